@@ -1,0 +1,178 @@
+//! Holding a child policy: running it when it must be run, and switching gracefully when its policy changes.
+
+use crate::config::LbConfig;
+use crate::cx::{Cx, Scope};
+use crate::describe::{Description, Look};
+use crate::policy::{AnyPolicy, LbState};
+use crate::tree::{NodeId, Tree};
+use crate::{Connectivity, Endpoints};
+
+/// A child policy. It is made by its first [`Child::reconcile`] and let go when its parent runs without
+/// reconciling it.
+///
+/// When the config names another policy, the old one serves, without further updates, until the new one leaves
+/// CONNECTING or the old one leaves READY.
+#[derive(Debug, Default)]
+pub struct Child {
+    current: Option<Slot>,
+    pending: Option<Slot>,
+}
+
+#[derive(Debug)]
+struct Slot {
+    node: Option<NodeId>,
+    config: LbConfig,
+    endpoints: Endpoints,
+    policy: Box<dyn AnyPolicy>,
+    state: LbState,
+}
+
+impl Child {
+    /// A child that has not run yet.
+    pub fn new() -> Child {
+        Child::default()
+    }
+
+    /// Runs the child if anything changed for it, and answers its state. The same picker means that nothing did.
+    pub fn reconcile(&mut self, config: &LbConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
+        let scope = cx.scope().clone();
+        self.reconcile_in(scope, config, endpoints, cx)
+    }
+
+    /// The same, below another scope.
+    pub fn reconcile_in(
+        &mut self,
+        scope: Scope,
+        config: &LbConfig,
+        endpoints: &Endpoints,
+        cx: &mut Cx<'_>,
+    ) -> LbState {
+        let runs_already =
+            |slot: &Option<Slot>| slot.as_ref().is_some_and(|s| s.config.policy() == config.policy());
+        if self.current.is_none() || runs_already(&self.current) {
+            if let Some(pending) = self.pending.take() {
+                pending.remove(cx.tree);
+            }
+            let current = self.current.get_or_insert_with(|| Slot::new(config, endpoints));
+            return current.reconcile(scope, config, endpoints, cx);
+        }
+        if !runs_already(&self.pending)
+            && let Some(pending) = self.pending.replace(Slot::new(config, endpoints))
+        {
+            pending.remove(cx.tree);
+        }
+        let old = self.keep_current(scope.clone(), cx);
+        let Some(pending) = &mut self.pending else { return old };
+        let new = pending.reconcile(scope, config, endpoints, cx);
+        if new.connectivity == Connectivity::Connecting && old.connectivity == Connectivity::Ready {
+            return old;
+        }
+        if let Some(current) = std::mem::replace(&mut self.current, self.pending.take()) {
+            current.remove(cx.tree);
+        }
+        new
+    }
+
+    /// Runs a child that has been left without a config of its own, as it was: a child kept for later (A56).
+    pub fn keep(&mut self, cx: &mut Cx<'_>) {
+        if let Some(pending) = self.pending.take() {
+            pending.remove(cx.tree);
+        }
+        let scope = cx.scope().clone();
+        self.keep_current(scope, cx);
+    }
+
+    /// Lets the child go at once; what it held is free for others in the same pass.
+    pub fn release(self, cx: &mut Cx<'_>) {
+        for slot in self.current.into_iter().chain(self.pending) {
+            slot.remove(cx.tree);
+        }
+    }
+
+    /// The state that the child last gave, if it ran.
+    pub fn state(&self) -> Option<&LbState> {
+        self.current.as_ref().map(|current| &current.state)
+    }
+
+    /// The child and all below it, as data.
+    pub fn describe(&self, look: &Look<'_>) -> Option<Description> {
+        let mut description = self.current.as_ref()?.describe(look);
+        if let Some(pending) = &self.pending {
+            let note = format!(
+                "switching to {}, which is {:?}",
+                pending.config.policy(),
+                pending.state.connectivity
+            );
+            description.warnings.push(note);
+        }
+        Some(description)
+    }
+
+    pub(crate) fn is_dirty(&self, tree: &Tree) -> bool {
+        let mut slots = self.current.iter().chain(&self.pending);
+        slots.any(|slot| slot.node.is_some_and(|node| tree.is_dirty(node)))
+    }
+
+    fn keep_current(&mut self, scope: Scope, cx: &mut Cx<'_>) -> LbState {
+        match &mut self.current {
+            Some(current) => {
+                let (config, endpoints) = (current.config.clone(), current.endpoints.clone());
+                current.reconcile(scope, &config, &endpoints, cx)
+            }
+            None => LbState::connecting(),
+        }
+    }
+}
+
+impl Slot {
+    fn new(config: &LbConfig, endpoints: &Endpoints) -> Slot {
+        Slot {
+            node: None,
+            config: config.clone(),
+            endpoints: endpoints.clone(),
+            policy: config.build(),
+            state: LbState::connecting(),
+        }
+    }
+
+    fn reconcile(
+        &mut self,
+        scope: Scope,
+        config: &LbConfig,
+        endpoints: &Endpoints,
+        cx: &mut Cx<'_>,
+    ) -> LbState {
+        let node = cx.tree.ask(self.node, cx.node);
+        self.node = Some(node);
+        let same_inputs = self.config.is_same(config)
+            && self.endpoints.is_same(endpoints)
+            && cx.tree.node(node).is_some_and(|node| node.scope == scope);
+        if same_inputs && !cx.tree.is_dirty(node) {
+            return self.state.clone();
+        }
+        self.config = config.clone();
+        self.endpoints = endpoints.clone();
+        let before = cx.tree.begin(node, scope.clone());
+        let mut inner = Cx { tree: &mut *cx.tree, node: Some(node), scope };
+        self.state = self.policy.reconcile(config, endpoints, &mut inner);
+        cx.tree.end(node, before);
+        self.state.clone()
+    }
+
+    fn describe(&self, look: &Look<'_>) -> Description {
+        let mut description = self.policy.describe(look);
+        self.config.policy().clone_into(&mut description.policy);
+        description.state = Some(self.state.connectivity);
+        description.warnings.extend_from_slice(self.config.warnings());
+        if let Some(node) = self.node.and_then(|id| look.tree.node(id)) {
+            description.warnings.extend_from_slice(&node.warnings);
+        }
+        description
+    }
+
+    fn remove(self, tree: &mut Tree) {
+        if let Some(node) = self.node {
+            tree.remove(node);
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! The connection of one endpoint: pick_first over its addresses (A61, A62).
+//!
+//! Every policy above uses this as its leaf, so that an endpoint with several addresses behaves the same everywhere:
+//!
+//! ```text
+//!                 asked for                      one is ready
+//!       Idle ──────────────────▶ Pass ─────────────────────────▶ Ready
+//!        ▲                        │  every address failed once     │
+//!        │                        ▼                                │
+//!        │                      Retry ── one is ready ────────────▶│
+//!        └──────────────────── connection lost ◀───────────────────┘
+//! ```
+//!
+//! In a *pass* addresses are tried in order, the next one when the last one failed or after the attempt delay (Happy
+//! Eyeballs); earlier attempts go on. In *retry* every address is tried again whenever its own back-off is over. A
+//! connection that failed counts as failed until it is ready (sticky TRANSIENT_FAILURE).
+
+use std::sync::Arc;
+
+use crate::{Address, Connectivity, Cx, Instant, Subchannel, SubchannelId};
+
+/// The connection of one endpoint.
+#[derive(Debug, Default)]
+pub struct Conn {
+    phase: Phase,
+    /// Failed, and not ready since.
+    failed: bool,
+}
+
+#[derive(Debug, Default)]
+enum Phase {
+    #[default]
+    Idle,
+    Trying(Box<Attempts>),
+    Ready(SubchannelId),
+}
+
+#[derive(Debug)]
+struct Attempts {
+    addresses: Arc<[Address]>,
+    /// Subchannels tried so far, in the order of the addresses, each with its failure count when the pass began.
+    tried: Vec<(SubchannelId, u32)>,
+    /// When the next address joins although the last one has not failed.
+    next_at: Option<Instant>,
+    /// Every address has failed once.
+    passed: bool,
+    /// All failures when re-resolution was last asked for.
+    reported: u32,
+}
+
+/// How an endpoint is connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnState {
+    /// The state; an endpoint without addresses is in TRANSIENT_FAILURE.
+    pub connectivity: Connectivity,
+    /// Ready: the one to use. Idle: the one to wake. Failed: the one that failed last. Connecting: one that tries.
+    pub subchannel: Option<SubchannelId>,
+}
+
+/// Whether to leave IDLE without being asked by a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Eagerness {
+    /// Connect at once, and again whenever the connection is lost.
+    Eager,
+    /// Wait for a call or for the application.
+    Lazy,
+}
+
+impl Conn {
+    /// Looks at the subchannels of the endpoint, starts what should be started, and answers the state.
+    pub fn reconcile(
+        &mut self,
+        addresses: &Arc<[Address]>,
+        eagerness: Eagerness,
+        cx: &mut Cx<'_>,
+    ) -> ConnState {
+        if let Phase::Ready(id) = self.phase {
+            match cx.look(id).filter(|subchannel| addresses.contains(subchannel.address())) {
+                Some(subchannel) if subchannel.is_ready() => {
+                    cx.keep(id);
+                    return ConnState { connectivity: Connectivity::Ready, subchannel: Some(id) };
+                }
+                Some(_) => {
+                    cx.reresolve();
+                    self.phase = Phase::Idle;
+                }
+                // The address left the list with its connection in use: start over with the new list at once.
+                None => self.phase = Phase::Trying(Box::new(Attempts::new(addresses))),
+            }
+        }
+        if let Phase::Idle = self.phase {
+            let Some(first) = addresses.first() else { return ConnState::none() };
+            let first = cx.subchannel(first);
+            let (id, woken) = (first.id(), first.connectivity() != Connectivity::Idle);
+            if eagerness == Eagerness::Lazy && !woken && !cx.exit_idle() {
+                return ConnState { connectivity: Connectivity::Idle, subchannel: Some(id) };
+            }
+            self.phase = Phase::Trying(Box::new(Attempts::new(addresses)));
+        }
+        self.attempt(addresses, cx)
+    }
+
+    fn attempt(&mut self, addresses: &Arc<[Address]>, cx: &mut Cx<'_>) -> ConnState {
+        let Phase::Trying(attempts) = &mut self.phase else { return ConnState::none() };
+        if attempts.addresses != *addresses {
+            **attempts = Attempts::new(addresses);
+        }
+        if let Some(id) = attempts.reconcile(cx) {
+            self.phase = Phase::Ready(id);
+            self.failed = false;
+            cx.keep(id);
+            return ConnState { connectivity: Connectivity::Ready, subchannel: Some(id) };
+        }
+        self.failed |= attempts.passed;
+        let mut tried = attempts.tried.iter().filter_map(|(id, _)| cx.look(*id));
+        if self.failed {
+            let last = tried.max_by_key(|subchannel| subchannel.failure_order()).map(Subchannel::id);
+            return ConnState { connectivity: Connectivity::TransientFailure, subchannel: last };
+        }
+        let trying = tried.next_back().map(Subchannel::id);
+        ConnState { connectivity: Connectivity::Connecting, subchannel: trying }
+    }
+}
+
+impl ConnState {
+    fn none() -> ConnState {
+        ConnState { connectivity: Connectivity::TransientFailure, subchannel: None }
+    }
+}
+
+impl Attempts {
+    fn new(addresses: &Arc<[Address]>) -> Attempts {
+        Attempts {
+            addresses: addresses.clone(),
+            tried: Vec::new(),
+            next_at: None,
+            passed: false,
+            reported: 0,
+        }
+    }
+
+    /// Answers a subchannel that is ready, or goes on trying.
+    fn reconcile(&mut self, cx: &mut Cx<'_>) -> Option<SubchannelId> {
+        // A connection that somebody else has made already is as good as one of ours.
+        let known = self.addresses.iter().skip(self.tried.len()).filter_map(|address| cx.find(address));
+        let ready = known.filter(|subchannel| subchannel.is_ready()).map(Subchannel::id).next();
+        let ready = ready.or_else(|| {
+            let tried = self.tried.iter().filter_map(|(id, _)| cx.look(*id));
+            tried.filter(|subchannel| subchannel.is_ready()).map(Subchannel::id).next()
+        });
+        if ready.is_some() {
+            return ready;
+        }
+        for (id, _) in &self.tried {
+            cx.keep(*id);
+        }
+        while self.should_try_next(cx) {
+            self.try_next(cx);
+        }
+        if self.tried.len() < self.addresses.len() {
+            if let Some(at) = self.next_at {
+                cx.wake_at(at);
+            }
+            return None;
+        }
+        self.retry(cx);
+        None
+    }
+
+    fn should_try_next(&self, cx: &Cx<'_>) -> bool {
+        if self.tried.len() == self.addresses.len() {
+            return false;
+        }
+        let due = self.next_at.is_none_or(|at| at <= cx.now());
+        due || self.tried.last().is_none_or(|last| has_failed(last, cx))
+    }
+
+    fn try_next(&mut self, cx: &mut Cx<'_>) {
+        let subchannel = cx.subchannel(&self.addresses[self.tried.len()]);
+        let (id, failures) = (subchannel.id(), subchannel.failures());
+        // One that is backing off has failed for this pass too: skip it.
+        let backing_off = subchannel.connectivity() == Connectivity::TransientFailure;
+        self.tried.push((id, failures.wrapping_sub(u32::from(backing_off))));
+        cx.connect(id);
+        self.next_at = Some(cx.now() + cx.attempt_delay());
+    }
+
+    /// Once all have been tried: the pass is over when each has failed; from then on each is tried again as its own
+    /// back-off ends.
+    fn retry(&mut self, cx: &mut Cx<'_>) {
+        if !self.passed && !self.tried.iter().all(|tried| has_failed(tried, cx)) {
+            return;
+        }
+        let failures = self.failures(cx);
+        let due = failures.wrapping_sub(self.reported) >= self.tried.len() as u32;
+        if !self.passed || due {
+            cx.reresolve();
+            self.reported = failures;
+        }
+        self.passed = true;
+        for (id, _) in &self.tried {
+            cx.connect(*id);
+        }
+    }
+
+    fn failures(&self, cx: &Cx<'_>) -> u32 {
+        let each = self.tried.iter().filter_map(|(id, _)| cx.look(*id)).map(Subchannel::failures);
+        each.fold(0, u32::wrapping_add)
+    }
+}
+
+fn has_failed((id, before): &(SubchannelId, u32), cx: &Cx<'_>) -> bool {
+    cx.look(*id).is_none_or(|subchannel| subchannel.failures() != *before)
+}

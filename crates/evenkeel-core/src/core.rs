@@ -1,0 +1,291 @@
+//! The core itself: takes in what happened, runs one pass, gives back what should be done.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::child::Child;
+use crate::config::LbConfig;
+use crate::counters::CallCounters;
+use crate::cx::{Cx, Scope};
+use crate::describe::{Description, Look};
+use crate::pick::RootPicker;
+use crate::policy::LbState;
+use crate::subchannel::Backoff;
+use crate::tree::Tree;
+use crate::{Address, Connectivity, Endpoints, Instant, LoadReport, Rng, Status, Subchannel, SubchannelId};
+
+/// The longest chain of policies that can wake each other in one pass is far below this; a policy that never comes
+/// to rest is cut off here and goes on in the next pass.
+const MAX_ROUNDS: usize = 16;
+
+/// A tree of policies over its subchannels.
+///
+/// A driver tells it what happened ([`Core::update`], [`Core::handle`]) and then asks for one pass
+/// ([`Core::reconcile`]), whose [`Pass`] says what to do. The core does nothing by itself.
+///
+/// ```
+/// use evenkeel_core::{Call, Connectivity, Core, Effect, Endpoint, Endpoints, Event, Instant, Pick, Registry, Rng, Update};
+///
+/// let now = Instant::ORIGIN;
+/// let config = Registry::standard().parse_json(r#"[{"round_robin": {}}]"#)?;
+/// let endpoints = Endpoints::list([Endpoint::at("10.0.0.1:443"), Endpoint::at("10.0.0.2:443")]);
+/// let mut core = Core::builder().rng(Rng::fixed(1)).build();
+/// core.update(Update::new(config, endpoints));
+///
+/// // The pass asks for both connections; the driver dials and reports what came of it.
+/// for effect in core.reconcile(now).effects {
+///     let Effect::Dial { id, .. } = effect else { continue };
+///     core.handle(Event::Connected(id), now);
+/// }
+/// let pass = core.reconcile(now);
+/// assert_eq!(pass.connectivity, Connectivity::Ready);
+/// let picker = pass.picker.expect("there is something to pick from now");
+/// assert!(matches!(picker.pick(&Call::new("/orders.Orders/Get", 7)), Pick::To(..)));
+/// # Ok::<(), evenkeel_core::ConfigError>(())
+/// ```
+#[derive(Debug)]
+pub struct Core {
+    tree: Tree,
+    root: Child,
+    update: Option<Update>,
+    shown: Option<LbState>,
+}
+
+/// What the resolver says: the config, the endpoints, and a note to attach to failures.
+#[derive(Clone, Debug)]
+pub struct Update {
+    config: LbConfig,
+    endpoints: Endpoints,
+    note: Option<Arc<str>>,
+}
+
+impl Update {
+    /// A config and the endpoints for it.
+    pub fn new(config: LbConfig, endpoints: Endpoints) -> Update {
+        Update { config, endpoints, note: None }
+    }
+
+    /// Adds a note that failures carry: an ambient error, or who to ask (the xDS node id).
+    #[must_use]
+    pub fn with_note(self, note: impl Into<Arc<str>>) -> Update {
+        Update { note: Some(note.into()), ..self }
+    }
+}
+
+/// Something that happened to a subchannel or to the channel.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Event {
+    /// The attempt succeeded, and the peer has sent its settings.
+    Connected(SubchannelId),
+    /// The attempt failed.
+    ConnectFailed(SubchannelId, Status),
+    /// The connection is gone, or takes no more calls.
+    Disconnected(SubchannelId, Status),
+    /// A call waits for this subchannel to connect ([`Pick::Queue`](crate::Pick::Queue)).
+    Connect(SubchannelId),
+    /// An out-of-band load report came.
+    Load(SubchannelId, LoadReport),
+    /// The application asked the channel to connect.
+    ExitIdle,
+}
+
+/// Something the driver should do.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Effect {
+    /// Open a connection, and report [`Event::Connected`] or [`Event::ConnectFailed`]; give up at the deadline.
+    Dial {
+        /// The subchannel.
+        id: SubchannelId,
+        /// Where to.
+        address: Address,
+        /// When the attempt has failed at the latest.
+        deadline: Instant,
+    },
+    /// Give up the attempt or close the connection once its calls have finished. The id is gone.
+    Close {
+        /// The subchannel.
+        id: SubchannelId,
+    },
+    /// Ask for out-of-band load reports this often on every connection of the subchannel, or stop asking.
+    WatchLoad {
+        /// The subchannel.
+        id: SubchannelId,
+        /// The interval, `None` to stop.
+        every: Option<Duration>,
+    },
+    /// Ask the resolver for fresh addresses.
+    Reresolve,
+    /// Tell the operator.
+    Warn(String),
+}
+
+/// What came of a pass.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Pass {
+    /// What to do, in order.
+    pub effects: Vec<Effect>,
+    /// The state of the channel.
+    pub connectivity: Connectivity,
+    /// The picker to use from now on; `None` if it has not changed.
+    pub picker: Option<RootPicker>,
+    /// When the next pass is due if nothing happens before.
+    pub wake_at: Option<Instant>,
+}
+
+impl Core {
+    /// Settings for a new core.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// Takes in a new config and endpoints; they count from the next pass on.
+    pub fn update(&mut self, update: Update) {
+        self.update = Some(update);
+    }
+
+    /// Takes in something that happened. Answers whether it was news: events about subchannels that are gone, or
+    /// that do not fit their state, are ignored.
+    pub fn handle(&mut self, event: Event, now: Instant) -> bool {
+        self.advance(now);
+        let tree = &mut self.tree;
+        match event {
+            Event::Connected(id) => tree.change(id, Subchannel::connected),
+            Event::ConnectFailed(id, error) => tree.failed(id, error),
+            Event::Disconnected(id, error) => tree.change(id, |subchannel| subchannel.disconnected(error)),
+            Event::Load(id, report) => {
+                let now = tree.now;
+                tree.change(id, |subchannel| {
+                    subchannel.report(now, report);
+                    true
+                })
+            }
+            Event::Connect(id) => {
+                let exists = tree.subchannels.get(id).is_some();
+                tree.connect(id, None);
+                exists
+            }
+            Event::ExitIdle => {
+                tree.exit_idle = true;
+                tree.mark_all();
+                true
+            }
+        }
+    }
+
+    /// Runs one pass. A second pass with nothing in between changes nothing.
+    pub fn reconcile(&mut self, now: Instant) -> Pass {
+        self.advance(now);
+        self.tree.fire();
+        let mut state = self.shown.clone().unwrap_or_else(LbState::connecting);
+        if let Some(Update { config, endpoints, note }) = &self.update {
+            let scope = Scope::default().with_note(note.clone());
+            for _ in 0..MAX_ROUNDS {
+                let mut cx = Cx { tree: &mut self.tree, node: None, scope: scope.clone() };
+                let next = self.root.reconcile(config, endpoints, &mut cx);
+                let at_rest = next.is_same(&state);
+                state = next;
+                if at_rest && !self.root.is_dirty(&self.tree) {
+                    break;
+                }
+            }
+        }
+        self.tree.exit_idle = false;
+        self.tree.settle();
+        let changed = self.shown.as_ref().is_none_or(|shown| !shown.is_same(&state));
+        let picker = changed.then(|| RootPicker::new(state.picker.clone()));
+        let connectivity = state.connectivity;
+        self.shown = Some(state);
+        let wake_at =
+            if self.root.is_dirty(&self.tree) { Some(self.tree.now) } else { self.tree.next_wake() };
+        Pass { effects: std::mem::take(&mut self.tree.effects), connectivity, picker, wake_at }
+    }
+
+    /// Runs a pass in which every policy looks again, changed or not. By the rule of [`Core::reconcile`] this changes
+    /// nothing; tests use it to hold policies to that rule.
+    pub fn reconcile_all(&mut self, now: Instant) -> Pass {
+        self.tree.mark_all();
+        self.reconcile(now)
+    }
+
+    /// The whole tree as data, as of the last pass; `None` before the first update.
+    pub fn describe(&self) -> Option<Description> {
+        self.root.describe(&Look { tree: &self.tree })
+    }
+
+    /// A subchannel, if it exists.
+    pub fn subchannel(&self, id: SubchannelId) -> Option<&Subchannel> {
+        self.tree.subchannels.get(id)
+    }
+
+    /// How many subchannels there are.
+    pub fn subchannel_count(&self) -> usize {
+        self.tree.subchannels.len()
+    }
+
+    /// Time never goes backwards: an earlier `now` counts as the latest one.
+    fn advance(&mut self, now: Instant) {
+        self.tree.now = self.tree.now.max(now);
+    }
+}
+
+/// Settings of a core that do not change.
+#[derive(Clone)]
+pub struct Builder {
+    rng: Rng,
+    backoff: Backoff,
+    attempt_delay: Duration,
+    counters: Arc<CallCounters>,
+}
+
+impl Default for Builder {
+    fn default() -> Builder {
+        Builder {
+            rng: Rng::fixed(0),
+            backoff: Backoff::default(),
+            attempt_delay: Duration::from_millis(250),
+            counters: Arc::default(),
+        }
+    }
+}
+
+impl Builder {
+    /// The random source. The default is a fixed one, for tests; production passes [`Rng::from_entropy`].
+    #[must_use]
+    pub fn rng(self, rng: Rng) -> Builder {
+        Builder { rng, ..self }
+    }
+
+    /// The back-off between connection attempts.
+    #[must_use]
+    pub fn backoff(self, backoff: Backoff) -> Builder {
+        Builder { backoff, ..self }
+    }
+
+    /// The delay between parallel connection attempts (Happy Eyeballs): 250 ms unless set, held to 100 ms..2 s (A61).
+    #[must_use]
+    pub fn attempt_delay(self, delay: Duration) -> Builder {
+        Builder { attempt_delay: delay.clamp(Duration::from_millis(100), Duration::from_secs(2)), ..self }
+    }
+
+    /// Counters of calls in flight, to be shared by all cores of a process (A32).
+    #[must_use]
+    pub fn counters(self, counters: Arc<CallCounters>) -> Builder {
+        Builder { counters, ..self }
+    }
+
+    /// The core.
+    pub fn build(self) -> Core {
+        let tree = Tree::new(self.rng, self.backoff, self.attempt_delay, self.counters);
+        Core { tree, root: Child::new(), update: None, shown: None }
+    }
+}
+
+impl fmt::Debug for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Builder").field("backoff", &self.backoff).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,42 @@
+//! Calls in flight per cluster, shared by every channel that is given the same counters (A32).
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// Counts calls in flight per cluster and EDS service name. Made once per process and given to every core, so that
+/// circuit breakers see all calls of the process; it is a value, so that tests and simulations have their own.
+#[derive(Default)]
+pub struct CallCounters {
+    all: Mutex<HashMap<Key, Weak<InFlight>>>,
+}
+
+type Key = (Arc<str>, Arc<str>);
+
+/// The number of calls in flight to one cluster, on a cache line of its own.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub struct InFlight(pub(crate) AtomicU64);
+
+impl CallCounters {
+    /// The counter of a cluster, shared by all who ask for it while anybody holds it.
+    pub fn counter(&self, cluster: &str, eds_service_name: &str) -> Arc<InFlight> {
+        // A thread that panicked while it held the lock left a valid map behind.
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (Arc::from(cluster), Arc::from(eds_service_name));
+        if let Some(counter) = all.get(&key).and_then(Weak::upgrade) {
+            return counter;
+        }
+        all.retain(|_, counter| counter.strong_count() > 0);
+        let counter = Arc::<InFlight>::default();
+        all.insert(key, Arc::downgrade(&counter));
+        counter
+    }
+}
+
+impl fmt::Debug for CallCounters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CallCounters")
+    }
+}

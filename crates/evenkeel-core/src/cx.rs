@@ -1,0 +1,191 @@
+//! What a policy can see and ask for during a pass.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::counters::CallCounters;
+use crate::tree::{NodeId, Tree};
+use crate::{Address, Instant, Rng, Status, Subchannel, SubchannelId};
+
+/// The world as a policy sees it in one pass, and what it may ask for.
+///
+/// Asking keeps: a subchannel, a load watch, a child or a timer that a policy does not ask for again in its next
+/// run is let go. Asking twice is harmless.
+#[derive(Debug)]
+pub struct Cx<'a> {
+    pub(crate) tree: &'a mut Tree,
+    pub(crate) node: Option<NodeId>,
+    pub(crate) scope: Scope,
+}
+
+impl Cx<'_> {
+    /// The time of this pass; it never goes backwards.
+    pub fn now(&self) -> Instant {
+        self.tree.now
+    }
+
+    /// The subchannel for an address, made if there is none, and kept until this policy's next run.
+    pub fn subchannel(&mut self, address: &Address) -> &Subchannel {
+        let id = self.tree.subchannels.find_or_create(address);
+        self.keep(id).expect("it was found or made just now")
+    }
+
+    /// The subchannel with this id if it still exists, kept until this policy's next run. Cheaper than by address.
+    pub fn keep(&mut self, id: SubchannelId) -> Option<&Subchannel> {
+        if let Some(node) = self.node {
+            self.tree.hold(node, id);
+        }
+        self.tree.subchannels.get(id)
+    }
+
+    /// The subchannel for an address if somebody keeps one; looking does not keep it.
+    pub fn find(&self, address: &Address) -> Option<&Subchannel> {
+        self.tree.subchannels.get(self.tree.subchannels.find(address)?)
+    }
+
+    /// The subchannel with this id if it still exists; looking does not keep it.
+    pub fn look(&self, id: SubchannelId) -> Option<&Subchannel> {
+        self.tree.subchannels.get(id)
+    }
+
+    /// Starts connecting a subchannel that is idle; otherwise does nothing.
+    pub fn connect(&mut self, id: SubchannelId) {
+        self.tree.connect(id, self.node);
+    }
+
+    /// Wants out-of-band load reports from a subchannel at least this often. They arrive as
+    /// [`Subchannel::load`], and each one runs this policy again.
+    pub fn watch_load(&mut self, id: SubchannelId, every: Duration) {
+        if let Some(node) = self.node {
+            self.tree.watch(node, id, every);
+        }
+    }
+
+    /// Wants to run again at this time at the latest.
+    pub fn wake_at(&mut self, at: Instant) {
+        if let Some(node) = self.node {
+            self.tree.wake_at(node, at);
+        }
+    }
+
+    /// Asks the resolver for fresh addresses.
+    pub fn reresolve(&mut self) {
+        self.tree.reresolve |= !self.scope.ignore_reresolution;
+    }
+
+    /// Whether the application asked the channel to connect: policies that are idle should start in this pass.
+    pub fn exit_idle(&self) -> bool {
+        self.tree.exit_idle
+    }
+
+    /// How long to wait for one connection attempt before starting the next one beside it (Happy Eyeballs, A61).
+    pub fn attempt_delay(&self) -> Duration {
+        self.tree.attempt_delay
+    }
+
+    /// The random source.
+    pub fn rng(&mut self) -> &mut Rng {
+        &mut self.tree.rng
+    }
+
+    /// The counters of calls in flight that this core shares with others.
+    pub fn counters(&self) -> &CallCounters {
+        &self.tree.counters
+    }
+
+    /// What the policies above say about the place of this one.
+    pub fn scope(&self) -> &Scope {
+        &self.scope
+    }
+
+    /// Tells the operator something, once for as long as every run repeats it; shown in the tree's description.
+    pub fn warn(&mut self, text: impl Into<String>) {
+        if let Some(node) = self.node.and_then(|id| self.tree.node_mut(id)) {
+            node.warnings.push(text.into());
+        }
+    }
+
+    /// An `UNAVAILABLE` status whose message ends with the resolution note (A88).
+    pub fn unavailable(&self, message: impl fmt::Display) -> Status {
+        match &self.scope.note {
+            Some(note) => Status::unavailable(format!("{message} ({note})")),
+            None => Status::unavailable(message.to_string()),
+        }
+    }
+}
+
+/// What a policy passes down to the policies below it besides config and endpoints.
+#[derive(Clone, Debug, Default)]
+pub struct Scope {
+    note: Option<Arc<str>>,
+    locality: Option<Arc<str>>,
+    backend_service: Option<Arc<str>>,
+    ejected: Option<Arc<HashSet<Address>>>,
+    ignore_reresolution: bool,
+}
+
+impl Scope {
+    /// Adds the resolution note: what the resolver wants said with every failure (A88).
+    #[must_use]
+    pub fn with_note(self, note: Option<Arc<str>>) -> Scope {
+        Scope { note, ..self }
+    }
+
+    /// Names the locality below, for labels (A78).
+    #[must_use]
+    pub fn with_locality(self, name: Arc<str>) -> Scope {
+        Scope { locality: Some(name), ..self }
+    }
+
+    /// Names the cluster below, for labels (A89).
+    #[must_use]
+    pub fn with_backend_service(self, name: Arc<str>) -> Scope {
+        Scope { backend_service: Some(name), ..self }
+    }
+
+    /// Shows the endpoints at these addresses as failed to the policies below (A50). Their connections are kept.
+    /// Replaces what policies above said.
+    #[must_use]
+    pub fn with_ejected(self, addresses: Arc<HashSet<Address>>) -> Scope {
+        Scope { ejected: Some(addresses), ..self }
+    }
+
+    /// Swallows requests for re-resolution from below (A37).
+    #[must_use]
+    pub fn without_reresolution(self) -> Scope {
+        Scope { ignore_reresolution: true, ..self }
+    }
+
+    /// The locality, as its label says it.
+    pub fn locality(&self) -> Option<&Arc<str>> {
+        self.locality.as_ref()
+    }
+
+    /// The cluster.
+    pub fn backend_service(&self) -> Option<&Arc<str>> {
+        self.backend_service.as_ref()
+    }
+
+    /// Whether the endpoint at this address is ejected.
+    pub fn is_ejected(&self, address: &Address) -> bool {
+        self.ejected.as_ref().is_some_and(|ejected| ejected.contains(address))
+    }
+}
+
+impl PartialEq for Scope {
+    /// Ejections are compared by identity: they are replaced, never changed.
+    fn eq(&self, other: &Scope) -> bool {
+        let same_ejections = match (&self.ejected, &other.ejected) {
+            (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+            (None, None) => true,
+            _ => false,
+        };
+        same_ejections
+            && self.note == other.note
+            && self.locality == other.locality
+            && self.backend_service == other.backend_service
+            && self.ignore_reresolution == other.ignore_reresolution
+    }
+}

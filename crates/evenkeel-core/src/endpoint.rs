@@ -1,0 +1,301 @@
+//! Endpoints: what a control plane or a resolver says can be called.
+//!
+//! An [`Endpoint`] is immutable and cheap to clone. [`Endpoints`] is what a policy is given: a plain list, or named
+//! groups (priorities, localities, clusters) of which each parent takes the one that belongs to a child. Identity is
+//! the change signal: the same allocation means that nothing changed.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::Address;
+
+/// Metadata key under which an endpoint carries its ring-hash key (A76): namespace and key.
+pub const HASH_KEY: (&str, &str) = ("envoy.lb", "hash_key");
+
+/// One backend: an unordered set of addresses and what is known about it.
+#[derive(Clone, PartialEq)]
+pub struct Endpoint {
+    addresses: Arc<[Address]>,
+    hostname: Option<Arc<str>>,
+    locality: Option<Arc<Locality>>,
+    metadata: Option<Arc<Metadata>>,
+    weight: Option<NonZeroU32>,
+    locality_weight: Option<NonZeroU32>,
+    health: Health,
+}
+
+/// Namespaces, each with its keys and values: the shape of xDS filter metadata.
+pub type Metadata = BTreeMap<String, BTreeMap<String, Value>>;
+
+/// What the control plane says about an endpoint's health.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Health {
+    /// Nothing is known; the endpoint is used.
+    #[default]
+    Unknown,
+    /// Checked and well.
+    Healthy,
+    /// To be left alone by new sessions (A55); policies other than session affinity do not see such endpoints.
+    Draining,
+}
+
+impl Endpoint {
+    /// An endpoint reached at any of `addresses`, in order of preference. Duplicates are dropped.
+    pub fn new<A: Into<Address>>(addresses: impl IntoIterator<Item = A>) -> Endpoint {
+        let mut unique: Vec<Address> = Vec::new();
+        for address in addresses.into_iter().map(Into::into) {
+            if !unique.contains(&address) {
+                unique.push(address);
+            }
+        }
+        Endpoint {
+            addresses: unique.into(),
+            hostname: None,
+            locality: None,
+            metadata: None,
+            weight: None,
+            locality_weight: None,
+            health: Health::Unknown,
+        }
+    }
+
+    /// An endpoint with one address.
+    pub fn at(address: impl Into<Address>) -> Endpoint {
+        Endpoint::new([address])
+    }
+
+    /// Sets the weight that the control plane gave it. 0 means unset.
+    #[must_use]
+    pub fn with_weight(mut self, weight: u32) -> Endpoint {
+        self.weight = NonZeroU32::new(weight);
+        self
+    }
+
+    /// Sets the locality, and the weight of that locality among its peers (0 means unset).
+    #[must_use]
+    pub fn with_locality(mut self, locality: Arc<Locality>, weight: u32) -> Endpoint {
+        self.locality = Some(locality);
+        self.locality_weight = NonZeroU32::new(weight);
+        self
+    }
+
+    /// Sets the health.
+    #[must_use]
+    pub fn with_health(mut self, health: Health) -> Endpoint {
+        self.health = health;
+        self
+    }
+
+    /// Sets the host name, for `:authority` (A81).
+    #[must_use]
+    pub fn with_hostname(mut self, hostname: impl Into<Arc<str>>) -> Endpoint {
+        self.hostname = Some(hostname.into());
+        self
+    }
+
+    /// Adds one metadata value, for policies that read it through [`Endpoint::metadata`].
+    #[must_use]
+    pub fn with_metadata(mut self, (namespace, key): (&str, &str), value: impl Into<Value>) -> Endpoint {
+        let all = Arc::make_mut(self.metadata.get_or_insert_default());
+        all.entry(namespace.to_owned()).or_default().insert(key.to_owned(), value.into());
+        self
+    }
+
+    /// The addresses, in order of preference, without duplicates. May be empty.
+    pub fn addresses(&self) -> &Arc<[Address]> {
+        &self.addresses
+    }
+
+    /// The raw weight from the control plane; policies that need a number take an absent one as 1.
+    pub fn weight(&self) -> Option<u32> {
+        self.weight.map(NonZeroU32::get)
+    }
+
+    /// The locality, if known.
+    pub fn locality(&self) -> Option<&Arc<Locality>> {
+        self.locality.as_ref()
+    }
+
+    /// The weight of the endpoint's locality, if known.
+    pub fn locality_weight(&self) -> Option<u32> {
+        self.locality_weight.map(NonZeroU32::get)
+    }
+
+    /// What the control plane says about its health.
+    pub fn health(&self) -> Health {
+        self.health
+    }
+
+    /// The host name, if any.
+    pub fn hostname(&self) -> Option<&str> {
+        self.hostname.as_deref()
+    }
+
+    /// The metadata value under a namespace and a key, if there is one.
+    pub fn metadata(&self, (namespace, key): (&str, &str)) -> Option<&Value> {
+        self.metadata.as_ref()?.get(namespace)?.get(key)
+    }
+
+    /// What makes this endpoint the same as another: its set of addresses, in any order (A61).
+    pub fn key(&self) -> EndpointKey {
+        let mut sorted = self.addresses.clone();
+        if !sorted.is_sorted() {
+            Arc::make_mut(&mut sorted).sort_unstable();
+        }
+        EndpointKey(sorted)
+    }
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.addresses.iter()).finish()?;
+        if let Some(weight) = self.weight {
+            write!(f, " weight {weight}")?;
+        }
+        if let Some(locality) = &self.locality {
+            write!(f, " in {locality}")?;
+        }
+        Ok(())
+    }
+}
+
+/// The identity of an endpoint across updates: its unordered set of addresses.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct EndpointKey(Arc<[Address]>);
+
+/// Where an endpoint runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Locality {
+    /// The region, empty if unknown.
+    pub region: String,
+    /// The zone, empty if unknown.
+    pub zone: String,
+    /// The sub-zone, empty if unknown.
+    pub sub_zone: String,
+}
+
+impl fmt::Display for Locality {
+    /// The form that A78 gives the locality label, also used as the name of a locality's child policy.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Locality { region, zone, sub_zone } = self;
+        write!(f, "{{region=\"{region}\", zone=\"{zone}\", sub_zone=\"{sub_zone}\"}}")
+    }
+}
+
+/// What a policy balances over: a list of endpoints, or named groups of them.
+#[derive(Clone)]
+pub struct Endpoints(Kind);
+
+#[derive(Clone)]
+enum Kind {
+    List(Arc<[Endpoint]>),
+    Groups(Arc<[Group]>),
+}
+
+/// A named part of [`Endpoints`], meant for the child policy of the same name.
+#[derive(Clone, Debug)]
+pub struct Group {
+    /// The name of the child policy that it is for.
+    pub name: Arc<str>,
+    /// What the child is given.
+    pub endpoints: Endpoints,
+}
+
+impl Endpoints {
+    /// A plain list. Endpoints without an address are kept here and skipped by the policies.
+    pub fn list(endpoints: impl IntoIterator<Item = Endpoint>) -> Endpoints {
+        Endpoints(Kind::List(endpoints.into_iter().collect()))
+    }
+
+    /// Named groups, in order.
+    pub fn groups<N: Into<Arc<str>>>(groups: impl IntoIterator<Item = (N, Endpoints)>) -> Endpoints {
+        let group = |(name, endpoints): (N, Endpoints)| Group { name: name.into(), endpoints };
+        Endpoints(Kind::Groups(groups.into_iter().map(group).collect()))
+    }
+
+    /// No endpoints at all.
+    pub fn none() -> Endpoints {
+        Endpoints::list([])
+    }
+
+    /// The part meant for the child called `name`, the first path element stripped; nothing if there is none.
+    #[must_use]
+    pub fn group(&self, name: &str) -> Endpoints {
+        let found = match &self.0 {
+            Kind::Groups(groups) => groups.iter().find(|group| &*group.name == name),
+            Kind::List(_) => None,
+        };
+        found.map_or_else(Endpoints::none, |group| group.endpoints.clone())
+    }
+
+    /// The groups, if there are any.
+    pub fn as_groups(&self) -> &[Group] {
+        match &self.0 {
+            Kind::Groups(groups) => groups,
+            Kind::List(_) => &[],
+        }
+    }
+
+    /// Every endpoint in order, groups flattened.
+    pub fn iter(&self) -> impl Iterator<Item = &Endpoint> {
+        let mut open = vec![Walk::of(self)];
+        std::iter::from_fn(move || {
+            loop {
+                match open.last_mut()? {
+                    Walk::List(list) => match list.next() {
+                        Some(endpoint) => return Some(endpoint),
+                        None => open.truncate(open.len() - 1),
+                    },
+                    Walk::Groups(groups) => match groups.next() {
+                        Some(group) => open.push(Walk::of(&group.endpoints)),
+                        None => open.truncate(open.len() - 1),
+                    },
+                }
+            }
+        })
+    }
+
+    /// Whether there is no endpoint in it.
+    pub fn is_empty(&self) -> bool {
+        self.iter().next().is_none()
+    }
+
+    /// Whether both are the same value in memory, so that nothing can have changed.
+    pub fn is_same(&self, other: &Endpoints) -> bool {
+        match (&self.0, &other.0) {
+            (Kind::List(a), Kind::List(b)) => Arc::ptr_eq(a, b) || (a.is_empty() && b.is_empty()),
+            (Kind::Groups(a), Kind::Groups(b)) => Arc::ptr_eq(a, b),
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Debug for Endpoints {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Kind::List(list) => list.fmt(f),
+            Kind::Groups(groups) => {
+                f.debug_map().entries(groups.iter().map(|g| (&g.name, &g.endpoints))).finish()
+            }
+        }
+    }
+}
+
+enum Walk<'a> {
+    List(std::slice::Iter<'a, Endpoint>),
+    Groups(std::slice::Iter<'a, Group>),
+}
+
+impl Walk<'_> {
+    fn of(endpoints: &Endpoints) -> Walk<'_> {
+        match &endpoints.0 {
+            Kind::List(list) => Walk::List(list.iter()),
+            Kind::Groups(groups) => Walk::Groups(groups.iter()),
+        }
+    }
+}

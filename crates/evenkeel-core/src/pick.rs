@@ -1,0 +1,275 @@
+//! The request path's view of balancing: a call asks a picker, and what it was told is told the outcome.
+//!
+//! A [`Picker`] is an immutable snapshot that any number of threads may ask at once. A [`Pick`] that names a
+//! subchannel may carry [`Trackers`]; each is told exactly once how the call ended, also when the call is dropped.
+
+use std::borrow::Cow;
+use std::cell::Cell;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::rng;
+use crate::{Code, Instant, LoadReport, Status, SubchannelId};
+
+/// Chooses an endpoint for a call, without waiting and without side effects other than counting.
+pub trait Picker: Send + Sync {
+    /// Where this call should go.
+    fn pick(&self, call: &Call<'_>) -> Pick;
+}
+
+/// What a picker knows about a call.
+pub struct Call<'a> {
+    path: &'a str,
+    headers: &'a dyn Headers,
+    cluster: Option<&'a str>,
+    hash: Option<u64>,
+    wait_for_ready: bool,
+    entropy: Cell<u64>,
+}
+
+impl<'a> Call<'a> {
+    /// A call to the method at `path` (`/package.Service/Method`). `entropy` feeds every random choice made for it.
+    pub fn new(path: &'a str, entropy: u64) -> Call<'a> {
+        let entropy = Cell::new(entropy);
+        Call { path, headers: &(), cluster: None, hash: None, wait_for_ready: false, entropy }
+    }
+
+    /// Gives the request headers.
+    #[must_use]
+    pub fn with_headers(self, headers: &'a dyn Headers) -> Call<'a> {
+        Call { headers, ..self }
+    }
+
+    /// Gives the name of the cluster child that routing chose.
+    #[must_use]
+    pub fn with_cluster(self, cluster: &'a str) -> Call<'a> {
+        Call { cluster: Some(cluster), ..self }
+    }
+
+    /// Gives the request hash that the route's hash policies computed.
+    #[must_use]
+    pub fn with_hash(self, hash: u64) -> Call<'a> {
+        Call { hash: Some(hash), ..self }
+    }
+
+    /// Marks the call as wait-for-ready: it queues where others fail.
+    #[must_use]
+    pub fn wait_for_ready(self) -> Call<'a> {
+        Call { wait_for_ready: true, ..self }
+    }
+
+    /// The path of the method.
+    pub fn path(&self) -> &'a str {
+        self.path
+    }
+
+    /// The value of a request header; several values joined by commas.
+    pub fn header(&self, name: &str) -> Option<Cow<'a, str>> {
+        self.headers.value(name)
+    }
+
+    /// The cluster child that routing chose, if routing took place.
+    pub fn cluster(&self) -> Option<&'a str> {
+        self.cluster
+    }
+
+    /// The request hash, if the route has hash policies.
+    pub fn hash(&self) -> Option<u64> {
+        self.hash
+    }
+
+    /// Whether the call waits where others fail.
+    pub fn is_wait_for_ready(&self) -> bool {
+        self.wait_for_ready
+    }
+
+    /// 64 random bits; each time others.
+    pub fn random(&self) -> u64 {
+        let mut state = self.entropy.get();
+        let bits = rng::split_mix(&mut state);
+        self.entropy.set(state);
+        bits
+    }
+
+    /// A random number in `0..bound`; 0 when `bound` is 0.
+    pub fn random_below(&self, bound: u64) -> u64 {
+        rng::scale(self.random(), bound)
+    }
+}
+
+impl fmt::Debug for Call<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Call")
+            .field("path", &self.path)
+            .field("cluster", &self.cluster)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Request headers, as a picker may look at them.
+pub trait Headers {
+    /// The value of the header; several values joined by commas, `None` if absent. `name` is lower case.
+    fn value(&self, name: &str) -> Option<Cow<'_, str>>;
+}
+
+impl Headers for () {
+    fn value(&self, _: &str) -> Option<Cow<'_, str>> {
+        None
+    }
+}
+
+impl<const N: usize> Headers for [(&str, &str); N] {
+    fn value(&self, name: &str) -> Option<Cow<'_, str>> {
+        let mut values = self.iter().filter(|(key, _)| *key == name).map(|(_, value)| *value);
+        let first = values.next()?;
+        let joined = values.fold(Cow::Borrowed(first), |all, value| Cow::Owned(format!("{all},{value}")));
+        Some(joined)
+    }
+}
+
+/// What a picker answers.
+#[derive(Debug)]
+pub enum Pick {
+    /// Send it on this subchannel's connection; the trackers are told how it ended.
+    To(SubchannelId, Trackers),
+    /// Wait for the next picker. If a subchannel is named, it should be asked to connect.
+    Queue {
+        /// An idle subchannel to wake.
+        connect: Option<SubchannelId>,
+    },
+    /// Fail the call, unless it is wait-for-ready: then it waits for the next picker.
+    Fail(Status),
+    /// Fail the call in any case.
+    Drop(Status),
+}
+
+impl Pick {
+    /// A pick with nobody to tell.
+    pub fn to(id: SubchannelId) -> Pick {
+        Pick::To(id, Trackers::none())
+    }
+
+    /// Wait for the next picker.
+    pub const QUEUE: Pick = Pick::Queue { connect: None };
+}
+
+/// Somebody who wants to know how a call ended.
+pub trait Tracker: Send + Sync {
+    /// Told exactly once per call.
+    fn finished(&self, end: &CallEnd<'_>);
+
+    /// Whether it reads load reports; if nobody does, they are not parsed.
+    fn wants_load(&self) -> bool {
+        false
+    }
+}
+
+/// How a call ended.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum CallEnd<'a> {
+    /// With a status, from the peer or from the client's own side (a deadline, a broken connection).
+    Finished {
+        /// The status code.
+        code: Code,
+        /// When.
+        at: Instant,
+        /// The load report that came with it.
+        load: Option<&'a LoadReport>,
+    },
+    /// The caller went away.
+    Cancelled,
+    /// Nothing of it was sent: the pick was not used.
+    Unsent,
+}
+
+/// How many trackers fit without an allocation: one each for the cluster, outlier detection and the endpoint's load.
+const INLINE: usize = 3;
+
+/// The trackers of one call. Dropping them means that the caller went away ([`CallEnd::Cancelled`]).
+#[derive(Default)]
+pub struct Trackers {
+    inline: [Option<Arc<dyn Tracker>>; INLINE],
+    more: Vec<Arc<dyn Tracker>>,
+}
+
+impl Trackers {
+    /// Nobody.
+    pub fn none() -> Trackers {
+        Trackers::default()
+    }
+
+    /// One tracker.
+    pub fn one(tracker: Arc<dyn Tracker>) -> Trackers {
+        Trackers { inline: [Some(tracker), None, None], more: Vec::new() }
+    }
+
+    /// Adds a tracker; it is told after those that are there.
+    pub fn push(&mut self, tracker: Arc<dyn Tracker>) {
+        match self.inline.iter_mut().find(|slot| slot.is_none()) {
+            Some(slot) => *slot = Some(tracker),
+            None => self.more.push(tracker),
+        }
+    }
+
+    /// Whether anybody reads load reports.
+    pub fn want_load(&self) -> bool {
+        self.inline.iter().flatten().chain(&self.more).any(|tracker| tracker.wants_load())
+    }
+
+    /// Whether there is nobody to tell.
+    pub fn is_empty(&self) -> bool {
+        self.inline.iter().all(Option::is_none)
+    }
+
+    /// Tells everybody how the call ended.
+    pub fn finish(mut self, end: &CallEnd<'_>) {
+        self.tell(end);
+    }
+
+    fn tell(&mut self, end: &CallEnd<'_>) {
+        let more = std::mem::take(&mut self.more);
+        for tracker in self.inline.iter_mut().filter_map(Option::take).chain(more) {
+            tracker.finished(end);
+        }
+    }
+}
+
+impl Drop for Trackers {
+    fn drop(&mut self) {
+        self.tell(&CallEnd::Cancelled);
+    }
+}
+
+impl fmt::Debug for Trackers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} trackers", self.inline.iter().flatten().count() + self.more.len())
+    }
+}
+
+/// The picker at the root of the tree, as the request path uses it: it applies the rules that hold for every policy.
+#[derive(Clone)]
+pub struct RootPicker(Arc<dyn Picker>);
+
+impl RootPicker {
+    pub(crate) fn new(picker: Arc<dyn Picker>) -> RootPicker {
+        RootPicker(picker)
+    }
+
+    /// Where this call should go. Reserved status codes become `INTERNAL` (A54); a wait-for-ready call queues
+    /// where others fail.
+    pub fn pick(&self, call: &Call<'_>) -> Pick {
+        match self.0.pick(call) {
+            Pick::Fail(_) if call.is_wait_for_ready() => Pick::QUEUE,
+            Pick::Fail(status) => Pick::Fail(status.for_call()),
+            Pick::Drop(status) => Pick::Drop(status.for_call()),
+            pick => pick,
+        }
+    }
+}
+
+impl fmt::Debug for RootPicker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RootPicker")
+    }
+}

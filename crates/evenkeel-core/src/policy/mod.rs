@@ -1,0 +1,168 @@
+//! Policies: what they are given, what they answer, and which ones there are.
+
+mod cluster_impl;
+mod cluster_manager;
+mod edf_weighted_round_robin;
+mod least_request;
+mod outlier_detection;
+mod pick_first;
+mod priority;
+mod random_subsetting;
+mod ring_hash;
+mod round_robin;
+mod weighted_round_robin;
+mod weighted_target;
+mod wrr_locality;
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::config::{ConfigError, Fields, LbConfig};
+use crate::cx::Cx;
+use crate::describe::{Description, Look};
+use crate::pick::{Call, Pick, Picker};
+use crate::registry::Registry;
+use crate::{Connectivity, Endpoints, Status, SubchannelId};
+
+pub use pick_first::PickFirst;
+pub use round_robin::RoundRobin;
+
+/// A load-balancing policy.
+///
+/// A policy looks at the present (its config, its endpoints, the subchannels, the time) and answers its state;
+/// run again with nothing changed, it must ask for the same things and answer the same picker. See [`Cx`] for what it
+/// may ask for, [`Child`](crate::Child) for running policies below it, and [`Fleet`](crate::Fleet) for the common case of
+/// connecting to every endpoint.
+pub trait Policy: Send + 'static {
+    /// The policy's settings, parsed once.
+    type Config: Send + Sync + 'static;
+
+    /// Reads the settings; errors come from [`Fields`], which knows where in the config it is.
+    fn parse(fields: &Fields<'_>) -> Result<Self::Config, ConfigError>;
+
+    /// Looks at the present and answers the policy's state.
+    fn reconcile(&mut self, config: &Self::Config, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState;
+
+    /// Describes the policy and what is below it.
+    fn describe(&self, look: &Look<'_>) -> Description;
+}
+
+/// What a policy answers: how well it is connected, and how to pick.
+#[derive(Clone)]
+pub struct LbState {
+    /// How well the policy is connected.
+    pub connectivity: Connectivity,
+    /// How to pick. Its identity is the change signal: keep it for as long as nothing changed for those who pick.
+    pub picker: Arc<dyn Picker>,
+}
+
+impl LbState {
+    /// A state with its picker.
+    pub fn new(connectivity: Connectivity, picker: impl Picker + 'static) -> LbState {
+        LbState { connectivity, picker: Arc::new(picker) }
+    }
+
+    /// CONNECTING: calls wait.
+    pub fn connecting() -> LbState {
+        LbState::new(Connectivity::Connecting, Queueing)
+    }
+
+    /// IDLE: the first call wakes a subchannel and waits.
+    pub fn idle(wake: SubchannelId) -> LbState {
+        LbState::new(Connectivity::Idle, Waking(wake))
+    }
+
+    /// TRANSIENT_FAILURE: calls fail with this status.
+    pub fn failing(status: Status) -> LbState {
+        LbState::new(Connectivity::TransientFailure, Failing(status))
+    }
+
+    /// Whether both carry the same picker: nothing changed for those who pick.
+    pub fn is_same(&self, other: &LbState) -> bool {
+        let (mine, theirs) = (Arc::as_ptr(&self.picker), Arc::as_ptr(&other.picker));
+        self.connectivity == other.connectivity && std::ptr::addr_eq(mine, theirs)
+    }
+}
+
+impl fmt::Debug for LbState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LbState({:?})", self.connectivity)
+    }
+}
+
+/// The state that a policy last answered, with what it was made from: gives the same picker again until that differs.
+#[derive(Debug)]
+pub struct Shown<K> {
+    last: Option<(K, LbState)>,
+}
+
+impl<K> Default for Shown<K> {
+    fn default() -> Shown<K> {
+        Shown { last: None }
+    }
+}
+
+impl<K: PartialEq> Shown<K> {
+    /// The last state if it was made from an equal key, else a new one.
+    pub fn show(&mut self, key: K, make: impl FnOnce(&K) -> LbState) -> LbState {
+        if let Some((_, state)) = self.last.as_ref().filter(|(last, _)| *last == key) {
+            return state.clone();
+        }
+        let state = make(&key);
+        self.last.insert((key, state)).1.clone()
+    }
+}
+
+struct Queueing;
+
+impl Picker for Queueing {
+    fn pick(&self, _: &Call<'_>) -> Pick {
+        Pick::QUEUE
+    }
+}
+
+struct Waking(SubchannelId);
+
+impl Picker for Waking {
+    fn pick(&self, _: &Call<'_>) -> Pick {
+        Pick::Queue { connect: Some(self.0) }
+    }
+}
+
+struct Failing(Status);
+
+impl Picker for Failing {
+    fn pick(&self, _: &Call<'_>) -> Pick {
+        Pick::Fail(self.0.clone())
+    }
+}
+
+/// A policy whose config type is known only to itself.
+pub(crate) trait AnyPolicy: Send {
+    fn reconcile(&mut self, config: &LbConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState;
+    fn describe(&self, look: &Look<'_>) -> Description;
+}
+
+impl fmt::Debug for dyn AnyPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Policy")
+    }
+}
+
+pub(crate) struct Erased<P>(pub(crate) P);
+
+impl<P: Policy> AnyPolicy for Erased<P> {
+    fn reconcile(&mut self, config: &LbConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
+        let settings = config.settings().expect("a config builds the policy that its settings belong to");
+        self.0.reconcile(settings, endpoints, cx)
+    }
+
+    fn describe(&self, look: &Look<'_>) -> Description {
+        self.0.describe(look)
+    }
+}
+
+pub(crate) fn register_all(registry: &mut Registry) {
+    registry.register::<PickFirst>("pick_first");
+    registry.register::<RoundRobin>("round_robin");
+}

@@ -1,0 +1,1 @@
+//! outlier_detection

@@ -1,0 +1,174 @@
+//! `pick_first`: one connection, to the first address that answers.
+//!
+//! A61 (address list handling, Happy Eyeballs), A62 (shuffling, sticky TRANSIENT_FAILURE), A113 (weighted shuffling).
+//! The connecting itself is [`Conn`]'s; here the address list is made: endpoints shuffled if asked for, flattened in
+//! order, address families interleaved.
+
+use std::sync::Arc;
+
+use crate::config::{ConfigError, Fields};
+use crate::conn::{Conn, Eagerness};
+use crate::describe::{Description, EndpointRow, Look};
+use crate::policy::{LbState, Policy, Shown};
+use crate::weights::spread;
+use crate::{
+    Address, ConnState, Connectivity, Cx, Endpoint, Endpoints, Health, Pick, Picker, Status, SubchannelId,
+};
+use crate::{Call, Rng};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The policy.
+#[derive(Debug, Default)]
+pub struct PickFirst {
+    source: Option<(Endpoints, bool)>,
+    addresses: Arc<[Address]>,
+    conn: Conn,
+    /// Connected once: from then on it waits to be asked.
+    settled: bool,
+    shown: Shown<(ConnState, Option<Status>)>,
+    state: Option<ConnState>,
+    picks: Arc<AtomicU64>,
+}
+
+/// Settings of `pick_first`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PickFirstConfig {
+    /// Whether to shuffle the endpoints, by weight, on every update.
+    pub shuffle_address_list: bool,
+}
+
+impl Policy for PickFirst {
+    type Config = PickFirstConfig;
+
+    fn parse(fields: &Fields<'_>) -> Result<PickFirstConfig, ConfigError> {
+        Ok(PickFirstConfig { shuffle_address_list: fields.bool("shuffleAddressList")?.unwrap_or(false) })
+    }
+
+    fn reconcile(&mut self, config: &PickFirstConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
+        let shuffle = config.shuffle_address_list;
+        let is_current = |(source, was): &(Endpoints, bool)| source.is_same(endpoints) && *was == shuffle;
+        if !self.source.as_ref().is_some_and(is_current) {
+            self.addresses = address_list(endpoints, shuffle, cx.rng());
+            self.source = Some((endpoints.clone(), shuffle));
+        }
+        let eagerness = if self.settled { Eagerness::Lazy } else { Eagerness::Eager };
+        let state = self.conn.reconcile(&self.addresses, eagerness, cx);
+        self.settled |= state.connectivity == Connectivity::Ready;
+        let failing = state.connectivity == Connectivity::TransientFailure;
+        let failure = failing.then(|| self.failure(state, cx));
+        self.state = Some(state);
+        self.shown.show((state, failure), |(state, failure)| match (state.connectivity, state.subchannel) {
+            (Connectivity::Ready, Some(id)) => {
+                LbState::new(Connectivity::Ready, PickFirstPicker { id, picks: self.picks.clone() })
+            }
+            (Connectivity::Idle, Some(id)) => LbState::idle(id),
+            (Connectivity::TransientFailure, _) => {
+                LbState::failing(failure.clone().unwrap_or_else(|| Status::unavailable("no addresses")))
+            }
+            _ => LbState::connecting(),
+        })
+    }
+
+    fn describe(&self, look: &Look<'_>) -> Description {
+        let mut description = Description::new();
+        let chosen = self.state.and_then(|state| look.subchannel(state.subchannel?));
+        for address in self.addresses.iter() {
+            let is_chosen = chosen.is_some_and(|subchannel| subchannel.address() == address);
+            let state = self.state.map_or(Connectivity::Idle, |state| state.connectivity);
+            let state = if is_chosen { state } else { Connectivity::Idle };
+            let used = is_chosen && state == Connectivity::Ready;
+            let error = chosen.filter(|_| is_chosen).and_then(|subchannel| subchannel.error());
+            description.endpoint(EndpointRow {
+                addresses: vec![address.to_string()],
+                locality: None,
+                state,
+                weight: None,
+                share: used.then_some(1.0),
+                picks: if used { self.picks.load(Ordering::Relaxed) } else { 0 },
+                unused: (!used)
+                    .then(|| error.map_or("not chosen".to_owned(), |error| error.message().to_owned())),
+            });
+        }
+        description
+    }
+}
+
+impl PickFirst {
+    fn failure(&self, state: ConnState, cx: &Cx<'_>) -> Status {
+        let last = state.subchannel.and_then(|id| cx.look(id));
+        match (last, last.and_then(|subchannel| subchannel.error())) {
+            (Some(last), Some(error)) => {
+                let count = self.addresses.len();
+                let (address, message) = (last.address(), error.message());
+                cx.unavailable(format!(
+                    "connections to all {count} addresses failed; the last, {address}: {message}"
+                ))
+            }
+            _ => cx.unavailable("no addresses to connect to"),
+        }
+    }
+}
+
+struct PickFirstPicker {
+    id: SubchannelId,
+    picks: Arc<AtomicU64>,
+}
+
+impl Picker for PickFirstPicker {
+    fn pick(&self, _: &Call<'_>) -> Pick {
+        self.picks.fetch_add(1, Ordering::Relaxed);
+        Pick::to(self.id)
+    }
+}
+
+/// The order in which addresses are tried: shuffled by endpoint, flattened, without duplicates, interleaved.
+fn address_list(endpoints: &Endpoints, shuffle: bool, rng: &mut Rng) -> Arc<[Address]> {
+    let mut endpoints: Vec<&Endpoint> = endpoints.iter().filter(|e| e.health() != Health::Draining).collect();
+    if shuffle {
+        shuffle_by_weight(&mut endpoints, rng);
+    }
+    let mut flat: Vec<Address> = Vec::new();
+    let mut seen = std::collections::HashSet::new();
+    for address in endpoints.iter().flat_map(|endpoint| endpoint.addresses().iter()) {
+        if seen.insert(address) {
+            flat.push(address.clone());
+        }
+    }
+    interleave(flat).into()
+}
+
+/// A weighted random order (Efraimidis and Spirakis, A113): keys `u^(1/w)`, greatest first. Compared as `ln(u)/w`,
+/// which has the same order and does not crowd near 1 for large weights.
+fn shuffle_by_weight(endpoints: &mut Vec<&Endpoint>, rng: &mut Rng) {
+    let weights = spread(endpoints);
+    let mut keyed: Vec<_> = endpoints
+        .iter()
+        .zip(weights)
+        .map(|(endpoint, weight)| (rng.unit().ln() / f64::from(weight), *endpoint))
+        .collect();
+    keyed.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+    *endpoints = keyed.into_iter().map(|(_, endpoint)| endpoint).collect();
+}
+
+/// Takes one address of each family in turn, beginning with the family of the first (RFC 8305, A61).
+fn interleave(addresses: Vec<Address>) -> Vec<Address> {
+    let mut families: Vec<(u8, Vec<Address>)> = Vec::new();
+    for address in addresses {
+        match families.iter_mut().find(|(family, _)| *family == address.family()) {
+            Some((_, list)) => list.push(address),
+            None => families.push((address.family(), vec![address])),
+        }
+    }
+    let mut lists: Vec<_> = families.into_iter().map(|(_, list)| list.into_iter()).collect();
+    let mut out = Vec::new();
+    while !lists.is_empty() {
+        lists.retain_mut(|list| match list.next() {
+            Some(address) => {
+                out.push(address);
+                true
+            }
+            None => false,
+        });
+    }
+    out
+}

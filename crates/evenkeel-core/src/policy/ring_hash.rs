@@ -1,0 +1,1 @@
+//! ring_hash

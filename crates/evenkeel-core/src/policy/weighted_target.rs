@@ -1,0 +1,1 @@
+//! weighted_target

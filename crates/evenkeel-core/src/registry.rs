@@ -1,0 +1,185 @@
+//! Which policies there are, and how configs name them.
+//!
+//! A registry is a value: a channel is built with one, and users add policies of their own to it.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::config::{Build, ConfigError, Fields, LbConfig, check_depth, expected};
+use crate::policy::{self, Erased, Policy};
+
+/// Policies by name.
+///
+/// ```
+/// use evenkeel_core::Registry;
+/// let config = Registry::standard().parse_json(r#"[{"round_robin": {}}]"#)?;
+/// assert_eq!(config.policy(), "round_robin");
+/// # Ok::<(), evenkeel_core::ConfigError>(())
+/// ```
+#[derive(Clone)]
+pub struct Registry {
+    entries: BTreeMap<Arc<str>, Entry>,
+}
+
+#[derive(Clone)]
+struct Entry {
+    name: Arc<str>,
+    parse: fn(&Fields<'_>) -> Result<Box<dyn Any + Send + Sync>, ConfigError>,
+    build: Build,
+}
+
+impl Registry {
+    /// A registry without any policy.
+    pub fn empty() -> Registry {
+        Registry { entries: BTreeMap::new() }
+    }
+
+    /// All policies of this crate under their gRPC names.
+    pub fn standard() -> Registry {
+        let mut registry = Registry::empty();
+        policy::register_all(&mut registry);
+        registry
+    }
+
+    /// Adds a policy; a policy of the same name is replaced.
+    pub fn register<P: Policy + Default>(&mut self, name: &str) {
+        self.register_with(name, P::default);
+    }
+
+    /// Adds a policy whose instances are made by `make`, for policies that carry something of their user's.
+    pub fn register_with<P: Policy>(&mut self, name: &str, make: impl Fn() -> P + Send + Sync + 'static) {
+        let name: Arc<str> = name.into();
+        let build: Build = Arc::new(move || Box::new(Erased(make())));
+        let entry = Entry { name: name.clone(), parse: parse_settings::<P>, build };
+        self.entries.insert(name, entry);
+    }
+
+    /// Makes `alias` another name of a policy that is registered; otherwise does nothing.
+    pub fn alias(&mut self, alias: &str, name: &str) {
+        if let Some(entry) = self.entries.get(name).cloned() {
+            self.entries.insert(alias.into(), entry);
+        }
+    }
+
+    /// Removes a policy or an alias.
+    pub fn remove(&mut self, name: &str) {
+        self.entries.remove(name);
+    }
+
+    /// Whether a config may name this policy.
+    pub fn contains(&self, name: &str) -> bool {
+        self.entries.contains_key(name)
+    }
+
+    /// The registered names, aliases included, in alphabetical order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.entries.keys().map(|name| &**name)
+    }
+
+    /// Parses a `loadBalancingConfig` list: the first entry whose name is registered is taken, and must parse (A24).
+    pub fn parse(&self, config: &Value) -> Result<LbConfig, ConfigError> {
+        self.parse_at(config, "loadBalancingConfig".to_owned(), 0)
+    }
+
+    /// Parses a `loadBalancingConfig` list from text.
+    pub fn parse_json(&self, json: &str) -> Result<LbConfig, ConfigError> {
+        self.parse(&text(json, "loadBalancingConfig")?)
+    }
+
+    /// Parses a whole service config: its `loadBalancingConfig`, else the older `loadBalancingPolicy` name, else
+    /// `pick_first`.
+    pub fn parse_service_config(&self, json: &str) -> Result<LbConfig, ConfigError> {
+        let at = |name: &str| format!("serviceConfig.{name}");
+        let config = text(json, "serviceConfig")?;
+        let Value::Object(fields) = &config else {
+            return Err(ConfigError::new(None, "serviceConfig".to_owned(), expected("an object", &config)));
+        };
+        let field =
+            |camel: &str, snake: &str| fields.get(camel).or(fields.get(snake)).filter(|v| !v.is_null());
+        if let Some(list) = field("loadBalancingConfig", "load_balancing_config") {
+            return self.parse_at(list, at("loadBalancingConfig"), 0);
+        }
+        let name = match field("loadBalancingPolicy", "load_balancing_policy") {
+            None => "pick_first".to_owned(),
+            Some(Value::String(name)) => name.to_ascii_lowercase(),
+            Some(other) => {
+                return Err(ConfigError::new(
+                    None,
+                    at("loadBalancingPolicy"),
+                    expected("a policy name", other),
+                ));
+            }
+        };
+        let list = Value::from(vec![serde_json::json!({ name: {} })]);
+        self.parse_at(&list, at("loadBalancingPolicy"), 0)
+    }
+
+    pub(crate) fn parse_at(
+        &self,
+        config: &Value,
+        path: String,
+        depth: usize,
+    ) -> Result<LbConfig, ConfigError> {
+        check_depth(&path, depth)?;
+        let Value::Array(candidates) = config else {
+            return Err(ConfigError::new(None, path, expected("a list of policies", config)));
+        };
+        let mut unknown = Vec::new();
+        for (i, candidate) in candidates.iter().enumerate() {
+            let one = candidate
+                .as_object()
+                .filter(|object| object.len() == 1)
+                .and_then(|object| object.iter().next());
+            let Some((name, settings)) = one else {
+                let what = "an object with one policy name";
+                return Err(ConfigError::new(None, format!("{path}[{i}]"), expected(what, candidate)));
+            };
+            let Some(entry) = self.entries.get(name.as_str()) else {
+                unknown.push(name.as_str());
+                continue;
+            };
+            let warnings = RefCell::new(Vec::new());
+            let path = format!("{path}[{i}].{name}");
+            let fields = Fields::of_policy(entry.name.clone(), settings, path, self, depth, &warnings)?;
+            let settings = (entry.parse)(&fields)?;
+            drop(fields);
+            return Ok(LbConfig::parsed(
+                entry.name.clone(),
+                settings,
+                entry.build.clone(),
+                warnings.into_inner(),
+            ));
+        }
+        let problem = if unknown.is_empty() {
+            "the list of policies is empty".to_owned()
+        } else {
+            format!("no policy of the list is known: {}; register it or name a known one", unknown.join(", "))
+        };
+        Err(ConfigError::new(None, path, problem))
+    }
+}
+
+impl Default for Registry {
+    fn default() -> Registry {
+        Registry::standard()
+    }
+}
+
+impl fmt::Debug for Registry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.names()).finish()
+    }
+}
+
+fn parse_settings<P: Policy>(fields: &Fields<'_>) -> Result<Box<dyn Any + Send + Sync>, ConfigError> {
+    Ok(Box::new(P::parse(fields)?))
+}
+
+fn text(json: &str, path: &str) -> Result<Value, ConfigError> {
+    serde_json::from_str(json).map_err(|e| ConfigError::new(None, path.to_owned(), format!("not JSON: {e}")))
+}

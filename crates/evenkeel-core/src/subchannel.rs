@@ -1,0 +1,346 @@
+//! Subchannels: one connection to one address, and when to try again.
+//!
+//! ```text
+//!            connect                connected
+//!   Idle ───────────────▶ Connecting ─────────▶ Ready
+//!    ▲                        │                   │
+//!    │ back-off over          │ failed            │ disconnected
+//!    └── TransientFailure ◀───┘                   │
+//!    ▲                                            │
+//!    └────────────────────────────────────────────┘
+//! ```
+//!
+//! Only a policy's wish or a waiting call leaves `Idle`. An attempt's back-off runs from its start: an attempt that
+//! took longer than its back-off may be repeated at once (gRPC connection back-off).
+
+use std::collections::HashMap;
+use std::fmt;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::tree::NodeId;
+use crate::{Address, Instant, LoadReport, Rng, Status};
+
+/// How well a subchannel, a policy or the whole channel is connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub enum Connectivity {
+    /// Not connected and not trying.
+    Idle,
+    /// Trying.
+    Connecting,
+    /// Connected.
+    Ready,
+    /// Tried and failed; waiting to try again.
+    TransientFailure,
+}
+
+/// Names a subchannel. Ids are never given out twice: a stale one names nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SubchannelId {
+    index: u32,
+    generation: u32,
+}
+
+impl SubchannelId {
+    /// A small number, unique among the subchannels that exist at one time; it may serve as a table index.
+    pub fn index(self) -> usize {
+        self.index as usize
+    }
+
+    /// The whole id in one word, for hashing and wire use.
+    pub fn to_bits(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.index)
+    }
+}
+
+impl fmt::Debug for SubchannelId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "#{}.{}", self.index, self.generation)
+    }
+}
+
+/// One connection to one address.
+#[derive(Debug)]
+pub struct Subchannel {
+    id: SubchannelId,
+    address: Address,
+    state: State,
+    attempts: u32,
+    dialled: bool,
+    failures: u32,
+    disconnects: u32,
+    failure_order: u64,
+    error: Option<Status>,
+    load: Option<Box<(Instant, LoadReport)>>,
+    loads: u32,
+    /// Which nodes of the policy tree hold it; a node that holds it twice is listed twice.
+    pub(crate) holders: Vec<NodeId>,
+    /// Which nodes want out-of-band load reports, and how often.
+    pub(crate) watchers: Vec<(NodeId, Duration)>,
+    /// What the driver was last told about out-of-band load reports.
+    pub(crate) watching: Option<Duration>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum State {
+    Idle,
+    /// `retry_at` is when the back-off that began with this attempt is over.
+    Connecting {
+        retry_at: Instant,
+    },
+    Ready,
+    BackingOff {
+        until: Instant,
+    },
+}
+
+impl Subchannel {
+    /// Its name.
+    pub fn id(&self) -> SubchannelId {
+        self.id
+    }
+
+    /// Where it connects to.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// How it is connected.
+    pub fn connectivity(&self) -> Connectivity {
+        match self.state {
+            State::Idle => Connectivity::Idle,
+            State::Connecting { .. } => Connectivity::Connecting,
+            State::Ready => Connectivity::Ready,
+            State::BackingOff { .. } => Connectivity::TransientFailure,
+        }
+    }
+
+    /// Whether calls can be sent on it.
+    pub fn is_ready(&self) -> bool {
+        self.state == State::Ready
+    }
+
+    /// When its back-off ends, while it is backing off.
+    pub fn retry_at(&self) -> Option<Instant> {
+        match self.state {
+            State::BackingOff { until } => Some(until),
+            _ => None,
+        }
+    }
+
+    /// How many attempts have failed since it exists. A counter, so that an edge between two passes is not lost.
+    pub fn failures(&self) -> u32 {
+        self.failures
+    }
+
+    /// How many times an established connection was lost.
+    pub fn disconnects(&self) -> u32 {
+        self.disconnects
+    }
+
+    /// Grows with every failure of any subchannel: the greatest one failed last.
+    pub fn failure_order(&self) -> u64 {
+        self.failure_order
+    }
+
+    /// Why the last attempt failed or the last connection was lost.
+    pub fn error(&self) -> Option<&Status> {
+        self.error.as_ref()
+    }
+
+    /// The last out-of-band load report and when it came.
+    pub fn load(&self) -> Option<(Instant, &LoadReport)> {
+        self.load.as_deref().map(|(at, report)| (*at, report))
+    }
+
+    /// How many out-of-band load reports have come.
+    pub fn loads(&self) -> u32 {
+        self.loads
+    }
+
+    /// Whether the driver was ever told of it.
+    pub(crate) fn is_known_to_driver(&self) -> bool {
+        self.dialled || self.watching.is_some()
+    }
+
+    /// Starts an attempt if idle. Answers when the driver should give it up.
+    pub(crate) fn connect(&mut self, now: Instant, backoff: &Backoff, rng: &mut Rng) -> Option<Instant> {
+        if self.state != State::Idle {
+            return None;
+        }
+        let wait = backoff.wait(self.attempts, rng);
+        self.attempts = self.attempts.saturating_add(1);
+        self.dialled = true;
+        self.state = State::Connecting { retry_at: now + wait };
+        Some(now + wait.max(backoff.min_connect_timeout))
+    }
+
+    /// The attempt succeeded. Answers whether that was news.
+    pub(crate) fn connected(&mut self) -> bool {
+        let expected = matches!(self.state, State::Connecting { .. });
+        if expected {
+            self.state = State::Ready;
+            self.attempts = 0;
+        }
+        expected
+    }
+
+    /// The attempt failed. Answers when the back-off ends, if that was news.
+    pub(crate) fn failed(&mut self, now: Instant, error: Status, order: u64) -> Option<Instant> {
+        let State::Connecting { retry_at } = self.state else { return None };
+        let until = retry_at.max(now);
+        self.state = State::BackingOff { until };
+        self.failures = self.failures.wrapping_add(1);
+        self.failure_order = order;
+        self.error = Some(error);
+        Some(until)
+    }
+
+    /// The connection was lost. Answers whether that was news.
+    pub(crate) fn disconnected(&mut self, error: Status) -> bool {
+        let expected = self.state == State::Ready;
+        if expected {
+            self.state = State::Idle;
+            self.disconnects = self.disconnects.wrapping_add(1);
+            self.error = Some(error);
+        }
+        expected
+    }
+
+    /// Ends the back-off if it is due. Answers whether it did.
+    pub(crate) fn end_back_off(&mut self, now: Instant) -> bool {
+        let due = matches!(self.state, State::BackingOff { until } if until <= now);
+        if due {
+            self.state = State::Idle;
+        }
+        due
+    }
+
+    pub(crate) fn report(&mut self, now: Instant, report: LoadReport) {
+        self.load = Some(Box::new((now, report)));
+        self.loads = self.loads.wrapping_add(1);
+    }
+}
+
+/// gRPC's connection back-off: how long to wait between attempts.
+#[derive(Clone, Debug)]
+pub struct Backoff {
+    /// The first wait.
+    pub initial: Duration,
+    /// How much each wait exceeds the one before.
+    pub multiplier: f64,
+    /// How far a wait may lie from its nominal length, as a share of it.
+    pub jitter: f64,
+    /// The longest nominal wait.
+    pub max: Duration,
+    /// An attempt is given at least this long.
+    pub min_connect_timeout: Duration,
+}
+
+impl Default for Backoff {
+    /// 1 s, times 1.6, plus or minus 20 %, at most 120 s; 20 s per attempt.
+    fn default() -> Backoff {
+        Backoff {
+            initial: Duration::from_secs(1),
+            multiplier: 1.6,
+            jitter: 0.2,
+            max: Duration::from_secs(120),
+            min_connect_timeout: Duration::from_secs(20),
+        }
+    }
+}
+
+impl Backoff {
+    /// The wait that starts with the attempt after `attempts` others in a row.
+    fn wait(&self, attempts: u32, rng: &mut Rng) -> Duration {
+        let growth = self.multiplier.max(1.0).powi(attempts.min(1_000).cast_signed());
+        let nominal = (self.initial.as_secs_f64() * growth).min(self.max.as_secs_f64());
+        let jitter = 1.0 + self.jitter.clamp(0.0, 1.0) * (2.0 * rng.unit() - 1.0);
+        Duration::try_from_secs_f64(nominal * jitter).unwrap_or(self.max)
+    }
+}
+
+/// All subchannels of a core, by id and by address.
+#[derive(Debug, Default)]
+pub(crate) struct Subchannels {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    by_address: HashMap<Address, SubchannelId>,
+    failures: u64,
+}
+
+#[derive(Debug)]
+struct Slot {
+    generation: u32,
+    subchannel: Option<Subchannel>,
+}
+
+impl Subchannels {
+    pub(crate) fn find(&self, address: &Address) -> Option<SubchannelId> {
+        self.by_address.get(address).copied()
+    }
+
+    pub(crate) fn find_or_create(&mut self, address: &Address) -> SubchannelId {
+        if let Some(id) = self.find(address) {
+            return id;
+        }
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot { generation: 0, subchannel: None });
+            (self.slots.len() - 1) as u32
+        });
+        let slot = &mut self.slots[index as usize];
+        let id = SubchannelId { index, generation: slot.generation };
+        slot.subchannel = Some(Subchannel {
+            id,
+            address: address.clone(),
+            state: State::Idle,
+            attempts: 0,
+            dialled: false,
+            failures: 0,
+            disconnects: 0,
+            failure_order: 0,
+            error: None,
+            load: None,
+            loads: 0,
+            holders: Vec::new(),
+            watchers: Vec::new(),
+            watching: None,
+        });
+        self.by_address.insert(address.clone(), id);
+        id
+    }
+
+    pub(crate) fn get(&self, id: SubchannelId) -> Option<&Subchannel> {
+        let slot = self.slots.get(id.index())?;
+        slot.subchannel.as_ref().filter(|_| slot.generation == id.generation)
+    }
+
+    pub(crate) fn get_mut(&mut self, id: SubchannelId) -> Option<&mut Subchannel> {
+        let slot = self.slots.get_mut(id.index())?;
+        slot.subchannel.as_mut().filter(|_| slot.generation == id.generation)
+    }
+
+    /// Removes it; its id will not come back.
+    pub(crate) fn remove(&mut self, id: SubchannelId) {
+        let Some(slot) = self.slots.get_mut(id.index()).filter(|slot| slot.generation == id.generation)
+        else {
+            return;
+        };
+        if let Some(subchannel) = slot.subchannel.take() {
+            self.by_address.remove(&subchannel.address);
+            slot.generation = slot.generation.wrapping_add(1);
+            self.free.push(id.index);
+        }
+    }
+
+    pub(crate) fn next_failure(&mut self) -> u64 {
+        self.failures += 1;
+        self.failures
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.by_address.len()
+    }
+}

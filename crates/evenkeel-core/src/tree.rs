@@ -1,0 +1,407 @@
+//! The bookkeeping behind a pass: which node of the policy tree holds what, and which must look again.
+//!
+//! Every running policy is a node. A node is dirty when a subchannel that it holds changed, when its timer is due or
+//! when it is new; its ancestors are dirty with it, so that a pass from the root reaches it. A node that is not dirty
+//! and was given the same inputs is not run: that is what makes an idle pass cheap.
+//!
+//! What a node asked for in its last run it holds: subchannels, load watches, children, a timer. What it does not ask
+//! for again in its next run is let go at the end of that run.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::core::Effect;
+use crate::counters::CallCounters;
+use crate::cx::Scope;
+use crate::subchannel::{Backoff, Subchannel, Subchannels};
+use crate::{Instant, Rng, Status, SubchannelId};
+
+/// Names a node. Stale ones name nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct NodeId {
+    index: u32,
+    generation: u32,
+}
+
+/// What one node holds, and what it ran with.
+#[derive(Debug)]
+pub(crate) struct Node {
+    parent: Option<NodeId>,
+    dirty: bool,
+    /// Number of this node's latest run.
+    run: u64,
+    /// Number of the parent's run in which this node was last asked for.
+    asked_in: u64,
+    wake: Option<Instant>,
+    /// The timer in the heap that stands for `wake`.
+    armed: Option<Instant>,
+    pub(crate) scope: Scope,
+    held: Vec<SubchannelId>,
+    watches: Vec<(SubchannelId, Duration)>,
+    children: Vec<NodeId>,
+    pub(crate) warnings: Vec<String>,
+}
+
+/// Everything that policies share: the state of a core without the policies themselves.
+#[derive(Debug)]
+pub(crate) struct Tree {
+    pub(crate) now: Instant,
+    pub(crate) rng: Rng,
+    pub(crate) backoff: Backoff,
+    pub(crate) attempt_delay: Duration,
+    pub(crate) counters: Arc<CallCounters>,
+    pub(crate) subchannels: Subchannels,
+    pub(crate) effects: Vec<Effect>,
+    /// Somebody asked for fresh addresses in this pass.
+    pub(crate) reresolve: bool,
+    /// Somebody asked the whole channel to connect: policies that are idle start.
+    pub(crate) exit_idle: bool,
+    nodes: Vec<Slot>,
+    free: Vec<u32>,
+    timers: BinaryHeap<Reverse<(Instant, Whose)>>,
+    /// Subchannels that lost a holder in this pass.
+    loose: Vec<SubchannelId>,
+    /// Subchannels whose load watchers changed in this pass.
+    rewatched: Vec<SubchannelId>,
+    runs: u64,
+}
+
+#[derive(Debug)]
+struct Slot {
+    generation: u32,
+    node: Option<Node>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Whose {
+    Subchannel(SubchannelId),
+    Node(NodeId),
+}
+
+/// What a node held before the run that is under way.
+#[derive(Default)]
+pub(crate) struct Before {
+    held: Vec<SubchannelId>,
+    watches: Vec<(SubchannelId, Duration)>,
+    children: Vec<NodeId>,
+    warnings: Vec<String>,
+}
+
+impl Tree {
+    pub(crate) fn new(
+        rng: Rng,
+        backoff: Backoff,
+        attempt_delay: Duration,
+        counters: Arc<CallCounters>,
+    ) -> Tree {
+        Tree {
+            now: Instant::ORIGIN,
+            rng,
+            backoff,
+            attempt_delay,
+            counters,
+            subchannels: Subchannels::default(),
+            effects: Vec::new(),
+            reresolve: false,
+            exit_idle: false,
+            nodes: Vec::new(),
+            free: Vec::new(),
+            timers: BinaryHeap::new(),
+            loose: Vec::new(),
+            rewatched: Vec::new(),
+            runs: 0,
+        }
+    }
+
+    pub(crate) fn node(&self, id: NodeId) -> Option<&Node> {
+        let slot = self.nodes.get(id.index as usize)?;
+        slot.node.as_ref().filter(|_| slot.generation == id.generation)
+    }
+
+    pub(crate) fn node_mut(&mut self, id: NodeId) -> Option<&mut Node> {
+        let slot = self.nodes.get_mut(id.index as usize)?;
+        slot.node.as_mut().filter(|_| slot.generation == id.generation)
+    }
+
+    /// Makes sure that `id` is a node below `parent`, asked for in the parent's present run. A new one is dirty.
+    pub(crate) fn ask(&mut self, id: Option<NodeId>, parent: Option<NodeId>) -> NodeId {
+        let id = id.filter(|id| self.node(*id).is_some()).unwrap_or_else(|| self.create(parent));
+        if let Some(parent) = parent
+            && let Some(run) = self.node(parent).map(|node| node.run)
+            && let Some(node) = self.node_mut(id)
+            && std::mem::replace(&mut node.asked_in, run) != run
+            && let Some(parent) = self.node_mut(parent)
+        {
+            parent.children.push(id);
+        }
+        id
+    }
+
+    fn create(&mut self, parent: Option<NodeId>) -> NodeId {
+        let node = Node {
+            parent,
+            dirty: true,
+            run: 0,
+            asked_in: 0,
+            wake: None,
+            armed: None,
+            scope: Scope::default(),
+            held: Vec::new(),
+            watches: Vec::new(),
+            children: Vec::new(),
+            warnings: Vec::new(),
+        };
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.nodes.push(Slot { generation: 0, node: None });
+            (self.nodes.len() - 1) as u32
+        });
+        let slot = &mut self.nodes[index as usize];
+        slot.node = Some(node);
+        NodeId { index, generation: slot.generation }
+    }
+
+    /// Removes a node and all below it, and lets go of what they held.
+    pub(crate) fn remove(&mut self, id: NodeId) {
+        let Some(slot) =
+            self.nodes.get_mut(id.index as usize).filter(|slot| slot.generation == id.generation)
+        else {
+            return;
+        };
+        let Some(node) = slot.node.take() else { return };
+        slot.generation = slot.generation.wrapping_add(1);
+        self.free.push(id.index);
+        for child in node.children {
+            self.remove(child);
+        }
+        self.unwatch(id, &node.watches);
+        self.let_go(id, &node.held);
+    }
+
+    pub(crate) fn is_dirty(&self, id: NodeId) -> bool {
+        self.node(id).is_none_or(|node| node.dirty)
+    }
+
+    /// Marks a node and its ancestors: the next pass runs them.
+    pub(crate) fn mark(&mut self, id: NodeId) {
+        let mut next = Some(id);
+        while let Some(node) = next.and_then(|id| self.node_mut(id)) {
+            if node.dirty {
+                return;
+            }
+            node.dirty = true;
+            next = node.parent;
+        }
+    }
+
+    /// Marks everything, so that the next pass runs every node.
+    pub(crate) fn mark_all(&mut self) {
+        for node in self.nodes.iter_mut().filter_map(|slot| slot.node.as_mut()) {
+            node.dirty = true;
+        }
+    }
+
+    /// Marks the nodes that hold a subchannel, except the one that caused the change.
+    pub(crate) fn mark_holders(&mut self, id: SubchannelId, except: Option<NodeId>) {
+        let mut i = 0;
+        while let Some(holder) =
+            self.subchannels.get(id).and_then(|subchannel| subchannel.holders.get(i).copied())
+        {
+            if Some(holder) != except {
+                self.mark(holder);
+            }
+            i += 1;
+        }
+    }
+
+    /// Begins a run of `id`: takes what it held aside, so that the run can ask anew.
+    pub(crate) fn begin(&mut self, id: NodeId, scope: Scope) -> Before {
+        self.runs += 1;
+        let run = self.runs;
+        let Some(node) = self.node_mut(id) else { return Before::default() };
+        node.dirty = false;
+        node.wake = None;
+        node.scope = scope;
+        node.run = run;
+        let room = node.held.len();
+        Before {
+            held: std::mem::replace(&mut node.held, Vec::with_capacity(room)),
+            watches: std::mem::take(&mut node.watches),
+            children: std::mem::take(&mut node.children),
+            warnings: std::mem::take(&mut node.warnings),
+        }
+    }
+
+    /// Ends a run: lets go of what was held before and not asked for again.
+    pub(crate) fn end(&mut self, id: NodeId, before: Before) {
+        let Some(node) = self.node_mut(id) else { return };
+        let (run, wake) = (node.run, node.wake);
+        let arm = wake.filter(|_| node.armed != wake);
+        node.armed = wake;
+        let watches = node.watches.clone();
+        let news: Vec<Effect> = node
+            .warnings
+            .iter()
+            .filter(|warning| !before.warnings.contains(warning))
+            .map(|warning| Effect::Warn(warning.clone()))
+            .collect();
+        self.effects.extend(news);
+        if let Some(at) = arm {
+            self.timers.push(Reverse((at, Whose::Node(id))));
+        }
+        for child in before.children {
+            if self.node(child).is_some_and(|node| node.asked_in != run) {
+                self.remove(child);
+            }
+        }
+        if watches != before.watches {
+            self.unwatch(id, &before.watches);
+            for (subchannel, every) in watches {
+                if let Some(subchannel) = self.subchannels.get_mut(subchannel) {
+                    subchannel.watchers.push((id, every));
+                }
+                self.rewatched.push(subchannel);
+            }
+        }
+        self.let_go(id, &before.held);
+    }
+
+    /// Lets `node` hold a subchannel until its next run.
+    pub(crate) fn hold(&mut self, node: NodeId, id: SubchannelId) {
+        let Some(subchannel) = self.subchannels.get_mut(id) else { return };
+        subchannel.holders.push(node);
+        if let Some(node) = self.node_mut(node) {
+            node.held.push(id);
+        }
+    }
+
+    pub(crate) fn watch(&mut self, node: NodeId, id: SubchannelId, every: Duration) {
+        if let Some(node) = self.node_mut(node) {
+            node.watches.push((id, every));
+        }
+    }
+
+    pub(crate) fn wake_at(&mut self, node: NodeId, at: Instant) {
+        if let Some(node) = self.node_mut(node) {
+            node.wake = Some(node.wake.map_or(at, |wake| wake.min(at)));
+        }
+    }
+
+    /// Starts an attempt on an idle subchannel.
+    pub(crate) fn connect(&mut self, id: SubchannelId, by: Option<NodeId>) {
+        let Some(subchannel) = self.subchannels.get_mut(id) else { return };
+        if let Some(deadline) = subchannel.connect(self.now, &self.backoff, &mut self.rng) {
+            let address = subchannel.address().clone();
+            self.effects.push(Effect::Dial { id, address, deadline });
+            self.mark_holders(id, by);
+        }
+    }
+
+    /// Applies something that happened to a subchannel; if it was news, its holders look again.
+    pub(crate) fn change(&mut self, id: SubchannelId, apply: impl FnOnce(&mut Subchannel) -> bool) -> bool {
+        let news = self.subchannels.get_mut(id).is_some_and(apply);
+        if news {
+            self.mark_holders(id, None);
+        }
+        news
+    }
+
+    /// An attempt failed: begins the back-off.
+    pub(crate) fn failed(&mut self, id: SubchannelId, error: Status) -> bool {
+        let order = self.subchannels.next_failure();
+        let now = self.now;
+        let Some(until) = self.subchannels.get_mut(id).and_then(|s| s.failed(now, error, order)) else {
+            return false;
+        };
+        self.timers.push(Reverse((until, Whose::Subchannel(id))));
+        self.mark_holders(id, None);
+        true
+    }
+
+    /// Lets every timer that is due take effect.
+    pub(crate) fn fire(&mut self) {
+        while let Some(Reverse((at, whose))) = self.timers.peek().copied() {
+            if at > self.now {
+                return;
+            }
+            self.timers.pop();
+            match whose {
+                Whose::Subchannel(id) => {
+                    let now = self.now;
+                    if self.subchannels.get_mut(id).is_some_and(|subchannel| subchannel.end_back_off(now)) {
+                        self.mark_holders(id, None);
+                    }
+                }
+                Whose::Node(id) => {
+                    let Some(node) = self.node_mut(id) else { continue };
+                    if node.armed == Some(at) {
+                        node.armed = None;
+                    }
+                    if node.wake.is_some_and(|wake| wake <= at) {
+                        self.mark(id);
+                    }
+                }
+            }
+        }
+    }
+
+    /// When the next timer is due.
+    pub(crate) fn next_wake(&mut self) -> Option<Instant> {
+        while let Some(Reverse((at, whose))) = self.timers.peek().copied() {
+            let live = match whose {
+                Whose::Subchannel(id) => self.subchannels.get(id).and_then(Subchannel::retry_at) == Some(at),
+                Whose::Node(id) => self.node(id).is_some_and(|node| node.wake == Some(at)),
+            };
+            if live {
+                return Some(at);
+            }
+            self.timers.pop();
+        }
+        None
+    }
+
+    /// Ends a pass: subchannels that nobody holds are closed, load watches that changed are told.
+    pub(crate) fn settle(&mut self) {
+        for id in std::mem::take(&mut self.rewatched) {
+            let Some(subchannel) = self.subchannels.get_mut(id) else { continue };
+            let wanted = subchannel.watchers.iter().map(|(_, every)| *every).min();
+            if wanted != std::mem::replace(&mut subchannel.watching, wanted) {
+                self.effects.push(Effect::WatchLoad { id, every: wanted });
+            }
+        }
+        for id in std::mem::take(&mut self.loose) {
+            let Some(subchannel) = self.subchannels.get(id).filter(|s| s.holders.is_empty()) else {
+                continue;
+            };
+            if subchannel.is_known_to_driver() {
+                self.effects.push(Effect::Close { id });
+            }
+            self.subchannels.remove(id);
+        }
+        if std::mem::take(&mut self.reresolve) {
+            self.effects.push(Effect::Reresolve);
+        }
+    }
+
+    fn unwatch(&mut self, node: NodeId, watches: &[(SubchannelId, Duration)]) {
+        for (id, _) in watches {
+            if let Some(subchannel) = self.subchannels.get_mut(*id) {
+                subchannel.watchers.retain(|(watcher, _)| *watcher != node);
+                self.rewatched.push(*id);
+            }
+        }
+    }
+
+    fn let_go(&mut self, node: NodeId, held: &[SubchannelId]) {
+        for id in held {
+            let Some(subchannel) = self.subchannels.get_mut(*id) else { continue };
+            if let Some(i) = subchannel.holders.iter().position(|holder| *holder == node) {
+                subchannel.holders.swap_remove(i);
+            }
+            if subchannel.holders.is_empty() {
+                self.loose.push(*id);
+            }
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! edf_weighted_round_robin

@@ -1,0 +1,1 @@
+//! wrr_locality

@@ -1,0 +1,513 @@
+//! A core, its virtual clock and its scripted backends.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::time::Duration;
+
+use evenkeel_core::{
+    Address, Call, CallEnd, Code, Connectivity, Core, Description, Effect, Endpoint, Endpoints, Event,
+    Instant, LbConfig, LoadReport, Pick, Registry, Rng, RootPicker, Status, SubchannelId, Trackers, Update,
+};
+use serde_json::Value;
+
+/// A virtual world around one core.
+pub struct World {
+    core: Core,
+    registry: Registry,
+    now: Instant,
+    picker: Option<RootPicker>,
+    connectivity: Connectivity,
+    wake_at: Option<Instant>,
+    config: LbConfig,
+    endpoints: Endpoints,
+    note: Option<String>,
+    rng: Rng,
+    up: HashSet<Address>,
+    down: HashSet<Address>,
+    all_up: bool,
+    known: HashMap<SubchannelId, Address>,
+    dialled: Vec<String>,
+    closed: Vec<String>,
+    watches: BTreeMap<String, Duration>,
+    watch_log: Vec<String>,
+    warnings: Vec<String>,
+    reresolutions: usize,
+    published: usize,
+}
+
+/// Seconds.
+pub fn secs(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+/// A list of endpoints with one address each.
+pub fn endpoints<const N: usize>(addresses: [&str; N]) -> Endpoints {
+    Endpoints::list(addresses.map(Endpoint::at))
+}
+
+/// A list of endpoints with one address and a weight each.
+pub fn weighted<const N: usize>(addresses: [(&str, u32); N]) -> Endpoints {
+    Endpoints::list(addresses.map(|(address, weight)| Endpoint::at(address).with_weight(weight)))
+}
+
+impl World {
+    /// A world whose core has this `loadBalancingConfig` and these endpoints, after its first pass. Nothing answers
+    /// until the story says so.
+    ///
+    /// # Panics
+    /// Panics if the config does not parse.
+    pub fn new(config: &Value, endpoints: Endpoints) -> World {
+        World::with(Core::builder().rng(Rng::fixed(1)).build(), Registry::standard(), config, endpoints)
+    }
+
+    /// The same with a core and a registry of the test's own.
+    ///
+    /// # Panics
+    /// Panics if the config does not parse.
+    pub fn with(core: Core, registry: Registry, config: &Value, endpoints: Endpoints) -> World {
+        let config = registry.parse(config).expect("the story's config parses");
+        let mut world = World {
+            core,
+            registry,
+            now: Instant::ORIGIN,
+            picker: None,
+            connectivity: Connectivity::Idle,
+            wake_at: None,
+            config,
+            endpoints,
+            note: None,
+            rng: Rng::fixed(2),
+            up: HashSet::new(),
+            down: HashSet::new(),
+            all_up: false,
+            known: HashMap::new(),
+            dialled: Vec::new(),
+            closed: Vec::new(),
+            watches: BTreeMap::new(),
+            watch_log: Vec::new(),
+            warnings: Vec::new(),
+            reresolutions: 0,
+            published: 0,
+        };
+        world.send_update();
+        world
+    }
+
+    /// Every backend answers at once, from now on and for those that are being dialled.
+    #[must_use]
+    pub fn all_up(mut self) -> World {
+        self.all_up = true;
+        self.answer_pending();
+        self
+    }
+
+    /// Gives the core other endpoints.
+    pub fn endpoints(&mut self, endpoints: Endpoints) {
+        self.endpoints = endpoints;
+        self.send_update();
+    }
+
+    /// Gives the core another config.
+    ///
+    /// # Panics
+    /// Panics if the config does not parse.
+    pub fn config(&mut self, config: &Value) {
+        self.config = self.registry.parse(config).expect("the story's config parses");
+        self.send_update();
+    }
+
+    /// Gives the core another config and other endpoints at once.
+    ///
+    /// # Panics
+    /// Panics if the config does not parse.
+    pub fn update(&mut self, config: &Value, endpoints: Endpoints) {
+        self.config = self.registry.parse(config).expect("the story's config parses");
+        self.endpoints = endpoints;
+        self.send_update();
+    }
+
+    /// Gives the core another resolution note.
+    pub fn note(&mut self, note: &str) {
+        self.note = Some(note.to_owned());
+        self.send_update();
+    }
+
+    fn send_update(&mut self) {
+        let update = Update::new(self.config.clone(), self.endpoints.clone());
+        let update = match &self.note {
+            Some(note) => update.with_note(note.as_str()),
+            None => update,
+        };
+        self.core.update(update);
+        self.settle();
+    }
+
+    /// The backend at this address answers from now on; an attempt under way succeeds.
+    pub fn up(&mut self, address: &str) {
+        self.down.remove(&address.into());
+        self.up.insert(address.into());
+        self.answer_pending();
+    }
+
+    /// The backend at this address refuses from now on; its connection is lost, an attempt under way fails.
+    pub fn down(&mut self, address: &str) {
+        self.up.remove(&address.into());
+        self.down.insert(address.into());
+        if self.state_of(address) == Some(Connectivity::Ready) {
+            self.lose(address);
+        }
+        self.answer_pending();
+    }
+
+    /// The attempt at this address succeeds.
+    ///
+    /// # Panics
+    /// Panics if there is no subchannel for it.
+    pub fn ready(&mut self, address: &str) {
+        let id = self.id(address);
+        self.handle(Event::Connected(id));
+    }
+
+    /// The attempt at this address fails with "ADDRESS refused".
+    ///
+    /// # Panics
+    /// Panics if there is no subchannel for it.
+    pub fn fail(&mut self, address: &str) {
+        let id = self.id(address);
+        self.handle(Event::ConnectFailed(id, Status::unavailable(format!("{address} refused"))));
+    }
+
+    /// The connection to this address is lost.
+    ///
+    /// # Panics
+    /// Panics if there is no subchannel for it.
+    pub fn lose(&mut self, address: &str) {
+        let id = self.id(address);
+        self.handle(Event::Disconnected(id, Status::unavailable(format!("{address} went away"))));
+    }
+
+    /// An out-of-band load report comes from this address.
+    ///
+    /// # Panics
+    /// Panics if there is no subchannel for it.
+    pub fn load(&mut self, address: &str, report: LoadReport) {
+        let id = self.id(address);
+        self.handle(Event::Load(id, report));
+    }
+
+    /// Any event; then a pass. Answers whether the core took it as news.
+    pub fn handle(&mut self, event: Event) -> bool {
+        let news = self.core.handle(event, self.now);
+        self.settle();
+        news
+    }
+
+    /// Lets virtual time go by, with a pass at every moment that the core asked for.
+    pub fn advance(&mut self, by: Duration) {
+        let end = self.now + by;
+        while let Some(at) = self.wake_at.filter(|at| *at <= end) {
+            self.now = at.max(self.now);
+            self.settle();
+        }
+        self.now = end;
+        self.settle();
+    }
+
+    /// Lets virtual time jump without passes in between, as if the process had been asleep.
+    pub fn sleep_through(&mut self, by: Duration) {
+        self.now += by;
+        self.settle();
+    }
+
+    /// Sets the clock, backwards too, and runs a pass.
+    pub fn set_clock(&mut self, now: Instant) {
+        self.now = now;
+        self.settle();
+    }
+
+    /// The virtual time.
+    pub fn now(&self) -> Instant {
+        self.now
+    }
+
+    /// When the core wants its next pass.
+    pub fn wake_at(&self) -> Option<Instant> {
+        self.wake_at
+    }
+
+    /// The state that the core reports.
+    pub fn state(&self) -> Connectivity {
+        self.connectivity
+    }
+
+    /// The state of the subchannel at this address, if there is one.
+    pub fn state_of(&self, address: &str) -> Option<Connectivity> {
+        self.core.subchannel(self.find(address)?).map(evenkeel_core::Subchannel::connectivity)
+    }
+
+    /// The addresses dialled since this was last asked.
+    pub fn dialled(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.dialled)
+    }
+
+    /// The addresses closed since this was last asked.
+    pub fn closed(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.closed)
+    }
+
+    /// How often fresh addresses were asked for since this was last asked.
+    pub fn reresolutions(&mut self) -> usize {
+        std::mem::take(&mut self.reresolutions)
+    }
+
+    /// The warnings since this was last asked.
+    pub fn warnings(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.warnings)
+    }
+
+    /// How many pickers were published since this was last asked.
+    pub fn published(&mut self) -> usize {
+        std::mem::take(&mut self.published)
+    }
+
+    /// The out-of-band load watches in force, by address.
+    pub fn watches(&self) -> &BTreeMap<String, Duration> {
+        &self.watches
+    }
+
+    /// Starts, changes and ends of load watches since this was last asked.
+    pub fn watch_log(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.watch_log)
+    }
+
+    /// How many subchannels the core keeps.
+    pub fn subchannel_count(&self) -> usize {
+        self.core.subchannel_count()
+    }
+
+    /// The tree as data.
+    ///
+    /// # Panics
+    /// Panics if the core has no tree, which it has after its first update.
+    pub fn describe(&self) -> Description {
+        self.core.describe().expect("the world gave the core a config")
+    }
+
+    /// The core.
+    pub fn core(&mut self) -> &mut Core {
+        &mut self.core
+    }
+
+    /// The picker in force.
+    ///
+    /// # Panics
+    /// Panics if none was published, which the first pass does.
+    pub fn picker(&self) -> RootPicker {
+        self.picker.clone().expect("the first pass publishes a picker")
+    }
+
+    /// One pick of a plain call.
+    pub fn pick(&mut self) -> Picked {
+        self.pick_with(|call| call)
+    }
+
+    /// One pick of a call that the test completes. A queued call's wish to connect is passed on at once.
+    pub fn pick_with(&mut self, complete: impl for<'a> FnOnce(Call<'a>) -> Call<'a>) -> Picked {
+        let entropy = self.entropy();
+        self.pick_call(&complete(Call::new("/test.Service/Method", entropy)))
+    }
+
+    /// Fresh entropy for a call of the test's own.
+    pub fn entropy(&mut self) -> u64 {
+        self.rng.next_u64()
+    }
+
+    /// One pick of this call.
+    pub fn pick_call(&mut self, call: &Call<'_>) -> Picked {
+        match self.picker().pick(call) {
+            Pick::To(id, trackers) => {
+                let address = self.known.get(&id).map_or_else(|| format!("{id:?}"), ToString::to_string);
+                Picked::To { address, id, trackers, now: self.now }
+            }
+            Pick::Queue { connect } => {
+                if let Some(id) = connect {
+                    self.handle(Event::Connect(id));
+                }
+                Picked::Queued
+            }
+            Pick::Fail(status) => Picked::Failed(status),
+            Pick::Drop(status) => Picked::Dropped(status),
+        }
+    }
+
+    /// The outcomes of `n` plain calls, each finished with OK before the next: addresses, `queue`, `fail`, `drop`.
+    pub fn picks(&mut self, n: usize) -> Vec<String> {
+        (0..n).map(|_| self.pick().finish_ok()).collect()
+    }
+
+    /// The picks of `n` calls as one string, for one-letter addresses.
+    pub fn letters(&mut self, n: usize) -> String {
+        self.picks(n).concat()
+    }
+
+    /// How often each outcome came in `n` plain calls, each finished with OK before the next.
+    pub fn shares(&mut self, n: usize) -> BTreeMap<String, usize> {
+        let mut shares = BTreeMap::new();
+        for outcome in self.picks(n) {
+            *shares.entry(outcome).or_default() += 1;
+        }
+        shares
+    }
+
+    fn id(&self, address: &str) -> SubchannelId {
+        self.find(address).unwrap_or_else(|| panic!("there is no subchannel for {address}"))
+    }
+
+    /// The subchannel at this address, if the core has dialled it.
+    pub fn find(&self, address: &str) -> Option<SubchannelId> {
+        let address = Address::from(address);
+        self.known
+            .iter()
+            .find(|(id, a)| **a == address && self.core.subchannel(**id).is_some())
+            .map(|(id, _)| *id)
+    }
+
+    /// Passes until nothing is left to do now; then checks that a pass in which everybody looks again changes nothing.
+    fn settle(&mut self) {
+        while self.pass() {}
+        let again = self.core.reconcile_all(self.now);
+        assert_eq!(again.effects, [], "a second pass asked for something");
+        assert!(again.picker.is_none(), "a second pass changed the picker");
+        assert_eq!(again.connectivity, self.connectivity, "a second pass changed the state");
+        assert_eq!(again.wake_at, self.wake_at, "a second pass changed the next wake-up");
+    }
+
+    /// One pass, its effects carried out. Answers whether a backend answered, so that another pass is due.
+    fn pass(&mut self) -> bool {
+        let pass = self.core.reconcile(self.now);
+        if let Some(picker) = pass.picker {
+            self.picker = Some(picker);
+            self.published += 1;
+        }
+        self.connectivity = pass.connectivity;
+        self.wake_at = pass.wake_at;
+        let mut dialled = Vec::new();
+        for effect in pass.effects {
+            match effect {
+                Effect::Dial { id, address, .. } => {
+                    self.dialled.push(address.to_string());
+                    self.known.insert(id, address);
+                    dialled.push(id);
+                }
+                Effect::Close { id } => {
+                    let address =
+                        self.known.remove(&id).map_or_else(String::new, |address| address.to_string());
+                    self.watches.remove(&address);
+                    self.closed.push(address);
+                }
+                Effect::WatchLoad { id, every } => {
+                    let address = self.core.subchannel(id).map(|subchannel| subchannel.address().to_string());
+                    self.watch(address.unwrap_or_default(), every);
+                }
+                Effect::Reresolve => self.reresolutions += 1,
+                Effect::Warn(text) => self.warnings.push(text),
+                other => panic!("the world does not know {other:?}"),
+            }
+        }
+        dialled.into_iter().filter(|id| self.answer(*id)).count() > 0
+    }
+
+    fn watch(&mut self, address: String, every: Option<Duration>) {
+        self.watch_log.push(match every {
+            Some(every) => format!("{address} every {every:?}"),
+            None => format!("{address} stop"),
+        });
+        match every {
+            Some(every) => self.watches.insert(address, every),
+            None => self.watches.remove(&address),
+        };
+    }
+
+    fn answer(&mut self, id: SubchannelId) -> bool {
+        let Some(address) = self.known.get(&id) else { return false };
+        if self.down.contains(address) {
+            let error = Status::unavailable(format!("{address} refused"));
+            self.core.handle(Event::ConnectFailed(id, error), self.now)
+        } else if self.all_up || self.up.contains(address) {
+            self.core.handle(Event::Connected(id), self.now)
+        } else {
+            false
+        }
+    }
+
+    fn answer_pending(&mut self) {
+        let mut ids: Vec<SubchannelId> = self.known.keys().copied().collect();
+        ids.sort_unstable();
+        for id in ids {
+            self.answer(id);
+        }
+        self.settle();
+    }
+}
+
+/// What a call was told. Dropping it is what dropping the call would be.
+#[derive(Debug)]
+pub enum Picked {
+    /// To send it to this address.
+    To {
+        /// The address.
+        address: String,
+        /// The subchannel.
+        id: SubchannelId,
+        /// Those who want to know how it ended.
+        trackers: Trackers,
+        /// When it was picked.
+        now: Instant,
+    },
+    /// To wait.
+    Queued,
+    /// To fail, unless it waits for ready.
+    Failed(Status),
+    /// To fail in any case.
+    Dropped(Status),
+}
+
+impl Picked {
+    /// The outcome in one word: the address, `queue`, `fail` or `drop`.
+    pub fn outcome(&self) -> String {
+        match self {
+            Picked::To { address, .. } => address.clone(),
+            Picked::Queued => "queue".to_owned(),
+            Picked::Failed(_) => "fail".to_owned(),
+            Picked::Dropped(_) => "drop".to_owned(),
+        }
+    }
+
+    /// The status, if it failed or was dropped.
+    pub fn status(&self) -> Option<&Status> {
+        match self {
+            Picked::Failed(status) | Picked::Dropped(status) => Some(status),
+            Picked::To { .. } | Picked::Queued => None,
+        }
+    }
+
+    /// Finishes the call with OK and answers its outcome.
+    pub fn finish_ok(self) -> String {
+        self.finish(Code::Ok, None)
+    }
+
+    /// Finishes the call with a code and perhaps a load report, and answers its outcome.
+    pub fn finish(self, code: Code, load: Option<&LoadReport>) -> String {
+        let outcome = self.outcome();
+        if let Picked::To { trackers, now, .. } = self {
+            trackers.finish(&CallEnd::Finished { code, at: now, load });
+        }
+        outcome
+    }
+
+    /// Ends the call before anything of it was sent.
+    pub fn unsent(self) {
+        if let Picked::To { trackers, .. } = self {
+            trackers.finish(&CallEnd::Unsent);
+        }
+    }
+}

@@ -1,0 +1,372 @@
+//! What the crates promise to leave out.
+//!
+//! A promise about what is absent goes stale silently: nothing breaks on the day someone adds the arrow, the clock
+//! or the global. Each such promise about the workspace is a test here, over `cargo metadata`, the manifests and
+//! the sources. A test that fails here asks for a decision, not for a patch: if the decision is to change the
+//! promise, change the table and ARCHITECTURE.md together.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{fs, iter};
+
+use serde_json::Value;
+
+/// Which of our crates each of our crates may build on. Every crate stands here, the planned ones too.
+const ARROWS: &[(&str, &[&str])] = &[
+    ("evenkeel-core", &[]),
+    ("evenkeel-proto", &[]),
+    ("evenkeel-orca", &["evenkeel-proto"]),
+    ("evenkeel-control", &["evenkeel-proto"]),
+    ("evenkeel-xds", &["evenkeel-core", "evenkeel-proto"]),
+    ("evenkeel", &["evenkeel-core", "evenkeel-orca", "evenkeel-proto", "evenkeel-xds"]),
+    ("evenkeel-cli", &["evenkeel", "evenkeel-control", "evenkeel-core", "evenkeel-orca"]),
+    ("interop", &["evenkeel", "evenkeel-orca", "evenkeel-proto"]),
+    ("testkit", &["evenkeel-core", "evenkeel-proto", "evenkeel-xds"]),
+];
+
+/// What the core may take from others. It is small because the core stands below everything.
+const CORE_MAY_USE: &[&str] = &["serde", "serde_json", "xxhash-rust"];
+
+/// The crates that decide and cannot act.
+const SANS_IO: &[&str] = &["evenkeel-core", "evenkeel-xds"];
+
+/// What their `clippy.toml` bans at the least. The lists there are longer; these stand for their kinds.
+const BANNED: &[&str] =
+    &["std::time::Instant::now", "std::net::TcpStream", "std::thread::spawn", "std::thread::sleep"];
+
+/// The dependencies between our crates are those of the table, and no others. Tests may use what they like; the
+/// code that is shipped never stands on the testkit.
+#[test]
+fn arrows_point_down() {
+    let workspace = Workspace::load();
+    let mut faults = Vec::new();
+    for package in &workspace.packages {
+        let Some((_, allowed)) = ARROWS.iter().find(|(name, _)| *name == package.name) else {
+            faults.push(format!(
+                "{}: not in the table of arrows; decide what it may build on and add it to ARROWS",
+                package.name
+            ));
+            continue;
+        };
+        for used in package.shipped.iter().filter(|name| workspace.has(name)) {
+            if used == "testkit" {
+                faults.push(format!("{}: testkit may only be a dev-dependency", package.name));
+            } else if !allowed.contains(&used.as_str()) {
+                faults.push(format!("{}: may not depend on {used}", package.name));
+            }
+        }
+    }
+    assert_none(&faults);
+}
+
+/// The core depends on three small crates of others, features and build scripts included.
+#[test]
+fn core_stands_on_little() {
+    let workspace = Workspace::load();
+    let core = workspace.package("evenkeel-core").expect("the core is a member");
+    let others = core.shipped.iter().filter(|name| !workspace.has(name));
+    let faults: Vec<_> = others
+        .filter(|name| !CORE_MAY_USE.contains(&name.as_str()))
+        .map(|name| format!("evenkeel-core: depends on {name}; what would we write instead?"))
+        .collect();
+    assert_none(&faults);
+}
+
+/// Edition, MSRV and licence stand once, in the workspace manifest, and hold for every crate.
+#[test]
+fn facts_of_the_workspace_stand_once() {
+    let workspace = Workspace::load();
+    let mut faults = Vec::new();
+    for field in ["edition", "rust-version", "license"] {
+        let mut values = BTreeMap::<_, Vec<_>>::new();
+        for package in &workspace.packages {
+            let inherited = section(&package.manifest, "[package]")
+                .any(|line| without_spaces(line) == format!("{field}.workspace=true"));
+            if !inherited {
+                faults.push(format!("{}: write `{field}.workspace = true`", package.name));
+            }
+            values.entry(package.facts[field].clone()).or_default().push(&package.name);
+        }
+        if values.len() != 1 || values.contains_key(&None) {
+            faults.push(format!("{field}: not the same everywhere: {values:?}"));
+        }
+    }
+    assert_none(&faults);
+}
+
+/// Every crate takes the workspace's lints. Cargo does not ask for it, so a new crate easily goes without.
+#[test]
+fn every_crate_takes_the_lints() {
+    let workspace = Workspace::load();
+    let faults: Vec<_> = workspace
+        .packages
+        .iter()
+        .filter(|package| {
+            !section(&package.manifest, "[lints]").any(|line| without_spaces(line) == "workspace=true")
+        })
+        .map(|package| format!("{}: write `[lints]` and `workspace = true`", package.name))
+        .collect();
+    assert_none(&faults);
+}
+
+/// The crates without a clock, sockets or threads have clippy refuse them, by a list of their own.
+#[test]
+fn deciding_crates_ban_acting() {
+    let workspace = Workspace::load();
+    let mut faults = Vec::new();
+    for package in SANS_IO.iter().filter_map(|name| workspace.package(name)) {
+        let settings = fs::read_to_string(package.dir.join("clippy.toml")).unwrap_or_default();
+        for path in BANNED {
+            let entry = format!("{{path=\"{path}\",");
+            if !settings.lines().any(|line| without_spaces(line).starts_with(&entry)) {
+                faults.push(format!("{}: clippy.toml does not ban {path}", package.name));
+            }
+        }
+    }
+    assert_none(&faults);
+}
+
+/// A crate's own `clippy.toml` hides the workspace's, so it repeats what stands there.
+#[test]
+fn own_clippy_settings_repeat_the_common_ones() {
+    let workspace = Workspace::load();
+    let common = fs::read_to_string(workspace.root.join("clippy.toml")).expect("the workspace has one");
+    let mut faults = Vec::new();
+    for package in &workspace.packages {
+        let Ok(own) = fs::read_to_string(package.dir.join("clippy.toml")) else { continue };
+        for setting in common.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+            if !own.lines().any(|line| line == setting) {
+                faults.push(format!("{}: clippy.toml lacks `{setting}`", package.name));
+            }
+        }
+    }
+    assert_none(&faults);
+}
+
+/// The core holds no global and needs no `unsafe`: its sources have no `static` item (that covers `static mut`, a
+/// `OnceLock` at rest, `thread_local!`) and no `unsafe` at all.
+#[test]
+fn core_holds_no_global_and_nothing_unsafe() {
+    let workspace = Workspace::load();
+    let core = workspace.package("evenkeel-core").expect("the core is a member");
+    let sources = rust_files(&core.dir.join("src"));
+    assert!(!sources.is_empty(), "the core has sources");
+    let mut faults = Vec::new();
+    for source in sources {
+        let text = fs::read_to_string(&source).expect("a listed source can be read");
+        for (line, word) in forbidden_words(&text) {
+            faults.push(format!("{}:{line}: `{word}`", source.display()));
+        }
+    }
+    assert_none(&faults);
+}
+
+/// The search for globals sees items, and is not misled by lifetimes, comments, strings and longer names.
+#[test]
+fn search_for_globals_sees_code_only() {
+    let found = [
+        "static A: u8 = 0;",
+        "pub(crate) static mut A: u8 = 0;",
+        "static CELL: OnceLock<u8> = OnceLock::new();",
+        "thread_local! {\n}",
+        "let c = '\"'; unsafe { f() } // \"",
+        "let s = r#\"a \" b\"#; static A: u8 = 0;",
+        "/* /* */ */ static A: u8 = 0;",
+        "fn f<'a>(x: &'a str) {} static A: u8 = 0; fn g<'a>() {}",
+    ];
+    for text in found {
+        assert_eq!(forbidden_words(text).len(), 1, "{text}");
+    }
+    let passed = [
+        "fn f(x: &'static str) -> Box<dyn Policy + 'static> {}",
+        "const A: u8 = 0; // static A",
+        "/// A static list, never unsafe.\nstruct List;",
+        "#![forbid(unsafe_code)]",
+        "let s = \"a \\\" static list\"; let s = r#\"an \" unsafe one\"#;",
+        "let c = '\\''; let s = \"static\";",
+        "let static_list = is_static();",
+        "/* unsafe /* static */ static */",
+    ];
+    for text in passed {
+        assert_eq!(forbidden_words(text), [], "{text}");
+    }
+}
+
+/// Our crates as cargo sees them.
+struct Workspace {
+    root: PathBuf,
+    packages: Vec<Package>,
+}
+
+struct Package {
+    name: String,
+    dir: PathBuf,
+    /// The manifest as it is written, before inheritance.
+    manifest: String,
+    /// The fields whose value cargo works out, by their name in a manifest.
+    facts: BTreeMap<&'static str, Option<String>>,
+    /// Normal and build dependencies, optional ones too, by their real names.
+    shipped: Vec<String>,
+}
+
+impl Workspace {
+    fn load() -> Self {
+        let output = Command::new(env!("CARGO"))
+            .args(["metadata", "--no-deps", "--offline", "--format-version", "1", "--manifest-path"])
+            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml"))
+            .output()
+            .expect("cargo runs, since it runs this test");
+        assert!(output.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&output.stderr));
+        let metadata: Value = serde_json::from_slice(&output.stdout).expect("cargo writes JSON");
+        let packages = metadata["packages"].as_array().expect("metadata lists packages");
+        Self {
+            root: PathBuf::from(text(&metadata["workspace_root"])),
+            packages: packages.iter().map(Package::read).collect(),
+        }
+    }
+
+    fn package(&self, name: &str) -> Option<&Package> {
+        self.packages.iter().find(|package| package.name == name)
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.package(name).is_some()
+    }
+}
+
+impl Package {
+    fn read(metadata: &Value) -> Self {
+        let manifest = PathBuf::from(text(&metadata["manifest_path"]));
+        let fact = |key: &str| metadata[key].as_str().map(str::to_owned);
+        let dependencies = metadata["dependencies"].as_array().expect("a package lists dependencies");
+        Self {
+            name: text(&metadata["name"]).to_owned(),
+            dir: manifest.parent().expect("a manifest stands in a folder").to_owned(),
+            manifest: fs::read_to_string(&manifest).expect("cargo has just read it"),
+            facts: BTreeMap::from([
+                ("edition", fact("edition")),
+                ("rust-version", fact("rust_version")),
+                ("license", fact("license")),
+            ]),
+            shipped: dependencies
+                .iter()
+                .filter(|dependency| dependency["kind"] != "dev")
+                .map(|dependency| text(&dependency["name"]).to_owned())
+                .collect(),
+        }
+    }
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().expect("cargo's metadata has text here")
+}
+
+/// The lines below a manifest's heading, down to the next one.
+fn section<'a>(manifest: &'a str, heading: &'a str) -> impl Iterator<Item = &'a str> {
+    let below = manifest.lines().skip_while(move |line| line.trim() != heading).skip(1);
+    below.take_while(|line| !line.starts_with('['))
+}
+
+fn without_spaces(line: &str) -> String {
+    line.split_whitespace().collect()
+}
+
+fn rust_files(dir: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(dir).into_iter().flatten() {
+        let path = entry.expect("a source folder can be listed").path();
+        if path.is_dir() {
+            files.extend(rust_files(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files.push(path);
+        }
+    }
+    files.sort();
+    files
+}
+
+/// The words that make a global or need a proof, with their lines.
+fn forbidden_words(source: &str) -> Vec<(usize, String)> {
+    let code = code_only(source);
+    let mut found = Vec::new();
+    for (index, line) in code.lines().enumerate() {
+        // `'static` is a lifetime: the quote belongs to the word.
+        let words = line.split(|c: char| !(c.is_alphanumeric() || c == '_' || c == '\''));
+        let forbidden = words.filter(|word| ["static", "thread_local", "unsafe"].contains(word));
+        found.extend(forbidden.map(|word| (index + 1, word.to_owned())));
+    }
+    found
+}
+
+/// The source without comments and without the content of strings and characters; lines stay where they are.
+fn code_only(source: &str) -> String {
+    let chars: Vec<char> = source.chars().chain(iter::repeat_n('\0', 3)).collect();
+    let end = chars.len() - 3;
+    let mut code = String::new();
+    let mut at = 0;
+    while at < end {
+        let from = at;
+        match (chars[at], chars[at + 1]) {
+            ('/', '/') => at += chars[at..end].iter().take_while(|c| **c != '\n').count(),
+            ('/', '*') => {
+                let mut depth = 0;
+                while at < end {
+                    match (chars[at], chars[at + 1]) {
+                        ('/', '*') => depth += 1,
+                        ('*', '/') => depth -= 1,
+                        _ => {
+                            at += 1;
+                            continue;
+                        }
+                    }
+                    at += 2;
+                    if depth == 0 {
+                        break;
+                    }
+                }
+            }
+            ('"', _) => {
+                at += 1;
+                while at < end && chars[at] != '"' {
+                    at += if chars[at] == '\\' { 2 } else { 1 };
+                }
+                at += 1;
+            }
+            ('r', '"' | '#') => {
+                let hashes = chars[at + 1..].iter().take_while(|c| **c == '#').count();
+                at += 1 + hashes;
+                // `r#match` is a name.
+                if chars[at] == '"' {
+                    let close: Vec<char> = iter::once('"').chain(iter::repeat_n('#', hashes)).collect();
+                    at += 1;
+                    while at < end && !chars[at..].starts_with(&close) {
+                        at += 1;
+                    }
+                    at += close.len();
+                }
+            }
+            ('\'', '\\') => {
+                at += 3;
+                while at < end && chars[at] != '\'' {
+                    at += 1;
+                }
+                at += 1;
+            }
+            ('\'', _) if chars[at + 2] == '\'' => at += 3,
+            (c, _) => {
+                code.push(c);
+                at += 1;
+                continue;
+            }
+        }
+        // What was skipped separates words and keeps its line breaks.
+        code.push(' ');
+        code.extend(chars[from..at.min(end)].iter().filter(|c| **c == '\n'));
+    }
+    code
+}
+
+fn assert_none(faults: &[String]) {
+    assert!(faults.is_empty(), "\n  {}\n", faults.join("\n  "));
+}
