@@ -1,9 +1,12 @@
 //! The virtual world that evenkeel's tests run in.
 //!
-//! [`World`] drives a [`Core`] as a channel would, on virtual time: it carries out effects against scripted backends,
-//! keeps the picker that was published last, and holds every policy to the rule that a pass with nothing new changes
-//! nothing. A test is a story: what happens, and what is dialled, picked and reported.
+//! [`World`] drives a [`Core`](evenkeel_core::Core) as a channel would, on virtual time: it carries out effects against
+//! scripted backends, keeps the picker that was published last, and holds every policy to the rule that a pass with
+//! nothing new changes nothing. A test is a story: what happens, and what is dialled, picked and reported.
+//! [`Counting`] counts allocations.
 
+mod alloc;
 mod world;
 
+pub use alloc::{Allocations, Counting};
 pub use world::{Picked, World, endpoints, secs, weighted};

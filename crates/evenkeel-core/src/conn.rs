@@ -74,57 +74,54 @@ impl Conn {
         eagerness: Eagerness,
         cx: &mut Cx<'_>,
     ) -> ConnState {
-        if let Phase::Ready(id) = self.phase {
-            match cx.look(id).filter(|subchannel| addresses.contains(subchannel.address())) {
-                Some(subchannel) if subchannel.is_ready() => {
-                    cx.keep(id);
-                    return ConnState { connectivity: Connectivity::Ready, subchannel: Some(id) };
-                }
+        let Some(first) = addresses.first() else {
+            *self = Conn { phase: Phase::Idle, failed: true };
+            return ConnState { connectivity: Connectivity::TransientFailure, subchannel: None };
+        };
+        let attempts = match std::mem::take(&mut self.phase) {
+            Phase::Ready(id) => match cx.look(id).filter(|chosen| addresses.contains(chosen.address())) {
+                Some(chosen) if chosen.is_ready() => return self.ready(id, cx),
                 Some(_) => {
                     cx.reresolve();
-                    self.phase = Phase::Idle;
+                    None
                 }
                 // The address left the list with its connection in use: start over with the new list at once.
-                None => self.phase = Phase::Trying(Box::new(Attempts::new(addresses))),
-            }
-        }
-        if let Phase::Idle = self.phase {
-            let Some(first) = addresses.first() else { return ConnState::none() };
+                None => Some(Box::new(Attempts::new(addresses))),
+            },
+            Phase::Trying(attempts) if attempts.addresses == *addresses => Some(attempts),
+            Phase::Trying(_) => Some(Box::new(Attempts::new(addresses))),
+            Phase::Idle => None,
+        };
+        if attempts.is_none() && eagerness == Eagerness::Lazy && !cx.exit_idle() {
             let first = cx.subchannel(first);
-            let (id, woken) = (first.id(), first.connectivity() != Connectivity::Idle);
-            if eagerness == Eagerness::Lazy && !woken && !cx.exit_idle() {
-                return ConnState { connectivity: Connectivity::Idle, subchannel: Some(id) };
+            if first.connectivity() == Connectivity::Idle {
+                return ConnState { connectivity: Connectivity::Idle, subchannel: Some(first.id()) };
             }
-            self.phase = Phase::Trying(Box::new(Attempts::new(addresses)));
         }
-        self.attempt(addresses, cx)
+        self.attempt(attempts.unwrap_or_else(|| Box::new(Attempts::new(addresses))), cx)
     }
 
-    fn attempt(&mut self, addresses: &Arc<[Address]>, cx: &mut Cx<'_>) -> ConnState {
-        let Phase::Trying(attempts) = &mut self.phase else { return ConnState::none() };
-        if attempts.addresses != *addresses {
-            **attempts = Attempts::new(addresses);
-        }
+    fn ready(&mut self, id: SubchannelId, cx: &mut Cx<'_>) -> ConnState {
+        *self = Conn { phase: Phase::Ready(id), failed: false };
+        cx.keep(id);
+        ConnState { connectivity: Connectivity::Ready, subchannel: Some(id) }
+    }
+
+    fn attempt(&mut self, mut attempts: Box<Attempts>, cx: &mut Cx<'_>) -> ConnState {
         if let Some(id) = attempts.reconcile(cx) {
-            self.phase = Phase::Ready(id);
-            self.failed = false;
-            cx.keep(id);
-            return ConnState { connectivity: Connectivity::Ready, subchannel: Some(id) };
+            return self.ready(id, cx);
         }
         self.failed |= attempts.passed;
         let mut tried = attempts.tried.iter().filter_map(|(id, _)| cx.look(*id));
-        if self.failed {
+        let state = if self.failed {
             let last = tried.max_by_key(|subchannel| subchannel.failure_order()).map(Subchannel::id);
-            return ConnState { connectivity: Connectivity::TransientFailure, subchannel: last };
-        }
-        let trying = tried.next_back().map(Subchannel::id);
-        ConnState { connectivity: Connectivity::Connecting, subchannel: trying }
-    }
-}
-
-impl ConnState {
-    fn none() -> ConnState {
-        ConnState { connectivity: Connectivity::TransientFailure, subchannel: None }
+            ConnState { connectivity: Connectivity::TransientFailure, subchannel: last }
+        } else {
+            let last = tried.next_back().map(Subchannel::id);
+            ConnState { connectivity: Connectivity::Connecting, subchannel: last }
+        };
+        self.phase = Phase::Trying(attempts);
+        state
     }
 }
 

@@ -14,6 +14,8 @@
 //! | [`schedule`] | exact weighted orders |
 //! | [`Description`] | the live tree as data |
 
+#![forbid(unsafe_code)]
+
 mod address;
 mod child;
 mod config;

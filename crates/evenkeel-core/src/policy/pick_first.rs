@@ -4,18 +4,18 @@
 //! The connecting itself is [`Conn`]'s; here the address list is made: endpoints shuffled if asked for, flattened in
 //! order, address families interleaved.
 
+use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::config::{ConfigError, Fields};
-use crate::conn::{Conn, Eagerness};
+use crate::conn::{Conn, ConnState, Eagerness};
 use crate::describe::{Description, EndpointRow, Look};
 use crate::policy::{LbState, Policy, Shown};
 use crate::weights::spread;
 use crate::{
-    Address, ConnState, Connectivity, Cx, Endpoint, Endpoints, Health, Pick, Picker, Status, SubchannelId,
+    Address, Call, Connectivity, Cx, Endpoint, Endpoints, Health, Pick, Picker, Rng, Status, SubchannelId,
 };
-use crate::{Call, Rng};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The policy.
 #[derive(Debug, Default)]
@@ -53,7 +53,9 @@ impl Policy for PickFirst {
         }
         let eagerness = if self.settled { Eagerness::Lazy } else { Eagerness::Eager };
         let state = self.conn.reconcile(&self.addresses, eagerness, cx);
-        self.settled |= state.connectivity == Connectivity::Ready;
+        // An empty list is no reason to wait for a call once addresses come.
+        self.settled =
+            (self.settled || state.connectivity == Connectivity::Ready) && !self.addresses.is_empty();
         let failing = state.connectivity == Connectivity::TransientFailure;
         let failure = failing.then(|| self.failure(state, cx));
         self.state = Some(state);
@@ -128,7 +130,7 @@ fn address_list(endpoints: &Endpoints, shuffle: bool, rng: &mut Rng) -> Arc<[Add
         shuffle_by_weight(&mut endpoints, rng);
     }
     let mut flat: Vec<Address> = Vec::new();
-    let mut seen = std::collections::HashSet::new();
+    let mut seen = HashSet::new();
     for address in endpoints.iter().flat_map(|endpoint| endpoint.addresses().iter()) {
         if seen.insert(address) {
             flat.push(address.clone());

@@ -1,15 +1,20 @@
 //! Every policy as stories on virtual time. A test names in its doc comment what it covers.
 
+mod bad_input;
 mod cluster_impl;
 mod cluster_manager;
+mod custom;
 mod edf_weighted_round_robin;
 mod least_request;
 mod outlier_detection;
 mod pick_first;
+mod pick_first_model;
 mod priority;
 mod random_subsetting;
 mod ring_hash;
 mod round_robin;
+mod rules;
+mod subchannel_model;
 mod weighted_round_robin;
 mod weighted_target;
 mod wrr_locality;

@@ -1,22 +1,304 @@
 //! `pick_first`: one connection, to the first address that answers.
 
-use evenkeel_core::Connectivity;
-use serde_json::json;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use evenkeel_core::{
+    Backoff, Code, Connectivity, Core, Effect, Endpoint, Endpoints, Event, Instant, Locality, Registry, Rng,
+    Status, Update,
+};
+use serde_json::{Value, json};
 use testkit::{World, endpoints, secs};
+
+fn pick_first() -> Value {
+    json!([{"pick_first": {}}])
+}
+
+fn shuffling() -> Value {
+    json!([{"pick_first": {"shuffleAddressList": true}}])
+}
+
+fn millis(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// What is dialled first, address by address, when every attempt fails at once.
+fn order(config: &Value, endpoints: Endpoints, seed: u64) -> Vec<String> {
+    let core = Core::builder().rng(Rng::from_entropy(seed)).build();
+    let mut world = World::with(core, Registry::standard(), config, endpoints);
+    let mut order = Vec::new();
+    while let [address] = &world.dialled()[..] {
+        order.push(address.clone());
+        world.fail(address);
+    }
+    order
+}
+
+/// PF-1, LBX-2
+#[test]
+fn the_config_takes_both_spellings_and_nothing_else_than_a_bool() {
+    let registry = Registry::standard();
+    for good in
+        ["{}", "null", r#"{"shuffleAddressList": true}"#, r#"{"shuffle_address_list": false, "new": 1}"#]
+    {
+        let config = registry.parse_json(&format!("[{{\"pick_first\": {good}}}]"));
+        assert!(config.is_ok(), "{good}: {config:?}");
+    }
+    let error = registry.parse_json(r#"[{"pick_first": {"shuffle_address_list": 3}}]"#).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "policy \"pick_first\": loadBalancingConfig[0].pick_first.shuffleAddressList: expected true or false, found 3"
+    );
+}
+
+/// PF-2: endpoints in order, flattened, then IPv6 and IPv4 in turn, beginning with the family of the first.
+#[test]
+fn addresses_are_flattened_and_interleaved() {
+    let list = || {
+        Endpoints::list([
+            Endpoint::new(["1.0.0.1:1", "1.0.0.2:1", "[::1]:1"]),
+            Endpoint::new(["1.0.0.3:1", "[::2]:1", "1.0.0.1:1"]),
+        ])
+    };
+    let expected = ["1.0.0.1:1", "[::1]:1", "1.0.0.2:1", "[::2]:1", "1.0.0.3:1"];
+    assert_eq!(order(&pick_first(), list(), 1), expected);
+}
+
+/// PF-2: shuffling moves endpoints, never the addresses inside one.
+#[test]
+fn shuffling_keeps_the_addresses_of_an_endpoint_in_order() {
+    let list = || Endpoints::list([Endpoint::new(["a1", "a2"]), Endpoint::new(["b1", "b2"])]);
+    let mut seen = BTreeMap::new();
+    for seed in 0..200 {
+        *seen.entry(order(&shuffling(), list(), seed).join(" ")).or_insert(0) += 1;
+    }
+    assert_eq!(seen.keys().collect::<Vec<_>>(), ["a1 a2 b1 b2", "b1 b2 a1 a2"]);
+    assert!(seen.values().all(|n| (70..=130).contains(n)), "{seen:?}");
+}
+
+/// PF-3, PF-4: attempts start 250 ms apart and go on beside each other; no timer after the last; the first to
+/// answer wins and the others are let go.
+#[test]
+fn happy_eyeballs() {
+    let mut world = World::new(&pick_first(), endpoints(["a", "b", "c"]));
+    assert_eq!(world.dialled(), ["a"]);
+    world.advance(millis(249));
+    assert!(world.dialled().is_empty());
+    world.advance(millis(1));
+    assert_eq!(world.dialled(), ["b"]);
+    world.fail("b");
+    assert_eq!(world.dialled(), ["c"], "a failure does not wait for the timer");
+    world.advance(millis(600));
+    assert!(world.dialled().is_empty());
+    assert_eq!(world.state(), Connectivity::Connecting, "a and c are still trying");
+    world.ready("a");
+    let mut closed = world.closed();
+    closed.sort();
+    assert_eq!(closed, ["b", "c"]);
+    assert_eq!(world.picks(2), ["a", "a"]);
+    assert_eq!(world.wake_at(), None);
+}
+
+/// PF-3: the delay is held to 100 ms..2 s.
+#[test]
+fn the_attempt_delay_can_be_set_within_limits() {
+    for (set, used) in [(1, 100), (700, 700), (60_000, 2_000)] {
+        let core = Core::builder().rng(Rng::fixed(1)).attempt_delay(millis(set)).build();
+        let world = World::with(core, Registry::standard(), &pick_first(), endpoints(["a", "b"]));
+        assert_eq!(world.wake_at(), Some(Instant::ORIGIN + millis(used)));
+    }
+}
+
+/// PF-5, PF-6: TRANSIENT_FAILURE only after every address failed once; then all keep trying, each on its own
+/// back-off, and addresses are asked for again whenever the failures reach the number of addresses.
+#[test]
+fn fails_after_a_whole_pass_and_keeps_trying() {
+    let mut world = World::new(&pick_first(), endpoints(["a", "b"]));
+    world.fail("a");
+    assert_eq!(world.state(), Connectivity::Connecting);
+    assert_eq!((world.reresolutions(), world.dialled()), (0, vec!["a".to_owned(), "b".to_owned()]));
+    world.fail("b");
+    assert_eq!(world.state(), Connectivity::TransientFailure);
+    assert_eq!(world.reresolutions(), 1);
+    let status = world.pick().status().cloned().expect("the pick fails");
+    assert_eq!(status.code(), Code::Unavailable);
+    assert!(status.message().ends_with("the last, b: b refused"), "{status}");
+    world.advance(secs(2));
+    let mut again = world.dialled();
+    again.sort();
+    assert_eq!(again, ["a", "b"], "each after its own back-off of about a second");
+    world.fail("a");
+    assert_eq!(world.reresolutions(), 0);
+    world.advance(secs(2));
+    world.fail("a");
+    assert_eq!(world.reresolutions(), 1, "two failures, if of the same address");
+    assert_eq!(world.state(), Connectivity::TransientFailure);
+    world.ready("b");
+    assert_eq!(world.picks(1), ["b"]);
+}
+
+/// LBX-3, PF-7: a new list starts a new pass over what is there: one backing off counts as failed, one connecting as
+/// started; and what has failed stays failed until it is ready.
+#[test]
+fn a_new_list_starts_a_new_pass() {
+    let mut world = World::new(&pick_first(), endpoints(["a", "b"]));
+    world.fail("a");
+    world.fail("b");
+    world.dialled();
+    world.endpoints(endpoints(["b", "c", "d"]));
+    assert_eq!(world.dialled(), ["c"], "b is backing off: on to the next");
+    assert_eq!(world.closed(), ["a"]);
+    assert_eq!(world.state(), Connectivity::TransientFailure);
+    world.endpoints(endpoints(["c", "e"]));
+    assert!(world.dialled().is_empty(), "c is connecting: nothing to start");
+    world.advance(millis(250));
+    assert_eq!(world.dialled(), ["e"]);
+    world.ready("e");
+    assert_eq!(world.state(), Connectivity::Ready);
+}
+
+/// PF-7: a connection in use stays in use while its address stays in the list.
+#[test]
+fn a_ready_address_that_stays_is_kept() {
+    let mut world = World::new(&pick_first(), endpoints(["a", "b"])).all_up();
+    world.dialled();
+    world.endpoints(endpoints(["c", "a"]));
+    assert_eq!((world.dialled().len(), world.closed().len()), (0, 0));
+    assert_eq!(world.picks(1), ["a"]);
+    world.endpoints(endpoints(["c", "d"]));
+    assert_eq!((world.dialled(), world.closed()), (vec!["c".to_owned()], vec!["a".to_owned()]));
+    assert_eq!(world.picks(1), ["c"]);
+}
 
 /// PF-8
 #[test]
 fn a_lost_connection_waits_for_a_call() {
-    let mut world = World::new(&json!([{"pick_first": {}}]), endpoints(["a", "b"]));
+    let mut world = World::new(&pick_first(), endpoints(["a", "b"]));
     assert_eq!(world.dialled(), ["a"]);
     world.ready("a");
     assert_eq!(world.picks(2), ["a", "a"]);
     world.lose("a");
     assert_eq!(world.state(), Connectivity::Idle);
+    assert_eq!(world.reresolutions(), 1);
     world.advance(secs(100));
     assert!(world.dialled().is_empty());
     assert_eq!(world.picks(1), ["queue"]);
     assert_eq!(world.dialled(), ["a"]);
-    world.ready("a");
+    world.fail("a");
+    assert_eq!(world.dialled(), ["b"]);
+    world.ready("b");
+    assert_eq!(world.picks(1), ["b"]);
+}
+
+/// PF-8: the application may ask for the connection instead of a call.
+#[test]
+fn an_idle_channel_connects_when_asked() {
+    let mut world = World::new(&pick_first(), endpoints(["a"])).all_up();
+    world.down("a");
+    world.dialled();
+    world.handle(Event::ExitIdle);
+    assert_eq!(world.dialled(), ["a"]);
+}
+
+/// PF-9: and addresses that come later are connected without a call.
+#[test]
+fn no_addresses_fail_at_once() {
+    let mut world = World::new(&pick_first(), Endpoints::none());
+    assert_eq!(world.state(), Connectivity::TransientFailure);
+    assert_eq!(world.pick().status().map(Status::code), Some(Code::Unavailable));
+    world.endpoints(Endpoints::list([Endpoint::new([] as [&str; 0])]));
+    assert_eq!(world.picks(1), ["fail"]);
+    world.up("a");
+    world.endpoints(endpoints(["a"]));
     assert_eq!(world.picks(1), ["a"]);
+    world.endpoints(Endpoints::none());
+    assert_eq!((world.state(), world.closed()), (Connectivity::TransientFailure, vec!["a".to_owned()]));
+}
+
+/// PF-10: waits of 1 s, times 1.6, at most 120 s, each up to 20 % off; an attempt is given 20 s or its wait.
+#[test]
+fn attempts_back_off() {
+    let config = Registry::standard().parse(&pick_first()).expect("valid");
+    for seed in 0..50 {
+        let mut core = Core::builder().rng(Rng::fixed(seed)).build();
+        core.update(Update::new(config.clone(), endpoints(["a"])));
+        let mut now = Instant::ORIGIN;
+        for nominal in
+            [1.0, 1.6, 2.56, 4.096, 6.5536, 10.48576, 16.777_216, 26.84, 42.95, 68.7, 109.95, 120.0, 120.0]
+        {
+            let pass = core.reconcile(now);
+            let Some(Effect::Dial { id, deadline, .. }) =
+                pass.effects.into_iter().find(|effect| matches!(effect, Effect::Dial { .. }))
+            else {
+                panic!("an attempt is due at {now:?}");
+            };
+            core.handle(Event::ConnectFailed(id, Status::unavailable("refused")), now);
+            let next = core.reconcile(now).wake_at.expect("a back-off ends");
+            let wait = next.since(now).as_secs_f64();
+            assert!((nominal * 0.799..=nominal * 1.201).contains(&wait), "{wait} instead of {nominal}");
+            assert_eq!(deadline.since(now), secs(20).max(next.since(now)));
+            now = next;
+        }
+    }
+}
+
+/// PF-10: the wait runs from the start of an attempt, and a success starts the series anew.
+#[test]
+fn a_slow_attempt_is_repeated_at_once() {
+    let backoff = Backoff { jitter: 0.0, ..Backoff::default() };
+    let core = Core::builder().rng(Rng::fixed(1)).backoff(backoff).build();
+    let mut world = World::with(core, Registry::standard(), &pick_first(), endpoints(["a"]));
+    world.advance(secs(20));
+    world.dialled();
+    world.fail("a");
+    assert_eq!(world.dialled(), ["a"], "the back-off of 1 s was over long ago");
+    world.fail("a");
+    world.advance(millis(1_599));
+    assert!(world.dialled().is_empty());
+    world.advance(millis(1));
+    assert_eq!(world.dialled(), ["a"]);
+    world.ready("a");
+    world.lose("a");
+    world.picks(1);
+    world.fail("a");
+    world.dialled();
+    world.advance(secs(1));
+    assert_eq!(world.dialled(), ["a"]);
+}
+
+/// PF-11: the first place is won in proportion to the weights; a missing weight is 1.
+#[test]
+fn shuffling_follows_the_weights() {
+    let list = || {
+        Endpoints::list([
+            Endpoint::at("a").with_weight(6),
+            Endpoint::at("b").with_weight(3),
+            Endpoint::at("c"),
+        ])
+    };
+    let mut first = BTreeMap::new();
+    for seed in 0..5_000 {
+        *first.entry(order(&shuffling(), list(), seed)[0].clone()).or_insert(0) += 1;
+    }
+    // 5,000 draws: the standard deviation is below 36, the tolerance four of them.
+    for (address, share) in [("a", 3_000), ("b", 1_500), ("c", 500)] {
+        assert!(i32::abs(first[address] - share) < 144, "{first:?}");
+    }
+}
+
+/// PF-12: a locality's share first, then the endpoint's share of it: `l` has one endpoint and half of all.
+#[test]
+fn shuffling_weighs_localities_before_endpoints() {
+    let locality =
+        |zone: &str| std::sync::Arc::new(Locality { zone: zone.to_owned(), ..Locality::default() });
+    let list = || {
+        let (l, m) = (locality("l"), locality("m"));
+        Endpoints::list([
+            Endpoint::at("l1").with_weight(1).with_locality(l, 5),
+            Endpoint::at("m1").with_weight(100).with_locality(m.clone(), 5),
+            Endpoint::at("m2").with_weight(100).with_locality(m, 5),
+        ])
+    };
+    let wins = (0..2_000).filter(|seed| order(&shuffling(), list(), *seed)[0] == "l1").count();
+    assert!((910..=1_090).contains(&wins), "{wins}");
 }

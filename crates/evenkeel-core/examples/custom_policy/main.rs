@@ -1,0 +1,56 @@
+//! Writing a policy of one's own, registering it with one call, and watching it work on virtual time.
+//!
+//! `cargo run -p evenkeel-core --example custom_policy`
+
+mod nearest;
+
+use std::sync::Arc;
+
+use evenkeel_core::{
+    Call, CallEnd, Code, Core, Effect, Endpoint, Endpoints, Event, Instant, LoadReport, Locality, Pick,
+    Registry, Rng, Update,
+};
+use nearest::Nearest;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut registry = Registry::standard();
+    registry.register::<Nearest>("example.Nearest");
+    let config = registry.parse_json(r#"[{"example.Nearest": {"zone": "a", "maxUtilization": 0.7}}]"#)?;
+
+    let zone = |zone: &str| Arc::new(Locality { zone: zone.to_owned(), ..Locality::default() });
+    let endpoints = Endpoints::list([
+        Endpoint::at("10.0.0.1:443").with_locality(zone("a"), 1),
+        Endpoint::at("10.0.1.1:443").with_locality(zone("b"), 1).with_weight(3),
+        Endpoint::at("10.0.1.2:443").with_locality(zone("b"), 1),
+    ]);
+    let mut core = Core::builder().rng(Rng::fixed(7)).build();
+    core.update(Update::new(config, endpoints));
+    let now = Instant::ORIGIN;
+    for effect in core.reconcile(now).effects {
+        if let Effect::Dial { id, .. } = effect {
+            core.handle(Event::Connected(id), now);
+        }
+    }
+    let picker = core.reconcile(now).picker.ok_or("nothing to pick from")?;
+
+    for (utilization, say) in
+        [(0.3, "zone a has room"), (0.9, "zone a is busy"), (0.5, "zone a has room again")]
+    {
+        let mut counts = std::collections::BTreeMap::new();
+        for entropy in 0..1_000 {
+            let Pick::To(id, trackers) = picker.pick(&Call::new("/demo.Demo/Get", entropy)) else { continue };
+            let address =
+                core.subchannel(id).map(|subchannel| subchannel.address().to_string()).unwrap_or_default();
+            let is_near = address.starts_with("10.0.0");
+            *counts.entry(address).or_insert(0) += 1;
+            // Only the first call of a round brings news, so that each round shows one situation.
+            let load = LoadReport {
+                cpu_utilization: if is_near { utilization } else { 0.2 },
+                ..LoadReport::default()
+            };
+            trackers.finish(&CallEnd::Finished { code: Code::Ok, at: now, load: Some(&load) });
+        }
+        println!("{say:22} {counts:?}");
+    }
+    Ok(())
+}

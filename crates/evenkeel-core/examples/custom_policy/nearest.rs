@@ -1,0 +1,165 @@
+//! A policy of one's own: stay in one's zone while it can take more.
+//!
+//! It uses what the public API gives every policy: endpoint weights, localities, metadata, and the load that backends
+//! report with each call. Its config is `{"zone": "eu-1a", "maxUtilization": 0.8}`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use evenkeel_core::{
+    Call, CallEnd, ConfigError, Connectivity, Cx, Description, Eagerness, Endpoint, Endpoints, Fields, Fleet,
+    LbState, Look, Member, Pick, Picker, Policy, Shown, Status, SubchannelId, Tracker, Trackers,
+};
+
+/// Metadata under which an operator can set an endpoint aside: `{"example": {"aside": true}}`.
+pub(crate) const ASIDE: (&str, &str) = ("example", "aside");
+
+/// The policy.
+#[derive(Default)]
+pub(crate) struct Nearest {
+    fleet: Fleet<Arc<Utilization>>,
+    shown: Shown<Seen>,
+}
+
+/// Its settings.
+pub(crate) struct NearestConfig {
+    zone: String,
+    max_utilization: f64,
+}
+
+/// What a picker is made from; while it stays equal, so does the picker.
+#[derive(PartialEq)]
+struct Seen {
+    connectivity: Connectivity,
+    near: Vec<(SubchannelId, u32)>,
+    far: Vec<(SubchannelId, u32)>,
+    max_utilization: f64,
+    failure: Option<Status>,
+}
+
+impl Policy for Nearest {
+    type Config = NearestConfig;
+
+    fn parse(fields: &Fields<'_>) -> Result<NearestConfig, ConfigError> {
+        let zone =
+            fields.str("zone")?.ok_or_else(|| fields.error("zone", "is required: the zone to stay in"))?;
+        let max_utilization = fields.f64("maxUtilization")?.unwrap_or(0.8);
+        if max_utilization <= 0.0 {
+            return Err(fields.error("maxUtilization", "must be above 0"));
+        }
+        Ok(NearestConfig { zone: zone.to_owned(), max_utilization })
+    }
+
+    fn reconcile(&mut self, config: &NearestConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
+        self.fleet.reconcile(endpoints, Eagerness::Eager, cx);
+        let (mut near, mut far) = (Vec::new(), Vec::new());
+        for (member, id) in self.fleet.ready().filter(|(member, _)| !is_aside(&member.endpoint)) {
+            let is_near = member.endpoint.locality().is_some_and(|locality| locality.zone == config.zone);
+            let side = if is_near { &mut near } else { &mut far };
+            side.push((id, member.endpoint.weight().unwrap_or(1)));
+        }
+        let connectivity = self.fleet.connectivity();
+        let failing = connectivity == Connectivity::TransientFailure;
+        let failure = failing.then(|| self.fleet.failure(cx));
+        let max_utilization = config.max_utilization;
+        let fleet = &self.fleet;
+        self.shown.show(Seen { connectivity, near, far, max_utilization, failure }, |seen| {
+            match &seen.failure {
+                Some(failure) => LbState::failing(failure.clone()),
+                None if seen.near.is_empty() && seen.far.is_empty() => LbState::connecting(),
+                None => LbState::new(connectivity, NearestPicker::new(seen, fleet)),
+            }
+        })
+    }
+
+    fn describe(&self, look: &Look<'_>) -> Description {
+        let mut description = Description::new();
+        self.fleet.describe(&mut description, look, |_, member, row| {
+            row.weight = member.endpoint.weight().map(f64::from);
+            if is_aside(&member.endpoint) {
+                row.unused = Some("set aside by its metadata".to_owned());
+            }
+        });
+        description
+    }
+}
+
+fn is_aside(endpoint: &Endpoint) -> bool {
+    endpoint.metadata(ASIDE).and_then(serde_json::Value::as_bool).unwrap_or(false)
+}
+
+/// The utilisation that an endpoint last reported, in bits of an `f64`; 0 until it reports.
+#[derive(Default)]
+pub(crate) struct Utilization(AtomicU64);
+
+impl Utilization {
+    fn get(&self) -> f64 {
+        f64::from_bits(self.0.load(Ordering::Relaxed))
+    }
+}
+
+impl Tracker for Utilization {
+    fn finished(&self, end: &CallEnd<'_>) {
+        if let CallEnd::Finished { load: Some(load), .. } = end {
+            self.0.store(load.cpu_utilization.to_bits(), Ordering::Relaxed);
+        }
+    }
+
+    fn wants_load(&self) -> bool {
+        true
+    }
+}
+
+struct NearestPicker {
+    near: Vec<Candidate>,
+    far: Vec<Candidate>,
+    max_utilization: f64,
+}
+
+struct Candidate {
+    id: SubchannelId,
+    weight: u64,
+    utilization: Arc<Utilization>,
+}
+
+impl NearestPicker {
+    fn new(seen: &Seen, fleet: &Fleet<Arc<Utilization>>) -> NearestPicker {
+        let load_of = |id| {
+            fleet
+                .ready()
+                .find(|(_, ready)| *ready == id)
+                .map(|(member, _): (&Member<_>, _)| member.own.clone())
+        };
+        let candidates = |side: &[(SubchannelId, u32)]| {
+            let candidate = |&(id, weight): &(SubchannelId, u32)| {
+                Some(Candidate { id, weight: u64::from(weight), utilization: load_of(id)? })
+            };
+            side.iter().filter_map(candidate).collect()
+        };
+        NearestPicker {
+            near: candidates(&seen.near),
+            far: candidates(&seen.far),
+            max_utilization: seen.max_utilization,
+        }
+    }
+}
+
+impl Picker for NearestPicker {
+    fn pick(&self, call: &Call<'_>) -> Pick {
+        let has_room = |candidate: &&Candidate| candidate.utilization.get() < self.max_utilization;
+        let sides = [
+            self.near.iter().filter(has_room).collect::<Vec<_>>(),
+            self.far.iter().collect(),
+            self.near.iter().collect(),
+        ];
+        let Some(side) = sides.into_iter().find(|side| !side.is_empty()) else { return Pick::QUEUE };
+        let mut point = call.random_below(side.iter().map(|candidate| candidate.weight).sum());
+        for candidate in side {
+            if point < candidate.weight {
+                return Pick::To(candidate.id, Trackers::one(candidate.utilization.clone()));
+            }
+            point -= candidate.weight;
+        }
+        Pick::QUEUE
+    }
+}

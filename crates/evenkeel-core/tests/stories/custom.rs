@@ -1,0 +1,60 @@
+//! A policy from outside the crate: the public API is enough.
+
+#[path = "../../examples/custom_policy/nearest.rs"]
+mod nearest;
+
+use std::sync::Arc;
+
+use evenkeel_core::{Code, Core, Endpoint, Endpoints, LoadReport, Locality, Registry, Rng};
+use serde_json::json;
+use testkit::World;
+
+use nearest::{ASIDE, Nearest};
+
+fn world(endpoints: Endpoints) -> World {
+    let mut registry = Registry::standard();
+    registry.register::<Nearest>("example.Nearest");
+    let config = json!([{"not.Known": {}}, {"example.Nearest": {"zone": "a", "max_utilization": 0.7}}]);
+    World::with(Core::builder().rng(Rng::fixed(1)).build(), registry, &config, endpoints).all_up()
+}
+
+fn in_zone(address: &str, zone: &str) -> Endpoint {
+    let locality = Locality { zone: zone.to_owned(), ..Locality::default() };
+    Endpoint::at(address).with_locality(Arc::new(locality), 1)
+}
+
+fn busy(utilization: f64) -> LoadReport {
+    LoadReport { cpu_utilization: utilization, ..LoadReport::default() }
+}
+
+/// REG-9: it sees localities and load reports.
+#[test]
+fn stays_in_its_zone_while_there_is_room() {
+    let mut world = world(Endpoints::list([in_zone("near", "a"), in_zone("far", "b")]));
+    assert_eq!(world.pick().finish(Code::Ok, Some(&busy(0.9))), "near");
+    assert_eq!(world.picks(3), ["far", "far", "far"]);
+    assert_eq!(world.pick().finish(Code::Ok, None), "far");
+}
+
+/// REG-9: it sees weights and metadata.
+#[test]
+fn follows_weights_and_metadata() {
+    let aside = in_zone("c", "a").with_metadata(ASIDE, true);
+    let mut world = world(Endpoints::list([in_zone("a", "a").with_weight(3), in_zone("b", "a"), aside]));
+    let shares = world.shares(4_000);
+    assert!((2_900..3_100).contains(&shares["a"]), "{shares:?}");
+    assert!(!shares.contains_key("c"));
+    let rows = world.describe().endpoints;
+    assert_eq!(rows[2].unused.as_deref(), Some("set aside by its metadata"));
+}
+
+/// REG-9: its errors name it and the field.
+#[test]
+fn its_errors_are_as_good_as_ours() {
+    let mut registry = Registry::standard();
+    registry.register::<Nearest>("example.Nearest");
+    let error =
+        registry.parse_json(r#"[{"example.Nearest": {"zone": "a", "maxUtilization": -1}}]"#).unwrap_err();
+    assert_eq!(error.policy(), Some("example.Nearest"));
+    assert_eq!(error.path(), "loadBalancingConfig[0].example.Nearest.maxUtilization");
+}

@@ -1,0 +1,292 @@
+//! Rules common to all policies.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use evenkeel_core::{
+    Call, CallEnd, Code, ConfigError, Connectivity, Core, Cx, Description, Endpoint, Endpoints, Fields,
+    LbState, Look, Pick, Picker, Policy, Registry, Rng, Shown, Status, Tracker, Trackers,
+};
+use serde_json::{Value, json};
+use testkit::{World, endpoints, secs};
+
+fn round_robin() -> Value {
+    json!([{"round_robin": {}}])
+}
+
+/// LBX-1: the first registered name counts, and its config must parse.
+#[test]
+fn the_first_known_policy_is_taken() {
+    let registry = Registry::standard();
+    let taken = |config: Value| registry.parse(&config).map(|config| config.policy().to_owned());
+    let unknown_first = json!([{"nobody.knows": {"x": 1}}, {"round_robin": {}}, {"pick_first": {}}]);
+    assert_eq!(taken(unknown_first).as_deref(), Ok("round_robin"));
+    let broken_first = json!([{"pick_first": {"shuffleAddressList": "maybe"}}, {"round_robin": {}}]);
+    assert!(taken(broken_first).is_err(), "a later entry does not save a broken one");
+    let cases = [
+        (json!([]), "loadBalancingConfig: the list of policies is empty"),
+        (
+            json!({"round_robin": {}}),
+            "loadBalancingConfig: expected a list of policies, found {\"round_robin\":{}}",
+        ),
+        (
+            json!([{"a": {}, "b": {}}]),
+            "loadBalancingConfig[0]: expected an object with one policy name, found {\"a\":{},\"b\":{}}",
+        ),
+        (
+            json!([{"Round_Robin": {}}]),
+            "loadBalancingConfig: no policy of the list is known: Round_Robin; register it or name a known one",
+        ),
+    ];
+    for (config, message) in cases {
+        assert_eq!(taken(config).unwrap_err().to_string(), message);
+    }
+}
+
+/// LBX-1, LBX-2: whole service configs.
+#[test]
+fn service_configs_name_a_policy_in_two_ways() {
+    let registry = Registry::standard();
+    let policy = |json: &str| registry.parse_service_config(json).map(|config| config.policy().to_owned());
+    assert_eq!(policy("{}").as_deref(), Ok("pick_first"));
+    assert_eq!(policy(r#"{"loadBalancingPolicy": "ROUND_ROBIN"}"#).as_deref(), Ok("round_robin"));
+    let both = r#"{"load_balancing_config": [{"round_robin": {}}], "loadBalancingPolicy": "x", "new": []}"#;
+    assert_eq!(policy(both).as_deref(), Ok("round_robin"));
+    for bad in [
+        "",
+        "[]",
+        "{",
+        r#"{"loadBalancingPolicy": 3}"#,
+        r#"{"loadBalancingPolicy": "x"}"#,
+        r#"{"loadBalancingConfig": 1}"#,
+    ] {
+        assert!(policy(bad).is_err(), "{bad}");
+    }
+}
+
+/// LBX-3, LBX-4: any READY wins, then CONNECTING; what failed counts as failed until it is ready.
+#[test]
+fn states_are_summed_up() {
+    let mut world = World::new(&round_robin(), endpoints(["a", "b"]));
+    assert_eq!(world.state(), Connectivity::Connecting);
+    world.fail("a");
+    assert_eq!(world.state(), Connectivity::Connecting);
+    world.fail("b");
+    assert_eq!(world.state(), Connectivity::TransientFailure);
+    world.advance(secs(2));
+    assert_eq!(world.state_of("a"), Some(Connectivity::Connecting));
+    assert_eq!(world.state(), Connectivity::TransientFailure);
+    world.ready("b");
+    assert_eq!(world.state(), Connectivity::Ready);
+    world.lose("b");
+    assert_eq!(world.state(), Connectivity::Connecting, "b was ready: it may connect again");
+}
+
+/// LBX-5: what is idle is connected at once.
+#[test]
+fn idle_endpoints_are_connected_at_once() {
+    for policy in
+        ["round_robin", "weighted_round_robin", "edf_weighted_round_robin", "least_request_experimental"]
+    {
+        let mut world = World::new(&json!([{policy: {}}]), endpoints(["a", "b"])).all_up();
+        assert_eq!(world.dialled(), ["a", "b"], "{policy}");
+        world.lose("b");
+        assert_eq!(world.dialled(), ["b"], "{policy}");
+    }
+}
+
+/// LBX-6: the same addresses in another order are the same endpoint; the new order is used for the next connection.
+#[test]
+fn an_endpoint_is_its_set_of_addresses() {
+    let list = |addresses: [&str; 2]| Endpoints::list([Endpoint::new(addresses).with_weight(1)]);
+    let mut world = World::new(&round_robin(), list(["a", "b"]));
+    world.ready("a");
+    world.dialled();
+    world.endpoints(list(["b", "a"]));
+    assert_eq!((world.dialled().len(), world.closed().len()), (0, 0));
+    world.lose("a");
+    assert_eq!(world.dialled(), ["b"]);
+}
+
+/// LBX-8: reserved codes become INTERNAL, with the original in the text.
+#[test]
+fn reserved_codes_do_not_reach_calls() {
+    use Code::*;
+    let reserved =
+        [Ok, InvalidArgument, NotFound, AlreadyExists, FailedPrecondition, Aborted, OutOfRange, DataLoss];
+    let allowed = [
+        Cancelled,
+        Unknown,
+        DeadlineExceeded,
+        PermissionDenied,
+        ResourceExhausted,
+        Unimplemented,
+        Internal,
+        Unavailable,
+        Unauthenticated,
+    ];
+    for (code, drop) in reserved.into_iter().chain(allowed).flat_map(|code| [(code, false), (code, true)]) {
+        let mut world = scripted(Script {
+            answer: move || if drop { Pick::Drop(status(code)) } else { Pick::Fail(status(code)) },
+        });
+        let seen = world.pick().status().cloned().expect("it fails");
+        if reserved.contains(&code) {
+            assert_eq!(seen.code(), Internal);
+            assert!(
+                seen.message().contains(&format!("{code:?}")) && seen.message().contains("because"),
+                "{seen}"
+            );
+        } else {
+            assert_eq!(seen, status(code));
+        }
+    }
+}
+
+/// LBX-9: failures carry the resolver's note, also when only the note changes.
+#[test]
+fn failures_carry_the_resolution_note() {
+    for policy in ["pick_first", "round_robin"] {
+        let mut world = World::new(&json!([{policy: {}}]), endpoints(["a"]));
+        world.fail("a");
+        world.note("xDS node id: n1");
+        let message = world.pick().status().map(|status| status.message().to_owned()).unwrap_or_default();
+        assert!(message.contains("a refused") && message.ends_with("(xDS node id: n1)"), "{message}");
+        world.note("cluster c: stale");
+        let message = world.pick().status().map(|status| status.message().to_owned()).unwrap_or_default();
+        assert!(message.ends_with("(cluster c: stale)"), "{message}");
+    }
+}
+
+/// LBX-10
+#[test]
+fn waiting_calls_queue_where_others_fail_but_drops_hit_all() {
+    let mut failing = World::new(&round_robin(), Endpoints::none());
+    assert_eq!(failing.pick().outcome(), "fail");
+    assert_eq!(failing.pick_with(|call| call.wait_for_ready()).outcome(), "queue");
+    let mut dropping = scripted(Script { answer: || Pick::Drop(status(Code::Unavailable)) });
+    assert_eq!(dropping.pick_with(|call| call.wait_for_ready()).outcome(), "drop");
+}
+
+/// LBX-11: however many children change, one picker is published.
+#[test]
+fn one_update_publishes_one_picker() {
+    let mut world = World::new(&round_robin(), endpoints(["a", "b", "c"])).all_up();
+    world.published();
+    world.endpoints(endpoints(["b", "c", "d", "e"]));
+    assert_eq!(world.published(), 2, "one without a, one with d and e, which answered after the first pass");
+    world.endpoints(endpoints(["b", "c", "d", "e"]));
+    assert_eq!(world.published(), 0, "nothing changed for those who pick");
+}
+
+/// LBX-12: the old policy serves until the new one leaves CONNECTING.
+#[test]
+fn a_change_of_policy_is_graceful() {
+    let mut world = World::new(&json!([{"pick_first": {}}]), endpoints(["a"])).all_up();
+    let mut other = World::new(&json!([{"pick_first": {}}]), endpoints(["a"]));
+    other.ready("a");
+    other.update(&round_robin(), endpoints(["b", "c"]));
+    assert_eq!(other.picks(2), ["a", "a"], "b and c are connecting");
+    assert!(other.closed().is_empty());
+    other.ready("c");
+    assert_eq!(other.picks(2), ["c", "c"]);
+    assert_eq!(other.closed(), ["a"]);
+    world.dialled();
+    world.config(&round_robin());
+    assert_eq!(world.picks(1), ["a"]);
+    assert_eq!((world.dialled().len(), world.closed().len()), (0, 0), "the connection is taken over");
+}
+
+/// LBX-12: or until the old one leaves READY; a second change replaces the one that waits.
+#[test]
+fn a_lost_connection_ends_the_wait_for_the_new_policy() {
+    let mut world = World::new(&json!([{"pick_first": {}}]), endpoints(["a"]));
+    world.ready("a");
+    world.update(&round_robin(), endpoints(["b"]));
+    world.update(&json!([{"edf_weighted_round_robin": {}}]), endpoints(["c"]));
+    assert_eq!(world.closed(), ["b"]);
+    world.lose("a");
+    assert_eq!(world.state(), Connectivity::Connecting);
+    assert_eq!(world.describe().policy, "edf_weighted_round_robin");
+    world.ready("c");
+    assert_eq!(world.picks(1), ["c"]);
+}
+
+/// Trackers are told once: when the call ends, when it is dropped, when the pick was not used.
+#[test]
+fn trackers_are_told_exactly_once() {
+    #[derive(Default)]
+    struct Told(AtomicUsize, AtomicUsize, AtomicUsize);
+    impl Tracker for Told {
+        fn finished(&self, end: &CallEnd<'_>) {
+            let count = match end {
+                CallEnd::Finished { .. } => &self.0,
+                CallEnd::Cancelled => &self.1,
+                _ => &self.2,
+            };
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    let told: Vec<Arc<Told>> = (0..5).map(|_| Arc::default()).collect();
+    let trackers = || {
+        let mut trackers = Trackers::none();
+        told.iter().for_each(|told| trackers.push(told.clone()));
+        trackers
+    };
+    let end = CallEnd::Finished { code: Code::Ok, at: evenkeel_core::Instant::ORIGIN, load: None };
+    trackers().finish(&end);
+    drop(trackers());
+    trackers().finish(&CallEnd::Unsent);
+    for told in &told {
+        let counts = [&told.0, &told.1, &told.2].map(|count| count.load(Ordering::Relaxed));
+        assert_eq!((counts, Arc::strong_count(told)), ([1, 1, 1], 1));
+    }
+}
+
+fn status(code: Code) -> Status {
+    Status::new(code, "because")
+}
+
+/// A policy whose picker answers what the test says.
+#[derive(Clone)]
+struct Script<F> {
+    answer: F,
+}
+
+struct Scripted<F> {
+    script: Script<F>,
+    shown: Shown<()>,
+}
+
+impl<F: Fn() -> Pick + Clone + Send + Sync + 'static> Policy for Scripted<F> {
+    type Config = ();
+
+    fn parse(_: &Fields<'_>) -> Result<(), ConfigError> {
+        Ok(())
+    }
+
+    fn reconcile(&mut self, (): &(), _: &Endpoints, _: &mut Cx<'_>) -> LbState {
+        let script = self.script.clone();
+        self.shown.show((), |()| LbState::new(Connectivity::TransientFailure, script))
+    }
+
+    fn describe(&self, _: &Look<'_>) -> Description {
+        Description::new()
+    }
+}
+
+impl<F: Fn() -> Pick + Send + Sync> Picker for Script<F> {
+    fn pick(&self, _: &Call<'_>) -> Pick {
+        (self.answer)()
+    }
+}
+
+fn scripted<F: Fn() -> Pick + Clone + Send + Sync + 'static>(script: Script<F>) -> World {
+    let mut registry = Registry::standard();
+    registry.register_with("scripted", move || Scripted { script: script.clone(), shown: Shown::default() });
+    World::with(
+        Core::builder().rng(Rng::fixed(1)).build(),
+        registry,
+        &json!([{"scripted": {}}]),
+        Endpoints::none(),
+    )
+}

@@ -1,0 +1,124 @@
+//! The subchannel's states against a model, under generated events.
+
+use std::time::Duration;
+
+use evenkeel_core::{
+    Backoff, Connectivity, Core, Effect, Event, Instant, LoadReport, Registry, Rng, Status, SubchannelId,
+    Update,
+};
+use proptest::prelude::*;
+use serde_json::json;
+use testkit::endpoints;
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Connected,
+    Failed,
+    Lost,
+    Wanted,
+    Load,
+    Wait(u64),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        2 => Just(Step::Connected),
+        4 => Just(Step::Failed),
+        2 => Just(Step::Lost),
+        1 => Just(Step::Wanted),
+        1 => Just(Step::Load),
+        4 => prop_oneof![Just(1u64), Just(500), Just(1_600), Just(30_000), Just(121_000)].prop_map(Step::Wait),
+    ];
+    proptest::collection::vec(step, 1..80)
+}
+
+/// The states as gRPC's connection back-off document has them, with one policy that always wants a connection.
+#[derive(Debug)]
+struct Model {
+    state: Connectivity,
+    started: u64,
+    failures_in_row: i32,
+    until: u64,
+}
+
+impl Model {
+    fn connect(&mut self, now: u64) {
+        self.state = Connectivity::Connecting;
+        self.started = now;
+    }
+
+    fn fail(&mut self, now: u64) {
+        let wait = (1e9 * 1.6_f64.powi(self.failures_in_row)).min(120e9);
+        self.failures_in_row += 1;
+        self.until = (self.started + wait as u64).max(now);
+        self.state = Connectivity::TransientFailure;
+        self.tick(now);
+    }
+
+    fn tick(&mut self, now: u64) {
+        if self.state == Connectivity::TransientFailure && self.until <= now {
+            self.connect(now.min(self.until.max(self.started)));
+            self.started = now;
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// PF-10
+    #[test]
+    fn follows_the_model(steps in steps()) {
+        let backoff = Backoff { jitter: 0.0, ..Backoff::default() };
+        let mut core = Core::builder().rng(Rng::fixed(1)).backoff(backoff).build();
+        let config = Registry::standard().parse(&json!([{"round_robin": {}}])).expect("valid");
+        core.update(Update::new(config, endpoints(["a"])));
+        let (mut now, mut attempts) = (0, 0);
+        let mut model = Model { state: Connectivity::Connecting, started: 0, failures_in_row: 0, until: 0 };
+        let id = pass(&mut core, now, &mut attempts).expect("a is dialled at once");
+        for step in steps {
+            let at = Instant::from_nanos(now);
+            let error = Status::unavailable("x");
+            let (news, expected) = match step {
+                Step::Connected => (core.handle(Event::Connected(id), at), model.state == Connectivity::Connecting),
+                Step::Failed => (core.handle(Event::ConnectFailed(id, error), at), model.state == Connectivity::Connecting),
+                Step::Lost => (core.handle(Event::Disconnected(id, error), at), model.state == Connectivity::Ready),
+                Step::Wanted => (core.handle(Event::Connect(id), at), true),
+                Step::Load => (core.handle(Event::Load(id, LoadReport::default()), at), true),
+                Step::Wait(millis) => {
+                    now += Duration::from_millis(millis).as_nanos() as u64;
+                    (true, true)
+                }
+            };
+            prop_assert_eq!(news, expected, "{:?} in {:?}", step, &model);
+            match (step, expected) {
+                (Step::Connected, true) => {
+                    model.state = Connectivity::Ready;
+                    model.failures_in_row = 0;
+                }
+                (Step::Failed, true) => model.fail(now),
+                (Step::Lost, true) => model.connect(now),
+                _ => {}
+            }
+            model.tick(now);
+            pass(&mut core, now, &mut attempts);
+            let subchannel = core.subchannel(id).expect("its endpoint stays");
+            prop_assert_eq!(subchannel.connectivity(), model.state, "after {:?} at {}", step, now);
+            if model.state == Connectivity::TransientFailure {
+                let off = subchannel.retry_at().map(Instant::as_nanos).unwrap_or(0).abs_diff(model.until);
+                prop_assert!(off < 1_000, "retry is {off} ns off");
+            }
+        }
+    }
+}
+
+/// One pass; answers the subchannel if it was dialled.
+fn pass(core: &mut Core, now: u64, attempts: &mut usize) -> Option<SubchannelId> {
+    let effects = core.reconcile(Instant::from_nanos(now)).effects;
+    let dialled = effects.iter().find_map(|effect| match effect {
+        Effect::Dial { id, .. } => Some(*id),
+        _ => None,
+    });
+    *attempts += usize::from(dialled.is_some());
+    dialled
+}
