@@ -15,6 +15,8 @@ mod ring_hash;
 mod round_robin;
 mod rules;
 mod subchannel_model;
+mod threads;
+mod tree;
 mod weighted_round_robin;
 mod weighted_target;
 mod wrr_locality;

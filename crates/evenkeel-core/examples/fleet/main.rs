@@ -1,0 +1,88 @@
+//! A fleet of unequal backends under each policy, on virtual time: who should get how much, who gets it, and what
+//! happens when one dies and comes back. Minutes of traffic in a moment, the same numbers on every machine.
+//!
+//! `cargo run --release -p evenkeel-core --example fleet`
+
+mod sim;
+mod table;
+
+use serde_json::{Value, json};
+
+use sim::{Fault, Fleet, Scene};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    table::title(&Fleet::unequal());
+    for scene in scenes() {
+        let acts = sim::play(&scene)?;
+        table::scene(&scene, &acts);
+    }
+    table::legend();
+    Ok(())
+}
+
+fn scenes() -> Vec<Scene> {
+    let scene = |name: &'static str, says: &'static str, policy: Value, fault: Fault| Scene {
+        name,
+        says,
+        policy,
+        fault,
+    };
+    let weighted = json!([{"weighted_round_robin": {}}]);
+    vec![
+        scene(
+            "pick_first",
+            "one connection for everything",
+            json!([{"pick_first": {}}]),
+            Fault::Dies("small-1"),
+        ),
+        scene(
+            "round_robin",
+            "every backend in turn, however small",
+            json!([{"round_robin": {}}]),
+            Fault::Dies("large"),
+        ),
+        scene(
+            "edf_weighted_round_robin",
+            "the control plane's weights, in exact order",
+            json!([{"edf_weighted_round_robin": {}}]),
+            Fault::Dies("large"),
+        ),
+        scene(
+            "weighted_round_robin",
+            "weights from the load that backends report",
+            weighted.clone(),
+            Fault::Dies("large"),
+        ),
+        scene(
+            "least_request",
+            "the less busy of two at random",
+            json!([{"least_request_experimental": {"choiceCount": 2}}]),
+            Fault::Dies("large"),
+        ),
+        scene(
+            "ring_hash",
+            "the same user, the same backend",
+            json!([{"ring_hash_experimental": {"minRingSize": 4096}}]),
+            Fault::Dies("large"),
+        ),
+        scene(
+            "outlier_detection over weighted_round_robin",
+            "a backend that answers with errors is set aside",
+            json!([{"outlier_detection_experimental": {
+                "interval": "1s", "baseEjectionTime": "5s", "maxEjectionPercent": 40,
+                "failurePercentageEjection": {"threshold": 50, "minimumHosts": 3, "requestVolume": 10},
+                "childPolicy": weighted,
+            }}]),
+            Fault::Errs("large"),
+        ),
+        scene(
+            "priority over weighted_round_robin",
+            "all of zone a first, zone b when zone a is gone",
+            json!([{"priority_experimental": {
+                "priorities": ["zone-a", "zone-b"],
+                "children": {"zone-a": {"config": weighted}, "zone-b": {"config": weighted}},
+            }}]),
+            Fault::ZoneDies("zone-a"),
+        ),
+    ]
+}

@@ -1,0 +1,389 @@
+//! The simulation: one client that drives a `Core`, and backends that serve calls one after the other.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::time::Duration;
+
+use evenkeel_core::{
+    Address, Call, CallEnd, Code, Core, Description, Effect, Endpoint, Endpoints, Event, Instant, LoadReport,
+    Pick, Registry, Rng, RootPicker, Status, SubchannelId, Trackers, Update,
+};
+use serde_json::Value;
+
+/// Calls per second that the client sends.
+pub(crate) const RATE: u64 = 600;
+/// A call that waits longer than this has failed.
+const DEADLINE: Duration = Duration::from_millis(500);
+/// Virtual time before the first act, so that load reports have settled.
+const WARM_UP: Duration = Duration::from_secs(15);
+/// Virtual time of an act before it is measured, so that the fleet has reacted.
+const SETTLE: Duration = Duration::from_secs(15);
+/// Virtual time that is measured in each act.
+const MEASURED: Duration = Duration::from_secs(10);
+/// Users, for policies that hash.
+const USERS: u64 = 5_000;
+
+/// A policy, and what happens to its fleet.
+pub(crate) struct Scene {
+    pub(crate) name: &'static str,
+    pub(crate) says: &'static str,
+    pub(crate) policy: Value,
+    pub(crate) fault: Fault,
+}
+
+/// What goes wrong in the second act.
+pub(crate) enum Fault {
+    /// A backend's process ends; connections to it are refused.
+    Dies(&'static str),
+    /// A backend answers every call with an error.
+    Errs(&'static str),
+    /// All backends of a zone end.
+    ZoneDies(&'static str),
+}
+
+/// What was measured in one act.
+pub(crate) struct Act {
+    pub(crate) name: &'static str,
+    pub(crate) rows: BTreeMap<&'static str, Row>,
+    pub(crate) calls: u64,
+    pub(crate) failed: u64,
+    pub(crate) p99: Duration,
+}
+
+/// What one backend was meant to get, and got.
+#[derive(Default)]
+pub(crate) struct Row {
+    pub(crate) want: Option<f64>,
+    pub(crate) got: f64,
+    pub(crate) utilization: f64,
+    pub(crate) unused: Option<String>,
+}
+
+/// The backends.
+pub(crate) struct Fleet(pub(crate) Vec<Backend>);
+
+/// One backend: a queue and a server of some speed.
+pub(crate) struct Backend {
+    pub(crate) name: &'static str,
+    pub(crate) zone: &'static str,
+    /// Calls per second.
+    pub(crate) capacity: u32,
+    up: bool,
+    erring: bool,
+    busy_until: Instant,
+    /// Calls served and time spent serving in the second that is running, and in the one before.
+    window: Window,
+}
+
+#[derive(Default)]
+struct Window {
+    began: Instant,
+    calls: f64,
+    errors: f64,
+    busy: f64,
+    last: (f64, f64, f64),
+}
+
+impl Fleet {
+    /// Five backends, the largest eight times the smallest.
+    pub(crate) fn unequal() -> Fleet {
+        let backend = |name, zone, capacity| Backend {
+            name,
+            zone,
+            capacity,
+            up: true,
+            erring: false,
+            busy_until: Instant::ORIGIN,
+            window: Window::default(),
+        };
+        Fleet(vec![
+            backend("small-1", "zone-a", 100),
+            backend("small-2", "zone-b", 100),
+            backend("medium", "zone-b", 200),
+            backend("large", "zone-b", 400),
+            backend("huge", "zone-a", 800),
+        ])
+    }
+
+    fn by_name(&mut self, name: &str) -> Option<&mut Backend> {
+        self.0.iter_mut().find(|backend| backend.name == name)
+    }
+
+    fn endpoints(&self) -> Endpoints {
+        let endpoint = |backend: &Backend| Endpoint::at(backend.name).with_weight(backend.capacity);
+        let zone = |zone| Endpoints::list(self.0.iter().filter(|b| b.zone == zone).map(endpoint));
+        Endpoints::groups([("zone-a", zone("zone-a")), ("zone-b", zone("zone-b"))])
+    }
+}
+
+impl Backend {
+    /// Takes a call; answers when it is done.
+    fn serve(&mut self, now: Instant) -> Instant {
+        let cost = Duration::from_secs_f64(1.0 / f64::from(self.capacity));
+        self.busy_until = self.busy_until.max(now) + cost;
+        self.window.roll(now);
+        self.window.calls += 1.0;
+        self.window.errors += f64::from(u8::from(self.erring));
+        self.window.busy += cost.as_secs_f64();
+        self.busy_until
+    }
+
+    /// The load report that goes out with an answer: rates and utilisation of the last whole second.
+    fn report(&mut self, now: Instant) -> LoadReport {
+        self.window.roll(now);
+        let (calls, errors, busy) = self.window.last;
+        LoadReport {
+            cpu_utilization: busy.max(0.01),
+            requests_per_second: calls,
+            errors_per_second: errors,
+            ..LoadReport::default()
+        }
+    }
+}
+
+impl Window {
+    fn roll(&mut self, now: Instant) {
+        let length = now.since(self.began).as_secs_f64();
+        if length >= 1.0 {
+            self.last = (self.calls / length, self.errors / length, self.busy / length);
+            *self = Window { began: now, last: self.last, ..Window::default() };
+        }
+    }
+}
+
+/// Plays a scene: as it should be, with the fault, and after it.
+pub(crate) fn play(scene: &Scene) -> Result<Vec<Act>, Box<dyn std::error::Error>> {
+    let config = Registry::standard().parse(&scene.policy)?;
+    let mut client = Client::new(Update::new(config, Fleet::unequal().endpoints()));
+    client.run(WARM_UP);
+    let steady = client.act("steady");
+    client.set_fault(&scene.fault, true);
+    client.run(SETTLE);
+    let broken = client.act("fault");
+    client.set_fault(&scene.fault, false);
+    client.run(SETTLE);
+    let mended = client.act("mended");
+    Ok(vec![steady, broken, mended])
+}
+
+struct Client {
+    core: Core,
+    picker: Option<RootPicker>,
+    wake_at: Option<Instant>,
+    fleet: Fleet,
+    now: Instant,
+    rng: Rng,
+    dialled: BTreeMap<SubchannelId, Address>,
+    in_flight: BinaryHeap<Reverse<Pending>>,
+    calls: u64,
+    tally: Tally,
+}
+
+#[derive(Default)]
+struct Tally {
+    served: BTreeMap<&'static str, u64>,
+    busy: BTreeMap<&'static str, f64>,
+    calls: u64,
+    failed: u64,
+    latencies: Vec<Duration>,
+}
+
+/// A call on its way, ordered by when it is done.
+struct Pending {
+    done: Instant,
+    number: u64,
+    started: Instant,
+    backend: &'static str,
+    trackers: Trackers,
+}
+
+impl Client {
+    fn new(update: Update) -> Client {
+        let mut core = Core::builder().rng(Rng::fixed(1)).build();
+        core.update(update);
+        let mut client = Client {
+            core,
+            picker: None,
+            wake_at: None,
+            fleet: Fleet::unequal(),
+            now: Instant::ORIGIN,
+            rng: Rng::fixed(2),
+            dialled: BTreeMap::new(),
+            in_flight: BinaryHeap::new(),
+            calls: 0,
+            tally: Tally::default(),
+        };
+        client.pass();
+        client
+    }
+
+    /// Lets virtual time go by, with a call every now and then, evenly spaced.
+    fn run(&mut self, length: Duration) {
+        let end = self.now + length;
+        let gap = Duration::from_secs(1) / RATE as u32;
+        while self.now < end {
+            self.now += gap;
+            while self.in_flight.peek().is_some_and(|Reverse(call)| call.done <= self.now) {
+                if let Some(Reverse(call)) = self.in_flight.pop() {
+                    self.finish(call);
+                }
+            }
+            if self.wake_at.is_some_and(|at| at <= self.now) {
+                self.pass();
+            }
+            self.call();
+        }
+    }
+
+    /// Measures an act.
+    fn act(&mut self, name: &'static str) -> Act {
+        self.tally = Tally::default();
+        self.run(MEASURED);
+        let mut tally = std::mem::take(&mut self.tally);
+        tally.latencies.sort_unstable();
+        let p99 = tally.latencies.get(tally.latencies.len() * 99 / 100).copied().unwrap_or_default();
+        let mut rows: BTreeMap<&'static str, Row> = BTreeMap::new();
+        for backend in &self.fleet.0 {
+            let served = tally.served.get(backend.name).copied().unwrap_or(0) as f64;
+            let busy = tally.busy.get(backend.name).copied().unwrap_or(0.0);
+            let row = rows.entry(backend.name).or_default();
+            row.got = served / tally.calls.max(1) as f64;
+            row.utilization = busy / MEASURED.as_secs_f64();
+        }
+        if let Some(tree) = self.core.describe() {
+            fill(&mut rows, &tree);
+        }
+        Act { name, rows, calls: tally.calls, failed: tally.failed, p99 }
+    }
+
+    /// One call of some user.
+    fn call(&mut self) {
+        self.calls += 1;
+        self.tally.calls += 1;
+        let user = self.rng.below(USERS);
+        let hash = user.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let call = Call::new("/shop.Orders/Get", self.rng.next_u64()).with_hash(hash);
+        let picked = self.picker.as_ref().map_or(Pick::QUEUE, |picker| picker.pick(&call));
+        let (id, trackers) = match picked {
+            Pick::To(id, trackers) => (id, trackers),
+            Pick::Queue { connect } => {
+                // A channel would let the call wait; here the next call of the same user takes its place.
+                if let Some(id) = connect {
+                    self.core.handle(Event::Connect(id), self.now);
+                    self.pass();
+                }
+                return;
+            }
+            Pick::Fail(_) | Pick::Drop(_) => {
+                self.tally.failed += 1;
+                return;
+            }
+        };
+        let Some(backend) = self.dialled.get(&id).and_then(|a| self.fleet.by_name(&a.to_string())) else {
+            return;
+        };
+        let done = backend.serve(self.now).min(self.now + DEADLINE);
+        *self.tally.served.entry(backend.name).or_default() += 1;
+        *self.tally.busy.entry(backend.name).or_default() += 1.0 / f64::from(backend.capacity);
+        let call = Pending { done, number: self.calls, started: self.now, backend: backend.name, trackers };
+        self.in_flight.push(Reverse(call));
+    }
+
+    fn finish(&mut self, call: Pending) {
+        let latency = call.done.since(call.started);
+        let Some(backend) = self.fleet.by_name(call.backend) else { return };
+        let code = match () {
+            () if !backend.up => Code::Unavailable,
+            () if latency >= DEADLINE => Code::DeadlineExceeded,
+            () if backend.erring => Code::Internal,
+            () => Code::Ok,
+        };
+        let report = (code != Code::Unavailable).then(|| backend.report(call.done));
+        call.trackers.finish(&CallEnd::Finished { code, at: call.done, load: report.as_ref() });
+        self.tally.failed += u64::from(code != Code::Ok);
+        self.tally.latencies.push(latency);
+    }
+
+    /// One pass of the core, its effects carried out.
+    fn pass(&mut self) {
+        loop {
+            let pass = self.core.reconcile(self.now);
+            self.wake_at = pass.wake_at;
+            self.picker = pass.picker.or(self.picker.take());
+            let mut answered = false;
+            for effect in pass.effects {
+                match effect {
+                    Effect::Dial { id, address, .. } => {
+                        let up = self.fleet.by_name(&address.to_string()).is_some_and(|backend| backend.up);
+                        self.dialled.insert(id, address);
+                        let refused = || Status::unavailable("connection refused");
+                        let event =
+                            if up { Event::Connected(id) } else { Event::ConnectFailed(id, refused()) };
+                        answered |= self.core.handle(event, self.now);
+                    }
+                    Effect::Close { id } => {
+                        self.dialled.remove(&id);
+                    }
+                    _ => {}
+                }
+            }
+            if !answered {
+                return;
+            }
+        }
+    }
+
+    fn set_fault(&mut self, fault: &Fault, on: bool) {
+        for backend in &mut self.fleet.0 {
+            match fault {
+                Fault::Dies(name) if backend.name == *name => backend.up = !on,
+                Fault::ZoneDies(zone) if backend.zone == *zone => backend.up = !on,
+                Fault::Errs(name) if backend.name == *name => backend.erring = on,
+                _ => {}
+            }
+        }
+        let is_down = |(id, address): (&SubchannelId, &Address)| {
+            let down = self.fleet.0.iter().any(|backend| !backend.up && backend.name == address.to_string());
+            down.then_some(*id)
+        };
+        let lost: Vec<SubchannelId> = self.dialled.iter().filter_map(is_down).collect();
+        for id in lost {
+            self.core.handle(Event::Disconnected(id, Status::unavailable("connection reset")), self.now);
+        }
+        self.pass();
+    }
+}
+
+/// Copies what the policies say about each endpoint: its share, and why it is not used.
+fn fill(rows: &mut BTreeMap<&'static str, Row>, tree: &Description) {
+    for endpoint in &tree.endpoints {
+        let name = endpoint.addresses.first().map_or("", String::as_str);
+        if let Some(row) = rows.iter_mut().find(|(backend, _)| **backend == name).map(|(_, row)| row) {
+            row.want = endpoint.share;
+            row.unused.clone_from(&endpoint.unused);
+        }
+    }
+    for (_, child) in &tree.children {
+        fill(rows, child);
+    }
+}
+
+impl PartialEq for Pending {
+    fn eq(&self, other: &Pending) -> bool {
+        (self.done, self.number) == (other.done, other.number)
+    }
+}
+
+impl Eq for Pending {}
+
+impl PartialOrd for Pending {
+    fn partial_cmp(&self, other: &Pending) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Pending {
+    fn cmp(&self, other: &Pending) -> std::cmp::Ordering {
+        (self.done, self.number).cmp(&(other.done, other.number))
+    }
+}

@@ -1,0 +1,135 @@
+//! What a pick and an endpoint cost in memory, counted by the allocator.
+
+use std::sync::Arc;
+
+use evenkeel_core::{
+    Call, CallEnd, Code, Core, Effect, Endpoint, Endpoints, Event, Instant, LoadReport, Locality, Pick,
+    Registry, Rng, RootPicker, Update,
+};
+use serde_json::{Value, json};
+use testkit::Counting;
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const LEAVES: [&str; 5] = [
+    "round_robin",
+    "edf_weighted_round_robin",
+    "weighted_round_robin",
+    "least_request_experimental",
+    "ring_hash_experimental",
+];
+
+fn whole_tree(leaf: &str) -> Value {
+    let locality = json!([{"xds_wrr_locality_experimental": {"childPolicy": [{leaf: {}}]}}]);
+    let drops = json!([{"category": "shed", "requestsPerMillion": 1}]);
+    let cluster = json!([{"xds_cluster_impl_experimental": {
+        "cluster": "orders", "maxConcurrentRequests": 1_000, "dropCategories": drops, "childPolicy": locality,
+    }}]);
+    let outlier =
+        json!([{"outlier_detection_experimental": {"successRateEjection": {}, "childPolicy": cluster}}]);
+    let priority =
+        json!([{"priority_experimental": {"priorities": ["p0"], "children": {"p0": {"config": outlier}}}}]);
+    json!([{"xds_cluster_manager_experimental": {"children": {"orders": {"childPolicy": priority}}}}])
+}
+
+fn endpoints(n: usize) -> Endpoints {
+    let zones = ["a", "b"].map(|zone| Arc::new(Locality { zone: zone.to_owned(), ..Locality::default() }));
+    Endpoints::list((0..n).map(|i| {
+        let address = format!("10.0.{}.{}:443", i / 256, i % 256);
+        Endpoint::at(&*address).with_weight(1 + i as u32 % 7).with_locality(zones[i % 2].clone(), 1)
+    }))
+}
+
+/// A core after its first passes, with every attempt answered.
+fn connected(config: &Value, endpoints: Endpoints) -> (Core, RootPicker) {
+    let now = Instant::ORIGIN;
+    let config = Registry::standard().parse(config).expect("valid");
+    let mut core = Core::builder().rng(Rng::fixed(1)).build();
+    core.update(Update::new(config, endpoints));
+    let mut picker = None;
+    for _ in 0..3 {
+        let pass = core.reconcile(now);
+        picker = pass.picker.or(picker);
+        for effect in pass.effects {
+            if let Effect::Dial { id, .. } = effect {
+                core.handle(Event::Connected(id), now);
+            }
+        }
+    }
+    (core, picker.expect("a first picker"))
+}
+
+fn call<'a>(entropy: u64) -> Call<'a> {
+    Call::new("/shop.Orders/Get", entropy)
+        .with_cluster("orders")
+        .with_hash(entropy.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+}
+
+/// A pick of a single policy allocates nothing, tracked or not.
+#[test]
+fn a_pick_allocates_nothing() {
+    for leaf in LEAVES {
+        let (mut core, mut picker) = connected(&json!([{leaf: {}}]), endpoints(10));
+        warm(&mut core, &mut picker);
+        let (allocations, picked) =
+            Counting::during(|| (0..1_000).filter(|i| finish(picker.pick(&call(*i)))).count());
+        assert_eq!((allocations.count, picked), (0, 1_000), "{leaf}");
+    }
+}
+
+/// A pick through the whole tree, with drops, circuit breaker, outlier detection and load reports, allocates nothing.
+#[test]
+fn a_pick_through_the_whole_tree_allocates_nothing() {
+    for leaf in LEAVES {
+        let groups = Endpoints::groups([("orders", Endpoints::groups([("p0", endpoints(10))]))]);
+        let (mut core, mut picker) = connected(&whole_tree(leaf), groups);
+        warm(&mut core, &mut picker);
+        let (allocations, picked) =
+            Counting::during(|| (0..1_000).filter(|i| finish(picker.pick(&call(*i)))).count());
+        assert_eq!(allocations.count, 0, "{leaf}");
+        assert!(picked > 990, "{leaf}: {picked}");
+    }
+}
+
+/// An endpoint in the core, with its subchannel, weights and order, costs at most 1 KiB: idle (ring hash), connecting and
+/// connected.
+#[test]
+fn an_endpoint_costs_less_than_a_kibibyte() {
+    const N: usize = 10_000;
+    for leaf in LEAVES {
+        let config = whole_tree(leaf);
+        let (allocations, kept) = Counting::during(|| {
+            let groups = Endpoints::groups([("orders", Endpoints::groups([("p0", endpoints(N))]))]);
+            connected(&config, groups)
+        });
+        assert_eq!(kept.0.subchannel_count(), N, "{leaf}");
+        let each = allocations.net_bytes / N as i64;
+        assert!(each <= 1_024, "{leaf}: {each} bytes an endpoint");
+    }
+}
+
+/// Connects what lazy policies left idle, and lets weights settle, so that only picks are counted.
+fn warm(core: &mut Core, picker: &mut RootPicker) {
+    let now = Instant::ORIGIN;
+    for i in 0..5_000 {
+        match picker.pick(&call(i)) {
+            Pick::Queue { connect: Some(id) } => {
+                core.handle(Event::Connect(id), now);
+                core.reconcile(now);
+                core.handle(Event::Connected(id), now);
+                *picker = core.reconcile(now).picker.unwrap_or(picker.clone());
+            }
+            pick => {
+                finish(pick);
+            }
+        }
+    }
+}
+
+fn finish(pick: Pick) -> bool {
+    let Pick::To(_, trackers) = pick else { return false };
+    let load = LoadReport { cpu_utilization: 0.5, requests_per_second: 100.0, ..LoadReport::default() };
+    trackers.finish(&CallEnd::Finished { code: Code::Ok, at: Instant::ORIGIN, load: Some(&load) });
+    true
+}
