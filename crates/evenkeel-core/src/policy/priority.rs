@@ -114,15 +114,13 @@ impl Policy for Priority {
 }
 
 impl Priority {
-    /// Brings every child that exists up to date, deactivated ones too, before anything is chosen.
+    /// Brings every child that exists up to date, deactivated ones too, before anything is chosen. A child that left
+    /// the config is let go at once (A115).
     fn update(&mut self, config: &PriorityConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) {
         self.branches.retain(|name, branch| {
-            let settings = config.children.get(name);
-            match settings {
-                Some(settings) => branch.reconcile(settings, &endpoints.group(name), cx),
-                None => std::mem::take(&mut branch.child).release(cx),
-            }
-            settings.is_some()
+            let Some(settings) = config.children.get(name) else { return false };
+            branch.reconcile(settings, &endpoints.group(name), cx);
+            true
         });
     }
 

@@ -4,9 +4,13 @@ mod churn;
 mod model;
 mod names;
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use evenkeel_core::{Code, Connectivity, Endpoint, Endpoints, Event, Registry};
+use evenkeel_core::policy::{Priority, PriorityChild, PriorityConfig};
+use evenkeel_core::{
+    Code, Connectivity, Core, Effect, Endpoint, Endpoints, Event, Instant, LbConfig, Registry, Status, Update,
+};
 use serde_json::{Value, json};
 use testkit::{World, endpoints, secs};
 
@@ -282,7 +286,7 @@ fn an_empty_list_fails_calls() {
     for empty in [json!({}), json!({"children": {}, "priorities": []}), json!({"priorities": null})] {
         let mut world = World::new(&json!([{"priority_experimental": empty}]), Endpoints::none());
         assert_eq!(world.state(), Connectivity::TransientFailure);
-        assert_eq!(world.pick().status().map(evenkeel_core::Status::code), Some(Code::Unavailable));
+        assert_eq!(world.pick().status().map(Status::code), Some(Code::Unavailable));
         world.note("node n1");
         assert_eq!(failure(&mut world), "Unavailable: the list of priorities is empty (node n1)");
         assert_eq!(chosen(&world), None);
@@ -355,7 +359,7 @@ fn a_pause_fires_each_timer_once() {
     world.sleep_through(secs(30));
     assert_eq!((world.dialled(), world.published()), (vec!["b".to_owned()], 1));
     assert_eq!(world.wake_at(), Some(world.now() + secs(10)));
-    world.set_clock(evenkeel_core::Instant::ORIGIN);
+    world.set_clock(Instant::ORIGIN);
     assert_eq!((existing(&world).len(), world.published()), (2, 0));
     world.sleep_through(secs(3600));
     assert_eq!((world.dialled(), world.published()), (vec!["c".to_owned()], 1));
@@ -477,6 +481,37 @@ fn both_spellings_parse_and_bad_configs_say_why() {
     let unknown = json!([{"priority_experimental": {"children": {"a": {"config": [{"best": {}}]}}}}]);
     let error = Registry::standard().parse(&unknown).expect_err("nobody registered it");
     assert_eq!(error.path(), "loadBalancingConfig[0].priority_experimental.children[\"a\"].config");
+}
+
+/// PR-8: settings made in code are not checked; names without a child are passed over, a second mention counts for nothing.
+#[test]
+fn careless_settings_made_in_code_do_no_harm() {
+    let child = |policy: &str| PriorityChild {
+        config: Registry::standard().parse(&json!([{policy: {}}])).expect("it parses"),
+        ignore_reresolution_requests: false,
+    };
+    for (list, dialled) in
+        [(&["x", "p0", "p1", "p0"][..], &["a"][..]), (&["x", "y"], &[]), (&["p1", "p1"], &["b"])]
+    {
+        let settings = PriorityConfig {
+            children: ["p0", "p1"].map(|name| (name.into(), child("round_robin"))).into(),
+            priorities: list.iter().map(|name| Arc::from(*name)).collect(),
+        };
+        let mut core = Core::builder().build();
+        let config = LbConfig::new::<Priority>("priority_experimental", settings);
+        core.update(Update::new(config, groups(ABC)));
+        let mut dials = Vec::new();
+        for effect in core.reconcile(Instant::ORIGIN).effects {
+            let Effect::Dial { id, address, .. } = effect else { panic!("{effect:?}") };
+            dials.push(address.to_string());
+            core.handle(Event::Connected(id), Instant::ORIGIN);
+        }
+        assert_eq!(dials, dialled);
+        let pass = core.reconcile(Instant::ORIGIN);
+        assert_eq!((pass.connectivity == Connectivity::Ready, pass.wake_at), (!dialled.is_empty(), None));
+        let again = core.reconcile_all(Instant::ORIGIN + secs(60));
+        assert!(again.picker.is_none() && again.effects.is_empty() && again.wake_at.is_none());
+    }
 }
 
 #[test]

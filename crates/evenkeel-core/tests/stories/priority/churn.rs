@@ -73,7 +73,7 @@ impl Edited {
     }
 }
 
-/// Fault 63: with every backend up, 1,000 edits fail no call; what is connected and stays is not dialled again; calls
+/// fault 63: with every backend up, 1,000 edits fail no call; what is connected and stays is not dialled again; calls
 /// wait only while nothing of the top priority is connected.
 #[test]
 fn a_thousand_edits_fail_no_call_and_reconnect_nobody() {

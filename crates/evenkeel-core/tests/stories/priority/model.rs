@@ -117,13 +117,15 @@ impl Model {
         self.choose_priority();
     }
 
-    /// The next timer: when, whether it is a deactivation (a failover at the same time comes first), and whose.
+    /// The next timer: when, whether it is a deactivation, and whose. Overdue ones fire now; of those that fire at the
+    /// same time a failover comes first, so that a child is not removed in the moment it is needed.
     fn next_timer(&self) -> Option<(Duration, bool, &'static str)> {
-        let failovers =
-            self.children.iter().filter_map(|(name, child)| Some((child.failover_timer?, false, *name)));
-        let removals =
-            self.children.iter().filter_map(|(name, child)| Some((child.deactivation_timer?, true, *name)));
-        failovers.chain(removals).min()
+        let due = |timer: Option<Duration>| timer.map(|at| at.max(self.now));
+        let timers = self.children.iter().flat_map(|(name, child)| {
+            let failover = due(child.failover_timer).map(|at| (at, false, *name));
+            failover.into_iter().chain(due(child.deactivation_timer).map(|at| (at, true, *name)))
+        });
+        timers.min()
     }
 
     fn fire_until(&mut self, end: Duration) {
