@@ -7,6 +7,7 @@ mod least_request;
 mod outlier_detection;
 mod pick_first;
 mod priority;
+mod priority_names;
 mod random_subsetting;
 mod ring_hash;
 mod round_robin;
@@ -25,6 +26,8 @@ use crate::registry::Registry;
 use crate::{Connectivity, Endpoints, Status, SubchannelId};
 
 pub use pick_first::PickFirst;
+pub use priority::{Priority, PriorityChild, PriorityConfig};
+pub use priority_names::PriorityNames;
 pub use round_robin::RoundRobin;
 
 /// A load-balancing policy.
@@ -164,5 +167,6 @@ impl<P: Policy> AnyPolicy for Erased<P> {
 
 pub(crate) fn register_all(registry: &mut Registry) {
     registry.register::<PickFirst>("pick_first");
+    registry.register::<Priority>("priority_experimental");
     registry.register::<RoundRobin>("round_robin");
 }

@@ -1,0 +1,426 @@
+//! The policy against A56's own words: a model that is told of every edge, as the gRFC tells it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use evenkeel_core::policy::Policy;
+use evenkeel_core::{
+    Call, ConfigError, Connectivity, Core, Cx, Description, Endpoint, Endpoints, Event, Fields, Instant,
+    LbState, Look, Pick, Picker, Registry, Rng, Shown, Status,
+};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use testkit::World;
+
+use super::{chosen, deactivated, existing, secs};
+
+const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
+
+/// A56, event by event.
+#[derive(Default)]
+struct Model {
+    now: Duration,
+    /// What each child reports when it is asked; for those that do not exist, what they will report once made.
+    reports: BTreeMap<&'static str, Connectivity>,
+    configured: Vec<&'static str>,
+    priorities: Vec<&'static str>,
+    children: BTreeMap<&'static str, ModelChild>,
+    current: Option<&'static str>,
+}
+
+struct ModelChild {
+    state: Connectivity,
+    failover_timer: Option<Duration>,
+    deactivation_timer: Option<Duration>,
+    ready_or_idle_since_failure: bool,
+}
+
+impl Model {
+    fn report(&mut self, name: &'static str) {
+        let state = self.reports.get(name).copied().unwrap_or_else(|| panic!("{name} was not made"));
+        let failover_at = self.now + secs(10);
+        let Some(child) = self.children.get_mut(name) else { return };
+        match state {
+            Connectivity::Ready | Connectivity::Idle => {
+                child.failover_timer = None;
+                child.ready_or_idle_since_failure = true;
+            }
+            Connectivity::TransientFailure => {
+                child.failover_timer = None;
+                child.ready_or_idle_since_failure = false;
+            }
+            Connectivity::Connecting => {
+                if child.state != Connectivity::Connecting && child.ready_or_idle_since_failure {
+                    child.failover_timer = Some(failover_at);
+                }
+            }
+        }
+        child.state = state;
+    }
+
+    fn create(&mut self, name: &'static str) {
+        let child = ModelChild {
+            state: Connectivity::Connecting,
+            failover_timer: Some(self.now + secs(10)),
+            deactivation_timer: None,
+            ready_or_idle_since_failure: false,
+        };
+        self.children.insert(name, child);
+        self.report(name);
+    }
+
+    fn choose_priority(&mut self) {
+        self.current = None;
+        for priority in 0..self.priorities.len() {
+            let name = self.priorities[priority];
+            if !self.children.contains_key(name) {
+                self.create(name);
+            }
+            let child = self.children.get_mut(name).expect("it was made");
+            child.deactivation_timer = None;
+            if matches!(child.state, Connectivity::Ready | Connectivity::Idle) {
+                return self.set_current_priority(priority, true);
+            }
+            if child.failover_timer.is_some() {
+                return self.set_current_priority(priority, false);
+            }
+        }
+        let is_connecting = |name: &&str| self.children[*name].state == Connectivity::Connecting;
+        match self.priorities.iter().position(is_connecting) {
+            Some(priority) => self.set_current_priority(priority, false),
+            None if self.priorities.is_empty() => {}
+            None => self.set_current_priority(self.priorities.len() - 1, false),
+        }
+    }
+
+    fn set_current_priority(&mut self, priority: usize, deactivate_lower_priorities: bool) {
+        let needed = &self.priorities[..=priority];
+        if deactivate_lower_priorities {
+            // Ours: a child of the config that has no priority at all counts as lower than any.
+            for (_, child) in self.children.iter_mut().filter(|(name, _)| !needed.contains(name)) {
+                child.deactivation_timer.get_or_insert(self.now + secs(15 * 60));
+            }
+        }
+        self.current = Some(self.priorities[priority]);
+    }
+
+    fn handle_report(&mut self, name: &'static str) {
+        self.report(name);
+        self.choose_priority();
+    }
+
+    fn handle_config(&mut self, configured: Vec<&'static str>, priorities: Vec<&'static str>) {
+        // A115: what left the config is gone.
+        self.children.retain(|name, _| configured.contains(name));
+        (self.configured, self.priorities) = (configured, priorities);
+        self.choose_priority();
+    }
+
+    /// The next timer: when, whether it is a deactivation, and whose. Overdue ones fire now; of those that fire at the
+    /// same time a failover comes first, so that a child is not removed in the moment it is needed.
+    fn next_timer(&self) -> Option<(Duration, bool, &'static str)> {
+        let due = |timer: Option<Duration>| timer.map(|at| at.max(self.now));
+        let timers = self.children.iter().flat_map(|(name, child)| {
+            let failover = due(child.failover_timer).map(|at| (at, false, *name));
+            failover.into_iter().chain(due(child.deactivation_timer).map(|at| (at, true, *name)))
+        });
+        timers.min()
+    }
+
+    fn fire_until(&mut self, end: Duration) {
+        while let Some((at, deactivation, name)) = self.next_timer().filter(|(at, ..)| *at <= end) {
+            self.now = self.now.max(at);
+            if deactivation {
+                self.children.remove(name);
+            } else if let Some(child) = self.children.get_mut(name) {
+                child.failover_timer = None;
+                self.choose_priority();
+            }
+        }
+        self.now = end;
+    }
+
+    fn state(&self) -> Connectivity {
+        self.current.map_or(Connectivity::TransientFailure, |name| self.children[name].state)
+    }
+
+    fn existing(&self) -> BTreeSet<String> {
+        self.children.keys().map(ToString::to_string).collect()
+    }
+
+    fn deactivated(&self) -> Vec<String> {
+        let deactivated = self.children.iter().filter(|(_, child)| child.deactivation_timer.is_some());
+        deactivated.map(|(name, _)| name.to_string()).collect()
+    }
+
+    fn config(&self, policy: impl Fn(&str) -> Value) -> Value {
+        let children: serde_json::Map<_, _> = self
+            .configured
+            .iter()
+            .map(|name| (name.to_string(), json!({"config": [policy(name)]})))
+            .collect();
+        json!([{"priority_experimental": {"children": children, "priorities": self.priorities}}])
+    }
+
+    fn agrees_with(&self, world: &World) -> Result<(), TestCaseError> {
+        prop_assert_eq!(chosen(world), self.current.map(str::to_owned));
+        prop_assert_eq!(world.state(), self.state());
+        prop_assert_eq!(existing(world).into_iter().collect::<BTreeSet<_>>(), self.existing());
+        prop_assert_eq!(deactivated(world), self.deactivated());
+        Ok(())
+    }
+}
+
+/// A config: which names are children, and which of those are priorities, in which order.
+fn any_config() -> impl Strategy<Value = (Vec<&'static str>, Vec<&'static str>)> {
+    let shuffled = Just(NAMES.to_vec()).prop_shuffle();
+    (shuffled, 0..=5usize, 0..4usize).prop_map(|(names, listed, unlisted)| {
+        // Children without a priority are rare.
+        let configured = (listed + unlisted.saturating_sub(2)).min(names.len());
+        (names[..configured].to_vec(), names[..listed].to_vec())
+    })
+}
+
+fn any_wait() -> impl Strategy<Value = Duration> {
+    prop::sample::select(vec![1, 4, 5, 9, 10, 60, 440, 890, 900]).prop_map(secs)
+}
+
+/// A leaf that is in whatever state the test says; its picker tells its name.
+struct Scripted {
+    stage: Stage,
+    name: String,
+    shown: Shown<Connectivity>,
+}
+
+#[derive(Clone, Default)]
+struct Stage(Arc<Mutex<Script>>);
+
+#[derive(Default)]
+struct Script {
+    states: BTreeMap<String, Connectivity>,
+    /// Those that exist.
+    playing: BTreeSet<String>,
+}
+
+impl Stage {
+    fn with<T>(&self, look: impl FnOnce(&mut Script) -> T) -> T {
+        look(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+struct Named(String);
+
+impl Picker for Named {
+    fn pick(&self, _: &Call<'_>) -> Pick {
+        Pick::Fail(Status::unavailable(self.0.as_str()))
+    }
+}
+
+impl Policy for Scripted {
+    type Config = String;
+
+    fn parse(fields: &Fields<'_>) -> Result<String, ConfigError> {
+        Ok(fields.str("name")?.unwrap_or_default().to_owned())
+    }
+
+    fn reconcile(&mut self, name: &String, _: &Endpoints, _: &mut Cx<'_>) -> LbState {
+        self.name.clone_from(name);
+        let state = self.stage.with(|script| {
+            script.playing.insert(name.clone());
+            script.states[name]
+        });
+        self.shown.show(state, |state| LbState::new(*state, Named(name.clone())))
+    }
+
+    fn describe(&self, _: &Look<'_>) -> Description {
+        Description::new()
+    }
+}
+
+impl Drop for Scripted {
+    fn drop(&mut self) {
+        self.stage.with(|script| script.playing.remove(&self.name));
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Cue {
+    Report(&'static str, Connectivity),
+    Config(Vec<&'static str>, Vec<&'static str>),
+    Advance(Duration),
+    Sleep(Duration),
+}
+
+fn any_cue() -> impl Strategy<Value = Cue> {
+    let states = vec![
+        Connectivity::Idle,
+        Connectivity::Connecting,
+        Connectivity::Connecting,
+        Connectivity::Ready,
+        Connectivity::TransientFailure,
+    ];
+    prop_oneof![
+        8 => (prop::sample::select(NAMES.to_vec()), prop::sample::select(states))
+            .prop_map(|(name, state)| Cue::Report(name, state)),
+        2 => any_config().prop_map(|(configured, priorities)| Cue::Config(configured, priorities)),
+        4 => any_wait().prop_map(Cue::Advance),
+        1 => any_wait().prop_map(Cue::Sleep),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    /// PR-2, PR-3, PR-4, PR-5, PR-6, PR-8: children that report anything at any time, in any order.
+    #[test]
+    fn scripted_children_are_chosen_made_and_let_go_as_in_a56(
+        first in any_config(),
+        cues in prop::collection::vec(any_cue(), 1..60),
+    ) {
+        let stage = Stage::default();
+        let mut model = Model { reports: NAMES.map(|name| (name, Connectivity::Connecting)).into(), ..Model::default() };
+        stage.with(|script| script.states = NAMES.map(|name| (name.to_owned(), Connectivity::Connecting)).into());
+        let policy = |name: &str| json!({"scripted": {"name": name}});
+        model.handle_config(first.0, first.1);
+        let mut registry = Registry::standard();
+        let make = stage.clone();
+        registry.register_with("scripted", move || {
+            Scripted { stage: make.clone(), name: String::new(), shown: Shown::default() }
+        });
+        let core = Core::builder().rng(Rng::fixed(1)).build();
+        let mut world = World::with(core, registry, &model.config(policy), Endpoints::none());
+        model.agrees_with(&world)?;
+        for cue in cues {
+            match cue {
+                Cue::Report(name, state) => {
+                    model.reports.insert(name, state);
+                    stage.with(|script| script.states.insert(name.to_owned(), state));
+                    // Every policy looks again.
+                    world.handle(Event::ExitIdle);
+                    model.handle_report(name);
+                }
+                Cue::Config(configured, priorities) => {
+                    model.handle_config(configured, priorities);
+                    world.config(&model.config(policy));
+                }
+                Cue::Advance(by) => {
+                    world.advance(by);
+                    model.fire_until(model.now + by);
+                }
+                Cue::Sleep(by) => {
+                    world.sleep_through(by);
+                    // Asleep, nothing fired on time: all that is due fires at the end.
+                    model.now += by;
+                    model.fire_until(model.now);
+                }
+            }
+            model.agrees_with(&world)?;
+            prop_assert_eq!(stage.with(|script| script.playing.clone()), model.existing());
+            let status = world.pick().status().map(|status| status.message().to_owned());
+            prop_assert_eq!(status.as_deref(), Some(model.current.unwrap_or("the list of priorities is empty")));
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Happening {
+    Up(&'static str),
+    Down(&'static str),
+    Call,
+    Config(Vec<&'static str>, Vec<&'static str>),
+    Advance(Duration),
+}
+
+fn any_happening() -> impl Strategy<Value = Happening> {
+    let name = || prop::sample::select(NAMES.to_vec());
+    prop_oneof![
+        4 => name().prop_map(Happening::Up),
+        4 => name().prop_map(Happening::Down),
+        2 => Just(Happening::Call),
+        2 => any_config().prop_map(|(configured, priorities)| Happening::Config(configured, priorities)),
+        4 => any_wait().prop_map(Happening::Advance),
+    ]
+}
+
+impl Model {
+    /// Takes over what the leaves report, as one update.
+    fn observe(&mut self, world: &World) {
+        let described = world.describe().children;
+        self.reports = NAMES
+            .into_iter()
+            .filter_map(|name| {
+                let (_, child) = described.iter().find(|(child, _)| child == name)?;
+                Some((name, child.state?))
+            })
+            .collect();
+        let news: Vec<_> =
+            self.children.keys().copied().filter(|name| self.reports.contains_key(name)).collect();
+        for name in news {
+            self.report(name);
+        }
+        self.choose_priority();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(120))]
+
+    /// PR-2, PR-3, PR-4, PR-5, PR-6, PR-8, PR-11: the policy over real leaves whose backends come and go. `a`, `c`
+    /// and `e` are round_robin, `b` and `d` pick_first, each over the backend of its name.
+    #[test]
+    fn real_children_are_chosen_made_and_let_go_as_in_a56(
+        first in any_config(),
+        happenings in prop::collection::vec(any_happening(), 1..40),
+    ) {
+        let policy = |name: &str| if "bd".contains(name) { json!({"pick_first": {}}) } else { json!({"round_robin": {}}) };
+        let mut model = Model { configured: first.0, priorities: first.1, ..Model::default() };
+        let endpoints = Endpoints::groups(NAMES.map(|name| (name, Endpoints::list([Endpoint::at(name)]))));
+        let mut world = World::new(&model.config(policy), endpoints);
+        model.observe(&world);
+        model.agrees_with(&world)?;
+        for happening in happenings {
+            match happening {
+                Happening::Up(name) => world.up(name),
+                Happening::Down(name) => world.down(name),
+                Happening::Call => {
+                    let outcome = world.pick().finish_ok();
+                    match model.state() {
+                        Connectivity::Ready => prop_assert_eq!(Some(outcome.as_str()), model.current),
+                        Connectivity::TransientFailure => prop_assert_eq!(outcome, "fail"),
+                        Connectivity::Idle | Connectivity::Connecting => prop_assert_eq!(outcome, "queue"),
+                    }
+                }
+                Happening::Config(configured, priorities) => {
+                    model.children.retain(|name, _| configured.contains(name));
+                    (model.configured, model.priorities) = (configured, priorities);
+                    world.config(&model.config(policy));
+                }
+                Happening::Advance(by) => {
+                    let end = world.now() + by;
+                    // Stop wherever the core acts, so that the model sees every step.
+                    while let Some(at) = world.wake_at().filter(|at| *at <= end) {
+                        world.advance(at.since(world.now()));
+                        model.observe_at(&world);
+                        model.agrees_with(&world)?;
+                    }
+                    world.advance(end.since(world.now()));
+                }
+            }
+            model.observe_at(&world);
+            model.agrees_with(&world)?;
+        }
+    }
+}
+
+impl Model {
+    /// Reports that came at this time come before timers that fire at this time.
+    fn observe_at(&mut self, world: &World) {
+        let now = world.now().since(Instant::ORIGIN);
+        let due = |timer: &mut Option<Duration>| *timer = timer.filter(|at| *at > now);
+        self.now = now;
+        self.children.values_mut().for_each(|child| due(&mut child.failover_timer));
+        self.observe(world);
+        self.fire_until(now);
+    }
+}

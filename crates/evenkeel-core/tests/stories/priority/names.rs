@@ -1,0 +1,100 @@
+//! Names that follow localities.
+
+use std::collections::BTreeSet;
+
+use evenkeel_core::policy::PriorityNames;
+use proptest::prelude::*;
+
+use super::{deactivated, existing, secs, update, world};
+
+fn assign(names: &mut PriorityNames<String>, priorities: &[&[&str]]) -> Vec<String> {
+    let priorities = priorities.iter().map(|localities| localities.iter().map(ToString::to_string));
+    names.assign(priorities).iter().map(ToString::to_string).collect()
+}
+
+/// PR-10: the example of A115, then what it leaves open.
+#[test]
+fn names_follow_localities() {
+    let mut names = PriorityNames::new("child");
+    for (priorities, expected) in [
+        (&[&["AA", "BB"][..], &["CC", "DD"]][..], &["child0", "child1"][..]),
+        (&[&["CC"], &["DD", "EE"]], &["child1", "child2"]),
+        (&[&["AA", "BB"], &["CC", "DD"]], &["child3", "child1"]),
+        // Swapped; merged; split.
+        (&[&["DD", "CC"], &["AA", "BB"]], &["child1", "child3"]),
+        (&[&["AA", "CC", "BB", "DD"]], &["child3"]),
+        (&[&["AA"], &["BB"], &["CC", "DD"]], &["child3", "child4", "child5"]),
+        // No priority at all: every name is spent.
+        (&[], &[]),
+        (&[&["AA"]], &["child6"]),
+        // A locality in two priorities, and priorities without localities, keep still.
+        (&[&["AA"], &["AA"], &[], &[]], &["child6", "child7", "child8", "child9"]),
+        (&[&["AA"], &["AA"], &[], &[]], &["child6", "child7", "child8", "child9"]),
+        (&[&["AA", "AA"], &["AA"], &[]], &["child6", "child7", "child8"]),
+    ] {
+        assert_eq!(assign(&mut names, priorities), expected, "{priorities:?}");
+    }
+}
+
+proptest! {
+    /// PR-10: unique, never taken up again once dropped, kept when nothing changed, and taken only from a priority
+    /// that shared a locality.
+    #[test]
+    fn names_are_unique_stable_and_never_come_back(
+        updates in prop::collection::vec(prop::collection::vec(prop::collection::vec(0..8u8, 0..4), 0..5), 1..12)
+    ) {
+        let mut names = PriorityNames::new("p");
+        let mut seen = BTreeSet::new();
+        let mut last: Vec<(_, Vec<u8>)> = Vec::new();
+        for update in updates {
+            let given = names.assign(update.clone());
+            prop_assert_eq!(given.len(), update.len());
+            prop_assert_eq!(given.iter().collect::<BTreeSet<_>>().len(), given.len());
+            for (name, localities) in given.iter().zip(&update) {
+                let heir = last.iter().find(|(earlier, _)| earlier == name).map(|(_, theirs)| theirs);
+                let shares = |theirs: &Vec<u8>| {
+                    (theirs.is_empty() && localities.is_empty()) || localities.iter().any(|l| theirs.contains(l))
+                };
+                prop_assert!(heir.map_or(!seen.contains(name), shares), "{name} for {localities:?} after {last:?}");
+            }
+            seen.extend(given.iter().cloned());
+            prop_assert_eq!(&names.assign(update.clone()), &given);
+            last = given.into_iter().zip(update).collect();
+        }
+    }
+}
+
+/// PR-10: localities that move from p1 to p0 take their child along; nobody reconnects.
+#[test]
+fn a_locality_that_moves_up_keeps_its_child_and_its_connections() {
+    let mut names = PriorityNames::new("child");
+    let mut name = |priorities: &[&[&str]]| assign(&mut names, priorities);
+
+    let before = name(&[&["a", "b"], &["c", "d"]]);
+    let mut world = world(&[(&before[0], "round_robin", "ab"), (&before[1], "round_robin", "cd")]);
+    world.down("a");
+    world.down("b");
+    world.up("c");
+    world.up("d");
+    assert_eq!(world.letters(4), "cdcd");
+    world.dialled();
+
+    let after = name(&[&["c", "d"], &["e"]]);
+    assert_eq!(after, ["child1", "child2"]);
+    world.published();
+    update(&mut world, &[(&after[0], "round_robin", "cd"), (&after[1], "round_robin", "e")]);
+    assert_eq!((world.letters(4), existing(&world)), ("cdcd".to_owned(), vec!["child1".to_owned()]));
+    assert_eq!(world.published(), 0, "for calls nothing changed");
+    assert!(world.dialled().is_empty());
+    assert_eq!(world.closed(), ["a", "b"]);
+
+    // And back: the child moves down, a new one goes before it and gets its ten seconds.
+    let back = name(&[&["a", "b"], &["c", "d"]]);
+    assert_eq!(back, ["child3", "child1"]);
+    update(&mut world, &[(&back[0], "round_robin", "ab"), (&back[1], "round_robin", "cd")]);
+    assert_eq!((world.letters(2), world.dialled()), ("cd".to_owned(), vec!["a".to_owned(), "b".to_owned()]));
+    world.up("a");
+    world.advance(secs(3));
+    assert_eq!((world.letters(2), deactivated(&world)), ("aa".to_owned(), vec!["child1".to_owned()]));
+    assert!(world.closed().is_empty());
+}
