@@ -18,7 +18,9 @@ fn cluster(settings: &Value) -> Value {
 
 fn cluster_over(settings: &Value, child: &Value) -> Value {
     let mut all = json!({"cluster": "c", "childPolicy": child});
-    all.as_object_mut().unwrap().extend(settings.as_object().unwrap().clone());
+    for (name, value) in settings.as_object().into_iter().flatten() {
+        all[name] = value.clone();
+    }
     json!([{"xds_cluster_impl_experimental": all}])
 }
 
@@ -69,7 +71,7 @@ fn assert_near(count: u64, calls: u32, share: f64) {
 #[test]
 fn a_drop_comes_before_the_pick_and_names_its_category() {
     let mut world = World::new(&drops(&[("none", 0), ("maintenance", 1_000_000)]), endpoints(["a"])).all_up();
-    let picked = world.pick_with(|call| call.wait_for_ready());
+    let picked = world.pick_call(&Call::new("/s/m", 1).wait_for_ready());
     let Picked::Dropped(status) = &picked else { panic!("{picked:?}") };
     assert_eq!(status.code(), Code::Unavailable);
     assert_eq!(
@@ -148,7 +150,7 @@ fn the_circuit_breaker_drops_above_its_limit() {
     let mut world = World::new(&config, endpoints(["a", "b"])).all_up();
     let (first, second) = (world.pick(), world.pick());
     assert_eq!((first.outcome(), second.outcome()), ("a".to_owned(), "b".to_owned()));
-    let third = world.pick_with(|call| call.wait_for_ready());
+    let third = world.pick_call(&Call::new("/s/m", 1).wait_for_ready());
     let status = third.status().unwrap();
     assert_eq!(status.code(), Code::Unavailable);
     assert_eq!(
@@ -277,7 +279,9 @@ fn the_limit_is_exact_and_nothing_leaks() {
                         end(held.swap_remove(i), rng.below(8));
                     }
                 }
-                held.into_iter().for_each(|trackers| end(trackers, 0));
+                for trackers in held {
+                    end(trackers, 0);
+                }
             });
         }
     });
