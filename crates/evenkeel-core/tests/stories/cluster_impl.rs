@@ -194,6 +194,8 @@ fn lowering_the_limit_keeps_what_is_in_flight() {
         held.pop().unwrap().finish_ok();
     }
     assert_eq!(world.picks(1), ["a"]);
+    world.config(&cluster(&json!({"maxConcurrentRequests": 200})));
+    assert_eq!(detail(&world, "inFlight"), 99);
     assert_eq!(detail(&world, "circuitBreakerDrops"), 6, "counts go on across configs");
 }
 

@@ -352,7 +352,7 @@ fn without_algorithms_everybody_is_back() {
     calls(&mut world, 2, &["a"]);
     world.advance(secs(10));
     assert_eq!(world.picks(2), ["b", "b"]);
-    let late = world.pick();
+    let late: Vec<_> = (0..5).map(|_| world.pick()).collect();
     world.config(&detection(&json!({})));
     assert_eq!(ejected(&world), [""; 0]);
     assert_eq!(multiplier(&world, 0), 0);
@@ -360,7 +360,9 @@ fn without_algorithms_everybody_is_back() {
     let mut picks = world.picks(2);
     picks.sort();
     assert_eq!(picks, ["a", "b"]);
-    late.finish(Code::Unavailable, None);
+    for picked in late {
+        picked.finish(Code::Unavailable, None);
+    }
     world.advance(secs(5));
     world.config(&detection(&strict()));
     assert_eq!(world.wake_at(), Some(at(25)), "a fresh start");
@@ -380,6 +382,13 @@ fn an_endpoint_is_all_its_addresses() {
     world.advance(secs(10));
     assert_eq!(ejected(&world), ["b"], "6 of 11 calls to either address failed");
     assert_eq!(rows(&world)[0]["addresses"], json!(["b", "a"]));
+    // The child's picker is as before, but the addresses make up other endpoints.
+    world.endpoints(Endpoints::list([Endpoint::at("b"), Endpoint::new(["a", "c"])]));
+    call(&mut world, "a", 2, 2);
+    call(&mut world, "b", 0, 1);
+    call(&mut world, "c", 0, 1);
+    world.advance(secs(10));
+    assert_eq!(ejected(&world), ["b", "a"]);
 }
 
 /// OD-11: seen through round robin.
@@ -512,6 +521,25 @@ fn calls_are_counted_across_reconnects_and_updates() {
     let counts: Vec<_> =
         rows(&world).iter().map(|row| (row["lastSuccesses"].clone(), row["lastFailures"].clone())).collect();
     assert_eq!(counts, [(json!(1), json!(0)), (json!(1), json!(2))]);
+}
+
+/// OD-11, CI-1: through the cluster's policy, as in an xDS tree. Its drops are nobody's failures.
+#[test]
+fn works_over_a_cluster() {
+    let cluster = json!([{"xds_cluster_impl_experimental": {
+        "cluster": "c",
+        "dropCategories": [{"category": "lb", "requestsPerMillion": 500_000}],
+        "childPolicy": [{"round_robin": {}}],
+    }}]);
+    let settings = with(&strict(), &json!({"childPolicy": cluster}));
+    let mut world = World::new(&detection(&settings), endpoints(["a", "b"])).all_up();
+    calls(&mut world, 100, &["a"]);
+    world.advance(secs(10));
+    assert_eq!(ejected(&world), ["a"]);
+    assert_eq!(rows(&world)[1]["lastFailures"], 0);
+    let shares = world.shares(100);
+    assert!(shares["b"] > 30 && shares["drop"] > 30 && !shares.contains_key("a"));
+    assert_eq!(world.describe().children[0].1.details["inFlight"], 0);
 }
 
 #[test]
