@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Counts calls in flight per cluster and EDS service name. Made once per process and given to every core, so that
@@ -17,7 +17,28 @@ type Key = (Arc<str>, Arc<str>);
 /// The number of calls in flight to one cluster, on a cache line of its own.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-pub struct InFlight(pub(crate) AtomicU64);
+pub struct InFlight(AtomicU64);
+
+impl InFlight {
+    /// How many calls are in flight.
+    pub fn count(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Counts one more call if fewer than `limit` are in flight; each that is counted must be ended once.
+    ///
+    /// The only step up is from a number below the limit to the next one, in one exchange: however many threads try,
+    /// the number never passes the limit. It guards no other memory, so no ordering is needed.
+    pub(crate) fn try_start(&self, limit: u64) -> bool {
+        let up = |count| (count < limit).then_some(count + 1);
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, up).is_ok()
+    }
+
+    /// Takes back what [`InFlight::try_start`] counted.
+    pub(crate) fn end(&self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
 
 impl CallCounters {
     /// The counter of a cluster, shared by all who ask for it while anybody holds it.

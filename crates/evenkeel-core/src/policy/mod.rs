@@ -25,6 +25,10 @@ use crate::pick::{Call, Pick, Picker};
 use crate::registry::Registry;
 use crate::{Connectivity, Endpoints, Status, SubchannelId};
 
+pub use cluster_impl::{ClusterImpl, ClusterImplConfig, Denominator, DropCategory};
+pub use outlier_detection::{
+    FailurePercentageEjection, OutlierDetection, OutlierDetectionConfig, SuccessRateEjection,
+};
 pub use pick_first::PickFirst;
 pub use priority::{Priority, PriorityChild, PriorityConfig};
 pub use priority_names::PriorityNames;
@@ -166,7 +170,9 @@ impl<P: Policy> AnyPolicy for Erased<P> {
 }
 
 pub(crate) fn register_all(registry: &mut Registry) {
+    registry.register::<OutlierDetection>("outlier_detection_experimental");
     registry.register::<PickFirst>("pick_first");
     registry.register::<Priority>("priority_experimental");
     registry.register::<RoundRobin>("round_robin");
+    registry.register::<ClusterImpl>("xds_cluster_impl_experimental");
 }

@@ -1,1 +1,631 @@
-//! outlier_detection
+//! `outlier_detection_experimental`: endpoints whose calls fail more than their peers' get none for a while.
+//!
+//! A50, and A61 for endpoints with several addresses. Calls that finish are counted per endpoint. Once per interval
+//! a *sweep* takes the counts, ejects outliers, and returns endpoints whose time is over:
+//!
+//! ```text
+//!              outlier, enforced, below the limit            a sweep at or after its end
+//!   in service ──────────────────────────────────▶ ejected ──────────────────────────────▶ in service
+//!   multiplier - 1 per sweep                       multiplier + 1 per ejection
+//! ```
+//!
+//! Policies below see an ejected endpoint as failed while its connection is kept; `pick_first` used alone takes no
+//! notice. A sweep that is late is one sweep, however much time went by. Without an algorithm nothing is counted,
+//! and the child's picker is passed on as it is.
+
+use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::child::Child;
+use crate::config::{ConfigError, Fields, LbConfig};
+use crate::describe::{Description, Look};
+use crate::policy::{LbState, Policy};
+use crate::{Address, Call, CallEnd, Code, Cx, Endpoint, Endpoints, Instant, Pick, Picker, Rng, Tracker};
+
+/// Sweeps are at least this far apart: an interval of 0 is valid (A50), and would be a sweep without end.
+const MIN_INTERVAL: Duration = Duration::from_millis(1);
+
+/// The policy.
+#[derive(Debug, Default)]
+pub struct OutlierDetection {
+    child: Child,
+    config: Option<OutlierDetectionConfig>,
+    hosts: Vec<Host>,
+    source: Option<Endpoints>,
+    /// When the interval under way began; `None` while nothing is counted.
+    began: Option<Instant>,
+    /// The addresses of all ejected endpoints, the same allocation for as long as they are the same.
+    ejected: Option<Arc<HashSet<Address>>>,
+    tally: Tally,
+    shown: Option<Shown>,
+}
+
+/// Settings of `outlier_detection_experimental`.
+#[derive(Clone, Debug)]
+pub struct OutlierDetectionConfig {
+    /// The time between sweeps; below a millisecond it counts as one.
+    pub interval: Duration,
+    /// How long the first ejection lasts; the n-th in a row lasts n times as long.
+    pub base_ejection_time: Duration,
+    /// How long an ejection lasts at most; at least `base_ejection_time`.
+    pub max_ejection_time: Duration,
+    /// No endpoint is ejected while this many percent are; one is ejected in any case.
+    pub max_ejection_percent: u32,
+    /// Ejects endpoints whose success rate is far below that of their peers, if set.
+    pub success_rate_ejection: Option<SuccessRateEjection>,
+    /// Ejects endpoints that fail too often, whatever their peers do, if set.
+    pub failure_percentage_ejection: Option<FailurePercentageEjection>,
+    /// The policy below.
+    pub child_policy: LbConfig,
+}
+
+impl OutlierDetectionConfig {
+    /// The defaults, with both algorithms off: a config that does nothing.
+    pub fn new(child_policy: LbConfig) -> OutlierDetectionConfig {
+        OutlierDetectionConfig {
+            interval: Duration::from_secs(10),
+            base_ejection_time: Duration::from_secs(30),
+            max_ejection_time: Duration::from_secs(300),
+            max_ejection_percent: 10,
+            success_rate_ejection: None,
+            failure_percentage_ejection: None,
+            child_policy,
+        }
+    }
+
+    fn counts(&self) -> bool {
+        self.success_rate_ejection.is_some() || self.failure_percentage_ejection.is_some()
+    }
+
+    /// How long an endpoint is ejected that was ejected `multiplier` times.
+    fn ejection_time(&self, multiplier: u32) -> Duration {
+        let longest = self.max_ejection_time.max(self.base_ejection_time);
+        self.base_ejection_time.saturating_mul(multiplier).min(longest)
+    }
+}
+
+/// Settings of the success-rate algorithm.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SuccessRateEjection {
+    /// How many thousandths of a standard deviation below the mean a success rate must lie.
+    pub stdev_factor: u32,
+    /// How many percent of the outliers to eject.
+    pub enforcement_percentage: u32,
+    /// How many endpoints must have the volume for any to be judged.
+    pub minimum_hosts: u32,
+    /// How many calls must have finished in an interval for an endpoint to be judged.
+    pub request_volume: u32,
+}
+
+impl Default for SuccessRateEjection {
+    fn default() -> SuccessRateEjection {
+        SuccessRateEjection {
+            stdev_factor: 1900,
+            enforcement_percentage: 100,
+            minimum_hosts: 5,
+            request_volume: 100,
+        }
+    }
+}
+
+/// Settings of the failure-percentage algorithm.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FailurePercentageEjection {
+    /// The percentage of failures above which an endpoint is ejected.
+    pub threshold: u32,
+    /// How many percent of the outliers to eject.
+    pub enforcement_percentage: u32,
+    /// How many endpoints must have the volume for any to be judged.
+    pub minimum_hosts: u32,
+    /// How many calls must have finished in an interval for an endpoint to be judged.
+    pub request_volume: u32,
+}
+
+impl Default for FailurePercentageEjection {
+    fn default() -> FailurePercentageEjection {
+        FailurePercentageEjection {
+            threshold: 85,
+            enforcement_percentage: 100,
+            minimum_hosts: 5,
+            request_volume: 50,
+        }
+    }
+}
+
+impl Policy for OutlierDetection {
+    type Config = OutlierDetectionConfig;
+
+    fn parse(fields: &Fields<'_>) -> Result<OutlierDetectionConfig, ConfigError> {
+        let unset = OutlierDetectionConfig::new(fields.child("childPolicy")?);
+        let interval = fields.duration("interval")?.unwrap_or(unset.interval);
+        if interval < MIN_INTERVAL {
+            fields.warn("interval", &format!("is shorter than {MIN_INTERVAL:?} and counts as that"));
+        }
+        let success_rate = fields.object("successRateEjection")?;
+        let failure_percentage = fields.object("failurePercentageEjection")?;
+        Ok(OutlierDetectionConfig {
+            interval,
+            base_ejection_time: fields.duration("baseEjectionTime")?.unwrap_or(unset.base_ejection_time),
+            max_ejection_time: fields.duration("maxEjectionTime")?.unwrap_or(unset.max_ejection_time),
+            max_ejection_percent: percent(fields, "maxEjectionPercent")?
+                .unwrap_or(unset.max_ejection_percent),
+            success_rate_ejection: success_rate.as_ref().map(SuccessRateEjection::parse).transpose()?,
+            failure_percentage_ejection: failure_percentage
+                .as_ref()
+                .map(FailurePercentageEjection::parse)
+                .transpose()?,
+            ..unset
+        })
+    }
+
+    fn reconcile(
+        &mut self,
+        config: &OutlierDetectionConfig,
+        endpoints: &Endpoints,
+        cx: &mut Cx<'_>,
+    ) -> LbState {
+        self.config = Some(config.clone());
+        let others = self.source.as_ref().is_none_or(|source| !source.is_same(endpoints));
+        if others {
+            self.replace(endpoints);
+        }
+        if config.counts() {
+            self.count_on(config, cx);
+        } else {
+            self.stop();
+        }
+        let scope = match &self.ejected {
+            Some(ejected) => cx.scope().clone().with_ejected(ejected.clone()),
+            None => cx.scope().clone(),
+        };
+        let child = self.child.reconcile_in(scope, &config.child_policy, endpoints, cx);
+        self.show(child, others, cx)
+    }
+
+    fn describe(&self, look: &Look<'_>) -> Description {
+        let mut description = Description::new();
+        if let Some(config) = &self.config {
+            description = describe_settings(description, config)
+                .detail("ejected", self.hosts.iter().filter(|host| host.ejected_at.is_some()).count())
+                .detail("ejections", self.tally.describe());
+            let hosts = self.hosts.iter().map(|host| host.describe(config, look.now()));
+            description = description.detail("endpoints", hosts.collect::<Vec<_>>());
+        }
+        description.child("childPolicy", self.child.describe(look))
+    }
+}
+
+impl OutlierDetection {
+    /// Takes in other endpoints: those that stay, by their sets of addresses, keep counts and ejections.
+    fn replace(&mut self, endpoints: &Endpoints) {
+        let old = std::mem::take(&mut self.hosts);
+        let mut old: HashMap<_, _> = old.into_iter().map(|host| (host.endpoint.key(), Some(host))).collect();
+        for endpoint in endpoints.iter().filter(|endpoint| !endpoint.addresses().is_empty()) {
+            // `None` marks an endpoint that is taken: the first of two equal ones counts.
+            let slot = old.entry(endpoint.key()).or_insert_with(|| Some(Host::new(endpoint)));
+            if let Some(host) = slot.take() {
+                self.hosts.push(Host { endpoint: endpoint.clone(), ..host });
+            }
+        }
+        self.source = Some(endpoints.clone());
+        self.list_ejected();
+    }
+
+    /// Sweeps if the interval is over. A config with another interval counts from when this one began (A50).
+    fn count_on(&mut self, config: &OutlierDetectionConfig, cx: &mut Cx<'_>) {
+        let now = cx.now();
+        let interval = config.interval.max(MIN_INTERVAL);
+        let began = match self.began {
+            None => {
+                for host in &mut self.hosts {
+                    host.counter.take();
+                    host.last = Counts::default();
+                }
+                now
+            }
+            Some(began) if began + interval <= now => {
+                let (hosts, tally) = (&mut self.hosts, &mut self.tally);
+                Sweep { config, now, hosts, tally, rng: cx.rng(), ejected: 0 }.run();
+                self.list_ejected();
+                now
+            }
+            Some(began) => began,
+        };
+        self.began = Some(began);
+        cx.wake_at(began + interval);
+    }
+
+    fn stop(&mut self) {
+        if self.began.take().is_some() {
+            for host in &mut self.hosts {
+                host.ejected_at = None;
+                host.multiplier = 0;
+            }
+            self.list_ejected();
+        }
+    }
+
+    fn list_ejected(&mut self) {
+        let ejected = self.hosts.iter().filter(|host| host.ejected_at.is_some());
+        let addresses: HashSet<Address> =
+            ejected.flat_map(|host| host.endpoint.addresses().iter().cloned()).collect();
+        let addresses = (!addresses.is_empty()).then_some(addresses);
+        if self.ejected.as_deref() != addresses.as_ref() {
+            self.ejected = addresses.map(Arc::new);
+        }
+    }
+
+    fn show(&mut self, child: LbState, others: bool, cx: &Cx<'_>) -> LbState {
+        if self.began.is_none() {
+            self.shown = None;
+            return child;
+        }
+        let last = self.shown.as_ref().filter(|shown| shown.child.is_same(&child));
+        if let Some(shown) = last.filter(|_| !others) {
+            return shown.state.clone();
+        }
+        let counters = self.counters(cx);
+        if let Some(shown) = last.filter(|shown| are_same(&shown.counters, &counters)) {
+            return shown.state.clone();
+        }
+        let counters = Arc::new(counters);
+        let picker = CountingPicker { child: child.picker.clone(), counters: counters.clone() };
+        let state = LbState::new(child.connectivity, picker);
+        self.shown = Some(Shown { child, counters, state: state.clone() });
+        state
+    }
+
+    /// The counter of every subchannel that calls may be sent on. An address of two endpoints counts for the first.
+    fn counters(&self, cx: &Cx<'_>) -> Counters {
+        let mut counters = Counters::default();
+        for host in &self.hosts {
+            for subchannel in host.endpoint.addresses().iter().filter_map(|address| cx.find(address)) {
+                counters.entry(subchannel.id().to_bits()).or_insert_with(|| host.counter.clone());
+            }
+        }
+        counters
+    }
+}
+
+impl SuccessRateEjection {
+    fn parse(fields: &Fields<'_>) -> Result<SuccessRateEjection, ConfigError> {
+        let unset = SuccessRateEjection::default();
+        Ok(SuccessRateEjection {
+            stdev_factor: fields.u32("stdevFactor")?.unwrap_or(unset.stdev_factor),
+            enforcement_percentage: percent(fields, "enforcementPercentage")?
+                .unwrap_or(unset.enforcement_percentage),
+            minimum_hosts: fields.u32("minimumHosts")?.unwrap_or(unset.minimum_hosts),
+            request_volume: fields.u32("requestVolume")?.unwrap_or(unset.request_volume),
+        })
+    }
+}
+
+impl FailurePercentageEjection {
+    fn parse(fields: &Fields<'_>) -> Result<FailurePercentageEjection, ConfigError> {
+        let unset = FailurePercentageEjection::default();
+        Ok(FailurePercentageEjection {
+            threshold: percent(fields, "threshold")?.unwrap_or(unset.threshold),
+            enforcement_percentage: percent(fields, "enforcementPercentage")?
+                .unwrap_or(unset.enforcement_percentage),
+            minimum_hosts: fields.u32("minimumHosts")?.unwrap_or(unset.minimum_hosts),
+            request_volume: fields.u32("requestVolume")?.unwrap_or(unset.request_volume),
+        })
+    }
+}
+
+fn percent(fields: &Fields<'_>, name: &str) -> Result<Option<u32>, ConfigError> {
+    match fields.u32(name)? {
+        Some(number) if number > 100 => {
+            Err(fields.error(name, format!("expected a percentage from 0 to 100, found {number}")))
+        }
+        other => Ok(other),
+    }
+}
+
+/// One endpoint, whatever its attributes.
+#[derive(Debug)]
+struct Host {
+    endpoint: Endpoint,
+    counter: Arc<Counter>,
+    /// What the last sweep took from the counter.
+    last: Counts,
+    ejected_at: Option<Instant>,
+    multiplier: u32,
+}
+
+impl Host {
+    fn new(endpoint: &Endpoint) -> Host {
+        Host {
+            endpoint: endpoint.clone(),
+            counter: Arc::default(),
+            last: Counts::default(),
+            ejected_at: None,
+            multiplier: 0,
+        }
+    }
+
+    fn describe(&self, config: &OutlierDetectionConfig, now: Instant) -> Value {
+        let addresses: Vec<_> = self.endpoint.addresses().iter().map(ToString::to_string).collect();
+        let left = self.ejected_at.map(|at| (at + config.ejection_time(self.multiplier)).since(now));
+        json!({
+            "addresses": addresses,
+            "ejectedForAnother": left.map(|left| format!("{left:?}")),
+            "multiplier": self.multiplier,
+            "lastSuccesses": self.last.successes,
+            "lastFailures": self.last.failures,
+        })
+    }
+}
+
+/// How calls to one endpoint ended since the last sweep. Of A50's two buckets this is the active one; the other is
+/// [`Host::last`]. Each number is taken and zeroed in one step, so a call that finishes during a sweep is counted
+/// once, on one side or the other.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Counter {
+    successes: AtomicU64,
+    failures: AtomicU64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    successes: u64,
+    failures: u64,
+}
+
+impl Counter {
+    fn take(&self) -> Counts {
+        Counts {
+            successes: self.successes.swap(0, Ordering::Relaxed),
+            failures: self.failures.swap(0, Ordering::Relaxed),
+        }
+    }
+}
+
+impl Tracker for Counter {
+    fn finished(&self, end: &CallEnd<'_>) {
+        match end {
+            CallEnd::Finished { code: Code::Ok, .. } => self.successes.fetch_add(1, Ordering::Relaxed),
+            // A caller that goes away ends its call with CANCELLED, which is not OK.
+            CallEnd::Finished { .. } | CallEnd::Cancelled => self.failures.fetch_add(1, Ordering::Relaxed),
+            CallEnd::Unsent => return,
+        };
+    }
+}
+
+impl Counts {
+    /// Calls that finished, if there were so many and any at all.
+    fn volume(self, at_least: u32) -> Option<f64> {
+        let all = self.successes + self.failures;
+        (all >= u64::from(at_least.max(1))).then_some(all as f64)
+    }
+
+    fn success_rate(self, at_least: u32) -> Option<f64> {
+        Some(self.successes as f64 / self.volume(at_least)?)
+    }
+
+    fn failure_percentage(self, at_least: u32) -> Option<f64> {
+        Some(100.0 * self.failures as f64 / self.volume(at_least)?)
+    }
+}
+
+/// One sweep over all endpoints, in their order.
+struct Sweep<'a> {
+    config: &'a OutlierDetectionConfig,
+    now: Instant,
+    hosts: &'a mut [Host],
+    tally: &'a mut Tally,
+    rng: &'a mut Rng,
+    /// How many endpoints are ejected.
+    ejected: usize,
+}
+
+impl Sweep<'_> {
+    fn run(mut self) {
+        for host in self.hosts.iter_mut() {
+            host.last = host.counter.take();
+            self.ejected += usize::from(host.ejected_at.is_some());
+        }
+        if let Some(rule) = &self.config.success_rate_ejection {
+            self.judge_success_rates(rule);
+        }
+        if let Some(rule) = &self.config.failure_percentage_ejection {
+            self.judge_failure_percentages(rule);
+        }
+        for host in self.hosts.iter_mut() {
+            match host.ejected_at {
+                None => host.multiplier = host.multiplier.saturating_sub(1),
+                // A50 says "after": sweeps of a real clock are always a little late. On virtual time they are not,
+                // and an ejection would last an interval too long.
+                Some(at) if at + self.config.ejection_time(host.multiplier) <= self.now => {
+                    host.ejected_at = None;
+                }
+                Some(_) => {}
+            }
+        }
+    }
+
+    fn judge_success_rates(&mut self, rule: &SuccessRateEjection) {
+        let rate = |(i, host): (usize, &Host)| Some((i, host.last.success_rate(rule.request_volume)?));
+        let rates: Vec<_> = self.hosts.iter().enumerate().filter_map(rate).collect();
+        if rates.len() < rule.minimum_hosts as usize {
+            return;
+        }
+        let lowest = lowest_usual(&rates, f64::from(rule.stdev_factor) / 1000.0);
+        for (i, _) in rates.iter().filter(|(_, rate)| *rate < lowest) {
+            self.eject(*i, Method::SuccessRate, rule.enforcement_percentage);
+        }
+    }
+
+    fn judge_failure_percentages(&mut self, rule: &FailurePercentageEjection) {
+        let failed =
+            |(i, host): (usize, &Host)| Some((i, host.last.failure_percentage(rule.request_volume)?));
+        let failed: Vec<_> = self.hosts.iter().enumerate().filter_map(failed).collect();
+        if failed.len() < rule.minimum_hosts as usize {
+            return;
+        }
+        for (i, _) in failed.iter().filter(|(_, percent)| *percent > f64::from(rule.threshold)) {
+            self.eject(*i, Method::FailurePercentage, rule.enforcement_percentage);
+        }
+    }
+
+    /// Ejects an outlier, unless enough are ejected or chance spares it. One that is ejected already, and failed
+    /// calls that began before, is ejected anew (A50).
+    fn eject(&mut self, i: usize, method: Method, enforcement_percentage: u32) {
+        let tally = self.tally.of(method);
+        let limit = self.config.max_ejection_percent as usize * self.hosts.len();
+        if self.ejected > 0 && self.ejected * 100 >= limit {
+            tally.overflow += 1;
+        } else if self.rng.below(100) >= u64::from(enforcement_percentage) {
+            tally.spared += 1;
+        } else {
+            tally.enforced += 1;
+            let host = &mut self.hosts[i];
+            self.ejected += usize::from(host.ejected_at.replace(self.now).is_none());
+            host.multiplier = host.multiplier.saturating_add(1);
+        }
+    }
+}
+
+/// The success rate below which an endpoint is an outlier: `factor` standard deviations below the mean.
+fn lowest_usual(rates: &[(usize, f64)], factor: f64) -> f64 {
+    let count = rates.len().max(1) as f64;
+    // Measured from one of the rates, so that equal rates have exactly that mean, and none is below it by rounding.
+    let base = rates.first().map_or(0.0, |(_, rate)| *rate);
+    let mean = base + rates.iter().map(|(_, rate)| rate - base).sum::<f64>() / count;
+    let variance = rates.iter().map(|(_, rate)| (rate - mean).powi(2)).sum::<f64>() / count;
+    mean - factor * variance.sqrt()
+}
+
+/// What became of the outliers that were found (A91).
+#[derive(Debug, Default)]
+struct Tally {
+    success_rate: MethodTally,
+    failure_percentage: MethodTally,
+}
+
+#[derive(Clone, Copy)]
+enum Method {
+    SuccessRate,
+    FailurePercentage,
+}
+
+#[derive(Debug, Default)]
+struct MethodTally {
+    enforced: u64,
+    /// Not ejected by chance.
+    spared: u64,
+    /// Not ejected since enough were.
+    overflow: u64,
+}
+
+impl Tally {
+    fn of(&mut self, method: Method) -> &mut MethodTally {
+        match method {
+            Method::SuccessRate => &mut self.success_rate,
+            Method::FailurePercentage => &mut self.failure_percentage,
+        }
+    }
+
+    fn describe(&self) -> Value {
+        let describe = |tally: &MethodTally| {
+            json!({
+                "enforced": tally.enforced,
+                "unenforced": {
+                    "enforcement_percentage": tally.spared,
+                    "max_ejection_overflow": tally.overflow,
+                },
+            })
+        };
+        json!({
+            "success_rate": describe(&self.success_rate),
+            "failure_percentage": describe(&self.failure_percentage),
+        })
+    }
+}
+
+fn describe_settings(description: Description, config: &OutlierDetectionConfig) -> Description {
+    let success_rate = config.success_rate_ejection.as_ref().map(|rule| {
+        json!({
+            "stdevFactor": rule.stdev_factor,
+            "enforcementPercentage": rule.enforcement_percentage,
+            "minimumHosts": rule.minimum_hosts,
+            "requestVolume": rule.request_volume,
+        })
+    });
+    let failure_percentage = config.failure_percentage_ejection.as_ref().map(|rule| {
+        json!({
+            "threshold": rule.threshold,
+            "enforcementPercentage": rule.enforcement_percentage,
+            "minimumHosts": rule.minimum_hosts,
+            "requestVolume": rule.request_volume,
+        })
+    });
+    description
+        .detail("interval", format!("{:?}", config.interval))
+        .detail("baseEjectionTime", format!("{:?}", config.base_ejection_time))
+        .detail("maxEjectionTime", format!("{:?}", config.max_ejection_time.max(config.base_ejection_time)))
+        .detail("maxEjectionPercent", config.max_ejection_percent)
+        .detail("successRateEjection", success_rate)
+        .detail("failurePercentageEjection", failure_percentage)
+}
+
+/// The last state, and what it was made from.
+#[derive(Debug)]
+struct Shown {
+    child: LbState,
+    counters: Arc<Counters>,
+    state: LbState,
+}
+
+struct CountingPicker {
+    child: Arc<dyn Picker>,
+    counters: Arc<Counters>,
+}
+
+impl Picker for CountingPicker {
+    fn pick(&self, call: &Call<'_>) -> Pick {
+        let mut pick = self.child.pick(call);
+        if let Pick::To(id, trackers) = &mut pick
+            && let Some(counter) = self.counters.get(&id.to_bits())
+        {
+            trackers.push(counter.clone());
+        }
+        pick
+    }
+}
+
+/// Counters by the bits of [`SubchannelId`](crate::SubchannelId).
+type Counters = HashMap<u64, Arc<Counter>, BuildHasherDefault<IdHasher>>;
+
+fn are_same(a: &Counters, b: &Counters) -> bool {
+    let same =
+        |(id, counter): (&u64, &Arc<Counter>)| b.get(id).is_some_and(|other| Arc::ptr_eq(counter, other));
+    a.len() == b.len() && a.iter().all(same)
+}
+
+/// One multiplication: ids are small numbers that nobody chooses, so there are no collisions to fear.
+#[derive(Default)]
+struct IdHasher(u64);
+
+impl Hasher for IdHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, bits: u64) {
+        // 2^64 over the golden ratio spreads into the high bits; the low ones stay as distinct as the index is.
+        self.0 = (self.0 ^ bits).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}

@@ -1,1 +1,417 @@
-//! cluster_impl
+//! `xds_cluster_impl_experimental`: drops, the circuit breaker, and calls in flight.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use evenkeel_core::policy::Denominator;
+use evenkeel_core::{
+    Call, CallCounters, CallEnd, Code, ConfigError, Connectivity, Core, Cx, Description, Endpoints, Fields,
+    LbState, Look, Pick, Picker, Policy, Registry, Rng, SubchannelId, Tracker, Trackers,
+};
+use serde_json::{Value, json};
+use testkit::{Picked, World, endpoints};
+
+/// The config of cluster "c" over round robin, with these settings besides.
+fn cluster(settings: &Value) -> Value {
+    cluster_over(settings, &json!([{"round_robin": {}}]))
+}
+
+fn cluster_over(settings: &Value, child: &Value) -> Value {
+    let mut all = json!({"cluster": "c", "childPolicy": child});
+    for (name, value) in settings.as_object().into_iter().flatten() {
+        all[name] = value.clone();
+    }
+    json!([{"xds_cluster_impl_experimental": all}])
+}
+
+fn drops(rates: &[(&str, u32)]) -> Value {
+    let drop = |(category, rate): &(&str, u32)| json!({"category": category, "requestsPerMillion": rate});
+    cluster(&json!({"dropCategories": rates.iter().map(drop).collect::<Vec<_>>()}))
+}
+
+fn detail(world: &World, name: &str) -> Value {
+    world.describe().details[name].clone()
+}
+
+fn with_counters(counters: &Arc<CallCounters>, config: &Value, endpoints: Endpoints) -> World {
+    let core = Core::builder().rng(Rng::fixed(1)).counters(counters.clone()).build();
+    World::with(core, Registry::standard(), config, endpoints)
+}
+
+/// CI-1: one number for both categories would never drop a call for the second.
+#[test]
+fn each_category_rolls_its_own_number_in_order() {
+    let mut world = World::new(&drops(&[("lb", 500_000), ("throttle", 500_000)]), endpoints(["a"])).all_up();
+    let passed = world.shares(40_000)["a"] as u64;
+    let dropped = |category: &str| detail(&world, "drops")[category].as_u64().unwrap();
+    assert_eq!(passed + dropped("lb") + dropped("throttle"), 40_000);
+    assert_near(dropped("lb"), 40_000, 0.5);
+    assert_near(dropped("throttle"), 40_000, 0.25);
+    assert_eq!(detail(&world, "circuitBreakerDrops"), 0);
+}
+
+/// CI-1
+#[test]
+fn rates_hold() {
+    for rate in [0, 1_000, 50_000, 333_333, 1_000_000] {
+        let mut world = World::new(&drops(&[("lb", rate)]), endpoints(["a"])).all_up();
+        world.picks(50_000);
+        assert_near(detail(&world, "drops")["lb"].as_u64().unwrap(), 50_000, f64::from(rate) / 1e6);
+    }
+}
+
+/// Within four standard deviations of what a share of so many calls should be.
+fn assert_near(count: u64, calls: u32, share: f64) {
+    let calls = f64::from(calls);
+    let slack = 4.0 * (calls * share * (1.0 - share)).sqrt();
+    assert!((count as f64 - calls * share).abs() <= slack, "{count} of {calls} for a share of {share}");
+}
+
+/// CI-1: a drop fails calls that wait for ready too, and the child is not asked.
+#[test]
+fn a_drop_comes_before_the_pick_and_names_its_category() {
+    let mut world = World::new(&drops(&[("none", 0), ("maintenance", 1_000_000)]), endpoints(["a"])).all_up();
+    let picked = world.pick_call(&Call::new("/s/m", 1).wait_for_ready());
+    let Picked::Dropped(status) = &picked else { panic!("{picked:?}") };
+    assert_eq!(status.code(), Code::Unavailable);
+    assert_eq!(
+        status.message(),
+        r#"cluster "c": dropped as the control plane asks for category "maintenance""#
+    );
+    assert_eq!(detail(&world, "drops"), json!({"none": 0, "maintenance": 1}));
+    assert_eq!(world.describe().picks(), 0);
+    assert_eq!(detail(&world, "inFlight"), 0);
+}
+
+/// CI-2
+#[test]
+fn rates_are_scaled_to_a_million_and_capped() {
+    use Denominator::{Hundred, Million, TenThousand};
+    for (denominator, numerator, expected) in [
+        (Hundred, 0, 0),
+        (Hundred, 7, 70_000),
+        (Hundred, 100, 1_000_000),
+        (Hundred, 101, 1_000_000),
+        (Hundred, u32::MAX, 1_000_000),
+        (TenThousand, 7, 700),
+        (TenThousand, 10_001, 1_000_000),
+        (Million, 7, 7),
+        (Million, 1_000_001, 1_000_000),
+    ] {
+        assert_eq!(denominator.per_million(numerator), expected, "{numerator} per {denominator:?}");
+    }
+    let mut world = World::new(&drops(&[("lb", 4_000_000_000)]), endpoints(["a"])).all_up();
+    assert_eq!(world.shares(100), [("drop".to_owned(), 100)].into());
+    assert!(world.describe().warnings[0].contains("counts as a million"));
+}
+
+/// CI-3
+#[test]
+fn calls_that_wait_or_fail_anyway_are_not_rolled() {
+    let mut world = World::new(&drops(&[("lb", 900_000)]), endpoints(["a"]));
+    assert_eq!(world.shares(100), [("queue".to_owned(), 100)].into());
+    world.fail("a");
+    assert_eq!(world.shares(100), [("fail".to_owned(), 100)].into());
+    assert_eq!(detail(&world, "drops"), json!({"lb": 0}));
+    world.up("a");
+    world.advance(testkit::secs(2));
+    assert!(world.shares(100)["drop"] > 70);
+}
+
+/// CI-3, CI-4: a child that is not READY and picks all the same is not rolled, but its calls count in flight; one that
+/// is not allowed is taken back from the child as unsent.
+#[test]
+fn a_child_that_picks_without_being_ready() {
+    let mut registry = Registry::standard();
+    let ends = Arc::new(Ends::default());
+    let shared = ends.clone();
+    registry.register_with("stubborn", move || Stubborn { ends: shared.clone(), ..Stubborn::default() });
+    let settings = json!({
+        "maxConcurrentRequests": 1,
+        "dropCategories": [{"category": "lb", "requestsPerMillion": 1_000_000}],
+    });
+    let config = cluster_over(&settings, &json!([{"stubborn": {}}]));
+    let mut world = World::with(Core::builder().build(), registry, &config, endpoints(["a"]));
+    assert_eq!(world.state(), Connectivity::Connecting);
+    let first = world.pick();
+    assert!(matches!(first, Picked::To { .. }));
+    assert_eq!(world.pick().outcome(), "drop");
+    assert_eq!(ends.unsent.load(Ordering::Relaxed), 1);
+    first.finish_ok();
+    assert_eq!(ends.finished.load(Ordering::Relaxed), 1);
+    assert_eq!(detail(&world, "inFlight"), 0);
+    assert_eq!(detail(&world, "circuitBreakerDrops"), 1);
+}
+
+/// CI-4
+#[test]
+fn the_circuit_breaker_drops_above_its_limit() {
+    let config = cluster(&json!({"maxConcurrentRequests": 2}));
+    let mut world = World::new(&config, endpoints(["a", "b"])).all_up();
+    let (first, second) = (world.pick(), world.pick());
+    assert_eq!((first.outcome(), second.outcome()), ("a".to_owned(), "b".to_owned()));
+    let third = world.pick_call(&Call::new("/s/m", 1).wait_for_ready());
+    let status = third.status().unwrap();
+    assert_eq!(status.code(), Code::Unavailable);
+    assert_eq!(
+        status.message(),
+        r#"cluster "c": the circuit breaker allows 2 calls in flight, and so many are"#
+    );
+    assert_eq!(third.outcome(), "drop");
+    first.finish_ok();
+    assert_eq!(world.picks(3), ["a", "b", "a"]);
+    assert_eq!(detail(&world, "inFlight"), 1);
+    assert_eq!(detail(&world, "circuitBreakerDrops"), 1);
+    assert_eq!(detail(&world, "drops"), json!({}));
+    drop(second);
+    assert_eq!(detail(&world, "inFlight"), 0);
+}
+
+/// CI-4: a limit of nothing lets nothing pass.
+#[test]
+fn a_limit_of_zero_drops_all() {
+    let mut world = World::new(&cluster(&json!({"max_concurrent_requests": 0})), endpoints(["a"])).all_up();
+    assert_eq!(world.picks(2), ["drop", "drop"]);
+}
+
+/// CI-5
+#[test]
+fn the_limit_is_1024_unless_set() {
+    let mut world = World::new(&cluster(&json!({})), endpoints(["a"])).all_up();
+    let held: Vec<_> = (0..1024).map(|_| world.pick()).collect();
+    assert!(held.iter().all(|picked| picked.outcome() == "a"));
+    assert_eq!(world.pick().outcome(), "drop");
+}
+
+/// CI-6: A32's own example, a limit lowered below what is in flight.
+#[test]
+fn lowering_the_limit_keeps_what_is_in_flight() {
+    let mut world = World::new(&cluster(&json!({"maxConcurrentRequests": 105})), endpoints(["a"])).all_up();
+    let mut held: Vec<_> = (0..105).map(|_| world.pick()).collect();
+    world.config(&cluster(&json!({"maxConcurrentRequests": 100})));
+    for _ in 0..6 {
+        assert_eq!(world.picks(1), ["drop"]);
+        held.pop().unwrap().finish_ok();
+    }
+    assert_eq!(world.picks(1), ["a"]);
+    world.config(&cluster(&json!({"maxConcurrentRequests": 200})));
+    assert_eq!(detail(&world, "inFlight"), 99);
+    assert_eq!(detail(&world, "circuitBreakerDrops"), 6, "counts go on across configs");
+}
+
+/// CI-6
+#[test]
+fn channels_of_a_process_share_the_count_of_a_cluster() {
+    let counters = Arc::new(CallCounters::default());
+    let limit = json!({"maxConcurrentRequests": 1});
+    let other = json!({"maxConcurrentRequests": 1, "edsServiceName": "other"});
+    let mut one = with_counters(&counters, &cluster(&limit), endpoints(["a"])).all_up();
+    let mut two = with_counters(&counters, &cluster(&limit), endpoints(["a"])).all_up();
+    let mut third = with_counters(&counters, &cluster(&other), endpoints(["a"])).all_up();
+    let held = one.pick();
+    assert_eq!(two.picks(1), ["drop"]);
+    assert_eq!(third.picks(1), ["a"]);
+    drop(one);
+    assert_eq!(two.picks(1), ["drop"], "the call outlives its channel");
+    drop(held);
+    assert_eq!(two.picks(1), ["a"]);
+}
+
+/// CI-6
+#[test]
+fn every_end_counts_the_call_out_once() {
+    let mut world = World::new(&cluster(&json!({})), endpoints(["a"])).all_up();
+    let ends: [fn(Picked); 4] = [
+        |picked| assert_eq!(picked.finish_ok(), "a"),
+        |picked| assert_eq!(picked.finish(Code::Internal, None), "a"),
+        drop,
+        Picked::unsent,
+    ];
+    for end in ends {
+        let picked = world.pick();
+        assert_eq!(detail(&world, "inFlight"), 1);
+        end(picked);
+        assert_eq!(detail(&world, "inFlight"), 0);
+    }
+}
+
+/// CI-6: no thread sees more calls in flight than allowed, and none is left at the end.
+#[test]
+#[expect(clippy::disallowed_methods, reason = "the limit must hold whatever threads do")]
+fn the_limit_is_exact_and_nothing_leaks() {
+    const LIMIT: u64 = 3;
+    let counters = Arc::new(CallCounters::default());
+    let settings = json!({
+        "maxConcurrentRequests": LIMIT,
+        "dropCategories": [{"category": "lb", "requestsPerMillion": 100_000}],
+    });
+    let world = with_counters(&counters, &cluster(&settings), endpoints(["a", "b"])).all_up();
+    let (picker, counter) = (world.picker(), counters.counter("c", ""));
+    let (admitted, shed) = (AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for seed in 0..8 {
+            let (picker, counter, admitted, shed) = (&picker, &counter, &admitted, &shed);
+            scope.spawn(move || {
+                let mut rng = Rng::fixed(seed);
+                let mut held: Vec<Trackers> = Vec::new();
+                let end = |trackers: Trackers, how| {
+                    admitted.fetch_sub(1, Ordering::SeqCst);
+                    match how {
+                        0 => drop(trackers),
+                        1 => trackers.finish(&CallEnd::Unsent),
+                        _ => trackers.finish(&CallEnd::Finished {
+                            code: if how == 2 { Code::Unavailable } else { Code::Ok },
+                            at: evenkeel_core::Instant::ORIGIN,
+                            load: None,
+                        }),
+                    }
+                };
+                for _ in 0..20_000 {
+                    match picker.pick(&Call::new("/s/m", rng.next_u64())) {
+                        Pick::To(_, trackers) => {
+                            assert!(admitted.fetch_add(1, Ordering::SeqCst) < LIMIT);
+                            held.push(trackers);
+                        }
+                        Pick::Drop(_) => drop(shed.fetch_add(1, Ordering::Relaxed)),
+                        other => panic!("{other:?}"),
+                    }
+                    assert!(counter.count() <= LIMIT);
+                    while held.len() as u64 > rng.below(4) {
+                        let i = rng.below(held.len() as u64) as usize;
+                        end(held.swap_remove(i), rng.below(8));
+                    }
+                }
+                for trackers in held {
+                    end(trackers, 0);
+                }
+            });
+        }
+    });
+    assert_eq!(counter.count(), 0);
+    let count = |name: &str| detail(&world, name).as_u64().unwrap();
+    let dropped = detail(&world, "drops")["lb"].as_u64().unwrap();
+    assert!(dropped > 0 && count("circuitBreakerDrops") > 0);
+    assert_eq!(count("circuitBreakerDrops") + dropped, shed.into_inner());
+}
+
+/// CI-8: the cluster is named to the policies below.
+#[test]
+fn the_cluster_is_named_below() {
+    let mut registry = Registry::standard();
+    registry.register::<Stubborn>("stubborn");
+    let config = cluster_over(&json!({}), &json!([{"stubborn": {}}]));
+    let world = World::with(Core::builder().build(), registry, &config, endpoints(["a"]));
+    assert_eq!(world.describe().children[0].1.details["backendService"], "c");
+}
+
+/// CI-1
+#[test]
+fn counts_of_a_category_go_on_while_it_stays() {
+    let mut world = World::new(&drops(&[("lb", 1_000_000)]), endpoints(["a"])).all_up();
+    world.picks(3);
+    world.config(&drops(&[("new", 0), ("lb", 1_000_000), ("lb", 1_000_000)]));
+    world.picks(1);
+    assert_eq!(detail(&world, "drops"), json!({"new": 0, "lb": 4}));
+    world.config(&drops(&[]));
+    assert_eq!(world.picks(1), ["a"]);
+}
+
+/// The same config and endpoints again give the same picker; another limit gives another one.
+#[test]
+fn the_picker_stays_until_something_differs() {
+    let endpoints = endpoints(["a"]);
+    let mut world = World::new(&cluster(&json!({})), endpoints.clone()).all_up();
+    world.published();
+    world.update(&cluster(&json!({})), endpoints);
+    assert_eq!(world.published(), 0);
+    world.config(&cluster(&json!({"maxConcurrentRequests": 5})));
+    assert_eq!(world.published(), 1);
+}
+
+#[test]
+fn no_endpoints_is_the_child_s_to_say() {
+    let mut world = World::new(&drops(&[("lb", 1_000_000)]), Endpoints::none());
+    assert_eq!(world.state(), Connectivity::TransientFailure);
+    assert_eq!(world.pick().status().unwrap().message(), "no endpoints");
+}
+
+/// CI-2
+#[test]
+fn bad_configs_say_what_is_wrong() {
+    let child = json!([{"round_robin": {}}]);
+    for (settings, problem) in [
+        (json!({"cluster": "c"}), ".childPolicy: is required"),
+        (json!({"childPolicy": child}), ".cluster: is required: the name of the cluster"),
+        (json!({"cluster": "", "childPolicy": child}), ".cluster: is required"),
+        (json!({"cluster": 7, "childPolicy": child}), ".cluster: expected a string, found 7"),
+        (
+            json!({"cluster": "c", "childPolicy": child, "dropCategories": [{"requestsPerMillion": 1}]}),
+            ".dropCategories[0].category: is required: a name that is not empty",
+        ),
+        (
+            json!({"cluster": "c", "childPolicy": child, "drop_categories": [{"category": ""}]}),
+            ".dropCategories[0].category: is required",
+        ),
+        (
+            json!({"cluster": "c", "childPolicy": child, "maxConcurrentRequests": -1}),
+            ".maxConcurrentRequests: expected a whole number from 0 to 4294967295, found -1",
+        ),
+    ] {
+        let error = Registry::standard().parse(&json!([{"xds_cluster_impl_experimental": settings}]));
+        let error = error.unwrap_err().to_string();
+        let place =
+            "policy \"xds_cluster_impl_experimental\": loadBalancingConfig[0].xds_cluster_impl_experimental";
+        assert!(error.starts_with(&format!("{place}{problem}")), "{error}");
+    }
+}
+
+/// A policy that picks its first endpoint although it always says CONNECTING.
+#[derive(Default)]
+struct Stubborn {
+    ends: Arc<Ends>,
+    state: Option<LbState>,
+    backend_service: Option<Arc<str>>,
+}
+
+#[derive(Default)]
+struct Ends {
+    finished: AtomicU64,
+    unsent: AtomicU64,
+}
+
+struct StubbornPicker(SubchannelId, Arc<Ends>);
+
+impl Policy for Stubborn {
+    type Config = ();
+
+    fn parse(_: &Fields<'_>) -> Result<(), ConfigError> {
+        Ok(())
+    }
+
+    fn reconcile(&mut self, (): &(), endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
+        self.backend_service = cx.scope().backend_service().cloned();
+        let Some(address) = endpoints.iter().next().map(|endpoint| endpoint.addresses()[0].clone()) else {
+            return LbState::connecting();
+        };
+        let id = cx.subchannel(&address).id();
+        let picker = || LbState::new(Connectivity::Connecting, StubbornPicker(id, self.ends.clone()));
+        self.state.get_or_insert_with(picker).clone()
+    }
+
+    fn describe(&self, _: &Look<'_>) -> Description {
+        Description::new().detail("backendService", self.backend_service.as_deref())
+    }
+}
+
+impl Picker for StubbornPicker {
+    fn pick(&self, _: &Call<'_>) -> Pick {
+        Pick::To(self.0, Trackers::one(self.1.clone()))
+    }
+}
+
+impl Tracker for Ends {
+    fn finished(&self, end: &CallEnd<'_>) {
+        let count = if let CallEnd::Unsent = end { &self.unsent } else { &self.finished };
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+}

@@ -1,1 +1,834 @@
-//! outlier_detection
+//! `outlier_detection_experimental`: who is ejected, for how long, and what policies below see of it.
+
+use std::time::Duration;
+
+use evenkeel_core::policy::{FailurePercentageEjection, OutlierDetectionConfig, SuccessRateEjection};
+use evenkeel_core::{
+    Call, Code, ConfigError, Connectivity, Core, Cx, Description, Endpoint, Endpoints, Fields, Instant,
+    LbState, Look, Pick, Picker, Policy, Registry, Rng, Shown, SubchannelId,
+};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use testkit::{Picked, World, endpoints, secs, weighted};
+
+const TEN: [&str; 10] = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"];
+
+/// A config over round robin with these settings.
+fn detection(settings: &Value) -> Value {
+    detection_over("round_robin", settings)
+}
+
+fn detection_over(child: &str, settings: &Value) -> Value {
+    json!([{"outlier_detection_experimental": with(&json!({"childPolicy": [{child: {}}]}), settings)}])
+}
+
+/// Failure percentage above 50 of at least one call ejects, up to every endpoint.
+fn strict() -> Value {
+    json!({
+        "maxEjectionPercent": 100,
+        "failurePercentageEjection": {"threshold": 50, "minimumHosts": 1, "requestVolume": 1},
+    })
+}
+
+fn with(settings: &Value, more: &Value) -> Value {
+    let mut all = settings.clone();
+    for (name, value) in more.as_object().into_iter().flatten() {
+        all[name] = value.clone();
+    }
+    all
+}
+
+/// So many calls; those to one of `failing` fail.
+fn calls(world: &mut World, count: usize, failing: &[&str]) {
+    for _ in 0..count {
+        let picked = world.pick();
+        let code = if failing.contains(&picked.outcome().as_str()) { Code::Unavailable } else { Code::Ok };
+        picked.finish(code, None);
+    }
+}
+
+/// The first addresses of the endpoints that are ejected.
+fn ejected(world: &World) -> Vec<String> {
+    rows(world)
+        .into_iter()
+        .filter(|row| !row["ejectedForAnother"].is_null())
+        .map(|row| row["addresses"][0].as_str().unwrap_or_default().to_owned())
+        .collect()
+}
+
+fn multiplier(world: &World, i: usize) -> Value {
+    rows(world)[i]["multiplier"].clone()
+}
+
+fn rows(world: &World) -> Vec<Value> {
+    world.describe().details["endpoints"].as_array().cloned().unwrap_or_default()
+}
+
+fn at(seconds: u64) -> Instant {
+    Instant::ORIGIN + secs(seconds)
+}
+
+/// OD-1
+#[test]
+fn defaults_are_those_of_a50() {
+    let settings = json!({"successRateEjection": {}, "failurePercentageEjection": {}});
+    let config = Registry::standard().parse(&detection(&settings)).unwrap();
+    let config: &OutlierDetectionConfig = config.settings().unwrap();
+    assert_eq!(config.interval, secs(10));
+    assert_eq!(config.base_ejection_time, secs(30));
+    assert_eq!(config.max_ejection_time, secs(300));
+    assert_eq!(config.max_ejection_percent, 10);
+    let success_rate = SuccessRateEjection {
+        stdev_factor: 1900,
+        enforcement_percentage: 100,
+        minimum_hosts: 5,
+        request_volume: 100,
+    };
+    assert_eq!(config.success_rate_ejection, Some(success_rate));
+    let failure_percentage = FailurePercentageEjection {
+        threshold: 85,
+        enforcement_percentage: 100,
+        minimum_hosts: 5,
+        request_volume: 50,
+    };
+    assert_eq!(config.failure_percentage_ejection, Some(failure_percentage));
+}
+
+/// OD-2
+#[test]
+fn bad_configs_say_what_is_wrong() {
+    for (settings, problem) in [
+        (json!({"interval": "-1s"}), ".interval: must not be negative"),
+        (json!({"base_ejection_time": "soon"}), ".baseEjectionTime: expected a duration"),
+        (json!({"maxEjectionTime": "315576000001s"}), ".maxEjectionTime: expected a duration"),
+        (
+            json!({"maxEjectionPercent": 101}),
+            ".maxEjectionPercent: expected a percentage from 0 to 100, found 101",
+        ),
+        (
+            json!({"successRateEjection": {"enforcementPercentage": 101}}),
+            ".successRateEjection.enforcementPercentage: expected a percentage",
+        ),
+        (
+            json!({"failurePercentageEjection": {"enforcementPercentage": 101}}),
+            ".failurePercentageEjection.enforcementPercentage: expected a percentage",
+        ),
+        (
+            json!({"failurePercentageEjection": {"threshold": 101}}),
+            ".failurePercentageEjection.threshold: expected a percentage",
+        ),
+        (
+            json!({"successRateEjection": {"stdevFactor": -1}}),
+            ".successRateEjection.stdevFactor: expected a whole number",
+        ),
+        (json!({"childPolicy": null}), ".childPolicy: is required"),
+    ] {
+        let error = Registry::standard().parse(&detection(&settings)).unwrap_err().to_string();
+        let place = "policy \"outlier_detection_experimental\": loadBalancingConfig[0].outlier_detection_experimental";
+        assert!(error.starts_with(&format!("{place}{problem}")), "{error}");
+    }
+}
+
+/// OD-2: an interval of nothing is valid, and no reason to spin.
+#[test]
+fn an_interval_of_zero_is_a_millisecond() {
+    let config = detection(&with(&strict(), &json!({"interval": "0s"})));
+    let mut world = World::new(&config, endpoints(["a", "b"])).all_up();
+    assert!(world.describe().warnings[0].contains("counts as that"));
+    calls(&mut world, 2, &["a"]);
+    world.advance(Duration::from_millis(1));
+    assert_eq!(ejected(&world), ["a"]);
+}
+
+/// OD-3 (no settings at all), OD-13
+#[test]
+fn without_an_algorithm_nothing_is_counted() {
+    let mut world = World::new(&detection(&json!({})), endpoints(["a", "b"])).all_up();
+    let picked = world.pick();
+    assert!(matches!(&picked, Picked::To { trackers, .. } if trackers.is_empty()));
+    drop(picked);
+    calls(&mut world, 200, &["a"]);
+    assert_eq!(world.wake_at(), None);
+    world.advance(secs(100));
+    assert_eq!(ejected(&world), [""; 0]);
+    assert_eq!(rows(&world)[0]["lastFailures"], 0);
+}
+
+/// OD-4
+#[test]
+fn calls_that_finished_since_the_last_sweep_count() {
+    let config = detection(&json!({"successRateEjection": {}}));
+    let mut world = World::new(&config, endpoints(["a"])).all_up();
+    world.pick().finish_ok();
+    world.pick().finish(Code::NotFound, None);
+    world.pick().finish(Code::Cancelled, None);
+    drop(world.pick());
+    world.pick().unsent();
+    let open = world.pick();
+    let last = |world: &World| {
+        let row = &rows(world)[0];
+        (row["lastSuccesses"].as_u64().unwrap(), row["lastFailures"].as_u64().unwrap())
+    };
+    assert_eq!(last(&world), (0, 0), "not taken before the sweep");
+    world.advance(secs(10));
+    assert_eq!(last(&world), (1, 3));
+    open.finish_ok();
+    world.advance(secs(10));
+    assert_eq!(last(&world), (1, 0));
+    world.advance(secs(10));
+    assert_eq!(last(&world), (0, 0));
+}
+
+/// OD-5: mean 0.8 and population standard deviation 0.4 put the line at 0.8 - 1.9 * 0.4 = 0.04. (A sample's deviation
+/// would put it below 0.)
+#[test]
+fn a_success_rate_far_below_the_mean_ejects() {
+    let five = || endpoints(["a", "b", "c", "d", "e"]);
+    for (rule, per_endpoint, expected) in [
+        (json!({}), 100, vec!["c"]),
+        (json!({}), 99, vec![]),
+        (json!({"requestVolume": 99}), 99, vec!["c"]),
+        (json!({"minimumHosts": 6}), 100, vec![]),
+        (json!({"stdevFactor": 1999}), 100, vec!["c"]),
+        (json!({"stdevFactor": 2001}), 100, vec![]),
+    ] {
+        let mut world = World::new(&detection(&json!({"successRateEjection": rule})), five()).all_up();
+        calls(&mut world, per_endpoint * 5, &["c"]);
+        world.advance(secs(10));
+        assert_eq!(ejected(&world), expected, "{rule}");
+    }
+}
+
+/// OD-5: nobody is far from the mean when all fail alike, however rates round.
+#[test]
+fn equal_rates_have_no_outlier() {
+    let settings = json!({
+        "maxEjectionPercent": 100,
+        "successRateEjection": {"stdevFactor": 0, "minimumHosts": 1, "requestVolume": 1},
+    });
+    for (calls, failures) in [(10, 9), (3, 1), (7, 2), (1, 1)] {
+        let mut world = pointed(&settings, &TEN);
+        for address in TEN {
+            call(&mut world, address, calls - failures, failures);
+        }
+        world.advance(secs(10));
+        assert_eq!(ejected(&world), [""; 0]);
+    }
+}
+
+/// OD-6
+#[test]
+fn more_failures_than_the_threshold_eject() {
+    let settings = json!({
+        "maxEjectionPercent": 100,
+        "failurePercentageEjection": {"minimumHosts": 3, "requestVolume": 20},
+    });
+    for (hosts, expected) in [
+        // 85 of 100 is not above the threshold, 86 is; 19 calls are too few; two endpoints with volume are too.
+        (vec![(15, 85), (14, 86), (0, 19), (20, 0)], vec!["b"]),
+        (vec![(0, 20), (0, 20), (0, 19)], vec![]),
+        (vec![(0, 20), (0, 20), (0, 20)], vec!["a", "b", "c"]),
+    ] {
+        let mut world = pointed(&settings, &TEN[..hosts.len()]);
+        for (address, (ok, failed)) in TEN.into_iter().zip(hosts) {
+            call(&mut world, address, ok, failed);
+        }
+        world.advance(secs(10));
+        assert_eq!(ejected(&world), expected);
+    }
+}
+
+/// OD-7, fault 52: half of ten backends fail. The share is looked at before each ejection, as A50 has it, so that a
+/// share that is no whole number of endpoints is rounded up.
+#[test]
+fn no_more_than_the_allowed_share_is_ejected() {
+    let half = &TEN[..5];
+    for (percent, expected) in [(0, 1), (9, 1), (10, 1), (11, 2), (30, 3), (50, 5), (100, 5)] {
+        let settings = with(&strict(), &json!({"maxEjectionPercent": percent, "baseEjectionTime": "60s"}));
+        let mut world = World::new(&detection(&settings), endpoints(TEN)).all_up();
+        for _ in 0..5 {
+            calls(&mut world, 100, half);
+            world.advance(secs(10));
+            assert_eq!(ejected(&world).len(), expected, "{percent} %");
+            assert!(!world.picks(30).iter().any(|address| ejected(&world).contains(address)));
+        }
+        let tally = &world.describe().details["ejections"]["failure_percentage"];
+        assert_eq!(tally["enforced"], expected);
+        assert_eq!(tally["unenforced"]["max_ejection_overflow"], 5 * (5 - expected));
+    }
+}
+
+/// OD-8
+#[test]
+fn enforcement_is_a_matter_of_chance() {
+    for (percent, enforced) in [(0, 0..=0), (1, 1..=25), (50, 440..=560), (99, 975..=999), (100, 1000..=1000)]
+    {
+        for rule in ["successRateEjection", "failurePercentageEjection"] {
+            let rules = json!({
+                "minimumHosts": 1, "requestVolume": 1, "enforcementPercentage": percent,
+            });
+            let settings = json!({"maxEjectionPercent": 100, "baseEjectionTime": "0s", rule: rules});
+            let mut world = pointed(&settings, &TEN);
+            for _ in 0..1000 {
+                call(&mut world, "a", 0, 1);
+                TEN[1..].iter().for_each(|address| call(&mut world, address, 1, 0));
+                world.advance(secs(10));
+            }
+            let method = if rule == "successRateEjection" { "success_rate" } else { "failure_percentage" };
+            let tally = world.describe().details["ejections"][method].clone();
+            let ejections = tally["enforced"].as_u64().unwrap();
+            assert!(enforced.contains(&ejections), "{percent} %: {ejections}");
+            assert_eq!(tally["unenforced"]["enforcement_percentage"], 1000 - ejections);
+        }
+    }
+}
+
+/// OD-9
+#[test]
+fn ejections_grow_longer_and_are_forgotten() {
+    let mut world = World::new(&detection(&strict()), endpoints(["a", "b"])).all_up();
+    let mut log = Vec::new();
+    for sweep in 1..=17 {
+        calls(&mut world, 4, if sweep <= 8 { &["a"] } else { &[] });
+        world.advance(secs(10));
+        log.push(format!(
+            "{}{}",
+            if ejected(&world).is_empty() { "in" } else { "out" },
+            multiplier(&world, 0)
+        ));
+    }
+    let expected = [
+        // Ejected at 10 s for 30 s, at 50 s for 60 s; then well, and one off per sweep.
+        "out1", "out1", "out1", "in1", "out2", "out2", "out2", "out2", "out2", "out2", "in2", "in1", "in0",
+        "in0", "in0", "in0", "in0",
+    ];
+    assert_eq!(log, expected);
+}
+
+/// OD-1, OD-9: the longest ejection is the greater of base and max.
+#[test]
+fn ejections_have_a_longest() {
+    for (base, max, second) in
+        [("30s", "50s", 50), ("30s", "40s", 40), ("30s", "10s", 30), ("400s", "300s", 400)]
+    {
+        let settings = with(&strict(), &json!({"baseEjectionTime": base, "maxEjectionTime": max}));
+        let mut world = pointed(&settings, &["a", "b"]);
+        call(&mut world, "a", 0, 1);
+        world.advance(secs(10));
+        // Still ejected, and a call that began before fails: ejected once more.
+        call(&mut world, "a", 0, 1);
+        world.advance(secs(10));
+        assert_eq!(multiplier(&world, 0), 2);
+        assert_eq!(rows(&world)[0]["ejectedForAnother"], format!("{second}s"));
+        world.advance(secs(second - 1));
+        assert_eq!(ejected(&world), ["a"], "{base} {max}");
+        world.advance(secs(1));
+        assert_eq!(ejected(&world), [""; 0], "{base} {max}");
+    }
+}
+
+/// OD-10
+#[test]
+fn another_interval_counts_from_the_last_sweep() {
+    let interval = |interval: &str| detection(&with(&strict(), &json!({"interval": interval})));
+    let mut world = World::new(&interval("10s"), endpoints(["a", "b"])).all_up();
+    world.advance(secs(16));
+    calls(&mut world, 2, &["a"]);
+    assert_eq!(world.wake_at(), Some(at(20)));
+    world.config(&interval("30s"));
+    assert_eq!(world.wake_at(), Some(at(40)));
+    world.config(&interval("8s"));
+    assert_eq!(world.wake_at(), Some(at(18)));
+    assert_eq!(ejected(&world), [""; 0]);
+    world.config(&interval("5s"));
+    assert_eq!(ejected(&world), ["a"], "that interval is over already");
+    assert_eq!(world.wake_at(), Some(at(21)));
+}
+
+/// OD-10, OD-13
+#[test]
+fn without_algorithms_everybody_is_back() {
+    let mut world = World::new(&detection(&strict()), endpoints(["a", "b"])).all_up();
+    calls(&mut world, 2, &["a"]);
+    world.advance(secs(10));
+    assert_eq!(world.picks(2), ["b", "b"]);
+    let late: Vec<_> = (0..5).map(|_| world.pick()).collect();
+    world.config(&detection(&json!({})));
+    assert_eq!(ejected(&world), [""; 0]);
+    assert_eq!(multiplier(&world, 0), 0);
+    assert_eq!(world.wake_at(), None);
+    let mut picks = world.picks(2);
+    picks.sort();
+    assert_eq!(picks, ["a", "b"]);
+    for picked in late {
+        picked.finish(Code::Unavailable, None);
+    }
+    world.advance(secs(5));
+    world.config(&detection(&strict()));
+    assert_eq!(world.wake_at(), Some(at(25)), "a fresh start");
+    world.advance(secs(10));
+    assert_eq!(ejected(&world), [""; 0], "what was counted meanwhile is forgotten");
+}
+
+/// OD-11
+#[test]
+fn an_endpoint_is_all_its_addresses() {
+    let mut world = pointed(&strict(), &[]);
+    let two = |order: [&str; 2]| Endpoints::list([Endpoint::new(order), Endpoint::at("c")]);
+    world.endpoints(two(["a", "b"]));
+    call(&mut world, "a", 4, 3);
+    world.endpoints(two(["b", "a"]));
+    call(&mut world, "b", 1, 3);
+    world.advance(secs(10));
+    assert_eq!(ejected(&world), ["b"], "6 of 11 calls to either address failed");
+    assert_eq!(rows(&world)[0]["addresses"], json!(["b", "a"]));
+    // The child's picker is as before, but the addresses make up other endpoints.
+    world.endpoints(Endpoints::list([Endpoint::at("b"), Endpoint::new(["a", "c"])]));
+    call(&mut world, "a", 2, 2);
+    call(&mut world, "b", 0, 1);
+    call(&mut world, "c", 0, 1);
+    world.advance(secs(10));
+    assert_eq!(ejected(&world), ["b", "a"]);
+}
+
+/// OD-11: seen through round robin.
+#[test]
+fn both_addresses_are_ejected_and_the_connection_is_kept() {
+    let two = Endpoints::list([Endpoint::new(["a", "b"]), Endpoint::at("c")]);
+    let mut world = World::new(&detection(&strict()), two).all_up();
+    calls(&mut world, 2, &["a"]);
+    world.advance(secs(10));
+    assert_eq!(world.picks(2), ["c", "c"]);
+    assert_eq!(world.state_of("a"), Some(Connectivity::Ready));
+    let row = &world.describe().children[0].1.endpoints[0];
+    assert_eq!(row.state, Connectivity::TransientFailure);
+    assert_eq!(row.unused.as_deref(), Some("ejected by outlier detection"));
+    world.dialled();
+    // Its connection goes to the other address meanwhile: that one is ejected as well.
+    world.down("a");
+    assert_eq!(world.dialled().last().unwrap(), "b");
+    assert_eq!(world.picks(2), ["c", "c"]);
+    world.dialled();
+    world.closed();
+    world.advance(secs(30));
+    assert!(world.picks(2).contains(&"b".to_owned()));
+    assert_eq!((world.dialled(), world.closed()), (vec![], vec![]));
+}
+
+/// OD-11: an update of attributes keeps ejections, counts and connections.
+#[test]
+fn attributes_are_no_part_of_identity() {
+    let mut world = World::new(&detection(&strict()), weighted([("a", 1), ("b", 1), ("c", 1)])).all_up();
+    calls(&mut world, 3, &["a"]);
+    world.advance(secs(10));
+    let half_counted = ["b"];
+    calls(&mut world, 2, &half_counted);
+    world.endpoints(weighted([("c", 5), ("b", 5), ("a", 5)]));
+    assert_eq!(ejected(&world), ["a"]);
+    world.advance(secs(10));
+    assert_eq!(ejected(&world), ["b", "a"]);
+    world.endpoints(endpoints(["b", "c"]));
+    world.endpoints(endpoints(["a", "b", "c"]));
+    assert_eq!(ejected(&world), ["b"], "an endpoint that left is forgotten");
+}
+
+/// OD-12
+#[test]
+fn pick_first_alone_takes_no_notice() {
+    let mut world = World::new(&detection_over("pick_first", &strict()), endpoints(["a", "b"])).all_up();
+    calls(&mut world, 10, &["a"]);
+    world.advance(secs(10));
+    assert_eq!(ejected(&world), ["a"]);
+    assert_eq!(world.picks(2), ["a", "a"]);
+    assert_eq!(world.state(), Connectivity::Ready);
+}
+
+/// Everybody ejected is TRANSIENT_FAILURE, and says why.
+#[test]
+fn all_ejected_fails_calls() {
+    let mut world = World::new(&detection(&strict()), endpoints(["a"])).all_up();
+    calls(&mut world, 1, &["a"]);
+    world.advance(secs(10));
+    assert_eq!(world.state(), Connectivity::TransientFailure);
+    assert_eq!(world.pick().status().unwrap().message(), "a: ejected by outlier detection");
+    world.advance(secs(30));
+    assert_eq!(world.picks(1), ["a"]);
+}
+
+/// fault 68: after a pause there is one sweep and at most one new picker; not everybody is ejected although every
+/// call has failed; no end of an ejection is missed.
+#[test]
+fn a_pause_is_one_sweep() {
+    let settings = json!({"successRateEjection": {}, "failurePercentageEjection": {}});
+    let mut world = World::new(&detection(&settings), endpoints(TEN)).all_up();
+    world.advance(secs(3));
+    world.published();
+    let open: Vec<_> = (0..1000).map(|_| world.pick()).collect();
+    for picked in open {
+        picked.finish(Code::DeadlineExceeded, None);
+    }
+    world.sleep_through(secs(30));
+    assert_eq!(ejected(&world), ["a"], "the default share of ten");
+    assert_eq!(multiplier(&world, 0), 1);
+    assert_eq!(world.wake_at(), Some(at(43)));
+    assert_eq!(world.published(), 1);
+    world.sleep_through(secs(86_400));
+    assert_eq!(ejected(&world), [""; 0]);
+    assert_eq!(multiplier(&world, 0), 1);
+    assert_eq!(world.wake_at(), Some(at(86_443)));
+    assert_eq!(world.published(), 1);
+}
+
+/// fault 68
+#[test]
+fn a_clock_that_jumps_back_sweeps_nothing_twice() {
+    let mut world = World::new(&detection(&strict()), endpoints(["a", "b"])).all_up();
+    calls(&mut world, 2, &["a"]);
+    world.advance(secs(10));
+    world.published();
+    for seconds in [3, 0, 9] {
+        world.set_clock(at(seconds));
+        assert_eq!(ejected(&world), ["a"]);
+        assert_eq!(world.wake_at(), Some(at(20)));
+    }
+    assert_eq!(world.published(), 0);
+}
+
+/// Sweeps that change nothing publish nothing, and so do updates that change nothing.
+#[test]
+fn a_quiet_fleet_keeps_its_picker() {
+    let mut world = World::new(&detection(&strict()), endpoints(["a", "b"])).all_up();
+    world.published();
+    for _ in 0..5 {
+        calls(&mut world, 10, &[]);
+        world.advance(secs(10));
+    }
+    world.config(&detection(&strict()));
+    world.endpoints(endpoints(["a", "b"]));
+    assert_eq!(world.published(), 0);
+}
+
+/// A reconnected endpoint has another subchannel state but the same count; one that is new is counted too.
+#[test]
+fn calls_are_counted_across_reconnects_and_updates() {
+    let mut world = World::new(&detection(&strict()), endpoints(["a"])).all_up();
+    calls(&mut world, 1, &["a"]);
+    world.lose("a");
+    calls(&mut world, 1, &["a"]);
+    world.endpoints(endpoints(["b", "a"]));
+    calls(&mut world, 2, &[]);
+    world.advance(secs(10));
+    let counts: Vec<_> =
+        rows(&world).iter().map(|row| (row["lastSuccesses"].clone(), row["lastFailures"].clone())).collect();
+    assert_eq!(counts, [(json!(1), json!(0)), (json!(1), json!(2))]);
+}
+
+/// OD-11, CI-1: through the cluster's policy, as in an xDS tree. Its drops are nobody's failures.
+#[test]
+fn works_over_a_cluster() {
+    let cluster = json!([{"xds_cluster_impl_experimental": {
+        "cluster": "c",
+        "dropCategories": [{"category": "lb", "requestsPerMillion": 500_000}],
+        "childPolicy": [{"round_robin": {}}],
+    }}]);
+    let settings = with(&strict(), &json!({"childPolicy": cluster}));
+    let mut world = World::new(&detection(&settings), endpoints(["a", "b"])).all_up();
+    calls(&mut world, 100, &["a"]);
+    world.advance(secs(10));
+    assert_eq!(ejected(&world), ["a"]);
+    assert_eq!(rows(&world)[1]["lastFailures"], 0);
+    let shares = world.shares(100);
+    assert!(shares["b"] > 30 && shares["drop"] > 30 && !shares.contains_key("a"));
+    assert_eq!(world.describe().children[0].1.details["inFlight"], 0);
+}
+
+#[test]
+fn no_endpoints_and_duplicates() {
+    let mut world = World::new(&detection(&strict()), Endpoints::none());
+    world.advance(secs(30));
+    assert_eq!(world.pick().status().unwrap().message(), "no endpoints");
+    let none: [&str; 0] = [];
+    let twice = ["a", "b", "a"].map(Endpoint::at);
+    world.endpoints(Endpoints::list(twice.into_iter().chain([Endpoint::new(none)])));
+    assert_eq!(rows(&world).len(), 2);
+}
+
+#[test]
+fn the_description_says_what_is_in_force() {
+    let mut world = World::new(&detection(&strict()), endpoints(["a", "b"])).all_up();
+    calls(&mut world, 2, &["a"]);
+    world.advance(secs(12));
+    let details = Value::from(world.describe().details);
+    assert_eq!(details["interval"], "10s");
+    assert_eq!(details["ejected"], 1);
+    assert_eq!(details["successRateEjection"], Value::Null);
+    assert_eq!(details["failurePercentageEjection"]["threshold"], 50);
+    assert_eq!(
+        details["endpoints"][0],
+        json!({
+            "addresses": ["a"], "ejectedForAnother": "28s", "multiplier": 1, "lastSuccesses": 0, "lastFailures": 1,
+        })
+    );
+    assert_eq!(details["ejections"]["failure_percentage"]["enforced"], 1);
+}
+
+/// A world over [`Pointed`], in which a test says which endpoint a call goes to, ejected or not.
+fn pointed(settings: &Value, addresses: &[&str]) -> World {
+    let mut registry = Registry::standard();
+    registry.register::<Pointed>("pointed");
+    let endpoints = Endpoints::list(addresses.iter().copied().map(Endpoint::at));
+    let core = Core::builder().rng(Rng::fixed(1)).build();
+    World::with(core, registry, &detection_over("pointed", settings), endpoints)
+}
+
+fn call(world: &mut World, address: &str, successes: usize, failures: usize) {
+    for n in 0..successes + failures {
+        let entropy = world.entropy();
+        let picked = world.pick_call(&Call::new("/s/m", entropy).with_cluster(address));
+        picked.finish(if n < successes { Code::Ok } else { Code::Internal }, None);
+    }
+}
+
+/// Sends a call to the address that its cluster names.
+#[derive(Default)]
+struct Pointed {
+    shown: Shown<Vec<(String, SubchannelId)>>,
+}
+
+struct PointedPicker(Vec<(String, SubchannelId)>);
+
+impl Policy for Pointed {
+    type Config = ();
+
+    fn parse(_: &Fields<'_>) -> Result<(), ConfigError> {
+        Ok(())
+    }
+
+    fn reconcile(&mut self, (): &(), endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
+        let addresses = endpoints.iter().flat_map(|endpoint| endpoint.addresses().iter());
+        let table: Vec<_> =
+            addresses.map(|address| (address.to_string(), cx.subchannel(address).id())).collect();
+        self.shown.show(table, |table| LbState::new(Connectivity::Ready, PointedPicker(table.clone())))
+    }
+
+    fn describe(&self, _: &Look<'_>) -> Description {
+        Description::new()
+    }
+}
+
+impl Picker for PointedPicker {
+    fn pick(&self, call: &Call<'_>) -> Pick {
+        let found = self.0.iter().find(|(address, _)| Some(address.as_str()) == call.cluster());
+        found.map_or(Pick::QUEUE, |(_, id)| Pick::to(*id))
+    }
+}
+
+/// A50 once more, over plain numbers: seconds, counts and a map from endpoint to its state.
+struct Model {
+    rules: Rules,
+    hosts: Vec<ModelHost>,
+}
+
+#[derive(Clone, Debug)]
+struct Rules {
+    base: u64,
+    max: u64,
+    max_percent: usize,
+    success_rate: Option<Rule>,
+    failure_percentage: Option<Rule>,
+}
+
+/// `line` is the factor or the threshold.
+#[derive(Clone, Debug)]
+struct Rule {
+    line: usize,
+    minimum_hosts: usize,
+    volume: usize,
+    enforced: bool,
+}
+
+#[derive(Clone, Debug)]
+struct ModelHost {
+    name: &'static str,
+    since: Option<u64>,
+    multiplier: u64,
+}
+
+type Ends = (usize, usize);
+
+impl Model {
+    fn update(&mut self, names: &[&'static str]) {
+        let keep = |name: &&'static str| {
+            let known = self.hosts.iter().find(|host| host.name == *name).cloned();
+            known.unwrap_or(ModelHost { name, since: None, multiplier: 0 })
+        };
+        self.hosts = names.iter().map(keep).collect();
+    }
+
+    /// `None` if a rate is so near its line that rounding decides.
+    fn sweep(&mut self, now: u64, ends: &[Ends]) -> Option<()> {
+        let rules = self.rules.clone();
+        if let Some(rule) = &rules.success_rate {
+            let judged = judged(rule, ends);
+            let rate = |i: usize| ends[i].0 as f64 / (ends[i].0 + ends[i].1) as f64;
+            let n = judged.len() as f64;
+            let mean = judged.iter().map(|i| rate(*i)).sum::<f64>() / n;
+            let stdev =
+                (judged.iter().map(|i| (rate(*i) - mean) * (rate(*i) - mean)).sum::<f64>() / n).sqrt();
+            let line = mean - stdev * (rule.line as f64 / 1000.0);
+            let alike = judged.iter().all(|i| {
+                ends[*i].0 * (ends[judged[0]].0 + ends[judged[0]].1)
+                    == ends[judged[0]].0 * (ends[*i].0 + ends[*i].1)
+            });
+            for i in judged.into_iter().filter(|_| !alike) {
+                if (rate(i) - line).abs() < 1e-9 {
+                    return None;
+                }
+                if rate(i) < line {
+                    self.eject(i, now, rule.enforced);
+                }
+            }
+        }
+        if let Some(rule) = &rules.failure_percentage {
+            for i in judged(rule, ends) {
+                if ends[i].1 * 100 > rule.line * (ends[i].0 + ends[i].1) {
+                    self.eject(i, now, rule.enforced);
+                }
+            }
+        }
+        for host in &mut self.hosts {
+            if let Some(since) = host.since {
+                let longest = rules.max.max(rules.base);
+                if now >= since + (rules.base * host.multiplier).min(longest) {
+                    host.since = None;
+                }
+            } else if host.multiplier > 0 {
+                host.multiplier -= 1;
+            }
+        }
+        Some(())
+    }
+
+    fn eject(&mut self, i: usize, now: u64, enforced: bool) {
+        let ejected = self.hosts.iter().filter(|host| host.since.is_some()).count();
+        let percent = ejected as f64 / self.hosts.len() as f64 * 100.0;
+        if enforced && (ejected == 0 || percent < self.rules.max_percent as f64) {
+            self.hosts[i].since = Some(now);
+            self.hosts[i].multiplier += 1;
+        }
+    }
+}
+
+fn judged(rule: &Rule, ends: &[Ends]) -> Vec<usize> {
+    let enough = |i: &usize| ends[*i].0 + ends[*i].1 >= rule.volume;
+    let judged: Vec<usize> = (0..ends.len()).filter(enough).collect();
+    if judged.len() < rule.minimum_hosts { Vec::new() } else { judged }
+}
+
+fn rule(lines: std::ops::RangeInclusive<usize>) -> impl Strategy<Value = Option<Rule>> {
+    let rule = (lines, 0..5usize, 1..8usize, prop::bool::weighted(0.9))
+        .prop_map(|(line, minimum_hosts, volume, enforced)| Rule { line, minimum_hosts, volume, enforced });
+    prop::option::weighted(0.8, rule)
+}
+
+fn rules() -> impl Strategy<Value = Rules> {
+    let either = (rule(0..=2500), rule(0..=100))
+        .prop_filter("one algorithm at least", |(a, b)| a.is_some() || b.is_some());
+    (0..40u64, 0..100u64, 0..=100usize, either).prop_map(
+        |(base, max, max_percent, (success_rate, failure_percentage))| Rules {
+            base,
+            max,
+            max_percent,
+            success_rate,
+            failure_percentage,
+        },
+    )
+}
+
+fn as_json(rules: &Rules) -> Value {
+    let rule = |rule: &Option<Rule>, line: &str| {
+        rule.as_ref().map(|rule| {
+            json!({
+                line: rule.line,
+                "minimumHosts": rule.minimum_hosts,
+                "requestVolume": rule.volume,
+                "enforcementPercentage": if rule.enforced { 100 } else { 0 },
+            })
+        })
+    };
+    json!({
+        "baseEjectionTime": format!("{}s", rules.base),
+        "maxEjectionTime": format!("{}s", rules.max),
+        "maxEjectionPercent": rules.max_percent,
+        "successRateEjection": rule(&rules.success_rate, "stdevFactor"),
+        "failurePercentageEjection": rule(&rules.failure_percentage, "threshold"),
+    })
+}
+
+/// What happens before a sweep: which endpoints there are from now on, how calls to each end, how late the sweep is.
+fn step() -> impl Strategy<Value = (Option<u16>, Vec<Ends>, u64)> {
+    let ends = prop_oneof![3 => (0..10usize, 0..2usize), 1 => (0..3usize, 0..10usize), 1 => Just((0, 0))];
+    let late = prop_oneof![3 => Just(0), 1 => 0..50u64];
+    (prop::option::weighted(0.2, 1..1024u16), prop::collection::vec(ends, TEN.len()), late)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    /// OD-5, OD-6, OD-7, OD-9: the policy agrees with A50 written down a second time, whoever fails and whoever
+    /// comes and goes.
+    #[test]
+    fn agrees_with_the_model(rules in rules(), steps in prop::collection::vec(step(), 1..12)) {
+        let mut names: Vec<&'static str> = TEN[..5].to_vec();
+        let mut model = Model { rules: rules.clone(), hosts: Vec::new() };
+        model.update(&names);
+        let mut world = pointed(&as_json(&rules), &names);
+        for (members, ends, late) in steps {
+            if let Some(members) = members {
+                names = (0..TEN.len()).filter(|i| members >> i & 1 == 1).map(|i| TEN[i]).collect();
+                world.endpoints(Endpoints::list(names.iter().copied().map(Endpoint::at)));
+                model.update(&names);
+            }
+            let ends = &ends[..names.len()];
+            for (name, (successes, failures)) in names.iter().zip(ends) {
+                call(&mut world, name, *successes, *failures);
+            }
+            world.sleep_through(secs(10 + late));
+            let now = world.now().since(Instant::ORIGIN).as_secs();
+            prop_assume!(model.sweep(now, ends).is_some());
+            let expected: Vec<_> =
+                model.hosts.iter().map(|host| (host.name, host.since.is_some(), host.multiplier)).collect();
+            let rows = rows(&world);
+            let found: Vec<_> = rows
+                .iter()
+                .map(|row| {
+                    let name = row["addresses"][0].as_str().unwrap();
+                    (name, !row["ejectedForAnother"].is_null(), row["multiplier"].as_u64().unwrap())
+                })
+                .collect();
+            prop_assert_eq!(found, expected);
+        }
+    }
+
+    /// OD-7, fault 52: whatever fails, no more than the share is ejected, rounded up to whole endpoints, and if
+    /// anybody should be, at least one is. (Ejections outlast the story.)
+    #[test]
+    fn the_share_holds(
+        percent in 0..=100usize,
+        count in 1..=TEN.len(),
+        failing in prop::collection::vec(0..1024u16, 1..6),
+    ) {
+        let settings = with(&strict(), &json!({"maxEjectionPercent": percent, "baseEjectionTime": "100s"}));
+        let mut world = pointed(&settings, &TEN[..count]);
+        for failing in failing {
+            for (i, address) in TEN[..count].iter().enumerate() {
+                let fails = failing >> i & 1 == 1;
+                call(&mut world, address, usize::from(!fails), usize::from(fails));
+            }
+            world.advance(secs(10));
+            let ejected = ejected(&world).len();
+            prop_assert!(ejected <= (count * percent).div_ceil(100).max(1));
+            prop_assert!(ejected > 0 || failing & ((1 << count) - 1) == 0);
+        }
+    }
+}
