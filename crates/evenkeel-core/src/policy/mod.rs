@@ -9,6 +9,7 @@ mod pick_first;
 mod priority;
 mod random_subsetting;
 mod ring_hash;
+mod rota;
 mod round_robin;
 mod weighted_round_robin;
 mod weighted_target;
@@ -24,8 +25,10 @@ use crate::pick::{Call, Pick, Picker};
 use crate::registry::Registry;
 use crate::{Connectivity, Endpoints, Status, SubchannelId};
 
+pub use edf_weighted_round_robin::EdfWeightedRoundRobin;
 pub use pick_first::PickFirst;
 pub use round_robin::RoundRobin;
+pub use weighted_round_robin::{WeightedRoundRobin, WeightedRoundRobinConfig};
 
 /// A load-balancing policy.
 ///
@@ -163,6 +166,9 @@ impl<P: Policy> AnyPolicy for Erased<P> {
 }
 
 pub(crate) fn register_all(registry: &mut Registry) {
+    registry.register::<EdfWeightedRoundRobin>("edf_weighted_round_robin");
     registry.register::<PickFirst>("pick_first");
     registry.register::<RoundRobin>("round_robin");
+    registry.register::<WeightedRoundRobin>("weighted_round_robin");
+    registry.alias("weighted_round_robin_experimental", "weighted_round_robin");
 }
