@@ -194,9 +194,8 @@ impl Rota {
 
 /// Gives every ready member its place in a new order. Who is not carried over takes its picks along.
 fn resettle<T: AsRef<Place> + AsMut<Place>>(fleet: &mut Fleet<T>, old: Option<&Order>, carried: bool) {
-    let leaves = |member: &Member<T>| {
-        member.own.as_ref().index.filter(|_| !carried || member.ready().is_none()).is_some()
-    };
+    let leaves =
+        |member: &Member<T>| member.own.as_ref().index.is_some() && !(carried && member.ready().is_some());
     // Counting walks over what was handed out: only if somebody leaves.
     let picks = old.filter(|_| fleet.members().iter().any(leaves)).map(Order::picks).unwrap_or_default();
     let mut next = 0;
@@ -222,6 +221,7 @@ pub(super) struct Order {
 }
 
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "one per policy, and calls should not follow another pointer")]
 enum Turns {
     /// One endpoint needs no schedule (WRR-16), but its picks count.
     Single(AtomicU64),

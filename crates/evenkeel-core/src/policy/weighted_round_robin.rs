@@ -211,8 +211,10 @@ impl WeightedRoundRobinConfig {
 
     /// Whether reports are read the same way under both.
     fn reads_like(&self, other: &WeightedRoundRobinConfig) -> bool {
-        self.enable_oob_load_report == other.enable_oob_load_report
-            && self.error_utilization_penalty == other.error_utilization_penalty
+        let how = |config: &WeightedRoundRobinConfig| {
+            (config.enable_oob_load_report, config.error_utilization_penalty)
+        };
+        how(self) == how(other)
             && self.metric_names_for_computing_utilization == other.metric_names_for_computing_utilization
     }
 

@@ -24,7 +24,7 @@ pub(super) trait Source {
 /// A run of slots over `S`, produced in blocks of `BLOCK` slots.
 pub(super) struct Cell<S, const BLOCK: usize> {
     counter: Line<AtomicU64>,
-    blocks: Box<[OnceLock<Box<[u32]>>]>,
+    blocks: Box<[OnceLock<Box<[u32; BLOCK]>>]>,
     slots: usize,
     cyclic: bool,
     start: usize,
@@ -69,6 +69,10 @@ impl<S: Source, const BLOCK: usize> Cell<S, BLOCK> {
 
     #[inline]
     fn read(&self, slot: usize) -> Option<u32> {
+        // Of the blocks, the last one may be longer than the run.
+        if slot >= self.slots {
+            return None;
+        }
         self.blocks.get(slot / BLOCK)?.get()?.get(slot % BLOCK).copied()
     }
 
@@ -122,8 +126,12 @@ impl<S: Source, const BLOCK: usize> Cell<S, BLOCK> {
         while filling.produced < slots {
             let Some(block) = self.blocks.get(filling.produced / BLOCK) else { return };
             let size = BLOCK.min(self.slots - filling.produced);
+            let mut indices = Box::new([0; BLOCK]);
+            for index in indices.iter_mut().take(size) {
+                *index = filling.source.next();
+            }
             // Only the holder of the lock sets a block, each of them once.
-            let _ = block.set((0..size).map(|_| filling.source.next()).collect());
+            let _ = block.set(indices);
             filling.produced += size;
         }
     }

@@ -52,7 +52,7 @@ impl Schedule {
         let weights = positive(weights);
         let positions = Positions::fresh(&weights);
         let inherited = vec![0; weights.len()].into();
-        Self::build(weights, rule, &positions, inherited, 0, 0)
+        Self::build(weights, rule, positions, inherited, 0, 0)
     }
 
     /// The same order from another place, so that many clients that start together do not pick in step.
@@ -71,7 +71,7 @@ impl Schedule {
                 (Positions::fresh(&self.weights), below(bound as u64) as usize)
             }
         };
-        let producer = Producer::new(self.rule, &positions, shape.divisor);
+        let producer = Producer::new(self.rule, positions, shape.divisor);
         self.cell = Cell::new(producer, shape.slots, shape.divisor.is_some(), start);
         self
     }
@@ -107,13 +107,13 @@ impl Schedule {
         let was = |j: usize| from.get(j).copied().flatten().and_then(|i| picks.get(i as usize));
         let inherited = (0..weights.len()).map(|j| was(j).copied().unwrap_or(0)).collect();
         let positions = positions.carried(self.rule, &weights, from);
-        Self::build(weights, self.rule, &positions, inherited, used, start)
+        Self::build(weights, self.rule, positions, inherited, used, start)
     }
 
     fn build(
         weights: Box<[u32]>,
         rule: Rule,
-        positions: &Positions,
+        positions: Positions,
         inherited: Box<[u64]>,
         expected: usize,
         start: usize,
@@ -192,13 +192,17 @@ impl Schedule {
     }
 
     fn totals(&self, producer: &Producer, progress: &Progress, counts: &[u64]) -> Vec<u64> {
-        let skipped = self.count(0, self.cell.start());
         // After a lap has passed, what was produced is exactly one lap.
         let laps = producer.served().iter().map(|&turns| turns.wrapping_mul(progress.laps));
-        let here = laps.zip(counts).zip(skipped).map(|((laps, &count), skipped)| {
-            laps.wrapping_add(count).wrapping_sub(skipped)
-        });
-        self.inherited.iter().zip(here).map(|(&before, here)| before.wrapping_add(here)).collect()
+        let here = laps.zip(counts).map(|(laps, &count)| laps.wrapping_add(count));
+        let totals = self.inherited.iter().zip(here).map(|(&before, here)| before.wrapping_add(here));
+        let mut totals: Vec<_> = totals.collect();
+        for index in self.cell.slots(0, self.cell.start()) {
+            if let Some(total) = totals.get_mut(index as usize) {
+                *total = total.wrapping_sub(1);
+            }
+        }
+        totals
     }
 
     fn count(&self, from: usize, to: usize) -> Vec<u64> {
@@ -246,7 +250,7 @@ struct Shape {
 impl Shape {
     fn new(weights: &[u32], expected: usize) -> Self {
         let total = weights.iter().map(|&weight| u64::from(weight)).sum::<u64>().max(1);
-        let divisor = u64::from(weights.iter().fold(0, |divisor, &weight| gcd(divisor, weight))).max(1);
+        let divisor = u64::from(divisor(weights));
         let period = total / divisor;
         if period > LONGEST_TABLE {
             let slots = expected.saturating_mul(2).clamp(SHORTEST_RUN, LONGEST_RUN).next_multiple_of(BLOCK);
@@ -257,11 +261,20 @@ impl Shape {
     }
 }
 
-fn gcd(mut a: u32, mut b: u32) -> u32 {
-    while b != 0 {
-        (a, b) = (b, a % b);
+/// The greatest common divisor.
+fn divisor(weights: &[u32]) -> u32 {
+    let mut divisor = 0;
+    for &weight in weights {
+        let mut rest = weight;
+        while divisor != 0 {
+            (rest, divisor) = (divisor, rest % divisor);
+        }
+        divisor = rest;
+        if divisor == 1 {
+            break;
+        }
     }
-    a
+    divisor.max(1)
 }
 
 fn positive(weights: &[u32]) -> Box<[u32]> {

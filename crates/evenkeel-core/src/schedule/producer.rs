@@ -27,7 +27,7 @@ pub(super) struct Producer {
     /// Turns of the eligible rule that may not be taken yet, by starting moment.
     waiting: BinaryHeap<Entry>,
     /// Endpoints that had all turns of the period, at their next starting moment.
-    done: Vec<Entry>,
+    done: Vec<Start>,
     /// All endpoints, at their starting moments, when all weights are equal: then both rules are a rotation.
     ring: VecDeque<Entry>,
     clock: Clock,
@@ -43,29 +43,20 @@ impl Producer {
     /// The order from given positions on. With a divisor of the weights every endpoint is held to its exact
     /// number of turns in each period, which makes the order repeat also from a carried-over state in which a
     /// tie, or a lag, stands across the period's end.
-    pub(super) fn new(rule: Rule, positions: &Positions, divisor: Option<u64>) -> Self {
-        let starts = &positions.starts;
-        let mut producer = Self {
+    pub(super) fn new(rule: Rule, positions: Positions, divisor: Option<u64>) -> Self {
+        Self {
             rule,
             ready: BinaryHeap::new(),
             waiting: BinaryHeap::new(),
-            done: Vec::new(),
+            served: vec![0; positions.starts.len()],
+            // The queues are built for the first turn: many schedules of a storm of updates never see one.
+            done: positions.starts,
             ring: VecDeque::new(),
-            clock: Clock::new(starts.iter()),
+            clock: Clock::default(),
             divisor,
-            served: vec![0; starts.len()],
             latest: None,
             since: positions.now,
-        };
-        let mut entries: Vec<_> = (0..).zip(starts).map(|(index, &at)| Entry { at, index }).collect();
-        if starts.windows(2).all(|pair| matches!(pair, [a, b] if a.weight == b.weight)) {
-            // Stable for its speed on runs that are sorted already, as after a rotation was cut short.
-            entries.sort_by(|a, b| b.cmp(a));
-            producer.ring = entries.into();
-        } else {
-            producer.enqueue(entries);
         }
-        producer
     }
 
     /// Turns taken, by index.
@@ -80,69 +71,61 @@ impl Producer {
 
     /// Where every endpoint stood when it had had `counts` turns and `latest` had the last of them.
     pub(super) fn positions(&self, counts: &[u64], latest: Option<u32>) -> Positions {
-        let nowhere = Moment { ticks: ORIGIN, part: 0, weight: 1 };
-        let mut starts = vec![nowhere; self.served.len()];
-        let due = self.ready.iter().map(|entry| (entry, 1));
-        let starting = self.waiting.iter().chain(&self.done).chain(&self.ring).map(|entry| (entry, 0));
-        for (entry, ahead) in due.chain(starting) {
-            let i = entry.index as usize;
-            let (Some(start), Some(&count), Some(&served)) =
+        let mut starts = vec![Start::level(1, 0); self.served.len()];
+        let due = self.ready.iter().map(|entry| entry.start().moved(-1));
+        let starting = self.waiting.iter().chain(&self.ring).map(|entry| entry.start());
+        for start in due.chain(starting).chain(self.done.iter().copied()) {
+            let i = start.index as usize;
+            if let (Some(slot), Some(&count), Some(&served)) =
                 (starts.get_mut(i), counts.get(i), self.served.get(i))
-            else {
-                continue;
-            };
-            *start = entry.at.moved(count.wrapping_sub(served).wrapping_sub(ahead).cast_signed());
+            {
+                *slot = start.moved(count.wrapping_sub(served).cast_signed());
+            }
         }
         let now = match (self.rule, latest) {
-            (Rule::Eligible, _) => Clock::new(starts.iter()).now(),
+            (Rule::Eligible, _) => Clock::new(&starts).now(),
             // The turn that follows the latest one starts when that one was due.
-            (Rule::Literal, Some(latest)) => starts.get(latest as usize).map_or(self.since, |at| at.now()),
+            (Rule::Literal, Some(latest)) => starts.get(latest as usize).map_or(self.since, |start| start.now()),
             (Rule::Literal, None) => self.since,
         };
         Positions { starts, now }
     }
 
-    fn next_by_ring(&mut self) -> u32 {
-        let Some(entry) = self.ring.pop_front() else { return 0 };
+    fn next_by_ring(&mut self) -> Option<u32> {
+        let entry = self.ring.pop_front()?;
         self.ring.push_back(entry.a_turn_later());
-        if let Some(served) = self.served.get_mut(entry.index as usize) {
-            *served += 1;
-        }
-        entry.index
+        *self.served.get_mut(entry.index as usize)? += 1;
+        Some(entry.index)
     }
 
-    fn next_by_heap(&mut self) -> u32 {
-        // The starts sum up to the clock, so that some turn has always started; only the end of a period from a
-        // carried-over state may let slots pass.
-        loop {
-            if self.rule == Rule::Eligible {
-                self.release();
-                self.clock.tick();
-            }
-            if let Some(index) = self.take() {
-                return index;
-            }
-            if self.waiting.is_empty() {
-                if self.done.is_empty() {
-                    return 0;
-                }
-                let entries = mem::take(&mut self.done);
-                self.enqueue(entries);
-            }
-        }
-    }
-
-    fn enqueue(&mut self, mut entries: Vec<Entry>) {
-        let mut waiting = Vec::new();
+    fn next_by_heap(&mut self) -> Option<u32> {
         if self.rule == Rule::Eligible {
-            let clock = Clock::new(entries.iter().map(|entry| &entry.at));
-            waiting.extend(entries.extract_if(.., |entry| !clock.has_reached(entry.at)));
-            self.clock = clock;
+            self.release();
+            self.clock.tick();
         }
-        for entry in &mut entries {
-            *entry = entry.a_turn_later();
+        self.take()
+    }
+
+    /// Queues all endpoints, at the beginning and after each period.
+    fn enqueue(&mut self) {
+        let starts = mem::take(&mut self.done);
+        if starts.windows(2).all(|pair| matches!(pair, [a, b] if a.weight == b.weight)) {
+            let mut entries: Vec<_> = starts.iter().map(|start| start.entry()).collect();
+            // Stable for its speed on runs that are sorted already, as after a rotation was cut short.
+            entries.sort_by(|a, b| b.cmp(a));
+            self.ring = entries.into();
+            return;
         }
-        self.ready = entries.into();
+        let (mut ready, mut waiting) = (Vec::with_capacity(starts.len()), Vec::new());
+        self.clock = Clock::new(&starts);
+        for start in starts {
+            if self.rule == Rule::Literal || self.clock.has_passed(start) {
+                ready.push(start.moved(1).entry());
+            } else {
+                waiting.push(start.entry());
+            }
+        }
+        self.ready = ready.into();
         self.waiting = waiting.into();
     }
 
@@ -163,7 +146,7 @@ impl Producer {
         *served += 1;
         let weight = u64::from(top.at.weight);
         if self.divisor.is_some_and(|divisor| (*served * divisor).is_multiple_of(weight)) {
-            self.done.push(PeekMut::pop(top));
+            self.done.push(PeekMut::pop(top).start());
         } else if self.rule == Rule::Literal {
             *top = top.a_turn_later();
         } else {
@@ -175,16 +158,28 @@ impl Producer {
 
 impl Source for Producer {
     fn next(&mut self) -> u32 {
-        let index = if self.ring.is_empty() { self.next_by_heap() } else { self.next_by_ring() };
-        self.latest = Some(index);
-        index
+        loop {
+            let index = if self.ring.is_empty() { self.next_by_heap() } else { self.next_by_ring() };
+            if let Some(index) = index {
+                self.latest = Some(index);
+                return index;
+            }
+            // Starts sum up to the clock, so that some turn has always started. Only at the end of a period from a
+            // carried-over state slots may pass until those that wait have their turn.
+            if self.waiting.is_empty() {
+                if self.done.is_empty() {
+                    return 0;
+                }
+                self.enqueue();
+            }
+        }
     }
 }
 
 /// Where all endpoints stand: what a rebuild carries over.
 pub(super) struct Positions {
     /// The moment at which the next turn of each endpoint starts.
-    starts: Vec<Moment>,
+    starts: Vec<Start>,
     /// The present.
     now: Now,
 }
@@ -192,7 +187,7 @@ pub(super) struct Positions {
 impl Positions {
     /// Everybody's first turn starts at the present.
     pub(super) fn fresh(weights: &[u32]) -> Self {
-        let starts = weights.iter().map(|&weight| Moment { ticks: ORIGIN, part: 0, weight }).collect();
+        let starts = (0..).zip(weights).map(|(index, &weight)| Start::level(weight, index)).collect();
         Self { starts, now: Now { ticks: ORIGIN, fraction: 0 } }
     }
 
@@ -212,14 +207,15 @@ impl Positions {
         };
         let whole = u64::from(whole);
         let turn = nth + 1;
-        let start = |(i, &weight): (usize, &u32)| {
+        let start = |(index, &weight): (u32, &u32)| {
             // Turns due up to the present are over; of those due right now, the ones that come first in the list.
             let (done, rest) = (turn * u64::from(weight) / whole, turn * u64::from(weight) % whole);
-            let done = if rest == 0 && i > latest { done - 1 } else { done };
-            Moment { ticks: ORIGIN, part: 0, weight }.moved_by((i128::from(done)) << 32)
+            let done = if rest == 0 && index as usize > latest { done - 1 } else { done };
+            let (ticks, parts) = ((done << 32) / u64::from(weight), (done << 32) % u64::from(weight));
+            Start { ticks: ORIGIN + ticks, parts: parts.cast_signed(), weight, index }
         };
-        let starts: Vec<_> = weights.iter().enumerate().map(start).collect();
-        let now = starts.get(latest).map_or(Now { ticks: ORIGIN, fraction: 0 }, |at| at.now());
+        let starts: Vec<_> = (0..).zip(weights).map(start).collect();
+        let now = starts.get(latest).map_or(Now { ticks: ORIGIN, fraction: 0 }, |start| start.now());
         Self { starts, now }
     }
 
@@ -234,23 +230,67 @@ impl Positions {
             // No turn starts after the present, and none is due before it. One may be due right now and not taken,
             // as others of that moment came first; then nobody else may start right now, or, being later in the
             // list, it would be taken before that endpoint's next turn in one cycle and after it in another.
-            Rule::Literal if self.starts.iter().any(|at| at.lead(self.now) <= 1 - WHOLE) => (1 - WHOLE, -1),
+            Rule::Literal if self.starts.iter().any(|start| start.lead(self.now) <= 1 - WHOLE) => (1 - WHOLE, -1),
             Rule::Literal => (1 - WHOLE, 0),
         };
-        let carry = |(j, &weight): (usize, &u32)| {
-            let was = from.get(j).copied().flatten().and_then(|i| self.starts.get(i as usize));
-            let lead = match was {
-                Some(at) if at.weight == weight => {
-                    let ticks = at.ticks.wrapping_sub(self.now.ticks).wrapping_add(ORIGIN);
-                    return Moment { ticks, ..*at };
+        let carry = |(index, &weight): (u32, &u32)| {
+            let was = from.get(index as usize).copied().flatten();
+            let lead = match was.and_then(|i| self.starts.get(i as usize)) {
+                Some(start) if start.weight == weight => {
+                    let ticks = start.ticks.wrapping_sub(self.now.ticks).wrapping_add(ORIGIN);
+                    return Start { ticks, index, ..*start };
                 }
-                Some(at) => at.lead(self.now).clamp(least, most),
+                Some(start) => start.lead(self.now).clamp(least, most),
                 None => most.min(0),
             };
-            let start = now.fraction_of(weight) + lead;
-            Moment { ticks: ORIGIN, part: 0, weight }.moved_by(i128::from(start))
+            Start { parts: now.fraction_of(weight) + lead, ..Start::level(weight, index) }
         };
-        Self { starts: weights.iter().enumerate().map(carry).collect(), now }
+        Self { starts: (0..).zip(weights).map(carry).collect(), now }
+    }
+}
+
+/// Where an endpoint's turn starts: `ticks + parts/weight` ticks, not reduced, so that a rebuild moves it by turns
+/// and from weight to weight without a division.
+#[derive(Clone, Copy)]
+struct Start {
+    ticks: u64,
+    parts: i64,
+    weight: u32,
+    index: u32,
+}
+
+impl Start {
+    /// At the origin.
+    fn level(weight: u32, index: u32) -> Self {
+        Self { ticks: ORIGIN, parts: 0, weight, index }
+    }
+
+    fn moved(self, turns: i64) -> Self {
+        Self { parts: self.parts.wrapping_add(turns.wrapping_mul(WHOLE)), ..self }
+    }
+
+    fn entry(self) -> Entry {
+        let weight = i64::from(self.weight);
+        let ticks = self.ticks.wrapping_add_signed(self.parts.div_euclid(weight));
+        let at = Moment { ticks, part: self.parts.rem_euclid(weight) as u32, weight: self.weight };
+        Entry { at, index: self.index }
+    }
+
+    /// Parts after a tick.
+    fn parts_after(self, ticks: u64) -> i128 {
+        let ticks = self.ticks.wrapping_sub(ticks).cast_signed();
+        i128::from(ticks) * i128::from(self.weight) + i128::from(self.parts)
+    }
+
+    /// By how much of a turn, in parts, this lies after `now`.
+    fn lead(self, now: Now) -> i64 {
+        let parts = self.parts_after(now.ticks) - i128::from(now.fraction_of(self.weight));
+        parts.clamp(-i128::from(FAR), i128::from(FAR)) as i64
+    }
+
+    fn now(self) -> Now {
+        let Moment { ticks, part, weight } = self.entry().at;
+        Now { ticks, fraction: ((u64::from(part) << 32) / u64::from(weight)) as u32 }
     }
 }
 
@@ -268,39 +308,6 @@ impl Moment {
         let weight = u64::from(self.weight);
         let parts = TURN + u64::from(self.part);
         Self { ticks: self.ticks.wrapping_add(parts / weight), part: (parts % weight) as u32, ..self }
-    }
-
-    /// Some turns later or earlier.
-    fn moved(self, turns: i64) -> Self {
-        if turns == 0 { self } else { self.moved_by(i128::from(turns) << 32) }
-    }
-
-    /// Later by `parts`, which are 2^-32 of a turn.
-    fn moved_by(self, parts: i128) -> Self {
-        let weight = i64::from(self.weight);
-        let parts = parts + i128::from(self.part);
-        // Division in 128 bits is ten times slower and hardly ever needed.
-        let (ticks, part) = match i64::try_from(parts) {
-            Ok(parts) => (parts.div_euclid(weight), parts.rem_euclid(weight)),
-            Err(_) => {
-                let weight = i128::from(weight);
-                (parts.div_euclid(weight) as i64, parts.rem_euclid(weight) as i64)
-            }
-        };
-        Self { ticks: self.ticks.wrapping_add_signed(ticks), part: part as u32, ..self }
-    }
-
-    /// By how much of a turn, in 2^-32, this moment lies after `now`.
-    fn lead(self, now: Now) -> i64 {
-        let ticks = self.ticks.wrapping_sub(now.ticks).cast_signed();
-        let parts = i128::from(ticks) * i128::from(self.weight) + i128::from(self.part);
-        let parts = parts - i128::from(now.fraction_of(self.weight));
-        parts.clamp(-i128::from(FAR), i128::from(FAR)) as i64
-    }
-
-    fn now(self) -> Now {
-        let fraction = (u64::from(self.part) << 32) / u64::from(self.weight);
-        Now { ticks: self.ticks, fraction: fraction as u32 }
     }
 }
 
@@ -338,6 +345,11 @@ impl Entry {
     fn a_turn_later(self) -> Self {
         Self { at: self.at.a_turn_later(), ..self }
     }
+
+    fn start(self) -> Start {
+        let Moment { ticks, part, weight } = self.at;
+        Start { ticks, parts: i64::from(part), weight, index: self.index }
+    }
 }
 
 impl Ord for Entry {
@@ -354,6 +366,7 @@ impl PartialOrd for Entry {
 
 /// The end of the present slot, `ticks + part/total` ticks. One slot is one cycle over the sum of the
 /// weights; the clock stands at the mean of the starts by weight, where leads and lags cancel out.
+#[derive(Default)]
 struct Clock {
     ticks: u64,
     part: u64,
@@ -361,12 +374,11 @@ struct Clock {
 }
 
 impl Clock {
-    fn new<'a>(starts: impl Iterator<Item = &'a Moment>) -> Self {
+    fn new(starts: &[Start]) -> Self {
         let (mut total, mut sum) = (0, 0);
-        for at in starts {
-            total += u64::from(at.weight);
-            let ticks = at.ticks.wrapping_sub(ORIGIN).cast_signed();
-            sum += i128::from(ticks) * i128::from(at.weight) + i128::from(at.part);
+        for start in starts {
+            total += u64::from(start.weight);
+            sum += start.parts_after(ORIGIN);
         }
         let whole = i128::from(total.max(1));
         let ticks = ORIGIN.wrapping_add_signed(sum.div_euclid(whole) as i64);
@@ -376,9 +388,9 @@ impl Clock {
     }
 
     fn tick(&mut self) {
-        let parts = TURN + self.part;
-        self.ticks = self.ticks.wrapping_add(parts / self.total);
-        self.part = parts % self.total;
+        let (parts, total) = (TURN + self.part, self.total.max(1));
+        self.ticks = self.ticks.wrapping_add(parts / total);
+        self.part = parts % total;
     }
 
     fn has_reached(&self, start: Moment) -> bool {
@@ -386,6 +398,10 @@ impl Clock {
             let mine = u128::from(self.part) * u128::from(start.weight);
             u128::from(start.part) * u128::from(self.total) < mine
         }
+    }
+
+    fn has_passed(&self, start: Start) -> bool {
+        start.parts_after(self.ticks) * i128::from(self.total) < i128::from(self.part) * i128::from(start.weight)
     }
 
     /// The beginning of the slot.

@@ -115,24 +115,28 @@ fn fields_of_the_xds_message_are_ignored() {
 /// Picks are counted for as long as the endpoint is listed, ready or not.
 #[test]
 fn picks_are_counted() {
-    let mut world = World::new(&round_robin(), endpoints(["a", "b"]));
+    let mut world = World::new(&round_robin(), endpoints(["a", "b", "c"]));
     let counts = |world: &World| world.describe().endpoints.iter().map(|row| row.picks).collect::<Vec<_>>();
     world.ready("a");
     world.letters(3);
-    assert_eq!(counts(&world), [3, 0]);
+    assert_eq!(counts(&world), [3, 0, 0]);
     world.ready("b");
-    world.letters(10);
-    assert_eq!(counts(&world), [8, 5]);
+    world.ready("c");
+    world.letters(15);
+    assert_eq!(counts(&world), [8, 5, 5]);
     world.lose("b");
-    world.letters(2);
-    assert_eq!(counts(&world), [10, 5]);
+    world.letters(4);
+    assert_eq!(counts(&world), [10, 5, 7]);
+    world.lose("c");
+    world.letters(1);
+    assert_eq!(counts(&world), [11, 5, 7]);
     world.ready("b");
-    world.letters(2);
-    assert_eq!(counts(&world), [11, 6]);
+    world.letters(4);
+    assert_eq!(counts(&world), [13, 7, 7]);
     let shares: Vec<_> = world.describe().endpoints.iter().map(|row| row.share).collect();
-    assert_eq!(shares, [Some(0.5), Some(0.5)]);
-    world.endpoints(endpoints(["b"]));
-    assert_eq!(counts(&world), [6]);
+    assert_eq!(shares, [Some(0.5), Some(0.5), None]);
+    world.endpoints(endpoints(["b", "a"]));
+    assert_eq!(counts(&world), [7, 13]);
 }
 
 /// An endpoint is one turn, however many addresses it has (A61).
