@@ -1,13 +1,13 @@
 //! Weighted schedules: which endpoint is next, exactly.
 //!
 //! A [`Schedule`] hands out indices so that each appears in proportion to its weight, in an order that is
-//! the same on every run and machine. It has two halves: a producer that computes the order in exact integers, ahead
-//! of need, and a cell from which any number of threads draw it at the price of one atomic addition, the
-//! same for ten and ten thousand endpoints and for any weights.
+//! the same on every run and machine. It has two halves: a producer that computes the order in exact
+//! integers, ahead of need, and a cell from which any number of threads draw it at the price of one atomic
+//! addition, the same for ten and ten thousand endpoints and for any weights.
 //!
-//! A schedule never changes its weights. When they change, [`Schedule::succeed`] builds the next one from where
-//! this one stands, so that frequent updates do not restart the sequence. The policy that owns it decides when, and
-//! calls [`Schedule::prefill`] so that picks find their slots ready.
+//! A schedule never changes its weights. When they change, [`Schedule::succeed`] builds the next one from
+//! where this one stands, so that frequent updates do not restart the sequence. The policy that owns it
+//! decides when, and calls [`Schedule::prefill`] so that picks find their slots ready.
 
 mod cell;
 mod producer;
@@ -67,7 +67,8 @@ impl Schedule {
         let (positions, start) = match self.rule {
             Rule::Literal => (Positions::after_turn(&self.weights, below(shape.total)), 0),
             Rule::Eligible => {
-                let bound = if shape.divisor.is_some() { shape.slots } else { 2 * self.len().min(shape.slots / 8) };
+                let bound =
+                    if shape.divisor.is_some() { shape.slots } else { 2 * self.len().min(shape.slots / 8) };
                 (Positions::fresh(&self.weights), below(bound as u64) as usize)
             }
         };
@@ -76,8 +77,8 @@ impl Schedule {
         self
     }
 
-    /// The schedule that takes over from this one: endpoint `j` of the new list was `from[j]` here, or is new.
-    /// `None` without endpoints.
+    /// The schedule that takes over from this one: endpoint `j` of the new list was `from[j]` here, or is
+    /// new. `None` without endpoints.
     ///
     /// Everybody keeps their place. An endpoint with the same weight keeps the exact moment of its turn, so
     /// that those who stay keep their relative order when another leaves, and a rebuild without any change
@@ -134,8 +135,8 @@ impl Schedule {
         self.cell.pick() as usize
     }
 
-    /// Produces ahead, so that picks need not: the whole period if it is tabled, otherwise as much as the predecessor
-    /// used and a little more. Takes time in proportion; call it off the call path.
+    /// Produces ahead, so that picks need not: the whole period if it is tabled, otherwise as much as the
+    /// predecessor used and a little more. Takes time in proportion; call it off the call path.
     pub fn prefill(&self) {
         let ahead = self.cell.taken().saturating_add(self.expected + self.expected / 4 + BLOCK);
         self.cell.prefill(if self.cell.is_cyclic() { self.cell.len() } else { ahead });
@@ -218,13 +219,16 @@ impl Schedule {
 
 impl fmt::Debug for Schedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Schedule").field("rule", &self.rule).field("weights", &self.weights).finish_non_exhaustive()
+        f.debug_struct("Schedule")
+            .field("rule", &self.rule)
+            .field("weights", &self.weights)
+            .finish_non_exhaustive()
     }
 }
 
-/// Turns measured weights into integers: the largest becomes 2^20, none becomes less than 1, and those that are
-/// missing or make no sense (not finite, or not above 0) get the mean of the others. `None` when fewer than two
-/// make sense: A58 then falls back.
+/// Turns measured weights into integers: the largest becomes 2^20, none becomes less than 1, and those that
+/// are missing or make no sense (not finite, or not above 0) get the mean of the others. `None` when fewer
+/// than two make sense: A58 then falls back.
 pub fn scale(weights: &[Option<f64>]) -> Option<Vec<u32>> {
     let usable = |weight: &Option<f64>| weight.filter(|weight| weight.is_finite() && *weight > 0.0);
     let known = || weights.iter().filter_map(usable);
@@ -236,7 +240,9 @@ pub fn scale(weights: &[Option<f64>]) -> Option<Vec<u32>> {
     // Ratios to the largest are at most 1, so that their sum is finite where the sum of the weights is not.
     let mean = known().map(|weight| weight / largest).sum::<f64>() / count as f64;
     let scaled = |ratio: f64| ((ratio * LARGEST).round() as u32).max(1);
-    Some(weights.iter().map(|weight| scaled(usable(weight).map_or(mean, |weight| weight / largest))).collect())
+    Some(
+        weights.iter().map(|weight| scaled(usable(weight).map_or(mean, |weight| weight / largest))).collect(),
+    )
 }
 
 /// What the run of a list of weights looks like.

@@ -75,17 +75,19 @@ impl Producer {
         let due = self.ready.iter().map(|entry| entry.start().moved(-1));
         let starting = self.waiting.iter().chain(&self.ring).map(|entry| entry.start());
         for start in due.chain(starting).chain(self.done.iter().copied()) {
-            let i = start.index as usize;
-            if let (Some(slot), Some(&count), Some(&served)) =
-                (starts.get_mut(i), counts.get(i), self.served.get(i))
-            {
-                *slot = start.moved(count.wrapping_sub(served).cast_signed());
+            if let Some(slot) = starts.get_mut(start.index as usize) {
+                *slot = start;
             }
+        }
+        for ((start, &count), &served) in starts.iter_mut().zip(counts).zip(&self.served) {
+            *start = start.moved(count.wrapping_sub(served).cast_signed());
         }
         let now = match (self.rule, latest) {
             (Rule::Eligible, _) => Clock::new(&starts).now(),
             // The turn that follows the latest one starts when that one was due.
-            (Rule::Literal, Some(latest)) => starts.get(latest as usize).map_or(self.since, |start| start.now()),
+            (Rule::Literal, Some(latest)) => {
+                starts.get(latest as usize).map_or(self.since, |start| start.now())
+            }
             (Rule::Literal, None) => self.since,
         };
         Positions { starts, now }
@@ -164,8 +166,8 @@ impl Source for Producer {
                 self.latest = Some(index);
                 return index;
             }
-            // Starts sum up to the clock, so that some turn has always started. Only at the end of a period from a
-            // carried-over state slots may pass until those that wait have their turn.
+            // Starts sum up to the clock, so that some turn has always started. Only at the end of a period
+            // from a carried-over state slots may pass until those that wait have their turn.
             if self.waiting.is_empty() {
                 if self.done.is_empty() {
                     return 0;
@@ -208,7 +210,8 @@ impl Positions {
         let whole = u64::from(whole);
         let turn = nth + 1;
         let start = |(index, &weight): (u32, &u32)| {
-            // Turns due up to the present are over; of those due right now, the ones that come first in the list.
+            // Turns due up to the present are over; of those due right now, the ones that come first in the
+            // list.
             let (done, rest) = (turn * u64::from(weight) / whole, turn * u64::from(weight) % whole);
             let done = if rest == 0 && index as usize > latest { done - 1 } else { done };
             let (ticks, parts) = ((done << 32) / u64::from(weight), (done << 32) % u64::from(weight));
@@ -221,16 +224,18 @@ impl Positions {
 
     /// The same positions under other weights and in another list, where endpoint `j` was `from[j]`.
     ///
-    /// Who kept its weight keeps its exact moment, up to the common shift that makes the present the origin. Who
-    /// changed it keeps the part of a turn by which it was ahead or behind; who is new is neither.
+    /// Who kept its weight keeps its exact moment, up to the common shift that makes the present the
+    /// origin. Who changed it keeps the part of a turn by which it was ahead or behind; who is new is
+    /// neither.
     pub(super) fn carried(&self, rule: Rule, weights: &[u32], from: &[Option<u32>]) -> Self {
         let now = Now { ticks: ORIGIN, fraction: self.now.fraction };
         let (least, most) = match rule {
             Rule::Eligible => (-FAR, FAR),
-            // No turn starts after the present, and none is due before it. One may be due right now and not taken,
-            // as others of that moment came first; then nobody else may start right now, or, being later in the
-            // list, it would be taken before that endpoint's next turn in one cycle and after it in another.
-            Rule::Literal if self.starts.iter().any(|start| start.lead(self.now) <= 1 - WHOLE) => (1 - WHOLE, -1),
+            // No turn starts after the present, and none is due before it. One may be due right now and not
+            // taken, as others of that moment came first; then nobody else may start right now, or, being
+            // later in the list, it would be taken before that endpoint's next turn in one cycle and after
+            // it in another.
+            Rule::Literal if self.starts.iter().any(|start| start.is_due(self.now)) => (1 - WHOLE, -1),
             Rule::Literal => (1 - WHOLE, 0),
         };
         let carry = |(index, &weight): (u32, &u32)| {
@@ -249,8 +254,8 @@ impl Positions {
     }
 }
 
-/// Where an endpoint's turn starts: `ticks + parts/weight` ticks, not reduced, so that a rebuild moves it by turns
-/// and from weight to weight without a division.
+/// Where an endpoint's turn starts: `ticks + parts/weight` ticks, not reduced, so that a rebuild moves it
+/// by turns and from weight to weight without a division.
 #[derive(Clone, Copy)]
 struct Start {
     ticks: u64,
@@ -280,6 +285,11 @@ impl Start {
     fn parts_after(self, ticks: u64) -> i128 {
         let ticks = self.ticks.wrapping_sub(ticks).cast_signed();
         i128::from(ticks) * i128::from(self.weight) + i128::from(self.parts)
+    }
+
+    /// Whether the turn is due right then.
+    fn is_due(self, now: Now) -> bool {
+        self.parts_after(now.ticks) <= i128::from(now.fraction_of(self.weight) + 1 - WHOLE)
     }
 
     /// By how much of a turn, in parts, this lies after `now`.
@@ -394,14 +404,16 @@ impl Clock {
     }
 
     fn has_reached(&self, start: Moment) -> bool {
-        start.ticks < self.ticks || start.ticks == self.ticks && {
-            let mine = u128::from(self.part) * u128::from(start.weight);
-            u128::from(start.part) * u128::from(self.total) < mine
-        }
+        start.ticks < self.ticks
+            || start.ticks == self.ticks && {
+                let mine = u128::from(self.part) * u128::from(start.weight);
+                u128::from(start.part) * u128::from(self.total) < mine
+            }
     }
 
     fn has_passed(&self, start: Start) -> bool {
-        start.parts_after(self.ticks) * i128::from(self.total) < i128::from(self.part) * i128::from(start.weight)
+        start.parts_after(self.ticks) * i128::from(self.total)
+            < i128::from(self.part) * i128::from(start.weight)
     }
 
     /// The beginning of the slot.

@@ -730,6 +730,92 @@ proptest! {
     }
 }
 
+#[derive(Clone, Debug)]
+enum Step {
+    Up(usize),
+    Down(usize),
+    /// These endpoints, by number and weight.
+    List(Vec<(usize, u32)>),
+    Call(usize, f64),
+    Advance(u64),
+    Configure(usize),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let weight = prop_oneof![1..5_u32, Just(70_001), Just(u32::MAX)];
+    prop_oneof![
+        3 => (0..5_usize).prop_map(Step::Up),
+        2 => (0..5_usize).prop_map(Step::Down),
+        1 => prop::collection::vec((0..5_usize, weight), 0..7).prop_map(Step::List),
+        5 => (1..40_usize, 0.1..1000.0_f64).prop_map(|(calls, load)| Step::Call(calls, load)),
+        3 => (1..4_000_u64).prop_map(Step::Advance),
+        1 => (0..4_usize).prop_map(Step::Configure),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// WRR-10, EDF-8, RR-3: whatever happens, calls go to those that are ready, shares are whole and every pick is
+    /// counted. (The world checks after each step that looking again changes nothing.)
+    #[test]
+    fn whatever_happens_calls_go_to_who_is_ready(steps in prop::collection::vec(step(), 1..80), first in 0..4_usize) {
+        let names = ["a", "b", "c", "d", "e"];
+        let configs = [
+            at_once(),
+            wrr(&json!({"blackoutPeriod": "1s", "weightExpirationPeriod": "3s", "weightUpdatePeriod": "0.3s"})),
+            json!([{"edf_weighted_round_robin": {}}]),
+            json!([{"round_robin": {}}]),
+        ];
+        let mut world = World::new(&configs[first], endpoints(names));
+        let mut policy = first;
+        let mut listed = names.to_vec();
+        let mut picks: BTreeMap<&str, u64> = BTreeMap::new();
+        for step in steps {
+            match step {
+                Step::Up(i) => world.up(names[i]),
+                Step::Down(i) => world.down(names[i]),
+                Step::Advance(ms) => world.advance(millis(ms)),
+                // Another policy would start counting anew.
+                Step::Configure(i) if (i < 2) != (policy < 2) => {}
+                Step::Configure(i) if i >= 2 && i != policy => {}
+                Step::Configure(i) => {
+                    policy = i;
+                    world.config(&configs[i]);
+                }
+                Step::List(list) => {
+                    world.endpoints(Endpoints::list(
+                        list.iter().map(|(i, weight)| Endpoint::at(names[*i]).with_weight(*weight)),
+                    ));
+                    listed = list.iter().map(|(i, _)| names[*i]).collect();
+                    picks.retain(|name, _| listed.contains(name));
+                }
+                Step::Call(calls, rate) => {
+                    let ready = |name: &&&str| world.state_of(name) == Some(evenkeel_core::Connectivity::Ready);
+                    let ready: Vec<&str> = listed.iter().filter(ready).copied().collect();
+                    for _ in 0..calls {
+                        let outcome = world.pick().finish(Code::Ok, Some(&load(rate)));
+                        match ready.iter().find(|name| **name == outcome) {
+                            Some(name) => *picks.entry(name).or_default() += 1,
+                            None => prop_assert!(
+                                ready.is_empty() && ["queue", "fail"].contains(&&*outcome),
+                                "{outcome} with {ready:?} ready"
+                            ),
+                        }
+                    }
+                }
+            }
+            let rows = world.describe().endpoints;
+            let sum: f64 = rows.iter().filter_map(|row| row.share).sum();
+            let whole = if rows.iter().any(|row| row.share.is_some()) { 1.0 } else { 0.0 };
+            prop_assert!((sum - whole).abs() < 1e-9, "shares sum to {sum}");
+            for row in &rows {
+                prop_assert_eq!(row.picks, picks.get(&*row.addresses[0]).copied().unwrap_or(0), "{:?}", row);
+            }
+        }
+    }
+}
+
 mod threads {
     #![expect(clippy::disallowed_methods, reason = "picks come from many threads at once")]
 
