@@ -561,6 +561,12 @@ fn weights_survive_an_endpoint_update() {
     world.endpoints(endpoints(["a"]));
     world.endpoints(endpoints(["a", "b"]));
     assert_eq!(weight(&world, "b"), None, "who leaves is forgotten");
+    // Another set of addresses is another endpoint, also on the same connection.
+    world.endpoints(Endpoints::list([Endpoint::new(["a", "x"]), Endpoint::at("b")]));
+    report(&mut world, [("a", load(5.0)), ("b", load(7.0))]);
+    world.advance(secs(10));
+    let rows: Vec<_> = world.describe().endpoints.iter().map(|row| (row.weight, row.picks > 0)).collect();
+    assert_eq!(rows, [(Some(5.0), true), (Some(7.0), true)]);
 }
 
 /// WRR-16
