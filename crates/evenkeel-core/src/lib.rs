@@ -31,6 +31,7 @@ mod pick;
 pub mod policy;
 mod registry;
 mod rng;
+pub mod schedule;
 mod status;
 mod subchannel;
 mod time;

@@ -10,6 +10,7 @@ mod priority;
 mod priority_names;
 mod random_subsetting;
 mod ring_hash;
+mod rota;
 mod round_robin;
 mod weighted_round_robin;
 mod weighted_target;
@@ -29,10 +30,12 @@ pub use cluster_impl::{ClusterImpl, ClusterImplConfig, Denominator, DropCategory
 pub use outlier_detection::{
     FailurePercentageEjection, OutlierDetection, OutlierDetectionConfig, SuccessRateEjection,
 };
+pub use edf_weighted_round_robin::EdfWeightedRoundRobin;
 pub use pick_first::PickFirst;
 pub use priority::{Priority, PriorityChild, PriorityConfig};
 pub use priority_names::PriorityNames;
 pub use round_robin::RoundRobin;
+pub use weighted_round_robin::{WeightedRoundRobin, WeightedRoundRobinConfig};
 
 /// A load-balancing policy.
 ///
@@ -171,8 +174,11 @@ impl<P: Policy> AnyPolicy for Erased<P> {
 
 pub(crate) fn register_all(registry: &mut Registry) {
     registry.register::<OutlierDetection>("outlier_detection_experimental");
+    registry.register::<EdfWeightedRoundRobin>("edf_weighted_round_robin");
     registry.register::<PickFirst>("pick_first");
     registry.register::<Priority>("priority_experimental");
     registry.register::<RoundRobin>("round_robin");
     registry.register::<ClusterImpl>("xds_cluster_impl_experimental");
+    registry.register::<WeightedRoundRobin>("weighted_round_robin");
+    registry.alias("weighted_round_robin_experimental", "weighted_round_robin");
 }

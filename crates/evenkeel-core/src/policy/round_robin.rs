@@ -1,26 +1,17 @@
-//! `round_robin`: every endpoint in turn (A61 for endpoints with several addresses).
-
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+//! `round_robin`: every ready endpoint in turn, in the order of the list (A61 for endpoints with several addresses).
+//!
+//! The turn starts at a random endpoint, and goes on where it was when endpoints come and go.
 
 use crate::config::{ConfigError, Fields};
-use crate::conn::Eagerness;
 use crate::describe::{Description, Look};
-use crate::policy::{LbState, Policy, Shown};
-use crate::{Call, Connectivity, Cx, Endpoints, Fleet, Pick, Picker, Status, SubchannelId};
+use crate::policy::rota::Rotation;
+use crate::policy::{LbState, Policy};
+use crate::{Cx, Endpoints};
 
 /// The policy.
 #[derive(Debug, Default)]
 pub struct RoundRobin {
-    fleet: Fleet<()>,
-    shown: Shown<Seen>,
-}
-
-#[derive(Debug, PartialEq)]
-struct Seen {
-    connectivity: Connectivity,
-    ready: Vec<SubchannelId>,
-    failure: Option<Status>,
+    rotation: Rotation,
 }
 
 impl Policy for RoundRobin {
@@ -31,44 +22,10 @@ impl Policy for RoundRobin {
     }
 
     fn reconcile(&mut self, (): &(), endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
-        self.fleet.reconcile(endpoints, Eagerness::Eager, cx);
-        let connectivity = self.fleet.connectivity();
-        let seen = Seen {
-            connectivity,
-            ready: self.fleet.ready().map(|(_, id)| id).collect(),
-            failure: (connectivity == Connectivity::TransientFailure).then(|| self.fleet.failure(cx)),
-        };
-        self.shown.show(seen, |seen| match &seen.failure {
-            Some(failure) => LbState::failing(failure.clone()),
-            None if seen.ready.is_empty() => LbState::connecting(),
-            None => {
-                let start = cx.rng().phase().unwrap_or(0) as usize;
-                LbState::new(connectivity, RoundRobinPicker::new(&seen.ready, start))
-            }
-        })
+        self.rotation.reconcile(endpoints, |_| 1, cx)
     }
 
     fn describe(&self, look: &Look<'_>) -> Description {
-        let mut description = Description::new();
-        self.fleet.describe(&mut description, look, |_, _, _| {});
-        description
-    }
-}
-
-struct RoundRobinPicker {
-    ready: Arc<[SubchannelId]>,
-    next: AtomicUsize,
-}
-
-impl RoundRobinPicker {
-    fn new(ready: &[SubchannelId], start: usize) -> RoundRobinPicker {
-        RoundRobinPicker { ready: ready.into(), next: AtomicUsize::new(start % ready.len()) }
-    }
-}
-
-impl Picker for RoundRobinPicker {
-    fn pick(&self, _: &Call<'_>) -> Pick {
-        let n = self.next.fetch_add(1, Ordering::Relaxed);
-        Pick::to(self.ready[n % self.ready.len()])
+        self.rotation.describe(look, |_, _| {})
     }
 }

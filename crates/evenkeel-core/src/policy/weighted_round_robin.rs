@@ -1,1 +1,529 @@
-//! weighted_round_robin
+//! `weighted_round_robin`: every ready endpoint in turn, as often as the load that it reports says (A58; A114 for the
+//! metrics that count; A61 for endpoints with several addresses; A78 for what is counted).
+//!
+//! An endpoint's weight is its rate of calls per utilisation: what it could serve if it were fully used. Weights are
+//! looked up once per update period and whenever the ready endpoints or the config change; in between the order
+//! stays. A weight that is too young (blackout) or too old (expiration) counts as unknown, and an endpoint
+//! without a weight gets the mean of the others. While fewer than two weights are known, endpoints take turns by the
+//! weights of the control plane, which is round robin where it gave none.
+//!
+//! Reports come with finished calls, or out of band if the config says so; never both.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::config::{ConfigError, Fields};
+use crate::conn::Eagerness;
+use crate::describe::{Description, Look};
+use crate::policy::edf_weighted_round_robin::eds_weight;
+use crate::policy::rota::{Order, Place, Rota, Seen};
+use crate::policy::{LbState, Policy, Shown};
+use crate::schedule::{Rule, scale};
+use crate::{
+    Call, CallEnd, Connectivity, Cx, Endpoints, Fleet, Instant, LoadReport, Member, Pick, Picker,
+    SubchannelId, Tracker, Trackers,
+};
+
+/// The policy.
+#[derive(Debug, Default)]
+pub struct WeightedRoundRobin {
+    fleet: Fleet<Own>,
+    rota: Rota,
+    shown: Shown<(Seen, u64)>,
+    config: Option<WeightedRoundRobinConfig>,
+    formula: Arc<Formula>,
+    weighing: Weighing,
+    /// When weights are looked up next; only while there are two to compare.
+    update_at: Option<Instant>,
+    counts: Counts,
+}
+
+/// Settings of `weighted_round_robin`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WeightedRoundRobinConfig {
+    /// Whether reports come out of band instead of with calls.
+    pub enable_oob_load_report: bool,
+    /// How often out-of-band reports are asked for.
+    pub oob_reporting_period: Duration,
+    /// How long an endpoint must have reported before its weight is used; zero for at once.
+    pub blackout_period: Duration,
+    /// How long after its last report an endpoint's weight is used.
+    pub weight_expiration_period: Duration,
+    /// How often weights are looked up; less than 100 ms counts as 100 ms.
+    pub weight_update_period: Duration,
+    /// By how much a call that fails adds to the utilisation. Not negative.
+    pub error_utilization_penalty: f64,
+    /// The metrics of which the greatest is the utilisation (A114); if none is reported, the application's own, else
+    /// that of the CPU.
+    pub metric_names_for_computing_utilization: Vec<String>,
+    /// Weights above this many times their mean count as that much; unset for no bound. At least 1.
+    pub weight_cap_ratio: Option<f64>,
+}
+
+impl Default for WeightedRoundRobinConfig {
+    /// What A58 says: per-call reports, 10 s blackout, 3 min expiration, an update per second, penalty 1.
+    fn default() -> WeightedRoundRobinConfig {
+        WeightedRoundRobinConfig {
+            enable_oob_load_report: false,
+            oob_reporting_period: Duration::from_secs(10),
+            blackout_period: Duration::from_secs(10),
+            weight_expiration_period: Duration::from_secs(180),
+            weight_update_period: Duration::from_secs(1),
+            error_utilization_penalty: 1.0,
+            metric_names_for_computing_utilization: Vec::new(),
+            weight_cap_ratio: None,
+        }
+    }
+}
+
+impl Policy for WeightedRoundRobin {
+    type Config = WeightedRoundRobinConfig;
+
+    fn parse(fields: &Fields<'_>) -> Result<WeightedRoundRobinConfig, ConfigError> {
+        WeightedRoundRobinConfig::parse(fields)
+    }
+
+    fn reconcile(
+        &mut self,
+        config: &WeightedRoundRobinConfig,
+        endpoints: &Endpoints,
+        cx: &mut Cx<'_>,
+    ) -> LbState {
+        let endpoints_changed = self.fleet.reconcile(endpoints, Eagerness::Eager, cx);
+        let config_changed = self.adopt(config);
+        for member in self.fleet.members_mut() {
+            note_connection(member, cx);
+            read_load(member, config, &self.formula, cx);
+        }
+        let is_due = self.update_at.is_some_and(|at| at <= cx.now());
+        if endpoints_changed || config_changed || is_due || !self.rota.is_over(&self.fleet) {
+            self.weigh(config, cx.now());
+        }
+        self.rota.reconcile(&mut self.fleet, &self.weighing.weights, self.weighing.rule, cx);
+        self.update_at = self.next_update(config.update_period(), cx.now());
+        if let Some(at) = self.update_at {
+            cx.wake_at(at);
+        }
+        self.rota.show(&self.fleet, &mut self.shown, self.formula.number, cx, |order| {
+            let reporters = self.fleet.ready().filter_map(|(member, _)| member.own.reporter.clone());
+            LbState::new(Connectivity::Ready, WrrPicker { order, reporters: reporters.collect() })
+        })
+    }
+
+    fn describe(&self, look: &Look<'_>) -> Description {
+        let mut description = Description::new()
+            .detail("weights_from", if self.weighing.rule == Rule::Eligible { "load" } else { "EDS" })
+            .detail("rr_fallback", self.counts.fallbacks)
+            .detail("endpoint_weight_not_yet_usable", self.counts.not_yet_usable)
+            .detail("endpoint_weight_stale", self.counts.stale);
+        if let Some(config) = &self.config {
+            description = config.describe(description);
+        }
+        self.rota.describe(&self.fleet, &mut description, look, |member, row| {
+            row.weight = member.own.standing.map(|standing| standing.usable().unwrap_or(0.0));
+        });
+        description
+    }
+}
+
+impl WeightedRoundRobin {
+    /// Takes in the config. Answers whether it is another than before.
+    fn adopt(&mut self, config: &WeightedRoundRobinConfig) -> bool {
+        if self.config.as_ref() == Some(config) {
+            return false;
+        }
+        let old = self.config.replace(config.clone());
+        if old.as_ref().is_none_or(|old| !old.reads_like(config)) {
+            // Calls under way report by rules that are no longer in force, perhaps out of band by now.
+            self.formula.muted.store(true, Ordering::Relaxed);
+            self.formula = Arc::new(Formula::new(config, self.formula.number + 1));
+        }
+        if old.is_none_or(|old| old.update_period() != config.update_period()) {
+            self.update_at = None;
+        }
+        true
+    }
+
+    /// Looks up every ready endpoint's weight. Changes the order only if the integers come out different.
+    fn weigh(&mut self, config: &WeightedRoundRobinConfig, now: Instant) {
+        let mut known = Vec::new();
+        for member in self.fleet.members_mut() {
+            member.own.standing = member.ready().map(|_| member.own.weight.look_up(config, now));
+            known.extend(member.own.standing);
+        }
+        let scaled = scale(&capped(&known, config.weight_cap_ratio));
+        if known.len() > 1 {
+            self.counts.add(&known, scaled.is_none());
+        }
+        self.weighing = match scaled {
+            Some(weights) => Weighing { weights, rule: Rule::Eligible },
+            None => Weighing {
+                weights: self.fleet.ready().map(|(member, _)| eds_weight(&member.endpoint)).collect(),
+                rule: Rule::Literal,
+            },
+        };
+    }
+
+    /// Updates keep their phase; after a pause there is one, and those that were missed are left out.
+    fn next_update(&self, period: Duration, now: Instant) -> Option<Instant> {
+        self.fleet.ready().nth(1)?;
+        let next = match self.update_at {
+            Some(at) if at > now => return Some(at),
+            Some(at) => at + period,
+            None => now + period,
+        };
+        Some(if next > now { next } else { now + period })
+    }
+}
+
+impl WeightedRoundRobinConfig {
+    fn parse(fields: &Fields<'_>) -> Result<WeightedRoundRobinConfig, ConfigError> {
+        let or = WeightedRoundRobinConfig::default();
+        let config = WeightedRoundRobinConfig {
+            enable_oob_load_report: fields.bool("enableOobLoadReport")?.unwrap_or(or.enable_oob_load_report),
+            oob_reporting_period: fields.duration("oobReportingPeriod")?.unwrap_or(or.oob_reporting_period),
+            blackout_period: fields.duration_or_zero("blackoutPeriod")?.unwrap_or(or.blackout_period),
+            weight_expiration_period: fields
+                .duration("weightExpirationPeriod")?
+                .unwrap_or(or.weight_expiration_period),
+            weight_update_period: fields
+                .duration_or_zero("weightUpdatePeriod")?
+                .unwrap_or(or.weight_update_period),
+            error_utilization_penalty: fields
+                .f64("errorUtilizationPenalty")?
+                .unwrap_or(or.error_utilization_penalty),
+            metric_names_for_computing_utilization: metric_names(fields)?,
+            weight_cap_ratio: fields.f64("weightCapRatio")?,
+        };
+        if config.error_utilization_penalty < 0.0 {
+            return Err(fields.error("errorUtilizationPenalty", "must not be negative"));
+        }
+        if config.weight_cap_ratio.is_some_and(|ratio| ratio < 1.0) {
+            return Err(fields.error("weightCapRatio", "must be at least 1: it bounds weights by their mean"));
+        }
+        Ok(config)
+    }
+
+    fn update_period(&self) -> Duration {
+        self.weight_update_period.max(SHORTEST_UPDATE_PERIOD)
+    }
+
+    /// Whether reports are read the same way under both.
+    fn reads_like(&self, other: &WeightedRoundRobinConfig) -> bool {
+        let how = |config: &WeightedRoundRobinConfig| {
+            (config.enable_oob_load_report, config.error_utilization_penalty)
+        };
+        how(self) == how(other)
+            && self.metric_names_for_computing_utilization == other.metric_names_for_computing_utilization
+    }
+
+    fn describe(&self, description: Description) -> Description {
+        let text = |period: Duration| format!("{period:?}");
+        let mut description = description
+            .detail("enableOobLoadReport", self.enable_oob_load_report)
+            .detail("blackoutPeriod", text(self.blackout_period))
+            .detail("weightExpirationPeriod", text(self.weight_expiration_period))
+            .detail("weightUpdatePeriod", text(self.update_period()))
+            .detail("errorUtilizationPenalty", self.error_utilization_penalty);
+        if self.enable_oob_load_report {
+            description = description.detail("oobReportingPeriod", text(self.oob_reporting_period));
+        }
+        if !self.metric_names_for_computing_utilization.is_empty() {
+            let names = self.metric_names_for_computing_utilization.clone();
+            description = description.detail("metricNamesForComputingUtilization", names);
+        }
+        match self.weight_cap_ratio {
+            Some(ratio) => description.detail("weightCapRatio", ratio),
+            None => description,
+        }
+    }
+}
+
+fn metric_names(fields: &Fields<'_>) -> Result<Vec<String>, ConfigError> {
+    let field = "metricNamesForComputingUtilization";
+    let mut names = fields.strings(field)?;
+    names.retain(|name| {
+        let known = match name.split_once('.') {
+            Some((map, _)) => ["named_metrics", "utilization"].contains(&map),
+            None => {
+                ["application_utilization", "cpu_utilization", "mem_utilization"].contains(&name.as_str())
+            }
+        };
+        if !known {
+            fields.warn(field, &format!("{name:?} is not a metric that counts, it is ignored"));
+        }
+        known
+    });
+    Ok(names)
+}
+
+/// A58: an endpoint that becomes ready starts its blackout over.
+fn note_connection(member: &mut Member<Own>, cx: &Cx<'_>) {
+    let connection = member.ready().and_then(|id| Some((id, cx.look(id)?.disconnects())));
+    if connection.is_some() && connection != member.own.connection {
+        member.own.weight.restart_blackout();
+    }
+    member.own.connection = connection;
+}
+
+/// Sees to it that the endpoint's reports are read, one way or the other.
+fn read_load(
+    member: &mut Member<Own>,
+    config: &WeightedRoundRobinConfig,
+    formula: &Arc<Formula>,
+    cx: &mut Cx<'_>,
+) {
+    let id = member.subchannel();
+    let own = &mut member.own;
+    if !config.enable_oob_load_report {
+        own.reports = None;
+        if own.reporter.as_ref().is_none_or(|reporter| !Arc::ptr_eq(&reporter.formula, formula)) {
+            own.reporter = Some(Arc::new(Reporter { formula: formula.clone(), weight: own.weight.clone() }));
+        }
+        return;
+    }
+    own.reporter = None;
+    // An ejected endpoint is still connected and goes on reporting.
+    let Some(subchannel) = id.and_then(|id| cx.look(id)).filter(|subchannel| subchannel.is_ready()) else {
+        own.reports = None;
+        return;
+    };
+    let (id, now) = (subchannel.id(), (subchannel.id(), subchannel.loads()));
+    // Reports from before the watch were for somebody else.
+    let is_news = own.reports.replace(now).is_some_and(|before| before.0 == id && before != now);
+    if let Some((at, report)) = subchannel.load().filter(|_| is_news) {
+        own.weight.update(formula.weight(report), at);
+    }
+    cx.watch_load(id, config.oob_reporting_period);
+}
+
+/// What the policy remembers about an endpoint for as long as it stays in the list.
+#[derive(Debug, Default)]
+struct Own {
+    place: Place,
+    weight: Arc<Weight>,
+    /// Reads the reports that come with calls; `None` while they come out of band.
+    reporter: Option<Arc<Reporter>>,
+    /// The connection it was ready on: the subchannel, and how often that had been lost before.
+    connection: Option<(SubchannelId, u32)>,
+    /// Out-of-band reports seen so far, and from which subchannel.
+    reports: Option<(SubchannelId, u32)>,
+    /// What came of the last look-up, if it was ready then.
+    standing: Option<Standing>,
+}
+
+impl AsRef<Place> for Own {
+    fn as_ref(&self) -> &Place {
+        &self.place
+    }
+}
+
+impl AsMut<Place> for Own {
+    fn as_mut(&mut self) -> &mut Place {
+        &mut self.place
+    }
+}
+
+/// What the order is made from.
+#[derive(Debug)]
+struct Weighing {
+    weights: Vec<u32>,
+    rule: Rule,
+}
+
+impl Default for Weighing {
+    fn default() -> Weighing {
+        Weighing { weights: Vec::new(), rule: Rule::Literal }
+    }
+}
+
+/// What A78 counts, since the policy exists.
+#[derive(Debug, Default)]
+struct Counts {
+    /// Updates with fewer than two usable weights.
+    fallbacks: u64,
+    /// Endpoints, summed over updates, that had not reported for long enough.
+    not_yet_usable: u64,
+    /// Endpoints, summed over updates, that had stopped reporting.
+    stale: u64,
+}
+
+impl Counts {
+    fn add(&mut self, known: &[Standing], is_fallback: bool) {
+        let count = |standing| known.iter().filter(|known| **known == standing).count() as u64;
+        self.fallbacks += u64::from(is_fallback);
+        self.not_yet_usable += count(Standing::NotYetUsable);
+        self.stale += count(Standing::Stale);
+    }
+}
+
+/// What a look-up says about an endpoint's weight.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Standing {
+    /// Nothing reported yet, or not for long enough.
+    NotYetUsable,
+    /// Nothing reported for too long.
+    Stale,
+    Usable(f64),
+}
+
+impl Standing {
+    fn usable(self) -> Option<f64> {
+        match self {
+            Standing::Usable(weight) => Some(weight),
+            Standing::NotYetUsable | Standing::Stale => None,
+        }
+    }
+}
+
+/// The usable weights, none of them above `ratio` times their mean.
+fn capped(known: &[Standing], ratio: Option<f64>) -> Vec<Option<f64>> {
+    let weights = || known.iter().map(|standing| standing.usable());
+    let Some(ratio) = ratio else { return weights().collect() };
+    // Parts of the largest: their sum is finite where that of the weights is not.
+    let largest = weights().flatten().fold(f64::MIN_POSITIVE, f64::max);
+    let parts = weights().flatten().map(|weight| weight / largest).sum::<f64>();
+    let cap = ratio * (parts / weights().flatten().count() as f64) * largest;
+    weights().map(|weight| weight.map(|weight| weight.min(cap))).collect()
+}
+
+/// An endpoint's weight as its reports say it, written from any thread.
+///
+/// The three fields are not one transaction. A look-up between two of the writes sees a fresh weight with stamps that
+/// are one report older, or the other way round; the next one sees all.
+#[derive(Debug)]
+struct Weight {
+    /// The bits of a number above 0, or 0 before the first report.
+    value: AtomicU64,
+    /// When the last report came, in nanoseconds.
+    last_updated: AtomicU64,
+    /// When the first report came that counts towards the blackout, in nanoseconds, or `NEVER`.
+    non_empty_since: AtomicU64,
+}
+
+const NEVER: u64 = u64::MAX;
+
+impl Default for Weight {
+    fn default() -> Weight {
+        Weight {
+            value: AtomicU64::new(0),
+            last_updated: AtomicU64::new(0),
+            non_empty_since: AtomicU64::new(NEVER),
+        }
+    }
+}
+
+impl Weight {
+    /// Takes in a weight, if the report had one.
+    fn update(&self, weight: Option<f64>, at: Instant) {
+        let Some(weight) = weight else { return };
+        // An error means that the blackout runs already.
+        let _ =
+            self.non_empty_since.compare_exchange(NEVER, at.as_nanos(), Ordering::Relaxed, Ordering::Relaxed);
+        self.last_updated.fetch_max(at.as_nanos(), Ordering::Relaxed);
+        self.value.store(weight.to_bits(), Ordering::Relaxed);
+    }
+
+    fn restart_blackout(&self) {
+        self.non_empty_since.store(NEVER, Ordering::Relaxed);
+    }
+
+    /// A58: enforces expiration and blackout; what has expired starts its blackout over.
+    fn look_up(&self, config: &WeightedRoundRobinConfig, now: Instant) -> Standing {
+        let value = self.value.load(Ordering::Relaxed);
+        if value == 0 {
+            return Standing::NotYetUsable;
+        }
+        let last_updated = Instant::from_nanos(self.last_updated.load(Ordering::Relaxed));
+        if now.since(last_updated) >= config.weight_expiration_period {
+            self.restart_blackout();
+            return Standing::Stale;
+        }
+        let non_empty_since = Instant::from_nanos(self.non_empty_since.load(Ordering::Relaxed));
+        if now.since(non_empty_since) < config.blackout_period {
+            return Standing::NotYetUsable;
+        }
+        Standing::Usable(f64::from_bits(value))
+    }
+}
+
+/// How a report becomes a weight.
+#[derive(Debug, Default)]
+struct Formula {
+    number: u64,
+    penalty: f64,
+    metric_names: Vec<String>,
+    /// Another one is in force: calls under way are not to be read any more.
+    muted: AtomicBool,
+}
+
+impl Formula {
+    fn new(config: &WeightedRoundRobinConfig, number: u64) -> Formula {
+        Formula {
+            number,
+            penalty: config.error_utilization_penalty,
+            metric_names: config.metric_names_for_computing_utilization.clone(),
+            muted: AtomicBool::new(false),
+        }
+    }
+
+    /// Finite and above 0, or `None`: a report without load, or one that makes no sense, changes nothing.
+    fn weight(&self, report: &LoadReport) -> Option<f64> {
+        let (rate, utilization) = (report.requests_per_second, self.utilization(report)?);
+        // A58: errors count only if there is a penalty, whatever they are otherwise.
+        let errors = if self.penalty > 0.0 { report.errors_per_second } else { 0.0 };
+        if rate.is_nan() || rate <= 0.0 || errors.is_nan() || errors < 0.0 {
+            return None;
+        }
+        let weight = rate / (utilization + errors / rate * self.penalty);
+        Some(weight).filter(|weight| weight.is_finite() && *weight > 0.0)
+    }
+
+    fn utilization(&self, report: &LoadReport) -> Option<f64> {
+        let is_load = |value: &f64| *value > 0.0;
+        let named = self.metric_names.iter().filter_map(|name| report.metric(name)).filter(is_load);
+        let fallback = [report.application_utilization, report.cpu_utilization];
+        named.reduce(f64::max).or_else(|| fallback.into_iter().find(is_load))
+    }
+}
+
+/// Reads the reports of an endpoint's calls.
+#[derive(Debug)]
+struct Reporter {
+    formula: Arc<Formula>,
+    weight: Arc<Weight>,
+}
+
+impl Tracker for Reporter {
+    fn finished(&self, end: &CallEnd<'_>) {
+        if let CallEnd::Finished { at, load: Some(report), .. } = end
+            && !self.formula.muted.load(Ordering::Relaxed)
+        {
+            self.weight.update(self.formula.weight(report), *at);
+        }
+    }
+
+    fn wants_load(&self) -> bool {
+        true
+    }
+}
+
+struct WrrPicker {
+    order: Arc<Order>,
+    /// By index in the order; empty while reports come out of band.
+    reporters: Box<[Arc<Reporter>]>,
+}
+
+impl Picker for WrrPicker {
+    fn pick(&self, _: &Call<'_>) -> Pick {
+        let (index, id) = self.order.next();
+        match self.reporters.get(index) {
+            Some(reporter) => Pick::To(id, Trackers::one(reporter.clone())),
+            None => Pick::to(id),
+        }
+    }
+}
+
+/// A58: shorter update periods count as this.
+const SHORTEST_UPDATE_PERIOD: Duration = Duration::from_millis(100);

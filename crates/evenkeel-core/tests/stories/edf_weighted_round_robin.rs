@@ -1,1 +1,145 @@
-//! edf_weighted_round_robin
+//! `edf_weighted_round_robin`: every endpoint as often as its EDS weight says.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use evenkeel_core::schedule::{Rule, Schedule};
+use evenkeel_core::{Core, Endpoint, Endpoints, Locality, Registry, Rng};
+use serde_json::{Value, json};
+use testkit::{World, endpoints, secs, weighted};
+
+fn edf() -> Value {
+    json!([{"edf_weighted_round_robin": {}}])
+}
+
+fn check<const N: usize>(list: [(&str, u32); N], picks: &str) {
+    let mut world = World::new(&edf(), weighted(list)).all_up();
+    assert_eq!(world.letters(picks.len()), picks);
+}
+
+/// EDF-1, EDF-3, EDF-4, EDF-6
+#[test]
+fn the_orders_of_the_proposal() {
+    check([("a", 2), ("b", 4)], "babbabbabbabba");
+    check([("a", 2), ("b", 2)], &"ab".repeat(14));
+    check([("a", 1), ("b", 10)], "bbbbbbbbbabbbbbbbbbbab");
+    check([("a", 1), ("b", 2), ("c", 3)], "cbcabccbcabccbcabc");
+}
+
+/// EDF-2
+#[test]
+fn equal_weights_are_a_rotation() {
+    check([("a", 7), ("b", 7), ("c", 7), ("d", 7)], &"abcd".repeat(1_000));
+}
+
+/// EDF-5
+#[test]
+fn a_missing_weight_is_one() {
+    let list = || Endpoints::list([Endpoint::at("a"), Endpoint::at("b").with_weight(3)]);
+    let mut world = World::new(&edf(), list()).all_up();
+    assert_eq!(world.shares(400).into_values().collect::<Vec<_>>(), [100, 300]);
+    let rows = world.describe().endpoints;
+    let rows: Vec<_> = rows.iter().map(|row| (row.weight, row.share, row.picks)).collect();
+    assert_eq!(rows, [(Some(1.0), Some(0.25), 100), (Some(3.0), Some(0.75), 300)]);
+}
+
+/// EDF-7
+#[test]
+fn a_new_weight_acts_on_the_next_pick() {
+    let mut world = World::new(&edf(), weighted([("a", 1), ("b", 1)])).all_up();
+    assert_eq!(world.letters(3), "aba");
+    world.dialled();
+    world.endpoints(weighted([("a", 1), ("b", 100)]));
+    assert_eq!(world.shares(202).into_values().collect::<Vec<_>>(), [2, 200]);
+    world.endpoints(weighted([("a", 3), ("b", 1)]));
+    assert_eq!(world.shares(400).into_values().collect::<Vec<_>>(), [300, 100]);
+    assert_eq!((world.dialled(), world.closed()), (vec![], vec![]));
+}
+
+/// EDF-8
+#[test]
+fn who_is_lost_leaves_and_the_others_keep_their_order() {
+    let list = [("a", 3), ("b", 5), ("c", 7), ("d", 11)];
+    for n in 0..60 {
+        let mut world = World::new(&edf(), weighted(list));
+        assert_eq!(world.letters(1), "queue");
+        for (address, _) in list {
+            world.ready(address);
+        }
+        let whole = World::new(&edf(), weighted(list)).all_up().letters(n + 200);
+        assert_eq!(world.letters(n), whole[..n]);
+        world.lose("c");
+        let rest = whole[n..].replace('c', "");
+        assert_eq!(world.letters(rest.len()), rest, "c lost after {n} picks");
+    }
+}
+
+/// EDF-9
+#[test]
+fn localities_are_not_weighed_here() {
+    let at = |address, zone: &str, weight| {
+        let locality = Locality { zone: zone.to_owned(), ..Locality::default() };
+        Endpoint::at(address).with_locality(Arc::new(locality), weight)
+    };
+    let list = Endpoints::list([at("a", "north", 90), at("b", "south", 10)]);
+    assert_eq!(World::new(&edf(), list).all_up().letters(6), "ababab");
+}
+
+/// EDF-10
+#[test]
+fn the_config_is_empty_and_may_have_anything_in_it() {
+    let config = json!([{"edf_weighted_round_robin": {"slowStart": {"window": "1s"}}}]);
+    let mut world = World::new(&config, weighted([("a", 2), ("b", 4)])).all_up();
+    assert_eq!(world.letters(6), "babbab");
+    let error = Registry::standard().parse(&json!([{"edf_weighted_round_robin": 1}])).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "policy \"edf_weighted_round_robin\": loadBalancingConfig[0].edf_weighted_round_robin: \
+         expected an object, found 1"
+    );
+}
+
+/// Clients that start together do not start with the same endpoint, but all follow the same order.
+#[test]
+fn the_first_pick_is_anybodys() {
+    let picks = |seed| {
+        let core = Core::builder().rng(Rng::from_entropy(seed)).build();
+        let list = weighted([("a", 1), ("b", 2), ("c", 3)]);
+        World::with(core, Registry::standard(), &edf(), list).all_up().letters(6)
+    };
+    let starts: BTreeSet<String> = (0..100).map(picks).collect();
+    let order = "cbcabccbcabc";
+    assert_eq!(starts, (0..6).map(|start| order[start..start + 6].to_owned()).collect());
+}
+
+/// EDF-12
+#[test]
+fn an_order_too_long_to_be_tabled_is_renewed_while_it_runs() {
+    let weights = [u32::MAX, 3_000_000_019, 77_777];
+    let mut world =
+        World::new(&edf(), weighted([("a", weights[0]), ("b", weights[1]), ("c", weights[2])])).all_up();
+    let whole = Schedule::new(&weights, Rule::Literal).unwrap();
+    world.published();
+    let mut renewed = 0;
+    for _ in 0..12 {
+        let expected: String = (0..10_000).map(|_| ["a", "b", "c"][whole.pick()]).collect();
+        assert_eq!(world.letters(10_000), expected);
+        world.advance(secs(1));
+        renewed += world.published();
+    }
+    assert!((2..=3).contains(&renewed), "renewed when half is used, {renewed} times");
+    assert_eq!(world.describe().picks(), 120_000);
+    world.endpoints(endpoints(["a", "b", "c"]));
+    assert_eq!(world.wake_at(), None, "a rotation needs no care");
+}
+
+/// Nothing to pick from is said, not waited for.
+#[test]
+fn no_endpoints() {
+    let mut world = World::new(&edf(), Endpoints::none());
+    assert_eq!(world.pick().status().unwrap().message(), "no endpoints");
+    world.endpoints(weighted([("a", 5)]));
+    world.ready("a");
+    assert_eq!(world.letters(3), "aaa");
+    assert_eq!(world.describe().endpoints[0].share, Some(1.0));
+}

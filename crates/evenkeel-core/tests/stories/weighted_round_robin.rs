@@ -1,1 +1,881 @@
-//! weighted_round_robin
+//! `weighted_round_robin`: every endpoint as often as the load that it reports says.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use evenkeel_core::policy::WeightedRoundRobinConfig;
+use evenkeel_core::{Code, Core, Endpoint, Endpoints, Instant, LoadReport, Registry, Rng};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use testkit::{Picked, World, endpoints, secs, weighted};
+
+fn wrr(settings: &Value) -> Value {
+    json!([{"weighted_round_robin": settings}])
+}
+
+/// Reports count at once.
+fn at_once() -> Value {
+    wrr(&json!({"blackoutPeriod": "0s"}))
+}
+
+/// A report that gives this weight.
+fn load(weight: f64) -> LoadReport {
+    LoadReport { requests_per_second: weight, cpu_utilization: 1.0, ..LoadReport::default() }
+}
+
+/// A world in which every endpoint answers and has reported this weight, if any, with a call just now.
+fn reported<const N: usize>(config: &Value, weights: [(&str, f64); N]) -> World {
+    let mut world = World::new(config, endpoints(weights.map(|(address, _)| address))).all_up();
+    report(&mut world, weights.map(|(address, weight)| (address, load(weight))));
+    world
+}
+
+/// Calls until every address has answered one with its report.
+fn report<const N: usize>(world: &mut World, loads: [(&str, LoadReport); N]) {
+    let mut open = BTreeMap::from(loads.map(|(address, load)| (address.to_owned(), load)));
+    for _ in 0..10_000 {
+        let picked = world.pick();
+        let load = open.remove(&picked.outcome());
+        picked.finish(Code::Ok, load.as_ref());
+        if open.is_empty() {
+            return;
+        }
+    }
+    panic!("never picked: {open:?}");
+}
+
+/// The weight in force, if there is a usable one.
+fn weight(world: &World, address: &str) -> Option<f64> {
+    let rows = world.describe().endpoints;
+    let row = rows.iter().find(|row| row.addresses == [address])?;
+    row.weight.filter(|weight| *weight > 0.0)
+}
+
+fn count(world: &World, detail: &str) -> u64 {
+    world.describe().details[detail].as_u64().expect("a count")
+}
+
+fn shares(world: &mut World, n: usize) -> Vec<usize> {
+    world.shares(n).into_values().collect()
+}
+
+fn millis(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// WRR-1
+#[test]
+fn defaults() {
+    let registry = Registry::standard();
+    for name in ["weighted_round_robin", "weighted_round_robin_experimental"] {
+        let config = registry.parse(&json!([{ name: {} }])).unwrap();
+        assert_eq!(config.policy(), "weighted_round_robin");
+        assert_eq!(
+            config.settings(),
+            Some(&WeightedRoundRobinConfig {
+                enable_oob_load_report: false,
+                oob_reporting_period: secs(10),
+                blackout_period: secs(10),
+                weight_expiration_period: secs(180),
+                weight_update_period: secs(1),
+                error_utilization_penalty: 1.0,
+                metric_names_for_computing_utilization: vec![],
+                weight_cap_ratio: None,
+            })
+        );
+    }
+}
+
+/// WRR-2
+#[test]
+fn bad_settings_are_named() {
+    let error = |settings: Value| Registry::standard().parse(&wrr(&settings)).unwrap_err().to_string();
+    let at = |rest: &str| {
+        format!("policy \"weighted_round_robin\": loadBalancingConfig[0].weighted_round_robin.{rest}")
+    };
+    for (settings, rest) in [
+        (json!({"errorUtilizationPenalty": -0.5}), "errorUtilizationPenalty: must not be negative"),
+        (
+            json!({"error_utilization_penalty": "x"}),
+            "errorUtilizationPenalty: expected a finite number, found \"x\"",
+        ),
+        (
+            json!({"weightCapRatio": 0.5}),
+            "weightCapRatio: must be at least 1: it bounds weights by their mean",
+        ),
+        (json!({"weightExpirationPeriod": "-1s"}), "weightExpirationPeriod: must not be negative"),
+        (
+            json!({"blackoutPeriod": 10}),
+            "blackoutPeriod: expected a duration such as \"10s\" or \"0.25s\", found 10",
+        ),
+        (
+            json!({"metricNamesForComputingUtilization": [1]}),
+            "metricNamesForComputingUtilization[0]: expected a string, found 1",
+        ),
+    ] {
+        assert_eq!(error(settings), at(rest));
+    }
+}
+
+/// WRR-2
+#[test]
+fn updates_are_at_least_100_ms_apart() {
+    for (period, expected) in [("0.099s", 100), ("0s", 100), ("-3s", 100), ("0.101s", 101), ("2.5s", 2500)] {
+        let world = World::new(&wrr(&json!({"weightUpdatePeriod": period})), endpoints(["a", "b"])).all_up();
+        assert_eq!(world.wake_at(), Some(Instant::ORIGIN + millis(expected)), "{period}");
+    }
+}
+
+/// WRR-3
+#[test]
+fn the_weight_is_rate_per_utilisation() {
+    let report = |rate, cpu, application, errors| LoadReport {
+        requests_per_second: rate,
+        cpu_utilization: cpu,
+        application_utilization: application,
+        errors_per_second: errors,
+        ..LoadReport::default()
+    };
+    for (penalty, of_a, expected) in [
+        (1.0, report(100.0, 0.5, 0.0, 0.0), 200.0),
+        (1.0, report(100.0, 0.5, 0.25, 0.0), 400.0),
+        (1.0, report(100.0, 0.5, 0.0, 10.0), 100.0 / 0.6),
+        (0.0, report(100.0, 0.5, 0.0, 10.0), 200.0),
+        (0.0, report(100.0, 0.5, 0.0, f64::INFINITY), 200.0),
+        (2.5, report(100.0, 0.5, 0.25, 10.0), 200.0),
+        (1.0, report(100.0, 1.75, 0.0, 0.0), 100.0 / 1.75),
+        (1.0, report(100.0, 0.5, -1.0, 0.0), 200.0),
+        (1.0, report(100.0, 0.5, f64::NAN, 0.0), 200.0),
+    ] {
+        let config = wrr(&json!({"blackoutPeriod": "0s", "errorUtilizationPenalty": penalty}));
+        let mut world = World::new(&config, endpoints(["a", "b"])).all_up();
+        self::report(&mut world, [("a", of_a.clone()), ("b", load(1.0))]);
+        world.advance(secs(1));
+        let weight = weight(&world, "a").unwrap();
+        assert!((weight - expected).abs() < 1e-9, "{of_a:?} gives {weight}");
+    }
+}
+
+/// WRR-4
+#[test]
+fn reports_without_sense_change_nothing() {
+    let of = |rate, cpu, errors| LoadReport {
+        requests_per_second: rate,
+        cpu_utilization: cpu,
+        errors_per_second: errors,
+        ..LoadReport::default()
+    };
+    let (nan, inf) = (f64::NAN, f64::INFINITY);
+    for bad in [
+        LoadReport::default(),
+        of(0.0, 0.5, 0.0),
+        of(100.0, 0.0, 0.0),
+        of(-100.0, 0.5, 0.0),
+        of(-100.0, -0.5, 0.0),
+        of(100.0, -0.5, 0.0),
+        of(nan, 0.5, 0.0),
+        of(100.0, nan, 0.0),
+        of(inf, 0.5, 0.0),
+        of(100.0, inf, 0.0),
+        of(inf, inf, 0.0),
+        of(1e308, 1e-308, 0.0),
+        of(100.0, 0.5, nan),
+        of(100.0, 0.5, inf),
+        of(100.0, 0.5, -49.0),
+    ] {
+        // Neither the weight nor when it expires.
+        let mut world = reported(&at_once(), [("a", 5.0), ("b", 7.0)]);
+        world.advance(secs(179));
+        report(&mut world, [("a", bad.clone()), ("b", load(7.0))]);
+        assert_eq!(weight(&world, "a"), Some(5.0), "{bad:?}");
+        world.advance(secs(1));
+        assert_eq!((weight(&world, "a"), weight(&world, "b")), (None, Some(7.0)), "{bad:?}");
+        // Nor when the blackout began.
+        let mut world = World::new(&wrr(&json!({})), endpoints(["a", "b"])).all_up();
+        report(&mut world, [("a", bad.clone()), ("b", load(7.0))]);
+        world.advance(secs(5));
+        report(&mut world, [("a", load(5.0)), ("b", load(7.0))]);
+        world.advance(secs(5));
+        assert_eq!((weight(&world, "a"), weight(&world, "b")), (None, Some(7.0)), "{bad:?}");
+        world.advance(secs(5));
+        assert_eq!(weight(&world, "a"), Some(5.0), "{bad:?}");
+    }
+}
+
+/// WRR-5
+#[test]
+fn named_metrics_make_the_utilisation() {
+    let named = |pairs: &[(&str, f64)]| pairs.iter().map(|(k, v)| ((*k).to_owned(), *v)).collect::<Vec<_>>();
+    let report_a = LoadReport {
+        requests_per_second: 100.0,
+        cpu_utilization: 0.5,
+        application_utilization: 0.25,
+        mem_utilization: 0.125,
+        named_metrics: named(&[("queue", 2.0), ("a.b", 4.0), ("nan", f64::NAN), ("neg", -1.0)]),
+        utilization: named(&[("disk", 0.8), ("zero", 0.0), ("inf", f64::INFINITY)]),
+        ..LoadReport::default()
+    };
+    for (names, utilisation) in [
+        (vec![], Some(0.25)),
+        (vec!["cpu_utilization"], Some(0.5)),
+        (vec!["mem_utilization"], Some(0.125)),
+        (vec!["mem_utilization", "cpu_utilization", "application_utilization"], Some(0.5)),
+        (vec!["named_metrics.queue"], Some(2.0)),
+        (vec!["named_metrics.a.b", "named_metrics.queue"], Some(4.0)),
+        (vec!["utilization.disk", "mem_utilization"], Some(0.8)),
+        (vec!["named_metrics.nan", "named_metrics.neg", "utilization.zero"], Some(0.25)),
+        (vec!["named_metrics.absent", "named_metrics.nan", "mem_utilization"], Some(0.125)),
+        (vec!["utilization.inf"], None),
+        (vec!["request_cost.queue", "rps_fractional", "named_metrics"], Some(0.25)),
+    ] {
+        let config = wrr(&json!({
+            "blackoutPeriod": "0s", "metricNamesForComputingUtilization": names,
+        }));
+        let mut world = World::new(&config, endpoints(["a", "b"])).all_up();
+        report(&mut world, [("a", report_a.clone()), ("b", load(1.0))]);
+        world.advance(secs(1));
+        let expected = utilisation.map(|utilisation| 100.0 / utilisation);
+        assert_eq!(weight(&world, "a"), expected, "{names:?}");
+    }
+    let settings =
+        json!({"metricNamesForComputingUtilization": ["named_metrics.q", "request_cost.q", "cpu"]});
+    let config = Registry::standard().parse(&wrr(&settings)).unwrap();
+    let at = "loadBalancingConfig[0].weighted_round_robin.metricNamesForComputingUtilization";
+    let line = |name| {
+        format!(
+            "policy \"weighted_round_robin\": {at}: \"{name}\" is not a metric that counts, it is ignored"
+        )
+    };
+    assert_eq!(config.warnings(), [line("request_cost.q"), line("cpu")]);
+}
+
+/// WRR-6, WRR-8
+#[test]
+fn blackout_expiration_and_return() {
+    let mut world = reported(&wrr(&json!({})), [("a", 1.0), ("b", 3.0)]);
+    let is_weighted = |world: &mut World| match &shares(world, 40)[..] {
+        [10, 30] => true,
+        [20, 20] => false,
+        other => panic!("{other:?}"),
+    };
+    world.advance(millis(9_999));
+    assert!(!is_weighted(&mut world));
+    world.advance(millis(1));
+    assert!(is_weighted(&mut world), "10 s after the first report");
+    // Reports go on until 20 s; from then on silence.
+    world.advance(secs(10));
+    report(&mut world, [("a", load(1.0)), ("b", load(3.0))]);
+    world.advance(millis(179_999));
+    assert!(is_weighted(&mut world));
+    world.advance(millis(1));
+    assert!(!is_weighted(&mut world), "180 s after the last report");
+    assert_eq!(count(&world, "endpoint_weight_stale"), 2);
+    world.advance(millis(5_500));
+    report(&mut world, [("a", load(1.0)), ("b", load(3.0))]);
+    world.advance(millis(10_499));
+    assert!(!is_weighted(&mut world), "the blackout runs again, and weights are looked up on the second");
+    world.advance(millis(1));
+    assert!(is_weighted(&mut world));
+}
+
+/// WRR-6: without a blackout period a weight counts at the next look-up; without expiration never.
+#[test]
+fn blackout_and_expiration_may_be_off() {
+    for blackout in ["0s", "-1s"] {
+        let mut world = reported(&wrr(&json!({"blackoutPeriod": blackout})), [("a", 1.0), ("b", 3.0)]);
+        assert_eq!(shares(&mut world, 40), [20, 20]);
+        world.advance(secs(1));
+        assert_eq!(shares(&mut world, 40), [10, 30]);
+    }
+    let settings = json!({"blackoutPeriod": "0s", "weightExpirationPeriod": "0s"});
+    let mut world = reported(&wrr(&settings), [("a", 1.0), ("b", 3.0)]);
+    world.advance(secs(1));
+    assert_eq!(shares(&mut world, 40), [20, 20]);
+}
+
+/// WRR-7, WRR-10
+#[test]
+fn a_new_connection_starts_the_blackout_over() {
+    let list = [("a", 100.0), ("b", 200.0), ("c", 300.0)];
+    let mut world = World::new(&wrr(&json!({})), endpoints(list.map(|(address, _)| address)));
+    for (address, weight) in list {
+        world.ready(address);
+        report(&mut world, [(address, load(weight))]);
+    }
+    world.advance(secs(50));
+    assert_eq!(shares(&mut world, 600), [100, 200, 300]);
+    world.lose("c");
+    assert_eq!(shares(&mut world, 300), [100, 200], "lost, and out at once");
+    world.ready("c");
+    assert_eq!(["a", "b", "c"].map(|address| weight(&world, address)), [Some(100.0), Some(200.0), None]);
+    assert_eq!(shares(&mut world, 450), [100, 200, 150], "the mean until it is known");
+    world.advance(secs(2));
+    report(&mut world, [("c", load(400.0))]);
+    world.advance(millis(9_999));
+    assert_eq!(weight(&world, "c"), None);
+    world.advance(millis(1));
+    assert_eq!(shares(&mut world, 700), [100, 200, 400]);
+    // Only the blackout starts over, not the weight: without one it stays.
+    let mut world = reported(&at_once(), [("a", 100.0), ("b", 300.0)]);
+    world.advance(secs(1));
+    world.lose("b");
+    assert_eq!(shares(&mut world, 40), [10, 30], "b answers again at once");
+    // A connection that came and went between two looks is another one.
+    let mut world = reported(&wrr(&json!({})), [("a", 100.0), ("b", 300.0)]);
+    world.advance(secs(20));
+    let id = world.find("b").unwrap();
+    let now = world.now();
+    let gone = evenkeel_core::Status::unavailable("gone");
+    world.core().handle(evenkeel_core::Event::Disconnected(id, gone), now);
+    world.core().handle(evenkeel_core::Event::Connect(id), now);
+    world.handle(evenkeel_core::Event::Connected(id));
+    world.advance(secs(1));
+    assert_eq!(weight(&world, "b"), None);
+}
+
+/// WRR-9
+#[test]
+fn who_has_no_weight_gets_the_mean() {
+    let mut world = World::new(&at_once(), endpoints(["a", "b", "c"])).all_up();
+    report(&mut world, [("a", load(100.0))]);
+    world.advance(secs(1));
+    assert_eq!(world.describe().details["weights_from"], "EDS");
+    assert_eq!(shares(&mut world, 300), [100, 100, 100], "one weight says nothing");
+    report(&mut world, [("b", load(300.0))]);
+    world.advance(secs(1));
+    assert_eq!(world.describe().details["weights_from"], "load");
+    assert_eq!(shares(&mut world, 600), [100, 300, 200]);
+}
+
+/// WRR-9, WRR-20
+#[test]
+fn without_reports_the_weights_of_the_control_plane_hold() {
+    let mut world = World::new(&at_once(), weighted([("a", 2), ("b", 4)])).all_up();
+    assert_eq!(world.letters(14), "babbabbabbabba");
+    report(&mut world, [("a", load(1.0)), ("b", load(1.0))]);
+    world.advance(secs(1));
+    assert_eq!(shares(&mut world, 40), [20, 20]);
+    world.advance(secs(180));
+    assert_eq!(shares(&mut world, 60), [20, 40]);
+    world.endpoints(weighted([("a", 5), ("b", 1)]));
+    assert_eq!(shares(&mut world, 60), [50, 10], "on the next pick");
+    let mut world = World::new(&at_once(), endpoints(["a", "b", "c"])).all_up();
+    assert_eq!(world.letters(6), "abcabc");
+}
+
+/// WRR-10: updates keep their phase, whatever else happens; a picker in use goes on working.
+#[test]
+fn weights_are_looked_up_on_the_second_and_when_something_changes() {
+    let mut world = World::new(&at_once(), endpoints(["a", "b", "c"]));
+    world.ready("a");
+    world.ready("b");
+    report(&mut world, [("a", load(1.0)), ("b", load(3.0))]);
+    let old = world.picker();
+    world.advance(millis(400));
+    assert_eq!(weight(&world, "b"), None);
+    world.ready("c");
+    assert_eq!(weight(&world, "b"), Some(3.0), "the ready endpoints changed");
+    assert_eq!(world.wake_at(), Some(Instant::ORIGIN + secs(1)));
+    report(&mut world, [("c", load(4.0))]);
+    world.config(&wrr(&json!({"blackoutPeriod": "0s", "weightExpirationPeriod": "60s"})));
+    assert_eq!(weight(&world, "c"), Some(4.0), "the config changed");
+    assert_eq!(world.wake_at(), Some(Instant::ORIGIN + secs(1)));
+    world.config(&wrr(&json!({"blackoutPeriod": "0s", "weightUpdatePeriod": "0.3s"})));
+    assert_eq!(world.wake_at(), Some(Instant::ORIGIN + millis(700)));
+    for _ in 0..10 {
+        let call = evenkeel_core::Call::new("/test.Service/Method", 0);
+        assert!(matches!(old.pick(&call), evenkeel_core::Pick::To(..)));
+    }
+}
+
+/// WRR-10, WRR-12: what an update finds unchanged it leaves alone.
+#[test]
+fn the_same_weights_keep_the_picker() {
+    let mut world = reported(&at_once(), [("a", 100.0), ("b", 300.0)]);
+    world.advance(secs(1));
+    world.published();
+    for _ in 0..10 {
+        report(&mut world, [("a", load(200.0)), ("b", load(600.0))]);
+        world.advance(secs(1));
+    }
+    assert_eq!(world.published(), 0, "the ratio is the same");
+    report(&mut world, [("b", load(601.0))]);
+    world.advance(secs(1));
+    assert_eq!(world.published(), 1);
+}
+
+/// fault 68
+#[test]
+fn a_pause_gives_one_update() {
+    let mut world = World::new(&at_once(), endpoints(["a", "b"])).all_up();
+    world.advance(secs(3));
+    let before = count(&world, "rr_fallback");
+    world.sleep_through(millis(30_400));
+    assert_eq!(count(&world, "rr_fallback") - before, 1);
+    assert_eq!(world.wake_at(), Some(world.now() + secs(1)));
+    world.advance(secs(2));
+    assert_eq!(count(&world, "rr_fallback") - before, 3);
+    // One that is only late keeps the phase of the others.
+    world.sleep_through(millis(1_300));
+    assert_eq!(count(&world, "rr_fallback") - before, 4);
+    assert_eq!(world.wake_at(), Some(world.now() + millis(700)));
+}
+
+/// WRR-11, WRR-12
+#[test]
+fn shares_are_exact_on_every_prefix_and_over_every_update() {
+    let mut world = World::new(&at_once(), endpoints(["a", "b", "c", "d", "e"])).all_up();
+    let mut rng = Rng::fixed(7);
+    let names = ["a", "b", "c", "d", "e"];
+    let mut weights = [1.0; 5];
+    report(&mut world, std::array::from_fn::<_, 5, _>(|i| (names[i], load(weights[i]))));
+    world.advance(secs(1));
+    let (mut due, mut had) = ([0.0; 5], [0.0; 5]);
+    for _ in 0..300 {
+        for (weight, base) in weights.iter_mut().zip([3.0, 1.0, 20.0, 8.0, 0.7]) {
+            *weight = base * (0.9 + 0.2 * rng.unit());
+        }
+        let sum: f64 = weights.iter().sum();
+        // Finished calls report the next weights; in force are those of the last second.
+        let rows = world.describe().endpoints;
+        let in_force: Vec<f64> = rows.iter().map(|row| row.share.unwrap()).collect();
+        for _ in 0..37 {
+            let picked = world.pick();
+            let i = names.iter().position(|name| *name == picked.outcome()).unwrap();
+            picked.finish(Code::Ok, Some(&load(weights[i] / sum)));
+            had[i] += 1.0;
+            for (due, share) in due.iter_mut().zip(&in_force) {
+                *due += share;
+            }
+            for (due, had) in due.iter().zip(&had) {
+                assert!((due - had).abs() < 1.5, "{had} picks where {due} were due");
+            }
+        }
+        world.advance(secs(1));
+    }
+}
+
+/// WRR-12: an endpoint update that changes nothing continues the very same sequence.
+#[test]
+fn the_sequence_goes_on_over_new_pickers() {
+    let config = at_once();
+    let start = || {
+        let mut world = reported(&config, [("a", 3.0), ("b", 5.0), ("c", 7.0)]);
+        world.advance(secs(1));
+        world
+    };
+    let whole = start().letters(600);
+    let mut world = start();
+    let mut picks = String::new();
+    for n in 0..20 {
+        picks += &world.letters(n);
+        world.endpoints(endpoints(["a", "b", "c"]));
+        picks += &world.letters(7);
+        world.advance(secs(1));
+    }
+    assert_eq!(picks, whole[..picks.len()]);
+}
+
+/// WRR-13
+#[test]
+fn calls_carry_reports_unless_they_come_out_of_band() {
+    let wants = |picked: &Picked| match picked {
+        Picked::To { trackers, .. } => trackers.want_load(),
+        other => panic!("{other:?}"),
+    };
+    let mut world = reported(&at_once(), [("a", 1.0), ("b", 3.0)]);
+    let before = world.pick();
+    assert!(wants(&before));
+    world.pick().finish(Code::Internal, None);
+    drop(world.pick());
+    world.pick().unsent();
+    world.load("a", load(50.0));
+    world.advance(secs(1));
+    assert_eq!(weight(&world, "a"), Some(1.0), "nobody asked for an out-of-band report");
+    // A call that fails reports all the same.
+    let picked = world.pick();
+    let address = picked.finish(Code::Unavailable, Some(&load(9.0)));
+    world.advance(secs(1));
+    assert_eq!(weight(&world, &address), Some(9.0));
+    report(&mut world, [("a", load(1.0)), ("b", load(3.0))]);
+
+    world.config(&wrr(&json!({"blackoutPeriod": "0s", "enableOobLoadReport": true})));
+    assert_eq!(
+        (weight(&world, "a"), weight(&world, "b")),
+        (Some(1.0), Some(3.0)),
+        "what is known stays known"
+    );
+    let after = world.pick();
+    assert!(!wants(&after));
+    after.finish(Code::Ok, Some(&load(70.0)));
+    before.finish(Code::Ok, Some(&load(70.0)));
+    world.load("b", load(4.0));
+    world.load("b", load(5.0));
+    world.advance(secs(1));
+    assert_eq!((weight(&world, "a"), weight(&world, "b")), (Some(1.0), Some(5.0)));
+    world.config(&at_once());
+    assert!(wants(&world.pick()));
+}
+
+/// WRR-14
+#[test]
+fn out_of_band_reports_are_watched_as_configured() {
+    let oob = |period: &str| {
+        let settings = json!({"enableOobLoadReport": true, "oobReportingPeriod": period});
+        wrr(&settings)
+    };
+    let mut world = World::new(&wrr(&json!({})), endpoints(["a", "b"])).all_up();
+    world.dialled();
+    assert!(world.watches().is_empty());
+    world.config(&wrr(&json!({"enableOobLoadReport": true})));
+    assert_eq!(world.watch_log(), ["a every 10s", "b every 10s"]);
+    world.config(&oob("30s"));
+    assert_eq!(world.watch_log(), ["a every 30s", "b every 30s"]);
+    world.config(&wrr(
+        &json!({"enableOobLoadReport": true, "oobReportingPeriod": "30s", "blackoutPeriod": "1s"}),
+    ));
+    assert_eq!(world.watch_log(), Vec::<String>::new());
+    world.config(&wrr(&json!({})));
+    assert_eq!(world.watch_log(), ["a stop", "b stop"]);
+    assert_eq!((world.dialled(), world.closed()), (vec![], vec![]));
+    // A blackout by out-of-band reports, from the first report on.
+    world.config(&oob("10s"));
+    world.load("a", load(1.0));
+    world.load("b", load(3.0));
+    world.advance(secs(5));
+    world.load("b", load(4.0));
+    world.advance(secs(5));
+    assert_eq!((weight(&world, "a"), weight(&world, "b")), (Some(1.0), Some(4.0)));
+}
+
+/// WRR-15
+#[test]
+fn weights_survive_an_endpoint_update() {
+    let mut world = reported(&wrr(&json!({})), [("a", 1.0), ("b", 3.0)]);
+    world.advance(secs(10));
+    let list = [Endpoint::at("c"), Endpoint::at("b"), Endpoint::at("a"), Endpoint::at("b")];
+    world.endpoints(Endpoints::list(list));
+    assert_eq!(["a", "b", "c"].map(|address| weight(&world, address)), [Some(1.0), Some(3.0), None]);
+    assert_eq!(shares(&mut world, 60), [10, 30, 20]);
+    assert_eq!(world.dialled(), ["a", "b", "c"]);
+    world.endpoints(endpoints(["a"]));
+    world.endpoints(endpoints(["a", "b"]));
+    assert_eq!(weight(&world, "b"), None, "who leaves is forgotten");
+    // Another set of addresses is another endpoint, also on the same connection.
+    world.endpoints(Endpoints::list([Endpoint::new(["a", "x"]), Endpoint::at("b")]));
+    report(&mut world, [("a", load(5.0)), ("b", load(7.0))]);
+    world.advance(secs(10));
+    let rows: Vec<_> = world.describe().endpoints.iter().map(|row| (row.weight, row.picks > 0)).collect();
+    assert_eq!(rows, [(Some(5.0), true), (Some(7.0), true)]);
+}
+
+/// WRR-16
+#[test]
+fn one_endpoint_needs_no_timer() {
+    let mut world = World::new(&at_once(), endpoints(["a", "a"])).all_up();
+    assert_eq!(world.wake_at(), None);
+    assert_eq!(world.letters(5), "aaaaa");
+    let row = &world.describe().endpoints[0];
+    assert_eq!((row.share, row.picks), (Some(1.0), 5));
+    // Its reports are read all the same: it may not stay alone.
+    report(&mut world, [("a", load(2.0))]);
+    world.endpoints(endpoints(["a", "b"]));
+    report(&mut world, [("b", load(6.0))]);
+    world.advance(secs(1));
+    assert_eq!(shares(&mut world, 40), [10, 30]);
+    assert_eq!(world.wake_at(), Some(Instant::ORIGIN + secs(2)));
+    world.down("b");
+    world.advance(secs(1));
+    assert_eq!(world.letters(3), "aaa");
+    assert_eq!(count(&world, "rr_fallback"), 1, "no more updates");
+    assert_eq!(world.describe().picks(), 5 + 1 + 40 + 3 + 2, "two for b's first report");
+}
+
+/// What A78 counts.
+#[test]
+fn updates_are_counted() {
+    let counts = |world: &World| {
+        ["rr_fallback", "endpoint_weight_not_yet_usable", "endpoint_weight_stale"]
+            .map(|name| count(world, name))
+    };
+    let settings = json!({"blackoutPeriod": "2s", "weightExpirationPeriod": "5s"});
+    let mut world = World::new(&wrr(&settings), endpoints(["a", "b", "c"]));
+    world.ready("a");
+    assert_eq!(counts(&world), [0, 0, 0], "one endpoint has no updates");
+    world.ready("b");
+    world.ready("c");
+    assert_eq!(counts(&world), [2, 5, 0]);
+    report(&mut world, [("a", load(1.0)), ("b", load(3.0))]);
+    world.advance(secs(1));
+    assert_eq!(counts(&world), [3, 8, 0]);
+    world.advance(secs(3));
+    assert_eq!(counts(&world), [3, 11, 0]);
+    world.advance(secs(1));
+    assert_eq!(counts(&world), [4, 12, 2]);
+}
+
+/// SPEC decision 7: no bound unless one is asked for.
+#[test]
+fn a_cap_is_an_option() {
+    let list = [("a", 1.0), ("b", 1.0), ("c", 1.0), ("d", 97.0)];
+    let mut world = reported(&at_once(), list);
+    world.advance(secs(1));
+    assert_eq!(shares(&mut world, 1_000), [10, 10, 10, 970]);
+    let capped = json!({"blackoutPeriod": "0s", "weightCapRatio": 2});
+    world.config(&wrr(&capped));
+    assert_eq!(world.describe().details["weightCapRatio"], 2.0);
+    assert_eq!(shares(&mut world, 530), [10, 10, 10, 500], "twice the mean of 25");
+}
+
+/// Three machines of unequal size end up equally used.
+#[test]
+fn capacities_of_1_2_4_settle_at_that_split() {
+    let mut world = World::new(&wrr(&json!({})), endpoints(["a", "b", "c"])).all_up();
+    let capacity = BTreeMap::from([("a", 100.0), ("b", 200.0), ("c", 400.0)]);
+    let mut recent: BTreeMap<String, VecDeque<Instant>> = BTreeMap::new();
+    let mut had: BTreeMap<String, usize> = BTreeMap::new();
+    for n in 0..10_000_u32 {
+        let picked = world.pick();
+        let address = picked.outcome();
+        let calls = recent.entry(address.clone()).or_default();
+        calls.push_back(world.now());
+        while calls.front().is_some_and(|at| world.now().since(*at) >= secs(1)) {
+            calls.pop_front();
+        }
+        let rate = calls.len() as f64;
+        let load = LoadReport {
+            requests_per_second: rate,
+            cpu_utilization: rate / capacity[&*address],
+            ..LoadReport::default()
+        };
+        picked.finish(Code::Ok, Some(&load));
+        if n >= 6_000 {
+            *had.entry(address).or_default() += 1;
+        }
+        world.advance(millis(2));
+    }
+    for (address, share) in [("a", 1.0 / 7.0), ("b", 2.0 / 7.0), ("c", 4.0 / 7.0)] {
+        let got = had[address] as f64 / 4_000.0;
+        assert!((got / share - 1.0).abs() < 0.02, "{address} got {got} of all calls, not {share}");
+    }
+}
+
+/// Clients that start together do not pick in step.
+#[test]
+fn the_first_pick_is_anybodys() {
+    let picks = |seed| {
+        let core = Core::builder().rng(Rng::from_entropy(seed)).build();
+        let list = weighted([("a", 1), ("b", 2), ("c", 3)]);
+        World::with(core, Registry::standard(), &at_once(), list).all_up().letters(1)
+    };
+    let firsts: std::collections::BTreeSet<String> = (0..40).map(picks).collect();
+    assert_eq!(firsts.len(), 3);
+}
+
+/// Bad input is an answer, not a panic.
+#[test]
+fn no_endpoints() {
+    let mut world = World::new(&at_once(), Endpoints::none());
+    assert_eq!(world.pick().status().unwrap().message(), "no endpoints");
+    assert_eq!(world.wake_at(), None);
+}
+
+fn absurd() -> impl Strategy<Value = LoadReport> {
+    let number = || {
+        let special = prop::sample::select(vec![
+            0.0,
+            -0.0,
+            1.0,
+            f64::NAN,
+            f64::INFINITY,
+            f64::NEG_INFINITY,
+            f64::MAX,
+            f64::MIN,
+            f64::MIN_POSITIVE,
+            5e-324,
+            1e308,
+            1e-308,
+        ]);
+        prop_oneof![special, prop::num::f64::ANY, 0.01..1000.0_f64]
+    };
+    (number(), number(), number(), number()).prop_map(|(rate, cpu, application, errors)| LoadReport {
+        requests_per_second: rate,
+        cpu_utilization: cpu,
+        application_utilization: application,
+        errors_per_second: errors,
+        ..LoadReport::default()
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// fault 58: a hundred times a thousand reports.
+    #[test]
+    fn absurd_reports_do_no_harm(
+        reports in prop::collection::vec(absurd(), 1_000),
+        cap in prop_oneof![Just(json!(null)), Just(json!(1)), Just(json!(10.0)), Just(json!(1e300))],
+    ) {
+        let config = wrr(&json!({"blackoutPeriod": "0s", "weightCapRatio": cap}));
+        let mut world = World::new(&config, endpoints(["a", "b", "c", "d"])).all_up();
+        for some in reports.chunks(50) {
+            for report in some {
+                world.pick().finish(Code::Ok, Some(report));
+            }
+            world.advance(secs(1));
+            let rows = world.describe().endpoints;
+            for row in &rows {
+                let weight = row.weight.unwrap();
+                prop_assert!(weight.is_finite() && weight >= 0.0, "{weight}");
+            }
+            let sum: f64 = rows.iter().filter_map(|row| row.share).sum();
+            prop_assert!((sum - 1.0).abs() < 1e-9, "shares sum to {sum}");
+            prop_assert!(rows.iter().all(|row| row.share.is_some_and(|share| share > 0.0)));
+        }
+        prop_assert_eq!(world.describe().picks(), 1_000);
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Up(usize),
+    Down(usize),
+    /// These endpoints, by number and weight.
+    List(Vec<(usize, u32)>),
+    Call(usize, f64),
+    Advance(u64),
+    Configure(usize),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let weight = prop_oneof![1..5_u32, Just(70_001), Just(u32::MAX)];
+    prop_oneof![
+        3 => (0..5_usize).prop_map(Step::Up),
+        2 => (0..5_usize).prop_map(Step::Down),
+        1 => prop::collection::vec((0..5_usize, weight), 0..7).prop_map(Step::List),
+        5 => (1..40_usize, 0.1..1000.0_f64).prop_map(|(calls, load)| Step::Call(calls, load)),
+        3 => (1..4_000_u64).prop_map(Step::Advance),
+        1 => (0..4_usize).prop_map(Step::Configure),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// WRR-10, EDF-8, RR-3: whatever happens, calls go to those that are ready, shares are whole and every pick is
+    /// counted. (The world checks after each step that looking again changes nothing.)
+    #[test]
+    fn whatever_happens_calls_go_to_who_is_ready(steps in prop::collection::vec(step(), 1..80), first in 0..4_usize) {
+        let names = ["a", "b", "c", "d", "e"];
+        let configs = [
+            at_once(),
+            wrr(&json!({"blackoutPeriod": "1s", "weightExpirationPeriod": "3s", "weightUpdatePeriod": "0.3s"})),
+            json!([{"edf_weighted_round_robin": {}}]),
+            json!([{"round_robin": {}}]),
+        ];
+        let mut world = World::new(&configs[first], endpoints(names));
+        let mut policy = first;
+        let mut listed = names.to_vec();
+        let mut picks: BTreeMap<&str, u64> = BTreeMap::new();
+        for step in steps {
+            match step {
+                Step::Up(i) => world.up(names[i]),
+                Step::Down(i) => world.down(names[i]),
+                Step::Advance(ms) => world.advance(millis(ms)),
+                // Another policy would start counting anew.
+                Step::Configure(i) if (i < 2) != (policy < 2) => {}
+                Step::Configure(i) if i >= 2 && i != policy => {}
+                Step::Configure(i) => {
+                    policy = i;
+                    world.config(&configs[i]);
+                }
+                Step::List(list) => {
+                    world.endpoints(Endpoints::list(
+                        list.iter().map(|(i, weight)| Endpoint::at(names[*i]).with_weight(*weight)),
+                    ));
+                    listed = list.iter().map(|(i, _)| names[*i]).collect();
+                    picks.retain(|name, _| listed.contains(name));
+                }
+                Step::Call(calls, rate) => {
+                    let ready = |name: &&&str| world.state_of(name) == Some(evenkeel_core::Connectivity::Ready);
+                    let ready: Vec<&str> = listed.iter().filter(ready).copied().collect();
+                    for _ in 0..calls {
+                        let outcome = world.pick().finish(Code::Ok, Some(&load(rate)));
+                        match ready.iter().find(|name| **name == outcome) {
+                            Some(name) => *picks.entry(name).or_default() += 1,
+                            None => prop_assert!(
+                                ready.is_empty() && ["queue", "fail"].contains(&&*outcome),
+                                "{outcome} with {ready:?} ready"
+                            ),
+                        }
+                    }
+                }
+            }
+            let rows = world.describe().endpoints;
+            let sum: f64 = rows.iter().filter_map(|row| row.share).sum();
+            let whole = if rows.iter().any(|row| row.share.is_some()) { 1.0 } else { 0.0 };
+            prop_assert!((sum - whole).abs() < 1e-9, "shares sum to {sum}");
+            for row in &rows {
+                prop_assert_eq!(row.picks, picks.get(&*row.addresses[0]).copied().unwrap_or(0), "{:?}", row);
+            }
+        }
+    }
+}
+
+mod threads {
+    #![expect(clippy::disallowed_methods, reason = "picks come from many threads at once")]
+
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::thread;
+
+    use evenkeel_core::{Call, CallEnd, Pick};
+
+    use super::*;
+
+    /// WRR-11, EDF-11
+    #[test]
+    fn many_threads_pick_one_order() {
+        for threads in [1, 4, 16] {
+            for unit in [1.0, 1.000_1] {
+                // By the second unit the order is too long to be tabled.
+                let list = [("a", 1.0), ("b", 2.0 * unit), ("c", 4.0)];
+                let mut world = reported(&at_once(), list);
+                world.advance(secs(1));
+                let before: Vec<u64> = world.describe().endpoints.iter().map(|row| row.picks).collect();
+                let ids = ["a", "b", "c"].map(|address| world.find(address).unwrap());
+                let counts = [const { AtomicU64::new(0) }; 3];
+                let (picker, per_thread) = (world.picker(), 70_000 / threads);
+                let at = world.now();
+                thread::scope(|scope| {
+                    for _ in 0..threads {
+                        scope.spawn(|| {
+                            for n in 0..per_thread {
+                                let call = Call::new("/test.Service/Method", n);
+                                let Pick::To(id, trackers) = picker.pick(&call) else { panic!("no pick") };
+                                let i = ids.iter().position(|known| *known == id).unwrap();
+                                counts[i].fetch_add(1, Ordering::Relaxed);
+                                let report = load(list[i].1);
+                                trackers.finish(&CallEnd::Finished {
+                                    code: Code::Ok,
+                                    at,
+                                    load: Some(&report),
+                                });
+                            }
+                        });
+                    }
+                });
+                let all = (per_thread * threads) as f64;
+                let total: f64 = list.iter().map(|(_, weight)| weight).sum();
+                let rows = world.describe().endpoints;
+                for (i, (address, weight)) in list.iter().enumerate() {
+                    let (had, due) = (counts[i].load(Ordering::Relaxed), all * weight / total);
+                    assert!(
+                        (had as f64 - due).abs() <= 1.5,
+                        "{threads} threads, {address}: {had}, due {due}"
+                    );
+                    assert_eq!(rows[i].picks - before[i], had, "{threads} threads, {address}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! Weighted schedules: which endpoint is next, exactly.
+//!
+//! A [`Schedule`] hands out indices so that each appears in proportion to its weight, in an order that is
+//! the same on every run and machine. It has two halves: a producer that computes the order in exact
+//! integers, ahead of need, and a cell from which any number of threads draw it at the price of one atomic
+//! addition, the same for ten and ten thousand endpoints and for any weights.
+//!
+//! A schedule never changes its weights. When they change, [`Schedule::succeed`] builds the next one from
+//! where this one stands, so that frequent updates do not restart the sequence. The policy that owns it
+//! decides when, and calls [`Schedule::prefill`] so that picks find their slots ready.
+
+mod cell;
+mod producer;
+
+use std::fmt;
+
+use cell::{Cell, Progress};
+use producer::{Positions, Producer};
+
+/// Which endpoint comes next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rule {
+    /// The earliest deadline first, ties by position in the list: the order of the EDF proposal. An
+    /// endpoint that outweighs the others together is picked many times in a row.
+    Literal,
+    /// The same among those whose turn has started: on every prefix each endpoint is less than one pick
+    /// away from its exact share.
+    Eligible,
+}
+
+/// An order of picks and the place reached in it, shared by all picks.
+///
+/// ```
+/// # use evenkeel_core::schedule::{Rule, Schedule};
+/// let schedule = Schedule::new(&[2, 4], Rule::Literal).expect("two endpoints");
+/// let picks: Vec<_> = (0..6).map(|_| schedule.pick()).collect();
+/// assert_eq!(picks, [1, 0, 1, 1, 0, 1]);
+/// ```
+pub struct Schedule {
+    cell: Cell<Producer, BLOCK>,
+    rule: Rule,
+    weights: Box<[u32]>,
+    /// Picks by the schedules this one succeeded, by index in this one.
+    inherited: Box<[u64]>,
+    /// Picks by the one right before this: what to expect of this one.
+    expected: usize,
+}
+
+impl Schedule {
+    /// A schedule at the beginning of its order. A weight of 0 counts as 1. `None` without endpoints.
+    pub fn new(weights: &[u32], rule: Rule) -> Option<Self> {
+        let weights = positive(weights);
+        let positions = Positions::fresh(&weights);
+        let inherited = vec![0; weights.len()].into();
+        Self::build(weights, rule, positions, inherited, 0, 0)
+    }
+
+    /// The same order from another place, so that many clients that start together do not pick in step.
+    /// Meant for a schedule that has not been picked from.
+    ///
+    /// Literal orders start anywhere in their period. So do eligible ones if the period is tabled; in longer
+    /// ones up to two rounds of picks are skipped.
+    #[must_use]
+    pub fn at_random_phase(mut self, random: u64) -> Self {
+        let below = |bound: u64| ((u128::from(random) * u128::from(bound)) >> 64) as u64;
+        let shape = Shape::new(&self.weights, self.expected);
+        let (positions, start) = match self.rule {
+            Rule::Literal => (Positions::after_turn(&self.weights, below(shape.total)), 0),
+            Rule::Eligible => {
+                let bound =
+                    if shape.divisor.is_some() { shape.slots } else { 2 * self.len().min(shape.slots / 8) };
+                (Positions::fresh(&self.weights), below(bound as u64) as usize)
+            }
+        };
+        let producer = Producer::new(self.rule, positions, shape.divisor);
+        self.cell = Cell::new(producer, shape.slots, shape.divisor.is_some(), start);
+        self
+    }
+
+    /// The schedule that takes over from this one: endpoint `j` of the new list was `from[j]` here, or is
+    /// new. `None` without endpoints.
+    ///
+    /// Everybody keeps their place. An endpoint with the same weight keeps the exact moment of its turn, so
+    /// that those who stay keep their relative order when another leaves, and a rebuild without any change
+    /// continues the very same sequence. One with another weight keeps the part of a turn it had
+    /// waited. A new one starts level. Slots produced but not picked here count as not served; picks that
+    /// race with this call, or follow it, are not carried over.
+    pub fn succeed(&self, weights: &[u32], from: &[Option<u32>]) -> Option<Self> {
+        let weights = positive(weights);
+        let n = self.len();
+        let is_same = *weights == *self.weights && (0..n as u32).map(Some).eq(from.iter().copied());
+        let (positions, picks, used, start) = self.cell.inspect(|producer, progress| {
+            let counts = self.counts(producer, &progress);
+            let picks = self.totals(producer, &progress, &counts);
+            let used = progress.taken + progress.tail as usize;
+            if is_same && self.cell.is_cyclic() {
+                // The same lap, from the slot that is next.
+                let positions = producer.positions(&vec![0; n], None);
+                return (positions, picks, used, progress.taken % self.cell.len());
+            }
+            let latest = match progress.taken.checked_sub(1) {
+                _ if progress.tail > 0 => producer.latest(),
+                Some(slot) => self.cell.slots(slot, slot + 1).next(),
+                None => None,
+            };
+            (producer.positions(&counts, latest), picks, used, 0)
+        });
+        let was = |j: usize| from.get(j).copied().flatten().and_then(|i| picks.get(i as usize));
+        let inherited = (0..weights.len()).map(|j| was(j).copied().unwrap_or(0)).collect();
+        let positions = positions.carried(self.rule, &weights, from);
+        Self::build(weights, self.rule, positions, inherited, used, start)
+    }
+
+    fn build(
+        weights: Box<[u32]>,
+        rule: Rule,
+        positions: Positions,
+        inherited: Box<[u64]>,
+        expected: usize,
+        start: usize,
+    ) -> Option<Self> {
+        if weights.is_empty() {
+            return None;
+        }
+        let shape = Shape::new(&weights, expected);
+        let producer = Producer::new(rule, positions, shape.divisor);
+        let cell = Cell::new(producer, shape.slots, shape.divisor.is_some(), start);
+        Some(Self { cell, rule, weights, inherited, expected })
+    }
+
+    /// The index whose turn it is. Any number of threads may call this at once; together they get the order
+    /// without gap or repetition. It does not allocate or lock where the order has been produced ahead.
+    #[inline]
+    pub fn pick(&self) -> usize {
+        self.cell.pick() as usize
+    }
+
+    /// Produces ahead, so that picks need not: the whole period if it is tabled, otherwise as much as the
+    /// predecessor used and a little more. Takes time in proportion; call it off the call path.
+    pub fn prefill(&self) {
+        let ahead = self.cell.taken().saturating_add(self.expected + self.expected / 4 + BLOCK);
+        self.cell.prefill(if self.cell.is_cyclic() { self.cell.len() } else { ahead });
+    }
+
+    /// Whether more than half of a run that does not repeat has been used. Past its end picks remain exact
+    /// but take a lock, so [`succeed`](Self::succeed) it with the same weights before.
+    pub fn is_worn(&self) -> bool {
+        !self.cell.is_cyclic() && self.cell.taken() > self.cell.len() / 2
+    }
+
+    /// How often each index was picked, by this schedule and, for endpoints that came from there, by the ones
+    /// it succeeded. Counts what was handed out by walking over it; picks pay nothing for this.
+    pub fn picks(&self) -> Vec<u64> {
+        self.cell.inspect(|producer, progress| {
+            let counts = self.counts(producer, &progress);
+            self.totals(producer, &progress, &counts)
+        })
+    }
+
+    /// How many endpoints there are; never 0.
+    #[expect(clippy::len_without_is_empty, reason = "a schedule without endpoints does not exist")]
+    pub fn len(&self) -> usize {
+        self.weights.len()
+    }
+
+    /// The weights, each at least 1.
+    pub fn weights(&self) -> &[u32] {
+        &self.weights
+    }
+
+    /// The part of all picks that goes to an index; 0 for one that does not exist.
+    pub fn share(&self, index: usize) -> f64 {
+        let total: u64 = self.weights.iter().map(|&weight| u64::from(weight)).sum();
+        self.weights.get(index).map_or(0.0, |&weight| f64::from(weight) / total as f64)
+    }
+
+    /// The rule the order follows.
+    pub fn rule(&self) -> Rule {
+        self.rule
+    }
+
+    /// Turns of each index within the slots taken of the present lap.
+    fn counts(&self, producer: &Producer, progress: &Progress) -> Vec<u64> {
+        let Progress { taken, produced, tail, .. } = *progress;
+        if taken == produced || tail > 0 {
+            return producer.served().to_vec();
+        }
+        if taken < produced / 2 {
+            return self.count(0, taken);
+        }
+        let rest = self.count(taken, produced);
+        producer.served().iter().zip(rest).map(|(&all, rest)| all - rest).collect()
+    }
+
+    fn totals(&self, producer: &Producer, progress: &Progress, counts: &[u64]) -> Vec<u64> {
+        // After a lap has passed, what was produced is exactly one lap.
+        let laps = producer.served().iter().map(|&turns| turns.wrapping_mul(progress.laps));
+        let here = laps.zip(counts).map(|(laps, &count)| laps.wrapping_add(count));
+        let totals = self.inherited.iter().zip(here).map(|(&before, here)| before.wrapping_add(here));
+        let mut totals: Vec<_> = totals.collect();
+        for index in self.cell.slots(0, self.cell.start()) {
+            if let Some(total) = totals.get_mut(index as usize) {
+                *total = total.wrapping_sub(1);
+            }
+        }
+        totals
+    }
+
+    fn count(&self, from: usize, to: usize) -> Vec<u64> {
+        let mut counts = vec![0; self.weights.len()];
+        for index in self.cell.slots(from, to) {
+            if let Some(count) = counts.get_mut(index as usize) {
+                *count += 1;
+            }
+        }
+        counts
+    }
+}
+
+impl fmt::Debug for Schedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Schedule")
+            .field("rule", &self.rule)
+            .field("weights", &self.weights)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Turns measured weights into integers: the largest becomes 2^20, none becomes less than 1, and those that
+/// are missing or make no sense (not finite, or not above 0) get the mean of the others. `None` when fewer
+/// than two make sense: A58 then falls back.
+pub fn scale(weights: &[Option<f64>]) -> Option<Vec<u32>> {
+    let usable = |weight: &Option<f64>| weight.filter(|weight| weight.is_finite() && *weight > 0.0);
+    let known = || weights.iter().filter_map(usable);
+    let largest = known().fold(0.0, f64::max);
+    let count = known().count();
+    if count < 2 {
+        return None;
+    }
+    // Ratios to the largest are at most 1, so that their sum is finite where the sum of the weights is not.
+    let mean = known().map(|weight| weight / largest).sum::<f64>() / count as f64;
+    let scaled = |ratio: f64| ((ratio * LARGEST).round() as u32).max(1);
+    Some(
+        weights.iter().map(|weight| scaled(usable(weight).map_or(mean, |weight| weight / largest))).collect(),
+    )
+}
+
+/// What the run of a list of weights looks like.
+struct Shape {
+    total: u64,
+    slots: usize,
+    /// The weights' divisor, if the run is cyclic.
+    divisor: Option<u64>,
+}
+
+impl Shape {
+    fn new(weights: &[u32], expected: usize) -> Self {
+        let total = weights.iter().map(|&weight| u64::from(weight)).sum::<u64>().max(1);
+        let divisor = u64::from(divisor(weights));
+        let period = total / divisor;
+        if period > LONGEST_TABLE {
+            let slots = expected.saturating_mul(2).clamp(SHORTEST_RUN, LONGEST_RUN).next_multiple_of(BLOCK);
+            return Self { total, slots, divisor: None };
+        }
+        let periods = (BLOCK as u64).div_ceil(period);
+        Self { total, slots: (period * periods) as usize, divisor: Some(divisor) }
+    }
+}
+
+/// The greatest common divisor.
+fn divisor(weights: &[u32]) -> u32 {
+    let mut divisor = 0;
+    for &weight in weights {
+        let mut rest = weight;
+        while divisor != 0 {
+            (rest, divisor) = (divisor, rest % divisor);
+        }
+        divisor = rest;
+        if divisor == 1 {
+            break;
+        }
+    }
+    divisor.max(1)
+}
+
+fn positive(weights: &[u32]) -> Box<[u32]> {
+    weights.iter().map(|&weight| weight.max(1)).collect()
+}
+
+/// What the cell is made of; the model in `tests/loom.rs` puts its own in its place.
+mod sync {
+    pub(super) use std::sync::atomic::{AtomicU64, Ordering};
+    pub(super) use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+}
+
+/// Slots produced at once: a pick that finds none waits for tens of microseconds at most.
+/// A shorter period is repeated up to this length, so that the end of a lap is rare.
+const BLOCK: usize = 512;
+
+/// Longer periods are not tabled as a whole.
+const LONGEST_TABLE: u64 = 1 << 16;
+
+/// The room of an open run. Blocks exist only once they are needed, so that room costs little.
+const SHORTEST_RUN: usize = 1 << 16;
+const LONGEST_RUN: usize = 1 << 20;
+
+/// What the largest measured weight becomes: fine enough for any share, and sums of ten thousand stay small.
+const LARGEST: f64 = 1_048_576.0;
