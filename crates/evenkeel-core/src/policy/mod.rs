@@ -1,5 +1,6 @@
 //! Policies: what they are given, what they answer, and which ones there are.
 
+mod children;
 mod cluster_impl;
 mod cluster_manager;
 mod edf_weighted_round_robin;
@@ -24,8 +25,11 @@ use crate::pick::{Call, Pick, Picker};
 use crate::registry::Registry;
 use crate::{Connectivity, Endpoints, Status, SubchannelId};
 
+pub use cluster_manager::{ClusterManager, ClusterManagerConfig};
 pub use pick_first::PickFirst;
 pub use round_robin::RoundRobin;
+pub use weighted_target::{Target, WeightedTarget, WeightedTargetConfig};
+pub use wrr_locality::{WrrLocality, WrrLocalityConfig};
 
 /// A load-balancing policy.
 ///
@@ -165,4 +169,9 @@ impl<P: Policy> AnyPolicy for Erased<P> {
 pub(crate) fn register_all(registry: &mut Registry) {
     registry.register::<PickFirst>("pick_first");
     registry.register::<RoundRobin>("round_robin");
+    registry.register::<WeightedTarget>(weighted_target::NAME);
+    registry.register::<ClusterManager>("xds_cluster_manager_experimental");
+    registry.register::<WrrLocality>("xds_wrr_locality_experimental");
+    registry.alias("wrr_locality_experimental", "xds_wrr_locality_experimental");
+    registry.alias("xds_wrr_locality", "xds_wrr_locality_experimental");
 }

@@ -10,6 +10,7 @@ mod priority;
 mod random_subsetting;
 mod ring_hash;
 mod round_robin;
+mod scripted;
 mod weighted_round_robin;
 mod weighted_target;
 mod wrr_locality;
