@@ -129,6 +129,17 @@ fn clusters_come_and_go() {
     assert_eq!((world.state(), world.subchannel_count()), (TransientFailure, 0));
 }
 
+/// CM-1: the endpoints of a cluster may be there before its config is.
+#[test]
+fn a_cluster_joins_by_config_alone() {
+    let mut world = World::new(&round_robin(["a"]), alone(["a", "b"])).all_up();
+    assert_eq!(["a", "b"].map(|name| pick(&mut world, name)), ["a", "fail"]);
+    world.config(&round_robin(["a", "b"]));
+    assert_eq!(["a", "b"].map(|name| pick(&mut world, name)), ["a", "b"]);
+    world.config(&round_robin(["b"]));
+    assert_eq!(["a", "b"].map(|name| pick(&mut world, name)), ["fail", "b"]);
+}
+
 /// LBX-7: the whole tree of a channel, each level with its part of the path.
 #[test]
 fn groups_are_handed_down_level_by_level() {
