@@ -73,12 +73,14 @@ impl Child {
         new
     }
 
-    /// Runs a child that has been left without a config of its own, as it was: a child kept for later (A56).
+    /// Runs a child that has been left without a config of its own, with what it was last given: a child kept for
+    /// later (A56).
     pub fn keep(&mut self, cx: &mut Cx<'_>) {
         if let Some(pending) = self.pending.take() {
             pending.remove(cx.tree);
         }
-        let scope = cx.scope().clone();
+        let node = self.current.as_ref().and_then(|current| cx.tree.node(current.node?));
+        let scope = node.map_or_else(|| cx.scope().clone(), |node| node.scope.clone());
         self.keep_current(scope, cx);
     }
 

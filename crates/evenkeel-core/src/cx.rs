@@ -75,9 +75,10 @@ impl Cx<'_> {
         self.tree.reresolve |= !self.scope.ignore_reresolution;
     }
 
-    /// Whether the application asked the channel to connect: policies that are idle should start in this pass.
+    /// Whether policies that are idle should start in this pass: the application asked the channel to connect, or a
+    /// policy above does not let those below it idle.
     pub fn exit_idle(&self) -> bool {
-        self.tree.exit_idle
+        self.tree.exit_idle || self.scope.no_idling
     }
 
     /// How long to wait for one connection attempt before starting the next one beside it (Happy Eyeballs, A61).
@@ -124,6 +125,7 @@ pub struct Scope {
     backend_service: Option<Arc<str>>,
     ejected: Option<Arc<HashSet<Address>>>,
     ignore_reresolution: bool,
+    no_idling: bool,
 }
 
 impl Scope {
@@ -158,6 +160,12 @@ impl Scope {
         Scope { ignore_reresolution: true, ..self }
     }
 
+    /// Keeps the policies below from being idle: [`Cx::exit_idle`] holds in each of their runs.
+    #[must_use]
+    pub fn without_idling(self) -> Scope {
+        Scope { no_idling: true, ..self }
+    }
+
     /// The locality, as its label says it.
     pub fn locality(&self) -> Option<&Arc<str>> {
         self.locality.as_ref()
@@ -187,5 +195,6 @@ impl PartialEq for Scope {
             && self.locality == other.locality
             && self.backend_service == other.backend_service
             && self.ignore_reresolution == other.ignore_reresolution
+            && self.no_idling == other.no_idling
     }
 }

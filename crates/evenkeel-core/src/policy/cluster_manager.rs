@@ -1,1 +1,162 @@
-//! cluster_manager
+//! `xds_cluster_manager_experimental`: one child per cluster; routing has chosen which (A31, A28).
+//!
+//! A call goes to the child that its route named, ready or not. A call for a cluster that is not there fails with
+//! INTERNAL: whoever routes must keep a cluster in the config until the last call that chose it is committed. A child that
+//! leaves the config is let go at once.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::config::{ConfigError, Fields, LbConfig};
+use crate::describe::{Description, Look};
+use crate::policy::children::Children;
+use crate::policy::{LbState, Policy, Shown};
+use crate::{Call, Code, Connectivity, Cx, Endpoints, Pick, Picker, Status};
+
+/// The policy.
+#[derive(Debug, Default)]
+pub struct ClusterManager {
+    children: Children,
+    names: Arc<Names>,
+    shown: Shown<Seen>,
+}
+
+/// Settings of `xds_cluster_manager_experimental`.
+#[derive(Clone, Debug, Default)]
+pub struct ClusterManagerConfig {
+    /// The policy of each cluster, by the name that routing gives a call. The name also decides which group of the
+    /// endpoints the policy is given.
+    pub children: BTreeMap<Arc<str>, LbConfig>,
+}
+
+impl Policy for ClusterManager {
+    type Config = ClusterManagerConfig;
+
+    fn parse(fields: &Fields<'_>) -> Result<ClusterManagerConfig, ConfigError> {
+        let child = |(name, child): (&str, Fields<'_>)| Ok((name.into(), child.child("childPolicy")?));
+        let children = fields.map("children")?.into_iter().map(child).collect::<Result<_, _>>()?;
+        Ok(ClusterManagerConfig { children })
+    }
+
+    fn reconcile(
+        &mut self,
+        config: &ClusterManagerConfig,
+        endpoints: &Endpoints,
+        cx: &mut Cx<'_>,
+    ) -> LbState {
+        if self.children.update(config.children.keys(), endpoints, Duration::ZERO, cx) {
+            self.names = Arc::new(Names::new(config.children.keys()));
+        }
+        for (child, policy) in self.children.iter_mut().zip(config.children.values()) {
+            child.reconcile(cx.scope().clone(), policy, cx);
+        }
+        let seen = Seen {
+            connectivity: self.children.connectivity(),
+            names: self.names.clone(),
+            states: self.children.iter().map(|child| child.state().clone()).collect(),
+        };
+        self.shown.show(seen, |seen| {
+            let pickers = seen.states.iter().map(|state| state.picker.clone()).collect();
+            LbState::new(seen.connectivity, ClusterPicker { names: seen.names.clone(), pickers })
+        })
+    }
+
+    fn describe(&self, look: &Look<'_>) -> Description {
+        self.children.describe(Description::new(), look)
+    }
+}
+
+#[derive(Debug)]
+struct Seen {
+    connectivity: Connectivity,
+    names: Arc<Names>,
+    states: Vec<LbState>,
+}
+
+impl PartialEq for Seen {
+    fn eq(&self, other: &Seen) -> bool {
+        let same_states = || self.states.iter().zip(&other.states).all(|(a, b)| a.is_same(b));
+        // The same names mean as many states.
+        self.connectivity == other.connectivity && Arc::ptr_eq(&self.names, &other.names) && same_states()
+    }
+}
+
+/// Sends each call to the child that its route named.
+struct ClusterPicker {
+    names: Arc<Names>,
+    pickers: Box<[Arc<dyn Picker>]>,
+}
+
+impl Picker for ClusterPicker {
+    fn pick(&self, call: &Call<'_>) -> Pick {
+        let Some(cluster) = call.cluster() else {
+            return Pick::Fail(Status::new(Code::Internal, "the call's route names no cluster"));
+        };
+        let Some(position) = self.names.find(cluster) else {
+            let problem =
+                format!("the call's route names the cluster \"{cluster}\", which is not configured");
+            return Pick::Fail(Status::new(Code::Internal, problem));
+        };
+        self.pickers[position].pick(call)
+    }
+}
+
+/// The positions of the children by name. Made once per set of names and shared by the pickers.
+#[derive(Debug, Default)]
+struct Names {
+    /// The only name, if there is just one: comparing is quicker than hashing.
+    only: Option<Arc<str>>,
+    positions: HashMap<Arc<str>, usize, BuildHasherDefault<NameHasher>>,
+}
+
+impl Names {
+    fn new<'n>(names: impl Iterator<Item = &'n Arc<str>>) -> Names {
+        let positions: HashMap<_, _, _> = names.cloned().zip(0..).collect();
+        let only = positions.keys().next().filter(|_| positions.len() == 1).cloned();
+        Names { only, positions }
+    }
+
+    fn find(&self, name: &str) -> Option<usize> {
+        match &self.only {
+            Some(only) => (**only == *name).then_some(0),
+            None => self.positions.get(name).copied(),
+        }
+    }
+}
+
+/// Hashes a name in a third of the time of the standard hasher, which guards against keys chosen by an attacker; these
+/// are chosen by the control plane.
+#[derive(Default)]
+struct NameHasher(u64);
+
+impl NameHasher {
+    fn mix(&mut self, word: u64) {
+        // 2^64 divided by the golden ratio; folding the upper half in spreads every bit over the whole word.
+        let product = u128::from(self.0 ^ word) * 0x9e37_79b9_7f4a_7c15;
+        self.0 = product as u64 ^ (product >> 64) as u64;
+    }
+}
+
+impl Hasher for NameHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        self.mix(bytes.len() as u64);
+        let (words, rest) = bytes.as_chunks::<8>();
+        for word in words {
+            self.mix(u64::from_le_bytes(*word));
+        }
+        match bytes.last_chunk() {
+            // The last eight bytes again, rather than the rest one by one.
+            Some(last) => self.mix(u64::from_le_bytes(*last)),
+            None => rest.iter().for_each(|byte| self.mix(u64::from(*byte))),
+        }
+    }
+
+    /// What `str` adds to mark its end; the length has done that.
+    fn write_u8(&mut self, _: u8) {}
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}

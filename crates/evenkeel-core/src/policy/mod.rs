@@ -1,5 +1,6 @@
 //! Policies: what they are given, what they answer, and which ones there are.
 
+mod children;
 mod cluster_impl;
 mod cluster_manager;
 mod edf_weighted_round_robin;
@@ -27,15 +28,18 @@ use crate::registry::Registry;
 use crate::{Connectivity, Endpoints, Status, SubchannelId};
 
 pub use cluster_impl::{ClusterImpl, ClusterImplConfig, Denominator, DropCategory};
+pub use cluster_manager::{ClusterManager, ClusterManagerConfig};
+pub use edf_weighted_round_robin::EdfWeightedRoundRobin;
 pub use outlier_detection::{
     FailurePercentageEjection, OutlierDetection, OutlierDetectionConfig, SuccessRateEjection,
 };
-pub use edf_weighted_round_robin::EdfWeightedRoundRobin;
 pub use pick_first::PickFirst;
 pub use priority::{Priority, PriorityChild, PriorityConfig};
 pub use priority_names::PriorityNames;
 pub use round_robin::RoundRobin;
 pub use weighted_round_robin::{WeightedRoundRobin, WeightedRoundRobinConfig};
+pub use weighted_target::{Target, WeightedTarget, WeightedTargetConfig};
+pub use wrr_locality::{WrrLocality, WrrLocalityConfig};
 
 /// A load-balancing policy.
 ///
@@ -181,4 +185,9 @@ pub(crate) fn register_all(registry: &mut Registry) {
     registry.register::<ClusterImpl>("xds_cluster_impl_experimental");
     registry.register::<WeightedRoundRobin>("weighted_round_robin");
     registry.alias("weighted_round_robin_experimental", "weighted_round_robin");
+    registry.register::<WeightedTarget>(weighted_target::NAME);
+    registry.register::<ClusterManager>("xds_cluster_manager_experimental");
+    registry.register::<WrrLocality>("xds_wrr_locality_experimental");
+    registry.alias("wrr_locality_experimental", "xds_wrr_locality_experimental");
+    registry.alias("xds_wrr_locality", "xds_wrr_locality_experimental");
 }

@@ -1,1 +1,195 @@
-//! weighted_target
+//! `weighted_target_experimental`: calls spread over named children at random, by weight (A28).
+//!
+//! Only children that are READY get calls. When none is, calls wait, or wake a child that is idle; when all have failed, a
+//! call is told so by one of them, chosen by weight. A child that left the config is kept for 15 minutes, so that a
+//! locality that comes back finds its connections. The name of a child is passed down as the locality label (A78).
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+
+use crate::config::{ConfigError, Fields, LbConfig};
+use crate::describe::{Description, Look};
+use crate::policy::children::{Children, Named};
+use crate::policy::{LbState, Policy, Shown};
+use crate::{Call, Connectivity, Cx, Endpoints, Pick, Picker, Status};
+
+/// The name under which the policy is registered, and under which others run it.
+pub(crate) const NAME: &str = "weighted_target_experimental";
+
+/// How long a child that left the config is kept (A28).
+const RETENTION: Duration = Duration::from_secs(15 * 60);
+
+/// The policy.
+#[derive(Debug, Default)]
+pub struct WeightedTarget {
+    children: Children,
+    weights: Vec<NonZeroU32>,
+    shown: Shown<Seen>,
+}
+
+#[derive(Debug, PartialEq)]
+struct Seen {
+    connectivity: Connectivity,
+    choices: Vec<Choice>,
+    /// Why calls fail if there are no targets.
+    failure: Option<Status>,
+}
+
+/// Settings of `weighted_target_experimental`.
+#[derive(Clone, Debug, Default)]
+pub struct WeightedTargetConfig {
+    /// The children by name. The name decides which child is which across updates, and which group of the endpoints
+    /// it is given.
+    pub targets: BTreeMap<Arc<str>, Target>,
+}
+
+/// One child of `weighted_target_experimental`.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// The child's part of the calls, in relation to the other weights.
+    pub weight: NonZeroU32,
+    /// The child's policy.
+    pub child_policy: LbConfig,
+}
+
+impl Policy for WeightedTarget {
+    type Config = WeightedTargetConfig;
+
+    fn parse(fields: &Fields<'_>) -> Result<WeightedTargetConfig, ConfigError> {
+        let mut targets = BTreeMap::new();
+        for (name, target) in fields.map("targets")? {
+            let weight = target.u32("weight")?.and_then(NonZeroU32::new);
+            let weight =
+                weight.ok_or_else(|| target.error("weight", "must be a whole number of at least 1"))?;
+            targets.insert(name.into(), Target { weight, child_policy: target.child("childPolicy")? });
+        }
+        Ok(WeightedTargetConfig { targets })
+    }
+
+    fn reconcile(
+        &mut self,
+        WeightedTargetConfig { targets }: &WeightedTargetConfig,
+        endpoints: &Endpoints,
+        cx: &mut Cx<'_>,
+    ) -> LbState {
+        self.children.update(targets.keys(), endpoints, RETENTION, cx);
+        for (child, target) in self.children.iter_mut().zip(targets.values()) {
+            // An idle child gets no calls while another is ready, so no call would ever wake it.
+            let scope = cx.scope().clone().with_locality(child.name().clone()).without_idling();
+            child.reconcile(scope, &target.child_policy, cx);
+        }
+        self.weights.clear();
+        self.weights.extend(targets.values().map(|target| target.weight));
+        let connectivity = self.children.connectivity();
+        let failure = targets.is_empty().then(|| match cx.scope().backend_service() {
+            Some(cluster) => cx.unavailable(format!("cluster \"{cluster}\": no targets to send calls to")),
+            None => cx.unavailable("no targets to send calls to"),
+        });
+        let seen = Seen { connectivity, choices: self.choices(connectivity), failure };
+        self.shown.show(seen, |Seen { choices, failure, .. }| match (failure, connectivity, &choices[..]) {
+            (Some(failure), ..) => LbState::failing(failure.clone()),
+            (None, Connectivity::Connecting, _) => LbState::connecting(),
+            (None, _, [only]) => LbState { connectivity, picker: only.state.picker.clone() },
+            (None, _, _) if choices.iter().all(|choice| choice.weight == choices[0].weight) => {
+                LbState::new(connectivity, EvenPicker::new(choices))
+            }
+            (None, ..) => LbState::new(connectivity, WeightedPicker::new(choices)),
+        })
+    }
+
+    fn describe(&self, look: &Look<'_>) -> Description {
+        let is_used = |state| state == Connectivity::Ready;
+        let each = || self.children.iter().zip(&self.weights);
+        let used = each().filter(|(child, _)| is_used(child.connectivity()));
+        let sum: u64 = used.map(|(_, weight)| u64::from(weight.get())).sum();
+        let target = |(child, weight): (&Named, &NonZeroU32)| {
+            let state = child.connectivity();
+            let share = is_used(state).then(|| f64::from(weight.get()) / sum as f64);
+            (child.name().to_string(), json!({ "weight": weight.get(), "state": state, "share": share }))
+        };
+        let targets: Map<String, Value> = each().map(target).collect();
+        let mut description = Description::new().detail("targets", targets);
+        let leaving: Map<String, Value> = self
+            .children
+            .leaving()
+            .map(|(child, at)| (child.name().to_string(), format!("in {:.0?}", at.since(look.now())).into()))
+            .collect();
+        if !leaving.is_empty() {
+            description = description.detail("leaving", leaving);
+        }
+        self.children.describe(description, look)
+    }
+}
+
+impl WeightedTarget {
+    /// The children among which a call is spread: those whose state is the state of the whole.
+    fn choices(&self, connectivity: Connectivity) -> Vec<Choice> {
+        let each = self.children.iter().zip(&self.weights);
+        each.filter(|(child, _)| child.connectivity() == connectivity)
+            .map(|(child, weight)| Choice { weight: *weight, state: child.state().clone() })
+            .collect()
+    }
+}
+
+/// A child as the picker sees it.
+#[derive(Debug)]
+struct Choice {
+    weight: NonZeroU32,
+    state: LbState,
+}
+
+impl PartialEq for Choice {
+    fn eq(&self, other: &Choice) -> bool {
+        self.weight == other.weight && self.state.is_same(&other.state)
+    }
+}
+
+/// Spreads calls over children of equal weight.
+struct EvenPicker {
+    pickers: Box<[Arc<dyn Picker>]>,
+}
+
+impl EvenPicker {
+    fn new(choices: &[Choice]) -> EvenPicker {
+        EvenPicker { pickers: choices.iter().map(|choice| choice.state.picker.clone()).collect() }
+    }
+}
+
+impl Picker for EvenPicker {
+    fn pick(&self, call: &Call<'_>) -> Pick {
+        self.pickers[call.random_below(self.pickers.len() as u64) as usize].pick(call)
+    }
+}
+
+/// Spreads calls over children by weight.
+struct WeightedPicker {
+    /// Where the part of each child ends: the sums of the weights up to it. In 64 bits, which 32-bit weights of any
+    /// number of children that fits into memory do not overflow.
+    ends: Box<[u64]>,
+    pickers: Box<[Arc<dyn Picker>]>,
+    total: u64,
+}
+
+impl WeightedPicker {
+    fn new(choices: &[Choice]) -> WeightedPicker {
+        let mut total = 0;
+        let ends = choices.iter().map(|choice| {
+            total += u64::from(choice.weight.get());
+            total
+        });
+        let ends = ends.collect();
+        WeightedPicker { ends, pickers: EvenPicker::new(choices).pickers, total }
+    }
+}
+
+impl Picker for WeightedPicker {
+    fn pick(&self, call: &Call<'_>) -> Pick {
+        let at = call.random_below(self.total);
+        // `at` lies below the last end, so the index is that of a child.
+        self.pickers[self.ends.partition_point(|end| *end <= at)].pick(call)
+    }
+}

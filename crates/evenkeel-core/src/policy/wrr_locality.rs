@@ -1,1 +1,138 @@
-//! wrr_locality
+//! `xds_wrr_locality_experimental`: localities by weight, the same policy inside each (A52).
+//!
+//! It runs weighted_target with one target per locality of the endpoints, named as the locality's label (A78) and
+//! weighted as the endpoints say. Endpoints carry the weight of their locality each; where they disagree, the first
+//! one counts and the operator is told.
+
+use std::collections::{BTreeMap, HashMap};
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use crate::config::{ConfigError, Fields, LbConfig};
+use crate::describe::{Description, Look};
+use crate::policy::weighted_target::{self, Target, WeightedTarget, WeightedTargetConfig};
+use crate::policy::{LbState, Policy};
+use crate::{Child, Cx, Endpoint, Endpoints, Locality};
+
+/// The policy.
+#[derive(Debug, Default)]
+pub struct WrrLocality {
+    split: Option<Split>,
+    child: Child,
+}
+
+/// Settings of `xds_wrr_locality_experimental`.
+#[derive(Clone, Debug)]
+pub struct WrrLocalityConfig {
+    /// The policy inside each locality.
+    pub child_policy: LbConfig,
+}
+
+impl Policy for WrrLocality {
+    type Config = WrrLocalityConfig;
+
+    fn parse(fields: &Fields<'_>) -> Result<WrrLocalityConfig, ConfigError> {
+        Ok(WrrLocalityConfig { child_policy: fields.child("childPolicy")? })
+    }
+
+    fn reconcile(&mut self, config: &WrrLocalityConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
+        let child_policy = &config.child_policy;
+        let split = match self.split.take() {
+            Some(split) if split.is_of(child_policy, endpoints) => split,
+            old => Split::new(child_policy, endpoints, old.as_ref()),
+        };
+        let split = self.split.insert(split);
+        for warning in &split.warnings {
+            cx.warn(warning);
+        }
+        self.child.reconcile(&split.config, &split.groups, cx)
+    }
+
+    fn describe(&self, look: &Look<'_>) -> Description {
+        Description::new().child("weighted_target", self.child.describe(look))
+    }
+}
+
+/// What weighted_target is given, and what it was made from.
+#[derive(Debug)]
+struct Split {
+    child_policy: LbConfig,
+    endpoints: Endpoints,
+    config: LbConfig,
+    groups: Endpoints,
+    warnings: Vec<String>,
+}
+
+impl Split {
+    fn new(child_policy: &LbConfig, endpoints: &Endpoints, old: Option<&Split>) -> Split {
+        let parts = parts(endpoints);
+        let warnings = parts.iter().filter_map(|(name, part)| part.warning(name)).collect();
+        let target = |(name, part): (&Arc<str>, &Part)| {
+            (name.clone(), Target { weight: part.weight, child_policy: child_policy.clone() })
+        };
+        let targets = parts.iter().map(target).collect();
+        let groups = parts.into_iter().map(|(name, part)| {
+            let group = part.group(old.map(|old| old.groups.group(&name)));
+            (name, group)
+        });
+        Split {
+            child_policy: child_policy.clone(),
+            endpoints: endpoints.clone(),
+            config: LbConfig::new::<WeightedTarget>(weighted_target::NAME, WeightedTargetConfig { targets }),
+            groups: Endpoints::groups(groups),
+            warnings,
+        }
+    }
+
+    fn is_of(&self, child_policy: &LbConfig, endpoints: &Endpoints) -> bool {
+        self.child_policy.is_same(child_policy) && self.endpoints.is_same(endpoints)
+    }
+}
+
+/// The endpoints of one locality.
+struct Part {
+    weight: NonZeroU32,
+    /// Another weight that came later.
+    ignored: Option<NonZeroU32>,
+    endpoints: Vec<Endpoint>,
+}
+
+/// Sorts the endpoints by locality. Localities are told apart by name, since the name is what names the child; those
+/// without one are in the empty locality.
+fn parts(endpoints: &Endpoints) -> BTreeMap<Arc<str>, Part> {
+    let mut names: HashMap<Option<&Locality>, Arc<str>> = HashMap::new();
+    let mut parts: BTreeMap<Arc<str>, Part> = BTreeMap::new();
+    for endpoint in endpoints.iter() {
+        let locality = endpoint.locality().map(Arc::as_ref);
+        let name = names
+            .entry(locality)
+            .or_insert_with(|| locality.unwrap_or(&Locality::default()).to_string().into());
+        let weight = endpoint.locality_weight().and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MIN);
+        let part = parts.entry(name.clone()).or_insert_with(|| Part::new(weight));
+        if part.weight != weight {
+            part.ignored.get_or_insert(weight);
+        }
+        part.endpoints.push(endpoint.clone());
+    }
+    parts
+}
+
+impl Part {
+    fn new(weight: NonZeroU32) -> Part {
+        Part { weight, ignored: None, endpoints: Vec::new() }
+    }
+
+    fn warning(&self, name: &str) -> Option<String> {
+        let (weight, ignored) = (self.weight, self.ignored?);
+        Some(format!("locality {name} has two weights: {weight} came first and counts, {ignored} is ignored"))
+    }
+
+    /// The endpoints to hand down: the list of last time if it reads the same, so that the policy of a locality in
+    /// which nothing changed need not run.
+    fn group(self, old: Option<Endpoints>) -> Endpoints {
+        match old.filter(|old| old.iter().eq(&self.endpoints)) {
+            Some(old) => old,
+            None => Endpoints::list(self.endpoints),
+        }
+    }
+}

@@ -1,1 +1,302 @@
-//! cluster_manager
+//! `xds_cluster_manager_experimental`: one child per cluster; routing has chosen which.
+
+use evenkeel_core::Connectivity::{self, Connecting, Idle, Ready, TransientFailure};
+use evenkeel_core::policy::RoundRobin;
+use evenkeel_core::{
+    Child, Code, ConfigError, Cx, Description, Endpoints, Fields, LbConfig, LbState, Look, Policy, Registry,
+    Rng,
+};
+use proptest::prelude::*;
+use serde_json::{Map, Value, json};
+use testkit::{World, endpoints, secs};
+
+use crate::scripted::{self, said, scripted};
+
+/// Clusters with a policy each.
+fn clusters<'a>(children: impl IntoIterator<Item = (&'a str, Value)>) -> Value {
+    let child = |(name, policy): (&str, Value)| (name.to_owned(), json!({ "childPolicy": policy }));
+    let children: Map<_, _> = children.into_iter().map(child).collect();
+    json!([{"xds_cluster_manager_experimental": { "children": children }}])
+}
+
+fn round_robin<'a>(names: impl IntoIterator<Item = &'a str>) -> Value {
+    clusters(names.into_iter().map(|name| (name, json!([{"round_robin": {}}]))))
+}
+
+/// A group of one endpoint for each name, at the address of that name.
+fn alone<'a>(names: impl IntoIterator<Item = &'a str>) -> Endpoints {
+    Endpoints::groups(names.into_iter().map(|name| (name, endpoints([name]))))
+}
+
+/// Where a call routed to this cluster goes.
+fn pick(world: &mut World, cluster: &'static str) -> String {
+    world.pick_with(|call| call.with_cluster(cluster)).finish_ok()
+}
+
+/// CM-1, LBX-7: each cluster has its own endpoints and its own state; a call meets those of its cluster.
+#[test]
+fn a_call_goes_to_the_cluster_that_routing_chose() {
+    let mut world = World::new(&round_robin(["a", "b", "c"]), alone(["a", "b", "c"]));
+    world.up("a");
+    world.down("b");
+    assert_eq!(world.state(), Ready);
+    for _ in 0..3 {
+        assert_eq!(["a", "b", "c"].map(|name| pick(&mut world, name)), ["a", "fail", "queue"]);
+    }
+    world.up("c");
+    world.down("a");
+    assert_eq!(["a", "b", "c"].map(|name| pick(&mut world, name)), ["fail", "fail", "c"]);
+}
+
+/// CM-1: an idle cluster wakes when a call comes for it, and only then.
+#[test]
+fn an_idle_cluster_waits_for_its_call() {
+    let child = || json!([{"pick_first": {}}]);
+    let mut world = World::new(&clusters([("a", child()), ("b", child())]), alone(["a", "b"]));
+    world.ready("a");
+    world.ready("b");
+    world.dialled();
+    world.lose("a");
+    world.advance(secs(60));
+    assert_eq!((pick(&mut world, "b"), world.dialled().len()), ("b".to_owned(), 0));
+    assert_eq!((pick(&mut world, "a"), world.dialled()), ("queue".to_owned(), vec!["a".to_owned()]));
+}
+
+/// CM-2: with no cluster, one or many in the config.
+#[test]
+fn an_unknown_cluster_is_internal() {
+    for known in [&[][..], &["a"], &["a", "b", "c"]] {
+        let mut world =
+            World::new(&round_robin(known.iter().copied()), alone(known.iter().copied())).all_up();
+        for unknown in ["x", "", "aa", "A"] {
+            let status =
+                world.pick_with(|call| call.with_cluster(unknown)).status().cloned().expect("it fails");
+            assert_eq!(status.code(), Code::Internal);
+            assert!(status.message().contains(&format!("\"{unknown}\"")), "{status}");
+        }
+        let status = world.pick().status().cloned().expect("it fails");
+        assert_eq!((status.code(), status.message()), (Code::Internal, "the call's route names no cluster"));
+        let waiting = world.pick_with(|call| call.with_cluster("x").wait_for_ready());
+        assert_eq!(waiting.outcome(), "queue");
+    }
+}
+
+/// CM-3: every combination of the states of two children, and of none.
+#[test]
+fn states_are_summed_up() {
+    assert_eq!(World::new(&clusters([]), Endpoints::none()).state(), TransientFailure);
+    let states = [Ready, Connecting, Idle, TransientFailure];
+    for (i, a) in states.into_iter().enumerate() {
+        for (j, b) in states.into_iter().enumerate() {
+            let config = clusters([("a", scripted("a", a)), ("b", scripted("b", b))]);
+            let mut world = scripted::world(&config, Endpoints::none());
+            // The states are listed in the order in which they win.
+            assert_eq!(world.state(), states[i.min(j)], "{a:?}, {b:?}");
+            for name in ["a", "b"] {
+                assert_eq!(said(&world.pick_with(|call| call.with_cluster(name))), name);
+            }
+        }
+    }
+}
+
+/// CM-3, LBX-4: a child that failed counts as failed until it is ready.
+#[test]
+fn failure_sticks_until_ready() {
+    let one = |state: Connectivity| clusters([("a", scripted("a", state))]);
+    let mut world = scripted::world(&one(TransientFailure), Endpoints::none());
+    for (given, expected) in
+        [(Connecting, TransientFailure), (Idle, TransientFailure), (Ready, Ready), (Idle, Idle)]
+    {
+        world.config(&one(given));
+        assert_eq!(world.state(), expected);
+    }
+}
+
+/// CM-1, LBX-11: clusters come and go without touching the others, and go at once.
+#[test]
+fn clusters_come_and_go() {
+    let mut world = World::new(&round_robin(["a", "b"]), alone(["a", "b"])).all_up();
+    assert_eq!(world.dialled(), ["a", "b"]);
+    world.published();
+    world.update(&round_robin(["b", "c"]), alone(["b", "c"]));
+    assert_eq!((world.dialled(), world.closed()), (vec!["c".to_owned()], vec!["a".to_owned()]));
+    assert_eq!(["a", "b", "c"].map(|name| pick(&mut world, name)), ["fail", "b", "c"]);
+    world.published();
+    world.update(&round_robin(["c"]), alone(["c"]));
+    assert_eq!((world.published(), world.closed()), (1, vec!["b".to_owned()]));
+    assert_eq!(world.wake_at(), None);
+    world.update(&round_robin([]), Endpoints::none());
+    assert_eq!((world.state(), world.subchannel_count()), (TransientFailure, 0));
+}
+
+/// CM-1: the endpoints of a cluster may be there before its config is.
+#[test]
+fn a_cluster_joins_by_config_alone() {
+    let mut world = World::new(&round_robin(["a"]), alone(["a", "b"])).all_up();
+    assert_eq!(["a", "b"].map(|name| pick(&mut world, name)), ["a", "fail"]);
+    world.config(&round_robin(["a", "b"]));
+    assert_eq!(["a", "b"].map(|name| pick(&mut world, name)), ["a", "b"]);
+    world.config(&round_robin(["b"]));
+    assert_eq!(["a", "b"].map(|name| pick(&mut world, name)), ["fail", "b"]);
+}
+
+/// LBX-7: the whole tree of a channel, each level with its part of the path.
+#[test]
+fn groups_are_handed_down_level_by_level() {
+    let split = json!([{"weighted_target_experimental": {"targets": {
+        "x": {"weight": 1, "childPolicy": [{"xds_wrr_locality_experimental": {"childPolicy": [{"round_robin": {}}]}}]},
+    }}}]);
+    let config = clusters([("a", split), ("b", json!([{"round_robin": {}}]))]);
+    let groups = Endpoints::groups([
+        ("a", Endpoints::groups([("x", endpoints(["a.x.1", "a.x.2"])), ("y", endpoints(["a.y"]))])),
+        ("b", endpoints(["b"])),
+        ("c", endpoints(["c"])),
+    ]);
+    let mut world = World::new(&config, groups).all_up();
+    let mut seen = [pick(&mut world, "a"), pick(&mut world, "a")];
+    seen.sort();
+    assert_eq!(seen, ["a.x.1", "a.x.2"]);
+    assert_eq!(pick(&mut world, "b"), "b");
+    assert_eq!(world.subchannel_count(), 3);
+}
+
+/// LBX-12: another policy takes over in one cluster without a gap.
+#[test]
+fn a_cluster_changes_its_policy() {
+    let mut world = World::new(&round_robin(["a", "b"]), alone(["a", "b"])).all_up();
+    world.config(&clusters([("a", json!([{"pick_first": {}}])), ("b", json!([{"round_robin": {}}]))]));
+    assert_eq!(world.describe().children[0].1.policy, "pick_first");
+    assert_eq!(["a", "b"].map(|name| pick(&mut world, name)), ["a", "b"]);
+    assert_eq!((world.dialled().len(), world.closed().len()), (2, 0));
+}
+
+/// CM-1, LBX-1, LBX-2
+#[test]
+fn bad_configs_say_where() {
+    let registry = Registry::standard();
+    for (config, path, problem) in [
+        (json!({"children": 1}), "children", "expected an object"),
+        (json!({"children": {"a": []}}), "children[\"a\"]", "expected an object"),
+        (json!({"children": {"a": {}}}), "children[\"a\"].childPolicy", "is required"),
+        (json!({"children": {"a": {"childPolicy": {}}}}), "children[\"a\"].childPolicy", "expected a list"),
+        (
+            json!({"children": {"a": {"childPolicy": [{"nosuch": 1}]}}}),
+            "children[\"a\"].childPolicy",
+            "nosuch",
+        ),
+    ] {
+        let error = registry
+            .parse(&json!([{ "xds_cluster_manager_experimental": config }]))
+            .expect_err("the config is bad");
+        assert_eq!(error.path(), format!("loadBalancingConfig[0].xds_cluster_manager_experimental.{path}"));
+        assert!(error.to_string().contains(problem), "{error}");
+    }
+    let snake = json!([{"xds_cluster_manager_experimental": {
+        "children": {"a": {"child_policy": [{"nosuch": {}}, {"round_robin": {}}], "other": 1}},
+    }}]);
+    assert!(registry.parse(&snake).is_ok());
+    assert!(registry.parse(&json!([{"xds_cluster_manager_experimental": {}}])).is_ok());
+}
+
+/// Stands for the policy that a cluster's config would bring: round_robin over whatever endpoints it is given.
+#[derive(Default)]
+struct Cds {
+    child: Child,
+    made: Option<LbConfig>,
+}
+
+impl Policy for Cds {
+    type Config = String;
+
+    fn parse(fields: &Fields<'_>) -> Result<String, ConfigError> {
+        fields.str("cluster")?.map(ToOwned::to_owned).ok_or_else(|| fields.error("cluster", "is required"))
+    }
+
+    fn reconcile(&mut self, _: &String, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
+        let config = self.made.get_or_insert_with(|| LbConfig::new::<RoundRobin>("round_robin", ()));
+        self.child.reconcile(config, endpoints, cx)
+    }
+
+    fn describe(&self, look: &Look<'_>) -> Description {
+        Description::new().child("round_robin", self.child.describe(look))
+    }
+}
+
+fn cds(cluster: &str) -> Value {
+    json!([{"cds_experimental": {"cluster": cluster}}])
+}
+
+/// A world for a service config with `cds_experimental`.
+fn service(config: &Value, endpoints: Endpoints) -> World {
+    let mut registry = Registry::standard();
+    registry.register::<Cds>("cds_experimental");
+    let parsed = registry.parse_service_config(&config.to_string()).expect("the service config parses");
+    assert_eq!(parsed.policy(), "xds_cluster_manager_experimental");
+    let core = evenkeel_core::Core::builder().rng(Rng::fixed(1)).build();
+    World::with(core, registry, &config["loadBalancingConfig"], endpoints).all_up()
+}
+
+/// CM-9: the first service config of the walk-through: one plain cluster and two weighted splits.
+#[test]
+fn the_service_config_with_splits() {
+    let split = |targets: [(&str, u32); 2]| {
+        let target = |(name, weight): (&str, u32)| {
+            (name.to_owned(), json!({"weight": weight, "childPolicy": cds(name)}))
+        };
+        let targets: Map<_, _> = targets.into_iter().map(target).collect();
+        json!([{"weighted_target_experimental": {"targets": targets}}])
+    };
+    let config = json!({"loadBalancingConfig": clusters([
+        ("cds:cluster_1", cds("cluster_1")),
+        ("weighted:cluster_1_cluster_2_1", split([("cluster_1", 75), ("cluster_2", 25)])),
+        ("weighted:cluster_1_cluster_3_1", split([("cluster_1", 99), ("cluster_3", 1)])),
+    ])});
+    let groups = Endpoints::groups([
+        ("cds:cluster_1", endpoints(["1"])),
+        ("weighted:cluster_1_cluster_2_1", alone(["cluster_1", "cluster_2"])),
+        ("weighted:cluster_1_cluster_3_1", alone(["cluster_1", "cluster_3"])),
+    ]);
+    let mut world = service(&config, groups);
+    assert_eq!(pick(&mut world, "cds:cluster_1"), "1");
+    for (route, other, share) in [
+        ("weighted:cluster_1_cluster_2_1", "cluster_2", 0.25),
+        ("weighted:cluster_1_cluster_3_1", "cluster_3", 0.01),
+    ] {
+        let n = 20_000;
+        let hits = (0..n).filter(|_| pick(&mut world, route) == other).count() as f64;
+        assert!(
+            (hits - n as f64 * share).abs() < crate::weighted_target::tolerance(n, share),
+            "{route}: {hits}"
+        );
+    }
+}
+
+/// CM-9: the second service config of the walk-through: three plain clusters.
+#[test]
+fn the_service_config_with_clusters() {
+    let names = ["one", "two", "zero"];
+    let config = json!({"loadBalancingConfig": clusters(names.map(|name| (name, cds(name))))});
+    let mut world = service(&config, alone(names));
+    assert_eq!(names.map(|name| pick(&mut world, name)), names);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    /// CM-1, CM-2: whatever the names, a call finds its own cluster and no other.
+    #[test]
+    fn any_names_are_found(names in prop::collection::btree_set("[a-b:|]{0,20}", 0..20), others in prop::collection::vec("[a-b:|]{0,20}", 5)) {
+        let config = clusters(names.iter().map(|name| (name.as_str(), scripted(name, Ready))));
+        let mut world = scripted::world(&config, Endpoints::none());
+        for name in names.iter().chain(&others) {
+            let entropy = world.entropy();
+            let call = evenkeel_core::Call::new("/test.Service/Method", entropy).with_cluster(name);
+            let picked = world.pick_call(&call);
+            let code = if names.contains(name) { Code::Unavailable } else { Code::Internal };
+            prop_assert_eq!(picked.status().map(evenkeel_core::Status::code), Some(code));
+            if names.contains(name) {
+                prop_assert_eq!(&said(&picked), name);
+            }
+        }
+    }
+}

@@ -14,6 +14,7 @@ mod random_subsetting;
 mod ring_hash;
 mod round_robin;
 mod rules;
+mod scripted;
 mod subchannel_model;
 mod threads;
 mod tree;

@@ -1,1 +1,393 @@
-//! weighted_target
+//! `weighted_target_experimental`: calls spread over named children at random, by weight.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use evenkeel_core::Connectivity::{self, Connecting, Idle, Ready, TransientFailure};
+use evenkeel_core::{Code, Endpoints, Registry};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use testkit::{World, endpoints, secs};
+
+use crate::scripted::{self, said, scripted};
+
+/// Targets with a child policy each.
+fn targets<'a>(targets: impl IntoIterator<Item = (&'a str, u32, Value)>) -> Value {
+    let target = |(name, weight, child): (&str, u32, Value)| {
+        (name.to_owned(), json!({ "weight": weight, "childPolicy": child }))
+    };
+    let targets: serde_json::Map<_, _> = targets.into_iter().map(target).collect();
+    json!([{"weighted_target_experimental": { "targets": targets }}])
+}
+
+/// Targets over round_robin.
+fn spread<'a>(weights: impl IntoIterator<Item = (&'a str, u32)>) -> Value {
+    targets(weights.into_iter().map(|(name, weight)| (name, weight, json!([{"round_robin": {}}]))))
+}
+
+/// A group of one endpoint for each name, at the address of that name.
+fn alone<'a>(names: impl IntoIterator<Item = &'a str>) -> Endpoints {
+    Endpoints::groups(names.into_iter().map(|name| (name, endpoints([name]))))
+}
+
+/// How far the number of hits in `n` tries of probability `p` may lie from `n * p`: Bernstein's bound, which a right
+/// picker exceeds once in a billion checks (21.4 is the logarithm of two billion), for rare hits too.
+pub(crate) fn tolerance(n: usize, p: f64) -> f64 {
+    (2.0 * 21.4 * n as f64 * p * (1.0 - p)).sqrt() + 21.4 * 2.0 / 3.0
+}
+
+/// Checks that `n` calls are spread by weight.
+pub(crate) fn check_shares(world: &mut World, n: usize, weights: &[(&str, u32)]) {
+    let shares = world.shares(n);
+    let sum: f64 = weights.iter().map(|(_, weight)| f64::from(*weight)).sum();
+    for (name, weight) in weights {
+        let p = f64::from(*weight) / sum;
+        let hits = shares.get(*name).copied().unwrap_or(0) as f64;
+        let off = (hits - n as f64 * p).abs();
+        assert!(off <= tolerance(n, p), "{name}: {hits} of {n} calls, weights {weights:?}");
+    }
+    assert_eq!(shares.keys().filter(|name| !weights.iter().any(|(known, _)| known == name)).count(), 0);
+}
+
+/// WT-1, WT-2: a weight change reaches the picks at once and touches no connection.
+#[test]
+fn calls_follow_the_weights() {
+    let mut world = World::new(&spread([("a", 75), ("b", 25)]), alone(["a", "b"])).all_up();
+    check_shares(&mut world, 100_000, &[("a", 75), ("b", 25)]);
+    assert_eq!(world.dialled(), ["a", "b"]);
+    world.published();
+    for weights in [[("a", 1), ("b", 99)], [("a", 50), ("b", 50)], [("a", u32::MAX), ("b", 1)]] {
+        world.config(&spread(weights));
+        assert_eq!(world.published(), 1);
+        check_shares(&mut world, 20_000, &weights);
+    }
+    assert_eq!((world.dialled().len(), world.closed().len()), (0, 0));
+}
+
+/// WT-7: the sum of these weights overflows 32 bits.
+#[test]
+fn the_greatest_weights_do_not_overflow() {
+    let weights = [("a", u32::MAX), ("b", u32::MAX), ("c", u32::MAX), ("d", u32::MAX - 1), ("e", 1 << 31)];
+    let mut world = World::new(&spread(weights), alone(weights.map(|(name, _)| name))).all_up();
+    check_shares(&mut world, 100_000, &weights);
+}
+
+/// WT-2: no call goes to a child that is not ready, and its part is split by weight among the others.
+#[test]
+fn only_ready_children_get_calls() {
+    let mut world = World::new(&spread([("a", 5), ("b", 3), ("c", 2)]), alone(["a", "b", "c"]));
+    assert_eq!(world.picks(2), ["queue", "queue"]);
+    world.up("a");
+    assert_eq!(world.shares(100), [("a".to_owned(), 100)].into());
+    world.up("c");
+    check_shares(&mut world, 20_000, &[("a", 5), ("c", 2)]);
+    world.up("b");
+    check_shares(&mut world, 20_000, &[("a", 5), ("b", 3), ("c", 2)]);
+    world.down("a");
+    check_shares(&mut world, 20_000, &[("b", 3), ("c", 2)]);
+}
+
+/// WT-3: every combination of the states of three children.
+#[test]
+fn states_are_summed_up() {
+    let states = [Ready, Connecting, Idle, TransientFailure];
+    let all = states.iter().flat_map(|a| states.iter().flat_map(move |b| states.map(|c| [*a, *b, c])));
+    for combination in all {
+        let has = |state| combination.contains(&state);
+        let (expected, answering) = match () {
+            () if has(Ready) => (Ready, Some(Ready)),
+            () if has(Connecting) => (Connecting, None),
+            () if has(Idle) => (Idle, Some(Idle)),
+            () => (TransientFailure, Some(TransientFailure)),
+        };
+        let names = ["a", "b", "c"];
+        let children = names.iter().zip(combination).zip([1, 2, 3]);
+        let config = targets(children.map(|((name, state), weight)| (*name, weight, scripted(name, state))));
+        let mut world = scripted::world(&config, Endpoints::none());
+        assert_eq!(world.state(), expected, "{combination:?}");
+        let said: BTreeSet<String> = (0..200).map(|_| said(&world.pick())).collect();
+        let mut expected: BTreeSet<String> = names
+            .iter()
+            .zip(combination)
+            .filter(|(_, state)| Some(*state) == answering)
+            .map(|(name, _)| (*name).to_owned())
+            .collect();
+        if answering.is_none() {
+            expected.insert("queue".to_owned());
+        }
+        assert_eq!(said, expected, "{combination:?}");
+    }
+}
+
+/// WT-3: when all have failed, a call hears from one of them, by weight.
+#[test]
+fn failures_are_told_by_weight() {
+    let mut world = World::new(&spread([("a", 9), ("b", 1)]), alone(["a", "b"]));
+    world.fail("a");
+    assert_eq!(world.state(), Connecting);
+    world.fail("b");
+    assert_eq!(world.state(), TransientFailure);
+    let mut hits = BTreeMap::<String, usize>::new();
+    for _ in 0..10_000 {
+        let message = world.pick().status().expect("the call fails").message().to_owned();
+        *hits.entry(message).or_default() += 1;
+    }
+    let a = hits["a: a refused"] as f64;
+    assert!((a - 9_000.0).abs() < tolerance(10_000, 0.9), "{hits:?}");
+    assert_eq!(hits.len(), 2);
+}
+
+/// WT-3, LBX-3, LBX-4: a child that failed counts as failed until it is ready.
+#[test]
+fn failure_sticks_until_ready() {
+    let one = |state| targets([("a", 1, scripted("a", state)), ("b", 1, scripted("b", TransientFailure))]);
+    let mut world = scripted::world(&one(Connecting), Endpoints::none());
+    let steps: [(Connectivity, Connectivity); 9] = [
+        (Connecting, Connecting),
+        (Idle, Idle),
+        (Connecting, Connecting),
+        (TransientFailure, TransientFailure),
+        (Connecting, TransientFailure),
+        (Idle, TransientFailure),
+        (Ready, Ready),
+        (Connecting, Connecting),
+        (TransientFailure, TransientFailure),
+    ];
+    for (i, (given, expected)) in steps.into_iter().enumerate() {
+        world.config(&one(given));
+        assert_eq!(world.state(), expected, "step {i}");
+    }
+}
+
+/// WT-2: a child that idles while another is ready would never be woken by a call.
+#[test]
+fn an_idle_child_connects_again_by_itself() {
+    let pick_first = || json!([{"pick_first": {}}]);
+    let config = targets([("a", 1, pick_first()), ("b", 1, pick_first())]);
+    let mut world = World::new(&config, alone(["a", "b"]));
+    world.ready("a");
+    world.ready("b");
+    world.dialled();
+    world.lose("a");
+    assert_eq!(world.dialled(), ["a"]);
+    assert_eq!(world.shares(50), [("b".to_owned(), 50)].into());
+    world.ready("a");
+    check_shares(&mut world, 1_000, &[("a", 1), ("b", 1)]);
+}
+
+/// WT-4: a child that comes back within 15 minutes has kept its connections; after that it is gone.
+#[test]
+fn a_removed_child_is_kept_for_fifteen_minutes() {
+    let (both, one) = (spread([("a", 1), ("b", 1)]), spread([("a", 1)]));
+    let mut world = World::new(&both, alone(["a", "b"])).all_up();
+    assert_eq!(world.dialled(), ["a", "b"]);
+
+    world.update(&one, alone(["a"]));
+    assert_eq!(world.shares(100), [("a".to_owned(), 100)].into());
+    world.advance(secs(14 * 60 + 59));
+    assert_eq!(world.subchannel_count(), 2);
+    assert_eq!(world.describe().details["leaving"], json!({"b": "in 1s"}));
+    world.update(&both, alone(["a", "b"]));
+    check_shares(&mut world, 1_000, &[("a", 1), ("b", 1)]);
+    assert_eq!((world.dialled().len(), world.closed().len()), (0, 0));
+    assert_eq!(world.wake_at(), None);
+    world.advance(secs(60 * 60));
+    assert_eq!(world.closed().len(), 0);
+
+    world.update(&one, alone(["a"]));
+    let gone = world.now() + secs(15 * 60);
+    assert_eq!(world.wake_at(), Some(gone));
+    world.advance(secs(15 * 60 + 1));
+    assert_eq!(world.closed(), ["b"]);
+    assert!(!world.describe().details.contains_key("leaving"));
+    assert_eq!(world.wake_at(), None);
+    world.update(&both, alone(["a", "b"]));
+    assert_eq!(world.dialled(), ["b"]);
+}
+
+/// WT-4: the 15 minutes run from the removal, whatever else is updated; and they are over when the process slept
+/// through their end.
+#[test]
+fn retention_runs_from_the_removal() {
+    let (both, one) = (spread([("a", 1), ("b", 1)]), spread([("a", 1)]));
+    let mut world = World::new(&both, alone(["a", "b"])).all_up();
+    world.update(&one, alone(["a"]));
+    for _ in 0..14 {
+        world.advance(secs(60));
+        world.update(&spread([("a", 2)]), alone(["a"]));
+        world.update(&spread([("a", 1), ("c", 1)]), alone(["a", "c"]));
+        world.update(&one, alone(["a"]));
+    }
+    assert!(world.closed().is_empty());
+    world.advance(secs(60));
+    assert_eq!(world.closed(), ["b"]);
+
+    let mut world = World::new(&both, alone(["a", "b"])).all_up();
+    world.update(&one, alone(["a"]));
+    world.dialled();
+    world.sleep_through(secs(20 * 60));
+    assert_eq!(world.closed(), ["b"]);
+    world.update(&both, alone(["a", "b"]));
+    assert_eq!(world.dialled(), ["b"]);
+}
+
+/// WT-4: a child that is leaving goes on with its connections but counts for nothing, and all may leave.
+#[test]
+fn leaving_children_do_not_count() {
+    let both = spread([("a", 1), ("b", 1)]);
+    let mut world = World::new(&both, alone(["a", "b"])).all_up();
+    world.update(&spread([("a", 1)]), alone(["a"]));
+    world.published();
+    world.down("b");
+    world.up("b");
+    assert_eq!(world.published(), 0);
+    world.down("a");
+    world.advance(secs(2));
+    assert_eq!((world.state(), world.state_of("b")), (TransientFailure, Some(Ready)));
+    world.update(&spread([]), Endpoints::none());
+    assert_eq!((world.state(), world.state_of("b")), (TransientFailure, Some(Ready)));
+    world.advance(secs(16 * 60));
+    assert_eq!(world.subchannel_count(), 0);
+}
+
+/// WT-5
+#[test]
+fn without_targets_calls_fail() {
+    for config in [json!([{"weighted_target_experimental": {}}]), spread([])] {
+        let mut world = World::new(&config, alone(["a"]));
+        assert_eq!(world.state(), TransientFailure);
+        let status = world.pick().status().cloned().expect("the call fails");
+        assert_eq!((status.code(), status.message()), (Code::Unavailable, "no targets to send calls to"));
+        world.note("node n1");
+        let status = world.pick().status().cloned().expect("the call fails");
+        assert_eq!(status.message(), "no targets to send calls to (node n1)");
+    }
+}
+
+/// WT-6, LBX-7: each child is told its name and given its group of the endpoints, without the name; a target without a group gets
+/// none, a group without a target is left out.
+#[test]
+fn a_child_is_given_its_name_and_its_group() {
+    let inner = |name: &str| targets([("x", 1, scripted(name, Ready)), ("y", 1, scripted(name, Ready))]);
+    let config =
+        targets([("a", 1, inner("a")), ("b", 1, scripted("b", Ready)), ("c", 1, scripted("c", Ready))]);
+    let groups = Endpoints::groups([
+        ("a", Endpoints::groups([("x", endpoints(["a.x"])), ("y", endpoints(["a.y.1", "a.y.2"]))])),
+        ("b", endpoints(["b.1"])),
+        ("unknown", endpoints(["u"])),
+    ]);
+    let world = scripted::world(&config, groups);
+    let tree = world.describe();
+    let names: Vec<_> = tree.children.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["a", "b", "c"]);
+    let (a, b, c) = (&tree.children[0].1, &tree.children[1].1, &tree.children[2].1);
+    for (child, locality, addresses) in [
+        (&a.children[0].1, "x", json!(["a.x"])),
+        (&a.children[1].1, "y", json!(["a.y.1", "a.y.2"])),
+        (b, "b", json!(["b.1"])),
+        (c, "c", json!([])),
+    ] {
+        assert_eq!(child.details["locality"], locality);
+        assert_eq!(child.details["addresses"], addresses);
+    }
+}
+
+/// LBX-11: one picker per update, however many children it touches.
+#[test]
+fn an_update_publishes_one_picker() {
+    let group = |name: &'static str, n: usize| {
+        let list = (0..n).map(|i| evenkeel_core::Endpoint::at(format!("{name}{i}").as_str()));
+        (name, Endpoints::list(list.collect::<Vec<_>>()))
+    };
+    let config = spread([("a", 1), ("b", 2), ("c", 3)]);
+    let groups = |n| Endpoints::groups([group("a", n), group("b", n), group("c", n)]);
+    let mut world = World::new(&config, groups(3)).all_up();
+    world.published();
+    world.update(&spread([("a", 3), ("b", 3), ("c", 3)]), groups(2));
+    assert_eq!(world.published(), 1);
+    world.config(&spread([("a", 3), ("b", 3), ("c", 3)]));
+    assert_eq!(world.published(), 0);
+}
+
+/// LBX-12 below a target: another policy takes over without a gap.
+#[test]
+fn a_target_changes_its_policy() {
+    let mut world = World::new(&spread([("a", 1), ("b", 1)]), alone(["a", "b"])).all_up();
+    world.dialled();
+    let pick_first = |name| (name, 1, json!([{"pick_first": {}}]));
+    world.config(&targets([pick_first("a"), pick_first("b")]));
+    check_shares(&mut world, 1_000, &[("a", 1), ("b", 1)]);
+    assert_eq!((world.dialled().len(), world.closed().len()), (0, 0));
+}
+
+#[test]
+fn the_tree_shows_weights_and_shares() {
+    let mut world = World::new(&spread([("a", 3), ("b", 1), ("c", 4)]), alone(["a", "b", "c"]));
+    world.up("a");
+    world.up("b");
+    assert_eq!(
+        world.describe().details["targets"],
+        json!({
+            "a": {"weight": 3, "state": "READY", "share": 0.75},
+            "b": {"weight": 1, "state": "READY", "share": 0.25},
+            "c": {"weight": 4, "state": "CONNECTING", "share": null},
+        })
+    );
+}
+
+/// WT-1, LBX-1, LBX-2
+#[test]
+fn bad_configs_say_where() {
+    let registry = Registry::standard();
+    let at = |rest: &str| format!("loadBalancingConfig[0].weighted_target_experimental.{rest}");
+    for (config, path, problem) in [
+        (json!({"targets": []}), "targets", "expected an object"),
+        (json!({"targets": {"a": 1}}), "targets[\"a\"]", "expected an object"),
+        (
+            json!({"targets": {"a": {"childPolicy": [{"round_robin": {}}]}}}),
+            "targets[\"a\"].weight",
+            "at least 1",
+        ),
+        (
+            json!({"targets": {"a": {"weight": 0, "childPolicy": [{"round_robin": {}}]}}}),
+            "targets[\"a\"].weight",
+            "at least 1",
+        ),
+        (json!({"targets": {"a": {"weight": -1}}}), "targets[\"a\"].weight", "found -1"),
+        (json!({"targets": {"a": {"weight": 4_294_967_296_u64}}}), "targets[\"a\"].weight", "4294967295"),
+        (json!({"targets": {"a": {"weight": 1}}}), "targets[\"a\"].childPolicy", "is required"),
+        (
+            json!({"targets": {"a": {"weight": 1, "childPolicy": [{"nosuch": {}}]}}}),
+            "targets[\"a\"].childPolicy",
+            "nosuch",
+        ),
+    ] {
+        let error = registry
+            .parse(&json!([{ "weighted_target_experimental": config }]))
+            .expect_err("the config is bad");
+        assert_eq!(error.path(), at(path));
+        assert!(error.to_string().contains(problem), "{error}");
+    }
+    let both = json!([{"weighted_target_experimental": {"targets": {
+        "a": {"weight": "7", "child_policy": [{"nosuch": {}}, {"round_robin": {}}], "other": 1},
+    }}}]);
+    assert!(registry.parse(&both).is_ok());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    /// WT-2, WT-7: shares follow any weights.
+    #[test]
+    fn shares_follow_any_weights(weights in prop::collection::vec(any_weight(), 1..8)) {
+        let names = ["a", "b", "c", "d", "e", "f", "g"];
+        let weights: Vec<(&str, u32)> = names.into_iter().zip(weights).collect();
+        let mut world = World::new(&spread(weights.clone()), alone(weights.iter().map(|(name, _)| *name)));
+        world = world.all_up();
+        check_shares(&mut world, 4_000, &weights);
+    }
+}
+
+/// Weights of all magnitudes.
+fn any_weight() -> impl Strategy<Value = u32> {
+    (0u32..32, any::<u32>()).prop_map(|(shift, bits)| (bits >> shift).max(1))
+}

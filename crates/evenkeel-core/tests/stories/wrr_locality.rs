@@ -1,1 +1,259 @@
-//! wrr_locality
+//! `xds_wrr_locality_experimental`: localities by weight, the same policy inside each.
+
+use std::sync::Arc;
+
+use evenkeel_core::Connectivity::TransientFailure;
+use evenkeel_core::{Code, Endpoint, Endpoints, Locality, Registry};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use testkit::{World, endpoints, secs};
+
+use crate::scripted;
+use crate::weighted_target::check_shares;
+
+fn config() -> Value {
+    json!([{"xds_wrr_locality_experimental": {"childPolicy": [{"round_robin": {}}]}}])
+}
+
+fn locality(zone: &str) -> Arc<Locality> {
+    Arc::new(Locality { region: "eu".to_owned(), zone: zone.to_owned(), sub_zone: String::new() })
+}
+
+fn label(zone: &str) -> String {
+    format!("{{region=\"eu\", zone=\"{zone}\", sub_zone=\"\"}}")
+}
+
+/// Endpoints as (address, zone, weight of the locality).
+fn zoned<'a>(all: impl IntoIterator<Item = (&'a str, &'a str, u32)>) -> Endpoints {
+    let endpoint =
+        |(address, zone, weight): (&str, _, _)| Endpoint::at(address).with_locality(locality(zone), weight);
+    Endpoints::list(all.into_iter().map(endpoint).collect::<Vec<_>>())
+}
+
+/// WL-2, WT-6, LBX-7: one target per locality, named by its label, each with the same policy and with its endpoints in order.
+#[test]
+fn a_target_per_locality() {
+    let config =
+        json!([{"xds_wrr_locality_experimental": {"childPolicy": [{"scripted": {"state": "READY"}}]}}]);
+    let world = scripted::world(
+        &config,
+        zoned([("b1", "b", 1), ("a1", "a", 3), ("b2", "b", 1), ("a2", "a", 3), ("c1", "c", 0)]),
+    );
+    let tree = world.describe();
+    let (name, targets) = &tree.children[0];
+    assert_eq!((name.as_str(), targets.policy.as_str()), ("weighted_target", "weighted_target_experimental"));
+    let expected = [
+        ("a", 3, 0.6, json!(["a1", "a2"])),
+        ("b", 1, 0.2, json!(["b1", "b2"])),
+        ("c", 1, 0.2, json!(["c1"])),
+    ];
+    assert_eq!(targets.children.len(), expected.len());
+    for ((name, child), (zone, weight, share, addresses)) in targets.children.iter().zip(expected) {
+        assert_eq!((name, child.policy.as_str()), (&label(zone), "scripted"));
+        assert_eq!(child.details["locality"], label(zone));
+        assert_eq!(child.details["addresses"], addresses);
+        let target = json!({"weight": weight, "state": "READY", "share": share});
+        assert_eq!(targets.details["targets"][label(zone)], target);
+    }
+}
+
+/// WL-2, WT-7: calls are split by locality weight first, then by the policy inside.
+#[test]
+fn calls_follow_the_locality_weights() {
+    let mut world =
+        World::new(&config(), zoned([("a", "a", 6), ("b", "b", 2), ("c", "b", 2), ("d", "d", 4)])).all_up();
+    check_shares(&mut world, 100_000, &[("a", 6), ("b", 1), ("c", 1), ("d", 4)]);
+    world.endpoints(zoned([("a", "a", u32::MAX), ("b", "b", u32::MAX), ("d", "d", 1)]));
+    check_shares(&mut world, 20_000, &[("a", u32::MAX), ("b", u32::MAX), ("d", 1)]);
+}
+
+/// WL-2: endpoints without a locality are in the empty one, with the weight 1.
+#[test]
+fn endpoints_without_a_locality_are_in_the_empty_one() {
+    let empty = Endpoint::at("b").with_locality(Arc::default(), 1);
+    let all = [Endpoint::at("a"), empty, Endpoint::at("c").with_locality(locality("c"), 4)];
+    let mut world = World::new(&config(), Endpoints::list(all)).all_up();
+    check_shares(&mut world, 10_000, &[("a", 1), ("b", 1), ("c", 8)]);
+    let names: Vec<_> =
+        world.describe().children[0].1.children.iter().map(|(name, _)| name.clone()).collect();
+    assert_eq!(names, ["{region=\"\", zone=\"\", sub_zone=\"\"}".to_owned(), label("c")]);
+    assert!(world.warnings().is_empty());
+}
+
+/// WL-3: told once, shown for as long as it is so.
+#[test]
+fn of_two_weights_the_first_counts() {
+    let mut world =
+        World::new(&config(), zoned([("a", "a", 3), ("b", "b", 1), ("c", "a", 5), ("d", "a", 7)])).all_up();
+    let warning = format!("locality {} has two weights: 3 came first and counts, 5 is ignored", label("a"));
+    assert_eq!(world.describe().warnings, world.warnings());
+    assert_eq!(world.describe().warnings, [warning]);
+    check_shares(&mut world, 10_000, &[("a", 1), ("b", 1), ("c", 1), ("d", 1)]);
+    world.down("b");
+    world.advance(secs(60));
+    assert!(world.warnings().is_empty());
+    world.endpoints(zoned([("a", "a", 3), ("b", "b", 1)]));
+    assert!(world.describe().warnings.is_empty());
+}
+
+/// WL-3: names that read the same name the same child, so nothing else may tell their localities apart.
+#[test]
+fn localities_that_read_the_same_are_one() {
+    let tricky = |region: &str, zone: &str| {
+        Arc::new(Locality { region: region.to_owned(), zone: zone.to_owned(), sub_zone: String::new() })
+    };
+    let (one, other) = (tricky("r\", zone=\"s", "t"), tricky("r", "s\", zone=\"t"));
+    assert_eq!(one.to_string(), other.to_string());
+    let all = [Endpoint::at("a").with_locality(one, 1), Endpoint::at("b").with_locality(other, 2)];
+    let mut world = World::new(&config(), Endpoints::list(all)).all_up();
+    assert_eq!(world.warnings().len(), 1);
+    check_shares(&mut world, 1_000, &[("a", 1), ("b", 1)]);
+}
+
+/// WL-4, LBX-11, fault 66
+#[test]
+fn a_weight_change_reconnects_nothing_and_splits_anew_at_once() {
+    let mut world = World::new(&config(), zoned([("a", "a", 1), ("b", "b", 1)])).all_up();
+    assert_eq!(world.dialled(), ["a", "b"]);
+    world.endpoints(zoned([("a", "a", 9), ("b", "b", 1)]));
+    check_shares(&mut world, 50_000, &[("a", 9), ("b", 1)]);
+    world.published();
+    for i in 1..=1_000 {
+        world.endpoints(zoned([("a", "a", i), ("b", "b", 1_001 - i)]));
+        assert_eq!(world.published(), 1);
+        assert!(!world.picks(3).contains(&"fail".to_owned()));
+    }
+    check_shares(&mut world, 50_000, &[("a", 1_000), ("b", 1)]);
+    assert_eq!((world.dialled().len(), world.closed().len()), (0, 0));
+}
+
+/// WL-2: a locality in which nothing changed is left alone, even when the same endpoints come in a new list.
+#[test]
+fn an_update_touches_only_what_changed() {
+    let config =
+        json!([{"xds_wrr_locality_experimental": {"childPolicy": [{"scripted": {"state": "READY"}}]}}]);
+    let mut world = scripted::world(&config, zoned([("a", "a", 1), ("b", "b", 1)]));
+    let updates = |world: &World| {
+        let tree = world.describe();
+        let children = &tree.children[0].1.children;
+        [0, 1].map(|i| children[i].1.details["updates"].as_u64())
+    };
+    for (update, expected) in [
+        (zoned([("a", "a", 1), ("b", "b", 1)]), [1, 1]),
+        (zoned([("a", "a", 1), ("b", "b", 1), ("c", "b", 1)]), [1, 2]),
+        (zoned([("c", "b", 1), ("a", "a", 1), ("b", "b", 1)]), [1, 3]),
+        (zoned([("c", "b", 1), ("a", "a", 2), ("b", "b", 1)]), [2, 3]),
+    ] {
+        world.endpoints(update);
+        assert_eq!(updates(&world), expected.map(Some));
+    }
+}
+
+/// WL-5, WT-4: a locality that lost its endpoints is no target, but its connections wait for its return.
+#[test]
+fn a_locality_that_empties_leaves() {
+    let both = || zoned([("a", "a", 1), ("b", "b", 1)]);
+    let mut world = World::new(&config(), both()).all_up();
+    world.endpoints(zoned([("a", "a", 1)]));
+    assert_eq!(world.shares(50), [("a".to_owned(), 50)].into());
+    let targets = &world.describe().children[0].1.details["targets"];
+    assert_eq!(targets.as_object().map(serde_json::Map::len), Some(1));
+    world.advance(secs(14 * 60 + 59));
+    world.endpoints(both());
+    check_shares(&mut world, 1_000, &[("a", 1), ("b", 1)]);
+    assert_eq!(world.dialled(), ["a", "b"]);
+    world.endpoints(zoned([("a", "a", 1)]));
+    world.advance(secs(15 * 60 + 1));
+    assert_eq!(world.closed(), ["b"]);
+}
+
+/// WL-2: an endpoint that moves to another locality keeps its connection.
+#[test]
+fn an_endpoint_moves() {
+    let mut world = World::new(&config(), zoned([("a", "a", 1), ("b", "b", 1)])).all_up();
+    world.endpoints(zoned([("a", "a", 1), ("b", "c", 3)]));
+    check_shares(&mut world, 10_000, &[("a", 1), ("b", 3)]);
+    assert_eq!(world.dialled(), ["a", "b"]);
+    world.advance(secs(60 * 60));
+    assert!(world.closed().is_empty());
+}
+
+/// WL-5, WT-5, fault 25
+#[test]
+fn without_endpoints_calls_fail_at_once() {
+    let mut world = World::new(&config(), Endpoints::none());
+    assert_eq!(world.state(), TransientFailure);
+    let status = world.pick().status().cloned().expect("the call fails");
+    assert_eq!((status.code(), status.message()), (Code::Unavailable, "no targets to send calls to"));
+    world = world.all_up();
+    world.endpoints(zoned([("a", "a", 1)]));
+    assert_eq!(world.picks(1), ["a"]);
+    world.endpoints(Endpoints::none());
+    assert_eq!(world.picks(1), ["fail"]);
+}
+
+/// LBX-12: another policy inside takes over in every locality without a gap.
+#[test]
+fn the_policy_inside_changes() {
+    let mut world = World::new(&config(), zoned([("a", "a", 1), ("b", "b", 1)])).all_up();
+    world.config(&json!([{"xds_wrr_locality_experimental": {"childPolicy": [{"pick_first": {}}]}}]));
+    assert_eq!(world.describe().children[0].1.children[1].1.policy, "pick_first");
+    check_shares(&mut world, 1_000, &[("a", 1), ("b", 1)]);
+    assert_eq!(world.dialled(), ["a", "b"]);
+}
+
+/// The same endpoint twice, and once more in another locality, is one connection.
+#[test]
+fn duplicates_share_a_connection() {
+    let mut world = World::new(&config(), zoned([("a", "a", 1), ("a", "a", 1), ("a", "b", 1)])).all_up();
+    assert_eq!(world.picks(2), ["a", "a"]);
+    assert_eq!(world.dialled(), ["a"]);
+    world.endpoints(endpoints([]));
+    world.advance(secs(16 * 60));
+    assert_eq!(world.closed(), ["a"]);
+}
+
+/// WL-1, LBX-2, and the names under which other implementations know it.
+#[test]
+fn configs() {
+    let registry = Registry::standard();
+    for name in ["xds_wrr_locality_experimental", "wrr_locality_experimental", "xds_wrr_locality"] {
+        for field in ["childPolicy", "child_policy"] {
+            let parsed = registry.parse(&json!([{ name: { field: [{"round_robin": {}}] } }]));
+            assert_eq!(parsed.expect("it parses").policy(), "xds_wrr_locality_experimental");
+        }
+        let error = registry.parse(&json!([{ name: {} }])).expect_err("the child is missing");
+        assert_eq!(error.policy(), Some("xds_wrr_locality_experimental"));
+        assert_eq!(error.path(), format!("loadBalancingConfig[0].{name}.childPolicy"));
+        assert!(error.to_string().contains("is required"), "{error}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    /// WL-2, WL-4: whatever the updates, shares are those of the latest, and only endpoints that are new are dialled.
+    #[test]
+    fn shares_follow_the_latest_update(
+        updates in prop::collection::vec(prop::collection::vec(0u32..5, 4), 1..6),
+    ) {
+        let names = ["a", "b", "c", "d"];
+        let mut world = World::new(&config(), Endpoints::none()).all_up();
+        let mut dialled = Vec::new();
+        for weights in updates {
+            // Weight 0 stands for a locality that is absent.
+            let present: Vec<_> = names.into_iter().zip(weights).filter(|(_, weight)| *weight > 0).collect();
+            world.endpoints(zoned(present.iter().map(|(name, weight)| (*name, *name, *weight))));
+            dialled.extend(world.dialled());
+            if present.is_empty() {
+                prop_assert_eq!(world.picks(1), ["fail"]);
+            } else {
+                check_shares(&mut world, 2_000, &present);
+            }
+        }
+        dialled.sort();
+        let mut once = dialled.clone();
+        once.dedup();
+        prop_assert_eq!(dialled, once);
+    }
+}

@@ -1,0 +1,159 @@
+//! Child policies by name: what weighted_target and xds_cluster_manager have in common.
+//!
+//! A name decides which child is which across updates, and which group of the endpoints it is given (A56, hierarchical
+//! addresses). A child whose name is gone is kept for a while, in case it comes back, or let go at once.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::cx::Scope;
+use crate::describe::{Description, Look};
+use crate::policy::LbState;
+use crate::{Child, Connectivity, Cx, Endpoints, Instant, LbConfig};
+
+/// Child policies by name, in the order of the names they were last given.
+#[derive(Debug, Default)]
+pub(crate) struct Children {
+    named: Vec<Named>,
+    /// No longer named, each with the moment when it is let go.
+    leaving: Vec<(Named, Instant)>,
+    source: Option<Endpoints>,
+}
+
+/// One child.
+#[derive(Debug)]
+pub(crate) struct Named {
+    name: Arc<str>,
+    child: Child,
+    endpoints: Endpoints,
+    state: LbState,
+    /// Failed, and not ready since.
+    failed: bool,
+}
+
+impl Children {
+    /// Takes in which children there should be, and gives each its group of the endpoints; the caller then runs each
+    /// of them. Those that are no longer named are kept `retention` long. Answers whether the names are others than
+    /// before.
+    pub(crate) fn update<'n>(
+        &mut self,
+        names: impl Iterator<Item = &'n Arc<str>> + Clone,
+        endpoints: &Endpoints,
+        retention: Duration,
+        cx: &mut Cx<'_>,
+    ) -> bool {
+        let renamed = !names.clone().eq(self.named.iter().map(|named| &named.name));
+        self.leaving.retain(|(_, at)| *at > cx.now());
+        if renamed {
+            self.rename(names, cx.now() + retention);
+            self.leaving.retain(|(_, at)| *at > cx.now());
+        }
+        if renamed || self.source.as_ref().is_none_or(|source| !source.is_same(endpoints)) {
+            self.regroup(endpoints);
+        }
+        for (named, at) in &mut self.leaving {
+            named.keep(cx);
+            cx.wake_at(*at);
+        }
+        renamed
+    }
+
+    fn rename<'n>(&mut self, names: impl Iterator<Item = &'n Arc<str>>, leave_at: Instant) {
+        let present = std::mem::take(&mut self.named).into_iter().map(|named| (named, leave_at));
+        let all = present.chain(std::mem::take(&mut self.leaving));
+        let mut old: BTreeMap<_, _> = all.map(|(named, at)| (named.name.clone(), (named, at))).collect();
+        self.named =
+            names.map(|name| old.remove(name).map_or_else(|| Named::new(name), |(named, _)| named)).collect();
+        self.leaving = old.into_values().collect();
+    }
+
+    fn regroup(&mut self, endpoints: &Endpoints) {
+        let mut groups = HashMap::new();
+        for group in endpoints.as_groups() {
+            groups.entry(&group.name).or_insert(&group.endpoints);
+        }
+        for named in &mut self.named {
+            named.endpoints = groups.get(&named.name).map_or_else(Endpoints::none, |group| (*group).clone());
+        }
+        self.source = Some(endpoints.clone());
+    }
+
+    /// The children that are named, in order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Named> {
+        self.named.iter()
+    }
+
+    /// The children that are named, in order, to be run.
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Named> {
+        self.named.iter_mut()
+    }
+
+    /// The children that are kept although no longer named, with the moment when each is let go.
+    pub(crate) fn leaving(&self) -> impl Iterator<Item = (&Named, Instant)> {
+        self.leaving.iter().map(|(named, at)| (named, *at))
+    }
+
+    /// READY if any child is, else CONNECTING if any is, else IDLE if any is, else TRANSIENT_FAILURE.
+    pub(crate) fn connectivity(&self) -> Connectivity {
+        let is_any = |state: &Connectivity| self.named.iter().any(|named| named.connectivity() == *state);
+        let order = [Connectivity::Ready, Connectivity::Connecting, Connectivity::Idle];
+        order.into_iter().find(is_any).unwrap_or(Connectivity::TransientFailure)
+    }
+
+    /// Adds the children to a description, those that are leaving too: they hold connections.
+    pub(crate) fn describe(&self, description: Description, look: &Look<'_>) -> Description {
+        let all = self.named.iter().chain(self.leaving.iter().map(|(named, _)| named));
+        all.fold(description, |all, named| all.child(&*named.name, named.child.describe(look)))
+    }
+}
+
+impl Named {
+    fn new(name: &Arc<str>) -> Named {
+        Named {
+            name: name.clone(),
+            child: Child::new(),
+            endpoints: Endpoints::none(),
+            state: LbState::connecting(),
+            failed: false,
+        }
+    }
+
+    /// Runs the child with its group of the endpoints.
+    pub(crate) fn reconcile(&mut self, scope: Scope, config: &LbConfig, cx: &mut Cx<'_>) {
+        self.state = self.child.reconcile_in(scope, config, &self.endpoints, cx);
+        self.remember_failure();
+    }
+
+    fn keep(&mut self, cx: &mut Cx<'_>) {
+        self.child.keep(cx);
+        if let Some(state) = self.child.state() {
+            self.state = state.clone();
+        }
+        self.remember_failure();
+    }
+
+    fn remember_failure(&mut self) {
+        match self.state.connectivity {
+            Connectivity::TransientFailure => self.failed = true,
+            Connectivity::Ready => self.failed = false,
+            Connectivity::Connecting | Connectivity::Idle => {}
+        }
+    }
+
+    /// The name.
+    pub(crate) fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    /// What the child itself last answered.
+    pub(crate) fn state(&self) -> &LbState {
+        &self.state
+    }
+
+    /// How the child counts: once failed it counts as failed until it is ready, so that a child which only ever
+    /// tries again does not hold the whole in CONNECTING.
+    pub(crate) fn connectivity(&self) -> Connectivity {
+        if self.failed { Connectivity::TransientFailure } else { self.state.connectivity }
+    }
+}
