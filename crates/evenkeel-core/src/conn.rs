@@ -64,6 +64,8 @@ pub enum Eagerness {
     Eager,
     /// Wait for a call or for the application.
     Lazy,
+    /// Wait until a call or the policy wakes the subchannel; what the application asks for is the policy's to answer.
+    OnCall,
 }
 
 impl Conn {
@@ -92,7 +94,12 @@ impl Conn {
             let Some(first) = addresses.first() else { return ConnState::none() };
             let first = cx.subchannel(first);
             let (id, woken) = (first.id(), first.connectivity() != Connectivity::Idle);
-            if eagerness == Eagerness::Lazy && !woken && !cx.exit_idle() {
+            let asked = match eagerness {
+                Eagerness::Eager => true,
+                Eagerness::Lazy => woken || cx.exit_idle(),
+                Eagerness::OnCall => woken,
+            };
+            if !asked {
                 return ConnState { connectivity: Connectivity::Idle, subchannel: Some(id) };
             }
             self.phase = Phase::Trying(Box::new(Attempts::new(addresses)));
