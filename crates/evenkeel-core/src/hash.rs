@@ -21,10 +21,15 @@ pub fn of_bytes(bytes: &[u8]) -> u64 {
 /// The hash of a header's value, rewritten if the policy says so, several values joined by commas. Nothing if the
 /// header is absent or binary: names that end in `-bin` never match (A28).
 pub fn of_header(name: &str, value: Option<&str>) -> Option<u64> {
-    if name.to_ascii_lowercase().ends_with("-bin") {
+    if is_binary(name) {
         return None;
     }
     value.map(|value| of_bytes(value.as_bytes()))
+}
+
+/// Whether gRPC takes the values of this header as bytes.
+pub(crate) fn is_binary(name: &str) -> bool {
+    name.as_bytes().last_chunk().is_some_and(|end: &[u8; 4]| end.eq_ignore_ascii_case(b"-bin"))
 }
 
 /// The hash of a request: what its route's policies yield, in order, each with its `terminal` flag. A policy that is

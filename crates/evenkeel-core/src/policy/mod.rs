@@ -25,6 +25,7 @@ use crate::registry::Registry;
 use crate::{Connectivity, Endpoints, Status, SubchannelId};
 
 pub use pick_first::PickFirst;
+pub use ring_hash::{RingHash, RingHashConfig};
 pub use round_robin::RoundRobin;
 
 /// A load-balancing policy.
@@ -164,5 +165,6 @@ impl<P: Policy> AnyPolicy for Erased<P> {
 
 pub(crate) fn register_all(registry: &mut Registry) {
     registry.register::<PickFirst>("pick_first");
+    registry.register::<RingHash>("ring_hash_experimental");
     registry.register::<RoundRobin>("round_robin");
 }
