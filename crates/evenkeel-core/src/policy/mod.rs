@@ -24,7 +24,9 @@ use crate::pick::{Call, Pick, Picker};
 use crate::registry::Registry;
 use crate::{Connectivity, Endpoints, Status, SubchannelId};
 
+pub use least_request::{LeastRequest, LeastRequestConfig};
 pub use pick_first::PickFirst;
+pub use random_subsetting::{RandomSubsetting, RandomSubsettingConfig};
 pub use ring_hash::{RingHash, RingHashConfig};
 pub use round_robin::RoundRobin;
 
@@ -164,7 +166,9 @@ impl<P: Policy> AnyPolicy for Erased<P> {
 }
 
 pub(crate) fn register_all(registry: &mut Registry) {
+    registry.register::<LeastRequest>("least_request_experimental");
     registry.register::<PickFirst>("pick_first");
+    registry.register::<RandomSubsetting>("random_subsetting_experimental");
     registry.register::<RingHash>("ring_hash_experimental");
     registry.register::<RoundRobin>("round_robin");
 }
