@@ -68,21 +68,19 @@ mod tests {
     fn policies_combine_in_order() {
         const HIGH: u64 = 1 << 63;
         let (go_on, stop) = (false, true);
-        let cases: [(&[(Option<u64>, bool)], Option<u64>); 9] = [
-            (&[], None),
-            (&[(None, go_on), (None, stop)], None),
-            (&[(Some(5), go_on)], Some(5)),
-            (&[(Some(0), go_on)], Some(0)),
-            (&[(Some(HIGH), go_on), (Some(2), go_on)], Some(3)),
-            (&[(None, go_on), (Some(5), go_on), (None, go_on), (Some(1), go_on)], Some(11)),
-            (&[(Some(5), stop), (Some(1), go_on)], Some(5)),
-            // Terminal stops once a hash exists, be it its own or an earlier one.
-            (&[(None, stop), (Some(5), go_on)], Some(5)),
-            (&[(Some(5), go_on), (None, stop), (Some(1), go_on)], Some(5)),
-        ];
-        for (policies, expected) in cases {
+        let check = |policies: &[(Option<u64>, bool)], expected| {
             assert_eq!(combine(policies.iter().copied()), expected, "{policies:?}");
-        }
+        };
+        check(&[], None);
+        check(&[(None, go_on), (None, stop)], None);
+        check(&[(Some(5), go_on)], Some(5));
+        check(&[(Some(0), go_on)], Some(0));
+        check(&[(Some(HIGH), go_on), (Some(2), go_on)], Some(3));
+        check(&[(None, go_on), (Some(5), go_on), (None, go_on), (Some(1), go_on)], Some(11));
+        check(&[(Some(5), stop), (Some(1), go_on)], Some(5));
+        // Terminal stops once a hash exists, be it its own or an earlier one.
+        check(&[(None, stop), (Some(5), go_on)], Some(5));
+        check(&[(Some(5), go_on), (None, stop), (Some(1), go_on)], Some(5));
     }
 
     /// RH-7

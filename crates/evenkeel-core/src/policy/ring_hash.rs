@@ -38,7 +38,7 @@ pub struct RingHash {
     ring: Arc<Ring>,
     warnings: Vec<String>,
     header: Option<Arc<str>>,
-    shown: Shown<Seen>,
+    shown: Shown<RingPicker>,
 }
 
 /// Settings of `ring_hash_experimental`.
@@ -102,17 +102,17 @@ impl Policy for RingHash {
         }
         let request_hash_header = match fields.str("requestHashHeader")? {
             None | Some("") => None,
-            Some(name) => match header_name(name) {
-                Ok(name) => Some(name),
-                Err(problem) => return Err(fields.error("requestHashHeader", problem)),
-            },
+            Some(name) => {
+                let name = header_name(name).map_err(|problem| fields.error("requestHashHeader", problem))?;
+                Some(name)
+            }
         };
         Ok(RingHashConfig { min_ring_size: min, max_ring_size: max, request_hash_header })
     }
 
     fn reconcile(&mut self, config: &RingHashConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
         let changed = self.fleet.reconcile(endpoints, Eagerness::OnCall, cx);
-        let sizes = (config.min_ring_size.min(self.cap), config.max_ring_size.min(self.cap));
+        let sizes = (config.min_ring_size.clamp(1, self.cap), config.max_ring_size.clamp(1, self.cap));
         if changed || sizes != self.plan.sizes {
             self.arrange(Plan::new(sizes, self.fleet.members()));
         }
@@ -125,11 +125,8 @@ impl Policy for RingHash {
             cx.warn(warning.clone());
         }
         self.header.clone_from(&config.request_hash_header);
-        let seen = self.look(cx);
-        self.shown.show(seen, |seen| match seen.failures.first().filter(|_| seen.places.is_empty()) {
-            Some(failure) => LbState::failing(failure.clone()),
-            None => LbState::new(seen.connectivity, RingPicker::new(seen)),
-        })
+        let picker = self.picker(cx);
+        self.shown.show(picker, |picker| LbState::new(picker.connectivity, picker.clone()))
     }
 
     fn describe(&self, look: &Look<'_>) -> Description {
@@ -206,7 +203,7 @@ impl RingHash {
         idle().nth(at as usize)?.subchannel()
     }
 
-    fn look(&self, cx: &Cx<'_>) -> Seen {
+    fn picker(&self, cx: &Cx<'_>) -> RingPicker {
         let members = self.fleet.members();
         let failed = |member: &Member<_>| member.connectivity() == Connectivity::TransientFailure;
         // Only the last resort of a pick reads these, so they are not made while there is another one.
@@ -217,7 +214,7 @@ impl RingHash {
         } else {
             [].into()
         };
-        Seen {
+        RingPicker {
             connectivity: self.connectivity(),
             ring: self.ring.clone(),
             places: members.iter().map(Place::of).collect(),
@@ -252,15 +249,15 @@ fn aggregate(states: impl Iterator<Item = Connectivity>) -> Connectivity {
     }
 }
 
-/// What pickers are made from.
+/// The ring and how its endpoints are. Equal ones pick alike, so that a picker stays until another differs from it.
 #[derive(Clone, Debug, PartialEq)]
-struct Seen {
+struct RingPicker {
     connectivity: Connectivity,
     ring: Arc<Ring>,
     /// By member.
     places: Arc<[Place]>,
     is_connecting: bool,
-    /// By member, if all have failed; else empty.
+    /// By member, if all have failed; without members, why calls fail; else empty.
     failures: Arc<[Status]>,
     header: Option<Arc<str>>,
 }
@@ -303,23 +300,6 @@ impl PartialEq for Place {
     }
 }
 
-struct RingPicker {
-    ring: Arc<Ring>,
-    places: Arc<[Place]>,
-    is_ready: bool,
-    is_connecting: bool,
-    failures: Arc<[Status]>,
-    header: Option<Arc<str>>,
-}
-
-impl RingPicker {
-    fn new(seen: &Seen) -> RingPicker {
-        let Seen { connectivity, ring, places, is_connecting, failures, header } = seen.clone();
-        let is_ready = connectivity == Connectivity::Ready;
-        RingPicker { ring, places, is_ready, is_connecting, failures, header }
-    }
-}
-
 impl Picker for RingPicker {
     fn pick(&self, call: &Call<'_>) -> Pick {
         let Some((hash, origin)) = self.request_hash(call) else {
@@ -327,8 +307,8 @@ impl Picker for RingPicker {
             return Pick::Fail(Status::new(Code::Internal, problem));
         };
         let first = self.ring.find(hash);
-        let failure = self.ring.entries.get(first).and_then(|entry| self.failures.get(entry.member as usize));
-        match (failure, origin) {
+        let member = self.ring.entries.get(first).map_or(0, |entry| entry.member as usize);
+        match (self.failures.get(member), origin) {
             (Some(failure), _) => Pick::Fail(failure.clone()),
             (None, Origin::Call) => self.pick_at(first),
             (None, Origin::Chance) => self.pick_any(first),
@@ -377,7 +357,7 @@ impl RingPicker {
                 Way::Idle(_) | Way::Connecting | Way::Failed => {}
             }
             // Where nobody is ready, the rest of the ring has nothing more to say.
-            if !self.is_ready && (self.is_connecting || wake.is_some()) {
+            if self.connectivity != Connectivity::Ready && (self.is_connecting || wake.is_some()) {
                 break;
             }
         }
@@ -549,22 +529,20 @@ mod tests {
     /// RH-4
     #[test]
     fn entries_follow_weights() {
-        let cases: [((u64, u64), &[u32], &[u32]); 9] = [
-            ((6, 4096), &[3, 3, 4], &[2, 2, 3]),
-            ((1024, 4096), &[1, 1, 1], &[342, 342, 342]),
-            ((1024, 4096), &[7], &[1024]),
-            ((1, 4096), &[1, 2, 4], &[1, 2, 4]),
-            ((1, 8), &[1, 100], &[1, 7]),
-            // The greatest size cuts through: some get nothing.
-            ((1, 2), &[1, 1, 1, 1, 1], &[1, 0, 1, 0, 0]),
-            ((4, 4), &[1, 1, 2], &[1, 1, 2]),
-            // The product of raw weights in A42's example.
-            ((17, 4096), &[6, 3, 6, 2], &[6, 3, 6, 2]),
-            ((1, 4096), &[], &[]),
-        ];
-        for (sizes, weights, expected) in cases {
+        let check = |sizes, weights: &[u32], expected: &[u32]| {
             assert_eq!(shares(sizes, weights), expected, "{sizes:?} {weights:?}");
-        }
+        };
+        check((6, 4096), &[3, 3, 4], &[2, 2, 3]);
+        check((1024, 4096), &[1, 1, 1], &[342, 342, 342]);
+        check((1024, 4096), &[7], &[1024]);
+        check((1, 4096), &[1, 2, 4], &[1, 2, 4]);
+        check((1, 8), &[1, 100], &[1, 7]);
+        check((4, 4), &[1, 1, 2], &[1, 1, 2]);
+        // The greatest size cuts through: some get nothing.
+        check((1, 2), &[1, 1, 1, 1, 1], &[1, 0, 1, 0, 0]);
+        // RH-6: the product of raw weights in A42's example.
+        check((17, 4096), &[6, 3, 6, 2], &[6, 3, 6, 2]);
+        check((1, 4096), &[], &[]);
     }
 
     /// RH-6: A42's example, normalised by A113: 3/5 of 2/3 and 1/3, 2/5 of 3/4 and 1/4.
