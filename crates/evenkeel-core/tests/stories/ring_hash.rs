@@ -117,7 +117,12 @@ fn endpoints_are_connected_by_the_calls_that_hash_to_them() {
     world.ready("c");
     assert_eq!((call(&mut world, "c"), call(&mut world, "b")), ("c".to_owned(), "b".to_owned()));
 
-    // A connection that is lost waits for a call again.
+    // A connection that is lost waits for a call again, alone or with the others.
+    world.lose("b");
+    assert_eq!((world.state(), world.dialled()), (Connectivity::Ready, vec![]));
+    assert_eq!(call(&mut world, "b"), "queue");
+    assert_eq!(world.dialled(), ["b"]);
+    world.ready("b");
     world.lose("b");
     world.lose("c");
     world.advance(secs(1000));
@@ -462,4 +467,7 @@ fn an_endpoint_with_several_addresses_is_one_place() {
     assert_eq!(call(&mut world, "a2"), "a2");
     assert_eq!(world.closed(), ["a"]);
     assert_eq!(world.subchannel_count(), 2);
+    // With fewer addresses it is another endpoint, whose picks count from 0.
+    world.endpoints(endpoints(["a2", "b"]));
+    assert_eq!((call(&mut world, "a2"), world.describe().picks()), ("a2".to_owned(), 1));
 }
