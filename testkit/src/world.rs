@@ -326,6 +326,9 @@ impl World {
         match self.picker().pick(call) {
             Pick::To(id, trackers) => {
                 let address = self.known.get(&id).map_or_else(|| format!("{id:?}"), ToString::to_string);
+                if let Some(id) = trackers.to_wake() {
+                    self.handle(Event::Connect(id));
+                }
                 Picked::To { address, id, trackers, now: self.now }
             }
             Pick::Queue { connect } => {

@@ -64,6 +64,8 @@ pub enum Eagerness {
     Eager,
     /// Wait for a call or for the application.
     Lazy,
+    /// Wait until a call or the policy wakes the subchannel; what the application asks for is the policy's to answer.
+    OnCall,
 }
 
 impl Conn {
@@ -92,7 +94,12 @@ impl Conn {
             Phase::Trying(_) => Some(Box::new(Attempts::new(addresses))),
             Phase::Idle => None,
         };
-        if attempts.is_none() && eagerness == Eagerness::Lazy && !cx.exit_idle() {
+        let waits = match eagerness {
+            Eagerness::Eager => false,
+            Eagerness::Lazy => !cx.exit_idle(),
+            Eagerness::OnCall => true,
+        };
+        if attempts.is_none() && waits {
             let first = cx.subchannel(first);
             if first.connectivity() == Connectivity::Idle {
                 return ConnState { connectivity: Connectivity::Idle, subchannel: Some(first.id()) };

@@ -11,6 +11,7 @@
 //! | [`Policy`], [`Cx`], [`Child`], [`Fleet`] | writing a policy |
 //! | [`Registry`], [`LbConfig`] | configs and which policies they may name |
 //! | [`Picker`], [`Call`], [`Pick`], [`Trackers`] | the request path |
+//! | [`hash`] | request hashes |
 //! | [`schedule`] | exact weighted orders |
 //! | [`Description`] | the live tree as data |
 
@@ -26,6 +27,7 @@ mod cx;
 mod describe;
 mod endpoint;
 mod fleet;
+pub mod hash;
 mod load;
 mod pick;
 pub mod policy;

@@ -191,6 +191,7 @@ const INLINE: usize = 3;
 pub struct Trackers {
     inline: [Option<Arc<dyn Tracker>>; INLINE],
     more: Vec<Arc<dyn Tracker>>,
+    wake: Option<SubchannelId>,
 }
 
 impl Trackers {
@@ -201,7 +202,7 @@ impl Trackers {
 
     /// One tracker.
     pub fn one(tracker: Arc<dyn Tracker>) -> Trackers {
-        Trackers { inline: [Some(tracker), None, None], more: Vec::new() }
+        Trackers { inline: [Some(tracker), None, None], more: Vec::new(), wake: None }
     }
 
     /// Adds a tracker; it is told after those that are there.
@@ -210,6 +211,16 @@ impl Trackers {
             Some(slot) => *slot = Some(tracker),
             None => self.more.push(tracker),
         }
+    }
+
+    /// Asks for an idle subchannel to be connected beside this call, for calls to come (A76).
+    pub fn wake(&mut self, id: SubchannelId) {
+        self.wake = Some(id);
+    }
+
+    /// An idle subchannel that should be asked to connect although this call goes elsewhere.
+    pub fn to_wake(&self) -> Option<SubchannelId> {
+        self.wake
     }
 
     /// Whether anybody reads load reports.

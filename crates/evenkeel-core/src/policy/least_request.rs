@@ -1,1 +1,190 @@
-//! least_request
+//! `least_request_experimental`: of a few endpoints drawn at random, the one with the fewest calls in flight (A48).
+//!
+//! Calls in flight are counted per policy and endpoint, across pickers and updates, and exactly: a call is counted
+//! when it is picked and discounted when it ends, however it ends. Weights and loads of other clients do not count.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde_json::{Map, Value};
+
+use crate::config::{ConfigError, Fields};
+use crate::conn::Eagerness;
+use crate::describe::{Description, Look};
+use crate::policy::{LbState, Policy, Shown};
+use crate::{
+    Call, CallEnd, Connectivity, Cx, Endpoints, Fleet, Pick, Picker, Status, SubchannelId, Tracker, Trackers,
+};
+
+/// The most endpoints that are drawn for a call (A48): more would cost and hardly help.
+const MAX_CHOICES: usize = 10;
+
+/// The policy.
+#[derive(Debug, Default)]
+pub struct LeastRequest {
+    fleet: Fleet<Arc<Outstanding>>,
+    config: LeastRequestConfig,
+    shown: Shown<Seen>,
+}
+
+/// Settings of `least_request_experimental`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeastRequestConfig {
+    /// How many endpoints are drawn for a call: from 2 to 10, 2 unless set.
+    pub choice_count: usize,
+    /// Whether the endpoints drawn for a call are different ones. As gRPC draws them they need not be, so that even a
+    /// frozen endpoint gets about one call in n². An option of evenkeel's own, off unless set.
+    pub distinct_samples: bool,
+}
+
+impl Default for LeastRequestConfig {
+    fn default() -> LeastRequestConfig {
+        LeastRequestConfig { choice_count: 2, distinct_samples: false }
+    }
+}
+
+impl Policy for LeastRequest {
+    type Config = LeastRequestConfig;
+
+    fn parse(fields: &Fields<'_>) -> Result<LeastRequestConfig, ConfigError> {
+        let default = LeastRequestConfig::default();
+        let choice_count = match fields.u32("choiceCount")?.map(|n| n as usize) {
+            None => default.choice_count,
+            Some(n @ (0 | 1)) => {
+                return Err(fields.error("choiceCount", format!("must be at least 2, found {n}")));
+            }
+            Some(n) => n.min(MAX_CHOICES),
+        };
+        let distinct_samples = fields.bool("distinctSamples")?.unwrap_or(default.distinct_samples);
+        Ok(LeastRequestConfig { choice_count, distinct_samples })
+    }
+
+    fn reconcile(&mut self, config: &LeastRequestConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
+        self.fleet.reconcile(endpoints, Eagerness::Eager, cx);
+        self.config.clone_from(config);
+        let connectivity = self.fleet.connectivity();
+        let ready = self.fleet.ready().map(|(member, id)| Seat { id, calls: member.own.clone() });
+        let seen = Seen {
+            connectivity,
+            ready: ready.collect(),
+            failure: (connectivity == Connectivity::TransientFailure).then(|| self.fleet.failure(cx)),
+            config: config.clone(),
+        };
+        self.shown.show(seen, |seen| match &seen.failure {
+            Some(failure) => LbState::failing(failure.clone()),
+            None if seen.ready.is_empty() => LbState::connecting(),
+            None => LbState::new(connectivity, LeastRequestPicker::new(seen)),
+        })
+    }
+
+    fn describe(&self, look: &Look<'_>) -> Description {
+        let outstanding = self.fleet.members().iter().map(|member| {
+            let name = member.endpoint.addresses().first().map(ToString::to_string).unwrap_or_default();
+            (name, Value::from(member.own.active()))
+        });
+        let mut description = Description::new()
+            .detail("choiceCount", self.config.choice_count)
+            .detail("distinctSamples", self.config.distinct_samples)
+            .detail("outstanding", outstanding.collect::<Map<_, _>>());
+        self.fleet.describe(&mut description, look, |_, member, row| {
+            row.picks = member.own.started.load(Ordering::Relaxed);
+        });
+        description
+    }
+}
+
+/// What pickers are made from.
+#[derive(Debug, PartialEq)]
+struct Seen {
+    connectivity: Connectivity,
+    ready: Arc<[Seat]>,
+    failure: Option<Status>,
+    config: LeastRequestConfig,
+}
+
+/// One endpoint as a picker sees it.
+#[derive(Debug)]
+struct Seat {
+    id: SubchannelId,
+    calls: Arc<Outstanding>,
+}
+
+impl PartialEq for Seat {
+    fn eq(&self, other: &Seat) -> bool {
+        self.id == other.id && Arc::ptr_eq(&self.calls, &other.calls)
+    }
+}
+
+/// The calls of one policy to one endpoint, on a cache line of their own. Both counters only grow; their difference is
+/// in flight.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Outstanding {
+    started: AtomicU64,
+    finished: AtomicU64,
+}
+
+impl Outstanding {
+    fn active(&self) -> u64 {
+        // Every end that is seen here comes with the start before it, so that the difference is never negative.
+        let finished = self.finished.load(Ordering::Acquire);
+        self.started.load(Ordering::Relaxed).wrapping_sub(finished)
+    }
+}
+
+impl Tracker for Outstanding {
+    fn finished(&self, _: &CallEnd<'_>) {
+        self.finished.fetch_add(1, Ordering::Release);
+    }
+}
+
+struct LeastRequestPicker {
+    ready: Arc<[Seat]>,
+    choices: usize,
+    distinct: bool,
+}
+
+impl LeastRequestPicker {
+    fn new(seen: &Seen) -> LeastRequestPicker {
+        let LeastRequestConfig { choice_count, distinct_samples } = seen.config;
+        let choices = choice_count.clamp(2, MAX_CHOICES);
+        LeastRequestPicker { ready: seen.ready.clone(), choices, distinct: distinct_samples }
+    }
+
+    /// A48: of the endpoints drawn, the first one with the fewest calls in flight.
+    fn least(&self, samples: impl Iterator<Item = usize>) -> Option<&Seat> {
+        // `min_by_key` keeps the first of equals.
+        samples.filter_map(|i| self.ready.get(i)).min_by_key(|seat| seat.calls.active())
+    }
+}
+
+impl Picker for LeastRequestPicker {
+    fn pick(&self, call: &Call<'_>) -> Pick {
+        let count = self.ready.len();
+        let seat = if self.distinct {
+            self.least(distinct(call, count, self.choices))
+        } else {
+            self.least((0..self.choices).map(|_| call.random_below(count as u64) as usize))
+        };
+        let Some(seat) = seat else { return Pick::QUEUE };
+        seat.calls.started.fetch_add(1, Ordering::Relaxed);
+        Pick::To(seat.id, Trackers::one(seat.calls.clone()))
+    }
+}
+
+/// Draws up to `choices` different numbers below `count`, every order of them equally likely.
+fn distinct(call: &Call<'_>, count: usize, choices: usize) -> impl Iterator<Item = usize> {
+    let mut drawn = [0; MAX_CHOICES];
+    (0..choices.min(count)).map(move |n| {
+        // The n-th is drawn among those that are left; passing those that are gone, in order, finds which one it is.
+        let mut at = call.random_below((count - n) as u64) as usize;
+        let mut place = 0;
+        while place < n && drawn[place] <= at {
+            at += 1;
+            place += 1;
+        }
+        drawn.copy_within(place..n, place + 1);
+        drawn[place] = at;
+        at
+    })
+}

@@ -30,12 +30,15 @@ use crate::{Connectivity, Endpoints, Status, SubchannelId};
 pub use cluster_impl::{ClusterImpl, ClusterImplConfig, Denominator, DropCategory};
 pub use cluster_manager::{ClusterManager, ClusterManagerConfig};
 pub use edf_weighted_round_robin::EdfWeightedRoundRobin;
+pub use least_request::{LeastRequest, LeastRequestConfig};
 pub use outlier_detection::{
     FailurePercentageEjection, OutlierDetection, OutlierDetectionConfig, SuccessRateEjection,
 };
-pub use pick_first::PickFirst;
+pub use pick_first::{PickFirst, PickFirstConfig};
 pub use priority::{Priority, PriorityChild, PriorityConfig};
 pub use priority_names::PriorityNames;
+pub use random_subsetting::{RandomSubsetting, RandomSubsettingConfig};
+pub use ring_hash::{RingHash, RingHashConfig};
 pub use round_robin::RoundRobin;
 pub use weighted_round_robin::{WeightedRoundRobin, WeightedRoundRobinConfig};
 pub use weighted_target::{Target, WeightedTarget, WeightedTargetConfig};
@@ -177,15 +180,18 @@ impl<P: Policy> AnyPolicy for Erased<P> {
 }
 
 pub(crate) fn register_all(registry: &mut Registry) {
-    registry.register::<OutlierDetection>("outlier_detection_experimental");
     registry.register::<EdfWeightedRoundRobin>("edf_weighted_round_robin");
+    registry.register::<LeastRequest>("least_request_experimental");
+    registry.register::<OutlierDetection>("outlier_detection_experimental");
     registry.register::<PickFirst>("pick_first");
     registry.register::<Priority>("priority_experimental");
+    registry.register::<RandomSubsetting>("random_subsetting_experimental");
+    registry.register::<RingHash>("ring_hash_experimental");
     registry.register::<RoundRobin>("round_robin");
-    registry.register::<ClusterImpl>("xds_cluster_impl_experimental");
     registry.register::<WeightedRoundRobin>("weighted_round_robin");
     registry.alias("weighted_round_robin_experimental", "weighted_round_robin");
     registry.register::<WeightedTarget>(weighted_target::NAME);
+    registry.register::<ClusterImpl>("xds_cluster_impl_experimental");
     registry.register::<ClusterManager>("xds_cluster_manager_experimental");
     registry.register::<WrrLocality>("xds_wrr_locality_experimental");
     registry.alias("wrr_locality_experimental", "xds_wrr_locality_experimental");

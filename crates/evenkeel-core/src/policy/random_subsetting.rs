@@ -1,1 +1,156 @@
-//! random_subsetting
+//! `random_subsetting_experimental`: a few endpoints of many, for the policy below (A68).
+//!
+//! Every client keeps the endpoints that its own seed ranks first (rendezvous hashing), so that clients spread over
+//! all endpoints, and an endpoint that comes or goes changes at most one of a client's own.
+
+use std::collections::HashMap;
+
+use xxhash_rust::xxh64;
+
+use crate::child::Child;
+use crate::config::{ConfigError, Fields, LbConfig};
+use crate::describe::{Description, Look};
+use crate::policy::{LbState, Policy};
+use crate::{Cx, Endpoint, EndpointKey, Endpoints, Health};
+
+/// The policy.
+#[derive(Debug, Default)]
+pub struct RandomSubsetting {
+    /// Drawn in the first run, kept for life.
+    seed: Option<u64>,
+    subset: Option<Subset>,
+    child: Child,
+}
+
+/// Settings of `random_subsetting_experimental`.
+#[derive(Clone, Debug)]
+pub struct RandomSubsettingConfig {
+    /// How many endpoints the policy below is given, at least 1.
+    pub subset_size: u32,
+    /// The policy below.
+    pub child: LbConfig,
+}
+
+/// What was chosen, and from what.
+#[derive(Debug)]
+struct Subset {
+    source: Endpoints,
+    /// How many endpoints there are to choose from.
+    count: usize,
+    size: u32,
+    chosen: Endpoints,
+}
+
+impl Policy for RandomSubsetting {
+    type Config = RandomSubsettingConfig;
+
+    fn parse(fields: &Fields<'_>) -> Result<RandomSubsettingConfig, ConfigError> {
+        let subset_size = match fields.u32("subsetSize")? {
+            Some(size @ 1..) => size,
+            Some(0) => return Err(fields.error("subsetSize", "must be at least 1, found 0")),
+            None => return Err(fields.error("subsetSize", "is required: a whole number of at least 1")),
+        };
+        Ok(RandomSubsettingConfig { subset_size, child: fields.child("childPolicy")? })
+    }
+
+    fn reconcile(
+        &mut self,
+        config: &RandomSubsettingConfig,
+        endpoints: &Endpoints,
+        cx: &mut Cx<'_>,
+    ) -> LbState {
+        let seed = *self.seed.get_or_insert_with(|| cx.rng().next_u64());
+        let size = config.subset_size;
+        let is_current = |last: &Subset| last.size == size && last.source.is_same(endpoints);
+        let last = self.subset.take().filter(is_current);
+        let subset = last.unwrap_or_else(|| Subset::choose(endpoints, size, seed));
+        let subset = self.subset.insert(subset);
+        self.child.reconcile(&config.child, &subset.chosen, cx)
+    }
+
+    fn describe(&self, look: &Look<'_>) -> Description {
+        let (size, count) = self.subset.as_ref().map_or((0, 0), |subset| (subset.size, subset.count));
+        Description::new()
+            .detail("subsetSize", size)
+            .detail("chosen", count.min(size as usize))
+            .detail("of", count)
+            .detail("seed", self.seed)
+            .child("child", self.child.describe(look))
+    }
+}
+
+impl Subset {
+    /// The endpoints that the seed ranks first; all of them if there are no more than `size`.
+    fn choose(source: &Endpoints, size: u32, seed: u64) -> Subset {
+        let mut ranks = HashMap::new();
+        for endpoint in source.iter().filter(|endpoint| counts(endpoint)) {
+            ranks.entry(endpoint.key()).or_insert_with(|| rank(endpoint, seed));
+        }
+        let count = ranks.len();
+        let chosen = if count <= size as usize {
+            source.clone()
+        } else {
+            let mut ranked: Vec<(u64, EndpointKey)> =
+                ranks.into_iter().map(|(key, rank)| (rank, key)).collect();
+            ranked.sort_unstable();
+            ranked.truncate(size as usize);
+            let places = ranked.into_iter().enumerate().map(|(place, (_, key))| (key, place)).collect();
+            keep(source, &places)
+        };
+        Subset { source: source.clone(), count, size, chosen }
+    }
+}
+
+/// Keeps those that have a place, in that order, group by group. Draining ones stay behind them, for the sessions that
+/// they still have.
+fn keep(source: &Endpoints, places: &HashMap<EndpointKey, usize>) -> Endpoints {
+    if !source.as_groups().is_empty() {
+        let kept =
+            source.as_groups().iter().map(|group| (group.name.clone(), keep(&group.endpoints, places)));
+        return Endpoints::groups(kept.filter(|(_, endpoints)| !endpoints.is_empty()));
+    }
+    let place = |endpoint: &Endpoint| match endpoint.health() {
+        Health::Draining => Some(usize::MAX),
+        _ => places.get(&endpoint.key()).copied(),
+    };
+    let mut kept: Vec<(usize, &Endpoint)> = source.iter().filter_map(|e| Some((place(e)?, e))).collect();
+    kept.sort_by_key(|(place, _)| *place);
+    Endpoints::list(kept.into_iter().map(|(_, endpoint)| endpoint.clone()))
+}
+
+fn rank(endpoint: &Endpoint, seed: u64) -> u64 {
+    let first = endpoint.addresses().first().map(ToString::to_string).unwrap_or_default();
+    xxh64::xxh64(first.as_bytes(), seed)
+}
+
+/// Whether an endpoint takes one of the places: one that cannot be called does not.
+fn counts(endpoint: &Endpoint) -> bool {
+    !endpoint.addresses().is_empty() && endpoint.health() != Health::Draining
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// RS-3: groups stay groups, so that policies below find theirs; one that is left empty is gone. Draining
+    /// endpoints stay, last.
+    #[test]
+    fn groups_stay_groups() {
+        let endpoint = |name: String| Endpoint::at(name.as_str());
+        let draining = |name: &str| Endpoint::at(name).with_health(Health::Draining);
+        let zone = |i: usize| [draining("old"), endpoint(format!("e{i}")), endpoint(format!("f{i}"))];
+        let mut groups: Vec<_> =
+            (0..8).map(|i| (format!("zone-{i}"), Endpoints::list(zone(i).into_iter().skip(1)))).collect();
+        groups[0].1 = Endpoints::list(zone(0));
+        let source = Endpoints::groups(groups);
+        let Subset { chosen, count, .. } = Subset::choose(&source, 3, 7);
+        assert_eq!((count, chosen.iter().filter(|e| counts(e)).count()), (16, 3));
+        assert!((1..=4).contains(&chosen.as_groups().len()));
+        for group in chosen.as_groups() {
+            let whole = source.group(&group.name);
+            assert!(!group.endpoints.is_empty());
+            assert!(group.endpoints.iter().all(|endpoint| whole.iter().any(|e| e == endpoint)));
+        }
+        assert_eq!(chosen.group("zone-0").iter().last(), Some(&draining("old")));
+    }
+}

@@ -1,1 +1,733 @@
-//! ring_hash
+//! `ring_hash_experimental`: calls with the same hash go to the same endpoint (A42; A61 for endpoints; A76 for the
+//! request header and endpoint keys; A113 for weights).
+//!
+//! Every endpoint has entries on a ring of 64-bit hashes, as many as its weight asks for; a call goes to the entry at
+//! or after its own hash. The ring is made from keys, weights and sizes alone, so clients agree on it, and it stays
+//! while they do. Connections are made lazily: when a call hashes to an endpoint, or, without calls, one endpoint
+//! after the other while the policy is failing, so that it can recover below `priority`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde_json::Value;
+
+use crate::config::{ConfigError, Fields};
+use crate::conn::Eagerness;
+use crate::describe::{Description, Look};
+use crate::fleet::{Fleet, Member};
+use crate::policy::{LbState, Policy, Shown};
+use crate::weights::spread;
+use crate::{
+    Call, Code, Connectivity, Cx, Endpoint, Endpoints, HASH_KEY, Pick, Picker, Status, SubchannelId,
+    Trackers, hash,
+};
+
+/// The greatest ring that a config may ask for, as in Envoy.
+const MAX_SIZE: u64 = 8 * 1024 * 1024;
+
+/// The greatest ring that is built unless the user says otherwise (A42): a control plane shall not exhaust a client's
+/// memory with large rings.
+const DEFAULT_CAP: u64 = 4096;
+
+/// The policy.
+#[derive(Debug)]
+pub struct RingHash {
+    cap: u64,
+    fleet: Fleet<Arc<Picks>>,
+    plan: Plan,
+    ring: Arc<Ring>,
+    warnings: Vec<String>,
+    header: Option<Arc<str>>,
+    shown: Shown<RingPicker>,
+}
+
+/// Settings of `ring_hash_experimental`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RingHashConfig {
+    /// The ring has at least this many entries: 1024 unless set. Lowered to the policy's cap.
+    pub min_ring_size: u64,
+    /// The ring has at most this many entries: 4096 unless set. Lowered to the policy's cap.
+    pub max_ring_size: u64,
+    /// The request header to hash, in lower case. Without it the route's hash counts.
+    pub request_hash_header: Option<Arc<str>>,
+}
+
+impl Default for RingHashConfig {
+    fn default() -> RingHashConfig {
+        RingHashConfig { min_ring_size: 1024, max_ring_size: 4096, request_hash_header: None }
+    }
+}
+
+impl Default for RingHash {
+    fn default() -> RingHash {
+        RingHash::with_cap(DEFAULT_CAP)
+    }
+}
+
+impl RingHash {
+    /// A policy whose rings have at most `cap` entries, whatever its config asks for. Held to 1..=8388608.
+    ///
+    /// ```
+    /// use evenkeel_core::{Registry, policy::RingHash};
+    /// let mut registry = Registry::standard();
+    /// registry.register_with("ring_hash_experimental", || RingHash::with_cap(65_536));
+    /// ```
+    pub fn with_cap(cap: u64) -> RingHash {
+        RingHash {
+            cap: cap.clamp(1, MAX_SIZE),
+            fleet: Fleet::default(),
+            plan: Plan::default(),
+            ring: Arc::default(),
+            warnings: Vec::new(),
+            header: None,
+            shown: Shown::default(),
+        }
+    }
+}
+
+impl Policy for RingHash {
+    type Config = RingHashConfig;
+
+    fn parse(fields: &Fields<'_>) -> Result<RingHashConfig, ConfigError> {
+        let size = |name: &str, default: u64| match fields.u64(name)?.unwrap_or(default) {
+            size @ 1..=MAX_SIZE => Ok(size),
+            size => Err(fields.error(name, format!("must be from 1 to {MAX_SIZE}, found {size}"))),
+        };
+        let default = RingHashConfig::default();
+        let min = size("minRingSize", default.min_ring_size)?;
+        let max = size("maxRingSize", default.max_ring_size)?;
+        if min > max {
+            let problem = format!("must be at least minRingSize, which is {min}, found {max}");
+            return Err(fields.error("maxRingSize", problem));
+        }
+        let request_hash_header = match fields.str("requestHashHeader")? {
+            None | Some("") => None,
+            Some(name) => {
+                let name = header_name(name).map_err(|problem| fields.error("requestHashHeader", problem))?;
+                Some(name)
+            }
+        };
+        Ok(RingHashConfig { min_ring_size: min, max_ring_size: max, request_hash_header })
+    }
+
+    fn reconcile(&mut self, config: &RingHashConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
+        let changed = self.fleet.reconcile(endpoints, Eagerness::OnCall, cx);
+        let sizes = (config.min_ring_size.clamp(1, self.cap), config.max_ring_size.clamp(1, self.cap));
+        if changed || sizes != self.plan.sizes {
+            self.arrange(Plan::new(sizes, self.fleet.members()));
+        }
+        if let Some(id) = self.next_to_connect(cx) {
+            cx.connect(id);
+            // The member that was chosen is connecting from here on; all others are as they were.
+            self.fleet.reconcile(endpoints, Eagerness::OnCall, cx);
+        }
+        for warning in &self.warnings {
+            cx.warn(warning.clone());
+        }
+        self.header.clone_from(&config.request_hash_header);
+        let picker = self.picker(cx);
+        self.shown.show(picker, |picker| LbState::new(picker.connectivity, picker.clone()))
+    }
+
+    fn describe(&self, look: &Look<'_>) -> Description {
+        let (min, max) = self.plan.sizes;
+        let mut description = Description::new()
+            .detail("minRingSize", min)
+            .detail("maxRingSize", max)
+            .detail("ringSize", self.ring.entries.len())
+            .detail("requestHashHeader", self.header.as_deref());
+        let arcs = self.ring.arcs();
+        self.fleet.describe(&mut description, look, |i, member, row| {
+            row.weight = self.plan.keys.get(i).map(|(_, weight)| f64::from(*weight) / f64::from(1u32 << 31));
+            row.share = arcs.get(i).copied();
+            row.picks = member.own.0.load(Ordering::Relaxed);
+            if !self.ring.has(i) {
+                row.unused = Some("it has no entry on the ring".to_owned());
+            }
+        });
+        description
+    }
+}
+
+impl RingHash {
+    /// Makes the ring that a plan asks for, unless it is the plan in force.
+    fn arrange(&mut self, plan: Plan) {
+        if plan == self.plan {
+            return;
+        }
+        self.ring = Arc::new(Ring::new(&plan));
+        self.warnings.clear();
+        let left_out = (0..plan.keys.len()).filter(|i| !self.ring.has(*i)).count();
+        if left_out > 0 {
+            let (count, size) = (plan.keys.len(), self.ring.entries.len());
+            let cap = self.cap;
+            self.warnings.push(format!(
+                "{left_out} of {count} endpoints have no entry on a ring of {size} and get no calls: raise maxRingSize \
+                 or the local cap of {cap}"
+            ));
+        }
+        if let Some(key) = plan.shared_key() {
+            self.warnings
+                .push(format!("several endpoints have the hash key {key:?}: the first gets all their calls"));
+        }
+        self.plan = plan;
+    }
+
+    /// The members that calls can reach.
+    fn on_ring(&self) -> impl Iterator<Item = &Member<Arc<Picks>>> {
+        let members = self.fleet.members().iter().enumerate();
+        members.filter(|(i, _)| self.ring.has(*i)).map(|(_, member)| member)
+    }
+
+    fn connectivity(&self) -> Connectivity {
+        aggregate(self.on_ring().map(Member::connectivity))
+    }
+
+    /// A61: failing or connecting with nobody on the way, one idle endpoint is connected without a call. Which one is
+    /// free; clients should not all take the same. Idle, one is connected if the application asks for it.
+    fn next_to_connect(&self, cx: &mut Cx<'_>) -> Option<SubchannelId> {
+        let wanted = match self.connectivity() {
+            Connectivity::TransientFailure | Connectivity::Connecting => true,
+            Connectivity::Idle => cx.exit_idle(),
+            Connectivity::Ready => false,
+        };
+        if !wanted || self.on_ring().any(|member| member.connectivity() == Connectivity::Connecting) {
+            return None;
+        }
+        let idle = || self.on_ring().filter(|member| member.connectivity() == Connectivity::Idle);
+        let count = idle().count();
+        if count == 0 {
+            return None;
+        }
+        let at = cx.rng().phase().unwrap_or(0) % count as u64;
+        idle().nth(at as usize)?.subchannel()
+    }
+
+    fn picker(&self, cx: &Cx<'_>) -> RingPicker {
+        let members = self.fleet.members();
+        let failed = |member: &Member<_>| member.connectivity() == Connectivity::TransientFailure;
+        // Only the last resort of a pick reads these, so they are not made while there is another one.
+        let failures = if members.is_empty() {
+            [cx.unavailable("no endpoints")].into()
+        } else if self.on_ring().all(failed) {
+            members.iter().map(|member| member.failure(cx)).collect()
+        } else {
+            [].into()
+        };
+        RingPicker {
+            connectivity: self.connectivity(),
+            ring: self.ring.clone(),
+            places: members.iter().map(Place::of).collect(),
+            is_connecting: self.on_ring().any(|member| member.connectivity() == Connectivity::Connecting),
+            failures,
+            header: self.header.clone(),
+        }
+    }
+}
+
+/// A42: the state to report. One failed endpoint says little while there are others to try; two are enough to let
+/// `priority` move on.
+fn aggregate(states: impl Iterator<Item = Connectivity>) -> Connectivity {
+    let (mut all, mut failed, mut connecting, mut idle) = (0, 0, 0, 0);
+    for state in states {
+        all += 1;
+        match state {
+            Connectivity::Ready => return Connectivity::Ready,
+            Connectivity::TransientFailure => failed += 1,
+            Connectivity::Connecting => connecting += 1,
+            Connectivity::Idle => idle += 1,
+        }
+    }
+    if failed >= 2 {
+        Connectivity::TransientFailure
+    } else if connecting > 0 || (failed == 1 && all > 1) {
+        Connectivity::Connecting
+    } else if idle > 0 {
+        Connectivity::Idle
+    } else {
+        Connectivity::TransientFailure
+    }
+}
+
+/// The ring and how its endpoints are. Equal ones pick alike, so that a picker stays until another differs from it.
+#[derive(Clone, Debug, PartialEq)]
+struct RingPicker {
+    connectivity: Connectivity,
+    ring: Arc<Ring>,
+    /// By member.
+    places: Arc<[Place]>,
+    is_connecting: bool,
+    /// By member, if all have failed; without members, why calls fail; else empty.
+    failures: Arc<[Status]>,
+    header: Option<Arc<str>>,
+}
+
+/// One endpoint as a picker sees it.
+#[derive(Debug)]
+struct Place {
+    way: Way,
+    picks: Arc<Picks>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Ready(SubchannelId),
+    Idle(SubchannelId),
+    Connecting,
+    Failed,
+}
+
+/// How many calls went to an endpoint, on a cache line of its own.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Picks(AtomicU64);
+
+impl Place {
+    fn of(member: &Member<Arc<Picks>>) -> Place {
+        let way = match (member.connectivity(), member.subchannel()) {
+            (Connectivity::Ready, Some(id)) => Way::Ready(id),
+            (Connectivity::Idle, Some(id)) => Way::Idle(id),
+            (Connectivity::Connecting, _) => Way::Connecting,
+            _ => Way::Failed,
+        };
+        Place { way, picks: member.own.clone() }
+    }
+}
+
+impl PartialEq for Place {
+    fn eq(&self, other: &Place) -> bool {
+        self.way == other.way && Arc::ptr_eq(&self.picks, &other.picks)
+    }
+}
+
+impl Picker for RingPicker {
+    fn pick(&self, call: &Call<'_>) -> Pick {
+        let Some((hash, origin)) = self.request_hash(call) else {
+            let problem = "ring_hash: the call has no request hash; give its route a hash policy, or set requestHashHeader";
+            return Pick::Fail(Status::new(Code::Internal, problem));
+        };
+        let first = self.ring.find(hash);
+        let member = self.ring.entries.get(first).map_or(0, |entry| entry.member as usize);
+        match (self.failures.get(member), origin) {
+            (Some(failure), _) => Pick::Fail(failure.clone()),
+            (None, Origin::Call) => self.pick_at(first),
+            (None, Origin::Chance) => self.pick_any(first),
+        }
+    }
+}
+
+/// Where a request hash comes from.
+enum Origin {
+    /// From the call: it names an endpoint.
+    Call,
+    /// Drawn for want of a header: any endpoint will do.
+    Chance,
+}
+
+impl RingPicker {
+    fn request_hash(&self, call: &Call<'_>) -> Option<(u64, Origin)> {
+        let Some(name) = &self.header else { return call.hash().map(|hash| (hash, Origin::Call)) };
+        match call.header(name).filter(|value| !value.is_empty()) {
+            Some(value) => Some((hash::of_bytes(value.as_bytes()), Origin::Call)),
+            None => Some((call.random(), Origin::Chance)),
+        }
+    }
+
+    /// A61: the first endpoint from here on that has not failed.
+    fn pick_at(&self, first: usize) -> Pick {
+        for place in self.walk(first) {
+            match place.way {
+                Way::Ready(id) => return place.pick(id, None),
+                Way::Idle(id) => return Pick::Queue { connect: Some(id) },
+                Way::Connecting => return Pick::QUEUE,
+                Way::Failed => {}
+            }
+        }
+        Pick::QUEUE
+    }
+
+    /// A76: the first endpoint from here on that is ready; on the way, one that is idle is connected, unless one is
+    /// connecting.
+    fn pick_any(&self, first: usize) -> Pick {
+        let mut wake = None;
+        for place in self.walk(first) {
+            match place.way {
+                Way::Ready(id) => return place.pick(id, wake),
+                Way::Idle(id) if !self.is_connecting => wake = wake.or(Some(id)),
+                Way::Idle(_) | Way::Connecting | Way::Failed => {}
+            }
+            // Where nobody is ready, the rest of the ring has nothing more to say.
+            if self.connectivity != Connectivity::Ready && (self.is_connecting || wake.is_some()) {
+                break;
+            }
+        }
+        Pick::Queue { connect: wake }
+    }
+
+    /// Once around the ring. Entries of an endpoint that was passed are passed again, at the cost of a look; a ring on
+    /// which all have failed is not walked at all.
+    fn walk(&self, first: usize) -> impl Iterator<Item = &Place> {
+        let (before, from) = self.ring.entries.split_at(first.min(self.ring.entries.len()));
+        from.iter().chain(before).filter_map(|entry| self.places.get(entry.member as usize))
+    }
+}
+
+impl Place {
+    fn pick(&self, id: SubchannelId, wake: Option<SubchannelId>) -> Pick {
+        self.picks.0.fetch_add(1, Ordering::Relaxed);
+        let mut trackers = Trackers::none();
+        if let Some(idle) = wake {
+            trackers.wake(idle);
+        }
+        Pick::To(id, trackers)
+    }
+}
+
+/// What a ring is made from: sizes, and key and weight of each member.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Plan {
+    sizes: (u64, u64),
+    keys: Vec<(String, u32)>,
+}
+
+impl Plan {
+    fn new<T>(sizes: (u64, u64), members: &[Member<T>]) -> Plan {
+        let endpoints: Vec<&Endpoint> = members.iter().map(|member| &member.endpoint).collect();
+        let keys = endpoints.iter().map(|endpoint| hash_key(endpoint)).zip(spread(&endpoints)).collect();
+        Plan { sizes, keys }
+    }
+
+    /// The members in an order that is the same for every client.
+    fn order(&self) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..self.keys.len()).collect();
+        order.sort_by_key(|i| (&self.keys[*i].0, *i));
+        order
+    }
+
+    fn shared_key(&self) -> Option<&str> {
+        let order = self.order();
+        let mut pairs = order.windows(2).map(|pair| (&self.keys[pair[0]].0, &self.keys[pair[1]].0));
+        pairs.find(|(a, b)| a == b).map(|(key, _)| key.as_str())
+    }
+
+    /// How many entries each member gets, handed out in `order`.
+    ///
+    /// With the least normalised weight m, the ring's nominal size is ⌈m·min⌉/m, so that the lightest member has a
+    /// whole number of entries, or `max` if that is less. A member gets entries while there are fewer than nominal
+    /// for it and those before it. In whole numbers: of the weights' sum W and the sum P up to a member,
+    /// `up·P/down` is nominal.
+    fn shares(&self, order: &[usize]) -> Vec<u32> {
+        let (min, max) = (u128::from(self.sizes.0), u128::from(self.sizes.1));
+        let weight = |i: usize| u128::from(self.keys[i].1);
+        let total: u128 = order.iter().map(|i| weight(*i)).sum();
+        let least = order.iter().map(|i| weight(*i)).min().unwrap_or(1).max(1);
+        let of_least = (least * min).div_ceil(total.max(1));
+        let (up, down) = if of_least * total > max * least { (max, total.max(1)) } else { (of_least, least) };
+        let mut shares = vec![0; self.keys.len()];
+        let (mut sum, mut given) = (0, 0);
+        for i in order {
+            sum += weight(*i);
+            let nominal = (up * sum).div_ceil(down);
+            shares[*i] = (nominal - given) as u32;
+            given = nominal;
+        }
+        shares
+    }
+}
+
+/// Where an endpoint is on the ring: by its `hash_key` (A76), else by its first address (A61).
+fn hash_key(endpoint: &Endpoint) -> String {
+    match endpoint.metadata(HASH_KEY) {
+        Some(Value::String(key)) if !key.is_empty() => key.clone(),
+        _ => endpoint.addresses().first().map(ToString::to_string).unwrap_or_default(),
+    }
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Ring {
+    /// In the order of their hashes.
+    entries: Box<[Entry]>,
+    /// How many entries each member has.
+    shares: Vec<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Entry {
+    hash: u64,
+    member: u32,
+}
+
+impl Ring {
+    fn new(plan: &Plan) -> Ring {
+        let shares = plan.shares(&plan.order());
+        let mut entries = Vec::with_capacity(shares.iter().map(|n| *n as usize).sum());
+        for (member, ((key, _), share)) in plan.keys.iter().zip(&shares).enumerate() {
+            entries.extend((0..*share).map(|n| Entry {
+                hash: hash::of_bytes(format!("{key}_{n}").as_bytes()),
+                member: member as u32,
+            }));
+        }
+        entries.sort_unstable();
+        Ring { entries: entries.into(), shares }
+    }
+
+    /// The entry at or after a hash; the first one after the last.
+    fn find(&self, hash: u64) -> usize {
+        let at = self.entries.partition_point(|entry| entry.hash < hash);
+        if at == self.entries.len() { 0 } else { at }
+    }
+
+    fn has(&self, member: usize) -> bool {
+        self.shares.get(member).is_some_and(|share| *share > 0)
+    }
+
+    /// The share of all hashes that falls to each member.
+    fn arcs(&self) -> Vec<f64> {
+        let mut arcs = vec![0.0; self.shares.len()];
+        let mut before = self.entries.last().map_or(0, |entry| entry.hash);
+        for entry in &self.entries {
+            let arc = entry.hash.wrapping_sub(before) as f64 / 2f64.powi(64);
+            // A single entry has the whole ring, and no distance to the one before.
+            arcs[entry.member as usize] += if self.entries.len() == 1 { 1.0 } else { arc };
+            before = entry.hash;
+        }
+        arcs
+    }
+}
+
+/// A header name as gRPC allows it, in lower case.
+fn header_name(name: &str) -> Result<Arc<str>, String> {
+    let lower = name.to_ascii_lowercase();
+    let allowed = |b: u8| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.');
+    if !lower.bytes().all(allowed) {
+        return Err(format!("expected a header name of letters, digits, '-', '_' and '.', found {name:?}"));
+    }
+    if hash::is_binary(&lower) {
+        return Err(format!("a binary header cannot be hashed, found {name:?}"));
+    }
+    Ok(lower.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::cx::Scope;
+    use crate::subchannel::Backoff;
+    use crate::tree::Tree;
+    use crate::{Locality, Rng};
+
+    fn plan(sizes: (u64, u64), members: impl IntoIterator<Item = (impl ToString, u32)>) -> Plan {
+        Plan { sizes, keys: members.into_iter().map(|(key, weight)| (key.to_string(), weight)).collect() }
+    }
+
+    fn shares(sizes: (u64, u64), weights: &[u32]) -> Vec<u32> {
+        Ring::new(&plan(sizes, weights.iter().copied().enumerate())).shares
+    }
+
+    /// RH-4
+    #[test]
+    fn entries_follow_weights() {
+        let check = |sizes, weights: &[u32], expected: &[u32]| {
+            assert_eq!(shares(sizes, weights), expected, "{sizes:?} {weights:?}");
+        };
+        check((6, 4096), &[3, 3, 4], &[2, 2, 3]);
+        check((1024, 4096), &[1, 1, 1], &[342, 342, 342]);
+        check((1024, 4096), &[7], &[1024]);
+        check((1, 4096), &[1, 2, 4], &[1, 2, 4]);
+        check((1, 8), &[1, 100], &[1, 7]);
+        check((4, 4), &[1, 1, 2], &[1, 1, 2]);
+        // The greatest size cuts through: some get nothing.
+        check((1, 2), &[1, 1, 1, 1, 1], &[1, 0, 1, 0, 0]);
+        // RH-6: the product of raw weights in A42's example.
+        check((17, 4096), &[6, 3, 6, 2], &[6, 3, 6, 2]);
+        check((1, 4096), &[], &[]);
+    }
+
+    /// RH-6: A42's example, normalised by A113: 3/5 of 2/3 and 1/3, 2/5 of 3/4 and 1/4.
+    #[test]
+    fn locality_and_endpoint_weights_multiply() {
+        let at = |name: &str, weight, (zone, locality_weight): (&str, u32)| {
+            let locality = Locality { zone: zone.to_owned(), ..Locality::default() };
+            Endpoint::at(name).with_weight(weight).with_locality(locality.into(), locality_weight)
+        };
+        let (one, two) = (("one", 3), ("two", 2));
+        let list = Endpoints::list([at("a", 2, one), at("b", 1, one), at("c", 3, two), at("d", 1, two)]);
+        let mut policy = RingHash::default();
+        run(&mut policy, &list, &mut tree());
+        for (share, expected) in policy.ring.shares.iter().zip([412, 206, 309, 103]) {
+            // UQ1.31 rounds down, which may cost or give an entry.
+            assert!(share.abs_diff(expected) <= 1, "{:?}", policy.ring.shares);
+        }
+    }
+
+    /// RH-9
+    #[test]
+    fn states_by_rule() {
+        let state = |letter| match letter {
+            'R' => Connectivity::Ready,
+            'F' => Connectivity::TransientFailure,
+            'C' => Connectivity::Connecting,
+            _ => Connectivity::Idle,
+        };
+        let table = [
+            ("", 'F'),
+            ("I", 'I'),
+            ("II", 'I'),
+            ("C", 'C'),
+            ("IC", 'C'),
+            ("F", 'F'),
+            ("FI", 'C'),
+            ("FC", 'C'),
+            ("FFI", 'F'),
+            ("FFC", 'F'),
+            ("FFCI", 'F'),
+            ("FFR", 'R'),
+            ("R", 'R'),
+            ("RICF", 'R'),
+        ];
+        for (states, expected) in table {
+            for rotation in 0..states.len().max(1) {
+                let rotated = states.chars().cycle().skip(rotation).take(states.len());
+                assert_eq!(aggregate(rotated.map(state)), state(expected), "{states}");
+            }
+        }
+    }
+
+    fn tree() -> Tree {
+        Tree::new(Rng::fixed(1), Backoff::default(), std::time::Duration::ZERO, Arc::default())
+    }
+
+    /// One run of the policy as the root of a tree.
+    fn run(policy: &mut RingHash, endpoints: &Endpoints, tree: &mut Tree) -> LbState {
+        let config = RingHashConfig::default();
+        let node = tree.ask(None, None);
+        let before = tree.begin(node, Scope::default());
+        let mut cx = Cx { tree, node: Some(node), scope: Scope::default() };
+        let state = policy.reconcile(&config, endpoints, &mut cx);
+        tree.end(node, before);
+        state
+    }
+
+    /// RH-16
+    #[test]
+    fn the_ring_stays_while_keys_weights_and_sizes_do() {
+        let (mut policy, mut tree) = (RingHash::default(), tree());
+        let list = || Endpoints::list(["a", "b"].map(Endpoint::at));
+        let idle = run(&mut policy, &list(), &mut tree);
+        let ring = policy.ring.clone();
+
+        // A state change: another picker, the same ring.
+        let id = policy.fleet.members()[0].subchannel().unwrap();
+        tree.connect(id, None);
+        tree.change(id, crate::Subchannel::connected);
+        let ready = run(&mut policy, &list(), &mut tree);
+        assert_eq!((idle.connectivity, ready.connectivity), (Connectivity::Idle, Connectivity::Ready));
+        assert!(Arc::ptr_eq(&ring, &policy.ring));
+
+        let keyed =
+            |key| Endpoints::list([Endpoint::at("a"), Endpoint::at("b").with_metadata(HASH_KEY, key)]);
+        let others = [
+            Endpoints::list(["a", "b", "c"].map(Endpoint::at)),
+            Endpoints::list([Endpoint::at("a"), Endpoint::at("b").with_weight(2)]),
+            keyed("x"),
+        ];
+        for other in others {
+            let before = policy.ring.clone();
+            run(&mut policy, &other, &mut tree);
+            assert!(!Arc::ptr_eq(&before, &policy.ring), "{other:?}");
+        }
+        // A key that says what the address says changes nothing.
+        run(&mut policy, &list(), &mut tree);
+        let before = policy.ring.clone();
+        run(&mut policy, &keyed("b"), &mut tree);
+        assert!(Arc::ptr_eq(&before, &policy.ring));
+    }
+
+    /// RH-3
+    #[test]
+    fn shares_of_the_hash_space_sum_to_one() {
+        for n in [1, 2, 10] {
+            let ring = Ring::new(&plan((1024, 4096), (0..n).map(|i| (i, 1))));
+            let arcs = ring.arcs();
+            assert!((arcs.iter().sum::<f64>() - 1.0).abs() < 1e-9);
+            assert!(arcs.iter().all(|arc| (arc * f64::from(n) - 1.0).abs() < 0.25), "{arcs:?}");
+        }
+    }
+
+    proptest! {
+        /// RH-5: the lookup is the entry with the least hash at or above, else the least of all.
+        #[test]
+        fn lookup_is_the_naive_one(
+            weights in prop::collection::vec(1u32..20, 1..8),
+            min in 1u64..64,
+            hashes in prop::collection::vec(any::<u64>(), 20),
+        ) {
+            let ring = Ring::new(&plan((min, 4096), weights.into_iter().enumerate()));
+            let exact = ring.entries.iter().flat_map(|e| [e.hash.wrapping_sub(1), e.hash, e.hash.wrapping_add(1)]);
+            for hash in hashes.into_iter().chain(exact).chain([0, u64::MAX]) {
+                let above = ring.entries.iter().filter(|entry| entry.hash >= hash).min();
+                let naive = above.or(ring.entries.iter().min());
+                prop_assert_eq!(Some(&ring.entries[ring.find(hash)]), naive);
+            }
+        }
+
+        /// RH-4: the ring is as large as asked for, unless the lightest member's whole entries need more.
+        #[test]
+        fn sizes_hold(
+            weights in prop::collection::vec(1u32..1000, 1..20),
+            min in 1u64..2000,
+            more in 0u64..2000,
+        ) {
+            let shares = shares((min, min + more), &weights);
+            let size: u64 = shares.iter().map(|n| u64::from(*n)).sum();
+            prop_assert!((min..=min + more).contains(&size), "{} of {}..={}", size, min, min + more);
+            let total: u32 = weights.iter().sum();
+            for (share, weight) in shares.iter().zip(&weights) {
+                let nominal = size as f64 * f64::from(*weight) / f64::from(total);
+                prop_assert!((f64::from(*share) - nominal).abs() < 2.0, "{} for {}", share, nominal);
+            }
+        }
+
+        /// RH-16: a key moves only if its endpoint is gone, or onto an entry that is new because the rest of the ring
+        /// has grown. Where nobody's entries grow, that is: only the removed one's keys move.
+        #[test]
+        fn removing_an_endpoint_moves_only_its_keys(
+            n in 2usize..12,
+            gone in any::<prop::sample::Index>(),
+            min in 1u64..200,
+            hashes in prop::collection::vec(any::<u64>(), 200),
+        ) {
+            let gone = gone.index(n);
+            let full = Ring::new(&plan((min, 4096), (0..n).map(|i| (i, 1))));
+            let rest: Vec<usize> = (0..n).filter(|i| *i != gone).collect();
+            let less = Ring::new(&plan((min, 4096), rest.iter().map(|i| (*i, 1))));
+            let grown: Vec<u64> = rest.iter().zip(&less.shares).flat_map(|(i, share)| {
+                (full.shares[*i]..*share).map(move |n| hash::of_bytes(format!("{i}_{n}").as_bytes()))
+            }).collect();
+            prop_assert!(min > (n - 1) as u64 || grown.is_empty());
+            for hash in hashes {
+                let before = full.entries[full.find(hash)].member as usize;
+                let entry = less.entries[less.find(hash)];
+                let after = rest[entry.member as usize];
+                prop_assert!(before == after || before == gone || grown.contains(&entry.hash));
+            }
+        }
+
+        /// RH-3: the order of the endpoints does not matter.
+        #[test]
+        fn clients_agree_whatever_the_order(
+            members in prop::collection::btree_map("[a-z]{1,3}", 1u32..9, 1..8).prop_map(Vec::from_iter),
+            turn in any::<prop::sample::Index>(),
+        ) {
+            let mut turned = members.clone();
+            turned.rotate_left(turn.index(members.len()));
+            let on_ring = |members: &[(String, u32)]| -> Vec<(u64, String)> {
+                let ring = Ring::new(&plan((64, 128), members.iter().cloned()));
+                ring.entries.iter().map(|e| (e.hash, members[e.member as usize].0.clone())).collect()
+            };
+            prop_assert_eq!(on_ring(&members), on_ring(&turned));
+        }
+    }
+}

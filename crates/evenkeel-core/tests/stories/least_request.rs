@@ -1,1 +1,350 @@
-//! least_request
+//! `least_request_experimental`: of a few endpoints drawn at random, the one with the fewest calls in flight.
+
+use std::collections::BTreeMap;
+
+use evenkeel_core::{
+    Call, Child, Code, ConfigError, Connectivity, Core, Cx, Description, Endpoint, Endpoints, Fields,
+    LbConfig, LbState, Look, Pick, Picker, Policy, Registry, Rng,
+};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use testkit::{Picked, World, endpoints, secs, weighted};
+
+fn config(settings: &Value) -> Value {
+    json!([{"least_request_experimental": settings}])
+}
+
+fn world<const N: usize>(settings: &Value, addresses: [&str; N]) -> World {
+    World::new(&config(settings), endpoints(addresses)).all_up()
+}
+
+/// Calls in flight by endpoint, as the policy counts them.
+fn outstanding(world: &World) -> BTreeMap<String, u64> {
+    let details = world.describe().details;
+    let counts = details["outstanding"].as_object().into_iter().flatten();
+    counts.filter_map(|(address, count)| Some((address.clone(), count.as_u64()?))).collect()
+}
+
+fn total(world: &World) -> u64 {
+    outstanding(world).values().sum()
+}
+
+/// Picks until a call goes to this endpoint, and keeps that call; the others are dropped.
+fn call_to(world: &mut World, address: &str) -> Picked {
+    let mut calls = std::iter::repeat_with(|| world.pick()).take(1000);
+    calls.find(|picked| picked.outcome() == address).expect("one of many calls goes there")
+}
+
+/// LR-1
+#[test]
+fn choice_counts_are_checked_and_capped() {
+    let parse = |settings| Registry::standard().parse(&config(&settings));
+    for (settings, problem) in [
+        (json!({"choiceCount": 1}), "choiceCount: must be at least 2, found 1"),
+        (json!({"choice_count": 0}), "choiceCount: must be at least 2, found 0"),
+        (
+            json!({"choiceCount": "two"}),
+            "choiceCount: expected a whole number from 0 to 4294967295, found \"two\"",
+        ),
+        (json!({"distinctSamples": 1}), "distinctSamples: expected true or false, found 1"),
+    ] {
+        let place =
+            "policy \"least_request_experimental\": loadBalancingConfig[0].least_request_experimental";
+        assert_eq!(parse(settings).unwrap_err().to_string(), format!("{place}.{problem}"));
+    }
+    for (settings, count) in [
+        (json!({}), 2),
+        (json!({"choiceCount": null}), 2),
+        (json!({"choiceCount": 2}), 2),
+        (json!({"choiceCount": 10}), 10),
+        (json!({"choiceCount": 11}), 10),
+        (json!({"choiceCount": u32::MAX}), 10),
+    ] {
+        assert_eq!(world(&settings, ["a"]).describe().details["choiceCount"], count);
+    }
+}
+
+/// LR-4: every end counts, once.
+#[test]
+fn a_call_counts_until_it_ends_however_it_ends() {
+    let mut world = world(&json!({}), ["a", "b"]);
+    let ends: [fn(Picked); 5] = [
+        |picked| drop(picked.finish_ok()),
+        |picked| drop(picked.finish(Code::Unavailable, None)),
+        |picked| drop(picked.finish(Code::Cancelled, None)),
+        Picked::unsent,
+        drop,
+    ];
+    for end in ends {
+        let (first, second) = (world.pick(), world.pick());
+        assert_eq!(total(&world), 2);
+        end(first);
+        assert_eq!(total(&world), 1);
+        end(second);
+        assert_eq!(total(&world), 0);
+    }
+    assert_eq!(world.describe().picks(), 10);
+}
+
+/// LR-4: what is not picked does not count.
+#[test]
+fn queued_and_failed_calls_do_not_count() {
+    let mut world = World::new(&config(&json!({})), endpoints(["a", "b"]));
+    assert_eq!(world.picks(3), ["queue"; 3]);
+    world.fail("a");
+    world.fail("b");
+    assert_eq!(world.picks(3), ["fail"; 3]);
+    assert_eq!((total(&world), world.describe().picks()), (0, 0));
+}
+
+/// LR-5: counts stay with their endpoint across pickers, updates and lost connections.
+#[test]
+fn counts_stay_with_the_endpoint() {
+    let mut world = world(&json!({}), ["a", "b"]);
+    let mut held: Vec<Picked> = (0..5).map(|_| call_to(&mut world, "a")).collect();
+    held.push(call_to(&mut world, "b"));
+    let count_of = |world: &World, address: &str| outstanding(world).get(address).copied();
+    world.endpoints(endpoints(["c", "a"]));
+    assert_eq!(
+        (count_of(&world, "a"), count_of(&world, "b"), count_of(&world, "c")),
+        (Some(5), None, Some(0))
+    );
+    world.config(&config(&json!({"distinctSamples": true})));
+    assert_eq!(world.picks(20), ["c"; 20]);
+    world.lose("a");
+    assert_eq!(count_of(&world, "a"), Some(5));
+    world.config(&config(&json!({"choiceCount": 3})));
+    assert_eq!(count_of(&world, "a"), Some(5));
+    // An endpoint that comes back is another one: the calls of the first still end, and are not its own.
+    world.endpoints(endpoints(["a", "b"]));
+    let _on_b = call_to(&mut world, "b");
+    drop(held);
+    assert_eq!((count_of(&world, "a"), count_of(&world, "b")), (Some(0), Some(1)));
+}
+
+/// LR-5: with another set of addresses it is another endpoint, though it has the same connection.
+#[test]
+fn counts_begin_anew_with_another_endpoint() {
+    let mut world = world(&json!({}), ["a"]);
+    let _held = world.pick();
+    world.endpoints(Endpoints::list([Endpoint::new(["a", "a2"])]));
+    assert_eq!((total(&world), world.describe().picks()), (0, 0));
+    let _second = world.pick();
+    assert_eq!((total(&world), world.describe().picks()), (1, 1));
+    assert_eq!(world.closed(), [""; 0]);
+}
+
+/// LR-5
+#[test]
+fn counts_are_not_shared_between_policies() {
+    let mut registry = Registry::standard();
+    registry.register::<Pair>("pair");
+    let core = Core::builder().rng(Rng::fixed(1)).build();
+    let child = config(&json!({"distinctSamples": true}));
+    let mut world =
+        World::with(core, registry, &json!([{"pair": {"child": child}}]), endpoints(["a", "b"])).all_up();
+    assert_eq!(world.subchannel_count(), 2);
+    let mut calls = (0..1000).map(|_| world.pick_with(|call| call.with_cluster("left")));
+    let _held = calls.find(|picked| picked.outcome() == "a").expect("one of many calls goes there");
+    let mut outcomes = |cluster| {
+        (0..50)
+            .map(|_| world.pick_with(|call| call.with_cluster(cluster)).finish_ok())
+            .collect::<std::collections::BTreeSet<_>>()
+    };
+    // On the left `a` is busy; on the right the same connection is not.
+    assert_eq!(outcomes("left").len(), 1);
+    assert_eq!(outcomes("right").len(), 2);
+}
+
+/// Two policies over the same endpoints; calls name theirs.
+#[derive(Default)]
+struct Pair {
+    children: [Child; 2],
+    shown: Option<(LbState, [LbState; 2])>,
+}
+
+struct PairPicker([LbState; 2]);
+
+impl Policy for Pair {
+    type Config = LbConfig;
+
+    fn parse(fields: &Fields<'_>) -> Result<LbConfig, ConfigError> {
+        fields.child("child")
+    }
+
+    fn reconcile(&mut self, config: &LbConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
+        let states = self.children.each_mut().map(|child| child.reconcile(config, endpoints, cx));
+        match &self.shown {
+            Some((state, [a, b])) if a.is_same(&states[0]) && b.is_same(&states[1]) => state.clone(),
+            _ => {
+                let state = LbState::new(states[0].connectivity, PairPicker(states.clone()));
+                self.shown.insert((state, states)).0.clone()
+            }
+        }
+    }
+
+    fn describe(&self, _: &Look<'_>) -> Description {
+        Description::new()
+    }
+}
+
+impl Picker for PairPicker {
+    fn pick(&self, call: &Call<'_>) -> Pick {
+        self.0[usize::from(call.cluster() == Some("right"))].picker.pick(call)
+    }
+}
+
+/// LR-6, LBX-4, LBX-5: states as in round_robin; duplicates and weights do not count.
+#[test]
+fn states_are_those_of_round_robin() {
+    let mut world = World::new(&config(&json!({})), weighted([("a", 1), ("b", 100), ("a", 50)]));
+    assert_eq!(
+        (world.dialled(), world.state()),
+        (vec!["a".to_owned(), "b".to_owned()], Connectivity::Connecting)
+    );
+    world.fail("a");
+    assert_eq!(world.state(), Connectivity::Connecting);
+    world.fail("b");
+    assert_eq!(world.state(), Connectivity::TransientFailure);
+    assert_eq!(world.pick().status().unwrap().message(), "b: b refused");
+    world.advance(secs(2));
+    assert_eq!(world.state(), Connectivity::TransientFailure);
+    world.ready("a");
+    assert_eq!((world.state(), world.picks(3)), (Connectivity::Ready, vec!["a".to_owned(); 3]));
+    world.ready("b");
+    world.dialled();
+    world.lose("a");
+    assert_eq!(world.dialled(), ["a"]);
+    world.ready("a");
+    let shares = world.shares(2000);
+    assert!(shares.values().all(|n| (850..1150).contains(n)), "{shares:?}");
+
+    let mut world = World::new(&config(&json!({})), endpoints([]));
+    assert_eq!((world.state(), world.picks(1)), (Connectivity::TransientFailure, vec!["fail".to_owned()]));
+    world.endpoints(Endpoints::list([Endpoint::new([""; 0])]));
+    assert_eq!(world.pick().status().unwrap().message(), "no endpoints");
+}
+
+/// LR-7: an endpoint that answers nothing.
+#[test]
+fn a_frozen_endpoint_gets_few_calls_or_none() {
+    const CALLS: usize = 20_000;
+    let frozen_calls = |settings: Value| {
+        let mut world = world(&settings, ["a", "b", "c", "d", "frozen"]);
+        let mut stuck = vec![call_to(&mut world, "frozen")];
+        for _ in 0..CALLS {
+            let picked = world.pick();
+            if picked.outcome() == "frozen" {
+                stuck.push(picked);
+            }
+        }
+        stuck.len() - 1
+    };
+    let with_repetition = frozen_calls(json!({}));
+    assert!(
+        (CALLS / 29..CALLS / 22).contains(&with_repetition),
+        "{with_repetition} is not about {}",
+        CALLS / 25
+    );
+    assert!(frozen_calls(json!({"choiceCount": 3})) < CALLS / 80);
+    for choices in 2..=10 {
+        assert_eq!(frozen_calls(json!({"choiceCount": choices, "distinctSamples": true})), 0);
+    }
+}
+
+/// LR-7: with distinct samples nobody is favoured while all are alike, and a lone endpoint is found.
+#[test]
+fn distinct_samples_are_fair() {
+    for choices in [2, 4, 10] {
+        let settings = json!({"choiceCount": choices, "distinctSamples": true});
+        let shares = world(&settings, ["a", "b", "c", "d"]).shares(8000);
+        assert!(shares.values().all(|n| (1800..2200).contains(n)), "{choices}: {shares:?}");
+        assert_eq!(world(&settings, ["a"]).letters(3), "aaa");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// LR-3: drawn with repetition; only a strictly smaller count takes over from an earlier draw.
+    #[test]
+    fn picks_follow_the_rule(
+        count in 1usize..6,
+        choices in 2usize..=10,
+        steps in prop::collection::vec((any::<u64>(), any::<bool>()), 1..40),
+    ) {
+        let names = ["a", "b", "c", "d", "e"];
+        let list = Endpoints::list(names[..count].iter().map(|name| Endpoint::at(*name)));
+        let mut world = World::new(&config(&json!({"choiceCount": choices})), list).all_up();
+        let mut model = vec![0; count];
+        let mut held = Vec::new();
+        for (entropy, keep) in steps {
+            let draws = Call::new("/a/b", entropy);
+            let mut candidate: Option<usize> = None;
+            for _ in 0..choices {
+                let sampled = draws.random_below(count as u64) as usize;
+                if candidate.is_none_or(|candidate| model[sampled] < model[candidate]) {
+                    candidate = Some(sampled);
+                }
+            }
+            let expected = candidate.unwrap();
+            let picked = world.pick_call(&Call::new("/a/b", entropy));
+            prop_assert_eq!(picked.outcome(), names[expected]);
+            if keep {
+                model[expected] += 1;
+                held.push(picked);
+            }
+        }
+    }
+}
+
+mod threads {
+    #![expect(clippy::disallowed_methods, reason = "counters are for many threads at once")]
+
+    use evenkeel_core::{CallEnd, Trackers};
+
+    use super::*;
+
+    /// LR-8: a million calls on four threads, each ending in one way or another, many in flight at a time, some after
+    /// their picker is gone.
+    #[test]
+    fn counts_stay_exact() {
+        const CALLS: u64 = 250_000;
+        let mut world = world(&json!({}), ["a", "b", "c"]);
+        let picker = world.picker();
+        let late: Vec<Trackers> = std::thread::scope(|scope| {
+            let picker = &picker;
+            let threads = [1, 2, 3, 4].map(|seed| scope.spawn(move || many_calls(picker, seed, CALLS)));
+            threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+        });
+        assert_eq!(total(&world), late.len() as u64);
+        assert_eq!(world.describe().picks(), 4 * CALLS);
+        drop(picker);
+        world.lose("a");
+        world.endpoints(endpoints(["c", "b", "a"]));
+        drop(late);
+        assert_eq!(outstanding(&world).into_values().collect::<Vec<_>>(), [0, 0, 0]);
+    }
+
+    fn many_calls(picker: &evenkeel_core::RootPicker, seed: u64, calls: u64) -> Vec<Trackers> {
+        let mut rng = Rng::fixed(seed);
+        let mut in_flight: Vec<Trackers> = Vec::new();
+        for _ in 0..calls {
+            if let Pick::To(_, trackers) = picker.pick(&Call::new("/a/b", rng.next_u64())) {
+                in_flight.push(trackers);
+            }
+            if in_flight.len() > 100 {
+                let ended = in_flight.swap_remove(rng.below(100) as usize);
+                match rng.below(3) {
+                    0 => drop(ended),
+                    1 => ended.finish(&CallEnd::Unsent),
+                    _ => {
+                        let (code, at, load) = (Code::Ok, evenkeel_core::Instant::ORIGIN, None);
+                        ended.finish(&CallEnd::Finished { code, at, load });
+                    }
+                }
+            }
+        }
+        in_flight
+    }
+}

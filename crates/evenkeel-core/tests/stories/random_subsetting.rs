@@ -1,1 +1,186 @@
-//! random_subsetting
+//! `random_subsetting_experimental`: a few endpoints of many, for the policy below.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use evenkeel_core::{Connectivity, Core, Endpoint, Endpoints, Health, Registry, Rng};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use testkit::{World, endpoints};
+use xxhash_rust::xxh64::xxh64;
+
+fn config(size: u32) -> Value {
+    json!([{"random_subsetting_experimental": {"subsetSize": size, "childPolicy": [{"round_robin": {}}]}}])
+}
+
+fn list(names: impl IntoIterator<Item = impl AsRef<str>>) -> Endpoints {
+    Endpoints::list(names.into_iter().map(|name| Endpoint::at(name.as_ref())))
+}
+
+fn names(count: usize) -> Vec<String> {
+    (0..count).map(|i| format!("10.0.0.{i}:80")).collect()
+}
+
+fn client(seed: u64, size: u32, endpoints: Endpoints) -> World {
+    let core = Core::builder().rng(Rng::fixed(seed)).build();
+    World::with(core, Registry::standard(), &config(size), endpoints).all_up()
+}
+
+/// The endpoints that the policy below balances over.
+fn chosen(world: &World) -> Vec<String> {
+    let (_, child) = &world.describe().children[0];
+    child.endpoints.iter().map(|row| row.addresses[0].clone()).collect()
+}
+
+fn sorted<T: Ord>(mut values: Vec<T>) -> Vec<T> {
+    values.sort_unstable();
+    values
+}
+
+/// RS-1
+#[test]
+fn bad_settings_are_named() {
+    let child = json!([{"round_robin": {}}]);
+    let cases = [
+        (json!({"childPolicy": child}), "subsetSize: is required: a whole number of at least 1"),
+        (json!({"subsetSize": 0, "childPolicy": child}), "subsetSize: must be at least 1, found 0"),
+        (
+            json!({"subsetSize": -1, "childPolicy": child}),
+            "subsetSize: expected a whole number from 0 to 4294967295, found -1",
+        ),
+        (json!({"subset_size": 2}), "childPolicy: is required: a list such as [{\"round_robin\": {}}]"),
+    ];
+    for (settings, problem) in cases {
+        let config = json!([{"random_subsetting_experimental": settings}]);
+        let error = Registry::standard().parse(&config).unwrap_err().to_string();
+        let place = "policy \"random_subsetting_experimental\": loadBalancingConfig[0].random_subsetting_experimental";
+        assert_eq!(error, format!("{place}.{problem}"));
+    }
+    let nested =
+        json!([{"random_subsetting_experimental": {"subsetSize": 2, "childPolicy": [{"nosuch": {}}]}}]);
+    let error = Registry::standard().parse(&nested).unwrap_err();
+    assert!(error.path().ends_with("random_subsetting_experimental.childPolicy"), "{error}");
+}
+
+/// RS-2, RS-3: the lowest hashes under the seed, in that order; the seed is drawn once.
+#[test]
+fn the_seed_ranks_the_endpoints() {
+    let mut seeds = BTreeSet::new();
+    for client_seed in 0..20 {
+        let mut world = client(client_seed, 3, list(names(10)));
+        let seed = world.describe().details["seed"].as_u64().unwrap();
+        let mut ranked = names(10);
+        ranked.sort_by_key(|name| xxh64(name.as_bytes(), seed));
+        assert_eq!(chosen(&world), ranked[..3]);
+        assert_eq!(sorted(world.dialled()), sorted(ranked[..3].to_vec()));
+        seeds.insert(seed);
+
+        world.update(&config(4), list(names(10)));
+        assert_eq!(chosen(&world), ranked[..4]);
+        world.update(&config(2), list(names(10).iter().rev()));
+        assert_eq!(chosen(&world), ranked[..2]);
+        assert_eq!(world.describe().details["seed"].as_u64(), Some(seed));
+    }
+    assert_eq!(seeds.len(), 20);
+}
+
+/// RS-4: in the order given.
+#[test]
+fn all_are_taken_when_there_are_no_more() {
+    for count in 0..=4 {
+        assert_eq!(chosen(&client(1, 4, list(names(count)))), names(count));
+    }
+    assert_eq!(client(1, u32::MAX, list(names(2))).subchannel_count(), 2);
+}
+
+/// RS-6: recomputed on every update of endpoints or config; states and pickers pass through.
+#[test]
+fn states_and_pickers_are_those_of_the_child() {
+    let mut world = World::new(&config(2), endpoints(["a", "b", "c"]));
+    assert_eq!(world.state(), Connectivity::Connecting);
+    let both = world.dialled();
+    assert_eq!((both.len(), world.picks(1)), (2, vec!["queue".to_owned()]));
+    world.fail(&both[0]);
+    world.ready(&both[1]);
+    assert_eq!((world.state(), world.picks(2)), (Connectivity::Ready, vec![both[1].clone(); 2]));
+    assert_eq!(world.reresolutions(), 1);
+
+    world.published();
+    world.config(&config(3));
+    assert_eq!(chosen(&world).len(), 3);
+    world.config(&config(1));
+    assert_eq!(chosen(&world).len(), 1);
+    // The same endpoints in another value: the child looks again, nothing is dialled or published.
+    world.published();
+    world.dialled();
+    world.endpoints(endpoints(["a", "b", "c"]));
+    assert_eq!((world.dialled(), world.published()), (vec![], 0));
+    world.endpoints(endpoints([]));
+    assert_eq!((world.state(), world.picks(1)), (Connectivity::TransientFailure, vec!["fail".to_owned()]));
+    world.endpoints(endpoints(["d"]));
+    assert_eq!(chosen(&world), ["d"]);
+}
+
+/// RS-6: the config of the child passes through, and so does a change of its policy.
+#[test]
+fn the_child_can_change() {
+    let mut world = client(1, 2, list(names(9)));
+    let before = sorted(chosen(&world));
+    world.config(&json!([{"random_subsetting_experimental":
+        {"subsetSize": 2, "childPolicy": [{"nosuch": {}}, {"pick_first": {}}]}}]));
+    assert_eq!(world.describe().children[0].1.policy, "pick_first");
+    assert_eq!(sorted(chosen(&world)), before);
+}
+
+/// RS-7: endpoints without addresses, duplicates and draining ones take no place.
+#[test]
+fn only_endpoints_that_can_be_called_take_a_place() {
+    let nobody = || Endpoint::new([""; 0]);
+    let drained = |name: &str| Endpoint::at(name).with_health(Health::Draining);
+    let mut world = client(1, 3, Endpoints::list([nobody(), nobody(), Endpoint::at("a"), Endpoint::at("b")]));
+    assert_eq!(chosen(&world), ["a", "b"]);
+    let crowd = || vec![nobody(), Endpoint::at("a"), Endpoint::at("a"), Endpoint::at("b"), Endpoint::at("c")];
+    world.endpoints(Endpoints::list(crowd()));
+    assert_eq!(chosen(&world), ["a", "b", "c"]);
+    world.endpoints(Endpoints::list(crowd().into_iter().chain([drained("d"), Endpoint::at("e"), nobody()])));
+    assert_eq!(chosen(&world).len(), 3);
+    assert!(!chosen(&world).contains(&"d".to_owned()));
+    assert_eq!(world.describe().details["of"], 4);
+    assert_eq!(world.describe().details["chosen"], 3);
+}
+
+/// RS-9
+#[test]
+fn many_clients_spread_over_the_servers() {
+    let mut connections = BTreeMap::new();
+    for seed in 0..100 {
+        for name in client(seed, 25, list(names(100))).dialled() {
+            *connections.entry(name).or_insert(0) += 1;
+        }
+    }
+    assert_eq!(connections.len(), 100);
+    assert!(connections.values().all(|n| (10..=40).contains(n)), "{connections:?}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// RS-5: one endpoint more or less changes at most one member, also across the size of the subset.
+    #[test]
+    fn one_endpoint_changes_at_most_one_member(
+        seed in any::<u64>(),
+        count in 1usize..30,
+        size in 1u32..20,
+        gone in any::<prop::sample::Index>(),
+    ) {
+        let all = names(count);
+        let mut less = all.clone();
+        less.remove(gone.index(count));
+        let mut world = client(seed, size, list(&all));
+        let before: BTreeSet<String> = chosen(&world).into_iter().collect();
+        world.endpoints(list(&less));
+        let after: BTreeSet<String> = chosen(&world).into_iter().collect();
+        prop_assert!(before.difference(&after).count() <= 1 && after.difference(&before).count() <= 1);
+        world.endpoints(list(&all));
+        prop_assert_eq!(chosen(&world).into_iter().collect::<BTreeSet<_>>(), before);
+    }
+}

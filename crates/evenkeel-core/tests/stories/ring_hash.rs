@@ -1,1 +1,473 @@
-//! ring_hash
+//! `ring_hash_experimental`: calls with the same hash go to the same endpoint.
+
+use evenkeel_core::policy::RingHash;
+use evenkeel_core::{
+    Call, Code, Connectivity, Core, Endpoint, Endpoints, Event, HASH_KEY, Pick, Registry, Rng, hash,
+};
+use serde_json::{Value, json};
+use testkit::{Picked, World, endpoints, secs, weighted};
+
+fn config(settings: &Value) -> Value {
+    json!([{"ring_hash_experimental": settings}])
+}
+
+fn ring<const N: usize>(addresses: [&str; N]) -> World {
+    World::new(&config(&json!({})), endpoints(addresses))
+}
+
+/// A hash that falls on the first entry of this endpoint.
+fn entry_of(key: &str) -> u64 {
+    hash::of_bytes(format!("{key}_0").as_bytes())
+}
+
+/// The outcome of a call that hashes to the endpoint with this key.
+fn call(world: &mut World, key: &str) -> String {
+    world.pick_with(|call| call.with_hash(entry_of(key))).finish_ok()
+}
+
+fn call_with_header(world: &mut World, headers: &[(&'static str, &'static str); 1]) -> Picked {
+    let entropy = world.entropy();
+    world.pick_call(&Call::new("/test.Service/Method", entropy).with_headers(headers))
+}
+
+/// RH-1, RH-13
+#[test]
+fn bad_settings_are_named() {
+    let cases = [
+        (json!({"minRingSize": 0}), "minRingSize: must be from 1 to 8388608, found 0"),
+        (json!({"max_ring_size": 0}), "maxRingSize: must be from 1 to 8388608, found 0"),
+        (json!({"minRingSize": 8_388_609}), "minRingSize: must be from 1 to 8388608, found 8388609"),
+        (json!({"maxRingSize": "8388609"}), "maxRingSize: must be from 1 to 8388608, found 8388609"),
+        (
+            json!({"minRingSize": 20, "maxRingSize": 10}),
+            "maxRingSize: must be at least minRingSize, which is 20, found 10",
+        ),
+        (
+            json!({"maxRingSize": 1023}),
+            "maxRingSize: must be at least minRingSize, which is 1024, found 1023",
+        ),
+        (json!({"minRingSize": -1}), "minRingSize: expected a whole number, not negative, found -1"),
+        (
+            json!({"requestHashHeader": "x user"}),
+            "requestHashHeader: expected a header name of letters, digits, '-', '_' and '.', found \"x user\"",
+        ),
+        (
+            json!({"requestHashHeader": ":path"}),
+            "requestHashHeader: expected a header name of letters, digits, '-', '_' and '.', found \":path\"",
+        ),
+        (
+            json!({"requestHashHeader": "x-key-bin"}),
+            "requestHashHeader: a binary header cannot be hashed, found \"x-key-bin\"",
+        ),
+        (json!({"requestHashHeader": 7}), "requestHashHeader: expected a string, found 7"),
+    ];
+    for (settings, problem) in cases {
+        let error = Registry::standard().parse(&config(&settings)).unwrap_err();
+        let expected = format!(
+            "policy \"ring_hash_experimental\": loadBalancingConfig[0].ring_hash_experimental.{problem}"
+        );
+        assert_eq!(error.to_string(), expected);
+    }
+}
+
+/// RH-1
+#[test]
+fn sizes_are_lowered_to_the_cap() {
+    let sizes = |registry: Registry, settings: Value| {
+        let core = Core::builder().rng(Rng::fixed(1)).build();
+        let mut world = World::with(core, registry, &config(&settings), endpoints(["a"]));
+        assert_eq!(world.warnings(), [""; 0]);
+        let details = world.describe().details;
+        ["minRingSize", "maxRingSize", "ringSize"].map(|name| details[name].as_u64().unwrap())
+    };
+    let capped = |cap| {
+        let mut registry = Registry::standard();
+        registry.register_with("ring_hash_experimental", move || RingHash::with_cap(cap));
+        registry
+    };
+    let greatest = json!({"minRingSize": 8_388_608, "maxRingSize": 8_388_608});
+    let from_xds = json!({"minRingSize": 1024, "maxRingSize": 8_388_608});
+    assert_eq!(sizes(Registry::standard(), json!({})), [1024, 4096, 1024]);
+    assert_eq!(sizes(Registry::standard(), from_xds), [1024, 4096, 1024]);
+    assert_eq!(sizes(Registry::standard(), greatest.clone()), [4096, 4096, 4096]);
+    assert_eq!(sizes(capped(5000), greatest.clone()), [5000, 5000, 5000]);
+    assert_eq!(sizes(capped(10), json!({})), [10, 10, 10]);
+    assert_eq!(sizes(capped(0), greatest), [1, 1, 1]);
+}
+
+/// RH-3, RH-9, RH-10, RH-12
+#[test]
+fn endpoints_are_connected_by_the_calls_that_hash_to_them() {
+    let mut world = ring(["a", "b", "c"]);
+    assert_eq!((world.state(), world.dialled()), (Connectivity::Idle, vec![]));
+    world.advance(secs(1000));
+    assert!(world.dialled().is_empty());
+
+    assert_eq!(call(&mut world, "b"), "queue");
+    assert_eq!((world.state(), world.dialled()), (Connectivity::Connecting, vec!["b".to_owned()]));
+    assert_eq!(call(&mut world, "b"), "queue");
+    assert!(world.dialled().is_empty());
+    world.ready("b");
+    assert_eq!(world.state(), Connectivity::Ready);
+    assert_eq!(call(&mut world, "b"), "b");
+
+    // Another hash waits for its own endpoint although one is ready.
+    assert_eq!(call(&mut world, "c"), "queue");
+    assert_eq!(world.dialled(), ["c"]);
+    world.ready("c");
+    assert_eq!((call(&mut world, "c"), call(&mut world, "b")), ("c".to_owned(), "b".to_owned()));
+
+    // A connection that is lost waits for a call again, alone or with the others.
+    world.lose("b");
+    assert_eq!((world.state(), world.dialled()), (Connectivity::Ready, vec![]));
+    assert_eq!(call(&mut world, "b"), "queue");
+    assert_eq!(world.dialled(), ["b"]);
+    world.ready("b");
+    world.lose("b");
+    world.lose("c");
+    world.advance(secs(1000));
+    assert_eq!((world.state(), world.dialled()), (Connectivity::Idle, vec![]));
+    assert_eq!(call(&mut world, "c"), "queue");
+    assert_eq!(world.dialled(), ["c"]);
+}
+
+/// RH-5: one entry each, at known places; hashes above the last go to the first.
+#[test]
+fn a_hash_goes_to_the_entry_at_or_after_it() {
+    let settings = json!({"minRingSize": 1, "maxRingSize": 3});
+    let mut world = World::new(&config(&settings), endpoints(["a", "b", "c"])).all_up();
+    let mut places: Vec<(u64, &str)> = ["a", "b", "c"].map(|key| (entry_of(key), key)).into();
+    places.sort_unstable();
+    for (i, (place, key)) in places.iter().enumerate() {
+        let next = places[(i + 1) % 3].1;
+        for (hash, expected) in [(*place, *key), (place - 1, *key), (place + 1, next)] {
+            world.pick_with(|call| call.with_hash(hash));
+            assert_eq!(world.pick_with(|call| call.with_hash(hash)).outcome(), expected);
+        }
+    }
+    assert_eq!(world.pick_with(|call| call.with_hash(0)).outcome(), places[0].1);
+    assert_eq!(world.pick_with(|call| call.with_hash(u64::MAX)).outcome(), places[0].1);
+}
+
+/// RH-10, RH-11, LBX-3: each failure brings in one more endpoint, without calls.
+#[test]
+fn failing_it_tries_one_idle_endpoint_after_the_other() {
+    let mut world = ring(["a", "b", "c", "d"]);
+    assert_eq!(call(&mut world, "d"), "queue");
+    assert_eq!(world.dialled(), ["d"]);
+    world.fail("d");
+    assert_eq!((world.state(), world.dialled()), (Connectivity::Connecting, vec!["a".to_owned()]));
+    world.fail("a");
+    assert_eq!((world.state(), world.dialled()), (Connectivity::TransientFailure, vec!["b".to_owned()]));
+    // Those that failed try again, and count as failed meanwhile; `b` is still on its way.
+    world.advance(secs(3));
+    assert_eq!(world.state(), Connectivity::TransientFailure);
+    let mut again = world.dialled();
+    again.sort_unstable();
+    assert_eq!(again, ["a", "d"]);
+    world.ready("b");
+    assert_eq!((world.state(), world.dialled()), (Connectivity::Ready, vec![]));
+    assert_eq!(call(&mut world, "b"), "b");
+}
+
+/// RH-10
+#[test]
+fn calls_pass_over_failed_endpoints_and_fail_when_all_have() {
+    let settings = json!({"minRingSize": 1, "maxRingSize": 3});
+    let mut world = World::new(&config(&settings), endpoints(["a", "b", "c"]));
+    let mut order = ["a", "b", "c"];
+    order.sort_unstable_by_key(|key| entry_of(key));
+    let [first, second, third] = order;
+
+    // The next on the ring takes the calls of one that failed.
+    world.down(first);
+    world.up(second);
+    world.up(third);
+    call(&mut world, first);
+    call(&mut world, first);
+    assert_eq!(call(&mut world, first), second);
+    world.down(second);
+    call(&mut world, second);
+    call(&mut world, second);
+    assert_eq!((call(&mut world, first), call(&mut world, second)), (third.to_owned(), third.to_owned()));
+
+    for key in order {
+        world.down(key);
+        call(&mut world, key);
+    }
+    assert_eq!(world.state(), Connectivity::TransientFailure);
+    for key in [third, first, second] {
+        let failed = world.pick_with(|call| call.with_hash(entry_of(key)));
+        let message = failed.status().unwrap().message().to_owned();
+        assert_eq!(message, format!("{key}: {key} refused"));
+    }
+    let waiting = world.pick_with(|call| call.with_hash(7).wait_for_ready());
+    assert_eq!(waiting.outcome(), "queue");
+    world.note("node n1");
+    let failed = world.pick_with(|call| call.with_hash(entry_of(first)));
+    assert_eq!(failed.status().unwrap().message(), format!("{first}: {first} refused (node n1)"));
+}
+
+/// RH-10: a ring of 4096 entries that all failed costs a lookup, not a walk.
+#[test]
+fn a_large_ring_that_failed_answers_at_once() {
+    let settings = json!({"minRingSize": 4096});
+    let mut world = World::new(&config(&settings), endpoints(["a", "b", "c"]));
+    for key in ["a", "b", "c"] {
+        world.down(key);
+    }
+    assert_eq!(call(&mut world, "a"), "queue");
+    assert_eq!(world.state(), Connectivity::TransientFailure);
+    assert_eq!(world.dialled(), ["a", "b", "c"]);
+    let picker = world.picker();
+    for hash in 0..100_000 {
+        let hash = hash::of_bytes(&u64::to_le_bytes(hash));
+        assert!(matches!(picker.pick(&Call::new("/a/b", 1).with_hash(hash)), Pick::Fail(_)));
+    }
+}
+
+/// RH-11: the endpoint that was on its way is removed; another takes its place.
+#[test]
+fn an_update_that_removes_the_one_on_its_way_starts_another() {
+    let mut world = ring(["a", "b", "c"]);
+    call(&mut world, "a");
+    world.fail("a");
+    assert_eq!(world.dialled(), ["a", "b"]);
+    world.endpoints(endpoints(["a", "c"]));
+    assert_eq!((world.dialled(), world.closed()), (vec!["c".to_owned()], vec!["b".to_owned()]));
+}
+
+/// RH-9: a lone endpoint that failed is a failure; that an application asks to connect starts one endpoint, not all.
+#[test]
+fn one_endpoint_is_connected_when_the_application_asks() {
+    let mut world = ring(["a", "b", "c"]);
+    world.handle(Event::ExitIdle);
+    assert_eq!(world.dialled(), ["a"]);
+    world.ready("a");
+    world.handle(Event::ExitIdle);
+    assert!(world.dialled().is_empty());
+
+    let mut world = ring(["a"]);
+    world.handle(Event::ExitIdle);
+    world.fail("a");
+    assert_eq!(world.state(), Connectivity::TransientFailure);
+}
+
+/// RH-13
+#[test]
+fn the_request_header_is_hashed() {
+    let settings = json!({"requestHashHeader": "X-User"});
+    let mut world = World::new(&config(&settings), endpoints(["a", "b", "c"])).all_up();
+    for key in ["a_0", "b_0", "c_0"] {
+        call_with_header(&mut world, &[("x-user", key)]);
+    }
+    assert_eq!(call_with_header(&mut world, &[("x-user", "a_0")]).outcome(), "a");
+    assert_eq!(call_with_header(&mut world, &[("x-user", "b_0")]).outcome(), "b");
+    // Several values are joined by commas; the route's hash does not count.
+    world.endpoints(Endpoints::list([Endpoint::at("a").with_metadata(HASH_KEY, "x,y"), Endpoint::at("b")]));
+    let headers = [("x-user", "x"), ("x-user", "y_0")];
+    let call = Call::new("/a/b", 1).with_headers(&headers).with_hash(entry_of("b"));
+    assert_eq!(world.pick_call(&call).outcome(), "a");
+}
+
+/// RH-13: without the header any ready endpoint will do; at most one idle one is woken on the way, and only if none is
+/// connecting.
+#[test]
+fn without_the_header_calls_spread_and_wake_one_endpoint_at_a_time() {
+    let settings = json!({"request_hash_header": "x-user"});
+    let mut world = World::new(&config(&settings), endpoints(["a", "b", "c", "d"]));
+    assert_eq!(world.picks(1), ["queue"]);
+    let first = world.dialled();
+    assert_eq!(first.len(), 1);
+    // One is connecting: nobody else is woken, whatever the calls draw.
+    assert_eq!(world.shares(50).into_iter().collect::<Vec<_>>(), [("queue".to_owned(), 50)]);
+    assert!(world.dialled().is_empty());
+
+    // From now on nobody waits: calls go to those that are ready, and wake the others one by one.
+    world.ready(&first[0]);
+    let mut ready = first;
+    for _ in 0..3 {
+        let woken = |world: &mut World| {
+            assert!(ready.contains(&world.pick().finish_ok()));
+            Some(world.dialled()).filter(|dialled| !dialled.is_empty())
+        };
+        let [next] = (0..1000).find_map(|_| woken(&mut world)).unwrap().try_into().unwrap();
+        assert!(world.picks(50).iter().all(|outcome| ready.contains(outcome)));
+        assert!(world.dialled().is_empty());
+        world.ready(&next);
+        ready.push(next);
+    }
+    ready.sort_unstable();
+    assert_eq!(ready, ["a", "b", "c", "d"]);
+    let shares = world.shares(4000);
+    assert!(shares.values().all(|n| (700..1300).contains(n)), "{shares:?}");
+    // An empty value is no value.
+    let spread: std::collections::BTreeSet<_> =
+        (0..50).map(|_| call_with_header(&mut world, &[("x-user", "")]).finish_ok()).collect();
+    assert_eq!(spread.len(), 4);
+}
+
+/// RH-13: where all have failed, so does a call without the header.
+#[test]
+fn without_the_header_calls_fail_when_all_have() {
+    let settings = json!({"requestHashHeader": "x-user"});
+    let mut world = World::new(&config(&settings), endpoints(["a", "b"]));
+    world.down("a");
+    world.down("b");
+    assert_eq!(world.picks(2), ["queue", "fail"]);
+    assert_eq!(world.state(), Connectivity::TransientFailure);
+}
+
+/// RH-14
+#[test]
+fn without_a_hash_and_without_a_header_calls_fail() {
+    let mut world = ring(["a"]).all_up();
+    let failed = world.pick();
+    assert_eq!(failed.status().unwrap().code(), Code::Internal);
+    assert!(failed.status().unwrap().message().contains("requestHashHeader"));
+    assert!(world.dialled().is_empty());
+}
+
+/// RH-15, RH-3: an endpoint is where its key says, and moves with it; its connection stays.
+#[test]
+fn the_hash_key_places_an_endpoint() {
+    let keyed = |key: Value| {
+        Endpoints::list([
+            Endpoint::at("a").with_metadata(HASH_KEY, key),
+            Endpoint::at("b"),
+            Endpoint::at("c"),
+        ])
+    };
+    let mut world = World::new(&config(&json!({})), keyed(json!("pod-0"))).all_up();
+    let mut placed = |key: Value, expected: &[(&str, &str)]| {
+        world.endpoints(keyed(key));
+        for (key, address) in expected {
+            call(&mut world, key);
+            assert_eq!(call(&mut world, key), *address, "{key}");
+        }
+        assert!(world.closed().is_empty());
+    };
+    placed(json!("pod-0"), &[("pod-0", "a"), ("b", "b"), ("c", "c")]);
+    placed(json!("pod-1"), &[("pod-1", "a"), ("b", "b")]);
+    // Empty, absent or not a string: the first address counts.
+    for key in [json!(""), json!(7), json!(null)] {
+        placed(key, &[("a", "a"), ("b", "b")]);
+    }
+}
+
+/// RH-16: of 20 endpoints with an entry each one goes; only its keys move.
+#[test]
+fn removing_an_endpoint_moves_only_its_calls() {
+    let names: Vec<String> = (0..20).map(|i| format!("e{i}")).collect();
+    let list = |skip: Option<usize>| {
+        let kept = names.iter().enumerate().filter(|(i, _)| Some(*i) != skip);
+        Endpoints::list(kept.map(|(_, name)| Endpoint::at(name.as_str())).collect::<Vec<_>>())
+    };
+    let mut world = World::new(&config(&json!({"minRingSize": 10})), list(None)).all_up();
+    let where_all_go = |world: &mut World| -> Vec<String> {
+        let hashes = (0..500u64).map(|i| hash::of_bytes(&i.to_le_bytes()));
+        hashes
+            .map(|hash| {
+                world.pick_with(|call| call.with_hash(hash));
+                world.pick_with(|call| call.with_hash(hash)).finish_ok()
+            })
+            .collect()
+    };
+    let before = where_all_go(&mut world);
+    world.endpoints(list(Some(7)));
+    let after = where_all_go(&mut world);
+    assert!(before.contains(&"e7".to_owned()) && !after.contains(&"e7".to_owned()));
+    for (before, after) in before.iter().zip(&after) {
+        assert!(before == after || before == "e7", "{before} {after}");
+    }
+}
+
+/// RH-4, RH-6, RH-16: weights count, duplicates do not, and a state change publishes a picker but no more than one.
+#[test]
+fn the_ring_shows_weights_and_picks() {
+    let settings = json!({"minRingSize": 6});
+    let mut world = World::new(&config(&settings), weighted([("a", 3), ("b", 3), ("c", 4), ("a", 100)]));
+    world.published();
+    call(&mut world, "a");
+    assert_eq!(world.published(), 1);
+    world.ready("a");
+    assert_eq!(world.published(), 1);
+    call(&mut world, "a");
+    let description = world.describe();
+    assert_eq!(description.details["ringSize"], 7);
+    let rows: Vec<_> =
+        description.endpoints.iter().map(|row| (row.addresses[0].as_str(), row.picks)).collect();
+    assert_eq!(rows, [("a", 1), ("b", 0), ("c", 0)]);
+    let weights: Vec<_> = description.endpoints.iter().map(|row| row.weight.unwrap()).collect();
+    for (weight, expected) in weights.iter().zip([0.3, 0.3, 0.4]) {
+        assert!((weight - expected).abs() < 1e-6);
+    }
+    let share: f64 = description.endpoints.iter().filter_map(|row| row.share).sum();
+    assert!((share - 1.0).abs() < 1e-9);
+}
+
+/// RH-4: endpoints without an entry get no calls and no connections, and the operator is told; so is one whose key is
+/// another's.
+#[test]
+fn endpoints_that_no_call_can_reach_are_warned_of() {
+    let settings = json!({"minRingSize": 1, "maxRingSize": 2});
+    let mut world = World::new(&config(&settings), endpoints(["a", "b", "c", "d"]));
+    assert_eq!(
+        world.warnings(),
+        [
+            "2 of 4 endpoints have no entry on a ring of 2 and get no calls: raise maxRingSize or the local cap of 4096"
+        ]
+    );
+    for key in ["a", "b", "c", "d"] {
+        world.down(key);
+    }
+    call(&mut world, "a");
+    assert_eq!((world.state(), world.dialled().len()), (Connectivity::TransientFailure, 2));
+    let unused: Vec<_> = world.describe().endpoints.into_iter().filter_map(|row| row.unused).collect();
+    assert_eq!(unused.iter().filter(|why| *why == "it has no entry on the ring").count(), 2);
+
+    let twins = ["a", "b"].map(|address| Endpoint::at(address).with_metadata(HASH_KEY, "pod"));
+    let mut world = World::new(&config(&json!({})), Endpoints::list(twins)).all_up();
+    assert_eq!(
+        world.warnings(),
+        ["several endpoints have the hash key \"pod\": the first gets all their calls"]
+    );
+    call(&mut world, "pod");
+    assert_eq!(call(&mut world, "pod"), "a");
+}
+
+/// RH-9
+#[test]
+fn without_endpoints_calls_fail() {
+    let mut world = ring([]);
+    assert_eq!(world.state(), Connectivity::TransientFailure);
+    let message =
+        |world: &mut World| world.pick_with(|call| call.with_hash(7)).status().unwrap().message().to_owned();
+    assert_eq!(message(&mut world), "no endpoints");
+    world.note("node n1");
+    assert_eq!(message(&mut world), "no endpoints (node n1)");
+    world.endpoints(Endpoints::list([Endpoint::new([""; 0]), Endpoint::at("a")]));
+    assert_eq!(world.state(), Connectivity::Idle);
+    world.endpoints(endpoints([]));
+    assert_eq!(call(&mut world, "a"), "fail");
+}
+
+/// RH-12, LBX-6: an endpoint with several addresses is one place on the ring, that of its first address.
+#[test]
+fn an_endpoint_with_several_addresses_is_one_place() {
+    let list = |first, second| Endpoints::list([Endpoint::new([first, second]), Endpoint::at("b")]);
+    let mut world = World::new(&config(&json!({})), list("a", "a2"));
+    call(&mut world, "a");
+    world.fail("a");
+    assert_eq!(world.dialled(), ["a", "a2"]);
+    world.ready("a2");
+    assert_eq!(call(&mut world, "a"), "a2");
+    // In another order it is the same endpoint, elsewhere on the ring.
+    world.endpoints(list("a2", "a"));
+    assert_eq!(call(&mut world, "a2"), "a2");
+    assert_eq!(world.closed(), ["a"]);
+    assert_eq!(world.subchannel_count(), 2);
+    // With fewer addresses it is another endpoint, whose picks count from 0.
+    world.endpoints(endpoints(["a2", "b"]));
+    assert_eq!((call(&mut world, "a2"), world.describe().picks()), ("a2".to_owned(), 1));
+}

@@ -1,0 +1,105 @@
+//! Request hashes: what the hash policies of a route make of a call (A42).
+//!
+//! The rules that need no route: how a header is hashed, and how the hashes of several policies become one. Whoever
+//! routes knows the policies, rewrites header values where they say so, and gives the result to
+//! [`Call::with_hash`](crate::Call::with_hash).
+//!
+//! ```
+//! use evenkeel_core::hash;
+//! // A header that is absent says nothing; the channel's random id is a hash as it is.
+//! let (user, channel_id) = (hash::of_header("x-user", None), 42);
+//! assert_eq!(hash::combine([(user, true), (Some(channel_id), false)]), Some(42));
+//! ```
+
+use xxhash_rust::xxh64;
+
+/// The hash function of requests and rings: XXH64 with seed 0.
+pub fn of_bytes(bytes: &[u8]) -> u64 {
+    xxh64::xxh64(bytes, 0)
+}
+
+/// The hash of a header's value, rewritten if the policy says so, several values joined by commas. Nothing if the
+/// header is absent or binary: names that end in `-bin` never match (A28).
+pub fn of_header(name: &str, value: Option<&str>) -> Option<u64> {
+    if is_binary(name) {
+        return None;
+    }
+    value.map(|value| of_bytes(value.as_bytes()))
+}
+
+/// Whether gRPC takes the values of this header as bytes.
+pub(crate) fn is_binary(name: &str) -> bool {
+    name.as_bytes().last_chunk().is_some_and(|end: &[u8; 4]| end.eq_ignore_ascii_case(b"-bin"))
+}
+
+/// The hash of a request: what its route's policies yield, in order, each with its `terminal` flag. A policy that is
+/// not supported, or finds nothing, yields nothing. A terminal policy ends the list once there is a hash; policies
+/// behind it are not asked. `None` if none yields: the call then gets a random hash.
+pub fn combine(policies: impl IntoIterator<Item = (Option<u64>, bool)>) -> Option<u64> {
+    let mut hash: Option<u64> = None;
+    for (own, terminal) in policies {
+        hash = match (hash, own) {
+            (Some(hash), Some(own)) => Some(hash.rotate_left(1) ^ own),
+            (hash, own) => hash.or(own),
+        };
+        if terminal && hash.is_some() {
+            break;
+        }
+    }
+    hash
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Headers;
+
+    /// RH-3: XXH64, seed 0 (the reference's own vectors).
+    #[test]
+    fn xxh64_with_seed_0() {
+        assert_eq!(of_bytes(b""), 0xef46_db37_51d8_e999);
+        assert_eq!(of_bytes(b"a"), 0xd24e_c4f1_a98c_6e5b);
+        assert_eq!(of_bytes(b"as"), 0x1c33_0fb2_d66b_e179);
+        assert_eq!(of_bytes(b"abc"), 0x44bc_2cf5_ad77_0999);
+    }
+
+    /// RH-7
+    #[test]
+    fn policies_combine_in_order() {
+        const HIGH: u64 = 1 << 63;
+        let (go_on, stop) = (false, true);
+        let check = |policies: &[(Option<u64>, bool)], expected| {
+            assert_eq!(combine(policies.iter().copied()), expected, "{policies:?}");
+        };
+        check(&[], None);
+        check(&[(None, go_on), (None, stop)], None);
+        check(&[(Some(5), go_on)], Some(5));
+        check(&[(Some(0), go_on)], Some(0));
+        check(&[(Some(HIGH), go_on), (Some(2), go_on)], Some(3));
+        check(&[(None, go_on), (Some(5), go_on), (None, go_on), (Some(1), go_on)], Some(11));
+        check(&[(Some(5), stop), (Some(1), go_on)], Some(5));
+        // Terminal stops once a hash exists, be it its own or an earlier one.
+        check(&[(None, stop), (Some(5), go_on)], Some(5));
+        check(&[(Some(5), go_on), (None, stop), (Some(1), go_on)], Some(5));
+    }
+
+    /// RH-7
+    #[test]
+    fn policies_behind_a_terminal_one_are_not_asked() {
+        let mut asked = 0;
+        let hash = combine([(Some(1), true), (Some(2), false)].into_iter().inspect(|_| asked += 1));
+        assert_eq!((hash, asked), (Some(1), 1));
+    }
+
+    /// RH-8
+    #[test]
+    fn headers_are_joined_and_binary_ones_never_match() {
+        let headers = [("x-user", "ann"), ("x-key-bin", "ann"), ("x-user", "bob")];
+        let hash = |name: &str| of_header(name, headers.value(name).as_deref());
+        assert_eq!(hash("x-user"), Some(of_bytes(b"ann,bob")));
+        assert_eq!(hash("x-other"), None);
+        assert_eq!(hash("x-key-bin"), None);
+        assert_eq!(of_header("X-Key-BIN", Some("ann")), None);
+        assert_eq!(of_header("x-user", Some("")), Some(of_bytes(b"")));
+    }
+}
