@@ -4,7 +4,7 @@
 //! groups (priorities, localities, clusters) of which each parent takes the one that belongs to a child. Identity is
 //! the change signal: the same allocation means that nothing changed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -16,9 +16,12 @@ use crate::Address;
 /// Metadata key under which an endpoint carries its ring-hash key (A76): namespace and key.
 pub const HASH_KEY: (&str, &str) = ("envoy.lb", "hash_key");
 
-/// One backend: an unordered set of addresses and what is known about it.
+/// One backend: an unordered set of addresses and what is known about it. Clones share.
 #[derive(Clone, PartialEq)]
-pub struct Endpoint {
+pub struct Endpoint(Arc<Known>);
+
+#[derive(Clone, PartialEq)]
+struct Known {
     addresses: Arc<[Address]>,
     hostname: Option<Arc<str>>,
     locality: Option<Arc<Locality>>,
@@ -53,7 +56,7 @@ impl Endpoint {
                 unique.push(address);
             }
         }
-        Endpoint {
+        Endpoint(Arc::new(Known {
             addresses: unique.into(),
             hostname: None,
             locality: None,
@@ -61,7 +64,7 @@ impl Endpoint {
             weight: None,
             locality_weight: None,
             health: Health::Unknown,
-        }
+        }))
     }
 
     /// An endpoint with one address.
@@ -72,78 +75,79 @@ impl Endpoint {
     /// Sets the weight that the control plane gave it. 0 means unset.
     #[must_use]
     pub fn with_weight(mut self, weight: u32) -> Endpoint {
-        self.weight = NonZeroU32::new(weight);
+        Arc::make_mut(&mut self.0).weight = NonZeroU32::new(weight);
         self
     }
 
     /// Sets the locality, and the weight of that locality among its peers (0 means unset).
     #[must_use]
     pub fn with_locality(mut self, locality: Arc<Locality>, weight: u32) -> Endpoint {
-        self.locality = Some(locality);
-        self.locality_weight = NonZeroU32::new(weight);
+        let known = Arc::make_mut(&mut self.0);
+        known.locality = Some(locality);
+        known.locality_weight = NonZeroU32::new(weight);
         self
     }
 
     /// Sets the health.
     #[must_use]
     pub fn with_health(mut self, health: Health) -> Endpoint {
-        self.health = health;
+        Arc::make_mut(&mut self.0).health = health;
         self
     }
 
     /// Sets the host name, for `:authority` (A81).
     #[must_use]
     pub fn with_hostname(mut self, hostname: impl Into<Arc<str>>) -> Endpoint {
-        self.hostname = Some(hostname.into());
+        Arc::make_mut(&mut self.0).hostname = Some(hostname.into());
         self
     }
 
     /// Adds one metadata value, for policies that read it through [`Endpoint::metadata`].
     #[must_use]
     pub fn with_metadata(mut self, (namespace, key): (&str, &str), value: impl Into<Value>) -> Endpoint {
-        let all = Arc::make_mut(self.metadata.get_or_insert_default());
+        let all = Arc::make_mut(Arc::make_mut(&mut self.0).metadata.get_or_insert_default());
         all.entry(namespace.to_owned()).or_default().insert(key.to_owned(), value.into());
         self
     }
 
     /// The addresses, in order of preference, without duplicates. May be empty.
     pub fn addresses(&self) -> &Arc<[Address]> {
-        &self.addresses
+        &self.0.addresses
     }
 
     /// The raw weight from the control plane; policies that need a number take an absent one as 1.
     pub fn weight(&self) -> Option<u32> {
-        self.weight.map(NonZeroU32::get)
+        self.0.weight.map(NonZeroU32::get)
     }
 
     /// The locality, if known.
     pub fn locality(&self) -> Option<&Arc<Locality>> {
-        self.locality.as_ref()
+        self.0.locality.as_ref()
     }
 
     /// The weight of the endpoint's locality, if known.
     pub fn locality_weight(&self) -> Option<u32> {
-        self.locality_weight.map(NonZeroU32::get)
+        self.0.locality_weight.map(NonZeroU32::get)
     }
 
     /// What the control plane says about its health.
     pub fn health(&self) -> Health {
-        self.health
+        self.0.health
     }
 
     /// The host name, if any.
     pub fn hostname(&self) -> Option<&str> {
-        self.hostname.as_deref()
+        self.0.hostname.as_deref()
     }
 
     /// The metadata value under a namespace and a key, if there is one.
     pub fn metadata(&self, (namespace, key): (&str, &str)) -> Option<&Value> {
-        self.metadata.as_ref()?.get(namespace)?.get(key)
+        self.0.metadata.as_ref()?.get(namespace)?.get(key)
     }
 
     /// What makes this endpoint the same as another: its set of addresses, in any order (A61).
     pub fn key(&self) -> EndpointKey {
-        let mut sorted = self.addresses.clone();
+        let mut sorted = self.0.addresses.clone();
         if !sorted.is_sorted() {
             Arc::make_mut(&mut sorted).sort_unstable();
         }
@@ -153,11 +157,11 @@ impl Endpoint {
 
 impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.addresses.iter()).finish()?;
-        if let Some(weight) = self.weight {
+        f.debug_list().entries(self.0.addresses.iter()).finish()?;
+        if let Some(weight) = self.0.weight {
             write!(f, " weight {weight}")?;
         }
-        if let Some(locality) = &self.locality {
+        if let Some(locality) = &self.0.locality {
             write!(f, " in {locality}")?;
         }
         Ok(())
@@ -273,6 +277,29 @@ impl Endpoints {
             _ => false,
         }
     }
+}
+
+/// Brings what somebody keeps about endpoints over to other endpoints, in their order: what is kept about one with the
+/// same addresses is given to `keep`, `None` for one that is new. Endpoints without addresses are left out, and of
+/// several with the same addresses the first counts.
+pub(crate) fn carry_over<'e, T>(
+    old: Vec<T>,
+    endpoints: impl Iterator<Item = &'e Endpoint>,
+    endpoint_of: impl Fn(&T) -> &Endpoint,
+    mut keep: impl FnMut(Option<T>, &Endpoint) -> T,
+) -> Vec<T> {
+    let mut old: HashMap<_, _> = old.into_iter().map(|kept| (endpoint_of(&kept).key(), Some(kept))).collect();
+    let mut seen = HashSet::new();
+    let mut new = Vec::new();
+    for endpoint in endpoints.filter(|endpoint| !endpoint.addresses().is_empty()) {
+        let key = endpoint.key();
+        let kept = old.get_mut(&key).and_then(Option::take);
+        if seen.insert(key) {
+            new.push(keep(kept, endpoint));
+        }
+    }
+    new.shrink_to_fit();
+    new
 }
 
 impl fmt::Debug for Endpoints {

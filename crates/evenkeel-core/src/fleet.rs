@@ -4,10 +4,9 @@
 //! A fleet keeps its members across updates by the identity of their endpoints (the unordered set of addresses, A61),
 //! drops duplicates, and adds to each whatever the policy wants to remember about it.
 
-use std::collections::HashMap;
-
 use crate::conn::{Conn, ConnState, Eagerness};
 use crate::describe::{Description, EndpointRow, Look};
+use crate::endpoint::carry_over;
 use crate::{Connectivity, Cx, Endpoint, Endpoints, Health, Status, Subchannel, SubchannelId};
 
 /// Endpoints with a connection each, and with something of the policy's own.
@@ -51,20 +50,12 @@ impl<T: Default> Fleet<T> {
 
     fn replace(&mut self, endpoints: &Endpoints) {
         let old = std::mem::take(&mut self.members);
-        let mut old: HashMap<_, _> =
-            old.into_iter().map(|member| (member.endpoint.key(), Some(member))).collect();
-        for endpoint in endpoints.iter() {
-            if endpoint.addresses().is_empty() || endpoint.health() == Health::Draining {
-                continue;
-            }
-            // `None` marks an endpoint that is taken: the first of two equal ones counts.
-            let member = match old.entry(endpoint.key()).or_insert_with(|| Some(Member::new(endpoint))).take()
-            {
-                Some(member) => Member { endpoint: endpoint.clone(), ..member },
-                None => continue,
-            };
-            self.members.push(member);
-        }
+        let keep = |kept: Option<Member<T>>, endpoint: &Endpoint| match kept {
+            Some(member) => Member { endpoint: endpoint.clone(), ..member },
+            None => Member::new(endpoint),
+        };
+        let taken = endpoints.iter().filter(|endpoint| endpoint.health() != Health::Draining);
+        self.members = carry_over(old, taken, |member| &member.endpoint, keep);
         self.source = Some(endpoints.clone());
     }
 }

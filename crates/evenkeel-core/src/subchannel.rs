@@ -73,14 +73,54 @@ pub struct Subchannel {
     disconnects: u32,
     failure_order: u64,
     error: Option<Status>,
-    load: Option<Box<(Instant, LoadReport)>>,
-    loads: u32,
     /// Which nodes of the policy tree hold it; a node that holds it twice is listed twice.
-    pub(crate) holders: Vec<NodeId>,
-    /// Which nodes want out-of-band load reports, and how often.
+    pub(crate) holders: Holders,
+    /// Out-of-band load reports; most subchannels have none.
+    out_of_band: Option<Box<OutOfBand>>,
+}
+
+/// Nodes that hold a subchannel: nearly always one, so the first needs no allocation.
+#[derive(Debug, Default)]
+pub(crate) struct Holders {
+    first: Option<NodeId>,
+    more: Vec<NodeId>,
+}
+
+impl Holders {
+    pub(crate) fn push(&mut self, node: NodeId) {
+        match self.first {
+            None => self.first = Some(node),
+            Some(_) => self.more.push(node),
+        }
+    }
+
+    /// Removes one entry of the node.
+    pub(crate) fn remove(&mut self, node: NodeId) {
+        if self.first == Some(node) {
+            self.first = self.more.pop();
+        } else if let Some(i) = self.more.iter().position(|holder| *holder == node) {
+            self.more.swap_remove(i);
+        }
+    }
+
+    pub(crate) fn get(&self, i: usize) -> Option<NodeId> {
+        if i == 0 { self.first } else { self.more.get(i - 1).copied() }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.first.is_none()
+    }
+}
+
+/// Who wants out-of-band load reports, and what came.
+#[derive(Debug, Default)]
+pub(crate) struct OutOfBand {
+    /// Which nodes want them, and how often.
     pub(crate) watchers: Vec<(NodeId, Duration)>,
-    /// What the driver was last told about out-of-band load reports.
+    /// What the driver was last told.
     pub(crate) watching: Option<Duration>,
+    last: Option<(Instant, LoadReport)>,
+    count: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -152,17 +192,22 @@ impl Subchannel {
 
     /// The last out-of-band load report and when it came.
     pub fn load(&self) -> Option<(Instant, &LoadReport)> {
-        self.load.as_deref().map(|(at, report)| (*at, report))
+        let (at, report) = self.out_of_band.as_ref()?.last.as_ref()?;
+        Some((*at, report))
     }
 
     /// How many out-of-band load reports have come.
     pub fn loads(&self) -> u32 {
-        self.loads
+        self.out_of_band.as_ref().map_or(0, |out_of_band| out_of_band.count)
+    }
+
+    pub(crate) fn out_of_band(&mut self) -> &mut OutOfBand {
+        self.out_of_band.get_or_insert_default()
     }
 
     /// Whether the driver was ever told of it.
     pub(crate) fn is_known_to_driver(&self) -> bool {
-        self.dialled || self.watching.is_some()
+        self.dialled || self.out_of_band.as_ref().is_some_and(|out_of_band| out_of_band.watching.is_some())
     }
 
     /// Starts an attempt if idle. Answers when the driver should give it up.
@@ -219,8 +264,9 @@ impl Subchannel {
     }
 
     pub(crate) fn report(&mut self, now: Instant, report: LoadReport) {
-        self.load = Some(Box::new((now, report)));
-        self.loads = self.loads.wrapping_add(1);
+        let out_of_band = self.out_of_band();
+        out_of_band.last = Some((now, report));
+        out_of_band.count = out_of_band.count.wrapping_add(1);
     }
 }
 
@@ -274,7 +320,7 @@ pub(crate) struct Subchannels {
 #[derive(Debug)]
 struct Slot {
     generation: u32,
-    subchannel: Option<Subchannel>,
+    subchannel: Option<Box<Subchannel>>,
 }
 
 impl Subchannels {
@@ -292,7 +338,7 @@ impl Subchannels {
         });
         let slot = &mut self.slots[index as usize];
         let id = SubchannelId { index, generation: slot.generation };
-        slot.subchannel = Some(Subchannel {
+        slot.subchannel = Some(Box::new(Subchannel {
             id,
             address: address.clone(),
             state: State::Idle,
@@ -302,24 +348,21 @@ impl Subchannels {
             disconnects: 0,
             failure_order: 0,
             error: None,
-            load: None,
-            loads: 0,
-            holders: Vec::new(),
-            watchers: Vec::new(),
-            watching: None,
-        });
+            holders: Holders::default(),
+            out_of_band: None,
+        }));
         self.by_address.insert(address.clone(), id);
         id
     }
 
     pub(crate) fn get(&self, id: SubchannelId) -> Option<&Subchannel> {
         let slot = self.slots.get(id.index())?;
-        slot.subchannel.as_ref().filter(|_| slot.generation == id.generation)
+        slot.subchannel.as_deref().filter(|_| slot.generation == id.generation)
     }
 
     pub(crate) fn get_mut(&mut self, id: SubchannelId) -> Option<&mut Subchannel> {
         let slot = self.slots.get_mut(id.index())?;
-        slot.subchannel.as_mut().filter(|_| slot.generation == id.generation)
+        slot.subchannel.as_deref_mut().filter(|_| slot.generation == id.generation)
     }
 
     /// Removes it; its id will not come back.

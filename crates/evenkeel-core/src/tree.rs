@@ -61,7 +61,7 @@ pub(crate) struct Tree {
     nodes: Vec<Slot>,
     free: Vec<u32>,
     timers: BinaryHeap<Reverse<(Instant, Whose)>>,
-    /// Subchannels that lost a holder in this pass.
+    /// Subchannels that lost a holder in this pass, and may have lost their last.
     loose: Vec<SubchannelId>,
     /// Subchannels whose load watchers changed in this pass.
     rewatched: Vec<SubchannelId>,
@@ -177,6 +177,7 @@ impl Tree {
         }
         self.unwatch(id, &node.watches);
         self.let_go(id, &node.held);
+        self.loose.extend(node.held);
     }
 
     pub(crate) fn is_dirty(&self, id: NodeId) -> bool {
@@ -205,9 +206,7 @@ impl Tree {
     /// Marks the nodes that hold a subchannel, except the one that caused the change.
     pub(crate) fn mark_holders(&mut self, id: SubchannelId, except: Option<NodeId>) {
         let mut i = 0;
-        while let Some(holder) =
-            self.subchannels.get(id).and_then(|subchannel| subchannel.holders.get(i).copied())
-        {
+        while let Some(holder) = self.subchannels.get(id).and_then(|subchannel| subchannel.holders.get(i)) {
             if Some(holder) != except {
                 self.mark(holder);
             }
@@ -215,7 +214,8 @@ impl Tree {
         }
     }
 
-    /// Begins a run of `id`: takes what it held aside, so that the run can ask anew.
+    /// Begins a run of `id`: takes what it held away, so that the run can ask anew. What nobody asks for again is closed
+    /// when the pass ends.
     pub(crate) fn begin(&mut self, id: NodeId, scope: Scope) -> Before {
         self.runs += 1;
         let run = self.runs;
@@ -225,12 +225,14 @@ impl Tree {
         node.scope = scope;
         node.run = run;
         let room = node.held.len();
-        Before {
+        let before = Before {
             held: std::mem::replace(&mut node.held, Vec::with_capacity(room)),
             watches: std::mem::take(&mut node.watches),
             children: std::mem::take(&mut node.children),
             warnings: std::mem::take(&mut node.warnings),
-        }
+        };
+        self.let_go(id, &before.held);
+        before
     }
 
     /// Ends a run: lets go of what was held before and not asked for again.
@@ -259,12 +261,13 @@ impl Tree {
             self.unwatch(id, &before.watches);
             for (subchannel, every) in watches {
                 if let Some(subchannel) = self.subchannels.get_mut(subchannel) {
-                    subchannel.watchers.push((id, every));
+                    subchannel.out_of_band().watchers.push((id, every));
                 }
                 self.rewatched.push(subchannel);
             }
         }
-        self.let_go(id, &before.held);
+        let is_held = |id: &SubchannelId| self.subchannels.get(*id).is_some_and(|s| !s.holders.is_empty());
+        self.loose.extend(before.held.into_iter().filter(|id| !is_held(id)));
     }
 
     /// Lets `node` hold a subchannel until its next run.
@@ -365,8 +368,9 @@ impl Tree {
     pub(crate) fn settle(&mut self) {
         for id in std::mem::take(&mut self.rewatched) {
             let Some(subchannel) = self.subchannels.get_mut(id) else { continue };
-            let wanted = subchannel.watchers.iter().map(|(_, every)| *every).min();
-            if wanted != std::mem::replace(&mut subchannel.watching, wanted) {
+            let out_of_band = subchannel.out_of_band();
+            let wanted = out_of_band.watchers.iter().map(|(_, every)| *every).min();
+            if wanted != std::mem::replace(&mut out_of_band.watching, wanted) {
                 self.effects.push(Effect::WatchLoad { id, every: wanted });
             }
         }
@@ -387,7 +391,7 @@ impl Tree {
     fn unwatch(&mut self, node: NodeId, watches: &[(SubchannelId, Duration)]) {
         for (id, _) in watches {
             if let Some(subchannel) = self.subchannels.get_mut(*id) {
-                subchannel.watchers.retain(|(watcher, _)| *watcher != node);
+                subchannel.out_of_band().watchers.retain(|(watcher, _)| *watcher != node);
                 self.rewatched.push(*id);
             }
         }
@@ -395,12 +399,8 @@ impl Tree {
 
     fn let_go(&mut self, node: NodeId, held: &[SubchannelId]) {
         for id in held {
-            let Some(subchannel) = self.subchannels.get_mut(*id) else { continue };
-            if let Some(i) = subchannel.holders.iter().position(|holder| *holder == node) {
-                subchannel.holders.swap_remove(i);
-            }
-            if subchannel.holders.is_empty() {
-                self.loose.push(*id);
+            if let Some(subchannel) = self.subchannels.get_mut(*id) {
+                subchannel.holders.remove(node);
             }
         }
     }

@@ -24,6 +24,7 @@ use serde_json::{Value, json};
 use crate::child::Child;
 use crate::config::{ConfigError, Fields, LbConfig};
 use crate::describe::{Description, Look};
+use crate::endpoint::carry_over;
 use crate::policy::{LbState, Policy};
 use crate::{Address, Call, CallEnd, Code, Cx, Endpoint, Endpoints, Instant, Pick, Picker, Rng, Tracker};
 
@@ -204,14 +205,11 @@ impl OutlierDetection {
     /// Takes in other endpoints: those that stay, by their sets of addresses, keep counts and ejections.
     fn replace(&mut self, endpoints: &Endpoints) {
         let old = std::mem::take(&mut self.hosts);
-        let mut old: HashMap<_, _> = old.into_iter().map(|host| (host.endpoint.key(), Some(host))).collect();
-        for endpoint in endpoints.iter().filter(|endpoint| !endpoint.addresses().is_empty()) {
-            // `None` marks an endpoint that is taken: the first of two equal ones counts.
-            let slot = old.entry(endpoint.key()).or_insert_with(|| Some(Host::new(endpoint)));
-            if let Some(host) = slot.take() {
-                self.hosts.push(Host { endpoint: endpoint.clone(), ..host });
-            }
-        }
+        let keep = |kept: Option<Host>, endpoint: &Endpoint| match kept {
+            Some(host) => Host { endpoint: endpoint.clone(), ..host },
+            None => Host::new(endpoint),
+        };
+        self.hosts = carry_over(old, endpoints.iter(), |host| &host.endpoint, keep);
         self.source = Some(endpoints.clone());
         self.list_ejected();
     }
