@@ -39,11 +39,10 @@ thread_local! {
 }
 
 fn count(asked: usize, given_back: usize) {
+    let change = asked.cast_signed() as i64 - given_back.cast_signed() as i64;
     // A thread that is ending has no counters left; nobody asks it any more.
     let _ = COUNT.try_with(|count| count.set(count.get() + u64::from(asked > 0)));
-    let _ = BYTES.try_with(|bytes| {
-        bytes.set(bytes.get() + asked.cast_signed() as i64 - given_back.cast_signed() as i64)
-    });
+    let _ = BYTES.try_with(|bytes| bytes.set(bytes.get() + change));
 }
 
 // SAFETY: every method hands its arguments to the system allocator and returns what that returned.

@@ -10,6 +10,7 @@
     reason = "a benchmark reads the clock and has threads"
 )]
 
+use std::collections::BTreeSet;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
@@ -95,17 +96,21 @@ impl Bed {
         let now = Instant::ORIGIN;
         let mut ids = connect_all(&mut core, now);
         let mut picker = core.reconcile(now).picker.expect("a first picker");
-        // Ring hash connects only what calls ask for.
-        let mut hash = 0u64;
-        while ids.len() < n {
-            hash = hash.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            if let Pick::Queue { connect: Some(id) } = picker.pick(&call(hash)) {
-                core.handle(Event::Connect(id), now);
-                ids.extend(connect_all(&mut core, now));
-                picker = core.reconcile(now).picker.unwrap_or(picker);
-            } else if hash == 0 || ids.len() * 10 > n * 9 {
+        // Ring hash connects only what calls ask for: ask for everything that the rounds will.
+        loop {
+            let asked = (0..2 * PICKS).filter_map(|i| match picker.pick(&call(spread(i))) {
+                Pick::Queue { connect } => connect,
+                _ => None,
+            });
+            let asked: BTreeSet<_> = asked.collect();
+            if asked.is_empty() {
                 break;
             }
+            for id in asked {
+                core.handle(Event::Connect(id), now);
+            }
+            ids.extend(connect_all(&mut core, now));
+            picker = core.reconcile(now).picker.unwrap_or(picker);
         }
         Bed { core, picker, ids, config, now, n }
     }
@@ -113,18 +118,17 @@ impl Bed {
     /// A pick and the end of its call, against a bare addition.
     fn picks(&self, threads: usize) -> String {
         let counter = Padded(AtomicU64::new(0));
+        let picker = &self.picker;
         let load = LoadReport { cpu_utilization: 0.5, requests_per_second: 100.0, ..LoadReport::default() };
         let end = CallEnd::Finished { code: Code::Ok, at: self.now, load: Some(&load) };
         let (mut pick, mut add) = (Duration::MAX, Duration::MAX);
         for _ in 0..ROUNDS {
-            pick = pick.min(round(threads, |i| {
-                match self.picker.pick(&call(i.wrapping_mul(0x9e37_79b9_7f4a_7c15))) {
-                    Pick::To(id, trackers) => {
-                        black_box(id);
-                        trackers.finish(&end);
-                    }
-                    other => panic!("everything is connected, yet {other:?}"),
+            pick = pick.min(round(threads, |i| match picker.pick(&call(spread(i))) {
+                Pick::To(id, trackers) => {
+                    black_box(id);
+                    trackers.finish(&end);
                 }
+                other => panic!("everything is connected, yet {other:?}"),
             }));
             add = add.min(round(threads, |_| {
                 black_box(counter.0.fetch_add(1, Ordering::Relaxed));
@@ -206,6 +210,11 @@ fn round(threads: usize, work: impl Fn(u64) + Sync) -> Duration {
             .collect();
         threads.into_iter().map(|t| t.join().expect("a round does not panic")).max().unwrap_or_default()
     })
+}
+
+/// Numbers that lie all over the ring.
+fn spread(i: u64) -> u64 {
+    i.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 fn call<'a>(entropy: u64) -> Call<'a> {

@@ -94,10 +94,11 @@ impl Rota {
             self.replace(fleet, weights, rule, cx);
         }
         if !stays || is_due {
+            self.check_at = None;
             if let Some(Turns::Scheduled(schedule)) = self.order.as_ref().map(|order| &order.turns) {
                 schedule.prefill();
+                self.check_at = (!schedule.is_cyclic()).then(|| cx.now() + CHECK);
             }
-            self.check_at = (weights.len() > 1 && is_open(weights)).then(|| cx.now() + CHECK);
         }
         if let Some(at) = self.check_at {
             cx.wake_at(at);
@@ -170,9 +171,7 @@ impl Rota {
             fleet.ready().map(|(member, id)| (member.own.as_ref().index, id)).unzip();
         let old = self.order.take();
         let heir = match old.as_ref().map(|order| &order.turns) {
-            Some(Turns::Scheduled(old)) if old.rule() == rule && weights.len() > 1 => {
-                old.succeed(weights, &from)
-            }
+            Some(Turns::Scheduled(old)) if weights.len() > 1 => old.succeed(weights, rule, &from),
             _ => None,
         };
         resettle(fleet, old.as_deref(), heir.is_some());
@@ -285,23 +284,6 @@ impl AsMut<Place> for Place {
         self
     }
 }
-
-/// Whether the order of these weights repeats too late to be tabled, so that it must be looked after.
-fn is_open(weights: &[u32]) -> bool {
-    let sum: u64 = weights.iter().map(|weight| u64::from(*weight)).sum();
-    let divisor = weights.iter().fold(0, |divisor, weight| gcd(divisor, *weight));
-    sum > LONGEST_TABLE * u64::from(divisor)
-}
-
-fn gcd(mut a: u32, mut b: u32) -> u32 {
-    while b != 0 {
-        (a, b) = (b, a % b);
-    }
-    a
-}
-
-/// The period up to which a schedule is one table that repeats for ever.
-const LONGEST_TABLE: u64 = 1 << 16;
 
 /// How often an open schedule is looked after: often enough that picks find their slots ready.
 const CHECK: Duration = Duration::from_secs(1);

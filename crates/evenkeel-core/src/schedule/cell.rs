@@ -1,9 +1,9 @@
 //! The consumer half: many threads draw from one order without a lock, and no draw is lost or repeated.
 //!
-//! The order is a run of slots in blocks. A block is produced once, under the lock, and never changes after;
-//! a pick is one `fetch_add` on the shared counter and one read of the block it points at. Because every
-//! thread takes its place from the same counter, the picks of all threads together are the order itself,
-//! whatever their interleaving (EDF-11).
+//! The order is a run of slots. They are produced in blocks, under the lock, and do not change once the
+//! watermark has passed them; a pick is one `fetch_add` on the shared counter, a look at the watermark and
+//! one read. Because every thread takes its place from the same counter, the picks of all threads together
+//! are the order itself, whatever their interleaving (EDF-11).
 //!
 //! | run | slots | what follows the last slot |
 //! |---|---|---|
@@ -13,7 +13,7 @@
 //! The counter holds the position in its low bits and the laps in its high bits, so that position and lap
 //! change in one step and the whole word may overflow without a jump in the order (WRR-12).
 
-use super::sync::{AtomicU64, Mutex, MutexGuard, OnceLock, Ordering, PoisonError};
+use super::sync::{AtomicU32, AtomicU64, AtomicUsize, Mutex, MutexGuard, OnceLock, Ordering, PoisonError};
 
 /// Where the order comes from; asked under the lock, once for each slot, in order.
 pub(super) trait Source {
@@ -24,7 +24,10 @@ pub(super) trait Source {
 /// A run of slots over `S`, produced in blocks of `BLOCK` slots.
 pub(super) struct Cell<S, const BLOCK: usize> {
     counter: Line<AtomicU64>,
-    blocks: Box<[OnceLock<Box<[u32; BLOCK]>>]>,
+    /// Allocated for the first pick: many cells of a storm of updates never see one.
+    run: OnceLock<Box<[AtomicU32]>>,
+    /// The watermark: slots below it are final.
+    produced: AtomicUsize,
     slots: usize,
     cyclic: bool,
     start: usize,
@@ -49,7 +52,8 @@ impl<S: Source, const BLOCK: usize> Cell<S, BLOCK> {
     pub(super) fn new(source: S, slots: usize, cyclic: bool, start: usize) -> Self {
         Self {
             counter: Line(AtomicU64::new(start as u64)),
-            blocks: (0..slots.div_ceil(BLOCK)).map(|_| OnceLock::new()).collect(),
+            run: OnceLock::new(),
+            produced: AtomicUsize::new(0),
             slots,
             cyclic,
             start,
@@ -69,11 +73,10 @@ impl<S: Source, const BLOCK: usize> Cell<S, BLOCK> {
 
     #[inline]
     fn read(&self, slot: usize) -> Option<u32> {
-        // Of the blocks, the last one may be longer than the run.
-        if slot >= self.slots {
+        if slot >= self.produced.load(Ordering::Acquire) {
             return None;
         }
-        self.blocks.get(slot / BLOCK)?.get()?.get(slot % BLOCK).copied()
+        Some(self.run.get()?.get(slot)?.load(Ordering::Relaxed))
     }
 
     /// A slot past the end of the run, or one that nobody has produced.
@@ -123,16 +126,17 @@ impl<S: Source, const BLOCK: usize> Cell<S, BLOCK> {
     }
 
     fn produce(&self, filling: &mut Filling<S>, slots: usize) {
+        let run = self.run.get_or_init(|| (0..self.slots).map(|_| AtomicU32::new(0)).collect());
         while filling.produced < slots {
-            let Some(block) = self.blocks.get(filling.produced / BLOCK) else { return };
-            let size = BLOCK.min(self.slots - filling.produced);
-            let mut indices = Box::new([0; BLOCK]);
-            for index in indices.iter_mut().take(size) {
-                *index = filling.source.next();
+            let end = self.slots.min(filling.produced + BLOCK);
+            let Some(block) = run.get(filling.produced..end).filter(|block| !block.is_empty()) else {
+                return;
+            };
+            for index in block {
+                index.store(filling.source.next(), Ordering::Relaxed);
             }
-            // Only the holder of the lock sets a block, each of them once.
-            let _ = block.set(indices);
-            filling.produced += size;
+            filling.produced = end;
+            self.produced.store(end, Ordering::Release);
         }
     }
 
@@ -159,12 +163,9 @@ impl<S: Source, const BLOCK: usize> Cell<S, BLOCK> {
 
     /// Slots `from..to` as far as they exist.
     pub(super) fn slots(&self, from: usize, to: usize) -> impl Iterator<Item = u32> {
-        let blocks = self.blocks.iter().enumerate().skip(from / BLOCK);
-        let blocks = blocks.map_while(|(nth, block)| Some((nth * BLOCK, block.get()?)));
-        blocks.take_while(move |(first, _)| *first < to).flat_map(move |(first, block)| {
-            let range = from.saturating_sub(first)..(to - first).min(block.len());
-            block.get(range).unwrap_or_default().iter().copied()
-        })
+        let to = to.min(self.produced.load(Ordering::Acquire));
+        let run = self.run.get().and_then(|run| run.get(from..to)).unwrap_or_default();
+        run.iter().map(|index| index.load(Ordering::Relaxed))
     }
 
     /// Slots of one lap.

@@ -85,15 +85,15 @@ impl Schedule {
     /// continues the very same sequence. One with another weight keeps the part of a turn it had
     /// waited. A new one starts level. Slots produced but not picked here count as not served; picks that
     /// race with this call, or follow it, are not carried over.
-    pub fn succeed(&self, weights: &[u32], from: &[Option<u32>]) -> Option<Self> {
+    pub fn succeed(&self, weights: &[u32], rule: Rule, from: &[Option<u32>]) -> Option<Self> {
         let weights = positive(weights);
         let n = self.len();
-        let is_same = *weights == *self.weights && (0..n as u32).map(Some).eq(from.iter().copied());
+        let same_list = weights.len() == n && (0..n as u32).map(Some).eq(from.iter().copied());
         let (positions, picks, used, start) = self.cell.inspect(|producer, progress| {
             let counts = self.counts(producer, &progress);
             let picks = self.totals(producer, &progress, &counts);
             let used = progress.taken + progress.tail as usize;
-            if is_same && self.cell.is_cyclic() {
+            if same_list && rule == self.rule && *weights == *self.weights && self.cell.is_cyclic() {
                 // The same lap, from the slot that is next.
                 let positions = producer.positions(&vec![0; n], None);
                 return (positions, picks, used, progress.taken % self.cell.len());
@@ -105,10 +105,16 @@ impl Schedule {
             };
             (producer.positions(&counts, latest), picks, used, 0)
         });
-        let was = |j: usize| from.get(j).copied().flatten().and_then(|i| picks.get(i as usize));
-        let inherited = (0..weights.len()).map(|j| was(j).copied().unwrap_or(0)).collect();
-        let positions = positions.carried(self.rule, &weights, from);
-        Self::build(weights, self.rule, positions, inherited, used, start)
+        let from = if same_list { None } else { Some(from) };
+        let inherited = match from {
+            None => picks,
+            Some(from) => {
+                let was = |j: usize| picks.get(from.get(j).copied().flatten()? as usize).copied();
+                (0..weights.len()).map(|j| was(j).unwrap_or(0)).collect()
+            }
+        };
+        let positions = positions.carried(self.rule, rule, &weights, from);
+        Self::build(weights, rule, positions, inherited.into(), used, start)
     }
 
     fn build(
@@ -138,8 +144,16 @@ impl Schedule {
     /// Produces ahead, so that picks need not: the whole period if it is tabled, otherwise as much as the
     /// predecessor used and a little more. Takes time in proportion; call it off the call path.
     pub fn prefill(&self) {
-        let ahead = self.cell.taken().saturating_add(self.expected + self.expected / 4 + BLOCK);
+        // What this one has used says something too, if there was none before it.
+        let expected = self.expected.max(self.cell.taken());
+        let ahead = self.cell.taken().saturating_add(expected + expected / 4 + BLOCK);
         self.cell.prefill(if self.cell.is_cyclic() { self.cell.len() } else { ahead });
+    }
+
+    /// Whether the order is one table that repeats for ever. If not, it must be looked after: see
+    /// [`is_worn`](Self::is_worn).
+    pub fn is_cyclic(&self) -> bool {
+        self.cell.is_cyclic()
     }
 
     /// Whether more than half of a run that does not repeat has been used. Past its end picks remain exact
@@ -289,7 +303,7 @@ fn positive(weights: &[u32]) -> Box<[u32]> {
 
 /// What the cell is made of; the model in `tests/loom.rs` puts its own in its place.
 mod sync {
-    pub(super) use std::sync::atomic::{AtomicU64, Ordering};
+    pub(super) use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
     pub(super) use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 }
 
@@ -300,8 +314,8 @@ const BLOCK: usize = 512;
 /// Longer periods are not tabled as a whole.
 const LONGEST_TABLE: u64 = 1 << 16;
 
-/// The room of an open run. Blocks exist only once they are needed, so that room costs little.
-const SHORTEST_RUN: usize = 1 << 16;
+/// The room of an open run: twice what its predecessor used, within these bounds.
+const SHORTEST_RUN: usize = 1 << 14;
 const LONGEST_RUN: usize = 1 << 20;
 
 /// What the largest measured weight becomes: fine enough for any share, and sums of ten thousand stay small.

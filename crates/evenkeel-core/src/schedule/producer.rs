@@ -222,35 +222,51 @@ impl Positions {
         Self { starts, now }
     }
 
-    /// The same positions under other weights and in another list, where endpoint `j` was `from[j]`.
+    /// The same positions under other weights, and in another list if there is a `from`: endpoint `j` was
+    /// `from[j]`.
     ///
-    /// Who kept its weight keeps its exact moment, up to the common shift that makes the present the
-    /// origin. Who changed it keeps the part of a turn by which it was ahead or behind; who is new is
-    /// neither.
-    pub(super) fn carried(&self, rule: Rule, weights: &[u32], from: &[Option<u32>]) -> Self {
-        let now = Now { ticks: ORIGIN, fraction: self.now.fraction };
+    /// Under the same rule, who kept its weight keeps its exact moment, up to the common shift that makes the present the origin.
+    /// Who changed it keeps the part of a turn by which it was ahead or behind; who is new is neither.
+    pub(super) fn carried(
+        self,
+        was: Rule,
+        rule: Rule,
+        weights: &[u32],
+        from: Option<&[Option<u32>]>,
+    ) -> Self {
+        let Self { starts, now: then } = self;
+        let now = Now { ticks: ORIGIN, fraction: then.fraction };
         let (least, most) = match rule {
             Rule::Eligible => (-FAR, FAR),
             // No turn starts after the present, and none is due before it. One may be due right now and not
             // taken, as others of that moment came first; then nobody else may start right now, or, being
-            // later in the list, it would be taken before that endpoint's next turn in one cycle and after
-            // it in another.
-            Rule::Literal if self.starts.iter().any(|start| start.is_due(self.now)) => (1 - WHOLE, -1),
+            // later in the list, it would be taken before that endpoint's next turn in one cycle and after it
+            // in another.
+            Rule::Literal if starts.iter().any(|start| start.is_due(then)) => (1 - WHOLE, -1),
             Rule::Literal => (1 - WHOLE, 0),
         };
-        let carry = |(index, &weight): (u32, &u32)| {
-            let was = from.get(index as usize).copied().flatten();
-            let lead = match was.and_then(|i| self.starts.get(i as usize)) {
-                Some(start) if start.weight == weight => {
-                    let ticks = start.ticks.wrapping_sub(self.now.ticks).wrapping_add(ORIGIN);
-                    return Start { ticks, index, ..*start };
+        let same_rule = was == rule;
+        let carry = |was: Option<Start>, weight: u32, index: u32| {
+            let lead = match was {
+                Some(start) if same_rule && start.weight == weight => {
+                    let ticks = start.ticks.wrapping_sub(then.ticks).wrapping_add(ORIGIN);
+                    return Start { ticks, index, ..start };
                 }
-                Some(start) => start.lead(self.now).clamp(least, most),
+                Some(start) => start.lead(then).clamp(least, most),
                 None => most.min(0),
             };
             Start { parts: now.fraction_of(weight) + lead, ..Start::level(weight, index) }
         };
-        Self { starts: (0..).zip(weights).map(carry).collect(), now }
+        let listed = (0..).zip(weights);
+        let starts = match from {
+            // In place, as this is what every change of weights alone comes to.
+            None => starts.into_iter().zip(listed).map(|(was, (j, &w))| carry(Some(was), w, j)).collect(),
+            Some(from) => {
+                let was = |j: u32| starts.get(from.get(j as usize).copied().flatten()? as usize).copied();
+                listed.map(|(j, &w)| carry(was(j), w, j)).collect()
+            }
+        };
+        Self { starts, now }
     }
 }
 
@@ -289,13 +305,15 @@ impl Start {
 
     /// Whether the turn is due right then.
     fn is_due(self, now: Now) -> bool {
-        self.parts_after(now.ticks) <= i128::from(now.fraction_of(self.weight) + 1 - WHOLE)
+        self.lead(now) <= 1 - WHOLE
     }
 
-    /// By how much of a turn, in parts, this lies after `now`.
+    /// By how much of a turn, in parts, this lies after `now`: about one turn at most, and so far from the
+    /// ends of an `i64`.
     fn lead(self, now: Now) -> i64 {
-        let parts = self.parts_after(now.ticks) - i128::from(now.fraction_of(self.weight));
-        parts.clamp(-i128::from(FAR), i128::from(FAR)) as i64
+        let ticks = self.ticks.wrapping_sub(now.ticks).cast_signed();
+        let parts = ticks.wrapping_mul(i64::from(self.weight)).wrapping_add(self.parts);
+        parts.wrapping_sub(now.fraction_of(self.weight))
     }
 
     fn now(self) -> Now {

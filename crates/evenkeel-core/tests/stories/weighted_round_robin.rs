@@ -344,7 +344,9 @@ fn who_has_no_weight_gets_the_mean() {
     report(&mut world, [("b", load(300.0))]);
     world.advance(secs(1));
     assert_eq!(world.describe().details["weights_from"], "load");
-    assert_eq!(shares(&mut world, 600), [100, 300, 200]);
+    // Whoever was ahead or behind by part of a turn before is made up for now: at most one pick each.
+    let got = shares(&mut world, 600);
+    assert!(got.iter().zip([100, 300, 200]).all(|(got, want)| got.abs_diff(want) <= 1), "{got:?}");
 }
 
 /// WRR-9, WRR-20
