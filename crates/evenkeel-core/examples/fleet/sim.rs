@@ -249,6 +249,7 @@ impl Client {
             let row = rows.entry(backend.name).or_default();
             row.got = served / tally.calls.max(1) as f64;
             row.utilization = busy / MEASURED.as_secs_f64();
+            row.unused = Some("not among the endpoints in use".to_owned());
         }
         if let Some(tree) = self.core.describe() {
             fill(&mut rows, &tree);
@@ -354,8 +355,10 @@ impl Client {
     }
 }
 
-/// Copies what the policies say about each endpoint: its share, and why it is not used.
+/// Copies what the policies say about each endpoint: its share, and why it is not used. Where a policy chose one child,
+/// the others get nothing.
 fn fill(rows: &mut BTreeMap<&'static str, Row>, tree: &Description) {
+    let chosen = tree.details.get("chosen").and_then(Value::as_str);
     for endpoint in &tree.endpoints {
         let name = endpoint.addresses.first().map_or("", String::as_str);
         if let Some(row) = rows.iter_mut().find(|(backend, _)| **backend == name).map(|(_, row)| row) {
@@ -363,7 +366,7 @@ fn fill(rows: &mut BTreeMap<&'static str, Row>, tree: &Description) {
             row.unused.clone_from(&endpoint.unused);
         }
     }
-    for (_, child) in &tree.children {
+    for (_, child) in tree.children.iter().filter(|(name, _)| chosen.is_none_or(|chosen| chosen == name)) {
         fill(rows, child);
     }
 }
