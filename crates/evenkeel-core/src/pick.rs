@@ -130,7 +130,8 @@ impl<const N: usize> Headers for [(&str, &str); N] {
 /// What a picker answers.
 #[derive(Debug)]
 pub enum Pick {
-    /// Send it on this subchannel's connection; the trackers are told how it ended.
+    /// Send it on this subchannel's connection; the trackers are told how it ended. They may also ask for an idle
+    /// subchannel to be connected beside it ([`Trackers::to_wake`]).
     To(SubchannelId, Trackers),
     /// Wait for the next picker. If a subchannel is named, it should be asked to connect.
     Queue {

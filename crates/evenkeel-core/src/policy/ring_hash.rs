@@ -100,6 +100,12 @@ impl Policy for RingHash {
             let problem = format!("must be at least minRingSize, which is {min}, found {max}");
             return Err(fields.error("maxRingSize", problem));
         }
+        // Envoy's name for it; gRPC has one hash function, and a config that counts on another must not pass.
+        if let Some(name) =
+            fields.str("hashFunction")?.filter(|name| !["XX_HASH", "DEFAULT_HASH"].contains(name))
+        {
+            return Err(fields.error("hashFunction", format!("must be XX_HASH, found {name:?}")));
+        }
         let request_hash_header = match fields.str("requestHashHeader")? {
             None | Some("") => None,
             Some(name) => {

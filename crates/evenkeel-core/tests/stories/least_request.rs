@@ -348,3 +348,14 @@ mod threads {
         in_flight
     }
 }
+
+/// LR-2: what Envoy's message has and gRPC does not use is ignored.
+#[test]
+fn settings_of_other_implementations_are_ignored() {
+    let theirs = json!([{"least_request_experimental": {
+        "choiceCount": 3, "activeRequestBias": {"defaultValue": 2}, "slowStartConfig": {}, "selectionMethod": "FULL_SCAN",
+    }}]);
+    let ours = json!([{"least_request_experimental": {"choiceCount": 3}}]);
+    let list = || endpoints(["a", "b", "c", "d"]);
+    assert_eq!(World::new(&theirs, list()).all_up().picks(50), World::new(&ours, list()).all_up().picks(50));
+}

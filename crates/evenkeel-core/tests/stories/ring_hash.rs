@@ -471,3 +471,14 @@ fn an_endpoint_with_several_addresses_is_one_place() {
     world.endpoints(endpoints(["a2", "b"]));
     assert_eq!((call(&mut world, "a2"), world.describe().picks()), ("a2".to_owned(), 1));
 }
+
+/// RH-2
+#[test]
+fn there_is_one_hash_function() {
+    let parse = |name: &str| {
+        Registry::standard().parse(&json!([{"ring_hash_experimental": {"hash_function": name}}]))
+    };
+    assert!(parse("XX_HASH").is_ok() && parse("DEFAULT_HASH").is_ok());
+    let error = parse("MURMUR_HASH_2").unwrap_err().to_string();
+    assert!(error.ends_with("hashFunction: must be XX_HASH, found \"MURMUR_HASH_2\""), "{error}");
+}
