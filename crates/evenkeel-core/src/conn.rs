@@ -99,11 +99,10 @@ impl Conn {
             Eagerness::Lazy => !cx.exit_idle(),
             Eagerness::OnCall => true,
         };
-        if attempts.is_none() && waits {
-            let first = cx.subchannel(first);
-            if first.connectivity() == Connectivity::Idle {
-                return ConnState { connectivity: Connectivity::Idle, subchannel: Some(first.id()) };
-            }
+        let is_woken = cx.find(first).is_some_and(|first| first.connectivity() != Connectivity::Idle);
+        if attempts.is_none() && waits && !is_woken {
+            let first = cx.subchannel(first).id();
+            return ConnState { connectivity: Connectivity::Idle, subchannel: Some(first) };
         }
         self.attempt(attempts.unwrap_or_else(|| Box::new(Attempts::new(addresses))), cx)
     }
@@ -143,48 +142,52 @@ impl Attempts {
         }
     }
 
-    /// Answers a subchannel that is ready, or goes on trying.
+    /// Answers a subchannel that is ready, or goes on trying. Nothing is kept before it is known to be needed.
     fn reconcile(&mut self, cx: &mut Cx<'_>) -> Option<SubchannelId> {
-        // A connection that somebody else has made already is as good as one of ours.
-        let known = self.addresses.iter().skip(self.tried.len()).filter_map(|address| cx.find(address));
-        let ready = known.filter(|subchannel| subchannel.is_ready()).map(Subchannel::id).next();
-        let ready = ready.or_else(|| {
+        let ready = if self.tried.is_empty() {
+            // At its start a pass takes a connection that somebody else has made already. Later it does not look at
+            // addresses that it has not come to: nobody would tell it when they change.
+            let known = self.addresses.iter().filter_map(|address| cx.find(address));
+            known.filter(|subchannel| subchannel.is_ready()).map(Subchannel::id).next()
+        } else {
             let tried = self.tried.iter().filter_map(|(id, _)| cx.look(*id));
             tried.filter(|subchannel| subchannel.is_ready()).map(Subchannel::id).next()
-        });
+        };
         if ready.is_some() {
             return ready;
+        }
+        while let Some(address) = self.next_to_try(cx) {
+            match cx.find(&address).map(|known| (known.id(), known.connectivity(), known.failures())) {
+                Some((id, Connectivity::Ready, _)) => return Some(id),
+                // It is backing off: it has failed for this pass too.
+                Some((id, Connectivity::TransientFailure, failures)) => {
+                    self.tried.push((id, failures.wrapping_sub(1)));
+                }
+                _ => self.start(&address, cx),
+            }
         }
         for (id, _) in &self.tried {
             cx.keep(*id);
         }
-        while self.should_try_next(cx) {
-            self.try_next(cx);
+        if self.tried.len() == self.addresses.len() {
+            self.retry(cx);
+        } else if let Some(at) = self.next_at {
+            cx.wake_at(at);
         }
-        if self.tried.len() < self.addresses.len() {
-            if let Some(at) = self.next_at {
-                cx.wake_at(at);
-            }
-            return None;
-        }
-        self.retry(cx);
         None
     }
 
-    fn should_try_next(&self, cx: &Cx<'_>) -> bool {
-        if self.tried.len() == self.addresses.len() {
-            return false;
-        }
+    /// The next address, if the last one failed or has had its time.
+    fn next_to_try(&self, cx: &Cx<'_>) -> Option<Address> {
+        let next = self.addresses.get(self.tried.len())?;
         let due = self.next_at.is_none_or(|at| at <= cx.now());
-        due || self.tried.last().is_none_or(|last| has_failed(last, cx))
+        (due || self.tried.last().is_none_or(|last| has_failed(last, cx))).then(|| next.clone())
     }
 
-    fn try_next(&mut self, cx: &mut Cx<'_>) {
-        let subchannel = cx.subchannel(&self.addresses[self.tried.len()]);
+    fn start(&mut self, address: &Address, cx: &mut Cx<'_>) {
+        let subchannel = cx.subchannel(address);
         let (id, failures) = (subchannel.id(), subchannel.failures());
-        // One that is backing off has failed for this pass too: skip it.
-        let backing_off = subchannel.connectivity() == Connectivity::TransientFailure;
-        self.tried.push((id, failures.wrapping_sub(u32::from(backing_off))));
+        self.tried.push((id, failures));
         cx.connect(id);
         self.next_at = Some(cx.now() + cx.attempt_delay());
     }

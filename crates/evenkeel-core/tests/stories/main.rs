@@ -1,6 +1,7 @@
 //! Every policy as stories on virtual time. A test names in its doc comment what it covers.
 
 mod bad_input;
+mod churn;
 mod cluster_impl;
 mod cluster_manager;
 mod custom;

@@ -1,0 +1,192 @@
+//! Everything at once: trees of policies under random edits, failures, recoveries, calls and time.
+//!
+//! There is no model here, only what must hold whatever happens: calls go to connections that are ready, everything that was
+//! started is ended, nothing is kept for nobody, and a fleet that is up is used.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use evenkeel_core::{
+    Code, Connectivity, Core, Endpoint, Endpoints, Event, LoadReport, Locality, Registry, Rng,
+};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use testkit::{Picked, World, secs};
+
+const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
+
+#[derive(Clone, Debug)]
+enum Step {
+    Config(usize),
+    /// Endpoints of the first and of the second group, by number, with weights.
+    Endpoints(Vec<(usize, u32)>, Vec<(usize, u32)>),
+    Up(usize),
+    Down(usize),
+    Lose(usize),
+    /// Starts a call.
+    Call(u64),
+    /// Ends the oldest call that is under way.
+    End(Code),
+    /// Drops the oldest call that is under way.
+    Cancel,
+    ExitIdle,
+    Wait(u64),
+    Sleep(u64),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let address = || 0..NAMES.len();
+    let group = || proptest::collection::vec((address(), 0u32..5), 0..6);
+    let wait = || prop_oneof![Just(1), Just(250), Just(1_000), Just(11_000), Just(1_000_000)];
+    let code = prop_oneof![3 => Just(Code::Ok), 1 => Just(Code::Internal), 1 => Just(Code::Unavailable)];
+    let step = prop_oneof![
+        1 => (0..configs().len()).prop_map(Step::Config),
+        2 => (group(), group()).prop_map(|(a, b)| Step::Endpoints(a, b)),
+        3 => address().prop_map(Step::Up),
+        3 => address().prop_map(Step::Down),
+        1 => address().prop_map(Step::Lose),
+        8 => any::<u64>().prop_map(Step::Call),
+        5 => code.prop_map(Step::End),
+        2 => Just(Step::Cancel),
+        1 => Just(Step::ExitIdle),
+        4 => wait().prop_map(Step::Wait),
+        1 => wait().prop_map(Step::Sleep),
+    ];
+    proptest::collection::vec(step, 1..60)
+}
+
+/// Trees over two groups, `one` and `two`.
+fn configs() -> Vec<Value> {
+    let leaves = [
+        json!([{"pick_first": {"shuffleAddressList": true}}]),
+        json!([{"round_robin": {}}]),
+        json!([{"edf_weighted_round_robin": {}}]),
+        json!([{"weighted_round_robin": {"blackoutPeriod": "1s", "weightExpirationPeriod": "5s"}}]),
+        json!([{"weighted_round_robin": {"enableOobLoadReport": true}}]),
+        json!([{"least_request_experimental": {"choiceCount": 3}}]),
+        json!([{"ring_hash_experimental": {"minRingSize": 64}}]),
+        json!([{"random_subsetting_experimental": {"subsetSize": 2, "childPolicy": [{"round_robin": {}}]}}]),
+    ];
+    let mut all = Vec::new();
+    for leaf in leaves {
+        let cluster = |below: &Value| {
+            json!([{"outlier_detection_experimental": {
+                "interval": "1s", "baseEjectionTime": "2s", "maxEjectionPercent": 50,
+                "successRateEjection": {"minimumHosts": 2, "requestVolume": 2},
+                "failurePercentageEjection": {"minimumHosts": 2, "requestVolume": 2, "threshold": 60},
+                "childPolicy": [{"xds_cluster_impl_experimental": {
+                    "cluster": "c", "maxConcurrentRequests": 20, "childPolicy": below,
+                }}],
+            }}])
+        };
+        let localities = cluster(&json!([{"xds_wrr_locality_experimental": {"childPolicy": leaf}}]));
+        all.push(json!([{"priority_experimental": {
+            "priorities": ["one", "two"],
+            "children": {"one": {"config": localities}, "two": {"config": cluster(&leaf)}},
+        }}]));
+        all.push(json!([{"weighted_target_experimental": {"targets": {
+            "one": {"weight": 3, "childPolicy": leaf}, "two": {"weight": 1, "childPolicy": localities},
+        }}}]));
+        all.push(json!([{"xds_cluster_manager_experimental": {"children": {
+            "one": {"childPolicy": localities}, "two": {"childPolicy": leaf},
+        }}}]));
+    }
+    all
+}
+
+fn groups(one: &[(usize, u32)], two: &[(usize, u32)]) -> Endpoints {
+    let zones = ["x", "y"].map(|zone| Arc::new(Locality { zone: zone.to_owned(), ..Locality::default() }));
+    let list = |group: &[(usize, u32)]| {
+        Endpoints::list(group.iter().map(|(i, weight)| {
+            // Some endpoints have a second address.
+            let second = (i % 3 == 0).then(|| format!("{}2", NAMES[*i]));
+            let addresses = [NAMES[*i].to_owned()].into_iter().chain(second);
+            let endpoint = Endpoint::new(addresses.map(|address| evenkeel_core::Address::from(&*address)));
+            endpoint.with_weight(*weight).with_locality(zones[i % 2].clone(), 1 + (*i as u32 % 2))
+        }))
+    };
+    Endpoints::groups([("one", list(one)), ("two", list(two))])
+}
+
+fn call(world: &mut World, entropy: u64) -> Picked {
+    let cluster = if entropy.is_multiple_of(2) { "one" } else { "two" };
+    world.pick_with(|call| call.with_cluster(cluster).with_hash(entropy))
+}
+
+fn load(entropy: usize) -> LoadReport {
+    let rate = (entropy % 7) as f64;
+    LoadReport { cpu_utilization: 0.1 * rate, requests_per_second: 10.0 * rate, ..LoadReport::default() }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// fault 63, fault 68
+    #[test]
+    fn whatever_happens(first in 0..configs().len(), seed in any::<u64>(), steps in steps()) {
+        let configs = configs();
+        let core = Core::builder().rng(Rng::from_entropy(seed)).build();
+        let start = groups(&[(0, 1), (1, 2), (2, 3)], &[(3, 1), (4, 1)]);
+        let mut world = World::with(core, Registry::standard(), &configs[first], start);
+        let mut config = first;
+        let mut under_way: Vec<Picked> = Vec::new();
+        for (i, step) in steps.into_iter().enumerate() {
+            match step {
+                Step::Config(n) => {
+                    config = n;
+                    world.config(&configs[n]);
+                }
+                Step::Endpoints(one, two) => world.endpoints(groups(&one, &two)),
+                Step::Up(n) => world.up(NAMES[n]),
+                Step::Down(n) => world.down(NAMES[n]),
+                Step::Lose(n) => {
+                    if world.state_of(NAMES[n]) == Some(Connectivity::Ready) {
+                        world.lose(NAMES[n]);
+                    }
+                }
+                Step::Call(entropy) => {
+                    let picked = call(&mut world, entropy);
+                    if let Picked::To { address, .. } = &picked {
+                        let state = world.state_of(address);
+                        prop_assert_eq!(state, Some(Connectivity::Ready), "{} was picked", address);
+                    }
+                    under_way.push(picked);
+                }
+                Step::End(code) if !under_way.is_empty() => {
+                    under_way.remove(0).finish(code, Some(&load(i)));
+                }
+                Step::Cancel if !under_way.is_empty() => drop(under_way.remove(0)),
+                Step::End(_) | Step::Cancel => {}
+                Step::ExitIdle => {
+                    world.handle(Event::ExitIdle);
+                }
+                Step::Wait(millis) => world.advance(Duration::from_millis(millis)),
+                Step::Sleep(millis) => world.sleep_through(Duration::from_millis(millis)),
+            }
+        }
+
+        // A fleet that is up is used: once back-offs, ejections and failover timers are over, calls find their way.
+        under_way.clear();
+        for name in NAMES {
+            world.up(name);
+            world.up(&format!("{name}2"));
+        }
+        world.config(&configs[config]);
+        world.endpoints(groups(&[(0, 1), (1, 2), (2, 3)], &[(3, 1), (4, 1)]));
+        world.advance(secs(400));
+        for entropy in 0..200 {
+            call(&mut world, entropy).finish_ok();
+        }
+        for entropy in 0..20 {
+            let picked = call(&mut world, entropy);
+            prop_assert!(matches!(picked, Picked::To { .. }), "a call {:?} though all is up", picked);
+            picked.finish_ok();
+        }
+
+        // Nothing is kept for nobody, once the last retained child has been let go.
+        world.update(&json!([{"round_robin": {}}]), Endpoints::none());
+        world.advance(secs(16 * 60));
+        prop_assert_eq!(world.subchannel_count(), 0);
+        prop_assert!(world.watches().is_empty());
+    }
+}
