@@ -56,7 +56,7 @@ impl World {
     /// # Panics
     /// Panics if the config does not parse.
     pub fn new(config: &Value, endpoints: Endpoints) -> World {
-        World::with(Core::builder().rng(Rng::fixed(1)).build(), Registry::standard(), config, endpoints)
+        World::with(Core::builder(Rng::fixed(1)).build(), Registry::standard(), config, endpoints)
     }
 
     /// The same with a core and a registry of the test's own.

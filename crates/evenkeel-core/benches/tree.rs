@@ -91,7 +91,7 @@ struct Bed {
 impl Bed {
     fn new(config: &Value, n: usize) -> Bed {
         let config = Registry::standard().parse(config).expect("the tree's config parses");
-        let mut core = Core::builder().rng(Rng::fixed(1)).build();
+        let mut core = Core::builder(Rng::fixed(1)).build();
         core.update(Update::new(config.clone(), endpoints(n, 0)));
         let now = Instant::ORIGIN;
         let mut ids = connect_all(&mut core, now);

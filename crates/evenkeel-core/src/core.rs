@@ -30,7 +30,7 @@ const MAX_ROUNDS: usize = 16;
 /// let now = Instant::ORIGIN;
 /// let config = Registry::standard().parse_json(r#"[{"round_robin": {}}]"#)?;
 /// let endpoints = Endpoints::list([Endpoint::at("10.0.0.1:443"), Endpoint::at("10.0.0.2:443")]);
-/// let mut core = Core::builder().rng(Rng::fixed(1)).build();
+/// let mut core = Core::builder(Rng::fixed(1)).build();
 /// core.update(Update::new(config, endpoints));
 ///
 /// // The pass asks for both connections; the driver dials and reports what came of it.
@@ -137,9 +137,15 @@ pub struct Pass {
 }
 
 impl Core {
-    /// Settings for a new core.
-    pub fn builder() -> Builder {
-        Builder::default()
+    /// Settings for a new core. Production passes [`Rng::from_entropy`], so that clients do not start in step; tests and
+    /// simulations [`Rng::fixed`].
+    pub fn builder(rng: Rng) -> Builder {
+        Builder {
+            rng,
+            backoff: Backoff::default(),
+            attempt_delay: Duration::from_millis(250),
+            counters: Arc::default(),
+        }
     }
 
     /// Takes in a new config and endpoints; they count from the next pass on.
@@ -241,24 +247,7 @@ pub struct Builder {
     counters: Arc<CallCounters>,
 }
 
-impl Default for Builder {
-    fn default() -> Builder {
-        Builder {
-            rng: Rng::fixed(0),
-            backoff: Backoff::default(),
-            attempt_delay: Duration::from_millis(250),
-            counters: Arc::default(),
-        }
-    }
-}
-
 impl Builder {
-    /// The random source. The default is a fixed one, for tests; production passes [`Rng::from_entropy`].
-    #[must_use]
-    pub fn rng(self, rng: Rng) -> Builder {
-        Builder { rng, ..self }
-    }
-
     /// The back-off between connection attempts.
     #[must_use]
     pub fn backoff(self, backoff: Backoff) -> Builder {

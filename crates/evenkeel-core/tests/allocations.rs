@@ -45,7 +45,7 @@ fn endpoints(n: usize) -> Endpoints {
 fn connected(config: &Value, endpoints: Endpoints) -> (Core, RootPicker) {
     let now = Instant::ORIGIN;
     let config = Registry::standard().parse(config).expect("valid");
-    let mut core = Core::builder().rng(Rng::fixed(1)).build();
+    let mut core = Core::builder(Rng::fixed(1)).build();
     core.update(Update::new(config, endpoints));
     let mut picker = None;
     for _ in 0..3 {
@@ -106,6 +106,37 @@ fn an_endpoint_costs_less_than_a_kibibyte() {
         assert_eq!(kept.0.subchannel_count(), N, "{leaf}");
         let each = allocations.net_bytes / N as i64;
         assert!(each <= 1_024, "{leaf}: {each} bytes an endpoint");
+    }
+}
+
+/// fault 67: pickers, orders and subchannels that were replaced are freed; a thousand updates leave no trace.
+#[test]
+fn what_is_replaced_is_freed() {
+    for leaf in LEAVES {
+        let groups = |n| Endpoints::groups([("orders", Endpoints::groups([("p0", endpoints(n))]))]);
+        let (mut core, mut picker) = connected(&whole_tree(leaf), groups(10));
+        let config = Registry::standard().parse(&whole_tree(leaf)).expect("valid");
+        let mut churn = |updates: usize| {
+            for i in 0..updates {
+                let now = Instant::from_nanos(i as u64 * 100_000_000);
+                core.update(Update::new(config.clone(), groups(if i % 2 == 0 { 7 } else { 10 })));
+                for _ in 0..2 {
+                    let pass = core.reconcile(now);
+                    picker = pass.picker.unwrap_or(picker.clone());
+                    for effect in pass.effects {
+                        if let Effect::Dial { id, .. } = effect {
+                            core.handle(Event::Connected(id), now);
+                        }
+                    }
+                }
+                for i in 0..20 {
+                    finish(picker.pick(&call(i)));
+                }
+            }
+        };
+        churn(100);
+        let (allocations, ()) = Counting::during(|| churn(1_000));
+        assert!(allocations.net_bytes.abs() < 4_096, "{leaf}: {} bytes", allocations.net_bytes);
     }
 }
 

@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Endpoint::at("10.0.1.1:443").with_locality(zone("b"), 1).with_weight(3),
         Endpoint::at("10.0.1.2:443").with_locality(zone("b"), 1),
     ]);
-    let mut core = Core::builder().rng(Rng::fixed(7)).build();
+    let mut core = Core::builder(Rng::fixed(7)).build();
     core.update(Update::new(config, endpoints));
     let now = Instant::ORIGIN;
     for effect in core.reconcile(now).effects {

@@ -199,7 +199,7 @@ struct Pending {
 
 impl Client {
     fn new(update: Update) -> Client {
-        let mut core = Core::builder().rng(Rng::fixed(1)).build();
+        let mut core = Core::builder(Rng::fixed(1)).build();
         core.update(update);
         let mut client = Client {
             core,

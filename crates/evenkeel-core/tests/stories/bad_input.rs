@@ -80,7 +80,7 @@ proptest! {
         match Registry::standard().parse(&json) {
             Err(error) => prop_assert!(error.path().starts_with("loadBalancingConfig"), "{error}"),
             Ok(config) => {
-                let mut core = Core::builder().rng(Rng::fixed(1)).build();
+                let mut core = Core::builder(Rng::fixed(1)).build();
                 core.update(Update::new(config, endpoints(["a", "b"])));
                 core.reconcile(Instant::ORIGIN);
                 core.reconcile(Instant::ORIGIN + secs(1_000));

@@ -125,7 +125,7 @@ proptest! {
     #[test]
     fn whatever_happens(first in 0..configs().len(), seed in any::<u64>(), steps in steps()) {
         let configs = configs();
-        let core = Core::builder().rng(Rng::from_entropy(seed)).build();
+        let core = Core::builder(Rng::from_entropy(seed)).build();
         let start = groups(&[(0, 1), (1, 2), (2, 3)], &[(3, 1), (4, 1)]);
         let mut world = World::with(core, Registry::standard(), &configs[first], start);
         let mut config = first;

@@ -34,7 +34,7 @@ fn detail(world: &World, name: &str) -> Value {
 }
 
 fn with_counters(counters: &Arc<CallCounters>, config: &Value, endpoints: Endpoints) -> World {
-    let core = Core::builder().rng(Rng::fixed(1)).counters(counters.clone()).build();
+    let core = Core::builder(Rng::fixed(1)).counters(counters.clone()).build();
     World::with(core, Registry::standard(), config, endpoints)
 }
 
@@ -131,7 +131,7 @@ fn a_child_that_picks_without_being_ready() {
         "dropCategories": [{"category": "lb", "requestsPerMillion": 1_000_000}],
     });
     let config = cluster_over(&settings, &json!([{"stubborn": {}}]));
-    let mut world = World::with(Core::builder().build(), registry, &config, endpoints(["a"]));
+    let mut world = World::with(Core::builder(Rng::fixed(1)).build(), registry, &config, endpoints(["a"]));
     assert_eq!(world.state(), Connectivity::Connecting);
     let first = world.pick();
     assert!(matches!(first, Picked::To { .. }));
@@ -300,7 +300,7 @@ fn the_cluster_is_named_below() {
     let mut registry = Registry::standard();
     registry.register::<Stubborn>("stubborn");
     let config = cluster_over(&json!({}), &json!([{"stubborn": {}}]));
-    let world = World::with(Core::builder().build(), registry, &config, endpoints(["a"]));
+    let world = World::with(Core::builder(Rng::fixed(1)).build(), registry, &config, endpoints(["a"]));
     assert_eq!(world.describe().children[0].1.details["backendService"], "c");
 }
 

@@ -232,7 +232,7 @@ fn service(config: &Value, endpoints: Endpoints) -> World {
     registry.register::<Cds>("cds_experimental");
     let parsed = registry.parse_service_config(&config.to_string()).expect("the service config parses");
     assert_eq!(parsed.policy(), "xds_cluster_manager_experimental");
-    let core = evenkeel_core::Core::builder().rng(Rng::fixed(1)).build();
+    let core = evenkeel_core::Core::builder(Rng::fixed(1)).build();
     World::with(core, registry, &config["loadBalancingConfig"], endpoints).all_up()
 }
 

@@ -15,7 +15,7 @@ fn world(endpoints: Endpoints) -> World {
     let mut registry = Registry::standard();
     registry.register::<Nearest>("example.Nearest");
     let config = json!([{"not.Known": {}}, {"example.Nearest": {"zone": "a", "max_utilization": 0.7}}]);
-    World::with(Core::builder().rng(Rng::fixed(1)).build(), registry, &config, endpoints).all_up()
+    World::with(Core::builder(Rng::fixed(1)).build(), registry, &config, endpoints).all_up()
 }
 
 fn in_zone(address: &str, zone: &str) -> Endpoint {

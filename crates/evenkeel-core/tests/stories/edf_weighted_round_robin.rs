@@ -103,7 +103,7 @@ fn the_config_is_empty_and_may_have_anything_in_it() {
 #[test]
 fn the_first_pick_is_anybodys() {
     let picks = |seed| {
-        let core = Core::builder().rng(Rng::from_entropy(seed)).build();
+        let core = Core::builder(Rng::from_entropy(seed)).build();
         let list = weighted([("a", 1), ("b", 2), ("c", 3)]);
         World::with(core, Registry::standard(), &edf(), list).all_up().letters(6)
     };

@@ -139,7 +139,7 @@ fn counts_begin_anew_with_another_endpoint() {
 fn counts_are_not_shared_between_policies() {
     let mut registry = Registry::standard();
     registry.register::<Pair>("pair");
-    let core = Core::builder().rng(Rng::fixed(1)).build();
+    let core = Core::builder(Rng::fixed(1)).build();
     let child = config(&json!({"distinctSamples": true}));
     let mut world =
         World::with(core, registry, &json!([{"pair": {"child": child}}]), endpoints(["a", "b"])).all_up();

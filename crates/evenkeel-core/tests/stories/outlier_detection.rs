@@ -577,7 +577,7 @@ fn pointed(settings: &Value, addresses: &[&str]) -> World {
     let mut registry = Registry::standard();
     registry.register::<Pointed>("pointed");
     let endpoints = Endpoints::list(addresses.iter().copied().map(Endpoint::at));
-    let core = Core::builder().rng(Rng::fixed(1)).build();
+    let core = Core::builder(Rng::fixed(1)).build();
     World::with(core, registry, &detection_over("pointed", settings), endpoints)
 }
 

@@ -24,7 +24,7 @@ fn millis(ms: u64) -> Duration {
 
 /// What is dialled first, address by address, when every attempt fails at once.
 fn order(config: &Value, endpoints: Endpoints, seed: u64) -> Vec<String> {
-    let core = Core::builder().rng(Rng::from_entropy(seed)).build();
+    let core = Core::builder(Rng::from_entropy(seed)).build();
     let mut world = World::with(core, Registry::standard(), config, endpoints);
     let mut order = Vec::new();
     while let [address] = &world.dialled()[..] {
@@ -103,7 +103,7 @@ fn happy_eyeballs() {
 #[test]
 fn the_attempt_delay_can_be_set_within_limits() {
     for (set, used) in [(1, 100), (700, 700), (60_000, 2_000)] {
-        let core = Core::builder().rng(Rng::fixed(1)).attempt_delay(millis(set)).build();
+        let core = Core::builder(Rng::fixed(1)).attempt_delay(millis(set)).build();
         let world = World::with(core, Registry::standard(), &pick_first(), endpoints(["a", "b"]));
         assert_eq!(world.wake_at(), Some(Instant::ORIGIN + millis(used)));
     }
@@ -220,7 +220,7 @@ fn no_addresses_fail_at_once() {
 fn attempts_back_off() {
     let config = Registry::standard().parse(&pick_first()).expect("valid");
     for seed in 0..50 {
-        let mut core = Core::builder().rng(Rng::fixed(seed)).build();
+        let mut core = Core::builder(Rng::fixed(seed)).build();
         core.update(Update::new(config.clone(), endpoints(["a"])));
         let mut now = Instant::ORIGIN;
         for nominal in
@@ -246,7 +246,7 @@ fn attempts_back_off() {
 #[test]
 fn a_slow_attempt_is_repeated_at_once() {
     let backoff = Backoff { jitter: 0.0, ..Backoff::default() };
-    let core = Core::builder().rng(Rng::fixed(1)).backoff(backoff).build();
+    let core = Core::builder(Rng::fixed(1)).backoff(backoff).build();
     let mut world = World::with(core, Registry::standard(), &pick_first(), endpoints(["a"]));
     world.advance(secs(20));
     world.dialled();

@@ -235,7 +235,7 @@ proptest! {
         let start = vec![0, 1, 2];
         // Back-offs in whole milliseconds, as the model counts.
         let backoff = Backoff { jitter: 0.0, ..Backoff::default() };
-        let core = Core::builder().rng(Rng::fixed(1)).backoff(backoff).build();
+        let core = Core::builder(Rng::fixed(1)).backoff(backoff).build();
         let mut world = World::with(core, Registry::standard(), &json!([{"pick_first": {}}]), endpoints(&start));
         let mut model = Model::new(start);
         for step in steps {

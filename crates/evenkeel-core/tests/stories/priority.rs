@@ -497,7 +497,7 @@ fn careless_settings_made_in_code_do_no_harm() {
             children: ["p0", "p1"].map(|name| (name.into(), child("round_robin"))).into(),
             priorities: list.iter().map(|name| Arc::from(*name)).collect(),
         };
-        let mut core = Core::builder().build();
+        let mut core = Core::builder(evenkeel_core::Rng::fixed(1)).build();
         let config = LbConfig::new::<Priority>("priority_experimental", settings);
         core.update(Update::new(config, groups(ABC)));
         let mut dials = Vec::new();

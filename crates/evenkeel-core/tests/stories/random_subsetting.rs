@@ -21,7 +21,7 @@ fn names(count: usize) -> Vec<String> {
 }
 
 fn client(seed: u64, size: u32, endpoints: Endpoints) -> World {
-    let core = Core::builder().rng(Rng::fixed(seed)).build();
+    let core = Core::builder(Rng::fixed(seed)).build();
     World::with(core, Registry::standard(), &config(size), endpoints).all_up()
 }
 

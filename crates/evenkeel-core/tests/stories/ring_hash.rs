@@ -74,7 +74,7 @@ fn bad_settings_are_named() {
 #[test]
 fn sizes_are_lowered_to_the_cap() {
     let sizes = |registry: Registry, settings: Value| {
-        let core = Core::builder().rng(Rng::fixed(1)).build();
+        let core = Core::builder(Rng::fixed(1)).build();
         let mut world = World::with(core, registry, &config(&settings), endpoints(["a"]));
         assert_eq!(world.warnings(), [""; 0]);
         let details = world.describe().details;

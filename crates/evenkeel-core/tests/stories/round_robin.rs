@@ -21,7 +21,7 @@ fn every_endpoint_in_turn() {
 #[test]
 fn the_first_pick_is_anybodys() {
     let first = |seed| {
-        let core = Core::builder().rng(Rng::from_entropy(seed)).build();
+        let core = Core::builder(Rng::from_entropy(seed)).build();
         let world = World::with(core, Registry::standard(), &round_robin(), endpoints(["a", "b", "c"]));
         world.all_up().letters(4)
     };

@@ -242,6 +242,19 @@ fn trackers_are_told_exactly_once() {
     }
 }
 
+/// A driver may own a core in any task; pickers are asked from all of them.
+#[test]
+fn a_core_can_move_and_pickers_can_be_shared() {
+    fn moves<T: Send + 'static>() {}
+    fn is_shared<T: Clone + Send + Sync + 'static>() {}
+    moves::<Core>();
+    moves::<Trackers>();
+    is_shared::<evenkeel_core::RootPicker>();
+    is_shared::<Registry>();
+    is_shared::<evenkeel_core::LbConfig>();
+    is_shared::<Endpoints>();
+}
+
 fn status(code: Code) -> Status {
     Status::new(code, "because")
 }
@@ -283,10 +296,5 @@ impl<F: Fn() -> Pick + Send + Sync> Picker for Script<F> {
 fn scripted<F: Fn() -> Pick + Clone + Send + Sync + 'static>(script: Script<F>) -> World {
     let mut registry = Registry::standard();
     registry.register_with("scripted", move || Scripted { script: script.clone(), shown: Shown::default() });
-    World::with(
-        Core::builder().rng(Rng::fixed(1)).build(),
-        registry,
-        &json!([{"scripted": {}}]),
-        Endpoints::none(),
-    )
+    World::with(Core::builder(Rng::fixed(1)).build(), registry, &json!([{"scripted": {}}]), Endpoints::none())
 }

@@ -73,7 +73,7 @@ pub(crate) fn registry() -> Registry {
 
 /// A world with this one among its policies.
 pub(crate) fn world(config: &Value, endpoints: Endpoints) -> World {
-    let core = evenkeel_core::Core::builder().rng(evenkeel_core::Rng::fixed(1)).build();
+    let core = evenkeel_core::Core::builder(evenkeel_core::Rng::fixed(1)).build();
     World::with(core, registry(), config, endpoints)
 }
 

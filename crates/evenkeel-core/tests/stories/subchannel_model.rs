@@ -70,7 +70,7 @@ proptest! {
     #[test]
     fn follows_the_model(steps in steps()) {
         let backoff = Backoff { jitter: 0.0, ..Backoff::default() };
-        let mut core = Core::builder().rng(Rng::fixed(1)).backoff(backoff).build();
+        let mut core = Core::builder(Rng::fixed(1)).backoff(backoff).build();
         let config = Registry::standard().parse(&json!([{"round_robin": {}}])).expect("valid");
         core.update(Update::new(config, endpoints(["a"])));
         let (mut now, mut attempts) = (0, 0);

@@ -666,7 +666,7 @@ fn capacities_of_1_2_4_settle_at_that_split() {
 #[test]
 fn the_first_pick_is_anybodys() {
     let picks = |seed| {
-        let core = Core::builder().rng(Rng::from_entropy(seed)).build();
+        let core = Core::builder(Rng::from_entropy(seed)).build();
         let list = weighted([("a", 1), ("b", 2), ("c", 3)]);
         World::with(core, Registry::standard(), &at_once(), list).all_up().letters(1)
     };

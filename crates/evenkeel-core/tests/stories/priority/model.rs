@@ -288,7 +288,7 @@ proptest! {
         registry.register_with("scripted", move || {
             Scripted { stage: make.clone(), name: String::new(), shown: Shown::default() }
         });
-        let core = Core::builder().rng(Rng::fixed(1)).build();
+        let core = Core::builder(Rng::fixed(1)).build();
         let mut world = World::with(core, registry, &model.config(policy), Endpoints::none());
         model.agrees_with(&world)?;
         for cue in cues {
