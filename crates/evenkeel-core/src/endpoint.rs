@@ -4,7 +4,7 @@
 //! groups (priorities, localities, clusters) of which each parent takes the one that belongs to a child. Identity is
 //! the change signal: the same allocation means that nothing changed.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::Address;
+use crate::fast_map::{FastMap, FastSet};
 
 /// Metadata key under which an endpoint carries its ring-hash key (A76): namespace and key.
 pub const HASH_KEY: (&str, &str) = ("envoy.lb", "hash_key");
@@ -288,8 +289,8 @@ pub(crate) fn carry_over<'e, T>(
     endpoint_of: impl Fn(&T) -> &Endpoint,
     mut keep: impl FnMut(Option<T>, &Endpoint) -> T,
 ) -> Vec<T> {
-    let mut old: HashMap<_, _> = old.into_iter().map(|kept| (endpoint_of(&kept).key(), Some(kept))).collect();
-    let mut seen = HashSet::new();
+    let mut old: FastMap<_, _> = old.into_iter().map(|kept| (endpoint_of(&kept).key(), Some(kept))).collect();
+    let mut seen = FastSet::default();
     let mut new = Vec::new();
     for endpoint in endpoints.filter(|endpoint| !endpoint.addresses().is_empty()) {
         let key = endpoint.key();

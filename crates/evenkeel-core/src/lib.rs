@@ -26,6 +26,7 @@ mod counters;
 mod cx;
 mod describe;
 mod endpoint;
+mod fast_map;
 mod fleet;
 pub mod hash;
 mod load;

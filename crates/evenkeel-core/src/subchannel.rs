@@ -13,12 +13,12 @@
 //! Only a policy's wish or a waiting call leaves `Idle`. An attempt's back-off runs from its start: an attempt that
 //! took longer than its back-off may be repeated at once (gRPC connection back-off).
 
-use std::collections::HashMap;
 use std::fmt;
 use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::fast_map::FastMap;
 use crate::tree::NodeId;
 use crate::{Address, Instant, LoadReport, Rng, Status};
 
@@ -313,7 +313,7 @@ impl Backoff {
 pub(crate) struct Subchannels {
     slots: Vec<Slot>,
     free: Vec<u32>,
-    by_address: HashMap<Address, SubchannelId>,
+    by_address: FastMap<Address, SubchannelId>,
     failures: u64,
 }
 

@@ -4,13 +4,13 @@
 //! INTERNAL: whoever routes must keep a cluster in the config until the last call that chose it is committed. A child that
 //! leaves the config is let go at once.
 
-use std::collections::{BTreeMap, HashMap};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::config::{ConfigError, Fields, LbConfig};
 use crate::describe::{Description, Look};
+use crate::fast_map::FastMap;
 use crate::policy::children::Children;
 use crate::policy::{LbState, Policy, Shown};
 use crate::{Call, Code, Connectivity, Cx, Endpoints, Pick, Picker, Status};
@@ -108,12 +108,12 @@ impl Picker for ClusterPicker {
 struct Names {
     /// The only name, if there is just one: comparing is quicker than hashing.
     only: Option<Arc<str>>,
-    positions: HashMap<Arc<str>, usize, BuildHasherDefault<NameHasher>>,
+    positions: FastMap<Arc<str>, usize>,
 }
 
 impl Names {
     fn new<'n>(names: impl Iterator<Item = &'n Arc<str>>) -> Names {
-        let positions: HashMap<_, _, _> = names.cloned().zip(0..).collect();
+        let positions: FastMap<_, _> = names.cloned().zip(0..).collect();
         let only = positions.keys().next().filter(|_| positions.len() == 1).cloned();
         Names { only, positions }
     }
@@ -123,40 +123,5 @@ impl Names {
             Some(only) => (**only == *name).then_some(0),
             None => self.positions.get(name).copied(),
         }
-    }
-}
-
-/// Hashes a name in a third of the time of the standard hasher, which guards against keys chosen by an attacker; these
-/// are chosen by the control plane.
-#[derive(Default)]
-struct NameHasher(u64);
-
-impl NameHasher {
-    fn mix(&mut self, word: u64) {
-        // 2^64 divided by the golden ratio; folding the upper half in spreads every bit over the whole word.
-        let product = u128::from(self.0 ^ word) * 0x9e37_79b9_7f4a_7c15;
-        self.0 = product as u64 ^ (product >> 64) as u64;
-    }
-}
-
-impl Hasher for NameHasher {
-    fn write(&mut self, bytes: &[u8]) {
-        self.mix(bytes.len() as u64);
-        let (words, rest) = bytes.as_chunks::<8>();
-        for word in words {
-            self.mix(u64::from_le_bytes(*word));
-        }
-        match bytes.last_chunk() {
-            // The last eight bytes again, rather than the rest one by one.
-            Some(last) => self.mix(u64::from_le_bytes(*last)),
-            None => rest.iter().for_each(|byte| self.mix(u64::from(*byte))),
-        }
-    }
-
-    /// What `str` adds to mark its end; the length has done that.
-    fn write_u8(&mut self, _: u8) {}
-
-    fn finish(&self) -> u64 {
-        self.0
     }
 }

@@ -13,8 +13,7 @@
 //! notice. A sweep that is late is one sweep, however much time went by. Without an algorithm nothing is counted,
 //! and the child's picker is passed on as it is.
 
-use std::collections::{HashMap, HashSet};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -25,8 +24,11 @@ use crate::child::Child;
 use crate::config::{ConfigError, Fields, LbConfig};
 use crate::describe::{Description, Look};
 use crate::endpoint::carry_over;
+use crate::fast_map::FastMap;
 use crate::policy::{LbState, Policy};
-use crate::{Address, Call, CallEnd, Code, Cx, Endpoint, Endpoints, Instant, Pick, Picker, Rng, Tracker};
+use crate::{
+    Address, Call, CallEnd, Code, Cx, Endpoint, Endpoints, Instant, Pick, Picker, Rng, SubchannelId, Tracker,
+};
 
 /// Sweeps are at least this far apart: an interval of 0 is valid (A50), and would be a sweep without end.
 const MIN_INTERVAL: Duration = Duration::from_millis(1);
@@ -280,10 +282,10 @@ impl OutlierDetection {
 
     /// The counter of every subchannel that calls may be sent on. An address of two endpoints counts for the first.
     fn counters(&self, cx: &Cx<'_>) -> Counters {
-        let mut counters = Counters::default();
+        let mut counters = Counters::with_capacity_and_hasher(self.hosts.len(), Default::default());
         for host in &self.hosts {
             for subchannel in host.endpoint.addresses().iter().filter_map(|address| cx.find(address)) {
-                counters.entry(subchannel.id().to_bits()).or_insert_with(|| host.counter.clone());
+                counters.entry(subchannel.id()).or_insert_with(|| host.counter.clone());
             }
         }
         counters
@@ -590,7 +592,7 @@ impl Picker for CountingPicker {
     fn pick(&self, call: &Call<'_>) -> Pick {
         let mut pick = self.child.pick(call);
         if let Pick::To(id, trackers) = &mut pick
-            && let Some(counter) = self.counters.get(&id.to_bits())
+            && let Some(counter) = self.counters.get(id)
         {
             trackers.push(counter.clone());
         }
@@ -598,32 +600,11 @@ impl Picker for CountingPicker {
     }
 }
 
-/// Counters by the bits of [`SubchannelId`](crate::SubchannelId).
-type Counters = HashMap<u64, Arc<Counter>, BuildHasherDefault<IdHasher>>;
+type Counters = FastMap<SubchannelId, Arc<Counter>>;
 
 fn are_same(a: &Counters, b: &Counters) -> bool {
-    let same =
-        |(id, counter): (&u64, &Arc<Counter>)| b.get(id).is_some_and(|other| Arc::ptr_eq(counter, other));
+    let same = |(id, counter): (&SubchannelId, &Arc<Counter>)| {
+        b.get(id).is_some_and(|other| Arc::ptr_eq(counter, other))
+    };
     a.len() == b.len() && a.iter().all(same)
-}
-
-/// One multiplication: ids are small numbers that nobody chooses, so there are no collisions to fear.
-#[derive(Default)]
-struct IdHasher(u64);
-
-impl Hasher for IdHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u64(u64::from(*byte));
-        }
-    }
-
-    fn write_u64(&mut self, bits: u64) {
-        // 2^64 over the golden ratio spreads into the high bits; the low ones stay as distinct as the index is.
-        self.0 = (self.0 ^ bits).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
 }
