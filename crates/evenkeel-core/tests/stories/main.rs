@@ -5,6 +5,7 @@ mod churn;
 mod cluster_impl;
 mod cluster_manager;
 mod custom;
+mod docs;
 mod edf_weighted_round_robin;
 mod least_request;
 mod outlier_detection;
