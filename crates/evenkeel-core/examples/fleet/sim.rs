@@ -29,6 +29,8 @@ pub(crate) struct Scene {
     pub(crate) says: &'static str,
     pub(crate) policy: Value,
     pub(crate) fault: Fault,
+    /// Whether the control plane knows the capacities and gives them as weights.
+    pub(crate) weighted: bool,
 }
 
 /// What goes wrong in the second act.
@@ -109,19 +111,23 @@ impl Fleet {
         self.0.iter_mut().find(|backend| backend.name == name)
     }
 
-    fn endpoints(&self) -> Endpoints {
-        let endpoint = |backend: &Backend| Endpoint::at(backend.name).with_weight(backend.capacity);
+    fn endpoints(&self, weighted: bool) -> Endpoints {
+        let weight = |backend: &Backend| if weighted { backend.capacity } else { 1 };
+        let endpoint = |backend: &Backend| Endpoint::at(backend.name).with_weight(weight(backend));
         let zone = |zone| Endpoints::list(self.0.iter().filter(|b| b.zone == zone).map(endpoint));
         Endpoints::groups([("zone-a", zone("zone-a")), ("zone-b", zone("zone-b"))])
     }
 }
 
 impl Backend {
-    /// Takes a call; answers when it is done.
+    /// Takes a call; answers when it is done. A call that would wait too long is not begun: nobody waits for it.
     fn serve(&mut self, now: Instant) -> Instant {
+        self.window.roll(now);
+        if self.busy_until.since(now) >= DEADLINE {
+            return now + DEADLINE;
+        }
         let cost = Duration::from_secs_f64(1.0 / f64::from(self.capacity));
         self.busy_until = self.busy_until.max(now) + cost;
-        self.window.roll(now);
         self.window.calls += 1.0;
         self.window.errors += f64::from(u8::from(self.erring));
         self.window.busy += cost.as_secs_f64();
@@ -154,7 +160,7 @@ impl Window {
 /// Plays a scene: as it should be, with the fault, and after it.
 pub(crate) fn play(scene: &Scene) -> Result<Vec<Act>, Box<dyn std::error::Error>> {
     let config = Registry::standard().parse(&scene.policy)?;
-    let mut client = Client::new(Update::new(config, Fleet::unequal().endpoints()));
+    let mut client = Client::new(Update::new(config, Fleet::unequal().endpoints(scene.weighted)));
     client.run(WARM_UP);
     let steady = client.act("steady");
     client.set_fault(&scene.fault, true);
