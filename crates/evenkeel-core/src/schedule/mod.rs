@@ -90,7 +90,8 @@ impl Schedule {
     pub fn succeed(&self, weights: &[u32], rule: Rule, from: &[Option<u32>]) -> Option<Self> {
         let weights = positive(weights);
         let n = self.len();
-        let same_list = weights.len() == n && (0..n as u32).map(Some).eq(from.iter().copied());
+        let same_list =
+            weights.len() == n && from.len() == n && from.iter().zip(0..).all(|(&from, j)| from == Some(j));
         let (positions, picks, used, start) = self.cell.inspect(|producer, progress| {
             let starts = self.starts(producer, &progress);
             let picks = self.totals(producer, &progress, &starts);

@@ -16,12 +16,14 @@ use std::sync::Arc;
 
 use super::Rule;
 use super::cell::Source;
-use super::queue::{Place, Queue, Turn};
+use super::queue::{Place, Queue, Turn, Wheel};
 
 /// The state of an order: for each endpoint the moment at which its next turn starts.
 pub(super) struct Producer {
     rule: Rule,
     weights: Arc<[u32]>,
+    /// Their sum.
+    total: i64,
     /// Where the first turn of each endpoint starts.
     first: Vec<i64>,
     /// Where the next turn of each endpoint starts. Made, with the queues, for the first turn: many schedules
@@ -30,7 +32,7 @@ pub(super) struct Producer {
     /// Turns that may be taken, by due moment.
     ready: Queue,
     /// Turns of the eligible rule that may not be taken yet, by starting moment.
-    waiting: Queue,
+    waiting: Wheel,
     /// All endpoints, in order, when all weights are equal: then both rules are a rotation.
     ring: VecDeque<u32>,
     clock: Clock,
@@ -49,11 +51,12 @@ impl Producer {
     pub(super) fn new(rule: Rule, weights: Arc<[u32]>, positions: Positions, divisor: Option<u64>) -> Self {
         Self {
             rule,
+            total: weights.iter().map(|&weight| i64::from(weight)).sum(),
             weights,
             first: positions.starts,
             places: Vec::new(),
             ready: Queue::default(),
-            waiting: Queue::default(),
+            waiting: Wheel::default(),
             ring: VecDeque::new(),
             clock: Clock::default(),
             divisor,
@@ -89,7 +92,7 @@ impl Producer {
     /// The positions when the next turns were to start at `starts` and `latest` had the last one.
     pub(super) fn positions(&self, starts: Vec<i64>, latest: Option<u32>) -> Positions {
         let now = match (self.rule, latest.map(|latest| latest as usize)) {
-            (Rule::Eligible, _) => Clock::new(starts.iter().copied().zip(self.weights.iter().copied())).now(),
+            (Rule::Eligible, _) => Clock::new(starts.iter().copied(), self.total).now(),
             // The turn that follows the latest one starts when that one was due.
             (Rule::Literal, Some(latest)) => match (starts.get(latest), self.weights.get(latest)) {
                 (Some(&start), Some(&weight)) => Now::at(start.into(), weight.into()),
@@ -133,40 +136,53 @@ impl Producer {
     }
 
     fn line_up(&mut self) {
-        self.clock = Clock::new(self.places.iter().map(|place| (place.start, place.weight)));
-        self.ready = Queue::new(TURN, self.places.len(), self.clock.rate());
-        if self.rule == Rule::Eligible {
-            self.waiting = Queue::new(0, self.places.len(), self.clock.rate());
+        let rate = self.total as f64 / TURN as f64;
+        let mut ready = Wheel::new(TURN, self.places.len(), rate, WIDTH);
+        if self.rule == Rule::Literal {
+            for (index, place) in (0..).zip(&mut self.places) {
+                ready.push(index, place);
+            }
+        } else {
+            self.clock = Clock::new(self.places.iter().map(|place| place.start), self.total);
+            self.waiting = Wheel::new(0, self.places.len(), rate, 1);
+            for (index, place) in (0..).zip(&mut self.places) {
+                let is_ready = self.clock.has_passed(place.start, place.weight);
+                let wheel = if is_ready { &mut ready } else { &mut self.waiting };
+                wheel.push(index, place);
+            }
         }
-        for index in 0..self.places.len() as u32 {
-            let Some(&Place { start, weight, .. }) = self.places.get(index as usize) else { return };
-            let may = self.rule == Rule::Literal || self.clock.has_passed(start, weight);
-            let queue = if may { &mut self.ready } else { &mut self.waiting };
-            queue.push(index, &mut self.places);
-        }
+        self.ready = ready.into();
     }
 
+    /// Makes the turns ready that start in the present slot.
     fn release(&mut self) {
-        while let Some(turn) = self.waiting.peek(&mut self.places) {
+        self.waiting.approach(self.clock.ticks(), &mut self.places);
+        let mut at = 0;
+        while let Some(turn) = self.waiting.near.get(at) {
             if !self.clock.has_passed(turn.at, turn.weight) {
-                break;
+                at += 1;
+                continue;
             }
-            self.waiting.pop();
-            self.ready.push(turn.index, &mut self.places);
+            let Turn { index, .. } = self.waiting.near.swap_remove(at);
+            if let Some(place) = self.places.get_mut(index as usize) {
+                self.ready.push(index, place);
+            }
         }
     }
 
     /// Takes the turn that is due first; the endpoint's next one starts when this one was due.
     fn take(&mut self) -> Option<u32> {
-        let Turn { at, weight, index } = self.ready.peek(&mut self.places)?;
-        self.places.get_mut(index as usize)?.start = at;
-        if self.divisor.is_some_and(|divisor| self.has_all(index, weight, divisor)) {
+        let Turn { at, weight, index, .. } = self.ready.peek(&mut self.places)?;
+        let is_last = self.divisor.is_some_and(|divisor| self.is_last(at, weight, index, divisor));
+        let place = self.places.get_mut(index as usize)?;
+        place.start = at;
+        if is_last {
             self.ready.pop();
         } else if self.rule == Rule::Literal {
-            self.ready.again(&mut self.places);
+            self.ready.again(index, place);
         } else {
             self.ready.pop();
-            self.waiting.push(index, &mut self.places);
+            self.waiting.push(index, place);
         }
         if at > FAR_OUT {
             self.rebase(at / i64::from(weight));
@@ -174,11 +190,9 @@ impl Producer {
         Some(index)
     }
 
-    /// Whether an endpoint had all its turns of the period.
-    fn has_all(&self, index: u32, weight: u32, divisor: u64) -> bool {
-        let index = index as usize;
-        let span = self.places.get(index).zip(self.first.get(index));
-        let served = span.map_or(0, |(place, &first)| turns(first, place.start));
+    /// Whether the turn due at some moment is an endpoint's last one of the period.
+    fn is_last(&self, at: i64, weight: u32, index: u32, divisor: u64) -> bool {
+        let served = self.first.get(index as usize).map_or(0, |&first| turns(first, at));
         served * divisor == u64::from(weight) * self.periods
     }
 
@@ -268,13 +282,14 @@ impl Positions {
     ) -> Self {
         let Self { mut starts, now: then } = self;
         let now = Now { ticks: 0, ..then };
+        let is_due = |(&start, &weight): (&i64, &u32)| then.lead(start, weight) <= 1 - TURN;
         let (least, most) = match rule {
             Rule::Eligible => (-FAR, FAR),
             // No turn starts after the present, and none is due before it. One may be due right now and not
             // taken, as others of that moment came first; then nobody else may start right now, or, being
             // later in the list, it would be taken before that endpoint's next turn in one cycle and after it
             // in another.
-            Rule::Literal if starts.iter().zip(were).any(|(&start, &weight)| then.lead(start, weight) <= 1 - TURN) => (1 - TURN, -1),
+            Rule::Literal if starts.iter().zip(were).any(is_due) => (1 - TURN, -1),
             Rule::Literal => (1 - TURN, 0),
         };
         let carry = |start: i64, before: u32, weight: u32| {
@@ -311,13 +326,8 @@ struct Clock {
 }
 
 impl Clock {
-    fn new(starts: impl Iterator<Item = (i64, u32)>) -> Self {
-        let (mut parts, mut total) = (i128::from(TURN), 0);
-        for (start, weight) in starts {
-            parts += i128::from(start);
-            total += i64::from(weight);
-        }
-        Self { parts, total }
+    fn new(starts: impl Iterator<Item = i64>, total: i64) -> Self {
+        Self { parts: starts.map(i128::from).sum::<i128>() + i128::from(TURN), total }
     }
 
     fn tick(&mut self) {
@@ -334,9 +344,10 @@ impl Clock {
         Now::at(self.parts - i128::from(TURN), self.total)
     }
 
-    /// Slots to a tick.
-    fn rate(&self) -> f64 {
-        self.total as f64 / TURN as f64
+    /// A little more than its ticks, whatever was rounded.
+    fn ticks(&self) -> f64 {
+        let ticks = self.parts as f64 / self.total as f64;
+        ticks + ticks.abs() * (4.0 * f64::EPSILON)
     }
 }
 
@@ -379,3 +390,6 @@ const FAR: i64 = 4 * TURN;
 
 /// Moments up to here, and a turn more, are exact in floating point.
 const FAR_OUT: i64 = 1 << 52;
+
+/// Turns to a bucket of those that are ready: enough for few empty ones, few enough for a small heap.
+const WIDTH: usize = 32;

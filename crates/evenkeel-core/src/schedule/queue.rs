@@ -1,13 +1,14 @@
 //! Turns by moment: what the order is made from.
 //!
-//! A heap of the turns that are near and a wheel of buckets for the others, so that the heap stays small
-//! however many endpoints there are. The moment's quotient in floating point chooses the bucket: correctly
-//! rounded operations never turn two numbers around, so that of two turns in different buckets the one in the
-//! earlier bucket is earlier. All else is compared exactly.
+//! A moment's quotient in floating point chooses a bucket and mostly settles who is first: correctly rounded
+//! operations never turn two numbers around, so that of two turns with different quotients, or in different
+//! buckets, the lesser is the earlier. Equal ones are compared exactly.
+//!
+//! | type | far turns | near turns |
+//! |---|---|---|
+//! | [`Wheel`] | in buckets, in no order within one | in no order |
+//! | [`Queue`] | the same | in a heap, which stays small however many endpoints there are |
 
-use std::cmp::Ordering;
-use std::collections::BinaryHeap;
-use std::collections::binary_heap::PeekMut;
 use std::mem;
 
 /// An endpoint in the producer's list.
@@ -26,122 +27,212 @@ impl Place {
     }
 }
 
-/// The next turn of each endpoint that was pushed, by the moment that lies `after` its start.
+/// Endpoints by the moment that lies `after` the start of their next turn: bucket by bucket of equal width.
 #[derive(Default)]
-pub(super) struct Queue {
+pub(super) struct Wheel {
     after: i64,
     /// Turns of the buckets before `bound`.
-    near: BinaryHeap<Turn>,
-    /// The first endpoint of each bucket from `bound` on; a later round of the wheel shares its buckets.
-    wheel: Box<[u32]>,
+    pub(super) near: Vec<Turn>,
+    /// The first endpoint of each bucket from `bound` on; the rounds of the wheel share its buckets.
+    heads: Box<[u32]>,
     bound: i64,
-    /// Turns on the wheel.
+    /// Turns in these buckets.
     far: usize,
     /// Buckets to the tick.
     rate: f64,
 }
 
-impl Queue {
-    /// For some endpoints, of which `rate` have a turn in each tick.
-    pub(super) fn new(after: i64, endpoints: usize, rate: f64) -> Self {
-        let buckets = (endpoints / WIDTH).next_power_of_two();
+impl Wheel {
+    /// For some endpoints that have `rate` turns in each tick, all together, of which `width` go to a bucket.
+    pub(super) fn new(after: i64, endpoints: usize, rate: f64, width: usize) -> Self {
+        let buckets = (endpoints / width).next_power_of_two();
         // All in one bucket if they are few.
-        let rate = if buckets > 1 { rate / WIDTH as f64 } else { 0.0 };
-        Self { after, wheel: vec![NONE; buckets].into(), rate, ..Self::default() }
+        let rate = if buckets > 1 { rate / width as f64 } else { 0.0 };
+        Self { after, heads: vec![NONE; buckets].into(), rate, ..Self::default() }
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.near.is_empty() && self.far == 0
+        self.far == 0 && self.near.is_empty()
     }
 
     #[inline]
-    pub(super) fn push(&mut self, index: u32, places: &mut [Place]) {
-        let Some(place) = places.get_mut(index as usize) else { return };
-        let turn = Turn { at: place.start + self.after, weight: place.weight, index };
+    pub(super) fn push(&mut self, index: u32, place: &mut Place) {
+        if let Some(turn) = self.push_far(index, place) {
+            self.near.push(turn);
+        }
+    }
+
+    /// Takes an endpoint's turn up, or gives it back if it is a near one.
+    #[inline]
+    fn push_far(&mut self, index: u32, place: &mut Place) -> Option<Turn> {
+        let turn = Turn::new(index, place, self.after);
         let bucket = turn.bucket(self.rate);
         if bucket < self.bound {
-            self.near.push(turn);
-        } else {
-            self.far += 1;
-            self.chain(bucket, index, place);
+            return Some(turn);
         }
+        self.far += 1;
+        self.chain(bucket, index, place);
+        None
     }
 
     #[inline]
     fn chain(&mut self, bucket: i64, index: u32, place: &mut Place) {
-        let mask = self.wheel.len() - 1;
-        if let Some(head) = self.wheel.get_mut(bucket as usize & mask) {
+        let mask = self.heads.len().wrapping_sub(1);
+        if let Some(head) = self.heads.get_mut(bucket as usize & mask) {
             place.next = mem::replace(head, index);
+        }
+    }
+
+    /// Brings everything near that lies before a moment in ticks, and perhaps a little more.
+    pub(super) fn approach(&mut self, ticks: f64, places: &mut [Place]) {
+        let last = (ticks * self.rate) as i64;
+        while self.bound <= last && self.far > 0 {
+            self.drain(places);
+        }
+        self.bound = self.bound.max(last.saturating_add(1));
+    }
+
+    /// Brings the first bucket near that is not empty, if there is one.
+    fn approach_first(&mut self, places: &mut [Place]) {
+        let (mut looked, mut nearest) = (0, None);
+        while self.near.is_empty() && self.far > 0 {
+            nearest = nearest.into_iter().chain(self.drain(places)).min();
+            looked += 1;
+            if looked == self.heads.len() && self.near.is_empty() {
+                // Nothing in this round: on to the round of the nearest, however many lie between.
+                self.bound = nearest.unwrap_or(self.bound);
+                (looked, nearest) = (0, None);
+            }
+        }
+    }
+
+    /// Brings the next bucket near. Gives the least bucket of those that only share its place, if any.
+    fn drain(&mut self, places: &mut [Place]) -> Option<i64> {
+        let bucket = self.bound;
+        self.bound = bucket.saturating_add(1);
+        let mask = self.heads.len().wrapping_sub(1);
+        let mut next = mem::replace(self.heads.get_mut(bucket as usize & mask)?, NONE);
+        let mut later = None;
+        while let Some(place) = places.get_mut(next as usize) {
+            let turn = Turn::new(next, place, self.after);
+            next = place.next;
+            let own = turn.bucket(self.rate);
+            if own == bucket {
+                self.far -= 1;
+                self.near.push(turn);
+            } else {
+                later = Some(later.map_or(own, |later: i64| later.min(own)));
+                self.chain(own, turn.index, place);
+            }
+        }
+        later
+    }
+}
+
+/// A wheel whose near turns are a heap: nobody is before its parent, four have the same one.
+#[derive(Default)]
+pub(super) struct Queue(Wheel);
+
+impl Queue {
+    #[inline]
+    pub(super) fn push(&mut self, index: u32, place: &mut Place) {
+        if let Some(turn) = self.0.push_far(index, place) {
+            self.push_near(turn);
         }
     }
 
     /// The earliest turn.
     #[inline]
     pub(super) fn peek(&mut self, places: &mut [Place]) -> Option<Turn> {
-        if self.near.is_empty() && self.far > 0 {
-            self.approach(places);
+        if self.0.near.is_empty() && self.0.far > 0 {
+            self.0.approach_first(places);
+            self.order();
         }
-        self.near.peek().copied()
+        self.0.near.first().copied()
     }
 
     /// Takes the turn that was peeked away.
     #[inline]
     pub(super) fn pop(&mut self) {
-        self.near.pop();
-    }
-
-    /// The same as `pop` and `push` of the endpoint that was peeked.
-    #[inline]
-    pub(super) fn again(&mut self, places: &mut [Place]) {
-        let Some(mut top) = self.near.peek_mut() else { return };
-        let Some(place) = places.get_mut(top.index as usize) else { return };
-        let turn = Turn { at: place.start + self.after, ..*top };
-        let bucket = turn.bucket(self.rate);
-        if bucket < self.bound {
-            *top = turn;
-        } else {
-            PeekMut::pop(top);
-            self.far += 1;
-            self.chain(bucket, turn.index, place);
+        if let Some(last) = self.0.near.pop()
+            && !self.0.near.is_empty()
+        {
+            self.sift_down(0, last);
         }
     }
 
-    /// Moves the turns of the first bucket that is not empty off the wheel.
-    fn approach(&mut self, places: &mut [Place]) {
-        let mask = self.wheel.len() - 1;
-        let mut near = mem::take(&mut self.near).into_vec();
-        let (mut looked, mut nearest) = (0, i64::MAX);
-        while near.is_empty() {
-            let bucket = self.bound;
-            let Some(head) = self.wheel.get_mut(bucket as usize & mask) else { break };
-            let mut next = mem::replace(head, NONE);
-            while let Some(place) = places.get_mut(next as usize) {
-                let turn = Turn { at: place.start + self.after, weight: place.weight, index: next };
-                let own = turn.bucket(self.rate);
-                let index = mem::replace(&mut next, place.next);
-                if own == bucket {
-                    near.push(turn);
-                } else {
-                    nearest = nearest.min(own);
-                    self.chain(own, index, place);
+    /// As `pop` and `push` of the same endpoint.
+    #[inline]
+    pub(super) fn again(&mut self, index: u32, place: &mut Place) {
+        match self.0.push_far(index, place) {
+            Some(turn) => self.sift_down(0, turn),
+            None => self.pop(),
+        }
+    }
+
+    fn order(&mut self) {
+        for at in (0..self.0.near.len().div_ceil(4)).rev() {
+            if let Some(&turn) = self.0.near.get(at) {
+                self.sift_down(at, turn);
+            }
+        }
+    }
+
+    fn push_near(&mut self, turn: Turn) {
+        let mut at = self.0.near.len();
+        self.0.near.push(turn);
+        while at > 0 {
+            let parent = (at - 1) / 4;
+            match self.0.near.get(parent) {
+                Some(&above) if turn.is_before(&above) => self.set(at, above),
+                _ => break,
+            }
+            at = parent;
+        }
+        self.set(at, turn);
+    }
+
+    /// Puts a turn at a place of the heap or below.
+    fn sift_down(&mut self, mut at: usize, turn: Turn) {
+        loop {
+            let first = 4 * at + 1;
+            let children = self.0.near.get(first..).unwrap_or_default();
+            let children = children.get(..4).unwrap_or(children);
+            let mut least = (at, turn);
+            for (child, below) in (first..).zip(children) {
+                if below.is_before(&least.1) {
+                    least = (child, *below);
                 }
             }
-            self.bound = bucket.saturating_add(1);
-            looked += 1;
-            if looked > mask && near.is_empty() {
-                // Nothing in this round: on to the round of the nearest, however many lie between.
-                (self.bound, looked, nearest) = (nearest, 0, i64::MAX);
+            self.set(at, least.1);
+            if least.0 == at {
+                return;
             }
+            at = least.0;
         }
-        self.far -= near.len();
-        self.near = near.into();
+    }
+
+    #[inline]
+    fn set(&mut self, at: usize, turn: Turn) {
+        if let Some(slot) = self.0.near.get_mut(at) {
+            *slot = turn;
+        }
     }
 }
 
-/// A turn in a queue, `at/weight` ticks after the base. The greatest is the earliest, since std's heap is a
-/// max-heap.
+impl From<Wheel> for Queue {
+    fn from(wheel: Wheel) -> Self {
+        let mut queue = Self(wheel);
+        queue.order();
+        queue
+    }
+}
+
+/// An endpoint's turn at `at/weight` ticks after the base.
 #[derive(Clone, Copy)]
 pub(super) struct Turn {
+    /// `at/weight`, rounded.
+    ticks: f64,
     pub(super) at: i64,
     pub(super) weight: u32,
     pub(super) index: u32,
@@ -149,36 +240,31 @@ pub(super) struct Turn {
 
 impl Turn {
     #[inline]
-    fn bucket(self, rate: f64) -> i64 {
-        (self.at as f64 / f64::from(self.weight) * rate) as i64
+    fn new(index: u32, place: &Place, after: i64) -> Self {
+        let at = place.start + after;
+        Self { ticks: at as f64 / f64::from(place.weight), at, weight: place.weight, index }
     }
-}
 
-impl Ord for Turn {
     #[inline]
-    fn cmp(&self, other: &Self) -> Ordering {
+    fn bucket(&self, rate: f64) -> i64 {
+        (self.ticks * rate) as i64
+    }
+
+    #[inline]
+    fn is_before(&self, other: &Self) -> bool {
+        self.ticks < other.ticks || self.ticks <= other.ticks && self.wins_tie(other)
+    }
+
+    fn wins_tie(&self, other: &Self) -> bool {
+        // Of one weight, different moments have different quotients.
+        if self.weight == other.weight {
+            return self.index < other.index;
+        }
         let mine = i128::from(self.at) * i128::from(other.weight);
         let others = i128::from(other.at) * i128::from(self.weight);
-        others.cmp(&mine).then_with(|| other.index.cmp(&self.index))
+        mine < others || mine == others && self.index < other.index
     }
 }
-
-impl PartialOrd for Turn {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Turn {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for Turn {}
 
 /// No endpoint.
 const NONE: u32 = u32::MAX;
-
-/// Slots to a bucket.
-const WIDTH: usize = 32;
