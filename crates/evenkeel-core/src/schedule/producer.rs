@@ -95,7 +95,7 @@ impl Producer {
             (Rule::Eligible, _) => Clock::new(starts.iter().copied(), self.total).now(),
             // The turn that follows the latest one starts when that one was due.
             (Rule::Literal, Some(latest)) => match (starts.get(latest), self.weights.get(latest)) {
-                (Some(&start), Some(&weight)) => Now::at(start.into(), weight.into()),
+                (Some(&start), Some(&weight)) => Now::at(start, weight.into()),
                 _ => self.since,
             },
             (Rule::Literal, None) => self.since,
@@ -136,22 +136,24 @@ impl Producer {
     }
 
     fn line_up(&mut self) {
-        let rate = self.total as f64 / TURN as f64;
-        let mut ready = Wheel::new(TURN, self.places.len(), rate, WIDTH);
+        let (n, rate) = (self.places.len(), self.total as f64 / TURN as f64);
+        let mut ready = Wheel::new(TURN, n, rate, WIDTH);
         if self.rule == Rule::Literal {
             for (index, place) in (0..).zip(&mut self.places) {
                 ready.push(index, place);
             }
-        } else {
-            self.clock = Clock::new(self.places.iter().map(|place| place.start), self.total);
-            self.waiting = Wheel::new(0, self.places.len(), rate, 1);
-            for (index, place) in (0..).zip(&mut self.places) {
-                let is_ready = self.clock.has_passed(place.start, place.weight);
-                let wheel = if is_ready { &mut ready } else { &mut self.waiting };
-                wheel.push(index, place);
-            }
+            self.ready = ready.into();
+            return;
         }
-        self.ready = ready.into();
+        self.clock = Clock::new(self.places.iter().map(|place| place.start), self.total);
+        // Chosen by number, not by a branch that would be hard to predict.
+        let mut wheels = [Wheel::new(0, n, rate, 1), ready];
+        for (index, place) in (0..).zip(&mut self.places) {
+            let is_ready = self.clock.has_passed(place.start, place.weight);
+            wheels[usize::from(is_ready)].push(index, place);
+        }
+        let [waiting, ready] = wheels;
+        (self.waiting, self.ready) = (waiting, ready.into());
     }
 
     /// Makes the turns ready that start in the present slot.
@@ -184,7 +186,7 @@ impl Producer {
             self.ready.pop();
             self.waiting.push(index, place);
         }
-        if at > FAR_OUT {
+        if at > FAR_OUT || self.clock.parts > CLOCK_FAR_OUT {
             self.rebase(at / i64::from(weight));
         }
         Some(index)
@@ -255,7 +257,8 @@ impl Positions {
             return Self::fresh(weights);
         };
         let turn = nth + 1;
-        let now = Now::at(i128::from(turn) << 32, whole.into());
+        let (ticks, rest) = ((turn << 32) / u64::from(whole), (turn << 32) % u64::from(whole));
+        let now = Now { ticks: ticks.cast_signed(), ..Now::at(rest.cast_signed(), whole.into()) };
         let start = |(index, &weight): (usize, &u32)| {
             // Turns due up to the present are over; of those due right now, the ones that come first in the
             // list.
@@ -321,27 +324,28 @@ impl Positions {
 /// weights; the clock stands at the mean of the starts by weight, where leads and lags cancel out.
 #[derive(Default)]
 struct Clock {
-    parts: i128,
+    parts: i64,
     total: i64,
 }
 
 impl Clock {
     fn new(starts: impl Iterator<Item = i64>, total: i64) -> Self {
-        Self { parts: starts.map(i128::from).sum::<i128>() + i128::from(TURN), total }
+        Self { parts: starts.sum::<i64>() + TURN, total }
     }
 
     fn tick(&mut self) {
-        self.parts += i128::from(TURN);
+        self.parts += TURN;
     }
 
     /// Whether the slot ends after this moment.
+    #[inline]
     fn has_passed(&self, start: i64, weight: u32) -> bool {
-        i128::from(start) * i128::from(self.total) < self.parts * i128::from(weight)
+        i128::from(start) * i128::from(self.total) < i128::from(self.parts) * i128::from(weight)
     }
 
     /// The beginning of the slot.
     fn now(&self) -> Now {
-        Now::at(self.parts - i128::from(TURN), self.total)
+        Now::at(self.parts - TURN, self.total)
     }
 
     /// A little more than its ticks, whatever was rounded.
@@ -360,10 +364,9 @@ struct Now {
 
 impl Now {
     /// The moment `parts/weight`.
-    fn at(parts: i128, weight: i64) -> Self {
-        let weight = i128::from(weight.max(1));
-        let fraction = (parts.rem_euclid(weight) << 32) / weight;
-        Self { ticks: parts.div_euclid(weight) as i64, fraction: fraction as u32 }
+    fn at(parts: i64, weight: i64) -> Self {
+        let rest = i128::from(parts.rem_euclid(weight)) << 32;
+        Self { ticks: parts.div_euclid(weight), fraction: (rest / i128::from(weight)) as u32 }
     }
 
     /// By how much of a turn, in parts, a start lies after this: about one turn at most.
@@ -390,6 +393,9 @@ const FAR: i64 = 4 * TURN;
 
 /// Moments up to here, and a turn more, are exact in floating point.
 const FAR_OUT: i64 = 1 << 52;
+
+/// The same for the sum of all moments, which must not overflow.
+const CLOCK_FAR_OUT: i64 = 1 << 61;
 
 /// Turns to a bucket of those that are ready: enough for few empty ones, few enough for a small heap.
 const WIDTH: usize = 32;
