@@ -174,16 +174,17 @@ impl Producer {
 
     /// Takes the turn that is due first; the endpoint's next one starts when this one was due.
     fn take(&mut self) -> Option<u32> {
-        let Turn { at, weight, index, .. } = self.ready.peek(&mut self.places)?;
+        let turn = self.ready.peek(&mut self.places)?;
+        let Turn { at, weight, index, .. } = turn;
         let is_last = self.divisor.is_some_and(|divisor| self.is_last(at, weight, index, divisor));
         let place = self.places.get_mut(index as usize)?;
         place.start = at;
         if is_last {
-            self.ready.pop();
+            self.ready.pop(turn);
         } else if self.rule == Rule::Literal {
-            self.ready.again(index, place);
+            self.ready.again(turn, place);
         } else {
-            self.ready.pop();
+            self.ready.pop(turn);
             self.waiting.push(index, place);
         }
         if at > FAR_OUT || self.clock.parts > CLOCK_FAR_OUT {

@@ -9,6 +9,7 @@
 //! | [`Wheel`] | in buckets, in no order within one | in no order |
 //! | [`Queue`] | the same | in a heap, which stays small however many endpoints there are |
 
+use std::cmp::Ordering;
 use std::mem;
 
 /// An endpoint in the producer's list.
@@ -129,14 +130,18 @@ impl Wheel {
     }
 }
 
-/// A wheel whose near turns are a heap: nobody is before its parent, four have the same one.
+/// A wheel whose near turns are in order: those of a bucket in a run, latest first, and those that came to
+/// them in a heap, in which nobody is before its parent and four have the same one.
 #[derive(Default)]
-pub(super) struct Queue(Wheel);
+pub(super) struct Queue {
+    run: Vec<Turn>,
+    wheel: Wheel,
+}
 
 impl Queue {
     #[inline]
     pub(super) fn push(&mut self, index: u32, place: &mut Place) {
-        if let Some(turn) = self.0.push_far(index, place) {
+        if let Some(turn) = self.wheel.push_far(index, place) {
             self.push_near(turn);
         }
     }
@@ -144,46 +149,61 @@ impl Queue {
     /// The earliest turn.
     #[inline]
     pub(super) fn peek(&mut self, places: &mut [Place]) -> Option<Turn> {
-        if self.0.near.is_empty() && self.0.far > 0 {
-            self.0.approach_first(places);
-            self.order();
+        if self.run.is_empty() && self.wheel.near.is_empty() && self.wheel.far > 0 {
+            self.wheel.approach_first(places);
+            if self.wheel.near.len() <= LONGEST_RUN {
+                mem::swap(&mut self.run, &mut self.wheel.near);
+                self.run.sort_unstable_by(|a, b| if b.is_before(a) { Ordering::Less } else { Ordering::Greater });
+            } else {
+                self.order();
+            }
         }
-        self.0.near.first().copied()
+        match (self.run.last(), self.wheel.near.first()) {
+            (Some(one), Some(other)) => Some(if one.is_before(other) { *one } else { *other }),
+            (one, other) => one.or(other).copied(),
+        }
     }
 
-    /// Takes the turn that was peeked away.
+    /// Takes the turn away that was peeked.
     #[inline]
-    pub(super) fn pop(&mut self) {
-        if let Some(last) = self.0.near.pop()
-            && !self.0.near.is_empty()
+    pub(super) fn pop(&mut self, turn: Turn) {
+        if !self.pop_run(turn)
+            && let Some(last) = self.wheel.near.pop()
+            && !self.wheel.near.is_empty()
         {
             self.sift_down(0, last);
         }
     }
 
-    /// As `pop` and `push` of the same endpoint.
     #[inline]
-    pub(super) fn again(&mut self, index: u32, place: &mut Place) {
-        match self.0.push_far(index, place) {
-            Some(turn) => self.sift_down(0, turn),
-            None => self.pop(),
+    fn pop_run(&mut self, turn: Turn) -> bool {
+        self.run.pop_if(|last| last.index == turn.index).is_some()
+    }
+
+    /// As `pop`, and `push` of the same endpoint.
+    #[inline]
+    pub(super) fn again(&mut self, turn: Turn, place: &mut Place) {
+        match self.wheel.push_far(turn.index, place) {
+            None => self.pop(turn),
+            Some(next) if self.pop_run(turn) => self.push_near(next),
+            Some(next) => self.sift_down(0, next),
         }
     }
 
     fn order(&mut self) {
-        for at in (0..self.0.near.len().div_ceil(4)).rev() {
-            if let Some(&turn) = self.0.near.get(at) {
+        for at in (0..self.wheel.near.len().div_ceil(4)).rev() {
+            if let Some(&turn) = self.wheel.near.get(at) {
                 self.sift_down(at, turn);
             }
         }
     }
 
     fn push_near(&mut self, turn: Turn) {
-        let mut at = self.0.near.len();
-        self.0.near.push(turn);
+        let mut at = self.wheel.near.len();
+        self.wheel.near.push(turn);
         while at > 0 {
             let parent = (at - 1) / 4;
-            match self.0.near.get(parent) {
+            match self.wheel.near.get(parent) {
                 Some(&above) if turn.is_before(&above) => self.set(at, above),
                 _ => break,
             }
@@ -196,7 +216,7 @@ impl Queue {
     fn sift_down(&mut self, mut at: usize, turn: Turn) {
         loop {
             let first = 4 * at + 1;
-            let children = self.0.near.get(first..).unwrap_or_default();
+            let children = self.wheel.near.get(first..).unwrap_or_default();
             let children = children.get(..4).unwrap_or(children);
             let mut least = (at, turn);
             for (child, below) in (first..).zip(children) {
@@ -214,7 +234,7 @@ impl Queue {
 
     #[inline]
     fn set(&mut self, at: usize, turn: Turn) {
-        if let Some(slot) = self.0.near.get_mut(at) {
+        if let Some(slot) = self.wheel.near.get_mut(at) {
             *slot = turn;
         }
     }
@@ -222,7 +242,7 @@ impl Queue {
 
 impl From<Wheel> for Queue {
     fn from(wheel: Wheel) -> Self {
-        let mut queue = Self(wheel);
+        let mut queue = Self { run: Vec::new(), wheel };
         queue.order();
         queue
     }
@@ -268,3 +288,6 @@ impl Turn {
 
 /// No endpoint.
 const NONE: u32 = u32::MAX;
+
+/// More turns than this, all in one bucket, are not sorted at once: a pick would wait for it.
+const LONGEST_RUN: usize = 1_024;
