@@ -151,12 +151,7 @@ impl Queue {
     pub(super) fn peek(&mut self, places: &mut [Place]) -> Option<Turn> {
         if self.run.is_empty() && self.wheel.near.is_empty() && self.wheel.far > 0 {
             self.wheel.approach_first(places);
-            if self.wheel.near.len() <= LONGEST_RUN {
-                mem::swap(&mut self.run, &mut self.wheel.near);
-                self.run.sort_unstable_by(|a, b| if b.is_before(a) { Ordering::Less } else { Ordering::Greater });
-            } else {
-                self.order();
-            }
+            self.order();
         }
         match (self.run.last(), self.wheel.near.first()) {
             (Some(one), Some(other)) => Some(if one.is_before(other) { *one } else { *other }),
@@ -190,8 +185,18 @@ impl Queue {
         }
     }
 
+    /// Puts the near turns in order.
     fn order(&mut self) {
-        for at in (0..self.wheel.near.len().div_ceil(4)).rev() {
+        let near = &mut self.wheel.near;
+        let rises = near.windows(2).filter(|pair| matches!(pair, [a, b] if a.is_before(b))).count();
+        let breaks = rises.min(near.len().saturating_sub(rises));
+        if near.len() <= LONGEST_RUN || breaks <= FEW {
+            // Stable for its speed on what is in order already, as turns of equal weights are.
+            near.sort_by(|a, b| if b.is_before(a) { Ordering::Less } else { Ordering::Greater });
+            mem::swap(&mut self.run, near);
+            return;
+        }
+        for at in (0..near.len().div_ceil(4)).rev() {
             if let Some(&turn) = self.wheel.near.get(at) {
                 self.sift_down(at, turn);
             }
@@ -289,5 +294,7 @@ impl Turn {
 /// No endpoint.
 const NONE: u32 = u32::MAX;
 
-/// More turns than this, all in one bucket, are not sorted at once: a pick would wait for it.
+/// More turns than this in one bucket are not sorted at once, since a pick may wait for it, unless they
+/// consist of a few stretches that are in order.
 const LONGEST_RUN: usize = 1_024;
+const FEW: usize = 4;
