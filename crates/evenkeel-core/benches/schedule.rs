@@ -12,7 +12,11 @@
 //!   before the first slot: the first pick, which produces a block, less the next pick that does. The ratio
 //!   is that of their sum to `BinaryHeap::from` over as many 16-byte keys. `changed`: every weight by up to a
 //!   tenth; `gone`: one endpoint left; `same`: nothing changed; `new`: from nothing.
-#![expect(clippy::disallowed_methods, clippy::disallowed_types, reason = "a benchmark reads the clock and has threads")]
+#![expect(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "a benchmark reads the clock and has threads"
+)]
 
 #[path = "../tests/sets/mod.rs"]
 mod sets;
@@ -39,8 +43,12 @@ fn main() {
         for (name, set) in SETS {
             for n in SIZES {
                 let weights = set(n);
-                if quick { let (s, w) = production(&weights, rule); println!("{:9} {name:5} {n:6} {s:8.0} {w:8.0}", format!("{rule:?}")); continue; }
-let one = picks(&weights, rule, 1);
+                if quick {
+                    let (s, w) = production(&weights, rule);
+                    println!("{:9} {name:5} {n:6} {s:8.0} {w:8.0}", format!("{rule:?}"));
+                    continue;
+                }
+                let one = picks(&weights, rule, 1);
                 let two = picks(&weights, rule, 2);
                 fastest = fastest.min(one.best);
                 slowest = slowest.max(one.best);

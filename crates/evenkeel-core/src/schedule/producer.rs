@@ -147,7 +147,7 @@ impl Producer {
         }
         self.clock = Clock::new(self.places.iter().map(|place| place.start), self.total);
         // Chosen by number, not by a branch that would be hard to predict.
-        let mut wheels = [Wheel::new(0, n, rate, 1), ready];
+        let mut wheels = [Wheel::new(0, n, rate, 2), ready];
         for (index, place) in (0..).zip(&mut self.places) {
             let is_ready = self.clock.has_passed(place.start, place.weight);
             wheels[usize::from(is_ready)].push(index, place);
@@ -264,7 +264,8 @@ impl Positions {
             // Turns due up to the present are over; of those due right now, the ones that come first in the
             // list.
             let (turns, whole) = (turn * u64::from(weight), u64::from(whole));
-            let done = if turns.is_multiple_of(whole) && index > latest { turns / whole - 1 } else { turns / whole };
+            let done =
+                if turns.is_multiple_of(whole) && index > latest { turns / whole - 1 } else { turns / whole };
             // Both may be large, their difference is about a turn.
             (done << 32).cast_signed().wrapping_sub(now.ticks.wrapping_mul(i64::from(weight)))
         };

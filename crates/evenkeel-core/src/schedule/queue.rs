@@ -46,7 +46,7 @@ pub(super) struct Wheel {
 impl Wheel {
     /// For some endpoints that have `rate` turns in each tick, all together, of which `width` go to a bucket.
     pub(super) fn new(after: i64, endpoints: usize, rate: f64, width: usize) -> Self {
-        let buckets = (endpoints / width).next_power_of_two();
+        let buckets = (2 * endpoints / width).next_power_of_two();
         // All in one bucket if they are few.
         let rate = if buckets > 1 { rate / width as f64 } else { 0.0 };
         Self { after, heads: vec![NONE; buckets].into(), rate, ..Self::default() }
