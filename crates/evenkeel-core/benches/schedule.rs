@@ -7,10 +7,11 @@
 //!   pass of additions right after it, and of these ratios the median. A round in which two threads happen
 //!   not to contend has both parts fast and does not distort it. Open schedules are succeeded when they are worn and
 //!   filled ahead between the passes, as a policy does on its timer.
-//! - *slot*: ns for each slot produced, over blocks after the first. *worst*: the longest pick that produced one.
+//! - *slot*: ns for each slot produced, over the blocks after the first. *block*: us for the longest pick that
+//!   produced one of these; *first*: for the very first pick, which builds the queues as well.
 //! - *rebuild*: us, best of the rounds. `succeed` takes over from a schedule in use, `first` is what is built
 //!   before the first slot: the first pick, which produces a block, less the next pick that does. The ratio
-//!   is that of their sum to `BinaryHeap::from` over as many 16-byte keys. `changed`: every weight by up to a
+//!   is that of their sum to the best `BinaryHeap::from` over as many `(u64, u32)` keys. `changed`: every weight by up to a
 //!   tenth; `gone`: one endpoint left; `same`: nothing changed; `new`: from nothing.
 #![expect(
     clippy::disallowed_methods,
@@ -35,26 +36,20 @@ const RULES: [Rule; 2] = [Rule::Literal, Rule::Eligible];
 const PASSES: usize = 40;
 
 fn main() {
-    let quick = std::env::var_os("QUICK").is_some();
-    println!("pick: ns (ratio to a bare addition); slot: ns each; worst: us for a block");
-    println!("rule      set        n       1 thread      2 threads     slot    worst");
+    println!("pick: ns (ratio to a bare addition); slot: ns each; block, first: us, the longest picks");
+    println!("rule      set        n       1 thread      2 threads     slot    block    first");
     for rule in RULES {
         let (mut fastest, mut slowest) = (f64::MAX, 0.0_f64);
         for (name, set) in SETS {
             for n in SIZES {
                 let weights = set(n);
-                if quick {
-                    let (s, w) = production(&weights, rule);
-                    println!("{:9} {name:5} {n:6} {s:8.0} {w:8.0}", format!("{rule:?}"));
-                    continue;
-                }
                 let one = picks(&weights, rule, 1);
                 let two = picks(&weights, rule, 2);
                 fastest = fastest.min(one.best);
                 slowest = slowest.max(one.best);
-                let (slot, worst) = production(&weights, rule);
+                let Production { slot, block, first } = production(&weights, rule);
                 println!(
-                    "{:9} {name:5} {n:6} {:6.2} ({:5.2}) {:6.1} ({:5.2}) {slot:8.0} {worst:8.0}",
+                    "{:9} {name:5} {n:6} {:6.2} ({:5.2}) {:6.1} ({:5.2}) {slot:8.0} {block:8.0} {first:8.0}",
                     format!("{rule:?}"),
                     one.median,
                     one.ratio,
@@ -148,20 +143,27 @@ fn pass(threads: usize, n: u64, work: impl Fn() + Sync) -> Duration {
 /// Slots at once; the scheduler's own number.
 const BLOCK: u32 = 512;
 
-/// ns for each slot, and the longest pick in us, over the blocks of one round of all endpoints. Both are the
-/// best of a few rounds, since others interrupt.
-fn production(weights: &[u32], rule: Rule) -> (f64, f64) {
-    let (mut slot, mut worst) = (f64::MAX, f64::MAX);
-    for _ in 0..5 {
-        // A prime times the weights, so that short periods are not tabled and all blocks are produced.
-        let open: Vec<_> = weights.iter().enumerate().map(|(i, &w)| w * 65_537 + u32::from(i == 0)).collect();
+struct Production {
+    slot: f64,
+    block: f64,
+    first: f64,
+}
+
+/// Over the blocks of a round of all endpoints and more. The best of a few passes, since others interrupt.
+fn production(weights: &[u32], rule: Rule) -> Production {
+    // So that short periods are not tabled and every block is produced.
+    let open: Vec<_> = weights.iter().zip(0..).map(|(&w, i)| w * 65_537 + u32::from(i == 0)).collect();
+    let mut best = Production { slot: f64::MAX, block: f64::MAX, first: f64::MAX };
+    for _ in 0..10 {
         let schedule = Schedule::new(&open, rule).expect("weights");
-        let blocks: Vec<_> = (0..24).map(|_| block(&schedule)).collect();
-        let produced = blocks[1..].iter().sum::<Duration>();
-        slot = slot.min(produced.as_secs_f64() * 1e9 / f64::from(23 * BLOCK));
-        worst = worst.min(blocks.into_iter().max().unwrap_or_default().as_secs_f64() * 1e6);
+        let first = block(&schedule).as_secs_f64();
+        let blocks: Vec<_> = (0..24).map(|_| block(&schedule).as_secs_f64()).collect();
+        let slots = f64::from(BLOCK) * blocks.len() as f64;
+        best.slot = best.slot.min(blocks.iter().sum::<f64>() * 1e9 / slots);
+        best.block = best.block.min(blocks.into_iter().fold(0.0, f64::max) * 1e6);
+        best.first = best.first.min(first * 1e6);
     }
-    (slot, worst)
+    best
 }
 
 /// A pick that produces a block, and the picks that use it up.
@@ -179,8 +181,8 @@ fn rebuild(name: &str, base: &[u32], rule: Rule) {
     let identity: Vec<_> = (0..n as u32).map(Some).collect();
     let mut random = Lcg(5);
     let keys: Vec<_> = (0..n as u32).map(|i| (random.below(1 << 40), i)).collect();
-    let mut heap = Duration::MAX;
-    let mut parts = [(Duration::MAX, Duration::MAX); 4];
+    let mut heap = f64::MAX;
+    let mut parts = [Rebuild::default(); 4];
     let mut schedule = Schedule::new(base, rule).expect("weights");
     for _ in 0..40 {
         schedule.prefill();
@@ -188,36 +190,57 @@ fn rebuild(name: &str, base: &[u32], rule: Rule) {
             black_box(schedule.pick());
         }
         let copy = keys.clone();
-        heap = heap.min(time(|| BinaryHeap::from(copy)));
+        heap = heap.min(us(time(|| BinaryHeap::from(copy))));
         let now = schedule.weights().to_vec();
         let next: Vec<_> = base.iter().map(|&w| w * (900 + random.below(201) as u32)).collect();
         let gone = random.below(n as u64) as usize;
         let without = |i: &usize| *i != gone;
         let from: Vec<_> = (0..n).filter(without).map(|i| Some(i as u32)).collect();
         let rest: Vec<_> = (0..n).filter(without).map(|i| now[i]).collect();
-        measure(&mut parts[0], || schedule.succeed(&next, rule, &identity));
-        measure(&mut parts[1], || schedule.succeed(&rest, rule, &from));
-        measure(&mut parts[2], || schedule.succeed(&now, rule, &identity));
-        measure(&mut parts[3], || Schedule::new(&next, rule));
+        parts[0].measure(|| schedule.succeed(&next, rule, &identity));
+        parts[1].measure(|| schedule.succeed(&rest, rule, &from));
+        parts[2].measure(|| schedule.succeed(&now, rule, &identity));
+        parts[3].measure(|| Schedule::new(&next, rule));
         schedule = schedule.succeed(&next, rule, &identity).expect("weights");
     }
-    let us = |time: Duration| time.as_secs_f64() * 1e6;
-    print!("{:9} {name:5} {n:6} heap {:6.2}", format!("{rule:?}"), us(heap));
-    for (what, (succeed, first)) in ["changed", "gone", "same", "new"].into_iter().zip(parts) {
-        let sum = us(succeed) + us(first);
-        print!("  {what} {:5.1} +{:6.1} ={:6.1} ({:.2})", us(succeed), us(first), sum, sum / us(heap));
+    print!("{:9} {name:5} {n:6} heap {heap:6.2}", format!("{rule:?}"));
+    for (what, Rebuild { succeed, first, second }) in
+        ["changed", "gone", "same", "new"].into_iter().zip(parts)
+    {
+        let first = (first - second).max(0.0);
+        let sum = succeed + first;
+        print!("  {what} {succeed:5.1} +{first:6.1} ={sum:6.1} ({:.2})", sum / heap);
     }
     println!();
 }
 
-/// Keeps the best of a rebuild and of what its first slot takes besides a block.
-fn measure((succeed, first): &mut (Duration, Duration), work: impl FnOnce() -> Option<Schedule>) {
-    let start = Instant::now();
-    let next = black_box(work());
-    *succeed = start.elapsed().min(*succeed);
-    let next = next.expect("weights");
-    let (one, other) = (block(&next), block(&next));
-    *first = one.saturating_sub(other).min(*first);
+/// The best times, in us, for a rebuild and for the picks that produce the first two blocks.
+#[derive(Clone, Copy)]
+struct Rebuild {
+    succeed: f64,
+    first: f64,
+    second: f64,
+}
+
+impl Default for Rebuild {
+    fn default() -> Self {
+        Self { succeed: f64::MAX, first: f64::MAX, second: f64::MAX }
+    }
+}
+
+impl Rebuild {
+    fn measure(&mut self, work: impl FnOnce() -> Option<Schedule>) {
+        let start = Instant::now();
+        let next = black_box(work());
+        self.succeed = self.succeed.min(us(start.elapsed()));
+        let next = next.expect("weights");
+        self.first = self.first.min(us(block(&next)));
+        self.second = self.second.min(us(block(&next)));
+    }
+}
+
+fn us(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
 }
 
 fn time<R>(work: impl FnOnce() -> R) -> Duration {
