@@ -3,8 +3,8 @@
 //! Time is virtual. In one cycle of it an endpoint of weight `w` has `w` turns, so its k-th turn is due at
 //! `k/w`, whatever the other weights are. An endpoint's moments are whole numbers of its own parts, 2^32 to
 //! the turn, counted from a base that all share: a turn is one addition, nothing is rounded, and two moments
-//! compare by cross-multiplication. A tick, 2^-32 of a cycle, is `w` parts of everybody. Since the other
-//! weights do not enter, a rebuild carries the moments of unchanged endpoints over as they are.
+//! compare by cross-multiplication, of which [`Queue`] spares us most. A tick is 2^-32 of a cycle and `w` parts
+//! for everybody. Since the other weights do not enter, a rebuild carries the moments of unchanged endpoints over as they are.
 //!
 //! | rule | a turn may be taken | so |
 //! |---|---|---|
@@ -135,9 +135,10 @@ impl Producer {
         self.line_up();
     }
 
+    /// Puts every endpoint into the queue where it belongs.
     fn line_up(&mut self) {
         let (n, rate) = (self.places.len(), self.total as f64 / TURN as f64);
-        let mut ready = Wheel::new(TURN, n, rate, WIDTH);
+        let mut ready = Wheel::new(TURN, n, rate, READY_WIDTH);
         if self.rule == Rule::Literal {
             for (index, place) in (0..).zip(&mut self.places) {
                 ready.push(index, place);
@@ -147,7 +148,7 @@ impl Producer {
         }
         self.clock = Clock::new(self.places.iter().map(|place| place.start), self.total);
         // Chosen by number, not by a branch that would be hard to predict.
-        let mut wheels = [Wheel::new(0, n, rate, 2), ready];
+        let mut wheels = [Wheel::new(0, n, rate, WAITING_WIDTH), ready];
         for (index, place) in (0..).zip(&mut self.places) {
             let is_ready = self.clock.has_passed(place.start, place.weight);
             wheels[usize::from(is_ready)].push(index, place);
@@ -382,9 +383,9 @@ impl Now {
     }
 }
 
-/// How many turns lie between two starts.
+/// How many turns lie between two starts: fewer than 2^32, long after which a run has found a successor.
 pub(super) fn turns(from: i64, to: i64) -> u64 {
-    (to.wrapping_sub(from) >> 32).cast_unsigned()
+    to.wrapping_sub(from).cast_unsigned() >> 32
 }
 
 /// A turn in parts: a tick is one part of a turn for each unit of weight.
@@ -399,5 +400,8 @@ const FAR_OUT: i64 = 1 << 52;
 /// The same for the sum of all moments, which must not overflow.
 const CLOCK_FAR_OUT: i64 = 1 << 61;
 
-/// Turns to a bucket of those that are ready: enough for few empty ones, few enough for a small heap.
-const WIDTH: usize = 32;
+/// Turns to a bucket of those that are ready: enough for few empty buckets, few enough to be sorted at once.
+const READY_WIDTH: usize = 32;
+
+/// Turns to a bucket of those that wait: all of the bucket are looked at in each slot.
+const WAITING_WIDTH: usize = 2;
