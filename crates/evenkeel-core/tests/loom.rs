@@ -1,7 +1,7 @@
 //! The scheduler's cell under every interleaving of a few threads: no pick is lost, repeated or out of thin
 //! air.
 //!
-//! The same source file as in the crate, over loom's atomics and lock, with blocks of two slots.
+//! The same source file as in the crate, over loom's atomics and lock, with blocks of one or two slots.
 
 #[expect(dead_code, reason = "the model draws; rebuilding is tested where there is something to rebuild")]
 #[path = "../src/schedule/cell.rs"]
@@ -52,15 +52,49 @@ impl Source for Count {
     }
 }
 
+/// The cell to draw from; `ready` slots of it are produced before.
+#[derive(Clone, Copy)]
+struct Run {
+    slots: usize,
+    cyclic: bool,
+    start: usize,
+    ready: usize,
+}
+
+impl Run {
+    fn open(slots: usize) -> Self {
+        Self { slots, cyclic: false, start: 0, ready: 0 }
+    }
+
+    fn cyclic(slots: usize) -> Self {
+        Self { cyclic: true, ..Self::open(slots) }
+    }
+
+    fn start(self, start: usize) -> Self {
+        Self { start, ..self }
+    }
+
+    fn ready(self, ready: usize) -> Self {
+        Self { ready, ..self }
+    }
+}
+
 /// Lets threads draw `picks` times each; the main thread is the first of them. Then checks that together
-/// they got `want`, and that the next pick is `then`. Two threads are explored to the end, three up to two
-/// preemptions, as loom advises.
-fn check(slots: usize, cyclic: bool, start: usize, picks: &'static [usize], want: &'static [u32], then: u32) {
+/// they got `want`, and that the next pick is `then`. Explored to the end where `bound` is `None`, else up to as
+/// many preemptions.
+fn check<const BLOCK: usize>(
+    bound: Option<usize>,
+    Run { slots, cyclic, start, ready }: Run,
+    picks: &'static [usize],
+    want: &'static [u32],
+    then: u32,
+) {
     let mut model = loom::model::Builder::new();
-    model.preemption_bound = if picks.len() == 2 { None } else { Some(2) };
+    model.preemption_bound = bound;
     model.check(move || {
-        let cell = Arc::new(Cell::<_, 2>::new(Count(0), slots, cyclic, start));
-        let draw = |cell: &Cell<Count, 2>, n: usize| (0..n).map(|_| cell.pick()).collect::<Vec<_>>();
+        let cell = Arc::new(Cell::<_, BLOCK>::new(Count(0), slots, cyclic, start));
+        cell.prefill(ready);
+        let draw = |cell: &Cell<Count, BLOCK>, n: usize| (0..n).map(|_| cell.pick()).collect::<Vec<_>>();
         let others: Vec<_> = picks[1..]
             .iter()
             .map(|&n| {
@@ -81,37 +115,53 @@ fn check(slots: usize, cyclic: bool, start: usize, picks: &'static [usize], want
     });
 }
 
+/// EDF-11: three threads, one pick each, every interleaving: the last slot of a block, and two that find the
+/// next block missing.
+#[test]
+fn three_threads_cross_a_block() {
+    check::<2>(None, Run::open(4).start(1).ready(2), &[1, 1, 1], &[1, 2, 3], 4);
+}
+
+/// EDF-11, WRR-12: three threads, one pick each, every interleaving: over the end of a lap, of one that is not all
+/// produced, and of one where every pick ends a lap.
+#[test]
+fn three_threads_cross_a_lap() {
+    check::<2>(None, Run::cyclic(2).start(1).ready(2), &[1, 1, 1], &[0, 1, 1], 0);
+    check::<1>(None, Run::cyclic(2).ready(1), &[1, 1, 1], &[0, 0, 1], 1);
+    check::<1>(None, Run::cyclic(1).ready(1), &[1, 1, 1], &[0; 3], 0);
+}
+
 /// EDF-11: three threads across the ends of blocks that are not there yet.
 #[test]
 fn blocks_are_drawn_once() {
-    check(8, false, 0, &[2, 2, 1], &[0, 1, 2, 3, 4], 5);
-    check(8, false, 1, &[2, 1], &[1, 2, 3], 4);
+    check::<2>(BOUND, Run::open(8), &[2, 2, 1], &[0, 1, 2, 3, 4], 5);
+    check::<2>(None, Run::open(8).start(1), &[2, 1], &[1, 2, 3], 4);
 }
 
 /// EDF-11, WRR-12: three threads across the end of a lap, so that several are past it at once.
 #[test]
 fn laps_are_drawn_once() {
-    check(3, true, 1, &[2, 1, 2], &[0, 1, 1, 2, 2], 0);
-    check(2, true, 1, &[2, 1], &[0, 1, 1], 0);
+    check::<2>(BOUND, Run::cyclic(3).start(1), &[2, 1, 2], &[0, 1, 1, 2, 2], 0);
+    check::<2>(None, Run::cyclic(2).start(1), &[2, 1], &[0, 1, 1], 0);
 }
 
 /// EDF-11: a lap of one slot, where every pick ends it.
 #[test]
 fn the_shortest_lap_is_drawn_in_full() {
-    check(1, true, 0, &[2, 2, 1], &[0; 5], 0);
+    check::<2>(BOUND, Run::cyclic(1), &[2, 2, 1], &[0; 5], 0);
 }
 
 /// EDF-11, WRR-12: three threads across the end of an open run into its tail.
 #[test]
 fn the_tail_goes_on_where_the_run_ends() {
-    check(3, false, 1, &[2, 1, 2], &[1, 2, 3, 4, 5], 6);
+    check::<2>(BOUND, Run::open(3).start(1), &[2, 1, 2], &[1, 2, 3, 4, 5], 6);
 }
 
 /// EDF-11: producing ahead while others draw.
 #[test]
 fn producing_ahead_does_not_disturb() {
     let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(2);
+    model.preemption_bound = BOUND;
     model.check(|| {
         let cell = Arc::new(Cell::<_, 2>::new(Count(0), 4, true, 0));
         let ahead = Arc::clone(&cell);
@@ -125,3 +175,6 @@ fn producing_ahead_does_not_disturb() {
         assert_eq!(got, [0, 1, 2, 3]);
     });
 }
+
+/// Preemptions explored where all interleavings of three threads are too many; two find most faults, says loom.
+const BOUND: Option<usize> = Some(2);

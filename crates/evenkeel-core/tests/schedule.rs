@@ -1,7 +1,10 @@
 //! The exact scheduler: its order, its promises about shares, and what a rebuild carries over.
+#![expect(clippy::disallowed_methods, reason = "the picks of several threads are compared with those of one")]
 
 mod sets;
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::sync::Arc;
 use std::thread;
 
@@ -74,6 +77,71 @@ impl Reference {
     fn take(&mut self, n: usize) -> Vec<usize> {
         (0..n).map(|_| self.pick()).collect()
     }
+}
+
+/// The same with a heap, for many endpoints.
+fn heap_order(weights: &[u32], n: usize) -> Vec<usize> {
+    /// Index, the turn that is next from 1 on, weight.
+    #[derive(PartialEq, Eq)]
+    struct Deadline(usize, u64, u32);
+    impl Ord for Deadline {
+        fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+            let left = u128::from(self.1) * u128::from(other.2);
+            left.cmp(&(u128::from(other.1) * u128::from(self.2))).then(self.0.cmp(&other.0))
+        }
+    }
+    impl PartialOrd for Deadline {
+        fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+            Some(self.cmp(other))
+        }
+    }
+    let mut heap: BinaryHeap<_> =
+        weights.iter().enumerate().map(|(i, &w)| Reverse(Deadline(i, 1, w))).collect();
+    let mut next = || {
+        let mut top = heap.peek_mut().expect("some endpoint");
+        top.0.1 += 1;
+        top.0.0
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+/// The eligible rule in so many words: in each slot, of the turns that start before its end the one that is due
+/// first, by a scan over exact fractions of a cycle.
+fn eligible_order(weights: &[u32], n: usize) -> Vec<usize> {
+    let total = u128::from(sum(weights));
+    let mut turns = vec![0_u128; weights.len()];
+    let next = |slot: usize| {
+        let weight = |i: usize| u128::from(weights[i]);
+        let started = (0..weights.len()).filter(|&i| turns[i] * total < (slot as u128 + 1) * weight(i));
+        let least = started
+            .min_by(|&i, &j| ((turns[i] + 1) * weight(j)).cmp(&((turns[j] + 1) * weight(i))).then(i.cmp(&j)));
+        let i = least.expect("some turn has started");
+        turns[i] += 1;
+        i
+    };
+    (0..n).map(next).collect()
+}
+
+/// Many endpoints with ties, without, with the extremes, and with all of these.
+fn large_sets() -> Vec<Vec<u32>> {
+    let mut random = Lcg(13);
+    let mut drawn =
+        |n: u32, weight: fn(&mut Lcg) -> u32| -> Vec<u32> { (0..n).map(|_| weight(&mut random)).collect() };
+    vec![
+        drawn(10_000, |random| 1 + random.below(1 << 20) as u32),
+        drawn(10_000, |random| u32::MAX - random.below(3) as u32),
+        drawn(10_000, |random| if random.below(10) == 0 { u32::MAX } else { 1 + random.below(7) as u32 }),
+        drawn(9_000, |random| 1 << random.below(32)),
+        drawn(10_000, |random| if random.below(5_000) == 0 { 1 << 30 } else { 3 }),
+        mix(10_000),
+        tri(10_000),
+        half(10_000),
+        drawn(65, |random| 1 + random.below(1 << 31) as u32),
+        drawn(300, |random| (1 + random.below(1 << 31) as u32) >> random.below(31))
+            .into_iter()
+            .map(|w| w.max(1))
+            .collect(),
+    ]
 }
 
 /// The largest distance of any endpoint from its exact share on any prefix, in picks: an endpoint is
@@ -466,6 +534,71 @@ fn the_largest_weights_do_not_overflow() {
     }
     let uneven = schedule(&[u32::MAX, 1], Rule::Eligible);
     assert_eq!(tally(&take(&uneven, 1_000), 2)[0], 1_000);
+}
+
+/// EDF-3, EDF-4, EDF-12: ten thousand endpoints in the order of a heap over exact fractions.
+#[test]
+fn large_literal_orders_equal_a_heap() {
+    for weights in large_sets() {
+        let picks = take(&schedule(&weights, Rule::Literal), 30_000);
+        assert!(picks == heap_order(&weights, 30_000), "{:?}…", &weights[..8]);
+    }
+}
+
+/// WRR-11: large sets in the order of a scan.
+#[test]
+fn large_eligible_orders_equal_a_scan() {
+    for weights in large_sets() {
+        let weights = &weights[..weights.len().min(1_500)];
+        let picks = take(&schedule(weights, Rule::Eligible), 3_000);
+        assert!(picks == eligible_order(weights, 3_000), "{:?}…", &weights[..8]);
+    }
+}
+
+/// EDF-8, WRR-12: the order of ten thousand goes on through rebuilds, and without those who left.
+#[test]
+fn large_orders_are_carried_over() {
+    for rule in RULES {
+        for weights in large_sets() {
+            let n = weights.len();
+            let whole = schedule(&weights, rule);
+            let mut now = schedule(&weights, rule);
+            for done in [0, 1, n / 3, 700, n, 5] {
+                assert!(take(&now, done) == take(&whole, done), "{rule:?} {:?}…", &weights[..8]);
+                now = now.succeed(&weights, rule, &identity(n)).expect("same endpoints");
+            }
+            assert_eq!(now.picks(), whole.picks());
+            if rule == Rule::Literal {
+                let stay: Vec<_> = (0..n).filter(|i| i % 3 != 1).collect();
+                let kept: Vec<_> = stay.iter().map(|&i| weights[i]).collect();
+                let from: Vec<_> = stay.iter().map(|&i| Some(i as u32)).collect();
+                let after = now.succeed(&kept, rule, &from).expect("some stay");
+                let after: Vec<_> = take(&after, n).into_iter().map(|i| stay[i]).collect();
+                let want: Vec<_> = take(&whole, 4 * n).into_iter().filter(|i| i % 3 != 1).take(n).collect();
+                assert!(after[..want.len()] == want, "{:?}…", &weights[..8]);
+            }
+        }
+    }
+}
+
+/// EDF-12: moments are counted anew when an endpoint has had a million turns; nobody notices.
+#[test]
+fn the_base_of_time_moves_along() {
+    let weights = [4_000_000_007, 3, 1_000_000_000, 65_537];
+    let n = 4_000_000;
+    for rule in RULES {
+        let long = schedule(&weights, rule);
+        let picks = take(&long, n);
+        let want = if rule == Rule::Literal {
+            heap_order(&weights, n + 50)
+        } else {
+            eligible_order(&weights, n + 50)
+        };
+        assert!(picks == want[..n], "{rule:?}");
+        assert_eq!(long.picks(), tally(&picks, 4));
+        let next = long.succeed(&weights, rule, &identity(4)).expect("same endpoints");
+        assert_eq!(take(&next, 50), want[n..]);
+    }
 }
 
 /// WRR-12: a long order outlives its run, first in the tail and then through successors.

@@ -11,11 +11,13 @@
 
 mod cell;
 mod producer;
+mod queue;
 
 use std::fmt;
+use std::sync::Arc;
 
 use cell::{Cell, Progress};
-use producer::{Positions, Producer};
+use producer::{Positions, Producer, TURN, turns};
 
 /// Which endpoint comes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +41,7 @@ pub enum Rule {
 pub struct Schedule {
     cell: Cell<Producer, BLOCK>,
     rule: Rule,
-    weights: Box<[u32]>,
+    weights: Arc<[u32]>,
     /// Picks by the schedules this one succeeded, by index in this one.
     inherited: Box<[u64]>,
     /// Picks by the one right before this: what to expect of this one.
@@ -72,7 +74,7 @@ impl Schedule {
                 (Positions::fresh(&self.weights), below(bound as u64) as usize)
             }
         };
-        let producer = Producer::new(self.rule, positions, shape.divisor);
+        let producer = Producer::new(self.rule, Arc::clone(&self.weights), positions, shape.divisor);
         self.cell = Cell::new(producer, shape.slots, shape.divisor.is_some(), start);
         self
     }
@@ -88,14 +90,15 @@ impl Schedule {
     pub fn succeed(&self, weights: &[u32], rule: Rule, from: &[Option<u32>]) -> Option<Self> {
         let weights = positive(weights);
         let n = self.len();
-        let same_list = weights.len() == n && (0..n as u32).map(Some).eq(from.iter().copied());
+        let same_list =
+            weights.len() == n && from.len() == n && from.iter().zip(0..).all(|(&from, j)| from == Some(j));
         let (positions, picks, used, start) = self.cell.inspect(|producer, progress| {
-            let counts = self.counts(producer, &progress);
-            let picks = self.totals(producer, &progress, &counts);
+            let starts = self.starts(producer, &progress);
+            let picks = self.totals(producer, &progress, &starts);
             let used = progress.taken + progress.tail as usize;
             if same_list && rule == self.rule && *weights == *self.weights && self.cell.is_cyclic() {
                 // The same lap, from the slot that is next.
-                let positions = producer.positions(&vec![0; n], None);
+                let positions = producer.positions(producer.first().to_vec(), None);
                 return (positions, picks, used, progress.taken % self.cell.len());
             }
             let latest = match progress.taken.checked_sub(1) {
@@ -103,7 +106,7 @@ impl Schedule {
                 Some(slot) => self.cell.slots(slot, slot + 1).next(),
                 None => None,
             };
-            (producer.positions(&counts, latest), picks, used, 0)
+            (producer.positions(starts, latest), picks, used, 0)
         });
         let from = if same_list { None } else { Some(from) };
         let inherited = match from {
@@ -113,12 +116,12 @@ impl Schedule {
                 (0..weights.len()).map(|j| was(j).unwrap_or(0)).collect()
             }
         };
-        let positions = positions.carried(self.rule, rule, &weights, from);
+        let positions = positions.carried((self.rule, &self.weights), (rule, &weights), from);
         Self::build(weights, rule, positions, inherited.into(), used, start)
     }
 
     fn build(
-        weights: Box<[u32]>,
+        weights: Arc<[u32]>,
         rule: Rule,
         positions: Positions,
         inherited: Box<[u64]>,
@@ -129,7 +132,7 @@ impl Schedule {
             return None;
         }
         let shape = Shape::new(&weights, expected);
-        let producer = Producer::new(rule, positions, shape.divisor);
+        let producer = Producer::new(rule, Arc::clone(&weights), positions, shape.divisor);
         let cell = Cell::new(producer, shape.slots, shape.divisor.is_some(), start);
         Some(Self { cell, rule, weights, inherited, expected })
     }
@@ -166,8 +169,8 @@ impl Schedule {
     /// it succeeded. Counts what was handed out by walking over it; picks pay nothing for this.
     pub fn picks(&self) -> Vec<u64> {
         self.cell.inspect(|producer, progress| {
-            let counts = self.counts(producer, &progress);
-            self.totals(producer, &progress, &counts)
+            let starts = self.starts(producer, &progress);
+            self.totals(producer, &progress, &starts)
         })
     }
 
@@ -193,41 +196,43 @@ impl Schedule {
         self.rule
     }
 
-    /// Turns of each index within the slots taken of the present lap.
-    fn counts(&self, producer: &Producer, progress: &Progress) -> Vec<u64> {
+    /// Where everybody's next turn was to start when the slots taken of the present lap had been taken.
+    fn starts(&self, producer: &Producer, progress: &Progress) -> Vec<i64> {
         let Progress { taken, produced, tail, .. } = *progress;
-        if taken == produced || tail > 0 {
-            return producer.served().to_vec();
+        if tail == 0 && taken < produced / 2 {
+            let mut starts = producer.first().to_vec();
+            for index in self.cell.slots(0, taken) {
+                if let Some(start) = starts.get_mut(index as usize) {
+                    *start += TURN;
+                }
+            }
+            return starts;
         }
-        if taken < produced / 2 {
-            return self.count(0, taken);
+        let mut starts = producer.next_starts();
+        for index in self.cell.slots(if tail == 0 { taken } else { produced }, produced) {
+            if let Some(start) = starts.get_mut(index as usize) {
+                *start -= TURN;
+            }
         }
-        let rest = self.count(taken, produced);
-        producer.served().iter().zip(rest).map(|(&all, rest)| all - rest).collect()
+        starts
     }
 
-    fn totals(&self, producer: &Producer, progress: &Progress, counts: &[u64]) -> Vec<u64> {
-        // After a lap has passed, what was produced is exactly one lap.
-        let laps = producer.served().iter().map(|&turns| turns.wrapping_mul(progress.laps));
-        let here = laps.zip(counts).map(|(laps, &count)| laps.wrapping_add(count));
+    fn totals(&self, producer: &Producer, progress: &Progress, starts: &[i64]) -> Vec<u64> {
+        let here = producer.first().iter().zip(starts).map(|(&first, &start)| turns(first, start));
         let totals = self.inherited.iter().zip(here).map(|(&before, here)| before.wrapping_add(here));
         let mut totals: Vec<_> = totals.collect();
+        if progress.laps > 0 {
+            // What was produced is exactly one lap.
+            for (total, lap) in totals.iter_mut().zip(producer.served()) {
+                *total = total.wrapping_add(lap.wrapping_mul(progress.laps));
+            }
+        }
         for index in self.cell.slots(0, self.cell.start()) {
             if let Some(total) = totals.get_mut(index as usize) {
                 *total = total.wrapping_sub(1);
             }
         }
         totals
-    }
-
-    fn count(&self, from: usize, to: usize) -> Vec<u64> {
-        let mut counts = vec![0; self.weights.len()];
-        for index in self.cell.slots(from, to) {
-            if let Some(count) = counts.get_mut(index as usize) {
-                *count += 1;
-            }
-        }
-        counts
     }
 }
 
@@ -297,7 +302,7 @@ fn divisor(weights: &[u32]) -> u32 {
     divisor.max(1)
 }
 
-fn positive(weights: &[u32]) -> Box<[u32]> {
+fn positive(weights: &[u32]) -> Arc<[u32]> {
     weights.iter().map(|&weight| weight.max(1)).collect()
 }
 

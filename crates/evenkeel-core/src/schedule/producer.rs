@@ -1,39 +1,44 @@
 //! The producer half: the exact order, in integers.
 //!
 //! Time is virtual. In one cycle of it an endpoint of weight `w` has `w` turns, so its k-th turn is due at
-//! `k/w`, whatever the other weights are. A moment is held as whole ticks (2^-32 of a cycle) and a
-//! remainder over the endpoint's own weight; one division moves it by a turn, nothing is rounded, and two
-//! moments compare by their ticks or, in the rare same tick, by cross-multiplied remainders. Since the
-//! other weights do not enter, a rebuild carries the moments of unchanged endpoints over as they are.
+//! `k/w`, whatever the other weights are. An endpoint's moments are whole numbers of its own parts, 2^32 to
+//! the turn, counted from a base that all share: a turn is one addition, nothing is rounded, and two moments
+//! compare by cross-multiplication, of which [`Queue`] spares us most. A tick is 2^-32 of a cycle and `w` parts
+//! for everybody. Since the other weights do not enter, a rebuild carries the moments of unchanged endpoints over as they are.
 //!
 //! | rule | a turn may be taken | so |
 //! |---|---|---|
 //! | literal | at any time | the earliest due is next, ties by position in the list |
 //! | eligible | not before the slot its start falls in | no endpoint is ever a whole pick off its share |
 
-use std::cmp::Ordering;
-use std::collections::binary_heap::PeekMut;
-use std::collections::{BinaryHeap, VecDeque};
-use std::mem;
+use std::collections::VecDeque;
+use std::sync::Arc;
 
 use super::Rule;
 use super::cell::Source;
+use super::queue::{Place, Queue, Turn, Wheel};
 
-/// The state of an order: for each endpoint the moment at which its next turn starts or is due.
+/// The state of an order: for each endpoint the moment at which its next turn starts.
 pub(super) struct Producer {
     rule: Rule,
+    weights: Arc<[u32]>,
+    /// Their sum.
+    total: i64,
+    /// Where the first turn of each endpoint starts.
+    first: Vec<i64>,
+    /// Where the next turn of each endpoint starts. Made, with the queues, for the first turn: many schedules
+    /// of a storm of updates never see one.
+    places: Vec<Place>,
     /// Turns that may be taken, by due moment.
-    ready: BinaryHeap<Entry>,
+    ready: Queue,
     /// Turns of the eligible rule that may not be taken yet, by starting moment.
-    waiting: BinaryHeap<Entry>,
-    /// Endpoints that had all turns of the period, at their next starting moment.
-    done: Vec<Start>,
-    /// All endpoints, at their starting moments, when all weights are equal: then both rules are a rotation.
-    ring: VecDeque<Entry>,
+    waiting: Wheel,
+    /// All endpoints, in order, when all weights are equal: then both rules are a rotation.
+    ring: VecDeque<u32>,
     clock: Clock,
     divisor: Option<u64>,
-    /// Turns taken, by index.
-    served: Vec<u64>,
+    /// Periods begun, if there is a divisor.
+    periods: u64,
     latest: Option<u32>,
     /// The present before the first turn.
     since: Now,
@@ -43,25 +48,22 @@ impl Producer {
     /// The order from given positions on. With a divisor of the weights every endpoint is held to its exact
     /// number of turns in each period, which makes the order repeat also from a carried-over state in which a
     /// tie, or a lag, stands across the period's end.
-    pub(super) fn new(rule: Rule, positions: Positions, divisor: Option<u64>) -> Self {
+    pub(super) fn new(rule: Rule, weights: Arc<[u32]>, positions: Positions, divisor: Option<u64>) -> Self {
         Self {
             rule,
-            ready: BinaryHeap::new(),
-            waiting: BinaryHeap::new(),
-            served: vec![0; positions.starts.len()],
-            // The queues are built for the first turn: many schedules of a storm of updates never see one.
-            done: positions.starts,
+            total: weights.iter().map(|&weight| i64::from(weight)).sum(),
+            weights,
+            first: positions.starts,
+            places: Vec::new(),
+            ready: Queue::default(),
+            waiting: Wheel::default(),
             ring: VecDeque::new(),
             clock: Clock::default(),
             divisor,
+            periods: 0,
             latest: None,
             since: positions.now,
         }
-    }
-
-    /// Turns taken, by index.
-    pub(super) fn served(&self) -> &[u64] {
-        &self.served
     }
 
     /// Who had the last turn.
@@ -69,38 +71,46 @@ impl Producer {
         self.latest
     }
 
-    /// Where every endpoint stood when it had had `counts` turns and `latest` had the last of them.
-    pub(super) fn positions(&self, counts: &[u64], latest: Option<u32>) -> Positions {
-        let mut starts = vec![Start::level(1, 0); self.served.len()];
-        let due = self.ready.iter().map(|entry| entry.start().moved(-1));
-        let starting = self.waiting.iter().chain(&self.ring).map(|entry| entry.start());
-        for start in due.chain(starting).chain(self.done.iter().copied()) {
-            if let Some(slot) = starts.get_mut(start.index as usize) {
-                *slot = start;
-            }
+    /// Where the first turn of each endpoint starts.
+    pub(super) fn first(&self) -> &[i64] {
+        &self.first
+    }
+
+    /// Where the next turn of each endpoint starts.
+    pub(super) fn next_starts(&self) -> Vec<i64> {
+        if self.places.is_empty() {
+            return self.first.clone();
         }
-        for ((start, &count), &served) in starts.iter_mut().zip(counts).zip(&self.served) {
-            *start = start.moved(count.wrapping_sub(served).cast_signed());
-        }
-        let now = match (self.rule, latest) {
-            (Rule::Eligible, _) => Clock::new(&starts).now(),
+        self.places.iter().map(|place| place.start).collect()
+    }
+
+    /// Turns taken, by index.
+    pub(super) fn served(&self) -> impl Iterator<Item = u64> {
+        self.places.iter().zip(&self.first).map(|(place, &first)| turns(first, place.start))
+    }
+
+    /// The positions when the next turns were to start at `starts` and `latest` had the last one.
+    pub(super) fn positions(&self, starts: Vec<i64>, latest: Option<u32>) -> Positions {
+        let now = match (self.rule, latest.map(|latest| latest as usize)) {
+            (Rule::Eligible, _) => Clock::new(starts.iter().copied(), self.total).now(),
             // The turn that follows the latest one starts when that one was due.
-            (Rule::Literal, Some(latest)) => {
-                starts.get(latest as usize).map_or(self.since, |start| start.now())
-            }
+            (Rule::Literal, Some(latest)) => match (starts.get(latest), self.weights.get(latest)) {
+                (Some(&start), Some(&weight)) => Now::at(start, weight.into()),
+                _ => self.since,
+            },
             (Rule::Literal, None) => self.since,
         };
         Positions { starts, now }
     }
 
     fn next_by_ring(&mut self) -> Option<u32> {
-        let entry = self.ring.pop_front()?;
-        self.ring.push_back(entry.a_turn_later());
-        *self.served.get_mut(entry.index as usize)? += 1;
-        Some(entry.index)
+        let index = self.ring.pop_front()?;
+        self.ring.push_back(index);
+        self.places.get_mut(index as usize)?.start += TURN;
+        Some(index)
     }
 
-    fn next_by_heap(&mut self) -> Option<u32> {
+    fn next_by_queue(&mut self) -> Option<u32> {
         if self.rule == Rule::Eligible {
             self.release();
             self.clock.tick();
@@ -110,58 +120,103 @@ impl Producer {
 
     /// Queues all endpoints, at the beginning and after each period.
     fn enqueue(&mut self) {
-        let starts = mem::take(&mut self.done);
-        if starts.windows(2).all(|pair| matches!(pair, [a, b] if a.weight == b.weight)) {
-            let mut entries: Vec<_> = starts.iter().map(|start| start.entry()).collect();
-            // Stable for its speed on runs that are sorted already, as after a rotation was cut short.
-            entries.sort_by(|a, b| b.cmp(a));
-            self.ring = entries.into();
-            return;
-        }
-        let (mut ready, mut waiting) = (Vec::with_capacity(starts.len()), Vec::new());
-        self.clock = Clock::new(&starts);
-        for start in starts {
-            if self.rule == Rule::Literal || self.clock.has_passed(start) {
-                ready.push(start.moved(1).entry());
-            } else {
-                waiting.push(start.entry());
+        if self.places.is_empty() {
+            let places = self.first.iter().zip(&*self.weights);
+            self.places = places.map(|(&start, &weight)| Place::new(start, weight)).collect();
+            if self.weights.windows(2).all(|pair| matches!(pair, [a, b] if a == b)) {
+                let mut order: Vec<_> = self.first.iter().zip(0..).collect();
+                // Stable for its speed on runs that are sorted already, as after a rotation was cut short.
+                order.sort();
+                self.ring = order.into_iter().map(|(_, index)| index).collect();
+                return;
             }
         }
-        self.ready = ready.into();
-        self.waiting = waiting.into();
+        self.periods += 1;
+        self.line_up();
     }
 
-    fn release(&mut self) {
-        while let Some(top) = self.waiting.peek_mut() {
-            if !self.clock.has_reached(top.at) {
-                break;
+    /// Puts every endpoint into the queue where it belongs.
+    fn line_up(&mut self) {
+        let (n, rate) = (self.places.len(), self.total as f64 / TURN as f64);
+        let mut ready = Wheel::new(TURN, n, rate, READY_WIDTH);
+        if self.rule == Rule::Literal {
+            for (index, place) in (0..).zip(&mut self.places) {
+                ready.push(index, place);
             }
-            self.ready.push(PeekMut::pop(top).a_turn_later());
+            self.ready = ready.into();
+            return;
+        }
+        self.clock = Clock::new(self.places.iter().map(|place| place.start), self.total);
+        // Chosen by number, not by a branch that would be hard to predict.
+        let mut wheels = [Wheel::new(0, n, rate, WAITING_WIDTH), ready];
+        for (index, place) in (0..).zip(&mut self.places) {
+            let is_ready = self.clock.has_passed(place.start, place.weight);
+            wheels[usize::from(is_ready)].push(index, place);
+        }
+        let [waiting, ready] = wheels;
+        (self.waiting, self.ready) = (waiting, ready.into());
+    }
+
+    /// Makes the turns ready that start in the present slot.
+    fn release(&mut self) {
+        self.waiting.approach(self.clock.ticks(), &mut self.places);
+        let mut at = 0;
+        while let Some(turn) = self.waiting.near.get(at) {
+            if !self.clock.has_passed(turn.at, turn.weight) {
+                at += 1;
+                continue;
+            }
+            let Turn { index, .. } = self.waiting.near.swap_remove(at);
+            if let Some(place) = self.places.get_mut(index as usize) {
+                self.ready.push(index, place);
+            }
         }
     }
 
     /// Takes the turn that is due first; the endpoint's next one starts when this one was due.
     fn take(&mut self) -> Option<u32> {
-        let mut top = self.ready.peek_mut()?;
-        let index = top.index;
-        let served = self.served.get_mut(index as usize)?;
-        *served += 1;
-        let weight = u64::from(top.at.weight);
-        if self.divisor.is_some_and(|divisor| (*served * divisor).is_multiple_of(weight)) {
-            self.done.push(PeekMut::pop(top).start());
+        let turn = self.ready.peek(&mut self.places)?;
+        let Turn { at, weight, index, .. } = turn;
+        let is_last = self.divisor.is_some_and(|divisor| self.is_last(at, weight, index, divisor));
+        let place = self.places.get_mut(index as usize)?;
+        place.start = at;
+        if is_last {
+            self.ready.pop(turn);
         } else if self.rule == Rule::Literal {
-            *top = top.a_turn_later();
+            self.ready.again(turn, place);
         } else {
-            self.waiting.push(PeekMut::pop(top));
+            self.ready.pop(turn);
+            self.waiting.push(index, place);
+        }
+        if at > FAR_OUT || self.clock.parts > CLOCK_FAR_OUT {
+            self.rebase(at / i64::from(weight));
         }
         Some(index)
+    }
+
+    /// Whether the turn due at some moment is an endpoint's last one of the period.
+    fn is_last(&self, at: i64, weight: u32, index: u32, divisor: u64) -> bool {
+        let served = self.first.get(index as usize).map_or(0, |&first| turns(first, at));
+        served * divisor == u64::from(weight) * self.periods
+    }
+
+    /// Moves the base of all moments by some ticks, so that the moments stay small.
+    #[cold]
+    fn rebase(&mut self, ticks: i64) {
+        for (place, first) in self.places.iter_mut().zip(&mut self.first) {
+            let parts = ticks.wrapping_mul(i64::from(place.weight));
+            place.start = place.start.wrapping_sub(parts);
+            *first = first.wrapping_sub(parts);
+        }
+        self.since.ticks = self.since.ticks.wrapping_sub(ticks);
+        self.line_up();
     }
 }
 
 impl Source for Producer {
     fn next(&mut self) -> u32 {
         loop {
-            let index = if self.ring.is_empty() { self.next_by_heap() } else { self.next_by_ring() };
+            let index = if self.ring.is_empty() { self.next_by_queue() } else { self.next_by_ring() };
             if let Some(index) = index {
                 self.latest = Some(index);
                 return index;
@@ -169,9 +224,6 @@ impl Source for Producer {
             // Starts sum up to the clock, so that some turn has always started. Only at the end of a period
             // from a carried-over state slots may pass until those that wait have their turn.
             if self.waiting.is_empty() {
-                if self.done.is_empty() {
-                    return 0;
-                }
                 self.enqueue();
             }
         }
@@ -181,7 +233,7 @@ impl Source for Producer {
 /// Where all endpoints stand: what a rebuild carries over.
 pub(super) struct Positions {
     /// The moment at which the next turn of each endpoint starts.
-    starts: Vec<Start>,
+    starts: Vec<i64>,
     /// The present.
     now: Now,
 }
@@ -189,8 +241,7 @@ pub(super) struct Positions {
 impl Positions {
     /// Everybody's first turn starts at the present.
     pub(super) fn fresh(weights: &[u32]) -> Self {
-        let starts = (0..).zip(weights).map(|(index, &weight)| Start::level(weight, index)).collect();
-        Self { starts, now: Now { ticks: ORIGIN, fraction: 0 } }
+        Self { starts: vec![0; weights.len()], now: Now::default() }
     }
 
     /// The literal order just after its `nth` turn, counted endpoint by endpoint, not in time: every turn of
@@ -207,264 +258,150 @@ impl Positions {
         let Some((latest, &whole)) = latest.and_then(|i| Some((i, weights.get(i)?))) else {
             return Self::fresh(weights);
         };
-        let whole = u64::from(whole);
         let turn = nth + 1;
-        let start = |(index, &weight): (u32, &u32)| {
+        let (ticks, rest) = ((turn << 32) / u64::from(whole), (turn << 32) % u64::from(whole));
+        let now = Now { ticks: ticks.cast_signed(), ..Now::at(rest.cast_signed(), whole.into()) };
+        let start = |(index, &weight): (usize, &u32)| {
             // Turns due up to the present are over; of those due right now, the ones that come first in the
             // list.
-            let (done, rest) = (turn * u64::from(weight) / whole, turn * u64::from(weight) % whole);
-            let done = if rest == 0 && index as usize > latest { done - 1 } else { done };
-            let (ticks, parts) = ((done << 32) / u64::from(weight), (done << 32) % u64::from(weight));
-            Start { ticks: ORIGIN + ticks, parts: parts.cast_signed(), weight, index }
+            let (turns, whole) = (turn * u64::from(weight), u64::from(whole));
+            let done =
+                if turns.is_multiple_of(whole) && index > latest { turns / whole - 1 } else { turns / whole };
+            // Both may be large, their difference is about a turn.
+            (done << 32).cast_signed().wrapping_sub(now.ticks.wrapping_mul(i64::from(weight)))
         };
-        let starts: Vec<_> = (0..).zip(weights).map(start).collect();
-        let now = starts.get(latest).map_or(Now { ticks: ORIGIN, fraction: 0 }, |start| start.now());
-        Self { starts, now }
+        let starts = weights.iter().enumerate().map(start).collect();
+        Self { starts, now: Now { ticks: 0, ..now } }
     }
 
-    /// The same positions under other weights, and in another list if there is a `from`: endpoint `j` was
-    /// `from[j]`.
+    /// The same positions, of endpoints with weights that `were`, under other weights, and in another list if
+    /// there is a `from`: endpoint `j` was `from[j]`.
     ///
-    /// Under the same rule, who kept its weight keeps its exact moment, up to the common shift that makes the present the origin.
-    /// Who changed it keeps the part of a turn by which it was ahead or behind; who is new is neither.
+    /// Under the same rule, who kept its weight keeps its exact moment, up to the common shift that makes the
+    /// present the base. Who changed it keeps the part of a turn by which it was ahead or behind; who is new is
+    /// neither.
     pub(super) fn carried(
         self,
-        was: Rule,
-        rule: Rule,
-        weights: &[u32],
+        (was, were): (Rule, &[u32]),
+        (rule, weights): (Rule, &[u32]),
         from: Option<&[Option<u32>]>,
     ) -> Self {
-        let Self { starts, now: then } = self;
-        let now = Now { ticks: ORIGIN, fraction: then.fraction };
+        let Self { mut starts, now: then } = self;
+        let now = Now { ticks: 0, ..then };
+        let is_due = |(&start, &weight): (&i64, &u32)| then.lead(start, weight) <= 1 - TURN;
         let (least, most) = match rule {
             Rule::Eligible => (-FAR, FAR),
             // No turn starts after the present, and none is due before it. One may be due right now and not
             // taken, as others of that moment came first; then nobody else may start right now, or, being
             // later in the list, it would be taken before that endpoint's next turn in one cycle and after it
             // in another.
-            Rule::Literal if starts.iter().any(|start| start.is_due(then)) => (1 - WHOLE, -1),
-            Rule::Literal => (1 - WHOLE, 0),
+            Rule::Literal if starts.iter().zip(were).any(is_due) => (1 - TURN, -1),
+            Rule::Literal => (1 - TURN, 0),
         };
-        let same_rule = was == rule;
-        let carry = |was: Option<Start>, weight: u32, index: u32| {
-            let lead = match was {
-                Some(start) if same_rule && start.weight == weight => {
-                    let ticks = start.ticks.wrapping_sub(then.ticks).wrapping_add(ORIGIN);
-                    return Start { ticks, index, ..start };
-                }
-                Some(start) => start.lead(then).clamp(least, most),
-                None => most.min(0),
-            };
-            Start { parts: now.fraction_of(weight) + lead, ..Start::level(weight, index) }
-        };
-        let listed = (0..).zip(weights);
-        let starts = match from {
-            // In place, as this is what every change of weights alone comes to.
-            None => starts.into_iter().zip(listed).map(|(was, (j, &w))| carry(Some(was), w, j)).collect(),
-            Some(from) => {
-                let was = |j: u32| starts.get(from.get(j as usize).copied().flatten()? as usize).copied();
-                listed.map(|(j, &w)| carry(was(j), w, j)).collect()
+        let carry = |start: i64, before: u32, weight: u32| {
+            if was == rule && before == weight {
+                start.wrapping_sub(then.ticks.wrapping_mul(i64::from(weight)))
+            } else {
+                now.fraction_of(weight) + then.lead(start, before).clamp(least, most)
             }
         };
-        Self { starts, now }
+        let Some(from) = from else {
+            // In place, as this is what every change of weights alone comes to.
+            for ((start, &before), &weight) in starts.iter_mut().zip(were).zip(weights) {
+                *start = carry(*start, before, weight);
+            }
+            return Self { starts, now };
+        };
+        let carried = weights.iter().enumerate().map(|(j, &weight)| {
+            let i = from.get(j).copied().flatten().map(|i| i as usize);
+            match i.and_then(|i| starts.get(i).zip(were.get(i))) {
+                Some((&start, &before)) => carry(start, before, weight),
+                None => now.fraction_of(weight) + most.min(0),
+            }
+        });
+        Self { starts: carried.collect(), now }
     }
 }
 
-/// Where an endpoint's turn starts: `ticks + parts/weight` ticks, not reduced, so that a rebuild moves it
-/// by turns and from weight to weight without a division.
-#[derive(Clone, Copy)]
-struct Start {
-    ticks: u64,
-    parts: i64,
-    weight: u32,
-    index: u32,
-}
-
-impl Start {
-    /// At the origin.
-    fn level(weight: u32, index: u32) -> Self {
-        Self { ticks: ORIGIN, parts: 0, weight, index }
-    }
-
-    fn moved(self, turns: i64) -> Self {
-        Self { parts: self.parts.wrapping_add(turns.wrapping_mul(WHOLE)), ..self }
-    }
-
-    fn entry(self) -> Entry {
-        let weight = i64::from(self.weight);
-        let ticks = self.ticks.wrapping_add_signed(self.parts.div_euclid(weight));
-        let at = Moment { ticks, part: self.parts.rem_euclid(weight) as u32, weight: self.weight };
-        Entry { at, index: self.index }
-    }
-
-    /// Parts after a tick.
-    fn parts_after(self, ticks: u64) -> i128 {
-        let ticks = self.ticks.wrapping_sub(ticks).cast_signed();
-        i128::from(ticks) * i128::from(self.weight) + i128::from(self.parts)
-    }
-
-    /// Whether the turn is due right then.
-    fn is_due(self, now: Now) -> bool {
-        self.lead(now) <= 1 - WHOLE
-    }
-
-    /// By how much of a turn, in parts, this lies after `now`: about one turn at most, and so far from the
-    /// ends of an `i64`.
-    fn lead(self, now: Now) -> i64 {
-        let ticks = self.ticks.wrapping_sub(now.ticks).cast_signed();
-        let parts = ticks.wrapping_mul(i64::from(self.weight)).wrapping_add(self.parts);
-        parts.wrapping_sub(now.fraction_of(self.weight))
-    }
-
-    fn now(self) -> Now {
-        let Moment { ticks, part, weight } = self.entry().at;
-        Now { ticks, fraction: ((u64::from(part) << 32) / u64::from(weight)) as u32 }
-    }
-}
-
-/// A moment in virtual time: `ticks + part/weight` ticks.
-#[derive(Clone, Copy)]
-struct Moment {
-    ticks: u64,
-    part: u32,
-    weight: u32,
-}
-
-impl Moment {
-    /// One turn later.
-    fn a_turn_later(self) -> Self {
-        let weight = u64::from(self.weight);
-        let parts = TURN + u64::from(self.part);
-        Self { ticks: self.ticks.wrapping_add(parts / weight), part: (parts % weight) as u32, ..self }
-    }
-}
-
-impl Ord for Moment {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.ticks.cmp(&other.ticks).then_with(|| {
-            let mine = u64::from(self.part) * u64::from(other.weight);
-            mine.cmp(&(u64::from(other.part) * u64::from(self.weight)))
-        })
-    }
-}
-
-impl PartialOrd for Moment {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Moment {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for Moment {}
-
-/// One endpoint in a queue. The greatest entry is the earliest, since std's heap is a max-heap.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Entry {
-    at: Moment,
-    index: u32,
-}
-
-impl Entry {
-    fn a_turn_later(self) -> Self {
-        Self { at: self.at.a_turn_later(), ..self }
-    }
-
-    fn start(self) -> Start {
-        let Moment { ticks, part, weight } = self.at;
-        Start { ticks, parts: i64::from(part), weight, index: self.index }
-    }
-}
-
-impl Ord for Entry {
-    fn cmp(&self, other: &Self) -> Ordering {
-        other.at.cmp(&self.at).then_with(|| other.index.cmp(&self.index))
-    }
-}
-
-impl PartialOrd for Entry {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-/// The end of the present slot, `ticks + part/total` ticks. One slot is one cycle over the sum of the
+/// The end of the present slot, `parts/total` ticks after the base. One slot is one cycle over the sum of the
 /// weights; the clock stands at the mean of the starts by weight, where leads and lags cancel out.
 #[derive(Default)]
 struct Clock {
-    ticks: u64,
-    part: u64,
-    total: u64,
+    parts: i64,
+    total: i64,
 }
 
 impl Clock {
-    fn new(starts: &[Start]) -> Self {
-        let (mut total, mut sum) = (0, 0);
-        for start in starts {
-            total += u64::from(start.weight);
-            sum += start.parts_after(ORIGIN);
-        }
-        let whole = i128::from(total.max(1));
-        let ticks = ORIGIN.wrapping_add_signed(sum.div_euclid(whole) as i64);
-        let mut clock = Self { ticks, part: sum.rem_euclid(whole) as u64, total: total.max(1) };
-        clock.tick();
-        clock
+    fn new(starts: impl Iterator<Item = i64>, total: i64) -> Self {
+        Self { parts: starts.sum::<i64>() + TURN, total }
     }
 
     fn tick(&mut self) {
-        let (parts, total) = (TURN + self.part, self.total.max(1));
-        self.ticks = self.ticks.wrapping_add(parts / total);
-        self.part = parts % total;
+        self.parts += TURN;
     }
 
-    fn has_reached(&self, start: Moment) -> bool {
-        start.ticks < self.ticks
-            || start.ticks == self.ticks && {
-                let mine = u128::from(self.part) * u128::from(start.weight);
-                u128::from(start.part) * u128::from(self.total) < mine
-            }
-    }
-
-    fn has_passed(&self, start: Start) -> bool {
-        start.parts_after(self.ticks) * i128::from(self.total)
-            < i128::from(self.part) * i128::from(start.weight)
+    /// Whether the slot ends after this moment.
+    #[inline]
+    fn has_passed(&self, start: i64, weight: u32) -> bool {
+        i128::from(start) * i128::from(self.total) < i128::from(self.parts) * i128::from(weight)
     }
 
     /// The beginning of the slot.
     fn now(&self) -> Now {
-        let total = u128::from(self.total);
-        let parts = u128::from(self.ticks) * total + u128::from(self.part) - u128::from(TURN);
-        let fraction = ((parts % total) << 32) / total;
-        Now { ticks: (parts / total) as u64, fraction: fraction as u32 }
+        Now::at(self.parts - TURN, self.total)
+    }
+
+    /// A little more than its ticks, whatever was rounded.
+    fn ticks(&self) -> f64 {
+        let ticks = self.parts as f64 / self.total as f64;
+        ticks + ticks.abs() * (4.0 * f64::EPSILON)
     }
 }
 
 /// The present, to 2^-64 of a cycle.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Now {
-    ticks: u64,
+    ticks: i64,
     fraction: u32,
 }
 
 impl Now {
-    /// What a weight's share of the fraction is, in 2^-32 of a turn.
+    /// The moment `parts/weight`.
+    fn at(parts: i64, weight: i64) -> Self {
+        let rest = i128::from(parts.rem_euclid(weight)) << 32;
+        Self { ticks: parts.div_euclid(weight), fraction: (rest / i128::from(weight)) as u32 }
+    }
+
+    /// By how much of a turn, in parts, a start lies after this: about one turn at most.
+    fn lead(self, start: i64, weight: u32) -> i64 {
+        start.wrapping_sub(self.ticks.wrapping_mul(i64::from(weight))).wrapping_sub(self.fraction_of(weight))
+    }
+
+    /// What a weight's share of the fraction is, in parts.
     fn fraction_of(self, weight: u32) -> i64 {
         ((u64::from(self.fraction) * u64::from(weight)) >> 32).cast_signed()
     }
 }
 
+/// How many turns lie between two starts: fewer than 2^32, long after which a run has found a successor.
+pub(super) fn turns(from: i64, to: i64) -> u64 {
+    to.wrapping_sub(from).cast_unsigned() >> 32
+}
+
 /// A turn in parts: a tick is one part of a turn for each unit of weight.
-const TURN: u64 = 1 << 32;
-
-/// Where the present is put at each rebuild: high enough that no turn starts below zero.
-const ORIGIN: u64 = 1 << 40;
-
-/// A turn in parts, signed.
-const WHOLE: i64 = 1 << 32;
+pub(super) const TURN: i64 = 1 << 32;
 
 /// Turns do not start further off the present than this; a bound all the same, as it feeds the next state.
-const FAR: i64 = 4 * WHOLE;
+const FAR: i64 = 4 * TURN;
+
+/// Moments up to here, and a turn more, are exact in floating point.
+const FAR_OUT: i64 = 1 << 52;
+
+/// The same for the sum of all moments, which must not overflow.
+const CLOCK_FAR_OUT: i64 = 1 << 61;
+
+/// Turns to a bucket of those that are ready: enough for few empty buckets, few enough to be sorted at once.
+const READY_WIDTH: usize = 32;
+
+/// Turns to a bucket of those that wait: all of the bucket are looked at in each slot.
+const WAITING_WIDTH: usize = 2;

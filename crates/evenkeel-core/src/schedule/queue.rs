@@ -1,0 +1,300 @@
+//! Turns by moment: what the order is made from.
+//!
+//! A moment's quotient in floating point chooses a bucket and mostly settles who is first: correctly rounded
+//! operations never turn two numbers around, so that of two turns with different quotients, or in different
+//! buckets, the lesser is the earlier. Equal ones are compared exactly.
+//!
+//! | type | far turns | near turns |
+//! |---|---|---|
+//! | [`Wheel`] | in buckets, in no order within one | in no order |
+//! | [`Queue`] | the same | in a heap, which stays small however many endpoints there are |
+
+use std::cmp::Ordering;
+use std::mem;
+
+/// An endpoint in the producer's list.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    /// Where its next turn starts, in its parts.
+    pub(super) start: i64,
+    pub(super) weight: u32,
+    /// The next one in the same bucket.
+    next: u32,
+}
+
+impl Place {
+    pub(super) fn new(start: i64, weight: u32) -> Self {
+        Self { start, weight, next: NONE }
+    }
+}
+
+/// Endpoints by the moment that lies `after` the start of their next turn: bucket by bucket of equal width.
+#[derive(Default)]
+pub(super) struct Wheel {
+    after: i64,
+    /// Turns of the buckets before `bound`.
+    pub(super) near: Vec<Turn>,
+    /// The first endpoint of each bucket from `bound` on; the rounds of the wheel share its buckets.
+    heads: Box<[u32]>,
+    bound: i64,
+    /// Turns in these buckets.
+    far: usize,
+    /// Buckets to the tick.
+    rate: f64,
+}
+
+impl Wheel {
+    /// For some endpoints that have `rate` turns in each tick, all together, of which `width` go to a bucket.
+    pub(super) fn new(after: i64, endpoints: usize, rate: f64, width: usize) -> Self {
+        let buckets = (2 * endpoints / width).next_power_of_two();
+        // All in one bucket if they are few.
+        let rate = if buckets > 1 { rate / width as f64 } else { 0.0 };
+        Self { after, heads: vec![NONE; buckets].into(), rate, ..Self::default() }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.far == 0 && self.near.is_empty()
+    }
+
+    #[inline]
+    pub(super) fn push(&mut self, index: u32, place: &mut Place) {
+        if let Some(turn) = self.push_far(index, place) {
+            self.near.push(turn);
+        }
+    }
+
+    /// Takes an endpoint's turn up, or gives it back if it is a near one.
+    #[inline]
+    fn push_far(&mut self, index: u32, place: &mut Place) -> Option<Turn> {
+        let turn = Turn::new(index, place, self.after);
+        let bucket = turn.bucket(self.rate);
+        if bucket < self.bound {
+            return Some(turn);
+        }
+        self.far += 1;
+        self.chain(bucket, index, place);
+        None
+    }
+
+    #[inline]
+    fn chain(&mut self, bucket: i64, index: u32, place: &mut Place) {
+        let mask = self.heads.len().wrapping_sub(1);
+        if let Some(head) = self.heads.get_mut(bucket as usize & mask) {
+            place.next = mem::replace(head, index);
+        }
+    }
+
+    /// Brings everything near that lies before a moment in ticks, and perhaps a little more.
+    pub(super) fn approach(&mut self, ticks: f64, places: &mut [Place]) {
+        let last = (ticks * self.rate) as i64;
+        while self.bound <= last && self.far > 0 {
+            self.drain(places);
+        }
+        self.bound = self.bound.max(last.saturating_add(1));
+    }
+
+    /// Brings the first bucket near that is not empty, if there is one.
+    fn approach_first(&mut self, places: &mut [Place]) {
+        let (mut looked, mut nearest) = (0, None);
+        while self.near.is_empty() && self.far > 0 {
+            nearest = nearest.into_iter().chain(self.drain(places)).min();
+            looked += 1;
+            if looked == self.heads.len() && self.near.is_empty() {
+                // Nothing in this round: on to the round of the nearest, however many lie between.
+                self.bound = nearest.unwrap_or(self.bound);
+                (looked, nearest) = (0, None);
+            }
+        }
+    }
+
+    /// Brings the next bucket near. Gives the least bucket of those that only share its place, if any.
+    fn drain(&mut self, places: &mut [Place]) -> Option<i64> {
+        let bucket = self.bound;
+        self.bound = bucket.saturating_add(1);
+        let mask = self.heads.len().wrapping_sub(1);
+        let mut next = mem::replace(self.heads.get_mut(bucket as usize & mask)?, NONE);
+        let mut later = None;
+        while let Some(place) = places.get_mut(next as usize) {
+            let turn = Turn::new(next, place, self.after);
+            next = place.next;
+            let own = turn.bucket(self.rate);
+            if own == bucket {
+                self.far -= 1;
+                self.near.push(turn);
+            } else {
+                later = Some(later.map_or(own, |later: i64| later.min(own)));
+                self.chain(own, turn.index, place);
+            }
+        }
+        later
+    }
+}
+
+/// A wheel whose near turns are in order: those of a bucket in a run, latest first, and those that came to
+/// them in a heap, in which nobody is before its parent and four have the same one.
+#[derive(Default)]
+pub(super) struct Queue {
+    run: Vec<Turn>,
+    wheel: Wheel,
+}
+
+impl Queue {
+    #[inline]
+    pub(super) fn push(&mut self, index: u32, place: &mut Place) {
+        if let Some(turn) = self.wheel.push_far(index, place) {
+            self.push_near(turn);
+        }
+    }
+
+    /// The earliest turn.
+    #[inline]
+    pub(super) fn peek(&mut self, places: &mut [Place]) -> Option<Turn> {
+        if self.run.is_empty() && self.wheel.near.is_empty() && self.wheel.far > 0 {
+            self.wheel.approach_first(places);
+            self.order();
+        }
+        match (self.run.last(), self.wheel.near.first()) {
+            (Some(one), Some(other)) => Some(if one.is_before(other) { *one } else { *other }),
+            (one, other) => one.or(other).copied(),
+        }
+    }
+
+    /// Takes the turn away that was peeked.
+    #[inline]
+    pub(super) fn pop(&mut self, turn: Turn) {
+        if !self.pop_run(turn)
+            && let Some(last) = self.wheel.near.pop()
+            && !self.wheel.near.is_empty()
+        {
+            self.sift_down(0, last);
+        }
+    }
+
+    #[inline]
+    fn pop_run(&mut self, turn: Turn) -> bool {
+        self.run.pop_if(|last| last.index == turn.index).is_some()
+    }
+
+    /// As `pop`, and `push` of the same endpoint.
+    #[inline]
+    pub(super) fn again(&mut self, turn: Turn, place: &mut Place) {
+        match self.wheel.push_far(turn.index, place) {
+            None => self.pop(turn),
+            Some(next) if self.pop_run(turn) => self.push_near(next),
+            Some(next) => self.sift_down(0, next),
+        }
+    }
+
+    /// Puts the near turns in order.
+    fn order(&mut self) {
+        let near = &mut self.wheel.near;
+        let rises = near.windows(2).filter(|pair| matches!(pair, [a, b] if a.is_before(b))).count();
+        let breaks = rises.min(near.len().saturating_sub(rises));
+        if near.len() <= LONGEST_RUN || breaks <= FEW {
+            // Stable for its speed on what is in order already, as turns of equal weights are.
+            near.sort_by(|a, b| if b.is_before(a) { Ordering::Less } else { Ordering::Greater });
+            mem::swap(&mut self.run, near);
+            return;
+        }
+        for at in (0..near.len().div_ceil(4)).rev() {
+            if let Some(&turn) = self.wheel.near.get(at) {
+                self.sift_down(at, turn);
+            }
+        }
+    }
+
+    fn push_near(&mut self, turn: Turn) {
+        let mut at = self.wheel.near.len();
+        self.wheel.near.push(turn);
+        while at > 0 {
+            let parent = (at - 1) / 4;
+            match self.wheel.near.get(parent) {
+                Some(&above) if turn.is_before(&above) => self.set(at, above),
+                _ => break,
+            }
+            at = parent;
+        }
+        self.set(at, turn);
+    }
+
+    /// Puts a turn at a place of the heap or below.
+    fn sift_down(&mut self, mut at: usize, turn: Turn) {
+        loop {
+            let first = 4 * at + 1;
+            let children = self.wheel.near.get(first..).unwrap_or_default();
+            let children = children.get(..4).unwrap_or(children);
+            let mut least = (at, turn);
+            for (child, below) in (first..).zip(children) {
+                if below.is_before(&least.1) {
+                    least = (child, *below);
+                }
+            }
+            self.set(at, least.1);
+            if least.0 == at {
+                return;
+            }
+            at = least.0;
+        }
+    }
+
+    #[inline]
+    fn set(&mut self, at: usize, turn: Turn) {
+        if let Some(slot) = self.wheel.near.get_mut(at) {
+            *slot = turn;
+        }
+    }
+}
+
+impl From<Wheel> for Queue {
+    fn from(wheel: Wheel) -> Self {
+        let mut queue = Self { run: Vec::new(), wheel };
+        queue.order();
+        queue
+    }
+}
+
+/// An endpoint's turn at `at/weight` ticks after the base.
+#[derive(Clone, Copy)]
+pub(super) struct Turn {
+    /// `at/weight`, rounded.
+    ticks: f64,
+    pub(super) at: i64,
+    pub(super) weight: u32,
+    pub(super) index: u32,
+}
+
+impl Turn {
+    #[inline]
+    fn new(index: u32, place: &Place, after: i64) -> Self {
+        let at = place.start + after;
+        Self { ticks: at as f64 / f64::from(place.weight), at, weight: place.weight, index }
+    }
+
+    #[inline]
+    fn bucket(&self, rate: f64) -> i64 {
+        (self.ticks * rate) as i64
+    }
+
+    #[inline]
+    fn is_before(&self, other: &Self) -> bool {
+        self.ticks < other.ticks || self.ticks <= other.ticks && self.wins_tie(other)
+    }
+
+    fn wins_tie(&self, other: &Self) -> bool {
+        // Of one weight, different moments have different quotients.
+        if self.weight == other.weight {
+            return self.index < other.index;
+        }
+        let mine = i128::from(self.at) * i128::from(other.weight);
+        let others = i128::from(other.at) * i128::from(self.weight);
+        mine < others || mine == others && self.index < other.index
+    }
+}
+
+/// No endpoint.
+const NONE: u32 = u32::MAX;
+
+/// More turns than this in one bucket are not sorted at once, since a pick may wait for it, unless they
+/// consist of a few stretches that are in order.
+const LONGEST_RUN: usize = 1_024;
+const FEW: usize = 4;
