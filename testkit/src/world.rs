@@ -316,6 +316,12 @@ impl World {
         self.pick_call(&complete(Call::new("/test.Service/Method", entropy)))
     }
 
+    /// One pick of a call that waits where others fail.
+    pub fn pick_waiting(&mut self) -> Picked {
+        let entropy = self.entropy();
+        self.pick_call(&Call::new("/test.Service/Method", entropy).wait_for_ready())
+    }
+
     /// Fresh entropy for a call of the test's own.
     pub fn entropy(&mut self) -> u64 {
         self.rng.next_u64()

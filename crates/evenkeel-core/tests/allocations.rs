@@ -72,9 +72,9 @@ fn a_pick_allocates_nothing() {
     for leaf in LEAVES {
         let (mut core, mut picker) = connected(&json!([{leaf: {}}]), endpoints(10));
         warm(&mut core, &mut picker);
-        let (allocations, picked) =
+        let (allocations, done) =
             Counting::during(|| (0..1_000).filter(|i| finish(picker.pick(&call(*i)))).count());
-        assert_eq!((allocations.count, picked), (0, 1_000), "{leaf}");
+        assert_eq!((allocations.count, done), (0, 1_000), "{leaf}");
     }
 }
 
@@ -85,10 +85,10 @@ fn a_pick_through_the_whole_tree_allocates_nothing() {
         let groups = Endpoints::groups([("orders", Endpoints::groups([("p0", endpoints(10))]))]);
         let (mut core, mut picker) = connected(&whole_tree(leaf), groups);
         warm(&mut core, &mut picker);
-        let (allocations, picked) =
+        let (allocations, done) =
             Counting::during(|| (0..1_000).filter(|i| finish(picker.pick(&call(*i)))).count());
         assert_eq!(allocations.count, 0, "{leaf}");
-        assert!(picked > 990, "{leaf}: {picked}");
+        assert!(done > 990, "{leaf}: {done}");
     }
 }
 
@@ -96,15 +96,15 @@ fn a_pick_through_the_whole_tree_allocates_nothing() {
 /// connected.
 #[test]
 fn an_endpoint_costs_less_than_a_kibibyte() {
-    const N: usize = 10_000;
+    const N: u32 = 10_000;
     for leaf in LEAVES {
         let config = whole_tree(leaf);
         let (allocations, kept) = Counting::during(|| {
-            let groups = Endpoints::groups([("orders", Endpoints::groups([("p0", endpoints(N))]))]);
+            let groups = Endpoints::groups([("orders", Endpoints::groups([("p0", endpoints(N as usize))]))]);
             connected(&config, groups)
         });
-        assert_eq!(kept.0.subchannel_count(), N, "{leaf}");
-        let each = allocations.net_bytes / N as i64;
+        assert_eq!(kept.0.subchannel_count(), N as usize, "{leaf}");
+        let each = allocations.net_bytes / i64::from(N);
         assert!(each <= 1_024, "{leaf}: {each} bytes an endpoint");
     }
 }

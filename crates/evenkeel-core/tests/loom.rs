@@ -89,9 +89,7 @@ fn check<const BLOCK: usize>(
     want: &'static [u32],
     then: u32,
 ) {
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = bound;
-    model.check(move || {
+    explore(bound, move || {
         let cell = Arc::new(Cell::<_, BLOCK>::new(Count(0), slots, cyclic, start));
         cell.prefill(ready);
         let draw = |cell: &Cell<Count, BLOCK>, n: usize| (0..n).map(|_| cell.pick()).collect::<Vec<_>>();
@@ -160,9 +158,7 @@ fn the_tail_goes_on_where_the_run_ends() {
 /// EDF-11: producing ahead while others draw.
 #[test]
 fn producing_ahead_does_not_disturb() {
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = BOUND;
-    model.check(|| {
+    explore(BOUND, || {
         let cell = Arc::new(Cell::<_, 2>::new(Count(0), 4, true, 0));
         let ahead = Arc::clone(&cell);
         let ahead = thread::spawn(move || ahead.prefill(4));
@@ -174,6 +170,15 @@ fn producing_ahead_does_not_disturb() {
         got.sort_unstable();
         assert_eq!(got, [0, 1, 2, 3]);
     });
+}
+
+/// One model at a time: side by side they only wait for each other in the kernel.
+fn explore(bound: Option<usize>, model: impl Fn() + Sync + Send + 'static) {
+    static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(sync::PoisonError::into_inner);
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = bound;
+    builder.check(model);
 }
 
 /// Preemptions explored where all interleavings of three threads are too many; two find most faults, says loom.

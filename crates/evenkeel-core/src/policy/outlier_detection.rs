@@ -282,7 +282,8 @@ impl OutlierDetection {
 
     /// The counter of every subchannel that calls may be sent on. An address of two endpoints counts for the first.
     fn counters(&self, cx: &Cx<'_>) -> Counters {
-        let mut counters = Counters::with_capacity_and_hasher(self.hosts.len(), Default::default());
+        let mut counters = Counters::default();
+        counters.reserve(self.hosts.len());
         for host in &self.hosts {
             for subchannel in host.endpoint.addresses().iter().filter_map(|address| cx.find(address)) {
                 counters.entry(subchannel.id()).or_insert_with(|| host.counter.clone());

@@ -144,13 +144,12 @@ impl Schedule {
         self.cell.pick() as usize
     }
 
-    /// Produces ahead, so that picks need not: the whole period if it is tabled, otherwise as much as the
-    /// predecessor used and a little more. Takes time in proportion; call it off the call path.
+    /// Produces ahead, so that picks need not: as much as the predecessor used and a little more. Takes time in
+    /// proportion; call it off the call path. Past that, picks produce a block now and then.
     pub fn prefill(&self) {
         // What this one has used says something too, if there was none before it.
         let expected = self.expected.max(self.cell.taken());
-        let ahead = self.cell.taken().saturating_add(expected + expected / 4 + BLOCK);
-        self.cell.prefill(if self.cell.is_cyclic() { self.cell.len() } else { ahead });
+        self.cell.prefill(self.cell.taken().saturating_add(expected + expected / 4 + BLOCK));
     }
 
     /// Whether the order is one table that repeats for ever. If not, it must be looked after: see

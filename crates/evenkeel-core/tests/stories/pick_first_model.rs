@@ -194,7 +194,7 @@ impl Model {
             }
             match self.mode {
                 Mode::Pass(last, next) if next <= self.now && last + 1 < self.list.len() => {
-                    self.start(last + 1)
+                    self.start(last + 1);
                 }
                 Mode::Retry => self.retry_idle(),
                 _ => {}

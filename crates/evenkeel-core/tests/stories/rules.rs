@@ -162,9 +162,9 @@ fn failures_carry_the_resolution_note() {
 fn waiting_calls_queue_where_others_fail_but_drops_hit_all() {
     let mut failing = World::new(&round_robin(), Endpoints::none());
     assert_eq!(failing.pick().outcome(), "fail");
-    assert_eq!(failing.pick_with(|call| call.wait_for_ready()).outcome(), "queue");
+    assert_eq!(failing.pick_waiting().outcome(), "queue");
     let mut dropping = scripted(Script { answer: || Pick::Drop(status(Code::Unavailable)) });
-    assert_eq!(dropping.pick_with(|call| call.wait_for_ready()).outcome(), "drop");
+    assert_eq!(dropping.pick_waiting().outcome(), "drop");
 }
 
 /// LBX-11: however many children change, one picker is published.
@@ -229,7 +229,9 @@ fn trackers_are_told_exactly_once() {
     let told: Vec<Arc<Told>> = (0..5).map(|_| Arc::default()).collect();
     let trackers = || {
         let mut trackers = Trackers::none();
-        told.iter().for_each(|told| trackers.push(told.clone()));
+        for told in &told {
+            trackers.push(told.clone());
+        }
         trackers
     };
     let end = CallEnd::Finished { code: Code::Ok, at: evenkeel_core::Instant::ORIGIN, load: None };

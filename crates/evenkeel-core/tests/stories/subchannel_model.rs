@@ -105,7 +105,7 @@ proptest! {
             let subchannel = core.subchannel(id).expect("its endpoint stays");
             prop_assert_eq!(subchannel.connectivity(), model.state, "after {:?} at {}", step, now);
             if model.state == Connectivity::TransientFailure {
-                let off = subchannel.retry_at().map(Instant::as_nanos).unwrap_or(0).abs_diff(model.until);
+                let off = subchannel.retry_at().map_or(0, Instant::as_nanos).abs_diff(model.until);
                 prop_assert!(off < 1_000, "retry is {off} ns off");
             }
         }
