@@ -15,6 +15,7 @@ use serde_json::Value;
 /// Which of our crates each of our crates may build on. Every crate stands here, the planned ones too.
 const ARROWS: &[(&str, &[&str])] = &[
     ("evenkeel-core", &[]),
+    ("fleet", &["evenkeel-core"]),
     ("evenkeel-proto", &[]),
     ("evenkeel-orca", &["evenkeel-proto"]),
     ("evenkeel-control", &["evenkeel-proto"]),

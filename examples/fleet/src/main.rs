@@ -1,7 +1,7 @@
 //! A fleet of unequal backends under each policy, on virtual time: who should get how much, who gets it, and what
 //! happens when one dies and comes back. Minutes of traffic in a moment, the same numbers on every machine.
 //!
-//! `cargo run --release -p evenkeel-core --example fleet`
+//! `cargo run --release -p fleet`
 
 mod sim;
 mod table;
