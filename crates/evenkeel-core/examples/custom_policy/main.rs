@@ -4,6 +4,7 @@
 
 mod nearest;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use evenkeel_core::{
@@ -26,28 +27,28 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut core = Core::builder(Rng::fixed(7)).build();
     core.update(Update::new(config, endpoints));
     let now = Instant::ORIGIN;
+    let mut dialled = Vec::new();
     for effect in core.reconcile(now).effects {
         if let Effect::Dial { id, .. } = effect {
             core.handle(Event::Connected(id), now);
+            dialled.push(id);
         }
     }
     let picker = core.reconcile(now).picker.ok_or("nothing to pick from")?;
 
+    let busy = |utilization| LoadReport { cpu_utilization: utilization, ..LoadReport::default() };
     for (utilization, say) in
         [(0.3, "zone a has room"), (0.9, "zone a is busy"), (0.5, "zone a has room again")]
     {
-        let mut counts = std::collections::BTreeMap::new();
+        // What a driver does with an out-of-band report. The endpoint dialled first is the one in zone a.
+        core.handle(Event::Load(dialled[0], busy(utilization)), now);
+        core.reconcile(now);
+        let mut counts = BTreeMap::new();
         for entropy in 0..1_000 {
             let Pick::To(id, trackers) = picker.pick(&Call::new("/demo.Demo/Get", entropy)) else { continue };
-            let address =
-                core.subchannel(id).map(|subchannel| subchannel.address().to_string()).unwrap_or_default();
-            let is_near = address.starts_with("10.0.0");
-            *counts.entry(address).or_insert(0) += 1;
-            // Only the first call of a round brings news, so that each round shows one situation.
-            let load = LoadReport {
-                cpu_utilization: if is_near { utilization } else { 0.2 },
-                ..LoadReport::default()
-            };
+            let address = core.subchannel(id).map(|subchannel| subchannel.address().to_string());
+            *counts.entry(address.unwrap_or_default()).or_insert(0) += 1;
+            let load = busy(if id == dialled[0] { utilization } else { 0.2 });
             trackers.finish(&CallEnd::Finished { code: Code::Ok, at: now, load: Some(&load) });
         }
         println!("{say:22} {counts:?}");

@@ -1,10 +1,12 @@
 //! A policy of one's own: stay in one's zone while it can take more.
 //!
 //! It uses what the public API gives every policy: endpoint weights, localities, metadata, and the load that backends
-//! report with each call. Its config is `{"zone": "eu-1a", "maxUtilization": 0.8}`.
+//! report, with each call and out of band; the latter since a zone that is left alone would never tell that it has room again.
+//! Its config is `{"zone": "eu-1a", "maxUtilization": 0.8}`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use evenkeel_core::{
     Call, CallEnd, ConfigError, Connectivity, Cx, Description, Eagerness, Endpoint, Endpoints, Fields, Fleet,
@@ -17,8 +19,16 @@ pub(crate) const ASIDE: (&str, &str) = ("example", "aside");
 /// The policy.
 #[derive(Default)]
 pub(crate) struct Nearest {
-    fleet: Fleet<Arc<Utilization>>,
+    fleet: Fleet<Known>,
     shown: Shown<Seen>,
+}
+
+/// What it remembers about an endpoint.
+#[derive(Default)]
+struct Known {
+    utilization: Arc<Utilization>,
+    /// Out-of-band reports seen so far.
+    reports: u32,
 }
 
 /// Its settings.
@@ -52,6 +62,9 @@ impl Policy for Nearest {
 
     fn reconcile(&mut self, config: &NearestConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
         self.fleet.reconcile(endpoints, Eagerness::Eager, cx);
+        for member in self.fleet.members_mut() {
+            read_load(member, cx);
+        }
         let (mut near, mut far) = (Vec::new(), Vec::new());
         for (member, id) in self.fleet.ready().filter(|(member, _)| !is_aside(&member.endpoint)) {
             let is_near = member.endpoint.locality().is_some_and(|locality| locality.zone == config.zone);
@@ -84,6 +97,17 @@ impl Policy for Nearest {
     }
 }
 
+/// Asks for out-of-band reports, and takes in the one that came since the last pass.
+fn read_load(member: &mut Member<Known>, cx: &mut Cx<'_>) {
+    let Some(id) = member.ready() else { return };
+    cx.watch_load(id, Duration::from_secs(1));
+    let Some(subchannel) = cx.look(id) else { return };
+    if let Some((_, load)) = subchannel.load().filter(|_| subchannel.loads() != member.own.reports) {
+        member.own.reports = subchannel.loads();
+        member.own.utilization.set(load.cpu_utilization);
+    }
+}
+
 fn is_aside(endpoint: &Endpoint) -> bool {
     endpoint.metadata(ASIDE).and_then(serde_json::Value::as_bool).unwrap_or(false)
 }
@@ -93,6 +117,10 @@ fn is_aside(endpoint: &Endpoint) -> bool {
 pub(crate) struct Utilization(AtomicU64);
 
 impl Utilization {
+    fn set(&self, utilization: f64) {
+        self.0.store(utilization.to_bits(), Ordering::Relaxed);
+    }
+
     fn get(&self) -> f64 {
         f64::from_bits(self.0.load(Ordering::Relaxed))
     }
@@ -101,7 +129,7 @@ impl Utilization {
 impl Tracker for Utilization {
     fn finished(&self, end: &CallEnd<'_>) {
         if let CallEnd::Finished { load: Some(load), .. } = end {
-            self.0.store(load.cpu_utilization.to_bits(), Ordering::Relaxed);
+            self.set(load.cpu_utilization);
         }
     }
 
@@ -123,12 +151,12 @@ struct Candidate {
 }
 
 impl NearestPicker {
-    fn new(seen: &Seen, fleet: &Fleet<Arc<Utilization>>) -> NearestPicker {
+    fn new(seen: &Seen, fleet: &Fleet<Known>) -> NearestPicker {
         let load_of = |id| {
             fleet
                 .ready()
                 .find(|(_, ready)| *ready == id)
-                .map(|(member, _): (&Member<_>, _)| member.own.clone())
+                .map(|(member, _): (&Member<_>, _)| member.own.utilization.clone())
         };
         let candidates = |side: &[(SubchannelId, u32)]| {
             let candidate = |&(id, weight): &(SubchannelId, u32)| {

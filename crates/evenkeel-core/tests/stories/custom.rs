@@ -34,6 +34,10 @@ fn stays_in_its_zone_while_there_is_room() {
     assert_eq!(world.pick().finish(Code::Ok, Some(&busy(0.9))), "near");
     assert_eq!(world.picks(3), ["far", "far", "far"]);
     assert_eq!(world.pick().finish(Code::Ok, None), "far");
+    // It also asked for reports out of band, or nobody would tell when there is room again.
+    assert_eq!(world.watches().len(), 2);
+    world.load("near", busy(0.3));
+    assert_eq!(world.picks(3), ["near", "near", "near"]);
 }
 
 /// REG-9: it sees weights and metadata.
