@@ -2,66 +2,65 @@
 
 #![expect(clippy::disallowed_methods, reason = "these stories are about threads")]
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, RwLock};
+use std::collections::HashSet;
+use std::sync::RwLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use evenkeel_core::{Call, CallEnd, Code, Instant, LoadReport, Pick, RootPicker, SubchannelId};
 use serde_json::json;
 use testkit::{World, secs, weighted};
 
-/// fault 67: pickers are swapped while 64 threads pick. Every pick is one that the picker may give, everything is told
-/// its end, and old pickers are freed.
+/// fault 67: pickers are swapped while 64 threads pick, ten million times in all. Every pick is one that the picker may
+/// give, and everything that was started is told its end.
 #[test]
 fn pickers_are_swapped_under_64_threads() {
-    const THREADS: usize = 64;
-    const PICKS: usize = 160_000;
+    const THREADS: u64 = 64;
+    const PICKS: u64 = 10_000_000;
+    const SWAPS: u32 = 50;
     let policy = json!([{"xds_cluster_impl_experimental": {
         "cluster": "c", "maxConcurrentRequests": 1_000_000, "childPolicy": [{"weighted_round_robin": {"blackoutPeriod": "0s"}}],
     }}]);
     let mut world = World::new(&policy, weighted([("a", 1), ("b", 2), ("c", 3), ("d", 4)])).all_up();
-    let current = Arc::new(RwLock::new(world.picker()));
-    let (stop, done) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let current = RwLock::new(world.picker());
+    let (stop, picks) = (AtomicBool::new(false), AtomicU64::new(0));
     let load = LoadReport { cpu_utilization: 0.5, requests_per_second: 10.0, ..LoadReport::default() };
-    let mut swaps = 0;
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
-            let (current, done, stop, load) = (&current, &done, &stop, &load);
+            let (current, stop, picks, load) = (&current, &stop, &picks, &load);
             scope.spawn(move || {
-                let mut seen: HashMap<SubchannelId, usize> = HashMap::new();
-                for i in 0..PICKS {
+                let mut seen: HashSet<SubchannelId> = HashSet::new();
+                let mut entropy = thread;
+                while !stop.load(Ordering::Relaxed) {
                     let picker: RootPicker = current.read().expect("no thread panics").clone();
-                    match picker.pick(&Call::new("/a/b", (thread * PICKS + i) as u64)) {
-                        Pick::To(id, trackers) => {
-                            *seen.entry(id).or_default() += 1;
-                            trackers.finish(&CallEnd::Finished {
-                                code: Code::Ok,
-                                at: Instant::ORIGIN,
-                                load: Some(load),
-                            });
+                    for _ in 0..100 {
+                        entropy += THREADS;
+                        match picker.pick(&Call::new("/a/b", entropy)) {
+                            Pick::To(id, trackers) => {
+                                seen.insert(id);
+                                let end = CallEnd::Finished {
+                                    code: Code::Ok,
+                                    at: Instant::ORIGIN,
+                                    load: Some(load),
+                                };
+                                trackers.finish(&end);
+                            }
+                            other => panic!("everything is connected, yet {other:?}"),
                         }
-                        other => panic!("everything is connected, yet {other:?}"),
                     }
-                    if stop.load(Ordering::Relaxed) {
-                        break;
-                    }
+                    picks.fetch_add(100, Ordering::Relaxed);
                 }
                 assert!(seen.len() <= 4, "{seen:?}");
-                done.fetch_add(1, Ordering::Relaxed);
             });
         }
-        while done.load(Ordering::Relaxed) < THREADS {
+        let mut swaps = 0;
+        while swaps < SWAPS || picks.load(Ordering::Relaxed) < PICKS {
             swaps += 1;
-            let weights = [("a", 1 + swaps % 7), ("b", 2), ("c", 3), ("d", 4)];
-            world.endpoints(weighted(weights));
+            world.endpoints(weighted([("a", 1 + swaps % 7), ("b", 2), ("c", 3), ("d", 4)]));
             world.advance(secs(1));
             *current.write().expect("no thread panics") = world.picker();
             std::thread::yield_now();
         }
         stop.store(true, Ordering::Relaxed);
     });
-    assert!(swaps > 10, "{swaps} swaps");
-    drop(current);
-    let tree = world.describe();
-    assert_eq!(tree.details["inFlight"], 0);
+    assert_eq!(world.describe().details["inFlight"], 0);
 }
