@@ -207,6 +207,8 @@ enum Kind {
 pub struct Group {
     /// The name of the child policy that it is for.
     pub name: Arc<str>,
+    /// Its weight among the groups, if it was given one; policies that need a number take an absent one as 1.
+    pub weight: Option<NonZeroU32>,
     /// What the child is given.
     pub endpoints: Endpoints,
 }
@@ -219,7 +221,19 @@ impl Endpoints {
 
     /// Named groups, in order.
     pub fn groups<N: Into<Arc<str>>>(groups: impl IntoIterator<Item = (N, Endpoints)>) -> Endpoints {
-        let group = |(name, endpoints): (N, Endpoints)| Group { name: name.into(), endpoints };
+        let group = |(name, endpoints): (N, Endpoints)| Group { name: name.into(), weight: None, endpoints };
+        Endpoints(Kind::Groups(groups.into_iter().map(group).collect()))
+    }
+
+    /// Named groups with a weight each, in order: localities that are known by name. A weight of 0 means unset.
+    pub fn weighted_groups<N: Into<Arc<str>>>(
+        groups: impl IntoIterator<Item = (N, u32, Endpoints)>,
+    ) -> Endpoints {
+        let group = |(name, weight, endpoints): (N, u32, Endpoints)| Group {
+            name: name.into(),
+            weight: NonZeroU32::new(weight),
+            endpoints,
+        };
         Endpoints(Kind::Groups(groups.into_iter().map(group).collect()))
     }
 

@@ -2,7 +2,7 @@
 //!
 //! It runs weighted_target with one target per locality of the endpoints, named as the locality's label (A78) and
 //! weighted as the endpoints say. Endpoints carry the weight of their locality each; where they disagree, the first
-//! one counts and the operator is told.
+//! one counts and the operator is told. Where endpoints come in named groups, the groups are the localities.
 
 use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroU32;
@@ -100,21 +100,38 @@ struct Part {
 /// Sorts the endpoints by locality. Localities are told apart by name, since the name is what names the child; those
 /// without one are in the empty locality.
 fn parts(endpoints: &Endpoints) -> BTreeMap<Arc<str>, Part> {
-    let mut names: HashMap<Option<&Locality>, Arc<str>> = HashMap::new();
     let mut parts: BTreeMap<Arc<str>, Part> = BTreeMap::new();
+    for group in endpoints.as_groups() {
+        for endpoint in group.endpoints.iter() {
+            add(&mut parts, &group.name, group.weight, endpoint);
+        }
+    }
+    if !endpoints.as_groups().is_empty() {
+        return parts;
+    }
+    let mut names: HashMap<Option<&Locality>, Arc<str>> = HashMap::new();
     for endpoint in endpoints.iter() {
         let locality = endpoint.locality().map(Arc::as_ref);
         let name = names
             .entry(locality)
             .or_insert_with(|| locality.unwrap_or(&Locality::default()).to_string().into());
-        let weight = endpoint.locality_weight().and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MIN);
-        let part = parts.entry(name.clone()).or_insert_with(|| Part::new(weight));
-        if part.weight != weight {
-            part.ignored.get_or_insert(weight);
-        }
-        part.endpoints.push(endpoint.clone());
+        add(&mut parts, name, endpoint.locality_weight().and_then(NonZeroU32::new), endpoint);
     }
     parts
+}
+
+fn add(
+    parts: &mut BTreeMap<Arc<str>, Part>,
+    name: &Arc<str>,
+    weight: Option<NonZeroU32>,
+    endpoint: &Endpoint,
+) {
+    let weight = weight.unwrap_or(NonZeroU32::MIN);
+    let part = parts.entry(name.clone()).or_insert_with(|| Part::new(weight));
+    if part.weight != weight {
+        part.ignored.get_or_insert(weight);
+    }
+    part.endpoints.push(endpoint.clone());
 }
 
 impl Part {

@@ -257,3 +257,22 @@ proptest! {
         prop_assert_eq!(dialled, once);
     }
 }
+
+/// WL-2, WL-4: endpoints in named groups: the groups are the localities, and their weights split the calls.
+#[test]
+fn named_groups_are_localities() {
+    let groups = |near, far| {
+        Endpoints::weighted_groups([("near", near, endpoints(["a", "b"])), ("far", far, endpoints(["c"]))])
+    };
+    let mut world = World::new(&config(), groups(3, 1)).all_up();
+    let far = world.shares(8_000)["c"];
+    assert!((1_840..=2_160).contains(&far), "{far} of 8,000 instead of a quarter");
+    world.dialled();
+    world.endpoints(groups(0, 0));
+    let far = world.shares(8_000)["c"];
+    assert!((3_820..=4_180).contains(&far), "{far} of 8,000 instead of half");
+    assert!(world.dialled().is_empty(), "other weights are no reason to reconnect");
+    let targets = &world.describe().children[0].1;
+    let names: Vec<&str> = targets.children.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["far", "near"]);
+}
