@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use evenkeel_core::{
-    Call, CallEnd, Code, ConfigError, Connectivity, Core, Cx, Description, Endpoint, Endpoints, Fields,
-    LbState, Look, Pick, Picker, Policy, Registry, Rng, Shown, Status, Tracker, Trackers,
+    Call, CallEnd, Code, ConfigError, Connectivity, Core, Cx, Description, Effect, Endpoint, Endpoints,
+    Event, Fields, LbState, Look, Pick, Picker, Policy, Registry, Rng, Shown, Status, Tracker, Trackers,
+    Update,
 };
 use serde_json::{Value, json};
 use testkit::{World, endpoints, secs};
@@ -242,6 +243,61 @@ fn trackers_are_told_exactly_once() {
         let counts = [&told.0, &told.1, &told.2].map(|count| count.load(Ordering::Relaxed));
         assert_eq!((counts, Arc::strong_count(told)), ([1, 1, 1], 1));
     }
+}
+
+/// A pass runs the policies that something changed for, and those above them; an idle pass runs nobody.
+#[test]
+fn only_what_changed_runs() {
+    #[derive(Default)]
+    struct Counted(Arc<AtomicUsize>, Shown<()>);
+    impl Policy for Counted {
+        type Config = ();
+
+        fn parse(_: &Fields<'_>) -> Result<(), ConfigError> {
+            Ok(())
+        }
+
+        fn reconcile(&mut self, (): &(), endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            for endpoint in endpoints.iter() {
+                let id = cx.subchannel(&endpoint.addresses()[0]).id();
+                cx.connect(id);
+            }
+            self.1.show((), |()| LbState::connecting())
+        }
+
+        fn describe(&self, _: &Look<'_>) -> Description {
+            Description::new()
+        }
+    }
+    let runs: [Arc<AtomicUsize>; 2] = Default::default();
+    let mut registry = Registry::standard();
+    for (name, runs) in ["one", "two"].into_iter().zip(runs.clone()) {
+        registry.register_with(name, move || Counted(runs.clone(), Shown::default()));
+    }
+    let config = json!([{"xds_cluster_manager_experimental": {"children": {
+        "one": {"childPolicy": [{"one": {}}]}, "two": {"childPolicy": [{"two": {}}]},
+    }}}]);
+    let config = registry.parse(&config).expect("valid");
+    let groups = Endpoints::groups([("one", endpoints(["a", "b"])), ("two", endpoints(["c"]))]);
+    let mut core = Core::builder(Rng::fixed(1)).build();
+    let now = evenkeel_core::Instant::ORIGIN;
+    let update = Update::new(config, groups);
+    core.update(update.clone());
+    let dialled: Vec<_> = core.reconcile(now).effects.into_iter().collect();
+    let expect = |core: &mut Core, one: usize, two: usize| {
+        core.reconcile(now);
+        assert_eq!([&runs[0], &runs[1]].map(|runs| runs.swap(0, Ordering::Relaxed)), [one, two]);
+    };
+    expect(&mut core, 1, 1);
+    expect(&mut core, 0, 0);
+    core.update(update);
+    expect(&mut core, 0, 0);
+    let [Effect::Dial { id, .. }, ..] = dialled[..] else { panic!("{dialled:?}") };
+    core.handle(Event::Connected(id), now);
+    expect(&mut core, 1, 0);
+    core.reconcile_all(now);
+    expect(&mut core, 1, 1);
 }
 
 /// A driver may own a core in any task; pickers are asked from all of them.
