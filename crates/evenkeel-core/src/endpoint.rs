@@ -221,8 +221,7 @@ impl Endpoints {
 
     /// Named groups, in order.
     pub fn groups<N: Into<Arc<str>>>(groups: impl IntoIterator<Item = (N, Endpoints)>) -> Endpoints {
-        let group = |(name, endpoints): (N, Endpoints)| Group { name: name.into(), weight: None, endpoints };
-        Endpoints(Kind::Groups(groups.into_iter().map(group).collect()))
+        Endpoints::weighted_groups(groups.into_iter().map(|(name, endpoints)| (name, 0, endpoints)))
     }
 
     /// Named groups with a weight each, in order: localities that are known by name. A weight of 0 means unset.
@@ -234,7 +233,7 @@ impl Endpoints {
             weight: NonZeroU32::new(weight),
             endpoints,
         };
-        Endpoints(Kind::Groups(groups.into_iter().map(group).collect()))
+        groups.into_iter().map(group).collect()
     }
 
     /// No endpoints at all.
@@ -317,6 +316,13 @@ pub(crate) fn carry_over<'e, T>(
     new
 }
 
+impl FromIterator<Group> for Endpoints {
+    /// Groups as they are, in order.
+    fn from_iter<I: IntoIterator<Item = Group>>(groups: I) -> Endpoints {
+        Endpoints(Kind::Groups(groups.into_iter().collect()))
+    }
+}
+
 impl fmt::Debug for Endpoints {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
@@ -339,5 +345,40 @@ impl Walk<'_> {
             Kind::List(list) => Walk::List(list.iter()),
             Kind::Groups(groups) => Walk::Groups(groups.iter()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// LBX-6
+    #[test]
+    fn an_endpoint_is_known_by_its_addresses_alone() {
+        let one = Endpoint::new(["b", "a", "b"]).with_weight(3).with_hostname("one");
+        let other = Endpoint::new(["a", "b"]).with_health(Health::Healthy);
+        assert_eq!(one.key(), other.key());
+        assert_ne!(one.key(), Endpoint::at("a").key());
+        assert_eq!(**one.addresses(), ["b".into(), "a".into()]);
+    }
+
+    #[test]
+    fn what_is_said_of_an_endpoint_is_kept() {
+        let locality = Arc::new(Locality { zone: "z".to_owned(), ..Locality::default() });
+        let endpoint = Endpoint::at("[::1]:443")
+            .with_weight(u32::MAX)
+            .with_locality(locality.clone(), 7)
+            .with_hostname("host")
+            .with_metadata(HASH_KEY, "k");
+        let changed = endpoint.clone().with_weight(0);
+        assert_eq!((endpoint.weight(), changed.weight()), (Some(u32::MAX), None));
+        assert_eq!((endpoint.locality(), endpoint.locality_weight()), (Some(&locality), Some(7)));
+        assert_eq!((endpoint.hostname(), endpoint.health()), (Some("host"), Health::Unknown));
+        assert_eq!(endpoint.metadata(HASH_KEY), Some(&Value::from("k")));
+        assert_eq!(endpoint.metadata(("envoy.lb", "other")), None);
+        assert_eq!(
+            format!("{endpoint:?}"),
+            r#"[[::1]:443] weight 4294967295 in {region="", zone="z", sub_zone=""}"#
+        );
     }
 }

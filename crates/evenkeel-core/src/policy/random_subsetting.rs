@@ -11,7 +11,7 @@ use crate::child::Child;
 use crate::config::{ConfigError, Fields, LbConfig};
 use crate::describe::{Description, Look};
 use crate::policy::{LbState, Policy};
-use crate::{Cx, Endpoint, EndpointKey, Endpoints, Health};
+use crate::{Cx, Endpoint, EndpointKey, Endpoints, Group, Health};
 
 /// The policy.
 #[derive(Debug, Default)]
@@ -105,9 +105,8 @@ impl Subset {
 /// they still have.
 fn keep(source: &Endpoints, places: &HashMap<EndpointKey, usize>) -> Endpoints {
     if !source.as_groups().is_empty() {
-        let kept =
-            source.as_groups().iter().map(|group| (group.name.clone(), keep(&group.endpoints, places)));
-        return Endpoints::groups(kept.filter(|(_, endpoints)| !endpoints.is_empty()));
+        let kept = |group: &Group| Group { endpoints: keep(&group.endpoints, places), ..group.clone() };
+        return source.as_groups().iter().map(kept).filter(|group| !group.endpoints.is_empty()).collect();
     }
     let place = |endpoint: &Endpoint| match endpoint.health() {
         Health::Draining => Some(usize::MAX),
@@ -132,23 +131,24 @@ fn counts(endpoint: &Endpoint) -> bool {
 mod tests {
     use super::*;
 
-    /// RS-3: groups stay groups, so that policies below find theirs; one that is left empty is gone. Draining
-    /// endpoints stay, last.
+    /// RS-3: groups stay groups, with their weights, so that policies below find theirs; one that is left empty is gone.
+    /// Draining endpoints stay, last.
     #[test]
     fn groups_stay_groups() {
         let endpoint = |name: String| Endpoint::at(name.as_str());
         let draining = |name: &str| Endpoint::at(name).with_health(Health::Draining);
         let zone = |i: usize| [draining("old"), endpoint(format!("e{i}")), endpoint(format!("f{i}"))];
         let mut groups: Vec<_> =
-            (0..8).map(|i| (format!("zone-{i}"), Endpoints::list(zone(i).into_iter().skip(1)))).collect();
-        groups[0].1 = Endpoints::list(zone(0));
-        let source = Endpoints::groups(groups);
+            (0..8).map(|i| (format!("zone-{i}"), 5, Endpoints::list(zone(i).into_iter().skip(1)))).collect();
+        groups[0].2 = Endpoints::list(zone(0));
+        let source = Endpoints::weighted_groups(groups);
         let Subset { chosen, count, .. } = Subset::choose(&source, 3, 7);
         assert_eq!((count, chosen.iter().filter(|e| counts(e)).count()), (16, 3));
         assert!((1..=4).contains(&chosen.as_groups().len()));
         for group in chosen.as_groups() {
             let whole = source.group(&group.name);
             assert!(!group.endpoints.is_empty());
+            assert_eq!(group.weight.map(std::num::NonZero::get), Some(5));
             assert!(group.endpoints.iter().all(|endpoint| whole.iter().any(|e| e == endpoint)));
         }
         assert_eq!(chosen.group("zone-0").iter().last(), Some(&draining("old")));
