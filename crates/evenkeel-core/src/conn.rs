@@ -99,8 +99,8 @@ impl Conn {
             Eagerness::Lazy => !cx.exit_idle(),
             Eagerness::OnCall => true,
         };
-        let is_woken = cx.find(first).is_some_and(|first| first.connectivity() != Connectivity::Idle);
-        if attempts.is_none() && waits && !is_woken {
+        let is_idle = |cx: &Cx<'_>| cx.find(first).is_none_or(|s| s.connectivity() == Connectivity::Idle);
+        if attempts.is_none() && waits && is_idle(cx) {
             let first = cx.subchannel(first).id();
             return ConnState { connectivity: Connectivity::Idle, subchannel: Some(first) };
         }

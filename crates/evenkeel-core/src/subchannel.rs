@@ -48,11 +48,6 @@ impl SubchannelId {
     pub fn index(self) -> usize {
         self.index as usize
     }
-
-    /// The whole id in one word, for hashing and wire use.
-    pub fn to_bits(self) -> u64 {
-        u64::from(self.generation) << 32 | u64::from(self.index)
-    }
 }
 
 impl fmt::Debug for SubchannelId {

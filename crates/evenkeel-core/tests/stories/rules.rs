@@ -44,6 +44,17 @@ fn the_first_known_policy_is_taken() {
     }
 }
 
+/// LBX-1: a back-up entry serves where the policy before it is not registered.
+#[test]
+fn a_policy_that_was_removed_is_passed_over() {
+    let config = json!([{"weighted_round_robin": {}}, {"round_robin": {}}]);
+    let mut registry = Registry::standard();
+    assert_eq!(registry.parse(&config).map(|c| c.policy().to_owned()).as_deref(), Ok("weighted_round_robin"));
+    registry.remove("weighted_round_robin");
+    assert!(!registry.contains("weighted_round_robin"));
+    assert_eq!(registry.parse(&config).map(|c| c.policy().to_owned()).as_deref(), Ok("round_robin"));
+}
+
 /// LBX-1, LBX-2: whole service configs.
 #[test]
 fn service_configs_name_a_policy_in_two_ways() {
