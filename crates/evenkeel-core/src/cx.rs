@@ -78,7 +78,11 @@ impl Cx<'_> {
     /// Whether policies that are idle should start in this pass: the application asked the channel to connect, or a
     /// policy above does not let those below it idle.
     pub fn exit_idle(&self) -> bool {
-        self.tree.exit_idle || self.scope.no_idling
+        match self.scope.idling {
+            Idling::UntilAsked => self.tree.exit_idle,
+            Idling::Never => true,
+            Idling::Asleep => false,
+        }
     }
 
     /// How long to wait for one connection attempt before starting the next one beside it (Happy Eyeballs, A61).
@@ -125,7 +129,7 @@ pub struct Scope {
     backend_service: Option<Arc<str>>,
     ejected: Option<Arc<HashSet<Address>>>,
     ignore_reresolution: bool,
-    no_idling: bool,
+    idling: Idling,
 }
 
 impl Scope {
@@ -163,7 +167,13 @@ impl Scope {
     /// Keeps the policies below from being idle: [`Cx::exit_idle`] holds in each of their runs.
     #[must_use]
     pub fn without_idling(self) -> Scope {
-        Scope { no_idling: true, ..self }
+        Scope { idling: Idling::Never, ..self }
+    }
+
+    /// Leaves the policies below alone when the application asks the channel to connect: they are not in use.
+    #[must_use]
+    pub fn asleep(self) -> Scope {
+        Scope { idling: Idling::Asleep, ..self }
     }
 
     /// The locality, as its label says it.
@@ -182,6 +192,18 @@ impl Scope {
     }
 }
 
+/// When a policy that is idle starts connecting without a call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Idling {
+    /// When the application asks for it.
+    #[default]
+    UntilAsked,
+    /// At once, always.
+    Never,
+    /// Not even when asked.
+    Asleep,
+}
+
 impl PartialEq for Scope {
     /// Ejections are compared by identity: they are replaced, never changed.
     fn eq(&self, other: &Scope) -> bool {
@@ -195,6 +217,6 @@ impl PartialEq for Scope {
             && self.locality == other.locality
             && self.backend_service == other.backend_service
             && self.ignore_reresolution == other.ignore_reresolution
-            && self.no_idling == other.no_idling
+            && self.idling == other.idling
     }
 }

@@ -222,6 +222,9 @@ impl Branch {
         if settings.ignore_reresolution_requests {
             scope = scope.without_reresolution();
         }
+        if self.remove_at.is_some() {
+            scope = scope.asleep();
+        }
         let before = self.state.connectivity;
         self.state = self.child.reconcile_in(scope, &settings.config, endpoints, cx);
         match self.state.connectivity {

@@ -173,6 +173,26 @@ fn an_idle_priority_is_used_and_woken_by_a_call() {
     assert!(deactivated(&world).is_empty());
 }
 
+/// PR-5: what is deactivated is not woken when the application asks for a connection; what is chosen is.
+#[test]
+fn asking_for_a_connection_wakes_the_chosen_child_only() {
+    let config = json!([{"priority_experimental": {
+        "priorities": ["p0", "p1"],
+        "children": {"p0": {"config": [{"pick_first": {}}]}, "p1": {"config": [{"pick_first": {}}]}},
+    }}]);
+    let groups = Endpoints::groups([("p0", endpoints(["a"])), ("p1", endpoints(["b"]))]);
+    let mut world = World::new(&config, groups);
+    world.fail("a");
+    world.ready("b");
+    world.advance(secs(2));
+    world.ready("a");
+    world.lose("b");
+    world.lose("a");
+    world.dialled();
+    world.handle(Event::ExitIdle);
+    assert_eq!(world.dialled(), ["a"], "b is kept, but not in use");
+}
+
 /// PR-5
 #[test]
 fn a_deactivated_priority_is_kept_for_fifteen_minutes() {
