@@ -22,6 +22,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("evenkeel-xds", &["evenkeel-core", "evenkeel-proto"]),
     ("evenkeel", &["evenkeel-core", "evenkeel-orca", "evenkeel-proto", "evenkeel-xds"]),
     ("evenkeel-cli", &["evenkeel", "evenkeel-control", "evenkeel-core", "evenkeel-orca"]),
+    ("protogen", &[]),
     ("interop", &["evenkeel", "evenkeel-orca", "evenkeel-proto"]),
     ("testkit", &["evenkeel-core", "evenkeel-proto", "evenkeel-xds"]),
 ];
