@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::child::Child;
+use crate::cluster::Clusters;
 use crate::config::LbConfig;
 use crate::counters::CallCounters;
 use crate::cx::{Cx, Scope};
@@ -58,18 +59,25 @@ pub struct Update {
     config: LbConfig,
     endpoints: Endpoints,
     note: Option<Arc<str>>,
+    clusters: Option<Arc<Clusters>>,
 }
 
 impl Update {
     /// A config and the endpoints for it.
     pub fn new(config: LbConfig, endpoints: Endpoints) -> Update {
-        Update { config, endpoints, note: None }
+        Update { config, endpoints, note: None, clusters: None }
     }
 
     /// Adds a note that failures carry: an ambient error, or who to ask (the xDS node id).
     #[must_use]
     pub fn with_note(self, note: impl Into<Arc<str>>) -> Update {
         Update { note: Some(note.into()), ..self }
+    }
+
+    /// Adds what discovery found, for policies that name clusters.
+    #[must_use]
+    pub fn with_clusters(self, clusters: Arc<Clusters>) -> Update {
+        Update { clusters: Some(clusters), ..self }
     }
 }
 
@@ -187,7 +195,7 @@ impl Core {
         self.advance(now);
         self.tree.fire();
         let mut state = self.shown.clone().unwrap_or_else(LbState::connecting);
-        if let Some(Update { config, endpoints, note }) = &self.update {
+        if let Some(Update { config, endpoints, note, .. }) = &self.update {
             let scope = Scope::default().with_note(note.clone());
             for _ in 0..MAX_ROUNDS {
                 let mut cx = Cx { tree: &mut self.tree, node: None, scope: scope.clone() };

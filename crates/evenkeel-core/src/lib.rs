@@ -11,6 +11,7 @@
 //! | [`Policy`], [`Cx`], [`Child`], [`Fleet`] | writing a policy |
 //! | [`Registry`], [`LbConfig`] | configs and which policies they may name |
 //! | [`Picker`], [`Call`], [`Pick`], [`Trackers`] | the request path |
+//! | [`cluster`] | what discovery found |
 //! | [`hash`] | request hashes |
 //! | [`schedule`] | exact weighted orders |
 //! | [`Description`] | the live tree as data |
@@ -19,6 +20,7 @@
 
 mod address;
 mod child;
+pub mod cluster;
 mod config;
 mod conn;
 mod core;

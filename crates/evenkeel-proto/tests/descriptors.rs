@@ -16,7 +16,8 @@ fn json_opens_any_values() {
             "endpoints": [{ "priority": 1, "loadBalancingWeight": 3 }],
         }],
     });
-    let response = pool.get_message_by_name("envoy.service.discovery.v3.DiscoveryResponse").expect("is embedded");
+    let response =
+        pool.get_message_by_name("envoy.service.discovery.v3.DiscoveryResponse").expect("is embedded");
     let message = DynamicMessage::deserialize(response, json.clone()).expect("valid JSON");
     let response: evenkeel_proto::envoy::service::discovery::v3::DiscoveryResponse =
         message.transcode_to().expect("the same message");

@@ -32,7 +32,7 @@ pub use cluster_manager::{ClusterManager, ClusterManagerConfig};
 pub use edf_weighted_round_robin::EdfWeightedRoundRobin;
 pub use least_request::{LeastRequest, LeastRequestConfig};
 pub use outlier_detection::{
-    FailurePercentageEjection, OutlierDetection, OutlierDetectionConfig, SuccessRateEjection,
+    FailurePercentageEjection, OutlierDetection, OutlierDetectionConfig, OutlierSettings, SuccessRateEjection,
 };
 pub use pick_first::{PickFirst, PickFirstConfig};
 pub use priority::{Priority, PriorityChild, PriorityConfig};

@@ -37,7 +37,7 @@ const MIN_INTERVAL: Duration = Duration::from_millis(1);
 #[derive(Debug, Default)]
 pub struct OutlierDetection {
     child: Child,
-    config: Option<OutlierDetectionConfig>,
+    settings: Option<OutlierSettings>,
     hosts: Vec<Host>,
     source: Option<Endpoints>,
     /// When the interval under way began; `None` while nothing is counted.
@@ -51,6 +51,15 @@ pub struct OutlierDetection {
 /// Settings of `outlier_detection_experimental`.
 #[derive(Clone, Debug)]
 pub struct OutlierDetectionConfig {
+    /// When to eject, and for how long.
+    pub settings: OutlierSettings,
+    /// The policy below.
+    pub child_policy: LbConfig,
+}
+
+/// When to eject endpoints, and for how long.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OutlierSettings {
     /// The time between sweeps; below a millisecond it counts as one.
     pub interval: Duration,
     /// How long the first ejection lasts; the n-th in a row lasts n times as long.
@@ -63,24 +72,23 @@ pub struct OutlierDetectionConfig {
     pub success_rate_ejection: Option<SuccessRateEjection>,
     /// Ejects endpoints that fail too often, whatever their peers do, if set.
     pub failure_percentage_ejection: Option<FailurePercentageEjection>,
-    /// The policy below.
-    pub child_policy: LbConfig,
 }
 
-impl OutlierDetectionConfig {
-    /// The defaults, with both algorithms off: a config that does nothing.
-    pub fn new(child_policy: LbConfig) -> OutlierDetectionConfig {
-        OutlierDetectionConfig {
+impl Default for OutlierSettings {
+    /// The defaults of A50 with both algorithms off: nothing is ever ejected.
+    fn default() -> OutlierSettings {
+        OutlierSettings {
             interval: Duration::from_secs(10),
             base_ejection_time: Duration::from_secs(30),
             max_ejection_time: Duration::from_secs(300),
             max_ejection_percent: 10,
             success_rate_ejection: None,
             failure_percentage_ejection: None,
-            child_policy,
         }
     }
+}
 
+impl OutlierSettings {
     fn counts(&self) -> bool {
         self.success_rate_ejection.is_some() || self.failure_percentage_ejection.is_some()
     }
@@ -144,14 +152,14 @@ impl Policy for OutlierDetection {
     type Config = OutlierDetectionConfig;
 
     fn parse(fields: &Fields<'_>) -> Result<OutlierDetectionConfig, ConfigError> {
-        let unset = OutlierDetectionConfig::new(fields.child("childPolicy")?);
+        let unset = OutlierSettings::default();
         let interval = fields.duration("interval")?.unwrap_or(unset.interval);
         if interval < MIN_INTERVAL {
             fields.warn("interval", &format!("is shorter than {MIN_INTERVAL:?} and counts as that"));
         }
         let success_rate = fields.object("successRateEjection")?;
         let failure_percentage = fields.object("failurePercentageEjection")?;
-        Ok(OutlierDetectionConfig {
+        let settings = OutlierSettings {
             interval,
             base_ejection_time: fields.duration("baseEjectionTime")?.unwrap_or(unset.base_ejection_time),
             max_ejection_time: fields.duration("maxEjectionTime")?.unwrap_or(unset.max_ejection_time),
@@ -162,8 +170,8 @@ impl Policy for OutlierDetection {
                 .as_ref()
                 .map(FailurePercentageEjection::parse)
                 .transpose()?,
-            ..unset
-        })
+        };
+        Ok(OutlierDetectionConfig { settings, child_policy: fields.child("childPolicy")? })
     }
 
     fn reconcile(
@@ -172,13 +180,14 @@ impl Policy for OutlierDetection {
         endpoints: &Endpoints,
         cx: &mut Cx<'_>,
     ) -> LbState {
-        self.config = Some(config.clone());
+        let settings = &config.settings;
+        self.settings = Some(settings.clone());
         let others = self.source.as_ref().is_none_or(|source| !source.is_same(endpoints));
         if others {
             self.replace(endpoints);
         }
-        if config.counts() {
-            self.count_on(config, cx);
+        if settings.counts() {
+            self.count_on(settings, cx);
         } else {
             self.stop();
         }
@@ -192,11 +201,11 @@ impl Policy for OutlierDetection {
 
     fn describe(&self, look: &Look<'_>) -> Description {
         let mut description = Description::new();
-        if let Some(config) = &self.config {
-            description = describe_settings(description, config)
+        if let Some(settings) = &self.settings {
+            description = describe_settings(description, settings)
                 .detail("ejected", self.hosts.iter().filter(|host| host.ejected_at.is_some()).count())
                 .detail("ejections", self.tally.describe());
-            let hosts = self.hosts.iter().map(|host| host.describe(config, look.now()));
+            let hosts = self.hosts.iter().map(|host| host.describe(settings, look.now()));
             description = description.detail("endpoints", hosts.collect::<Vec<_>>());
         }
         description.child("childPolicy", self.child.describe(look))
@@ -217,9 +226,9 @@ impl OutlierDetection {
     }
 
     /// Sweeps if the interval is over. A config with another interval counts from when this one began (A50).
-    fn count_on(&mut self, config: &OutlierDetectionConfig, cx: &mut Cx<'_>) {
+    fn count_on(&mut self, settings: &OutlierSettings, cx: &mut Cx<'_>) {
         let now = cx.now();
-        let interval = config.interval.max(MIN_INTERVAL);
+        let interval = settings.interval.max(MIN_INTERVAL);
         let began = match self.began {
             None => {
                 for host in &mut self.hosts {
@@ -230,7 +239,7 @@ impl OutlierDetection {
             }
             Some(began) if began + interval <= now => {
                 let (hosts, tally) = (&mut self.hosts, &mut self.tally);
-                Sweep { config, now, hosts, tally, rng: cx.rng(), ejected: 0 }.run();
+                Sweep { settings, now, hosts, tally, rng: cx.rng(), ejected: 0 }.run();
                 self.list_ejected();
                 now
             }
@@ -350,9 +359,9 @@ impl Host {
         }
     }
 
-    fn describe(&self, config: &OutlierDetectionConfig, now: Instant) -> Value {
+    fn describe(&self, settings: &OutlierSettings, now: Instant) -> Value {
         let addresses: Vec<_> = self.endpoint.addresses().iter().map(ToString::to_string).collect();
-        let left = self.ejected_at.map(|at| (at + config.ejection_time(self.multiplier)).since(now));
+        let left = self.ejected_at.map(|at| (at + settings.ejection_time(self.multiplier)).since(now));
         json!({
             "addresses": addresses,
             "ejectedForAnother": left.map(|left| format!("{left:?}")),
@@ -417,7 +426,7 @@ impl Counts {
 
 /// One sweep over all endpoints, in their order.
 struct Sweep<'a> {
-    config: &'a OutlierDetectionConfig,
+    settings: &'a OutlierSettings,
     now: Instant,
     hosts: &'a mut [Host],
     tally: &'a mut Tally,
@@ -432,10 +441,10 @@ impl Sweep<'_> {
             host.last = host.counter.take();
             self.ejected += usize::from(host.ejected_at.is_some());
         }
-        if let Some(rule) = &self.config.success_rate_ejection {
+        if let Some(rule) = &self.settings.success_rate_ejection {
             self.judge_success_rates(rule);
         }
-        if let Some(rule) = &self.config.failure_percentage_ejection {
+        if let Some(rule) = &self.settings.failure_percentage_ejection {
             self.judge_failure_percentages(rule);
         }
         for host in self.hosts.iter_mut() {
@@ -443,7 +452,7 @@ impl Sweep<'_> {
                 None => host.multiplier = host.multiplier.saturating_sub(1),
                 // A50 says "after": sweeps of a real clock are always a little late. On virtual time they are not,
                 // and an ejection would last an interval too long.
-                Some(at) if at + self.config.ejection_time(host.multiplier) <= self.now => {
+                Some(at) if at + self.settings.ejection_time(host.multiplier) <= self.now => {
                     host.ejected_at = None;
                 }
                 Some(_) => {}
@@ -479,7 +488,7 @@ impl Sweep<'_> {
     /// calls that began before, is ejected anew (A50).
     fn eject(&mut self, i: usize, method: Method, enforcement_percentage: u32) {
         let tally = self.tally.of(method);
-        let limit = self.config.max_ejection_percent as usize * self.hosts.len();
+        let limit = self.settings.max_ejection_percent as usize * self.hosts.len();
         if self.ejected > 0 && self.ejected * 100 >= limit {
             tally.overflow += 1;
         } else if self.rng.below(100) >= u64::from(enforcement_percentage) {
@@ -550,8 +559,8 @@ impl Tally {
     }
 }
 
-fn describe_settings(description: Description, config: &OutlierDetectionConfig) -> Description {
-    let success_rate = config.success_rate_ejection.as_ref().map(|rule| {
+fn describe_settings(description: Description, settings: &OutlierSettings) -> Description {
+    let success_rate = settings.success_rate_ejection.as_ref().map(|rule| {
         json!({
             "stdevFactor": rule.stdev_factor,
             "enforcementPercentage": rule.enforcement_percentage,
@@ -559,7 +568,7 @@ fn describe_settings(description: Description, config: &OutlierDetectionConfig) 
             "requestVolume": rule.request_volume,
         })
     });
-    let failure_percentage = config.failure_percentage_ejection.as_ref().map(|rule| {
+    let failure_percentage = settings.failure_percentage_ejection.as_ref().map(|rule| {
         json!({
             "threshold": rule.threshold,
             "enforcementPercentage": rule.enforcement_percentage,
@@ -568,10 +577,13 @@ fn describe_settings(description: Description, config: &OutlierDetectionConfig) 
         })
     });
     description
-        .detail("interval", format!("{:?}", config.interval))
-        .detail("baseEjectionTime", format!("{:?}", config.base_ejection_time))
-        .detail("maxEjectionTime", format!("{:?}", config.max_ejection_time.max(config.base_ejection_time)))
-        .detail("maxEjectionPercent", config.max_ejection_percent)
+        .detail("interval", format!("{:?}", settings.interval))
+        .detail("baseEjectionTime", format!("{:?}", settings.base_ejection_time))
+        .detail(
+            "maxEjectionTime",
+            format!("{:?}", settings.max_ejection_time.max(settings.base_ejection_time)),
+        )
+        .detail("maxEjectionPercent", settings.max_ejection_percent)
         .detail("successRateEjection", success_rate)
         .detail("failurePercentageEjection", failure_percentage)
 }

@@ -74,6 +74,7 @@ fn defaults_are_those_of_a50() {
     let settings = json!({"successRateEjection": {}, "failurePercentageEjection": {}});
     let config = Registry::standard().parse(&detection(&settings)).unwrap();
     let config: &OutlierDetectionConfig = config.settings().unwrap();
+    let config = &config.settings;
     assert_eq!(config.interval, secs(10));
     assert_eq!(config.base_ejection_time, secs(30));
     assert_eq!(config.max_ejection_time, secs(300));

@@ -1,0 +1,130 @@
+//! Clusters as policies see them: what discovery found, in the core's own words.
+//!
+//! A driver that discovers clusters gives one [`Clusters`] value with each [`Update`](crate::Update); `cds_experimental`
+//! and `xds_cluster_resolver_experimental` look up in it what their configs name. The value is replaced, never changed,
+//! and parts that did not change keep their allocation: identity is the change signal here as everywhere.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+
+use crate::config::LbConfig;
+use crate::policy::{DropCategory, OutlierSettings};
+use crate::{Endpoints, Status};
+
+/// Everything that is known about clusters at one time.
+#[derive(Clone, Debug, Default)]
+pub struct Clusters {
+    /// Clusters by name, or why a cluster cannot be used.
+    pub clusters: BTreeMap<Arc<str>, Result<Arc<Cluster>, Status>>,
+    /// Endpoints by where they come from.
+    pub endpoints: BTreeMap<Source, Arc<EndpointSet>>,
+}
+
+/// A cluster.
+#[derive(Clone, Debug)]
+pub enum Cluster {
+    /// One with endpoints of its own.
+    Leaf(Leaf),
+    /// One made of others.
+    Aggregate {
+        /// The names of its leaf clusters, highest priority first, each once (A37).
+        leaves: Vec<Arc<str>>,
+    },
+}
+
+/// A cluster with endpoints of its own.
+#[derive(Clone, Debug)]
+pub struct Leaf {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Where its endpoints come from.
+    pub source: Source,
+    /// The policy that picks localities and endpoints.
+    pub lb_policy: LbConfig,
+    /// How many calls may be in flight to it, if limited otherwise than by default (A32).
+    pub max_concurrent_requests: Option<u32>,
+    /// When endpoints are ejected, if ever (A50).
+    pub outlier_detection: Option<OutlierSettings>,
+    /// Where its load is reported to, if anywhere.
+    pub load_reporting: Option<Arc<LoadReporting>>,
+}
+
+/// Where the endpoints of a cluster come from.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Source {
+    /// From a control plane.
+    Eds {
+        /// The name of the cluster, under which they are asked for unless there is a name of their own.
+        cluster: Arc<str>,
+        /// The name under which they are asked for.
+        service_name: Option<Arc<str>>,
+    },
+    /// From DNS: all addresses of the name are one endpoint.
+    LogicalDns {
+        /// The name and the port, as in `example.com:443`.
+        hostname: Arc<str>,
+    },
+}
+
+/// The endpoints of a cluster.
+#[derive(Clone, Debug, Default)]
+pub struct EndpointSet {
+    /// The priorities, highest first, each a plain list of endpoints that carry locality and weights. Empty means
+    /// that there is nothing to call.
+    pub priorities: Vec<Endpoints>,
+    /// Which calls to drop, tried in order.
+    pub drops: Vec<DropCategory>,
+    /// What failures should say: why there are no endpoints, or what is wrong with the source although there are some.
+    pub note: Option<Arc<str>>,
+}
+
+/// Where the load of a cluster is reported to, and what of the backends' own metrics.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LoadReporting {
+    /// The URI of the server.
+    pub server: Arc<str>,
+    /// Which metrics of per-call load reports to pass on.
+    pub metrics: BackendMetrics,
+}
+
+/// Which metrics of per-call load reports go into load reports to the control plane (A64, A85).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BackendMetrics {
+    /// `cpu_utilization`.
+    pub cpu_utilization: bool,
+    /// `mem_utilization`.
+    pub mem_utilization: bool,
+    /// `application_utilization`.
+    pub application_utilization: bool,
+    /// Every key of `named_metrics`.
+    pub all_named: bool,
+    /// These keys of `named_metrics`.
+    pub named: BTreeSet<String>,
+}
+
+impl Source {
+    /// The name that endpoints are asked for under: an EDS resource or a host.
+    pub fn name(&self) -> &Arc<str> {
+        match self {
+            Source::Eds { cluster, service_name } => service_name.as_ref().unwrap_or(cluster),
+            Source::LogicalDns { hostname } => hostname,
+        }
+    }
+}
+
+impl EndpointSet {
+    /// One priority without endpoints: what a source that cannot be had stands for (A37). Failures carry the note.
+    pub fn unreachable(note: impl Into<Arc<str>>) -> EndpointSet {
+        EndpointSet { priorities: vec![Endpoints::none()], drops: Vec::new(), note: Some(note.into()) }
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Source::Eds { .. } => write!(f, "EDS resource {:?}", self.name()),
+            Source::LogicalDns { hostname } => write!(f, "DNS name {hostname:?}"),
+        }
+    }
+}
