@@ -1,0 +1,1 @@
+//! From a listener to one complete config (A74).

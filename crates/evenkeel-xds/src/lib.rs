@@ -1,0 +1,32 @@
+//! What an xDS client decides, as values.
+//!
+//! Bytes from a control plane go in, and one complete config for a channel comes out. This crate reads the bootstrap,
+//! keeps the state of the streams to the control planes, turns resources into types that cannot be wrong, follows
+//! the names from listener to endpoints, and keeps the books of load reports. It opens no socket, reads no clock and
+//! spawns nothing: a driver hands in messages, times and answers, and carries out what comes back.
+//!
+//! | where | what |
+//! |---|---|
+//! | [`bootstrap`] | which control planes there are, who we are, and how names are made |
+//! | [`resource`] | resources, parsed and checked |
+//! | [`lb`] | the policies of the control plane as policies of [`evenkeel_core`] (A52) |
+//! | [`client`] | streams, subscriptions, cache, failures and fallback |
+//! | [`graph`] | from a listener to one complete config (A74) |
+//! | [`routing`] | which cluster a call goes to, and how |
+//! | [`lrs`] | load reports |
+
+#![forbid(unsafe_code)]
+
+pub mod bootstrap;
+pub mod client;
+pub mod graph;
+pub mod lb;
+mod limits;
+pub mod lrs;
+pub mod name;
+mod problems;
+pub mod resource;
+pub mod routing;
+
+pub use limits::Limits;
+pub use problems::{Path, Problem, Problems};

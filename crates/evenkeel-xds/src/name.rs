@@ -1,0 +1,1 @@
+//! Names of resources, and how targets lead to them (A47).

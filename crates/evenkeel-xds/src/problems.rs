@@ -1,0 +1,148 @@
+//! What is wrong with a resource: every problem, each with the path to its field.
+
+use std::fmt;
+
+/// The place of a field in a message. It is built while walking down and costs nothing until it is written.
+///
+/// ```
+/// use evenkeel_xds::Path;
+/// let root = Path::root();
+/// let hosts = root.field("virtual_hosts");
+/// let host = hosts.index(2);
+/// assert_eq!(host.field("name").to_string(), "virtual_hosts[2].name");
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Path<'a> {
+    parent: Option<&'a Path<'a>>,
+    part: Part<'a>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Part<'a> {
+    Root,
+    Field(&'a str),
+    Index(usize),
+    Key(&'a str),
+}
+
+impl Path<'static> {
+    /// The resource itself.
+    pub fn root() -> Path<'static> {
+        Path { parent: None, part: Part::Root }
+    }
+}
+
+impl<'a> Path<'a> {
+    /// A field of the message here, as the `.proto` file spells it.
+    pub fn field(&'a self, name: &'a str) -> Path<'a> {
+        Path { parent: Some(self), part: Part::Field(name) }
+    }
+
+    /// An element of the list here.
+    pub fn index(&'a self, index: usize) -> Path<'a> {
+        Path { parent: Some(self), part: Part::Index(index) }
+    }
+
+    /// An entry of the map here.
+    pub fn key(&'a self, key: &'a str) -> Path<'a> {
+        Path { parent: Some(self), part: Part::Key(key) }
+    }
+}
+
+impl fmt::Display for Path<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(parent) = self.parent {
+            parent.fmt(f)?;
+        }
+        match self.part {
+            Part::Root => Ok(()),
+            Part::Field(name) if self.parent.is_some_and(|parent| !matches!(parent.part, Part::Root)) => {
+                write!(f, ".{name}")
+            }
+            Part::Field(name) => f.write_str(name),
+            Part::Index(index) => write!(f, "[{index}]"),
+            Part::Key(key) => write!(f, "[{key:?}]"),
+        }
+    }
+}
+
+/// One problem.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// The path to the field, empty for the resource as a whole.
+    pub path: String,
+    /// What is wrong with it.
+    pub text: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.path.as_str() {
+            "" => f.write_str(&self.text),
+            path => write!(f, "{path}: {}", self.text),
+        }
+    }
+}
+
+/// How many problems of one resource are told apart; more are only counted.
+const KEPT: usize = 32;
+
+/// Every problem of one resource, in the order they were found (A40: all are reported together).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Problems {
+    kept: Vec<Problem>,
+    more: usize,
+}
+
+impl Problems {
+    /// None yet.
+    pub fn new() -> Problems {
+        Problems::default()
+    }
+
+    /// One problem.
+    pub fn one(path: &Path<'_>, text: impl Into<String>) -> Problems {
+        let mut problems = Problems::new();
+        problems.add(path, text);
+        problems
+    }
+
+    /// Adds a problem of the field at `path`.
+    pub fn add(&mut self, path: &Path<'_>, text: impl Into<String>) {
+        if self.kept.len() < KEPT {
+            self.kept.push(Problem { path: path.to_string(), text: text.into() });
+        } else {
+            self.more += 1;
+        }
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.kept.is_empty()
+    }
+
+    /// The problems that are told apart.
+    pub fn iter(&self) -> impl Iterator<Item = &Problem> {
+        self.kept.iter()
+    }
+
+    /// `value` if there is no problem.
+    pub fn or<T>(self, value: T) -> Result<T, Problems> {
+        if self.is_empty() { Ok(value) } else { Err(self) }
+    }
+}
+
+impl fmt::Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, problem) in self.kept.iter().enumerate() {
+            let between = if i == 0 { "" } else { "; " };
+            write!(f, "{between}{problem}")?;
+        }
+        match self.more {
+            0 => Ok(()),
+            more => write!(f, "; and {more} more"),
+        }
+    }
+}
+
+impl std::error::Error for Problems {}

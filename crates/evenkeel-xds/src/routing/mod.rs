@@ -1,0 +1,1 @@
+//! Which cluster a call goes to, and how.

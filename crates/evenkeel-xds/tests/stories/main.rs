@@ -1,0 +1,17 @@
+//! Stories about the xDS client, one module per part. Each test names the SPEC ids that it covers.
+
+mod bootstrap;
+mod client;
+mod cluster;
+mod csds;
+mod delta;
+mod endpoints;
+mod fallback;
+mod graph;
+mod lb;
+mod listener;
+mod lrs;
+mod names;
+mod route;
+mod routing;
+mod stages;
