@@ -103,6 +103,16 @@ pub struct BackendMetrics {
     pub named: BTreeSet<String>,
 }
 
+impl Cluster {
+    /// Where its endpoints come from, if it has endpoints of its own.
+    pub fn source(&self) -> Option<&Source> {
+        match self {
+            Cluster::Leaf(leaf) => Some(&leaf.source),
+            Cluster::Aggregate { .. } => None,
+        }
+    }
+}
+
 impl Source {
     /// The name that endpoints are asked for under: an EDS resource or a host.
     pub fn name(&self) -> &Arc<str> {
