@@ -85,3 +85,22 @@ pub(crate) fn per_million(
     };
     Some(denominator.per_million(fraction.numerator))
 }
+
+/// How many remarks of one resource are kept, and how long a quoted text may be.
+const NOTES: usize = 32;
+const QUOTED: usize = 120;
+
+/// Notes something about the field at `path` that the operator should know. After a few, no more are kept.
+pub(crate) fn note(path: &Path<'_>, text: &str, warnings: &mut Vec<String>) {
+    if warnings.len() < NOTES {
+        warnings.push(format!("{path}: {text}"));
+    }
+}
+
+/// Text from outside as messages show it: quoted, escaped, and cut if long.
+pub(crate) fn cut(text: &str) -> String {
+    match text.char_indices().nth(QUOTED) {
+        None => format!("{text:?}"),
+        Some((end, _)) => format!("{:?}...", text.get(..end).unwrap_or_default()),
+    }
+}
