@@ -21,7 +21,7 @@ use evenkeel_proto::envoy::config::cluster::v3::{Cluster, LoadBalancingPolicy};
 use evenkeel_proto::prost;
 use serde_json::{Value, json};
 
-use crate::resource::fields::{cut, note};
+use crate::resource::fields::{cut, line, note};
 use crate::resource::message_of;
 use crate::{Path, Problems};
 
@@ -177,11 +177,13 @@ impl Converters {
         };
         match registry.parse(&config) {
             Ok(config) => {
-                warnings.extend_from_slice(config.warnings());
+                for warning in config.warnings() {
+                    note(&path, &line(warning), warnings);
+                }
                 Some(config)
             }
             Err(error) => {
-                problems.add(&path, error.to_string());
+                problems.add(&path, line(&error.to_string()));
                 None
             }
         }

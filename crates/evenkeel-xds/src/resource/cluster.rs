@@ -237,7 +237,7 @@ impl Reading<'_> {
             None => ("", &[][..]),
         };
         if found != ClusterConfig::full_name() {
-            let text = format!("expected a {}, found type {}", ClusterConfig::full_name(), cut(found));
+            let text = format!("expected {}, found type {}", ClusterConfig::full_name(), cut(found));
             self.problems.add(&path, text);
             return None;
         }

@@ -97,6 +97,18 @@ pub(crate) fn note(path: &Path<'_>, text: &str, warnings: &mut Vec<String>) {
     }
 }
 
+/// What another part says, which may quote what came from outside: on one line, and cut if long.
+pub(crate) fn line(text: &str) -> String {
+    let mut line = String::new();
+    for c in text.chars().take(4 * QUOTED) {
+        if c.is_control() { line.extend(c.escape_default()) } else { line.push(c) }
+    }
+    if text.chars().nth(4 * QUOTED).is_some() {
+        line.push_str("...");
+    }
+    line
+}
+
 /// Text from outside as messages show it: quoted, escaped, and cut if long.
 pub(crate) fn cut(text: &str) -> String {
     match text.char_indices().nth(QUOTED) {

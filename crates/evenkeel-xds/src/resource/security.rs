@@ -20,7 +20,7 @@ use evenkeel_proto::envoy::r#type::matcher::v3::string_matcher::MatchPattern;
 use evenkeel_proto::prost::{Message as _, Name as _};
 use regex::{Regex, RegexBuilder};
 
-use crate::resource::fields::{cut, note};
+use crate::resource::fields::{cut, line, note};
 use crate::resource::{Parser, message_of};
 use crate::{Path, Problems};
 
@@ -106,6 +106,18 @@ fn is_dns_name_of(host: &str, of: &str) -> bool {
     }
 }
 
+/// Why a pattern cannot be compiled, without the pattern.
+fn reason(error: &regex::Error) -> String {
+    match error {
+        regex::Error::CompiledTooBig(limit) => format!("it would take more than {limit} bytes"),
+        other => {
+            let text = other.to_string();
+            let last = text.lines().last().unwrap_or_default();
+            line(last.trim_start_matches("error: "))
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 enum Text {
     Exact { text: String, ignore_case: bool },
@@ -149,7 +161,7 @@ impl Text {
                     Ok(regex) => Some(Text::Regex(regex)),
                     Err(error) => {
                         let path = path.field("safe_regex");
-                        let text = format!("{} cannot be compiled: {error}", cut(&regex.regex));
+                        let text = format!("{} cannot be compiled: {}", cut(&regex.regex), reason(&error));
                         problems.add(&path.field("regex"), text);
                         None
                     }
@@ -209,12 +221,11 @@ pub(super) fn parse(
 ) -> Option<Security> {
     let path = path.field("typed_config");
     let Some(ConfigType::TypedConfig(any)) = &socket.config_type else {
-        problems.add(&path, format!("must be set: a {}", UpstreamTlsContext::full_name()));
+        problems.add(&path, format!("must be set: {}", UpstreamTlsContext::full_name()));
         return None;
     };
     if message_of(&any.type_url) != UpstreamTlsContext::full_name() {
-        let text =
-            format!("expected a {}, found type {}", UpstreamTlsContext::full_name(), cut(&any.type_url));
+        let text = format!("expected {}, found type {}", UpstreamTlsContext::full_name(), cut(&any.type_url));
         problems.add(&path, text);
         return None;
     }

@@ -14,7 +14,7 @@ use evenkeel_proto::envoy::config::endpoint::v3::lb_endpoint::HostIdentifier;
 use evenkeel_proto::envoy::config::endpoint::v3::{ClusterLoadAssignment, LbEndpoint, LocalityLbEndpoints};
 use evenkeel_proto::envoy::r#type::v3::FractionalPercent;
 use evenkeel_proto::prost::Message as _;
-use evenkeel_proto::prost_types::{Any, Struct, Value};
+use evenkeel_proto::prost_types::{Any, Duration, Struct, Value};
 use evenkeel_xds::bootstrap::{ChannelCredentials, ServerConfig, ServerFeatures};
 use evenkeel_xds::resource::{Parsed, Parser, Rejected, Resource, ResourceType};
 use proptest::prelude::*;
@@ -164,115 +164,136 @@ fn localities_without_a_weight_are_passed_over() {
     assert_eq!(refused(&assignment(gap.into())), "endpoints: there is a priority 1 but no priority 0");
 }
 
-/// VAL-E2, VAL-E3, VAL-E4, VAL-E5, VAL-E6, EDF-5, CI-2, fault 34: what the other implementations refuse, and no more.
+/// VAL-E2, VAL-E3, fault 34: what the other implementations refuse about localities, and no more.
 #[test]
-fn what_spoils_a_resource() {
+fn localities_that_spoil_a_resource() {
     let max = u32::MAX;
-    let no_locality = LocalityLbEndpoints { locality: None, ..locality("a", 1, 0, &["10.0.0.1:80"]) };
-    let no_name = ClusterLoadAssignment { cluster_name: String::new(), ..load_assignment("", &[]) };
-    let named = LbEndpoint {
-        host_identifier: Some(HostIdentifier::EndpointName("e".to_owned())),
-        ..LbEndpoint::default()
-    };
+    let unnamed = LocalityLbEndpoints { locality: None, ..locality("a", 1, 0, &["10.0.0.1:80"]) };
+    for (localities, problem) in [
+        (vec![unnamed], "endpoints[0].locality: must be set"),
+        (
+            vec![locality("a", 1, 0, &["10.0.0.1:80"]), locality("a", 2, 0, &["10.0.0.2:80"])],
+            r#"endpoints[1].locality: the locality "{region=\"\", zone=\"a\", sub_zone=\"\"}" is in priority 0 more than once"#,
+        ),
+        (
+            vec![locality("a", 1, 0, &["10.0.0.1:80"]), locality("a", 2, 2, &["10.0.0.2:80"])],
+            "endpoints: there is a priority 2 but no priority 1",
+        ),
+        (
+            vec![locality("a", 1, max, &["10.0.0.1:80"])],
+            "endpoints: there is a priority 4294967295 but no priority 0",
+        ),
+        (
+            vec![
+                locality("a", max, 0, &["10.0.0.1:80"]),
+                locality("b", 1, 0, &["10.0.0.2:80"]),
+                locality("c", max, 0, &["10.0.0.3:80"]),
+                locality("d", max, 1, &["10.0.0.4:80"]),
+            ],
+            "endpoints[1].load_balancing_weight: the weights of the localities in priority 0 add up to more than 4294967295",
+        ),
+    ] {
+        assert_eq!(refused(&assignment(localities)), problem);
+    }
+    let unnamed = ClusterLoadAssignment { cluster_name: String::new(), ..load_assignment("", &[]) };
+    assert_eq!(refused(&unnamed), "cluster_name: must not be empty");
+}
+
+/// VAL-E4, VAL-E6, EDF-5, fault 34
+#[test]
+fn weights_and_duplicates_that_spoil_a_resource() {
+    let max = u32::MAX;
+    let twice = "the address 10.0.0.1:80 is in the resource more than once";
+    let again = "the address [::1]:80 is in the resource more than once";
+    for (endpoints, problem) in [
+        (vec![weighing(0, 80)], "[0].load_balancing_weight: must be at least 1, found 0".to_owned()),
+        (
+            vec![weighing(max, 80), endpoint("10.0.0.1", 81), weighing(max, 82)],
+            format!(
+                "[1].load_balancing_weight: the weights of the locality's endpoints add up to more than {max}"
+            ),
+        ),
+        (
+            vec![endpoint("10.0.0.1", 80), endpoint("10.0.0.1", 80)],
+            format!("[1].endpoint.address.socket_address: {twice}"),
+        ),
+        (
+            vec![dual(&[("10.0.0.1", 80), ("10.0.0.1", 80)])],
+            format!("[0].endpoint.additional_addresses[0].address.socket_address: {twice}"),
+        ),
+        (
+            vec![dual(&[("10.0.0.1", 80), ("::1", 80), ("0:0:0:0:0:0:0:1", 80)])],
+            format!("[0].endpoint.additional_addresses[1].address.socket_address: {again}"),
+        ),
+        (
+            vec![dual(&[("10.0.0.1", 80), ("::1", 80)]), endpoint("::1", 80)],
+            format!("[1].endpoint.address.socket_address: {again}"),
+        ),
+    ] {
+        assert_eq!(refused(&with(endpoints)), format!("endpoints[0].lb_endpoints{problem}"));
+    }
+    let apart = [locality("a", 1, 0, &["10.0.0.1:80"]), locality("b", 1, 1, &["10.0.0.2:80", "10.0.0.1:80"])];
+    let problem = format!("endpoints[1].lb_endpoints[1].endpoint.address.socket_address: {twice}");
+    assert_eq!(refused(&assignment(apart.into())), problem);
+}
+
+/// VAL-E5, fault 34
+#[test]
+fn addresses_that_spoil_a_resource() {
+    let name = HostIdentifier::EndpointName("e".to_owned());
     let mut bare = endpoint("10.0.0.1", 80);
     if let Some(HostIdentifier::Endpoint(known)) = &mut bare.host_identifier {
         known.address = None;
     }
     let pipe = AddressKind::Pipe(Pipe { path: "/tmp/s".to_owned(), mode: 0 });
-    let port = |port| at_socket(|socket| socket.port_specifier = Some(PortSpecifier::PortValue(port)));
-    let host = |host: &str| at_socket(|socket| socket.address = host.to_owned());
-    let service = PortSpecifier::NamedPort("http".to_owned());
-    let without_rate = Policy {
-        drop_overloads: vec![DropOverload { category: "lb".to_owned(), drop_percentage: None }],
-        ..Policy::default()
-    };
-    let (prefix, socket) = ("endpoints[0].lb_endpoints[0].endpoint", "address.socket_address");
-    let cases = [
-        (no_name, "cluster_name: must not be empty".to_owned()),
-        (assignment(vec![no_locality]), "endpoints[0].locality: must be set".to_owned()),
-        // Localities and priorities
+    let port = |port| at_socket(|socket| socket.port_specifier = port);
+    for (endpoint, problem) in [
+        (LbEndpoint { host_identifier: Some(name), ..LbEndpoint::default() }, ": must be set"),
+        (LbEndpoint::default(), ": must be set"),
+        (bare, ".address.socket_address: must be set"),
+        (at(None), ".address.socket_address: must be set"),
+        (at(Some(pipe)), ".address.socket_address: must be set"),
         (
-            assignment(vec![locality("a", 1, 0, &["10.0.0.1:80"]), locality("a", 2, 0, &["10.0.0.2:80"])]),
-            r#"endpoints[1].locality: the locality "{region=\"\", zone=\"a\", sub_zone=\"\"}" is in priority 0 more than once"#
-                .to_owned(),
+            port(Some(PortSpecifier::PortValue(0))),
+            ".address.socket_address.port_value: expected a port from 1 to 65535, found 0",
         ),
         (
-            assignment(vec![locality("a", 1, 0, &["10.0.0.1:80"]), locality("a", 2, 2, &["10.0.0.2:80"])]),
-            "endpoints: there is a priority 2 but no priority 1".to_owned(),
+            port(Some(PortSpecifier::PortValue(65_536))),
+            ".address.socket_address.port_value: expected a port from 1 to 65535, found 65536",
         ),
         (
-            assignment(vec![locality("a", 1, max, &["10.0.0.1:80"])]),
-            "endpoints: there is a priority 4294967295 but no priority 0".to_owned(),
+            port(Some(PortSpecifier::NamedPort("http".to_owned()))),
+            ".address.socket_address.port_value: must be set; found named_port \"http\"",
         ),
+        (port(None), ".address.socket_address.port_value: must be set"),
         (
-            assignment(vec![
-                locality("a", max, 0, &["10.0.0.1:80"]),
-                locality("b", 1, 0, &["10.0.0.2:80"]),
-                locality("c", max, 0, &["10.0.0.3:80"]),
-                locality("d", max, 1, &["10.0.0.4:80"]),
-            ]),
-            "endpoints[1].load_balancing_weight: the weights of the localities in priority 0 add up to more than 4294967295"
-                .to_owned(),
+            at_socket(|socket| socket.protocol = Protocol::Udp.into()),
+            ".address.socket_address.protocol: expected TCP (0), found 1",
         ),
-        // Endpoints
-        (with(vec![weighing(0, 80)]), "endpoints[0].lb_endpoints[0].load_balancing_weight: must be at least 1, found 0".to_owned()),
-        (
-            with(vec![weighing(max, 80), endpoint("10.0.0.1", 81), weighing(max, 82)]),
-            "endpoints[0].lb_endpoints[1].load_balancing_weight: the weights of the locality's endpoints add up to more than 4294967295"
-                .to_owned(),
-        ),
-        (
-            assignment(vec![locality("a", 1, 0, &["10.0.0.1:80"]), locality("b", 1, 1, &["10.0.0.2:80", "10.0.0.1:80"])]),
-            format!("endpoints[1].lb_endpoints[1].endpoint.{socket}: the address 10.0.0.1:80 is in the resource more than once"),
-        ),
-        (
-            with(vec![dual(&[("10.0.0.1", 80), ("10.0.0.1", 80)])]),
-            format!("{prefix}.additional_addresses[0].{socket}: the address 10.0.0.1:80 is in the resource more than once"),
-        ),
-        (
-            with(vec![dual(&[("10.0.0.1", 80), ("::1", 80), ("0:0:0:0:0:0:0:1", 80)])]),
-            format!("{prefix}.additional_addresses[1].{socket}: the address [::1]:80 is in the resource more than once"),
-        ),
-        (
-            with(vec![dual(&[("10.0.0.1", 80), ("::1", 80)]), endpoint("::1", 80)]),
-            format!("endpoints[0].lb_endpoints[1].endpoint.{socket}: the address [::1]:80 is in the resource more than once"),
-        ),
-        // Addresses
-        (with(vec![named]), format!("{prefix}: must be set")),
-        (with(vec![LbEndpoint::default()]), format!("{prefix}: must be set")),
-        (with(vec![bare]), format!("{prefix}.{socket}: must be set")),
-        (with(vec![at(None)]), format!("{prefix}.{socket}: must be set")),
-        (with(vec![at(Some(pipe))]), format!("{prefix}.{socket}: must be set")),
-        (with(vec![host("")]), format!("{prefix}.{socket}.address: expected an IPv4 or IPv6 address, found \"\"")),
-        (with(vec![host("host\n")]), format!("{prefix}.{socket}.address: expected an IPv4 or IPv6 address, found \"host\\n\"")),
-        (with(vec![host("[::1]")]), format!("{prefix}.{socket}.address: expected an IPv4 or IPv6 address, found \"[::1]\"")),
-        (with(vec![host("fe80::1%eth0")]), format!("{prefix}.{socket}.address: expected an IPv4 or IPv6 address, found \"fe80::1%eth0\"")),
-        (with(vec![host("010.0.0.1")]), format!("{prefix}.{socket}.address: expected an IPv4 or IPv6 address, found \"010.0.0.1\"")),
-        (with(vec![port(0)]), format!("{prefix}.{socket}.port_value: expected a port from 1 to 65535, found 0")),
-        (with(vec![port(65_536)]), format!("{prefix}.{socket}.port_value: expected a port from 1 to 65535, found 65536")),
-        (with(vec![at_socket(|socket| socket.port_specifier = None)]), format!("{prefix}.{socket}.port_value: must be set")),
-        (
-            with(vec![at_socket(|socket| socket.port_specifier = Some(service))]),
-            format!("{prefix}.{socket}.port_value: must be set; found named_port \"http\""),
-        ),
-        (
-            with(vec![at_socket(|socket| socket.protocol = Protocol::Udp.into())]),
-            format!("{prefix}.{socket}.protocol: expected TCP (0), found 1"),
-        ),
-        // Drops
-        (drops(&[("", 1, 0)]), "policy.drop_overloads[0].category: must not be empty".to_owned()),
-        (
-            drops(&[("lb", 1, 0), ("lb", 1, 3)]),
-            "policy.drop_overloads[1].drop_percentage.denominator: expected HUNDRED, TEN_THOUSAND or MILLION, found 3".to_owned(),
-        ),
-        (
-            ClusterLoadAssignment { policy: Some(without_rate), ..load_assignment("c", &[]) },
-            "policy.drop_overloads[0].drop_percentage: must be set".to_owned(),
-        ),
-    ];
-    for (message, problem) in cases {
-        assert_eq!(refused(&message), problem);
+    ] {
+        assert_eq!(refused(&with(vec![endpoint])), format!("endpoints[0].lb_endpoints[0].endpoint{problem}"));
     }
+    for host in ["", "host", "two\nlines", "[::1]", "fe80::1%eth0", "010.0.0.1", "10.0.0.1:80"] {
+        let problem = refused(&with(vec![at_socket(|socket| socket.address = host.to_owned())]));
+        let expected = format!("address: expected an IPv4 or IPv6 address, found {host:?}");
+        assert_eq!(
+            problem,
+            format!("endpoints[0].lb_endpoints[0].endpoint.address.socket_address.{expected}")
+        );
+    }
+}
+
+/// CI-2, fault 34
+#[test]
+fn drops_that_spoil_a_resource() {
+    assert_eq!(refused(&drops(&[("", 1, 0)])), "policy.drop_overloads[0].category: must not be empty");
+    assert_eq!(
+        refused(&drops(&[("lb", 1, 0), ("lb", 1, 3)])),
+        "policy.drop_overloads[1].drop_percentage.denominator: expected HUNDRED, TEN_THOUSAND or MILLION, found 3"
+    );
+    let mut message = drops(&[("lb", 1, 0)]);
+    message.policy.as_mut().unwrap().drop_overloads[0].drop_percentage = None;
+    assert_eq!(refused(&message), "policy.drop_overloads[0].drop_percentage: must be set");
 }
 
 /// VAL-E3, VAL-E4, VAL-E6, fault 34: the other side of each rule.
@@ -422,7 +443,7 @@ fn an_endpoint_has_several_addresses_and_a_name() {
 fn what_has_no_effect_is_said() {
     let policy = Policy {
         overprovisioning_factor: Some(140),
-        endpoint_stale_after: Some(Default::default()),
+        endpoint_stale_after: Some(Duration::default()),
         ..Policy::default()
     };
     let message = ClusterLoadAssignment { policy: Some(policy), ..load_assignment("c", &[]) };
@@ -509,7 +530,8 @@ fn is_good(message: &ClusterLoadAssignment) -> bool {
         _ => None,
     };
     let addresses: Vec<_> = used().flat_map(|l| l.lb_endpoints.iter().filter(well)).map(socket).collect();
-    let mut names: Vec<_> = used().map(|l| (l.priority, l.locality.clone().unwrap().zone)).collect();
+    let mut names: Vec<_> =
+        used().map(|l| (l.priority, l.locality.clone().unwrap_or_default().zone)).collect();
     let all = names.len();
     names.sort_unstable();
     names.dedup();
