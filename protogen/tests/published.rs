@@ -57,8 +57,9 @@ fn our_messages_are_the_published_ones() {
 /// The comparison sees what would break the wire, one change at a time.
 #[test]
 fn every_kind_of_change_is_seen() {
+    type Change = fn(&mut FileDescriptorSet);
     let published = facts(&ours());
-    let cases: &[(fn(&mut FileDescriptorSet), &str)] = &[
+    let cases: &[(Change, &str)] = &[
         (
             |set| field(set, "Locality", "zone").number = Some(7),
             "envoy.config.core.v3.Locality.zone: ours is string = 7; published is string = 2",

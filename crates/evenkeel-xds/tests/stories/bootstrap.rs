@@ -10,7 +10,8 @@ use evenkeel_proto::envoy::config::core::v3::Locality;
 use evenkeel_proto::envoy::config::core::v3::node::UserAgentVersionType;
 use evenkeel_proto::prost_types::value::Kind;
 use evenkeel_xds::bootstrap::{
-    Bootstrap, CertificateFiles, CertificateProvider, ChannelCredentials, Identity, ServerFeatures,
+    Bootstrap, BootstrapError, CertificateFiles, CertificateProvider, ChannelCredentials, Identity,
+    ServerFeatures,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -168,10 +169,10 @@ fn the_client_speaks_for_itself() {
 /// BS-1
 #[test]
 fn the_file_wins_over_the_text() {
-    let file = json!({"xds_servers": [server("of-file:1")]}).to_string();
-    let text = json!({"xds_servers": [server("of-text:1")]}).to_string();
     // What the variables hold, what is read, and whose servers there are or what is said.
     type Case<'a> = (&'a str, &'a str, &'a [&'a str], Result<&'a str, &'a str>);
+    let file = json!({"xds_servers": [server("of-file:1")]}).to_string();
+    let text = json!({"xds_servers": [server("of-text:1")]}).to_string();
     let cases: &[Case<'_>] = &[
         ("/b.json", &text, &["/b.json"], Ok("of-file:1")),
         ("/b.json", "", &["/b.json"], Ok("of-file:1")),
@@ -225,7 +226,10 @@ fn the_file_wins_over_the_text() {
         };
         let loaded = Bootstrap::load(variable, read);
         assert_eq!(*reads.borrow(), *expected_reads);
-        assert_eq!(loaded.as_ref().is_err_and(|e| e.is_unset()), name.is_empty() && inline.is_empty());
+        assert_eq!(
+            loaded.as_ref().is_err_and(BootstrapError::is_unset),
+            name.is_empty() && inline.is_empty()
+        );
         let loaded = loaded.map_err(|error| error.to_string());
         let loaded = loaded.as_ref().map(|bootstrap| &*bootstrap.servers[0].uri).map_err(String::as_str);
         assert_eq!(loaded, *expected);
@@ -295,18 +299,20 @@ fn known_features_count_and_others_do_not() {
     }
 }
 
-/// BS-1, BS-2, BS-3, BS-4, BS-5, BS-6, FED-1: every broken field is reported with its path, what was expected and what was
-/// found.
+/// What is said of a text that is missing.
+const MISSING: &str = ": is required: a string that is not empty";
+
+/// A place, a bootstrap around a value there, and what follows the place in the report on each value.
+fn check(place: &str, around: &dyn Fn(Value) -> Value, cases: &[(Value, &str)]) {
+    for (value, problem) in cases {
+        let bootstrap = around(value.clone());
+        assert_eq!(problems(&bootstrap), format!("{place}{problem}"), "{bootstrap}");
+    }
+}
+
+/// BS-2, BS-3: every broken field is reported with its path, what was expected and what was found.
 #[test]
-fn broken_fields_are_reported_with_their_paths() {
-    let text = ": is required: a string that is not empty";
-    // A place, a bootstrap around a value there, and what follows the place in the report on each value.
-    let check = |place: &str, around: &dyn Fn(Value) -> Value, cases: &[(Value, &str)]| {
-        for (value, problem) in cases {
-            let bootstrap = around(value.clone());
-            assert_eq!(problems(&bootstrap), format!("{place}{problem}"), "{bootstrap}");
-        }
-    };
+fn broken_servers_are_reported_with_their_paths() {
     check(
         "",
         &|value| value,
@@ -329,7 +335,7 @@ fn broken_fields_are_reported_with_their_paths() {
     check(
         "xds_servers[0].server_uri",
         &|value| with_server("server_uri", value),
-        &[(json!(null), text), (json!(""), text), (json!(443), ": expected a string, found 443")],
+        &[(json!(null), MISSING), (json!(""), MISSING), (json!(443), ": expected a string, found 443")],
     );
     check(
         "xds_servers[0].server_features",
@@ -349,7 +355,7 @@ fn broken_fields_are_reported_with_their_paths() {
                 ": expected insecure, google_default or tls, found \"x\", \"TLS\"",
             ),
             (json!([{"type": "insecure"}, {"type": 7}]), "[1].type: expected a string, found 7"),
-            (json!([{"type": "x"}, {}]), &format!("[1].type{text}")),
+            (json!([{"type": "x"}, {}]), &format!("[1].type{MISSING}")),
         ],
     );
     let tls =
@@ -371,6 +377,11 @@ fn broken_fields_are_reported_with_their_paths() {
             ),
         ],
     );
+}
+
+/// BS-4, BS-5, BS-6, FED-1: the same for everything else.
+#[test]
+fn broken_fields_are_reported_with_their_paths() {
     check(
         "node",
         &|value| with("node", value),
@@ -402,7 +413,7 @@ fn broken_fields_are_reported_with_their_paths() {
             (json!({"a.com": 7}), "[\"a.com\"]: expected an object, found 7"),
             (
                 json!({"a.com": {"xds_servers": [{"channel_creds": [{"type": "tls"}]}]}}),
-                &format!("[\"a.com\"].xds_servers[0].server_uri{text}"),
+                &format!("[\"a.com\"].xds_servers[0].server_uri{MISSING}"),
             ),
         ],
     );
@@ -426,7 +437,7 @@ fn broken_fields_are_reported_with_their_paths() {
         &[
             (json!("x"), ": expected an object, found \"x\""),
             (json!({"p": null}), "[\"p\"]: expected an object, found null"),
-            (json!({"p": {}}), &format!("[\"p\"].plugin_name{text}")),
+            (json!({"p": {}}), &format!("[\"p\"].plugin_name{MISSING}")),
             (
                 json!({"p": {"plugin_name": "other", "config": 1}}),
                 "[\"p\"].config: expected an object, found 1",

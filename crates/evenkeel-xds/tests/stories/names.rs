@@ -159,7 +159,7 @@ proptest! {
         })
     ) {
         let name = |parameters: &[(String, String)]| {
-            let escaped = |text: &str| -> String { text.bytes().map(|byte| format!("%{byte:02x}")).collect() };
+            let escaped = |text: &str| text.bytes().map(|byte| format!("%{byte:02x}")).collect::<Vec<_>>().concat();
             let query: Vec<_> =
                 parameters.iter().map(|(key, value)| format!("{}={}", escaped(key), escaped(value))).collect();
             let text = long(&format!("xdstp://auth/L/id?{}", query.join("&")));
