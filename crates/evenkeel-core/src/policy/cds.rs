@@ -71,10 +71,14 @@ impl Policy for Cds {
                 _ => Some(Outcome { config: found.resolver_config(), found }),
             };
         }
-        match &self.last {
-            None => self.waiting.show((), |()| LbState::connecting()),
-            Some(Outcome { config: Ok(child), .. }) => self.child.reconcile(child, &Endpoints::none(), cx),
-            Some(Outcome { config: Err(reason), .. }) => {
+        let outcome = self.last.as_ref().map(|last| &last.config);
+        if let Some(Ok(child)) = outcome {
+            return self.child.reconcile(child, &Endpoints::none(), cx);
+        }
+        std::mem::take(&mut self.child).release(cx);
+        match outcome {
+            Some(Ok(_)) | None => self.waiting.show((), |()| LbState::connecting()),
+            Some(Err(reason)) => {
                 let status = cx.unavailable(format_args!("cluster {:?}: {reason}", config.cluster));
                 self.failing.show(status, |status| LbState::dropping(status.clone()))
             }
