@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use evenkeel_core::cluster::{Cluster, Leaf, LoadReporting, stages};
+use evenkeel_core::cluster::{BackendMetrics, Cluster, Leaf, LoadReporting, stages};
 use evenkeel_core::policy::{
     Cds, CdsConfig, ClusterManager, ClusterManagerConfig, FailurePercentageEjection, OutlierSettings,
 };
@@ -43,7 +43,7 @@ fn pick_for(world: &mut World, cluster: &str) -> Picked {
 #[test]
 fn a_cluster_has_the_whole_tree() {
     let policy = lb_policy(
-        json!([{"xds_wrr_locality_experimental": {"childPolicy": [{"edf_weighted_round_robin": {}}]}}]),
+        &json!([{"xds_wrr_locality_experimental": {"childPolicy": [{"edf_weighted_round_robin": {}}]}}]),
     );
     let plain = Leaf { lb_policy: policy, ..eds("orders") };
     let watched = Leaf { outlier_detection: Some(OutlierSettings::default()), ..plain.clone() };
@@ -177,9 +177,9 @@ fn each_leaf_has_its_own_settings() {
         failure_percentage_ejection: Some(FailurePercentageEjection::default()),
         ..OutlierSettings::default()
     };
-    let load = LoadReporting { server: "lrs.example:443".into(), metrics: Default::default() };
+    let load = LoadReporting { server: "lrs.example:443".into(), metrics: BackendMetrics::default() };
     let main = Leaf {
-        lb_policy: lb_policy(json!([{"pick_first": {}}])),
+        lb_policy: lb_policy(&json!([{"pick_first": {}}])),
         max_concurrent_requests: Some(1),
         outlier_detection: Some(ejection),
         load_reporting: Some(Arc::new(load)),
@@ -404,8 +404,8 @@ fn only_the_cluster_that_changed_runs() {
     const ALL: usize = 1_000;
     let runs = Arc::new(AtomicUsize::new(0));
     let mut registry = Registry::standard();
-    let counter = runs.clone();
-    registry.register_with("counted", move || Counted(counter.clone(), Shown::default()));
+    let shared = runs.clone();
+    registry.register_with("counted", move || Counted(shared.clone(), Shown::default()));
     let counted = registry.parse(&json!([{"counted": {}}])).expect("it is registered");
     let leaf = |i: usize| {
         let lb_policy = counted.clone();
@@ -465,6 +465,12 @@ fn leaves() -> impl Strategy<Value = Leaves> {
     prop::collection::vec(prop::option::weighted(0.9, known), 0..4)
 }
 
+/// Each letter is an endpoint, in a zone of its own.
+fn letters(all: &BTreeSet<char>) -> String {
+    let each: Vec<String> = all.iter().map(|c| format!("{c}@{c}")).collect();
+    each.join(" ")
+}
+
 fn discovered(leaves: &Leaves) -> Discovered {
     let names: Vec<String> = (0..leaves.len()).map(|i| format!("leaf{i}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -474,8 +480,7 @@ fn discovered(leaves: &Leaves) -> Discovered {
             None => discovered,
             Some(Err(())) => discovered.with_error(name, "no"),
             Some(Ok((is_dns, priorities))) => {
-                let text: Vec<String> =
-                    priorities.iter().map(|all| all.iter().map(|c| format!("{c}@{c} ")).collect()).collect();
+                let text: Vec<String> = priorities.iter().map(letters).collect();
                 let mut endpoints = set(&text.join("|"));
                 if priorities.is_empty() {
                     endpoints.priorities.clear();

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use evenkeel_core::cluster::{EndpointSet, Leaf, LoadReporting, stages};
+use evenkeel_core::cluster::{BackendMetrics, EndpointSet, Leaf, LoadReporting, stages};
 use evenkeel_core::policy::{
     Cds, CdsConfig, ClusterResolver, ClusterResolverConfig, DropCategory, FailurePercentageEjection,
     Mechanism, OutlierSettings, SuccessRateEjection,
@@ -19,7 +19,7 @@ use testkit::{World, secs};
 use crate::discovered::{Discovered, dns, eds, find_all, lb_policy, set, spine};
 
 /// A config with these discovery mechanisms over round_robin.
-fn config(mechanisms: Value) -> Value {
+fn config(mechanisms: &Value) -> Value {
     json!([{"xds_cluster_resolver_experimental": {
         "discoveryMechanisms": mechanisms, "xdsLbPolicy": [{"round_robin": {}}],
     }}])
@@ -27,7 +27,7 @@ fn config(mechanisms: Value) -> Value {
 
 /// One EDS cluster.
 fn orders() -> Value {
-    config(json!([{"cluster": "orders", "type": "EDS"}]))
+    config(&json!([{"cluster": "orders", "type": "EDS"}]))
 }
 
 fn world(config: &Value, discovered: &Discovered) -> World {
@@ -111,7 +111,7 @@ fn unknown_endpoints_are_waited_for_and_none_fail() {
 fn what_was_there_serves_until_all_is_known() {
     let found = Discovered::default().with("orders", "a");
     let mut world = world(&orders(), &found);
-    world.config(&config(json!([{"cluster": "new"}, {"cluster": "orders"}])));
+    world.config(&config(&json!([{"cluster": "new"}, {"cluster": "orders"}])));
     assert_eq!((world.letters(2), world.published()), ("aa".to_owned(), 0));
     world.clusters(&found.with("new", "n").0);
     assert_eq!(world.letters(2), "nn");
@@ -156,7 +156,7 @@ fn each_priority_is_judged_by_itself() {
         "interval": "1s", "maxEjectionPercent": 100,
         "failurePercentageEjection": {"threshold": 50, "minimumHosts": 2, "requestVolume": 5},
     });
-    let config = config(json!([{"cluster": "orders", "outlierDetection": ejection}]));
+    let config = config(&json!([{"cluster": "orders", "outlierDetection": ejection}]));
     let mut world = world(&config, &Discovered::default().with("orders", "a | b c"));
     // One endpoint is fewer than two hosts: it is not judged, although the cluster has three endpoints.
     for round in 0..2 {
@@ -197,7 +197,7 @@ fn only_dns_is_asked_again() {
         {"cluster": "spare", "type": "LOGICAL_DNS", "dnsHostname": "spare.example:443"},
         {"cluster": "other", "type": "LOGICAL_DNS", "dnsHostname": "other.example:443"},
     ]);
-    let mut world = world(&config(mechanisms), &discovered);
+    let mut world = world(&config(&mechanisms), &discovered);
     world.down("a");
     world.advance(secs(30));
     assert_eq!((world.letters(1), world.reresolutions()), ("b".to_owned(), 0));
@@ -227,7 +227,7 @@ fn failures_carry_the_note_of_their_source() {
     assert_eq!(failure(&mut world), "Unavailable: a: a refused (node n1)");
     assert!(world.dialled().is_empty());
     world.clusters(&discovered.0);
-    world.config(&config(json!([{"cluster": "orders"}, {"cluster": "spare"}])));
+    world.config(&config(&json!([{"cluster": "orders"}, {"cluster": "spare"}])));
     world.down("b");
     assert_eq!(
         failure(&mut world),
@@ -277,9 +277,9 @@ impl Policy for Counted {
 #[test]
 fn only_the_priority_that_changed_runs() {
     let runs: Arc<[AtomicUsize; 3]> = Arc::default();
-    let counter = runs.clone();
+    let shared = runs.clone();
     let mut registry = Registry::standard();
-    registry.register_with("counted", move || Counted(counter.clone(), Shown::default()));
+    registry.register_with("counted", move || Counted(shared.clone(), Shown::default()));
     let config = json!([{"xds_cluster_resolver_experimental": {
         "discoveryMechanisms": [{"cluster": "one"}, {"cluster": "two"}], "xdsLbPolicy": [{"counted": {}}],
     }}]);
@@ -374,7 +374,7 @@ fn parsed(config: &Value) -> ClusterResolverConfig {
 /// CDS-14: what was left unset stays so, and either form of the load reporting server is taken.
 #[test]
 fn mechanisms_are_read_as_they_are() {
-    let config = config(json!([
+    let config = config(&json!([
         {"cluster": "a", "lrsLoadReportingServer": {"server_uri": "lrs:1", "channel_creds": []}},
         {"cluster": "b", "lrsLoadReportingServer": "lrs:2", "outlierDetection": {}},
         {"cluster": "c", "xdsLbPolicy": [{"pick_first": {}}]},
@@ -415,10 +415,10 @@ fn full() -> Leaf {
         }),
     };
     let service_name = Some("orders-v2".into());
-    let load = LoadReporting { server: "lrs:1".into(), metrics: Default::default() };
+    let load = LoadReporting { server: "lrs:1".into(), metrics: BackendMetrics::default() };
     Leaf {
         source: evenkeel_core::cluster::Source::Eds { cluster: "orders".into(), service_name },
-        lb_policy: lb_policy(json!([{"least_request_experimental": {"choiceCount": 3}}])),
+        lb_policy: lb_policy(&json!([{"least_request_experimental": {"choiceCount": 3}}])),
         max_concurrent_requests: Some(7),
         outlier_detection: Some(outlier_detection),
         load_reporting: Some(Arc::new(load)),
@@ -507,7 +507,7 @@ fn parsed_configs_read_as_they_were_written() {
             json!({"xds_wrr_locality_experimental": {"child_policy": [{"round_robin": {}}]}}),
         ),
     ] {
-        assert_eq!(lb_policy(given).to_json(), written);
+        assert_eq!(lb_policy(&given).to_json(), written);
     }
 }
 
@@ -599,7 +599,7 @@ fn the_worked_example_stage_by_stage() {
 }
 
 fn lb_policy_of_locality(child: &Value) -> LbConfig {
-    lb_policy(json!([{"xds_wrr_locality_experimental": {"childPolicy": child}}]))
+    lb_policy(&json!([{"xds_wrr_locality_experimental": {"childPolicy": child}}]))
 }
 
 /// Other policies than localities by weight have no fourth stage; a source without endpoints has no targets.

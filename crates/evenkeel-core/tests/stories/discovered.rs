@@ -57,7 +57,7 @@ pub(crate) fn eds(name: &str) -> Leaf {
     Leaf {
         name: name.into(),
         source: Source::Eds { cluster: name.into(), service_name: None },
-        lb_policy: lb_policy(json!([{"round_robin": {}}])),
+        lb_policy: lb_policy(&json!([{"round_robin": {}}])),
         max_concurrent_requests: None,
         outlier_detection: None,
         load_reporting: None,
@@ -70,8 +70,8 @@ pub(crate) fn dns(name: &str, hostname: &str) -> Leaf {
 }
 
 /// A policy.
-pub(crate) fn lb_policy(config: Value) -> LbConfig {
-    Registry::standard().parse(&config).expect("the story's policy parses")
+pub(crate) fn lb_policy(config: &Value) -> LbConfig {
+    Registry::standard().parse(config).expect("the story's policy parses")
 }
 
 /// Endpoints in priorities: `a b@x | c@y:3` are a and b (in zone x) in the first, c (in zone y, weight 3) in the second.
