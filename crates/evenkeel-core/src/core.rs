@@ -158,6 +158,7 @@ impl Core {
 
     /// Takes in a new config and endpoints; they count from the next pass on.
     pub fn update(&mut self, update: Update) {
+        self.tree.discover(update.clusters.as_ref());
         self.update = Some(update);
     }
 
@@ -228,6 +229,12 @@ impl Core {
     /// The whole tree as data, as of the last pass; `None` before the first update.
     pub fn describe(&self) -> Option<Description> {
         self.root.describe(&Look { tree: &self.tree })
+    }
+
+    /// The clusters that policies want to be discovered although no route names them, as of the last pass (A74): each
+    /// holds its own for as long as it runs. Once found, they are part of [`Update::with_clusters`].
+    pub fn wanted_clusters(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.tree.wanted_clusters()
     }
 
     /// A subchannel, if it exists.

@@ -5,8 +5,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::cluster::{Cluster, EndpointSet, Source};
 use crate::counters::CallCounters;
-use crate::tree::{NodeId, Tree};
+use crate::tree::{Looked, NodeId, Tree};
 use crate::{Address, Instant, Rng, Status, Subchannel, SubchannelId};
 
 /// The world as a policy sees it in one pass, and what it may ask for.
@@ -98,6 +99,34 @@ impl Cx<'_> {
     /// The counters of calls in flight that this core shares with others.
     pub fn counters(&self) -> &CallCounters {
         &self.tree.counters
+    }
+
+    /// What discovery found about a cluster, or why it cannot be used; `None` if the update says nothing of it. An
+    /// update that says something else runs this policy again.
+    pub fn cluster(&mut self, name: &Arc<str>) -> Option<Result<Arc<Cluster>, Status>> {
+        let found = self.tree.clusters.as_ref().and_then(|all| all.clusters.get(name)).cloned();
+        self.remember(Looked::AtCluster(name.clone(), found.clone()));
+        found
+    }
+
+    /// The endpoints that come from `source`, if they are known yet. An update with others runs this policy again.
+    pub fn endpoint_set(&mut self, source: &Source) -> Option<Arc<EndpointSet>> {
+        let found = self.tree.clusters.as_ref().and_then(|all| all.endpoints.get(source)).cloned();
+        self.remember(Looked::AtEndpoints(source.clone(), found.clone()));
+        found
+    }
+
+    fn remember(&mut self, looked: Looked) {
+        if let Some(node) = self.node.and_then(|id| self.tree.node_mut(id)) {
+            node.looks.push(looked);
+        }
+    }
+
+    /// Wants a cluster to be discovered although no route names it (A74), until this policy's next run.
+    pub fn want_cluster(&mut self, name: &Arc<str>) {
+        if let Some(node) = self.node.and_then(|id| self.tree.node_mut(id)) {
+            node.wanted.push(name.clone());
+        }
     }
 
     /// What the policies above say about the place of this one.

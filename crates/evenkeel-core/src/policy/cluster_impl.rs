@@ -9,17 +9,21 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::child::Child;
-use crate::config::{ConfigError, Fields, LbConfig};
+use crate::cluster::LoadReporting;
+use crate::config::{ConfigError, Fields, LbConfig, object};
 use crate::counters::InFlight;
 use crate::describe::{Description, Look};
 use crate::policy::{LbState, Policy};
 use crate::{Call, CallEnd, Connectivity, Cx, Endpoints, Pick, Picker, Status, Tracker};
 
+/// The name under which the policy is registered, and under which others run it.
+pub(crate) const NAME: &str = "xds_cluster_impl_experimental";
+
 /// The limit of calls in flight where none is given (A32).
-const DEFAULT_LIMIT: u32 = 1024;
+pub(crate) const DEFAULT_LIMIT: u32 = 1024;
 
 const MILLION: u32 = 1_000_000;
 
@@ -50,6 +54,8 @@ pub struct ClusterImplConfig {
     pub max_concurrent_requests: u32,
     /// Which calls to drop, tried in order.
     pub drop_categories: Vec<DropCategory>,
+    /// Where its load is reported to, if anywhere.
+    pub load_reporting: Option<Arc<LoadReporting>>,
     /// The policy below.
     pub child_policy: LbConfig,
 }
@@ -107,8 +113,24 @@ impl Policy for ClusterImpl {
                 .iter()
                 .map(DropCategory::parse)
                 .collect::<Result<_, _>>()?,
+            load_reporting: None,
             child_policy: fields.child("childPolicy")?,
         })
+    }
+
+    fn to_json(config: &ClusterImplConfig) -> Value {
+        let (service, limit) = (&*config.eds_service_name, config.max_concurrent_requests);
+        let drop = |drop: &DropCategory| json!({ "category": drop.category, "requestsPerMillion": drop.requests_per_million });
+        let drops: Vec<Value> = config.drop_categories.iter().map(drop).collect();
+        let fields = [
+            ("cluster", Some(config.cluster.to_string().into())),
+            ("edsServiceName", (!service.is_empty()).then(|| service.into())),
+            ("lrsLoadReportingServer", config.load_reporting.as_ref().map(|load| load.server_to_json())),
+            ("maxConcurrentRequests", (limit != DEFAULT_LIMIT).then(|| limit.into())),
+            ("dropCategories", (!drops.is_empty()).then(|| drops.into())),
+            ("childPolicy", Some(json!([config.child_policy.to_json()]))),
+        ];
+        object(fields).into()
     }
 
     fn reconcile(&mut self, config: &ClusterImplConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
