@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::counters::CallCounters;
+use crate::load::LoadStore;
 use crate::tree::{NodeId, Tree};
 use crate::{Address, Instant, Rng, Status, Subchannel, SubchannelId};
 
@@ -98,6 +99,16 @@ impl Cx<'_> {
     /// The counters of calls in flight that this core shares with others.
     pub fn counters(&self) -> &CallCounters {
         &self.tree.counters
+    }
+
+    /// The counts for load reports that this core shares with others.
+    pub fn load_store(&self) -> &LoadStore {
+        &self.tree.load_store
+    }
+
+    /// How many subchannels were ever made: while it stands still, no address has another subchannel than before.
+    pub(crate) fn subchannels_made(&self) -> u64 {
+        self.tree.subchannels.made()
     }
 
     /// What the policies above say about the place of this one.

@@ -15,6 +15,7 @@ use std::time::Duration;
 use crate::core::Effect;
 use crate::counters::CallCounters;
 use crate::cx::Scope;
+use crate::load::LoadStore;
 use crate::subchannel::{Backoff, Subchannel, Subchannels};
 use crate::{Instant, Rng, Status, SubchannelId};
 
@@ -52,6 +53,7 @@ pub(crate) struct Tree {
     pub(crate) backoff: Backoff,
     pub(crate) attempt_delay: Duration,
     pub(crate) counters: Arc<CallCounters>,
+    pub(crate) load_store: Arc<LoadStore>,
     pub(crate) subchannels: Subchannels,
     pub(crate) effects: Vec<Effect>,
     /// Somebody asked for fresh addresses in this pass.
@@ -95,6 +97,7 @@ impl Tree {
         backoff: Backoff,
         attempt_delay: Duration,
         counters: Arc<CallCounters>,
+        load_store: Arc<LoadStore>,
     ) -> Tree {
         Tree {
             now: Instant::ORIGIN,
@@ -102,6 +105,7 @@ impl Tree {
             backoff,
             attempt_delay,
             counters,
+            load_store,
             subchannels: Subchannels::default(),
             effects: Vec::new(),
             reresolve: false,
