@@ -6,7 +6,7 @@
 
 mod cluster;
 mod endpoints;
-mod fields;
+pub(crate) mod fields;
 mod listener;
 mod route;
 
