@@ -117,6 +117,24 @@ impl Cluster {
     }
 }
 
+impl BackendMetrics {
+    /// Adds a metric as A85 spells it: `cpu_utilization`, `mem_utilization`, `application_utilization`,
+    /// `named_metrics.KEY`, `named_metrics.*`. Answers whether it is one of these; others are to be ignored.
+    pub fn add(&mut self, name: &str) -> bool {
+        match name {
+            "cpu_utilization" => self.cpu_utilization = true,
+            "mem_utilization" => self.mem_utilization = true,
+            "application_utilization" => self.application_utilization = true,
+            "named_metrics.*" => self.all_named = true,
+            _ => match name.strip_prefix("named_metrics.") {
+                Some(key) => drop(self.named.insert(key.to_owned())),
+                None => return false,
+            },
+        }
+        true
+    }
+}
+
 impl Source {
     /// The name that endpoints are asked for under: an EDS resource or a host.
     pub fn name(&self) -> &Arc<str> {

@@ -10,6 +10,7 @@ use crate::config::LbConfig;
 use crate::counters::CallCounters;
 use crate::cx::{Cx, Scope};
 use crate::describe::{Description, Look};
+use crate::load::LoadStore;
 use crate::pick::RootPicker;
 use crate::policy::LbState;
 use crate::subchannel::Backoff;
@@ -153,6 +154,7 @@ impl Core {
             backoff: Backoff::default(),
             attempt_delay: Duration::from_millis(250),
             counters: Arc::default(),
+            load_store: Arc::default(),
         }
     }
 
@@ -260,6 +262,7 @@ pub struct Builder {
     backoff: Backoff,
     attempt_delay: Duration,
     counters: Arc<CallCounters>,
+    load_store: Arc<LoadStore>,
 }
 
 impl Builder {
@@ -281,9 +284,16 @@ impl Builder {
         Builder { counters, ..self }
     }
 
+    /// Counts for load reports, to be shared by all cores whose load one reporter reports. They must share one clock too.
+    #[must_use]
+    pub fn load_store(self, load_store: Arc<LoadStore>) -> Builder {
+        Builder { load_store, ..self }
+    }
+
     /// The core.
     pub fn build(self) -> Core {
-        let tree = Tree::new(self.rng, self.backoff, self.attempt_delay, self.counters);
+        let Builder { rng, backoff, attempt_delay, counters, load_store } = self;
+        let tree = Tree::new(rng, backoff, attempt_delay, counters, load_store);
         Core { tree, root: Child::new(), update: None, shown: None }
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::cluster::{Cluster, EndpointSet, Source};
 use crate::counters::CallCounters;
+use crate::load::LoadStore;
 use crate::tree::{Looked, NodeId, Tree};
 use crate::{Address, Instant, Rng, Status, Subchannel, SubchannelId};
 
@@ -127,6 +128,16 @@ impl Cx<'_> {
         if let Some(node) = self.node.and_then(|id| self.tree.node_mut(id)) {
             node.wanted.push(name.clone());
         }
+    }
+
+    /// The counts for load reports that this core shares with others.
+    pub fn load_store(&self) -> &LoadStore {
+        &self.tree.load_store
+    }
+
+    /// How many subchannels were ever made: while it stands still, no address has another subchannel than before.
+    pub(crate) fn subchannels_made(&self) -> u64 {
+        self.tree.subchannels.made()
     }
 
     /// What the policies above say about the place of this one.

@@ -295,7 +295,7 @@ impl Default for Backoff {
 
 impl Backoff {
     /// The wait that starts with the attempt after `attempts` others in a row.
-    fn wait(&self, attempts: u32, rng: &mut Rng) -> Duration {
+    pub fn wait(&self, attempts: u32, rng: &mut Rng) -> Duration {
         let growth = self.multiplier.max(1.0).powi(attempts.min(1_000).cast_signed());
         let nominal = (self.initial.as_secs_f64() * growth).min(self.max.as_secs_f64());
         let jitter = 1.0 + self.jitter.clamp(0.0, 1.0) * (2.0 * rng.unit() - 1.0);
@@ -310,6 +310,7 @@ pub(crate) struct Subchannels {
     free: Vec<u32>,
     by_address: FastMap<Address, SubchannelId>,
     failures: u64,
+    made: u64,
 }
 
 #[derive(Debug)]
@@ -347,6 +348,7 @@ impl Subchannels {
             out_of_band: None,
         }));
         self.by_address.insert(address.clone(), id);
+        self.made += 1;
         id
     }
 
@@ -376,6 +378,11 @@ impl Subchannels {
     pub(crate) fn next_failure(&mut self) -> u64 {
         self.failures += 1;
         self.failures
+    }
+
+    /// How many there ever were.
+    pub(crate) fn made(&self) -> u64 {
+        self.made
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -17,6 +17,7 @@ use crate::cluster::{Cluster, Clusters, EndpointSet, Source};
 use crate::core::Effect;
 use crate::counters::CallCounters;
 use crate::cx::Scope;
+use crate::load::LoadStore;
 use crate::subchannel::{Backoff, Subchannel, Subchannels};
 use crate::{Instant, Rng, Status, SubchannelId};
 
@@ -80,6 +81,7 @@ pub(crate) struct Tree {
     pub(crate) backoff: Backoff,
     pub(crate) attempt_delay: Duration,
     pub(crate) counters: Arc<CallCounters>,
+    pub(crate) load_store: Arc<LoadStore>,
     pub(crate) subchannels: Subchannels,
     /// What discovery found, if there is any.
     pub(crate) clusters: Option<Arc<Clusters>>,
@@ -128,6 +130,7 @@ impl Tree {
         backoff: Backoff,
         attempt_delay: Duration,
         counters: Arc<CallCounters>,
+        load_store: Arc<LoadStore>,
     ) -> Tree {
         Tree {
             now: Instant::ORIGIN,
@@ -135,6 +138,7 @@ impl Tree {
             backoff,
             attempt_delay,
             counters,
+            load_store,
             subchannels: Subchannels::default(),
             clusters: None,
             effects: Vec::new(),

@@ -11,6 +11,7 @@ mod discovered;
 mod docs;
 mod edf_weighted_round_robin;
 mod least_request;
+mod load;
 mod outlier_detection;
 mod pick_first;
 mod pick_first_model;

@@ -10,6 +10,7 @@ mod fallback;
 mod graph;
 mod lb;
 mod listener;
+mod load_report;
 mod lrs;
 mod names;
 mod route;

@@ -5,9 +5,9 @@
 //! writes camel case, and names priorities and localities by its own rules. [`printed`] puts the one into the other's
 //! words, and nothing else.
 
+use evenkeel_core::Registry;
 use evenkeel_core::cluster::{Cluster, Stages, stages};
 use evenkeel_core::policy::LeastRequest;
-use evenkeel_core::Registry;
 use evenkeel_proto::envoy::config::cluster::v3::load_balancing_policy::Policy;
 use evenkeel_proto::envoy::config::cluster::v3::{Cluster as ClusterMessage, LoadBalancingPolicy};
 use evenkeel_proto::envoy::config::core::v3::TypedExtensionConfig;
@@ -75,8 +75,10 @@ fn example() -> ClusterMessage {
         type_url: format!("type.googleapis.com/{CUSTOM}"),
         value: Some(Struct { fields: [("choiceCount".to_owned(), choice)].into() }),
     };
-    let endpoint_picking_policy =
-        policies(&[("<<backend-id>>-1", any(&custom)), ("<<backend-id>>-2", any(&RoundRobinMessage::default()))]);
+    let endpoint_picking_policy = policies(&[
+        ("<<backend-id>>-1", any(&custom)),
+        ("<<backend-id>>-2", any(&RoundRobinMessage::default())),
+    ]);
     let wrr_locality = WrrLocality { endpoint_picking_policy: Some(endpoint_picking_policy) };
     ClusterMessage {
         load_balancing_policy: Some(policies(&[("<<backend-id>>-0", any(&wrr_locality))])),
@@ -103,7 +105,9 @@ fn run(registry: Registry) -> Stages {
         features: ServerFeatures::default(),
     };
     let parse = |kind, message: &Any| parser.parse(kind, message, &server).unwrap().resource;
-    let Resource::Cluster(cluster) = parse(ResourceType::Cluster, &any(&example())) else { panic!("a cluster") };
+    let Resource::Cluster(cluster) = parse(ResourceType::Cluster, &any(&example())) else {
+        panic!("a cluster")
+    };
     let ClusterKind::Leaf(cluster) = &cluster.kind else { panic!("a leaf") };
     let Cluster::Leaf(leaf) = &**cluster else { panic!("a leaf") };
     let assignment = ClusterLoadAssignment {
@@ -111,12 +115,14 @@ fn run(registry: Registry) -> Stages {
         endpoints: vec![locality("A", 1, 0, &["10.0.0.1:80"]), locality("B", 2, 0, &["10.0.0.2:80"])],
         ..ClusterLoadAssignment::default()
     };
-    let Resource::Endpoints(set) = parse(ResourceType::Endpoints, &any(&assignment)) else { panic!("endpoints") };
+    let Resource::Endpoints(set) = parse(ResourceType::Endpoints, &any(&assignment)) else {
+        panic!("endpoints")
+    };
     stages(leaf, &set)
 }
 
 fn in_order(stages: Stages) -> [Value; 4] {
-    let Stages { lb_policy_config, cluster_resolver, priority, weighted_target } = stages;
+    let Stages { lb_policy_config, cluster_resolver, priority, weighted_target, .. } = stages;
     [lb_policy_config, cluster_resolver, priority, weighted_target.expect("localities are split by weight")]
 }
 
