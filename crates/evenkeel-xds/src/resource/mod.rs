@@ -23,6 +23,7 @@ use crate::lb::Converters;
 use crate::{Limits, Path, Problems};
 
 pub use cluster::{Cluster, ClusterKind, Security};
+pub(crate) use fields::quoted;
 pub use listener::{Listener, RouteSource};
 pub use route::{RouteConfig, VirtualHost};
 
