@@ -20,7 +20,7 @@ use crate::Path;
 use crate::bootstrap::ServerConfig;
 use crate::resource::{Parsed, Parser, Rejected, Resource, fields, quoted};
 use crate::routing::{Action, Overrides, Route};
-use action::{Around, Read};
+use action::{Around, LeftOut};
 use domains::{Domains, Odd};
 use reader::Reader;
 
@@ -163,11 +163,10 @@ fn route(
         return None;
     }
     let matches = matching::read(matching, &at, reader);
-    let action = match action::read(message.action.as_ref(), path, around, reader) {
-        Read::Done(action) => Some(action),
-        Read::Skipped => return None,
-        Read::Wrong => None,
-    };
+    let action = action::read(message.action.as_ref(), path, around, reader);
+    if let Err(LeftOut::Skipped) = action {
+        return None;
+    }
     let overrides = filters::overrides(&message.typed_per_filter_config, path, reader);
-    Some(Route { name: message.name.clone(), matches: matches?, action: action?, overrides })
+    Some(Route { name: message.name.clone(), matches: matches?, action: action.ok()?, overrides })
 }

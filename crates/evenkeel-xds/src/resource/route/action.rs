@@ -19,12 +19,11 @@ use crate::routing::{
     WeightedCluster,
 };
 
-/// What becomes of a route.
-pub(super) enum Read<T> {
-    Done(T),
-    /// It is left out, and the warnings say why.
+/// Why a route is left out.
+pub(super) enum LeftOut {
+    /// gRPC cannot serve it; the warnings say more.
     Skipped,
-    /// The problems say why.
+    /// It is wrong; the problems say more.
     Wrong,
 }
 
@@ -65,14 +64,10 @@ pub(super) fn read(
     path: &Path<'_>,
     around: &Around<'_>,
     reader: &mut Reader<'_>,
-) -> Read<Action> {
+) -> Result<Action, LeftOut> {
     let kind = match message {
         Some(ActionKind::Route(message)) => {
-            return match forward(message, &path.field("route"), around, reader) {
-                Read::Done(forward) => Read::Done(Action::Forward(forward)),
-                Read::Skipped => Read::Skipped,
-                Read::Wrong => Read::Wrong,
-            };
+            return forward(message, &path.field("route"), around, reader).map(Action::Forward);
         }
         Some(ActionKind::NonForwardingAction(_)) => "non_forwarding_action",
         Some(ActionKind::Redirect(_)) => "redirect",
@@ -80,7 +75,7 @@ pub(super) fn read(
         None => "no action that this client knows",
     };
     reader.warn(path, &format!("has {kind}: calls that it matches fail (A36)"));
-    Read::Done(Action::Unsupported { kind })
+    Ok(Action::Unsupported { kind })
 }
 
 fn forward(
@@ -88,12 +83,11 @@ fn forward(
     path: &Path<'_>,
     around: &Around<'_>,
     reader: &mut Reader<'_>,
-) -> Read<Forward> {
-    let clusters = match clusters(message, path, around, reader) {
-        Read::Done(clusters) => Some(clusters),
-        Read::Skipped => return Read::Skipped,
-        Read::Wrong => None,
-    };
+) -> Result<Forward, LeftOut> {
+    let clusters = clusters(message, path, around, reader);
+    if let Err(LeftOut::Skipped) = clusters {
+        return Err(LeftOut::Skipped);
+    }
     let limit = limit(message, path, reader);
     let retry = match &message.retry_policy {
         // A policy that retries nothing stands against the virtual host's all the same.
@@ -110,10 +104,7 @@ fn forward(
         reader.warn(&path.field("auto_host_rewrite"), text);
     }
     let auto_host_rewrite = auto_host_rewrite && reader.trusted;
-    match clusters {
-        Some(clusters) => Read::Done(Forward { clusters, limit, retry, hash, auto_host_rewrite }),
-        None => Read::Wrong,
-    }
+    Ok(Forward { clusters: clusters?, limit, retry, hash, auto_host_rewrite })
 }
 
 fn clusters(
@@ -121,12 +112,12 @@ fn clusters(
     path: &Path<'_>,
     around: &Around<'_>,
     reader: &mut Reader<'_>,
-) -> Read<Vec<WeightedCluster>> {
+) -> Result<Vec<WeightedCluster>, LeftOut> {
     match &message.cluster_specifier {
         Some(ClusterSpecifier::Cluster(name)) => {
             reader.name(name, &path.field("cluster"));
             let name = name.as_str().into();
-            Read::Done(vec![WeightedCluster { name, weight: 1, overrides: Overrides::new() }])
+            Ok(vec![WeightedCluster { name, weight: 1, overrides: Overrides::new() }])
         }
         Some(ClusterSpecifier::WeightedClusters(message)) => {
             weighted_clusters(message, &path.field("weighted_clusters"), reader)
@@ -135,18 +126,18 @@ fn clusters(
             let path = path.field("cluster_specifier_plugin");
             if around.plugins.contains(name.as_str()) {
                 reader.warn(&path, &format!("{} is of an unknown type: the route is skipped", quoted(name)));
-                return Read::Skipped;
+                return Err(LeftOut::Skipped);
             }
             reader.problem(&path, format!("{} is not among cluster_specifier_plugins", quoted(name)));
-            Read::Wrong
+            Err(LeftOut::Wrong)
         }
         Some(ClusterSpecifier::ClusterHeader(_)) => {
             reader.warn(&path.field("cluster_header"), "is not supported: the route is skipped");
-            Read::Skipped
+            Err(LeftOut::Skipped)
         }
         None => {
             reader.warn(path, "has no cluster specifier that this client knows: the route is skipped");
-            Read::Skipped
+            Err(LeftOut::Skipped)
         }
     }
 }
@@ -155,7 +146,7 @@ fn weighted_clusters(
     message: &proto::WeightedCluster,
     path: &Path<'_>,
     reader: &mut Reader<'_>,
-) -> Read<Vec<WeightedCluster>> {
+) -> Result<Vec<WeightedCluster>, LeftOut> {
     let mut clusters = Vec::new();
     let mut sum = 0u64;
     for (i, cluster) in message.clusters.iter().enumerate() {
@@ -176,16 +167,16 @@ fn weighted_clusters(
     }
     if sum > u32::MAX.into() {
         reader.problem(path, format!("the weights sum up to {sum}; at most {} is allowed", u32::MAX));
-        return Read::Wrong;
+        return Err(LeftOut::Wrong);
     }
     if clusters.is_empty() {
         reader.problem(path, "expected at least one cluster with a weight above 0, found none");
-        return Read::Wrong;
+        return Err(LeftOut::Wrong);
     }
     if message.total_weight.is_some_and(|total| u64::from(total) != sum) {
         reader.warn(&path.field("total_weight"), "is ignored: shares go by the sum of the weights");
     }
-    Read::Done(clusters)
+    Ok(clusters)
 }
 
 fn limit(message: &proto::RouteAction, path: &Path<'_>, reader: &mut Reader<'_>) -> StreamLimit {
