@@ -58,6 +58,11 @@ pub struct Injected {
 }
 
 impl FaultConfig {
+    /// How many faults may be active in the process when this one is put in; any number if it is not said.
+    pub fn max_active(&self) -> Option<u32> {
+        self.max_active
+    }
+
     /// The faults to put into this call, if any. `active` is the count of the whole process.
     pub fn decide(&self, call: &Call<'_>, active: &Arc<ActiveFaults>) -> Option<Injected> {
         // A33: each is drawn by itself.
