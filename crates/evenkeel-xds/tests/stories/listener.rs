@@ -68,11 +68,11 @@ fn routes_are_inside_or_named() {
     assert_eq!((inline.name.as_str(), warnings.len()), ("l", 0));
     match &inline.routes {
         RouteSource::Inline(routes) => assert_eq!(&*routes.virtual_hosts[0].clusters[0], "orders"),
-        other => panic!("{other:?}"),
+        RouteSource::Rds(name) => panic!("by the name {name}"),
     }
     match &accepted(&listener_with_rds("l", "my-routes")).0.routes {
         RouteSource::Rds(name) => assert_eq!(name, "my-routes"),
-        other => panic!("{other:?}"),
+        RouteSource::Inline(routes) => panic!("{routes:?}"),
     }
 }
 
@@ -150,7 +150,8 @@ fn only_listeners_of_clients() {
 
 /// The names and kinds of the filters of a listener, or what is wrong with them.
 fn check(filters: Vec<HttpFilter>, expected: Result<&[&str], &[&str]>) {
-    let message = listener("l", &changed(|manager| manager.http_filters = filters.clone()));
+    let shown = format!("{filters:?}");
+    let message = listener("l", &changed(|manager| manager.http_filters = filters));
     let found = match parse_with(ResourceType::Listener, &message, false, |_| ()) {
         Ok(Parsed { resource: Resource::Listener(listener), .. }) => {
             let show = |filter: &evenkeel_xds::routing::FilterInstance| match &filter.filter {
@@ -167,7 +168,7 @@ fn check(filters: Vec<HttpFilter>, expected: Result<&[&str], &[&str]>) {
         Ok(names) => Ok(names.iter().map(ToString::to_string).collect()),
         Err(lines) => Err(lines.iter().map(at).collect()),
     };
-    assert_eq!(found, expected, "{filters:?}");
+    assert_eq!(found, expected, "{shown}");
 }
 
 /// VAL-L2

@@ -28,17 +28,20 @@ fn parsed(config: &HttpFault) -> Arc<FaultConfig> {
     }
 }
 
-fn share(numerator: u32, denominator: i32) -> Option<FractionalPercent> {
-    Some(FractionalPercent { numerator, denominator })
+fn share(numerator: u32, denominator: i32) -> FractionalPercent {
+    FractionalPercent { numerator, denominator }
 }
 
-fn abort(kind: ErrorType, percentage: Option<FractionalPercent>) -> HttpFault {
-    HttpFault { abort: Some(FaultAbort { percentage, error_type: Some(kind) }), ..HttpFault::default() }
-}
-
-fn delay(kind: FaultDelaySecifier, percentage: Option<FractionalPercent>) -> HttpFault {
+fn abort(kind: ErrorType, percentage: impl Into<Option<FractionalPercent>>) -> HttpFault {
     HttpFault {
-        delay: Some(FaultDelay { percentage, fault_delay_secifier: Some(kind) }),
+        abort: Some(FaultAbort { percentage: percentage.into(), error_type: Some(kind) }),
+        ..HttpFault::default()
+    }
+}
+
+fn delay(kind: FaultDelaySecifier, percentage: impl Into<Option<FractionalPercent>>) -> HttpFault {
+    HttpFault {
+        delay: Some(FaultDelay { percentage: percentage.into(), fault_delay_secifier: Some(kind) }),
         ..HttpFault::default()
     }
 }
@@ -109,8 +112,8 @@ fn shares() {
     for (found, expected) in counts.iter().zip([76_000, 19_000, 4_000, 1_000]) {
         assert!((found - expected).abs() < 500, "{counts:?}");
     }
-    let never = |percentage| hits(&parsed(&abort(ErrorType::GrpcStatus(1), percentage)), &[]);
-    assert_eq!((never(None), never(share(0, HUNDRED)), never(share(200, HUNDRED))), (0, 0, 100_000));
+    let hit = |percentage: Option<_>| hits(&parsed(&abort(ErrorType::GrpcStatus(1), percentage)), &[]);
+    assert_eq!((hit(None), hit(Some(share(0, HUNDRED))), hit(Some(share(200, HUNDRED)))), (0, 0, 100_000));
     let zero = parsed(&delay(FaultDelaySecifier::FixedDelay(seconds(0)), share(100, HUNDRED)));
     assert_eq!(hits(&zero, &[]), 0, "a delay of nothing is none");
     assert_eq!(hits(&parsed(&HttpFault::default()), &[]), 0);

@@ -15,11 +15,11 @@ use super::{quiet, selector_of};
 use crate::listener::accepted;
 use crate::route::{routes, to_weighted};
 
-/// CM-5, CM-7: routes are replaced thousands of times under four threads that route calls and hold on to some. No call
+/// CM-5, CM-7: routes are replaced thousands of times under three threads that route calls and hold on to some. No call
 /// ever has a cluster that the balancing config does not.
 #[test]
 fn no_call_loses_its_cluster() {
-    const CHANGES: usize = 2_000;
+    const CHANGES: usize = 3_000;
     const HELD: usize = 16;
     let listeners: Vec<Arc<Listener>> = (0..4)
         .map(|i: usize| {
@@ -41,7 +41,7 @@ fn no_call_loses_its_cluster() {
     let published: RwLock<Arc<Selector>> = RwLock::new(first);
     let (stop, calls) = (AtomicBool::new(false), AtomicUsize::new(0));
     std::thread::scope(|scope| {
-        for thread in 0..4u64 {
+        for thread in 0..3u64 {
             let (balancing, published, stop, calls) = (&balancing, &published, &stop, &calls);
             scope.spawn(move || {
                 let mut held = VecDeque::new();
@@ -61,6 +61,8 @@ fn no_call_loses_its_cluster() {
                         assert!(config.contains(selected.cluster().name()), "{selected:?} not in {config:?}");
                     }
                     drop(config);
+                    // The thread that changes routes must get its turn, too.
+                    std::thread::yield_now();
                     calls.fetch_add(1, Ordering::Relaxed);
                 }
             });
@@ -97,7 +99,7 @@ fn taking_and_giving_back_at_once() {
             scope.spawn(|| {
                 for _ in 0..5_000 {
                     let taken = clusters.acquire(&name);
-                    assert_eq!(clusters.names(), [name.clone()]);
+                    assert_eq!(clusters.names(), std::slice::from_ref(&name));
                     assert_eq!(taken.child(), "cluster:c");
                 }
             });
