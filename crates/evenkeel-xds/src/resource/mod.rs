@@ -24,6 +24,7 @@ use crate::lb::Converters;
 use crate::{Limits, Path, Problems};
 
 pub use cluster::{Cluster, ClusterKind};
+pub(crate) use fields::quoted;
 pub use listener::{Listener, RouteSource};
 pub use route::{RouteConfig, VirtualHost};
 pub use security::{CertificateSource, Roots, SanKind, SanMatcher, Security};
