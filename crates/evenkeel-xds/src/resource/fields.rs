@@ -101,8 +101,10 @@ pub(crate) fn quoted(text: &str) -> String {
     }
 }
 
-/// How many remarks of one resource are kept, and how long a quoted text may be.
+/// How many remarks of one resource are kept.
 const NOTES: usize = 32;
+
+/// How many characters of a text from outside are quoted.
 const QUOTED: usize = 120;
 
 /// Notes something about the field at `path` that the operator should know. After a few, no more are kept.

@@ -292,11 +292,15 @@ fn a_converter_tells_all_problems() {
         Ok(Converted { policy: "round_robin".to_owned(), settings: json!({}) })
     });
     converters.register("myorg.Absent", |_, _| Err(NotConverted::Unsupported("myorg.Late".to_owned())));
+    converters.register("myorg.Careless", |_, _| {
+        Ok(Converted { policy: "myorg.Missing".to_owned(), settings: json!({}) })
+    });
     let told = |name: &str| converters.convert(&list([unknown(name)]), &registry()).unwrap_err().to_string();
     let at = "policies[0].typed_extension_config.typed_config";
     assert_eq!(told("myorg.Two"), format!("{at}.a: is bad; {at}.b: is worse"));
     assert_eq!(told("myorg.Sloppy"), format!("{at}.a: is bad"));
     assert_eq!(told("myorg.Absent"), r#"no policy of the list is supported: "myorg.Late""#);
+    assert_eq!(told("myorg.Careless"), r#"no policy of the list is supported: "myorg.Missing""#);
 }
 
 /// RH-2, REG-10: the function must be XX_HASH or unset; both sizes are always written.

@@ -370,6 +370,8 @@ fn wildcard_certificates() {
         assert_eq!(exact.matches(SanKind::Dns, name), expected, "{name}");
     }
     assert!(!exact.matches(SanKind::Uri, "*.example.com"));
+    let short = matcher(pattern(MatchPattern::Exact("example.com".to_owned())));
+    assert!(!short.matches(SanKind::Dns, "*.com"), "not for everybody under a top-level domain");
     let deep = matcher(pattern(MatchPattern::Exact("x.api.example.com".to_owned())));
     assert!(!deep.matches(SanKind::Dns, "*.example.com"));
     let suffix = matcher(pattern(MatchPattern::Suffix("example.com".to_owned())));
