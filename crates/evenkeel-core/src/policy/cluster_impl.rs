@@ -40,7 +40,6 @@ const MILLION: u32 = 1_000_000;
 pub struct ClusterImpl {
     child: Child,
     gate: Option<Arc<Gate>>,
-    tallies: Option<Arc<Tallies>>,
     shown: Option<Shown>,
 }
 
@@ -150,17 +149,16 @@ impl Policy for ClusterImpl {
         self.gate = Some(gate.clone());
         let scope = cx.scope().clone().with_backend_service(config.cluster.clone());
         let child = self.child.reconcile_in(scope, &config.child_policy, endpoints, cx);
-        let tallies = match self.tallies.take() {
-            Some(tallies) if tallies.are_for(&gate, endpoints, cx) => tallies,
+        let shown = self.shown.take().filter(|shown| shown.tallies.are_for(&gate, endpoints));
+        let tallies = match shown {
+            Some(shown) if shown.child.is_same(&child) => {
+                let state = shown.state.clone();
+                self.shown = Some(shown);
+                return state;
+            }
+            Some(Shown { tallies, .. }) if tallies.are_complete(cx) => tallies,
             _ => Arc::new(Tallies::new(gate, endpoints, cx)),
         };
-        self.tallies = Some(tallies.clone());
-        if let Some(shown) = &self.shown
-            && Arc::ptr_eq(&shown.tallies, &tallies)
-            && shown.child.is_same(&child)
-        {
-            return shown.state.clone();
-        }
         let picker = ClusterPicker { tallies: tallies.clone(), child: child.clone() };
         let state = LbState::new(child.connectivity, picker);
         self.shown = Some(Shown { tallies, child, state: state.clone() });
@@ -405,8 +403,9 @@ impl Tracker for Tally {
 
 /// The tally of every subchannel.
 ///
-/// They are made anew when the endpoints change, and, where endpoints are in several places, when there are subchannels
-/// that were not there before: one look-up per address. A pass in which connections only come and go does not make them.
+/// They are made anew when the endpoints change, and, where endpoints are in several places, when the child has another
+/// picker and there are subchannels that were not there before: one look-up per address. A pass in which connections only
+/// come and go does not make them.
 #[derive(Debug)]
 struct Tallies {
     gate: Arc<Gate>,
@@ -453,10 +452,14 @@ impl Tallies {
         Tallies { rest, gate, endpoints: endpoints.clone(), made, by_id }
     }
 
-    fn are_for(&self, gate: &Arc<Gate>, endpoints: &Endpoints, cx: &Cx<'_>) -> bool {
-        Arc::ptr_eq(&self.gate, gate)
-            && self.endpoints.is_same(endpoints)
-            && self.made.is_none_or(|made| made == cx.subchannels_made())
+    fn are_for(&self, gate: &Arc<Gate>, endpoints: &Endpoints) -> bool {
+        Arc::ptr_eq(&self.gate, gate) && self.endpoints.is_same(endpoints)
+    }
+
+    /// Whether no subchannel can be missing. It matters only to a child with another picker than before: one with the
+    /// same picker picks the same subchannels, whatever others have made meanwhile.
+    fn are_complete(&self, cx: &Cx<'_>) -> bool {
+        self.made.is_none_or(|made| made == cx.subchannels_made())
     }
 
     fn of(&self, id: SubchannelId) -> &Arc<Tally> {

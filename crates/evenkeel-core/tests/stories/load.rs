@@ -219,6 +219,7 @@ fn a_call_that_was_not_sent_does_not_count() {
     let held = world.pick();
     assert_eq!(counts(&take_localities(&store))[""], [1, 0, 0, 1]);
     held.unsent();
+    assert_eq!(take_localities(&store), []);
     world.picks(3);
     assert_eq!(
         counts(&take_localities(&store))[""],
@@ -559,6 +560,18 @@ fn the_picker_stays_while_reporting_does() {
     }
     world.advance(Duration::ZERO);
     assert_eq!(world.published(), 0);
+}
+
+/// Connections that a cluster beside this one makes in the same pass do not change the picker in the next; the world checks
+/// it.
+#[test]
+fn connections_of_others_do_not_matter() {
+    let child = |name: &str| json!({"childPolicy": cluster(&json!({"cluster": name}))});
+    let config = json!([{"xds_cluster_manager_experimental": {"children": {"one": child("one"), "two": child("two")}}}]);
+    let two = |first, second| Endpoints::list([in_zone(first, "x"), in_zone(second, "y")]);
+    let endpoints = Endpoints::groups([("one", two("a", "b")), ("two", two("c", "d"))]);
+    let mut world = World::new(&config, endpoints).all_up();
+    assert_eq!(world.pick_with(|call| call.with_cluster("two")).finish_ok(), "c");
 }
 
 #[test]

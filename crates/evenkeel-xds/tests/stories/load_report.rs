@@ -87,7 +87,7 @@ fn bad_reports_say_what_is_wrong() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2_000))]
+    #![proptest_config(ProptestConfig { cases: 10_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// fault 57: no bytes make the parser panic, also those that begin as a report does.
     #[test]

@@ -532,6 +532,8 @@ fn metrics_that_are_left_out_are_said() {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
     /// No bytes from a server make the reporter panic, and it goes on reporting.
     #[test]
     fn any_response_is_survived(messages in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 1..10)) {
