@@ -295,7 +295,7 @@ impl Default for Backoff {
 
 impl Backoff {
     /// The wait that starts with the attempt after `attempts` others in a row.
-    fn wait(&self, attempts: u32, rng: &mut Rng) -> Duration {
+    pub fn wait(&self, attempts: u32, rng: &mut Rng) -> Duration {
         let growth = self.multiplier.max(1.0).powi(attempts.min(1_000).cast_signed());
         let nominal = (self.initial.as_secs_f64() * growth).min(self.max.as_secs_f64());
         let jitter = 1.0 + self.jitter.clamp(0.0, 1.0) * (2.0 * rng.unit() - 1.0);
