@@ -63,6 +63,15 @@ pub(super) enum TroubleKind {
     Timeout,
 }
 
+/// What a resource that came changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum News {
+    None,
+    /// It is the one in use, and the trouble with it is over.
+    Recovered,
+    Resource,
+}
+
 /// Whether a resource in use survives trouble with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Old {
@@ -71,19 +80,19 @@ pub(super) enum Old {
 }
 
 impl Entry {
-    /// Takes in a resource; tells whether that changes anything. The same bytes from the same server are the same resource,
-    /// which then keeps its identity (ADS-10).
-    pub(super) fn accept(&mut self, new: Good) -> bool {
-        let cleared = self.trouble.take().is_some();
+    /// Takes in a resource. The same bytes from the same server are the same resource, which then keeps its identity
+    /// (ADS-10).
+    pub(super) fn accept(&mut self, new: Good) -> News {
+        let recovered = self.trouble.take().is_some();
         match &mut self.good {
             Some(old) if old.raw == new.raw && old.from == new.from => {
                 old.version = new.version;
                 old.at = new.at;
-                cleared
+                if recovered { News::Recovered } else { News::None }
             }
             good => {
                 *good = Some(new);
-                true
+                News::Resource
             }
         }
     }

@@ -43,10 +43,11 @@ impl Client {
             self.authorities[index].reset();
             return;
         }
-        let missing = self.entries(index).any(|(_, entry)| entry.is_wanted() && entry.is_missing());
+        let fails = |server: usize| self.servers[server].failure.is_some();
+        let falls = self.authorities[index].in_use().last().is_some_and(|active| fails(*active))
+            && self.entries(index).any(|(_, entry)| entry.is_wanted() && entry.is_missing());
         let servers = &self.servers;
-        let authority = &mut self.authorities[index];
-        if missing && authority.fall_back(|server| servers[server].failure.is_some()) {
+        if falls && self.authorities[index].fall_back(|server| servers[server].failure.is_some()) {
             for kind in ResourceType::ALL {
                 self.touch(index, kind);
             }
@@ -90,11 +91,18 @@ impl Client {
     fn names_request(&mut self, index: usize, kind: ResourceType) -> Option<Request> {
         let names = self.wanted(index, kind);
         let is_first = !self.servers[index].stream()?.has_asked_for(kind);
-        let versions = if is_first { self.versions(index, &names) } else { BTreeMap::new() };
+        let mut versions = BTreeMap::new();
+        if is_first {
+            let came_from_here =
+                |key: &Key| self.cache.get(key).and_then(Entry::good).is_some_and(|good| good.from == index);
+            // A version that nothing is left of would keep the server from sending anything.
+            if !names.iter().any(came_from_here) {
+                self.servers[index].versions.remove(&kind);
+            }
+            versions = self.versions(index, &names);
+        }
         let server = &mut self.servers[index];
-        // A version that nothing is left of would keep the server from sending anything.
-        let claimed = !is_first || !versions.is_empty();
-        let version = server.versions.get(&kind).filter(|_| claimed).cloned().unwrap_or_default();
+        let version = server.versions.get(&kind).cloned().unwrap_or_default();
         let stream = server.stream_mut()?;
         let wanted = Wanted { node: &self.bootstrap.node, names, version, versions };
         match self.variant {

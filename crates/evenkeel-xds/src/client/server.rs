@@ -120,6 +120,12 @@ impl Server {
         self.said.remove(&Topic::Failure);
     }
 
+    /// A response was accepted as a whole. Were it spoiled again in the same way, that would be news.
+    pub(super) fn accepted(&mut self, kind: ResourceType, version: String) {
+        self.versions.insert(kind, version);
+        self.said.remove(&Topic::Rejected(kind));
+    }
+
     /// Nobody needs it any more. What was accepted is gone with the subscriptions, and so are the versions.
     pub(super) fn rest(&mut self) {
         self.link = Link::Idle;

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use evenkeel_core::Instant;
 use evenkeel_proto::envoy::service::discovery::v3::ResourceError;
 
-use super::cache::{Entry, Good, Old, Trouble, TroubleKind};
+use super::cache::{Entry, Good, News, Old, Trouble, TroubleKind};
 use super::key::Key;
 use super::response::{Item, Received, Response, Spoiled};
 use super::server::Topic;
@@ -46,7 +46,7 @@ impl Client {
             let text = format!("xDS server {uri:?} sent a {kind} that cannot be used: {why}{node}");
             self.warn(server, Topic::Rejected(kind), text);
         } else {
-            self.servers[server].versions.insert(kind, version);
+            self.servers[server].accepted(kind, version);
         }
         if let Some(stream) = self.servers[server].stream_mut() {
             stream.answer(kind, nonce, verdict);
@@ -170,8 +170,12 @@ impl Client {
         }
         *self.servers[server].tally.valid.entry(key.kind).or_default() += 1;
         let good = Good { resource, raw, version, at: now, from: server };
-        let changed = self.change(server, key, |entry| entry.accept(good));
-        if changed {
+        let mut news = News::None;
+        self.change(server, key, |entry| {
+            news = entry.accept(good);
+            news != News::None
+        });
+        if news == News::Resource {
             let subject = self.subject(server, key);
             let warnings: Vec<String> = warnings.iter().map(|warning| subject.warning(warning)).collect();
             self.effects.extend(warnings.into_iter().map(Effect::Warn));
@@ -233,11 +237,10 @@ impl Client {
     }
 
     /// Changes an entry and marks whom that concerns. Operators hear when a deletion is ignored, and when that ends (DE-3).
-    fn change(&mut self, server: usize, key: &Key, change: impl FnOnce(&mut Entry) -> bool) -> bool {
-        let Some(entry) = self.cache.get_mut(key) else { return false };
+    fn change(&mut self, server: usize, key: &Key, change: impl FnOnce(&mut Entry) -> bool) {
+        let Some(entry) = self.cache.get_mut(key) else { return };
         let before = entry.outlives_deletion();
-        let changed = change(entry);
-        if changed {
+        if change(entry) {
             self.changed.extend(&entry.subscribers);
         }
         let after = entry.outlives_deletion();
@@ -250,7 +253,6 @@ impl Client {
             };
             self.effects.push_back(effect);
         }
-        changed
     }
 
     pub(super) fn subject<'a>(&'a self, server: usize, key: &'a Key) -> Subject<'a> {

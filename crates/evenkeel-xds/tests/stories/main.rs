@@ -14,4 +14,5 @@ mod lrs;
 mod names;
 mod route;
 mod routing;
+mod script;
 mod stages;
