@@ -24,7 +24,11 @@ use evenkeel_proto::envoy::config::cluster::v3::Cluster;
 use evenkeel_proto::envoy::config::core::v3::Node;
 use evenkeel_proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
 use evenkeel_proto::envoy::config::listener::v3::Listener;
-use evenkeel_proto::envoy::config::route::v3::RouteConfiguration;
+use evenkeel_proto::envoy::config::route::v3::route::Action;
+use evenkeel_proto::envoy::config::route::v3::route_action::ClusterSpecifier;
+use evenkeel_proto::envoy::config::route::v3::{RouteAction, RouteConfiguration};
+use evenkeel_proto::envoy::extensions::filters::network::http_connection_manager::v3::HttpConnectionManager;
+use evenkeel_proto::envoy::extensions::filters::network::http_connection_manager::v3::http_connection_manager::RouteSpecifier;
 use evenkeel_proto::envoy::service::discovery::v3::{
     DeltaDiscoveryResponse, DiscoveryResponse, Resource as Wrapper, ResourceError, ResourceName,
 };
@@ -61,7 +65,9 @@ struct Link {
     stream: StreamId,
     open: bool,
     reads: bool,
-    under_way: bool,
+    under_way: Option<Box<Request>>,
+    /// What the server believes that the client wants.
+    told: BTreeSet<(ResourceType, String)>,
 }
 
 /// A server of the bootstrap.
@@ -133,12 +139,22 @@ impl Parse for Marks {
             ResourceType::Listener => {
                 let listener: Listener = read(any)?;
                 let manager = listener.api_listener.and_then(|api| api.api_listener).unwrap_or_default();
-                // The name of the routes is the last field of the message but one; its bytes do as content.
-                (listener.name, String::from_utf8_lossy(&manager.value).into_owned())
+                let manager: HttpConnectionManager = read(&manager)?;
+                match manager.route_specifier {
+                    Some(RouteSpecifier::Rds(rds)) => (listener.name, rds.route_config_name),
+                    other => (listener.name, format!("{other:?}")),
+                }
             }
             ResourceType::RouteConfig => {
                 let routes: RouteConfiguration = read(any)?;
-                (routes.name, format!("{:?}", routes.virtual_hosts))
+                let route = routes.virtual_hosts.into_iter().flat_map(|host| host.routes).next();
+                match route.and_then(|route| route.action) {
+                    Some(Action::Route(RouteAction {
+                        cluster_specifier: Some(ClusterSpecifier::Cluster(cluster)),
+                        ..
+                    })) => (routes.name, cluster),
+                    other => (routes.name, format!("{other:?}")),
+                }
             }
             ResourceType::Cluster => {
                 let cluster: Cluster = read(any)?;
@@ -164,7 +180,6 @@ impl Parse for Marks {
 /// A response of either variant, built step by step.
 #[derive(Debug)]
 pub(crate) struct Reply {
-    kind: ResourceType,
     type_url: String,
     version: String,
     items: Vec<(String, Any)>,
@@ -176,7 +191,6 @@ pub(crate) struct Reply {
 pub(crate) fn reply(kind: ResourceType, version: &str, items: &[&str]) -> Reply {
     let named = |text: &&str| (text.split('=').next().unwrap_or(text).to_owned(), resource(kind, text));
     Reply {
-        kind,
         type_url: kind.type_url().to_owned(),
         version: version.to_owned(),
         items: items.iter().map(named).collect(),
@@ -224,7 +238,7 @@ impl Reply {
     }
 
     fn encode(self, variant: Variant, nonce: String) -> Vec<u8> {
-        let Reply { type_url, version, items, removed, errors, .. } = self;
+        let Reply { type_url, version, items, removed, errors } = self;
         match variant {
             Variant::StateOfTheWorld => DiscoveryResponse {
                 version_info: version,
@@ -356,8 +370,8 @@ impl World {
     /// What was under way is on the wire.
     pub(crate) fn write(&mut self, server: &str) {
         let link = self.links.get_mut(server).expect("a stream");
-        assert!(link.under_way, "nothing is under way to {server}");
-        link.under_way = false;
+        let request = link.under_way.take().unwrap_or_else(|| panic!("nothing is under way to {server}"));
+        link.hear(&request);
         let stream = link.stream;
         self.client.handle(Input::Written { stream }, self.now);
         self.run();
@@ -389,7 +403,7 @@ impl World {
             while let Some(effect) = self.client.poll_effect() {
                 self.carry_out(effect);
             }
-            let ready = self.links.iter().find(|(_, link)| link.under_way && !self.holds_writes);
+            let ready = self.links.iter().find(|(_, link)| link.under_way.is_some() && !self.holds_writes);
             if let Some((server, _)) = ready {
                 let server = server.clone();
                 self.write(&server);
@@ -409,16 +423,16 @@ impl World {
             Effect::Open { stream, server, variant } => {
                 assert_eq!(variant, self.variant);
                 let uri = server.uri.as_ref().to_owned();
-                let link = Link { stream, open: false, reads: false, under_way: false };
+                let link = Link { stream, open: false, reads: false, under_way: None, told: BTreeSet::new() };
                 assert!(self.links.insert(uri.clone(), link).is_none(), "two streams to {uri}");
                 self.opened.push(uri);
             }
             Effect::Send { stream, request } => {
                 let (uri, link) = self.link_of(stream);
-                assert!(link.open && !link.under_way, "{link:?}");
-                link.under_way = true;
-                let uri = uri.clone();
-                self.requests.entry(uri).or_default().push(show(&request));
+                assert!(link.open && link.under_way.is_none(), "{link:?}");
+                let (uri, text) = (uri.clone(), show(&request));
+                link.under_way = Some(request);
+                self.requests.entry(uri).or_default().push(text);
             }
             Effect::Read { stream } => {
                 let (_, link) = self.link_of(stream);
@@ -483,7 +497,22 @@ impl World {
 
     /// Whether a request to this server is not on the wire yet.
     pub(crate) fn is_writing(&self, server: &str) -> bool {
-        self.links.get(server).is_some_and(|link| link.under_way)
+        self.links.get(server).is_some_and(|link| link.under_way.is_some())
+    }
+
+    /// What a server believes that the client wants.
+    pub(crate) fn told(&self, server: &str) -> BTreeSet<(ResourceType, String)> {
+        self.links.get(server).map(|link| link.told.clone()).unwrap_or_default()
+    }
+
+    /// The same once it has heard what is under way.
+    pub(crate) fn will_be_told(&self, server: &str) -> BTreeSet<(ResourceType, String)> {
+        let Some(link) = self.links.get(server) else { return BTreeSet::new() };
+        let mut copy = Link { under_way: None, told: link.told.clone(), ..*link };
+        if let Some(request) = &link.under_way {
+            copy.hear(request);
+        }
+        copy.told
     }
 
     /// Who has yet to deal with a change.
@@ -506,6 +535,28 @@ impl World {
             Some(Err(status)) => format!("!{status}"),
         };
         seen.ambient.map_or(value.clone(), |ambient| format!("{value} ~{ambient}"))
+    }
+}
+
+impl Link {
+    /// A request has arrived.
+    fn hear(&mut self, request: &Request) {
+        match request {
+            Request::Sotw(request) => {
+                let kind = ResourceType::of_type_url(&request.type_url).expect("a known type");
+                self.told.retain(|(told, _)| *told != kind);
+                self.told.extend(request.resource_names.iter().map(|name| (kind, name.clone())));
+            }
+            Request::Delta(request) => {
+                let kind = ResourceType::of_type_url(&request.type_url).expect("a known type");
+                for name in &request.resource_names_unsubscribe {
+                    assert!(self.told.remove(&(kind, name.clone())), "{name} was not asked for");
+                }
+                for name in &request.resource_names_subscribe {
+                    assert!(self.told.insert((kind, name.clone())), "{name} is asked for twice");
+                }
+            }
+        }
     }
 }
 
