@@ -28,15 +28,15 @@ impl Client {
         }
     }
 
-    /// From here on the server has so long to send these (FM-3). What is cached, or known otherwise, need not come.
+    /// From here on the server has so long to send these (FM-3). What is cached, or known otherwise, need not come. What
+    /// nobody wants at the moment is awaited too: it may be wanted again before the server hears of it.
     pub(super) fn await_all(&mut self, index: usize, keys: BTreeSet<Key>, now: Instant) {
         let server = &mut self.servers[index];
         let until = now + server.patience();
         let Some(stream) = server.stream_mut() else { return };
         for key in keys {
             let active = self.authorities[key.authority].is_active(index);
-            if active && self.cache.get(&key).is_some_and(|entry| entry.is_wanted() && entry.is_unanswered())
-            {
+            if active && self.cache.get(&key).is_some_and(Entry::is_unanswered) {
                 stream.timers.insert(key, until);
             }
         }

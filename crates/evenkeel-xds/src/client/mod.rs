@@ -297,7 +297,7 @@ impl Client {
                     let stream = *stream;
                     self.effects.push_back(Effect::Close { stream });
                     let within = self.backoff.min_connect_timeout;
-                    self.fail(server, &format!("no connection within {within:?}"), now);
+                    self.fail(server, &format!("did not accept a connection within {within:?}"), now);
                 }
                 Link::Waiting { until } if *until <= now => self.open(server, now),
                 Link::Open(stream) => {

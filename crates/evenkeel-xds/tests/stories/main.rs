@@ -2,6 +2,7 @@
 
 mod bootstrap;
 mod client;
+mod client_model;
 mod cluster;
 mod csds;
 mod delta;

@@ -397,6 +397,14 @@ impl World {
         self.now = until;
     }
 
+    /// Time passes until the client dials this server again.
+    pub(crate) fn redials(&mut self, server: &str) {
+        while !self.links.contains_key(server) {
+            let at = self.client.next_deadline().expect("another attempt");
+            self.passes(at.since(self.now));
+        }
+    }
+
     /// The driver: carries out what the client asks for.
     fn run(&mut self) {
         loop {
