@@ -1,8 +1,71 @@
 //! Streams, subscriptions, cache, failures and fallback.
+//!
+//! A [`Client`] is told what its subscribers want and what happened to its streams; it answers with [`Effect`]s to carry out.
+//! Subscribers get no callbacks: [`Client::poll_changed`] says for whom something changed, and they [look](Client::look). One
+//! client serves any number of subscribers, with one stream per control plane.
+//!
+//! Every call ends with the same pass: which servers are in use, which streams must open or close, what there is to
+//! say on each of them, what can be forgotten, and who hears of failures. Running it twice changes nothing, and
+//! it does not matter in which order things happened.
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use evenkeel_core::{Instant, Registry, Rng};
+//! use evenkeel_xds::client::{Client, Effect, Variant};
+//! use evenkeel_xds::resource::{Parser, ResourceType};
+//! # use evenkeel_xds::bootstrap::{Bootstrap, ChannelCredentials, ServerConfig, ServerFeatures};
+//! # let server = ServerConfig {
+//! #     uri: "xds.example.com:443".into(),
+//! #     credentials: ChannelCredentials::Insecure,
+//! #     features: ServerFeatures::default(),
+//! # };
+//! # let bootstrap = Arc::new(Bootstrap {
+//! #     servers: vec![Arc::new(server)],
+//! #     node: Default::default(),
+//! #     authorities: Default::default(),
+//! #     certificate_providers: Default::default(),
+//! #     client_default_listener_resource_name_template: "%s".to_owned(),
+//! #     server_listener_resource_name_template: None,
+//! # });
+//! let parser = Parser::new(Registry::standard());
+//! let mut client = Client::new(bootstrap, parser, Variant::StateOfTheWorld, Rng::from_entropy(42));
+//! let channel = client.subscribe();
+//! client.want(channel, [(ResourceType::Listener, "orders".to_owned())].into(), Instant::ORIGIN);
+//! assert!(matches!(client.poll_effect(), Some(Effect::Open { .. })));
+//! assert!(client.look(ResourceType::Listener, "orders").value.is_none());
+//! ```
 
-use evenkeel_core::Status;
+mod authority;
+mod cache;
+mod csds;
+mod events;
+mod key;
+mod pass;
+mod response;
+mod server;
+mod stream;
+mod update;
+mod words;
 
-use crate::resource::Resource;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::mem;
+use std::sync::Arc;
+
+use evenkeel_core::{Backoff, Instant, Rng, Status};
+use evenkeel_proto::prost_types::Any;
+
+use self::authority::Authority;
+use self::cache::Entry;
+use self::key::Key;
+use self::server::{Link, Server};
+use crate::Limits;
+use crate::bootstrap::{Bootstrap, ServerConfig};
+use crate::resource::{Parsed, Parser, Rejected, Resource, ResourceType};
+
+pub use csds::answer;
+pub use server::Tally;
+pub use stream::Request;
 
 /// How a resource stands at one time.
 #[derive(Clone, Debug, Default)]
@@ -11,4 +74,340 @@ pub struct Seen {
     pub value: Option<Result<Resource, Status>>,
     /// What is wrong although there is a resource to use (A88).
     pub ambient: Option<Status>,
+}
+
+/// Someone who wants resources: a channel, most often.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SubscriberId(u64);
+
+/// A stream to a control plane. Ids are not used twice, so what comes late from an old stream is known as such.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StreamId(u64);
+
+/// The two ways to speak ADS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Variant {
+    /// `StreamAggregatedResources`: requests and responses list all names of a type.
+    StateOfTheWorld,
+    /// `DeltaAggregatedResources`: requests and responses list what changes.
+    Delta,
+}
+
+/// Something to do for the client.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Effect {
+    /// Connect to the server if need be and start a stream. Answered by [`Input::Opened`] or [`Input::Closed`].
+    Open {
+        /// The stream.
+        stream: StreamId,
+        /// Where to.
+        server: Arc<ServerConfig>,
+        /// Which method to call.
+        variant: Variant,
+    },
+    /// Send a request. Answered by [`Input::Written`]; there is no other one meanwhile.
+    Send {
+        /// The stream.
+        stream: StreamId,
+        /// The request.
+        request: Box<Request>,
+    },
+    /// Read one message, and no more until asked again. Answered by [`Input::Message`].
+    Read {
+        /// The stream.
+        stream: StreamId,
+    },
+    /// End the stream; nothing that comes from it matters any more.
+    Close {
+        /// The stream.
+        stream: StreamId,
+    },
+    /// Tell the operator that something is wrong. The same thing is not repeated.
+    Warn(String),
+    /// Tell the operator that something is well again.
+    Info(String),
+}
+
+/// Something that happened to a stream.
+#[derive(Clone, Debug)]
+pub enum Input<'a> {
+    /// It is connected, and requests can be sent.
+    Opened {
+        /// The stream.
+        stream: StreamId,
+    },
+    /// The request is on the wire.
+    Written {
+        /// The stream.
+        stream: StreamId,
+    },
+    /// A message came.
+    Message {
+        /// The stream.
+        stream: StreamId,
+        /// The encoded response.
+        bytes: &'a [u8],
+    },
+    /// It ended, or could not be opened.
+    Closed {
+        /// The stream.
+        stream: StreamId,
+        /// Why.
+        status: Status,
+    },
+}
+
+/// Turns what a control plane sends into resources.
+pub trait Parse {
+    /// Parses one resource of a response of type `kind` that `from` sent.
+    fn parse(&self, kind: ResourceType, any: &Any, from: &ServerConfig) -> Result<Parsed, Rejected>;
+
+    /// How much is accepted.
+    fn limits(&self) -> Limits {
+        Limits::default()
+    }
+}
+
+impl Parse for Parser {
+    fn parse(&self, kind: ResourceType, any: &Any, from: &ServerConfig) -> Result<Parsed, Rejected> {
+        Parser::parse(self, kind, any, from)
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits.clone()
+    }
+}
+
+/// The state of everything between subscribers and control planes.
+pub struct Client {
+    bootstrap: Arc<Bootstrap>,
+    parser: Box<dyn Parse + Send + Sync>,
+    limits: Limits,
+    variant: Variant,
+    rng: Rng,
+    backoff: Backoff,
+    authorities: Vec<Authority>,
+    servers: Vec<Server>,
+    cache: BTreeMap<Key, Entry>,
+    /// Entries that nobody wants and that the servers may not know about yet.
+    orphans: BTreeSet<Key>,
+    subscribers: BTreeMap<SubscriberId, BTreeSet<Key>>,
+    changed: BTreeSet<SubscriberId>,
+    effects: VecDeque<Effect>,
+    next_subscriber: u64,
+    next_stream: u64,
+}
+
+impl Client {
+    /// A client that wants nothing yet, and so does nothing.
+    pub fn new(
+        bootstrap: Arc<Bootstrap>,
+        parser: impl Parse + Send + Sync + 'static,
+        variant: Variant,
+        rng: Rng,
+    ) -> Client {
+        let mut servers = Vec::new();
+        let mut authorities = vec![Authority::new(None, &bootstrap.servers, &mut servers)];
+        for (name, authority) in &bootstrap.authorities {
+            let own = &authority.servers;
+            let configs = if own.is_empty() { &bootstrap.servers } else { own };
+            authorities.push(Authority::new(Some(name.as_str().into()), configs, &mut servers));
+        }
+        Client {
+            bootstrap,
+            limits: parser.limits(),
+            parser: Box::new(parser),
+            variant,
+            rng,
+            backoff: Backoff::default(),
+            authorities,
+            servers,
+            cache: BTreeMap::new(),
+            orphans: BTreeSet::new(),
+            subscribers: BTreeMap::new(),
+            changed: BTreeSet::new(),
+            effects: VecDeque::new(),
+            next_subscriber: 0,
+            next_stream: 0,
+        }
+    }
+
+    /// Adds a subscriber that wants nothing yet.
+    pub fn subscribe(&mut self) -> SubscriberId {
+        let id = SubscriberId(self.next_subscriber);
+        self.next_subscriber += 1;
+        self.subscribers.insert(id, BTreeSet::new());
+        id
+    }
+
+    /// Says what a subscriber wants from here on, all of it. What is known already can be looked at at once.
+    pub fn want(&mut self, id: SubscriberId, names: BTreeSet<(ResourceType, String)>, now: Instant) {
+        if !self.subscribers.contains_key(&id) {
+            return;
+        }
+        let keys = names.into_iter().filter_map(|(kind, name)| self.key(kind, &name).ok()).collect();
+        self.replace(id, keys, now);
+    }
+
+    /// Removes a subscriber with all that it wants.
+    pub fn leave(&mut self, id: SubscriberId, now: Instant) {
+        self.replace(id, BTreeSet::new(), now);
+        self.subscribers.remove(&id);
+        self.changed.remove(&id);
+        self.processed(id);
+    }
+
+    /// How a resource stands. A name that no server of the bootstrap is responsible for has an error at once; one that
+    /// nobody wants is not known.
+    pub fn look(&self, kind: ResourceType, name: &str) -> Seen {
+        match self.key(kind, name) {
+            Err(error) => Seen { value: Some(Err(error)), ambient: None },
+            Ok(key) => match self.cache.get(&key).filter(|entry| entry.is_wanted()) {
+                Some(entry) => {
+                    entry.seen(self.authorities.get(key.authority).and_then(|a| a.failure.as_ref()))
+                }
+                None => Seen::default(),
+            },
+        }
+    }
+
+    /// Takes in what happened to a stream. What comes from a stream that is no longer used is ignored.
+    pub fn handle(&mut self, input: Input<'_>, now: Instant) {
+        let (Input::Opened { stream }
+        | Input::Written { stream }
+        | Input::Message { stream, .. }
+        | Input::Closed { stream, .. }) = input;
+        let Some(server) = self.servers.iter().position(|server| server.stream_id() == Some(stream)) else {
+            return;
+        };
+        match input {
+            Input::Opened { .. } => self.handle_opened(server, stream),
+            Input::Written { .. } => self.handle_written(server, now),
+            Input::Message { bytes, .. } => return self.handle_message(server, stream, bytes, now),
+            Input::Closed { status, .. } => self.handle_closed(server, &status, now),
+        }
+        self.reconcile(now);
+    }
+
+    /// Does what is due.
+    pub fn handle_time(&mut self, now: Instant) {
+        for server in 0..self.servers.len() {
+            match &mut self.servers[server].link {
+                Link::Opening { stream, until } if *until <= now => {
+                    let stream = *stream;
+                    self.effects.push_back(Effect::Close { stream });
+                    let within = self.backoff.min_connect_timeout;
+                    self.fail(server, &format!("did not accept a connection within {within:?}"), now);
+                }
+                Link::Waiting { until } if *until <= now => self.open(server, now),
+                Link::Open(stream) => {
+                    for key in stream.handle_time(now) {
+                        self.give_up(server, &key, now);
+                    }
+                }
+                Link::Idle | Link::Opening { .. } | Link::Waiting { .. } => {}
+            }
+        }
+        self.reconcile(now);
+    }
+
+    /// When [`Client::handle_time`] is next due.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.servers.iter().filter_map(Server::deadline).min()
+    }
+
+    /// The next thing to do.
+    pub fn poll_effect(&mut self) -> Option<Effect> {
+        self.effects.pop_front()
+    }
+
+    /// The next subscriber for whom something changed. It looks at what it wants, and then is
+    /// [processed](Client::processed).
+    pub fn poll_changed(&mut self) -> Option<SubscriberId> {
+        self.changed.pop_first()
+    }
+
+    /// A subscriber has dealt with what changed for it, and said what it wants by now. Only when all have is the next
+    /// response read. Where something changed again meanwhile this is not the end of it.
+    pub fn processed(&mut self, id: SubscriberId) {
+        if self.changed.contains(&id) {
+            return;
+        }
+        for server in &mut self.servers {
+            if let Some(stream) = server.stream_mut()
+                && stream.pending.remove(&id)
+                && stream.pending.is_empty()
+            {
+                self.effects.push_back(Effect::Read { stream: stream.id });
+            }
+        }
+    }
+
+    /// What happened with each control plane so far.
+    pub fn tally(&self) -> impl Iterator<Item = &Tally> {
+        self.servers.iter().map(|server| &server.tally)
+    }
+}
+
+/// Names and subscriptions.
+impl Client {
+    fn key(&self, kind: ResourceType, name: &str) -> Result<Key, Status> {
+        let fail = |problem: String| {
+            let node = words::node_suffix(&self.bootstrap.node.id);
+            Status::unavailable(format!("{kind} {}: {problem}{node}", words::quoted(name)))
+        };
+        let (authority, name) = key::canonical(kind, name).map_err(&fail)?;
+        let index = self.authorities.iter().position(|known| known.name.as_deref() == authority.as_deref());
+        match (index, authority) {
+            (Some(authority), _) => Ok(Key { authority, kind, name }),
+            (None, authority) => {
+                let authority = words::quoted(&authority.unwrap_or_default());
+                Err(fail(format!("authority {authority} is not in the bootstrap")))
+            }
+        }
+    }
+
+    fn replace(&mut self, id: SubscriberId, keys: BTreeSet<Key>, now: Instant) {
+        let Some(wants) = self.subscribers.get_mut(&id) else { return };
+        let before = mem::take(wants);
+        for key in keys.difference(&before) {
+            let entry = self.cache.entry(key.clone()).or_default();
+            entry.subscribers.insert(id);
+            if entry.subscribers.len() == 1 {
+                self.touch(key.authority, key.kind);
+            }
+        }
+        for key in before.difference(&keys) {
+            let Some(entry) = self.cache.get_mut(key) else { continue };
+            entry.subscribers.remove(&id);
+            if !entry.is_wanted() {
+                self.orphans.insert(key.clone());
+                self.touch(key.authority, key.kind);
+            }
+        }
+        self.subscribers.insert(id, keys);
+        self.reconcile(now);
+    }
+
+    /// What is wanted of a type may differ from what the servers of the authority were asked.
+    fn touch(&mut self, authority: usize, kind: ResourceType) {
+        for server in self.authorities[authority].servers() {
+            if let Some(stream) = self.servers[*server].stream_mut() {
+                stream.touch(kind);
+            }
+        }
+    }
+
+    fn is_in_use(&self, authority: usize) -> bool {
+        self.entries(authority).any(|(_, entry)| entry.is_wanted())
+    }
+
+    fn entries(&self, authority: usize) -> impl Iterator<Item = (&Key, &Entry)> {
+        ResourceType::ALL.into_iter().flat_map(move |kind| self.entries_of(authority, kind))
+    }
+
+    fn entries_of(&self, authority: usize, kind: ResourceType) -> impl Iterator<Item = (&Key, &Entry)> {
+        let first = Key { authority, kind, name: "".into() };
+        self.cache.range(first..).take_while(move |(key, _)| key.authority == authority && key.kind == kind)
+    }
 }

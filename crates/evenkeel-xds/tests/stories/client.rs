@@ -1,1 +1,825 @@
-//! Placeholder.
+//! Subscriptions, answers, failures and errors on one stream of the state of the world.
+
+use std::time::Duration;
+
+use evenkeel_core::{Instant, Status};
+use evenkeel_proto::envoy::service::discovery::v3::Resource as Wrapper;
+use evenkeel_proto::prost_types::Any;
+use evenkeel_xds::Limits;
+use evenkeel_xds::bootstrap::{ServerConfig, ServerFeatures};
+use evenkeel_xds::client::{Input, Parse, Tally, Variant};
+use evenkeel_xds::resource::ResourceType::{Cluster, Endpoints, Listener, RouteConfig};
+use evenkeel_xds::resource::{Parsed, Rejected, ResourceType};
+use testkit::{resources, secs};
+
+use crate::script::{Marks, Reply, World, bootstrap, bootstrap_with, reply};
+
+fn world() -> World {
+    World::new(bootstrap(&["one"]))
+}
+
+/// A world whose server has sent these clusters on an open stream.
+fn with_clusters(features: ServerFeatures, clusters: &[&str]) -> World {
+    let mut world = World::new(bootstrap_with(features));
+    let names: Vec<_> = clusters.iter().filter_map(|text| Some((Cluster, text.split_once('=')?.0))).collect();
+    world.channel(&names);
+    world.accepts("one");
+    world.sends("one", reply(Cluster, "1", clusters));
+    world.requests("one");
+    world.changed();
+    world
+}
+
+/// ADS-1, ADS-4, ADS-7
+#[test]
+fn asks_and_answers() {
+    let mut world = world();
+    world.channel(&[(Cluster, "b"), (Cluster, "a"), (Listener, "l")]);
+    assert_eq!(world.dialled(), ["one"]);
+    world.accepts("one");
+    assert_eq!(world.requests("one"), ["listener [l] as me", "cluster [a b]"]);
+    world.sends("one", reply(Cluster, "1", &["a=1", "b=1"]));
+    assert_eq!(world.requests("one"), ["cluster [a b] v1 n1"]);
+    assert_eq!(world.sees(Cluster, "a"), "1");
+    assert_eq!(world.sees(Listener, "l"), "");
+    world.sends("one", reply(Cluster, "2", &["a=bad", "b=2"]));
+    assert_eq!(world.requests("one"), [r#"cluster [a b] v1 n2 !"a": content: is bad"#]);
+    world.sends("one", reply(Cluster, "3", &["a=3", "b=2"]));
+    assert_eq!(world.requests("one"), ["cluster [a b] v3 n3"]);
+    world.ends("one", "max age");
+    world.accepts("one");
+    assert_eq!(world.requests("one"), ["listener [l] as me", "cluster [a b] v3"]);
+}
+
+/// ADS-4: the first response is bad.
+#[test]
+fn rejects_the_first_response() {
+    let mut world = world();
+    world.channel(&[(Cluster, "a")]);
+    world.accepts("one");
+    world.sends("one", reply(Cluster, "1", &["a=bad"]));
+    assert_eq!(world.requests("one"), ["cluster [a] as me", r#"cluster [a] n1 !"a": content: is bad"#]);
+    let error = r#"!Unavailable: cluster "a": what xDS server "one" sent cannot be used: content: is bad (xDS node id "me")"#;
+    assert_eq!(world.sees(Cluster, "a"), error);
+}
+
+/// ADS-4: what cannot be decoded is known by its place.
+#[test]
+fn rejects_nameless_resources_by_index() {
+    let mut world = with_clusters(ServerFeatures::default(), &["a=1", "b=1"]);
+    let garbage = Any { type_url: Cluster.type_url().to_owned(), value: vec![0xff; 3] };
+    world.sends("one", reply(Cluster, "2", &["a=bad"]).with("b", garbage));
+    let nack = r#"cluster [a b] v1 n2 !"a": content: is bad; resource 1: cannot be decoded"#;
+    assert_eq!(world.requests("one"), [nack]);
+    assert_eq!(world.sees(Cluster, "b"), "1", "the one without a name may be the one that is missing");
+}
+
+/// ADS-4: a name that stands twice is ambiguous; the first is used.
+#[test]
+fn rejects_a_name_that_stands_twice() {
+    let mut world = with_clusters(ServerFeatures::default(), &["a=1"]);
+    world.sends("one", reply(Cluster, "2", &["a=2", "a=3"]));
+    assert_eq!(world.requests("one"), [r#"cluster [a] v1 n2 !"a": stands twice in the response"#]);
+    assert_eq!(world.sees(Cluster, "a"), "2");
+}
+
+/// ADS-2: one subscription, and the second subscriber sees all at once.
+#[test]
+fn subscribers_share_a_subscription() {
+    let mut world = world();
+    let first = world.channel(&[(Cluster, "a")]);
+    world.accepts("one");
+    world.requests("one");
+    let second = world.channel(&[(Cluster, "a")]);
+    assert_eq!(world.requests("one"), [""; 0]);
+    world.sends("one", reply(Cluster, "1", &["a=1"]));
+    assert_eq!(world.changed(), [first, second]);
+    world.sends("one", reply(Cluster, "2", &["a=bad"]));
+    world.changed();
+    world.channel(&[(Cluster, "a")]);
+    let both = r#"1 ~Unavailable: cluster "a": what xDS server "one" sent cannot be used: content: is bad (xDS node id "me")"#;
+    assert_eq!(world.sees(Cluster, "a"), both);
+    world.leaves(first);
+    world.leaves(second);
+    assert_eq!(world.sees(Cluster, "a"), both, "the third is still there");
+}
+
+/// ADS-3
+#[test]
+fn the_last_one_takes_the_subscription_along() {
+    let mut world = world();
+    let first = world.channel(&[(Cluster, "a"), (Cluster, "b"), (Endpoints, "e")]);
+    let second = world.channel(&[(Cluster, "b")]);
+    world.accepts("one");
+    world.sends("one", reply(Cluster, "1", &["a=1", "b=1"]));
+    world.requests("one");
+    world.wants(first, &[(Cluster, "b"), (Endpoints, "e")]);
+    assert_eq!(world.requests("one"), ["cluster [b] v1 n1"]);
+    assert_eq!(world.sees(Cluster, "a"), "");
+    world.wants(first, &[(Endpoints, "e")]);
+    assert_eq!(world.requests("one"), [""; 0]);
+    world.wants(second, &[]);
+    assert_eq!(world.requests("one"), ["cluster [] v1 n1"]);
+    world.sends("one", reply(Cluster, "2", &["b=2"]));
+    assert_eq!(world.requests("one"), ["cluster [] v2 n2"], "an empty list is no wildcard by now");
+    world.wants(second, &[(Cluster, "b")]);
+    assert_eq!(world.sees(Cluster, "b"), "", "it was forgotten");
+    world.leaves(second);
+    world.leaves(first);
+    assert_eq!(world.log(), ["closes one"]);
+    assert_eq!(world.client.next_deadline(), None);
+    world.channel(&[(Cluster, "b")]);
+    world.accepts("one");
+    world.requests("one");
+    world.sends("one", reply(Cluster, "2", &["b=2"]));
+    assert_eq!(world.requests("one"), ["cluster [b] v2 n3"]);
+}
+
+/// ADS-3, fault 18: a version of which nothing is left is not claimed, or the server would have nothing to send.
+#[test]
+fn a_version_is_forgotten_with_its_resources() {
+    let mut world = world();
+    let channel = world.channel(&[(Cluster, "a"), (Endpoints, "e")]);
+    world.accepts("one");
+    world.sends("one", reply(Cluster, "1", &["a=1"]));
+    world.wants(channel, &[(Endpoints, "e")]);
+    world.ends("one", "max age");
+    world.wants(channel, &[(Cluster, "b"), (Endpoints, "e")]);
+    world.requests("one");
+    world.accepts("one");
+    assert_eq!(world.requests("one"), ["cluster [b] as me", "endpoints [e]"]);
+    world.wants(channel, &[(Cluster, "b"), (Cluster, "c"), (Endpoints, "e")]);
+    assert_eq!(world.requests("one"), ["cluster [b c]"]);
+}
+
+/// ADS-5, fault 21
+#[test]
+fn one_bad_cluster_of_a_hundred_spoils_no_other() {
+    let mut world = world();
+    let names: Vec<String> = (0..100).map(|i| format!("c{i:02}")).collect();
+    let wanted: Vec<_> = names.iter().map(|name| (Cluster, name.as_str())).collect();
+    world.channel(&wanted);
+    world.accepts("one");
+    world.requests("one");
+    let sent: Vec<String> =
+        names.iter().map(|n| format!("{n}={}", if n == "c42" { "bad" } else { "1" })).collect();
+    let sent: Vec<&str> = sent.iter().map(String::as_str).collect();
+    world.sends("one", reply(Cluster, "1", &sent));
+    let good = names.iter().filter(|name| world.sees(Cluster, name) == "1").count();
+    assert_eq!(good, 99);
+    let request = world.requests("one").remove(0);
+    assert!(request.ends_with(r#" n1 !"c42": content: is bad"#), "{request}");
+    let valid: u64 = world.client.tally().map(|tally| tally.valid[&Cluster]).sum();
+    let invalid: u64 = world.client.tally().map(|tally| tally.invalid[&Cluster]).sum();
+    assert_eq!((valid, invalid), (99, 1));
+}
+
+/// Fault 21: every name fits into 4 KiB, and no text is longer.
+#[test]
+fn what_a_nack_says_is_bounded() {
+    let mut world = world();
+    world.channel(&[(Cluster, "a")]);
+    world.accepts("one");
+    world.requests("one");
+    let long = format!("bad{}", "x".repeat(10_000));
+    let sent: Vec<String> = (0..40).map(|i| format!("spoiled-{i:02}={long}")).collect();
+    let sent: Vec<&str> = sent.iter().map(String::as_str).collect();
+    world.sends("one", reply(Cluster, "1", &sent));
+    let nack = world.requests("one").remove(0);
+    let (_, text) = nack.split_once('!').expect("a NACK");
+    assert!(text.len() <= 4096, "{}", text.len());
+    for i in 0..40 {
+        assert!(text.contains(&format!("spoiled-{i:02}")), "{i}: {text}");
+    }
+    let sent: Vec<String> = (0..4_000).map(|i| format!("ä{i}=bad")).collect();
+    let sent: Vec<&str> = sent.iter().map(String::as_str).collect();
+    world.sends("one", reply(Cluster, "1", &sent));
+    let nack = world.requests("one").remove(0);
+    let (_, text) = nack.split_once('!').expect("a NACK");
+    assert!(text.len() <= 4096 && text.contains("; and 3") && text.ends_with(" more"), "{text}");
+    world.sends("one", reply(Cluster, "1", &[&format!("a={long}")]));
+    assert!(world.sees(Cluster, "a").len() < 4096 + 200);
+}
+
+/// ADS-6
+#[test]
+fn what_was_not_asked_for_is_ignored() {
+    let mut world = with_clusters(ServerFeatures::default(), &["a=1"]);
+    world.sends("one", reply(Cluster, "2", &["a=1", "b=2"]));
+    assert_eq!(world.requests("one"), ["cluster [a] v2 n2"]);
+    assert_eq!(world.sees(Cluster, "b"), "");
+    assert!(world.changed().is_empty());
+    world.sends("one", reply(Endpoints, "1", &["e=1"]));
+    let other = "type.googleapis.com/envoy.config.core.v3.Node";
+    for _ in 0..3 {
+        world.sends("one", reply(Cluster, "1", &["a=9"]).of_type(other));
+    }
+    assert_eq!(world.requests("one"), [""; 0], "an answer would say whether it is right");
+    assert_eq!(world.sees(Cluster, "a"), "1");
+    let warning = |kind: &str| {
+        format!("warning: xDS server \"one\" sent resources of type \"{kind}\", which was not asked for")
+    };
+    assert_eq!(world.log(), [warning(Endpoints.type_url()), warning(other)]);
+}
+
+/// ADS-8
+#[test]
+fn wrappers_are_opened() {
+    let mut world = with_clusters(ServerFeatures::default(), &["a=1"]);
+    world.sends("one", reply(Cluster, "2", &["a=2"]).wrapped_as("a"));
+    world.sends("one", reply(Cluster, "3", &["a=3"]).wrapped_as(""));
+    assert_eq!(world.requests("one"), ["cluster [a] v2 n2", "cluster [a] v3 n3"]);
+    assert_eq!(world.sees(Cluster, "a"), "3");
+    let inside = |name: &str| format!(r#"cluster [a] v3 {name}"#);
+    world.sends("one", reply(Cluster, "4", &["b=4"]).wrapped_as("a"));
+    assert_eq!(world.requests("one"), [inside(r#"n4 !"a": holds the resource "b""#)]);
+    let empty = Wrapper { name: "a".to_owned(), ..Wrapper::default() };
+    world.sends("one", reply(Cluster, "4", &[]).with("a", resources::any(&empty)));
+    assert_eq!(world.requests("one"), [inside(r#"n5 !"a": the wrapper holds no resource"#)]);
+    let broken = Any { value: vec![0xff], ..resources::any(&empty) };
+    world.sends("one", reply(Cluster, "4", &[]).with("a", broken));
+    let nack = world.requests("one").remove(0);
+    assert!(nack.starts_with(&inside("n6 !resource 0: the wrapper cannot be decoded: ")), "{nack}");
+    assert!(world.sees(Cluster, "a").starts_with("3 ~"));
+}
+
+/// ADS-9: the next response is read when everybody has dealt with the last; who wants more meanwhile is heard.
+#[test]
+fn reads_when_all_have_dealt_with_the_last() {
+    let mut world = world();
+    let a = world.channel(&[(Cluster, "a")]);
+    let b = world.channel(&[(Cluster, "b")]);
+    let ab = world.channel(&[(Cluster, "a"), (Cluster, "b")]);
+    world.accepts("one");
+    world.holds_changes = true;
+    assert!(world.reads("one"));
+    world.sends("one", reply(Cluster, "1", &["a=1"]));
+    assert_eq!(world.unprocessed(), [a, ab]);
+    world.requests("one");
+    world.wants(a, &[(Cluster, "a"), (Endpoints, "e")]);
+    assert_eq!(world.requests("one"), ["endpoints [e]"]);
+    world.process(a);
+    assert!(!world.reads("one"));
+    world.process(ab);
+    assert!(world.reads("one"));
+    world.sends("one", reply(Cluster, "2", &["a=1", "b=2"]));
+    assert_eq!(world.unprocessed(), [b, ab]);
+    world.leaves(b);
+    assert!(!world.reads("one"));
+    world.leaves(ab);
+    assert!(world.reads("one"), "who left need not be waited for");
+    world.sends("one", reply(Cluster, "3", &["a=1", "b=2"]));
+    assert!(world.reads("one"), "nobody has anything to do");
+    for spoiled in [reply(Cluster, "4", &["a=bad"]), reply(Cluster, "5", &[])] {
+        world.sends("one", spoiled);
+        assert!(!world.reads("one"), "errors and deletions are waited for too");
+        world.process(a);
+        assert!(world.reads("one"));
+    }
+}
+
+/// ADS-9: something changes again while a subscriber is at work. It has not seen that yet.
+#[test]
+fn what_changes_meanwhile_is_not_lost() {
+    let mut world = World::new(bootstrap_with(ServerFeatures::default()));
+    let id = world.channel(&[(Cluster, "a"), (Cluster, "b")]);
+    world.accepts("one");
+    world.holds_changes = true;
+    world.sends("one", reply(Cluster, "1", &["a=1"]));
+    world.client.handle_time(world.now + secs(15));
+    world.client.processed(id);
+    assert!(world.client.poll_effect().is_none(), "b timed out, and that was not seen");
+    assert_eq!(world.client.poll_changed(), Some(id));
+    world.client.processed(id);
+    assert!(world.client.poll_effect().is_some());
+}
+
+/// ADS-10, fault 15
+#[test]
+fn the_same_again_changes_nothing() {
+    let mut world = with_clusters(ServerFeatures::default(), &["a=1"]);
+    world.sends("one", reply(Cluster, "2", &["a=1"]));
+    assert!(world.changed().is_empty());
+    assert_eq!(world.requests("one"), ["cluster [a] v2 n2"]);
+    world.sends("one", reply(Cluster, "3", &["a=bad"]));
+    assert_eq!(world.changed().len(), 1);
+    world.sends("one", reply(Cluster, "4", &["a=bad"]));
+    assert!(world.changed().is_empty(), "the same error is no news");
+    world.sends("one", reply(Cluster, "5", &["a=bad luck"]));
+    assert_eq!(world.changed().len(), 1);
+    world.sends("one", reply(Cluster, "6", &["a=1"]));
+    assert_eq!(world.changed().len(), 1, "the error is gone");
+    assert_eq!(world.sees(Cluster, "a"), "1");
+}
+
+/// ADS-11, RDS and EDS included
+#[test]
+fn listeners_and_clusters_can_be_deleted() {
+    for (kind, gone) in [(Listener, true), (Cluster, true), (RouteConfig, false), (Endpoints, false)] {
+        let mut world = world();
+        world.channel(&[(kind, "a"), (kind, "b")]);
+        world.accepts("one");
+        world.sends("one", reply(kind, "1", &["a=1"]));
+        assert_eq!(world.sees(kind, "b"), "", "{kind} that never came is awaited, not deleted");
+        world.sends("one", reply(kind, "2", &["b=1"]));
+        let deleted = format!(
+            "!NotFound: {kind} \"a\": does not exist: xDS server \"one\" removed it (xDS node id \"me\")"
+        );
+        assert_eq!(world.sees(kind, "a"), if gone { deleted.as_str() } else { "1" });
+        world.changed();
+        world.sends("one", reply(kind, "3", &["b=1"]));
+        assert!(world.changed().is_empty(), "it is deleted once");
+        world.sends("one", reply(kind, "4", &["a=1", "b=1"]));
+        assert_eq!(world.sees(kind, "a"), "1");
+    }
+}
+
+/// ADS-11, fault 17: a response that the server sent before it knew of a name does not delete it.
+#[test]
+fn what_the_server_does_not_know_of_yet_is_not_deleted() {
+    let mut world = with_clusters(ServerFeatures::default(), &["a=1", "b=1"]);
+    let id = world.channel(&[]);
+    world.holds_writes = true;
+    world.wants(id, &[(Cluster, "c")]);
+    assert_eq!(world.requests("one"), ["cluster [a b c] v1 n1"]);
+    world.sends("one", reply(Cluster, "2", &["a=1", "b=1", "c=1"]));
+    assert_eq!(world.sees(Cluster, "c"), "1");
+    world.sends("one", reply(Cluster, "3", &["a=1", "b=1"]));
+    assert_eq!(world.sees(Cluster, "c"), "1");
+}
+
+/// Fault 17: a name that goes and comes back before the server hears of it was never gone; nothing would be sent again.
+#[test]
+fn unsubscribing_and_subscribing_within_a_round_trip() {
+    let mut world = world();
+    let id = world.channel(&[(Cluster, "a"), (Cluster, "b")]);
+    world.accepts("one");
+    world.sends("one", reply(Cluster, "1", &["a=1", "b=1"]));
+    world.requests("one");
+    world.holds_writes = true;
+    // Something else is under way: the server hears of neither.
+    world.wants(id, &[(Cluster, "a"), (Cluster, "b"), (Endpoints, "e")]);
+    world.wants(id, &[(Cluster, "b"), (Endpoints, "e")]);
+    assert_eq!(world.sees(Cluster, "a"), "");
+    world.wants(id, &[(Cluster, "a"), (Cluster, "b"), (Endpoints, "e")]);
+    assert_eq!(world.sees(Cluster, "a"), "1");
+    world.write("one");
+    assert_eq!(world.requests("one"), ["endpoints [e]"]);
+    // The server hears of both.
+    world.wants(id, &[(Cluster, "b"), (Endpoints, "e")]);
+    world.wants(id, &[(Cluster, "a"), (Cluster, "b"), (Endpoints, "e")]);
+    assert_eq!(world.sees(Cluster, "a"), "1", "not forgotten before the server knows");
+    world.write("one");
+    assert_eq!(world.requests("one"), ["cluster [b] v1 n1", "cluster [a b] v1 n1"]);
+    world.sends("one", reply(Cluster, "2", &["b=1"]));
+    assert_eq!(world.sees(Cluster, "a"), "1", "sent before the server heard of the second");
+    world.write("one");
+    world.write("one");
+    world.passes(secs(60));
+    assert_eq!(world.sees(Cluster, "a"), "1", "and not declared missing");
+}
+
+/// FM-1: before a response it is an error, after one it is not, and is not waited for.
+#[test]
+fn a_stream_that_ends() {
+    let mut world = world();
+    let id = world.channel(&[(Cluster, "a")]);
+    world.accepts("one");
+    world.ends("one", "no \"thanks\"");
+    let early = r#"xDS server "one" ended the stream before a response: Unavailable: "no \"thanks\"" (xDS node id "me")"#;
+    assert_eq!(world.sees(Cluster, "a"), format!("!Unavailable: {early}"));
+    assert_eq!(world.log(), [format!("warning: {early}")]);
+    assert_eq!(world.changed(), [id]);
+    world.passes(Duration::from_millis(1200));
+    world.refuses("one");
+    let refused =
+        r#"xDS server "one" cannot be reached: Unavailable: "connection refused" (xDS node id "me")"#;
+    assert_eq!(world.sees(Cluster, "a"), format!("!Unavailable: {refused}"));
+    world.passes(secs(2));
+    world.accepts("one");
+    assert_eq!(world.changed(), [id]);
+    world.sends("one", reply(Cluster, "1", &["a=1"]));
+    assert_eq!(world.sees(Cluster, "a"), "1");
+    world.dialled();
+    world.changed();
+    world.log();
+    world.ends("one", "max age");
+    assert_eq!(world.dialled(), ["one"], "at once");
+    assert_eq!(world.sees(Cluster, "a"), "1");
+    world.refuses("one");
+    assert_eq!(world.sees(Cluster, "a"), format!("1 ~Unavailable: {refused}"));
+    assert_eq!(world.changed(), [id]);
+    world.passes(secs(2));
+    world.refuses("one");
+    assert!(world.changed().is_empty(), "it fails as it did");
+    assert_eq!(world.log(), [format!("warning: {refused}")], "and that is said once");
+}
+
+/// Fault 3
+#[test]
+fn a_server_that_ends_every_stream_after_a_response() {
+    let mut world = with_clusters(ServerFeatures::default(), &["a=1"]);
+    for _ in 0..100 {
+        world.ends("one", "max age");
+        world.accepts("one");
+        world.sends("one", reply(Cluster, "1", &["a=1"]));
+    }
+    assert!(world.changed().is_empty());
+    assert_eq!(world.dialled().len(), 101);
+    assert!(world.requests("one").iter().all(|request| request.starts_with("cluster [a] v1 ")));
+    assert_eq!(world.sees(Cluster, "a"), "1");
+}
+
+/// FM-2, fault 4
+#[test]
+fn backs_off_until_a_response() {
+    let mut world = world();
+    world.channel(&[(Cluster, "a")]);
+    let mut waits = Vec::new();
+    for i in 0..20 {
+        if i % 2 == 0 {
+            world.refuses("one");
+        } else {
+            world.accepts("one");
+            world.ends("one", "gone");
+        }
+        let failed = world.now;
+        let due = world.client.next_deadline().expect("another attempt");
+        world.dialled();
+        world.passes(due.since(failed) - Duration::from_nanos(1));
+        assert!(world.dialled().is_empty(), "no attempt early");
+        world.passes(Duration::from_nanos(1));
+        assert_eq!(world.dialled(), ["one"]);
+        waits.push(due.since(failed).as_secs_f64());
+    }
+    for (i, wait) in waits.iter().enumerate() {
+        let nominal = 1.6_f64.powi(i32::try_from(i).expect("small")).min(120.0);
+        assert!((0.8 * nominal..=1.2 * nominal).contains(wait), "{i}: {wait}, nominally {nominal}");
+    }
+    world.accepts("one");
+    world.sends("one", reply(Cluster, "1", &["a=1"]));
+    world.ends("one", "max age");
+    world.refuses("one");
+    let wait = world.client.next_deadline().expect("another attempt").since(world.now).as_secs_f64();
+    assert!((0.8..=1.2).contains(&wait), "a response starts the back-off over: {wait}");
+}
+
+/// FM-3, DE-4, fault 6
+#[test]
+fn a_resource_that_does_not_come() {
+    let transient = ServerFeatures { resource_timer_is_transient_error: true, ..ServerFeatures::default() };
+    let absent = r#"!NotFound: cluster "a": does not exist: xDS server "one" did not send it within 15s (xDS node id "me")"#;
+    let late =
+        r#"!Unavailable: cluster "a": no response from xDS server "one" within 30s (xDS node id "me")"#;
+    for (features, seconds, text) in [(ServerFeatures::default(), 15, absent), (transient, 30, late)] {
+        let mut world = World::new(bootstrap_with(features));
+        let id = world.channel(&[(Cluster, "a")]);
+        world.accepts("one");
+        world.passes(secs(seconds) - Duration::from_nanos(1));
+        assert_eq!(world.sees(Cluster, "a"), "");
+        world.passes(Duration::from_nanos(1));
+        assert_eq!(world.sees(Cluster, "a"), text);
+        assert_eq!(world.changed(), [id]);
+        world.sends("one", reply(Cluster, "1", &["a=1"]));
+        assert_eq!(world.sees(Cluster, "a"), "1");
+    }
+}
+
+/// FM-3: the time counts from when the request is on the wire, on each stream anew, and not for what is cached.
+#[test]
+fn when_the_time_for_a_resource_runs() {
+    let mut world = world();
+    world.holds_writes = true;
+    world.channel(&[(Cluster, "a")]);
+    world.accepts("one");
+    world.passes(secs(60));
+    assert_eq!(world.sees(Cluster, "a"), "", "not on the wire");
+    world.write("one");
+    world.passes(secs(14));
+    world.ends("one", "gone");
+    world.holds_writes = false;
+    world.passes(secs(2));
+    assert!(world.sees(Cluster, "a").contains("ended the stream"));
+    world.accepts("one");
+    world.passes(secs(14));
+    assert!(!world.sees(Cluster, "a").contains("does not exist"), "it starts over with the stream");
+    world.sends("one", reply(Cluster, "1", &["a=1"]));
+    assert_eq!(world.client.next_deadline(), None, "a resource that came ends it");
+    world.sends("one", reply(Cluster, "2", &["a=bad"]));
+    assert_eq!(world.client.next_deadline(), None);
+    world.channel(&[(Cluster, "b")]);
+    world.sends("one", reply(Cluster, "3", &["a=1", "b=bad"]));
+    assert_eq!(world.client.next_deadline(), None, "a resource that is rejected came");
+}
+
+/// Fault 8: the server comes back and sends nothing, since nothing changed.
+#[test]
+fn what_is_cached_is_not_declared_missing() {
+    let mut world = with_clusters(ServerFeatures::default(), &["a=1"]);
+    world.ends("one", "restart");
+    world.accepts("one");
+    assert_eq!(world.requests("one"), ["cluster [a] v1 as me"]);
+    world.passes(secs(60));
+    assert_eq!(world.sees(Cluster, "a"), "1");
+    assert!(world.changed().is_empty());
+}
+
+/// FM-4, fault 5: no time runs while the server cannot be reached; an attempt is given 20 seconds.
+#[test]
+fn a_server_that_cannot_be_reached_for_a_minute() {
+    let mut world = world();
+    world.channel(&[(Cluster, "a")]);
+    world.passes(secs(20) - Duration::from_nanos(1));
+    assert_eq!(world.sees(Cluster, "a"), "");
+    world.passes(Duration::from_nanos(1));
+    let late = r#"!Unavailable: xDS server "one" did not accept a connection within 20s (xDS node id "me")"#;
+    assert_eq!(world.sees(Cluster, "a"), late);
+    assert_eq!(world.log()[0], "closes one");
+    world.passes(secs(40));
+    assert_eq!(world.sees(Cluster, "a"), late);
+    world.redials("one");
+    world.accepts("one");
+    world.sends("one", reply(Cluster, "1", &["a=1"]));
+    assert_eq!(world.sees(Cluster, "a"), "1");
+}
+
+/// FM-5, DE-1: everything is cached, and the control plane is gone for half an hour.
+#[test]
+fn what_is_cached_outlives_the_control_plane() {
+    let mut world = with_clusters(ServerFeatures::default(), &["a=1", "b=1"]);
+    world.ends("one", "killed");
+    for _ in 0..30 {
+        world.redials("one");
+        world.refuses("one");
+    }
+    assert!(world.now > Instant::ORIGIN + secs(1800));
+    let error = r#"~Unavailable: xDS server "one" cannot be reached: Unavailable: "connection refused" (xDS node id "me")"#;
+    assert_eq!(world.sees(Cluster, "a"), format!("1 {error}"));
+    world.channel(&[(Cluster, "c")]);
+    assert_eq!(world.sees(Cluster, "c"), format!("!{}", error.trim_start_matches('~')), "known at once");
+    world.redials("one");
+    world.accepts("one");
+    world.sends("one", reply(Cluster, "1", &["a=1", "b=1"]));
+    assert_eq!([world.sees(Cluster, "a"), world.sees(Cluster, "c")], ["1", ""]);
+}
+
+/// DE-1, DE-2, DE-3, DE-5, DE-6: what becomes of a resource, by what went wrong and by what the bootstrap asks for.
+#[test]
+fn what_trouble_does_to_a_cached_resource() {
+    let none = ServerFeatures::default();
+    let ignore = ServerFeatures { ignore_resource_deletion: true, ..none };
+    let fail = ServerFeatures { fail_on_data_errors: true, ..none };
+    let slow = ServerFeatures { resource_timer_is_transient_error: true, ..none };
+    let both = ServerFeatures { ignore_resource_deletion: true, ..fail };
+    let nack: fn() -> Reply = || reply(Cluster, "2", &["a=bad"]);
+    let deletion: fn() -> Reply = || reply(Cluster, "2", &[]);
+    let not_found: fn() -> Reply = || reply(Cluster, "2", &[]).error("a", 5, "no such thing");
+    let denied: fn() -> Reply = || reply(Cluster, "2", &[]).error("a", 7, "not for you");
+    let overload: fn() -> Reply = || reply(Cluster, "2", &[]).error("a", 8, "later");
+    let cases = [
+        (nack, [(none, "kept"), (ignore, "kept"), (fail, "dropped"), (slow, "kept"), (both, "dropped")]),
+        (
+            deletion,
+            [(none, "dropped"), (ignore, "kept"), (fail, "dropped"), (slow, "kept"), (both, "dropped")],
+        ),
+        (not_found, [(none, "kept"), (ignore, "kept"), (fail, "dropped"), (slow, "kept"), (both, "dropped")]),
+        (denied, [(none, "kept"), (ignore, "kept"), (fail, "dropped"), (slow, "kept"), (both, "dropped")]),
+        (overload, [(none, "kept"), (ignore, "kept"), (fail, "kept"), (slow, "kept"), (both, "kept")]),
+    ];
+    for (trouble, outcomes) in cases {
+        for (features, outcome) in outcomes {
+            let mut world = with_clusters(features, &["a=1"]);
+            world.sends("one", trouble());
+            let seen = world.sees(Cluster, "a");
+            let start = if outcome == "kept" { "1 ~" } else { "!" };
+            assert!(seen.starts_with(start), "{:?} with {features:?}: {seen}", trouble());
+            assert_eq!(world.changed().len(), 1);
+            world.sends("one", trouble());
+            assert!(world.changed().is_empty(), "the same again is no news");
+            // Fault 24: it returns, unchanged, and no note stays.
+            world.sends("one", reply(Cluster, "3", &["a=1"]));
+            assert_eq!(world.sees(Cluster, "a"), "1");
+            assert_eq!(world.changed().len(), 1);
+        }
+    }
+}
+
+/// DE-5: what a server says about a resource ends the wait for it, and its code is told but not taken over.
+#[test]
+fn a_server_says_why_it_does_not_send() {
+    let mut world = world();
+    world.channel(&[(Endpoints, "a"), (Endpoints, "b")]);
+    world.accepts("one");
+    world.requests("one");
+    world.sends("one", reply(Endpoints, "1", &["b=1"]).error("a", 7, "not for you").error("z", 5, ""));
+    assert_eq!(world.requests("one"), ["endpoints [a b] v1 n1"], "this is no reason to reject");
+    assert_eq!(world.client.next_deadline(), None);
+    let error = |what: &str| {
+        format!("!Unavailable: endpoints \"a\": xDS server \"one\" reports {what} (xDS node id \"me\")")
+    };
+    assert_eq!(world.sees(Endpoints, "a"), error(r#"PERMISSION_DENIED: "not for you""#));
+    world.ends("one", "max age");
+    world.accepts("one");
+    world.passes(secs(60));
+    assert_eq!(world.sees(Endpoints, "a"), error(r#"PERMISSION_DENIED: "not for you""#), "it is remembered");
+    world.sends("one", reply(Endpoints, "1", &[]).error("a", 77, "?"));
+    assert_eq!(world.sees(Endpoints, "a"), error(r#"the unknown code 77: "?""#));
+    world.sends("one", reply(Endpoints, "1", &[]).error("b", 0, "fine").error("b", -1, "odd"));
+    assert!(world.sees(Endpoints, "b").starts_with("1 ~Unavailable"));
+    world.sends("one", reply(Endpoints, "2", &["a=2"]));
+    assert_eq!(world.sees(Endpoints, "a"), "2");
+}
+
+/// DE-3, fault 24: an ignored deletion is said once, and its end too, by whatever it ends.
+#[test]
+fn an_ignored_deletion_is_logged() {
+    let features = ServerFeatures { ignore_resource_deletion: true, ..ServerFeatures::default() };
+    let begins = r#"warning: cluster "a": xDS server "one" removed it; it stays in use (xDS node id "me")"#;
+    let over = r#"info: cluster "a": its removal by xDS server "one" is over (xDS node id "me")"#;
+    let mut world = with_clusters(features, &["a=1", "b=1"]);
+    world.sends("one", reply(Cluster, "2", &["b=1"]));
+    world.sends("one", reply(Cluster, "3", &["b=1"]));
+    assert_eq!(world.log(), [begins]);
+    let ambient =
+        r#"1 ~NotFound: cluster "a": does not exist: xDS server "one" removed it (xDS node id "me")"#;
+    assert_eq!(world.sees(Cluster, "a"), ambient);
+    world.sends("one", reply(Cluster, "4", &["a=1", "b=1"]));
+    assert_eq!(world.log(), [over]);
+}
+
+/// DE-3: it also ends with the subscription.
+#[test]
+fn an_ignored_deletion_ends_with_the_subscription() {
+    let features = ServerFeatures { ignore_resource_deletion: true, ..ServerFeatures::default() };
+    let mut world = World::new(bootstrap_with(features));
+    let id = world.channel(&[(Cluster, "a"), (Cluster, "b")]);
+    world.accepts("one");
+    world.sends("one", reply(Cluster, "1", &["a=1"]));
+    world.sends("one", reply(Cluster, "2", &[]));
+    world.log();
+    world.wants(id, &[(Cluster, "b")]);
+    let over = r#"info: cluster "a": its removal by xDS server "one" is over (xDS node id "me")"#;
+    assert_eq!(world.log(), [over]);
+}
+
+/// Fault 16
+#[test]
+fn the_same_bad_resource_over_and_over() {
+    let mut world = with_clusters(ServerFeatures::default(), &["a=1"]);
+    for i in 0..1000 {
+        world.sends("one", reply(Cluster, &i.to_string(), &["a=bad"]));
+    }
+    assert_eq!(world.requests("one").len(), 1000, "each is answered");
+    assert_eq!(world.changed().len(), 1);
+    let warning = r#"warning: xDS server "one" sent a cluster that cannot be used: "a": content: is bad (xDS node id "me")"#;
+    assert_eq!(world.log(), [warning]);
+    world.sends("one", reply(Cluster, "good", &["a=1"]));
+    world.sends("one", reply(Cluster, "again", &["a=bad"]));
+    assert_eq!(world.log(), [warning], "it had been well in between");
+}
+
+/// What was accepted but is odd is said when it comes, and not again while it stays.
+#[test]
+fn warnings_of_resources_reach_the_operator() {
+    let mut world = with_clusters(ServerFeatures::default(), &["a=1"]);
+    for reply in [&["a=odd"], &["a=odd"], &["a=bad"], &["a=odd"]].map(|items| reply(Cluster, "2", items)) {
+        world.sends("one", reply);
+    }
+    let log = world.log();
+    assert_eq!(log[0], r#"warning: cluster "a": content: odd is ignored (xDS node id "me")"#);
+    assert_eq!(log.len(), 2, "{log:?}");
+}
+
+/// Bytes that are no response, and responses that are too large, end the stream as a failure.
+#[test]
+fn nonsense_ends_the_stream() {
+    let mut world = with_clusters(ServerFeatures::default(), &["a=1"]);
+    world.sends_bytes("one", &[0xff, 0xff, 0xff]);
+    assert!(world.streams().is_empty());
+    let seen = world.sees(Cluster, "a");
+    assert!(seen.starts_with("1 ~Unavailable: xDS server \"one\" sent what is no response: "), "{seen}");
+    let wait = world.client.next_deadline().expect("another attempt").since(world.now);
+    assert!(wait >= Duration::from_millis(800), "{wait:?}");
+    let log = world.log();
+    assert_eq!(log[0], "closes one");
+    assert_eq!(log.len(), 2);
+}
+
+/// What an old stream says late is not taken for the new one's.
+#[test]
+fn old_streams_are_not_heard() {
+    let mut world = with_clusters(ServerFeatures::default(), &["a=1"]);
+    let old = world.stream("one");
+    world.ends("one", "max age");
+    world.accepts("one");
+    world.requests("one");
+    let late = [
+        Input::Opened { stream: old },
+        Input::Written { stream: old },
+        Input::Message { stream: old, bytes: &[0xff] },
+        Input::Closed { stream: old, status: Status::unavailable("late") },
+    ];
+    for input in late {
+        world.client.handle(input, world.now);
+        assert!(world.client.poll_effect().is_none());
+    }
+    let new = world.stream("one");
+    world.client.handle(Input::Opened { stream: new }, world.now);
+    assert!(world.client.poll_effect().is_none(), "it is open already");
+    assert_eq!(world.sees(Cluster, "a"), "1");
+}
+
+/// Subscribers that left are nobody.
+#[test]
+fn who_left_wants_nothing() {
+    let mut world = world();
+    let id = world.channel(&[(Cluster, "a")]);
+    world.leaves(id);
+    world.leaves(id);
+    world.wants(id, &[(Cluster, "a")]);
+    assert!(world.streams().is_empty());
+    assert_eq!(world.sees(Cluster, "a"), "");
+}
+
+/// Changes while a request is under way become one request, and an answer is not starved by them.
+#[test]
+fn one_request_is_under_way_at_a_time() {
+    let mut world = world();
+    let id = world.channel(&[(Cluster, "a"), (Endpoints, "a")]);
+    world.accepts("one");
+    world.sends("one", reply(Cluster, "1", &["a=1"]));
+    world.requests("one");
+    world.holds_writes = true;
+    let mut names = vec![(Cluster, "a"), (Endpoints, "a")];
+    for name in ["b", "c", "d", "e"] {
+        names.push((Cluster, name));
+        world.wants(id, &names);
+    }
+    world.sends("one", reply(Endpoints, "1", &["a=1"]));
+    world.sends("one", reply(Endpoints, "2", &["a=2"]));
+    assert_eq!(world.requests("one"), ["cluster [a b] v1 n1"]);
+    world.write("one");
+    names.push((Cluster, "f"));
+    world.wants(id, &names);
+    world.write("one");
+    assert_eq!(world.requests("one"), ["endpoints [a] v2 n3", "cluster [a b c d e f] v1 n1"]);
+}
+
+/// XM-1
+#[test]
+fn what_happened_is_counted() {
+    let mut world = World::new(bootstrap(&["one"]));
+    let tally = |world: &World| -> Tally { world.client.tally().next().expect("one server").clone() };
+    world.channel(&[(Cluster, "a")]);
+    assert_eq!((tally(&world).connected, tally(&world).failures), (false, 0));
+    world.accepts("one");
+    assert!(tally(&world).connected);
+    world.ends("one", "early");
+    world.passes(secs(2));
+    world.refuses("one");
+    assert_eq!((tally(&world).connected, tally(&world).failures), (false, 1), "failing still");
+    world.passes(secs(2));
+    world.accepts("one");
+    assert!(!tally(&world).connected, "until a response comes");
+    world.sends("one", reply(Cluster, "1", &["a=1", "z=1", "y=bad"]));
+    assert!(tally(&world).connected);
+    world.sends("one", reply(Cluster, "1", &["a=1"]));
+    world.ends("one", "max age");
+    world.refuses("one");
+    let tally = tally(&world);
+    assert_eq!((tally.connected, tally.failures), (false, 2));
+    assert_eq!(tally.valid, [(Cluster, 2)].into());
+    assert_eq!(tally.invalid, [].into(), "only what was asked for counts");
+}
+
+/// A response with more resources than are accepted is rejected as a whole.
+#[test]
+fn too_many_resources() {
+    let mut world = World::with(bootstrap(&["one"]), Few, Variant::StateOfTheWorld);
+    world.channel(&[(Cluster, "a")]);
+    world.accepts("one");
+    world.requests("one");
+    world.sends("one", reply(Cluster, "1", &["a=1", "b=1", "c=1"]));
+    assert_eq!(world.requests("one"), ["cluster [a] n1 !3 resources; at most 2 are accepted"]);
+    assert_eq!(world.sees(Cluster, "a"), "");
+    world.sends_bytes("one", &[0; 301]);
+    let seen = world.sees(Cluster, "a");
+    let text = r#"!Unavailable: xDS server "one" sent a response of 301 bytes; at most 300 are accepted (xDS node id "me")"#;
+    assert_eq!(seen, text);
+}
+
+#[derive(Debug)]
+struct Few;
+
+impl Parse for Few {
+    fn parse(&self, kind: ResourceType, any: &Any, from: &ServerConfig) -> Result<Parsed, Rejected> {
+        Marks.parse(kind, any, from)
+    }
+
+    fn limits(&self) -> Limits {
+        let mut limits = Limits::default();
+        limits.resources = 2;
+        limits.response_bytes = 300;
+        limits
+    }
+}

@@ -1,1 +1,121 @@
-//! Placeholder.
+//! The delta variant: other requests and responses, the same behaviour towards subscribers.
+
+use evenkeel_xds::bootstrap::ServerFeatures;
+use evenkeel_xds::resource::ResourceType::{self, Cluster, Endpoints};
+use testkit::secs;
+
+use crate::script::{World, bootstrap, bootstrap_with, reply};
+
+/// ADS-12: names as they come and go, answers by nonce.
+#[test]
+fn asks_and_answers() {
+    let mut world = World::delta(bootstrap(&["one"]));
+    let id = world.channel(&[(Cluster, "a"), (Cluster, "b"), (Endpoints, "e")]);
+    world.accepts("one");
+    assert_eq!(world.requests("one"), ["cluster +a b as me", "endpoints +e"]);
+    world.sends("one", reply(Cluster, "1", &["a=1", "z=1"]));
+    assert_eq!(world.requests("one"), ["cluster n1"]);
+    assert_eq!([world.sees(Cluster, "a"), world.sees(Cluster, "b"), world.sees(Cluster, "z")], ["1", "", ""]);
+    world.wants(id, &[(Cluster, "a"), (Cluster, "c"), (Endpoints, "e")]);
+    assert_eq!(world.requests("one"), ["cluster +c -b"]);
+    world.sends("one", reply(Cluster, "2", &["a=bad", "c=2"]));
+    assert_eq!(world.requests("one"), [r#"cluster n2 !"a": content: is bad"#]);
+    assert!(world.sees(Cluster, "a").starts_with("1 ~"));
+    assert_eq!(world.sees(Cluster, "c"), "2");
+    world.sends("one", reply(Cluster, "3", &["c=3"]));
+    assert_eq!(world.sees(Cluster, "c"), "3");
+    assert!(world.sees(Cluster, "a").starts_with("1 ~"), "what is not mentioned stays as it is");
+    world.sends("one", reply(Cluster, "4", &["a=1"]));
+    assert_eq!(world.sees(Cluster, "a"), "1", "the error is gone");
+}
+
+/// ADS-7, ADS-12: a new stream is told the versions that are in use.
+#[test]
+fn a_new_stream_says_what_is_known() {
+    let mut world = World::delta(bootstrap(&["one"]));
+    world.channel(&[(Cluster, "a"), (Cluster, "b"), (Cluster, "c"), (Endpoints, "e")]);
+    world.accepts("one");
+    world.sends("one", reply(Cluster, "1", &["a=1"]));
+    world.sends("one", reply(Cluster, "2", &["b=1", "c=1"]));
+    world.sends("one", reply(Cluster, "3", &["b=bad"]));
+    world.requests("one");
+    world.ends("one", "max age");
+    world.accepts("one");
+    let first = "cluster +a b c {a:1 c:2} as me";
+    assert_eq!(world.requests("one"), [first, "endpoints +e"], "b must come again for its trouble to end");
+    world.passes(secs(60));
+    assert_eq!(world.sees(Cluster, "a"), "1", "what did not change need not come");
+    let absent = r#"!NotFound: endpoints "e": does not exist: xDS server "one" did not send it within 15s (xDS node id "me")"#;
+    assert_eq!(world.sees(Endpoints, "e"), absent);
+}
+
+/// ADS-12, DE-2, DE-3: every type can be removed, also before it ever came.
+#[test]
+fn removed_resources() {
+    let keeps = ServerFeatures { ignore_resource_deletion: true, ..ServerFeatures::default() };
+    for kind in ResourceType::ALL {
+        for (features, known) in [(ServerFeatures::default(), "!NotFound: "), (keeps, "1 ~NotFound: ")] {
+            let mut world = World::delta(bootstrap_with(features));
+            let id = world.channel(&[(kind, "a"), (kind, "b")]);
+            world.accepts("one");
+            world.sends("one", reply(kind, "1", &["a=1"]));
+            world.changed();
+            world.sends("one", reply(kind, "", &[]).removing(&["a", "b", "z"]));
+            assert_eq!(world.changed(), [id]);
+            assert!(world.sees(kind, "a").starts_with(known), "{kind}: {}", world.sees(kind, "a"));
+            let removed = format!(
+                "!NotFound: {kind} \"b\": does not exist: xDS server \"one\" removed it (xDS node id \"me\")"
+            );
+            assert_eq!(world.sees(kind, "b"), removed, "at once, not after a while");
+            assert_eq!(world.client.next_deadline(), None);
+            world.sends("one", reply(kind, "1", &["a=1", "b=1"]).removing(&["a"]));
+            assert_eq!([world.sees(kind, "a"), world.sees(kind, "b")], ["1", "1"], "what is sent is there");
+        }
+    }
+}
+
+/// ADS-8, ADS-12
+#[test]
+fn names_inside_and_outside_must_agree() {
+    let mut world = World::delta(bootstrap(&["one"]));
+    world.channel(&[(Cluster, "a")]);
+    world.accepts("one");
+    world.requests("one");
+    world.sends("one", reply(Cluster, "1", &[]).with("a", crate::script::resource(Cluster, "b=1")));
+    assert_eq!(world.requests("one"), [r#"cluster n1 !"a": holds the resource "b""#]);
+    assert!(world.sees(Cluster, "a").starts_with("!Unavailable"));
+}
+
+/// DE-5, ADS-12
+#[test]
+fn a_server_says_why_it_does_not_send() {
+    let mut world = World::delta(bootstrap(&["one"]));
+    world.channel(&[(Cluster, "a")]);
+    world.accepts("one");
+    world.sends("one", reply(Cluster, "1", &[]).error("a", 5, "gone"));
+    let text = r#"!Unavailable: cluster "a": xDS server "one" reports NOT_FOUND: "gone" (xDS node id "me")"#;
+    assert_eq!(world.sees(Cluster, "a"), text);
+}
+
+/// Fault 17, ADS-12: the answer goes alone and first, and a name that comes back is asked for again.
+#[test]
+fn answers_and_names_do_not_mix() {
+    let mut world = World::delta(bootstrap(&["one"]));
+    let id = world.channel(&[(Cluster, "a")]);
+    world.accepts("one");
+    world.holds_writes = true;
+    world.sends("one", reply(Cluster, "1", &["a=1"]));
+    world.requests("one");
+    world.wants(id, &[(Cluster, "b")]);
+    world.wants(id, &[(Cluster, "a"), (Cluster, "b")]);
+    assert_eq!(world.sees(Cluster, "a"), "1");
+    world.write("one");
+    world.write("one");
+    assert_eq!(world.requests("one"), ["cluster +b"]);
+    world.wants(id, &[(Cluster, "b")]);
+    world.write("one");
+    world.wants(id, &[(Cluster, "a"), (Cluster, "b")]);
+    world.write("one");
+    assert_eq!(world.sees(Cluster, "a"), "", "the server knows that it was not wanted");
+    assert_eq!(world.requests("one"), ["cluster -a", "cluster +a"]);
+}

@@ -1,1 +1,271 @@
-//! Placeholder.
+//! Authorities and their servers: which are used, when another one is, and what they share.
+
+use evenkeel_xds::bootstrap::Bootstrap;
+use evenkeel_xds::resource::ResourceType::{Cluster, Endpoints};
+use testkit::secs;
+
+use crate::script::{World, authority, bootstrap, reply};
+
+/// FB-1, FB-2, fault 9: the first server is down from the start.
+#[test]
+fn falls_back_and_returns() {
+    let mut world = World::new(bootstrap(&["one", "two"]));
+    let id = world.channel(&[(Cluster, "a"), (Endpoints, "e")]);
+    assert_eq!(world.dialled(), ["one"]);
+    world.refuses("one");
+    assert_eq!(world.dialled(), ["two"]);
+    assert!(world.changed().is_empty(), "not every server failed");
+    assert_eq!(world.sees(Cluster, "a"), "");
+    world.accepts("two");
+    assert_eq!(world.requests("two"), ["cluster [a] as me", "endpoints [e]"]);
+    world.sends("two", reply(Cluster, "t1", &["a=two"]));
+    assert_eq!(world.sees(Cluster, "a"), "two");
+    world.redials("one");
+    world.accepts("one");
+    assert_eq!(
+        world.requests("one"),
+        ["cluster [a] as me", "endpoints [e]"],
+        "versions of others mean nothing here"
+    );
+    world.changed();
+    world.log();
+    // FB-3
+    world.sends("one", reply(Cluster, "o1", &["a=one"]));
+    assert_eq!(world.sees(Cluster, "a"), "one");
+    assert_eq!(world.changed(), [id]);
+    assert_eq!(world.log(), ["closes two"]);
+    assert_eq!(world.streams(), ["one"]);
+    world.passes(secs(15));
+    assert!(world.sees(Endpoints, "e").contains(r#"xDS server "one" did not send it"#));
+}
+
+/// FB-1, fault 11: everything is cached, or known to be absent.
+#[test]
+fn stays_when_nothing_is_missing() {
+    let mut world = World::new(bootstrap(&["one", "two"]));
+    let id = world.channel(&[(Cluster, "a"), (Cluster, "b")]);
+    world.accepts("one");
+    world.sends("one", reply(Cluster, "1", &["a=1"]));
+    world.passes(secs(15));
+    assert!(world.sees(Cluster, "b").contains("does not exist"));
+    world.changed();
+    world.dialled();
+    world.ends("one", "killed");
+    for _ in 0..5 {
+        world.redials("one");
+        world.refuses("one");
+    }
+    assert!(!world.dialled().contains(&"two".to_owned()));
+    let error = r#"1 ~Unavailable: xDS server "one" cannot be reached: Unavailable: "connection refused" (xDS node id "me")"#;
+    assert_eq!(world.sees(Cluster, "a"), error);
+    assert_eq!(world.changed(), [id]);
+    // Fault 10: then something is wanted that is not cached.
+    world.wants(id, &[(Cluster, "a"), (Cluster, "c")]);
+    assert_eq!(world.dialled(), ["two"]);
+    assert_eq!([world.sees(Cluster, "a"), world.sees(Cluster, "c")], ["1", ""], "not every server failed");
+    world.accepts("two");
+    assert_eq!(world.requests("two"), ["cluster [a c] as me"], "all names, not only the one that is missing");
+    world.sends("two", reply(Cluster, "t", &["a=2", "c=2"]));
+    assert_eq!([world.sees(Cluster, "a"), world.sees(Cluster, "c")], ["2", "2"]);
+}
+
+/// FB-1: a rejected resource is neither cached nor known to be absent, and nor is one that is late.
+#[test]
+fn what_is_missing_makes_it_fall_back() {
+    let mut world = World::new(bootstrap(&["one", "two"]));
+    world.channel(&[(Cluster, "a")]);
+    world.accepts("one");
+    world.sends("one", reply(Cluster, "1", &["a=bad"]));
+    world.ends("one", "killed");
+    assert_eq!(world.streams(), ["one"], "a stream that ends after a response is no failure");
+    world.refuses("one");
+    assert_eq!(world.streams(), ["two"]);
+}
+
+/// FB-2: subscribers hear of it when every server failed.
+#[test]
+fn every_server_fails() {
+    let mut world = World::new(bootstrap(&["one", "two"]));
+    let id = world.channel(&[(Cluster, "a")]);
+    world.refuses("one");
+    world.accepts("two");
+    assert!(world.changed().is_empty());
+    world.ends("two", "overload");
+    assert_eq!(world.changed(), [id]);
+    let one = r#"xDS server "one" cannot be reached: Unavailable: "connection refused" (xDS node id "me")"#;
+    let two =
+        r#"xDS server "two" ended the stream before a response: Unavailable: "overload" (xDS node id "me")"#;
+    assert_eq!(world.sees(Cluster, "a"), format!("!Unavailable: {one}; {two}"));
+    world.redials("two");
+    world.accepts("two");
+    world.sends("two", reply(Endpoints, "1", &[]));
+    assert_eq!(world.sees(Cluster, "a"), "", "one of them is well again");
+}
+
+/// FB-3, fault 13: three servers, one level at a time.
+#[test]
+fn returns_level_by_level() {
+    let mut world = World::new(bootstrap(&["one", "two", "three"]));
+    world.channel(&[(Cluster, "a")]);
+    world.refuses("one");
+    world.refuses("two");
+    world.accepts("three");
+    world.sends("three", reply(Cluster, "3", &["a=three"]));
+    world.redials("two");
+    world.accepts("two");
+    world.log();
+    // A response without a resource, and one with a bad one, are nothing to return to.
+    world.sends("two", reply(Cluster, "1", &[]));
+    world.sends("two", reply(Cluster, "2", &["z=1"]));
+    world.sends("two", reply(Cluster, "3", &["a=bad"]));
+    world.sends("two", reply(Cluster, "3", &[]).error("a", 5, "gone"));
+    assert_eq!(world.sees(Cluster, "a"), "three");
+    world.log();
+    world.sends("two", reply(Cluster, "4", &["a=two"]));
+    assert_eq!(world.sees(Cluster, "a"), "two");
+    assert_eq!(world.log(), ["closes three"]);
+    world.redials("one");
+    world.accepts("one");
+    world.sends("one", reply(Cluster, "1", &["a=one"]));
+    assert_eq!(world.sees(Cluster, "a"), "one");
+    assert_eq!((world.log(), world.streams()), (vec!["closes two".to_owned()], vec!["one"]));
+}
+
+/// Fault 12: the first server comes and goes; there is one switch per response, and never two streams to a server.
+#[test]
+fn a_first_server_that_flaps() {
+    let mut world = World::new(bootstrap(&["one", "two"]));
+    world.channel(&[(Cluster, "a"), (Cluster, "b")]);
+    let mut responses = 0;
+    for round in 0..300 {
+        if world.streams().contains(&"two") && !world.is_open("two") {
+            world.accepts("two");
+            world.sends("two", reply(Cluster, "t", &["a=two"]));
+        }
+        if world.streams().contains(&"one") {
+            match (world.is_open("one"), round % 3) {
+                (false, 0) => world.accepts("one"),
+                (false, _) => world.refuses("one"),
+                (true, 1) => {
+                    world.sends("one", reply(Cluster, "o", &["a=one"]));
+                    responses += 1;
+                }
+                (true, _) => world.ends("one", "flap"),
+            }
+        }
+        world.passes(std::time::Duration::from_millis(200));
+    }
+    let switches = world.log().iter().filter(|line| *line == "closes two").count();
+    assert!(responses > 0 && switches <= responses, "{switches} switches, {responses} responses");
+    assert!(world.streams().len() <= 2);
+}
+
+/// FB-2: the next server fails already, since another authority uses it.
+#[test]
+fn skips_a_server_that_is_known_to_fail() {
+    let authorities = [("other".to_owned(), authority(&["two"]))].into();
+    let mut world = World::new(Bootstrap { authorities, ..bootstrap(&["one", "two", "three"]) });
+    let other = "xdstp://other/envoy.config.cluster.v3.Cluster/x";
+    world.channel(&[(Cluster, other)]);
+    world.refuses("two");
+    world.channel(&[(Cluster, "a")]);
+    world.refuses("one");
+    assert!(world.streams().contains(&"three"));
+}
+
+const EAST_A: &str = "xdstp://east/envoy.config.cluster.v3.Cluster/a";
+const WEST_A: &str = "xdstp://west/envoy.config.cluster.v3.Cluster/a";
+
+fn federated() -> World {
+    let authorities =
+        [("east".to_owned(), authority(&["one"])), ("west".to_owned(), authority(&["three", "one"]))].into();
+    World::new(Bootstrap { authorities, ..bootstrap(&["one", "two"]) })
+}
+
+/// FED-4: one stream for the server of two authorities, and each name goes where it belongs.
+#[test]
+fn authorities_share_servers() {
+    let mut world = federated();
+    let id = world.channel(&[(Cluster, "a"), (Cluster, EAST_A), (Cluster, WEST_A)]);
+    assert_eq!(world.dialled(), ["one", "three"]);
+    world.accepts("one");
+    world.accepts("three");
+    assert_eq!(world.requests("one"), [format!("cluster [a {EAST_A}] as me")]);
+    assert_eq!(world.requests("three"), [format!("cluster [{WEST_A}] as me")]);
+    world.sends("one", reply(Cluster, "1", &["a=1", &format!("{EAST_A}=1"), &format!("{WEST_A}=wrong")]));
+    assert_eq!([world.sees(Cluster, "a"), world.sees(Cluster, EAST_A)], ["1", "1"]);
+    assert_eq!(world.sees(Cluster, WEST_A), "", "this server was not asked");
+    // The fallback of one authority does not move another.
+    world.requests("one");
+    world.ends("three", "down");
+    assert_eq!(world.requests("one"), [format!("cluster [a {EAST_A} {WEST_A}] v1 n1")]);
+    world.sends("one", reply(Cluster, "2", &["a=1", &format!("{EAST_A}=1"), &format!("{WEST_A}=one")]));
+    assert_eq!(world.sees(Cluster, WEST_A), "one");
+    world.redials("three");
+    world.accepts("three");
+    world.requests("one");
+    world.sends("three", reply(Cluster, "1", &[&format!("{WEST_A}=three")]));
+    assert_eq!(world.sees(Cluster, WEST_A), "three");
+    let unsubscribed = format!("cluster [a {EAST_A}] v2 n2");
+    assert_eq!(world.requests("one"), [unsubscribed], "and the stream stays for the others");
+    world.sends("one", reply(Cluster, "3", &["a=1", &format!("{EAST_A}=1"), &format!("{WEST_A}=late")]));
+    assert_eq!(world.sees(Cluster, WEST_A), "three", "late data is ignored");
+    world.sends("one", reply(Cluster, "4", &["a=1"]));
+    assert!(world.sees(Cluster, EAST_A).contains("removed it"));
+    assert_eq!(world.sees(Cluster, WEST_A), "three", "the absence here says nothing about others");
+    world.wants(id, &[(Cluster, WEST_A)]);
+    assert_eq!(world.streams(), ["three"]);
+}
+
+/// FED-3
+#[test]
+fn spellings_of_one_name() {
+    let mut world = federated();
+    world.channel(&[(Cluster, &format!("{EAST_A}?y=2&x=1"))]);
+    world.accepts("one");
+    assert_eq!(world.requests("one"), [format!("cluster [{EAST_A}?x=1&y=2] as me")]);
+    // The resource itself may spell it either way. The script cannot put "=" into a name, so it is wrapped by hand.
+    let mut cluster = testkit::resources::cluster(&format!("{EAST_A}?y=2&x=1"));
+    cluster.eds_cluster_config.get_or_insert_default().service_name = "1".to_owned();
+    world.sends("one", reply(Cluster, "1", &[]).with("", testkit::resources::any(&cluster)));
+    assert_eq!(world.sees(Cluster, &format!("{EAST_A}?x=1&y=2")), "1");
+    assert_eq!(world.sees(Cluster, &format!("{EAST_A}?y=2&x=1")), "1");
+}
+
+/// Names that no server is responsible for have an error at once, and spoil nothing else.
+#[test]
+fn unknown_authorities() {
+    let mut world = federated();
+    let lost = "xdstp://north/envoy.config.cluster.v3.Cluster/a";
+    world.channel(&[(Cluster, lost), (Cluster, "a"), (Cluster, "xdstp:nonsense")]);
+    let error = format!(
+        "!Unavailable: cluster \"{lost}\": authority \"north\" is not in the bootstrap (xDS node id \"me\")"
+    );
+    assert_eq!(world.sees(Cluster, lost), error);
+    assert!(world.sees(Cluster, "xdstp:nonsense").starts_with("!Unavailable: cluster \"xdstp:nonsense\": "));
+    world.accepts("one");
+    assert_eq!(world.requests("one"), ["cluster [a] as me"]);
+    world.sends("one", reply(Cluster, "1", &["a=1", &format!("{lost}=1"), "xdstp:nonsense=1"]));
+    assert_eq!(world.requests("one"), ["cluster [a] v1 n1"]);
+    assert_eq!(world.sees(Cluster, "a"), "1");
+}
+
+/// FB-4: a client of its own falls back on its own.
+#[test]
+fn clients_do_not_move_each_other() {
+    let mut worlds = [0, 1].map(|_| World::new(bootstrap(&["one", "two"])));
+    for world in &mut worlds {
+        world.channel(&[(Cluster, "a")]);
+        world.accepts("one");
+    }
+    let [first, second] = &mut worlds;
+    first.sends("one", reply(Cluster, "1", &["a=1"]));
+    for world in [first, second] {
+        world.ends("one", "killed");
+        if !world.streams().is_empty() && !world.is_open("one") && world.streams() == ["one"] {
+            world.refuses("one");
+        }
+    }
+    assert_eq!(worlds[0].streams(), [""; 0], "everything is cached: it waits for the first server");
+    assert_eq!(worlds[1].streams(), ["two"]);
+}

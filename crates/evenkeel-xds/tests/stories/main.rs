@@ -2,6 +2,7 @@
 
 mod bootstrap;
 mod client;
+mod client_model;
 mod cluster;
 mod csds;
 mod delta;
@@ -15,4 +16,5 @@ mod lrs;
 mod names;
 mod route;
 mod routing;
+mod script;
 mod stages;

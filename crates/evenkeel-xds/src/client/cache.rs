@@ -1,0 +1,151 @@
+//! What is known about one resource.
+//!
+//! An entry holds the resource in use, if there is one, and the last thing that went wrong with it, if anything did
+//! since. The states of A88 follow from the two:
+//!
+//! | state | resource | trouble |
+//! |---|---|---|
+//! | REQUESTED | none | none |
+//! | ACKED | yes | none |
+//! | DOES_NOT_EXIST, NACKED, RECEIVED_ERROR | perhaps kept | yes |
+//! | TIMEOUT | none | yes |
+//!
+//! That no control plane can be reached is not a matter of one resource: it stands with the authority.
+
+use std::collections::BTreeSet;
+
+use evenkeel_core::{Instant, Status};
+use evenkeel_proto::prost_types::Any;
+
+use super::{Seen, SubscriberId};
+use crate::resource::Resource;
+
+/// One resource that somebody wants.
+#[derive(Debug, Default)]
+pub(super) struct Entry {
+    /// Who wants it. An entry that nobody wants stays until the control plane has been told.
+    pub(super) subscribers: BTreeSet<SubscriberId>,
+    good: Option<Good>,
+    trouble: Option<Trouble>,
+}
+
+/// A resource in use.
+#[derive(Debug)]
+pub(super) struct Good {
+    pub(super) resource: Resource,
+    /// As it was received, for CSDS and to recognise it when it comes again.
+    pub(super) raw: Any,
+    pub(super) version: String,
+    pub(super) at: Instant,
+    /// The index of the server that sent it.
+    pub(super) from: usize,
+}
+
+/// What went wrong.
+#[derive(Debug)]
+pub(super) struct Trouble {
+    pub(super) kind: TroubleKind,
+    pub(super) status: Status,
+    /// The version that was rejected, if there is one.
+    pub(super) version: String,
+    pub(super) at: Instant,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TroubleKind {
+    DoesNotExist,
+    Nacked,
+    /// The control plane said why it does not send the resource (TP3).
+    ReceivedError {
+        /// The resource is absent or not for us, as opposed to not to be had at the moment.
+        about_data: bool,
+    },
+    Timeout,
+}
+
+/// What a resource that came changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum News {
+    None,
+    /// It is the one in use, and the trouble with it is over.
+    Recovered,
+    Resource,
+}
+
+/// Whether a resource in use survives trouble with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Old {
+    Keep,
+    Drop,
+}
+
+impl Entry {
+    /// Takes in a resource. The same bytes from the same server are the same resource, which then keeps its identity
+    /// (ADS-10).
+    pub(super) fn accept(&mut self, new: Good) -> News {
+        let recovered = self.trouble.take().is_some();
+        match &mut self.good {
+            Some(old) if old.raw == new.raw && old.from == new.from => {
+                old.version = new.version;
+                old.at = new.at;
+                if recovered { News::Recovered } else { News::None }
+            }
+            good => {
+                *good = Some(new);
+                News::Resource
+            }
+        }
+    }
+
+    /// Takes in trouble; tells whether that changes anything.
+    pub(super) fn suffer(&mut self, trouble: Trouble, old: Old) -> bool {
+        let dropped = old == Old::Drop && self.good.take().is_some();
+        let repeated =
+            self.trouble.as_ref().is_some_and(|old| old.kind == trouble.kind && old.status == trouble.status);
+        self.trouble = Some(trouble);
+        dropped || !repeated
+    }
+
+    /// What a subscriber sees while the servers stand as `failure` says (A88).
+    pub(super) fn seen(&self, failure: Option<&Status>) -> Seen {
+        let wrong = self.trouble.as_ref().map(|trouble| &trouble.status).or(failure).cloned();
+        match &self.good {
+            Some(good) => Seen { value: Some(Ok(good.resource.clone())), ambient: wrong },
+            None => Seen { value: wrong.map(Err), ambient: None },
+        }
+    }
+
+    pub(super) fn good(&self) -> Option<&Good> {
+        self.good.as_ref()
+    }
+
+    pub(super) fn trouble(&self) -> Option<&Trouble> {
+        self.trouble.as_ref()
+    }
+
+    pub(super) fn is_wanted(&self) -> bool {
+        !self.subscribers.is_empty()
+    }
+
+    /// Whether nothing at all was heard about it: the state REQUESTED.
+    pub(super) fn is_unanswered(&self) -> bool {
+        self.good.is_none() && self.trouble.is_none()
+    }
+
+    /// Whether there is neither a resource nor the knowledge that there is none (A71).
+    pub(super) fn is_missing(&self) -> bool {
+        let known_absent = self.trouble.as_ref().is_some_and(|trouble| {
+            matches!(
+                trouble.kind,
+                TroubleKind::DoesNotExist | TroubleKind::ReceivedError { about_data: true }
+            )
+        });
+        self.good.is_none() && !known_absent
+    }
+
+    /// Whether the control plane deleted it and it is used all the same.
+    pub(super) fn outlives_deletion(&self) -> bool {
+        self.good.is_some()
+            && self.trouble.as_ref().is_some_and(|trouble| trouble.kind == TroubleKind::DoesNotExist)
+    }
+}

@@ -1,0 +1,146 @@
+//! What is said to operators and callers when something is wrong.
+//!
+//! Every text names the resource, the server and the node, so that one line tells where to look (A57, A88). Text that
+//! came over the wire is escaped and cut.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use evenkeel_core::{Code, Status};
+
+use crate::bootstrap::ServerConfig;
+use crate::resource::ResourceType;
+
+/// How much of a text from outside is repeated.
+const QUOTED_BYTES: usize = 512;
+
+/// Text from outside, escaped and cut.
+pub(super) fn quoted(text: &str) -> String {
+    match cut(text, QUOTED_BYTES) {
+        whole if whole.len() == text.len() => format!("{whole:?}"),
+        start => format!("{start:?}..."),
+    }
+}
+
+/// The longest start of `text` that has at most `bytes` bytes.
+pub(super) fn cut(text: &str, bytes: usize) -> &str {
+    let mut end = bytes.min(text.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
+/// A status as another side gave it.
+pub(super) fn cause(status: &Status) -> String {
+    format!("{:?}: {}", status.code(), quoted(status.message()))
+}
+
+/// A resource of a server.
+pub(super) struct Subject<'a> {
+    pub(super) kind: ResourceType,
+    pub(super) name: &'a str,
+    pub(super) server: &'a ServerConfig,
+    pub(super) node: &'a str,
+    /// The most that is said about one resource.
+    pub(super) bytes: usize,
+}
+
+impl Subject<'_> {
+    pub(super) fn spoiled(&self, why: &str) -> Status {
+        let why = cut(why, self.bytes);
+        let text = self.text(&format!("what xDS server {:?} sent cannot be used: {why}", self.server.uri));
+        Status::unavailable(text)
+    }
+
+    pub(super) fn removed(&self) -> Status {
+        let text = format!("does not exist: xDS server {:?} removed it", self.server.uri);
+        Status::new(Code::NotFound, self.text(&text))
+    }
+
+    /// The server did not send it in time, which most often means that there is none.
+    pub(super) fn not_sent(&self, within: Duration) -> Status {
+        let uri = &self.server.uri;
+        let text = format!("does not exist: xDS server {uri:?} did not send it within {within:?}");
+        Status::new(Code::NotFound, self.text(&text))
+    }
+
+    /// The server did not answer in time, although it would say if there were none.
+    pub(super) fn no_response(&self, within: Duration) -> Status {
+        let text = format!("no response from xDS server {:?} within {within:?}", self.server.uri);
+        Status::unavailable(self.text(&text))
+    }
+
+    /// The server said why it does not send it. Its code is told but not taken over (A88).
+    pub(super) fn reported(&self, code: i32, message: &str) -> Status {
+        let code = code_name(code);
+        let text = format!("xDS server {:?} reports {code}: {}", self.server.uri, quoted(message));
+        Status::unavailable(self.text(&text))
+    }
+
+    pub(super) fn deletion_ignored(&self) -> String {
+        self.text(&format!("xDS server {:?} removed it; it stays in use", self.server.uri))
+    }
+
+    pub(super) fn deletion_over(&self) -> String {
+        self.text(&format!("its removal by xDS server {:?} is over", self.server.uri))
+    }
+
+    pub(super) fn warning(&self, warning: &str) -> String {
+        self.text(cut(warning, self.bytes))
+    }
+
+    fn text(&self, what: &str) -> String {
+        format!("{} {}: {what}{}", self.kind, quoted(self.name), node_suffix(self.node))
+    }
+}
+
+pub(super) fn node_suffix(node: &str) -> String {
+    format!(" (xDS node id {})", quoted(node))
+}
+
+fn code_name(code: i32) -> String {
+    const NAMES: [&str; 17] = [
+        "OK",
+        "CANCELLED",
+        "UNKNOWN",
+        "INVALID_ARGUMENT",
+        "DEADLINE_EXCEEDED",
+        "NOT_FOUND",
+        "ALREADY_EXISTS",
+        "PERMISSION_DENIED",
+        "RESOURCE_EXHAUSTED",
+        "FAILED_PRECONDITION",
+        "ABORTED",
+        "OUT_OF_RANGE",
+        "UNIMPLEMENTED",
+        "INTERNAL",
+        "UNAVAILABLE",
+        "DATA_LOSS",
+        "UNAUTHENTICATED",
+    ];
+    let name = usize::try_from(code).ok().and_then(|code| NAMES.get(code));
+    name.map_or_else(|| format!("the unknown code {code}"), |name| (*name).to_owned())
+}
+
+/// What a NACK says: every resource that cannot be used, by name or else by index, in at most `bytes` bytes. A long text
+/// is cut so that each resource gets its share.
+pub(super) fn nack(problems: &[(String, String)], bytes: usize) -> String {
+    // Room for the note about those that are left out.
+    let room = bytes.saturating_sub(32);
+    let share = (room / problems.len().max(1)).max(64);
+    let mut text = String::new();
+    for (i, (label, why)) in problems.iter().enumerate() {
+        let between = if i == 0 { "" } else { "; " };
+        let one = format!("{between}{label}: {why}");
+        // What others left over of their shares may be used.
+        let fair = share.max((i + 1).saturating_mul(share).saturating_sub(text.len()));
+        let one = cut(&one, fair);
+        if text.len() + one.len() > room {
+            let _ = write!(text, "; and {} more", problems.len() - i);
+            break;
+        }
+        text.push_str(one);
+    }
+    cut(&text, bytes).to_owned()
+}

@@ -1,0 +1,290 @@
+//! The client against a model, under generated events in any order (faults 17 and 37).
+//!
+//! Whatever happens: each server believes in the end what is wanted, the client always waits for something, a resource is
+//! the last good one that its server sent, and nothing is left without an answer.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use evenkeel_core::Instant;
+use evenkeel_xds::client::{SubscriberId, Variant};
+use evenkeel_xds::resource::ResourceType::{self, Cluster, Endpoints};
+use proptest::prelude::*;
+
+use crate::script::{Marks, World, bootstrap, reply};
+
+const KINDS: [ResourceType; 2] = [Cluster, Endpoints];
+const NAMES: [&str; 3] = ["a", "b", "c"];
+const SUBSCRIBERS: usize = 2;
+
+type Name = (ResourceType, String);
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// A subscriber wants these of the six names.
+    Want(usize, u8),
+    Leave(usize),
+    Accept(usize),
+    Refuse(usize),
+    End(usize),
+    /// A response with the names that the server knows of, as two bits each say: left out, good, good and other, bad.
+    Send(usize, ResourceType, u8),
+    Write(usize),
+    Process(usize),
+    Wait(u64),
+}
+
+fn steps(servers: usize) -> impl Strategy<Value = Vec<Step>> {
+    let server = 0..servers;
+    let step = prop_oneof![
+        5 => (0..SUBSCRIBERS, 0..64u8).prop_map(|(who, what)| Step::Want(who, what)),
+        1 => (0..SUBSCRIBERS).prop_map(Step::Leave),
+        4 => server.clone().prop_map(Step::Accept),
+        1 => server.clone().prop_map(Step::Refuse),
+        1 => server.clone().prop_map(Step::End),
+        6 => (server.clone(), prop_oneof![Just(Cluster), Just(Endpoints)], 0..64u8)
+            .prop_map(|(server, kind, what)| Step::Send(server, kind, what)),
+        6 => server.prop_map(Step::Write),
+        4 => (0..SUBSCRIBERS).prop_map(Step::Process),
+        2 => prop_oneof![Just(1u64), Just(1_500), Just(14_000), Just(16_000), Just(130_000)].prop_map(Step::Wait),
+    ];
+    proptest::collection::vec(step, 1..60)
+}
+
+/// The client in a world that holds everything back until a step lets it go.
+struct Run {
+    world: World,
+    servers: Vec<&'static str>,
+    subscribers: Vec<Option<SubscriberId>>,
+    wants: Vec<BTreeSet<Name>>,
+    /// The last good content of what is wanted, or was until a moment ago; kept with one server only.
+    good: BTreeMap<Name, String>,
+}
+
+impl Run {
+    fn new(variant: Variant, servers: usize) -> Run {
+        let servers = ["one", "two"][..servers].to_vec();
+        let mut world = World::with(bootstrap(&servers), Marks, variant);
+        world.holds_writes = true;
+        world.holds_changes = true;
+        let subscribers = vec![None; SUBSCRIBERS];
+        Run { world, servers, subscribers, wants: vec![BTreeSet::new(); SUBSCRIBERS], good: BTreeMap::new() }
+    }
+
+    fn wanted(&self) -> BTreeSet<Name> {
+        self.wants.iter().flatten().cloned().collect()
+    }
+
+    fn step(&mut self, step: &Step) {
+        let world = &mut self.world;
+        match *step {
+            Step::Want(who, what) => {
+                let id = *self.subscribers[who].get_or_insert_with(|| world.client.subscribe());
+                let all = KINDS.iter().flat_map(|kind| NAMES.iter().map(|name| (*kind, *name)));
+                let names: Vec<_> =
+                    all.enumerate().filter(|(i, _)| what & (1 << i) != 0).map(|(_, name)| name).collect();
+                self.wants[who] = names.iter().map(|(kind, name)| (*kind, (*name).to_owned())).collect();
+                world.wants(id, &names);
+            }
+            Step::Leave(who) => {
+                if let Some(id) = self.subscribers[who].take() {
+                    self.wants[who].clear();
+                    world.leaves(id);
+                }
+            }
+            Step::Accept(i) => {
+                let server = self.servers[i];
+                if world.streams().contains(&server) && !world.is_open(server) {
+                    world.accepts(server);
+                }
+            }
+            Step::Refuse(i) => {
+                let server = self.servers[i];
+                if world.streams().contains(&server) && !world.is_open(server) {
+                    world.refuses(server);
+                }
+            }
+            Step::End(i) => {
+                if world.is_open(self.servers[i]) {
+                    world.ends(self.servers[i], "gone");
+                }
+            }
+            Step::Send(i, kind, what) => self.send(self.servers[i], kind, what),
+            Step::Write(i) => {
+                if world.is_writing(self.servers[i]) {
+                    world.write(self.servers[i]);
+                }
+            }
+            Step::Process(who) => {
+                if let Some(id) = self.subscribers[who].filter(|id| world.unprocessed().contains(id)) {
+                    world.process(id);
+                }
+            }
+            Step::Wait(millis) => world.passes(Duration::from_millis(millis)),
+        }
+    }
+
+    /// A server sends what it likes of what it knows that we want, and keeps to the rules of its variant.
+    fn send(&mut self, server: &str, kind: ResourceType, what: u8) {
+        if !self.world.reads(server) || !self.world.is_open(server) {
+            return;
+        }
+        let told = self.world.told(server);
+        let mut items = Vec::new();
+        let mut left_out = Vec::new();
+        for (i, name) in NAMES.iter().enumerate() {
+            if !told.contains(&(kind, (*name).to_owned())) {
+                continue;
+            }
+            match what >> (2 * i) & 3 {
+                0 => left_out.push(*name),
+                1 => items.push(format!("{name}=1")),
+                2 => items.push(format!("{name}=2")),
+                _ => items.push(format!("{name}=bad")),
+            }
+        }
+        let removes = match self.world.variant {
+            Variant::StateOfTheWorld => kind == Cluster,
+            Variant::Delta => what & 1 == 0,
+        };
+        let held = self.held();
+        for item in &items {
+            let (name, content) = item.split_once('=').expect("name=content");
+            let name = (kind, name.to_owned());
+            if content != "bad" && held.contains(&name) {
+                self.good.insert(name, content.to_owned());
+            }
+        }
+        // Nothing was ever asked of this type: such a response would be ignored.
+        let texts: Vec<&str> = items.iter().map(String::as_str).collect();
+        let asked = self.world.will_be_told(server).iter().any(|(told, _)| *told == kind);
+        if removes && asked {
+            for name in &left_out {
+                self.good.remove(&(kind, (*name).to_owned()));
+            }
+        }
+        let left_out = if removes { left_out } else { Vec::new() };
+        self.world.sends(server, reply(kind, "v", &texts).removing(&left_out));
+    }
+
+    /// What is wanted, and what a server may believe is wanted: the client keeps this.
+    fn held(&self) -> BTreeSet<Name> {
+        let mut held = self.wanted();
+        for server in &self.servers {
+            held.extend(self.world.told(server));
+            held.extend(self.world.will_be_told(server));
+        }
+        held
+    }
+
+    fn check(&mut self) {
+        let wanted = self.wanted();
+        // Without anything wanted there is nothing to wait for, and otherwise always something.
+        let streams = self.world.streams();
+        let waits = self.world.client.next_deadline().is_some();
+        let moves = streams.iter().any(|server| {
+            !self.world.is_open(server) || self.world.reads(server) || !self.world.unprocessed().is_empty()
+        });
+        assert_eq!(wanted.is_empty(), !waits && streams.is_empty(), "{streams:?}");
+        assert!(wanted.is_empty() || waits || moves, "nothing would ever happen again");
+        if self.servers.len() == 1 {
+            let held = self.held();
+            let connected = self.world.is_open("one");
+            self.good.retain(|name, _| held.contains(name) && (connected || wanted.contains(name)));
+            for (kind, name) in &wanted {
+                let seen = self.world.sees(*kind, name);
+                let seen = seen.split(" ~").next().unwrap_or_default();
+                match self.good.get(&(*kind, name.clone())) {
+                    Some(good) => assert_eq!(seen, good, "{kind} {name}"),
+                    None => assert!(seen.is_empty() || seen.starts_with('!'), "{kind} {name}: {seen}"),
+                }
+            }
+        }
+    }
+
+    /// Everything that is held back happens, and the servers are well: now all must be right.
+    fn settle(&mut self) {
+        self.world.holds_writes = false;
+        self.world.holds_changes = false;
+        for round in 0.. {
+            assert!(round < 100, "it does not settle");
+            for server in self.servers.clone() {
+                if self.world.is_writing(server) {
+                    self.world.write(server);
+                }
+            }
+            for id in self.world.unprocessed() {
+                self.world.process(id);
+            }
+            let closed = self
+                .servers
+                .iter()
+                .find(|server| self.world.streams().contains(*server) && !self.world.is_open(server));
+            match closed {
+                Some(server) => self.world.accepts(server),
+                None if self.world.client.next_deadline().is_none_or(|at| at > self.world.now + minute()) => {
+                    break;
+                }
+                None => {
+                    let at: Instant = self.world.client.next_deadline().expect("a deadline");
+                    self.world.passes(at.since(self.world.now));
+                }
+            }
+        }
+        let wanted = self.wanted();
+        for server in self.world.streams() {
+            assert_eq!(self.world.told(server), wanted, "{server} was told otherwise");
+            assert!(self.world.reads(server), "{server} is not read from");
+        }
+        assert_eq!(self.world.streams().is_empty(), wanted.is_empty());
+        for (kind, name) in &wanted {
+            assert_ne!(self.world.sees(*kind, name), "", "{kind} {name} never got an answer");
+        }
+    }
+}
+
+fn minute() -> Duration {
+    Duration::from_secs(200)
+}
+
+fn run(variant: Variant, servers: usize, steps: &[Step]) {
+    let mut run = Run::new(variant, servers);
+    for step in steps {
+        run.step(step);
+        run.check();
+    }
+    run.settle();
+}
+
+fn config() -> ProptestConfig {
+    let cases = std::env::var("MODEL_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(400);
+    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    /// Faults 17 and 37, ADS-2, ADS-3, ADS-9
+    #[test]
+    fn one_server_state_of_the_world(steps in steps(1)) {
+        run(Variant::StateOfTheWorld, 1, &steps);
+    }
+
+    /// Faults 17 and 37, ADS-12
+    #[test]
+    fn one_server_delta(steps in steps(1)) {
+        run(Variant::Delta, 1, &steps);
+    }
+
+    /// Faults 12 and 37, FB-2, FB-3
+    #[test]
+    fn two_servers_state_of_the_world(steps in steps(2)) {
+        run(Variant::StateOfTheWorld, 2, &steps);
+    }
+
+    /// Faults 12 and 37, FB-2, FB-3
+    #[test]
+    fn two_servers_delta(steps in steps(2)) {
+        run(Variant::Delta, 2, &steps);
+    }
+}

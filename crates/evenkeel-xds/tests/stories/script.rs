@@ -1,0 +1,614 @@
+//! A scripted control plane and the driver between it and a client.
+//!
+//! A story says what servers do ([`World::accepts`], [`World::sends`], [`World::ends`], ...) and what subscribers want, and
+//! reads what the client said ([`World::requests`]) and what subscribers see ([`World::sees`]). Everything is text:
+//!
+//! ```text
+//! "a=1"                              the resource a with the content 1; content that starts with "bad" is rejected
+//! "cluster [a b] v1 n1 as me"        a request for a and b, with version, nonce and node
+//! "cluster [a] v1 n2 !text"          one that rejects
+//! "cluster +a b -c {d:1} n1"         the same in the delta variant, with known versions
+//! "1", "1 ~text", "!Code: text", ""  a resource, one with an ambient error, none, nothing known yet
+//! ```
+//!
+//! Requests are on the wire at once and subscribers deal at once with what changes, unless the story holds them back.
+//! The driver checks its side of the contract: one request under way, one message read at a time.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use evenkeel_core::cluster::EndpointSet;
+use evenkeel_core::{Instant, Rng, Status};
+use evenkeel_proto::envoy::config::cluster::v3::Cluster;
+use evenkeel_proto::envoy::config::core::v3::Node;
+use evenkeel_proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
+use evenkeel_proto::envoy::config::listener::v3::Listener;
+use evenkeel_proto::envoy::config::route::v3::route::Action;
+use evenkeel_proto::envoy::config::route::v3::route_action::ClusterSpecifier;
+use evenkeel_proto::envoy::config::route::v3::{RouteAction, RouteConfiguration};
+use evenkeel_proto::envoy::extensions::filters::network::http_connection_manager::v3::HttpConnectionManager;
+use evenkeel_proto::envoy::extensions::filters::network::http_connection_manager::v3::http_connection_manager::RouteSpecifier;
+use evenkeel_proto::envoy::service::discovery::v3::{
+    DeltaDiscoveryResponse, DiscoveryResponse, Resource as Wrapper, ResourceError, ResourceName,
+};
+use evenkeel_proto::google::rpc;
+use evenkeel_proto::prost::Message;
+use evenkeel_proto::prost_types::Any;
+use evenkeel_xds::bootstrap::{Authority, Bootstrap, ChannelCredentials, ServerConfig, ServerFeatures};
+use evenkeel_xds::client::{Client, Effect, Input, Parse, Request, StreamId, SubscriberId, Variant};
+use evenkeel_xds::resource::{Parsed, Rejected, Resource, ResourceType};
+use evenkeel_xds::{Path, Problems};
+use testkit::resources;
+
+/// A client, its driver and its control planes.
+pub(crate) struct World {
+    pub(crate) client: Client,
+    pub(crate) now: Instant,
+    pub(crate) variant: Variant,
+    /// Requests stay under way until [`World::write`].
+    pub(crate) holds_writes: bool,
+    /// Subscribers do not deal with changes until [`World::process`].
+    pub(crate) holds_changes: bool,
+    links: BTreeMap<String, Link>,
+    requests: BTreeMap<String, Vec<String>>,
+    opened: Vec<String>,
+    log: Vec<String>,
+    changed: BTreeSet<SubscriberId>,
+    unprocessed: BTreeSet<SubscriberId>,
+    nonces: u64,
+}
+
+/// What the driver keeps of a stream.
+#[derive(Debug)]
+struct Link {
+    stream: StreamId,
+    open: bool,
+    reads: bool,
+    under_way: Option<Box<Request>>,
+    /// What the server believes that the client wants.
+    told: BTreeSet<(ResourceType, String)>,
+}
+
+/// A server of the bootstrap.
+pub(crate) fn server(uri: &str, features: ServerFeatures) -> Arc<ServerConfig> {
+    Arc::new(ServerConfig { uri: uri.into(), credentials: ChannelCredentials::Insecure, features })
+}
+
+/// A bootstrap with these servers, for the node "me".
+pub(crate) fn bootstrap(servers: &[&str]) -> Bootstrap {
+    Bootstrap {
+        servers: servers.iter().map(|uri| server(uri, ServerFeatures::default())).collect(),
+        node: Node { id: "me".to_owned(), ..Node::default() },
+        authorities: BTreeMap::new(),
+        certificate_providers: BTreeMap::new(),
+        client_default_listener_resource_name_template: "%s".to_owned(),
+        server_listener_resource_name_template: None,
+    }
+}
+
+/// The same with one server that has features.
+pub(crate) fn bootstrap_with(features: ServerFeatures) -> Bootstrap {
+    Bootstrap { servers: vec![server("one", features)], ..bootstrap(&[]) }
+}
+
+/// An authority with servers of its own.
+pub(crate) fn authority(servers: &[&str]) -> Authority {
+    Authority {
+        servers: servers.iter().map(|uri| server(uri, ServerFeatures::default())).collect(),
+        client_listener_resource_name_template: String::new(),
+    }
+}
+
+/// A resource from `name=content`.
+pub(crate) fn resource(kind: ResourceType, text: &str) -> Any {
+    let (name, content) = text.split_once('=').expect("name=content");
+    match kind {
+        ResourceType::Listener => resources::any(&resources::listener_with_rds(name, content)),
+        ResourceType::RouteConfig => resources::any(&resources::route_config(name, content)),
+        ResourceType::Cluster => {
+            let mut cluster = resources::cluster(name);
+            if let Some(eds) = &mut cluster.eds_cluster_config {
+                content.clone_into(&mut eds.service_name);
+            }
+            resources::any(&cluster)
+        }
+        ResourceType::Endpoints => {
+            let mut assignment = resources::load_assignment(name, &["10.0.0.1:80"]);
+            for group in &mut assignment.endpoints {
+                group.locality.get_or_insert_default().zone = content.to_owned();
+            }
+            resources::any(&assignment)
+        }
+    }
+}
+
+/// Reads what [`resource`] makes: the name, and the content as the note of an endpoint set, whatever the type.
+#[derive(Debug)]
+pub(crate) struct Marks;
+
+impl Parse for Marks {
+    fn parse(&self, kind: ResourceType, any: &Any, _: &ServerConfig) -> Result<Parsed, Rejected> {
+        fn read<M: Message + Default>(any: &Any) -> Result<M, Rejected> {
+            M::decode(&*any.value).map_err(|_| Rejected {
+                name: None,
+                problems: Problems::one(&Path::root(), "cannot be decoded"),
+            })
+        }
+        let (name, content) = match kind {
+            ResourceType::Listener => {
+                let listener: Listener = read(any)?;
+                let manager = listener.api_listener.and_then(|api| api.api_listener).unwrap_or_default();
+                let manager: HttpConnectionManager = read(&manager)?;
+                match manager.route_specifier {
+                    Some(RouteSpecifier::Rds(rds)) => (listener.name, rds.route_config_name),
+                    other => (listener.name, format!("{other:?}")),
+                }
+            }
+            ResourceType::RouteConfig => {
+                let routes: RouteConfiguration = read(any)?;
+                let route = routes.virtual_hosts.into_iter().flat_map(|host| host.routes).next();
+                match route.and_then(|route| route.action) {
+                    Some(Action::Route(RouteAction {
+                        cluster_specifier: Some(ClusterSpecifier::Cluster(cluster)),
+                        ..
+                    })) => (routes.name, cluster),
+                    other => (routes.name, format!("{other:?}")),
+                }
+            }
+            ResourceType::Cluster => {
+                let cluster: Cluster = read(any)?;
+                (cluster.name, cluster.eds_cluster_config.unwrap_or_default().service_name)
+            }
+            ResourceType::Endpoints => {
+                let assignment: ClusterLoadAssignment = read(any)?;
+                let zone = assignment.endpoints.into_iter().next().and_then(|group| group.locality);
+                (assignment.cluster_name, zone.unwrap_or_default().zone)
+            }
+        };
+        if content.starts_with("bad") {
+            let problems = Problems::one(&Path::root().field("content"), format!("is {content}"));
+            return Err(Rejected { name: Some(name), problems });
+        }
+        let warnings = content.starts_with("odd").then(|| format!("content: {content} is ignored"));
+        let note = Some(content.as_str().into());
+        let resource = Resource::Endpoints(Arc::new(EndpointSet { note, ..EndpointSet::default() }));
+        Ok(Parsed { name, resource, warnings: warnings.into_iter().collect() })
+    }
+}
+
+/// A response of either variant, built step by step.
+#[derive(Debug)]
+pub(crate) struct Reply {
+    type_url: String,
+    version: String,
+    items: Vec<(String, Any)>,
+    removed: Vec<String>,
+    errors: Vec<ResourceError>,
+}
+
+/// A response with resources, each as `name=content`.
+pub(crate) fn reply(kind: ResourceType, version: &str, items: &[&str]) -> Reply {
+    let named = |text: &&str| (text.split('=').next().unwrap_or(text).to_owned(), resource(kind, text));
+    Reply {
+        type_url: kind.type_url().to_owned(),
+        version: version.to_owned(),
+        items: items.iter().map(named).collect(),
+        removed: Vec::new(),
+        errors: Vec::new(),
+    }
+}
+
+impl Reply {
+    /// Adds a resource that is anything.
+    pub(crate) fn with(mut self, name: &str, any: Any) -> Reply {
+        self.items.push((name.to_owned(), any));
+        self
+    }
+
+    /// Puts every resource into a wrapper with this name.
+    pub(crate) fn wrapped_as(mut self, name: &str) -> Reply {
+        for (_, any) in &mut self.items {
+            let wrapper =
+                Wrapper { name: name.to_owned(), resource: Some(any.clone()), ..Wrapper::default() };
+            *any = resources::any(&wrapper);
+        }
+        self
+    }
+
+    /// Removes resources; only the delta variant says so.
+    pub(crate) fn removing(mut self, names: &[&str]) -> Reply {
+        self.removed = names.iter().map(|name| (*name).to_owned()).collect();
+        self
+    }
+
+    /// Says why a resource is not sent.
+    pub(crate) fn error(mut self, name: &str, code: i32, message: &str) -> Reply {
+        self.errors.push(ResourceError {
+            resource_name: Some(ResourceName { name: name.to_owned() }),
+            error_detail: Some(rpc::Status { code, message: message.to_owned(), details: Vec::new() }),
+        });
+        self
+    }
+
+    /// Is of another type than its resources.
+    pub(crate) fn of_type(mut self, type_url: &str) -> Reply {
+        type_url.clone_into(&mut self.type_url);
+        self
+    }
+
+    fn encode(self, variant: Variant, nonce: String) -> Vec<u8> {
+        let Reply { type_url, version, items, removed, errors } = self;
+        match variant {
+            Variant::StateOfTheWorld => DiscoveryResponse {
+                version_info: version,
+                resources: items.into_iter().map(|(_, any)| any).collect(),
+                type_url,
+                nonce,
+                resource_errors: errors,
+                ..DiscoveryResponse::default()
+            }
+            .encode_to_vec(),
+            Variant::Delta => {
+                let wrap = |(name, any): (String, Any)| Wrapper {
+                    name,
+                    version: version.clone(),
+                    resource: Some(any),
+                    ..Wrapper::default()
+                };
+                DeltaDiscoveryResponse {
+                    system_version_info: version.clone(),
+                    resources: items.into_iter().map(wrap).collect(),
+                    type_url,
+                    removed_resources: removed,
+                    nonce,
+                    resource_errors: errors,
+                    ..DeltaDiscoveryResponse::default()
+                }
+                .encode_to_vec()
+            }
+        }
+    }
+}
+
+/// What happens in the world.
+impl World {
+    /// A client that speaks the state of the world and knows [`Marks`].
+    pub(crate) fn new(bootstrap: Bootstrap) -> World {
+        World::with(bootstrap, Marks, Variant::StateOfTheWorld)
+    }
+
+    /// A client of the other variant.
+    pub(crate) fn delta(bootstrap: Bootstrap) -> World {
+        World::with(bootstrap, Marks, Variant::Delta)
+    }
+
+    /// Any client.
+    pub(crate) fn with(
+        bootstrap: Bootstrap,
+        parser: impl Parse + Send + Sync + 'static,
+        variant: Variant,
+    ) -> World {
+        World {
+            client: Client::new(Arc::new(bootstrap), parser, variant, Rng::fixed(1)),
+            now: Instant::ORIGIN,
+            variant,
+            holds_writes: false,
+            holds_changes: false,
+            links: BTreeMap::new(),
+            requests: BTreeMap::new(),
+            opened: Vec::new(),
+            log: Vec::new(),
+            changed: BTreeSet::new(),
+            unprocessed: BTreeSet::new(),
+            nonces: 0,
+        }
+    }
+
+    /// A subscriber that wants these.
+    pub(crate) fn channel(&mut self, names: &[(ResourceType, &str)]) -> SubscriberId {
+        let id = self.client.subscribe();
+        self.wants(id, names);
+        id
+    }
+
+    pub(crate) fn wants(&mut self, id: SubscriberId, names: &[(ResourceType, &str)]) {
+        let names = names.iter().map(|(kind, name)| (*kind, (*name).to_owned())).collect();
+        self.client.want(id, names, self.now);
+        self.run();
+    }
+
+    pub(crate) fn leaves(&mut self, id: SubscriberId) {
+        self.client.leave(id, self.now);
+        self.unprocessed.remove(&id);
+        self.changed.remove(&id);
+        self.run();
+    }
+
+    /// The server accepts the stream.
+    pub(crate) fn accepts(&mut self, server: &str) {
+        let link = self.links.get_mut(server).expect("the client dials this server");
+        assert!(!link.open, "{server} has accepted already");
+        link.open = true;
+        let stream = link.stream;
+        self.client.handle(Input::Opened { stream }, self.now);
+        self.run();
+    }
+
+    /// The server cannot be reached.
+    pub(crate) fn refuses(&mut self, server: &str) {
+        assert!(!self.link(server).open, "{server} has accepted");
+        self.ends(server, "connection refused");
+    }
+
+    /// The stream ends.
+    pub(crate) fn ends(&mut self, server: &str, message: &str) {
+        let stream = self.links.remove(server).expect("a stream").stream;
+        self.client.handle(Input::Closed { stream, status: Status::unavailable(message) }, self.now);
+        self.run();
+    }
+
+    /// The server sends a response; answers its nonce.
+    pub(crate) fn sends(&mut self, server: &str, reply: Reply) -> String {
+        self.nonces += 1;
+        let nonce = format!("n{}", self.nonces);
+        let bytes = reply.encode(self.variant, nonce.clone());
+        self.sends_bytes(server, &bytes);
+        nonce
+    }
+
+    /// The server sends anything.
+    pub(crate) fn sends_bytes(&mut self, server: &str, bytes: &[u8]) {
+        let link = self.links.get_mut(server).expect("a stream");
+        assert!(link.reads, "the client does not read from {server}");
+        link.reads = false;
+        let stream = link.stream;
+        self.client.handle(Input::Message { stream, bytes }, self.now);
+        self.run();
+    }
+
+    /// What was under way is on the wire.
+    pub(crate) fn write(&mut self, server: &str) {
+        let link = self.links.get_mut(server).expect("a stream");
+        let request = link.under_way.take().unwrap_or_else(|| panic!("nothing is under way to {server}"));
+        link.hear(&request);
+        let stream = link.stream;
+        self.client.handle(Input::Written { stream }, self.now);
+        self.run();
+    }
+
+    /// A subscriber has dealt with what changed.
+    pub(crate) fn process(&mut self, id: SubscriberId) {
+        assert!(self.unprocessed.remove(&id), "nothing changed for {id:?}");
+        self.client.processed(id);
+        self.run();
+    }
+
+    /// Time passes, and everything that is due meanwhile happens.
+    pub(crate) fn passes(&mut self, wait: Duration) {
+        let until = self.now + wait;
+        while let Some(at) = self.client.next_deadline().filter(|at| *at <= until) {
+            self.now = self.now.max(at);
+            self.client.handle_time(self.now);
+            self.run();
+            let next = self.client.next_deadline();
+            assert!(next.is_none_or(|next| next > self.now), "a deadline stays after it was handled");
+        }
+        self.now = until;
+    }
+
+    /// Time passes until the client dials this server again.
+    pub(crate) fn redials(&mut self, server: &str) {
+        while !self.links.contains_key(server) {
+            let at = self.client.next_deadline().expect("another attempt");
+            self.passes(at.since(self.now));
+        }
+    }
+
+    /// The driver: carries out what the client asks for.
+    fn run(&mut self) {
+        loop {
+            while let Some(effect) = self.client.poll_effect() {
+                self.carry_out(effect);
+            }
+            let ready = self.links.iter().find(|(_, link)| link.under_way.is_some() && !self.holds_writes);
+            if let Some((server, _)) = ready {
+                let server = server.clone();
+                self.write(&server);
+                continue;
+            }
+            let Some(id) = self.client.poll_changed() else { return };
+            self.changed.insert(id);
+            self.unprocessed.insert(id);
+            if !self.holds_changes {
+                self.process(id);
+            }
+        }
+    }
+
+    fn carry_out(&mut self, effect: Effect) {
+        match effect {
+            Effect::Open { stream, server, variant } => {
+                assert_eq!(variant, self.variant);
+                let uri = server.uri.as_ref().to_owned();
+                let link = Link { stream, open: false, reads: false, under_way: None, told: BTreeSet::new() };
+                assert!(self.links.insert(uri.clone(), link).is_none(), "two streams to {uri}");
+                self.opened.push(uri);
+            }
+            Effect::Send { stream, request } => {
+                let (uri, link) = self.link_of(stream);
+                assert!(link.open && link.under_way.is_none(), "{link:?}");
+                let (uri, text) = (uri.clone(), show(&request));
+                link.under_way = Some(request);
+                self.requests.entry(uri).or_default().push(text);
+            }
+            Effect::Read { stream } => {
+                let (_, link) = self.link_of(stream);
+                assert!(link.open && !link.reads, "{link:?}");
+                link.reads = true;
+            }
+            Effect::Close { stream } => {
+                let uri = self.link_of(stream).0.clone();
+                self.links.remove(&uri);
+                self.log.push(format!("closes {uri}"));
+            }
+            Effect::Warn(text) => self.log.push(format!("warning: {text}")),
+            Effect::Info(text) => self.log.push(format!("info: {text}")),
+        }
+    }
+
+    fn link_of(&mut self, stream: StreamId) -> (&String, &mut Link) {
+        self.links.iter_mut().find(|(_, link)| link.stream == stream).expect("a stream that is known")
+    }
+
+    fn link(&self, server: &str) -> &Link {
+        self.links.get(server).unwrap_or_else(|| panic!("no stream to {server}"))
+    }
+}
+
+/// What can be seen of it.
+impl World {
+    /// The requests that a server got since this was last asked.
+    pub(crate) fn requests(&mut self, server: &str) -> Vec<String> {
+        self.requests.remove(server).unwrap_or_default()
+    }
+
+    /// The servers that were dialled since this was last asked.
+    pub(crate) fn dialled(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.opened)
+    }
+
+    /// Warnings, notes and closed streams since this was last asked.
+    pub(crate) fn log(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.log)
+    }
+
+    /// For whom something changed since this was last asked.
+    pub(crate) fn changed(&mut self) -> Vec<SubscriberId> {
+        std::mem::take(&mut self.changed).into_iter().collect()
+    }
+
+    /// The servers that there are streams to, open or not.
+    pub(crate) fn streams(&self) -> Vec<&str> {
+        self.links.keys().map(String::as_str).collect()
+    }
+
+    /// Whether a stream to this server is open.
+    pub(crate) fn is_open(&self, server: &str) -> bool {
+        self.links.get(server).is_some_and(|link| link.open)
+    }
+
+    /// Whether the client would take a message from this server.
+    pub(crate) fn reads(&self, server: &str) -> bool {
+        self.links.get(server).is_some_and(|link| link.reads)
+    }
+
+    /// Whether a request to this server is not on the wire yet.
+    pub(crate) fn is_writing(&self, server: &str) -> bool {
+        self.links.get(server).is_some_and(|link| link.under_way.is_some())
+    }
+
+    /// What a server believes that the client wants.
+    pub(crate) fn told(&self, server: &str) -> BTreeSet<(ResourceType, String)> {
+        self.links.get(server).map(|link| link.told.clone()).unwrap_or_default()
+    }
+
+    /// The same once it has heard what is under way.
+    pub(crate) fn will_be_told(&self, server: &str) -> BTreeSet<(ResourceType, String)> {
+        let Some(link) = self.links.get(server) else { return BTreeSet::new() };
+        let mut copy = Link { under_way: None, told: link.told.clone(), ..*link };
+        if let Some(request) = &link.under_way {
+            copy.hear(request);
+        }
+        copy.told
+    }
+
+    /// Who has yet to deal with a change.
+    pub(crate) fn unprocessed(&self) -> Vec<SubscriberId> {
+        self.unprocessed.iter().copied().collect()
+    }
+
+    /// The stream to a server, for what a driver would do wrong.
+    pub(crate) fn stream(&self, server: &str) -> StreamId {
+        self.link(server).stream
+    }
+
+    /// How a resource stands.
+    pub(crate) fn sees(&self, kind: ResourceType, name: &str) -> String {
+        let seen = self.client.look(kind, name);
+        let value = match seen.value {
+            None => String::new(),
+            Some(Ok(Resource::Endpoints(set))) => set.note.as_deref().unwrap_or_default().to_owned(),
+            Some(Ok(other)) => format!("{other:?}"),
+            Some(Err(status)) => format!("!{status}"),
+        };
+        seen.ambient.map_or(value.clone(), |ambient| format!("{value} ~{ambient}"))
+    }
+}
+
+impl Link {
+    /// A request has arrived.
+    fn hear(&mut self, request: &Request) {
+        match request {
+            Request::Sotw(request) => {
+                let kind = ResourceType::of_type_url(&request.type_url).expect("a known type");
+                self.told.retain(|(told, _)| *told != kind);
+                self.told.extend(request.resource_names.iter().map(|name| (kind, name.clone())));
+            }
+            Request::Delta(request) => {
+                let kind = ResourceType::of_type_url(&request.type_url).expect("a known type");
+                for name in &request.resource_names_unsubscribe {
+                    assert!(self.told.remove(&(kind, name.clone())), "{name} was not asked for");
+                }
+                for name in &request.resource_names_subscribe {
+                    assert!(self.told.insert((kind, name.clone())), "{name} is asked for twice");
+                }
+            }
+        }
+    }
+}
+
+fn show(request: &Request) -> String {
+    let list = |names: &[String]| names.join(" ");
+    let mut text;
+    let (node, nonce, error) = match request {
+        Request::Sotw(request) => {
+            text = format!("{} [{}]", short(&request.type_url), list(&request.resource_names));
+            if !request.version_info.is_empty() {
+                text += &format!(" v{}", request.version_info);
+            }
+            (&request.node, &request.response_nonce, &request.error_detail)
+        }
+        Request::Delta(request) => {
+            text = short(&request.type_url);
+            for (sign, names) in
+                [('+', &request.resource_names_subscribe), ('-', &request.resource_names_unsubscribe)]
+            {
+                if !names.is_empty() {
+                    text += &format!(" {sign}{}", list(names));
+                }
+            }
+            let known: BTreeMap<_, _> = request.initial_resource_versions.iter().collect();
+            if !known.is_empty() {
+                let known: Vec<String> = known.iter().map(|(name, v)| format!("{name}:{v}")).collect();
+                text += &format!(" {{{}}}", known.join(" "));
+            }
+            (&request.node, &request.response_nonce, &request.error_detail)
+        }
+    };
+    if !nonce.is_empty() {
+        text += &format!(" {nonce}");
+    }
+    if let Some(node) = node {
+        text += &format!(" as {}", node.id);
+    }
+    if let Some(error) = error {
+        assert_eq!(error.code, 3, "a NACK is INVALID_ARGUMENT");
+        text += &format!(" !{}", error.message);
+    }
+    text
+}
+
+fn short(type_url: &str) -> String {
+    ResourceType::of_type_url(type_url).expect("a known type").to_string()
+}
