@@ -77,6 +77,10 @@ impl ResourceName {
     pub fn as_str(&self) -> &str {
         &self.canonical
     }
+
+    pub(crate) fn into_canonical(self) -> Arc<str> {
+        self.canonical
+    }
 }
 
 impl fmt::Display for ResourceName {
@@ -90,6 +94,13 @@ impl fmt::Display for ResourceName {
 pub struct NameError {
     name: String,
     problem: String,
+}
+
+impl NameError {
+    /// What is wrong with it, without the name.
+    pub fn problem(&self) -> &str {
+        &self.problem
+    }
 }
 
 impl fmt::Display for NameError {

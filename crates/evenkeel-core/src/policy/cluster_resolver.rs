@@ -99,7 +99,11 @@ impl Policy for ClusterResolver {
     fn reconcile(&mut self, config: &ClusterResolverConfig, _: &Endpoints, cx: &mut Cx<'_>) -> LbState {
         self.resolve(&config.mechanisms, cx);
         match &self.plan {
-            Some(plan) => self.child.reconcile(&plan.config, &plan.groups, cx),
+            Some(plan) => {
+                let scope = cx.scope().clone();
+                let scope = if plan.uses_dns { scope } else { scope.without_reresolution() };
+                self.child.reconcile_in(scope, &plan.config, &plan.groups, cx)
+            }
             None => self.waiting.show((), |()| LbState::connecting()),
         }
     }
@@ -294,13 +298,18 @@ impl Part {
         Part { mechanism: mechanism.clone(), config, priorities: priorities.collect(), names, set }
     }
 
-    fn children(&self) -> impl Iterator<Item = (&Arc<str>, PriorityChild)> {
-        // A37: fresh addresses can be had from DNS only; endpoints from a control plane come when they come.
-        let source = self.mechanism.leaf().map(|leaf| &leaf.source);
-        let can_reresolve = matches!(source, Some(Source::LogicalDns { .. }));
+    /// Whether its endpoints come from DNS. Fresh addresses can be had from there only; endpoints from a control plane
+    /// come when they come (A37).
+    fn uses_dns(&self) -> bool {
+        matches!(self.mechanism.leaf().map(|leaf| &leaf.source), Some(Source::LogicalDns { .. }))
+    }
+
+    /// The children of priority. `beside_dns` says whether other parts use DNS: only then must the requests of this one be
+    /// told apart from theirs.
+    fn children(&self, beside_dns: bool) -> impl Iterator<Item = (&Arc<str>, PriorityChild)> {
         let child = PriorityChild {
             config: self.config.clone(),
-            ignore_reresolution_requests: !can_reresolve,
+            ignore_reresolution_requests: beside_dns && !self.uses_dns(),
             note: self.set.note.clone(),
         };
         self.priorities.iter().map(move |(name, _)| (name, child.clone()))
@@ -358,17 +367,17 @@ fn localities(endpoints: &Endpoints) -> Vec<Arc<Locality>> {
 struct Plan {
     config: LbConfig,
     groups: Endpoints,
+    /// Whether any of the endpoints come from DNS; otherwise nobody below can be helped by re-resolution.
+    uses_dns: bool,
 }
 
 impl Plan {
     fn new(parts: &[Part], old: Option<Plan>) -> Plan {
+        let uses_dns = parts.iter().any(Part::uses_dns);
+        let children = || parts.iter().flat_map(|part| part.children(uses_dns));
         let settings = PriorityConfig {
-            children: parts
-                .iter()
-                .flat_map(Part::children)
-                .map(|(name, child)| (name.clone(), child))
-                .collect(),
-            priorities: parts.iter().flat_map(Part::children).map(|(name, _)| name.clone()).collect(),
+            children: children().map(|(name, child)| (name.clone(), child)).collect(),
+            priorities: children().map(|(name, _)| name.clone()).collect(),
         };
         let groups = || parts.iter().flat_map(|part| &part.priorities);
         let old_groups = old.as_ref().map(|old| old.groups.as_groups()).unwrap_or_default();
@@ -386,7 +395,7 @@ impl Plan {
             Some(last) => last,
             None => LbConfig::new::<Priority>(priority::NAME, settings),
         };
-        Plan { config, groups }
+        Plan { config, groups, uses_dns }
     }
 }
 

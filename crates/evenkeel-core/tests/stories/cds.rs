@@ -232,7 +232,7 @@ fn each_leaf_has_its_own_settings() {
                     "childPolicy": [{"pick_first": {}}],
                 }}],
             }}],
-            "ignoreReresolutionRequests": true,
+            "ignoreReresolutionRequests": false,
         })
     );
     assert_eq!(

@@ -210,6 +210,16 @@ fn only_dns_is_asked_again() {
     );
 }
 
+/// CDS-10: without any DNS name there is nobody to ask again.
+#[test]
+fn without_dns_nobody_is_asked_again() {
+    let discovered = Discovered::default().with("orders", "a");
+    let mut world = world(&config(&json!([{"cluster": "orders"}])), &discovered);
+    world.down("a");
+    world.advance(secs(30));
+    assert_eq!(world.reresolutions(), 0);
+}
+
 /// LBX-9: failures say what is known of the source of their endpoints, else what the update says.
 #[test]
 fn failures_carry_the_note_of_their_source() {
@@ -482,7 +492,7 @@ fn configs_made_in_code_can_be_written_and_read_again() {
         json!({
             "children": {"orders/priority-0": {
                 "config": [{"outlier_detection_experimental": expected}],
-                "ignoreReresolutionRequests": true,
+                "ignoreReresolutionRequests": false,
             }},
             "priorities": ["orders/priority-0"],
         })
@@ -560,7 +570,7 @@ fn the_worked_example_stage_by_stage() {
                         "cluster": "ClusterName",
                         "childPolicy": wrr_locality,
                     }}],
-                    "ignoreReresolutionRequests": true,
+                    "ignoreReresolutionRequests": false,
                 },
             },
             "priorities": ["ClusterName/priority-0"],

@@ -55,7 +55,7 @@ fn in_our_words(value: &Value) -> Value {
         "discovery_mechanisms" => "discoveryMechanisms".to_owned(),
         "xds_lb_policy" => "xdsLbPolicy".to_owned(),
         "ignore_reresolution_requests" => "ignoreReresolutionRequests".to_owned(),
-        "priority-1" => "priority-0-0".to_owned(),
+        "priority-1" => "ClusterName/priority-0".to_owned(),
         "Locality A" => r#"{region="", zone="A", sub_zone=""}"#.to_owned(),
         "Locality B" => r#"{region="", zone="B", sub_zone=""}"#.to_owned(),
         other => other.to_owned(),
