@@ -230,17 +230,11 @@ impl Answer {
         let is_same = |set: &&Arc<EndpointSet>| {
             set.priorities.iter().flat_map(Endpoints::iter).eq(std::iter::once(&endpoint))
         };
-        match self.found.as_ref().filter(is_same) {
-            Some(found) => found.clone(),
-            None => {
-                let endpoints = if endpoint.addresses().is_empty() {
-                    Endpoints::none()
-                } else {
-                    Endpoints::list([endpoint])
-                };
-                Arc::new(EndpointSet { priorities: vec![endpoints], ..EndpointSet::default() })
-            }
+        if let Some(found) = self.found.as_ref().filter(is_same) {
+            return found.clone();
         }
+        let endpoints = Endpoints::list((!endpoint.addresses().is_empty()).then_some(endpoint));
+        Arc::new(EndpointSet { priorities: vec![endpoints], ..EndpointSet::default() })
     }
 }
 

@@ -34,16 +34,19 @@ impl Path<'static> {
 
 impl<'a> Path<'a> {
     /// A field of the message here, as the `.proto` file spells it.
+    #[must_use]
     pub fn field(&'a self, name: &'a str) -> Path<'a> {
         Path { parent: Some(self), part: Part::Field(name) }
     }
 
     /// An element of the list here.
+    #[must_use]
     pub fn index(&'a self, index: usize) -> Path<'a> {
         Path { parent: Some(self), part: Part::Index(index) }
     }
 
     /// An entry of the map here.
+    #[must_use]
     pub fn key(&'a self, key: &'a str) -> Path<'a> {
         Path { parent: Some(self), part: Part::Key(key) }
     }

@@ -43,8 +43,8 @@ impl Client {
             self.authorities[index].reset();
             return;
         }
-        let fails = |server: usize| self.servers[server].failure.is_some();
-        let falls = self.authorities[index].in_use().last().is_some_and(|active| fails(*active))
+        let has_failed = |server: usize| self.servers[server].failure.is_some();
+        let falls = self.authorities[index].in_use().last().is_some_and(|active| has_failed(*active))
             && self.entries(index).any(|(_, entry)| entry.is_wanted() && entry.is_missing());
         let servers = &self.servers;
         if falls && self.authorities[index].fall_back(|server| servers[server].failure.is_some()) {

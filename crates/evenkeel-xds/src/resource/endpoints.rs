@@ -121,7 +121,7 @@ impl Reading<'_> {
                 self.problems.add(&path, "must be set");
                 continue;
             };
-            let rate = fields::per_million(percentage, &path, &mut self.problems);
+            let rate = fields::per_million(*percentage, &path, &mut self.problems);
             drops.extend(rate.map(|requests_per_million| DropCategory {
                 category: overload.category.as_str().into(),
                 requests_per_million,

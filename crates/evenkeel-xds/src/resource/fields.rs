@@ -54,22 +54,20 @@ pub(crate) fn duration(
 ) -> Option<Duration> {
     let seconds = u64::try_from(value.seconds).ok().filter(|_| value.seconds <= MAX_SECONDS);
     let nanos = u32::try_from(value.nanos).ok().filter(|nanos| *nanos < 1_000_000_000);
-    match (seconds, nanos) {
-        (Some(seconds), Some(nanos)) => Some(Duration::new(seconds, nanos)),
-        _ => {
-            let text = format!(
-                "expected seconds from 0 to {MAX_SECONDS} and nanos from 0 to 999999999, found {} and {}",
-                value.seconds, value.nanos
-            );
-            problems.add(path, text);
-            None
-        }
+    if let (Some(seconds), Some(nanos)) = (seconds, nanos) {
+        return Some(Duration::new(seconds, nanos));
     }
+    let text = format!(
+        "expected seconds from 0 to {MAX_SECONDS} and nanos from 0 to 999999999, found {} and {}",
+        value.seconds, value.nanos
+    );
+    problems.add(path, text);
+    None
 }
 
 /// A fraction as so many in a million; above one it counts as one. An unknown denominator is a problem.
 pub(crate) fn per_million(
-    fraction: &FractionalPercent,
+    fraction: FractionalPercent,
     path: &Path<'_>,
     problems: &mut Problems,
 ) -> Option<u32> {
