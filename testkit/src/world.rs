@@ -1,8 +1,10 @@
 //! A core, its virtual clock and its scripted backends.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 use std::time::Duration;
 
+use evenkeel_core::cluster::Clusters;
 use evenkeel_core::{
     Address, Call, CallEnd, Code, Connectivity, Core, Description, Effect, Endpoint, Endpoints, Event,
     Instant, LbConfig, LoadReport, Pick, Registry, Rng, RootPicker, Status, SubchannelId, Trackers, Update,
@@ -20,6 +22,7 @@ pub struct World {
     config: LbConfig,
     endpoints: Endpoints,
     note: Option<String>,
+    clusters: Option<Arc<Clusters>>,
     rng: Rng,
     up: HashSet<Address>,
     down: HashSet<Address>,
@@ -75,6 +78,7 @@ impl World {
             config,
             endpoints,
             note: None,
+            clusters: None,
             rng: Rng::fixed(2),
             up: HashSet::new(),
             down: HashSet::new(),
@@ -131,8 +135,18 @@ impl World {
         self.send_update();
     }
 
+    /// Gives the core other clusters.
+    pub fn clusters(&mut self, clusters: &Clusters) {
+        self.clusters = Some(Arc::new(clusters.clone()));
+        self.send_update();
+    }
+
     fn send_update(&mut self) {
         let update = Update::new(self.config.clone(), self.endpoints.clone());
+        let update = match &self.clusters {
+            Some(clusters) => update.with_clusters(clusters.clone()),
+            None => update,
+        };
         let update = match &self.note {
             Some(note) => update.with_note(note.as_str()),
             None => update,

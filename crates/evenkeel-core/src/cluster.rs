@@ -8,14 +8,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-use crate::config::LbConfig;
-use crate::policy::{DropCategory, OutlierSettings};
+use serde_json::{Value, json};
+
+use crate::config::{ConfigError, Fields, LbConfig};
+use crate::policy::{
+    ClusterResolver, ClusterResolverConfig, DropCategory, OutlierSettings, Policy, WrrLocalityConfig,
+};
 use crate::{Endpoints, Status};
 
 /// Everything that is known about clusters at one time.
 #[derive(Clone, Debug, Default)]
 pub struct Clusters {
-    /// Clusters by name, or why a cluster cannot be used.
+    /// Clusters by name, or why a cluster cannot be used; the message need not name the cluster.
     pub clusters: BTreeMap<Arc<str>, Result<Arc<Cluster>, Status>>,
     /// Endpoints by where they come from.
     pub endpoints: BTreeMap<Source, Arc<EndpointSet>>,
@@ -103,6 +107,34 @@ pub struct BackendMetrics {
     pub named: BTreeSet<String>,
 }
 
+impl Cluster {
+    /// Where its endpoints come from, if it has endpoints of its own.
+    pub fn source(&self) -> Option<&Source> {
+        match self {
+            Cluster::Leaf(leaf) => Some(&leaf.source),
+            Cluster::Aggregate { .. } => None,
+        }
+    }
+}
+
+impl BackendMetrics {
+    /// Adds a metric as A85 spells it: `cpu_utilization`, `mem_utilization`, `application_utilization`,
+    /// `named_metrics.KEY`, `named_metrics.*`. Answers whether it is one of these; others are to be ignored.
+    pub fn add(&mut self, name: &str) -> bool {
+        match name {
+            "cpu_utilization" => self.cpu_utilization = true,
+            "mem_utilization" => self.mem_utilization = true,
+            "application_utilization" => self.application_utilization = true,
+            "named_metrics.*" => self.all_named = true,
+            _ => match name.strip_prefix("named_metrics.") {
+                Some(key) => drop(self.named.insert(key.to_owned())),
+                None => return false,
+            },
+        }
+        true
+    }
+}
+
 impl Source {
     /// The name that endpoints are asked for under: an EDS resource or a host.
     pub fn name(&self) -> &Arc<str> {
@@ -117,6 +149,57 @@ impl EndpointSet {
     /// One priority without endpoints: what a source that cannot be had stands for (A37). Failures carry the note.
     pub fn unreachable(note: impl Into<Arc<str>>) -> EndpointSet {
         EndpointSet { priorities: vec![Endpoints::none()], drops: Vec::new(), note: Some(note.into()) }
+    }
+}
+
+impl LoadReporting {
+    /// A server in the config of a policy: `{"server_uri": "host:port"}`, or the URI alone.
+    pub(crate) fn parse(fields: &Fields<'_>, name: &str) -> Result<Option<Arc<LoadReporting>>, ConfigError> {
+        let server = match fields.value(name) {
+            None => return Ok(None),
+            Some(Value::String(uri)) => Some(uri.clone()),
+            Some(_) => match fields.object(name)? {
+                Some(server) => server.str("serverUri")?.map(str::to_owned),
+                None => None,
+            },
+        };
+        let Some(server) = server.filter(|uri| !uri.is_empty()) else {
+            return Err(fields.error(name, "expected a server such as {\"server_uri\": \"example.com:443\"}"));
+        };
+        Ok(Some(Arc::new(LoadReporting { server: server.into(), metrics: BackendMetrics::default() })))
+    }
+
+    /// The server as [`LoadReporting::parse`] reads it; the metrics have no place in a policy's config.
+    pub(crate) fn server_to_json(&self) -> Value {
+        json!({ "server_uri": self.server })
+    }
+}
+
+/// The configs that come one from the other for a cluster, each as the settings of its policy. They are made by what the
+/// policies themselves run with.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Stages {
+    /// The list of policies that the cluster asks for: what the control plane's was converted to.
+    pub lb_policy_config: Value,
+    /// `xds_cluster_resolver_experimental`, as `cds_experimental` configures it.
+    pub cluster_resolver: Value,
+    /// `priority_experimental`, as the cluster resolver configures it.
+    pub priority: Value,
+    /// `weighted_target_experimental`, as `xds_wrr_locality_experimental` configures it in the first priority; `None` if
+    /// the cluster asks for another policy.
+    pub weighted_target: Option<Value>,
+}
+
+/// The configs for a cluster with these endpoints, from what the control plane asked for down to the localities (A52).
+pub fn stages(leaf: &Leaf, set: &EndpointSet) -> Stages {
+    let first = set.priorities.first().cloned().unwrap_or_else(Endpoints::none);
+    let localities = leaf.lb_policy.settings::<WrrLocalityConfig>().map(|policy| policy.targets(&first));
+    Stages {
+        lb_policy_config: json!([leaf.lb_policy.to_json()]),
+        cluster_resolver: ClusterResolver::to_json(&ClusterResolverConfig::of_leaf(leaf)),
+        priority: ClusterResolverConfig::priorities(leaf, set).settings_to_json(),
+        weighted_target: localities.map(|targets| targets.settings_to_json()),
     }
 }
 

@@ -11,7 +11,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::policy::{AnyPolicy, Erased, Policy};
 use crate::registry::Registry;
@@ -29,9 +29,21 @@ pub struct LbConfig(Arc<Inner>);
 
 struct Inner {
     name: Arc<str>,
-    settings: Box<dyn Any + Send + Sync>,
+    settings: Settings,
+    json: Json,
     build: Build,
     warnings: Vec<String>,
+}
+
+/// Settings whose type only their policy knows.
+pub(crate) type Settings = Box<dyn Any + Send + Sync>;
+
+/// The settings as JSON.
+enum Json {
+    /// What they were parsed from.
+    Read(Value),
+    /// They were made in code; their policy writes them.
+    Written(fn(&Settings) -> Value),
 }
 
 pub(crate) type Build = Arc<dyn Fn() -> Box<dyn AnyPolicy> + Send + Sync>;
@@ -43,6 +55,7 @@ impl LbConfig {
         LbConfig(Arc::new(Inner {
             name: name.into(),
             settings: Box::new(settings),
+            json: Json::Written(write::<P>),
             build,
             warnings: Vec::new(),
         }))
@@ -50,11 +63,12 @@ impl LbConfig {
 
     pub(crate) fn parsed(
         name: Arc<str>,
-        settings: Box<dyn Any + Send + Sync>,
+        settings: Settings,
+        json: Value,
         build: Build,
         warnings: Vec<String>,
     ) -> LbConfig {
-        LbConfig(Arc::new(Inner { name, settings, build, warnings }))
+        LbConfig(Arc::new(Inner { name, settings, json: Json::Read(json), build, warnings }))
     }
 
     /// The canonical name of the policy.
@@ -72,6 +86,29 @@ impl LbConfig {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
+    /// The config as one entry of a `loadBalancingConfig` list: `{"policy_name": {settings}}`. What was parsed reads as
+    /// it was written; what was made in code is written by its policy ([`Policy::to_json`]).
+    ///
+    /// ```
+    /// use evenkeel_core::Registry;
+    /// use serde_json::json;
+    /// let config = Registry::standard().parse_json(r#"[{"pick_first": {"shuffleAddressList": true}}]"#)?;
+    /// assert_eq!(config.to_json(), json!({"pick_first": {"shuffleAddressList": true}}));
+    /// # Ok::<(), evenkeel_core::ConfigError>(())
+    /// ```
+    pub fn to_json(&self) -> Value {
+        json!({ self.policy(): self.settings_to_json() })
+    }
+
+    /// The settings without the name of the policy.
+    pub(crate) fn settings_to_json(&self) -> Value {
+        match &self.0.json {
+            Json::Read(Value::Null) => json!({}),
+            Json::Read(value) => value.clone(),
+            Json::Written(write) => write(&self.0.settings),
+        }
+    }
+
     pub(crate) fn build(&self) -> Box<dyn AnyPolicy> {
         (self.0.build)()
     }
@@ -86,6 +123,12 @@ impl fmt::Debug for LbConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "LbConfig({})", self.0.name)
     }
+}
+
+fn write<P: Policy>(settings: &Settings) -> Value {
+    let settings =
+        settings.downcast_ref().expect("a config writes with the policy that its settings belong to");
+    P::to_json(settings)
 }
 
 /// What is wrong with a configuration, and where.
@@ -320,6 +363,17 @@ pub(crate) fn expected(what: &str, found: &Value) -> String {
     format!("expected {what}, found {shown}{dots}")
 }
 
+/// A JSON object of the fields that have a value.
+pub(crate) fn object<const N: usize>(fields: [(&str, Option<Value>); N]) -> Map<String, Value> {
+    fields.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
+}
+
+/// A duration in proto3 JSON: seconds, with no more decimals than it needs.
+pub(crate) fn duration_to_json(wait: Duration) -> String {
+    let decimals = format!(".{:09}", wait.subsec_nanos());
+    format!("{}{}s", wait.as_secs(), decimals.trim_end_matches('0').trim_end_matches('.'))
+}
+
 fn snake(camel: &str) -> String {
     let mut out = String::with_capacity(camel.len() + 4);
     for c in camel.chars() {
@@ -380,6 +434,9 @@ mod tests {
             "99999999999999999999s",
         ] {
             assert_eq!(duration(bad), None, "{bad}");
+        }
+        for same in ["0s", "10s", "0.25s", "1.000000001s", "315576000000s"] {
+            assert_eq!(duration(same).map(|(wait, _)| duration_to_json(wait)).as_deref(), Some(same));
         }
     }
 }

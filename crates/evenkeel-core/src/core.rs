@@ -10,6 +10,7 @@ use crate::config::LbConfig;
 use crate::counters::CallCounters;
 use crate::cx::{Cx, Scope};
 use crate::describe::{Description, Look};
+use crate::load::LoadStore;
 use crate::pick::RootPicker;
 use crate::policy::LbState;
 use crate::subchannel::Backoff;
@@ -153,11 +154,13 @@ impl Core {
             backoff: Backoff::default(),
             attempt_delay: Duration::from_millis(250),
             counters: Arc::default(),
+            load_store: Arc::default(),
         }
     }
 
     /// Takes in a new config and endpoints; they count from the next pass on.
     pub fn update(&mut self, update: Update) {
+        self.tree.discover(update.clusters.as_ref());
         self.update = Some(update);
     }
 
@@ -230,6 +233,12 @@ impl Core {
         self.root.describe(&Look { tree: &self.tree })
     }
 
+    /// The clusters that policies want to be discovered although no route names them, as of the last pass (A74): each
+    /// holds its own for as long as it runs. Once found, they are part of [`Update::with_clusters`].
+    pub fn wanted_clusters(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.tree.wanted_clusters()
+    }
+
     /// A subchannel, if it exists.
     pub fn subchannel(&self, id: SubchannelId) -> Option<&Subchannel> {
         self.tree.subchannels.get(id)
@@ -253,6 +262,7 @@ pub struct Builder {
     backoff: Backoff,
     attempt_delay: Duration,
     counters: Arc<CallCounters>,
+    load_store: Arc<LoadStore>,
 }
 
 impl Builder {
@@ -274,9 +284,16 @@ impl Builder {
         Builder { counters, ..self }
     }
 
+    /// Counts for load reports, to be shared by all cores whose load one reporter reports. They must share one clock too.
+    #[must_use]
+    pub fn load_store(self, load_store: Arc<LoadStore>) -> Builder {
+        Builder { load_store, ..self }
+    }
+
     /// The core.
     pub fn build(self) -> Core {
-        let tree = Tree::new(self.rng, self.backoff, self.attempt_delay, self.counters);
+        let Builder { rng, backoff, attempt_delay, counters, load_store } = self;
+        let tree = Tree::new(rng, backoff, attempt_delay, counters, load_store);
         Core { tree, root: Child::new(), update: None, shown: None }
     }
 }

@@ -5,8 +5,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::cluster::{Cluster, EndpointSet, Source};
 use crate::counters::CallCounters;
-use crate::tree::{NodeId, Tree};
+use crate::load::LoadStore;
+use crate::tree::{Looked, NodeId, Tree};
 use crate::{Address, Instant, Rng, Status, Subchannel, SubchannelId};
 
 /// The world as a policy sees it in one pass, and what it may ask for.
@@ -98,6 +100,44 @@ impl Cx<'_> {
     /// The counters of calls in flight that this core shares with others.
     pub fn counters(&self) -> &CallCounters {
         &self.tree.counters
+    }
+
+    /// What discovery found about a cluster, or why it cannot be used; `None` if the update says nothing of it. An
+    /// update that says something else runs this policy again.
+    pub fn cluster(&mut self, name: &Arc<str>) -> Option<Result<Arc<Cluster>, Status>> {
+        let found = self.tree.clusters.as_ref().and_then(|all| all.clusters.get(name)).cloned();
+        self.remember(Looked::AtCluster(name.clone(), found.clone()));
+        found
+    }
+
+    /// The endpoints that come from `source`, if they are known yet. An update with others runs this policy again.
+    pub fn endpoint_set(&mut self, source: &Source) -> Option<Arc<EndpointSet>> {
+        let found = self.tree.clusters.as_ref().and_then(|all| all.endpoints.get(source)).cloned();
+        self.remember(Looked::AtEndpoints(source.clone(), found.clone()));
+        found
+    }
+
+    fn remember(&mut self, looked: Looked) {
+        if let Some(node) = self.node.and_then(|id| self.tree.node_mut(id)) {
+            node.looks.push(looked);
+        }
+    }
+
+    /// Wants a cluster to be discovered although no route names it (A74), until this policy's next run.
+    pub fn want_cluster(&mut self, name: &Arc<str>) {
+        if let Some(node) = self.node.and_then(|id| self.tree.node_mut(id)) {
+            node.wanted.push(name.clone());
+        }
+    }
+
+    /// The counts for load reports that this core shares with others.
+    pub fn load_store(&self) -> &LoadStore {
+        &self.tree.load_store
+    }
+
+    /// How many subchannels were ever made: while it stands still, no address has another subchannel than before.
+    pub(crate) fn subchannels_made(&self) -> u64 {
+        self.tree.subchannels.made()
     }
 
     /// What the policies above say about the place of this one.

@@ -12,6 +12,7 @@
 //! | [`Registry`], [`LbConfig`] | configs and which policies they may name |
 //! | [`Picker`], [`Call`], [`Pick`], [`Trackers`] | the request path |
 //! | [`cluster`] | what discovery found |
+//! | [`load`] | load reports, and counts of calls for them |
 //! | [`hash`] | request hashes |
 //! | [`schedule`] | exact weighted orders |
 //! | [`Description`] | the live tree as data |
@@ -31,7 +32,7 @@ mod endpoint;
 mod fast_map;
 mod fleet;
 pub mod hash;
-mod load;
+pub mod load;
 mod pick;
 pub mod policy;
 mod registry;
@@ -54,7 +55,7 @@ pub use describe::{Description, EndpointRow, Look};
 pub use endpoint::{Endpoint, EndpointKey, Endpoints, Group, HASH_KEY, Health, Locality, Metadata};
 pub use fleet::{Fleet, Member};
 pub use load::LoadReport;
-pub use pick::{Call, CallEnd, Headers, Pick, Picker, RootPicker, Tracker, Trackers};
+pub use pick::{Call, CallEnd, Headers, Pick, Picker, Place, RootPicker, Tracker, Trackers};
 pub use policy::{LbState, Policy, Shown};
 pub use registry::Registry;
 pub use rng::Rng;

@@ -25,13 +25,22 @@ pub struct Call<'a> {
     hash: Option<u64>,
     wait_for_ready: bool,
     entropy: Cell<u64>,
+    backend_service: Cell<Option<Arc<str>>>,
 }
 
 impl<'a> Call<'a> {
     /// A call to the method at `path` (`/package.Service/Method`). `entropy` feeds every random choice made for it.
     pub fn new(path: &'a str, entropy: u64) -> Call<'a> {
         let entropy = Cell::new(entropy);
-        Call { path, headers: &(), cluster: None, hash: None, wait_for_ready: false, entropy }
+        Call {
+            path,
+            headers: &(),
+            cluster: None,
+            hash: None,
+            wait_for_ready: false,
+            entropy,
+            backend_service: Cell::default(),
+        }
     }
 
     /// Gives the request headers.
@@ -81,6 +90,20 @@ impl<'a> Call<'a> {
     /// Whether the call waits where others fail.
     pub fn is_wait_for_ready(&self) -> bool {
         self.wait_for_ready
+    }
+
+    /// The backend service that the last pick which gave no subchannel came to, for the label
+    /// `grpc.lb.backend_service` of an attempt that failed or waits (A89). A pick that gave one says it in
+    /// [`Trackers::place`].
+    pub fn backend_service(&self) -> Option<Arc<str>> {
+        let name = self.backend_service.take();
+        self.backend_service.set(name.clone());
+        name
+    }
+
+    /// Says which backend service a pick that gives no subchannel came to.
+    pub fn note_backend_service(&self, name: &Arc<str>) {
+        self.backend_service.set(Some(name.clone()));
     }
 
     /// 64 random bits; each time others.
@@ -163,6 +186,24 @@ pub trait Tracker: Send + Sync {
     fn wants_load(&self) -> bool {
         false
     }
+
+    /// The place that the call goes to, if this one knows it.
+    fn place(&self) -> Option<&Place> {
+        None
+    }
+}
+
+/// The place that a call goes to, in the words of metrics and headers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The name of the cluster: the label `grpc.lb.backend_service` (A89).
+    pub backend_service: Arc<str>,
+    /// The locality of the chosen endpoint: the label `grpc.lb.locality` (A78). Empty if it is not known, as the label is.
+    pub locality: Arc<str>,
+    /// The host name of the chosen endpoint, not empty. It replaces `:authority` if the call's route has
+    /// `auto_host_rewrite` (A81), and only then: here it is known whether or not the control plane may choose authorities,
+    /// and that setting is kept only from one that may.
+    pub hostname: Option<Arc<str>>,
 }
 
 /// How a call ended.
@@ -227,6 +268,11 @@ impl Trackers {
     /// Whether anybody reads load reports.
     pub fn want_load(&self) -> bool {
         self.inline.iter().flatten().chain(&self.more).any(|tracker| tracker.wants_load())
+    }
+
+    /// The place that the call goes to, if anybody knows it.
+    pub fn place(&self) -> Option<&Place> {
+        self.inline.iter().flatten().chain(&self.more).find_map(|tracker| tracker.place())
     }
 
     /// Whether there is nobody to tell.

@@ -2,7 +2,6 @@
 //!
 //! A registry is a value: a channel is built with one, and users add policies of their own to it.
 
-use std::any::Any;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,7 +9,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::config::{Build, ConfigError, Fields, LbConfig, check_depth, expected};
+use crate::config::{Build, ConfigError, Fields, LbConfig, Settings, check_depth, expected};
 use crate::policy::{self, Erased, Policy};
 
 /// Policies by name.
@@ -29,7 +28,7 @@ pub struct Registry {
 #[derive(Clone)]
 struct Entry {
     name: Arc<str>,
-    parse: fn(&Fields<'_>) -> Result<Box<dyn Any + Send + Sync>, ConfigError>,
+    parse: fn(&Fields<'_>) -> Result<Settings, ConfigError>,
     build: Build,
 }
 
@@ -146,11 +145,12 @@ impl Registry {
             let warnings = RefCell::new(Vec::new());
             let path = format!("{path}[{i}].{name}");
             let fields = Fields::of_policy(entry.name.clone(), settings, path, self, depth, &warnings)?;
-            let settings = (entry.parse)(&fields)?;
+            let parsed = (entry.parse)(&fields)?;
             drop(fields);
             return Ok(LbConfig::parsed(
                 entry.name.clone(),
-                settings,
+                parsed,
+                settings.clone(),
                 entry.build.clone(),
                 warnings.into_inner(),
             ));
@@ -176,7 +176,7 @@ impl fmt::Debug for Registry {
     }
 }
 
-fn parse_settings<P: Policy>(fields: &Fields<'_>) -> Result<Box<dyn Any + Send + Sync>, ConfigError> {
+fn parse_settings<P: Policy>(fields: &Fields<'_>) -> Result<Settings, ConfigError> {
     Ok(Box::new(P::parse(fields)?))
 }
 

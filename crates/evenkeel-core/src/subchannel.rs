@@ -310,6 +310,7 @@ pub(crate) struct Subchannels {
     free: Vec<u32>,
     by_address: FastMap<Address, SubchannelId>,
     failures: u64,
+    made: u64,
 }
 
 #[derive(Debug)]
@@ -347,6 +348,7 @@ impl Subchannels {
             out_of_band: None,
         }));
         self.by_address.insert(address.clone(), id);
+        self.made += 1;
         id
     }
 
@@ -376,6 +378,11 @@ impl Subchannels {
     pub(crate) fn next_failure(&mut self) -> u64 {
         self.failures += 1;
         self.failures
+    }
+
+    /// How many there ever were.
+    pub(crate) fn made(&self) -> u64 {
+        self.made
     }
 
     pub(crate) fn len(&self) -> usize {

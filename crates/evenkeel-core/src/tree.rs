@@ -4,17 +4,20 @@
 //! when it is new; its ancestors are dirty with it, so that a pass from the root reaches it. A node that is not dirty
 //! and was given the same inputs is not run: that is what makes an idle pass cheap.
 //!
-//! What a node asked for in its last run it holds: subchannels, load watches, children, a timer. What it does not ask
-//! for again in its next run is let go at the end of that run.
+//! What a node asked for in its last run it holds: subchannels, load watches, children, clusters, a timer. What it does
+//! not ask for again in its next run is let go at the end of that run. What it looked at in its last run, of what
+//! discovery found, makes it dirty once that is something else.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::cluster::{Cluster, Clusters, EndpointSet, Source};
 use crate::core::Effect;
 use crate::counters::CallCounters;
 use crate::cx::Scope;
+use crate::load::LoadStore;
 use crate::subchannel::{Backoff, Subchannel, Subchannels};
 use crate::{Instant, Rng, Status, SubchannelId};
 
@@ -41,7 +44,33 @@ pub(crate) struct Node {
     held: Vec<SubchannelId>,
     watches: Vec<(SubchannelId, Duration)>,
     children: Vec<NodeId>,
+    pub(crate) looks: Vec<Looked>,
+    pub(crate) wanted: Vec<Arc<str>>,
     pub(crate) warnings: Vec<String>,
+}
+
+/// A look at what discovery found, and what was seen.
+#[derive(Debug)]
+pub(crate) enum Looked {
+    AtCluster(Arc<str>, Option<Result<Arc<Cluster>, Status>>),
+    AtEndpoints(Source, Option<Arc<EndpointSet>>),
+}
+
+impl Looked {
+    /// Whether the same look would see the same.
+    fn holds(&self, clusters: Option<&Clusters>) -> bool {
+        match self {
+            Looked::AtCluster(name, seen) => match (seen, clusters.and_then(|all| all.clusters.get(name))) {
+                (Some(Ok(seen)), Some(Ok(is))) => Arc::ptr_eq(seen, is),
+                (Some(Err(seen)), Some(Err(is))) => seen == is,
+                (seen, is) => seen.is_none() && is.is_none(),
+            },
+            Looked::AtEndpoints(source, seen) => {
+                let is = clusters.and_then(|all| all.endpoints.get(source));
+                seen.as_ref().map(Arc::as_ptr) == is.map(Arc::as_ptr)
+            }
+        }
+    }
 }
 
 /// Everything that policies share: the state of a core without the policies themselves.
@@ -52,7 +81,10 @@ pub(crate) struct Tree {
     pub(crate) backoff: Backoff,
     pub(crate) attempt_delay: Duration,
     pub(crate) counters: Arc<CallCounters>,
+    pub(crate) load_store: Arc<LoadStore>,
     pub(crate) subchannels: Subchannels,
+    /// What discovery found, if there is any.
+    pub(crate) clusters: Option<Arc<Clusters>>,
     pub(crate) effects: Vec<Effect>,
     /// Somebody asked for fresh addresses in this pass.
     pub(crate) reresolve: bool,
@@ -65,6 +97,8 @@ pub(crate) struct Tree {
     loose: Vec<SubchannelId>,
     /// Subchannels whose load watchers changed in this pass.
     rewatched: Vec<SubchannelId>,
+    /// The clusters that nodes want, each with how many times it is wanted.
+    wanted: BTreeMap<Arc<str>, usize>,
     runs: u64,
 }
 
@@ -86,6 +120,7 @@ pub(crate) struct Before {
     held: Vec<SubchannelId>,
     watches: Vec<(SubchannelId, Duration)>,
     children: Vec<NodeId>,
+    wanted: Vec<Arc<str>>,
     warnings: Vec<String>,
 }
 
@@ -95,6 +130,7 @@ impl Tree {
         backoff: Backoff,
         attempt_delay: Duration,
         counters: Arc<CallCounters>,
+        load_store: Arc<LoadStore>,
     ) -> Tree {
         Tree {
             now: Instant::ORIGIN,
@@ -102,7 +138,9 @@ impl Tree {
             backoff,
             attempt_delay,
             counters,
+            load_store,
             subchannels: Subchannels::default(),
+            clusters: None,
             effects: Vec::new(),
             reresolve: false,
             exit_idle: false,
@@ -111,6 +149,7 @@ impl Tree {
             timers: BinaryHeap::new(),
             loose: Vec::new(),
             rewatched: Vec::new(),
+            wanted: BTreeMap::new(),
             runs: 0,
         }
     }
@@ -151,6 +190,8 @@ impl Tree {
             held: Vec::new(),
             watches: Vec::new(),
             children: Vec::new(),
+            looks: Vec::new(),
+            wanted: Vec::new(),
             warnings: Vec::new(),
         };
         let index = self.free.pop().unwrap_or_else(|| {
@@ -176,6 +217,7 @@ impl Tree {
             self.remove(child);
         }
         self.unwatch(id, &node.watches);
+        self.unwant(&node.wanted);
         self.let_go(id, &node.held);
         self.loose.extend(node.held);
     }
@@ -201,6 +243,27 @@ impl Tree {
         for node in self.nodes.iter_mut().filter_map(|slot| slot.node.as_mut()) {
             node.dirty = true;
         }
+    }
+
+    /// Takes in what discovery found: nodes that looked at something that is another now look again.
+    pub(crate) fn discover(&mut self, clusters: Option<&Arc<Clusters>>) {
+        if self.clusters.as_ref().map(Arc::as_ptr) == clusters.map(Arc::as_ptr) {
+            return;
+        }
+        self.clusters = clusters.cloned();
+        let clusters = clusters.map(|clusters| &**clusters);
+        for index in 0..self.nodes.len() {
+            let slot = &self.nodes[index];
+            let is_stale = |node: &Node| node.looks.iter().any(|looked| !looked.holds(clusters));
+            if slot.node.as_ref().is_some_and(is_stale) {
+                self.mark(NodeId { index: index as u32, generation: slot.generation });
+            }
+        }
+    }
+
+    /// The clusters that nodes want, by name.
+    pub(crate) fn wanted_clusters(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.wanted.keys()
     }
 
     /// Marks the nodes that hold a subchannel, except the one that caused the change.
@@ -229,8 +292,10 @@ impl Tree {
             held: std::mem::replace(&mut node.held, Vec::with_capacity(room)),
             watches: std::mem::take(&mut node.watches),
             children: std::mem::take(&mut node.children),
+            wanted: std::mem::take(&mut node.wanted),
             warnings: std::mem::take(&mut node.warnings),
         };
+        node.looks.clear();
         self.let_go(id, &before.held);
         before
     }
@@ -241,7 +306,7 @@ impl Tree {
         let (run, wake) = (node.run, node.wake);
         let arm = wake.filter(|_| node.armed != wake);
         node.armed = wake;
-        let watches = node.watches.clone();
+        let (watches, wanted) = (node.watches.clone(), node.wanted.clone());
         let news: Vec<Effect> = node
             .warnings
             .iter()
@@ -249,6 +314,10 @@ impl Tree {
             .map(|warning| Effect::Warn(warning.clone()))
             .collect();
         self.effects.extend(news);
+        for name in wanted {
+            *self.wanted.entry(name).or_default() += 1;
+        }
+        self.unwant(&before.wanted);
         if let Some(at) = arm {
             self.timers.push(Reverse((at, Whose::Node(id))));
         }
@@ -393,6 +462,17 @@ impl Tree {
             if let Some(subchannel) = self.subchannels.get_mut(*id) {
                 subchannel.out_of_band().watchers.retain(|(watcher, _)| *watcher != node);
                 self.rewatched.push(*id);
+            }
+        }
+    }
+
+    fn unwant(&mut self, names: &[Arc<str>]) {
+        for name in names {
+            if let Some(count) = self.wanted.get_mut(name) {
+                *count -= 1;
+                if *count == 0 {
+                    self.wanted.remove(name);
+                }
             }
         }
     }

@@ -1,6 +1,6 @@
 //! What a pick and an endpoint cost in memory, counted by the allocator.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use evenkeel_core::{
     Call, CallEnd, Code, Core, Effect, Endpoint, Endpoints, Event, Instant, LoadReport, Locality, Pick,
@@ -11,6 +11,13 @@ use testkit::Counting;
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
+
+static REPORT: LazyLock<LoadReport> = LazyLock::new(|| LoadReport {
+    cpu_utilization: 0.5,
+    requests_per_second: 100.0,
+    named_metrics: vec![("queue".to_owned(), 3.0)],
+    ..LoadReport::default()
+});
 
 const LEAVES: [&str; 5] = [
     "round_robin",
@@ -25,6 +32,7 @@ fn whole_tree(leaf: &str) -> Value {
     let drops = json!([{"category": "shed", "requestsPerMillion": 1}]);
     let cluster = json!([{"xds_cluster_impl_experimental": {
         "cluster": "orders", "maxConcurrentRequests": 1_000, "dropCategories": drops, "childPolicy": locality,
+        "lrsLoadReportingServer": "lrs", "lrsReportEndpointMetrics": ["cpu_utilization", "named_metrics.*"],
     }}]);
     let outlier =
         json!([{"outlier_detection_experimental": {"successRateEjection": {}, "childPolicy": cluster}}]);
@@ -160,7 +168,6 @@ fn warm(core: &mut Core, picker: &mut RootPicker) {
 
 fn finish(pick: Pick) -> bool {
     let Pick::To(_, trackers) = pick else { return false };
-    let load = LoadReport { cpu_utilization: 0.5, requests_per_second: 100.0, ..LoadReport::default() };
-    trackers.finish(&CallEnd::Finished { code: Code::Ok, at: Instant::ORIGIN, load: Some(&load) });
+    trackers.finish(&CallEnd::Finished { code: Code::Ok, at: Instant::ORIGIN, load: Some(&REPORT) });
     true
 }

@@ -1,1 +1,547 @@
 //! From a listener to one complete config (A74).
+//!
+//! A channel follows names: its listener leads to routes, those to clusters, those to more clusters (A37) and to endpoints
+//! or DNS names. [`Graph::resolve`] walks them over what is known and answers which names are wanted, and one complete
+//! [`XdsConfig`] once everything that the routes need is there; until then the config before it serves, with what
+//! its own clusters were told since. Nothing is remembered but DNS answers and what was made last, so that parts that did
+//! not change stay the same allocation.
+//!
+//! A listener or a route configuration that cannot be had fails the channel. A cluster or its endpoints that
+//! cannot be had fail that cluster alone.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use evenkeel_core::cluster::{self as core, Clusters, EndpointSet, Source};
+use evenkeel_core::{Address, Endpoint, Endpoints, Locality, Status};
+
+use crate::client::Seen;
+use crate::resource::{
+    Cluster, ClusterKind, Listener, Resource, ResourceType, RouteConfig, RouteSource, VirtualHost,
+};
+
+/// How many clusters may stand on one path from an aggregate cluster down to a leaf, both ends included (A37).
+const MAX_DEPTH: usize = 16;
+
+/// What is known about resources, by type and name.
+pub trait View {
+    /// How the resource stands.
+    fn look(&self, kind: ResourceType, name: &str) -> Seen;
+}
+
+impl<F: Fn(ResourceType, &str) -> Seen> View for F {
+    fn look(&self, kind: ResourceType, name: &str) -> Seen {
+        self(kind, name)
+    }
+}
+
+/// Everything that a channel needs to route and balance, delivered at once.
+#[derive(Clone, Debug)]
+pub struct XdsConfig {
+    /// The listener.
+    pub listener: Arc<Listener>,
+    /// The routes, wherever they were.
+    pub route_config: Arc<RouteConfig>,
+    /// The virtual host for the channel's authority.
+    pub virtual_host: Arc<VirtualHost>,
+    /// What the policies are given: every cluster that the routes, an aggregate cluster or a call refers to.
+    pub clusters: Arc<Clusters>,
+    /// The clusters as the control plane described them, by name, where they could be had.
+    pub resources: BTreeMap<Arc<str>, Arc<Cluster>>,
+    /// What is wrong with the listener or the routes although they can be used (A88); failures should say it.
+    pub note: Option<Arc<str>>,
+}
+
+/// What one walk found.
+#[derive(Clone, Debug)]
+pub struct Resolution {
+    /// Every resource that the channel wants.
+    pub wanted: BTreeSet<(ResourceType, String)>,
+    /// Every DNS name that the channel wants, with its port. When a policy asks for re-resolution, all of them are
+    /// resolved again (A74).
+    pub hosts: BTreeSet<Arc<str>>,
+    /// What the channel should use.
+    pub outcome: Outcome,
+}
+
+/// What a channel should use.
+#[derive(Clone, Debug)]
+pub enum Outcome {
+    /// Nothing yet: something has not come. Calls wait.
+    Waiting,
+    /// This config. The same allocation as before means that nothing changed.
+    Config(Arc<XdsConfig>),
+    /// Nothing: calls fail with this status.
+    Failed(Status),
+}
+
+/// What a channel follows.
+#[derive(Clone, Debug)]
+pub struct Graph {
+    listener: String,
+    authority: String,
+    answers: BTreeMap<Arc<str>, Answer>,
+    /// The config that was complete last.
+    shown: Option<Arc<XdsConfig>>,
+    /// Endpoint sets that were made here, with what they were made from.
+    made: BTreeMap<Source, Made>,
+}
+
+/// What DNS said about a name.
+#[derive(Clone, Debug, Default)]
+struct Answer {
+    /// The last addresses that it gave.
+    found: Option<Arc<EndpointSet>>,
+    /// What went wrong the last time.
+    error: Option<Status>,
+}
+
+/// An endpoint set with a note on it, and the set it was made from.
+#[derive(Clone, Debug)]
+struct Made {
+    from: Option<Arc<EndpointSet>>,
+    set: Arc<EndpointSet>,
+}
+
+impl Graph {
+    /// Follows the listener of this name for calls to this authority.
+    pub fn new(listener: impl Into<String>, authority: impl Into<String>) -> Graph {
+        Graph {
+            listener: listener.into(),
+            authority: authority.into(),
+            answers: BTreeMap::new(),
+            shown: None,
+            made: BTreeMap::new(),
+        }
+    }
+
+    /// Takes in what came of resolving a DNS name with its port. An error after an answer leaves the answer in use.
+    pub fn handle_resolved(&mut self, host: &str, addresses: Result<Vec<Address>, Status>) {
+        let answer = self.answers.entry(host.into()).or_default();
+        match addresses {
+            Ok(addresses) => *answer = Answer { found: Some(answer.with(addresses)), error: None },
+            Err(error) => answer.error = Some(error),
+        }
+    }
+
+    /// Walks from the listener down. `held` are the clusters that calls still refer to (A31) or that were asked for
+    /// beside the routes; they are kept, and do not keep a config from being complete.
+    pub fn resolve<'h>(
+        &mut self,
+        held: impl IntoIterator<Item = &'h Arc<str>>,
+        view: &impl View,
+    ) -> Resolution {
+        let answers = std::mem::take(&mut self.answers);
+        let mut walk = Walk::new(view, &answers);
+        let outcome = match walk.roots(&self.listener, &self.authority) {
+            Err(status) => {
+                self.shown = None;
+                walk.clusters(held);
+                Outcome::Failed(status)
+            }
+            Ok(roots) => {
+                let roots = roots.filter(|roots| walk.clusters(&roots.virtual_host.clusters));
+                // Until the clusters of new routes are there the routes before serve, and their clusters go on following.
+                let before = self.shown.as_deref().filter(|_| roots.is_none()).map(Roots::of);
+                let roots = roots.or(before.filter(|roots| walk.clusters(&roots.virtual_host.clusters)));
+                walk.clusters(held);
+                match roots {
+                    Some(roots) => Outcome::Config(self.show(roots, &walk)),
+                    None => self.shown.clone().map_or(Outcome::Waiting, Outcome::Config),
+                }
+            }
+        };
+        let Walk { wanted, hosts, .. } = walk;
+        self.answers = answers;
+        self.answers.retain(|host, _| hosts.contains(host));
+        Resolution { wanted, hosts, outcome }
+    }
+
+    /// The complete config of what a walk found; the last one if it is the same.
+    fn show(&mut self, roots: Roots, walk: &Walk<'_, impl View>) -> Arc<XdsConfig> {
+        let (clusters, resources) = self.collect(walk);
+        let Roots { listener, route_config, virtual_host, note } = roots;
+        let new =
+            XdsConfig { listener, route_config, virtual_host, clusters: Arc::new(clusters), resources, note };
+        let config = match self.shown.take() {
+            Some(shown) if shown.is_same(&new) => shown,
+            Some(shown) if same_clusters(&shown.clusters, &new.clusters) => {
+                Arc::new(XdsConfig { clusters: shown.clusters.clone(), ..new })
+            }
+            _ => Arc::new(new),
+        };
+        self.shown = Some(config.clone());
+        config
+    }
+
+    /// The clusters that a walk came by, in the core's words.
+    fn collect(&mut self, walk: &Walk<'_, impl View>) -> (Clusters, BTreeMap<Arc<str>, Arc<Cluster>>) {
+        let mut clusters = Clusters::default();
+        let mut resources = BTreeMap::new();
+        let mut made = BTreeMap::new();
+        for (name, node) in &walk.nodes {
+            let (resource, ambient) = match node {
+                Node::Waiting => continue,
+                Node::Failed(status) => {
+                    clusters.clusters.insert(name.clone(), Err(status.clone()));
+                    continue;
+                }
+                Node::Known { resource, ambient } => (resource, ambient),
+            };
+            let cluster = match &resource.kind {
+                ClusterKind::Leaf(cluster) => {
+                    if let Some(source) = cluster.source()
+                        && let Some(found) = walk.endpoints.get(source)
+                    {
+                        let entry = found.make(ambient.as_ref(), self.made.get(source));
+                        clusters.endpoints.insert(source.clone(), entry.set.clone());
+                        made.insert(source.clone(), entry);
+                    }
+                    Ok(cluster.clone())
+                }
+                ClusterKind::Aggregate(_) => match walk.below.get(name).map(|below| &below.tree) {
+                    Some(Ok(tree)) => Ok(self.aggregate(name, &tree.leaves)),
+                    Some(Err(status)) => Err(status.clone()),
+                    None => continue,
+                },
+            };
+            resources.insert(name.clone(), resource.clone());
+            clusters.clusters.insert(name.clone(), cluster);
+        }
+        self.made = made;
+        (clusters, resources)
+    }
+
+    /// An aggregate cluster with these leaves; the allocation of last time if they are the same.
+    fn aggregate(&self, name: &str, leaves: &[Arc<str>]) -> Arc<core::Cluster> {
+        let last = self.shown.as_ref().and_then(|shown| shown.clusters.clusters.get(name));
+        match last {
+            Some(Ok(cluster)) if is_aggregate_of(cluster, leaves) => cluster.clone(),
+            _ => Arc::new(core::Cluster::Aggregate { leaves: leaves.to_vec() }),
+        }
+    }
+}
+
+impl Answer {
+    /// The addresses as endpoints: all are one endpoint in one locality without a name (A37, A61). The allocation of last
+    /// time if they are the same.
+    fn with(&self, addresses: Vec<Address>) -> Arc<EndpointSet> {
+        let endpoint = Endpoint::new(addresses).with_locality(Arc::new(Locality::default()), 1);
+        let is_same = |set: &&Arc<EndpointSet>| {
+            set.priorities.iter().flat_map(Endpoints::iter).eq(std::iter::once(&endpoint))
+        };
+        match self.found.as_ref().filter(is_same) {
+            Some(found) => found.clone(),
+            None => {
+                let endpoints = if endpoint.addresses().is_empty() {
+                    Endpoints::none()
+                } else {
+                    Endpoints::list([endpoint])
+                };
+                Arc::new(EndpointSet { priorities: vec![endpoints], ..EndpointSet::default() })
+            }
+        }
+    }
+}
+
+impl XdsConfig {
+    /// Whether both are made of the same parts, so that nothing changed.
+    fn is_same(&self, other: &XdsConfig) -> bool {
+        let same_resources = || {
+            let pairs = self.resources.iter().zip(&other.resources);
+            self.resources.len() == other.resources.len()
+                && pairs.into_iter().all(|((a, x), (b, y))| a == b && Arc::ptr_eq(x, y))
+        };
+        Arc::ptr_eq(&self.listener, &other.listener)
+            && Arc::ptr_eq(&self.route_config, &other.route_config)
+            && Arc::ptr_eq(&self.virtual_host, &other.virtual_host)
+            && self.note == other.note
+            && same_resources()
+            && same_clusters(&self.clusters, &other.clusters)
+    }
+}
+
+fn same_clusters(one: &Clusters, other: &Clusters) -> bool {
+    let same_cluster =
+        |a: &Result<Arc<core::Cluster>, Status>, b: &Result<Arc<core::Cluster>, Status>| match (a, b) {
+            (Ok(a), Ok(b)) => Arc::ptr_eq(a, b),
+            (Err(a), Err(b)) => a == b,
+            _ => false,
+        };
+    one.clusters.len() == other.clusters.len()
+        && one.endpoints.len() == other.endpoints.len()
+        && one.clusters.iter().zip(&other.clusters).all(|((a, x), (b, y))| a == b && same_cluster(x, y))
+        && one.endpoints.iter().zip(&other.endpoints).all(|((a, x), (b, y))| a == b && Arc::ptr_eq(x, y))
+}
+
+fn is_aggregate_of(cluster: &core::Cluster, names: &[Arc<str>]) -> bool {
+    matches!(cluster, core::Cluster::Aggregate { leaves } if leaves == names)
+}
+
+/// What stands above the clusters.
+struct Roots {
+    listener: Arc<Listener>,
+    route_config: Arc<RouteConfig>,
+    virtual_host: Arc<VirtualHost>,
+    note: Option<Arc<str>>,
+}
+
+impl Roots {
+    fn of(config: &XdsConfig) -> Roots {
+        let XdsConfig { listener, route_config, virtual_host, note, .. } = config.clone();
+        Roots { listener, route_config, virtual_host, note }
+    }
+}
+
+/// One walk over what is known.
+struct Walk<'a, V> {
+    view: &'a V,
+    answers: &'a BTreeMap<Arc<str>, Answer>,
+    wanted: BTreeSet<(ResourceType, String)>,
+    hosts: BTreeSet<Arc<str>>,
+    /// Every cluster that the walk came by.
+    nodes: BTreeMap<Arc<str>, Node>,
+    /// What is below each of them.
+    below: BTreeMap<Arc<str>, Below>,
+    /// The endpoints that are known.
+    endpoints: BTreeMap<Source, Found>,
+}
+
+/// A cluster that the walk came by.
+enum Node {
+    /// Nothing is known about it yet.
+    Waiting,
+    /// It cannot be had.
+    Failed(Status),
+    /// It is there.
+    Known {
+        resource: Arc<Cluster>,
+        /// What is wrong with it although it can be used.
+        ambient: Option<Status>,
+    },
+}
+
+/// What is below a cluster, itself included.
+struct Below {
+    /// The tree, or why it cannot be used.
+    tree: Result<Tree, Status>,
+    /// Whether all of it is known.
+    is_complete: bool,
+}
+
+struct Tree {
+    /// The leaves, depth first, each where it is seen first (A37).
+    leaves: Vec<Arc<str>>,
+    /// How many clusters stand on the longest path down.
+    height: usize,
+}
+
+impl<'a, V: View> Walk<'a, V> {
+    fn new(view: &'a V, answers: &'a BTreeMap<Arc<str>, Answer>) -> Walk<'a, V> {
+        Walk {
+            view,
+            answers,
+            wanted: BTreeSet::new(),
+            hosts: BTreeSet::new(),
+            nodes: BTreeMap::new(),
+            below: BTreeMap::new(),
+            endpoints: BTreeMap::new(),
+        }
+    }
+
+    fn look(&mut self, kind: ResourceType, name: &str) -> Seen {
+        self.wanted.insert((kind, name.to_owned()));
+        self.view.look(kind, name)
+    }
+
+    /// The listener and the routes; `None` while something of them is not known.
+    fn roots(&mut self, listener: &str, authority: &str) -> Result<Option<Roots>, Status> {
+        let seen = self.look(ResourceType::Listener, listener);
+        let mut ambient = seen.ambient;
+        let Some(Resource::Listener(listener)) = seen.value.transpose()? else { return Ok(None) };
+        let route_config = match &listener.routes {
+            RouteSource::Inline(routes) => routes.clone(),
+            RouteSource::Rds(name) => {
+                let seen = self.look(ResourceType::RouteConfig, name);
+                ambient = ambient.or(seen.ambient);
+                let Some(Resource::RouteConfig(routes)) = seen.value.transpose()? else { return Ok(None) };
+                routes
+            }
+        };
+        let Some(virtual_host) = route_config.virtual_host(authority).cloned() else {
+            let place = match &listener.routes {
+                RouteSource::Inline(_) => format!("listener {:?}", listener.name),
+                RouteSource::Rds(name) => format!("route configuration {name:?}"),
+            };
+            let text = format!("{place} has no virtual host for the authority {authority:?}");
+            return Err(Status::unavailable(text));
+        };
+        let note = ambient.map(|status| status.message().into());
+        Ok(Some(Roots { listener, route_config, virtual_host, note }))
+    }
+
+    /// Walks into these clusters and everything below them; answers whether all of it is known.
+    fn clusters<'n>(&mut self, names: impl IntoIterator<Item = &'n Arc<str>>) -> bool {
+        let mut is_complete = true;
+        for name in names {
+            self.discover(name);
+            self.climb(name);
+            is_complete &= self.below.get(name).is_some_and(|below| below.is_complete);
+        }
+        is_complete
+    }
+
+    /// Looks at a cluster and at everything below it, each once.
+    fn discover(&mut self, name: &Arc<str>) {
+        let mut open = vec![name.clone()];
+        while let Some(name) = open.pop() {
+            if self.nodes.contains_key(&name) {
+                continue;
+            }
+            let seen = self.look(ResourceType::Cluster, &name);
+            let node = match seen.value {
+                Some(Ok(Resource::Cluster(resource))) => {
+                    match &resource.kind {
+                        ClusterKind::Aggregate(members) => open.extend(members.iter().cloned()),
+                        ClusterKind::Leaf(cluster) => cluster.source().into_iter().for_each(|s| self.find(s)),
+                    }
+                    Node::Known { resource, ambient: seen.ambient }
+                }
+                Some(Err(status)) => Node::Failed(status),
+                _ => Node::Waiting,
+            };
+            self.nodes.insert(name, node);
+        }
+    }
+
+    /// Puts together what is below a cluster and below everything on the way. No recursion: how deep clusters are
+    /// nested is up to the control plane.
+    fn climb(&mut self, name: &Arc<str>) {
+        let mut path = vec![(name.clone(), 0)];
+        let mut on_path = BTreeSet::from([name.clone()]);
+        while let Some((name, next)) = path.last_mut() {
+            let members = match self.nodes.get(&*name) {
+                Some(Node::Known { resource, .. }) => match &resource.kind {
+                    ClusterKind::Aggregate(members) => &members[..],
+                    ClusterKind::Leaf(_) => &[],
+                },
+                _ => &[],
+            };
+            let done = match members.get(*next) {
+                _ if self.below.contains_key(&*name) => None,
+                None => Some(self.put_together(name, members)),
+                Some(member) if on_path.contains(member) => {
+                    let text =
+                        format!("cluster {name:?}: aggregate clusters form a circle through {member:?}");
+                    Some(Below { tree: Err(Status::unavailable(text)), is_complete: true })
+                }
+                Some(member) => {
+                    let member = member.clone();
+                    *next += 1;
+                    on_path.insert(member.clone());
+                    path.push((member, 0));
+                    continue;
+                }
+            };
+            if let Some(below) = done {
+                self.below.insert(name.clone(), below);
+            }
+            on_path.remove(&*name);
+            path.pop();
+        }
+    }
+
+    /// What is below a cluster, when that is known of each of its members.
+    fn put_together(&self, name: &Arc<str>, members: &[Arc<str>]) -> Below {
+        let mut tree = Tree { leaves: Vec::new(), height: 1 };
+        let mut is_complete = match self.nodes.get(name) {
+            Some(Node::Known { resource, .. }) => match &resource.kind {
+                ClusterKind::Leaf(cluster) => {
+                    tree.leaves.push(name.clone());
+                    let source = cluster.source();
+                    source.is_none_or(|source| self.endpoints.contains_key(source))
+                }
+                ClusterKind::Aggregate(_) => true,
+            },
+            // What cannot be had may be a leaf; as one it is a priority that fails (A74).
+            Some(Node::Failed(_)) => {
+                tree.leaves.push(name.clone());
+                true
+            }
+            Some(Node::Waiting) | None => false,
+        };
+        let mut listed = BTreeSet::new();
+        for below in members.iter().filter_map(|member| self.below.get(member)) {
+            is_complete &= below.is_complete;
+            let part = match &below.tree {
+                Ok(part) => part,
+                Err(status) => return Below { tree: Err(status.clone()), is_complete: true },
+            };
+            tree.height = tree.height.max(part.height + 1);
+            tree.leaves.extend(part.leaves.iter().filter(|leaf| listed.insert(*leaf)).cloned());
+        }
+        if tree.height > MAX_DEPTH {
+            let text = format!("cluster {name:?}: aggregate clusters are nested more than {MAX_DEPTH} deep");
+            return Below { tree: Err(Status::unavailable(text)), is_complete: true };
+        }
+        Below { tree: Ok(tree), is_complete }
+    }
+
+    /// Looks at the endpoints from a source.
+    fn find(&mut self, source: &Source) {
+        let found = match source {
+            Source::Eds { .. } => {
+                let seen = self.look(ResourceType::Endpoints, source.name());
+                match seen.value {
+                    Some(Ok(Resource::Endpoints(set))) => Found::Set(set, seen.ambient),
+                    Some(Err(status)) => Found::Nothing(status.message().into()),
+                    _ => return,
+                }
+            }
+            Source::LogicalDns { hostname } => {
+                self.hosts.insert(hostname.clone());
+                let Some(answer) = self.answers.get(hostname) else { return };
+                match (&answer.found, &answer.error) {
+                    (Some(set), error) => Found::Set(set.clone(), error.clone()),
+                    (None, Some(error)) => Found::Nothing(format!("{source}: {}", error.message()).into()),
+                    (None, None) => return,
+                }
+            }
+        };
+        self.endpoints.insert(source.clone(), found);
+    }
+}
+
+/// Endpoints as they were found.
+enum Found {
+    /// Some, and what is wrong with their source although there are some.
+    Set(Arc<EndpointSet>, Option<Status>),
+    /// None, and why.
+    Nothing(Arc<str>),
+}
+
+impl Found {
+    /// The set to use, with a note for failures: what is wrong with the endpoints, else with their cluster. The
+    /// allocation of last time if it is the same.
+    fn make(&self, cluster: Option<&Status>, last: Option<&Made>) -> Made {
+        let (from, note) = match self {
+            Found::Set(set, ambient) => {
+                let ambient = ambient.as_ref().or(cluster).map(|status| status.message().into());
+                (Some(set), ambient)
+            }
+            Found::Nothing(why) => (None, Some(why.clone())),
+        };
+        if let Some(last) = last
+            && last.from.as_ref().map(Arc::as_ptr) == from.map(Arc::as_ptr)
+            && last.set.note == note
+        {
+            return last.clone();
+        }
+        let set = match (from, note) {
+            (Some(from), None) => from.clone(),
+            (Some(from), note) => Arc::new(EndpointSet { note, ..(**from).clone() }),
+            (None, note) => Arc::new(EndpointSet::unreachable(note.unwrap_or_default())),
+        };
+        Made { from: from.cloned(), set }
+    }
+}

@@ -13,7 +13,8 @@
 //! | [`client`] | streams, subscriptions, cache, failures and fallback |
 //! | [`graph`] | from a listener to one complete config (A74) |
 //! | [`routing`] | which cluster a call goes to, and how |
-//! | [`lrs`] | load reports |
+//! | [`lrs`] | load reports to control planes |
+//! | [`load_report`] | load reports of backends |
 
 #![forbid(unsafe_code)]
 
@@ -22,6 +23,7 @@ pub mod client;
 pub mod graph;
 pub mod lb;
 mod limits;
+pub mod load_report;
 pub mod lrs;
 pub mod name;
 mod problems;

@@ -1,1 +1,384 @@
-//! Load reports to control planes (LRS).
+//! Load reports to control planes (LRS, A27): when which stream says what.
+//!
+//! [`evenkeel_core::load::LoadStore`] keeps the counts; a [`Reporter`] turns them into messages. There is one stream per server
+//! that some cluster reports to, and none otherwise:
+//!
+//! ```text
+//!                 opened: who we are                what is wanted
+//!      Opening ───────────────────────▶ Waiting ─────────────────────▶ Reporting ──┐ every interval,
+//!         ▲ │ closed                       │ closed               closed │    ▲    │ a report
+//!         │ ▼                              ▼                             │    └────┘
+//!        Down ◀──────────────────────────────────────────────────────────┘
+//! ```
+//!
+//! A stream that ends is opened again after a back-off, whatever it ended with: a server that does not know the service
+//! today may know it tomorrow, and asking every two minutes harms nobody. Meanwhile the counts go on, and the next report
+//! covers all of the time. When nobody counts for a server any more it gets one last report and its stream is closed.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use evenkeel_core::load::{ClusterStats, LoadStore, LocalityStats, Sum};
+use evenkeel_core::{Backoff, Instant, Rng, Status};
+use evenkeel_proto::envoy::config::core::v3::{Locality, Node};
+use evenkeel_proto::envoy::config::endpoint::v3::cluster_stats::DroppedRequests;
+use evenkeel_proto::envoy::config::endpoint::v3::{
+    self as wire, EndpointLoadMetricStats, UnnamedEndpointLoadMetricStats, UpstreamLocalityStats,
+};
+use evenkeel_proto::envoy::service::load_stats::v3::{LoadStatsRequest, LoadStatsResponse};
+use evenkeel_proto::prost::Message as _;
+use evenkeel_proto::prost_types;
+
+use crate::resource::fields;
+use crate::{Path, Problems};
+
+/// Says that we understand `send_all_clusters`.
+const SENDS_ALL: &str = "envoy.lrs.supports_send_all_clusters";
+
+/// A server that asks for reports more often than this gets them this often.
+const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long a stream that has not come to reporting is kept for its last report (as in grpc-go).
+const LAST_WORD: Duration = Duration::from_secs(1);
+
+/// How much of a server's own words is shown.
+const SHOWN: usize = 200;
+
+/// The reports to all servers.
+///
+/// A driver tells it what became of streams (`handle_*`) and then asks what to do ([`Reporter::poll`]). It asks also at
+/// [`Reporter::next_deadline`], and whenever clusters may have begun or ceased to report: after a pass of a core, and
+/// when a channel is gone. Asking too often is harmless.
+#[derive(Debug)]
+pub struct Reporter {
+    node: Node,
+    store: Arc<LoadStore>,
+    rng: Rng,
+    backoff: Backoff,
+    servers: BTreeMap<Arc<str>, Server>,
+    streams: u64,
+    effects: Vec<Effect>,
+}
+
+/// Names a stream. Ids are never given out twice: what is said of a stream that is gone is ignored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StreamId(u64);
+
+/// Something the driver should do.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Effect {
+    /// Call `StreamLoadStats` on this server, and report [`Reporter::handle_opened`] or [`Reporter::handle_closed`].
+    Open {
+        /// The stream.
+        stream: StreamId,
+        /// The URI of the server.
+        server: Arc<str>,
+    },
+    /// Send this on the stream.
+    Send {
+        /// The stream.
+        stream: StreamId,
+        /// The message.
+        request: Box<LoadStatsRequest>,
+    },
+    /// End the stream once everything that was to be sent on it has been, or give up opening it. The id is gone.
+    Close {
+        /// The stream.
+        stream: StreamId,
+    },
+    /// Tell the operator.
+    Warn(String),
+}
+
+#[derive(Debug)]
+struct Server {
+    state: State,
+    /// Streams in a row that ended without a response.
+    attempts: u32,
+    /// When to give up on the last report, once nobody counts any more.
+    leave_at: Option<Instant>,
+}
+
+#[derive(Debug)]
+enum State {
+    Down { retry_at: Instant },
+    Opening(Stream),
+    Waiting(Stream),
+    Reporting(Stream, Order),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Stream {
+    id: StreamId,
+    /// When its back-off is over, should it end without a response.
+    retry_at: Instant,
+    /// The same, should it end after one.
+    retry_at_best: Instant,
+}
+
+/// What a server asked for.
+#[derive(Debug)]
+struct Order {
+    clusters: Clusters,
+    interval: Duration,
+    /// When the last report was sent, or the first response came.
+    last: Instant,
+}
+
+#[derive(Debug)]
+enum Clusters {
+    All,
+    These(HashSet<String>),
+}
+
+impl Reporter {
+    /// Reports what the store counts in the name of `node`.
+    pub fn new(mut node: Node, store: Arc<LoadStore>, rng: Rng) -> Reporter {
+        if !node.client_features.iter().any(|feature| feature == SENDS_ALL) {
+            node.client_features.push(SENDS_ALL.to_owned());
+        }
+        Reporter {
+            node,
+            store,
+            rng,
+            backoff: Backoff::default(),
+            servers: BTreeMap::new(),
+            streams: 0,
+            effects: Vec::new(),
+        }
+    }
+
+    /// The stream can be sent on.
+    pub fn handle_opened(&mut self, id: StreamId) {
+        let Some((_, server)) = find(&mut self.servers, id) else { return };
+        if let State::Opening(stream) = server.state {
+            server.state = State::Waiting(stream);
+            let request = LoadStatsRequest { node: Some(self.node.clone()), cluster_stats: Vec::new() };
+            self.effects.push(Effect::Send { stream: id, request: Box::new(request) });
+        }
+    }
+
+    /// A message came on the stream. One that cannot be read changes nothing.
+    pub fn handle_message(&mut self, id: StreamId, bytes: &[u8], now: Instant) {
+        let Some((uri, server)) = find(&mut self.servers, id) else { return };
+        let mut warn =
+            |text: String| self.effects.push(Effect::Warn(format!("load reports to {uri:?}: {text}")));
+        let response = match LoadStatsResponse::decode(bytes) {
+            Ok(response) => response,
+            Err(error) => return warn(format!("a response cannot be decoded and is ignored: {error}")),
+        };
+        let (stream, last) = match &server.state {
+            State::Waiting(stream) => (*stream, now),
+            State::Reporting(stream, order) => (*stream, order.last),
+            State::Down { .. } | State::Opening(_) => return,
+        };
+        let mut problems = Problems::new();
+        let path = Path::root();
+        let interval = response.load_reporting_interval.as_ref();
+        let interval = interval.and_then(|interval| {
+            fields::duration(interval, &path.field("load_reporting_interval"), &mut problems)
+        });
+        if !problems.is_empty() {
+            warn(format!("{problems}; every {SHORTEST_INTERVAL:?} is taken"));
+        }
+        if response.report_endpoint_granularity {
+            warn(
+                "load per endpoint is asked for and not reported: localities are the smallest unit"
+                    .to_owned(),
+            );
+        }
+        let clusters = if response.send_all_clusters {
+            Clusters::All
+        } else {
+            Clusters::These(response.clusters.into_iter().collect())
+        };
+        let interval = interval.unwrap_or_default().max(SHORTEST_INTERVAL);
+        server.attempts = 0;
+        server.state = State::Reporting(stream, Order { clusters, interval, last });
+    }
+
+    /// The stream ended, or could not be opened.
+    pub fn handle_closed(&mut self, id: StreamId, status: &Status, now: Instant) {
+        let Some((uri, server)) = find(&mut self.servers, id) else { return };
+        let retry_at = match &server.state {
+            State::Reporting(stream, _) => stream.retry_at_best.max(now),
+            State::Opening(stream) | State::Waiting(stream) => {
+                // Said once for as long as it does not get better.
+                if server.attempts == 0 {
+                    let message: String = status.message().chars().take(SHOWN).collect();
+                    let text =
+                        format!("the stream ended with {:?} {message:?}; it is tried again", status.code());
+                    self.effects.push(Effect::Warn(format!("load reports to {uri:?}: {text}")));
+                }
+                server.attempts = server.attempts.saturating_add(1);
+                stream.retry_at.max(now)
+            }
+            State::Down { .. } => return,
+        };
+        server.state = State::Down { retry_at };
+    }
+
+    /// What to do now.
+    pub fn poll(&mut self, now: Instant) -> Vec<Effect> {
+        let counted: BTreeMap<Arc<str>, bool> = self.store.servers().into_iter().collect();
+        for uri in counted.keys() {
+            self.servers.entry(uri.clone()).or_insert_with(|| Server {
+                state: State::Down { retry_at: now },
+                attempts: 0,
+                leave_at: None,
+            });
+        }
+        let mut servers = std::mem::take(&mut self.servers);
+        servers.retain(|uri, server| {
+            let held = counted.get(uri).copied().unwrap_or(false);
+            server.leave_at = if held { None } else { server.leave_at.or(Some(now + LAST_WORD)) };
+            self.poll_server(uri, server, now)
+        });
+        self.servers = servers;
+        std::mem::take(&mut self.effects)
+    }
+
+    /// When to poll at the latest if nothing happens before.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let deadline = |server: &Server| match &server.state {
+            State::Down { retry_at } => Some(*retry_at),
+            State::Opening(_) | State::Waiting(_) => server.leave_at,
+            State::Reporting(_, order) => Some(order.due()),
+        };
+        self.servers.values().filter_map(deadline).min()
+    }
+
+    /// Does for a server what is due; answers whether it stays.
+    fn poll_server(&mut self, uri: &Arc<str>, server: &mut Server, now: Instant) -> bool {
+        match &mut server.state {
+            State::Down { retry_at } if *retry_at <= now => {
+                server.state = State::Opening(self.open(uri, server.attempts, now));
+                true
+            }
+            State::Down { .. } => {
+                if server.leave_at.is_some() {
+                    self.store.take(uri, |_| false, now);
+                }
+                server.leave_at.is_none()
+            }
+            State::Opening(stream) | State::Waiting(stream) => {
+                let stays = server.leave_at.is_none_or(|at| now < at);
+                if !stays {
+                    self.store.take(uri, |_| false, now);
+                    self.effects.push(Effect::Close { stream: stream.id });
+                }
+                stays
+            }
+            State::Reporting(stream, order) => {
+                let stream = stream.id;
+                let leaves = server.leave_at.is_some();
+                if leaves || order.due() <= now {
+                    order.last = now;
+                    let wanted = |cluster: &str| match &order.clusters {
+                        Clusters::All => true,
+                        Clusters::These(names) => names.contains(cluster),
+                    };
+                    let stats = self.store.take(uri, wanted, now);
+                    let left_out =
+                        |stats: &ClusterStats| stats.localities.iter().any(|l| l.metrics_left_out > 0);
+                    for stats in stats.iter().filter(|stats| left_out(stats)) {
+                        let cluster = &stats.cluster;
+                        let text = format!(
+                            "backends report too many named metrics; some of cluster {cluster:?} are left out"
+                        );
+                        self.effects.push(Effect::Warn(format!("load reports to {uri:?}: {text}")));
+                    }
+                    // A report without news is sent too, as grpc-go does: it says that we are there.
+                    let cluster_stats = stats.into_iter().map(cluster_stats).collect();
+                    let request = LoadStatsRequest { node: None, cluster_stats };
+                    self.effects.push(Effect::Send { stream, request: Box::new(request) });
+                }
+                if leaves {
+                    self.effects.push(Effect::Close { stream });
+                }
+                !leaves
+            }
+        }
+    }
+
+    fn open(&mut self, uri: &Arc<str>, attempts: u32, now: Instant) -> Stream {
+        self.streams += 1;
+        let id = StreamId(self.streams);
+        self.effects.push(Effect::Open { stream: id, server: uri.clone() });
+        let mut after = |attempts| now + self.backoff.wait(attempts, &mut self.rng);
+        Stream { id, retry_at: after(attempts), retry_at_best: after(0) }
+    }
+}
+
+impl Order {
+    fn due(&self) -> Instant {
+        self.last + self.interval
+    }
+}
+
+impl State {
+    fn stream(&self) -> Option<StreamId> {
+        match self {
+            State::Down { .. } => None,
+            State::Opening(stream) | State::Waiting(stream) | State::Reporting(stream, _) => Some(stream.id),
+        }
+    }
+}
+
+fn find(servers: &mut BTreeMap<Arc<str>, Server>, id: StreamId) -> Option<(&Arc<str>, &mut Server)> {
+    servers.iter_mut().find(|(_, server)| server.state.stream() == Some(id))
+}
+
+fn cluster_stats(stats: ClusterStats) -> wire::ClusterStats {
+    let dropped = |(category, count): &(Arc<str>, u64)| DroppedRequests {
+        category: category.to_string(),
+        dropped_count: *count,
+    };
+    wire::ClusterStats {
+        cluster_name: stats.cluster.to_string(),
+        cluster_service_name: stats.eds_service_name.as_deref().unwrap_or_default().to_owned(),
+        upstream_locality_stats: stats.localities.into_iter().map(locality_stats).collect(),
+        total_dropped_requests: stats.total_drops,
+        dropped_requests: stats.drops.iter().map(dropped).collect(),
+        load_report_interval: Some(duration(stats.interval)),
+    }
+}
+
+fn locality_stats(stats: LocalityStats) -> UpstreamLocalityStats {
+    let unnamed = |Sum { count, total }: Sum| {
+        (count > 0).then_some(UnnamedEndpointLoadMetricStats {
+            num_requests_finished_with_metric: count,
+            total_metric_value: total,
+        })
+    };
+    let named = |(name, Sum { count, total }): (String, Sum)| EndpointLoadMetricStats {
+        metric_name: format!("named_metrics.{name}"),
+        num_requests_finished_with_metric: count,
+        total_metric_value: total,
+    };
+    UpstreamLocalityStats {
+        locality: Some(Locality {
+            region: stats.locality.region.clone(),
+            zone: stats.locality.zone.clone(),
+            sub_zone: stats.locality.sub_zone.clone(),
+        }),
+        total_successful_requests: stats.succeeded,
+        total_requests_in_progress: stats.in_progress,
+        total_error_requests: stats.failed,
+        total_issued_requests: stats.issued,
+        cpu_utilization: unnamed(stats.cpu_utilization),
+        mem_utilization: unnamed(stats.mem_utilization),
+        application_utilization: unnamed(stats.application_utilization),
+        load_metric_stats: stats.named_metrics.into_iter().map(named).collect(),
+        priority: 0,
+    }
+}
+
+fn duration(time: Duration) -> prost_types::Duration {
+    prost_types::Duration {
+        seconds: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
+        nanos: time.subsec_nanos().cast_signed(),
+    }
+}

@@ -5,21 +5,33 @@
 //! limit that all channels of the process share; the child's pick. Drops are rolled only while the child is READY, so
 //! that a call that waits for the next picker is not rolled twice. Every call that is counted in flight is counted
 //! out once, however it ends.
+//!
+//! What happens to calls is also counted for load reports, if the control plane wants any, by the locality of the chosen
+//! endpoint (A42); and the attempt is told where it goes ([`Place`]: A78, A81, A89). All that hangs on one value per
+//! locality and host name, the [`Tally`], which a pick finds by the id of the subchannel and clones.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::child::Child;
-use crate::config::{ConfigError, Fields, LbConfig};
+use crate::cluster::{BackendMetrics, LoadReporting};
+use crate::config::{ConfigError, Fields, LbConfig, object};
 use crate::counters::InFlight;
 use crate::describe::{Description, Look};
+use crate::fast_map::FastMap;
+use crate::load::{ClusterLoad, DropCount, LocalityLoad};
 use crate::policy::{LbState, Policy};
-use crate::{Call, CallEnd, Connectivity, Cx, Endpoints, Pick, Picker, Status, Tracker};
+use crate::{
+    Call, CallEnd, Connectivity, Cx, Endpoints, Locality, Pick, Picker, Place, Status, SubchannelId, Tracker,
+};
+
+/// The name under which the policy is registered, and under which others run it.
+pub(crate) const NAME: &str = "xds_cluster_impl_experimental";
 
 /// The limit of calls in flight where none is given (A32).
-const DEFAULT_LIMIT: u32 = 1024;
+pub(crate) const DEFAULT_LIMIT: u32 = 1024;
 
 const MILLION: u32 = 1_000_000;
 
@@ -34,7 +46,7 @@ pub struct ClusterImpl {
 /// The last state, and what it was made from.
 #[derive(Debug)]
 struct Shown {
-    gate: Arc<Gate>,
+    tallies: Arc<Tallies>,
     child: LbState,
     state: LbState,
 }
@@ -50,6 +62,8 @@ pub struct ClusterImplConfig {
     pub max_concurrent_requests: u32,
     /// Which calls to drop, tried in order.
     pub drop_categories: Vec<DropCategory>,
+    /// Where to report load to, if anywhere.
+    pub load_reporting: Option<Arc<LoadReporting>>,
     /// The policy below.
     pub child_policy: LbConfig,
 }
@@ -107,8 +121,24 @@ impl Policy for ClusterImpl {
                 .iter()
                 .map(DropCategory::parse)
                 .collect::<Result<_, _>>()?,
+            load_reporting: load_reporting(fields)?.map(Arc::new),
             child_policy: fields.child("childPolicy")?,
         })
+    }
+
+    fn to_json(config: &ClusterImplConfig) -> Value {
+        let (service, limit) = (&*config.eds_service_name, config.max_concurrent_requests);
+        let drop = |drop: &DropCategory| json!({ "category": drop.category, "requestsPerMillion": drop.requests_per_million });
+        let drops: Vec<Value> = config.drop_categories.iter().map(drop).collect();
+        let fields = [
+            ("cluster", Some(config.cluster.to_string().into())),
+            ("edsServiceName", (!service.is_empty()).then(|| service.into())),
+            ("lrsLoadReportingServer", config.load_reporting.as_ref().map(|load| load.server_to_json())),
+            ("maxConcurrentRequests", (limit != DEFAULT_LIMIT).then(|| limit.into())),
+            ("dropCategories", (!drops.is_empty()).then(|| drops.into())),
+            ("childPolicy", Some(json!([config.child_policy.to_json()]))),
+        ];
+        object(fields).into()
     }
 
     fn reconcile(&mut self, config: &ClusterImplConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
@@ -119,15 +149,19 @@ impl Policy for ClusterImpl {
         self.gate = Some(gate.clone());
         let scope = cx.scope().clone().with_backend_service(config.cluster.clone());
         let child = self.child.reconcile_in(scope, &config.child_policy, endpoints, cx);
-        if let Some(shown) = &self.shown
-            && Arc::ptr_eq(&shown.gate, &gate)
-            && shown.child.is_same(&child)
-        {
-            return shown.state.clone();
-        }
-        let picker = ClusterPicker { gate: gate.clone(), child: child.clone() };
+        let shown = self.shown.take().filter(|shown| shown.tallies.are_for(&gate, endpoints));
+        let tallies = match shown {
+            Some(shown) if shown.child.is_same(&child) => {
+                let state = shown.state.clone();
+                self.shown = Some(shown);
+                return state;
+            }
+            Some(Shown { tallies, .. }) if tallies.are_complete(cx) => tallies,
+            _ => Arc::new(Tallies::new(gate, endpoints, cx)),
+        };
+        let picker = ClusterPicker { tallies: tallies.clone(), child: child.clone() };
         let state = LbState::new(child.connectivity, picker);
-        self.shown = Some(Shown { gate, child, state: state.clone() });
+        self.shown = Some(Shown { tallies, child, state: state.clone() });
         state
     }
 
@@ -156,6 +190,32 @@ impl DropCategory {
     }
 }
 
+/// A server as the bootstrap describes one, or its URI alone; and the metrics to pass on, as A85 spells them.
+fn load_reporting(fields: &Fields<'_>) -> Result<Option<LoadReporting>, ConfigError> {
+    const SERVER: &str = "lrsLoadReportingServer";
+    let server: Arc<str> = match fields.value(SERVER) {
+        None => return Ok(None),
+        Some(Value::String(uri)) => uri.as_str().into(),
+        Some(_) => match fields.object(SERVER)? {
+            Some(server) => server.str("serverUri")?.unwrap_or_default().into(),
+            None => Arc::default(),
+        },
+    };
+    if server.is_empty() {
+        return Err(fields.error(SERVER, "expected a server URI, or an object with one as serverUri"));
+    }
+    let mut metrics = BackendMetrics::default();
+    for name in fields.strings("lrsReportEndpointMetrics")? {
+        if !metrics.add(&name) {
+            fields.warn(
+                "lrsReportEndpointMetrics",
+                &format!("{name:?} is no metric that is known; it is ignored"),
+            );
+        }
+    }
+    Ok(Some(LoadReporting { server, metrics }))
+}
+
 /// What calls have to pass, with what it stopped so far.
 #[derive(Debug)]
 struct Gate {
@@ -167,7 +227,15 @@ struct Gate {
     full: Status,
     /// How many calls the circuit breaker dropped.
     shed: Arc<AtomicU64>,
-    in_flight: Arc<Running>,
+    in_flight: Arc<InFlight>,
+    load: Option<Load>,
+}
+
+/// Where load is reported to, and the counts for it.
+#[derive(Debug)]
+struct Load {
+    reporting: Arc<LoadReporting>,
+    cluster: Arc<ClusterLoad>,
 }
 
 #[derive(Debug)]
@@ -175,12 +243,18 @@ struct Rule {
     drop: DropCategory,
     status: Status,
     dropped: Arc<AtomicU64>,
+    reported: Option<Arc<DropCount>>,
 }
 
 impl Gate {
     /// Counts go on from those of the gate before.
     fn new(config: &ClusterImplConfig, old: Option<&Gate>, cx: &Cx<'_>) -> Gate {
         let ClusterImplConfig { cluster, eds_service_name, max_concurrent_requests: limit, .. } = config;
+        let load = config.load_reporting.as_ref().map(|reporting| {
+            let service = Some(&**eds_service_name).filter(|name| !name.is_empty());
+            let cluster = cx.load_store().cluster(&reporting.server, cluster, service, cx.now());
+            Load { reporting: reporting.clone(), cluster }
+        });
         let mut rules: Vec<Rule> = Vec::new();
         for drop in &config.drop_categories {
             // A category that is named twice is rolled twice and counted as one.
@@ -190,7 +264,8 @@ impl Gate {
                 "cluster {cluster:?}: dropped as the control plane asks for category {:?}",
                 drop.category
             ));
-            rules.push(Rule { drop: drop.clone(), status, dropped: counted });
+            let reported = load.as_ref().map(|load| load.cluster.drops(&drop.category));
+            rules.push(Rule { drop: drop.clone(), status, dropped: counted, reported });
         }
         Gate {
             cluster: cluster.clone(),
@@ -201,7 +276,8 @@ impl Gate {
                 "cluster {cluster:?}: the circuit breaker allows {limit} calls in flight, and so many are"
             )),
             shed: old.map(|old| old.shed.clone()).unwrap_or_default(),
-            in_flight: Arc::new(Running(cx.counters().counter(cluster, eds_service_name))),
+            in_flight: cx.counters().counter(cluster, eds_service_name),
+            load,
         }
     }
 
@@ -209,6 +285,7 @@ impl Gate {
         self.cluster == config.cluster
             && self.eds_service_name == config.eds_service_name
             && self.limit == config.max_concurrent_requests
+            && self.load.as_ref().map(|load| &load.reporting) == config.load_reporting.as_ref()
             && self.rules.iter().map(|rule| &rule.drop).eq(&config.drop_categories)
     }
 
@@ -217,15 +294,21 @@ impl Gate {
             |rule: &&Rule| call.random_below(u64::from(MILLION)) < u64::from(rule.drop.requests_per_million);
         let rule = self.rules.iter().find(hit)?;
         rule.dropped.fetch_add(1, Ordering::Relaxed);
+        if let Some(reported) = &rule.reported {
+            reported.count();
+        }
         Some(Pick::Drop(rule.status.clone()))
     }
 
     fn is_full(&self) -> bool {
-        self.in_flight.0.count() >= u64::from(self.limit)
+        self.in_flight.count() >= u64::from(self.limit)
     }
 
     fn shed(&self) -> Pick {
         self.shed.fetch_add(1, Ordering::Relaxed);
+        if let Some(load) = &self.load {
+            load.cluster.shed().count();
+        }
         Pick::Drop(self.full.clone())
     }
 
@@ -234,13 +317,19 @@ impl Gate {
             let count = rule.dropped.load(Ordering::Relaxed);
             (rule.drop.category.to_string(), Value::from(count))
         };
-        Description::new()
+        let description = Description::new()
             .detail("cluster", &*self.cluster)
             .detail("edsServiceName", &*self.eds_service_name)
             .detail("maxConcurrentRequests", self.limit)
-            .detail("inFlight", self.in_flight.0.count())
+            .detail("inFlight", self.in_flight.count())
             .detail("circuitBreakerDrops", self.shed.load(Ordering::Relaxed))
-            .detail("drops", self.rules.iter().map(dropped).collect::<Map<_, _>>())
+            .detail("drops", self.rules.iter().map(dropped).collect::<Map<_, _>>());
+        match &self.load {
+            Some(load) => description
+                .detail("lrsLoadReportingServer", &*load.reporting.server)
+                .detail("load", load.cluster.localities().iter().map(shown_load).collect::<Vec<_>>()),
+            None => description,
+        }
     }
 }
 
@@ -249,43 +338,167 @@ fn dropped(rules: &[Rule], category: &str) -> Option<Arc<AtomicU64>> {
     Some(rule.dropped.clone())
 }
 
-struct ClusterPicker {
+/// A locality's calls since they are counted, over the whole process.
+fn shown_load((locality, load): &(Arc<Locality>, Arc<LocalityLoad>)) -> Value {
+    let [issued, succeeded, failed, in_progress] = load.totals();
+    json!({
+        "locality": locality.to_string(),
+        "issued": issued,
+        "succeeded": succeeded,
+        "failed": failed,
+        "inProgress": in_progress,
+    })
+}
+
+/// Told of the end of every call that was counted in flight, for the circuit breaker and for load reports; and says where
+/// the call goes.
+#[derive(Debug)]
+struct Tally {
+    place: Place,
+    in_flight: Arc<InFlight>,
+    load: Option<(Arc<LocalityLoad>, Arc<ClusterLoad>)>,
+}
+
+impl Tally {
+    fn new(gate: &Gate, locality: Option<&Arc<Locality>>, hostname: Option<&str>) -> Tally {
+        let label = locality.map(ToString::to_string).unwrap_or_default();
+        // A call in flight holds the counts of its cluster too: they are reported until it has ended.
+        let load = gate.load.as_ref().map(|Load { reporting, cluster }| {
+            (cluster.locality(locality, &reporting.metrics), cluster.clone())
+        });
+        Tally {
+            place: Place {
+                backend_service: gate.cluster.clone(),
+                locality: label.into(),
+                hostname: hostname.map(Into::into),
+            },
+            in_flight: gate.in_flight.clone(),
+            load,
+        }
+    }
+
+    fn start(&self) {
+        if let Some((load, _)) = &self.load {
+            load.start();
+        }
+    }
+}
+
+impl Tracker for Tally {
+    fn finished(&self, end: &CallEnd<'_>) {
+        self.in_flight.end();
+        if let Some((load, _)) = &self.load {
+            load.finish(end);
+        }
+    }
+
+    fn wants_load(&self) -> bool {
+        self.load.as_ref().is_some_and(|(load, _)| load.wants_load())
+    }
+
+    fn place(&self) -> Option<&Place> {
+        Some(&self.place)
+    }
+}
+
+/// The tally of every subchannel.
+///
+/// They are made anew when the endpoints change, and, where endpoints are in several places, when the child has another
+/// picker and there are subchannels that were not there before: one look-up per address. A pass in which connections only
+/// come and go does not make them.
+#[derive(Debug)]
+struct Tallies {
     gate: Arc<Gate>,
+    endpoints: Endpoints,
+    /// How many subchannels had been made, if that matters.
+    made: Option<u64>,
+    by_id: FastMap<SubchannelId, Arc<Tally>>,
+    /// For all that are not in `by_id`: of the only place, or of no place that is known.
+    rest: Arc<Tally>,
+}
+
+impl Tallies {
+    fn new(gate: Arc<Gate>, endpoints: &Endpoints, cx: &Cx<'_>) -> Tallies {
+        let mut places = FastMap::default();
+        for endpoint in endpoints.iter() {
+            let (locality, hostname) =
+                (endpoint.locality(), endpoint.hostname().filter(|name| !name.is_empty()));
+            let tally = || Arc::new(Tally::new(&gate, locality, hostname));
+            places.entry((locality, hostname)).or_insert_with(tally);
+        }
+        if places.len() <= 1 {
+            let only = places.into_values().next();
+            let rest = only.unwrap_or_else(|| Arc::new(Tally::new(&gate, None, None)));
+            return Tallies {
+                rest,
+                gate,
+                endpoints: endpoints.clone(),
+                made: None,
+                by_id: FastMap::default(),
+            };
+        }
+        let mut by_id = FastMap::default();
+        for endpoint in endpoints.iter() {
+            let key = (endpoint.locality(), endpoint.hostname().filter(|name| !name.is_empty()));
+            for address in endpoint.addresses().iter() {
+                if let (Some(subchannel), Some(tally)) = (cx.find(address), places.get(&key)) {
+                    // An address in two places has one subchannel: the first counts.
+                    by_id.entry(subchannel.id()).or_insert_with(|| tally.clone());
+                }
+            }
+        }
+        let rest = Arc::new(Tally::new(&gate, None, None));
+        let made = Some(cx.subchannels_made());
+        Tallies { rest, gate, endpoints: endpoints.clone(), made, by_id }
+    }
+
+    fn are_for(&self, gate: &Arc<Gate>, endpoints: &Endpoints) -> bool {
+        Arc::ptr_eq(&self.gate, gate) && self.endpoints.is_same(endpoints)
+    }
+
+    /// Whether no subchannel can be missing. It matters only to a child with another picker than before: one with the
+    /// same picker picks the same subchannels, whatever others have made meanwhile.
+    fn are_complete(&self, cx: &Cx<'_>) -> bool {
+        self.made.is_none_or(|made| made == cx.subchannels_made())
+    }
+
+    fn of(&self, id: SubchannelId) -> &Arc<Tally> {
+        self.by_id.get(&id).unwrap_or(&self.rest)
+    }
+}
+
+struct ClusterPicker {
+    tallies: Arc<Tallies>,
     child: LbState,
 }
 
 impl Picker for ClusterPicker {
     fn pick(&self, call: &Call<'_>) -> Pick {
-        let gate = &self.gate;
+        let gate = &self.tallies.gate;
         if self.child.connectivity == Connectivity::Ready {
-            if let Some(drop) = gate.roll(call) {
-                return drop;
-            }
-            if gate.is_full() {
-                return gate.shed();
+            let dropped = gate.roll(call).or_else(|| gate.is_full().then(|| gate.shed()));
+            if let Some(dropped) = dropped {
+                call.note_backend_service(&gate.cluster);
+                return dropped;
             }
         }
         match self.child.picker.pick(call) {
             Pick::To(id, mut trackers) => {
                 // The last place may have gone to another call since the look above.
-                if !gate.in_flight.0.try_start(u64::from(gate.limit)) {
+                if !gate.in_flight.try_start(u64::from(gate.limit)) {
                     trackers.finish(&CallEnd::Unsent);
+                    call.note_backend_service(&gate.cluster);
                     return gate.shed();
                 }
-                trackers.push(gate.in_flight.clone());
+                let tally = self.tallies.of(id);
+                tally.start();
+                trackers.push(tally.clone());
                 Pick::To(id, trackers)
             }
-            other => other,
+            other => {
+                call.note_backend_service(&gate.cluster);
+                other
+            }
         }
-    }
-}
-
-/// Told of the end of every call that was counted in flight.
-#[derive(Debug)]
-struct Running(Arc<InFlight>);
-
-impl Tracker for Running {
-    fn finished(&self, _: &CallEnd<'_>) {
-        self.0.end();
     }
 }

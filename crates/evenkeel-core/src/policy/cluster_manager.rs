@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::{Map, Value, json};
+
 use crate::config::{ConfigError, Fields, LbConfig};
 use crate::describe::{Description, Look};
 use crate::fast_map::FastMap;
@@ -38,6 +40,13 @@ impl Policy for ClusterManager {
         let child = |(name, child): (&str, Fields<'_>)| Ok((name.into(), child.child("childPolicy")?));
         let children = fields.map("children")?.into_iter().map(child).collect::<Result<_, _>>()?;
         Ok(ClusterManagerConfig { children })
+    }
+
+    fn to_json(config: &ClusterManagerConfig) -> Value {
+        let child = |(name, policy): (&Arc<str>, &LbConfig)| {
+            (name.to_string(), json!({ "childPolicy": [policy.to_json()] }))
+        };
+        json!({ "children": config.children.iter().map(child).collect::<Map<_, _>>() })
     }
 
     fn reconcile(

@@ -1,8 +1,10 @@
 //! Policies: what they are given, what they answer, and which ones there are.
 
+mod cds;
 mod children;
 mod cluster_impl;
 mod cluster_manager;
+mod cluster_resolver;
 mod edf_weighted_round_robin;
 mod least_request;
 mod outlier_detection;
@@ -20,6 +22,8 @@ mod wrr_locality;
 use std::fmt;
 use std::sync::Arc;
 
+use serde_json::{Value, json};
+
 use crate::config::{ConfigError, Fields, LbConfig};
 use crate::cx::Cx;
 use crate::describe::{Description, Look};
@@ -27,8 +31,10 @@ use crate::pick::{Call, Pick, Picker};
 use crate::registry::Registry;
 use crate::{Connectivity, Endpoints, Status, SubchannelId};
 
+pub use cds::{Cds, CdsConfig};
 pub use cluster_impl::{ClusterImpl, ClusterImplConfig, Denominator, DropCategory};
 pub use cluster_manager::{ClusterManager, ClusterManagerConfig};
+pub use cluster_resolver::{ClusterResolver, ClusterResolverConfig, Mechanism};
 pub use edf_weighted_round_robin::EdfWeightedRoundRobin;
 pub use least_request::{LeastRequest, LeastRequestConfig};
 pub use outlier_detection::{
@@ -56,6 +62,13 @@ pub trait Policy: Send + 'static {
 
     /// Reads the settings; errors come from [`Fields`], which knows where in the config it is.
     fn parse(fields: &Fields<'_>) -> Result<Self::Config, ConfigError>;
+
+    /// Writes the settings as [`Policy::parse`] would read them, leaving out what is unset or the default. Asked for
+    /// configs that were made in code ([`LbConfig::new`]); a policy that nobody configures in code need not write any.
+    fn to_json(config: &Self::Config) -> Value {
+        let _ = config;
+        json!({})
+    }
 
     /// Looks at the present and answers the policy's state.
     fn reconcile(&mut self, config: &Self::Config, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState;
@@ -92,6 +105,11 @@ impl LbState {
     /// TRANSIENT_FAILURE: calls fail with this status.
     pub fn failing(status: Status) -> LbState {
         LbState::new(Connectivity::TransientFailure, Failing(status))
+    }
+
+    /// TRANSIENT_FAILURE: calls fail with this status, those that wait for ready too.
+    pub fn dropping(status: Status) -> LbState {
+        LbState::new(Connectivity::TransientFailure, Dropping(status))
     }
 
     /// Whether both carry the same picker: nothing changed for those who pick.
@@ -154,6 +172,14 @@ impl Picker for Failing {
     }
 }
 
+struct Dropping(Status);
+
+impl Picker for Dropping {
+    fn pick(&self, _: &Call<'_>) -> Pick {
+        Pick::Drop(self.0.clone())
+    }
+}
+
 /// A policy whose config type is known only to itself.
 pub(crate) trait AnyPolicy: Send {
     fn reconcile(&mut self, config: &LbConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState;
@@ -180,19 +206,21 @@ impl<P: Policy> AnyPolicy for Erased<P> {
 }
 
 pub(crate) fn register_all(registry: &mut Registry) {
+    registry.register::<Cds>("cds_experimental");
     registry.register::<EdfWeightedRoundRobin>("edf_weighted_round_robin");
     registry.register::<LeastRequest>("least_request_experimental");
-    registry.register::<OutlierDetection>("outlier_detection_experimental");
+    registry.register::<OutlierDetection>(outlier_detection::NAME);
     registry.register::<PickFirst>("pick_first");
-    registry.register::<Priority>("priority_experimental");
+    registry.register::<Priority>(priority::NAME);
     registry.register::<RandomSubsetting>("random_subsetting_experimental");
     registry.register::<RingHash>("ring_hash_experimental");
     registry.register::<RoundRobin>("round_robin");
     registry.register::<WeightedRoundRobin>("weighted_round_robin");
     registry.alias("weighted_round_robin_experimental", "weighted_round_robin");
     registry.register::<WeightedTarget>(weighted_target::NAME);
-    registry.register::<ClusterImpl>("xds_cluster_impl_experimental");
+    registry.register::<ClusterImpl>(cluster_impl::NAME);
     registry.register::<ClusterManager>("xds_cluster_manager_experimental");
+    registry.register::<ClusterResolver>(cluster_resolver::NAME);
     registry.register::<WrrLocality>("xds_wrr_locality_experimental");
     registry.alias("wrr_locality_experimental", "xds_wrr_locality_experimental");
     registry.alias("xds_wrr_locality", "xds_wrr_locality_experimental");

@@ -18,10 +18,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::child::Child;
-use crate::config::{ConfigError, Fields, LbConfig};
+use crate::config::{ConfigError, Fields, LbConfig, duration_to_json, object};
 use crate::describe::{Description, Look};
 use crate::endpoint::carry_over;
 use crate::fast_map::FastMap;
@@ -29,6 +29,9 @@ use crate::policy::{LbState, Policy};
 use crate::{
     Address, Call, CallEnd, Code, Cx, Endpoint, Endpoints, Instant, Pick, Picker, Rng, SubchannelId, Tracker,
 };
+
+/// The name under which the policy is registered, and under which others run it.
+pub(crate) const NAME: &str = "outlier_detection_experimental";
 
 /// Sweeps are at least this far apart: an interval of 0 is valid (A50), and would be a sweep without end.
 const MIN_INTERVAL: Duration = Duration::from_millis(1);
@@ -89,6 +92,46 @@ impl Default for OutlierSettings {
 }
 
 impl OutlierSettings {
+    pub(crate) fn parse(fields: &Fields<'_>) -> Result<OutlierSettings, ConfigError> {
+        let unset = OutlierSettings::default();
+        let interval = fields.duration("interval")?.unwrap_or(unset.interval);
+        if interval < MIN_INTERVAL {
+            fields.warn("interval", &format!("is shorter than {MIN_INTERVAL:?} and counts as that"));
+        }
+        let success_rate = fields.object("successRateEjection")?;
+        let failure_percentage = fields.object("failurePercentageEjection")?;
+        Ok(OutlierSettings {
+            interval,
+            base_ejection_time: fields.duration("baseEjectionTime")?.unwrap_or(unset.base_ejection_time),
+            max_ejection_time: fields.duration("maxEjectionTime")?.unwrap_or(unset.max_ejection_time),
+            max_ejection_percent: percent(fields, "maxEjectionPercent")?
+                .unwrap_or(unset.max_ejection_percent),
+            success_rate_ejection: success_rate.as_ref().map(SuccessRateEjection::parse).transpose()?,
+            failure_percentage_ejection: failure_percentage
+                .as_ref()
+                .map(FailurePercentageEjection::parse)
+                .transpose()?,
+        })
+    }
+
+    /// The settings as [`OutlierSettings::parse`] reads them, without defaults.
+    pub(crate) fn to_json(&self) -> Map<String, Value> {
+        let unset = OutlierSettings::default();
+        let duration = |is: Duration, unset| (is != unset).then(|| Value::from(duration_to_json(is)));
+        let fields = [
+            ("interval", duration(self.interval, unset.interval)),
+            ("baseEjectionTime", duration(self.base_ejection_time, unset.base_ejection_time)),
+            ("maxEjectionTime", duration(self.max_ejection_time, unset.max_ejection_time)),
+            ("maxEjectionPercent", number(self.max_ejection_percent, unset.max_ejection_percent)),
+            ("successRateEjection", self.success_rate_ejection.as_ref().map(SuccessRateEjection::to_json)),
+            (
+                "failurePercentageEjection",
+                self.failure_percentage_ejection.as_ref().map(FailurePercentageEjection::to_json),
+            ),
+        ];
+        object(fields)
+    }
+
     fn counts(&self) -> bool {
         self.success_rate_ejection.is_some() || self.failure_percentage_ejection.is_some()
     }
@@ -152,26 +195,14 @@ impl Policy for OutlierDetection {
     type Config = OutlierDetectionConfig;
 
     fn parse(fields: &Fields<'_>) -> Result<OutlierDetectionConfig, ConfigError> {
-        let unset = OutlierSettings::default();
-        let interval = fields.duration("interval")?.unwrap_or(unset.interval);
-        if interval < MIN_INTERVAL {
-            fields.warn("interval", &format!("is shorter than {MIN_INTERVAL:?} and counts as that"));
-        }
-        let success_rate = fields.object("successRateEjection")?;
-        let failure_percentage = fields.object("failurePercentageEjection")?;
-        let settings = OutlierSettings {
-            interval,
-            base_ejection_time: fields.duration("baseEjectionTime")?.unwrap_or(unset.base_ejection_time),
-            max_ejection_time: fields.duration("maxEjectionTime")?.unwrap_or(unset.max_ejection_time),
-            max_ejection_percent: percent(fields, "maxEjectionPercent")?
-                .unwrap_or(unset.max_ejection_percent),
-            success_rate_ejection: success_rate.as_ref().map(SuccessRateEjection::parse).transpose()?,
-            failure_percentage_ejection: failure_percentage
-                .as_ref()
-                .map(FailurePercentageEjection::parse)
-                .transpose()?,
-        };
+        let settings = OutlierSettings::parse(fields)?;
         Ok(OutlierDetectionConfig { settings, child_policy: fields.child("childPolicy")? })
+    }
+
+    fn to_json(config: &OutlierDetectionConfig) -> Value {
+        let mut json = config.settings.to_json();
+        json.insert("childPolicy".to_owned(), json!([config.child_policy.to_json()]));
+        json.into()
     }
 
     fn reconcile(
@@ -313,6 +344,17 @@ impl SuccessRateEjection {
             request_volume: fields.u32("requestVolume")?.unwrap_or(unset.request_volume),
         })
     }
+
+    fn to_json(&self) -> Value {
+        let unset = SuccessRateEjection::default();
+        let fields = [
+            ("stdevFactor", number(self.stdev_factor, unset.stdev_factor)),
+            ("enforcementPercentage", number(self.enforcement_percentage, unset.enforcement_percentage)),
+            ("minimumHosts", number(self.minimum_hosts, unset.minimum_hosts)),
+            ("requestVolume", number(self.request_volume, unset.request_volume)),
+        ];
+        object(fields).into()
+    }
 }
 
 impl FailurePercentageEjection {
@@ -326,6 +368,22 @@ impl FailurePercentageEjection {
             request_volume: fields.u32("requestVolume")?.unwrap_or(unset.request_volume),
         })
     }
+
+    fn to_json(&self) -> Value {
+        let unset = FailurePercentageEjection::default();
+        let fields = [
+            ("threshold", number(self.threshold, unset.threshold)),
+            ("enforcementPercentage", number(self.enforcement_percentage, unset.enforcement_percentage)),
+            ("minimumHosts", number(self.minimum_hosts, unset.minimum_hosts)),
+            ("requestVolume", number(self.request_volume, unset.request_volume)),
+        ];
+        object(fields).into()
+    }
+}
+
+/// A number to write, unless it is the default.
+fn number(is: u32, unset: u32) -> Option<Value> {
+    (is != unset).then(|| is.into())
 }
 
 fn percent(fields: &Fields<'_>, name: &str) -> Result<Option<u32>, ConfigError> {

@@ -17,12 +17,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::config::{ConfigError, Fields};
 use crate::describe::{Description, Look};
 use crate::policy::{LbState, Policy, Shown};
 use crate::{Child, Connectivity, Cx, Endpoints, Instant, LbConfig, Status};
+
+/// The name under which the policy is registered, and under which others run it.
+pub(crate) const NAME: &str = "priority_experimental";
 
 /// How long a child may be connecting before the next priority is tried beside it (A56).
 const FAILOVER: Duration = Duration::from_secs(10);
@@ -56,6 +59,8 @@ pub struct PriorityChild {
     pub config: LbConfig,
     /// Whether its requests for re-resolution are swallowed (A37).
     pub ignore_reresolution_requests: bool,
+    /// The resolution note for its failures, if it has one of its own (A88). Not part of the JSON form.
+    pub note: Option<Arc<str>>,
 }
 
 impl Policy for Priority {
@@ -65,8 +70,11 @@ impl Policy for Priority {
         let mut children = BTreeMap::new();
         for (name, child) in fields.map("children")? {
             let ignore = child.bool("ignoreReresolutionRequests")?.unwrap_or(false);
-            let child =
-                PriorityChild { config: child.child("config")?, ignore_reresolution_requests: ignore };
+            let child = PriorityChild {
+                config: child.child("config")?,
+                ignore_reresolution_requests: ignore,
+                note: None,
+            };
             children.insert(Arc::from(name), child);
         }
         let priorities: Vec<Arc<str>> = fields.strings("priorities")?.into_iter().map(Arc::from).collect();
@@ -84,6 +92,18 @@ impl Policy for Priority {
             fields.warn(&format!("children[{name:?}]"), "has no priority and is never used");
         }
         Ok(PriorityConfig { children, priorities })
+    }
+
+    fn to_json(config: &PriorityConfig) -> Value {
+        let child = |(name, child): (&Arc<str>, &PriorityChild)| {
+            let json = json!({
+                "config": [child.config.to_json()],
+                "ignoreReresolutionRequests": child.ignore_reresolution_requests,
+            });
+            (name.to_string(), json)
+        };
+        let children: Map<String, Value> = config.children.iter().map(child).collect();
+        json!({ "children": children, "priorities": config.priorities })
     }
 
     fn reconcile(&mut self, config: &PriorityConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
@@ -221,6 +241,9 @@ impl Branch {
         let mut scope = cx.scope().clone();
         if settings.ignore_reresolution_requests {
             scope = scope.without_reresolution();
+        }
+        if settings.note.is_some() {
+            scope = scope.with_note(settings.note.clone());
         }
         if self.remove_at.is_some() {
             scope = scope.asleep();

@@ -602,7 +602,13 @@ mod tests {
     }
 
     fn tree() -> Tree {
-        Tree::new(Rng::fixed(1), Backoff::default(), std::time::Duration::ZERO, Arc::default())
+        Tree::new(
+            Rng::fixed(1),
+            Backoff::default(),
+            std::time::Duration::ZERO,
+            Arc::default(),
+            Arc::default(),
+        )
     }
 
     /// One run of the policy as the root of a tree.

@@ -70,6 +70,15 @@ impl Policy for WeightedTarget {
         Ok(WeightedTargetConfig { targets })
     }
 
+    fn to_json(WeightedTargetConfig { targets }: &WeightedTargetConfig) -> Value {
+        let target = |(name, target): (&Arc<str>, &Target)| {
+            let json =
+                json!({ "weight": target.weight.get(), "childPolicy": [target.child_policy.to_json()] });
+            (name.to_string(), json)
+        };
+        json!({ "targets": targets.iter().map(target).collect::<Map<_, _>>() })
+    }
+
     fn reconcile(
         &mut self,
         WeightedTargetConfig { targets }: &WeightedTargetConfig,

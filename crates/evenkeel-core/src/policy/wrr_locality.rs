@@ -8,6 +8,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
+use serde_json::{Value, json};
+
 use crate::config::{ConfigError, Fields, LbConfig};
 use crate::describe::{Description, Look};
 use crate::policy::weighted_target::{self, Target, WeightedTarget, WeightedTargetConfig};
@@ -35,6 +37,10 @@ impl Policy for WrrLocality {
         Ok(WrrLocalityConfig { child_policy: fields.child("childPolicy")? })
     }
 
+    fn to_json(config: &WrrLocalityConfig) -> Value {
+        json!({ "childPolicy": [config.child_policy.to_json()] })
+    }
+
     fn reconcile(&mut self, config: &WrrLocalityConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
         let child_policy = &config.child_policy;
         let split = match self.split.take() {
@@ -50,6 +56,13 @@ impl Policy for WrrLocality {
 
     fn describe(&self, look: &Look<'_>) -> Description {
         Description::new().child("weighted_target", self.child.describe(look))
+    }
+}
+
+impl WrrLocalityConfig {
+    /// The config of weighted_target for these endpoints.
+    pub(crate) fn targets(&self, endpoints: &Endpoints) -> LbConfig {
+        Split::new(&self.child_policy, endpoints, None).config
     }
 }
 

@@ -1,13 +1,17 @@
 //! Every policy as stories on virtual time. A test names in its doc comment what it covers.
 
 mod bad_input;
+mod cds;
 mod churn;
 mod cluster_impl;
 mod cluster_manager;
+mod cluster_resolver;
 mod custom;
+mod discovered;
 mod docs;
 mod edf_weighted_round_robin;
 mod least_request;
+mod load;
 mod outlier_detection;
 mod pick_first;
 mod pick_first_model;

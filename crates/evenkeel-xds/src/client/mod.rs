@@ -12,28 +12,20 @@
 //! use std::sync::Arc;
 //!
 //! use evenkeel_core::{Instant, Registry, Rng};
+//! use evenkeel_xds::bootstrap::Bootstrap;
 //! use evenkeel_xds::client::{Client, Effect, Variant};
 //! use evenkeel_xds::resource::{Parser, ResourceType};
-//! # use evenkeel_xds::bootstrap::{Bootstrap, ChannelCredentials, ServerConfig, ServerFeatures};
-//! # let server = ServerConfig {
-//! #     uri: "xds.example.com:443".into(),
-//! #     credentials: ChannelCredentials::Insecure,
-//! #     features: ServerFeatures::default(),
-//! # };
-//! # let bootstrap = Arc::new(Bootstrap {
-//! #     servers: vec![Arc::new(server)],
-//! #     node: Default::default(),
-//! #     authorities: Default::default(),
-//! #     certificate_providers: Default::default(),
-//! #     client_default_listener_resource_name_template: "%s".to_owned(),
-//! #     server_listener_resource_name_template: None,
-//! # });
+//! let bootstrap = Bootstrap::from_json(
+//!     r#"{"xds_servers": [{"server_uri": "xds.example.com:443", "channel_creds": [{"type": "tls"}]}]}"#,
+//! )?;
+//! let bootstrap = Arc::new(bootstrap);
 //! let parser = Parser::new(Registry::standard());
 //! let mut client = Client::new(bootstrap, parser, Variant::StateOfTheWorld, Rng::from_entropy(42));
 //! let channel = client.subscribe();
 //! client.want(channel, [(ResourceType::Listener, "orders".to_owned())].into(), Instant::ORIGIN);
 //! assert!(matches!(client.poll_effect(), Some(Effect::Open { .. })));
 //! assert!(client.look(ResourceType::Listener, "orders").value.is_none());
+//! # Ok::<(), evenkeel_xds::bootstrap::BootstrapError>(())
 //! ```
 
 mod authority;
@@ -61,6 +53,7 @@ use self::key::Key;
 use self::server::{Link, Server};
 use crate::Limits;
 use crate::bootstrap::{Bootstrap, ServerConfig};
+use crate::name::ResourceName;
 use crate::resource::{Parsed, Parser, Rejected, Resource, ResourceType};
 
 pub use csds::answer;
@@ -356,12 +349,12 @@ impl Client {
             let node = words::node_suffix(&self.bootstrap.node.id);
             Status::unavailable(format!("{kind} {}: {problem}{node}", words::quoted(name)))
         };
-        let (authority, name) = key::canonical(kind, name).map_err(&fail)?;
-        let index = self.authorities.iter().position(|known| known.name.as_deref() == authority.as_deref());
-        match (index, authority) {
-            (Some(authority), _) => Ok(Key { authority, kind, name }),
-            (None, authority) => {
-                let authority = words::quoted(&authority.unwrap_or_default());
+        let name = ResourceName::parse(kind, name).map_err(|error| fail(error.problem().to_owned()))?;
+        let index = self.authorities.iter().position(|known| known.name.as_deref() == name.authority());
+        match index {
+            Some(authority) => Ok(Key { authority, kind, name: name.into_canonical() }),
+            None => {
+                let authority = words::quoted(name.authority().unwrap_or_default());
                 Err(fail(format!("authority {authority} is not in the bootstrap")))
             }
         }

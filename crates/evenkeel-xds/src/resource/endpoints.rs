@@ -1,9 +1,289 @@
-//! Endpoints of clusters (EDS): a `ClusterLoadAssignment` becomes an [`EndpointSet`](evenkeel_core::cluster::EndpointSet).
+//! Endpoints of clusters (EDS): a `ClusterLoadAssignment` becomes an [`EndpointSet`].
+//!
+//! A27, with A61 for further addresses, A76 for hash keys and A81 for host names. Localities without a weight are
+//! passed over, and so are endpoints that are not healthy: neither is looked at further. What is left is checked as a
+//! whole, and one bad endpoint spoils the resource. The cost is linear in what came.
+
+use std::collections::{BTreeMap, HashSet};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use evenkeel_core::cluster::EndpointSet;
+use evenkeel_core::policy::DropCategory;
+use evenkeel_core::{Endpoint, Endpoints, HASH_KEY, Health, Locality};
+use evenkeel_proto::envoy::config::core::v3::address::Address as AddressKind;
+use evenkeel_proto::envoy::config::core::v3::socket_address::{PortSpecifier, Protocol};
+use evenkeel_proto::envoy::config::core::v3::{Address as AddressMessage, HealthStatus, Metadata};
+use evenkeel_proto::envoy::config::endpoint::v3::cluster_load_assignment::Policy;
+use evenkeel_proto::envoy::config::endpoint::v3::lb_endpoint::HostIdentifier;
+use evenkeel_proto::envoy::config::endpoint::v3::{ClusterLoadAssignment, LbEndpoint, LocalityLbEndpoints};
+use evenkeel_proto::prost_types::value::Kind;
 
 use crate::bootstrap::ServerConfig;
-use crate::resource::{Parsed, Parser, Rejected};
-use crate::{Path, Problems};
+use crate::resource::fields::{self, cut, note};
+use crate::resource::{Parsed, Parser, Rejected, Resource};
+use crate::{Limits, Path, Problems};
 
-pub(super) fn parse(_: &[u8], _: &Parser, _: &ServerConfig) -> Result<Parsed, Rejected> {
-    Err(Rejected { name: None, problems: Problems::one(&Path::root(), "placeholder") })
+/// How many addresses one endpoint may have: far above any real host, and few enough to be compared with each other.
+const MAX_ADDRESSES: usize = 100;
+
+pub(super) fn parse(bytes: &[u8], parser: &Parser, _: &ServerConfig) -> Result<Parsed, Rejected> {
+    let message: ClusterLoadAssignment = fields::decode(bytes)?;
+    let mut reading = Reading {
+        limits: &parser.limits,
+        problems: Problems::new(),
+        warnings: Vec::new(),
+        addresses: HashSet::new(),
+    };
+    let set = reading.assignment(&message);
+    let Reading { problems, warnings, .. } = reading;
+    fields::finish(message.cluster_name, problems, warnings, || Some(Resource::Endpoints(Arc::new(set))))
+}
+
+struct Reading<'a> {
+    limits: &'a Limits,
+    problems: Problems,
+    warnings: Vec<String>,
+    /// Every address so far: none may be there twice (A27).
+    addresses: HashSet<SocketAddr>,
+}
+
+/// What is known about one priority while its localities are read.
+#[derive(Default)]
+struct Priority {
+    localities: HashSet<Arc<Locality>>,
+    weights: Sum,
+    endpoints: Vec<Endpoint>,
+}
+
+/// A sum of weights, which must fit into 32 bits; `None` once it does not.
+struct Sum(Option<u32>);
+
+impl Default for Sum {
+    fn default() -> Sum {
+        Sum(Some(0))
+    }
+}
+
+impl Sum {
+    /// Adds a weight, and says whether it is the one that is too much.
+    fn is_burst_by(&mut self, weight: u32) -> bool {
+        let Some(sum) = self.0 else { return false };
+        self.0 = sum.checked_add(weight);
+        self.0.is_none()
+    }
+}
+
+impl Reading<'_> {
+    fn assignment(&mut self, message: &ClusterLoadAssignment) -> EndpointSet {
+        let root = Path::root();
+        fields::name(&message.cluster_name, self.limits, &root.field("cluster_name"), &mut self.problems);
+        let drops = message.policy.as_ref().map(|policy| self.policy(policy)).unwrap_or_default();
+        let path = root.field("endpoints");
+        let count: usize = message.endpoints.iter().map(|locality| locality.lb_endpoints.len()).sum();
+        if count > self.limits.endpoints {
+            let text = format!("there are {count} endpoints; at most {} are allowed", self.limits.endpoints);
+            self.problems.add(&path, text);
+            return EndpointSet::default();
+        }
+        self.addresses.reserve(count);
+        let mut priorities = BTreeMap::<u32, Priority>::new();
+        for (i, locality) in message.endpoints.iter().enumerate() {
+            self.locality(locality, &path.index(i), &mut priorities);
+        }
+        // A27: a gap would be a priority that nobody can serve.
+        if let Some((expected, found)) = (0..).zip(priorities.keys()).find(|(i, found)| i != *found) {
+            self.problems.add(&path, format!("there is a priority {found} but no priority {expected}"));
+        }
+        let priorities = priorities.into_values().map(|priority| Endpoints::list(priority.endpoints));
+        EndpointSet { priorities: priorities.collect(), drops, note: None }
+    }
+
+    fn policy(&mut self, policy: &Policy) -> Vec<DropCategory> {
+        let root = Path::root();
+        let path = root.field("policy");
+        for (field, set) in [
+            ("overprovisioning_factor", policy.overprovisioning_factor.is_some()),
+            ("endpoint_stale_after", policy.endpoint_stale_after.is_some()),
+        ] {
+            if set {
+                note(&path.field(field), "is ignored", &mut self.warnings);
+            }
+        }
+        let path = path.field("drop_overloads");
+        let mut drops = Vec::new();
+        for (i, overload) in policy.drop_overloads.iter().enumerate() {
+            let path = path.index(i);
+            let category = path.field("category");
+            fields::name(&overload.category, self.limits, &category, &mut self.problems);
+            let path = path.field("drop_percentage");
+            let Some(percentage) = &overload.drop_percentage else {
+                self.problems.add(&path, "must be set");
+                continue;
+            };
+            let rate = fields::per_million(percentage, &path, &mut self.problems);
+            drops.extend(rate.map(|requests_per_million| DropCategory {
+                category: overload.category.as_str().into(),
+                requests_per_million,
+            }));
+        }
+        drops
+    }
+
+    fn locality(
+        &mut self,
+        message: &LocalityLbEndpoints,
+        path: &Path<'_>,
+        priorities: &mut BTreeMap<u32, Priority>,
+    ) {
+        let Some(weight) = message.load_balancing_weight.filter(|weight| *weight > 0) else { return };
+        let priority = priorities.entry(message.priority).or_default();
+        if priority.weights.is_burst_by(weight) {
+            let text = format!(
+                "the weights of the localities in priority {} add up to more than {}",
+                message.priority,
+                u32::MAX
+            );
+            self.problems.add(&path.field("load_balancing_weight"), text);
+        }
+        let Some(locality) = &message.locality else {
+            self.problems.add(&path.field("locality"), "must be set");
+            return;
+        };
+        let locality = Arc::new(Locality {
+            region: locality.region.clone(),
+            zone: locality.zone.clone(),
+            sub_zone: locality.sub_zone.clone(),
+        });
+        if !priority.localities.insert(locality.clone()) {
+            let name = cut(&locality.to_string());
+            let text = format!("the locality {name} is in priority {} more than once", message.priority);
+            self.problems.add(&path.field("locality"), text);
+        }
+        let path = path.field("lb_endpoints");
+        let mut weights = Sum::default();
+        for (i, endpoint) in message.lb_endpoints.iter().enumerate() {
+            let Some(health) = health(endpoint.health_status) else { continue };
+            let path = path.index(i);
+            if weights.is_burst_by(endpoint.load_balancing_weight.unwrap_or(1)) {
+                let text =
+                    format!("the weights of the locality's endpoints add up to more than {}", u32::MAX);
+                self.problems.add(&path.field("load_balancing_weight"), text);
+            }
+            if let Some(endpoint) = self.endpoint(endpoint, &path) {
+                let endpoint = endpoint.with_health(health).with_locality(locality.clone(), weight);
+                priority.endpoints.push(endpoint);
+            }
+        }
+    }
+
+    fn endpoint(&mut self, message: &LbEndpoint, path: &Path<'_>) -> Option<Endpoint> {
+        if message.load_balancing_weight == Some(0) {
+            self.problems.add(&path.field("load_balancing_weight"), "must be at least 1, found 0");
+        }
+        let hash_key = message.metadata.as_ref().and_then(|metadata| self.hash_key(metadata, path));
+        let path = path.field("endpoint");
+        let Some(HostIdentifier::Endpoint(endpoint)) = &message.host_identifier else {
+            self.problems.add(&path, "must be set");
+            return None;
+        };
+        if endpoint.hostname.len() > self.limits.name_bytes {
+            fields::name(&endpoint.hostname, self.limits, &path.field("hostname"), &mut self.problems);
+        }
+        let further = &endpoint.additional_addresses;
+        if further.len() >= MAX_ADDRESSES {
+            let text =
+                format!("an endpoint has at most {MAX_ADDRESSES} addresses, found {}", further.len() + 1);
+            self.problems.add(&path.field("additional_addresses"), text);
+            return None;
+        }
+        let mut addresses = Vec::with_capacity(further.len() + 1);
+        addresses.push(self.address(endpoint.address.as_ref(), &path.field("address")));
+        let further_path = path.field("additional_addresses");
+        for (i, address) in further.iter().enumerate() {
+            let path = further_path.index(i);
+            addresses.push(self.address(address.address.as_ref(), &path.field("address")));
+        }
+        let addresses: Option<Vec<_>> = addresses.into_iter().collect();
+        let mut known = Endpoint::new(addresses?).with_weight(message.load_balancing_weight.unwrap_or(0));
+        if !endpoint.hostname.is_empty() {
+            known = known.with_hostname(endpoint.hostname.as_str());
+        }
+        if let Some(key) = hash_key {
+            known = known.with_metadata(HASH_KEY, key);
+        }
+        Some(known)
+    }
+
+    /// An IP address with its port, which nobody else has.
+    fn address(&mut self, message: Option<&AddressMessage>, path: &Path<'_>) -> Option<SocketAddr> {
+        let path = path.field("socket_address");
+        let Some(AddressKind::SocketAddress(socket)) = message.and_then(|message| message.address.as_ref())
+        else {
+            self.problems.add(&path, "must be set");
+            return None;
+        };
+        if socket.protocol != Protocol::Tcp as i32 {
+            let text = format!("expected TCP (0), found {}", socket.protocol);
+            self.problems.add(&path.field("protocol"), text);
+        }
+        let ip = socket.address.parse::<IpAddr>();
+        if ip.is_err() {
+            let text = format!("expected an IPv4 or IPv6 address, found {}", cut(&socket.address));
+            self.problems.add(&path.field("address"), text);
+        }
+        let port_path = path.field("port_value");
+        let port = match &socket.port_specifier {
+            Some(PortSpecifier::PortValue(port)) => {
+                let known = u16::try_from(*port).ok().filter(|port| *port > 0);
+                if known.is_none() {
+                    self.problems.add(&port_path, format!("expected a port from 1 to 65535, found {port}"));
+                }
+                known
+            }
+            Some(PortSpecifier::NamedPort(name)) => {
+                self.problems.add(&port_path, format!("must be set; found named_port {}", cut(name)));
+                None
+            }
+            None => {
+                self.problems.add(&port_path, "must be set");
+                None
+            }
+        };
+        let address = SocketAddr::new(ip.ok()?, port?);
+        if !self.addresses.insert(address) {
+            self.problems.add(&path, format!("the address {address} is in the resource more than once"));
+        }
+        Some(address)
+    }
+
+    /// A76: what the endpoint is hashed by, instead of its address.
+    fn hash_key(&mut self, metadata: &Metadata, path: &Path<'_>) -> Option<String> {
+        let (namespace, key) = HASH_KEY;
+        let value = metadata.filter_metadata.get(namespace)?.fields.get(key)?;
+        let path = path.field("metadata");
+        let path = path.field("filter_metadata");
+        let path = path.key(namespace);
+        match &value.kind {
+            Some(Kind::StringValue(key)) if key.len() > self.limits.name_bytes => {
+                fields::name(key, self.limits, &path.key("hash_key"), &mut self.problems);
+                None
+            }
+            Some(Kind::StringValue(key)) => Some(key.clone()).filter(|key| !key.is_empty()),
+            _ => {
+                note(&path.key("hash_key"), "is ignored: it is not a string", &mut self.warnings);
+                None
+            }
+        }
+    }
+}
+
+/// The health of an endpoint that may be called. One that is draining would be for sessions that it already has (A55),
+/// of which there are none here.
+fn health(status: i32) -> Option<Health> {
+    match HealthStatus::try_from(status) {
+        Ok(HealthStatus::Unknown) => Some(Health::Unknown),
+        Ok(HealthStatus::Healthy) => Some(Health::Healthy),
+        _ => None,
+    }
 }

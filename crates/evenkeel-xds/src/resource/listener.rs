@@ -3,9 +3,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use evenkeel_proto::envoy::config::core::v3::ConfigSource;
+use evenkeel_proto::envoy::config::core::v3::config_source::ConfigSourceSpecifier;
+use evenkeel_proto::envoy::config::listener::v3 as proto;
+use evenkeel_proto::envoy::extensions::filters::network::http_connection_manager::v3::HttpConnectionManager;
+use evenkeel_proto::envoy::extensions::filters::network::http_connection_manager::v3::http_connection_manager::RouteSpecifier;
+use evenkeel_proto::prost::{Message, Name};
+
+use crate::Path;
 use crate::bootstrap::ServerConfig;
-use crate::resource::{Parsed, Parser, Rejected, RouteConfig};
-use crate::{Path, Problems};
+use crate::resource::route::filters;
+use crate::resource::route::reader::Reader;
+use crate::resource::{Parsed, Parser, Rejected, Resource, RouteConfig, fields, message_of, quoted, route};
+use crate::routing::FilterInstance;
 
 /// An API listener with its HTTP connection manager.
 #[derive(Clone, Debug)]
@@ -16,6 +26,8 @@ pub struct Listener {
     pub routes: RouteSource,
     /// The longest a stream may take where its route does not say (RT-1).
     pub max_stream_duration: Option<Duration>,
+    /// The filters in the order in which they run; the last one is the router (A39).
+    pub filters: Vec<FilterInstance>,
 }
 
 /// Where the routes of a listener are.
@@ -27,6 +39,90 @@ pub enum RouteSource {
     Rds(String),
 }
 
-pub(super) fn parse(_: &[u8], _: &Parser, _: &ServerConfig) -> Result<Parsed, Rejected> {
-    Err(Rejected { name: None, problems: Problems::one(&Path::root(), "placeholder") })
+pub(super) fn parse(bytes: &[u8], parser: &Parser, from: &ServerConfig) -> Result<Parsed, Rejected> {
+    let message: proto::Listener = fields::decode(bytes)?;
+    let mut reader = Reader::new(parser, from);
+    let root = Path::root();
+    reader.name(&message.name, &root.field("name"));
+    let outer = root.field("api_listener");
+    let path = outer.field("api_listener");
+    let listener = manager(&message, &path, &mut reader).and_then(|manager| {
+        let routes = routes(manager.route_specifier.as_ref(), &path, &mut reader);
+        let filters = filters::chain(&manager.http_filters, &path.field("http_filters"), &mut reader);
+        let max_stream_duration = options(&manager, &path, &mut reader);
+        Some(Listener { name: message.name.clone(), routes: routes?, max_stream_duration, filters })
+    });
+    reader.finish(message.name, || Some(Resource::Listener(Arc::new(listener?))))
+}
+
+/// The connection manager of an API listener.
+fn manager(
+    message: &proto::Listener,
+    path: &Path<'_>,
+    reader: &mut Reader<'_>,
+) -> Option<HttpConnectionManager> {
+    let Some(api) = &message.api_listener else {
+        let text = "is required: only listeners of clients are supported, not those of servers";
+        reader.problem(&Path::root().field("api_listener"), text);
+        return None;
+    };
+    let any = api.api_listener.clone().unwrap_or_default();
+    if message_of(&any.type_url) != HttpConnectionManager::full_name() {
+        let expected = HttpConnectionManager::full_name();
+        reader.problem(path, format!("expected {expected}, found type {}", quoted(&any.type_url)));
+        return None;
+    }
+    let decoded = HttpConnectionManager::decode(any.value.as_slice());
+    decoded.map_err(|error| reader.problem(path, format!("cannot be decoded: {error}"))).ok()
+}
+
+fn routes(message: Option<&RouteSpecifier>, path: &Path<'_>, reader: &mut Reader<'_>) -> Option<RouteSource> {
+    match message {
+        Some(RouteSpecifier::RouteConfig(message)) => {
+            let config = route::read(message, &path.field("route_config"), reader);
+            Some(RouteSource::Inline(Arc::new(config)))
+        }
+        Some(RouteSpecifier::Rds(rds)) => {
+            let path = path.field("rds");
+            reader.name(&rds.route_config_name, &path.field("route_config_name"));
+            check_source(rds.config_source.as_ref(), &path.field("config_source"), reader);
+            Some(RouteSource::Rds(rds.route_config_name.clone()))
+        }
+        Some(RouteSpecifier::ScopedRoutes(_)) => {
+            reader.problem(&path.field("scoped_routes"), "is not supported: expected route_config or rds");
+            None
+        }
+        None => {
+            reader.problem(path, "expected route_config or rds, found neither");
+            None
+        }
+    }
+}
+
+fn check_source(message: Option<&ConfigSource>, path: &Path<'_>, reader: &mut Reader<'_>) {
+    let found = match message.and_then(|source| source.config_source_specifier.as_ref()) {
+        Some(ConfigSourceSpecifier::Ads(_) | ConfigSourceSpecifier::Self_(_)) => return,
+        Some(ConfigSourceSpecifier::PathConfigSource(_)) => "path_config_source",
+        None => "neither",
+    };
+    reader.problem(path, format!("expected ads or self, found {found}"));
+}
+
+/// Checks what is said about connections; gives the default for streams.
+fn options(manager: &HttpConnectionManager, path: &Path<'_>, reader: &mut Reader<'_>) -> Option<Duration> {
+    // A41: gRPC does not tell the direct peer from one that a header names.
+    if manager.xff_num_trusted_hops != 0 {
+        let text = format!("expected 0, found {}", manager.xff_num_trusted_hops);
+        reader.problem(&path.field("xff_num_trusted_hops"), text);
+    }
+    if !manager.original_ip_detection_extensions.is_empty() {
+        let text = format!("must be empty, found {}", manager.original_ip_detection_extensions.len());
+        reader.problem(&path.field("original_ip_detection_extensions"), text);
+    }
+    let options = manager.common_http_protocol_options.as_ref()?;
+    let path = path.field("common_http_protocol_options");
+    if options.idle_timeout.is_some() {
+        reader.warn(&path.field("idle_timeout"), "is ignored, as gRPC does");
+    }
+    reader.duration(options.max_stream_duration.as_ref(), &path.field("max_stream_duration"))
 }

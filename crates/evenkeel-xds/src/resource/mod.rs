@@ -6,9 +6,10 @@
 
 mod cluster;
 mod endpoints;
-mod fields;
+pub(crate) mod fields;
 mod listener;
 mod route;
+mod security;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -22,9 +23,11 @@ use crate::bootstrap::ServerConfig;
 use crate::lb::Converters;
 use crate::{Limits, Path, Problems};
 
-pub use cluster::{Cluster, ClusterKind, Security};
+pub use cluster::{Cluster, ClusterKind};
+pub(crate) use fields::quoted;
 pub use listener::{Listener, RouteSource};
 pub use route::{RouteConfig, VirtualHost};
+pub use security::{CertificateSource, Roots, SanKind, SanMatcher, Security};
 
 /// The types of resources that a client asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -1,10 +1,28 @@
 //! Route configurations (RDS).
+//!
+//! One is read whole, also where a virtual host is not ours: every channel of the process may ask for it. Routes that
+//! gRPC cannot serve are skipped, as A28 says, and the warnings name them.
 
+mod action;
+mod domains;
+pub(super) mod filters;
+mod matching;
+pub(super) mod reader;
+mod regexes;
+mod retry;
+
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use evenkeel_proto::envoy::config::route::v3 as proto;
+
+use crate::Path;
 use crate::bootstrap::ServerConfig;
-use crate::resource::{Parsed, Parser, Rejected};
-use crate::{Path, Problems};
+use crate::resource::{Parsed, Parser, Rejected, Resource, fields, quoted};
+use crate::routing::{Action, Overrides, Route};
+use action::{Around, LeftOut};
+use domains::{Domains, Odd};
+use reader::Reader;
 
 /// Virtual hosts with their routes.
 #[derive(Clone, Debug)]
@@ -13,6 +31,7 @@ pub struct RouteConfig {
     pub name: String,
     /// The virtual hosts.
     pub virtual_hosts: Vec<Arc<VirtualHost>>,
+    domains: Domains,
 }
 
 /// The routes for some domains.
@@ -24,15 +43,130 @@ pub struct VirtualHost {
     pub domains: Vec<String>,
     /// The clusters that its routes may choose, each once, in order of appearance.
     pub clusters: Vec<Arc<str>>,
+    /// The routes, in the order in which they are tried.
+    pub routes: Vec<Route>,
+    /// What it says about filters.
+    pub overrides: Overrides,
 }
 
 impl RouteConfig {
-    /// The virtual host for an authority (VAL-R7), if there is one.
-    pub fn virtual_host(&self, _authority: &str) -> Option<&Arc<VirtualHost>> {
-        self.virtual_hosts.first()
+    /// The virtual host for an authority, if there is one: by an exact domain, else the longest `*suffix`, else the longest
+    /// `prefix*`, else `*` (VAL-R7).
+    pub fn virtual_host(&self, authority: &str) -> Option<&Arc<VirtualHost>> {
+        self.virtual_hosts.get(self.domains.find(authority)?)
     }
 }
 
-pub(super) fn parse(_: &[u8], _: &Parser, _: &ServerConfig) -> Result<Parsed, Rejected> {
-    Err(Rejected { name: None, problems: Problems::one(&Path::root(), "placeholder") })
+pub(super) fn parse(bytes: &[u8], parser: &Parser, from: &ServerConfig) -> Result<Parsed, Rejected> {
+    let message: proto::RouteConfiguration = fields::decode(bytes)?;
+    let mut reader = Reader::new(parser, from);
+    reader.name(&message.name, &Path::root().field("name"));
+    let config = read(&message, &Path::root(), &mut reader);
+    reader.finish(message.name, || Some(Resource::RouteConfig(Arc::new(config))))
+}
+
+/// Reads a route configuration that may be a part of another resource; what is wrong is left out, and told to `reader`.
+pub(super) fn read(
+    message: &proto::RouteConfiguration,
+    path: &Path<'_>,
+    reader: &mut Reader<'_>,
+) -> RouteConfig {
+    let mut config =
+        RouteConfig { name: message.name.clone(), virtual_hosts: Vec::new(), domains: Domains::default() };
+    if message.ignore_port_in_host_matching {
+        reader.warn(&path.field("ignore_port_in_host_matching"), "is ignored, as gRPC does");
+    }
+    if !message.typed_per_filter_config.is_empty() {
+        let text = "is ignored: overrides stand in virtual hosts, routes and weighted clusters (A39)";
+        reader.warn(&path.field("typed_per_filter_config"), text);
+    }
+    let hosts = path.field("virtual_hosts");
+    let routes: usize = message.virtual_hosts.iter().map(|host| host.routes.len()).sum();
+    if routes > reader.limits.routes {
+        let text = format!("have {routes} routes; at most {} are allowed", reader.limits.routes);
+        reader.problem(&hosts, text);
+        return config;
+    }
+    let plugins = path.field("cluster_specifier_plugins");
+    let plugins = action::plugins(&message.cluster_specifier_plugins, &plugins, reader);
+    for (i, host) in message.virtual_hosts.iter().enumerate() {
+        let path = hosts.index(i);
+        add_domains(&mut config.domains, i, &host.domains, &path.field("domains"), reader);
+        config.virtual_hosts.push(Arc::new(virtual_host(host, &path, &plugins, reader)));
+    }
+    config
+}
+
+fn add_domains(
+    domains: &mut Domains,
+    host: usize,
+    messages: &[String],
+    path: &Path<'_>,
+    reader: &mut Reader<'_>,
+) {
+    if messages.is_empty() {
+        reader.problem(path, "expected at least one domain, found none");
+    }
+    for (i, domain) in messages.iter().enumerate() {
+        let path = path.index(i);
+        if domain.is_empty() || domain.len() > reader.limits.name_bytes {
+            reader.name(domain, &path);
+            continue;
+        }
+        match domains.add(domain, host) {
+            Ok(()) => {}
+            Err(Odd::Invalid) => {
+                let text = format!("expected a name, *suffix, prefix* or *, found {}", quoted(domain));
+                reader.problem(&path, text);
+            }
+            Err(Odd::Twice) => {
+                reader.warn(&path, &format!("{} stands here twice: the first one counts", quoted(domain)));
+            }
+        }
+    }
+}
+
+fn virtual_host(
+    message: &proto::VirtualHost,
+    path: &Path<'_>,
+    plugins: &BTreeSet<&str>,
+    reader: &mut Reader<'_>,
+) -> VirtualHost {
+    let policy = message.retry_policy.as_ref();
+    let retry = policy.and_then(|policy| retry::read(policy, &path.field("retry_policy"), reader));
+    let around = Around { plugins, retry };
+    let overrides = filters::overrides(&message.typed_per_filter_config, path, reader);
+    let list = path.field("routes");
+    let routes: Vec<Route> = (message.routes.iter().enumerate())
+        .filter_map(|(i, message)| route(message, &list.index(i), &around, reader))
+        .collect();
+    let mut seen = BTreeSet::new();
+    let mut clusters = Vec::new();
+    for route in &routes {
+        let Action::Forward(forward) = &route.action else { continue };
+        let new = forward.clusters.iter().map(|cluster| &cluster.name).filter(|name| seen.insert(*name));
+        clusters.extend(new.cloned());
+    }
+    VirtualHost { name: message.name.clone(), domains: message.domains.clone(), clusters, routes, overrides }
+}
+
+fn route(
+    message: &proto::Route,
+    path: &Path<'_>,
+    around: &Around<'_>,
+    reader: &mut Reader<'_>,
+) -> Option<Route> {
+    let at = path.field("match");
+    let matching = reader.required(message.r#match.as_ref(), &at)?;
+    if !matching.query_parameters.is_empty() {
+        reader.warn(&at.field("query_parameters"), "never match in gRPC: the route is skipped");
+        return None;
+    }
+    let matches = matching::read(matching, &at, reader);
+    let action = action::read(message.action.as_ref(), path, around, reader);
+    if let Err(LeftOut::Skipped) = action {
+        return None;
+    }
+    let overrides = filters::overrides(&message.typed_per_filter_config, path, reader);
+    Some(Route { name: message.name.clone(), matches: matches?, action: action.ok()?, overrides })
 }

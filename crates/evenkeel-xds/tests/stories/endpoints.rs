@@ -1,1 +1,566 @@
-//! Placeholder.
+//! Load assignments: what becomes of endpoints, and what spoils a resource.
+
+use std::sync::Arc;
+
+use evenkeel_core::cluster::EndpointSet;
+use evenkeel_core::{Endpoint, HASH_KEY, Health, Registry};
+use evenkeel_proto::envoy::config::core::v3::address::Address as AddressKind;
+use evenkeel_proto::envoy::config::core::v3::socket_address::{PortSpecifier, Protocol};
+use evenkeel_proto::envoy::config::core::v3::{Address, HealthStatus, Metadata, Pipe, SocketAddress};
+use evenkeel_proto::envoy::config::endpoint::v3::cluster_load_assignment::Policy;
+use evenkeel_proto::envoy::config::endpoint::v3::cluster_load_assignment::policy::DropOverload;
+use evenkeel_proto::envoy::config::endpoint::v3::endpoint::AdditionalAddress;
+use evenkeel_proto::envoy::config::endpoint::v3::lb_endpoint::HostIdentifier;
+use evenkeel_proto::envoy::config::endpoint::v3::{ClusterLoadAssignment, LbEndpoint, LocalityLbEndpoints};
+use evenkeel_proto::envoy::r#type::v3::FractionalPercent;
+use evenkeel_proto::prost::Message as _;
+use evenkeel_proto::prost_types::{Any, Duration, Struct, Value};
+use evenkeel_xds::bootstrap::{ChannelCredentials, ServerConfig, ServerFeatures};
+use evenkeel_xds::resource::{Parsed, Parser, Rejected, Resource, ResourceType};
+use proptest::prelude::*;
+use testkit::resources::{address, any, endpoint, load_assignment, locality};
+
+fn parse_any(any: &Any, parser: &Parser) -> Result<Parsed, Rejected> {
+    let from = ServerConfig {
+        uri: "xds.example:443".into(),
+        credentials: ChannelCredentials::Insecure,
+        features: ServerFeatures::default(),
+    };
+    parser.parse(ResourceType::Endpoints, any, &from)
+}
+
+fn parse(message: &ClusterLoadAssignment) -> Result<(Arc<EndpointSet>, Vec<String>), String> {
+    match parse_any(&any(message), &Parser::new(Registry::empty())) {
+        Ok(Parsed { name, resource: Resource::Endpoints(set), warnings }) => {
+            assert_eq!(name, message.cluster_name);
+            Ok((set, warnings))
+        }
+        Ok(other) => panic!("not endpoints: {other:?}"),
+        Err(rejected) => {
+            assert_eq!(rejected.name.as_deref(), Some(&*message.cluster_name));
+            Err(rejected.problems.to_string())
+        }
+    }
+}
+
+fn accepted(message: &ClusterLoadAssignment) -> Arc<EndpointSet> {
+    let (set, warnings) = parse(message).expect("a good resource");
+    assert_eq!(warnings, [""; 0]);
+    set
+}
+
+fn refused(message: &ClusterLoadAssignment) -> String {
+    parse(message).expect_err("a bad resource")
+}
+
+fn assignment(endpoints: Vec<LocalityLbEndpoints>) -> ClusterLoadAssignment {
+    ClusterLoadAssignment { cluster_name: "c".to_owned(), endpoints, ..ClusterLoadAssignment::default() }
+}
+
+/// One locality with these endpoints.
+fn with(endpoints: Vec<LbEndpoint>) -> ClusterLoadAssignment {
+    assignment(vec![LocalityLbEndpoints { lb_endpoints: endpoints, ..locality("a", 1, 0, &[]) }])
+}
+
+fn dual(all: &[(&str, u16)]) -> LbEndpoint {
+    let mut first = endpoint(all[0].0, all[0].1);
+    if let Some(HostIdentifier::Endpoint(known)) = &mut first.host_identifier {
+        let further =
+            all[1..].iter().map(|(ip, port)| AdditionalAddress { address: Some(address(ip, *port)) });
+        known.additional_addresses = further.collect();
+    }
+    first
+}
+
+fn weighing(weight: u32, port: u16) -> LbEndpoint {
+    LbEndpoint { load_balancing_weight: Some(weight), ..endpoint("10.0.0.1", port) }
+}
+
+fn being(status: HealthStatus, port: u16) -> LbEndpoint {
+    LbEndpoint { health_status: status.into(), ..endpoint("10.0.0.1", port) }
+}
+
+fn at_socket(change: impl FnOnce(&mut SocketAddress)) -> LbEndpoint {
+    let mut socket = SocketAddress {
+        address: "10.0.0.1".to_owned(),
+        port_specifier: Some(PortSpecifier::PortValue(80)),
+        ..SocketAddress::default()
+    };
+    change(&mut socket);
+    at(Some(AddressKind::SocketAddress(socket)))
+}
+
+fn at(address: Option<AddressKind>) -> LbEndpoint {
+    let mut changed = endpoint("10.0.0.1", 1);
+    if let Some(HostIdentifier::Endpoint(known)) = &mut changed.host_identifier {
+        known.address = Some(Address { address });
+    }
+    changed
+}
+
+fn drops(all: &[(&str, u32, i32)]) -> ClusterLoadAssignment {
+    let overload = |(category, numerator, denominator): &(&str, u32, i32)| DropOverload {
+        category: (*category).to_owned(),
+        drop_percentage: Some(FractionalPercent { numerator: *numerator, denominator: *denominator }),
+    };
+    let policy = Policy { drop_overloads: all.iter().map(overload).collect(), ..Policy::default() };
+    ClusterLoadAssignment { policy: Some(policy), ..load_assignment("c", &["10.0.0.1:80"]) }
+}
+
+fn with_metadata(namespace: &str, key: &str, value: impl Into<Value>) -> LbEndpoint {
+    let fields = Struct { fields: [(key.to_owned(), value.into())].into() };
+    let metadata = Metadata {
+        filter_metadata: [(namespace.to_owned(), fields)].into(),
+        typed_filter_metadata: [(namespace.to_owned(), Any::default())].into(),
+    };
+    LbEndpoint { metadata: Some(metadata), ..endpoint("10.0.0.1", 80) }
+}
+
+/// The endpoints of each priority, as text.
+fn shown(set: &EndpointSet) -> Vec<Vec<String>> {
+    let endpoint = |endpoint: &Endpoint| {
+        let weight = endpoint.weight().map(|weight| format!(" x{weight}")).unwrap_or_default();
+        let locality = endpoint.locality().map_or("", |locality| &locality.zone);
+        let share = endpoint.locality_weight().unwrap_or(0);
+        format!("{:?}{weight} in {locality} x{share}", endpoint.addresses())
+    };
+    set.priorities.iter().map(|priority| priority.iter().map(endpoint).collect()).collect()
+}
+
+#[test]
+fn a_load_assignment_becomes_priorities() {
+    let mut first = locality("a", 3, 1, &["10.0.0.1:80", "[2001:DB8::0:1]:443"]);
+    first.lb_endpoints[0].load_balancing_weight = Some(7);
+    let second = locality("b", 5, 0, &["10.0.0.2:80"]);
+    let third = locality("c", u32::MAX - 3, 1, &["10.0.0.3:80"]);
+    let set = accepted(&assignment(vec![first, second, third]));
+    assert_eq!(
+        shown(&set),
+        [
+            vec!["[10.0.0.2:80] in b x5"],
+            vec!["[10.0.0.1:80] x7 in a x3", "[[2001:db8::1]:443] in a x3", "[10.0.0.3:80] in c x4294967292"],
+        ]
+    );
+    assert!(set.drops.is_empty() && set.note.is_none());
+    let localities: Vec<_> = set.priorities[1].iter().map(|e| e.locality().unwrap().clone()).collect();
+    assert!(Arc::ptr_eq(&localities[0], &localities[1]));
+}
+
+/// VAL-E1: a locality without a weight is passed over, whatever is in it, and leaves its priority as if it were not there.
+#[test]
+fn localities_without_a_weight_are_passed_over() {
+    let mut bad = locality("zero", 0, 0, &["10.0.0.9:80"]);
+    bad.lb_endpoints.push(weighing(0, 80));
+    bad.locality = None;
+    let mut unset = locality("unset", 0, 7, &["10.0.0.8:80"]);
+    unset.load_balancing_weight = None;
+    let good = locality("good", 1, 0, &["10.0.0.9:80"]);
+    let set = accepted(&assignment(vec![bad, unset, good]));
+    assert_eq!(shown(&set), [["[10.0.0.9:80] in good x1"]]);
+
+    let only = accepted(&assignment(vec![locality("zero", 0, 0, &["10.0.0.9:80"])]));
+    assert!(only.priorities.is_empty());
+    let gap = [locality("zero", 0, 0, &["10.0.0.1:80"]), locality("good", 1, 1, &["10.0.0.2:80"])];
+    assert_eq!(refused(&assignment(gap.into())), "endpoints: there is a priority 1 but no priority 0");
+}
+
+/// VAL-E2, VAL-E3, fault 34: what the other implementations refuse about localities, and no more.
+#[test]
+fn localities_that_spoil_a_resource() {
+    let max = u32::MAX;
+    let unnamed = LocalityLbEndpoints { locality: None, ..locality("a", 1, 0, &["10.0.0.1:80"]) };
+    for (localities, problem) in [
+        (vec![unnamed], "endpoints[0].locality: must be set"),
+        (
+            vec![locality("a", 1, 0, &["10.0.0.1:80"]), locality("a", 2, 0, &["10.0.0.2:80"])],
+            r#"endpoints[1].locality: the locality "{region=\"\", zone=\"a\", sub_zone=\"\"}" is in priority 0 more than once"#,
+        ),
+        (
+            vec![locality("a", 1, 0, &["10.0.0.1:80"]), locality("a", 2, 2, &["10.0.0.2:80"])],
+            "endpoints: there is a priority 2 but no priority 1",
+        ),
+        (
+            vec![locality("a", 1, max, &["10.0.0.1:80"])],
+            "endpoints: there is a priority 4294967295 but no priority 0",
+        ),
+        (
+            vec![
+                locality("a", max, 0, &["10.0.0.1:80"]),
+                locality("b", 1, 0, &["10.0.0.2:80"]),
+                locality("c", max, 0, &["10.0.0.3:80"]),
+                locality("d", max, 1, &["10.0.0.4:80"]),
+            ],
+            "endpoints[1].load_balancing_weight: the weights of the localities in priority 0 add up to more than 4294967295",
+        ),
+    ] {
+        assert_eq!(refused(&assignment(localities)), problem);
+    }
+    let unnamed = ClusterLoadAssignment { cluster_name: String::new(), ..load_assignment("", &[]) };
+    assert_eq!(refused(&unnamed), "cluster_name: must not be empty");
+}
+
+/// VAL-E4, VAL-E6, EDF-5, fault 34
+#[test]
+fn weights_and_duplicates_that_spoil_a_resource() {
+    let max = u32::MAX;
+    let twice = "the address 10.0.0.1:80 is in the resource more than once";
+    let again = "the address [::1]:80 is in the resource more than once";
+    for (endpoints, problem) in [
+        (vec![weighing(0, 80)], "[0].load_balancing_weight: must be at least 1, found 0".to_owned()),
+        (
+            vec![weighing(max, 80), endpoint("10.0.0.1", 81), weighing(max, 82)],
+            format!(
+                "[1].load_balancing_weight: the weights of the locality's endpoints add up to more than {max}"
+            ),
+        ),
+        (
+            vec![endpoint("10.0.0.1", 80), endpoint("10.0.0.1", 80)],
+            format!("[1].endpoint.address.socket_address: {twice}"),
+        ),
+        (
+            vec![dual(&[("10.0.0.1", 80), ("10.0.0.1", 80)])],
+            format!("[0].endpoint.additional_addresses[0].address.socket_address: {twice}"),
+        ),
+        (
+            vec![dual(&[("10.0.0.1", 80), ("::1", 80), ("0:0:0:0:0:0:0:1", 80)])],
+            format!("[0].endpoint.additional_addresses[1].address.socket_address: {again}"),
+        ),
+        (
+            vec![dual(&[("10.0.0.1", 80), ("::1", 80)]), endpoint("::1", 80)],
+            format!("[1].endpoint.address.socket_address: {again}"),
+        ),
+    ] {
+        assert_eq!(refused(&with(endpoints)), format!("endpoints[0].lb_endpoints{problem}"));
+    }
+    let apart = [locality("a", 1, 0, &["10.0.0.1:80"]), locality("b", 1, 1, &["10.0.0.2:80", "10.0.0.1:80"])];
+    let problem = format!("endpoints[1].lb_endpoints[1].endpoint.address.socket_address: {twice}");
+    assert_eq!(refused(&assignment(apart.into())), problem);
+}
+
+/// VAL-E5, fault 34
+#[test]
+fn addresses_that_spoil_a_resource() {
+    let name = HostIdentifier::EndpointName("e".to_owned());
+    let mut bare = endpoint("10.0.0.1", 80);
+    if let Some(HostIdentifier::Endpoint(known)) = &mut bare.host_identifier {
+        known.address = None;
+    }
+    let pipe = AddressKind::Pipe(Pipe { path: "/tmp/s".to_owned(), mode: 0 });
+    let port = |port| at_socket(|socket| socket.port_specifier = port);
+    for (endpoint, problem) in [
+        (LbEndpoint { host_identifier: Some(name), ..LbEndpoint::default() }, ": must be set"),
+        (LbEndpoint::default(), ": must be set"),
+        (bare, ".address.socket_address: must be set"),
+        (at(None), ".address.socket_address: must be set"),
+        (at(Some(pipe)), ".address.socket_address: must be set"),
+        (
+            port(Some(PortSpecifier::PortValue(0))),
+            ".address.socket_address.port_value: expected a port from 1 to 65535, found 0",
+        ),
+        (
+            port(Some(PortSpecifier::PortValue(65_536))),
+            ".address.socket_address.port_value: expected a port from 1 to 65535, found 65536",
+        ),
+        (
+            port(Some(PortSpecifier::NamedPort("http".to_owned()))),
+            ".address.socket_address.port_value: must be set; found named_port \"http\"",
+        ),
+        (port(None), ".address.socket_address.port_value: must be set"),
+        (
+            at_socket(|socket| socket.protocol = Protocol::Udp.into()),
+            ".address.socket_address.protocol: expected TCP (0), found 1",
+        ),
+    ] {
+        assert_eq!(refused(&with(vec![endpoint])), format!("endpoints[0].lb_endpoints[0].endpoint{problem}"));
+    }
+    for host in ["", "host", "two\nlines", "[::1]", "fe80::1%eth0", "010.0.0.1", "10.0.0.1:80"] {
+        let problem = refused(&with(vec![at_socket(|socket| socket.address = host.to_owned())]));
+        let expected = format!("address: expected an IPv4 or IPv6 address, found {host:?}");
+        assert_eq!(
+            problem,
+            format!("endpoints[0].lb_endpoints[0].endpoint.address.socket_address.{expected}")
+        );
+    }
+}
+
+/// CI-2, fault 34
+#[test]
+fn drops_that_spoil_a_resource() {
+    assert_eq!(refused(&drops(&[("", 1, 0)])), "policy.drop_overloads[0].category: must not be empty");
+    assert_eq!(
+        refused(&drops(&[("lb", 1, 0), ("lb", 1, 3)])),
+        "policy.drop_overloads[1].drop_percentage.denominator: expected HUNDRED, TEN_THOUSAND or MILLION, found 3"
+    );
+    let mut message = drops(&[("lb", 1, 0)]);
+    message.policy.as_mut().unwrap().drop_overloads[0].drop_percentage = None;
+    assert_eq!(refused(&message), "policy.drop_overloads[0].drop_percentage: must be set");
+}
+
+/// VAL-E3, VAL-E4, VAL-E6, fault 34: the other side of each rule.
+#[test]
+fn what_does_not_spoil_a_resource() {
+    let max = u32::MAX;
+    let cases = [
+        // The same locality in two priorities, with two weights.
+        (vec![locality("a", max, 0, &["10.0.0.1:80"]), locality("a", max, 1, &["10.0.0.2:80"])], 2),
+        (vec![locality("a", max - 1, 0, &["10.0.0.1:80"]), locality("b", 1, 0, &["10.0.0.2:80"])], 2),
+        // Priorities in any order.
+        (vec![locality("a", 1, 1, &["10.0.0.1:80"]), locality("b", 1, 0, &["10.0.0.2:80"])], 2),
+        // The same address with another port.
+        (vec![locality("a", 1, 0, &["10.0.0.1:80", "10.0.0.1:81", "[::ffff:10.0.0.1]:80"])], 3),
+        (
+            vec![LocalityLbEndpoints {
+                lb_endpoints: vec![weighing(max - 1, 80), endpoint("10.0.0.1", 81)],
+                ..locality("a", 1, 0, &[])
+            }],
+            2,
+        ),
+        // Unhealthy endpoints are not looked at, so that one may have the address of its successor.
+        (
+            vec![LocalityLbEndpoints {
+                lb_endpoints: vec![
+                    being(HealthStatus::Draining, 80),
+                    being(HealthStatus::Unhealthy, 80),
+                    LbEndpoint { load_balancing_weight: Some(0), ..being(HealthStatus::Timeout, 80) },
+                    LbEndpoint { host_identifier: None, ..being(HealthStatus::Degraded, 80) },
+                    being(HealthStatus::Healthy, 80),
+                ],
+                ..locality("a", 1, 0, &[])
+            }],
+            1,
+        ),
+    ];
+    for (localities, endpoints) in cases {
+        let set = accepted(&assignment(localities));
+        assert_eq!(set.priorities.iter().map(|priority| priority.iter().count()).sum::<usize>(), endpoints);
+    }
+}
+
+/// VAL-X1, VAL-E9: every problem is told, each with its path, and nothing of a bad resource is used.
+#[test]
+fn all_problems_are_told_at_once() {
+    let mut endpoints = vec![endpoint("10.0.0.1", 80); 3];
+    endpoints[1] = weighing(0, 81);
+    endpoints.push(at_socket(|socket| {
+        socket.address = "here".to_owned();
+        socket.port_specifier = None;
+    }));
+    let mut message = with(endpoints);
+    message.endpoints.push(locality("b", 1, 2, &[]));
+    message.policy = drops(&[("", 1, 9)]).policy;
+    let told = [
+        "policy.drop_overloads[0].category: must not be empty",
+        "policy.drop_overloads[0].drop_percentage.denominator: expected HUNDRED, TEN_THOUSAND or MILLION, found 9",
+        "endpoints[0].lb_endpoints[1].load_balancing_weight: must be at least 1, found 0",
+        "endpoints[0].lb_endpoints[2].endpoint.address.socket_address: the address 10.0.0.1:80 is in the resource more than once",
+        "endpoints[0].lb_endpoints[3].endpoint.address.socket_address.address: expected an IPv4 or IPv6 address, found \"here\"",
+        "endpoints[0].lb_endpoints[3].endpoint.address.socket_address.port_value: must be set",
+        "endpoints: there is a priority 2 but no priority 1",
+    ];
+    assert_eq!(refused(&message), told.join("; "));
+}
+
+/// VAL-E7, fault 26: endpoints that are not well are left out; a priority in which none is left is still a priority.
+#[test]
+fn only_endpoints_that_are_well_are_used() {
+    use HealthStatus::{Degraded, Draining, Healthy, Timeout, Unhealthy, Unknown};
+    let all = [Unknown, Healthy, Unhealthy, Draining, Timeout, Degraded];
+    let mut endpoints: Vec<_> = (1..).zip(all).map(|(port, status)| being(status, port)).collect();
+    endpoints.push(LbEndpoint { health_status: 77, ..endpoint("10.0.0.1", 99) });
+    let set = accepted(&with(endpoints));
+    let well: Vec<_> = set.priorities[0].iter().map(|e| (e.addresses()[0].to_string(), e.health())).collect();
+    let expected = [("10.0.0.1:1".to_owned(), Health::Unknown), ("10.0.0.1:2".to_owned(), Health::Healthy)];
+    assert_eq!(well, expected);
+
+    let sick = [Unhealthy, Draining].map(|status| being(status, 80));
+    let mut message = with(sick.into());
+    message.endpoints.push(locality("b", 1, 1, &[]));
+    message.endpoints.push(locality("b", 1, 2, &["10.0.0.2:80"]));
+    assert_eq!(shown(&accepted(&message)), [vec![], vec![], vec!["[10.0.0.2:80] in b x1"]]);
+}
+
+/// VAL-E8: no endpoints at all are a valid answer.
+#[test]
+fn no_endpoints_are_valid() {
+    assert!(accepted(&assignment(vec![])).priorities.is_empty());
+}
+
+/// EDF-5: a weight that is not set is not known; policies take it as 1.
+#[test]
+fn an_unset_weight_stays_unset() {
+    let set = accepted(&with(vec![endpoint("10.0.0.1", 80), weighing(1, 81), weighing(u32::MAX - 2, 82)]));
+    let weights: Vec<_> = set.priorities[0].iter().map(Endpoint::weight).collect();
+    assert_eq!(weights, [None, Some(1), Some(u32::MAX - 2)]);
+}
+
+/// CI-2: rates become so many in a million, at most all.
+#[test]
+fn drop_rates_are_scaled() {
+    let set = accepted(&drops(&[
+        ("lb", 5, 0),
+        ("throttle", 5, 1),
+        ("few", 5, 2),
+        ("lb", 101, 0),
+        ("all", u32::MAX, 1),
+    ]));
+    let rates: Vec<_> = set.drops.iter().map(|drop| (&*drop.category, drop.requests_per_million)).collect();
+    let expected = [("lb", 50_000), ("throttle", 500), ("few", 5), ("lb", 1_000_000), ("all", 1_000_000)];
+    assert_eq!(rates, expected);
+}
+
+/// RH-15: the hash key comes from the metadata, if it is a text.
+#[test]
+fn hash_keys_come_from_the_metadata() {
+    let key = |endpoint: LbEndpoint| {
+        let (set, warnings) = parse(&with(vec![endpoint])).unwrap();
+        let endpoint = set.priorities[0].iter().next().unwrap().clone();
+        (endpoint.metadata(HASH_KEY).cloned(), warnings)
+    };
+    assert_eq!(key(with_metadata("envoy.lb", "hash_key", "k1")), (Some("k1".into()), vec![]));
+    assert_eq!(key(with_metadata("envoy.lb", "hash_key", "")), (None, vec![]));
+    assert_eq!(key(with_metadata("envoy.lb", "other", "k1")), (None, vec![]));
+    assert_eq!(key(with_metadata("other", "hash_key", "k1")), (None, vec![]));
+    assert_eq!(key(endpoint("10.0.0.1", 80)), (None, vec![]));
+    let warning = r#"endpoints[0].lb_endpoints[0].metadata.filter_metadata["envoy.lb"]["hash_key"]: is ignored: it is not a string"#;
+    assert_eq!(key(with_metadata("envoy.lb", "hash_key", 5.0)), (None, vec![warning.to_owned()]));
+}
+
+/// VAL-E4: further addresses follow the first, in order (A61); host names are kept (A81).
+#[test]
+fn an_endpoint_has_several_addresses_and_a_name() {
+    let mut endpoint = dual(&[("10.0.0.1", 80), ("::1", 80), ("10.0.0.2", 81)]);
+    if let Some(HostIdentifier::Endpoint(known)) = &mut endpoint.host_identifier {
+        known.hostname = "host.example".to_owned();
+    }
+    let set = accepted(&with(vec![endpoint, self::endpoint("10.0.0.3", 80)]));
+    let all: Vec<_> =
+        set.priorities[0].iter().map(|e| (format!("{:?}", e.addresses()), e.hostname())).collect();
+    let first = "[10.0.0.1:80, [::1]:80, 10.0.0.2:81]".to_owned();
+    assert_eq!(all, [(first, Some("host.example")), ("[10.0.0.3:80]".to_owned(), None)]);
+}
+
+#[test]
+fn what_has_no_effect_is_said() {
+    let policy = Policy {
+        overprovisioning_factor: Some(140),
+        endpoint_stale_after: Some(Duration::default()),
+        ..Policy::default()
+    };
+    let message = ClusterLoadAssignment { policy: Some(policy), ..load_assignment("c", &[]) };
+    let (_, warnings) = parse(&message).unwrap();
+    assert_eq!(
+        warnings,
+        ["policy.overprovisioning_factor: is ignored", "policy.endpoint_stale_after: is ignored"]
+    );
+}
+
+#[test]
+fn limits_hold() {
+    let mut parser = Parser::new(Registry::empty());
+    parser.limits.endpoints = 3;
+    parser.limits.name_bytes = 8;
+    let check = |message: &ClusterLoadAssignment| {
+        parse_any(&any(message), &parser).map(|_| ()).map_err(|rejected| rejected.problems.to_string())
+    };
+    let mut message = assignment(vec![
+        locality("a", 1, 0, &["10.0.0.1:80", "10.0.0.2:80"]),
+        locality("b", 1, 0, &["10.0.0.3:80"]),
+    ]);
+    assert_eq!(check(&message), Ok(()));
+    message.endpoints[1].lb_endpoints.push(being(HealthStatus::Unhealthy, 1));
+    assert_eq!(check(&message), Err("endpoints: there are 4 endpoints; at most 3 are allowed".to_owned()));
+
+    let mut long = endpoint("10.0.0.1", 80);
+    if let Some(HostIdentifier::Endpoint(known)) = &mut long.host_identifier {
+        known.hostname = "012345678".to_owned();
+    }
+    let problem = "endpoints[0].lb_endpoints[0].endpoint.hostname: has 9 bytes; at most 8 are allowed";
+    assert_eq!(check(&with(vec![long])), Err(problem.to_owned()));
+    assert!(check(&with(vec![with_metadata("envoy.lb", "hash_key", "012345678")])).is_err());
+    let many: Vec<_> = (1..=101).map(|port| ("10.0.0.1", port)).collect();
+    assert_eq!(check(&with(vec![dual(&many[..100])])), Ok(()));
+    let problem = "endpoints[0].lb_endpoints[0].endpoint.additional_addresses: an endpoint has at most 100 addresses, found 101";
+    assert_eq!(check(&with(vec![dual(&many)])), Err(problem.to_owned()));
+}
+
+/// A hundred thousand endpoints are read in one go, and as many problems are told in few words.
+#[test]
+fn many_endpoints() {
+    let many = |port: fn(u32) -> u32| {
+        let endpoints = (0..100_000_u32).map(|i| {
+            at_socket(|socket| {
+                socket.address = std::net::Ipv4Addr::from(i).to_string();
+                socket.port_specifier = Some(PortSpecifier::PortValue(port(i)));
+            })
+        });
+        with(endpoints.collect())
+    };
+    let set = accepted(&many(|_| 80));
+    assert_eq!(set.priorities[0].iter().count(), 100_000);
+    let problems = refused(&many(|_| 0));
+    assert!(problems.len() < 5_000 && problems.ends_with("; and 99968 more"), "{problems}");
+}
+
+fn generated() -> impl Strategy<Value = ClusterLoadAssignment> {
+    let endpoint = (0..20_u32, 0..4_u32, 0..7_i32, proptest::option::weighted(0.3, 0..3_u32));
+    let endpoint = endpoint.prop_map(|(ip, port, health_status, load_balancing_weight)| LbEndpoint {
+        health_status,
+        load_balancing_weight,
+        ..at_socket(|socket| {
+            socket.address = format!("10.0.0.{ip}");
+            socket.port_specifier = Some(PortSpecifier::PortValue(port));
+        })
+    });
+    let endpoints = proptest::collection::vec(endpoint, 0..4);
+    let locality = ("[ab]", proptest::option::weighted(0.9, 0..3_u32), 0..3_u32, endpoints);
+    let locality = locality.prop_map(|(zone, weight, priority, lb_endpoints)| LocalityLbEndpoints {
+        load_balancing_weight: weight,
+        lb_endpoints,
+        ..self::locality(&zone, 0, priority, &[])
+    });
+    proptest::collection::vec(locality, 0..4).prop_map(assignment)
+}
+
+/// Whether a resource is good, by the letter of A27, A61 and the rule for weights.
+fn is_good(message: &ClusterLoadAssignment) -> bool {
+    let used = || message.endpoints.iter().filter(|locality| locality.load_balancing_weight.unwrap_or(0) > 0);
+    let well = |endpoint: &&LbEndpoint| endpoint.health_status <= 1;
+    let socket = |endpoint: &LbEndpoint| match &endpoint.host_identifier {
+        Some(HostIdentifier::Endpoint(known)) => known.address.clone(),
+        _ => None,
+    };
+    let addresses: Vec<_> = used().flat_map(|l| l.lb_endpoints.iter().filter(well)).map(socket).collect();
+    let mut names: Vec<_> =
+        used().map(|l| (l.priority, l.locality.clone().unwrap_or_default().zone)).collect();
+    let all = names.len();
+    names.sort_unstable();
+    names.dedup();
+    names.len() == all
+        && used().all(|l| l.priority == 0 || used().any(|other| other.priority == l.priority - 1))
+        && addresses.iter().enumerate().all(|(i, address)| !addresses[..i].contains(address))
+        && used().flat_map(|l| l.lb_endpoints.iter().filter(well)).all(|e| {
+            let port_0 = format!("{:?}", socket(e)).contains("PortValue(0)");
+            e.load_balancing_weight != Some(0) && !port_0
+        })
+}
+
+proptest! {
+    /// fault 34: a resource is accepted exactly if no rule forbids it.
+    #[test]
+    fn the_rules_and_the_parser_agree(message in generated()) {
+        prop_assert_eq!(parse(&message).is_ok(), is_good(&message), "{:?}", parse(&message));
+    }
+
+    /// No bytes make it panic, and what is damaged is either refused or good.
+    #[test]
+    fn damaged_bytes_do_no_harm(message in generated(), at in 0..10_000_usize, byte: u8, cut in 0..10_000_usize) {
+        let mut bytes = message.encode_to_vec();
+        let length = bytes.len().max(1);
+        if let Some(changed) = bytes.get_mut(at % length) {
+            *changed = byte;
+        }
+        bytes.truncate(cut % (length * 4));
+        let any = Any { value: bytes, ..any(&message) };
+        let _ = parse_any(&any, &Parser::new(Registry::empty()));
+    }
+}

@@ -1,1 +1,547 @@
-//! Placeholder.
+//! Load reports: the streams to control planes, and the reports of backends.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use evenkeel_core::cluster::BackendMetrics;
+use evenkeel_core::load::{ClusterLoad, LoadStore};
+use evenkeel_core::{CallEnd, Code, Instant, LoadReport, Locality, Rng, Status};
+use evenkeel_proto::envoy::config::core::v3::Node;
+use evenkeel_proto::envoy::config::endpoint::v3::{ClusterStats, UpstreamLocalityStats};
+use evenkeel_proto::envoy::service::load_stats::v3::{LoadStatsRequest, LoadStatsResponse};
+use evenkeel_proto::prost::Message as _;
+use evenkeel_proto::prost_types;
+use evenkeel_xds::lrs::{Effect, Reporter, StreamId};
+use proptest::prelude::*;
+use testkit::secs;
+
+const NODE: &str = "send node \"me\" [\"ours\", \"envoy.lrs.supports_send_all_clusters\"]";
+
+const FITS: &str = "a string takes all";
+
+/// A reporter, its clock, and the last stream that it opened.
+struct Lrs {
+    store: Arc<LoadStore>,
+    reporter: Reporter,
+    now: Instant,
+    stream: Option<StreamId>,
+}
+
+impl Lrs {
+    fn new() -> Lrs {
+        let store = Arc::new(LoadStore::default());
+        let node = Node { id: "me".to_owned(), client_features: vec!["ours".to_owned()], ..Node::default() };
+        let reporter = Reporter::new(node, store.clone(), Rng::fixed(1));
+        Lrs { store, reporter, now: Instant::ORIGIN, stream: None }
+    }
+
+    /// With cluster "c" counting, and its stream open and asked for this.
+    fn reporting(response: &LoadStatsResponse) -> (Lrs, Arc<ClusterLoad>) {
+        let mut lrs = Lrs::new();
+        let load = lrs.cluster("c");
+        assert_eq!(lrs.poll(), ["open lrs"]);
+        assert_eq!(lrs.opened(), [NODE]);
+        assert_eq!(lrs.response(response), [""; 0]);
+        (lrs, load)
+    }
+
+    fn cluster(&self, name: &str) -> Arc<ClusterLoad> {
+        self.store.cluster("lrs", name, None, self.now)
+    }
+
+    /// What to do now, in words.
+    fn poll(&mut self) -> Vec<String> {
+        let effects = self.reporter.poll(self.now);
+        let mut words = Vec::new();
+        for effect in effects {
+            words.push(match effect {
+                Effect::Open { stream, server } => {
+                    self.stream = Some(stream);
+                    format!("open {server}")
+                }
+                Effect::Send { stream, request } => {
+                    assert_eq!(Some(stream), self.stream);
+                    format!("send {}", told(&request))
+                }
+                Effect::Close { stream } => {
+                    assert_eq!(Some(stream), self.stream);
+                    "close".to_owned()
+                }
+                Effect::Warn(text) => format!("warn {text}"),
+                other => panic!("{other:?}"),
+            });
+        }
+        assert_eq!(self.reporter.poll(self.now), [], "a second look asks for nothing");
+        words
+    }
+
+    fn stream(&self) -> StreamId {
+        self.stream.expect("a stream was opened")
+    }
+
+    fn opened(&mut self) -> Vec<String> {
+        self.reporter.handle_opened(self.stream());
+        self.poll()
+    }
+
+    fn response(&mut self, response: &LoadStatsResponse) -> Vec<String> {
+        self.message(&response.encode_to_vec())
+    }
+
+    fn message(&mut self, bytes: &[u8]) -> Vec<String> {
+        self.reporter.handle_message(self.stream(), bytes, self.now);
+        self.poll()
+    }
+
+    fn closed(&mut self, status: &Status) -> Vec<String> {
+        self.reporter.handle_closed(self.stream(), status, self.now);
+        self.poll()
+    }
+
+    /// Lets time go by; what was done, with the time since the start.
+    fn advance(&mut self, by: Duration) -> Vec<(Duration, String)> {
+        let end = self.now + by;
+        let mut done = Vec::new();
+        while let Some(at) = self.reporter.next_deadline().filter(|at| *at <= end) {
+            assert!(at > self.now || !done.is_empty(), "no time goes by");
+            self.now = at;
+            let since = at.since(Instant::ORIGIN);
+            done.extend(self.poll().into_iter().map(|words| (since, words)));
+        }
+        self.now = end;
+        let since = end.since(Instant::ORIGIN);
+        done.extend(self.poll().into_iter().map(|words| (since, words)));
+        done
+    }
+}
+
+/// A request in words.
+fn told(request: &LoadStatsRequest) -> String {
+    let node = request.node.iter().map(|node| format!("node {:?} {:?}", node.id, node.client_features));
+    let parts: Vec<String> = node.chain(request.cluster_stats.iter().map(told_cluster)).collect();
+    if parts.is_empty() { "nothing".to_owned() } else { parts.join("; ") }
+}
+
+fn told_cluster(stats: &ClusterStats) -> String {
+    let interval = stats.load_report_interval.as_ref().expect("every report has one");
+    let interval = Duration::new(interval.seconds as u64, interval.nanos as u32);
+    let service = &stats.cluster_service_name;
+    let mut words = format!("{}/{service} {interval:?}", stats.cluster_name);
+    for drops in &stats.dropped_requests {
+        write!(words, " {} dropped {}", drops.dropped_count, drops.category).expect(FITS);
+    }
+    if stats.total_dropped_requests > 0 {
+        write!(words, " {} dropped", stats.total_dropped_requests).expect(FITS);
+    }
+    for locality in &stats.upstream_locality_stats {
+        words += &told_locality(locality);
+    }
+    words
+}
+
+fn told_locality(stats: &UpstreamLocalityStats) -> String {
+    let place = stats.locality.as_ref().expect("every entry has one");
+    let mut words = format!(
+        " {}.{}.{}: {} issued {} ok {} failed {} open",
+        place.region,
+        place.zone,
+        place.sub_zone,
+        stats.total_issued_requests,
+        stats.total_successful_requests,
+        stats.total_error_requests,
+        stats.total_requests_in_progress,
+    );
+    let own = [&stats.cpu_utilization, &stats.mem_utilization, &stats.application_utilization];
+    for (name, sum) in ["cpu", "mem", "app"].into_iter().zip(own) {
+        if let Some(sum) = sum {
+            write!(words, " {name} {}/{}", sum.total_metric_value, sum.num_requests_finished_with_metric)
+                .expect(FITS);
+        }
+    }
+    for sum in &stats.load_metric_stats {
+        let count = sum.num_requests_finished_with_metric;
+        write!(words, " {} {}/{count}", sum.metric_name, sum.total_metric_value).expect(FITS);
+    }
+    words
+}
+
+/// "Report all clusters, this often."
+fn all(every: i64) -> LoadStatsResponse {
+    LoadStatsResponse {
+        send_all_clusters: true,
+        load_reporting_interval: Some(prost_types::Duration { seconds: every, nanos: 0 }),
+        ..LoadStatsResponse::default()
+    }
+}
+
+/// "Report these clusters, this often."
+fn only(clusters: &[&str], every: i64) -> LoadStatsResponse {
+    LoadStatsResponse {
+        clusters: clusters.iter().map(|name| (*name).to_owned()).collect(),
+        load_reporting_interval: Some(prost_types::Duration { seconds: every, nanos: 0 }),
+        ..LoadStatsResponse::default()
+    }
+}
+
+/// A call to a zone of the cluster that ended like this.
+fn call(load: &ClusterLoad, zone: &str, metrics: &BackendMetrics, code: Code, report: Option<&LoadReport>) {
+    let locality = Arc::new(Locality { zone: zone.to_owned(), ..Locality::default() });
+    let load = load.locality(Some(&locality), metrics);
+    load.start();
+    load.finish(&CallEnd::Finished { code, at: Instant::ORIGIN, load: report });
+}
+
+fn ok(load: &ClusterLoad) {
+    call(load, "z", &BackendMetrics::default(), Code::Ok, None);
+}
+
+fn at(seconds: u64, words: &str) -> (Duration, String) {
+    (secs(seconds), words.to_owned())
+}
+
+/// LRS-1, LRS-2: a stream is opened once a cluster reports to the server; it says who we are and waits.
+#[test]
+fn says_who_we_are_and_waits() {
+    let mut lrs = Lrs::new();
+    assert_eq!(lrs.poll(), [""; 0]);
+    assert_eq!(lrs.reporter.next_deadline(), None);
+    let load = lrs.cluster("c");
+    assert_eq!(lrs.poll(), ["open lrs"]);
+    ok(&load);
+    assert_eq!(lrs.opened(), [NODE]);
+    assert_eq!(lrs.opened(), [""; 0], "once");
+    assert_eq!(lrs.advance(secs(1_000)), []);
+    assert_eq!(lrs.response(&all(5)), [""; 0]);
+    let report = "send c/ 1005s .z.: 1 issued 1 ok 0 failed 0 open";
+    assert_eq!(lrs.advance(secs(5)), [at(1_005, report)]);
+}
+
+/// LRS-2: the feature is not said twice.
+#[test]
+fn a_feature_that_is_there_is_not_added() {
+    let features = vec!["envoy.lrs.supports_send_all_clusters".to_owned()];
+    let node = Node { client_features: features.clone(), ..Node::default() };
+    let store = Arc::new(LoadStore::default());
+    let mut reporter = Reporter::new(node, store.clone(), Rng::fixed(1));
+    let _load = store.cluster("lrs", "c", None, Instant::ORIGIN);
+    let [Effect::Open { stream, .. }] = reporter.poll(Instant::ORIGIN)[..] else { panic!() };
+    reporter.handle_opened(stream);
+    let effects = reporter.poll(Instant::ORIGIN);
+    let [Effect::Send { request, .. }] = &effects[..] else { panic!("{effects:?}") };
+    assert_eq!(request.node.as_ref().unwrap().client_features, features);
+}
+
+/// LRS-3: what is shorter than a second, missing or no duration becomes a second.
+#[test]
+fn intervals_are_held_to_a_second() {
+    let interval = |seconds, nanos| Some(prost_types::Duration { seconds, nanos });
+    for (given, expected, warns) in [
+        (interval(7, 500_000_000), 7_500, false),
+        (interval(1, 0), 1_000, false),
+        (interval(0, 999_999_999), 1_000, false),
+        (interval(0, 0), 1_000, false),
+        (None, 1_000, false),
+        (interval(-1, 0), 1_000, true),
+        (interval(5, -1), 1_000, true),
+        (interval(i64::MAX, 0), 1_000, true),
+        (interval(1, i32::MAX), 1_000, true),
+    ] {
+        let mut lrs = Lrs::new();
+        let _load = lrs.cluster("c");
+        lrs.poll();
+        lrs.opened();
+        let response = LoadStatsResponse { load_reporting_interval: given, ..all(0) };
+        let warnings = lrs.response(&response);
+        assert_eq!(warnings.len(), usize::from(warns), "{given:?} {warnings:?}");
+        assert!(warnings.iter().all(|text| text.contains("load_reporting_interval: expected seconds")));
+        let due = lrs.reporter.next_deadline();
+        assert_eq!(due, Some(Instant::ORIGIN + Duration::from_millis(expected)), "{given:?}");
+        assert_eq!(lrs.advance(Duration::from_millis(expected)).len(), 1);
+    }
+    // The longest that protobuf knows is far away, and no more than that.
+    let (lrs, _load) = Lrs::reporting(&all(315_576_000_000));
+    assert!(lrs.reporter.next_deadline() > Some(Instant::ORIGIN + secs(1 << 33)));
+}
+
+/// LRS-3: reports are for the clusters that were asked for, and another answer counts at once.
+#[test]
+fn only_clusters_that_are_asked_for_are_reported() {
+    let (mut lrs, c) = Lrs::reporting(&only(&["c", "absent"], 10));
+    let d = lrs.cluster("d");
+    ok(&c);
+    ok(&d);
+    assert_eq!(lrs.advance(secs(10)), [at(10, "send c/ 10s .z.: 1 issued 1 ok 0 failed 0 open")]);
+    lrs.now += secs(4);
+    assert_eq!(lrs.response(&only(&["d"], 10)), [""; 0]);
+    ok(&c);
+    assert_eq!(lrs.advance(secs(6)), [at(20, "send d/ 20s .z.: 1 issued 1 ok 0 failed 0 open")]);
+    // A shorter interval counts from the last report.
+    lrs.now += secs(3);
+    assert_eq!(lrs.response(&all(2)), ["send c/ 13s .z.: 1 issued 1 ok 0 failed 0 open"]);
+    assert_eq!(lrs.advance(secs(2)), [at(25, "send nothing")]);
+    // No cluster asked for is none reported.
+    ok(&c);
+    assert_eq!(lrs.response(&only(&[], 5)), [""; 0]);
+    assert_eq!(lrs.advance(secs(5)), [at(30, "send nothing")]);
+    lrs.response(&all(5));
+    assert_eq!(lrs.advance(secs(5)), [at(35, "send c/ 10s .z.: 1 issued 1 ok 0 failed 0 open")]);
+}
+
+/// LRS-3: the same answer again, however often, neither delays nor hurries reports.
+#[test]
+fn answers_without_news_change_nothing() {
+    let (mut lrs, _load) = Lrs::reporting(&all(10));
+    for second in 1..10 {
+        assert_eq!(lrs.advance(secs(1)), [], "{second}");
+        assert_eq!(lrs.response(&all(10)), [""; 0]);
+    }
+    assert_eq!(lrs.advance(secs(1)), [at(10, "send nothing")]);
+}
+
+/// LRS-4, LRS-5, LRS-6, LRS-10, LRS-12: everything that a report can say.
+#[test]
+fn a_report_in_full() {
+    let (mut lrs, c) = Lrs::reporting(&all(10));
+    let eds = lrs.store.cluster("lrs", "c", Some("eds"), lrs.now);
+    let some = BackendMetrics {
+        cpu_utilization: true,
+        mem_utilization: true,
+        application_utilization: true,
+        named: ["k".to_owned()].into(),
+        ..BackendMetrics::default()
+    };
+    let every = BackendMetrics { all_named: true, ..BackendMetrics::default() };
+    let report = LoadReport {
+        cpu_utilization: 0.5,
+        mem_utilization: 0.25,
+        application_utilization: 1.5,
+        named_metrics: vec![("k".to_owned(), 2.0), ("l".to_owned(), 3.0)],
+        ..LoadReport::default()
+    };
+    call(&c, "a", &some, Code::Ok, Some(&report));
+    call(&c, "a", &some, Code::Unavailable, Some(&report));
+    call(&c, "a", &every, Code::Ok, Some(&report));
+    call(&c, "b", &BackendMetrics::default(), Code::Ok, Some(&report));
+    let open = eds.locality(None, &BackendMetrics::default());
+    open.start();
+    c.drops(&"lb".into()).count();
+    c.drops(&"lb".into()).count();
+    c.drops(&"throttle".into()).count();
+    c.shed().count();
+    let sent = lrs.advance(Duration::from_millis(10_250));
+    let expected = "send \
+        c/ 10s 2 dropped lb 1 dropped throttle 4 dropped \
+        .a.: 1 issued 1 ok 0 failed 0 open named_metrics.k 2/1 named_metrics.l 3/1 \
+        .a.: 2 issued 1 ok 1 failed 0 open cpu 1/2 mem 0.5/2 app 3/2 named_metrics.k 4/2 \
+        .b.: 1 issued 1 ok 0 failed 0 open; \
+        c/eds 10s ..: 1 issued 0 ok 0 failed 1 open";
+    assert_eq!(sent, [at(10, expected)]);
+    // A report that comes late says so, and covers all of the time since the last.
+    lrs.now += Duration::from_millis(10_500);
+    assert_eq!(lrs.poll(), ["send c/eds 10.75s ..: 0 issued 0 ok 0 failed 1 open"]);
+    open.finish(&CallEnd::Unsent);
+    assert_eq!(lrs.advance(secs(10)), [(Duration::from_millis(30_750), "send nothing".to_owned())]);
+}
+
+/// LRS-7, fault 76: the stream is opened again after a back-off that grows, and counts go on.
+#[test]
+fn a_stream_that_fails_is_opened_again() {
+    for status in [Status::unavailable("gone"), Status::new(Code::Unimplemented, "no such service")] {
+        let mut lrs = Lrs::new();
+        let load = lrs.cluster("c");
+        assert_eq!(lrs.poll(), ["open lrs"]);
+        let mut nominal = 1.0;
+        for attempt in 0..20 {
+            ok(&load);
+            if attempt % 2 == 1 {
+                assert_eq!(lrs.opened(), [NODE]);
+            }
+            let warned = lrs.closed(&status);
+            assert_eq!(warned.len(), usize::from(attempt == 0), "said once");
+            let due = lrs.reporter.next_deadline().unwrap();
+            let wait = due.since(lrs.now).as_secs_f64();
+            assert!((nominal * 0.8..=nominal * 1.2).contains(&wait), "{attempt}: {wait}");
+            lrs.now = Instant::from_nanos(due.as_nanos() - 1);
+            assert_eq!(lrs.poll(), [""; 0]);
+            lrs.now = due;
+            assert_eq!(lrs.poll(), ["open lrs"]);
+            nominal = f64::min(nominal * 1.6, 120.0);
+        }
+        lrs.opened();
+        lrs.response(&all(10));
+        let report = lrs.advance(secs(10));
+        assert!(report[0].1.ends_with(" .z.: 20 issued 20 ok 0 failed 0 open"), "{report:?}");
+        // A response came: from here on it starts anew. The stream was up longer than the first wait.
+        assert_eq!(lrs.closed(&status), ["open lrs"]);
+        lrs.closed(&status);
+        let wait = lrs.reporter.next_deadline().unwrap().since(lrs.now);
+        assert!((0.8..=1.2).contains(&wait.as_secs_f64()), "{wait:?}");
+    }
+}
+
+/// LRS-7: the warning names the server and what it said, cut and escaped.
+#[test]
+fn the_first_failure_is_said() {
+    let mut lrs = Lrs::new();
+    let _load = lrs.cluster("c");
+    lrs.poll();
+    let words = lrs.closed(&Status::unavailable(format!("\u{1b}[31m{}", "x".repeat(10_000))));
+    let shown = format!("\"\\u{{1b}}[31m{}\"", "x".repeat(195));
+    let expected =
+        format!("warn load reports to \"lrs\": the stream ended with Unavailable {shown}; it is tried again");
+    assert_eq!(words, [expected]);
+}
+
+/// LRS-7: a server that answers and hangs up is not called in a loop.
+#[test]
+fn a_server_that_answers_and_hangs_up_is_called_once_a_second() {
+    let mut lrs = Lrs::new();
+    let _load = lrs.cluster("c");
+    let mut opened = lrs.poll().len();
+    while lrs.now < Instant::ORIGIN + secs(100) {
+        lrs.opened();
+        lrs.response(&all(10));
+        assert_eq!(lrs.closed(&Status::new(Code::Ok, "")), [""; 0]);
+        lrs.now = lrs.reporter.next_deadline().unwrap();
+        opened += lrs.poll().len();
+    }
+    assert!((80..=130).contains(&opened), "{opened}");
+}
+
+/// LRS-8: the last report is sent at once, and the stream closed after it.
+#[test]
+fn the_last_report_and_the_end() {
+    let (mut lrs, load) = Lrs::reporting(&all(10));
+    let other = lrs.cluster("d");
+    lrs.now += secs(3);
+    ok(&load);
+    drop(load);
+    assert_eq!(lrs.poll(), [""; 0], "the other cluster still counts");
+    assert_eq!(lrs.advance(secs(7)), [at(10, "send c/ 10s .z.: 1 issued 1 ok 0 failed 0 open")]);
+    ok(&other);
+    drop(other);
+    lrs.now += secs(1);
+    assert_eq!(lrs.poll(), ["send d/ 1s .z.: 1 issued 1 ok 0 failed 0 open", "close"]);
+    assert_eq!((lrs.reporter.next_deadline(), lrs.store.servers()), (None, vec![]));
+    // What is still said of the old stream is ignored.
+    let old = lrs.stream.unwrap();
+    let again = lrs.cluster("c");
+    assert_eq!(lrs.poll(), ["open lrs"]);
+    assert_ne!(lrs.stream, Some(old));
+    lrs.reporter.handle_opened(old);
+    lrs.reporter.handle_message(old, &all(1).encode_to_vec(), lrs.now);
+    lrs.reporter.handle_closed(old, &Status::unavailable("late"), lrs.now);
+    assert_eq!(lrs.poll(), [""; 0]);
+    drop(again);
+}
+
+/// LRS-8: a stream that is not up yet is given a second for the last report; one that is down is not waited for.
+#[test]
+fn the_last_report_is_tried_not_forced() {
+    let counted = |lrs: &mut Lrs| ok(&lrs.cluster("c"));
+    // Nobody counts any more before the stream was even opened.
+    let mut lrs = Lrs::new();
+    counted(&mut lrs);
+    assert_eq!(lrs.poll(), ["open lrs"]);
+    assert_eq!(lrs.opened(), [NODE]);
+    lrs.now += Duration::from_millis(900);
+    let last = "send c/ 900ms .z.: 1 issued 1 ok 0 failed 0 open";
+    assert_eq!(lrs.response(&all(10)), [last, "close"]);
+    // Nothing is heard in time.
+    let mut lrs = Lrs::new();
+    counted(&mut lrs);
+    lrs.poll();
+    lrs.opened();
+    assert_eq!(lrs.advance(secs(1)), [at(1, "close")]);
+    assert_eq!((lrs.reporter.next_deadline(), lrs.store.servers()), (None, vec![]));
+    // The server is down.
+    let mut lrs = Lrs::new();
+    counted(&mut lrs);
+    lrs.poll();
+    assert_eq!(lrs.closed(&Status::unavailable("gone")).len(), 1);
+    assert_eq!((lrs.reporter.next_deadline(), lrs.store.servers()), (None, vec![]));
+    // Somebody counts again in time.
+    let mut lrs = Lrs::new();
+    counted(&mut lrs);
+    lrs.poll();
+    let load = lrs.cluster("c");
+    assert_eq!(lrs.advance(secs(10)), []);
+    drop(load);
+}
+
+/// Servers are told apart.
+#[test]
+fn every_server_has_its_stream() {
+    let store = Arc::new(LoadStore::default());
+    let mut reporter = Reporter::new(Node::default(), store.clone(), Rng::fixed(1));
+    let _loads = ["one", "two"].map(|server| store.cluster(server, "c", None, Instant::ORIGIN));
+    let opened: Vec<_> = reporter
+        .poll(Instant::ORIGIN)
+        .into_iter()
+        .map(|effect| match effect {
+            Effect::Open { stream, server } => (stream, server.to_string()),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(opened.iter().map(|(_, server)| &**server).collect::<Vec<_>>(), ["one", "two"]);
+    assert_ne!(opened[0].0, opened[1].0);
+    for (stream, _) in &opened {
+        reporter.handle_opened(*stream);
+    }
+    reporter.handle_message(opened[1].0, &all(3).encode_to_vec(), Instant::ORIGIN);
+    assert_eq!(reporter.poll(Instant::ORIGIN).len(), 2);
+    let sent = reporter.poll(Instant::ORIGIN + secs(3));
+    assert!(matches!(&sent[..], [Effect::Send { stream, .. }] if *stream == opened[1].0), "{sent:?}");
+}
+
+/// LRS-3: messages that make no sense change nothing and are said; nor does one before its time count.
+#[test]
+fn messages_that_make_no_sense() {
+    let (mut lrs, _load) = Lrs::reporting(&all(10));
+    let words = lrs.message(&[0xff; 3]);
+    assert!(
+        words[0].starts_with("warn load reports to \"lrs\": a response cannot be decoded and is ignored: ")
+    );
+    assert_eq!(lrs.advance(secs(10)), [at(10, "send nothing")]);
+    let response = LoadStatsResponse { report_endpoint_granularity: true, ..all(10) };
+    let words = "warn load reports to \"lrs\": load per endpoint is asked for and not reported: \
+        localities are the smallest unit";
+    assert_eq!(lrs.response(&response), [words]);
+    let mut lrs = Lrs::new();
+    let _load = lrs.cluster("c");
+    lrs.poll();
+    assert_eq!(lrs.response(&all(1)), [""; 0]);
+    assert_eq!(lrs.reporter.next_deadline(), None, "we have not said who we are");
+}
+
+/// fault 76: names of metrics beyond what is kept are said to be missing.
+#[test]
+fn metrics_that_are_left_out_are_said() {
+    let (mut lrs, load) = Lrs::reporting(&all(10));
+    let every = BackendMetrics { all_named: true, ..BackendMetrics::default() };
+    for i in 0..10_000 {
+        let named_metrics = vec![(format!("key{i}"), 1.0)];
+        let report = LoadReport { named_metrics, ..LoadReport::default() };
+        call(&load, "z", &every, Code::Ok, Some(&report));
+    }
+    let words = lrs.advance(secs(10));
+    let warning = "warn load reports to \"lrs\": backends report too many named metrics; \
+        some of cluster \"c\" are left out";
+    assert_eq!((words.len(), &*words[0].1), (2, warning));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// No bytes from a server make the reporter panic, and it goes on reporting.
+    #[test]
+    fn any_response_is_survived(messages in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 1..10)) {
+        let (mut lrs, _load) = Lrs::reporting(&all(10));
+        for message in messages {
+            lrs.message(&message);
+            let due = lrs.reporter.next_deadline().unwrap();
+            prop_assert!(due >= lrs.now);
+        }
+    }
+}

@@ -11,6 +11,7 @@ mod fallback;
 mod graph;
 mod lb;
 mod listener;
+mod load_report;
 mod lrs;
 mod names;
 mod route;

@@ -85,6 +85,7 @@ pub(crate) fn bootstrap(servers: &[&str]) -> Bootstrap {
         certificate_providers: BTreeMap::new(),
         client_default_listener_resource_name_template: "%s".to_owned(),
         server_listener_resource_name_template: None,
+        ignored: Vec::new(),
     }
 }
 

@@ -1,4 +1,10 @@
-//! Load reports: what a backend says about itself (ORCA).
+//! Load: what a backend says about itself (ORCA), and what calls to it add up to for the control plane (LRS).
+
+mod store;
+mod sums;
+
+pub use store::{ClusterLoad, ClusterStats, DropCount, LoadStore, LocalityLoad, LocalityStats};
+pub use sums::Sum;
 
 /// One load report, per call or out of band. Utilisations are shares of capacity, rates are per second; what was not
 /// reported is 0 or absent, as on the wire.

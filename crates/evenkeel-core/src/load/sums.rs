@@ -1,0 +1,133 @@
+//! Sums of the metrics that backends report with their answers (A64, A85).
+//!
+//! A report is added under a lock that is held for as long as a few additions take. There are several such locks for
+//! each locality, and calls take them in turn, so that two calls rarely want the same one.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use crate::LoadReport;
+use crate::cluster::BackendMetrics;
+use crate::fast_map::FastMap;
+
+/// Among how many sets of sums the calls of a locality are spread.
+const SHARDS: usize = 8;
+
+/// How many named metrics a shard tells apart. Names come from backends, and the next report to the control plane may be
+/// long in coming.
+const NAMES: usize = 1_000;
+
+/// A metric over several calls.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Sum {
+    /// How many calls came with the metric.
+    pub count: u64,
+    /// The sum of their values; finite.
+    pub total: f64,
+}
+
+impl Sum {
+    /// A value that is not finite would spoil the sum for all others, so it does not count.
+    fn add(&mut self, value: f64) {
+        if value.is_finite() {
+            self.merge(Sum { count: 1, total: value });
+        }
+    }
+
+    fn merge(&mut self, other: Sum) {
+        self.count += other.count;
+        self.total = (self.total + other.total).clamp(f64::MIN, f64::MAX);
+    }
+
+    /// A utilisation of 0 is one that was not reported: the wire does not tell the two apart.
+    fn add_utilization(&mut self, value: f64) {
+        if value > 0.0 {
+            self.add(value);
+        }
+    }
+}
+
+/// The sums of one locality.
+#[derive(Debug)]
+pub(super) struct Sums {
+    metrics: BackendMetrics,
+    /// None if no metric is wanted.
+    shards: Box<[Mutex<Shard>]>,
+}
+
+#[derive(Debug, Default)]
+struct Shard {
+    cpu_utilization: Sum,
+    mem_utilization: Sum,
+    application_utilization: Sum,
+    named: FastMap<String, Sum>,
+    left_out: u64,
+}
+
+/// What was added up since the last time.
+#[derive(Debug, Default)]
+pub(super) struct Taken {
+    pub(super) cpu_utilization: Sum,
+    pub(super) mem_utilization: Sum,
+    pub(super) application_utilization: Sum,
+    pub(super) named: BTreeMap<String, Sum>,
+    pub(super) left_out: u64,
+}
+
+impl Sums {
+    pub(super) fn new(metrics: &BackendMetrics) -> Sums {
+        let shards = if *metrics == BackendMetrics::default() { 0 } else { SHARDS };
+        Sums { metrics: metrics.clone(), shards: (0..shards).map(|_| Mutex::default()).collect() }
+    }
+
+    pub(super) fn are_wanted(&self) -> bool {
+        !self.shards.is_empty()
+    }
+
+    /// Adds the report of a call; `turn` spreads calls over the shards.
+    pub(super) fn add(&self, report: &LoadReport, turn: u64) {
+        let Some(shard) = self.shards.get(turn as usize % SHARDS) else { return };
+        let shard = &mut *shard.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.metrics.cpu_utilization {
+            shard.cpu_utilization.add_utilization(report.cpu_utilization);
+        }
+        if self.metrics.mem_utilization {
+            shard.mem_utilization.add_utilization(report.mem_utilization);
+        }
+        if self.metrics.application_utilization {
+            shard.application_utilization.add_utilization(report.application_utilization);
+        }
+        for (name, value) in &report.named_metrics {
+            if !self.metrics.all_named && !self.metrics.named.contains(name) {
+                continue;
+            }
+            if let Some(sum) = shard.named.get_mut(name) {
+                sum.add(*value);
+            } else if shard.named.len() < NAMES {
+                shard.named.entry(name.clone()).or_default().add(*value);
+            } else {
+                shard.left_out += 1;
+            }
+        }
+    }
+
+    pub(super) fn take(&self) -> Taken {
+        let mut taken = Taken::default();
+        for shard in &self.shards {
+            let shard = &mut *shard.lock().unwrap_or_else(PoisonError::into_inner);
+            taken.cpu_utilization.merge(std::mem::take(&mut shard.cpu_utilization));
+            taken.mem_utilization.merge(std::mem::take(&mut shard.mem_utilization));
+            taken.application_utilization.merge(std::mem::take(&mut shard.application_utilization));
+            taken.left_out += std::mem::take(&mut shard.left_out);
+            // Names that came stay for the next interval, so that calls find their place made.
+            shard.named.retain(|name, sum| {
+                let sum = std::mem::take(sum);
+                if sum.count > 0 {
+                    taken.named.entry(name.clone()).or_default().merge(sum);
+                }
+                sum.count > 0
+            });
+        }
+        taken
+    }
+}

@@ -1,0 +1,410 @@
+//! `xds_cluster_resolver_experimental`: the endpoints of clusters, as priorities (A37).
+//!
+//! Each discovery mechanism names a leaf cluster and where its endpoints come from. What discovery found there is looked up
+//! in what came with the update; the policy turns it into the config and the endpoints of `priority_experimental`:
+//!
+//! ```text
+//!   priority ─┬─ orders/priority-0 ── (outlier_detection) ── xds_cluster_impl ── the policy of the cluster
+//!             ├─ orders/priority-1 ── ...
+//!             └─ backup/priority-0 ── ...
+//! ```
+//!
+//! The priorities of the mechanisms follow each other. Names follow localities from update to update (A115). Whatever reads
+//! the same as before keeps its allocation, so that only what changed runs. While the endpoints of any mechanism are not
+//! known, what was there before serves, or calls wait.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
+
+use crate::cluster::{EndpointSet, Leaf, LoadReporting, Source};
+use crate::config::{ConfigError, Fields, LbConfig, object};
+use crate::describe::{Description, Look};
+use crate::policy::cluster_impl::{self, ClusterImpl, ClusterImplConfig};
+use crate::policy::outlier_detection::{self, OutlierDetection, OutlierDetectionConfig, OutlierSettings};
+use crate::policy::priority::{self, Priority, PriorityChild, PriorityConfig};
+use crate::policy::{DropCategory, LbState, PickFirst, PickFirstConfig, Policy, PriorityNames, Shown};
+use crate::{Child, Cx, Endpoints, Locality, Status};
+
+/// The name under which the policy is registered, and under which others run it.
+pub(crate) const NAME: &str = "xds_cluster_resolver_experimental";
+
+/// The policy.
+#[derive(Debug, Default)]
+pub struct ClusterResolver {
+    /// What each mechanism contributes, in order.
+    parts: Vec<Part>,
+    plan: Option<Plan>,
+    child: Child,
+    waiting: Shown<()>,
+}
+
+/// Settings of `xds_cluster_resolver_experimental`.
+#[derive(Clone, Debug)]
+pub struct ClusterResolverConfig {
+    /// The clusters, each once, highest priority first.
+    pub mechanisms: Vec<Mechanism>,
+}
+
+/// One cluster, and so where endpoints come from.
+#[derive(Clone, Debug)]
+pub enum Mechanism {
+    /// A cluster with endpoints, under its own policy (A75). Boxed, since the other kind is small.
+    Leaf(Box<Leaf>),
+    /// A cluster of an aggregate that cannot be used, and why: one priority that fails (A74).
+    Unusable {
+        /// Its name.
+        cluster: Arc<str>,
+        /// Why.
+        reason: Status,
+    },
+}
+
+impl Policy for ClusterResolver {
+    type Config = ClusterResolverConfig;
+
+    fn parse(fields: &Fields<'_>) -> Result<ClusterResolverConfig, ConfigError> {
+        let lb_policy = fields.child("xdsLbPolicy")?;
+        let mut mechanisms = Vec::new();
+        let mut names = BTreeSet::new();
+        for mechanism in fields.objects("discoveryMechanisms")? {
+            let leaf = parse_leaf(&mechanism, &lb_policy)?;
+            if !names.insert(leaf.name.clone()) {
+                let problem =
+                    format!("{:?} is listed twice; a cluster has one discovery mechanism", leaf.name);
+                return Err(mechanism.error("cluster", problem));
+            }
+            mechanisms.push(Mechanism::Leaf(Box::new(leaf)));
+        }
+        if mechanisms.is_empty() {
+            return Err(fields.error("discoveryMechanisms", "is required: a list of at least one"));
+        }
+        Ok(ClusterResolverConfig { mechanisms })
+    }
+
+    /// The policy of the first cluster is `xdsLbPolicy`; a cluster with another one carries it itself, which has no
+    /// counterpart in gRPC's config.
+    fn to_json(config: &ClusterResolverConfig) -> Value {
+        let leaves = config.mechanisms.iter().filter_map(Mechanism::leaf);
+        let common = leaves.clone().next().map(|leaf| &leaf.lb_policy);
+        let mechanisms: Vec<Value> = config.mechanisms.iter().map(|each| each.to_json(common)).collect();
+        let fields = [
+            ("discoveryMechanisms", Some(mechanisms.into())),
+            ("xdsLbPolicy", common.map(|policy| json!([policy.to_json()]))),
+        ];
+        object(fields).into()
+    }
+
+    fn reconcile(&mut self, config: &ClusterResolverConfig, _: &Endpoints, cx: &mut Cx<'_>) -> LbState {
+        self.resolve(&config.mechanisms, cx);
+        match &self.plan {
+            Some(plan) => {
+                let scope = cx.scope().clone();
+                let scope = if plan.uses_dns { scope } else { scope.without_reresolution() };
+                self.child.reconcile_in(scope, &plan.config, &plan.groups, cx)
+            }
+            None => self.waiting.show((), |()| LbState::connecting()),
+        }
+    }
+
+    fn describe(&self, look: &Look<'_>) -> Description {
+        let mechanisms: Map<String, Value> =
+            self.parts.iter().map(|part| (part.mechanism.cluster().to_string(), part.describe())).collect();
+        Description::new().detail("mechanisms", mechanisms).child("priority", self.child.describe(look))
+    }
+}
+
+impl ClusterResolver {
+    /// Brings the plan up to date, if the endpoints of all mechanisms are known.
+    fn resolve(&mut self, mechanisms: &[Mechanism], cx: &mut Cx<'_>) {
+        let sets: Vec<_> = mechanisms.iter().map(|mechanism| self.set_of(mechanism, cx)).collect();
+        let Some(sets) = sets.into_iter().collect::<Option<Vec<_>>>() else { return };
+        let is_same = self.parts.len() == sets.len()
+            && self.parts.iter().zip(mechanisms.iter().zip(&sets)).all(|(part, (mechanism, set))| {
+                Arc::ptr_eq(&part.set, set) && part.mechanism.is_same(mechanism)
+            });
+        if is_same {
+            return;
+        }
+        let old = std::mem::take(&mut self.parts).into_iter();
+        let mut old: BTreeMap<_, _> = old.map(|part| (part.mechanism.cluster().clone(), part)).collect();
+        let each = mechanisms.iter().zip(sets);
+        self.parts =
+            each.map(|(mechanism, set)| Part::new(mechanism, set, old.remove(mechanism.cluster()))).collect();
+        self.plan = Some(Plan::new(&self.parts, self.plan.take()));
+    }
+
+    /// The endpoints of a mechanism; those of before if an update says nothing of them (A74).
+    fn set_of(&self, mechanism: &Mechanism, cx: &mut Cx<'_>) -> Option<Arc<EndpointSet>> {
+        let last = self.parts.iter().find(|part| part.mechanism.cluster() == mechanism.cluster());
+        match mechanism {
+            Mechanism::Leaf(leaf) => {
+                let last = last.filter(|last| last.mechanism.leaf().is_some_and(|l| l.source == leaf.source));
+                cx.endpoint_set(&leaf.source).or_else(|| last.map(|last| last.set.clone()))
+            }
+            Mechanism::Unusable { cluster, reason } => {
+                let last = last.filter(|last| last.mechanism.is_same(mechanism));
+                let set = || {
+                    let note = format!("cluster {cluster:?}: {}", reason.message());
+                    Arc::new(EndpointSet::unreachable(note))
+                };
+                Some(last.map_or_else(set, |last| last.set.clone()))
+            }
+        }
+    }
+}
+
+impl ClusterResolverConfig {
+    /// The settings for a cluster that is used by itself.
+    pub(crate) fn of_leaf(leaf: &Leaf) -> ClusterResolverConfig {
+        ClusterResolverConfig { mechanisms: vec![Mechanism::Leaf(Box::new(leaf.clone()))] }
+    }
+
+    /// The config of priority for a cluster that is used by itself.
+    pub(crate) fn priorities(leaf: &Leaf, set: &EndpointSet) -> LbConfig {
+        let mechanism = Mechanism::Leaf(Box::new(leaf.clone()));
+        Plan::new(&[Part::new(&mechanism, Arc::new(set.clone()), None)], None).config
+    }
+}
+
+impl Mechanism {
+    /// The name of the cluster.
+    pub fn cluster(&self) -> &Arc<str> {
+        match self {
+            Mechanism::Leaf(leaf) => &leaf.name,
+            Mechanism::Unusable { cluster, .. } => cluster,
+        }
+    }
+
+    /// The cluster, if it can be used.
+    pub fn leaf(&self) -> Option<&Leaf> {
+        match self {
+            Mechanism::Leaf(leaf) => Some(leaf),
+            Mechanism::Unusable { .. } => None,
+        }
+    }
+
+    fn is_same(&self, other: &Mechanism) -> bool {
+        match (self, other) {
+            (Mechanism::Leaf(a), Mechanism::Leaf(b)) => {
+                a.name == b.name
+                    && a.source == b.source
+                    && a.lb_policy.is_same(&b.lb_policy)
+                    && a.max_concurrent_requests == b.max_concurrent_requests
+                    && a.outlier_detection == b.outlier_detection
+                    && a.load_reporting == b.load_reporting
+            }
+            (
+                Mechanism::Unusable { cluster: a, reason: because },
+                Mechanism::Unusable { cluster: b, reason },
+            ) => a == b && because == reason,
+            _ => false,
+        }
+    }
+
+    fn to_json(&self, common: Option<&LbConfig>) -> Value {
+        let leaf = match self {
+            Mechanism::Leaf(leaf) => leaf,
+            Mechanism::Unusable { cluster, reason } => {
+                return json!({ "cluster": cluster, "unusable": reason.message() });
+            }
+        };
+        let (kind, service, hostname) = match &leaf.source {
+            Source::Eds { service_name, .. } => ("EDS", service_name.as_deref(), None),
+            Source::LogicalDns { hostname } => ("LOGICAL_DNS", None, Some(&**hostname)),
+        };
+        let policy =
+            Some(&leaf.lb_policy).filter(|policy| !common.is_some_and(|common| common.is_same(policy)));
+        let limit = leaf.max_concurrent_requests.filter(|limit| *limit != cluster_impl::DEFAULT_LIMIT);
+        let fields = [
+            ("cluster", Some(leaf.name.to_string().into())),
+            ("type", Some(kind.into())),
+            ("edsServiceName", service.map(Value::from)),
+            ("dnsHostname", hostname.map(Value::from)),
+            ("maxConcurrentRequests", limit.map(Value::from)),
+            ("lrsLoadReportingServer", leaf.load_reporting.as_ref().map(|load| load.server_to_json())),
+            ("outlierDetection", leaf.outlier_detection.as_ref().map(|settings| settings.to_json().into())),
+            ("xdsLbPolicy", policy.map(|policy| json!([policy.to_json()]))),
+        ];
+        object(fields).into()
+    }
+}
+
+fn parse_leaf(fields: &Fields<'_>, lb_policy: &LbConfig) -> Result<Leaf, ConfigError> {
+    let text = |name| Ok(fields.str(name)?.filter(|text| !text.is_empty()).map(Arc::<str>::from));
+    let required = |name, what| text(name)?.ok_or_else(|| fields.error(name, format!("is required: {what}")));
+    let name = required("cluster", "the name of the cluster")?;
+    let source = match fields.value("type").map(|kind| kind.as_str().ok_or(kind)) {
+        None | Some(Ok("EDS")) => {
+            Source::Eds { cluster: name.clone(), service_name: text("edsServiceName")? }
+        }
+        Some(Ok("LOGICAL_DNS")) => Source::LogicalDns {
+            hostname: required("dnsHostname", "a name and a port, \"example.com:443\"")?,
+        },
+        Some(Ok(other)) => {
+            return Err(fields.error("type", format!("expected EDS or LOGICAL_DNS, found {other:?}")));
+        }
+        Some(Err(other)) => {
+            return Err(fields.error("type", format!("expected EDS or LOGICAL_DNS, found {other}")));
+        }
+    };
+    let outlier_detection = fields.object("outlierDetection")?;
+    let lb_policy = match fields.value("xdsLbPolicy") {
+        Some(_) => fields.child("xdsLbPolicy")?,
+        None => lb_policy.clone(),
+    };
+    Ok(Leaf {
+        name,
+        source,
+        lb_policy,
+        max_concurrent_requests: fields.u32("maxConcurrentRequests")?,
+        outlier_detection: outlier_detection.as_ref().map(OutlierSettings::parse).transpose()?,
+        load_reporting: LoadReporting::parse(fields, "lrsLoadReportingServer")?,
+    })
+}
+
+/// What one mechanism contributes, and what it was made from.
+#[derive(Debug)]
+struct Part {
+    mechanism: Mechanism,
+    set: Arc<EndpointSet>,
+    names: PriorityNames<Arc<Locality>>,
+    /// The policy of each priority.
+    config: LbConfig,
+    priorities: Vec<(Arc<str>, Endpoints)>,
+}
+
+impl Part {
+    fn new(mechanism: &Mechanism, set: Arc<EndpointSet>, old: Option<Part>) -> Part {
+        let config = match &old {
+            Some(old) if old.mechanism.is_same(mechanism) && old.set.drops == set.drops => old.config.clone(),
+            _ => policy_of(mechanism, &set.drops),
+        };
+        let (mut names, last) = match old {
+            Some(old) => (old.names, old.priorities),
+            None => (PriorityNames::new(format!("{}/priority-", mechanism.cluster())), Vec::new()),
+        };
+        // A37: no priorities are one priority without endpoints.
+        let nothing = [Endpoints::none()];
+        let priorities = if set.priorities.is_empty() { &nothing[..] } else { &set.priorities[..] };
+        let mut last: BTreeMap<_, _> = last.into_iter().collect();
+        let assigned = names.assign(priorities.iter().map(localities));
+        let priorities = assigned.into_iter().zip(priorities).map(|(name, endpoints)| {
+            let same =
+                last.remove(&name).filter(|last| last.is_same(endpoints) || last.iter().eq(endpoints.iter()));
+            (name, same.unwrap_or_else(|| endpoints.clone()))
+        });
+        Part { mechanism: mechanism.clone(), config, priorities: priorities.collect(), names, set }
+    }
+
+    /// Whether its endpoints come from DNS. Fresh addresses can be had from there only; endpoints from a control plane
+    /// come when they come (A37).
+    fn uses_dns(&self) -> bool {
+        matches!(self.mechanism.leaf().map(|leaf| &leaf.source), Some(Source::LogicalDns { .. }))
+    }
+
+    /// The children of priority. `beside_dns` says whether other parts use DNS: only then must the requests of this one be
+    /// told apart from theirs.
+    fn children(&self, beside_dns: bool) -> impl Iterator<Item = (&Arc<str>, PriorityChild)> {
+        let child = PriorityChild {
+            config: self.config.clone(),
+            ignore_reresolution_requests: beside_dns && !self.uses_dns(),
+            note: self.set.note.clone(),
+        };
+        self.priorities.iter().map(move |(name, _)| (name, child.clone()))
+    }
+
+    fn describe(&self) -> Value {
+        let names: Vec<&str> = self.priorities.iter().map(|(name, _)| &**name).collect();
+        let source = self.mechanism.leaf().map(|leaf| leaf.source.to_string());
+        json!({ "source": source, "priorities": names, "note": self.set.note })
+    }
+}
+
+/// The policy of every priority of a mechanism.
+fn policy_of(mechanism: &Mechanism, drops: &[DropCategory]) -> LbConfig {
+    let Mechanism::Leaf(leaf) = mechanism else {
+        // It has no endpoints, and so fails with the note that says why.
+        return LbConfig::new::<PickFirst>("pick_first", PickFirstConfig::default());
+    };
+    let eds_service_name = match &leaf.source {
+        Source::Eds { service_name, .. } => service_name.clone(),
+        Source::LogicalDns { .. } => None,
+    };
+    let settings = ClusterImplConfig {
+        cluster: leaf.name.clone(),
+        eds_service_name: eds_service_name.unwrap_or_default(),
+        max_concurrent_requests: leaf.max_concurrent_requests.unwrap_or(cluster_impl::DEFAULT_LIMIT),
+        drop_categories: drops.to_vec(),
+        load_reporting: leaf.load_reporting.clone(),
+        child_policy: leaf.lb_policy.clone(),
+    };
+    let child_policy = LbConfig::new::<ClusterImpl>(cluster_impl::NAME, settings);
+    match leaf.outlier_detection.clone() {
+        None => child_policy,
+        Some(settings) => {
+            let settings = OutlierDetectionConfig { settings, child_policy };
+            LbConfig::new::<OutlierDetection>(outlier_detection::NAME, settings)
+        }
+    }
+}
+
+/// The localities of a priority, each once, in the order of its endpoints.
+fn localities(endpoints: &Endpoints) -> Vec<Arc<Locality>> {
+    let mut seen = BTreeSet::new();
+    let mut all = Vec::new();
+    for locality in endpoints.iter().map(|endpoint| endpoint.locality().cloned().unwrap_or_default()) {
+        if seen.insert(locality.clone()) {
+            all.push(locality);
+        }
+    }
+    all
+}
+
+/// What priority is given.
+#[derive(Debug)]
+struct Plan {
+    config: LbConfig,
+    groups: Endpoints,
+    /// Whether any of the endpoints come from DNS; otherwise nobody below can be helped by re-resolution.
+    uses_dns: bool,
+}
+
+impl Plan {
+    fn new(parts: &[Part], old: Option<Plan>) -> Plan {
+        let uses_dns = parts.iter().any(Part::uses_dns);
+        let children = || parts.iter().flat_map(|part| part.children(uses_dns));
+        let settings = PriorityConfig {
+            children: children().map(|(name, child)| (name.clone(), child)).collect(),
+            priorities: children().map(|(name, _)| name.clone()).collect(),
+        };
+        let groups = || parts.iter().flat_map(|part| &part.priorities);
+        let old_groups = old.as_ref().map(|old| old.groups.as_groups()).unwrap_or_default();
+        let same_groups = old_groups.len() == groups().count()
+            && old_groups
+                .iter()
+                .zip(groups())
+                .all(|(old, (name, endpoints))| old.name == *name && old.endpoints.is_same(endpoints));
+        let groups = match &old {
+            Some(old) if same_groups => old.groups.clone(),
+            _ => Endpoints::groups(groups().map(|(name, endpoints)| (name.clone(), endpoints.clone()))),
+        };
+        let last = old.map(|old| old.config);
+        let config = match last.filter(|last| last.settings().is_some_and(|last| are_same(last, &settings))) {
+            Some(last) => last,
+            None => LbConfig::new::<Priority>(priority::NAME, settings),
+        };
+        Plan { config, groups, uses_dns }
+    }
+}
+
+fn are_same(a: &PriorityConfig, b: &PriorityConfig) -> bool {
+    let same_child = |(a, b): (&PriorityChild, &PriorityChild)| {
+        a.config.is_same(&b.config)
+            && a.note == b.note
+            && a.ignore_reresolution_requests == b.ignore_reresolution_requests
+    };
+    // Every child has a priority, so the same priorities mean children of the same names.
+    a.priorities == b.priorities && a.children.values().zip(b.children.values()).all(same_child)
+}

@@ -1,0 +1,521 @@
+//! `cds_experimental`: clusters as discovery found them, alone and in aggregates.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use evenkeel_core::cluster::{BackendMetrics, Cluster, Leaf, LoadReporting, stages};
+use evenkeel_core::policy::{
+    Cds, CdsConfig, ClusterManager, ClusterManagerConfig, FailurePercentageEjection, OutlierSettings,
+};
+use evenkeel_core::{
+    Call, ConfigError, Connectivity, Core, Cx, Description, Endpoints, Fields, Instant, LbConfig, LbState,
+    Look, Policy, Registry, Rng, Shown, Update,
+};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use testkit::{Picked, World, secs};
+
+use crate::discovered::{Discovered, dns, eds, find_all, lb_policy, set, spine};
+
+fn cds(cluster: &str) -> Value {
+    json!([{"cds_experimental": {"cluster": cluster}}])
+}
+
+/// A world in which every backend answers, given these clusters.
+fn world(config: &Value, discovered: &Discovered) -> World {
+    let mut world = World::new(config, Endpoints::none()).all_up();
+    world.clusters(&discovered.0);
+    world.published();
+    world
+}
+
+fn failure(world: &mut World) -> String {
+    world.pick().status().map(ToString::to_string).expect("the call fails")
+}
+
+fn pick_for(world: &mut World, cluster: &str) -> Picked {
+    let entropy = world.entropy();
+    world.pick_call(&Call::new("/test.Service/Method", entropy).with_cluster(cluster))
+}
+
+/// CDS-12: the tree of decision 3, with outlier detection only where it is configured.
+#[test]
+fn a_cluster_has_the_whole_tree() {
+    let policy = lb_policy(
+        &json!([{"xds_wrr_locality_experimental": {"childPolicy": [{"edf_weighted_round_robin": {}}]}}]),
+    );
+    let plain = Leaf { lb_policy: policy, ..eds("orders") };
+    let watched = Leaf { outlier_detection: Some(OutlierSettings::default()), ..plain.clone() };
+    let above = ["cds_experimental", "xds_cluster_resolver_experimental", "priority_experimental"];
+    let below = [
+        "xds_cluster_impl_experimental",
+        "xds_wrr_locality_experimental",
+        "weighted_target_experimental",
+        "edf_weighted_round_robin",
+    ];
+    for (leaf, between) in [(plain, &[][..]), (watched, &["outlier_detection_experimental"])] {
+        let discovered = Discovered::default().with_leaf(leaf, set("a@x b@x | c@y"));
+        let mut world = world(&cds("orders"), &discovered);
+        assert_eq!(spine(&world.describe()), [&above[..], between, &below].concat());
+        assert_eq!(world.letters(4).replace("ab", ""), "");
+        let tree = world.describe();
+        let priority = find_all(&tree, "priority_experimental")["priority"];
+        assert_eq!(priority.details["priorities"], json!(["orders/priority-0", "orders/priority-1"]));
+        world.down("a");
+        world.down("b");
+        assert_eq!(world.letters(2), "cc");
+    }
+}
+
+/// CM-6: calls for a cluster that is gone fail, those that wait for ready too, so that nobody holds on to it.
+#[test]
+fn a_deleted_cluster_fails_its_calls() {
+    let discovered = Discovered::default().with("orders", "a");
+    let mut world = world(&cds("orders"), &discovered);
+    assert_eq!(world.letters(2), "aa");
+    world.clusters(&discovered.clone().with_error("orders", "the control plane deleted it").0);
+    assert_eq!(failure(&mut world), r#"Unavailable: cluster "orders": the control plane deleted it"#);
+    assert_eq!(world.pick().outcome(), "drop");
+    assert_eq!(world.pick_waiting().outcome(), "drop");
+    assert_eq!((world.state(), world.closed()), (Connectivity::TransientFailure, vec!["a".to_owned()]));
+    world.note("node n1");
+    assert_eq!(
+        failure(&mut world),
+        r#"Unavailable: cluster "orders": the control plane deleted it (node n1)"#
+    );
+    world.clusters(&discovered.0);
+    assert_eq!(world.letters(2), "aa");
+}
+
+/// CDS-11: the config is complete, so a cluster that is not there is a mistake, except one that was just asked for.
+#[test]
+fn an_unknown_cluster_is_an_error_unless_dynamic() {
+    let none = Discovered::default();
+    let mut static_one = world(&cds("orders"), &none);
+    assert_eq!(static_one.pick_waiting().outcome(), "drop");
+    assert_eq!(failure(&mut static_one), r#"Unavailable: cluster "orders": discovery knows nothing of it"#);
+    assert_eq!(static_one.core().wanted_clusters().count(), 0);
+
+    let dynamic = json!([{"cds_experimental": {"cluster": "orders", "is_dynamic": true}}]);
+    let mut world = world(&dynamic, &none);
+    let wanted =
+        |world: &mut World| world.core().wanted_clusters().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!((wanted(&mut world), world.pick().outcome()), (vec!["orders".to_owned()], "queue".to_owned()));
+    world.clusters(&none.clone().with("stock", "s").0);
+    assert_eq!((world.published(), world.pick().outcome()), (0, "queue".to_owned()));
+    let found = none.clone().with("orders", "a");
+    world.clusters(&found.0);
+    assert_eq!(world.letters(2), "aa");
+    // Updates that lack it are passed over; one that says that it is gone is not.
+    world.clusters(&none.0);
+    assert_eq!((world.letters(2), wanted(&mut world).len()), ("aa".to_owned(), 1));
+    world.clusters(&none.clone().with_error("orders", "gone").0);
+    assert_eq!(world.pick().outcome(), "drop");
+    world.clusters(&none.0);
+    assert_eq!(world.pick().outcome(), "drop");
+    // The wish ends with the policy that had it, and what is known of one cluster says nothing of another.
+    world.config(&json!([{"cds_experimental": {"cluster": "stock", "isDynamic": true}}]));
+    assert_eq!((wanted(&mut world), world.pick().outcome()), (vec!["stock".to_owned()], "queue".to_owned()));
+    world.config(&cds("orders"));
+    assert!(wanted(&mut world).is_empty());
+}
+
+/// A wish is held as often as there are policies that have it.
+#[test]
+fn a_cluster_is_wanted_until_the_last_one_lets_go() {
+    let dynamic = json!([{"cds_experimental": {"cluster": "orders", "isDynamic": true}}]);
+    let children = |names: &[&str]| {
+        let children: serde_json::Map<_, _> =
+            names.iter().map(|name| (name.to_string(), json!({"childPolicy": dynamic}))).collect();
+        json!([{"xds_cluster_manager_experimental": {"children": children}}])
+    };
+    let mut world = World::new(&children(&["one", "two"]), Endpoints::none());
+    for (names, wanted) in [(&["one", "two"][..], 1), (&["two"], 1), (&["two", "three"], 1), (&[], 0)] {
+        world.config(&children(names));
+        assert_eq!(world.core().wanted_clusters().count(), wanted, "{names:?}");
+    }
+}
+
+/// CDS-5, CDS-12: the leaves of an aggregate in its order, each priority of each leaf in turn.
+#[test]
+fn an_aggregate_tries_its_leaves_in_order() {
+    let discovered = Discovered::default()
+        .with("main", "a | b")
+        .with("spare", "c | d")
+        .with_aggregate("all", &["main", "spare"]);
+    let mut world = world(&cds("all"), &discovered);
+    for address in ["a", "b", "c", "d"] {
+        assert_eq!(world.letters(2), address.repeat(2));
+        world.down(address);
+    }
+    assert_eq!(failure(&mut world), "Unavailable: d: d refused");
+    assert_eq!(world.pick_waiting().outcome(), "queue");
+    world.up("c");
+    world.advance(secs(3));
+    assert_eq!(world.letters(2), "cc");
+    // The order is the aggregate's; the children follow their clusters, and nothing is dialled again.
+    world.dialled();
+    world.clusters(&discovered.clone().with_aggregate("all", &["spare", "main"]).0);
+    assert_eq!((world.letters(2), world.dialled()), ("cc".to_owned(), vec![]));
+    let tree = world.describe();
+    assert_eq!(tree.details["leaves"], json!(["spare", "main"]));
+    let priorities = &find_all(&tree, "priority_experimental")["priority"].details["priorities"];
+    let names = ["spare/priority-0", "spare/priority-1", "main/priority-0", "main/priority-1"];
+    assert_eq!(priorities, &json!(names));
+    // A leaf alone, then an aggregate again: the same cluster resolver goes on.
+    world.clusters(&discovered.clone().with("all", "c").0);
+    assert_eq!(world.letters(2), "cc");
+    world.clusters(&discovered.0);
+    assert_eq!(world.letters(2), "cc");
+}
+
+/// CDS-7: policy, circuit breaker, outlier detection, load reporting and drops are each leaf's own.
+#[test]
+fn each_leaf_has_its_own_settings() {
+    let ejection = OutlierSettings {
+        failure_percentage_ejection: Some(FailurePercentageEjection::default()),
+        ..OutlierSettings::default()
+    };
+    let load = LoadReporting { server: "lrs.example:443".into(), metrics: BackendMetrics::default() };
+    let main = Leaf {
+        lb_policy: lb_policy(&json!([{"pick_first": {}}])),
+        max_concurrent_requests: Some(1),
+        outlier_detection: Some(ejection),
+        load_reporting: Some(Arc::new(load)),
+        ..eds("main")
+    };
+    let discovered = Discovered::default()
+        .with_leaf(main, set("a b"))
+        .with_leaf(dns("spare", "spare.example:443"), set("c d"))
+        .with_aggregate("all", &["main", "spare"]);
+    let mut world = world(&cds("all"), &discovered);
+    assert_eq!(world.letters(2), "aa", "pick_first");
+    let first = world.pick();
+    assert_eq!((first.outcome(), world.pick().outcome()), ("a".to_owned(), "drop".to_owned()));
+    first.finish_ok();
+    world.down("a");
+    world.down("b");
+    assert_eq!(world.pick().outcome(), "queue", "pick_first was idle and tries again");
+    let calls: Vec<_> = (0..4).map(|_| world.pick()).collect();
+    let letters: String = calls.iter().map(Picked::outcome).collect();
+    assert_eq!(letters.replace("cd", "").replace("dc", ""), "", "round_robin without that limit");
+    for call in calls {
+        call.finish_ok();
+    }
+
+    let tree = world.describe();
+    let branches: BTreeMap<&str, Vec<&str>> = find_all(&tree, "priority_experimental")["priority"]
+        .children
+        .iter()
+        .map(|(name, child)| (name.as_str(), spine(child)))
+        .collect();
+    let cluster_impl = "xds_cluster_impl_experimental";
+    let expected = [
+        ("main/priority-0", vec!["outlier_detection_experimental", cluster_impl, "pick_first"]),
+        ("spare/priority-0", vec![cluster_impl, "round_robin"]),
+    ];
+    assert_eq!(branches, expected.into());
+    let config = |name: &str| match discovered.0.clusters[name].as_deref() {
+        Ok(Cluster::Leaf(leaf)) => stages(leaf, &set("a")).priority,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(
+        config("main")["children"]["main/priority-0"],
+        json!({
+            "config": [{"outlier_detection_experimental": {
+                "failurePercentageEjection": {},
+                "childPolicy": [{"xds_cluster_impl_experimental": {
+                    "cluster": "main",
+                    "lrsLoadReportingServer": {"server_uri": "lrs.example:443"},
+                    "maxConcurrentRequests": 1,
+                    "childPolicy": [{"pick_first": {}}],
+                }}],
+            }}],
+            "ignoreReresolutionRequests": false,
+        })
+    );
+    assert_eq!(
+        config("spare")["children"]["spare/priority-0"],
+        json!({
+            "config": [{"xds_cluster_impl_experimental": {
+                "cluster": "spare",
+                "childPolicy": [{"round_robin": {}}],
+            }}],
+            "ignoreReresolutionRequests": false,
+        })
+    );
+}
+
+/// CDS-6: a leaf that cannot be used is a priority that fails; without any that can, calls fail.
+#[test]
+fn a_missing_leaf_is_passed_over() {
+    let discovered = Discovered::default().with("b", "b").with_aggregate("all", &["a", "b", "c"]);
+    let mut world = world(&cds("all"), &discovered);
+    assert_eq!(world.letters(2), "bb");
+    let tree = world.describe();
+    let priority = find_all(&tree, "priority_experimental")["priority"];
+    let states: Vec<_> = priority.children.iter().map(|(name, child)| (name.as_str(), child.state)).collect();
+    let (failed, ready) = (Some(Connectivity::TransientFailure), Some(Connectivity::Ready));
+    assert_eq!(states, [("a/priority-0", failed), ("b/priority-0", ready)], "the third was not needed");
+    // With every other priority down, the last one answers. Those that wait may still wait for the second.
+    world.down("b");
+    assert_eq!(
+        failure(&mut world),
+        r#"Unavailable: no addresses to connect to (cluster "c": discovery knows nothing of it)"#
+    );
+    assert_eq!(
+        (world.pick().outcome(), world.pick_waiting().outcome()),
+        ("fail".to_owned(), "queue".to_owned())
+    );
+    // A leaf comes to be known.
+    world.clusters(&discovered.clone().with("a", "a").0);
+    assert_eq!(world.letters(2), "aa");
+    // No leaf is left; then none was ever there.
+    let none = discovered.clone().without("b").with_error("a", "gone").with_error("c", "refused");
+    world.clusters(&none.0);
+    assert_eq!(
+        failure(&mut world),
+        r#"Unavailable: cluster "all": none of its 3 leaf clusters can be used; the first is "a": gone"#
+    );
+    assert_eq!(world.pick_waiting().outcome(), "drop");
+    world.clusters(&none.with_aggregate("all", &[]).0);
+    assert_eq!(
+        failure(&mut world),
+        r#"Unavailable: cluster "all": it is an aggregate without leaf clusters"#
+    );
+    // Leaves are leaves; an aggregate among them does not run in circles.
+    world.clusters(&Discovered::default().with_aggregate("all", &["all"]).0);
+    assert_eq!(
+        failure(&mut world),
+        "Unavailable: cluster \"all\": none of its 1 leaf clusters can be used; the first is \"all\": it is an \
+         aggregate where a leaf cluster was expected"
+    );
+}
+
+/// CDS-13: calls in flight are counted per cluster, however it is reached.
+#[test]
+fn a_cluster_alone_and_in_an_aggregate_shares_its_circuit_breaker() {
+    let limited = Leaf { max_concurrent_requests: Some(2), ..eds("orders") };
+    let discovered =
+        Discovered::default().with_leaf(limited, set("a | b")).with_aggregate("all", &["orders"]);
+    let config = json!([{"xds_cluster_manager_experimental": {"children": {
+        "alone": {"childPolicy": cds("orders")}, "aggregate": {"childPolicy": cds("all")},
+    }}}]);
+    let mut world = world(&config, &discovered);
+    let mut pick = |name: &str| pick_for(&mut world, name);
+    let (one, two) = (pick("alone"), pick("aggregate"));
+    assert_eq!((one.outcome(), two.outcome()), ("a".to_owned(), "a".to_owned()));
+    assert_eq!(
+        (pick("alone").outcome(), pick("aggregate").outcome()),
+        ("drop".to_owned(), "drop".to_owned())
+    );
+    one.finish_ok();
+    assert_eq!(pick("aggregate").finish_ok(), "a");
+    two.finish_ok();
+}
+
+/// The first service config of S4: cluster names and weights as printed there.
+fn weighted_clusters() -> Value {
+    let targets = |targets: &[(&str, u32)]| {
+        let target = |(name, weight): &(&str, u32)| {
+            (name.to_string(), json!({"weight": weight, "childPolicy": cds(name)}))
+        };
+        let targets: serde_json::Map<_, _> = targets.iter().map(target).collect();
+        json!({"childPolicy": [{"weighted_target_experimental": {"targets": targets}}]})
+    };
+    json!({"loadBalancingConfig": [{"xds_cluster_manager_experimental": {"children": {
+        "cds:cluster_1": {"childPolicy": cds("cluster_1")},
+        "weighted:cluster_1_cluster_2_1": targets(&[("cluster_1", 75), ("cluster_2", 25)]),
+        "weighted:cluster_1_cluster_3_1": targets(&[("cluster_1", 99), ("cluster_3", 1)]),
+    }}}]})
+}
+
+/// The second service config of S4.
+fn bare_clusters() -> Value {
+    let child = |name: &str| json!({"childPolicy": cds(name)});
+    json!({"loadBalancingConfig": [{"xds_cluster_manager_experimental": {"children": {
+        "one": child("one"), "two": child("two"), "zero": child("zero"),
+    }}}]})
+}
+
+/// CM-9: weighted targets of clusters below the manager share by weight.
+#[test]
+fn the_first_config_of_the_walk_through_works() {
+    let config = weighted_clusters();
+    Registry::standard().parse_service_config(&config.to_string()).expect("it is a whole service config");
+    let discovered =
+        Discovered::default().with("cluster_1", "1").with("cluster_2", "2").with("cluster_3", "3");
+    let mut world = world(&config["loadBalancingConfig"], &discovered);
+    let mut shares = |child: &str| {
+        let mut shares: BTreeMap<String, usize> = BTreeMap::new();
+        for _ in 0..10_000 {
+            let outcome = pick_for(&mut world, child).finish_ok();
+            *shares.entry(outcome).or_default() += 1;
+        }
+        shares
+    };
+    assert_eq!(shares("cds:cluster_1"), [("1".to_owned(), 10_000)].into());
+    // Standard deviations: 43 and 10.
+    let second = shares("weighted:cluster_1_cluster_2_1");
+    assert!((2_300..=2_700).contains(&second["2"]) && second["1"] + second["2"] == 10_000, "{second:?}");
+    let third = shares("weighted:cluster_1_cluster_3_1");
+    assert!((50..=150).contains(&third["3"]) && third["1"] + third["3"] == 10_000, "{third:?}");
+    assert_eq!(shares("cluster_2"), [("fail".to_owned(), 10_000)].into(), "there is no child of that name");
+}
+
+/// CM-9
+#[test]
+fn the_second_config_of_the_walk_through_works() {
+    let config = bare_clusters();
+    Registry::standard().parse_service_config(&config.to_string()).expect("it is a whole service config");
+    let discovered = Discovered::default().with("one", "1").with("two", "2");
+    let discovered = discovered.with_error("zero", "nothing refers to it");
+    let mut world = world(&config["loadBalancingConfig"], &discovered);
+    for (child, outcome) in [("one", "1"), ("two", "2"), ("zero", "drop"), ("one", "1")] {
+        assert_eq!(pick_for(&mut world, child).finish_ok(), outcome);
+    }
+}
+
+/// Counts its runs.
+#[derive(Default)]
+struct Counted(Arc<AtomicUsize>, Shown<()>);
+
+impl Policy for Counted {
+    type Config = ();
+
+    fn parse(_: &Fields<'_>) -> Result<(), ConfigError> {
+        Ok(())
+    }
+
+    fn reconcile(&mut self, (): &(), _: &Endpoints, _: &mut Cx<'_>) -> LbState {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        self.1.show((), |()| LbState::connecting())
+    }
+
+    fn describe(&self, _: &Look<'_>) -> Description {
+        Description::new()
+    }
+}
+
+/// One changed cluster among a thousand runs its own policies and no other; an update that changes nothing runs nobody.
+#[test]
+fn only_the_cluster_that_changed_runs() {
+    const ALL: usize = 1_000;
+    let runs = Arc::new(AtomicUsize::new(0));
+    let mut registry = Registry::standard();
+    let shared = runs.clone();
+    registry.register_with("counted", move || Counted(shared.clone(), Shown::default()));
+    let counted = registry.parse(&json!([{"counted": {}}])).expect("it is registered");
+    let leaf = |i: usize| {
+        let lb_policy = counted.clone();
+        Leaf { lb_policy, ..eds(&format!("c{i}")) }
+    };
+    let mut discovered = Discovered::default();
+    for i in 0..ALL {
+        discovered = discovered.with_leaf(leaf(i), set("a b | c"));
+    }
+    let child = |i: usize| {
+        let settings = CdsConfig { cluster: format!("c{i}").into(), is_dynamic: false };
+        (Arc::from(format!("c{i}")), LbConfig::new::<Cds>("cds_experimental", settings))
+    };
+    let settings = ClusterManagerConfig { children: (0..ALL).map(child).collect() };
+    let config = LbConfig::new::<ClusterManager>("xds_cluster_manager_experimental", settings);
+    let mut core = Core::builder(Rng::fixed(1)).build();
+    let now = Instant::ORIGIN;
+    let mut expect = |discovered: &Discovered, expected: usize, what: &str| {
+        let update = Update::new(config.clone(), Endpoints::none());
+        core.update(update.with_clusters(Arc::new(discovered.0.clone())));
+        core.reconcile(now);
+        assert_eq!(runs.swap(0, Ordering::Relaxed), expected, "{what}");
+    };
+    expect(&discovered, ALL, "the first priority of each");
+    expect(&discovered, 0, "the same in another allocation");
+    let more = discovered.clone().with_endpoints("c7", set("a b d | c"));
+    expect(&more, 1, "other endpoints");
+    expect(&more.clone().with_endpoints("c7", set("a b d | c e")), 0, "in a priority that does not run");
+    let fewer = Leaf { max_concurrent_requests: Some(7), ..leaf(8) };
+    let fewer = discovered.clone().with_endpoints("c7", set("a b d | c e")).with_leaf(fewer, set("a b | c"));
+    expect(&fewer, 0, "a limit above the policy, and endpoints that read the same");
+    expect(&fewer.clone().with("other", "x").without("other2"), 0, "a cluster that nobody looks at");
+    expect(&fewer.with_error("c9", "gone"), 0, "a cluster that goes");
+}
+
+#[test]
+fn mistakes_in_the_config_are_named() {
+    let at = "policy \"cds_experimental\": loadBalancingConfig[0].cds_experimental";
+    for (settings, error) in [
+        (json!({}), ".cluster: is required: the name of the cluster"),
+        (json!({"cluster": ""}), ".cluster: is required: the name of the cluster"),
+        (json!({"cluster": 7}), ".cluster: expected a string, found 7"),
+        (json!({"cluster": "a", "isDynamic": "yes"}), ".isDynamic: expected true or false, found \"yes\""),
+    ] {
+        let found = Registry::standard().parse(&json!([{"cds_experimental": settings}])).unwrap_err();
+        assert_eq!(found.to_string(), format!("{at}{error}"));
+    }
+}
+
+/// What is known of an aggregate's leaf: nothing, an error, or its priorities (from DNS if odd), each a set of letters.
+type Leaves = Vec<Option<Result<(bool, Vec<BTreeSet<char>>), ()>>>;
+
+fn leaves() -> impl Strategy<Value = Leaves> {
+    let priority = prop::collection::btree_set(prop::char::range('a', 'f'), 0..3);
+    let priorities = (any::<bool>(), prop::collection::vec(priority, 0..3));
+    let known = prop_oneof![1 => Just(Err(())), 4 => priorities.prop_map(Ok)];
+    prop::collection::vec(prop::option::weighted(0.9, known), 0..4)
+}
+
+/// Each letter is an endpoint, in a zone of its own.
+fn letters(all: &BTreeSet<char>) -> String {
+    let each: Vec<String> = all.iter().map(|c| format!("{c}@{c}")).collect();
+    each.join(" ")
+}
+
+fn discovered(leaves: &Leaves) -> Discovered {
+    let names: Vec<String> = (0..leaves.len()).map(|i| format!("leaf{i}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let mut discovered = Discovered::default().with_aggregate("all", &names);
+    for (name, leaf) in names.into_iter().zip(leaves) {
+        discovered = match leaf {
+            None => discovered,
+            Some(Err(())) => discovered.with_error(name, "no"),
+            Some(Ok((is_dns, priorities))) => {
+                let text: Vec<String> = priorities.iter().map(letters).collect();
+                let mut endpoints = set(&text.join("|"));
+                if priorities.is_empty() {
+                    endpoints.priorities.clear();
+                }
+                let leaf = if *is_dns { dns(name, &format!("{name}:1")) } else { eds(name) };
+                discovered.with_leaf(leaf, endpoints)
+            }
+        };
+    }
+    discovered
+}
+
+/// Where calls should go: to the first priority with endpoints, whatever came before.
+fn expected(leaves: &Leaves) -> BTreeSet<String> {
+    let usable = || leaves.iter().flatten().flatten();
+    let first = usable().flat_map(|(_, priorities)| priorities).find(|priority| !priority.is_empty());
+    match first {
+        Some(priority) => priority.iter().map(ToString::to_string).collect(),
+        None if usable().next().is_some() => ["fail".to_owned()].into(),
+        None => ["drop".to_owned()].into(),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// CDS-6, CDS-12: whatever leaves come, change, fail and go, calls go where the present says; and looking again
+    /// never changes anything, which the world checks after each step.
+    #[test]
+    fn the_present_decides_and_not_the_past(updates in prop::collection::vec(leaves(), 1..6)) {
+        let mut world = World::new(&cds("all"), Endpoints::none()).all_up();
+        for leaves in updates {
+            world.clusters(&discovered(&leaves).0);
+            let picked: BTreeSet<String> = world.picks(12).into_iter().collect();
+            prop_assert_eq!(picked, expected(&leaves), "{:?}", leaves);
+        }
+    }
+}

@@ -1,0 +1,628 @@
+//! `xds_cluster_resolver_experimental`: endpoints of clusters as priorities, and the configs that come of it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use evenkeel_core::cluster::{BackendMetrics, EndpointSet, Leaf, LoadReporting, stages};
+use evenkeel_core::policy::{
+    Cds, CdsConfig, ClusterResolver, ClusterResolverConfig, DropCategory, FailurePercentageEjection,
+    Mechanism, OutlierSettings, SuccessRateEjection,
+};
+use evenkeel_core::{
+    Code, ConfigError, Connectivity, Core, Cx, Description, Endpoint, Endpoints, Fields, LbConfig, LbState,
+    Look, Policy, Registry, Rng, Shown, Status,
+};
+use serde_json::{Value, json};
+use testkit::{World, secs};
+
+use crate::discovered::{Discovered, dns, eds, find_all, lb_policy, set, spine};
+
+/// A config with these discovery mechanisms over round_robin.
+fn config(mechanisms: &Value) -> Value {
+    json!([{"xds_cluster_resolver_experimental": {
+        "discoveryMechanisms": mechanisms, "xdsLbPolicy": [{"round_robin": {}}],
+    }}])
+}
+
+/// One EDS cluster.
+fn orders() -> Value {
+    config(&json!([{"cluster": "orders", "type": "EDS"}]))
+}
+
+fn world(config: &Value, discovered: &Discovered) -> World {
+    let mut world = World::new(config, Endpoints::none()).all_up();
+    world.clusters(&discovered.0);
+    world.published();
+    world
+}
+
+fn failure(world: &mut World) -> String {
+    world.pick().status().map(ToString::to_string).expect("the call fails")
+}
+
+fn priorities(world: &World) -> Vec<String> {
+    let tree = world.describe();
+    let names = &find_all(&tree, "priority_experimental")["priority"].details["priorities"];
+    names.as_array().expect("a list").iter().map(|name| name.as_str().expect("a name").to_owned()).collect()
+}
+
+/// CDS-14: mechanisms in order, as a policy of its own without any cluster resource.
+#[test]
+fn priorities_of_the_mechanisms_follow_each_other() {
+    let config = json!([{"xds_cluster_resolver_experimental": {
+        "discovery_mechanisms": [
+            {"cluster": "orders", "type": "EDS", "eds_service_name": "orders-v2", "max_concurrent_requests": 1},
+            {"cluster": "spare", "type": "LOGICAL_DNS", "dnsHostname": "spare.example:443",
+             "outlierDetection": {"interval": "1s", "failurePercentageEjection": {}}},
+        ],
+        "xds_lb_policy": [{"unknown": {}}, {"round_robin": {}}],
+    }}]);
+    let mut discovered = Discovered::default();
+    let service = Some("orders-v2".into());
+    let source = evenkeel_core::cluster::Source::Eds { cluster: "orders".into(), service_name: service };
+    discovered.0.endpoints.insert(source, Arc::new(set("a | b")));
+    discovered.0.endpoints.insert(dns("spare", "spare.example:443").source, Arc::new(set("c")));
+    let mut world = world(&config, &discovered);
+    let call = world.pick();
+    assert_eq!((call.outcome(), world.pick().outcome()), ("a".to_owned(), "drop".to_owned()));
+    call.finish_ok();
+    assert_eq!(priorities(&world), ["orders/priority-0", "orders/priority-1", "spare/priority-0"]);
+    world.down("a");
+    assert_eq!(world.letters(2), "bb");
+    world.down("b");
+    assert_eq!(world.letters(2), "cc");
+    let tree = world.describe();
+    let gates = find_all(&tree, "xds_cluster_impl_experimental");
+    let details = |name: &str, field: &str| gates[name].details[field].clone();
+    assert_eq!(details("orders/priority-0", "edsServiceName"), "orders-v2");
+    assert_eq!(details("childPolicy", "cluster"), "spare", "below outlier detection");
+    assert_eq!(details("childPolicy", "maxConcurrentRequests"), 1024);
+    assert_eq!(tree.details["mechanisms"]["spare"]["source"], "DNS name \"spare.example:443\"");
+}
+
+/// CDS-9: until endpoints are known, calls wait; a source without any is one priority that fails.
+#[test]
+fn unknown_endpoints_are_waited_for_and_none_fail() {
+    let mut world = world(&orders(), &Discovered::default());
+    assert_eq!((world.state(), world.pick().outcome()), (Connectivity::Connecting, "queue".to_owned()));
+    let empty = Discovered::default().with_leaf(eds("orders"), EndpointSet::default());
+    world.clusters(&empty.0);
+    assert_eq!(priorities(&world), ["orders/priority-0"]);
+    assert_eq!(failure(&mut world), "Unavailable: no endpoints");
+    assert_eq!(
+        (world.pick().outcome(), world.pick_waiting().outcome()),
+        ("fail".to_owned(), "queue".to_owned())
+    );
+    let gone = EndpointSet::unreachable("EDS resource \"orders\" does not exist");
+    world.clusters(&empty.with_endpoints("orders", gone).0);
+    assert_eq!(failure(&mut world), "Unavailable: no endpoints (EDS resource \"orders\" does not exist)");
+    assert_eq!(priorities(&world), ["orders/priority-0"]);
+    let found = Discovered::default().with("orders", "a");
+    world.clusters(&found.0);
+    assert_eq!(world.letters(2), "aa");
+    // An update that says nothing of them leaves them as they were.
+    world.clusters(&Discovered::default().0);
+    assert_eq!((world.letters(2), world.closed()), ("aa".to_owned(), vec![]));
+}
+
+/// A mechanism whose endpoints are not known yet does not take away those that are.
+#[test]
+fn what_was_there_serves_until_all_is_known() {
+    let found = Discovered::default().with("orders", "a");
+    let mut world = world(&orders(), &found);
+    world.config(&config(&json!([{"cluster": "new"}, {"cluster": "orders"}])));
+    assert_eq!((world.letters(2), world.published()), ("aa".to_owned(), 0));
+    world.clusters(&found.with("new", "n").0);
+    assert_eq!(world.letters(2), "nn");
+    assert_eq!(priorities(&world), ["new/priority-0", "orders/priority-0"]);
+    assert!(world.closed().is_empty(), "the child of the other cluster was kept");
+}
+
+/// PR-10: the sequence of A115 from sets of endpoints down to connections.
+#[test]
+fn a_locality_that_moves_keeps_its_child_and_its_connections() {
+    let names = |numbers: &[u32]| numbers.iter().map(|n| format!("orders/priority-{n}")).collect::<Vec<_>>();
+    let found = |priorities: &str| Discovered::default().with("orders", priorities);
+    let mut world = world(&orders(), &found("a@AA b@BB | c@CC d@DD"));
+    for address in ["a", "b"] {
+        world.down(address);
+    }
+    assert_eq!(priorities(&world), names(&[0, 1]));
+    assert_eq!(world.letters(2).replace('d', "c"), "cc");
+    world.dialled();
+    world.clusters(&found("c@CC | d@DD e@EE").0);
+    assert_eq!(priorities(&world), names(&[1, 2]));
+    assert_eq!((world.letters(2), world.dialled()), ("cc".to_owned(), vec![]));
+    assert_eq!(world.state_of("c"), Some(Connectivity::Ready));
+    let mut closed = world.closed();
+    closed.sort_unstable();
+    assert_eq!(closed, ["a", "b", "d"], "the second priority is not needed, and nobody holds its endpoints");
+    world.clusters(&found("a@AA b@BB | c@CC d@DD").0);
+    assert_eq!(priorities(&world), names(&[3, 1]));
+    let mut dialled = world.dialled();
+    dialled.sort_unstable();
+    assert_eq!(dialled, ["a", "b", "d"], "the connection to c is the one from before");
+    // Nothing changed: nothing happens, whatever allocation says it.
+    world.published();
+    world.clusters(&found("a@AA b@BB | c@CC d@DD").0);
+    assert_eq!((priorities(&world), world.published()), (names(&[3, 1]), 0));
+}
+
+/// OD-14: what is an outlier is judged among the endpoints of its priority alone.
+#[test]
+fn each_priority_is_judged_by_itself() {
+    let ejection = json!({
+        "interval": "1s", "maxEjectionPercent": 100,
+        "failurePercentageEjection": {"threshold": 50, "minimumHosts": 2, "requestVolume": 5},
+    });
+    let config = config(&json!([{"cluster": "orders", "outlierDetection": ejection}]));
+    let mut world = world(&config, &Discovered::default().with("orders", "a | b c"));
+    // One endpoint is fewer than two hosts: it is not judged, although the cluster has three endpoints.
+    for round in 0..2 {
+        for _ in 0..20 {
+            let picked = world.pick();
+            let code = if matches!(picked.outcome().as_str(), "a" | "c") { Code::Internal } else { Code::Ok };
+            picked.finish(code, None);
+        }
+        world.advance(secs(1));
+        if round == 0 {
+            assert_eq!(world.letters(2), "aa");
+            world.down("a");
+        }
+    }
+    assert_eq!(world.letters(4), "bbbb", "one of two in the second priority is");
+    let tree = world.describe();
+    let ejected: BTreeMap<_, _> = find_all(&tree, "outlier_detection_experimental")
+        .into_iter()
+        .map(|(name, policy)| (name, policy.details["ejected"].clone()))
+        .collect();
+    assert_eq!(
+        ejected,
+        [("orders/priority-0", json!(0)), ("orders/priority-1", json!(1))]
+            .map(|(n, e)| (n.to_owned(), e))
+            .into()
+    );
+}
+
+/// CDS-10: DNS is asked again when its endpoints fail; endpoints from a control plane come when they come.
+#[test]
+fn only_dns_is_asked_again() {
+    let discovered = Discovered::default()
+        .with("orders", "a")
+        .with_leaf(dns("spare", "spare.example:443"), set("b"))
+        .with_leaf(dns("other", "other.example:443"), set("c"));
+    let mechanisms = json!([
+        {"cluster": "orders"},
+        {"cluster": "spare", "type": "LOGICAL_DNS", "dnsHostname": "spare.example:443"},
+        {"cluster": "other", "type": "LOGICAL_DNS", "dnsHostname": "other.example:443"},
+    ]);
+    let mut world = world(&config(&mechanisms), &discovered);
+    world.down("a");
+    world.advance(secs(30));
+    assert_eq!((world.letters(1), world.reresolutions()), ("b".to_owned(), 0));
+    world.down("b");
+    assert_eq!(world.letters(1), "c");
+    assert_eq!(
+        world.reresolutions(),
+        2,
+        "once for the connection that was lost, once for the attempt that failed"
+    );
+}
+
+/// CDS-10: without any DNS name there is nobody to ask again.
+#[test]
+fn without_dns_nobody_is_asked_again() {
+    let discovered = Discovered::default().with("orders", "a");
+    let mut world = world(&config(&json!([{"cluster": "orders"}])), &discovered);
+    world.down("a");
+    world.advance(secs(30));
+    assert_eq!(world.reresolutions(), 0);
+}
+
+/// LBX-9: failures say what is known of the source of their endpoints, else what the update says.
+#[test]
+fn failures_carry_the_note_of_their_source() {
+    let noted = |priorities: &str, note: &str| EndpointSet { note: Some(note.into()), ..set(priorities) };
+    let discovered = Discovered::default()
+        .with_leaf(eds("orders"), noted("a", "orders: the last update was refused"))
+        .with_leaf(eds("spare"), set("b"));
+    let mut world = world(&orders(), &discovered);
+    world.note("node n1");
+    world.down("a");
+    assert_eq!(failure(&mut world), "Unavailable: a: a refused (orders: the last update was refused)");
+    // The note goes; nothing else does.
+    world.dialled();
+    world.clusters(&discovered.clone().with_endpoints("orders", set("a")).0);
+    assert_eq!(failure(&mut world), "Unavailable: a: a refused (node n1)");
+    assert!(world.dialled().is_empty());
+    world.clusters(&discovered.0);
+    world.config(&config(&json!([{"cluster": "orders"}, {"cluster": "spare"}])));
+    world.down("b");
+    assert_eq!(
+        failure(&mut world),
+        "Unavailable: b: b refused (node n1)",
+        "the note of another source is not taken"
+    );
+}
+
+/// Drops come with the endpoints, and go with them.
+#[test]
+fn drops_are_those_of_the_endpoints() {
+    let all = DropCategory { category: "shed".into(), requests_per_million: 1_000_000 };
+    let shedding = EndpointSet { drops: vec![all], ..set("a") };
+    let discovered = Discovered::default().with("orders", "a");
+    let mut world = world(&orders(), &discovered);
+    assert_eq!(world.letters(2), "aa");
+    world.clusters(&discovered.clone().with_endpoints("orders", shedding).0);
+    assert_eq!(world.picks(2), ["drop", "drop"]);
+    world.clusters(&discovered.0);
+    assert_eq!((world.letters(2), world.closed()), ("aa".to_owned(), vec![]));
+}
+
+/// Connects to nothing; counts its runs under its first endpoint's address.
+struct Counted(Arc<[AtomicUsize; 3]>, Shown<()>);
+
+impl Policy for Counted {
+    type Config = ();
+
+    fn parse(_: &Fields<'_>) -> Result<(), ConfigError> {
+        Ok(())
+    }
+
+    fn reconcile(&mut self, (): &(), endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
+        let first = endpoints.iter().next().map(|endpoint| endpoint.addresses()[0].to_string());
+        let index = ["a", "b", "c"].iter().position(|address| Some(*address) == first.as_deref());
+        self.0[index.expect("one of three")].fetch_add(1, Ordering::Relaxed);
+        let status = cx.unavailable("scripted");
+        self.1.show((), |()| LbState::failing(status))
+    }
+
+    fn describe(&self, _: &Look<'_>) -> Description {
+        Description::new()
+    }
+}
+
+/// One changed priority does not run the others, nor does anything run for a set that reads the same.
+#[test]
+fn only_the_priority_that_changed_runs() {
+    let runs: Arc<[AtomicUsize; 3]> = Arc::default();
+    let shared = runs.clone();
+    let mut registry = Registry::standard();
+    registry.register_with("counted", move || Counted(shared.clone(), Shown::default()));
+    let config = json!([{"xds_cluster_resolver_experimental": {
+        "discoveryMechanisms": [{"cluster": "one"}, {"cluster": "two"}], "xdsLbPolicy": [{"counted": {}}],
+    }}]);
+    let config = registry.parse(&config).expect("it parses");
+    let mut core = Core::builder(Rng::fixed(1)).build();
+    let mut expect = |one: &str, two: EndpointSet, expected: [usize; 3]| {
+        let discovered = Discovered::default().with("one", one).with_leaf(eds("two"), two);
+        let update = evenkeel_core::Update::new(config.clone(), Endpoints::none());
+        core.update(update.with_clusters(Arc::new(discovered.0)));
+        core.reconcile(evenkeel_core::Instant::ORIGIN);
+        let counted = [0, 1, 2].map(|i| runs[i].swap(0, Ordering::Relaxed));
+        assert_eq!(counted, expected, "{one}");
+    };
+    expect("a@x | b@y", set("c"), [1, 1, 1]);
+    expect("a@x | b@y", set("c"), [0, 0, 0]);
+    expect("a@x | b@y d@y", set("c"), [0, 1, 0]);
+    expect("a@x | b@y d@y", set("c e"), [0, 0, 1]);
+    expect("b@y d@y | a@x", set("c e"), [0, 0, 0]);
+    let noted = EndpointSet { note: Some("late".into()), ..set("c e") };
+    expect("b@y d@y | a@x", noted.clone(), [0, 0, 1]);
+    let drop = DropCategory { category: "shed".into(), requests_per_million: 1 };
+    expect("b@y d@y | a@x", EndpointSet { drops: vec![drop], ..noted }, [0, 0, 0]);
+}
+
+/// CDS-14
+#[test]
+fn mistakes_in_the_config_are_named() {
+    let name = "xds_cluster_resolver_experimental";
+    let round_robin = json!([{"round_robin": {}}]);
+    let one = |mechanism: Value| json!({"discoveryMechanisms": [mechanism], "xdsLbPolicy": round_robin});
+    let twice = json!([{"cluster": "a"}, {"cluster": "a"}]);
+    let at = "discoveryMechanisms[0]";
+    let server = "expected a server such as {\"server_uri\": \"example.com:443\"}";
+    for (settings, error) in [
+        (
+            json!({"xdsLbPolicy": round_robin}),
+            "discoveryMechanisms: is required: a list of at least one".to_owned(),
+        ),
+        (
+            json!({"xdsLbPolicy": round_robin, "discoveryMechanisms": []}),
+            "discoveryMechanisms: is required: a list of at least one".to_owned(),
+        ),
+        (
+            json!({"discoveryMechanisms": [{"cluster": "a"}]}),
+            "xdsLbPolicy: is required: a list such as [{\"round_robin\": {}}]".to_owned(),
+        ),
+        (
+            json!({"discoveryMechanisms": twice, "xdsLbPolicy": round_robin}),
+            "discoveryMechanisms[1].cluster: \"a\" is listed twice; a cluster has one discovery mechanism"
+                .to_owned(),
+        ),
+        (one(json!({})), format!("{at}.cluster: is required: the name of the cluster")),
+        (
+            one(json!({"cluster": "a", "type": "STATIC"})),
+            format!("{at}.type: expected EDS or LOGICAL_DNS, found \"STATIC\""),
+        ),
+        (one(json!({"cluster": "a", "type": 3})), format!("{at}.type: expected EDS or LOGICAL_DNS, found 3")),
+        (
+            one(json!({"cluster": "a", "type": "LOGICAL_DNS"})),
+            format!("{at}.dnsHostname: is required: a name and a port, \"example.com:443\""),
+        ),
+        (
+            one(json!({"cluster": "a", "outlierDetection": {"maxEjectionPercent": 101}})),
+            format!(
+                "{at}.outlierDetection.maxEjectionPercent: expected a percentage from 0 to 100, found 101"
+            ),
+        ),
+        (
+            one(json!({"cluster": "a", "lrsLoadReportingServer": ""})),
+            format!("{at}.lrsLoadReportingServer: {server}"),
+        ),
+        (
+            one(json!({"cluster": "a", "lrsLoadReportingServer": {}})),
+            format!("{at}.lrsLoadReportingServer: {server}"),
+        ),
+        (
+            one(json!({"cluster": "a", "lrsLoadReportingServer": {"server_uri": 7}})),
+            format!("{at}.lrsLoadReportingServer.serverUri: expected a string, found 7"),
+        ),
+    ] {
+        let found = Registry::standard().parse(&json!([{name: settings}])).unwrap_err();
+        assert_eq!(found.to_string(), format!("policy \"{name}\": loadBalancingConfig[0].{name}.{error}"));
+    }
+}
+
+/// A settings type to look into what was parsed.
+fn parsed(config: &Value) -> ClusterResolverConfig {
+    let config = Registry::standard().parse(config).expect("it parses");
+    config.settings::<ClusterResolverConfig>().expect("a cluster resolver").clone()
+}
+
+/// CDS-14: what was left unset stays so, and either form of the load reporting server is taken.
+#[test]
+fn mechanisms_are_read_as_they_are() {
+    let config = config(&json!([
+        {"cluster": "a", "lrsLoadReportingServer": {"server_uri": "lrs:1", "channel_creds": []}},
+        {"cluster": "b", "lrsLoadReportingServer": "lrs:2", "outlierDetection": {}},
+        {"cluster": "c", "xdsLbPolicy": [{"pick_first": {}}]},
+    ]));
+    let leaves: Vec<Leaf> = parsed(&config).mechanisms.iter().filter_map(Mechanism::leaf).cloned().collect();
+    let server = |leaf: &Leaf| leaf.load_reporting.as_ref().map(|load| load.server.to_string());
+    assert_eq!(
+        leaves.iter().map(server).collect::<Vec<_>>(),
+        [Some("lrs:1".into()), Some("lrs:2".into()), None]
+    );
+    let detection: Vec<_> = leaves.iter().map(|leaf| leaf.outlier_detection.clone()).collect();
+    assert_eq!(detection, [None, Some(OutlierSettings::default()), None]);
+    assert_eq!(leaves.iter().map(|leaf| leaf.max_concurrent_requests).collect::<Vec<_>>(), [None; 3]);
+    assert_eq!(
+        leaves.iter().map(|leaf| leaf.lb_policy.policy()).collect::<Vec<_>>(),
+        ["round_robin", "round_robin", "pick_first"]
+    );
+}
+
+/// A cluster with every setting.
+fn full() -> Leaf {
+    let outlier_detection = OutlierSettings {
+        interval: secs(5),
+        base_ejection_time: std::time::Duration::from_millis(1_500),
+        max_ejection_time: secs(60),
+        max_ejection_percent: 20,
+        success_rate_ejection: Some(SuccessRateEjection {
+            stdev_factor: 1000,
+            enforcement_percentage: 50,
+            minimum_hosts: 3,
+            request_volume: 10,
+        }),
+        failure_percentage_ejection: Some(FailurePercentageEjection {
+            threshold: 40,
+            enforcement_percentage: 60,
+            minimum_hosts: 4,
+            request_volume: 20,
+        }),
+    };
+    let service_name = Some("orders-v2".into());
+    let load = LoadReporting { server: "lrs:1".into(), metrics: BackendMetrics::default() };
+    Leaf {
+        source: evenkeel_core::cluster::Source::Eds { cluster: "orders".into(), service_name },
+        lb_policy: lb_policy(&json!([{"least_request_experimental": {"choiceCount": 3}}])),
+        max_concurrent_requests: Some(7),
+        outlier_detection: Some(outlier_detection),
+        load_reporting: Some(Arc::new(load)),
+        ..eds("orders")
+    }
+}
+
+/// What is made in code is written as it would be read, and read again as it was.
+#[test]
+fn configs_made_in_code_can_be_written_and_read_again() {
+    let gone = Mechanism::Unusable { cluster: "gone".into(), reason: Status::unavailable("deleted") };
+    let all = [Mechanism::Leaf(Box::new(full())), Mechanism::Leaf(Box::new(dns("spare", "spare:1")))];
+    let made = |mechanisms: Vec<Mechanism>| {
+        let settings = ClusterResolverConfig { mechanisms };
+        LbConfig::new::<ClusterResolver>("xds_cluster_resolver_experimental", settings).to_json()
+    };
+    let resolver = made(all.to_vec());
+    let ejection = json!({
+        "interval": "5s", "baseEjectionTime": "1.5s", "maxEjectionTime": "60s", "maxEjectionPercent": 20,
+        "successRateEjection": {
+            "stdevFactor": 1000, "enforcementPercentage": 50, "minimumHosts": 3, "requestVolume": 10,
+        },
+        "failurePercentageEjection": {
+            "threshold": 40, "enforcementPercentage": 60, "minimumHosts": 4, "requestVolume": 20,
+        },
+    });
+    let least_request = json!([{"least_request_experimental": {"choiceCount": 3}}]);
+    assert_eq!(
+        resolver,
+        json!({"xds_cluster_resolver_experimental": {
+            "discoveryMechanisms": [
+                {
+                    "cluster": "orders", "type": "EDS", "edsServiceName": "orders-v2",
+                    "maxConcurrentRequests": 7, "lrsLoadReportingServer": {"server_uri": "lrs:1"},
+                    "outlierDetection": ejection,
+                },
+                {
+                    "cluster": "spare", "type": "LOGICAL_DNS", "dnsHostname": "spare:1",
+                    "xdsLbPolicy": [{"round_robin": {}}],
+                },
+            ],
+            "xdsLbPolicy": least_request,
+        }})
+    );
+    let again = ClusterResolver::to_json(&parsed(&json!([resolver])));
+    assert_eq!(json!({"xds_cluster_resolver_experimental": again}), resolver);
+    let with_gone = made([&all[..], &[gone]].concat());
+    let last = &with_gone["xds_cluster_resolver_experimental"]["discoveryMechanisms"][2];
+    assert_eq!(last, &json!({"cluster": "gone", "unusable": "deleted"}));
+
+    let drop = DropCategory { category: "shed".into(), requests_per_million: 5 };
+    let priority = stages(&full(), &EndpointSet { drops: vec![drop], ..set("a") }).priority;
+    let mut expected = ejection;
+    expected["childPolicy"] = json!([{"xds_cluster_impl_experimental": {
+        "cluster": "orders", "edsServiceName": "orders-v2", "lrsLoadReportingServer": {"server_uri": "lrs:1"},
+        "maxConcurrentRequests": 7, "dropCategories": [{"category": "shed", "requestsPerMillion": 5}],
+        "childPolicy": least_request,
+    }}]);
+    assert_eq!(
+        priority,
+        json!({
+            "children": {"orders/priority-0": {
+                "config": [{"outlier_detection_experimental": expected}],
+                "ignoreReresolutionRequests": false,
+            }},
+            "priorities": ["orders/priority-0"],
+        })
+    );
+    Registry::standard().parse(&json!([{"priority_experimental": priority}])).expect("it can be read again");
+
+    let cds = |is_dynamic| {
+        LbConfig::new::<Cds>("cds_experimental", CdsConfig { cluster: "orders".into(), is_dynamic }).to_json()
+    };
+    assert_eq!(cds(false), json!({"cds_experimental": {"cluster": "orders"}}));
+    assert_eq!(cds(true), json!({"cds_experimental": {"cluster": "orders", "isDynamic": true}}));
+}
+
+/// What was parsed is written as it was, under its canonical name.
+#[test]
+fn parsed_configs_read_as_they_were_written() {
+    for (given, written) in [
+        (json!([{"round_robin": null}]), json!({"round_robin": {}})),
+        (json!([{"no": {}}, {"pick_first": {"mine": 1}}]), json!({"pick_first": {"mine": 1}})),
+        (
+            json!([{"xds_wrr_locality": {"child_policy": [{"round_robin": {}}]}}]),
+            json!({"xds_wrr_locality_experimental": {"child_policy": [{"round_robin": {}}]}}),
+        ),
+    ] {
+        assert_eq!(lb_policy(&given).to_json(), written);
+    }
+}
+
+/// The custom policy of S2's worked example: whatever `choiceCount` says, calls go round.
+#[derive(Default)]
+struct MyCustomLeastRequest(evenkeel_core::policy::RoundRobin);
+
+impl Policy for MyCustomLeastRequest {
+    type Config = u32;
+
+    fn parse(fields: &Fields<'_>) -> Result<u32, ConfigError> {
+        fields.u32("choiceCount")?.ok_or_else(|| fields.error("choiceCount", "is required"))
+    }
+
+    fn reconcile(&mut self, _: &u32, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
+        self.0.reconcile(&Default::default(), endpoints, cx)
+    }
+
+    fn describe(&self, look: &Look<'_>) -> Description {
+        self.0.describe(look)
+    }
+}
+
+/// REG-8: the four configs of S2's worked example, whole, and the cluster at work with them; without the custom policy,
+/// round_robin.
+#[test]
+fn the_worked_example_stage_by_stage() {
+    let mut registry = Registry::standard();
+    registry.register::<MyCustomLeastRequest>("myorg.MyCustomLeastRequestPolicy");
+    let custom = json!([{"myorg.MyCustomLeastRequestPolicy": {"choiceCount": 2}}]);
+    let wrr_locality = json!([{"xds_wrr_locality_experimental": {"childPolicy": custom}}]);
+    let lb_policy = registry.parse(&wrr_locality).expect("it is registered");
+    let leaf = Leaf { lb_policy, ..eds("ClusterName") };
+    let endpoints = set("a@A:1 b@B:2");
+    let stages = stages(&leaf, &endpoints);
+    assert_eq!(stages.lb_policy_config, wrr_locality);
+    assert_eq!(
+        stages.cluster_resolver,
+        json!({
+            "discoveryMechanisms": [{"cluster": "ClusterName", "type": "EDS"}],
+            "xdsLbPolicy": wrr_locality,
+        })
+    );
+    assert_eq!(
+        stages.priority,
+        json!({
+            "children": {
+                "ClusterName/priority-0": {
+                    "config": [{"xds_cluster_impl_experimental": {
+                        "cluster": "ClusterName",
+                        "childPolicy": wrr_locality,
+                    }}],
+                    "ignoreReresolutionRequests": false,
+                },
+            },
+            "priorities": ["ClusterName/priority-0"],
+        })
+    );
+    assert_eq!(
+        stages.weighted_target,
+        Some(json!({
+            "targets": {
+                "{region=\"\", zone=\"A\", sub_zone=\"\"}": {"weight": 1, "childPolicy": custom},
+                "{region=\"\", zone=\"B\", sub_zone=\"\"}": {"weight": 2, "childPolicy": custom},
+            },
+        }))
+    );
+
+    // The same configs, in a core.
+    let discovered = Discovered::default().with_leaf(leaf, endpoints.clone());
+    let config = json!([{"cds_experimental": {"cluster": "ClusterName"}}]);
+    let core = Core::builder(Rng::fixed(1)).build();
+    let mut world = World::with(core, registry, &config, Endpoints::none()).all_up();
+    world.clusters(&discovered.0);
+    let shares = world.shares(9_000);
+    // The standard deviation is 45.
+    assert!((2_800..=3_200).contains(&shares["a"]) && shares["a"] + shares["b"] == 9_000, "{shares:?}");
+    assert_eq!(spine(&world.describe()).last(), Some(&"myorg.MyCustomLeastRequestPolicy"));
+
+    let either = json!([custom[0], {"round_robin": {}}]);
+    let fallback = lb_policy_of_locality(&either);
+    assert_eq!(
+        evenkeel_core::cluster::stages(&Leaf { lb_policy: fallback, ..eds("ClusterName") }, &set("a@A"))
+            .weighted_target,
+        Some(json!({"targets": {"{region=\"\", zone=\"A\", sub_zone=\"\"}": {
+            "weight": 1, "childPolicy": [{"round_robin": {}}],
+        }}}))
+    );
+}
+
+fn lb_policy_of_locality(child: &Value) -> LbConfig {
+    lb_policy(&json!([{"xds_wrr_locality_experimental": {"childPolicy": child}}]))
+}
+
+/// Other policies than localities by weight have no fourth stage; a source without endpoints has no targets.
+#[test]
+fn stages_of_other_clusters() {
+    assert_eq!(stages(&eds("orders"), &set("a")).weighted_target, None);
+    let leaf = Leaf { lb_policy: lb_policy_of_locality(&json!([{"round_robin": {}}])), ..eds("orders") };
+    let none = stages(&leaf, &EndpointSet::default());
+    assert_eq!(none.weighted_target, Some(json!({"targets": {}})));
+    assert_eq!(none.priority["priorities"], json!(["orders/priority-0"]));
+    let two = EndpointSet {
+        priorities: vec![Endpoints::none(), Endpoints::list([Endpoint::at("a")])],
+        ..EndpointSet::default()
+    };
+    assert_eq!(stages(&leaf, &two).priority["priorities"], json!(["orders/priority-0", "orders/priority-1"]));
+}

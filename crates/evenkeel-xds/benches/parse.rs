@@ -1,0 +1,96 @@
+//! What parsing a resource costs, per endpoint and per route, and whether the cost per item stays as there are more.
+//!
+//! `cargo bench -p evenkeel-xds --bench parse`. Sizes alternate in every round, since machines are noisy, and the best
+//! round of each counts; the ratio is that of the cost per item to the smallest size. A large resource leaves the
+//! processor's caches, so a ratio of two or three is memory; one that grows with the size is a fault of ours.
+
+#![expect(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "a benchmark reads the clock and ends its own process"
+)]
+
+use std::hint::black_box;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use evenkeel_core::Registry;
+use evenkeel_proto::prost_types::Any;
+use evenkeel_xds::bootstrap::{ChannelCredentials, ServerConfig, ServerFeatures};
+use evenkeel_xds::resource::{Parser, Rejected, ResourceType};
+use testkit::resources;
+
+const ROUNDS: usize = 7;
+/// Small resources are parsed so often in a round that as many items are read as in a large one.
+const ITEMS: usize = 20_000;
+
+fn main() -> ExitCode {
+    let endpoints = [100, 1_000, 10_000, 100_000].map(|n| (n, endpoints(n)));
+    let routes = [20, 200, 2_000, 20_000].map(|n| (n, routes(n)));
+    for (what, kind, sizes) in
+        [("endpoint", ResourceType::Endpoints, &endpoints), ("route", ResourceType::RouteConfig, &routes)]
+    {
+        if let Err(rejected) = measure(what, kind, sizes) {
+            eprintln!("nothing to measure, a {kind} is refused: {rejected}");
+            return ExitCode::FAILURE;
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+fn measure(what: &str, kind: ResourceType, sizes: &[(usize, Any)]) -> Result<(), Rejected> {
+    let parser = Parser::new(Registry::standard());
+    let server = ServerConfig {
+        uri: "localhost:18000".into(),
+        credentials: ChannelCredentials::Insecure,
+        features: ServerFeatures::default(),
+    };
+    let mut best = vec![Duration::MAX; sizes.len()];
+    for _ in 0..ROUNDS {
+        for ((n, any), best) in sizes.iter().zip(&mut best) {
+            let times = (ITEMS / n).max(1);
+            let start = Instant::now();
+            for _ in 0..times {
+                black_box(parser.parse(kind, any, &server)?);
+            }
+            *best = (*best).min(start.elapsed() / times as u32);
+        }
+    }
+    println!("{what:>10} {:>12} {:>14} {:>8}", "whole, us", "each, ns", "ratio");
+    let each = |(n, _): &(usize, Any), best: &Duration| best.as_secs_f64() * 1e9 / *n as f64;
+    let smallest = each(&sizes[0], &best[0]);
+    for (size, best) in sizes.iter().zip(&best) {
+        let (whole, each) = (best.as_secs_f64() * 1e6, each(size, best));
+        println!("{:>10} {whole:>12.1} {each:>14.1} {:>8.2}", size.0, each / smallest);
+    }
+    Ok(())
+}
+
+/// Endpoints in localities of a hundred.
+fn endpoints(n: usize) -> Any {
+    let addresses: Vec<_> =
+        (0..n).map(|i| format!("10.{}.{}.{}:8080", i >> 16, (i >> 8) & 0xff, i & 0xff)).collect();
+    let mut load = resources::load_assignment("orders", &[]);
+    load.endpoints = addresses
+        .chunks(100)
+        .enumerate()
+        .map(|(i, addresses)| {
+            let addresses: Vec<_> = addresses.iter().map(String::as_str).collect();
+            resources::locality(&format!("zone-{i}"), 1, 0, &addresses)
+        })
+        .collect();
+    resources::any(&load)
+}
+
+/// Routes in virtual hosts of twenty.
+fn routes(n: usize) -> Any {
+    let mut config = resources::route_config("routes", "orders");
+    config.virtual_hosts = (0..n / 20)
+        .map(|host| {
+            let routes =
+                (0..20).map(|i| resources::route(&format!("/shop.Service{i}/"), &format!("cluster-{i}")));
+            resources::virtual_host(&format!("host-{host}.example.com"), routes.collect())
+        })
+        .collect();
+    resources::any(&config)
+}

@@ -1,0 +1,208 @@
+//! Reading JSON so that a problem names its field. `null` and an empty string count as a field that is not there, as gRPC
+//! has it everywhere in a bootstrap.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::time::Duration;
+
+use evenkeel_proto::prost_types::value::Kind;
+use evenkeel_proto::prost_types::{self, ListValue, Struct};
+use serde_json::{Map, Value};
+
+use crate::name::cut;
+use crate::{Path, Problems};
+
+/// An object and its place.
+pub(super) struct Object<'a> {
+    pub(super) map: &'a Map<String, Value>,
+    pub(super) path: Path<'a>,
+}
+
+impl<'a> Object<'a> {
+    /// `value` as an object.
+    pub(super) fn of(value: &'a Value, path: &Path<'a>, problems: &mut Problems) -> Option<Object<'a>> {
+        let map = value.as_object();
+        if map.is_none() {
+            problems.add(path, expected("an object", value));
+        }
+        map.map(|map| Object { map, path: *path })
+    }
+
+    /// Whether a field is there, of whatever type.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.value(name).is_some()
+    }
+
+    pub(super) fn is_true(&self, name: &str) -> bool {
+        self.value(name) == Some(&Value::Bool(true))
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&'a String, &'a Value)> {
+        self.map.iter()
+    }
+
+    pub(super) fn text(&self, name: &str, problems: &mut Problems) -> Option<&'a str> {
+        self.read(name, "a string", problems, Value::as_str)
+    }
+
+    /// A string that must be there.
+    pub(super) fn required_text(&self, name: &str, problems: &mut Problems) -> Option<&'a str> {
+        if !self.has(name) {
+            problems.add(&self.path.field(name), "is required: a string that is not empty");
+        }
+        self.text(name, problems)
+    }
+
+    pub(super) fn list(&self, name: &str, problems: &mut Problems) -> Option<&'a [Value]> {
+        self.read(name, "a list", problems, |value| value.as_array().map(Vec::as_slice))
+    }
+
+    /// A list that must be there and hold something; empty if it does not.
+    pub(super) fn required_list(&self, name: &str, what: &str, problems: &mut Problems) -> &'a [Value] {
+        let list = self.list(name, problems);
+        if !self.has(name) || list.is_some_and(<[Value]>::is_empty) {
+            problems.add(&self.path.field(name), format!("is required: {what}"));
+        }
+        list.unwrap_or_default()
+    }
+
+    pub(super) fn object<'b>(&'b self, name: &'b str, problems: &mut Problems) -> Option<Object<'b>> {
+        let map = self.read(name, "an object", problems, Value::as_object);
+        map.map(|map| Object { map, path: self.path.field(name) })
+    }
+
+    /// A duration above zero, as protobuf writes it in JSON.
+    pub(super) fn duration(&self, name: &str, problems: &mut Problems) -> Option<Duration> {
+        self.read(name, "a duration above zero such as \"600s\" or \"0.5s\"", problems, |value| {
+            value.as_str().and_then(duration).filter(|wait| *wait > Duration::ZERO)
+        })
+    }
+
+    fn value(&self, name: &str) -> Option<&'a Value> {
+        self.map.get(name).filter(|value| !value.is_null() && *value != "")
+    }
+
+    fn read<T>(
+        &self,
+        name: &str,
+        what: &str,
+        problems: &mut Problems,
+        read: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Option<T> {
+        let value = self.value(name)?;
+        let read = read(value);
+        if read.is_none() {
+            problems.add(&self.path.field(name), expected(what, value));
+        }
+        read
+    }
+}
+
+fn expected(what: &str, found: &Value) -> String {
+    let found = match found {
+        Value::String(text) => format!("{:?}", cut(text)),
+        Value::Array(_) => "a list".to_owned(),
+        Value::Object(_) => "an object".to_owned(),
+        other => other.to_string(),
+    };
+    format!("expected {what}, found {found}")
+}
+
+/// Seconds with at most nine decimals and an `s`, not negative.
+fn duration(text: &str) -> Option<Duration> {
+    let number = text.strip_suffix('s')?;
+    let (seconds, decimals) = number.split_once('.').unwrap_or((number, "0"));
+    let all_digits = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    if !all_digits(seconds) || !all_digits(decimals) || decimals.len() > 9 {
+        return None;
+    }
+    let seconds = seconds.parse().ok().filter(|seconds| *seconds <= 315_576_000_000)?;
+    let nanos = format!("{decimals:0<9}").parse().ok()?;
+    Some(Duration::new(seconds, nanos))
+}
+
+/// JSON as protobuf carries it. It is as deep as what was parsed, for which `serde_json` has a limit.
+pub(super) fn to_struct(map: &Map<String, Value>) -> Struct {
+    Struct { fields: map.iter().map(|(key, value)| (key.clone(), to_value(value))).collect() }
+}
+
+fn to_value(value: &Value) -> prost_types::Value {
+    let kind = match value {
+        Value::Null => Kind::NullValue(0),
+        Value::Bool(bool) => Kind::BoolValue(*bool),
+        // Protobuf's JSON has no other numbers.
+        Value::Number(number) => Kind::NumberValue(number.as_f64().unwrap_or_default()),
+        Value::String(text) => Kind::StringValue(text.clone()),
+        Value::Array(list) => Kind::ListValue(ListValue { values: list.iter().map(to_value).collect() }),
+        Value::Object(map) => Kind::StructValue(to_struct(map)),
+    };
+    prost_types::Value { kind: Some(kind) }
+}
+
+/// How many fields that stand twice are told apart.
+const TWICE: usize = 8;
+
+/// Notes fields that stand twice in one object of a text that is known to be JSON. `serde_json` keeps the last of them,
+/// and whoever wrote the first would wonder.
+pub(super) fn duplicates(text: &str, problems: &mut Problems) {
+    let mut open: Vec<Open> = Vec::new();
+    let mut found = 0;
+    let mut at = 0;
+    let bytes = text.as_bytes();
+    while let Some(byte) = bytes.get(at).filter(|_| found < TWICE) {
+        let from = at;
+        at += 1;
+        match byte {
+            b'{' => open.push(Open::Object { seen: BTreeSet::new(), key: String::new() }),
+            b'[' => open.push(Open::List(0)),
+            b'}' | b']' => {
+                open.pop();
+            }
+            b',' => {
+                if let Some(Open::List(index)) = open.last_mut() {
+                    *index += 1;
+                }
+            }
+            b'"' => {
+                while let Some(byte) = bytes.get(at).filter(|byte| **byte != b'"') {
+                    at += if *byte == b'\\' { 2 } else { 1 };
+                }
+                at += 1;
+                let is_key = bytes.iter().skip(at).find(|byte| !byte.is_ascii_whitespace()) == Some(&b':');
+                let string = text.get(from..at).filter(|_| is_key);
+                // Two spellings of one key are one key.
+                let string = string.and_then(|string| serde_json::from_str::<String>(string).ok());
+                if let Some(string) = string
+                    && let Some(Open::Object { seen, key }) = open.last_mut()
+                {
+                    key.clone_from(&string);
+                    if !seen.insert(string) {
+                        found += 1;
+                        let path: String = open.iter().map(Open::to_string).collect();
+                        let root = Path::root();
+                        problems.add(&root.field(path.trim_start_matches('.')), "stands twice in its object");
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// What is open at a place of a text, and where in it.
+enum Open {
+    List(usize),
+    Object { seen: BTreeSet<String>, key: String },
+}
+
+impl fmt::Display for Open {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Open::List(index) => write!(f, "[{index}]"),
+            Open::Object { key, .. } if key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') => {
+                write!(f, ".{}", cut(key))
+            }
+            Open::Object { key, .. } => write!(f, "[{:?}]", cut(key)),
+        }
+    }
+}

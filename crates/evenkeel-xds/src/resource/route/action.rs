@@ -1,0 +1,261 @@
+//! Reading where routes go, and how.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use evenkeel_proto::envoy::config::route::v3 as proto;
+use evenkeel_proto::envoy::config::route::v3::route::Action as ActionKind;
+use evenkeel_proto::envoy::config::route::v3::route_action::hash_policy::PolicySpecifier;
+use evenkeel_proto::envoy::config::route::v3::route_action::{ClusterSpecifier, HostRewriteSpecifier};
+use evenkeel_proto::envoy::r#type::matcher::v3::RegexMatchAndSubstitute;
+use evenkeel_proto::prost_types::Duration;
+
+use super::reader::Reader;
+use super::{filters, retry};
+use crate::Path;
+use crate::resource::{message_of, quoted};
+use crate::routing::{
+    Action, Forward, HashPolicy, HashSource, HeaderName, Overrides, RetryPolicy, Rewrite, StreamLimit,
+    WeightedCluster,
+};
+
+/// Why a route is left out.
+pub(super) enum LeftOut {
+    /// gRPC cannot serve it; the warnings say more.
+    Skipped,
+    /// It is wrong; the problems say more.
+    Wrong,
+}
+
+/// What routes take from what is around them.
+pub(super) struct Around<'a> {
+    /// The names of cluster specifier plugins.
+    pub(super) plugins: &'a BTreeSet<&'a str>,
+    /// The virtual host's retry policy.
+    pub(super) retry: Option<Arc<RetryPolicy>>,
+}
+
+/// The names of the cluster specifier plugins. This client has none, so each must be optional, and routes to it are
+/// skipped.
+pub(super) fn plugins<'a>(
+    messages: &'a [proto::ClusterSpecifierPlugin],
+    path: &Path<'_>,
+    reader: &mut Reader<'_>,
+) -> BTreeSet<&'a str> {
+    let mut names = BTreeSet::new();
+    for (i, plugin) in messages.iter().enumerate() {
+        let extension = plugin.extension.clone().unwrap_or_default();
+        let type_url = extension.typed_config.map(|config| config.type_url).unwrap_or_default();
+        if !plugin.is_optional {
+            let text = format!(
+                "cluster specifier plugin {} has the unknown type {}",
+                quoted(&extension.name),
+                quoted(message_of(&type_url))
+            );
+            reader.problem(&path.index(i), text);
+        }
+        names.extend(plugin.extension.as_ref().map(|extension| extension.name.as_str()));
+    }
+    names
+}
+
+pub(super) fn read(
+    message: Option<&ActionKind>,
+    path: &Path<'_>,
+    around: &Around<'_>,
+    reader: &mut Reader<'_>,
+) -> Result<Action, LeftOut> {
+    let kind = match message {
+        Some(ActionKind::Route(message)) => {
+            return forward(message, &path.field("route"), around, reader).map(Action::Forward);
+        }
+        Some(ActionKind::NonForwardingAction(_)) => "non_forwarding_action",
+        Some(ActionKind::Redirect(_)) => "redirect",
+        Some(ActionKind::DirectResponse(_)) => "direct_response",
+        None => "no action that this client knows",
+    };
+    reader.warn(path, &format!("has {kind}: calls that it matches fail (A36)"));
+    Ok(Action::Unsupported { kind })
+}
+
+fn forward(
+    message: &proto::RouteAction,
+    path: &Path<'_>,
+    around: &Around<'_>,
+    reader: &mut Reader<'_>,
+) -> Result<Forward, LeftOut> {
+    let clusters = clusters(message, path, around, reader);
+    if let Err(LeftOut::Skipped) = clusters {
+        return Err(LeftOut::Skipped);
+    }
+    let limit = limit(message, path, reader);
+    let retry = match &message.retry_policy {
+        // A policy that retries nothing stands against the virtual host's all the same.
+        Some(policy) => retry::read(policy, &path.field("retry_policy"), reader),
+        None => around.retry.clone(),
+    };
+    let hash = (message.hash_policy.iter().enumerate())
+        .filter_map(|(i, policy)| hash_policy(policy, &path.field("hash_policy").index(i), reader))
+        .collect();
+    let auto_host_rewrite =
+        matches!(message.host_rewrite_specifier, Some(HostRewriteSpecifier::AutoHostRewrite(true)));
+    if auto_host_rewrite && !reader.trusted {
+        let text = "is ignored: the bootstrap does not mark this server as trusted_xds_server (A81)";
+        reader.warn(&path.field("auto_host_rewrite"), text);
+    }
+    let auto_host_rewrite = auto_host_rewrite && reader.trusted;
+    Ok(Forward { clusters: clusters?, limit, retry, hash, auto_host_rewrite })
+}
+
+fn clusters(
+    message: &proto::RouteAction,
+    path: &Path<'_>,
+    around: &Around<'_>,
+    reader: &mut Reader<'_>,
+) -> Result<Vec<WeightedCluster>, LeftOut> {
+    match &message.cluster_specifier {
+        Some(ClusterSpecifier::Cluster(name)) => {
+            reader.name(name, &path.field("cluster"));
+            let name = name.as_str().into();
+            Ok(vec![WeightedCluster { name, weight: 1, overrides: Overrides::new() }])
+        }
+        Some(ClusterSpecifier::WeightedClusters(message)) => {
+            weighted_clusters(message, &path.field("weighted_clusters"), reader)
+        }
+        Some(ClusterSpecifier::ClusterSpecifierPlugin(name)) => {
+            let path = path.field("cluster_specifier_plugin");
+            if around.plugins.contains(name.as_str()) {
+                reader.warn(&path, &format!("{} is of an unknown type: the route is skipped", quoted(name)));
+                return Err(LeftOut::Skipped);
+            }
+            reader.problem(&path, format!("{} is not among cluster_specifier_plugins", quoted(name)));
+            Err(LeftOut::Wrong)
+        }
+        Some(ClusterSpecifier::ClusterHeader(_)) => {
+            reader.warn(&path.field("cluster_header"), "is not supported: the route is skipped");
+            Err(LeftOut::Skipped)
+        }
+        None => {
+            reader.warn(path, "has no cluster specifier that this client knows: the route is skipped");
+            Err(LeftOut::Skipped)
+        }
+    }
+}
+
+fn weighted_clusters(
+    message: &proto::WeightedCluster,
+    path: &Path<'_>,
+    reader: &mut Reader<'_>,
+) -> Result<Vec<WeightedCluster>, LeftOut> {
+    let mut clusters = Vec::new();
+    let mut sum = 0u64;
+    for (i, cluster) in message.clusters.iter().enumerate() {
+        let weight = cluster.weight.unwrap_or_default();
+        if weight == 0 {
+            continue;
+        }
+        sum += u64::from(weight);
+        let list = path.field("clusters");
+        let path = list.index(i);
+        if cluster.name.is_empty() && !cluster.cluster_header.is_empty() {
+            reader.problem(&path.field("cluster_header"), "is not supported: the cluster must be named");
+        } else {
+            reader.name(&cluster.name, &path.field("name"));
+        }
+        let overrides = filters::overrides(&cluster.typed_per_filter_config, &path, reader);
+        clusters.push(WeightedCluster { name: cluster.name.as_str().into(), weight, overrides });
+    }
+    if sum > u32::MAX.into() {
+        reader.problem(path, format!("the weights sum up to {sum}; at most {} is allowed", u32::MAX));
+        return Err(LeftOut::Wrong);
+    }
+    if clusters.is_empty() {
+        reader.problem(path, "expected at least one cluster with a weight above 0, found none");
+        return Err(LeftOut::Wrong);
+    }
+    if message.total_weight.is_some_and(|total| u64::from(total) != sum) {
+        reader.warn(&path.field("total_weight"), "is ignored: shares go by the sum of the weights");
+    }
+    Ok(clusters)
+}
+
+fn limit(message: &proto::RouteAction, path: &Path<'_>, reader: &mut Reader<'_>) -> StreamLimit {
+    // A31: their clocks start at points that gRPC does not have.
+    for (name, value) in [("timeout", &message.timeout), ("max_grpc_timeout", &message.max_grpc_timeout)] {
+        if value.as_ref().is_some_and(|value| *value != Duration::default()) {
+            reader.warn(&path.field(name), "is ignored: gRPC heeds max_stream_duration only (A31)");
+        }
+    }
+    let Some(message) = &message.max_stream_duration else { return StreamLimit::default() };
+    let path = path.field("max_stream_duration");
+    let own = path.field("max_stream_duration");
+    let header = path.field("grpc_timeout_header_max");
+    StreamLimit {
+        max_stream_duration: reader.duration(message.max_stream_duration.as_ref(), &own),
+        grpc_timeout_header_max: reader.duration(message.grpc_timeout_header_max.as_ref(), &header),
+    }
+}
+
+fn hash_policy(
+    message: &proto::route_action::HashPolicy,
+    path: &Path<'_>,
+    reader: &mut Reader<'_>,
+) -> Option<HashPolicy> {
+    let source = match &message.policy_specifier {
+        Some(PolicySpecifier::Header(header)) => {
+            let path = path.field("header");
+            reader.name(&header.header_name, &path.field("header_name"));
+            let rewrite = match &header.regex_rewrite {
+                Some(message) => Some(rewrite(message, &path.field("regex_rewrite"), reader)?),
+                None => None,
+            };
+            HashSource::Header(HeaderName::new(&header.header_name), rewrite)
+        }
+        Some(PolicySpecifier::FilterState(state)) if state.key == "io.grpc.channel_id" => {
+            HashSource::ChannelId
+        }
+        _ => {
+            let text =
+                "yields no hash: gRPC knows header, and filter_state with the key io.grpc.channel_id (A42)";
+            reader.warn(path, text);
+            HashSource::Unsupported
+        }
+    };
+    Some(HashPolicy { source, terminal: message.terminal })
+}
+
+fn rewrite(message: &RegexMatchAndSubstitute, path: &Path<'_>, reader: &mut Reader<'_>) -> Option<Rewrite> {
+    let pattern = reader.required(message.pattern.as_ref(), &path.field("pattern"))?;
+    let pattern = reader.within(&pattern.regex, &path.field("pattern").field("regex"))?;
+    let substitution = substitution(&message.substitution, pattern.captures_len());
+    if substitution.is_none() {
+        let text = format!(
+            "expected text with \\\\ for a backslash and \\0 to \\{} for groups of the pattern, found {}",
+            pattern.captures_len().saturating_sub(1).min(9),
+            quoted(&message.substitution)
+        );
+        reader.problem(&path.field("substitution"), text);
+    }
+    Some(Rewrite { pattern, substitution: substitution? })
+}
+
+/// A substitution in RE2's notation (`\1`) as one in the notation of the `regex` crate (`${1}`), for a pattern with so many
+/// groups, the whole included.
+fn substitution(text: &str, groups: usize) -> Option<String> {
+    let mut out = String::with_capacity(text.len());
+    let mut letters = text.chars();
+    while let Some(letter) = letters.next() {
+        match letter {
+            '$' => out.push_str("$$"),
+            '\\' => match letters.next()? {
+                '\\' => out.push('\\'),
+                digit => {
+                    digit.to_digit(10).filter(|group| (*group as usize) < groups)?;
+                    out.extend(['$', '{', digit, '}']);
+                }
+            },
+            letter => out.push(letter),
+        }
+    }
+    Some(out)
+}

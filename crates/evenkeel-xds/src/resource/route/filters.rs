@@ -1,0 +1,228 @@
+//! Reading HTTP filters and their overrides (A39).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use evenkeel_proto::envoy::config::route::v3::FilterConfig;
+use evenkeel_proto::envoy::extensions::filters::common::fault::v3::FaultDelay;
+use evenkeel_proto::envoy::extensions::filters::common::fault::v3::fault_delay::FaultDelaySecifier;
+use evenkeel_proto::envoy::extensions::filters::http::fault::v3::fault_abort::ErrorType;
+use evenkeel_proto::envoy::extensions::filters::http::fault::v3::{FaultAbort, HttpFault};
+use evenkeel_proto::envoy::extensions::filters::http::router::v3::Router;
+use evenkeel_proto::envoy::extensions::filters::network::http_connection_manager::v3::HttpFilter;
+use evenkeel_proto::envoy::extensions::filters::network::http_connection_manager::v3::http_filter::ConfigType;
+use evenkeel_proto::envoy::r#type::v3::FractionalPercent;
+use evenkeel_proto::prost::{Message, Name};
+use evenkeel_proto::prost_types::Any;
+use evenkeel_proto::{udpa, xds};
+
+use super::reader::Reader;
+use crate::Path;
+use crate::resource::{message_of, quoted};
+use crate::routing::{
+    Abort, Delay, FaultConfig, Filter, FilterInstance, Override, Overrides, Share, code_of, code_of_http,
+};
+
+/// The filters of a listener.
+pub(in crate::resource) fn chain(
+    messages: &[HttpFilter],
+    path: &Path<'_>,
+    reader: &mut Reader<'_>,
+) -> Vec<FilterInstance> {
+    if messages.is_empty() {
+        reader.problem(path, "expected at least one filter, found none");
+        return Vec::new();
+    }
+    let mut names = BTreeSet::new();
+    let mut chain: Vec<(usize, FilterInstance)> = Vec::new();
+    for (i, message) in messages.iter().enumerate() {
+        let path = path.index(i);
+        reader.name(&message.name, &path.field("name"));
+        if !names.insert(message.name.as_str()) {
+            reader.problem(&path.field("name"), format!("{} stands here twice", quoted(&message.name)));
+        }
+        if let Some(filter) = filter(message, &path, reader) {
+            let name = message.name.as_str().into();
+            chain.push((i, FilterInstance { name, filter, disabled: message.disabled }));
+        }
+    }
+    let last = chain.len().saturating_sub(1);
+    for (place, (i, instance)) in chain.iter().enumerate() {
+        let path = path.index(*i);
+        match (instance.filter.is_terminal(), place == last) {
+            (true, false) => reader.problem(&path, "is terminal, but other filters follow"),
+            (false, true) => {
+                reader.problem(&path, "is the last filter, but not terminal: the router must be last");
+            }
+            _ => {}
+        }
+        if instance.filter.is_terminal() && instance.disabled {
+            reader.problem(&path.field("disabled"), "a terminal filter cannot be disabled");
+        }
+    }
+    if chain.is_empty() {
+        reader.problem(path, "no supported filter is left: the router must be last");
+    }
+    chain.into_iter().map(|(_, instance)| instance).collect()
+}
+
+/// A filter, unless it is unknown; that is a problem if it is not optional.
+fn filter(message: &HttpFilter, path: &Path<'_>, reader: &mut Reader<'_>) -> Option<Filter> {
+    let (found, path) = match &message.config_type {
+        Some(ConfigType::TypedConfig(any)) => {
+            let path = path.field("typed_config");
+            match known(any, &path, reader)? {
+                Known::Router => return Some(Filter::Router),
+                Known::Fault(fault) => return Some(Filter::Fault(fault)),
+                Known::Not(found) => (found, path),
+            }
+        }
+        Some(ConfigType::ConfigDiscovery(_)) => {
+            ("is not supported".to_owned(), path.field("config_discovery"))
+        }
+        None => ("is required".to_owned(), path.field("typed_config")),
+    };
+    leave_out(message.is_optional, &found, &path, reader);
+    None
+}
+
+fn leave_out(optional: bool, found: &str, path: &Path<'_>, reader: &mut Reader<'_>) {
+    if optional {
+        reader.warn(path, &format!("{found}: left out, for it is optional"));
+    } else {
+        reader.problem(path, found);
+    }
+}
+
+/// The overrides in the field `typed_per_filter_config` of the message at `path`.
+pub(super) fn overrides(
+    messages: &BTreeMap<String, Any>,
+    path: &Path<'_>,
+    reader: &mut Reader<'_>,
+) -> Overrides {
+    let path = path.field("typed_per_filter_config");
+    let read = messages
+        .iter()
+        .filter_map(|(name, any)| Some((name.clone(), read_override(any, &path.key(name), reader)?)));
+    read.collect()
+}
+
+fn read_override(any: &Any, path: &Path<'_>, reader: &mut Reader<'_>) -> Option<Override> {
+    if !is::<FilterConfig>(any) {
+        return override_config(any, false, path, reader);
+    }
+    let wrapper: FilterConfig = open(any, path, reader)?;
+    if wrapper.disabled {
+        return Some(Override::Off);
+    }
+    let path = path.field("config");
+    if wrapper.config.is_none() {
+        leave_out(wrapper.is_optional, "is required", &path, reader);
+    }
+    override_config(&wrapper.config?, wrapper.is_optional, &path, reader)
+}
+
+fn override_config(any: &Any, optional: bool, path: &Path<'_>, reader: &mut Reader<'_>) -> Option<Override> {
+    match known(any, path, reader)? {
+        Known::Fault(fault) => return Some(Override::Use(Filter::Fault(fault))),
+        Known::Router => reader.problem(path, "the router has no overrides"),
+        Known::Not(found) => leave_out(optional, &found, path, reader),
+    }
+    None
+}
+
+/// A filter's config by its type.
+enum Known {
+    Router,
+    Fault(Arc<FaultConfig>),
+    /// A type that this client does not know, as a message says it.
+    Not(String),
+}
+
+fn known(any: &Any, path: &Path<'_>, reader: &mut Reader<'_>) -> Option<Known> {
+    if is::<Router>(any) {
+        // A39: none of its fields is used.
+        return open::<Router>(any, path, reader).map(|_| Known::Router);
+    }
+    if is::<HttpFault>(any) {
+        let message = open(any, path, reader)?;
+        return Some(Known::Fault(Arc::new(fault(&message, path, reader))));
+    }
+    let inner = if is::<xds::r#type::v3::TypedStruct>(any) {
+        Some(open::<xds::r#type::v3::TypedStruct>(any, path, reader)?.type_url)
+    } else if is::<udpa::r#type::v1::TypedStruct>(any) {
+        Some(open::<udpa::r#type::v1::TypedStruct>(any, path, reader)?.type_url)
+    } else {
+        None
+    };
+    Some(Known::Not(match inner {
+        Some(inner) => format!("has the unknown type {} (in a TypedStruct)", quoted(message_of(&inner))),
+        None => format!("has the unknown type {}", quoted(message_of(&any.type_url))),
+    }))
+}
+
+fn is<M: Name>(any: &Any) -> bool {
+    message_of(&any.type_url) == M::full_name()
+}
+
+fn open<M: Message + Default>(any: &Any, path: &Path<'_>, reader: &mut Reader<'_>) -> Option<M> {
+    let decoded = M::decode(any.value.as_slice());
+    decoded.map_err(|error| reader.problem(path, format!("cannot be decoded: {error}"))).ok()
+}
+
+fn fault(message: &HttpFault, path: &Path<'_>, reader: &mut Reader<'_>) -> FaultConfig {
+    for (name, count) in
+        [("headers", message.headers.len()), ("downstream_nodes", message.downstream_nodes.len())]
+    {
+        if count > 0 {
+            reader.warn(&path.field(name), "is ignored, as gRPC does: faults go by share only (A33)");
+        }
+    }
+    FaultConfig {
+        delay: message.delay.and_then(|message| delay(message, &path.field("delay"), reader)),
+        abort: message.abort.and_then(|message| abort(message, &path.field("abort"), reader)),
+        max_active: message.max_active_faults,
+    }
+}
+
+fn delay(message: FaultDelay, path: &Path<'_>, reader: &mut Reader<'_>) -> Option<(Delay, Share)> {
+    let share = share(message.percentage, path, reader);
+    let delay = match message.fault_delay_secifier {
+        Some(FaultDelaySecifier::FixedDelay(value)) => {
+            Delay::Fixed(reader.duration(Some(&value), &path.field("fixed_delay"))?)
+        }
+        Some(FaultDelaySecifier::HeaderDelay(_)) => Delay::Header,
+        None => {
+            reader.warn(path, "has neither fixed_delay nor header_delay: nothing is delayed");
+            return None;
+        }
+    };
+    Some((delay, share?))
+}
+
+fn abort(message: FaultAbort, path: &Path<'_>, reader: &mut Reader<'_>) -> Option<(Abort, Share)> {
+    let share = share(message.percentage, path, reader);
+    let (code, field, expected, found) = match message.error_type {
+        Some(ErrorType::HttpStatus(status)) => (code_of_http(status), "http_status", "200 to 599", status),
+        Some(ErrorType::GrpcStatus(code)) => (code_of(code), "grpc_status", "0 to 16", code),
+        Some(ErrorType::HeaderAbort(_)) => return Some((Abort::Header, share?)),
+        None => {
+            reader.warn(path, "has none of http_status, grpc_status and header_abort: nothing is aborted");
+            return None;
+        }
+    };
+    if code.is_none() {
+        reader.problem(&path.field(field), format!("expected {expected}, found {found}"));
+    }
+    Some((Abort::Fixed(Abort::status(code?)), share?))
+}
+
+fn share(message: Option<FractionalPercent>, path: &Path<'_>, reader: &mut Reader<'_>) -> Option<Share> {
+    let path = path.field("percentage");
+    let Some(fraction) = message else {
+        reader.warn(&path, "is unset, which is 0: no call is touched");
+        return Some(Share { per_million: 0, unit: 0 });
+    };
+    let (per_million, unit) = reader.fraction(fraction, &path)?;
+    Some(Share { per_million, unit })
+}

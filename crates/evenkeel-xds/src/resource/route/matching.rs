@@ -1,0 +1,130 @@
+//! Reading what routes match.
+
+use evenkeel_proto::envoy::config::core::v3::RuntimeFractionalPercent;
+use evenkeel_proto::envoy::config::route::v3 as proto;
+use evenkeel_proto::envoy::config::route::v3::header_matcher::HeaderMatchSpecifier;
+use evenkeel_proto::envoy::config::route::v3::route_match::PathSpecifier;
+use evenkeel_proto::envoy::r#type::matcher::v3::StringMatcher;
+use evenkeel_proto::envoy::r#type::matcher::v3::string_matcher::MatchPattern;
+
+use super::reader::Reader;
+use crate::Path;
+use crate::routing::{Case, HeaderMatcher, HeaderName, HeaderTest, RegexMatcher, RouteMatch, TextMatcher};
+
+pub(super) fn read(
+    message: &proto::RouteMatch,
+    path: &Path<'_>,
+    reader: &mut Reader<'_>,
+) -> Option<RouteMatch> {
+    let matcher = path_matcher(message, path, reader);
+    let headers = (message.headers.iter().enumerate())
+        .filter_map(|(i, header)| header_matcher(header, &path.field("headers").index(i), reader))
+        .collect();
+    let fraction = message.runtime_fraction.as_ref();
+    let per_million =
+        fraction.and_then(|fraction| per_million(fraction, &path.field("runtime_fraction"), reader));
+    Some(RouteMatch { path: matcher?, headers, per_million })
+}
+
+fn path_matcher(
+    message: &proto::RouteMatch,
+    path: &Path<'_>,
+    reader: &mut Reader<'_>,
+) -> Option<TextMatcher> {
+    let case = if message.case_sensitive == Some(false) { Case::Ignored } else { Case::Heeded };
+    let found = match &message.path_specifier {
+        Some(PathSpecifier::Prefix(text)) => return Some(TextMatcher::Prefix(text.clone(), case)),
+        Some(PathSpecifier::Path(text)) => return Some(TextMatcher::Exact(text.clone(), case)),
+        Some(PathSpecifier::SafeRegex(regex)) => {
+            return regex_matcher(&regex.regex, &path.field("safe_regex").field("regex"), reader);
+        }
+        Some(PathSpecifier::ConnectMatcher(_)) => "connect_matcher",
+        Some(PathSpecifier::PathSeparatedPrefix(_)) => "path_separated_prefix",
+        None => "none of these",
+    };
+    reader.problem(path, format!("expected prefix, path or safe_regex, found {found}"));
+    None
+}
+
+fn regex_matcher(pattern: &str, path: &Path<'_>, reader: &mut Reader<'_>) -> Option<TextMatcher> {
+    let compiled = reader.whole(pattern, path)?;
+    Some(TextMatcher::Regex(RegexMatcher { source: pattern.into(), compiled }))
+}
+
+fn per_million(message: &RuntimeFractionalPercent, path: &Path<'_>, reader: &mut Reader<'_>) -> Option<u32> {
+    let path = path.field("default_value");
+    let fraction = reader.required(message.default_value, &path)?;
+    reader.fraction(fraction, &path).map(|(per_million, _)| per_million)
+}
+
+fn header_matcher(
+    message: &proto::HeaderMatcher,
+    path: &Path<'_>,
+    reader: &mut Reader<'_>,
+) -> Option<HeaderMatcher> {
+    reader.name(&message.name, &path.field("name"));
+    if message.treat_missing_header_as_empty {
+        reader.warn(&path.field("treat_missing_header_as_empty"), "is ignored, as gRPC does");
+    }
+    let heeded = |text: &String, make: fn(String, Case) -> TextMatcher| {
+        Some(HeaderTest::Text(make(text.clone(), Case::Heeded)))
+    };
+    let test = match &message.header_match_specifier {
+        Some(HeaderMatchSpecifier::ExactMatch(text)) => heeded(text, TextMatcher::Exact),
+        Some(HeaderMatchSpecifier::PrefixMatch(text)) => heeded(text, TextMatcher::Prefix),
+        Some(HeaderMatchSpecifier::SuffixMatch(text)) => heeded(text, TextMatcher::Suffix),
+        Some(HeaderMatchSpecifier::ContainsMatch(text)) => {
+            Some(HeaderTest::Text(TextMatcher::Contains(text.clone())))
+        }
+        Some(HeaderMatchSpecifier::SafeRegexMatch(regex)) => {
+            regex_matcher(&regex.regex, &path.field("safe_regex_match").field("regex"), reader)
+                .map(HeaderTest::Text)
+        }
+        Some(HeaderMatchSpecifier::StringMatch(text)) => {
+            string_matcher(text, &path.field("string_match"), reader).map(HeaderTest::Text)
+        }
+        Some(HeaderMatchSpecifier::RangeMatch(range)) => Some(HeaderTest::Range(range.start..range.end)),
+        Some(HeaderMatchSpecifier::PresentMatch(present)) => Some(HeaderTest::Present(*present)),
+        None => {
+            reader.problem(
+                path,
+                "expected one of exact_match, safe_regex_match, range_match, present_match, prefix_match, suffix_match, \
+                 contains_match and string_match, found none of these",
+            );
+            None
+        }
+    };
+    Some(HeaderMatcher { name: HeaderName::new(&message.name), test: test?, invert: message.invert_match })
+}
+
+fn string_matcher(message: &StringMatcher, path: &Path<'_>, reader: &mut Reader<'_>) -> Option<TextMatcher> {
+    let case = if message.ignore_case { Case::Ignored } else { Case::Heeded };
+    match &message.match_pattern {
+        Some(MatchPattern::Exact(text)) => Some(TextMatcher::Exact(text.clone(), case)),
+        Some(MatchPattern::Prefix(text)) => Some(TextMatcher::Prefix(text.clone(), case)),
+        Some(MatchPattern::Suffix(text)) => Some(TextMatcher::Suffix(text.clone(), case)),
+        Some(MatchPattern::Contains(text)) if case == Case::Heeded => {
+            Some(TextMatcher::Contains(text.clone()))
+        }
+        Some(MatchPattern::Contains(text)) => {
+            let source = format!("(?i:{})", regex::escape(text));
+            let compiled = reader.within(&source, &path.field("contains"))?;
+            Some(TextMatcher::Regex(RegexMatcher { source: source.into(), compiled }))
+        }
+        Some(MatchPattern::SafeRegex(regex)) => {
+            if case == Case::Ignored {
+                reader.warn(&path.field("ignore_case"), "is ignored: it does not apply to safe_regex");
+            }
+            regex_matcher(&regex.regex, &path.field("safe_regex").field("regex"), reader)
+        }
+        Some(MatchPattern::Custom(_)) => {
+            reader.problem(&path.field("custom"), "is not supported");
+            None
+        }
+        None => {
+            reader
+                .problem(path, "expected exact, prefix, suffix, contains or safe_regex, found none of these");
+            None
+        }
+    }
+}

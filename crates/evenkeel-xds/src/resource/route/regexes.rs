@@ -1,0 +1,107 @@
+//! Regular expressions of a resource, compiled within limits.
+//!
+//! xDS means RE2's, whose classes (`\d`, `\w`) and word boundaries are ASCII; so they are here. A few bytes of pattern can
+//! ask for megabytes, so each has a limit and all of one resource share another. Matching is linear in the text in any case.
+
+use std::collections::BTreeMap;
+
+use regex::bytes::{Regex, RegexBuilder};
+
+use crate::resource::quoted;
+
+/// How much the expressions of one resource may take together, in units of the limit for one.
+const TOGETHER: usize = 16;
+
+/// The first size that is tried. Most expressions are small, and are to count as such.
+const FIRST_SIZE: usize = 4 << 10;
+
+/// Compiles each expression once.
+pub(super) struct Regexes {
+    limit: usize,
+    left: usize,
+    known: BTreeMap<(bool, String), Regex>,
+}
+
+impl Regexes {
+    /// With `limit` bytes for each expression.
+    pub(super) fn new(limit: usize) -> Regexes {
+        Regexes { limit, left: limit.saturating_mul(TOGETHER), known: BTreeMap::new() }
+    }
+
+    /// One that matches whole texts only.
+    pub(super) fn whole(&mut self, pattern: &str) -> Result<Regex, String> {
+        self.compile(pattern, true)
+    }
+
+    /// One that matches anywhere in a text.
+    pub(super) fn within(&mut self, pattern: &str) -> Result<Regex, String> {
+        self.compile(pattern, false)
+    }
+
+    fn compile(&mut self, pattern: &str, whole: bool) -> Result<Regex, String> {
+        let key = (whole, pattern.to_owned());
+        if let Some(regex) = self.known.get(&key) {
+            return Ok(regex.clone());
+        }
+        let limit = self.limit.min(self.left);
+        let mut size = FIRST_SIZE.min(limit);
+        loop {
+            match build(pattern, whole, size) {
+                Ok(regex) => {
+                    self.left -= size;
+                    self.known.insert(key, regex.clone());
+                    return Ok(regex);
+                }
+                Err(regex::Error::CompiledTooBig(_)) if size < limit => {
+                    size = size.saturating_mul(16).min(limit);
+                }
+                Err(regex::Error::CompiledTooBig(_)) => {
+                    // A failure costs as much as it may: hostile patterns must not make up in number for their size.
+                    self.left -= limit;
+                    return Err(self.too_big(pattern, limit));
+                }
+                Err(error) => {
+                    return Err(format!(
+                        "{} is no valid regular expression: {}",
+                        quoted(pattern),
+                        reason(&error)
+                    ));
+                }
+            }
+        }
+    }
+
+    fn too_big(&self, pattern: &str, limit: usize) -> String {
+        if limit < self.limit {
+            let together = self.limit.saturating_mul(TOGETHER);
+            return format!(
+                "the regular expressions of one resource may take {together} bytes together when compiled"
+            );
+        }
+        format!(
+            "{} takes more than {limit} bytes when compiled; at most that many are allowed",
+            quoted(pattern)
+        )
+    }
+}
+
+fn build(pattern: &str, whole: bool, size: usize) -> Result<Regex, regex::Error> {
+    let build = |pattern: &str| {
+        let with = |unicode: bool| RegexBuilder::new(pattern).unicode(unicode).size_limit(size).build();
+        match with(false) {
+            // Such as `\pL`, which needs Unicode and says so.
+            Err(regex::Error::Syntax(_)) => with(true),
+            built => built,
+        }
+    };
+    // By itself first: `a)|(b` must not break out of the group around it.
+    let alone = build(pattern)?;
+    if whole { build(&format!(r"\A(?:{pattern})\z")) } else { Ok(alone) }
+}
+
+/// What is wrong, on one line.
+fn reason(error: &regex::Error) -> String {
+    let text = error.to_string();
+    let told = text.rsplit_once("error: ").map_or(text.as_str(), |(_, told)| told);
+    quoted(told.trim())
+}

@@ -1,0 +1,89 @@
+//! Reading retry policies (A44).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use evenkeel_core::Code;
+use evenkeel_proto::envoy::config::route::v3 as proto;
+use evenkeel_proto::prost_types;
+
+use super::reader::Reader;
+use crate::Path;
+use crate::routing::RetryPolicy;
+
+/// The conditions of gRPC; all others are about HTTP and ignored.
+const CONDITIONS: [(&str, Code); 5] = [
+    ("cancelled", Code::Cancelled),
+    ("deadline-exceeded", Code::DeadlineExceeded),
+    ("internal", Code::Internal),
+    ("resource-exhausted", Code::ResourceExhausted),
+    ("unavailable", Code::Unavailable),
+];
+
+/// gRPC's own limit for attempts (A6).
+const MAX_ATTEMPTS: u32 = 5;
+
+/// The first back-off where none is given.
+const BASE: Duration = Duration::from_millis(25);
+
+/// Back-offs below this count as this.
+const LEAST: Duration = Duration::from_millis(1);
+
+/// The policy, if it retries anything.
+pub(super) fn read(
+    message: &proto::RetryPolicy,
+    path: &Path<'_>,
+    reader: &mut Reader<'_>,
+) -> Option<Arc<RetryPolicy>> {
+    let num_retries = message.num_retries.unwrap_or(1);
+    if num_retries == 0 {
+        reader.problem(&path.field("num_retries"), "expected 1 or more, found 0");
+    }
+    let (base_interval, max_interval) = back_off(message, &path.field("retry_back_off"), reader)?;
+    if message.per_try_timeout.is_some() {
+        reader.warn(&path.field("per_try_timeout"), "is ignored, as gRPC does (A44)");
+    }
+    let asked = |name: &str| message.retry_on.split(',').any(|asked| asked.trim().eq_ignore_ascii_case(name));
+    let retry_on: Vec<Code> =
+        CONDITIONS.iter().filter(|(name, _)| asked(name)).map(|(_, code)| *code).collect();
+    if retry_on.is_empty() {
+        let text = "names no condition of gRPC (cancelled, deadline-exceeded, internal, resource-exhausted, \
+                    unavailable): nothing is retried";
+        reader.warn(&path.field("retry_on"), text);
+        return None;
+    }
+    let max_attempts = num_retries.saturating_add(1).min(MAX_ATTEMPTS);
+    Some(Arc::new(RetryPolicy { retry_on, max_attempts, base_interval, max_interval }))
+}
+
+fn back_off(
+    message: &proto::RetryPolicy,
+    path: &Path<'_>,
+    reader: &mut Reader<'_>,
+) -> Option<(Duration, Duration)> {
+    let Some(message) = &message.retry_back_off else { return Some((BASE, BASE * 10)) };
+    let (at_base, at_max) = (path.field("base_interval"), path.field("max_interval"));
+    let base = reader.required(message.base_interval.as_ref(), &at_base);
+    let base = positive(base, &at_base, reader);
+    let max = positive(message.max_interval.as_ref(), &at_max, reader);
+    let base = base?;
+    if max.is_some_and(|max| max < base) {
+        reader.problem(&at_max, "must not be below base_interval");
+        return None;
+    }
+    let base = base.max(LEAST);
+    Some((base, max.unwrap_or(base.saturating_mul(10)).max(LEAST)))
+}
+
+fn positive(
+    value: Option<&prost_types::Duration>,
+    path: &Path<'_>,
+    reader: &mut Reader<'_>,
+) -> Option<Duration> {
+    let value = reader.duration(value, path)?;
+    if value.is_zero() {
+        reader.problem(path, "must be above 0");
+        return None;
+    }
+    Some(value)
+}

@@ -1,0 +1,122 @@
+//! The clusters that calls of a channel may still need (A31).
+//!
+//! A cluster is active while anybody holds its [`ClusterRef`]: the selector in use, an old selector, a call that chose it. The
+//! balancing config must hold every active cluster, so that no call loses its cluster to a change of routes:
+//!
+//! ```text
+//! new routes -> Selector::new (takes refs) -> lb_config(names()) -> balancing updated -> selector published
+//! old selector and its calls end -> last ref dropped -> callback -> lb_config(names()) -> balancing updated
+//! ```
+//!
+//! Taking and dropping a last reference locks; routing a call does not.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use serde_json::{Map, Value, json};
+
+/// The active clusters of one channel. Clones share them.
+#[derive(Clone)]
+pub struct ActiveClusters {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    clusters: Mutex<BTreeMap<Arc<str>, Weak<ClusterRef>>>,
+    on_idle: Arc<dyn Fn() + Send + Sync>,
+}
+
+impl ActiveClusters {
+    /// No cluster yet. `on_idle` is called once for each cluster whose last reference goes, by whoever dropped it and
+    /// without a lock held; it should only wake a driver, who then asks for [`ActiveClusters::names`].
+    pub fn new(on_idle: Arc<dyn Fn() + Send + Sync>) -> ActiveClusters {
+        let clusters = Mutex::default();
+        ActiveClusters { shared: Arc::new(Shared { clusters, on_idle }) }
+    }
+
+    /// A reference to the cluster; it is active from here on until the last one is dropped.
+    pub fn acquire(&self, name: &Arc<str>) -> Arc<ClusterRef> {
+        let mut clusters = self.shared.lock();
+        if let Some(cluster) = clusters.get(name).and_then(Weak::upgrade) {
+            return cluster;
+        }
+        let cluster =
+            ClusterRef { name: name.clone(), child: child_name(name).into(), shared: self.shared.clone() };
+        let cluster = Arc::new(cluster);
+        clusters.insert(name.clone(), Arc::downgrade(&cluster));
+        cluster
+    }
+
+    /// The clusters that the balancing config must hold, in alphabetical order.
+    pub fn names(&self) -> Vec<Arc<str>> {
+        self.shared.lock().keys().cloned().collect()
+    }
+}
+
+impl fmt::Debug for ActiveClusters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ActiveClusters").field(&self.names()).finish()
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, Weak<ClusterRef>>> {
+        // Nothing panics while the lock is held, and the map is whole between any two statements.
+        self.clusters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Keeps a cluster active.
+pub struct ClusterRef {
+    name: Arc<str>,
+    child: Box<str>,
+    shared: Arc<Shared>,
+}
+
+impl ClusterRef {
+    /// The name of the cluster.
+    pub fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    /// What the balancing config calls it: what [`Call::with_cluster`](evenkeel_core::Call::with_cluster) wants.
+    pub fn child(&self) -> &str {
+        &self.child
+    }
+}
+
+impl Drop for ClusterRef {
+    fn drop(&mut self) {
+        let mut clusters = self.shared.lock();
+        // Between the last reference's end and this lock, somebody may have made the cluster active again.
+        if clusters.get(&self.name).is_none_or(|held| held.strong_count() > 0) {
+            return;
+        }
+        clusters.remove(&self.name);
+        drop(clusters);
+        (self.shared.on_idle)();
+    }
+}
+
+impl fmt::Debug for ClusterRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ClusterRef").field(&self.name).finish()
+    }
+}
+
+/// The config of the policy at the root: one child per active cluster.
+pub fn lb_config<N: AsRef<str>>(names: impl IntoIterator<Item = N>) -> Value {
+    let children: Map<String, Value> = names
+        .into_iter()
+        .map(|name| {
+            let name = name.as_ref();
+            (child_name(name), json!({"childPolicy": [{"cds_experimental": {"cluster": name}}]}))
+        })
+        .collect();
+    json!([{"xds_cluster_manager_experimental": {"children": children}}])
+}
+
+fn child_name(cluster: &str) -> String {
+    format!("cluster:{cluster}")
+}

@@ -1,0 +1,190 @@
+//! Fault injection: delays and failures that the control plane wants, as a decision (A33).
+//!
+//! [`FaultConfig::decide`] draws once per call. What comes out says how long to wait before anything is sent, and what the
+//! call fails with after that; it counts as an active fault until it is dropped.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use evenkeel_core::{Call, Code, Status};
+
+use crate::routing::matcher::MILLION;
+
+/// Which faults to put in.
+#[derive(Clone, Debug)]
+pub struct FaultConfig {
+    pub(crate) delay: Option<(Delay, Share)>,
+    pub(crate) abort: Option<(Abort, Share)>,
+    pub(crate) max_active: Option<u32>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Delay {
+    Fixed(Duration),
+    /// As the call's headers say.
+    Header,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Abort {
+    Fixed(Status),
+    /// As the call's headers say.
+    Header,
+}
+
+/// How many of the calls, in a million, and how many millionths the control plane's unit is: a header counts in that
+/// unit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Share {
+    pub(crate) per_million: u32,
+    pub(crate) unit: u32,
+}
+
+/// Faults that are going on, in the whole process: hand the same value to every channel (A33).
+#[derive(Debug, Default)]
+pub struct ActiveFaults(AtomicU32);
+
+/// The faults put into one call. It counts as active until it is dropped: drop it when the delay is over and there is no
+/// abort, or when the call was failed.
+#[derive(Debug)]
+pub struct Injected {
+    /// Wait this long before anything is sent.
+    pub delay: Option<Duration>,
+    /// Then end the call with this status, sending nothing. The status is the operator's own choice, so any code may
+    /// stand here, and `OK` ends the call as if its trailers had come at once.
+    pub abort: Option<Status>,
+    _active: Active,
+}
+
+impl FaultConfig {
+    /// How many faults may be active in the process when this one is put in; any number if it is not said.
+    pub fn max_active(&self) -> Option<u32> {
+        self.max_active
+    }
+
+    /// The faults to put into this call, if any. `active` is the count of the whole process.
+    pub fn decide(&self, call: &Call<'_>, active: &Arc<ActiveFaults>) -> Option<Injected> {
+        // A33: each is drawn by itself.
+        let delay = self.delay.as_ref().and_then(|(delay, share)| delay.draw(*share, call));
+        let abort = self.abort.as_ref().and_then(|(abort, share)| abort.draw(*share, call));
+        if delay.is_none() && abort.is_none() {
+            return None;
+        }
+        Some(Injected { delay, abort, _active: active.start(self.max_active)? })
+    }
+}
+
+impl Delay {
+    fn draw(&self, share: Share, call: &Call<'_>) -> Option<Duration> {
+        let (delay, share) = match self {
+            Delay::Fixed(delay) => (*delay, share),
+            Delay::Header => {
+                let millis = number(call, "x-envoy-fault-delay-request")?;
+                (
+                    Duration::from_millis(millis.into()),
+                    share.capping(call, "x-envoy-fault-delay-request-percentage"),
+                )
+            }
+        };
+        (!delay.is_zero() && share.hits(call)).then_some(delay)
+    }
+}
+
+impl Abort {
+    fn draw(&self, share: Share, call: &Call<'_>) -> Option<Status> {
+        match self {
+            Abort::Fixed(status) => share.hits(call).then(|| status.clone()),
+            Abort::Header => {
+                let http = number(call, "x-envoy-fault-abort-request").and_then(code_of_http);
+                let code =
+                    http.or_else(|| number(call, "x-envoy-fault-abort-grpc-request").and_then(code_of))?;
+                let share = share.capping(call, "x-envoy-fault-abort-request-percentage");
+                share.hits(call).then(|| Abort::status(code))
+            }
+        }
+    }
+
+    /// What a call that is failed with this code says.
+    pub(crate) fn status(code: Code) -> Status {
+        Status::new(code, "ended by fault injection")
+    }
+}
+
+impl Share {
+    /// The share that a header asks for; the control plane's is the most it may be.
+    fn capping(self, call: &Call<'_>, header: &str) -> Share {
+        let asked = number(call, header).map(|numerator| numerator.saturating_mul(self.unit));
+        Share { per_million: asked.unwrap_or(u32::MAX).min(self.per_million), ..self }
+    }
+
+    fn hits(self, call: &Call<'_>) -> bool {
+        call.random_below(MILLION) < u64::from(self.per_million)
+    }
+}
+
+/// The number in a header; what is no number counts as absent. Of several values the last one counts.
+fn number(call: &Call<'_>, header: &str) -> Option<u32> {
+    call.header(header)?.rsplit(',').next()?.trim().parse().ok()
+}
+
+impl ActiveFaults {
+    /// Begins a fault, unless there are `max` already.
+    fn start(self: &Arc<ActiveFaults>, max: Option<u32>) -> Option<Active> {
+        let more = |count: u32| count.checked_add(1).filter(|count| max.is_none_or(|max| *count <= max));
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
+        Some(Active(self.clone()))
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> u32 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// One fault that is going on.
+#[derive(Debug)]
+struct Active(Arc<ActiveFaults>);
+
+impl Drop for Active {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The gRPC code of this number.
+pub(crate) fn code_of(number: u32) -> Option<Code> {
+    const CODES: [Code; 17] = [
+        Code::Ok,
+        Code::Cancelled,
+        Code::Unknown,
+        Code::InvalidArgument,
+        Code::DeadlineExceeded,
+        Code::NotFound,
+        Code::AlreadyExists,
+        Code::PermissionDenied,
+        Code::ResourceExhausted,
+        Code::FailedPrecondition,
+        Code::Aborted,
+        Code::OutOfRange,
+        Code::Unimplemented,
+        Code::Internal,
+        Code::Unavailable,
+        Code::DataLoss,
+        Code::Unauthenticated,
+    ];
+    CODES.get(usize::try_from(number).ok()?).copied()
+}
+
+/// The gRPC code that stands for an HTTP status without one; 200 is among those that say nothing (A33).
+pub(crate) fn code_of_http(status: u32) -> Option<Code> {
+    match status {
+        400 => Some(Code::Internal),
+        401 => Some(Code::Unauthenticated),
+        403 => Some(Code::PermissionDenied),
+        404 => Some(Code::Unimplemented),
+        429 | 502..=504 => Some(Code::Unavailable),
+        200..=599 => Some(Code::Unknown),
+        _ => None,
+    }
+}

@@ -1,0 +1,215 @@
+//! What a route matches: the path, headers, and a share of the calls (A28).
+
+use std::borrow::Cow;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use evenkeel_core::Call;
+use regex::bytes::Regex;
+
+/// What a call must be like for a route to take it.
+#[derive(Clone, Debug)]
+pub struct RouteMatch {
+    pub(crate) path: TextMatcher,
+    pub(crate) headers: Vec<HeaderMatcher>,
+    /// How many calls in a million; all if it is not said.
+    pub(crate) per_million: Option<u32>,
+}
+
+impl RouteMatch {
+    /// Whether the route takes this call. Chance is asked last, and only if all else matches.
+    pub fn matches(&self, call: &Call<'_>) -> bool {
+        self.miss(call).is_none()
+            && self.per_million.is_none_or(|share| call.random_below(MILLION) < u64::from(share))
+    }
+
+    /// How many in a million of the calls that match otherwise are taken, if not all.
+    pub fn per_million(&self) -> Option<u32> {
+        self.per_million
+    }
+
+    /// The first thing about the call that does not match, chance apart.
+    pub(crate) fn miss(&self, call: &Call<'_>) -> Option<Miss<'_>> {
+        if !self.path.matches(call.path()) {
+            return Some(Miss::Path);
+        }
+        self.headers.iter().find(|header| !header.matches(call)).map(Miss::Header)
+    }
+}
+
+/// What fractions are counted in.
+pub(crate) const MILLION: u64 = 1_000_000;
+
+/// What does not match.
+pub(crate) enum Miss<'a> {
+    Path,
+    Header(&'a HeaderMatcher),
+}
+
+impl fmt::Display for RouteMatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "path {}", self.path)?;
+        for header in &self.headers {
+            write!(f, " and {header}")?;
+        }
+        match self.per_million {
+            Some(share) => write!(f, " and {share} in a million"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What one header must be like.
+#[derive(Clone, Debug)]
+pub struct HeaderMatcher {
+    pub(crate) name: HeaderName,
+    pub(crate) test: HeaderTest,
+    pub(crate) invert: bool,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum HeaderTest {
+    Text(TextMatcher),
+    /// A whole number from `start` up to, but not, `end`.
+    Range(Range<i64>),
+    /// Whether it is there.
+    Present(bool),
+}
+
+impl HeaderMatcher {
+    fn matches(&self, call: &Call<'_>) -> bool {
+        // A41: inverting turns the comparison around, and a header that is absent fails every comparison but the one
+        // for its presence.
+        let compared = match (&self.test, self.name.value(call)) {
+            (HeaderTest::Present(expected), value) => value.is_some() == *expected,
+            (_, None) => return false,
+            (HeaderTest::Text(text), Some(value)) => text.matches(&value),
+            (HeaderTest::Range(range), Some(value)) => {
+                value.parse().is_ok_and(|number: i64| range.contains(&number))
+            }
+        };
+        compared != self.invert
+    }
+}
+
+impl fmt::Display for HeaderMatcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let not = if self.invert { "not " } else { "" };
+        write!(f, "header {:?} {not}", self.name.as_str())?;
+        match &self.test {
+            HeaderTest::Text(text) => text.fmt(f),
+            HeaderTest::Range(range) => write!(f, "in [{}, {})", range.start, range.end),
+            HeaderTest::Present(true) => f.write_str("present"),
+            HeaderTest::Present(false) => f.write_str("absent"),
+        }
+    }
+}
+
+/// The name of a header, and what of it routing sees.
+#[derive(Clone, Debug)]
+pub(crate) struct HeaderName {
+    name: Arc<str>,
+    seen: Seen,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Seen {
+    AsIs,
+    /// Present in any case: whoever routes before the transport adds the header assumes gRPC's value (A28).
+    ContentType,
+    /// A28: only custom metadata is looked at, and never what ends in `-bin`.
+    Never,
+}
+
+impl HeaderName {
+    pub(crate) fn new(name: &str) -> HeaderName {
+        let name = name.to_ascii_lowercase();
+        let transport = name.starts_with(':')
+            || name.starts_with("grpc-")
+            || matches!(name.as_str(), "te" | "user-agent");
+        let seen = match name.as_str() {
+            "content-type" => Seen::ContentType,
+            text if transport || text.ends_with("-bin") => Seen::Never,
+            _ => Seen::AsIs,
+        };
+        HeaderName { name: name.into(), seen }
+    }
+
+    pub(crate) fn as_str(&self) -> &str {
+        &self.name
+    }
+
+    /// The value as routing sees it; several values joined by commas.
+    pub(crate) fn value<'a>(&self, call: &Call<'a>) -> Option<Cow<'a, str>> {
+        match self.seen {
+            Seen::AsIs => call.header(&self.name),
+            Seen::ContentType => call.header(&self.name).or(Some(Cow::Borrowed("application/grpc"))),
+            Seen::Never => None,
+        }
+    }
+}
+
+/// What a text must be like. Only ASCII letters have cases: paths and header values are ASCII.
+#[derive(Clone, Debug)]
+pub(crate) enum TextMatcher {
+    Exact(String, Case),
+    Prefix(String, Case),
+    Suffix(String, Case),
+    Contains(String),
+    Regex(RegexMatcher),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Case {
+    Heeded,
+    Ignored,
+}
+
+/// A regular expression as it was written, and as it is run.
+#[derive(Clone, Debug)]
+pub(crate) struct RegexMatcher {
+    pub(crate) source: Arc<str>,
+    pub(crate) compiled: Regex,
+}
+
+impl TextMatcher {
+    pub(crate) fn matches(&self, text: &str) -> bool {
+        let bytes = text.as_bytes();
+        match self {
+            TextMatcher::Exact(expected, case) => case.same(bytes, expected),
+            TextMatcher::Prefix(expected, case) => {
+                bytes.get(..expected.len()).is_some_and(|start| case.same(start, expected))
+            }
+            TextMatcher::Suffix(expected, case) => {
+                let end = bytes.len().checked_sub(expected.len()).and_then(|start| bytes.get(start..));
+                end.is_some_and(|end| case.same(end, expected))
+            }
+            TextMatcher::Contains(expected) => text.contains(expected.as_str()),
+            TextMatcher::Regex(regex) => regex.compiled.is_match(bytes),
+        }
+    }
+}
+
+impl Case {
+    fn same(self, found: &[u8], expected: &str) -> bool {
+        match self {
+            Case::Heeded => found == expected.as_bytes(),
+            Case::Ignored => found.eq_ignore_ascii_case(expected.as_bytes()),
+        }
+    }
+}
+
+impl fmt::Display for TextMatcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (kind, text, case) = match self {
+            TextMatcher::Exact(text, case) => ("exact", text.as_str(), *case),
+            TextMatcher::Prefix(text, case) => ("prefix", text.as_str(), *case),
+            TextMatcher::Suffix(text, case) => ("suffix", text.as_str(), *case),
+            TextMatcher::Contains(text) => ("contains", text.as_str(), Case::Heeded),
+            TextMatcher::Regex(regex) => ("regex", &*regex.source, Case::Heeded),
+        };
+        let any_case = if case == Case::Ignored { " in any case" } else { "" };
+        write!(f, "{kind} {text:?}{any_case}")
+    }
+}

@@ -1,0 +1,232 @@
+//! The way of one call: which route takes it, and all that follows (A31).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use evenkeel_core::{Call, Code, Status};
+
+use crate::resource::{Listener, VirtualHost, quoted};
+use crate::routing::filter;
+use crate::routing::hash;
+use crate::routing::matcher::Miss;
+use crate::routing::{Action, ActiveClusters, ClusterRef, FilterInstance, Forward, RetryPolicy, Route};
+
+/// Routes calls by one virtual host. It never changes; a change of config makes another one.
+#[derive(Debug)]
+pub struct Selector {
+    host: Arc<VirtualHost>,
+    /// For each route of the host, where its calls may go; nowhere if it does not forward.
+    targets: Vec<Targets>,
+    channel_id: u64,
+}
+
+/// Where the calls of one route may go.
+#[derive(Debug)]
+struct Targets {
+    /// The sum of the weights up to and with each target.
+    upto: Vec<u64>,
+    targets: Vec<Arc<Target>>,
+}
+
+/// One way for calls to go, with all that is known before there is a call.
+#[derive(Debug)]
+struct Target {
+    cluster: Arc<ClusterRef>,
+    limit: Option<Duration>,
+    retry: Option<Arc<RetryPolicy>>,
+    auto_host_rewrite: bool,
+    filters: Arc<[FilterInstance]>,
+}
+
+/// The way that was chosen for a call. It holds for all its attempts (A31), and keeps the cluster active until it is dropped:
+/// when the call is committed, or over.
+#[derive(Clone, Debug)]
+pub struct Selected {
+    target: Arc<Target>,
+    hash: u64,
+}
+
+impl Selector {
+    /// A selector for a channel with this random number (A42). It takes references to every cluster of the host, so that
+    /// [`ActiveClusters::names`] holds them; the balancing config must be updated before calls see the selector (A31).
+    pub fn new(
+        host: Arc<VirtualHost>,
+        listener: &Listener,
+        clusters: &ActiveClusters,
+        channel_id: u64,
+    ) -> Selector {
+        let refs: Refs<'_> = host.clusters.iter().map(|name| (&**name, clusters.acquire(name))).collect();
+        let common = Common {
+            refs,
+            listener,
+            filters: filter::resolve(&listener.filters, &[&host.overrides]),
+            host: &host,
+        };
+        let targets = host.routes.iter().map(|route| common.targets(route)).collect();
+        drop(common);
+        Selector { host, targets, channel_id }
+    }
+
+    /// The way of this call, or what it fails with. Asked once per call.
+    pub fn select(&self, call: &Call<'_>) -> Result<Selected, Status> {
+        // A path that is not canonical could pass rules that were written for the canonical one.
+        if !call.path().starts_with('/') {
+            return Err(Status::new(
+                Code::Internal,
+                format!("the path {} does not start with \"/\"", quoted(call.path())),
+            ));
+        }
+        let mut routes = self.host.routes.iter().zip(&self.targets);
+        let Some((route, targets)) = routes.find(|(route, _)| route.matches.matches(call)) else {
+            return Err(self.refuse(call, "no route matches"));
+        };
+        match (&route.action, targets.choose(call)) {
+            (Action::Forward(Forward { hash: policies, .. }), Some(target)) => {
+                let hash = hash::of_call(policies, call, self.channel_id);
+                Ok(Selected { target: target.clone(), hash })
+            }
+            _ => Err(self.refuse(call, "the route that matches is not for clients")),
+        }
+    }
+
+    fn refuse(&self, call: &Call<'_>, why: &str) -> Status {
+        Status::unavailable(format!(
+            "virtual host {}: {why} (path {})",
+            quoted(&self.host.name),
+            quoted(call.path())
+        ))
+    }
+
+    /// Why each route takes this call or does not, in order, up to the first that takes it for certain. Chance is not
+    /// asked.
+    pub fn explain(&self, call: &Call<'_>) -> Vec<Explained> {
+        let mut steps = Vec::new();
+        for route in &self.host.routes {
+            let outcome = match route.matches.miss(call) {
+                Some(Miss::Path) => Outcome::OtherPath,
+                Some(Miss::Header(header)) => Outcome::OtherHeader(header.to_string()),
+                None => match route.matches.per_million() {
+                    Some(share) => Outcome::Share(share),
+                    None => Outcome::Taken,
+                },
+            };
+            let taken = outcome == Outcome::Taken;
+            steps.push(Explained { name: route.name.clone(), route: route.to_string(), outcome });
+            if taken {
+                break;
+            }
+        }
+        steps
+    }
+}
+
+/// Why a route takes a call or does not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Explained {
+    /// The route's name, often empty.
+    pub name: String,
+    /// What it matches and where it goes.
+    pub route: String,
+    /// What became of it.
+    pub outcome: Outcome,
+}
+
+/// What became of a route for a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// Its path is another.
+    OtherPath,
+    /// The call does not have this header.
+    OtherHeader(String),
+    /// It takes so many calls like this one in a million.
+    Share(u32),
+    /// It takes the call.
+    Taken,
+}
+
+type Refs<'a> = BTreeMap<&'a str, Arc<ClusterRef>>;
+
+/// What all targets of a selector are made with.
+struct Common<'a> {
+    refs: Refs<'a>,
+    listener: &'a Listener,
+    host: &'a VirtualHost,
+    /// The filters where neither the route nor the weighted cluster says anything.
+    filters: Arc<[FilterInstance]>,
+}
+
+impl Common<'_> {
+    fn targets(&self, route: &Route) -> Targets {
+        let mut made = Targets { upto: Vec::new(), targets: Vec::new() };
+        let Action::Forward(forward) = &route.action else { return made };
+        let mut sum = 0;
+        for weighted in &forward.clusters {
+            let Some(cluster) = self.refs.get(&*weighted.name) else { continue };
+            let filters = if route.overrides.is_empty() && weighted.overrides.is_empty() {
+                self.filters.clone()
+            } else {
+                let levels = [&weighted.overrides, &route.overrides, &self.host.overrides];
+                filter::resolve(&self.listener.filters, &levels)
+            };
+            sum += u64::from(weighted.weight);
+            made.upto.push(sum);
+            made.targets.push(Arc::new(Target {
+                cluster: cluster.clone(),
+                limit: forward.limit.effective(self.listener.max_stream_duration),
+                retry: forward.retry.clone(),
+                auto_host_rewrite: forward.auto_host_rewrite,
+                filters,
+            }));
+        }
+        made
+    }
+}
+
+impl Targets {
+    /// A target by its weight, whatever the state of its cluster (A31).
+    fn choose(&self, call: &Call<'_>) -> Option<&Arc<Target>> {
+        let total = match self.upto.as_slice() {
+            [_] => return self.targets.first(),
+            sums => *sums.last()?,
+        };
+        let drawn = call.random_below(total);
+        self.targets.get(self.upto.partition_point(|sum| *sum <= drawn))
+    }
+}
+
+impl Selected {
+    /// The cluster; [`ClusterRef::child`] is what a pick wants to know.
+    pub fn cluster(&self) -> &Arc<ClusterRef> {
+        &self.target.cluster
+    }
+
+    /// How long the call may take, where the application allows `own`: never longer than that. `None` is without end.
+    pub fn timeout(&self, own: Option<Duration>) -> Option<Duration> {
+        match (own, self.target.limit) {
+            (Some(own), Some(limit)) => Some(own.min(limit)),
+            (own, limit) => own.or(limit),
+        }
+    }
+
+    /// When it is tried again, if ever.
+    pub fn retry(&self) -> Option<&Arc<RetryPolicy>> {
+        self.target.retry.as_ref()
+    }
+
+    /// What hash-based policies place it by.
+    pub fn hash(&self) -> u64 {
+        self.hash
+    }
+
+    /// Whether the endpoint's host name becomes its authority (A81).
+    pub fn auto_host_rewrite(&self) -> bool {
+        self.target.auto_host_rewrite
+    }
+
+    /// The filters to run before it is sent, in order.
+    pub fn filters(&self) -> &[FilterInstance] {
+        &self.target.filters
+    }
+}

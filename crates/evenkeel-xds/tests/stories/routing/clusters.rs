@@ -1,0 +1,101 @@
+//! Clusters stay while a call may need them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use evenkeel_core::Call;
+use evenkeel_xds::routing::{ActiveClusters, Selector, lb_config};
+use serde_json::json;
+use testkit::resources::route;
+
+use super::selector_with;
+use crate::route::{routes, to_weighted};
+
+/// Active clusters, and how often one of them went.
+fn counted() -> (ActiveClusters, Arc<AtomicUsize>) {
+    let gone = Arc::new(AtomicUsize::new(0));
+    let counter = gone.clone();
+    let on_idle = move || {
+        counter.fetch_add(1, Ordering::Relaxed);
+    };
+    (ActiveClusters::new(Arc::new(on_idle)), gone)
+}
+
+fn names(clusters: &ActiveClusters) -> Vec<String> {
+    clusters.names().iter().map(ToString::to_string).collect()
+}
+
+fn to(cluster: &str, clusters: &ActiveClusters) -> Selector {
+    selector_with(routes([route("/", cluster)]), vec![], None, clusters)
+}
+
+/// CM-7: a selector's clusters are active as soon as there is one, before any call can see it.
+#[test]
+fn a_selector_makes_its_clusters_active() {
+    let (clusters, _) = counted();
+    assert_eq!(names(&clusters), [""; 0]);
+    let config = routes([to_weighted(&[("b", 1), ("a", 1), ("never", 0)]), route("/", "a"), route("/", "c")]);
+    let _selector = selector_with(config, vec![], None, &clusters);
+    assert_eq!(names(&clusters), ["a", "b", "c"]);
+}
+
+/// CM-5, CM-6, fault 32: a cluster that left the routes stays in the config until the last call that chose it ends, so that
+/// its own policy answers for it, also when its resource is gone; then it goes, once.
+#[test]
+fn a_cluster_stays_until_its_last_call_ends() {
+    let (clusters, gone) = counted();
+    let gone = || gone.load(Ordering::Relaxed);
+    let old = to("old", &clusters);
+    let first = old.select(&Call::new("/s/m", 1)).unwrap();
+    let second = first.clone();
+    let new = to("new", &clusters);
+    drop(old);
+    assert_eq!((names(&clusters), gone()), (vec!["new".to_owned(), "old".to_owned()], 0));
+    drop(first);
+    assert_eq!((names(&clusters).len(), gone()), (2, 0));
+    assert_eq!(
+        lb_config(clusters.names())[0]["xds_cluster_manager_experimental"]["children"]
+            [second.cluster().child()],
+        json!({"childPolicy": [{"cds_experimental": {"cluster": "old"}}]})
+    );
+    drop(second);
+    assert_eq!((names(&clusters), gone()), (vec!["new".to_owned()], 1));
+    drop(new);
+    assert_eq!((names(&clusters), gone()), (vec![], 2));
+}
+
+/// CM-5: a cluster that both the old routes and the new ones name never goes.
+#[test]
+fn a_cluster_that_stays_in_the_routes_never_goes() {
+    let (clusters, gone) = counted();
+    let mut current = to("a", &clusters);
+    let before = current.select(&Call::new("/s/m", 1)).unwrap();
+    for _ in 0..10 {
+        current = to("a", &clusters);
+    }
+    let after = current.select(&Call::new("/s/m", 1)).unwrap();
+    assert!(Arc::ptr_eq(before.cluster(), after.cluster()), "one and the same");
+    assert_eq!((names(&clusters), gone.load(Ordering::Relaxed)), (vec!["a".to_owned()], 0));
+}
+
+/// CM-5: a cluster may come back while its last call ends, and then it is there.
+#[test]
+fn a_cluster_may_come_back() {
+    let (clusters, gone) = counted();
+    drop(to("a", &clusters));
+    let _back = to("a", &clusters);
+    assert_eq!((names(&clusters), gone.load(Ordering::Relaxed)), (vec!["a".to_owned()], 1));
+}
+
+/// A31, S4: the config of the policy at the root.
+#[test]
+fn one_child_per_cluster() {
+    assert_eq!(
+        lb_config(["orders", "pay \"eu\""]),
+        json!([{"xds_cluster_manager_experimental": {"children": {
+            "cluster:orders": {"childPolicy": [{"cds_experimental": {"cluster": "orders"}}]},
+            "cluster:pay \"eu\"": {"childPolicy": [{"cds_experimental": {"cluster": "pay \"eu\""}}]},
+        }}}])
+    );
+    assert_eq!(lb_config([""; 0]), json!([{"xds_cluster_manager_experimental": {"children": {}}}]));
+}

@@ -1,0 +1,8 @@
+//! A bootstrap from arbitrary bytes.
+
+#![no_main]
+
+use evenkeel_fuzz::checks::check_bootstrap;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| check_bootstrap(bytes));

@@ -1,0 +1,184 @@
+//! What must hold for any bytes from outside. The fuzz targets call these checks, and so does a test of `evenkeel-xds`
+//! with generated cases, so that the checks themselves stay true.
+
+use evenkeel_core::Registry;
+use evenkeel_proto::envoy::config::cluster::v3::cluster::LbPolicy;
+use evenkeel_proto::envoy::config::cluster::v3::load_balancing_policy::Policy;
+use evenkeel_proto::envoy::config::cluster::v3::{Cluster, LoadBalancingPolicy, OutlierDetection};
+use evenkeel_proto::envoy::config::core::v3::TypedExtensionConfig;
+use evenkeel_proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
+use evenkeel_proto::envoy::config::listener::v3::Listener;
+use evenkeel_proto::envoy::config::route::v3::RouteConfiguration;
+use evenkeel_proto::envoy::extensions::load_balancing_policies::round_robin::v3::RoundRobin;
+use evenkeel_proto::envoy::extensions::load_balancing_policies::wrr_locality::v3::WrrLocality;
+use evenkeel_proto::prost::{Message, Name};
+use evenkeel_proto::prost_types::Any;
+use evenkeel_xds::bootstrap::{Bootstrap, ChannelCredentials, ServerConfig, ServerFeatures};
+use evenkeel_xds::name::ResourceName;
+use evenkeel_xds::resource::{Parser, ResourceType};
+use testkit::resources;
+
+/// The most that a text about one resource may have. It holds the problems that are told apart, each with a path and a
+/// text in which what was sent is cut.
+pub const MAX_TEXT: usize = 64 << 10;
+
+/// Parses resources as a client with one certificate provider would, from a server that may say everything.
+pub struct Resources {
+    parser: Parser,
+    server: ServerConfig,
+}
+
+impl Resources {
+    /// With everything that is built in.
+    pub fn new() -> Resources {
+        let mut parser = Parser::new(Registry::standard());
+        parser.certificate_providers.insert("default".to_owned());
+        let server = ServerConfig {
+            uri: "localhost:18000".into(),
+            credentials: ChannelCredentials::Insecure,
+            features: ServerFeatures { trusted_xds_server: true, ..ServerFeatures::default() },
+        };
+        Resources { parser, server }
+    }
+
+    /// Whether the bytes are a resource of this type. Whatever they are, the answer is one that an operator can use, and
+    /// the same when asked again.
+    pub fn check(&self, kind: ResourceType, bytes: &[u8]) -> bool {
+        let any = Any { type_url: kind.type_url().to_owned(), value: bytes.to_vec() };
+        let name = name_of(kind, bytes);
+        let parsed = self.parser.parse(kind, &any, &self.server);
+        let again = self.parser.parse(kind, &any, &self.server);
+        assert_eq!(format!("{parsed:?}"), format!("{again:?}"), "the same bytes are the same resource");
+        match parsed {
+            Ok(parsed) => {
+                assert_eq!(Some(parsed.name), name, "a resource has the name that was sent");
+                let said: usize = parsed.warnings.iter().map(String::len).sum();
+                assert!(said <= MAX_TEXT, "{said} bytes of warnings");
+                assert!(parsed.warnings.iter().all(|warning| !warning.is_empty()));
+                true
+            }
+            Err(rejected) => {
+                if name.as_ref().is_some_and(|name| !name.is_empty()) {
+                    assert_eq!(rejected.name, name, "a rejection says whose it is: {}", rejected.problems);
+                }
+                assert!(rejected.problems.iter().count() > 0, "a rejection has a reason");
+                assert!(rejected.problems.iter().all(|problem| !problem.text.is_empty()));
+                let said = rejected.problems.to_string().len();
+                assert!(said <= MAX_TEXT, "{said} bytes of problems");
+                false
+            }
+        }
+    }
+}
+
+impl Default for Resources {
+    fn default() -> Resources {
+        Resources::new()
+    }
+}
+
+/// Reads bytes as a bootstrap, and asks of one that can be used what a channel and a server would.
+pub fn check_bootstrap(bytes: &[u8]) {
+    let Ok(text) = str::from_utf8(bytes) else { return };
+    match Bootstrap::from_json(text) {
+        Ok(bootstrap) => {
+            assert!(!bootstrap.servers.is_empty());
+            assert!(bootstrap.authorities.values().all(|authority| !authority.servers.is_empty()));
+            assert!(bootstrap.warnings().iter().all(|warning| !warning.is_empty()));
+            for target in ["xds:///orders", "xds://a/[::1]:80/b c"] {
+                match bootstrap.listener_name(target) {
+                    Ok(target) => {
+                        assert!(!target.listener.as_str().is_empty() && !target.authority.is_empty());
+                    }
+                    Err(error) => assert!(error.to_string().starts_with("target ")),
+                }
+            }
+            let _ = bootstrap.server_listener_name("[::]:80").map_err(|error| error.to_string());
+            assert_eq!(Bootstrap::from_json(text).ok(), Some(bootstrap));
+        }
+        Err(error) => {
+            let text = error.to_string();
+            assert!(text.starts_with("bootstrap: ") && text.len() <= MAX_TEXT, "{} bytes", text.len());
+        }
+    }
+}
+
+/// Reads bytes as a name of each type; the canonical spelling of one is a name with the same spelling.
+pub fn check_name(bytes: &[u8]) {
+    let Ok(text) = str::from_utf8(bytes) else { return };
+    for kind in ResourceType::ALL {
+        match ResourceName::parse(kind, text) {
+            Ok(name) => {
+                assert_eq!(name.authority().is_some(), text.starts_with("xdstp:"));
+                assert_eq!(ResourceName::parse(kind, name.as_str()), Ok(name));
+            }
+            Err(error) => assert!(error.to_string().len() <= 4 << 10, "{error}"),
+        }
+    }
+}
+
+/// The name of a resource, if the bytes are its message at all.
+fn name_of(kind: ResourceType, bytes: &[u8]) -> Option<String> {
+    match kind {
+        ResourceType::Listener => Listener::decode(bytes).ok().map(|listener| listener.name),
+        ResourceType::RouteConfig => RouteConfiguration::decode(bytes).ok().map(|routes| routes.name),
+        ResourceType::Cluster => Cluster::decode(bytes).ok().map(|cluster| cluster.name),
+        ResourceType::Endpoints => ClusterLoadAssignment::decode(bytes).ok().map(|load| load.cluster_name),
+    }
+}
+
+/// Resources that are fit for use, to start from.
+pub fn seeds(kind: ResourceType) -> Vec<Vec<u8>> {
+    match kind {
+        ResourceType::Listener => vec![
+            resources::listener_with_rds("orders", "routes").encode_to_vec(),
+            resources::listener_with_routes("orders", resources::route_config("", "a")).encode_to_vec(),
+        ],
+        ResourceType::RouteConfig => {
+            let mut two = resources::route_config("routes", "a");
+            two.virtual_hosts.push(resources::virtual_host(
+                "*.example.com",
+                vec![resources::route("/shop.Orders/", "a"), resources::route("", "b")],
+            ));
+            vec![resources::route_config("routes", "a").encode_to_vec(), two.encode_to_vec()]
+        }
+        ResourceType::Cluster => {
+            let mut balanced = resources::cluster("a");
+            balanced.load_balancing_policy = Some(wrr_locality(one_policy(&RoundRobin::default())));
+            balanced.outlier_detection = Some(OutlierDetection::default());
+            let mut ring = resources::cluster("a");
+            ring.set_lb_policy(LbPolicy::RingHash);
+            vec![
+                resources::cluster("a").encode_to_vec(),
+                resources::dns_cluster("a", "orders.example.com", 443).encode_to_vec(),
+                resources::aggregate_cluster("a", &["b", "c"]).encode_to_vec(),
+                balanced.encode_to_vec(),
+                ring.encode_to_vec(),
+            ]
+        }
+        ResourceType::Endpoints => {
+            let mut two = resources::load_assignment("a", &["10.0.0.1:80", "10.0.0.2:80"]);
+            two.endpoints.push(resources::locality("far", 3, 1, &["[2001:db8::1]:80"]));
+            vec![resources::load_assignment("a", &["10.0.0.1:80"]).encode_to_vec(), two.encode_to_vec()]
+        }
+    }
+}
+
+/// A list with one policy.
+pub fn one_policy<M: Name>(policy: &M) -> LoadBalancingPolicy {
+    policies([(M::NAME, resources::any(policy))])
+}
+
+/// A policy for localities over another.
+pub fn wrr_locality(over: LoadBalancingPolicy) -> LoadBalancingPolicy {
+    one_policy(&WrrLocality { endpoint_picking_policy: Some(over) })
+}
+
+/// A list of policies with their names.
+pub fn policies<'a>(list: impl IntoIterator<Item = (&'a str, Any)>) -> LoadBalancingPolicy {
+    let policies = list.into_iter().map(|(name, config)| {
+        let config = TypedExtensionConfig { name: name.to_owned(), typed_config: Some(config) };
+        Policy { typed_extension_config: Some(config) }
+    });
+    LoadBalancingPolicy { policies: policies.collect() }
+}

@@ -1,0 +1,5 @@
+//! What every fuzz target checks.
+
+#![forbid(unsafe_code)]
+
+pub mod checks;
