@@ -87,8 +87,11 @@ impl Client {
         server.failure = Some(Status::unavailable(text));
     }
 
-    /// Afterwards the next message is read when all whom this one changed something for have dealt with it.
+    /// Takes in a response. The next one is read when all whom this one changed something for have dealt with it.
     pub(super) fn handle_message(&mut self, server: usize, id: StreamId, bytes: &[u8], now: Instant) {
+        if self.servers[server].stream().is_none() {
+            return;
+        }
         let before = mem::take(&mut self.changed);
         self.take_in(server, bytes, now);
         self.reconcile(now);

@@ -43,11 +43,12 @@ impl Client {
             self.authorities[index].reset();
             return;
         }
-        let has_failed = |server: usize| self.servers[server].failure.is_some();
-        let falls = self.authorities[index].in_use().last().is_some_and(|active| has_failed(*active))
-            && self.entries(index).any(|(_, entry)| entry.is_wanted() && entry.is_missing());
-        let servers = &self.servers;
-        if falls && self.authorities[index].fall_back(|server| servers[server].failure.is_some()) {
+        let failing: Vec<bool> = self.servers.iter().map(|server| server.failure.is_some()).collect();
+        let is_missing = |(_, entry): (&Key, &Entry)| entry.is_wanted() && entry.is_missing();
+        if failing.contains(&true)
+            && self.entries(index).any(is_missing)
+            && self.authorities[index].fall_back(|server| failing[server])
+        {
             for kind in ResourceType::ALL {
                 self.touch(index, kind);
             }

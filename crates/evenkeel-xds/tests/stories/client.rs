@@ -230,7 +230,7 @@ fn wrappers_are_opened() {
     world.sends("one", reply(Cluster, "3", &["a=3"]).wrapped_as(""));
     assert_eq!(world.requests("one"), ["cluster [a] v2 n2", "cluster [a] v3 n3"]);
     assert_eq!(world.sees(Cluster, "a"), "3");
-    let inside = |name: &str| format!(r#"cluster [a] v3 {name}"#);
+    let inside = |name: &str| format!("cluster [a] v3 {name}");
     world.sends("one", reply(Cluster, "4", &["b=4"]).wrapped_as("a"));
     assert_eq!(world.requests("one"), [inside(r#"n4 !"a": holds the resource "b""#)]);
     let empty = Wrapper { name: "a".to_owned(), ..Wrapper::default() };
@@ -446,7 +446,7 @@ fn backs_off_until_a_response() {
         let failed = world.now;
         let due = world.client.next_deadline().expect("another attempt");
         world.dialled();
-        world.passes(due.since(failed) - Duration::from_nanos(1));
+        world.nearly_passes(due.since(failed));
         assert!(world.dialled().is_empty(), "no attempt early");
         world.passes(Duration::from_nanos(1));
         assert_eq!(world.dialled(), ["one"]);
@@ -475,7 +475,7 @@ fn a_resource_that_does_not_come() {
         let mut world = World::new(bootstrap_with(features));
         let id = world.channel(&[(Cluster, "a")]);
         world.accepts("one");
-        world.passes(secs(seconds) - Duration::from_nanos(1));
+        world.nearly_passes(secs(seconds));
         assert_eq!(world.sees(Cluster, "a"), "");
         world.passes(Duration::from_nanos(1));
         assert_eq!(world.sees(Cluster, "a"), text);
@@ -529,7 +529,7 @@ fn what_is_cached_is_not_declared_missing() {
 fn a_server_that_cannot_be_reached_for_a_minute() {
     let mut world = world();
     world.channel(&[(Cluster, "a")]);
-    world.passes(secs(20) - Duration::from_nanos(1));
+    world.nearly_passes(secs(20));
     assert_eq!(world.sees(Cluster, "a"), "");
     world.passes(Duration::from_nanos(1));
     let late = r#"!Unavailable: xDS server "one" did not accept a connection within 20s (xDS node id "me")"#;

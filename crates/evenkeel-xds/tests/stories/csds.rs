@@ -1,5 +1,7 @@
 //! What the client tells tools about itself.
 
+use std::fmt::Write as _;
+
 use evenkeel_core::{Code, Instant};
 use evenkeel_proto::envoy::admin::v3::ClientResourceStatus;
 use evenkeel_proto::envoy::config::core::v3::Node;
@@ -26,11 +28,11 @@ fn lines(world: &World) -> Vec<String> {
         let status = ClientResourceStatus::try_from(config.client_status).expect("a status");
         let mut line = format!("{kind} {} {}", config.name, status.as_str_name());
         if let Some(at) = config.last_updated {
-            line += &format!(" v{} at {}", config.version_info, at.seconds);
+            let _ = write!(line, " v{} at {}", config.version_info, at.seconds);
         }
         if let Some(error) = config.error_state {
             let at = error.last_update_attempt.expect("a time").seconds;
-            line += &format!(" !v{} at {at}: {}", error.version_info, error.details);
+            let _ = write!(line, " !v{} at {at}: {}", error.version_info, error.details);
         }
         line
     });

@@ -15,6 +15,7 @@
 //! The driver checks its side of the contract: one request under way, one message read at a time.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -117,7 +118,7 @@ pub(crate) fn resource(kind: ResourceType, text: &str) -> Any {
         ResourceType::Endpoints => {
             let mut assignment = resources::load_assignment(name, &["10.0.0.1:80"]);
             for group in &mut assignment.endpoints {
-                group.locality.get_or_insert_default().zone = content.to_owned();
+                content.clone_into(&mut group.locality.get_or_insert_default().zone);
             }
             resources::any(&assignment)
         }
@@ -398,6 +399,11 @@ impl World {
         self.now = until;
     }
 
+    /// The same but for the last nanosecond.
+    pub(crate) fn nearly_passes(&mut self, wait: Duration) {
+        self.passes(wait.saturating_sub(Duration::from_nanos(1)));
+    }
+
     /// Time passes until the client dials this server again.
     pub(crate) fn redials(&mut self, server: &str) {
         while !self.links.contains_key(server) {
@@ -576,7 +582,7 @@ fn show(request: &Request) -> String {
         Request::Sotw(request) => {
             text = format!("{} [{}]", short(&request.type_url), list(&request.resource_names));
             if !request.version_info.is_empty() {
-                text += &format!(" v{}", request.version_info);
+                let _ = write!(text, " v{}", request.version_info);
             }
             (&request.node, &request.response_nonce, &request.error_detail)
         }
@@ -586,26 +592,26 @@ fn show(request: &Request) -> String {
                 [('+', &request.resource_names_subscribe), ('-', &request.resource_names_unsubscribe)]
             {
                 if !names.is_empty() {
-                    text += &format!(" {sign}{}", list(names));
+                    let _ = write!(text, " {sign}{}", list(names));
                 }
             }
             let known: BTreeMap<_, _> = request.initial_resource_versions.iter().collect();
             if !known.is_empty() {
                 let known: Vec<String> = known.iter().map(|(name, v)| format!("{name}:{v}")).collect();
-                text += &format!(" {{{}}}", known.join(" "));
+                let _ = write!(text, " {{{}}}", known.join(" "));
             }
             (&request.node, &request.response_nonce, &request.error_detail)
         }
     };
     if !nonce.is_empty() {
-        text += &format!(" {nonce}");
+        let _ = write!(text, " {nonce}");
     }
     if let Some(node) = node {
-        text += &format!(" as {}", node.id);
+        let _ = write!(text, " as {}", node.id);
     }
     if let Some(error) = error {
         assert_eq!(error.code, 3, "a NACK is INVALID_ARGUMENT");
-        text += &format!(" !{}", error.message);
+        let _ = write!(text, " !{}", error.message);
     }
     text
 }
