@@ -97,6 +97,7 @@ pub struct LoadReporting {
 
 /// Which metrics of per-call load reports go into load reports to the control plane (A64, A85).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a metric of its own, on or off")]
 pub struct BackendMetrics {
     /// `cpu_utilization`.
     pub cpu_utilization: bool,
