@@ -16,6 +16,9 @@ use crate::policy::{
 };
 use crate::{Endpoints, Status};
 
+const SERVER: &str = "lrsLoadReportingServer";
+const METRICS: &str = "lrsReportEndpointMetrics";
+
 /// Everything that is known about clusters at one time.
 #[derive(Clone, Debug, Default)]
 pub struct Clusters {
@@ -95,6 +98,7 @@ pub struct LoadReporting {
 /// Which metrics of per-call load reports go into load reports to the control plane (A64, A85).
 #[expect(clippy::struct_excessive_bools, reason = "each is a metric that is passed on or not")]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a metric of its own, on or off")]
 pub struct BackendMetrics {
     /// `cpu_utilization`.
     pub cpu_utilization: bool,
@@ -134,6 +138,18 @@ impl BackendMetrics {
         }
         true
     }
+
+    /// The metrics as [`BackendMetrics::add`] takes them.
+    pub fn names(&self) -> impl Iterator<Item = String> {
+        let one = |is_on: bool, name: &str| is_on.then(|| name.to_owned());
+        let fixed = [
+            one(self.cpu_utilization, "cpu_utilization"),
+            one(self.mem_utilization, "mem_utilization"),
+            one(self.application_utilization, "application_utilization"),
+            one(self.all_named, "named_metrics.*"),
+        ];
+        fixed.into_iter().flatten().chain(self.named.iter().map(|key| format!("named_metrics.{key}")))
+    }
 }
 
 impl Source {
@@ -154,25 +170,38 @@ impl EndpointSet {
 }
 
 impl LoadReporting {
-    /// A server in the config of a policy: `{"server_uri": "host:port"}`, or the URI alone.
-    pub(crate) fn parse(fields: &Fields<'_>, name: &str) -> Result<Option<Arc<LoadReporting>>, ConfigError> {
-        let server = match fields.value(name) {
+    /// The `lrsLoadReportingServer` of a policy's config, as the bootstrap describes a server or its URI alone, and the
+    /// metrics to pass on, as A85 spells them.
+    pub(crate) fn parse(fields: &Fields<'_>) -> Result<Option<LoadReporting>, ConfigError> {
+        let server: Arc<str> = match fields.value(SERVER) {
             None => return Ok(None),
-            Some(Value::String(uri)) => Some(uri.clone()),
-            Some(_) => match fields.object(name)? {
-                Some(server) => server.str("serverUri")?.map(str::to_owned),
-                None => None,
+            Some(Value::String(uri)) => uri.as_str().into(),
+            Some(_) => match fields.object(SERVER)? {
+                Some(server) => server.str("serverUri")?.unwrap_or_default().into(),
+                None => Arc::default(),
             },
         };
-        let Some(server) = server.filter(|uri| !uri.is_empty()) else {
-            return Err(fields.error(name, "expected a server such as {\"server_uri\": \"example.com:443\"}"));
-        };
-        Ok(Some(Arc::new(LoadReporting { server: server.into(), metrics: BackendMetrics::default() })))
+        if server.is_empty() {
+            return Err(fields.error(SERVER, "expected a server URI, or an object with one as serverUri"));
+        }
+        let mut metrics = BackendMetrics::default();
+        for name in fields.strings(METRICS)? {
+            if !metrics.add(&name) {
+                fields.warn(METRICS, &format!("{name:?} is no metric that is known; it is ignored"));
+            }
+        }
+        Ok(Some(LoadReporting { server, metrics }))
     }
 
-    /// The server as [`LoadReporting::parse`] reads it; the metrics have no place in a policy's config.
+    /// The server as [`LoadReporting::parse`] reads it.
     pub(crate) fn server_to_json(&self) -> Value {
         json!({ "server_uri": self.server })
+    }
+
+    /// The metrics as [`LoadReporting::parse`] reads them, if there are any.
+    pub(crate) fn metrics_to_json(&self) -> Option<Value> {
+        let names: Vec<String> = self.metrics.names().collect();
+        (!names.is_empty()).then(|| names.into())
     }
 }
 

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use serde_json::{Map, Value, json};
 
 use crate::child::Child;
-use crate::cluster::{BackendMetrics, LoadReporting};
+use crate::cluster::LoadReporting;
 use crate::config::{ConfigError, Fields, LbConfig, object};
 use crate::counters::InFlight;
 use crate::describe::{Description, Look};
@@ -121,19 +121,21 @@ impl Policy for ClusterImpl {
                 .iter()
                 .map(DropCategory::parse)
                 .collect::<Result<_, _>>()?,
-            load_reporting: load_reporting(fields)?.map(Arc::new),
+            load_reporting: LoadReporting::parse(fields)?.map(Arc::new),
             child_policy: fields.child("childPolicy")?,
         })
     }
 
     fn to_json(config: &ClusterImplConfig) -> Value {
         let (service, limit) = (&*config.eds_service_name, config.max_concurrent_requests);
+        let load = config.load_reporting.as_deref();
         let drop = |drop: &DropCategory| json!({ "category": drop.category, "requestsPerMillion": drop.requests_per_million });
         let drops: Vec<Value> = config.drop_categories.iter().map(drop).collect();
         let fields = [
             ("cluster", Some(config.cluster.to_string().into())),
             ("edsServiceName", (!service.is_empty()).then(|| service.into())),
-            ("lrsLoadReportingServer", config.load_reporting.as_ref().map(|load| load.server_to_json())),
+            ("lrsLoadReportingServer", load.map(LoadReporting::server_to_json)),
+            ("lrsReportEndpointMetrics", load.and_then(LoadReporting::metrics_to_json)),
             ("maxConcurrentRequests", (limit != DEFAULT_LIMIT).then(|| limit.into())),
             ("dropCategories", (!drops.is_empty()).then(|| drops.into())),
             ("childPolicy", Some(json!([config.child_policy.to_json()]))),
@@ -188,32 +190,6 @@ impl DropCategory {
         }
         Ok(DropCategory { category: category.into(), requests_per_million: rate.min(MILLION) })
     }
-}
-
-/// A server as the bootstrap describes one, or its URI alone; and the metrics to pass on, as A85 spells them.
-fn load_reporting(fields: &Fields<'_>) -> Result<Option<LoadReporting>, ConfigError> {
-    const SERVER: &str = "lrsLoadReportingServer";
-    let server: Arc<str> = match fields.value(SERVER) {
-        None => return Ok(None),
-        Some(Value::String(uri)) => uri.as_str().into(),
-        Some(_) => match fields.object(SERVER)? {
-            Some(server) => server.str("serverUri")?.unwrap_or_default().into(),
-            None => Arc::default(),
-        },
-    };
-    if server.is_empty() {
-        return Err(fields.error(SERVER, "expected a server URI, or an object with one as serverUri"));
-    }
-    let mut metrics = BackendMetrics::default();
-    for name in fields.strings("lrsReportEndpointMetrics")? {
-        if !metrics.add(&name) {
-            fields.warn(
-                "lrsReportEndpointMetrics",
-                &format!("{name:?} is no metric that is known; it is ignored"),
-            );
-        }
-    }
-    Ok(Some(LoadReporting { server, metrics }))
 }
 
 /// What calls have to pass, with what it stopped so far.

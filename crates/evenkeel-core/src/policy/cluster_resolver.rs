@@ -216,6 +216,7 @@ impl Mechanism {
         };
         let policy =
             Some(&leaf.lb_policy).filter(|policy| !common.is_some_and(|common| common.is_same(policy)));
+        let load = leaf.load_reporting.as_deref();
         let limit = leaf.max_concurrent_requests.filter(|limit| *limit != cluster_impl::DEFAULT_LIMIT);
         let fields = [
             ("cluster", Some(leaf.name.to_string().into())),
@@ -223,7 +224,8 @@ impl Mechanism {
             ("edsServiceName", service.map(Value::from)),
             ("dnsHostname", hostname.map(Value::from)),
             ("maxConcurrentRequests", limit.map(Value::from)),
-            ("lrsLoadReportingServer", leaf.load_reporting.as_ref().map(|load| load.server_to_json())),
+            ("lrsLoadReportingServer", load.map(LoadReporting::server_to_json)),
+            ("lrsReportEndpointMetrics", load.and_then(LoadReporting::metrics_to_json)),
             ("outlierDetection", leaf.outlier_detection.as_ref().map(|settings| settings.to_json().into())),
             ("xdsLbPolicy", policy.map(|policy| json!([policy.to_json()]))),
         ];
@@ -260,7 +262,7 @@ fn parse_leaf(fields: &Fields<'_>, lb_policy: &LbConfig) -> Result<Leaf, ConfigE
         lb_policy,
         max_concurrent_requests: fields.u32("maxConcurrentRequests")?,
         outlier_detection: outlier_detection.as_ref().map(OutlierSettings::parse).transpose()?,
-        load_reporting: LoadReporting::parse(fields, "lrsLoadReportingServer")?,
+        load_reporting: LoadReporting::parse(fields)?.map(Arc::new),
     })
 }
 

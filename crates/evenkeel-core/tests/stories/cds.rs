@@ -79,6 +79,7 @@ fn a_deleted_cluster_fails_its_calls() {
     assert_eq!(world.pick().outcome(), "drop");
     assert_eq!(world.pick_waiting().outcome(), "drop");
     assert_eq!((world.state(), world.closed()), (Connectivity::TransientFailure, vec!["a".to_owned()]));
+    assert!(world.describe().children.is_empty(), "nothing runs below");
     world.note("node n1");
     assert_eq!(
         failure(&mut world),
@@ -439,6 +440,67 @@ fn only_the_cluster_that_changed_runs() {
     expect(&fewer, 0, "a limit above the policy, and endpoints that read the same");
     expect(&fewer.clone().with("other", "x").without("other2"), 0, "a cluster that nobody looks at");
     expect(&fewer.with_error("c9", "gone"), 0, "a cluster that goes");
+}
+
+/// Looks at the cluster that its config names, and at its endpoints; counts its runs.
+struct Looking(Arc<AtomicUsize>, Shown<()>);
+
+impl Policy for Looking {
+    type Config = Arc<str>;
+
+    fn parse(fields: &Fields<'_>) -> Result<Arc<str>, ConfigError> {
+        Ok(fields.str("at")?.unwrap_or_default().into())
+    }
+
+    fn reconcile(&mut self, name: &Arc<str>, _: &Endpoints, cx: &mut Cx<'_>) -> LbState {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        cx.cluster(name);
+        cx.endpoint_set(&eds(name).source);
+        self.1.show((), |()| LbState::connecting())
+    }
+
+    fn describe(&self, _: &Look<'_>) -> Description {
+        Description::new()
+    }
+}
+
+/// A policy runs again when what it looked at in its last run is something else, and only then.
+#[test]
+fn a_look_is_repeated_when_it_would_see_something_else() {
+    let runs = Arc::new(AtomicUsize::new(0));
+    let mut registry = Registry::standard();
+    let shared = runs.clone();
+    registry.register_with("looking", move || Looking(shared.clone(), Shown::default()));
+    let at = |name: &str| registry.parse(&json!([{"looking": {"at": name}}])).expect("it is registered");
+    let (at_one, at_two) = (at("one"), at("two"));
+    let mut core = Core::builder(Rng::fixed(1)).build();
+    let mut expect = |config: &LbConfig, discovered: Option<&Discovered>, expected: usize, what: &str| {
+        let update = Update::new(config.clone(), Endpoints::none());
+        core.update(match discovered {
+            Some(discovered) => update.with_clusters(Arc::new(discovered.0.clone())),
+            None => update,
+        });
+        core.reconcile(Instant::ORIGIN);
+        assert_eq!(runs.swap(0, Ordering::Relaxed), expected, "{what}");
+    };
+    let both = Discovered::default().with("one", "a").with("two", "b");
+    expect(&at_one, None, 1, "new");
+    expect(&at_one, None, 0, "still nothing");
+    expect(&at_one, Some(&Discovered::default()), 0, "nothing found");
+    expect(&at_one, Some(&both), 1, "found");
+    expect(&at_one, Some(&both), 0, "the same, in another value");
+    let more = both.clone().with("two", "c");
+    expect(&at_one, Some(&more), 0, "another cluster changed");
+    let more = more.with_endpoints("one", set("d"));
+    expect(&at_one, Some(&more), 1, "its endpoints changed");
+    let gone = more.clone().with_error("one", "gone");
+    expect(&at_one, Some(&gone), 1, "it cannot be used");
+    expect(&at_one, Some(&gone.clone().with_error("one", "gone")), 0, "for the same reason");
+    expect(&at_one, Some(&gone.clone().with_error("one", "refused")), 1, "for another reason");
+    expect(&at_two, Some(&gone), 1, "it looks elsewhere");
+    expect(&at_two, Some(&both), 1, "that changed");
+    expect(&at_two, Some(&both.clone().with("one", "z")), 0, "where it used to look");
+    expect(&at_two, None, 1, "nothing is known any more");
 }
 
 #[test]

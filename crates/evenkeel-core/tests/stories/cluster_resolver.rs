@@ -117,6 +117,55 @@ fn what_was_there_serves_until_all_is_known() {
     assert_eq!(world.letters(2), "nn");
     assert_eq!(priorities(&world), ["new/priority-0", "orders/priority-0"]);
     assert!(world.closed().is_empty(), "the child of the other cluster was kept");
+    // An update that says nothing of one still counts for the other.
+    world.clusters(&Discovered::default().with("new", "m").0);
+    assert_eq!(world.letters(2), "mm");
+    assert_eq!(priorities(&world), ["new/priority-0", "orders/priority-0"]);
+}
+
+/// CDS-7: each setting of a cluster counts as soon as it is another, and costs no connection.
+#[test]
+fn settings_that_change_count_at_once() {
+    let detection = |interval| Some(OutlierSettings { interval, ..OutlierSettings::default() });
+    let reporting = |server: &str| {
+        Some(Arc::new(LoadReporting { server: server.into(), metrics: BackendMetrics::default() }))
+    };
+    let first = Leaf {
+        max_concurrent_requests: Some(5),
+        outlier_detection: detection(secs(1)),
+        load_reporting: reporting("lrs:1"),
+        ..eds("orders")
+    };
+    let of = |leaf: &Leaf| Discovered::default().with_leaf(leaf.clone(), set("a b"));
+    let config = json!([{"cds_experimental": {"cluster": "orders"}}]);
+    let mut world = world(&config, &of(&first));
+    assert_eq!(world.dialled().len(), 2);
+    let mut expect = |leaf: &Leaf, expected: [&str; 4]| {
+        world.clusters(&of(leaf).0);
+        assert!(world.dialled().is_empty());
+        let tree = world.describe();
+        let detail = |policy: &str, field: &str| {
+            let found = find_all(&tree, policy);
+            found.values().map(|it| it.details[field].to_string()).collect::<String>()
+        };
+        let cluster_impl = "xds_cluster_impl_experimental";
+        let limit = detail(cluster_impl, "maxConcurrentRequests");
+        let server = detail(cluster_impl, "lrsLoadReportingServer");
+        let interval = detail("outlier_detection_experimental", "interval");
+        let policy = spine(&tree).last().map(ToString::to_string).unwrap_or_default();
+        assert_eq!([limit, server, interval, policy], expected.map(str::to_owned));
+    };
+    expect(&first, ["5", "\"lrs:1\"", "\"1s\"", "round_robin"]);
+    let limit = Leaf { max_concurrent_requests: Some(6), ..first };
+    expect(&limit, ["6", "\"lrs:1\"", "\"1s\"", "round_robin"]);
+    let server = Leaf { load_reporting: reporting("lrs:2"), ..limit };
+    expect(&server, ["6", "\"lrs:2\"", "\"1s\"", "round_robin"]);
+    let interval = Leaf { outlier_detection: detection(secs(2)), ..server };
+    expect(&interval, ["6", "\"lrs:2\"", "\"2s\"", "round_robin"]);
+    let policy = Leaf { lb_policy: lb_policy(&json!([{"pick_first": {}}])), ..interval };
+    expect(&policy, ["6", "\"lrs:2\"", "\"2s\"", "pick_first"]);
+    let none = Leaf { outlier_detection: None, ..policy };
+    expect(&none, ["6", "\"lrs:2\"", "", "pick_first"]);
 }
 
 /// PR-10: the sequence of A115 from sets of endpoints down to connections.
@@ -322,7 +371,7 @@ fn mistakes_in_the_config_are_named() {
     let one = |mechanism: Value| json!({"discoveryMechanisms": [mechanism], "xdsLbPolicy": round_robin});
     let twice = json!([{"cluster": "a"}, {"cluster": "a"}]);
     let at = "discoveryMechanisms[0]";
-    let server = "expected a server such as {\"server_uri\": \"example.com:443\"}";
+    let server = "expected a server URI, or an object with one as serverUri";
     for (settings, error) in [
         (
             json!({"xdsLbPolicy": round_robin}),
@@ -404,6 +453,16 @@ fn mechanisms_are_read_as_they_are() {
     );
 }
 
+/// Every metric that can be passed on.
+const METRICS: [&str; 6] = [
+    "cpu_utilization",
+    "mem_utilization",
+    "application_utilization",
+    "named_metrics.*",
+    "named_metrics.bytes",
+    "named_metrics.queue",
+];
+
 /// A cluster with every setting.
 fn full() -> Leaf {
     let outlier_detection = OutlierSettings {
@@ -425,7 +484,9 @@ fn full() -> Leaf {
         }),
     };
     let service_name = Some("orders-v2".into());
-    let load = LoadReporting { server: "lrs:1".into(), metrics: BackendMetrics::default() };
+    let mut metrics = BackendMetrics::default();
+    assert!(METRICS.iter().all(|name| metrics.add(name)));
+    let load = LoadReporting { server: "lrs:1".into(), metrics };
     Leaf {
         source: evenkeel_core::cluster::Source::Eds { cluster: "orders".into(), service_name },
         lb_policy: lb_policy(&json!([{"least_request_experimental": {"choiceCount": 3}}])),
@@ -463,6 +524,7 @@ fn configs_made_in_code_can_be_written_and_read_again() {
                 {
                     "cluster": "orders", "type": "EDS", "edsServiceName": "orders-v2",
                     "maxConcurrentRequests": 7, "lrsLoadReportingServer": {"server_uri": "lrs:1"},
+                    "lrsReportEndpointMetrics": METRICS,
                     "outlierDetection": ejection,
                 },
                 {
@@ -484,6 +546,7 @@ fn configs_made_in_code_can_be_written_and_read_again() {
     let mut expected = ejection;
     expected["childPolicy"] = json!([{"xds_cluster_impl_experimental": {
         "cluster": "orders", "edsServiceName": "orders-v2", "lrsLoadReportingServer": {"server_uri": "lrs:1"},
+                    "lrsReportEndpointMetrics": METRICS,
         "maxConcurrentRequests": 7, "dropCategories": [{"category": "shed", "requestsPerMillion": 5}],
         "childPolicy": least_request,
     }}]);
