@@ -96,7 +96,6 @@ pub struct LoadReporting {
 }
 
 /// Which metrics of per-call load reports go into load reports to the control plane (A64, A85).
-#[expect(clippy::struct_excessive_bools, reason = "each is a metric that is passed on or not")]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a metric of its own, on or off")]
 pub struct BackendMetrics {

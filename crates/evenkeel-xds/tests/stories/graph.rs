@@ -50,7 +50,7 @@ impl Story {
     }
 
     fn know<M: Name>(&mut self, kind: ResourceType, message: &M) {
-        let parsed = self.parser.parse(kind, &any(message), &self.server).unwrap();
+        let parsed = self.parser.parse(kind, &any(message), &self.server).expect("it is valid");
         let seen = Seen { value: Some(Ok(parsed.resource)), ambient: None };
         self.known.insert((kind, parsed.name), seen);
     }
@@ -61,7 +61,7 @@ impl Story {
     }
 
     fn ambient(&mut self, kind: ResourceType, name: &str, text: Option<&str>) {
-        let seen = self.known.get_mut(&(kind, name.to_owned())).unwrap();
+        let seen = self.known.get_mut(&(kind, name.to_owned())).expect("it is known");
         seen.ambient = text.map(Status::unavailable);
     }
 

@@ -104,7 +104,7 @@ fn run(registry: Registry) -> Stages {
         credentials: ChannelCredentials::Insecure,
         features: ServerFeatures::default(),
     };
-    let parse = |kind, message: &Any| parser.parse(kind, message, &server).unwrap().resource;
+    let parse = |kind, message: &Any| parser.parse(kind, message, &server).expect("it is valid").resource;
     let Resource::Cluster(cluster) = parse(ResourceType::Cluster, &any(&example())) else {
         panic!("a cluster")
     };
