@@ -141,6 +141,13 @@ impl World {
         self.send_update();
     }
 
+    /// Gives the core a whole update as it is. Later steps that change a part start from what the world was given
+    /// before, not from this.
+    pub fn take(&mut self, update: Update) {
+        self.core.update(update);
+        self.settle();
+    }
+
     fn send_update(&mut self) {
         let update = Update::new(self.config.clone(), self.endpoints.clone());
         let update = match &self.clusters {

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use evenkeel_core::cluster::{self as core, Clusters, EndpointSet, Source};
 use evenkeel_core::{Address, Endpoint, Endpoints, Locality, Status};
 
-use crate::client::Seen;
+use crate::client::{Client, Seen};
 use crate::resource::{
     Cluster, ClusterKind, Listener, Resource, ResourceType, RouteConfig, RouteSource, VirtualHost,
 };
@@ -32,6 +32,12 @@ pub trait View {
 impl<F: Fn(ResourceType, &str) -> Seen> View for F {
     fn look(&self, kind: ResourceType, name: &str) -> Seen {
         self(kind, name)
+    }
+}
+
+impl View for Client {
+    fn look(&self, kind: ResourceType, name: &str) -> Seen {
+        Client::look(self, kind, name)
     }
 }
 

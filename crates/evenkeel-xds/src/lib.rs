@@ -13,6 +13,7 @@
 //! | [`client`] | streams, subscriptions, cache, failures and fallback |
 //! | [`graph`] | from a listener to one complete config (A74) |
 //! | [`routing`] | which cluster a call goes to, and how |
+//! | [`follow`] | all of this for one channel |
 //! | [`lrs`] | load reports to control planes |
 //! | [`load_report`] | load reports of backends |
 
@@ -20,6 +21,7 @@
 
 pub mod bootstrap;
 pub mod client;
+pub mod follow;
 pub mod graph;
 pub mod lb;
 mod limits;

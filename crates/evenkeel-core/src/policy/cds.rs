@@ -79,7 +79,7 @@ impl Policy for Cds {
         match outcome {
             Some(Ok(_)) | None => self.waiting.show((), |()| LbState::connecting()),
             Some(Err(reason)) => {
-                let status = cx.unavailable(format_args!("cluster {:?}: {reason}", config.cluster));
+                let status = reason.status(&config.cluster, cx);
                 self.failing.show(status, |status| LbState::dropping(status.clone()))
             }
         }
@@ -99,7 +99,25 @@ impl Policy for Cds {
 #[derive(Debug)]
 struct Outcome {
     found: Found,
-    config: Result<LbConfig, String>,
+    config: Result<LbConfig, Unusable>,
+}
+
+/// Why a cluster cannot be used.
+#[derive(Debug)]
+enum Unusable {
+    /// Discovery says why, and of which cluster.
+    Told(Status),
+    /// What discovery found does not do.
+    Seen(String),
+}
+
+impl Unusable {
+    fn status(&self, cluster: &str, cx: &Cx<'_>) -> Status {
+        match self {
+            Unusable::Told(status) => Status::unavailable(status.message()),
+            Unusable::Seen(reason) => cx.unavailable(format_args!("cluster {cluster:?}: {reason}")),
+        }
+    }
 }
 
 /// What discovery says of a cluster.
@@ -128,7 +146,7 @@ impl Found {
         matches!(self.cluster.as_ref().and_then(|seen| seen.as_deref().ok()), Some(Cluster::Aggregate { .. }))
     }
 
-    fn resolver_config(&self) -> Result<LbConfig, String> {
+    fn resolver_config(&self) -> Result<LbConfig, Unusable> {
         let settings = match usable(&self.cluster)? {
             Cluster::Leaf(leaf) => ClusterResolverConfig::of_leaf(leaf),
             Cluster::Aggregate { .. } => {
@@ -137,7 +155,7 @@ impl Found {
             }
         };
         if settings.mechanisms.iter().all(|mechanism| mechanism.leaf().is_none()) {
-            return Err(none_usable(&settings.mechanisms));
+            return Err(Unusable::Seen(none_usable(&settings.mechanisms)));
         }
         Ok(LbConfig::new::<ClusterResolver>(cluster_resolver::NAME, settings))
     }
@@ -158,35 +176,38 @@ impl PartialEq for Found {
 }
 
 /// The cluster, or why it cannot be used.
-fn usable(seen: &Seen) -> Result<&Cluster, String> {
+fn usable(seen: &Seen) -> Result<&Cluster, Unusable> {
     match seen {
         Some(Ok(cluster)) => Ok(cluster),
-        Some(Err(status)) => Err(status.message().to_owned()),
-        None => Err("discovery knows nothing of it".to_owned()),
+        Some(Err(status)) => Err(Unusable::Told(status.clone())),
+        None => Err(Unusable::Seen("discovery knows nothing of it".to_owned())),
     }
 }
 
 fn mechanism(name: &Arc<str>, seen: &Seen) -> Mechanism {
     let reason = match usable(seen) {
         Ok(Cluster::Leaf(leaf)) => return Mechanism::Leaf(Box::new(leaf.clone())),
-        Ok(Cluster::Aggregate { .. }) => "it is an aggregate where a leaf cluster was expected".to_owned(),
+        Ok(Cluster::Aggregate { .. }) => {
+            Unusable::Seen("it is an aggregate where a leaf cluster was expected".to_owned())
+        }
         Err(reason) => reason,
     };
-    Mechanism::Unusable { cluster: name.clone(), reason: Status::unavailable(reason) }
+    let reason = match reason {
+        Unusable::Told(status) => status,
+        Unusable::Seen(reason) => Status::unavailable(format!("cluster {name:?}: {reason}")),
+    };
+    Mechanism::Unusable { cluster: name.clone(), reason }
 }
 
 fn none_usable(mechanisms: &[Mechanism]) -> String {
     let first = mechanisms.iter().find_map(|mechanism| match mechanism {
-        Mechanism::Unusable { cluster, reason } => Some((cluster, reason)),
+        Mechanism::Unusable { reason, .. } => Some(reason),
         Mechanism::Leaf(_) => None,
     });
     match first {
-        Some((cluster, reason)) => {
+        Some(reason) => {
             let all = mechanisms.len();
-            format!(
-                "none of its {all} leaf clusters can be used; the first is {cluster:?}: {}",
-                reason.message()
-            )
+            format!("none of its {all} leaf clusters can be used; of the first: {}", reason.message())
         }
         None => "it is an aggregate without leaf clusters".to_owned(),
     }

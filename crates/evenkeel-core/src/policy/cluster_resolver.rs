@@ -143,12 +143,9 @@ impl ClusterResolver {
                 let last = last.filter(|last| last.mechanism.leaf().is_some_and(|l| l.source == leaf.source));
                 cx.endpoint_set(&leaf.source).or_else(|| last.map(|last| last.set.clone()))
             }
-            Mechanism::Unusable { cluster, reason } => {
+            Mechanism::Unusable { reason, .. } => {
                 let last = last.filter(|last| last.mechanism.is_same(mechanism));
-                let set = || {
-                    let note = format!("cluster {cluster:?}: {}", reason.message());
-                    Arc::new(EndpointSet::unreachable(note))
-                };
+                let set = || Arc::new(EndpointSet::unreachable(reason.message()));
                 Some(last.map_or_else(set, |last| last.set.clone()))
             }
         }

@@ -14,7 +14,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use serde_json::{Map, Value, json};
+use evenkeel_core::LbConfig;
+use evenkeel_core::policy::{Cds, CdsConfig, ClusterManager, ClusterManagerConfig};
 
 /// The active clusters of one channel. Clones share them.
 #[derive(Clone)]
@@ -105,16 +106,26 @@ impl fmt::Debug for ClusterRef {
     }
 }
 
-/// The config of the policy at the root: one child per active cluster.
-pub fn lb_config<N: AsRef<str>>(names: impl IntoIterator<Item = N>) -> Value {
-    let children: Map<String, Value> = names
-        .into_iter()
-        .map(|name| {
-            let name = name.as_ref();
-            (child_name(name), json!({"childPolicy": [{"cds_experimental": {"cluster": name}}]}))
-        })
-        .collect();
-    json!([{"xds_cluster_manager_experimental": {"children": children}}])
+/// The config of the policy at the root: one child for each of these clusters. Where `last` has the same clusters it is
+/// answered again, and a child that stays keeps its allocation: those that did not change need not run.
+pub fn lb_config(names: &[Arc<str>], last: Option<&LbConfig>) -> LbConfig {
+    let known = last.and_then(|last| last.settings::<ClusterManagerConfig>()).map(|last| &last.children);
+    let child = |name: &Arc<str>| {
+        let child: Arc<str> = child_name(name).into();
+        let config = known.and_then(|known| known.get(&child)).cloned().unwrap_or_else(|| {
+            let settings = CdsConfig { cluster: name.clone(), is_dynamic: false };
+            LbConfig::new::<Cds>("cds_experimental", settings)
+        });
+        (child, config)
+    };
+    let children: BTreeMap<_, _> = names.iter().map(child).collect();
+    match last {
+        Some(last) if known.is_some_and(|known| known.keys().eq(children.keys())) => last.clone(),
+        _ => {
+            let settings = ClusterManagerConfig { children };
+            LbConfig::new::<ClusterManager>("xds_cluster_manager_experimental", settings)
+        }
+    }
 }
 
 fn child_name(cluster: &str) -> String {

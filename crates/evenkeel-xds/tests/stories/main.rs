@@ -18,3 +18,4 @@ mod route;
 mod routing;
 mod script;
 mod stages;
+mod whole;

@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use evenkeel_core::Call;
+use evenkeel_core::LbConfig;
+use evenkeel_core::policy::ClusterManagerConfig;
 use evenkeel_xds::routing::{ActiveClusters, Selector, lb_config};
 use serde_json::json;
 use testkit::resources::route;
@@ -54,7 +56,7 @@ fn a_cluster_stays_until_its_last_call_ends() {
     drop(first);
     assert_eq!((names(&clusters).len(), gone()), (2, 0));
     assert_eq!(
-        lb_config(clusters.names())[0]["xds_cluster_manager_experimental"]["children"]
+        lb_config(&clusters.names(), None).to_json()["xds_cluster_manager_experimental"]["children"]
             [second.cluster().child()],
         json!({"childPolicy": [{"cds_experimental": {"cluster": "old"}}]})
     );
@@ -87,15 +89,24 @@ fn a_cluster_may_come_back() {
     assert_eq!((names(&clusters), gone.load(Ordering::Relaxed)), (vec!["a".to_owned()], 1));
 }
 
-/// A31, S4: the config of the policy at the root.
+/// A31, S4: the config of the policy at the root. The same clusters are the same config, and a cluster that stays is the
+/// same child.
 #[test]
 fn one_child_per_cluster() {
+    let config = lb_config(&["orders".into(), "pay \"eu\"".into()], None);
     assert_eq!(
-        lb_config(["orders", "pay \"eu\""]),
-        json!([{"xds_cluster_manager_experimental": {"children": {
+        config.to_json(),
+        json!({"xds_cluster_manager_experimental": {"children": {
             "cluster:orders": {"childPolicy": [{"cds_experimental": {"cluster": "orders"}}]},
             "cluster:pay \"eu\"": {"childPolicy": [{"cds_experimental": {"cluster": "pay \"eu\""}}]},
-        }}}])
+        }}})
     );
-    assert_eq!(lb_config([""; 0]), json!([{"xds_cluster_manager_experimental": {"children": {}}}]));
+    let same = lb_config(&["orders".into(), "pay \"eu\"".into()], Some(&config));
+    assert!(same.is_same(&config));
+    let other = lb_config(&["orders".into()], Some(&config));
+    let child = |config: &LbConfig| {
+        config.settings::<ClusterManagerConfig>().expect("a manager's").children["cluster:orders"].clone()
+    };
+    assert!(!other.is_same(&config) && child(&other).is_same(&child(&config)));
+    assert_eq!(lb_config(&[], None).to_json(), json!({"xds_cluster_manager_experimental": {"children": {}}}));
 }

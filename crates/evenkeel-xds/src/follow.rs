@@ -1,0 +1,162 @@
+//! What one channel follows: from what is known to what it routes and balances by.
+//!
+//! A [`Follower`] puts the parts together for a channel. Its driver calls [`Follower::follow`] whenever something changed that
+//! concerns the channel: resources, a DNS answer, a cluster that the last call let go of, a cluster that a policy asks
+//! for. What comes back is wanted from the client and from DNS, and perhaps a [`Step`]: first the core takes the update and
+//! runs a pass, then calls see the selector, together with the picker of that pass (A31).
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use evenkeel_xds::client::Seen;
+//! use evenkeel_xds::follow::Follower;
+//! use evenkeel_xds::resource::ResourceType;
+//!
+//! let wake = Arc::new(|| { /* wake the driver */ });
+//! let mut follower = Follower::new("orders", "orders", "node-7", 42, wake);
+//! let nothing_known = |_: ResourceType, _: &str| Seen::default();
+//! let followed = follower.follow([], &nothing_known);
+//! assert!(followed.wanted.contains(&(ResourceType::Listener, "orders".to_owned())));
+//! assert!(followed.step.is_none(), "calls wait");
+//! ```
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use evenkeel_core::cluster::Clusters;
+use evenkeel_core::{Address, Endpoints, LbConfig, Status, Update};
+
+use crate::graph::{Graph, Outcome, View, XdsConfig};
+use crate::resource::ResourceType;
+use crate::routing::{ActiveClusters, Selector, lb_config};
+
+/// One channel's view of xDS.
+#[derive(Debug)]
+pub struct Follower {
+    graph: Graph,
+    active: ActiveClusters,
+    /// Whom to ask about, for failures.
+    node: Arc<str>,
+    channel_id: u64,
+    /// The config in use, until its listener or its routes are gone.
+    config: Option<Arc<XdsConfig>>,
+    /// How calls are routed.
+    route: Option<Result<Arc<Selector>, Status>>,
+    lb_config: Option<LbConfig>,
+    clusters: Arc<Clusters>,
+}
+
+/// What following led to.
+#[derive(Debug)]
+pub struct Followed {
+    /// Every resource that the channel wants.
+    pub wanted: BTreeSet<(ResourceType, String)>,
+    /// Every DNS name that the channel wants, with its port.
+    pub hosts: BTreeSet<Arc<str>>,
+    /// What changed for the channel, if anything did.
+    pub step: Option<Step>,
+}
+
+/// What a channel does next: the core takes the update and runs a pass, then calls are routed another way.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// For the core. While the channel fails it holds what calls under way still need.
+    pub update: Update,
+    /// For calls that begin from then on: how they are routed, or what they fail with.
+    pub route: Result<Arc<Selector>, Status>,
+}
+
+impl Follower {
+    /// Follows a listener for calls to an authority. `node` is the node's id, which failures name; `channel_id` is the
+    /// channel's random number for hash policies (A42). `on_idle` is called when a cluster is no longer needed by any
+    /// call, from whichever thread ended it: it should only see to it that [`Follower::follow`] is called soon.
+    pub fn new(
+        listener: impl Into<String>,
+        authority: impl Into<String>,
+        node: &str,
+        channel_id: u64,
+        on_idle: Arc<dyn Fn() + Send + Sync>,
+    ) -> Follower {
+        Follower {
+            graph: Graph::new(listener, authority),
+            active: ActiveClusters::new(on_idle),
+            node: format!("xDS node id {node:?}").into(),
+            channel_id,
+            config: None,
+            route: None,
+            lb_config: None,
+            clusters: Arc::default(),
+        }
+    }
+
+    /// Takes in what came of resolving a DNS name with its port.
+    pub fn handle_resolved(&mut self, host: &str, addresses: Result<Vec<Address>, Status>) {
+        self.graph.handle_resolved(host, addresses);
+    }
+
+    /// Looks at what is known. `dynamic` are the clusters that policies ask for beside the routes
+    /// ([`Core::wanted_clusters`](evenkeel_core::Core::wanted_clusters)).
+    pub fn follow<'d>(
+        &mut self,
+        dynamic: impl IntoIterator<Item = &'d Arc<str>>,
+        view: &impl View,
+    ) -> Followed {
+        let mut held = self.active.names();
+        held.extend(dynamic.into_iter().cloned());
+        let resolution = self.graph.resolve(&held, view);
+        let step = match resolution.outcome {
+            Outcome::Waiting => None,
+            Outcome::Config(config) => {
+                let is_same = self.config.as_ref().is_some_and(|last| Arc::ptr_eq(last, &config));
+                let route = self.route_by(&config);
+                self.clusters = config.clusters.clone();
+                self.config = Some(config);
+                self.step(Ok(route), is_same)
+            }
+            Outcome::Failed(status) => {
+                self.config = None;
+                // A control plane's codes are not for calls (A54).
+                let status = Status::unavailable(status.message());
+                let is_same = matches!(&self.route, Some(Err(last)) if *last == status);
+                self.step(Err(status), is_same)
+            }
+        };
+        Followed { wanted: resolution.wanted, hosts: resolution.hosts, step }
+    }
+
+    /// The config in use; `None` while there is none, or its listener or its routes are gone.
+    pub fn config(&self) -> Option<&Arc<XdsConfig>> {
+        self.config.as_ref()
+    }
+
+    /// A selector by these routes; the one in use if they did not change.
+    fn route_by(&self, config: &XdsConfig) -> Arc<Selector> {
+        if let (Some(Ok(selector)), Some(last)) = (&self.route, &self.config)
+            && Arc::ptr_eq(&last.listener, &config.listener)
+            && Arc::ptr_eq(&last.virtual_host, &config.virtual_host)
+        {
+            return selector.clone();
+        }
+        let host = config.virtual_host.clone();
+        Arc::new(Selector::new(host, &config.listener, &self.active, self.channel_id))
+    }
+
+    /// The step to this route, unless nothing changed: neither the route nor which clusters are active.
+    fn step(&mut self, route: Result<Arc<Selector>, Status>, is_same: bool) -> Option<Step> {
+        // What it replaces must go first: a selector keeps its clusters active.
+        self.route = Some(route.clone());
+        let before = self.lb_config.take();
+        let lb_config = lb_config(&self.active.names(), before.as_ref());
+        let same_clusters = before.is_some_and(|before| before.is_same(&lb_config));
+        self.lb_config = Some(lb_config.clone());
+        if is_same && same_clusters {
+            return None;
+        }
+        // A88: what is wrong although all can be used, else whom to ask about.
+        let ambient = self.config.as_ref().and_then(|config| config.note.clone());
+        let update = Update::new(lb_config, Endpoints::none())
+            .with_clusters(self.clusters.clone())
+            .with_note(ambient.unwrap_or_else(|| self.node.clone()));
+        Some(Step { update, route })
+    }
+}
