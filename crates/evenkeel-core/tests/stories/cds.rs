@@ -290,7 +290,7 @@ fn a_missing_leaf_is_passed_over() {
     world.clusters(&Discovered::default().with_aggregate("all", &["all"]).0);
     assert_eq!(
         failure(&mut world),
-        "Unavailable: cluster \"all\": none of its 1 leaf clusters can be used; the first is \"all\": it is an \
+        "Unavailable: cluster \"all\": none of its 1 leaf clusters can be used; of the first: cluster \"all\": it is an \
          aggregate where a leaf cluster was expected"
     );
 }

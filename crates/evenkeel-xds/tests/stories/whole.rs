@@ -46,7 +46,9 @@ impl Mesh {
         let id = plane.channel(&[]);
         let idle = Arc::<AtomicUsize>::default();
         let count = idle.clone();
-        let on_idle = Arc::new(move || drop(count.fetch_add(1, Ordering::Relaxed)));
+        let on_idle = Arc::new(move || {
+            count.fetch_add(1, Ordering::Relaxed);
+        });
         let core = Core::builder(Rng::fixed(1)).build();
         let nothing = json!([{"xds_cluster_manager_experimental": {"children": {}}}]);
         let mut mesh = Mesh {
