@@ -1,7 +1,9 @@
 //! What must hold for any bytes from outside. The fuzz targets call these checks, and so does a test of `evenkeel-xds`
 //! with generated cases, so that the checks themselves stay true.
 
-use evenkeel_core::Registry;
+use std::sync::Arc;
+
+use evenkeel_core::{Instant, Registry, Rng};
 use evenkeel_proto::envoy::config::cluster::v3::cluster::LbPolicy;
 use evenkeel_proto::envoy::config::cluster::v3::load_balancing_policy::Policy;
 use evenkeel_proto::envoy::config::cluster::v3::{Cluster, LoadBalancingPolicy, OutlierDetection};
@@ -11,11 +13,14 @@ use evenkeel_proto::envoy::config::listener::v3::Listener;
 use evenkeel_proto::envoy::config::route::v3::RouteConfiguration;
 use evenkeel_proto::envoy::extensions::load_balancing_policies::round_robin::v3::RoundRobin;
 use evenkeel_proto::envoy::extensions::load_balancing_policies::wrr_locality::v3::WrrLocality;
+use evenkeel_proto::envoy::service::discovery::v3::{DeltaDiscoveryResponse, DiscoveryResponse, Resource};
 use evenkeel_proto::prost::{Message, Name};
-use evenkeel_proto::prost_types::Any;
+use evenkeel_proto::prost_types::{Any, Timestamp};
 use evenkeel_xds::bootstrap::{Bootstrap, ChannelCredentials, ServerConfig, ServerFeatures};
+use evenkeel_xds::client::{Client, Effect, Input, Request, Variant};
 use evenkeel_xds::name::ResourceName;
 use evenkeel_xds::resource::{Parser, ResourceType};
+use evenkeel_xds::{Limits, load_report};
 use testkit::resources;
 
 /// The most that a text about one resource may have. It holds the problems that are told apart, each with a path and a
@@ -100,6 +105,100 @@ pub fn check_bootstrap(bytes: &[u8]) {
             let text = error.to_string();
             assert!(text.starts_with("bootstrap: ") && text.len() <= MAX_TEXT, "{} bytes", text.len());
         }
+    }
+}
+
+/// A client that wants one resource of each type is sent these bytes as a response. It reads on or hangs up, and what it says
+/// has an end.
+pub fn check_response(variant: Variant, bytes: &[u8]) {
+    let text = r#"{"xds_servers": [{"server_uri": "one", "channel_creds": [{"type": "insecure"}]}]}"#;
+    let bootstrap = Bootstrap::from_json(text).expect("it is valid");
+    let parser = Parser::new(Registry::standard());
+    let now = Instant::ORIGIN;
+    let mut client = Client::new(Arc::new(bootstrap), parser, variant, Rng::fixed(1));
+    let channel = client.subscribe();
+    let wanted = WANTED.map(|(kind, name)| (kind, name.to_owned()));
+    client.want(channel, wanted.into(), now);
+    let Some(Effect::Open { stream, .. }) = client.poll_effect() else { panic!("it opens a stream") };
+    client.handle(Input::Opened { stream }, now);
+    let mut drain = |client: &mut Client| {
+        let (mut reads, mut closes) = (0, 0);
+        while let Some(effect) = client.poll_effect() {
+            match effect {
+                Effect::Read { .. } => reads += 1,
+                Effect::Close { .. } => closes += 1,
+                Effect::Send { request, .. } => {
+                    let detail = match *request {
+                        Request::Sotw(request) => request.error_detail,
+                        Request::Delta(request) => request.error_detail,
+                    };
+                    let said = detail.map(|detail| detail.message).unwrap_or_default();
+                    assert!(said.len() <= Limits::default().error_bytes, "{} bytes of NACK", said.len());
+                    client.handle(Input::Written { stream }, now);
+                }
+                Effect::Warn(text) | Effect::Info(text) => {
+                    assert!(!text.is_empty() && text.len() <= MAX_TEXT)
+                }
+                Effect::Open { .. } => {}
+            }
+        }
+        (reads, closes)
+    };
+    assert_eq!(drain(&mut client), (1, 0), "it reads");
+    client.handle(Input::Message { stream, bytes }, now);
+    let mut after = drain(&mut client);
+    while let Some(id) = client.poll_changed() {
+        client.processed(id);
+        let more = drain(&mut client);
+        after = (after.0 + more.0, after.1 + more.1);
+    }
+    assert!(matches!(after, (1, 0) | (0, 1)), "it reads on or hangs up: {after:?}");
+    for (kind, name) in WANTED {
+        client.look(kind, name);
+    }
+    let dump = client.dump("fuzz", |_| Timestamp::default());
+    assert_eq!(dump.generic_xds_configs.len(), WANTED.len());
+}
+
+/// What the client of [`check_response`] wants: what the seeds are called.
+const WANTED: [(ResourceType, &str); 4] = [
+    (ResourceType::Listener, "orders"),
+    (ResourceType::RouteConfig, "routes"),
+    (ResourceType::Cluster, "a"),
+    (ResourceType::Endpoints, "a"),
+];
+
+/// Responses with all the seeds of a type.
+pub fn response(variant: Variant, kind: ResourceType) -> Vec<u8> {
+    let any = |value| Any { type_url: kind.type_url().to_owned(), value };
+    let (type_url, nonce) = (kind.type_url().to_owned(), "n".to_owned());
+    match variant {
+        Variant::StateOfTheWorld => DiscoveryResponse {
+            version_info: "1".to_owned(),
+            resources: seeds(kind).into_iter().map(any).collect(),
+            type_url,
+            nonce,
+            ..DiscoveryResponse::default()
+        }
+        .encode_to_vec(),
+        Variant::Delta => {
+            let wrap = |value| Resource { resource: Some(any(value)), ..Resource::default() };
+            DeltaDiscoveryResponse {
+                resources: seeds(kind).into_iter().map(wrap).collect(),
+                type_url,
+                nonce,
+                ..DeltaDiscoveryResponse::default()
+            }
+            .encode_to_vec()
+        }
+    }
+}
+
+/// Reads bytes as a load report.
+pub fn check_load_report(bytes: &[u8]) {
+    if let Err(error) = load_report::parse(bytes) {
+        let text = error.to_string();
+        assert!(!text.is_empty() && text.len() <= 4 << 10, "{text}");
     }
 }
 

@@ -21,6 +21,7 @@ use evenkeel_proto::envoy::extensions::load_balancing_policies::wrr_locality::v3
 use evenkeel_proto::prost::{Message, Name};
 use evenkeel_proto::prost_types::Any;
 use evenkeel_proto::xds::r#type::v3::TypedStruct;
+use evenkeel_xds::client::Variant;
 use evenkeel_xds::resource::ResourceType;
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -163,6 +164,27 @@ proptest! {
             change.apply(&mut bytes);
         }
         RESOURCES.check(kind, &bytes);
+    }
+
+    /// fault 36
+    #[test]
+    fn changed_responses_are_answered(
+        kind in kinds(),
+        variant in prop::sample::select(vec![Variant::StateOfTheWorld, Variant::Delta]),
+        changes in changes(),
+    ) {
+        let mut bytes = checks::response(variant, kind);
+        checks::check_response(variant, &bytes);
+        for change in &changes {
+            change.apply(&mut bytes);
+        }
+        checks::check_response(variant, &bytes);
+    }
+
+    /// fault 57
+    #[test]
+    fn bytes_are_a_load_report_or_not(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
+        checks::check_load_report(&bytes);
     }
 
     /// fault 36

@@ -404,7 +404,6 @@ impl Reading<'_> {
         );
         let override_host = message.common_lb_config.as_ref().and_then(|c| c.override_host_status.as_ref());
         for (field, set) in [
-            ("connect_timeout", message.connect_timeout.is_some()),
             ("health_checks", !message.health_checks.is_empty()),
             ("lb_subset_config", message.lb_subset_config.is_some()),
             ("upstream_config", message.upstream_config.is_some()),

@@ -1,0 +1,13 @@
+//! Responses of both variants from arbitrary bytes.
+
+#![no_main]
+
+use evenkeel_fuzz::checks;
+use evenkeel_xds::client::Variant;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    for variant in [Variant::StateOfTheWorld, Variant::Delta] {
+        checks::check_response(variant, bytes);
+    }
+});

@@ -1,0 +1,10 @@
+//! Load reports of backends from arbitrary bytes.
+
+#![no_main]
+
+use evenkeel_fuzz::checks;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    checks::check_load_report(bytes);
+});
