@@ -121,7 +121,7 @@ pub fn check_response(variant: Variant, bytes: &[u8]) {
     client.want(channel, wanted.into(), now);
     let Some(Effect::Open { stream, .. }) = client.poll_effect() else { panic!("it opens a stream") };
     client.handle(Input::Opened { stream }, now);
-    let mut drain = |client: &mut Client| {
+    let drain = |client: &mut Client| {
         let (mut reads, mut closes) = (0, 0);
         while let Some(effect) = client.poll_effect() {
             match effect {
@@ -137,7 +137,7 @@ pub fn check_response(variant: Variant, bytes: &[u8]) {
                     client.handle(Input::Written { stream }, now);
                 }
                 Effect::Warn(text) | Effect::Info(text) => {
-                    assert!(!text.is_empty() && text.len() <= MAX_TEXT)
+                    assert!(!text.is_empty() && text.len() <= MAX_TEXT);
                 }
                 Effect::Open { .. } => {}
             }
