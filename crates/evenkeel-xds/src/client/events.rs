@@ -35,14 +35,13 @@ impl Client {
         let until = now + server.patience();
         let Some(stream) = server.stream_mut() else { return };
         for key in keys {
-            let active = self.authorities[key.authority].is_active(index);
-            if active && self.cache.get(&key).is_some_and(Entry::is_unanswered) {
+            if self.cache.get(&key).is_some_and(Entry::is_unanswered) {
                 stream.timers.insert(key, until);
             }
         }
     }
 
-    /// A resource did not come in time (DE-4).
+    /// A resource did not come in time (DE-4). That counts only for the server that gives the resources.
     pub(super) fn give_up(&mut self, server: usize, key: &Key, now: Instant) {
         let unanswered = self.cache.get(key).is_some_and(Entry::is_unanswered);
         if !unanswered || !self.authorities[key.authority].is_active(server) {

@@ -126,12 +126,11 @@ impl Server {
         self.said.remove(&Topic::Rejected(kind));
     }
 
-    /// Nobody needs it any more. What was accepted is gone with the subscriptions, and so are the versions.
+    /// Nobody needs it any more.
     pub(super) fn rest(&mut self) {
         self.link = Link::Idle;
         self.attempts = 0;
         self.failure = None;
-        self.versions.clear();
         self.tally.connected = false;
     }
 

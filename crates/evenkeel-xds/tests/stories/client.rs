@@ -512,6 +512,37 @@ fn when_the_time_for_a_resource_runs() {
     assert_eq!(world.client.next_deadline(), None, "a resource that is rejected came");
 }
 
+/// FM-3: neither a response with other resources nor the end of a subscription makes the time longer or shorter.
+#[test]
+fn the_time_for_a_resource_is_its_own() {
+    let mut world = world();
+    let id = world.channel(&[(Endpoints, "a"), (Endpoints, "b")]);
+    world.accepts("one");
+    world.passes(secs(10));
+    world.sends("one", reply(Endpoints, "1", &["a=1"]));
+    world.passes(secs(5));
+    assert!(world.sees(Endpoints, "b").contains("does not exist"));
+    world.wants(id, &[(Endpoints, "a"), (Endpoints, "c")]);
+    world.passes(secs(14));
+    world.wants(id, &[(Endpoints, "a")]);
+    world.holds_writes = true;
+    world.wants(id, &[(Endpoints, "a"), (Endpoints, "c")]);
+    world.passes(secs(60));
+    assert_eq!(world.sees(Endpoints, "c"), "", "it was asked for again, and that is not on the wire");
+    world.write("one");
+    world.nearly_passes(secs(15));
+    assert_eq!(world.sees(Endpoints, "c"), "");
+    world.passes(Duration::from_nanos(1));
+    assert!(world.sees(Endpoints, "c").contains("does not exist"));
+    // What is known about it does not change when the server fails, and so nobody need look.
+    world.wants(id, &[(Endpoints, "c")]);
+    world.changed();
+    world.ends("one", "killed");
+    world.refuses("one");
+    assert!(world.changed().is_empty());
+    assert!(world.sees(Endpoints, "c").contains("does not exist"));
+}
+
 /// Fault 8: the server comes back and sends nothing, since nothing changed.
 #[test]
 fn what_is_cached_is_not_declared_missing() {

@@ -49,6 +49,19 @@ fn a_new_stream_says_what_is_known() {
     assert_eq!(world.sees(Endpoints, "e"), absent);
 }
 
+/// FB-2, ADS-12: versions are those of one server.
+#[test]
+fn a_server_is_not_told_the_versions_of_another() {
+    let mut world = World::delta(bootstrap(&["one", "two"]));
+    world.channel(&[(Cluster, "a")]);
+    world.refuses("one");
+    world.accepts("two");
+    world.sends("two", reply(Cluster, "t", &["a=1"]));
+    world.redials("one");
+    world.accepts("one");
+    assert_eq!(world.requests("one"), ["cluster +a as me"]);
+}
+
 /// ADS-12, DE-2, DE-3: every type can be removed, also before it ever came.
 #[test]
 fn removed_resources() {

@@ -41,6 +41,23 @@ fn falls_back_and_returns() {
     assert!(world.sees(Endpoints, "e").contains(r#"xDS server "one" did not send it"#));
 }
 
+/// FB-3: the same bytes from another server are another resource: "the server that sent this" is part of what they say.
+#[test]
+fn the_sender_is_part_of_a_resource() {
+    let mut world = World::new(bootstrap(&["one", "two"]));
+    let id = world.channel(&[(Cluster, "a")]);
+    world.refuses("one");
+    world.accepts("two");
+    world.sends("two", reply(Cluster, "1", &["a=1"]));
+    world.redials("one");
+    world.accepts("one");
+    world.changed();
+    world.sends("one", reply(Cluster, "1", &["a=1"]));
+    assert_eq!(world.changed(), [id]);
+    world.sends("one", reply(Cluster, "1", &["a=1"]));
+    assert!(world.changed().is_empty());
+}
+
 /// FB-1, fault 11: everything is cached, or known to be absent.
 #[test]
 fn stays_when_nothing_is_missing() {
@@ -242,6 +259,10 @@ fn spellings_of_one_name() {
     world.sends("one", reply(Cluster, "1", &[]).with("", testkit::resources::any(&cluster)));
     assert_eq!(world.sees(Cluster, &format!("{EAST_A}?x=1&y=2")), "1");
     assert_eq!(world.sees(Cluster, &format!("{EAST_A}?y=2&x=1")), "1");
+    world.requests("one");
+    let wrapped = reply(Cluster, "2", &[]).with("", testkit::resources::any(&cluster));
+    world.sends("one", wrapped.wrapped_as(&format!("{EAST_A}?x=1&y=2")));
+    assert_eq!(world.requests("one"), [format!("cluster [{EAST_A}?x=1&y=2] v2 n2")]);
 }
 
 /// Names that no server is responsible for have an error at once, and spoil nothing else.
