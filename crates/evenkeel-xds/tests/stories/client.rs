@@ -174,7 +174,7 @@ fn one_bad_cluster_of_a_hundred_spoils_no_other() {
     assert_eq!((valid, invalid), (99, 1));
 }
 
-/// Fault 21: every name fits into 4 KiB, and no text is longer.
+/// fault 21: every name fits into 4 KiB, and no text is longer.
 #[test]
 fn what_a_nack_says_is_bounded() {
     let mut world = world();
@@ -348,7 +348,7 @@ fn what_the_server_does_not_know_of_yet_is_not_deleted() {
     assert_eq!(world.sees(Cluster, "c"), "1");
 }
 
-/// Fault 17: a name that goes and comes back before the server hears of it was never gone; nothing would be sent again.
+/// fault 17: a name that goes and comes back before the server hears of it was never gone; nothing would be sent again.
 #[test]
 fn unsubscribing_and_subscribing_within_a_round_trip() {
     let mut world = world();
@@ -415,7 +415,7 @@ fn a_stream_that_ends() {
     assert_eq!(world.log(), [format!("warning: {refused}")], "and that is said once");
 }
 
-/// Fault 3
+/// fault 3
 #[test]
 fn a_server_that_ends_every_stream_after_a_response() {
     let mut world = with_clusters(ServerFeatures::default(), &["a=1"]);
@@ -543,7 +543,7 @@ fn the_time_for_a_resource_is_its_own() {
     assert!(world.sees(Endpoints, "c").contains("does not exist"));
 }
 
-/// Fault 8: the server comes back and sends nothing, since nothing changed.
+/// fault 8: the server comes back and sends nothing, since nothing changed.
 #[test]
 fn what_is_cached_is_not_declared_missing() {
     let mut world = with_clusters(ServerFeatures::default(), &["a=1"]);
@@ -693,7 +693,7 @@ fn an_ignored_deletion_ends_with_the_subscription() {
     assert_eq!(world.log(), [over]);
 }
 
-/// Fault 16
+/// fault 16
 #[test]
 fn the_same_bad_resource_over_and_over() {
     let mut world = with_clusters(ServerFeatures::default(), &["a=1"]);

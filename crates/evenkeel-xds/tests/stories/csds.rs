@@ -119,7 +119,7 @@ fn resources_are_shown_as_they_came() {
     assert_eq!(shown, [None, Some(raw)], "listeners come first, and there is none yet");
 }
 
-/// CSDS-2, CSDS-6, CSDS-7
+/// CSDS-1, CSDS-2, CSDS-6, CSDS-7: each request has one answer, whichever of the two methods it came by.
 #[test]
 fn answers_for_several_clients() {
     let node = Node {

@@ -110,7 +110,7 @@ fn a_server_says_why_it_does_not_send() {
     assert_eq!(world.sees(Cluster, "a"), text);
 }
 
-/// Fault 17, ADS-12: the answer goes alone and first, and a name that comes back is asked for again.
+/// fault 17, ADS-12: the answer goes alone and first, and a name that comes back is asked for again.
 #[test]
 fn answers_and_names_do_not_mix() {
     let mut world = World::delta(bootstrap(&["one"]));

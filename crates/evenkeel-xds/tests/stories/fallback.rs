@@ -160,7 +160,7 @@ fn returns_level_by_level() {
     assert_eq!((world.log(), world.streams()), (vec!["closes two".to_owned()], vec!["one"]));
 }
 
-/// Fault 12: the first server comes and goes; there is one switch per response, and never two streams to a server.
+/// fault 12: the first server comes and goes; there is one switch per response, and never two streams to a server.
 #[test]
 fn a_first_server_that_flaps() {
     let mut world = World::new(bootstrap(&["one", "two"]));

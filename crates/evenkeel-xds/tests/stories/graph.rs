@@ -299,7 +299,7 @@ fn aggregates_are_nested_sixteen_deep_at_most() {
     assert_eq!(story.leaves("c19990"), ["c20000"]);
 }
 
-/// Fault 33: a circle is named, and clusters outside it are not affected.
+/// fault 33: a circle is named, and clusters outside it are not affected.
 #[test]
 fn circles_of_aggregates_are_named() {
     let mut story = Story::new();
@@ -320,7 +320,7 @@ fn circles_of_aggregates_are_named() {
     assert_eq!(story.problem("a"), r#"cluster "a": aggregate clusters form a circle through "a""#);
 }
 
-/// Fault 33: a lattice of aggregates is walked once per cluster, not once per path.
+/// fault 33: a lattice of aggregates is walked once per cluster, not once per path.
 #[test]
 fn lattices_are_walked_once() {
     let mut story = Story::with_routes_to("l0a");

@@ -307,7 +307,7 @@ fn without_a_policy_chance_decides() {
     }
 }
 
-/// Fault settings that can be told apart by how many may be active.
+/// fault settings that can be told apart by how many may be active.
 fn fault(mark: u32) -> Any {
     any(&HttpFault { max_active_faults: Some(mark), ..HttpFault::default() })
 }

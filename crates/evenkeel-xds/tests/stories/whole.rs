@@ -169,7 +169,7 @@ fn from_bytes_to_picks() {
     }
 }
 
-/// Fault 3, ADS-7: a server that ends the stream after each response is not in trouble, and nothing happens below.
+/// fault 3, ADS-7: a server that ends the stream after each response is not in trouble, and nothing happens below.
 #[test]
 fn streams_that_end_after_a_response_change_nothing() {
     let mut mesh = Mesh::serving();
@@ -186,7 +186,7 @@ fn streams_that_end_after_a_response_change_nothing() {
     assert_eq!((mesh.steps, mesh.backends.published()), (steps, 0), "no new config, no new picker");
 }
 
-/// Fault 8: a server that comes back and does not repeat itself is believed to have nothing new.
+/// fault 8: a server that comes back and does not repeat itself is believed to have nothing new.
 #[test]
 fn a_server_that_does_not_resend_deletes_nothing() {
     let mut mesh = Mesh::serving();
@@ -198,7 +198,7 @@ fn a_server_that_does_not_resend_deletes_nothing() {
     assert_eq!((mesh.call("/s/m"), mesh.steps), ("10.0.0.1:80".to_owned(), 1));
 }
 
-/// Fault 10, fault 31, CDS-1, CM-5, CM-7: routes to a cluster that is not known yet; the old one serves until all of the new
+/// fault 10, fault 31, CDS-1, CM-5, CM-7: routes to a cluster that is not known yet; the old one serves until all of the new
 /// one is there, and stays for the calls that chose it.
 #[test]
 fn routes_change_without_a_gap() {
@@ -220,7 +220,7 @@ fn routes_change_without_a_gap() {
     assert_eq!(mesh.backends.closed(), ["10.0.0.1:80"]);
 }
 
-/// Fault 21: one bad cluster among a hundred spoils itself only.
+/// fault 21: one bad cluster among a hundred spoils itself only.
 #[test]
 fn one_bad_cluster_spoils_itself_only() {
     let names: Vec<String> = (0..100).map(|i| format!("c{i:02}")).collect();
@@ -269,7 +269,7 @@ fn bad_updates_and_lost_servers_leave_what_works() {
     }
 }
 
-/// Fault 26, VAL-E8: without an endpoint that can be called, calls fail at once and say which cluster.
+/// fault 26, VAL-E8: without an endpoint that can be called, calls fail at once and say which cluster.
 #[test]
 fn without_healthy_endpoints_calls_fail_at_once() {
     let mut unhealthy = load_assignment("a", &["10.0.0.1:80", "10.0.0.2:80"]);
