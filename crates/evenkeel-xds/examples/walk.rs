@@ -1,0 +1,192 @@
+//! One channel from its bootstrap to its picks, with a control plane that is a few lines of this program: what is asked,
+//! what is sent, what comes out, and what a bad resource is answered with. Nothing here waits or opens anything.
+//!
+//! `cargo run -p evenkeel-xds --example walk`
+
+use std::error::Error;
+use std::sync::Arc;
+
+use evenkeel_core::cluster::{Cluster, stages};
+use evenkeel_core::{
+    Call, CallEnd, Code, Core, Effect as CoreEffect, Event, Instant, Pick, Registry, Rng, RootPicker,
+};
+use evenkeel_proto::envoy::service::discovery::v3::DiscoveryResponse;
+use evenkeel_proto::prost::{Message, Name};
+use evenkeel_xds::bootstrap::Bootstrap;
+use evenkeel_xds::client::{Client, Effect, Input, Request, StreamId, SubscriberId, Variant};
+use evenkeel_xds::follow::{Follower, Step};
+use evenkeel_xds::resource::{Parser, ResourceType};
+use evenkeel_xds::routing::Selector;
+use testkit::resources::{any, cluster, listener_with_rds, load_assignment, route_config};
+
+const BOOTSTRAP: &str = r#"{
+  "xds_servers": [{ "server_uri": "control.example:443", "channel_creds": [{ "type": "tls" }] }],
+  "node": { "id": "walk" }
+}"#;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let bootstrap = Bootstrap::from_json(BOOTSTRAP)?;
+    let target = bootstrap.listener_name("xds:///orders")?;
+    println!("xds:///orders is the listener {:?}\n", target.listener.as_str());
+    let mut walk = Walk::new(bootstrap, target.listener.as_str(), &target.authority);
+
+    walk.send("a listener that points at routes", &listener_with_rds("orders", "routes"));
+    walk.send("routes: every call to the cluster orders-eu", &route_config("routes", "orders-eu"));
+    walk.send("the cluster: endpoints from this stream", &cluster("orders-eu"));
+    let mut endpoints = load_assignment("orders-eu", &["10.0.0.1:80", "10.0.0.2:80"]);
+    for (endpoint, weight) in endpoints.endpoints[0].lb_endpoints.iter_mut().zip([2, 4]) {
+        endpoint.load_balancing_weight = Some(weight);
+    }
+    walk.send("two endpoints, weights 2 and 4", &endpoints);
+    println!("\ntwelve calls: {}", walk.calls(12));
+
+    let bad = load_assignment("orders-eu", &["10.0.0.9:80", "10.0.0.9:80"]);
+    println!();
+    walk.send("an address that stands twice", &bad);
+    println!("\nand the calls go on: {}", walk.calls(6));
+    walk.show_stages()
+}
+
+/// The driver of one channel.
+struct Walk {
+    client: Client,
+    channel: SubscriberId,
+    stream: Option<StreamId>,
+    follower: Follower,
+    core: Core,
+    picker: Option<RootPicker>,
+    selector: Option<Arc<Selector>>,
+    sent: u64,
+}
+
+impl Walk {
+    fn new(bootstrap: Bootstrap, listener: &str, authority: &str) -> Walk {
+        let node = bootstrap.node.id.clone();
+        let parser = Parser::new(Registry::standard());
+        let mut client =
+            Client::new(Arc::new(bootstrap), parser, Variant::StateOfTheWorld, Rng::from_entropy(1));
+        let channel = client.subscribe();
+        let mut walk = Walk {
+            client,
+            channel,
+            stream: None,
+            follower: Follower::new(listener, authority, &node, 7, Arc::new(|| ())),
+            core: Core::builder(Rng::fixed(1)).build(),
+            picker: None,
+            selector: None,
+            sent: 0,
+        };
+        walk.follow();
+        walk
+    }
+
+    /// The control plane sends a resource.
+    fn send<M: Name>(&mut self, what: &str, message: &M) {
+        println!("  sends  {what}");
+        self.sent += 1;
+        let response = DiscoveryResponse {
+            version_info: self.sent.to_string(),
+            resources: vec![any(message)],
+            type_url: M::type_url(),
+            nonce: format!("n{}", self.sent),
+            ..DiscoveryResponse::default()
+        };
+        let stream = self.stream.expect("the client opened a stream");
+        self.client.handle(Input::Message { stream, bytes: &response.encode_to_vec() }, Instant::ORIGIN);
+        self.run();
+    }
+
+    /// Carries out what the client wants.
+    fn run(&mut self) {
+        while let Some(effect) = self.client.poll_effect() {
+            match effect {
+                Effect::Open { stream, server, .. } => {
+                    println!("opens a stream to {}", server.uri);
+                    self.stream = Some(stream);
+                    self.client.handle(Input::Opened { stream }, Instant::ORIGIN);
+                }
+                Effect::Send { stream, request } => {
+                    show(&request);
+                    self.client.handle(Input::Written { stream }, Instant::ORIGIN);
+                }
+                Effect::Warn(text) | Effect::Info(text) => println!("  tells  {text}"),
+                Effect::Read { .. } | Effect::Close { .. } => {}
+            }
+        }
+        while let Some(id) = self.client.poll_changed() {
+            self.follow();
+            self.client.processed(id);
+        }
+    }
+
+    /// Looks at what is known, wants what is missing, and uses what is complete.
+    fn follow(&mut self) {
+        let followed = self.follower.follow([], &self.client);
+        self.client.want(self.channel, followed.wanted, Instant::ORIGIN);
+        if let Some(Step { update, route }) = followed.step {
+            self.core.update(update);
+            self.connect();
+            self.selector = route.ok();
+        }
+        self.run();
+    }
+
+    /// Every backend answers at once.
+    fn connect(&mut self) {
+        let now = Instant::ORIGIN;
+        for effect in self.core.reconcile(now).effects {
+            if let CoreEffect::Dial { id, .. } = effect {
+                self.core.handle(Event::Connected(id), now);
+            }
+        }
+        self.picker = self.core.reconcile(now).picker.or(self.picker.take());
+    }
+
+    fn calls(&mut self, n: u64) -> String {
+        let (Some(selector), Some(picker)) = (&self.selector, &self.picker) else { return "wait".to_owned() };
+        let mut went = String::new();
+        for entropy in 0..n {
+            let call = Call::new("/shop.Orders/Get", entropy);
+            let Ok(selected) = selector.select(&call) else { return "no route".to_owned() };
+            match picker.pick(&call.with_cluster(selected.cluster().child()).with_hash(selected.hash())) {
+                Pick::To(id, trackers) => {
+                    let address = self.core.subchannel(id).map(|subchannel| subchannel.address().to_string());
+                    let last = address.unwrap_or_default();
+                    went.push_str(if last.starts_with("10.0.0.1:") { "1" } else { "2" });
+                    trackers.finish(&CallEnd::Finished { code: Code::Ok, at: Instant::ORIGIN, load: None });
+                }
+                other => return format!("{other:?}"),
+            }
+        }
+        went
+    }
+
+    /// What the cluster's policies are told, stage by stage.
+    fn show_stages(&self) -> Result<(), Box<dyn Error>> {
+        let config = self.follower.config().ok_or("there is a config")?;
+        let Some(Ok(cluster)) = config.clusters.clusters.get("orders-eu") else { return Ok(()) };
+        let Cluster::Leaf(leaf) = &**cluster else { return Ok(()) };
+        let stages = stages(leaf, &config.clusters.endpoints[&leaf.source]);
+        for (name, config) in [
+            ("the cluster's policy", &stages.lb_policy_config),
+            ("xds_cluster_resolver_experimental", &stages.cluster_resolver),
+            ("priority_experimental", &stages.priority),
+        ] {
+            println!("\n{name}\n{}", serde_json::to_string_pretty(config)?);
+        }
+        if let Some(config) = &stages.weighted_target {
+            println!("\nweighted_target_experimental\n{}", serde_json::to_string_pretty(config)?);
+        }
+        Ok(())
+    }
+}
+
+fn show(request: &Request) {
+    let Request::Sotw(request) = request else { return };
+    let kind = ResourceType::of_type_url(&request.type_url).map_or_else(String::new, |kind| kind.to_string());
+    match &request.error_detail {
+        Some(error) => println!("refuses  {}", error.message),
+        None if request.response_nonce.is_empty() => println!("   asks  {kind} {:?}", request.resource_names),
+        None => println!("accepts  {kind} version {}", request.version_info),
+    }
+}
