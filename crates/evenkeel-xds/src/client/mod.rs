@@ -351,13 +351,11 @@ impl Client {
         };
         let name = ResourceName::parse(kind, name).map_err(|error| fail(error.problem().to_owned()))?;
         let index = self.authorities.iter().position(|known| known.name.as_deref() == name.authority());
-        match index {
-            Some(authority) => Ok(Key { authority, kind, name: name.into_canonical() }),
-            None => {
-                let authority = words::quoted(name.authority().unwrap_or_default());
-                Err(fail(format!("authority {authority} is not in the bootstrap")))
-            }
-        }
+        let Some(authority) = index else {
+            let authority = words::quoted(name.authority().unwrap_or_default());
+            return Err(fail(format!("authority {authority} is not in the bootstrap")));
+        };
+        Ok(Key { authority, kind, name: name.into_canonical() })
     }
 
     fn replace(&mut self, id: SubscriberId, keys: BTreeSet<Key>, now: Instant) {
