@@ -58,6 +58,26 @@ fn the_sender_is_part_of_a_resource() {
     assert!(world.changed().is_empty());
 }
 
+/// FM-3: only the server that gives the resources can fail to give one.
+#[test]
+fn a_silent_server_above_does_not_declare_anything_absent() {
+    let mut world = World::new(bootstrap(&["one", "two"]));
+    let id = world.channel(&[(Cluster, "a")]);
+    world.refuses("one");
+    world.accepts("two");
+    world.sends("two", reply(Cluster, "t", &["a=two"]));
+    world.redials("one");
+    world.accepts("one");
+    world.holds_writes = true;
+    world.wants(id, &[(Cluster, "a"), (Cluster, "b")]);
+    world.write("one");
+    world.passes(secs(16));
+    assert_eq!(world.sees(Cluster, "b"), "");
+    world.write("two");
+    world.passes(secs(15));
+    assert!(world.sees(Cluster, "b").contains(r#"xDS server "two" did not send it"#));
+}
+
 /// FB-1, fault 11: everything is cached, or known to be absent.
 #[test]
 fn stays_when_nothing_is_missing() {
