@@ -43,7 +43,7 @@ impl Client {
         if let Err(why) = &verdict {
             let node = words::node_suffix(&self.bootstrap.node.id);
             let uri = &self.servers[server].config.uri;
-            let text = format!("xDS server {uri:?} sent a {kind} that cannot be used: {why}{node}");
+            let text = format!("xDS server {uri:?} sent what cannot be used as {kind}: {why}{node}");
             self.warn(server, Topic::Rejected(kind), text);
         } else {
             self.servers[server].accepted(kind, version);

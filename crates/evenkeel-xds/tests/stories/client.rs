@@ -704,7 +704,7 @@ fn the_same_bad_resource_over_and_over() {
     }
     assert_eq!(world.requests("one").len(), 1000, "each is answered");
     assert_eq!(world.changed().len(), 1);
-    let warning = r#"warning: xDS server "one" sent a cluster that cannot be used: "a": content: is bad (xDS node id "me")"#;
+    let warning = r#"warning: xDS server "one" sent what cannot be used as cluster: "a": content: is bad (xDS node id "me")"#;
     assert_eq!(world.log(), [warning]);
     world.sends("one", reply(Cluster, "good", &["a=1"]));
     world.sends("one", reply(Cluster, "again", &["a=bad"]));
