@@ -21,15 +21,13 @@ use evenkeel_proto::envoy::config::cluster::v3::{Cluster, LoadBalancingPolicy};
 use evenkeel_proto::prost;
 use serde_json::{Value, json};
 
-use crate::resource::fields::{cut, line, note};
+use crate::resource::fields::note;
 use crate::resource::message_of;
+use crate::text::{line, listed};
 use crate::{Path, Problems};
 
 /// How many lists of policies may nest (A52).
 const MAX_DEPTH: usize = 16;
-
-/// How many names an error lists.
-const NAMES_SHOWN: usize = 16;
 
 /// How policies of the control plane become policies of the registry, by message name.
 ///
@@ -343,13 +341,9 @@ impl Conversion<'_> {
         }
         let text = match seen.len() {
             0 => "the list of policies is empty".to_owned(),
-            n => {
-                let shown: Vec<_> = seen.iter().take(NAMES_SHOWN).map(|name| cut(name)).collect();
-                let more = match n.saturating_sub(NAMES_SHOWN) {
-                    0 => String::new(),
-                    more => format!(" and {more} more"),
-                };
-                format!("no policy of the list is supported: {}{more}", shown.join(", "))
+            _ => {
+                let seen = listed(seen.iter().map(String::as_str));
+                format!("no policy of the list is supported: {seen}")
             }
         };
         self.problems.add(self.path, text);

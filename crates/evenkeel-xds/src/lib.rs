@@ -29,6 +29,7 @@ pub mod name;
 mod problems;
 pub mod resource;
 pub mod routing;
+mod text;
 
 pub use limits::Limits;
 pub use problems::{Path, Problem, Problems};

@@ -22,9 +22,10 @@ use evenkeel_proto::envoy::extensions::clusters::aggregate::v3::ClusterConfig;
 use evenkeel_proto::prost::{Message as _, Name as _};
 
 use crate::bootstrap::ServerConfig;
-use crate::resource::fields::{self, cut, note};
+use crate::resource::fields::{self, note};
 use crate::resource::security::{self, Security};
 use crate::resource::{Parsed, Parser, Rejected, Resource, message_of};
+use crate::text::quoted;
 use crate::{Path, Problems};
 
 /// A cluster.
@@ -195,7 +196,7 @@ impl Reading<'_> {
             return None;
         };
         if !address.resolver_name.is_empty() {
-            let text = format!("must be empty, found {}", cut(&address.resolver_name));
+            let text = format!("must be empty, found {}", quoted(&address.resolver_name));
             self.problems.add(&path.field("resolver_name"), text);
         }
         let port = match address.port_specifier {
@@ -221,7 +222,7 @@ impl Reading<'_> {
             return Some(format!("[{host}]"));
         }
         if let Some(odd) = host.chars().find(|c| !c.is_ascii_graphic() || "[]:/@".contains(*c)) {
-            let text = format!("expected a host name, found {} with a {odd:?}", cut(host));
+            let text = format!("expected a host name, found {} with a {odd:?}", quoted(host));
             self.problems.add(path, text);
             return None;
         }
@@ -237,7 +238,7 @@ impl Reading<'_> {
             None => ("", &[][..]),
         };
         if found != ClusterConfig::full_name() {
-            let text = format!("expected {}, found type {}", ClusterConfig::full_name(), cut(found));
+            let text = format!("expected {}, found type {}", ClusterConfig::full_name(), quoted(found));
             self.problems.add(&path, text);
             return None;
         }
@@ -372,7 +373,7 @@ impl Reading<'_> {
                     metrics.named.insert(key.to_owned());
                 }
                 _ => {
-                    let text = format!("{} is no metric that can be reported, it is ignored", cut(metric));
+                    let text = format!("{} is no metric that can be reported, it is ignored", quoted(metric));
                     note(&path.index(i), &text, &mut self.warnings);
                 }
             }

@@ -20,8 +20,9 @@ use evenkeel_proto::envoy::config::endpoint::v3::{ClusterLoadAssignment, LbEndpo
 use evenkeel_proto::prost_types::value::Kind;
 
 use crate::bootstrap::ServerConfig;
-use crate::resource::fields::{self, cut, note};
+use crate::resource::fields::{self, note};
 use crate::resource::{Parsed, Parser, Rejected, Resource};
+use crate::text::quoted;
 use crate::{Limits, Path, Problems};
 
 /// How many addresses one endpoint may have: far above any real host, and few enough to be compared with each other.
@@ -156,7 +157,7 @@ impl Reading<'_> {
             sub_zone: locality.sub_zone.clone(),
         });
         if !priority.localities.insert(locality.clone()) {
-            let name = cut(&locality.to_string());
+            let name = quoted(&locality.to_string());
             let text = format!("the locality {name} is in priority {} more than once", message.priority);
             self.problems.add(&path.field("locality"), text);
         }
@@ -229,7 +230,7 @@ impl Reading<'_> {
         }
         let ip = socket.address.parse::<IpAddr>();
         if ip.is_err() {
-            let text = format!("expected an IPv4 or IPv6 address, found {}", cut(&socket.address));
+            let text = format!("expected an IPv4 or IPv6 address, found {}", quoted(&socket.address));
             self.problems.add(&path.field("address"), text);
         }
         let port_path = path.field("port_value");
@@ -242,7 +243,7 @@ impl Reading<'_> {
                 known
             }
             Some(PortSpecifier::NamedPort(name)) => {
-                self.problems.add(&port_path, format!("must be set; found named_port {}", cut(name)));
+                self.problems.add(&port_path, format!("must be set; found named_port {}", quoted(name)));
                 None
             }
             None => {

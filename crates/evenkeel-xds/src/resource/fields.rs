@@ -88,46 +88,12 @@ pub(crate) fn denominator(value: i32, path: &Path<'_>, problems: &mut Problems) 
     }
 }
 
-/// How much of a foreign text a message shows.
-const SHOWN: usize = 100;
-
-/// A text from outside as a message shows it: escaped, in quotes, and cut if it is long.
-pub(crate) fn quoted(text: &str) -> String {
-    match text.char_indices().nth(SHOWN) {
-        Some((end, _)) => format!("{:?}...", text.get(..end).unwrap_or_default()),
-        None => format!("{text:?}"),
-    }
-}
-
 /// How many remarks of one resource are kept.
 const NOTES: usize = 32;
-
-/// How many characters of a text from outside are quoted.
-const QUOTED: usize = 120;
 
 /// Notes something about the field at `path` that the operator should know. After a few, no more are kept.
 pub(crate) fn note(path: &Path<'_>, text: &str, warnings: &mut Vec<String>) {
     if warnings.len() < NOTES {
         warnings.push(format!("{path}: {text}"));
-    }
-}
-
-/// What another part says, which may quote what came from outside: on one line, and cut if long.
-pub(crate) fn line(text: &str) -> String {
-    let mut line = String::new();
-    for c in text.chars().take(4 * QUOTED) {
-        if c.is_control() { line.extend(c.escape_default()) } else { line.push(c) }
-    }
-    if text.chars().nth(4 * QUOTED).is_some() {
-        line.push_str("...");
-    }
-    line
-}
-
-/// Text from outside as messages show it: quoted, escaped, and cut if long.
-pub(crate) fn cut(text: &str) -> String {
-    match text.char_indices().nth(QUOTED) {
-        None => format!("{text:?}"),
-        Some((end, _)) => format!("{:?}...", text.get(..end).unwrap_or_default()),
     }
 }

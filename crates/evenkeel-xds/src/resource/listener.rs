@@ -14,8 +14,9 @@ use crate::Path;
 use crate::bootstrap::ServerConfig;
 use crate::resource::route::filters;
 use crate::resource::route::reader::Reader;
-use crate::resource::{Parsed, Parser, Rejected, Resource, RouteConfig, fields, message_of, quoted, route};
+use crate::resource::{Parsed, Parser, Rejected, Resource, RouteConfig, fields, message_of, route};
 use crate::routing::FilterInstance;
+use crate::text::quoted;
 
 /// An API listener with its HTTP connection manager.
 #[derive(Clone, Debug)]

@@ -18,8 +18,9 @@ use evenkeel_proto::envoy::config::route::v3 as proto;
 
 use crate::Path;
 use crate::bootstrap::ServerConfig;
-use crate::resource::{Parsed, Parser, Rejected, Resource, fields, quoted};
+use crate::resource::{Parsed, Parser, Rejected, Resource, fields};
 use crate::routing::{Action, Overrides, Route};
+use crate::text::quoted;
 use action::{Around, LeftOut};
 use domains::{Domains, Odd};
 use reader::Reader;

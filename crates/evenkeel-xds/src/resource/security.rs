@@ -20,8 +20,9 @@ use evenkeel_proto::envoy::r#type::matcher::v3::string_matcher::MatchPattern;
 use evenkeel_proto::prost::{Message as _, Name as _};
 use regex::{Regex, RegexBuilder};
 
-use crate::resource::fields::{cut, line, note};
+use crate::resource::fields::note;
 use crate::resource::{Parser, message_of};
+use crate::text::{line, quoted};
 use crate::{Path, Problems};
 
 /// How long a server name may be (A101).
@@ -161,7 +162,7 @@ impl Text {
                     Ok(regex) => Some(Text::Regex(regex)),
                     Err(error) => {
                         let path = path.field("safe_regex");
-                        let text = format!("{} cannot be compiled: {}", cut(&regex.regex), reason(&error));
+                        let text = format!("{} cannot be compiled: {}", quoted(&regex.regex), reason(&error));
                         problems.add(&path.field("regex"), text);
                         None
                     }
@@ -225,7 +226,8 @@ pub(super) fn parse(
         return None;
     };
     if message_of(&any.type_url) != UpstreamTlsContext::full_name() {
-        let text = format!("expected {}, found type {}", UpstreamTlsContext::full_name(), cut(&any.type_url));
+        let text =
+            format!("expected {}, found type {}", UpstreamTlsContext::full_name(), quoted(&any.type_url));
         problems.add(&path, text);
         return None;
     }
@@ -305,7 +307,7 @@ impl Reading<'_> {
     /// A provider of the bootstrap.
     fn provider(&mut self, instance: &str, certificate: &str, path: &Path<'_>) -> Option<CertificateSource> {
         if !self.providers.contains(instance) {
-            let text = format!("the bootstrap has no certificate provider {}", cut(instance));
+            let text = format!("the bootstrap has no certificate provider {}", quoted(instance));
             self.problems.add(&path.field("instance_name"), text);
             return None;
         }

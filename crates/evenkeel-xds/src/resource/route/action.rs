@@ -13,11 +13,12 @@ use evenkeel_proto::prost_types::Duration;
 use super::reader::Reader;
 use super::{filters, retry};
 use crate::Path;
-use crate::resource::{message_of, quoted};
+use crate::resource::message_of;
 use crate::routing::{
     Action, Forward, HashPolicy, HashSource, HeaderName, Overrides, RetryPolicy, Rewrite, StreamLimit,
     WeightedCluster,
 };
+use crate::text::quoted;
 
 /// Why a route is left out.
 pub(super) enum LeftOut {

@@ -18,10 +18,11 @@ use evenkeel_proto::{udpa, xds};
 
 use super::reader::Reader;
 use crate::Path;
-use crate::resource::{message_of, quoted};
+use crate::resource::message_of;
 use crate::routing::{
     Abort, Delay, FaultConfig, Filter, FilterInstance, Override, Overrides, Share, code_of, code_of_http,
 };
+use crate::text::quoted;
 
 /// The filters of a listener.
 pub(in crate::resource) fn chain(
