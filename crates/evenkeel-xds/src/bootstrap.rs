@@ -71,6 +71,17 @@ pub struct ServerConfig {
     pub features: ServerFeatures,
 }
 
+impl ServerConfig {
+    /// A server that is talked to in the clear and has nothing special about it.
+    pub fn insecure(uri: &str) -> ServerConfig {
+        ServerConfig {
+            uri: uri.into(),
+            credentials: ChannelCredentials::Insecure,
+            features: ServerFeatures::default(),
+        }
+    }
+}
+
 /// How to talk to a control plane.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]

@@ -20,6 +20,7 @@
 
 pub mod bootstrap;
 pub mod client;
+mod findings;
 pub mod graph;
 pub mod lb;
 mod limits;
@@ -30,6 +31,7 @@ mod problems;
 pub mod resource;
 pub mod routing;
 mod text;
+mod text_matcher;
 
 pub use limits::Limits;
 pub use problems::{Path, Problem, Problems};

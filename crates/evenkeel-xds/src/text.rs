@@ -3,6 +3,8 @@
 //! Whatever a control plane, a file or a caller wrote is escaped, so that it stays on one line and inside its quotes,
 //! and cut, so that nobody else decides how long our messages are.
 
+use std::fmt::Write as _;
+
 /// How many characters of a text are quoted.
 const QUOTED: usize = 120;
 
@@ -26,7 +28,7 @@ pub(crate) fn listed<'a>(texts: impl ExactSizeIterator<Item = &'a str>) -> Strin
     let more = texts.len().saturating_sub(LISTED);
     let mut list = texts.take(LISTED).map(quoted).collect::<Vec<_>>().join(", ");
     if more > 0 {
-        list.push_str(&format!(" and {more} more"));
+        let _ = write!(list, " and {more} more");
     }
     list
 }

@@ -8,8 +8,11 @@ mod cluster;
 mod endpoints;
 pub(crate) mod fields;
 mod listener;
+mod reader;
+mod regexes;
 mod route;
 mod security;
+mod wire;
 
 use std::collections::BTreeSet;
 use std::fmt;
