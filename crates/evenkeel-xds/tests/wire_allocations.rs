@@ -19,7 +19,11 @@ static ALLOCATOR: Counting = Counting;
 
 const MANY: usize = 100_000;
 
-/// What is wrong with the bytes, which must be told for less memory than they take themselves.
+/// How much may be allocated for a byte that is refused: a listener is copied as it is opened, while decoding what is
+/// tested here takes fifty times as much and more.
+const TIMES: u64 = 3;
+
+/// What is wrong with the bytes, which must be told for little more memory than they take themselves.
 fn refused(kind: ResourceType, bytes: Vec<u8>) -> String {
     let mut parser = Parser::new(Registry::standard());
     parser.limits.endpoints = 1_000;
@@ -27,9 +31,8 @@ fn refused(kind: ResourceType, bytes: Vec<u8>) -> String {
     let from = ServerConfig::insecure("xds.test:443");
     let any = Any { type_url: kind.type_url().to_owned(), value: bytes };
     let (allocations, result) = Counting::during(|| parser.parse(kind, &any, &from));
-    // A listener is opened twice: its routes are bytes in bytes.
-    let most = if kind == ResourceType::Listener { 2 * any.value.len() } else { any.value.len() };
-    assert!(allocations.bytes <= most as u64, "{} bytes for {}", allocations.bytes, any.value.len());
+    let (allocated, sent) = (allocations.bytes, any.value.len() as u64);
+    assert!(allocated < TIMES * sent, "{allocated} bytes for {sent}");
     result.expect_err("far more than the limit").to_string()
 }
 
@@ -92,8 +95,9 @@ fn lengths_that_lie_hide_nothing() {
     // The locality says that it ends after four bytes.
     let mut bytes = [field(1, b"c"), vec![2 << 3 | 2, 4]].concat();
     bytes.extend(field(2, &endpoint.encode_to_vec()));
-    assert_eq!(
-        refused(ResourceType::Endpoints, bytes),
-        "endpoints: there are 100000 additional addresses; at most 16000 are allowed"
+    let told = refused(ResourceType::Endpoints, bytes);
+    assert!(
+        told.ends_with("endpoints: there are 100000 additional addresses; at most 16000 are allowed"),
+        "{told}"
     );
 }
