@@ -4,7 +4,7 @@
 //! `#[global_allocator] static ALLOCATOR: Counting = Counting;`.
 //!
 //! The `unsafe` here is the allocator trait's own: every call is handed on to the system allocator unchanged, with the
-//! caller's guarantees; what is added touches only two plain thread-local numbers that need no allocation themselves.
+//! caller's guarantees; what is added touches only plain thread-local numbers that need no allocation themselves.
 
 #![expect(unsafe_code, reason = "an allocator cannot be written without; see the head comment")]
 
@@ -20,6 +20,8 @@ pub struct Counting;
 pub struct Allocations {
     /// How often memory was asked for, growing included.
     pub count: u64,
+    /// Bytes asked for, whether or not they were given back.
+    pub bytes: u64,
     /// Bytes asked for less bytes given back.
     pub net_bytes: i64,
 }
@@ -27,22 +29,33 @@ pub struct Allocations {
 impl Counting {
     /// What this thread allocates while `work` runs, and what came of it.
     pub fn during<T>(work: impl FnOnce() -> T) -> (Allocations, T) {
-        let (count, bytes) = (COUNT.get(), BYTES.get());
+        let before = ALLOCATIONS.get();
         let result = work();
-        (Allocations { count: COUNT.get() - count, net_bytes: BYTES.get() - bytes }, result)
+        let after = ALLOCATIONS.get();
+        let allocations = Allocations {
+            count: after.count - before.count,
+            bytes: after.bytes - before.bytes,
+            net_bytes: after.net_bytes - before.net_bytes,
+        };
+        (allocations, result)
     }
 }
 
 thread_local! {
-    static COUNT: Cell<u64> = const { Cell::new(0) };
-    static BYTES: Cell<i64> = const { Cell::new(0) };
+    static ALLOCATIONS: Cell<Allocations> =
+        const { Cell::new(Allocations { count: 0, bytes: 0, net_bytes: 0 }) };
 }
 
 fn count(asked: usize, given_back: usize) {
-    let change = asked.cast_signed() as i64 - given_back.cast_signed() as i64;
     // A thread that is ending has no counters left; nobody asks it any more.
-    let _ = COUNT.try_with(|count| count.set(count.get() + u64::from(asked > 0)));
-    let _ = BYTES.try_with(|bytes| bytes.set(bytes.get() + change));
+    let _ = ALLOCATIONS.try_with(|all| {
+        let before = all.get();
+        all.set(Allocations {
+            count: before.count + u64::from(asked > 0),
+            bytes: before.bytes + asked as u64,
+            net_bytes: before.net_bytes + asked.cast_signed() as i64 - given_back.cast_signed() as i64,
+        });
+    });
 }
 
 // SAFETY: every method hands its arguments to the system allocator and returns what that returned.

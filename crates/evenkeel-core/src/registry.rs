@@ -12,6 +12,12 @@ use serde_json::Value;
 use crate::config::{Build, ConfigError, Fields, LbConfig, Settings, check_depth, expected};
 use crate::policy::{self, Erased, Policy};
 
+/// How many names an error lists.
+const NAMES_SHOWN: usize = 16;
+
+/// How many characters of a name an error shows.
+const NAME_SHOWN: usize = 120;
+
 /// Policies by name.
 ///
 /// ```
@@ -158,7 +164,7 @@ impl Registry {
         let problem = if unknown.is_empty() {
             "the list of policies is empty".to_owned()
         } else {
-            format!("no policy of the list is known: {}; register it or name a known one", unknown.join(", "))
+            format!("no policy of the list is known: {}; register it or name a known one", listed(&unknown))
         };
         Err(ConfigError::new(None, path, problem))
     }
@@ -173,6 +179,19 @@ impl Default for Registry {
 impl fmt::Debug for Registry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(self.names()).finish()
+    }
+}
+
+/// Names from outside: escaped, and cut where they are long or many.
+fn listed(names: &[&str]) -> String {
+    let quoted = |name: &&str| match name.char_indices().nth(NAME_SHOWN) {
+        Some((end, _)) => format!("{:?}...", name.split_at(end).0),
+        None => format!("{name:?}"),
+    };
+    let shown = names.iter().take(NAMES_SHOWN).map(quoted).collect::<Vec<_>>().join(", ");
+    match names.len().saturating_sub(NAMES_SHOWN) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
     }
 }
 

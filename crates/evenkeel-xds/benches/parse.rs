@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use evenkeel_core::Registry;
 use evenkeel_proto::prost_types::Any;
-use evenkeel_xds::bootstrap::{ChannelCredentials, ServerConfig, ServerFeatures};
+use evenkeel_xds::bootstrap::ServerConfig;
 use evenkeel_xds::resource::{Parser, Rejected, ResourceType};
 use testkit::resources;
 
@@ -40,11 +40,7 @@ fn main() -> ExitCode {
 
 fn measure(what: &str, kind: ResourceType, sizes: &[(usize, Any)]) -> Result<(), Rejected> {
     let parser = Parser::new(Registry::standard());
-    let server = ServerConfig {
-        uri: "localhost:18000".into(),
-        credentials: ChannelCredentials::Insecure,
-        features: ServerFeatures::default(),
-    };
+    let server = ServerConfig::insecure("localhost:18000");
     let mut best = vec![Duration::MAX; sizes.len()];
     for _ in 0..ROUNDS {
         for ((n, any), best) in sizes.iter().zip(&mut best) {

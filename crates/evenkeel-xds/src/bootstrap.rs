@@ -18,7 +18,8 @@ use evenkeel_proto::envoy::config::core::v3::node::UserAgentVersionType;
 use evenkeel_proto::envoy::config::core::v3::{Locality, Node};
 use serde_json::Value;
 
-use crate::name::{cut, decoded, encode_authority};
+use crate::name::{decoded, encode_authority};
+use crate::text::{listed, quoted, short};
 use crate::{Path, Problems};
 
 use json::{Object, duplicates, to_struct};
@@ -68,6 +69,17 @@ pub struct ServerConfig {
     pub credentials: ChannelCredentials,
     /// What is special about it.
     pub features: ServerFeatures,
+}
+
+impl ServerConfig {
+    /// A server that is talked to in the clear and has nothing special about it.
+    pub fn insecure(uri: &str) -> ServerConfig {
+        ServerConfig {
+            uri: uri.into(),
+            credentials: ChannelCredentials::Insecure,
+            features: ServerFeatures::default(),
+        }
+    }
 }
 
 /// How to talk to a control plane.
@@ -188,8 +200,8 @@ impl Bootstrap {
         exposed.sort();
         exposed.dedup();
         let exposed = exposed.into_iter().map(|uri| {
-            let uri = cut(uri);
-            format!("xds server {uri:?}: insecure credentials to another machine; who is in between can steer all calls")
+            let uri = quoted(uri);
+            format!("xds server {uri}: insecure credentials to another machine; who is in between can steer all calls")
         });
         exposed.chain(self.ignored.iter().cloned()).collect()
     }
@@ -229,7 +241,7 @@ impl fmt::Display for BootstrapError {
         f.write_str("bootstrap: ")?;
         match &self.origin {
             Origin::Text => {}
-            Origin::File(file) => write!(f, "file {:?} ({FILE_VARIABLE}): ", cut(file))?,
+            Origin::File(file) => write!(f, "file {} ({FILE_VARIABLE}): ", quoted(file))?,
             Origin::Variable => write!(f, "{TEXT_VARIABLE}: ")?,
         }
         match &self.kind {
@@ -355,7 +367,7 @@ impl Notes {
             }
         }
         if !entries.is_empty() && entries.len() == list.len() {
-            let found = enumerated(entries.iter().map(|(kind, _)| *kind));
+            let found = listed(entries.iter().map(|(kind, _)| *kind));
             self.problems.add(&path, format!("expected {CREDENTIALS}, found {found}"));
         }
         None
@@ -406,12 +418,13 @@ impl Notes {
             return all;
         };
         for (name, value) in providers.iter() {
-            let path = providers.path.key(cut(name));
+            let path = providers.path.key(short(name));
             let Some(provider) = Object::of(value, &path, &mut self.problems) else { continue };
             let Some(plugin) = provider.required_text("plugin_name", &mut self.problems) else { continue };
             let config = provider.object("config", &mut self.problems);
             if plugin != "file_watcher" {
-                let text = format!("expected file_watcher, found {:?}; resources cannot use it", cut(plugin));
+                let text =
+                    format!("expected file_watcher, found {}; resources cannot use it", quoted(plugin));
                 self.ignore(&path.field("plugin_name"), &text);
                 continue;
             }
@@ -435,7 +448,7 @@ impl Notes {
         let mut all = BTreeMap::new();
         let Some(authorities) = bootstrap.object("authorities", &mut self.problems) else { return all };
         for (name, value) in authorities.iter() {
-            let path = authorities.path.key(cut(name));
+            let path = authorities.path.key(short(name));
             let Some(authority) = Object::of(value, &path, &mut self.problems) else { continue };
             let own = authority.list("xds_servers", &mut self.problems).unwrap_or_default();
             let own = self.servers(own, &path.field("xds_servers"));
@@ -443,7 +456,7 @@ impl Notes {
             let field = "client_listener_resource_name_template";
             let template = authority.text(field, &mut self.problems);
             if let Some(template) = template.filter(|template| !template.starts_with(&prefix)) {
-                let text = format!("expected {:?} first, found {:?}", cut(&prefix), cut(template));
+                let text = format!("expected {} first, found {}", quoted(&prefix), quoted(template));
                 self.problems.add(&path.field(field), text);
             }
             if authority.is_true("fallback_on_reachability_only") {
@@ -494,16 +507,6 @@ impl Notes {
     fn ignore(&mut self, path: &Path<'_>, text: &str) {
         self.ignored.push(format!("{path}: {text}"));
     }
-}
-
-/// What was found, quoted, and not without end.
-fn enumerated<'a>(found: impl ExactSizeIterator<Item = &'a str>) -> String {
-    let more = found.len() > 8;
-    let mut text = found.take(8).map(|text| format!("{:?}", cut(text))).collect::<Vec<_>>().join(", ");
-    if more {
-        text.push_str(", ...");
-    }
-    text
 }
 
 /// Whether a target stays on this machine, as far as its text tells.

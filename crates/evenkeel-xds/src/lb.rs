@@ -21,15 +21,13 @@ use evenkeel_proto::envoy::config::cluster::v3::{Cluster, LoadBalancingPolicy};
 use evenkeel_proto::prost;
 use serde_json::{Value, json};
 
-use crate::resource::fields::{cut, line, note};
+use crate::findings::Findings;
 use crate::resource::message_of;
+use crate::text::{line, listed};
 use crate::{Path, Problems};
 
 /// How many lists of policies may nest (A52).
 const MAX_DEPTH: usize = 16;
-
-/// How many names an error lists.
-const NAMES_SHOWN: usize = 16;
 
 /// How policies of the control plane become policies of the registry, by message name.
 ///
@@ -140,21 +138,21 @@ impl Converters {
         list: &LoadBalancingPolicy,
         registry: &Registry,
     ) -> Result<(Value, Vec<String>), Problems> {
-        let (mut problems, mut warnings) = (Problems::new(), Vec::new());
-        let path = Path::root();
-        let mut all = Conversion {
-            converters: self,
-            registry,
-            path: &path,
-            depth: 0,
-            problems: &mut problems,
-            warnings: &mut warnings,
-        };
-        let converted = all.list(list);
+        let mut findings = Findings::default();
+        let converted = self.conversion(registry, &Path::root(), &mut findings).list(list);
         match converted {
-            Ok(config) if problems.is_empty() => Ok((config, warnings)),
-            _ => Err(problems),
+            Ok(config) => findings.warnings().map(|warnings| (config, warnings)),
+            Err(_) => Err(findings.problems),
         }
+    }
+
+    fn conversion<'a>(
+        &'a self,
+        registry: &'a Registry,
+        path: &'a Path<'a>,
+        findings: &'a mut Findings,
+    ) -> Conversion<'a> {
+        Conversion { converters: self, registry, path, depth: 0, findings }
     }
 
     /// The policy of a cluster: from `load_balancing_policy` if it is set, else from the older fields, which
@@ -163,46 +161,38 @@ impl Converters {
         &self,
         cluster: &Cluster,
         registry: &Registry,
-        problems: &mut Problems,
-        warnings: &mut Vec<String>,
+        findings: &mut Findings,
     ) -> Option<LbConfig> {
         let root = Path::root();
         let (path, config) = if let Some(list) = &cluster.load_balancing_policy {
             let path = root.field("load_balancing_policy");
-            let mut all =
-                Conversion { converters: self, registry, path: &path, depth: 0, problems, warnings };
-            (path, all.list(list).ok()?)
+            (path, self.conversion(registry, &path, findings).list(list).ok()?)
         } else {
-            (root.field("lb_policy"), self.policy_of_enum(cluster, problems, warnings)?)
+            (root.field("lb_policy"), self.policy_of_enum(cluster, findings)?)
         };
         match registry.parse(&config) {
             Ok(config) => {
                 for warning in config.warnings() {
-                    note(&path, &line(warning), warnings);
+                    findings.warn(&path, line(warning));
                 }
                 Some(config)
             }
             Err(error) => {
-                problems.add(&path, line(&error.to_string()));
+                findings.problem(&path, line(&error.to_string()));
                 None
             }
         }
     }
 
     /// The config that the older fields ask for.
-    fn policy_of_enum(
-        &self,
-        cluster: &Cluster,
-        problems: &mut Problems,
-        warnings: &mut Vec<String>,
-    ) -> Option<Value> {
+    fn policy_of_enum(&self, cluster: &Cluster, findings: &mut Findings) -> Option<Value> {
         let root = Path::root();
         let endpoint_policy = match LbPolicy::try_from(cluster.lb_policy) {
             Ok(LbPolicy::RoundRobin) => {
                 if let Some(LegacyConfig::RoundRobinLbConfig(config)) = &cluster.lb_config
                     && config.slow_start_config.is_some()
                 {
-                    note(&root.field("round_robin_lb_config.slow_start_config"), "is ignored", warnings);
+                    findings.warn(&root.field("round_robin_lb_config.slow_start_config"), "is ignored");
                 }
                 match self.eds_weights {
                     EdsWeights::Unused => json!({"round_robin": {}}),
@@ -215,10 +205,10 @@ impl Converters {
                     choice_count = config.choice_count;
                     let path = root.field("least_request_lb_config");
                     if config.active_request_bias.is_some() {
-                        note(&path.field("active_request_bias"), "is ignored", warnings);
+                        findings.warn(&path.field("active_request_bias"), "is ignored");
                     }
                     if config.slow_start_config.is_some() {
-                        note(&path.field("slow_start_config"), "is ignored", warnings);
+                        findings.warn(&path.field("slow_start_config"), "is ignored");
                     }
                 }
                 json!({"least_request_experimental": convert::least_request(choice_count)})
@@ -230,7 +220,7 @@ impl Converters {
                 };
                 if config.hash_function != HashFunction::XxHash as i32 {
                     let text = format!("expected XX_HASH (0), found {}", config.hash_function);
-                    problems.add(&root.field("ring_hash_lb_config.hash_function"), text);
+                    findings.problem(&root.field("ring_hash_lb_config.hash_function"), text);
                     return None;
                 }
                 let settings = convert::ring_hash(config.minimum_ring_size, config.maximum_ring_size);
@@ -238,14 +228,14 @@ impl Converters {
             }
             Ok(LbPolicy::LoadBalancingPolicyConfig) => {
                 let text = "must be set: lb_policy is LOAD_BALANCING_POLICY_CONFIG";
-                problems.add(&root.field("load_balancing_policy"), text);
+                findings.problem(&root.field("load_balancing_policy"), text);
                 return None;
             }
             other => {
                 let found =
                     other.map_or(cluster.lb_policy.to_string(), |known| known.as_str_name().to_owned());
                 let text = format!("expected ROUND_ROBIN, LEAST_REQUEST or RING_HASH, found {found}");
-                problems.add(&root.field("lb_policy"), text);
+                findings.problem(&root.field("lb_policy"), text);
                 return None;
             }
         };
@@ -271,8 +261,7 @@ pub struct Conversion<'a> {
     registry: &'a Registry,
     path: &'a Path<'a>,
     depth: usize,
-    problems: &'a mut Problems,
-    warnings: &'a mut Vec<String>,
+    findings: &'a mut Findings,
 }
 
 impl Conversion<'_> {
@@ -288,7 +277,7 @@ impl Conversion<'_> {
     /// Decodes the message.
     pub fn decode<M: prost::Message + Default>(&mut self, bytes: &[u8]) -> Result<M, NotConverted> {
         M::decode(bytes).map_err(|error| {
-            self.problems.add(self.path, format!("cannot be decoded: {error}"));
+            self.findings.problem(self.path, format!("cannot be decoded: {error}"));
             NotConverted::Wrong
         })
     }
@@ -304,13 +293,13 @@ impl Conversion<'_> {
 
     /// Tells what is wrong with a field of the message. It may be told of several before giving up.
     pub fn wrong(&mut self, field: &str, text: impl Into<String>) -> NotConverted {
-        self.problems.add(&self.path.field(field), text);
+        self.findings.problem(&self.path.field(field), text);
         NotConverted::Wrong
     }
 
     /// Tells the operator about a field of the message that is accepted.
     pub fn warn(&mut self, field: &str, text: &str) {
-        note(&self.path.field(field), text, self.warnings);
+        self.findings.warn(&self.path.field(field), text);
     }
 
     fn at<'b>(&'b mut self, path: &'b Path<'b>, depth: usize) -> Conversion<'b> {
@@ -319,15 +308,15 @@ impl Conversion<'_> {
             registry: self.registry,
             path,
             depth,
-            problems: self.problems,
-            warnings: self.warnings,
+            findings: self.findings,
         }
     }
 
     /// Converts the list here, to a list with one entry: the first that is supported, which must be right (A52).
     fn list(&mut self, list: &LoadBalancingPolicy) -> Result<Value, NotConverted> {
         if self.depth >= MAX_DEPTH {
-            self.problems.add(self.path, format!("lists of policies are nested more than {MAX_DEPTH} deep"));
+            self.findings
+                .problem(self.path, format!("lists of policies are nested more than {MAX_DEPTH} deep"));
             return Err(NotConverted::Wrong);
         }
         let mut seen = Vec::new();
@@ -341,18 +330,12 @@ impl Conversion<'_> {
                 Err(NotConverted::Wrong) => return Err(NotConverted::Wrong),
             }
         }
-        let text = match seen.len() {
-            0 => "the list of policies is empty".to_owned(),
-            n => {
-                let shown: Vec<_> = seen.iter().take(NAMES_SHOWN).map(|name| cut(name)).collect();
-                let more = match n.saturating_sub(NAMES_SHOWN) {
-                    0 => String::new(),
-                    more => format!(" and {more} more"),
-                };
-                format!("no policy of the list is supported: {}{more}", shown.join(", "))
-            }
+        let text = if seen.is_empty() {
+            "the list of policies is empty".to_owned()
+        } else {
+            format!("no policy of the list is supported: {}", listed(seen.iter().map(String::as_str)))
         };
-        self.problems.add(self.path, text);
+        self.findings.problem(self.path, text);
         Err(NotConverted::Wrong)
     }
 
@@ -362,7 +345,7 @@ impl Conversion<'_> {
         let path = path.field("typed_extension_config");
         let extension = entry.typed_extension_config.as_ref();
         let Some(any) = extension.and_then(|extension| extension.typed_config.as_ref()) else {
-            note(&path, "has no typed_config, so the entry is passed over", self.warnings);
+            self.findings.warn(&path, "has no typed_config, so the entry is passed over");
             let name = extension.map_or("", |extension| &extension.name);
             return Err(NotConverted::Unsupported(name.to_owned()));
         };
@@ -371,7 +354,11 @@ impl Conversion<'_> {
         let Some(convert) = self.converters.by_message.get(message) else {
             return Err(NotConverted::Unsupported(message.to_owned()));
         };
-        let converted = convert(&any.value, &mut self.at(&path, self.depth))?;
+        let converted = convert(&any.value, &mut self.at(&path, self.depth));
+        if converted == Err(NotConverted::Wrong) && self.findings.problems.is_empty() {
+            self.findings.problem(&path, "its converter refuses it and does not say why");
+        }
+        let converted = converted?;
         self.require(&converted.policy)?;
         Ok(converted)
     }

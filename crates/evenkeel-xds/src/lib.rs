@@ -21,6 +21,7 @@
 
 pub mod bootstrap;
 pub mod client;
+mod findings;
 pub mod follow;
 pub mod graph;
 pub mod lb;
@@ -31,6 +32,8 @@ pub mod name;
 mod problems;
 pub mod resource;
 pub mod routing;
+mod text;
+mod text_matcher;
 
 pub use limits::Limits;
 pub use problems::{Path, Problem, Problems};

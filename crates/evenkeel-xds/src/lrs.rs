@@ -31,6 +31,7 @@ use evenkeel_proto::prost::Message as _;
 use evenkeel_proto::prost_types;
 
 use crate::resource::fields;
+use crate::text::quoted_whole;
 use crate::{Path, Problems};
 
 /// Says that we understand `send_all_clusters`.
@@ -41,9 +42,6 @@ const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long a stream that has not come to reporting is kept for its last report (as in grpc-go).
 const LAST_WORD: Duration = Duration::from_secs(1);
-
-/// How much of a server's own words is shown.
-const SHOWN: usize = 200;
 
 /// The reports to all servers.
 ///
@@ -207,9 +205,8 @@ impl Reporter {
             State::Opening(stream) | State::Waiting(stream) => {
                 // Said once for as long as it does not get better.
                 if server.attempts == 0 {
-                    let message: String = status.message().chars().take(SHOWN).collect();
-                    let text =
-                        format!("the stream ended with {:?} {message:?}; it is tried again", status.code());
+                    let (code, message) = (status.code(), quoted_whole(status.message()));
+                    let text = format!("the stream ended with {code:?} {message}; it is tried again");
                     self.effects.push(Effect::Warn(format!("load reports to {uri:?}: {text}")));
                 }
                 server.attempts = server.attempts.saturating_add(1);

@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use crate::Limits;
 use crate::resource::ResourceType;
+use crate::text::quoted;
 
 /// What new-style names start with.
 const SCHEME: &str = "xdstp:";
@@ -49,7 +50,7 @@ impl ResourceName {
     /// a client how to process the resource, not which one it is, and is left out.
     pub fn parse(kind: ResourceType, text: &str) -> Result<ResourceName, NameError> {
         let limit = Limits::default().name_bytes;
-        let fail = |problem: String| NameError { name: cut(text).to_owned(), problem };
+        let fail = |problem: String| NameError { name: quoted(text), problem };
         if text.is_empty() {
             return Err(fail("must not be empty".to_owned()));
         }
@@ -105,7 +106,7 @@ impl NameError {
 
 impl fmt::Display for NameError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "resource name {:?}: {}", self.name, self.problem)
+        write!(f, "resource name {}: {}", self.name, self.problem)
     }
 }
 
@@ -124,7 +125,7 @@ fn new_style(kind: ResourceType, text: &str) -> Result<ResourceName, String> {
     let (authority, path) = rest.split_once('/').ok_or(form)?;
     let (message, id) = path.split_once('/').ok_or(form)?;
     if decoded(message)? != kind.message() {
-        return Err(format!("expected type {:?}, found {:?}", kind.message(), cut(message)));
+        return Err(format!("expected type {:?}, found {}", kind.message(), quoted(message)));
     }
     if id.is_empty() {
         return Err("has no id after its type".to_owned());
@@ -153,7 +154,7 @@ fn parameters(query: &str) -> Result<BTreeMap<String, String>, String> {
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
         if key.is_empty() {
-            return Err(format!("context parameter {:?} has no name", cut(pair)));
+            return Err(format!("context parameter {} has no name", quoted(pair)));
         }
         parameters.insert(decoded(key)?, decoded(value)?);
     }
@@ -193,14 +194,14 @@ pub(crate) fn decoded(text: &str) -> Result<String, String> {
         if byte == b'%' {
             let pair = [rest.next(), rest.next()].map(|digit| digit.and_then(|d| char::from(d).to_digit(16)));
             let [Some(high), Some(low)] = pair else {
-                return Err(format!("{:?}: expected two hexadecimal digits after each %", cut(text)));
+                return Err(format!("{}: expected two hexadecimal digits after each %", quoted(text)));
             };
             bytes.push((high << 4 | low) as u8);
         } else {
             bytes.push(byte);
         }
     }
-    String::from_utf8(bytes).map_err(|_| format!("{:?}: is not UTF-8 when percent-decoded", cut(text)))
+    String::from_utf8(bytes).map_err(|_| format!("{}: is not UTF-8 when percent-decoded", quoted(text)))
 }
 
 /// What RFC 3986 lets stand in a segment of a path (`pchar`).
@@ -211,9 +212,4 @@ fn is_segment(byte: u8) -> bool {
 /// What may stand in the key or value of a query without ending it.
 fn is_parameter(byte: u8) -> bool {
     matches!(byte, b'/' | b'?') || (is_segment(byte) && !matches!(byte, b'&' | b'='))
-}
-
-/// The start of a text, short enough for an error.
-pub(crate) fn cut(text: &str) -> &str {
-    text.char_indices().nth(120).map_or(text, |(at, _)| text.split_at(at).0)
 }

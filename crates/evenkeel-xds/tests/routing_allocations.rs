@@ -12,7 +12,7 @@ use evenkeel_proto::envoy::config::route::v3::route_action::hash_policy::{Header
 use evenkeel_proto::envoy::config::route::v3::route_match::PathSpecifier;
 use evenkeel_proto::envoy::config::route::v3::{HeaderMatcher, Route};
 use evenkeel_proto::envoy::r#type::matcher::v3::RegexMatcher;
-use evenkeel_xds::bootstrap::{ChannelCredentials, ServerConfig, ServerFeatures};
+use evenkeel_xds::bootstrap::ServerConfig;
 use evenkeel_xds::resource::{Parser, Resource, ResourceType, RouteSource};
 use evenkeel_xds::routing::{ActiveClusters, Selector};
 use testkit::Counting;
@@ -38,11 +38,7 @@ fn selector(routes: Vec<Route>) -> Selector {
             ..config
         },
     );
-    let server = ServerConfig {
-        uri: "xds.test:443".into(),
-        credentials: ChannelCredentials::Insecure,
-        features: ServerFeatures::default(),
-    };
+    let server = ServerConfig::insecure("xds.test:443");
     let parser = Parser::new(Registry::standard());
     let parsed = parser.parse(ResourceType::Listener, &any(&listener), &server).expect("valid");
     let Resource::Listener(listener) = parsed.resource else { panic!("not a listener") };

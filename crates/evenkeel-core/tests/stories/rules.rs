@@ -36,12 +36,19 @@ fn the_first_known_policy_is_taken() {
         ),
         (
             json!([{"Round_Robin": {}}]),
-            "loadBalancingConfig: no policy of the list is known: Round_Robin; register it or name a known one",
+            "loadBalancingConfig: no policy of the list is known: \"Round_Robin\"; register it or name a known one",
         ),
     ];
     for (config, message) in cases {
         assert_eq!(taken(config).unwrap_err().to_string(), message);
     }
+    let long: Vec<_> = (0..1_000).map(|i| json!({format!("\n{i}{}", "x".repeat(1_000)): {}})).collect();
+    let message = taken(json!(long)).unwrap_err().to_string();
+    assert!(
+        message.contains("\"\\n0xxx") && message.contains("xxx\"... and 984 more; register"),
+        "{message}"
+    );
+    assert!(message.len() < 3_000);
 }
 
 /// LBX-1: a back-up entry serves where the policy before it is not registered.

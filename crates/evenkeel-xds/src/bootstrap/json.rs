@@ -9,7 +9,7 @@ use evenkeel_proto::prost_types::value::Kind;
 use evenkeel_proto::prost_types::{self, ListValue, Struct};
 use serde_json::{Map, Value};
 
-use crate::name::cut;
+use crate::text::{quoted, short};
 use crate::{Path, Problems};
 
 /// An object and its place.
@@ -100,7 +100,7 @@ impl<'a> Object<'a> {
 
 fn expected(what: &str, found: &Value) -> String {
     let found = match found {
-        Value::String(text) => format!("{:?}", cut(text)),
+        Value::String(text) => quoted(text),
         Value::Array(_) => "a list".to_owned(),
         Value::Object(_) => "an object".to_owned(),
         other => other.to_string(),
@@ -200,9 +200,9 @@ impl fmt::Display for Open {
         match self {
             Open::List(index) => write!(f, "[{index}]"),
             Open::Object { key, .. } if key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') => {
-                write!(f, ".{}", cut(key))
+                write!(f, ".{}", short(key))
             }
-            Open::Object { key, .. } => write!(f, "[{:?}]", cut(key)),
+            Open::Object { key, .. } => write!(f, "[{:?}]", short(key)),
         }
     }
 }

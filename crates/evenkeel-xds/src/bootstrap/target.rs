@@ -2,9 +2,10 @@
 
 use std::fmt;
 
-use crate::bootstrap::{Bootstrap, enumerated};
-use crate::name::{ResourceName, cut, decoded, encode_authority, encode_path, is_new_style};
+use crate::bootstrap::Bootstrap;
+use crate::name::{ResourceName, decoded, encode_authority, encode_path, is_new_style};
 use crate::resource::ResourceType;
+use crate::text::{listed, quoted};
 
 /// What a channel asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,7 +27,7 @@ pub struct TargetError {
 
 impl fmt::Display for TargetError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {:?}: {}", self.what, self.given, self.problem)
+        write!(f, "{} {}: {}", self.what, self.given, self.problem)
     }
 }
 
@@ -55,7 +56,7 @@ impl Bootstrap {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn listener_name(&self, target: &str) -> Result<Target, TargetError> {
-        let fail = |problem| TargetError { what: "target", given: cut(target).to_owned(), problem };
+        let fail = |problem| TargetError { what: "target", given: quoted(target), problem };
         let (authority, path) = split(target).map_err(fail)?;
         let (template, field) = match &authority {
             None => (
@@ -77,7 +78,7 @@ impl Bootstrap {
     /// The listener that a server on `address` (`0.0.0.0:8080`) asks for (A36). There is no default for how it is called:
     /// a bootstrap that does not say is no bootstrap for servers.
     pub fn server_listener_name(&self, address: &str) -> Result<ResourceName, TargetError> {
-        let fail = |problem| TargetError { what: "server", given: cut(address).to_owned(), problem };
+        let fail = |problem| TargetError { what: "server", given: quoted(address), problem };
         let field = "server_listener_resource_name_template";
         let Some(template) = &self.server_listener_resource_name_template else {
             return Err(fail(format!("{field} is not set in the bootstrap")));
@@ -102,10 +103,10 @@ impl Bootstrap {
     }
 
     fn unknown(&self, authority: &str) -> String {
-        let known = enumerated(self.authorities.keys().map(String::as_str));
+        let known = listed(self.authorities.keys().map(String::as_str));
         let known = if known.is_empty() { "none" } else { &known };
-        let authority = cut(authority);
-        format!("authority {authority:?} is not in authorities of the bootstrap, which has {known}")
+        let authority = quoted(authority);
+        format!("authority {authority} is not in authorities of the bootstrap, which has {known}")
     }
 }
 
@@ -114,7 +115,7 @@ fn split(target: &str) -> Result<(Option<String>, String), String> {
     let rest = match target.split_once(':') {
         Some((scheme, rest)) if scheme.eq_ignore_ascii_case("xds") => rest,
         Some((scheme, rest)) if rest.starts_with("//") => {
-            return Err(format!("expected scheme xds, found {:?}", cut(scheme)));
+            return Err(format!("expected scheme xds, found {}", quoted(scheme)));
         }
         // `orders:80` is a name with a port.
         _ => target,

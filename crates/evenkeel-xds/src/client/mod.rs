@@ -55,6 +55,7 @@ use crate::Limits;
 use crate::bootstrap::{Bootstrap, ServerConfig};
 use crate::name::ResourceName;
 use crate::resource::{Parsed, Parser, Rejected, Resource, ResourceType};
+use crate::text::quoted_whole;
 
 pub use csds::answer;
 pub use server::Tally;
@@ -347,12 +348,12 @@ impl Client {
     fn key(&self, kind: ResourceType, name: &str) -> Result<Key, Status> {
         let fail = |problem: String| {
             let node = words::node_suffix(&self.bootstrap.node.id);
-            Status::unavailable(format!("{kind} {}: {problem}{node}", words::quoted(name)))
+            Status::unavailable(format!("{kind} {}: {problem}{node}", quoted_whole(name)))
         };
         let name = ResourceName::parse(kind, name).map_err(|error| fail(error.problem().to_owned()))?;
         let index = self.authorities.iter().position(|known| known.name.as_deref() == name.authority());
         let Some(authority) = index else {
-            let authority = words::quoted(name.authority().unwrap_or_default());
+            let authority = quoted_whole(name.authority().unwrap_or_default());
             return Err(fail(format!("authority {authority} is not in the bootstrap")));
         };
         Ok(Key { authority, kind, name: name.into_canonical() })

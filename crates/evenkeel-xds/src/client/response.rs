@@ -6,9 +6,10 @@ use evenkeel_proto::envoy::service::discovery::v3::{
 use evenkeel_proto::prost::{DecodeError, Message as _, Name as _};
 use evenkeel_proto::prost_types::Any;
 
-use super::{Parse, Variant, key, words};
+use super::{Parse, Variant, key};
 use crate::bootstrap::ServerConfig;
 use crate::resource::{Parsed, Resource, ResourceType, message_of};
+use crate::text::quoted_whole;
 
 /// A response.
 pub(super) struct Response {
@@ -126,7 +127,7 @@ impl Item {
         if let Some(name) = &name
             && !key::is_same(kind, name, &parsed.name)
         {
-            let why = format!("holds the resource {}", words::quoted(&parsed.name));
+            let why = format!("holds the resource {}", quoted_whole(&parsed.name));
             return Err(spoiled(Some(name.clone()), why));
         }
         let Parsed { name, resource, warnings } = parsed;

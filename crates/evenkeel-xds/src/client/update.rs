@@ -12,6 +12,7 @@ use super::server::Topic;
 use super::words::Subject;
 use super::{Client, Effect, Variant, words};
 use crate::resource::ResourceType;
+use crate::text::quoted_whole;
 
 impl Client {
     pub(super) fn take_in(&mut self, server: usize, bytes: &[u8], now: Instant) {
@@ -33,7 +34,7 @@ impl Client {
             let text = format!(
                 "xDS server {:?} sent resources of type {}, which was not asked for",
                 self.servers[server].config.uri,
-                words::quoted(&response.type_url)
+                quoted_whole(&response.type_url)
             );
             return self.warn(server, Topic::UnknownType, text);
         };
@@ -123,7 +124,7 @@ impl Client {
                 Err(spoiled) => spoiled.name.as_deref(),
             };
             sorted.all_named &= name.is_some();
-            let label = name.map_or_else(|| format!("resource {i}"), words::quoted);
+            let label = name.map_or_else(|| format!("resource {i}"), quoted_whole);
             // A name without a key cannot have been asked for.
             let key = name.and_then(|name| self.key(kind, name).ok());
             let is_new = key.as_ref().is_none_or(|key| sorted.mentioned.insert(key.clone()));

@@ -10,30 +10,11 @@ use evenkeel_core::{Code, Status};
 
 use crate::bootstrap::ServerConfig;
 use crate::resource::ResourceType;
-
-/// How much of a text from outside is repeated.
-const QUOTED_BYTES: usize = 512;
-
-/// Text from outside, escaped and cut.
-pub(super) fn quoted(text: &str) -> String {
-    match cut(text, QUOTED_BYTES) {
-        whole if whole.len() == text.len() => format!("{whole:?}"),
-        start => format!("{start:?}..."),
-    }
-}
-
-/// The longest start of `text` that has at most `bytes` bytes.
-pub(super) fn cut(text: &str, bytes: usize) -> &str {
-    let mut end = bytes.min(text.len());
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    &text[..end]
-}
+use crate::text::{quoted_whole, start};
 
 /// A status as another side gave it.
 pub(super) fn cause(status: &Status) -> String {
-    format!("{:?}: {}", status.code(), quoted(status.message()))
+    format!("{:?}: {}", status.code(), quoted_whole(status.message()))
 }
 
 /// A resource of a server.
@@ -48,7 +29,7 @@ pub(super) struct Subject<'a> {
 
 impl Subject<'_> {
     pub(super) fn spoiled(&self, why: &str) -> Status {
-        let why = cut(why, self.bytes);
+        let why = start(why, self.bytes);
         let text = self.text(&format!("what xDS server {:?} sent cannot be used: {why}", self.server.uri));
         Status::unavailable(text)
     }
@@ -74,7 +55,7 @@ impl Subject<'_> {
     /// The server said why it does not send it. Its code is told but not taken over (A88).
     pub(super) fn reported(&self, code: i32, message: &str) -> Status {
         let code = code_name(code);
-        let text = format!("xDS server {:?} reports {code}: {}", self.server.uri, quoted(message));
+        let text = format!("xDS server {:?} reports {code}: {}", self.server.uri, quoted_whole(message));
         Status::unavailable(self.text(&text))
     }
 
@@ -87,16 +68,16 @@ impl Subject<'_> {
     }
 
     pub(super) fn warning(&self, warning: &str) -> String {
-        self.text(cut(warning, self.bytes))
+        self.text(start(warning, self.bytes))
     }
 
     fn text(&self, what: &str) -> String {
-        format!("{} {}: {what}{}", self.kind, quoted(self.name), node_suffix(self.node))
+        format!("{} {}: {what}{}", self.kind, quoted_whole(self.name), node_suffix(self.node))
     }
 }
 
 pub(super) fn node_suffix(node: &str) -> String {
-    format!(" (xDS node id {})", quoted(node))
+    format!(" (xDS node id {})", quoted_whole(node))
 }
 
 fn code_name(code: i32) -> String {
@@ -135,12 +116,12 @@ pub(super) fn nack(problems: &[(String, String)], bytes: usize) -> String {
         let one = format!("{between}{label}: {why}");
         // What others left over of their shares may be used.
         let fair = share.max((i + 1).saturating_mul(share).saturating_sub(text.len()));
-        let one = cut(&one, fair);
+        let one = start(&one, fair);
         if text.len() + one.len() > room {
             let _ = write!(text, "; and {} more", problems.len() - i);
             break;
         }
         text.push_str(one);
     }
-    cut(&text, bytes).to_owned()
+    start(&text, bytes).to_owned()
 }

@@ -19,13 +19,13 @@ use evenkeel_proto::envoy::config::core::v3::config_source::ConfigSourceSpecifie
 use evenkeel_proto::envoy::config::core::v3::socket_address::PortSpecifier;
 use evenkeel_proto::envoy::config::endpoint::v3::lb_endpoint::HostIdentifier;
 use evenkeel_proto::envoy::extensions::clusters::aggregate::v3::ClusterConfig;
-use evenkeel_proto::prost::{Message as _, Name as _};
 
+use crate::Path;
 use crate::bootstrap::ServerConfig;
-use crate::resource::fields::{self, cut, note};
+use crate::resource::reader::Reader;
 use crate::resource::security::{self, Security};
-use crate::resource::{Parsed, Parser, Rejected, Resource, message_of};
-use crate::{Path, Problems};
+use crate::resource::{Parsed, Parser, Rejected, Resource, fields, wire};
+use crate::text::quoted;
 
 /// A cluster.
 #[derive(Clone, Debug)]
@@ -48,11 +48,13 @@ pub enum ClusterKind {
 }
 
 pub(super) fn parse(bytes: &[u8], parser: &Parser, from: &ServerConfig) -> Result<Parsed, Rejected> {
+    let root = Path::root();
+    let assignment = root.field("load_assignment");
+    wire::check(bytes, &[33], &assignment, &wire::of_endpoints(&parser.limits))?;
     let message: Message = fields::decode(bytes)?;
-    let mut reading = Reading { parser, problems: Problems::new(), warnings: Vec::new() };
-    let cluster = reading.cluster(&message, from);
-    let Reading { problems, warnings, .. } = reading;
-    fields::finish(message.name, problems, warnings, || Some(Resource::Cluster(Arc::new(cluster?))))
+    let mut reader = Reader::new(parser, from);
+    let cluster = cluster(&message, from, &mut reader);
+    reader.finish(message.name, cluster.map(|cluster| Resource::Cluster(Arc::new(cluster))))
 }
 
 /// What the members of a cluster are, before its policy is known.
@@ -61,372 +63,338 @@ enum Members {
     Clusters(Vec<Arc<str>>),
 }
 
-struct Reading<'a> {
-    parser: &'a Parser,
-    problems: Problems,
-    warnings: Vec<String>,
+fn cluster(message: &Message, from: &ServerConfig, reader: &mut Reader<'_>) -> Option<Cluster> {
+    let root = Path::root();
+    reader.name(&message.name, &root.field("name"));
+    let name: Arc<str> = message.name.as_str().into();
+    let members = members(message, &name, reader);
+    // Everything is read before anything is given up: all problems are told at once.
+    let is_aggregate = matches!(members, Some(Members::Clusters(_)));
+    let lb_policy = if is_aggregate { None } else { lb_policy(message, reader) };
+    let max_concurrent_requests = circuit_breakers(message.circuit_breakers.as_ref(), reader);
+    let outlier_detection =
+        message.outlier_detection.as_ref().map(|settings| outlier_detection(settings, reader));
+    let load_reporting = load_reporting(message, from, reader);
+    let security = security(message, reader);
+    ignored(message, is_aggregate, reader);
+    let kind = match members? {
+        Members::Clusters(names) => ClusterKind::Aggregate(names),
+        Members::Source(source) => ClusterKind::Leaf(Arc::new(core::Cluster::Leaf(core::Leaf {
+            name: name.clone(),
+            source,
+            lb_policy: lb_policy?,
+            max_concurrent_requests,
+            outlier_detection,
+            load_reporting,
+        }))),
+    };
+    Some(Cluster { name, kind, security })
 }
 
-impl Reading<'_> {
-    fn cluster(&mut self, message: &Message, from: &ServerConfig) -> Option<Cluster> {
-        let root = Path::root();
-        fields::name(&message.name, &self.parser.limits, &root.field("name"), &mut self.problems);
-        let name: Arc<str> = message.name.as_str().into();
-        let members = self.members(message, &name);
-        // Everything is read before anything is given up: all problems are told at once.
-        let is_aggregate = matches!(members, Some(Members::Clusters(_)));
-        let lb_policy = if is_aggregate { None } else { self.lb_policy(message) };
-        let max_concurrent_requests = self.circuit_breakers(message.circuit_breakers.as_ref());
-        let outlier_detection =
-            message.outlier_detection.as_ref().map(|settings| self.outlier_detection(settings));
-        let load_reporting = self.load_reporting(message, from);
-        let security = self.security(message);
-        self.ignored(message, is_aggregate);
-        let kind = match members? {
-            Members::Clusters(names) => ClusterKind::Aggregate(names),
-            Members::Source(source) => ClusterKind::Leaf(Arc::new(core::Cluster::Leaf(core::Leaf {
-                name: name.clone(),
-                source,
-                lb_policy: lb_policy?,
-                max_concurrent_requests,
-                outlier_detection,
-                load_reporting,
-            }))),
-        };
-        Some(Cluster { name, kind, security })
-    }
+fn lb_policy(message: &Message, reader: &mut Reader<'_>) -> Option<LbConfig> {
+    let Parser { converters, registry, .. } = reader.parser;
+    converters.cluster_policy(message, registry, &mut reader.findings)
+}
 
-    fn lb_policy(&mut self, message: &Message) -> Option<LbConfig> {
-        let Parser { converters, registry, .. } = self.parser;
-        converters.cluster_policy(message, registry, &mut self.problems, &mut self.warnings)
-    }
-
-    fn members(&mut self, message: &Message, name: &Arc<str>) -> Option<Members> {
-        let root = Path::root();
-        let path = root.field("type");
-        let expected = "expected EDS, LOGICAL_DNS or an aggregate cluster";
-        match &message.cluster_discovery_type {
-            Some(ClusterDiscoveryType::Type(kind)) => match DiscoveryType::try_from(*kind) {
-                Ok(DiscoveryType::Eds) => Some(Members::Source(self.eds(message, name))),
-                Ok(DiscoveryType::LogicalDns) => self.logical_dns(message).map(Members::Source),
-                Ok(other) => {
-                    self.problems.add(&path, format!("{expected}, found {}", other.as_str_name()));
-                    None
-                }
-                Err(_) => {
-                    self.problems.add(&path, format!("{expected}, found {kind}"));
-                    None
-                }
-            },
-            Some(ClusterDiscoveryType::ClusterType(kind)) => self.aggregate(kind).map(Members::Clusters),
-            None => {
-                self.problems.add(&path, format!("{expected}, found nothing"));
+fn members(message: &Message, name: &Arc<str>, reader: &mut Reader<'_>) -> Option<Members> {
+    let root = Path::root();
+    let path = root.field("type");
+    let expected = "expected EDS, LOGICAL_DNS or an aggregate cluster";
+    match &message.cluster_discovery_type {
+        Some(ClusterDiscoveryType::Type(kind)) => match DiscoveryType::try_from(*kind) {
+            Ok(DiscoveryType::Eds) => Some(Members::Source(eds(message, name, reader))),
+            Ok(DiscoveryType::LogicalDns) => logical_dns(message, reader).map(Members::Source),
+            Ok(other) => {
+                reader.problem(&path, format!("{expected}, found {}", other.as_str_name()));
                 None
             }
-        }
-    }
-
-    fn eds(&mut self, message: &Message, name: &Arc<str>) -> core::Source {
-        let root = Path::root();
-        let path = root.field("eds_cluster_config");
-        let config = message.eds_cluster_config.clone().unwrap_or_default();
-        let source = config.eds_config.and_then(|source| source.config_source_specifier);
-        if !matches!(source, Some(ConfigSourceSpecifier::Ads(_) | ConfigSourceSpecifier::Self_(_))) {
-            self.problems.add(&path.field("eds_config"), "must be set to ads or self");
-        }
-        let path = path.field("service_name");
-        if config.service_name.is_empty() {
-            // A47: an xdstp name says its type, and that of the cluster is not that of endpoints.
-            if name.starts_with("xdstp:") {
-                self.problems.add(&path, "must be set for a cluster with an xdstp name");
-            }
-            return core::Source::Eds { cluster: name.clone(), service_name: None };
-        }
-        fields::name(&config.service_name, &self.parser.limits, &path, &mut self.problems);
-        core::Source::Eds { cluster: name.clone(), service_name: Some(config.service_name.into()) }
-    }
-
-    /// A37: one locality with one endpoint, whose address is the name to look up.
-    fn logical_dns(&mut self, message: &Message) -> Option<core::Source> {
-        let root = Path::root();
-        let path = root.field("load_assignment");
-        let Some(assignment) = &message.load_assignment else {
-            self.problems.add(&path, "must be set for a LOGICAL_DNS cluster");
-            return None;
-        };
-        if assignment.policy.as_ref().is_some_and(|policy| !policy.drop_overloads.is_empty()) {
-            let path = path.field("policy");
-            note(&path.field("drop_overloads"), "is ignored in a LOGICAL_DNS cluster", &mut self.warnings);
-        }
-        let path = path.field("endpoints");
-        let [locality] = &assignment.endpoints[..] else {
-            let found = assignment.endpoints.len();
-            self.problems
-                .add(&path, format!("a LOGICAL_DNS cluster has exactly one locality, found {found}"));
-            return None;
-        };
-        let path = path.index(0);
-        let path = path.field("lb_endpoints");
-        let [endpoint] = &locality.lb_endpoints[..] else {
-            let found = locality.lb_endpoints.len();
-            self.problems
-                .add(&path, format!("a LOGICAL_DNS cluster has exactly one endpoint, found {found}"));
-            return None;
-        };
-        let path = path.index(0);
-        let path = path.field("endpoint");
-        let Some(HostIdentifier::Endpoint(endpoint)) = &endpoint.host_identifier else {
-            self.problems.add(&path, "must be set");
-            return None;
-        };
-        for (field, set) in [
-            ("hostname", !endpoint.hostname.is_empty()),
-            ("additional_addresses", !endpoint.additional_addresses.is_empty()),
-        ] {
-            if set {
-                note(&path.field(field), "is ignored in a LOGICAL_DNS cluster", &mut self.warnings);
-            }
-        }
-        let path = path.field("address");
-        let address = endpoint.address.as_ref().and_then(|address| address.address.as_ref());
-        let path = path.field("socket_address");
-        let Some(AddressKind::SocketAddress(address)) = address else {
-            self.problems.add(&path, "must be set");
-            return None;
-        };
-        if !address.resolver_name.is_empty() {
-            let text = format!("must be empty, found {}", cut(&address.resolver_name));
-            self.problems.add(&path.field("resolver_name"), text);
-        }
-        let port = match address.port_specifier {
-            Some(PortSpecifier::PortValue(port @ 1..=65_535)) => Some(port),
-            Some(PortSpecifier::PortValue(port)) => {
-                let text = format!("expected a port from 1 to 65535, found {port}");
-                self.problems.add(&path.field("port_value"), text);
+            Err(_) => {
+                reader.problem(&path, format!("{expected}, found {kind}"));
                 None
             }
-            Some(PortSpecifier::NamedPort(_)) | None => {
-                self.problems.add(&path.field("port_value"), "must be set");
-                None
-            }
-        };
-        let host = self.host(&address.address, &path.field("address"));
-        Some(core::Source::LogicalDns { hostname: format!("{}:{}", host?, port?).into() })
-    }
-
-    /// A host as it stands before a colon and a port.
-    fn host(&mut self, host: &str, path: &Path<'_>) -> Option<String> {
-        fields::name(host, &self.parser.limits, path, &mut self.problems);
-        if host.parse::<std::net::Ipv6Addr>().is_ok() {
-            return Some(format!("[{host}]"));
-        }
-        if let Some(odd) = host.chars().find(|c| !c.is_ascii_graphic() || "[]:/@".contains(*c)) {
-            let text = format!("expected a host name, found {} with a {odd:?}", cut(host));
-            self.problems.add(path, text);
-            return None;
-        }
-        Some(host.to_owned())
-    }
-
-    fn aggregate(&mut self, kind: &CustomClusterType) -> Option<Vec<Arc<str>>> {
-        let root = Path::root();
-        let path = root.field("cluster_type");
-        let path = path.field("typed_config");
-        let (found, bytes) = match &kind.typed_config {
-            Some(any) => (message_of(&any.type_url), &any.value[..]),
-            None => ("", &[][..]),
-        };
-        if found != ClusterConfig::full_name() {
-            let text = format!("expected {}, found type {}", ClusterConfig::full_name(), cut(found));
-            self.problems.add(&path, text);
-            return None;
-        }
-        let names = match ClusterConfig::decode(bytes) {
-            Ok(config) => config.clusters,
-            Err(error) => {
-                self.problems.add(&path, format!("cannot be decoded: {error}"));
-                return None;
-            }
-        };
-        let path = path.field("clusters");
-        if names.is_empty() {
-            self.problems.add(&path, "must name at least one cluster");
-        }
-        for (i, name) in names.iter().enumerate() {
-            fields::name(name, &self.parser.limits, &path.index(i), &mut self.problems);
-        }
-        Some(names.into_iter().map(Into::into).collect())
-    }
-
-    /// A32: `max_requests` of the first threshold for the priority that all gRPC calls have.
-    fn circuit_breakers(&mut self, breakers: Option<&CircuitBreakers>) -> Option<u32> {
-        let root = Path::root();
-        let path = root.field("circuit_breakers");
-        let breakers = breakers?;
-        let per_host = path.field("per_host_thresholds");
-        if let Some((i, threshold)) = default_threshold(&breakers.per_host_thresholds) {
-            let path = per_host.index(i);
-            let path = path.field("max_connections");
-            match threshold.max_connections {
-                None => {}
-                Some(0) => self.problems.add(&path, "must be at least 1, found 0"),
-                Some(_) => note(&path, "is ignored: each address has one connection", &mut self.warnings),
-            }
-        }
-        let (i, threshold) = default_threshold(&breakers.thresholds)?;
-        let path = path.field("thresholds");
-        let path = path.index(i);
-        for (field, value) in [
-            ("max_connections", threshold.max_connections),
-            ("max_pending_requests", threshold.max_pending_requests),
-            ("max_retries", threshold.max_retries),
-        ] {
-            // Control planes write the largest number for "no limit".
-            if value.is_some_and(|limit| limit != u32::MAX) {
-                note(&path.field(field), "is ignored", &mut self.warnings);
-            }
-        }
-        threshold.max_requests
-    }
-
-    /// A50: success rate unless it is switched off, failure percentage only if it is switched on.
-    fn outlier_detection(&mut self, message: &OutlierDetection) -> OutlierSettings {
-        let root = Path::root();
-        let path = root.field("outlier_detection");
-        let unset = OutlierSettings::default();
-        let mut duration = |field: &str, value: &Option<_>, default| match value {
-            Some(value) => fields::duration(value, &path.field(field), &mut self.problems).unwrap_or(default),
-            None => default,
-        };
-        let interval = duration("interval", &message.interval, unset.interval);
-        let base_ejection_time =
-            duration("base_ejection_time", &message.base_ejection_time, unset.base_ejection_time);
-        let max_ejection_time =
-            duration("max_ejection_time", &message.max_ejection_time, unset.max_ejection_time);
-        for (field, value) in [
-            ("max_ejection_percent", message.max_ejection_percent),
-            ("enforcing_success_rate", message.enforcing_success_rate),
-            ("failure_percentage_threshold", message.failure_percentage_threshold),
-            ("enforcing_failure_percentage", message.enforcing_failure_percentage),
-        ] {
-            if let Some(percent) = value.filter(|percent| *percent > 100) {
-                self.problems.add(&path.field(field), format!("must be at most 100, found {percent}"));
-            }
-        }
-        let consecutive = message.consecutive_5xx.is_some() && message.enforcing_consecutive_5xx != Some(0);
-        for (field, set) in [
-            ("consecutive_5xx", consecutive),
-            ("max_ejection_time_jitter", message.max_ejection_time_jitter.is_some()),
-        ] {
-            if set {
-                note(&path.field(field), "is ignored", &mut self.warnings);
-            }
-        }
-        let success_rate = SuccessRateEjection::default();
-        let success_rate = SuccessRateEjection {
-            stdev_factor: message.success_rate_stdev_factor.unwrap_or(success_rate.stdev_factor),
-            enforcement_percentage: message
-                .enforcing_success_rate
-                .unwrap_or(success_rate.enforcement_percentage),
-            minimum_hosts: message.success_rate_minimum_hosts.unwrap_or(success_rate.minimum_hosts),
-            request_volume: message.success_rate_request_volume.unwrap_or(success_rate.request_volume),
-        };
-        let failure = FailurePercentageEjection::default();
-        let failure = FailurePercentageEjection {
-            threshold: message.failure_percentage_threshold.unwrap_or(failure.threshold),
-            enforcement_percentage: message.enforcing_failure_percentage.unwrap_or_default(),
-            minimum_hosts: message.failure_percentage_minimum_hosts.unwrap_or(failure.minimum_hosts),
-            request_volume: message.failure_percentage_request_volume.unwrap_or(failure.request_volume),
-        };
-        OutlierSettings {
-            interval,
-            base_ejection_time,
-            max_ejection_time,
-            max_ejection_percent: message.max_ejection_percent.unwrap_or(unset.max_ejection_percent),
-            success_rate_ejection: Some(success_rate).filter(|rate| rate.enforcement_percentage > 0),
-            failure_percentage_ejection: Some(failure).filter(|rate| rate.enforcement_percentage > 0),
+        },
+        Some(ClusterDiscoveryType::ClusterType(kind)) => aggregate(kind, reader).map(Members::Clusters),
+        None => {
+            reader.problem(&path, format!("{expected}, found nothing"));
+            None
         }
     }
+}
 
-    /// Load goes to the server that the cluster came from (A27), with the metrics that the cluster lists (A85).
-    fn load_reporting(&mut self, message: &Message, from: &ServerConfig) -> Option<Arc<core::LoadReporting>> {
-        let root = Path::root();
-        let path = root.field("lrs_report_endpoint_metrics");
-        let Some(server) = &message.lrs_server else {
-            if !message.lrs_report_endpoint_metrics.is_empty() {
-                note(&path, "has no effect without lrs_server", &mut self.warnings);
-            }
-            return None;
-        };
-        if !matches!(server.config_source_specifier, Some(ConfigSourceSpecifier::Self_(_))) {
-            self.problems.add(&root.field("lrs_server"), "must be self");
-        }
-        let mut metrics = core::BackendMetrics::default();
-        for (i, metric) in message.lrs_report_endpoint_metrics.iter().enumerate() {
-            match (metric.as_str(), metric.strip_prefix("named_metrics.")) {
-                ("cpu_utilization", _) => metrics.cpu_utilization = true,
-                ("mem_utilization", _) => metrics.mem_utilization = true,
-                ("application_utilization", _) => metrics.application_utilization = true,
-                (_, Some("*")) => metrics.all_named = true,
-                (_, Some(key)) if !key.is_empty() => {
-                    metrics.named.insert(key.to_owned());
-                }
-                _ => {
-                    let text = format!("{} is no metric that can be reported, it is ignored", cut(metric));
-                    note(&path.index(i), &text, &mut self.warnings);
-                }
-            }
-        }
-        if metrics.all_named {
-            metrics.named.clear();
-        }
-        Some(Arc::new(core::LoadReporting { server: from.uri.clone(), metrics }))
+fn eds(message: &Message, name: &Arc<str>, reader: &mut Reader<'_>) -> core::Source {
+    let root = Path::root();
+    let path = root.field("eds_cluster_config");
+    let config = message.eds_cluster_config.clone().unwrap_or_default();
+    let source = config.eds_config.and_then(|source| source.config_source_specifier);
+    if !matches!(source, Some(ConfigSourceSpecifier::Ads(_) | ConfigSourceSpecifier::Self_(_))) {
+        reader.problem(&path.field("eds_config"), "must be set to ads or self");
     }
-
-    fn security(&mut self, message: &Message) -> Option<Arc<Security>> {
-        let root = Path::root();
-        if !message.transport_socket_matches.is_empty() {
-            // A29 does not support them; without them, endpoints would be called with less security than is wanted.
-            self.problems.add(&root.field("transport_socket_matches"), "is not supported");
+    let path = path.field("service_name");
+    if config.service_name.is_empty() {
+        // A47: an xdstp name says its type, and that of the cluster is not that of endpoints.
+        if name.starts_with("xdstp:") {
+            reader.problem(&path, "must be set for a cluster with an xdstp name");
         }
-        let path = root.field("transport_socket");
-        let socket = message.transport_socket.as_ref()?;
-        let security = security::parse(socket, self.parser, &path, &mut self.problems, &mut self.warnings);
-        security.map(Arc::new)
+        return core::Source::Eds { cluster: name.clone(), service_name: None };
     }
+    reader.name(&config.service_name, &path);
+    core::Source::Eds { cluster: name.clone(), service_name: Some(config.service_name.into()) }
+}
 
-    /// Says which fields have no effect although a user may expect one.
-    fn ignored(&mut self, message: &Message, is_aggregate: bool) {
-        let root = Path::root();
-        let is_dns = matches!(
-            message.cluster_discovery_type,
-            Some(ClusterDiscoveryType::Type(kind)) if kind == DiscoveryType::LogicalDns as i32
-        );
-        let override_host = message.common_lb_config.as_ref().and_then(|c| c.override_host_status.as_ref());
-        for (field, set) in [
-            ("health_checks", !message.health_checks.is_empty()),
-            ("lb_subset_config", message.lb_subset_config.is_some()),
-            ("upstream_config", message.upstream_config.is_some()),
-            ("dns_lookup_family", is_dns && message.dns_lookup_family != DnsLookupFamily::Auto as i32),
-            ("load_assignment", !is_dns && message.load_assignment.is_some()),
-            ("common_lb_config.override_host_status", override_host.is_some()),
-        ] {
-            if set {
-                note(&root.field(field), "is ignored", &mut self.warnings);
+/// A37: one locality with one endpoint, whose address is the name to look up.
+fn logical_dns(message: &Message, reader: &mut Reader<'_>) -> Option<core::Source> {
+    let root = Path::root();
+    let path = root.field("load_assignment");
+    let Some(assignment) = &message.load_assignment else {
+        reader.problem(&path, "must be set for a LOGICAL_DNS cluster");
+        return None;
+    };
+    if assignment.policy.as_ref().is_some_and(|policy| !policy.drop_overloads.is_empty()) {
+        let path = path.field("policy");
+        reader.warn(&path.field("drop_overloads"), "is ignored in a LOGICAL_DNS cluster");
+    }
+    let path = path.field("endpoints");
+    let [locality] = &assignment.endpoints[..] else {
+        let found = assignment.endpoints.len();
+        reader.problem(&path, format!("a LOGICAL_DNS cluster has exactly one locality, found {found}"));
+        return None;
+    };
+    let path = path.index(0);
+    let path = path.field("lb_endpoints");
+    let [endpoint] = &locality.lb_endpoints[..] else {
+        let found = locality.lb_endpoints.len();
+        reader.problem(&path, format!("a LOGICAL_DNS cluster has exactly one endpoint, found {found}"));
+        return None;
+    };
+    let path = path.index(0);
+    let path = path.field("endpoint");
+    let Some(HostIdentifier::Endpoint(endpoint)) = &endpoint.host_identifier else {
+        reader.problem(&path, "must be set");
+        return None;
+    };
+    let ignored = [
+        ("hostname", !endpoint.hostname.is_empty()),
+        ("additional_addresses", !endpoint.additional_addresses.is_empty()),
+    ];
+    reader.warn_of(&path, ignored, "is ignored in a LOGICAL_DNS cluster");
+    let path = path.field("address");
+    let address = endpoint.address.as_ref().and_then(|address| address.address.as_ref());
+    let path = path.field("socket_address");
+    let Some(AddressKind::SocketAddress(address)) = address else {
+        reader.problem(&path, "must be set");
+        return None;
+    };
+    if !address.resolver_name.is_empty() {
+        let text = format!("must be empty, found {}", quoted(&address.resolver_name));
+        reader.problem(&path.field("resolver_name"), text);
+    }
+    let port = match address.port_specifier {
+        Some(PortSpecifier::PortValue(port @ 1..=65_535)) => Some(port),
+        Some(PortSpecifier::PortValue(port)) => {
+            let text = format!("expected a port from 1 to 65535, found {port}");
+            reader.problem(&path.field("port_value"), text);
+            None
+        }
+        Some(PortSpecifier::NamedPort(_)) | None => {
+            reader.problem(&path.field("port_value"), "must be set");
+            None
+        }
+    };
+    let host = host(&address.address, &path.field("address"), reader);
+    Some(core::Source::LogicalDns { hostname: format!("{}:{}", host?, port?).into() })
+}
+
+/// A host as it stands before a colon and a port.
+fn host(host: &str, path: &Path<'_>, reader: &mut Reader<'_>) -> Option<String> {
+    reader.name(host, path);
+    if host.parse::<std::net::Ipv6Addr>().is_ok() {
+        return Some(format!("[{host}]"));
+    }
+    if let Some(odd) = host.chars().find(|c| !c.is_ascii_graphic() || "[]:/@".contains(*c)) {
+        let text = format!("expected a host name, found {} with a {odd:?}", quoted(host));
+        reader.problem(path, text);
+        return None;
+    }
+    Some(host.to_owned())
+}
+
+fn aggregate(kind: &CustomClusterType, reader: &mut Reader<'_>) -> Option<Vec<Arc<str>>> {
+    let root = Path::root();
+    let path = root.field("cluster_type");
+    let path = path.field("typed_config");
+    let names = reader.message::<ClusterConfig>(kind.typed_config.as_ref(), &path)?.clusters;
+    let path = path.field("clusters");
+    if names.is_empty() {
+        reader.problem(&path, "must name at least one cluster");
+    }
+    for (i, name) in names.iter().enumerate() {
+        reader.name(name, &path.index(i));
+    }
+    Some(names.into_iter().map(Into::into).collect())
+}
+
+/// A32: `max_requests` of the first threshold for the priority that all gRPC calls have.
+fn circuit_breakers(breakers: Option<&CircuitBreakers>, reader: &mut Reader<'_>) -> Option<u32> {
+    let root = Path::root();
+    let path = root.field("circuit_breakers");
+    let breakers = breakers?;
+    let per_host = path.field("per_host_thresholds");
+    if let Some((i, threshold)) = default_threshold(&breakers.per_host_thresholds) {
+        let path = per_host.index(i);
+        let path = path.field("max_connections");
+        match threshold.max_connections {
+            None => {}
+            Some(0) => reader.problem(&path, "must be at least 1, found 0"),
+            Some(_) => reader.warn(&path, "is ignored: each address has one connection"),
+        }
+    }
+    let (i, threshold) = default_threshold(&breakers.thresholds)?;
+    let path = path.field("thresholds");
+    let path = path.index(i);
+    for (field, value) in [
+        ("max_connections", threshold.max_connections),
+        ("max_pending_requests", threshold.max_pending_requests),
+        ("max_retries", threshold.max_retries),
+    ] {
+        // Control planes write the largest number for "no limit".
+        if value.is_some_and(|limit| limit != u32::MAX) {
+            reader.warn(&path.field(field), "is ignored");
+        }
+    }
+    threshold.max_requests
+}
+
+/// A50: success rate unless it is switched off, failure percentage only if it is switched on.
+fn outlier_detection(message: &OutlierDetection, reader: &mut Reader<'_>) -> OutlierSettings {
+    let root = Path::root();
+    let path = root.field("outlier_detection");
+    let unset = OutlierSettings::default();
+    let mut duration = |field: &str, value: &Option<_>, default| {
+        reader.duration(value.as_ref(), &path.field(field)).unwrap_or(default)
+    };
+    let interval = duration("interval", &message.interval, unset.interval);
+    let base_ejection_time =
+        duration("base_ejection_time", &message.base_ejection_time, unset.base_ejection_time);
+    let max_ejection_time =
+        duration("max_ejection_time", &message.max_ejection_time, unset.max_ejection_time);
+    for (field, value) in [
+        ("max_ejection_percent", message.max_ejection_percent),
+        ("enforcing_success_rate", message.enforcing_success_rate),
+        ("failure_percentage_threshold", message.failure_percentage_threshold),
+        ("enforcing_failure_percentage", message.enforcing_failure_percentage),
+    ] {
+        if let Some(percent) = value.filter(|percent| *percent > 100) {
+            reader.problem(&path.field(field), format!("must be at most 100, found {percent}"));
+        }
+    }
+    let consecutive = message.consecutive_5xx.is_some() && message.enforcing_consecutive_5xx != Some(0);
+    let ignored = [
+        ("consecutive_5xx", consecutive),
+        ("max_ejection_time_jitter", message.max_ejection_time_jitter.is_some()),
+    ];
+    reader.warn_of(&path, ignored, "is ignored");
+    let success_rate = SuccessRateEjection::default();
+    let success_rate = SuccessRateEjection {
+        stdev_factor: message.success_rate_stdev_factor.unwrap_or(success_rate.stdev_factor),
+        enforcement_percentage: message.enforcing_success_rate.unwrap_or(success_rate.enforcement_percentage),
+        minimum_hosts: message.success_rate_minimum_hosts.unwrap_or(success_rate.minimum_hosts),
+        request_volume: message.success_rate_request_volume.unwrap_or(success_rate.request_volume),
+    };
+    let failure = FailurePercentageEjection::default();
+    let failure = FailurePercentageEjection {
+        threshold: message.failure_percentage_threshold.unwrap_or(failure.threshold),
+        enforcement_percentage: message.enforcing_failure_percentage.unwrap_or_default(),
+        minimum_hosts: message.failure_percentage_minimum_hosts.unwrap_or(failure.minimum_hosts),
+        request_volume: message.failure_percentage_request_volume.unwrap_or(failure.request_volume),
+    };
+    OutlierSettings {
+        interval,
+        base_ejection_time,
+        max_ejection_time,
+        max_ejection_percent: message.max_ejection_percent.unwrap_or(unset.max_ejection_percent),
+        success_rate_ejection: Some(success_rate).filter(|rate| rate.enforcement_percentage > 0),
+        failure_percentage_ejection: Some(failure).filter(|rate| rate.enforcement_percentage > 0),
+    }
+}
+
+/// Load goes to the server that the cluster came from (A27), with the metrics that the cluster lists (A85).
+fn load_reporting(
+    message: &Message,
+    from: &ServerConfig,
+    reader: &mut Reader<'_>,
+) -> Option<Arc<core::LoadReporting>> {
+    let root = Path::root();
+    let path = root.field("lrs_report_endpoint_metrics");
+    let Some(server) = &message.lrs_server else {
+        if !message.lrs_report_endpoint_metrics.is_empty() {
+            reader.warn(&path, "has no effect without lrs_server");
+        }
+        return None;
+    };
+    if !matches!(server.config_source_specifier, Some(ConfigSourceSpecifier::Self_(_))) {
+        reader.problem(&root.field("lrs_server"), "must be self");
+    }
+    let mut metrics = core::BackendMetrics::default();
+    for (i, metric) in message.lrs_report_endpoint_metrics.iter().enumerate() {
+        match (metric.as_str(), metric.strip_prefix("named_metrics.")) {
+            ("cpu_utilization", _) => metrics.cpu_utilization = true,
+            ("mem_utilization", _) => metrics.mem_utilization = true,
+            ("application_utilization", _) => metrics.application_utilization = true,
+            (_, Some("*")) => metrics.all_named = true,
+            (_, Some(key)) if !key.is_empty() => {
+                metrics.named.insert(key.to_owned());
+            }
+            _ => {
+                let text = format!("{} is no metric that can be reported, it is ignored", quoted(metric));
+                reader.warn(&path.index(i), text);
             }
         }
-        // A75: each of the clusters that it is made of goes by its own settings.
-        for (field, set) in [
-            ("load_balancing_policy", message.load_balancing_policy.is_some()),
-            ("circuit_breakers", message.circuit_breakers.is_some()),
-            ("outlier_detection", message.outlier_detection.is_some()),
-            ("lrs_server", message.lrs_server.is_some()),
-            ("transport_socket", message.transport_socket.is_some()),
-        ] {
-            if is_aggregate && set {
-                let text = "has no effect in an aggregate cluster: its members have their own";
-                note(&root.field(field), text, &mut self.warnings);
-            }
+    }
+    if metrics.all_named {
+        metrics.named.clear();
+    }
+    Some(Arc::new(core::LoadReporting { server: from.uri.clone(), metrics }))
+}
+
+fn security(message: &Message, reader: &mut Reader<'_>) -> Option<Arc<Security>> {
+    let root = Path::root();
+    if !message.transport_socket_matches.is_empty() {
+        // A29 does not support them; without them, endpoints would be called with less security than is wanted.
+        reader.problem(&root.field("transport_socket_matches"), "is not supported");
+    }
+    let path = root.field("transport_socket");
+    let socket = message.transport_socket.as_ref()?;
+    security::read(socket, &path, reader).map(Arc::new)
+}
+
+/// Says which fields have no effect although a user may expect one.
+fn ignored(message: &Message, is_aggregate: bool, reader: &mut Reader<'_>) {
+    let root = Path::root();
+    let is_dns = matches!(
+        message.cluster_discovery_type,
+        Some(ClusterDiscoveryType::Type(kind)) if kind == DiscoveryType::LogicalDns as i32
+    );
+    let override_host = message.common_lb_config.as_ref().and_then(|c| c.override_host_status.as_ref());
+    let ignored = [
+        ("health_checks", !message.health_checks.is_empty()),
+        ("lb_subset_config", message.lb_subset_config.is_some()),
+        ("upstream_config", message.upstream_config.is_some()),
+        ("dns_lookup_family", is_dns && message.dns_lookup_family != DnsLookupFamily::Auto as i32),
+        ("load_assignment", !is_dns && message.load_assignment.is_some()),
+        ("common_lb_config.override_host_status", override_host.is_some()),
+    ];
+    reader.warn_of(&root, ignored, "is ignored");
+    // A75: each of the clusters that it is made of goes by its own settings.
+    for (field, set) in [
+        ("load_balancing_policy", message.load_balancing_policy.is_some()),
+        ("circuit_breakers", message.circuit_breakers.is_some()),
+        ("outlier_detection", message.outlier_detection.is_some()),
+        ("lrs_server", message.lrs_server.is_some()),
+        ("transport_socket", message.transport_socket.is_some()),
+    ] {
+        if is_aggregate && set {
+            let text = "has no effect in an aggregate cluster: its members have their own";
+            reader.warn(&root.field(field), text);
         }
     }
 }

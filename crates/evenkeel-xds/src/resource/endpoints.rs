@@ -19,31 +19,25 @@ use evenkeel_proto::envoy::config::endpoint::v3::lb_endpoint::HostIdentifier;
 use evenkeel_proto::envoy::config::endpoint::v3::{ClusterLoadAssignment, LbEndpoint, LocalityLbEndpoints};
 use evenkeel_proto::prost_types::value::Kind;
 
+use crate::Path;
 use crate::bootstrap::ServerConfig;
-use crate::resource::fields::{self, cut, note};
-use crate::resource::{Parsed, Parser, Rejected, Resource};
-use crate::{Limits, Path, Problems};
+use crate::resource::reader::Reader;
+use crate::resource::{Parsed, Parser, Rejected, Resource, fields, wire};
+use crate::text::quoted;
 
 /// How many addresses one endpoint may have: far above any real host, and few enough to be compared with each other.
 const MAX_ADDRESSES: usize = 100;
 
-pub(super) fn parse(bytes: &[u8], parser: &Parser, _: &ServerConfig) -> Result<Parsed, Rejected> {
+pub(super) fn parse(bytes: &[u8], parser: &Parser, from: &ServerConfig) -> Result<Parsed, Rejected> {
+    wire::check(bytes, &[], &Path::root(), &wire::of_endpoints(&parser.limits))?;
     let message: ClusterLoadAssignment = fields::decode(bytes)?;
-    let mut reading = Reading {
-        limits: &parser.limits,
-        problems: Problems::new(),
-        warnings: Vec::new(),
-        addresses: HashSet::new(),
-    };
+    let mut reading = Reading { reader: Reader::new(parser, from), addresses: HashSet::new() };
     let set = reading.assignment(&message);
-    let Reading { problems, warnings, .. } = reading;
-    fields::finish(message.cluster_name, problems, warnings, || Some(Resource::Endpoints(Arc::new(set))))
+    reading.reader.finish(message.cluster_name, Some(Resource::Endpoints(Arc::new(set))))
 }
 
 struct Reading<'a> {
-    limits: &'a Limits,
-    problems: Problems,
-    warnings: Vec<String>,
+    reader: Reader<'a>,
     /// Every address so far: none may be there twice (A27).
     addresses: HashSet<SocketAddr>,
 }
@@ -77,15 +71,10 @@ impl Sum {
 impl Reading<'_> {
     fn assignment(&mut self, message: &ClusterLoadAssignment) -> EndpointSet {
         let root = Path::root();
-        fields::name(&message.cluster_name, self.limits, &root.field("cluster_name"), &mut self.problems);
+        self.reader.name(&message.cluster_name, &root.field("cluster_name"));
         let drops = message.policy.as_ref().map(|policy| self.policy(policy)).unwrap_or_default();
         let path = root.field("endpoints");
         let count: usize = message.endpoints.iter().map(|locality| locality.lb_endpoints.len()).sum();
-        if count > self.limits.endpoints {
-            let text = format!("there are {count} endpoints; at most {} are allowed", self.limits.endpoints);
-            self.problems.add(&path, text);
-            return EndpointSet::default();
-        }
         self.addresses.reserve(count);
         let mut priorities = BTreeMap::<u32, Priority>::new();
         for (i, locality) in message.endpoints.iter().enumerate() {
@@ -93,7 +82,7 @@ impl Reading<'_> {
         }
         // A27: a gap would be a priority that nobody can serve.
         if let Some((expected, found)) = (0..).zip(priorities.keys()).find(|(i, found)| i != *found) {
-            self.problems.add(&path, format!("there is a priority {found} but no priority {expected}"));
+            self.reader.problem(&path, format!("there is a priority {found} but no priority {expected}"));
         }
         let priorities = priorities.into_values().map(|priority| Endpoints::list(priority.endpoints));
         EndpointSet { priorities: priorities.collect(), drops, note: None }
@@ -102,27 +91,24 @@ impl Reading<'_> {
     fn policy(&mut self, policy: &Policy) -> Vec<DropCategory> {
         let root = Path::root();
         let path = root.field("policy");
-        for (field, set) in [
+        let ignored = [
             ("overprovisioning_factor", policy.overprovisioning_factor.is_some()),
             ("endpoint_stale_after", policy.endpoint_stale_after.is_some()),
-        ] {
-            if set {
-                note(&path.field(field), "is ignored", &mut self.warnings);
-            }
-        }
+        ];
+        self.reader.warn_of(&path, ignored, "is ignored");
         let path = path.field("drop_overloads");
         let mut drops = Vec::new();
         for (i, overload) in policy.drop_overloads.iter().enumerate() {
             let path = path.index(i);
             let category = path.field("category");
-            fields::name(&overload.category, self.limits, &category, &mut self.problems);
+            self.reader.name(&overload.category, &category);
             let path = path.field("drop_percentage");
             let Some(percentage) = &overload.drop_percentage else {
-                self.problems.add(&path, "must be set");
+                self.reader.problem(&path, "must be set");
                 continue;
             };
-            let rate = fields::per_million(*percentage, &path, &mut self.problems);
-            drops.extend(rate.map(|requests_per_million| DropCategory {
+            let rate = self.reader.fraction(*percentage, &path);
+            drops.extend(rate.map(|(requests_per_million, _)| DropCategory {
                 category: overload.category.as_str().into(),
                 requests_per_million,
             }));
@@ -144,10 +130,10 @@ impl Reading<'_> {
                 message.priority,
                 u32::MAX
             );
-            self.problems.add(&path.field("load_balancing_weight"), text);
+            self.reader.problem(&path.field("load_balancing_weight"), text);
         }
         let Some(locality) = &message.locality else {
-            self.problems.add(&path.field("locality"), "must be set");
+            self.reader.problem(&path.field("locality"), "must be set");
             return;
         };
         let locality = Arc::new(Locality {
@@ -156,9 +142,9 @@ impl Reading<'_> {
             sub_zone: locality.sub_zone.clone(),
         });
         if !priority.localities.insert(locality.clone()) {
-            let name = cut(&locality.to_string());
+            let name = quoted(&locality.to_string());
             let text = format!("the locality {name} is in priority {} more than once", message.priority);
-            self.problems.add(&path.field("locality"), text);
+            self.reader.problem(&path.field("locality"), text);
         }
         let path = path.field("lb_endpoints");
         let mut weights = Sum::default();
@@ -168,7 +154,7 @@ impl Reading<'_> {
             if weights.is_burst_by(endpoint.load_balancing_weight.unwrap_or(1)) {
                 let text =
                     format!("the weights of the locality's endpoints add up to more than {}", u32::MAX);
-                self.problems.add(&path.field("load_balancing_weight"), text);
+                self.reader.problem(&path.field("load_balancing_weight"), text);
             }
             if let Some(endpoint) = self.endpoint(endpoint, &path) {
                 let endpoint = endpoint.with_health(health).with_locality(locality.clone(), weight);
@@ -179,22 +165,20 @@ impl Reading<'_> {
 
     fn endpoint(&mut self, message: &LbEndpoint, path: &Path<'_>) -> Option<Endpoint> {
         if message.load_balancing_weight == Some(0) {
-            self.problems.add(&path.field("load_balancing_weight"), "must be at least 1, found 0");
+            self.reader.problem(&path.field("load_balancing_weight"), "must be at least 1, found 0");
         }
         let hash_key = message.metadata.as_ref().and_then(|metadata| self.hash_key(metadata, path));
         let path = path.field("endpoint");
         let Some(HostIdentifier::Endpoint(endpoint)) = &message.host_identifier else {
-            self.problems.add(&path, "must be set");
+            self.reader.problem(&path, "must be set");
             return None;
         };
-        if endpoint.hostname.len() > self.limits.name_bytes {
-            fields::name(&endpoint.hostname, self.limits, &path.field("hostname"), &mut self.problems);
-        }
+        self.reader.length(&endpoint.hostname, &path.field("hostname"));
         let further = &endpoint.additional_addresses;
         if further.len() >= MAX_ADDRESSES {
             let text =
                 format!("an endpoint has at most {MAX_ADDRESSES} addresses, found {}", further.len() + 1);
-            self.problems.add(&path.field("additional_addresses"), text);
+            self.reader.problem(&path.field("additional_addresses"), text);
             return None;
         }
         let mut addresses = Vec::with_capacity(further.len() + 1);
@@ -220,39 +204,39 @@ impl Reading<'_> {
         let path = path.field("socket_address");
         let Some(AddressKind::SocketAddress(socket)) = message.and_then(|message| message.address.as_ref())
         else {
-            self.problems.add(&path, "must be set");
+            self.reader.problem(&path, "must be set");
             return None;
         };
         if socket.protocol != Protocol::Tcp as i32 {
             let text = format!("expected TCP (0), found {}", socket.protocol);
-            self.problems.add(&path.field("protocol"), text);
+            self.reader.problem(&path.field("protocol"), text);
         }
         let ip = socket.address.parse::<IpAddr>();
         if ip.is_err() {
-            let text = format!("expected an IPv4 or IPv6 address, found {}", cut(&socket.address));
-            self.problems.add(&path.field("address"), text);
+            let text = format!("expected an IPv4 or IPv6 address, found {}", quoted(&socket.address));
+            self.reader.problem(&path.field("address"), text);
         }
         let port_path = path.field("port_value");
         let port = match &socket.port_specifier {
             Some(PortSpecifier::PortValue(port)) => {
                 let known = u16::try_from(*port).ok().filter(|port| *port > 0);
                 if known.is_none() {
-                    self.problems.add(&port_path, format!("expected a port from 1 to 65535, found {port}"));
+                    self.reader.problem(&port_path, format!("expected a port from 1 to 65535, found {port}"));
                 }
                 known
             }
             Some(PortSpecifier::NamedPort(name)) => {
-                self.problems.add(&port_path, format!("must be set; found named_port {}", cut(name)));
+                self.reader.problem(&port_path, format!("must be set; found named_port {}", quoted(name)));
                 None
             }
             None => {
-                self.problems.add(&port_path, "must be set");
+                self.reader.problem(&port_path, "must be set");
                 None
             }
         };
         let address = SocketAddr::new(ip.ok()?, port?);
         if !self.addresses.insert(address) {
-            self.problems.add(&path, format!("the address {address} is in the resource more than once"));
+            self.reader.problem(&path, format!("the address {address} is in the resource more than once"));
         }
         Some(address)
     }
@@ -264,17 +248,13 @@ impl Reading<'_> {
         let path = path.field("metadata");
         let path = path.field("filter_metadata");
         let path = path.key(namespace);
-        match &value.kind {
-            Some(Kind::StringValue(key)) if key.len() > self.limits.name_bytes => {
-                fields::name(key, self.limits, &path.key("hash_key"), &mut self.problems);
-                None
-            }
-            Some(Kind::StringValue(key)) => Some(key.clone()).filter(|key| !key.is_empty()),
-            _ => {
-                note(&path.key("hash_key"), "is ignored: it is not a string", &mut self.warnings);
-                None
-            }
-        }
+        let path = path.key("hash_key");
+        let Some(Kind::StringValue(key)) = &value.kind else {
+            self.reader.warn(&path, "is ignored: it is not a string");
+            return None;
+        };
+        self.reader.length(key, &path);
+        Some(key.clone()).filter(|key| !key.is_empty())
     }
 }
 

@@ -3,13 +3,12 @@
 use std::time::Duration;
 
 use evenkeel_core::policy::Denominator;
-use evenkeel_proto::envoy::r#type::v3::FractionalPercent;
 use evenkeel_proto::envoy::r#type::v3::fractional_percent::DenominatorType;
 use evenkeel_proto::prost;
 use evenkeel_proto::prost_types;
 
-use crate::resource::{Parsed, Rejected, Resource};
-use crate::{Limits, Path, Problems};
+use crate::resource::Rejected;
+use crate::{Path, Problems};
 
 /// The longest duration in protobuf, in seconds (10,000 years).
 const MAX_SECONDS: i64 = 315_576_000_000;
@@ -20,30 +19,6 @@ pub(crate) fn decode<M: prost::Message + Default>(bytes: &[u8]) -> Result<M, Rej
         name: None,
         problems: Problems::one(&Path::root(), format!("cannot be decoded: {error}")),
     })
-}
-
-/// What a parser answers: the resource if nothing is wrong with it.
-pub(crate) fn finish(
-    name: String,
-    problems: Problems,
-    warnings: Vec<String>,
-    resource: impl FnOnce() -> Option<Resource>,
-) -> Result<Parsed, Rejected> {
-    if problems.is_empty()
-        && let Some(resource) = resource()
-    {
-        return Ok(Parsed { name, resource, warnings });
-    }
-    Err(Rejected { name: Some(name), problems })
-}
-
-/// Checks a name against the limit; an empty one is a problem too.
-pub(crate) fn name(text: &str, limits: &Limits, path: &Path<'_>, problems: &mut Problems) {
-    if text.is_empty() {
-        problems.add(path, "must not be empty");
-    } else if text.len() > limits.name_bytes {
-        problems.add(path, format!("has {} bytes; at most {} are allowed", text.len(), limits.name_bytes));
-    }
 }
 
 /// A duration that is valid protobuf and not negative.
@@ -65,15 +40,6 @@ pub(crate) fn duration(
     None
 }
 
-/// A fraction as so many in a million; above one it counts as one. An unknown denominator is a problem.
-pub(crate) fn per_million(
-    fraction: FractionalPercent,
-    path: &Path<'_>,
-    problems: &mut Problems,
-) -> Option<u32> {
-    Some(denominator(fraction.denominator, path, problems)?.per_million(fraction.numerator))
-}
-
 /// What the numerator of a fraction counts. An unknown denominator is a problem.
 pub(crate) fn denominator(value: i32, path: &Path<'_>, problems: &mut Problems) -> Option<Denominator> {
     match DenominatorType::try_from(value) {
@@ -85,49 +51,5 @@ pub(crate) fn denominator(value: i32, path: &Path<'_>, problems: &mut Problems) 
             problems.add(&path.field("denominator"), text);
             None
         }
-    }
-}
-
-/// How much of a foreign text a message shows.
-const SHOWN: usize = 100;
-
-/// A text from outside as a message shows it: escaped, in quotes, and cut if it is long.
-pub(crate) fn quoted(text: &str) -> String {
-    match text.char_indices().nth(SHOWN) {
-        Some((end, _)) => format!("{:?}...", text.get(..end).unwrap_or_default()),
-        None => format!("{text:?}"),
-    }
-}
-
-/// How many remarks of one resource are kept.
-const NOTES: usize = 32;
-
-/// How many characters of a text from outside are quoted.
-const QUOTED: usize = 120;
-
-/// Notes something about the field at `path` that the operator should know. After a few, no more are kept.
-pub(crate) fn note(path: &Path<'_>, text: &str, warnings: &mut Vec<String>) {
-    if warnings.len() < NOTES {
-        warnings.push(format!("{path}: {text}"));
-    }
-}
-
-/// What another part says, which may quote what came from outside: on one line, and cut if long.
-pub(crate) fn line(text: &str) -> String {
-    let mut line = String::new();
-    for c in text.chars().take(4 * QUOTED) {
-        if c.is_control() { line.extend(c.escape_default()) } else { line.push(c) }
-    }
-    if text.chars().nth(4 * QUOTED).is_some() {
-        line.push_str("...");
-    }
-    line
-}
-
-/// Text from outside as messages show it: quoted, escaped, and cut if long.
-pub(crate) fn cut(text: &str) -> String {
-    match text.char_indices().nth(QUOTED) {
-        None => format!("{text:?}"),
-        Some((end, _)) => format!("{:?}...", text.get(..end).unwrap_or_default()),
     }
 }

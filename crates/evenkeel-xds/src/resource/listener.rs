@@ -8,13 +8,12 @@ use evenkeel_proto::envoy::config::core::v3::config_source::ConfigSourceSpecifie
 use evenkeel_proto::envoy::config::listener::v3 as proto;
 use evenkeel_proto::envoy::extensions::filters::network::http_connection_manager::v3::HttpConnectionManager;
 use evenkeel_proto::envoy::extensions::filters::network::http_connection_manager::v3::http_connection_manager::RouteSpecifier;
-use evenkeel_proto::prost::{Message, Name};
 
 use crate::Path;
 use crate::bootstrap::ServerConfig;
+use crate::resource::reader::Reader;
 use crate::resource::route::filters;
-use crate::resource::route::reader::Reader;
-use crate::resource::{Parsed, Parser, Rejected, Resource, RouteConfig, fields, message_of, quoted, route};
+use crate::resource::{Parsed, Parser, Rejected, Resource, RouteConfig, fields, route, wire};
 use crate::routing::FilterInstance;
 
 /// An API listener with its HTTP connection manager.
@@ -52,7 +51,8 @@ pub(super) fn parse(bytes: &[u8], parser: &Parser, from: &ServerConfig) -> Resul
         let max_stream_duration = options(&manager, &path, &mut reader);
         Some(Listener { name: message.name.clone(), routes: routes?, max_stream_duration, filters })
     });
-    reader.finish(message.name, || Some(Resource::Listener(Arc::new(listener?))))
+    let listener = listener.map(|listener| Resource::Listener(Arc::new(listener)));
+    reader.finish(message.name, listener)
 }
 
 /// The connection manager of an API listener.
@@ -66,14 +66,13 @@ fn manager(
         reader.problem(&Path::root().field("api_listener"), text);
         return None;
     };
-    let any = api.api_listener.clone().unwrap_or_default();
-    if message_of(&any.type_url) != HttpConnectionManager::full_name() {
-        let expected = HttpConnectionManager::full_name();
-        reader.problem(path, format!("expected {expected}, found type {}", quoted(&any.type_url)));
+    let manager = api.api_listener.as_ref();
+    let bytes = manager.map_or(&[][..], |any| &any.value);
+    if let Some((field, text)) = wire::too_long(bytes, &[4], &wire::of_routes(&reader.parser.limits)) {
+        reader.problem(&path.field("route_config").field(field), text);
         return None;
     }
-    let decoded = HttpConnectionManager::decode(any.value.as_slice());
-    decoded.map_err(|error| reader.problem(path, format!("cannot be decoded: {error}"))).ok()
+    reader.message(manager, path)
 }
 
 fn routes(message: Option<&RouteSpecifier>, path: &Path<'_>, reader: &mut Reader<'_>) -> Option<RouteSource> {

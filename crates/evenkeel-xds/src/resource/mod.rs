@@ -8,8 +8,11 @@ mod cluster;
 mod endpoints;
 pub(crate) mod fields;
 mod listener;
+mod reader;
+mod regexes;
 mod route;
 mod security;
+mod wire;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -21,10 +24,10 @@ use evenkeel_proto::prost_types::Any;
 
 use crate::bootstrap::ServerConfig;
 use crate::lb::Converters;
+use crate::text::{quoted, quoted_whole};
 use crate::{Limits, Path, Problems};
 
 pub use cluster::{Cluster, ClusterKind};
-pub(crate) use fields::quoted;
 pub use listener::{Listener, RouteSource};
 pub use route::{RouteConfig, VirtualHost};
 pub use security::{CertificateSource, Roots, SanKind, SanMatcher, Security};
@@ -133,7 +136,7 @@ pub struct Rejected {
 impl fmt::Display for Rejected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.name {
-            Some(name) => write!(f, "{name:?}: {}", self.problems),
+            Some(name) => write!(f, "{}: {}", quoted_whole(name), self.problems),
             None => self.problems.fmt(f),
         }
     }
@@ -168,7 +171,7 @@ impl Parser {
     /// Parses one resource of a response of type `kind`, as `from` sent it; a `Resource` wrapper must be opened before.
     pub fn parse(&self, kind: ResourceType, any: &Any, from: &ServerConfig) -> Result<Parsed, Rejected> {
         if message_of(&any.type_url) != kind.message() {
-            let text = format!("expected a {}, found type {:?}", kind.message(), any.type_url);
+            let text = format!("expected {}, found type {}", kind.message(), quoted(&any.type_url));
             return Err(Rejected { name: None, problems: Problems::one(&Path::root(), text) });
         }
         match kind {

@@ -7,8 +7,6 @@ mod action;
 mod domains;
 pub(super) mod filters;
 mod matching;
-pub(super) mod reader;
-mod regexes;
 mod retry;
 
 use std::collections::BTreeSet;
@@ -18,11 +16,12 @@ use evenkeel_proto::envoy::config::route::v3 as proto;
 
 use crate::Path;
 use crate::bootstrap::ServerConfig;
-use crate::resource::{Parsed, Parser, Rejected, Resource, fields, quoted};
+use crate::resource::reader::Reader;
+use crate::resource::{Parsed, Parser, Rejected, Resource, fields, wire};
 use crate::routing::{Action, Overrides, Route};
+use crate::text::quoted;
 use action::{Around, LeftOut};
 use domains::{Domains, Odd};
-use reader::Reader;
 
 /// Virtual hosts with their routes.
 #[derive(Clone, Debug)]
@@ -58,11 +57,12 @@ impl RouteConfig {
 }
 
 pub(super) fn parse(bytes: &[u8], parser: &Parser, from: &ServerConfig) -> Result<Parsed, Rejected> {
+    wire::check(bytes, &[], &Path::root(), &wire::of_routes(&parser.limits))?;
     let message: proto::RouteConfiguration = fields::decode(bytes)?;
     let mut reader = Reader::new(parser, from);
     reader.name(&message.name, &Path::root().field("name"));
     let config = read(&message, &Path::root(), &mut reader);
-    reader.finish(message.name, || Some(Resource::RouteConfig(Arc::new(config))))
+    reader.finish(message.name, Some(Resource::RouteConfig(Arc::new(config))))
 }
 
 /// Reads a route configuration that may be a part of another resource; what is wrong is left out, and told to `reader`.
@@ -81,12 +81,6 @@ pub(super) fn read(
         reader.warn(&path.field("typed_per_filter_config"), text);
     }
     let hosts = path.field("virtual_hosts");
-    let routes: usize = message.virtual_hosts.iter().map(|host| host.routes.len()).sum();
-    if routes > reader.limits.routes {
-        let text = format!("have {routes} routes; at most {} are allowed", reader.limits.routes);
-        reader.problem(&hosts, text);
-        return config;
-    }
     let plugins = path.field("cluster_specifier_plugins");
     let plugins = action::plugins(&message.cluster_specifier_plugins, &plugins, reader);
     for (i, host) in message.virtual_hosts.iter().enumerate() {
@@ -109,7 +103,7 @@ fn add_domains(
     }
     for (i, domain) in messages.iter().enumerate() {
         let path = path.index(i);
-        if domain.is_empty() || domain.len() > reader.limits.name_bytes {
+        if domain.is_empty() || domain.len() > reader.parser.limits.name_bytes {
             reader.name(domain, &path);
             continue;
         }
@@ -120,7 +114,7 @@ fn add_domains(
                 reader.problem(&path, text);
             }
             Err(Odd::Twice) => {
-                reader.warn(&path, &format!("{} stands here twice: the first one counts", quoted(domain)));
+                reader.warn(&path, format!("{} stands here twice: the first one counts", quoted(domain)));
             }
         }
     }

@@ -6,7 +6,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use evenkeel_core::Call;
-use regex::bytes::Regex;
+
+use crate::text_matcher::TextMatcher;
 
 /// What a call must be like for a route to take it.
 #[derive(Clone, Debug)]
@@ -147,69 +148,5 @@ impl HeaderName {
             Seen::ContentType => call.header(&self.name).or(Some(Cow::Borrowed("application/grpc"))),
             Seen::Never => None,
         }
-    }
-}
-
-/// What a text must be like. Only ASCII letters have cases: paths and header values are ASCII.
-#[derive(Clone, Debug)]
-pub(crate) enum TextMatcher {
-    Exact(String, Case),
-    Prefix(String, Case),
-    Suffix(String, Case),
-    Contains(String),
-    Regex(RegexMatcher),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Case {
-    Heeded,
-    Ignored,
-}
-
-/// A regular expression as it was written, and as it is run.
-#[derive(Clone, Debug)]
-pub(crate) struct RegexMatcher {
-    pub(crate) source: Arc<str>,
-    pub(crate) compiled: Regex,
-}
-
-impl TextMatcher {
-    pub(crate) fn matches(&self, text: &str) -> bool {
-        let bytes = text.as_bytes();
-        match self {
-            TextMatcher::Exact(expected, case) => case.same(bytes, expected),
-            TextMatcher::Prefix(expected, case) => {
-                bytes.get(..expected.len()).is_some_and(|start| case.same(start, expected))
-            }
-            TextMatcher::Suffix(expected, case) => {
-                let end = bytes.len().checked_sub(expected.len()).and_then(|start| bytes.get(start..));
-                end.is_some_and(|end| case.same(end, expected))
-            }
-            TextMatcher::Contains(expected) => text.contains(expected.as_str()),
-            TextMatcher::Regex(regex) => regex.compiled.is_match(bytes),
-        }
-    }
-}
-
-impl Case {
-    fn same(self, found: &[u8], expected: &str) -> bool {
-        match self {
-            Case::Heeded => found == expected.as_bytes(),
-            Case::Ignored => found.eq_ignore_ascii_case(expected.as_bytes()),
-        }
-    }
-}
-
-impl fmt::Display for TextMatcher {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (kind, text, case) = match self {
-            TextMatcher::Exact(text, case) => ("exact", text.as_str(), *case),
-            TextMatcher::Prefix(text, case) => ("prefix", text.as_str(), *case),
-            TextMatcher::Suffix(text, case) => ("suffix", text.as_str(), *case),
-            TextMatcher::Contains(text) => ("contains", text.as_str(), Case::Heeded),
-            TextMatcher::Regex(regex) => ("regex", &*regex.source, Case::Heeded),
-        };
-        let any_case = if case == Case::Ignored { " in any case" } else { "" };
-        write!(f, "{kind} {text:?}{any_case}")
     }
 }

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use evenkeel_core::{Call, Code, Status};
 
-use crate::resource::{Listener, VirtualHost, quoted};
+use crate::resource::{Listener, VirtualHost};
 use crate::routing::filter;
 use crate::routing::hash;
 use crate::routing::matcher::Miss;
 use crate::routing::{Action, ActiveClusters, ClusterRef, FilterInstance, Forward, RetryPolicy, Route};
+use crate::text::quoted;
 
 /// Routes calls by one virtual host. It never changes; a change of config makes another one.
 #[derive(Debug)]

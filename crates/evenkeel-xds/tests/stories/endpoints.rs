@@ -15,17 +15,13 @@ use evenkeel_proto::envoy::config::endpoint::v3::{ClusterLoadAssignment, LbEndpo
 use evenkeel_proto::envoy::r#type::v3::FractionalPercent;
 use evenkeel_proto::prost::Message as _;
 use evenkeel_proto::prost_types::{Any, Duration, Struct, Value};
-use evenkeel_xds::bootstrap::{ChannelCredentials, ServerConfig, ServerFeatures};
+use evenkeel_xds::bootstrap::ServerConfig;
 use evenkeel_xds::resource::{Parsed, Parser, Rejected, Resource, ResourceType};
 use proptest::prelude::*;
 use testkit::resources::{address, any, endpoint, load_assignment, locality};
 
 fn parse_any(any: &Any, parser: &Parser) -> Result<Parsed, Rejected> {
-    let from = ServerConfig {
-        uri: "xds.example:443".into(),
-        credentials: ChannelCredentials::Insecure,
-        features: ServerFeatures::default(),
-    };
+    let from = ServerConfig::insecure("xds.example:443");
     parser.parse(ResourceType::Endpoints, any, &from)
 }
 
@@ -478,9 +474,14 @@ fn limits_hold() {
     assert_eq!(check(&with(vec![long])), Err(problem.to_owned()));
     assert!(check(&with(vec![with_metadata("envoy.lb", "hash_key", "012345678")])).is_err());
     let many: Vec<_> = (1..=101).map(|port| ("10.0.0.1", port)).collect();
-    assert_eq!(check(&with(vec![dual(&many[..100])])), Ok(()));
+    accepted(&with(vec![dual(&many[..100])]));
     let problem = "endpoints[0].lb_endpoints[0].endpoint.additional_addresses: an endpoint has at most 100 addresses, found 101";
-    assert_eq!(check(&with(vec![dual(&many)])), Err(problem.to_owned()));
+    assert_eq!(refused(&with(vec![dual(&many)])), problem);
+    let problem = "endpoints: there are 99 additional addresses; at most 48 are allowed";
+    assert_eq!(check(&with(vec![dual(&many[..100])])), Err(problem.to_owned()));
+    let localities = (0..4).map(|_| LocalityLbEndpoints::default()).collect();
+    let problem = "endpoints: there are 4 localities; at most 3 are allowed";
+    assert_eq!(check(&assignment(localities)), Err(problem.to_owned()));
 }
 
 /// A hundred thousand endpoints are read in one go, and as many problems are told in few words.

@@ -387,7 +387,7 @@ fn the_first_failure_is_said() {
     let _load = lrs.cluster("c");
     lrs.poll();
     let words = lrs.closed(&Status::unavailable(format!("\u{1b}[31m{}", "x".repeat(10_000))));
-    let shown = format!("\"\\u{{1b}}[31m{}\"", "x".repeat(195));
+    let shown = format!("\"\\u{{1b}}[31m{}\"...", "x".repeat(507));
     let expected =
         format!("warn load reports to \"lrs\": the stream ended with Unavailable {shown}; it is tried again");
     assert_eq!(words, [expected]);

@@ -28,7 +28,7 @@ use evenkeel_proto::prost::{Message as _, Name};
 use evenkeel_proto::prost_types::{Any, Duration as ProtoDuration};
 use evenkeel_proto::{udpa, xds};
 use evenkeel_xds::Problems;
-use evenkeel_xds::bootstrap::{ChannelCredentials, ServerConfig, ServerFeatures};
+use evenkeel_xds::bootstrap::{ServerConfig, ServerFeatures};
 use evenkeel_xds::resource::{Parsed, Parser, Rejected, Resource, ResourceType, RouteConfig, VirtualHost};
 use evenkeel_xds::routing::{Action as Kept, Override, RetryPolicy as Retry};
 use proptest::prelude::*;
@@ -51,8 +51,7 @@ pub(crate) fn parse_any(
     change: impl FnOnce(&mut Parser),
 ) -> Result<Parsed, Rejected> {
     let features = ServerFeatures { trusted_xds_server: trusted, ..ServerFeatures::default() };
-    let server =
-        ServerConfig { uri: "xds.test:443".into(), credentials: ChannelCredentials::Insecure, features };
+    let server = ServerConfig { features, ..ServerConfig::insecure("xds.test:443") };
     let mut parser = Parser::new(Registry::standard());
     change(&mut parser);
     parser.parse(kind, any, &server)
@@ -183,6 +182,14 @@ fn a_route_must_say_what_it_matches() {
             m.headers = vec![header("x", HeaderMatchSpecifier::StringMatch(custom))];
         },
         "match.headers[0].string_match.custom: is not supported",
+    );
+    check(
+        |m| {
+            let empty =
+                StringMatcher { match_pattern: Some(MatchPattern::Prefix(String::new())), ignore_case: true };
+            m.headers = vec![header("x", HeaderMatchSpecifier::StringMatch(empty))];
+        },
+        "match.headers[0].string_match.prefix: must not be empty",
     );
     check(
         |m| m.runtime_fraction = Some(RuntimeFractionalPercent::default()),
@@ -860,7 +867,7 @@ fn the_number_of_routes_has_a_limit() {
         told(parse_with(ResourceType::RouteConfig, &config, false, |parser| parser.limits.routes = routes))
     };
     assert_eq!(with(3), [""; 0]);
-    assert_eq!(with(2), ["virtual_hosts: have 3 routes; at most 2 are allowed"]);
+    assert_eq!(with(2), ["virtual_hosts: there are 3 routes; at most 2 are allowed"]);
 }
 
 /// Foreign text is escaped and cut before it stands in a message.

@@ -36,7 +36,7 @@ use evenkeel_proto::envoy::service::discovery::v3::{
 use evenkeel_proto::google::rpc;
 use evenkeel_proto::prost::Message;
 use evenkeel_proto::prost_types::Any;
-use evenkeel_xds::bootstrap::{Authority, Bootstrap, ChannelCredentials, ServerConfig, ServerFeatures};
+use evenkeel_xds::bootstrap::{Authority, Bootstrap, ServerConfig, ServerFeatures};
 use evenkeel_xds::client::{Client, Effect, Input, Parse, Request, StreamId, SubscriberId, Variant};
 use evenkeel_xds::resource::{Parsed, Rejected, Resource, ResourceType};
 use evenkeel_xds::{Path, Problems};
@@ -73,7 +73,7 @@ struct Link {
 
 /// A server of the bootstrap.
 pub(crate) fn server(uri: &str, features: ServerFeatures) -> Arc<ServerConfig> {
-    Arc::new(ServerConfig { uri: uri.into(), credentials: ChannelCredentials::Insecure, features })
+    Arc::new(ServerConfig { features, ..ServerConfig::insecure(uri) })
 }
 
 /// A bootstrap with these servers, for the node "me".

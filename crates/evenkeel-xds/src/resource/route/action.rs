@@ -10,14 +10,15 @@ use evenkeel_proto::envoy::config::route::v3::route_action::{ClusterSpecifier, H
 use evenkeel_proto::envoy::r#type::matcher::v3::RegexMatchAndSubstitute;
 use evenkeel_proto::prost_types::Duration;
 
-use super::reader::Reader;
 use super::{filters, retry};
 use crate::Path;
-use crate::resource::{message_of, quoted};
+use crate::resource::message_of;
+use crate::resource::reader::Reader;
 use crate::routing::{
     Action, Forward, HashPolicy, HashSource, HeaderName, Overrides, RetryPolicy, Rewrite, StreamLimit,
     WeightedCluster,
 };
+use crate::text::quoted;
 
 /// Why a route is left out.
 pub(super) enum LeftOut {
@@ -74,7 +75,7 @@ pub(super) fn read(
         Some(ActionKind::DirectResponse(_)) => "direct_response",
         None => "no action that this client knows",
     };
-    reader.warn(path, &format!("has {kind}: calls that it matches fail (A36)"));
+    reader.warn(path, format!("has {kind}: calls that it matches fail (A36)"));
     Ok(Action::Unsupported { kind })
 }
 
@@ -125,7 +126,7 @@ fn clusters(
         Some(ClusterSpecifier::ClusterSpecifierPlugin(name)) => {
             let path = path.field("cluster_specifier_plugin");
             if around.plugins.contains(name.as_str()) {
-                reader.warn(&path, &format!("{} is of an unknown type: the route is skipped", quoted(name)));
+                reader.warn(&path, format!("{} is of an unknown type: the route is skipped", quoted(name)));
                 return Err(LeftOut::Skipped);
             }
             reader.problem(&path, format!("{} is not among cluster_specifier_plugins", quoted(name)));

@@ -12,16 +12,17 @@ use evenkeel_proto::envoy::extensions::filters::http::router::v3::Router;
 use evenkeel_proto::envoy::extensions::filters::network::http_connection_manager::v3::HttpFilter;
 use evenkeel_proto::envoy::extensions::filters::network::http_connection_manager::v3::http_filter::ConfigType;
 use evenkeel_proto::envoy::r#type::v3::FractionalPercent;
-use evenkeel_proto::prost::{Message, Name};
+use evenkeel_proto::prost::Name;
 use evenkeel_proto::prost_types::Any;
 use evenkeel_proto::{udpa, xds};
 
-use super::reader::Reader;
 use crate::Path;
-use crate::resource::{message_of, quoted};
+use crate::resource::message_of;
+use crate::resource::reader::Reader;
 use crate::routing::{
     Abort, Delay, FaultConfig, Filter, FilterInstance, Override, Overrides, Share, code_of, code_of_http,
 };
+use crate::text::quoted;
 
 /// The filters of a listener.
 pub(in crate::resource) fn chain(
@@ -88,7 +89,7 @@ fn filter(message: &HttpFilter, path: &Path<'_>, reader: &mut Reader<'_>) -> Opt
 
 fn leave_out(optional: bool, found: &str, path: &Path<'_>, reader: &mut Reader<'_>) {
     if optional {
-        reader.warn(path, &format!("{found}: left out, for it is optional"));
+        reader.warn(path, format!("{found}: left out, for it is optional"));
     } else {
         reader.problem(path, found);
     }
@@ -111,7 +112,7 @@ fn read_override(any: &Any, path: &Path<'_>, reader: &mut Reader<'_>) -> Option<
     if !is::<FilterConfig>(any) {
         return override_config(any, false, path, reader);
     }
-    let wrapper: FilterConfig = open(any, path, reader)?;
+    let wrapper: FilterConfig = reader.decode(&any.value, path)?;
     if wrapper.disabled {
         return Some(Override::Off);
     }
@@ -142,16 +143,16 @@ enum Known {
 fn known(any: &Any, path: &Path<'_>, reader: &mut Reader<'_>) -> Option<Known> {
     if is::<Router>(any) {
         // A39: none of its fields is used.
-        return open::<Router>(any, path, reader).map(|_| Known::Router);
+        return reader.decode::<Router>(&any.value, path).map(|_| Known::Router);
     }
     if is::<HttpFault>(any) {
-        let message = open(any, path, reader)?;
+        let message = reader.decode(&any.value, path)?;
         return Some(Known::Fault(Arc::new(fault(&message, path, reader))));
     }
     let inner = if is::<xds::r#type::v3::TypedStruct>(any) {
-        Some(open::<xds::r#type::v3::TypedStruct>(any, path, reader)?.type_url)
+        Some(reader.decode::<xds::r#type::v3::TypedStruct>(&any.value, path)?.type_url)
     } else if is::<udpa::r#type::v1::TypedStruct>(any) {
-        Some(open::<udpa::r#type::v1::TypedStruct>(any, path, reader)?.type_url)
+        Some(reader.decode::<udpa::r#type::v1::TypedStruct>(&any.value, path)?.type_url)
     } else {
         None
     };
@@ -163,11 +164,6 @@ fn known(any: &Any, path: &Path<'_>, reader: &mut Reader<'_>) -> Option<Known> {
 
 fn is<M: Name>(any: &Any) -> bool {
     message_of(&any.type_url) == M::full_name()
-}
-
-fn open<M: Message + Default>(any: &Any, path: &Path<'_>, reader: &mut Reader<'_>) -> Option<M> {
-    let decoded = M::decode(any.value.as_slice());
-    decoded.map_err(|error| reader.problem(path, format!("cannot be decoded: {error}"))).ok()
 }
 
 fn fault(message: &HttpFault, path: &Path<'_>, reader: &mut Reader<'_>) -> FaultConfig {

@@ -4,12 +4,11 @@ use evenkeel_proto::envoy::config::core::v3::RuntimeFractionalPercent;
 use evenkeel_proto::envoy::config::route::v3 as proto;
 use evenkeel_proto::envoy::config::route::v3::header_matcher::HeaderMatchSpecifier;
 use evenkeel_proto::envoy::config::route::v3::route_match::PathSpecifier;
-use evenkeel_proto::envoy::r#type::matcher::v3::StringMatcher;
-use evenkeel_proto::envoy::r#type::matcher::v3::string_matcher::MatchPattern;
 
-use super::reader::Reader;
 use crate::Path;
-use crate::routing::{Case, HeaderMatcher, HeaderName, HeaderTest, RegexMatcher, RouteMatch, TextMatcher};
+use crate::resource::reader::Reader;
+use crate::routing::{HeaderMatcher, HeaderName, HeaderTest, RouteMatch};
+use crate::text_matcher::{Case, TextMatcher};
 
 pub(super) fn read(
     message: &proto::RouteMatch,
@@ -31,12 +30,12 @@ fn path_matcher(
     path: &Path<'_>,
     reader: &mut Reader<'_>,
 ) -> Option<TextMatcher> {
-    let case = if message.case_sensitive == Some(false) { Case::Ignored } else { Case::Heeded };
+    let case = Case::ignored_if(message.case_sensitive == Some(false));
     let found = match &message.path_specifier {
         Some(PathSpecifier::Prefix(text)) => return Some(TextMatcher::Prefix(text.clone(), case)),
         Some(PathSpecifier::Path(text)) => return Some(TextMatcher::Exact(text.clone(), case)),
         Some(PathSpecifier::SafeRegex(regex)) => {
-            return regex_matcher(&regex.regex, &path.field("safe_regex").field("regex"), reader);
+            return reader.whole(&regex.regex, &path.field("safe_regex").field("regex"));
         }
         Some(PathSpecifier::ConnectMatcher(_)) => "connect_matcher",
         Some(PathSpecifier::PathSeparatedPrefix(_)) => "path_separated_prefix",
@@ -44,11 +43,6 @@ fn path_matcher(
     };
     reader.problem(path, format!("expected prefix, path or safe_regex, found {found}"));
     None
-}
-
-fn regex_matcher(pattern: &str, path: &Path<'_>, reader: &mut Reader<'_>) -> Option<TextMatcher> {
-    let compiled = reader.whole(pattern, path)?;
-    Some(TextMatcher::Regex(RegexMatcher { source: pattern.into(), compiled }))
 }
 
 fn per_million(message: &RuntimeFractionalPercent, path: &Path<'_>, reader: &mut Reader<'_>) -> Option<u32> {
@@ -77,11 +71,11 @@ fn header_matcher(
             Some(HeaderTest::Text(TextMatcher::Contains(text.clone())))
         }
         Some(HeaderMatchSpecifier::SafeRegexMatch(regex)) => {
-            regex_matcher(&regex.regex, &path.field("safe_regex_match").field("regex"), reader)
-                .map(HeaderTest::Text)
+            let path = path.field("safe_regex_match");
+            reader.whole(&regex.regex, &path.field("regex")).map(HeaderTest::Text)
         }
         Some(HeaderMatchSpecifier::StringMatch(text)) => {
-            string_matcher(text, &path.field("string_match"), reader).map(HeaderTest::Text)
+            reader.text_matcher(text, &path.field("string_match")).map(HeaderTest::Text)
         }
         Some(HeaderMatchSpecifier::RangeMatch(range)) => Some(HeaderTest::Range(range.start..range.end)),
         Some(HeaderMatchSpecifier::PresentMatch(present)) => Some(HeaderTest::Present(*present)),
@@ -95,36 +89,4 @@ fn header_matcher(
         }
     };
     Some(HeaderMatcher { name: HeaderName::new(&message.name), test: test?, invert: message.invert_match })
-}
-
-fn string_matcher(message: &StringMatcher, path: &Path<'_>, reader: &mut Reader<'_>) -> Option<TextMatcher> {
-    let case = if message.ignore_case { Case::Ignored } else { Case::Heeded };
-    match &message.match_pattern {
-        Some(MatchPattern::Exact(text)) => Some(TextMatcher::Exact(text.clone(), case)),
-        Some(MatchPattern::Prefix(text)) => Some(TextMatcher::Prefix(text.clone(), case)),
-        Some(MatchPattern::Suffix(text)) => Some(TextMatcher::Suffix(text.clone(), case)),
-        Some(MatchPattern::Contains(text)) if case == Case::Heeded => {
-            Some(TextMatcher::Contains(text.clone()))
-        }
-        Some(MatchPattern::Contains(text)) => {
-            let source = format!("(?i:{})", regex::escape(text));
-            let compiled = reader.within(&source, &path.field("contains"))?;
-            Some(TextMatcher::Regex(RegexMatcher { source: source.into(), compiled }))
-        }
-        Some(MatchPattern::SafeRegex(regex)) => {
-            if case == Case::Ignored {
-                reader.warn(&path.field("ignore_case"), "is ignored: it does not apply to safe_regex");
-            }
-            regex_matcher(&regex.regex, &path.field("safe_regex").field("regex"), reader)
-        }
-        Some(MatchPattern::Custom(_)) => {
-            reader.problem(&path.field("custom"), "is not supported");
-            None
-        }
-        None => {
-            reader
-                .problem(path, "expected exact, prefix, suffix, contains or safe_regex, found none of these");
-            None
-        }
-    }
 }

@@ -7,8 +7,8 @@ use evenkeel_core::Code;
 use evenkeel_proto::envoy::config::route::v3 as proto;
 use evenkeel_proto::prost_types;
 
-use super::reader::Reader;
 use crate::Path;
+use crate::resource::reader::Reader;
 use crate::routing::RetryPolicy;
 
 /// The conditions of gRPC; all others are about HTTP and ignored.

@@ -22,6 +22,7 @@ use testkit::resources::any;
 use super::{accepted, changed, parse, parse_with, parser, refused};
 
 const AT: &str = "transport_socket.typed_config";
+const NO_PATTERN: &str = "expected exact, prefix, suffix, contains or safe_regex, found none of these";
 const COMMON: &str = "transport_socket.typed_config.common_tls_context";
 
 fn provider(instance: &str, certificate: &str) -> CertificateProviderPluginInstance {
@@ -346,7 +347,13 @@ fn names_of_certificates() {
         assert!(matcher(folded).matches(SanKind::Uri, good), "{pattern:?}");
     }
     let folded = StringMatcher { match_pattern: Some(regex("aB")), ignore_case: true };
-    assert!(!matcher(folded).matches(SanKind::Uri, "Ab"), "a pattern says for itself whether case matters");
+    let (known, warnings) = parse(&with_names(vec![folded])).unwrap();
+    let told = "match_subject_alt_names[0].ignore_case: is ignored: it does not apply to safe_regex";
+    assert_eq!(warnings, [format!("{COMMON}.validation_context.{told}")]);
+    let matcher_of_pattern = &known.security.as_ref().unwrap().san_matchers[0];
+    assert!(
+        !matcher_of_pattern.matches(SanKind::Uri, "Ab") && matcher_of_pattern.matches(SanKind::Uri, "aB")
+    );
     let empty = matcher(pattern(Exact(String::new())));
     assert!(!empty.matches(SanKind::Uri, "") && !empty.matches(SanKind::Dns, ""));
 }
@@ -384,7 +391,7 @@ fn names_that_cannot_be_matched() {
     let at = format!("{COMMON}.validation_context.match_subject_alt_names[1]");
     let custom = MatchPattern::Custom(XdsExtension::default());
     for (matcher, problem) in [
-        (StringMatcher::default(), ": must have a match_pattern"),
+        (StringMatcher::default(), &*format!(": {NO_PATTERN}")),
         (pattern(MatchPattern::Prefix(String::new())), ".prefix: must not be empty"),
         (pattern(MatchPattern::Suffix(String::new())), ".suffix: must not be empty"),
         (pattern(MatchPattern::Contains(String::new())), ".contains: must not be empty"),
@@ -395,18 +402,32 @@ fn names_that_cannot_be_matched() {
     }
     let deep = "(".repeat(100_000);
     let cases = [
-        ("(", r#""(""#, "unclosed group"),
-        ("a)|(b", r#""a)|(b""#, "unopened group"),
-        ("(?x)a #", r#""(?x)a #""#, "unclosed group"),
-        (r"(\w{100}){100}", r#""(\\w{100}){100}""#, "it would take more than 10485760 bytes"),
+        ("(", "is no valid regular expression: \"unclosed group\""),
+        ("a)|(b", "is no valid regular expression: \"unopened group\""),
+        ("(?x)a #", "is no valid regular expression: \"unclosed group\""),
+        (
+            "((a{100}){100}){100}",
+            "takes more than 10485760 bytes when compiled; at most that many are allowed",
+        ),
     ];
     let at = format!("{COMMON}.validation_context.match_subject_alt_names[0].safe_regex.regex");
-    for (bad, shown, reason) in cases {
+    for (bad, reason) in cases {
         let problem = refused(&with_names(vec![pattern(regex(bad))]));
-        assert_eq!(problem, format!("{at}: {shown} cannot be compiled: {reason}"));
+        assert_eq!(problem, format!("{at}: {bad:?} {reason}"));
     }
     let problem = refused(&with_names(vec![pattern(regex(&deep))]));
-    assert!(problem.contains(" cannot be compiled: ") && problem.len() < 500, "{problem}");
+    assert!(problem.contains(" is no valid regular expression: ") && problem.len() < 500, "{problem}");
+}
+
+/// fault 38: many expressions do not make up in number for what each may not be in size.
+#[test]
+fn patterns_of_names_share_a_limit() {
+    let mut parser = parser();
+    parser.limits.regex_bytes = 64 << 10;
+    let bombs = (0..1_000).map(|i| pattern(regex(&format!("x{i}(a{{100}}){{100}}")))).collect();
+    let problems = parse_with(&with_names(bombs), &parser).unwrap_err();
+    let together = "the regular expressions of one resource may take 1048576 bytes together when compiled";
+    assert!(problems.contains(together), "{problems}");
 }
 
 /// VAL-C5: matchers with a type take the place of those without, and match names of that type only.
@@ -440,7 +461,7 @@ fn names_of_one_type() {
         assert_eq!(refused(&with(vec![typed(san_type)])), problem);
     }
     let bare = SubjectAltNameMatcher { matcher: None, ..typed(1) };
-    assert_eq!(refused(&with(vec![bare])), format!("{at}.matcher: must have a match_pattern"));
+    assert_eq!(refused(&with(vec![bare])), format!("{at}.matcher: {NO_PATTERN}"));
 }
 
 /// Two securities are the same if they say the same, patterns included.
@@ -449,4 +470,11 @@ fn securities_are_compared() {
     let names = |pattern: &str| security(&with_names(vec![self::pattern(regex(pattern))]));
     assert_eq!(names("a+"), names("a+"));
     assert_ne!(names("a+"), names("b+"));
+    let contains = |ignore_case| {
+        let match_pattern = Some(MatchPattern::Contains("a".to_owned()));
+        security(&with_names(vec![StringMatcher { match_pattern, ignore_case }]))
+    };
+    assert_eq!(contains(true), contains(true));
+    assert_ne!(contains(true), contains(false));
+    assert_ne!(contains(true), names("(?i:a)"));
 }

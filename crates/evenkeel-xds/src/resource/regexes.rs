@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use regex::bytes::{Regex, RegexBuilder};
 
-use crate::resource::quoted;
+use crate::text::quoted;
 
 /// How much the expressions of one resource may take together, in units of the limit for one.
 const TOGETHER: usize = 16;

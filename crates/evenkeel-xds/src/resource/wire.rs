@@ -1,0 +1,89 @@
+//! A look at a message before it is decoded.
+//!
+//! An empty element of a list is two bytes on the wire and hundreds in memory. So lists are counted first, without
+//! allocating, and one that is too long is refused: what came over the network never decides how much memory is taken.
+
+use evenkeel_proto::prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
+
+use crate::resource::Rejected;
+use crate::{Limits, Path, Problems};
+
+/// A list in a message, which may have so many elements in all its places together.
+pub(super) struct List {
+    /// What its elements are called.
+    of: &'static str,
+    /// The field to blame.
+    field: &'static str,
+    /// The numbers of the fields that lead to it.
+    path: &'static [u32],
+    limit: usize,
+}
+
+/// How many parts of one kind, such as header matchers, a route or an endpoint may have on average.
+const PARTS: usize = 16;
+
+/// The lists of a `RouteConfiguration`.
+pub(super) fn of_routes(limits: &Limits) -> [List; 5] {
+    let (field, limit) = ("virtual_hosts", limits.routes);
+    let parts = limit.saturating_mul(PARTS);
+    [
+        List { of: "routes", field, path: &[2, 3], limit },
+        List { of: "virtual hosts", field, path: &[2], limit },
+        List { of: "header matchers", field, path: &[2, 3, 1, 6], limit: parts },
+        List { of: "weighted clusters", field, path: &[2, 3, 2, 3, 1], limit: parts },
+        List { of: "hash policies", field, path: &[2, 3, 2, 15], limit: parts },
+    ]
+}
+
+/// The lists of a `ClusterLoadAssignment`.
+pub(super) fn of_endpoints(limits: &Limits) -> [List; 4] {
+    let (field, limit) = ("endpoints", limits.endpoints);
+    let parts = limit.saturating_mul(PARTS);
+    [
+        List { of: "endpoints", field, path: &[2, 2], limit },
+        List { of: "localities", field, path: &[2], limit },
+        List { of: "additional addresses", field, path: &[2, 2, 1, 4], limit: parts },
+        List { of: "drop categories", field: "policy", path: &[4, 2], limit },
+    ]
+}
+
+/// The first list that is too long, and what is wrong with it. The message that the lists are of stands in `within`, the
+/// fields of which lead to it from `bytes`.
+pub(super) fn too_long(bytes: &[u8], within: &[u32], lists: &[List]) -> Option<(&'static str, String)> {
+    lists.iter().find_map(|List { of, field, path, limit }| {
+        let path = [within, path].concat();
+        let mut count = 0;
+        each(&mut &*bytes, 0, &path, &mut |_| count += 1);
+        (count > *limit).then(|| (*field, format!("there are {count} {of}; at most {limit} are allowed")))
+    })
+}
+
+/// Refuses a resource with a list that is too long, in the message at `path`. The name of a resource is its first field.
+pub(super) fn check(bytes: &[u8], within: &[u32], path: &Path<'_>, lists: &[List]) -> Result<(), Rejected> {
+    let Some((field, text)) = too_long(bytes, within, lists) else { return Ok(()) };
+    let mut name = None;
+    each(&mut &*bytes, 0, &[1], &mut |bytes| name = std::str::from_utf8(bytes).ok());
+    Err(Rejected { name: name.map(str::to_owned), problems: Problems::one(&path.field(field), text) })
+}
+
+/// Calls `visit` with every value at the end of `path`, until only `left` bytes are left. It goes through the bytes just
+/// as decoding does, also where lengths are lies, so that it sees all that decoding would see. `None` where both give up.
+fn each<'a>(bytes: &mut &'a [u8], left: usize, path: &[u32], visit: &mut impl FnMut(&'a [u8])) -> Option<()> {
+    let (field, inner) = path.split_first()?;
+    while bytes.len() > left {
+        let (tag, kind) = decode_key(bytes).ok()?;
+        if tag != *field || kind != WireType::LengthDelimited {
+            skip_field(kind, tag, bytes, DecodeContext::default()).ok()?;
+            continue;
+        }
+        let length = usize::try_from(decode_varint(bytes).ok()?).ok()?;
+        let (value, rest) = bytes.split_at_checked(length)?;
+        if inner.is_empty() {
+            visit(value);
+            *bytes = rest;
+        } else {
+            each(bytes, rest.len(), inner, visit)?;
+        }
+    }
+    (bytes.len() == left).then_some(())
+}

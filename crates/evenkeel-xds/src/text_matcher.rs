@@ -1,0 +1,89 @@
+//! What a text must be like: a path, the value of a header, a name in a certificate.
+
+use std::fmt;
+use std::sync::Arc;
+
+use regex::bytes::Regex;
+
+/// What a text must be like. Only ASCII letters have cases: paths, header values and names in certificates are ASCII.
+///
+/// Two are the same if they were written the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum TextMatcher {
+    Exact(String, Case),
+    Prefix(String, Case),
+    Suffix(String, Case),
+    Contains(String),
+    /// The text as it was written, and an expression that finds it in any case, in time that is linear.
+    ContainsInAnyCase(RegexMatcher),
+    Regex(RegexMatcher),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Case {
+    Heeded,
+    Ignored,
+}
+
+/// A pattern as it was written, and as it is run.
+#[derive(Clone, Debug)]
+pub(crate) struct RegexMatcher {
+    pub(crate) source: Arc<str>,
+    pub(crate) compiled: Regex,
+}
+
+impl TextMatcher {
+    pub(crate) fn matches(&self, text: &str) -> bool {
+        let bytes = text.as_bytes();
+        match self {
+            TextMatcher::Exact(expected, case) => case.same(bytes, expected),
+            TextMatcher::Prefix(expected, case) => {
+                bytes.get(..expected.len()).is_some_and(|start| case.same(start, expected))
+            }
+            TextMatcher::Suffix(expected, case) => {
+                let end = bytes.len().checked_sub(expected.len()).and_then(|start| bytes.get(start..));
+                end.is_some_and(|end| case.same(end, expected))
+            }
+            TextMatcher::Contains(expected) => text.contains(expected.as_str()),
+            TextMatcher::ContainsInAnyCase(regex) | TextMatcher::Regex(regex) => {
+                regex.compiled.is_match(bytes)
+            }
+        }
+    }
+}
+
+impl Case {
+    pub(crate) fn ignored_if(ignored: bool) -> Case {
+        if ignored { Case::Ignored } else { Case::Heeded }
+    }
+
+    fn same(self, found: &[u8], expected: &str) -> bool {
+        match self {
+            Case::Heeded => found == expected.as_bytes(),
+            Case::Ignored => found.eq_ignore_ascii_case(expected.as_bytes()),
+        }
+    }
+}
+
+impl PartialEq for RegexMatcher {
+    fn eq(&self, other: &RegexMatcher) -> bool {
+        self.source == other.source
+    }
+}
+
+impl Eq for RegexMatcher {}
+
+impl fmt::Display for TextMatcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (kind, text, case) = match self {
+            TextMatcher::Exact(text, case) => ("exact", text.as_str(), *case),
+            TextMatcher::Prefix(text, case) => ("prefix", text.as_str(), *case),
+            TextMatcher::Suffix(text, case) => ("suffix", text.as_str(), *case),
+            TextMatcher::Contains(text) => ("contains", text.as_str(), Case::Heeded),
+            TextMatcher::ContainsInAnyCase(regex) => ("contains", &*regex.source, Case::Ignored),
+            TextMatcher::Regex(regex) => ("regex", &*regex.source, Case::Heeded),
+        };
+        let any_case = if case == Case::Ignored { " in any case" } else { "" };
+        write!(f, "{kind} {text:?}{any_case}")
+    }
+}

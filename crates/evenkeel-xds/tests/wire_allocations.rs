@@ -1,0 +1,103 @@
+//! What reading hostile resources costs in memory, counted by the allocator.
+
+use evenkeel_core::Registry;
+use evenkeel_proto::envoy::config::cluster::v3::Cluster;
+use evenkeel_proto::envoy::config::endpoint::v3::lb_endpoint::HostIdentifier;
+use evenkeel_proto::envoy::config::endpoint::v3::{
+    ClusterLoadAssignment, Endpoint, LbEndpoint, LocalityLbEndpoints,
+};
+use evenkeel_proto::envoy::config::route::v3::{Route, RouteConfiguration, VirtualHost};
+use evenkeel_proto::prost::Message;
+use evenkeel_proto::prost_types::Any;
+use evenkeel_xds::bootstrap::ServerConfig;
+use evenkeel_xds::resource::{Parser, ResourceType};
+use testkit::Counting;
+use testkit::resources::{listener_with_routes, route_config};
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const MANY: usize = 100_000;
+
+/// How much may be allocated for a byte that is refused: a listener is copied as it is opened, while decoding what is
+/// tested here takes fifty times as much and more.
+const TIMES: u64 = 3;
+
+/// What is wrong with the bytes, which must be told for little more memory than they take themselves.
+fn refused(kind: ResourceType, bytes: Vec<u8>) -> String {
+    let mut parser = Parser::new(Registry::standard());
+    parser.limits.endpoints = 1_000;
+    parser.limits.routes = 1_000;
+    let from = ServerConfig::insecure("xds.test:443");
+    let any = Any { type_url: kind.type_url().to_owned(), value: bytes };
+    let (allocations, result) = Counting::during(|| parser.parse(kind, &any, &from));
+    let (allocated, sent) = (allocations.bytes, any.value.len() as u64);
+    assert!(allocated < TIMES * sent, "{allocated} bytes for {sent}");
+    result.expect_err("far more than the limit").to_string()
+}
+
+fn assignment(endpoints: Vec<LocalityLbEndpoints>) -> ClusterLoadAssignment {
+    ClusterLoadAssignment { cluster_name: "c".to_owned(), endpoints, ..ClusterLoadAssignment::default() }
+}
+
+fn of_empty_endpoints() -> ClusterLoadAssignment {
+    let lb_endpoints = vec![LbEndpoint::default(); MANY / 4];
+    assignment(vec![LocalityLbEndpoints { lb_endpoints, ..LocalityLbEndpoints::default() }; 4])
+}
+
+/// FAULTS 5.3 rule 4: two bytes on the wire are hundreds in memory, and so are not decoded beyond the limit.
+#[test]
+fn a_long_list_is_refused_before_it_is_decoded() {
+    let endpoints = of_empty_endpoints();
+    assert_eq!(
+        refused(ResourceType::Endpoints, endpoints.encode_to_vec()),
+        "\"c\": endpoints: there are 100000 endpoints; at most 1000 are allowed"
+    );
+    assert_eq!(
+        refused(
+            ResourceType::Endpoints,
+            assignment(vec![LocalityLbEndpoints::default(); MANY]).encode_to_vec()
+        ),
+        "\"c\": endpoints: there are 100000 localities; at most 1000 are allowed"
+    );
+    let cluster = Cluster { name: "dns".to_owned(), load_assignment: Some(endpoints), ..Cluster::default() };
+    assert_eq!(
+        refused(ResourceType::Cluster, cluster.encode_to_vec()),
+        "\"dns\": load_assignment.endpoints: there are 100000 endpoints; at most 1000 are allowed"
+    );
+    let host = VirtualHost { routes: vec![Route::default(); MANY], ..VirtualHost::default() };
+    let routes = RouteConfiguration { virtual_hosts: vec![host], ..route_config("r", "unused") };
+    assert_eq!(
+        refused(ResourceType::RouteConfig, routes.encode_to_vec()),
+        "\"r\": virtual_hosts: there are 100000 routes; at most 1000 are allowed"
+    );
+    assert_eq!(
+        refused(ResourceType::Listener, listener_with_routes("l", routes).encode_to_vec()),
+        "\"l\": api_listener.api_listener.route_config.virtual_hosts: there are 100000 routes; at most 1000 are allowed"
+    );
+}
+
+/// A length that reaches beyond its message is a lie, and what it covers is counted all the same: decoding would go
+/// there before it notices.
+#[test]
+fn lengths_that_lie_hide_nothing() {
+    let empty = [0x22, 0];
+    let addresses = empty.repeat(MANY);
+    let field = |tag: u8, bytes: &[u8]| {
+        let mut out = vec![tag << 3 | 2];
+        evenkeel_proto::prost::encode_length_delimiter(bytes.len(), &mut out).unwrap();
+        out.extend_from_slice(bytes);
+        out
+    };
+    let endpoint = Endpoint::decode(&*addresses).expect("many addresses");
+    let endpoint =
+        LbEndpoint { host_identifier: Some(HostIdentifier::Endpoint(endpoint)), ..LbEndpoint::default() };
+    // The locality says that it ends after four bytes.
+    let mut bytes = [field(1, b"c"), vec![2 << 3 | 2, 4]].concat();
+    bytes.extend(field(2, &endpoint.encode_to_vec()));
+    let told = refused(ResourceType::Endpoints, bytes);
+    assert!(
+        told.ends_with("endpoints: there are 100000 additional addresses; at most 16000 are allowed"),
+        "{told}"
+    );
+}
