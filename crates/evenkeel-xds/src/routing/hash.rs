@@ -27,7 +27,7 @@ pub(crate) enum HashSource {
 
 /// How a header's value is changed before it is hashed.
 #[derive(Clone, Debug)]
-pub struct Rewrite {
+pub(crate) struct Rewrite {
     pub(crate) pattern: Regex,
     /// In the notation of the `regex` crate.
     pub(crate) substitution: String,

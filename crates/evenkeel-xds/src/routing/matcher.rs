@@ -63,7 +63,7 @@ impl fmt::Display for RouteMatch {
 
 /// What one header must be like.
 #[derive(Clone, Debug)]
-pub struct HeaderMatcher {
+pub(crate) struct HeaderMatcher {
     pub(crate) name: HeaderName,
     pub(crate) test: HeaderTest,
     pub(crate) invert: bool,

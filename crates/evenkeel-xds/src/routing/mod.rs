@@ -2,8 +2,8 @@
 //!
 //! A [`Selector`] is made from a virtual host and its listener, once per config; a call asks it once (A31) and keeps the
 //! answer for its retries. Everything that does not depend on the call is settled when the selector is made: timeouts,
-//! retry policies, filters with their overrides. Nothing here waits, draws a clock or opens anything; what a filter wants done
-//! comes out as a value.
+//! retry policies, filters with their overrides. Nothing here waits; what a filter wants done comes out as
+//! a value.
 //!
 //! | where | what |
 //! |---|---|
@@ -26,10 +26,10 @@ pub use clusters::{ActiveClusters, ClusterRef, lb_config};
 pub(crate) use fault::{Abort, Delay, Share, code_of, code_of_http};
 pub use fault::{ActiveFaults, FaultConfig, Injected};
 pub use filter::{Filter, FilterInstance, Override, Overrides};
-pub(crate) use hash::HashSource;
-pub use hash::{HashPolicy, Rewrite};
-pub use matcher::{HeaderMatcher, RouteMatch};
-pub(crate) use matcher::{HeaderName, HeaderTest};
+pub use hash::HashPolicy;
+pub(crate) use hash::{HashSource, Rewrite};
+pub use matcher::RouteMatch;
+pub(crate) use matcher::{HeaderMatcher, HeaderName, HeaderTest};
 pub use retry::RetryPolicy;
 pub use route::{Action, Forward, Route, StreamLimit, WeightedCluster};
 pub use selector::{Explained, Outcome, Selected, Selector};

@@ -97,7 +97,7 @@ fn taking_and_giving_back_at_once() {
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
-                for _ in 0..5_000 {
+                for _ in 0..20_000 {
                     let taken = clusters.acquire(&name);
                     assert_eq!(clusters.names(), std::slice::from_ref(&name));
                     assert_eq!(taken.child(), "cluster:c");
