@@ -33,6 +33,9 @@ pub const TEXT_VARIABLE: &str = "GRPC_XDS_BOOTSTRAP_CONFIG";
 /// The longest bootstrap that is read, in bytes.
 const MAX_BYTES: usize = 1 << 20;
 
+/// The most control planes of one list. Authorities may have the bootstrap's list each, so that it must not be long.
+const MAX_SERVERS: usize = 64;
+
 /// How often files of certificates are read again where the bootstrap does not say (A65).
 const REFRESH_INTERVAL: Duration = Duration::from_secs(600);
 
@@ -305,6 +308,11 @@ impl Notes {
     }
 
     fn servers(&mut self, servers: &[Value], path: &Path<'_>) -> Vec<Arc<ServerConfig>> {
+        if servers.len() > MAX_SERVERS {
+            self.problems
+                .add(path, format!("has {} entries; at most {MAX_SERVERS} are allowed", servers.len()));
+            return Vec::new();
+        }
         let servers = servers.iter().enumerate();
         servers.filter_map(|(i, server)| self.server(server, &path.index(i)).map(Arc::new)).collect()
     }
