@@ -58,8 +58,8 @@ pub struct Bootstrap {
     pub client_default_listener_resource_name_template: String,
     /// How servers make their listener names (A36).
     pub server_listener_resource_name_template: Option<String>,
-    /// What we know and cannot honour.
-    ignored: Vec<String>,
+    /// What the text asked for and we cannot honour, as [`Bootstrap::warnings`] says it; empty for one that is made otherwise.
+    pub ignored: Vec<String>,
 }
 
 /// A control plane. Two that are equal share one channel and one stream (A47).
