@@ -7,7 +7,9 @@ use evenkeel_xds::resource::ResourceType;
 
 fn main() -> io::Result<()> {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
-    for (kind, target) in ResourceType::ALL.into_iter().zip(["listener", "route_config", "cluster", "endpoints"]) {
+    for (kind, target) in
+        ResourceType::ALL.into_iter().zip(["listener", "route_config", "cluster", "endpoints"])
+    {
         let folder = corpus.join(target);
         fs::create_dir_all(&folder)?;
         for (i, seed) in checks::seeds(kind).into_iter().enumerate() {

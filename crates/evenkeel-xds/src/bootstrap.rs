@@ -34,6 +34,9 @@ pub const TEXT_VARIABLE: &str = "GRPC_XDS_BOOTSTRAP_CONFIG";
 /// The longest bootstrap that is read, in bytes.
 const MAX_BYTES: usize = 1 << 20;
 
+/// The most control planes of one list. Authorities may have the bootstrap's list each, so that it must not be long.
+const MAX_SERVERS: usize = 64;
+
 /// How often files of certificates are read again where the bootstrap does not say (A65).
 const REFRESH_INTERVAL: Duration = Duration::from_secs(600);
 
@@ -56,7 +59,7 @@ pub struct Bootstrap {
     pub client_default_listener_resource_name_template: String,
     /// How servers make their listener names (A36).
     pub server_listener_resource_name_template: Option<String>,
-    /// What we know and cannot honour, for [`Bootstrap::warnings`].
+    /// What the text asked for and we cannot honour, as [`Bootstrap::warnings`] says it; empty for one that is made otherwise.
     pub ignored: Vec<String>,
 }
 
@@ -317,6 +320,11 @@ impl Notes {
     }
 
     fn servers(&mut self, servers: &[Value], path: &Path<'_>) -> Vec<Arc<ServerConfig>> {
+        if servers.len() > MAX_SERVERS {
+            self.problems
+                .add(path, format!("has {} entries; at most {MAX_SERVERS} are allowed", servers.len()));
+            return Vec::new();
+        }
         let servers = servers.iter().enumerate();
         servers.filter_map(|(i, server)| self.server(server, &path.index(i)).map(Arc::new)).collect()
     }

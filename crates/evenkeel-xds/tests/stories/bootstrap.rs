@@ -521,8 +521,10 @@ fn all_problems_are_reported_together() {
          xds_servers[2].channel_creds: expected insecure, google_default or tls, found \"x\"; \
          node.id: expected a string, found a list",
     );
-    let many = json!({"xds_servers": vec![json!(1); 100]});
-    assert!(problems(&many).ends_with("; and 68 more"), "{}", problems(&many));
+    let many = json!({"xds_servers": vec![json!(1); 64]});
+    assert!(problems(&many).ends_with("; and 32 more"), "{}", problems(&many));
+    let more = json!({"xds_servers": vec![server("a"); 65]});
+    assert_eq!(problems(&more), "xds_servers: has 65 entries; at most 64 are allowed");
 }
 
 #[test]
