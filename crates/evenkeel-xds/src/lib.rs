@@ -18,8 +18,11 @@
 //! | [`load_report`] | load reports of backends |
 
 #![forbid(unsafe_code)]
+// What comes from outside is never a place in a list without a look whether it is one.
+#![warn(clippy::indexing_slicing)]
 
 pub mod bootstrap;
+#[expect(clippy::indexing_slicing, reason = "servers and authorities are lists of its own that never shrink")]
 pub mod client;
 mod findings;
 pub mod follow;
