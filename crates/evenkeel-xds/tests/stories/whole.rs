@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use evenkeel_core::{Call, Core, Endpoints, Registry, Rng};
+use evenkeel_core::{Call, Core, Endpoints, Registry, Rng, Status};
 use evenkeel_proto::envoy::config::core::v3::HealthStatus;
 use evenkeel_proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
 use evenkeel_proto::prost::Name;
@@ -13,10 +13,11 @@ use evenkeel_xds::client::{SubscriberId, Variant};
 use evenkeel_xds::follow::{Follower, Step};
 use evenkeel_xds::resource::{Parser, ResourceType};
 use evenkeel_xds::routing::{Selected, Selector};
+use proptest::prelude::*;
 use serde_json::json;
 use testkit::resources::{
-    aggregate_cluster, any, cluster, dns_cluster, listener_with_rds, load_assignment, locality, route,
-    route_config, virtual_host,
+    aggregate_cluster, any as packed, cluster, dns_cluster, listener_with_rds, load_assignment, locality,
+    route, route_config, virtual_host,
 };
 use testkit::{World as Backends, secs};
 
@@ -72,10 +73,10 @@ impl Mesh {
     }
 
     fn with_all_of_a(mut self) -> Mesh {
-        self.send(Lds, &[("orders", any(&listener_with_rds("orders", "routes")))]);
-        self.send(Rds, &[("routes", any(&route_config("routes", "a")))]);
-        self.send(Cds, &[("a", any(&cluster("a")))]);
-        self.send(Eds, &[("a", any(&load_assignment("a", &["10.0.0.1:80"])))]);
+        self.send(Lds, &[("orders", packed(&listener_with_rds("orders", "routes")))]);
+        self.send(Rds, &[("routes", packed(&route_config("routes", "a")))]);
+        self.send(Cds, &[("a", packed(&cluster("a")))]);
+        self.send(Eds, &[("a", packed(&load_assignment("a", &["10.0.0.1:80"])))]);
         self
     }
 
@@ -90,7 +91,7 @@ impl Mesh {
     }
 
     fn send_one<M: Name>(&mut self, kind: ResourceType, name: &str, message: &M) {
-        self.send(kind, &[(name, any(message))]);
+        self.send(kind, &[(name, packed(message))]);
     }
 
     /// The driver of the channel: until nothing more is wanted than before.
@@ -206,7 +207,7 @@ fn routes_change_without_a_gap() {
     let early = mesh.select("/s/m").expect("a route");
     mesh.send_one(Rds, "routes", &route_config("routes", "b"));
     assert_eq!(mesh.call("/s/m"), "10.0.0.1:80");
-    mesh.send(Cds, &[("a", any(&cluster("a"))), ("b", any(&cluster("b")))]);
+    mesh.send(Cds, &[("a", packed(&cluster("a"))), ("b", packed(&cluster("b")))]);
     assert_eq!(mesh.call("/s/m"), "10.0.0.1:80");
     mesh.send_one(Eds, "b", &load_assignment("b", &["10.0.0.2:80"]));
     assert_eq!(mesh.call("/s/m"), "10.0.0.2:80");
@@ -237,7 +238,7 @@ fn one_bad_cluster_spoils_itself_only() {
             if name == "c42" {
                 message.eds_cluster_config = None;
             }
-            (name.as_str(), any(&message))
+            (name.as_str(), packed(&message))
         })
         .collect();
     mesh.plane.requests("one");
@@ -246,7 +247,7 @@ fn one_bad_cluster_spoils_itself_only() {
     assert!(nack.contains("c42") && nack.contains("eds_cluster_config"), "{nack}");
     assert!(!nack.contains("c41") || nack.len() < 5_000, "{nack}");
     let all: Vec<_> = names.iter().map(|name| load_assignment(name, &["10.0.0.1:80"])).collect();
-    let all: Vec<_> = all.iter().map(|message| (message.cluster_name.as_str(), any(message))).collect();
+    let all: Vec<_> = all.iter().map(|message| (message.cluster_name.as_str(), packed(message))).collect();
     mesh.send(Eds, &all);
     assert_eq!(mesh.call("/c41/m"), "10.0.0.1:80");
     let failure = mesh.call("/c42/m");
@@ -339,9 +340,9 @@ fn an_aggregate_falls_over_to_dns() {
     mesh.send_one(Lds, "orders", &listener_with_rds("orders", "routes"));
     mesh.send_one(Rds, "routes", &route_config("routes", "all"));
     let all = [
-        ("all", any(&aggregate_cluster("all", &["main", "spare"]))),
-        ("main", any(&cluster("main"))),
-        ("spare", any(&dns_cluster("spare", "spare.example", 443))),
+        ("all", packed(&aggregate_cluster("all", &["main", "spare"]))),
+        ("main", packed(&cluster("main"))),
+        ("spare", packed(&dns_cluster("spare", "spare.example", 443))),
     ];
     mesh.send(Cds, &all[..1]);
     mesh.send(Cds, &all);
@@ -360,4 +361,204 @@ fn an_aggregate_falls_over_to_dns() {
     mesh.backends.down("10.0.0.3:443");
     mesh.call("/s/m");
     assert!(mesh.backends.reresolutions() > 0, "DNS is asked again");
+}
+
+/// One thing that happens to the channel of the story below.
+#[derive(Clone, Debug)]
+enum Happening {
+    /// A listener, or none.
+    Listener(Option<&'static str>),
+    /// Routes to these clusters, each by a path of its own and the first by every other; without any, they are refused.
+    Routes(&'static str, Vec<char>),
+    /// Every cluster that is wanted, except these, which are spoiled or left out.
+    Clusters {
+        spoiled: Option<char>,
+        left_out: Option<char>,
+    },
+    /// The endpoints of a cluster: so many, or a bad list.
+    Endpoints(char, Option<usize>),
+    Resolved(bool),
+    StreamEnds,
+    Refused,
+    Accepted,
+    Later(u64),
+    BackendDown(usize),
+    BackendUp(usize),
+    /// A call begins and holds on to its cluster.
+    Begins,
+    /// The call that has been under way longest ends.
+    Ends,
+}
+
+/// The cluster of a letter: `x` is an aggregate of `a` and `d`, `d` is a DNS name, the others have endpoints of their own.
+fn cluster_of(letter: char) -> Any {
+    match letter {
+        'x' => packed(&aggregate_cluster("x", &["a", "d"])),
+        'd' => packed(&dns_cluster("d", "d.example", 443)),
+        other => packed(&cluster(&other.to_string())),
+    }
+}
+
+fn routes_to(name: &str, letters: &[char]) -> Any {
+    let mut routes: Vec<_> = letters.iter().map(|c| route(&format!("/{c}/"), &c.to_string())).collect();
+    routes.extend(letters.first().map(|c| route("", &c.to_string())));
+    let mut table = route_config(name, "");
+    table.virtual_hosts = vec![virtual_host(if letters.is_empty() { "a*b" } else { "*" }, routes)];
+    packed(&table)
+}
+
+fn happenings() -> impl Strategy<Value = Vec<Happening>> {
+    let letter = || prop::sample::select(vec!['a', 'b', 'c', 'd', 'x']);
+    let table = || prop::sample::select(vec!["one", "two"]);
+    let one = prop_oneof![
+        1 => prop::option::of(table()).prop_map(Happening::Listener),
+        3 => (table(), prop::collection::vec(letter(), 0..3)).prop_map(|(t, c)| Happening::Routes(t, c)),
+        4 => (prop::option::weighted(0.2, letter()), prop::option::weighted(0.2, letter()))
+            .prop_map(|(spoiled, left_out)| Happening::Clusters { spoiled, left_out }),
+        4 => (letter(), prop::option::weighted(0.9, 0..4_usize)).prop_map(|(c, n)| Happening::Endpoints(c, n)),
+        1 => any::<bool>().prop_map(Happening::Resolved),
+        1 => Just(Happening::StreamEnds),
+        1 => Just(Happening::Refused),
+        4 => Just(Happening::Accepted),
+        1 => (0..20_u64).prop_map(Happening::Later),
+        1 => (0..4_usize).prop_map(Happening::BackendDown),
+        1 => (0..4_usize).prop_map(Happening::BackendUp),
+        2 => Just(Happening::Begins),
+        2 => Just(Happening::Ends),
+    ];
+    prop::collection::vec(one, 0..40)
+}
+
+impl Mesh {
+    /// A server that waits to be accepted is, one that is not dialled yet is waited for.
+    fn reconnect(&mut self) {
+        self.plane.redials("one");
+        if !self.plane.is_open("one") {
+            self.plane.accepts("one");
+        }
+        self.follow();
+    }
+
+    fn happens(&mut self, happening: &Happening, held: &mut Vec<Selected>) {
+        let is_open = self.plane.streams().contains(&"one") && self.plane.is_open("one");
+        match happening {
+            Happening::Listener(table) if is_open => {
+                let listener = table.map(|table| ("orders", packed(&listener_with_rds("orders", table))));
+                self.send(Lds, listener.as_slice());
+            }
+            Happening::Routes(name, letters) if is_open => {
+                self.send(Rds, &[(*name, routes_to(name, letters))]);
+            }
+            Happening::Clusters { spoiled, left_out } if is_open => {
+                let wanted = self.plane.told("one").into_iter().filter(|(kind, _)| *kind == Cds);
+                let names: Vec<String> = wanted.map(|(_, name)| name).collect();
+                let letters = names.iter().filter_map(|name| Some((name.as_str(), name.chars().next()?)));
+                let sent = letters.filter(|(_, letter)| Some(*letter) != *left_out).map(|(name, letter)| {
+                    let mut resource = cluster_of(letter);
+                    if Some(letter) == *spoiled {
+                        resource.value = packed(&aggregate_cluster(name, &[])).value;
+                    }
+                    (name, resource)
+                });
+                self.send(Cds, &sent.collect::<Vec<_>>());
+            }
+            Happening::Endpoints(letter, n) if is_open => {
+                let list: Vec<String> = (0..n.unwrap_or(0)).map(|i| format!("10.0.0.{i}:80")).collect();
+                let list: Vec<&str> = list.iter().map(String::as_str).collect();
+                let list = if n.is_some() { &list[..] } else { &["10.0.0.7:80", "10.0.0.7:80"][..] };
+                let name = letter.to_string();
+                self.send(Eds, &[(&name, packed(&load_assignment(&name, list)))]);
+            }
+            Happening::Resolved(is_well) => {
+                let answer =
+                    if *is_well { Ok(vec!["10.0.0.3:443".into()]) } else { Err(Status::unavailable("no")) };
+                self.follower.handle_resolved("d.example:443", answer);
+                self.follow();
+            }
+            Happening::StreamEnds if is_open => self.plane.ends("one", "ends"),
+            Happening::Refused if !is_open && self.plane.streams().contains(&"one") => {
+                self.plane.refuses("one")
+            }
+            Happening::Accepted if !is_open => self.reconnect(),
+            Happening::Later(seconds) => {
+                self.plane.passes(secs(*seconds));
+                self.backends.advance(secs(*seconds));
+            }
+            Happening::BackendDown(i) => self.backends.down(&format!("10.0.0.{i}:80")),
+            Happening::BackendUp(i) => self.backends.up(&format!("10.0.0.{i}:80")),
+            Happening::Begins => held.extend(self.select("/s/m")),
+            Happening::Ends if !held.is_empty() => drop(held.remove(0)),
+            _ => {}
+        }
+        self.follow();
+    }
+
+    /// The control plane sends all that is wanted, again and again, until the channel has what it needs.
+    fn comes_to_rest(&mut self) {
+        self.reconnect();
+        for i in 0..4 {
+            self.backends.up(&format!("10.0.0.{i}:80"));
+        }
+        self.send(Lds, &[("orders", packed(&listener_with_rds("orders", "one")))]);
+        self.send(Rds, &[("one", routes_to("one", &['c', 'x']))]);
+        for _ in 0..3 {
+            let wanted = self.plane.told("one").into_iter().filter(|(kind, _)| *kind == Cds);
+            let names: Vec<String> = wanted.map(|(_, name)| name).collect();
+            let all: Vec<_> = names
+                .iter()
+                .filter_map(|name| Some((name.as_str(), cluster_of(name.chars().next()?))))
+                .collect();
+            self.send(Cds, &all);
+        }
+        let all: Vec<_> = ["a", "b", "c"]
+            .into_iter()
+            .map(|name| {
+                (
+                    name,
+                    packed(&load_assignment(
+                        name,
+                        &[if name == "c" { "10.0.0.2:80" } else { "10.0.0.1:80" }],
+                    )),
+                )
+            })
+            .collect();
+        self.send(Eds, &all);
+        self.follower.handle_resolved("d.example:443", Ok(vec!["10.0.0.3:443".into()]));
+        self.follow();
+        self.backends.advance(secs(300));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// fault 17, fault 37, CM-5: whatever happened, no call that has a cluster is told that the cluster is not there, and a control plane that
+    /// sends everything at last is followed to the letter.
+    #[test]
+    fn whatever_happens_the_last_word_counts(happenings in happenings(), delta in any::<bool>()) {
+        let variant = if delta { Variant::Delta } else { Variant::StateOfTheWorld };
+        let mut mesh = Mesh::with(bootstrap(&["one"]), variant);
+        let mut held = Vec::new();
+        for happening in &happenings {
+            mesh.happens(happening, &mut held);
+            for selected in &held {
+                let outcome = mesh.pick(selected);
+                prop_assert!(!outcome.contains("Internal"), "{outcome}");
+            }
+        }
+        mesh.comes_to_rest();
+        prop_assert_eq!(mesh.call("/s/m"), "10.0.0.2:80");
+        prop_assert_eq!(mesh.call("/x/m"), "10.0.0.1:80");
+        held.clear();
+        mesh.follow();
+        let wanted: Vec<String> =
+            mesh.plane.told("one").into_iter().map(|(kind, name)| format!("{kind} {name}")).collect();
+        prop_assert_eq!(
+            wanted,
+            [
+                "listener orders", "route configuration one", "cluster a", "cluster c", "cluster d", "cluster x",
+                "endpoints a", "endpoints c",
+            ]
+        );
+    }
 }
