@@ -477,7 +477,7 @@ impl Mesh {
             }
             Happening::StreamEnds if is_open => self.plane.ends("one", "ends"),
             Happening::Refused if !is_open && self.plane.streams().contains(&"one") => {
-                self.plane.refuses("one")
+                self.plane.refuses("one");
             }
             Happening::Accepted if !is_open => self.reconnect(),
             Happening::Later(seconds) => {

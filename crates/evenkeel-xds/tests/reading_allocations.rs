@@ -1,4 +1,5 @@
-//! What reading hostile resources costs in memory, counted by the allocator.
+//! What reading resources costs in memory, counted by the allocator: no more per item where there are many, and little for what
+//! is refused.
 
 use evenkeel_core::Registry;
 use evenkeel_proto::envoy::config::cluster::v3::Cluster;
@@ -12,7 +13,7 @@ use evenkeel_proto::prost_types::Any;
 use evenkeel_xds::bootstrap::ServerConfig;
 use evenkeel_xds::resource::{Parser, ResourceType};
 use testkit::Counting;
-use testkit::resources::{listener_with_routes, route_config};
+use testkit::resources::{listener_with_routes, load_assignment, route, route_config, virtual_host};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -100,4 +101,35 @@ fn lengths_that_lie_hide_nothing() {
         told.ends_with("endpoints: there are 100000 additional addresses; at most 16000 are allowed"),
         "{told}"
     );
+}
+
+/// The allocations and bytes for each item of a resource that is accepted.
+fn each(kind: ResourceType, items: usize, bytes: Vec<u8>) -> (f64, f64) {
+    let parser = Parser::new(Registry::standard());
+    let from = ServerConfig::insecure("xds.test:443");
+    let any = Any { type_url: kind.type_url().to_owned(), value: bytes };
+    let (allocations, result) = Counting::during(|| parser.parse(kind, &any, &from));
+    result.expect("it is valid");
+    (allocations.count as f64 / items as f64, allocations.bytes as f64 / items as f64)
+}
+
+/// A cluster with 100,000 endpoints costs no more per endpoint than one with 1,000, and 20,000 routes no more than 200.
+#[test]
+fn the_cost_of_an_item_does_not_grow_with_their_number() {
+    let endpoints = |n: usize| {
+        let list: Vec<String> =
+            (0..n).map(|i| format!("10.{}.{}.{}:80", i >> 16, (i >> 8) & 255, i & 255)).collect();
+        let list: Vec<&str> = list.iter().map(String::as_str).collect();
+        each(ResourceType::Endpoints, n, load_assignment("c", &list).encode_to_vec())
+    };
+    let routes = |n: usize| {
+        let host = virtual_host("*", (0..n).map(|i| route(&format!("/s/{i}"), &format!("c{i}"))).collect());
+        let table = RouteConfiguration { virtual_hosts: vec![host], ..route_config("r", "unused") };
+        each(ResourceType::RouteConfig, n, table.encode_to_vec())
+    };
+    for (few, many) in [(endpoints(1_000), endpoints(100_000)), (routes(200), routes(20_000))] {
+        assert!(many.0 < few.0 * 1.05, "allocations for each: {} of few, {} of many", few.0, many.0);
+        // A list doubles when it is full: by chance the last half of it is empty.
+        assert!(many.1 < few.1 * 1.5, "bytes for each: {} of few, {} of many", few.1, many.1);
+    }
 }
