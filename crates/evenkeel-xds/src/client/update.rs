@@ -176,10 +176,10 @@ impl Client {
             news = entry.accept(good);
             news != News::None
         });
-        if news == News::Resource {
-            let subject = self.subject(server, key);
-            let warnings: Vec<String> = warnings.iter().map(|warning| subject.warning(warning)).collect();
-            self.effects.extend(warnings.into_iter().map(Effect::Warn));
+        // In one line: a control plane that sets a field for another client sets it in a hundred places.
+        if news == News::Resource && !warnings.is_empty() {
+            let text = self.subject(server, key).warning(&warnings.join("; "));
+            self.effects.push_back(Effect::Warn(text));
         }
     }
 

@@ -721,6 +721,12 @@ fn warnings_of_resources_reach_the_operator() {
     let log = world.log();
     assert_eq!(log[0], r#"warning: cluster "a": content: odd is ignored (xDS node id "me")"#);
     assert_eq!(log.len(), 2, "{log:?}");
+    world.sends("one", reply(Cluster, "3", &["a=odd odder"]));
+    assert_eq!(
+        world.log(),
+        [r#"warning: cluster "a": content: odd is ignored; content: odder is ignored (xDS node id "me")"#],
+        "one line for each resource"
+    );
 }
 
 /// Bytes that are no response, and responses that are too large, end the stream as a failure.

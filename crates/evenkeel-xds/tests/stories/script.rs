@@ -172,10 +172,11 @@ impl Parse for Marks {
             let problems = Problems::one(&Path::root().field("content"), format!("is {content}"));
             return Err(Rejected { name: Some(name), problems });
         }
-        let warnings = content.starts_with("odd").then(|| format!("content: {content} is ignored"));
+        let odd = content.split_whitespace().filter(|word| word.starts_with("odd"));
+        let warnings = odd.map(|word| format!("content: {word} is ignored")).collect();
         let note = Some(content.as_str().into());
         let resource = Resource::Endpoints(Arc::new(EndpointSet { note, ..EndpointSet::default() }));
-        Ok(Parsed { name, resource, warnings: warnings.into_iter().collect() })
+        Ok(Parsed { name, resource, warnings })
     }
 }
 
