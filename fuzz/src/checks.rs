@@ -16,7 +16,7 @@ use evenkeel_proto::envoy::extensions::load_balancing_policies::wrr_locality::v3
 use evenkeel_proto::envoy::service::discovery::v3::{DeltaDiscoveryResponse, DiscoveryResponse, Resource};
 use evenkeel_proto::prost::{Message, Name};
 use evenkeel_proto::prost_types::{Any, Timestamp};
-use evenkeel_xds::bootstrap::{Bootstrap, ChannelCredentials, ServerConfig, ServerFeatures};
+use evenkeel_xds::bootstrap::{Bootstrap, ServerConfig};
 use evenkeel_xds::client::{Client, Effect, Input, Request, Variant};
 use evenkeel_xds::name::ResourceName;
 use evenkeel_xds::resource::{Parser, ResourceType};
@@ -38,11 +38,8 @@ impl Resources {
     pub fn new() -> Resources {
         let mut parser = Parser::new(Registry::standard());
         parser.certificate_providers.insert("default".to_owned());
-        let server = ServerConfig {
-            uri: "localhost:18000".into(),
-            credentials: ChannelCredentials::Insecure,
-            features: ServerFeatures { trusted_xds_server: true, ..ServerFeatures::default() },
-        };
+        let mut server = ServerConfig::insecure("localhost:18000");
+        server.features.trusted_xds_server = true;
         Resources { parser, server }
     }
 

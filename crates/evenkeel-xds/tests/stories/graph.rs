@@ -6,7 +6,7 @@ use std::sync::Arc;
 use evenkeel_core::cluster::{Cluster, EndpointSet, Source};
 use evenkeel_core::{Code, Registry, Status};
 use evenkeel_proto::prost::Name;
-use evenkeel_xds::bootstrap::{ChannelCredentials, ServerConfig, ServerFeatures};
+use evenkeel_xds::bootstrap::ServerConfig;
 use evenkeel_xds::client::Seen;
 use evenkeel_xds::graph::{Graph, Outcome, Resolution, XdsConfig};
 use evenkeel_xds::resource::{Parser, ResourceType};
@@ -31,11 +31,7 @@ impl Story {
         Story {
             graph: Graph::new("orders", "orders"),
             parser: Parser::new(Registry::standard()),
-            server: ServerConfig {
-                uri: "control:443".into(),
-                credentials: ChannelCredentials::Insecure,
-                features: ServerFeatures::default(),
-            },
+            server: ServerConfig::insecure("control:443"),
             known: BTreeMap::new(),
             held: Vec::new(),
         }
@@ -177,7 +173,6 @@ fn the_old_config_serves_until_the_new_one_is_complete() {
     assert_eq!(addresses(&story.endpoints("old")), ["10.0.0.9:80"]);
 
     story.know(Cds, &cluster("new"));
-    assert!(!story.config().clusters.clusters.contains_key("new") || !story.wanted().is_empty());
     assert_eq!(*story.config().virtual_host.clusters, ["old".into()]);
     story.know(Eds, &load_assignment("new", &["10.0.0.2:80"]));
     let new = story.config();
