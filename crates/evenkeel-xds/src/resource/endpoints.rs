@@ -19,20 +19,31 @@ use evenkeel_proto::envoy::config::endpoint::v3::lb_endpoint::HostIdentifier;
 use evenkeel_proto::envoy::config::endpoint::v3::{ClusterLoadAssignment, LbEndpoint, LocalityLbEndpoints};
 use evenkeel_proto::prost_types::value::Kind;
 
-use crate::Path;
 use crate::bootstrap::ServerConfig;
 use crate::resource::reader::Reader;
 use crate::resource::{Parsed, Parser, Rejected, Resource, fields, wire};
 use crate::text::quoted;
+use crate::{Path, Problems};
 
 /// How many addresses one endpoint may have: far above any real host, and few enough to be compared with each other.
 const MAX_ADDRESSES: usize = 100;
 
+/// The number of `ClusterLoadAssignment.endpoints`.
+const LOCALITIES: u32 = 2;
+
+/// The number of `LocalityLbEndpoints.lb_endpoints`.
+const ENDPOINTS: u32 = 2;
+
 pub(super) fn parse(bytes: &[u8], parser: &Parser, from: &ServerConfig) -> Result<Parsed, Rejected> {
     wire::check(bytes, &[], &Path::root(), &wire::of_endpoints(&parser.limits))?;
-    let message: ClusterLoadAssignment = fields::decode(bytes)?;
-    let mut reading = Reading { reader: Reader::new(parser, from), addresses: HashSet::new() };
-    let set = reading.assignment(&message);
+    let Some((localities, beside)) = wire::take_apart(bytes, LOCALITIES) else {
+        let problems = Problems::one(&Path::root(), "cannot be decoded: a field has no end, or is none");
+        return Err(Rejected { name: None, problems });
+    };
+    let message: ClusterLoadAssignment = fields::decode(&beside)?;
+    let addresses = HashSet::with_capacity(wire::count(bytes, &[LOCALITIES, ENDPOINTS]));
+    let mut reading = Reading { reader: Reader::new(parser, from), addresses };
+    let set = reading.assignment(&message, &localities);
     reading.reader.finish(message.cluster_name, Some(Resource::Endpoints(Arc::new(set))))
 }
 
@@ -69,16 +80,17 @@ impl Sum {
 }
 
 impl Reading<'_> {
-    fn assignment(&mut self, message: &ClusterLoadAssignment) -> EndpointSet {
+    fn assignment(&mut self, message: &ClusterLoadAssignment, localities: &[&[u8]]) -> EndpointSet {
         let root = Path::root();
         self.reader.name(&message.cluster_name, &root.field("cluster_name"));
         let drops = message.policy.as_ref().map(|policy| self.policy(policy)).unwrap_or_default();
         let path = root.field("endpoints");
-        let count: usize = message.endpoints.iter().map(|locality| locality.lb_endpoints.len()).sum();
-        self.addresses.reserve(count);
         let mut priorities = BTreeMap::<u32, Priority>::new();
-        for (i, locality) in message.endpoints.iter().enumerate() {
-            self.locality(locality, &path.index(i), &mut priorities);
+        for (i, bytes) in localities.iter().enumerate() {
+            let path = path.index(i);
+            if let Some(locality) = self.reader.decode(bytes, &path) {
+                self.locality(&locality, &path, &mut priorities);
+            }
         }
         // A27: a gap would be a priority that nobody can serve.
         if let Some((expected, found)) = (0..).zip(priorities.keys()).find(|(i, found)| i != *found) {

@@ -52,8 +52,7 @@ pub(super) fn of_endpoints(limits: &Limits) -> [List; 4] {
 pub(super) fn too_long(bytes: &[u8], within: &[u32], lists: &[List]) -> Option<(&'static str, String)> {
     lists.iter().find_map(|List { of, field, path, limit }| {
         let path = [within, path].concat();
-        let mut count = 0;
-        each(&mut &*bytes, 0, &path, &mut |_| count += 1);
+        let count = count(bytes, &path);
         (count > *limit).then(|| (*field, format!("there are {count} {of}; at most {limit} are allowed")))
     })
 }
@@ -64,6 +63,34 @@ pub(super) fn check(bytes: &[u8], within: &[u32], path: &Path<'_>, lists: &[List
     let mut name = None;
     each(&mut &*bytes, 0, &[1], &mut |bytes| name = std::str::from_utf8(bytes).ok());
     Err(Rejected { name: name.map(str::to_owned), problems: Problems::one(&path.field(field), text) })
+}
+
+/// How many values there are at the end of `path`.
+pub(super) fn count(bytes: &[u8], path: &[u32]) -> usize {
+    let mut count = 0;
+    each(&mut &*bytes, 0, path, &mut |_| count += 1);
+    count
+}
+
+/// The messages in the list `field`, and all that is beside it; `None` if decoding would give up. A long list that is
+/// decoded message by message never stands in memory as a whole.
+pub(super) fn take_apart(bytes: &[u8], field: u32) -> Option<(Vec<&[u8]>, Vec<u8>)> {
+    let (mut list, mut beside) = (Vec::new(), Vec::new());
+    let mut left = bytes;
+    while !left.is_empty() {
+        let before = left;
+        let (tag, kind) = decode_key(&mut left).ok()?;
+        if tag == field && kind == WireType::LengthDelimited {
+            let length = usize::try_from(decode_varint(&mut left).ok()?).ok()?;
+            let (message, rest) = left.split_at_checked(length)?;
+            list.push(message);
+            left = rest;
+        } else {
+            skip_field(kind, tag, &mut left, DecodeContext::default()).ok()?;
+            beside.extend_from_slice(before.get(..before.len().checked_sub(left.len())?)?);
+        }
+    }
+    Some((list, beside))
 }
 
 /// Calls `visit` with every value at the end of `path`, until only `left` bytes are left. It goes through the bytes just
