@@ -3,6 +3,9 @@
 //! `cargo bench -p evenkeel-xds --bench parse`. Sizes alternate in every round, since machines are noisy, and the best
 //! round of each counts; the ratio is that of the cost per item to the smallest size. A large resource leaves the
 //! processor's caches, so a ratio of two or three is memory; one that grows with the size is a fault of ours.
+//!
+//! `-- --times T N` reads N endpoints T times and measures nothing, for tools that count instructions: the difference of two
+//! counts is what reading once takes.
 
 #![expect(
     clippy::disallowed_methods,
@@ -25,6 +28,12 @@ const ROUNDS: usize = 7;
 const ITEMS: usize = 20_000;
 
 fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().collect();
+    if let Some([_, times, n, ..]) =
+        arguments.iter().position(|a| a == "--times").and_then(|at| arguments.get(at..))
+    {
+        return read(times.parse().unwrap_or(1), n.parse().unwrap_or(1));
+    }
     let endpoints = [100, 1_000, 10_000, 100_000].map(|n| (n, endpoints(n)));
     let routes = [20, 200, 2_000, 20_000].map(|n| (n, routes(n)));
     for (what, kind, sizes) in
@@ -32,6 +41,18 @@ fn main() -> ExitCode {
     {
         if let Err(rejected) = measure(what, kind, sizes) {
             eprintln!("nothing to measure, a {kind} is refused: {rejected}");
+            return ExitCode::FAILURE;
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+fn read(times: usize, n: usize) -> ExitCode {
+    let (parser, server) = (Parser::new(Registry::standard()), ServerConfig::insecure("localhost:18000"));
+    let any = endpoints(n);
+    for _ in 0..times {
+        if let Err(rejected) = black_box(parser.parse(ResourceType::Endpoints, &any, &server)) {
+            eprintln!("refused: {rejected}");
             return ExitCode::FAILURE;
         }
     }
