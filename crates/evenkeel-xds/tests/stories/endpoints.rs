@@ -565,3 +565,32 @@ proptest! {
         let _ = parse_any(&any, &Parser::new(Registry::empty()));
     }
 }
+
+/// VAL-X1, fault 36: a locality that is no locality is named; bytes that do not end where they say are refused as a whole; and the
+/// order of fields is free, since localities are read apart from what stands beside them.
+#[test]
+fn bytes_are_taken_apart() {
+    let parser = Parser::new(Registry::empty());
+    let parse = |value: Vec<u8>| {
+        let type_url = ResourceType::Endpoints.type_url().to_owned();
+        parse_any(&Any { type_url, value }, &parser).map_err(|rejected| rejected.to_string())
+    };
+    let good = load_assignment("c", &["10.0.0.1:80"]).encode_to_vec();
+    // Field 2 with one byte, which is no message.
+    let spoiled = [&good[..], &[0x12, 1, 0xff]].concat();
+    let told = parse(spoiled).expect_err("no locality");
+    assert!(told.starts_with(r#""c": endpoints[1]: cannot be decoded: "#), "{told}");
+    // Field 2 with five bytes, of which there are none.
+    let cut = [&good[..], &[0x12, 5]].concat();
+    let told = parse(cut).expect_err("no end");
+    assert_eq!(told, "cannot be decoded: a field has no end, or is none");
+
+    let name = ClusterLoadAssignment { cluster_name: "c".to_owned(), ..ClusterLoadAssignment::default() };
+    let localities = [("a", "10.0.0.1:80"), ("b", "10.0.0.2:80")]
+        .map(|(zone, address)| assignment(vec![locality(zone, 1, 0, &[address])]))
+        .map(|part| ClusterLoadAssignment { cluster_name: String::new(), ..part }.encode_to_vec());
+    let [first, second] = &localities;
+    let parsed = parse([&first[..], &name.encode_to_vec(), second].concat()).expect("a good resource");
+    let Resource::Endpoints(set) = parsed.resource else { panic!("not endpoints") };
+    assert_eq!((parsed.name.as_str(), set.priorities[0].iter().count()), ("c", 2));
+}
