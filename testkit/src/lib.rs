@@ -6,6 +6,8 @@
 //! [`Counting`] counts allocations. [`resources`] makes what a control plane would send.
 
 mod alloc;
+#[cfg(feature = "net")]
+pub mod net;
 pub mod resources;
 mod world;
 
