@@ -1,1 +1,509 @@
-//! placeholder
+//! Who we are to servers, and whom we take servers to be.
+//!
+//! [`Credentials`] are built once and shared by all connections. What stands in files is read again as time passes, so that
+//! certificates rotate while connections live: each handshake asks for the configuration of that moment
+//! ([`Live::config`]). Only a handshake looks at the clock; there is no task behind credentials and so none to leak.
+//!
+//! Nothing here falls back to less: what cannot be read the first time is an error, and what cannot be read again leaves
+//! the last good one in force. The handshake itself is the transport's.
+
+use std::error::Error;
+use std::fmt;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use evenkeel_xds::bootstrap::ChannelCredentials;
+use rustls::client::Resumption;
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use rustls::{ClientConfig, InconsistentKeys, RootCertStore};
+use tokio::sync::Mutex;
+use tokio::task;
+use tokio::time::Instant;
+
+/// How often files are read again unless the user says otherwise; the same as for control planes (A65).
+const REFRESH_EVERY: Duration = Duration::from_secs(600);
+
+/// When files are read again that could not be used: a pair that was caught half written is whole a moment later.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// The only protocol that gRPC runs over (ALPN).
+pub(crate) const H2: &[u8] = b"h2";
+
+/// How connections are secured. Cheap to clone; clones share what they read from files.
+///
+/// ```no_run
+/// use evenkeel::Credentials;
+///
+/// let system = Credentials::tls().build()?;
+/// let mutual = Credentials::tls()
+///     .ca_file("/etc/certs/ca.pem")
+///     .identity_files("/etc/certs/tls.crt", "/etc/certs/tls.key")
+///     .build()?;
+/// # Ok::<(), evenkeel::CredentialsError>(())
+/// ```
+#[derive(Clone)]
+pub struct Credentials {
+    /// `None`: in the clear.
+    tls: Option<Arc<Live>>,
+}
+
+impl Credentials {
+    /// In the clear: nobody is who they say they are. For loopback, tests, and networks that secure themselves.
+    pub fn insecure() -> Credentials {
+        Credentials { tls: None }
+    }
+
+    /// TLS: trusts the roots of the system and has no certificate of its own, unless told otherwise.
+    pub fn tls() -> Tls {
+        Tls { roots: Vec::new(), identity: None, server_name: None, refresh_every: REFRESH_EVERY }
+    }
+
+    /// What the bootstrap says about a control plane (A27, A65). Files that are not there yet are an error like any other;
+    /// the caller may try again when it connects again.
+    pub(crate) fn of_server(credentials: &ChannelCredentials) -> Result<Credentials, CredentialsError> {
+        match credentials {
+            ChannelCredentials::Insecure => Ok(Credentials::insecure()),
+            ChannelCredentials::Tls(files) => {
+                let mut tls = Credentials::tls().refresh_every(files.refresh_interval);
+                if let Some(file) = &files.ca_certificate_file {
+                    tls = tls.ca_file(file);
+                }
+                if let Some(pair) = &files.identity {
+                    tls = tls.identity_files(&pair.certificate_file, &pair.private_key_file);
+                }
+                tls.build()
+            }
+            ChannelCredentials::GoogleDefault => Err(CredentialsError::new(
+                "google_default credentials of an xds server are not supported: they need access tokens; expected \
+                 insecure or tls",
+            )),
+            other => Err(CredentialsError::new(format!(
+                "credentials of an xds server of this kind are not supported: {other:?}; expected insecure or tls"
+            ))),
+        }
+    }
+
+    /// What handshakes are made from; `None` if there are none, since connections are in the clear.
+    pub(crate) fn live(&self) -> Option<&Arc<Live>> {
+        self.tls.as_ref()
+    }
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.tls {
+            None => f.write_str("Insecure"),
+            Some(live) => live.sources.fmt(f),
+        }
+    }
+}
+
+/// TLS credentials that are being described; [`Tls::build`] reads what they name.
+#[derive(Debug)]
+#[must_use = "it is a description; `build` makes credentials of it"]
+pub struct Tls {
+    roots: Vec<Source>,
+    identity: Option<Pair>,
+    server_name: Option<String>,
+    refresh_every: Duration,
+}
+
+impl Tls {
+    /// Trusts the certificates in this PEM text instead of the system's roots. May be called several times, also beside
+    /// [`Tls::ca_file`]: all of them are trusted.
+    pub fn ca_pem(mut self, pem: impl AsRef<[u8]>) -> Tls {
+        self.roots.push(Source::pem(pem));
+        self
+    }
+
+    /// As [`Tls::ca_pem`], from a file that is read again every now and then ([`Tls::refresh_every`]).
+    pub fn ca_file(mut self, file: impl Into<PathBuf>) -> Tls {
+        self.roots.push(Source::File(file.into()));
+        self
+    }
+
+    /// Shows servers that ask for it this certificate (mTLS): PEM texts of the certificate, followed by those between it
+    /// and the root if there are any, and of its private key. The last identity that is given counts.
+    pub fn identity_pem(mut self, cert_chain: impl AsRef<[u8]>, key: impl AsRef<[u8]>) -> Tls {
+        self.identity = Some(Pair { chain: Source::pem(cert_chain), key: Source::pem(key) });
+        self
+    }
+
+    /// As [`Tls::identity_pem`], from files that are read again every now and then ([`Tls::refresh_every`]).
+    pub fn identity_files(mut self, cert_chain: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Tls {
+        self.identity = Some(Pair { chain: Source::File(cert_chain.into()), key: Source::File(key.into()) });
+        self
+    }
+
+    /// The name that certificates must be valid for, and that servers are told (SNI), in place of the target's. A DNS name
+    /// or an IP address.
+    pub fn server_name(mut self, name: impl Into<String>) -> Tls {
+        self.server_name = Some(name.into());
+        self
+    }
+
+    /// How old what was read from files may be when a connection starts; 600 s if not given. Zero reads them for every
+    /// connection.
+    ///
+    /// Links are followed each time, so swapping one works as well as writing files. What cannot be used (a half-written
+    /// file, a key of another certificate) leaves the last good roots or pair in force and is logged once. Connections that
+    /// exist are left alone.
+    pub fn refresh_every(mut self, interval: Duration) -> Tls {
+        self.refresh_every = interval;
+        self
+    }
+
+    /// Reads everything once. The error names the file or the PEM text that cannot be used.
+    ///
+    /// Reads files (the system's roots once per process), so it blocks for some milliseconds.
+    pub fn build(self) -> Result<Credentials, CredentialsError> {
+        let server_name = self.server_name.as_deref().map(name_of).transpose()?;
+        let sources = Sources { roots: self.roots, identity: self.identity };
+        let provider = provider()?;
+        let parts = Parts {
+            roots: Part::new(sources.read_roots()?),
+            identity: Part::new(sources.read_identity(&provider)?),
+            read_at: Instant::now(),
+        };
+        let config = config(&provider, &parts)?;
+        Ok(Credentials {
+            tls: Some(Arc::new(Live {
+                sources,
+                refresh_every: self.refresh_every,
+                server_name,
+                provider,
+                parts: Arc::new(Mutex::new(parts)),
+                config: ArcSwap::new(config),
+            })),
+        })
+    }
+}
+
+/// Credentials that cannot be used. The text names the file or PEM text and what is wrong with it; whoever runs the process
+/// can fix it.
+#[derive(Debug)]
+pub struct CredentialsError {
+    what: String,
+    cause: Option<Box<dyn Error + Send + Sync>>,
+}
+
+impl CredentialsError {
+    fn new(what: impl Into<String>) -> CredentialsError {
+        CredentialsError { what: what.into(), cause: None }
+    }
+
+    fn because(what: String, cause: impl Into<Box<dyn Error + Send + Sync>>) -> CredentialsError {
+        CredentialsError { what, cause: Some(cause.into()) }
+    }
+}
+
+impl fmt::Display for CredentialsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.cause {
+            Some(cause) => write!(f, "{}: {cause}", self.what),
+            None => f.write_str(&self.what),
+        }
+    }
+}
+
+impl Error for CredentialsError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.cause.as_deref().map(|cause| cause as &(dyn Error + 'static))
+    }
+}
+
+/// TLS credentials in use.
+pub(crate) struct Live {
+    sources: Sources,
+    refresh_every: Duration,
+    server_name: Option<ServerName<'static>>,
+    provider: Arc<CryptoProvider>,
+    /// What was read last. Held while files are read.
+    parts: Arc<Mutex<Parts>>,
+    /// Made of the parts.
+    config: ArcSwap<ClientConfig>,
+}
+
+impl Live {
+    /// The name that a server is checked against and told: the one of these credentials, or else the host's.
+    pub(crate) fn server_name(&self, host: &str) -> Result<ServerName<'static>, CredentialsError> {
+        match &self.server_name {
+            Some(name) => Ok(name.clone()),
+            None => name_of(host),
+        }
+    }
+
+    /// What the handshake that starts next uses. Reads the files again if it is time to.
+    ///
+    /// A disk that hangs holds up the one handshake that reads; the others go on with what is known.
+    pub(crate) async fn config(self: &Arc<Live>) -> Arc<ClientConfig> {
+        if self.sources.has_files()
+            && let Ok(mut parts) = self.parts.clone().try_lock_owned()
+            && parts.read_at.elapsed() >= self.due_after(&parts)
+        {
+            let live = self.clone();
+            // Fails only if the runtime ends, and this handshake with it.
+            let _ = task::spawn_blocking(move || live.read_again(&mut parts)).await;
+        }
+        self.config.load_full()
+    }
+
+    fn due_after(&self, parts: &Parts) -> Duration {
+        let broken = parts.roots.complaint.is_some() || parts.identity.complaint.is_some();
+        if broken { self.refresh_every.min(RETRY_AFTER) } else { self.refresh_every }
+    }
+
+    /// Roots and identity stand for themselves: a broken CA file must not keep an identity in use until it expires.
+    fn read_again(&self, parts: &mut Parts) {
+        parts.read_at = Instant::now();
+        parts.roots.replace(self.sources.read_roots());
+        parts.identity.replace(self.sources.read_identity(&self.provider));
+        match config(&self.provider, parts) {
+            Ok(config) => self.config.store(config),
+            Err(error) => tracing::warn!(%error, "TLS cannot be set up again; connections go on as before"),
+        }
+    }
+}
+
+/// What was read, and when.
+struct Parts {
+    roots: Part<Arc<RootCertStore>>,
+    identity: Part<Option<Arc<CertifiedKey>>>,
+    read_at: Instant,
+}
+
+/// The last good value of something that is read again and again.
+struct Part<T> {
+    value: T,
+    /// Why the last reading gave nothing, as it was logged.
+    complaint: Option<String>,
+}
+
+impl<T> Part<T> {
+    fn new(value: T) -> Part<T> {
+        Part { value, complaint: None }
+    }
+
+    fn replace(&mut self, read: Result<T, CredentialsError>) {
+        let complaint = match read {
+            Ok(value) => {
+                self.value = value;
+                None
+            }
+            Err(error) => Some(error.to_string()),
+        };
+        if let Some(complaint) = &complaint
+            && self.complaint.as_ref() != Some(complaint)
+        {
+            tracing::warn!(
+                error = complaint,
+                "certificates cannot be read again; the last good ones stay in use"
+            );
+        }
+        self.complaint = complaint;
+    }
+}
+
+/// Where certificates come from.
+#[derive(Debug)]
+struct Sources {
+    /// The system's, if empty.
+    roots: Vec<Source>,
+    identity: Option<Pair>,
+}
+
+#[derive(Debug)]
+struct Pair {
+    chain: Source,
+    key: Source,
+}
+
+enum Source {
+    Pem(Vec<u8>),
+    File(PathBuf),
+}
+
+impl Sources {
+    fn has_files(&self) -> bool {
+        let pair = self.identity.iter().flat_map(|pair| [&pair.chain, &pair.key]);
+        self.roots.iter().chain(pair).any(|source| matches!(source, Source::File(_)))
+    }
+
+    fn read_roots(&self) -> Result<Arc<RootCertStore>, CredentialsError> {
+        if self.roots.is_empty() {
+            return system_roots();
+        }
+        let mut roots = RootCertStore::empty();
+        for source in &self.roots {
+            let name = source.name("CA");
+            for (i, certificate) in source.certificates(&name)?.into_iter().enumerate() {
+                roots.add(certificate).map_err(|error| {
+                    CredentialsError::because(format!("{name}: certificate {} cannot be used", i + 1), error)
+                })?;
+            }
+        }
+        Ok(Arc::new(roots))
+    }
+
+    fn read_identity(
+        &self,
+        provider: &CryptoProvider,
+    ) -> Result<Option<Arc<CertifiedKey>>, CredentialsError> {
+        let Some(Pair { chain, key }) = &self.identity else { return Ok(None) };
+        let (chain_name, key_name) = (chain.name("client certificate"), key.name("client key"));
+        let certificates = chain.certificates(&chain_name)?;
+        let key = key.private_key(&key_name)?;
+        let key = provider.key_provider.load_private_key(key).map_err(|error| {
+            CredentialsError::because(format!("{key_name}: the private key cannot be used"), error)
+        })?;
+        let pair = CertifiedKey::new(certificates, key);
+        match pair.keys_match() {
+            // A key that cannot tell its public half is taken at its word; the server will see.
+            Ok(()) | Err(rustls::Error::InconsistentKeys(InconsistentKeys::Unknown)) => {
+                Ok(Some(Arc::new(pair)))
+            }
+            Err(rustls::Error::InconsistentKeys(_)) => Err(CredentialsError::new(format!(
+                "{key_name}: the private key does not belong to the first certificate of the {chain_name}"
+            ))),
+            Err(error) => {
+                Err(CredentialsError::because(format!("{chain_name}: certificate 1 cannot be used"), error))
+            }
+        }
+    }
+}
+
+impl Source {
+    fn pem(pem: impl AsRef<[u8]>) -> Source {
+        Source::Pem(pem.as_ref().to_vec())
+    }
+
+    fn name(&self, part: &str) -> String {
+        match self {
+            Source::Pem(_) => format!("{part} PEM"),
+            Source::File(file) => format!("{part} file {:?}", file.display().to_string()),
+        }
+    }
+
+    fn certificates(&self, name: &str) -> Result<Vec<CertificateDer<'static>>, CredentialsError> {
+        let pem = self.read(name)?;
+        let certificates = CertificateDer::pem_slice_iter(&pem)
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|error| broken_pem(name, &error))?;
+        if certificates.is_empty() {
+            return Err(CredentialsError::new(format!(
+                "{name}: has no certificate (-----BEGIN CERTIFICATE-----)"
+            )));
+        }
+        Ok(certificates)
+    }
+
+    fn private_key(&self, name: &str) -> Result<PrivateKeyDer<'static>, CredentialsError> {
+        PrivateKeyDer::from_pem_slice(&self.read(name)?).map_err(|error| match error {
+            pem::Error::NoItemsFound => CredentialsError::new(format!(
+                "{name}: has no private key (PKCS#8, PKCS#1 or SEC1, and not encrypted)"
+            )),
+            error => broken_pem(name, &error),
+        })
+    }
+
+    fn read(&self, name: &str) -> Result<Vec<u8>, CredentialsError> {
+        match self {
+            Source::Pem(pem) => Ok(pem.clone()),
+            Source::File(file) => fs::read(file)
+                .map_err(|error| CredentialsError::because(format!("{name}: cannot be read"), error)),
+        }
+    }
+}
+
+/// Never the text: it may be a key.
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Source::Pem(_) => f.write_str("PEM"),
+            Source::File(file) => file.fmt(f),
+        }
+    }
+}
+
+/// The parser's own words show the text, which may be that of a key.
+fn broken_pem(name: &str, error: &pem::Error) -> CredentialsError {
+    let problem = match error {
+        pem::Error::MissingSectionEnd { .. } => "a section has no -----END line; is the file whole?",
+        pem::Error::IllegalSectionStart { .. } => "a -----BEGIN line is broken",
+        pem::Error::Base64Decode(_) => "a section has broken base64",
+        _ => "it cannot be read",
+    };
+    CredentialsError::new(format!("{name}: is not proper PEM: {problem}"))
+}
+
+/// The system's roots, loaded once for the process, since there are many. A failure is not kept: the roots may be installed
+/// later.
+fn system_roots() -> Result<Arc<RootCertStore>, CredentialsError> {
+    static ROOTS: OnceLock<Arc<RootCertStore>> = OnceLock::new();
+    if let Some(roots) = ROOTS.get() {
+        return Ok(roots.clone());
+    }
+    let found = rustls_native_certs::load_native_certs();
+    let mut roots = RootCertStore::empty();
+    let count = found.certs.len();
+    roots.add_parsable_certificates(found.certs);
+    if roots.is_empty() {
+        let what = match count {
+            0 => "system roots: no certificate was found".to_owned(),
+            count => format!("system roots: none of {count} certificates can be used"),
+        };
+        let advice = "install the system's CA certificates, or give a CA";
+        return Err(match found.errors.into_iter().next() {
+            Some(error) => CredentialsError::because(format!("{what}; {advice}"), error),
+            None => CredentialsError::new(format!("{what}; {advice}")),
+        });
+    }
+    Ok(ROOTS.get_or_init(|| Arc::new(roots)).clone())
+}
+
+/// Everything about a handshake except the name of the server.
+fn config(provider: &Arc<CryptoProvider>, parts: &Parts) -> Result<Arc<ClientConfig>, CredentialsError> {
+    let builder = ClientConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()
+        .map_err(|error| CredentialsError::because("TLS cannot be set up".to_owned(), error))?
+        .with_root_certificates(parts.roots.value.clone());
+    let mut config = match &parts.identity.value {
+        Some(pair) => builder.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(pair.clone()))),
+        None => builder.with_no_client_auth(),
+    };
+    config.alpn_protocols = vec![H2.to_vec()];
+    // A resumed session would go on with certificates that were rotated away. It would seldom come about either: tickets are
+    // kept by name and good for the one endpoint of many that gave them.
+    config.resumption = Resumption::disabled();
+    Ok(Arc::new(config))
+}
+
+/// The cryptography behind TLS. `aws-lc-rs` wins if both are on, since the other one is on by default. Never the process's
+/// default: that one belongs to the program.
+#[allow(clippy::unnecessary_wraps, reason = "fails in a build without either feature")]
+fn provider() -> Result<Arc<CryptoProvider>, CredentialsError> {
+    #[cfg(feature = "aws-lc-rs")]
+    return Ok(Arc::new(rustls::crypto::aws_lc_rs::default_provider()));
+    #[cfg(all(feature = "ring", not(feature = "aws-lc-rs")))]
+    return Ok(Arc::new(rustls::crypto::ring::default_provider()));
+    #[cfg(not(any(feature = "ring", feature = "aws-lc-rs")))]
+    return Err(CredentialsError::new(
+        "evenkeel was built without TLS; turn on its feature ring or aws-lc-rs",
+    ));
+}
+
+/// A host as TLS names it: a DNS name or an IP address, which may stand in the brackets of a URI.
+fn name_of(host: &str) -> Result<ServerName<'static>, CredentialsError> {
+    let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
+    ServerName::try_from(bare.to_owned()).map_err(|_| {
+        CredentialsError::new(format!(
+            "server name {host:?}: expected a DNS name or an IP address, without a port"
+        ))
+    })
+}

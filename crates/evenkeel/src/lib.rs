@@ -17,3 +17,7 @@ mod status;
 mod target;
 mod transport;
 mod xds;
+
+pub use credentials::{Credentials, CredentialsError, Tls};
+pub use evenkeel_core::Address;
+pub use transport::{Connector, Io};
