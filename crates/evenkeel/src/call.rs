@@ -1,1 +1,594 @@
-//! placeholder
+//! One call: what it keeps over its attempts, how an attempt is sent, and how its answer is watched to the end.
+//!
+//! A request body is read once and sent as it comes; what was sent is kept until the call is committed, so that an attempt
+//! which the peer did not process, or which a policy repeats, can be sent again (A6). The common request, one message that is
+//! there at once, is sent without a task of its own and without waiting for the peer.
+
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use evenkeel_core::{CallEnd, Code, LoadReport, Trackers};
+use evenkeel_xds::load_report;
+use h2::{Reason, RecvStream, SendStream};
+use http::HeaderMap;
+use http_body::{Body as _, Frame, SizeHint};
+use tokio::sync::{Notify, oneshot};
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, Sleep, sleep_until};
+use tonic::body::Body;
+use tonic::metadata::MetadataMap;
+
+use crate::connection::{Shared as Link, cause};
+use crate::{clock, status};
+
+/// What is kept of a request body for another attempt; a call that sent more is not repeated (gRPC's default).
+const MAX_KEPT: usize = 256 << 10;
+
+/// The calls of a channel.
+#[derive(Debug, Default)]
+pub(crate) struct Calls {
+    /// In the low half those under way, in the high half how many there ever were; it may wrap.
+    counts: AtomicU64,
+    closing: AtomicBool,
+    none_left: Notify,
+}
+
+/// A call that counts as under way until this is dropped.
+#[derive(Debug)]
+pub(crate) struct UnderWay(Arc<Calls>);
+
+impl Calls {
+    pub(crate) fn begin(self: &Arc<Calls>) -> UnderWay {
+        self.counts.fetch_add((1 << 32) | 1, Ordering::Relaxed);
+        UnderWay(self.clone())
+    }
+
+    /// How many are under way.
+    pub(crate) fn under_way(&self) -> u32 {
+        self.counts.load(Ordering::Acquire) as u32
+    }
+
+    /// A number that is another one after a call began.
+    pub(crate) fn begun(&self) -> u32 {
+        (self.counts.load(Ordering::Relaxed) >> 32) as u32
+    }
+
+    /// Waits until no call is under way.
+    pub(crate) async fn finished(&self) {
+        self.closing.store(true, Ordering::SeqCst);
+        loop {
+            let mut none_left = std::pin::pin!(self.none_left.notified());
+            // From here on the last call's end is not missed.
+            none_left.as_mut().enable();
+            if self.counts.load(Ordering::SeqCst) as u32 == 0 {
+                return;
+            }
+            none_left.await;
+        }
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        let before = self.0.counts.fetch_sub(1, Ordering::SeqCst);
+        if before as u32 == 1 && self.0.closing.load(Ordering::SeqCst) {
+            self.0.none_left.notify_waiters();
+        }
+    }
+}
+
+/// Until when a call may take.
+#[derive(Debug, Default)]
+pub(crate) struct Deadline(Option<Pin<Box<Sleep>>>);
+
+impl Deadline {
+    pub(crate) fn at(at: Option<Instant>) -> Deadline {
+        Deadline(at.map(|at| Box::pin(sleep_until(at))))
+    }
+
+    /// How much time is left; `None` is without end.
+    pub(crate) fn left(&self) -> Option<std::time::Duration> {
+        self.0.as_ref().map(|sleep| sleep.deadline().saturating_duration_since(Instant::now()))
+    }
+
+    /// Moves the deadline up, never back.
+    pub(crate) fn tighten(&mut self, at: Instant) {
+        match &mut self.0 {
+            Some(sleep) if sleep.deadline() <= at => {}
+            Some(sleep) => sleep.as_mut().reset(at),
+            None => self.0 = Some(Box::pin(sleep_until(at))),
+        }
+    }
+
+    /// Ready when it has passed.
+    pub(crate) fn poll_passed(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        match &mut self.0 {
+            Some(sleep) => sleep.as_mut().poll(cx),
+            None => Poll::Pending,
+        }
+    }
+
+    /// What `work` comes to, or `None` if the deadline passes before.
+    pub(crate) async fn race<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
+        let mut work = std::pin::pin!(work);
+        poll_fn(|cx| match work.as_mut().poll(cx) {
+            Poll::Ready(done) => Poll::Ready(Some(done)),
+            Poll::Pending => self.poll_passed(cx).map(|()| None),
+        })
+        .await
+    }
+}
+
+/// A request body that can be sent again.
+pub(crate) struct Replay {
+    body: Body,
+    ended: bool,
+    /// What was read of the body so far; of most calls it is one piece.
+    first: Option<Bytes>,
+    more: Vec<Bytes>,
+    kept: usize,
+    /// Whether nothing was thrown away that another attempt would need.
+    whole: bool,
+}
+
+impl Replay {
+    pub(crate) fn new(body: Body) -> Replay {
+        let ended = body.is_end_stream();
+        Replay { body, ended, first: None, more: Vec::new(), kept: 0, whole: true }
+    }
+
+    /// Whether all of it can be sent again.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.whole
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ended && self.kept == 0
+    }
+
+    fn keep(&mut self, data: &Bytes) {
+        if !self.whole {
+            return;
+        }
+        self.kept += data.len();
+        if self.kept > MAX_KEPT {
+            self.forget();
+        } else if self.first.is_none() {
+            self.first = Some(data.clone());
+        } else {
+            self.more.push(data.clone());
+        }
+    }
+
+    /// Keeps nothing any more: the call will not be repeated.
+    fn forget(&mut self) {
+        self.whole = false;
+        self.first = None;
+        self.more = Vec::new();
+    }
+
+    fn sent_before(&self, position: usize) -> Option<&Bytes> {
+        match position {
+            0 => self.first.as_ref(),
+            _ => self.more.get(position - 1),
+        }
+    }
+}
+
+/// A request body on its way.
+struct Upload {
+    replay: Replay,
+    stream: SendStream<Bytes>,
+    /// How many pieces that were sent before have been sent again.
+    repeated: usize,
+    /// A piece that is not sent yet: it may turn out to be the last one.
+    held: Option<Bytes>,
+}
+
+/// What became of an upload that is over.
+enum Uploaded {
+    /// All was sent, or the peer wants no more.
+    Done,
+    /// The application's body failed.
+    Failed(tonic::Status),
+}
+
+impl Upload {
+    fn new(replay: Replay, stream: SendStream<Bytes>) -> Upload {
+        Upload { replay, stream, repeated: 0, held: None }
+    }
+
+    /// Sends what there is. The next piece is asked for only when there is room for it on the wire, except that the first one
+    /// does not wait.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Uploaded> {
+        loop {
+            if self.held.is_some() && !self.has_room() {
+                // A stream that was given up by the peer has no room for ever.
+                if let Poll::Ready(over) = self.stream.poll_reset(cx) {
+                    drop(over);
+                    return Poll::Ready(Uploaded::Done);
+                }
+                match ready!(self.stream.poll_capacity(cx)) {
+                    Some(Ok(_)) => {}
+                    Some(Err(_)) | None => return Poll::Ready(Uploaded::Done),
+                }
+            }
+            match self.poll_piece(cx) {
+                Poll::Ready(Some(Ok(piece))) => {
+                    if let Some(held) = self.held.replace(piece)
+                        && self.stream.send_data(held, false).is_err()
+                    {
+                        return Poll::Ready(Uploaded::Done);
+                    }
+                }
+                Poll::Ready(Some(Err(status))) => {
+                    self.stream.send_reset(Reason::CANCEL);
+                    return Poll::Ready(Uploaded::Failed(status));
+                }
+                Poll::Ready(None) => {
+                    let _ = self.stream.send_data(self.held.take().unwrap_or_default(), true);
+                    return Poll::Ready(Uploaded::Done);
+                }
+                Poll::Pending => {
+                    if let Some(held) = self.held.take()
+                        && self.stream.send_data(held, false).is_err()
+                    {
+                        return Poll::Ready(Uploaded::Done);
+                    }
+                    return self.stream.poll_reset(cx).map(|_| Uploaded::Done);
+                }
+            }
+        }
+    }
+
+    /// Whether the piece that is held may go out without waiting: the peer's window is open, or it is the first one.
+    fn has_room(&mut self) -> bool {
+        if self.stream.capacity() > 0 || self.replay.kept == self.held.as_ref().map_or(0, Bytes::len) {
+            return true;
+        }
+        self.stream.reserve_capacity(1);
+        self.stream.capacity() > 0
+    }
+
+    /// The next piece of data: one that was sent before, or one of the body.
+    fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, tonic::Status>>> {
+        if let Some(piece) = self.replay.sent_before(self.repeated) {
+            self.repeated += 1;
+            return Poll::Ready(Some(Ok(piece.clone())));
+        }
+        if self.replay.ended {
+            return Poll::Ready(None);
+        }
+        loop {
+            match ready!(Pin::new(&mut self.replay.body).poll_frame(cx)) {
+                // Requests of gRPC have no trailers.
+                Some(Ok(frame)) => {
+                    if let Ok(data) = frame.into_data() {
+                        self.replay.keep(&data);
+                        self.repeated += 1;
+                        return Poll::Ready(Some(Ok(data)));
+                    }
+                }
+                Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                None => {
+                    self.replay.ended = true;
+                    return Poll::Ready(None);
+                }
+            }
+        }
+    }
+}
+
+/// An upload in a task of its own, since the application may read and write at its own pace.
+struct UploadTask {
+    task: AbortHandle,
+    /// For an attempt that failed: how to get the body back. Dropped when the call is committed, by which the task knows to
+    /// keep nothing.
+    back: Option<(oneshot::Sender<()>, oneshot::Receiver<Result<Replay, tonic::Status>>)>,
+}
+
+impl UploadTask {
+    fn spawn(mut upload: Upload) -> UploadTask {
+        let (give_back, back) = oneshot::channel();
+        let (stop, mut stopped) = oneshot::channel();
+        let task = tokio::spawn(async move {
+            let uploaded = poll_fn(|cx| {
+                if give_back.is_closed() {
+                    upload.replay.forget();
+                } else if let Poll::Ready(Ok(())) = Pin::new(&mut stopped).poll(cx) {
+                    return Poll::Ready(Uploaded::Done);
+                }
+                upload.poll(cx)
+            })
+            .await;
+            let _ = give_back.send(match uploaded {
+                Uploaded::Done => Ok(upload.replay),
+                Uploaded::Failed(status) => Err(status),
+            });
+        });
+        UploadTask { task: task.abort_handle(), back: Some((stop, back)) }
+    }
+
+    /// Stops the upload. The body comes back, or what it failed with.
+    async fn stop(mut self) -> Result<Option<Replay>, tonic::Status> {
+        let Some((stop, back)) = self.back.take() else { return Ok(None) };
+        let _ = stop.send(());
+        back.await.ok().transpose()
+    }
+}
+
+impl Drop for UploadTask {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// How an attempt came out.
+pub(crate) enum Sent {
+    /// The peer answers.
+    Answered(http::Response<ResponseBody>),
+    /// It failed before there was anything of an answer.
+    Failed(Failure),
+}
+
+/// An attempt that failed.
+pub(crate) struct Failure {
+    pub(crate) code: Code,
+    pub(crate) outcome: Result<http::Response<ResponseBody>, tonic::Status>,
+    /// Whether the peer promised that it did nothing with it.
+    pub(crate) is_unprocessed: bool,
+    /// The body, if it can be sent again.
+    pub(crate) replay: Option<Replay>,
+}
+
+/// Tells those who track an attempt how it ended, once, also if it is dropped.
+pub(crate) struct Attempt {
+    trackers: Trackers,
+    link: Arc<Link>,
+}
+
+impl Attempt {
+    pub(crate) fn new(trackers: Trackers, link: Arc<Link>) -> Attempt {
+        link.call_starts();
+        Attempt { trackers, link }
+    }
+
+    fn finish(mut self, code: Code, trailers: Option<&mut HeaderMap>) {
+        let trackers = std::mem::take(&mut self.trackers);
+        if trackers.is_empty() {
+            return;
+        }
+        let load = trailers.filter(|_| trackers.want_load()).and_then(load_of);
+        trackers.finish(&CallEnd::Finished { code, at: clock::now(), load: load.as_ref() });
+    }
+
+    /// What a stream that was cut short means, with the reason of the connection's end where there is one.
+    fn failure(&self, error: &h2::Error) -> tonic::Status {
+        let code = status::code_of_error(error);
+        let why = match self.link.loss() {
+            Some(loss) if error.is_io() => loss.status.message().to_owned(),
+            _ => format!("endpoint {}: {}", self.link.address(), cause(error)),
+        };
+        tonic::Status::new(tonic::Code::from(code as i32), why)
+    }
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        self.link.call_ends();
+    }
+}
+
+/// The load report in these trailers. One that cannot be read counts as none.
+fn load_of(trailers: &mut HeaderMap) -> Option<LoadReport> {
+    if !trailers.contains_key(load_report::TRAILER) {
+        return None;
+    }
+    let metadata = MetadataMap::from_headers(std::mem::take(trailers));
+    let values = metadata.get_all_bin(load_report::TRAILER).iter().filter_map(|value| value.to_bytes().ok());
+    let report = load_report::from_trailers(values);
+    *trailers = metadata.into_headers();
+    report.unwrap_or_else(|error| {
+        tracing::debug!(%error, "a load report is ignored");
+        None
+    })
+}
+
+/// Sends a request and waits for the head of its answer.
+pub(crate) async fn send(
+    sender: (h2::client::ResponseFuture, SendStream<Bytes>),
+    replay: Replay,
+    attempt: Attempt,
+    deadline: &mut Deadline,
+    under_way: &mut Option<UnderWay>,
+) -> Sent {
+    let (mut response, stream) = sender;
+    let mut inline = Some(Upload::new(replay, stream));
+    let mut uploaded = None;
+    let mut task = None;
+    let head = poll_fn(|cx| {
+        if let Some(upload) = &mut inline {
+            match upload.poll(cx) {
+                Poll::Ready(done) => uploaded = inline.take().map(|upload| (done, upload.replay)),
+                Poll::Pending => task = inline.take().map(UploadTask::spawn),
+            }
+            if let Some((Uploaded::Failed(_), _)) = uploaded {
+                return Poll::Ready(None);
+            }
+        }
+        match Pin::new(&mut response).poll(cx) {
+            Poll::Ready(head) => Poll::Ready(Some(head)),
+            Poll::Pending => deadline.poll_passed(cx).map(|()| None),
+        }
+    })
+    .await;
+    match head {
+        Some(Ok(head)) => {
+            let (parts, body) = head.into_parts();
+            if body.is_end_stream() {
+                return answered_at_once(parts, attempt, uploaded, task).await;
+            }
+            if let Some(task) = &mut task {
+                task.back = None;
+            }
+            let live = Live {
+                stream: body,
+                attempt,
+                _upload: task,
+                deadline: std::mem::take(deadline),
+                _under_way: under_way.take(),
+                http: parts.status,
+            };
+            Sent::Answered(http::Response::from_parts(parts, ResponseBody(Some(live))))
+        }
+        Some(Err(error)) => {
+            let is_unprocessed = status::is_unprocessed(&error);
+            let (status, replay) = match body_back(uploaded, task).await {
+                Ok(replay) => (attempt.failure(&error), replay),
+                Err(status) => (status, None),
+            };
+            let code = status::code(status.code() as i32);
+            attempt.finish(code, None);
+            Sent::Failed(Failure { code, outcome: Err(status), is_unprocessed, replay })
+        }
+        None => {
+            let status = match uploaded {
+                Some((Uploaded::Failed(status), _)) => status,
+                _ => late(&format!("endpoint {} has not answered", attempt.link.address())),
+            };
+            let code = status::code(status.code() as i32);
+            attempt.finish(code, None);
+            Sent::Failed(Failure { code, outcome: Err(status), is_unprocessed: false, replay: None })
+        }
+    }
+}
+
+/// An answer that is over with its head: a status and nothing else.
+async fn answered_at_once(
+    mut parts: http::response::Parts,
+    attempt: Attempt,
+    uploaded: Option<(Uploaded, Replay)>,
+    task: Option<UploadTask>,
+) -> Sent {
+    let code = status::code_of(&parts.headers).unwrap_or_else(|| status::code_of_http(parts.status));
+    attempt.finish(code, Some(&mut parts.headers));
+    let response = http::Response::from_parts(parts, ResponseBody::empty());
+    if code == Code::Ok {
+        return Sent::Answered(response);
+    }
+    let replay = body_back(uploaded, task).await.unwrap_or(None);
+    Sent::Failed(Failure { code, outcome: Ok(response), is_unprocessed: false, replay })
+}
+
+/// The body of an attempt that failed, if it can be sent again; or what the body itself failed with.
+async fn body_back(
+    uploaded: Option<(Uploaded, Replay)>,
+    task: Option<UploadTask>,
+) -> Result<Option<Replay>, tonic::Status> {
+    let replay = match (uploaded, task) {
+        (Some((Uploaded::Failed(status), _)), _) => return Err(status),
+        (Some((Uploaded::Done, replay)), _) => Some(replay),
+        (None, Some(task)) => task.stop().await?,
+        (None, None) => None,
+    };
+    Ok(replay.filter(Replay::is_whole))
+}
+
+/// What a call says whose time is over.
+pub(crate) fn late(waiting_for: &str) -> tonic::Status {
+    tonic::Status::deadline_exceeded(format!("the deadline passed: {waiting_for}"))
+}
+
+/// The body of an answer. It is watched to its end: those who track the call are told how it ended, also if it is dropped.
+pub struct ResponseBody(Option<Live>);
+
+/// An answer that is not over.
+struct Live {
+    stream: RecvStream,
+    attempt: Attempt,
+    _upload: Option<UploadTask>,
+    deadline: Deadline,
+    _under_way: Option<UnderWay>,
+    http: http::StatusCode,
+}
+
+impl ResponseBody {
+    pub(crate) fn empty() -> ResponseBody {
+        ResponseBody(None)
+    }
+
+    fn finish(&mut self, code: Code, trailers: Option<&mut HeaderMap>) {
+        if let Some(live) = self.0.take() {
+            live.attempt.finish(code, trailers);
+        }
+    }
+}
+
+impl http_body::Body for ResponseBody {
+    type Data = Bytes;
+    type Error = tonic::Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, tonic::Status>>> {
+        let Some(live) = &mut self.0 else { return Poll::Ready(None) };
+        let error = match live.stream.poll_data(cx) {
+            Poll::Ready(Some(Ok(data))) => {
+                // Read is read: the peer may send as much again.
+                let _ = live.stream.flow_control().release_capacity(data.len());
+                return Poll::Ready(Some(Ok(Frame::data(data))));
+            }
+            Poll::Ready(Some(Err(error))) => error,
+            Poll::Ready(None) => match live.stream.poll_trailers(cx) {
+                Poll::Ready(Ok(Some(mut trailers))) => {
+                    let code = status::code_of(&trailers).unwrap_or(Code::Unknown);
+                    self.finish(code, Some(&mut trailers));
+                    return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
+                }
+                Poll::Ready(Ok(None)) => {
+                    let code = status::code_of_http(live.http);
+                    self.finish(code, None);
+                    return Poll::Ready(None);
+                }
+                Poll::Ready(Err(error)) => error,
+                Poll::Pending => return live.poll_late(cx).map(|status| self.fail(status)),
+            },
+            Poll::Pending => return live.poll_late(cx).map(|status| self.fail(status)),
+        };
+        let status = live.attempt.failure(&error);
+        Poll::Ready(self.fail(status))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_none()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        if self.0.is_none() { SizeHint::with_exact(0) } else { SizeHint::default() }
+    }
+}
+
+impl ResponseBody {
+    fn fail(&mut self, status: tonic::Status) -> Option<Result<Frame<Bytes>, tonic::Status>> {
+        self.finish(status::code(status.code() as i32), None);
+        Some(Err(status))
+    }
+}
+
+impl Live {
+    fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<tonic::Status> {
+        ready!(self.deadline.poll_passed(cx));
+        Poll::Ready(late(&format!("endpoint {} has not finished its answer", self.attempt.link.address())))
+    }
+}
+
+impl std::fmt::Debug for ResponseBody {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ResponseBody").field("is_over", &self.0.is_none()).finish()
+    }
+}

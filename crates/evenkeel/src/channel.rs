@@ -1,1 +1,480 @@
-//! placeholder
+//! The channel: what a generated client is given, and the way of a call through it.
+//!
+//! [`run`] is that way: route, pick, send, and again where the call may be repeated. Everything it looks at is in the latest
+//! snapshot; it waits for the driver only if there is nobody to send to.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use evenkeel_core::{Call, CallEnd, Code, Connectivity, Description, Headers, Pick, Status, SubchannelId, Trackers};
+use evenkeel_xds::routing::{ActiveFaults, Filter, Selected};
+use http::uri::{Authority, Scheme};
+use http::{HeaderMap, HeaderValue, header};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{Instant, sleep};
+use tonic::body::Body;
+
+use crate::builder::Builder;
+use crate::call::{self, Attempt, Calls, Deadline, Failure, Replay, ResponseBody, Sent, UnderWay, late};
+use crate::connection::Connection;
+use crate::entropy::Entropy;
+use crate::retry::{self, Retries, Throttle};
+use crate::service_config::ServiceConfig;
+use crate::snapshot::{Published, Snapshot, Way};
+use crate::{status, timeout};
+
+/// A channel to a service: any generated client takes it in the place of tonic's own.
+///
+/// It is cheap to clone, and clones share everything. It is made without waiting; connections are made when the first call
+/// wants one, or by [`Channel::connect`]. When the last clone is dropped, calls that are under way finish and everything
+/// else ends.
+#[derive(Clone)]
+pub struct Channel {
+    pub(crate) inner: Arc<Inner>,
+}
+
+/// What the clones of a channel share.
+pub(crate) struct Inner {
+    pub(crate) target: Arc<str>,
+    pub(crate) published: Arc<Published>,
+    pub(crate) calls: Arc<Calls>,
+    pub(crate) commands: mpsc::UnboundedSender<Command>,
+    pub(crate) head: Head,
+    pub(crate) service_config: Arc<ServiceConfig>,
+    pub(crate) throttle: Option<Throttle>,
+    pub(crate) faults: Arc<ActiveFaults>,
+    pub(crate) entropy: Entropy,
+}
+
+/// What every request says beside what its caller says.
+#[derive(Clone, Debug)]
+pub(crate) struct Head {
+    pub(crate) scheme: Scheme,
+    pub(crate) authority: Authority,
+    pub(crate) user_agent: HeaderValue,
+}
+
+/// What calls and the application tell the driver.
+#[derive(Debug)]
+pub(crate) enum Command {
+    /// A call came upon a channel at rest.
+    Wake,
+    /// A call waits for this subchannel.
+    Connect(SubchannelId),
+    /// The application wants connections.
+    ExitIdle,
+    /// The application wants to see the tree.
+    Describe(oneshot::Sender<Option<Description>>),
+    /// No further calls.
+    Close,
+}
+
+/// Put this into a request's extensions to have it wait where others fail: while no endpoint can be reached, or nothing is known
+/// of the service yet. Its deadline still holds, and calls that the control plane wants dropped are dropped.
+///
+/// ```
+/// let mut request = tonic::Request::new("message");
+/// request.extensions_mut().insert(evenkeel::WaitForReady(true));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaitForReady(pub bool);
+
+impl Channel {
+    /// Settings for a channel to a target: `xds:///orders`, `dns:///orders.prod:50051`, `ipv4:10.0.0.1:50051,10.0.0.2:50051`,
+    /// `unix:/run/orders.sock`. See [`Builder`].
+    pub fn builder(target: impl Into<String>) -> Builder {
+        Builder::new(target.into())
+    }
+
+    /// How well the channel is connected at the moment.
+    pub fn connectivity(&self) -> Connectivity {
+        *self.inner.published.connectivity().borrow()
+    }
+
+    /// Follows how well the channel is connected. States that last shorter than a look at them may be skipped.
+    pub fn watch_connectivity(&self) -> watch::Receiver<Connectivity> {
+        self.inner.published.connectivity().subscribe()
+    }
+
+    /// Starts connecting, as the first call would.
+    pub fn connect(&self) {
+        let _ = self.inner.commands.send(Command::ExitIdle);
+    }
+
+    /// Connects, and waits until calls can be sent. Give it a time limit if it should have one; why it takes long is in
+    /// [`Channel::tree`].
+    ///
+    /// # Errors
+    ///
+    /// `UNAVAILABLE` if the channel is closed.
+    pub async fn ready(&self) -> Result<(), tonic::Status> {
+        self.connect();
+        let mut connectivity = self.watch_connectivity();
+        match connectivity.wait_for(|state| *state == Connectivity::Ready).await {
+            Ok(_) => Ok(()),
+            Err(_) => Err(closed(&self.inner.target)),
+        }
+    }
+
+    /// The policies of the channel as they are at this moment, with their endpoints, weights and picks; `None` while it rests or
+    /// nothing is known yet.
+    pub async fn tree(&self) -> Option<Description> {
+        let (answer, described) = oneshot::channel();
+        self.inner.commands.send(Command::Describe(answer)).ok()?;
+        described.await.ok().flatten()
+    }
+
+    /// Closes the channel: calls that begin from here on fail, as do those that have not found an endpoint yet, and this waits
+    /// until those that were sent have finished.
+    pub async fn close(self) {
+        let _ = self.inner.commands.send(Command::Close);
+        self.inner.calls.finished().await;
+    }
+}
+
+impl tower_service::Service<http::Request<Body>> for Channel {
+    type Response = http::Response<ResponseBody>;
+    type Error = tonic::Status;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), tonic::Status>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        Box::pin(run(self.inner.clone(), request))
+    }
+}
+
+/// The way of a call.
+async fn run(
+    channel: Arc<Inner>,
+    request: http::Request<Body>,
+) -> Result<http::Response<ResponseBody>, tonic::Status> {
+    let (mut call, mut body) = Outgoing::new(&channel, request);
+    call.route().await?;
+    if let Some(response) = call.inject_faults().await? {
+        return Ok(response);
+    }
+    loop {
+        let picked = call.pick().await?;
+        match call.send(picked, body).await {
+            Ok(Sent::Answered(response)) => return Ok(response),
+            Ok(Sent::Failed(failure)) => match call.again(failure).await {
+                Ok(again) => body = again,
+                Err(outcome) => return outcome,
+            },
+            Err(unsent) => body = unsent?,
+        }
+    }
+}
+
+/// A call on its way out.
+struct Outgoing<'c> {
+    channel: &'c Inner,
+    request: http::request::Parts,
+    wait_for_ready: bool,
+    deadline: Deadline,
+    under_way: Option<UnderWay>,
+    /// Where the route leads, if there are routes.
+    selected: Option<Selected>,
+    retries: Retries,
+    /// The snapshot whose connection turned out to be gone: another one is needed.
+    outdated: Option<u64>,
+    refused: bool,
+}
+
+/// Where an attempt goes.
+struct Picked {
+    connection: Arc<Connection>,
+    trackers: Trackers,
+    serial: u64,
+}
+
+/// What one look at the channel led to.
+enum Look<T> {
+    Found(T),
+    Wait(&'static str),
+    Fail(Status),
+}
+
+impl<'c> Outgoing<'c> {
+    fn new(channel: &'c Inner, request: http::Request<Body>) -> (Outgoing<'c>, Replay) {
+        let (mut request, body) = request.into_parts();
+        let method = channel.service_config.method(request.uri.path());
+        let own = request.extensions.get::<WaitForReady>().map(|WaitForReady(wait)| *wait);
+        let wait_for_ready = own.or(method.and_then(|method| method.wait_for_ready)).unwrap_or(false);
+        let timeout = request.headers.get(timeout::HEADER).and_then(timeout::parse);
+        let limits = timeout.into_iter().chain(method.and_then(|method| method.timeout));
+        let deadline = Deadline::at(limits.min().map(|timeout| Instant::now() + timeout));
+        let user_agent = request.headers.entry(header::USER_AGENT);
+        user_agent.or_insert_with(|| channel.head.user_agent.clone());
+        let call = Outgoing {
+            channel,
+            request,
+            wait_for_ready,
+            deadline,
+            under_way: Some(channel.calls.begin()),
+            selected: None,
+            retries: Retries::new(method.and_then(|method| method.retry.as_ref())),
+            outdated: None,
+            refused: false,
+        };
+        (call, Replay::new(body))
+    }
+
+    /// Finds the call's route. It holds for all attempts (A31).
+    async fn route(&mut self) -> Result<(), tonic::Status> {
+        let Some(selected) = self.wait(Outgoing::look_at_routes).await? else { return Ok(()) };
+        let own = self.deadline.left();
+        if let Some(timeout) = selected.timeout(own) {
+            self.deadline.tighten(Instant::now() + timeout);
+        }
+        if let Some(policy) = selected.retry() {
+            self.retries = Retries::new(Some(&retry::RetryPolicy::from(&**policy)));
+        }
+        self.selected = Some(selected);
+        Ok(())
+    }
+
+    /// Waits and fails as the control plane's faults say (A33). Answers with what ends the call early.
+    async fn inject_faults(&mut self) -> Result<Option<http::Response<ResponseBody>>, tonic::Status> {
+        let Some(selected) = &self.selected else { return Ok(None) };
+        for index in 0..selected.filters().len() {
+            let Some(selected) = &self.selected else { break };
+            let Some(Filter::Fault(fault)) = selected.filters().get(index).map(|instance| &instance.filter) else { continue };
+            let injected = {
+                let headers = HeadersOf(&self.request.headers);
+                fault.decide(&self.describe(&headers), &self.channel.faults)
+            };
+            let Some(injected) = injected else { continue };
+            if let Some(delay) = injected.delay
+                && self.deadline.race(sleep(delay)).await.is_none()
+            {
+                return Err(late("delayed by fault injection"));
+            }
+            match &injected.abort {
+                Some(status) if status.code() == Code::Ok => return Ok(Some(empty_answer())),
+                Some(status) => return Err(status::to_tonic(status)),
+                None => {}
+            }
+        }
+        Ok(None)
+    }
+
+    /// Finds an endpoint, and waits for one if need be.
+    async fn pick(&mut self) -> Result<Picked, tonic::Status> {
+        self.wait(Outgoing::look_for_endpoint).await
+    }
+
+    /// Sends the request where the pick says. `Err` is a request that never left: its connection is gone, or, as the inner
+    /// `Err`, it cannot be sent by any.
+    async fn send(
+        &mut self,
+        Picked { connection, trackers, serial }: Picked,
+        body: Replay,
+    ) -> Result<Sent, Result<Replay, tonic::Status>> {
+        let head = self.head(&trackers);
+        let mut sender = connection.sender();
+        match sender.send_request(head, body.is_empty()) {
+            Ok(sent) => {
+                if let Some(id) = trackers.to_wake() {
+                    let _ = self.channel.commands.send(Command::Connect(id));
+                }
+                let attempt = Attempt::new(trackers, connection.shared().clone());
+                drop((sender, connection));
+                Ok(call::send(sent, body, attempt, &mut self.deadline, &mut self.under_way).await)
+            }
+            Err(error) => {
+                trackers.finish(&CallEnd::Unsent);
+                // One that takes no requests at all is gone; else there is something about this request.
+                let state = poll_fn(|cx| Poll::Ready(sender.poll_ready(cx))).await;
+                if !matches!(state, Poll::Ready(Err(_))) {
+                    let text = format!("the request cannot be sent: {error}");
+                    return Err(Err(tonic::Status::internal(text)));
+                }
+                self.outdated = Some(serial);
+                Err(Ok(body))
+            }
+        }
+    }
+
+    /// Whether the call is tried again after a failure, and when (A6): at once if the peer did nothing with it, for the first
+    /// time; else as the retry policy says. `Err` is what the caller gets.
+    async fn again(
+        &mut self,
+        failure: Failure,
+    ) -> Result<Replay, Result<http::Response<ResponseBody>, tonic::Status>> {
+        let Failure { code, outcome, is_unprocessed, replay } = failure;
+        let Some(body) = replay else { return Err(outcome) };
+        if is_unprocessed && !self.refused {
+            self.refused = true;
+            return Ok(body);
+        }
+        let pushback = outcome.as_ref().ok().and_then(|response| retry::Pushback::of(response.headers()));
+        let random = self.channel.entropy.next();
+        let throttle = self.channel.throttle.as_ref();
+        let Some(delay) = self.retries.next(code, pushback, throttle, random) else { return Err(outcome) };
+        match self.deadline.race(sleep(delay)).await {
+            Some(()) => Ok(body),
+            None => Err(Err(late("waiting to try again"))),
+        }
+    }
+
+    /// Looks until there is something to go by.
+    async fn wait<T>(
+        &mut self,
+        look: impl Fn(&Outgoing<'c>, &Snapshot) -> Look<T>,
+    ) -> Result<T, tonic::Status> {
+        let mut changes = None;
+        loop {
+            let looked = look(self, &self.channel.published.load());
+            let why = match looked {
+                Look::Found(found) => return Ok(found),
+                Look::Fail(status) => return Err(status::to_tonic(&status)),
+                Look::Wait(why) => why,
+            };
+            let Some(changes) = &mut changes else {
+                // What is published between this look and the next is seen by the next.
+                changes = Some(self.channel.published.subscribe());
+                continue;
+            };
+            match self.deadline.race(changes.changed()).await {
+                Some(Ok(())) => {}
+                Some(Err(_)) => return Err(closed(&self.channel.target)),
+                None => return Err(late(why)),
+            }
+        }
+    }
+
+    fn look_at_routes(&self, snapshot: &Snapshot) -> Look<Option<Selected>> {
+        match &snapshot.way {
+            Way::Open { selector: None, .. } => Look::Found(None),
+            Way::Open { selector: Some(selector), .. } => {
+                let headers = HeadersOf(&self.request.headers);
+                match selector.select(&self.describe(&headers)) {
+                    Ok(selected) => Look::Found(Some(selected)),
+                    Err(status) => Look::Fail(status.for_call()),
+                }
+            }
+            way => self.look_elsewhere(way),
+        }
+    }
+
+    fn look_for_endpoint(&self, snapshot: &Snapshot) -> Look<Picked> {
+        let Way::Open { picker, .. } = &snapshot.way else { return self.look_elsewhere(&snapshot.way) };
+        if self.outdated == Some(snapshot.serial) {
+            return Look::Wait("the connection that was chosen is gone");
+        }
+        let headers = HeadersOf(&self.request.headers);
+        let call = self.describe(&headers);
+        // A picker may be the application's own. If it panics, this call fails and the channel lives.
+        let Ok(pick) = catch_unwind(AssertUnwindSafe(|| picker.pick(&call))) else {
+            return Look::Fail(Status::new(Code::Internal, "the load balancing policy panicked while it picked"));
+        };
+        match pick {
+            Pick::To(id, trackers) => match snapshot.connections.get(id) {
+                Some(connection) => {
+                    Look::Found(Picked { connection: connection.clone(), trackers, serial: snapshot.serial })
+                }
+                None => {
+                    trackers.finish(&CallEnd::Unsent);
+                    Look::Wait("the connection that was chosen is gone")
+                }
+            },
+            Pick::Queue { connect } => {
+                if let Some(id) = connect {
+                    let _ = self.channel.commands.send(Command::Connect(id));
+                }
+                Look::Wait("no endpoint is connected")
+            }
+            Pick::Fail(status) | Pick::Drop(status) => Look::Fail(status),
+        }
+    }
+
+    /// What a call does that finds no config.
+    fn look_elsewhere<T>(&self, way: &Way) -> Look<T> {
+        match way {
+            Way::Idle => {
+                let _ = self.channel.commands.send(Command::Wake);
+                Look::Wait("the channel has no config yet")
+            }
+            Way::Failed(status) if !self.wait_for_ready => Look::Fail(status.clone()),
+            Way::Failed(_) => Look::Wait("the channel has no config"),
+            Way::Closed => Look::Fail(Status::unavailable(closed_text(&self.channel.target))),
+            Way::Waiting | Way::Open { .. } => Look::Wait("the channel has no config yet"),
+        }
+    }
+
+    /// The call as routes and pickers see it.
+    fn describe<'a>(&'a self, headers: &'a HeadersOf<'a>) -> Call<'a> {
+        let mut call = Call::new(self.request.uri.path(), self.channel.entropy.next()).with_headers(headers);
+        if let Some(selected) = &self.selected {
+            call = call.with_cluster(selected.cluster().child()).with_hash(selected.hash());
+        }
+        if self.wait_for_ready { call.wait_for_ready() } else { call }
+    }
+
+    /// The head of the next attempt's request.
+    fn head(&self, trackers: &Trackers) -> http::Request<()> {
+        let rewrite = self.selected.as_ref().is_some_and(Selected::auto_host_rewrite);
+        let hostname = trackers.place().filter(|_| rewrite).and_then(|place| place.hostname.as_deref());
+        let authority = hostname.and_then(|name| Authority::try_from(name).ok());
+        let mut uri = http::uri::Parts::default();
+        uri.scheme = Some(self.channel.head.scheme.clone());
+        uri.authority = Some(authority.unwrap_or_else(|| self.channel.head.authority.clone()));
+        uri.path_and_query = self.request.uri.path_and_query().cloned();
+        let mut request = http::Request::new(());
+        *request.method_mut() = self.request.method.clone();
+        *request.version_mut() = http::Version::HTTP_2;
+        // With scheme, authority and path a URI is whole; the path came from one.
+        *request.uri_mut() = http::Uri::from_parts(uri).unwrap_or_default();
+        let mut headers = self.request.headers.clone();
+        if let Some(left) = self.deadline.left() {
+            headers.insert(timeout::HEADER, timeout::format(left));
+        }
+        if let Some(attempts) = self.retries.previous_attempts() {
+            headers.insert(retry::PREVIOUS_ATTEMPTS, attempts);
+        }
+        *request.headers_mut() = headers;
+        request
+    }
+}
+
+/// Request headers, as routes and policies look at them.
+struct HeadersOf<'a>(&'a HeaderMap);
+
+impl Headers for HeadersOf<'_> {
+    fn value(&self, name: &str) -> Option<Cow<'_, str>> {
+        let mut values = self.0.get_all(name).iter().map(|value| String::from_utf8_lossy(value.as_bytes()));
+        let first = values.next()?;
+        Some(values.fold(first, |all, value| Cow::Owned(format!("{all},{value}"))))
+    }
+}
+
+/// The answer of a call that fault injection ends well.
+fn empty_answer() -> http::Response<ResponseBody> {
+    let mut response = http::Response::new(ResponseBody::empty());
+    response.headers_mut().insert("grpc-status", HeaderValue::from_static("0"));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    response
+}
+
+fn closed(target: &str) -> tonic::Status {
+    tonic::Status::unavailable(closed_text(target))
+}
+
+fn closed_text(target: &str) -> String {
+    format!("the channel to {target:?} is closed")
+}
+
+impl fmt::Debug for Channel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Channel").field("target", &self.inner.target).finish_non_exhaustive()
+    }
+}

@@ -1,1 +1,384 @@
-//! placeholder
+//! One HTTP/2 connection: a task that reads and writes, and a handle that calls are sent on.
+//!
+//! ```text
+//!  handshake ──▶ settled (the peer's SETTINGS came) ──▶ serving ──▶ lost (GOAWAY, an error, no sign of life) ──▶ over
+//!                                                          └──── let go (the handle was dropped) ────────────────┘
+//! ```
+//!
+//! *Lost* is told at once, so that no further call is sent on it; calls that are under way go on for as long as the peer
+//! lets them. *Let go* is the graceful end from our side: calls finish, then the peer is told goodbye. Nothing here decides
+//! when to connect; that is the core's.
+
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use evenkeel_core::{Address, Status};
+use h2::client::SendRequest;
+use h2::{Ping, PingPong, Reason};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use crate::clock;
+use crate::transport::Io;
+
+/// h2 shows the limit of streams; while it is this one, which no peer can set, the peer's SETTINGS have not come.
+const NO_SETTINGS_YET: usize = usize::MAX - 1;
+
+/// How HTTP/2 is spoken.
+#[derive(Clone, Debug)]
+pub(crate) struct Http2 {
+    /// How much the peer may send on a stream, and on all of them, before we read it.
+    pub(crate) stream_window: u32,
+    pub(crate) connection_window: u32,
+    /// The largest frame that the peer may send.
+    pub(crate) max_frame_size: Option<u32>,
+    /// The most bytes of headers or trailers that are taken in.
+    pub(crate) max_header_list_size: u32,
+    pub(crate) keepalive: Option<Keepalive>,
+}
+
+/// When to ask a silent peer whether it is there (A8).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Keepalive {
+    /// After this long without a byte from it.
+    pub(crate) time: Duration,
+    /// It has this long to answer.
+    pub(crate) timeout: Duration,
+    /// Also while there are no calls.
+    pub(crate) without_calls: bool,
+}
+
+impl Default for Http2 {
+    /// Windows as hyper has them for clients; 16 KiB of headers.
+    fn default() -> Http2 {
+        Http2 {
+            stream_window: 2 << 20,
+            connection_window: 5 << 20,
+            max_frame_size: None,
+            max_header_list_size: 16 << 10,
+            keepalive: None,
+        }
+    }
+}
+
+/// A connection that calls can be sent on. When the last handle is dropped the connection is let go.
+pub(crate) struct Connection {
+    sender: SendRequest<Bytes>,
+    shared: Arc<Shared>,
+    _held: oneshot::Sender<()>,
+}
+
+/// What the handle, the task and the calls know together.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    address: Address,
+    /// Calls that are under way on it.
+    calls: AtomicU32,
+    lost: OnceLock<Loss>,
+    /// When the peer was last heard of, in our clock's nanoseconds; only kept if somebody asks.
+    heard_at: AtomicU64,
+}
+
+/// Why a connection takes no more calls.
+#[derive(Clone, Debug)]
+pub(crate) struct Loss {
+    pub(crate) reason: LossReason,
+    pub(crate) status: Status,
+}
+
+/// A94's reasons.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LossReason {
+    /// The peer said goodbye.
+    GoAway(Reason),
+    /// We let go of it.
+    Shutdown,
+    /// The peer closed it with a reset.
+    Reset,
+    /// The peer was silent for too long.
+    TimedOut,
+    /// It was cut otherwise on our side of the network.
+    Aborted,
+    /// The socket failed.
+    Socket,
+    /// Something else, such as a peer that does not speak HTTP/2.
+    Unknown,
+}
+
+impl Connection {
+    /// A sender for one request.
+    pub(crate) fn sender(&self) -> SendRequest<Bytes> {
+        self.sender.clone()
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+}
+
+impl Shared {
+    pub(crate) fn address(&self) -> &Address {
+        &self.address
+    }
+
+    pub(crate) fn calls(&self) -> u32 {
+        self.calls.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn call_starts(&self) {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn call_ends(&self) {
+        self.calls.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Why it takes no more calls, once it does not.
+    pub(crate) fn loss(&self) -> Option<&Loss> {
+        self.lost.get()
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "connection to {}", self.shared.address)
+    }
+}
+
+/// The part that reads and writes. It must be [run](Task::run), or nothing moves.
+pub(crate) struct Task {
+    connection: h2::client::Connection<Heard, Bytes>,
+    /// Knows whether the connection takes requests. It goes when the last handle goes, since it would keep the connection.
+    probe: Option<SendRequest<Bytes>>,
+    held: oneshot::Receiver<()>,
+    alive: Option<Alive>,
+    shared: Arc<Shared>,
+}
+
+/// Speaks HTTP/2 over a byte stream, up to the peer's SETTINGS. `held` and its receiver tell whether anybody still wants the
+/// connection.
+pub(crate) async fn handshake(
+    io: Box<dyn Io>,
+    address: Address,
+    settings: &Http2,
+    (held, released): (oneshot::Sender<()>, oneshot::Receiver<()>),
+) -> Result<(Connection, Task), Status> {
+    let shared = Arc::new(Shared {
+        address,
+        calls: AtomicU32::new(0),
+        lost: OnceLock::new(),
+        heard_at: AtomicU64::new(clock::now().as_nanos()),
+    });
+    let heard = settings.keepalive.is_some().then(|| shared.clone());
+    let mut builder = h2::client::Builder::new();
+    builder
+        .enable_push(false)
+        .initial_max_send_streams(NO_SETTINGS_YET)
+        .initial_window_size(settings.stream_window)
+        .initial_connection_window_size(settings.connection_window)
+        .max_header_list_size(settings.max_header_list_size);
+    if let Some(size) = settings.max_frame_size {
+        builder.max_frame_size(size);
+    }
+    let failed = |error: &h2::Error| {
+        Status::unavailable(format!("HTTP/2 handshake with {}: {}", shared.address, cause(error)))
+    };
+    let (sender, mut connection) =
+        builder.handshake(Heard { io, heard }).await.map_err(|error| failed(&error))?;
+    let ping_pong = settings.keepalive.and_then(|keepalive| Some((keepalive, connection.ping_pong()?)));
+    let alive = ping_pong.map(|(keepalive, ping_pong)| Alive::new(keepalive, ping_pong));
+    // Until the peer's SETTINGS are there it has shown nothing but an open port.
+    let settled = poll_fn(|cx| match Pin::new(&mut connection).poll(cx) {
+        _ if connection.max_concurrent_send_streams() != NO_SETTINGS_YET => Poll::Ready(Ok(())),
+        Poll::Ready(Ok(())) => Poll::Ready(Err(Status::unavailable(format!(
+            "HTTP/2 handshake with {}: the peer closed the connection before its SETTINGS",
+            shared.address
+        )))),
+        Poll::Ready(Err(error)) => Poll::Ready(Err(failed(&error))),
+        Poll::Pending => Poll::Pending,
+    });
+    settled.await?;
+    let probe = Some(sender.clone());
+    let task = Task { connection, probe, held: released, alive, shared: shared.clone() };
+    Ok((Connection { sender, shared, _held: held }, task))
+}
+
+impl Task {
+    /// Reads and writes until the connection is over. `lost` is told once, when it takes no more calls.
+    pub(crate) async fn run(mut self, lost: impl FnOnce(Loss)) {
+        let mut lost = Some(lost);
+        let mut tell = |shared: &Shared, loss: Loss| {
+            if let Some(lost) = lost.take() {
+                let _ = shared.lost.set(loss.clone());
+                lost(loss);
+            }
+        };
+        poll_fn(|cx| {
+            let over = Pin::new(&mut self.connection).poll(cx);
+            // Asked after every look at the socket: what the peer said last is known only now.
+            if let Some(Poll::Ready(Err(error))) = self.probe.as_mut().map(|probe| probe.poll_ready(cx)) {
+                self.probe = None;
+                tell(&self.shared, Loss::of(&self.shared.address, &error));
+            }
+            if let Poll::Ready(result) = over {
+                let loss = match result {
+                    Err(error) => Loss::of(&self.shared.address, &error),
+                    Ok(()) => Loss::shutdown(&self.shared.address),
+                };
+                tell(&self.shared, loss);
+                return Poll::Ready(());
+            }
+            if self.probe.is_some() && Pin::new(&mut self.held).poll(cx).is_ready() {
+                self.probe = None;
+                // h2 says goodbye once it sees that nobody can ask anything any more.
+                cx.waker().wake_by_ref();
+            }
+            if let Some(alive) = &mut self.alive
+                && alive.poll_dead(&self.shared, cx).is_ready()
+            {
+                tell(&self.shared, Loss::silent(&self.shared.address, alive.keepalive.timeout));
+                return Poll::Ready(());
+            }
+            Poll::Pending
+        })
+        .await;
+    }
+}
+
+impl Loss {
+    fn of(address: &Address, error: &h2::Error) -> Loss {
+        let reason = match (error.is_go_away() && error.is_remote(), error.reason(), error.get_io()) {
+            (true, Some(reason), _) => LossReason::GoAway(reason),
+            (_, _, Some(io)) => match io.kind() {
+                io::ErrorKind::ConnectionReset => LossReason::Reset,
+                io::ErrorKind::TimedOut => LossReason::TimedOut,
+                io::ErrorKind::ConnectionAborted => LossReason::Aborted,
+                _ => LossReason::Socket,
+            },
+            _ => LossReason::Unknown,
+        };
+        let status = Status::unavailable(format!("connection to {address}: {}", cause(error)));
+        Loss { reason, status }
+    }
+
+    fn shutdown(address: &Address) -> Loss {
+        let status = Status::unavailable(format!("connection to {address}: closed"));
+        Loss { reason: LossReason::Shutdown, status }
+    }
+
+    fn silent(address: &Address, timeout: Duration) -> Loss {
+        let status =
+            Status::unavailable(format!("connection to {address}: no answer to a keepalive ping within {timeout:?}"));
+        Loss { reason: LossReason::TimedOut, status }
+    }
+}
+
+/// What went wrong, in words.
+pub(crate) fn cause(error: &h2::Error) -> String {
+    match (error.get_io(), error.reason()) {
+        (Some(io), _) if io.kind() == io::ErrorKind::BrokenPipe => "closed by the peer".to_owned(),
+        (Some(io), _) => io.to_string(),
+        (None, Some(reason)) if error.is_go_away() && error.is_remote() => format!("GOAWAY {reason:?}"),
+        (None, Some(reason)) if error.is_reset() && error.is_remote() => format!("RST_STREAM {reason:?}"),
+        _ => error.to_string(),
+    }
+}
+
+/// Watches over a connection by its keepalive.
+struct Alive {
+    keepalive: Keepalive,
+    ping_pong: PingPong,
+    timer: Pin<Box<Sleep>>,
+    /// When the ping was sent that has not been answered.
+    asked_at: Option<evenkeel_core::Instant>,
+}
+
+impl Alive {
+    fn new(keepalive: Keepalive, ping_pong: PingPong) -> Alive {
+        let timer = Box::pin(sleep_until(Instant::now() + keepalive.time));
+        Alive { keepalive, ping_pong, timer, asked_at: None }
+    }
+
+    /// Ready when the peer has given no sign of life for too long.
+    fn poll_dead(&mut self, shared: &Shared, cx: &mut Context<'_>) -> Poll<()> {
+        // Any byte is a sign of life; the answer itself is only taken off the queue.
+        let _ = self.ping_pong.poll_pong(cx);
+        loop {
+            ready!(self.timer.as_mut().poll(cx));
+            let heard_at = evenkeel_core::Instant::from_nanos(shared.heard_at.load(Ordering::Relaxed));
+            let quiet_until = heard_at + self.keepalive.time;
+            let now = clock::now();
+            let next = match self.asked_at {
+                Some(asked_at) if heard_at < asked_at => return Poll::Ready(()),
+                _ if now < quiet_until => {
+                    self.asked_at = None;
+                    quiet_until
+                }
+                _ if !self.keepalive.without_calls && shared.calls() == 0 => {
+                    self.asked_at = None;
+                    now + self.keepalive.time
+                }
+                _ => {
+                    // One that cannot be sent is one that is under way still.
+                    let _ = self.ping_pong.send_ping(Ping::opaque());
+                    self.asked_at = Some(now);
+                    now + self.keepalive.timeout
+                }
+            };
+            self.timer.as_mut().reset(clock::sleep_until(next));
+        }
+    }
+}
+
+/// A byte stream that notes when something was read.
+struct Heard {
+    io: Box<dyn Io>,
+    heard: Option<Arc<Shared>>,
+}
+
+impl AsyncRead for Heard {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        let result = Pin::new(&mut self.io).poll_read(cx, buf);
+        if let Some(shared) = &self.heard
+            && buf.filled().len() > before
+        {
+            shared.heard_at.store(clock::now().as_nanos(), Ordering::Relaxed);
+        }
+        result
+    }
+}
+
+impl AsyncWrite for Heard {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+}

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod builder;
 mod call;
 mod channel;
 mod clock;
@@ -9,6 +10,7 @@ mod connection;
 mod credentials;
 mod dns;
 mod driver;
+mod entropy;
 mod metrics;
 mod retry;
 mod service_config;

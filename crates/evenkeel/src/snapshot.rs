@@ -1,1 +1,126 @@
-//! placeholder
+//! What calls see: routes, picker and connections, published together.
+//!
+//! The driver makes a [`Snapshot`] after a pass and [publishes](Published::publish) it; a call [looks](Published::load)
+//! at the latest one and never waits for the driver, unless it has to wait anyway. A snapshot is replaced, never changed.
+//! Connections stand in a table of pages, of which a new snapshot shares those that did not change: one connection
+//! among ten thousand costs one page.
+
+use std::sync::Arc;
+
+use arc_swap::{ArcSwap, Guard};
+use evenkeel_core::{Connectivity, RootPicker, Status, SubchannelId};
+use evenkeel_xds::routing::Selector;
+use tokio::sync::watch;
+
+use crate::connection::Connection;
+
+/// One moment of a channel.
+#[derive(Debug)]
+pub(crate) struct Snapshot {
+    /// Grows with every snapshot: a call knows by it that what did not work has changed.
+    pub(crate) serial: u64,
+    pub(crate) way: Way,
+    pub(crate) connections: Connections,
+}
+
+/// What becomes of calls.
+#[derive(Debug)]
+pub(crate) enum Way {
+    /// The channel rests; a call wakes it.
+    Idle,
+    /// Nothing is known yet; calls wait.
+    Waiting,
+    /// There is no config to go by: calls fail, unless they wait for better days.
+    Failed(Status),
+    /// Calls are routed, if there are routes, and picked for.
+    Open {
+        /// How; `None` if every call goes the same way.
+        selector: Option<Arc<Selector>>,
+        /// Where to.
+        picker: RootPicker,
+    },
+    /// The application closed the channel.
+    Closed,
+}
+
+/// The latest snapshot, and who waits for the next one.
+#[derive(Debug)]
+pub(crate) struct Published {
+    latest: ArcSwap<Snapshot>,
+    changed: watch::Sender<()>,
+    connectivity: watch::Sender<Connectivity>,
+}
+
+impl Published {
+    pub(crate) fn new() -> Published {
+        let first = Snapshot { serial: 0, way: Way::Idle, connections: Connections::default() };
+        Published {
+            latest: ArcSwap::from_pointee(first),
+            changed: watch::Sender::new(()),
+            connectivity: watch::Sender::new(Connectivity::Idle),
+        }
+    }
+
+    /// The latest snapshot.
+    pub(crate) fn load(&self) -> Guard<Arc<Snapshot>> {
+        self.latest.load()
+    }
+
+    /// Told of every snapshot that is published from now on.
+    pub(crate) fn subscribe(&self) -> watch::Receiver<()> {
+        self.changed.subscribe()
+    }
+
+    /// Puts a snapshot in the place of the last one, and tells those who wait. Only the driver does.
+    pub(crate) fn publish(&self, way: Way, connections: Connections) {
+        let serial = self.latest.load().serial + 1;
+        self.latest.store(Arc::new(Snapshot { serial, way, connections }));
+        self.changed.send_replace(());
+    }
+
+    /// How well the channel is connected.
+    pub(crate) fn connectivity(&self) -> &watch::Sender<Connectivity> {
+        &self.connectivity
+    }
+
+    pub(crate) fn show_connectivity(&self, connectivity: Connectivity) {
+        self.connectivity.send_if_modified(|shown| std::mem::replace(shown, connectivity) != connectivity);
+    }
+}
+
+/// How many connections stand on a page.
+const PAGE: usize = 64;
+
+type Page = [Option<(SubchannelId, Arc<Connection>)>; PAGE];
+
+/// The connections that calls can be sent on, by subchannel.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Connections {
+    pages: Vec<Arc<Page>>,
+}
+
+impl Connections {
+    /// The connection of this subchannel, if it has one.
+    pub(crate) fn get(&self, id: SubchannelId) -> Option<&Arc<Connection>> {
+        let page = self.pages.get(id.index() / PAGE)?;
+        let (of, connection) = page[id.index() % PAGE].as_ref()?;
+        (*of == id).then_some(connection)
+    }
+
+    pub(crate) fn insert(&mut self, id: SubchannelId, connection: Arc<Connection>) {
+        let index = id.index();
+        while self.pages.len() <= index / PAGE {
+            self.pages.push(Arc::new([const { None }; PAGE]));
+        }
+        Arc::make_mut(&mut self.pages[index / PAGE])[index % PAGE] = Some((id, connection));
+    }
+
+    /// Removes the connection of this subchannel; answers whether there was one.
+    pub(crate) fn remove(&mut self, id: SubchannelId) -> bool {
+        if self.get(id).is_none() {
+            return false;
+        }
+        Arc::make_mut(&mut self.pages[id.index() / PAGE])[id.index() % PAGE] = None;
+        true
+    }
+}
