@@ -35,6 +35,9 @@ use crate::transport::{self, Connector};
 use crate::xds::{Following, XdsClient};
 use crate::{clock, entropy};
 
+/// How long calls fail after a policy panicked, before it is run again.
+const AFTER_A_PANIC: Duration = Duration::from_secs(1);
+
 /// Where a channel's endpoints come from.
 #[derive(Clone)]
 pub(crate) enum Source {
@@ -104,16 +107,15 @@ impl Driver {
         loop {
             let happened = self.next().await;
             if !self.take_in(happened) {
-                break;
+                return;
             }
             while let Some(happened) = self.more() {
                 if !self.take_in(happened) {
-                    return self.close();
+                    return;
                 }
             }
             self.pass();
         }
-        self.close();
     }
 
     async fn next(&mut self) -> Happened {
@@ -216,6 +218,7 @@ impl Driver {
             self.published.publish(Way::Failed(status), Connections::default());
             let mut fresh = Awake::new(&self.settings, &self.calls);
             fresh.is_new = false;
+            fresh.wake_at = Some(clock::now() + AFTER_A_PANIC);
             self.awake = Some(fresh);
             return;
         };
@@ -234,10 +237,13 @@ impl Driver {
         }
         self.published.show_connectivity(awake.connectivity(connectivity));
     }
+}
 
-    fn close(self) {
+impl Drop for Driver {
+    /// Also when the runtime ends under it: nobody should wait for a driver that is gone.
+    fn drop(&mut self) {
         self.published.publish(Way::Closed, Connections::default());
-        self.published.show_connectivity(Connectivity::Idle);
+        self.published.connectivity().send_replace(Connectivity::Idle);
     }
 }
 

@@ -22,6 +22,10 @@ mod timeout;
 mod transport;
 mod xds;
 
+pub use builder::{BuildError, Builder};
+pub use call::ResponseBody;
+pub use channel::{Channel, WaitForReady};
 pub use credentials::{Credentials, CredentialsError, Tls};
 pub use evenkeel_core::Address;
 pub use transport::{Connector, Io};
+pub use xds::XdsClient;
