@@ -19,3 +19,6 @@ mod text;
 mod timeout;
 mod transport;
 mod xds;
+
+pub use service_config::ServiceConfigError;
+pub use target::TargetError;
