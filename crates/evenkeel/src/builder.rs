@@ -293,14 +293,14 @@ impl Builder {
     }
 
     fn read_service_config(&self, target: &Target) -> Result<ServiceConfig, BuildError> {
-        let Some(json) = &self.service_config else { return Ok(ServiceConfig::default()) };
-        if let Kind::Xds { .. } = target.kind() {
+        if let (Kind::Xds { .. }, Some(_)) = (target.kind(), &self.service_config) {
             return Err(BuildError::new(format!(
                 "target {:?}: with a control plane there is no service config; its routes and clusters say what holds",
                 self.target
             )));
         }
         let registry = self.registry.clone().unwrap_or_else(Registry::standard);
+        let json = self.service_config.as_deref().unwrap_or("{}");
         let config = ServiceConfig::parse(json, &registry).map_err(BuildError::from_error)?;
         for warning in config.warnings() {
             tracing::warn!("service config: {warning}");
@@ -318,11 +318,11 @@ impl Builder {
                 Source::Xds { client, target: self.target.as_str().into(), channel_id }
             }
             Kind::Dns { host, port } => {
-                Source::Dns { host: host.as_str().into(), port: *port, config: service_config.lb_config() }
+                Source::Dns { host: host.as_str().into(), port: *port, config: service_config.policy().clone() }
             }
             Kind::Fixed(addresses) => Source::Fixed {
                 endpoints: Endpoints::list(addresses.iter().cloned().map(Endpoint::at)),
-                config: service_config.lb_config(),
+                config: service_config.policy().clone(),
             },
         })
     }
