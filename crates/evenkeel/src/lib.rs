@@ -17,6 +17,8 @@ mod service_config;
 mod snapshot;
 mod status;
 mod target;
+mod text;
+mod timeout;
 mod transport;
 mod xds;
 

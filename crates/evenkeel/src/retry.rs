@@ -1,1 +1,483 @@
-//! placeholder
+//! Whether a call that failed is tried again, and when (A6, A44).
+//!
+//! Pure decisions: no clock, no randomness of its own, no wire. Whoever makes the attempts tells [`Retries`] how each one
+//! ended and waits as long as it says. Attempts that the peer provably did not see are repeated elsewhere and are not
+//! told here: they count neither as attempts nor as failures.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use evenkeel_core::Code;
+use evenkeel_xds::routing;
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+/// How many attempts were made before this one; not on the first.
+pub(crate) static PREVIOUS_ATTEMPTS: HeaderName = HeaderName::from_static("grpc-previous-rpc-attempts");
+
+/// When a server wants the next attempt, in milliseconds; negative for never.
+pub(crate) static PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
+
+/// The most attempts that a policy may ask for; more are treated as so many (A6).
+pub(crate) const MAX_ATTEMPTS: u32 = 5;
+
+/// How far a back-off may lie from its nominal length, as a share of it (A6).
+const JITTER: f64 = 0.2;
+
+/// One token of a [`Throttle`], which counts in thousandths.
+const TOKEN: u32 = 1_000;
+
+/// When and how often a call is tried again.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct RetryPolicy {
+    /// How many attempts there are in all, the first included.
+    pub(crate) max_attempts: u32,
+    /// The first back-off, before jitter.
+    pub(crate) initial_backoff: Duration,
+    /// The longest back-off, before jitter.
+    pub(crate) max_backoff: Duration,
+    /// How much longer each back-off is than the one before; above zero.
+    pub(crate) multiplier: f64,
+    /// The codes that are worth another attempt.
+    pub(crate) codes: Codes,
+}
+
+impl RetryPolicy {
+    /// The policy of calls that have none: one attempt.
+    pub(crate) const NEVER: RetryPolicy = RetryPolicy {
+        max_attempts: 1,
+        initial_backoff: Duration::ZERO,
+        max_backoff: Duration::ZERO,
+        multiplier: 1.0,
+        codes: Codes(0),
+    };
+
+    /// The wait before an attempt that follows `retries` others since the last push-back. `random` is from 0 to 1.
+    fn backoff(&self, retries: u32, random: f64) -> Duration {
+        // There are never more than a few attempts.
+        let growth = self.multiplier.powi(retries.min(MAX_ATTEMPTS).cast_signed());
+        let nominal = (self.initial_backoff.as_secs_f64() * growth).min(self.max_backoff.as_secs_f64());
+        let jitter = 1.0 + JITTER * (2.0 * random - 1.0);
+        Duration::try_from_secs_f64(nominal * jitter).unwrap_or(self.max_backoff)
+    }
+}
+
+impl From<&routing::RetryPolicy> for RetryPolicy {
+    fn from(policy: &routing::RetryPolicy) -> RetryPolicy {
+        RetryPolicy {
+            max_attempts: policy.max_attempts.min(MAX_ATTEMPTS),
+            initial_backoff: policy.base_interval,
+            max_backoff: policy.max_interval,
+            multiplier: f64::from(routing::RetryPolicy::MULTIPLIER),
+            codes: policy.retry_on.iter().copied().collect(),
+        }
+    }
+}
+
+/// A set of status codes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Codes(u32);
+
+impl Codes {
+    pub(crate) fn contains(self, code: Code) -> bool {
+        self.0 & 1 << code as u8 != 0
+    }
+}
+
+impl FromIterator<Code> for Codes {
+    fn from_iter<I: IntoIterator<Item = Code>>(codes: I) -> Codes {
+        Codes(codes.into_iter().fold(0, |all, code| all | 1 << code as u8))
+    }
+}
+
+/// What a server says about the next attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pushback {
+    /// Try again after exactly this long.
+    After(Duration),
+    /// Do not try again.
+    Never,
+}
+
+impl Pushback {
+    /// Reads the headers of a response that is nothing but an error. A number that is negative, or none at all, means
+    /// never (A6), and so do several numbers, as nobody knows which of them counts.
+    pub(crate) fn read(headers: &HeaderMap) -> Option<Pushback> {
+        let mut values = headers.get_all(&PUSHBACK).iter();
+        let value = values.next()?;
+        let millis = value.to_str().ok().and_then(|text| text.parse::<i32>().ok());
+        match millis.and_then(|millis| u64::try_from(millis).ok()) {
+            Some(millis) if values.next().is_none() => Some(Pushback::After(Duration::from_millis(millis))),
+            _ => Some(Pushback::Never),
+        }
+    }
+}
+
+/// The attempts of one call.
+#[derive(Debug)]
+pub(crate) struct Retries {
+    policy: RetryPolicy,
+    /// How many attempts were followed by another one.
+    retried: u32,
+    /// How many of them since the server last said when to try again.
+    since_pushback: u32,
+}
+
+impl Retries {
+    /// A call whose first attempt is about to be made.
+    pub(crate) fn new(policy: RetryPolicy) -> Retries {
+        Retries { policy, retried: 0, since_pushback: 0 }
+    }
+
+    /// An attempt ended, and this is how: its code, what the server said about the next attempt, and whether the call
+    /// is committed to this attempt (A6: headers arrived, or the request can no longer be sent again). `random` is from 0
+    /// to 1.
+    ///
+    /// Returns how long to wait before the next attempt, `None` if there is none. Every end is to be told, also a
+    /// success, since `throttle` counts them all.
+    pub(crate) fn next(
+        &mut self,
+        code: Code,
+        pushback: Option<Pushback>,
+        committed: bool,
+        throttle: Option<&Throttle>,
+        random: f64,
+    ) -> Option<Duration> {
+        if code == Code::Ok {
+            if let Some(throttle) = throttle {
+                throttle.succeeded();
+            }
+            return None;
+        }
+        let retryable = self.policy.codes.contains(code);
+        // A failure counts whether or not the call could be tried again; others are the caller's own (A6).
+        let counts = retryable || pushback == Some(Pushback::Never);
+        let allowed = throttle.filter(|_| counts).is_none_or(Throttle::failed);
+        if !retryable || !allowed || committed || self.retried + 1 >= self.policy.max_attempts {
+            return None;
+        }
+        let wait = match pushback {
+            Some(Pushback::Never) => return None,
+            Some(Pushback::After(wait)) => {
+                self.since_pushback = 0;
+                wait
+            }
+            None => {
+                let wait = self.policy.backoff(self.since_pushback, random);
+                self.since_pushback += 1;
+                wait
+            }
+        };
+        self.retried += 1;
+        Some(wait)
+    }
+
+    /// What [`PREVIOUS_ATTEMPTS`] says on the coming attempt; `None` on the first, which goes without.
+    pub(crate) fn previous_attempts(&self) -> Option<HeaderValue> {
+        (self.retried > 0).then(|| HeaderValue::from(self.retried))
+    }
+}
+
+/// How a [`Throttle`] is set up, in thousandths of a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Throttling {
+    /// How many tokens there are at first and at most: above 0, at most 1,000,000 (1000 tokens).
+    pub(crate) max_tokens: u32,
+    /// How much a success gives back; above 0.
+    pub(crate) token_ratio: u32,
+}
+
+/// Keeps retries from making a bad day of a server worse: failures take tokens, successes give them back, and calls are
+/// tried again only while more than half of the tokens are there (A6). One for all calls of a channel; never waits.
+#[derive(Debug)]
+pub(crate) struct Throttle {
+    settings: Throttling,
+    tokens: AtomicU32,
+}
+
+impl Throttle {
+    /// A throttle with all its tokens.
+    pub(crate) fn new(settings: Throttling) -> Throttle {
+        Throttle { settings, tokens: AtomicU32::new(settings.max_tokens) }
+    }
+
+    /// Takes a token for a failure. Returns whether calls may be tried again.
+    fn failed(&self) -> bool {
+        let take = |tokens: u32| tokens.saturating_sub(TOKEN);
+        let before =
+            self.tokens.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |tokens| Some(take(tokens)));
+        let (Ok(before) | Err(before)) = before;
+        take(before) > self.settings.max_tokens / 2
+    }
+
+    /// Gives back what a success is worth. On a good day all tokens are there, and nothing is written.
+    fn succeeded(&self) {
+        let Throttling { max_tokens, token_ratio } = self.settings;
+        let _ = self.tokens.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |tokens| {
+            (tokens < max_tokens).then(|| tokens.saturating_add(token_ratio).min(max_tokens))
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    /// In the middle: no jitter.
+    const MIDDLE: f64 = 0.5;
+
+    const POLICY: RetryPolicy = RetryPolicy {
+        max_attempts: 5,
+        initial_backoff: Duration::from_millis(100),
+        max_backoff: Duration::from_millis(300),
+        multiplier: 2.0,
+        // UNAVAILABLE and INTERNAL.
+        codes: Codes(1 << 14 | 1 << 13),
+    };
+
+    const fn ms(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    fn tokens(max_tokens: u32, token_ratio: u32) -> Throttle {
+        Throttle::new(Throttling { max_tokens, token_ratio })
+    }
+
+    /// How a call goes whose attempts end like this.
+    fn waits(policy: RetryPolicy, ends: &[(Code, Option<Pushback>)]) -> Vec<Option<Duration>> {
+        let mut retries = Retries::new(policy);
+        ends.iter().map(|(code, pushback)| retries.next(*code, *pushback, false, None, MIDDLE)).collect()
+    }
+
+    #[test]
+    fn backoffs_grow_up_to_the_longest_and_attempts_end() {
+        let unavailable = [(Code::Unavailable, None); 6];
+        let expected = [Some(ms(100)), Some(ms(200)), Some(ms(300)), Some(ms(300)), None, None];
+        assert_eq!(waits(POLICY, &unavailable), expected);
+        let two = RetryPolicy { max_attempts: 2, ..POLICY };
+        assert_eq!(waits(two, &unavailable[..3]), [Some(ms(100)), None, None]);
+        assert_eq!(waits(RetryPolicy::NEVER, &unavailable[..2]), [None, None]);
+        let shrinking = RetryPolicy { multiplier: 0.5, ..POLICY };
+        assert_eq!(waits(shrinking, &unavailable[..3]), [Some(ms(100)), Some(ms(50)), Some(ms(25))]);
+        let first_is_longest = RetryPolicy { initial_backoff: ms(900), ..POLICY };
+        assert_eq!(waits(first_is_longest, &unavailable[..1]), [Some(ms(300))]);
+        let huge = Duration::MAX;
+        let endless =
+            RetryPolicy { initial_backoff: huge, max_backoff: huge, multiplier: f64::MAX, ..POLICY };
+        assert_eq!(waits(endless, &unavailable[..2]), [Some(huge), Some(huge)]);
+    }
+
+    #[test]
+    fn jitter_is_a_fifth_either_way() {
+        for (random, wait) in [(0.0, 80), (0.25, 90), (0.5, 100), (0.75, 110), (1.0, 120)] {
+            let mut retries = Retries::new(POLICY);
+            assert_eq!(
+                retries.next(Code::Unavailable, None, false, None, random),
+                Some(ms(wait)),
+                "{random}"
+            );
+        }
+        // Also beyond the longest: it comes after the bound (A6).
+        let mut retries = Retries::new(RetryPolicy { max_backoff: ms(100), ..POLICY });
+        assert_eq!(retries.next(Code::Unavailable, None, false, None, 1.0), Some(ms(120)));
+        assert_eq!(retries.next(Code::Unavailable, None, false, None, 1.0), Some(ms(120)));
+    }
+
+    #[test]
+    fn only_the_codes_of_the_policy_are_tried_again() {
+        use Code::{Cancelled, Internal, Unauthenticated, Unavailable, Unknown};
+        assert_eq!(waits(POLICY, &[(Internal, None), (Unavailable, None)]), [Some(ms(100)), Some(ms(200))]);
+        for code in [Code::Ok, Cancelled, Unknown, Unauthenticated, Code::DeadlineExceeded] {
+            assert_eq!(waits(POLICY, &[(code, None)]), [None], "{code:?}");
+            // Not even if the server says when.
+            assert_eq!(waits(POLICY, &[(code, Some(Pushback::After(ms(5))))]), [None], "{code:?}");
+        }
+        let all = [Cancelled, Unknown, Unauthenticated];
+        let codes: Codes = all.into_iter().collect();
+        assert!(all.into_iter().all(|code| codes.contains(code)));
+        assert!(!codes.contains(Code::Ok) && !codes.contains(Unavailable));
+    }
+
+    #[test]
+    fn servers_say_when_and_the_backoffs_start_again() {
+        let failed = (Code::Unavailable, None);
+        let after = |millis| (Code::Unavailable, Some(Pushback::After(ms(millis))));
+        let never = (Code::Unavailable, Some(Pushback::Never));
+        let cases: [(&[_], &[Option<u64>]); 5] = [
+            (&[failed, failed, after(7), failed, failed], &[Some(100), Some(200), Some(7), Some(100), None]),
+            (&[after(5000), after(0), failed], &[Some(5000), Some(0), Some(100)]),
+            (&[failed, never], &[Some(100), None]),
+            (&[never], &[None]),
+            // What the server says does not make more attempts.
+            (
+                &[after(1), after(2), after(3), after(4), after(5)],
+                &[Some(1), Some(2), Some(3), Some(4), None],
+            ),
+        ];
+        for (ends, expected) in cases {
+            let expected: Vec<_> = expected.iter().map(|wait| wait.map(ms)).collect();
+            assert_eq!(waits(POLICY, ends), expected);
+        }
+    }
+
+    #[test]
+    fn a_committed_call_is_not_tried_again_but_counts() {
+        let throttle = tokens(10_000, 100);
+        let mut retries = Retries::new(POLICY);
+        assert_eq!(retries.next(Code::Unavailable, None, true, Some(&throttle), MIDDLE), None);
+        assert_eq!(throttle.tokens.load(Ordering::Relaxed), 9_000);
+        assert_eq!(retries.previous_attempts(), None);
+    }
+
+    #[test]
+    fn pushback_is_read_from_headers() {
+        let after = |millis| Some(Pushback::After(ms(millis)));
+        let never = Some(Pushback::Never);
+        for (text, pushback) in [
+            ("0", after(0)),
+            ("15", after(15)),
+            ("007", after(7)),
+            ("2147483647", after(2_147_483_647)),
+            ("-1", never),
+            ("-2147483648", never),
+            ("2147483648", never),
+            ("99999999999999999999", never),
+            ("", never),
+            ("soon", never),
+            ("1.5", never),
+            ("1 ", never),
+            ("0x10", never),
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.insert("grpc-retry-pushback-ms", HeaderValue::from_str(text).unwrap());
+            assert_eq!(Pushback::read(&headers), pushback, "{text}");
+        }
+        let mut headers = HeaderMap::new();
+        assert_eq!(Pushback::read(&headers), None);
+        headers.append("grpc-retry-pushback-ms", HeaderValue::from_bytes(b"\xff").unwrap());
+        assert_eq!(Pushback::read(&headers), never);
+        let mut headers = HeaderMap::new();
+        headers.append("grpc-retry-pushback-ms", HeaderValue::from_static("1"));
+        headers.append("grpc-retry-pushback-ms", HeaderValue::from_static("1"));
+        assert_eq!(Pushback::read(&headers), never);
+    }
+
+    #[test]
+    fn attempts_say_how_many_were_before_them() {
+        let mut retries = Retries::new(POLICY);
+        assert_eq!(retries.previous_attempts(), None);
+        for previous in ["1", "2", "3", "4"] {
+            retries.next(Code::Unavailable, None, false, None, MIDDLE);
+            assert_eq!(retries.previous_attempts().unwrap(), previous);
+        }
+        assert_eq!(PREVIOUS_ATTEMPTS, "grpc-previous-rpc-attempts");
+    }
+
+    /// What is left in the throttle after each end, in thousandths, and whether the call was tried again.
+    #[test]
+    fn tokens_are_taken_and_given_back() {
+        let after = Some(Pushback::After(ms(1)));
+        let never = Some(Pushback::Never);
+        let throttle = tokens(4_000, 546);
+        for (i, (code, pushback, left, retried)) in [
+            // At most so many.
+            (Code::Ok, None, 4_000, false),
+            (Code::Unavailable, None, 3_000, true),
+            (Code::Ok, None, 3_546, false),
+            // The caller's own fault.
+            (Code::InvalidArgument, None, 3_546, false),
+            (Code::InvalidArgument, after, 3_546, false),
+            (Code::InvalidArgument, never, 2_546, false),
+            (Code::Ok, None, 3_092, false),
+            (Code::Ok, None, 3_638, false),
+            (Code::Internal, after, 2_638, true),
+            (Code::Unavailable, never, 1_638, false),
+            (Code::Ok, None, 2_184, false),
+            (Code::Ok, None, 2_730, false),
+            (Code::Ok, None, 3_276, false),
+            // One token for both reasons together.
+            (Code::Unavailable, never, 2_276, false),
+            (Code::Unavailable, None, 1_276, false),
+            (Code::Unavailable, after, 276, false),
+            (Code::Unavailable, None, 0, false),
+            (Code::Unavailable, None, 0, false),
+            (Code::Ok, None, 546, false),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let wait = Retries::new(POLICY).next(code, pushback, false, Some(&throttle), MIDDLE);
+            assert_eq!(wait.is_some(), retried, "{i}: {code:?} {pushback:?}");
+            assert_eq!(throttle.tokens.load(Ordering::Relaxed), left, "{i}: {code:?} {pushback:?}");
+        }
+    }
+
+    #[test]
+    fn exactly_half_of_the_tokens_is_too_few() {
+        // From 3 to 2 of 4, to 2.001 of 4, and to 2 of 3.
+        for (max, start, retried) in [(4_000, 3_000, false), (4_000, 3_001, true), (3_000, 3_000, true)] {
+            let throttle = tokens(max, 1);
+            throttle.tokens.store(start, Ordering::Relaxed);
+            let wait = Retries::new(POLICY).next(Code::Unavailable, None, false, Some(&throttle), MIDDLE);
+            assert_eq!(wait.is_some(), retried, "{start} of {max}");
+        }
+    }
+
+    #[test]
+    fn calls_without_a_policy_feed_the_throttle_too() {
+        let throttle = tokens(10_000, 500);
+        let end = |code, pushback| {
+            Retries::new(RetryPolicy::NEVER).next(code, pushback, false, Some(&throttle), MIDDLE);
+            throttle.tokens.load(Ordering::Relaxed)
+        };
+        assert_eq!(end(Code::Unavailable, None), 10_000);
+        assert_eq!(end(Code::Unavailable, Some(Pushback::Never)), 9_000);
+        assert_eq!(end(Code::Ok, None), 9_500);
+    }
+
+    #[test]
+    fn no_token_is_lost_between_threads() {
+        let throttle = tokens(1_000_000, 1_000);
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..200 {
+                        throttle.failed();
+                    }
+                });
+            }
+        });
+        assert_eq!(throttle.tokens.load(Ordering::Relaxed), 200_000);
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..100 {
+                        throttle.succeeded();
+                    }
+                });
+            }
+        });
+        assert_eq!(throttle.tokens.load(Ordering::Relaxed), 600_000);
+        let tiny = tokens(1, u32::MAX);
+        assert!(!tiny.failed());
+        tiny.succeeded();
+        assert_eq!(tiny.tokens.load(Ordering::Relaxed), 1);
+    }
+
+    /// A44: the route's intervals, codes and attempts, and a multiplier of 2.
+    #[test]
+    fn policies_of_routes_are_taken() {
+        let route = routing::RetryPolicy {
+            retry_on: vec![Code::Cancelled, Code::Unavailable],
+            max_attempts: 4,
+            base_interval: ms(25),
+            max_interval: ms(60),
+        };
+        let policy = RetryPolicy::from(&route);
+        let ends = [(Code::Cancelled, None), (Code::Unavailable, None), (Code::Unavailable, None)];
+        assert_eq!(waits(policy, &ends), [Some(ms(25)), Some(ms(50)), Some(ms(60))]);
+        assert_eq!(waits(policy, &[(Code::Internal, None)]), [None]);
+        assert_eq!(policy.max_attempts, 4);
+    }
+}
