@@ -25,3 +25,4 @@ mod xds;
 pub use credentials::{Credentials, CredentialsError, Tls};
 pub use evenkeel_core::Address;
 pub use transport::{Connector, Io};
+pub use xds::{XdsClient, XdsClientBuilder, XdsError, csds};
