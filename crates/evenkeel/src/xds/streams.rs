@@ -14,7 +14,7 @@ use std::time::Duration;
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use evenkeel_core::{Address, Code, Status};
 use evenkeel_proto::prost::Message;
-use evenkeel_xds::bootstrap::ServerConfig;
+use evenkeel_xds::bootstrap::{ChannelCredentials, ServerConfig};
 use evenkeel_xds::{client, lrs};
 use h2::client::ResponseFuture;
 use h2::{RecvStream, SendStream};
@@ -452,7 +452,8 @@ impl Link {
     async fn open(&self, dialer: &Arc<Dialer>, method: &'static str) -> Result<Call, Status> {
         let target = Target::parse_server_uri(&self.server.uri);
         let target = target.map_err(|error| Status::unavailable(error.to_string()))?;
-        let request = request(&target, method)?;
+        let scheme = if self.server.credentials == ChannelCredentials::Insecure { "http" } else { "https" };
+        let request = request(&target, scheme, method)?;
         let connection = self.connection(dialer, &target).await?;
         let failed = |error: h2::Error| broken(&connection, &error);
         let mut sender = connection.sender().ready().await.map_err(failed)?;
@@ -497,10 +498,9 @@ impl Link {
     }
 }
 
-fn request(target: &Target, method: &'static str) -> Result<Request<()>, Status> {
+fn request(target: &Target, scheme: &str, method: &'static str) -> Result<Request<()>, Status> {
     let authority = target.authority().map_err(|error| Status::unavailable(error.to_string()))?;
-    // Servers look at the path; the scheme makes no difference to them.
-    let uri = Uri::builder().scheme("http").authority(authority).path_and_query(method).build();
+    let uri = Uri::builder().scheme(scheme).authority(authority).path_and_query(method).build();
     let request = uri.and_then(|uri| {
         Request::post(uri)
             .version(Version::HTTP_2)
