@@ -1,1 +1,793 @@
-//! placeholder
+//! HTTP/2 servers without an HTTP/2 library, for what a sound server never does.
+//!
+//! [`Peer`] is played by hand: a test takes one connection, sees each frame and writes any frame, at any time, allowed
+//! or not. [`serve`] answers by a closure, for many calls on many connections: one listener stands for every
+//! address of 127.0.0.0/8, and so for thousands of endpoints.
+//!
+//! Requests are put together from their frames; their headers stay as they came, in HPACK, since reading them needs
+//! tables and nothing here needs the headers. Written headers are literals that touch no table. A [`Conn`] writes
+//! what it is told and minds no window; [`serve`] minds the connection's.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::sleep;
+
+/// Types of frames (RFC 9113, section 6).
+pub mod kind {
+    #![allow(missing_docs, reason = "the RFC's names")]
+    pub const DATA: u8 = 0;
+    pub const HEADERS: u8 = 1;
+    pub const PRIORITY: u8 = 2;
+    pub const RST_STREAM: u8 = 3;
+    pub const SETTINGS: u8 = 4;
+    pub const PUSH_PROMISE: u8 = 5;
+    pub const PING: u8 = 6;
+    pub const GOAWAY: u8 = 7;
+    pub const WINDOW_UPDATE: u8 = 8;
+    pub const CONTINUATION: u8 = 9;
+}
+
+/// Flags of frames. What a bit means depends on the frame's type.
+pub mod flag {
+    #![allow(missing_docs, reason = "the RFC's names")]
+    pub const ACK: u8 = 0x1;
+    pub const END_STREAM: u8 = 0x1;
+    pub const END_HEADERS: u8 = 0x4;
+    pub const PADDED: u8 = 0x8;
+    pub const PRIORITY: u8 = 0x20;
+}
+
+/// Error codes of RST_STREAM and GOAWAY (RFC 9113, section 7).
+pub mod code {
+    #![allow(missing_docs, reason = "the RFC's names")]
+    pub const NO_ERROR: u32 = 0;
+    pub const PROTOCOL_ERROR: u32 = 1;
+    pub const INTERNAL_ERROR: u32 = 2;
+    pub const FLOW_CONTROL_ERROR: u32 = 3;
+    pub const FRAME_SIZE_ERROR: u32 = 6;
+    pub const REFUSED_STREAM: u32 = 7;
+    pub const CANCEL: u32 = 8;
+    pub const COMPRESSION_ERROR: u32 = 9;
+    pub const ENHANCE_YOUR_CALM: u32 = 11;
+}
+
+/// Ids of settings (RFC 9113, section 6.5.2).
+pub mod setting {
+    #![allow(missing_docs, reason = "the RFC's names")]
+    pub const HEADER_TABLE_SIZE: u16 = 1;
+    pub const MAX_CONCURRENT_STREAMS: u16 = 3;
+    pub const INITIAL_WINDOW_SIZE: u16 = 4;
+    pub const MAX_FRAME_SIZE: u16 = 5;
+    pub const MAX_HEADER_LIST_SIZE: u16 = 6;
+}
+
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+const FRAME_HEAD: usize = 9;
+/// The largest payload, and the window, that nobody has to announce.
+const MAX_FRAME: usize = 16_384;
+const WINDOW: u32 = 65_535;
+
+/// One frame, as it is on the wire.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// One of [`kind`], or any other.
+    pub kind: u8,
+    /// Bits of [`flag`].
+    pub flags: u8,
+    /// The stream, 0 for the connection.
+    pub stream: u32,
+    /// What follows the frame's head, padding included.
+    pub payload: Bytes,
+}
+
+impl Frame {
+    /// A frame of these parts. Nothing is checked: it may be a bad one.
+    pub fn new(kind: u8, flags: u8, stream: u32, payload: impl Into<Bytes>) -> Self {
+        Self { kind, flags, stream, payload: payload.into() }
+    }
+
+    fn has(&self, flag: u8) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// The number at the start of the payload.
+    fn number(&self) -> u32 {
+        self.payload.clone().try_get_u32().unwrap_or_default()
+    }
+
+    /// The payload of DATA or HEADERS without padding and priority; `None` if they do not fit in it.
+    fn content(&self) -> Option<&[u8]> {
+        let mut content = &self.payload[..];
+        if self.has(flag::PADDED) {
+            let (padding, rest) = content.split_first()?;
+            content = rest.get(..rest.len().checked_sub(usize::from(*padding))?)?;
+        }
+        if self.kind == kind::HEADERS && self.has(flag::PRIORITY) {
+            content = content.get(5..)?;
+        }
+        Some(content)
+    }
+
+    /// Takes the first frame off what was read, if it is there in full.
+    fn decode(inbox: &mut BytesMut) -> Option<Self> {
+        let mut head = inbox.get(..FRAME_HEAD)?;
+        let length = usize::try_from(head.get_uint(3)).ok()?;
+        let (kind, flags, stream) = (head.get_u8(), head.get_u8(), head.get_u32() & (u32::MAX >> 1));
+        if inbox.len() < FRAME_HEAD + length {
+            return None;
+        }
+        inbox.advance(FRAME_HEAD);
+        Some(Self { kind, flags, stream, payload: inbox.split_to(length).freeze() })
+    }
+}
+
+/// A header block of these fields, each a literal that is not indexed (RFC 7541, section 6.2.2).
+pub fn block(fields: &[(impl AsRef<[u8]>, impl AsRef<[u8]>)]) -> Vec<u8> {
+    let mut block = Vec::new();
+    for (name, value) in fields {
+        block.push(0);
+        for text in [name.as_ref(), value.as_ref()] {
+            put_length(&mut block, text.len());
+            block.extend_from_slice(text);
+        }
+    }
+    block
+}
+
+/// A number with a prefix of seven bits (RFC 7541, section 5.1); the eighth says that no Huffman code follows.
+fn put_length(out: &mut Vec<u8>, length: usize) {
+    if length < 127 {
+        out.push(length as u8);
+        return;
+    }
+    out.push(127);
+    let mut rest = length - 127;
+    while rest >= 128 {
+        out.push((rest % 128) as u8 | 128);
+        rest /= 128;
+    }
+    out.push(rest as u8);
+}
+
+fn put(out: &mut BytesMut, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
+    out.put_uint(payload.len() as u64, 3);
+    out.put_u8(kind);
+    out.put_u8(flags);
+    out.put_u32(stream);
+    out.put_slice(payload);
+}
+
+/// HEADERS, and CONTINUATION as far as it takes.
+fn put_block(out: &mut BytesMut, stream: u32, end: u8, block: &[u8]) {
+    let mut parts = block.chunks(MAX_FRAME).peekable();
+    let (mut kind, mut flags) = (kind::HEADERS, end);
+    loop {
+        let part = parts.next().unwrap_or_default();
+        if parts.peek().is_none() {
+            return put(out, kind, flags | flag::END_HEADERS, stream, part);
+        }
+        put(out, kind, flags, stream, part);
+        (kind, flags) = (kind::CONTINUATION, 0);
+    }
+}
+
+fn put_headers(out: &mut BytesMut, stream: u32, more: &[(&str, &str)]) {
+    put_block(out, stream, 0, &[block(&RESPONSE), block(more)].concat());
+}
+
+const RESPONSE: [(&str, &str); 2] = [(":status", "200"), ("content-type", "application/grpc")];
+
+/// One gRPC message, neither compressed nor the last frame of its stream.
+fn put_message(out: &mut BytesMut, stream: u32, message: &[u8]) {
+    let mut body = Vec::with_capacity(message.len() + 5);
+    body.put_u8(0);
+    body.put_u32(message.len() as u32);
+    body.put_slice(message);
+    for part in body.chunks(MAX_FRAME) {
+        put(out, kind::DATA, 0, stream, part);
+    }
+}
+
+fn put_trailers(out: &mut BytesMut, stream: u32, status: u32, more: &[(&str, &str)]) {
+    let status = block(&[("grpc-status", status.to_string())]);
+    put_block(out, stream, flag::END_STREAM, &[status, block(more)].concat());
+}
+
+fn put_go_away(out: &mut BytesMut, last_stream: u32, code: u32, debug: &[u8]) {
+    let payload = [&last_stream.to_be_bytes(), &code.to_be_bytes(), debug].concat();
+    put(out, kind::GOAWAY, 0, 0, &payload);
+}
+
+fn put_settings(out: &mut BytesMut, settings: &[(u16, u32)]) {
+    let mut payload = Vec::new();
+    for (id, value) in settings {
+        payload.put_u16(*id);
+        payload.put_u32(*value);
+    }
+    put(out, kind::SETTINGS, 0, 0, &payload);
+}
+
+/// A request whose stream the client has ended.
+#[derive(Clone, Debug, Default)]
+pub struct Request {
+    /// Its stream.
+    pub stream: u32,
+    /// Its header block, in HPACK.
+    pub headers: Vec<u8>,
+    /// What its DATA frames carried.
+    pub body: Vec<u8>,
+}
+
+impl Request {
+    /// The body without the head of its first gRPC message: the message, if there is one only.
+    pub fn message(&self) -> &[u8] {
+        self.body.get(5..).unwrap_or_default()
+    }
+}
+
+/// What one side of a connection knows, without the socket.
+#[derive(Default)]
+struct Session {
+    inbox: BytesMut,
+    outbox: BytesMut,
+    mute_pings: bool,
+    /// The client's SETTINGS came.
+    greeted: bool,
+    open: HashMap<u32, Request>,
+    /// The stream whose header block goes on, and whether its HEADERS ended it.
+    unfinished: Option<(u32, bool)>,
+    requests: VecDeque<Request>,
+    resets: Vec<(u32, u32)>,
+    pongs: u64,
+    farewell: Option<u32>,
+    /// Bytes of DATA for which the connection's window was not given back.
+    consumed: u32,
+    /// What WINDOW_UPDATE added to the connection's window, and what DATA took from it.
+    credit: i64,
+}
+
+impl Session {
+    /// Takes note of a frame, and puts what is due to it in the outbox.
+    fn absorb(&mut self, frame: &Frame) {
+        match frame.kind {
+            kind::SETTINGS if !frame.has(flag::ACK) => {
+                self.greeted = true;
+                put(&mut self.outbox, kind::SETTINGS, flag::ACK, 0, &[]);
+            }
+            kind::PING if frame.has(flag::ACK) => self.pongs += 1,
+            kind::PING if !self.mute_pings => {
+                put(&mut self.outbox, kind::PING, flag::ACK, 0, &frame.payload);
+            }
+            kind::HEADERS => {
+                self.unfinished = Some((frame.stream, frame.has(flag::END_STREAM)));
+                self.absorb_block(frame);
+            }
+            kind::CONTINUATION => self.absorb_block(frame),
+            kind::DATA => self.absorb_data(frame),
+            kind::RST_STREAM => {
+                self.open.remove(&frame.stream);
+                self.resets.push((frame.stream, frame.number()));
+            }
+            kind::GOAWAY => {
+                let code = frame.payload.get(4..).and_then(|mut rest| rest.try_get_u32().ok());
+                self.farewell = code;
+            }
+            kind::WINDOW_UPDATE if frame.stream == 0 => self.credit += i64::from(frame.number()),
+            _ => {}
+        }
+    }
+
+    fn absorb_block(&mut self, frame: &Frame) {
+        let Some((stream, ends)) = self.unfinished else { return };
+        let content = if frame.kind == kind::HEADERS { frame.content() } else { Some(&frame.payload[..]) };
+        let request = self.open.entry(stream).or_insert_with(|| Request { stream, ..Request::default() });
+        request.headers.extend_from_slice(content.unwrap_or_default());
+        if frame.has(flag::END_HEADERS) {
+            self.unfinished = None;
+            if ends {
+                self.end(stream);
+            }
+        }
+    }
+
+    fn absorb_data(&mut self, frame: &Frame) {
+        self.consumed += frame.payload.len() as u32;
+        if self.consumed >= WINDOW / 4 {
+            put(&mut self.outbox, kind::WINDOW_UPDATE, 0, 0, &self.consumed.to_be_bytes());
+            self.consumed = 0;
+        }
+        if let Some(request) = self.open.get_mut(&frame.stream) {
+            request.body.extend_from_slice(frame.content().unwrap_or_default());
+        }
+        if frame.has(flag::END_STREAM) {
+            self.end(frame.stream);
+        } else if !frame.payload.is_empty() {
+            let more = (frame.payload.len() as u32).to_be_bytes();
+            put(&mut self.outbox, kind::WINDOW_UPDATE, 0, frame.stream, &more);
+        }
+    }
+
+    fn end(&mut self, stream: u32) {
+        self.requests.extend(self.open.remove(&stream));
+    }
+
+    /// Reads more into the inbox; `false` at the end. The buffer of an idle connection is given back.
+    async fn read(&mut self, io: &mut TcpStream) -> io::Result<bool> {
+        if self.inbox.is_empty() {
+            self.inbox = BytesMut::new();
+        }
+        io.readable().await?;
+        self.inbox.reserve(4096);
+        Ok(io.read_buf(&mut self.inbox).await? > 0)
+    }
+
+    async fn flush(&mut self, io: &mut TcpStream) -> io::Result<()> {
+        io.write_all_buf(&mut self.outbox).await
+    }
+
+    /// Takes the client's preface off the inbox.
+    async fn read_preface(&mut self, io: &mut TcpStream) -> io::Result<()> {
+        while self.inbox.len() < PREFACE.len() {
+            if !self.read(io).await? {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+        if !self.inbox.starts_with(PREFACE) {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        self.inbox.advance(PREFACE.len());
+        Ok(())
+    }
+}
+
+/// A server that a test plays by hand.
+pub struct Peer {
+    listener: TcpListener,
+}
+
+impl Peer {
+    /// Listens on a free port of 127.0.0.1.
+    pub async fn bind() -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await;
+        Self { listener: listener.expect("loopback has a free port") }
+    }
+
+    /// Where clients connect.
+    pub fn address(&self) -> SocketAddr {
+        self.listener.local_addr().expect("a listener has an address")
+    }
+
+    /// The next connection, with its preface read and nothing sent. One that ends before its preface, or begins
+    /// with something else, is dropped and the next is taken.
+    pub async fn accept(&self) -> Conn {
+        loop {
+            let (mut io, _) = self.listener.accept().await.expect("a test has descriptors to spare");
+            let mut session = Session::default();
+            if io.set_nodelay(true).is_ok() && session.read_preface(&mut io).await.is_ok() {
+                return Conn { io, session };
+            }
+        }
+    }
+}
+
+/// One connection, in the hands of a test. A wait for a frame, a request or the end loses nothing when broken off.
+///
+/// Writing fails if the client has closed; a test that does not expect it unwraps. While a method other than
+/// [`next_frame`](Conn::next_frame) reads, SETTINGS and PING are answered and windows are given back.
+pub struct Conn {
+    io: TcpStream,
+    session: Session,
+}
+
+impl Conn {
+    /// The next frame, whatever it is, with no answer to it. `None` when the client has closed.
+    pub async fn next_frame(&mut self) -> Option<Frame> {
+        loop {
+            if let Some(frame) = Frame::decode(&mut self.session.inbox) {
+                return Some(frame);
+            }
+            if !self.session.read(&mut self.io).await.unwrap_or_default() {
+                return None;
+            }
+        }
+    }
+
+    /// The next request that is there in full; several may be on their way at once. `None` when the client has closed.
+    pub async fn next_request(&mut self) -> Option<Request> {
+        loop {
+            if let Some(request) = self.session.requests.pop_front() {
+                return Some(request);
+            }
+            self.absorb().await.ok()?;
+        }
+    }
+
+    /// Sends SETTINGS without any, waits for the client's and acknowledges them.
+    pub async fn handshake(&mut self) -> io::Result<()> {
+        self.settings(&[]).await?;
+        while !self.session.greeted {
+            self.absorb().await?;
+        }
+        Ok(())
+    }
+
+    /// From here on the client's PINGs get no answer: to its keepalive, this peer is dead.
+    pub fn mute_pings(&mut self) {
+        self.session.mute_pings = true;
+    }
+
+    /// The streams that the client has reset, with their codes, as far as frames were read.
+    pub fn resets(&self) -> &[(u32, u32)] {
+        &self.session.resets
+    }
+
+    /// Sends SETTINGS.
+    pub async fn settings(&mut self, settings: &[(u16, u32)]) -> io::Result<()> {
+        put_settings(&mut self.session.outbox, settings);
+        self.flush().await
+    }
+
+    /// Answers with one message and a status.
+    pub async fn respond(&mut self, stream: u32, message: &[u8], grpc_status: u32) -> io::Result<()> {
+        put_headers(&mut self.session.outbox, stream, &[]);
+        put_message(&mut self.session.outbox, stream, message);
+        put_trailers(&mut self.session.outbox, stream, grpc_status, &[]);
+        self.flush().await
+    }
+
+    /// Sends an answer's headers: status 200, gRPC's content type, and these.
+    pub async fn respond_headers(&mut self, stream: u32, more: &[(&str, &str)]) -> io::Result<()> {
+        put_headers(&mut self.session.outbox, stream, more);
+        self.flush().await
+    }
+
+    /// Sends one message of an answer.
+    pub async fn respond_data(&mut self, stream: u32, message: &[u8]) -> io::Result<()> {
+        put_message(&mut self.session.outbox, stream, message);
+        self.flush().await
+    }
+
+    /// Ends an answer with a status and these trailers.
+    pub async fn respond_trailers(
+        &mut self,
+        stream: u32,
+        grpc_status: u32,
+        more: &[(&str, &str)],
+    ) -> io::Result<()> {
+        put_trailers(&mut self.session.outbox, stream, grpc_status, more);
+        self.flush().await
+    }
+
+    /// Sends GOAWAY. The connection stays open; [`hang_up`](Self::hang_up) ends it.
+    pub async fn go_away(&mut self, last_stream: u32, code: u32, debug: &[u8]) -> io::Result<()> {
+        put_go_away(&mut self.session.outbox, last_stream, code, debug);
+        self.flush().await
+    }
+
+    /// Sends RST_STREAM.
+    pub async fn reset(&mut self, stream: u32, code: u32) -> io::Result<()> {
+        put(&mut self.session.outbox, kind::RST_STREAM, 0, stream, &code.to_be_bytes());
+        self.flush().await
+    }
+
+    /// Sends PING and waits for its answer. What was sent before has then been read by the client.
+    pub async fn ping(&mut self) -> io::Result<()> {
+        let before = self.session.pongs;
+        put(&mut self.session.outbox, kind::PING, 0, 0, b"evenkeel");
+        while self.session.pongs == before {
+            self.absorb().await?;
+        }
+        Ok(())
+    }
+
+    /// Sends any frame.
+    pub async fn send(&mut self, frame: Frame) -> io::Result<()> {
+        put(&mut self.session.outbox, frame.kind, frame.flags, frame.stream, &frame.payload);
+        self.flush().await
+    }
+
+    /// Sends bytes that need not be frames.
+    pub async fn send_bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.session.outbox.put_slice(bytes);
+        self.flush().await
+    }
+
+    /// Waits until the client closes the connection: the code of its GOAWAY, if it sent one.
+    pub async fn closed(&mut self) -> Option<u32> {
+        while self.absorb().await.is_ok() {}
+        self.session.farewell
+    }
+
+    /// Closes the connection (FIN).
+    pub async fn hang_up(mut self) {
+        let _ = self.flush().await;
+        let _ = self.io.shutdown().await;
+        // A socket that is closed with bytes unread sends an RST after its FIN.
+        while self.io.try_read(&mut [0; 4096]).is_ok_and(|read| read > 0) {}
+    }
+
+    /// Resets the connection (RST), as a host does that knows nothing of it.
+    pub fn abort(self) {
+        let _ = self.io.set_zero_linger();
+    }
+
+    /// Reads one frame and takes note of it. What is due is sent first, so that nobody waits for it.
+    async fn absorb(&mut self) -> io::Result<()> {
+        self.flush().await?;
+        let frame = self.next_frame().await.ok_or(io::ErrorKind::UnexpectedEof)?;
+        self.session.absorb(&frame);
+        self.flush().await
+    }
+
+    async fn flush(&mut self) -> io::Result<()> {
+        self.session.flush(&mut self.io).await
+    }
+}
+
+/// What [`serve`] does with a request.
+#[derive(Clone, Debug)]
+pub enum Answer {
+    /// One message and status OK. It must fit in the window that every stream begins with, 65,535 bytes.
+    Ok(Bytes),
+    /// No message, and this status.
+    Status(u32),
+    /// RST_STREAM with REFUSED_STREAM: not processed, safe to try again.
+    Refuse,
+    /// RST_STREAM with this code.
+    Reset(u32),
+    /// Nothing, for ever.
+    Silent,
+    /// GOAWAY, then the answer. Later requests on streams above `last_stream` are passed over and not counted.
+    GoAwayThen {
+        /// The last stream that the client may think processed.
+        last_stream: u32,
+        /// The reason.
+        code: u32,
+        /// What this request gets.
+        answer: Box<Answer>,
+    },
+    /// The connection ends, with all that is open on it.
+    HangUp,
+}
+
+/// A request, as the closure of [`serve`] sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Call<'a> {
+    /// The address that the client called: which of the endpoints this is.
+    pub local: IpAddr,
+    /// Which connection of all, from 0 in the order of their acceptance.
+    pub connection: u64,
+    /// Which request of its connection, from 0.
+    pub index: u64,
+    /// Its stream.
+    pub stream: u32,
+    /// Its message.
+    pub message: &'a [u8],
+}
+
+/// The servers behind one listener. All tasks end when it is dropped, and with them the connections.
+pub struct Served {
+    port: u16,
+    tally: Arc<Tally>,
+    accepting: JoinHandle<()>,
+}
+
+/// Serves on a free port of all of this machine's addresses (so that 127.x.y.z can stand for any endpoint), to
+/// clients on this machine only. `handler` answers each request at once; it runs where the connection does.
+pub async fn serve(handler: impl Fn(&Call<'_>) -> Answer + Send + Sync + 'static) -> Served {
+    let socket = TcpSocket::new_v4().expect("a test has descriptors to spare");
+    socket.bind((Ipv4Addr::UNSPECIFIED, 0).into()).expect("there is a free port");
+    // Thousands may come at once; one that does not fit in the queue waits a second to try again.
+    let listener = socket.listen(4096).expect("a bound socket listens");
+    let port = listener.local_addr().expect("a listener has an address").port();
+    let tally = Arc::<Tally>::default();
+    let accepting = tokio::spawn(accept(listener, Arc::clone(&tally), Arc::new(handler)));
+    Served { port, tally, accepting }
+}
+
+impl Served {
+    /// The port, the same on every address.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The endpoint of this number: 127.0.0.1 is the first (0), and the last octets run on from there.
+    pub fn address(&self, endpoint: u32) -> SocketAddr {
+        let ip = Ipv4Addr::from_bits(Ipv4Addr::LOCALHOST.to_bits() + endpoint);
+        assert!(ip.is_loopback() && !ip.is_broadcast(), "127.0.0.0/8 has no endpoint {endpoint}");
+        (ip, self.port).into()
+    }
+
+    /// How many requests each address took. One that took none is not listed.
+    pub fn calls_by_address(&self) -> BTreeMap<IpAddr, u64> {
+        self.tally.list(|counts| counts.calls.load(Ordering::SeqCst))
+    }
+
+    /// How many connections each address accepted. One that accepted none is not listed.
+    pub fn connections_by_address(&self) -> BTreeMap<IpAddr, u64> {
+        self.tally.list(|counts| counts.connections.load(Ordering::SeqCst))
+    }
+
+    /// How many connections are open, on all addresses together.
+    pub fn open_connections(&self) -> usize {
+        self.tally.open.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+#[derive(Default)]
+struct Tally {
+    by_address: Mutex<HashMap<IpAddr, Arc<Counts>>>,
+    accepted: AtomicU64,
+    open: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Counts {
+    connections: AtomicU64,
+    calls: AtomicU64,
+}
+
+impl Tally {
+    fn of(&self, address: IpAddr) -> Arc<Counts> {
+        let mut all = self.by_address.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(all.entry(address).or_default())
+    }
+
+    fn list(&self, count: impl Fn(&Counts) -> u64) -> BTreeMap<IpAddr, u64> {
+        let all = self.by_address.lock().unwrap_or_else(PoisonError::into_inner);
+        let counted = all.iter().map(|(address, counts)| (*address, count(counts)));
+        counted.filter(|(_, count)| *count > 0).collect()
+    }
+}
+
+type Handler = dyn Fn(&Call<'_>) -> Answer + Send + Sync;
+
+async fn accept(listener: TcpListener, tally: Arc<Tally>, handler: Arc<Handler>) {
+    let mut connections = JoinSet::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            Some(_) = connections.join_next() => continue,
+        };
+        match accepted {
+            Ok((io, client)) => {
+                // Bound to every address, and meant for this machine.
+                if let (Ok(local), true) = (io.local_addr(), client.ip().is_loopback()) {
+                    let serving = Serving::new(local.ip(), Arc::clone(&tally), Arc::clone(&handler));
+                    connections.spawn(serving.run(io));
+                }
+            }
+            // Out of descriptors, most likely. The loop must outlive it.
+            Err(_) => sleep(Duration::from_millis(10)).await,
+        }
+    }
+}
+
+/// One connection of [`serve`].
+struct Serving {
+    local: IpAddr,
+    tally: Arc<Tally>,
+    counts: Arc<Counts>,
+    handler: Arc<Handler>,
+    session: Session,
+    connection: u64,
+    calls: u64,
+    /// What the last GOAWAY said.
+    last_stream: u32,
+    /// Messages that wait for the connection's window, in order.
+    waiting: VecDeque<(u32, Bytes)>,
+}
+
+impl Serving {
+    fn new(local: IpAddr, tally: Arc<Tally>, handler: Arc<Handler>) -> Self {
+        let counts = tally.of(local);
+        counts.connections.fetch_add(1, Ordering::SeqCst);
+        tally.open.fetch_add(1, Ordering::SeqCst);
+        let connection = tally.accepted.fetch_add(1, Ordering::SeqCst);
+        let session = Session { credit: i64::from(WINDOW), ..Session::default() };
+        let (calls, last_stream, waiting) = (0, u32::MAX, VecDeque::new());
+        Self { local, tally, counts, handler, session, connection, calls, last_stream, waiting }
+    }
+
+    /// Serves until the client closes or the handler hangs up. Whatever goes wrong on the way ends the connection.
+    async fn run(mut self, mut io: TcpStream) -> io::Result<()> {
+        io.set_nodelay(true)?;
+        self.session.read_preface(&mut io).await?;
+        put_settings(&mut self.session.outbox, &[]);
+        loop {
+            let goes_on = self.answer_all();
+            self.session.flush(&mut io).await?;
+            if !goes_on || !self.session.read(&mut io).await? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Answers what has come; `false` for hanging up.
+    fn answer_all(&mut self) -> bool {
+        while let Some(frame) = Frame::decode(&mut self.session.inbox) {
+            self.session.absorb(&frame);
+        }
+        while let Some(request) = self.session.requests.pop_front() {
+            if request.stream > self.last_stream {
+                continue;
+            }
+            self.counts.calls.fetch_add(1, Ordering::SeqCst);
+            let (local, connection, index, stream) =
+                (self.local, self.connection, self.calls, request.stream);
+            self.calls += 1;
+            let call = Call { local, connection, index, stream, message: request.message() };
+            let answer = (self.handler)(&call);
+            if !self.answer(request.stream, answer) {
+                return false;
+            }
+        }
+        self.release();
+        true
+    }
+
+    fn answer(&mut self, stream: u32, answer: Answer) -> bool {
+        let out = &mut self.session.outbox;
+        match answer {
+            Answer::Ok(message) => {
+                assert!(
+                    message.len() + 5 <= WINDOW as usize,
+                    "an answer must fit in a stream's first window"
+                );
+                self.waiting.push_back((stream, message));
+            }
+            Answer::Status(status) => {
+                let fields = [RESPONSE[0], RESPONSE[1], ("grpc-status", &status.to_string())];
+                put_block(out, stream, flag::END_STREAM, &block(&fields));
+            }
+            Answer::Refuse => {
+                put(out, kind::RST_STREAM, 0, stream, &code::REFUSED_STREAM.to_be_bytes());
+            }
+            Answer::Reset(code) => put(out, kind::RST_STREAM, 0, stream, &code.to_be_bytes()),
+            Answer::Silent => {}
+            Answer::GoAwayThen { last_stream, code, answer } => {
+                put_go_away(out, last_stream, code, &[]);
+                self.last_stream = last_stream;
+                return self.answer(stream, *answer);
+            }
+            Answer::HangUp => return false,
+        }
+        true
+    }
+
+    /// Sends the messages that fit in the connection's window.
+    fn release(&mut self) {
+        while let Some((stream, message)) = self.waiting.front() {
+            let size = message.len() as i64 + 5;
+            if size > self.session.credit {
+                return;
+            }
+            self.session.credit -= size;
+            put_headers(&mut self.session.outbox, *stream, &[]);
+            put_message(&mut self.session.outbox, *stream, message);
+            put_trailers(&mut self.session.outbox, *stream, 0, &[]);
+            self.waiting.pop_front();
+        }
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.tally.open.fetch_sub(1, Ordering::SeqCst);
+    }
+}

@@ -1,1 +1,426 @@
-//! placeholder
+//! A TCP proxy that misbehaves on demand: it stands between a client and a real server, and breaks what is between them.
+//!
+//! Every knob holds for connections that are open already, unless its text says otherwise, and from the moment its
+//! call returns: what a client writes after that meets the fault. What the kernel took before is beyond reach. A
+//! connection counts from the moment the proxy has accepted it, a little after the client's connect returned.
+//! Knobs that cut connections (`reset_all` and the like) reach those that count.
+//!
+//! The proxy speaks no protocol; what needs HTTP/2 frames is the business of [`frames`](super::frames).
+
+use std::collections::VecDeque;
+use std::future::pending;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::{Buf, Bytes, BytesMut};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
+use tokio::net::tcp::{ReadHalf, WriteHalf};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, sleep_until};
+
+/// How much is read at once, and how much is held back one way before reading stops.
+const CHUNK: usize = 16 << 10;
+const HELD: usize = 256 << 10;
+
+/// How long a loop rests where it can only ask again: after a failed accept, and for a peer that closed unseen.
+const REST: Duration = Duration::from_millis(10);
+
+/// A proxy on a port of its own. All of its tasks end when it is dropped, and with them its connections.
+pub struct Proxy {
+    address: SocketAddr,
+    upstream: SocketAddr,
+    /// Bound and never listening: while the proxy refuses, nobody else is given its port.
+    _port: TcpSocket,
+    listening: Mutex<Option<JoinHandle<()>>>,
+    knobs: watch::Sender<Knobs>,
+    counts: Arc<Counts>,
+}
+
+impl Proxy {
+    /// Starts a proxy to `upstream` on a free port of 127.0.0.1, with no fault.
+    pub async fn to(upstream: SocketAddr) -> Self {
+        let port = bound((Ipv4Addr::LOCALHOST, 0).into()).expect("loopback has a free port");
+        let address = port.local_addr().expect("a bound socket has an address");
+        let proxy = Self {
+            address,
+            upstream,
+            _port: port,
+            listening: Mutex::default(),
+            knobs: watch::Sender::default(),
+            counts: Arc::default(),
+        };
+        proxy.refuse(false).await;
+        proxy
+    }
+
+    /// Where clients connect.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// While on, connects are refused: nothing listens. Off, the proxy listens on the same port again. Open
+    /// connections stay.
+    pub async fn refuse(&self, on: bool) {
+        let listening = || self.listening.lock().unwrap_or_else(PoisonError::into_inner);
+        let task = listening().take();
+        if let Some(task) = task {
+            task.abort();
+            // The listener is closed when its task is gone, not when that is asked for.
+            let _ = task.await;
+        }
+        if !on {
+            let listener = bound(self.address).and_then(|socket| socket.listen(1024));
+            let listener = listener.expect("the port is held for this proxy");
+            let (knobs, counts) = (self.knobs.subscribe(), Arc::clone(&self.counts));
+            *listening() = Some(tokio::spawn(accept(listener, self.upstream, knobs, counts)));
+        }
+    }
+
+    /// While on, connections that are accepted get no answer and no upstream: the peer that takes TCP and never
+    /// speaks HTTP/2. Off, those waiting are connected. Open connections go on; `black_hole` is for them.
+    pub fn accept_only(&self, on: bool) {
+        self.knobs.send_modify(|knobs| knobs.accept_only = on);
+    }
+
+    /// While on, nothing is read and nothing forwarded, and all sockets stay open, also when the upstream closes.
+    /// Off, what was held back flows on.
+    pub fn black_hole(&self, on: bool) {
+        self.knobs.send_modify(|knobs| knobs.black_hole = on);
+    }
+
+    /// Every byte waits so long, each way; what is on its way follows the new delay.
+    pub fn delay(&self, delay: Duration) {
+        self.knobs.send_modify(|knobs| knobs.delay = delay);
+    }
+
+    /// No more bytes per second than this, each way of each connection; `None` lifts it.
+    pub fn rate(&self, bytes_per_second: impl Into<Option<u32>>) {
+        let rate = bytes_per_second.into();
+        assert_ne!(rate, Some(0), "a rate of zero is a black hole");
+        self.knobs.send_modify(|knobs| knobs.rate = rate);
+    }
+
+    /// Closes every connection accepted from here on (FIN) after so many bytes to the client; `None` lifts it.
+    pub fn cut_after(&self, bytes: impl Into<Option<u64>>) {
+        let bytes = bytes.into();
+        self.knobs.send_modify(|knobs| knobs.cut_after = bytes);
+    }
+
+    /// Inverts the byte at this offset of what each connection sends to the client, counted from the connection's
+    /// start; one that is past it stays whole. `None` lifts it.
+    pub fn flip_byte_at(&self, offset: impl Into<Option<u64>>) {
+        let offset = offset.into();
+        self.knobs.send_modify(|knobs| knobs.flip_byte_at = offset);
+    }
+
+    /// Resets all connections: the client gets an RST.
+    pub fn reset_all(&self) {
+        self.knobs.send_modify(|knobs| knobs.resets += 1);
+    }
+
+    /// Closes all connections: the client gets a FIN, and an RST if it goes on to write.
+    pub fn close_all(&self) {
+        self.knobs.send_modify(|knobs| knobs.closes += 1);
+    }
+
+    /// Ends all connections towards the client (FIN). What the client writes is still forwarded.
+    pub fn half_close_all(&self) {
+        self.knobs.send_modify(|knobs| knobs.half_closes += 1);
+    }
+
+    /// How many connections were accepted so far.
+    pub fn connections(&self) -> usize {
+        self.counts.accepted.load(Ordering::SeqCst)
+    }
+
+    /// How many of them are open.
+    pub fn open_connections(&self) -> usize {
+        self.counts.open.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        // The connections see their knobs go; only the listener has nothing to see it by.
+        if let Some(task) = self.listening.get_mut().unwrap_or_else(PoisonError::into_inner) {
+            task.abort();
+        }
+    }
+}
+
+/// What holds at the moment. The counters make an order a value: a connection compares them with those of its birth.
+#[derive(Clone, Copy, Default)]
+struct Knobs {
+    accept_only: bool,
+    black_hole: bool,
+    delay: Duration,
+    rate: Option<u32>,
+    cut_after: Option<u64>,
+    flip_byte_at: Option<u64>,
+    resets: u32,
+    closes: u32,
+    half_closes: u32,
+}
+
+#[derive(Default)]
+struct Counts {
+    accepted: AtomicUsize,
+    open: AtomicUsize,
+}
+
+/// Counts a connection while it lives.
+struct Open(Arc<Counts>);
+
+impl Open {
+    fn new(counts: &Arc<Counts>) -> Self {
+        counts.open.fetch_add(1, Ordering::SeqCst);
+        counts.accepted.fetch_add(1, Ordering::SeqCst);
+        Self(Arc::clone(counts))
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// How a connection ends towards the client.
+#[derive(Clone, Copy)]
+enum End {
+    Close,
+    Reset,
+}
+
+impl From<io::Error> for End {
+    fn from(_: io::Error) -> Self {
+        Self::Reset
+    }
+}
+
+/// A socket on this address that others of ours may share as long as one at most listens.
+fn bound(address: SocketAddr) -> io::Result<TcpSocket> {
+    let socket = TcpSocket::new_v4()?;
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    Ok(socket)
+}
+
+async fn accept(
+    listener: TcpListener,
+    upstream: SocketAddr,
+    knobs: watch::Receiver<Knobs>,
+    counts: Arc<Counts>,
+) {
+    loop {
+        let Ok((client, _)) = listener.accept().await else {
+            // Out of descriptors, most likely. The loop must outlive it.
+            sleep(REST).await;
+            continue;
+        };
+        let (open, knobs) = (Open::new(&counts), knobs.clone());
+        tokio::spawn(connection(client, upstream, knobs, open));
+    }
+}
+
+async fn connection(
+    mut client: TcpStream,
+    upstream: SocketAddr,
+    mut knobs: watch::Receiver<Knobs>,
+    open: Open,
+) {
+    let born = *knobs.borrow_and_update();
+    let end = tokio::select! {
+        biased;
+        end = ordered(knobs.clone(), born) => end,
+        end = forward(&mut client, upstream, knobs, born) => end.err().unwrap_or(End::Close),
+    };
+    match end {
+        End::Reset => {
+            let _ = client.set_zero_linger();
+        }
+        End::Close => {
+            let _ = client.shutdown().await;
+            // A socket that is closed with bytes unread sends an RST after its FIN.
+            while client.try_read(&mut [0; CHUNK]).is_ok_and(|read| read > 0) {}
+        }
+    }
+    drop(client);
+    // Whoever counts open connections finds this one's socket closed.
+    drop(open);
+}
+
+/// Waits for the end that the test orders, or for the end of the proxy.
+async fn ordered(mut knobs: watch::Receiver<Knobs>, born: Knobs) -> End {
+    let differs = |now: &Knobs| (now.resets, now.closes) != (born.resets, born.closes);
+    match knobs.wait_for(differs).await {
+        Ok(now) if now.resets != born.resets => End::Reset,
+        _ => End::Close,
+    }
+}
+
+async fn forward(
+    client: &mut TcpStream,
+    upstream: SocketAddr,
+    mut knobs: watch::Receiver<Knobs>,
+    born: Knobs,
+) -> Result<(), End> {
+    let early = hold(client, &mut knobs).await?;
+    let mut server = TcpStream::connect(upstream).await?;
+    // What is forwarded is forwarded at once, as if the proxy were not there.
+    client.set_nodelay(true)?;
+    server.set_nodelay(true)?;
+    let (from_client, to_client) = client.split();
+    let (from_server, to_server) = server.split();
+    let there = Way { early, ..Way::new(knobs.clone(), born, false) };
+    let back = Way::new(knobs, born, true);
+    tokio::try_join!(there.pump(from_client, to_server), back.pump(from_server, to_client))?;
+    Ok(())
+}
+
+/// Keeps a client waiting while the proxy only accepts. It is read meanwhile, so that its leaving is seen.
+async fn hold(client: &mut TcpStream, knobs: &mut watch::Receiver<Knobs>) -> Result<Bytes, End> {
+    let mut early = BytesMut::new();
+    while knobs.borrow_and_update().accept_only {
+        tokio::select! {
+            biased;
+            changed = knobs.changed() => changed.map_err(|_| End::Close)?,
+            read = client.read_buf(&mut early), if early.len() < HELD => {
+                if read? == 0 {
+                    return Err(End::Close);
+                }
+            }
+        }
+    }
+    Ok(early.freeze())
+}
+
+/// One way of a connection.
+struct Way {
+    knobs: watch::Receiver<Knobs>,
+    born: Knobs,
+    to_client: bool,
+    early: Bytes,
+    /// What was read and not yet written, with the time of its reading.
+    held: VecDeque<(Instant, Bytes)>,
+    held_bytes: usize,
+    sent: u64,
+    last_write: Option<(Instant, usize)>,
+}
+
+impl Way {
+    fn new(knobs: watch::Receiver<Knobs>, born: Knobs, to_client: bool) -> Self {
+        let (early, held, held_bytes, sent, last_write) = Default::default();
+        Self { knobs, born, to_client, early, held, held_bytes, sent, last_write }
+    }
+
+    /// Forwards until the source ends, then ends the sink. Every wait can be broken off without a loss.
+    async fn pump(mut self, mut from: ReadHalf<'_>, mut to: WriteHalf<'_>) -> Result<(), End> {
+        let mut ended = false;
+        let early = std::mem::take(&mut self.early);
+        self.take_in(early);
+        loop {
+            let now = *self.knobs.borrow_and_update();
+            if self.to_client && self.born.cut_after == Some(self.sent) {
+                return Err(End::Close);
+            }
+            let half_closed = self.to_client && now.half_closes != self.born.half_closes;
+            if half_closed || (ended && self.held.is_empty() && !now.black_hole) {
+                return Ok(to.shutdown().await?);
+            }
+            let reads = !ended && self.held_bytes < HELD;
+            let (next, due) = self.next(&now);
+            let writes = !next.is_empty() && !now.black_hole;
+            let mut chunk = BytesMut::new();
+            tokio::select! {
+                // The knobs come first: what follows a turn in time must also follow it here.
+                biased;
+                changed = self.knobs.changed() => changed.map_err(|_| End::Close)?,
+                read = read(&mut from, &mut chunk, now.black_hole, self.to_client), if reads => {
+                    ended = read? == 0;
+                    self.take_in(chunk.freeze());
+                }
+                wrote = write(&mut to, &next, due), if writes => self.take_out(wrote?),
+            }
+        }
+    }
+
+    /// What may be written next, and when.
+    fn next(&self, now: &Knobs) -> (Bytes, Instant) {
+        let Some((read_at, chunk)) = self.held.front() else { return (Bytes::new(), Instant::now()) };
+        let mut due = *read_at + now.delay;
+        let mut most = u64::MAX;
+        if let Some(rate) = now.rate {
+            // Twenty milliseconds' worth at a time, so that a slow stream trickles rather than jumps.
+            most = u64::from(rate / 50).max(1);
+            if let Some((at, bytes)) = self.last_write {
+                due = due.max(at + Duration::from_secs_f64(bytes as f64 / f64::from(rate)));
+            }
+        }
+        if self.to_client {
+            most = most.min(self.born.cut_after.map_or(u64::MAX, |cut| cut - self.sent));
+            match now.flip_byte_at.and_then(|offset| offset.checked_sub(self.sent)) {
+                Some(0) => return (chunk.iter().take(1).map(|byte| !byte).collect(), due),
+                Some(before) => most = most.min(before),
+                None => {}
+            }
+        }
+        (chunk.slice(..chunk.len().min(usize::try_from(most).unwrap_or(usize::MAX))), due)
+    }
+
+    fn take_in(&mut self, chunk: Bytes) {
+        self.held_bytes += chunk.len();
+        if !chunk.is_empty() {
+            self.held.push_back((Instant::now(), chunk));
+        }
+    }
+
+    fn take_out(&mut self, written: usize) {
+        self.last_write = Some((Instant::now(), written));
+        self.sent += written as u64;
+        self.held_bytes -= written;
+        if let Some((_, chunk)) = self.held.front_mut() {
+            chunk.advance(written);
+            if chunk.is_empty() {
+                self.held.pop_front();
+            }
+        }
+    }
+}
+
+async fn read(
+    from: &mut ReadHalf<'_>,
+    chunk: &mut BytesMut,
+    black_hole: bool,
+    from_server: bool,
+) -> io::Result<usize> {
+    match (black_hole, from_server) {
+        (false, _) => {
+            // Memory is spent when there is something to put in it.
+            from.readable().await?;
+            chunk.reserve(CHUNK);
+            from.read_buf(chunk).await
+        }
+        // The fate of the server is not forwarded either.
+        (true, true) => pending().await,
+        // A client that gave up is let go, unread bytes or not, or it would count as open for ever.
+        (true, false) => {
+            while !from.ready(Interest::READABLE).await?.is_read_closed() {
+                sleep(REST).await;
+            }
+            Err(io::ErrorKind::ConnectionAborted.into())
+        }
+    }
+}
+
+async fn write(to: &mut WriteHalf<'_>, bytes: &[u8], due: Instant) -> io::Result<usize> {
+    if due > Instant::now() {
+        sleep_until(due).await;
+    }
+    to.write(bytes).await
+}

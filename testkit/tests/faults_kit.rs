@@ -1,0 +1,828 @@
+//! The parts that break things, held to what they promise: a fault that does not happen tests nothing.
+#![cfg(feature = "net")]
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use h2::client::{ResponseFuture, SendRequest};
+use h2::{Ping, Reason};
+use http::{Request, Response};
+use testkit::net::certs::{self, Ca, Cert};
+use testkit::net::frames::{Answer, Conn, Frame, Peer, Served, block, code, flag, kind, serve, setting};
+use testkit::net::proxy::Proxy;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+/// Only a failure waits so long.
+const BOUND: Duration = Duration::from_secs(30);
+/// How long nothing is watched happening. Too short hides a fault of the kit; it never makes a test fail.
+const QUIET: Duration = Duration::from_millis(50);
+
+async fn within<T>(future: impl Future<Output = T>) -> T {
+    timeout(BOUND, future).await.expect("it happens")
+}
+
+async fn until(holds: impl Fn() -> bool) {
+    within(async {
+        while !holds() {
+            sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await;
+}
+
+// The proxy.
+
+#[tokio::test]
+async fn bytes_go_both_ways_and_connections_count() {
+    let (echo, proxy) = proxied().await;
+    let mut one = connect(&proxy).await;
+    let mut two = connect(&proxy).await;
+    exchange(&mut one, b"hello").await;
+    exchange(&mut two, &vec![7; 1 << 20]).await;
+    assert_eq!((proxy.connections(), proxy.open_connections()), (2, 2));
+    drop(one);
+    until(|| proxy.open_connections() == 1).await;
+    exchange(&mut two, b"still here").await;
+    assert_eq!((proxy.connections(), echo.accepted()), (2, 2));
+}
+
+#[tokio::test]
+async fn a_half_closed_client_still_gets_its_answer() {
+    let (_echo, proxy) = proxied().await;
+    let mut client = connect(&proxy).await;
+    client.write_all(b"last words").await.unwrap();
+    client.shutdown().await.unwrap();
+    assert_eq!(rest(&mut client).await.unwrap(), b"last words");
+    until(|| proxy.open_connections() == 0).await;
+}
+
+#[tokio::test]
+async fn a_black_hole_keeps_what_it_swallows() {
+    let (echo, proxy) = proxied().await;
+    let mut client = connect(&proxy).await;
+    exchange(&mut client, b"before").await;
+    proxy.black_hole(true);
+    client.write_all(b"into the dark").await.unwrap();
+    silent(&mut client).await;
+    // The server's end does not get through either.
+    echo.close_all();
+    silent(&mut client).await;
+    assert_eq!(proxy.open_connections(), 1);
+    // New ones fall into it too.
+    let mut second = connect(&proxy).await;
+    second.write_all(b"x").await.unwrap();
+    silent(&mut second).await;
+    proxy.black_hole(false);
+    assert_eq!(received(&mut second, 1).await, b"x");
+    assert_eq!(rest(&mut client).await.unwrap_or_default(), b"");
+}
+
+#[tokio::test]
+async fn a_client_that_gives_up_on_a_black_hole_is_let_go() {
+    let (_echo, proxy) = proxied().await;
+    for unread in [&b""[..], b"ping"] {
+        let mut client = connect(&proxy).await;
+        exchange(&mut client, b"before").await;
+        proxy.black_hole(true);
+        client.write_all(unread).await.unwrap();
+        drop(client);
+        until(|| proxy.open_connections() == 0).await;
+        proxy.black_hole(false);
+    }
+}
+
+#[tokio::test]
+async fn delay_holds_every_byte_back_each_way() {
+    let (_echo, proxy) = proxied().await;
+    let delay = Duration::from_millis(40);
+    let mut client = connect(&proxy).await;
+    exchange(&mut client, b"before").await;
+    proxy.delay(delay);
+    let start = Instant::now();
+    exchange(&mut client, b"there and back").await;
+    assert!(start.elapsed() >= 2 * delay);
+    // A delay that is taken away frees what waits.
+    proxy.delay(Duration::from_secs(3600));
+    client.write_all(b"soon").await.unwrap();
+    silent(&mut client).await;
+    proxy.delay(Duration::ZERO);
+    assert_eq!(received(&mut client, 4).await, b"soon");
+}
+
+#[tokio::test]
+async fn rate_slows_and_is_lifted() {
+    let (_echo, proxy) = proxied().await;
+    let mut client = connect(&proxy).await;
+    proxy.rate(10_000);
+    let start = Instant::now();
+    exchange(&mut client, &[1; 1200]).await;
+    // Six parts of 200 bytes are five waits of 20 ms, each way.
+    assert!(start.elapsed() >= Duration::from_millis(100));
+    proxy.rate(1);
+    client.write_all(&[2; 100_000]).await.unwrap();
+    proxy.rate(None);
+    assert_eq!(received(&mut client, 100_000).await, [2; 100_000]);
+}
+
+#[tokio::test]
+async fn refused_and_taken_again_on_the_same_port() {
+    let (_echo, proxy) = proxied().await;
+    let mut old = connect(&proxy).await;
+    exchange(&mut old, b"before").await;
+    for _ in 0..20 {
+        proxy.refuse(true).await;
+        let refused = TcpStream::connect(proxy.address()).await.unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+        // The port is not given to others meanwhile.
+        let other = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        assert_ne!(other.local_addr().unwrap(), proxy.address());
+        proxy.refuse(false).await;
+        exchange(&mut connect(&proxy).await, b"again").await;
+    }
+    exchange(&mut old, b"untouched").await;
+    assert_eq!(proxy.connections(), 21);
+}
+
+#[tokio::test]
+async fn accept_only_takes_tcp_and_nothing_else() {
+    let (echo, proxy) = proxied().await;
+    let mut old = connect(&proxy).await;
+    exchange(&mut old, b"before").await;
+    proxy.accept_only(true);
+    let mut waiting = connect(&proxy).await;
+    waiting.write_all(b"anybody?").await.unwrap();
+    let leaving = connect(&proxy).await;
+    until(|| proxy.open_connections() == 3).await;
+    silent(&mut waiting).await;
+    drop(leaving);
+    until(|| proxy.open_connections() == 2).await;
+    assert_eq!(echo.accepted(), 1);
+    exchange(&mut old, b"goes on").await;
+    proxy.accept_only(false);
+    assert_eq!(received(&mut waiting, 8).await, b"anybody?");
+    assert_eq!(echo.accepted(), 2);
+}
+
+#[tokio::test]
+async fn connections_end_as_ordered() {
+    let (echo, proxy) = proxied().await;
+
+    let mut client = connect(&proxy).await;
+    exchange(&mut client, b"before").await;
+    proxy.reset_all();
+    assert_eq!(rest(&mut client).await.unwrap_err().kind(), io::ErrorKind::ConnectionReset);
+    until(|| proxy.open_connections() == 0).await;
+
+    // Bytes that nobody read do not turn the FIN into an RST.
+    let mut client = connect(&proxy).await;
+    exchange(&mut client, b"before").await;
+    proxy.black_hole(true);
+    client.write_all(b"unread").await.unwrap();
+    proxy.close_all();
+    assert_eq!(rest(&mut client).await.unwrap(), b"");
+    until(|| proxy.open_connections() == 0).await;
+    proxy.black_hole(false);
+
+    let mut client = connect(&proxy).await;
+    exchange(&mut client, b"before").await;
+    let echoed = echo.bytes();
+    proxy.half_close_all();
+    assert_eq!(rest(&mut client).await.unwrap(), b"");
+    client.write_all(b"still heard").await.unwrap();
+    until(|| echo.bytes() == echoed + 11).await;
+    assert_eq!(proxy.open_connections(), 1);
+
+    // An order is for those that are there, not for those that come.
+    exchange(&mut connect(&proxy).await, b"after").await;
+}
+
+#[tokio::test]
+async fn orders_reach_a_connection_whose_client_does_not_read() {
+    let (echo, proxy) = proxied().await;
+    let mut client = connect(&proxy).await;
+    exchange(&mut client, b"before").await;
+    // Until every buffer on the way is full.
+    let flood = vec![0; 1 << 20];
+    while timeout(QUIET, client.write_all(&flood)).await.is_ok() {}
+    assert!(echo.bytes() > 0);
+    proxy.reset_all();
+    until(|| proxy.open_connections() == 0).await;
+    assert_eq!(within(client.write_all(&flood)).await.unwrap_err().kind(), io::ErrorKind::ConnectionReset);
+}
+
+#[tokio::test]
+async fn a_connection_is_cut_after_so_many_bytes() {
+    let (_echo, proxy) = proxied().await;
+    let mut old = connect(&proxy).await;
+    exchange(&mut old, b"older").await;
+    for cut in [0, 1, 5, 20_000] {
+        proxy.cut_after(cut as u64);
+        let mut client = connect(&proxy).await;
+        client.write_all(&[3; 20_001]).await.unwrap();
+        assert_eq!(rest(&mut client).await.unwrap(), vec![3; cut]);
+    }
+    exchange(&mut old, &[4; 20_001]).await;
+    proxy.cut_after(None);
+    exchange(&mut connect(&proxy).await, &[5; 20_001]).await;
+}
+
+#[tokio::test]
+async fn one_byte_is_flipped_towards_the_client() {
+    let (_echo, proxy) = proxied().await;
+    let mut old = connect(&proxy).await;
+    exchange(&mut old, b"0123").await;
+    proxy.flip_byte_at(6);
+    // Four bytes of this connection have passed: its sixth comes third.
+    old.write_all(b"4567").await.unwrap();
+    assert_eq!(received(&mut old, 4).await, [b'4', b'5', !b'6', b'7']);
+    exchange(&mut old, b"whole").await;
+    let mut fresh = connect(&proxy).await;
+    fresh.write_all(b"01234567").await.unwrap();
+    assert_eq!(received(&mut fresh, 8).await, [b'0', b'1', b'2', b'3', b'4', b'5', !b'6', b'7']);
+}
+
+#[tokio::test]
+async fn a_dead_upstream_resets_and_a_dropped_proxy_refuses() {
+    let (echo, proxy) = proxied().await;
+    let mut client = connect(&proxy).await;
+    exchange(&mut client, b"before").await;
+    drop(echo);
+    assert_eq!(rest(&mut client).await.unwrap_or_default(), b"");
+    let mut late = connect(&proxy).await;
+    assert_eq!(rest(&mut late).await.unwrap_err().kind(), io::ErrorKind::ConnectionReset);
+
+    let (_echo, proxy) = proxied().await;
+    let address = proxy.address();
+    let mut client = connect(&proxy).await;
+    exchange(&mut client, b"before").await;
+    drop(proxy);
+    assert_eq!(rest(&mut client).await.unwrap(), b"");
+    within(async { while TcpStream::connect(address).await.is_ok() {} }).await;
+}
+
+async fn proxied() -> (Echo, Proxy) {
+    let echo = Echo::start().await;
+    let proxy = Proxy::to(echo.address).await;
+    (echo, proxy)
+}
+
+async fn connect(proxy: &Proxy) -> TcpStream {
+    within(TcpStream::connect(proxy.address())).await.unwrap()
+}
+
+async fn exchange(stream: &mut TcpStream, bytes: &[u8]) {
+    let (mut from, mut to) = stream.split();
+    let mut back = vec![0; bytes.len()];
+    let both = async { tokio::try_join!(to.write_all(bytes), from.read_exact(&mut back)) };
+    within(both).await.unwrap();
+    assert_eq!(back, bytes);
+}
+
+async fn received(stream: &mut TcpStream, count: usize) -> Vec<u8> {
+    let mut bytes = vec![0; count];
+    within(stream.read_exact(&mut bytes)).await.unwrap();
+    bytes
+}
+
+async fn rest(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    within(stream.read_to_end(&mut bytes)).await?;
+    Ok(bytes)
+}
+
+/// Nothing comes, not even an end.
+async fn silent(stream: &mut TcpStream) {
+    assert!(timeout(QUIET, stream.read_u8()).await.is_err(), "something came");
+}
+
+/// Sends back what it gets.
+struct Echo {
+    address: SocketAddr,
+    seen: watch::Sender<Seen>,
+    accepting: JoinHandle<()>,
+}
+
+#[derive(Default)]
+struct Seen {
+    accepted: usize,
+    bytes: usize,
+    closes: usize,
+}
+
+impl Echo {
+    async fn start() -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let seen = watch::Sender::<Seen>::default();
+        let accepting = tokio::spawn({
+            let seen = seen.clone();
+            async move {
+                // Connections live and end with the listener.
+                let mut connections = tokio::task::JoinSet::new();
+                while let Ok((stream, _)) = listener.accept().await {
+                    seen.send_modify(|seen| seen.accepted += 1);
+                    connections.spawn(echo(stream, seen.clone()));
+                }
+            }
+        });
+        Self { address, seen, accepting }
+    }
+
+    fn accepted(&self) -> usize {
+        self.seen.borrow().accepted
+    }
+
+    fn bytes(&self) -> usize {
+        self.seen.borrow().bytes
+    }
+
+    fn close_all(&self) {
+        self.seen.send_modify(|seen| seen.closes += 1);
+    }
+}
+
+impl Drop for Echo {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+async fn echo(mut stream: TcpStream, seen: watch::Sender<Seen>) -> io::Result<()> {
+    let mut orders = seen.subscribe();
+    let closes = orders.borrow().closes;
+    let mut buffer = vec![0; 64 << 10];
+    loop {
+        let read = tokio::select! {
+            _ = orders.wait_for(|seen| seen.closes > closes) => return Ok(()),
+            read = stream.read(&mut buffer) => read?,
+        };
+        if read == 0 {
+            return stream.shutdown().await;
+        }
+        seen.send_modify(|seen| seen.bytes += read);
+        stream.write_all(&buffer[..read]).await?;
+    }
+}
+
+// Frames by hand, against a sound client.
+
+#[tokio::test]
+async fn a_call_is_answered_by_hand() {
+    let (mut conn, client, _driver) = pair().await;
+    let call = client.call(b"question");
+    let request = conn.next_request().await.unwrap();
+    assert_eq!((request.stream, request.message()), (1, &b"question"[..]));
+    assert!(!request.headers.is_empty());
+    conn.respond(1, b"reply", 0).await.unwrap();
+    assert_eq!(outcome(call).await.unwrap(), ("0".into(), grpc(b"reply")));
+
+    // The same in parts, as a server that streams.
+    let call = client.call(b"");
+    let stream = conn.next_request().await.unwrap().stream;
+    conn.respond_headers(stream, &[("x-part", "1")]).await.unwrap();
+    let response = within(call).await.unwrap();
+    assert_eq!(response.headers()["content-type"], "application/grpc");
+    assert_eq!(response.headers()["x-part"], "1");
+    conn.respond_data(stream, b"one").await.unwrap();
+    conn.respond_data(stream, b"two").await.unwrap();
+    conn.respond_trailers(stream, 14, &[("grpc-message", "went")]).await.unwrap();
+    let (body, trailers) = body(response).await.unwrap();
+    assert_eq!(body, [grpc(b"one"), grpc(b"two")].concat());
+    assert_eq!(
+        (&trailers["grpc-status"], &trailers["grpc-message"]),
+        (&"14".parse().unwrap(), &"went".parse().unwrap())
+    );
+}
+
+#[tokio::test]
+async fn requests_are_told_apart() {
+    let (mut conn, client, _driver) = pair().await;
+    let (first, mut slow) = client.open(&[]);
+    let _second = client.call(b"second");
+    // Larger than any first window, on both levels.
+    let large = vec![9; 300_000];
+    let _third = client.call(&large);
+    assert_eq!(conn.next_request().await.unwrap().message(), b"second");
+    assert_eq!(conn.next_request().await.unwrap().message(), large);
+    slow.send_data(grpc(b"first").into(), true).unwrap();
+    let request = conn.next_request().await.unwrap();
+    assert_eq!((request.stream, request.message()), (1, &b"first"[..]));
+    conn.respond(1, b"ok", 0).await.unwrap();
+    assert_eq!(outcome(first).await.unwrap().0, "0");
+}
+
+#[tokio::test]
+async fn header_blocks_run_over_frames() {
+    let (mut conn, client, _driver) = pair().await;
+    let long = "v".repeat(40_000);
+    let (call, mut body) = client.open(&[("x-long", &long)]);
+    body.send_data(Bytes::new(), true).unwrap();
+    let request = conn.next_request().await.unwrap();
+    assert!(request.headers.len() > 16_384);
+    // Lengths at the edges of their coding: one byte, two, three.
+    let fields: Vec<_> =
+        [0, 126, 127, 254, 255, 16_510, 16_511, 40_000].map(|length| "w".repeat(length)).into();
+    let fields: Vec<_> = fields.iter().map(|value| ("x-wide", value.as_str())).collect();
+    conn.respond_headers(request.stream, &fields).await.unwrap();
+    let response = within(call).await.unwrap();
+    let lengths: Vec<_> = response.headers().get_all("x-wide").iter().map(|value| value.len()).collect();
+    assert_eq!(lengths, [0, 126, 127, 254, 255, 16_510, 16_511, 40_000]);
+}
+
+#[tokio::test]
+async fn streams_are_reset_both_ways() {
+    let (mut conn, client, _driver) = pair().await;
+    let call = client.call(b"");
+    let stream = conn.next_request().await.unwrap().stream;
+    conn.reset(stream, code::REFUSED_STREAM).await.unwrap();
+    assert_eq!(outcome(call).await.unwrap_err().reason(), Some(Reason::REFUSED_STREAM));
+
+    let call = client.call(b"");
+    let stream = conn.next_request().await.unwrap().stream;
+    drop(call);
+    let later = client.call(b"later");
+    assert_eq!(conn.next_request().await.unwrap().message(), b"later");
+    drop(later);
+    assert_eq!(conn.resets(), [(stream, code::CANCEL)]);
+}
+
+#[tokio::test]
+async fn go_away_tells_what_was_processed() {
+    let (mut conn, client, driver) = pair().await;
+    let calls = [client.call(b"1"), client.call(b"3")];
+    for stream in [1, 3] {
+        assert_eq!(conn.next_request().await.unwrap().stream, stream);
+    }
+    conn.go_away(1, code::NO_ERROR, b"enough").await.unwrap();
+    conn.respond(1, b"done", 0).await.unwrap();
+    let [first, second] = calls;
+    assert_eq!(outcome(first).await.unwrap().0, "0");
+    let lost = outcome(second).await.unwrap_err();
+    assert!(lost.is_go_away() && lost.is_remote(), "{lost}");
+    assert_eq!(conn.closed().await, Some(code::NO_ERROR));
+    within(driver).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn settings_are_the_tests_choice() {
+    let (mut conn, client, _driver) = greeting().await;
+    conn.settings(&[(setting::MAX_CONCURRENT_STREAMS, 1)]).await.unwrap();
+    // The answer to a ping says that the settings were read.
+    within(conn.ping()).await.unwrap();
+    let _call = client.call(b"");
+    within(conn.next_request()).await.unwrap();
+    assert_eq!(client.requests.current_max_send_streams(), 1);
+}
+
+#[tokio::test]
+async fn pings_are_answered_unless_muted() {
+    let (mut conn, mut client, _driver) = pair().await;
+    tokio::select! {
+        pong = within(client.pings.ping(Ping::opaque())) => assert!(pong.is_ok()),
+        _ = conn.next_request() => panic!("nobody asked"),
+    }
+    conn.mute_pings();
+    let unanswered = async {
+        tokio::select! {
+            _ = client.pings.ping(Ping::opaque()) => panic!("answered"),
+            _ = conn.next_request() => panic!("nobody asked"),
+        }
+    };
+    assert!(timeout(QUIET, unanswered).await.is_err());
+}
+
+#[tokio::test]
+async fn frames_come_as_they_are() {
+    let (mut conn, client, _driver) = greeting().await;
+    let settings = within(conn.next_frame()).await.unwrap();
+    assert_eq!((settings.kind, settings.flags, settings.stream), (kind::SETTINGS, 0, 0));
+    let (_call, mut body) = client.open(&[]);
+    body.send_data("tail".into(), true).unwrap();
+    let mut frames = Vec::new();
+    while frames.len() < 2 {
+        let frame = within(conn.next_frame()).await.unwrap();
+        if frame.stream > 0 {
+            frames.push(frame);
+        }
+    }
+    assert_eq!((frames[0].kind, frames[0].flags, frames[0].stream), (kind::HEADERS, flag::END_HEADERS, 1));
+    assert_eq!(frames[1], Frame::new(kind::DATA, flag::END_STREAM, 1, &b"tail"[..]));
+    drop(client);
+}
+
+/// A test can tell how a client took bad frames: by the code it left with.
+#[tokio::test]
+async fn bad_frames_are_the_clients_to_refuse() {
+    let bad = [
+        (Frame::new(kind::DATA, 0, 0, &b"no stream"[..]), code::PROTOCOL_ERROR),
+        (Frame::new(kind::PING, 0, 0, &b"short"[..]), code::FRAME_SIZE_ERROR),
+        (Frame::new(kind::WINDOW_UPDATE, 0, 0, vec![0x7f, 0xff, 0xff, 0xff]), code::FLOW_CONTROL_ERROR),
+        (Frame::new(kind::HEADERS, flag::END_HEADERS, 1, vec![0xff; 40]), code::COMPRESSION_ERROR),
+        (Frame::new(kind::CONTINUATION, 0, 1, block(&[("a", "b")])), code::PROTOCOL_ERROR),
+    ];
+    for (frame, code) in bad {
+        let (mut conn, client, driver) = pair().await;
+        let call = client.call(b"");
+        within(conn.next_request()).await.unwrap();
+        conn.send(frame.clone()).await.unwrap();
+        assert_eq!(within(conn.closed()).await, Some(code), "{frame:?}");
+        assert!(outcome(call).await.is_err());
+        assert!(within(driver).await.unwrap().is_err());
+    }
+    let (mut conn, _client, _driver) = pair().await;
+    conn.send_bytes(&[0xff; 64]).await.unwrap();
+    assert_eq!(within(conn.closed()).await, Some(code::FRAME_SIZE_ERROR));
+}
+
+#[tokio::test]
+async fn a_peer_leaves_with_or_without_manners() {
+    let (conn, client, driver) = pair().await;
+    let call = client.call(b"unread");
+    conn.hang_up().await;
+    assert!(outcome(call).await.is_err());
+    drop(within(driver).await.unwrap());
+
+    let (conn, client, driver) = pair().await;
+    let call = client.call(b"");
+    conn.abort();
+    let lost = outcome(call).await.unwrap_err();
+    assert_eq!(lost.get_io().map(io::Error::kind), Some(io::ErrorKind::ConnectionReset), "{lost}");
+    assert!(within(driver).await.unwrap().is_err());
+
+    // One that leaves before its preface does not stand in the way of the next.
+    let peer = Peer::bind().await;
+    drop(TcpStream::connect(peer.address()).await.unwrap());
+    let (mut conn, client) = tokio::join!(within(peer.accept()), Client::connect(peer.address()));
+    drop(client);
+    assert_eq!(within(conn.closed()).await, Some(code::NO_ERROR));
+}
+
+/// A connection with nothing sent by the peer.
+async fn greeting() -> (Conn, Client, Driver) {
+    let peer = Peer::bind().await;
+    let (conn, (client, driver)) = tokio::join!(within(peer.accept()), Client::connect(peer.address()));
+    (conn, client, driver)
+}
+
+async fn pair() -> (Conn, Client, Driver) {
+    let (mut conn, client, driver) = greeting().await;
+    within(conn.handshake()).await.unwrap();
+    (conn, client, driver)
+}
+
+type Driver = JoinHandle<Result<(), h2::Error>>;
+
+struct Client {
+    requests: SendRequest<Bytes>,
+    pings: h2::PingPong,
+}
+
+impl Client {
+    async fn connect(address: SocketAddr) -> (Self, Driver) {
+        let stream = within(TcpStream::connect(address)).await.unwrap();
+        let (requests, mut connection) = h2::client::handshake(stream).await.unwrap();
+        let pings = connection.ping_pong().unwrap();
+        (Self { requests, pings }, tokio::spawn(connection))
+    }
+
+    fn call(&self, message: &[u8]) -> ResponseFuture {
+        let (response, mut body) = self.open(&[]);
+        body.send_data(grpc(message).into(), true).unwrap();
+        response
+    }
+
+    fn open(&self, headers: &[(&str, &str)]) -> (ResponseFuture, h2::SendStream<Bytes>) {
+        let mut request = Request::post("http://orders/orders.Orders/Get");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        self.requests.clone().send_request(request.body(()).unwrap(), false).unwrap()
+    }
+}
+
+fn grpc(message: &[u8]) -> Vec<u8> {
+    [&[0][..], &(message.len() as u32).to_be_bytes(), message].concat()
+}
+
+/// The status and the body of an answer.
+async fn outcome(call: ResponseFuture) -> Result<(String, Vec<u8>), h2::Error> {
+    let response = within(call).await?;
+    let early = response.headers().get("grpc-status").cloned();
+    let (body, trailers) = body(response).await?;
+    let status = early.as_ref().unwrap_or_else(|| &trailers["grpc-status"]);
+    Ok((status.to_str().unwrap().to_owned(), body))
+}
+
+async fn body(response: Response<h2::RecvStream>) -> Result<(Vec<u8>, http::HeaderMap), h2::Error> {
+    let mut stream = response.into_body();
+    let mut body = Vec::new();
+    while let Some(data) = within(stream.data()).await {
+        let data = data?;
+        stream.flow_control().release_capacity(data.len())?;
+        body.extend_from_slice(&data);
+    }
+    Ok((body, within(stream.trailers()).await?.unwrap_or_default()))
+}
+
+// Many endpoints behind one listener.
+
+#[tokio::test]
+async fn one_listener_stands_for_many_endpoints() {
+    const ENDPOINTS: u32 = 300;
+    let served = serve(|call| Answer::Ok(call.local.to_string().into())).await;
+    let mut expected = BTreeMap::new();
+    let mut clients = Vec::new();
+    for endpoint in 0..ENDPOINTS {
+        let address = served.address(endpoint);
+        let (client, driver) = Client::connect(address).await;
+        for _ in 0..endpoint % 4 {
+            let (status, body) = outcome(client.call(b"who are you?")).await.unwrap();
+            assert_eq!((status.as_str(), body), ("0", grpc(address.ip().to_string().as_bytes())));
+            *expected.entry(address.ip()).or_insert(0) += 1;
+        }
+        clients.push((client, driver));
+    }
+    assert_eq!(served.address(ENDPOINTS - 1).ip().to_string(), "127.0.1.44");
+    assert_eq!(served.calls_by_address(), expected);
+    until(|| served.connections_by_address().len() == ENDPOINTS as usize).await;
+    assert!(served.connections_by_address().values().all(|count| *count == 1));
+    assert_eq!(served.open_connections(), ENDPOINTS as usize);
+    clients.truncate(100);
+    until(|| served.open_connections() == 100).await;
+    drop(served);
+    for (_client, driver) in clients {
+        drop(within(driver).await.unwrap());
+    }
+}
+
+#[tokio::test]
+async fn answers_are_what_the_closure_says() {
+    let served = serve(|call| {
+        assert_eq!(call.stream, 2 * call.index as u32 + 1);
+        let go_away = |last_stream, answer| Answer::GoAwayThen {
+            last_stream,
+            code: code::NO_ERROR,
+            answer: Box::new(answer),
+        };
+        match call.message {
+            b"ok" => Answer::Ok("fine".into()),
+            b"status" => Answer::Status(8),
+            b"refuse" => Answer::Refuse,
+            b"reset" => Answer::Reset(code::ENHANCE_YOUR_CALM),
+            b"drain" => go_away(call.stream, Answer::Ok("last".into())),
+            b"hang up" => Answer::HangUp,
+            b"which" => Answer::Ok(format!("{} {}", call.connection, call.index).into()),
+            _ => Answer::Silent,
+        }
+    })
+    .await;
+    let (client, _driver) = dial(&served).await;
+    let silent = client.call(b"silent");
+    assert_eq!(outcome(client.call(b"ok")).await.unwrap(), ("0".into(), grpc(b"fine")));
+    assert_eq!(outcome(client.call(b"status")).await.unwrap(), ("8".into(), vec![]));
+    assert_eq!(outcome(client.call(b"refuse")).await.unwrap_err().reason(), Some(Reason::REFUSED_STREAM));
+    assert_eq!(outcome(client.call(b"reset")).await.unwrap_err().reason(), Some(Reason::ENHANCE_YOUR_CALM));
+    assert_eq!(outcome(client.call(b"which")).await.unwrap().1, grpc(b"0 5"));
+    // What is below the last stream is still owed an answer, and the connection stays for it.
+    assert_eq!(outcome(client.call(b"drain")).await.unwrap().1, grpc(b"last"));
+    assert_eq!(served.calls_by_address().into_values().collect::<Vec<_>>(), [7]);
+    assert_eq!(served.open_connections(), 1);
+
+    let (second, driver) = dial(&served).await;
+    assert_eq!(outcome(second.call(b"which")).await.unwrap().1, grpc(b"1 0"));
+    assert!(outcome(second.call(b"hang up")).await.is_err());
+    drop(within(driver).await.unwrap());
+    assert!(timeout(QUIET, silent).await.is_err());
+}
+
+/// Requests above the last stream of a GOAWAY were not processed, and do not count.
+#[tokio::test]
+async fn what_a_goaway_shuts_out_does_not_count() {
+    let served = serve(|call| Answer::GoAwayThen {
+        last_stream: 1,
+        code: code::NO_ERROR,
+        answer: Box::new(Answer::Ok(Bytes::copy_from_slice(call.message))),
+    })
+    .await;
+    let (client, _driver) = dial(&served).await;
+    let calls = [client.call(b"in"), client.call(b"out")];
+    let [first, second] = calls;
+    assert_eq!(outcome(first).await.unwrap().1, grpc(b"in"));
+    assert!(outcome(second).await.unwrap_err().is_go_away());
+    assert_eq!(served.calls_by_address().into_values().sum::<u64>(), 1);
+}
+
+/// Answers wait for the client's window: many large ones at once do not break the connection.
+#[tokio::test]
+async fn served_answers_respect_the_window() {
+    let served = serve(|call| Answer::Ok(vec![call.index as u8; 60_000].into())).await;
+    let (client, _driver) = dial(&served).await;
+    let calls: Vec<_> = (0..50).map(|_| client.call(b"much")).collect();
+    for (index, call) in calls.into_iter().enumerate() {
+        assert_eq!(outcome(call).await.unwrap().1, grpc(&vec![index as u8; 60_000]));
+    }
+}
+
+async fn dial(served: &Served) -> (Client, Driver) {
+    Client::connect(served.address(0)).await
+}
+
+// Certificates.
+
+#[tokio::test]
+async fn names_are_what_a_certificate_holds_for() {
+    let ca = Ca::new("test ca");
+    let cert = ca.issue(&["localhost", "127.0.0.1", "*.orders.test", "spiffe://test/ns/orders"]);
+    let config = || certs::server_config(&cert, None);
+    for name in ["localhost", "127.0.0.1", "eu.orders.test"] {
+        let (client, server) = shake(config(), &ca.pem(), None, name).await;
+        assert_eq!(client.unwrap().as_deref(), Some(&b"h2"[..]), "{name}");
+        server.unwrap();
+    }
+    for name in ["127.0.0.2", "orders.test", "elsewhere"] {
+        let (client, _) = shake(config(), &ca.pem(), None, name).await;
+        assert!(client.unwrap_err().to_string().contains("not valid for name"), "{name}");
+    }
+    // rustls asks for no URI; it must be there all the same.
+    let der = &certs::chain(&cert.pem)[0];
+    assert!(der.windows(23).any(|part| part == b"spiffe://test/ns/orders"));
+}
+
+#[tokio::test]
+async fn bad_certificates_are_bad_in_one_way_each() {
+    let ca = Ca::new("test ca");
+    let same_name = Ca::new("test ca");
+    let bad = [
+        (ca.issue_expired(&["localhost"]), "expired"),
+        (same_name.issue(&["localhost"]), "BadSignature"),
+        (Ca::new("other").issue(&["localhost"]), "UnknownIssuer"),
+        (ca.issue(&[]), "not valid for"),
+        (ca.issue_client(&["localhost"]), "purpose"),
+    ];
+    for (cert, reason) in bad {
+        let (client, server) = shake(certs::server_config(&cert, None), &ca.pem(), None, "localhost").await;
+        let told = client.unwrap_err().to_string();
+        assert!(told.contains(reason), "{told} is not about {reason}");
+        assert!(server.is_err());
+    }
+}
+
+#[tokio::test]
+async fn clients_show_a_certificate_where_one_is_asked_for() {
+    let (ca, clients) = (Ca::new("servers"), Ca::new("clients"));
+    let server = ca.issue(&["localhost"]);
+    let cases = [
+        (Some(clients.issue_client(&["spiffe://test/ns/web"])), true),
+        (None, false),
+        (Some(ca.issue_client(&["spiffe://test/ns/web"])), false),
+        (Some(clients.issue(&["localhost"])), false),
+    ];
+    for (index, (shown, accepted)) in cases.into_iter().enumerate() {
+        let config = certs::server_config(&server, Some(&clients.pem()));
+        let (_, served) = shake(config, &ca.pem(), shown.as_ref(), "localhost").await;
+        assert_eq!(served.is_ok(), accepted, "case {index}: {served:?}");
+    }
+}
+
+/// Both sides of a handshake: the client's protocol, and whether the server was content.
+async fn shake(
+    server: rustls::ServerConfig,
+    roots: &str,
+    shown: Option<&Cert>,
+    name: &str,
+) -> (io::Result<Option<Vec<u8>>>, io::Result<()>) {
+    let builder = rustls::ClientConfig::builder_with_provider(certs::provider())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(certs::roots(roots));
+    let mut client = match shown {
+        None => builder.with_no_client_auth(),
+        Some(cert) => {
+            builder.with_client_auth_cert(certs::chain(&cert.pem), certs::private_key(&cert.key_pem)).unwrap()
+        }
+    };
+    client.alpn_protocols = vec![b"h2".to_vec()];
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let name = name.to_owned().try_into().unwrap();
+    let ours = async {
+        let stream = TcpStream::connect(address).await?;
+        let stream = TlsConnector::from(Arc::new(client)).connect(name, stream).await?;
+        Ok(stream.get_ref().1.alpn_protocol().map(<[u8]>::to_vec))
+    };
+    let theirs = async {
+        let (stream, _) = listener.accept().await?;
+        TlsAcceptor::from(Arc::new(server)).accept(stream).await.map(drop)
+    };
+    within(async { tokio::join!(ours, theirs) }).await
+}
