@@ -1,4 +1,5 @@
-//! From the `.proto` files of `evenkeel-proto` to its generated code, without `protoc`.
+//! From `.proto` files to committed code, without `protoc`: the messages of `evenkeel-proto`, and the services that
+//! `testkit` serves or calls. The latter take their messages from the former.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -7,49 +8,109 @@ use std::{fs, io};
 use prost::Message;
 use prost_types::FileDescriptorSet;
 
-/// The folder of `evenkeel-proto`.
-pub fn proto_crate() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/evenkeel-proto")
+/// The services of published packages that tests need, by file, and which side of them.
+const SERVICES: &[(&str, Side)] = &[
+    ("envoy/service/discovery/v3/ads.proto", Side::Server),
+    ("envoy/service/load_stats/v3/lrs.proto", Side::Server),
+    ("envoy/service/status/v3/csds.proto", Side::Client),
+    ("xds/service/orca/v3/orca.proto", Side::Server),
+];
+
+#[derive(Clone, Copy)]
+enum Side {
+    Client,
+    Server,
+    Both,
 }
 
-/// The folder that the generated files are committed in.
-pub fn generated() -> PathBuf {
-    proto_crate().join("src/generated")
+/// A folder of committed code, and what it has to hold: contents by file name.
+pub struct Output {
+    /// Holds nothing but generated files.
+    pub folder: PathBuf,
+    /// What the generator writes there.
+    pub files: BTreeMap<String, Vec<u8>>,
 }
 
-/// Compiles every `.proto` file of the crate. Comments are not kept: the descriptors are the same on every machine.
+/// Everything that is generated.
+pub fn generate() -> Result<Vec<Output>, Box<dyn std::error::Error>> {
+    Ok(vec![
+        Output { folder: proto_crate().join("src/generated"), files: messages()? },
+        Output { folder: testkit().join("src/net/generated"), files: services()? },
+    ])
+}
+
+/// Compiles every `.proto` file of `evenkeel-proto`. Comments are not kept: the descriptors are the same on every
+/// machine.
 pub fn descriptors() -> Result<FileDescriptorSet, protox::Error> {
-    let root = proto_crate().join("proto");
-    let mut files = Vec::new();
-    collect(&root, &mut files).map_err(protox::Error::new)?;
-    files.sort();
-    protox::compile(files, [root])
+    compile(&proto_crate().join("proto"))
 }
 
-/// What `src/generated` has to hold: contents by file name.
-pub fn generate() -> Result<BTreeMap<String, Vec<u8>>, Box<dyn std::error::Error>> {
+fn messages() -> Result<BTreeMap<String, Vec<u8>>, Box<dyn std::error::Error>> {
     let set = descriptors()?;
     let mut bare = set.clone();
     for file in &mut bare.file {
         file.source_code_info = None;
     }
-    let scratch = std::env::temp_dir().join(format!("evenkeel-protogen-{}", std::process::id()));
-    fs::create_dir_all(&scratch)?;
-    let done = write_code(set, &scratch).and_then(|()| read_all(&scratch));
-    fs::remove_dir_all(&scratch)?;
-    let mut files = done?;
+    let mut files = written("messages", |out| {
+        prost_build::Config::new()
+            .enable_type_names()
+            .type_name_domain(["."], "type.googleapis.com")
+            .btree_map(["."])
+            .include_file("mod.rs")
+            .out_dir(out)
+            .compile_fds(set)
+    })?;
     files.insert("descriptors.bin".to_owned(), bare.encode_to_vec());
     Ok(files)
 }
 
-fn write_code(set: FileDescriptorSet, out: &Path) -> io::Result<()> {
-    prost_build::Config::new()
-        .enable_type_names()
-        .type_name_domain(["."], "type.googleapis.com")
-        .btree_map(["."])
-        .include_file("mod.rs")
+fn services() -> Result<BTreeMap<String, Vec<u8>>, Box<dyn std::error::Error>> {
+    let published = descriptors()?;
+    let echo = compile(&testkit().join("proto"))?;
+    Ok(written("services", |out| {
+        for (name, side) in SERVICES {
+            let file = published.file.iter().find(|file| file.name() == *name);
+            let file = file.ok_or_else(|| io::Error::other(format!("evenkeel-proto has no {name}")))?;
+            write_services(FileDescriptorSet { file: vec![file.clone()] }, *side, out)?;
+        }
+        write_services(echo, Side::Both, out)
+    })?)
+}
+
+/// Packages under `envoy` and `xds` get code for their services only: their messages are those of `evenkeel-proto`.
+fn write_services(set: FileDescriptorSet, side: Side, out: &Path) -> io::Result<()> {
+    tonic_prost_build::configure()
+        .build_client(!matches!(side, Side::Server))
+        .build_server(!matches!(side, Side::Client))
+        .extern_path(".envoy", "::evenkeel_proto::envoy")
+        .extern_path(".xds", "::evenkeel_proto::xds")
+        .btree_map(".")
         .out_dir(out)
         .compile_fds(set)
+}
+
+fn proto_crate() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/evenkeel-proto")
+}
+
+fn testkit() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../testkit")
+}
+
+fn compile(root: &Path) -> Result<FileDescriptorSet, protox::Error> {
+    let mut files = Vec::new();
+    collect(root, &mut files).map_err(protox::Error::new)?;
+    files.sort();
+    protox::compile(files, [root])
+}
+
+/// What `write` leaves in a folder that is gone afterwards.
+fn written(name: &str, write: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<BTreeMap<String, Vec<u8>>> {
+    let scratch = std::env::temp_dir().join(format!("evenkeel-protogen-{name}-{}", std::process::id()));
+    fs::create_dir_all(&scratch)?;
+    let done = write(&scratch).and_then(|()| read_all(&scratch));
+    fs::remove_dir_all(&scratch)?;
+    done
 }
 
 /// The files of a folder by name.

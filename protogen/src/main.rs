@@ -1,18 +1,18 @@
-//! `cargo run -p protogen` writes the generated code of `evenkeel-proto`.
+//! `cargo run -p protogen` writes the generated code of `evenkeel-proto` and `testkit`.
 
 use std::error::Error;
 use std::fs;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let files = protogen::generate()?;
-    let folder = protogen::generated();
-    if folder.exists() {
-        fs::remove_dir_all(&folder)?;
+    for output in protogen::generate()? {
+        if output.folder.exists() {
+            fs::remove_dir_all(&output.folder)?;
+        }
+        fs::create_dir_all(&output.folder)?;
+        for (name, contents) in &output.files {
+            fs::write(output.folder.join(name), contents)?;
+        }
+        println!("{} files written to {}", output.files.len(), output.folder.display());
     }
-    fs::create_dir_all(&folder)?;
-    for (name, contents) in &files {
-        fs::write(folder.join(name), contents)?;
-    }
-    println!("{} files written", files.len());
     Ok(())
 }

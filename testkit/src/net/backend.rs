@@ -1,1 +1,481 @@
-//! placeholder
+//! A backend: a tonic server of the echo service that can be killed, drained, restarted and told to misbehave.
+//!
+//! It counts what it sees. A call counts from its headers until its answer is written or the call is gone, whatever kind
+//! it is; connections count from accept to close. Counters outlive restarts.
+
+use std::convert::Infallible;
+use std::future::{Future, pending};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use evenkeel_proto::prost::Message;
+use evenkeel_proto::xds::data::orca::v3::OrcaLoadReport;
+use evenkeel_proto::xds::service::orca::v3::OrcaLoadReportRequest;
+use http::uri::Authority;
+use http_body::{Frame, SizeHint};
+use tokio::sync::{Notify, watch};
+use tokio_stream::wrappers::IntervalStream;
+use tokio_stream::{Stream, StreamExt as _};
+use tonic::body::Body;
+use tonic::metadata::{KeyAndValueRef, MetadataMap, MetadataValue};
+use tonic::server::NamedService;
+use tonic::transport::Server;
+use tonic::{Code, Request, Response, Status, Streaming};
+use tower_service::Service;
+
+use super::echo::echo_server::{Echo, EchoServer};
+use super::echo::{EchoRequest, EchoResponse};
+use super::host::{Both, Host, Served};
+use super::orca::open_rca_service_server::{OpenRcaService, OpenRcaServiceServer};
+use super::{Tls, wait_until};
+
+/// A real server on a real port. It dies when dropped.
+pub struct Backend {
+    host: Host,
+    state: Arc<State>,
+    max_concurrent_streams: Option<u32>,
+}
+
+impl Backend {
+    /// A backend on a free port of 127.0.0.1, named after its address.
+    pub async fn start() -> Backend {
+        Backend::builder().start().await
+    }
+
+    /// For a backend with a name, an address, limits or TLS.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// Where it listens. It stays the same over restarts, and nobody else gets it.
+    pub fn address(&self) -> SocketAddr {
+        self.host.address()
+    }
+
+    /// What it calls itself in answers.
+    pub fn name(&self) -> &str {
+        &self.state.name
+    }
+
+    /// Dies at once: connections are reset, calls under way are gone, and who dials is refused.
+    pub fn kill(&self) {
+        self.host.kill();
+    }
+
+    /// Leaves politely: takes no more connections, sends GOAWAY, and finishes what is under way. Returns when the last
+    /// connection has closed; a kill cuts it short.
+    pub async fn drain(&self) {
+        self.host.drain().await;
+    }
+
+    /// Serves again on the same address, after a kill or a drain. Counters and knobs are as they were.
+    pub async fn restart(&self) {
+        let server = Server::builder().max_concurrent_streams(self.max_concurrent_streams);
+        let echo = EchoServer::new(EchoService { state: Arc::clone(&self.state) });
+        let echo = Observed { inner: echo, state: Arc::clone(&self.state) };
+        let load = OpenRcaServiceServer::new(LoadService { state: Arc::clone(&self.state) });
+        if let Err(error) = self.host.start(server, Both(echo, load)).await {
+            panic!("backend {:?} cannot serve on {}: {error}", self.name(), self.address());
+        }
+    }
+
+    /// Calls that came.
+    pub fn calls(&self) -> usize {
+        self.state.started.load(Ordering::SeqCst)
+    }
+
+    /// Calls that ended: answered, failed, cancelled or killed.
+    pub fn finished(&self) -> usize {
+        self.state.finished.load(Ordering::SeqCst)
+    }
+
+    /// Calls that came and did not end.
+    pub fn in_flight(&self) -> usize {
+        // In this order: a call that ends between the two cannot make the difference negative.
+        let finished = self.finished();
+        self.calls() - finished
+    }
+
+    /// Connections that were accepted.
+    pub fn connections(&self) -> usize {
+        self.host.accepted()
+    }
+
+    /// Connections that are open.
+    pub fn open_connections(&self) -> usize {
+        self.host.open()
+    }
+
+    /// Streams of load reports that were opened. They are no calls.
+    pub fn load_streams(&self) -> usize {
+        self.state.load_streams.load(Ordering::SeqCst)
+    }
+
+    /// Waits until the counters are as the test wants them. Panics if that takes longer than anything takes.
+    pub async fn wait_until(&self, condition: impl Fn(&Backend) -> bool) {
+        let condition = || condition(self).then_some(());
+        let counters = || {
+            format!(
+                "backend {:?}: {} calls, {} in flight, {} connections, {} open",
+                self.name(),
+                self.calls(),
+                self.in_flight(),
+                self.connections(),
+                self.open_connections()
+            )
+        };
+        wait_until(&self.state.changed, condition, counters).await;
+    }
+
+    /// Every call waits this long before anything else happens to it.
+    pub fn set_delay(&self, delay: Duration) {
+        self.state.knobs.send_modify(|knobs| knobs.delay = delay);
+    }
+
+    /// Every call fails with this code, or is answered again.
+    pub fn fail_with(&self, code: Option<Code>) {
+        self.state.knobs.send_modify(|knobs| knobs.fail_with = code);
+    }
+
+    /// Every answer carries this load report in its trailers (`endpoint-load-metrics-bin`), and streams of load reports
+    /// report it. Without one, such streams are UNIMPLEMENTED.
+    pub fn set_load(&self, load: Option<OrcaLoadReport>) {
+        self.state.knobs.send_modify(|knobs| knobs.load = load);
+    }
+
+    /// Calls that come from here on wait, before anything else happens to them, until [`resume`](Backend::resume).
+    pub fn pause(&self) {
+        self.state.knobs.send_modify(|knobs| knobs.paused = true);
+    }
+
+    /// Calls go on.
+    pub fn resume(&self) {
+        self.state.knobs.send_modify(|knobs| knobs.paused = false);
+    }
+}
+
+/// What a backend is to be.
+#[derive(Default)]
+pub struct Builder {
+    name: Option<String>,
+    at: Option<SocketAddr>,
+    max_concurrent_streams: Option<u32>,
+    tls: Option<Tls>,
+}
+
+impl Builder {
+    /// What it calls itself in answers.
+    #[must_use]
+    pub fn name(mut self, name: &str) -> Builder {
+        self.name = Some(name.to_owned());
+        self
+    }
+
+    /// Where it listens, such as 127.0.0.7:0.
+    #[must_use]
+    pub fn at(mut self, address: SocketAddr) -> Builder {
+        self.at = Some(address);
+        self
+    }
+
+    /// SETTINGS_MAX_CONCURRENT_STREAMS.
+    #[must_use]
+    pub fn max_concurrent_streams(mut self, limit: u32) -> Builder {
+        self.max_concurrent_streams = Some(limit);
+        self
+    }
+
+    /// Serves with TLS.
+    #[must_use]
+    pub fn tls(mut self, tls: Tls) -> Builder {
+        self.tls = Some(tls);
+        self
+    }
+
+    /// Serves from here on. Panics if it cannot.
+    pub async fn start(self) -> Backend {
+        let at = self.at.unwrap_or_else(|| SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
+        let changed = Arc::new(Notify::new());
+        let host = match Host::reserve(at, self.tls.as_ref(), Arc::clone(&changed)) {
+            Ok(host) => host,
+            Err(error) => panic!("no backend on {at}: {error}"),
+        };
+        let state = State {
+            name: self.name.unwrap_or_else(|| host.address().to_string()),
+            started: AtomicUsize::new(0),
+            finished: AtomicUsize::new(0),
+            load_streams: AtomicUsize::new(0),
+            changed,
+            knobs: watch::Sender::new(Knobs::default()),
+        };
+        let backend =
+            Backend { host, state: Arc::new(state), max_concurrent_streams: self.max_concurrent_streams };
+        backend.restart().await;
+        backend
+    }
+}
+
+struct State {
+    name: String,
+    started: AtomicUsize,
+    finished: AtomicUsize,
+    load_streams: AtomicUsize,
+    changed: Arc<Notify>,
+    knobs: watch::Sender<Knobs>,
+}
+
+#[derive(Default)]
+struct Knobs {
+    delay: Duration,
+    fail_with: Option<Code>,
+    load: Option<OrcaLoadReport>,
+    paused: bool,
+}
+
+/// A call from its headers to the end of its answer.
+struct Call(Arc<State>);
+
+impl Call {
+    fn new(state: &Arc<State>) -> Call {
+        state.started.fetch_add(1, Ordering::SeqCst);
+        state.changed.notify_waiters();
+        Call(Arc::clone(state))
+    }
+
+    /// What the knobs do to a call before its service sees it.
+    async fn admit(&self) -> Result<(), Status> {
+        let mut knobs = self.0.knobs.subscribe();
+        // The sender lives as long as the call.
+        let _ = knobs.wait_for(|knobs| !knobs.paused).await;
+        let delay = self.0.knobs.borrow().delay;
+        sleep(delay).await;
+        match self.0.knobs.borrow().fail_with {
+            Some(code) => Err(Status::new(code, format!("backend {:?} was told to fail", self.0.name))),
+            None => Ok(()),
+        }
+    }
+
+    fn add_load(&self, trailers: &mut http::HeaderMap) {
+        if let Some(load) = &self.0.knobs.borrow().load {
+            let mut metadata = MetadataMap::new();
+            metadata
+                .insert_bin("endpoint-load-metrics-bin", MetadataValue::from_bytes(&load.encode_to_vec()));
+            trailers.extend(metadata.into_headers());
+        }
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        self.0.finished.fetch_add(1, Ordering::SeqCst);
+        self.0.changed.notify_waiters();
+    }
+}
+
+/// A service whose calls are counted and obey the knobs.
+#[derive(Clone)]
+struct Observed<S> {
+    inner: S,
+    state: Arc<State>,
+}
+
+impl<S: NamedService> NamedService for Observed<S> {
+    const NAME: &'static str = S::NAME;
+}
+
+impl<S: Served> Service<http::Request<Body>> for Observed<S> {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
+        let call = Call::new(&self.state);
+        let mut inner = self.inner.clone();
+        Box::pin(async move {
+            // The service is not shown the URI.
+            if let Some(authority) = request.uri().authority().cloned() {
+                request.extensions_mut().insert(authority);
+            }
+            let mut response = match call.admit().await {
+                Ok(()) => inner.call(request).await?,
+                Err(status) => status.into_http(),
+            };
+            // An answer without messages has its trailers in front.
+            if response.headers().contains_key("grpc-status") {
+                call.add_load(response.headers_mut());
+            }
+            Ok(response.map(|body| Body::new(Answer { body, call })))
+        })
+    }
+}
+
+/// The body of an answer. The call lives as long as it does.
+struct Answer {
+    body: Body,
+    call: Call,
+}
+
+impl http_body::Body for Answer {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let mut polled = Pin::new(&mut self.body).poll_frame(cx);
+        if let Poll::Ready(Some(Ok(frame))) = &mut polled
+            && let Some(trailers) = frame.trailers_mut()
+        {
+            self.call.add_load(trailers);
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+struct EchoService {
+    state: Arc<State>,
+}
+
+type Answers = Pin<Box<dyn Stream<Item = Result<EchoResponse, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl Echo for EchoService {
+    type ServerStreamStream = Answers;
+    type BidiStream = Answers;
+
+    async fn unary(&self, request: Request<EchoRequest>) -> Result<Response<EchoResponse>, Status> {
+        let echo = self.echo(&request);
+        Ok(Response::new(echo.answer(request.into_inner()).await?))
+    }
+
+    async fn server_stream(&self, request: Request<EchoRequest>) -> Result<Response<Answers>, Status> {
+        let echo = self.echo(&request);
+        let mut request = request.into_inner();
+        if request.repeat == 0 {
+            failure(&request)?;
+        }
+        let end = failure(&request).err().map(Err);
+        let forever = std::mem::take(&mut request.forever);
+        request.code = 0;
+        let messages = tokio_stream::iter(0..request.repeat).then(move |_| {
+            let (echo, request) = (echo.clone(), request.clone());
+            async move { echo.answer(request).await }
+        });
+        let end: Answers =
+            if forever { Box::pin(tokio_stream::pending()) } else { Box::pin(tokio_stream::iter(end)) };
+        Ok(Response::new(Box::pin(messages.chain(end))))
+    }
+
+    async fn client_stream(
+        &self,
+        request: Request<Streaming<EchoRequest>>,
+    ) -> Result<Response<EchoResponse>, Status> {
+        let echo = self.echo(&request);
+        let mut requests = request.into_inner();
+        let mut payload = Vec::new();
+        while let Some(request) = requests.message().await? {
+            payload.extend(echo.clone().answer(request).await?.payload);
+        }
+        Ok(Response::new(EchoResponse { payload, ..echo.0 }))
+    }
+
+    async fn bidi(&self, request: Request<Streaming<EchoRequest>>) -> Result<Response<Answers>, Status> {
+        let echo = self.echo(&request);
+        let answers = request.into_inner().then(move |request| {
+            let echo = echo.clone();
+            async move { echo.answer(request?).await }
+        });
+        Ok(Response::new(Box::pin(answers)))
+    }
+}
+
+impl EchoService {
+    fn echo<T>(&self, request: &Request<T>) -> Echoed {
+        let headers = request.metadata().iter().map(|entry| match entry {
+            KeyAndValueRef::Ascii(key, value) => (key.to_string(), value.as_encoded_bytes()),
+            KeyAndValueRef::Binary(key, value) => (key.to_string(), value.as_encoded_bytes()),
+        });
+        let mut metadata: std::collections::BTreeMap<_, _> =
+            headers.map(|(key, value)| (key, String::from_utf8_lossy(value).into_owned())).collect();
+        if let Some(authority) = request.extensions().get::<Authority>() {
+            metadata.insert(":authority".to_owned(), authority.to_string());
+        }
+        if let Some(peer) = request.extensions().get::<SocketAddr>() {
+            metadata.insert(":peer".to_owned(), peer.to_string());
+        }
+        Echoed(EchoResponse { payload: Vec::new(), backend: self.state.name.clone(), metadata })
+    }
+}
+
+/// An answer that lacks its payload.
+#[derive(Clone)]
+struct Echoed(EchoResponse);
+
+impl Echoed {
+    async fn answer(self, request: EchoRequest) -> Result<EchoResponse, Status> {
+        sleep(Duration::from_millis(request.delay_ms)).await;
+        failure(&request)?;
+        if request.forever {
+            pending::<()>().await;
+        }
+        Ok(EchoResponse { payload: request.payload, ..self.0 })
+    }
+}
+
+/// A sleep of no time would still wait for the timer's next tick.
+async fn sleep(duration: Duration) {
+    if !duration.is_zero() {
+        tokio::time::sleep(duration).await;
+    }
+}
+
+fn failure(request: &EchoRequest) -> Result<(), Status> {
+    match Code::from(request.code.cast_signed()) {
+        Code::Ok => Ok(()),
+        code => Err(Status::new(code, "the request asked for it")),
+    }
+}
+
+struct LoadService {
+    state: Arc<State>,
+}
+
+#[tonic::async_trait]
+impl OpenRcaService for LoadService {
+    type StreamCoreMetricsStream = Pin<Box<dyn Stream<Item = Result<OrcaLoadReport, Status>> + Send>>;
+
+    async fn stream_core_metrics(
+        &self,
+        request: Request<OrcaLoadReportRequest>,
+    ) -> Result<Response<Self::StreamCoreMetricsStream>, Status> {
+        self.state.load_streams.fetch_add(1, Ordering::SeqCst);
+        self.state.changed.notify_waiters();
+        if self.state.knobs.borrow().load.is_none() {
+            return Err(Status::unimplemented(format!("backend {:?} reports no load", self.state.name)));
+        }
+        let interval = request.into_inner().report_interval.unwrap_or_default();
+        let interval = Duration::try_from(interval).unwrap_or_default().max(Duration::from_millis(1));
+        let state = Arc::clone(&self.state);
+        let reports = IntervalStream::new(tokio::time::interval(interval))
+            .map(move |_| Ok(state.knobs.borrow().load.clone().unwrap_or_default()));
+        Ok(Response::new(Box::pin(reports)))
+    }
+}
