@@ -7,7 +7,8 @@ use std::time::Duration;
 use evenkeel_core::cluster::Clusters;
 use evenkeel_core::{
     Address, Call, CallEnd, Code, Connectivity, Core, Description, Effect, Endpoint, Endpoints, Event,
-    Instant, LbConfig, LoadReport, Pick, Registry, Rng, RootPicker, Status, SubchannelId, Trackers, Update,
+    Instant, Labels, LbConfig, LoadReport, Measurement, Pick, Registry, Rng, RootPicker, Status,
+    SubchannelId, Trackers, Update,
 };
 use serde_json::Value;
 
@@ -33,6 +34,7 @@ pub struct World {
     watches: BTreeMap<String, Duration>,
     watch_log: Vec<String>,
     warnings: Vec<String>,
+    measurements: Vec<Measurement>,
     reresolutions: usize,
     published: usize,
 }
@@ -62,6 +64,15 @@ impl World {
         World::with(Core::builder(Rng::fixed(1)).build(), Registry::standard(), config, endpoints)
     }
 
+    /// The same with a core that measures.
+    ///
+    /// # Panics
+    /// Panics if the config does not parse.
+    pub fn measuring(config: &Value, endpoints: Endpoints) -> World {
+        let core = Core::builder(Rng::fixed(1)).measure(true).build();
+        World::with(core, Registry::standard(), config, endpoints)
+    }
+
     /// The same with a core and a registry of the test's own.
     ///
     /// # Panics
@@ -89,6 +100,7 @@ impl World {
             watches: BTreeMap::new(),
             watch_log: Vec::new(),
             warnings: Vec::new(),
+            measurements: Vec::new(),
             reresolutions: 0,
             published: 0,
         };
@@ -285,6 +297,19 @@ impl World {
         std::mem::take(&mut self.warnings)
     }
 
+    /// What was measured since this was last asked; nothing unless the core was built to measure ([`World::measuring`]).
+    pub fn measurements(&mut self) -> Vec<Measurement> {
+        std::mem::take(&mut self.measurements)
+    }
+
+    /// Where the subchannel at this address stands, in the words of metrics.
+    ///
+    /// # Panics
+    /// Panics if there is no subchannel for it.
+    pub fn labels(&self, address: &str) -> Labels {
+        self.core.labels(self.id(address))
+    }
+
     /// How many pickers were published since this was last asked.
     pub fn published(&mut self) -> usize {
         std::mem::take(&mut self.published)
@@ -440,6 +465,7 @@ impl World {
                 }
                 Effect::Reresolve => self.reresolutions += 1,
                 Effect::Warn(text) => self.warnings.push(text),
+                Effect::Measure(measurement) => self.measurements.push(measurement),
                 other => panic!("the world does not know {other:?}"),
             }
         }

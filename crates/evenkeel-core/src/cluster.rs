@@ -14,7 +14,7 @@ use crate::config::{ConfigError, Fields, LbConfig};
 use crate::policy::{
     ClusterResolver, ClusterResolverConfig, DropCategory, OutlierSettings, Policy, WrrLocalityConfig,
 };
-use crate::{Endpoints, Status};
+use crate::{Address, Endpoints, Locality, Status};
 
 const SERVER: &str = "lrsLoadReportingServer";
 const METRICS: &str = "lrsReportEndpointMetrics";
@@ -26,6 +26,15 @@ pub struct Clusters {
     pub clusters: BTreeMap<Arc<str>, Result<Arc<Cluster>, Status>>,
     /// Endpoints by where they come from.
     pub endpoints: BTreeMap<Source, Arc<EndpointSet>>,
+}
+
+impl Clusters {
+    /// The locality of the endpoint at this address, if the cluster has one with a locality.
+    pub(crate) fn locality(&self, cluster: &Arc<str>, address: &Address) -> Option<&Arc<Locality>> {
+        let Cluster::Leaf(leaf) = &**self.clusters.get(cluster)?.as_ref().ok()? else { return None };
+        let mut endpoints = self.endpoints.get(&leaf.source)?.priorities.iter().flat_map(Endpoints::iter);
+        endpoints.find(|endpoint| endpoint.addresses().contains(address))?.locality()
+    }
 }
 
 /// A cluster.

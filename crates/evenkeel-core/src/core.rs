@@ -11,6 +11,7 @@ use crate::counters::CallCounters;
 use crate::cx::{Cx, Scope};
 use crate::describe::{Description, Look};
 use crate::load::LoadStore;
+use crate::measure::{Labels, Measurement};
 use crate::pick::RootPicker;
 use crate::policy::LbState;
 use crate::subchannel::Backoff;
@@ -129,6 +130,8 @@ pub enum Effect {
     Reresolve,
     /// Tell the operator.
     Warn(String),
+    /// Count something; only from a core that was built to [measure](Builder::measure).
+    Measure(Measurement),
 }
 
 /// What came of a pass.
@@ -155,6 +158,7 @@ impl Core {
             attempt_delay: Duration::from_millis(250),
             counters: Arc::default(),
             load_store: Arc::default(),
+            measure: false,
         }
     }
 
@@ -244,6 +248,20 @@ impl Core {
         self.tree.subchannels.get(id)
     }
 
+    /// Where a subchannel stands, in the words of metrics (A94); of one that stands in several places, the first that asked
+    /// for it. Meant to be asked when it is dialled: the answer is looked up each time.
+    pub fn labels(&self, id: SubchannelId) -> Labels {
+        let Some(subchannel) = self.tree.subchannels.get(id) else { return Labels::default() };
+        let holder = subchannel.holders.get(0).and_then(|holder| self.tree.node(holder));
+        let labels = holder.map(|holder| holder.scope.labels()).unwrap_or_default();
+        let locality = labels.locality.or_else(|| {
+            let cluster = labels.backend_service.as_ref()?;
+            let locality = self.tree.clusters.as_ref()?.locality(cluster, subchannel.address())?;
+            Some(locality.to_string().into())
+        });
+        Labels { locality, ..labels }
+    }
+
     /// How many subchannels there are.
     pub fn subchannel_count(&self) -> usize {
         self.tree.subchannels.len()
@@ -263,6 +281,7 @@ pub struct Builder {
     attempt_delay: Duration,
     counters: Arc<CallCounters>,
     load_store: Arc<LoadStore>,
+    measure: bool,
 }
 
 impl Builder {
@@ -290,10 +309,17 @@ impl Builder {
         Builder { load_store, ..self }
     }
 
+    /// Whether passes give measurements ([`Effect::Measure`]); if not, which is so unless set, nothing is collected.
+    #[must_use]
+    pub fn measure(self, measure: bool) -> Builder {
+        Builder { measure, ..self }
+    }
+
     /// The core.
     pub fn build(self) -> Core {
-        let Builder { rng, backoff, attempt_delay, counters, load_store } = self;
-        let tree = Tree::new(rng, backoff, attempt_delay, counters, load_store);
+        let Builder { rng, backoff, attempt_delay, counters, load_store, measure } = self;
+        let mut tree = Tree::new(rng, backoff, attempt_delay, counters, load_store);
+        tree.measure = measure;
         Core { tree, root: Child::new(), update: None, shown: None }
     }
 }

@@ -6,8 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::cluster::{Cluster, EndpointSet, Source};
+use crate::core::Effect;
 use crate::counters::CallCounters;
 use crate::load::LoadStore;
+use crate::measure::{Labels, Measurement};
 use crate::tree::{Looked, NodeId, Tree};
 use crate::{Address, Instant, Rng, Status, Subchannel, SubchannelId};
 
@@ -135,6 +137,13 @@ impl Cx<'_> {
         &self.tree.load_store
     }
 
+    /// Gives a measurement to the driver. It is not made if nobody measures.
+    pub fn measure(&mut self, measurement: impl FnOnce(&Scope) -> Measurement) {
+        if self.tree.measure {
+            self.tree.effects.push(Effect::Measure(measurement(&self.scope)));
+        }
+    }
+
     /// How many subchannels were ever made: while it stands still, no address has another subchannel than before.
     pub(crate) fn subchannels_made(&self) -> u64 {
         self.tree.subchannels.made()
@@ -224,6 +233,11 @@ impl Scope {
     /// The cluster.
     pub fn backend_service(&self) -> Option<&Arc<str>> {
         self.backend_service.as_ref()
+    }
+
+    /// The locality and the cluster.
+    pub fn labels(&self) -> Labels {
+        Labels { backend_service: self.backend_service.clone(), locality: self.locality.clone() }
     }
 
     /// Whether the endpoint at this address is ejected.

@@ -16,6 +16,7 @@
 //! | [`hash`] | request hashes |
 //! | [`schedule`] | exact weighted orders |
 //! | [`Description`] | the live tree as data |
+//! | [`Measurement`] | what metrics are made of |
 
 #![forbid(unsafe_code)]
 
@@ -33,6 +34,7 @@ mod fast_map;
 mod fleet;
 pub mod hash;
 pub mod load;
+mod measure;
 mod pick;
 pub mod policy;
 mod registry;
@@ -55,6 +57,7 @@ pub use describe::{Description, EndpointRow, Look};
 pub use endpoint::{Endpoint, EndpointKey, Endpoints, Group, HASH_KEY, Health, Locality, Metadata};
 pub use fleet::{Fleet, Member};
 pub use load::LoadReport;
+pub use measure::{DetectionMethod, Labels, Measurement, Outliers, UnenforcedReason, Weighed};
 pub use pick::{Call, CallEnd, Headers, Pick, Picker, Place, RootPicker, Tracker, Trackers};
 pub use policy::{LbState, Policy, Shown};
 pub use registry::Registry;

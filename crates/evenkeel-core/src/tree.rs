@@ -82,6 +82,8 @@ pub(crate) struct Tree {
     pub(crate) attempt_delay: Duration,
     pub(crate) counters: Arc<CallCounters>,
     pub(crate) load_store: Arc<LoadStore>,
+    /// Whether measurements are wanted.
+    pub(crate) measure: bool,
     pub(crate) subchannels: Subchannels,
     /// What discovery found, if there is any.
     pub(crate) clusters: Option<Arc<Clusters>>,
@@ -139,6 +141,7 @@ impl Tree {
             attempt_delay,
             counters,
             load_store,
+            measure: false,
             subchannels: Subchannels::default(),
             clusters: None,
             effects: Vec::new(),

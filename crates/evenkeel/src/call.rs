@@ -5,16 +5,18 @@
 //! there at once, is sent without a task of its own and without waiting for the peer.
 
 use std::future::{Future, poll_fn};
+use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::Bytes;
 use evenkeel_core::{CallEnd, Code, LoadReport, Trackers};
 use evenkeel_xds::load_report;
 use h2::{Reason, RecvStream, SendStream};
-use http::HeaderMap;
+use http::{HeaderMap, HeaderValue};
 use http_body::{Body as _, Frame, SizeHint};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::AbortHandle;
@@ -23,6 +25,7 @@ use tonic::body::Body;
 use tonic::metadata::MetadataMap;
 
 use crate::connection::{Shared as Link, cause};
+use crate::retry::{Pushback, Retries, RetryPolicy, Throttle};
 use crate::{clock, status};
 
 /// What is kept of a request body for another attempt; a call that sent more is not repeated (gRPC's default).
@@ -81,6 +84,45 @@ impl Drop for UnderWay {
     }
 }
 
+/// What a call does at its end, and whether there is one yet: it counts as under way, and its attempts count for retries.
+#[derive(Debug)]
+pub(crate) struct End {
+    under_way: Option<UnderWay>,
+    retries: Retries,
+    throttle: Option<Arc<Throttle>>,
+}
+
+impl End {
+    pub(crate) fn new(under_way: UnderWay, policy: RetryPolicy, throttle: Option<Arc<Throttle>>) -> End {
+        End { under_way: Some(under_way), retries: Retries::new(policy), throttle }
+    }
+
+    /// The policy by which the call is tried again.
+    pub(crate) fn retry_by(&mut self, policy: RetryPolicy) {
+        self.retries = Retries::new(policy);
+    }
+
+    /// An attempt failed that could be repeated: how long to wait before the next one, if there is one.
+    pub(crate) fn failed(&mut self, code: Code, pushback: Option<Pushback>, random: f64) -> Option<Duration> {
+        self.retries.next(code, pushback, false, self.throttle.as_deref(), random)
+    }
+
+    /// An attempt ended that is not repeated in any case.
+    pub(crate) fn committed(&mut self, code: Code) {
+        self.retries.next(code, None, true, self.throttle.as_deref(), 0.0);
+    }
+
+    /// What the next attempt says about those before it.
+    pub(crate) fn previous_attempts(&self) -> Option<HeaderValue> {
+        self.retries.previous_attempts()
+    }
+
+    /// Hands the duty on to the answer's body.
+    fn hand_on(&mut self) -> End {
+        End { under_way: self.under_way.take(), retries: mem::replace(&mut self.retries, Retries::new(RetryPolicy::NEVER)), throttle: self.throttle.take() }
+    }
+}
+
 /// Until when a call may take.
 #[derive(Debug, Default)]
 pub(crate) struct Deadline(Option<Pin<Box<Sleep>>>);
@@ -91,7 +133,7 @@ impl Deadline {
     }
 
     /// How much time is left; `None` is without end.
-    pub(crate) fn left(&self) -> Option<std::time::Duration> {
+    pub(crate) fn left(&self) -> Option<Duration> {
         self.0.as_ref().map(|sleep| sleep.deadline().saturating_duration_since(Instant::now()))
     }
 
@@ -358,7 +400,7 @@ impl Attempt {
     }
 
     fn finish(mut self, code: Code, trailers: Option<&mut HeaderMap>) {
-        let trackers = std::mem::take(&mut self.trackers);
+        let trackers = mem::take(&mut self.trackers);
         if trackers.is_empty() {
             return;
         }
@@ -388,7 +430,7 @@ fn load_of(trailers: &mut HeaderMap) -> Option<LoadReport> {
     if !trailers.contains_key(load_report::TRAILER) {
         return None;
     }
-    let metadata = MetadataMap::from_headers(std::mem::take(trailers));
+    let metadata = MetadataMap::from_headers(mem::take(trailers));
     let values = metadata.get_all_bin(load_report::TRAILER).iter().filter_map(|value| value.to_bytes().ok());
     let report = load_report::from_trailers(values);
     *trailers = metadata.into_headers();
@@ -404,7 +446,7 @@ pub(crate) async fn send(
     replay: Replay,
     attempt: Attempt,
     deadline: &mut Deadline,
-    under_way: &mut Option<UnderWay>,
+    end: &mut End,
 ) -> Sent {
     let (mut response, stream) = sender;
     let mut inline = Some(Upload::new(replay, stream));
@@ -430,7 +472,7 @@ pub(crate) async fn send(
         Some(Ok(head)) => {
             let (parts, body) = head.into_parts();
             if body.is_end_stream() {
-                return answered_at_once(parts, attempt, uploaded, task).await;
+                return answered_at_once(parts, attempt, uploaded, task, end).await;
             }
             if let Some(task) = &mut task {
                 task.back = None;
@@ -439,8 +481,8 @@ pub(crate) async fn send(
                 stream: body,
                 attempt,
                 _upload: task,
-                deadline: std::mem::take(deadline),
-                _under_way: under_way.take(),
+                deadline: mem::take(deadline),
+                end: end.hand_on(),
                 http: parts.status,
             };
             Sent::Answered(http::Response::from_parts(parts, ResponseBody(Some(live))))
@@ -473,11 +515,13 @@ async fn answered_at_once(
     attempt: Attempt,
     uploaded: Option<(Uploaded, Replay)>,
     task: Option<UploadTask>,
+    end: &mut End,
 ) -> Sent {
     let code = status::code_of(&parts.headers).unwrap_or_else(|| status::code_of_http(parts.status));
     attempt.finish(code, Some(&mut parts.headers));
     let response = http::Response::from_parts(parts, ResponseBody::empty());
     if code == Code::Ok {
+        end.committed(code);
         return Sent::Answered(response);
     }
     let replay = body_back(uploaded, task).await.unwrap_or(None);
@@ -512,7 +556,7 @@ struct Live {
     attempt: Attempt,
     _upload: Option<UploadTask>,
     deadline: Deadline,
-    _under_way: Option<UnderWay>,
+    end: End,
     http: http::StatusCode,
 }
 
@@ -522,8 +566,9 @@ impl ResponseBody {
     }
 
     fn finish(&mut self, code: Code, trailers: Option<&mut HeaderMap>) {
-        if let Some(live) = self.0.take() {
+        if let Some(mut live) = self.0.take() {
             live.attempt.finish(code, trailers);
+            live.end.committed(code);
         }
     }
 }

@@ -4,7 +4,7 @@
 //! snapshot; it waits for the driver only if there is nobody to send to.
 
 use std::borrow::Cow;
-use std::fmt;
+use std::{fmt, mem};
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -20,10 +20,10 @@ use tokio::time::{Instant, sleep};
 use tonic::body::Body;
 
 use crate::builder::Builder;
-use crate::call::{self, Attempt, Calls, Deadline, Failure, Replay, ResponseBody, Sent, UnderWay, late};
+use crate::call::{self, Attempt, Calls, Deadline, End, Failure, Replay, ResponseBody, Sent, late};
 use crate::connection::Connection;
 use crate::entropy::Entropy;
-use crate::retry::{self, Retries, Throttle};
+use crate::retry::{self, RetryPolicy, Throttle};
 use crate::service_config::ServiceConfig;
 use crate::snapshot::{Published, Snapshot, Way};
 use crate::{status, timeout};
@@ -46,7 +46,7 @@ pub(crate) struct Inner {
     pub(crate) commands: mpsc::UnboundedSender<Command>,
     pub(crate) head: Head,
     pub(crate) service_config: Arc<ServiceConfig>,
-    pub(crate) throttle: Option<Throttle>,
+    pub(crate) throttle: Option<Arc<Throttle>>,
     pub(crate) faults: Arc<ActiveFaults>,
     pub(crate) entropy: Entropy,
 }
@@ -113,11 +113,16 @@ impl Channel {
     ///
     /// `UNAVAILABLE` if the channel is closed.
     pub async fn ready(&self) -> Result<(), tonic::Status> {
-        self.connect();
         let mut connectivity = self.watch_connectivity();
-        match connectivity.wait_for(|state| *state == Connectivity::Ready).await {
-            Ok(_) => Ok(()),
-            Err(_) => Err(closed(&self.inner.target)),
+        self.connect();
+        loop {
+            if *connectivity.borrow_and_update() == Connectivity::Ready {
+                return Ok(());
+            }
+            let is_closed = matches!(self.inner.published.load().way, Way::Closed);
+            if is_closed || connectivity.changed().await.is_err() {
+                return Err(closed(&self.inner.target));
+            }
         }
     }
 
@@ -180,10 +185,9 @@ struct Outgoing<'c> {
     request: http::request::Parts,
     wait_for_ready: bool,
     deadline: Deadline,
-    under_way: Option<UnderWay>,
     /// Where the route leads, if there are routes.
     selected: Option<Selected>,
-    retries: Retries,
+    end: End,
     /// The snapshot whose connection turned out to be gone: another one is needed.
     outdated: Option<u64>,
     refused: bool,
@@ -209,9 +213,10 @@ impl<'c> Outgoing<'c> {
         let method = channel.service_config.method(request.uri.path());
         let own = request.extensions.get::<WaitForReady>().map(|WaitForReady(wait)| *wait);
         let wait_for_ready = own.or(method.and_then(|method| method.wait_for_ready)).unwrap_or(false);
-        let timeout = request.headers.get(timeout::HEADER).and_then(timeout::parse);
+        let timeout = request.headers.get(&timeout::NAME).and_then(timeout::parse);
         let limits = timeout.into_iter().chain(method.and_then(|method| method.timeout));
         let deadline = Deadline::at(limits.min().map(|timeout| Instant::now() + timeout));
+        let policy = method.and_then(|method| method.retry).unwrap_or(RetryPolicy::NEVER);
         let user_agent = request.headers.entry(header::USER_AGENT);
         user_agent.or_insert_with(|| channel.head.user_agent.clone());
         let call = Outgoing {
@@ -219,9 +224,8 @@ impl<'c> Outgoing<'c> {
             request,
             wait_for_ready,
             deadline,
-            under_way: Some(channel.calls.begin()),
             selected: None,
-            retries: Retries::new(method.and_then(|method| method.retry.as_ref())),
+            end: End::new(channel.calls.begin(), policy, channel.throttle.clone()),
             outdated: None,
             refused: false,
         };
@@ -236,7 +240,7 @@ impl<'c> Outgoing<'c> {
             self.deadline.tighten(Instant::now() + timeout);
         }
         if let Some(policy) = selected.retry() {
-            self.retries = Retries::new(Some(&retry::RetryPolicy::from(&**policy)));
+            self.end.retry_by(RetryPolicy::from(&**policy));
         }
         self.selected = Some(selected);
         Ok(())
@@ -288,7 +292,7 @@ impl<'c> Outgoing<'c> {
                 }
                 let attempt = Attempt::new(trackers, connection.shared().clone());
                 drop((sender, connection));
-                Ok(call::send(sent, body, attempt, &mut self.deadline, &mut self.under_way).await)
+                Ok(call::send(sent, body, attempt, &mut self.deadline, &mut self.end).await)
             }
             Err(error) => {
                 trackers.finish(&CallEnd::Unsent);
@@ -311,15 +315,16 @@ impl<'c> Outgoing<'c> {
         failure: Failure,
     ) -> Result<Replay, Result<http::Response<ResponseBody>, tonic::Status>> {
         let Failure { code, outcome, is_unprocessed, replay } = failure;
-        let Some(body) = replay else { return Err(outcome) };
-        if is_unprocessed && !self.refused {
-            self.refused = true;
+        let is_first_refusal = is_unprocessed && !mem::replace(&mut self.refused, is_unprocessed);
+        let Some(body) = replay else {
+            self.end.committed(code);
+            return Err(outcome);
+        };
+        if is_first_refusal {
             return Ok(body);
         }
-        let pushback = outcome.as_ref().ok().and_then(|response| retry::Pushback::of(response.headers()));
-        let random = self.channel.entropy.next();
-        let throttle = self.channel.throttle.as_ref();
-        let Some(delay) = self.retries.next(code, pushback, throttle, random) else { return Err(outcome) };
+        let pushback = outcome.as_ref().ok().and_then(|response| retry::Pushback::read(response.headers()));
+        let Some(delay) = self.end.failed(code, pushback, self.channel.entropy.unit()) else { return Err(outcome) };
         match self.deadline.race(sleep(delay)).await {
             Some(()) => Ok(body),
             None => Err(Err(late("waiting to try again"))),
@@ -436,10 +441,10 @@ impl<'c> Outgoing<'c> {
         *request.uri_mut() = http::Uri::from_parts(uri).unwrap_or_default();
         let mut headers = self.request.headers.clone();
         if let Some(left) = self.deadline.left() {
-            headers.insert(timeout::HEADER, timeout::format(left));
+            headers.insert(&timeout::NAME, timeout::format(left));
         }
-        if let Some(attempts) = self.retries.previous_attempts() {
-            headers.insert(retry::PREVIOUS_ATTEMPTS, attempts);
+        if let Some(attempts) = self.end.previous_attempts() {
+            headers.insert(&retry::PREVIOUS_ATTEMPTS, attempts);
         }
         *request.headers_mut() = headers;
         request

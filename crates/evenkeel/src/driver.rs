@@ -1,1 +1,586 @@
-//! placeholder
+//! The driver: one task per channel that runs the core's passes and carries out their effects.
+//!
+//! It takes in everything that has happened, runs one pass, and publishes one snapshot; a storm of events is one pass. It never
+//! waits for anything but the next event, so endpoints come and go whether or not calls are made. Connections are tasks of
+//! their own that report here.
+//!
+//! A channel without calls for long goes to rest: policies, connections and subscriptions are let go, and the next call starts
+//! them again (A62).
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+use std::{future, mem};
+
+use evenkeel_core::{
+    Address, Backoff, CallCounters, Connectivity, Core, Effect, Endpoint, Endpoints, Event, Instant, LbConfig, Pass,
+    Rng, RootPicker, Status, SubchannelId, Update,
+};
+use evenkeel_xds::follow::Step;
+use evenkeel_xds::routing::Selector;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::AbortHandle;
+use tokio::time::{self, sleep_until};
+
+use crate::call::Calls;
+use crate::channel::Command;
+use crate::connection::{self, Connection, Http2, Loss, LossReason};
+use crate::credentials::Credentials;
+use crate::dns::{self, Refresh};
+use crate::snapshot::{Connections, Published, Way};
+use crate::transport::{self, Connector};
+use crate::xds::{Following, XdsClient};
+use crate::{clock, entropy};
+
+/// How long calls fail after a policy panicked, before it is run again.
+const AFTER_A_PANIC: Duration = Duration::from_secs(1);
+
+/// Where a channel's endpoints come from.
+#[derive(Clone)]
+pub(crate) enum Source {
+    /// From a control plane, with the routes.
+    Xds { client: XdsClient, target: Arc<str>, channel_id: u64 },
+    /// From DNS.
+    Dns { host: Arc<str>, port: u16, config: LbConfig },
+    /// From the target itself.
+    Fixed { endpoints: Endpoints, config: LbConfig },
+}
+
+/// What does not change while a channel lives.
+pub(crate) struct Settings {
+    pub(crate) source: Source,
+    pub(crate) credentials: Credentials,
+    pub(crate) connector: Arc<dyn Connector>,
+    /// The name that certificates must be valid for.
+    pub(crate) host: Arc<str>,
+    pub(crate) http2: Http2,
+    pub(crate) backoff: Backoff,
+    pub(crate) attempt_delay: Duration,
+    pub(crate) idle_timeout: Option<Duration>,
+    pub(crate) counters: Arc<CallCounters>,
+    /// The same run each time, if set.
+    pub(crate) seed: Option<u64>,
+}
+
+/// The driver of one channel.
+pub(crate) struct Driver {
+    settings: Settings,
+    published: Arc<Published>,
+    calls: Arc<Calls>,
+    commands: mpsc::UnboundedReceiver<Command>,
+    reports: mpsc::UnboundedReceiver<Report>,
+    reporter: mpsc::UnboundedSender<Report>,
+    awake: Option<Awake>,
+}
+
+/// What a connection's task reports.
+enum Report {
+    Connected(SubchannelId, Arc<Connection>),
+    Failed(SubchannelId, Status),
+    Lost(SubchannelId, Loss),
+}
+
+/// Something that the driver waited for.
+enum Happened {
+    Command(Option<Command>),
+    Report(Report),
+    Fed(Fed),
+    Time,
+}
+
+impl Driver {
+    pub(crate) fn new(
+        settings: Settings,
+        published: Arc<Published>,
+        calls: Arc<Calls>,
+        commands: mpsc::UnboundedReceiver<Command>,
+    ) -> Driver {
+        let (reporter, reports) = mpsc::unbounded_channel();
+        Driver { settings, published, calls, commands, reports, reporter, awake: None }
+    }
+
+    /// Runs until the channel is closed, or its last handle is gone.
+    pub(crate) async fn run(mut self) {
+        loop {
+            let happened = self.next().await;
+            if !self.take_in(happened) {
+                return;
+            }
+            while let Some(happened) = self.more() {
+                if !self.take_in(happened) {
+                    return;
+                }
+            }
+            self.pass();
+        }
+    }
+
+    async fn next(&mut self) -> Happened {
+        let wake_at = self.awake.as_ref().and_then(Awake::wake_at);
+        let feed = async {
+            match &mut self.awake {
+                Some(awake) => awake.feed.next().await,
+                None => future::pending().await,
+            }
+        };
+        let due = async {
+            match wake_at {
+                Some(at) => sleep_until(clock::sleep_until(at)).await,
+                None => future::pending().await,
+            }
+        };
+        tokio::select! {
+            command = self.commands.recv() => Happened::Command(command),
+            // The driver itself holds a sender, so there is always a next one.
+            Some(report) = self.reports.recv() => Happened::Report(report),
+            fed = feed => Happened::Fed(fed),
+            () = due => Happened::Time,
+        }
+    }
+
+    /// What else has happened already.
+    fn more(&mut self) -> Option<Happened> {
+        if let Ok(report) = self.reports.try_recv() {
+            return Some(Happened::Report(report));
+        }
+        self.commands.try_recv().ok().map(|command| Happened::Command(Some(command)))
+    }
+
+    /// Takes in what happened; answers whether the channel goes on.
+    fn take_in(&mut self, happened: Happened) -> bool {
+        match happened {
+            Happened::Command(None | Some(Command::Close)) => return false,
+            Happened::Command(Some(Command::Describe(answer))) => {
+                let tree = self.awake.as_ref().and_then(|awake| awake.core.describe());
+                let _ = answer.send(tree);
+            }
+            Happened::Command(Some(Command::Wake)) => drop(self.wake()),
+            Happened::Command(Some(Command::ExitIdle)) => {
+                self.wake().core.handle(Event::ExitIdle, clock::now());
+            }
+            Happened::Command(Some(Command::Connect(id))) => {
+                if let Some(awake) = &mut self.awake {
+                    awake.core.handle(Event::Connect(id), clock::now());
+                }
+            }
+            Happened::Report(report) => {
+                if let Some(awake) = &mut self.awake {
+                    let calmed = awake.take_in(report);
+                    if calmed && let Some(keepalive) = &mut self.settings.http2.keepalive {
+                        keepalive.time *= 2;
+                        tracing::warn!(time = ?keepalive.time, "a peer wants fewer keepalive pings");
+                    }
+                }
+            }
+            Happened::Fed(fed) => {
+                if let Some(awake) = &mut self.awake {
+                    awake.take_in_feed(fed);
+                }
+            }
+            Happened::Time => self.rest_if_idle(),
+        }
+        true
+    }
+
+    /// Starts the policies and the source of endpoints, unless they run.
+    fn wake(&mut self) -> &mut Awake {
+        self.awake.get_or_insert_with(|| Awake::new(&self.settings, &self.calls))
+    }
+
+    /// Lets go of everything if there were no calls for long.
+    fn rest_if_idle(&mut self) {
+        let (Some(awake), Some(timeout)) = (&mut self.awake, self.settings.idle_timeout) else { return };
+        if clock::now() < awake.idle_at {
+            return;
+        }
+        let begun = self.calls.begun();
+        if self.calls.under_way() > 0 || mem::replace(&mut awake.begun, begun) != begun {
+            awake.idle_at = clock::now() + timeout;
+            return;
+        }
+        tracing::info!("the channel rests: no calls for {timeout:?}");
+        self.awake = None;
+        self.published.publish(Way::Idle, Connections::default());
+        self.published.show_connectivity(Connectivity::Idle);
+        // A call may have begun between the look and the publication: it then saw the old way, or wakes the channel.
+    }
+
+    /// Runs a pass, carries out what it says, and publishes what calls should see.
+    fn pass(&mut self) {
+        let Some(awake) = &mut self.awake else { return };
+        // A policy may be the application's own. If it panics the channel starts anew, and tells its calls.
+        let Ok(pass) = catch_unwind(AssertUnwindSafe(|| awake.core.reconcile(clock::now()))) else {
+            tracing::error!("a load balancing policy panicked; the channel starts anew");
+            let status = Status::new(evenkeel_core::Code::Internal, "a load balancing policy panicked");
+            self.published.publish(Way::Failed(status), Connections::default());
+            let mut fresh = Awake::new(&self.settings, &self.calls);
+            fresh.is_new = false;
+            fresh.wake_at = Some(clock::now() + AFTER_A_PANIC);
+            self.awake = Some(fresh);
+            return;
+        };
+        let Pass { effects, connectivity, picker, wake_at, .. } = pass;
+        awake.wake_at = wake_at;
+        if let Some(picker) = picker {
+            awake.picker = Some(picker);
+            awake.is_new = true;
+        }
+        for effect in effects {
+            awake.carry_out(effect, &self.settings, &self.reporter);
+        }
+        awake.feed.passed(&awake.core);
+        if mem::take(&mut awake.is_new) {
+            self.published.publish(awake.way(), awake.connections.clone());
+        }
+        self.published.show_connectivity(awake.connectivity(connectivity));
+    }
+}
+
+impl Drop for Driver {
+    /// Also when the runtime ends under it: nobody should wait for a driver that is gone.
+    fn drop(&mut self) {
+        self.published.publish(Way::Closed, Connections::default());
+        self.published.connectivity().send_replace(Connectivity::Idle);
+    }
+}
+
+/// A channel that is not at rest.
+struct Awake {
+    core: Core,
+    feed: Feed,
+    route: Route,
+    picker: Option<RootPicker>,
+    connections: Connections,
+    /// Attempts to connect that are under way.
+    dials: Dials,
+    /// Whether calls should see something else than they do.
+    is_new: bool,
+    wake_at: Option<Instant>,
+    idle_at: Instant,
+    begun: u32,
+}
+
+/// How calls find their cluster.
+enum Route {
+    /// It is not known yet.
+    Unknown,
+    /// There are no routes; all calls go the same way.
+    Direct,
+    /// By the control plane's routes.
+    Selector(Arc<Selector>),
+    /// There is no config that could be used.
+    Failed(Status),
+}
+
+impl Awake {
+    fn new(settings: &Settings, calls: &Calls) -> Awake {
+        let seed = settings.seed.unwrap_or_else(entropy::fresh);
+        let rng = if settings.seed.is_some() { Rng::fixed(seed) } else { Rng::from_entropy(seed) };
+        let mut core = Core::builder(rng)
+            .backoff(settings.backoff.clone())
+            .attempt_delay(settings.attempt_delay)
+            .counters(settings.counters.clone());
+        if let Source::Xds { client, .. } = &settings.source {
+            core = core.load_store(client.load_store().clone());
+        }
+        let now = clock::now();
+        let mut awake = Awake {
+            core: core.build(),
+            feed: Feed::Fixed,
+            route: Route::Unknown,
+            picker: None,
+            connections: Connections::default(),
+            dials: Dials::default(),
+            is_new: true,
+            wake_at: None,
+            idle_at: now + settings.idle_timeout.unwrap_or(Duration::MAX),
+            begun: calls.begun(),
+        };
+        match &settings.source {
+            Source::Fixed { endpoints, config } => {
+                awake.core.update(Update::new(config.clone(), endpoints.clone()));
+                awake.route = Route::Direct;
+            }
+            Source::Dns { host, port, config } => {
+                awake.feed = Feed::Dns(Lookup::new(host.clone(), *port, config.clone(), seed));
+            }
+            Source::Xds { client, target, channel_id } => match client.follow(target, *channel_id) {
+                Ok(following) => awake.feed = Feed::Xds(client.clone(), following),
+                Err(error) => awake.route = Route::Failed(Status::unavailable(error.to_string())),
+            },
+        }
+        awake
+    }
+
+    fn wake_at(&self) -> Option<Instant> {
+        Some(self.wake_at.map_or(self.idle_at, |at| at.min(self.idle_at)))
+    }
+
+    /// Takes in what became of a connection. Answers whether the peer complained of our pings (A8).
+    fn take_in(&mut self, report: Report) -> bool {
+        let now = clock::now();
+        match report {
+            Report::Connected(id, connection) => {
+                self.dials.forget(id);
+                // One that nobody wants any more is let go by dropping it.
+                if self.core.handle(Event::Connected(id), now) {
+                    tracing::debug!(address = %connection.shared().address(), "connected");
+                    self.connections.insert(id, connection);
+                    self.is_new = true;
+                }
+                false
+            }
+            Report::Failed(id, status) => {
+                self.dials.forget(id);
+                tracing::debug!(error = status.message(), "a connection attempt failed");
+                self.core.handle(Event::ConnectFailed(id, status), now);
+                false
+            }
+            Report::Lost(id, loss) => {
+                if self.connections.remove(id) {
+                    tracing::info!(reason = ?loss.reason, error = loss.status.message(), "a connection is lost");
+                    self.is_new = true;
+                }
+                self.core.handle(Event::Disconnected(id, loss.status), now);
+                loss.reason == LossReason::GoAway(h2::Reason::ENHANCE_YOUR_CALM)
+            }
+        }
+    }
+
+    fn take_in_feed(&mut self, fed: Fed) {
+        match fed {
+            Fed::Step(Step { update, route }) => {
+                self.core.update(update);
+                self.route = match route {
+                    Ok(selector) => Route::Selector(selector),
+                    Err(status) => Route::Failed(status),
+                };
+                self.is_new = true;
+            }
+            Fed::Resolved(update) => {
+                self.core.update(update);
+                self.route = Route::Direct;
+                self.is_new = true;
+            }
+            Fed::Failed(status) => {
+                tracing::warn!(error = status.message(), "the endpoints cannot be found out");
+                if matches!(self.route, Route::Unknown | Route::Failed(_)) {
+                    self.route = Route::Failed(status);
+                    self.is_new = true;
+                }
+            }
+        }
+    }
+
+    fn carry_out(&mut self, effect: Effect, settings: &Settings, reporter: &mpsc::UnboundedSender<Report>) {
+        match effect {
+            Effect::Dial { id, address, deadline } => {
+                let task = tokio::spawn(dial(id, address, deadline, Dialling::new(settings, id, reporter)));
+                self.dials.0.insert(id, task.abort_handle());
+            }
+            Effect::Close { id } => {
+                self.dials.give_up(id);
+                self.is_new |= self.connections.remove(id);
+            }
+            Effect::Reresolve => self.feed.reresolve(),
+            Effect::Warn(text) => tracing::warn!("{text}"),
+            _ => {}
+        }
+    }
+
+    /// What calls should see.
+    fn way(&self) -> Way {
+        let selector = match &self.route {
+            Route::Unknown => return Way::Waiting,
+            Route::Failed(status) => return Way::Failed(status.clone()),
+            Route::Direct => None,
+            Route::Selector(selector) => Some(selector.clone()),
+        };
+        match &self.picker {
+            Some(picker) => Way::Open { selector, picker: picker.clone() },
+            None => Way::Waiting,
+        }
+    }
+
+    fn connectivity(&self, of_core: Connectivity) -> Connectivity {
+        match self.route {
+            Route::Unknown => Connectivity::Connecting,
+            Route::Failed(_) => Connectivity::TransientFailure,
+            Route::Direct | Route::Selector(_) => of_core,
+        }
+    }
+}
+
+/// Attempts to connect; they are given up when this is dropped.
+#[derive(Default)]
+struct Dials(HashMap<SubchannelId, AbortHandle>);
+
+impl Dials {
+    fn forget(&mut self, id: SubchannelId) {
+        self.0.remove(&id);
+    }
+
+    fn give_up(&mut self, id: SubchannelId) {
+        if let Some(task) = self.0.remove(&id) {
+            task.abort();
+        }
+    }
+}
+
+impl Drop for Dials {
+    fn drop(&mut self) {
+        for task in self.0.values() {
+            task.abort();
+        }
+    }
+}
+
+/// What an attempt to connect needs, and its duty to report.
+struct Dialling {
+    credentials: Credentials,
+    connector: Arc<dyn Connector>,
+    host: Arc<str>,
+    http2: Http2,
+    id: SubchannelId,
+    reporter: mpsc::UnboundedSender<Report>,
+    has_reported: bool,
+}
+
+impl Dialling {
+    fn new(settings: &Settings, id: SubchannelId, reporter: &mpsc::UnboundedSender<Report>) -> Dialling {
+        Dialling {
+            credentials: settings.credentials.clone(),
+            connector: settings.connector.clone(),
+            host: settings.host.clone(),
+            http2: settings.http2.clone(),
+            id,
+            reporter: reporter.clone(),
+            has_reported: false,
+        }
+    }
+
+    fn report(&mut self, report: Report) {
+        self.has_reported = true;
+        let _ = self.reporter.send(report);
+    }
+}
+
+impl Drop for Dialling {
+    /// A connector may be the application's own. If it panics, the attempt has failed.
+    fn drop(&mut self) {
+        if !self.has_reported {
+            let status = Status::new(evenkeel_core::Code::Internal, "the attempt to connect was cut short");
+            self.report(Report::Failed(self.id, status));
+        }
+    }
+}
+
+/// A connection from the first attempt to its end.
+async fn dial(id: SubchannelId, address: Address, deadline: Instant, mut dialling: Dialling) {
+    let attempt = async {
+        let Dialling { credentials, connector, host, http2, .. } = &dialling;
+        let io = transport::connect(&**connector, &address, credentials, host).await?;
+        connection::handshake(io, address.clone(), http2, oneshot::channel()).await
+    };
+    match time::timeout_at(clock::sleep_until(deadline), attempt).await {
+        Ok(Ok((connection, task))) => {
+            dialling.report(Report::Connected(id, Arc::new(connection)));
+            task.run(|loss| dialling.report(Report::Lost(id, loss))).await;
+        }
+        Ok(Err(status)) => dialling.report(Report::Failed(id, status)),
+        Err(_) => {
+            let status = Status::unavailable(format!("connecting to {address}: no answer in time"));
+            dialling.report(Report::Failed(id, status));
+        }
+    }
+}
+
+/// Where updates come from while a channel is awake.
+enum Feed {
+    /// There are none.
+    Fixed,
+    Dns(Lookup),
+    Xds(XdsClient, Following),
+}
+
+/// An update.
+enum Fed {
+    Step(Step),
+    Resolved(Update),
+    Failed(Status),
+}
+
+impl Feed {
+    /// The next update. Nothing is lost if this is dropped before it is there.
+    async fn next(&mut self) -> Fed {
+        match self {
+            Feed::Fixed => future::pending().await,
+            Feed::Dns(lookup) => lookup.next().await,
+            Feed::Xds(_, following) => match following.changed().await {
+                Some(step) => Fed::Step(step),
+                None => future::pending().await,
+            },
+        }
+    }
+
+    fn reresolve(&mut self) {
+        match self {
+            Feed::Fixed => {}
+            Feed::Dns(lookup) => lookup.refresh.asked(clock::now()),
+            Feed::Xds(_, following) => following.reresolve(),
+        }
+    }
+
+    /// A pass is over: policies may want other clusters, and count other load.
+    fn passed(&mut self, core: &Core) {
+        if let Feed::Xds(client, following) = self {
+            following.want(core.wanted_clusters().cloned().collect());
+            client.pass_done();
+        }
+    }
+}
+
+/// A DNS name that is looked up again when a policy asks for it.
+struct Lookup {
+    host: Arc<str>,
+    port: u16,
+    config: LbConfig,
+    refresh: Refresh,
+    rng: Rng,
+    running: Option<Resolving>,
+}
+
+type Resolving = Pin<Box<dyn Future<Output = Result<Vec<SocketAddr>, Status>> + Send>>;
+
+impl Lookup {
+    fn new(host: Arc<str>, port: u16, config: LbConfig, seed: u64) -> Lookup {
+        Lookup { host, port, config, refresh: Refresh::new(), rng: Rng::from_entropy(seed), running: None }
+    }
+
+    async fn next(&mut self) -> Fed {
+        if self.running.is_none() {
+            match self.refresh.due() {
+                Some(at) => sleep_until(clock::sleep_until(at)).await,
+                None => future::pending().await,
+            }
+        }
+        let (host, port) = (self.host.clone(), self.port);
+        let resolving = self.running.get_or_insert_with(|| Box::pin(async move { dns::resolve(&host, port).await }));
+        let resolved = resolving.await;
+        self.running = None;
+        match resolved {
+            Ok(addresses) => {
+                self.refresh.resolved(clock::now());
+                let endpoints = Endpoints::list(addresses.into_iter().map(Endpoint::at));
+                Fed::Resolved(Update::new(self.config.clone(), endpoints))
+            }
+            Err(status) => {
+                self.refresh.failed(clock::now(), &mut self.rng);
+                Fed::Failed(status)
+            }
+        }
+    }
+}

@@ -5,6 +5,8 @@ use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use evenkeel_core::Rng;
+
 /// An odd number that makes a counter step through all states: the golden ratio of 2^64.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
@@ -37,5 +39,10 @@ impl Entropy {
             }),
             Entropy::Seeded(state) => state.fetch_add(STEP, Ordering::Relaxed),
         }
+    }
+
+    /// A number from 0 to 1.
+    pub(crate) fn unit(&self) -> f64 {
+        Rng::from_entropy(self.next()).unit()
     }
 }

@@ -22,7 +22,12 @@ mod timeout;
 mod transport;
 mod xds;
 
+pub use builder::{BuildError, Builder};
+pub use call::ResponseBody;
+pub use channel::{Channel, WaitForReady};
 pub use credentials::{Credentials, CredentialsError, Tls};
 pub use evenkeel_core::Address;
+pub use service_config::ServiceConfigError;
+pub use target::TargetError;
 pub use transport::{Connector, Io};
 pub use xds::{XdsClient, XdsClientBuilder, XdsError, csds};

@@ -310,6 +310,7 @@ impl Part {
             config: self.config.clone(),
             ignore_reresolution_requests: beside_dns && !self.uses_dns(),
             note: self.set.note.clone(),
+            backend_service: Some(self.mechanism.cluster().clone()),
         };
         self.priorities.iter().map(move |(name, _)| (name, child.clone()))
     }
@@ -402,6 +403,7 @@ fn are_same(a: &PriorityConfig, b: &PriorityConfig) -> bool {
     let same_child = |(a, b): (&PriorityChild, &PriorityChild)| {
         a.config.is_same(&b.config)
             && a.note == b.note
+            && a.backend_service == b.backend_service
             && a.ignore_reresolution_requests == b.ignore_reresolution_requests
     };
     // Every child has a priority, so the same priorities mean children of the same names.

@@ -27,7 +27,8 @@ use crate::endpoint::carry_over;
 use crate::fast_map::FastMap;
 use crate::policy::{LbState, Policy};
 use crate::{
-    Address, Call, CallEnd, Code, Cx, Endpoint, Endpoints, Instant, Pick, Picker, Rng, SubchannelId, Tracker,
+    Address, Call, CallEnd, Code, Cx, DetectionMethod, Endpoint, Endpoints, Instant, Measurement, Outliers,
+    Pick, Picker, Rng, SubchannelId, Tracker, UnenforcedReason,
 };
 
 /// The name under which the policy is registered, and under which others run it.
@@ -269,9 +270,12 @@ impl OutlierDetection {
                 now
             }
             Some(began) if began + interval <= now => {
-                let (hosts, tally) = (&mut self.hosts, &mut self.tally);
-                Sweep { settings, now, hosts, tally, rng: cx.rng(), ejected: 0 }.run();
+                let mut tally = Tally::default();
+                let hosts = &mut self.hosts;
+                Sweep { settings, now, hosts, tally: &mut tally, rng: cx.rng(), ejected: 0 }.run();
                 self.list_ejected();
+                self.tally.add(&tally);
+                tally.measure(cx);
                 now
             }
             Some(began) => began,
@@ -526,7 +530,7 @@ impl Sweep<'_> {
         }
         let lowest = lowest_usual(&rates, f64::from(rule.stdev_factor) / 1000.0);
         for (i, _) in rates.iter().filter(|(_, rate)| *rate < lowest) {
-            self.eject(*i, Method::SuccessRate, rule.enforcement_percentage);
+            self.eject(*i, DetectionMethod::SuccessRate, rule.enforcement_percentage);
         }
     }
 
@@ -538,13 +542,13 @@ impl Sweep<'_> {
             return;
         }
         for (i, _) in failed.iter().filter(|(_, percent)| *percent > f64::from(rule.threshold)) {
-            self.eject(*i, Method::FailurePercentage, rule.enforcement_percentage);
+            self.eject(*i, DetectionMethod::FailurePercentage, rule.enforcement_percentage);
         }
     }
 
     /// Ejects an outlier, unless enough are ejected or chance spares it. One that is ejected already, and failed
     /// calls that began before, is ejected anew (A50).
-    fn eject(&mut self, i: usize, method: Method, enforcement_percentage: u32) {
+    fn eject(&mut self, i: usize, method: DetectionMethod, enforcement_percentage: u32) {
         let tally = self.tally.of(method);
         let limit = self.settings.max_ejection_percent as usize * self.hosts.len();
         if self.ejected > 0 && self.ejected * 100 >= limit {
@@ -570,17 +574,11 @@ fn lowest_usual(rates: &[(usize, f64)], factor: f64) -> f64 {
     mean - factor * variance.sqrt()
 }
 
-/// What became of the outliers that were found (A91).
+/// What became of the outliers that were found (A91), in one sweep or in all.
 #[derive(Debug, Default)]
 struct Tally {
     success_rate: MethodTally,
     failure_percentage: MethodTally,
-}
-
-#[derive(Clone, Copy)]
-enum Method {
-    SuccessRate,
-    FailurePercentage,
 }
 
 #[derive(Debug, Default)]
@@ -592,12 +590,44 @@ struct MethodTally {
     overflow: u64,
 }
 
-impl Tally {
-    fn of(&mut self, method: Method) -> &mut MethodTally {
-        match method {
-            Method::SuccessRate => &mut self.success_rate,
-            Method::FailurePercentage => &mut self.failure_percentage,
+impl MethodTally {
+    fn add(&mut self, more: &MethodTally) {
+        self.enforced += more.enforced;
+        self.spared += more.spared;
+        self.overflow += more.overflow;
+    }
+
+    fn measure(&self, method: DetectionMethod, cx: &mut Cx<'_>) {
+        let outcomes = [
+            (None, self.enforced),
+            (Some(UnenforcedReason::EnforcementPercentage), self.spared),
+            (Some(UnenforcedReason::MaxEjectionOverflow), self.overflow),
+        ];
+        for (unenforced, count) in outcomes.into_iter().filter(|(_, count)| *count > 0) {
+            cx.measure(|scope| {
+                let backend_service = scope.backend_service().cloned();
+                Measurement::Outliers(Outliers { backend_service, method, unenforced, count })
+            });
         }
+    }
+}
+
+impl Tally {
+    fn of(&mut self, method: DetectionMethod) -> &mut MethodTally {
+        match method {
+            DetectionMethod::SuccessRate => &mut self.success_rate,
+            DetectionMethod::FailurePercentage => &mut self.failure_percentage,
+        }
+    }
+
+    fn add(&mut self, more: &Tally) {
+        self.success_rate.add(&more.success_rate);
+        self.failure_percentage.add(&more.failure_percentage);
+    }
+
+    fn measure(&self, cx: &mut Cx<'_>) {
+        self.success_rate.measure(DetectionMethod::SuccessRate, cx);
+        self.failure_percentage.measure(DetectionMethod::FailurePercentage, cx);
     }
 
     fn describe(&self) -> Value {

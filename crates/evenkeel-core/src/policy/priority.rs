@@ -61,6 +61,8 @@ pub struct PriorityChild {
     pub ignore_reresolution_requests: bool,
     /// The resolution note for its failures, if it has one of its own (A88). Not part of the JSON form.
     pub note: Option<Arc<str>>,
+    /// The cluster that it serves, for the labels of what is measured below it (A91). Not part of the JSON form.
+    pub backend_service: Option<Arc<str>>,
 }
 
 impl Policy for Priority {
@@ -74,6 +76,7 @@ impl Policy for Priority {
                 config: child.child("config")?,
                 ignore_reresolution_requests: ignore,
                 note: None,
+                backend_service: None,
             };
             children.insert(Arc::from(name), child);
         }
@@ -244,6 +247,9 @@ impl Branch {
         }
         if settings.note.is_some() {
             scope = scope.with_note(settings.note.clone());
+        }
+        if let Some(name) = &settings.backend_service {
+            scope = scope.with_backend_service(name.clone());
         }
         if self.remove_at.is_some() {
             scope = scope.asleep();

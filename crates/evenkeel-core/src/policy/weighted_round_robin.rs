@@ -21,8 +21,8 @@ use crate::policy::rota::{Order, Place, Rota, Seen};
 use crate::policy::{LbState, Policy, Shown};
 use crate::schedule::{Rule, scale};
 use crate::{
-    Call, CallEnd, Connectivity, Cx, Endpoints, Fleet, Instant, LoadReport, Member, Pick, Picker,
-    SubchannelId, Tracker, Trackers,
+    Call, CallEnd, Connectivity, Cx, Endpoints, Fleet, Instant, LoadReport, Measurement, Member, Pick,
+    Picker, Scope, SubchannelId, Tracker, Trackers, Weighed,
 };
 
 /// The policy.
@@ -98,7 +98,7 @@ impl Policy for WeightedRoundRobin {
         }
         let is_due = self.update_at.is_some_and(|at| at <= cx.now());
         if endpoints_changed || config_changed || is_due || !self.rota.is_over(&self.fleet) {
-            self.weigh(config, cx.now());
+            self.weigh(config, cx);
         }
         self.rota.reconcile(&mut self.fleet, &self.weighing.weights, self.weighing.rule, cx);
         self.update_at = self.next_update(config.update_period(), cx.now());
@@ -146,7 +146,8 @@ impl WeightedRoundRobin {
     }
 
     /// Looks up every ready endpoint's weight. Changes the order only if the integers come out different.
-    fn weigh(&mut self, config: &WeightedRoundRobinConfig, now: Instant) {
+    fn weigh(&mut self, config: &WeightedRoundRobinConfig, cx: &mut Cx<'_>) {
+        let now = cx.now();
         let mut known = Vec::new();
         for member in self.fleet.members_mut() {
             member.own.standing = member.ready().map(|_| member.own.weight.look_up(config, now));
@@ -154,7 +155,9 @@ impl WeightedRoundRobin {
         }
         let scaled = scale(&capped(&known, config.weight_cap_ratio));
         if known.len() > 1 {
-            self.counts.add(&known, scaled.is_none());
+            let counts = Counts::of(&known, scaled.is_none());
+            self.counts.add(&counts);
+            cx.measure(|scope| Measurement::Weighed(counts.measurement(&known, scope)));
         }
         self.weighing = match scaled {
             Some(weights) => Weighing { weights, rule: Rule::Eligible },
@@ -338,7 +341,7 @@ impl Default for Weighing {
     }
 }
 
-/// What A78 counts, since the policy exists.
+/// What A78 counts, of one update or of all since the policy exists.
 #[derive(Debug, Default)]
 struct Counts {
     /// Updates with fewer than two usable weights.
@@ -350,11 +353,30 @@ struct Counts {
 }
 
 impl Counts {
-    fn add(&mut self, known: &[Standing], is_fallback: bool) {
+    /// The counts of one update.
+    fn of(known: &[Standing], is_fallback: bool) -> Counts {
         let count = |standing| known.iter().filter(|known| **known == standing).count() as u64;
-        self.fallbacks += u64::from(is_fallback);
-        self.not_yet_usable += count(Standing::NotYetUsable);
-        self.stale += count(Standing::Stale);
+        Counts {
+            fallbacks: u64::from(is_fallback),
+            not_yet_usable: count(Standing::NotYetUsable),
+            stale: count(Standing::Stale),
+        }
+    }
+
+    fn add(&mut self, more: &Counts) {
+        self.fallbacks += more.fallbacks;
+        self.not_yet_usable += more.not_yet_usable;
+        self.stale += more.stale;
+    }
+
+    fn measurement(&self, known: &[Standing], scope: &Scope) -> Weighed {
+        Weighed {
+            labels: scope.labels(),
+            rr_fallback: self.fallbacks > 0,
+            not_yet_usable: self.not_yet_usable,
+            stale: self.stale,
+            weights: known.iter().map(|standing| standing.usable().unwrap_or(0.0)).collect(),
+        }
     }
 }
 

@@ -12,6 +12,7 @@ mod docs;
 mod edf_weighted_round_robin;
 mod least_request;
 mod load;
+mod measure;
 mod outlier_detection;
 mod pick_first;
 mod pick_first_model;

@@ -30,6 +30,7 @@
 
 mod authority;
 mod cache;
+mod census;
 mod csds;
 mod events;
 mod key;
@@ -57,6 +58,7 @@ use crate::name::ResourceName;
 use crate::resource::{Parsed, Parser, Rejected, Resource, ResourceType};
 use crate::text::quoted_whole;
 
+pub use census::{CacheState, Census};
 pub use csds::answer;
 pub use server::Tally;
 pub use stream::Request;

@@ -60,6 +60,8 @@ pub(super) enum Topic {
 pub struct Tally {
     /// The control plane.
     pub server: Arc<ServerConfig>,
+    /// Whether somebody needs it. One that nobody needs is neither well nor failing.
+    pub in_use: bool,
     /// Whether there is a stream and no failure since the last response.
     pub connected: bool,
     /// How often it went from well to failing.
@@ -74,6 +76,7 @@ impl Server {
     pub(super) fn new(config: Arc<ServerConfig>) -> Server {
         let tally = Tally {
             server: Arc::clone(&config),
+            in_use: false,
             connected: false,
             failures: 0,
             valid: BTreeMap::new(),
@@ -131,6 +134,7 @@ impl Server {
         self.link = Link::Idle;
         self.attempts = 0;
         self.failure = None;
+        self.tally.in_use = false;
         self.tally.connected = false;
     }
 

@@ -10,11 +10,11 @@ use evenkeel_proto::envoy::service::status::v3::ClientStatusRequest;
 use evenkeel_proto::envoy::r#type::matcher::v3::NodeMatcher;
 use evenkeel_proto::prost_types::{Any, Timestamp};
 use evenkeel_xds::bootstrap::{Bootstrap, ServerFeatures};
-use evenkeel_xds::client::answer;
+use evenkeel_xds::client::{CacheState, Census, answer};
 use evenkeel_xds::resource::ResourceType::{self, Cluster, Endpoints, Listener};
 use testkit::secs;
 
-use crate::script::{World, bootstrap, bootstrap_with, reply, resource};
+use crate::script::{World, authority, bootstrap, bootstrap_with, reply, resource};
 
 fn wall(at: Instant) -> Timestamp {
     Timestamp { seconds: 1_000 + (at.as_nanos() / 1_000_000_000).cast_signed(), nanos: 0 }
@@ -101,6 +101,81 @@ fn every_state_has_its_word() {
     assert_eq!(state(none, &denies), "RECEIVED_ERROR !v at 1000");
     assert_eq!(state(none, &sends_and_denies), "RECEIVED_ERROR v0 at 1000 !v at 1000");
     assert_eq!(state(fail, &sends_and_denies), "RECEIVED_ERROR !v at 1000");
+}
+
+/// XM-2: what each state is called by metrics, which tell apart whether a resource is kept.
+#[test]
+fn resources_are_counted_by_state() {
+    let none = ServerFeatures::default();
+    let ignore = ServerFeatures { ignore_resource_deletion: true, ..none };
+    let fail = ServerFeatures { fail_on_data_errors: true, ..none };
+    let slow = ServerFeatures { resource_timer_is_transient_error: true, ..none };
+    let stories: &[(ServerFeatures, &[&str], &str)] = &[
+        (none, &[], "requested"),
+        (none, &["a=1"], "acked"),
+        (none, &["a=bad"], "nacked"),
+        (none, &["a=1", "a=bad"], "nacked_but_cached"),
+        (fail, &["a=1", "a=bad"], "nacked"),
+        (none, &["a=bad", "a=1"], "acked"),
+        (none, &["a=1", ""], "does_not_exist"),
+        (ignore, &["a=1", ""], "does_not_exist_but_cached"),
+        (none, &["wait"], "does_not_exist"),
+        (slow, &["wait"], "timeout"),
+        (none, &["deny"], "received_error"),
+        (none, &["a=1", "deny"], "received_error_but_cached"),
+        (fail, &["a=1", "deny"], "received_error"),
+    ];
+    for (features, events, word) in stories {
+        let mut world = World::new(bootstrap_with(*features));
+        world.channel(&[(Cluster, "a")]);
+        world.accepts("one");
+        for event in *events {
+            match *event {
+                "wait" => {
+                    world.passes(secs(30));
+                    continue;
+                }
+                "deny" => world.sends("one", reply(Cluster, "1", &[]).error("a", 7, "no")),
+                "" => world.sends("one", reply(Cluster, "1", &[])),
+                item => world.sends("one", reply(Cluster, "1", &[item])),
+            };
+        }
+        let census: Vec<_> = world.client.census();
+        let [Census { authority: None, kind: Cluster, state, count: 1 }] = census[..] else {
+            panic!("{features:?} {events:?}: {census:?}");
+        };
+        assert_eq!(state.as_str(), *word, "{features:?} {events:?}");
+    }
+}
+
+/// XM-2: only what is wanted counts, by authority and type.
+#[test]
+fn resources_are_counted_by_authority_and_type() {
+    let authorities = [("far".to_owned(), authority(&["two"]))].into();
+    let mut world = World::new(Bootstrap { authorities, ..bootstrap(&["one"]) });
+    let far = "xdstp://far/envoy.config.cluster.v3.Cluster/a";
+    let id = world.channel(&[(Cluster, "a"), (Cluster, "b"), (Listener, "l"), (Cluster, far)]);
+    world.accepts("one");
+    world.accepts("two");
+    world.sends("one", reply(Cluster, "1", &["a=1", "b=1"]));
+    let census = |authority: Option<&str>, kind, state, count| Census {
+        authority: authority.map(Into::into),
+        kind,
+        state,
+        count,
+    };
+    let requested = |authority, kind| census(authority, kind, CacheState::Requested, 1);
+    assert_eq!(
+        world.client.census(),
+        [
+            requested(None, Listener),
+            census(None, Cluster, CacheState::Acked, 2),
+            requested(Some("far"), Cluster),
+        ]
+    );
+    world.holds_writes = true;
+    world.wants(id, &[(Cluster, "b")]);
+    assert_eq!(world.client.census(), [census(None, Cluster, CacheState::Acked, 1)]);
 }
 
 /// CSDS-3: the bytes as they came, fields that nobody here knows included.

@@ -41,6 +41,27 @@ fn falls_back_and_returns() {
     assert!(world.sees(Endpoints, "e").contains(r#"xDS server "one" did not send it"#));
 }
 
+/// XM-1: a fallback server counts while it is in use; that a server is not needed is no failure.
+#[test]
+fn servers_count_while_they_are_in_use() {
+    let mut world = World::new(bootstrap(&["one", "two"]));
+    let tally = |world: &World| -> Vec<(bool, bool, u64)> {
+        world.client.tally().map(|tally| (tally.in_use, tally.connected, tally.failures)).collect()
+    };
+    let unused = (false, false, 0);
+    assert_eq!(tally(&world), [unused, unused]);
+    world.channel(&[(Cluster, "a")]);
+    assert_eq!(tally(&world), [(true, false, 0), unused]);
+    world.refuses("one");
+    world.accepts("two");
+    world.sends("two", reply(Cluster, "1", &["a=1"]));
+    assert_eq!(tally(&world), [(true, false, 1), (true, true, 0)]);
+    world.redials("one");
+    world.accepts("one");
+    world.sends("one", reply(Cluster, "1", &["a=1"]));
+    assert_eq!(tally(&world), [(true, true, 1), unused]);
+}
+
 /// FB-3: the same bytes from another server are another resource: "the server that sent this" is part of what they say.
 #[test]
 fn the_sender_is_part_of_a_resource() {

@@ -1,0 +1,212 @@
+//! What a core measures, and where it says that it was.
+
+use evenkeel_core::cluster::Leaf;
+use evenkeel_core::policy::{FailurePercentageEjection, OutlierSettings, SuccessRateEjection};
+use evenkeel_core::{
+    Code, DetectionMethod, Endpoints, Labels, LoadReport, Measurement, Outliers, UnenforcedReason, Weighed,
+};
+use serde_json::{Value, json};
+use testkit::{World, endpoints, secs};
+
+use crate::discovered::{Discovered, eds, lb_policy, set};
+
+fn wrr() -> Value {
+    json!([{"weighted_round_robin": {"blackoutPeriod": "2s", "weightExpirationPeriod": "5s"}}])
+}
+
+fn cds(cluster: &str) -> Value {
+    json!([{"cds_experimental": {"cluster": cluster}}])
+}
+
+/// A world that measures, in which every backend answers, given these clusters.
+fn world(cluster: &str, discovered: &Discovered) -> World {
+    let mut world = World::measuring(&cds(cluster), Endpoints::none()).all_up();
+    world.clusters(&discovered.0);
+    world
+}
+
+fn weighed(all: Vec<Measurement>) -> Vec<Weighed> {
+    let weighed = |measurement| match measurement {
+        Measurement::Weighed(weighed) => weighed,
+        other => panic!("not a weighing: {other:?}"),
+    };
+    all.into_iter().map(weighed).collect()
+}
+
+/// Outliers by method, what became of them, and how many.
+type Expected<'a> = &'a [(DetectionMethod, Option<UnenforcedReason>, u64)];
+
+fn labels(backend_service: &str, locality: &str) -> Labels {
+    Labels { backend_service: Some(backend_service.into()), locality: Some(locality.into()) }
+}
+
+/// WRR-17: each scheduler update is one measurement, with a weight of 0 for who has none that is usable.
+#[test]
+fn updates_of_the_scheduler_are_measured() {
+    let mut world = World::measuring(&wrr(), endpoints(["a", "b", "c"]));
+    let taken = |world: &mut World| -> Vec<(bool, u64, u64, Vec<f64>)> {
+        let all = weighed(world.measurements()).into_iter();
+        all.inspect(|one| assert_eq!(one.labels, Labels::default()))
+            .map(|one| (one.rr_fallback, one.not_yet_usable, one.stale, one.weights))
+            .collect()
+    };
+    world.ready("a");
+    assert_eq!(taken(&mut world), [], "one endpoint has no updates");
+    world.ready("b");
+    world.ready("c");
+    assert_eq!(taken(&mut world), [(true, 2, 0, vec![0.0; 2]), (true, 3, 0, vec![0.0; 3])]);
+    for _ in 0..3 {
+        let picked = world.pick();
+        let weight = match picked.outcome().as_str() {
+            "a" => 1.0,
+            "b" => 3.0,
+            _ => 0.0,
+        };
+        let load = LoadReport { requests_per_second: weight, cpu_utilization: 1.0, ..LoadReport::default() };
+        picked.finish(Code::Ok, Some(&load));
+    }
+    world.advance(secs(1));
+    assert_eq!(taken(&mut world), [(true, 3, 0, vec![0.0; 3])]);
+    world.advance(secs(3));
+    assert_eq!(taken(&mut world), vec![(false, 1, 0, vec![1.0, 3.0, 0.0]); 3]);
+    world.advance(secs(1));
+    assert_eq!(taken(&mut world), [(true, 1, 2, vec![0.0; 3])]);
+    world.down("b");
+    world.down("c");
+    taken(&mut world);
+    world.advance(secs(5));
+    assert_eq!(taken(&mut world), [], "one endpoint has no updates");
+}
+
+/// WRR-17, WRR-18: measurements say in which cluster and locality they were made.
+#[test]
+fn updates_say_where() {
+    let policy = json!([{"xds_wrr_locality_experimental": {"childPolicy": wrr()}}]);
+    let leaf = |name: &str| Leaf { lb_policy: lb_policy(&policy), ..eds(name) };
+    let discovered = Discovered::default()
+        .with_leaf(leaf("orders"), set("a@x b@x c@y d@y"))
+        .with_leaf(leaf("spare"), set("e@z f@z"))
+        .with_aggregate("all", &["orders", "spare"]);
+    let mut world = world("all", &discovered);
+    let zone = |zone: &str| format!("{{region=\"\", zone=\"{zone}\", sub_zone=\"\"}}");
+    let mut places: Vec<Labels> = Vec::new();
+    for one in weighed(world.measurements()) {
+        if !places.contains(&one.labels) {
+            places.push(one.labels);
+        }
+    }
+    assert_eq!(places, [labels("orders", &zone("x")), labels("orders", &zone("y"))]);
+    for address in ["a", "b", "c", "d"] {
+        world.down(address);
+    }
+    let last = weighed(world.measurements()).pop().expect("the spare cluster is used");
+    assert_eq!(last.labels, labels("spare", &zone("z")));
+}
+
+/// OD-15: what became of outliers, by method and reason, in the cluster they are in.
+#[test]
+fn outliers_are_measured() {
+    use DetectionMethod::{FailurePercentage, SuccessRate};
+    use UnenforcedReason::{EnforcementPercentage, MaxEjectionOverflow};
+    let by_rate = |enforced| SuccessRateEjection {
+        minimum_hosts: 1,
+        request_volume: 1,
+        stdev_factor: 0,
+        enforcement_percentage: enforced,
+    };
+    let by_failures = |enforced| FailurePercentageEjection {
+        minimum_hosts: 1,
+        request_volume: 1,
+        threshold: 50,
+        enforcement_percentage: enforced,
+    };
+    let cases: [(Option<u32>, Option<u32>, u32, Expected<'_>); 6] = [
+        (Some(100), None, 100, &[(SuccessRate, None, 2)]),
+        (Some(0), None, 100, &[(SuccessRate, Some(EnforcementPercentage), 2)]),
+        (Some(100), None, 1, &[(SuccessRate, None, 1), (SuccessRate, Some(MaxEjectionOverflow), 1)]),
+        (None, Some(100), 100, &[(FailurePercentage, None, 2)]),
+        (None, Some(0), 100, &[(FailurePercentage, Some(EnforcementPercentage), 2)]),
+        (
+            Some(0),
+            Some(100),
+            1,
+            &[
+                (SuccessRate, Some(EnforcementPercentage), 2),
+                (FailurePercentage, None, 1),
+                (FailurePercentage, Some(MaxEjectionOverflow), 1),
+            ],
+        ),
+    ];
+    for (rate, failures, max_ejection_percent, expected) in cases {
+        let settings = OutlierSettings {
+            max_ejection_percent,
+            success_rate_ejection: rate.map(by_rate),
+            failure_percentage_ejection: failures.map(by_failures),
+            ..OutlierSettings::default()
+        };
+        let leaf = Leaf { outlier_detection: Some(settings), ..eds("orders") };
+        let discovered = Discovered::default()
+            .with_leaf(leaf, set("a b c d"))
+            .with("spare", "s")
+            .with_aggregate("all", &["orders", "spare"]);
+        let mut world = world("all", &discovered);
+        for _ in 0..40 {
+            let picked = world.pick();
+            let code = if ["a", "b"].contains(&&*picked.outcome()) { Code::Internal } else { Code::Ok };
+            picked.finish(code, None);
+        }
+        assert_eq!(world.measurements(), [], "until the sweep");
+        world.advance(secs(10));
+        let expected: Vec<_> = expected
+            .iter()
+            .map(|(method, unenforced, count)| {
+                let (method, unenforced, count) = (*method, *unenforced, *count);
+                let backend_service = Some("orders".into());
+                Measurement::Outliers(Outliers { backend_service, method, unenforced, count })
+            })
+            .collect();
+        assert_eq!(world.measurements(), expected);
+        world.advance(secs(10));
+        assert_eq!(world.measurements(), [], "no calls, no outliers");
+    }
+}
+
+/// WRR-17, OD-15: nothing is collected for nobody.
+#[test]
+fn a_core_measures_only_if_asked() {
+    let config = json!([{"outlier_detection_experimental": {
+        "failurePercentageEjection": {"threshold": 0, "minimumHosts": 1, "requestVolume": 1},
+        "childPolicy": wrr(),
+    }}]);
+    for (mut world, measures) in [
+        (World::new(&config, endpoints(["a", "b"])).all_up(), false),
+        (World::measuring(&config, endpoints(["a", "b"])).all_up(), true),
+    ] {
+        for _ in 0..4 {
+            world.pick().finish(Code::Internal, None);
+        }
+        world.advance(secs(10));
+        let all = world.measurements();
+        assert_eq!(all.iter().any(|one| matches!(one, Measurement::Weighed(_))), measures);
+        assert_eq!(all.iter().any(|one| matches!(one, Measurement::Outliers(_))), measures);
+    }
+}
+
+/// PF-14: where a subchannel stands, also where one policy has endpoints of several localities.
+#[test]
+fn subchannels_say_where_they_stand() {
+    let zone = |zone: &str| format!("{{region=\"\", zone=\"{zone}\", sub_zone=\"\"}}");
+    let by_locality = json!([{"xds_wrr_locality_experimental": {"childPolicy": [{"round_robin": {}}]}}]);
+    for policy in [by_locality, json!([{"round_robin": {}}])] {
+        let leaf = Leaf { lb_policy: lb_policy(&policy), ..eds("orders") };
+        let discovered = Discovered::default().with_leaf(leaf, set("a@x b@y"));
+        let mut world = world("orders", &discovered);
+        assert_eq!(world.labels("a"), labels("orders", &zone("x")));
+        assert_eq!(world.labels("b"), labels("orders", &zone("y")));
+        let id = world.find("b").expect("it was dialled");
+        world.clusters(&discovered.with_error("orders", "it was deleted").0);
+        assert_eq!(world.core().labels(id), Labels::default(), "it is gone");
+    }
+    let world = World::new(&json!([{"round_robin": {}}]), endpoints(["a"]));
+    assert_eq!(world.labels("a"), Labels::default());
+}

@@ -1,0 +1,58 @@
+//! The system allocator, with the process's totals beside it: what all threads asked for and what they still hold.
+//!
+//! The testkit's `Counting` counts by thread, which is what tests want; a client may allocate on one thread and free on
+//! another. Two locked additions are all that a block costs here, so that counted instructions stay those of the client.
+
+#![expect(unsafe_code, reason = "an allocator cannot be written without; every call is handed on unchanged")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+
+pub(crate) struct Totals;
+
+static COUNT: AtomicU64 = AtomicU64::new(0);
+static HELD: AtomicI64 = AtomicI64::new(0);
+
+impl Totals {
+    /// How often memory was asked for since the process began, growing included, and the bytes that are held.
+    pub(crate) fn now() -> (u64, i64) {
+        (COUNT.load(Ordering::Relaxed), HELD.load(Ordering::Relaxed))
+    }
+}
+
+fn asked(bytes: usize) {
+    COUNT.fetch_add(1, Ordering::Relaxed);
+    HELD.fetch_add(bytes.cast_signed() as i64, Ordering::Relaxed);
+}
+
+fn given_back(bytes: usize) {
+    HELD.fetch_sub(bytes.cast_signed() as i64, Ordering::Relaxed);
+}
+
+// SAFETY: every method hands its arguments to the system allocator and returns what that returned.
+unsafe impl GlobalAlloc for Totals {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        asked(layout.size());
+        // SAFETY: the caller's promise about `layout` is the one that `System` needs.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        asked(layout.size());
+        // SAFETY: as above.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        given_back(layout.size());
+        // SAFETY: the block came from `System` with this layout, since every block here does.
+        unsafe { System.dealloc(block, layout) }
+    }
+
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        asked(size);
+        given_back(layout.size());
+        // SAFETY: as for `dealloc`; the caller promises that `size` fits the layout's alignment.
+        unsafe { System.realloc(block, layout, size) }
+    }
+}

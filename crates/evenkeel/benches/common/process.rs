@@ -1,0 +1,52 @@
+//! The bench's program as several processes: servers that a driver starts and that end with it.
+
+use std::io::{BufRead as _, BufReader};
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+
+use crate::Error;
+
+/// A process of this program that serves; it ends when its stdin does, and so with us.
+pub(crate) struct Server {
+    child: Child,
+    pub(crate) addresses: Vec<String>,
+}
+
+impl Server {
+    pub(crate) fn start(arguments: &[String]) -> Result<Self, Error> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().ok_or("no stdout")?).read_line(&mut line)?;
+        if line.is_empty() {
+            let out = child.wait_with_output()?;
+            return Err(String::from_utf8_lossy(&out.stderr).trim().into());
+        }
+        Ok(Self { child, addresses: line.split_whitespace().map(str::to_owned).collect() })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take());
+        let _ = self.child.wait();
+    }
+}
+
+/// A process that serves is held by its parent's end of the pipe, and so never outlives it.
+pub(crate) async fn until_stdin_ends() -> Result<(), Error> {
+    tokio::task::spawn_blocking(|| std::io::copy(&mut std::io::stdin(), &mut std::io::sink())).await??;
+    Ok(())
+}
+
+pub(crate) fn parse(addresses: &[&str]) -> Result<Vec<SocketAddr>, Error> {
+    Ok(addresses.iter().map(|address| address.parse()).collect::<Result<_, _>>()?)
+}
+
+pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Error> {
+    Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
+}

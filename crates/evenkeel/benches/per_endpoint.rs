@@ -1,0 +1,155 @@
+//! What a connected endpoint costs the client process in memory: live heap bytes, for several clients in one run.
+//!
+//! `cargo bench -p evenkeel --bench per_endpoint`. Every client is a process of its own that connects to 1,000 endpoints
+//! (one listener behind as many loopback addresses, in another process) and makes one call of 16 bytes on each. What its heap
+//! holds beyond what it held before the first connection, divided by the endpoints, is printed; nothing is timed. The kernel's
+//! memory of sockets is the same for all and not counted.
+//!
+//! `hyper`: hyper's `SendRequest`; `h2`: h2's, with the windows that hyper asks for; `evenkeel`: our channel, xDS, weighted_round_robin, with
+//! all that it knows of an endpoint.
+
+#[path = "common/allocator.rs"]
+mod allocator;
+#[path = "common/backend.rs"]
+mod backend;
+#[path = "common/generated.rs"]
+mod generated;
+#[path = "common/ours.rs"]
+mod ours;
+#[path = "common/process.rs"]
+mod process;
+#[path = "common/raw.rs"]
+mod raw;
+#[path = "common/wire.rs"]
+mod wire;
+
+use std::net::SocketAddr;
+use std::process::{Command, ExitCode};
+
+use crate::allocator::Totals;
+use crate::generated::EchoClient;
+use crate::process::{Server, parse, runtime};
+use crate::raw::{H2, Hyper};
+
+type Error = Box<dyn std::error::Error + Send + Sync>;
+
+#[global_allocator]
+static ALLOCATOR: Totals = Totals;
+
+const CLIENTS: [&str; 3] = ["hyper", "h2", "evenkeel"];
+const ENDPOINTS: u16 = 1_000;
+
+fn main() -> ExitCode {
+    // Cargo adds `--bench`.
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let done = match arguments[..] {
+        [] => compare(),
+        ["serve"] => serve(),
+        ["control", backend] => control(backend),
+        ["client", client, address] => run_client(client, address),
+        _ => Err(format!("unknown arguments {arguments:?}; the bench's head says what there is").into()),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn compare() -> Result<(), Error> {
+    println!("heap of the client per endpoint, {ENDPOINTS} endpoints connected, one call each");
+    println!("{:14} {:>8} {:>20}", "client", "KiB", "allocations so far");
+    let backend = Server::start(&["serve".to_owned()])?;
+    for client in CLIENTS {
+        match measure(client, &backend.addresses[0]) {
+            Ok((allocations, held)) => {
+                let each = |total: f64| total / f64::from(ENDPOINTS);
+                println!("{client:14} {:>8.1} {:>20.1}", each(held) / 1024.0, each(allocations));
+            }
+            Err(error) => println!("{client:14} {error}"),
+        }
+    }
+    Ok(())
+}
+
+/// Allocations and live bytes of a client process.
+fn measure(client: &str, backend: &str) -> Result<(f64, f64), Error> {
+    // Ends with this function.
+    let control;
+    let address = if client == "evenkeel" {
+        control = Server::start(&["control".to_owned(), backend.to_owned()])?;
+        &control.addresses[0]
+    } else {
+        backend
+    };
+    let out = Command::new(std::env::current_exe()?).args(["client", client, address]).output()?;
+    if !out.status.success() {
+        return Err(String::from_utf8_lossy(&out.stderr).trim().into());
+    }
+    let printed = String::from_utf8(out.stdout)?;
+    let (allocations, held) = printed.trim().split_once(' ').ok_or("the client printed no totals")?;
+    Ok((allocations.parse()?, held.parse()?))
+}
+
+fn serve() -> Result<(), Error> {
+    runtime()?.block_on(backend::serve(vec![SocketAddr::from(([0, 0, 0, 0], 0))]))
+}
+
+fn control(backend: &str) -> Result<(), Error> {
+    let backends: Vec<_> = endpoints(parse(&[backend])?[0]).collect();
+    runtime()?.block_on(async {
+        println!("{}", ours::control_plane(&backends).await?);
+        process::until_stdin_ends().await
+    })
+}
+
+/// One client process. `evenkeel` is given the control plane's address, the others the backend's.
+fn run_client(client: &str, address: &str) -> Result<(), Error> {
+    let address = parse(&[address])?[0];
+    runtime()?.block_on(async {
+        let before = Totals::now();
+        // Held until it is counted.
+        let _connected: Box<dyn Send> = match client {
+            "hyper" => {
+                let mut connections = Vec::new();
+                for endpoint in endpoints(address) {
+                    let mut connection = Hyper::connect(endpoint).await?;
+                    connection.call().await?;
+                    connections.push(connection);
+                }
+                Box::new(connections)
+            }
+            "h2" => {
+                let mut connections = Vec::new();
+                for endpoint in endpoints(address) {
+                    let mut connection = H2::connect(endpoint).await?;
+                    connection.call().await?;
+                    connections.push(connection);
+                }
+                Box::new(connections)
+            }
+            "evenkeel" => {
+                let mut channel = EchoClient::new(ours::channel(address).await?);
+                for _ in 0..ENDPOINTS {
+                    channel.call().await?;
+                }
+                Box::new(channel)
+            }
+            other => return Err(format!("unknown client {other:?}").into()),
+        };
+        let after = Totals::now();
+        println!("{} {}", after.0 - before.0, after.1 - before.1);
+        Ok(())
+    })
+}
+
+/// The backend listens on every loopback address; each is an endpoint.
+fn endpoints(backend: SocketAddr) -> impl Iterator<Item = SocketAddr> {
+    (0..ENDPOINTS).map(move |i| {
+        let [high, low] = i.to_be_bytes();
+        SocketAddr::from(([127, 0, high + 1, low], backend.port()))
+    })
+}

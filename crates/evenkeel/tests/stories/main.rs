@@ -1,0 +1,3 @@
+//! Channels over real sockets: what an application sees.
+
+mod calls;
