@@ -30,4 +30,4 @@ pub use evenkeel_core::Address;
 pub use service_config::ServiceConfigError;
 pub use target::TargetError;
 pub use transport::{Connector, Io};
-pub use xds::XdsClient;
+pub use xds::{XdsClient, XdsClientBuilder, XdsError, csds};

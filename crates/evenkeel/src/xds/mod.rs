@@ -1,1 +1,416 @@
-//! placeholder
+//! The xDS client of a process, running.
+//!
+//! What it decides is in [`evenkeel_xds`]; here are its thread, its streams and its handles. It runs on a thread of its own, so
+//! that neither a blocked nor an ended runtime of the application stops it, and a large resource blocks none of the
+//! application's workers. Channels [follow](XdsClient::follow) their targets and get one complete step after the other.
+//!
+//! ```text
+//!   Following ── commands ──▶ worker ──▶ Client, Reporter, Names (no sockets)
+//!       ▲                       │ ▲
+//!       └──── the last step ────┘ └── events ── streams, look-ups
+//! ```
+//!
+//! The thread ends when the last handle and the last following channel are gone. Nobody waits for it.
+
+pub mod csds;
+mod names;
+mod streams;
+mod worker;
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread;
+use std::time::Duration;
+
+use evenkeel_core::load::LoadStore;
+use evenkeel_core::{Registry, Rng};
+use evenkeel_proto::envoy::service::status::v3::{ClientConfig, ClientStatusRequest, ClientStatusResponse};
+use evenkeel_xds::Limits;
+use evenkeel_xds::bootstrap::{Bootstrap, BootstrapError, TargetError};
+use evenkeel_xds::client::{Client, Tally, Variant};
+use evenkeel_xds::follow::Step;
+use evenkeel_xds::lb::Converters;
+use evenkeel_xds::lrs::Reporter;
+use evenkeel_xds::resource::Parser;
+use tokio::runtime;
+use tokio::sync::{mpsc, oneshot, watch};
+
+use self::streams::Dialer;
+use self::worker::{Command, Worker};
+use crate::connection::{Http2, Keepalive};
+use crate::entropy;
+use crate::transport::{Connector, Sockets};
+
+/// When a silent control plane is asked whether it is there, and how long it has to answer (as in C-core, Java and Go).
+const KEEPALIVE: Keepalive =
+    Keepalive { time: Duration::from_secs(5 * 60), timeout: Duration::from_secs(20), without_calls: true };
+
+/// Every client of the process that is in use.
+static CLIENTS: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
+
+/// A client of control planes. Cheap to clone; clones are the same client.
+///
+/// Channels to `xds:` targets use the one of the process for their bootstrap, and so share its streams: one per control
+/// plane. Who needs another registry of policies, or streams of its own, [builds](XdsClient::builder) one.
+///
+/// ```no_run
+/// use evenkeel::XdsClient;
+///
+/// # async fn show() -> Result<(), Box<dyn std::error::Error>> {
+/// let client = XdsClient::from_env()?;
+/// for resource in client.status().await?.generic_xds_configs {
+///     println!("{} {}", resource.name, resource.version_info);
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct XdsClient {
+    shared: Arc<Shared>,
+}
+
+/// What all handles know. The thread does not hold it: it ends when this is gone.
+struct Shared {
+    bootstrap: Arc<Bootstrap>,
+    commands: mpsc::UnboundedSender<Command>,
+    load: Arc<LoadStore>,
+    board: Arc<Board>,
+    /// Whether everybody with this bootstrap uses it.
+    is_common: bool,
+    followings: AtomicU64,
+}
+
+/// What the thread and the handles show each other.
+#[derive(Default)]
+struct Board {
+    tally: Mutex<Vec<Tally>>,
+    /// Whether the thread was told to look at the load and has not done it yet.
+    load_is_due: AtomicBool,
+}
+
+impl XdsClient {
+    /// The process's client for the bootstrap that the environment names (`GRPC_XDS_BOOTSTRAP`, or else
+    /// `GRPC_XDS_BOOTSTRAP_CONFIG`).
+    pub fn from_env() -> Result<XdsClient, XdsError> {
+        let bootstrap =
+            Bootstrap::load(|name| std::env::var(name).ok(), |file| std::fs::read_to_string(file))
+                .map_err(|error| XdsError { kind: Kind::Bootstrap(error) })?;
+        Ok(XdsClient::shared(bootstrap))
+    }
+
+    /// The process's client for this bootstrap: the one that is in use already, if an equal bootstrap was given before.
+    pub fn shared(bootstrap: Bootstrap) -> XdsClient {
+        let mut clients = clients();
+        let usable = |client: &XdsClient| {
+            let shared = &client.shared;
+            shared.is_common && *shared.bootstrap == bootstrap && !shared.commands.is_closed()
+        };
+        if let Some(client) = live(&clients).find(usable) {
+            return client;
+        }
+        XdsClient::builder(bootstrap).start(true, &mut clients)
+    }
+
+    /// Describes a client with streams of its own.
+    pub fn builder(bootstrap: Bootstrap) -> XdsClientBuilder {
+        XdsClientBuilder {
+            bootstrap,
+            registry: Registry::standard(),
+            converters: Converters::standard(),
+            limits: Limits::default(),
+            variant: Variant::StateOfTheWorld,
+            keepalive: KEEPALIVE,
+            connector: Arc::new(Sockets),
+        }
+    }
+
+    /// Who it is and which control planes it asks.
+    pub fn bootstrap(&self) -> &Bootstrap {
+        &self.shared.bootstrap
+    }
+
+    /// Every resource that somebody wants, as it was received, and how it stands: what CSDS tells (A40).
+    pub async fn status(&self) -> Result<ClientConfig, XdsError> {
+        let answered = self.ask(ClientStatusRequest::default()).await;
+        let config = answered.and_then(|answer| answer.ok()?.config.pop());
+        config.ok_or(XdsError { kind: Kind::Gone })
+    }
+
+    /// What a request for the status of clients gets from this one; `None` if its thread is gone.
+    async fn ask(
+        &self,
+        request: ClientStatusRequest,
+    ) -> Option<Result<ClientStatusResponse, evenkeel_core::Status>> {
+        let (reply, answer) = oneshot::channel();
+        self.shared.commands.send(Command::Describe { request, reply }).ok()?;
+        answer.await.ok()
+    }
+
+    /// Follows what a channel to `target` needs. `channel_id` is the channel's random number for hash policies (A42).
+    pub(crate) fn follow(&self, target: &str, channel_id: u64) -> Result<Following, XdsError> {
+        let shared = &self.shared;
+        let named = shared.bootstrap.listener_name(target);
+        let named = named.map_err(|error| XdsError { kind: Kind::Target(error) })?;
+        let (sender, steps) = watch::channel(None);
+        let key = shared.followings.fetch_add(1, Ordering::Relaxed);
+        let join = Command::Join {
+            key,
+            target: target.to_owned(),
+            listener: named.listener.as_str().to_owned(),
+            authority: named.authority.clone(),
+            channel_id,
+            steps: sender,
+        };
+        shared.commands.send(join).map_err(|_| XdsError { kind: Kind::Gone })?;
+        Ok(Following { authority: named.authority, key, steps, client: self.clone() })
+    }
+
+    /// Where the calls of all its channels are counted.
+    pub(crate) fn load_store(&self) -> &Arc<LoadStore> {
+        &self.shared.load
+    }
+
+    /// The id of the node, which failures name.
+    pub(crate) fn node_id(&self) -> &str {
+        &self.shared.bootstrap.node.id
+    }
+
+    /// A core ran a pass, or is gone: there may be more or fewer clusters to report load of. Cheap.
+    ///
+    /// Who lets go of a core does so before it lets go of its client, or else the last report of its clusters is lost.
+    pub(crate) fn pass_done(&self) {
+        if !self.shared.board.load_is_due.swap(true, Ordering::AcqRel) {
+            let _ = self.shared.commands.send(Command::LookAtLoad);
+        }
+    }
+
+    /// What happened with each control plane so far.
+    pub(crate) fn tally(&self) -> Vec<Tally> {
+        lock(&self.shared.board.tally).clone()
+    }
+
+    /// Every client of the process, whoever made it.
+    fn all() -> Vec<XdsClient> {
+        live(&clients()).collect()
+    }
+}
+
+impl fmt::Debug for XdsClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let servers: Vec<_> = self.shared.bootstrap.servers.iter().map(|server| &server.uri).collect();
+        f.debug_struct("XdsClient").field("node", &self.node_id()).field("servers", &servers).finish()
+    }
+}
+
+fn clients() -> MutexGuard<'static, Vec<Weak<Shared>>> {
+    lock(&CLIENTS)
+}
+
+fn live(clients: &[Weak<Shared>]) -> impl Iterator<Item = XdsClient> {
+    clients.iter().filter_map(Weak::upgrade).map(|shared| XdsClient { shared })
+}
+
+/// Nothing panics while one of these locks is held.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A client that is being described; [`XdsClientBuilder::build`] makes it.
+#[must_use = "it is a description; `build` makes a client of it"]
+pub struct XdsClientBuilder {
+    bootstrap: Bootstrap,
+    registry: Registry,
+    converters: Converters,
+    limits: Limits,
+    variant: Variant,
+    keepalive: Keepalive,
+    connector: Arc<dyn Connector>,
+}
+
+impl XdsClientBuilder {
+    /// The policies that clusters may use; those that are built in unless given.
+    pub fn registry(mut self, registry: Registry) -> XdsClientBuilder {
+        self.registry = registry;
+        self
+    }
+
+    /// How policies of the control plane become policies of the registry; those that are built in unless given.
+    pub fn converters(mut self, converters: Converters) -> XdsClientBuilder {
+        self.converters = converters;
+        self
+    }
+
+    /// How much a control plane may ask of us.
+    pub fn limits(mut self, limits: Limits) -> XdsClientBuilder {
+        self.limits = limits;
+        self
+    }
+
+    /// How control planes are spoken to; by the state of the world unless given.
+    pub fn variant(mut self, variant: Variant) -> XdsClientBuilder {
+        self.variant = variant;
+        self
+    }
+
+    /// A control plane that was silent for `time` is asked whether it is there, and has `timeout` to answer; 5 minutes and
+    /// 20 seconds unless given.
+    pub fn keepalive(mut self, time: Duration, timeout: Duration) -> XdsClientBuilder {
+        self.keepalive = Keepalive { time, timeout, ..self.keepalive };
+        self
+    }
+
+    /// Opens the byte streams to control planes. It is called on the client's own thread.
+    pub fn connector(mut self, connector: impl Connector) -> XdsClientBuilder {
+        self.connector = Arc::new(connector);
+        self
+    }
+
+    /// A client of its own: it shares nothing with others, whatever their bootstrap.
+    pub fn build(self) -> XdsClient {
+        self.start(false, &mut clients())
+    }
+
+    fn start(self, is_common: bool, clients: &mut Vec<Weak<Shared>>) -> XdsClient {
+        for warning in self.bootstrap.warnings() {
+            tracing::warn!(node = self.bootstrap.node.id, "bootstrap: {warning}");
+        }
+        let (commands, received) = mpsc::unbounded_channel();
+        let bootstrap = Arc::new(self.bootstrap.clone());
+        let load = Arc::<LoadStore>::default();
+        let board = Arc::<Board>::default();
+        if let Err(error) = self.spawn(bootstrap.clone(), load.clone(), board.clone(), received) {
+            // Who follows is told that the client is gone.
+            tracing::error!(%error, "the thread of the xDS client cannot be started");
+        }
+        let followings = AtomicU64::new(0);
+        let shared = Arc::new(Shared { bootstrap, commands, load, board, is_common, followings });
+        clients.retain(|client| client.strong_count() > 0);
+        clients.push(Arc::downgrade(&shared));
+        XdsClient { shared }
+    }
+
+    /// Starts the thread. It ends when nobody can send a command any more.
+    fn spawn(
+        self,
+        bootstrap: Arc<Bootstrap>,
+        load: Arc<LoadStore>,
+        board: Arc<Board>,
+        commands: mpsc::UnboundedReceiver<Command>,
+    ) -> io::Result<()> {
+        let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+        let rng = || Rng::from_entropy(entropy::fresh());
+        let response_bytes = self.limits.response_bytes;
+        let parser = Parser {
+            registry: self.registry,
+            converters: self.converters,
+            limits: self.limits,
+            certificate_providers: bootstrap.certificate_providers.keys().cloned().collect(),
+        };
+        let reporter = Reporter::new(bootstrap.node.clone(), load, rng());
+        let client = Client::new(bootstrap.clone(), parser, self.variant, rng());
+        let http2 = Http2 { keepalive: Some(self.keepalive), ..Http2::default() };
+        let dialer = Dialer::new(self.connector, http2);
+        let worker = move || {
+            runtime.block_on(
+                Worker::new(bootstrap, client, reporter, board, dialer, response_bytes).run(commands),
+            );
+            // A look-up of a name that hangs must not keep the thread.
+            runtime.shutdown_background();
+        };
+        thread::Builder::new().name("evenkeel-xds".to_owned()).spawn(worker).map(drop)
+    }
+}
+
+impl fmt::Debug for XdsClientBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("XdsClientBuilder").field("bootstrap", &self.bootstrap).finish_non_exhaustive()
+    }
+}
+
+/// What one channel follows. Dropping it ends that.
+pub(crate) struct Following {
+    /// The authority of the channel's calls, unless the user gives another.
+    pub(crate) authority: String,
+    key: u64,
+    steps: watch::Receiver<Option<Step>>,
+    client: XdsClient,
+}
+
+impl Following {
+    /// The next step, once there is one: the last of those that came meanwhile. `None` if the client is gone. Nothing is
+    /// lost if the future is dropped.
+    pub(crate) async fn changed(&mut self) -> Option<Step> {
+        self.steps.changed().await.ok()?;
+        self.steps.borrow_and_update().clone()
+    }
+
+    /// Policies ask for these clusters beside the routes, and no others.
+    pub(crate) fn want(&self, dynamic: BTreeSet<Arc<str>>) {
+        self.send(Command::Want { key: self.key, dynamic });
+    }
+
+    /// The addresses of DNS names do not work: the names are resolved again, though not too often.
+    pub(crate) fn reresolve(&self) {
+        self.send(Command::Reresolve { key: self.key });
+    }
+
+    /// One that cannot be sent is not missed: the client is gone, and [`Following::changed`] says so.
+    fn send(&self, command: Command) {
+        let _ = self.client.shared.commands.send(command);
+    }
+}
+
+impl Drop for Following {
+    fn drop(&mut self) {
+        self.send(Command::Leave { key: self.key });
+    }
+}
+
+impl fmt::Debug for Following {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Following").field("authority", &self.authority).finish_non_exhaustive()
+    }
+}
+
+/// Why there is no xDS for a channel. The text says whether the bootstrap or the target must change.
+#[derive(Debug)]
+pub struct XdsError {
+    kind: Kind,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Bootstrap(BootstrapError),
+    Target(TargetError),
+    Gone,
+}
+
+impl XdsError {
+    /// Whether there is no bootstrap at all, so that a program may do without one.
+    pub fn is_unset(&self) -> bool {
+        matches!(&self.kind, Kind::Bootstrap(error) if error.is_unset())
+    }
+}
+
+impl fmt::Display for XdsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.kind {
+            Kind::Bootstrap(error) => error.fmt(f),
+            Kind::Target(error) => error.fmt(f),
+            Kind::Gone => f.write_str("the thread of the xDS client is not running"),
+        }
+    }
+}
+
+impl std::error::Error for XdsError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match &self.kind {
+            Kind::Bootstrap(error) => Some(error),
+            Kind::Target(error) => Some(error),
+            Kind::Gone => None,
+        }
+    }
+}

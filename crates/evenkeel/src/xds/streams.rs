@@ -1,0 +1,557 @@
+//! Streams to control planes: gRPC over HTTP/2, one task each.
+//!
+//! A stream connects if need be, sends what it is given in that order, and reads one message whenever it is asked to, so
+//! that a client which takes its time slows the server down. What happens on it is told as [`News`]; why it ended is told in
+//! words. Streams to the same server share one connection, which is let go when no stream needs it.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::future::{pending, poll_fn};
+use std::mem;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use evenkeel_core::{Address, Code, Status};
+use evenkeel_proto::prost::Message;
+use evenkeel_xds::bootstrap::{ChannelCredentials, ServerConfig};
+use evenkeel_xds::{client, lrs};
+use h2::client::ResponseFuture;
+use h2::{RecvStream, SendStream};
+use http::{Request, Uri, Version, header};
+use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::task::{self, AbortHandle, JoinSet};
+use tokio::time::{sleep, timeout};
+
+use super::worker::Event;
+use crate::connection::{self, Connection, Http2};
+use crate::credentials::Credentials;
+use crate::target::{Kind, Target};
+use crate::text::quoted;
+use crate::transport::{self, Connector};
+use crate::{dns, status};
+
+/// How long one address has a head start over the next (as with Happy Eyeballs, RFC 8305).
+const HEAD_START: Duration = Duration::from_millis(250);
+
+/// How many messages may wait for a server to read them. Load reports come by the clock, whether it reads or not.
+const MAX_WAITING: usize = 8;
+
+/// How long a server has to end a stream that we ended.
+const GOODBYE: Duration = Duration::from_secs(2);
+
+/// What comes before a message: a byte that says whether it is compressed, and its length.
+const PREFIX: usize = 5;
+
+/// Names a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Key {
+    /// ADS.
+    Resources(client::StreamId),
+    /// LRS.
+    Load(lrs::StreamId),
+}
+
+/// What happened on a stream.
+#[derive(Debug)]
+pub(super) enum News {
+    /// It can be sent on.
+    Opened,
+    /// One message went to the wire.
+    Written,
+    /// A message came that was asked for.
+    Message(Bytes),
+    /// It ended, or could not be opened.
+    Closed(Status),
+}
+
+/// A message with what comes before it on the wire.
+pub(super) fn framed(message: &impl Message) -> Bytes {
+    let len = message.encoded_len();
+    let mut bytes = BytesMut::with_capacity(PREFIX + len);
+    bytes.put_u8(0);
+    bytes.put_u32(u32::try_from(len).expect("a request has names and counts, far below 4 GiB"));
+    message.encode(&mut bytes).expect("there is room for all of it");
+    bytes.freeze()
+}
+
+/// All streams, and the connections under them.
+pub(super) struct Streams {
+    dialer: Arc<Dialer>,
+    response_bytes: usize,
+    open: BTreeMap<Key, Stream>,
+    links: BTreeMap<Arc<ServerConfig>, Arc<Link>>,
+    events: mpsc::UnboundedSender<Event>,
+    ended: mpsc::Receiver<Infallible>,
+}
+
+struct Stream {
+    server: Arc<ServerConfig>,
+    writes: mpsc::UnboundedSender<Bytes>,
+    reads: mpsc::UnboundedSender<()>,
+    task: AbortHandle,
+    is_open: bool,
+    /// How many messages are not on the wire yet.
+    waiting: usize,
+}
+
+impl Streams {
+    /// `response_bytes` is the longest message that is taken in.
+    pub(super) fn new(
+        dialer: Dialer,
+        response_bytes: usize,
+        events: mpsc::UnboundedSender<Event>,
+    ) -> Streams {
+        let (alive, ended) = mpsc::channel(1);
+        let dialer = Arc::new(Dialer { alive: Some(alive), ..dialer });
+        Streams { dialer, response_bytes, open: BTreeMap::new(), links: BTreeMap::new(), events, ended }
+    }
+
+    /// Starts a stream. It ends if it takes longer than `patience` to open.
+    pub(super) fn open(
+        &mut self,
+        key: Key,
+        server: Arc<ServerConfig>,
+        method: &'static str,
+        patience: Option<Duration>,
+    ) {
+        tracing::debug!(server = &*server.uri, method, ?key, "xDS stream opens");
+        let link = self.links.entry(server.clone()).or_insert_with(|| Arc::new(Link::new(server.clone())));
+        let (writes, to_write) = mpsc::unbounded_channel();
+        let (reads, to_read) = mpsc::unbounded_channel();
+        let talk = Talk {
+            dialer: self.dialer.clone(),
+            link: link.clone(),
+            method,
+            response_bytes: self.response_bytes,
+            to_write,
+            to_read,
+            told: Told { key, events: self.events.clone() },
+        };
+        let task = tokio::spawn(talk.run(patience)).abort_handle();
+        self.open.insert(key, Stream { server, writes, reads, task, is_open: false, waiting: 0 });
+    }
+
+    /// Takes note of what happened on a stream, before others do.
+    pub(super) fn note(&mut self, key: Key, news: &News) {
+        let Some(stream) = self.open.get_mut(&key) else { return };
+        let server = &*stream.server.uri;
+        match news {
+            News::Opened => stream.is_open = true,
+            News::Written => stream.waiting = stream.waiting.saturating_sub(1),
+            News::Message(bytes) => tracing::debug!(server, ?key, bytes = bytes.len(), "xDS response"),
+            News::Closed(status) => {
+                tracing::debug!(server, ?key, %status, "xDS stream ended");
+                self.open.remove(&key);
+            }
+        }
+    }
+
+    /// Sends a message after those before it.
+    pub(super) fn send(&mut self, key: Key, message: Bytes) {
+        let Some(stream) = self.open.get_mut(&key) else { return };
+        stream.waiting += 1;
+        if stream.waiting > MAX_WAITING {
+            stream.task.abort();
+            let text = format!("the server does not read: {MAX_WAITING} messages wait to be sent");
+            let closed = News::Closed(Status::new(Code::ResourceExhausted, text));
+            let _ = self.events.send(Event::Stream(key, closed));
+            return;
+        }
+        // A stream that has just ended is told as such.
+        let _ = stream.writes.send(message);
+    }
+
+    /// Reads one message.
+    pub(super) fn read(&mut self, key: Key) {
+        if let Some(stream) = self.open.get(&key) {
+            let _ = stream.reads.send(());
+        }
+    }
+
+    /// Ends a stream at once. Nothing is told of it any more.
+    pub(super) fn cancel(&mut self, key: Key) {
+        if let Some(stream) = self.open.remove(&key) {
+            tracing::debug!(server = &*stream.server.uri, ?key, "xDS stream closed");
+            stream.task.abort();
+        }
+    }
+
+    /// Ends a stream after what there is to send; at once if it did not open yet.
+    pub(super) fn finish(&mut self, key: Key) {
+        if self.open.get(&key).is_some_and(|stream| !stream.is_open) {
+            return self.cancel(key);
+        }
+        // Its task knows by what it does not get any more.
+        self.open.remove(&key);
+    }
+
+    /// Lets go of connections that no stream needs.
+    pub(super) fn let_go(&mut self) {
+        self.links.retain(|server, _| self.open.values().any(|stream| stream.server == *server));
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.open.is_empty()
+    }
+
+    /// Waits until all tasks are over.
+    pub(super) async fn closed(mut self) {
+        drop((self.dialer, self.links, self.open));
+        let _ = self.ended.recv().await;
+    }
+}
+
+/// One stream, as its task sees it.
+struct Talk {
+    dialer: Arc<Dialer>,
+    link: Arc<Link>,
+    method: &'static str,
+    response_bytes: usize,
+    to_write: mpsc::UnboundedReceiver<Bytes>,
+    to_read: mpsc::UnboundedReceiver<()>,
+    told: Told,
+}
+
+#[derive(Clone)]
+struct Told {
+    key: Key,
+    events: mpsc::UnboundedSender<Event>,
+}
+
+impl Told {
+    fn tell(&self, news: News) {
+        // Nobody listens any more if the client is gone.
+        let _ = self.events.send(Event::Stream(self.key, news));
+    }
+}
+
+/// An open stream.
+struct Call {
+    connection: Arc<Connection>,
+    send: SendStream<Bytes>,
+    response: ResponseFuture,
+}
+
+impl Talk {
+    async fn run(self, patience: Option<Duration>) {
+        let told = self.told.clone();
+        let opened = self.link.open(&self.dialer, self.method);
+        let opened = match patience {
+            None => opened.await,
+            Some(patience) => timeout(patience, opened).await.unwrap_or_else(|_| {
+                Err(Status::unavailable(format!("did not accept a connection within {patience:?}")))
+            }),
+        };
+        let status = match opened {
+            Err(status) => status,
+            Ok(call) => {
+                told.tell(News::Opened);
+                self.talk(call).await
+            }
+        };
+        told.tell(News::Closed(status));
+    }
+
+    /// Writes and reads until the stream ends; answers why it did.
+    async fn talk(self, Call { connection, mut send, response }: Call) -> Status {
+        let Talk { mut to_write, to_read, told, response_bytes, dialer: _dialer, .. } = self;
+        let written = async {
+            while let Some(message) = to_write.recv().await {
+                match write(&mut send, message).await {
+                    Ok(()) => told.tell(News::Written),
+                    // Whoever reads learns why.
+                    Err(_) => return pending().await,
+                }
+            }
+            let _ = send.send_data(Bytes::new(), true);
+            pending::<Infallible>().await
+        };
+        tokio::select! {
+            never = written => match never {},
+            Err(status) = read(&connection, response, response_bytes, to_read, &told) => status,
+        }
+    }
+}
+
+/// Hands a message to HTTP/2 as fast as the server takes it.
+async fn write(send: &mut SendStream<Bytes>, mut message: Bytes) -> Result<(), h2::Error> {
+    while !message.is_empty() {
+        send.reserve_capacity(message.len());
+        match poll_fn(|cx| send.poll_capacity(cx)).await {
+            Some(Ok(capacity)) => {
+                send.send_data(message.split_to(capacity.min(message.len())), false)?;
+            }
+            Some(Err(error)) => return Err(error),
+            None => return Err(h2::Reason::CANCEL.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Reads a message whenever it is asked for, until the stream ends.
+async fn read(
+    connection: &Connection,
+    response: ResponseFuture,
+    response_bytes: usize,
+    mut to_read: mpsc::UnboundedReceiver<()>,
+    told: &Told,
+) -> Result<Infallible, Status> {
+    let (head, body) = response.await.map_err(|error| broken(connection, &error))?.into_parts();
+    accepted(&head)?;
+    let mut messages = Messages { connection, body, buffer: BytesMut::new(), response_bytes };
+    while to_read.recv().await.is_some() {
+        told.tell(News::Message(messages.next().await?));
+    }
+    // Nobody asks any more: we ended it, and the server should too. Until it does, what we said may be on its way.
+    let end = async {
+        loop {
+            messages.next().await?;
+        }
+    };
+    timeout(GOODBYE, end)
+        .await
+        .unwrap_or_else(|_| Err(Status::new(Code::Cancelled, "the server did not end the stream")))
+}
+
+/// Whether an answer is one of gRPC and good.
+fn accepted(head: &http::response::Parts) -> Result<(), Status> {
+    if let Some(status) = tonic::Status::from_header_map(&head.headers) {
+        return Err(sent(&status));
+    }
+    if head.status != http::StatusCode::OK {
+        let text = format!("expected an answer of gRPC, found HTTP status {}", head.status.as_u16());
+        return Err(Status::new(status::code_of_http(head.status), text));
+    }
+    let kind = head.headers.get(header::CONTENT_TYPE).map_or(&b""[..], |kind| kind.as_bytes());
+    if !kind.starts_with(b"application/grpc") {
+        let kind = quoted(&String::from_utf8_lossy(kind));
+        let text = format!("expected an answer of gRPC, found content-type {kind}");
+        return Err(Status::new(Code::Unknown, text));
+    }
+    Ok(())
+}
+
+/// What the server ended a stream with.
+fn sent(status: &tonic::Status) -> Status {
+    let code = status::code(status.code() as i32);
+    match status.message() {
+        "" => Status::new(code, "the server ended the stream"),
+        message => Status::new(code, message),
+    }
+}
+
+/// Why a stream was cut: the connection's reason, if it is over, or else the stream's.
+fn broken(connection: &Connection, error: &h2::Error) -> Status {
+    match connection.shared().loss() {
+        Some(loss) if !error.is_reset() => loss.status.clone(),
+        _ => {
+            let (address, cause) = (connection.shared().address(), connection::cause(error));
+            Status::new(status::code_of_error(error), format!("stream to {address}: {cause}"))
+        }
+    }
+}
+
+/// The messages of a stream, put together from its DATA frames.
+struct Messages<'a> {
+    connection: &'a Connection,
+    body: RecvStream,
+    buffer: BytesMut,
+    response_bytes: usize,
+}
+
+impl Messages<'_> {
+    async fn next(&mut self) -> Result<Bytes, Status> {
+        loop {
+            if let Some(message) = take(&mut self.buffer, self.response_bytes)? {
+                return Ok(message);
+            }
+            match self.body.data().await {
+                Some(Ok(data)) => {
+                    // It grows by what came, never by what was announced.
+                    self.buffer.extend_from_slice(&data);
+                    let _ = self.body.flow_control().release_capacity(data.len());
+                }
+                Some(Err(error)) => return Err(broken(self.connection, &error)),
+                None => return Err(self.end().await),
+            }
+        }
+    }
+
+    async fn end(&mut self) -> Status {
+        let status = match self.body.trailers().await {
+            Ok(trailers) => trailers.as_ref().and_then(tonic::Status::from_header_map),
+            Err(error) => return broken(self.connection, &error),
+        };
+        match status {
+            Some(status) if status.code() != tonic::Code::Ok => sent(&status),
+            _ if !self.buffer.is_empty() => {
+                Status::new(Code::Internal, "the server ended the stream in the middle of a message")
+            }
+            Some(status) => sent(&status),
+            None => Status::new(Code::Internal, "the server ended the stream without a status"),
+        }
+    }
+}
+
+/// Takes the first message off the buffer, once all of it is there.
+fn take(buffer: &mut BytesMut, limit: usize) -> Result<Option<Bytes>, Status> {
+    let Some((prefix, _)) = buffer.split_first_chunk::<PREFIX>() else { return Ok(None) };
+    let [compressed, len @ ..] = *prefix;
+    if compressed != 0 {
+        let text = "the server sent a compressed message, although we said that we take none";
+        return Err(Status::new(Code::Internal, text));
+    }
+    let len = u32::from_be_bytes(len) as usize;
+    if len > limit {
+        let text = format!("the server sent a message of {len} bytes; at most {limit} are allowed");
+        return Err(Status::new(Code::ResourceExhausted, text));
+    }
+    if buffer.len() < PREFIX + len {
+        return Ok(None);
+    }
+    let mut message = mem::take(buffer);
+    // The start of the next one moves to a place of its own, so that a large message is not kept for it.
+    buffer.extend_from_slice(&message.split_off(PREFIX + len));
+    message.advance(PREFIX);
+    Ok(Some(message.freeze()))
+}
+
+/// How connections are made.
+pub(super) struct Dialer {
+    connector: Arc<dyn Connector>,
+    http2: Http2,
+    /// Held by every task, so that the end of all of them can be seen.
+    alive: Option<mpsc::Sender<Infallible>>,
+}
+
+impl Dialer {
+    pub(super) fn new(connector: Arc<dyn Connector>, http2: Http2) -> Dialer {
+        Dialer { connector, http2, alive: None }
+    }
+}
+
+/// What streams to one server share.
+struct Link {
+    server: Arc<ServerConfig>,
+    /// Held while connecting: the other streams wait for the outcome.
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    credentials: Option<Credentials>,
+    connection: Option<Arc<Connection>>,
+}
+
+impl Link {
+    fn new(server: Arc<ServerConfig>) -> Link {
+        Link { server, state: Mutex::default() }
+    }
+
+    async fn open(&self, dialer: &Arc<Dialer>, method: &'static str) -> Result<Call, Status> {
+        let target = Target::parse_server_uri(&self.server.uri);
+        let target = target.map_err(|error| Status::unavailable(error.to_string()))?;
+        let scheme = if self.server.credentials == ChannelCredentials::Insecure { "http" } else { "https" };
+        let request = request(&target, scheme, method)?;
+        let connection = self.connection(dialer, &target).await?;
+        let failed = |error: h2::Error| broken(&connection, &error);
+        let mut sender = connection.sender().ready().await.map_err(failed)?;
+        let (response, send) = sender.send_request(request, false).map_err(failed)?;
+        Ok(Call { connection: connection.clone(), send, response })
+    }
+
+    /// The connection that there is, or a new one.
+    async fn connection(&self, dialer: &Arc<Dialer>, target: &Target) -> Result<Arc<Connection>, Status> {
+        let mut state = self.state.lock().await;
+        if let Some(connection) = &state.connection
+            && connection.shared().loss().is_none()
+        {
+            return Ok(connection.clone());
+        }
+        state.connection = None;
+        let credentials = match &state.credentials {
+            Some(credentials) => credentials.clone(),
+            None => state.credentials.insert(self.credentials().await?).clone(),
+        };
+        let addresses = match target.kind() {
+            Kind::Fixed(addresses) => addresses.clone(),
+            Kind::Dns { host, port } => {
+                dns::resolve(host, *port).await?.into_iter().map(Address::Ip).collect()
+            }
+            Kind::Xds { .. } => return Err(Status::unavailable("a control plane cannot be found by xDS")),
+        };
+        let connection = Arc::new(dial(dialer, addresses, &credentials, target.host()).await?);
+        state.connection = Some(connection.clone());
+        Ok(connection)
+    }
+
+    /// Reads files, which may take a while.
+    async fn credentials(&self) -> Result<Credentials, Status> {
+        let server = self.server.clone();
+        let read = task::spawn_blocking(move || Credentials::of_server(&server.credentials)).await;
+        match read {
+            Ok(Ok(credentials)) => Ok(credentials),
+            Ok(Err(error)) => Err(Status::unavailable(error.to_string())),
+            Err(_) => Err(Status::unavailable("the credentials could not be read: the client ends")),
+        }
+    }
+}
+
+fn request(target: &Target, scheme: &str, method: &'static str) -> Result<Request<()>, Status> {
+    let authority = target.authority().map_err(|error| Status::unavailable(error.to_string()))?;
+    let uri = Uri::builder().scheme(scheme).authority(authority).path_and_query(method).build();
+    let request = uri.and_then(|uri| {
+        Request::post(uri)
+            .version(Version::HTTP_2)
+            .header(header::CONTENT_TYPE, "application/grpc")
+            .header(header::TE, "trailers")
+            .header(header::USER_AGENT, concat!("evenkeel/", env!("CARGO_PKG_VERSION")))
+            .body(())
+    });
+    request.map_err(|error| Status::new(Code::Internal, format!("no request can be made: {error}")))
+}
+
+/// Connects to the first address that answers. Each has a head start over the next.
+async fn dial(
+    dialer: &Arc<Dialer>,
+    addresses: Vec<Address>,
+    credentials: &Credentials,
+    host: &str,
+) -> Result<Connection, Status> {
+    let mut addresses = addresses.into_iter();
+    let mut attempts = JoinSet::new();
+    let mut failures = Vec::new();
+    loop {
+        if let Some(address) = addresses.next() {
+            attempts.spawn(attempt(dialer.clone(), address, credentials.clone(), host.to_owned()));
+        } else if attempts.is_empty() {
+            return Err(Status::unavailable(failures.join("; ")));
+        }
+        tokio::select! {
+            Some(ended) = attempts.join_next() => match ended {
+                Ok(Ok((connection, task))) => {
+                    let alive = dialer.alive.clone();
+                    tokio::spawn(async move {
+                        task.run(|loss| tracing::debug!(status = %loss.status, "xDS connection ends")).await;
+                        drop(alive);
+                    });
+                    return Ok(connection);
+                }
+                Ok(Err(status)) => failures.push(status.message().to_owned()),
+                Err(error) => failures.push(error.to_string()),
+            },
+            () = sleep(HEAD_START), if addresses.len() > 0 => {}
+        }
+    }
+}
+
+async fn attempt(
+    dialer: Arc<Dialer>,
+    address: Address,
+    credentials: Credentials,
+    host: String,
+) -> Result<(Connection, connection::Task), Status> {
+    let io = transport::connect(&*dialer.connector, &address, &credentials, &host).await?;
+    connection::handshake(io, address, &dialer.http2, oneshot::channel()).await
+}

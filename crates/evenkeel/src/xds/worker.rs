@@ -1,0 +1,422 @@
+//! The loop of an xDS client: the one place where it waits.
+//!
+//! Commands come from handles, events from the tasks around it. Both only change what is known; then the loop
+//! [settles](Worker::settle): effects are carried out, channels that have something to look at follow, and new steps are
+//! published. How often something was said makes no difference.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::pending;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime};
+
+use evenkeel_core::{Address, Code, Instant, Rng, Status};
+use evenkeel_proto::envoy::service::status::v3::{ClientStatusRequest, ClientStatusResponse};
+use evenkeel_proto::prost_types::Timestamp;
+use evenkeel_xds::bootstrap::{Bootstrap, ServerConfig};
+use evenkeel_xds::client::{self, Client, Input, Request, SubscriberId, Variant};
+use evenkeel_xds::follow::{Follower, Step};
+use evenkeel_xds::lrs::{self, Reporter};
+use evenkeel_xds::resource::ResourceType;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{sleep_until, timeout};
+
+use super::names::{Answer, Names};
+use super::streams::{Dialer, Key, News, Streams, framed};
+use super::{Board, lock};
+use crate::{clock, dns, entropy};
+
+const STATE_OF_THE_WORLD: &str =
+    "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
+const DELTA: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
+const LOAD_STATS: &str = "/envoy.service.load_stats.v3.LoadReportingService/StreamLoadStats";
+
+/// How long the thread goes on for the last load reports when nobody needs the client any more.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// What handles ask for. Channels are known by their keys.
+pub(super) enum Command {
+    Join {
+        key: u64,
+        target: String,
+        listener: String,
+        authority: String,
+        channel_id: u64,
+        steps: watch::Sender<Option<Step>>,
+    },
+    Want {
+        key: u64,
+        dynamic: BTreeSet<Arc<str>>,
+    },
+    Reresolve {
+        key: u64,
+    },
+    Leave {
+        key: u64,
+    },
+    LookAtLoad,
+    Describe {
+        request: ClientStatusRequest,
+        reply: oneshot::Sender<Result<ClientStatusResponse, Status>>,
+    },
+}
+
+/// What happened around the loop.
+pub(super) enum Event {
+    /// On a stream.
+    Stream(Key, News),
+    /// A name was looked up.
+    Resolved(Arc<str>, Answer),
+    /// A cluster of this channel is no longer needed by any call.
+    Idle(u64),
+}
+
+pub(super) struct Worker {
+    bootstrap: Arc<Bootstrap>,
+    client: Client,
+    reporter: Reporter,
+    names: Names,
+    streams: Streams,
+    channels: BTreeMap<u64, Channel>,
+    /// The channels by the client's ids.
+    owners: BTreeMap<SubscriberId, u64>,
+    /// Channels that have something to look at.
+    dirty: BTreeSet<u64>,
+    load_is_due: bool,
+    board: Arc<Board>,
+    events: mpsc::UnboundedSender<Event>,
+    happened: mpsc::UnboundedReceiver<Event>,
+}
+
+struct Channel {
+    id: SubscriberId,
+    target: String,
+    follower: Follower,
+    /// The clusters that its policies ask for.
+    dynamic: BTreeSet<Arc<str>>,
+    wanted: BTreeSet<(ResourceType, String)>,
+    steps: watch::Sender<Option<Step>>,
+    /// Whether an [`Event::Idle`] is on its way.
+    is_idle_told: Arc<AtomicBool>,
+}
+
+impl Worker {
+    pub(super) fn new(
+        bootstrap: Arc<Bootstrap>,
+        client: Client,
+        reporter: Reporter,
+        board: Arc<Board>,
+        dialer: Dialer,
+        response_bytes: usize,
+    ) -> Worker {
+        let (events, happened) = mpsc::unbounded_channel();
+        Worker {
+            bootstrap,
+            client,
+            reporter,
+            names: Names::new(Rng::from_entropy(entropy::fresh())),
+            streams: Streams::new(dialer, response_bytes, events.clone()),
+            channels: BTreeMap::new(),
+            owners: BTreeMap::new(),
+            dirty: BTreeSet::new(),
+            load_is_due: false,
+            board,
+            events,
+            happened,
+        }
+    }
+
+    /// Works until nobody can send commands any more.
+    pub(super) async fn run(mut self, mut commands: mpsc::UnboundedReceiver<Command>) {
+        loop {
+            self.settle();
+            tokio::select! {
+                command = commands.recv() => {
+                    let Some(command) = command else { break };
+                    self.handle_command(command);
+                    while let Ok(command) = commands.try_recv() {
+                        self.handle_command(command);
+                    }
+                }
+                () = self.something_else() => {}
+            }
+        }
+        // Best effort: a server that does not read must not keep the thread.
+        let _ = timeout(LAST_WORDS, self.end()).await;
+    }
+
+    /// Nobody counts any more: sends the last load reports, and waits for connections to be closed in order.
+    async fn end(mut self) {
+        self.load_is_due = true;
+        self.settle();
+        while self.reporter.next_deadline().is_some() || !self.streams.is_empty() {
+            self.something_else().await;
+            self.settle();
+        }
+        self.streams.closed().await;
+    }
+
+    /// Waits for an event, or until something is due, and takes it in.
+    async fn something_else(&mut self) {
+        let due = self.next_deadline();
+        let due = async {
+            match due {
+                Some(at) => sleep_until(clock::sleep_until(at)).await,
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            // The loop holds a sender of its own.
+            Some(event) = self.happened.recv() => {
+                self.handle_event(event);
+                while let Ok(event) = self.happened.try_recv() {
+                    self.handle_event(event);
+                }
+            }
+            () = due => self.handle_time(),
+        }
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        let all = [self.client.next_deadline(), self.reporter.next_deadline(), self.names.next_deadline()];
+        all.into_iter().flatten().min()
+    }
+
+    fn handle_time(&mut self) {
+        let now = clock::now();
+        if self.client.next_deadline().is_some_and(|at| at <= now) {
+            self.client.handle_time(now);
+        }
+        self.load_is_due |= self.reporter.next_deadline().is_some_and(|at| at <= now);
+    }
+
+    /// Until there is nothing to do: effects, channels, names, load, and what others may see.
+    fn settle(&mut self) {
+        loop {
+            while let Some(effect) = self.client.poll_effect() {
+                self.carry_out(effect);
+            }
+            while let Some(id) = self.client.poll_changed() {
+                self.dirty.extend(self.owners.get(&id));
+            }
+            let Some(key) = self.dirty.pop_first() else { break };
+            self.follow(key);
+        }
+        for host in self.names.poll(clock::now()) {
+            self.look_up(host);
+        }
+        if std::mem::take(&mut self.load_is_due) {
+            self.board.load_is_due.store(false, Ordering::Release);
+            for effect in self.reporter.poll(clock::now()) {
+                self.carry_out_report(effect);
+            }
+        }
+        self.streams.let_go();
+        let mut shown = lock(&self.board.tally);
+        if !self.client.tally().eq(shown.iter()) {
+            *shown = self.client.tally().cloned().collect();
+        }
+    }
+}
+
+/// Channels.
+impl Worker {
+    fn handle_command(&mut self, command: Command) {
+        match command {
+            Command::Join { key, target, listener, authority, channel_id, steps } => {
+                let is_idle_told = Arc::new(AtomicBool::new(false));
+                let (told, events) = (is_idle_told.clone(), self.events.clone());
+                // Called by whoever drops the last reference, which may be this loop itself.
+                let on_idle = Arc::new(move || {
+                    if !told.swap(true, Ordering::AcqRel) {
+                        let _ = events.send(Event::Idle(key));
+                    }
+                });
+                let node = &self.bootstrap.node.id;
+                let channel = Channel {
+                    id: self.client.subscribe(),
+                    target,
+                    follower: Follower::new(listener, authority, node, channel_id, on_idle),
+                    dynamic: BTreeSet::new(),
+                    wanted: BTreeSet::new(),
+                    steps,
+                    is_idle_told,
+                };
+                self.owners.insert(channel.id, key);
+                self.channels.insert(key, channel);
+                self.dirty.insert(key);
+            }
+            Command::Want { key, dynamic } => {
+                if let Some(channel) = self.channels.get_mut(&key) {
+                    channel.dynamic = dynamic;
+                    self.dirty.insert(key);
+                }
+            }
+            Command::Reresolve { key } => self.names.ask_again(key, clock::now()),
+            Command::Leave { key } => {
+                if let Some(channel) = self.channels.remove(&key) {
+                    self.owners.remove(&channel.id);
+                    self.client.leave(channel.id, clock::now());
+                    self.names.want(key, &BTreeSet::new());
+                    self.load_is_due = true;
+                }
+            }
+            Command::LookAtLoad => self.load_is_due = true,
+            Command::Describe { request, reply } => {
+                // Who asked may have gone away.
+                let _ = reply.send(self.describe(&request));
+            }
+        }
+    }
+
+    /// Lets a channel look at what is known, until that leads to nothing new.
+    fn follow(&mut self, key: u64) {
+        let Some(channel) = self.channels.get_mut(&key) else { return };
+        loop {
+            let followed = channel.follower.follow(&channel.dynamic, &self.client);
+            if let Some(step) = followed.step {
+                channel.steps.send_replace(Some(step));
+            }
+            let known = self.names.want(key, &followed.hosts);
+            // What it wants in addition may be known already, since others want it too.
+            let is_done = followed.wanted == channel.wanted && known.is_empty();
+            for (host, answer) in known {
+                channel.follower.handle_resolved(&host, answer);
+            }
+            if followed.wanted != channel.wanted {
+                self.client.want(channel.id, followed.wanted.clone(), clock::now());
+                channel.wanted = followed.wanted;
+            }
+            if is_done {
+                break;
+            }
+        }
+        self.client.processed(channel.id);
+    }
+
+    fn look_up(&self, host: Arc<str>) {
+        let events = self.events.clone();
+        tokio::spawn(async move {
+            let found = match host.rsplit_once(':').and_then(|(name, port)| Some((name, port.parse().ok()?)))
+            {
+                Some((name, port)) => dns::resolve(name, port).await,
+                None => Err(Status::unavailable(format!("dns name {host:?}: expected host:port"))),
+            };
+            let answer = found.map(|all| all.into_iter().map(Address::Ip).collect());
+            let _ = events.send(Event::Resolved(host, answer));
+        });
+    }
+
+    fn describe(&self, request: &ClientStatusRequest) -> Result<ClientStatusResponse, Status> {
+        // A71 has a client for each target and names it by that. Ours serves all targets with what they share, and to repeat it
+        // for each of them would make the dump as many times as long: so it has all of their names.
+        let targets: BTreeSet<&str> = self.channels.values().map(|channel| channel.target.as_str()).collect();
+        let scope = targets.into_iter().collect::<Vec<_>>().join(",");
+        let (now, today) = (clock::now(), SystemTime::now());
+        let wall =
+            |at: Instant| Timestamp::from(today.checked_sub(now.since(at)).unwrap_or(SystemTime::UNIX_EPOCH));
+        client::answer(request, [(scope.as_str(), &self.client)], wall)
+    }
+}
+
+/// Streams.
+impl Worker {
+    fn handle_event(&mut self, event: Event) {
+        let now = clock::now();
+        match event {
+            Event::Stream(Key::Resources(stream), news) => self.handle_news(stream, news, now),
+            Event::Stream(Key::Load(stream), news) => self.handle_news_of_load(stream, news, now),
+            Event::Resolved(host, answer) => {
+                for key in self.names.handle(&host, &answer, now) {
+                    if let Some(channel) = self.channels.get_mut(&key) {
+                        channel.follower.handle_resolved(&host, answer.clone());
+                        self.dirty.insert(key);
+                    }
+                }
+            }
+            Event::Idle(key) => {
+                if let Some(channel) = self.channels.get(&key) {
+                    channel.is_idle_told.store(false, Ordering::Release);
+                    self.dirty.insert(key);
+                }
+            }
+        }
+    }
+
+    fn handle_news(&mut self, stream: client::StreamId, news: News, now: Instant) {
+        self.streams.note(Key::Resources(stream), &news);
+        match news {
+            News::Opened => self.client.handle(Input::Opened { stream }, now),
+            News::Written => self.client.handle(Input::Written { stream }, now),
+            News::Message(bytes) => self.client.handle(Input::Message { stream, bytes: &bytes }, now),
+            News::Closed(status) => self.client.handle(Input::Closed { stream, status }, now),
+        }
+    }
+
+    fn handle_news_of_load(&mut self, stream: lrs::StreamId, news: News, now: Instant) {
+        let key = Key::Load(stream);
+        self.streams.note(key, &news);
+        match news {
+            News::Opened => {
+                self.reporter.handle_opened(stream);
+                self.streams.read(key);
+            }
+            News::Written => {}
+            News::Message(bytes) => {
+                self.reporter.handle_message(stream, &bytes, now);
+                self.streams.read(key);
+            }
+            News::Closed(status) => self.reporter.handle_closed(stream, &status, now),
+        }
+        self.load_is_due = true;
+    }
+
+    fn carry_out(&mut self, effect: client::Effect) {
+        match effect {
+            client::Effect::Open { stream, server, variant } => {
+                let method = match variant {
+                    Variant::StateOfTheWorld => STATE_OF_THE_WORLD,
+                    Variant::Delta => DELTA,
+                };
+                // The client itself gives up after a while.
+                self.streams.open(Key::Resources(stream), server, method, None);
+            }
+            client::Effect::Send { stream, request } => {
+                let message = match *request {
+                    Request::Sotw(request) => framed(&request),
+                    Request::Delta(request) => framed(&request),
+                };
+                self.streams.send(Key::Resources(stream), message);
+            }
+            client::Effect::Read { stream } => self.streams.read(Key::Resources(stream)),
+            client::Effect::Close { stream } => self.streams.cancel(Key::Resources(stream)),
+            client::Effect::Warn(text) => tracing::warn!(node = self.bootstrap.node.id, "{text}"),
+            client::Effect::Info(text) => tracing::info!(node = self.bootstrap.node.id, "{text}"),
+        }
+    }
+
+    fn carry_out_report(&mut self, effect: lrs::Effect) {
+        match effect {
+            lrs::Effect::Open { stream, server } => match self.server(&server) {
+                Some(config) => {
+                    let patience = evenkeel_core::Backoff::default().min_connect_timeout;
+                    self.streams.open(Key::Load(stream), config, LOAD_STATS, Some(patience));
+                }
+                None => {
+                    let status = Status::new(Code::NotFound, "the bootstrap has no such server");
+                    self.reporter.handle_closed(stream, &status, clock::now());
+                }
+            },
+            lrs::Effect::Send { stream, request } => self.streams.send(Key::Load(stream), framed(&*request)),
+            lrs::Effect::Close { stream } => self.streams.finish(Key::Load(stream)),
+            lrs::Effect::Warn(text) => tracing::warn!(node = self.bootstrap.node.id, "{text}"),
+            other => tracing::error!(effect = ?other, "an effect of load reports that is not known here"),
+        }
+    }
+
+    /// The control plane at this place.
+    fn server(&self, uri: &str) -> Option<Arc<ServerConfig>> {
+        let of_authorities = self.bootstrap.authorities.values().flat_map(|authority| &authority.servers);
+        self.bootstrap.servers.iter().chain(of_authorities).find(|server| &*server.uri == uri).cloned()
+    }
+}
