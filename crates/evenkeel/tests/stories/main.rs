@@ -1,3 +1,6 @@
 //! Channels over real sockets: what an application sees.
 
 mod calls;
+mod backends;
+mod mesh;
+mod wire;
