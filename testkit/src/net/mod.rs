@@ -12,12 +12,29 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 pub use backend::Backend;
+pub use control::ControlPlane;
 pub use host::Tls;
 
 /// The echo service: client, server and messages.
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic)]
 pub mod echo {
     include!("generated/evenkeel.test.rs");
+}
+
+/// The client of the service that tells what a client knows.
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic)]
+pub mod csds {
+    include!("generated/envoy.service.status.v3.rs");
+}
+
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic)]
+mod discovery {
+    include!("generated/envoy.service.discovery.v3.rs");
+}
+
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic)]
+mod load_stats {
+    include!("generated/envoy.service.load_stats.v3.rs");
 }
 
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic)]
