@@ -598,6 +598,11 @@ pub(crate) mod tests {
         }
     }
 
+    /// What servers in tests use: the same as their clients, whichever feature is on.
+    pub(crate) fn cryptography() -> Arc<CryptoProvider> {
+        provider().unwrap()
+    }
+
     /// No step takes so long unless something is broken.
     pub(crate) async fn within<T>(step: impl Future<Output = T>) -> T {
         timeout(Duration::from_secs(30), step).await.expect("it takes too long")

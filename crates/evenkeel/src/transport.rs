@@ -223,7 +223,7 @@ mod tests {
     use tokio_rustls::TlsAcceptor;
 
     use super::*;
-    use crate::credentials::tests::{Authority, Leaf, within};
+    use crate::credentials::tests::{Authority, Leaf, cryptography, within};
     use crate::{CredentialsError, Tls};
 
     const GREETING: &[u8] = b"hello";
@@ -243,7 +243,7 @@ mod tests {
         }
 
         async fn serve(self) -> Server {
-            let provider = Arc::new(rustls::crypto::ring::default_provider());
+            let provider = cryptography();
             let builder = ServerConfig::builder_with_provider(provider.clone());
             let builder = builder.with_protocol_versions(&[self.version]).unwrap();
             let builder = match self.clients {
