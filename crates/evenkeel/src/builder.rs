@@ -173,7 +173,7 @@ impl Builder {
         self
     }
 
-    /// Asks a peer that was silent for `time` whether it is there, and gives it up after `timeout` (A8). Off unless set; 
+    /// Asks a peer that was silent for `time` whether it is there, and gives it up after `timeout` (A8). Off unless set;
     /// servers may object to pings more often than every 5 minutes.
     pub fn keepalive(mut self, time: Duration, timeout: Duration) -> Builder {
         self.http2.keepalive = Some(Keepalive { time, timeout, without_calls: false });
@@ -229,8 +229,9 @@ impl Builder {
     /// Whatever is wrong with the settings is said here, not by the first call: the target, the bootstrap, the service config.
     /// So is a call from outside of a tokio runtime, which the channel's tasks need.
     pub fn build(mut self) -> Result<Channel, BuildError> {
-        let runtime = tokio::runtime::Handle::try_current()
-            .map_err(|_| BuildError::new("a channel is made within a tokio runtime, and there is none here"))?;
+        let runtime = tokio::runtime::Handle::try_current().map_err(|_| {
+            BuildError::new("a channel is made within a tokio runtime, and there is none here")
+        })?;
         let target = Target::parse(&self.target).map_err(BuildError::from_error)?;
         self.check_http2()?;
         let service_config = self.read_service_config(&target)?;
@@ -314,12 +315,14 @@ impl Builder {
                 let channel_id = self.seed.unwrap_or_else(entropy::fresh);
                 let client = self.client()?;
                 // What is wrong with the target or its authority is said now.
-                client.check(&self.target).map_err(BuildError::from_error)?;
+                client.bootstrap().listener_name(&self.target).map_err(BuildError::from_error)?;
                 Source::Xds { client, target: self.target.as_str().into(), channel_id }
             }
-            Kind::Dns { host, port } => {
-                Source::Dns { host: host.as_str().into(), port: *port, config: service_config.policy().clone() }
-            }
+            Kind::Dns { host, port } => Source::Dns {
+                host: host.as_str().into(),
+                port: *port,
+                config: service_config.policy().clone(),
+            },
             Kind::Fixed(addresses) => Source::Fixed {
                 endpoints: Endpoints::list(addresses.iter().cloned().map(Endpoint::at)),
                 config: service_config.policy().clone(),

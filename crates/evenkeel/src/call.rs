@@ -119,7 +119,11 @@ impl End {
 
     /// Hands the duty on to the answer's body.
     fn hand_on(&mut self) -> End {
-        End { under_way: self.under_way.take(), retries: mem::replace(&mut self.retries, Retries::new(RetryPolicy::NEVER)), throttle: self.throttle.take() }
+        End {
+            under_way: self.under_way.take(),
+            retries: mem::replace(&mut self.retries, Retries::new(RetryPolicy::NEVER)),
+            throttle: self.throttle.take(),
+        }
     }
 }
 

@@ -4,14 +4,16 @@
 //! snapshot; it waits for the driver only if there is nobody to send to.
 
 use std::borrow::Cow;
-use std::{fmt, mem};
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::{fmt, mem};
 
-use evenkeel_core::{Call, CallEnd, Code, Connectivity, Description, Headers, Pick, Status, SubchannelId, Trackers};
+use evenkeel_core::{
+    Call, CallEnd, Code, Connectivity, Description, Headers, Pick, Status, SubchannelId, Trackers,
+};
 use evenkeel_xds::routing::{ActiveFaults, Filter, Selected};
 use http::uri::{Authority, Scheme};
 use http::{HeaderMap, HeaderValue, header};
@@ -251,7 +253,10 @@ impl<'c> Outgoing<'c> {
         let Some(selected) = &self.selected else { return Ok(None) };
         for index in 0..selected.filters().len() {
             let Some(selected) = &self.selected else { break };
-            let Some(Filter::Fault(fault)) = selected.filters().get(index).map(|instance| &instance.filter) else { continue };
+            let Some(Filter::Fault(fault)) = selected.filters().get(index).map(|instance| &instance.filter)
+            else {
+                continue;
+            };
             let injected = {
                 let headers = HeadersOf(&self.request.headers);
                 fault.decide(&self.describe(&headers), &self.channel.faults)
@@ -324,7 +329,9 @@ impl<'c> Outgoing<'c> {
             return Ok(body);
         }
         let pushback = outcome.as_ref().ok().and_then(|response| retry::Pushback::read(response.headers()));
-        let Some(delay) = self.end.failed(code, pushback, self.channel.entropy.unit()) else { return Err(outcome) };
+        let Some(delay) = self.end.failed(code, pushback, self.channel.entropy.unit()) else {
+            return Err(outcome);
+        };
         match self.deadline.race(sleep(delay)).await {
             Some(()) => Ok(body),
             None => Err(Err(late("waiting to try again"))),
@@ -380,7 +387,10 @@ impl<'c> Outgoing<'c> {
         let call = self.describe(&headers);
         // A picker may be the application's own. If it panics, this call fails and the channel lives.
         let Ok(pick) = catch_unwind(AssertUnwindSafe(|| picker.pick(&call))) else {
-            return Look::Fail(Status::new(Code::Internal, "the load balancing policy panicked while it picked"));
+            return Look::Fail(Status::new(
+                Code::Internal,
+                "the load balancing policy panicked while it picked",
+            ));
         };
         match pick {
             Pick::To(id, trackers) => match snapshot.connections.get(id) {

@@ -275,8 +275,9 @@ impl Loss {
     }
 
     fn silent(address: &Address, timeout: Duration) -> Loss {
-        let status =
-            Status::unavailable(format!("connection to {address}: no answer to a keepalive ping within {timeout:?}"));
+        let status = Status::unavailable(format!(
+            "connection to {address}: no answer to a keepalive ping within {timeout:?}"
+        ));
         Loss { reason: LossReason::TimedOut, status }
     }
 }
@@ -345,7 +346,11 @@ struct Heard {
 }
 
 impl AsyncRead for Heard {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         let result = Pin::new(&mut self.io).poll_read(cx, buf);
         if let Some(shared) = &self.heard

@@ -105,7 +105,7 @@ impl fmt::Debug for Credentials {
 }
 
 /// TLS credentials that are being described; [`Tls::build`] reads what they name.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 #[must_use = "it is a description; `build` makes credentials of it"]
 pub struct Tls {
     roots: Vec<Source>,
@@ -318,12 +318,13 @@ struct Sources {
     identity: Option<Pair>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Pair {
     chain: Source,
     key: Source,
 }
 
+#[derive(Clone)]
 enum Source {
     Pem(Vec<u8>),
     File(PathBuf),
@@ -506,4 +507,385 @@ fn name_of(host: &str) -> Result<ServerName<'static>, CredentialsError> {
             "server name {host:?}: expected a DNS name or an IP address, without a port"
         ))
     })
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::process::Command;
+    use std::sync::Mutex as StdMutex;
+
+    use evenkeel_xds::bootstrap::{CertificateFiles, Identity};
+    use rcgen::{
+        BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+    };
+    use tokio::time::advance;
+    use tracing::field::{Field, Visit};
+    use tracing::{Event, Metadata, Subscriber, span};
+
+    use super::*;
+
+    /// A CA.
+    pub(crate) struct Authority {
+        issuer: CertifiedIssuer<'static, KeyPair>,
+        pem: String,
+    }
+
+    impl Authority {
+        pub(crate) fn new(name: &str) -> Authority {
+            let mut params = CertificateParams::default();
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            params.distinguished_name.push(DnType::CommonName, name);
+            let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+            let pem = issuer.pem();
+            Authority { issuer, pem }
+        }
+
+        pub(crate) fn pem(&self) -> &str {
+            &self.pem
+        }
+
+        /// A certificate for these DNS names and IP addresses.
+        pub(crate) fn leaf(&self, names: &[&str]) -> Leaf {
+            self.sign(names, |_| {})
+        }
+
+        pub(crate) fn expired(&self, names: &[&str]) -> Leaf {
+            self.sign(names, |params| {
+                params.not_before = rcgen::date_time_ymd(2019, 1, 1);
+                params.not_after = rcgen::date_time_ymd(2020, 1, 1);
+            })
+        }
+
+        pub(crate) fn of_tomorrow(&self, names: &[&str]) -> Leaf {
+            self.sign(names, |params| params.not_before = rcgen::date_time_ymd(3000, 1, 1))
+        }
+
+        pub(crate) fn for_clients(&self, names: &[&str]) -> Leaf {
+            self.sign(names, |params| params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth])
+        }
+
+        fn sign(&self, names: &[&str], change: impl FnOnce(&mut CertificateParams)) -> Leaf {
+            let names = names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
+            let mut params = CertificateParams::new(names).unwrap();
+            change(&mut params);
+            let key = KeyPair::generate().unwrap();
+            let certificate = params.signed_by(&key, &self.issuer).unwrap();
+            Leaf { chain: certificate.pem(), key: key.serialize_pem() }
+        }
+    }
+
+    /// A certificate of its own key.
+    pub(crate) struct Leaf {
+        chain: String,
+        key: String,
+    }
+
+    impl Leaf {
+        pub(crate) fn chain_pem(&self) -> &str {
+            &self.chain
+        }
+
+        pub(crate) fn key_pem(&self) -> &str {
+            &self.key
+        }
+
+        pub(crate) fn der(&self) -> CertificateDer<'static> {
+            CertificateDer::from_pem_slice(self.chain.as_bytes()).unwrap()
+        }
+
+        pub(crate) fn key(&self) -> PrivateKeyDer<'static> {
+            PrivateKeyDer::from_pem_slice(self.key.as_bytes()).unwrap()
+        }
+    }
+
+    fn error_of(outcome: Result<Credentials, CredentialsError>) -> String {
+        outcome.map_or_else(|error| error.to_string(), |_| "nothing went wrong".to_owned())
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_named() {
+        let ca = Authority::new("ca");
+        let [a, b] = [(); 2].map(|()| ca.leaf(&["me"]));
+        let (a_pem, a_key) = (a.chain_pem(), a.key_pem());
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let file = dir.path().join(name);
+            fs::write(&file, text).unwrap();
+            file
+        };
+        let missing = dir.path().join("missing");
+        let (empty, key_file, chain_file) = (file("empty", ""), file("key", a_key), file("chain", a_pem));
+        let not_der = "-----BEGIN CERTIFICATE-----\naGVsbG8=\n-----END CERTIFICATE-----\n";
+        let not_a_key = "-----BEGIN PRIVATE KEY-----\naGVsbG8=\n-----END PRIVATE KEY-----\n";
+        let encrypted = a_key.replace("PRIVATE", "ENCRYPTED PRIVATE");
+        let good_then_bad = [ca.pem(), not_der].concat();
+        let tls = || Credentials::tls().ca_pem(ca.pem());
+        let rows = [
+            (Credentials::tls().ca_pem(""), "CA PEM: has no certificate (-----BEGIN CERTIFICATE-----)"),
+            (Credentials::tls().ca_pem(a_key), "CA PEM: has no certificate (-----BEGIN CERTIFICATE-----)"),
+            (tls().ca_pem("garbage"), "CA PEM: has no certificate (-----BEGIN CERTIFICATE-----)"),
+            (
+                Credentials::tls().ca_pem(&ca.pem()[..100]),
+                "CA PEM: is not proper PEM: a section has no -----END line; is the file whole?",
+            ),
+            (
+                Credentials::tls().ca_pem(ca.pem().replacen(
+                    "BEGIN CERTIFICATE-----",
+                    "BEGIN CERTIFICATE",
+                    1,
+                )),
+                "CA PEM: is not proper PEM: a -----BEGIN line is broken",
+            ),
+            (
+                Credentials::tls().ca_pem(not_der.replace("aGVsbG8=", "?")),
+                "CA PEM: is not proper PEM: a section has broken base64",
+            ),
+            (
+                Credentials::tls().ca_pem(&good_then_bad),
+                "CA PEM: certificate 2 cannot be used: invalid peer certificate: BadEncoding",
+            ),
+            (
+                Credentials::tls().ca_file(&missing),
+                "CA file DIR/missing: cannot be read: No such file or directory (os error 2)",
+            ),
+            (tls().ca_file(dir.path()), "CA file DIR: cannot be read: Is a directory (os error 21)"),
+            (tls().ca_file(&empty), "CA file DIR/empty: has no certificate (-----BEGIN CERTIFICATE-----)"),
+            (
+                tls().identity_pem(a_key, a_key),
+                "client certificate PEM: has no certificate (-----BEGIN CERTIFICATE-----)",
+            ),
+            (
+                tls().identity_pem(not_der, a_key),
+                "client certificate PEM: certificate 1 cannot be used: invalid peer certificate: BadEncoding",
+            ),
+            (
+                tls().identity_pem(a_pem, a_pem),
+                "client key PEM: has no private key (PKCS#8, PKCS#1 or SEC1, and not encrypted)",
+            ),
+            (
+                tls().identity_pem(a_pem, encrypted),
+                "client key PEM: has no private key (PKCS#8, PKCS#1 or SEC1, and not encrypted)",
+            ),
+            (tls().identity_pem(a_pem, not_a_key), "client key PEM: the private key cannot be used: "),
+            (
+                tls().identity_pem(a_pem, b.key_pem()),
+                "client key PEM: the private key does not belong to the first certificate of the client certificate PEM",
+            ),
+            (
+                tls().identity_pem([b.chain_pem(), a_pem].concat(), a_key),
+                "client key PEM: the private key does not belong to the first certificate of the client certificate PEM",
+            ),
+            (
+                tls().identity_files(&missing, &key_file),
+                "client certificate file DIR/missing: cannot be read: No such file or directory (os error 2)",
+            ),
+            (
+                tls().identity_files(&chain_file, &empty),
+                "client key file DIR/empty: has no private key (PKCS#8, PKCS#1 or SEC1, and not encrypted)",
+            ),
+            (
+                tls().server_name("orders:443"),
+                "server name \"orders:443\": expected a DNS name or an IP address, without a port",
+            ),
+        ];
+        let at = dir.path().display().to_string();
+        for (tls, expected) in rows {
+            let error = error_of(tls.build()).replace(&at, "DIR").replace("\"DIR", "DIR");
+            let error =
+                error.replace("missing\"", "missing").replace("empty\"", "empty").replace("DIR\"", "DIR");
+            assert!(error.starts_with(expected), "expected {expected}\nfound    {error}");
+        }
+    }
+
+    #[test]
+    fn credentials_of_control_planes() {
+        let ca = Authority::new("ca");
+        let leaf = ca.leaf(&["me"]);
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let file = dir.path().join(name);
+            fs::write(&file, text).unwrap();
+            file.to_str().unwrap().to_owned()
+        };
+        let files = CertificateFiles {
+            ca_certificate_file: Some(file("ca", ca.pem())),
+            identity: Some(Identity {
+                certificate_file: file("chain", leaf.chain_pem()),
+                private_key_file: file("key", leaf.key_pem()),
+            }),
+            refresh_interval: Duration::from_secs(7),
+        };
+        let of = Credentials::of_server;
+        assert!(of(&ChannelCredentials::Insecure).unwrap().live().is_none());
+        let error = error_of(of(&ChannelCredentials::GoogleDefault));
+        assert!(
+            error.starts_with("google_default credentials of an xds server are not supported"),
+            "{error}"
+        );
+
+        let both = of(&ChannelCredentials::Tls(files.clone())).unwrap();
+        let live = both.live().unwrap();
+        assert_eq!(live.refresh_every, Duration::from_secs(7));
+        let parts = live.parts.try_lock().unwrap();
+        assert_eq!(parts.roots.value.len(), 1);
+        assert_eq!(parts.identity.value.as_ref().unwrap().cert, [leaf.der()]);
+
+        let only_ca =
+            of(&ChannelCredentials::Tls(CertificateFiles { identity: None, ..files.clone() })).unwrap();
+        assert!(only_ca.live().unwrap().parts.try_lock().unwrap().identity.value.is_none());
+
+        let gone = CertificateFiles { ca_certificate_file: Some("/no/such/ca".to_owned()), ..files };
+        let error = error_of(of(&ChannelCredentials::Tls(gone)));
+        assert!(error.starts_with("CA file \"/no/such/ca\": cannot be read"), "{error}");
+    }
+
+    /// Keys must not end up in logs.
+    #[test]
+    fn what_is_shown_has_no_pem_text() {
+        let ca = Authority::new("ca");
+        let leaf = ca.leaf(&["me"]);
+        let tls =
+            Credentials::tls().ca_file("/ca").ca_pem(ca.pem()).identity_pem(leaf.chain_pem(), leaf.key_pem());
+        let shown = format!("{tls:?}");
+        assert!(shown.contains("/ca") && !shown.contains("-----") && !shown.contains("45, 45"), "{shown}");
+    }
+
+    /// A file of roots that stands in a folder of its own.
+    struct RootsFile {
+        dir: tempfile::TempDir,
+        credentials: Credentials,
+    }
+
+    impl RootsFile {
+        fn new(refresh_every: Duration) -> RootsFile {
+            let dir = tempfile::tempdir().unwrap();
+            let file = dir.path().join("ca.pem");
+            fs::write(&file, Authority::new("first").pem()).unwrap();
+            let credentials = Credentials::tls().ca_file(file).refresh_every(refresh_every).build().unwrap();
+            RootsFile { dir, credentials }
+        }
+
+        fn path(&self) -> PathBuf {
+            self.dir.path().join("ca.pem")
+        }
+
+        fn write(&self, text: &str) {
+            fs::write(self.path(), text).unwrap();
+        }
+
+        fn live(&self) -> &Arc<Live> {
+            self.credentials.live().unwrap()
+        }
+
+        /// How many roots the next handshake trusts.
+        async fn trusted(&self) -> usize {
+            self.live().config().await;
+            self.live().parts.try_lock().unwrap().roots.value.len()
+        }
+    }
+
+    /// Fault 79, its interval; fault 80, that what is broken is looked at again soon.
+    #[tokio::test(start_paused = true)]
+    async fn files_are_read_again_when_it_is_time() {
+        let [a, b, c] = ["a", "b", "c"].map(Authority::new);
+        let secs = Duration::from_secs;
+        let roots = RootsFile::new(secs(600));
+        let two = [a.pem(), b.pem()].concat();
+        let three = [a.pem(), b.pem(), c.pem()].concat();
+        // What is written, the seconds that pass, the roots that are trusted then.
+        let steps = [
+            (two.as_str(), 599, 1),
+            (&two, 1, 2),
+            ("garbage", 599, 2),
+            ("", 1, 2),
+            (&three, 0, 2),
+            (&three, 1, 3),
+            (a.pem(), 599, 3),
+            (a.pem(), 1, 1),
+        ];
+        for (i, (text, seconds, expected)) in steps.into_iter().enumerate() {
+            roots.write(text);
+            advance(secs(seconds)).await;
+            let before = roots.live().config.load_full();
+            assert_eq!(roots.trusted().await, expected, "step {i}");
+            // What handshakes use changes with it.
+            assert_eq!(
+                Arc::ptr_eq(&before, &*roots.live().config.load()),
+                !matches!(i, 1 | 3 | 5 | 7),
+                "step {i}"
+            );
+        }
+    }
+
+    /// A disk that hangs holds up one handshake, not all of them.
+    #[tokio::test]
+    async fn a_reading_that_hangs_holds_up_nobody_else() {
+        let roots = RootsFile::new(Duration::ZERO);
+        fs::remove_file(roots.path()).unwrap();
+        // Reading from a pipe waits for somebody to write.
+        assert!(Command::new("mkfifo").arg(roots.path()).status().unwrap().success());
+        let live = roots.live().clone();
+        let first = tokio::spawn(async move { live.config().await });
+        while roots.live().parts.try_lock().is_ok() {
+            tokio::task::yield_now().await;
+        }
+        let others = roots.live().config().await;
+        assert!(!first.is_finished());
+        let text = [Authority::new("a").pem(), Authority::new("b").pem()].concat();
+        let path = roots.path();
+        tokio::task::spawn_blocking(move || fs::write(path, text).unwrap()).await.unwrap();
+        let config = tokio::time::timeout(Duration::from_secs(30), first).await.unwrap().unwrap();
+        assert!(!Arc::ptr_eq(&others, &config));
+    }
+
+    /// Warnings, as a subscriber gets them.
+    #[derive(Clone, Default)]
+    struct Log(Arc<StdMutex<Vec<String>>>);
+
+    impl Subscriber for Log {
+        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+            metadata.target().starts_with("evenkeel")
+        }
+
+        fn event(&self, event: &Event<'_>) {
+            struct Errors<'a>(&'a Log);
+            impl Visit for Errors<'_> {
+                fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+                    if field.name() == "error" {
+                        self.0.0.lock().unwrap().push(format!("{value:?}"));
+                    }
+                }
+            }
+            event.record(&mut Errors(self));
+        }
+
+        fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+            span::Id::from_u64(1)
+        }
+        fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+        fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+        fn enter(&self, _: &span::Id) {}
+        fn exit(&self, _: &span::Id) {}
+    }
+
+    /// Fault 80: it is said once, and again when it is something else or has been good in between.
+    #[test]
+    fn what_is_broken_is_logged_once() {
+        let roots = RootsFile::new(Duration::ZERO);
+        let good = Authority::new("a");
+        let log = Log::default();
+        tracing::subscriber::with_default(log.clone(), || {
+            let mut parts = roots.live().parts.try_lock().unwrap();
+            for text in ["", "", good.pem(), "", "", &good.pem()[..100], &good.pem()[..100], good.pem()] {
+                roots.write(text);
+                roots.live().read_again(&mut parts);
+            }
+        });
+        let said = log.0.lock().unwrap();
+        let reasons = ["has no certificate", "has no certificate", "a section has no -----END line"];
+        assert_eq!(said.len(), reasons.len(), "{said:?}");
+        for (line, reason) in said.iter().zip(reasons) {
+            assert!(line.contains("ca.pem") && line.contains(reason), "{line}");
+        }
+    }
 }

@@ -7,7 +7,7 @@
 //! A channel without calls for long goes to rest: policies, connections and subscriptions are let go, and the next call starts
 //! them again (A62).
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -16,8 +16,8 @@ use std::time::Duration;
 use std::{future, mem};
 
 use evenkeel_core::{
-    Address, Backoff, CallCounters, Connectivity, Core, Effect, Endpoint, Endpoints, Event, Instant, LbConfig, Pass,
-    Rng, RootPicker, Status, SubchannelId, Update,
+    Address, Backoff, CallCounters, Connectivity, Core, Effect, Endpoint, Endpoints, Event, Instant,
+    LbConfig, Pass, Rng, RootPicker, Status, SubchannelId, Update,
 };
 use evenkeel_xds::follow::Step;
 use evenkeel_xds::routing::Selector;
@@ -308,7 +308,9 @@ impl Awake {
                 awake.feed = Feed::Dns(Lookup::new(host.clone(), *port, config.clone(), seed));
             }
             Source::Xds { client, target, channel_id } => match client.follow(target, *channel_id) {
-                Ok(following) => awake.feed = Feed::Xds(client.clone(), following),
+                Ok(following) => {
+                    awake.feed = Feed::Xds { client: client.clone(), following, wanted: BTreeSet::new() };
+                }
                 Err(error) => awake.route = Route::Failed(Status::unavailable(error.to_string())),
             },
         }
@@ -503,7 +505,12 @@ enum Feed {
     /// There are none.
     Fixed,
     Dns(Lookup),
-    Xds(XdsClient, Following),
+    Xds {
+        client: XdsClient,
+        following: Following,
+        /// What the policies want beside the routes, as the client was told.
+        wanted: BTreeSet<Arc<str>>,
+    },
 }
 
 /// An update.
@@ -519,7 +526,7 @@ impl Feed {
         match self {
             Feed::Fixed => future::pending().await,
             Feed::Dns(lookup) => lookup.next().await,
-            Feed::Xds(_, following) => match following.changed().await {
+            Feed::Xds { following, .. } => match following.changed().await {
                 Some(step) => Fed::Step(step),
                 None => future::pending().await,
             },
@@ -530,14 +537,17 @@ impl Feed {
         match self {
             Feed::Fixed => {}
             Feed::Dns(lookup) => lookup.refresh.asked(clock::now()),
-            Feed::Xds(_, following) => following.reresolve(),
+            Feed::Xds { following, .. } => following.reresolve(),
         }
     }
 
     /// A pass is over: policies may want other clusters, and count other load.
     fn passed(&mut self, core: &Core) {
-        if let Feed::Xds(client, following) = self {
-            following.want(core.wanted_clusters().cloned().collect());
+        if let Feed::Xds { client, following, wanted } = self {
+            if !core.wanted_clusters().eq(wanted.iter()) {
+                *wanted = core.wanted_clusters().cloned().collect();
+                following.want(wanted.clone());
+            }
             client.pass_done();
         }
     }
@@ -568,7 +578,8 @@ impl Lookup {
             }
         }
         let (host, port) = (self.host.clone(), self.port);
-        let resolving = self.running.get_or_insert_with(|| Box::pin(async move { dns::resolve(&host, port).await }));
+        let resolving =
+            self.running.get_or_insert_with(|| Box::pin(async move { dns::resolve(&host, port).await }));
         let resolved = resolving.await;
         self.running = None;
         match resolved {

@@ -12,7 +12,12 @@ pub(crate) fn to_tonic(status: &Status) -> tonic::Status {
 /// The code that a peer sent.
 pub(crate) fn code_of(headers: &HeaderMap) -> Option<Code> {
     let value = headers.get("grpc-status")?;
-    Some(std::str::from_utf8(value.as_bytes()).ok().and_then(|text| text.parse().ok()).map_or(Code::Unknown, code))
+    Some(
+        std::str::from_utf8(value.as_bytes())
+            .ok()
+            .and_then(|text| text.parse().ok())
+            .map_or(Code::Unknown, code),
+    )
 }
 
 /// The code of this number; what is no code is unknown.
@@ -84,9 +89,15 @@ mod tests {
         }
         assert_eq!(code(17), Code::Unknown);
         let sent = |value: &'static str| {
-            code_of(&HeaderMap::from_iter([(http::HeaderName::from_static("grpc-status"), value.parse().unwrap())]))
+            code_of(&HeaderMap::from_iter([(
+                http::HeaderName::from_static("grpc-status"),
+                value.parse().unwrap(),
+            )]))
         };
-        assert_eq!([sent("14"), sent("no"), sent("-1")], [Code::Unavailable, Code::Unknown, Code::Unknown].map(Some));
+        assert_eq!(
+            [sent("14"), sent("no"), sent("-1")],
+            [Code::Unavailable, Code::Unknown, Code::Unknown].map(Some)
+        );
         assert_eq!(code_of(&HeaderMap::new()), None);
     }
 
