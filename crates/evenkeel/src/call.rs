@@ -552,6 +552,9 @@ pub(crate) fn late(waiting_for: &str) -> tonic::Status {
 }
 
 /// The body of an answer. It is watched to its end: those who track the call are told how it ended, also if it is dropped.
+///
+/// The default is an empty one, as interceptors of generated clients want it for the calls that they refuse.
+#[derive(Default)]
 pub struct ResponseBody(Option<Live>);
 
 /// An answer that is not over.
