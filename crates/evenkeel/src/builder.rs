@@ -247,6 +247,7 @@ impl Builder {
             source,
             credentials: self.credentials,
             connector: self.connector,
+            head: head.clone(),
             host: if self.authority.is_some() { authority.host().into() } else { target.host().into() },
             http2: self.http2,
             backoff: self.backoff,

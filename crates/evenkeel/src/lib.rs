@@ -12,6 +12,7 @@ mod dns;
 mod driver;
 mod entropy;
 mod metrics;
+mod oob;
 mod retry;
 mod service_config;
 mod snapshot;

@@ -1,6 +1,6 @@
 //! Channels over real sockets: what an application sees.
 
-mod calls;
 mod backends;
+mod calls;
 mod mesh;
 mod wire;
