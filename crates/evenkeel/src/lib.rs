@@ -17,3 +17,6 @@ mod status;
 mod target;
 mod transport;
 mod xds;
+
+#[cfg(feature = "otel")]
+pub use metrics::{Metric, MetricLabel, OtelMetrics, OtelMetricsBuilder};
