@@ -17,6 +17,9 @@ mod names;
 mod streams;
 mod worker;
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeSet;
 use std::fmt;
 use std::io;

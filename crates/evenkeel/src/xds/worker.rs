@@ -349,6 +349,7 @@ impl Worker {
             News::Opened => self.client.handle(Input::Opened { stream }, now),
             News::Written => self.client.handle(Input::Written { stream }, now),
             News::Message(bytes) => self.client.handle(Input::Message { stream, bytes: &bytes }, now),
+            News::Nonsense(why) => self.client.handle(Input::Nonsense { stream, why: &why }, now),
             News::Closed(status) => self.client.handle(Input::Closed { stream, status }, now),
         }
     }
@@ -365,6 +366,10 @@ impl Worker {
             News::Message(bytes) => {
                 self.reporter.handle_message(stream, &bytes, now);
                 self.streams.read(key);
+            }
+            News::Nonsense(why) => {
+                let status = Status::new(Code::Internal, format!("the server {why}"));
+                self.reporter.handle_closed(stream, &status, now);
             }
             News::Closed(status) => self.reporter.handle_closed(stream, &status, now),
         }
