@@ -1,5 +1,6 @@
 //! The parts that break things, held to what they promise: a fault that does not happen tests nothing.
 #![cfg(feature = "net")]
+#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests")]
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -129,9 +130,9 @@ async fn rate_slows_and_is_lifted() {
     // Six parts of 200 bytes are five waits of 20 ms, each way.
     assert!(start.elapsed() >= Duration::from_millis(100));
     proxy.rate(1);
-    client.write_all(&[2; 100_000]).await.unwrap();
+    client.write_all(&vec![2; 100_000]).await.unwrap();
     proxy.rate(None);
-    assert_eq!(received(&mut client, 100_000).await, [2; 100_000]);
+    assert_eq!(received(&mut client, 100_000).await, vec![2; 100_000]);
 }
 
 #[tokio::test]
@@ -228,12 +229,12 @@ async fn a_connection_is_cut_after_so_many_bytes() {
     for cut in [0, 1, 5, 20_000] {
         proxy.cut_after(cut as u64);
         let mut client = connect(&proxy).await;
-        client.write_all(&[3; 20_001]).await.unwrap();
+        client.write_all(&vec![3; 20_001]).await.unwrap();
         assert_eq!(rest(&mut client).await.unwrap(), vec![3; cut]);
     }
-    exchange(&mut old, &[4; 20_001]).await;
+    exchange(&mut old, &vec![4; 20_001]).await;
     proxy.cut_after(None);
-    exchange(&mut connect(&proxy).await, &[5; 20_001]).await;
+    exchange(&mut connect(&proxy).await, &vec![5; 20_001]).await;
 }
 
 #[tokio::test]
@@ -435,7 +436,7 @@ async fn header_blocks_run_over_frames() {
     let fields: Vec<_> = fields.iter().map(|value| ("x-wide", value.as_str())).collect();
     conn.respond_headers(request.stream, &fields).await.unwrap();
     let response = within(call).await.unwrap();
-    let lengths: Vec<_> = response.headers().get_all("x-wide").iter().map(|value| value.len()).collect();
+    let lengths: Vec<_> = response.headers().get_all("x-wide").iter().map(http::HeaderValue::len).collect();
     assert_eq!(lengths, [0, 126, 127, 254, 255, 16_510, 16_511, 40_000]);
 }
 
@@ -642,7 +643,7 @@ async fn body(response: Response<h2::RecvStream>) -> Result<(Vec<u8>, http::Head
 #[tokio::test]
 async fn one_listener_stands_for_many_endpoints() {
     const ENDPOINTS: u32 = 300;
-    let served = serve(|call| Answer::Ok(call.local.to_string().into())).await;
+    let served = serve(|call| Answer::Ok(call.local.to_string().into()));
     let mut expected = BTreeMap::new();
     let mut clients = Vec::new();
     for endpoint in 0..ENDPOINTS {
@@ -687,8 +688,7 @@ async fn answers_are_what_the_closure_says() {
             b"which" => Answer::Ok(format!("{} {}", call.connection, call.index).into()),
             _ => Answer::Silent,
         }
-    })
-    .await;
+    });
     let (client, _driver) = dial(&served).await;
     let silent = client.call(b"silent");
     assert_eq!(outcome(client.call(b"ok")).await.unwrap(), ("0".into(), grpc(b"fine")));
@@ -715,8 +715,7 @@ async fn what_a_goaway_shuts_out_does_not_count() {
         last_stream: 1,
         code: code::NO_ERROR,
         answer: Box::new(Answer::Ok(Bytes::copy_from_slice(call.message))),
-    })
-    .await;
+    });
     let (client, _driver) = dial(&served).await;
     let calls = [client.call(b"in"), client.call(b"out")];
     let [first, second] = calls;
@@ -728,7 +727,7 @@ async fn what_a_goaway_shuts_out_does_not_count() {
 /// Answers wait for the client's window: many large ones at once do not break the connection.
 #[tokio::test]
 async fn served_answers_respect_the_window() {
-    let served = serve(|call| Answer::Ok(vec![call.index as u8; 60_000].into())).await;
+    let served = serve(|call| Answer::Ok(vec![call.index as u8; 60_000].into()));
     let (client, _driver) = dial(&served).await;
     let calls: Vec<_> = (0..50).map(|_| client.call(b"much")).collect();
     for (index, call) in calls.into_iter().enumerate() {
@@ -792,8 +791,8 @@ async fn clients_show_a_certificate_where_one_is_asked_for() {
     ];
     for (index, (shown, accepted)) in cases.into_iter().enumerate() {
         let config = certs::server_config(&server, Some(&clients.pem()));
-        let (_, served) = shake(config, &ca.pem(), shown.as_ref(), "localhost").await;
-        assert_eq!(served.is_ok(), accepted, "case {index}: {served:?}");
+        let (_, outcome) = shake(config, &ca.pem(), shown.as_ref(), "localhost").await;
+        assert_eq!(outcome.is_ok(), accepted, "case {index}: {outcome:?}");
     }
 }
 

@@ -247,6 +247,7 @@ impl Builder {
             source,
             credentials: self.credentials,
             connector: self.connector,
+            head: head.clone(),
             host: if self.authority.is_some() { authority.host().into() } else { target.host().into() },
             http2: self.http2,
             backoff: self.backoff,
@@ -315,7 +316,7 @@ impl Builder {
                 let channel_id = self.seed.unwrap_or_else(entropy::fresh);
                 let client = self.client()?;
                 // What is wrong with the target or its authority is said now.
-                client.bootstrap().listener_name(&self.target).map_err(BuildError::from_error)?;
+                client.check(&self.target).map_err(BuildError::from_error)?;
                 Source::Xds { client, target: self.target.as_str().into(), channel_id }
             }
             Kind::Dns { host, port } => Source::Dns {

@@ -97,6 +97,11 @@ impl End {
         End { under_way: Some(under_way), retries: Retries::new(policy), throttle }
     }
 
+    /// Of a stream that is the channel's own and not a call.
+    pub(crate) fn untold() -> End {
+        End { under_way: None, retries: Retries::new(RetryPolicy::NEVER), throttle: None }
+    }
+
     /// The policy by which the call is tried again.
     pub(crate) fn retry_by(&mut self, policy: RetryPolicy) {
         self.retries = Retries::new(policy);

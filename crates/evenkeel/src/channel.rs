@@ -440,15 +440,6 @@ impl<'c> Outgoing<'c> {
         let rewrite = self.selected.as_ref().is_some_and(Selected::auto_host_rewrite);
         let hostname = trackers.place().filter(|_| rewrite).and_then(|place| place.hostname.as_deref());
         let authority = hostname.and_then(|name| Authority::try_from(name).ok());
-        let mut uri = http::uri::Parts::default();
-        uri.scheme = Some(self.channel.head.scheme.clone());
-        uri.authority = Some(authority.unwrap_or_else(|| self.channel.head.authority.clone()));
-        uri.path_and_query = self.request.uri.path_and_query().cloned();
-        let mut request = http::Request::new(());
-        *request.method_mut() = self.request.method.clone();
-        *request.version_mut() = http::Version::HTTP_2;
-        // With scheme, authority and path a URI is whole; the path came from one.
-        *request.uri_mut() = http::Uri::from_parts(uri).unwrap_or_default();
         let mut headers = self.request.headers.clone();
         if let Some(left) = self.deadline.left() {
             headers.insert(&timeout::NAME, timeout::format(left));
@@ -456,8 +447,29 @@ impl<'c> Outgoing<'c> {
         if let Some(attempts) = self.end.previous_attempts() {
             headers.insert(&retry::PREVIOUS_ATTEMPTS, attempts);
         }
-        *request.headers_mut() = headers;
-        request
+        self.channel.head.request(&self.request, authority, headers)
+    }
+}
+
+impl Head {
+    /// The head of a request as it goes to the wire.
+    pub(crate) fn request(
+        &self,
+        request: &http::request::Parts,
+        authority: Option<Authority>,
+        headers: HeaderMap,
+    ) -> http::Request<()> {
+        let mut uri = http::uri::Parts::default();
+        uri.scheme = Some(self.scheme.clone());
+        uri.authority = Some(authority.unwrap_or_else(|| self.authority.clone()));
+        uri.path_and_query = request.uri.path_and_query().cloned();
+        let mut head = http::Request::new(());
+        *head.method_mut() = request.method.clone();
+        *head.version_mut() = http::Version::HTTP_2;
+        // With scheme, authority and path a URI is whole; the path came from one.
+        *head.uri_mut() = http::Uri::from_parts(uri).unwrap_or_default();
+        *head.headers_mut() = headers;
+        head
     }
 }
 

@@ -27,7 +27,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::clock;
-use crate::transport::Io;
+use crate::transport::{self, Io};
 
 /// h2 shows the limit of streams; while it is this one, which no peer can set, the peer's SETTINGS have not come.
 const NO_SETTINGS_YET: usize = usize::MAX - 1;
@@ -286,7 +286,7 @@ impl Loss {
 pub(crate) fn cause(error: &h2::Error) -> String {
     match (error.get_io(), error.reason()) {
         (Some(io), _) if io.kind() == io::ErrorKind::BrokenPipe => "closed by the peer".to_owned(),
-        (Some(io), _) => io.to_string(),
+        (Some(io), _) => transport::in_words(io),
         (None, Some(reason)) if error.is_go_away() && error.is_remote() => format!("GOAWAY {reason:?}"),
         (None, Some(reason)) if error.is_reset() && error.is_remote() => format!("RST_STREAM {reason:?}"),
         _ => error.to_string(),

@@ -17,7 +17,7 @@ use std::{future, mem};
 
 use evenkeel_core::{
     Address, Backoff, CallCounters, Connectivity, Core, Effect, Endpoint, Endpoints, Event, Instant,
-    LbConfig, Pass, Rng, RootPicker, Status, SubchannelId, Update,
+    LbConfig, LoadReport, Pass, Rng, RootPicker, Status, SubchannelId, Update,
 };
 use evenkeel_xds::follow::Step;
 use evenkeel_xds::routing::Selector;
@@ -26,14 +26,14 @@ use tokio::task::AbortHandle;
 use tokio::time::{self, sleep_until};
 
 use crate::call::Calls;
-use crate::channel::Command;
+use crate::channel::{Command, Head};
 use crate::connection::{self, Connection, Http2, Loss, LossReason};
 use crate::credentials::Credentials;
 use crate::dns::{self, Refresh};
 use crate::snapshot::{Connections, Published, Way};
 use crate::transport::{self, Connector};
 use crate::xds::{Following, XdsClient};
-use crate::{clock, entropy};
+use crate::{clock, entropy, oob};
 
 /// How long calls fail after a policy panicked, before it is run again.
 const AFTER_A_PANIC: Duration = Duration::from_secs(1);
@@ -54,6 +54,7 @@ pub(crate) struct Settings {
     pub(crate) source: Source,
     pub(crate) credentials: Credentials,
     pub(crate) connector: Arc<dyn Connector>,
+    pub(crate) head: Head,
     /// The name that certificates must be valid for.
     pub(crate) host: Arc<str>,
     pub(crate) http2: Http2,
@@ -81,6 +82,7 @@ enum Report {
     Connected(SubchannelId, Arc<Connection>),
     Failed(SubchannelId, Status),
     Lost(SubchannelId, Loss),
+    Load(SubchannelId, LoadReport),
 }
 
 /// Something that the driver waited for.
@@ -187,7 +189,7 @@ impl Driver {
 
     /// Starts the policies and the source of endpoints, unless they run.
     fn wake(&mut self) -> &mut Awake {
-        self.awake.get_or_insert_with(|| Awake::new(&self.settings, &self.calls))
+        self.awake.get_or_insert_with(|| Awake::new(&self.settings, &self.calls, &self.reporter))
     }
 
     /// Lets go of everything if there were no calls for long.
@@ -216,7 +218,7 @@ impl Driver {
             tracing::error!("a load balancing policy panicked; the channel starts anew");
             let status = Status::new(evenkeel_core::Code::Internal, "a load balancing policy panicked");
             self.published.publish(Way::Failed(status), Connections::default());
-            let mut fresh = Awake::new(&self.settings, &self.calls);
+            let mut fresh = Awake::new(&self.settings, &self.calls, &self.reporter);
             fresh.is_new = false;
             fresh.wake_at = Some(clock::now() + AFTER_A_PANIC);
             self.awake = Some(fresh);
@@ -256,6 +258,7 @@ struct Awake {
     connections: Connections,
     /// Attempts to connect that are under way.
     dials: Dials,
+    load: LoadWatches,
     /// Whether calls should see something else than they do.
     is_new: bool,
     wake_at: Option<Instant>,
@@ -276,7 +279,7 @@ enum Route {
 }
 
 impl Awake {
-    fn new(settings: &Settings, calls: &Calls) -> Awake {
+    fn new(settings: &Settings, calls: &Calls, reporter: &mpsc::UnboundedSender<Report>) -> Awake {
         let seed = settings.seed.unwrap_or_else(entropy::fresh);
         let rng = if settings.seed.is_some() { Rng::fixed(seed) } else { Rng::from_entropy(seed) };
         let mut core = Core::builder(rng)
@@ -294,6 +297,7 @@ impl Awake {
             picker: None,
             connections: Connections::default(),
             dials: Dials::default(),
+            load: LoadWatches::new(settings.head.clone(), reporter.clone()),
             is_new: true,
             wake_at: None,
             idle_at: now + settings.idle_timeout.unwrap_or(Duration::MAX),
@@ -330,6 +334,7 @@ impl Awake {
                 // One that nobody wants any more is let go by dropping it.
                 if self.core.handle(Event::Connected(id), now) {
                     tracing::debug!(address = %connection.shared().address(), "connected");
+                    self.load.connected(id, &connection);
                     self.connections.insert(id, connection);
                     self.is_new = true;
                 }
@@ -341,7 +346,12 @@ impl Awake {
                 self.core.handle(Event::ConnectFailed(id, status), now);
                 false
             }
+            Report::Load(id, report) => {
+                self.core.handle(Event::Load(id, report), now);
+                false
+            }
             Report::Lost(id, loss) => {
+                self.load.lost(id);
                 if self.connections.remove(id) {
                     tracing::info!(reason = ?loss.reason, error = loss.status.message(), "a connection is lost");
                     self.is_new = true;
@@ -385,8 +395,10 @@ impl Awake {
             }
             Effect::Close { id } => {
                 self.dials.give_up(id);
+                self.load.watch(id, None, None);
                 self.is_new |= self.connections.remove(id);
             }
+            Effect::WatchLoad { id, every } => self.load.watch(id, every, self.connections.get(id)),
             Effect::Reresolve => self.feed.reresolve(),
             Effect::Warn(text) => tracing::warn!("{text}"),
             _ => {}
@@ -437,6 +449,67 @@ impl Drop for Dials {
         for task in self.0.values() {
             task.abort();
         }
+    }
+}
+
+/// Who is asked for out-of-band load reports, and how often; streams end when this is dropped.
+struct LoadWatches {
+    head: Head,
+    reporter: mpsc::UnboundedSender<Report>,
+    all: HashMap<SubchannelId, LoadWatch>,
+}
+
+struct LoadWatch {
+    every: Duration,
+    stream: Option<AbortHandle>,
+}
+
+impl LoadWatches {
+    fn new(head: Head, reporter: mpsc::UnboundedSender<Report>) -> LoadWatches {
+        LoadWatches { head, reporter, all: HashMap::new() }
+    }
+
+    /// Asks this often from here on, on this connection and those after it; `None` ends it. The stream begins anew, the
+    /// connection stays (ORCA-8).
+    fn watch(&mut self, id: SubchannelId, every: Option<Duration>, connection: Option<&Arc<Connection>>) {
+        self.all.remove(&id);
+        let Some(every) = every else { return };
+        self.all.insert(id, LoadWatch { every, stream: None });
+        if let Some(connection) = connection {
+            self.connected(id, connection);
+        }
+    }
+
+    fn connected(&mut self, id: SubchannelId, connection: &Arc<Connection>) {
+        let Some(watch) = self.all.get_mut(&id) else { return };
+        let reporter = self.reporter.clone();
+        let report = move |load| {
+            let _ = reporter.send(Report::Load(id, load));
+        };
+        let stream = oob::watch(connection.clone(), self.head.clone(), watch.every, report);
+        watch.end();
+        watch.stream = Some(tokio::spawn(stream).abort_handle());
+    }
+
+    /// The connection takes no more calls: its stream ends too (ORCA-10).
+    fn lost(&mut self, id: SubchannelId) {
+        if let Some(watch) = self.all.get_mut(&id) {
+            watch.end();
+        }
+    }
+}
+
+impl LoadWatch {
+    fn end(&mut self) {
+        if let Some(stream) = self.stream.take() {
+            stream.abort();
+        }
+    }
+}
+
+impl Drop for LoadWatch {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 

@@ -220,11 +220,10 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::{TcpListener, UnixListener};
     use tokio::sync::mpsc;
-    use tokio::time::timeout;
     use tokio_rustls::TlsAcceptor;
 
     use super::*;
-    use crate::credentials::tests::{Authority, Leaf};
+    use crate::credentials::tests::{Authority, Leaf, cryptography, within};
     use crate::{CredentialsError, Tls};
 
     const GREETING: &[u8] = b"hello";
@@ -244,7 +243,7 @@ mod tests {
         }
 
         async fn serve(self) -> Server {
-            let provider = Arc::new(rustls::crypto::ring::default_provider());
+            let provider = cryptography();
             let builder = ServerConfig::builder_with_provider(provider.clone());
             let builder = builder.with_protocol_versions(&[self.version]).unwrap();
             let builder = match self.clients {
@@ -301,11 +300,6 @@ mod tests {
         async fn seen(&mut self) -> Option<Seen> {
             within(self.seen.recv()).await.expect("the server runs")
         }
-    }
-
-    /// No step takes so long unless something is broken.
-    async fn within<T>(step: impl Future<Output = T>) -> T {
-        timeout(Duration::from_secs(30), step).await.expect("it takes too long")
     }
 
     async fn open(
@@ -438,9 +432,6 @@ mod tests {
                     Err(reason) => {
                         let error = error_of(outcome);
                         assert!(error.contains("the server refused: "), "{error}");
-                        // TLS 1.2 says a missing certificate with its alert for everything.
-                        let reason =
-                            if error.contains("handshake failure") { "handshake failure" } else { reason };
                         assert!(error.ends_with(reason), "expected {reason:?}: {error}");
                         assert!(seen.is_none());
                     }
@@ -648,29 +639,31 @@ mod tests {
         }
     }
 
-    /// An operating system that has only errors.
-    struct Failing(fn() -> io::Error);
+    /// A system that has only this error.
+    struct Failing(io::Error);
 
     impl Connector for Failing {
         fn connect(&self, _: &Address) -> Pin<Box<dyn Future<Output = io::Result<Box<dyn Io>>> + Send + '_>> {
-            Box::pin(async { Err((self.0)()) })
+            let error = match self.0.raw_os_error() {
+                Some(number) => io::Error::from_raw_os_error(number),
+                None => io::Error::new(self.0.kind(), self.0.to_string()),
+            };
+            Box::pin(async { Err(error) })
         }
     }
 
     /// Fault 73, its text.
     #[tokio::test]
     async fn what_the_system_says_is_kept() {
-        let rows: &[(fn() -> io::Error, &str)] = &[
-            (|| io::Error::from_raw_os_error(24), "too many open files (os error 24)"),
-            (|| io::Error::from_raw_os_error(111), "connection refused (os error 111)"),
-            (|| io::Error::from_raw_os_error(113), "no route to host (os error 113)"),
-            (|| io::Error::new(io::ErrorKind::UnexpectedEof, "the proxy hung up"), "the proxy hung up"),
-            (|| io::Error::other("HTTP proxy said 407\r\nX: y"), "HTTP proxy said 407\\r\\nX: y"),
+        let rows = [
+            (io::Error::from_raw_os_error(24), "too many open files (os error 24)"),
+            (io::Error::from_raw_os_error(13), "permission denied (os error 13)"),
+            (io::Error::new(io::ErrorKind::UnexpectedEof, "the proxy hung up"), "the proxy hung up"),
+            (io::Error::other("HTTP proxy said 407\r\nX: y"), "HTTP proxy said 407\\r\\nX: y"),
         ];
         for (error, text) in rows {
             let address = Address::from("10.0.0.1:50051");
-            let credentials = Credentials::insecure();
-            let outcome = connect(&Failing(*error), &address, &credentials, "orders").await;
+            let outcome = connect(&Failing(error), &address, &Credentials::insecure(), "orders").await;
             let status = Status::from(outcome.err().expect("it fails"));
             assert_eq!(status.code(), Code::Unavailable);
             assert_eq!(status.message(), format!("connecting to 10.0.0.1:50051: {text}"));
@@ -682,15 +675,16 @@ mod tests {
         let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
         let gone = gone.to_string();
         let rows = [
-            (gone.as_str(), "connection refused (os error 111)"),
+            (gone.as_str(), "connection refused (os error "),
             ("unix:/no/such/socket", "no such file or directory (os error 2)"),
+            #[cfg(target_os = "linux")]
             ("unix:\0evenkeel-no-such-socket", "connection refused (os error 111)"),
             ("backend-1", "there are no sockets to backend-1; expected an IP address or a unix socket"),
         ];
         for (address, reason) in rows {
             let error = error_of(open(address, &Credentials::insecure(), "orders").await);
-            let address = address.replace('\0', "\\u{0}");
-            assert_eq!(error, format!("connecting to {address}: {reason}"));
+            let expected = format!("connecting to {}: {reason}", address.replace('\0', "\\u{0}"));
+            assert!(error.starts_with(&expected), "expected {expected:?}: {error}");
         }
     }
 
@@ -698,8 +692,12 @@ mod tests {
     async fn sockets_carry_bytes_both_ways() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket").to_str().unwrap().to_owned();
-        let hidden = format!("\0evenkeel-{}", std::process::id());
-        for name in [path, hidden] {
+        let names = [
+            path,
+            #[cfg(target_os = "linux")]
+            format!("\0evenkeel-{}", std::process::id()),
+        ];
+        for name in names {
             let listener = UnixListener::bind(&name).unwrap();
             let address = Address::Unix(name.as_str().into());
             let server = async {

@@ -36,12 +36,12 @@ impl Ca {
     /// A server's certificate for these names: addresses, URIs (anything with `://`, as in SPIFFE) and DNS names. No
     /// names, and it has no SAN at all.
     pub fn issue(&self, names: &[&str]) -> Cert {
-        self.sign(params(names, ExtendedKeyUsagePurpose::ServerAuth))
+        self.sign(&params(names, ExtendedKeyUsagePurpose::ServerAuth))
     }
 
     /// A client's certificate for these names, no use as a server's.
     pub fn issue_client(&self, names: &[&str]) -> Cert {
-        self.sign(params(names, ExtendedKeyUsagePurpose::ClientAuth))
+        self.sign(&params(names, ExtendedKeyUsagePurpose::ClientAuth))
     }
 
     /// A server's certificate that ended years ago.
@@ -49,10 +49,10 @@ impl Ca {
         let mut params = params(names, ExtendedKeyUsagePurpose::ServerAuth);
         params.not_before = date_time_ymd(2020, 1, 1);
         params.not_after = date_time_ymd(2020, 2, 1);
-        self.sign(params)
+        self.sign(&params)
     }
 
-    fn sign(&self, params: CertificateParams) -> Cert {
+    fn sign(&self, params: &CertificateParams) -> Cert {
         let key = key();
         let signed = params.signed_by(&key, &self.0).expect("ring signs with a key it has made");
         Cert { pem: signed.pem(), key_pem: key.serialize_pem() }

@@ -1,6 +1,5 @@
 //! Backends: what they answer, what they count, and how they end.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,12 +10,10 @@ use testkit::net::echo::{EchoRequest, EchoResponse};
 use testkit::net::{Backend, Tls};
 use tokio::io::AsyncReadExt as _;
 use tokio_stream::StreamExt as _;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
-fn channel(address: SocketAddr) -> Channel {
-    Endpoint::from_shared(format!("http://{address}")).expect("a URI").connect_lazy()
-}
+use super::channel;
 
 fn client(backend: &Backend) -> EchoClient<Channel> {
     EchoClient::new(channel(backend.address()))

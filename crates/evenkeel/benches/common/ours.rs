@@ -2,14 +2,54 @@
 
 use std::net::SocketAddr;
 
+use evenkeel::{Bootstrap, Channel};
+use evenkeel_proto::envoy::config::cluster::v3::LoadBalancingPolicy;
+use evenkeel_proto::envoy::config::cluster::v3::load_balancing_policy::Policy;
+use evenkeel_proto::envoy::config::core::v3::TypedExtensionConfig;
+use evenkeel_proto::envoy::extensions::load_balancing_policies::client_side_weighted_round_robin::v3::ClientSideWeightedRoundRobin;
+use evenkeel_proto::envoy::extensions::load_balancing_policies::wrr_locality::v3::WrrLocality;
+use evenkeel_proto::prost::Name;
+use testkit::net::ControlPlane;
+use testkit::resources;
+
 use crate::Error;
 
-/// Starts a control plane whose `xds:///bench` is weighted_round_robin over the backends, and says where it is.
+/// Starts a control plane whose `xds:///bench` is weighted_round_robin over the backends, and says where it is. It lives as
+/// long as the process.
 pub(crate) async fn control_plane(backends: &[SocketAddr]) -> Result<SocketAddr, Error> {
-    Err(format!("no control plane yet for {} backends", backends.len()).into())
+    let control = ControlPlane::start().await;
+    control.serve("bench", "backends", backends);
+    let locality =
+        WrrLocality { endpoint_picking_policy: Some(policy(&ClientSideWeightedRoundRobin::default())) };
+    let mut cluster = resources::cluster("backends");
+    cluster.load_balancing_policy = Some(policy(&locality));
+    control.set(cluster);
+    let address = control.address();
+    std::mem::forget(control);
+    Ok(address)
+}
+
+fn policy<M: Name>(config: &M) -> LoadBalancingPolicy {
+    let config =
+        TypedExtensionConfig { name: M::NAME.to_owned(), typed_config: Some(resources::any(config)) };
+    LoadBalancingPolicy { policies: vec![Policy { typed_extension_config: Some(config) }] }
 }
 
 /// A channel to `xds:///bench` of the control plane, all of whose backends are connected when it is handed out.
-pub(crate) async fn channel(control: SocketAddr) -> Result<tonic::transport::Channel, Error> {
-    Err(format!("no channel yet through {control}").into())
+pub(crate) async fn channel(control: SocketAddr) -> Result<Channel, Error> {
+    let bootstrap = format!(
+        r#"{{"xds_servers": [{{"server_uri": "{control}", "channel_creds": [{{"type": "insecure"}}]}}]}}"#
+    );
+    let channel = Channel::builder("xds:///bench").bootstrap(Bootstrap::from_json(&bootstrap)?).build()?;
+    channel.ready().await?;
+    while channel.tree().await.is_none_or(|tree| !is_connected(&tree)) {
+        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+    }
+    Ok(channel)
+}
+
+/// Whether every endpoint is connected.
+fn is_connected(tree: &evenkeel::Description) -> bool {
+    let is_ready = |row: &evenkeel::EndpointRow| row.state == evenkeel::Connectivity::Ready;
+    tree.endpoints.iter().all(is_ready) && tree.children.iter().all(|(_, child)| is_connected(child))
 }

@@ -29,7 +29,7 @@ use evenkeel_core::load::LoadStore;
 use evenkeel_core::{Registry, Rng};
 use evenkeel_proto::envoy::service::status::v3::{ClientConfig, ClientStatusRequest, ClientStatusResponse};
 use evenkeel_xds::Limits;
-use evenkeel_xds::bootstrap::{Bootstrap, BootstrapError, TargetError};
+use evenkeel_xds::bootstrap::{Bootstrap, BootstrapError, Target, TargetError};
 use evenkeel_xds::client::{Client, Tally, Variant};
 use evenkeel_xds::follow::Step;
 use evenkeel_xds::lb::Converters;
@@ -149,11 +149,19 @@ impl XdsClient {
         answer.await.ok()
     }
 
+    /// Whether a channel to `target` could follow it: the bootstrap knows what it means.
+    pub(crate) fn check(&self, target: &str) -> Result<(), XdsError> {
+        self.named(target).map(drop)
+    }
+
+    fn named(&self, target: &str) -> Result<Target, XdsError> {
+        self.shared.bootstrap.listener_name(target).map_err(|error| XdsError { kind: Kind::Target(error) })
+    }
+
     /// Follows what a channel to `target` needs. `channel_id` is the channel's random number for hash policies (A42).
     pub(crate) fn follow(&self, target: &str, channel_id: u64) -> Result<Following, XdsError> {
         let shared = &self.shared;
-        let named = shared.bootstrap.listener_name(target);
-        let named = named.map_err(|error| XdsError { kind: Kind::Target(error) })?;
+        let named = self.named(target)?;
         let (sender, steps) = watch::channel(None);
         let key = shared.followings.fetch_add(1, Ordering::Relaxed);
         let join = Command::Join {
@@ -165,7 +173,8 @@ impl XdsClient {
             steps: sender,
         };
         shared.commands.send(join).map_err(|_| XdsError { kind: Kind::Gone })?;
-        Ok(Following { authority: named.authority, key, steps, client: self.clone() })
+        let dynamic = BTreeSet::new();
+        Ok(Following { authority: named.authority, key, steps, dynamic, client: self.clone() })
     }
 
     /// Where the calls of all its channels are counted.
@@ -336,6 +345,8 @@ pub(crate) struct Following {
     pub(crate) authority: String,
     key: u64,
     steps: watch::Receiver<Option<Step>>,
+    /// What was wanted last.
+    dynamic: BTreeSet<Arc<str>>,
     client: XdsClient,
 }
 
@@ -347,9 +358,12 @@ impl Following {
         self.steps.borrow_and_update().clone()
     }
 
-    /// Policies ask for these clusters beside the routes, and no others.
-    pub(crate) fn want(&self, dynamic: BTreeSet<Arc<str>>) {
-        self.send(Command::Want { key: self.key, dynamic });
+    /// Policies ask for these clusters beside the routes, and no others. Cheap if they are the same as before.
+    pub(crate) fn want(&mut self, dynamic: BTreeSet<Arc<str>>) {
+        if dynamic != self.dynamic {
+            self.dynamic.clone_from(&dynamic);
+            self.send(Command::Want { key: self.key, dynamic });
+        }
     }
 
     /// The addresses of DNS names do not work: the names are resolved again, though not too often.

@@ -1,0 +1,338 @@
+//! The control plane: what it sends, what it records, and how it ends.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use evenkeel_proto::envoy::config::cluster::v3::Cluster;
+use evenkeel_proto::envoy::config::core::v3::Node;
+use evenkeel_proto::envoy::config::endpoint::v3::{ClusterLoadAssignment, ClusterStats};
+use evenkeel_proto::envoy::config::listener::v3::Listener;
+use evenkeel_proto::envoy::config::route::v3::RouteConfiguration;
+use evenkeel_proto::envoy::service::discovery::v3::{
+    DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse,
+};
+use evenkeel_proto::envoy::service::load_stats::v3::{LoadStatsRequest, LoadStatsResponse};
+use evenkeel_proto::google::rpc;
+use evenkeel_proto::prost::{Message, Name};
+use evenkeel_proto::prost_types::Any;
+use testkit::net::ControlPlane;
+use testkit::net::control::Resource;
+use testkit::resources;
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::codec::Streaming;
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::{Code, Status};
+
+use super::channel;
+
+const SOTW: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
+const DELTA: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
+const LRS: &str = "/envoy.service.load_stats.v3.LoadReportingService/StreamLoadStats";
+
+/// The client's end of a stream.
+struct Talk<Q, R> {
+    requests: UnboundedSender<Q>,
+    responses: Streaming<R>,
+}
+
+type Sotw = Talk<DiscoveryRequest, DiscoveryResponse>;
+type Delta = Talk<DeltaDiscoveryRequest, DeltaDiscoveryResponse>;
+type Lrs = Talk<LoadStatsRequest, LoadStatsResponse>;
+
+impl<Q, R> Talk<Q, R>
+where
+    Q: Message + Send + Sync + 'static,
+    R: Message + Default + Send + Sync + 'static,
+{
+    async fn open(control: &ControlPlane, path: &'static str) -> Result<Talk<Q, R>, Status> {
+        let mut grpc = tonic::client::Grpc::new(channel(control.address()));
+        grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
+        let (requests, stream) = unbounded_channel();
+        let codec = tonic_prost::ProstCodec::<Q, R>::default();
+        let stream = tonic::Request::new(UnboundedReceiverStream::new(stream));
+        let responses = grpc.streaming(stream, PathAndQuery::from_static(path), codec).await?.into_inner();
+        Ok(Talk { requests, responses })
+    }
+
+    fn say(&self, request: Q) {
+        self.requests.send(request).expect("the stream is open");
+    }
+
+    async fn hear(&mut self) -> R {
+        let response = tokio::time::timeout(Duration::from_secs(30), self.responses.message()).await;
+        response.expect("a response").expect("no error").expect("no end")
+    }
+
+    async fn end(&mut self) -> Result<(), Status> {
+        let end = tokio::time::timeout(Duration::from_secs(30), self.responses.message()).await;
+        assert!(end.expect("an end")?.is_none());
+        Ok(())
+    }
+}
+
+fn subscribe<T: Name>(names: &[&str]) -> DiscoveryRequest {
+    DiscoveryRequest {
+        type_url: T::type_url(),
+        resource_names: names.iter().map(|name| (*name).to_owned()).collect(),
+        ..DiscoveryRequest::default()
+    }
+}
+
+fn ack<T: Name>(response: &DiscoveryResponse, names: &[&str]) -> DiscoveryRequest {
+    DiscoveryRequest {
+        version_info: response.version_info.clone(),
+        response_nonce: response.nonce.clone(),
+        ..subscribe::<T>(names)
+    }
+}
+
+fn names<T: Resource + Default>(response: &DiscoveryResponse) -> Vec<String> {
+    assert_eq!(response.type_url, T::type_url());
+    let resources = response.resources.iter();
+    let decoded = resources.map(|any| any.to_msg::<T>().expect("a resource of the type"));
+    decoded.map(|resource| resource.resource_name().to_owned()).collect()
+}
+
+fn address(text: &str) -> SocketAddr {
+    text.parse().expect("an address")
+}
+
+#[tokio::test]
+async fn what_exists_is_sent_at_once_and_what_changes_when_it_does() {
+    let control = ControlPlane::start().await;
+    control.serve("orders", "pay", &[address("10.0.0.1:80")]);
+    let mut stream = Sotw::open(&control, SOTW).await.unwrap();
+
+    stream.say(subscribe::<Listener>(&["orders"]));
+    let first = stream.hear().await;
+    assert_eq!((names::<Listener>(&first), &*first.version_info), (vec!["orders".to_owned()], "1"));
+    stream.say(ack::<Listener>(&first, &["orders"]));
+    stream.say(subscribe::<RouteConfiguration>(&["orders"]));
+    assert_eq!(names::<RouteConfiguration>(&stream.hear().await), ["orders"]);
+    stream.say(subscribe::<ClusterLoadAssignment>(&["pay", "missing"]));
+    let endpoints = stream.hear().await;
+    assert_eq!(names::<ClusterLoadAssignment>(&endpoints), ["pay"]);
+    stream.say(ack::<ClusterLoadAssignment>(&endpoints, &["pay", "missing"]));
+    control.wait_acked::<ClusterLoadAssignment>().await;
+
+    // A change of what nobody asked for is not sent; the next response is about the one after it.
+    control.set_endpoints("other", &[]);
+    control.set_endpoints("missing", &[address("10.0.0.2:80")]);
+    let endpoints = stream.hear().await;
+    assert_eq!(
+        (names::<ClusterLoadAssignment>(&endpoints), &*endpoints.version_info),
+        (vec!["missing".to_owned()], "3")
+    );
+    assert_eq!(control.acked::<ClusterLoadAssignment>(), 1);
+    stream.say(ack::<ClusterLoadAssignment>(&endpoints, &["missing"]));
+    control.wait_acked::<ClusterLoadAssignment>().await;
+    assert_eq!(control.acked::<ClusterLoadAssignment>(), 3);
+    assert_eq!(control.subscribed::<ClusterLoadAssignment>(), ["missing".to_owned()].into());
+    assert_eq!(control.acked::<Listener>(), 1);
+    assert_eq!(control.requests().len(), 6);
+    assert_eq!((control.streams(), control.open_streams(), control.nacks()), (1, 1, vec![]));
+
+    drop(stream);
+    control.wait_until(|control| control.open_streams() == 0).await;
+    assert!(control.subscribed::<Listener>().is_empty());
+}
+
+/// Of listeners and clusters, a response holds all; what is missing in it does not exist.
+#[tokio::test]
+async fn responses_of_whole_types_hold_all_that_is_subscribed() {
+    let control = ControlPlane::start().await;
+    control.update(|resources| {
+        resources.set(resources::cluster("a"));
+        resources.set(resources::cluster("b"));
+        resources.set(resources::cluster("unwanted"));
+    });
+    assert_eq!(control.version::<Cluster>(), 1);
+    let mut stream = Sotw::open(&control, SOTW).await.unwrap();
+    let wanted = ["a", "b", "c"];
+    stream.say(subscribe::<Cluster>(&wanted));
+    let response = stream.hear().await;
+    assert_eq!(names::<Cluster>(&response), ["a", "b"]);
+    stream.say(ack::<Cluster>(&response, &wanted));
+
+    control.set(resources::cluster("c"));
+    let response = stream.hear().await;
+    assert_eq!(names::<Cluster>(&response), ["a", "b", "c"]);
+    stream.say(ack::<Cluster>(&response, &wanted));
+    control.remove::<Cluster>("a");
+    let response = stream.hear().await;
+    assert_eq!(names::<Cluster>(&response), ["b", "c"]);
+
+    // Fewer names need no answer; more do, if there is nothing behind them too.
+    stream.say(ack::<Cluster>(&response, &["b"]));
+    stream.say(ack::<Cluster>(&response, &["b", "nothing"]));
+    assert_eq!(names::<Cluster>(&stream.hear().await), ["b"]);
+}
+
+#[tokio::test]
+async fn a_rejection_is_recorded_and_accepts_nothing() {
+    let control = ControlPlane::start().await;
+    control.set(resources::cluster("pay"));
+    let mut stream = Sotw::open(&control, SOTW).await.unwrap();
+    stream.say(subscribe::<Cluster>(&["pay"]));
+    let good = stream.hear().await;
+    stream.say(ack::<Cluster>(&good, &["pay"]));
+
+    let garbage = Any { type_url: Cluster::type_url(), value: vec![0xff] };
+    control.set_raw::<Cluster>("pay", garbage.clone());
+    let bad = stream.hear().await;
+    assert_eq!(bad.resources, [garbage]);
+    let error =
+        rpc::Status { code: 3, message: "cluster \"pay\": cut short".to_owned(), ..rpc::Status::default() };
+    let kept = DiscoveryRequest { version_info: good.version_info, ..ack::<Cluster>(&bad, &["pay"]) };
+    stream.say(DiscoveryRequest { error_detail: Some(error), ..kept.clone() });
+    // A later request of the type still speaks of the version that is in use.
+    stream.say(DiscoveryRequest { resource_names: vec!["pay".to_owned(), "more".to_owned()], ..kept });
+    control.wait_until(|control| control.subscribed::<Cluster>().len() == 2).await;
+    assert_eq!(control.nacks(), [(Cluster::type_url(), "cluster \"pay\": cut short".to_owned())]);
+    assert_eq!((control.acked::<Cluster>(), control.version::<Cluster>()), (1, 2));
+}
+
+#[tokio::test]
+async fn an_update_of_several_types_is_sent_with_clusters_before_routes() {
+    let control = ControlPlane::start().await;
+    let mut stream = Sotw::open(&control, SOTW).await.unwrap();
+    stream.say(subscribe::<RouteConfiguration>(&["orders"]));
+    stream.say(subscribe::<ClusterLoadAssignment>(&["pay"]));
+    control.wait_until(|control| control.requests().len() == 2).await;
+    control.serve("orders", "pay", &[address("10.0.0.1:80")]);
+    assert_eq!(names::<ClusterLoadAssignment>(&stream.hear().await), ["pay"]);
+    assert_eq!(names::<RouteConfiguration>(&stream.hear().await), ["orders"]);
+}
+
+/// A request that was written before the last response was read says nothing of it.
+#[tokio::test]
+async fn an_outdated_request_changes_nothing() {
+    let control = ControlPlane::start().await;
+    control.set_endpoints("a", &[]);
+    let mut stream = Sotw::open(&control, SOTW).await.unwrap();
+    stream.say(subscribe::<ClusterLoadAssignment>(&["a"]));
+    let response = stream.hear().await;
+    stream.say(subscribe::<ClusterLoadAssignment>(&["outdated"]));
+    stream.say(ack::<ClusterLoadAssignment>(&response, &["a", "b"]));
+    control.wait_until(|control| control.requests().len() == 3).await;
+    let wanted = ["a", "b"].map(str::to_owned);
+    assert_eq!(control.subscribed::<ClusterLoadAssignment>(), wanted.into());
+}
+
+#[tokio::test]
+async fn the_delta_variant_sends_changes_and_removals() {
+    let control = ControlPlane::start().await;
+    control.update(|resources| {
+        resources.set(resources::cluster("a"));
+        resources.set(resources::cluster("b"));
+    });
+    let mut stream = Delta::open(&control, DELTA).await.unwrap();
+    let subscribe = |names: &[&str]| DeltaDiscoveryRequest {
+        type_url: Cluster::type_url(),
+        resource_names_subscribe: names.iter().map(|name| (*name).to_owned()).collect(),
+        ..DeltaDiscoveryRequest::default()
+    };
+    let summary = |response: &DeltaDiscoveryResponse| {
+        let held: Vec<_> =
+            response.resources.iter().map(|held| (held.name.clone(), held.version.clone())).collect();
+        (held, response.removed_resources.clone())
+    };
+    let held = |name: &str, version: u64| (name.to_owned(), version.to_string());
+
+    // What the client has is not sent again, what does not exist is said to.
+    let known = BTreeMap::from([("a".to_owned(), "1".to_owned())]);
+    stream.say(DeltaDiscoveryRequest { initial_resource_versions: known, ..subscribe(&["a", "b", "c"]) });
+    let response = stream.hear().await;
+    assert_eq!(summary(&response), (vec![held("b", 1)], vec!["c".to_owned()]));
+    stream.say(DeltaDiscoveryRequest { response_nonce: response.nonce, ..subscribe(&[]) });
+    control.wait_acked::<Cluster>().await;
+
+    control.set(resources::cluster("c"));
+    assert_eq!(summary(&stream.hear().await), (vec![held("c", 2)], vec![]));
+    control.remove::<Cluster>("b");
+    assert_eq!(summary(&stream.hear().await), (vec![], vec!["b".to_owned()]));
+    stream.say(subscribe(&["a"]));
+    assert_eq!(summary(&stream.hear().await), (vec![held("a", 1)], vec![]));
+    assert_eq!(control.acked::<Cluster>(), 1);
+    assert_eq!(control.delta_requests().len(), 3);
+}
+
+#[tokio::test]
+async fn a_killed_control_plane_comes_back_with_what_it_held() {
+    let control = ControlPlane::start().await;
+    control.set(resources::cluster("pay"));
+    let mut stream = Sotw::open(&control, SOTW).await.unwrap();
+    stream.say(subscribe::<Cluster>(&["pay"]));
+    stream.hear().await;
+
+    control.kill();
+    stream.end().await.expect_err("the connection is reset");
+    assert_eq!((control.open_streams(), control.open_connections()), (0, 0));
+    assert!(Sotw::open(&control, SOTW).await.is_err());
+    control.set(resources::cluster("pay"));
+
+    control.restart().await;
+    let mut stream = Sotw::open(&control, SOTW).await.unwrap();
+    stream.say(subscribe::<Cluster>(&["pay"]));
+    assert_eq!(stream.hear().await.version_info, "2");
+    assert_eq!((control.streams(), control.connections()), (2, 2));
+}
+
+#[tokio::test]
+async fn knobs_keep_it_silent_close_streams_and_refuse_them() {
+    let control = ControlPlane::start().await;
+    control.set(resources::cluster("pay"));
+    control.only_one_stream();
+    control.silent(true);
+    let mut stream = Sotw::open(&control, SOTW).await.unwrap();
+    stream.say(subscribe::<Cluster>(&["pay"]));
+    control.wait_until(|control| control.requests().len() == 1).await;
+    control.set(resources::cluster("pay"));
+    control.silent(false);
+    assert_eq!(stream.hear().await.version_info, "2");
+
+    let refused = Sotw::open(&control, SOTW).await.err().expect("a second stream is refused");
+    assert_eq!(refused.code(), Code::Unavailable);
+    assert_eq!((control.streams(), control.open_streams()), (2, 1));
+
+    control.close_streams();
+    stream.end().await.expect("it ends with status OK");
+    control.wait_until(|control| control.open_streams() == 0).await;
+    let mut stream = Sotw::open(&control, SOTW).await.expect("the first is gone");
+    stream.say(subscribe::<Cluster>(&["pay"]));
+    stream.hear().await;
+}
+
+#[tokio::test]
+async fn load_reports_are_kept_and_their_interval_can_be_set() {
+    let control = ControlPlane::start().await;
+    control.lrs_interval(Duration::from_millis(10));
+    let mut stream = Lrs::open(&control, LRS).await.unwrap();
+    let node = Some(Node { id: "me".to_owned(), ..Node::default() });
+    stream.say(LoadStatsRequest { node, ..LoadStatsRequest::default() });
+    let asked = stream.hear().await;
+    assert!(asked.send_all_clusters);
+    assert_eq!(asked.load_reporting_interval.unwrap().nanos, 10_000_000);
+    control.lrs_interval(Duration::from_secs(5));
+    assert_eq!(stream.hear().await.load_reporting_interval.unwrap().seconds, 5);
+
+    let stats = ClusterStats { cluster_name: "pay".to_owned(), ..ClusterStats::default() };
+    stream.say(LoadStatsRequest { cluster_stats: vec![stats.clone()], ..LoadStatsRequest::default() });
+    control.wait_until(|control| !control.load_reports().is_empty()).await;
+    assert_eq!(control.load_reports(), [stats]);
+
+    control.lrs_unimplemented();
+    let refused = Lrs::open(&control, LRS).await.err().expect("no more");
+    assert_eq!((refused.code(), control.lrs_streams()), (Code::Unimplemented, 2));
+}
+
+#[tokio::test]
+async fn the_bootstrap_names_this_server_and_the_node() {
+    let control = ControlPlane::start().await;
+    let bootstrap: serde_json::Value = serde_json::from_str(&control.bootstrap("me")).unwrap();
+    assert_eq!(bootstrap["node"]["id"], "me");
+    assert_eq!(bootstrap["xds_servers"][0]["server_uri"], control.address().to_string());
+    assert_eq!(bootstrap["xds_servers"][0]["channel_creds"][0]["type"], "insecure");
+}
