@@ -234,10 +234,12 @@ impl Replay {
 struct Upload {
     replay: Replay,
     stream: SendStream<Bytes>,
-    /// How many pieces that were sent before have been sent again.
-    repeated: usize,
+    /// How many pieces this attempt has come to: those that were sent before, then those of the body.
+    taken: usize,
     /// A piece that is not sent yet: it may turn out to be the last one.
     held: Option<Bytes>,
+    /// Whether this attempt is the last one.
+    is_committed: bool,
 }
 
 /// What became of an upload that is over.
@@ -250,7 +252,7 @@ enum Uploaded {
 
 impl Upload {
     fn new(replay: Replay, stream: SendStream<Bytes>) -> Upload {
-        Upload { replay, stream, repeated: 0, held: None }
+        Upload { replay, stream, taken: 0, held: None, is_committed: false }
     }
 
     /// Sends what there is. The next piece is asked for only when there is room for it on the wire, except that the first one
@@ -298,7 +300,7 @@ impl Upload {
 
     /// Whether the piece that is held may go out without waiting: the peer's window is open, or it is the first one.
     fn has_room(&mut self) -> bool {
-        if self.stream.capacity() > 0 || self.replay.kept == self.held.as_ref().map_or(0, Bytes::len) {
+        if self.stream.capacity() > 0 || self.taken == 1 {
             return true;
         }
         self.stream.reserve_capacity(1);
@@ -307,9 +309,12 @@ impl Upload {
 
     /// The next piece of data: one that was sent before, or one of the body.
     fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, tonic::Status>>> {
-        if let Some(piece) = self.replay.sent_before(self.repeated) {
-            self.repeated += 1;
+        if let Some(piece) = self.replay.sent_before(self.taken) {
+            self.taken += 1;
             return Poll::Ready(Some(Ok(piece.clone())));
+        }
+        if self.is_committed {
+            self.replay.forget();
         }
         if self.replay.ended {
             return Poll::Ready(None);
@@ -320,7 +325,7 @@ impl Upload {
                 Some(Ok(frame)) => {
                     if let Ok(data) = frame.into_data() {
                         self.replay.keep(&data);
-                        self.repeated += 1;
+                        self.taken += 1;
                         return Poll::Ready(Some(Ok(data)));
                     }
                 }
@@ -348,10 +353,13 @@ impl UploadTask {
         let (stop, mut stopped) = oneshot::channel();
         let task = tokio::spawn(async move {
             let uploaded = poll_fn(|cx| {
-                if give_back.is_closed() {
-                    upload.replay.forget();
-                } else if let Poll::Ready(Ok(())) = Pin::new(&mut stopped).poll(cx) {
-                    return Poll::Ready(Uploaded::Done);
+                if !upload.is_committed {
+                    match Pin::new(&mut stopped).poll(cx) {
+                        Poll::Ready(Ok(())) => return Poll::Ready(Uploaded::Done),
+                        // Nobody will stop it any more.
+                        Poll::Ready(Err(_)) => upload.is_committed = true,
+                        Poll::Pending => {}
+                    }
                 }
                 upload.poll(cx)
             })
