@@ -21,12 +21,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use evenkeel_core::{Address, Status};
 use h2::client::SendRequest;
-use h2::{Ping, PingPong, Reason};
+use h2::{Ping, PingPong};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::clock;
+use crate::metrics::DisconnectReason;
 use crate::transport::{self, Io};
 
 /// h2 shows the limit of streams; while it is this one, which no peer can set, the peer's SETTINGS have not come.
@@ -90,27 +91,8 @@ pub(crate) struct Shared {
 /// Why a connection takes no more calls.
 #[derive(Clone, Debug)]
 pub(crate) struct Loss {
-    pub(crate) reason: LossReason,
+    pub(crate) reason: DisconnectReason,
     pub(crate) status: Status,
-}
-
-/// A94's reasons.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum LossReason {
-    /// The peer said goodbye.
-    GoAway(Reason),
-    /// We let go of it.
-    Shutdown,
-    /// The peer closed it with a reset.
-    Reset,
-    /// The peer was silent for too long.
-    TimedOut,
-    /// It was cut otherwise on our side of the network.
-    Aborted,
-    /// The socket failed.
-    Socket,
-    /// Something else, such as a peer that does not speak HTTP/2.
-    Unknown,
 }
 
 impl Connection {
@@ -256,14 +238,14 @@ impl Task {
 impl Loss {
     fn of(address: &Address, error: &h2::Error) -> Loss {
         let reason = match (error.is_go_away() && error.is_remote(), error.reason(), error.get_io()) {
-            (true, Some(reason), _) => LossReason::GoAway(reason),
+            (true, Some(reason), _) => DisconnectReason::GoAway(reason),
             (_, _, Some(io)) => match io.kind() {
-                io::ErrorKind::ConnectionReset => LossReason::Reset,
-                io::ErrorKind::TimedOut => LossReason::TimedOut,
-                io::ErrorKind::ConnectionAborted => LossReason::Aborted,
-                _ => LossReason::Socket,
+                io::ErrorKind::ConnectionReset => DisconnectReason::Reset,
+                io::ErrorKind::TimedOut => DisconnectReason::TimedOut,
+                io::ErrorKind::ConnectionAborted => DisconnectReason::Aborted,
+                _ => DisconnectReason::Socket,
             },
-            _ => LossReason::Unknown,
+            _ => DisconnectReason::Unknown,
         };
         let status = Status::unavailable(format!("connection to {address}: {}", cause(error)));
         Loss { reason, status }
@@ -271,14 +253,14 @@ impl Loss {
 
     fn shutdown(address: &Address) -> Loss {
         let status = Status::unavailable(format!("connection to {address}: closed"));
-        Loss { reason: LossReason::Shutdown, status }
+        Loss { reason: DisconnectReason::Shutdown, status }
     }
 
     fn silent(address: &Address, timeout: Duration) -> Loss {
         let status = Status::unavailable(format!(
             "connection to {address}: no answer to a keepalive ping within {timeout:?}"
         ));
-        Loss { reason: LossReason::TimedOut, status }
+        Loss { reason: DisconnectReason::TimedOut, status }
     }
 }
 

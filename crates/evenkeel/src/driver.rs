@@ -16,7 +16,7 @@ use std::time::Duration;
 use std::{future, mem};
 
 use evenkeel_core::{
-    Address, Backoff, CallCounters, Connectivity, Core, Effect, Endpoint, Endpoints, Event, Instant,
+    Address, Backoff, CallCounters, Connectivity, Core, Effect, Endpoint, Endpoints, Event, Instant, Labels,
     LbConfig, LoadReport, Pass, Rng, RootPicker, Status, SubchannelId, Update,
 };
 use evenkeel_xds::follow::Step;
@@ -27,9 +27,10 @@ use tokio::time::{self, sleep_until};
 
 use crate::call::Calls;
 use crate::channel::{Command, Head};
-use crate::connection::{self, Connection, Http2, Loss, LossReason};
+use crate::connection::{self, Connection, Http2, Loss};
 use crate::credentials::Credentials;
 use crate::dns::{self, Refresh};
+use crate::metrics::{ConnectionMeter, DisconnectReason, Metrics, SecurityLevel};
 use crate::snapshot::{Connections, Published, Way};
 use crate::transport::{self, Connector};
 use crate::xds::{Following, XdsClient};
@@ -55,6 +56,7 @@ pub(crate) struct Settings {
     pub(crate) credentials: Credentials,
     pub(crate) connector: Arc<dyn Connector>,
     pub(crate) head: Head,
+    pub(crate) metrics: Metrics,
     /// The name that certificates must be valid for.
     pub(crate) host: Arc<str>,
     pub(crate) http2: Http2,
@@ -259,6 +261,9 @@ struct Awake {
     /// Attempts to connect that are under way.
     dials: Dials,
     load: LoadWatches,
+    metrics: Metrics,
+    security: SecurityLevel,
+    meters: HashMap<SubchannelId, ConnectionMeter>,
     /// Whether calls should see something else than they do.
     is_new: bool,
     wake_at: Option<Instant>,
@@ -285,6 +290,7 @@ impl Awake {
         let mut core = Core::builder(rng)
             .backoff(settings.backoff.clone())
             .attempt_delay(settings.attempt_delay)
+            .measure(settings.metrics.measures())
             .counters(settings.counters.clone());
         if let Source::Xds { client, .. } = &settings.source {
             core = core.load_store(client.load_store().clone());
@@ -298,6 +304,12 @@ impl Awake {
             connections: Connections::default(),
             dials: Dials::default(),
             load: LoadWatches::new(settings.head.clone(), reporter.clone()),
+            metrics: settings.metrics.clone(),
+            security: match settings.credentials.live() {
+                Some(_) => SecurityLevel::PrivacyAndIntegrity,
+                None => SecurityLevel::None,
+            },
+            meters: HashMap::new(),
             is_new: true,
             wake_at: None,
             idle_at: now + settings.idle_timeout.unwrap_or(Duration::MAX),
@@ -311,12 +323,14 @@ impl Awake {
             Source::Dns { host, port, config } => {
                 awake.feed = Feed::Dns(Lookup::new(host.clone(), *port, config.clone(), seed));
             }
-            Source::Xds { client, target, channel_id } => match client.follow(target, *channel_id) {
-                Ok(following) => {
-                    awake.feed = Feed::Xds { client: client.clone(), following, wanted: BTreeSet::new() };
+            Source::Xds { client, target, channel_id } => {
+                match client.follow(target, *channel_id, settings.metrics.xds()) {
+                    Ok(following) => {
+                        awake.feed = Feed::Xds { client: client.clone(), following, wanted: BTreeSet::new() };
+                    }
+                    Err(error) => awake.route = Route::Failed(Status::unavailable(error.to_string())),
                 }
-                Err(error) => awake.route = Route::Failed(Status::unavailable(error.to_string())),
-            },
+            }
         }
         awake
     }
@@ -335,6 +349,7 @@ impl Awake {
                 if self.core.handle(Event::Connected(id), now) {
                     tracing::debug!(address = %connection.shared().address(), "connected");
                     self.load.connected(id, &connection);
+                    self.meters.insert(id, self.metrics.connected(self.labels(id), self.security));
                     self.connections.insert(id, connection);
                     self.is_new = true;
                 }
@@ -343,7 +358,11 @@ impl Awake {
             Report::Failed(id, status) => {
                 self.dials.forget(id);
                 tracing::debug!(error = status.message(), "a connection attempt failed");
-                self.core.handle(Event::ConnectFailed(id, status), now);
+                let labels = self.labels(id);
+                // An attempt that nobody waits for any more counts as neither (A94).
+                if self.core.handle(Event::ConnectFailed(id, status), now) {
+                    self.metrics.connect_failed(&labels);
+                }
                 false
             }
             Report::Load(id, report) => {
@@ -352,12 +371,15 @@ impl Awake {
             }
             Report::Lost(id, loss) => {
                 self.load.lost(id);
+                if let Some(mut meter) = self.meters.remove(&id) {
+                    meter.lost(loss.reason);
+                }
                 if self.connections.remove(id) {
                     tracing::info!(reason = ?loss.reason, error = loss.status.message(), "a connection is lost");
                     self.is_new = true;
                 }
                 self.core.handle(Event::Disconnected(id, loss.status), now);
-                loss.reason == LossReason::GoAway(h2::Reason::ENHANCE_YOUR_CALM)
+                loss.reason == DisconnectReason::GoAway(h2::Reason::ENHANCE_YOUR_CALM)
             }
         }
     }
@@ -396,13 +418,21 @@ impl Awake {
             Effect::Close { id } => {
                 self.dials.give_up(id);
                 self.load.watch(id, None, None);
+                self.meters.remove(&id);
                 self.is_new |= self.connections.remove(id);
             }
             Effect::WatchLoad { id, every } => self.load.watch(id, every, self.connections.get(id)),
             Effect::Reresolve => self.feed.reresolve(),
+            Effect::Measure(measurement) => self.metrics.measured(&measurement),
             Effect::Warn(text) => tracing::warn!("{text}"),
-            _ => {}
+            // The core may learn to want more than this version can do.
+            other => tracing::warn!(effect = ?other, "not carried out"),
         }
+    }
+
+    /// Where a subchannel stands, if metrics say it.
+    fn labels(&self, id: SubchannelId) -> Labels {
+        if self.metrics.wants_labels() { self.core.labels(id) } else { Labels::default() }
     }
 
     /// What calls should see.

@@ -25,6 +25,7 @@ use tokio::time::{sleep, timeout};
 
 use super::{Following, XdsClient};
 use crate::clock;
+use crate::metrics::Metrics;
 
 /// Only a failure waits this long.
 const LONG: Duration = Duration::from_secs(30);
@@ -75,7 +76,9 @@ fn first(client: &XdsClient) -> Tally {
 fn acks<M: evenkeel_proto::prost::Name>(control: &ControlPlane) -> usize {
     let requests = control.requests();
     let acks = requests.iter().filter(|request| {
-        request.type_url == M::type_url() && !request.response_nonce.is_empty() && request.error_detail.is_none()
+        request.type_url == M::type_url()
+            && !request.response_nonce.is_empty()
+            && request.error_detail.is_none()
     });
     acks.count()
 }
@@ -89,7 +92,7 @@ struct Channel {
 
 impl Channel {
     fn to(client: &XdsClient, target: &str) -> Channel {
-        let following = client.follow(target, 7).unwrap();
+        let following = client.follow(target, 7, Metrics::default().xds()).unwrap();
         let core = Core::builder(Rng::fixed(1)).load_store(client.load_store().clone()).build();
         Channel { following, core, addresses: BTreeMap::new() }
     }
@@ -203,7 +206,11 @@ async fn the_same_resources_again_change_nothing() {
     control.restart().await;
     control.wait_until(|control| acks::<ClusterLoadAssignment>(control) > before).await;
     while !orders.is_quiet() {
-        assert_eq!(orders.step().await.unwrap(), Vec::<String>::new(), "notes may change, connections may not");
+        assert_eq!(
+            orders.step().await.unwrap(),
+            Vec::<String>::new(),
+            "notes may change, connections may not"
+        );
     }
     assert!(first(&client).connected);
 }
@@ -485,7 +492,11 @@ async fn load_is_reported() {
     };
     let issued = || -> u64 {
         let reports = control.load_reports();
-        reports.iter().flat_map(|report| &report.upstream_locality_stats).map(|l| l.total_issued_requests).sum()
+        reports
+            .iter()
+            .flat_map(|report| &report.upstream_locality_stats)
+            .map(|l| l.total_issued_requests)
+            .sum()
     };
     let load = count(&client);
     control.wait_until(|_| issued() == 1).await;
@@ -539,7 +550,7 @@ fn the_runtime_of_the_application_does_not_matter() {
 fn targets_are_checked() {
     let client = XdsClient::builder(bootstrap(&[at(1)])).build();
     assert!(client.check("xds:///orders").is_ok());
-    let error = client.follow("xds://eu/orders", 1).unwrap_err();
+    let error = client.follow("xds://eu/orders", 1, Metrics::default().xds()).unwrap_err();
     assert_eq!(
         error.to_string(),
         r#"target "xds://eu/orders": authority "eu" is not in authorities of the bootstrap, which has none"#
