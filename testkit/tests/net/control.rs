@@ -154,7 +154,7 @@ async fn holds_all<T: Resource + Default>(resource: impl Fn(&str) -> T) {
         resources.set(resource("unwanted"));
     });
     assert_eq!(control.version::<T>(), 1);
-    let mut stream = Sotw::open(&control, SOTW).await.unwrap();
+    let mut stream = Sotw::open(&control, SOTW).await.expect("a stream");
     let wanted = ["a", "b", "c"];
     stream.say(subscribe::<T>(&wanted));
     let response = stream.hear().await;
