@@ -532,6 +532,15 @@ pub(crate) async fn send(
     match head {
         Some(Ok(head)) => {
             let (parts, body) = head.into_parts();
+            if let Some(found) = status::not_grpc(&parts) {
+                let code = tonic::Code::from(status::code_of_http(parts.status) as i32);
+                let address = attempt.link.address();
+                let status = tonic::Status::new(
+                    code,
+                    format!("endpoint {address}: expected a gRPC answer, found {found}"),
+                );
+                return failed(status, false, attempt, uploaded, task).await;
+            }
             if body.is_end_stream() {
                 return answered_at_once(parts, attempt, uploaded, task, end).await;
             }
@@ -544,19 +553,12 @@ pub(crate) async fn send(
                 _upload: task,
                 deadline: mem::take(deadline),
                 end: end.hand_on(),
-                http: parts.status,
             };
             Sent::Answered(http::Response::from_parts(parts, ResponseBody(Some(live))))
         }
         Some(Err(error)) => {
-            let is_unprocessed = status::is_unprocessed(&error);
-            let (status, replay) = match body_back(uploaded, task).await {
-                Ok(replay) => (attempt.failure(&error), replay),
-                Err(status) => (status, None),
-            };
-            let code = status::code(status.code() as i32);
-            attempt.finish(code, None);
-            Sent::Failed(Failure { code, outcome: Err(status), is_unprocessed, replay })
+            let status = attempt.failure(&error);
+            failed(status, status::is_unprocessed(&error), attempt, uploaded, task).await
         }
         None => {
             let status = match uploaded {
@@ -570,6 +572,23 @@ pub(crate) async fn send(
     }
 }
 
+/// An attempt that failed with this status, unless the request's own body failed before.
+async fn failed(
+    status: tonic::Status,
+    is_unprocessed: bool,
+    attempt: Attempt,
+    uploaded: Option<(Uploaded, Replay)>,
+    task: Option<UploadTask>,
+) -> Sent {
+    let (status, replay) = match body_back(uploaded, task).await {
+        Ok(replay) => (status, replay),
+        Err(status) => (status, None),
+    };
+    let code = status::code(status.code() as i32);
+    attempt.finish(code, None);
+    Sent::Failed(Failure { code, outcome: Err(status), is_unprocessed, replay })
+}
+
 /// An answer that is over with its head: a status and nothing else.
 async fn answered_at_once(
     mut parts: http::response::Parts,
@@ -578,7 +597,7 @@ async fn answered_at_once(
     task: Option<UploadTask>,
     end: &mut End,
 ) -> Sent {
-    let code = status::code_of(&parts.headers).unwrap_or_else(|| status::code_of_http(parts.status));
+    let code = status::code_of(&parts.headers).unwrap_or(Code::Unknown);
     attempt.finish(code, Some(&mut parts.headers));
     let response = http::Response::from_parts(parts, ResponseBody::empty());
     if code == Code::Ok {
@@ -619,7 +638,6 @@ struct Live {
     _upload: Option<UploadTask>,
     deadline: Deadline,
     end: End,
-    http: http::StatusCode,
 }
 
 impl ResponseBody {
@@ -662,8 +680,7 @@ impl http_body::Body for ResponseBody {
                     return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
                 }
                 Poll::Ready(Ok(None)) => {
-                    let code = status::code_of_http(live.http);
-                    self.finish(code, None);
+                    self.finish(Code::Unknown, None);
                     return Poll::Ready(None);
                 }
                 Poll::Ready(Err(error)) => error,

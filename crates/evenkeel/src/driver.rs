@@ -30,7 +30,7 @@ use crate::channel::{Command, Head};
 use crate::connection::{self, Connection, Http2, Loss};
 use crate::credentials::Credentials;
 use crate::dns::{self, Refresh};
-use crate::metrics::{ConnectionMeter, DisconnectReason, Metrics, SecurityLevel};
+use crate::metrics::{ConnectionMeter, Metrics, SecurityLevel};
 use crate::snapshot::{Connections, Published, Way};
 use crate::transport::{self, Connector};
 use crate::xds::{Following, XdsClient};
@@ -74,8 +74,6 @@ pub(crate) struct Driver {
     published: Arc<Published>,
     calls: Arc<Calls>,
     commands: mpsc::UnboundedReceiver<Command>,
-    reports: mpsc::UnboundedReceiver<Report>,
-    reporter: mpsc::UnboundedSender<Report>,
     awake: Option<Awake>,
 }
 
@@ -102,8 +100,7 @@ impl Driver {
         calls: Arc<Calls>,
         commands: mpsc::UnboundedReceiver<Command>,
     ) -> Driver {
-        let (reporter, reports) = mpsc::unbounded_channel();
-        Driver { settings, published, calls, commands, reports, reporter, awake: None }
+        Driver { settings, published, calls, commands, awake: None }
     }
 
     /// Runs until the channel is closed, or its last handle is gone.
@@ -124,9 +121,19 @@ impl Driver {
 
     async fn next(&mut self) -> Happened {
         let wake_at = self.awake.as_ref().and_then(Awake::wake_at);
+        let (reports, feed) = match &mut self.awake {
+            Some(awake) => (Some(&mut awake.reports), Some(&mut awake.feed)),
+            None => (None, None),
+        };
+        let report = async {
+            match reports {
+                Some(reports) => reports.recv().await,
+                None => future::pending().await,
+            }
+        };
         let feed = async {
-            match &mut self.awake {
-                Some(awake) => awake.feed.next().await,
+            match feed {
+                Some(feed) => feed.next().await,
                 None => future::pending().await,
             }
         };
@@ -138,8 +145,8 @@ impl Driver {
         };
         tokio::select! {
             command = self.commands.recv() => Happened::Command(command),
-            // The driver itself holds a sender, so there is always a next one.
-            Some(report) = self.reports.recv() => Happened::Report(report),
+            // Who is awake holds a sender, so there is always a next one.
+            Some(report) = report => Happened::Report(report),
             fed = feed => Happened::Fed(fed),
             () = due => Happened::Time,
         }
@@ -147,7 +154,7 @@ impl Driver {
 
     /// What else has happened already.
     fn more(&mut self) -> Option<Happened> {
-        if let Ok(report) = self.reports.try_recv() {
+        if let Some(report) = self.awake.as_mut().and_then(|awake| awake.reports.try_recv().ok()) {
             return Some(Happened::Report(report));
         }
         self.commands.try_recv().ok().map(|command| Happened::Command(Some(command)))
@@ -174,7 +181,7 @@ impl Driver {
                 if let Some(awake) = &mut self.awake {
                     let calmed = awake.take_in(report);
                     if calmed && let Some(keepalive) = &mut self.settings.http2.keepalive {
-                        keepalive.time *= 2;
+                        keepalive.time = keepalive.time.saturating_mul(2);
                         tracing::warn!(time = ?keepalive.time, "a peer wants fewer keepalive pings");
                     }
                 }
@@ -191,7 +198,7 @@ impl Driver {
 
     /// Starts the policies and the source of endpoints, unless they run.
     fn wake(&mut self) -> &mut Awake {
-        self.awake.get_or_insert_with(|| Awake::new(&self.settings, &self.calls, &self.reporter))
+        self.awake.get_or_insert_with(|| Awake::new(&self.settings, &self.calls))
     }
 
     /// Lets go of everything if there were no calls for long.
@@ -220,7 +227,7 @@ impl Driver {
             tracing::error!("a load balancing policy panicked; the channel starts anew");
             let status = Status::new(evenkeel_core::Code::Internal, "a load balancing policy panicked");
             self.published.publish(Way::Failed(status), Connections::default());
-            let mut fresh = Awake::new(&self.settings, &self.calls, &self.reporter);
+            let mut fresh = Awake::new(&self.settings, &self.calls);
             fresh.is_new = false;
             fresh.wake_at = Some(clock::now() + AFTER_A_PANIC);
             self.awake = Some(fresh);
@@ -233,7 +240,7 @@ impl Driver {
             awake.is_new = true;
         }
         for effect in effects {
-            awake.carry_out(effect, &self.settings, &self.reporter);
+            awake.carry_out(effect, &self.settings);
         }
         awake.feed.passed(&awake.core);
         if mem::take(&mut awake.is_new) {
@@ -258,6 +265,9 @@ struct Awake {
     route: Route,
     picker: Option<RootPicker>,
     connections: Connections,
+    /// Of this core's connections only: another core may give the same ids to others.
+    reports: mpsc::UnboundedReceiver<Report>,
+    reporter: mpsc::UnboundedSender<Report>,
     /// Attempts to connect that are under way.
     dials: Dials,
     load: LoadWatches,
@@ -284,7 +294,7 @@ enum Route {
 }
 
 impl Awake {
-    fn new(settings: &Settings, calls: &Calls, reporter: &mpsc::UnboundedSender<Report>) -> Awake {
+    fn new(settings: &Settings, calls: &Calls) -> Awake {
         let seed = settings.seed.unwrap_or_else(entropy::fresh);
         let rng = if settings.seed.is_some() { Rng::fixed(seed) } else { Rng::from_entropy(seed) };
         let mut core = Core::builder(rng)
@@ -296,13 +306,13 @@ impl Awake {
             core = core.load_store(client.load_store().clone());
         }
         let now = clock::now();
+        let (reporter, reports) = mpsc::unbounded_channel();
         let mut awake = Awake {
             core: core.build(),
             feed: Feed::Fixed,
             route: Route::Unknown,
             picker: None,
             connections: Connections::default(),
-            dials: Dials::default(),
             load: LoadWatches::new(settings.head.clone(), reporter.clone()),
             metrics: settings.metrics.clone(),
             security: match settings.credentials.live() {
@@ -310,6 +320,9 @@ impl Awake {
                 None => SecurityLevel::None,
             },
             meters: HashMap::new(),
+            reports,
+            reporter,
+            dials: Dials::default(),
             is_new: true,
             wake_at: None,
             idle_at: now + settings.idle_timeout.unwrap_or(Duration::MAX),
@@ -379,7 +392,7 @@ impl Awake {
                     self.is_new = true;
                 }
                 self.core.handle(Event::Disconnected(id, loss.status), now);
-                loss.reason == DisconnectReason::GoAway(h2::Reason::ENHANCE_YOUR_CALM)
+                loss.too_many_pings
             }
         }
     }
@@ -409,10 +422,11 @@ impl Awake {
         }
     }
 
-    fn carry_out(&mut self, effect: Effect, settings: &Settings, reporter: &mpsc::UnboundedSender<Report>) {
+    fn carry_out(&mut self, effect: Effect, settings: &Settings) {
         match effect {
             Effect::Dial { id, address, deadline } => {
-                let task = tokio::spawn(dial(id, address, deadline, Dialling::new(settings, id, reporter)));
+                let task =
+                    tokio::spawn(dial(id, address, deadline, Dialling::new(settings, id, &self.reporter)));
                 self.dials.0.insert(id, task.abort_handle());
             }
             Effect::Close { id } => {
