@@ -16,12 +16,13 @@
 //! |---|---|
 //! | `hyper` | hyper's `SendRequest`, an atomic round robin over 10 connections |
 //! | `h2` | h2's `SendRequest`, likewise |
+//! | `no-channel` | generated client alone: what it calls answers from memory |
 //! | `tonic` | generated client over a tonic channel to one backend |
 //! | `tonic-balance` | generated client over `Channel::balance_list` |
 //! | `evenkeel` | generated client over our channel: xDS, weighted_round_robin |
 //!
-//! Without valgrind only allocations are counted. `-- --profile hyper` prints which functions a call's instructions are
-//! spent in; `CARGO_PROFILE_BENCH_DEBUG=line-tables-only` before it tells inlined code apart by its source file.
+//! Without valgrind only allocations are counted. `-- --profile hyper` prints where a call's instructions are spent; with
+//! `CARGO_PROFILE_BENCH_DEBUG=line-tables-only` before it also by the crate that they come from, however they are inlined.
 //! `-- client hyper 1000 127.0.0.1:1 127.0.0.1:2` is one client, `-- serve 10` the backends, for other tools.
 
 #[path = "common/allocator.rs"]
@@ -30,6 +31,8 @@ mod allocator;
 mod backend;
 #[path = "common/generated.rs"]
 mod generated;
+#[path = "common/no_channel.rs"]
+mod no_channel;
 #[path = "common/ours.rs"]
 mod ours;
 #[path = "common/process.rs"]
@@ -54,6 +57,7 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::allocator::Totals;
 use crate::generated::EchoClient;
+use crate::no_channel::NoChannel;
 use crate::process::{Server, parse, runtime};
 use crate::raw::{H2, Hyper};
 
@@ -63,7 +67,7 @@ type Error = Box<dyn std::error::Error + Send + Sync>;
 static ALLOCATOR: Totals = Totals;
 
 /// The first is what the others are compared with.
-const CLIENTS: [&str; 5] = ["hyper", "h2", "tonic", "tonic-balance", "evenkeel"];
+const CLIENTS: [&str; 6] = ["hyper", "h2", "no-channel", "tonic", "tonic-balance", "evenkeel"];
 const BACKENDS: usize = 10;
 const CONCURRENCY: usize = 64;
 const WARM_UP: usize = 1_000;
@@ -117,24 +121,48 @@ fn compare() -> Result<(), Error> {
     Ok(())
 }
 
-/// The forty functions in which most of a call is spent.
+/// Where a call is spent: by the crate whose source it is, and by the function of the binary that it is in.
 fn profile(client: &str) -> Result<(), Error> {
-    const TOP: usize = 40;
     let bed = Bed::new()?;
-    let [few, many] = CALLS.map(|calls| bed.run(client, calls, true).and_then(|_| bed.by_function()));
+    let [few, many] = CALLS.map(|calls| bed.run(client, calls, true).and_then(|_| bed.by_place()));
     let (few, many) = (few?, many?);
-    let per_call = |(name, count): (&String, &f64)| {
-        let spent = count - few.get(name).unwrap_or(&0.0);
-        (spent / (CALLS[1] - CALLS[0]) as f64, name.clone())
-    };
-    let mut functions: Vec<_> = many.iter().map(per_call).collect();
-    functions.sort_by(|a, b| b.0.total_cmp(&a.0));
-    let all: f64 = functions.iter().map(|(spent, _)| spent).sum();
-    println!("{client}: {all:.0} instructions per call; of these, by the function that they stand in");
-    for (spent, name) in &functions[..TOP.min(functions.len())] {
-        println!("{spent:>8.1} {:>5.1} %  {name}", 100.0 * spent / all);
-    }
+    let spent = many.iter().map(|(place, count)| {
+        (place.as_str(), (count - few.get(place).unwrap_or(&0.0)) / (CALLS[1] - CALLS[0]) as f64)
+    });
+    let spent: Vec<_> = spent.collect();
+    print_top(&format!("{client}: by the crate of the source"), 15, &spent, |(file, _)| crate_of(file));
+    println!();
+    print_top(&format!("{client}: by function"), 40, &spent, |(_, function)| function.to_owned());
     Ok(())
+}
+
+fn print_top(title: &str, n: usize, spent: &[(&str, f64)], group: impl Fn((&str, &str)) -> String) {
+    let mut groups: HashMap<String, f64> = HashMap::new();
+    for (place, spent) in spent {
+        // `file:function [object]`, and a function's name has colons of its own.
+        let place = place.split(" [").next().unwrap_or_default();
+        *groups.entry(group(place.split_once(':').unwrap_or(("", place)))).or_default() += spent;
+    }
+    let all: f64 = groups.values().sum();
+    let mut groups: Vec<_> = groups.into_iter().collect();
+    groups.sort_by(|a, b| b.1.total_cmp(&a.1));
+    println!("{title}, of {all:.0} instructions per call");
+    for (group, spent) in groups.iter().take(n) {
+        println!("{spent:>8.0} {:>5.1} %  {group}", 100.0 * spent / all);
+    }
+}
+
+/// The registry's folder, or the standard library's or the workspace's.
+fn crate_of(file: &str) -> String {
+    let parts: Vec<&str> = file.split('/').collect();
+    let after = |name: &str| Some(parts[parts.iter().position(|part| *part == name)? + 1..].to_vec());
+    match (after("src").filter(|_| file.contains("/registry/")), after("library"), after("crates")) {
+        (Some(parts), ..) if parts.len() > 1 => parts[1].to_owned(),
+        (_, Some(parts), _) | (_, _, Some(parts)) if !parts.is_empty() => parts[0].to_owned(),
+        _ if file.contains("malloc") => "libc malloc".to_owned(),
+        _ if file.contains("sysdeps") || file.contains("string") => "libc memcpy and the like".to_owned(),
+        _ => "other".to_owned(),
+    }
 }
 
 /// The processes that clients call, and a place for callgrind's files.
@@ -209,25 +237,21 @@ impl Bed {
         Ok(total.ok_or("callgrind wrote no totals")?.trim().parse()?)
     }
 
-    /// The instructions of the last run by function, as callgrind's own tool reads them.
-    fn by_function(&self) -> Result<HashMap<String, f64>, Error> {
+    /// The instructions of the last run by file and function, as callgrind's own tool reads them.
+    fn by_place(&self) -> Result<HashMap<String, f64>, Error> {
         let out = Command::new("callgrind_annotate")
             .args(["--threshold=100", "--show-percs=no", "--auto=no"])
             .arg(self.counts())
             .output()?;
-        let mut functions = HashMap::new();
+        let mut places = HashMap::new();
         for line in String::from_utf8(out.stdout)?.lines() {
             let Some((count, name)) = line.trim().split_once("  ") else { continue };
             if let Ok(count) = count.replace(',', "").parse::<f64>() {
-                *functions.entry(name.to_owned()).or_default() += count;
+                *places.entry(name.to_owned()).or_default() += count;
             }
         }
-        functions.retain(|name, _| !name.starts_with("PROGRAM TOTALS"));
-        if functions.is_empty() {
-            Err("callgrind_annotate printed no functions".into())
-        } else {
-            Ok(functions)
-        }
+        places.retain(|name, _| !name.starts_with("PROGRAM TOTALS"));
+        if places.is_empty() { Err("callgrind_annotate printed nothing".into()) } else { Ok(places) }
     }
 }
 
@@ -266,6 +290,7 @@ fn run_client(client: &str, calls: &str, addresses: &[&str]) -> Result<(), Error
                 }
                 drive(RoundRobin::new(connections), calls).await
             }
+            "no-channel" => drive(EchoClient::new(NoChannel), calls).await,
             "tonic" => drive(EchoClient::new(endpoint(first)?.connect().await?), calls).await,
             "tonic-balance" => {
                 let endpoints: Result<Vec<_>, _> = addresses.into_iter().map(endpoint).collect();

@@ -1,4 +1,42 @@
 //! A channel for tonic that balances as the control plane says.
+//!
+//! Any generated client takes a [`Channel`] in the place of tonic's own. It finds endpoints, routes calls and spreads them
+//! as an xDS control plane says, in the process, without a proxy; without a control plane it does the same for a DNS name
+//! or a list of addresses, by a service config.
+//!
+//! ```no_run
+//! # mod orders { pub struct OrdersClient; impl OrdersClient { pub fn new(_: evenkeel::Channel) -> OrdersClient { OrdersClient } } }
+//! # use orders::OrdersClient;
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! // The bootstrap is the one that gRPC's own variables name.
+//! let client = OrdersClient::new(evenkeel::channel("xds:///orders")?);
+//!
+//! // No control plane: the same policies, by gRPC's service config.
+//! let channel = evenkeel::Channel::builder("dns:///orders.prod:50051")
+//!     .service_config(r#"{"loadBalancingConfig": [{"round_robin": {}}]}"#)
+//!     .build()?;
+//! let client = OrdersClient::new(channel);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! | where | what |
+//! |---|---|
+//! | [`Channel`], [`Builder`] | what applications use |
+//! | [`Credentials`] | TLS and mTLS, with files that are read again when they change |
+//! | [`WaitForReady`] | a call that waits where others fail |
+//! | [`XdsClient`], [`csds`] | the xDS client of the process, and its status as a service |
+//! | [`Registry`] | policies, those of the application included |
+//! | [`Connector`] | other ways to open connections |
+//!
+//! The parts, for those who read the source: a call goes through `channel.rs`, `snapshot.rs`, `call.rs`, `connection.rs`; a
+//! config comes through `xds/` or `dns.rs` to `driver.rs`, which runs the policies of `evenkeel-core` and publishes what
+//! calls see.
+//!
+//! | feature | what it adds |
+//! |---|---|
+//! | `ring` (default), `aws-lc-rs` | the cryptography behind TLS; without either there is no TLS |
+//! | `otel` | OpenTelemetry metrics with gRPC's names |
 
 #![forbid(unsafe_code)]
 
@@ -12,6 +50,7 @@ mod dns;
 mod driver;
 mod entropy;
 mod metrics;
+mod oob;
 mod retry;
 mod service_config;
 mod snapshot;
@@ -29,9 +68,22 @@ pub use credentials::{Credentials, CredentialsError, Tls};
 pub use evenkeel_core::{Address, Backoff, Connectivity, Description, EndpointRow, Registry};
 pub use evenkeel_xds::Limits;
 pub use evenkeel_xds::bootstrap::{Bootstrap, BootstrapError};
-pub use evenkeel_xds::client::Variant;
+pub use evenkeel_xds::client::{Tally, Variant};
 pub use evenkeel_xds::lb::Converters;
+#[cfg(feature = "otel")]
+pub use metrics::{Metric, MetricLabel, OtelMetrics, OtelMetricsBuilder};
 pub use service_config::ServiceConfigError;
 pub use target::TargetError;
 pub use transport::{Connector, Io};
 pub use xds::{XdsClient, XdsClientBuilder, XdsError, csds};
+
+/// A channel with default settings: plain text, and for xDS targets the bootstrap of the environment.
+///
+/// It is the short form of [`Channel::builder`] and [`Builder::build`].
+///
+/// # Errors
+///
+/// Those of [`Builder::build`].
+pub fn channel(target: impl Into<String>) -> Result<Channel, BuildError> {
+    Channel::builder(target).build()
+}

@@ -30,7 +30,8 @@ pub(crate) async fn control_plane(backends: &[SocketAddr]) -> Result<SocketAddr,
 }
 
 fn policy<M: Name>(config: &M) -> LoadBalancingPolicy {
-    let config = TypedExtensionConfig { name: M::NAME.to_owned(), typed_config: Some(resources::any(config)) };
+    let config =
+        TypedExtensionConfig { name: M::NAME.to_owned(), typed_config: Some(resources::any(config)) };
     LoadBalancingPolicy { policies: vec![Policy { typed_extension_config: Some(config) }] }
 }
 

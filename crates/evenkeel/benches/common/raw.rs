@@ -3,9 +3,8 @@
 use std::future::poll_fn;
 use std::net::SocketAddr;
 
-use bytes::Bytes;
-use http::header::{CONTENT_TYPE, TE};
-use http::{HeaderMap, HeaderValue, Method, Request, Uri, Version};
+use bytes::{BufMut as _, Bytes, BytesMut};
+use http::{HeaderMap, Method, Request, Uri, Version};
 use http_body_util::{BodyExt as _, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::TcpStream;
@@ -31,7 +30,7 @@ impl Hyper {
     }
 
     pub(crate) async fn call(&mut self) -> Result<(), Error> {
-        let request = request(&self.uri, Full::new(Bytes::from_static(MESSAGE)));
+        let request = request(&self.uri, Full::new(frame()))?;
         let response = self.sender.send_request(request).await?;
         let body = response.into_body().collect().await?;
         check_trailers(body.trailers())?;
@@ -62,8 +61,8 @@ impl H2 {
 
     pub(crate) async fn call(&mut self) -> Result<(), Error> {
         poll_fn(|cx| self.sender.poll_ready(cx)).await?;
-        let (response, mut stream) = self.sender.send_request(request(&self.uri, ()), false)?;
-        stream.send_data(Bytes::from_static(MESSAGE), true)?;
+        let (response, mut stream) = self.sender.send_request(request(&self.uri, ())?, false)?;
+        stream.send_data(frame(), true)?;
         let mut body = response.await?.into_body();
         while let Some(data) = body.data().await {
             let data = data?;
@@ -78,14 +77,23 @@ fn uri(address: SocketAddr) -> Result<Uri, Error> {
     Ok(format!("http://{address}/bench.Echo/Unary").parse()?)
 }
 
-fn request<B>(uri: &Uri, body: B) -> Request<B> {
-    let mut request = Request::new(body);
-    *request.method_mut() = Method::POST;
-    *request.uri_mut() = uri.clone();
-    *request.version_mut() = Version::HTTP_2;
-    request.headers_mut().insert(TE, HeaderValue::from_static("trailers"));
-    request.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
-    request
+/// As one writes it with the `http` crate. Parsing the names and copying the values costs two allocations and some two
+/// thousand instructions that a client with ready-made headers saves; every channel may.
+fn request<B>(uri: &Uri, body: B) -> Result<Request<B>, Error> {
+    Ok(Request::builder()
+        .method(Method::POST)
+        .uri(uri.clone())
+        .version(Version::HTTP_2)
+        .header("te", "trailers")
+        .header("content-type", "application/grpc")
+        .body(body)?)
+}
+
+/// A message has its own bytes in every call.
+fn frame() -> Bytes {
+    let mut frame = BytesMut::with_capacity(MESSAGE.len());
+    frame.put_slice(MESSAGE);
+    frame.freeze()
 }
 
 fn check_message(message: &[u8]) -> Result<(), Error> {

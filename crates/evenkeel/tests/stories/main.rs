@@ -1,6 +1,7 @@
 //! Channels over real sockets: what an application sees.
 
-mod calls;
 mod backends;
+mod calls;
+mod load;
 mod mesh;
 mod wire;
