@@ -6,6 +6,7 @@
 
 use std::future::{Future, poll_fn};
 use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -469,8 +470,10 @@ impl Attempt {
         if trackers.is_empty() {
             return;
         }
-        let load = trailers.filter(|_| trackers.want_load()).and_then(load_of);
-        trackers.finish(&CallEnd::Finished { code, at: clock::now(), load: load.as_ref() });
+        contained(|| {
+            let load = trailers.filter(|_| trackers.want_load()).and_then(load_of);
+            trackers.finish(&CallEnd::Finished { code, at: clock::now(), load: load.as_ref() });
+        });
     }
 
     /// What a stream that was cut short means, with the reason of the connection's end where there is one.
@@ -487,6 +490,16 @@ impl Attempt {
 impl Drop for Attempt {
     fn drop(&mut self) {
         self.link.call_ends();
+        if !self.trackers.is_empty() {
+            contained(|| drop(mem::take(&mut self.trackers)));
+        }
+    }
+}
+
+/// Tells trackers. One may be the application's own; if it panics, that is not the caller's trouble.
+fn contained(tell: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(tell)).is_err() {
+        tracing::error!("a load balancing policy panicked while it was told how a call ended");
     }
 }
 
