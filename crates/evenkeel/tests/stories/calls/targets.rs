@@ -30,10 +30,12 @@ async fn lists_are_shared_evenly() {
 async fn names_are_looked_up() {
     let backend = Backend::start().await;
     let port = backend.address().port();
-    for target in [format!("dns:///localhost:{port}"), format!("localhost:{port}"), format!("dns:127.0.0.1:{port}")]
+    for target in
+        [format!("dns:///localhost:{port}"), format!("localhost:{port}"), format!("dns:127.0.0.1:{port}")]
     {
         let channel = Channel::builder(&target).build().unwrap();
-        let answer = within(EchoClient::new(channel).unary(request(target.clone()))).await.unwrap().into_inner();
+        let answer =
+            within(EchoClient::new(channel).unary(request(target.clone()))).await.unwrap().into_inner();
         assert_eq!(answer.payload, target.as_bytes());
         let authority = target.trim_start_matches("dns:").trim_start_matches('/');
         assert_eq!(answer.metadata[":authority"], authority);
@@ -79,7 +81,7 @@ async fn bad_settings_are_said_at_once() {
     let cases = [
         (target(""), r#"target "": expected "#),
         (target("etcd:///orders"), r#"target "etcd:///orders": expected "#),
-        (target("ipv4:127.0.0.1"), r#"target "ipv4:127.0.0.1": expected "#),
+        (target("ipv4:orders:80"), r#"target "ipv4:orders:80": expected an IPv4 address and a port"#),
         (target("https://orders"), r#"target "https://orders": expected dns:///host:port; whether TLS"#),
         (config("{"), "service config: cannot be read as JSON: "),
         (config("[]"), "service config: expected an object, found "),
