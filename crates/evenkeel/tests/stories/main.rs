@@ -2,5 +2,6 @@
 
 mod backends;
 mod calls;
+mod load;
 mod mesh;
 mod wire;
