@@ -75,7 +75,9 @@ fn first(client: &XdsClient) -> Tally {
 fn acks<M: evenkeel_proto::prost::Name>(control: &ControlPlane) -> usize {
     let requests = control.requests();
     let acks = requests.iter().filter(|request| {
-        request.type_url == M::type_url() && !request.response_nonce.is_empty() && request.error_detail.is_none()
+        request.type_url == M::type_url()
+            && !request.response_nonce.is_empty()
+            && request.error_detail.is_none()
     });
     acks.count()
 }
@@ -203,7 +205,11 @@ async fn the_same_resources_again_change_nothing() {
     control.restart().await;
     control.wait_until(|control| acks::<ClusterLoadAssignment>(control) > before).await;
     while !orders.is_quiet() {
-        assert_eq!(orders.step().await.unwrap(), Vec::<String>::new(), "notes may change, connections may not");
+        assert_eq!(
+            orders.step().await.unwrap(),
+            Vec::<String>::new(),
+            "notes may change, connections may not"
+        );
     }
     assert!(first(&client).connected);
 }
@@ -485,7 +491,11 @@ async fn load_is_reported() {
     };
     let issued = || -> u64 {
         let reports = control.load_reports();
-        reports.iter().flat_map(|report| &report.upstream_locality_stats).map(|l| l.total_issued_requests).sum()
+        reports
+            .iter()
+            .flat_map(|report| &report.upstream_locality_stats)
+            .map(|l| l.total_issued_requests)
+            .sum()
     };
     let load = count(&client);
     control.wait_until(|_| issued() == 1).await;
