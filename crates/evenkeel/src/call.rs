@@ -25,6 +25,7 @@ use tonic::body::Body;
 use tonic::metadata::MetadataMap;
 
 use crate::connection::{Shared as Link, cause};
+use crate::metrics::{AttemptMeter, CallMeter};
 use crate::retry::{Pushback, Retries, RetryPolicy, Throttle};
 use crate::{clock, status};
 
@@ -90,16 +91,22 @@ pub(crate) struct End {
     under_way: Option<UnderWay>,
     retries: Retries,
     throttle: Option<Arc<Throttle>>,
+    meter: Option<CallMeter>,
 }
 
 impl End {
-    pub(crate) fn new(under_way: UnderWay, policy: RetryPolicy, throttle: Option<Arc<Throttle>>) -> End {
-        End { under_way: Some(under_way), retries: Retries::new(policy), throttle }
+    pub(crate) fn new(
+        under_way: UnderWay,
+        policy: RetryPolicy,
+        throttle: Option<Arc<Throttle>>,
+        meter: CallMeter,
+    ) -> End {
+        End { under_way: Some(under_way), retries: Retries::new(policy), throttle, meter: Some(meter) }
     }
 
     /// Of a stream that is the channel's own and not a call.
     pub(crate) fn untold() -> End {
-        End { under_way: None, retries: Retries::new(RetryPolicy::NEVER), throttle: None }
+        End { under_way: None, retries: Retries::new(RetryPolicy::NEVER), throttle: None, meter: None }
     }
 
     /// The policy by which the call is tried again.
@@ -109,7 +116,30 @@ impl End {
 
     /// An attempt failed that could be repeated: how long to wait before the next one, if there is one.
     pub(crate) fn failed(&mut self, code: Code, pushback: Option<Pushback>, random: f64) -> Option<Duration> {
-        self.retries.next(code, pushback, false, self.throttle.as_deref(), random)
+        let delay = self.retries.next(code, pushback, false, self.throttle.as_deref(), random)?;
+        if let Some(meter) = &mut self.meter {
+            meter.retried(delay);
+        }
+        Some(delay)
+    }
+
+    /// An attempt is repeated that the peer did not process.
+    pub(crate) fn refused(&mut self) {
+        if let Some(meter) = &mut self.meter {
+            meter.transparently_retried();
+        }
+    }
+
+    /// Another attempt begins.
+    pub(crate) fn attempt(&self) -> Option<AttemptMeter> {
+        self.meter.as_ref().map(CallMeter::attempt)
+    }
+
+    /// The call is over.
+    pub(crate) fn over(&mut self, code: Code) {
+        if let Some(mut meter) = self.meter.take() {
+            meter.finish(code);
+        }
     }
 
     /// An attempt ended that is not repeated in any case.
@@ -128,6 +158,7 @@ impl End {
             under_way: self.under_way.take(),
             retries: mem::replace(&mut self.retries, Retries::new(RetryPolicy::NEVER)),
             throttle: self.throttle.take(),
+            meter: self.meter.take(),
         }
     }
 }
@@ -240,6 +271,7 @@ struct Upload {
     held: Option<Bytes>,
     /// Whether this attempt is the last one.
     is_committed: bool,
+    meter: Option<AttemptMeter>,
 }
 
 /// What became of an upload that is over.
@@ -251,8 +283,8 @@ enum Uploaded {
 }
 
 impl Upload {
-    fn new(replay: Replay, stream: SendStream<Bytes>) -> Upload {
-        Upload { replay, stream, taken: 0, held: None, is_committed: false }
+    fn new(replay: Replay, stream: SendStream<Bytes>, meter: Option<AttemptMeter>) -> Upload {
+        Upload { replay, stream, taken: 0, held: None, is_committed: false, meter }
     }
 
     /// Sends what there is. The next piece is asked for only when there is room for it on the wire, except that the first one
@@ -309,6 +341,14 @@ impl Upload {
 
     /// The next piece of data: one that was sent before, or one of the body.
     fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, tonic::Status>>> {
+        let piece = ready!(self.poll_unmeasured(cx));
+        if let (Some(meter), Some(Ok(piece))) = (&self.meter, &piece) {
+            meter.sent(piece);
+        }
+        Poll::Ready(piece)
+    }
+
+    fn poll_unmeasured(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, tonic::Status>>> {
         if let Some(piece) = self.replay.sent_before(self.taken) {
             self.taken += 1;
             return Poll::Ready(Some(Ok(piece.clone())));
@@ -408,15 +448,19 @@ pub(crate) struct Failure {
 pub(crate) struct Attempt {
     trackers: Trackers,
     link: Arc<Link>,
+    meter: Option<AttemptMeter>,
 }
 
 impl Attempt {
-    pub(crate) fn new(trackers: Trackers, link: Arc<Link>) -> Attempt {
+    pub(crate) fn new(trackers: Trackers, link: Arc<Link>, meter: Option<AttemptMeter>) -> Attempt {
         link.call_starts();
-        Attempt { trackers, link }
+        Attempt { trackers, link, meter }
     }
 
     fn finish(mut self, code: Code, trailers: Option<&mut HeaderMap>) {
+        if let Some(meter) = &self.meter {
+            meter.finish(code);
+        }
         let trackers = mem::take(&mut self.trackers);
         if trackers.is_empty() {
             return;
@@ -466,7 +510,7 @@ pub(crate) async fn send(
     end: &mut End,
 ) -> Sent {
     let (mut response, stream) = sender;
-    let mut inline = Some(Upload::new(replay, stream));
+    let mut inline = Some(Upload::new(replay, stream, attempt.meter.clone()));
     let mut uploaded = None;
     let mut task = None;
     let head = poll_fn(|cx| {
@@ -488,6 +532,15 @@ pub(crate) async fn send(
     match head {
         Some(Ok(head)) => {
             let (parts, body) = head.into_parts();
+            if let Some(found) = status::not_grpc(&parts) {
+                let code = tonic::Code::from(status::code_of_http(parts.status) as i32);
+                let address = attempt.link.address();
+                let status = tonic::Status::new(
+                    code,
+                    format!("endpoint {address}: expected a gRPC answer, found {found}"),
+                );
+                return failed(status, false, attempt, uploaded, task).await;
+            }
             if body.is_end_stream() {
                 return answered_at_once(parts, attempt, uploaded, task, end).await;
             }
@@ -500,19 +553,12 @@ pub(crate) async fn send(
                 _upload: task,
                 deadline: mem::take(deadline),
                 end: end.hand_on(),
-                http: parts.status,
             };
             Sent::Answered(http::Response::from_parts(parts, ResponseBody(Some(live))))
         }
         Some(Err(error)) => {
-            let is_unprocessed = status::is_unprocessed(&error);
-            let (status, replay) = match body_back(uploaded, task).await {
-                Ok(replay) => (attempt.failure(&error), replay),
-                Err(status) => (status, None),
-            };
-            let code = status::code(status.code() as i32);
-            attempt.finish(code, None);
-            Sent::Failed(Failure { code, outcome: Err(status), is_unprocessed, replay })
+            let status = attempt.failure(&error);
+            failed(status, status::is_unprocessed(&error), attempt, uploaded, task).await
         }
         None => {
             let status = match uploaded {
@@ -526,6 +572,23 @@ pub(crate) async fn send(
     }
 }
 
+/// An attempt that failed with this status, unless the request's own body failed before.
+async fn failed(
+    status: tonic::Status,
+    is_unprocessed: bool,
+    attempt: Attempt,
+    uploaded: Option<(Uploaded, Replay)>,
+    task: Option<UploadTask>,
+) -> Sent {
+    let (status, replay) = match body_back(uploaded, task).await {
+        Ok(replay) => (status, replay),
+        Err(status) => (status, None),
+    };
+    let code = status::code(status.code() as i32);
+    attempt.finish(code, None);
+    Sent::Failed(Failure { code, outcome: Err(status), is_unprocessed, replay })
+}
+
 /// An answer that is over with its head: a status and nothing else.
 async fn answered_at_once(
     mut parts: http::response::Parts,
@@ -534,11 +597,12 @@ async fn answered_at_once(
     task: Option<UploadTask>,
     end: &mut End,
 ) -> Sent {
-    let code = status::code_of(&parts.headers).unwrap_or_else(|| status::code_of_http(parts.status));
+    let code = status::code_of(&parts.headers).unwrap_or(Code::Unknown);
     attempt.finish(code, Some(&mut parts.headers));
     let response = http::Response::from_parts(parts, ResponseBody::empty());
     if code == Code::Ok {
         end.committed(code);
+        end.over(code);
         return Sent::Answered(response);
     }
     let replay = body_back(uploaded, task).await.unwrap_or(None);
@@ -574,7 +638,6 @@ struct Live {
     _upload: Option<UploadTask>,
     deadline: Deadline,
     end: End,
-    http: http::StatusCode,
 }
 
 impl ResponseBody {
@@ -586,6 +649,7 @@ impl ResponseBody {
         if let Some(mut live) = self.0.take() {
             live.attempt.finish(code, trailers);
             live.end.committed(code);
+            live.end.over(code);
         }
     }
 }
@@ -603,6 +667,9 @@ impl http_body::Body for ResponseBody {
             Poll::Ready(Some(Ok(data))) => {
                 // Read is read: the peer may send as much again.
                 let _ = live.stream.flow_control().release_capacity(data.len());
+                if let Some(meter) = &live.attempt.meter {
+                    meter.received(&data);
+                }
                 return Poll::Ready(Some(Ok(Frame::data(data))));
             }
             Poll::Ready(Some(Err(error))) => error,
@@ -613,8 +680,7 @@ impl http_body::Body for ResponseBody {
                     return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
                 }
                 Poll::Ready(Ok(None)) => {
-                    let code = status::code_of_http(live.http);
-                    self.finish(code, None);
+                    self.finish(Code::Unknown, None);
                     return Poll::Ready(None);
                 }
                 Poll::Ready(Err(error)) => error,

@@ -1,9 +1,10 @@
 //! The channel: what a generated client is given, and the way of a call through it.
 //!
-//! [`run`] is that way: route, pick, send, and again where the call may be repeated. Everything it looks at is in the latest
+//! [`Outgoing::run`] is that way: route, pick, send, and again where the call may be repeated. Everything it looks at is in the latest
 //! snapshot; it waits for the driver only if there is nobody to send to.
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -17,6 +18,7 @@ use evenkeel_core::{
 use evenkeel_xds::routing::{ActiveFaults, Filter, Selected};
 use http::uri::{Authority, Scheme};
 use http::{HeaderMap, HeaderValue, header};
+use http_body::Body as _;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep};
 use tonic::body::Body;
@@ -25,6 +27,7 @@ use crate::builder::Builder;
 use crate::call::{self, Attempt, Calls, Deadline, End, Failure, Replay, ResponseBody, Sent, late};
 use crate::connection::Connection;
 use crate::entropy::Entropy;
+use crate::metrics::{AttemptMeter, Metrics};
 use crate::retry::{self, RetryPolicy, Throttle};
 use crate::service_config::ServiceConfig;
 use crate::snapshot::{Published, Snapshot, Way};
@@ -51,6 +54,7 @@ pub(crate) struct Inner {
     pub(crate) throttle: Option<Arc<Throttle>>,
     pub(crate) faults: Arc<ActiveFaults>,
     pub(crate) entropy: Entropy,
+    pub(crate) metrics: Metrics,
 }
 
 /// What every request says beside what its caller says.
@@ -158,27 +162,22 @@ impl tower_service::Service<http::Request<Body>> for Channel {
     }
 }
 
-/// The way of a call.
+/// Runs a call, and notes how it ended.
 async fn run(
     channel: Arc<Inner>,
     request: http::Request<Body>,
 ) -> Result<http::Response<ResponseBody>, tonic::Status> {
-    let (mut call, mut body) = Outgoing::new(&channel, request);
-    call.route().await?;
-    if let Some(response) = call.inject_faults().await? {
-        return Ok(response);
-    }
-    loop {
-        let picked = call.pick().await?;
-        match call.send(picked, body).await {
-            Ok(Sent::Answered(response)) => return Ok(response),
-            Ok(Sent::Failed(failure)) => match call.again(failure).await {
-                Ok(again) => body = again,
-                Err(outcome) => return outcome,
-            },
-            Err(unsent) => body = unsent?,
+    let (mut call, body) = Outgoing::new(&channel, request);
+    let outcome = call.run(body).await;
+    // The end of an answer that goes on is the business of its body.
+    match &outcome {
+        Err(status) => call.end.over(status::code(status.code() as i32)),
+        Ok(response) if response.body().is_end_stream() => {
+            call.end.over(status::code_of(response.headers()).unwrap_or(Code::Unknown));
         }
+        Ok(_) => {}
     }
+    outcome
 }
 
 /// A call on its way out.
@@ -193,6 +192,8 @@ struct Outgoing<'c> {
     /// The snapshot whose connection turned out to be gone: another one is needed.
     outdated: Option<u64>,
     refused: bool,
+    /// The cluster that a pick failed in, for metrics (A89).
+    backend_service: Cell<Option<Arc<str>>>,
 }
 
 /// Where an attempt goes.
@@ -200,6 +201,7 @@ struct Picked {
     connection: Arc<Connection>,
     trackers: Trackers,
     serial: u64,
+    meter: Option<AttemptMeter>,
 }
 
 /// What one look at the channel led to.
@@ -219,6 +221,7 @@ impl<'c> Outgoing<'c> {
         let limits = timeout.into_iter().chain(method.and_then(|method| method.timeout));
         let deadline = Deadline::at(limits.min().map(|timeout| Instant::now() + timeout));
         let policy = method.and_then(|method| method.retry).unwrap_or(RetryPolicy::NEVER);
+        let meter = channel.metrics.call(request.uri.path());
         let user_agent = request.headers.entry(header::USER_AGENT);
         user_agent.or_insert_with(|| channel.head.user_agent.clone());
         let call = Outgoing {
@@ -227,11 +230,31 @@ impl<'c> Outgoing<'c> {
             wait_for_ready,
             deadline,
             selected: None,
-            end: End::new(channel.calls.begin(), policy, channel.throttle.clone()),
+            end: End::new(channel.calls.begin(), policy, channel.throttle.clone(), meter),
             outdated: None,
             refused: false,
+            backend_service: Cell::default(),
         };
         (call, Replay::new(body))
+    }
+
+    /// The way of a call.
+    async fn run(&mut self, mut body: Replay) -> Result<http::Response<ResponseBody>, tonic::Status> {
+        self.route().await?;
+        if let Some(response) = self.inject_faults().await? {
+            return Ok(response);
+        }
+        loop {
+            let picked = self.pick().await?;
+            match self.send(picked, body).await {
+                Ok(Sent::Answered(response)) => return Ok(response),
+                Ok(Sent::Failed(failure)) => match self.again(failure).await {
+                    Ok(again) => body = again,
+                    Err(outcome) => return outcome,
+                },
+                Err(unsent) => body = unsent?,
+            }
+        }
     }
 
     /// Finds the call's route. It holds for all attempts (A31).
@@ -278,14 +301,25 @@ impl<'c> Outgoing<'c> {
 
     /// Finds an endpoint, and waits for one if need be.
     async fn pick(&mut self) -> Result<Picked, tonic::Status> {
-        self.wait(Outgoing::look_for_endpoint).await
+        let meter = self.end.attempt();
+        let picked = self.wait(Outgoing::look_for_endpoint).await;
+        if let Some(meter) = &meter {
+            match &picked {
+                Ok(picked) => meter.placed(picked.trackers.place()),
+                Err(status) => {
+                    meter.unplaced(self.backend_service.take());
+                    meter.finish(status::code(status.code() as i32));
+                }
+            }
+        }
+        picked.map(|picked| Picked { meter, ..picked })
     }
 
     /// Sends the request where the pick says. `Err` is a request that never left: its connection is gone, or, as the inner
     /// `Err`, it cannot be sent by any.
     async fn send(
         &mut self,
-        Picked { connection, trackers, serial }: Picked,
+        Picked { connection, trackers, serial, meter }: Picked,
         body: Replay,
     ) -> Result<Sent, Result<Replay, tonic::Status>> {
         let head = self.head(&trackers);
@@ -295,7 +329,7 @@ impl<'c> Outgoing<'c> {
                 if let Some(id) = trackers.to_wake() {
                     let _ = self.channel.commands.send(Command::Connect(id));
                 }
-                let attempt = Attempt::new(trackers, connection.shared().clone());
+                let attempt = Attempt::new(trackers, connection.shared().clone(), meter);
                 drop((sender, connection));
                 Ok(call::send(sent, body, attempt, &mut self.deadline, &mut self.end).await)
             }
@@ -326,6 +360,7 @@ impl<'c> Outgoing<'c> {
             return Err(outcome);
         };
         if is_first_refusal {
+            self.end.refused();
             return Ok(body);
         }
         let pushback = outcome.as_ref().ok().and_then(|response| retry::Pushback::read(response.headers()));
@@ -394,9 +429,12 @@ impl<'c> Outgoing<'c> {
         };
         match pick {
             Pick::To(id, trackers) => match snapshot.connections.get(id) {
-                Some(connection) => {
-                    Look::Found(Picked { connection: connection.clone(), trackers, serial: snapshot.serial })
-                }
+                Some(connection) => Look::Found(Picked {
+                    connection: connection.clone(),
+                    trackers,
+                    serial: snapshot.serial,
+                    meter: None,
+                }),
                 None => {
                     trackers.finish(&CallEnd::Unsent);
                     Look::Wait("the connection that was chosen is gone")
@@ -408,7 +446,10 @@ impl<'c> Outgoing<'c> {
                 }
                 Look::Wait("no endpoint is connected")
             }
-            Pick::Fail(status) | Pick::Drop(status) => Look::Fail(status),
+            Pick::Fail(status) | Pick::Drop(status) => {
+                self.backend_service.set(call.backend_service());
+                Look::Fail(status)
+            }
         }
     }
 

@@ -24,13 +24,17 @@ use h2::client::SendRequest;
 use h2::{Ping, PingPong, Reason};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::oneshot;
-use tokio::time::{Instant, Sleep, sleep_until};
+use tokio::time::{Sleep, sleep_until};
 
 use crate::clock;
+use crate::metrics::DisconnectReason;
 use crate::transport::{self, Io};
 
 /// h2 shows the limit of streams; while it is this one, which no peer can set, the peer's SETTINGS have not come.
 const NO_SETTINGS_YET: usize = usize::MAX - 1;
+
+/// How much of a peer's last words is shown.
+const MAX_LAST_WORDS: usize = 200;
 
 /// How HTTP/2 is spoken.
 #[derive(Clone, Debug)]
@@ -90,27 +94,10 @@ pub(crate) struct Shared {
 /// Why a connection takes no more calls.
 #[derive(Clone, Debug)]
 pub(crate) struct Loss {
-    pub(crate) reason: LossReason,
+    pub(crate) reason: DisconnectReason,
     pub(crate) status: Status,
-}
-
-/// A94's reasons.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum LossReason {
-    /// The peer said goodbye.
-    GoAway(Reason),
-    /// We let go of it.
-    Shutdown,
-    /// The peer closed it with a reset.
-    Reset,
-    /// The peer was silent for too long.
-    TimedOut,
-    /// It was cut otherwise on our side of the network.
-    Aborted,
-    /// The socket failed.
-    Socket,
-    /// Something else, such as a peer that does not speak HTTP/2.
-    Unknown,
+    /// Whether the peer complained of our keepalive pings (A8).
+    pub(crate) too_many_pings: bool,
 }
 
 impl Connection {
@@ -256,29 +243,31 @@ impl Task {
 impl Loss {
     fn of(address: &Address, error: &h2::Error) -> Loss {
         let reason = match (error.is_go_away() && error.is_remote(), error.reason(), error.get_io()) {
-            (true, Some(reason), _) => LossReason::GoAway(reason),
+            (true, Some(reason), _) => DisconnectReason::GoAway(reason),
             (_, _, Some(io)) => match io.kind() {
-                io::ErrorKind::ConnectionReset => LossReason::Reset,
-                io::ErrorKind::TimedOut => LossReason::TimedOut,
-                io::ErrorKind::ConnectionAborted => LossReason::Aborted,
-                _ => LossReason::Socket,
+                io::ErrorKind::ConnectionReset => DisconnectReason::Reset,
+                io::ErrorKind::TimedOut => DisconnectReason::TimedOut,
+                io::ErrorKind::ConnectionAborted => DisconnectReason::Aborted,
+                _ => DisconnectReason::Socket,
             },
-            _ => LossReason::Unknown,
+            _ => DisconnectReason::Unknown,
         };
         let status = Status::unavailable(format!("connection to {address}: {}", cause(error)));
-        Loss { reason, status }
+        let too_many_pings = reason == DisconnectReason::GoAway(Reason::ENHANCE_YOUR_CALM)
+            && last_words(error).as_deref() == Some("too_many_pings");
+        Loss { reason, status, too_many_pings }
     }
 
     fn shutdown(address: &Address) -> Loss {
         let status = Status::unavailable(format!("connection to {address}: closed"));
-        Loss { reason: LossReason::Shutdown, status }
+        Loss { reason: DisconnectReason::Shutdown, status, too_many_pings: false }
     }
 
     fn silent(address: &Address, timeout: Duration) -> Loss {
         let status = Status::unavailable(format!(
             "connection to {address}: no answer to a keepalive ping within {timeout:?}"
         ));
-        Loss { reason: LossReason::TimedOut, status }
+        Loss { reason: DisconnectReason::TimedOut, status, too_many_pings: false }
     }
 }
 
@@ -287,10 +276,20 @@ pub(crate) fn cause(error: &h2::Error) -> String {
     match (error.get_io(), error.reason()) {
         (Some(io), _) if io.kind() == io::ErrorKind::BrokenPipe => "closed by the peer".to_owned(),
         (Some(io), _) => transport::in_words(io),
-        (None, Some(reason)) if error.is_go_away() && error.is_remote() => format!("GOAWAY {reason:?}"),
+        (None, Some(reason)) if error.is_go_away() && error.is_remote() => match last_words(error) {
+            Some(words) => format!("GOAWAY {reason:?}, \"{words}\""),
+            None => format!("GOAWAY {reason:?}"),
+        },
         (None, Some(reason)) if error.is_reset() && error.is_remote() => format!("RST_STREAM {reason:?}"),
         _ => error.to_string(),
     }
+}
+
+/// What the peer said beside the code of its GOAWAY, with odd bytes escaped. h2 has it in the error's text only.
+fn last_words(error: &h2::Error) -> Option<String> {
+    let text = error.to_string();
+    let (_, words) = text.split_once(" (b\"")?;
+    Some(words.strip_suffix("\")")?.chars().take(MAX_LAST_WORDS).collect())
 }
 
 /// Watches over a connection by its keepalive.
@@ -304,7 +303,7 @@ struct Alive {
 
 impl Alive {
     fn new(keepalive: Keepalive, ping_pong: PingPong) -> Alive {
-        let timer = Box::pin(sleep_until(Instant::now() + keepalive.time));
+        let timer = Box::pin(sleep_until(clock::sleep_until(clock::now() + keepalive.time)));
         Alive { keepalive, ping_pong, timer, asked_at: None }
     }
 

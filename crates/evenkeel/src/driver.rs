@@ -16,7 +16,7 @@ use std::time::Duration;
 use std::{future, mem};
 
 use evenkeel_core::{
-    Address, Backoff, CallCounters, Connectivity, Core, Effect, Endpoint, Endpoints, Event, Instant,
+    Address, Backoff, CallCounters, Connectivity, Core, Effect, Endpoint, Endpoints, Event, Instant, Labels,
     LbConfig, LoadReport, Pass, Rng, RootPicker, Status, SubchannelId, Update,
 };
 use evenkeel_xds::follow::Step;
@@ -27,9 +27,10 @@ use tokio::time::{self, sleep_until};
 
 use crate::call::Calls;
 use crate::channel::{Command, Head};
-use crate::connection::{self, Connection, Http2, Loss, LossReason};
+use crate::connection::{self, Connection, Http2, Loss};
 use crate::credentials::Credentials;
 use crate::dns::{self, Refresh};
+use crate::metrics::{ConnectionMeter, Metrics, SecurityLevel};
 use crate::snapshot::{Connections, Published, Way};
 use crate::transport::{self, Connector};
 use crate::xds::{Following, XdsClient};
@@ -55,6 +56,7 @@ pub(crate) struct Settings {
     pub(crate) credentials: Credentials,
     pub(crate) connector: Arc<dyn Connector>,
     pub(crate) head: Head,
+    pub(crate) metrics: Metrics,
     /// The name that certificates must be valid for.
     pub(crate) host: Arc<str>,
     pub(crate) http2: Http2,
@@ -72,8 +74,6 @@ pub(crate) struct Driver {
     published: Arc<Published>,
     calls: Arc<Calls>,
     commands: mpsc::UnboundedReceiver<Command>,
-    reports: mpsc::UnboundedReceiver<Report>,
-    reporter: mpsc::UnboundedSender<Report>,
     awake: Option<Awake>,
 }
 
@@ -100,8 +100,7 @@ impl Driver {
         calls: Arc<Calls>,
         commands: mpsc::UnboundedReceiver<Command>,
     ) -> Driver {
-        let (reporter, reports) = mpsc::unbounded_channel();
-        Driver { settings, published, calls, commands, reports, reporter, awake: None }
+        Driver { settings, published, calls, commands, awake: None }
     }
 
     /// Runs until the channel is closed, or its last handle is gone.
@@ -122,9 +121,19 @@ impl Driver {
 
     async fn next(&mut self) -> Happened {
         let wake_at = self.awake.as_ref().and_then(Awake::wake_at);
+        let (reports, feed) = match &mut self.awake {
+            Some(awake) => (Some(&mut awake.reports), Some(&mut awake.feed)),
+            None => (None, None),
+        };
+        let report = async {
+            match reports {
+                Some(reports) => reports.recv().await,
+                None => future::pending().await,
+            }
+        };
         let feed = async {
-            match &mut self.awake {
-                Some(awake) => awake.feed.next().await,
+            match feed {
+                Some(feed) => feed.next().await,
                 None => future::pending().await,
             }
         };
@@ -136,8 +145,8 @@ impl Driver {
         };
         tokio::select! {
             command = self.commands.recv() => Happened::Command(command),
-            // The driver itself holds a sender, so there is always a next one.
-            Some(report) = self.reports.recv() => Happened::Report(report),
+            // Who is awake holds a sender, so there is always a next one.
+            Some(report) = report => Happened::Report(report),
             fed = feed => Happened::Fed(fed),
             () = due => Happened::Time,
         }
@@ -145,7 +154,7 @@ impl Driver {
 
     /// What else has happened already.
     fn more(&mut self) -> Option<Happened> {
-        if let Ok(report) = self.reports.try_recv() {
+        if let Some(report) = self.awake.as_mut().and_then(|awake| awake.reports.try_recv().ok()) {
             return Some(Happened::Report(report));
         }
         self.commands.try_recv().ok().map(|command| Happened::Command(Some(command)))
@@ -172,7 +181,7 @@ impl Driver {
                 if let Some(awake) = &mut self.awake {
                     let calmed = awake.take_in(report);
                     if calmed && let Some(keepalive) = &mut self.settings.http2.keepalive {
-                        keepalive.time *= 2;
+                        keepalive.time = keepalive.time.saturating_mul(2);
                         tracing::warn!(time = ?keepalive.time, "a peer wants fewer keepalive pings");
                     }
                 }
@@ -189,7 +198,7 @@ impl Driver {
 
     /// Starts the policies and the source of endpoints, unless they run.
     fn wake(&mut self) -> &mut Awake {
-        self.awake.get_or_insert_with(|| Awake::new(&self.settings, &self.calls, &self.reporter))
+        self.awake.get_or_insert_with(|| Awake::new(&self.settings, &self.calls))
     }
 
     /// Lets go of everything if there were no calls for long.
@@ -218,7 +227,7 @@ impl Driver {
             tracing::error!("a load balancing policy panicked; the channel starts anew");
             let status = Status::new(evenkeel_core::Code::Internal, "a load balancing policy panicked");
             self.published.publish(Way::Failed(status), Connections::default());
-            let mut fresh = Awake::new(&self.settings, &self.calls, &self.reporter);
+            let mut fresh = Awake::new(&self.settings, &self.calls);
             fresh.is_new = false;
             fresh.wake_at = Some(clock::now() + AFTER_A_PANIC);
             self.awake = Some(fresh);
@@ -231,7 +240,7 @@ impl Driver {
             awake.is_new = true;
         }
         for effect in effects {
-            awake.carry_out(effect, &self.settings, &self.reporter);
+            awake.carry_out(effect, &self.settings);
         }
         awake.feed.passed(&awake.core);
         if mem::take(&mut awake.is_new) {
@@ -256,9 +265,15 @@ struct Awake {
     route: Route,
     picker: Option<RootPicker>,
     connections: Connections,
+    /// Of this core's connections only: another core may give the same ids to others.
+    reports: mpsc::UnboundedReceiver<Report>,
+    reporter: mpsc::UnboundedSender<Report>,
     /// Attempts to connect that are under way.
     dials: Dials,
     load: LoadWatches,
+    metrics: Metrics,
+    security: SecurityLevel,
+    meters: HashMap<SubchannelId, ConnectionMeter>,
     /// Whether calls should see something else than they do.
     is_new: bool,
     wake_at: Option<Instant>,
@@ -279,25 +294,35 @@ enum Route {
 }
 
 impl Awake {
-    fn new(settings: &Settings, calls: &Calls, reporter: &mpsc::UnboundedSender<Report>) -> Awake {
+    fn new(settings: &Settings, calls: &Calls) -> Awake {
         let seed = settings.seed.unwrap_or_else(entropy::fresh);
         let rng = if settings.seed.is_some() { Rng::fixed(seed) } else { Rng::from_entropy(seed) };
         let mut core = Core::builder(rng)
             .backoff(settings.backoff.clone())
             .attempt_delay(settings.attempt_delay)
+            .measure(settings.metrics.measures())
             .counters(settings.counters.clone());
         if let Source::Xds { client, .. } = &settings.source {
             core = core.load_store(client.load_store().clone());
         }
         let now = clock::now();
+        let (reporter, reports) = mpsc::unbounded_channel();
         let mut awake = Awake {
             core: core.build(),
             feed: Feed::Fixed,
             route: Route::Unknown,
             picker: None,
             connections: Connections::default(),
-            dials: Dials::default(),
             load: LoadWatches::new(settings.head.clone(), reporter.clone()),
+            metrics: settings.metrics.clone(),
+            security: match settings.credentials.live() {
+                Some(_) => SecurityLevel::PrivacyAndIntegrity,
+                None => SecurityLevel::None,
+            },
+            meters: HashMap::new(),
+            reports,
+            reporter,
+            dials: Dials::default(),
             is_new: true,
             wake_at: None,
             idle_at: now + settings.idle_timeout.unwrap_or(Duration::MAX),
@@ -311,12 +336,14 @@ impl Awake {
             Source::Dns { host, port, config } => {
                 awake.feed = Feed::Dns(Lookup::new(host.clone(), *port, config.clone(), seed));
             }
-            Source::Xds { client, target, channel_id } => match client.follow(target, *channel_id) {
-                Ok(following) => {
-                    awake.feed = Feed::Xds { client: client.clone(), following, wanted: BTreeSet::new() };
+            Source::Xds { client, target, channel_id } => {
+                match client.follow(target, *channel_id, settings.metrics.xds()) {
+                    Ok(following) => {
+                        awake.feed = Feed::Xds { client: client.clone(), following, wanted: BTreeSet::new() };
+                    }
+                    Err(error) => awake.route = Route::Failed(Status::unavailable(error.to_string())),
                 }
-                Err(error) => awake.route = Route::Failed(Status::unavailable(error.to_string())),
-            },
+            }
         }
         awake
     }
@@ -335,6 +362,7 @@ impl Awake {
                 if self.core.handle(Event::Connected(id), now) {
                     tracing::debug!(address = %connection.shared().address(), "connected");
                     self.load.connected(id, &connection);
+                    self.meters.insert(id, self.metrics.connected(self.labels(id), self.security));
                     self.connections.insert(id, connection);
                     self.is_new = true;
                 }
@@ -343,7 +371,11 @@ impl Awake {
             Report::Failed(id, status) => {
                 self.dials.forget(id);
                 tracing::debug!(error = status.message(), "a connection attempt failed");
-                self.core.handle(Event::ConnectFailed(id, status), now);
+                let labels = self.labels(id);
+                // An attempt that nobody waits for any more counts as neither (A94).
+                if self.core.handle(Event::ConnectFailed(id, status), now) {
+                    self.metrics.connect_failed(&labels);
+                }
                 false
             }
             Report::Load(id, report) => {
@@ -352,12 +384,15 @@ impl Awake {
             }
             Report::Lost(id, loss) => {
                 self.load.lost(id);
+                if let Some(mut meter) = self.meters.remove(&id) {
+                    meter.lost(loss.reason);
+                }
                 if self.connections.remove(id) {
                     tracing::info!(reason = ?loss.reason, error = loss.status.message(), "a connection is lost");
                     self.is_new = true;
                 }
                 self.core.handle(Event::Disconnected(id, loss.status), now);
-                loss.reason == LossReason::GoAway(h2::Reason::ENHANCE_YOUR_CALM)
+                loss.too_many_pings
             }
         }
     }
@@ -387,22 +422,31 @@ impl Awake {
         }
     }
 
-    fn carry_out(&mut self, effect: Effect, settings: &Settings, reporter: &mpsc::UnboundedSender<Report>) {
+    fn carry_out(&mut self, effect: Effect, settings: &Settings) {
         match effect {
             Effect::Dial { id, address, deadline } => {
-                let task = tokio::spawn(dial(id, address, deadline, Dialling::new(settings, id, reporter)));
+                let task =
+                    tokio::spawn(dial(id, address, deadline, Dialling::new(settings, id, &self.reporter)));
                 self.dials.0.insert(id, task.abort_handle());
             }
             Effect::Close { id } => {
                 self.dials.give_up(id);
                 self.load.watch(id, None, None);
+                self.meters.remove(&id);
                 self.is_new |= self.connections.remove(id);
             }
             Effect::WatchLoad { id, every } => self.load.watch(id, every, self.connections.get(id)),
             Effect::Reresolve => self.feed.reresolve(),
+            Effect::Measure(measurement) => self.metrics.measured(&measurement),
             Effect::Warn(text) => tracing::warn!("{text}"),
-            _ => {}
+            // The core may learn to want more than this version can do.
+            other => tracing::warn!(effect = ?other, "not carried out"),
         }
+    }
+
+    /// Where a subchannel stands, if metrics say it.
+    fn labels(&self, id: SubchannelId) -> Labels {
+        if self.metrics.wants_labels() { self.core.labels(id) } else { Labels::default() }
     }
 
     /// What calls should see.

@@ -134,7 +134,7 @@ impl tower_service::Service<http::Request<Body>> for Direct {
         Box::pin(async move {
             let sent = connection.sender().send_request(request, false);
             let sent = sent.map_err(|error| Status::unavailable(error.to_string()))?;
-            let attempt = Attempt::new(Trackers::none(), connection.shared().clone());
+            let attempt = Attempt::new(Trackers::none(), connection.shared().clone(), None);
             let mut end = End::untold();
             match call::send(sent, Replay::new(body), attempt, &mut Deadline::default(), &mut end).await {
                 Sent::Answered(response) => Ok(response),

@@ -55,6 +55,20 @@ pub(crate) fn code_of_http(status: http::StatusCode) -> Code {
     }
 }
 
+/// What an answer is that is none of gRPC's, such as a proxy's page of an error. One that says a gRPC status is taken by its
+/// word.
+pub(crate) fn not_grpc(answer: &http::response::Parts) -> Option<String> {
+    let kind = answer.headers.get(http::header::CONTENT_TYPE);
+    let is_grpc = kind.is_none_or(|kind| kind.as_bytes().starts_with(b"application/grpc"));
+    if answer.headers.contains_key("grpc-status") || answer.status == http::StatusCode::OK && is_grpc {
+        return None;
+    }
+    let status = answer.status;
+    let Some(kind) = kind else { return Some(format!("HTTP status {status}")) };
+    let kind: String = String::from_utf8_lossy(kind.as_bytes()).chars().take(100).collect();
+    Some(format!("HTTP status {status} and content type {kind:?}"))
+}
+
 /// What a stream that was cut short means for its call (gRPC over HTTP/2, "Errors").
 pub(crate) fn code_of_error(error: &h2::Error) -> Code {
     if error.is_io() || error.is_go_away() {

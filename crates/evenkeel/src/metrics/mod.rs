@@ -96,16 +96,6 @@ pub(crate) enum SecurityLevel {
     PrivacyAndIntegrity,
 }
 
-impl SecurityLevel {
-    /// The value of the label `grpc.security_level` (A94).
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            SecurityLevel::None => "none",
-            SecurityLevel::PrivacyAndIntegrity => "privacy_and_integrity",
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -132,8 +122,6 @@ mod tests {
             let code = Reason::from(code);
             assert_eq!(DisconnectReason::GoAway(code).to_string(), format!("GOAWAY {code:?}"));
         }
-        let levels = [SecurityLevel::None, SecurityLevel::PrivacyAndIntegrity].map(SecurityLevel::as_str);
-        assert_eq!(levels, ["none", "privacy_and_integrity"]);
     }
 
     /// What is not measured costs nothing.

@@ -1,5 +1,7 @@
 //! The meters of a build without metrics: they take in everything, keep nothing and compile to nothing.
 
+#![expect(clippy::unused_self, reason = "the signatures are those of the feature `otel`")]
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,13 +10,12 @@ use evenkeel_xds::client::Client;
 
 use super::{DisconnectReason, SecurityLevel};
 
-/// See the module with the feature `otel`.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Metrics;
+pub(crate) struct Metrics(());
 
 impl Metrics {
     pub(crate) fn for_target(&self, _: Arc<str>) -> Metrics {
-        Metrics
+        Metrics(())
     }
 
     pub(crate) fn measures(&self) -> bool {
@@ -26,11 +27,11 @@ impl Metrics {
     }
 
     pub(crate) fn call(&self, _: &str) -> CallMeter {
-        CallMeter
+        CallMeter(())
     }
 
     pub(crate) fn connected(&self, _: Labels, _: SecurityLevel) -> ConnectionMeter {
-        ConnectionMeter
+        ConnectionMeter(())
     }
 
     pub(crate) fn connect_failed(&self, _: &Labels) {}
@@ -38,16 +39,16 @@ impl Metrics {
     pub(crate) fn measured(&self, _: &Measurement) {}
 
     pub(crate) fn xds(&self) -> XdsMeter {
-        XdsMeter
+        XdsMeter(())
     }
 }
 
 #[derive(Debug)]
-pub(crate) struct CallMeter;
+pub(crate) struct CallMeter(());
 
 impl CallMeter {
     pub(crate) fn attempt(&self) -> AttemptMeter {
-        AttemptMeter
+        AttemptMeter(())
     }
 
     pub(crate) fn retried(&mut self, _: Duration) {}
@@ -58,7 +59,7 @@ impl CallMeter {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct AttemptMeter;
+pub(crate) struct AttemptMeter(());
 
 impl AttemptMeter {
     pub(crate) fn placed(&self, _: Option<&Place>) {}
@@ -73,14 +74,14 @@ impl AttemptMeter {
 }
 
 #[derive(Debug)]
-pub(crate) struct ConnectionMeter;
+pub(crate) struct ConnectionMeter(());
 
 impl ConnectionMeter {
     pub(crate) fn lost(&mut self, _: DisconnectReason) {}
 }
 
 #[derive(Debug)]
-pub(crate) struct XdsMeter;
+pub(crate) struct XdsMeter(());
 
 impl XdsMeter {
     pub(crate) fn publish(&self, _: &Client) {}

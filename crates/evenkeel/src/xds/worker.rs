@@ -24,6 +24,7 @@ use tokio::time::{sleep_until, timeout};
 use super::names::{Answer, Names};
 use super::streams::{Dialer, Key, News, Streams, framed};
 use super::{Board, lock};
+use crate::metrics::XdsMeter;
 use crate::{clock, dns, entropy};
 
 const STATE_OF_THE_WORLD: &str =
@@ -42,6 +43,7 @@ pub(super) enum Command {
         listener: String,
         authority: String,
         channel_id: u64,
+        meter: XdsMeter,
         steps: watch::Sender<Option<Step>>,
     },
     Want {
@@ -96,6 +98,7 @@ struct Channel {
     dynamic: BTreeSet<Arc<str>>,
     wanted: BTreeSet<(ResourceType, String)>,
     steps: watch::Sender<Option<Step>>,
+    meter: XdsMeter,
     /// Whether an [`Event::Idle`] is on its way.
     is_idle_told: Arc<AtomicBool>,
 }
@@ -212,6 +215,9 @@ impl Worker {
             }
         }
         self.streams.let_go();
+        for channel in self.channels.values() {
+            channel.meter.publish(&self.client);
+        }
         let mut shown = lock(&self.board.tally);
         if !self.client.tally().eq(shown.iter()) {
             *shown = self.client.tally().cloned().collect();
@@ -223,7 +229,7 @@ impl Worker {
 impl Worker {
     fn handle_command(&mut self, command: Command) {
         match command {
-            Command::Join { key, target, listener, authority, channel_id, steps } => {
+            Command::Join { key, target, listener, authority, channel_id, meter, steps } => {
                 let is_idle_told = Arc::new(AtomicBool::new(false));
                 let (told, events) = (is_idle_told.clone(), self.events.clone());
                 // Called by whoever drops the last reference, which may be this loop itself.
@@ -240,6 +246,7 @@ impl Worker {
                     dynamic: BTreeSet::new(),
                     wanted: BTreeSet::new(),
                     steps,
+                    meter,
                     is_idle_told,
                 };
                 self.owners.insert(channel.id, key);

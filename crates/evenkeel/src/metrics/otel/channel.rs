@@ -179,3 +179,13 @@ impl OpenConnection {
         open.add(change, &attributes);
     }
 }
+
+impl SecurityLevel {
+    /// The value of the label `grpc.security_level` (A94).
+    fn as_str(self) -> &'static str {
+        match self {
+            SecurityLevel::None => "none",
+            SecurityLevel::PrivacyAndIntegrity => "privacy_and_integrity",
+        }
+    }
+}

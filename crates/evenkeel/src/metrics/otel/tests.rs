@@ -17,7 +17,7 @@ use evenkeel_xds::client::{Client, Effect, Input, Variant};
 use evenkeel_xds::resource::{Parser, ResourceType};
 use h2::Reason;
 use opentelemetry::KeyValue;
-use opentelemetry_sdk::metrics::data::{AggregatedMetrics, MetricData};
+use opentelemetry_sdk::metrics::data::{AggregatedMetrics, MetricData, ResourceMetrics, ScopeMetrics};
 use opentelemetry_sdk::metrics::{InMemoryMetricExporter, PeriodicReader, SdkMeterProvider};
 
 use testkit::resources;
@@ -66,13 +66,13 @@ impl Exported {
         self.exporter.reset();
         self.provider.force_flush().unwrap();
         let exported = self.exporter.get_finished_metrics().unwrap();
-        let scopes = exported.iter().flat_map(|resource| resource.scope_metrics());
+        let scopes = exported.iter().flat_map(ResourceMetrics::scope_metrics);
         scopes
             .inspect(|scope| {
                 assert_eq!(scope.scope().name(), "evenkeel");
                 assert_eq!(scope.scope().version(), Some(env!("CARGO_PKG_VERSION")));
             })
-            .flat_map(|scope| scope.metrics())
+            .flat_map(ScopeMetrics::metrics)
             .map(|metric| {
                 assert!(!metric.description().is_empty());
                 let mut seen = match metric.data() {
@@ -448,8 +448,7 @@ fn connections() {
     let level = |level: &str, count: &str| {
         (format!("{place} security_level={level} target=xds:///orders"), count.to_owned())
     };
-    let open =
-        |metric_none: &str, tls: &str| vec![level("none", metric_none), level("privacy_and_integrity", tls)];
+    let open = |none: &str, tls: &str| vec![level("none", none), level("privacy_and_integrity", tls)];
     assert_eq!(exported.series(Metric::SubchannelOpenConnections), open("2", "1"));
     first.lost(DisconnectReason::GoAway(Reason::NO_ERROR));
     first.lost(DisconnectReason::Socket);
