@@ -6,6 +6,7 @@
 
 use std::future::{Future, poll_fn};
 use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -184,6 +185,10 @@ impl Deadline {
             Some(sleep) => sleep.as_mut().reset(at),
             None => self.0 = Some(Box::pin(sleep_until(at))),
         }
+    }
+
+    pub(crate) fn has_passed(&self) -> bool {
+        self.left().is_some_and(|left| left.is_zero())
     }
 
     /// Ready when it has passed.
@@ -465,8 +470,10 @@ impl Attempt {
         if trackers.is_empty() {
             return;
         }
-        let load = trailers.filter(|_| trackers.want_load()).and_then(load_of);
-        trackers.finish(&CallEnd::Finished { code, at: clock::now(), load: load.as_ref() });
+        contained(|| {
+            let load = trailers.filter(|_| trackers.want_load()).and_then(load_of);
+            trackers.finish(&CallEnd::Finished { code, at: clock::now(), load: load.as_ref() });
+        });
     }
 
     /// What a stream that was cut short means, with the reason of the connection's end where there is one.
@@ -483,6 +490,16 @@ impl Attempt {
 impl Drop for Attempt {
     fn drop(&mut self) {
         self.link.call_ends();
+        if !self.trackers.is_empty() {
+            contained(|| drop(mem::take(&mut self.trackers)));
+        }
+    }
+}
+
+/// Tells trackers. One may be the application's own; if it panics, that is not the caller's trouble.
+fn contained(tell: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(tell)).is_err() {
+        tracing::error!("a load balancing policy panicked while it was told how a call ended");
     }
 }
 
@@ -541,8 +558,15 @@ pub(crate) async fn send(
                 );
                 return failed(status, false, attempt, uploaded, task).await;
             }
-            if body.is_end_stream() {
-                return answered_at_once(parts, attempt, uploaded, task, end).await;
+            // A failure in the head is the whole answer, also if h2 cannot say that the stream has ended: a server that
+            // answers before it has the whole request resets it behind its answer.
+            let code = status::code_of(&parts.headers);
+            if code == Some(Code::Cancelled) && deadline.has_passed() {
+                return failed(unanswered(&attempt), false, attempt, uploaded, task).await;
+            }
+            if body.is_end_stream() || code.is_some_and(|code| code != Code::Ok) {
+                let code = code.unwrap_or(Code::Unknown);
+                return answered_at_once(code, parts, attempt, uploaded, task, end).await;
             }
             if let Some(task) = &mut task {
                 task.back = None;
@@ -557,13 +581,16 @@ pub(crate) async fn send(
             Sent::Answered(http::Response::from_parts(parts, ResponseBody(Some(live))))
         }
         Some(Err(error)) => {
-            let status = attempt.failure(&error);
+            let mut status = attempt.failure(&error);
+            if status.code() == tonic::Code::Cancelled && deadline.has_passed() {
+                status = unanswered(&attempt);
+            }
             failed(status, status::is_unprocessed(&error), attempt, uploaded, task).await
         }
         None => {
             let status = match uploaded {
                 Some((Uploaded::Failed(status), _)) => status,
-                _ => late(&format!("endpoint {} has not answered", attempt.link.address())),
+                _ => unanswered(&attempt),
             };
             let code = status::code(status.code() as i32);
             attempt.finish(code, None);
@@ -591,13 +618,13 @@ async fn failed(
 
 /// An answer that is over with its head: a status and nothing else.
 async fn answered_at_once(
+    code: Code,
     mut parts: http::response::Parts,
     attempt: Attempt,
     uploaded: Option<(Uploaded, Replay)>,
     task: Option<UploadTask>,
     end: &mut End,
 ) -> Sent {
-    let code = status::code_of(&parts.headers).unwrap_or(Code::Unknown);
     attempt.finish(code, Some(&mut parts.headers));
     let response = http::Response::from_parts(parts, ResponseBody::empty());
     if code == Code::Ok {
@@ -626,6 +653,12 @@ async fn body_back(
 /// What a call says whose time is over.
 pub(crate) fn late(waiting_for: &str) -> tonic::Status {
     tonic::Status::deadline_exceeded(format!("the deadline passed: {waiting_for}"))
+}
+
+/// What a call says whose time is over before it had an answer. A peer that keeps the same deadline may notice first, and
+/// cancels the call.
+fn unanswered(attempt: &Attempt) -> tonic::Status {
+    late(&format!("endpoint {} has not answered", attempt.link.address()))
 }
 
 /// The body of an answer. It is watched to its end: those who track the call are told how it ended, also if it is dropped.
@@ -667,6 +700,11 @@ impl http_body::Body for ResponseBody {
     ) -> Poll<Option<Result<Frame<Bytes>, tonic::Status>>> {
         let Some(live) = &mut self.0 else { return Poll::Ready(None) };
         let error = match live.stream.poll_data(cx) {
+            // However much there is to read: the caller may be slow.
+            Poll::Ready(Some(Ok(_))) if live.deadline.has_passed() => {
+                let status = live.unfinished();
+                return Poll::Ready(self.fail(status));
+            }
             Poll::Ready(Some(Ok(data))) => {
                 // Read is read: the peer may send as much again.
                 let _ = live.stream.flow_control().release_capacity(data.len());
@@ -691,7 +729,10 @@ impl http_body::Body for ResponseBody {
             },
             Poll::Pending => return live.poll_late(cx).map(|status| self.fail(status)),
         };
-        let status = live.attempt.failure(&error);
+        let mut status = live.attempt.failure(&error);
+        if status.code() == tonic::Code::Cancelled && live.deadline.has_passed() {
+            status = live.unfinished();
+        }
         Poll::Ready(self.fail(status))
     }
 
@@ -714,7 +755,11 @@ impl ResponseBody {
 impl Live {
     fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<tonic::Status> {
         ready!(self.deadline.poll_passed(cx));
-        Poll::Ready(late(&format!("endpoint {} has not finished its answer", self.attempt.link.address())))
+        Poll::Ready(self.unfinished())
+    }
+
+    fn unfinished(&self) -> tonic::Status {
+        late(&format!("endpoint {} has not finished its answer", self.attempt.link.address()))
     }
 }
 

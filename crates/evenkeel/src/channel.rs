@@ -143,7 +143,14 @@ impl Channel {
     /// Closes the channel: calls that begin from here on fail, as do those that have not found an endpoint yet, and this waits
     /// until those that were sent have finished.
     pub async fn close(self) {
+        let mut changes = self.inner.published.subscribe();
         let _ = self.inner.commands.send(Command::Close);
+        // Until calls can see it, more of them may begin.
+        while !matches!(self.inner.published.load().way, Way::Closed) {
+            if changes.changed().await.is_err() {
+                break;
+            }
+        }
         self.inner.calls.finished().await;
     }
 }
