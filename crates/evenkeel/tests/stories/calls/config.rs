@@ -39,7 +39,11 @@ async fn every_policy_serves() {
         (r#"{"weighted_round_robin_experimental": {}}"#, 3, Some(10)),
         (r#"{"edf_weighted_round_robin": {}}"#, 3, Some(10)),
         (r#"{"least_request_experimental": {"choiceCount": 3}}"#, 3, None),
-        (r#"{"random_subsetting_experimental": {"subset_size": 2, "child_policy": [{"round_robin": {}}]}}"#, 2, Some(15)),
+        (
+            r#"{"random_subsetting_experimental": {"subset_size": 2, "child_policy": [{"round_robin": {}}]}}"#,
+            2,
+            Some(15),
+        ),
         (r#"{"outlier_detection_experimental": {"childPolicy": [{"round_robin": {}}]}}"#, 3, Some(10)),
     ];
     for (policy, used, each) in cases {
@@ -84,7 +88,8 @@ async fn ring_hash_needs_a_header() {
     let config = r#"{"loadBalancingConfig": [{"ring_hash_experimental": {}}]}"#;
     let channel = to(&backends).service_config(config).build().unwrap();
     let status = within(EchoClient::new(channel).unary(request(""))).await.unwrap_err();
-    let text = "ring_hash: the call has no request hash; give its route a hash policy, or set requestHashHeader";
+    let text =
+        "ring_hash: the call has no request hash; give its route a hash policy, or set requestHashHeader";
     assert_eq!((status.code(), status.message()), (Code::Internal, text));
 }
 

@@ -56,9 +56,8 @@ async fn calls_are_late_wherever_they_wait() {
     // A peer that accepts and says nothing is no endpoint yet; one that refuses is not for those who wait.
     let silent = Proxy::to(address).await;
     silent.accept_only(true);
-    let mut waiting = super::Client::new(
-        evenkeel::Channel::builder(format!("ipv4:{}", silent.address())).build().unwrap(),
-    );
+    let mut waiting =
+        super::Client::new(evenkeel::Channel::builder(format!("ipv4:{}", silent.address())).build().unwrap());
     let status = within(waiting.unary(timed(request(""), SHORT))).await.unwrap_err();
     is_late(&status, "no endpoint is connected");
     silent.refuse(true).await;
@@ -120,7 +119,8 @@ async fn the_shorter_deadline_counts() {
     is_late(&status, &not_answered);
     let status = within(client.unary(timed(endless(0), Duration::from_secs(3600)))).await.unwrap_err();
     is_late(&status, &not_answered);
-    let status = within(client.client_stream(timed(tokio_stream::once(endless(0)), SHORT))).await.unwrap_err();
+    let status =
+        within(client.client_stream(timed(tokio_stream::once(endless(0)), SHORT))).await.unwrap_err();
     is_late(&status, &not_answered);
     let answer = client.client_stream(tokio_stream::once(request("in time"))).await.unwrap().into_inner();
     assert!(answer.metadata.contains_key("grpc-timeout"), "the config's, told to the server");

@@ -76,7 +76,8 @@ async fn half_of_the_calls_are_dropped() {
                     if (i + round) % 4 < 2 {
                         client.unary(request("kept")).await.unwrap();
                     } else {
-                        let answers = client.server_stream(super::EchoRequest { repeat: 3, ..request("kept") });
+                        let answers =
+                            client.server_stream(super::EchoRequest { repeat: 3, ..request("kept") });
                         assert_eq!(answers.await.unwrap().into_inner().collect::<Vec<_>>().await.len(), 3);
                     }
                 })
@@ -239,7 +240,8 @@ fn sockets_to(addresses: &[SocketAddr]) -> usize {
     // to nobody any more.
     let leads = |line: &&str| {
         let columns: Vec<_> = line.split_whitespace().collect();
-        columns.get(2).is_some_and(|remote| ends.iter().any(|end| end == remote)) && columns.get(9) != Some(&"0")
+        columns.get(2).is_some_and(|remote| ends.iter().any(|end| end == remote))
+            && columns.get(9) != Some(&"0")
     };
     table.lines().skip(1).filter(leads).count()
 }
@@ -284,9 +286,8 @@ async fn a_channel_whose_runtime_is_gone() {
     dead.kill();
     for round in 0..20 {
         let home = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let (channel, waiting) = home.block_on(async {
-            (to([&backend]).build().unwrap(), to([&dead]).build().unwrap())
-        });
+        let (channel, waiting) =
+            home.block_on(async { (to([&backend]).build().unwrap(), to([&dead]).build().unwrap()) });
         let mut calls = JoinSet::new();
         if round > 0 {
             let mut client = EchoClient::new(channel.clone());

@@ -152,8 +152,7 @@ async fn a_channel_without_calls_rests() {
     const SPELL: Duration = Duration::from_millis(20);
     for name in ["pick_first", "round_robin"] {
         let backends = [Backend::start().await, Backend::start().await];
-        let channel =
-            to(&backends).service_config(policy(name)).idle_timeout(SPELL).build().unwrap();
+        let channel = to(&backends).service_config(policy(name)).idle_timeout(SPELL).build().unwrap();
         let mut client = EchoClient::new(channel.clone());
         for _ in 0..20 {
             within(client.unary(request("woken"))).await.unwrap();

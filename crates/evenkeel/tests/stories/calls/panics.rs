@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use evenkeel::{Address, Channel, Connector, Io, Registry};
 use evenkeel_core::{
-    Call, CallEnd, Code as CoreCode, ConfigError, Connectivity, Cx, Description, Eagerness, Endpoints, Fields,
-    Fleet, LbState, Look, Pick, Picker, Policy, Shown, Status, SubchannelId, Tracker, Trackers,
+    Call, CallEnd, Code as CoreCode, ConfigError, Connectivity, Cx, Description, Eagerness, Endpoints,
+    Fields, Fleet, LbState, Look, Pick, Picker, Policy, Shown, Status, SubchannelId, Tracker, Trackers,
 };
 use testkit::net::Backend;
 use testkit::net::echo::echo_client::EchoClient;

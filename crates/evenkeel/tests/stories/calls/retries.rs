@@ -37,9 +37,11 @@ fn pushing_back(text: &'static str) -> Step {
 
 /// What each attempt said of those before it.
 fn attempts(server: &Server) -> Vec<String> {
-    let said = |name| move |headers: &tonic::metadata::MetadataMap| match headers.get(name) {
-        Some(value) => value.to_str().unwrap().to_owned(),
-        None => "-".to_owned(),
+    let said = |name| {
+        move |headers: &tonic::metadata::MetadataMap| match headers.get(name) {
+            Some(value) => value.to_str().unwrap().to_owned(),
+            None => "-".to_owned(),
+        }
     };
     server.seen().iter().map(said("grpc-previous-rpc-attempts")).collect()
 }

@@ -48,7 +48,8 @@ async fn both_sides_prove_who_they_are() {
     for (backend, credentials, name, why) in refused {
         let status = call(backend, credentials).await.unwrap_err();
         assert_eq!(status.code(), Code::Unavailable);
-        let text = format!("TLS handshake with {} as {name:?}: invalid peer certificate: ", backend.address());
+        let text =
+            format!("TLS handshake with {} as {name:?}: invalid peer certificate: ", backend.address());
         assert!(status.message().contains(&text) && status.message().contains(why), "{status}");
     }
     for (credentials, why) in [(trusting(), "certificate required"), (shows(&stranger), "unknown ca")] {
@@ -56,7 +57,10 @@ async fn both_sides_prove_who_they_are() {
         let text = status.message();
         let address = closed.address().to_string();
         assert_eq!(status.code(), Code::Unavailable);
-        assert!(text.contains(&address) && text.contains("the server refused") && text.contains(why), "{text}");
+        assert!(
+            text.contains(&address) && text.contains("the server refused") && text.contains(why),
+            "{text}"
+        );
     }
     // In the clear to a server of TLS, and the other way round.
     let channel = to([&open]).build().unwrap();
@@ -93,7 +97,10 @@ async fn a_backend_that_is_somebody_else() {
     let mut client = EchoClient::new(channel.clone());
     for _ in 0..50 {
         let answer = within(client.unary(request("secret"))).await.unwrap().into_inner();
-        assert_eq!((answer.backend.as_str(), answer.metadata[":authority"].as_str()), (first.name(), "orders.prod"));
+        assert_eq!(
+            (answer.backend.as_str(), answer.metadata[":authority"].as_str()),
+            (first.name(), "orders.prod")
+        );
     }
     first.kill();
     let status = within(async {
@@ -114,8 +121,7 @@ async fn a_backend_that_is_somebody_else() {
 #[tokio::test]
 async fn certificates_are_read_from_files() {
     let (ca, clients) = (Ca::new("servers"), Ca::new("clients"));
-    let backend =
-        Backend::builder().tls(serving(&ca.issue(&["127.0.0.1"]), Some(&clients))).start().await;
+    let backend = Backend::builder().tls(serving(&ca.issue(&["127.0.0.1"]), Some(&clients))).start().await;
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| {
         let file = folder.path().join(name);

@@ -40,7 +40,10 @@ async fn who_reads_late_holds_up_the_sender() {
             let answer = within(answers.next()).await.unwrap().unwrap();
             assert!(answer.payload == vec![read as u8; size]);
             let asked = asked.load(Ordering::SeqCst);
-            assert!(asked <= read + AHEAD, "{asked} messages of {size} bytes were sent, and {read} were read");
+            assert!(
+                asked <= read + AHEAD,
+                "{asked} messages of {size} bytes were sent, and {read} were read"
+            );
         }
         assert!(within(answers.next()).await.is_none());
     }

@@ -30,10 +30,12 @@ async fn lists_are_shared_evenly() {
 async fn names_are_looked_up() {
     let backend = Backend::start().await;
     let port = backend.address().port();
-    for target in [format!("dns:///localhost:{port}"), format!("localhost:{port}"), format!("dns:127.0.0.1:{port}")]
+    for target in
+        [format!("dns:///localhost:{port}"), format!("localhost:{port}"), format!("dns:127.0.0.1:{port}")]
     {
         let channel = Channel::builder(&target).build().unwrap();
-        let answer = within(EchoClient::new(channel).unary(request(target.clone()))).await.unwrap().into_inner();
+        let answer =
+            within(EchoClient::new(channel).unary(request(target.clone()))).await.unwrap().into_inner();
         assert_eq!(answer.payload, target.as_bytes());
         let authority = target.trim_start_matches("dns:").trim_start_matches('/');
         assert_eq!(answer.metadata[":authority"], authority);
