@@ -16,6 +16,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use evenkeel_core::{CallEnd, Code, LoadReport, Trackers};
 use evenkeel_xds::load_report;
+use h2::client::ResponseFuture;
 use h2::{Reason, RecvStream, SendStream};
 use http::{HeaderMap, HeaderValue};
 use http_body::{Body as _, Frame, SizeHint};
@@ -178,13 +179,14 @@ impl Deadline {
         self.0.as_ref().map(|sleep| sleep.deadline().saturating_duration_since(Instant::now()))
     }
 
-    /// Moves the deadline up, never back.
-    pub(crate) fn tighten(&mut self, at: Instant) {
+    /// Moves the deadline up, never back; answers whether it moved.
+    pub(crate) fn tighten(&mut self, at: Instant) -> bool {
         match &mut self.0 {
-            Some(sleep) if sleep.deadline() <= at => {}
+            Some(sleep) if sleep.deadline() <= at => return false,
             Some(sleep) => sleep.as_mut().reset(at),
             None => self.0 = Some(Box::pin(sleep_until(at))),
         }
+        true
     }
 
     pub(crate) fn has_passed(&self) -> bool {
@@ -505,9 +507,7 @@ fn contained(tell: impl FnOnce()) {
 
 /// The load report in these trailers. One that cannot be read counts as none.
 fn load_of(trailers: &mut HeaderMap) -> Option<LoadReport> {
-    if !trailers.contains_key(load_report::TRAILER) {
-        return None;
-    }
+    status::find(trailers, load_report::TRAILER)?;
     let metadata = MetadataMap::from_headers(mem::take(trailers));
     let values = metadata.get_all_bin(load_report::TRAILER).iter().filter_map(|value| value.to_bytes().ok());
     let report = load_report::from_trailers(values);
@@ -518,136 +518,188 @@ fn load_of(trailers: &mut HeaderMap) -> Option<LoadReport> {
     })
 }
 
-/// Sends a request and waits for the head of its answer.
-pub(crate) async fn send(
-    sender: (h2::client::ResponseFuture, SendStream<Bytes>),
-    replay: Replay,
+/// An attempt on its way: sent, or being sent, and not answered yet.
+pub(crate) struct Flight {
+    response: ResponseFuture,
+    upload: Uploading,
     attempt: Attempt,
-    deadline: &mut Deadline,
-    end: &mut End,
-) -> Sent {
-    let (mut response, stream) = sender;
-    let mut inline = Some(Upload::new(replay, stream, attempt.meter.clone()));
-    let mut uploaded = None;
-    let mut task = None;
-    let head = poll_fn(|cx| {
-        if let Some(upload) = &mut inline {
-            match upload.poll(cx) {
-                Poll::Ready(done) => uploaded = inline.take().map(|upload| (done, upload.replay)),
-                Poll::Pending => task = inline.take().map(UploadTask::spawn),
-            }
-            if let Some((Uploaded::Failed(_), _)) = uploaded {
+}
+
+/// How far the request body is.
+enum Uploading {
+    /// It is sent by whoever waits for the answer.
+    InPlace(Upload),
+    /// It takes its time, in a task of its own.
+    Apart(UploadTask),
+    /// All of it was sent, or the peer wants no more.
+    Done(Replay),
+    /// It failed.
+    Failed(tonic::Status),
+    /// It is going from one to the other; never seen from outside.
+    Between,
+}
+
+impl Flight {
+    /// An attempt whose head h2 has taken.
+    pub(crate) fn new(
+        (response, stream): (ResponseFuture, SendStream<Bytes>),
+        replay: Replay,
+        attempt: Attempt,
+    ) -> Flight {
+        let upload = Uploading::InPlace(Upload::new(replay, stream, attempt.meter.clone()));
+        Flight { response, upload, attempt }
+    }
+
+    /// Sends, and waits for the head of the answer. `None` if the body failed or the deadline passed before.
+    fn poll_head(
+        &mut self,
+        cx: &mut Context<'_>,
+        deadline: &mut Deadline,
+    ) -> Poll<Option<Result<http::Response<RecvStream>, h2::Error>>> {
+        if let Uploading::InPlace(upload) = &mut self.upload {
+            let uploaded = upload.poll(cx);
+            self.upload = match (uploaded, mem::replace(&mut self.upload, Uploading::Between)) {
+                (Poll::Ready(Uploaded::Failed(status)), _) => Uploading::Failed(status),
+                (Poll::Ready(Uploaded::Done), Uploading::InPlace(upload)) => Uploading::Done(upload.replay),
+                (Poll::Pending, Uploading::InPlace(upload)) => Uploading::Apart(UploadTask::spawn(upload)),
+                (_, other) => other,
+            };
+            if let Uploading::Failed(_) = self.upload {
                 return Poll::Ready(None);
             }
         }
-        match Pin::new(&mut response).poll(cx) {
+        match Pin::new(&mut self.response).poll(cx) {
             Poll::Ready(head) => Poll::Ready(Some(head)),
             Poll::Pending => deadline.poll_passed(cx).map(|()| None),
         }
-    })
-    .await;
-    match head {
-        Some(Ok(head)) => {
-            let (parts, body) = head.into_parts();
-            if let Some(found) = status::not_grpc(&parts) {
-                let code = tonic::Code::from(status::code_of_http(parts.status) as i32);
-                let address = attempt.link.address();
-                let status = tonic::Status::new(
-                    code,
-                    format!("endpoint {address}: expected a gRPC answer, found {found}"),
-                );
-                return failed(status, false, attempt, uploaded, task).await;
-            }
-            let code = status::code_of(&parts.headers);
-            if code == Some(Code::Cancelled) && deadline.has_passed() {
-                return failed(unanswered(&attempt), false, attempt, uploaded, task).await;
-            }
-            // A failure in the head is the whole answer, also if h2 cannot say that the stream has ended: a server that
-            // answers before it has the whole request resets it behind its answer.
-            if body.is_end_stream() || code.is_some_and(|code| code != Code::Ok) {
-                let code = code.unwrap_or(Code::Unknown);
-                return answered_at_once(code, parts, attempt, uploaded, task, end).await;
-            }
-            if let Some(task) = &mut task {
-                task.back = None;
-            }
-            let live = Live {
-                stream: body,
-                attempt,
-                _upload: task,
-                deadline: mem::take(deadline),
-                end: end.hand_on(),
-            };
-            Sent::Answered(http::Response::from_parts(parts, ResponseBody(Some(live))))
+    }
+}
+
+/// Waits for the head of an attempt's answer.
+pub(crate) async fn send(mut flight: Flight, deadline: &mut Deadline, end: &mut End) -> Sent {
+    let head = poll_fn(|cx| flight.poll_head(cx, deadline)).await;
+    let late = |status: tonic::Status, attempt: &Attempt| {
+        // A peer that keeps the same deadline may notice first, and cancels the call.
+        if status.code() == tonic::Code::Cancelled && deadline.has_passed() {
+            unanswered(attempt)
+        } else {
+            status
         }
+    };
+    // Failures are rare; in a box they take no room in calls that do not fail.
+    match head {
+        Some(Ok(head)) => match flight.answered(head, deadline, end) {
+            Ok(response) => Sent::Answered(response),
+            Err(fallen) => Box::pin(fallen.land()).await,
+        },
         Some(Err(error)) => {
-            let mut status = attempt.failure(&error);
-            if status.code() == tonic::Code::Cancelled && deadline.has_passed() {
-                status = unanswered(&attempt);
-            }
-            failed(status, status::is_unprocessed(&error), attempt, uploaded, task).await
+            let status = late(flight.attempt.failure(&error), &flight.attempt);
+            Box::pin(flight.fall(Err(status), status::is_unprocessed(&error)).land()).await
         }
         None => {
-            let status = match uploaded {
-                Some((Uploaded::Failed(status), _)) => status,
-                _ => unanswered(&attempt),
-            };
-            let code = status::code(status.code() as i32);
-            attempt.finish(code, None);
-            Sent::Failed(Failure { code, outcome: Err(status), is_unprocessed: false, replay: None })
+            let status = unanswered(&flight.attempt);
+            Box::pin(flight.fall(Err(status), false).land()).await
         }
     }
 }
 
-/// An attempt that failed with this status, unless the request's own body failed before.
-async fn failed(
-    status: tonic::Status,
-    is_unprocessed: bool,
-    attempt: Attempt,
-    uploaded: Option<(Uploaded, Replay)>,
-    task: Option<UploadTask>,
-) -> Sent {
-    let (status, replay) = match body_back(uploaded, task).await {
-        Ok(replay) => (status, replay),
-        Err(status) => (status, None),
-    };
-    let code = status::code(status.code() as i32);
-    attempt.finish(code, None);
-    Sent::Failed(Failure { code, outcome: Err(status), is_unprocessed, replay })
-}
-
-/// An answer that is over with its head: a status and nothing else.
-async fn answered_at_once(
-    code: Code,
-    mut parts: http::response::Parts,
-    attempt: Attempt,
-    uploaded: Option<(Uploaded, Replay)>,
-    task: Option<UploadTask>,
-    end: &mut End,
-) -> Sent {
-    attempt.finish(code, Some(&mut parts.headers));
-    let response = http::Response::from_parts(parts, ResponseBody::empty());
-    if code == Code::Ok {
-        end.committed(code);
-        end.over(code);
-        return Sent::Answered(response);
+impl Flight {
+    /// The answer, if its head is not the end of it.
+    fn answered(
+        self,
+        head: http::Response<RecvStream>,
+        deadline: &mut Deadline,
+        end: &mut End,
+    ) -> Result<http::Response<ResponseBody>, Box<Fallen>> {
+        let (mut parts, stream) = head.into_parts();
+        if let Some(found) = status::not_grpc(&parts) {
+            let code = tonic::Code::from(status::code_of_http(parts.status) as i32);
+            let address = self.attempt.link.address();
+            let text = format!("endpoint {address}: expected a gRPC answer, found {found}");
+            return Err(self.fall(Err(tonic::Status::new(code, text)), false));
+        }
+        // A failure in the head is the whole answer, also if h2 cannot say that the stream has ended: a server that
+        // answers before it has the whole request resets it behind its answer.
+        let code = status::code_of(&parts.headers);
+        if code == Some(Code::Cancelled) && deadline.has_passed() {
+            let status = unanswered(&self.attempt);
+            return Err(self.fall(Err(status), false));
+        }
+        if stream.is_end_stream() || code.is_some_and(|code| code != Code::Ok) {
+            let code = code.unwrap_or(Code::Unknown);
+            if code != Code::Ok {
+                return Err(self.fall(Ok((code, parts)), false));
+            }
+            self.attempt.finish(code, Some(&mut parts.headers));
+            end.committed(code);
+            end.over(code);
+            return Ok(http::Response::from_parts(parts, ResponseBody::empty()));
+        }
+        let upload = match self.upload {
+            Uploading::Apart(mut task) => {
+                task.back = None;
+                Some(task)
+            }
+            _ => None,
+        };
+        let live = Live {
+            stream,
+            attempt: self.attempt,
+            _upload: upload,
+            deadline: mem::take(deadline),
+            end: end.hand_on(),
+        };
+        Ok(http::Response::from_parts(parts, ResponseBody(Some(live))))
     }
-    let replay = body_back(uploaded, task).await.unwrap_or(None);
-    Sent::Failed(Failure { code, outcome: Ok(response), is_unprocessed: false, replay })
+
+    fn fall(
+        self,
+        why: Result<(Code, http::response::Parts), tonic::Status>,
+        is_unprocessed: bool,
+    ) -> Box<Fallen> {
+        Box::new(Fallen { flight: self, why, is_unprocessed })
+    }
 }
 
-/// The body of an attempt that failed, if it can be sent again; or what the body itself failed with.
-async fn body_back(
-    uploaded: Option<(Uploaded, Replay)>,
-    task: Option<UploadTask>,
-) -> Result<Option<Replay>, tonic::Status> {
-    let replay = match (uploaded, task) {
-        (Some((Uploaded::Failed(status), _)), _) => return Err(status),
-        (Some((Uploaded::Done, replay)), _) => Some(replay),
-        (None, Some(task)) => task.stop().await?,
-        (None, None) => None,
-    };
-    Ok(replay.filter(Replay::is_whole))
+/// An attempt that failed before there was anything of an answer but a status.
+struct Fallen {
+    flight: Flight,
+    /// The peer's answer, or what went wrong.
+    why: Result<(Code, http::response::Parts), tonic::Status>,
+    is_unprocessed: bool,
+}
+
+impl Fallen {
+    /// Gets the body back, so that it can be sent again. If the body itself failed, that is what the call failed with.
+    async fn land(self: Box<Fallen>) -> Sent {
+        let Fallen { flight: Flight { upload, attempt, response }, why, is_unprocessed } = *self;
+        // An upload in a task of its own ends when it is told to, whatever becomes of the stream.
+        drop(response);
+        let back = match upload {
+            Uploading::InPlace(upload) => Ok(Some(upload.replay)),
+            Uploading::Apart(task) => task.stop().await,
+            Uploading::Done(replay) => Ok(Some(replay)),
+            Uploading::Failed(status) => Err(status),
+            Uploading::Between => Ok(None),
+        };
+        let replay = back.map(|replay| replay.filter(Replay::is_whole));
+        let (code, outcome, replay) = match (why, replay) {
+            (Ok((code, mut parts)), replay) => {
+                attempt.finish(code, Some(&mut parts.headers));
+                let response = http::Response::from_parts(parts, ResponseBody::empty());
+                return Sent::Failed(Failure {
+                    code,
+                    outcome: Ok(response),
+                    is_unprocessed,
+                    replay: replay.unwrap_or(None),
+                });
+            }
+            (Err(_), Err(status)) => (status::code(status.code() as i32), Err(status), None),
+            (Err(status), Ok(replay)) => (status::code(status.code() as i32), Err(status), replay),
+        };
+        attempt.finish(code, None);
+        Sent::Failed(Failure { code, outcome, is_unprocessed, replay })
+    }
 }
 
 /// What a call says whose time is over.
