@@ -555,3 +555,79 @@ async fn attempt(
     let io = transport::connect(&*dialer.connector, &address, &credentials, &host).await?;
     connection::handshake(io, address, &dialer.http2, oneshot::channel()).await
 }
+
+#[cfg(test)]
+mod tests {
+    use testkit::net::frames::{Peer, setting};
+
+    use super::*;
+    use crate::transport::Sockets;
+
+    /// Messages come out whole, whatever the pieces; what is compressed or too long does not.
+    #[test]
+    fn messages_are_put_together() {
+        let wire = [&[0, 0, 0, 0, 3][..], b"abc", &[0, 0, 0, 0, 0], &[0, 0, 0, 0, 1], b"d"].concat();
+        for piece in 1..=wire.len() {
+            let (mut buffer, mut messages) = (BytesMut::new(), Vec::new());
+            for bytes in wire.chunks(piece) {
+                buffer.extend_from_slice(bytes);
+                while let Some(message) = take(&mut buffer, 3).unwrap() {
+                    messages.push(message);
+                }
+            }
+            assert_eq!(messages, [&b"abc"[..], b"", b"d"], "in pieces of {piece}");
+        }
+        let refused = |bytes: &[u8]| take(&mut BytesMut::from(bytes), 3).unwrap_err();
+        assert_eq!(refused(&[0, 0, 0, 0, 4]), "sent a response of 4 bytes; at most 3 are accepted");
+        assert!(refused(&[1, 0, 0, 0, 1]).contains("compressed"));
+    }
+
+    #[test]
+    fn messages_have_their_length_before_them() {
+        assert_eq!(framed(&"ab".to_owned()), &b"\0\0\0\0\x04\x0a\x02ab"[..]);
+    }
+
+    /// fault 76: a server that does not read ends its stream, and does not fill our memory.
+    #[tokio::test]
+    async fn a_server_that_does_not_read() {
+        let peer = Peer::bind().await;
+        let (events, mut happened) = mpsc::unbounded_channel();
+        let http2 = Http2::default();
+        let mut streams = Streams::new(Dialer::new(Arc::new(Sockets), http2), 1024, events);
+        let key = Key::Load(lrs_stream());
+        let server = Arc::new(ServerConfig::insecure(&peer.address().to_string()));
+        streams.open(key, server, "/s/m", None);
+        let mut conn = peer.accept().await;
+        conn.settings(&[(setting::INITIAL_WINDOW_SIZE, 0)]).await.unwrap();
+        let mut next = async || match happened.recv().await {
+            Some(Event::Stream(_, news)) => news,
+            _ => panic!("no news"),
+        };
+        let news = next().await;
+        streams.note(key, &news);
+        assert!(matches!(news, News::Opened), "{news:?}");
+        for _ in 0..=MAX_WAITING {
+            streams.send(key, Bytes::from_static(b"report"));
+        }
+        let news = next().await;
+        streams.note(key, &news);
+        assert!(
+            matches!(&news, News::Closed(status) if status.message().contains("does not read")),
+            "{news:?}"
+        );
+        assert!(streams.is_empty());
+    }
+
+    /// Any id: only a reporter makes them.
+    fn lrs_stream() -> lrs::StreamId {
+        let store = Arc::new(evenkeel_core::load::LoadStore::default());
+        let now = evenkeel_core::Instant::ORIGIN;
+        let _load = store.cluster("server", "cluster", None, now);
+        let node = evenkeel_proto::envoy::config::core::v3::Node::default();
+        let mut reporter = lrs::Reporter::new(node, store, evenkeel_core::Rng::fixed(1));
+        match &reporter.poll(now)[..] {
+            [lrs::Effect::Open { stream, .. }] => *stream,
+            other => panic!("{other:?}"),
+        }
+    }
+}
