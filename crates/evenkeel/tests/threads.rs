@@ -9,7 +9,7 @@ use evenkeel_xds::bootstrap::Bootstrap;
 use testkit::net::{Backend, ControlPlane};
 
 fn threads() -> usize {
-    let tasks = fs::read_dir("/proc/self/task").unwrap();
+    let tasks = fs::read_dir("/proc/self/task").expect("Linux has it");
     let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
     names.filter(|name| name.trim() == "evenkeel-xds").count()
 }

@@ -409,16 +409,15 @@ impl Worker {
 
     fn carry_out_report(&mut self, effect: lrs::Effect) {
         match effect {
-            lrs::Effect::Open { stream, server } => match self.server(&server) {
-                Some(config) => {
+            lrs::Effect::Open { stream, server } => {
+                if let Some(config) = self.server(&server) {
                     let patience = evenkeel_core::Backoff::default().min_connect_timeout;
                     self.streams.open(Key::Load(stream), config, LOAD_STATS, Some(patience));
-                }
-                None => {
+                } else {
                     let status = Status::new(Code::NotFound, "the bootstrap has no such server");
                     self.reporter.handle_closed(stream, &status, clock::now());
                 }
-            },
+            }
             lrs::Effect::Send { stream, request } => self.streams.send(Key::Load(stream), framed(&*request)),
             lrs::Effect::Close { stream } => self.streams.finish(Key::Load(stream)),
             lrs::Effect::Warn(text) => tracing::warn!(node = self.bootstrap.node.id, "{text}"),
