@@ -66,7 +66,9 @@ async fn failover_and_return() {
     let (first, second) = mesh.backends.split_at(2);
     mesh.control.set(localities(&[("a", 1, 0, first), ("b", 1, 1, second)]));
     // Long enough for some to be under way when it dies.
-    first.iter().for_each(|backend| backend.set_delay(Duration::from_millis(10)));
+    for backend in first {
+        backend.set_delay(Duration::from_millis(10));
+    }
     let load = Load::start(&mesh.channel, CALLERS);
     load.further(12).await;
     assert!(second.iter().all(|backend| backend.connections() == 0), "nobody needs the second yet");
@@ -105,7 +107,9 @@ async fn a_part_of_the_first_locality_is_enough() {
     let mesh = Mesh::start(4).await;
     let (first, second) = mesh.backends.split_at(3);
     mesh.control.set(localities(&[("a", 1, 0, first), ("b", 1, 1, second)]));
-    first.iter().for_each(|backend| backend.set_delay(Duration::from_millis(10)));
+    for backend in first {
+        backend.set_delay(Duration::from_millis(10));
+    }
     let load = Load::start(&mesh.channel, CALLERS);
     load.further(12).await;
     first[0].wait_until(|backend| backend.in_flight() > 0).await;
@@ -133,7 +137,8 @@ fn begin(calls: usize, channels: &[Channel]) -> JoinSet<Result<String, tonic::St
 /// Waits for so many to come to an end, which must be a failure of this code.
 async fn refused(calls: &mut JoinSet<Result<String, tonic::Status>>, count: usize) {
     for _ in 0..count {
-        let status = calls.join_next().await.unwrap().unwrap().unwrap_err();
+        let status = calls.join_next().await.expect("a call").expect("no panic");
+        let status = status.expect_err("one too many");
         assert_eq!(status.code(), Code::Unavailable);
         assert!(status.message().contains("\"breaker\""), "{status}");
     }
