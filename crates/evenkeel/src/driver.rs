@@ -165,7 +165,12 @@ impl Driver {
         match happened {
             Happened::Command(None | Some(Command::Close)) => return false,
             Happened::Command(Some(Command::Describe(answer))) => {
-                let tree = self.awake.as_ref().and_then(|awake| awake.core.describe());
+                let describe = || self.awake.as_ref().and_then(|awake| awake.core.describe());
+                // A policy may be the application's own. If it panics there is nothing to see.
+                let tree = catch_unwind(AssertUnwindSafe(describe)).unwrap_or_else(|_| {
+                    tracing::error!("a load balancing policy panicked while it described itself");
+                    None
+                });
                 let _ = answer.send(tree);
             }
             Happened::Command(Some(Command::Wake)) => drop(self.wake()),
@@ -591,7 +596,8 @@ impl Drop for Dialling {
     /// A connector may be the application's own. If it panics, the attempt has failed.
     fn drop(&mut self) {
         if !self.has_reported {
-            let status = Status::new(evenkeel_core::Code::Internal, "the attempt to connect was cut short");
+            // An attempt that was given up reports it too, and nobody listens.
+            let status = Status::new(evenkeel_core::Code::Internal, "the connector panicked");
             self.report(Report::Failed(self.id, status));
         }
     }

@@ -18,7 +18,9 @@ use evenkeel_xds::client::{Tally, Variant};
 use serde_json::{Value, json};
 use testkit::net::certs::Ca;
 use testkit::net::control::ControlPlane;
-use testkit::net::frames::Peer;
+use testkit::net::frames::flag::{END_HEADERS, END_STREAM};
+use testkit::net::frames::kind::{DATA, HEADERS, RST_STREAM};
+use testkit::net::frames::{Frame, Peer, block};
 use testkit::net::proxy::Proxy;
 use testkit::resources::{cluster, dns_cluster, listener_with_rds, load_assignment, route_config};
 use tokio::time::{sleep, timeout};
@@ -352,31 +354,36 @@ async fn failures_are_told_in_words() {
     }
 }
 
-/// Servers that answer, but not as one of gRPC: the failure says what they did.
+/// Servers that answer with something else than responses: the failure says what they did.
 #[tokio::test]
 async fn strange_answers_are_told_in_words() {
-    let compressed = [&[1, 0, 0, 0, 1][..], &[0]].concat();
-    let table: [(&[(&str, &str)], &[u8], &str); 4] = [
-        (&[("grpc-status", "7"), ("grpc-message", "not%20you")], &[], "PermissionDenied: \"not you\""),
-        (&[("grpc-status", "12")], &[], "Unimplemented"),
-        (&[], &compressed, "sent a compressed response"),
-        (&[], &[0, 255, 255, 255, 255], "sent a response of 4294967295 bytes; at most 67108864 are accepted"),
+    let status = |code| [Frame::new(HEADERS, END_HEADERS | END_STREAM, 1, block(&[("grpc-status", code)]))];
+    let data = |bytes: &'static [u8]| [Frame::new(DATA, 0, 1, bytes)];
+    let good = [(":status", "200"), ("content-type", "application/grpc")];
+    let refused = [(":status", "200"), ("grpc-status", "7"), ("grpc-message", "not%20you")];
+    let table = [
+        (&refused[..], status("0"), "PermissionDenied: \"not you\""),
+        (&good, status("12"), "Unimplemented: \"the server ended the stream\""),
+        (&good, data(&[1, 0, 0, 0, 1, 0]), "sent a compressed response"),
+        (
+            &good,
+            data(&[0, 255, 255, 255, 255]),
+            "sent a response of 4294967295 bytes; at most 67108864 are accepted",
+        ),
+        (&good, [Frame::new(RST_STREAM, 0, 1, &[0, 0, 0, 7][..])], "RST_STREAM REFUSED_STREAM"),
+        (&[(":status", "404")], data(b"no such page"), "found HTTP status 404"),
+        (&[(":status", "200"), ("content-type", "text/html")], data(b""), "found content-type"),
     ];
-    for (headers, body, text) in table {
+    for (headers, [then], text) in table {
         let peer = Peer::bind().await;
         let client = XdsClient::builder(bootstrap(&[peer.address()])).build();
         let mut orders = Channel::to(&client, "xds:///orders");
         let mut conn = peer.accept().await;
-        conn.handshake().await.unwrap();
-        // The stream stays open on the client's side: its first frame is all that is needed.
-        conn.respond_headers(1, headers).await.unwrap();
-        if !body.is_empty() {
-            conn.send(testkit::net::frames::Frame::new(0, 0, 1, body.to_vec())).await.unwrap();
-        }
-        let failure = tokio::select! {
-            failure = orders.step() => failure.unwrap_err(),
-            _ = conn.closed() => panic!("closed before it was told: {text}"),
-        };
+        conn.settings(&[]).await.unwrap();
+        while conn.next_frame().await.expect("a stream").kind != HEADERS {}
+        conn.send(Frame::new(HEADERS, END_HEADERS, 1, block(headers))).await.unwrap();
+        conn.send(then).await.unwrap();
+        let failure = orders.step().await.unwrap_err();
         assert!(failure.contains(text), "expected {text:?} in {failure}");
     }
 }
