@@ -14,7 +14,9 @@ use h2::client::{ResponseFuture, SendRequest};
 use h2::{Ping, Reason};
 use http::{Request, Response};
 use testkit::net::certs::{self, Ca, Cert};
-use testkit::net::frames::{Answer, Conn, Frame, Peer, Served, block, code, flag, kind, serve, setting};
+use testkit::net::frames::{
+    self, Answer, Conn, Frame, Peer, Served, block, code, flag, kind, serve, setting,
+};
 use testkit::net::proxy::Proxy;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -104,7 +106,7 @@ async fn a_client_that_gives_up_on_a_black_hole_is_let_go() {
 
 #[tokio::test]
 async fn delay_holds_every_byte_back_each_way() {
-    let (_echo, proxy) = proxied().await;
+    let (echo, proxy) = proxied().await;
     let delay = Duration::from_millis(40);
     let mut client = connect(&proxy).await;
     exchange(&mut client, b"before").await;
@@ -112,11 +114,16 @@ async fn delay_holds_every_byte_back_each_way() {
     let start = Instant::now();
     exchange(&mut client, b"there and back").await;
     assert!(start.elapsed() >= 2 * delay);
-    // A delay that is taken away frees what waits.
+    // A delay that is taken away frees what waits, unless something else holds it.
+    let heard = echo.bytes();
     proxy.delay(Duration::from_secs(3600));
     client.write_all(b"soon").await.unwrap();
     silent(&mut client).await;
+    proxy.black_hole(true);
     proxy.delay(Duration::ZERO);
+    silent(&mut client).await;
+    assert_eq!(echo.bytes(), heard);
+    proxy.black_hole(false);
     assert_eq!(received(&mut client, 4).await, b"soon");
 }
 
@@ -192,6 +199,7 @@ async fn connections_end_as_ordered() {
     proxy.close_all();
     assert_eq!(rest(&mut client).await.unwrap(), b"");
     until(|| proxy.open_connections() == 0).await;
+    assert!(client.take_error().unwrap().is_none());
     proxy.black_hole(false);
 
     let mut client = connect(&proxy).await;
@@ -381,7 +389,7 @@ async fn echo(mut stream: TcpStream, seen: watch::Sender<Seen>) -> io::Result<()
 async fn a_call_is_answered_by_hand() {
     let (mut conn, client, _driver) = pair().await;
     let call = client.call(b"question");
-    let request = conn.next_request().await.unwrap();
+    let request = asked(&mut conn).await;
     assert_eq!((request.stream, request.message()), (1, &b"question"[..]));
     assert!(!request.headers.is_empty());
     conn.respond(1, b"reply", 0).await.unwrap();
@@ -389,7 +397,7 @@ async fn a_call_is_answered_by_hand() {
 
     // The same in parts, as a server that streams.
     let call = client.call(b"");
-    let stream = conn.next_request().await.unwrap().stream;
+    let stream = asked(&mut conn).await.stream;
     conn.respond_headers(stream, &[("x-part", "1")]).await.unwrap();
     let response = within(call).await.unwrap();
     assert_eq!(response.headers()["content-type"], "application/grpc");
@@ -413,10 +421,10 @@ async fn requests_are_told_apart() {
     // Larger than any first window, on both levels.
     let large = vec![9; 300_000];
     let _third = client.call(&large);
-    assert_eq!(conn.next_request().await.unwrap().message(), b"second");
-    assert_eq!(conn.next_request().await.unwrap().message(), large);
+    assert_eq!(asked(&mut conn).await.message(), b"second");
+    assert_eq!(asked(&mut conn).await.message(), large);
     slow.send_data(grpc(b"first").into(), true).unwrap();
-    let request = conn.next_request().await.unwrap();
+    let request = asked(&mut conn).await;
     assert_eq!((request.stream, request.message()), (1, &b"first"[..]));
     conn.respond(1, b"ok", 0).await.unwrap();
     assert_eq!(outcome(first).await.unwrap().0, "0");
@@ -428,7 +436,7 @@ async fn header_blocks_run_over_frames() {
     let long = "v".repeat(40_000);
     let (call, mut body) = client.open(&[("x-long", &long)]);
     body.send_data(Bytes::new(), true).unwrap();
-    let request = conn.next_request().await.unwrap();
+    let request = asked(&mut conn).await;
     assert!(request.headers.len() > 16_384);
     // Lengths at the edges of their coding: one byte, two, three.
     let fields: Vec<_> =
@@ -444,15 +452,15 @@ async fn header_blocks_run_over_frames() {
 async fn streams_are_reset_both_ways() {
     let (mut conn, client, _driver) = pair().await;
     let call = client.call(b"");
-    let stream = conn.next_request().await.unwrap().stream;
+    let stream = asked(&mut conn).await.stream;
     conn.reset(stream, code::REFUSED_STREAM).await.unwrap();
     assert_eq!(outcome(call).await.unwrap_err().reason(), Some(Reason::REFUSED_STREAM));
 
     let call = client.call(b"");
-    let stream = conn.next_request().await.unwrap().stream;
+    let stream = asked(&mut conn).await.stream;
     drop(call);
     let later = client.call(b"later");
-    assert_eq!(conn.next_request().await.unwrap().message(), b"later");
+    assert_eq!(asked(&mut conn).await.message(), b"later");
     drop(later);
     assert_eq!(conn.resets(), [(stream, code::CANCEL)]);
 }
@@ -462,7 +470,7 @@ async fn go_away_tells_what_was_processed() {
     let (mut conn, client, driver) = pair().await;
     let calls = [client.call(b"1"), client.call(b"3")];
     for stream in [1, 3] {
-        assert_eq!(conn.next_request().await.unwrap().stream, stream);
+        assert_eq!(asked(&mut conn).await.stream, stream);
     }
     conn.go_away(1, code::NO_ERROR, b"enough").await.unwrap();
     conn.respond(1, b"done", 0).await.unwrap();
@@ -470,7 +478,7 @@ async fn go_away_tells_what_was_processed() {
     assert_eq!(outcome(first).await.unwrap().0, "0");
     let lost = outcome(second).await.unwrap_err();
     assert!(lost.is_go_away() && lost.is_remote(), "{lost}");
-    assert_eq!(conn.closed().await, Some(code::NO_ERROR));
+    assert_eq!(within(conn.closed()).await, Some(code::NO_ERROR));
     within(driver).await.unwrap().unwrap();
 }
 
@@ -481,7 +489,7 @@ async fn settings_are_the_tests_choice() {
     // The answer to a ping says that the settings were read.
     within(conn.ping()).await.unwrap();
     let _call = client.call(b"");
-    within(conn.next_request()).await.unwrap();
+    asked(&mut conn).await;
     assert_eq!(client.requests.current_max_send_streams(), 1);
 }
 
@@ -534,7 +542,7 @@ async fn bad_frames_are_the_clients_to_refuse() {
     for (frame, code) in bad {
         let (mut conn, client, driver) = pair().await;
         let call = client.call(b"");
-        within(conn.next_request()).await.unwrap();
+        asked(&mut conn).await;
         conn.send(frame.clone()).await.unwrap();
         assert_eq!(within(conn.closed()).await, Some(code), "{frame:?}");
         assert!(outcome(call).await.is_err());
@@ -553,10 +561,11 @@ async fn a_peer_leaves_with_or_without_manners() {
     client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\nunread").await.unwrap();
     within(peer.accept()).await.hang_up().await;
     assert_eq!(rest(&mut client).await.unwrap(), b"");
+    assert!(client.take_error().unwrap().is_none());
 
     let (mut conn, client, driver) = pair().await;
     let call = client.call(b"");
-    within(conn.next_request()).await.unwrap();
+    asked(&mut conn).await;
     conn.abort();
     let lost = outcome(call).await.unwrap_err();
     assert_eq!(lost.get_io().map(io::Error::kind), Some(io::ErrorKind::ConnectionReset), "{lost}");
@@ -581,6 +590,11 @@ async fn pair() -> (Conn, Client, Driver) {
     let (mut conn, client, driver) = greeting().await;
     within(conn.handshake()).await.unwrap();
     (conn, client, driver)
+}
+
+/// The next request.
+async fn asked(conn: &mut Conn) -> frames::Request {
+    within(conn.next_request()).await.unwrap()
 }
 
 type Driver = JoinHandle<Result<(), h2::Error>>;

@@ -16,6 +16,7 @@ use serde_json::Value;
 const ARROWS: &[(&str, &[&str])] = &[
     ("evenkeel-core", &[]),
     ("fleet", &["evenkeel-core"]),
+    ("metrics", &["evenkeel"]),
     ("evenkeel-proto", &[]),
     ("evenkeel-orca", &["evenkeel-proto"]),
     ("evenkeel-control", &["evenkeel-proto"]),

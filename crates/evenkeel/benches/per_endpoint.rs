@@ -2,8 +2,9 @@
 //!
 //! `cargo bench -p evenkeel --bench per_endpoint`. Every client is a process of its own that connects to 1,000 endpoints
 //! (one listener behind as many loopback addresses, in another process) and makes one call of 16 bytes on each. What its heap
-//! holds beyond what it held before the first connection, divided by the endpoints, is printed; nothing is timed. The kernel's
-//! memory of sockets is the same for all and not counted.
+//! holds beyond what it held before the first connection, divided by the endpoints, is printed; nothing is timed. *resident* is
+//! by how much the process's memory grew as the system sees it (Linux): less, since a part of the buffers is never
+//! written to, and rounded to pages. The kernel's memory of sockets is the same for all and not counted.
 //!
 //! `hyper`: hyper's `SendRequest`; `h2`: h2's, with the windows that hyper asks for; `evenkeel`: our channel, xDS, weighted_round_robin, with
 //! all that it knows of an endpoint.
@@ -61,13 +62,15 @@ fn main() -> ExitCode {
 
 fn compare() -> Result<(), Error> {
     println!("heap of the client per endpoint, {ENDPOINTS} endpoints connected, one call each");
-    println!("{:14} {:>8} {:>20}", "client", "KiB", "allocations so far");
+    println!("{:14} {:>10} {:>14} {:>20}", "client", "heap, KiB", "resident, KiB", "allocations so far");
     let backend = Server::start(&["serve".to_owned()])?;
     for client in CLIENTS {
         match measure(client, &backend.addresses[0]) {
-            Ok((allocations, held)) => {
-                let each = |total: f64| total / f64::from(ENDPOINTS);
-                println!("{client:14} {:>8.1} {:>20.1}", each(held) / 1024.0, each(allocations));
+            Ok(Cost { held, resident, allocations }) => {
+                let [held, resident, allocations] =
+                    [held, resident, allocations].map(|total| total as f64 / f64::from(ENDPOINTS));
+                let held = held / 1024.0;
+                println!("{client:14} {held:>10.1} {resident:>14.1} {allocations:>20.1}");
             }
             Err(error) => println!("{client:14} {error}"),
         }
@@ -75,8 +78,28 @@ fn compare() -> Result<(), Error> {
     Ok(())
 }
 
-/// Allocations and live bytes of a client process.
-fn measure(client: &str, backend: &str) -> Result<(f64, f64), Error> {
+/// What all connections together take: live bytes, resident KiB, and how often memory was asked for.
+struct Cost {
+    held: i64,
+    resident: i64,
+    allocations: i64,
+}
+
+impl Cost {
+    fn now() -> Self {
+        let (allocations, held) = Totals::now();
+        Self { held, resident: resident(), allocations: allocations.cast_signed() }
+    }
+}
+
+/// 0 where the system does not say.
+fn resident() -> i64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    line.and_then(|line| line.trim().strip_suffix(" kB")?.parse().ok()).unwrap_or(0)
+}
+
+fn measure(client: &str, backend: &str) -> Result<Cost, Error> {
     // Ends with this function.
     let control;
     let address = if client == "evenkeel" {
@@ -90,8 +113,9 @@ fn measure(client: &str, backend: &str) -> Result<(f64, f64), Error> {
         return Err(String::from_utf8_lossy(&out.stderr).trim().into());
     }
     let printed = String::from_utf8(out.stdout)?;
-    let (allocations, held) = printed.trim().split_once(' ').ok_or("the client printed no totals")?;
-    Ok((allocations.parse()?, held.parse()?))
+    let totals: Vec<i64> = printed.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
+    let [held, resident, allocations] = totals[..] else { return Err("the client printed no totals".into()) };
+    Ok(Cost { held, resident, allocations })
 }
 
 fn serve() -> Result<(), Error> {
@@ -110,7 +134,7 @@ fn control(backend: &str) -> Result<(), Error> {
 fn run_client(client: &str, address: &str) -> Result<(), Error> {
     let address = parse(&[address])?[0];
     runtime()?.block_on(async {
-        let before = Totals::now();
+        let before = Cost::now();
         // Held until it is counted.
         let _connected: Box<dyn Send> = match client {
             "hyper" => {
@@ -140,8 +164,13 @@ fn run_client(client: &str, address: &str) -> Result<(), Error> {
             }
             other => return Err(format!("unknown client {other:?}").into()),
         };
-        let after = Totals::now();
-        println!("{} {}", after.0 - before.0, after.1 - before.1);
+        let after = Cost::now();
+        println!(
+            "{} {} {}",
+            after.held - before.held,
+            after.resident - before.resident,
+            after.allocations - before.allocations
+        );
         Ok(())
     })
 }

@@ -18,6 +18,7 @@ use crate::connection::{Http2, Keepalive};
 use crate::credentials::Credentials;
 use crate::driver::{Driver, Settings, Source};
 use crate::entropy::{self, Entropy};
+use crate::metrics::Metrics;
 use crate::retry::Throttle;
 use crate::service_config::ServiceConfig;
 use crate::snapshot::Published;
@@ -66,6 +67,7 @@ pub struct Builder {
     attempt_delay: Duration,
     idle_timeout: Option<Duration>,
     seed: Option<u64>,
+    metrics: Metrics,
 }
 
 /// Where the xDS client comes from.
@@ -94,6 +96,7 @@ impl Builder {
             attempt_delay: Duration::from_millis(250),
             idle_timeout: Some(IDLE_TIMEOUT),
             seed: None,
+            metrics: Metrics::default(),
         }
     }
 
@@ -216,6 +219,13 @@ impl Builder {
         self
     }
 
+    /// Records what happens with these instruments.
+    #[cfg(feature = "otel")]
+    pub fn metrics(mut self, metrics: &crate::OtelMetrics) -> Builder {
+        self.metrics = metrics.into();
+        self
+    }
+
     /// Makes every random choice from this seed, and starts weighted orders at their beginning: for tests.
     pub fn seed(mut self, seed: u64) -> Builder {
         self.seed = Some(seed);
@@ -243,11 +253,13 @@ impl Builder {
         };
         let scheme = if self.credentials.live().is_none() { Scheme::HTTP } else { Scheme::HTTPS };
         let head = Head { scheme, authority: authority.clone(), user_agent: self.user_agent_header()? };
+        let metrics = self.metrics.for_target(self.target.as_str().into());
         let settings = Settings {
             source,
             credentials: self.credentials,
             connector: self.connector,
             head: head.clone(),
+            metrics: metrics.clone(),
             host: if self.authority.is_some() { authority.host().into() } else { target.host().into() },
             http2: self.http2,
             backoff: self.backoff,
@@ -270,6 +282,7 @@ impl Builder {
             service_config: Arc::new(service_config),
             throttle,
             faults: FAULTS.clone(),
+            metrics,
             entropy: self.seed.map_or(Entropy::System, |seed| Entropy::Seeded(seed.into())),
         };
         Ok(Channel { inner: Arc::new(inner) })

@@ -6,6 +6,7 @@
 
 use std::future::{Future, poll_fn};
 use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,6 +16,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use evenkeel_core::{CallEnd, Code, LoadReport, Trackers};
 use evenkeel_xds::load_report;
+use h2::client::ResponseFuture;
 use h2::{Reason, RecvStream, SendStream};
 use http::{HeaderMap, HeaderValue};
 use http_body::{Body as _, Frame, SizeHint};
@@ -25,6 +27,7 @@ use tonic::body::Body;
 use tonic::metadata::MetadataMap;
 
 use crate::connection::{Shared as Link, cause};
+use crate::metrics::{AttemptMeter, CallMeter};
 use crate::retry::{Pushback, Retries, RetryPolicy, Throttle};
 use crate::{clock, status};
 
@@ -90,16 +93,22 @@ pub(crate) struct End {
     under_way: Option<UnderWay>,
     retries: Retries,
     throttle: Option<Arc<Throttle>>,
+    meter: Option<CallMeter>,
 }
 
 impl End {
-    pub(crate) fn new(under_way: UnderWay, policy: RetryPolicy, throttle: Option<Arc<Throttle>>) -> End {
-        End { under_way: Some(under_way), retries: Retries::new(policy), throttle }
+    pub(crate) fn new(
+        under_way: UnderWay,
+        policy: RetryPolicy,
+        throttle: Option<Arc<Throttle>>,
+        meter: CallMeter,
+    ) -> End {
+        End { under_way: Some(under_way), retries: Retries::new(policy), throttle, meter: Some(meter) }
     }
 
     /// Of a stream that is the channel's own and not a call.
     pub(crate) fn untold() -> End {
-        End { under_way: None, retries: Retries::new(RetryPolicy::NEVER), throttle: None }
+        End { under_way: None, retries: Retries::new(RetryPolicy::NEVER), throttle: None, meter: None }
     }
 
     /// The policy by which the call is tried again.
@@ -109,7 +118,30 @@ impl End {
 
     /// An attempt failed that could be repeated: how long to wait before the next one, if there is one.
     pub(crate) fn failed(&mut self, code: Code, pushback: Option<Pushback>, random: f64) -> Option<Duration> {
-        self.retries.next(code, pushback, false, self.throttle.as_deref(), random)
+        let delay = self.retries.next(code, pushback, false, self.throttle.as_deref(), random)?;
+        if let Some(meter) = &mut self.meter {
+            meter.retried(delay);
+        }
+        Some(delay)
+    }
+
+    /// An attempt is repeated that the peer did not process.
+    pub(crate) fn refused(&mut self) {
+        if let Some(meter) = &mut self.meter {
+            meter.transparently_retried();
+        }
+    }
+
+    /// Another attempt begins.
+    pub(crate) fn attempt(&self) -> Option<AttemptMeter> {
+        self.meter.as_ref().map(CallMeter::attempt)
+    }
+
+    /// The call is over.
+    pub(crate) fn over(&mut self, code: Code) {
+        if let Some(mut meter) = self.meter.take() {
+            meter.finish(code);
+        }
     }
 
     /// An attempt ended that is not repeated in any case.
@@ -128,6 +160,7 @@ impl End {
             under_way: self.under_way.take(),
             retries: mem::replace(&mut self.retries, Retries::new(RetryPolicy::NEVER)),
             throttle: self.throttle.take(),
+            meter: self.meter.take(),
         }
     }
 }
@@ -146,13 +179,18 @@ impl Deadline {
         self.0.as_ref().map(|sleep| sleep.deadline().saturating_duration_since(Instant::now()))
     }
 
-    /// Moves the deadline up, never back.
-    pub(crate) fn tighten(&mut self, at: Instant) {
+    /// Moves the deadline up, never back; answers whether it moved.
+    pub(crate) fn tighten(&mut self, at: Instant) -> bool {
         match &mut self.0 {
-            Some(sleep) if sleep.deadline() <= at => {}
+            Some(sleep) if sleep.deadline() <= at => return false,
             Some(sleep) => sleep.as_mut().reset(at),
             None => self.0 = Some(Box::pin(sleep_until(at))),
         }
+        true
+    }
+
+    pub(crate) fn has_passed(&self) -> bool {
+        self.left().is_some_and(|left| left.is_zero())
     }
 
     /// Ready when it has passed.
@@ -240,6 +278,7 @@ struct Upload {
     held: Option<Bytes>,
     /// Whether this attempt is the last one.
     is_committed: bool,
+    meter: Option<AttemptMeter>,
 }
 
 /// What became of an upload that is over.
@@ -251,8 +290,8 @@ enum Uploaded {
 }
 
 impl Upload {
-    fn new(replay: Replay, stream: SendStream<Bytes>) -> Upload {
-        Upload { replay, stream, taken: 0, held: None, is_committed: false }
+    fn new(replay: Replay, stream: SendStream<Bytes>, meter: Option<AttemptMeter>) -> Upload {
+        Upload { replay, stream, taken: 0, held: None, is_committed: false, meter }
     }
 
     /// Sends what there is. The next piece is asked for only when there is room for it on the wire, except that the first one
@@ -309,6 +348,14 @@ impl Upload {
 
     /// The next piece of data: one that was sent before, or one of the body.
     fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, tonic::Status>>> {
+        let piece = ready!(self.poll_unmeasured(cx));
+        if let (Some(meter), Some(Ok(piece))) = (&self.meter, &piece) {
+            meter.sent(piece);
+        }
+        Poll::Ready(piece)
+    }
+
+    fn poll_unmeasured(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, tonic::Status>>> {
         if let Some(piece) = self.replay.sent_before(self.taken) {
             self.taken += 1;
             return Poll::Ready(Some(Ok(piece.clone())));
@@ -408,21 +455,27 @@ pub(crate) struct Failure {
 pub(crate) struct Attempt {
     trackers: Trackers,
     link: Arc<Link>,
+    meter: Option<AttemptMeter>,
 }
 
 impl Attempt {
-    pub(crate) fn new(trackers: Trackers, link: Arc<Link>) -> Attempt {
+    pub(crate) fn new(trackers: Trackers, link: Arc<Link>, meter: Option<AttemptMeter>) -> Attempt {
         link.call_starts();
-        Attempt { trackers, link }
+        Attempt { trackers, link, meter }
     }
 
     fn finish(mut self, code: Code, trailers: Option<&mut HeaderMap>) {
+        if let Some(meter) = &self.meter {
+            meter.finish(code);
+        }
         let trackers = mem::take(&mut self.trackers);
         if trackers.is_empty() {
             return;
         }
-        let load = trailers.filter(|_| trackers.want_load()).and_then(load_of);
-        trackers.finish(&CallEnd::Finished { code, at: clock::now(), load: load.as_ref() });
+        contained(|| {
+            let load = trailers.filter(|_| trackers.want_load()).and_then(load_of);
+            trackers.finish(&CallEnd::Finished { code, at: clock::now(), load: load.as_ref() });
+        });
     }
 
     /// What a stream that was cut short means, with the reason of the connection's end where there is one.
@@ -439,14 +492,22 @@ impl Attempt {
 impl Drop for Attempt {
     fn drop(&mut self) {
         self.link.call_ends();
+        if !self.trackers.is_empty() {
+            contained(|| drop(mem::take(&mut self.trackers)));
+        }
+    }
+}
+
+/// Tells trackers. One may be the application's own; if it panics, that is not the caller's trouble.
+fn contained(tell: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(tell)).is_err() {
+        tracing::error!("a load balancing policy panicked while it was told how a call ended");
     }
 }
 
 /// The load report in these trailers. One that cannot be read counts as none.
 fn load_of(trailers: &mut HeaderMap) -> Option<LoadReport> {
-    if !trailers.contains_key(load_report::TRAILER) {
-        return None;
-    }
+    status::find(trailers, load_report::TRAILER)?;
     let metadata = MetadataMap::from_headers(mem::take(trailers));
     let values = metadata.get_all_bin(load_report::TRAILER).iter().filter_map(|value| value.to_bytes().ok());
     let report = load_report::from_trailers(values);
@@ -457,125 +518,188 @@ fn load_of(trailers: &mut HeaderMap) -> Option<LoadReport> {
     })
 }
 
-/// Sends a request and waits for the head of its answer.
-pub(crate) async fn send(
-    sender: (h2::client::ResponseFuture, SendStream<Bytes>),
-    replay: Replay,
+/// An attempt on its way: sent, or being sent, and not answered yet.
+pub(crate) struct Flight {
+    response: ResponseFuture,
+    upload: Uploading,
     attempt: Attempt,
-    deadline: &mut Deadline,
-    end: &mut End,
-) -> Sent {
-    let (mut response, stream) = sender;
-    let mut inline = Some(Upload::new(replay, stream));
-    let mut uploaded = None;
-    let mut task = None;
-    let head = poll_fn(|cx| {
-        if let Some(upload) = &mut inline {
-            match upload.poll(cx) {
-                Poll::Ready(done) => uploaded = inline.take().map(|upload| (done, upload.replay)),
-                Poll::Pending => task = inline.take().map(UploadTask::spawn),
-            }
-            if let Some((Uploaded::Failed(_), _)) = uploaded {
+}
+
+/// How far the request body is.
+enum Uploading {
+    /// It is sent by whoever waits for the answer.
+    InPlace(Upload),
+    /// It takes its time, in a task of its own.
+    Apart(UploadTask),
+    /// All of it was sent, or the peer wants no more.
+    Done(Replay),
+    /// It failed.
+    Failed(tonic::Status),
+    /// It is going from one to the other; never seen from outside.
+    Between,
+}
+
+impl Flight {
+    /// An attempt whose head h2 has taken.
+    pub(crate) fn new(
+        (response, stream): (ResponseFuture, SendStream<Bytes>),
+        replay: Replay,
+        attempt: Attempt,
+    ) -> Flight {
+        let upload = Uploading::InPlace(Upload::new(replay, stream, attempt.meter.clone()));
+        Flight { response, upload, attempt }
+    }
+
+    /// Sends, and waits for the head of the answer. `None` if the body failed or the deadline passed before.
+    fn poll_head(
+        &mut self,
+        cx: &mut Context<'_>,
+        deadline: &mut Deadline,
+    ) -> Poll<Option<Result<http::Response<RecvStream>, h2::Error>>> {
+        if let Uploading::InPlace(upload) = &mut self.upload {
+            let uploaded = upload.poll(cx);
+            self.upload = match (uploaded, mem::replace(&mut self.upload, Uploading::Between)) {
+                (Poll::Ready(Uploaded::Failed(status)), _) => Uploading::Failed(status),
+                (Poll::Ready(Uploaded::Done), Uploading::InPlace(upload)) => Uploading::Done(upload.replay),
+                (Poll::Pending, Uploading::InPlace(upload)) => Uploading::Apart(UploadTask::spawn(upload)),
+                (_, other) => other,
+            };
+            if let Uploading::Failed(_) = self.upload {
                 return Poll::Ready(None);
             }
         }
-        match Pin::new(&mut response).poll(cx) {
+        match Pin::new(&mut self.response).poll(cx) {
             Poll::Ready(head) => Poll::Ready(Some(head)),
             Poll::Pending => deadline.poll_passed(cx).map(|()| None),
         }
-    })
-    .await;
-    match head {
-        Some(Ok(head)) => {
-            let (parts, body) = head.into_parts();
-            if let Some(found) = status::not_grpc(&parts) {
-                let code = tonic::Code::from(status::code_of_http(parts.status) as i32);
-                let address = attempt.link.address();
-                let status = tonic::Status::new(
-                    code,
-                    format!("endpoint {address}: expected a gRPC answer, found {found}"),
-                );
-                return failed(status, false, attempt, uploaded, task).await;
-            }
-            if body.is_end_stream() {
-                return answered_at_once(parts, attempt, uploaded, task, end).await;
-            }
-            if let Some(task) = &mut task {
-                task.back = None;
-            }
-            let live = Live {
-                stream: body,
-                attempt,
-                _upload: task,
-                deadline: mem::take(deadline),
-                end: end.hand_on(),
-            };
-            Sent::Answered(http::Response::from_parts(parts, ResponseBody(Some(live))))
+    }
+}
+
+/// Waits for the head of an attempt's answer.
+pub(crate) async fn send(mut flight: Flight, deadline: &mut Deadline, end: &mut End) -> Sent {
+    let head = poll_fn(|cx| flight.poll_head(cx, deadline)).await;
+    let late = |status: tonic::Status, attempt: &Attempt| {
+        // A peer that keeps the same deadline may notice first, and cancels the call.
+        if status.code() == tonic::Code::Cancelled && deadline.has_passed() {
+            unanswered(attempt)
+        } else {
+            status
         }
+    };
+    // Failures are rare; in a box they take no room in calls that do not fail.
+    match head {
+        Some(Ok(head)) => match flight.answered(head, deadline, end) {
+            Ok(response) => Sent::Answered(response),
+            Err(fallen) => Box::pin(fallen.land()).await,
+        },
         Some(Err(error)) => {
-            let status = attempt.failure(&error);
-            failed(status, status::is_unprocessed(&error), attempt, uploaded, task).await
+            let status = late(flight.attempt.failure(&error), &flight.attempt);
+            Box::pin(flight.fall(Err(status), status::is_unprocessed(&error)).land()).await
         }
         None => {
-            let status = match uploaded {
-                Some((Uploaded::Failed(status), _)) => status,
-                _ => late(&format!("endpoint {} has not answered", attempt.link.address())),
-            };
-            let code = status::code(status.code() as i32);
-            attempt.finish(code, None);
-            Sent::Failed(Failure { code, outcome: Err(status), is_unprocessed: false, replay: None })
+            let status = unanswered(&flight.attempt);
+            Box::pin(flight.fall(Err(status), false).land()).await
         }
     }
 }
 
-/// An attempt that failed with this status, unless the request's own body failed before.
-async fn failed(
-    status: tonic::Status,
-    is_unprocessed: bool,
-    attempt: Attempt,
-    uploaded: Option<(Uploaded, Replay)>,
-    task: Option<UploadTask>,
-) -> Sent {
-    let (status, replay) = match body_back(uploaded, task).await {
-        Ok(replay) => (status, replay),
-        Err(status) => (status, None),
-    };
-    let code = status::code(status.code() as i32);
-    attempt.finish(code, None);
-    Sent::Failed(Failure { code, outcome: Err(status), is_unprocessed, replay })
-}
-
-/// An answer that is over with its head: a status and nothing else.
-async fn answered_at_once(
-    mut parts: http::response::Parts,
-    attempt: Attempt,
-    uploaded: Option<(Uploaded, Replay)>,
-    task: Option<UploadTask>,
-    end: &mut End,
-) -> Sent {
-    let code = status::code_of(&parts.headers).unwrap_or(Code::Unknown);
-    attempt.finish(code, Some(&mut parts.headers));
-    let response = http::Response::from_parts(parts, ResponseBody::empty());
-    if code == Code::Ok {
-        end.committed(code);
-        return Sent::Answered(response);
+impl Flight {
+    /// The answer, if its head is not the end of it.
+    fn answered(
+        self,
+        head: http::Response<RecvStream>,
+        deadline: &mut Deadline,
+        end: &mut End,
+    ) -> Result<http::Response<ResponseBody>, Box<Fallen>> {
+        let (mut parts, stream) = head.into_parts();
+        if let Some(found) = status::not_grpc(&parts) {
+            let code = tonic::Code::from(status::code_of_http(parts.status) as i32);
+            let address = self.attempt.link.address();
+            let text = format!("endpoint {address}: expected a gRPC answer, found {found}");
+            return Err(self.fall(Err(tonic::Status::new(code, text)), false));
+        }
+        // A failure in the head is the whole answer, also if h2 cannot say that the stream has ended: a server that
+        // answers before it has the whole request resets it behind its answer.
+        let code = status::code_of(&parts.headers);
+        if code == Some(Code::Cancelled) && deadline.has_passed() {
+            let status = unanswered(&self.attempt);
+            return Err(self.fall(Err(status), false));
+        }
+        if stream.is_end_stream() || code.is_some_and(|code| code != Code::Ok) {
+            let code = code.unwrap_or(Code::Unknown);
+            if code != Code::Ok {
+                return Err(self.fall(Ok((code, parts)), false));
+            }
+            self.attempt.finish(code, Some(&mut parts.headers));
+            end.committed(code);
+            end.over(code);
+            return Ok(http::Response::from_parts(parts, ResponseBody::empty()));
+        }
+        let upload = match self.upload {
+            Uploading::Apart(mut task) => {
+                task.back = None;
+                Some(task)
+            }
+            _ => None,
+        };
+        let live = Live {
+            stream,
+            attempt: self.attempt,
+            _upload: upload,
+            deadline: mem::take(deadline),
+            end: end.hand_on(),
+        };
+        Ok(http::Response::from_parts(parts, ResponseBody(Some(live))))
     }
-    let replay = body_back(uploaded, task).await.unwrap_or(None);
-    Sent::Failed(Failure { code, outcome: Ok(response), is_unprocessed: false, replay })
+
+    fn fall(
+        self,
+        why: Result<(Code, http::response::Parts), tonic::Status>,
+        is_unprocessed: bool,
+    ) -> Box<Fallen> {
+        Box::new(Fallen { flight: self, why, is_unprocessed })
+    }
 }
 
-/// The body of an attempt that failed, if it can be sent again; or what the body itself failed with.
-async fn body_back(
-    uploaded: Option<(Uploaded, Replay)>,
-    task: Option<UploadTask>,
-) -> Result<Option<Replay>, tonic::Status> {
-    let replay = match (uploaded, task) {
-        (Some((Uploaded::Failed(status), _)), _) => return Err(status),
-        (Some((Uploaded::Done, replay)), _) => Some(replay),
-        (None, Some(task)) => task.stop().await?,
-        (None, None) => None,
-    };
-    Ok(replay.filter(Replay::is_whole))
+/// An attempt that failed before there was anything of an answer but a status.
+struct Fallen {
+    flight: Flight,
+    /// The peer's answer, or what went wrong.
+    why: Result<(Code, http::response::Parts), tonic::Status>,
+    is_unprocessed: bool,
+}
+
+impl Fallen {
+    /// Gets the body back, so that it can be sent again. If the body itself failed, that is what the call failed with.
+    async fn land(self: Box<Fallen>) -> Sent {
+        let Fallen { flight: Flight { upload, attempt, response }, why, is_unprocessed } = *self;
+        // An upload in a task of its own ends when it is told to, whatever becomes of the stream.
+        drop(response);
+        let back = match upload {
+            Uploading::InPlace(upload) => Ok(Some(upload.replay)),
+            Uploading::Apart(task) => task.stop().await,
+            Uploading::Done(replay) => Ok(Some(replay)),
+            Uploading::Failed(status) => Err(status),
+            Uploading::Between => Ok(None),
+        };
+        let replay = back.map(|replay| replay.filter(Replay::is_whole));
+        let (code, outcome, replay) = match (why, replay) {
+            (Ok((code, mut parts)), replay) => {
+                attempt.finish(code, Some(&mut parts.headers));
+                let response = http::Response::from_parts(parts, ResponseBody::empty());
+                return Sent::Failed(Failure {
+                    code,
+                    outcome: Ok(response),
+                    is_unprocessed,
+                    replay: replay.unwrap_or(None),
+                });
+            }
+            (Err(_), Err(status)) => (status::code(status.code() as i32), Err(status), None),
+            (Err(status), Ok(replay)) => (status::code(status.code() as i32), Err(status), replay),
+        };
+        attempt.finish(code, None);
+        Sent::Failed(Failure { code, outcome, is_unprocessed, replay })
+    }
 }
 
 /// What a call says whose time is over.
@@ -583,7 +707,16 @@ pub(crate) fn late(waiting_for: &str) -> tonic::Status {
     tonic::Status::deadline_exceeded(format!("the deadline passed: {waiting_for}"))
 }
 
+/// What a call says whose time is over before it had an answer. A peer that keeps the same deadline may notice first, and
+/// cancels the call.
+fn unanswered(attempt: &Attempt) -> tonic::Status {
+    late(&format!("endpoint {} has not answered", attempt.link.address()))
+}
+
 /// The body of an answer. It is watched to its end: those who track the call are told how it ended, also if it is dropped.
+///
+/// The default is an empty one, as interceptors of generated clients want it for the calls that they refuse.
+#[derive(Default)]
 pub struct ResponseBody(Option<Live>);
 
 /// An answer that is not over.
@@ -604,6 +737,7 @@ impl ResponseBody {
         if let Some(mut live) = self.0.take() {
             live.attempt.finish(code, trailers);
             live.end.committed(code);
+            live.end.over(code);
         }
     }
 }
@@ -618,9 +752,17 @@ impl http_body::Body for ResponseBody {
     ) -> Poll<Option<Result<Frame<Bytes>, tonic::Status>>> {
         let Some(live) = &mut self.0 else { return Poll::Ready(None) };
         let error = match live.stream.poll_data(cx) {
+            // However much there is to read: the caller may be slow.
+            Poll::Ready(Some(Ok(_))) if live.deadline.has_passed() => {
+                let status = live.unfinished();
+                return Poll::Ready(self.fail(status));
+            }
             Poll::Ready(Some(Ok(data))) => {
                 // Read is read: the peer may send as much again.
                 let _ = live.stream.flow_control().release_capacity(data.len());
+                if let Some(meter) = &live.attempt.meter {
+                    meter.received(&data);
+                }
                 return Poll::Ready(Some(Ok(Frame::data(data))));
             }
             Poll::Ready(Some(Err(error))) => error,
@@ -639,7 +781,10 @@ impl http_body::Body for ResponseBody {
             },
             Poll::Pending => return live.poll_late(cx).map(|status| self.fail(status)),
         };
-        let status = live.attempt.failure(&error);
+        let mut status = live.attempt.failure(&error);
+        if status.code() == tonic::Code::Cancelled && live.deadline.has_passed() {
+            status = live.unfinished();
+        }
         Poll::Ready(self.fail(status))
     }
 
@@ -662,7 +807,11 @@ impl ResponseBody {
 impl Live {
     fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<tonic::Status> {
         ready!(self.deadline.poll_passed(cx));
-        Poll::Ready(late(&format!("endpoint {} has not finished its answer", self.attempt.link.address())))
+        Poll::Ready(self.unfinished())
+    }
+
+    fn unfinished(&self) -> tonic::Status {
+        late(&format!("endpoint {} has not finished its answer", self.attempt.link.address()))
     }
 }
 

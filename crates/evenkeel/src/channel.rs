@@ -1,10 +1,11 @@
 //! The channel: what a generated client is given, and the way of a call through it.
 //!
-//! [`run`] is that way: route, pick, send, and again where the call may be repeated. Everything it looks at is in the latest
+//! [`Outgoing::run`] is that way: route, pick, send, and again where the call may be repeated. Everything it looks at is in the latest
 //! snapshot; it waits for the driver only if there is nobody to send to.
 
 use std::borrow::Cow;
-use std::future::{Future, poll_fn};
+use std::cell::Cell;
+use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,16 +16,18 @@ use evenkeel_core::{
     Call, CallEnd, Code, Connectivity, Description, Headers, Pick, Status, SubchannelId, Trackers,
 };
 use evenkeel_xds::routing::{ActiveFaults, Filter, Selected};
-use http::uri::{Authority, Scheme};
-use http::{HeaderMap, HeaderValue, header};
+use http::uri::{Authority, PathAndQuery, Scheme};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
+use http_body::Body as _;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep};
 use tonic::body::Body;
 
 use crate::builder::Builder;
-use crate::call::{self, Attempt, Calls, Deadline, End, Failure, Replay, ResponseBody, Sent, late};
+use crate::call::{self, Attempt, Calls, Deadline, End, Failure, Flight, Replay, ResponseBody, Sent, late};
 use crate::connection::Connection;
 use crate::entropy::Entropy;
+use crate::metrics::{AttemptMeter, Metrics};
 use crate::retry::{self, RetryPolicy, Throttle};
 use crate::service_config::ServiceConfig;
 use crate::snapshot::{Published, Snapshot, Way};
@@ -51,6 +54,7 @@ pub(crate) struct Inner {
     pub(crate) throttle: Option<Arc<Throttle>>,
     pub(crate) faults: Arc<ActiveFaults>,
     pub(crate) entropy: Entropy,
+    pub(crate) metrics: Metrics,
 }
 
 /// What every request says beside what its caller says.
@@ -139,7 +143,14 @@ impl Channel {
     /// Closes the channel: calls that begin from here on fail, as do those that have not found an endpoint yet, and this waits
     /// until those that were sent have finished.
     pub async fn close(self) {
+        let mut changes = self.inner.published.subscribe();
         let _ = self.inner.commands.send(Command::Close);
+        // Until calls can see it, more of them may begin.
+        while !matches!(self.inner.published.load().way, Way::Closed) {
+            if changes.changed().await.is_err() {
+                break;
+            }
+        }
         self.inner.calls.finished().await;
     }
 }
@@ -154,45 +165,33 @@ impl tower_service::Service<http::Request<Body>> for Channel {
     }
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        Box::pin(run(self.inner.clone(), request))
-    }
-}
-
-/// The way of a call.
-async fn run(
-    channel: Arc<Inner>,
-    request: http::Request<Body>,
-) -> Result<http::Response<ResponseBody>, tonic::Status> {
-    let (mut call, mut body) = Outgoing::new(&channel, request);
-    call.route().await?;
-    if let Some(response) = call.inject_faults().await? {
-        return Ok(response);
-    }
-    loop {
-        let picked = call.pick().await?;
-        match call.send(picked, body).await {
-            Ok(Sent::Answered(response)) => return Ok(response),
-            Ok(Sent::Failed(failure)) => match call.again(failure).await {
-                Ok(again) => body = again,
-                Err(outcome) => return outcome,
-            },
-            Err(unsent) => body = unsent?,
-        }
+        Box::pin(Outgoing::new(self.inner.clone(), request).run())
     }
 }
 
 /// A call on its way out.
-struct Outgoing<'c> {
-    channel: &'c Inner,
-    request: http::request::Parts,
+struct Outgoing {
+    channel: Arc<Inner>,
+    method: Method,
+    path: PathAndQuery,
+    /// Given away to each attempt.
+    headers: HeaderMap,
+    /// What was given away, for another attempt.
+    kept: Vec<(HeaderName, HeaderValue)>,
+    /// Given to each attempt, and back if it can be repeated.
+    body: Option<Replay>,
     wait_for_ready: bool,
     deadline: Deadline,
+    /// Whether the headers say how much time is left.
+    says_timeout: bool,
     /// Where the route leads, if there are routes.
     selected: Option<Selected>,
     end: End,
     /// The snapshot whose connection turned out to be gone: another one is needed.
     outdated: Option<u64>,
     refused: bool,
+    /// The cluster that a pick failed in, for metrics (A89).
+    backend_service: Cell<Option<Arc<str>>>,
 }
 
 /// Where an attempt goes.
@@ -200,6 +199,7 @@ struct Picked {
     connection: Arc<Connection>,
     trackers: Trackers,
     serial: u64,
+    meter: Option<AttemptMeter>,
 }
 
 /// What one look at the channel led to.
@@ -209,43 +209,88 @@ enum Look<T> {
     Fail(Status),
 }
 
-impl<'c> Outgoing<'c> {
-    fn new(channel: &'c Inner, request: http::Request<Body>) -> (Outgoing<'c>, Replay) {
+impl Outgoing {
+    fn new(channel: Arc<Inner>, request: http::Request<Body>) -> Outgoing {
         let (mut request, body) = request.into_parts();
-        let method = channel.service_config.method(request.uri.path());
+        let path = mem::take(&mut request.uri).into_parts().path_and_query;
+        let path = path.unwrap_or_else(|| PathAndQuery::from_static("/"));
+        let method = channel.service_config.method(path.path());
         let own = request.extensions.get::<WaitForReady>().map(|WaitForReady(wait)| *wait);
         let wait_for_ready = own.or(method.and_then(|method| method.wait_for_ready)).unwrap_or(false);
-        let timeout = request.headers.get(&timeout::NAME).and_then(timeout::parse);
-        let limits = timeout.into_iter().chain(method.and_then(|method| method.timeout));
-        let deadline = Deadline::at(limits.min().map(|timeout| Instant::now() + timeout));
+        let said = request.headers.get(&timeout::NAME).and_then(timeout::parse);
+        let limit = said.into_iter().chain(method.and_then(|method| method.timeout)).min();
         let policy = method.and_then(|method| method.retry).unwrap_or(RetryPolicy::NEVER);
+        let meter = channel.metrics.call(path.path());
         let user_agent = request.headers.entry(header::USER_AGENT);
         user_agent.or_insert_with(|| channel.head.user_agent.clone());
-        let call = Outgoing {
-            channel,
-            request,
+        Outgoing {
+            method: request.method,
+            path,
+            headers: request.headers,
+            kept: Vec::new(),
+            body: Some(Replay::new(body)),
             wait_for_ready,
-            deadline,
+            deadline: Deadline::at(limit.map(|limit| Instant::now() + limit)),
+            says_timeout: said.is_some() && said == limit,
             selected: None,
-            end: End::new(channel.calls.begin(), policy, channel.throttle.clone()),
+            end: End::new(channel.calls.begin(), policy, channel.throttle.clone(), meter),
             outdated: None,
             refused: false,
-        };
-        (call, Replay::new(body))
+            backend_service: Cell::default(),
+            channel,
+        }
+    }
+
+    /// Runs the call, and notes how it ended.
+    async fn run(mut self) -> Result<http::Response<ResponseBody>, tonic::Status> {
+        let outcome = self.go().await;
+        match &outcome {
+            Err(status) => self.end.over(status::code(status.code() as i32)),
+            Ok(response) if response.body().is_end_stream() => {
+                self.end.over(status::code_of(response.headers()).unwrap_or(Code::Unknown));
+            }
+            // The end of an answer that goes on is the business of its body.
+            Ok(_) => {}
+        }
+        outcome
+    }
+
+    /// The way of a call. What is rare on it is boxed, so that it takes no room in the others.
+    async fn go(&mut self) -> Result<http::Response<ResponseBody>, tonic::Status> {
+        self.route().await?;
+        if self.has_filters()
+            && let Some(response) = Box::pin(self.inject_faults()).await?
+        {
+            return Ok(response);
+        }
+        loop {
+            let picked = self.pick().await?;
+            let Some(flight) = self.send(picked)? else { continue };
+            match call::send(flight, &mut self.deadline, &mut self.end).await {
+                Sent::Answered(response) => return Ok(response),
+                Sent::Failed(failure) => match Box::pin(self.again(failure)).await {
+                    Ok(body) => self.repeat(body),
+                    Err(outcome) => return outcome,
+                },
+            }
+        }
     }
 
     /// Finds the call's route. It holds for all attempts (A31).
     async fn route(&mut self) -> Result<(), tonic::Status> {
         let Some(selected) = self.wait(Outgoing::look_at_routes).await? else { return Ok(()) };
-        let own = self.deadline.left();
-        if let Some(timeout) = selected.timeout(own) {
-            self.deadline.tighten(Instant::now() + timeout);
+        if let Some(limit) = selected.timeout(None) {
+            self.says_timeout &= !self.deadline.tighten(Instant::now() + limit);
         }
         if let Some(policy) = selected.retry() {
             self.end.retry_by(RetryPolicy::from(&**policy));
         }
         self.selected = Some(selected);
         Ok(())
+    }
+
+    fn has_filters(&self) -> bool {
+        self.selected.as_ref().is_some_and(|selected| !selected.filters().is_empty())
     }
 
     /// Waits and fails as the control plane's faults say (A33). Answers with what ends the call early.
@@ -258,7 +303,7 @@ impl<'c> Outgoing<'c> {
                 continue;
             };
             let injected = {
-                let headers = HeadersOf(&self.request.headers);
+                let headers = HeadersOf(&self.headers);
                 fault.decide(&self.describe(&headers), &self.channel.faults)
             };
             let Some(injected) = injected else { continue };
@@ -278,16 +323,27 @@ impl<'c> Outgoing<'c> {
 
     /// Finds an endpoint, and waits for one if need be.
     async fn pick(&mut self) -> Result<Picked, tonic::Status> {
-        self.wait(Outgoing::look_for_endpoint).await
+        let meter = self.end.attempt();
+        let picked = self.wait(Outgoing::look_for_endpoint).await;
+        if let Some(meter) = &meter {
+            match &picked {
+                Ok(picked) => meter.placed(picked.trackers.place()),
+                Err(status) => {
+                    meter.unplaced(self.backend_service.take());
+                    meter.finish(status::code(status.code() as i32));
+                }
+            }
+        }
+        picked.map(|picked| Picked { meter, ..picked })
     }
 
-    /// Sends the request where the pick says. `Err` is a request that never left: its connection is gone, or, as the inner
-    /// `Err`, it cannot be sent by any.
-    async fn send(
+    /// Sends the request where the pick says. `None` is a request that never left because its connection is gone; an error is
+    /// one that no connection would take.
+    fn send(
         &mut self,
-        Picked { connection, trackers, serial }: Picked,
-        body: Replay,
-    ) -> Result<Sent, Result<Replay, tonic::Status>> {
+        Picked { connection, trackers, serial, meter }: Picked,
+    ) -> Result<Option<Flight>, tonic::Status> {
+        let body = self.body.take().unwrap_or_else(|| Replay::new(Body::empty()));
         let head = self.head(&trackers);
         let mut sender = connection.sender();
         match sender.send_request(head, body.is_empty()) {
@@ -295,22 +351,27 @@ impl<'c> Outgoing<'c> {
                 if let Some(id) = trackers.to_wake() {
                     let _ = self.channel.commands.send(Command::Connect(id));
                 }
-                let attempt = Attempt::new(trackers, connection.shared().clone());
-                drop((sender, connection));
-                Ok(call::send(sent, body, attempt, &mut self.deadline, &mut self.end).await)
+                let attempt = Attempt::new(trackers, connection.shared().clone(), meter);
+                Ok(Some(Flight::new(sent, body, attempt)))
             }
             Err(error) => {
                 trackers.finish(&CallEnd::Unsent);
                 // One that takes no requests at all is gone; else there is something about this request.
-                let state = poll_fn(|cx| Poll::Ready(sender.poll_ready(cx))).await;
-                if !matches!(state, Poll::Ready(Err(_))) {
-                    let text = format!("the request cannot be sent: {error}");
-                    return Err(Err(tonic::Status::internal(text)));
+                if !connection.is_gone() {
+                    return Err(tonic::Status::internal(format!("the request cannot be sent: {error}")));
                 }
                 self.outdated = Some(serial);
-                Err(Ok(body))
+                self.repeat(body);
+                Ok(None)
             }
         }
+    }
+
+    /// Makes the call what it was before an attempt.
+    fn repeat(&mut self, body: Replay) {
+        self.body = Some(body);
+        self.headers.extend(self.kept.drain(..));
+        self.says_timeout = false;
     }
 
     /// Whether the call is tried again after a failure, and when (A6): at once if the peer did nothing with it, for the first
@@ -326,6 +387,7 @@ impl<'c> Outgoing<'c> {
             return Err(outcome);
         };
         if is_first_refusal {
+            self.end.refused();
             return Ok(body);
         }
         let pushback = outcome.as_ref().ok().and_then(|response| retry::Pushback::read(response.headers()));
@@ -339,10 +401,7 @@ impl<'c> Outgoing<'c> {
     }
 
     /// Looks until there is something to go by.
-    async fn wait<T>(
-        &mut self,
-        look: impl Fn(&Outgoing<'c>, &Snapshot) -> Look<T>,
-    ) -> Result<T, tonic::Status> {
+    async fn wait<T>(&mut self, look: impl Fn(&Outgoing, &Snapshot) -> Look<T>) -> Result<T, tonic::Status> {
         let mut changes = None;
         loop {
             let looked = look(self, &self.channel.published.load());
@@ -368,7 +427,7 @@ impl<'c> Outgoing<'c> {
         match &snapshot.way {
             Way::Open { selector: None, .. } => Look::Found(None),
             Way::Open { selector: Some(selector), .. } => {
-                let headers = HeadersOf(&self.request.headers);
+                let headers = HeadersOf(&self.headers);
                 match selector.select(&self.describe(&headers)) {
                     Ok(selected) => Look::Found(Some(selected)),
                     Err(status) => Look::Fail(status.for_call()),
@@ -383,7 +442,7 @@ impl<'c> Outgoing<'c> {
         if self.outdated == Some(snapshot.serial) {
             return Look::Wait("the connection that was chosen is gone");
         }
-        let headers = HeadersOf(&self.request.headers);
+        let headers = HeadersOf(&self.headers);
         let call = self.describe(&headers);
         // A picker may be the application's own. If it panics, this call fails and the channel lives.
         let Ok(pick) = catch_unwind(AssertUnwindSafe(|| picker.pick(&call))) else {
@@ -394,9 +453,12 @@ impl<'c> Outgoing<'c> {
         };
         match pick {
             Pick::To(id, trackers) => match snapshot.connections.get(id) {
-                Some(connection) => {
-                    Look::Found(Picked { connection: connection.clone(), trackers, serial: snapshot.serial })
-                }
+                Some(connection) => Look::Found(Picked {
+                    connection: connection.clone(),
+                    trackers,
+                    serial: snapshot.serial,
+                    meter: None,
+                }),
                 None => {
                     trackers.finish(&CallEnd::Unsent);
                     Look::Wait("the connection that was chosen is gone")
@@ -408,7 +470,10 @@ impl<'c> Outgoing<'c> {
                 }
                 Look::Wait("no endpoint is connected")
             }
-            Pick::Fail(status) | Pick::Drop(status) => Look::Fail(status),
+            Pick::Fail(status) | Pick::Drop(status) => {
+                self.backend_service.set(call.backend_service());
+                Look::Fail(status)
+            }
         }
     }
 
@@ -428,7 +493,7 @@ impl<'c> Outgoing<'c> {
 
     /// The call as routes and pickers see it.
     fn describe<'a>(&'a self, headers: &'a HeadersOf<'a>) -> Call<'a> {
-        let mut call = Call::new(self.request.uri.path(), self.channel.entropy.next()).with_headers(headers);
+        let mut call = Call::new(self.path.path(), self.channel.entropy.next()).with_headers(headers);
         if let Some(selected) = &self.selected {
             call = call.with_cluster(selected.cluster().child()).with_hash(selected.hash());
         }
@@ -436,18 +501,21 @@ impl<'c> Outgoing<'c> {
     }
 
     /// The head of the next attempt's request.
-    fn head(&self, trackers: &Trackers) -> http::Request<()> {
+    fn head(&mut self, trackers: &Trackers) -> http::Request<()> {
         let rewrite = self.selected.as_ref().is_some_and(Selected::auto_host_rewrite);
         let hostname = trackers.place().filter(|_| rewrite).and_then(|place| place.hostname.as_deref());
         let authority = hostname.and_then(|name| Authority::try_from(name).ok());
-        let mut headers = self.request.headers.clone();
-        if let Some(left) = self.deadline.left() {
+        let mut headers = mem::take(&mut self.headers);
+        self.kept.extend(headers.iter().map(|(name, value)| (name.clone(), value.clone())));
+        if !self.says_timeout
+            && let Some(left) = self.deadline.left()
+        {
             headers.insert(&timeout::NAME, timeout::format(left));
         }
         if let Some(attempts) = self.end.previous_attempts() {
             headers.insert(&retry::PREVIOUS_ATTEMPTS, attempts);
         }
-        self.channel.head.request(&self.request, authority, headers)
+        self.channel.head.request(self.method.clone(), self.path.clone(), authority, headers)
     }
 }
 
@@ -455,18 +523,19 @@ impl Head {
     /// The head of a request as it goes to the wire.
     pub(crate) fn request(
         &self,
-        request: &http::request::Parts,
+        method: Method,
+        path: PathAndQuery,
         authority: Option<Authority>,
         headers: HeaderMap,
     ) -> http::Request<()> {
         let mut uri = http::uri::Parts::default();
         uri.scheme = Some(self.scheme.clone());
         uri.authority = Some(authority.unwrap_or_else(|| self.authority.clone()));
-        uri.path_and_query = request.uri.path_and_query().cloned();
+        uri.path_and_query = Some(path);
         let mut head = http::Request::new(());
-        *head.method_mut() = request.method.clone();
+        *head.method_mut() = method;
         *head.version_mut() = http::Version::HTTP_2;
-        // With scheme, authority and path a URI is whole; the path came from one.
+        // With scheme, authority and path a URI is whole.
         *head.uri_mut() = http::Uri::from_parts(uri).unwrap_or_default();
         *head.headers_mut() = headers;
         head

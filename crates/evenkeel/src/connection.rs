@@ -15,7 +15,7 @@ use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -27,6 +27,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Sleep, sleep_until};
 
 use crate::clock;
+use crate::metrics::DisconnectReason;
 use crate::transport::{self, Io};
 
 /// h2 shows the limit of streams; while it is this one, which no peer can set, the peer's SETTINGS have not come.
@@ -93,35 +94,22 @@ pub(crate) struct Shared {
 /// Why a connection takes no more calls.
 #[derive(Clone, Debug)]
 pub(crate) struct Loss {
-    pub(crate) reason: LossReason,
+    pub(crate) reason: DisconnectReason,
     pub(crate) status: Status,
     /// Whether the peer complained of our keepalive pings (A8).
     pub(crate) too_many_pings: bool,
-}
-
-/// A94's reasons.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum LossReason {
-    /// The peer said goodbye.
-    GoAway(Reason),
-    /// We let go of it.
-    Shutdown,
-    /// The peer closed it with a reset.
-    Reset,
-    /// The peer was silent for too long.
-    TimedOut,
-    /// It was cut otherwise on our side of the network.
-    Aborted,
-    /// The socket failed.
-    Socket,
-    /// Something else, such as a peer that does not speak HTTP/2.
-    Unknown,
 }
 
 impl Connection {
     /// A sender for one request.
     pub(crate) fn sender(&self) -> SendRequest<Bytes> {
         self.sender.clone()
+    }
+
+    /// Whether it takes no more requests.
+    pub(crate) fn is_gone(&self) -> bool {
+        let mut cx = Context::from_waker(Waker::noop());
+        matches!(self.sender().poll_ready(&mut cx), Poll::Ready(Err(_)))
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
@@ -261,31 +249,31 @@ impl Task {
 impl Loss {
     fn of(address: &Address, error: &h2::Error) -> Loss {
         let reason = match (error.is_go_away() && error.is_remote(), error.reason(), error.get_io()) {
-            (true, Some(reason), _) => LossReason::GoAway(reason),
+            (true, Some(reason), _) => DisconnectReason::GoAway(reason),
             (_, _, Some(io)) => match io.kind() {
-                io::ErrorKind::ConnectionReset => LossReason::Reset,
-                io::ErrorKind::TimedOut => LossReason::TimedOut,
-                io::ErrorKind::ConnectionAborted => LossReason::Aborted,
-                _ => LossReason::Socket,
+                io::ErrorKind::ConnectionReset => DisconnectReason::Reset,
+                io::ErrorKind::TimedOut => DisconnectReason::TimedOut,
+                io::ErrorKind::ConnectionAborted => DisconnectReason::Aborted,
+                _ => DisconnectReason::Socket,
             },
-            _ => LossReason::Unknown,
+            _ => DisconnectReason::Unknown,
         };
         let status = Status::unavailable(format!("connection to {address}: {}", cause(error)));
-        let too_many_pings = reason == LossReason::GoAway(Reason::ENHANCE_YOUR_CALM)
+        let too_many_pings = reason == DisconnectReason::GoAway(Reason::ENHANCE_YOUR_CALM)
             && last_words(error).as_deref() == Some("too_many_pings");
         Loss { reason, status, too_many_pings }
     }
 
     fn shutdown(address: &Address) -> Loss {
         let status = Status::unavailable(format!("connection to {address}: closed"));
-        Loss { reason: LossReason::Shutdown, status, too_many_pings: false }
+        Loss { reason: DisconnectReason::Shutdown, status, too_many_pings: false }
     }
 
     fn silent(address: &Address, timeout: Duration) -> Loss {
         let status = Status::unavailable(format!(
             "connection to {address}: no answer to a keepalive ping within {timeout:?}"
         ));
-        Loss { reason: LossReason::TimedOut, status, too_many_pings: false }
+        Loss { reason: DisconnectReason::TimedOut, status, too_many_pings: false }
     }
 }
 
@@ -376,17 +364,39 @@ impl AsyncRead for Heard {
         {
             shared.heard_at.store(clock::now().as_nanos(), Ordering::Relaxed);
         }
-        result
+        // h2 keeps an error's text and not what is behind it.
+        result.map_err(|error| match transport::is_tls(&error) {
+            true => io::Error::new(error.kind(), transport::in_words(&error)),
+            false => error,
+        })
+    }
+}
+
+impl Heard {
+    /// With TLS 1.3 a server judges our certificate after the handshake has ended for us, says what it thinks of it, and
+    /// closes. The write that fails then is not the news; what waits to be read is.
+    fn told<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        let Poll::Ready(Err(error)) = written else { return written };
+        let mut scrap = [0; 64];
+        let read = Pin::new(&mut self.io).poll_read(cx, &mut ReadBuf::new(&mut scrap));
+        Poll::Ready(Err(match read {
+            Poll::Ready(Err(told)) if transport::is_tls(&told) => {
+                io::Error::new(told.kind(), transport::in_words(&told))
+            }
+            _ => error,
+        }))
     }
 }
 
 impl AsyncWrite for Heard {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(cx, buf)
+        let written = Pin::new(&mut self.io).poll_write(cx, buf);
+        self.told(cx, written)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
+        let flushed = Pin::new(&mut self.io).poll_flush(cx);
+        self.told(cx, flushed)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -398,7 +408,8 @@ impl AsyncWrite for Heard {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write_vectored(cx, bufs)
+        let written = Pin::new(&mut self.io).poll_write_vectored(cx, bufs);
+        self.told(cx, written)
     }
 
     fn is_write_vectored(&self) -> bool {

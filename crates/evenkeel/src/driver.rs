@@ -16,7 +16,7 @@ use std::time::Duration;
 use std::{future, mem};
 
 use evenkeel_core::{
-    Address, Backoff, CallCounters, Connectivity, Core, Effect, Endpoint, Endpoints, Event, Instant,
+    Address, Backoff, CallCounters, Connectivity, Core, Effect, Endpoint, Endpoints, Event, Instant, Labels,
     LbConfig, LoadReport, Pass, Rng, RootPicker, Status, SubchannelId, Update,
 };
 use evenkeel_xds::follow::Step;
@@ -30,6 +30,7 @@ use crate::channel::{Command, Head};
 use crate::connection::{self, Connection, Http2, Loss};
 use crate::credentials::Credentials;
 use crate::dns::{self, Refresh};
+use crate::metrics::{ConnectionMeter, Metrics, SecurityLevel};
 use crate::snapshot::{Connections, Published, Way};
 use crate::transport::{self, Connector};
 use crate::xds::{Following, XdsClient};
@@ -55,6 +56,7 @@ pub(crate) struct Settings {
     pub(crate) credentials: Credentials,
     pub(crate) connector: Arc<dyn Connector>,
     pub(crate) head: Head,
+    pub(crate) metrics: Metrics,
     /// The name that certificates must be valid for.
     pub(crate) host: Arc<str>,
     pub(crate) http2: Http2,
@@ -163,7 +165,12 @@ impl Driver {
         match happened {
             Happened::Command(None | Some(Command::Close)) => return false,
             Happened::Command(Some(Command::Describe(answer))) => {
-                let tree = self.awake.as_ref().and_then(|awake| awake.core.describe());
+                let describe = || self.awake.as_ref().and_then(|awake| awake.core.describe());
+                // A policy may be the application's own. If it panics there is nothing to see.
+                let tree = catch_unwind(AssertUnwindSafe(describe)).unwrap_or_else(|_| {
+                    tracing::error!("a load balancing policy panicked while it described itself");
+                    None
+                });
                 let _ = answer.send(tree);
             }
             Happened::Command(Some(Command::Wake)) => drop(self.wake()),
@@ -269,6 +276,9 @@ struct Awake {
     /// Attempts to connect that are under way.
     dials: Dials,
     load: LoadWatches,
+    metrics: Metrics,
+    security: SecurityLevel,
+    meters: HashMap<SubchannelId, ConnectionMeter>,
     /// Whether calls should see something else than they do.
     is_new: bool,
     wake_at: Option<Instant>,
@@ -295,6 +305,7 @@ impl Awake {
         let mut core = Core::builder(rng)
             .backoff(settings.backoff.clone())
             .attempt_delay(settings.attempt_delay)
+            .measure(settings.metrics.measures())
             .counters(settings.counters.clone());
         if let Source::Xds { client, .. } = &settings.source {
             core = core.load_store(client.load_store().clone());
@@ -308,6 +319,12 @@ impl Awake {
             picker: None,
             connections: Connections::default(),
             load: LoadWatches::new(settings.head.clone(), reporter.clone()),
+            metrics: settings.metrics.clone(),
+            security: match settings.credentials.live() {
+                Some(_) => SecurityLevel::PrivacyAndIntegrity,
+                None => SecurityLevel::None,
+            },
+            meters: HashMap::new(),
             reports,
             reporter,
             dials: Dials::default(),
@@ -324,12 +341,14 @@ impl Awake {
             Source::Dns { host, port, config } => {
                 awake.feed = Feed::Dns(Lookup::new(host.clone(), *port, config.clone(), seed));
             }
-            Source::Xds { client, target, channel_id } => match client.follow(target, *channel_id) {
-                Ok(following) => {
-                    awake.feed = Feed::Xds { client: client.clone(), following, wanted: BTreeSet::new() };
+            Source::Xds { client, target, channel_id } => {
+                match client.follow(target, *channel_id, settings.metrics.xds()) {
+                    Ok(following) => {
+                        awake.feed = Feed::Xds { client: client.clone(), following, wanted: BTreeSet::new() };
+                    }
+                    Err(error) => awake.route = Route::Failed(Status::unavailable(error.to_string())),
                 }
-                Err(error) => awake.route = Route::Failed(Status::unavailable(error.to_string())),
-            },
+            }
         }
         awake
     }
@@ -348,6 +367,7 @@ impl Awake {
                 if self.core.handle(Event::Connected(id), now) {
                     tracing::debug!(address = %connection.shared().address(), "connected");
                     self.load.connected(id, &connection);
+                    self.meters.insert(id, self.metrics.connected(self.labels(id), self.security));
                     self.connections.insert(id, connection);
                     self.is_new = true;
                 }
@@ -356,7 +376,11 @@ impl Awake {
             Report::Failed(id, status) => {
                 self.dials.forget(id);
                 tracing::debug!(error = status.message(), "a connection attempt failed");
-                self.core.handle(Event::ConnectFailed(id, status), now);
+                let labels = self.labels(id);
+                // An attempt that nobody waits for any more counts as neither (A94).
+                if self.core.handle(Event::ConnectFailed(id, status), now) {
+                    self.metrics.connect_failed(&labels);
+                }
                 false
             }
             Report::Load(id, report) => {
@@ -365,6 +389,9 @@ impl Awake {
             }
             Report::Lost(id, loss) => {
                 self.load.lost(id);
+                if let Some(mut meter) = self.meters.remove(&id) {
+                    meter.lost(loss.reason);
+                }
                 if self.connections.remove(id) {
                     tracing::info!(reason = ?loss.reason, error = loss.status.message(), "a connection is lost");
                     self.is_new = true;
@@ -410,13 +437,21 @@ impl Awake {
             Effect::Close { id } => {
                 self.dials.give_up(id);
                 self.load.watch(id, None, None);
+                self.meters.remove(&id);
                 self.is_new |= self.connections.remove(id);
             }
             Effect::WatchLoad { id, every } => self.load.watch(id, every, self.connections.get(id)),
             Effect::Reresolve => self.feed.reresolve(),
+            Effect::Measure(measurement) => self.metrics.measured(&measurement),
             Effect::Warn(text) => tracing::warn!("{text}"),
-            _ => {}
+            // The core may learn to want more than this version can do.
+            other => tracing::warn!(effect = ?other, "not carried out"),
         }
+    }
+
+    /// Where a subchannel stands, if metrics say it.
+    fn labels(&self, id: SubchannelId) -> Labels {
+        if self.metrics.wants_labels() { self.core.labels(id) } else { Labels::default() }
     }
 
     /// What calls should see.
@@ -561,7 +596,8 @@ impl Drop for Dialling {
     /// A connector may be the application's own. If it panics, the attempt has failed.
     fn drop(&mut self) {
         if !self.has_reported {
-            let status = Status::new(evenkeel_core::Code::Internal, "the attempt to connect was cut short");
+            // An attempt that was given up reports it too, and nobody listens.
+            let status = Status::new(evenkeel_core::Code::Internal, "the connector panicked");
             self.report(Report::Failed(self.id, status));
         }
     }

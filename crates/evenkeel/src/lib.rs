@@ -68,8 +68,10 @@ pub use credentials::{Credentials, CredentialsError, Tls};
 pub use evenkeel_core::{Address, Backoff, Connectivity, Description, EndpointRow, Registry};
 pub use evenkeel_xds::Limits;
 pub use evenkeel_xds::bootstrap::{Bootstrap, BootstrapError};
-pub use evenkeel_xds::client::Variant;
+pub use evenkeel_xds::client::{Tally, Variant};
 pub use evenkeel_xds::lb::Converters;
+#[cfg(feature = "otel")]
+pub use metrics::{Metric, MetricLabel, OtelMetrics, OtelMetricsBuilder};
 pub use service_config::ServiceConfigError;
 pub use target::TargetError;
 pub use transport::{Connector, Io};

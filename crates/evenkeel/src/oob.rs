@@ -23,7 +23,7 @@ use tonic::codec::{Codec, DecodeBuf, Decoder};
 use tonic::{Code, Request, Status};
 use tonic_prost::ProstCodec;
 
-use crate::call::{self, Attempt, Deadline, End, Replay, ResponseBody, Sent};
+use crate::call::{self, Attempt, Deadline, End, Flight, Replay, ResponseBody, Sent};
 use crate::channel::Head;
 use crate::connection::Connection;
 use crate::entropy;
@@ -129,14 +129,15 @@ impl tower_service::Service<http::Request<Body>> for Direct {
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         let (parts, body) = request.into_parts();
-        let request = self.head.request(&parts, None, parts.headers.clone());
+        let path = parts.uri.into_parts().path_and_query.unwrap_or_else(|| PathAndQuery::from_static(METHOD));
+        let request = self.head.request(parts.method, path, None, parts.headers);
         let connection = self.connection.clone();
         Box::pin(async move {
             let sent = connection.sender().send_request(request, false);
             let sent = sent.map_err(|error| Status::unavailable(error.to_string()))?;
-            let attempt = Attempt::new(Trackers::none(), connection.shared().clone());
-            let mut end = End::untold();
-            match call::send(sent, Replay::new(body), attempt, &mut Deadline::default(), &mut end).await {
+            let attempt = Attempt::new(Trackers::none(), connection.shared().clone(), None);
+            let flight = Flight::new(sent, Replay::new(body), attempt);
+            match call::send(flight, &mut Deadline::default(), &mut End::untold()).await {
                 Sent::Answered(response) => Ok(response),
                 Sent::Failed(failure) => failure.outcome,
             }

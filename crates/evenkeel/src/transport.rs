@@ -143,6 +143,11 @@ pub(crate) fn in_words(error: &io::Error) -> String {
     }
 }
 
+/// Whether an error of a stream is one of TLS.
+pub(crate) fn is_tls(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>())
+}
+
 fn plain(error: &io::Error) -> String {
     line(&uncapitalised(&error.to_string()))
 }

@@ -16,6 +16,8 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
+use crate::net::proxy::{close, reset};
+
 mod serve;
 
 pub use serve::{Answer, Call, Served, serve};
@@ -509,14 +511,12 @@ impl Conn {
     /// Closes the connection (FIN).
     pub async fn hang_up(mut self) {
         let _ = self.flush().await;
-        let _ = self.io.shutdown().await;
-        // A socket that is closed with bytes unread sends an RST after its FIN.
-        while self.io.try_read(&mut [0; 4096]).is_ok_and(|read| read > 0) {}
+        close(self.io);
     }
 
     /// Resets the connection (RST), as a host does that knows nothing of it.
     pub fn abort(self) {
-        let _ = self.io.set_zero_linger();
+        reset(self.io);
     }
 
     /// Reads one frame and takes note of it. What is due is sent first, so that nobody waits for it.

@@ -9,8 +9,8 @@
 
 use std::collections::VecDeque;
 use std::future::pending;
-use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::io::{self, Read};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -203,6 +203,19 @@ impl From<io::Error> for End {
     }
 }
 
+/// Closes a socket with an RST.
+pub(super) fn reset(stream: TcpStream) {
+    let _ = stream.set_zero_linger();
+}
+
+/// Closes a socket with a FIN. Bytes that came and were not read would make the kernel send an RST after it; they are
+/// read here past the runtime, which may not have heard of them yet.
+pub(super) fn close(stream: TcpStream) {
+    let Ok(mut stream) = stream.into_std() else { return };
+    let _ = stream.shutdown(Shutdown::Write);
+    while stream.read(&mut [0; CHUNK]).is_ok_and(|read| read > 0) {}
+}
+
 /// A socket on this address that others of ours may share as long as one at most listens.
 fn bound(address: SocketAddr) -> io::Result<TcpSocket> {
     let socket = TcpSocket::new_v4()?;
@@ -241,16 +254,9 @@ async fn connection(
         end = forward(&mut client, upstream, knobs, born) => end.err().unwrap_or(End::Close),
     };
     match end {
-        End::Reset => {
-            let _ = client.set_zero_linger();
-        }
-        End::Close => {
-            let _ = client.shutdown().await;
-            // A socket that is closed with bytes unread sends an RST after its FIN.
-            while client.try_read(&mut [0; CHUNK]).is_ok_and(|read| read > 0) {}
-        }
+        End::Reset => reset(client),
+        End::Close => close(client),
     }
-    drop(client);
     // Whoever counts open connections finds this one's socket closed.
     drop(open);
 }

@@ -4,12 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use evenkeel_proto::prost::Message as _;
+use evenkeel_proto::prost_types;
 use evenkeel_proto::xds::data::orca::v3::OrcaLoadReport;
+use evenkeel_proto::xds::service::orca::v3::OrcaLoadReportRequest;
 use testkit::net::echo::echo_client::EchoClient;
 use testkit::net::echo::{EchoRequest, EchoResponse};
 use testkit::net::{Backend, Tls};
 use tokio::io::AsyncReadExt as _;
 use tokio_stream::StreamExt as _;
+use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
@@ -245,6 +248,30 @@ async fn knobs_change_what_a_running_backend_does() {
     backend.wait_until(|backend| backend.in_flight() == 1).await;
     call.abort();
     backend.wait_until(|backend| backend.in_flight() == 0).await;
+}
+
+#[tokio::test]
+async fn load_is_reported_out_of_band() {
+    let backend = Backend::start().await;
+    let load = |cpu_utilization| Some(OrcaLoadReport { cpu_utilization, ..OrcaLoadReport::default() });
+    let mut grpc = tonic::client::Grpc::new(channel(backend.address()));
+    let mut open = async || {
+        grpc.ready().await.unwrap();
+        let every = prost_types::Duration { seconds: 0, nanos: 1_000_000 };
+        let request =
+            OrcaLoadReportRequest { report_interval: Some(every), ..OrcaLoadReportRequest::default() };
+        let path = PathAndQuery::from_static("/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics");
+        let codec = tonic_prost::ProstCodec::<_, OrcaLoadReport>::default();
+        grpc.server_streaming(Request::new(request), path, codec).await
+    };
+    assert_eq!(open().await.unwrap_err().code(), Code::Unimplemented);
+    backend.set_load(load(0.25));
+    let mut reports = open().await.unwrap().into_inner();
+    assert_eq!(reports.message().await.unwrap(), load(0.25));
+    backend.set_load(load(0.75));
+    let changed = async { while reports.message().await.unwrap() != load(0.75) {} };
+    tokio::time::timeout(Duration::from_secs(30), changed).await.expect("the other load");
+    assert_eq!((backend.load_streams(), backend.calls()), (2, 0));
 }
 
 #[tokio::test]

@@ -144,6 +144,13 @@ pub enum Input<'a> {
         /// The encoded response.
         bytes: &'a [u8],
     },
+    /// Something came that cannot be a response, such as one that is too long to be taken in. The stream is of no use.
+    Nonsense {
+        /// The stream.
+        stream: StreamId,
+        /// What the server did, as in `sent a compressed response`.
+        why: &'a str,
+    },
     /// It ended, or could not be opened.
     Closed {
         /// The stream.
@@ -272,6 +279,7 @@ impl Client {
         let (Input::Opened { stream }
         | Input::Written { stream }
         | Input::Message { stream, .. }
+        | Input::Nonsense { stream, .. }
         | Input::Closed { stream, .. }) = input;
         let Some(server) = self.servers.iter().position(|server| server.stream_id() == Some(stream)) else {
             return;
@@ -280,6 +288,7 @@ impl Client {
             Input::Opened { .. } => self.handle_opened(server, stream),
             Input::Written { .. } => self.handle_written(server, now),
             Input::Message { bytes, .. } => return self.handle_message(server, stream, bytes, now),
+            Input::Nonsense { why, .. } => self.hang_up(server, why, now),
             Input::Closed { status, .. } => self.handle_closed(server, &status, now),
         }
         self.reconcile(now);

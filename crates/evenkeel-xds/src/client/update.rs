@@ -55,7 +55,7 @@ impl Client {
     }
 
     /// The server speaks nonsense; whatever it said before, this is a failure.
-    fn hang_up(&mut self, server: usize, why: &str, now: Instant) {
+    pub(super) fn hang_up(&mut self, server: usize, why: &str, now: Instant) {
         let stream = self.servers[server].stream_id();
         self.effects.extend(stream.map(|stream| Effect::Close { stream }));
         self.fail(server, why, now);

@@ -742,6 +742,16 @@ fn nonsense_ends_the_stream() {
     let log = world.log();
     assert_eq!(log[0], "closes one");
     assert_eq!(log.len(), 2);
+    world.redials("one");
+    world.accepts("one");
+    world.sends("one", reply(Cluster, "2", &["a=2"]));
+    assert_eq!(world.sees(Cluster, "a"), "2");
+    world.refuses_response("one", "sent a compressed response");
+    assert!(world.streams().is_empty());
+    let text = r#"2 ~Unavailable: xDS server "one" sent a compressed response (xDS node id "me")"#;
+    assert_eq!(world.sees(Cluster, "a"), text);
+    let wait = world.client.next_deadline().expect("another attempt").since(world.now);
+    assert!(wait >= Duration::from_millis(800), "no hurry, although there was a response: {wait:?}");
 }
 
 /// What an old stream says late is not taken for the new one's.

@@ -370,6 +370,13 @@ impl World {
         self.run();
     }
 
+    /// The driver does not take in what the server sends.
+    pub(crate) fn refuses_response(&mut self, server: &str, why: &str) {
+        let stream = self.links.get(server).expect("a stream").stream;
+        self.client.handle(Input::Nonsense { stream, why }, self.now);
+        self.run();
+    }
+
     /// What was under way is on the wire.
     pub(crate) fn write(&mut self, server: &str) {
         let link = self.links.get_mut(server).expect("a stream");

@@ -17,6 +17,9 @@ mod names;
 mod streams;
 mod worker;
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
@@ -42,6 +45,7 @@ use self::streams::Dialer;
 use self::worker::{Command, Worker};
 use crate::connection::{Http2, Keepalive};
 use crate::entropy;
+use crate::metrics::XdsMeter;
 use crate::transport::{Connector, Sockets};
 
 /// When a silent control plane is asked whether it is there, and how long it has to answer (as in C-core, Java and Go).
@@ -159,7 +163,12 @@ impl XdsClient {
     }
 
     /// Follows what a channel to `target` needs. `channel_id` is the channel's random number for hash policies (A42).
-    pub(crate) fn follow(&self, target: &str, channel_id: u64) -> Result<Following, XdsError> {
+    pub(crate) fn follow(
+        &self,
+        target: &str,
+        channel_id: u64,
+        meter: XdsMeter,
+    ) -> Result<Following, XdsError> {
         let shared = &self.shared;
         let named = self.named(target)?;
         let (sender, steps) = watch::channel(None);
@@ -170,6 +179,7 @@ impl XdsClient {
             listener: named.listener.as_str().to_owned(),
             authority: named.authority.clone(),
             channel_id,
+            meter,
             steps: sender,
         };
         shared.commands.send(join).map_err(|_| XdsError { kind: Kind::Gone })?;
@@ -196,8 +206,8 @@ impl XdsClient {
         }
     }
 
-    /// What happened with each control plane so far.
-    pub(crate) fn tally(&self) -> Vec<Tally> {
+    /// How each control plane stands, and what happened with it so far.
+    pub fn tally(&self) -> Vec<Tally> {
         lock(&self.shared.board.tally).clone()
     }
 

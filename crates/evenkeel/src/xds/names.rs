@@ -118,7 +118,7 @@ mod tests {
         assert_eq!(names.poll(start), [Arc::from("a:80")]);
         assert!(names.poll(start).is_empty(), "it is under way");
         assert!(names.want(2, &set(&["a:80"])).is_empty());
-        let answer: Answer = Ok(vec!["10.0.0.1:80".parse().unwrap()]);
+        let answer: Answer = Ok(vec![Address::Ip("10.0.0.1:80".parse().unwrap())]);
         assert_eq!(names.handle("a:80", &answer, start), [1, 2].into());
         assert_eq!(names.want(3, &set(&["a:80"])), [(Arc::from("a:80"), answer.clone())]);
         assert!(names.want(3, &set(&["a:80"])).is_empty(), "it knows that already");

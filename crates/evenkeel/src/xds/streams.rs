@@ -61,6 +61,8 @@ pub(super) enum News {
     Written,
     /// A message came that was asked for.
     Message(Bytes),
+    /// The server did something that no message can be made of: this. The stream is over.
+    Nonsense(String),
     /// It ended, or could not be opened.
     Closed(Status),
 }
@@ -140,8 +142,8 @@ impl Streams {
             News::Opened => stream.is_open = true,
             News::Written => stream.waiting = stream.waiting.saturating_sub(1),
             News::Message(bytes) => tracing::debug!(server, ?key, bytes = bytes.len(), "xDS response"),
-            News::Closed(status) => {
-                tracing::debug!(server, ?key, %status, "xDS stream ended");
+            News::Nonsense(_) | News::Closed(_) => {
+                tracing::debug!(server, ?key, ?news, "xDS stream ended");
                 self.open.remove(&key);
             }
         }
@@ -243,18 +245,18 @@ impl Talk {
                 Err(Status::unavailable(format!("did not accept a connection within {patience:?}")))
             }),
         };
-        let status = match opened {
-            Err(status) => status,
+        let end = match opened {
+            Err(status) => News::Closed(status),
             Ok(call) => {
                 told.tell(News::Opened);
                 self.talk(call).await
             }
         };
-        told.tell(News::Closed(status));
+        told.tell(end);
     }
 
-    /// Writes and reads until the stream ends; answers why it did.
-    async fn talk(self, Call { connection, mut send, response }: Call) -> Status {
+    /// Writes and reads until the stream ends; answers how it did.
+    async fn talk(self, Call { connection, mut send, response }: Call) -> News {
         let Talk { mut to_write, to_read, told, response_bytes, dialer: _dialer, .. } = self;
         let written = async {
             while let Some(message) = to_write.recv().await {
@@ -269,7 +271,7 @@ impl Talk {
         };
         tokio::select! {
             never = written => match never {},
-            Err(status) = read(&connection, response, response_bytes, to_read, &told) => status,
+            Err(end) = read(&connection, response, response_bytes, to_read, &told) => end,
         }
     }
 }
@@ -296,9 +298,10 @@ async fn read(
     response_bytes: usize,
     mut to_read: mpsc::UnboundedReceiver<()>,
     told: &Told,
-) -> Result<Infallible, Status> {
-    let (head, body) = response.await.map_err(|error| broken(connection, &error))?.into_parts();
-    accepted(&head)?;
+) -> Result<Infallible, News> {
+    let response = response.await.map_err(|error| News::Closed(broken(connection, &error)))?;
+    let (head, body) = response.into_parts();
+    accepted(&head).map_err(News::Closed)?;
     let mut messages = Messages { connection, body, buffer: BytesMut::new(), response_bytes };
     while to_read.recv().await.is_some() {
         told.tell(News::Message(messages.next().await?));
@@ -309,9 +312,8 @@ async fn read(
             messages.next().await?;
         }
     };
-    timeout(GOODBYE, end)
-        .await
-        .unwrap_or_else(|_| Err(Status::new(Code::Cancelled, "the server did not end the stream")))
+    let late = || News::Closed(Status::new(Code::Cancelled, "the server did not end the stream"));
+    timeout(GOODBYE, end).await.unwrap_or_else(|_| Err(late()))
 }
 
 /// Whether an answer is one of gRPC and good.
@@ -361,9 +363,9 @@ struct Messages<'a> {
 }
 
 impl Messages<'_> {
-    async fn next(&mut self) -> Result<Bytes, Status> {
+    async fn next(&mut self) -> Result<Bytes, News> {
         loop {
-            if let Some(message) = take(&mut self.buffer, self.response_bytes)? {
+            if let Some(message) = take(&mut self.buffer, self.response_bytes).map_err(News::Nonsense)? {
                 return Ok(message);
             }
             match self.body.data().await {
@@ -372,8 +374,8 @@ impl Messages<'_> {
                     self.buffer.extend_from_slice(&data);
                     let _ = self.body.flow_control().release_capacity(data.len());
                 }
-                Some(Err(error)) => return Err(broken(self.connection, &error)),
-                None => return Err(self.end().await),
+                Some(Err(error)) => return Err(News::Closed(broken(self.connection, &error))),
+                None => return Err(News::Closed(self.end().await)),
             }
         }
     }
@@ -394,18 +396,16 @@ impl Messages<'_> {
     }
 }
 
-/// Takes the first message off the buffer, once all of it is there.
-fn take(buffer: &mut BytesMut, limit: usize) -> Result<Option<Bytes>, Status> {
+/// Takes the first message off the buffer, once all of it is there. An error says what the server did.
+fn take(buffer: &mut BytesMut, limit: usize) -> Result<Option<Bytes>, String> {
     let Some((prefix, _)) = buffer.split_first_chunk::<PREFIX>() else { return Ok(None) };
     let [compressed, len @ ..] = *prefix;
     if compressed != 0 {
-        let text = "the server sent a compressed message, although we said that we take none";
-        return Err(Status::new(Code::Internal, text));
+        return Err("sent a compressed response, although we said that we take none".to_owned());
     }
     let len = u32::from_be_bytes(len) as usize;
     if len > limit {
-        let text = format!("the server sent a message of {len} bytes; at most {limit} are allowed");
-        return Err(Status::new(Code::ResourceExhausted, text));
+        return Err(format!("sent a response of {len} bytes; at most {limit} are accepted"));
     }
     if buffer.len() < PREFIX + len {
         return Ok(None);

@@ -24,6 +24,7 @@ use tokio::time::{sleep_until, timeout};
 use super::names::{Answer, Names};
 use super::streams::{Dialer, Key, News, Streams, framed};
 use super::{Board, lock};
+use crate::metrics::XdsMeter;
 use crate::{clock, dns, entropy};
 
 const STATE_OF_THE_WORLD: &str =
@@ -42,6 +43,7 @@ pub(super) enum Command {
         listener: String,
         authority: String,
         channel_id: u64,
+        meter: XdsMeter,
         steps: watch::Sender<Option<Step>>,
     },
     Want {
@@ -96,6 +98,7 @@ struct Channel {
     dynamic: BTreeSet<Arc<str>>,
     wanted: BTreeSet<(ResourceType, String)>,
     steps: watch::Sender<Option<Step>>,
+    meter: XdsMeter,
     /// Whether an [`Event::Idle`] is on its way.
     is_idle_told: Arc<AtomicBool>,
 }
@@ -212,6 +215,9 @@ impl Worker {
             }
         }
         self.streams.let_go();
+        for channel in self.channels.values() {
+            channel.meter.publish(&self.client);
+        }
         let mut shown = lock(&self.board.tally);
         if !self.client.tally().eq(shown.iter()) {
             *shown = self.client.tally().cloned().collect();
@@ -223,7 +229,7 @@ impl Worker {
 impl Worker {
     fn handle_command(&mut self, command: Command) {
         match command {
-            Command::Join { key, target, listener, authority, channel_id, steps } => {
+            Command::Join { key, target, listener, authority, channel_id, meter, steps } => {
                 let is_idle_told = Arc::new(AtomicBool::new(false));
                 let (told, events) = (is_idle_told.clone(), self.events.clone());
                 // Called by whoever drops the last reference, which may be this loop itself.
@@ -240,6 +246,7 @@ impl Worker {
                     dynamic: BTreeSet::new(),
                     wanted: BTreeSet::new(),
                     steps,
+                    meter,
                     is_idle_told,
                 };
                 self.owners.insert(channel.id, key);
@@ -349,6 +356,7 @@ impl Worker {
             News::Opened => self.client.handle(Input::Opened { stream }, now),
             News::Written => self.client.handle(Input::Written { stream }, now),
             News::Message(bytes) => self.client.handle(Input::Message { stream, bytes: &bytes }, now),
+            News::Nonsense(why) => self.client.handle(Input::Nonsense { stream, why: &why }, now),
             News::Closed(status) => self.client.handle(Input::Closed { stream, status }, now),
         }
     }
@@ -365,6 +373,10 @@ impl Worker {
             News::Message(bytes) => {
                 self.reporter.handle_message(stream, &bytes, now);
                 self.streams.read(key);
+            }
+            News::Nonsense(why) => {
+                let status = Status::new(Code::Internal, format!("the server {why}"));
+                self.reporter.handle_closed(stream, &status, now);
             }
             News::Closed(status) => self.reporter.handle_closed(stream, &status, now),
         }

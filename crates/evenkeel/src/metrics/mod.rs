@@ -1,0 +1,140 @@
+//! Metrics with gRPC's names, for OpenTelemetry (A66, A78, A79, A89, A91, A94, A96).
+//!
+//! The request path, the driver and the xDS thread tell [`Metrics`] what happens; nobody else knows about instruments. A
+//! channel without metrics has `Metrics::default()`, in which every meter is `None`. Without the feature `otel` the same
+//! types are empty and do nothing, so that callers need not care which of the two they have.
+//!
+//! | meter | begins | ends |
+//! |---|---|---|
+//! | [`CallMeter`] | with the call | with its status; dropped: as cancelled |
+//! | [`AttemptMeter`] | with the attempt, before the pick | with its status; its last clone dropped: as cancelled |
+//! | [`ConnectionMeter`] | when the connection is ready for calls | when it is lost; dropped: as shut down |
+//! | [`XdsMeter`] | with the xDS client | with it |
+
+use std::fmt;
+
+use h2::Reason;
+
+#[cfg(not(feature = "otel"))]
+mod off;
+#[cfg(feature = "otel")]
+mod otel;
+
+#[cfg(not(feature = "otel"))]
+pub(crate) use off::{AttemptMeter, CallMeter, ConnectionMeter, Metrics, XdsMeter};
+#[cfg(feature = "otel")]
+pub(crate) use otel::{AttemptMeter, CallMeter, ConnectionMeter, Metrics, XdsMeter};
+#[cfg(feature = "otel")]
+pub use otel::{Metric, MetricLabel, OtelMetrics, OtelMetricsBuilder};
+
+/// Why a connection is no longer used. The first reason that was seen counts (A94).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DisconnectReason {
+    /// The peer sent GOAWAY.
+    GoAway(Reason),
+    /// It is not needed any more.
+    Shutdown,
+    /// The peer reset it.
+    Reset,
+    /// The peer was silent for too long.
+    TimedOut,
+    /// It was aborted on our side.
+    Aborted,
+    /// Another error of the socket.
+    Socket,
+    /// Anything else.
+    Unknown,
+}
+
+impl DisconnectReason {
+    /// The value of the label `grpc.disconnect_error`.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            DisconnectReason::GoAway(code) => go_away(code),
+            DisconnectReason::Shutdown => "subchannel shutdown",
+            DisconnectReason::Reset => "connection reset",
+            DisconnectReason::TimedOut => "connection timed out",
+            DisconnectReason::Aborted => "connection aborted",
+            DisconnectReason::Socket => "socket error",
+            DisconnectReason::Unknown => "unknown",
+        }
+    }
+}
+
+impl fmt::Display for DisconnectReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A code that nobody has heard of counts as INTERNAL_ERROR (RFC 9113, section 7): peers must not make up label values.
+fn go_away(code: Reason) -> &'static str {
+    match code {
+        Reason::NO_ERROR => "GOAWAY NO_ERROR",
+        Reason::PROTOCOL_ERROR => "GOAWAY PROTOCOL_ERROR",
+        Reason::FLOW_CONTROL_ERROR => "GOAWAY FLOW_CONTROL_ERROR",
+        Reason::SETTINGS_TIMEOUT => "GOAWAY SETTINGS_TIMEOUT",
+        Reason::STREAM_CLOSED => "GOAWAY STREAM_CLOSED",
+        Reason::FRAME_SIZE_ERROR => "GOAWAY FRAME_SIZE_ERROR",
+        Reason::REFUSED_STREAM => "GOAWAY REFUSED_STREAM",
+        Reason::CANCEL => "GOAWAY CANCEL",
+        Reason::COMPRESSION_ERROR => "GOAWAY COMPRESSION_ERROR",
+        Reason::CONNECT_ERROR => "GOAWAY CONNECT_ERROR",
+        Reason::ENHANCE_YOUR_CALM => "GOAWAY ENHANCE_YOUR_CALM",
+        Reason::INADEQUATE_SECURITY => "GOAWAY INADEQUATE_SECURITY",
+        Reason::HTTP_1_1_REQUIRED => "GOAWAY HTTP_1_1_REQUIRED",
+        _ => "GOAWAY INTERNAL_ERROR",
+    }
+}
+
+/// How a connection is protected, as far as we have kinds of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SecurityLevel {
+    /// Not at all.
+    None,
+    /// By TLS.
+    PrivacyAndIntegrity,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// PF-15
+    #[test]
+    fn every_way_to_lose_a_connection_has_its_words() {
+        let cases = [
+            (DisconnectReason::GoAway(Reason::NO_ERROR), "GOAWAY NO_ERROR"),
+            (DisconnectReason::GoAway(Reason::ENHANCE_YOUR_CALM), "GOAWAY ENHANCE_YOUR_CALM"),
+            (DisconnectReason::GoAway(Reason::INTERNAL_ERROR), "GOAWAY INTERNAL_ERROR"),
+            (DisconnectReason::GoAway(Reason::from(4711)), "GOAWAY INTERNAL_ERROR"),
+            (DisconnectReason::Shutdown, "subchannel shutdown"),
+            (DisconnectReason::Reset, "connection reset"),
+            (DisconnectReason::TimedOut, "connection timed out"),
+            (DisconnectReason::Aborted, "connection aborted"),
+            (DisconnectReason::Socket, "socket error"),
+            (DisconnectReason::Unknown, "unknown"),
+        ];
+        for (reason, words) in cases {
+            assert_eq!(reason.to_string(), words);
+        }
+        for code in 0..14 {
+            let code = Reason::from(code);
+            assert_eq!(DisconnectReason::GoAway(code).to_string(), format!("GOAWAY {code:?}"));
+        }
+    }
+
+    /// What is not measured costs nothing.
+    #[test]
+    fn without_metrics_nothing_is_kept() {
+        let metrics = Metrics::default().for_target("dns:///a".into());
+        assert!(!metrics.measures() && !metrics.wants_labels());
+        let call = metrics.call("/a.B/C");
+        let attempt = call.attempt();
+        assert!(size_of_val(&call) <= size_of::<usize>() && size_of_val(&attempt) <= size_of::<usize>());
+        if cfg!(not(feature = "otel")) {
+            assert_eq!((size_of::<Metrics>(), size_of::<CallMeter>(), size_of::<AttemptMeter>()), (0, 0, 0));
+            assert_eq!((size_of::<ConnectionMeter>(), size_of::<XdsMeter>()), (0, 0));
+        }
+    }
+}

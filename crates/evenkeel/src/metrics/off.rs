@@ -1,0 +1,88 @@
+//! The meters of a build without metrics: they take in everything, keep nothing and compile to nothing.
+
+#![expect(clippy::unused_self, reason = "the signatures are those of the feature `otel`")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use evenkeel_core::{Code, Labels, Measurement, Place};
+use evenkeel_xds::client::Client;
+
+use super::{DisconnectReason, SecurityLevel};
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Metrics(());
+
+impl Metrics {
+    pub(crate) fn for_target(&self, _: Arc<str>) -> Metrics {
+        Metrics(())
+    }
+
+    pub(crate) fn measures(&self) -> bool {
+        false
+    }
+
+    pub(crate) fn wants_labels(&self) -> bool {
+        false
+    }
+
+    pub(crate) fn call(&self, _: &str) -> CallMeter {
+        CallMeter(())
+    }
+
+    pub(crate) fn connected(&self, _: Labels, _: SecurityLevel) -> ConnectionMeter {
+        ConnectionMeter(())
+    }
+
+    pub(crate) fn connect_failed(&self, _: &Labels) {}
+
+    pub(crate) fn measured(&self, _: &Measurement) {}
+
+    pub(crate) fn xds(&self) -> XdsMeter {
+        XdsMeter(())
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct CallMeter(());
+
+impl CallMeter {
+    pub(crate) fn attempt(&self) -> AttemptMeter {
+        AttemptMeter(())
+    }
+
+    pub(crate) fn retried(&mut self, _: Duration) {}
+
+    pub(crate) fn transparently_retried(&mut self) {}
+
+    pub(crate) fn finish(&mut self, _: Code) {}
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct AttemptMeter(());
+
+impl AttemptMeter {
+    pub(crate) fn placed(&self, _: Option<&Place>) {}
+
+    pub(crate) fn unplaced(&self, _: Option<Arc<str>>) {}
+
+    pub(crate) fn sent(&self, _: &[u8]) {}
+
+    pub(crate) fn received(&self, _: &[u8]) {}
+
+    pub(crate) fn finish(&self, _: Code) {}
+}
+
+#[derive(Debug)]
+pub(crate) struct ConnectionMeter(());
+
+impl ConnectionMeter {
+    pub(crate) fn lost(&mut self, _: DisconnectReason) {}
+}
+
+#[derive(Debug)]
+pub(crate) struct XdsMeter(());
+
+impl XdsMeter {
+    pub(crate) fn publish(&self, _: &Client) {}
+}

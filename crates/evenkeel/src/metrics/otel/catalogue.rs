@@ -1,0 +1,254 @@
+//! Which metrics there are: names, units and descriptions as the gRFCs give them, and what is on by default.
+
+/// A metric. The gRFC of each says what it counts; all have the label `grpc.target`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Metric {
+    /// `grpc.client.attempt.started` (A66)
+    AttemptStarted,
+    /// `grpc.client.attempt.duration` (A66)
+    AttemptDuration,
+    /// `grpc.client.attempt.sent_total_compressed_message_size` (A66)
+    AttemptSentSize,
+    /// `grpc.client.attempt.rcvd_total_compressed_message_size` (A66)
+    AttemptReceivedSize,
+    /// `grpc.client.call.duration` (A66)
+    CallDuration,
+    /// `grpc.client.call.retries` (A96)
+    CallRetries,
+    /// `grpc.client.call.transparent_retries` (A96)
+    CallTransparentRetries,
+    /// `grpc.client.call.retry_delay` (A96)
+    CallRetryDelay,
+    /// `grpc.lb.wrr.rr_fallback` (A78)
+    WrrRrFallback,
+    /// `grpc.lb.wrr.endpoint_weight_not_yet_usable` (A78)
+    WrrEndpointWeightNotYetUsable,
+    /// `grpc.lb.wrr.endpoint_weight_stale` (A78)
+    WrrEndpointWeightStale,
+    /// `grpc.lb.wrr.endpoint_weights` (A78)
+    WrrEndpointWeights,
+    /// `grpc.lb.outlier_detection.ejections_enforced` (A91)
+    OutlierEjectionsEnforced,
+    /// `grpc.lb.outlier_detection.ejections_unenforced` (A91)
+    OutlierEjectionsUnenforced,
+    /// `grpc.subchannel.disconnections` (A94)
+    SubchannelDisconnections,
+    /// `grpc.subchannel.connection_attempts_succeeded` (A94)
+    SubchannelConnectionAttemptsSucceeded,
+    /// `grpc.subchannel.connection_attempts_failed` (A94)
+    SubchannelConnectionAttemptsFailed,
+    /// `grpc.subchannel.open_connections` (A94)
+    SubchannelOpenConnections,
+    /// `grpc.xds_client.connected` (A78)
+    XdsConnected,
+    /// `grpc.xds_client.server_failure` (A78)
+    XdsServerFailure,
+    /// `grpc.xds_client.resource_updates_valid` (A78)
+    XdsResourceUpdatesValid,
+    /// `grpc.xds_client.resource_updates_invalid` (A78)
+    XdsResourceUpdatesInvalid,
+    /// `grpc.xds_client.resources` (A78, A88)
+    XdsResources,
+}
+
+/// A label that metrics have only if asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum MetricLabel {
+    /// `grpc.lb.locality`: on attempts, subchannels and weighted round robin (A78).
+    Locality,
+    /// `grpc.lb.backend_service`, the cluster: on the same and on outlier detection (A89).
+    BackendService,
+    /// `grpc.disconnect_error`: why connections were lost (A94).
+    DisconnectError,
+    /// `grpc.security_level`: how open connections are protected (A94).
+    SecurityLevel,
+}
+
+impl MetricLabel {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            MetricLabel::Locality => "grpc.lb.locality",
+            MetricLabel::BackendService => "grpc.lb.backend_service",
+            MetricLabel::DisconnectError => "grpc.disconnect_error",
+            MetricLabel::SecurityLevel => "grpc.security_level",
+        }
+    }
+}
+
+/// How a histogram is divided (A66, A96).
+#[derive(Clone, Copy)]
+pub(super) enum Buckets {
+    Latency,
+    Size,
+    /// From 1 to 5.
+    Few,
+    /// From 1 to 5, and 10.
+    FewAndTen,
+    /// As the SDK has it.
+    Default,
+}
+
+impl Buckets {
+    pub(super) fn bounds(self) -> Option<Vec<f64>> {
+        match self {
+            Buckets::Latency => Some(vec![
+                0.0, 0.00001, 0.00005, 0.0001, 0.0003, 0.0006, 0.0008, 0.001, 0.002, 0.003, 0.004, 0.005,
+                0.006, 0.008, 0.01, 0.013, 0.016, 0.02, 0.025, 0.03, 0.04, 0.05, 0.065, 0.08, 0.1, 0.13,
+                0.16, 0.2, 0.25, 0.3, 0.4, 0.5, 0.65, 0.8, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0,
+            ]),
+            Buckets::Size => {
+                let powers = [10, 11, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32];
+                Some([0.0].into_iter().chain(powers.map(|power| 2_f64.powi(power))).collect())
+            }
+            Buckets::Few => Some(vec![1.0, 2.0, 3.0, 4.0, 5.0]),
+            Buckets::FewAndTen => Some(vec![1.0, 2.0, 3.0, 4.0, 5.0, 10.0]),
+            Buckets::Default => None,
+        }
+    }
+}
+
+impl Metric {
+    /// All of them.
+    pub const ALL: [Metric; 23] = [
+        Metric::AttemptStarted,
+        Metric::AttemptDuration,
+        Metric::AttemptSentSize,
+        Metric::AttemptReceivedSize,
+        Metric::CallDuration,
+        Metric::CallRetries,
+        Metric::CallTransparentRetries,
+        Metric::CallRetryDelay,
+        Metric::WrrRrFallback,
+        Metric::WrrEndpointWeightNotYetUsable,
+        Metric::WrrEndpointWeightStale,
+        Metric::WrrEndpointWeights,
+        Metric::OutlierEjectionsEnforced,
+        Metric::OutlierEjectionsUnenforced,
+        Metric::SubchannelDisconnections,
+        Metric::SubchannelConnectionAttemptsSucceeded,
+        Metric::SubchannelConnectionAttemptsFailed,
+        Metric::SubchannelOpenConnections,
+        Metric::XdsConnected,
+        Metric::XdsServerFailure,
+        Metric::XdsResourceUpdatesValid,
+        Metric::XdsResourceUpdatesInvalid,
+        Metric::XdsResources,
+    ];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Metric::AttemptStarted => "grpc.client.attempt.started",
+            Metric::AttemptDuration => "grpc.client.attempt.duration",
+            Metric::AttemptSentSize => "grpc.client.attempt.sent_total_compressed_message_size",
+            Metric::AttemptReceivedSize => "grpc.client.attempt.rcvd_total_compressed_message_size",
+            Metric::CallDuration => "grpc.client.call.duration",
+            Metric::CallRetries => "grpc.client.call.retries",
+            Metric::CallTransparentRetries => "grpc.client.call.transparent_retries",
+            Metric::CallRetryDelay => "grpc.client.call.retry_delay",
+            Metric::WrrRrFallback => "grpc.lb.wrr.rr_fallback",
+            Metric::WrrEndpointWeightNotYetUsable => "grpc.lb.wrr.endpoint_weight_not_yet_usable",
+            Metric::WrrEndpointWeightStale => "grpc.lb.wrr.endpoint_weight_stale",
+            Metric::WrrEndpointWeights => "grpc.lb.wrr.endpoint_weights",
+            Metric::OutlierEjectionsEnforced => "grpc.lb.outlier_detection.ejections_enforced",
+            Metric::OutlierEjectionsUnenforced => "grpc.lb.outlier_detection.ejections_unenforced",
+            Metric::SubchannelDisconnections => "grpc.subchannel.disconnections",
+            Metric::SubchannelConnectionAttemptsSucceeded => "grpc.subchannel.connection_attempts_succeeded",
+            Metric::SubchannelConnectionAttemptsFailed => "grpc.subchannel.connection_attempts_failed",
+            Metric::SubchannelOpenConnections => "grpc.subchannel.open_connections",
+            Metric::XdsConnected => "grpc.xds_client.connected",
+            Metric::XdsServerFailure => "grpc.xds_client.server_failure",
+            Metric::XdsResourceUpdatesValid => "grpc.xds_client.resource_updates_valid",
+            Metric::XdsResourceUpdatesInvalid => "grpc.xds_client.resource_updates_invalid",
+            Metric::XdsResources => "grpc.xds_client.resources",
+        }
+    }
+
+    /// Its unit.
+    pub fn unit(self) -> &'static str {
+        match self {
+            Metric::AttemptDuration | Metric::CallDuration | Metric::CallRetryDelay => "s",
+            Metric::AttemptSentSize | Metric::AttemptReceivedSize => "By",
+            Metric::AttemptStarted
+            | Metric::SubchannelConnectionAttemptsSucceeded
+            | Metric::SubchannelConnectionAttemptsFailed => "{attempt}",
+            Metric::CallRetries => "{retry}",
+            Metric::CallTransparentRetries => "{transparent_retry}",
+            Metric::WrrRrFallback => "{update}",
+            Metric::WrrEndpointWeightNotYetUsable | Metric::WrrEndpointWeightStale => "{endpoint}",
+            Metric::WrrEndpointWeights => "{weight}",
+            Metric::OutlierEjectionsEnforced | Metric::OutlierEjectionsUnenforced => "{ejection}",
+            Metric::SubchannelDisconnections => "{disconnection}",
+            Metric::SubchannelOpenConnections => "{connection}",
+            Metric::XdsConnected => "{bool}",
+            Metric::XdsServerFailure => "{failure}",
+            Metric::XdsResourceUpdatesValid | Metric::XdsResourceUpdatesInvalid | Metric::XdsResources => {
+                "{resource}"
+            }
+        }
+    }
+
+    /// What it says, for those who read it.
+    pub fn description(self) -> &'static str {
+        match self {
+            Metric::AttemptStarted => "Attempts started, also those that are still under way",
+            Metric::AttemptDuration => "How long attempts took, the choice of an endpoint included",
+            Metric::AttemptSentSize => {
+                "Bytes of all request messages of an attempt, compressed, without framing"
+            }
+            Metric::AttemptReceivedSize => {
+                "Bytes of all response messages of an attempt, compressed, without framing"
+            }
+            Metric::CallDuration => "How long calls took, as the application sees it",
+            Metric::CallRetries => "Retries of a call that had any",
+            Metric::CallTransparentRetries => "Transparent retries of a call that had any",
+            Metric::CallRetryDelay => "How long a call that was retried waited between its attempts",
+            Metric::WrrRrFallback => {
+                "Scheduler updates with too few usable weights, which fell back to round robin"
+            }
+            Metric::WrrEndpointWeightNotYetUsable => {
+                "Endpoints of each scheduler update without a usable weight yet"
+            }
+            Metric::WrrEndpointWeightStale => "Endpoints of each scheduler update whose weight has expired",
+            Metric::WrrEndpointWeights => {
+                "The weight of each endpoint at each scheduler update, 0 if not usable"
+            }
+            Metric::OutlierEjectionsEnforced => "Outliers that were ejected",
+            Metric::OutlierEjectionsUnenforced => "Outliers that were not ejected",
+            Metric::SubchannelDisconnections => "Connections that were lost or closed",
+            Metric::SubchannelConnectionAttemptsSucceeded => "Connection attempts that succeeded",
+            Metric::SubchannelConnectionAttemptsFailed => "Connection attempts that failed",
+            Metric::SubchannelOpenConnections => "Connections that are open",
+            Metric::XdsConnected => "Whether there is a working ADS stream to the xDS server",
+            Metric::XdsServerFailure => "How often the xDS server went from healthy to unhealthy",
+            Metric::XdsResourceUpdatesValid => "Resources received that were valid, unchanged ones too",
+            Metric::XdsResourceUpdatesInvalid => "Resources received that were invalid",
+            Metric::XdsResources => "Resources by state",
+        }
+    }
+
+    /// Whether it is on unless turned off: those of A66 are, experimental ones are not (A79).
+    pub fn is_on_by_default(self) -> bool {
+        matches!(
+            self,
+            Metric::AttemptStarted
+                | Metric::AttemptDuration
+                | Metric::AttemptSentSize
+                | Metric::AttemptReceivedSize
+                | Metric::CallDuration
+        )
+    }
+
+    pub(super) fn buckets(self) -> Buckets {
+        match self {
+            Metric::AttemptDuration | Metric::CallDuration | Metric::CallRetryDelay => Buckets::Latency,
+            Metric::AttemptSentSize | Metric::AttemptReceivedSize => Buckets::Size,
+            Metric::CallRetries => Buckets::Few,
+            Metric::CallTransparentRetries => Buckets::FewAndTen,
+            _ => Buckets::Default,
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! What one channel has of the instruments, and the meters of its connections and policies (A78, A91, A94).
+
+use std::sync::Arc;
+
+use evenkeel_core::{Labels, Measurement, Outliers, Weighed};
+use opentelemetry::KeyValue;
+
+use super::OtelMetrics;
+use super::call::CallMeter;
+use super::catalogue::MetricLabel;
+use super::instruments::{Instruments, target, text};
+use super::xds::XdsMeter;
+use crate::metrics::{DisconnectReason, SecurityLevel};
+
+/// The metrics of one channel; by default none.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Metrics(Option<Measured>);
+
+/// A channel that is measured.
+#[derive(Clone, Debug)]
+pub(super) struct Measured {
+    pub(super) instruments: Arc<Instruments>,
+    pub(super) target: Arc<str>,
+}
+
+impl From<&OtelMetrics> for Metrics {
+    fn from(metrics: &OtelMetrics) -> Metrics {
+        Metrics(Some(Measured { instruments: metrics.0.clone(), target: Arc::default() }))
+    }
+}
+
+impl Metrics {
+    /// The same for the channel with this target, in its canonical form (A66).
+    pub(crate) fn for_target(&self, target: Arc<str>) -> Metrics {
+        Metrics(self.0.clone().map(|measured| Measured { target, ..measured }))
+    }
+
+    /// Whether the core should measure ([`evenkeel_core::Builder::measure`]).
+    pub(crate) fn measures(&self) -> bool {
+        self.0.as_ref().is_some_and(|measured| measured.instruments.measure_policies())
+    }
+
+    /// Whether it matters where a subchannel stands ([`evenkeel_core::Core::labels`]); if not, nobody need look it up.
+    pub(crate) fn wants_labels(&self) -> bool {
+        self.0.as_ref().is_some_and(|measured| measured.instruments.wants_labels())
+    }
+
+    /// A call to the method at this path begins.
+    pub(crate) fn call(&self, path: &str) -> CallMeter {
+        CallMeter::begin(self.0.as_ref(), path)
+    }
+
+    /// A connection attempt succeeded.
+    pub(crate) fn connected(&self, labels: Labels, security: SecurityLevel) -> ConnectionMeter {
+        let Some(measured) = &self.0 else { return ConnectionMeter(None) };
+        let connection = OpenConnection { channel: measured.clone(), labels, security };
+        if let Some(succeeded) = &measured.instruments.attempts_succeeded {
+            succeeded.add(1, &measured.attributes(&connection.labels));
+        }
+        connection.count(1);
+        ConnectionMeter(Some(connection))
+    }
+
+    /// A connection attempt failed. One that was given up since nobody needs it any more has not (A94).
+    pub(crate) fn connect_failed(&self, labels: &Labels) {
+        if let Some(measured) = &self.0
+            && let Some(failed) = &measured.instruments.attempts_failed
+        {
+            failed.add(1, &measured.attributes(labels));
+        }
+    }
+
+    /// A pass of the core measured something.
+    pub(crate) fn measured(&self, measurement: &Measurement) {
+        let Some(measured) = &self.0 else { return };
+        match measurement {
+            Measurement::Weighed(weighed) => measured.weighed(weighed),
+            Measurement::Outliers(outliers) => measured.outliers(outliers),
+            _ => {}
+        }
+    }
+
+    /// The meter of the channel's xDS client.
+    pub(crate) fn xds(&self) -> XdsMeter {
+        XdsMeter::begin(self.0.as_ref())
+    }
+}
+
+impl Measured {
+    fn attributes(&self, labels: &Labels) -> Vec<KeyValue> {
+        let mut attributes = Vec::with_capacity(4);
+        attributes.push(target(&self.target));
+        self.instruments.push_labels(&mut attributes, labels);
+        attributes
+    }
+
+    fn weighed(&self, weighed: &Weighed) {
+        let attributes = self.attributes(&weighed.labels);
+        let counts = [
+            (&self.instruments.wrr_rr_fallback, u64::from(weighed.rr_fallback)),
+            (&self.instruments.wrr_not_yet_usable, weighed.not_yet_usable),
+            (&self.instruments.wrr_stale, weighed.stale),
+        ];
+        for (counter, count) in counts {
+            if let Some(counter) = counter {
+                counter.add(count, &attributes);
+            }
+        }
+        if let Some(weights) = &self.instruments.wrr_weights {
+            for weight in &weighed.weights {
+                weights.record(*weight, &attributes);
+            }
+        }
+    }
+
+    fn outliers(&self, outliers: &Outliers) {
+        let Outliers { backend_service, method, unenforced, count } = outliers;
+        let counter = match unenforced {
+            None => &self.instruments.outliers_enforced,
+            Some(_) => &self.instruments.outliers_unenforced,
+        };
+        let Some(counter) = counter else { return };
+        let mut attributes = vec![
+            target(&self.target),
+            KeyValue::new("grpc.lb.outlier_detection.detection_method", method.as_str()),
+        ];
+        if let Some(reason) = unenforced {
+            attributes.push(KeyValue::new("grpc.lb.outlier_detection.unenforced_reason", reason.as_str()));
+        }
+        if self.instruments.has_label(MetricLabel::BackendService) {
+            let service = backend_service.clone().unwrap_or_default();
+            attributes.push(KeyValue::new(MetricLabel::BackendService.name(), text(service)));
+        }
+        counter.add(*count, &attributes);
+    }
+}
+
+/// Measures one connection. It is lost once; one that is dropped before was not needed any more.
+#[derive(Debug)]
+pub(crate) struct ConnectionMeter(Option<OpenConnection>);
+
+#[derive(Debug)]
+struct OpenConnection {
+    channel: Measured,
+    labels: Labels,
+    security: SecurityLevel,
+}
+
+impl ConnectionMeter {
+    /// The connection takes no more calls. Only the first reason counts (A94).
+    pub(crate) fn lost(&mut self, reason: DisconnectReason) {
+        let Some(connection) = self.0.take() else { return };
+        connection.count(-1);
+        let instruments = &connection.channel.instruments;
+        if let Some(disconnections) = &instruments.disconnections {
+            let mut attributes = connection.channel.attributes(&connection.labels);
+            if instruments.has_label(MetricLabel::DisconnectError) {
+                attributes.push(KeyValue::new(MetricLabel::DisconnectError.name(), reason.as_str()));
+            }
+            disconnections.add(1, &attributes);
+        }
+    }
+}
+
+impl Drop for ConnectionMeter {
+    fn drop(&mut self) {
+        self.lost(DisconnectReason::Shutdown);
+    }
+}
+
+impl OpenConnection {
+    fn count(&self, change: i64) {
+        let instruments = &self.channel.instruments;
+        let Some(open) = &instruments.open_connections else { return };
+        let mut attributes = self.channel.attributes(&self.labels);
+        if instruments.has_label(MetricLabel::SecurityLevel) {
+            attributes.push(KeyValue::new(MetricLabel::SecurityLevel.name(), self.security.as_str()));
+        }
+        open.add(change, &attributes);
+    }
+}
+
+impl SecurityLevel {
+    /// The value of the label `grpc.security_level` (A94).
+    fn as_str(self) -> &'static str {
+        match self {
+            SecurityLevel::None => "none",
+            SecurityLevel::PrivacyAndIntegrity => "privacy_and_integrity",
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Counts the bytes of messages in a body, without gRPC's framing (A66).
+//!
+//! A body is a sequence of messages, each after five bytes: a flag and its length. Pieces of a body are cut anywhere.
+
+/// How far a body has been read.
+#[derive(Debug, Default)]
+pub(super) struct Framing {
+    /// The bytes of the frame's head that were read, the first `head` of them.
+    head_bytes: [u8; HEAD],
+    head: usize,
+    /// What is left of the message.
+    left: usize,
+    messages: u64,
+}
+
+const HEAD: usize = 5;
+
+impl Framing {
+    /// Takes in the next piece.
+    pub(super) fn take(&mut self, mut piece: &[u8]) {
+        while !piece.is_empty() {
+            let wanted = if self.left > 0 { self.left } else { HEAD - self.head };
+            let (now, rest) = piece.split_at(wanted.min(piece.len()));
+            piece = rest;
+            if self.left > 0 {
+                self.left -= now.len();
+                self.messages += now.len() as u64;
+                continue;
+            }
+            let until = self.head + now.len();
+            if let Some(space) = self.head_bytes.get_mut(self.head..until) {
+                space.copy_from_slice(now);
+            }
+            self.head = until % HEAD;
+            if until == HEAD {
+                let [_, length @ ..] = self.head_bytes;
+                self.left = u32::from_be_bytes(length) as usize;
+            }
+        }
+    }
+
+    /// The bytes of messages so far.
+    pub(super) fn messages(&self) -> u64 {
+        self.messages
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Messages of these lengths, framed.
+    fn framed(lengths: &[usize]) -> Vec<u8> {
+        let message = |length: &usize| {
+            let head = [[1].to_vec(), (*length as u32).to_be_bytes().to_vec()].concat();
+            [head, vec![0xff; *length]].concat()
+        };
+        lengths.iter().flat_map(message).collect()
+    }
+
+    #[test]
+    fn framing_does_not_count_wherever_bodies_are_cut() {
+        for lengths in [&[][..], &[0], &[1], &[0, 0, 7], &[300, 0, 2, 1000]] {
+            let body = framed(lengths);
+            for size in [1, 2, 3, 4, 5, 6, 7, 64, 4096] {
+                let mut framing = Framing::default();
+                body.chunks(size).for_each(|piece| framing.take(piece));
+                assert_eq!(framing.messages(), lengths.iter().sum::<usize>() as u64, "{lengths:?} by {size}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_cut_off_counts_as_far_as_it_came() {
+        let mut framing = Framing::default();
+        framing.take(&framed(&[10])[..9]);
+        assert_eq!(framing.messages(), 4);
+        let mut framing = Framing::default();
+        framing.take(&[0, 0xff, 0xff, 0xff, 0xff, 1, 2]);
+        assert_eq!(framing.messages(), 2);
+    }
+}

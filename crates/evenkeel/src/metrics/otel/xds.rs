@@ -1,0 +1,163 @@
+//! Meters of xDS clients (A78, A88).
+//!
+//! The thread of a client publishes how things stand; exporters read what was published last. Instruments that are read on
+//! export cannot be taken back, so there is one set of them for all clients, and a client that is gone is not reported.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, Weak};
+
+use evenkeel_xds::client::{Census, Client, Tally};
+use evenkeel_xds::resource::ResourceType;
+use opentelemetry::KeyValue;
+use opentelemetry::metrics::Meter;
+
+use super::call::lock;
+use super::catalogue::Metric;
+use super::channel::Measured;
+use super::instruments::{target, text};
+
+/// The clients that there are.
+#[derive(Debug, Default)]
+pub(super) struct Clients {
+    known: Mutex<Vec<Weak<Standing>>>,
+    /// Whether resources are counted by state; that takes a look at all of them.
+    counts_resources: bool,
+}
+
+/// How things stand with one client.
+#[derive(Debug)]
+struct Standing {
+    target: Arc<str>,
+    servers: Mutex<Vec<Tally>>,
+    resources: Mutex<Vec<Census>>,
+}
+
+impl Clients {
+    /// Makes the instruments that are enabled, if there are any.
+    pub(super) fn observed(meter: &Meter, enabled: &BTreeSet<Metric>) -> Option<Arc<Clients>> {
+        let is_on = |metric| enabled.contains(&metric);
+        let clients =
+            Arc::new(Clients { known: Mutex::default(), counts_resources: is_on(Metric::XdsResources) });
+        if is_on(Metric::XdsConnected) {
+            let (metric, clients) = (Metric::XdsConnected, clients.clone());
+            let gauge = meter.u64_observable_gauge(metric.name()).with_unit(metric.unit());
+            let gauge = gauge.with_description(metric.description()).with_callback(move |gauge| {
+                clients.each_server(|tally, attributes| {
+                    // A fallback server that nobody needs is not in trouble.
+                    if tally.in_use {
+                        gauge.observe(u64::from(tally.connected), attributes);
+                    }
+                });
+            });
+            gauge.build();
+        }
+        if is_on(Metric::XdsServerFailure) {
+            let (metric, clients) = (Metric::XdsServerFailure, clients.clone());
+            let counter = meter.u64_observable_counter(metric.name()).with_unit(metric.unit());
+            let counter = counter.with_description(metric.description()).with_callback(move |counter| {
+                clients.each_server(|tally, attributes| counter.observe(tally.failures, attributes));
+            });
+            counter.build();
+        }
+        let updates: [(Metric, Updates); 2] = [
+            (Metric::XdsResourceUpdatesValid, |tally| &tally.valid),
+            (Metric::XdsResourceUpdatesInvalid, |tally| &tally.invalid),
+        ];
+        for (metric, updates) in updates.into_iter().filter(|(metric, _)| is_on(*metric)) {
+            let clients = clients.clone();
+            let counter = meter.u64_observable_counter(metric.name()).with_unit(metric.unit());
+            let counter = counter.with_description(metric.description()).with_callback(move |counter| {
+                clients.each_server(|tally, attributes| {
+                    for (kind, count) in updates(tally) {
+                        let attributes = [attributes, &[resource_type(*kind)]].concat();
+                        counter.observe(*count, &attributes);
+                    }
+                });
+            });
+            counter.build();
+        }
+        if is_on(Metric::XdsResources) {
+            let (metric, clients) = (Metric::XdsResources, clients.clone());
+            let gauge = meter.u64_observable_gauge(metric.name()).with_unit(metric.unit());
+            let gauge = gauge.with_description(metric.description()).with_callback(move |gauge| {
+                clients.each_resource(|census, attributes| gauge.observe(census.count, attributes));
+            });
+            gauge.build();
+        }
+        let any = [
+            Metric::XdsConnected,
+            Metric::XdsServerFailure,
+            Metric::XdsResourceUpdatesValid,
+            Metric::XdsResourceUpdatesInvalid,
+            Metric::XdsResources,
+        ];
+        any.into_iter().any(is_on).then_some(clients)
+    }
+
+    /// All servers, with the labels of each.
+    fn each_server(&self, mut each: impl FnMut(&Tally, &[KeyValue])) {
+        for standing in self.living() {
+            for tally in lock(&standing.servers).iter() {
+                let server = KeyValue::new("grpc.xds.server", text(tally.server.uri.clone()));
+                each(tally, &[target(&standing.target), server]);
+            }
+        }
+    }
+
+    fn each_resource(&self, mut each: impl FnMut(&Census, &[KeyValue])) {
+        for standing in self.living() {
+            for census in lock(&standing.resources).iter() {
+                let authority = census.authority.clone().unwrap_or_else(|| "#old".into());
+                let attributes = [
+                    target(&standing.target),
+                    KeyValue::new("grpc.xds.authority", text(authority)),
+                    KeyValue::new("grpc.xds.cache_state", census.state.as_str()),
+                    resource_type(census.kind),
+                ];
+                each(census, &attributes);
+            }
+        }
+    }
+
+    fn living(&self) -> Vec<Arc<Standing>> {
+        let mut known = lock(&self.known);
+        known.retain(|standing| standing.strong_count() > 0);
+        known.iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
+/// Which of a server's counts an instrument reports.
+type Updates = fn(&Tally) -> &BTreeMap<ResourceType, u64>;
+
+fn resource_type(kind: ResourceType) -> KeyValue {
+    KeyValue::new("grpc.xds.resource_type", kind.message())
+}
+
+/// Measures one xDS client, for as long as it lives.
+#[derive(Debug)]
+pub(crate) struct XdsMeter(Option<(Arc<Clients>, Arc<Standing>)>);
+
+impl XdsMeter {
+    pub(super) fn begin(channel: Option<&Measured>) -> XdsMeter {
+        XdsMeter(channel.and_then(|channel| {
+            let clients = channel.instruments.xds_clients.clone()?;
+            let standing = Arc::new(Standing {
+                target: channel.target.clone(),
+                servers: Mutex::default(),
+                resources: Mutex::default(),
+            });
+            lock(&clients.known).push(Arc::downgrade(&standing));
+            Some((clients, standing))
+        }))
+    }
+
+    /// Says how things stand with the client. To be called when there is nothing to do for it, not after each step: it may
+    /// look at every resource.
+    pub(crate) fn publish(&self, client: &Client) {
+        let Some((clients, standing)) = &self.0 else { return };
+        *lock(&standing.servers) = client.tally().cloned().collect();
+        if clients.counts_resources {
+            *lock(&standing.resources) = client.census();
+        }
+    }
+}
