@@ -1,15 +1,15 @@
 //! The channel: what a generated client is given, and the way of a call through it.
 //!
-//! [`Outgoing::run`] is that way: route, pick, send, and again where the call may be repeated. Everything it looks at is in the latest
+//! [`Outgoing::start`] and [`Outgoing::advance`] are that way: route, pick, send, and again where the call may be repeated. Everything it looks at is in the latest
 //! snapshot; it waits for the driver only if there is nobody to send to.
 
 use std::borrow::Cow;
 use std::cell::Cell;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::{fmt, mem};
 
 use evenkeel_core::{
@@ -24,7 +24,7 @@ use tokio::time::{Instant, sleep};
 use tonic::body::Body;
 
 use crate::builder::Builder;
-use crate::call::{self, Attempt, Calls, Deadline, End, Failure, Flight, Replay, ResponseBody, Sent, late};
+use crate::call::{Attempt, Calls, Deadline, End, Failure, Fallen, Flight, Replay, ResponseBody, late};
 use crate::connection::Connection;
 use crate::entropy::Entropy;
 use crate::metrics::{AttemptMeter, Metrics};
@@ -158,14 +158,63 @@ impl Channel {
 impl tower_service::Service<http::Request<Body>> for Channel {
     type Response = http::Response<ResponseBody>;
     type Error = tonic::Status;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+    type Future = ResponseFuture;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), tonic::Status>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        Box::pin(Outgoing::new(self.inner.clone(), request).run())
+    fn call(&mut self, request: http::Request<Body>) -> ResponseFuture {
+        let mut call = Outgoing::new(self.inner.clone(), request);
+        ResponseFuture(match call.start() {
+            Stage::Sent(flight) => State::Sent(call, flight),
+            stage => State::Boxed(Box::pin(call.run(stage))),
+        })
+    }
+}
+
+/// A call that is not answered yet. Dropping it cancels the call.
+pub struct ResponseFuture(State);
+
+/// Most calls are sent at once and answered well, and need no allocation for that; whatever else happens to a call is in a box.
+#[expect(clippy::large_enum_variant, reason = "the large one is the common one")]
+enum State {
+    Sent(Outgoing, Flight),
+    Boxed(Pin<Box<dyn Future<Output = Outcome> + Send>>),
+    Over,
+}
+
+type Outcome = Result<http::Response<ResponseBody>, tonic::Status>;
+
+impl Future for ResponseFuture {
+    type Output = Outcome;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome> {
+        if let State::Sent(call, flight) = &mut self.0 {
+            let head = ready!(flight.poll_head(cx, &mut call.deadline));
+            let fallen = match flight.land(head, &mut call.deadline, &mut call.end) {
+                Ok(response) => {
+                    self.0 = State::Over;
+                    return Poll::Ready(Ok(response));
+                }
+                Err(fallen) => fallen,
+            };
+            if let State::Sent(call, _) = mem::replace(&mut self.0, State::Over) {
+                self.0 = State::Boxed(Box::pin(call.run(Stage::Fallen(fallen))));
+            }
+        }
+        let State::Boxed(call) = &mut self.0 else {
+            return Poll::Ready(Err(tonic::Status::internal("a call was asked for its answer twice")));
+        };
+        let outcome = ready!(call.as_mut().poll(cx));
+        self.0 = State::Over;
+        Poll::Ready(outcome)
+    }
+}
+
+impl fmt::Debug for ResponseFuture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ResponseFuture")
     }
 }
 
@@ -190,8 +239,27 @@ struct Outgoing {
     /// The snapshot whose connection turned out to be gone: another one is needed.
     outdated: Option<u64>,
     refused: bool,
+    /// Of the attempt that is about to be made.
+    meter: Option<AttemptMeter>,
     /// The cluster that a pick failed in, for metrics (A89).
     backend_service: Cell<Option<Arc<str>>>,
+}
+
+/// How far a call is.
+#[expect(clippy::large_enum_variant, reason = "the large one is the common one")]
+enum Stage {
+    /// It needs a route.
+    Route,
+    /// Its route has filters.
+    Faults,
+    /// It needs an endpoint.
+    Pick,
+    /// An attempt is on its way.
+    Sent(Flight),
+    /// An attempt failed.
+    Fallen(Box<Fallen>),
+    /// It cannot go on.
+    Failed(tonic::Status),
 }
 
 /// Where an attempt goes.
@@ -199,7 +267,6 @@ struct Picked {
     connection: Arc<Connection>,
     trackers: Trackers,
     serial: u64,
-    meter: Option<AttemptMeter>,
 }
 
 /// What one look at the channel led to.
@@ -236,14 +303,40 @@ impl Outgoing {
             end: End::new(channel.calls.begin(), policy, channel.throttle.clone(), meter),
             outdated: None,
             refused: false,
+            meter: None,
             backend_service: Cell::default(),
             channel,
         }
     }
 
-    /// Runs the call, and notes how it ended.
-    async fn run(mut self) -> Result<http::Response<ResponseBody>, tonic::Status> {
-        let outcome = self.go().await;
+    /// The way of most calls: everything that they need is in the snapshot. Answers how far that was enough.
+    fn start(&mut self) -> Stage {
+        let channel = self.channel.clone();
+        let snapshot = channel.published.load();
+        match self.look_at_routes(&snapshot) {
+            Look::Found(selected) => self.follow(selected),
+            Look::Wait(_) => return Stage::Route,
+            Look::Fail(status) => return Stage::Failed(status::to_tonic(&status)),
+        }
+        if self.has_filters() {
+            return Stage::Faults;
+        }
+        self.meter = self.end.attempt();
+        match self.look_for_endpoint(&snapshot) {
+            Look::Found(picked) => self.send(picked),
+            Look::Wait(_) => Stage::Pick,
+            Look::Fail(status) => Stage::Failed(self.unplaced(status::to_tonic(&status))),
+        }
+    }
+
+    /// The way of the others. Notes how the call ended, too.
+    async fn run(mut self, mut stage: Stage) -> Outcome {
+        let outcome = loop {
+            stage = match self.advance(stage).await {
+                Ok(next) => next,
+                Err(outcome) => break outcome,
+            };
+        };
         match &outcome {
             Err(status) => self.end.over(status::code(status.code() as i32)),
             Ok(response) if response.body().is_end_stream() => {
@@ -255,30 +348,45 @@ impl Outgoing {
         outcome
     }
 
-    /// The way of a call. What is rare on it is boxed, so that it takes no room in the others.
-    async fn go(&mut self) -> Result<http::Response<ResponseBody>, tonic::Status> {
-        self.route().await?;
-        if self.has_filters()
-            && let Some(response) = Box::pin(self.inject_faults()).await?
-        {
-            return Ok(response);
-        }
-        loop {
-            let picked = self.pick().await?;
-            let Some(flight) = self.send(picked)? else { continue };
-            match call::send(flight, &mut self.deadline, &mut self.end).await {
-                Sent::Answered(response) => return Ok(response),
-                Sent::Failed(failure) => match Box::pin(self.again(failure)).await {
-                    Ok(body) => self.repeat(body),
-                    Err(outcome) => return outcome,
-                },
+    /// Goes one stage further. `Err` is the end of the call, good or bad.
+    async fn advance(&mut self, stage: Stage) -> Result<Stage, Outcome> {
+        match stage {
+            Stage::Route => {
+                let selected = self.wait(Outgoing::look_at_routes).await.map_err(Err)?;
+                self.follow(selected);
+                Ok(Stage::Faults)
             }
+            Stage::Faults => match self.inject_faults().await {
+                Ok(None) => Ok(Stage::Pick),
+                Ok(Some(response)) => Err(Ok(response)),
+                Err(status) => Err(Err(status)),
+            },
+            Stage::Pick => {
+                self.meter = self.meter.take().or_else(|| self.end.attempt());
+                match self.wait(Outgoing::look_for_endpoint).await {
+                    Ok(picked) => Ok(self.send(picked)),
+                    Err(status) => Err(Err(self.unplaced(status))),
+                }
+            }
+            Stage::Sent(mut flight) => {
+                let head = poll_fn(|cx| flight.poll_head(cx, &mut self.deadline)).await;
+                match flight.land(head, &mut self.deadline, &mut self.end) {
+                    Ok(response) => Err(Ok(response)),
+                    Err(fallen) => Ok(Stage::Fallen(fallen)),
+                }
+            }
+            Stage::Fallen(fallen) => {
+                let body = self.again(fallen.body_back().await).await?;
+                self.repeat(body);
+                Ok(Stage::Pick)
+            }
+            Stage::Failed(status) => Err(Err(status)),
         }
     }
 
-    /// Finds the call's route. It holds for all attempts (A31).
-    async fn route(&mut self) -> Result<(), tonic::Status> {
-        let Some(selected) = self.wait(Outgoing::look_at_routes).await? else { return Ok(()) };
+    /// Takes the call's route. It holds for all attempts (A31).
+    fn follow(&mut self, selected: Option<Selected>) {
+        let Some(selected) = selected else { return };
         if let Some(limit) = selected.timeout(None) {
             self.says_timeout &= !self.deadline.tighten(Instant::now() + limit);
         }
@@ -286,7 +394,15 @@ impl Outgoing {
             self.end.retry_by(RetryPolicy::from(&**policy));
         }
         self.selected = Some(selected);
-        Ok(())
+    }
+
+    /// Notes that there is no endpoint for the attempt.
+    fn unplaced(&mut self, status: tonic::Status) -> tonic::Status {
+        if let Some(meter) = self.meter.take() {
+            meter.unplaced(self.backend_service.take());
+            meter.finish(status::code(status.code() as i32));
+        }
+        status
     }
 
     fn has_filters(&self) -> bool {
@@ -321,48 +437,32 @@ impl Outgoing {
         Ok(None)
     }
 
-    /// Finds an endpoint, and waits for one if need be.
-    async fn pick(&mut self) -> Result<Picked, tonic::Status> {
-        let meter = self.end.attempt();
-        let picked = self.wait(Outgoing::look_for_endpoint).await;
-        if let Some(meter) = &meter {
-            match &picked {
-                Ok(picked) => meter.placed(picked.trackers.place()),
-                Err(status) => {
-                    meter.unplaced(self.backend_service.take());
-                    meter.finish(status::code(status.code() as i32));
-                }
-            }
-        }
-        picked.map(|picked| Picked { meter, ..picked })
-    }
-
-    /// Sends the request where the pick says. `None` is a request that never left because its connection is gone; an error is
-    /// one that no connection would take.
-    fn send(
-        &mut self,
-        Picked { connection, trackers, serial, meter }: Picked,
-    ) -> Result<Option<Flight>, tonic::Status> {
+    /// Sends the request where the pick says. A request that never left because its connection is gone needs another pick.
+    fn send(&mut self, Picked { connection, trackers, serial }: Picked) -> Stage {
         let body = self.body.take().unwrap_or_else(|| Replay::new(Body::empty()));
         let head = self.head(&trackers);
-        let mut sender = connection.sender();
-        match sender.send_request(head, body.is_empty()) {
+        match connection.sender().send_request(head, body.is_empty()) {
             Ok(sent) => {
                 if let Some(id) = trackers.to_wake() {
                     let _ = self.channel.commands.send(Command::Connect(id));
                 }
+                let meter = self.meter.take();
+                if let Some(meter) = &meter {
+                    meter.placed(trackers.place());
+                }
                 let attempt = Attempt::new(trackers, connection.shared().clone(), meter);
-                Ok(Some(Flight::new(sent, body, attempt)))
+                Stage::Sent(Flight::new(sent, body, attempt))
             }
             Err(error) => {
                 trackers.finish(&CallEnd::Unsent);
                 // One that takes no requests at all is gone; else there is something about this request.
                 if !connection.is_gone() {
-                    return Err(tonic::Status::internal(format!("the request cannot be sent: {error}")));
+                    let status = tonic::Status::internal(format!("the request cannot be sent: {error}"));
+                    return Stage::Failed(self.unplaced(status));
                 }
                 self.outdated = Some(serial);
                 self.repeat(body);
-                Ok(None)
+                Stage::Pick
             }
         }
     }
@@ -376,10 +476,7 @@ impl Outgoing {
 
     /// Whether the call is tried again after a failure, and when (A6): at once if the peer did nothing with it, for the first
     /// time; else as the retry policy says. `Err` is what the caller gets.
-    async fn again(
-        &mut self,
-        failure: Failure,
-    ) -> Result<Replay, Result<http::Response<ResponseBody>, tonic::Status>> {
+    async fn again(&mut self, failure: Failure) -> Result<Replay, Outcome> {
         let Failure { code, outcome, is_unprocessed, replay } = failure;
         let is_first_refusal = is_unprocessed && !mem::replace(&mut self.refused, is_unprocessed);
         let Some(body) = replay else {
@@ -453,12 +550,9 @@ impl Outgoing {
         };
         match pick {
             Pick::To(id, trackers) => match snapshot.connections.get(id) {
-                Some(connection) => Look::Found(Picked {
-                    connection: connection.clone(),
-                    trackers,
-                    serial: snapshot.serial,
-                    meter: None,
-                }),
+                Some(connection) => {
+                    Look::Found(Picked { connection: connection.clone(), trackers, serial: snapshot.serial })
+                }
                 None => {
                     trackers.finish(&CallEnd::Unsent);
                     Look::Wait("the connection that was chosen is gone")

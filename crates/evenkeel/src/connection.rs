@@ -287,7 +287,9 @@ pub(crate) fn cause(error: &h2::Error) -> String {
             None => format!("GOAWAY {reason:?}"),
         },
         (None, Some(reason)) if error.is_reset() && error.is_remote() => format!("RST_STREAM {reason:?}"),
-        (None, Some(reason)) if error.is_library() => format!("the peer broke HTTP/2 or a limit ({reason:?})"),
+        (None, Some(reason)) if error.is_library() => {
+            format!("the peer broke HTTP/2 or a limit ({reason:?})")
+        }
         _ => error.to_string(),
     }
 }
