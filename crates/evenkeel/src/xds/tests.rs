@@ -28,6 +28,7 @@ use testkit::net::frames::{Frame, Peer, block};
 use testkit::net::proxy::Proxy;
 use testkit::resources::{cluster, dns_cluster, listener_with_rds, load_assignment, route_config};
 use tokio::time::{sleep, timeout};
+use tonic::transport::server::TcpIncoming;
 
 use super::csds::Csds;
 use super::{Following, XdsClient};
@@ -577,7 +578,7 @@ async fn the_next_address_gets_its_turn() {
 async fn csds(csds: Csds) -> ClientStatusDiscoveryServiceClient<tonic::transport::Channel> {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let uri = format!("http://{}", listener.local_addr().unwrap());
-    let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     tokio::spawn(tonic::transport::Server::builder().serve_with_incoming(csds, incoming));
     let channel = tonic::transport::Endpoint::from_shared(uri).unwrap().connect().await.unwrap();
     ClientStatusDiscoveryServiceClient::new(channel)
