@@ -171,7 +171,7 @@ impl AsyncWrite for Secured {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.poll_written(cx, |stream, cx| stream.poll_flush(cx))
+        self.poll_written(cx, TlsStream::poll_flush)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

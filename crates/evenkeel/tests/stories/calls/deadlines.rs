@@ -30,21 +30,43 @@ fn is_late(status: &Status, waiting_for: &str) {
     assert_eq!((status.code(), status.message()), (Code::DeadlineExceeded, text.as_str()));
 }
 
-/// The server is told how much time is left, never more than there is; without a deadline it is told nothing.
+/// What a server was told by `grpc-timeout`.
+fn told(text: &str) -> Duration {
+    let (number, unit) = text.split_at(text.len() - 1);
+    let number = number.parse().unwrap();
+    match unit {
+        "S" => Duration::from_secs(number),
+        "m" => Duration::from_millis(number),
+        "u" => Duration::from_micros(number),
+        "n" => Duration::from_nanos(number),
+        unit => panic!("{unit}"),
+    }
+}
+
+/// The server is told how much time is left, never more than there is; without a deadline it is told nothing. Time that the
+/// call has waited for an endpoint is over for the server too.
 #[tokio::test]
 async fn servers_are_told() {
+    const ALL: Duration = Duration::from_secs(40);
     let backend = Backend::start().await;
     let mut client = client(&backend);
     let answer = client.unary(request("")).await.unwrap().into_inner();
     assert_eq!(answer.metadata.get("grpc-timeout"), None);
-    // A unit finer than the seconds that were asked for: some of them have passed.
-    for (timeout, unit) in [(Duration::from_secs(40), "u"), (Duration::from_secs(40_000), "m")] {
+    for timeout in [ALL, 1000 * ALL] {
         let answer = client.unary(timed(request(""), timeout)).await.unwrap().into_inner();
-        let told = &answer.metadata["grpc-timeout"];
-        let left = told.strip_suffix(unit).unwrap_or_else(|| panic!("{told}")).parse::<u128>().unwrap();
-        let all = if unit == "u" { timeout.as_micros() } else { timeout.as_millis() };
-        assert!((all - all / 2..=all).contains(&left), "{told} of {timeout:?}");
+        let told = told(&answer.metadata["grpc-timeout"]);
+        assert!((timeout / 2..=timeout).contains(&told), "{told:?} of {timeout:?}");
     }
+    backend.kill();
+    let mut call = timed(request(""), ALL);
+    call.extensions_mut().insert(WaitForReady(true));
+    let mut waiting = client.clone();
+    let waiting = tokio::spawn(async move { waiting.unary(call).await });
+    tokio::time::sleep(4 * SHORT).await;
+    backend.restart().await;
+    let answer = within(waiting).await.unwrap().unwrap().into_inner();
+    let told = told(&answer.metadata["grpc-timeout"]);
+    assert!(told <= ALL - 2 * SHORT, "{told:?} after waiting");
 }
 
 /// RT-1: a call is late where it is: before there is an endpoint, before the answer, in the middle of the answer. The text
