@@ -364,39 +364,17 @@ impl AsyncRead for Heard {
         {
             shared.heard_at.store(clock::now().as_nanos(), Ordering::Relaxed);
         }
-        // h2 keeps an error's text and not what is behind it.
-        result.map_err(|error| match transport::is_tls(&error) {
-            true => io::Error::new(error.kind(), transport::in_words(&error)),
-            false => error,
-        })
-    }
-}
-
-impl Heard {
-    /// With TLS 1.3 a server judges our certificate after the handshake has ended for us, says what it thinks of it, and
-    /// closes. The write that fails then is not the news; what waits to be read is.
-    fn told<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
-        let Poll::Ready(Err(error)) = written else { return written };
-        let mut scrap = [0; 64];
-        let read = Pin::new(&mut self.io).poll_read(cx, &mut ReadBuf::new(&mut scrap));
-        Poll::Ready(Err(match read {
-            Poll::Ready(Err(told)) if transport::is_tls(&told) => {
-                io::Error::new(told.kind(), transport::in_words(&told))
-            }
-            _ => error,
-        }))
+        result
     }
 }
 
 impl AsyncWrite for Heard {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.io).poll_write(cx, buf);
-        self.told(cx, written)
+        Pin::new(&mut self.io).poll_write(cx, buf)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let flushed = Pin::new(&mut self.io).poll_flush(cx);
-        self.told(cx, flushed)
+        Pin::new(&mut self.io).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -408,8 +386,7 @@ impl AsyncWrite for Heard {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.io).poll_write_vectored(cx, bufs);
-        self.told(cx, written)
+        Pin::new(&mut self.io).poll_write_vectored(cx, bufs)
     }
 
     fn is_write_vectored(&self) -> bool {

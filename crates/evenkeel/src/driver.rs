@@ -43,7 +43,7 @@ const AFTER_A_PANIC: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub(crate) enum Source {
     /// From a control plane, with the routes.
-    Xds { client: XdsClient, target: Arc<str>, channel_id: u64 },
+    Xds { client: XdsClient, target: Arc<str>, authority: Option<Arc<str>>, channel_id: u64 },
     /// From DNS.
     Dns { host: Arc<str>, port: u16, config: LbConfig },
     /// From the target itself.
@@ -341,8 +341,8 @@ impl Awake {
             Source::Dns { host, port, config } => {
                 awake.feed = Feed::Dns(Lookup::new(host.clone(), *port, config.clone(), seed));
             }
-            Source::Xds { client, target, channel_id } => {
-                match client.follow(target, *channel_id, settings.metrics.xds()) {
+            Source::Xds { client, target, authority, channel_id } => {
+                match client.follow(target, authority.as_deref(), *channel_id, settings.metrics.xds()) {
                     Ok(following) => {
                         awake.feed = Feed::Xds { client: client.clone(), following, wanted: BTreeSet::new() };
                     }

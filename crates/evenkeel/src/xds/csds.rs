@@ -22,9 +22,15 @@ use crate::status;
 
 /// `envoy.service.status.v3.ClientStatusDiscoveryService`. Cheap to clone.
 ///
-/// ```ignore
-/// tonic::transport::Server::builder().add_service(evenkeel::csds::Csds::new()).serve(address).await?;
+/// ```no_run
+/// # async fn show() -> Result<(), Box<dyn std::error::Error>> {
+/// let address = "127.0.0.1:9901".parse()?;
+/// tonic::transport::Server::builder().serve(address, evenkeel::csds::Csds::new()).await?;
+/// # Ok(())
+/// # }
 /// ```
+///
+/// Beside other services it goes in with `add_service`.
 ///
 /// Tools such as grpcdebug know the service; it needs no reflection.
 #[derive(Clone, Debug, Default)]

@@ -121,7 +121,7 @@ impl Streams {
         let link = self.links.entry(server.clone()).or_insert_with(|| Arc::new(Link::new(server.clone())));
         let (writes, to_write) = mpsc::unbounded_channel();
         let (reads, to_read) = mpsc::unbounded_channel();
-        let talk = Talk {
+        let stream = Talk {
             dialer: self.dialer.clone(),
             link: link.clone(),
             method,
@@ -130,7 +130,7 @@ impl Streams {
             to_read,
             told: Told { key, events: self.events.clone() },
         };
-        let task = tokio::spawn(talk.run(patience)).abort_handle();
+        let task = tokio::spawn(stream.run(patience)).abort_handle();
         self.open.insert(key, Stream { server, writes, reads, task, is_open: false, waiting: 0 });
     }
 
@@ -554,4 +554,115 @@ async fn attempt(
 ) -> Result<(Connection, connection::Task), Status> {
     let io = transport::connect(&*dialer.connector, &address, &credentials, &host).await?;
     connection::handshake(io, address, &dialer.http2, oneshot::channel()).await
+}
+
+#[cfg(test)]
+mod tests {
+    use testkit::net::frames::{Conn, Peer, kind, setting};
+
+    use super::*;
+    use crate::transport::Sockets;
+
+    /// Messages come out whole, whatever the pieces; what is compressed or too long does not.
+    #[test]
+    fn messages_are_put_together() {
+        let wire = [&[0, 0, 0, 0, 3][..], b"abc", &[0, 0, 0, 0, 0], &[0, 0, 0, 0, 1], b"d"].concat();
+        for piece in 1..=wire.len() {
+            let (mut buffer, mut messages) = (BytesMut::new(), Vec::new());
+            for bytes in wire.chunks(piece) {
+                buffer.extend_from_slice(bytes);
+                while let Some(message) = take(&mut buffer, 3).unwrap() {
+                    messages.push(message);
+                }
+            }
+            assert_eq!(messages, [&b"abc"[..], b"", b"d"], "in pieces of {piece}");
+        }
+        let refused = |bytes: &[u8]| take(&mut BytesMut::from(bytes), 3).unwrap_err();
+        assert_eq!(refused(&[0, 0, 0, 0, 4]), "sent a response of 4 bytes; at most 3 are accepted");
+        assert!(refused(&[1, 0, 0, 0, 1]).contains("compressed"));
+    }
+
+    #[test]
+    fn messages_have_their_length_before_them() {
+        assert_eq!(framed(&"ab".to_owned()), &b"\0\0\0\0\x04\x0a\x02ab"[..]);
+    }
+
+    /// A stream to a server that a test plays, with its SETTINGS sent and the stream open.
+    async fn opened(settings: &[(u16, u32)]) -> (Streams, Key, Conn, mpsc::UnboundedReceiver<Event>) {
+        let peer = Peer::bind().await;
+        let (events, mut happened) = mpsc::unbounded_channel();
+        let mut streams = Streams::new(Dialer::new(Arc::new(Sockets), Http2::default()), 1024, events);
+        let key = Key::Load(lrs_stream());
+        let server = Arc::new(ServerConfig::insecure(&peer.address().to_string()));
+        streams.open(key, server, "/s/m", None);
+        let mut conn = peer.accept().await;
+        conn.settings(settings).await.unwrap();
+        let news = next(&mut happened).await;
+        assert!(matches!(news, News::Opened), "{news:?}");
+        streams.note(key, &news);
+        (streams, key, conn, happened)
+    }
+
+    async fn next(happened: &mut mpsc::UnboundedReceiver<Event>) -> News {
+        match timeout(Duration::from_secs(30), happened.recv()).await {
+            Ok(Some(Event::Stream(_, news))) => news,
+            _ => panic!("no news"),
+        }
+    }
+
+    /// fault 76: a server that does not read ends its stream, and does not fill our memory.
+    #[tokio::test]
+    async fn a_server_that_does_not_read() {
+        let (mut streams, key, _conn, mut happened) = opened(&[(setting::INITIAL_WINDOW_SIZE, 0)]).await;
+        for _ in 0..=MAX_WAITING {
+            streams.send(key, Bytes::from_static(b"report"));
+        }
+        let news = next(&mut happened).await;
+        streams.note(key, &news);
+        assert!(
+            matches!(&news, News::Closed(status) if status.message().contains("does not read")),
+            "{news:?}"
+        );
+        assert!(streams.is_empty());
+    }
+
+    /// ADS-9: one message is read for each time that it is asked for, however many there are; and what is written is told.
+    #[tokio::test]
+    async fn reads_what_it_is_asked_for() {
+        let (mut streams, key, mut conn, mut happened) = opened(&[]).await;
+        while conn.next_frame().await.expect("a stream").kind != kind::HEADERS {}
+        conn.respond_headers(1, &[]).await.unwrap();
+        for message in [b"one", b"two", b"six"] {
+            conn.respond_data(1, message).await.unwrap();
+        }
+        for message in [b"one", b"two"] {
+            streams.read(key);
+            let news = next(&mut happened).await;
+            assert!(matches!(&news, News::Message(bytes) if bytes == &message[..]), "{news:?}");
+        }
+        for _ in 0..3 {
+            streams.send(key, Bytes::from_static(b"request"));
+            let news = next(&mut happened).await;
+            assert!(matches!(news, News::Written), "{news:?}");
+        }
+        conn.respond_trailers(1, 14, &[("grpc-message", "later")]).await.unwrap();
+        streams.read(key);
+        assert!(matches!(next(&mut happened).await, News::Message(bytes) if bytes == "six"));
+        streams.read(key);
+        let news = next(&mut happened).await;
+        assert!(matches!(&news, News::Closed(status) if *status == Status::unavailable("later")), "{news:?}");
+    }
+
+    /// Any id: only a reporter makes them.
+    fn lrs_stream() -> lrs::StreamId {
+        let store = Arc::new(evenkeel_core::load::LoadStore::default());
+        let now = evenkeel_core::Instant::ORIGIN;
+        let _load = store.cluster("server", "cluster", None, now);
+        let node = evenkeel_proto::envoy::config::core::v3::Node::default();
+        let mut reporter = lrs::Reporter::new(node, store, evenkeel_core::Rng::fixed(1));
+        match &reporter.poll(now)[..] {
+            [lrs::Effect::Open { stream, .. }] => *stream,
+            other => panic!("{other:?}"),
+        }
+    }
 }

@@ -7,17 +7,21 @@ use std::time::Duration;
 
 use evenkeel_core::cluster::BackendMetrics;
 use evenkeel_core::{Core, Effect, Rng, SubchannelId};
+use evenkeel_proto::envoy::admin::v3::ClientResourceStatus;
 use evenkeel_proto::envoy::config::cluster::v3::Cluster;
 use evenkeel_proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
 use evenkeel_proto::envoy::config::endpoint::v3::lb_endpoint::HostIdentifier;
 use evenkeel_proto::envoy::config::listener::v3::Listener;
-use evenkeel_proto::prost::Name as _;
+use evenkeel_proto::envoy::service::status::v3::ClientStatusRequest;
+use evenkeel_proto::envoy::r#type::matcher::v3::NodeMatcher;
+use evenkeel_proto::prost::{Message as _, Name as _};
 use evenkeel_xds::Limits;
 use evenkeel_xds::bootstrap::Bootstrap;
 use evenkeel_xds::client::{Tally, Variant};
 use serde_json::{Value, json};
 use testkit::net::certs::Ca;
 use testkit::net::control::ControlPlane;
+use testkit::net::csds::client_status_discovery_service_client::ClientStatusDiscoveryServiceClient;
 use testkit::net::frames::flag::{END_HEADERS, END_STREAM};
 use testkit::net::frames::kind::{DATA, HEADERS, RST_STREAM};
 use testkit::net::frames::{Frame, Peer, block};
@@ -25,6 +29,7 @@ use testkit::net::proxy::Proxy;
 use testkit::resources::{cluster, dns_cluster, listener_with_rds, load_assignment, route_config};
 use tokio::time::{sleep, timeout};
 
+use super::csds::Csds;
 use super::{Following, XdsClient};
 use crate::clock;
 use crate::metrics::Metrics;
@@ -94,7 +99,7 @@ struct Channel {
 
 impl Channel {
     fn to(client: &XdsClient, target: &str) -> Channel {
-        let following = client.follow(target, 7, Metrics::default().xds()).unwrap();
+        let following = client.follow(target, None, 7, Metrics::default().xds()).unwrap();
         let core = Core::builder(Rng::fixed(1)).load_store(client.load_store().clone()).build();
         Channel { following, core, addresses: BTreeMap::new() }
     }
@@ -166,6 +171,26 @@ async fn from_a_target_to_steps() {
     }
 }
 
+/// CM-5: routes lead elsewhere, twice; what no call needs any more is asked for no longer.
+#[tokio::test]
+async fn clusters_are_let_go() {
+    let control = serving().await;
+    let client = client_of(&control);
+    let mut orders = Channel::to(&client, "xds:///orders");
+    orders.reaches(&[at(1)]).await;
+    for (name, endpoint) in [("b", at(2)), ("c", at(3))] {
+        control.serve("orders", name, &[endpoint]);
+        orders.reaches(&[endpoint]).await;
+        control
+            .wait_until(|control| {
+                let names = [name.to_owned()].into();
+                control.subscribed::<Cluster>() == names
+                    && control.subscribed::<ClusterLoadAssignment>() == names
+            })
+            .await;
+    }
+}
+
 /// fault 22: a resource that cannot be used is refused with a reason that names it, and the one before stays.
 #[tokio::test]
 async fn what_is_bad_is_refused_and_changes_nothing() {
@@ -182,7 +207,7 @@ async fn what_is_bad_is_refused_and_changes_nothing() {
     orders.reaches(&[at(1), at(2)]).await;
     let status = client.status().await.unwrap();
     let shown = status.generic_xds_configs.iter().find(|config| config.type_url == kind).unwrap();
-    assert_eq!((shown.client_status, shown.version_info.as_str()), (4, "1"), "NACKED, and version 1 in use");
+    assert_eq!((shown.client_status(), shown.version_info.as_str()), (ClientResourceStatus::Nacked, "1"));
 }
 
 /// fault 15: a control plane that ends the stream, or dies and comes back, and then sends the same again moves nothing.
@@ -491,6 +516,9 @@ async fn load_is_reported() {
     let client = client_of(&control);
     let mut orders = Channel::to(&client, "xds:///orders");
     orders.reaches(&[at(1)]).await;
+    // There is nothing to report yet. An answer shows that this was seen.
+    client.pass_done();
+    client.status().await.unwrap();
     let count = |client: &XdsClient| {
         let load = client.load_store().cluster(&control.address().to_string(), "a", None, clock::now());
         load.locality(None, &BackendMetrics::default()).start();
@@ -532,6 +560,105 @@ async fn load_that_nobody_takes_harms_nobody() {
     assert_eq!((control.streams(), first(&client).failures), (1, 0));
 }
 
+/// A control plane at several addresses: one that refuses and one that takes connections and says nothing keep nobody.
+#[tokio::test]
+async fn the_next_address_gets_its_turn() {
+    let [control, dead] = [serving().await, ControlPlane::start().await];
+    dead.kill();
+    let mute = Proxy::to(control.address()).await;
+    mute.accept_only(true);
+    let uri = format!("ipv4:{},{},{}", dead.address(), mute.address(), control.address());
+    let client = XdsClient::builder(bootstrap_with(vec![(uri, json!([{"type": "insecure"}]))])).build();
+    Channel::to(&client, "xds:///orders").reaches(&[at(1)]).await;
+    assert_eq!((mute.connections(), control.connections()), (1, 1));
+}
+
+/// A tool that asks a server of this process for the status of these clients.
+async fn csds(csds: Csds) -> ClientStatusDiscoveryServiceClient<tonic::transport::Channel> {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let uri = format!("http://{}", listener.local_addr().unwrap());
+    let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
+    tokio::spawn(tonic::transport::Server::builder().serve_with_incoming(csds, incoming));
+    let channel = tonic::transport::Endpoint::from_shared(uri).unwrap().connect().await.unwrap();
+    ClientStatusDiscoveryServiceClient::new(channel)
+}
+
+/// CSDS-1, CSDS-2, CSDS-3, CSDS-6, CSDS-7: who asks gets every resource as it was received, by either method.
+#[tokio::test]
+async fn status_for_tools() {
+    let control = serving().await;
+    let client = client_of(&control);
+    let mut orders = Channel::to(&client, "xds:///orders");
+    orders.reaches(&[at(1)]).await;
+    control.wait_acked::<ClusterLoadAssignment>().await;
+    let mut tool = csds(Csds::of([client.clone()])).await;
+    let request = ClientStatusRequest::default();
+    let answer = tool.fetch_client_status(request.clone()).await.unwrap().into_inner();
+    let [config] = &answer.config[..] else { panic!("{answer:?}") };
+    assert_eq!(config.client_scope, "xds:///orders");
+    let node = config.node.as_ref().unwrap();
+    assert_eq!((node.id.as_str(), node.user_agent_name.as_str()), ("me", "evenkeel"));
+    let shown: Vec<_> = config
+        .generic_xds_configs
+        .iter()
+        .map(|c| (c.name.as_str(), c.version_info.as_str(), c.client_status))
+        .collect();
+    let acked = ClientResourceStatus::Acked.into();
+    assert_eq!(shown, ["orders", "orders", "a", "a"].map(|name| (name, "1", acked)));
+    let expected = testkit::resources::any(&load_assignment("a", &["10.0.0.1:80"]));
+    let endpoints =
+        config.generic_xds_configs.iter().find(|c| c.type_url == ClusterLoadAssignment::type_url());
+    assert_eq!(endpoints.and_then(|c| c.xds_config.as_ref()), Some(&expected));
+    assert!(
+        endpoints.unwrap().last_updated.is_some_and(|at| at.seconds > 1_700_000_000),
+        "a date of the wall's clock"
+    );
+
+    let short = ClientStatusRequest { exclude_resource_contents: true, ..request.clone() };
+    let requests = tokio_stream::iter([request.clone(), short]);
+    let mut answers = tool.stream_client_status(requests).await.unwrap().into_inner();
+    assert_eq!(answers.message().await.unwrap().as_ref(), Some(&answer));
+    let short = answers.message().await.unwrap().unwrap();
+    assert!(short.config[0].generic_xds_configs.iter().all(|config| config.xds_config.is_none()));
+    assert_eq!(answers.message().await.unwrap(), None);
+
+    let certain = ClientStatusRequest { node_matchers: vec![NodeMatcher::default()], ..request.clone() };
+    assert_eq!(tool.fetch_client_status(certain).await.unwrap_err().code(), tonic::Code::InvalidArgument);
+
+    let mut all = csds(Csds::new()).await;
+    let answer = all.fetch_client_status(request).await.unwrap().into_inner();
+    assert!(answer.config.contains(config), "every client of the process");
+}
+
+/// fault 77: a hundred questions while endpoints change: each answer is of one moment, and a later one is not older.
+#[tokio::test]
+async fn status_while_everything_changes() {
+    let control = serving().await;
+    let client = client_of(&control);
+    let mut orders = Channel::to(&client, "xds:///orders");
+    orders.reaches(&[at(1)]).await;
+    let mut tool = csds(Csds::of([client.clone()])).await;
+    let mut last = 0;
+    for i in 0..100 {
+        // Version n of the endpoints is n endpoints.
+        let endpoints: Vec<_> = (1..=i + 2).map(at).collect();
+        control.set_endpoints("a", &endpoints);
+        let answer = tool.fetch_client_status(ClientStatusRequest::default()).await.unwrap().into_inner();
+        let config = answer.config[0]
+            .generic_xds_configs
+            .iter()
+            .find(|c| c.type_url.ends_with("ClusterLoadAssignment"));
+        let config = config.unwrap();
+        let version: usize = config.version_info.parse().unwrap();
+        let sent = ClusterLoadAssignment::decode(&*config.xds_config.as_ref().unwrap().value).unwrap();
+        assert_eq!(sent.endpoints[0].lb_endpoints.len(), version);
+        assert!(version >= last, "{version} after {last}");
+        last = version;
+    }
+    control.wait_acked::<ClusterLoadAssignment>().await;
+    assert_eq!(control.nacks(), []);
+}
+
 /// fault 72, fault 74: nobody polls the channel, its runtime ends, and xDS goes on.
 #[test]
 fn the_runtime_of_the_application_does_not_matter() {
@@ -557,7 +684,7 @@ fn the_runtime_of_the_application_does_not_matter() {
 fn targets_are_checked() {
     let client = XdsClient::builder(bootstrap(&[at(1)])).build();
     assert!(client.check("xds:///orders").is_ok());
-    let error = client.follow("xds://eu/orders", 1, Metrics::default().xds()).unwrap_err();
+    let error = client.follow("xds://eu/orders", None, 1, Metrics::default().xds()).unwrap_err();
     assert_eq!(
         error.to_string(),
         r#"target "xds://eu/orders": authority "eu" is not in authorities of the bootstrap, which has none"#

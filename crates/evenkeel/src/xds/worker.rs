@@ -86,6 +86,7 @@ pub(super) struct Worker {
     dirty: BTreeSet<u64>,
     load_is_due: bool,
     board: Arc<Board>,
+    wall: Wall,
     events: mpsc::UnboundedSender<Event>,
     happened: mpsc::UnboundedReceiver<Event>,
 }
@@ -124,6 +125,7 @@ impl Worker {
             dirty: BTreeSet::new(),
             load_is_due: false,
             board,
+            wall: Wall::new(),
             events,
             happened,
         }
@@ -314,15 +316,13 @@ impl Worker {
         });
     }
 
-    fn describe(&self, request: &ClientStatusRequest) -> Result<ClientStatusResponse, Status> {
+    fn describe(&mut self, request: &ClientStatusRequest) -> Result<ClientStatusResponse, Status> {
         // A71 has a client for each target and names it by that. Ours serves all targets with what they share, and to repeat it
         // for each of them would make the dump as many times as long: so it has all of their names.
         let targets: BTreeSet<&str> = self.channels.values().map(|channel| channel.target.as_str()).collect();
         let scope = targets.into_iter().collect::<Vec<_>>().join(",");
-        let (now, today) = (clock::now(), SystemTime::now());
-        let wall =
-            |at: Instant| Timestamp::from(today.checked_sub(now.since(at)).unwrap_or(SystemTime::UNIX_EPOCH));
-        client::answer(request, [(scope.as_str(), &self.client)], wall)
+        self.wall.look();
+        client::answer(request, [(scope.as_str(), &self.client)], |at| self.wall.date(at))
     }
 }
 
@@ -409,16 +409,15 @@ impl Worker {
 
     fn carry_out_report(&mut self, effect: lrs::Effect) {
         match effect {
-            lrs::Effect::Open { stream, server } => match self.server(&server) {
-                Some(config) => {
+            lrs::Effect::Open { stream, server } => {
+                if let Some(config) = self.server(&server) {
                     let patience = evenkeel_core::Backoff::default().min_connect_timeout;
                     self.streams.open(Key::Load(stream), config, LOAD_STATS, Some(patience));
-                }
-                None => {
+                } else {
                     let status = Status::new(Code::NotFound, "the bootstrap has no such server");
                     self.reporter.handle_closed(stream, &status, clock::now());
                 }
-            },
+            }
             lrs::Effect::Send { stream, request } => self.streams.send(Key::Load(stream), framed(&*request)),
             lrs::Effect::Close { stream } => self.streams.finish(Key::Load(stream)),
             lrs::Effect::Warn(text) => tracing::warn!(node = self.bootstrap.node.id, "{text}"),
@@ -430,5 +429,32 @@ impl Worker {
     fn server(&self, uri: &str) -> Option<Arc<ServerConfig>> {
         let of_authorities = self.bootstrap.authorities.values().flat_map(|authority| &authority.servers);
         self.bootstrap.servers.iter().chain(of_authorities).find(|server| &*server.uri == uri).cloned()
+    }
+}
+
+/// What our clock means in dates. The same moment has the same date each time, unless the wall's clock was set.
+struct Wall {
+    /// The date of our clock's origin.
+    origin: SystemTime,
+}
+
+impl Wall {
+    fn new() -> Wall {
+        let since = clock::now().since(Instant::ORIGIN);
+        Wall { origin: SystemTime::now().checked_sub(since).unwrap_or(SystemTime::UNIX_EPOCH) }
+    }
+
+    /// Sees whether the wall's clock was set, or this machine slept.
+    fn look(&mut self) {
+        const SET: Duration = Duration::from_secs(1);
+        let now = Wall::new();
+        let apart = |from: &Wall, to: &Wall| to.origin.duration_since(from.origin).unwrap_or_default();
+        if apart(self, &now) > SET || apart(&now, self) > SET {
+            *self = now;
+        }
+    }
+
+    fn date(&self, at: Instant) -> Timestamp {
+        Timestamp::from(self.origin.checked_add(at.since(Instant::ORIGIN)).unwrap_or(SystemTime::UNIX_EPOCH))
     }
 }

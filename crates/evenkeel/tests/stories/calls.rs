@@ -5,6 +5,7 @@ mod deadlines;
 mod ends;
 mod kinds;
 mod life;
+mod panicked;
 mod panics;
 mod retries;
 mod security;
@@ -74,6 +75,16 @@ async fn connected(channel: &Channel, count: usize) {
         }
     };
     within(ready).await;
+}
+
+/// Waits until something is so that nobody tells of.
+async fn until(is_so: impl Fn() -> bool) {
+    within(async {
+        while !is_so() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    })
+    .await;
 }
 
 /// Waits until the channel is in this state.

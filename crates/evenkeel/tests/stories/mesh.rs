@@ -36,13 +36,13 @@ impl Mesh {
         let control = ControlPlane::start().await;
         let backends = start(backends).await;
         control.serve("orders", "pay", &addresses(&backends));
-        let channel = channel(&control).build().unwrap();
+        let channel = channel(&control).build().expect("a channel");
         Mesh { control, backends, channel }
     }
 
     /// What the channel was made with.
     fn bootstrap(&self) -> Bootstrap {
-        Bootstrap::from_json(&self.control.bootstrap("node-7")).unwrap()
+        Bootstrap::from_json(&self.control.bootstrap("node-7")).expect("a bootstrap")
     }
 
     /// How often each backend was connected to.
@@ -72,7 +72,9 @@ fn channel_with(control: &ControlPlane, features: &str) -> Builder {
 fn channel_by(bootstrap: &str) -> Builder {
     let soon = Duration::from_millis(50);
     let backoff = Backoff { initial: soon, max: soon, ..Backoff::default() };
-    Channel::builder("xds:///orders").bootstrap(Bootstrap::from_json(bootstrap).unwrap()).backoff(backoff)
+    Channel::builder("xds:///orders")
+        .bootstrap(Bootstrap::from_json(bootstrap).expect("a bootstrap"))
+        .backoff(backoff)
 }
 
 fn addresses<'b>(backends: impl IntoIterator<Item = &'b Backend>) -> Vec<SocketAddr> {
@@ -108,7 +110,7 @@ async fn send(channel: &Channel, request: Request<EchoRequest>) -> Result<String
 async fn shares(channel: &Channel, calls: usize) -> BTreeMap<String, usize> {
     let mut shares = BTreeMap::new();
     for _ in 0..calls {
-        *shares.entry(call(channel).await.unwrap()).or_default() += 1;
+        *shares.entry(call(channel).await.expect("an answer")).or_default() += 1;
     }
     shares
 }

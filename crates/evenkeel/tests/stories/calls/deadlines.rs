@@ -1,5 +1,8 @@
 //! Deadlines: they reach the server, and they are kept whatever a call waits for. The application's half of RT-1.
 
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
 use std::time::Duration;
 
 use evenkeel::WaitForReady;
@@ -11,6 +14,7 @@ use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Status};
 
+use super::server::{Server, Step};
 use super::{client, endless, request, to, within};
 
 const SHORT: Duration = Duration::from_millis(50);
@@ -67,7 +71,7 @@ async fn calls_are_late_wherever_they_wait() {
     let status = within(waiting.unary(patient)).await.unwrap_err();
     is_late(&status, "no endpoint is connected");
 
-    // A tonic server keeps the deadline as well and says CANCELLED, at the same moment: it is one deadline.
+    // A tonic server keeps the deadline as well.
     for _ in 0..20 {
         let status = within(client.unary(timed(endless(0), SHORT / 10))).await.unwrap_err();
         is_late(&status, &not_answered);
@@ -78,31 +82,56 @@ async fn calls_are_late_wherever_they_wait() {
     let status = within(client.client_stream(timed(ReceiverStream::new(requests), SHORT))).await.unwrap_err();
     is_late(&status, &not_answered);
 
-    let answers = within(client.server_stream(timed(endless(2), 4 * SHORT))).await.unwrap().into_inner();
-    let answers: Vec<_> = within(answers.collect()).await;
-    let [Ok(_), Ok(_), Err(status)] = &answers[..] else { panic!("{answers:?}") };
-    is_late(status, &not_finished);
+    let mut answers = within(client.server_stream(timed(endless(2), 4 * SHORT))).await.unwrap().into_inner();
+    for _ in 0..2 {
+        within(answers.next()).await.unwrap().unwrap();
+    }
+    is_late(&within(answers.next()).await.unwrap().unwrap_err(), &not_finished);
 
     backend.wait_until(|backend| backend.in_flight() == 0).await;
 }
 
-/// A server that never stops talking does not keep a call beyond its deadline.
+/// A server that never stops talking does not keep a call beyond its deadline, nor does an application that reads late: what
+/// is there by then is not read to the end.
 #[tokio::test]
 async fn a_busy_answer_is_late_too() {
     let backend = Backend::start().await;
-    let talk = EchoRequest { repeat: u32::MAX, ..request("and another thing") };
-    let mut answers = client(&backend).server_stream(timed(talk, 2 * SHORT)).await.unwrap().into_inner();
-    let status = within(async {
-        loop {
-            match answers.next().await {
-                Some(Ok(_)) => {}
-                Some(Err(status)) => return status,
-                None => panic!("the server stopped talking"),
-            }
+    for reads_late in [false, true] {
+        let talk = EchoRequest { repeat: u32::MAX, ..request(vec![0; 20_000]) };
+        let call = timed(talk, 2 * SHORT);
+        let mut answers = within(client(&backend).server_stream(call)).await.unwrap().into_inner();
+        if reads_late {
+            tokio::time::sleep(3 * SHORT).await;
         }
-    });
-    is_late(&status.await, &format!("endpoint {} has not finished its answer", backend.address()));
-    backend.wait_until(|backend| backend.in_flight() == 0).await;
+        let mut read = 0;
+        let status = loop {
+            match within(answers.next()).await.expect("the server talks on") {
+                Ok(_) => read += 1,
+                Err(status) => break status,
+            }
+        };
+        is_late(&status, &format!("endpoint {} has not finished its answer", backend.address()));
+        assert!(!reads_late || read < 10, "{read} messages after the deadline");
+        backend.wait_until(|backend| backend.in_flight() == 0).await;
+    }
+}
+
+/// A server that keeps the deadline as well cancels the call, perhaps before we look: it is the same deadline.
+#[tokio::test]
+async fn a_cancelled_call_may_be_a_late_one() {
+    let server =
+        Server::start(|_| Step::Fail { after: 0, status: Status::cancelled("Timeout expired") }).await;
+    let channel = evenkeel::Channel::builder(server.target()).build().unwrap();
+    within(channel.ready()).await.unwrap();
+    let mut client = super::Client::new(channel);
+    let mut same = client.clone();
+    let mut call = pin!(same.unary(timed(request(""), SHORT)));
+    assert!(poll_fn(|cx| Poll::Ready(call.as_mut().poll(cx))).await.is_pending());
+    tokio::time::sleep(2 * SHORT).await;
+    let address = server.target().replace("ipv4:", "");
+    is_late(&call.await.unwrap_err(), &format!("endpoint {address} has not answered"));
+    let in_time = client.unary(timed(request(""), super::LONG)).await.unwrap_err();
+    assert_eq!((in_time.code(), in_time.message()), (Code::Cancelled, "Timeout expired"));
 }
 
 /// RT-1: the shorter of the application's deadline and the service config's counts.

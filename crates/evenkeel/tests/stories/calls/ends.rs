@@ -4,7 +4,6 @@ use std::fs;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
 use evenkeel::{Channel, WaitForReady};
@@ -16,7 +15,7 @@ use tokio::task::JoinSet;
 use tokio_stream::StreamExt as _;
 use tonic::Code;
 
-use super::{Client, client, connected, endless, request, to, within};
+use super::{client, connected, endless, panicked, request, to, until, within};
 
 /// A call that is dropped before its answer, and an answer that is dropped before its end, are gone at the server too.
 #[tokio::test]
@@ -83,17 +82,13 @@ async fn half_of_the_calls_are_dropped() {
                 })
             })
             .collect();
-        for backend in &backends {
-            backend.wait_until(|_| in_flight() == CALLS).await;
-        }
+        until(|| in_flight() == CALLS).await;
         assert_eq!(outstanding(&channel).await, CALLS as u64);
         let kept = calls.split_off(CALLS / 2);
         for dropped in &calls {
             dropped.abort();
         }
-        for backend in &backends {
-            backend.wait_until(|_| in_flight() == CALLS / 2).await;
-        }
+        until(|| in_flight() == CALLS / 2).await;
         assert_eq!(outstanding(&channel).await, (CALLS / 2) as u64);
         for backend in &backends {
             backend.resume();
@@ -101,9 +96,7 @@ async fn half_of_the_calls_are_dropped() {
         for call in kept {
             within(call).await.unwrap();
         }
-        for backend in &backends {
-            backend.wait_until(|_| in_flight() == 0).await;
-        }
+        until(|| in_flight() == 0).await;
         assert_eq!(outstanding(&channel).await, 0);
     }
     within(channel.close()).await;
@@ -111,23 +104,6 @@ async fn half_of_the_calls_are_dropped() {
         assert_eq!(backend.connections(), 1);
         backend.wait_until(|backend| backend.open_connections() == 0).await;
     }
-}
-
-/// Where panics happened, of all threads.
-static PANICS: LazyLock<Mutex<Vec<String>>> = LazyLock::new(|| {
-    let before = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |info| {
-        let place = info.location().map(ToString::to_string).unwrap_or_default();
-        PANICS.lock().unwrap_or_else(PoisonError::into_inner).push(place);
-        before(info);
-    }));
-    Mutex::default()
-});
-
-/// Panics in code that is no test's.
-fn panics() -> Vec<String> {
-    let panics = PANICS.lock().unwrap_or_else(PoisonError::into_inner);
-    panics.iter().filter(|place| !place.contains("tests/stories/")).cloned().collect()
 }
 
 /// Numbers that are the same in every run.
@@ -160,7 +136,7 @@ async fn for_a_while(work: impl Future, dice: &mut Dice) {
 #[tokio::test]
 async fn channels_are_dropped_at_any_moment() {
     const DROPS: usize = 3000;
-    LazyLock::force(&PANICS);
+    panicked::note();
     let backend = Backend::start().await;
     let (silent, nobody) = (Proxy::to(backend.address()).await, Proxy::to(backend.address()).await);
     silent.accept_only(true);
@@ -184,7 +160,7 @@ async fn channels_are_dropped_at_any_moment() {
                         let _ = answers.into_inner().collect::<Vec<_>>().await;
                     }
                 }
-                _ => client.get_ready().await,
+                _ => drop(tokio::time::timeout(Duration::from_millis(1), client.unary(endless(0))).await),
             }
         };
         // The channel goes before, with or after its call.
@@ -202,18 +178,7 @@ async fn channels_are_dropped_at_any_moment() {
     }
     backend.wait_until(|backend| backend.in_flight() == 0 && backend.open_connections() == 0).await;
     all_gone(tasks, &places).await;
-    assert_eq!(panics(), Vec::<String>::new());
-}
-
-/// For the call that is none.
-trait GetReady {
-    async fn get_ready(self);
-}
-
-impl GetReady for Client {
-    async fn get_ready(mut self) {
-        let _ = tokio::time::timeout(Duration::from_millis(1), self.unary(request(""))).await;
-    }
+    assert_eq!(panicked::in_ours(), Vec::<String>::new());
 }
 
 /// Waits until the tasks of this runtime are as many as before, and there is no socket of ours to these addresses.
@@ -280,14 +245,16 @@ async fn a_thousand_channels() {
 #[tokio::test]
 async fn a_channel_whose_runtime_is_gone() {
     static ENDS: AtomicUsize = AtomicUsize::new(0);
-    LazyLock::force(&PANICS);
+    panicked::note();
     let backend = Backend::start().await;
     let dead = Backend::start().await;
     dead.kill();
     for round in 0..20 {
         let home = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let (channel, waiting) =
-            home.block_on(async { (to([&backend]).build().unwrap(), to([&dead]).build().unwrap()) });
+        let (channel, waiting) = {
+            let _entered = home.enter();
+            (to([&backend]).build().unwrap(), to([&dead]).build().unwrap())
+        };
         let mut calls = JoinSet::new();
         if round > 0 {
             let mut client = EchoClient::new(channel.clone());
@@ -320,12 +287,7 @@ async fn a_channel_whose_runtime_is_gone() {
             let status = answer.unwrap().unwrap_err();
             assert_eq!(status.code(), Code::Unavailable, "{status}");
         }
-        within(async {
-            while ENDS.load(Ordering::SeqCst) <= round {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
-        })
-        .await;
+        until(|| ENDS.load(Ordering::SeqCst) > round).await;
         for channel in [channel, waiting] {
             let status = within(EchoClient::new(channel.clone()).unary(request(""))).await.unwrap_err();
             assert_eq!(status.code(), Code::Unavailable, "{status}");
@@ -336,5 +298,5 @@ async fn a_channel_whose_runtime_is_gone() {
         }
         backend.wait_until(|backend| backend.in_flight() == 0).await;
     }
-    assert_eq!(panics(), Vec::<String>::new());
+    assert_eq!(panicked::in_ours(), Vec::<String>::new());
 }

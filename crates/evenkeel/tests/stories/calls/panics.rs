@@ -15,7 +15,7 @@ use testkit::net::echo::echo_client::EchoClient;
 use tokio::net::TcpStream;
 use tonic::Code;
 
-use super::{policy, request, to, within};
+use super::{panicked, policy, request, to, within};
 
 /// What goes wrong in the policy.
 #[derive(Default)]
@@ -28,6 +28,13 @@ struct Wrongs {
     code: AtomicUsize,
     picks: AtomicUsize,
     ends: AtomicUsize,
+}
+
+impl Wrongs {
+    /// Every tracker of every pick was told once.
+    fn all_were_told(&self) {
+        assert_eq!(self.ends.load(Ordering::SeqCst), TRACKERS * self.picks.load(Ordering::SeqCst));
+    }
 }
 
 fn panic_if(wrong: &AtomicBool, place: &str) {
@@ -65,6 +72,9 @@ impl Policy for Own {
     }
 }
 
+/// More than one: if one panics, the others are told all the same.
+const TRACKERS: usize = 5;
+
 struct OwnPicker {
     wrongs: Arc<Wrongs>,
     id: SubchannelId,
@@ -76,7 +86,11 @@ impl Picker for OwnPicker {
         match self.wrongs.code.load(Ordering::SeqCst) {
             0 => {
                 self.wrongs.picks.fetch_add(1, Ordering::SeqCst);
-                Pick::To(self.id, Trackers::one(Arc::new(OwnTracker(self.wrongs.clone()))))
+                let mut trackers = Trackers::none();
+                for _ in 0..TRACKERS {
+                    trackers.push(Arc::new(OwnTracker(self.wrongs.clone())));
+                }
+                Pick::To(self.id, trackers)
             }
             5 => Pick::Fail(Status::new(CoreCode::NotFound, "no such shard")),
             7 => Pick::Drop(Status::new(CoreCode::PermissionDenied, "not for you")),
@@ -129,6 +143,7 @@ async fn policies_do_not_speak_for_servers() {
 /// lives: a thousand panics in picks, in trackers and in descriptions, and a few in passes.
 #[tokio::test]
 async fn policies_may_panic() {
+    panicked::note();
     let backend = Backend::start().await;
     let (channel, wrongs) = channel(&backend);
     let mut client = EchoClient::new(channel.clone());
@@ -155,7 +170,7 @@ async fn policies_may_panic() {
         }
     }
     set(&wrongs.finish, false);
-    assert_eq!(wrongs.picks.load(Ordering::SeqCst), wrongs.ends.load(Ordering::SeqCst), "each once");
+    wrongs.all_were_told();
     backend.wait_until(|backend| backend.in_flight() == 0).await;
 
     set(&wrongs.describe, true);
@@ -165,7 +180,9 @@ async fn policies_may_panic() {
     set(&wrongs.describe, false);
     assert_eq!(within(channel.tree()).await.unwrap().policy, "own");
 
-    for _ in 0..2 {
+    for restarts in 1..=2 {
+        // A stream that was under way is not harmed, and its end does not harm what came after it.
+        let mut under_way = within(client.server_stream(super::endless(1))).await.unwrap().into_inner();
         set(&wrongs.pass, true);
         // An event, for a pass.
         channel.connect();
@@ -183,8 +200,16 @@ async fn policies_may_panic() {
         let mut patient = tonic::Request::new(request(""));
         patient.extensions_mut().insert(evenkeel::WaitForReady(true));
         within(client.unary(patient)).await.unwrap();
+        within(under_way.message()).await.unwrap().unwrap();
+        assert_eq!(backend.open_connections(), 2);
+        drop(under_way);
+        backend.wait_until(|backend| backend.open_connections() == 1).await;
+        for _ in 0..10 {
+            within(client.unary(request(""))).await.unwrap();
+        }
+        assert_eq!((channel.connectivity(), backend.connections()), (Connectivity::Ready, restarts + 1));
     }
-    assert_eq!(wrongs.picks.load(Ordering::SeqCst), wrongs.ends.load(Ordering::SeqCst), "each once");
+    wrongs.all_were_told();
     within(channel.close()).await;
 }
 
@@ -212,6 +237,7 @@ impl Connector for Shaky {
 /// fault 75: a connector that panics a thousand times is an endpoint that cannot be reached, until it can.
 #[tokio::test]
 async fn connectors_may_panic() {
+    panicked::note();
     const BAD: usize = 1000;
     let backend = Backend::start().await;
     let attempts = Arc::<AtomicUsize>::default();

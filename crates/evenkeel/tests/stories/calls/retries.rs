@@ -1,6 +1,9 @@
 //! Calls that are tried again as the service config says (A6).
 
+use std::pin::pin;
+
 use evenkeel::Channel;
+use testkit::net::frames::{Frame, Peer, block, code, flag, kind};
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
@@ -139,6 +142,44 @@ async fn streams_are_sent_again() {
         payloads.extend(answer.unwrap().payload);
     }
     assert_eq!(payloads, b"abc");
+}
+
+/// A server that fails before it has the whole request resets the stream behind its answer. The answer counts: the call is tried
+/// again, whatever is read first.
+#[tokio::test]
+async fn early_failures_are_tried_again() {
+    let peer = Peer::bind().await;
+    let target = format!("ipv4:{}", peer.address());
+    let channel = Channel::builder(target).service_config(CONFIG).build().unwrap();
+    channel.connect();
+    let mut conn = within(peer.accept()).await;
+    within(conn.handshake()).await.unwrap();
+    within(channel.ready()).await.unwrap();
+    let mut client = Client::new(channel);
+    let mut call = pin!(client.client_stream(tokio_stream::pending()));
+    for attempt in 0..4 {
+        let stream = {
+            let headers = async {
+                loop {
+                    let frame = conn.next_frame().await.unwrap();
+                    if frame.kind == kind::HEADERS {
+                        return frame.stream;
+                    }
+                }
+            };
+            tokio::select! {
+                stream = within(headers) => stream,
+                answer = &mut call => panic!("attempt {attempt} was the last: {answer:?}"),
+            }
+        };
+        // The call is not looked at until both have arrived.
+        let fields = [(":status", "200"), ("content-type", "application/grpc"), ("grpc-status", "14")];
+        let flags = flag::END_HEADERS | flag::END_STREAM;
+        conn.send(Frame::new(kind::HEADERS, flags, stream, block(&fields))).await.unwrap();
+        conn.reset(stream, code::NO_ERROR).await.unwrap();
+        within(conn.ping()).await.unwrap();
+    }
+    assert_eq!(within(call).await.unwrap_err().code(), Code::Unavailable);
 }
 
 /// A request that has sent more than is kept is not tried again.

@@ -81,7 +81,7 @@ async fn bad_settings_are_said_at_once() {
     let cases = [
         (target(""), r#"target "": expected "#),
         (target("etcd:///orders"), r#"target "etcd:///orders": expected "#),
-        (target("ipv4:127.0.0.1"), r#"target "ipv4:127.0.0.1": expected "#),
+        (target("ipv4:orders:80"), r#"target "ipv4:orders:80": expected an IPv4 address and a port"#),
         (target("https://orders"), r#"target "https://orders": expected dns:///host:port; whether TLS"#),
         (config("{"), "service config: cannot be read as JSON: "),
         (config("[]"), "service config: expected an object, found "),

@@ -92,6 +92,29 @@ async fn a_channel_that_rests() {
     }
 }
 
+/// fault 70, fault 71: channels that are made and dropped, some with a call under way, leave nothing behind: no connection, no
+/// stream, no subscription. The calls end all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn channels_come_and_go() {
+    let mesh = Mesh::start(2).await;
+    let mut under_way = Vec::new();
+    for turn in 0..200 {
+        let channel = channel(&mesh.control).build().unwrap();
+        if turn % 2 == 0 {
+            call(&channel).await.unwrap();
+        } else {
+            under_way.push(tokio::spawn(async move { call(&channel).await }));
+        }
+    }
+    for call in under_way {
+        call.await.unwrap().unwrap();
+    }
+    for backend in &mesh.backends {
+        backend.wait_until(|backend| backend.open_connections() == 0).await;
+    }
+    mesh.control.wait_until(|control| control.open_streams() == 0 && control.open_connections() == 0).await;
+}
+
 /// fault 77: somebody asks what the client knows all the time while endpoints come and go. Each answer is whole, and no call
 /// notices.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,6 +1,7 @@
 //! What a control plane may do to resources that are in use.
 
-use evenkeel::XdsClient;
+use evenkeel::{Connectivity, Description, XdsClient};
+use evenkeel_proto::envoy::admin::v3::ClientResourceStatus;
 use evenkeel_proto::envoy::config::cluster::v3::Cluster;
 use evenkeel_proto::envoy::config::cluster::v3::cluster::LbPolicy;
 use evenkeel_proto::envoy::config::endpoint::v3::lb_endpoint::HostIdentifier;
@@ -46,12 +47,9 @@ async fn the_control_plane_dies_and_returns() {
 
     mesh.control.kill();
     load.further(62).await;
-    let client = XdsClient::shared(mesh.bootstrap());
-    let status = client.status().await.unwrap();
-    let stands = |resource: &evenkeel_proto::envoy::service::status::v3::client_config::GenericXdsConfig| {
-        (resource.name.clone(), resource.client_status)
-    };
-    println!("{:?}", status.generic_xds_configs.iter().map(stands).collect::<Vec<_>>());
+    let known = XdsClient::shared(mesh.bootstrap()).status().await.unwrap().generic_xds_configs;
+    let acked = ClientResourceStatus::Acked as i32;
+    assert_eq!(known.iter().map(|resource| resource.client_status).collect::<Vec<_>>(), [acked; 4]);
     let answered = load.ok();
     mesh.control.restart().await;
     accepted_again(&mesh.control, before).await;
@@ -109,6 +107,62 @@ async fn an_invalid_cluster_is_refused() {
     load.further(1).await;
     load.stop().await.expect_none_failed();
     assert_eq!((mesh.control.nacks().len(), mesh.connections()), (1, vec![1, 1]));
+}
+
+/// fault 23: the same where the bootstrap asks to fail: calls say why, until there is a cluster that can be used.
+#[tokio::test]
+async fn an_invalid_cluster_fails_where_the_bootstrap_says_so() {
+    let mesh = Mesh::start(1).await;
+    let channel = channel_with(&mesh.control, "\"fail_on_data_errors\"").build().unwrap();
+    call(&channel).await.unwrap();
+    mesh.control.set(Cluster { lb_policy: LbPolicy::Maglev.into(), ..resources::cluster("pay") });
+    until("calls fail", || async { call(&channel).await.is_err() }).await;
+    let status = call(&channel).await.unwrap_err();
+    println!("{status}");
+    assert_eq!(status.code(), Code::Unavailable);
+    for part in ["\"pay\"", "lb_policy", "node-7"] {
+        assert!(status.message().contains(part), "no {part:?} in {:?}", status.message());
+    }
+    mesh.control.set(resources::cluster("pay"));
+    until("calls are answered", || async { call(&channel).await.is_ok() }).await;
+}
+
+/// fault 21: one of a hundred clusters that come together cannot be used. It is refused by name, and its calls fail; the
+/// others serve.
+#[tokio::test]
+async fn one_bad_cluster_among_many() {
+    let mesh = Mesh::start(1).await;
+    let name = |i: usize| format!("shard-{i}");
+    let to = |i: usize| resources::route(&format!("/shard-{i}/"), &name(i));
+    mesh.control.update(|held| {
+        for i in 0..100 {
+            let lb_policy = if i == 42 { LbPolicy::Maglev } else { LbPolicy::RoundRobin };
+            held.set(Cluster { lb_policy: lb_policy.into(), ..resources::cluster(&name(i)) });
+            held.set_endpoints(&name(i), &addresses(&mesh.backends));
+        }
+        let routes = (0..100).map(to).chain([resources::route("", "shard-42")]).collect();
+        held.set(RouteConfiguration {
+            virtual_hosts: vec![resources::virtual_host("*", routes)],
+            ..resources::route_config("orders", "pay")
+        });
+    });
+    // The echo service is behind the last route, and so behind the bad cluster.
+    let status = call(&mesh.channel).await.unwrap_err();
+    println!("{status}");
+    assert_eq!(status.code(), Code::Unavailable);
+    assert!(status.message().contains("\"shard-42\"") && status.message().contains("lb_policy"), "{status}");
+    let nacks = mesh.control.nacks();
+    assert!(
+        nacks.iter().all(|(kind, text)| *kind == Cluster::type_url() && text.contains("\"shard-42\"")),
+        "{nacks:?}"
+    );
+
+    let ready = |tree: &Description| {
+        tree.children.iter().filter(|(_, child)| child.state == Some(Connectivity::Ready)).count()
+    };
+    until_tree(&mesh.channel, "the others are ready", |tree| ready(tree) == 99).await;
+    mesh.control.set(resources::route_config("orders", "shard-41"));
+    until("calls are answered", || async { call(&mesh.channel).await.is_ok() }).await;
 }
 
 /// fault 24: a control plane whose bootstrap entry says that deletions are ignored deletes everything. Calls go on, and

@@ -70,7 +70,7 @@ fn of_row(row: &str) -> Request<EchoRequest> {
 }
 
 fn with_header(mut request: Request<EchoRequest>, name: &'static str, value: &str) -> Request<EchoRequest> {
-    request.metadata_mut().insert(name, MetadataValue::try_from(value).unwrap());
+    request.metadata_mut().insert(name, MetadataValue::try_from(value).expect("a value"));
     request
 }
 
@@ -129,7 +129,7 @@ async fn by_header_and_by_weight() {
 /// What is left of the time of a call, in seconds, as `grpc-timeout` says it; it is told a moment after the start.
 fn timeout_seen(headers: &BTreeMap<String, String>) -> Option<u64> {
     let (number, unit) = headers.get("grpc-timeout").map(|text| text.split_at(text.len() - 1))?;
-    let number: f64 = number.parse().unwrap();
+    let number: f64 = number.parse().expect("a number");
     let seconds = match unit {
         "n" => number / 1e9,
         "u" => number / 1e6,
@@ -200,20 +200,16 @@ async fn time_limits() {
     mesh.backends[0].wait_until(|backend| backend.in_flight() == 0).await;
 }
 
-fn all() -> Option<FractionalPercent> {
-    Some(FractionalPercent { numerator: 100, denominator: 0 })
-}
+/// Of all calls.
+const ALL: Option<FractionalPercent> = Some(FractionalPercent { numerator: 100, denominator: 0 });
 
 fn abort(kind: ErrorType) -> HttpFault {
-    HttpFault {
-        abort: Some(FaultAbort { percentage: all(), error_type: Some(kind) }),
-        ..HttpFault::default()
-    }
+    HttpFault { abort: Some(FaultAbort { percentage: ALL, error_type: Some(kind) }), ..HttpFault::default() }
 }
 
 fn delay(kind: FaultDelaySecifier) -> HttpFault {
     HttpFault {
-        delay: Some(FaultDelay { percentage: all(), fault_delay_secifier: Some(kind) }),
+        delay: Some(FaultDelay { percentage: ALL, fault_delay_secifier: Some(kind) }),
         ..HttpFault::default()
     }
 }
