@@ -165,23 +165,24 @@ impl tower_service::Service<http::Request<Body>> for Channel {
     }
 
     fn call(&mut self, request: http::Request<Body>) -> ResponseFuture {
-        let mut call = Outgoing::new(self.inner.clone(), request);
-        ResponseFuture(match call.start() {
-            Stage::Sent(flight) => State::Sent(call, flight),
-            stage => State::Boxed(Box::pin(call.run(stage))),
-        })
+        let mut future = ResponseFuture {
+            call: Some(Outgoing::new(self.inner.clone(), request)),
+            stage: None,
+            boxed: None,
+        };
+        future.stage = future.call.as_mut().map(Outgoing::start);
+        future
     }
 }
 
 /// A call that is not answered yet. Dropping it cancels the call.
-pub struct ResponseFuture(State);
-
-/// Most calls are sent at once and answered well, and need no allocation for that; whatever else happens to a call is in a box.
-#[expect(clippy::large_enum_variant, reason = "the large one is the common one")]
-enum State {
-    Sent(Outgoing, Flight),
-    Boxed(Pin<Box<dyn Future<Output = Outcome> + Send>>),
-    Over,
+///
+/// Most calls are sent at once and answered well, and need no allocation for that. Whatever else happens to a call happens in
+/// a box.
+pub struct ResponseFuture {
+    call: Option<Outgoing>,
+    stage: Option<Stage>,
+    boxed: Option<Pin<Box<dyn Future<Output = Outcome> + Send>>>,
 }
 
 type Outcome = Result<http::Response<ResponseBody>, tonic::Status>;
@@ -190,24 +191,25 @@ impl Future for ResponseFuture {
     type Output = Outcome;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome> {
-        if let State::Sent(call, flight) = &mut self.0 {
+        let this = &mut *self;
+        if let (Some(call), Some(Stage::Sent(flight))) = (&mut this.call, &mut this.stage) {
             let head = ready!(flight.poll_head(cx, &mut call.deadline));
-            let fallen = match flight.land(head, &mut call.deadline, &mut call.end) {
+            match flight.land(head, &mut call.deadline, &mut call.end) {
                 Ok(response) => {
-                    self.0 = State::Over;
+                    (this.call, this.stage) = (None, None);
                     return Poll::Ready(Ok(response));
                 }
-                Err(fallen) => fallen,
-            };
-            if let State::Sent(call, _) = mem::replace(&mut self.0, State::Over) {
-                self.0 = State::Boxed(Box::pin(call.run(Stage::Fallen(fallen))));
+                Err(fallen) => this.stage = Some(Stage::Fallen(fallen)),
             }
         }
-        let State::Boxed(call) = &mut self.0 else {
+        if let (Some(call), Some(stage)) = (this.call.take(), this.stage.take()) {
+            this.boxed = Some(Box::pin(call.run(stage)));
+        }
+        let Some(call) = &mut this.boxed else {
             return Poll::Ready(Err(tonic::Status::internal("a call was asked for its answer twice")));
         };
         let outcome = ready!(call.as_mut().poll(cx));
-        self.0 = State::Over;
+        this.boxed = None;
         Poll::Ready(outcome)
     }
 }
@@ -225,7 +227,7 @@ struct Outgoing {
     path: PathAndQuery,
     /// Given away to each attempt.
     headers: HeaderMap,
-    /// What was given away, for another attempt.
+    /// What was given away, for another attempt; without what every request says.
     kept: Vec<(HeaderName, HeaderValue)>,
     /// Given to each attempt, and back if it can be repeated.
     body: Option<Replay>,
@@ -284,7 +286,7 @@ impl Outgoing {
         let method = channel.service_config.method(path.path());
         let own = request.extensions.get::<WaitForReady>().map(|WaitForReady(wait)| *wait);
         let wait_for_ready = own.or(method.and_then(|method| method.wait_for_ready)).unwrap_or(false);
-        let said = request.headers.get(&timeout::NAME).and_then(timeout::parse);
+        let said = status::find(&request.headers, timeout::NAME.as_str()).and_then(timeout::parse);
         let limit = said.into_iter().chain(method.and_then(|method| method.timeout)).min();
         let policy = method.and_then(|method| method.retry).unwrap_or(RetryPolicy::NEVER);
         let meter = channel.metrics.call(path.path());
@@ -470,7 +472,15 @@ impl Outgoing {
     /// Makes the call what it was before an attempt.
     fn repeat(&mut self, body: Replay) {
         self.body = Some(body);
-        self.headers.extend(self.kept.drain(..));
+        self.headers.extend(self.channel.head.said());
+        for (name, value) in self.kept.drain(..) {
+            // The first of a name replaces what every request says.
+            if self.headers.get(&name).is_some_and(|said| self.channel.head.says(&name, said)) {
+                self.headers.insert(name, value);
+            } else {
+                self.headers.append(name, value);
+            }
+        }
         self.says_timeout = false;
     }
 
@@ -600,7 +610,8 @@ impl Outgoing {
         let hostname = trackers.place().filter(|_| rewrite).and_then(|place| place.hostname.as_deref());
         let authority = hostname.and_then(|name| Authority::try_from(name).ok());
         let mut headers = mem::take(&mut self.headers);
-        self.kept.extend(headers.iter().map(|(name, value)| (name.clone(), value.clone())));
+        let others = headers.iter().filter(|(name, value)| !self.channel.head.says(name, value));
+        self.kept.extend(others.map(|(name, value)| (name.clone(), value.clone())));
         if !self.says_timeout
             && let Some(left) = self.deadline.left()
         {
@@ -614,6 +625,21 @@ impl Outgoing {
 }
 
 impl Head {
+    /// What every request says: a caller that says something else is heard.
+    fn said(&self) -> [(HeaderName, HeaderValue); 3] {
+        [
+            (header::TE, HeaderValue::from_static("trailers")),
+            (header::CONTENT_TYPE, HeaderValue::from_static("application/grpc")),
+            (header::USER_AGENT, self.user_agent.clone()),
+        ]
+    }
+
+    fn says(&self, name: &HeaderName, value: &HeaderValue) -> bool {
+        *name == header::TE && value.as_bytes() == b"trailers"
+            || *name == header::CONTENT_TYPE && value.as_bytes() == b"application/grpc"
+            || *name == header::USER_AGENT && *value == self.user_agent
+    }
+
     /// The head of a request as it goes to the wire.
     pub(crate) fn request(
         &self,
