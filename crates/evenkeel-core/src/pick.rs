@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 use std::cell::Cell;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use crate::rng;
@@ -285,10 +286,16 @@ impl Trackers {
         self.tell(end);
     }
 
+    /// One may be the application's own. If it panics, the others are told all the same, and the panic goes on after.
     fn tell(&mut self, end: &CallEnd<'_>) {
         let more = std::mem::take(&mut self.more);
+        let mut panicked = None;
         for tracker in self.inline.iter_mut().filter_map(Option::take).chain(more) {
-            tracker.finished(end);
+            let told = catch_unwind(AssertUnwindSafe(|| tracker.finished(end)));
+            panicked = panicked.or(told.err());
+        }
+        if let Some(panic) = panicked {
+            resume_unwind(panic);
         }
     }
 }

@@ -145,6 +145,7 @@ impl Builder {
     }
 
     /// The `:authority` of calls, and with TLS the name that certificates must be valid for; what the target says unless set.
+    /// With a control plane it also chooses the virtual host.
     pub fn authority(mut self, authority: impl Into<String>) -> Builder {
         self.authority = Some(authority.into());
         self
@@ -330,7 +331,12 @@ impl Builder {
                 let client = self.client()?;
                 // What is wrong with the target or its authority is said now.
                 client.check(&self.target).map_err(BuildError::from_error)?;
-                Source::Xds { client, target: self.target.as_str().into(), channel_id }
+                Source::Xds {
+                    client,
+                    target: self.target.as_str().into(),
+                    authority: self.authority.as_deref().map(Into::into),
+                    channel_id,
+                }
             }
             Kind::Dns { host, port } => Source::Dns {
                 host: host.as_str().into(),

@@ -6,6 +6,7 @@
 
 use std::future::{Future, poll_fn};
 use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,6 +16,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use evenkeel_core::{CallEnd, Code, LoadReport, Trackers};
 use evenkeel_xds::load_report;
+use h2::client::ResponseFuture;
 use h2::{Reason, RecvStream, SendStream};
 use http::{HeaderMap, HeaderValue};
 use http_body::{Body as _, Frame, SizeHint};
@@ -31,6 +33,10 @@ use crate::{clock, status};
 
 /// What is kept of a request body for another attempt; a call that sent more is not repeated (gRPC's default).
 const MAX_KEPT: usize = 256 << 10;
+
+/// So many bytes of an answer may be read without the peer being told. Ten thousand slow readers on one connection then hold
+/// back half of its window at most.
+const LITTLE: usize = 256;
 
 /// The calls of a channel.
 #[derive(Debug, Default)]
@@ -177,13 +183,18 @@ impl Deadline {
         self.0.as_ref().map(|sleep| sleep.deadline().saturating_duration_since(Instant::now()))
     }
 
-    /// Moves the deadline up, never back.
-    pub(crate) fn tighten(&mut self, at: Instant) {
+    /// Moves the deadline up, never back; answers whether it moved.
+    pub(crate) fn tighten(&mut self, at: Instant) -> bool {
         match &mut self.0 {
-            Some(sleep) if sleep.deadline() <= at => {}
+            Some(sleep) if sleep.deadline() <= at => return false,
             Some(sleep) => sleep.as_mut().reset(at),
             None => self.0 = Some(Box::pin(sleep_until(at))),
         }
+        true
+    }
+
+    pub(crate) fn has_passed(&self) -> bool {
+        self.left().is_some_and(|left| left.is_zero())
     }
 
     /// Ready when it has passed.
@@ -426,14 +437,6 @@ impl Drop for UploadTask {
     }
 }
 
-/// How an attempt came out.
-pub(crate) enum Sent {
-    /// The peer answers.
-    Answered(http::Response<ResponseBody>),
-    /// It failed before there was anything of an answer.
-    Failed(Failure),
-}
-
 /// An attempt that failed.
 pub(crate) struct Failure {
     pub(crate) code: Code,
@@ -465,8 +468,15 @@ impl Attempt {
         if trackers.is_empty() {
             return;
         }
-        let load = trailers.filter(|_| trackers.want_load()).and_then(load_of);
-        trackers.finish(&CallEnd::Finished { code, at: clock::now(), load: load.as_ref() });
+        contained(|| {
+            let load = trailers.filter(|_| trackers.want_load()).and_then(load_of);
+            trackers.finish(&CallEnd::Finished { code, at: clock::now(), load: load.as_ref() });
+        });
+    }
+
+    /// What a call says whose time is over before it had an answer.
+    fn unanswered(&self) -> tonic::Status {
+        late(&format!("endpoint {} has not answered", self.link.address()))
     }
 
     /// What a stream that was cut short means, with the reason of the connection's end where there is one.
@@ -483,14 +493,22 @@ impl Attempt {
 impl Drop for Attempt {
     fn drop(&mut self) {
         self.link.call_ends();
+        if !self.trackers.is_empty() {
+            contained(|| drop(mem::take(&mut self.trackers)));
+        }
+    }
+}
+
+/// Tells trackers. One may be the application's own; if it panics, that is not the caller's trouble.
+fn contained(tell: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(tell)).is_err() {
+        tracing::error!("a load balancing policy panicked while it was told how a call ended");
     }
 }
 
 /// The load report in these trailers. One that cannot be read counts as none.
 fn load_of(trailers: &mut HeaderMap) -> Option<LoadReport> {
-    if !trailers.contains_key(load_report::TRAILER) {
-        return None;
-    }
+    status::find(trailers, load_report::TRAILER)?;
     let metadata = MetadataMap::from_headers(mem::take(trailers));
     let values = metadata.get_all_bin(load_report::TRAILER).iter().filter_map(|value| value.to_bytes().ok());
     let report = load_report::from_trailers(values);
@@ -501,126 +519,188 @@ fn load_of(trailers: &mut HeaderMap) -> Option<LoadReport> {
     })
 }
 
-/// Sends a request and waits for the head of its answer.
-pub(crate) async fn send(
-    sender: (h2::client::ResponseFuture, SendStream<Bytes>),
-    replay: Replay,
-    attempt: Attempt,
-    deadline: &mut Deadline,
-    end: &mut End,
-) -> Sent {
-    let (mut response, stream) = sender;
-    let mut inline = Some(Upload::new(replay, stream, attempt.meter.clone()));
-    let mut uploaded = None;
-    let mut task = None;
-    let head = poll_fn(|cx| {
-        if let Some(upload) = &mut inline {
-            match upload.poll(cx) {
-                Poll::Ready(done) => uploaded = inline.take().map(|upload| (done, upload.replay)),
-                Poll::Pending => task = inline.take().map(UploadTask::spawn),
-            }
-            if let Some((Uploaded::Failed(_), _)) = uploaded {
-                return Poll::Ready(None);
-            }
+/// An attempt on its way: sent, or being sent, and not answered yet.
+pub(crate) struct Flight {
+    response: ResponseFuture,
+    /// The request body, while it is here.
+    upload: Option<Upload>,
+    progress: Progress,
+    /// `None` once there is an answer.
+    attempt: Option<Attempt>,
+}
+
+/// How far the request body is.
+enum Progress {
+    /// It is sent by whoever waits for the answer.
+    InPlace,
+    /// It takes its time, in a task of its own.
+    Apart(UploadTask),
+    /// All of it was sent, or the peer wants no more.
+    Done,
+    /// It failed.
+    Failed(tonic::Status),
+}
+
+/// The head of an answer; `None` if there is none because the request body failed or the deadline passed.
+type Head = Option<Result<http::Response<RecvStream>, h2::Error>>;
+
+impl Flight {
+    /// An attempt whose head h2 has taken.
+    pub(crate) fn new(
+        (response, stream): (ResponseFuture, SendStream<Bytes>),
+        replay: Replay,
+        attempt: Attempt,
+    ) -> Flight {
+        let upload = Some(Upload::new(replay, stream, attempt.meter.clone()));
+        Flight { response, upload, progress: Progress::InPlace, attempt: Some(attempt) }
+    }
+
+    /// Sends, and waits for the head of the answer.
+    pub(crate) fn poll_head(&mut self, cx: &mut Context<'_>, deadline: &mut Deadline) -> Poll<Head> {
+        if let (Progress::InPlace, Some(upload)) = (&self.progress, &mut self.upload) {
+            self.progress = match upload.poll(cx) {
+                Poll::Ready(Uploaded::Done) => Progress::Done,
+                Poll::Ready(Uploaded::Failed(status)) => Progress::Failed(status),
+                Poll::Pending => self
+                    .upload
+                    .take()
+                    .map_or(Progress::Done, |upload| Progress::Apart(UploadTask::spawn(upload))),
+            };
         }
-        match Pin::new(&mut response).poll(cx) {
+        if let Progress::Failed(_) = self.progress {
+            return Poll::Ready(None);
+        }
+        match Pin::new(&mut self.response).poll(cx) {
             Poll::Ready(head) => Poll::Ready(Some(head)),
             Poll::Pending => deadline.poll_passed(cx).map(|()| None),
         }
-    })
-    .await;
-    match head {
-        Some(Ok(head)) => {
-            let (parts, body) = head.into_parts();
-            if let Some(found) = status::not_grpc(&parts) {
-                let code = tonic::Code::from(status::code_of_http(parts.status) as i32);
-                let address = attempt.link.address();
-                let status = tonic::Status::new(
-                    code,
-                    format!("endpoint {address}: expected a gRPC answer, found {found}"),
-                );
-                return failed(status, false, attempt, uploaded, task).await;
+    }
+
+    /// Makes an answer of the head, or a failure.
+    pub(crate) fn land(
+        &mut self,
+        head: Head,
+        deadline: &mut Deadline,
+        end: &mut End,
+    ) -> Result<http::Response<ResponseBody>, Box<Fallen>> {
+        let Some(attempt) = self.attempt.take() else {
+            return Err(self.fall(Err(tonic::Status::internal("an attempt was answered twice")), None));
+        };
+        match head {
+            Some(Ok(head)) => self.answered(head, attempt, deadline, end),
+            Some(Err(error)) => {
+                let mut status = attempt.failure(&error);
+                // A peer that keeps the same deadline may notice first, and cancels the call.
+                if status.code() == tonic::Code::Cancelled && deadline.has_passed() {
+                    status = attempt.unanswered();
+                }
+                let fallen = self.fall(Err(status), Some(attempt));
+                Err(Box::new(Fallen { is_unprocessed: status::is_unprocessed(&error), ..*fallen }))
             }
-            if body.is_end_stream() {
-                return answered_at_once(parts, attempt, uploaded, task, end).await;
+            None => Err(self.fall(Err(attempt.unanswered()), Some(attempt))),
+        }
+    }
+
+    /// The answer, if its head is not the end of it.
+    fn answered(
+        &mut self,
+        head: http::Response<RecvStream>,
+        attempt: Attempt,
+        deadline: &mut Deadline,
+        end: &mut End,
+    ) -> Result<http::Response<ResponseBody>, Box<Fallen>> {
+        let (mut parts, stream) = head.into_parts();
+        if let Some(found) = status::not_grpc(&parts) {
+            let code = tonic::Code::from(status::code_of_http(parts.status) as i32);
+            let text = format!("endpoint {}: expected a gRPC answer, found {found}", attempt.link.address());
+            return Err(self.fall(Err(tonic::Status::new(code, text)), Some(attempt)));
+        }
+        // A failure in the head is the whole answer, also if h2 cannot say that the stream has ended: a server that
+        // answers before it has the whole request resets it behind its answer.
+        let code = status::code_of(&parts.headers);
+        if code == Some(Code::Cancelled) && deadline.has_passed() {
+            return Err(self.fall(Err(attempt.unanswered()), Some(attempt)));
+        }
+        if stream.is_end_stream() || code.is_some_and(|code| code != Code::Ok) {
+            let code = code.unwrap_or(Code::Unknown);
+            if code != Code::Ok {
+                return Err(self.fall(Ok((code, parts)), Some(attempt)));
             }
-            if let Some(task) = &mut task {
+            attempt.finish(code, Some(&mut parts.headers));
+            end.committed(code);
+            end.over(code);
+            return Ok(http::Response::from_parts(parts, ResponseBody::empty()));
+        }
+        let upload = match mem::replace(&mut self.progress, Progress::Done) {
+            Progress::Apart(mut task) => {
                 task.back = None;
+                Some(task)
             }
-            let live = Live {
-                stream: body,
-                attempt,
-                _upload: task,
-                deadline: mem::take(deadline),
-                end: end.hand_on(),
-            };
-            Sent::Answered(http::Response::from_parts(parts, ResponseBody(Some(live))))
-        }
-        Some(Err(error)) => {
-            let status = attempt.failure(&error);
-            failed(status, status::is_unprocessed(&error), attempt, uploaded, task).await
-        }
-        None => {
-            let status = match uploaded {
-                Some((Uploaded::Failed(status), _)) => status,
-                _ => late(&format!("endpoint {} has not answered", attempt.link.address())),
-            };
-            let code = status::code(status.code() as i32);
-            attempt.finish(code, None);
-            Sent::Failed(Failure { code, outcome: Err(status), is_unprocessed: false, replay: None })
-        }
+            _ => None,
+        };
+        let live = Live {
+            stream,
+            attempt,
+            _upload: upload,
+            deadline: mem::take(deadline),
+            end: end.hand_on(),
+            unreleased: 0,
+        };
+        Ok(http::Response::from_parts(parts, ResponseBody(Some(live))))
+    }
+
+    fn fall(
+        &mut self,
+        why: Result<(Code, http::response::Parts), tonic::Status>,
+        attempt: Option<Attempt>,
+    ) -> Box<Fallen> {
+        let progress = mem::replace(&mut self.progress, Progress::Done);
+        Box::new(Fallen { upload: self.upload.take(), progress, attempt, why, is_unprocessed: false })
     }
 }
 
-/// An attempt that failed with this status, unless the request's own body failed before.
-async fn failed(
-    status: tonic::Status,
+/// An attempt that failed before there was anything of an answer but a status.
+pub(crate) struct Fallen {
+    upload: Option<Upload>,
+    progress: Progress,
+    attempt: Option<Attempt>,
+    /// The peer's answer, or what went wrong.
+    why: Result<(Code, http::response::Parts), tonic::Status>,
     is_unprocessed: bool,
-    attempt: Attempt,
-    uploaded: Option<(Uploaded, Replay)>,
-    task: Option<UploadTask>,
-) -> Sent {
-    let (status, replay) = match body_back(uploaded, task).await {
-        Ok(replay) => (status, replay),
-        Err(status) => (status, None),
-    };
-    let code = status::code(status.code() as i32);
-    attempt.finish(code, None);
-    Sent::Failed(Failure { code, outcome: Err(status), is_unprocessed, replay })
 }
 
-/// An answer that is over with its head: a status and nothing else.
-async fn answered_at_once(
-    mut parts: http::response::Parts,
-    attempt: Attempt,
-    uploaded: Option<(Uploaded, Replay)>,
-    task: Option<UploadTask>,
-    end: &mut End,
-) -> Sent {
-    let code = status::code_of(&parts.headers).unwrap_or(Code::Unknown);
-    attempt.finish(code, Some(&mut parts.headers));
-    let response = http::Response::from_parts(parts, ResponseBody::empty());
-    if code == Code::Ok {
-        end.committed(code);
-        end.over(code);
-        return Sent::Answered(response);
+impl Fallen {
+    /// Gets the body back, so that it can be sent again. If the body itself failed, that is what the call failed with.
+    pub(crate) async fn body_back(self: Box<Fallen>) -> Failure {
+        let Fallen { upload, progress, attempt, why, is_unprocessed } = *self;
+        let back = match progress {
+            Progress::InPlace | Progress::Done => Ok(upload.map(|upload| upload.replay)),
+            // It ends when it is told to, whatever becomes of the stream.
+            Progress::Apart(task) => task.stop().await,
+            Progress::Failed(status) => Err(status),
+        };
+        let (why, replay) = match (why, back) {
+            (Err(_), Err(status)) => (Err(status), None),
+            (why, back) => (why, back.unwrap_or(None).filter(Replay::is_whole)),
+        };
+        let finish = |code, headers: Option<&mut HeaderMap>| {
+            if let Some(attempt) = attempt {
+                attempt.finish(code, headers);
+            }
+        };
+        let (code, outcome) = match why {
+            Ok((code, mut parts)) => {
+                finish(code, Some(&mut parts.headers));
+                (code, Ok(http::Response::from_parts(parts, ResponseBody::empty())))
+            }
+            Err(status) => {
+                let code = status::code(status.code() as i32);
+                finish(code, None);
+                (code, Err(status))
+            }
+        };
+        Failure { code, outcome, is_unprocessed, replay }
     }
-    let replay = body_back(uploaded, task).await.unwrap_or(None);
-    Sent::Failed(Failure { code, outcome: Ok(response), is_unprocessed: false, replay })
-}
-
-/// The body of an attempt that failed, if it can be sent again; or what the body itself failed with.
-async fn body_back(
-    uploaded: Option<(Uploaded, Replay)>,
-    task: Option<UploadTask>,
-) -> Result<Option<Replay>, tonic::Status> {
-    let replay = match (uploaded, task) {
-        (Some((Uploaded::Failed(status), _)), _) => return Err(status),
-        (Some((Uploaded::Done, replay)), _) => Some(replay),
-        (None, Some(task)) => task.stop().await?,
-        (None, None) => None,
-    };
-    Ok(replay.filter(Replay::is_whole))
 }
 
 /// What a call says whose time is over.
@@ -629,6 +709,9 @@ pub(crate) fn late(waiting_for: &str) -> tonic::Status {
 }
 
 /// The body of an answer. It is watched to its end: those who track the call are told how it ended, also if it is dropped.
+///
+/// The default is an empty one, as interceptors of generated clients want it for the calls that they refuse.
+#[derive(Default)]
 pub struct ResponseBody(Option<Live>);
 
 /// An answer that is not over.
@@ -638,6 +721,8 @@ struct Live {
     _upload: Option<UploadTask>,
     deadline: Deadline,
     end: End,
+    /// What was read and the peer was not told of.
+    unreleased: usize,
 }
 
 impl ResponseBody {
@@ -664,9 +749,13 @@ impl http_body::Body for ResponseBody {
     ) -> Poll<Option<Result<Frame<Bytes>, tonic::Status>>> {
         let Some(live) = &mut self.0 else { return Poll::Ready(None) };
         let error = match live.stream.poll_data(cx) {
+            // However much there is to read: the caller may be slow.
+            Poll::Ready(Some(Ok(_))) if live.deadline.has_passed() => {
+                let status = live.unfinished();
+                return Poll::Ready(self.fail(status));
+            }
             Poll::Ready(Some(Ok(data))) => {
-                // Read is read: the peer may send as much again.
-                let _ = live.stream.flow_control().release_capacity(data.len());
+                live.release(data.len());
                 if let Some(meter) = &live.attempt.meter {
                     meter.received(&data);
                 }
@@ -688,7 +777,10 @@ impl http_body::Body for ResponseBody {
             },
             Poll::Pending => return live.poll_late(cx).map(|status| self.fail(status)),
         };
-        let status = live.attempt.failure(&error);
+        let mut status = live.attempt.failure(&error);
+        if status.code() == tonic::Code::Cancelled && live.deadline.has_passed() {
+            status = live.unfinished();
+        }
         Poll::Ready(self.fail(status))
     }
 
@@ -709,9 +801,29 @@ impl ResponseBody {
 }
 
 impl Live {
+    /// Read is read: the peer may send as much again. Of little it is told only when more is waited for: the end of a stream
+    /// tells the rest by itself, which spares short answers a step.
+    fn release(&mut self, bytes: usize) {
+        self.unreleased += bytes;
+        if self.unreleased > LITTLE {
+            self.release_all();
+        }
+    }
+
+    fn release_all(&mut self) {
+        if self.unreleased > 0 {
+            let _ = self.stream.flow_control().release_capacity(mem::take(&mut self.unreleased));
+        }
+    }
+
     fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<tonic::Status> {
+        self.release_all();
         ready!(self.deadline.poll_passed(cx));
-        Poll::Ready(late(&format!("endpoint {} has not finished its answer", self.attempt.link.address())))
+        Poll::Ready(self.unfinished())
+    }
+
+    fn unfinished(&self) -> tonic::Status {
+        late(&format!("endpoint {} has not finished its answer", self.attempt.link.address()))
     }
 }
 

@@ -1,6 +1,6 @@
 //! The channel: what a generated client is given, and the way of a call through it.
 //!
-//! [`Outgoing::run`] is that way: route, pick, send, and again where the call may be repeated. Everything it looks at is in the latest
+//! [`Outgoing::start`] and [`Outgoing::advance`] are that way: route, pick, send, and again where the call may be repeated. Everything it looks at is in the latest
 //! snapshot; it waits for the driver only if there is nobody to send to.
 
 use std::borrow::Cow;
@@ -9,22 +9,22 @@ use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::{fmt, mem};
 
 use evenkeel_core::{
     Call, CallEnd, Code, Connectivity, Description, Headers, Pick, Status, SubchannelId, Trackers,
 };
 use evenkeel_xds::routing::{ActiveFaults, Filter, Selected};
-use http::uri::{Authority, Scheme};
-use http::{HeaderMap, HeaderValue, header};
+use http::uri::{Authority, PathAndQuery, Scheme};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use http_body::Body as _;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep};
 use tonic::body::Body;
 
 use crate::builder::Builder;
-use crate::call::{self, Attempt, Calls, Deadline, End, Failure, Replay, ResponseBody, Sent, late};
+use crate::call::{Attempt, Calls, Deadline, End, Failure, Fallen, Flight, Replay, ResponseBody, late};
 use crate::connection::Connection;
 use crate::entropy::Entropy;
 use crate::metrics::{AttemptMeter, Metrics};
@@ -143,7 +143,14 @@ impl Channel {
     /// Closes the channel: calls that begin from here on fail, as do those that have not found an endpoint yet, and this waits
     /// until those that were sent have finished.
     pub async fn close(self) {
+        let mut changes = self.inner.published.subscribe();
         let _ = self.inner.commands.send(Command::Close);
+        // Until calls can see it, more of them may begin.
+        while !matches!(self.inner.published.load().way, Way::Closed) {
+            if changes.changed().await.is_err() {
+                break;
+            }
+        }
         self.inner.calls.finished().await;
     }
 }
@@ -151,49 +158,108 @@ impl Channel {
 impl tower_service::Service<http::Request<Body>> for Channel {
     type Response = http::Response<ResponseBody>;
     type Error = tonic::Status;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+    type Future = ResponseFuture;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), tonic::Status>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        Box::pin(run(self.inner.clone(), request))
+    fn call(&mut self, request: http::Request<Body>) -> ResponseFuture {
+        let mut call = Outgoing::new(self.inner.clone(), request);
+        ResponseFuture(match call.start() {
+            Stage::Sent(flight) => State::Sent(call, flight),
+            stage => State::Boxed(Box::pin(call.run(stage))),
+        })
     }
 }
 
-/// Runs a call, and notes how it ended.
-async fn run(
-    channel: Arc<Inner>,
-    request: http::Request<Body>,
-) -> Result<http::Response<ResponseBody>, tonic::Status> {
-    let (mut call, body) = Outgoing::new(&channel, request);
-    let outcome = call.run(body).await;
-    // The end of an answer that goes on is the business of its body.
-    match &outcome {
-        Err(status) => call.end.over(status::code(status.code() as i32)),
-        Ok(response) if response.body().is_end_stream() => {
-            call.end.over(status::code_of(response.headers()).unwrap_or(Code::Unknown));
+/// A call that is not answered yet. Dropping it cancels the call.
+pub struct ResponseFuture(State);
+
+/// Most calls are sent at once and answered well, and need no allocation for that; whatever else happens to a call is in a box.
+#[expect(clippy::large_enum_variant, reason = "the large one is the common one")]
+enum State {
+    Sent(Outgoing, Flight),
+    Boxed(Pin<Box<dyn Future<Output = Outcome> + Send>>),
+    Over,
+}
+
+type Outcome = Result<http::Response<ResponseBody>, tonic::Status>;
+
+impl Future for ResponseFuture {
+    type Output = Outcome;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome> {
+        if let State::Sent(call, flight) = &mut self.0 {
+            let head = ready!(flight.poll_head(cx, &mut call.deadline));
+            let fallen = match flight.land(head, &mut call.deadline, &mut call.end) {
+                Ok(response) => {
+                    self.0 = State::Over;
+                    return Poll::Ready(Ok(response));
+                }
+                Err(fallen) => fallen,
+            };
+            if let State::Sent(call, _) = mem::replace(&mut self.0, State::Over) {
+                self.0 = State::Boxed(Box::pin(call.run(Stage::Fallen(fallen))));
+            }
         }
-        Ok(_) => {}
+        let State::Boxed(call) = &mut self.0 else {
+            return Poll::Ready(Err(tonic::Status::internal("a call was asked for its answer twice")));
+        };
+        let outcome = ready!(call.as_mut().poll(cx));
+        self.0 = State::Over;
+        Poll::Ready(outcome)
     }
-    outcome
+}
+
+impl fmt::Debug for ResponseFuture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ResponseFuture")
+    }
 }
 
 /// A call on its way out.
-struct Outgoing<'c> {
-    channel: &'c Inner,
-    request: http::request::Parts,
+struct Outgoing {
+    channel: Arc<Inner>,
+    method: Method,
+    path: PathAndQuery,
+    /// Given away to each attempt.
+    headers: HeaderMap,
+    /// What was given away, for another attempt.
+    kept: Vec<(HeaderName, HeaderValue)>,
+    /// Given to each attempt, and back if it can be repeated.
+    body: Option<Replay>,
     wait_for_ready: bool,
     deadline: Deadline,
+    /// Whether the headers say how much time is left.
+    says_timeout: bool,
     /// Where the route leads, if there are routes.
     selected: Option<Selected>,
     end: End,
     /// The snapshot whose connection turned out to be gone: another one is needed.
     outdated: Option<u64>,
     refused: bool,
+    /// Of the attempt that is about to be made.
+    meter: Option<AttemptMeter>,
     /// The cluster that a pick failed in, for metrics (A89).
     backend_service: Cell<Option<Arc<str>>>,
+}
+
+/// How far a call is.
+#[expect(clippy::large_enum_variant, reason = "the large one is the common one")]
+enum Stage {
+    /// It needs a route.
+    Route,
+    /// Its route has filters.
+    Faults,
+    /// It needs an endpoint.
+    Pick,
+    /// An attempt is on its way.
+    Sent(Flight),
+    /// An attempt failed.
+    Fallen(Box<Fallen>),
+    /// It cannot go on.
+    Failed(tonic::Status),
 }
 
 /// Where an attempt goes.
@@ -201,7 +267,6 @@ struct Picked {
     connection: Arc<Connection>,
     trackers: Trackers,
     serial: u64,
-    meter: Option<AttemptMeter>,
 }
 
 /// What one look at the channel led to.
@@ -211,64 +276,137 @@ enum Look<T> {
     Fail(Status),
 }
 
-impl<'c> Outgoing<'c> {
-    fn new(channel: &'c Inner, request: http::Request<Body>) -> (Outgoing<'c>, Replay) {
+impl Outgoing {
+    fn new(channel: Arc<Inner>, request: http::Request<Body>) -> Outgoing {
         let (mut request, body) = request.into_parts();
-        let method = channel.service_config.method(request.uri.path());
+        let path = mem::take(&mut request.uri).into_parts().path_and_query;
+        let path = path.unwrap_or_else(|| PathAndQuery::from_static("/"));
+        let method = channel.service_config.method(path.path());
         let own = request.extensions.get::<WaitForReady>().map(|WaitForReady(wait)| *wait);
         let wait_for_ready = own.or(method.and_then(|method| method.wait_for_ready)).unwrap_or(false);
-        let timeout = request.headers.get(&timeout::NAME).and_then(timeout::parse);
-        let limits = timeout.into_iter().chain(method.and_then(|method| method.timeout));
-        let deadline = Deadline::at(limits.min().map(|timeout| Instant::now() + timeout));
+        let said = request.headers.get(&timeout::NAME).and_then(timeout::parse);
+        let limit = said.into_iter().chain(method.and_then(|method| method.timeout)).min();
         let policy = method.and_then(|method| method.retry).unwrap_or(RetryPolicy::NEVER);
-        let meter = channel.metrics.call(request.uri.path());
+        let meter = channel.metrics.call(path.path());
         let user_agent = request.headers.entry(header::USER_AGENT);
         user_agent.or_insert_with(|| channel.head.user_agent.clone());
-        let call = Outgoing {
-            channel,
-            request,
+        Outgoing {
+            method: request.method,
+            path,
+            headers: request.headers,
+            kept: Vec::new(),
+            body: Some(Replay::new(body)),
             wait_for_ready,
-            deadline,
+            deadline: Deadline::at(limit.map(|limit| Instant::now() + limit)),
+            says_timeout: said.is_some() && said == limit,
             selected: None,
             end: End::new(channel.calls.begin(), policy, channel.throttle.clone(), meter),
             outdated: None,
             refused: false,
+            meter: None,
             backend_service: Cell::default(),
+            channel,
+        }
+    }
+
+    /// The way of most calls: everything that they need is in the snapshot. Answers how far that was enough.
+    fn start(&mut self) -> Stage {
+        let channel = self.channel.clone();
+        let snapshot = channel.published.load();
+        match self.look_at_routes(&snapshot) {
+            Look::Found(selected) => self.follow(selected),
+            Look::Wait(_) => return Stage::Route,
+            Look::Fail(status) => return Stage::Failed(status::to_tonic(&status)),
+        }
+        if self.has_filters() {
+            return Stage::Faults;
+        }
+        self.meter = self.end.attempt();
+        match self.look_for_endpoint(&snapshot) {
+            Look::Found(picked) => self.send(picked),
+            Look::Wait(_) => Stage::Pick,
+            Look::Fail(status) => Stage::Failed(self.unplaced(status::to_tonic(&status))),
+        }
+    }
+
+    /// The way of the others. Notes how the call ended, too.
+    async fn run(mut self, mut stage: Stage) -> Outcome {
+        let outcome = loop {
+            stage = match self.advance(stage).await {
+                Ok(next) => next,
+                Err(outcome) => break outcome,
+            };
         };
-        (call, Replay::new(body))
-    }
-
-    /// The way of a call.
-    async fn run(&mut self, mut body: Replay) -> Result<http::Response<ResponseBody>, tonic::Status> {
-        self.route().await?;
-        if let Some(response) = self.inject_faults().await? {
-            return Ok(response);
-        }
-        loop {
-            let picked = self.pick().await?;
-            match self.send(picked, body).await {
-                Ok(Sent::Answered(response)) => return Ok(response),
-                Ok(Sent::Failed(failure)) => match self.again(failure).await {
-                    Ok(again) => body = again,
-                    Err(outcome) => return outcome,
-                },
-                Err(unsent) => body = unsent?,
+        match &outcome {
+            Err(status) => self.end.over(status::code(status.code() as i32)),
+            Ok(response) if response.body().is_end_stream() => {
+                self.end.over(status::code_of(response.headers()).unwrap_or(Code::Unknown));
             }
+            // The end of an answer that goes on is the business of its body.
+            Ok(_) => {}
+        }
+        outcome
+    }
+
+    /// Goes one stage further. `Err` is the end of the call, good or bad.
+    async fn advance(&mut self, stage: Stage) -> Result<Stage, Outcome> {
+        match stage {
+            Stage::Route => {
+                let selected = self.wait(Outgoing::look_at_routes).await.map_err(Err)?;
+                self.follow(selected);
+                Ok(Stage::Faults)
+            }
+            Stage::Faults => match self.inject_faults().await {
+                Ok(None) => Ok(Stage::Pick),
+                Ok(Some(response)) => Err(Ok(response)),
+                Err(status) => Err(Err(status)),
+            },
+            Stage::Pick => {
+                self.meter = self.meter.take().or_else(|| self.end.attempt());
+                match self.wait(Outgoing::look_for_endpoint).await {
+                    Ok(picked) => Ok(self.send(picked)),
+                    Err(status) => Err(Err(self.unplaced(status))),
+                }
+            }
+            Stage::Sent(mut flight) => {
+                let head = poll_fn(|cx| flight.poll_head(cx, &mut self.deadline)).await;
+                match flight.land(head, &mut self.deadline, &mut self.end) {
+                    Ok(response) => Err(Ok(response)),
+                    Err(fallen) => Ok(Stage::Fallen(fallen)),
+                }
+            }
+            Stage::Fallen(fallen) => {
+                let body = self.again(fallen.body_back().await).await?;
+                self.repeat(body);
+                Ok(Stage::Pick)
+            }
+            Stage::Failed(status) => Err(Err(status)),
         }
     }
 
-    /// Finds the call's route. It holds for all attempts (A31).
-    async fn route(&mut self) -> Result<(), tonic::Status> {
-        let Some(selected) = self.wait(Outgoing::look_at_routes).await? else { return Ok(()) };
-        let own = self.deadline.left();
-        if let Some(timeout) = selected.timeout(own) {
-            self.deadline.tighten(Instant::now() + timeout);
+    /// Takes the call's route. It holds for all attempts (A31).
+    fn follow(&mut self, selected: Option<Selected>) {
+        let Some(selected) = selected else { return };
+        if let Some(limit) = selected.timeout(None) {
+            self.says_timeout &= !self.deadline.tighten(Instant::now() + limit);
         }
         if let Some(policy) = selected.retry() {
             self.end.retry_by(RetryPolicy::from(&**policy));
         }
         self.selected = Some(selected);
-        Ok(())
+    }
+
+    /// Notes that there is no endpoint for the attempt.
+    fn unplaced(&mut self, status: tonic::Status) -> tonic::Status {
+        if let Some(meter) = self.meter.take() {
+            meter.unplaced(self.backend_service.take());
+            meter.finish(status::code(status.code() as i32));
+        }
+        status
+    }
+
+    fn has_filters(&self) -> bool {
+        self.selected.as_ref().is_some_and(|selected| !selected.filters().is_empty())
     }
 
     /// Waits and fails as the control plane's faults say (A33). Answers with what ends the call early.
@@ -281,7 +419,7 @@ impl<'c> Outgoing<'c> {
                 continue;
             };
             let injected = {
-                let headers = HeadersOf(&self.request.headers);
+                let headers = HeadersOf(&self.headers);
                 fault.decide(&self.describe(&headers), &self.channel.faults)
             };
             let Some(injected) = injected else { continue };
@@ -299,60 +437,46 @@ impl<'c> Outgoing<'c> {
         Ok(None)
     }
 
-    /// Finds an endpoint, and waits for one if need be.
-    async fn pick(&mut self) -> Result<Picked, tonic::Status> {
-        let meter = self.end.attempt();
-        let picked = self.wait(Outgoing::look_for_endpoint).await;
-        if let Some(meter) = &meter {
-            match &picked {
-                Ok(picked) => meter.placed(picked.trackers.place()),
-                Err(status) => {
-                    meter.unplaced(self.backend_service.take());
-                    meter.finish(status::code(status.code() as i32));
-                }
-            }
-        }
-        picked.map(|picked| Picked { meter, ..picked })
-    }
-
-    /// Sends the request where the pick says. `Err` is a request that never left: its connection is gone, or, as the inner
-    /// `Err`, it cannot be sent by any.
-    async fn send(
-        &mut self,
-        Picked { connection, trackers, serial, meter }: Picked,
-        body: Replay,
-    ) -> Result<Sent, Result<Replay, tonic::Status>> {
+    /// Sends the request where the pick says. A request that never left because its connection is gone needs another pick.
+    fn send(&mut self, Picked { connection, trackers, serial }: Picked) -> Stage {
+        let body = self.body.take().unwrap_or_else(|| Replay::new(Body::empty()));
         let head = self.head(&trackers);
-        let mut sender = connection.sender();
-        match sender.send_request(head, body.is_empty()) {
+        match connection.sender().send_request(head, body.is_empty()) {
             Ok(sent) => {
                 if let Some(id) = trackers.to_wake() {
                     let _ = self.channel.commands.send(Command::Connect(id));
                 }
+                let meter = self.meter.take();
+                if let Some(meter) = &meter {
+                    meter.placed(trackers.place());
+                }
                 let attempt = Attempt::new(trackers, connection.shared().clone(), meter);
-                drop((sender, connection));
-                Ok(call::send(sent, body, attempt, &mut self.deadline, &mut self.end).await)
+                Stage::Sent(Flight::new(sent, body, attempt))
             }
             Err(error) => {
                 trackers.finish(&CallEnd::Unsent);
                 // One that takes no requests at all is gone; else there is something about this request.
-                let state = poll_fn(|cx| Poll::Ready(sender.poll_ready(cx))).await;
-                if !matches!(state, Poll::Ready(Err(_))) {
-                    let text = format!("the request cannot be sent: {error}");
-                    return Err(Err(tonic::Status::internal(text)));
+                if !connection.is_gone() {
+                    let status = tonic::Status::internal(format!("the request cannot be sent: {error}"));
+                    return Stage::Failed(self.unplaced(status));
                 }
                 self.outdated = Some(serial);
-                Err(Ok(body))
+                self.repeat(body);
+                Stage::Pick
             }
         }
     }
 
+    /// Makes the call what it was before an attempt.
+    fn repeat(&mut self, body: Replay) {
+        self.body = Some(body);
+        self.headers.extend(self.kept.drain(..));
+        self.says_timeout = false;
+    }
+
     /// Whether the call is tried again after a failure, and when (A6): at once if the peer did nothing with it, for the first
     /// time; else as the retry policy says. `Err` is what the caller gets.
-    async fn again(
-        &mut self,
-        failure: Failure,
-    ) -> Result<Replay, Result<http::Response<ResponseBody>, tonic::Status>> {
+    async fn again(&mut self, failure: Failure) -> Result<Replay, Outcome> {
         let Failure { code, outcome, is_unprocessed, replay } = failure;
         let is_first_refusal = is_unprocessed && !mem::replace(&mut self.refused, is_unprocessed);
         let Some(body) = replay else {
@@ -374,10 +498,7 @@ impl<'c> Outgoing<'c> {
     }
 
     /// Looks until there is something to go by.
-    async fn wait<T>(
-        &mut self,
-        look: impl Fn(&Outgoing<'c>, &Snapshot) -> Look<T>,
-    ) -> Result<T, tonic::Status> {
+    async fn wait<T>(&mut self, look: impl Fn(&Outgoing, &Snapshot) -> Look<T>) -> Result<T, tonic::Status> {
         let mut changes = None;
         loop {
             let looked = look(self, &self.channel.published.load());
@@ -403,7 +524,7 @@ impl<'c> Outgoing<'c> {
         match &snapshot.way {
             Way::Open { selector: None, .. } => Look::Found(None),
             Way::Open { selector: Some(selector), .. } => {
-                let headers = HeadersOf(&self.request.headers);
+                let headers = HeadersOf(&self.headers);
                 match selector.select(&self.describe(&headers)) {
                     Ok(selected) => Look::Found(Some(selected)),
                     Err(status) => Look::Fail(status.for_call()),
@@ -418,7 +539,7 @@ impl<'c> Outgoing<'c> {
         if self.outdated == Some(snapshot.serial) {
             return Look::Wait("the connection that was chosen is gone");
         }
-        let headers = HeadersOf(&self.request.headers);
+        let headers = HeadersOf(&self.headers);
         let call = self.describe(&headers);
         // A picker may be the application's own. If it panics, this call fails and the channel lives.
         let Ok(pick) = catch_unwind(AssertUnwindSafe(|| picker.pick(&call))) else {
@@ -429,12 +550,9 @@ impl<'c> Outgoing<'c> {
         };
         match pick {
             Pick::To(id, trackers) => match snapshot.connections.get(id) {
-                Some(connection) => Look::Found(Picked {
-                    connection: connection.clone(),
-                    trackers,
-                    serial: snapshot.serial,
-                    meter: None,
-                }),
+                Some(connection) => {
+                    Look::Found(Picked { connection: connection.clone(), trackers, serial: snapshot.serial })
+                }
                 None => {
                     trackers.finish(&CallEnd::Unsent);
                     Look::Wait("the connection that was chosen is gone")
@@ -469,7 +587,7 @@ impl<'c> Outgoing<'c> {
 
     /// The call as routes and pickers see it.
     fn describe<'a>(&'a self, headers: &'a HeadersOf<'a>) -> Call<'a> {
-        let mut call = Call::new(self.request.uri.path(), self.channel.entropy.next()).with_headers(headers);
+        let mut call = Call::new(self.path.path(), self.channel.entropy.next()).with_headers(headers);
         if let Some(selected) = &self.selected {
             call = call.with_cluster(selected.cluster().child()).with_hash(selected.hash());
         }
@@ -477,18 +595,21 @@ impl<'c> Outgoing<'c> {
     }
 
     /// The head of the next attempt's request.
-    fn head(&self, trackers: &Trackers) -> http::Request<()> {
+    fn head(&mut self, trackers: &Trackers) -> http::Request<()> {
         let rewrite = self.selected.as_ref().is_some_and(Selected::auto_host_rewrite);
         let hostname = trackers.place().filter(|_| rewrite).and_then(|place| place.hostname.as_deref());
         let authority = hostname.and_then(|name| Authority::try_from(name).ok());
-        let mut headers = self.request.headers.clone();
-        if let Some(left) = self.deadline.left() {
+        let mut headers = mem::take(&mut self.headers);
+        self.kept.extend(headers.iter().map(|(name, value)| (name.clone(), value.clone())));
+        if !self.says_timeout
+            && let Some(left) = self.deadline.left()
+        {
             headers.insert(&timeout::NAME, timeout::format(left));
         }
         if let Some(attempts) = self.end.previous_attempts() {
             headers.insert(&retry::PREVIOUS_ATTEMPTS, attempts);
         }
-        self.channel.head.request(&self.request, authority, headers)
+        self.channel.head.request(self.method.clone(), self.path.clone(), authority, headers)
     }
 }
 
@@ -496,18 +617,19 @@ impl Head {
     /// The head of a request as it goes to the wire.
     pub(crate) fn request(
         &self,
-        request: &http::request::Parts,
+        method: Method,
+        path: PathAndQuery,
         authority: Option<Authority>,
         headers: HeaderMap,
     ) -> http::Request<()> {
         let mut uri = http::uri::Parts::default();
         uri.scheme = Some(self.scheme.clone());
         uri.authority = Some(authority.unwrap_or_else(|| self.authority.clone()));
-        uri.path_and_query = request.uri.path_and_query().cloned();
+        uri.path_and_query = Some(path);
         let mut head = http::Request::new(());
-        *head.method_mut() = request.method.clone();
+        *head.method_mut() = method;
         *head.version_mut() = http::Version::HTTP_2;
-        // With scheme, authority and path a URI is whole; the path came from one.
+        // With scheme, authority and path a URI is whole.
         *head.uri_mut() = http::Uri::from_parts(uri).unwrap_or_default();
         *head.headers_mut() = headers;
         head

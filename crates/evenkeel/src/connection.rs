@@ -15,7 +15,7 @@ use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -104,6 +104,12 @@ impl Connection {
     /// A sender for one request.
     pub(crate) fn sender(&self) -> SendRequest<Bytes> {
         self.sender.clone()
+    }
+
+    /// Whether it takes no more requests.
+    pub(crate) fn is_gone(&self) -> bool {
+        let mut cx = Context::from_waker(Waker::noop());
+        matches!(self.sender().poll_ready(&mut cx), Poll::Ready(Err(_)))
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
@@ -281,6 +287,9 @@ pub(crate) fn cause(error: &h2::Error) -> String {
             None => format!("GOAWAY {reason:?}"),
         },
         (None, Some(reason)) if error.is_reset() && error.is_remote() => format!("RST_STREAM {reason:?}"),
+        (None, Some(reason)) if error.is_library() => {
+            format!("the peer broke HTTP/2 or a limit ({reason:?})")
+        }
         _ => error.to_string(),
     }
 }

@@ -43,7 +43,7 @@ const AFTER_A_PANIC: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub(crate) enum Source {
     /// From a control plane, with the routes.
-    Xds { client: XdsClient, target: Arc<str>, channel_id: u64 },
+    Xds { client: XdsClient, target: Arc<str>, authority: Option<Arc<str>>, channel_id: u64 },
     /// From DNS.
     Dns { host: Arc<str>, port: u16, config: LbConfig },
     /// From the target itself.
@@ -165,7 +165,12 @@ impl Driver {
         match happened {
             Happened::Command(None | Some(Command::Close)) => return false,
             Happened::Command(Some(Command::Describe(answer))) => {
-                let tree = self.awake.as_ref().and_then(|awake| awake.core.describe());
+                let describe = || self.awake.as_ref().and_then(|awake| awake.core.describe());
+                // A policy may be the application's own. If it panics there is nothing to see.
+                let tree = catch_unwind(AssertUnwindSafe(describe)).unwrap_or_else(|_| {
+                    tracing::error!("a load balancing policy panicked while it described itself");
+                    None
+                });
                 let _ = answer.send(tree);
             }
             Happened::Command(Some(Command::Wake)) => drop(self.wake()),
@@ -336,8 +341,8 @@ impl Awake {
             Source::Dns { host, port, config } => {
                 awake.feed = Feed::Dns(Lookup::new(host.clone(), *port, config.clone(), seed));
             }
-            Source::Xds { client, target, channel_id } => {
-                match client.follow(target, *channel_id, settings.metrics.xds()) {
+            Source::Xds { client, target, authority, channel_id } => {
+                match client.follow(target, authority.as_deref(), *channel_id, settings.metrics.xds()) {
                     Ok(following) => {
                         awake.feed = Feed::Xds { client: client.clone(), following, wanted: BTreeSet::new() };
                     }
@@ -591,7 +596,8 @@ impl Drop for Dialling {
     /// A connector may be the application's own. If it panics, the attempt has failed.
     fn drop(&mut self) {
         if !self.has_reported {
-            let status = Status::new(evenkeel_core::Code::Internal, "the attempt to connect was cut short");
+            // An attempt that was given up reports it too, and nobody listens.
+            let status = Status::new(evenkeel_core::Code::Internal, "the connector panicked");
             self.report(Report::Failed(self.id, status));
         }
     }

@@ -2,16 +2,21 @@
 
 use evenkeel_core::{Code, Status};
 use h2::Reason;
-use http::HeaderMap;
+use http::{HeaderMap, HeaderValue};
 
 /// The status of a call, in tonic's type.
 pub(crate) fn to_tonic(status: &Status) -> tonic::Status {
     tonic::Status::new(tonic::Code::from(status.code() as i32), status.message())
 }
 
+/// The first value of a header. Answers have few, and a look at each is cheaper than the hash of a name.
+pub(crate) fn find<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h HeaderValue> {
+    headers.iter().find(|(found, _)| found.as_str() == name).map(|(_, value)| value)
+}
+
 /// The code that a peer sent.
 pub(crate) fn code_of(headers: &HeaderMap) -> Option<Code> {
-    let value = headers.get("grpc-status")?;
+    let value = find(headers, "grpc-status")?;
     Some(
         std::str::from_utf8(value.as_bytes())
             .ok()
@@ -58,9 +63,9 @@ pub(crate) fn code_of_http(status: http::StatusCode) -> Code {
 /// What an answer is that is none of gRPC's, such as a proxy's page of an error. One that says a gRPC status is taken by its
 /// word.
 pub(crate) fn not_grpc(answer: &http::response::Parts) -> Option<String> {
-    let kind = answer.headers.get(http::header::CONTENT_TYPE);
+    let kind = find(&answer.headers, "content-type");
     let is_grpc = kind.is_none_or(|kind| kind.as_bytes().starts_with(b"application/grpc"));
-    if answer.headers.contains_key("grpc-status") || answer.status == http::StatusCode::OK && is_grpc {
+    if answer.status == http::StatusCode::OK && is_grpc || find(&answer.headers, "grpc-status").is_some() {
         return None;
     }
     let status = answer.status;

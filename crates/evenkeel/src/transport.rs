@@ -8,15 +8,17 @@ use std::fmt;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 
 use evenkeel_core::{Address, Status};
 use rustls::pki_types::ServerName;
 use rustls::{AlertDescription, CertificateError, ClientConfig};
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 #[cfg(unix)]
 use tokio::net::UnixStream;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 
 use crate::credentials::{Credentials, H2};
 
@@ -73,7 +75,7 @@ impl Connector for Sockets {
 /// valid for: a DNS name or an IP address, without a port.
 ///
 /// With TLS 1.3 a server judges our certificate after the handshake has ended for us. Its refusal then comes with the first
-/// read; [`in_words`] makes it readable.
+/// read; [`Secured`] sees to it that it is heard.
 pub(crate) async fn connect(
     connector: &dyn Connector,
     address: &Address,
@@ -100,9 +102,93 @@ async fn handshake(
 ) -> Result<Box<dyn Io>, String> {
     let stream = TlsConnector::from(config).connect(name, io).await.map_err(|error| in_words(&error))?;
     match stream.get_ref().1.alpn_protocol() {
-        Some(H2) => Ok(Box::new(stream)),
+        Some(H2) => Ok(Box::new(Secured { stream, failed: None })),
         _ => Err("the server does not confirm \"h2\" (ALPN), which gRPC needs".to_owned()),
     }
+}
+
+/// A stream under TLS whose errors are in words, since HTTP/2 keeps their text only.
+///
+/// A server that refuses our certificate says so and closes. The write that fails then is not the news; what waits to be
+/// read is.
+struct Secured {
+    stream: TlsStream<Box<dyn Io>>,
+    /// What a write failed with, while there is still something to be read.
+    failed: Option<io::Error>,
+}
+
+impl Secured {
+    /// Writes; if that fails because the server has closed, the error is what the server said before.
+    fn poll_written<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        write: impl FnOnce(Pin<&mut TlsStream<Box<dyn Io>>>, &mut Context<'_>) -> Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        let error = match self.failed.take() {
+            Some(failed) => failed,
+            None => match ready!(write(Pin::new(&mut self.stream), cx)) {
+                Err(error) if is_closed(&error) => error,
+                written => return Poll::Ready(written.map_err(worded)),
+            },
+        };
+        let mut scrap = [0; 64];
+        match Pin::new(&mut self.stream).poll_read(cx, &mut ReadBuf::new(&mut scrap)) {
+            Poll::Ready(Err(said)) if is_tls(&said) => Poll::Ready(Err(worded(said))),
+            Poll::Ready(_) => Poll::Ready(Err(error)),
+            Poll::Pending => {
+                self.failed = Some(error);
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl AsyncRead for Secured {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf).map_err(worded)
+    }
+}
+
+impl AsyncWrite for Secured {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_written(cx, |stream, cx| stream.poll_write(cx, buf))
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.poll_written(cx, |stream, cx| stream.poll_write_vectored(cx, bufs))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.poll_written(cx, TlsStream::poll_flush)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+fn is_closed(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
+}
+
+fn is_tls(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>())
+}
+
+fn worded(error: io::Error) -> io::Error {
+    if is_tls(&error) { io::Error::new(error.kind(), in_words(&error)) } else { error }
 }
 
 /// Why there is no stream.

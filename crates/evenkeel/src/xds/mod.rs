@@ -162,29 +162,32 @@ impl XdsClient {
         self.shared.bootstrap.listener_name(target).map_err(|error| XdsError { kind: Kind::Target(error) })
     }
 
-    /// Follows what a channel to `target` needs. `channel_id` is the channel's random number for hash policies (A42).
+    /// Follows what a channel to `target` needs. Its calls are for `authority`, or for the target's unless given: by that the
+    /// virtual host is chosen. `channel_id` is the channel's random number for hash policies (A42).
     pub(crate) fn follow(
         &self,
         target: &str,
+        authority: Option<&str>,
         channel_id: u64,
         meter: XdsMeter,
     ) -> Result<Following, XdsError> {
         let shared = &self.shared;
         let named = self.named(target)?;
+        let authority = authority.map_or(named.authority, str::to_owned);
         let (sender, steps) = watch::channel(None);
         let key = shared.followings.fetch_add(1, Ordering::Relaxed);
         let join = Command::Join {
             key,
             target: target.to_owned(),
             listener: named.listener.as_str().to_owned(),
-            authority: named.authority.clone(),
+            authority: authority.clone(),
             channel_id,
             meter,
             steps: sender,
         };
         shared.commands.send(join).map_err(|_| XdsError { kind: Kind::Gone })?;
         let dynamic = BTreeSet::new();
-        Ok(Following { authority: named.authority, key, steps, dynamic, client: self.clone() })
+        Ok(Following { authority, key, steps, dynamic, client: self.clone() })
     }
 
     /// Where the calls of all its channels are counted.
@@ -351,7 +354,7 @@ impl fmt::Debug for XdsClientBuilder {
 
 /// What one channel follows. Dropping it ends that.
 pub(crate) struct Following {
-    /// The authority of the channel's calls, unless the user gives another.
+    /// The authority of the channel's calls.
     pub(crate) authority: String,
     key: u64,
     steps: watch::Receiver<Option<Step>>,

@@ -100,7 +100,7 @@ struct Channel {
 
 impl Channel {
     fn to(client: &XdsClient, target: &str) -> Channel {
-        let following = client.follow(target, 7, Metrics::default().xds()).unwrap();
+        let following = client.follow(target, None, 7, Metrics::default().xds()).unwrap();
         let core = Core::builder(Rng::fixed(1)).load_store(client.load_store().clone()).build();
         Channel { following, core, addresses: BTreeMap::new() }
     }
@@ -699,7 +699,7 @@ fn the_runtime_of_the_application_does_not_matter() {
 fn targets_are_checked() {
     let client = XdsClient::builder(bootstrap(&[at(1)])).build();
     assert!(client.check("xds:///orders").is_ok());
-    let error = client.follow("xds://eu/orders", 1, Metrics::default().xds()).unwrap_err();
+    let error = client.follow("xds://eu/orders", None, 1, Metrics::default().xds()).unwrap_err();
     assert_eq!(
         error.to_string(),
         r#"target "xds://eu/orders": authority "eu" is not in authorities of the bootstrap, which has none"#

@@ -1,42 +1,94 @@
-//! Calls of a generated client, without a control plane.
+//! Calls of a generated client, without a control plane: what users of tonic do with a channel.
 
-use evenkeel::Channel;
+mod config;
+mod deadlines;
+mod ends;
+mod kinds;
+mod life;
+mod panicked;
+mod panics;
+mod retries;
+mod security;
+mod server;
+mod streams;
+mod targets;
+mod waiting;
+
+use std::time::Duration;
+
+use evenkeel::{Backoff, Builder, Channel, Connectivity};
 use testkit::net::Backend;
 use testkit::net::echo::EchoRequest;
 use testkit::net::echo::echo_client::EchoClient;
-use tokio_stream::StreamExt as _;
 
-fn request(payload: &str) -> EchoRequest {
-    EchoRequest { payload: payload.as_bytes().to_vec(), ..EchoRequest::default() }
+type Client = EchoClient<Channel>;
+
+/// Only a failure takes this long.
+const LONG: Duration = Duration::from_secs(30);
+
+/// What `story` comes to; panics if it takes longer than anything takes.
+async fn within<T>(story: impl Future<Output = T>) -> T {
+    tokio::time::timeout(LONG, story).await.expect("waited in vain")
 }
 
-/// A generated client works over the channel, in all four kinds of calls.
-#[tokio::test]
-async fn all_four_kinds() {
-    let backend = Backend::start().await;
-    let channel = Channel::builder(format!("ipv4:{}", backend.address())).build().unwrap();
-    let mut client = EchoClient::new(channel);
+fn request(payload: impl Into<Vec<u8>>) -> EchoRequest {
+    EchoRequest { payload: payload.into(), ..EchoRequest::default() }
+}
 
-    let answer = client.unary(request("one")).await.unwrap().into_inner();
-    assert_eq!(answer.payload, b"one");
+/// A request without an answer; a server stream of it has `repeat` messages and no end.
+fn endless(repeat: u32) -> EchoRequest {
+    EchoRequest { forever: true, repeat, ..request("endless") }
+}
 
-    let mut repeated = request("many");
-    repeated.repeat = 3;
-    let answers = client.server_stream(repeated).await.unwrap().into_inner();
-    let answers: Vec<_> = answers.map(|answer| answer.unwrap().payload).collect().await;
-    assert_eq!(answers, [b"many", b"many", b"many"]);
+/// Settings for a channel to these backends. It comes back to a backend within milliseconds.
+fn to<'a>(backends: impl IntoIterator<Item = &'a Backend>) -> Builder {
+    let addresses: Vec<_> = backends.into_iter().map(|backend| backend.address().to_string()).collect();
+    Channel::builder(format!("ipv4:{}", addresses.join(","))).backoff(quick())
+}
 
-    let requests = tokio_stream::iter(["a", "b", "c"].map(request));
-    let answer = client.client_stream(requests).await.unwrap().into_inner();
-    assert_eq!(answer.payload, b"abc");
+fn client(backend: &Backend) -> Client {
+    EchoClient::new(to([backend]).build().unwrap())
+}
 
-    let (sender, requests) = tokio::sync::mpsc::channel(1);
-    let requests = tokio_stream::wrappers::ReceiverStream::new(requests);
-    let mut answers = client.bidi(requests).await.unwrap().into_inner();
-    for text in ["ping", "pong"] {
-        sender.send(request(text)).await.unwrap();
-        assert_eq!(answers.next().await.unwrap().unwrap().payload, text.as_bytes());
-    }
-    drop(sender);
-    assert!(answers.next().await.is_none());
+/// Short waits between attempts to connect.
+fn quick() -> Backoff {
+    let wait = Duration::from_millis(20);
+    Backoff { initial: wait, max: wait, ..Backoff::default() }
+}
+
+/// A service config with nothing but this policy.
+fn policy(name: &str) -> String {
+    format!(r#"{{"loadBalancingConfig": [{{"{name}": {{}}}}]}}"#)
+}
+
+/// Connects, and waits until so many endpoints are ready.
+async fn connected(channel: &Channel, count: usize) {
+    channel.connect();
+    let ready = async {
+        loop {
+            let tree = channel.tree().await.unwrap_or_default();
+            let ready = tree.endpoints.iter().filter(|row| row.state == Connectivity::Ready).count();
+            if ready == count {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    within(ready).await;
+}
+
+/// Waits until something is so that nobody tells of.
+async fn until(is_so: impl Fn() -> bool) {
+    within(async {
+        while !is_so() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    })
+    .await;
+}
+
+/// Waits until the channel is in this state.
+async fn becomes(channel: &Channel, state: Connectivity) {
+    let mut states = channel.watch_connectivity();
+    within(states.wait_for(|now| *now == state)).await.unwrap();
 }

@@ -1,0 +1,117 @@
+//! Service configs: every policy serves people without a control plane.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use evenkeel::Channel;
+use testkit::net::Backend;
+use testkit::net::echo::echo_client::EchoClient;
+use tonic::metadata::MetadataValue;
+use tonic::{Code, Request};
+
+use super::{Client, request, to, within};
+
+async fn three() -> [Backend; 3] {
+    [Backend::start().await, Backend::start().await, Backend::start().await]
+}
+
+/// Who answers so many calls, one after the other, once all who shall be asked are connected.
+async fn who_answers(channel: &Channel, calls: usize) -> BTreeMap<String, usize> {
+    let mut client = EchoClient::new(channel.clone());
+    let mut answers = BTreeMap::new();
+    for _ in 0..calls {
+        let answer = within(client.unary(request(""))).await.unwrap().into_inner();
+        *answers.entry(answer.backend).or_default() += 1;
+    }
+    answers
+}
+
+/// Every policy that a list of addresses can be given to balances calls.
+#[tokio::test]
+async fn every_policy_serves() {
+    let backends = three().await;
+    // The policy, how many endpoints it uses, and what it gives each of 30 calls if that is fixed.
+    let cases = [
+        (r#"{"pick_first": {}}"#, 1, Some(30)),
+        (r#"{"pick_first": {"shuffleAddressList": true}}"#, 1, Some(30)),
+        (r#"{"round_robin": {}}"#, 3, Some(10)),
+        // Nobody reports a load, so that all weigh the same.
+        (r#"{"weighted_round_robin": {"blackoutPeriod": "0s"}}"#, 3, Some(10)),
+        (r#"{"weighted_round_robin_experimental": {}}"#, 3, Some(10)),
+        (r#"{"edf_weighted_round_robin": {}}"#, 3, Some(10)),
+        (r#"{"least_request_experimental": {"choiceCount": 3}}"#, 3, None),
+        (
+            r#"{"random_subsetting_experimental": {"subset_size": 2, "child_policy": [{"round_robin": {}}]}}"#,
+            2,
+            Some(15),
+        ),
+        (r#"{"outlier_detection_experimental": {"childPolicy": [{"round_robin": {}}]}}"#, 3, Some(10)),
+    ];
+    for (policy, used, each) in cases {
+        let config = format!(r#"{{"loadBalancingConfig": [{{"unheard_of": {{}}}}, {policy}]}}"#);
+        let channel = to(&backends).service_config(config).build().unwrap_or_else(|error| panic!("{error}"));
+        // Calls go to whoever is there; the counts are those of the time when all are.
+        within(async {
+            let mut seen = BTreeSet::new();
+            while seen.len() < used {
+                seen.extend(who_answers(&channel, 1).await.into_keys());
+            }
+        })
+        .await;
+        let answers = who_answers(&channel, 30).await;
+        assert!(answers.len() <= used, "{policy}: {answers:?}");
+        if let Some(each) = each {
+            assert_eq!(answers.into_values().collect::<Vec<_>>(), vec![each; used], "{policy}");
+        }
+    }
+}
+
+/// ring_hash: calls with the same header go to the same endpoint, those without one anywhere. Without a header in its config
+/// it has nothing to hash, as there are no routes, and says so.
+#[tokio::test]
+async fn ring_hash_needs_a_header() {
+    let backends = three().await;
+    let config = r#"{"loadBalancingConfig": [{"ring_hash_experimental": {"requestHashHeader": "x-user"}}]}"#;
+    let channel = to(&backends).service_config(config).build().unwrap();
+    let mut client = EchoClient::new(channel.clone());
+    let mut homes = BTreeMap::new();
+    for round in 0..3 {
+        for user in 0..30 {
+            let mut call = Request::new(request(""));
+            call.metadata_mut().insert("x-user", MetadataValue::from(user));
+            let backend = within(client.unary(call)).await.unwrap().into_inner().backend;
+            assert_eq!(homes.entry(user).or_insert_with(|| backend.clone()), &backend, "{user} in {round}");
+        }
+    }
+    assert_eq!(homes.values().collect::<BTreeSet<_>>().len(), 3, "thirty users live with all three");
+    within(client.unary(request("nobody"))).await.unwrap();
+
+    let config = r#"{"loadBalancingConfig": [{"ring_hash_experimental": {}}]}"#;
+    let channel = to(&backends).service_config(config).build().unwrap();
+    let status = within(EchoClient::new(channel).unary(request(""))).await.unwrap_err();
+    let text =
+        "ring_hash: the call has no request hash; give its route a hash policy, or set requestHashHeader";
+    assert_eq!((status.code(), status.message()), (Code::Internal, text));
+}
+
+/// `waitForReady` holds for the methods that it names, unless a call says otherwise.
+#[tokio::test]
+async fn methods_wait_as_configured() {
+    let backend = Backend::start().await;
+    backend.kill();
+    let config = r#"{"methodConfig": [
+        {"name": [{"service": "evenkeel.test.Echo", "method": "Unary"}], "waitForReady": true}
+    ]}"#;
+    let client = Client::new(to([&backend]).service_config(config).build().unwrap());
+    let mut others = client.clone();
+    let failed = within(others.client_stream(tokio_stream::once(request("")))).await.unwrap_err();
+    assert_eq!(failed.code(), Code::Unavailable);
+    let mut impatient = Request::new(request(""));
+    impatient.extensions_mut().insert(evenkeel::WaitForReady(false));
+    assert_eq!(within(others.unary(impatient)).await.unwrap_err().code(), Code::Unavailable);
+    let mut patient = client.clone();
+    let waiting = tokio::spawn(async move { patient.unary(request("patient")).await });
+    // Those who do not wait fail still.
+    within(others.client_stream(tokio_stream::once(request("")))).await.unwrap_err();
+    backend.restart().await;
+    assert_eq!(within(waiting).await.unwrap().unwrap().into_inner().payload, b"patient");
+}

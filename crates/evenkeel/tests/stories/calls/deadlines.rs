@@ -1,0 +1,178 @@
+//! Deadlines: they reach the server, and they are kept whatever a call waits for. The application's half of RT-1.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use evenkeel::WaitForReady;
+use testkit::net::Backend;
+use testkit::net::echo::EchoRequest;
+use testkit::net::proxy::Proxy;
+use tokio::sync::mpsc;
+use tokio_stream::StreamExt as _;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Request, Status};
+
+use super::server::{Server, Step};
+use super::{client, endless, request, to, within};
+
+const SHORT: Duration = Duration::from_millis(50);
+
+fn timed<T>(message: T, timeout: Duration) -> Request<T> {
+    let mut request = Request::new(message);
+    request.set_timeout(timeout);
+    request
+}
+
+fn is_late(status: &Status, waiting_for: &str) {
+    let text = format!("the deadline passed: {waiting_for}");
+    assert_eq!((status.code(), status.message()), (Code::DeadlineExceeded, text.as_str()));
+}
+
+/// What a server was told by `grpc-timeout`.
+fn told(text: &str) -> Duration {
+    let (number, unit) = text.split_at(text.len() - 1);
+    let number = number.parse().unwrap();
+    match unit {
+        "S" => Duration::from_secs(number),
+        "m" => Duration::from_millis(number),
+        "u" => Duration::from_micros(number),
+        "n" => Duration::from_nanos(number),
+        unit => panic!("{unit}"),
+    }
+}
+
+/// The server is told how much time is left, never more than there is; without a deadline it is told nothing. Time that the
+/// call has waited for an endpoint is over for the server too.
+#[tokio::test]
+async fn servers_are_told() {
+    const ALL: Duration = Duration::from_secs(40);
+    let backend = Backend::start().await;
+    let mut client = client(&backend);
+    let answer = client.unary(request("")).await.unwrap().into_inner();
+    assert_eq!(answer.metadata.get("grpc-timeout"), None);
+    for timeout in [ALL, 1000 * ALL] {
+        let answer = client.unary(timed(request(""), timeout)).await.unwrap().into_inner();
+        let told = told(&answer.metadata["grpc-timeout"]);
+        assert!((timeout / 2..=timeout).contains(&told), "{told:?} of {timeout:?}");
+    }
+    backend.kill();
+    let mut call = timed(request(""), ALL);
+    call.extensions_mut().insert(WaitForReady(true));
+    let mut waiting = client.clone();
+    let waiting = tokio::spawn(async move { waiting.unary(call).await });
+    tokio::time::sleep(4 * SHORT).await;
+    backend.restart().await;
+    let answer = within(waiting).await.unwrap().unwrap().into_inner();
+    let told = told(&answer.metadata["grpc-timeout"]);
+    assert!(told <= ALL - 2 * SHORT, "{told:?} after waiting");
+}
+
+/// RT-1: a call is late where it is: before there is an endpoint, before the answer, in the middle of the answer. The text
+/// says what it waited for, and the server is let go.
+#[tokio::test]
+async fn calls_are_late_wherever_they_wait() {
+    let backend = Backend::start().await;
+    let address = backend.address();
+    let mut client = client(&backend);
+    let not_answered = format!("endpoint {address} has not answered");
+    let not_finished = format!("endpoint {address} has not finished its answer");
+
+    // A peer that accepts and says nothing is no endpoint yet; one that refuses is not for those who wait.
+    let silent = Proxy::to(address).await;
+    silent.accept_only(true);
+    let mut waiting =
+        super::Client::new(evenkeel::Channel::builder(format!("ipv4:{}", silent.address())).build().unwrap());
+    let status = within(waiting.unary(timed(request(""), SHORT))).await.unwrap_err();
+    is_late(&status, "no endpoint is connected");
+    silent.refuse(true).await;
+    silent.close_all();
+    let mut patient = timed(request(""), SHORT);
+    patient.extensions_mut().insert(WaitForReady(true));
+    let status = within(waiting.unary(patient)).await.unwrap_err();
+    is_late(&status, "no endpoint is connected");
+
+    // A tonic server keeps the deadline as well.
+    for _ in 0..20 {
+        let status = within(client.unary(timed(endless(0), SHORT / 10))).await.unwrap_err();
+        is_late(&status, &not_answered);
+    }
+    let status = within(client.unary(timed(endless(0), Duration::ZERO))).await.unwrap_err();
+    is_late(&status, &not_answered);
+    let (_sender, requests) = mpsc::channel::<EchoRequest>(1);
+    let status = within(client.client_stream(timed(ReceiverStream::new(requests), SHORT))).await.unwrap_err();
+    is_late(&status, &not_answered);
+
+    let mut answers = within(client.server_stream(timed(endless(2), 4 * SHORT))).await.unwrap().into_inner();
+    for _ in 0..2 {
+        within(answers.next()).await.unwrap().unwrap();
+    }
+    is_late(&within(answers.next()).await.unwrap().unwrap_err(), &not_finished);
+
+    backend.wait_until(|backend| backend.in_flight() == 0).await;
+}
+
+/// A server that never stops talking does not keep a call beyond its deadline, nor does an application that reads late: what
+/// is there by then is not read to the end.
+#[tokio::test]
+async fn a_busy_answer_is_late_too() {
+    let backend = Backend::start().await;
+    for reads_late in [false, true] {
+        let talk = EchoRequest { repeat: u32::MAX, ..request(vec![0; 20_000]) };
+        let call = timed(talk, 2 * SHORT);
+        let mut answers = within(client(&backend).server_stream(call)).await.unwrap().into_inner();
+        if reads_late {
+            tokio::time::sleep(3 * SHORT).await;
+        }
+        let mut read = 0;
+        let status = loop {
+            match within(answers.next()).await.expect("the server talks on") {
+                Ok(_) => read += 1,
+                Err(status) => break status,
+            }
+        };
+        is_late(&status, &format!("endpoint {} has not finished its answer", backend.address()));
+        assert!(!reads_late || read < 10, "{read} messages after the deadline");
+        backend.wait_until(|backend| backend.in_flight() == 0).await;
+    }
+}
+
+/// A server that keeps the deadline as well cancels the call, perhaps before we look: it is the same deadline.
+#[tokio::test]
+async fn a_cancelled_call_may_be_a_late_one() {
+    let server =
+        Server::start(|_| Step::Fail { after: 0, status: Status::cancelled("Timeout expired") }).await;
+    let channel = evenkeel::Channel::builder(server.target()).build().unwrap();
+    within(channel.ready()).await.unwrap();
+    let mut client = super::Client::new(channel);
+    let mut same = client.clone();
+    let mut call = pin!(same.unary(timed(request(""), SHORT)));
+    assert!(poll_fn(|cx| Poll::Ready(call.as_mut().poll(cx))).await.is_pending());
+    tokio::time::sleep(2 * SHORT).await;
+    let address = server.target().replace("ipv4:", "");
+    is_late(&call.await.unwrap_err(), &format!("endpoint {address} has not answered"));
+    let in_time = client.unary(timed(request(""), super::LONG)).await.unwrap_err();
+    assert_eq!((in_time.code(), in_time.message()), (Code::Cancelled, "Timeout expired"));
+}
+
+/// RT-1: the shorter of the application's deadline and the service config's counts.
+#[tokio::test]
+async fn the_shorter_deadline_counts() {
+    let backend = Backend::start().await;
+    let config = r#"{"methodConfig": [
+        {"name": [{"service": "evenkeel.test.Echo", "method": "Unary"}], "timeout": "0.05s"},
+        {"name": [{"service": "evenkeel.test.Echo"}], "timeout": "3600s"}
+    ]}"#;
+    let mut client = super::Client::new(to([&backend]).service_config(config).build().unwrap());
+    let not_answered = format!("endpoint {} has not answered", backend.address());
+    let status = within(client.unary(endless(0))).await.unwrap_err();
+    is_late(&status, &not_answered);
+    let status = within(client.unary(timed(endless(0), Duration::from_secs(3600)))).await.unwrap_err();
+    is_late(&status, &not_answered);
+    let status =
+        within(client.client_stream(timed(tokio_stream::once(endless(0)), SHORT))).await.unwrap_err();
+    is_late(&status, &not_answered);
+    let answer = client.client_stream(tokio_stream::once(request("in time"))).await.unwrap().into_inner();
+    assert!(answer.metadata.contains_key("grpc-timeout"), "the config's, told to the server");
+}

@@ -1,0 +1,259 @@
+//! Code of the application inside of the channel: its policies and connectors may fail, lie and panic.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use evenkeel::{Address, Channel, Connector, Io, Registry};
+use evenkeel_core::{
+    Call, CallEnd, Code as CoreCode, ConfigError, Connectivity, Cx, Description, Eagerness, Endpoints,
+    Fields, Fleet, LbState, Look, Pick, Picker, Policy, Shown, Status, SubchannelId, Tracker, Trackers,
+};
+use testkit::net::Backend;
+use testkit::net::echo::echo_client::EchoClient;
+use tokio::net::TcpStream;
+use tonic::Code;
+
+use super::{panicked, policy, request, to, within};
+
+/// What goes wrong in the policy.
+#[derive(Default)]
+struct Wrongs {
+    pass: AtomicBool,
+    describe: AtomicBool,
+    pick: AtomicBool,
+    finish: AtomicBool,
+    /// Fails picks with this code, unless it is OK.
+    code: AtomicUsize,
+    picks: AtomicUsize,
+    ends: AtomicUsize,
+}
+
+impl Wrongs {
+    /// Every tracker of every pick was told once.
+    fn all_were_told(&self) {
+        assert_eq!(self.ends.load(Ordering::SeqCst), TRACKERS * self.picks.load(Ordering::SeqCst));
+    }
+}
+
+fn panic_if(wrong: &AtomicBool, place: &str) {
+    assert!(!wrong.load(Ordering::SeqCst), "{place} goes wrong, on purpose");
+}
+
+/// A policy of the application: the first endpoint that is ready.
+struct Own {
+    wrongs: Arc<Wrongs>,
+    fleet: Fleet<()>,
+    shown: Shown<Option<SubchannelId>>,
+}
+
+impl Policy for Own {
+    type Config = ();
+
+    fn parse(_: &Fields<'_>) -> Result<(), ConfigError> {
+        Ok(())
+    }
+
+    fn reconcile(&mut self, (): &(), endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
+        panic_if(&self.wrongs.pass, "a pass");
+        self.fleet.reconcile(endpoints, Eagerness::Eager, cx);
+        let ready = self.fleet.ready().map(|(_, id)| id).next();
+        let wrongs = &self.wrongs;
+        self.shown.show(ready, |ready| match ready {
+            None => LbState::connecting(),
+            Some(id) => LbState::new(Connectivity::Ready, OwnPicker { wrongs: wrongs.clone(), id: *id }),
+        })
+    }
+
+    fn describe(&self, _: &Look<'_>) -> Description {
+        panic_if(&self.wrongs.describe, "a description");
+        Description::new()
+    }
+}
+
+/// More than one: if one panics, the others are told all the same.
+const TRACKERS: usize = 5;
+
+struct OwnPicker {
+    wrongs: Arc<Wrongs>,
+    id: SubchannelId,
+}
+
+impl Picker for OwnPicker {
+    fn pick(&self, _: &Call<'_>) -> Pick {
+        panic_if(&self.wrongs.pick, "a pick");
+        match self.wrongs.code.load(Ordering::SeqCst) {
+            0 => {
+                self.wrongs.picks.fetch_add(1, Ordering::SeqCst);
+                let mut trackers = Trackers::none();
+                for _ in 0..TRACKERS {
+                    trackers.push(Arc::new(OwnTracker(self.wrongs.clone())));
+                }
+                Pick::To(self.id, trackers)
+            }
+            5 => Pick::Fail(Status::new(CoreCode::NotFound, "no such shard")),
+            7 => Pick::Drop(Status::new(CoreCode::PermissionDenied, "not for you")),
+            code => panic!("no code for {code}"),
+        }
+    }
+}
+
+struct OwnTracker(Arc<Wrongs>);
+
+impl Tracker for OwnTracker {
+    fn finished(&self, _: &CallEnd<'_>) {
+        self.0.ends.fetch_add(1, Ordering::SeqCst);
+        panic_if(&self.0.finish, "a tracker");
+    }
+}
+
+fn channel(backend: &Backend) -> (Channel, Arc<Wrongs>) {
+    let wrongs = Arc::<Wrongs>::default();
+    let mut registry = Registry::standard();
+    let given = wrongs.clone();
+    registry.register_with("own", move || Own {
+        wrongs: given.clone(),
+        fleet: Fleet::default(),
+        shown: Shown::default(),
+    });
+    (to([backend]).registry(registry).service_config(policy("own")).build().unwrap(), wrongs)
+}
+
+/// LBX-8: a policy cannot put every code on a call: those that are the server's become INTERNAL, with the original in the text.
+/// LBX-10: what it drops is dropped also for calls that wait.
+#[tokio::test]
+async fn policies_do_not_speak_for_servers() {
+    let backend = Backend::start().await;
+    let (channel, wrongs) = channel(&backend);
+    let mut client = EchoClient::new(channel);
+    within(client.unary(request(""))).await.unwrap();
+    wrongs.code.store(5, Ordering::SeqCst);
+    let status = within(client.unary(request(""))).await.unwrap_err();
+    let text = "load balancing gave the reserved status NotFound: no such shard";
+    assert_eq!((status.code(), status.message()), (Code::Internal, text));
+    wrongs.code.store(7, Ordering::SeqCst);
+    let mut patient = tonic::Request::new(request(""));
+    patient.extensions_mut().insert(evenkeel::WaitForReady(true));
+    let status = within(client.unary(patient)).await.unwrap_err();
+    assert_eq!((status.code(), status.message()), (Code::PermissionDenied, "not for you"));
+}
+
+/// fault 75: whatever panics in a policy, its call fails with INTERNAL (or goes on, if all is said and done) and the channel
+/// lives: a thousand panics in picks, in trackers and in descriptions, and a few in passes.
+#[tokio::test]
+async fn policies_may_panic() {
+    panicked::note();
+    let backend = Backend::start().await;
+    let (channel, wrongs) = channel(&backend);
+    let mut client = EchoClient::new(channel.clone());
+    let set = |wrong: &AtomicBool, on| wrong.store(on, Ordering::SeqCst);
+
+    within(client.unary(request(""))).await.unwrap();
+    set(&wrongs.pick, true);
+    for _ in 0..1000 {
+        let status = within(client.unary(request(""))).await.unwrap_err();
+        let text = "the load balancing policy panicked while it picked";
+        assert_eq!((status.code(), status.message()), (Code::Internal, text));
+    }
+    set(&wrongs.pick, false);
+    within(client.unary(request(""))).await.unwrap();
+
+    // The answer is there; that nobody could be told of it is not the caller's trouble.
+    set(&wrongs.finish, true);
+    for i in 0..1000 {
+        if i % 2 == 0 {
+            within(client.unary(request(""))).await.unwrap();
+        } else {
+            let answers = within(client.server_stream(super::endless(1))).await.unwrap();
+            drop(answers);
+        }
+    }
+    set(&wrongs.finish, false);
+    wrongs.all_were_told();
+    backend.wait_until(|backend| backend.in_flight() == 0).await;
+
+    set(&wrongs.describe, true);
+    for _ in 0..1000 {
+        assert!(within(channel.tree()).await.is_none());
+    }
+    set(&wrongs.describe, false);
+    assert_eq!(within(channel.tree()).await.unwrap().policy, "own");
+
+    for restarts in 1..=2 {
+        // A stream that was under way is not harmed, and its end does not harm what came after it.
+        let mut under_way = within(client.server_stream(super::endless(1))).await.unwrap().into_inner();
+        set(&wrongs.pass, true);
+        // An event, for a pass.
+        channel.connect();
+        let status = within(async {
+            loop {
+                match client.unary(request("")).await {
+                    Err(status) => return status,
+                    Ok(_) => tokio::task::yield_now().await,
+                }
+            }
+        });
+        let status = status.await;
+        assert_eq!((status.code(), status.message()), (Code::Internal, "a load balancing policy panicked"));
+        set(&wrongs.pass, false);
+        let mut patient = tonic::Request::new(request(""));
+        patient.extensions_mut().insert(evenkeel::WaitForReady(true));
+        within(client.unary(patient)).await.unwrap();
+        within(under_way.message()).await.unwrap().unwrap();
+        assert_eq!(backend.open_connections(), 2);
+        drop(under_way);
+        backend.wait_until(|backend| backend.open_connections() == 1).await;
+        for _ in 0..10 {
+            within(client.unary(request(""))).await.unwrap();
+        }
+        assert_eq!((channel.connectivity(), backend.connections()), (Connectivity::Ready, restarts + 1));
+    }
+    wrongs.all_were_told();
+    within(channel.close()).await;
+}
+
+/// A connector that panics every so often: before it has a future, or in it.
+struct Shaky {
+    attempts: Arc<AtomicUsize>,
+    bad: usize,
+}
+
+impl Connector for Shaky {
+    fn connect(
+        &self,
+        address: &Address,
+    ) -> Pin<Box<dyn Future<Output = io::Result<Box<dyn Io>>> + Send + '_>> {
+        let attempt = self.attempts.fetch_add(1, Ordering::SeqCst);
+        assert!(attempt >= self.bad || attempt % 2 == 0, "no way, on purpose");
+        let Address::Ip(address) = *address else { panic!("{address}") };
+        Box::pin(async move {
+            assert!(attempt >= self.bad, "no way through, on purpose");
+            Ok(Box::new(TcpStream::connect(address).await?) as Box<dyn Io>)
+        })
+    }
+}
+
+/// fault 75: a connector that panics a thousand times is an endpoint that cannot be reached, until it can.
+#[tokio::test]
+async fn connectors_may_panic() {
+    panicked::note();
+    const BAD: usize = 1000;
+    let backend = Backend::start().await;
+    let attempts = Arc::<AtomicUsize>::default();
+    let wait = std::time::Duration::from_micros(10);
+    let channel = to([&backend])
+        .connector(Shaky { attempts: attempts.clone(), bad: BAD })
+        .backoff(evenkeel::Backoff { initial: wait, max: wait, ..super::quick() })
+        .build()
+        .unwrap();
+    let mut client = EchoClient::new(channel.clone());
+    let status = within(client.unary(request(""))).await.unwrap_err();
+    assert!([Code::Unavailable, Code::Internal].contains(&status.code()), "{status}");
+    let address = backend.address().to_string();
+    assert!(status.message().contains(&address) && status.message().contains("panicked"), "{status}");
+    let mut patient = tonic::Request::new(request(""));
+    patient.extensions_mut().insert(evenkeel::WaitForReady(true));
+    within(client.unary(patient)).await.unwrap();
+    assert_eq!(attempts.load(Ordering::SeqCst), BAD + 1);
+}

@@ -1,0 +1,154 @@
+//! Streams whose two ends do not keep step.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use evenkeel::Channel;
+use http_body::Frame;
+use testkit::net::Backend;
+use tokio::sync::mpsc;
+use tokio_stream::StreamExt as _;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::body::Body;
+use tonic::{Code, Status};
+use tower_service::Service as _;
+
+use super::server::{Server, Step};
+use super::{Client, client, request, to, within};
+
+/// An application that reads late is not sent more than it has room for, and is not asked for more than the server reads.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_reads_late_holds_up_the_sender() {
+    const MESSAGES: usize = 60;
+    // The server's window and the client's, a message in each hand, and some to spare.
+    const AHEAD: usize = 12;
+    let backend = Backend::start().await;
+    // As large as what is kept for another attempt, and larger.
+    for size in [200_000, 300_000] {
+        let channel = to([&backend]).stream_window(1 << 16).build().unwrap();
+        let asked = Arc::<AtomicUsize>::default();
+        let count = asked.clone();
+        let requests = tokio_stream::iter(0..MESSAGES).map(move |i| {
+            count.fetch_add(1, Ordering::SeqCst);
+            request(vec![i as u8; size])
+        });
+        let mut answers = within(Client::new(channel).bidi(requests)).await.unwrap().into_inner();
+        for read in 0..MESSAGES {
+            let answer = within(answers.next()).await.unwrap().unwrap();
+            assert!(answer.payload == vec![read as u8; size]);
+            let asked = asked.load(Ordering::SeqCst);
+            assert!(
+                asked <= read + AHEAD,
+                "{asked} messages of {size} bytes were sent, and {read} were read"
+            );
+        }
+        assert!(within(answers.next()).await.is_none());
+    }
+}
+
+/// A server that fails while the client still sends: the client hears of it at once, and its stream is let go.
+#[tokio::test]
+async fn servers_answer_early() {
+    for after in [0, 2] {
+        let server = Server::start(move |_| Step::Fail {
+            after,
+            status: Status::failed_precondition("enough of that"),
+        })
+        .await;
+        let mut client = Client::new(Channel::builder(server.target()).build().unwrap());
+        for bidi in [false, true] {
+            let (sender, requests) = mpsc::channel(1);
+            let sending = tokio::spawn(async move {
+                while sender.send(request("and another")).await.is_ok() {
+                    tokio::task::yield_now().await;
+                }
+            });
+            let requests = ReceiverStream::new(requests);
+            let status = within(async {
+                if bidi {
+                    client.bidi(requests).await.map(drop)
+                } else {
+                    client.client_stream(requests).await.map(drop)
+                }
+            });
+            let status = status.await.unwrap_err();
+            assert_eq!((status.code(), status.message()), (Code::FailedPrecondition, "enough of that"));
+            within(sending).await.unwrap();
+        }
+    }
+}
+
+/// Answers come while the request stream is silent, and other calls are not held up.
+#[tokio::test]
+async fn silent_requests_do_not_hold_up_answers() {
+    let server = Server::start(|call| if call == 0 { Step::Speak(100) } else { Step::Echo }).await;
+    let mut client = Client::new(Channel::builder(server.target()).build().unwrap());
+    let (sender, requests) = mpsc::channel(1);
+    let mut answers = within(client.bidi(ReceiverStream::new(requests))).await.unwrap().into_inner();
+    for i in 0..100 {
+        let answer = within(answers.next()).await.unwrap().unwrap();
+        assert_eq!(answer.payload, i.to_string().as_bytes());
+        if i % 10 == 0 {
+            within(client.unary(request("aside"))).await.unwrap();
+        }
+    }
+    assert!(within(answers.next()).await.is_none(), "the server has ended, whatever the client does");
+    drop(sender);
+}
+
+/// A message that cannot be sent fails its call with what the application's side says, and the server is let go.
+#[tokio::test]
+async fn requests_that_fail() {
+    let backend = Backend::start().await;
+    let mut client = client(&backend).max_encoding_message_size(100);
+    let status = within(client.unary(request(vec![0; 1000]))).await.unwrap_err();
+    assert_eq!(status.code(), Code::OutOfRange, "{status}");
+    let (sender, requests) = mpsc::channel(1);
+    let call = tokio::spawn(async move { client.client_stream(ReceiverStream::new(requests)).await });
+    sender.send(request("small")).await.unwrap();
+    backend.wait_until(|backend| backend.in_flight() == 1).await;
+    sender.send(request(vec![0; 1000])).await.unwrap();
+    let status = within(call).await.unwrap().unwrap_err();
+    assert_eq!(status.code(), Code::OutOfRange, "{status}");
+    backend.wait_until(|backend| backend.in_flight() == 0).await;
+
+    // A body that no generated client has.
+    let mut channel = to([&backend]).build().unwrap();
+    for pieces in [0, 1, 3] {
+        let request = http::Request::post("/evenkeel.test.Echo/ClientStream")
+            .header("content-type", "application/grpc")
+            .header("te", "trailers")
+            .body(Body::new(Broken { pieces }))
+            .unwrap();
+        let status = within(channel.call(request)).await.unwrap_err();
+        assert_eq!((status.code(), status.message()), (Code::DataLoss, "the disk is gone"));
+    }
+    backend.wait_until(|backend| backend.in_flight() == 0).await;
+}
+
+/// A body that fails after some messages.
+struct Broken {
+    pieces: usize,
+}
+
+impl http_body::Body for Broken {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        Poll::Ready(Some(match self.pieces.checked_sub(1) {
+            Some(left) => {
+                self.pieces = left;
+                // One empty message.
+                Ok(Frame::data(Bytes::from_static(&[0; 5])))
+            }
+            None => Err(Status::data_loss("the disk is gone")),
+        }))
+    }
+}

@@ -1,0 +1,142 @@
+//! Targets, and what the builder says of those that lead nowhere.
+
+use std::collections::BTreeMap;
+
+use evenkeel::{Channel, Connectivity, TargetError};
+use testkit::net::Backend;
+use testkit::net::echo::echo_client::EchoClient;
+use tokio::net::UnixListener;
+use tokio_stream::wrappers::UnixListenerStream;
+
+use super::server::{Step, service};
+use super::{Client, client, connected, policy, request, to, within};
+
+/// A list of addresses with round_robin: every endpoint gets the same.
+#[tokio::test]
+async fn lists_are_shared_evenly() {
+    let backends = [Backend::start().await, Backend::start().await, Backend::start().await];
+    let channel = to(&backends).service_config(policy("round_robin")).build().unwrap();
+    connected(&channel, 3).await;
+    let mut client = EchoClient::new(channel);
+    let mut answers = BTreeMap::<String, usize>::new();
+    for _ in 0..30 {
+        *answers.entry(client.unary(request("")).await.unwrap().into_inner().backend).or_default() += 1;
+    }
+    assert_eq!(answers.into_values().collect::<Vec<_>>(), [10; 3]);
+}
+
+/// A DNS name, with and without its scheme, and an address in the place of a name.
+#[tokio::test]
+async fn names_are_looked_up() {
+    let backend = Backend::start().await;
+    let port = backend.address().port();
+    for target in
+        [format!("dns:///localhost:{port}"), format!("localhost:{port}"), format!("dns:127.0.0.1:{port}")]
+    {
+        let channel = Channel::builder(&target).build().unwrap();
+        let answer =
+            within(EchoClient::new(channel).unary(request(target.clone()))).await.unwrap().into_inner();
+        assert_eq!(answer.payload, target.as_bytes());
+        let authority = target.trim_start_matches("dns:").trim_start_matches('/');
+        assert_eq!(answer.metadata[":authority"], authority);
+    }
+}
+
+/// A name that nobody knows fails calls with its name.
+#[tokio::test]
+async fn unknown_names_say_so() {
+    let channel = Channel::builder("dns:///nobody.invalid:1234").build().unwrap();
+    let status = within(EchoClient::new(channel.clone()).unary(request(""))).await.unwrap_err();
+    assert_eq!(status.code(), tonic::Code::Unavailable);
+    let text = r#"dns name "nobody.invalid": cannot be resolved"#;
+    assert!(status.message().starts_with(text), "{status}");
+    assert_eq!(channel.connectivity(), Connectivity::TransientFailure);
+}
+
+/// A unix socket.
+#[tokio::test]
+async fn unix_sockets() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("orders.sock");
+    let sockets = UnixListenerStream::new(UnixListener::bind(&path).unwrap());
+    let service = service(Default::default(), |_| Step::Echo);
+    tokio::spawn(tonic::transport::Server::builder().serve_with_incoming(service, sockets));
+    for target in [format!("unix:{}", path.display()), format!("unix://{}", path.display())] {
+        let mut client = EchoClient::new(Channel::builder(target).build().unwrap());
+        let answer = within(client.unary(request("through a file"))).await.unwrap().into_inner();
+        assert_eq!(answer.payload, b"through a file");
+    }
+    let nowhere = folder.path().join("nobody.sock");
+    let channel = Channel::builder(format!("unix:{}", nowhere.display())).build().unwrap();
+    let status = within(EchoClient::new(channel).unary(request(""))).await.unwrap_err();
+    let text = format!("connecting to unix:{}: no such file or directory (os error 2)", nowhere.display());
+    assert!(status.message().contains(&text), "{status}");
+}
+
+/// Whatever is wrong with the settings is said when the channel is made, and names the setting.
+#[tokio::test]
+async fn bad_settings_are_said_at_once() {
+    let target = |target: &str| Channel::builder(target);
+    let config = |json: &str| target("ipv4:127.0.0.1:1").service_config(json);
+    let cases = [
+        (target(""), r#"target "": expected "#),
+        (target("etcd:///orders"), r#"target "etcd:///orders": expected "#),
+        (target("ipv4:orders:80"), r#"target "ipv4:orders:80": expected an IPv4 address and a port"#),
+        (target("https://orders"), r#"target "https://orders": expected dns:///host:port; whether TLS"#),
+        (config("{"), "service config: cannot be read as JSON: "),
+        (config("[]"), "service config: expected an object, found "),
+        (
+            config(r#"{"loadBalancingConfig": [{"fastest": {}}]}"#),
+            r#"service config: loadBalancingConfig: no policy of the list is known: "fastest""#,
+        ),
+        (
+            config(r#"{"loadBalancingPolicy": "fastest"}"#),
+            r#"service config: loadBalancingPolicy: expected the name of a registered policy, found "fastest""#,
+        ),
+        (
+            config(r#"{"methodConfig": [{"name": [{}], "timeout": "soon"}]}"#),
+            r#"service config: methodConfig[0].timeout: expected a duration above zero such as "1.5s", found "#,
+        ),
+        (
+            config(r#"{"methodConfig": [{"name": [{}], "retryPolicy": {"maxAttempts": 1}}]}"#),
+            "service config: methodConfig[0].retryPolicy.maxAttempts: expected a whole number of 2 or more, found 1",
+        ),
+        (config("{}").authority("a b"), r#"authority "a b": "#),
+        (config("{}").user_agent("a\nb"), r#"user agent "a\nb": expected visible ASCII characters"#),
+        (config("{}").max_frame_size(1), "max_frame_size 1: expected 16384 to 16777215"),
+        (
+            config("{}").keepalive(std::time::Duration::ZERO, super::LONG),
+            "keepalive: expected a time and a timeout above zero",
+        ),
+    ];
+    for (builder, expected) in cases {
+        let error = builder.build().unwrap_err();
+        assert!(error.to_string().starts_with(expected), "{error}\nexpected: {expected}");
+    }
+    let error = target("orders:http").build().unwrap_err();
+    let source = std::error::Error::source(&error).unwrap();
+    assert!(source.is::<TargetError>(), "the cause is there for programs");
+}
+
+/// Without a runtime there is no channel, and no panic.
+#[test]
+fn a_channel_needs_a_runtime() {
+    let error = Channel::builder("ipv4:127.0.0.1:1").build().unwrap_err();
+    assert_eq!(error.to_string(), "a channel is made within a tokio runtime, and there is none here");
+}
+
+/// The server sees the authority and the user agent that were asked for, and ours behind it; an application's own header wins.
+#[tokio::test]
+async fn servers_see_who_calls() {
+    let ours = concat!("evenkeel/", env!("CARGO_PKG_VERSION"));
+    let backend = Backend::start().await;
+    let seen = async |mut client: Client| client.unary(request("")).await.unwrap().into_inner().metadata;
+    let plain = seen(client(&backend)).await;
+    assert_eq!(plain[":authority"], backend.address().to_string());
+    let named = to([&backend]).authority("orders.prod:443").user_agent("shop/1.0").build().unwrap();
+    let named = seen(EchoClient::new(named)).await;
+    assert_eq!(named[":authority"], "orders.prod:443");
+    assert_eq!(named["user-agent"], format!("shop/1.0 {ours}"));
+    println!("a generated client is {:?}", plain["user-agent"]);
+    assert!(plain["user-agent"].ends_with(ours), "{}", plain["user-agent"]);
+}

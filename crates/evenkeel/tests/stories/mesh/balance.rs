@@ -1,0 +1,359 @@
+//! Shares, limits and failover, as the control plane says.
+
+use std::time::Duration;
+
+use evenkeel::{Channel, Description, EndpointRow};
+use evenkeel_proto::envoy::config::cluster::v3::circuit_breakers::Thresholds;
+use evenkeel_proto::envoy::config::cluster::v3::load_balancing_policy::Policy;
+use evenkeel_proto::envoy::config::cluster::v3::{CircuitBreakers, Cluster, LoadBalancingPolicy};
+use evenkeel_proto::envoy::config::core::v3::config_source::ConfigSourceSpecifier;
+use evenkeel_proto::envoy::config::core::v3::{ConfigSource, SelfConfigSource, TypedExtensionConfig};
+use evenkeel_proto::envoy::config::endpoint::v3::cluster_load_assignment::{self, policy::DropOverload};
+use evenkeel_proto::envoy::config::endpoint::v3::{ClusterLoadAssignment, LocalityLbEndpoints};
+use evenkeel_proto::envoy::config::route::v3::RetryPolicy;
+use evenkeel_proto::envoy::extensions::load_balancing_policies::client_side_weighted_round_robin::v3::ClientSideWeightedRoundRobin;
+use evenkeel_proto::envoy::extensions::load_balancing_policies::wrr_locality::v3::WrrLocality;
+use evenkeel_proto::envoy::r#type::v3::FractionalPercent;
+use evenkeel_proto::prost_types::{self, Any};
+use evenkeel_proto::xds::data::orca::v3::OrcaLoadReport;
+use testkit::net::{Backend, ControlPlane};
+use testkit::resources::{self, any};
+use tokio::task::JoinSet;
+use tonic::Code;
+
+use super::{
+    Mesh, call, channel, endpoints, patient, policies, request, send, shares, texts, until, until_tree,
+};
+use crate::load::Load;
+
+/// Policies in order of preference.
+pub(super) fn policy_list(entries: impl IntoIterator<Item = Any>) -> LoadBalancingPolicy {
+    let entry = |any| Policy {
+        typed_extension_config: Some(TypedExtensionConfig {
+            name: "policy".to_owned(),
+            typed_config: Some(any),
+        }),
+    };
+    LoadBalancingPolicy { policies: entries.into_iter().map(entry).collect() }
+}
+
+/// The cluster `name`, whose load is reported to the control plane that sent it.
+pub(super) fn reporting(name: &str) -> Cluster {
+    let source = ConfigSourceSpecifier::Self_(SelfConfigSource::default());
+    let lrs_server = Some(ConfigSource { config_source_specifier: Some(source), ..ConfigSource::default() });
+    Cluster { lrs_server, ..resources::cluster(name) }
+}
+
+/// Endpoints of `pay` in localities of these weights and priorities.
+fn localities(localities: &[(&str, u32, u32, &[Backend])]) -> ClusterLoadAssignment {
+    let locality = |(zone, weight, priority, backends): &(&str, u32, u32, &[Backend])| {
+        let texts = texts(*backends);
+        let texts: Vec<_> = texts.iter().map(String::as_str).collect();
+        resources::locality(zone, *weight, *priority, &texts)
+    };
+    ClusterLoadAssignment {
+        endpoints: localities.iter().map(locality).collect(),
+        ..resources::load_assignment("pay", &[])
+    }
+}
+
+/// fault 61: the first locality dies, and the second takes over: what fails was under way. When the first is back, the
+/// second gets nothing more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failover_and_return() {
+    const CALLERS: usize = 8;
+    let mesh = Mesh::start(4).await;
+    let (first, second) = mesh.backends.split_at(2);
+    mesh.control.set(localities(&[("a", 1, 0, first), ("b", 1, 1, second)]));
+    // Long enough for some to be under way when it dies.
+    for backend in first {
+        backend.set_delay(Duration::from_millis(10));
+    }
+    let load = Load::start(&mesh.channel, CALLERS);
+    load.further(12).await;
+    assert!(second.iter().all(|backend| backend.connections() == 0), "nobody needs the second yet");
+
+    first[0].wait_until(|backend| backend.in_flight() > 0).await;
+    first.iter().for_each(Backend::kill);
+    load.further(1).await;
+    let failed = load.failed();
+    load.further(25).await;
+    println!("{failed} failed of {CALLERS} under way");
+    assert!(failed <= CALLERS, "{failed} failed, and only {CALLERS} were under way");
+    assert!(failed > 0, "what was under way cannot have been answered");
+    assert_eq!(load.failed(), failed, "calls fail although the second is there");
+    assert!(second.iter().all(|backend| backend.calls() > 0));
+
+    for backend in first {
+        backend.restart().await;
+    }
+    let before: Vec<_> = first.iter().map(Backend::calls).collect();
+    for (backend, before) in first.iter().zip(before) {
+        backend.wait_until(|backend| backend.calls() > before).await;
+    }
+    load.further(1).await;
+    let before: usize = second.iter().map(Backend::calls).sum();
+    load.further(25).await;
+    assert_eq!(second.iter().map(Backend::calls).sum::<usize>(), before);
+    let counts = load.stop().await;
+    println!("{} ok at {}/s, slowest {:?}", counts.ok, counts.rate, counts.slowest);
+    assert_eq!(counts.failed.len(), failed);
+}
+
+/// fault 62: a part of the first locality dies. What is left of it serves; the second is not even connected to.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_part_of_the_first_locality_is_enough() {
+    const CALLERS: usize = 8;
+    let mesh = Mesh::start(4).await;
+    let (first, second) = mesh.backends.split_at(3);
+    mesh.control.set(localities(&[("a", 1, 0, first), ("b", 1, 1, second)]));
+    for backend in first {
+        backend.set_delay(Duration::from_millis(10));
+    }
+    let load = Load::start(&mesh.channel, CALLERS);
+    load.further(12).await;
+    first[0].wait_until(|backend| backend.in_flight() > 0).await;
+    first[0].kill();
+    first[1].kill();
+    load.further(1).await;
+    let failed = load.failed();
+    load.further(62).await;
+    assert_eq!(load.failed(), failed, "calls fail although there is one to take them");
+    println!("{failed} failed of {CALLERS} under way");
+    assert!(failed <= CALLERS);
+    load.stop().await;
+    assert_eq!((second[0].calls(), second[0].connections()), (0, 0));
+}
+
+/// Begins so many calls, spread over the channels.
+fn begin(calls: usize, channels: &[Channel]) -> JoinSet<Result<String, tonic::Status>> {
+    let one = |i: usize| {
+        let channel = channels[i % channels.len()].clone();
+        async move { call(&channel).await }
+    };
+    (0..calls).map(one).collect()
+}
+
+/// Waits for so many to come to an end, which must be a failure of this code.
+async fn refused(calls: &mut JoinSet<Result<String, tonic::Status>>, count: usize) {
+    for _ in 0..count {
+        let status = calls.join_next().await.expect("a call").expect("no panic");
+        let status = status.expect_err("one too many");
+        assert_eq!(status.code(), Code::Unavailable);
+        assert!(status.message().contains("\"breaker\""), "{status}");
+    }
+}
+
+/// fault 64: 500 calls at a time and not one more, over two channels; then 800.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_circuit_breaker_counts_exactly() {
+    let control = ControlPlane::start().await;
+    let backend = Backend::builder().max_concurrent_streams(2_000).start().await;
+    let limited = |limit| {
+        let thresholds = vec![Thresholds { max_requests: Some(limit), ..Thresholds::default() }];
+        let circuit_breakers = Some(CircuitBreakers { thresholds, ..CircuitBreakers::default() });
+        Cluster { circuit_breakers, ..resources::cluster("breaker") }
+    };
+    control.serve("orders", "breaker", &[backend.address()]);
+    control.set(limited(500));
+    let channels = [channel(&control).build().unwrap(), channel(&control).build().unwrap()];
+    for channel in &channels {
+        channel.ready().await.unwrap();
+    }
+    backend.pause();
+    let mut calls = begin(800, &channels);
+    refused(&mut calls, 300).await;
+    backend.wait_until(|backend| backend.in_flight() == 500).await;
+
+    control.set(limited(800));
+    control.wait_acked::<Cluster>().await;
+    for channel in &channels {
+        until_tree(channel, "the limit is raised", |tree| {
+            policies(tree)
+                .iter()
+                .any(|policy| policy.details.get("maxConcurrentRequests") == Some(&800.into()))
+        })
+        .await;
+    }
+    let mut more = begin(400, &channels);
+    refused(&mut more, 100).await;
+    backend.wait_until(|backend| backend.in_flight() == 800).await;
+
+    backend.resume();
+    let mut answered = 0;
+    for calls in [&mut calls, &mut more] {
+        while let Some(call) = calls.join_next().await {
+            call.unwrap().unwrap();
+            answered += 1;
+        }
+    }
+    assert_eq!((answered, backend.calls()), (800, 800));
+    for _ in 0..10 {
+        call(&channels[0]).await.unwrap();
+    }
+}
+
+/// fault 65, LRS-4, LRS-5, LRS-6: a fifth of the calls is dropped, patient ones too, and none of them is tried again; the control
+/// plane hears of each.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fifth_is_dropped() {
+    const CALLS: usize = 10_000;
+    let mesh = Mesh::start(1).await;
+    // The same draws each time: with luck like this one the share is met closely.
+    let channel = channel(&mesh.control).seed(3).build().unwrap();
+    let mut routes = resources::route_config("orders", "pay");
+    routes.virtual_hosts[0].retry_policy = Some(RetryPolicy {
+        retry_on: "unavailable".to_owned(),
+        num_retries: Some(5),
+        ..RetryPolicy::default()
+    });
+    let mut assignment = resources::load_assignment("pay", &[&mesh.backends[0].address().to_string()]);
+    let drop_percentage = Some(FractionalPercent { numerator: 20, denominator: 0 });
+    assignment.policy = Some(cluster_load_assignment::Policy {
+        drop_overloads: vec![DropOverload { category: "lottery".to_owned(), drop_percentage }],
+        ..cluster_load_assignment::Policy::default()
+    });
+    mesh.control.update(|held| {
+        held.set(routes);
+        held.set(reporting("pay"));
+        held.set(assignment);
+    });
+    channel.ready().await.unwrap();
+    let mut dropped = 0;
+    for i in 0..CALLS {
+        let request = if i % 2 == 0 { request() } else { patient(request()) };
+        if let Err(status) = send(&channel, request).await {
+            assert_eq!(status.code(), Code::Unavailable);
+            assert!(status.message().contains("lottery"), "{status}");
+            dropped += 1;
+        }
+    }
+    let share = f64::from(dropped) / CALLS as f64;
+    println!("{dropped} of {CALLS} dropped: {share}");
+    assert!((share - 0.2).abs() < 0.01, "{share}");
+
+    let sum = |control: &ControlPlane| {
+        let (mut issued, mut well, mut lost, mut total) = (0, 0, 0, 0);
+        for stats in control.load_reports() {
+            assert_eq!(stats.cluster_name, "pay");
+            total += stats.total_dropped_requests;
+            lost += stats.dropped_requests.iter().map(|of| of.dropped_count).sum::<u64>();
+            assert!(stats.dropped_requests.iter().all(|of| of.category == "lottery"));
+            for locality in &stats.upstream_locality_stats {
+                assert_eq!(locality.locality.as_ref().unwrap().zone, "local");
+                issued += locality.total_issued_requests;
+                well += locality.total_successful_requests;
+                assert_eq!(locality.total_error_requests, 0);
+            }
+        }
+        (issued, well, lost, total)
+    };
+    let (ok, dropped) = (CALLS as u64 - dropped as u64, dropped as u64);
+    mesh.control.wait_until(|control| sum(control).3 >= dropped && sum(control).1 >= ok).await;
+    assert_eq!(sum(&mesh.control), (ok, ok, dropped, dropped));
+}
+
+/// The backends with these weights of EDS.
+fn weighted(backends: &[Backend], weights: &[u32]) -> ClusterLoadAssignment {
+    let mut assignment = localities(&[("local", 1, 0, backends)]);
+    let LocalityLbEndpoints { lb_endpoints, .. } = &mut assignment.endpoints[0];
+    for (endpoint, weight) in lb_endpoints.iter_mut().zip(weights) {
+        endpoint.load_balancing_weight = Some(*weight);
+    }
+    assignment
+}
+
+fn share_of(tree: &Description, backend: &Backend, of: impl Fn(&EndpointRow) -> Option<f64>) -> Option<f64> {
+    let place = backend.address().to_string();
+    endpoints(tree).into_iter().find(|row| row.addresses[0] == place).and_then(of)
+}
+
+/// fault 66: the weights of endpoints change all the time under load. No call fails, no connection is made, and the shares are
+/// those of the last weights.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn weights_that_change_all_the_time() {
+    let mesh = Mesh::start(3).await;
+    let load = Load::start(&mesh.channel, 16);
+    load.further(3).await;
+    for change in 0u32..200 {
+        let weights = [1 + change % 7, 1 + change % 11, 1 + change % 13];
+        mesh.control.set(weighted(&mesh.backends, &weights));
+        mesh.control.wait_acked::<ClusterLoadAssignment>().await;
+    }
+    mesh.control.set(weighted(&mesh.backends, &[1, 3, 6]));
+    let last = &mesh.backends[2];
+    until_tree(&mesh.channel, "the last weights are in force", |tree| {
+        share_of(tree, last, |row| row.weight) == Some(6.0)
+    })
+    .await;
+    let counts = load.stop().await;
+    println!("{} ok at {}/s, slowest {:?}", counts.ok, counts.rate, counts.slowest);
+    counts.expect_none_failed();
+    assert_eq!(mesh.connections(), [1; 3]);
+    let shares = shares(&mesh.channel, 500).await;
+    for (backend, expected) in mesh.backends.iter().zip([50, 150, 300usize]) {
+        assert!(shares[backend.name()].abs_diff(expected) <= 10, "{shares:?}");
+    }
+}
+
+/// Localities get calls by their weights.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn localities_by_weight() {
+    let mesh = Mesh::start(3).await;
+    let channel = channel(&mesh.control).seed(5).build().unwrap();
+    let (near, far) = mesh.backends.split_at(2);
+    mesh.control.set(localities(&[("near", 3, 0, near), ("far", 1, 0, far)]));
+    channel.ready().await.unwrap();
+    until("all are connected", || async {
+        mesh.backends.iter().all(|backend| backend.open_connections() == 1)
+            && call(&channel).await.is_ok()
+            && far[0].calls() > 0
+    })
+    .await;
+    let shares = shares(&channel, 1_000).await;
+    println!("{shares:?}");
+    assert!(shares[far[0].name()].abs_diff(250) < 50, "{shares:?}");
+    assert!(
+        shares[near[0].name()].abs_diff(shares[near[1].name()]) <= 2,
+        "in turn within a locality: {shares:?}"
+    );
+}
+
+fn duration(duration: Duration) -> Option<prost_types::Duration> {
+    duration.try_into().ok()
+}
+
+/// Weights from the load that backends report with every answer (A58): half the load, twice the calls.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn shares_by_reported_load() {
+    let mesh = Mesh::start(3).await;
+    let settings = ClientSideWeightedRoundRobin {
+        blackout_period: duration(Duration::ZERO),
+        weight_update_period: duration(Duration::from_millis(100)),
+        ..ClientSideWeightedRoundRobin::default()
+    };
+    let locality = WrrLocality { endpoint_picking_policy: Some(policy_list([any(&settings)])) };
+    let load_balancing_policy = Some(policy_list([any(&locality)]));
+    mesh.control.set(Cluster { load_balancing_policy, ..resources::cluster("pay") });
+    for (backend, utilization) in mesh.backends.iter().zip([0.8, 0.4, 0.2]) {
+        let load = OrcaLoadReport {
+            application_utilization: utilization,
+            rps_fractional: 100.0,
+            ..OrcaLoadReport::default()
+        };
+        backend.set_load(Some(load));
+    }
+    let load = Load::start(&mesh.channel, 8);
+    until_tree(&mesh.channel, "weights are in force", |tree| {
+        let weights = mesh.backends.iter().map(|backend| share_of(tree, backend, |row| row.share));
+        let shares: Vec<_> = weights.map(Option::unwrap_or_default).collect();
+        shares.iter().zip([1.0, 2.0, 4.0]).all(|(share, of)| (share - of / 7.0).abs() < 0.001)
+    })
+    .await;
+    load.stop().await.expect_none_failed();
+    let shares = shares(&mesh.channel, 700).await;
+    println!("{shares:?}");
+    for (backend, expected) in mesh.backends.iter().zip([100, 200, 400usize]) {
+        assert!(shares[backend.name()].abs_diff(expected) <= 14, "{shares:?}");
+    }
+}

@@ -1,0 +1,287 @@
+//! What a control plane may do to resources that are in use.
+
+use evenkeel::{Connectivity, Description, XdsClient};
+use evenkeel_proto::envoy::admin::v3::ClientResourceStatus;
+use evenkeel_proto::envoy::config::cluster::v3::Cluster;
+use evenkeel_proto::envoy::config::cluster::v3::cluster::LbPolicy;
+use evenkeel_proto::envoy::config::endpoint::v3::lb_endpoint::HostIdentifier;
+use evenkeel_proto::envoy::config::endpoint::v3::{ClusterLoadAssignment, LocalityLbEndpoints};
+use evenkeel_proto::envoy::config::listener::v3::Listener;
+use evenkeel_proto::envoy::config::route::v3::RouteConfiguration;
+use evenkeel_proto::envoy::extensions::load_balancing_policies::pick_first::v3::PickFirst;
+use evenkeel_proto::prost::{Message as _, Name as _};
+use testkit::net::{Backend, ControlPlane};
+use testkit::resources::{self, any};
+use tonic::Code;
+
+use super::balance::policy_list;
+use super::{Mesh, addresses, call, channel_with, patient, request, send, until, until_tree};
+use crate::load::Load;
+
+/// How many requests of any type accept a response on a stream that is open or was.
+fn accepts(control: &ControlPlane) -> usize {
+    let requests = control.requests();
+    requests
+        .iter()
+        .filter(|request| request.error_detail.is_none() && !request.response_nonce.is_empty())
+        .count()
+}
+
+/// The same four resources were accepted again, on another stream.
+async fn accepted_again(control: &ControlPlane, before: usize) {
+    control.wait_until(|control| accepts(control) >= before + 4).await;
+}
+
+/// fault 1, fault 15: the control plane dies under load and comes back with the same resources. No call notices, no
+/// connection is made, no endpoint starts to count anew; and what it says from then on is heard.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_control_plane_dies_and_returns() {
+    let mesh = Mesh::start(4).await;
+    let load = Load::start(&mesh.channel, 16);
+    load.further(12).await;
+    until_tree(&mesh.channel, "all are connected", |tree| {
+        super::endpoints(tree).iter().all(|row| row.picks > 0)
+    })
+    .await;
+    let before = accepts(&mesh.control);
+
+    mesh.control.kill();
+    load.further(62).await;
+    let known = XdsClient::shared(mesh.bootstrap()).status().await.unwrap().generic_xds_configs;
+    let acked = ClientResourceStatus::Acked as i32;
+    assert_eq!(known.iter().map(|resource| resource.client_status).collect::<Vec<_>>(), [acked; 4]);
+    let answered = load.ok();
+    mesh.control.restart().await;
+    accepted_again(&mesh.control, before).await;
+    load.further(31).await;
+    assert_eq!(mesh.connections(), [1; 4], "the same resources, and yet new connections");
+
+    let another = Backend::start().await;
+    mesh.control.set_endpoints("pay", &addresses(mesh.backends.iter().chain([&another])));
+    another.wait_until(|another| another.calls() > 0).await;
+    let tree = mesh.channel.tree().await.unwrap();
+    let picks: u64 = super::endpoints(&tree).iter().map(|row| row.picks).sum();
+    let counts = load.stop().await;
+    println!("{} ok at {}/s, slowest {:?}", counts.ok, counts.rate, counts.slowest);
+    counts.expect_none_failed();
+    assert!(picks >= answered, "endpoints count anew: {picks} picks, and {answered} answers before");
+    assert_eq!(mesh.connections(), [1; 4]);
+}
+
+/// fault 3: a control plane that ends the stream once everything was sent, time and again. That is no error: the next
+/// stream is there at once, and nothing moves.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn streams_that_end_all_the_time() {
+    let mesh = Mesh::start(2).await;
+    let load = Load::start(&mesh.channel, 8);
+    load.further(6).await;
+    for _ in 0..100 {
+        let before = accepts(&mesh.control);
+        mesh.control.close_streams();
+        accepted_again(&mesh.control, before).await;
+    }
+    load.further(1).await;
+    let counts = load.stop().await;
+    println!("{} ok, slowest {:?}, {} streams", counts.ok, counts.slowest, mesh.control.streams());
+    counts.expect_none_failed();
+    assert_eq!((mesh.control.streams(), mesh.connections()), (101, vec![1, 1]));
+}
+
+/// fault 22: a cluster that cannot be used is refused by name and reason, and the one before serves on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_invalid_cluster_is_refused() {
+    let mesh = Mesh::start(2).await;
+    let load = Load::start(&mesh.channel, 8);
+    load.further(6).await;
+    let maglev = Cluster { lb_policy: LbPolicy::Maglev.into(), ..resources::cluster("pay") };
+    mesh.control.set(maglev);
+    mesh.control.wait_until(|control| !control.nacks().is_empty()).await;
+    load.further(25).await;
+
+    let (kind, text) = mesh.control.nacks().remove(0);
+    println!("{text}");
+    assert_eq!(kind, Cluster::type_url());
+    assert!(text.contains("\"pay\"") && text.contains("lb_policy") && text.contains("MAGLEV"), "{text}");
+    mesh.control.set(resources::cluster("pay"));
+    mesh.control.wait_acked::<Cluster>().await;
+    load.further(1).await;
+    load.stop().await.expect_none_failed();
+    assert_eq!((mesh.control.nacks().len(), mesh.connections()), (1, vec![1, 1]));
+}
+
+/// fault 23: the same where the bootstrap asks to fail: calls say why, until there is a cluster that can be used.
+#[tokio::test]
+async fn an_invalid_cluster_fails_where_the_bootstrap_says_so() {
+    let mesh = Mesh::start(1).await;
+    let channel = channel_with(&mesh.control, "\"fail_on_data_errors\"").build().unwrap();
+    call(&channel).await.unwrap();
+    mesh.control.set(Cluster { lb_policy: LbPolicy::Maglev.into(), ..resources::cluster("pay") });
+    until("calls fail", || async { call(&channel).await.is_err() }).await;
+    let status = call(&channel).await.unwrap_err();
+    println!("{status}");
+    assert_eq!(status.code(), Code::Unavailable);
+    for part in ["\"pay\"", "lb_policy", "node-7"] {
+        assert!(status.message().contains(part), "no {part:?} in {:?}", status.message());
+    }
+    mesh.control.set(resources::cluster("pay"));
+    until("calls are answered", || async { call(&channel).await.is_ok() }).await;
+}
+
+/// fault 21: one of a hundred clusters that come together cannot be used. It is refused by name, and its calls fail; the
+/// others serve.
+#[tokio::test]
+async fn one_bad_cluster_among_many() {
+    let mesh = Mesh::start(1).await;
+    let name = |i: usize| format!("shard-{i}");
+    let to = |i: usize| resources::route(&format!("/shard-{i}/"), &name(i));
+    mesh.control.update(|held| {
+        for i in 0..100 {
+            let lb_policy = if i == 42 { LbPolicy::Maglev } else { LbPolicy::RoundRobin };
+            held.set(Cluster { lb_policy: lb_policy.into(), ..resources::cluster(&name(i)) });
+            held.set_endpoints(&name(i), &addresses(&mesh.backends));
+        }
+        let routes = (0..100).map(to).chain([resources::route("", "shard-42")]).collect();
+        held.set(RouteConfiguration {
+            virtual_hosts: vec![resources::virtual_host("*", routes)],
+            ..resources::route_config("orders", "pay")
+        });
+    });
+    // The echo service is behind the last route, and so behind the bad cluster.
+    let status = call(&mesh.channel).await.unwrap_err();
+    println!("{status}");
+    assert_eq!(status.code(), Code::Unavailable);
+    assert!(status.message().contains("\"shard-42\"") && status.message().contains("lb_policy"), "{status}");
+    let nacks = mesh.control.nacks();
+    assert!(
+        nacks.iter().all(|(kind, text)| *kind == Cluster::type_url() && text.contains("\"shard-42\"")),
+        "{nacks:?}"
+    );
+
+    let ready = |tree: &Description| {
+        tree.children.iter().filter(|(_, child)| child.state == Some(Connectivity::Ready)).count()
+    };
+    until_tree(&mesh.channel, "the others are ready", |tree| ready(tree) == 99).await;
+    mesh.control.set(resources::route_config("orders", "shard-41"));
+    until("calls are answered", || async { call(&mesh.channel).await.is_ok() }).await;
+}
+
+/// fault 24: a control plane whose bootstrap entry says that deletions are ignored deletes everything. Calls go on, and
+/// what fails later for another reason does not speak of it once all is back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn deletions_are_ignored_where_the_bootstrap_says_so() {
+    let mut mesh = Mesh::start(2).await;
+    mesh.channel = channel_with(&mesh.control, "\"ignore_resource_deletion\"").build().unwrap();
+    let load = Load::start(&mesh.channel, 8);
+    load.further(6).await;
+    mesh.control.update(|held| {
+        held.remove::<Cluster>("pay");
+        held.remove::<Listener>("orders");
+    });
+    mesh.control.wait_acked::<Cluster>().await;
+    mesh.control.wait_acked::<Listener>().await;
+    load.further(25).await;
+
+    mesh.control.serve("orders", "pay", &addresses(&mesh.backends));
+    mesh.control.wait_acked::<Cluster>().await;
+    mesh.control.wait_acked::<Listener>().await;
+    load.further(1).await;
+    load.stop().await.expect_none_failed();
+    assert_eq!(mesh.connections(), [1, 1]);
+
+    mesh.control.set_endpoints("pay", &[]);
+    let mut text = String::new();
+    while text.is_empty() {
+        if let Err(status) = call(&mesh.channel).await {
+            text = status.message().to_owned();
+        }
+    }
+    println!("{text}");
+    assert!(!text.contains("exist") && !text.contains("delet"), "{text}");
+}
+
+/// fault 24, CM-6: elsewhere a cluster that is deleted is gone, for patient calls too; it is named. When it comes back, so do
+/// its calls.
+#[tokio::test]
+async fn a_deleted_cluster_fails_and_recovers() {
+    let mesh = Mesh::start(2).await;
+    call(&mesh.channel).await.unwrap();
+    for _ in 0..3 {
+        mesh.control.remove::<Cluster>("pay");
+        mesh.control.wait_acked::<Cluster>().await;
+        until("calls fail", || async { call(&mesh.channel).await.is_err() }).await;
+        for request in [request(), patient(request())] {
+            let status = send(&mesh.channel, request).await.unwrap_err();
+            println!("{status}");
+            assert_eq!(status.code(), Code::Unavailable);
+            for part in ["\"pay\"", "node-7"] {
+                assert!(status.message().contains(part), "no {part:?} in {:?}", status.message());
+            }
+        }
+        mesh.control.set(resources::cluster("pay"));
+        until("calls are answered", || async { call(&mesh.channel).await.is_ok() }).await;
+        for _ in 0..10 {
+            call(&mesh.channel).await.unwrap();
+        }
+    }
+    assert!(mesh.control.nacks().is_empty());
+}
+
+/// fault 25: no endpoints, in three ways of saying so. Calls fail at once and name the cluster; when the endpoints are back,
+/// calls are answered.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_without_endpoints_fails_at_once() {
+    let mesh = Mesh::start(2).await;
+    call(&mesh.channel).await.unwrap();
+    let without_localities =
+        ClusterLoadAssignment { endpoints: vec![], ..resources::load_assignment("pay", &[]) };
+    let mut all_unhealthy = resources::load_assignment("pay", &["127.0.0.1:1"]);
+    all_unhealthy.endpoints[0].lb_endpoints[0].health_status = 2;
+    for empty in [resources::load_assignment("pay", &[]), without_localities, all_unhealthy] {
+        let load = Load::start(&mesh.channel, 8);
+        load.further(1).await;
+        mesh.control.set(empty);
+        mesh.control.wait_acked::<ClusterLoadAssignment>().await;
+        until("calls fail", || async { load.failed() > 200 }).await;
+
+        mesh.control.set_endpoints("pay", &addresses(&mesh.backends));
+        until("calls are answered", || async { call(&mesh.channel).await.is_ok() }).await;
+        load.further(1).await;
+        let failed = load.failed();
+        load.further(12).await;
+        let counts = load.stop().await;
+        println!("{} ok, {failed} failed, slowest {:?}: {}", counts.ok, counts.slowest, counts.failed[0]);
+        assert_eq!(counts.failed.len(), failed, "calls fail although the endpoints are back");
+        for status in &counts.failed {
+            assert_eq!(status.code(), Code::Unavailable);
+            assert!(status.message().contains("pay"), "{status}");
+        }
+    }
+}
+
+/// fault 30: 20 MiB of endpoints in one resource, five times what tonic takes unasked.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_large_resource() {
+    let mesh = Mesh::start(1).await;
+    // One that does not connect to everybody.
+    let pick_first = Some(policy_list([any(&PickFirst::default())]));
+    mesh.control.set(Cluster { load_balancing_policy: pick_first, ..resources::cluster("pay") });
+    let long_name = "x".repeat(1_000);
+    let named = |mut endpoint: evenkeel_proto::envoy::config::endpoint::v3::LbEndpoint| {
+        if let Some(HostIdentifier::Endpoint(endpoint)) = &mut endpoint.host_identifier {
+            endpoint.hostname.clone_from(&long_name);
+        }
+        endpoint
+    };
+    let mut assignment = resources::load_assignment("pay", &[&mesh.backends[0].address().to_string()]);
+    let LocalityLbEndpoints { lb_endpoints, .. } = &mut assignment.endpoints[0];
+    lb_endpoints.extend(
+        (0..21_000).map(|i| named(resources::endpoint(&format!("10.0.{}.{}", i / 250, i % 250), 80))),
+    );
+    println!("{} bytes", assignment.encoded_len());
+    assert!(assignment.encoded_len() > 20 << 20);
+    mesh.control.set(assignment);
+    assert_eq!(call(&mesh.channel).await.unwrap(), mesh.backends[0].name());
+    mesh.control.wait_acked::<ClusterLoadAssignment>().await;
+    mesh.control.wait_acked::<RouteConfiguration>().await;
+    assert!(mesh.control.nacks().is_empty());
+}
