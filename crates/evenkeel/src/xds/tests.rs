@@ -277,6 +277,20 @@ async fn one_stream_for_all_channels() {
     assert_eq!((other.streams(), other.connections()), (2, 2));
 }
 
+/// fault 17: a channel leaves and another one comes for the same, before the control plane heard of it or after.
+#[tokio::test]
+async fn leaves_and_comes_back() {
+    let control = serving().await;
+    control.serve("users", "u", &[at(9)]);
+    let client = client_of(&control);
+    let mut users = Channel::to(&client, "xds:///users");
+    users.reaches(&[at(9)]).await;
+    for _ in 0..50 {
+        Channel::to(&client, "xds:///orders").reaches(&[at(1)]).await;
+    }
+    assert_eq!(control.streams(), 1);
+}
+
 /// fault 30: 20 MiB of endpoints in one response.
 #[tokio::test]
 async fn a_large_response() {
