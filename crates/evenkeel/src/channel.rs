@@ -25,7 +25,7 @@ use tonic::body::Body;
 
 use crate::builder::Builder;
 use crate::call::{self, Attempt, Calls, Deadline, End, Failure, Flight, Replay, ResponseBody, Sent, late};
-use crate::connection::Connection;
+use crate::connection::{Connection, Turn};
 use crate::entropy::Entropy;
 use crate::metrics::{AttemptMeter, Metrics};
 use crate::retry::{self, RetryPolicy, Throttle};
@@ -197,6 +197,7 @@ struct Outgoing {
 /// Where an attempt goes.
 struct Picked {
     connection: Arc<Connection>,
+    turn: Turn,
     trackers: Trackers,
     serial: u64,
     meter: Option<AttemptMeter>,
@@ -264,7 +265,11 @@ impl Outgoing {
             return Ok(response);
         }
         loop {
-            let picked = self.pick().await?;
+            let mut picked = self.pick().await?;
+            if !picked.turn.is_now() {
+                let Some(in_turn) = Box::pin(self.queue(picked)).await? else { continue };
+                picked = in_turn;
+            }
             let Some(flight) = self.send(picked)? else { continue };
             match call::send(flight, &mut self.deadline, &mut self.end).await {
                 Sent::Answered(response) => return Ok(response),
@@ -337,11 +342,31 @@ impl Outgoing {
         picked.map(|picked| Picked { meter, ..picked })
     }
 
+    /// Waits while the peer takes no more calls at once. `None` if its connection is gone meanwhile.
+    async fn queue(&mut self, mut picked: Picked) -> Result<Option<Picked>, tonic::Status> {
+        // It has less time left by then than its headers say.
+        self.says_timeout = false;
+        match self.deadline.race(picked.turn.comes()).await {
+            Some(true) => Ok(Some(picked)),
+            Some(false) => {
+                picked.trackers.finish(&CallEnd::Unsent);
+                self.outdated = Some(picked.serial);
+                Ok(None)
+            }
+            None => {
+                let Picked { connection, turn, trackers, meter, .. } = picked;
+                Attempt::new(trackers, turn, meter).finish(Code::DeadlineExceeded, None);
+                let address = connection.shared().address();
+                Err(late(&format!("endpoint {address} takes no more calls at once")))
+            }
+        }
+    }
+
     /// Sends the request where the pick says. `None` is a request that never left because its connection is gone; an error is
     /// one that no connection would take.
     fn send(
         &mut self,
-        Picked { connection, trackers, serial, meter }: Picked,
+        Picked { connection, turn, trackers, serial, meter }: Picked,
     ) -> Result<Option<Flight>, tonic::Status> {
         let body = self.body.take().unwrap_or_else(|| Replay::new(Body::empty()));
         let head = self.head(&trackers);
@@ -351,7 +376,7 @@ impl Outgoing {
                 if let Some(id) = trackers.to_wake() {
                     let _ = self.channel.commands.send(Command::Connect(id));
                 }
-                let attempt = Attempt::new(trackers, connection.shared().clone(), meter);
+                let attempt = Attempt::new(trackers, turn, meter);
                 Ok(Some(Flight::new(sent, body, attempt)))
             }
             Err(error) => {
@@ -454,6 +479,7 @@ impl Outgoing {
         match pick {
             Pick::To(id, trackers) => match snapshot.connections.get(id) {
                 Some(connection) => Look::Found(Picked {
+                    turn: connection.shared().turn(),
                     connection: connection.clone(),
                     trackers,
                     serial: snapshot.serial,

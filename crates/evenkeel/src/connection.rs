@@ -13,7 +13,7 @@ use std::fmt;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
@@ -23,7 +23,7 @@ use evenkeel_core::{Address, Status};
 use h2::client::SendRequest;
 use h2::{Ping, PingPong, Reason};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 use tokio::time::{Sleep, sleep_until};
 
 use crate::clock;
@@ -84,8 +84,13 @@ pub(crate) struct Connection {
 #[derive(Debug)]
 pub(crate) struct Shared {
     address: Address,
-    /// Calls that are under way on it.
+    /// Calls that are under way on it, or wait for their turn.
     calls: AtomicU32,
+    /// How many more calls the peer takes at once. h2 would queue the others too, but sends what was given up meanwhile, only
+    /// to reset it, which servers take for an attack.
+    room: Semaphore,
+    /// How many calls are under way above what the peer takes at once, since it takes fewer than before.
+    excess: AtomicUsize,
     lost: OnceLock<Loss>,
     /// When the peer was last heard of, in our clock's nanoseconds; only kept if somebody asks.
     heard_at: AtomicU64,
@@ -126,17 +131,57 @@ impl Shared {
         self.calls.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn call_starts(&self) {
+    /// A call, from the moment that it wants to be sent.
+    pub(crate) fn turn(self: &Arc<Shared>) -> Turn {
         self.calls.fetch_add(1, Ordering::Relaxed);
+        Turn { link: self.clone(), is_taken: false }
     }
 
-    pub(crate) fn call_ends(&self) {
-        self.calls.fetch_sub(1, Ordering::Relaxed);
+    /// Takes up to `most` off the excess; answers how many.
+    fn settle_excess(&self, most: usize) -> usize {
+        let less = |excess: usize| (excess > 0).then(|| excess.saturating_sub(most));
+        self.excess
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, less)
+            .map_or(0, |excess| excess.min(most))
     }
 
     /// Why it takes no more calls, once it does not.
     pub(crate) fn loss(&self) -> Option<&Loss> {
         self.lost.get()
+    }
+}
+
+/// A call's place among those that the peer takes at once, once it has one; given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    link: Arc<Shared>,
+    is_taken: bool,
+}
+
+impl Turn {
+    pub(crate) fn link(&self) -> &Shared {
+        &self.link
+    }
+
+    /// Takes a place if there is one. Who waits comes first.
+    pub(crate) fn is_now(&mut self) -> bool {
+        self.is_taken = self.link.room.try_acquire().map(|permit| permit.forget()).is_ok();
+        self.is_taken
+    }
+
+    /// Waits for a place; `false` if the connection takes no more calls.
+    pub(crate) async fn comes(&mut self) -> bool {
+        self.is_taken = self.link.room.acquire().await.map(|permit| permit.forget()).is_ok();
+        self.is_taken
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.link.calls.fetch_sub(1, Ordering::Relaxed);
+        if self.is_taken && self.link.settle_excess(1) == 0 {
+            self.link.room.add_permits(1);
+        }
     }
 }
 
@@ -154,6 +199,8 @@ pub(crate) struct Task {
     held: oneshot::Receiver<()>,
     alive: Option<Alive>,
     shared: Arc<Shared>,
+    /// How many calls the peer takes at once, as far as we have heard.
+    limit: usize,
 }
 
 /// Speaks HTTP/2 over a byte stream, up to the peer's SETTINGS. `held` and its receiver tell whether anybody still wants the
@@ -167,6 +214,8 @@ pub(crate) async fn handshake(
     let shared = Arc::new(Shared {
         address,
         calls: AtomicU32::new(0),
+        room: Semaphore::new(0),
+        excess: AtomicUsize::new(0),
         lost: OnceLock::new(),
         heard_at: AtomicU64::new(clock::now().as_nanos()),
     });
@@ -200,7 +249,8 @@ pub(crate) async fn handshake(
     });
     settled.await?;
     let probe = Some(sender.clone());
-    let task = Task { connection, probe, held: released, alive, shared: shared.clone() };
+    let mut task = Task { connection, probe, held: released, alive, shared: shared.clone(), limit: 0 };
+    task.follow_limit();
     Ok((Connection { sender, shared, _held: held }, task))
 }
 
@@ -211,11 +261,13 @@ impl Task {
         let mut tell = |shared: &Shared, loss: Loss| {
             if let Some(lost) = lost.take() {
                 let _ = shared.lost.set(loss.clone());
+                shared.room.close();
                 lost(loss);
             }
         };
         poll_fn(|cx| {
             let over = Pin::new(&mut self.connection).poll(cx);
+            self.follow_limit();
             // Asked after every look at the socket: what the peer said last is known only now.
             if let Some(Poll::Ready(Err(error))) = self.probe.as_mut().map(|probe| probe.poll_ready(cx)) {
                 self.probe = None;
@@ -243,6 +295,27 @@ impl Task {
             Poll::Pending
         })
         .await;
+    }
+
+    /// Makes room as the peer's last SETTINGS say.
+    fn follow_limit(&mut self) {
+        let limit = self.connection.max_concurrent_send_streams().min(Semaphore::MAX_PERMITS);
+        if limit > self.limit {
+            let more = limit - self.limit;
+            self.shared.room.add_permits(more - self.shared.settle_excess(more));
+        } else if limit < self.limit {
+            let less = self.limit - limit;
+            let excess = less - self.shared.room.forget_permits(less);
+            self.shared.excess.fetch_add(excess, Ordering::SeqCst);
+        }
+        self.limit = limit;
+    }
+}
+
+impl Drop for Task {
+    /// Also when the runtime ends under it: nobody should wait for a connection that is gone.
+    fn drop(&mut self) {
+        self.shared.room.close();
     }
 }
 
@@ -287,7 +360,9 @@ pub(crate) fn cause(error: &h2::Error) -> String {
             None => format!("GOAWAY {reason:?}"),
         },
         (None, Some(reason)) if error.is_reset() && error.is_remote() => format!("RST_STREAM {reason:?}"),
-        (None, Some(reason)) if error.is_library() => format!("the peer broke HTTP/2 or a limit ({reason:?})"),
+        (None, Some(reason)) if error.is_library() => {
+            format!("the peer broke HTTP/2 or a limit ({reason:?})")
+        }
         _ => error.to_string(),
     }
 }

@@ -680,34 +680,54 @@ fn most_memory() -> usize {
     line.trim().trim_end_matches(" kB").parse().expect("a number")
 }
 
-/// A peer that takes no streams at first, and then one: calls wait, and go one after the other.
+/// A peer that takes no calls at first, then two at once, then one: calls wait, go as they may, and go elsewhere if the peer
+/// leaves.
+///
+/// fault 54
 #[tokio::test]
 async fn calls_wait_for_a_peer_that_takes_none() {
     let peer = Peer::bind().await;
     let channel = to(peer.address()).build().unwrap();
-    let mut conn = {
-        channel.connect();
-        long(peer.accept()).await
-    };
+    channel.connect();
+    let mut conn = long(peer.accept()).await;
     conn.settings(&[(setting::MAX_CONCURRENT_STREAMS, 0)]).await.unwrap();
     long(channel.ready()).await.unwrap();
-    let mut calls = Vec::new();
-    for i in 0..3 {
-        calls.push(unary(&channel, &[i]));
-    }
-    for _ in 0..10 {
-        conn.ping().await.unwrap();
-    }
+    let calls: Vec<_> = (0..6).map(|i| unary(&channel, &[i])).collect();
+    quiet(&mut conn).await;
+    conn.settings(&[(setting::MAX_CONCURRENT_STREAMS, 2)]).await.unwrap();
+    let streams = [request(&mut conn).await.stream, request(&mut conn).await.stream];
+    quiet(&mut conn).await;
     conn.settings(&[(setting::MAX_CONCURRENT_STREAMS, 1)]).await.unwrap();
-    for _ in 0..3 {
-        let stream = request(&mut conn).await.stream;
-        conn.ping().await.unwrap();
-        assert!(timeout(Duration::ZERO, conn.next_request()).await.is_err(), "one at a time");
-        conn.respond(stream, b"", 0).await.unwrap();
+    quiet(&mut conn).await;
+    conn.respond(streams[0], b"", 0).await.unwrap();
+    quiet(&mut conn).await;
+    conn.respond(streams[1], b"", 0).await.unwrap();
+    let third = request(&mut conn).await.stream;
+    quiet(&mut conn).await;
+    conn.settings(&[(setting::MAX_CONCURRENT_STREAMS, 2)]).await.unwrap();
+    let fourth = request(&mut conn).await.stream;
+    quiet(&mut conn).await;
+
+    conn.go_away(fourth, code::NO_ERROR, b"").await.unwrap();
+    let mut next = accept(&peer).await;
+    for _ in 0..2 {
+        let stream = request(&mut next).await.stream;
+        next.respond(stream, b"", 0).await.unwrap();
     }
+    conn.respond(third, b"", 0).await.unwrap();
+    conn.respond(fourth, b"", 0).await.unwrap();
     for call in calls {
         call.await.unwrap().unwrap();
     }
+}
+
+/// Sees that no request comes, as far as one can.
+async fn quiet(conn: &mut Conn) {
+    for _ in 0..10 {
+        conn.ping().await.unwrap();
+    }
+    let request = timeout(Duration::from_millis(1), conn.next_request()).await;
+    assert!(request.is_err(), "{request:?}");
 }
 
 /// An upload waits for the peer's window, whatever it has sent before: the application is not asked for more than fits, and
