@@ -719,6 +719,23 @@ async fn calls_wait_for_a_peer_that_takes_none() {
     for call in calls {
         call.await.unwrap().unwrap();
     }
+
+    // One call too many for a limit that was lowered counts: there is no room before it is over.
+    let calls = [unary(&channel, b"x"), unary(&channel, b"y")];
+    let streams = [request(&mut next).await.stream, request(&mut next).await.stream];
+    next.settings(&[(setting::MAX_CONCURRENT_STREAMS, 1)]).await.unwrap();
+    next.ping().await.unwrap();
+    next.respond(streams[0], b"", 0).await.unwrap();
+    next.ping().await.unwrap();
+    let mut short = Request::new(message(b"short"));
+    short.set_timeout(Duration::from_millis(20));
+    let status = EchoClient::new(channel.clone()).unary(short).await.unwrap_err();
+    let text = format!("the deadline passed: endpoint {} takes no more calls at once", peer.address());
+    assert_eq!((status.code(), status.message()), (Code::DeadlineExceeded, &*text));
+    next.respond(streams[1], b"", 0).await.unwrap();
+    for call in calls {
+        call.await.unwrap().unwrap();
+    }
 }
 
 /// Sees that no request comes, as far as one can.
