@@ -365,6 +365,7 @@ async fn an_answer_that_is_not_grpc_is_named() {
     let page = b"<html><body>Service Unavailable</body></html>";
     let table = [
         ("503", "text/html; charset=utf-8", Code::Unavailable),
+        ("503", "application/grpc", Code::Unavailable),
         ("502", "text/html", Code::Unavailable),
         ("429", "application/json", Code::Unavailable),
         ("404", "text/plain", Code::Unimplemented),
