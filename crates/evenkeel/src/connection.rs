@@ -23,7 +23,7 @@ use evenkeel_core::{Address, Status};
 use h2::client::SendRequest;
 use h2::{Ping, PingPong, Reason};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
 use tokio::time::{Sleep, sleep_until};
 
 use crate::clock;
@@ -165,13 +165,13 @@ impl Turn {
 
     /// Takes a place if there is one. Who waits comes first.
     pub(crate) fn is_now(&mut self) -> bool {
-        self.is_taken = self.link.room.try_acquire().map(|permit| permit.forget()).is_ok();
+        self.is_taken = self.link.room.try_acquire().map(SemaphorePermit::forget).is_ok();
         self.is_taken
     }
 
     /// Waits for a place; `false` if the connection takes no more calls.
     pub(crate) async fn comes(&mut self) -> bool {
-        self.is_taken = self.link.room.acquire().await.map(|permit| permit.forget()).is_ok();
+        self.is_taken = self.link.room.acquire().await.map(SemaphorePermit::forget).is_ok();
         self.is_taken
     }
 }
