@@ -92,14 +92,14 @@ impl Conn {
                 // The address left the list with its connection in use: start over with the new list at once.
                 None => Some(Box::new(Attempts::new(addresses))),
             },
-            Phase::Trying(attempts) if attempts.addresses == *addresses => match attempts.was_lost(cx) {
-                true => {
+            Phase::Trying(attempts) if attempts.addresses == *addresses => {
+                let was_lost = attempts.was_lost(cx);
+                if was_lost {
                     cx.reresolve();
                     self.was_ready = true;
-                    None
                 }
-                false => Some(attempts),
-            },
+                (!was_lost).then_some(attempts)
+            }
             Phase::Trying(_) => Some(Box::new(Attempts::new(addresses))),
             Phase::Idle => None,
         };

@@ -23,7 +23,7 @@ use testkit::net::echo::EchoRequest;
 use testkit::net::echo::echo_client::EchoClient;
 use testkit::net::frames::{Answer, serve};
 
-use crate::process::Server;
+use crate::process::{Server, parse, runtime};
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
@@ -32,11 +32,13 @@ const BETWEEN_CALLS: Duration = Duration::from_millis(50);
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    let done = runtime.map_err(Error::from).and_then(|runtime| match arguments.first().map(String::as_str) {
-        Some("serve") => runtime.block_on(backends()),
-        _ => runtime.block_on(swap()),
-    });
+    let done = match arguments.first().map(String::as_str) {
+        Some("serve") => runtime().and_then(|runtime| runtime.block_on(backends())),
+        _ => {
+            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+            runtime.map_err(Error::from).and_then(|runtime| runtime.block_on(swap()))
+        }
+    };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -70,7 +72,7 @@ async fn swap() -> Result<(), Error> {
     let bootstrap = Bootstrap::from_json(&control.bootstrap("bench"))?;
     let channel = Channel::builder("xds:///bench").bootstrap(bootstrap).build()?;
     channel.ready().await?;
-    connected(&channel).await;
+    connected(&channel, &first).await;
     println!("{count} endpoints connected");
 
     let calls = tokio::spawn(calls(EchoClient::new(channel.clone())));
@@ -79,7 +81,7 @@ async fn swap() -> Result<(), Error> {
     control.set_endpoints("backends", &second);
     control.wait_acked::<ClusterLoadAssignment>().await;
     let acked = began.elapsed();
-    connected(&channel).await;
+    connected(&channel, &second).await;
     let all = began.elapsed();
     calls.abort();
     let calls = CALLS.lock().map_err(|_| "a call panicked")?.clone();
@@ -149,7 +151,7 @@ async fn calls(mut client: EchoClient<Channel>) {
 
 /// Addresses 127.0.0.1 and on, from the first to be left out.
 fn endpoints(server: &Server, skip: usize, count: usize) -> Result<Vec<SocketAddr>, Error> {
-    let first: SocketAddr = server.addresses.first().ok_or("no address")?.parse()?;
+    let first = parse(&[server.addresses.first().ok_or("no address")?])?[0];
     let address = |n: usize| {
         let n = u32::try_from(n + 1).unwrap_or(1);
         SocketAddr::from((std::net::Ipv4Addr::from(0x7f00_0000 + n), first.port()))
@@ -157,11 +159,17 @@ fn endpoints(server: &Server, skip: usize, count: usize) -> Result<Vec<SocketAdd
     Ok((skip..skip + count).map(address).collect())
 }
 
-/// Waits until every endpoint is connected.
-async fn connected(channel: &Channel) {
-    while channel.tree().await.is_none_or(|tree| !is_connected(&tree)) {
+/// Waits until the channel has these endpoints, and every one is connected.
+async fn connected(channel: &Channel, endpoints: &[SocketAddr]) {
+    let one = endpoints.first().map(ToString::to_string).unwrap_or_default();
+    while channel.tree().await.is_none_or(|tree| !(has(&tree, &one) && is_connected(&tree))) {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+}
+
+fn has(tree: &Description, address: &String) -> bool {
+    tree.endpoints.iter().any(|row| row.addresses.contains(address))
+        || tree.children.iter().any(|(_, child)| has(child, address))
 }
 
 fn is_connected(tree: &Description) -> bool {

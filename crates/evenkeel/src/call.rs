@@ -26,7 +26,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use tonic::body::Body;
 use tonic::metadata::MetadataMap;
 
-use crate::connection::{Shared as Link, cause};
+use crate::connection::{Turn, cause};
 use crate::metrics::{AttemptMeter, CallMeter};
 use crate::retry::{Pushback, Retries, RetryPolicy, Throttle};
 use crate::{clock, status};
@@ -450,17 +450,16 @@ pub(crate) struct Failure {
 /// Tells those who track an attempt how it ended, once, also if it is dropped.
 pub(crate) struct Attempt {
     trackers: Trackers,
-    link: Arc<Link>,
+    turn: Turn,
     meter: Option<AttemptMeter>,
 }
 
 impl Attempt {
-    pub(crate) fn new(trackers: Trackers, link: Arc<Link>, meter: Option<AttemptMeter>) -> Attempt {
-        link.call_starts();
-        Attempt { trackers, link, meter }
+    pub(crate) fn new(trackers: Trackers, turn: Turn, meter: Option<AttemptMeter>) -> Attempt {
+        Attempt { trackers, turn, meter }
     }
 
-    fn finish(mut self, code: Code, trailers: Option<&mut HeaderMap>) {
+    pub(crate) fn finish(mut self, code: Code, trailers: Option<&mut HeaderMap>) {
         if let Some(meter) = &self.meter {
             meter.finish(code);
         }
@@ -476,15 +475,15 @@ impl Attempt {
 
     /// What a call says whose time is over before it had an answer.
     fn unanswered(&self) -> tonic::Status {
-        late(&format!("endpoint {} has not answered", self.link.address()))
+        late(&format!("endpoint {} has not answered", self.turn.link().address()))
     }
 
     /// What a stream that was cut short means, with the reason of the connection's end where there is one.
     fn failure(&self, error: &h2::Error) -> tonic::Status {
         let code = status::code_of_error(error);
-        let why = match self.link.loss() {
+        let why = match self.turn.link().loss() {
             Some(loss) if error.is_io() => loss.status.message().to_owned(),
-            _ => format!("endpoint {}: {}", self.link.address(), cause(error)),
+            _ => format!("endpoint {}: {}", self.turn.link().address(), cause(error)),
         };
         tonic::Status::new(tonic::Code::from(code as i32), why)
     }
@@ -492,7 +491,6 @@ impl Attempt {
 
 impl Drop for Attempt {
     fn drop(&mut self) {
-        self.link.call_ends();
         if !self.trackers.is_empty() {
             contained(|| drop(mem::take(&mut self.trackers)));
         }
@@ -612,7 +610,8 @@ impl Flight {
         let (mut parts, stream) = head.into_parts();
         if let Some(found) = status::not_grpc(&parts) {
             let code = tonic::Code::from(status::code_of_http(parts.status) as i32);
-            let text = format!("endpoint {}: expected a gRPC answer, found {found}", attempt.link.address());
+            let text =
+                format!("endpoint {}: expected a gRPC answer, found {found}", attempt.turn.link().address());
             return Err(self.fall(Err(tonic::Status::new(code, text)), Some(attempt)));
         }
         // A failure in the head is the whole answer, also if h2 cannot say that the stream has ended: a server that
@@ -823,7 +822,7 @@ impl Live {
     }
 
     fn unfinished(&self) -> tonic::Status {
-        late(&format!("endpoint {} has not finished its answer", self.attempt.link.address()))
+        late(&format!("endpoint {} has not finished its answer", self.attempt.turn.link().address()))
     }
 }
 

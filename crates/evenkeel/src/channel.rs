@@ -25,7 +25,7 @@ use tonic::body::Body;
 
 use crate::builder::Builder;
 use crate::call::{Attempt, Calls, Deadline, End, Failure, Fallen, Flight, Replay, ResponseBody, late};
-use crate::connection::Connection;
+use crate::connection::{Connection, Turn};
 use crate::entropy::Entropy;
 use crate::metrics::{AttemptMeter, Metrics};
 use crate::retry::{self, RetryPolicy, Throttle};
@@ -256,6 +256,8 @@ enum Stage {
     Faults,
     /// It needs an endpoint.
     Pick,
+    /// Its endpoint takes no more calls at the moment.
+    Queue(Picked),
     /// An attempt is on its way.
     Sent(Flight),
     /// An attempt failed.
@@ -267,6 +269,7 @@ enum Stage {
 /// Where an attempt goes.
 struct Picked {
     connection: Arc<Connection>,
+    turn: Turn,
     trackers: Trackers,
     serial: u64,
 }
@@ -325,7 +328,7 @@ impl Outgoing {
         }
         self.meter = self.end.attempt();
         match self.look_for_endpoint(&snapshot) {
-            Look::Found(picked) => self.send(picked),
+            Look::Found(picked) => self.take_turn(picked),
             Look::Wait(_) => Stage::Pick,
             Look::Fail(status) => Stage::Failed(self.unplaced(status::to_tonic(&status))),
         }
@@ -366,10 +369,11 @@ impl Outgoing {
             Stage::Pick => {
                 self.meter = self.meter.take().or_else(|| self.end.attempt());
                 match self.wait(Outgoing::look_for_endpoint).await {
-                    Ok(picked) => Ok(self.send(picked)),
+                    Ok(picked) => Ok(self.take_turn(picked)),
                     Err(status) => Err(Err(self.unplaced(status))),
                 }
             }
+            Stage::Queue(picked) => self.queue(picked).await.map_err(Err),
             Stage::Sent(mut flight) => {
                 let head = poll_fn(|cx| flight.poll_head(cx, &mut self.deadline)).await;
                 match flight.land(head, &mut self.deadline, &mut self.end) {
@@ -439,8 +443,33 @@ impl Outgoing {
         Ok(None)
     }
 
+    /// Sends the request, unless it has to wait for its turn.
+    fn take_turn(&mut self, mut picked: Picked) -> Stage {
+        if picked.turn.is_now() { self.send(picked) } else { Stage::Queue(picked) }
+    }
+
+    /// Waits while the peer takes no more calls at once.
+    async fn queue(&mut self, mut picked: Picked) -> Result<Stage, tonic::Status> {
+        // It has less time left by then than its headers say.
+        self.says_timeout = false;
+        match self.deadline.race(picked.turn.comes()).await {
+            Some(true) => Ok(self.send(picked)),
+            Some(false) => {
+                picked.trackers.finish(&CallEnd::Unsent);
+                self.outdated = Some(picked.serial);
+                Ok(Stage::Pick)
+            }
+            None => {
+                let Picked { connection, turn, trackers, .. } = picked;
+                Attempt::new(trackers, turn, self.meter.take()).finish(Code::DeadlineExceeded, None);
+                let address = connection.shared().address();
+                Err(late(&format!("endpoint {address} takes no more calls at once")))
+            }
+        }
+    }
+
     /// Sends the request where the pick says. A request that never left because its connection is gone needs another pick.
-    fn send(&mut self, Picked { connection, trackers, serial }: Picked) -> Stage {
+    fn send(&mut self, Picked { connection, turn, trackers, serial }: Picked) -> Stage {
         let body = self.body.take().unwrap_or_else(|| Replay::new(Body::empty()));
         let head = self.head(&trackers);
         match connection.sender().send_request(head, body.is_empty()) {
@@ -452,7 +481,7 @@ impl Outgoing {
                 if let Some(meter) = &meter {
                     meter.placed(trackers.place());
                 }
-                let attempt = Attempt::new(trackers, connection.shared().clone(), meter);
+                let attempt = Attempt::new(trackers, turn, meter);
                 Stage::Sent(Flight::new(sent, body, attempt))
             }
             Err(error) => {
@@ -560,9 +589,12 @@ impl Outgoing {
         };
         match pick {
             Pick::To(id, trackers) => match snapshot.connections.get(id) {
-                Some(connection) => {
-                    Look::Found(Picked { connection: connection.clone(), trackers, serial: snapshot.serial })
-                }
+                Some(connection) => Look::Found(Picked {
+                    turn: connection.shared().turn(),
+                    connection: connection.clone(),
+                    trackers,
+                    serial: snapshot.serial,
+                }),
                 None => {
                     trackers.finish(&CallEnd::Unsent);
                     Look::Wait("the connection that was chosen is gone")

@@ -133,9 +133,11 @@ impl tower_service::Service<http::Request<Body>> for Direct {
         let request = self.head.request(parts.method, path, None, parts.headers);
         let connection = self.connection.clone();
         Box::pin(async move {
+            let mut turn = connection.shared().turn();
+            turn.comes().await;
             let sent = connection.sender().send_request(request, false);
             let sent = sent.map_err(|error| Status::unavailable(error.to_string()))?;
-            let attempt = Attempt::new(Trackers::none(), connection.shared().clone(), None);
+            let attempt = Attempt::new(Trackers::none(), turn, None);
             let mut flight = Flight::new(sent, Replay::new(body), attempt);
             let mut deadline = Deadline::default();
             let head = poll_fn(|cx| flight.poll_head(cx, &mut deadline)).await;
