@@ -25,6 +25,8 @@ pub struct Conn {
     phase: Phase,
     /// Failed, and not ready since.
     failed: bool,
+    /// Ready at some time, if only between two looks.
+    was_ready: bool,
 }
 
 #[derive(Debug, Default)]
@@ -77,7 +79,7 @@ impl Conn {
         cx: &mut Cx<'_>,
     ) -> ConnState {
         let Some(first) = addresses.first() else {
-            *self = Conn { phase: Phase::Idle, failed: true };
+            *self = Conn { phase: Phase::Idle, failed: true, was_ready: false };
             return ConnState { connectivity: Connectivity::TransientFailure, subchannel: None };
         };
         let attempts = match std::mem::take(&mut self.phase) {
@@ -90,7 +92,14 @@ impl Conn {
                 // The address left the list with its connection in use: start over with the new list at once.
                 None => Some(Box::new(Attempts::new(addresses))),
             },
-            Phase::Trying(attempts) if attempts.addresses == *addresses => Some(attempts),
+            Phase::Trying(attempts) if attempts.addresses == *addresses => {
+                let was_lost = attempts.was_lost(cx);
+                if was_lost {
+                    cx.reresolve();
+                    self.was_ready = true;
+                }
+                (!was_lost).then_some(attempts)
+            }
             Phase::Trying(_) => Some(Box::new(Attempts::new(addresses))),
             Phase::Idle => None,
         };
@@ -107,8 +116,13 @@ impl Conn {
         self.attempt(attempts.unwrap_or_else(|| Box::new(Attempts::new(addresses))), cx)
     }
 
+    /// Whether it was ever ready since there are addresses.
+    pub fn was_ready(&self) -> bool {
+        self.was_ready
+    }
+
     fn ready(&mut self, id: SubchannelId, cx: &mut Cx<'_>) -> ConnState {
-        *self = Conn { phase: Phase::Ready(id), failed: false };
+        *self = Conn { phase: Phase::Ready(id), failed: false, was_ready: true };
         cx.keep(id);
         ConnState { connectivity: Connectivity::Ready, subchannel: Some(id) }
     }
@@ -140,6 +154,13 @@ impl Attempts {
             passed: false,
             reported: 0,
         }
+    }
+
+    /// Whether a connection was made and lost since the last look: an attempt leaves IDLE and comes back to it only by a
+    /// failure, which is counted, or so. After the pass idle ones are connected in any case.
+    fn was_lost(&self, cx: &Cx<'_>) -> bool {
+        let is_idle = |id| cx.look(id).is_some_and(|tried| tried.connectivity() == Connectivity::Idle);
+        !self.passed && self.tried.iter().any(|tried| is_idle(tried.0) && !has_failed(tried, cx))
     }
 
     /// Answers a subchannel that is ready, or goes on trying. Nothing is kept before it is known to be needed.

@@ -302,7 +302,9 @@ impl Trackers {
 
 impl Drop for Trackers {
     fn drop(&mut self) {
-        self.tell(&CallEnd::Cancelled);
+        if !self.is_empty() {
+            self.tell(&CallEnd::Cancelled);
+        }
     }
 }
 

@@ -26,13 +26,17 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use tonic::body::Body;
 use tonic::metadata::MetadataMap;
 
-use crate::connection::{Shared as Link, cause};
+use crate::connection::{Turn, cause};
 use crate::metrics::{AttemptMeter, CallMeter};
 use crate::retry::{Pushback, Retries, RetryPolicy, Throttle};
 use crate::{clock, status};
 
 /// What is kept of a request body for another attempt; a call that sent more is not repeated (gRPC's default).
 const MAX_KEPT: usize = 256 << 10;
+
+/// So many bytes of an answer may be read without the peer being told. Ten thousand slow readers on one connection then hold
+/// back half of its window at most.
+const LITTLE: usize = 256;
 
 /// The calls of a channel.
 #[derive(Debug, Default)]
@@ -433,14 +437,6 @@ impl Drop for UploadTask {
     }
 }
 
-/// How an attempt came out.
-pub(crate) enum Sent {
-    /// The peer answers.
-    Answered(http::Response<ResponseBody>),
-    /// It failed before there was anything of an answer.
-    Failed(Failure),
-}
-
 /// An attempt that failed.
 pub(crate) struct Failure {
     pub(crate) code: Code,
@@ -454,17 +450,16 @@ pub(crate) struct Failure {
 /// Tells those who track an attempt how it ended, once, also if it is dropped.
 pub(crate) struct Attempt {
     trackers: Trackers,
-    link: Arc<Link>,
+    turn: Turn,
     meter: Option<AttemptMeter>,
 }
 
 impl Attempt {
-    pub(crate) fn new(trackers: Trackers, link: Arc<Link>, meter: Option<AttemptMeter>) -> Attempt {
-        link.call_starts();
-        Attempt { trackers, link, meter }
+    pub(crate) fn new(trackers: Trackers, turn: Turn, meter: Option<AttemptMeter>) -> Attempt {
+        Attempt { trackers, turn, meter }
     }
 
-    fn finish(mut self, code: Code, trailers: Option<&mut HeaderMap>) {
+    pub(crate) fn finish(mut self, code: Code, trailers: Option<&mut HeaderMap>) {
         if let Some(meter) = &self.meter {
             meter.finish(code);
         }
@@ -478,12 +473,17 @@ impl Attempt {
         });
     }
 
+    /// What a call says whose time is over before it had an answer.
+    fn unanswered(&self) -> tonic::Status {
+        late(&format!("endpoint {} has not answered", self.turn.link().address()))
+    }
+
     /// What a stream that was cut short means, with the reason of the connection's end where there is one.
     fn failure(&self, error: &h2::Error) -> tonic::Status {
         let code = status::code_of_error(error);
-        let why = match self.link.loss() {
+        let why = match self.turn.link().loss() {
             Some(loss) if error.is_io() => loss.status.message().to_owned(),
-            _ => format!("endpoint {}: {}", self.link.address(), cause(error)),
+            _ => format!("endpoint {}: {}", self.turn.link().address(), cause(error)),
         };
         tonic::Status::new(tonic::Code::from(code as i32), why)
     }
@@ -491,7 +491,6 @@ impl Attempt {
 
 impl Drop for Attempt {
     fn drop(&mut self) {
-        self.link.call_ends();
         if !self.trackers.is_empty() {
             contained(|| drop(mem::take(&mut self.trackers)));
         }
@@ -521,23 +520,27 @@ fn load_of(trailers: &mut HeaderMap) -> Option<LoadReport> {
 /// An attempt on its way: sent, or being sent, and not answered yet.
 pub(crate) struct Flight {
     response: ResponseFuture,
-    upload: Uploading,
-    attempt: Attempt,
+    /// The request body, while it is here.
+    upload: Option<Upload>,
+    progress: Progress,
+    /// `None` once there is an answer.
+    attempt: Option<Attempt>,
 }
 
 /// How far the request body is.
-enum Uploading {
+enum Progress {
     /// It is sent by whoever waits for the answer.
-    InPlace(Upload),
+    InPlace,
     /// It takes its time, in a task of its own.
     Apart(UploadTask),
     /// All of it was sent, or the peer wants no more.
-    Done(Replay),
+    Done,
     /// It failed.
     Failed(tonic::Status),
-    /// It is going from one to the other; never seen from outside.
-    Between,
 }
+
+/// The head of an answer; `None` if there is none because the request body failed or the deadline passed.
+type Head = Option<Result<http::Response<RecvStream>, h2::Error>>;
 
 impl Flight {
     /// An attempt whose head h2 has taken.
@@ -546,97 +549,89 @@ impl Flight {
         replay: Replay,
         attempt: Attempt,
     ) -> Flight {
-        let upload = Uploading::InPlace(Upload::new(replay, stream, attempt.meter.clone()));
-        Flight { response, upload, attempt }
+        let upload = Some(Upload::new(replay, stream, attempt.meter.clone()));
+        Flight { response, upload, progress: Progress::InPlace, attempt: Some(attempt) }
     }
 
-    /// Sends, and waits for the head of the answer. `None` if the body failed or the deadline passed before.
-    fn poll_head(
-        &mut self,
-        cx: &mut Context<'_>,
-        deadline: &mut Deadline,
-    ) -> Poll<Option<Result<http::Response<RecvStream>, h2::Error>>> {
-        if let Uploading::InPlace(upload) = &mut self.upload {
-            let uploaded = upload.poll(cx);
-            self.upload = match (uploaded, mem::replace(&mut self.upload, Uploading::Between)) {
-                (Poll::Ready(Uploaded::Failed(status)), _) => Uploading::Failed(status),
-                (Poll::Ready(Uploaded::Done), Uploading::InPlace(upload)) => Uploading::Done(upload.replay),
-                (Poll::Pending, Uploading::InPlace(upload)) => Uploading::Apart(UploadTask::spawn(upload)),
-                (_, other) => other,
+    /// Sends, and waits for the head of the answer.
+    pub(crate) fn poll_head(&mut self, cx: &mut Context<'_>, deadline: &mut Deadline) -> Poll<Head> {
+        if let (Progress::InPlace, Some(upload)) = (&self.progress, &mut self.upload) {
+            self.progress = match upload.poll(cx) {
+                Poll::Ready(Uploaded::Done) => Progress::Done,
+                Poll::Ready(Uploaded::Failed(status)) => Progress::Failed(status),
+                Poll::Pending => self
+                    .upload
+                    .take()
+                    .map_or(Progress::Done, |upload| Progress::Apart(UploadTask::spawn(upload))),
             };
-            if let Uploading::Failed(_) = self.upload {
-                return Poll::Ready(None);
-            }
+        }
+        if let Progress::Failed(_) = self.progress {
+            return Poll::Ready(None);
         }
         match Pin::new(&mut self.response).poll(cx) {
             Poll::Ready(head) => Poll::Ready(Some(head)),
             Poll::Pending => deadline.poll_passed(cx).map(|()| None),
         }
     }
-}
 
-/// Waits for the head of an attempt's answer.
-pub(crate) async fn send(mut flight: Flight, deadline: &mut Deadline, end: &mut End) -> Sent {
-    let head = poll_fn(|cx| flight.poll_head(cx, deadline)).await;
-    let late = |status: tonic::Status, attempt: &Attempt| {
-        // A peer that keeps the same deadline may notice first, and cancels the call.
-        if status.code() == tonic::Code::Cancelled && deadline.has_passed() {
-            unanswered(attempt)
-        } else {
-            status
-        }
-    };
-    // Failures are rare; in a box they take no room in calls that do not fail.
-    match head {
-        Some(Ok(head)) => match flight.answered(head, deadline, end) {
-            Ok(response) => Sent::Answered(response),
-            Err(fallen) => Box::pin(fallen.land()).await,
-        },
-        Some(Err(error)) => {
-            let status = late(flight.attempt.failure(&error), &flight.attempt);
-            Box::pin(flight.fall(Err(status), status::is_unprocessed(&error)).land()).await
-        }
-        None => {
-            let status = unanswered(&flight.attempt);
-            Box::pin(flight.fall(Err(status), false).land()).await
+    /// Makes an answer of the head, or a failure.
+    pub(crate) fn land(
+        &mut self,
+        head: Head,
+        deadline: &mut Deadline,
+        end: &mut End,
+    ) -> Result<http::Response<ResponseBody>, Box<Fallen>> {
+        let Some(attempt) = self.attempt.take() else {
+            return Err(self.fall(Err(tonic::Status::internal("an attempt was answered twice")), None));
+        };
+        match head {
+            Some(Ok(head)) => self.answered(head, attempt, deadline, end),
+            Some(Err(error)) => {
+                let mut status = attempt.failure(&error);
+                // A peer that keeps the same deadline may notice first, and cancels the call.
+                if status.code() == tonic::Code::Cancelled && deadline.has_passed() {
+                    status = attempt.unanswered();
+                }
+                let fallen = self.fall(Err(status), Some(attempt));
+                Err(Box::new(Fallen { is_unprocessed: status::is_unprocessed(&error), ..*fallen }))
+            }
+            None => Err(self.fall(Err(attempt.unanswered()), Some(attempt))),
         }
     }
-}
 
-impl Flight {
     /// The answer, if its head is not the end of it.
     fn answered(
-        self,
+        &mut self,
         head: http::Response<RecvStream>,
+        attempt: Attempt,
         deadline: &mut Deadline,
         end: &mut End,
     ) -> Result<http::Response<ResponseBody>, Box<Fallen>> {
         let (mut parts, stream) = head.into_parts();
         if let Some(found) = status::not_grpc(&parts) {
             let code = tonic::Code::from(status::code_of_http(parts.status) as i32);
-            let address = self.attempt.link.address();
-            let text = format!("endpoint {address}: expected a gRPC answer, found {found}");
-            return Err(self.fall(Err(tonic::Status::new(code, text)), false));
+            let text =
+                format!("endpoint {}: expected a gRPC answer, found {found}", attempt.turn.link().address());
+            return Err(self.fall(Err(tonic::Status::new(code, text)), Some(attempt)));
         }
         // A failure in the head is the whole answer, also if h2 cannot say that the stream has ended: a server that
         // answers before it has the whole request resets it behind its answer.
         let code = status::code_of(&parts.headers);
         if code == Some(Code::Cancelled) && deadline.has_passed() {
-            let status = unanswered(&self.attempt);
-            return Err(self.fall(Err(status), false));
+            return Err(self.fall(Err(attempt.unanswered()), Some(attempt)));
         }
         if stream.is_end_stream() || code.is_some_and(|code| code != Code::Ok) {
             let code = code.unwrap_or(Code::Unknown);
             if code != Code::Ok {
-                return Err(self.fall(Ok((code, parts)), false));
+                return Err(self.fall(Ok((code, parts)), Some(attempt)));
             }
-            self.attempt.finish(code, Some(&mut parts.headers));
+            attempt.finish(code, Some(&mut parts.headers));
             end.committed(code);
             end.over(code);
             return Ok(http::Response::from_parts(parts, ResponseBody::empty()));
         }
-        let upload = match self.upload {
-            Uploading::Apart(mut task) => {
+        let upload = match mem::replace(&mut self.progress, Progress::Done) {
+            Progress::Apart(mut task) => {
                 task.back = None;
                 Some(task)
             }
@@ -644,26 +639,30 @@ impl Flight {
         };
         let live = Live {
             stream,
-            attempt: self.attempt,
+            attempt,
             _upload: upload,
             deadline: mem::take(deadline),
             end: end.hand_on(),
+            unreleased: 0,
         };
         Ok(http::Response::from_parts(parts, ResponseBody(Some(live))))
     }
 
     fn fall(
-        self,
+        &mut self,
         why: Result<(Code, http::response::Parts), tonic::Status>,
-        is_unprocessed: bool,
+        attempt: Option<Attempt>,
     ) -> Box<Fallen> {
-        Box::new(Fallen { flight: self, why, is_unprocessed })
+        let progress = mem::replace(&mut self.progress, Progress::Done);
+        Box::new(Fallen { upload: self.upload.take(), progress, attempt, why, is_unprocessed: false })
     }
 }
 
 /// An attempt that failed before there was anything of an answer but a status.
-struct Fallen {
-    flight: Flight,
+pub(crate) struct Fallen {
+    upload: Option<Upload>,
+    progress: Progress,
+    attempt: Option<Attempt>,
     /// The peer's answer, or what went wrong.
     why: Result<(Code, http::response::Parts), tonic::Status>,
     is_unprocessed: bool,
@@ -671,46 +670,41 @@ struct Fallen {
 
 impl Fallen {
     /// Gets the body back, so that it can be sent again. If the body itself failed, that is what the call failed with.
-    async fn land(self: Box<Fallen>) -> Sent {
-        let Fallen { flight: Flight { upload, attempt, response }, why, is_unprocessed } = *self;
-        // An upload in a task of its own ends when it is told to, whatever becomes of the stream.
-        drop(response);
-        let back = match upload {
-            Uploading::InPlace(upload) => Ok(Some(upload.replay)),
-            Uploading::Apart(task) => task.stop().await,
-            Uploading::Done(replay) => Ok(Some(replay)),
-            Uploading::Failed(status) => Err(status),
-            Uploading::Between => Ok(None),
+    pub(crate) async fn body_back(self: Box<Fallen>) -> Failure {
+        let Fallen { upload, progress, attempt, why, is_unprocessed } = *self;
+        let back = match progress {
+            Progress::InPlace | Progress::Done => Ok(upload.map(|upload| upload.replay)),
+            // It ends when it is told to, whatever becomes of the stream.
+            Progress::Apart(task) => task.stop().await,
+            Progress::Failed(status) => Err(status),
         };
-        let replay = back.map(|replay| replay.filter(Replay::is_whole));
-        let (code, outcome, replay) = match (why, replay) {
-            (Ok((code, mut parts)), replay) => {
-                attempt.finish(code, Some(&mut parts.headers));
-                let response = http::Response::from_parts(parts, ResponseBody::empty());
-                return Sent::Failed(Failure {
-                    code,
-                    outcome: Ok(response),
-                    is_unprocessed,
-                    replay: replay.unwrap_or(None),
-                });
+        let (why, replay) = match (why, back) {
+            (Err(_), Err(status)) => (Err(status), None),
+            (why, back) => (why, back.unwrap_or(None).filter(Replay::is_whole)),
+        };
+        let finish = |code, headers: Option<&mut HeaderMap>| {
+            if let Some(attempt) = attempt {
+                attempt.finish(code, headers);
             }
-            (Err(_), Err(status)) => (status::code(status.code() as i32), Err(status), None),
-            (Err(status), Ok(replay)) => (status::code(status.code() as i32), Err(status), replay),
         };
-        attempt.finish(code, None);
-        Sent::Failed(Failure { code, outcome, is_unprocessed, replay })
+        let (code, outcome) = match why {
+            Ok((code, mut parts)) => {
+                finish(code, Some(&mut parts.headers));
+                (code, Ok(http::Response::from_parts(parts, ResponseBody::empty())))
+            }
+            Err(status) => {
+                let code = status::code(status.code() as i32);
+                finish(code, None);
+                (code, Err(status))
+            }
+        };
+        Failure { code, outcome, is_unprocessed, replay }
     }
 }
 
 /// What a call says whose time is over.
 pub(crate) fn late(waiting_for: &str) -> tonic::Status {
     tonic::Status::deadline_exceeded(format!("the deadline passed: {waiting_for}"))
-}
-
-/// What a call says whose time is over before it had an answer. A peer that keeps the same deadline may notice first, and
-/// cancels the call.
-fn unanswered(attempt: &Attempt) -> tonic::Status {
-    late(&format!("endpoint {} has not answered", attempt.link.address()))
 }
 
 /// The body of an answer. It is watched to its end: those who track the call are told how it ended, also if it is dropped.
@@ -726,6 +720,8 @@ struct Live {
     _upload: Option<UploadTask>,
     deadline: Deadline,
     end: End,
+    /// What was read and the peer was not told of.
+    unreleased: usize,
 }
 
 impl ResponseBody {
@@ -758,8 +754,7 @@ impl http_body::Body for ResponseBody {
                 return Poll::Ready(self.fail(status));
             }
             Poll::Ready(Some(Ok(data))) => {
-                // Read is read: the peer may send as much again.
-                let _ = live.stream.flow_control().release_capacity(data.len());
+                live.release(data.len());
                 if let Some(meter) = &live.attempt.meter {
                     meter.received(&data);
                 }
@@ -805,13 +800,29 @@ impl ResponseBody {
 }
 
 impl Live {
+    /// Read is read: the peer may send as much again. Of little it is told only when more is waited for: the end of a stream
+    /// tells the rest by itself, which spares short answers a step.
+    fn release(&mut self, bytes: usize) {
+        self.unreleased += bytes;
+        if self.unreleased > LITTLE {
+            self.release_all();
+        }
+    }
+
+    fn release_all(&mut self) {
+        if self.unreleased > 0 {
+            let _ = self.stream.flow_control().release_capacity(mem::take(&mut self.unreleased));
+        }
+    }
+
     fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<tonic::Status> {
+        self.release_all();
         ready!(self.deadline.poll_passed(cx));
         Poll::Ready(self.unfinished())
     }
 
     fn unfinished(&self) -> tonic::Status {
-        late(&format!("endpoint {} has not finished its answer", self.attempt.link.address()))
+        late(&format!("endpoint {} has not finished its answer", self.attempt.turn.link().address()))
     }
 }
 

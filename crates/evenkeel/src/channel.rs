@@ -1,15 +1,15 @@
 //! The channel: what a generated client is given, and the way of a call through it.
 //!
-//! [`Outgoing::run`] is that way: route, pick, send, and again where the call may be repeated. Everything it looks at is in the latest
+//! [`Outgoing::start`] and [`Outgoing::advance`] are that way: route, pick, send, and again where the call may be repeated. Everything it looks at is in the latest
 //! snapshot; it waits for the driver only if there is nobody to send to.
 
 use std::borrow::Cow;
 use std::cell::Cell;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::{fmt, mem};
 
 use evenkeel_core::{
@@ -24,8 +24,8 @@ use tokio::time::{Instant, sleep};
 use tonic::body::Body;
 
 use crate::builder::Builder;
-use crate::call::{self, Attempt, Calls, Deadline, End, Failure, Flight, Replay, ResponseBody, Sent, late};
-use crate::connection::Connection;
+use crate::call::{Attempt, Calls, Deadline, End, Failure, Fallen, Flight, Replay, ResponseBody, late};
+use crate::connection::{Connection, Turn};
 use crate::entropy::Entropy;
 use crate::metrics::{AttemptMeter, Metrics};
 use crate::retry::{self, RetryPolicy, Throttle};
@@ -158,14 +158,65 @@ impl Channel {
 impl tower_service::Service<http::Request<Body>> for Channel {
     type Response = http::Response<ResponseBody>;
     type Error = tonic::Status;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+    type Future = ResponseFuture;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), tonic::Status>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        Box::pin(Outgoing::new(self.inner.clone(), request).run())
+    fn call(&mut self, request: http::Request<Body>) -> ResponseFuture {
+        let mut future = ResponseFuture {
+            call: Some(Outgoing::new(self.inner.clone(), request)),
+            stage: None,
+            boxed: None,
+        };
+        future.stage = future.call.as_mut().map(Outgoing::start);
+        future
+    }
+}
+
+/// A call that is not answered yet. Dropping it cancels the call.
+///
+/// Most calls are sent at once and answered well, and need no allocation for that. Whatever else happens to a call happens in
+/// a box.
+pub struct ResponseFuture {
+    call: Option<Outgoing>,
+    stage: Option<Stage>,
+    boxed: Option<Pin<Box<dyn Future<Output = Outcome> + Send>>>,
+}
+
+type Outcome = Result<http::Response<ResponseBody>, tonic::Status>;
+
+impl Future for ResponseFuture {
+    type Output = Outcome;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome> {
+        let this = &mut *self;
+        if let (Some(call), Some(Stage::Sent(flight))) = (&mut this.call, &mut this.stage) {
+            let head = ready!(flight.poll_head(cx, &mut call.deadline));
+            match flight.land(head, &mut call.deadline, &mut call.end) {
+                Ok(response) => {
+                    (this.call, this.stage) = (None, None);
+                    return Poll::Ready(Ok(response));
+                }
+                Err(fallen) => this.stage = Some(Stage::Fallen(fallen)),
+            }
+        }
+        if let (Some(call), Some(stage)) = (this.call.take(), this.stage.take()) {
+            this.boxed = Some(Box::pin(call.run(stage)));
+        }
+        let Some(call) = &mut this.boxed else {
+            return Poll::Ready(Err(tonic::Status::internal("a call was asked for its answer twice")));
+        };
+        let outcome = ready!(call.as_mut().poll(cx));
+        this.boxed = None;
+        Poll::Ready(outcome)
+    }
+}
+
+impl fmt::Debug for ResponseFuture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ResponseFuture")
     }
 }
 
@@ -176,7 +227,7 @@ struct Outgoing {
     path: PathAndQuery,
     /// Given away to each attempt.
     headers: HeaderMap,
-    /// What was given away, for another attempt.
+    /// What was given away, for another attempt; without what every request says.
     kept: Vec<(HeaderName, HeaderValue)>,
     /// Given to each attempt, and back if it can be repeated.
     body: Option<Replay>,
@@ -190,16 +241,37 @@ struct Outgoing {
     /// The snapshot whose connection turned out to be gone: another one is needed.
     outdated: Option<u64>,
     refused: bool,
+    /// Of the attempt that is about to be made.
+    meter: Option<AttemptMeter>,
     /// The cluster that a pick failed in, for metrics (A89).
     backend_service: Cell<Option<Arc<str>>>,
+}
+
+/// How far a call is.
+#[expect(clippy::large_enum_variant, reason = "the large one is the common one")]
+enum Stage {
+    /// It needs a route.
+    Route,
+    /// Its route has filters.
+    Faults,
+    /// It needs an endpoint.
+    Pick,
+    /// Its endpoint takes no more calls at the moment.
+    Queue(Picked),
+    /// An attempt is on its way.
+    Sent(Flight),
+    /// An attempt failed.
+    Fallen(Box<Fallen>),
+    /// It cannot go on.
+    Failed(tonic::Status),
 }
 
 /// Where an attempt goes.
 struct Picked {
     connection: Arc<Connection>,
+    turn: Turn,
     trackers: Trackers,
     serial: u64,
-    meter: Option<AttemptMeter>,
 }
 
 /// What one look at the channel led to.
@@ -217,7 +289,7 @@ impl Outgoing {
         let method = channel.service_config.method(path.path());
         let own = request.extensions.get::<WaitForReady>().map(|WaitForReady(wait)| *wait);
         let wait_for_ready = own.or(method.and_then(|method| method.wait_for_ready)).unwrap_or(false);
-        let said = request.headers.get(&timeout::NAME).and_then(timeout::parse);
+        let said = status::find(&request.headers, timeout::NAME.as_str()).and_then(timeout::parse);
         let limit = said.into_iter().chain(method.and_then(|method| method.timeout)).min();
         let policy = method.and_then(|method| method.retry).unwrap_or(RetryPolicy::NEVER);
         let meter = channel.metrics.call(path.path());
@@ -236,14 +308,40 @@ impl Outgoing {
             end: End::new(channel.calls.begin(), policy, channel.throttle.clone(), meter),
             outdated: None,
             refused: false,
+            meter: None,
             backend_service: Cell::default(),
             channel,
         }
     }
 
-    /// Runs the call, and notes how it ended.
-    async fn run(mut self) -> Result<http::Response<ResponseBody>, tonic::Status> {
-        let outcome = self.go().await;
+    /// The way of most calls: everything that they need is in the snapshot. Answers how far that was enough.
+    fn start(&mut self) -> Stage {
+        let channel = self.channel.clone();
+        let snapshot = channel.published.load();
+        match self.look_at_routes(&snapshot) {
+            Look::Found(selected) => self.follow(selected),
+            Look::Wait(_) => return Stage::Route,
+            Look::Fail(status) => return Stage::Failed(status::to_tonic(&status)),
+        }
+        if self.has_filters() {
+            return Stage::Faults;
+        }
+        self.meter = self.end.attempt();
+        match self.look_for_endpoint(&snapshot) {
+            Look::Found(picked) => self.take_turn(picked),
+            Look::Wait(_) => Stage::Pick,
+            Look::Fail(status) => Stage::Failed(self.unplaced(status::to_tonic(&status))),
+        }
+    }
+
+    /// The way of the others. Notes how the call ended, too.
+    async fn run(mut self, mut stage: Stage) -> Outcome {
+        let outcome = loop {
+            stage = match self.advance(stage).await {
+                Ok(next) => next,
+                Err(outcome) => break outcome,
+            };
+        };
         match &outcome {
             Err(status) => self.end.over(status::code(status.code() as i32)),
             Ok(response) if response.body().is_end_stream() => {
@@ -255,30 +353,46 @@ impl Outgoing {
         outcome
     }
 
-    /// The way of a call. What is rare on it is boxed, so that it takes no room in the others.
-    async fn go(&mut self) -> Result<http::Response<ResponseBody>, tonic::Status> {
-        self.route().await?;
-        if self.has_filters()
-            && let Some(response) = Box::pin(self.inject_faults()).await?
-        {
-            return Ok(response);
-        }
-        loop {
-            let picked = self.pick().await?;
-            let Some(flight) = self.send(picked)? else { continue };
-            match call::send(flight, &mut self.deadline, &mut self.end).await {
-                Sent::Answered(response) => return Ok(response),
-                Sent::Failed(failure) => match Box::pin(self.again(failure)).await {
-                    Ok(body) => self.repeat(body),
-                    Err(outcome) => return outcome,
-                },
+    /// Goes one stage further. `Err` is the end of the call, good or bad.
+    async fn advance(&mut self, stage: Stage) -> Result<Stage, Outcome> {
+        match stage {
+            Stage::Route => {
+                let selected = self.wait(Outgoing::look_at_routes).await.map_err(Err)?;
+                self.follow(selected);
+                Ok(Stage::Faults)
             }
+            Stage::Faults => match self.inject_faults().await {
+                Ok(None) => Ok(Stage::Pick),
+                Ok(Some(response)) => Err(Ok(response)),
+                Err(status) => Err(Err(status)),
+            },
+            Stage::Pick => {
+                self.meter = self.meter.take().or_else(|| self.end.attempt());
+                match self.wait(Outgoing::look_for_endpoint).await {
+                    Ok(picked) => Ok(self.take_turn(picked)),
+                    Err(status) => Err(Err(self.unplaced(status))),
+                }
+            }
+            Stage::Queue(picked) => self.queue(picked).await.map_err(Err),
+            Stage::Sent(mut flight) => {
+                let head = poll_fn(|cx| flight.poll_head(cx, &mut self.deadline)).await;
+                match flight.land(head, &mut self.deadline, &mut self.end) {
+                    Ok(response) => Err(Ok(response)),
+                    Err(fallen) => Ok(Stage::Fallen(fallen)),
+                }
+            }
+            Stage::Fallen(fallen) => {
+                let body = self.again(fallen.body_back().await).await?;
+                self.repeat(body);
+                Ok(Stage::Pick)
+            }
+            Stage::Failed(status) => Err(Err(status)),
         }
     }
 
-    /// Finds the call's route. It holds for all attempts (A31).
-    async fn route(&mut self) -> Result<(), tonic::Status> {
-        let Some(selected) = self.wait(Outgoing::look_at_routes).await? else { return Ok(()) };
+    /// Takes the call's route. It holds for all attempts (A31).
+    fn follow(&mut self, selected: Option<Selected>) {
+        let Some(selected) = selected else { return };
         if let Some(limit) = selected.timeout(None) {
             self.says_timeout &= !self.deadline.tighten(Instant::now() + limit);
         }
@@ -286,7 +400,15 @@ impl Outgoing {
             self.end.retry_by(RetryPolicy::from(&**policy));
         }
         self.selected = Some(selected);
-        Ok(())
+    }
+
+    /// Notes that there is no endpoint for the attempt.
+    fn unplaced(&mut self, status: tonic::Status) -> tonic::Status {
+        if let Some(meter) = self.meter.take() {
+            meter.unplaced(self.backend_service.take());
+            meter.finish(status::code(status.code() as i32));
+        }
+        status
     }
 
     fn has_filters(&self) -> bool {
@@ -322,48 +444,57 @@ impl Outgoing {
         Ok(None)
     }
 
-    /// Finds an endpoint, and waits for one if need be.
-    async fn pick(&mut self) -> Result<Picked, tonic::Status> {
-        let meter = self.end.attempt();
-        let picked = self.wait(Outgoing::look_for_endpoint).await;
-        if let Some(meter) = &meter {
-            match &picked {
-                Ok(picked) => meter.placed(picked.trackers.place()),
-                Err(status) => {
-                    meter.unplaced(self.backend_service.take());
-                    meter.finish(status::code(status.code() as i32));
-                }
-            }
-        }
-        picked.map(|picked| Picked { meter, ..picked })
+    /// Sends the request, unless it has to wait for its turn.
+    fn take_turn(&mut self, mut picked: Picked) -> Stage {
+        if picked.turn.is_now() { self.send(picked) } else { Stage::Queue(picked) }
     }
 
-    /// Sends the request where the pick says. `None` is a request that never left because its connection is gone; an error is
-    /// one that no connection would take.
-    fn send(
-        &mut self,
-        Picked { connection, trackers, serial, meter }: Picked,
-    ) -> Result<Option<Flight>, tonic::Status> {
+    /// Waits while the peer takes no more calls at once.
+    async fn queue(&mut self, mut picked: Picked) -> Result<Stage, tonic::Status> {
+        // It has less time left by then than its headers say.
+        self.says_timeout = false;
+        match self.deadline.race(picked.turn.comes()).await {
+            Some(true) => Ok(self.send(picked)),
+            Some(false) => {
+                picked.trackers.finish(&CallEnd::Unsent);
+                self.outdated = Some(picked.serial);
+                Ok(Stage::Pick)
+            }
+            None => {
+                let Picked { connection, turn, trackers, .. } = picked;
+                Attempt::new(trackers, turn, self.meter.take()).finish(Code::DeadlineExceeded, None);
+                let address = connection.shared().address();
+                Err(late(&format!("endpoint {address} takes no more calls at once")))
+            }
+        }
+    }
+
+    /// Sends the request where the pick says. A request that never left because its connection is gone needs another pick.
+    fn send(&mut self, Picked { connection, turn, trackers, serial }: Picked) -> Stage {
         let body = self.body.take().unwrap_or_else(|| Replay::new(Body::empty()));
         let head = self.head(&trackers);
-        let mut sender = connection.sender();
-        match sender.send_request(head, body.is_empty()) {
+        match connection.sender().send_request(head, body.is_empty()) {
             Ok(sent) => {
                 if let Some(id) = trackers.to_wake() {
                     let _ = self.channel.commands.send(Command::Connect(id));
                 }
-                let attempt = Attempt::new(trackers, connection.shared().clone(), meter);
-                Ok(Some(Flight::new(sent, body, attempt)))
+                let meter = self.meter.take();
+                if let Some(meter) = &meter {
+                    meter.placed(trackers.place());
+                }
+                let attempt = Attempt::new(trackers, turn, meter);
+                Stage::Sent(Flight::new(sent, body, attempt))
             }
             Err(error) => {
                 trackers.finish(&CallEnd::Unsent);
                 // One that takes no requests at all is gone; else there is something about this request.
                 if !connection.is_gone() {
-                    return Err(tonic::Status::internal(format!("the request cannot be sent: {error}")));
+                    let status = tonic::Status::internal(format!("the request cannot be sent: {error}"));
+                    return Stage::Failed(self.unplaced(status));
                 }
                 self.outdated = Some(serial);
                 self.repeat(body);
-                Ok(None)
+                Stage::Pick
             }
         }
     }
@@ -371,16 +502,21 @@ impl Outgoing {
     /// Makes the call what it was before an attempt.
     fn repeat(&mut self, body: Replay) {
         self.body = Some(body);
-        self.headers.extend(self.kept.drain(..));
+        self.headers.extend(self.channel.head.said());
+        for (name, value) in self.kept.drain(..) {
+            // The first of a name replaces what every request says.
+            if self.headers.get(&name).is_some_and(|said| self.channel.head.says(&name, said)) {
+                self.headers.insert(name, value);
+            } else {
+                self.headers.append(name, value);
+            }
+        }
         self.says_timeout = false;
     }
 
     /// Whether the call is tried again after a failure, and when (A6): at once if the peer did nothing with it, for the first
     /// time; else as the retry policy says. `Err` is what the caller gets.
-    async fn again(
-        &mut self,
-        failure: Failure,
-    ) -> Result<Replay, Result<http::Response<ResponseBody>, tonic::Status>> {
+    async fn again(&mut self, failure: Failure) -> Result<Replay, Outcome> {
         let Failure { code, outcome, is_unprocessed, replay } = failure;
         let is_first_refusal = is_unprocessed && !mem::replace(&mut self.refused, is_unprocessed);
         let Some(body) = replay else {
@@ -457,10 +593,10 @@ impl Outgoing {
         match pick {
             Pick::To(id, trackers) => match snapshot.connections.get(id) {
                 Some(connection) => Look::Found(Picked {
+                    turn: connection.shared().turn(),
                     connection: connection.clone(),
                     trackers,
                     serial: snapshot.serial,
-                    meter: None,
                 }),
                 None => {
                     trackers.finish(&CallEnd::Unsent);
@@ -509,7 +645,8 @@ impl Outgoing {
         let hostname = trackers.place().filter(|_| rewrite).and_then(|place| place.hostname.as_deref());
         let authority = hostname.and_then(|name| Authority::try_from(name).ok());
         let mut headers = mem::take(&mut self.headers);
-        self.kept.extend(headers.iter().map(|(name, value)| (name.clone(), value.clone())));
+        let others = headers.iter().filter(|(name, value)| !self.channel.head.says(name, value));
+        self.kept.extend(others.map(|(name, value)| (name.clone(), value.clone())));
         if !self.says_timeout
             && let Some(left) = self.deadline.left()
         {
@@ -523,6 +660,21 @@ impl Outgoing {
 }
 
 impl Head {
+    /// What every request says: a caller that says something else is heard.
+    fn said(&self) -> [(HeaderName, HeaderValue); 3] {
+        [
+            (header::TE, HeaderValue::from_static("trailers")),
+            (header::CONTENT_TYPE, HeaderValue::from_static("application/grpc")),
+            (header::USER_AGENT, self.user_agent.clone()),
+        ]
+    }
+
+    fn says(&self, name: &HeaderName, value: &HeaderValue) -> bool {
+        *name == header::TE && value.as_bytes() == b"trailers"
+            || *name == header::CONTENT_TYPE && value.as_bytes() == b"application/grpc"
+            || *name == header::USER_AGENT && *value == self.user_agent
+    }
+
     /// The head of a request as it goes to the wire.
     pub(crate) fn request(
         &self,

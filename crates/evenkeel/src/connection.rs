@@ -13,7 +13,7 @@ use std::fmt;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
@@ -23,7 +23,7 @@ use evenkeel_core::{Address, Status};
 use h2::client::SendRequest;
 use h2::{Ping, PingPong, Reason};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tokio::time::{Sleep, sleep_until};
 
 use crate::clock;
@@ -84,8 +84,8 @@ pub(crate) struct Connection {
 #[derive(Debug)]
 pub(crate) struct Shared {
     address: Address,
-    /// Calls that are under way on it.
-    calls: AtomicU32,
+    /// For the calls that the peer takes at once.
+    room: Room,
     lost: OnceLock<Loss>,
     /// When the peer was last heard of, in our clock's nanoseconds; only kept if somebody asks.
     heard_at: AtomicU64,
@@ -122,21 +122,125 @@ impl Shared {
         &self.address
     }
 
-    pub(crate) fn calls(&self) -> u32 {
-        self.calls.load(Ordering::Relaxed)
+    /// Whether calls are under way on it, or wait for their turn.
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.room.taken.load(Ordering::Relaxed) > 0 || self.room.waiting.load(Ordering::Relaxed) > 0
     }
 
-    pub(crate) fn call_starts(&self) {
-        self.calls.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(crate) fn call_ends(&self) {
-        self.calls.fetch_sub(1, Ordering::Relaxed);
+    /// A call, from the moment that it wants to be sent.
+    pub(crate) fn turn(self: &Arc<Shared>) -> Turn {
+        Turn { link: self.clone(), is_taken: false }
     }
 
     /// Why it takes no more calls, once it does not.
     pub(crate) fn loss(&self) -> Option<&Loss> {
         self.lost.get()
+    }
+}
+
+/// A call's place among those that the peer takes at once, once it has one; given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    link: Arc<Shared>,
+    is_taken: bool,
+}
+
+impl Turn {
+    pub(crate) fn link(&self) -> &Shared {
+        &self.link
+    }
+
+    /// Takes a place if there is one. Who waits comes first.
+    pub(crate) fn is_now(&mut self) -> bool {
+        self.is_taken = self.link.room.waiting.load(Ordering::SeqCst) == 0 && self.link.room.take();
+        self.is_taken
+    }
+
+    /// Waits for a place; `false` if the connection takes no more calls.
+    pub(crate) async fn comes(&mut self) -> bool {
+        self.is_taken = self.link.room.wait().await;
+        self.is_taken
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if self.is_taken {
+            self.link.room.give_back();
+        }
+    }
+}
+
+/// Places for as many calls as the peer takes at once. h2 would queue the others too, but sends what was given up meanwhile,
+/// only to reset it, which servers take for an attack.
+///
+/// Where there is room, a place costs an atomic step to take and one to give back. Who waits says so before a last look,
+/// and who gives back looks for those who wait afterwards, so that none of them is missed.
+#[derive(Debug, Default)]
+struct Room {
+    taken: AtomicUsize,
+    limit: AtomicUsize,
+    waiting: AtomicUsize,
+    changed: Notify,
+    is_closed: AtomicBool,
+}
+
+impl Room {
+    fn take(&self) -> bool {
+        let limit = self.limit.load(Ordering::SeqCst);
+        let more = |taken: usize| (taken < limit).then_some(taken + 1);
+        self.taken.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
+    }
+
+    fn give_back(&self) {
+        self.taken.fetch_sub(1, Ordering::SeqCst);
+        if self.waiting.load(Ordering::SeqCst) > 0 {
+            self.changed.notify_one();
+        }
+    }
+
+    /// Waits for a place; `false` if there will be none.
+    async fn wait(&self) -> bool {
+        let _waiting = Waiting::new(&self.waiting);
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            if self.is_closed.load(Ordering::SeqCst) {
+                return false;
+            }
+            if self.take() {
+                return true;
+            }
+            changed.await;
+        }
+    }
+
+    /// The peer takes so many from here on. If those are fewer, the others finish.
+    fn set_limit(&self, limit: usize) {
+        if self.limit.swap(limit, Ordering::SeqCst) < limit {
+            self.changed.notify_waiters();
+        }
+    }
+
+    fn close(&self) {
+        self.is_closed.store(true, Ordering::SeqCst);
+        self.changed.notify_waiters();
+    }
+}
+
+/// Counts as waiting until it is dropped.
+struct Waiting<'r>(&'r AtomicUsize);
+
+impl Waiting<'_> {
+    fn new(waiting: &AtomicUsize) -> Waiting<'_> {
+        waiting.fetch_add(1, Ordering::SeqCst);
+        Waiting(waiting)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -154,6 +258,8 @@ pub(crate) struct Task {
     held: oneshot::Receiver<()>,
     alive: Option<Alive>,
     shared: Arc<Shared>,
+    /// How many calls the peer takes at once, as far as we have heard.
+    limit: usize,
 }
 
 /// Speaks HTTP/2 over a byte stream, up to the peer's SETTINGS. `held` and its receiver tell whether anybody still wants the
@@ -166,7 +272,7 @@ pub(crate) async fn handshake(
 ) -> Result<(Connection, Task), Status> {
     let shared = Arc::new(Shared {
         address,
-        calls: AtomicU32::new(0),
+        room: Room::default(),
         lost: OnceLock::new(),
         heard_at: AtomicU64::new(clock::now().as_nanos()),
     });
@@ -200,7 +306,8 @@ pub(crate) async fn handshake(
     });
     settled.await?;
     let probe = Some(sender.clone());
-    let task = Task { connection, probe, held: released, alive, shared: shared.clone() };
+    let mut task = Task { connection, probe, held: released, alive, shared: shared.clone(), limit: 0 };
+    task.follow_limit();
     Ok((Connection { sender, shared, _held: held }, task))
 }
 
@@ -211,11 +318,13 @@ impl Task {
         let mut tell = |shared: &Shared, loss: Loss| {
             if let Some(lost) = lost.take() {
                 let _ = shared.lost.set(loss.clone());
+                shared.room.close();
                 lost(loss);
             }
         };
         poll_fn(|cx| {
             let over = Pin::new(&mut self.connection).poll(cx);
+            self.follow_limit();
             // Asked after every look at the socket: what the peer said last is known only now.
             if let Some(Poll::Ready(Err(error))) = self.probe.as_mut().map(|probe| probe.poll_ready(cx)) {
                 self.probe = None;
@@ -243,6 +352,22 @@ impl Task {
             Poll::Pending
         })
         .await;
+    }
+
+    /// Makes room as the peer's last SETTINGS say.
+    fn follow_limit(&mut self) {
+        let limit = self.connection.max_concurrent_send_streams();
+        if limit != self.limit {
+            self.limit = limit;
+            self.shared.room.set_limit(limit);
+        }
+    }
+}
+
+impl Drop for Task {
+    /// Also when the runtime ends under it: nobody should wait for a connection that is gone.
+    fn drop(&mut self) {
+        self.shared.room.close();
     }
 }
 
@@ -331,7 +456,7 @@ impl Alive {
                     self.asked_at = None;
                     quiet_until
                 }
-                _ if !self.keepalive.without_calls && shared.calls() == 0 => {
+                _ if !self.keepalive.without_calls && !shared.is_in_use() => {
                     self.asked_at = None;
                     now + self.keepalive.time
                 }

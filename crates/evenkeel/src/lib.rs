@@ -63,7 +63,7 @@ mod xds;
 
 pub use builder::{BuildError, Builder};
 pub use call::ResponseBody;
-pub use channel::{Channel, WaitForReady};
+pub use channel::{Channel, ResponseFuture, WaitForReady};
 pub use credentials::{Credentials, CredentialsError, Tls};
 pub use evenkeel_core::{Address, Backoff, Connectivity, Description, EndpointRow, Registry};
 pub use evenkeel_xds::Limits;

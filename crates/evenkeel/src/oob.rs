@@ -4,7 +4,7 @@
 //! task. A backend that does not know the service is asked once per connection. Any other end is followed by another
 //! attempt, after a back-off that a report resets.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -23,7 +23,7 @@ use tonic::codec::{Codec, DecodeBuf, Decoder};
 use tonic::{Code, Request, Status};
 use tonic_prost::ProstCodec;
 
-use crate::call::{self, Attempt, Deadline, End, Flight, Replay, ResponseBody, Sent};
+use crate::call::{Attempt, Deadline, End, Flight, Replay, ResponseBody};
 use crate::channel::Head;
 use crate::connection::Connection;
 use crate::entropy;
@@ -133,13 +133,17 @@ impl tower_service::Service<http::Request<Body>> for Direct {
         let request = self.head.request(parts.method, path, None, parts.headers);
         let connection = self.connection.clone();
         Box::pin(async move {
+            let mut turn = connection.shared().turn();
+            turn.comes().await;
             let sent = connection.sender().send_request(request, false);
             let sent = sent.map_err(|error| Status::unavailable(error.to_string()))?;
-            let attempt = Attempt::new(Trackers::none(), connection.shared().clone(), None);
-            let flight = Flight::new(sent, Replay::new(body), attempt);
-            match call::send(flight, &mut Deadline::default(), &mut End::untold()).await {
-                Sent::Answered(response) => Ok(response),
-                Sent::Failed(failure) => failure.outcome,
+            let attempt = Attempt::new(Trackers::none(), turn, None);
+            let mut flight = Flight::new(sent, Replay::new(body), attempt);
+            let mut deadline = Deadline::default();
+            let head = poll_fn(|cx| flight.poll_head(cx, &mut deadline)).await;
+            match flight.land(head, &mut deadline, &mut End::untold()) {
+                Ok(response) => Ok(response),
+                Err(fallen) => fallen.body_back().await.outcome,
             }
         })
     }

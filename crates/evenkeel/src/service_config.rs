@@ -68,6 +68,9 @@ impl ServiceConfig {
     /// What holds for a call, by its path, `/package.Service/Method`: what is said of the method, else of its service, else
     /// of all calls. Allocates nothing.
     pub(crate) fn method(&self, path: &str) -> Option<&Arc<MethodConfig>> {
+        if self.methods.is_empty() {
+            return None;
+        }
         let service = path.rfind('/').and_then(|slash| path.get(..=slash)).unwrap_or_default();
         [path, service, ""].into_iter().find_map(|name| self.methods.get(name))
     }

@@ -23,8 +23,6 @@ pub struct PickFirst {
     source: Option<(Endpoints, bool)>,
     addresses: Arc<[Address]>,
     conn: Conn,
-    /// Connected once: from then on it waits to be asked.
-    settled: bool,
     shown: Shown<(ConnState, Option<Status>)>,
     state: Option<ConnState>,
     picks: Arc<AtomicU64>,
@@ -51,11 +49,9 @@ impl Policy for PickFirst {
             self.addresses = address_list(endpoints, shuffle, cx.rng());
             self.source = Some((endpoints.clone(), shuffle));
         }
-        let eagerness = if self.settled { Eagerness::Lazy } else { Eagerness::Eager };
+        // Connected once, it waits to be asked.
+        let eagerness = if self.conn.was_ready() { Eagerness::Lazy } else { Eagerness::Eager };
         let state = self.conn.reconcile(&self.addresses, eagerness, cx);
-        // An empty list is no reason to wait for a call once addresses come.
-        self.settled =
-            (self.settled || state.connectivity == Connectivity::Ready) && !self.addresses.is_empty();
         let failing = state.connectivity == Connectivity::TransientFailure;
         let failure = failing.then(|| self.failure(state, cx));
         self.state = Some(state);

@@ -190,6 +190,26 @@ fn a_lost_connection_waits_for_a_call() {
     assert_eq!(world.picks(1), ["b"]);
 }
 
+/// PF-8: of a connection that was made and lost before anybody has looked there is no second without a call, or a loop of them
+/// would be without end.
+#[test]
+fn a_short_connection_is_made_again_once() {
+    let mut world = World::new(&pick_first(), endpoints(["a", "b"]));
+    for dialled in [&["a"][..], &["a"], &[]] {
+        assert_eq!(world.dialled(), dialled);
+        let now = world.now();
+        if let (Some(id), false) = (world.find("a"), dialled.is_empty()) {
+            assert!(world.core().handle(Event::Connected(id), now));
+            world.lose("a");
+        }
+    }
+    assert_eq!(world.state(), Connectivity::Idle);
+    world.pick();
+    assert_eq!(world.dialled(), ["a"]);
+    world.ready("a");
+    assert_eq!(world.pick().finish_ok(), "a");
+}
+
 /// PF-8: the application may ask for the connection instead of a call.
 #[test]
 fn an_idle_channel_connects_when_asked() {

@@ -1,6 +1,6 @@
 //! `round_robin`: every endpoint in turn.
 
-use evenkeel_core::{Connectivity, Core, Endpoint, Endpoints, Registry, Rng};
+use evenkeel_core::{Connectivity, Core, Endpoint, Endpoints, Event, Registry, Rng};
 use serde_json::{Value, json};
 use testkit::{World, endpoints, secs, weighted};
 
@@ -45,6 +45,23 @@ fn the_turn_goes_on() {
     let round = world.letters(3);
     assert!("abc".chars().all(|c| round.contains(c)), "{round}");
     assert_eq!(world.letters(6), format!("{round}{round}"));
+}
+
+/// A connection that is made and lost before anybody has looked is made again.
+#[test]
+fn a_short_connection_is_made_again() {
+    let mut world = World::new(&round_robin(), endpoints(["a", "b"]));
+    assert_eq!(world.dialled(), ["a", "b"]);
+    for _ in 0..3 {
+        let id = world.find("a").unwrap();
+        let now = world.now();
+        assert!(world.core().handle(Event::Connected(id), now));
+        world.lose("a");
+        assert_eq!(world.dialled(), ["a"]);
+        assert_eq!(world.reresolutions(), 1);
+    }
+    world.ready("a");
+    assert_eq!(world.letters(2), "aa");
 }
 
 /// RR-2

@@ -28,6 +28,7 @@ use testkit::net::frames::{Frame, Peer, block};
 use testkit::net::proxy::Proxy;
 use testkit::resources::{cluster, dns_cluster, listener_with_rds, load_assignment, route_config};
 use tokio::time::{sleep, timeout};
+use tonic::transport::server::TcpIncoming;
 
 use super::csds::Csds;
 use super::{Following, XdsClient};
@@ -274,6 +275,20 @@ async fn one_stream_for_all_channels() {
         Channel::to(client, "xds:///orders").reaches(&[at(2)]).await;
     }
     assert_eq!((other.streams(), other.connections()), (2, 2));
+}
+
+/// fault 17: a channel leaves and another one comes for the same, before the control plane heard of it or after.
+#[tokio::test]
+async fn leaves_and_comes_back() {
+    let control = serving().await;
+    control.serve("users", "u", &[at(9)]);
+    let client = client_of(&control);
+    let mut users = Channel::to(&client, "xds:///users");
+    users.reaches(&[at(9)]).await;
+    for _ in 0..50 {
+        Channel::to(&client, "xds:///orders").reaches(&[at(1)]).await;
+    }
+    assert_eq!(control.streams(), 1);
 }
 
 /// fault 30: 20 MiB of endpoints in one response.
@@ -577,7 +592,7 @@ async fn the_next_address_gets_its_turn() {
 async fn csds(csds: Csds) -> ClientStatusDiscoveryServiceClient<tonic::transport::Channel> {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let uri = format!("http://{}", listener.local_addr().unwrap());
-    let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     tokio::spawn(tonic::transport::Server::builder().serve_with_incoming(csds, incoming));
     let channel = tonic::transport::Endpoint::from_shared(uri).unwrap().connect().await.unwrap();
     ClientStatusDiscoveryServiceClient::new(channel)
