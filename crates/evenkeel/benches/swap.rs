@@ -11,7 +11,8 @@
 #[path = "common/process.rs"]
 mod process;
 
-use std::net::SocketAddr;
+use std::collections::HashSet;
+use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -85,7 +86,8 @@ async fn swap() -> Result<(), Error> {
     let all = began.elapsed();
     calls.abort();
     let calls = CALLS.lock().map_err(|_| "a call panicked")?.clone();
-    let is_new = |call: &&Made| second.contains(&call.to);
+    let replaced: HashSet<IpAddr> = second.iter().map(SocketAddr::ip).collect();
+    let is_new = |call: &&Made| replaced.contains(&call.to);
     let followed = calls.iter().find(is_new).ok_or("no call came to a new endpoint")?;
     let late = calls.iter().filter(|call| call.began > followed.began && !is_new(call)).count();
     let waited = followed.ended.duration_since(began);
@@ -119,7 +121,7 @@ async fn swap() -> Result<(), Error> {
 struct Made {
     began: Instant,
     ended: Instant,
-    to: SocketAddr,
+    to: IpAddr,
 }
 
 static CALLS: std::sync::Mutex<Vec<Made>> = std::sync::Mutex::new(Vec::new());

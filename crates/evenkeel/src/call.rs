@@ -343,7 +343,7 @@ impl Upload {
 
     /// Whether the piece that is held may go out without waiting: the peer's window is open, or it is the first one.
     fn has_room(&mut self) -> bool {
-        if self.stream.capacity() > 0 || self.taken == 1 {
+        if self.taken == 1 || self.stream.capacity() > 0 {
             return true;
         }
         self.stream.reserve_capacity(1);
@@ -620,8 +620,7 @@ impl Flight {
         if code == Some(Code::Cancelled) && deadline.has_passed() {
             return Err(self.fall(Err(attempt.unanswered()), Some(attempt)));
         }
-        if stream.is_end_stream() || code.is_some_and(|code| code != Code::Ok) {
-            let code = code.unwrap_or(Code::Unknown);
+        if let Some(code) = code.filter(|code| *code != Code::Ok || stream.is_end_stream()) {
             if code != Code::Ok {
                 return Err(self.fall(Ok((code, parts)), Some(attempt)));
             }

@@ -170,7 +170,8 @@ impl tower_service::Service<http::Request<Body>> for Channel {
             stage: None,
             boxed: None,
         };
-        future.stage = future.call.as_mut().map(Outgoing::start);
+        let snapshot = self.inner.published.load();
+        future.stage = future.call.as_mut().map(|call| call.start(&snapshot));
         future
     }
 }
@@ -315,10 +316,8 @@ impl Outgoing {
     }
 
     /// The way of most calls: everything that they need is in the snapshot. Answers how far that was enough.
-    fn start(&mut self) -> Stage {
-        let channel = self.channel.clone();
-        let snapshot = channel.published.load();
-        match self.look_at_routes(&snapshot) {
+    fn start(&mut self, snapshot: &Snapshot) -> Stage {
+        match self.look_at_routes(snapshot) {
             Look::Found(selected) => self.follow(selected),
             Look::Wait(_) => return Stage::Route,
             Look::Fail(status) => return Stage::Failed(status::to_tonic(&status)),
@@ -327,7 +326,7 @@ impl Outgoing {
             return Stage::Faults;
         }
         self.meter = self.end.attempt();
-        match self.look_for_endpoint(&snapshot) {
+        match self.look_for_endpoint(snapshot) {
             Look::Found(picked) => self.take_turn(picked),
             Look::Wait(_) => Stage::Pick,
             Look::Fail(status) => Stage::Failed(self.unplaced(status::to_tonic(&status))),
