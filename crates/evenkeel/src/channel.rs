@@ -429,6 +429,7 @@ impl Outgoing {
                 fault.decide(&self.describe(&headers), &self.channel.faults)
             };
             let Some(injected) = injected else { continue };
+            self.says_timeout &= injected.delay.is_none();
             if let Some(delay) = injected.delay
                 && self.deadline.race(sleep(delay)).await.is_none()
             {
@@ -551,6 +552,8 @@ impl Outgoing {
                 changes = Some(self.channel.published.subscribe());
                 continue;
             };
+            // Time passes: less is left than the application said.
+            self.says_timeout = false;
             match self.deadline.race(changes.changed()).await {
                 Some(Ok(())) => {}
                 Some(Err(_)) => return Err(closed(&self.channel.target)),

@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use evenkeel::WaitForReady;
+use evenkeel::{Connectivity, WaitForReady};
 use testkit::net::Backend;
 use testkit::net::echo::EchoRequest;
 use testkit::net::proxy::Proxy;
@@ -15,7 +15,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Status};
 
 use super::server::{Server, Step};
-use super::{client, endless, request, to, within};
+use super::{becomes, client, endless, request, to, within};
 
 const SHORT: Duration = Duration::from_millis(50);
 
@@ -49,7 +49,8 @@ fn told(text: &str) -> Duration {
 async fn servers_are_told() {
     const ALL: Duration = Duration::from_secs(40);
     let backend = Backend::start().await;
-    let mut client = client(&backend);
+    let channel = to([&backend]).build().unwrap();
+    let mut client = super::Client::new(channel.clone());
     let answer = client.unary(request("")).await.unwrap().into_inner();
     assert_eq!(answer.metadata.get("grpc-timeout"), None);
     for timeout in [ALL, 1000 * ALL] {
@@ -58,6 +59,7 @@ async fn servers_are_told() {
         assert!((timeout / 2..=timeout).contains(&told), "{told:?} of {timeout:?}");
     }
     backend.kill();
+    becomes(&channel, Connectivity::Idle).await;
     let mut call = timed(request(""), ALL);
     call.extensions_mut().insert(WaitForReady(true));
     let mut waiting = client.clone();
