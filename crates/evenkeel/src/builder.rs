@@ -35,6 +35,9 @@ static FAULTS: LazyLock<Arc<ActiveFaults>> = LazyLock::new(Arc::default);
 /// How long a channel without calls keeps its connections (A62).
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
+/// The largest window that HTTP/2 knows.
+const MAX_WINDOW: u32 = (1 << 31) - 1;
+
 /// Settings of a channel, made by [`Channel::builder`].
 ///
 /// ```no_run
@@ -301,7 +304,6 @@ impl Builder {
         {
             return Err(BuildError::new(format!("max_frame_size {size}: expected 16384 to 16777215")));
         }
-        const MAX_WINDOW: u32 = (1 << 31) - 1;
         if self.http2.stream_window > MAX_WINDOW || self.http2.connection_window > MAX_WINDOW {
             return Err(BuildError::new(format!("HTTP/2 windows: expected at most {MAX_WINDOW} bytes")));
         }

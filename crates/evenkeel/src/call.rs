@@ -395,8 +395,11 @@ struct UploadTask {
     task: AbortHandle,
     /// For an attempt that failed: how to get the body back. Dropped when the call is committed, by which the task knows to
     /// keep nothing.
-    back: Option<(oneshot::Sender<()>, oneshot::Receiver<Result<Replay, tonic::Status>>)>,
+    back: Option<WayBack>,
 }
+
+/// How to stop an upload, and where its body comes back to.
+type WayBack = (oneshot::Sender<()>, oneshot::Receiver<Result<Replay, tonic::Status>>);
 
 impl UploadTask {
     fn spawn(mut upload: Upload) -> UploadTask {
@@ -750,7 +753,7 @@ impl http_body::Body for ResponseBody {
             // However much there is to read: the caller may be slow.
             Poll::Ready(Some(Ok(_))) if live.deadline.has_passed() => {
                 let status = live.unfinished();
-                return Poll::Ready(self.fail(status));
+                return Poll::Ready(Some(self.fail(status)));
             }
             Poll::Ready(Some(Ok(data))) => {
                 live.release(data.len());
@@ -771,15 +774,15 @@ impl http_body::Body for ResponseBody {
                     return Poll::Ready(None);
                 }
                 Poll::Ready(Err(error)) => error,
-                Poll::Pending => return live.poll_late(cx).map(|status| self.fail(status)),
+                Poll::Pending => return live.poll_late(cx).map(|status| Some(self.fail(status))),
             },
-            Poll::Pending => return live.poll_late(cx).map(|status| self.fail(status)),
+            Poll::Pending => return live.poll_late(cx).map(|status| Some(self.fail(status))),
         };
         let mut status = live.attempt.failure(&error);
         if status.code() == tonic::Code::Cancelled && live.deadline.has_passed() {
             status = live.unfinished();
         }
-        Poll::Ready(self.fail(status))
+        Poll::Ready(Some(self.fail(status)))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -792,9 +795,9 @@ impl http_body::Body for ResponseBody {
 }
 
 impl ResponseBody {
-    fn fail(&mut self, status: tonic::Status) -> Option<Result<Frame<Bytes>, tonic::Status>> {
+    fn fail(&mut self, status: tonic::Status) -> Result<Frame<Bytes>, tonic::Status> {
         self.finish(status::code(status.code() as i32), None);
-        Some(Err(status))
+        Err(status)
     }
 }
 

@@ -590,18 +590,14 @@ impl Outgoing {
             ));
         };
         match pick {
-            Pick::To(id, trackers) => match snapshot.connections.get(id) {
-                Some(connection) => Look::Found(Picked {
-                    turn: connection.shared().turn(),
-                    connection: connection.clone(),
-                    trackers,
-                    serial: snapshot.serial,
-                }),
-                None => {
+            Pick::To(id, trackers) => {
+                let Some(connection) = snapshot.connections.get(id) else {
                     trackers.finish(&CallEnd::Unsent);
-                    Look::Wait("the connection that was chosen is gone")
-                }
-            },
+                    return Look::Wait("the connection that was chosen is gone");
+                };
+                let (turn, connection) = (connection.shared().turn(), connection.clone());
+                Look::Found(Picked { connection, turn, trackers, serial: snapshot.serial })
+            }
             Pick::Queue { connect } => {
                 if let Some(id) = connect {
                     let _ = self.channel.commands.send(Command::Connect(id));

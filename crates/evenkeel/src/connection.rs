@@ -331,11 +331,11 @@ impl Task {
                 tell(&self.shared, Loss::of(&self.shared.address, &error));
             }
             if let Poll::Ready(result) = over {
-                let loss = match result {
+                let why = match result {
                     Err(error) => Loss::of(&self.shared.address, &error),
                     Ok(()) => Loss::shutdown(&self.shared.address),
                 };
-                tell(&self.shared, loss);
+                tell(&self.shared, why);
                 return Poll::Ready(());
             }
             if self.probe.is_some() && Pin::new(&mut self.held).poll(cx).is_ready() {

@@ -120,7 +120,7 @@ impl Driver {
     }
 
     async fn next(&mut self) -> Happened {
-        let wake_at = self.awake.as_ref().and_then(Awake::wake_at);
+        let wake_at = self.awake.as_ref().map(Awake::wake_at);
         let (reports, feed) = match &mut self.awake {
             Some(awake) => (Some(&mut awake.reports), Some(&mut awake.feed)),
             None => (None, None),
@@ -147,7 +147,7 @@ impl Driver {
             command = self.commands.recv() => Happened::Command(command),
             // Who is awake holds a sender, so there is always a next one.
             Some(report) = report => Happened::Report(report),
-            fed = feed => Happened::Fed(fed),
+            update = feed => Happened::Fed(update),
             () = due => Happened::Time,
         }
     }
@@ -353,8 +353,8 @@ impl Awake {
         awake
     }
 
-    fn wake_at(&self) -> Option<Instant> {
-        Some(self.wake_at.map_or(self.idle_at, |at| at.min(self.idle_at)))
+    fn wake_at(&self) -> Instant {
+        self.wake_at.map_or(self.idle_at, |at| at.min(self.idle_at))
     }
 
     /// Takes in what became of a connection. Answers whether the peer complained of our pings (A8).

@@ -184,7 +184,7 @@ fn is_closed(error: &io::Error) -> bool {
 }
 
 fn is_tls(error: &io::Error) -> bool {
-    error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>())
+    error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()).is_some()
 }
 
 fn worded(error: io::Error) -> io::Error {

@@ -206,6 +206,7 @@ impl From<io::Error> for End {
 /// Closes a socket with an RST.
 pub(super) fn reset(stream: TcpStream) {
     let _ = stream.set_zero_linger();
+    drop(stream);
 }
 
 /// Closes a socket with a FIN. Bytes that came and were not read would make the kernel send an RST after it; they are
