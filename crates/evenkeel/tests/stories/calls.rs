@@ -1,5 +1,7 @@
 //! Calls of a generated client, without a control plane: what users of tonic do with a channel.
 
+#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests")]
+
 mod config;
 mod deadlines;
 mod ends;
@@ -14,6 +16,7 @@ mod streams;
 mod targets;
 mod waiting;
 
+use std::panic::Location;
 use std::time::Duration;
 
 use evenkeel::{Backoff, Builder, Channel, Connectivity};
@@ -27,8 +30,13 @@ type Client = EchoClient<Channel>;
 const LONG: Duration = Duration::from_secs(30);
 
 /// What `story` comes to; panics if it takes longer than anything takes.
-async fn within<T>(story: impl Future<Output = T>) -> T {
-    tokio::time::timeout(LONG, story).await.expect("waited in vain")
+#[track_caller]
+fn within<T>(story: impl Future<Output = T>) -> impl Future<Output = T> {
+    let place = Location::caller();
+    async move {
+        let ended = tokio::time::timeout(LONG, story).await;
+        ended.unwrap_or_else(|_| panic!("waited in vain at {place}"))
+    }
 }
 
 fn request(payload: impl Into<Vec<u8>>) -> EchoRequest {

@@ -225,7 +225,7 @@ impl Connector for Shaky {
         address: &Address,
     ) -> Pin<Box<dyn Future<Output = io::Result<Box<dyn Io>>> + Send + '_>> {
         let attempt = self.attempts.fetch_add(1, Ordering::SeqCst);
-        assert!(attempt >= self.bad || attempt % 2 == 0, "no way, on purpose");
+        assert!(attempt >= self.bad || attempt.is_multiple_of(2), "no way, on purpose");
         let Address::Ip(address) = *address else { panic!("{address}") };
         Box::pin(async move {
             assert!(attempt >= self.bad, "no way through, on purpose");
@@ -237,8 +237,8 @@ impl Connector for Shaky {
 /// fault 75: a connector that panics a thousand times is an endpoint that cannot be reached, until it can.
 #[tokio::test]
 async fn connectors_may_panic() {
-    panicked::note();
     const BAD: usize = 1000;
+    panicked::note();
     let backend = Backend::start().await;
     let attempts = Arc::<AtomicUsize>::default();
     let wait = std::time::Duration::from_micros(10);

@@ -1,6 +1,7 @@
 //! Targets, and what the builder says of those that lead nowhere.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use evenkeel::{Channel, Connectivity, TargetError};
 use testkit::net::Backend;
@@ -59,7 +60,7 @@ async fn unix_sockets() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("orders.sock");
     let sockets = UnixListenerStream::new(UnixListener::bind(&path).unwrap());
-    let service = service(Default::default(), |_| Step::Echo);
+    let service = service(Arc::default(), |_| Step::Echo);
     tokio::spawn(tonic::transport::Server::builder().serve_with_incoming(service, sockets));
     for target in [format!("unix:{}", path.display()), format!("unix://{}", path.display())] {
         let mut client = EchoClient::new(Channel::builder(target).build().unwrap());
