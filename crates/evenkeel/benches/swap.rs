@@ -33,12 +33,11 @@ const BETWEEN_CALLS: Duration = Duration::from_millis(50);
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
-    let done = match arguments.first().map(String::as_str) {
-        Some("serve") => runtime().and_then(|runtime| runtime.block_on(backends())),
-        _ => {
-            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-            runtime.map_err(Error::from).and_then(|runtime| runtime.block_on(swap()))
-        }
+    let done = if arguments.first().is_some_and(|mode| mode == "serve") {
+        runtime().and_then(|runtime| runtime.block_on(backends()))
+    } else {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        runtime.map_err(Error::from).and_then(|runtime| runtime.block_on(swap()))
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

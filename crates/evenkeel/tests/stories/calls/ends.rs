@@ -9,6 +9,7 @@ use std::time::Duration;
 use evenkeel::{Channel, WaitForReady};
 use testkit::net::Backend;
 use testkit::net::echo::echo_client::EchoClient;
+use testkit::net::frames::Peer;
 use testkit::net::proxy::Proxy;
 use tokio::runtime::{Builder, Handle};
 use tokio::task::JoinSet;
@@ -104,6 +105,40 @@ async fn half_of_the_calls_are_dropped() {
         assert_eq!(backend.connections(), 1);
         backend.wait_until(|backend| backend.open_connections() == 0).await;
     }
+}
+
+/// Answers that come for calls which were given up do no harm, however many they are: the connection goes on, and the calls on
+/// it.
+#[tokio::test]
+async fn late_answers_do_no_harm() {
+    // More than h2 takes for a bad peer unless told otherwise.
+    const GIVEN_UP: usize = 1500;
+    let peer = Peer::bind().await;
+    let channel = Channel::builder(format!("ipv4:{}", peer.address())).build().unwrap();
+    channel.connect();
+    let mut conn = within(peer.accept()).await;
+    within(conn.handshake()).await.unwrap();
+    let call = || {
+        let mut client = EchoClient::new(channel.clone());
+        tokio::spawn(async move { client.unary(request("")).await })
+    };
+    let kept = call();
+    let first = within(conn.next_request()).await.unwrap().stream;
+    let mut given_up = Vec::new();
+    for _ in 0..GIVEN_UP {
+        let call = call();
+        given_up.push(within(conn.next_request()).await.unwrap().stream);
+        call.abort();
+    }
+    for stream in given_up {
+        conn.respond(stream, b"", 0).await.unwrap();
+    }
+    conn.respond(first, b"", 0).await.unwrap();
+    within(kept).await.unwrap().unwrap();
+    let next = call();
+    let stream = within(conn.next_request()).await.unwrap().stream;
+    conn.respond(stream, b"", 0).await.unwrap();
+    within(next).await.unwrap().unwrap();
 }
 
 /// Numbers that are the same in every run.
