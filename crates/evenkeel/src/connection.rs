@@ -283,7 +283,10 @@ pub(crate) async fn handshake(
         .initial_max_send_streams(NO_SETTINGS_YET)
         .initial_window_size(settings.stream_window)
         .initial_connection_window_size(settings.connection_window)
-        .max_header_list_size(settings.max_header_list_size);
+        .max_header_list_size(settings.max_header_list_size)
+        // Answers to calls that were given up come late, as many as there were such calls. h2 takes them for errors of the
+        // peer, and after 1,024 of them would end the connection with all its calls.
+        .max_local_error_reset_streams(None);
     if let Some(size) = settings.max_frame_size {
         builder.max_frame_size(size);
     }
