@@ -595,8 +595,9 @@ impl Flight {
                 if status.code() == tonic::Code::Cancelled && deadline.has_passed() {
                     status = attempt.unanswered();
                 }
-                let fallen = self.fall(Err(status), Some(attempt));
-                Err(Box::new(Fallen { is_unprocessed: status::is_unprocessed(&error), ..*fallen }))
+                let mut fallen = self.fall(Err(status), Some(attempt));
+                fallen.is_unprocessed = status::is_unprocessed(&error);
+                Err(fallen)
             }
             None => Err(self.fall(Err(attempt.unanswered()), Some(attempt))),
         }

@@ -150,7 +150,7 @@ impl Turn {
         &self.link
     }
 
-    /// Takes a place if there is one. Who waits comes first.
+    /// Takes a place if there is one and nobody waits for it.
     pub(crate) fn is_now(&mut self) -> bool {
         self.is_taken = self.link.room.waiting.load(Ordering::SeqCst) == 0 && self.link.room.take();
         self.is_taken

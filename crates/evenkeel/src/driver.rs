@@ -7,7 +7,7 @@
 //! A channel without calls for long goes to rest: policies, connections and subscriptions are let go, and the next call starts
 //! them again (A62).
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -344,7 +344,7 @@ impl Awake {
             Source::Xds { client, target, authority, channel_id } => {
                 match client.follow(target, authority.as_deref(), *channel_id, settings.metrics.xds()) {
                     Ok(following) => {
-                        awake.feed = Feed::Xds { client: client.clone(), following, wanted: BTreeSet::new() };
+                        awake.feed = Feed::Xds { client: client.clone(), following };
                     }
                     Err(error) => awake.route = Route::Failed(Status::unavailable(error.to_string())),
                 }
@@ -631,8 +631,6 @@ enum Feed {
     Xds {
         client: XdsClient,
         following: Following,
-        /// What the policies want beside the routes, as the client was told.
-        wanted: BTreeSet<Arc<str>>,
     },
 }
 
@@ -666,11 +664,8 @@ impl Feed {
 
     /// A pass is over: policies may want other clusters, and count other load.
     fn passed(&mut self, core: &Core) {
-        if let Feed::Xds { client, following, wanted } = self {
-            if !core.wanted_clusters().eq(wanted.iter()) {
-                *wanted = core.wanted_clusters().cloned().collect();
-                following.want(wanted.clone());
-            }
+        if let Feed::Xds { client, following } = self {
+            following.want(core.wanted_clusters().cloned().collect());
             client.pass_done();
         }
     }
