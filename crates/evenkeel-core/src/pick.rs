@@ -288,12 +288,13 @@ impl Trackers {
 
     /// One may be the application's own. If it panics, the others are told all the same, and the panic goes on after.
     fn tell(&mut self, end: &CallEnd<'_>) {
-        let more = std::mem::take(&mut self.more);
         let mut panicked = None;
-        for tracker in self.inline.iter_mut().filter_map(Option::take).chain(more) {
+        let mut tell = |tracker: Arc<dyn Tracker>| {
             let told = catch_unwind(AssertUnwindSafe(|| tracker.finished(end)));
-            panicked = panicked.or(told.err());
-        }
+            panicked = panicked.take().or(told.err());
+        };
+        self.inline.iter_mut().filter_map(Option::take).for_each(&mut tell);
+        self.more.drain(..).for_each(&mut tell);
         if let Some(panic) = panicked {
             resume_unwind(panic);
         }

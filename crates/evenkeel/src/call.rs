@@ -18,7 +18,7 @@ use evenkeel_core::{CallEnd, Code, LoadReport, Trackers};
 use evenkeel_xds::load_report;
 use h2::client::ResponseFuture;
 use h2::{Reason, RecvStream, SendStream};
-use http::{HeaderMap, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue};
 use http_body::{Body as _, Frame, SizeHint};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::AbortHandle;
@@ -103,7 +103,7 @@ pub(crate) struct End {
 impl End {
     pub(crate) fn new(
         under_way: UnderWay,
-        policy: RetryPolicy,
+        policy: Option<RetryPolicy>,
         throttle: Option<Arc<Throttle>>,
         meter: CallMeter,
     ) -> End {
@@ -112,7 +112,7 @@ impl End {
 
     /// Of a stream that is the channel's own and not a call.
     pub(crate) fn untold() -> End {
-        End { under_way: None, retries: Retries::new(RetryPolicy::NEVER), throttle: None, meter: None }
+        End { under_way: None, retries: Retries::default(), throttle: None, meter: None }
     }
 
     /// The policy by which the call is tried again.
@@ -162,7 +162,7 @@ impl End {
     fn hand_on(&mut self) -> End {
         End {
             under_way: self.under_way.take(),
-            retries: mem::replace(&mut self.retries, Retries::new(RetryPolicy::NEVER)),
+            retries: mem::take(&mut self.retries),
             throttle: self.throttle.take(),
             meter: self.meter.take(),
         }
@@ -452,24 +452,22 @@ pub(crate) struct Failure {
 
 /// Tells those who track an attempt how it ended, once, also if it is dropped.
 pub(crate) struct Attempt {
-    trackers: Trackers,
+    /// `None` once they are told.
+    trackers: Option<Trackers>,
     turn: Turn,
     meter: Option<AttemptMeter>,
 }
 
 impl Attempt {
     pub(crate) fn new(trackers: Trackers, turn: Turn, meter: Option<AttemptMeter>) -> Attempt {
-        Attempt { trackers, turn, meter }
+        Attempt { trackers: Some(trackers), turn, meter }
     }
 
     pub(crate) fn finish(mut self, code: Code, trailers: Option<&mut HeaderMap>) {
         if let Some(meter) = &self.meter {
             meter.finish(code);
         }
-        let trackers = mem::take(&mut self.trackers);
-        if trackers.is_empty() {
-            return;
-        }
+        let Some(trackers) = self.trackers.take().filter(|trackers| !trackers.is_empty()) else { return };
         contained(|| {
             let load = trailers.filter(|_| trackers.want_load()).and_then(load_of);
             trackers.finish(&CallEnd::Finished { code, at: clock::now(), load: load.as_ref() });
@@ -494,8 +492,8 @@ impl Attempt {
 
 impl Drop for Attempt {
     fn drop(&mut self) {
-        if !self.trackers.is_empty() {
-            contained(|| drop(mem::take(&mut self.trackers)));
+        if let Some(trackers) = self.trackers.take() {
+            contained(|| drop(trackers));
         }
     }
 }
@@ -507,9 +505,12 @@ fn contained(tell: impl FnOnce()) {
     }
 }
 
+/// The trailer that load reports come in.
+static LOAD: HeaderName = HeaderName::from_static(load_report::TRAILER);
+
 /// The load report in these trailers. One that cannot be read counts as none.
 fn load_of(trailers: &mut HeaderMap) -> Option<LoadReport> {
-    status::find(trailers, load_report::TRAILER)?;
+    status::find(trailers, &LOAD)?;
     let metadata = MetadataMap::from_headers(mem::take(trailers));
     let values = metadata.get_all_bin(load_report::TRAILER).iter().filter_map(|value| value.to_bytes().ok());
     let report = load_report::from_trailers(values);
@@ -612,18 +613,20 @@ impl Flight {
         end: &mut End,
     ) -> Result<http::Response<ResponseBody>, Box<Fallen>> {
         let (mut parts, stream) = head.into_parts();
-        if let Some(found) = status::not_grpc(&parts) {
-            let code = tonic::Code::from(status::code_of_http(parts.status) as i32);
-            let text =
-                format!("endpoint {}: expected a gRPC answer, found {found}", attempt.turn.link().address());
-            return Err(self.fall(Err(tonic::Status::new(code, text)), Some(attempt)));
-        }
-        // A failure in the head is the whole answer, also if h2 cannot say that the stream has ended: a server that
-        // answers before it has the whole request resets it behind its answer.
-        let code = status::code_of(&parts.headers);
+        let code = match status::read_head(&parts) {
+            Ok(code) => code,
+            Err(found) => {
+                let code = tonic::Code::from(status::code_of_http(parts.status) as i32);
+                let address = attempt.turn.link().address();
+                let text = format!("endpoint {address}: expected a gRPC answer, found {found}");
+                return Err(self.fall(Err(tonic::Status::new(code, text)), Some(attempt)));
+            }
+        };
         if code == Some(Code::Cancelled) && deadline.has_passed() {
             return Err(self.fall(Err(attempt.unanswered()), Some(attempt)));
         }
+        // A failure in the head is the whole answer, also if h2 cannot say that the stream has ended: a server that
+        // answers before it has the whole request resets it behind its answer.
         if let Some(code) = code.filter(|code| *code != Code::Ok || stream.is_end_stream()) {
             if code != Code::Ok {
                 return Err(self.fall(Ok((code, parts)), Some(attempt)));

@@ -25,7 +25,7 @@ use tonic::body::Body;
 
 use crate::builder::Builder;
 use crate::call::{Attempt, Calls, Deadline, End, Failure, Fallen, Flight, Replay, ResponseBody, late};
-use crate::connection::{Connection, Turn};
+use crate::connection::Turn;
 use crate::entropy::Entropy;
 use crate::metrics::{AttemptMeter, Metrics};
 use crate::retry::{self, RetryPolicy, Throttle};
@@ -165,13 +165,11 @@ impl tower_service::Service<http::Request<Body>> for Channel {
     }
 
     fn call(&mut self, request: http::Request<Body>) -> ResponseFuture {
-        let mut future = ResponseFuture {
-            call: Some(Outgoing::new(self.inner.clone(), request)),
-            stage: None,
-            boxed: None,
-        };
-        let snapshot = self.inner.published.load();
-        future.stage = future.call.as_mut().map(|call| call.start(&snapshot));
+        let mut future =
+            ResponseFuture { call: Some(Outgoing::new(self.inner.clone(), request)), boxed: None };
+        if let Some(call) = &mut future.call {
+            call.start(&self.inner.published.load());
+        }
         future
     }
 }
@@ -182,7 +180,6 @@ impl tower_service::Service<http::Request<Body>> for Channel {
 /// a box.
 pub struct ResponseFuture {
     call: Option<Outgoing>,
-    stage: Option<Stage>,
     boxed: Option<Pin<Box<dyn Future<Output = Outcome> + Send>>>,
 }
 
@@ -193,18 +190,20 @@ impl Future for ResponseFuture {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome> {
         let this = &mut *self;
-        if let (Some(call), Some(Stage::Sent(flight))) = (&mut this.call, &mut this.stage) {
-            let head = ready!(flight.poll_head(cx, &mut call.deadline));
-            match flight.land(head, &mut call.deadline, &mut call.end) {
+        if let Some(Outgoing { stage, deadline, end, .. }) = &mut this.call
+            && let Stage::Sent(flight) = stage
+        {
+            let head = ready!(flight.poll_head(cx, deadline));
+            match flight.land(head, deadline, end) {
                 Ok(response) => {
-                    (this.call, this.stage) = (None, None);
+                    this.call = None;
                     return Poll::Ready(Ok(response));
                 }
-                Err(fallen) => this.stage = Some(Stage::Fallen(fallen)),
+                Err(fallen) => *stage = Stage::Fallen(fallen),
             }
         }
-        if let (Some(call), Some(stage)) = (this.call.take(), this.stage.take()) {
-            this.boxed = Some(Box::pin(call.run(stage)));
+        if let Some(call) = this.call.take() {
+            this.boxed = Some(Box::pin(call.run()));
         }
         let Some(call) = &mut this.boxed else {
             return Poll::Ready(Err(tonic::Status::internal("a call was asked for its answer twice")));
@@ -224,11 +223,12 @@ impl fmt::Debug for ResponseFuture {
 /// A call on its way out.
 struct Outgoing {
     channel: Arc<Inner>,
+    stage: Stage,
     method: Method,
     path: PathAndQuery,
     /// Given away to each attempt.
-    headers: HeaderMap,
-    /// What was given away, for another attempt; without what every request says.
+    head: Option<http::Request<()>>,
+    /// The headers that were given away, for another attempt; without what every request says.
     kept: Vec<(HeaderName, HeaderValue)>,
     /// Given to each attempt, and back if it can be repeated.
     body: Option<Replay>,
@@ -251,7 +251,7 @@ struct Outgoing {
 /// How far a call is.
 #[expect(clippy::large_enum_variant, reason = "the large one is the common one")]
 enum Stage {
-    /// It needs a route.
+    /// It needs a route. Every call begins here.
     Route,
     /// Its route has filters.
     Faults,
@@ -269,7 +269,6 @@ enum Stage {
 
 /// Where an attempt goes.
 struct Picked {
-    connection: Arc<Connection>,
     turn: Turn,
     trackers: Trackers,
     serial: u64,
@@ -283,23 +282,21 @@ enum Look<T> {
 }
 
 impl Outgoing {
-    fn new(channel: Arc<Inner>, request: http::Request<Body>) -> Outgoing {
-        let (mut request, body) = request.into_parts();
-        let path = mem::take(&mut request.uri).into_parts().path_and_query;
-        let path = path.unwrap_or_else(|| PathAndQuery::from_static("/"));
+    fn new(channel: Arc<Inner>, mut request: http::Request<Body>) -> Outgoing {
+        let said = status::find(request.headers(), &timeout::NAME).and_then(timeout::parse);
+        let path = channel.head.complete(&mut request);
         let method = channel.service_config.method(path.path());
-        let own = request.extensions.get::<WaitForReady>().map(|WaitForReady(wait)| *wait);
+        let own = request.extensions().get::<WaitForReady>().map(|WaitForReady(wait)| *wait);
         let wait_for_ready = own.or(method.and_then(|method| method.wait_for_ready)).unwrap_or(false);
-        let said = status::find(&request.headers, timeout::NAME.as_str()).and_then(timeout::parse);
         let limit = said.into_iter().chain(method.and_then(|method| method.timeout)).min();
-        let policy = method.and_then(|method| method.retry).unwrap_or(RetryPolicy::NEVER);
+        let policy = method.and_then(|method| method.retry);
         let meter = channel.metrics.call(path.path());
-        let user_agent = request.headers.entry(header::USER_AGENT);
-        user_agent.or_insert_with(|| channel.head.user_agent.clone());
+        let (request, body) = request.into_parts();
         Outgoing {
-            method: request.method,
+            stage: Stage::Route,
+            method: request.method.clone(),
             path,
-            headers: request.headers,
+            head: Some(http::Request::from_parts(request, ())),
             kept: Vec::new(),
             body: Some(Replay::new(body)),
             wait_for_ready,
@@ -315,31 +312,34 @@ impl Outgoing {
         }
     }
 
-    /// The way of most calls: everything that they need is in the snapshot. Answers how far that was enough.
-    fn start(&mut self, snapshot: &Snapshot) -> Stage {
+    /// The way of most calls: everything that they need is in the snapshot. Goes as far as that is enough.
+    fn start(&mut self, snapshot: &Snapshot) {
         match self.look_at_routes(snapshot) {
             Look::Found(selected) => self.follow(selected),
-            Look::Wait(_) => return Stage::Route,
-            Look::Fail(status) => return Stage::Failed(status::to_tonic(&status)),
+            Look::Wait(_) => return,
+            Look::Fail(status) => {
+                self.stage = Stage::Failed(status::to_tonic(&status));
+                return;
+            }
         }
         if self.has_filters() {
-            return Stage::Faults;
+            self.stage = Stage::Faults;
+            return;
         }
         self.meter = self.end.attempt();
         match self.look_for_endpoint(snapshot) {
             Look::Found(picked) => self.take_turn(picked),
-            Look::Wait(_) => Stage::Pick,
-            Look::Fail(status) => Stage::Failed(self.unplaced(status::to_tonic(&status))),
+            Look::Wait(_) => self.stage = Stage::Pick,
+            Look::Fail(status) => self.stage = Stage::Failed(self.unplaced(status::to_tonic(&status))),
         }
     }
 
     /// The way of the others. Notes how the call ended, too.
-    async fn run(mut self, mut stage: Stage) -> Outcome {
+    async fn run(mut self) -> Outcome {
         let outcome = loop {
-            stage = match self.advance(stage).await {
-                Ok(next) => next,
-                Err(outcome) => break outcome,
-            };
+            if let Err(outcome) = self.advance().await {
+                break outcome;
+            }
         };
         match &outcome {
             Err(status) => self.end.over(status::code(status.code() as i32)),
@@ -353,40 +353,41 @@ impl Outgoing {
     }
 
     /// Goes one stage further. `Err` is the end of the call, good or bad.
-    async fn advance(&mut self, stage: Stage) -> Result<Stage, Outcome> {
-        match stage {
+    async fn advance(&mut self) -> Result<(), Outcome> {
+        match mem::replace(&mut self.stage, Stage::Route) {
             Stage::Route => {
                 let selected = self.wait(Outgoing::look_at_routes).await.map_err(Err)?;
                 self.follow(selected);
-                Ok(Stage::Faults)
+                self.stage = Stage::Faults;
             }
-            Stage::Faults => match self.inject_faults().await {
-                Ok(None) => Ok(Stage::Pick),
-                Ok(Some(response)) => Err(Ok(response)),
-                Err(status) => Err(Err(status)),
-            },
+            Stage::Faults => {
+                if let Some(response) = self.inject_faults().await.map_err(Err)? {
+                    return Err(Ok(response));
+                }
+                self.stage = Stage::Pick;
+            }
             Stage::Pick => {
                 self.meter = self.meter.take().or_else(|| self.end.attempt());
                 match self.wait(Outgoing::look_for_endpoint).await {
-                    Ok(picked) => Ok(self.take_turn(picked)),
-                    Err(status) => Err(Err(self.unplaced(status))),
+                    Ok(picked) => self.take_turn(picked),
+                    Err(status) => return Err(Err(self.unplaced(status))),
                 }
             }
-            Stage::Queue(picked) => self.queue(picked).await.map_err(Err),
+            Stage::Queue(picked) => self.queue(picked).await.map_err(Err)?,
             Stage::Sent(mut flight) => {
                 let head = poll_fn(|cx| flight.poll_head(cx, &mut self.deadline)).await;
                 match flight.land(head, &mut self.deadline, &mut self.end) {
-                    Ok(response) => Err(Ok(response)),
-                    Err(fallen) => Ok(Stage::Fallen(fallen)),
+                    Ok(response) => return Err(Ok(response)),
+                    Err(fallen) => self.stage = Stage::Fallen(fallen),
                 }
             }
             Stage::Fallen(fallen) => {
                 let body = self.again(fallen.body_back().await).await?;
                 self.repeat(body);
-                Ok(Stage::Pick)
             }
-            Stage::Failed(status) => Err(Err(status)),
+            Stage::Failed(status) => return Err(Err(status)),
         }
+        Ok(())
     }
 
     /// Takes the call's route. It holds for all attempts (A31).
@@ -424,7 +425,7 @@ impl Outgoing {
                 continue;
             };
             let injected = {
-                let headers = HeadersOf(&self.headers);
+                let headers = self.headers();
                 fault.decide(&self.describe(&headers), &self.channel.faults)
             };
             let Some(injected) = injected else { continue };
@@ -444,70 +445,77 @@ impl Outgoing {
     }
 
     /// Sends the request, unless it has to wait for its turn.
-    fn take_turn(&mut self, mut picked: Picked) -> Stage {
-        if picked.turn.is_now() { self.send(picked) } else { Stage::Queue(picked) }
+    fn take_turn(&mut self, mut picked: Picked) {
+        if picked.turn.is_now() { self.send(picked) } else { self.stage = Stage::Queue(picked) }
     }
 
     /// Waits while the peer takes no more calls at once.
-    async fn queue(&mut self, mut picked: Picked) -> Result<Stage, tonic::Status> {
+    async fn queue(&mut self, mut picked: Picked) -> Result<(), tonic::Status> {
         // It has less time left by then than its headers say.
         self.says_timeout = false;
         match self.deadline.race(picked.turn.comes()).await {
-            Some(true) => Ok(self.send(picked)),
+            Some(true) => {
+                self.send(picked);
+                Ok(())
+            }
             Some(false) => {
                 picked.trackers.finish(&CallEnd::Unsent);
                 self.outdated = Some(picked.serial);
-                Ok(Stage::Pick)
+                self.stage = Stage::Pick;
+                Ok(())
             }
             None => {
-                let Picked { connection, turn, trackers, .. } = picked;
+                let Picked { turn, trackers, .. } = picked;
+                let why = format!("endpoint {} takes no more calls at once", turn.link().address());
                 Attempt::new(trackers, turn, self.meter.take()).finish(Code::DeadlineExceeded, None);
-                let address = connection.shared().address();
-                Err(late(&format!("endpoint {address} takes no more calls at once")))
+                Err(late(&why))
             }
         }
     }
 
     /// Sends the request where the pick says. A request that never left because its connection is gone needs another pick.
-    fn send(&mut self, Picked { connection, turn, trackers, serial }: Picked) -> Stage {
+    fn send(&mut self, Picked { turn, trackers, serial }: Picked) {
         let body = self.body.take().unwrap_or_else(|| Replay::new(Body::empty()));
         let head = self.head(&trackers);
-        match connection.sender().send_request(head, body.is_empty()) {
+        match turn.connection().sender().send_request(head, body.is_empty()) {
             Ok(sent) => {
                 if let Some(id) = trackers.to_wake() {
                     let _ = self.channel.commands.send(Command::Connect(id));
                 }
                 let meter = self.meter.take();
                 if let Some(meter) = &meter {
-                    meter.placed(trackers.place());
+                    meter.placed(|| trackers.place());
                 }
                 let attempt = Attempt::new(trackers, turn, meter);
-                Stage::Sent(Flight::new(sent, body, attempt))
+                self.stage = Stage::Sent(Flight::new(sent, body, attempt));
             }
             Err(error) => {
                 trackers.finish(&CallEnd::Unsent);
                 // One that takes no requests at all is gone; else there is something about this request.
-                if !connection.is_gone() {
+                if !turn.connection().is_gone() {
                     let status = tonic::Status::internal(format!("the request cannot be sent: {error}"));
-                    return Stage::Failed(self.unplaced(status));
+                    self.stage = Stage::Failed(self.unplaced(status));
+                    return;
                 }
                 self.outdated = Some(serial);
                 self.repeat(body);
-                Stage::Pick
             }
         }
     }
 
     /// Makes the call what it was before an attempt.
     fn repeat(&mut self, body: Replay) {
+        self.stage = Stage::Pick;
         self.body = Some(body);
-        self.headers.extend(self.channel.head.said());
+        let head = self.head.insert(self.channel.head.request(self.method.clone(), self.path.clone()));
+        let headers = head.headers_mut();
+        headers.extend(self.channel.head.said());
         for (name, value) in self.kept.drain(..) {
             // The first of a name replaces what every request says.
-            if self.headers.get(&name).is_some_and(|said| self.channel.head.says(&name, said)) {
-                self.headers.insert(name, value);
+            if headers.get(&name).is_some_and(|said| self.channel.head.says(&name, said)) {
+                headers.insert(name, value);
             } else {
-                self.headers.append(name, value);
+                headers.append(name, value);
             }
         }
         self.says_timeout = false;
@@ -565,7 +573,7 @@ impl Outgoing {
         match &snapshot.way {
             Way::Open { selector: None, .. } => Look::Found(None),
             Way::Open { selector: Some(selector), .. } => {
-                let headers = HeadersOf(&self.headers);
+                let headers = self.headers();
                 match selector.select(&self.describe(&headers)) {
                     Ok(selected) => Look::Found(Some(selected)),
                     Err(status) => Look::Fail(status.for_call()),
@@ -580,7 +588,7 @@ impl Outgoing {
         if self.outdated == Some(snapshot.serial) {
             return Look::Wait("the connection that was chosen is gone");
         }
-        let headers = HeadersOf(&self.headers);
+        let headers = self.headers();
         let call = self.describe(&headers);
         // A picker may be the application's own. If it panics, this call fails and the channel lives.
         let Ok(pick) = catch_unwind(AssertUnwindSafe(|| picker.pick(&call))) else {
@@ -595,8 +603,7 @@ impl Outgoing {
                     trackers.finish(&CallEnd::Unsent);
                     return Look::Wait("the connection that was chosen is gone");
                 };
-                let (turn, connection) = (connection.shared().turn(), connection.clone());
-                Look::Found(Picked { connection, turn, trackers, serial: snapshot.serial })
+                Look::Found(Picked { turn: connection.turn(), trackers, serial: snapshot.serial })
             }
             Pick::Queue { connect } => {
                 if let Some(id) = connect {
@@ -625,6 +632,10 @@ impl Outgoing {
         }
     }
 
+    fn headers(&self) -> HeadersOf<'_> {
+        HeadersOf(self.head.as_ref().map(http::Request::headers))
+    }
+
     /// The call as routes and pickers see it.
     fn describe<'a>(&'a self, headers: &'a HeadersOf<'a>) -> Call<'a> {
         let mut call = Call::new(self.path.path(), self.channel.entropy.next()).with_headers(headers);
@@ -637,9 +648,14 @@ impl Outgoing {
     /// The head of the next attempt's request.
     fn head(&mut self, trackers: &Trackers) -> http::Request<()> {
         let rewrite = self.selected.as_ref().is_some_and(Selected::auto_host_rewrite);
-        let hostname = trackers.place().filter(|_| rewrite).and_then(|place| place.hostname.as_deref());
-        let authority = hostname.and_then(|name| Authority::try_from(name).ok());
-        let mut headers = mem::take(&mut self.headers);
+        let place = if rewrite { trackers.place() } else { None };
+        let hostname = place.and_then(|place| place.hostname.as_deref());
+        let mut head = self.head.take().unwrap_or_default();
+        if let Some(authority) = hostname.and_then(|name| Authority::try_from(name).ok()) {
+            let uri = mem::take(head.uri_mut()).into_parts();
+            *head.uri_mut() = self.channel.head.uri(uri, Some(authority));
+        }
+        let headers = head.headers_mut();
         let others = headers.iter().filter(|(name, value)| !self.channel.head.says(name, value));
         self.kept.extend(others.map(|(name, value)| (name.clone(), value.clone())));
         if !self.says_timeout
@@ -650,7 +666,7 @@ impl Outgoing {
         if let Some(attempts) = self.end.previous_attempts() {
             headers.insert(&retry::PREVIOUS_ATTEMPTS, attempts);
         }
-        self.channel.head.request(self.method.clone(), self.path.clone(), authority, headers)
+        head
     }
 }
 
@@ -670,34 +686,41 @@ impl Head {
             || *name == header::USER_AGENT && *value == self.user_agent
     }
 
-    /// The head of a request as it goes to the wire.
-    pub(crate) fn request(
-        &self,
-        method: Method,
-        path: PathAndQuery,
-        authority: Option<Authority>,
-        headers: HeaderMap,
-    ) -> http::Request<()> {
+    /// Makes a caller's request one that goes to the wire; answers with its path.
+    pub(crate) fn complete<B>(&self, request: &mut http::Request<B>) -> PathAndQuery {
+        let mut uri = mem::take(request.uri_mut()).into_parts();
+        let path = uri.path_and_query.get_or_insert_with(|| PathAndQuery::from_static("/")).clone();
+        *request.uri_mut() = self.uri(uri, None);
+        *request.version_mut() = http::Version::HTTP_2;
+        request.headers_mut().entry(header::USER_AGENT).or_insert_with(|| self.user_agent.clone());
+        path
+    }
+
+    /// A request without headers.
+    fn request(&self, method: Method, path: PathAndQuery) -> http::Request<()> {
+        let mut request = http::Request::new(());
+        *request.method_mut() = method;
         let mut uri = http::uri::Parts::default();
+        uri.path_and_query = Some(path);
+        *request.uri_mut() = self.uri(uri, None);
+        *request.version_mut() = http::Version::HTTP_2;
+        request
+    }
+
+    fn uri(&self, mut uri: http::uri::Parts, authority: Option<Authority>) -> http::Uri {
         uri.scheme = Some(self.scheme.clone());
         uri.authority = Some(authority.unwrap_or_else(|| self.authority.clone()));
-        uri.path_and_query = Some(path);
-        let mut head = http::Request::new(());
-        *head.method_mut() = method;
-        *head.version_mut() = http::Version::HTTP_2;
         // With scheme, authority and path a URI is whole.
-        *head.uri_mut() = http::Uri::from_parts(uri).unwrap_or_default();
-        *head.headers_mut() = headers;
-        head
+        http::Uri::from_parts(uri).unwrap_or_default()
     }
 }
 
 /// Request headers, as routes and policies look at them.
-struct HeadersOf<'a>(&'a HeaderMap);
+struct HeadersOf<'a>(Option<&'a HeaderMap>);
 
 impl Headers for HeadersOf<'_> {
     fn value(&self, name: &str) -> Option<Cow<'_, str>> {
-        let mut values = self.0.get_all(name).iter().map(|value| String::from_utf8_lossy(value.as_bytes()));
+        let mut values = self.0?.get_all(name).iter().map(|value| String::from_utf8_lossy(value.as_bytes()));
         let first = values.next()?;
         Some(values.fold(first, |all, value| Cow::Owned(format!("{all},{value}"))))
     }

@@ -112,8 +112,13 @@ impl Connection {
         matches!(self.sender().poll_ready(&mut cx), Poll::Ready(Err(_)))
     }
 
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
+    pub(crate) fn shared(&self) -> &Shared {
         &self.shared
+    }
+
+    /// A call, from the moment that it wants to be sent.
+    pub(crate) fn turn(self: &Arc<Connection>) -> Turn {
+        Turn { connection: self.clone(), is_taken: false }
     }
 }
 
@@ -127,38 +132,39 @@ impl Shared {
         self.room.taken.load(Ordering::Relaxed) > 0 || self.room.waiting.load(Ordering::Relaxed) > 0
     }
 
-    /// A call, from the moment that it wants to be sent.
-    pub(crate) fn turn(self: &Arc<Shared>) -> Turn {
-        Turn { link: self.clone(), is_taken: false }
-    }
-
     /// Why it takes no more calls, once it does not.
     pub(crate) fn loss(&self) -> Option<&Loss> {
         self.lost.get()
     }
 }
 
-/// A call's place among those that the peer takes at once, once it has one; given back when dropped.
+/// A call's place among those that the peer takes at once, once it has one; given back when dropped. It holds the
+/// connection.
 #[derive(Debug)]
 pub(crate) struct Turn {
-    link: Arc<Shared>,
+    connection: Arc<Connection>,
     is_taken: bool,
 }
 
 impl Turn {
+    pub(crate) fn connection(&self) -> &Connection {
+        &self.connection
+    }
+
     pub(crate) fn link(&self) -> &Shared {
-        &self.link
+        &self.connection.shared
     }
 
     /// Takes a place if there is one and nobody waits for it.
     pub(crate) fn is_now(&mut self) -> bool {
-        self.is_taken = self.link.room.waiting.load(Ordering::SeqCst) == 0 && self.link.room.take();
+        let room = &self.link().room;
+        self.is_taken = room.waiting.load(Ordering::SeqCst) == 0 && room.take();
         self.is_taken
     }
 
     /// Waits for a place; `false` if the connection takes no more calls.
     pub(crate) async fn comes(&mut self) -> bool {
-        self.is_taken = self.link.room.wait().await;
+        self.is_taken = self.link().room.wait().await;
         self.is_taken
     }
 }
@@ -166,7 +172,7 @@ impl Turn {
 impl Drop for Turn {
     fn drop(&mut self) {
         if self.is_taken {
-            self.link.room.give_back();
+            self.link().room.give_back();
         }
     }
 }

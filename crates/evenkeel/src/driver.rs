@@ -2,12 +2,13 @@
 //!
 //! It takes in everything that has happened, runs one pass, and publishes one snapshot; a storm of events is one pass. It never
 //! waits for anything but the next event, so endpoints come and go whether or not calls are made. Connections are tasks of
-//! their own that report here.
+//! their own that report here. A pass may want thousands of them, and calls need only the first: the driver begins some, and
+//! looks what has happened before it goes on.
 //!
 //! A channel without calls for long goes to rest: policies, connections and subscriptions are let go, and the next call starts
 //! them again (A62).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -22,7 +23,7 @@ use evenkeel_core::{
 use evenkeel_xds::follow::Step;
 use evenkeel_xds::routing::Selector;
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, yield_now};
 use tokio::time::{self, sleep_until};
 
 use crate::call::Calls;
@@ -38,6 +39,9 @@ use crate::{clock, entropy, oob};
 
 /// How long calls fail after a policy panicked, before it is run again.
 const AFTER_A_PANIC: Duration = Duration::from_secs(1);
+
+/// How many connections are begun or let go before others have their turn: calls, and what is reported of the first ones.
+const AT_ONCE: usize = 512;
 
 /// Where a channel's endpoints come from.
 #[derive(Clone)]
@@ -106,9 +110,13 @@ impl Driver {
     /// Runs until the channel is closed, or its last handle is gone.
     pub(crate) async fn run(mut self) {
         loop {
-            let happened = self.next().await;
-            if !self.take_in(happened) {
-                return;
+            if self.awake.as_ref().is_some_and(|awake| !awake.to_do.is_empty()) {
+                yield_now().await;
+            } else {
+                let happened = self.next().await;
+                if !self.take_in(happened) {
+                    return;
+                }
             }
             while let Some(happened) = self.more() {
                 if !self.take_in(happened) {
@@ -244,14 +252,15 @@ impl Driver {
             awake.picker = Some(picker);
             awake.is_new = true;
         }
-        for effect in effects {
+        awake.publish(&self.published);
+        self.published.show_connectivity(awake.connectivity(connectivity));
+        awake.to_do.extend(effects);
+        for _ in 0..AT_ONCE {
+            let Some(effect) = awake.to_do.pop_front() else { break };
             awake.carry_out(effect, &self.settings);
         }
+        awake.publish(&self.published);
         awake.feed.passed(&awake.core);
-        if mem::take(&mut awake.is_new) {
-            self.published.publish(awake.way(), awake.connections.clone());
-        }
-        self.published.show_connectivity(awake.connectivity(connectivity));
     }
 }
 
@@ -275,6 +284,8 @@ struct Awake {
     reporter: mpsc::UnboundedSender<Report>,
     /// Attempts to connect that are under way.
     dials: Dials,
+    /// What passes wanted, in order.
+    to_do: VecDeque<Effect>,
     load: LoadWatches,
     metrics: Metrics,
     security: SecurityLevel,
@@ -328,6 +339,7 @@ impl Awake {
             reports,
             reporter,
             dials: Dials::default(),
+            to_do: VecDeque::new(),
             is_new: true,
             wake_at: None,
             idle_at: now + settings.idle_timeout.unwrap_or(Duration::MAX),
@@ -452,6 +464,13 @@ impl Awake {
     /// Where a subchannel stands, if metrics say it.
     fn labels(&self, id: SubchannelId) -> Labels {
         if self.metrics.wants_labels() { self.core.labels(id) } else { Labels::default() }
+    }
+
+    /// Shows calls what they should see, if it is something else than they do.
+    fn publish(&mut self, published: &Published) {
+        if mem::take(&mut self.is_new) {
+            published.publish(self.way(), self.connections.clone());
+        }
     }
 
     /// What calls should see.

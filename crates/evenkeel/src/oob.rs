@@ -127,13 +127,13 @@ impl tower_service::Service<http::Request<Body>> for Direct {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+    fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
+        self.head.complete(&mut request);
         let (parts, body) = request.into_parts();
-        let path = parts.uri.into_parts().path_and_query.unwrap_or_else(|| PathAndQuery::from_static(METHOD));
-        let request = self.head.request(parts.method, path, None, parts.headers);
+        let request = http::Request::from_parts(parts, ());
         let connection = self.connection.clone();
         Box::pin(async move {
-            let mut turn = connection.shared().turn();
+            let mut turn = connection.turn();
             turn.comes().await;
             let sent = connection.sender().send_request(request, false);
             let sent = sent.map_err(|error| Status::unavailable(error.to_string()))?;

@@ -42,15 +42,6 @@ pub(crate) struct RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// The policy of calls that have none: one attempt.
-    pub(crate) const NEVER: RetryPolicy = RetryPolicy {
-        max_attempts: 1,
-        initial_backoff: Duration::ZERO,
-        max_backoff: Duration::ZERO,
-        multiplier: 1.0,
-        codes: Codes(0),
-    };
-
     /// The wait before an attempt that follows `retries` others since the last push-back. `random` is from 0 to 1.
     fn backoff(&self, retries: u32, random: f64) -> Duration {
         // There are never more than a few attempts.
@@ -113,9 +104,10 @@ impl Pushback {
 }
 
 /// The attempts of one call.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Retries {
-    policy: RetryPolicy,
+    /// `None` if it has one attempt. Most calls do, and are moved a lot.
+    policy: Option<Box<RetryPolicy>>,
     /// How many attempts were followed by another one.
     retried: u32,
     /// How many of them since the server last said when to try again.
@@ -124,8 +116,8 @@ pub(crate) struct Retries {
 
 impl Retries {
     /// A call whose first attempt is about to be made.
-    pub(crate) fn new(policy: RetryPolicy) -> Retries {
-        Retries { policy, retried: 0, since_pushback: 0 }
+    pub(crate) fn new(policy: impl Into<Option<RetryPolicy>>) -> Retries {
+        Retries { policy: policy.into().map(Box::new), retried: 0, since_pushback: 0 }
     }
 
     /// An attempt ended, and this is how: its code, what the server said about the next attempt, and whether the call
@@ -148,11 +140,12 @@ impl Retries {
             }
             return None;
         }
-        let retryable = self.policy.codes.contains(code);
+        let retryable = self.policy.as_ref().is_some_and(|policy| policy.codes.contains(code));
         // A failure counts whether or not the call could be tried again; others are the caller's own (A6).
         let counts = retryable || pushback == Some(Pushback::Never);
         let allowed = throttle.filter(|_| counts).is_none_or(Throttle::failed);
-        if !retryable || !allowed || committed || self.retried + 1 >= self.policy.max_attempts {
+        let policy = self.policy.as_ref().filter(|_| retryable && allowed && !committed)?;
+        if self.retried + 1 >= policy.max_attempts {
             return None;
         }
         let wait = match pushback {
@@ -162,7 +155,7 @@ impl Retries {
                 wait
             }
             None => {
-                let wait = self.policy.backoff(self.since_pushback, random);
+                let wait = policy.backoff(self.since_pushback, random);
                 self.since_pushback += 1;
                 wait
             }
@@ -245,7 +238,7 @@ mod tests {
     }
 
     /// How a call goes whose attempts end like this.
-    fn waits(policy: RetryPolicy, ends: &[(Code, Option<Pushback>)]) -> Vec<Option<Duration>> {
+    fn waits(policy: impl Into<Option<RetryPolicy>>, ends: &[(Code, Option<Pushback>)]) -> Vec<Option<Duration>> {
         let mut retries = Retries::new(policy);
         ends.iter().map(|(code, pushback)| retries.next(*code, *pushback, false, None, MIDDLE)).collect()
     }
@@ -257,7 +250,7 @@ mod tests {
         assert_eq!(waits(POLICY, &unavailable), expected);
         let two = RetryPolicy { max_attempts: 2, ..POLICY };
         assert_eq!(waits(two, &unavailable[..3]), [Some(ms(100)), None, None]);
-        assert_eq!(waits(RetryPolicy::NEVER, &unavailable[..2]), [None, None]);
+        assert_eq!(waits(None, &unavailable[..2]), [None, None]);
         let shrinking = RetryPolicy { multiplier: 0.5, ..POLICY };
         assert_eq!(waits(shrinking, &unavailable[..3]), [Some(ms(100)), Some(ms(50)), Some(ms(25))]);
         let first_is_longest = RetryPolicy { initial_backoff: ms(900), ..POLICY };

@@ -2,27 +2,51 @@
 
 use evenkeel_core::{Code, Status};
 use h2::Reason;
-use http::{HeaderMap, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue, header};
 
 /// The status of a call, in tonic's type.
 pub(crate) fn to_tonic(status: &Status) -> tonic::Status {
     tonic::Status::new(tonic::Code::from(status.code() as i32), status.message())
 }
 
+/// The trailer that says how a call ended.
+static GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+
 /// The first value of a header. Answers have few, and a look at each is cheaper than the hash of a name.
-pub(crate) fn find<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h HeaderValue> {
-    headers.iter().find(|(found, _)| found.as_str() == name).map(|(_, value)| value)
+pub(crate) fn find<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Option<&'h HeaderValue> {
+    let [value] = find_each(headers, [name]);
+    value
+}
+
+/// The first value of each of these headers.
+fn find_each<'h, const N: usize>(
+    headers: &'h HeaderMap,
+    names: [&HeaderName; N],
+) -> [Option<&'h HeaderValue>; N] {
+    let mut values = [None; N];
+    for (found, value) in headers {
+        for (name, slot) in names.iter().zip(&mut values) {
+            if found == *name {
+                slot.get_or_insert(value);
+            }
+        }
+    }
+    values
 }
 
 /// The code that a peer sent.
 pub(crate) fn code_of(headers: &HeaderMap) -> Option<Code> {
-    let value = find(headers, "grpc-status")?;
-    Some(
-        std::str::from_utf8(value.as_bytes())
+    find(headers, &GRPC_STATUS).map(code_in)
+}
+
+fn code_in(value: &HeaderValue) -> Code {
+    match value.as_bytes() {
+        b"0" => Code::Ok,
+        text => std::str::from_utf8(text)
             .ok()
             .and_then(|text| text.parse().ok())
             .map_or(Code::Unknown, code),
-    )
+    }
 }
 
 /// The code of this number; what is no code is unknown.
@@ -60,18 +84,18 @@ pub(crate) fn code_of_http(status: http::StatusCode) -> Code {
     }
 }
 
-/// What an answer is that is none of gRPC's, such as a proxy's page of an error. One that says a gRPC status is taken by its
-/// word.
-pub(crate) fn not_grpc(answer: &http::response::Parts) -> Option<String> {
-    let kind = find(&answer.headers, "content-type");
+/// The code in the head of an answer, if it says one there. `Err` is what an answer is that is none of gRPC's, such as a
+/// proxy's page of an error. One that says a gRPC status is taken by its word.
+pub(crate) fn read_head(answer: &http::response::Parts) -> Result<Option<Code>, String> {
+    let [kind, code] = find_each(&answer.headers, [&header::CONTENT_TYPE, &GRPC_STATUS]);
     let is_grpc = kind.is_none_or(|kind| kind.as_bytes().starts_with(b"application/grpc"));
-    if answer.status == http::StatusCode::OK && is_grpc || find(&answer.headers, "grpc-status").is_some() {
-        return None;
+    if answer.status == http::StatusCode::OK && is_grpc || code.is_some() {
+        return Ok(code.map(code_in));
     }
     let status = answer.status;
-    let Some(kind) = kind else { return Some(format!("HTTP status {status}")) };
+    let Some(kind) = kind else { return Err(format!("HTTP status {status}")) };
     let kind: String = String::from_utf8_lossy(kind.as_bytes()).chars().take(100).collect();
-    Some(format!("HTTP status {status} and content type {kind:?}"))
+    Err(format!("HTTP status {status} and content type {kind:?}"))
 }
 
 /// What a stream that was cut short means for its call (gRPC over HTTP/2, "Errors").

@@ -62,7 +62,7 @@ impl CallMeter {
 pub(crate) struct AttemptMeter(());
 
 impl AttemptMeter {
-    pub(crate) fn placed(&self, _: Option<&Place>) {}
+    pub(crate) fn placed<'p>(&self, _: impl FnOnce() -> Option<&'p Place>) {}
 
     pub(crate) fn unplaced(&self, _: Option<Arc<str>>) {}
 

@@ -145,8 +145,8 @@ struct OpenAttempt {
 
 impl AttemptMeter {
     /// An endpoint was picked, in this place if it is known.
-    pub(crate) fn placed(&self, place: Option<&Place>) {
-        if let Some((attempt, place)) = self.0.as_ref().zip(place) {
+    pub(crate) fn placed<'p>(&self, place: impl FnOnce() -> Option<&'p Place>) {
+        if let Some((attempt, place)) = self.0.as_ref().and_then(|attempt| Some((attempt, place()?))) {
             attempt.label(|| Labels {
                 backend_service: Some(place.backend_service.clone()),
                 locality: Some(place.locality.clone()),

@@ -160,6 +160,7 @@ fn message(length: u8) -> Vec<u8> {
 
 /// A call that used everything there is.
 async fn busy_call(metrics: &Metrics) {
+    let place = place();
     let mut call = metrics.call("/shop.Orders/Get");
     let first = call.attempt();
     first.unplaced(Some("pay".into()));
@@ -167,14 +168,14 @@ async fn busy_call(metrics: &Metrics) {
     first.finish(Code::Unavailable);
     call.transparently_retried();
     let second = call.attempt();
-    second.placed(Some(&place()));
+    second.placed(|| Some(&place));
     second.sent(&message(100));
     tokio::time::advance(Duration::from_secs(2)).await;
     second.finish(Code::Unavailable);
     tokio::time::advance(Duration::from_millis(500)).await;
     call.retried(Duration::from_millis(500));
     let third = call.attempt();
-    third.placed(Some(&place()));
+    third.placed(|| Some(&place));
     let body = third.clone();
     tokio::spawn(async move {
         body.sent(&message(100)[..50]);
@@ -422,7 +423,7 @@ async fn unknown_places_are_empty() {
     let exported = Exported::new();
     let metrics = exported.all();
     let attempt = metrics.call("a/B").attempt();
-    attempt.placed(None);
+    attempt.placed(|| None);
     attempt.finish(Code::Ok);
     let labels = "lb.backend_service= lb.locality= method=a/B status=OK target=xds:///orders";
     assert_eq!(exported.series(Metric::AttemptDuration), one(labels, "1/0"));
