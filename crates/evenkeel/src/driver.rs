@@ -2,8 +2,8 @@
 //!
 //! It takes in everything that has happened, runs one pass, and publishes one snapshot; a storm of events is one pass. It never
 //! waits for anything but the next event, so endpoints come and go whether or not calls are made. Connections are tasks of
-//! their own that report here. A pass may want thousands of them, and calls need only the first: the driver begins some, and
-//! looks what has happened before it goes on.
+//! their own that report here. A pass may want thousands of them to begin or end: that is done a part at a time, since calls and
+//! reports want their turn too.
 //!
 //! A channel without calls for long goes to rest: policies, connections and subscriptions are let go, and the next call starts
 //! them again (A62).
@@ -17,8 +17,8 @@ use std::time::Duration;
 use std::{future, mem};
 
 use evenkeel_core::{
-    Address, Backoff, CallCounters, Connectivity, Core, Effect, Endpoint, Endpoints, Event, Instant, Labels,
-    LbConfig, LoadReport, Pass, Rng, RootPicker, Status, SubchannelId, Update,
+    Backoff, CallCounters, Connectivity, Core, Effect, Endpoint, Endpoints, Event, Instant, Labels, LbConfig,
+    LoadReport, Pass, Rng, RootPicker, Status, SubchannelId, Update,
 };
 use evenkeel_xds::follow::Step;
 use evenkeel_xds::routing::Selector;
@@ -30,6 +30,7 @@ use crate::call::Calls;
 use crate::channel::{Command, Head};
 use crate::connection::{self, Connection, Http2, Loss};
 use crate::credentials::Credentials;
+use crate::dials::{Dials, Wanted};
 use crate::dns::{self, Refresh};
 use crate::metrics::{ConnectionMeter, Metrics, SecurityLevel};
 use crate::snapshot::{Connections, Published, Way};
@@ -40,8 +41,8 @@ use crate::{clock, entropy, oob};
 /// How long calls fail after a policy panicked, before it is run again.
 const AFTER_A_PANIC: Duration = Duration::from_secs(1);
 
-/// How many connections are begun or let go before others have their turn: calls, and what is reported of the first ones.
-const AT_ONCE: usize = 512;
+/// How many effects are carried out before others have their turn.
+const AT_ONCE: usize = 128;
 
 /// Where a channel's endpoints come from.
 #[derive(Clone)]
@@ -110,13 +111,13 @@ impl Driver {
     /// Runs until the channel is closed, or its last handle is gone.
     pub(crate) async fn run(mut self) {
         loop {
-            if self.awake.as_ref().is_some_and(|awake| !awake.to_do.is_empty()) {
+            let is_done = self.awake.as_ref().is_none_or(|awake| awake.to_do.is_empty());
+            if !is_done {
                 yield_now().await;
-            } else {
-                let happened = self.next().await;
-                if !self.take_in(happened) {
-                    return;
-                }
+            } else if let happened = self.next().await
+                && !self.take_in(happened)
+            {
+                return;
             }
             while let Some(happened) = self.more() {
                 if !self.take_in(happened) {
@@ -255,10 +256,7 @@ impl Driver {
         awake.publish(&self.published);
         self.published.show_connectivity(awake.connectivity(connectivity));
         awake.to_do.extend(effects);
-        for _ in 0..AT_ONCE {
-            let Some(effect) = awake.to_do.pop_front() else { break };
-            awake.carry_out(effect, &self.settings);
-        }
+        awake.carry_out_some(&self.settings);
         awake.publish(&self.published);
         awake.feed.passed(&awake.core);
     }
@@ -338,7 +336,7 @@ impl Awake {
             meters: HashMap::new(),
             reports,
             reporter,
-            dials: Dials::default(),
+            dials: Dials::new(),
             to_do: VecDeque::new(),
             is_new: true,
             wake_at: None,
@@ -366,7 +364,7 @@ impl Awake {
     }
 
     fn wake_at(&self) -> Instant {
-        self.wake_at.map_or(self.idle_at, |at| at.min(self.idle_at))
+        [self.wake_at, self.dials.due()].into_iter().flatten().fold(self.idle_at, Instant::min)
     }
 
     /// Takes in what became of a connection. Answers whether the peer complained of our pings (A8).
@@ -374,7 +372,7 @@ impl Awake {
         let now = clock::now();
         match report {
             Report::Connected(id, connection) => {
-                self.dials.forget(id);
+                self.dials.ended(id);
                 // One that nobody wants any more is let go by dropping it.
                 if self.core.handle(Event::Connected(id), now) {
                     tracing::debug!(address = %connection.shared().address(), "connected");
@@ -386,7 +384,7 @@ impl Awake {
                 false
             }
             Report::Failed(id, status) => {
-                self.dials.forget(id);
+                self.dials.ended(id);
                 tracing::debug!(error = status.message(), "a connection attempt failed");
                 let labels = self.labels(id);
                 // An attempt that nobody waits for any more counts as neither (A94).
@@ -439,13 +437,23 @@ impl Awake {
         }
     }
 
-    fn carry_out(&mut self, effect: Effect, settings: &Settings) {
+    /// Carries out some of what passes wanted.
+    fn carry_out_some(&mut self, settings: &Settings) {
+        for _ in 0..AT_ONCE {
+            let Some(effect) = self.to_do.pop_front() else { break };
+            self.carry_out(effect);
+        }
+        let now = clock::now();
+        while let Some(wanted) = self.dials.next(now) {
+            let id = wanted.id;
+            let task = tokio::spawn(dial(wanted, Dialling::new(settings, id, &self.reporter)));
+            self.dials.began(id, task.abort_handle(), now);
+        }
+    }
+
+    fn carry_out(&mut self, effect: Effect) {
         match effect {
-            Effect::Dial { id, address, deadline } => {
-                let task =
-                    tokio::spawn(dial(id, address, deadline, Dialling::new(settings, id, &self.reporter)));
-                self.dials.0.insert(id, task.abort_handle());
-            }
+            Effect::Dial { id, address, deadline } => self.dials.want(Wanted { id, address, deadline }),
             Effect::Close { id } => {
                 self.dials.give_up(id);
                 self.load.watch(id, None, None);
@@ -492,30 +500,6 @@ impl Awake {
             Route::Unknown => Connectivity::Connecting,
             Route::Failed(_) => Connectivity::TransientFailure,
             Route::Direct | Route::Selector(_) => of_core,
-        }
-    }
-}
-
-/// Attempts to connect; they are given up when this is dropped.
-#[derive(Default)]
-struct Dials(HashMap<SubchannelId, AbortHandle>);
-
-impl Dials {
-    fn forget(&mut self, id: SubchannelId) {
-        self.0.remove(&id);
-    }
-
-    fn give_up(&mut self, id: SubchannelId) {
-        if let Some(task) = self.0.remove(&id) {
-            task.abort();
-        }
-    }
-}
-
-impl Drop for Dials {
-    fn drop(&mut self) {
-        for task in self.0.values() {
-            task.abort();
         }
     }
 }
@@ -623,7 +607,7 @@ impl Drop for Dialling {
 }
 
 /// A connection from the first attempt to its end.
-async fn dial(id: SubchannelId, address: Address, deadline: Instant, mut dialling: Dialling) {
+async fn dial(Wanted { id, address, deadline }: Wanted, mut dialling: Dialling) {
     let attempt = async {
         let Dialling { credentials, connector, host, http2, .. } = &dialling;
         let io = transport::connect(&**connector, &address, credentials, host).await?;

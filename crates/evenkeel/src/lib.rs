@@ -46,6 +46,7 @@ mod channel;
 mod clock;
 mod connection;
 mod credentials;
+mod dials;
 mod dns;
 mod driver;
 mod entropy;

@@ -238,7 +238,10 @@ mod tests {
     }
 
     /// How a call goes whose attempts end like this.
-    fn waits(policy: impl Into<Option<RetryPolicy>>, ends: &[(Code, Option<Pushback>)]) -> Vec<Option<Duration>> {
+    fn waits(
+        policy: impl Into<Option<RetryPolicy>>,
+        ends: &[(Code, Option<Pushback>)],
+    ) -> Vec<Option<Duration>> {
         let mut retries = Retries::new(policy);
         ends.iter().map(|(code, pushback)| retries.next(*code, *pushback, false, None, MIDDLE)).collect()
     }
@@ -421,7 +424,7 @@ mod tests {
     fn calls_without_a_policy_feed_the_throttle_too() {
         let throttle = tokens(10_000, 500);
         let end = |code, pushback| {
-            Retries::new(RetryPolicy::NEVER).next(code, pushback, false, Some(&throttle), MIDDLE);
+            Retries::default().next(code, pushback, false, Some(&throttle), MIDDLE);
             throttle.tokens.load(Ordering::Relaxed)
         };
         assert_eq!(end(Code::Unavailable, None), 10_000);

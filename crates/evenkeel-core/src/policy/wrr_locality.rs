@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroU32;
+use std::ptr;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
@@ -123,12 +124,20 @@ fn parts(endpoints: &Endpoints) -> BTreeMap<Arc<str>, Part> {
         return parts;
     }
     let mut names: HashMap<Option<&Locality>, Arc<str>> = HashMap::new();
+    // Those of one locality stand together, and most often share it.
+    let mut last: Option<(*const Locality, Arc<str>)> = None;
     for endpoint in endpoints.iter() {
         let locality = endpoint.locality().map(Arc::as_ref);
-        let name = names
-            .entry(locality)
-            .or_insert_with(|| locality.unwrap_or(&Locality::default()).to_string().into());
-        add(&mut parts, name, endpoint.locality_weight().and_then(NonZeroU32::new), endpoint);
+        let at = locality.map_or(ptr::null(), ptr::from_ref);
+        let name = match last.take() {
+            Some((last, name)) if last == at => name,
+            _ => names
+                .entry(locality)
+                .or_insert_with(|| locality.unwrap_or(&Locality::default()).to_string().into())
+                .clone(),
+        };
+        add(&mut parts, &name, endpoint.locality_weight().and_then(NonZeroU32::new), endpoint);
+        last = Some((at, name));
     }
     parts
 }

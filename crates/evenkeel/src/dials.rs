@@ -1,0 +1,220 @@
+//! Attempts to connect: which are under way, and which wait for their turn.
+//!
+//! A control plane may replace ten thousand endpoints at once, and calls need only the first that answers. So not all attempts
+//! begin together: a few do, and more as those come to an end. Endpoints that do not answer at all would hold up the
+//! others in this way; an attempt therefore counts only for a while.
+
+use std::collections::{HashMap, VecDeque};
+use std::mem;
+use std::time::Duration;
+
+use evenkeel_core::{Address, Instant, SubchannelId};
+use tokio::task::AbortHandle;
+
+/// How many attempts that count are under way at most: at first, and when many have come to an end.
+const FIRST: usize = 16;
+const AT_ONCE: usize = 128;
+
+/// For how long an attempt counts.
+const COUNTS_FOR: Duration = Duration::from_millis(100);
+
+/// An attempt that somebody wants.
+#[derive(Debug)]
+pub(crate) struct Wanted {
+    pub(crate) id: SubchannelId,
+    pub(crate) address: Address,
+    pub(crate) deadline: Instant,
+}
+
+/// The attempts of a channel; those under way are given up when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Dials {
+    all: HashMap<SubchannelId, Dial>,
+    /// Those that have not begun, with some among them that nobody wants any more.
+    waiting: VecDeque<Wanted>,
+    /// When those began that may count, in order.
+    begun: VecDeque<(Instant, SubchannelId)>,
+    counting: usize,
+    /// How many may count. It grows by each that ends, until none waits.
+    limit: usize,
+}
+
+#[derive(Debug, Default)]
+struct Dial {
+    /// `None` if it waits.
+    task: Option<AbortHandle>,
+    counts: bool,
+}
+
+impl Dials {
+    pub(crate) fn new() -> Dials {
+        Dials {
+            all: HashMap::new(),
+            waiting: VecDeque::new(),
+            begun: VecDeque::new(),
+            counting: 0,
+            limit: FIRST,
+        }
+    }
+
+    pub(crate) fn want(&mut self, wanted: Wanted) {
+        self.all.insert(wanted.id, Dial::default());
+        self.waiting.push_back(wanted);
+    }
+
+    /// One that is to begin now, if there is one.
+    pub(crate) fn next(&mut self, now: Instant) -> Option<Wanted> {
+        while let Some(&(at, id)) = self.begun.front()
+            && at + COUNTS_FOR <= now
+        {
+            self.begun.pop_front();
+            if let Some(dial) = self.all.get_mut(&id) {
+                self.counting -= usize::from(mem::take(&mut dial.counts));
+            }
+        }
+        while self.counting < self.limit {
+            let Some(wanted) = self.waiting.pop_front() else {
+                self.limit = FIRST;
+                return None;
+            };
+            if self.all.contains_key(&wanted.id) {
+                return Some(wanted);
+            }
+        }
+        None
+    }
+
+    /// One began.
+    pub(crate) fn began(&mut self, id: SubchannelId, task: AbortHandle, now: Instant) {
+        self.all.insert(id, Dial { task: Some(task), counts: true });
+        self.begun.push_back((now, id));
+        self.counting += 1;
+    }
+
+    /// One ended by itself.
+    pub(crate) fn ended(&mut self, id: SubchannelId) {
+        self.remove(id);
+    }
+
+    /// Nobody wants it any more.
+    pub(crate) fn give_up(&mut self, id: SubchannelId) {
+        if let Some(task) = self.remove(id) {
+            task.abort();
+        }
+    }
+
+    fn remove(&mut self, id: SubchannelId) -> Option<AbortHandle> {
+        let Dial { task, counts } = self.all.remove(&id)?;
+        self.counting -= usize::from(counts);
+        self.limit = (self.limit + usize::from(counts)).min(AT_ONCE);
+        task
+    }
+
+    /// When the next one may begin if nothing happens before.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        let (at, _) = self.begun.front().filter(|_| !self.waiting.is_empty())?;
+        Some(*at + COUNTS_FOR)
+    }
+}
+
+impl Drop for Dials {
+    fn drop(&mut self) {
+        for task in self.all.values().filter_map(|dial| dial.task.as_ref()) {
+            task.abort();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+    use std::net::SocketAddr;
+
+    use evenkeel_core::{Core, Effect, Endpoint, Endpoints, Registry, Rng, Update};
+    use tokio::task::JoinHandle;
+
+    use super::*;
+
+    const NOW: Instant = Instant::ORIGIN;
+
+    /// Attempts as a core wants them for so many endpoints.
+    fn wanted(count: u16) -> Dials {
+        let mut core = Core::builder(Rng::fixed(1)).build();
+        let endpoints = (0..count).map(|port| Endpoint::at(SocketAddr::from(([127, 0, 0, 1], port + 1))));
+        let config = Registry::standard().parse_json(r#"[{"round_robin": {}}]"#).unwrap();
+        core.update(Update::new(config, Endpoints::list(endpoints)));
+        let mut dials = Dials::new();
+        for effect in core.reconcile(NOW).effects {
+            if let Effect::Dial { id, address, deadline } = effect {
+                dials.want(Wanted { id, address, deadline });
+            }
+        }
+        assert_eq!(dials.waiting.len(), usize::from(count));
+        dials
+    }
+
+    /// Begins all that may; none of them ever answers.
+    fn begin(dials: &mut Dials, now: Instant) -> Vec<(SubchannelId, JoinHandle<()>)> {
+        let mut begun = Vec::new();
+        while let Some(wanted) = dials.next(now) {
+            let task = tokio::spawn(pending());
+            dials.began(wanted.id, task.abort_handle(), now);
+            begun.push((wanted.id, task));
+        }
+        begun
+    }
+
+    /// A few begin, and two for each that ends, well or not, until many are under way; then one for each.
+    #[tokio::test]
+    async fn one_ends_and_others_begin() {
+        let mut dials = wanted(600);
+        let mut under_way = begin(&mut dials, NOW);
+        assert_eq!(under_way.len(), FIRST);
+        assert_eq!(dials.due(), Some(NOW + COUNTS_FOR));
+        for begun in [2 * FIRST, 4 * FIRST, 8 * FIRST, AT_ONCE] {
+            for (id, _) in under_way {
+                dials.ended(id);
+            }
+            under_way = begin(&mut dials, NOW);
+            assert_eq!(under_way.len(), begun);
+        }
+    }
+
+    /// Endpoints that do not answer hold up the others for a while only.
+    #[tokio::test]
+    async fn slow_ones_count_for_a_while() {
+        let count = 40;
+        let mut dials = wanted(count);
+        let slow = begin(&mut dials, NOW);
+        let later = NOW + COUNTS_FOR;
+        assert_eq!(begin(&mut dials, NOW + COUNTS_FOR / 2).len(), 0);
+        assert_eq!(begin(&mut dials, later).len(), FIRST);
+        // One that ends when it counts no more makes no room.
+        dials.ended(slow[0].0);
+        assert_eq!(begin(&mut dials, later).len(), 0);
+        let rest = usize::from(count);
+        let all =
+            (1..).map(|n| begin(&mut dials, later + COUNTS_FOR * n).len()).take_while(|begun| *begun > 0);
+        assert_eq!(all.sum::<usize>(), rest - 2 * FIRST);
+        assert_eq!(dials.due(), None);
+    }
+
+    /// One that is given up ends if it is under way, and never begins if it is not.
+    #[tokio::test]
+    async fn nobody_wants_them_any_more() {
+        let mut dials = wanted(300);
+        let waiting: Vec<SubchannelId> = dials.waiting.iter().skip(FIRST).map(|wanted| wanted.id).collect();
+        let (id, task) = begin(&mut dials, NOW).remove(0);
+        dials.give_up(id);
+        assert!(task.await.is_err_and(|ended| ended.is_cancelled()));
+        for id in &waiting[1..] {
+            dials.give_up(*id);
+        }
+        let last = begin(&mut dials, NOW);
+        assert_eq!(last.iter().map(|(id, _)| *id).collect::<Vec<_>>(), waiting[..1]);
+        drop(dials);
+        for (_, task) in last {
+            assert!(task.await.is_err_and(|ended| ended.is_cancelled()));
+        }
+    }
+}
