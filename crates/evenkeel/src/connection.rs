@@ -529,3 +529,52 @@ impl AsyncWrite for Heard {
         self.io.is_write_vectored()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use tokio::task::{JoinSet, yield_now};
+
+    use super::*;
+
+    /// A crowd goes through three places, some of it giving up while it waits: there are never more inside than places, and
+    /// nobody waits for ever, also when the places become fewer and more.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn a_crowd_goes_through_few_places() {
+        const PLACES: usize = 3;
+        let room = Arc::new(Room::default());
+        room.set_limit(PLACES);
+        let inside = Arc::new(AtomicUsize::new(0));
+        let mut crowd = JoinSet::new();
+        for one in 0..64 {
+            let (room, inside) = (room.clone(), inside.clone());
+            crowd.spawn(async move {
+                for turn in 0..200 {
+                    if (one + turn) % 5 == 0 {
+                        // It looks once, waits at most until others had their turn, and gives up.
+                        tokio::select! {
+                            biased;
+                            true = room.wait() => room.give_back(),
+                            () = yield_now() => {}
+                        }
+                        continue;
+                    }
+                    assert!(room.wait().await, "it was never closed");
+                    assert!(inside.fetch_add(1, Ordering::SeqCst) < PLACES, "more inside than places");
+                    yield_now().await;
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                    room.give_back();
+                    if one == 0 {
+                        room.set_limit(turn % PLACES + 1);
+                    }
+                }
+            });
+        }
+        let all = tokio::time::timeout(Duration::from_secs(60), crowd.join_all());
+        all.await.expect("somebody waits for ever");
+        assert_eq!(room.taken.load(Ordering::SeqCst) + room.waiting.load(Ordering::SeqCst), 0);
+        room.close();
+        assert!(!room.wait().await, "it is closed");
+    }
+}

@@ -111,12 +111,8 @@ impl Driver {
     /// Runs until the channel is closed, or its last handle is gone.
     pub(crate) async fn run(mut self) {
         loop {
-            let is_done = self.awake.as_ref().is_none_or(|awake| awake.to_do.is_empty());
-            if !is_done {
-                yield_now().await;
-            } else if let happened = self.next().await
-                && !self.take_in(happened)
-            {
+            let happened = self.next().await;
+            if !self.take_in(happened) {
                 return;
             }
             while let Some(happened) = self.more() {
@@ -130,6 +126,8 @@ impl Driver {
 
     async fn next(&mut self) -> Happened {
         let wake_at = self.awake.as_ref().map(Awake::wake_at);
+        // What is left to do waits only until others had their turn.
+        let is_busy = self.awake.as_ref().is_some_and(|awake| !awake.to_do.is_empty());
         let (reports, feed) = match &mut self.awake {
             Some(awake) => (Some(&mut awake.reports), Some(&mut awake.feed)),
             None => (None, None),
@@ -158,6 +156,7 @@ impl Driver {
             Some(report) = report => Happened::Report(report),
             update = feed => Happened::Fed(update),
             () = due => Happened::Time,
+            () = yield_now(), if is_busy => Happened::Time,
         }
     }
 
