@@ -2,13 +2,13 @@
 //!
 //! It takes in everything that has happened, runs one pass, and publishes one snapshot; a storm of events is one pass. It never
 //! waits for anything but the next event, so endpoints come and go whether or not calls are made. Connections are tasks of
-//! their own that report here. A pass may want thousands of them to begin or end: that is done a part at a time, since calls and
+//! their own that report here. A pass may want thousands of them to begin and to end: that is done a few at a time, since calls and
 //! reports want their turn too.
 //!
 //! A channel without calls for long goes to rest: policies, connections and subscriptions are let go, and the next call starts
 //! them again (A62).
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -41,8 +41,8 @@ use crate::{clock, entropy, oob};
 /// How long calls fail after a policy panicked, before it is run again.
 const AFTER_A_PANIC: Duration = Duration::from_secs(1);
 
-/// How many effects are carried out before others have their turn.
-const AT_ONCE: usize = 128;
+/// How many connections are let go before others have their turn.
+const LET_GO_AT_ONCE: usize = 32;
 
 /// Where a channel's endpoints come from.
 #[derive(Clone)]
@@ -111,7 +111,10 @@ impl Driver {
     /// Runs until the channel is closed, or its last handle is gone.
     pub(crate) async fn run(mut self) {
         loop {
-            let happened = self.next().await;
+            let Some(happened) = self.next().await else {
+                self.let_go_some();
+                continue;
+            };
             if !self.take_in(happened) {
                 return;
             }
@@ -124,10 +127,12 @@ impl Driver {
         }
     }
 
-    async fn next(&mut self) -> Happened {
+    /// The next that happens; `None` if nothing did, others had their turn, and there is something left to do.
+    async fn next(&mut self) -> Option<Happened> {
         let wake_at = self.awake.as_ref().map(Awake::wake_at);
-        // What is left to do waits only until others had their turn.
-        let is_busy = self.awake.as_ref().is_some_and(|awake| !awake.to_do.is_empty());
+        // New connections come before the end of old ones, unless nothing happens but that time passes.
+        let is_busy =
+            self.awake.as_ref().is_some_and(|awake| !awake.let_go.is_empty() && awake.dials.due().is_none());
         let (reports, feed) = match &mut self.awake {
             Some(awake) => (Some(&mut awake.reports), Some(&mut awake.feed)),
             None => (None, None),
@@ -150,14 +155,14 @@ impl Driver {
                 None => future::pending().await,
             }
         };
-        tokio::select! {
+        Some(tokio::select! {
             command = self.commands.recv() => Happened::Command(command),
             // Who is awake holds a sender, so there is always a next one.
             Some(report) = report => Happened::Report(report),
             update = feed => Happened::Fed(update),
             () = due => Happened::Time,
-            () = yield_now(), if is_busy => Happened::Time,
-        }
+            () = yield_now(), if is_busy => return None,
+        })
     }
 
     /// What else has happened already.
@@ -204,7 +209,10 @@ impl Driver {
                     awake.take_in_feed(fed);
                 }
             }
-            Happened::Time => self.rest_if_idle(),
+            Happened::Time => {
+                self.let_go_some();
+                self.rest_if_idle();
+            }
         }
         true
     }
@@ -252,12 +260,22 @@ impl Driver {
             awake.picker = Some(picker);
             awake.is_new = true;
         }
-        awake.publish(&self.published);
+        let now = clock::now();
+        for effect in effects {
+            awake.carry_out(effect, now, &self.settings);
+        }
+        if mem::take(&mut awake.is_new) {
+            self.published.publish(awake.way(), awake.connections.clone());
+        }
         self.published.show_connectivity(awake.connectivity(connectivity));
-        awake.to_do.extend(effects);
-        awake.carry_out_some(&self.settings);
-        awake.publish(&self.published);
         awake.feed.passed(&awake.core);
+        awake.dial_some(now, &self.settings);
+    }
+
+    fn let_go_some(&mut self) {
+        if let Some(awake) = &mut self.awake {
+            awake.let_go.truncate(awake.let_go.len().saturating_sub(LET_GO_AT_ONCE));
+        }
     }
 }
 
@@ -281,8 +299,8 @@ struct Awake {
     reporter: mpsc::UnboundedSender<Report>,
     /// Attempts to connect that are under way.
     dials: Dials,
-    /// What passes wanted, in order.
-    to_do: VecDeque<Effect>,
+    /// Connections that calls do not see any more.
+    let_go: Vec<Arc<Connection>>,
     load: LoadWatches,
     metrics: Metrics,
     security: SecurityLevel,
@@ -336,7 +354,7 @@ impl Awake {
             reports,
             reporter,
             dials: Dials::new(),
-            to_do: VecDeque::new(),
+            let_go: Vec::new(),
             is_new: true,
             wake_at: None,
             idle_at: now + settings.idle_timeout.unwrap_or(Duration::MAX),
@@ -401,7 +419,7 @@ impl Awake {
                 if let Some(mut meter) = self.meters.remove(&id) {
                     meter.lost(loss.reason);
                 }
-                if self.connections.remove(id) {
+                if self.connections.remove(id).is_some() {
                     tracing::info!(reason = ?loss.reason, error = loss.status.message(), "a connection is lost");
                     self.is_new = true;
                 }
@@ -436,13 +454,7 @@ impl Awake {
         }
     }
 
-    /// Carries out some of what passes wanted.
-    fn carry_out_some(&mut self, settings: &Settings) {
-        for _ in 0..AT_ONCE {
-            let Some(effect) = self.to_do.pop_front() else { break };
-            self.carry_out(effect);
-        }
-        let now = clock::now();
+    fn dial_some(&mut self, now: Instant, settings: &Settings) {
         while let Some(wanted) = self.dials.next(now) {
             let id = wanted.id;
             let task = tokio::spawn(dial(wanted, Dialling::new(settings, id, &self.reporter)));
@@ -450,14 +462,21 @@ impl Awake {
         }
     }
 
-    fn carry_out(&mut self, effect: Effect) {
+    fn carry_out(&mut self, effect: Effect, now: Instant, settings: &Settings) {
         match effect {
-            Effect::Dial { id, address, deadline } => self.dials.want(Wanted { id, address, deadline }),
+            Effect::Dial { id, address, deadline } => {
+                self.dials.want(Wanted { id, address, deadline });
+                // The first are on their way while the others are taken in.
+                self.dial_some(now, settings);
+            }
             Effect::Close { id } => {
                 self.dials.give_up(id);
                 self.load.watch(id, None, None);
                 self.meters.remove(&id);
-                self.is_new |= self.connections.remove(id);
+                if let Some(connection) = self.connections.remove(id) {
+                    self.let_go.push(connection);
+                    self.is_new = true;
+                }
             }
             Effect::WatchLoad { id, every } => self.load.watch(id, every, self.connections.get(id)),
             Effect::Reresolve => self.feed.reresolve(),
@@ -471,13 +490,6 @@ impl Awake {
     /// Where a subchannel stands, if metrics say it.
     fn labels(&self, id: SubchannelId) -> Labels {
         if self.metrics.wants_labels() { self.core.labels(id) } else { Labels::default() }
-    }
-
-    /// Shows calls what they should see, if it is something else than they do.
-    fn publish(&mut self, published: &Published) {
-        if mem::take(&mut self.is_new) {
-            published.publish(self.way(), self.connections.clone());
-        }
     }
 
     /// What calls should see.

@@ -115,12 +115,10 @@ impl Connections {
         Arc::make_mut(&mut self.pages[index / PAGE])[index % PAGE] = Some((id, connection));
     }
 
-    /// Removes the connection of this subchannel; answers whether there was one.
-    pub(crate) fn remove(&mut self, id: SubchannelId) -> bool {
-        if self.get(id).is_none() {
-            return false;
-        }
-        Arc::make_mut(&mut self.pages[id.index() / PAGE])[id.index() % PAGE] = None;
-        true
+    /// Removes the connection of this subchannel, if it has one.
+    pub(crate) fn remove(&mut self, id: SubchannelId) -> Option<Arc<Connection>> {
+        self.get(id)?;
+        let (_, connection) = Arc::make_mut(&mut self.pages[id.index() / PAGE])[id.index() % PAGE].take()?;
+        Some(connection)
     }
 }
