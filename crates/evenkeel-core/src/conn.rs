@@ -17,6 +17,7 @@
 
 use std::sync::Arc;
 
+use crate::few::Few;
 use crate::{Address, Connectivity, Cx, Instant, Subchannel, SubchannelId};
 
 /// The connection of one endpoint.
@@ -41,7 +42,7 @@ enum Phase {
 struct Attempts {
     addresses: Arc<[Address]>,
     /// Subchannels tried so far, in the order of the addresses, each with its failure count when the pass began.
-    tried: Vec<(SubchannelId, u32)>,
+    tried: Few<(SubchannelId, u32)>,
     /// When the next address joins although the last one has not failed.
     next_at: Option<Instant>,
     /// Every address has failed once.
@@ -132,13 +133,15 @@ impl Conn {
             return self.ready(id, cx);
         }
         self.failed |= attempts.passed;
-        let mut tried = attempts.tried.iter().filter_map(|(id, _)| cx.look(*id));
-        let state = if self.failed {
-            let last = tried.max_by_key(|subchannel| subchannel.failure_order()).map(Subchannel::id);
-            ConnState { connectivity: Connectivity::TransientFailure, subchannel: last }
-        } else {
-            let last = tried.next_back().map(Subchannel::id);
-            ConnState { connectivity: Connectivity::Connecting, subchannel: last }
+        let state = {
+            let mut tried = attempts.tried.iter().filter_map(|(id, _)| cx.look(*id));
+            if self.failed {
+                let last = tried.max_by_key(|subchannel| subchannel.failure_order()).map(Subchannel::id);
+                ConnState { connectivity: Connectivity::TransientFailure, subchannel: last }
+            } else {
+                let last = tried.next_back().map(Subchannel::id);
+                ConnState { connectivity: Connectivity::Connecting, subchannel: last }
+            }
         };
         self.phase = Phase::Trying(attempts);
         state
@@ -149,7 +152,7 @@ impl Attempts {
     fn new(addresses: &Arc<[Address]>) -> Attempts {
         Attempts {
             addresses: addresses.clone(),
-            tried: Vec::new(),
+            tried: Few::default(),
             next_at: None,
             passed: false,
             reported: 0,
@@ -187,7 +190,7 @@ impl Attempts {
                 _ => self.start(&address, cx),
             }
         }
-        for (id, _) in &self.tried {
+        for (id, _) in self.tried.iter() {
             cx.keep(*id);
         }
         if self.tried.len() == self.addresses.len() {
@@ -226,7 +229,7 @@ impl Attempts {
             self.reported = failures;
         }
         self.passed = true;
-        for (id, _) in &self.tried {
+        for (id, _) in self.tried.iter() {
             cx.connect(*id);
         }
     }

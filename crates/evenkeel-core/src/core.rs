@@ -252,7 +252,7 @@ impl Core {
     /// for it. Meant to be asked when it is dialled: the answer is looked up each time.
     pub fn labels(&self, id: SubchannelId) -> Labels {
         let Some(subchannel) = self.tree.subchannels.get(id) else { return Labels::default() };
-        let holder = subchannel.holders.get(0).and_then(|holder| self.tree.node(holder));
+        let holder = subchannel.holders.get(0).and_then(|holder| self.tree.node(*holder));
         let labels = holder.map(|holder| holder.scope.labels()).unwrap_or_default();
         let locality = labels.locality.or_else(|| {
             let cluster = labels.backend_service.as_ref()?;

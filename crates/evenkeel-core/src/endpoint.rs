@@ -12,7 +12,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::Address;
-use crate::fast_map::{FastMap, FastSet};
+use crate::fast_map::{FastMap, FastSet, Seed};
 
 /// Metadata key under which an endpoint carries its ring-hash key (A76): namespace and key.
 pub const HASH_KEY: (&str, &str) = ("envoy.lb", "hash_key");
@@ -303,8 +303,9 @@ pub(crate) fn carry_over<'e, T>(
     mut keep: impl FnMut(Option<T>, &Endpoint) -> T,
 ) -> Vec<T> {
     let mut old: FastMap<_, _> = old.into_iter().map(|kept| (endpoint_of(&kept).key(), Some(kept))).collect();
-    let mut seen = FastSet::default();
-    let mut new = Vec::new();
+    let (_, count) = endpoints.size_hint();
+    let mut seen = FastSet::with_capacity_and_hasher(count.unwrap_or(0), Seed::default());
+    let mut new = Vec::with_capacity(count.unwrap_or(0));
     for endpoint in endpoints.filter(|endpoint| !endpoint.addresses().is_empty()) {
         let key = endpoint.key();
         let kept = old.get_mut(&key).and_then(Option::take);

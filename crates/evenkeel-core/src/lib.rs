@@ -31,6 +31,7 @@ mod cx;
 mod describe;
 mod endpoint;
 mod fast_map;
+mod few;
 mod fleet;
 pub mod hash;
 pub mod load;

@@ -19,6 +19,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::fast_map::FastMap;
+use crate::few::Few;
 use crate::tree::NodeId;
 use crate::{Address, Instant, LoadReport, Rng, Status};
 
@@ -69,42 +70,9 @@ pub struct Subchannel {
     failure_order: u64,
     error: Option<Status>,
     /// Which nodes of the policy tree hold it; a node that holds it twice is listed twice.
-    pub(crate) holders: Holders,
+    pub(crate) holders: Few<NodeId>,
     /// Out-of-band load reports; most subchannels have none.
     out_of_band: Option<Box<OutOfBand>>,
-}
-
-/// Nodes that hold a subchannel: nearly always one, so the first needs no allocation.
-#[derive(Debug, Default)]
-pub(crate) struct Holders {
-    first: Option<NodeId>,
-    more: Vec<NodeId>,
-}
-
-impl Holders {
-    pub(crate) fn push(&mut self, node: NodeId) {
-        match self.first {
-            None => self.first = Some(node),
-            Some(_) => self.more.push(node),
-        }
-    }
-
-    /// Removes one entry of the node.
-    pub(crate) fn remove(&mut self, node: NodeId) {
-        if self.first == Some(node) {
-            self.first = self.more.pop();
-        } else if let Some(i) = self.more.iter().position(|holder| *holder == node) {
-            self.more.swap_remove(i);
-        }
-    }
-
-    pub(crate) fn get(&self, i: usize) -> Option<NodeId> {
-        if i == 0 { self.first } else { self.more.get(i - 1).copied() }
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.first.is_none()
-    }
 }
 
 /// Who wants out-of-band load reports, and what came.
@@ -344,7 +312,7 @@ impl Subchannels {
             disconnects: 0,
             failure_order: 0,
             error: None,
-            holders: Holders::default(),
+            holders: Few::default(),
             out_of_band: None,
         }));
         self.by_address.insert(address.clone(), id);

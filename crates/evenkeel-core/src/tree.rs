@@ -272,7 +272,9 @@ impl Tree {
     /// Marks the nodes that hold a subchannel, except the one that caused the change.
     pub(crate) fn mark_holders(&mut self, id: SubchannelId, except: Option<NodeId>) {
         let mut i = 0;
-        while let Some(holder) = self.subchannels.get(id).and_then(|subchannel| subchannel.holders.get(i)) {
+        while let Some(holder) =
+            self.subchannels.get(id).and_then(|subchannel| subchannel.holders.get(i).copied())
+        {
             if Some(holder) != except {
                 self.mark(holder);
             }
@@ -483,7 +485,7 @@ impl Tree {
     fn let_go(&mut self, node: NodeId, held: &[SubchannelId]) {
         for id in held {
             if let Some(subchannel) = self.subchannels.get_mut(*id) {
-                subchannel.holders.remove(node);
+                subchannel.holders.remove(&node);
             }
         }
     }

@@ -155,7 +155,7 @@ async fn swap_once(
     control.set_endpoints("backends", endpoints);
     control.wait_acked::<ClusterLoadAssignment>().await;
     let acked = began.elapsed();
-    // To look at the tree now would be work for the channel.
+    // Not before: it would disturb.
     while !made()?[before..].iter().any(|call| is_new(&call)) {
         tokio::time::sleep(BETWEEN_CALLS).await;
     }
@@ -225,8 +225,9 @@ fn endpoints(server: &Server, skip: usize, count: usize) -> Result<Vec<SocketAdd
 /// Waits until the channel has these endpoints, and every one is connected.
 async fn connected(channel: &Channel, endpoints: &[SocketAddr]) {
     let one = endpoints.first().map(ToString::to_string).unwrap_or_default();
+    // A look at the tree is work for the channel.
     while channel.tree().await.is_none_or(|tree| !(has(&tree, &one) && is_connected(&tree))) {
-        tokio::time::sleep(Duration::from_millis(10)).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
 

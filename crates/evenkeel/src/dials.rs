@@ -4,12 +4,14 @@
 //! begin together: a few do, and more as those come to an end. Endpoints that do not answer at all would hold up the
 //! others in this way; an attempt therefore counts only for a while.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::mem;
 use std::time::Duration;
 
 use evenkeel_core::{Address, Instant, SubchannelId};
 use tokio::task::AbortHandle;
+
+use crate::id_map::IdMap;
 
 /// How many attempts that count are under way at most: at first, and when many have come to an end.
 const FIRST: usize = 16;
@@ -29,7 +31,7 @@ pub(crate) struct Wanted {
 /// The attempts of a channel; those under way are given up when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Dials {
-    all: HashMap<SubchannelId, Dial>,
+    all: IdMap<Dial>,
     /// Those that have not begun, with some among them that nobody wants any more.
     waiting: VecDeque<Wanted>,
     /// When those began that may count, in order.
@@ -49,7 +51,7 @@ struct Dial {
 impl Dials {
     pub(crate) fn new() -> Dials {
         Dials {
-            all: HashMap::new(),
+            all: IdMap::default(),
             waiting: VecDeque::new(),
             begun: VecDeque::new(),
             counting: 0,

@@ -8,7 +8,6 @@
 //! A channel without calls for long goes to rest: policies, connections and subscriptions are let go, and the next call starts
 //! them again (A62).
 
-use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -32,6 +31,7 @@ use crate::connection::{self, Connection, Http2, Loss};
 use crate::credentials::Credentials;
 use crate::dials::{Dials, Wanted};
 use crate::dns::{self, Refresh};
+use crate::id_map::IdMap;
 use crate::metrics::{ConnectionMeter, Metrics, SecurityLevel};
 use crate::snapshot::{Connections, Published, Way};
 use crate::transport::{self, Connector};
@@ -304,7 +304,7 @@ struct Awake {
     load: LoadWatches,
     metrics: Metrics,
     security: SecurityLevel,
-    meters: HashMap<SubchannelId, ConnectionMeter>,
+    meters: IdMap<ConnectionMeter>,
     /// Whether calls should see something else than they do.
     is_new: bool,
     wake_at: Option<Instant>,
@@ -350,7 +350,7 @@ impl Awake {
                 Some(_) => SecurityLevel::PrivacyAndIntegrity,
                 None => SecurityLevel::None,
             },
-            meters: HashMap::new(),
+            meters: IdMap::default(),
             reports,
             reporter,
             dials: Dials::new(),
@@ -519,7 +519,7 @@ impl Awake {
 struct LoadWatches {
     head: Head,
     reporter: mpsc::UnboundedSender<Report>,
-    all: HashMap<SubchannelId, LoadWatch>,
+    all: IdMap<LoadWatch>,
 }
 
 struct LoadWatch {
@@ -529,7 +529,7 @@ struct LoadWatch {
 
 impl LoadWatches {
     fn new(head: Head, reporter: mpsc::UnboundedSender<Report>) -> LoadWatches {
-        LoadWatches { head, reporter, all: HashMap::new() }
+        LoadWatches { head, reporter, all: IdMap::default() }
     }
 
     /// Asks this often from here on, on this connection and those after it; `None` ends it. The stream begins anew, the

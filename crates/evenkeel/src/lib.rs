@@ -50,6 +50,7 @@ mod dials;
 mod dns;
 mod driver;
 mod entropy;
+mod id_map;
 mod metrics;
 mod oob;
 mod retry;
