@@ -103,10 +103,12 @@ impl Client {
             }
             versions = self.versions(index, &names);
         }
+        let is_unanswered = |key: &&Key| self.cache.get(key).is_none_or(Entry::is_unanswered);
+        let unanswered = names.iter().filter(is_unanswered).cloned().collect();
         let server = &mut self.servers[index];
         let version = server.versions.get(&kind).cloned().unwrap_or_default();
         let stream = server.stream_mut()?;
-        let wanted = Wanted { node: &self.bootstrap.node, names, version, versions };
+        let wanted = Wanted { node: &self.bootstrap.node, names, unanswered, version, versions };
         match self.variant {
             Variant::StateOfTheWorld => stream.sotw(kind, wanted),
             Variant::Delta => stream.delta_change(kind, wanted),

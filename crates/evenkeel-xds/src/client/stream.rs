@@ -9,6 +9,10 @@
 //! | a subscription | every name of the type | the names that came and went |
 //! | an answer | names, version and nonce in one request | a request with the nonce only |
 //! | a new stream | the version accepted last | the version of each resource |
+//!
+//! A server of the state of the world drops a request whose nonce is not that of its last response. If a response crossed
+//! the request that a name is not wanted any more, the server may believe that we have it, and would not send it when the name
+//! is back. Such a name is therefore left out of the answer to that response, and asked for with the next request.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -59,7 +63,12 @@ struct Topic {
     answer: Option<Answer>,
     /// Whether what is wanted may differ from what was asked.
     dirty: bool,
+    /// Names that went, which the server may not have heard.
+    gone: BTreeSet<Key>,
 }
+
+/// So many names that went are remembered, and are not wanted.
+const MAX_GONE: usize = 10_000;
 
 #[derive(Debug)]
 enum Answer {
@@ -77,6 +86,8 @@ struct UnderWay {
 pub(super) struct Wanted<'a> {
     pub(super) node: &'a Node,
     pub(super) names: BTreeSet<Key>,
+    /// Those of them that nothing was heard of.
+    pub(super) unanswered: BTreeSet<Key>,
     /// The version that was accepted last.
     pub(super) version: String,
     /// The versions of the resources that are in use, by name.
@@ -195,15 +206,22 @@ impl Stream {
     pub(super) fn sotw(&mut self, kind: ResourceType, wanted: Wanted<'_>) -> Option<Request> {
         let node = self.node(wanted.node);
         let topic = self.topic(kind);
-        let change = topic.change(&wanted.names);
         let answer = topic.answer.take();
+        let unheard = topic.unheard(&wanted);
+        let mut names = wanted.names;
+        if answer.is_some() {
+            names.retain(|key| !unheard.contains(key));
+        }
+        let change = topic.change(&names);
+        topic.dirty = answer.is_some() && !unheard.is_empty();
         if change.is_empty() && answer.is_none() {
             return None;
         }
+        topic.gone.extend(change.removed.iter().cloned());
         let request = DiscoveryRequest {
             version_info: wanted.version,
             node,
-            resource_names: wanted.names.iter().map(|key| key.name.as_ref().to_owned()).collect(),
+            resource_names: names.iter().map(|key| key.name.as_ref().to_owned()).collect(),
             type_url: kind.type_url().to_owned(),
             response_nonce: topic.nonce.clone(),
             error_detail: answer.and_then(Answer::error_detail),
@@ -233,6 +251,15 @@ impl Stream {
 }
 
 impl Topic {
+    /// The names that went and are wanted again, and did not come since.
+    fn unheard(&mut self, wanted: &Wanted<'_>) -> BTreeSet<Key> {
+        self.gone.retain(|key| !wanted.names.contains(key) || wanted.unanswered.contains(key));
+        if self.gone.len() > MAX_GONE {
+            self.gone.retain(|key| wanted.names.contains(key));
+        }
+        self.gone.intersection(&wanted.names).cloned().collect()
+    }
+
     /// How what is wanted differs from what was asked.
     fn change(&mut self, wanted: &BTreeSet<Key>) -> UnderWay {
         self.dirty = false;

@@ -379,6 +379,42 @@ fn unsubscribing_and_subscribing_within_a_round_trip() {
     assert_eq!(world.sees(Cluster, "a"), "1", "and not declared missing");
 }
 
+/// fault 17: a name goes, and a response crosses the request that says so: the server drops that request, since its nonce is
+/// not the last one, and believes that we have the resource. When the name is back it is first said again that it went.
+#[test]
+fn a_response_crosses_the_request_that_a_name_went() {
+    let mut world = world();
+    let id = world.channel(&[(Endpoints, "a"), (Endpoints, "b")]);
+    world.accepts("one");
+    world.sends("one", reply(Endpoints, "1", &["a=1", "b=1"]));
+    world.requests("one");
+    world.wants(id, &[(Endpoints, "b")]);
+    assert_eq!(world.requests("one"), ["endpoints [b] v1 n1"]);
+    // The answer has to wait, and the name is back before it is sent.
+    world.holds_writes = true;
+    world.wants(id, &[(Endpoints, "b"), (Cluster, "c")]);
+    world.sends("one", reply(Endpoints, "2", &["a=2", "b=2"]));
+    world.wants(id, &[(Endpoints, "a"), (Endpoints, "b"), (Cluster, "c")]);
+    assert_eq!(world.sees(Endpoints, "a"), "", "it was not wanted when it came");
+    world.holds_writes = false;
+    world.write("one");
+    let said = world.requests("one");
+    assert_eq!(said, ["cluster [c]", "endpoints [b] v2 n2", "endpoints [a b] v2 n2"]);
+    world.sends("one", reply(Endpoints, "2", &["a=2"]));
+    assert_eq!(world.sees(Endpoints, "a"), "2");
+    assert_eq!(world.requests("one"), ["endpoints [a b] v2 n3"], "it came: no more of that");
+
+    // The name is back before the response comes.
+    world.wants(id, &[(Endpoints, "b"), (Cluster, "c")]);
+    world.wants(id, &[(Endpoints, "a"), (Endpoints, "b"), (Cluster, "c")]);
+    assert_eq!(world.requests("one"), ["endpoints [b] v2 n3", "endpoints [a b] v2 n3"]);
+    world.sends("one", reply(Endpoints, "3", &["b=3"]));
+    assert_eq!(world.requests("one"), ["endpoints [b] v3 n4", "endpoints [a b] v3 n4"]);
+    world.sends("one", reply(Endpoints, "3", &["a=3", "b=3"]));
+    assert_eq!(world.requests("one"), ["endpoints [a b] v3 n5"]);
+    assert_eq!(world.sees(Endpoints, "a"), "3");
+}
+
 /// FM-1: before a response it is an error, after one it is not, and is not waited for.
 #[test]
 fn a_stream_that_ends() {
