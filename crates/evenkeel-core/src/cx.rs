@@ -188,6 +188,16 @@ impl Scope {
         Scope { note, ..self }
     }
 
+    /// Puts a note in front of the one that is there, unless it says that too.
+    #[must_use]
+    pub fn and_note(self, note: &Arc<str>) -> Scope {
+        let note = match &self.note {
+            Some(outer) if !note.contains(&**outer) => format!("{note}; {outer}").into(),
+            _ => note.clone(),
+        };
+        self.with_note(Some(note))
+    }
+
     /// Names the locality below, for labels (A78).
     #[must_use]
     pub fn with_locality(self, name: Arc<str>) -> Scope {

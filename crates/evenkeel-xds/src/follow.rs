@@ -29,6 +29,7 @@ use evenkeel_core::{Address, Endpoints, LbConfig, Status, Update};
 use crate::graph::{Graph, Outcome, View, XdsConfig};
 use crate::resource::ResourceType;
 use crate::routing::{ActiveClusters, Selector, lb_config};
+use crate::text::quoted_whole;
 
 /// One channel's view of xDS.
 #[derive(Debug)]
@@ -80,7 +81,7 @@ impl Follower {
         Follower {
             graph: Graph::new(listener, authority),
             active: ActiveClusters::new(on_idle),
-            node: format!("xDS node id {node:?}").into(),
+            node: format!("xDS node id {}", quoted_whole(node)).into(),
             channel_id,
             config: None,
             route: None,

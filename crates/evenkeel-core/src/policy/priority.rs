@@ -245,8 +245,8 @@ impl Branch {
         if settings.ignore_reresolution_requests {
             scope = scope.without_reresolution();
         }
-        if settings.note.is_some() {
-            scope = scope.with_note(settings.note.clone());
+        if let Some(note) = &settings.note {
+            scope = scope.and_note(note);
         }
         if let Some(name) = &settings.backend_service {
             scope = scope.with_backend_service(name.clone());

@@ -61,6 +61,17 @@ struct Priority {
     endpoints: Vec<Endpoint>,
 }
 
+/// What failures should say if there are localities and nobody to call in any of them.
+fn nothing_in(priorities: &BTreeMap<u32, Priority>) -> Option<Arc<str>> {
+    let localities = || priorities.values().flat_map(|priority| &priority.localities);
+    let has_endpoints = priorities.values().any(|priority| !priority.endpoints.is_empty());
+    let first = localities().min().filter(|_| !has_endpoints)?;
+    Some(match localities().count() {
+        1 => format!("no healthy endpoints in locality {first}").into(),
+        more => format!("no healthy endpoints in {more} localities, such as {first}").into(),
+    })
+}
+
 /// A sum of weights, which must fit into 32 bits; `None` once it does not.
 struct Sum(Option<u32>);
 
@@ -96,8 +107,9 @@ impl Reading<'_> {
         if let Some((expected, found)) = (0..).zip(priorities.keys()).find(|(i, found)| i != *found) {
             self.reader.problem(&path, format!("there is a priority {found} but no priority {expected}"));
         }
+        let note = nothing_in(&priorities);
         let priorities = priorities.into_values().map(|priority| Endpoints::list(priority.endpoints));
-        EndpointSet { priorities: priorities.collect(), drops, note: None }
+        EndpointSet { priorities: priorities.collect(), drops, note }
     }
 
     fn policy(&mut self, policy: &Policy) -> Vec<DropCategory> {

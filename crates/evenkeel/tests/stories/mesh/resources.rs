@@ -226,8 +226,8 @@ async fn a_deleted_cluster_fails_and_recovers() {
     assert!(mesh.control.nacks().is_empty());
 }
 
-/// fault 25: no endpoints, in three ways of saying so. Calls fail at once and name the cluster; when the endpoints are back,
-/// calls are answered.
+/// fault 25: no endpoints, in three ways of saying so. Calls fail at once and name the cluster, the locality if there is one,
+/// and the node; when the endpoints are back, calls are answered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_without_endpoints_fails_at_once() {
     let mesh = Mesh::start(2).await;
@@ -237,6 +237,7 @@ async fn a_cluster_without_endpoints_fails_at_once() {
     let mut all_unhealthy = resources::load_assignment("pay", &["127.0.0.1:1"]);
     all_unhealthy.endpoints[0].lb_endpoints[0].health_status = 2;
     for empty in [resources::load_assignment("pay", &[]), without_localities, all_unhealthy] {
+        let names = ["pay", "xDS node id \"", empty.endpoints.first().map_or("", |_| "zone=\"local\"")];
         let load = Load::start(&mesh.channel, 8);
         load.further(1).await;
         mesh.control.set(empty);
@@ -253,7 +254,7 @@ async fn a_cluster_without_endpoints_fails_at_once() {
         assert_eq!(counts.failed.len(), failed, "calls fail although the endpoints are back");
         for status in &counts.failed {
             assert_eq!(status.code(), Code::Unavailable);
-            assert!(status.message().contains("pay"), "{status}");
+            assert!(names.iter().all(|name| status.message().contains(name)), "{status}");
         }
     }
 }
