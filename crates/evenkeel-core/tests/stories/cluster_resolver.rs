@@ -269,7 +269,7 @@ fn without_dns_nobody_is_asked_again() {
     assert_eq!(world.reresolutions(), 0);
 }
 
-/// LBX-9: failures say what is known of the source of their endpoints, else what the update says.
+/// LBX-9: failures say what is known of the source of their endpoints, and what the update says unless that says it too.
 #[test]
 fn failures_carry_the_note_of_their_source() {
     let noted = |priorities: &str, note: &str| EndpointSet { note: Some(note.into()), ..set(priorities) };
@@ -279,7 +279,13 @@ fn failures_carry_the_note_of_their_source() {
     let mut world = world(&orders(), &discovered);
     world.note("node n1");
     world.down("a");
-    assert_eq!(failure(&mut world), "Unavailable: a: a refused (orders: the last update was refused)");
+    assert_eq!(
+        failure(&mut world),
+        "Unavailable: a: a refused (orders: the last update was refused; node n1)"
+    );
+    let whole = noted("a", "refused (node n1)");
+    world.clusters(&discovered.clone().with_endpoints("orders", whole).0);
+    assert_eq!(failure(&mut world), "Unavailable: a: a refused (refused (node n1))");
     // The note goes; nothing else does.
     world.dialled();
     world.clusters(&discovered.clone().with_endpoints("orders", set("a")).0);
