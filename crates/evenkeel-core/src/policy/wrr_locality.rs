@@ -6,7 +6,6 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroU32;
-use std::ptr;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
@@ -125,10 +124,10 @@ fn parts(endpoints: &Endpoints) -> BTreeMap<Arc<str>, Part> {
     }
     let mut names: HashMap<Option<&Locality>, Arc<str>> = HashMap::new();
     // Those of one locality stand together, and most often share it.
-    let mut last: Option<(*const Locality, Arc<str>)> = None;
+    let mut last: Option<(Option<*const Locality>, Arc<str>)> = None;
     for endpoint in endpoints.iter() {
         let locality = endpoint.locality().map(Arc::as_ref);
-        let at = locality.map_or(ptr::null(), ptr::from_ref);
+        let at = endpoint.locality().map(Arc::as_ptr);
         let name = match last.take() {
             Some((last, name)) if last == at => name,
             _ => names

@@ -12,7 +12,8 @@
 //!
 //! A server of the state of the world drops a request whose nonce is not that of its last response. If a response crossed
 //! the request that a name is not wanted any more, the server may believe that we have it, and would not send it when the name
-//! is back. Such a name is therefore left out of the answer to that response, and asked for with the next request.
+//! is back. Such a name is therefore left out of the answer to that response, and asked for with the next request; it has no
+//! longer to come for that.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -137,9 +138,11 @@ impl Stream {
         asked.filter(|key| self.under_way.as_ref().is_none_or(|request| !request.added.contains(*key)))
     }
 
-    /// The request is on the wire; these names are new in it.
+    /// The request is on the wire; these names are new in it, and not awaited yet.
     pub(super) fn handle_written(&mut self) -> BTreeSet<Key> {
-        self.under_way.take().map(|request| request.added).unwrap_or_default()
+        let mut added = self.under_way.take().map(|request| request.added).unwrap_or_default();
+        added.retain(|key| !self.timers.contains_key(key));
+        added
     }
 
     /// The resources that did not come in time.
@@ -226,7 +229,9 @@ impl Stream {
             response_nonce: topic.nonce.clone(),
             error_detail: answer.and_then(Answer::error_detail),
         };
+        let awaited: Vec<_> = unheard.iter().filter_map(|key| self.timers.remove_entry(key)).collect();
         self.send(kind, change);
+        self.timers.extend(awaited);
         Some(Request::Sotw(request))
     }
 

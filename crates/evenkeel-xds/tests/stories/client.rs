@@ -415,6 +415,29 @@ fn a_response_crosses_the_request_that_a_name_went() {
     assert_eq!(world.sees(Endpoints, "a"), "3");
 }
 
+/// FM-3, fault 17: a name that is back has no longer to come because responses with other resources cross it again and again.
+#[test]
+fn a_name_that_is_back_does_not_come() {
+    let mut world = world();
+    let id = world.channel(&[(Endpoints, "a"), (Endpoints, "b")]);
+    world.accepts("one");
+    world.sends("one", reply(Endpoints, "1", &["a=1", "b=1"]));
+    world.wants(id, &[(Endpoints, "b")]);
+    world.wants(id, &[(Endpoints, "a"), (Endpoints, "b")]);
+    for version in ["2", "3"] {
+        world.passes(secs(5));
+        world.sends("one", reply(Endpoints, version, &["b=1"]));
+        assert_eq!(world.sees(Endpoints, "a"), "");
+    }
+    world.nearly_passes(secs(5));
+    assert_eq!(world.sees(Endpoints, "a"), "");
+    world.passes(Duration::from_nanos(1));
+    assert!(world.sees(Endpoints, "a").contains("does not exist"), "15 s since it was asked for");
+    world.requests("one");
+    world.sends("one", reply(Endpoints, "4", &["b=1"]));
+    assert_eq!(world.requests("one"), ["endpoints [a b] v4 n4"], "that was the answer");
+}
+
 /// FM-1: before a response it is an error, after one it is not, and is not waited for.
 #[test]
 fn a_stream_that_ends() {
