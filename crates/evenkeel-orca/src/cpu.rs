@@ -1,0 +1,1 @@
+//! The share of the CPU that a server uses.
