@@ -24,6 +24,7 @@ use tokio_stream::{Stream, StreamExt as _};
 use tonic::body::Body;
 use tonic::metadata::{KeyAndValueRef, MetadataMap, MetadataValue};
 use tonic::server::NamedService;
+use tonic::service::Routes;
 use tonic::transport::Server;
 use tonic::{Code, Request, Response, Status, Streaming};
 use tower_service::Service;
@@ -39,7 +40,11 @@ pub struct Backend {
     host: Host,
     state: Arc<State>,
     max_concurrent_streams: Option<u32>,
+    around: Option<Box<Around>>,
 }
+
+/// What a test puts around the echo service.
+type Around = dyn Fn(Routes) -> Routes + Send + Sync;
 
 impl Backend {
     /// A backend on a free port of 127.0.0.1, named after its address.
@@ -78,8 +83,13 @@ impl Backend {
         let server = Server::builder().max_concurrent_streams(self.max_concurrent_streams);
         let echo = EchoServer::new(EchoService { state: Arc::clone(&self.state) });
         let echo = Observed { inner: echo, state: Arc::clone(&self.state) };
-        let load = OpenRcaServiceServer::new(LoadService { state: Arc::clone(&self.state) });
-        if let Err(error) = self.host.start(server, Both(echo, load)).await {
+        let started = if let Some(around) = &self.around {
+            self.host.start(server, around(Routes::new(echo)).prepare()).await
+        } else {
+            let load = OpenRcaServiceServer::new(LoadService { state: Arc::clone(&self.state) });
+            self.host.start(server, Both(echo, load)).await
+        };
+        if let Err(error) = started {
             panic!("backend {:?} cannot serve on {}: {error}", self.name(), self.address());
         }
     }
@@ -166,6 +176,7 @@ pub struct Builder {
     at: Option<SocketAddr>,
     max_concurrent_streams: Option<u32>,
     tls: Option<Tls>,
+    around: Option<Box<Around>>,
 }
 
 impl Builder {
@@ -187,6 +198,14 @@ impl Builder {
     #[must_use]
     pub fn max_concurrent_streams(mut self, limit: u32) -> Builder {
         self.max_concurrent_streams = Some(limit);
+        self
+    }
+
+    /// Serves what `around` makes of the echo service, such as that and others behind a layer. It is asked at each
+    /// start. [`set_load`](Backend::set_load) then has no effect out of band: who wants reports adds the service.
+    #[must_use]
+    pub fn around(mut self, around: impl Fn(Routes) -> Routes + Send + Sync + 'static) -> Builder {
+        self.around = Some(Box::new(around));
         self
     }
 
@@ -213,8 +232,12 @@ impl Builder {
             changed,
             knobs: watch::Sender::new(Knobs::default()),
         };
-        let backend =
-            Backend { host, state: Arc::new(state), max_concurrent_streams: self.max_concurrent_streams };
+        let backend = Backend {
+            host,
+            state: Arc::new(state),
+            max_concurrent_streams: self.max_concurrent_streams,
+            around: self.around,
+        };
         backend.restart().await;
         backend
     }
