@@ -2,9 +2,9 @@
 
 #![no_main]
 
-use evenkeel_fuzz::checks;
+use evenkeel_fuzz::reports;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    checks::check_load_report(bytes);
+    reports::check_load_report(bytes);
 });

@@ -16,11 +16,11 @@ use evenkeel_proto::envoy::extensions::load_balancing_policies::wrr_locality::v3
 use evenkeel_proto::envoy::service::discovery::v3::{DeltaDiscoveryResponse, DiscoveryResponse, Resource};
 use evenkeel_proto::prost::{Message, Name};
 use evenkeel_proto::prost_types::{Any, Timestamp};
+use evenkeel_xds::Limits;
 use evenkeel_xds::bootstrap::{Bootstrap, ServerConfig};
 use evenkeel_xds::client::{Client, Effect, Input, Request, Variant};
 use evenkeel_xds::name::ResourceName;
 use evenkeel_xds::resource::{Parser, ResourceType};
-use evenkeel_xds::{Limits, load_report};
 use testkit::resources;
 
 /// The most that a text about one resource may have. It holds the problems that are told apart, each with a path and a
@@ -188,14 +188,6 @@ pub fn response(variant: Variant, kind: ResourceType) -> Vec<u8> {
             }
             .encode_to_vec()
         }
-    }
-}
-
-/// Reads bytes as a load report.
-pub fn check_load_report(bytes: &[u8]) {
-    if let Err(error) = load_report::parse(bytes) {
-        let text = error.to_string();
-        assert!(!text.is_empty() && text.len() <= 4 << 10, "{text}");
     }
 }
 

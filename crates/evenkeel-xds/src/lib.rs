@@ -15,7 +15,6 @@
 //! | [`routing`] | which cluster a call goes to, and how |
 //! | [`follow`] | all of this for one channel |
 //! | [`lrs`] | load reports to control planes |
-//! | [`load_report`] | load reports of backends |
 
 #![forbid(unsafe_code)]
 // What comes from outside is never a place in a list without a look whether it is one.
@@ -29,7 +28,6 @@ pub mod follow;
 pub mod graph;
 pub mod lb;
 mod limits;
-pub mod load_report;
 pub mod lrs;
 pub mod name;
 mod problems;

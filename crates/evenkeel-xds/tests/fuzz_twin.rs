@@ -181,12 +181,6 @@ proptest! {
         checks::check_response(variant, &bytes);
     }
 
-    /// fault 57
-    #[test]
-    fn bytes_are_a_load_report_or_not(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
-        checks::check_load_report(&bytes);
-    }
-
     /// fault 36
     #[test]
     fn bytes_are_no_resource(kind in kinds(), bytes in prop::collection::vec(any::<u8>(), 0..100)) {

@@ -14,22 +14,21 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use evenkeel_core::{CallEnd, Code, LoadReport, Trackers};
-use evenkeel_xds::load_report;
+use evenkeel_core::{CallEnd, Code, Trackers};
+use evenkeel_orca::read_trailers;
 use h2::client::ResponseFuture;
 use h2::{Reason, RecvStream, SendStream};
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::{HeaderMap, HeaderValue};
 use http_body::{Body as _, Frame, SizeHint};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, Sleep, sleep_until};
 use tonic::body::Body;
-use tonic::metadata::MetadataMap;
 
 use crate::connection::{Turn, cause};
 use crate::metrics::{AttemptMeter, CallMeter};
 use crate::retry::{Pushback, Retries, RetryPolicy, Throttle};
-use crate::{clock, status};
+use crate::{clock, load, status};
 
 /// What is kept of a request body for another attempt; a call that sent more is not repeated (gRPC's default).
 const MAX_KEPT: usize = 256 << 10;
@@ -463,13 +462,17 @@ impl Attempt {
         Attempt { trackers: Some(trackers), turn, meter }
     }
 
-    pub(crate) fn finish(mut self, code: Code, trailers: Option<&mut HeaderMap>) {
-        if let Some(meter) = &self.meter {
+    pub(crate) fn finish(mut self, code: Code, trailers: Option<&HeaderMap>) {
+        let meter = self.meter.take();
+        if let Some(meter) = &meter {
             meter.finish(code);
         }
         let Some(trackers) = self.trackers.take().filter(|trackers| !trackers.is_empty()) else { return };
         contained(|| {
-            let load = trailers.filter(|_| trackers.want_load()).and_then(load_of);
+            let load = trailers.filter(|_| trackers.want_load()).and_then(|trailers| {
+                let ignored = |why| meter.iter().for_each(|meter| meter.load_ignored(why));
+                load::usable(read_trailers(trailers), ignored)
+            });
             trackers.finish(&CallEnd::Finished { code, at: clock::now(), load: load.as_ref() });
         });
     }
@@ -503,22 +506,6 @@ fn contained(tell: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(tell)).is_err() {
         tracing::error!("a load balancing policy panicked while it was told how a call ended");
     }
-}
-
-/// The trailer that load reports come in.
-static LOAD: HeaderName = HeaderName::from_static(load_report::TRAILER);
-
-/// The load report in these trailers. One that cannot be read counts as none.
-fn load_of(trailers: &mut HeaderMap) -> Option<LoadReport> {
-    status::find(trailers, &LOAD)?;
-    let metadata = MetadataMap::from_headers(mem::take(trailers));
-    let values = metadata.get_all_bin(load_report::TRAILER).iter().filter_map(|value| value.to_bytes().ok());
-    let report = load_report::from_trailers(values);
-    *trailers = metadata.into_headers();
-    report.unwrap_or_else(|error| {
-        tracing::debug!(%error, "a load report is ignored");
-        None
-    })
 }
 
 /// An attempt on its way: sent, or being sent, and not answered yet.
@@ -612,7 +599,7 @@ impl Flight {
         deadline: &mut Deadline,
         end: &mut End,
     ) -> Result<http::Response<ResponseBody>, Box<Fallen>> {
-        let (mut parts, stream) = head.into_parts();
+        let (parts, stream) = head.into_parts();
         let code = match status::read_head(&parts) {
             Ok(code) => code,
             Err(found) => {
@@ -631,7 +618,7 @@ impl Flight {
             if code != Code::Ok {
                 return Err(self.fall(Ok((code, parts)), Some(attempt)));
             }
-            attempt.finish(code, Some(&mut parts.headers));
+            attempt.finish(code, Some(&parts.headers));
             end.committed(code);
             end.over(code);
             return Ok(http::Response::from_parts(parts, ResponseBody::empty()));
@@ -688,14 +675,14 @@ impl Fallen {
             (Err(_), Err(status)) => (Err(status), None),
             (why, back) => (why, back.unwrap_or(None).filter(Replay::is_whole)),
         };
-        let finish = |code, headers: Option<&mut HeaderMap>| {
+        let finish = |code, headers: Option<&HeaderMap>| {
             if let Some(attempt) = attempt {
                 attempt.finish(code, headers);
             }
         };
         let (code, outcome) = match why {
-            Ok((code, mut parts)) => {
-                finish(code, Some(&mut parts.headers));
+            Ok((code, parts)) => {
+                finish(code, Some(&parts.headers));
                 (code, Ok(http::Response::from_parts(parts, ResponseBody::empty())))
             }
             Err(status) => {
@@ -735,7 +722,7 @@ impl ResponseBody {
         ResponseBody(None)
     }
 
-    fn finish(&mut self, code: Code, trailers: Option<&mut HeaderMap>) {
+    fn finish(&mut self, code: Code, trailers: Option<&HeaderMap>) {
         if let Some(mut live) = self.0.take() {
             live.attempt.finish(code, trailers);
             live.end.committed(code);
@@ -768,9 +755,9 @@ impl http_body::Body for ResponseBody {
             }
             Poll::Ready(Some(Err(error))) => error,
             Poll::Ready(None) => match live.stream.poll_trailers(cx) {
-                Poll::Ready(Ok(Some(mut trailers))) => {
+                Poll::Ready(Ok(Some(trailers))) => {
                     let code = status::code_of(&trailers).unwrap_or(Code::Unknown);
-                    self.finish(code, Some(&mut trailers));
+                    self.finish(code, Some(&trailers));
                     return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
                 }
                 Poll::Ready(Ok(None)) => {

@@ -87,6 +87,8 @@ pub(crate) struct Shared {
     /// For the calls that the peer takes at once.
     room: Room,
     lost: OnceLock<Loss>,
+    /// Whether it turned out that the peer does not report load out of band (A51).
+    reports_no_load: AtomicBool,
     /// When the peer was last heard of, in our clock's nanoseconds; only kept if somebody asks.
     heard_at: AtomicU64,
 }
@@ -130,6 +132,21 @@ impl Shared {
     /// Whether calls are under way on it, or wait for their turn.
     pub(crate) fn is_in_use(&self) -> bool {
         self.room.taken.load(Ordering::Relaxed) > 0 || self.room.waiting.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether the peer takes a second call while one is under way.
+    pub(crate) fn takes_two_calls(&self) -> bool {
+        self.room.limit.load(Ordering::Relaxed) >= 2
+    }
+
+    /// Whether the peer may be asked for load out of band.
+    pub(crate) fn may_report_load(&self) -> bool {
+        !self.reports_no_load.load(Ordering::Relaxed)
+    }
+
+    /// The peer is not asked again.
+    pub(crate) fn reports_no_load(&self) {
+        self.reports_no_load.store(true, Ordering::Relaxed);
     }
 
     /// Why it takes no more calls, once it does not.
@@ -280,6 +297,7 @@ pub(crate) async fn handshake(
         address,
         room: Room::default(),
         lost: OnceLock::new(),
+        reports_no_load: AtomicBool::new(false),
         heard_at: AtomicU64::new(clock::now().as_nanos()),
     });
     let heard = settings.keepalive.is_some().then(|| shared.clone());

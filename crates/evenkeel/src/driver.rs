@@ -33,10 +33,11 @@ use crate::dials::{Dials, Wanted};
 use crate::dns::{self, Refresh};
 use crate::id_map::IdMap;
 use crate::metrics::{ConnectionMeter, Metrics, SecurityLevel};
+use crate::oob::{self, Asking};
 use crate::snapshot::{Connections, Published, Way};
 use crate::transport::{self, Connector};
 use crate::xds::{Following, XdsClient};
-use crate::{clock, entropy, oob};
+use crate::{clock, entropy};
 
 /// How long calls fail after a policy panicked, before it is run again.
 const AFTER_A_PANIC: Duration = Duration::from_secs(1);
@@ -344,7 +345,7 @@ impl Awake {
             route: Route::Unknown,
             picker: None,
             connections: Connections::default(),
-            load: LoadWatches::new(settings.head.clone(), reporter.clone()),
+            load: LoadWatches::new(settings, reporter.clone()),
             metrics: settings.metrics.clone(),
             security: match settings.credentials.live() {
                 Some(_) => SecurityLevel::PrivacyAndIntegrity,
@@ -518,6 +519,7 @@ impl Awake {
 /// Who is asked for out-of-band load reports, and how often; streams end when this is dropped.
 struct LoadWatches {
     head: Head,
+    metrics: Metrics,
     reporter: mpsc::UnboundedSender<Report>,
     all: IdMap<LoadWatch>,
 }
@@ -528,8 +530,9 @@ struct LoadWatch {
 }
 
 impl LoadWatches {
-    fn new(head: Head, reporter: mpsc::UnboundedSender<Report>) -> LoadWatches {
-        LoadWatches { head, reporter, all: IdMap::default() }
+    fn new(settings: &Settings, reporter: mpsc::UnboundedSender<Report>) -> LoadWatches {
+        let (head, metrics) = (settings.head.clone(), settings.metrics.clone());
+        LoadWatches { head, metrics, reporter, all: IdMap::default() }
     }
 
     /// Asks this often from here on, on this connection and those after it; `None` ends it. The stream begins anew, the
@@ -549,7 +552,8 @@ impl LoadWatches {
         let report = move |load| {
             let _ = reporter.send(Report::Load(id, load));
         };
-        let stream = oob::watch(connection.clone(), self.head.clone(), watch.every, report);
+        let asking = Asking { head: self.head.clone(), metrics: self.metrics.clone(), every: watch.every };
+        let stream = oob::watch(connection.clone(), asking, report);
         watch.end();
         watch.stream = Some(tokio::spawn(stream).abort_handle());
     }

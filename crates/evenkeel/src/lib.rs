@@ -51,6 +51,7 @@ mod dns;
 mod driver;
 mod entropy;
 mod id_map;
+mod load;
 mod metrics;
 mod oob;
 mod retry;

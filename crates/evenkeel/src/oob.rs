@@ -1,8 +1,9 @@
 //! Load that a backend reports out of band (A51): one stream on the connection that its calls use.
 //!
 //! The stream goes on while somebody listens and the connection takes calls; the driver starts it, and stops it by dropping its
-//! task. A backend that does not know the service is asked once per connection. Any other end is followed by another
-//! attempt, after a back-off that a report resets.
+//! task. A backend that does not know the service is asked once per connection, and one that takes a single call at a time
+//! not at all: the stream would take its place. Any other end is followed by another attempt: at once if a message came,
+//! but a second after the last attempt at the soonest; otherwise after a back-off that grows.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -12,11 +13,11 @@ use std::time::Duration;
 
 use bytes::{Buf as _, Bytes};
 use evenkeel_core::{Backoff, LoadReport, Rng, Trackers};
+use evenkeel_orca::read;
 use evenkeel_proto::prost_types;
 use evenkeel_proto::xds::service::orca::v3::OrcaLoadReportRequest;
-use evenkeel_xds::load_report;
 use http::uri::PathAndQuery;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep_until};
 use tonic::body::Body;
 use tonic::client::Grpc;
 use tonic::codec::{Codec, DecodeBuf, Decoder};
@@ -26,60 +27,77 @@ use tonic_prost::ProstCodec;
 use crate::call::{Attempt, Deadline, End, Flight, Replay, ResponseBody};
 use crate::channel::Head;
 use crate::connection::Connection;
-use crate::entropy;
+use crate::metrics::Metrics;
+use crate::{entropy, load};
 
 const METHOD: &str = "/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics";
 
+/// What a stream needs beside its connection.
+#[derive(Clone)]
+pub(crate) struct Asking {
+    pub(crate) head: Head,
+    pub(crate) metrics: Metrics,
+    /// How often reports are wanted.
+    pub(crate) every: Duration,
+}
+
 /// Asks the backend at the other end for reports, and hands on each that comes. It ends only if the backend has none to
 /// give.
-pub(crate) async fn watch(
-    connection: Arc<Connection>,
-    head: Head,
-    every: Duration,
-    report: impl Fn(LoadReport),
-) {
+pub(crate) async fn watch(connection: Arc<Connection>, asking: Asking, report: impl Fn(LoadReport)) {
+    let link = connection.shared();
+    let address = link.address();
+    if !link.may_report_load() {
+        return;
+    }
+    if !link.takes_two_calls() {
+        link.reports_no_load();
+        tracing::error!(%address, "the backend takes one call at a time; it is not asked for load out of band");
+        return;
+    }
     let backoff = Backoff::default();
     let mut rng = Rng::from_entropy(entropy::fresh());
     let mut attempts = 0;
-    let mut client = Grpc::new(Direct { connection: connection.clone(), head });
+    let mut client = Grpc::new(Direct { connection: connection.clone(), head: asking.head.clone() });
     loop {
-        let error = listen(&mut client, every, &mut attempts, &report).await;
-        let address = connection.shared().address();
+        let began = Instant::now();
+        let (has_reported, error) = listen(&mut client, &asking, &report).await;
         if error.code() == Code::Unimplemented {
+            link.reports_no_load();
             tracing::error!(%address, "the backend reports no load out of band; it is not asked again on this connection");
             return;
         }
         tracing::debug!(%address, %error, "out-of-band load reports ended");
-        sleep(backoff.wait(attempts, &mut rng)).await;
-        attempts = attempts.saturating_add(1);
+        if has_reported {
+            // A51 wants the next attempt at once. A backend that ends each stream after a report would never rest.
+            attempts = 0;
+            sleep_until(began + backoff.initial).await;
+        } else {
+            sleep_until(Instant::now() + backoff.wait(attempts, &mut rng)).await;
+            attempts = attempts.saturating_add(1);
+        }
     }
 }
 
-/// Hands on reports until the stream ends; answers why it did.
-async fn listen(
-    client: &mut Grpc<Direct>,
-    every: Duration,
-    attempts: &mut u32,
-    report: impl Fn(LoadReport),
-) -> Status {
-    let every = prost_types::Duration::try_from(every).ok();
+/// Hands on reports until the stream ends; answers whether there were messages, and why it ended.
+async fn listen(client: &mut Grpc<Direct>, asking: &Asking, report: impl Fn(LoadReport)) -> (bool, Status) {
+    let every = prost_types::Duration::try_from(asking.every).ok();
     let request = OrcaLoadReportRequest { report_interval: every, ..OrcaLoadReportRequest::default() };
     let method = PathAndQuery::from_static(METHOD);
     let mut reports = match client.server_streaming(Request::new(request), method, Reports).await {
         Ok(answer) => answer.into_inner(),
-        Err(status) => return status,
+        Err(status) => return (false, status),
     };
+    let mut has_reported = false;
     loop {
         match reports.message().await {
-            Ok(Some(bytes)) => match load_report::parse(&bytes) {
-                Ok(load) => {
-                    *attempts = 0;
+            Ok(Some(bytes)) => {
+                has_reported = true;
+                if let Some(load) = load::usable(read(&bytes), |why| asking.metrics.load_ignored(why)) {
                     report(load);
                 }
-                Err(error) => tracing::debug!(%error, "a load report is ignored"),
-            },
-            Ok(None) => return Status::unavailable("the backend ended the stream"),
-            Err(status) => return status,
+            }
+            Ok(None) => return (has_reported, Status::unavailable("the backend ended the stream")),
+            Err(status) => return (has_reported, status),
         }
     }
 }

@@ -1,15 +1,15 @@
-//! Load reports of backends, from bytes.
+//! Reading reports, from bytes and from trailers.
 
 use std::collections::BTreeMap;
-use std::error::Error as _;
 
-use evenkeel_core::{Code, LoadReport};
+use base64::Engine as _;
+use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
+use evenkeel_orca::{Ignored, OrcaLoadReport, Reading, TRAILER, read, read_trailers};
 use evenkeel_proto::prost::Message as _;
-use evenkeel_proto::xds::data::orca::v3::OrcaLoadReport;
-use evenkeel_xds::load_report::{LoadReportError, TRAILER, from_trailers, parse};
+use http::{HeaderMap, HeaderValue};
 use proptest::prelude::*;
-use serde_json::json;
-use testkit::{World, endpoints, secs};
+
+use super::reports;
 
 fn map(entries: &[(&str, f64)]) -> BTreeMap<String, f64> {
     entries.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect()
@@ -30,112 +30,159 @@ fn entry(number: u8, key: &str, value: f64) -> Vec<u8> {
 /// ORCA-2: every field by its number.
 #[test]
 fn fields_by_number() {
-    let named = |value| vec![("k".to_owned(), value)];
-    let none = LoadReport::default;
+    let named = |value| map(&[("k", value)]);
+    let none = OrcaLoadReport::default;
     for (bytes, expected) in [
         (vec![], none()),
-        (double(1, 0.5), LoadReport { cpu_utilization: 0.5, ..none() }),
-        (double(2, 0.5), LoadReport { mem_utilization: 0.5, ..none() }),
-        (vec![3 << 3, 7], none()),
-        (entry(4, "k", 1.0), LoadReport { request_cost: named(1.0), ..none() }),
-        (entry(5, "k", 2.0), LoadReport { utilization: named(2.0), ..none() }),
-        (double(6, 100.0), LoadReport { requests_per_second: 100.0, ..none() }),
-        (double(7, 3.0), LoadReport { errors_per_second: 3.0, ..none() }),
-        (entry(8, "k", 4.0), LoadReport { named_metrics: named(4.0), ..none() }),
-        (double(9, 1.5), LoadReport { application_utilization: 1.5, ..none() }),
+        (double(1, 0.5), OrcaLoadReport { cpu_utilization: 0.5, ..none() }),
+        (double(2, 0.5), OrcaLoadReport { mem_utilization: 0.5, ..none() }),
+        (vec![3 << 3, 7], OrcaLoadReport { rps: 7, ..none() }),
+        (entry(4, "k", 1.0), OrcaLoadReport { request_cost: named(1.0), ..none() }),
+        (entry(5, "k", 2.0), OrcaLoadReport { utilization: named(2.0), ..none() }),
+        (double(6, 100.0), OrcaLoadReport { rps_fractional: 100.0, ..none() }),
+        (double(7, 3.0), OrcaLoadReport { eps: 3.0, ..none() }),
+        (entry(8, "k", 4.0), OrcaLoadReport { named_metrics: named(4.0), ..none() }),
+        (double(9, 1.5), OrcaLoadReport { application_utilization: 1.5, ..none() }),
         (double(15, 1.0), none()),
         (
             [entry(8, "k", 4.0), entry(8, "k", 5.0)].concat(),
-            LoadReport { named_metrics: named(5.0), ..none() },
+            OrcaLoadReport { named_metrics: named(5.0), ..none() },
         ),
     ] {
-        assert_eq!(parse(&bytes).unwrap(), expected, "{bytes:?}");
+        let expected = Reading { report: Some(expected), ignored: None };
+        assert_eq!(read(&bytes), expected, "{bytes:?}");
+        for code in [STANDARD, STANDARD_NO_PAD] {
+            assert_eq!(read_trailers(&trailers(&[&code.encode(&bytes)])), expected, "{bytes:?}");
+        }
     }
 }
 
-/// ORCA-1: one value counts, several do not.
-#[test]
-fn one_report_per_call() {
-    let report = OrcaLoadReport { cpu_utilization: 0.5, ..OrcaLoadReport::default() }.encode_to_vec();
-    assert_eq!(TRAILER, "endpoint-load-metrics-bin");
-    assert_eq!(from_trailers::<&[u8]>([]), Ok(None));
-    let expected = LoadReport { cpu_utilization: 0.5, ..LoadReport::default() };
-    assert_eq!(from_trailers([&report]), Ok(Some(expected)));
-    let error = from_trailers([&report, &report]).unwrap_err();
-    assert_eq!(error, LoadReportError::Repeated);
-    assert_eq!(error.to_string(), "several load reports on one call; none is used");
+fn trailers(values: &[&str]) -> HeaderMap {
+    let mut trailers = HeaderMap::new();
+    trailers.insert("grpc-status", HeaderValue::from_static("0"));
+    for value in values {
+        trailers.append(TRAILER, value.parse().expect("text"));
+    }
+    trailers
 }
 
-/// fault 57: reports that are too large, or none, are errors that say so.
+/// ORCA-1: one value counts, several do not, also if they come in one line.
 #[test]
-fn bad_reports_say_what_is_wrong() {
+fn one_report_per_call() {
+    assert_eq!(TRAILER, "endpoint-load-metrics-bin");
+    assert_eq!(read_trailers(&HeaderMap::new()), Reading::default());
+    assert_eq!(read_trailers(&trailers(&[])), Reading::default());
+    let half = STANDARD_NO_PAD.encode(double(1, 0.5));
+    let expected = OrcaLoadReport { cpu_utilization: 0.5, ..OrcaLoadReport::default() };
+    assert_eq!(read_trailers(&trailers(&[&half])).report, Some(expected));
+    let repeated = Reading { report: None, ignored: Some(Ignored::Repeated) };
+    assert_eq!(read_trailers(&trailers(&[&half, &half])), repeated);
+    assert_eq!(read_trailers(&trailers(&[&format!("{half},{half}")])), repeated);
+}
+
+/// fault 57: what is too large, or no report at all, is ignored with a reason.
+#[test]
+fn what_is_no_report_is_ignored() {
     let names = |n: usize| (0..n).map(|i| (i.to_string(), 1.0)).collect::<BTreeMap<_, _>>();
     let thousand = OrcaLoadReport { named_metrics: names(1_000), ..OrcaLoadReport::default() };
-    assert_eq!(parse(&thousand.encode_to_vec()).unwrap().named_metrics.len(), 1_000);
+    assert_eq!(read(&thousand.encode_to_vec()).report, Some(thousand.clone()));
     let more = OrcaLoadReport { utilization: names(1), ..thousand.clone() };
-    let error = parse(&more.encode_to_vec()).unwrap_err();
-    assert_eq!(error.to_string(), "a load report with 1001 names; at most 1000 are allowed");
-    let long =
-        OrcaLoadReport { request_cost: map(&[(&"x".repeat(70_000), 1.0)]), ..OrcaLoadReport::default() };
-    let error = parse(&long.encode_to_vec()).unwrap_err();
-    assert_eq!(error.to_string(), "a load report of 70017 bytes; at most 65536 are allowed");
+    let long = OrcaLoadReport { request_cost: map(&[(&"x".repeat(70_000), 1.0)]), ..more.clone() };
     let mut cut = thousand.encode_to_vec();
     cut.pop();
-    let error = parse(&cut).unwrap_err();
-    assert_eq!(error.to_string(), "a load report cannot be decoded");
-    assert!(error.source().is_some());
+    for (bytes, why, label, text) in [
+        (
+            more.encode_to_vec(),
+            Ignored::TooManyNames,
+            "too_many_names",
+            "a load report with more than 1000 names; it is not used",
+        ),
+        (
+            long.encode_to_vec(),
+            Ignored::TooLong,
+            "too_long",
+            "a load report of more than 65536 bytes; it is not used",
+        ),
+        (
+            vec![0; 1 << 20],
+            Ignored::TooLong,
+            "too_long",
+            "a load report of more than 65536 bytes; it is not used",
+        ),
+        (cut, Ignored::Malformed, "malformed", "a load report that cannot be decoded; it is not used"),
+    ] {
+        let expected = Reading { report: None, ignored: Some(why) };
+        assert_eq!(read(&bytes), expected);
+        assert_eq!(read_trailers(&trailers(&[&STANDARD.encode(&bytes)])), expected);
+        assert_eq!((why.as_str(), why.to_string().as_str()), (label, text));
+    }
+    for no_code in ["%%%", "a", "AAAA=AAA", &"!".repeat(1_000)] {
+        let expected = Reading { report: None, ignored: Some(Ignored::Malformed) };
+        assert_eq!(read_trailers(&trailers(&[no_code])), expected, "{no_code}");
+    }
+}
+
+/// fault 58: a value that no server may report is left out, and the others count.
+#[test]
+fn values_of_no_use_are_left_out() {
+    let none = OrcaLoadReport::default;
+    for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -1.0] {
+        let utilization = map(&[("bad", bad), ("good", 0.5)]);
+        let good = map(&[("good", 0.5)]);
+        for (said, kept) in [
+            (OrcaLoadReport { cpu_utilization: bad, ..none() }, none()),
+            (OrcaLoadReport { mem_utilization: bad, ..none() }, none()),
+            (OrcaLoadReport { application_utilization: bad, ..none() }, none()),
+            (OrcaLoadReport { rps_fractional: bad, ..none() }, none()),
+            (OrcaLoadReport { eps: bad, ..none() }, none()),
+            (OrcaLoadReport { utilization, ..none() }, OrcaLoadReport { utilization: good, ..none() }),
+        ] {
+            let said = OrcaLoadReport { request_cost: map(&[("cost", -2.0)]), ..said };
+            let kept = OrcaLoadReport { request_cost: map(&[("cost", -2.0)]), ..kept };
+            let expected = Reading { report: Some(kept), ignored: Some(Ignored::BadValue) };
+            assert_eq!(read(&said.encode_to_vec()), expected, "{said:?}");
+        }
+    }
+    let named = OrcaLoadReport {
+        named_metrics: map(&[("rate", f64::NAN), ("heat", -2.0)]),
+        request_cost: map(&[("rows", f64::INFINITY)]),
+        ..none()
+    };
+    let kept = OrcaLoadReport { named_metrics: map(&[("heat", -2.0)]), ..none() };
+    assert_eq!(
+        read(&named.encode_to_vec()),
+        Reading { report: Some(kept), ignored: Some(Ignored::BadValue) }
+    );
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 10_000, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// fault 57: no bytes make the parser panic, also those that begin as a report does.
+    /// fault 57: no bytes make the reader panic, also those that begin as a report does; what is left can be computed with.
     #[test]
     fn any_bytes_are_survived(
         good in 0..9usize,
         bytes in prop::collection::vec(any::<u8>(), 0..200),
         flip in any::<prop::sample::Index>(),
+        cpu in absurd(),
+        named in absurd(),
     ) {
         let report = OrcaLoadReport {
-            cpu_utilization: 0.5,
-            named_metrics: map(&[("a", 1.0), ("b", 2.0)]),
+            cpu_utilization: cpu,
+            named_metrics: map(&[("a", 1.0), ("b", named)]),
             rps_fractional: 10.0,
             ..OrcaLoadReport::default()
         };
         let mut all = report.encode_to_vec();
+        reports::check_load_report(&all);
         all.truncate(all.len() * good / 8);
         all.extend(bytes);
         if !all.is_empty() {
             let i = flip.index(all.len());
             all[i] = !all[i];
         }
-        let _ = parse(&all);
-    }
-
-    /// fault 58, WRR-4: whatever backends report, shares are numbers and add up to one.
-    #[test]
-    fn absurd_reports_leave_sound_weights(
-        reports in prop::collection::vec((absurd(), absurd(), absurd(), absurd()), 3)
-    ) {
-        let policy = json!([{"weighted_round_robin": {"blackoutPeriod": "0s"}}]);
-        let mut world = World::new(&policy, endpoints(["a", "b", "c"])).all_up();
-        for (cpu, application, rps, eps) in reports {
-            let report = OrcaLoadReport {
-                cpu_utilization: cpu,
-                application_utilization: application,
-                rps_fractional: rps,
-                eps,
-                ..OrcaLoadReport::default()
-            };
-            let report = parse(&report.encode_to_vec()).expect("a report");
-            world.pick().finish(Code::Ok, Some(&report));
-        }
-        world.advance(secs(2));
-        let rows = world.describe().endpoints;
-        prop_assert!(rows.iter().all(|row| row.weight.is_none_or(|weight| weight.is_finite() && weight >= 0.0)));
-        let shares: f64 = rows.iter().filter_map(|row| row.share).sum();
-        prop_assert!((shares - 1.0).abs() < 1e-9, "{rows:?}");
-        prop_assert_eq!(world.shares(30).values().sum::<usize>(), 30);
+        reports::check_load_report(&all);
+        reports::check_load_report(STANDARD_NO_PAD.encode(&all).as_bytes());
     }
 }
 

@@ -11,7 +11,6 @@ mod fallback;
 mod graph;
 mod lb;
 mod listener;
-mod load_report;
 mod lrs;
 mod names;
 mod route;

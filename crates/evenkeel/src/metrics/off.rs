@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use evenkeel_core::{Code, Labels, Measurement, Place};
+use evenkeel_orca::Ignored;
 use evenkeel_xds::client::Client;
 
 use super::{DisconnectReason, SecurityLevel};
@@ -35,6 +36,8 @@ impl Metrics {
     }
 
     pub(crate) fn connect_failed(&self, _: &Labels) {}
+
+    pub(crate) fn load_ignored(&self, _: Ignored) {}
 
     pub(crate) fn measured(&self, _: &Measurement) {}
 
@@ -69,6 +72,8 @@ impl AttemptMeter {
     pub(crate) fn sent(&self, _: &[u8]) {}
 
     pub(crate) fn received(&self, _: &[u8]) {}
+
+    pub(crate) fn load_ignored(&self, _: Ignored) {}
 
     pub(crate) fn finish(&self, _: Code) {}
 }

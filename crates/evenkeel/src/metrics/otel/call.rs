@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use evenkeel_core::{Code, Labels, Place};
+use evenkeel_orca::Ignored;
 use opentelemetry::KeyValue;
 use tokio::time::Instant;
 
@@ -175,6 +176,13 @@ impl AttemptMeter {
             self.0.as_ref().filter(|attempt| attempt.instruments().attempt_received.is_some())
         {
             lock(&attempt.received).take(piece);
+        }
+    }
+
+    /// The load report that came with the attempt's end, or something of it, is of no use.
+    pub(crate) fn load_ignored(&self, why: Ignored) {
+        if let Some(attempt) = &self.0 {
+            attempt.whose.channel.load_ignored(why);
         }
     }
 

@@ -50,6 +50,8 @@ pub enum Metric {
     XdsResourceUpdatesInvalid,
     /// `grpc.xds_client.resources` (A78, A88)
     XdsResources,
+    /// `evenkeel.client.load_reports.ignored`, with the label `evenkeel.reason`
+    LoadReportsIgnored,
 }
 
 /// A label that metrics have only if asked for.
@@ -112,7 +114,7 @@ impl Buckets {
 
 impl Metric {
     /// All of them.
-    pub const ALL: [Metric; 23] = [
+    pub const ALL: [Metric; 24] = [
         Metric::AttemptStarted,
         Metric::AttemptDuration,
         Metric::AttemptSentSize,
@@ -136,6 +138,7 @@ impl Metric {
         Metric::XdsResourceUpdatesValid,
         Metric::XdsResourceUpdatesInvalid,
         Metric::XdsResources,
+        Metric::LoadReportsIgnored,
     ];
 
     /// Its name.
@@ -164,6 +167,7 @@ impl Metric {
             Metric::XdsResourceUpdatesValid => "grpc.xds_client.resource_updates_valid",
             Metric::XdsResourceUpdatesInvalid => "grpc.xds_client.resource_updates_invalid",
             Metric::XdsResources => "grpc.xds_client.resources",
+            Metric::LoadReportsIgnored => "evenkeel.client.load_reports.ignored",
         }
     }
 
@@ -177,6 +181,7 @@ impl Metric {
             | Metric::SubchannelConnectionAttemptsFailed => "{attempt}",
             Metric::CallRetries => "{retry}",
             Metric::CallTransparentRetries => "{transparent_retry}",
+            Metric::LoadReportsIgnored => "{report}",
             Metric::WrrRrFallback => "{update}",
             Metric::WrrEndpointWeightNotYetUsable | Metric::WrrEndpointWeightStale => "{endpoint}",
             Metric::WrrEndpointWeights => "{weight}",
@@ -227,10 +232,13 @@ impl Metric {
             Metric::XdsResourceUpdatesValid => "Resources received that were valid, unchanged ones too",
             Metric::XdsResourceUpdatesInvalid => "Resources received that were invalid",
             Metric::XdsResources => "Resources by state",
+            Metric::LoadReportsIgnored => {
+                "Load reports that a policy wanted and of which something is no use, by reason"
+            }
         }
     }
 
-    /// Whether it is on unless turned off: those of A66 are, experimental ones are not (A79).
+    /// Whether it is on unless turned off: those of A66 are, and our own; gRPC's experimental ones are not (A79).
     pub fn is_on_by_default(self) -> bool {
         matches!(
             self,
@@ -239,6 +247,7 @@ impl Metric {
                 | Metric::AttemptSentSize
                 | Metric::AttemptReceivedSize
                 | Metric::CallDuration
+                | Metric::LoadReportsIgnored
         )
     }
 

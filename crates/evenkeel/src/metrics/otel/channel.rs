@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use evenkeel_core::{Labels, Measurement, Outliers, Weighed};
+use evenkeel_orca::Ignored;
 use opentelemetry::KeyValue;
 
 use super::OtelMetrics;
@@ -70,6 +71,13 @@ impl Metrics {
         }
     }
 
+    /// A load report that came out of band, or something of it, is of no use.
+    pub(crate) fn load_ignored(&self, why: Ignored) {
+        if let Some(measured) = &self.0 {
+            measured.load_ignored(why);
+        }
+    }
+
     /// A pass of the core measured something.
     pub(crate) fn measured(&self, measurement: &Measurement) {
         let Some(measured) = &self.0 else { return };
@@ -92,6 +100,12 @@ impl Measured {
         attributes.push(target(&self.target));
         self.instruments.push_labels(&mut attributes, labels);
         attributes
+    }
+
+    pub(super) fn load_ignored(&self, why: Ignored) {
+        if let Some(ignored) = &self.instruments.load_ignored {
+            ignored.add(1, &[target(&self.target), KeyValue::new("evenkeel.reason", why.as_str())]);
+        }
     }
 
     fn weighed(&self, weighed: &Weighed) {

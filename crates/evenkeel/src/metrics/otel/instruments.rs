@@ -49,6 +49,7 @@ pub(super) struct Instruments {
     pub(super) attempts_succeeded: Option<Counter<u64>>,
     pub(super) attempts_failed: Option<Counter<u64>>,
     pub(super) open_connections: Option<UpDownCounter<i64>>,
+    pub(super) load_ignored: Option<Counter<u64>>,
     pub(super) xds_clients: Option<Arc<Clients>>,
 }
 
@@ -86,6 +87,7 @@ impl Instruments {
                 let metric = Metric::SubchannelOpenConnections;
                 described(meter.i64_up_down_counter(metric.name()), metric).build()
             }),
+            load_ignored: counter(Metric::LoadReportsIgnored),
             xds_clients: Clients::observed(meter, &choice.metrics),
             choice,
         }
@@ -110,6 +112,7 @@ impl Instruments {
             || self.call_retries.is_some()
             || self.call_transparent_retries.is_some()
             || self.call_retry_delay.is_some()
+            || self.load_ignored.is_some()
     }
 
     /// Whether anything is counted of what policies measure.

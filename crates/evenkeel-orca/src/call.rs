@@ -1,0 +1,94 @@
+//! What a handler says about the load of one call.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::server::Shared;
+use crate::values::{Range, Values};
+
+/// Records what one call costs, or what the server's load was while it ran. It is sent with the end of the call, also if
+/// the call fails; on the call it beats what was recorded for the server ([`ServerLoad`](crate::ServerLoad)).
+///
+/// A [`LoadLayer`](crate::LoadLayer) gives one to every request. Clones record for the same call; a handler that answers
+/// with a stream may keep one until the stream ends. Values outside of their range are not recorded, and the answer is
+/// `false`; of several the last one counts.
+///
+/// ```
+/// use evenkeel_orca::CallLoad;
+/// # struct Order;
+/// # async fn find(_: &tonic::Request<Order>) -> Order { Order }
+///
+/// async fn get(request: tonic::Request<Order>) -> Result<tonic::Response<Order>, tonic::Status> {
+///     if let Some(load) = CallLoad::of(&request) {
+///         load.record_request_cost("rows", 17.0);
+///     }
+///     Ok(tonic::Response::new(find(&request).await))
+/// }
+/// ```
+#[derive(Clone, Debug)]
+pub struct CallLoad(Arc<Call>);
+
+/// A call under way.
+#[derive(Debug)]
+struct Call {
+    server: Arc<Shared>,
+    values: Mutex<Values>,
+}
+
+impl CallLoad {
+    pub(crate) fn new(server: Arc<Shared>) -> CallLoad {
+        CallLoad(Arc::new(Call { server, values: Mutex::default() }))
+    }
+
+    /// That of a request; `None` if the server has no [`LoadLayer`](crate::LoadLayer).
+    pub fn of<T>(request: &tonic::Request<T>) -> Option<CallLoad> {
+        request.extensions().get().cloned()
+    }
+
+    /// What the call used of something that has a name, in whatever unit: any number.
+    pub fn record_request_cost(&self, name: &str, value: f64) -> bool {
+        Range::Number.put(&mut self.values().cost, name, value)
+    }
+
+    /// How far something that has a name is used, from 0 to 1.
+    pub fn record_utilization(&self, name: &str, value: f64) -> bool {
+        Range::Share.put(&mut self.values().utilization, name, value)
+    }
+
+    /// Something that has a name and a meaning of the application's own: any number.
+    pub fn record_named_metric(&self, name: &str, value: f64) -> bool {
+        Range::Number.put(&mut self.values().named, name, value)
+    }
+
+    /// The share of the CPU that is used, from 0 on; above 1 is beyond a soft limit.
+    pub fn record_cpu_utilization(&self, value: f64) -> bool {
+        Range::Amount.set(&mut self.values().cpu, value)
+    }
+
+    /// The share of the memory that is used, from 0 to 1.
+    pub fn record_memory_utilization(&self, value: f64) -> bool {
+        Range::Share.set(&mut self.values().memory, value)
+    }
+
+    /// The application's own view of its utilisation, from 0 on; clients prefer it to the CPU's.
+    pub fn record_application_utilization(&self, value: f64) -> bool {
+        Range::Amount.set(&mut self.values().application, value)
+    }
+
+    /// Requests per second, from 0 on.
+    pub fn record_qps(&self, value: f64) -> bool {
+        Range::Amount.set(&mut self.values().requests, value)
+    }
+
+    /// Errors per second, from 0 on.
+    pub fn record_eps(&self, value: f64) -> bool {
+        Range::Amount.set(&mut self.values().errors, value)
+    }
+
+    pub(crate) fn server(&self) -> &Arc<Shared> {
+        &self.0.server
+    }
+
+    pub(crate) fn values(&self) -> MutexGuard<'_, Values> {
+        self.0.values.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,213 @@
+//! The layer that watches a server's calls to their ends, and puts the load into their trailers.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::thread;
+
+use http::HeaderMap;
+use http_body::{Frame, SizeHint};
+use pin_project_lite::pin_project;
+use tonic::Code;
+use tower_layer::Layer;
+use tower_service::Service;
+
+use crate::call::CallLoad;
+use crate::report::TRAILER_NAME;
+use crate::server::ServerLoad;
+use crate::service;
+
+/// Measures a server's calls and sends its load with the end of each, in the trailer
+/// [`endpoint-load-metrics-bin`](crate::TRAILER): also of calls that fail, also of streams. Handlers find a [`CallLoad`] in
+/// their requests.
+///
+/// This line is all that a server needs:
+///
+/// ```no_run
+/// # async fn serve(orders: evenkeel_orca::LoadService) -> Result<(), Box<dyn std::error::Error>> {
+/// tonic::transport::Server::builder()
+///     .layer(evenkeel_orca::LoadLayer::new())
+///     .add_service(orders)
+///     .serve("0.0.0.0:50051".parse()?)
+///     .await?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// A trailer that is there already, from an application that reports on its own, is left alone. Streams of load reports
+/// are not calls that count.
+#[derive(Clone, Debug, Default)]
+pub struct LoadLayer(ServerLoad);
+
+impl LoadLayer {
+    /// Measures requests, errors and this machine's CPU. To say more than is measured, begin with a [`ServerLoad`].
+    pub fn new() -> LoadLayer {
+        LoadLayer::default()
+    }
+
+    pub(crate) fn with(load: ServerLoad) -> LoadLayer {
+        LoadLayer(load)
+    }
+}
+
+impl<S> Layer<S> for LoadLayer {
+    type Service = Reporting<S>;
+
+    fn layer(&self, inner: S) -> Reporting<S> {
+        Reporting { inner, load: self.0.clone() }
+    }
+}
+
+/// A service behind a [`LoadLayer`].
+#[derive(Clone, Debug)]
+pub struct Reporting<S> {
+    inner: S,
+    load: ServerLoad,
+}
+
+impl<S, In, Out> Service<http::Request<In>> for Reporting<S>
+where
+    S: Service<http::Request<In>, Response = http::Response<Out>>,
+{
+    type Response = http::Response<ReportingBody<Out>>;
+    type Error = S::Error;
+    type Future = ReportingFuture<S::Future>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: http::Request<In>) -> Self::Future {
+        let watch = (request.uri().path() != service::METHOD).then(|| {
+            let call = CallLoad::new(self.load.shared().clone());
+            request.extensions_mut().insert(call.clone());
+            Watch { call, is_over: false }
+        });
+        ReportingFuture { inner: self.inner.call(request), watch }
+    }
+}
+
+/// Watches a call to its end. One that is dropped before was given up by the client.
+struct Watch {
+    call: CallLoad,
+    is_over: bool,
+}
+
+impl Watch {
+    /// The call ends with these trailers: reports in them.
+    fn end(&mut self, trailers: &mut HeaderMap) {
+        if !trailers.contains_key(&TRAILER_NAME)
+            && let Some(report) = self.call.server().trailer(&self.call.values())
+        {
+            trailers.insert(&TRAILER_NAME, report);
+        }
+        self.over(code_of(trailers));
+    }
+
+    fn over(&mut self, code: Option<Code>) {
+        if !self.is_over {
+            self.is_over = true;
+            self.call.server().ended(code);
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.over(thread::panicking().then_some(Code::Unknown));
+    }
+}
+
+/// The code of a call; `None` where there is no gRPC status.
+fn code_of(headers: &HeaderMap) -> Option<Code> {
+    headers.get(tonic::Status::GRPC_STATUS).map(|value| Code::from_bytes(value.as_bytes()))
+}
+
+pin_project! {
+    /// The future of a [`Reporting`] service.
+    pub struct ReportingFuture<F> {
+        #[pin]
+        inner: F,
+        watch: Option<Watch>,
+    }
+}
+
+impl<F, Out, E> Future for ReportingFuture<F>
+where
+    F: Future<Output = Result<http::Response<Out>, E>>,
+{
+    type Output = Result<http::Response<ReportingBody<Out>>, E>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        let mut response = match ready!(this.inner.poll(cx)) {
+            Ok(response) => response,
+            Err(error) => {
+                if let Some(watch) = this.watch {
+                    watch.over(Some(Code::Unknown));
+                }
+                return Poll::Ready(Err(error));
+            }
+        };
+        // A status in the head is the end of the call: there is nothing but the head (Trailers-Only).
+        if response.headers().contains_key(tonic::Status::GRPC_STATUS)
+            && let Some(mut watch) = this.watch.take()
+        {
+            watch.end(response.headers_mut());
+        }
+        let watch = this.watch.take();
+        Poll::Ready(Ok(response.map(|inner| ReportingBody { inner, watch })))
+    }
+}
+
+pin_project! {
+    /// The answer of a [`Reporting`] service.
+    pub struct ReportingBody<B> {
+        #[pin]
+        inner: B,
+        watch: Option<Watch>,
+    }
+}
+
+impl<B: http_body::Body> http_body::Body for ReportingBody<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        let this = self.project();
+        let mut frame = ready!(this.inner.poll_frame(cx));
+        match &mut frame {
+            Some(Ok(frame)) => {
+                if let Some(trailers) = frame.trailers_mut()
+                    && let Some(mut watch) = this.watch.take()
+                {
+                    watch.end(trailers);
+                }
+            }
+            Some(Err(_)) => {
+                if let Some(watch) = this.watch {
+                    watch.over(Some(Code::Unknown));
+                }
+            }
+            None => *this.watch = None,
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+impl<B: Default> Default for ReportingBody<B> {
+    fn default() -> ReportingBody<B> {
+        ReportingBody { inner: B::default(), watch: None }
+    }
+}

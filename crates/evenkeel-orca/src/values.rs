@@ -1,0 +1,136 @@
+//! What was recorded, and what of it can be: unset is not zero, and a value outside of its range is not recorded.
+
+use std::collections::BTreeMap;
+
+use base64::Engine as _;
+use bytes::Bytes;
+use evenkeel_proto::prost::Message as _;
+use evenkeel_proto::xds::data::orca::v3::OrcaLoadReport;
+use http::HeaderValue;
+
+use crate::report::{BINARY, is_amount};
+
+/// Metrics that were recorded; the others are unset.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Values {
+    pub(crate) cpu: Option<f64>,
+    pub(crate) memory: Option<f64>,
+    pub(crate) application: Option<f64>,
+    pub(crate) requests: Option<f64>,
+    pub(crate) errors: Option<f64>,
+    pub(crate) utilization: BTreeMap<String, f64>,
+    pub(crate) named: BTreeMap<String, f64>,
+    pub(crate) cost: BTreeMap<String, f64>,
+}
+
+/// What a value may be (A51).
+#[derive(Clone, Copy)]
+pub(crate) enum Range {
+    /// From 0 on.
+    Amount,
+    /// From 0 to 1.
+    Share,
+    /// Any number.
+    Number,
+}
+
+impl Range {
+    pub(crate) fn has(self, value: f64) -> bool {
+        match self {
+            Range::Amount => is_amount(value),
+            Range::Share => (0.0..=1.0).contains(&value),
+            Range::Number => value.is_finite(),
+        }
+    }
+
+    /// Records a value if it lies in the range; answers whether it did.
+    pub(crate) fn set(self, slot: &mut Option<f64>, value: f64) -> bool {
+        let is_in = self.has(value);
+        if is_in {
+            *slot = Some(value);
+        }
+        is_in
+    }
+
+    /// Records a value under a name if it lies in the range; answers whether it did.
+    pub(crate) fn put(self, map: &mut BTreeMap<String, f64>, name: &str, value: f64) -> bool {
+        let is_in = self.has(value);
+        if is_in {
+            map.insert(name.to_owned(), value);
+        }
+        is_in
+    }
+
+    /// Replaces all values under names by those that lie in the range; answers whether all did.
+    pub(crate) fn put_all<N: Into<String>>(
+        self,
+        map: &mut BTreeMap<String, f64>,
+        values: impl IntoIterator<Item = (N, f64)>,
+    ) -> bool {
+        let mut are_in = true;
+        *map = values
+            .into_iter()
+            .filter(|(_, value)| {
+                are_in &= self.has(*value);
+                self.has(*value)
+            })
+            .map(|(name, value)| (name.into(), value))
+            .collect();
+        are_in
+    }
+}
+
+impl Values {
+    pub(crate) fn is_empty(&self) -> bool {
+        let Values { cpu, memory, application, requests, errors, utilization, named, cost } = self;
+        [cpu, memory, application, requests, errors].iter().all(|value| value.is_none())
+            && [utilization, named, cost].iter().all(|map| map.is_empty())
+    }
+
+    /// These, and where they are unset the others.
+    pub(crate) fn over(&self, others: &Values) -> Values {
+        Values {
+            cpu: self.cpu.or(others.cpu),
+            memory: self.memory.or(others.memory),
+            application: self.application.or(others.application),
+            requests: self.requests.or(others.requests),
+            errors: self.errors.or(others.errors),
+            utilization: over(&self.utilization, &others.utilization),
+            named: over(&self.named, &others.named),
+            cost: over(&self.cost, &others.cost),
+        }
+    }
+
+    pub(crate) fn into_report(self) -> OrcaLoadReport {
+        OrcaLoadReport {
+            cpu_utilization: self.cpu.unwrap_or_default(),
+            mem_utilization: self.memory.unwrap_or_default(),
+            application_utilization: self.application.unwrap_or_default(),
+            rps_fractional: self.requests.unwrap_or_default(),
+            eps: self.errors.unwrap_or_default(),
+            utilization: self.utilization,
+            named_metrics: self.named,
+            request_cost: self.cost,
+            ..OrcaLoadReport::default()
+        }
+    }
+
+    /// The value of the trailer; `None` if there is nothing to send (ORCA-5).
+    pub(crate) fn into_trailer(self) -> Option<HeaderValue> {
+        if self.is_empty() {
+            return None;
+        }
+        let text = BINARY.encode(self.into_report().encode_to_vec());
+        // The code's letters are fit for a header, always.
+        HeaderValue::from_maybe_shared(Bytes::from(text)).ok()
+    }
+}
+
+fn over(these: &BTreeMap<String, f64>, others: &BTreeMap<String, f64>) -> BTreeMap<String, f64> {
+    if these.is_empty() {
+        return others.clone();
+    }
+    let mut all = others.clone();
+    all.extend(these.iter().map(|(name, value)| (name.clone(), *value)));
+    all
+}

@@ -1,0 +1,62 @@
+//! Stories about load reports, one module per part. Each test names the SPEC ids that it covers.
+
+#![expect(clippy::float_cmp, reason = "what was recorded is to come out bit by bit")]
+
+#[path = "../../../../fuzz/src/reports.rs"]
+pub mod reports;
+
+mod out_of_band;
+mod reading;
+mod recording;
+mod trailers;
+mod windows;
+
+use std::sync::Arc;
+
+use evenkeel_orca::{CallLoad, OrcaLoadReport, Reading, ServerLoad, read_trailers};
+use testkit::net::Backend;
+use testkit::net::echo::echo_client::EchoClient;
+use tonic::service::{InterceptorLayer, Routes};
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Request, Status};
+
+/// What a handler does with the recorder that it finds in its request.
+type Handler = Arc<dyn Fn(CallLoad) -> Result<(), Status> + Send + Sync>;
+
+fn record_nothing() -> Handler {
+    Arc::new(|_| Ok(()))
+}
+
+fn handler(act: impl Fn(CallLoad) -> Result<(), Status> + Send + Sync + 'static) -> Handler {
+    Arc::new(act)
+}
+
+/// A server with the layer and the out-of-band service, and a handler that records.
+async fn server(load: &ServerLoad, handler: Handler) -> Backend {
+    let load = load.clone();
+    let around = move |routes: Routes| {
+        let handler = handler.clone();
+        let record = InterceptorLayer::new(move |request: Request<()>| {
+            handler(CallLoad::of(&request).expect("the layer gives one to each call"))?;
+            Ok(request)
+        });
+        let routes = routes.prepare().into_axum_router().layer(record);
+        Routes::from(routes.layer(load.layer())).add_service(load.service())
+    };
+    Backend::builder().around(around).start().await
+}
+
+fn client(backend: &Backend) -> EchoClient<Channel> {
+    EchoClient::new(channel(backend))
+}
+
+fn channel(backend: &Backend) -> Channel {
+    Endpoint::new(format!("http://{}", backend.address())).expect("an address").connect_lazy()
+}
+
+/// The report among the trailers of a call.
+fn report(trailers: impl Into<tonic::metadata::MetadataMap>) -> Option<OrcaLoadReport> {
+    let Reading { report, ignored } = read_trailers(&trailers.into().into_headers());
+    assert_eq!(ignored, None);
+    report
+}

@@ -1,0 +1,34 @@
+//! The check of the target `load_report`.
+
+use evenkeel_orca::{Reading, TRAILER, read, read_trailers};
+use http::{HeaderMap, HeaderValue};
+
+/// Reads bytes as a load report, and as the trailer of a call. Whatever they are, what is used of them can be computed
+/// with, and what is not used has a reason.
+pub fn check_load_report(bytes: &[u8]) {
+    check(&read(bytes));
+    if let Ok(value) = HeaderValue::from_bytes(bytes) {
+        check(&read_trailers(&HeaderMap::from_iter([(TRAILER.parse().expect("a name"), value)])));
+    }
+}
+
+fn check(reading: &Reading) {
+    let Some(report) = &reading.report else {
+        let why = reading.ignored.expect("a reason").to_string();
+        assert!(!why.is_empty() && why.len() <= 200, "{why}");
+        return;
+    };
+    let amounts = [
+        report.cpu_utilization,
+        report.mem_utilization,
+        report.application_utilization,
+        report.rps_fractional,
+        report.eps,
+    ];
+    for amount in amounts.iter().chain(report.utilization.values()) {
+        assert!(amount.is_finite() && *amount >= 0.0, "{report:?}");
+    }
+    for value in report.named_metrics.values().chain(report.request_cost.values()) {
+        assert!(value.is_finite(), "{report:?}");
+    }
+}
