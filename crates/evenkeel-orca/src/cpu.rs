@@ -307,9 +307,8 @@ fn read(path: &Path) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use std::fmt::Write as _;
-    use std::sync::{Arc, Mutex};
 
-    use tracing::{Event, Metadata, Subscriber, span};
+    use testkit::Log;
 
     use super::*;
 
@@ -656,26 +655,6 @@ mod tests {
         }
     }
 
-    /// Events, as a subscriber gets them.
-    #[derive(Clone, Default)]
-    struct Log(Arc<Mutex<Vec<String>>>);
-
-    impl Subscriber for Log {
-        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-            metadata.target().starts_with("evenkeel")
-        }
-        fn event(&self, event: &Event<'_>) {
-            self.0.lock().unwrap().push(format!("{event:?}"));
-        }
-        fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-            span::Id::from_u64(1)
-        }
-        fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
-        fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-        fn enter(&self, _: &span::Id) {}
-        fn exit(&self, _: &span::Id) {}
-    }
-
     #[test]
     fn what_cannot_be_read_is_logged_once() {
         let mut host = Host::new();
@@ -686,7 +665,7 @@ mod tests {
                 assert_eq!(host.meter.sample(Some(SECOND), SECOND), None);
             }
         });
-        let said = log.0.lock().unwrap();
+        let said = log.lines();
         assert!(said.len() == 1 && said[0].contains("proc/stat: expected lines such as"), "{said:?}");
     }
 

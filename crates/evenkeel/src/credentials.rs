@@ -512,15 +512,13 @@ fn name_of(host: &str) -> Result<ServerName<'static>, CredentialsError> {
 #[cfg(test)]
 pub(crate) mod tests {
     use std::process::Command;
-    use std::sync::Mutex as StdMutex;
 
     use evenkeel_xds::bootstrap::{CertificateFiles, Identity};
     use rcgen::{
         BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
     };
+    use testkit::Log;
     use tokio::time::{advance, timeout};
-    use tracing::field::{Field, Visit};
-    use tracing::{Event, Metadata, Subscriber, span};
 
     use super::*;
 
@@ -849,36 +847,6 @@ pub(crate) mod tests {
         assert!(!Arc::ptr_eq(&others, &config));
     }
 
-    /// Warnings, as a subscriber gets them.
-    #[derive(Clone, Default)]
-    struct Log(Arc<StdMutex<Vec<String>>>);
-
-    impl Subscriber for Log {
-        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-            metadata.target().starts_with("evenkeel")
-        }
-
-        fn event(&self, event: &Event<'_>) {
-            struct Errors<'a>(&'a Log);
-            impl Visit for Errors<'_> {
-                fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-                    if field.name() == "error" {
-                        self.0.0.lock().unwrap().push(format!("{value:?}"));
-                    }
-                }
-            }
-            event.record(&mut Errors(self));
-        }
-
-        fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-            span::Id::from_u64(1)
-        }
-        fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
-        fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-        fn enter(&self, _: &span::Id) {}
-        fn exit(&self, _: &span::Id) {}
-    }
-
     /// Fault 80: it is said once, and again when it is something else or has been good in between.
     #[test]
     fn what_is_broken_is_logged_once() {
@@ -892,7 +860,7 @@ pub(crate) mod tests {
                 roots.live().read_again(&mut parts);
             }
         });
-        let said = log.0.lock().unwrap();
+        let said = log.lines();
         let reasons = ["has no certificate", "has no certificate", "a section has no -----END line"];
         assert_eq!(said.len(), reasons.len(), "{said:?}");
         for (line, reason) in said.iter().zip(reasons) {

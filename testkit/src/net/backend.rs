@@ -126,6 +126,16 @@ impl Backend {
         self.state.load_streams.load(Ordering::SeqCst)
     }
 
+    /// Those of them that are open.
+    pub fn open_load_streams(&self) -> usize {
+        self.state.open_load_streams.load(Ordering::SeqCst)
+    }
+
+    /// How often reports were asked for, in the last stream of load reports.
+    pub fn load_interval(&self) -> Option<Duration> {
+        self.state.knobs.borrow().load_interval
+    }
+
     /// Waits until the counters are as the test wants them. Panics if that takes longer than anything takes.
     pub async fn wait_until(&self, condition: impl Fn(&Backend) -> bool) {
         let condition = || condition(self).then_some(());
@@ -155,7 +165,13 @@ impl Backend {
     /// Every answer carries this load report in its trailers (`endpoint-load-metrics-bin`), and streams of load reports
     /// report it. Without one, such streams are UNIMPLEMENTED.
     pub fn set_load(&self, load: Option<OrcaLoadReport>) {
-        self.state.knobs.send_modify(|knobs| knobs.load = load);
+        let trailer = load.as_ref().map(Message::encode_to_vec);
+        self.state.knobs.send_modify(|knobs| (knobs.load, knobs.trailer) = (load, trailer));
+    }
+
+    /// Every answer carries these bytes where a load report is expected.
+    pub fn set_load_trailer(&self, bytes: Option<Vec<u8>>) {
+        self.state.knobs.send_modify(|knobs| knobs.trailer = bytes);
     }
 
     /// Calls that come from here on wait, before anything else happens to them, until [`resume`](Backend::resume).
@@ -229,6 +245,7 @@ impl Builder {
             started: AtomicUsize::new(0),
             finished: AtomicUsize::new(0),
             load_streams: AtomicUsize::new(0),
+            open_load_streams: AtomicUsize::new(0),
             changed,
             knobs: watch::Sender::new(Knobs::default()),
         };
@@ -248,6 +265,7 @@ struct State {
     started: AtomicUsize,
     finished: AtomicUsize,
     load_streams: AtomicUsize,
+    open_load_streams: AtomicUsize,
     changed: Arc<Notify>,
     knobs: watch::Sender<Knobs>,
 }
@@ -257,6 +275,8 @@ struct Knobs {
     delay: Duration,
     fail_with: Option<Code>,
     load: Option<OrcaLoadReport>,
+    trailer: Option<Vec<u8>>,
+    load_interval: Option<Duration>,
     paused: bool,
 }
 
@@ -284,10 +304,9 @@ impl Call {
     }
 
     fn add_load(&self, trailers: &mut http::HeaderMap) {
-        if let Some(load) = &self.0.knobs.borrow().load {
+        if let Some(bytes) = &self.0.knobs.borrow().trailer {
             let mut metadata = MetadataMap::new();
-            metadata
-                .insert_bin("endpoint-load-metrics-bin", MetadataValue::from_bytes(&load.encode_to_vec()));
+            metadata.insert_bin("endpoint-load-metrics-bin", MetadataValue::from_bytes(bytes));
             trailers.extend(metadata.into_headers());
         }
     }
@@ -481,6 +500,24 @@ struct LoadService {
     state: Arc<State>,
 }
 
+/// A stream of load reports from its beginning to its end.
+struct OpenLoadStream(Arc<State>);
+
+impl OpenLoadStream {
+    fn new(state: &Arc<State>) -> OpenLoadStream {
+        state.open_load_streams.fetch_add(1, Ordering::SeqCst);
+        state.changed.notify_waiters();
+        OpenLoadStream(Arc::clone(state))
+    }
+}
+
+impl Drop for OpenLoadStream {
+    fn drop(&mut self) {
+        self.0.open_load_streams.fetch_sub(1, Ordering::SeqCst);
+        self.0.changed.notify_waiters();
+    }
+}
+
 #[tonic::async_trait]
 impl OpenRcaService for LoadService {
     type StreamCoreMetricsStream = Pin<Box<dyn Stream<Item = Result<OrcaLoadReport, Status>> + Send>>;
@@ -496,9 +533,10 @@ impl OpenRcaService for LoadService {
         }
         let interval = request.into_inner().report_interval.unwrap_or_default();
         let interval = Duration::try_from(interval).unwrap_or_default().max(Duration::from_millis(1));
-        let state = Arc::clone(&self.state);
+        self.state.knobs.send_modify(|knobs| knobs.load_interval = Some(interval));
+        let open = OpenLoadStream::new(&self.state);
         let reports = IntervalStream::new(tokio::time::interval(interval))
-            .map(move |_| Ok(state.knobs.borrow().load.clone().unwrap_or_default()));
+            .map(move |_| Ok(open.0.knobs.borrow().load.clone().unwrap_or_default()));
         Ok(Response::new(Box::pin(reports)))
     }
 }

@@ -11,6 +11,7 @@ mod discovered;
 mod docs;
 mod edf_weighted_round_robin;
 mod least_request;
+mod listeners;
 mod load;
 mod measure;
 mod outlier_detection;

@@ -2,6 +2,8 @@
 
 mod backends;
 mod calls;
+mod garbage;
 mod load;
 mod mesh;
+mod out_of_band;
 mod wire;

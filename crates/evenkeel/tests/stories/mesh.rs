@@ -2,6 +2,7 @@
 //! disturb unless the story says so.
 
 mod balance;
+mod load_reports;
 mod process;
 mod resources;
 mod routing;
@@ -33,8 +34,12 @@ struct Mesh {
 impl Mesh {
     /// With so many backends in the cluster `pay`.
     async fn start(backends: usize) -> Mesh {
+        Mesh::of(start(backends).await).await
+    }
+
+    /// With these backends in the cluster `pay`.
+    async fn of(backends: Vec<Backend>) -> Mesh {
         let control = ControlPlane::start().await;
-        let backends = start(backends).await;
         control.serve("orders", "pay", &addresses(&backends));
         let channel = channel(&control).build().expect("a channel");
         Mesh { control, backends, channel }

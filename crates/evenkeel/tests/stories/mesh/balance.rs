@@ -11,13 +11,10 @@ use evenkeel_proto::envoy::config::core::v3::{ConfigSource, SelfConfigSource, Ty
 use evenkeel_proto::envoy::config::endpoint::v3::cluster_load_assignment::{self, policy::DropOverload};
 use evenkeel_proto::envoy::config::endpoint::v3::{ClusterLoadAssignment, LocalityLbEndpoints};
 use evenkeel_proto::envoy::config::route::v3::RetryPolicy;
-use evenkeel_proto::envoy::extensions::load_balancing_policies::client_side_weighted_round_robin::v3::ClientSideWeightedRoundRobin;
-use evenkeel_proto::envoy::extensions::load_balancing_policies::wrr_locality::v3::WrrLocality;
 use evenkeel_proto::envoy::r#type::v3::FractionalPercent;
-use evenkeel_proto::prost_types::{self, Any};
-use evenkeel_proto::xds::data::orca::v3::OrcaLoadReport;
+use evenkeel_proto::prost_types::Any;
 use testkit::net::{Backend, ControlPlane};
-use testkit::resources::{self, any};
+use testkit::resources;
 use tokio::task::JoinSet;
 use tonic::Code;
 
@@ -273,7 +270,11 @@ fn weighted(backends: &[Backend], weights: &[u32]) -> ClusterLoadAssignment {
     assignment
 }
 
-fn share_of(tree: &Description, backend: &Backend, of: impl Fn(&EndpointRow) -> Option<f64>) -> Option<f64> {
+pub(super) fn share_of(
+    tree: &Description,
+    backend: &Backend,
+    of: impl Fn(&EndpointRow) -> Option<f64>,
+) -> Option<f64> {
     let place = backend.address().to_string();
     endpoints(tree).into_iter().find(|row| row.addresses[0] == place).and_then(of)
 }
@@ -327,43 +328,4 @@ async fn localities_by_weight() {
         shares[near[0].name()].abs_diff(shares[near[1].name()]) <= 2,
         "in turn within a locality: {shares:?}"
     );
-}
-
-fn duration(duration: Duration) -> Option<prost_types::Duration> {
-    duration.try_into().ok()
-}
-
-/// Weights from the load that backends report with every answer (A58): half the load, twice the calls.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn shares_by_reported_load() {
-    let mesh = Mesh::start(3).await;
-    let settings = ClientSideWeightedRoundRobin {
-        blackout_period: duration(Duration::ZERO),
-        weight_update_period: duration(Duration::from_millis(100)),
-        ..ClientSideWeightedRoundRobin::default()
-    };
-    let locality = WrrLocality { endpoint_picking_policy: Some(policy_list([any(&settings)])) };
-    let load_balancing_policy = Some(policy_list([any(&locality)]));
-    mesh.control.set(Cluster { load_balancing_policy, ..resources::cluster("pay") });
-    for (backend, utilization) in mesh.backends.iter().zip([0.8, 0.4, 0.2]) {
-        let load = OrcaLoadReport {
-            application_utilization: utilization,
-            rps_fractional: 100.0,
-            ..OrcaLoadReport::default()
-        };
-        backend.set_load(Some(load));
-    }
-    let load = Load::start(&mesh.channel, 8);
-    until_tree(&mesh.channel, "weights are in force", |tree| {
-        let weights = mesh.backends.iter().map(|backend| share_of(tree, backend, |row| row.share));
-        let shares: Vec<_> = weights.map(Option::unwrap_or_default).collect();
-        shares.iter().zip([1.0, 2.0, 4.0]).all(|(share, of)| (share - of / 7.0).abs() < 0.001)
-    })
-    .await;
-    load.stop().await.expect_none_failed();
-    let shares = shares(&mesh.channel, 700).await;
-    println!("{shares:?}");
-    for (backend, expected) in mesh.backends.iter().zip([100, 200, 400usize]) {
-        assert!(shares[backend.name()].abs_diff(expected) <= 14, "{shares:?}");
-    }
 }

@@ -1,0 +1,164 @@
+//! Streams of load reports on virtual time: when they are asked for again, and when not.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use evenkeel::{Address, Channel, Connector, Io};
+use h2::server::{self, SendResponse};
+use http::{HeaderMap, HeaderValue, Response};
+use testkit::Log;
+use tokio::io::duplex;
+use tokio::time::{Instant, sleep};
+use tonic::Code;
+
+/// What a backend does with one stream after the other. With those after the last it does nothing.
+#[derive(Clone, Copy)]
+enum Answer {
+    Fails(Code),
+    /// A report at once, and the end after this time.
+    ReportsFor(Duration),
+    /// Bytes that are no report, and the end after this time.
+    GarbageFor(Duration),
+}
+
+/// Backends at the ends of pipes, and when streams were asked of each.
+#[derive(Clone, Default)]
+struct Backends {
+    scripts: BTreeMap<String, Vec<Answer>>,
+    asked: Arc<Mutex<BTreeMap<String, Vec<Instant>>>>,
+}
+
+impl Backends {
+    fn with(mut self, address: &str, script: &[Answer]) -> Backends {
+        self.scripts.insert(address.to_owned(), script.to_vec());
+        self
+    }
+
+    fn asked(&self, address: &str) -> Vec<Instant> {
+        let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        asked.get(address).cloned().unwrap_or_default()
+    }
+
+    /// How long after the one before each stream was asked for.
+    fn gaps(&self, address: &str) -> Vec<f64> {
+        let asked = self.asked(address);
+        asked.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64()).collect()
+    }
+}
+
+impl Connector for Backends {
+    fn connect(
+        &self,
+        address: &Address,
+    ) -> Pin<Box<dyn Future<Output = io::Result<Box<dyn Io>>> + Send + '_>> {
+        let address = address.to_string();
+        let mut script = VecDeque::from(self.scripts[&address].clone());
+        let asked = self.asked.clone();
+        let (ours, theirs) = duplex(1 << 16);
+        tokio::spawn(async move {
+            let mut connection = server::handshake(theirs).await.expect("HTTP/2");
+            while let Some(Ok((request, respond))) = connection.accept().await {
+                assert_eq!(request.uri().path(), "/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics");
+                let mut asked = asked.lock().unwrap_or_else(PoisonError::into_inner);
+                asked.entry(address.clone()).or_default().push(Instant::now());
+                tokio::spawn(answer(script.pop_front(), respond));
+            }
+        });
+        Box::pin(async { Ok(Box::new(ours) as Box<dyn Io>) })
+    }
+}
+
+async fn answer(answer: Option<Answer>, mut respond: SendResponse<Bytes>) {
+    let head = || Response::builder().header("content-type", "application/grpc");
+    let report: &[u8] = match answer {
+        Some(Answer::Fails(code)) => {
+            let head = head().header("grpc-status", code as i32).body(()).expect("a head");
+            respond.send_response(head, true).expect("a stream");
+            return;
+        }
+        // A message without a byte is a report without a value.
+        Some(Answer::ReportsFor(_)) => &[0, 0, 0, 0, 0],
+        Some(Answer::GarbageFor(_)) => &[0, 0, 0, 0, 1, 0xff],
+        None => std::future::pending().await,
+    };
+    let mut body = respond.send_response(head().body(()).expect("a head"), false).expect("a stream");
+    body.send_data(Bytes::from_static(report), false).expect("a stream");
+    if let Some(Answer::ReportsFor(time) | Answer::GarbageFor(time)) = answer {
+        sleep(time).await;
+    }
+    let trailers = HeaderMap::from_iter([("grpc-status".parse().expect("a name"), HeaderValue::from(0))]);
+    // The channel may be gone by now.
+    let _ = body.send_trailers(trailers);
+}
+
+/// A channel that wants reports out of band from both backends, once it has connected to them.
+async fn channel(backends: &Backends) -> Channel {
+    let policy = r#"{"loadBalancingConfig": [{"weighted_round_robin": {"enableOobLoadReport": true}}]}"#;
+    let channel = Channel::builder("ipv4:10.0.0.1:80,10.0.0.2:80")
+        .service_config(policy)
+        .connector(backends.clone())
+        .build()
+        .expect("a channel");
+    channel.ready().await.expect("backends");
+    channel
+}
+
+const FIRST: &str = "10.0.0.1:80";
+const SECOND: &str = "10.0.0.2:80";
+
+/// ORCA-9: a stream that fails is asked for again after 1 s, 1.6 s, and so on up to 120 s, a fifth more or less; a message
+/// that came before the end, of any kind, resets that, and the next attempt is at once, but not twice in a second.
+#[tokio::test(start_paused = true)]
+async fn streams_that_end_are_asked_for_again() {
+    let seconds = Duration::from_secs;
+    let mut script = vec![Answer::Fails(Code::Unavailable); 13];
+    script.push(Answer::ReportsFor(seconds(5)));
+    script.push(Answer::ReportsFor(Duration::ZERO));
+    script.push(Answer::Fails(Code::Internal));
+    script.push(Answer::Fails(Code::Unknown));
+    script.push(Answer::GarbageFor(seconds(7)));
+    let backends = Backends::default().with(FIRST, &script).with(SECOND, &[]);
+    let channel = channel(&backends).await;
+    sleep(seconds(3600)).await;
+    let gaps = backends.gaps(FIRST);
+    assert_eq!(gaps.len(), script.len(), "{gaps:?}");
+    let mut nominal = 1.0;
+    let failures = (0..13).map(|_| {
+        let jittered = (nominal * 0.8, nominal * 1.2);
+        nominal = f64::min(nominal * 1.6, 120.0);
+        jittered
+    });
+    let failures: Vec<_> = failures.collect();
+    let others = [(5.0, 5.0), (1.0, 1.0), (0.8, 1.2), (1.28, 1.92), (7.0, 7.0)];
+    for (gap, (least, most)) in gaps.iter().zip(failures.into_iter().chain(others)) {
+        // Timers go off to the millisecond.
+        assert!((least - 0.005..=most + 0.005).contains(gap), "{gap} in {gaps:?}");
+    }
+    assert_eq!(backends.asked(SECOND).len(), 1, "a stream that goes on is not asked for again");
+    drop(channel);
+}
+
+/// fault 59, ORCA-9: a backend that does not know the service is asked once, and that is logged once, as an error. The
+/// channel goes on without.
+#[tokio::test(start_paused = true)]
+async fn who_does_not_know_the_service_is_asked_once() {
+    let log = Log::default();
+    let _logging = tracing::subscriber::set_default(log.clone());
+    let fails = [Answer::Fails(Code::Unimplemented); 3];
+    let backends = Backends::default().with(FIRST, &fails).with(SECOND, &[]);
+    let channel = channel(&backends).await;
+    sleep(Duration::from_secs(24 * 3600)).await;
+    assert_eq!(backends.asked(FIRST).len(), 1);
+    let errors = log.at("ERROR");
+    assert_eq!(
+        errors,
+        [format!(
+            "ERROR the backend reports no load out of band; it is not asked again on this connection address={FIRST}"
+        )]
+    );
+    drop(channel);
+}
