@@ -9,6 +9,7 @@ use evenkeel_core::{
     Code, DetectionMethod, Instant, Labels, Measurement, Outliers, Place, Registry, Rng, UnenforcedReason,
     Weighed,
 };
+use evenkeel_orca::Ignored;
 use evenkeel_proto::envoy::config::cluster::v3::Cluster;
 use evenkeel_proto::envoy::service::discovery::v3::DiscoveryResponse;
 use evenkeel_proto::prost::Message as _;
@@ -131,7 +132,9 @@ fn seen<T: Copy + Display>(data: &MetricData<T>) -> Seen {
 fn labels<'a>(attributes: impl Iterator<Item = &'a KeyValue>) -> String {
     let mut all: Vec<String> = attributes
         .map(|label| {
-            let name = label.key.as_str().strip_prefix("grpc.").expect("gRPC's own label");
+            let name = label.key.as_str();
+            // Ours keep their prefix.
+            let name = name.strip_prefix("grpc.").unwrap_or(name);
             format!("{name}={}", label.value.as_str())
         })
         .collect();
@@ -292,6 +295,7 @@ async fn what_is_experimental_is_off_by_default() {
     assert_eq!(
         names,
         [
+            "evenkeel.client.load_reports.ignored",
             "grpc.client.attempt.duration",
             "grpc.client.attempt.rcvd_total_compressed_message_size",
             "grpc.client.attempt.sent_total_compressed_message_size",
@@ -326,6 +330,7 @@ async fn feed(metrics: &Metrics) -> (super::XdsMeter, Client) {
     busy_call(metrics).await;
     metrics.connect_failed(&at());
     drop(metrics.connected(at(), SecurityLevel::None));
+    metrics.load_ignored(Ignored::BadValue);
     metrics.measured(&weighed());
     metrics.measured(&outliers(None));
     metrics.measured(&outliers(Some(UnenforcedReason::MaxEjectionOverflow)));
@@ -364,6 +369,7 @@ async fn every_instrument_is_as_its_grfc_has_it() {
         0.0, 5.0, 10.0, 25.0, 50.0, 75.0, 100.0, 250.0, 500.0, 750.0, 1000.0, 2500.0, 5000.0, 7500.0, 10000.0,
     ];
     let expected: &[(&str, &str, &str, &[f64])] = &[
+        ("evenkeel.client.load_reports.ignored", "counter", "{report}", &[]),
         ("grpc.client.attempt.duration", "histogram", "s", latency),
         ("grpc.client.attempt.rcvd_total_compressed_message_size", "histogram", "By", size),
         ("grpc.client.attempt.sent_total_compressed_message_size", "histogram", "By", size),
@@ -400,6 +406,21 @@ async fn every_instrument_is_as_its_grfc_has_it() {
         .collect();
     assert_eq!(all, expected);
     drop(xds);
+}
+
+/// Reports of no use, on calls and out of band, by reason.
+#[tokio::test(start_paused = true)]
+async fn load_reports_of_no_use_are_counted() {
+    let exported = Exported::new();
+    let metrics = exported.metrics(|builder| builder);
+    metrics.call("/shop.Orders/Get").attempt().load_ignored(Ignored::Repeated);
+    metrics.call("/shop.Orders/Put").attempt().load_ignored(Ignored::BadValue);
+    metrics.load_ignored(Ignored::BadValue);
+    let series = |reason: &str, count: &str| {
+        (format!("evenkeel.reason={reason} target=xds:///orders"), count.to_owned())
+    };
+    let expected = [series("bad_value", "2"), series("repeated", "1")];
+    assert_eq!(exported.series(Metric::LoadReportsIgnored), expected);
 }
 
 /// A66: a method that is not for the record.
