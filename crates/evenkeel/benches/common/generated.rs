@@ -11,7 +11,7 @@ use tonic::client::{Grpc, GrpcService};
 use tonic_prost::ProstCodec;
 
 use crate::Error;
-use crate::wire::PAYLOAD;
+use crate::wire::{PATH, PAYLOAD};
 
 #[derive(Clone)]
 pub(crate) struct EchoClient<T> {
@@ -47,7 +47,7 @@ where
         self.inner.ready().await.map_err(Into::into)?;
         let request = Request::new(EchoRequest { payload: Bytes::from_static(PAYLOAD) });
         let codec = ProstCodec::<EchoRequest, EchoResponse>::default();
-        let path = PathAndQuery::from_static("/bench.Echo/Unary");
+        let path = PathAndQuery::from_static(PATH);
         let response = self.inner.unary(request, path, codec).await?;
         if response.get_ref().payload == PAYLOAD {
             Ok(())
