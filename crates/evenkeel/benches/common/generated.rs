@@ -20,16 +20,16 @@ pub(crate) struct EchoClient<T> {
 
 #[derive(Clone, PartialEq, prost::Message)]
 #[prost(prost_path = "::evenkeel_proto::prost")]
-struct EchoRequest {
+pub(crate) struct EchoRequest {
     #[prost(bytes = "bytes", tag = "1")]
-    payload: Bytes,
+    pub(crate) payload: Bytes,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
 #[prost(prost_path = "::evenkeel_proto::prost")]
-struct EchoResponse {
+pub(crate) struct EchoResponse {
     #[prost(bytes = "bytes", tag = "1")]
-    payload: Bytes,
+    pub(crate) payload: Bytes,
 }
 
 impl<T> EchoClient<T>

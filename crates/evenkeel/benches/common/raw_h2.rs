@@ -4,7 +4,7 @@ use std::future::poll_fn;
 use std::net::SocketAddr;
 
 use bytes::Bytes;
-use http::Uri;
+use http::{HeaderMap, Uri};
 use tokio::net::TcpStream;
 
 use crate::Error;
@@ -32,6 +32,12 @@ impl H2 {
     }
 
     pub(crate) async fn call(&mut self) -> Result<(), Error> {
+        let trailers = self.exchange().await?;
+        check_trailers(trailers.as_ref())
+    }
+
+    /// A call whose trailers are for the caller to judge.
+    pub(crate) async fn exchange(&mut self) -> Result<Option<HeaderMap>, Error> {
         poll_fn(|cx| self.sender.poll_ready(cx)).await?;
         let (response, mut stream) = self.sender.send_request(request(&self.uri, ())?, false)?;
         stream.send_data(frame(), true)?;
@@ -41,6 +47,6 @@ impl H2 {
             body.flow_control().release_capacity(data.len())?;
             check_message(&data)?;
         }
-        check_trailers(body.trailers().await?.as_ref())
+        Ok(body.trailers().await?)
     }
 }
