@@ -97,7 +97,7 @@ impl Watch {
     /// The call ends with these trailers: reports in them.
     fn end(&mut self, trailers: &mut HeaderMap) {
         if !trailers.contains_key(&TRAILER_NAME)
-            && let Some(report) = self.call.server().trailer(&self.call.values())
+            && let Some(report) = self.call.server().trailer(&mut self.call.values())
         {
             trailers.insert(&TRAILER_NAME, report);
         }
