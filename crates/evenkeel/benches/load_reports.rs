@@ -7,12 +7,13 @@
 //! Instructions and allocations are counted, as `per_call` does: two runs with different numbers of calls, the difference divided.
 //! There the server's values are set and its window never ends, so that nothing depends on the moment.
 //!
-//! Throughput is timed in rounds. In a round every row has a turn, in a new process, and the ratio to the first row of the
-//! same round counts; the median over the rounds is printed, and between which two the middle half of them lies.
-//! Windows are the usual ones. *CPU* is the processor time of a call, the kernel's included, likewise as a ratio; it says
-//! the same with less noise if others use the machine. *busy* is the share of the time that the process under test was
-//! computing: if that is not near 1, somebody else was the bottleneck, and throughput says little. *again* is the first
-//! row once more: how far it is from 1 is what the figures are good for.
+//! Throughput is timed in short turns of all rows, one after the other, so that whatever else the machine does meets them
+//! alike. The ratio of a turn to that of the first row beside it counts, and the median is printed. Processes are begun
+//! anew several times, since each has its own luck with memory: *from - to* is over the medians of these times.
+//! Windows are the usual ones. *CPU* is the processor time of a call, the kernel's included, likewise as a ratio. *busy*
+//! is the share of the time that the process under test was computing: if that is not near 1, somebody else was the
+//! bottleneck, and throughput says little. *again* is the first row once more: how far it is from 1 is how far the figures
+//! can be trusted.
 //!
 //! | server | what it is |
 //! |---|---|
@@ -20,7 +21,7 @@
 //! | `layer` | with `LoadLayer` |
 //! | `recorded` | with `LoadLayer`, and the handler records a request cost: every call has a report of its own |
 //!
-//! Clients are the same channel, weighted_round_robin over 10 backends; it reads the reports of calls (`awaited`, `read`, `read-own`) or
+//! Clients are the same channel, weighted_round_robin over 4 backends; it reads the reports of calls (`awaited`, `read`, `read-own`) or
 //! has been told that they come out of band, so that those of calls are not read. Backends know nothing of out-of-band
 //! reports, and the blackout period is so long that weights are never used: all choose in the same order.
 //!
@@ -32,7 +33,8 @@
 //! | `unread-own`, `read-own` | no, yes | one with a request cost of the call's own |
 //!
 //! `-- --profile layer` prints where a call's instructions are spent, as that of `per_call`. `-- server layer counted`,
-//! `-- serve own 10`, `-- control calls 127.0.0.1:1` and `-- client 1000 1000 127.0.0.1:2` are the processes.
+//! `-- serve own 4`, `-- control calls 127.0.0.1:1` and `-- client 127.0.0.1:2` are the processes; a client makes as many calls as the next
+//! line of its stdin says.
 
 #[path = "common/allocator.rs"]
 mod allocator;
@@ -59,9 +61,9 @@ mod wire;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
-use std::io::Read as _;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::SocketAddr;
-use std::process::{Command, ExitCode};
+use std::process::{Child, Command, ExitCode};
 use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
 
@@ -71,6 +73,7 @@ use evenkeel_proto::prost::Message as _;
 use evenkeel_proto::prost_types;
 use http::HeaderValue;
 use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
 use tonic::metadata::{MetadataMap, MetadataValue};
 
 use crate::allocator::Totals;
@@ -97,7 +100,8 @@ const CLIENTS: [(&str, &str, &str); 6] = [
     ("unread-own", "own", "oob"),
     ("read-own", "own", "calls"),
 ];
-const BACKENDS: usize = 10;
+/// Few, so that they are called with several calls at once and cost less than the client.
+const BACKENDS: usize = 4;
 /// How many connections a server is called over.
 const CONNECTIONS: usize = 4;
 /// Longer than any run.
@@ -107,13 +111,14 @@ const NEVER: Duration = Duration::from_secs(3_600);
 struct Scale {
     warm_up: usize,
     counted: [usize; 2],
-    rounds: usize,
-    /// Calls of one turn: a second or so.
-    timed: usize,
+    /// How often processes are begun anew, the turns that each has then, and the calls of a turn.
+    times: usize,
+    turns: usize,
+    calls: usize,
 }
 
-const FULL: Scale = Scale { warm_up: 1_000, counted: [2_000, 6_000], rounds: 12, timed: 40_000 };
-const QUICK: Scale = Scale { warm_up: 300, counted: [300, 900], rounds: 2, timed: 10_000 };
+const FULL: Scale = Scale { warm_up: 1_000, counted: [2_000, 6_000], times: 6, turns: 40, calls: 2_000 };
+const QUICK: Scale = Scale { warm_up: 300, counted: [300, 900], times: 2, turns: 10, calls: 1_000 };
 
 fn main() -> ExitCode {
     // Cargo adds `--bench`.
@@ -126,7 +131,7 @@ fn main() -> ExitCode {
         ["server", variant, window] => serve(variant, window),
         ["serve", reports, backends] => backends_with(reports, backends),
         ["control", mode, ref backends @ ..] => control(mode, backends),
-        ["client", warm_up, calls, control] => client(warm_up, calls, control),
+        ["client", control] => client(control),
         _ => Err(format!("unknown arguments {arguments:?}; the bench's head says what there is").into()),
     };
     match done {
@@ -143,8 +148,8 @@ fn compare(scale: &Scale) -> Result<(), Error> {
         eprintln!("\nVALGRIND IS NOT INSTALLED: INSTRUCTIONS ARE NOT COUNTED, only allocations\n");
     }
     println!(
-        "per unary call of 16 bytes, {CONCURRENCY} at a time; {} rounds of {} calls for throughput",
-        scale.rounds, scale.timed
+        "per unary call of 16 bytes, {CONCURRENCY} at a time; {} times {} turns of {} calls for throughput",
+        scale.times, scale.turns, scale.calls
     );
     let servers: Vec<Subject<'_>> = SERVERS.map(Subject::Server).into();
     let table = measure("server", &servers, scale)?;
@@ -185,49 +190,83 @@ impl Subject<'_> {
         }
     }
 
+    /// A process under test; ready for calls.
+    fn start(&self, mut command: Command, window: &str) -> Result<Running, Error> {
+        match self {
+            Subject::Server(variant) => {
+                let process = Server::run(command.args(["server", variant, window]))?;
+                let runtime = runtime()?;
+                let connections = runtime.block_on(connect(&process, variant))?;
+                Ok(Running { process, calls: Calls::Ours(runtime, connections) })
+            }
+            Subject::Client(name, fleet) => {
+                let control = fleet.controls.get(name).ok_or_else(|| format!("unknown variant {name:?}"))?;
+                let process = Server::run(command.arg("client").args(&control.addresses))?;
+                Ok(Running { process, calls: Calls::Theirs })
+            }
+        }
+    }
+
     /// What the process costs as a whole that is under test for so many calls.
     fn counted(&self, scale: &Scale, calls: usize, callgrind: Option<&Callgrind>) -> Result<Cost, Error> {
-        let mut command = match callgrind {
+        let command = match callgrind {
             Some(callgrind) => callgrind.command()?,
             None => Command::new(std::env::current_exe()?),
         };
-        let printed = match self {
-            Subject::Server(variant) => {
-                let mut server = Server::run(command.args(["server", variant, "counted"]))?;
-                runtime()?.block_on(async {
-                    rounds(&connect(&server, variant).await?, scale.warm_up + calls).await
-                })?;
-                last_words(&mut server)?
-            }
-            Subject::Client(name, fleet) => fleet.run(name, command, scale.warm_up, calls)?,
-        };
+        let mut running = self.start(command, "counted")?;
+        running.turn(scale.warm_up)?;
+        running.turn(calls)?;
+        let [allocations, held] = running.end()?;
         let instructions = callgrind.map_or(Ok(0.0), Callgrind::instructions)?;
-        let [allocations, held, ..] = numbers(&printed)?[..] else {
-            return Err("no totals were printed".into());
-        };
         Ok(Cost { instructions, allocations, held })
     }
+}
 
-    /// A turn.
-    fn timed(&self, scale: &Scale) -> Result<Timed, Error> {
-        match self {
-            Subject::Server(variant) => {
-                let server = Server::start(&["server", variant, "timed"].map(str::to_owned))?;
-                runtime()?.block_on(async {
-                    let connections = connect(&server, variant).await?;
-                    rounds(&connections, scale.warm_up).await?;
-                    Timed::during(&server.child.id().to_string(), rounds(&connections, scale.timed)).await
-                })
-            }
-            Subject::Client(name, fleet) => {
-                let command = Command::new(std::env::current_exe()?);
-                let printed = numbers(&fleet.run(name, command, scale.warm_up, scale.timed)?)?;
-                let [_, _, elapsed, ref cpu @ ..] = printed[..] else {
-                    return Err("no times were printed".into());
+/// A process under test.
+struct Running {
+    process: Server,
+    calls: Calls,
+}
+
+/// Who calls.
+enum Calls {
+    Ours(Runtime, RoundRobin<H2>),
+    Theirs,
+}
+
+impl Running {
+    /// So many calls.
+    fn turn(&mut self, calls: usize) -> Result<Timed, Error> {
+        let id = self.process.child.id();
+        let (cpu, began) = (cpu_time(id), Instant::now());
+        match &self.calls {
+            Calls::Ours(runtime, connections) => runtime.block_on(rounds(connections, calls))?,
+            Calls::Theirs => {
+                let Child { stdin: Some(stdin), stdout: Some(stdout), .. } = &mut self.process.child else {
+                    return Err("no pipes".into());
                 };
-                Ok(Timed { elapsed, cpu: cpu.first().copied() })
+                writeln!(stdin, "{calls}")?;
+                let mut done = String::new();
+                BufReader::with_capacity(1, stdout).read_line(&mut done)?;
+                if done.trim() != "done" {
+                    let out = self.process.child.stderr.take().map(std::io::read_to_string);
+                    return Err(out.ok_or("no stderr")??.trim().into());
+                }
             }
         }
+        let elapsed = began.elapsed().as_secs_f64();
+        Ok(Timed { elapsed, cpu: cpu_time(id).zip(cpu).map(|(after, before)| after - before) })
+    }
+
+    /// Ends the process: how often it asked for memory, and how many bytes it holds.
+    fn end(mut self) -> Result<[f64; 2], Error> {
+        let child = &mut self.process.child;
+        drop(child.stdin.take());
+        let printed = std::io::read_to_string(child.stdout.take().ok_or("no stdout")?)?;
+        // Callgrind has written its counts then.
+        child.wait()?;
+        let (allocations, held) = printed.trim().split_once(' ').ok_or("no totals were printed")?;
+        Ok([allocations.parse()?, held.parse()?])
     }
 }
 
@@ -239,28 +278,14 @@ struct Timed {
     cpu: Option<f64>,
 }
 
-impl Timed {
-    /// The time of some work, and what the process computed meanwhile.
-    async fn during(process: &str, work: impl Future<Output = Result<(), Error>>) -> Result<Timed, Error> {
-        let (cpu, began) = (cpu_time(process), Instant::now());
-        work.await?;
-        let elapsed = began.elapsed().as_secs_f64();
-        Ok(Timed { elapsed, cpu: cpu_time(process).zip(cpu).map(|(after, before)| after - before) })
-    }
-}
-
 /// The processor time of a process's threads so far (Linux).
-fn cpu_time(process: &str) -> Option<f64> {
+fn cpu_time(process: u32) -> Option<f64> {
     let of_thread = |thread: fs::DirEntry| {
         let nanos = fs::read_to_string(thread.path().join("schedstat")).ok()?;
         nanos.split(' ').next()?.parse::<f64>().ok()
     };
     let threads = fs::read_dir(format!("/proc/{process}/task")).ok()?;
     threads.map(|thread| of_thread(thread.ok()?)).sum::<Option<f64>>().map(|nanos| nanos / 1e9)
-}
-
-fn numbers(printed: &str) -> Result<Vec<f64>, Error> {
-    Ok(printed.split_whitespace().map(str::parse).collect::<Result<_, _>>()?)
 }
 
 /// Connections to a server, which reports load as it should.
@@ -284,15 +309,6 @@ fn place(names: &[&str], name: &str) -> Result<usize, Error> {
     names.iter().position(|known| *known == name).ok_or_else(|| format!("unknown variant {name:?}").into())
 }
 
-/// Ends a server; what it prints at its end.
-fn last_words(server: &mut Server) -> Result<String, Error> {
-    drop(server.child.stdin.take());
-    let mut words = String::new();
-    server.child.stdout.take().ok_or("no stdout")?.read_to_string(&mut words)?;
-    server.child.wait()?;
-    Ok(words)
-}
-
 /// Backends that send reports and such that do not, and control planes that have channels read them or not.
 struct Fleet {
     controls: HashMap<&'static str, Server>,
@@ -314,17 +330,6 @@ impl Fleet {
         }
         Ok(Fleet { controls, _backends: backends.into_values().collect() })
     }
-
-    /// What a client process prints.
-    fn run(&self, name: &str, mut command: Command, warm_up: usize, calls: usize) -> Result<String, Error> {
-        let control = self.controls.get(name).ok_or_else(|| format!("unknown variant {name:?}"))?;
-        command.args(["client", &warm_up.to_string(), &calls.to_string()]).args(&control.addresses);
-        let out = command.output()?;
-        if !out.status.success() {
-            return Err(String::from_utf8_lossy(&out.stderr).trim().into());
-        }
-        Ok(String::from_utf8(out.stdout)?)
-    }
 }
 
 /// Measures every subject and prints a row for each.
@@ -336,16 +341,28 @@ fn measure(title: &str, subjects: &[Subject<'_>], scale: &Scale) -> Result<Table
     for (name, subject) in &named {
         let [few, many] = scale.counted.map(|calls| subject.counted(scale, calls, callgrind.as_ref()));
         let cost = Cost::of_each(few?, many?, scale.counted[1] - scale.counted[0]);
-        rows.push(Row { name: (*name).to_owned(), cost, turns: Vec::new() });
+        rows.push(Row { name: (*name).to_owned(), cost, times: Vec::new() });
     }
-    for round in 0..scale.rounds {
-        // Every other round in the other order: what changes steadily meanwhile cancels out.
-        let mut order: Vec<usize> = (0..named.len()).collect();
-        if round % 2 == 1 {
-            order.reverse();
+    for _ in 0..scale.times {
+        let mut all = Vec::new();
+        for (_, subject) in &named {
+            let mut running = subject.start(Command::new(std::env::current_exe()?), "timed")?;
+            running.turn(scale.warm_up)?;
+            all.push(running);
         }
-        for place in order {
-            rows[place].turns.push(named[place].1.timed(scale)?);
+        for row in &mut rows {
+            row.times.push(Vec::new());
+        }
+        for turn in 0..scale.turns {
+            // Every other turn in the other order: what changes steadily meanwhile cancels out.
+            let mut order: Vec<usize> = (0..all.len()).collect();
+            if turn % 2 == 1 {
+                order.reverse();
+            }
+            for place in order {
+                let timed = all[place].turn(scale.calls)?;
+                rows[place].times.last_mut().ok_or("no time")?.push(timed);
+            }
         }
     }
     let table = Table { rows, has_instructions: callgrind.is_some() };
@@ -361,20 +378,21 @@ struct Table {
 struct Row {
     name: String,
     cost: Cost,
-    turns: Vec<Timed>,
+    /// Each with its turns.
+    times: Vec<Vec<Timed>>,
 }
 
 impl Table {
     fn print(&self, title: &str) {
         println!(
             "{title:12} {:>12} {:>7} {:>11} {:>7} {:>10} {:>15} {:>7} {:>6}",
-            "instructions", "ratio", "allocations", "held, B", "throughput", "middle half", "CPU", "busy"
+            "instructions", "ratio", "allocations", "held, B", "throughput", "from - to", "CPU", "busy"
         );
         for row in &self.rows {
             let Some(first) = self.rows.first() else { return };
             let Against { instructions, throughput: [low, middle, high], cpu } = row.against(first);
-            let busy =
-                quartiles(row.turns.iter().filter_map(|turn| Some(turn.cpu? / turn.elapsed)).collect());
+            let busy = row.times.iter().flatten().filter_map(|turn| Some(turn.cpu? / turn.elapsed));
+            let busy = median(busy.collect());
             println!(
                 "{:12} {:>12} {:>7} {:>11.2} {:>7.2} {middle:>10.3} {:>15} {:>7} {:>6}",
                 row.name,
@@ -383,8 +401,8 @@ impl Table {
                 row.cost.allocations,
                 row.cost.held,
                 format!("{low:.3} - {high:.3}"),
-                cpu.map_or("-".to_owned(), |[_, cpu, _]| format!("{cpu:.3}")),
-                busy.map_or("-".to_owned(), |[_, busy, _]| format!("{busy:.2}")),
+                cpu.map_or("-".to_owned(), |cpu| format!("{cpu:.3}")),
+                busy.map_or("-".to_owned(), |busy| format!("{busy:.2}")),
             );
         }
     }
@@ -403,7 +421,7 @@ impl Table {
             row.cost.instructions - base.cost.instructions,
             100.0 * (instructions - 1.0)
         ));
-        let cpu = cpu.map_or("-".to_owned(), |[_, cpu, _]| format!("{:+.1} %", 100.0 * (cpu - 1.0)));
+        let cpu = cpu.map_or("-".to_owned(), |cpu| format!("{:+.1} %", 100.0 * (cpu - 1.0)));
         format!(
             "{what} ({name} beside {}): {instructions}, {:+.2} allocations, throughput {middle:.3} ({low:.3} - {high:.3}), CPU {cpu}",
             base.name,
@@ -412,32 +430,41 @@ impl Table {
     }
 }
 
-/// A row's ratios to another one, timed ones with the middle half of them about the median.
+/// A row's ratios to another one. Throughput is the median between the least and the greatest of the times.
 struct Against {
     instructions: f64,
     throughput: [f64; 3],
-    cpu: Option<[f64; 3]>,
+    cpu: Option<f64>,
 }
 
 impl Row {
     fn against(&self, base: &Row) -> Against {
-        let rounds = || self.turns.iter().zip(&base.turns);
-        let throughput = rounds().map(|(turn, base)| base.elapsed / turn.elapsed).collect();
-        let cpu = rounds().filter_map(|(turn, base)| Some(turn.cpu? / base.cpu?)).collect();
+        let times = self.times.iter().zip(&base.times);
+        let throughput: Vec<Vec<f64>> = times
+            .map(|(turns, base)| {
+                turns.iter().zip(base).map(|(turn, base)| base.elapsed / turn.elapsed).collect()
+            })
+            .collect();
+        let cpu = self.times.iter().flatten().zip(base.times.iter().flatten());
+        let cpu = cpu.filter_map(|(turn, base)| Some(turn.cpu? / base.cpu?)).collect();
+        let each: Vec<f64> = throughput.iter().cloned().filter_map(median).collect();
         Against {
             instructions: self.cost.instructions / base.cost.instructions,
-            throughput: quartiles(throughput).unwrap_or([f64::NAN; 3]),
-            cpu: quartiles(cpu),
+            throughput: [
+                each.iter().copied().fold(f64::NAN, f64::min),
+                median(throughput.concat()).unwrap_or(f64::NAN),
+                each.iter().copied().fold(f64::NAN, f64::max),
+            ],
+            cpu: median(cpu),
         }
     }
 }
 
-/// The median between the ends of the middle half; `None` if there is nothing.
-fn quartiles(mut values: Vec<f64>) -> Option<[f64; 3]> {
+/// `None` if there is nothing.
+fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let last = values.len().checked_sub(1)?;
-    let middle = f64::midpoint(values[last / 2], values[last.div_ceil(2)]);
-    Some([values[last / 4], middle, values[last - last / 4]])
+    Some(f64::midpoint(values[last / 2], values[last.div_ceil(2)]))
 }
 
 /// A server under test. What it set beats what is measured, so that the report is there from the first call on.
@@ -508,15 +535,19 @@ fn control(mode: &str, backends: &[&str]) -> Result<(), Error> {
 }
 
 /// A client under test.
-fn client(warm_up: &str, calls: &str, control: &str) -> Result<(), Error> {
-    let (warm_up, calls, control) = (warm_up.parse()?, calls.parse()?, control.parse()?);
-    let timed = runtime()?.block_on(async {
+fn client(control: &str) -> Result<(), Error> {
+    let control = control.parse()?;
+    runtime()?.block_on(async {
         let client = EchoClient::new(ours::channel(control).await?);
-        rounds(&client, warm_up).await?;
-        Timed::during("self", rounds(&client, calls)).await
+        println!("ready");
+        loop {
+            let line = tokio::task::spawn_blocking(|| std::io::stdin().lines().next()).await?;
+            let Some(calls) = line else { return Ok::<_, Error>(()) };
+            rounds(&client, calls?.parse()?).await?;
+            println!("done");
+        }
     })?;
     let (count, held) = Totals::now();
-    let cpu = timed.cpu.map(|cpu| cpu.to_string()).unwrap_or_default();
-    println!("{count} {held} {} {cpu}", timed.elapsed);
+    println!("{count} {held}");
     Ok(())
 }
