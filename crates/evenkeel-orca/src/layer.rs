@@ -6,6 +6,7 @@ use std::task::{Context, Poll, ready};
 use std::thread;
 
 use http::HeaderMap;
+use http::header::Entry;
 use http_body::{Frame, SizeHint};
 use pin_project_lite::pin_project;
 use tonic::Code;
@@ -96,10 +97,11 @@ struct Watch {
 impl Watch {
     /// The call ends with these trailers: reports in them.
     fn end(&mut self, trailers: &mut HeaderMap) {
-        if !trailers.contains_key(&TRAILER_NAME)
-            && let Some(report) = self.call.server().trailer(&self.call.values())
+        // Trailers that are full have no place either.
+        if let Ok(Entry::Vacant(place)) = trailers.try_entry(&TRAILER_NAME)
+            && let Some(report) = self.call.server().trailer(&mut self.call.values())
         {
-            trailers.insert(&TRAILER_NAME, report);
+            let _ = place.try_insert(report);
         }
         self.over(code_of(trailers));
     }

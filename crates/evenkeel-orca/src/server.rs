@@ -6,6 +6,7 @@
 //! something, and calls only take it along.
 
 use std::fmt;
+use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -296,10 +297,13 @@ impl Shared {
         self.measure_if_due();
     }
 
-    /// The trailer of a call that recorded this.
-    pub(crate) fn trailer(&self, call: &Values) -> Option<HeaderValue> {
+    /// The trailer of a call that recorded this; takes it, since a call ends once.
+    pub(crate) fn trailer(&self, call: &mut Values) -> Option<HeaderValue> {
         let current = self.current.load();
-        if call.is_empty() { current.trailer.clone() } else { call.over(&current.values).into_trailer() }
+        if call.is_empty() {
+            return current.trailer.clone();
+        }
+        mem::take(call).over(&current.values).into_trailer()
     }
 
     /// Ends the window if it is long enough. That reads files, so it happens aside; whoever wants to may wait for it.
@@ -348,7 +352,7 @@ impl Shared {
     }
 
     fn publish(&self, state: &State) {
-        let values = state.set.over(&state.measured);
+        let values = state.set.clone().over(&state.measured);
         let trailer = values.clone().into_trailer();
         self.current.store(Arc::new(Current { values, trailer }));
     }

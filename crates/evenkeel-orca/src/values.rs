@@ -88,16 +88,16 @@ impl Values {
     }
 
     /// These, and where they are unset the others.
-    pub(crate) fn over(&self, others: &Values) -> Values {
+    pub(crate) fn over(self, others: &Values) -> Values {
         Values {
             cpu: self.cpu.or(others.cpu),
             memory: self.memory.or(others.memory),
             application: self.application.or(others.application),
             requests: self.requests.or(others.requests),
             errors: self.errors.or(others.errors),
-            utilization: over(&self.utilization, &others.utilization),
-            named: over(&self.named, &others.named),
-            cost: over(&self.cost, &others.cost),
+            utilization: over(self.utilization, &others.utilization),
+            named: over(self.named, &others.named),
+            cost: over(self.cost, &others.cost),
         }
     }
 
@@ -126,11 +126,14 @@ impl Values {
     }
 }
 
-fn over(these: &BTreeMap<String, f64>, others: &BTreeMap<String, f64>) -> BTreeMap<String, f64> {
+fn over(mut these: BTreeMap<String, f64>, others: &BTreeMap<String, f64>) -> BTreeMap<String, f64> {
     if these.is_empty() {
         return others.clone();
     }
-    let mut all = others.clone();
-    all.extend(these.iter().map(|(name, value)| (name.clone(), *value)));
-    all
+    for (name, value) in others {
+        if !these.contains_key(name) {
+            these.insert(name.clone(), *value);
+        }
+    }
+    these
 }

@@ -29,6 +29,8 @@
 mod allocator;
 #[path = "common/backend.rs"]
 mod backend;
+#[path = "common/callgrind.rs"]
+mod callgrind;
 #[path = "common/generated.rs"]
 mod generated;
 #[path = "common/no_channel.rs"]
@@ -39,27 +41,29 @@ mod ours;
 mod process;
 #[path = "common/raw.rs"]
 mod raw;
+#[path = "common/raw_h2.rs"]
+mod raw_h2;
+#[path = "common/raw_hyper.rs"]
+mod raw_hyper;
+#[path = "common/rounds.rs"]
+mod rounds;
 #[path = "common/wire.rs"]
 mod wire;
 
-use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::process::{Command, ExitCode};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use bytes::Bytes;
-use http_body::Body as HttpBody;
-use tonic::body::Body;
-use tonic::client::GrpcService;
+use evenkeel_proto::envoy::extensions::load_balancing_policies::client_side_weighted_round_robin::v3::ClientSideWeightedRoundRobin;
 use tonic::transport::{Channel, Endpoint};
 
 use crate::allocator::Totals;
+use crate::callgrind::{Callgrind, Cost, print_profile};
 use crate::generated::EchoClient;
 use crate::no_channel::NoChannel;
 use crate::process::{Server, parse, runtime};
-use crate::raw::{H2, Hyper};
+use crate::raw_h2::H2;
+use crate::raw_hyper::Hyper;
+use crate::rounds::{CONCURRENCY, Client, RoundRobin, rounds};
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
@@ -69,7 +73,6 @@ static ALLOCATOR: Totals = Totals;
 /// The first is what the others are compared with.
 const CLIENTS: [&str; 6] = ["hyper", "h2", "no-channel", "tonic", "tonic-balance", "evenkeel"];
 const BACKENDS: usize = 10;
-const CONCURRENCY: usize = 64;
 const WARM_UP: usize = 1_000;
 const CALLS: [usize; 2] = [2_000, 6_000];
 
@@ -96,7 +99,7 @@ fn main() -> ExitCode {
 
 /// The table.
 fn compare() -> Result<(), Error> {
-    let callgrind = Command::new("valgrind").arg("--version").output().is_ok_and(|out| out.status.success());
+    let callgrind = Callgrind::is_installed();
     if !callgrind {
         eprintln!("\nVALGRIND IS NOT INSTALLED: INSTRUCTIONS ARE NOT COUNTED, only allocations\n");
     }
@@ -121,79 +124,28 @@ fn compare() -> Result<(), Error> {
     Ok(())
 }
 
-/// Where a call is spent: by the crate whose source it is, and by the function of the binary that it is in.
 fn profile(client: &str) -> Result<(), Error> {
     let bed = Bed::new()?;
-    let [few, many] = CALLS.map(|calls| bed.run(client, calls, true).and_then(|_| bed.by_place()));
-    let (few, many) = (few?, many?);
-    let spent = many.iter().map(|(place, count)| {
-        (place.as_str(), (count - few.get(place).unwrap_or(&0.0)) / (CALLS[1] - CALLS[0]) as f64)
-    });
-    let spent: Vec<_> = spent.collect();
-    print_top(&format!("{client}: by the crate of the source"), 15, &spent, |(file, _)| crate_of(file));
-    println!();
-    print_top(&format!("{client}: by function"), 40, &spent, |(_, function)| function.to_owned());
+    let [few, many] = CALLS.map(|calls| bed.run(client, calls, true).and_then(|_| bed.callgrind.by_place()));
+    print_profile(client, &few?, &many?, CALLS[1] - CALLS[0]);
     Ok(())
-}
-
-fn print_top(title: &str, n: usize, spent: &[(&str, f64)], group: impl Fn((&str, &str)) -> String) {
-    let mut groups: HashMap<String, f64> = HashMap::new();
-    for (place, spent) in spent {
-        // `file:function [object]`, and a function's name has colons of its own.
-        let place = place.split(" [").next().unwrap_or_default();
-        *groups.entry(group(place.split_once(':').unwrap_or(("", place)))).or_default() += spent;
-    }
-    let all: f64 = groups.values().sum();
-    let mut groups: Vec<_> = groups.into_iter().collect();
-    groups.sort_by(|a, b| b.1.total_cmp(&a.1));
-    println!("{title}, of {all:.0} instructions per call");
-    for (group, spent) in groups.iter().take(n) {
-        println!("{spent:>8.0} {:>5.1} %  {group}", 100.0 * spent / all);
-    }
-}
-
-/// The registry's folder, or the standard library's or the workspace's.
-fn crate_of(file: &str) -> String {
-    let parts: Vec<&str> = file.split('/').collect();
-    let after = |name: &str| Some(parts[parts.iter().position(|part| *part == name)? + 1..].to_vec());
-    match (after("src").filter(|_| file.contains("/registry/")), after("library"), after("crates")) {
-        (Some(parts), ..) if parts.len() > 1 => parts[1].to_owned(),
-        (_, Some(parts), _) | (_, _, Some(parts)) if !parts.is_empty() => parts[0].to_owned(),
-        _ if file.contains("malloc") => "libc malloc".to_owned(),
-        _ if file.contains("sysdeps") || file.contains("string") => "libc memcpy and the like".to_owned(),
-        _ => "other".to_owned(),
-    }
 }
 
 /// The processes that clients call, and a place for callgrind's files.
 struct Bed {
     backends: Server,
-    directory: tempfile::TempDir,
-}
-
-/// What a number of calls cost; `instructions` is 0 when nobody counts them.
-#[derive(Clone, Copy)]
-struct Cost {
-    instructions: f64,
-    allocations: f64,
-    held: f64,
+    callgrind: Callgrind,
 }
 
 impl Bed {
     fn new() -> Result<Self, Error> {
         let backends = Server::start(&["serve".to_owned(), BACKENDS.to_string()])?;
-        Ok(Self { backends, directory: tempfile::tempdir()? })
+        Ok(Self { backends, callgrind: Callgrind::new()? })
     }
 
     fn per_call(&self, client: &str, callgrind: bool) -> Result<Cost, Error> {
         let [few, many] = CALLS.map(|calls| self.run(client, calls, callgrind));
-        let (few, many) = (few?, many?);
-        let calls = (CALLS[1] - CALLS[0]) as f64;
-        Ok(Cost {
-            instructions: (many.instructions - few.instructions) / calls,
-            allocations: (many.allocations - few.allocations) / calls,
-            held: (many.held - few.held) / calls,
-        })
+        Ok(Cost::of_each(few?, many?, CALLS[1] - CALLS[0]))
     }
 
     /// What a client process costs as a whole.
@@ -208,62 +160,28 @@ impl Bed {
         } else {
             &self.backends.addresses
         };
-        let program = std::env::current_exe()?;
-        let mut command = if callgrind {
-            let mut valgrind = Command::new("valgrind");
-            valgrind.arg("-q").arg("--tool=callgrind");
-            valgrind.arg(format!("--callgrind-out-file={}", self.counts().display())).arg(program);
-            valgrind
-        } else {
-            Command::new(program)
-        };
+        let mut command =
+            if callgrind { self.callgrind.command()? } else { Command::new(std::env::current_exe()?) };
         let out = command.args(["client", client, &calls.to_string()]).args(addresses).output()?;
         if !out.status.success() {
             return Err(String::from_utf8_lossy(&out.stderr).trim().into());
         }
         let printed = String::from_utf8(out.stdout)?;
         let (allocations, held) = printed.trim().split_once(' ').ok_or("the client printed no totals")?;
-        let instructions = if callgrind { self.instructions()? } else { 0.0 };
+        let instructions = if callgrind { self.callgrind.instructions()? } else { 0.0 };
         Ok(Cost { instructions, allocations: allocations.parse()?, held: held.parse()? })
-    }
-
-    fn counts(&self) -> PathBuf {
-        self.directory.path().join("callgrind.out")
-    }
-
-    fn instructions(&self) -> Result<f64, Error> {
-        let counts = std::fs::read_to_string(self.counts())?;
-        let total = counts.lines().find_map(|line| line.strip_prefix("totals: "));
-        Ok(total.ok_or("callgrind wrote no totals")?.trim().parse()?)
-    }
-
-    /// The instructions of the last run by file and function, as callgrind's own tool reads them.
-    fn by_place(&self) -> Result<HashMap<String, f64>, Error> {
-        let out = Command::new("callgrind_annotate")
-            .args(["--threshold=100", "--show-percs=no", "--auto=no"])
-            .arg(self.counts())
-            .output()?;
-        let mut places = HashMap::new();
-        for line in String::from_utf8(out.stdout)?.lines() {
-            let Some((count, name)) = line.trim().split_once("  ") else { continue };
-            if let Ok(count) = count.replace(',', "").parse::<f64>() {
-                *places.entry(name.to_owned()).or_default() += count;
-            }
-        }
-        places.retain(|name, _| !name.starts_with("PROGRAM TOTALS"));
-        if places.is_empty() { Err("callgrind_annotate printed nothing".into()) } else { Ok(places) }
     }
 }
 
 fn serve(backends: &str) -> Result<(), Error> {
     let addresses = vec![SocketAddr::from(([127, 0, 0, 1], 0)); backends.parse()?];
-    runtime()?.block_on(backend::serve(addresses))
+    runtime()?.block_on(backend::serve(addresses, Vec::new()))
 }
 
 fn control(backends: &[&str]) -> Result<(), Error> {
     let backends = parse(backends)?;
     runtime()?.block_on(async {
-        println!("{}", ours::control_plane(&backends).await?);
+        println!("{}", ours::control_plane(&backends, ClientSideWeightedRoundRobin::default()).await?);
         process::until_stdin_ends().await
     })
 }
@@ -305,73 +223,13 @@ fn run_client(client: &str, calls: &str, addresses: &[&str]) -> Result<(), Error
     Ok(())
 }
 
-/// What makes a call and waits for its answer.
-trait Client: Clone + Send + 'static {
-    fn call(&mut self) -> impl Future<Output = Result<(), Error>> + Send;
-}
-
-impl<T> Client for EchoClient<T>
-where
-    T: GrpcService<Body> + Clone + Send + 'static,
-    T::Future: Send,
-    T::Error: Into<Error>,
-    T::ResponseBody: HttpBody<Data = Bytes> + Send + 'static,
-    <T::ResponseBody as HttpBody>::Error: Into<Error> + Send,
-{
+impl Client for Hyper {
     async fn call(&mut self) -> Result<(), Error> {
-        EchoClient::call(self).await
-    }
-}
-
-impl Client for RoundRobin<Hyper> {
-    async fn call(&mut self) -> Result<(), Error> {
-        self.next().call().await
-    }
-}
-
-impl Client for RoundRobin<H2> {
-    async fn call(&mut self) -> Result<(), Error> {
-        self.next().call().await
-    }
-}
-
-/// Every task has senders of its own, made once, and takes its turns with the others.
-#[derive(Clone)]
-struct RoundRobin<C> {
-    connections: Vec<C>,
-    turn: Arc<AtomicUsize>,
-}
-
-impl<C> RoundRobin<C> {
-    fn new(connections: Vec<C>) -> Self {
-        Self { connections, turn: Arc::default() }
-    }
-
-    fn next(&mut self) -> &mut C {
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed) % self.connections.len();
-        &mut self.connections[turn]
+        Hyper::call(self).await
     }
 }
 
 async fn drive(client: impl Client, calls: usize) -> Result<(), Error> {
     rounds(&client, WARM_UP).await?;
     rounds(&client, calls).await
-}
-
-async fn rounds(client: &impl Client, calls: usize) -> Result<(), Error> {
-    let started = Arc::new(AtomicUsize::new(0));
-    let mut tasks = tokio::task::JoinSet::new();
-    for _ in 0..CONCURRENCY {
-        let (mut client, started) = (client.clone(), started.clone());
-        tasks.spawn(async move {
-            while started.fetch_add(1, Ordering::Relaxed) < calls {
-                client.call().await?;
-            }
-            Ok::<_, Error>(())
-        });
-    }
-    while let Some(ended) = tasks.join_next().await {
-        ended??;
-    }
-    Ok(())
 }

@@ -21,16 +21,23 @@ mod ours;
 mod process;
 #[path = "common/raw.rs"]
 mod raw;
+#[path = "common/raw_h2.rs"]
+mod raw_h2;
+#[path = "common/raw_hyper.rs"]
+mod raw_hyper;
 #[path = "common/wire.rs"]
 mod wire;
 
 use std::net::SocketAddr;
 use std::process::{Command, ExitCode};
 
+use evenkeel_proto::envoy::extensions::load_balancing_policies::client_side_weighted_round_robin::v3::ClientSideWeightedRoundRobin;
+
 use crate::allocator::Totals;
 use crate::generated::EchoClient;
 use crate::process::{Server, parse, runtime};
-use crate::raw::{H2, Hyper};
+use crate::raw_h2::H2;
+use crate::raw_hyper::Hyper;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
@@ -119,13 +126,13 @@ fn measure(client: &str, backend: &str) -> Result<Cost, Error> {
 }
 
 fn serve() -> Result<(), Error> {
-    runtime()?.block_on(backend::serve(vec![SocketAddr::from(([0, 0, 0, 0], 0))]))
+    runtime()?.block_on(backend::serve(vec![SocketAddr::from(([0, 0, 0, 0], 0))], Vec::new()))
 }
 
 fn control(backend: &str) -> Result<(), Error> {
     let backends: Vec<_> = endpoints(parse(&[backend])?[0]).collect();
     runtime()?.block_on(async {
-        println!("{}", ours::control_plane(&backends).await?);
+        println!("{}", ours::control_plane(&backends, ClientSideWeightedRoundRobin::default()).await?);
         process::until_stdin_ends().await
     })
 }

@@ -15,7 +15,10 @@ pub(crate) fn usable(reading: Reading, ignored: impl FnOnce(Ignored)) -> Option<
 }
 
 fn for_policies(report: OrcaLoadReport) -> LoadReport {
-    let list = |map: BTreeMap<String, f64>| map.into_iter().collect();
+    // Most reports name nothing; taking an empty map apart is not free.
+    let list = |map: BTreeMap<String, f64>| {
+        if map.is_empty() { Vec::new() } else { map.into_iter().collect() }
+    };
     LoadReport {
         cpu_utilization: report.cpu_utilization,
         mem_utilization: report.mem_utilization,

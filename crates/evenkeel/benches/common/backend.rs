@@ -2,6 +2,8 @@
 //! own, so that nothing of them is counted.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use h2::server::SendResponse;
@@ -11,41 +13,60 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::Error;
 use crate::process::until_stdin_ends;
-use crate::wire::MESSAGE;
+use crate::wire::{MESSAGE, PATH};
 
-/// Binds one backend for each address, says on stdout where they are, and serves until stdin ends.
-pub(crate) async fn serve(addresses: Vec<SocketAddr>) -> Result<(), Error> {
+/// Binds one backend for each address, says on stdout where they are, and serves until stdin ends. Answers end with the
+/// next of the load reports in turn, if there are any.
+pub(crate) async fn serve(addresses: Vec<SocketAddr>, reports: Vec<HeaderValue>) -> Result<(), Error> {
+    let reports = Arc::new(Reports { all: reports, turn: AtomicUsize::new(0) });
     let mut bound = Vec::new();
     for address in addresses {
         let listener = TcpListener::bind(address).await?;
         bound.push(listener.local_addr()?.to_string());
-        tokio::spawn(accept(listener));
+        tokio::spawn(accept(listener, reports.clone()));
     }
     println!("{}", bound.join(" "));
     until_stdin_ends().await
 }
 
-async fn accept(listener: TcpListener) {
+struct Reports {
+    all: Vec<HeaderValue>,
+    turn: AtomicUsize,
+}
+
+impl Reports {
+    fn next(&self) -> Option<HeaderValue> {
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed).checked_rem(self.all.len())?;
+        Some(self.all[turn].clone())
+    }
+}
+
+async fn accept(listener: TcpListener, reports: Arc<Reports>) {
     while let Ok((socket, _)) = listener.accept().await {
+        let reports = reports.clone();
         tokio::spawn(async move {
             // A client that leaves is no fault; one that fails says so itself.
-            let _ = connection(socket).await;
+            let _ = connection(socket, &reports).await;
         });
     }
 }
 
-async fn connection(socket: TcpStream) -> Result<(), Error> {
+async fn connection(socket: TcpStream, reports: &Arc<Reports>) -> Result<(), Error> {
     socket.set_nodelay(true)?;
     let mut connection = h2::server::handshake(socket).await?;
     while let Some(call) = connection.accept().await {
         let (request, respond) = call?;
-        tokio::spawn(answer(request, respond));
+        tokio::spawn(answer(request, respond, reports.clone()));
     }
     Ok(())
 }
 
 /// The headers are those of a tonic server.
-async fn answer(mut request: Request<h2::RecvStream>, mut respond: SendResponse<Bytes>) -> Result<(), Error> {
+async fn answer(
+    mut request: Request<h2::RecvStream>,
+    mut respond: SendResponse<Bytes>,
+    reports: Arc<Reports>,
+) -> Result<(), Error> {
     let body = request.body_mut();
     while let Some(data) = body.data().await {
         let bytes = data?.len();
@@ -54,10 +75,19 @@ async fn answer(mut request: Request<h2::RecvStream>, mut respond: SendResponse<
     let mut response = Response::new(());
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     response.headers_mut().insert(DATE, HeaderValue::from_static("Thu, 01 Jan 2026 00:00:00 GMT"));
+    if request.uri().path() != PATH {
+        // UNIMPLEMENTED: a client that asks for load out of band is not to ask again.
+        response.headers_mut().insert("grpc-status", HeaderValue::from_static("12"));
+        respond.send_response(response, true)?;
+        return Ok(());
+    }
     let mut stream = respond.send_response(response, false)?;
     stream.send_data(Bytes::from_static(MESSAGE), false)?;
     let mut trailers = HeaderMap::new();
     trailers.insert("grpc-status", HeaderValue::from_static("0"));
+    if let Some(report) = reports.next() {
+        trailers.insert(evenkeel_orca::TRAILER, report);
+    }
     stream.send_trailers(trailers)?;
     Ok(())
 }

@@ -11,7 +11,7 @@ use tonic::client::{Grpc, GrpcService};
 use tonic_prost::ProstCodec;
 
 use crate::Error;
-use crate::wire::PAYLOAD;
+use crate::wire::{PATH, PAYLOAD};
 
 #[derive(Clone)]
 pub(crate) struct EchoClient<T> {
@@ -20,16 +20,16 @@ pub(crate) struct EchoClient<T> {
 
 #[derive(Clone, PartialEq, prost::Message)]
 #[prost(prost_path = "::evenkeel_proto::prost")]
-struct EchoRequest {
+pub(crate) struct EchoRequest {
     #[prost(bytes = "bytes", tag = "1")]
-    payload: Bytes,
+    pub(crate) payload: Bytes,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
 #[prost(prost_path = "::evenkeel_proto::prost")]
-struct EchoResponse {
+pub(crate) struct EchoResponse {
     #[prost(bytes = "bytes", tag = "1")]
-    payload: Bytes,
+    pub(crate) payload: Bytes,
 }
 
 impl<T> EchoClient<T>
@@ -47,7 +47,7 @@ where
         self.inner.ready().await.map_err(Into::into)?;
         let request = Request::new(EchoRequest { payload: Bytes::from_static(PAYLOAD) });
         let codec = ProstCodec::<EchoRequest, EchoResponse>::default();
-        let path = PathAndQuery::from_static("/bench.Echo/Unary");
+        let path = PathAndQuery::from_static(PATH);
         let response = self.inner.unary(request, path, codec).await?;
         if response.get_ref().payload == PAYLOAD {
             Ok(())

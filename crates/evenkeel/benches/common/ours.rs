@@ -1,4 +1,4 @@
-//! evenkeel's part of both benches: a control plane, and a channel through it.
+//! evenkeel's part of the benches: a control plane, and a channel through it.
 
 use std::net::SocketAddr;
 
@@ -16,11 +16,13 @@ use crate::Error;
 
 /// Starts a control plane whose `xds:///bench` is weighted_round_robin over the backends, and says where it is. It lives as
 /// long as the process.
-pub(crate) async fn control_plane(backends: &[SocketAddr]) -> Result<SocketAddr, Error> {
+pub(crate) async fn control_plane(
+    backends: &[SocketAddr],
+    config: ClientSideWeightedRoundRobin,
+) -> Result<SocketAddr, Error> {
     let control = ControlPlane::start().await;
     control.serve("bench", "backends", backends);
-    let locality =
-        WrrLocality { endpoint_picking_policy: Some(policy(&ClientSideWeightedRoundRobin::default())) };
+    let locality = WrrLocality { endpoint_picking_policy: Some(policy(&config)) };
     let mut cluster = resources::cluster("backends");
     cluster.load_balancing_policy = Some(policy(&locality));
     control.set(cluster);

@@ -8,20 +8,22 @@ use crate::Error;
 
 /// A process of this program that serves; it ends when its stdin does, and so with us.
 pub(crate) struct Server {
-    child: Child,
+    pub(crate) child: Child,
     pub(crate) addresses: Vec<String>,
 }
 
 impl Server {
     pub(crate) fn start(arguments: &[String]) -> Result<Self, Error> {
-        let mut child = Command::new(std::env::current_exe()?)
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()?;
+        Server::run(Command::new(std::env::current_exe()?).args(arguments))
+    }
+
+    /// A command that comes to this program in the end.
+    pub(crate) fn run(command: &mut Command) -> Result<Self, Error> {
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         let mut line = String::new();
-        BufReader::new(child.stdout.take().ok_or("no stdout")?).read_line(&mut line)?;
+        // A byte at a time: what it prints later is left there.
+        BufReader::with_capacity(1, child.stdout.as_mut().ok_or("no stdout")?).read_line(&mut line)?;
         if line.is_empty() {
             let out = child.wait_with_output()?;
             return Err(String::from_utf8_lossy(&out.stderr).trim().into());

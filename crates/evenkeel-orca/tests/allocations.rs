@@ -1,0 +1,140 @@
+//! What reading a report costs in memory, and what the layer adds to a call, counted by the allocator.
+
+use std::convert::Infallible;
+use std::future::{Ready, ready};
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use evenkeel_orca::{CallLoad, OrcaLoadReport, Reading, ServerLoad, TRAILER, read_trailers};
+use evenkeel_proto::prost::Message as _;
+use http::{HeaderMap, Request, Response};
+use http_body::{Body, Frame};
+use testkit::Counting;
+use tonic::metadata::{MetadataMap, MetadataValue};
+use tower_layer::Layer as _;
+use tower_service::Service;
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// A report of numbers is decoded and read without memory of its own. One with a name costs two allocations: the name,
+/// and the map's first node.
+#[test]
+fn a_report_of_numbers_is_read_without_memory() {
+    let numbers = OrcaLoadReport {
+        cpu_utilization: 0.5,
+        mem_utilization: 0.25,
+        application_utilization: 0.75,
+        rps_fractional: 1_000.0,
+        eps: 1.0,
+        ..OrcaLoadReport::default()
+    };
+    let mut one_name = numbers.clone();
+    one_name.named_metrics.insert("queue".to_owned(), 3.0);
+    for (report, expected) in [(None, 0), (Some(numbers), 0), (Some(one_name), 2)] {
+        let trailers = trailers(report.as_ref());
+        assert_eq!(read_trailers(&trailers), Reading { report: report.clone(), ignored: None });
+        let (allocations, _) = Counting::during(|| read_trailers(&trailers));
+        assert_eq!(allocations.count, expected, "{report:?}");
+    }
+}
+
+/// The layer adds two allocations to a call: what the call may record, which the handler and the layer share, and its
+/// place among the request's extensions. The trailer is shared with other calls. A cost that is recorded adds four: its
+/// name, the map's node, and the call's own report in bytes and in letters.
+#[test]
+fn the_layer_adds_two_allocations_to_a_call() {
+    let load = ServerLoad::builder().without_cpu().window(NEVER).build();
+    load.set_cpu_utilization(0.5);
+    load.set_qps(1_000.0);
+    let (bare, none) = second_call(Echo { cost: None });
+    assert_eq!(none, None);
+
+    let (allocations, report) = second_call(load.layer().layer(Echo { cost: None }));
+    assert_eq!((allocations - bare, report), (2, Some(load.report())));
+
+    let (allocations, report) = second_call(load.layer().layer(Echo { cost: Some(17.0) }));
+    let mut expected = load.report();
+    expected.request_cost.insert("rows".to_owned(), 17.0);
+    assert_eq!((allocations - bare, report), (6, Some(expected)));
+}
+
+/// Longer than a test: no call ends a window.
+const NEVER: Duration = Duration::from_secs(3_600);
+
+/// The allocations of a service's second call, from the request to the trailers, and the report in these.
+fn second_call<S, B>(mut service: S) -> (u64, Option<OrcaLoadReport>)
+where
+    S: Service<Request<()>, Response = Response<B>, Error = Infallible>,
+    B: Body<Data = Bytes, Error = Infallible>,
+{
+    let mut call = || {
+        let mut request = Request::new(());
+        // A tonic server has put its own there.
+        request.extensions_mut().insert("the connection");
+        let (allocations, trailers) = Counting::during(|| answer(service.call(request)));
+        (allocations.count, read_trailers(&trailers).report)
+    };
+    call();
+    call()
+}
+
+/// The trailers of an answer that is there at once.
+fn answer<B: Body<Data = Bytes, Error = Infallible>>(
+    future: impl Future<Output = Result<Response<B>, Infallible>>,
+) -> HeaderMap {
+    let mut cx = Context::from_waker(Waker::noop());
+    let Poll::Ready(Ok(response)) = pin!(future).poll(&mut cx) else { panic!("no answer") };
+    let Poll::Ready(Some(Ok(frame))) = pin!(response.into_body()).poll_frame(&mut cx) else {
+        panic!("no frame")
+    };
+    frame.into_trailers().expect("trailers")
+}
+
+/// Answers with trailers alone, after its handler has recorded a cost or not.
+struct Echo {
+    cost: Option<f64>,
+}
+
+impl Service<Request<()>> for Echo {
+    type Response = Response<Trailers>;
+    type Error = Infallible;
+    type Future = Ready<Result<Response<Trailers>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<()>) -> Self::Future {
+        if let Some(cost) = self.cost {
+            let load = request.extensions().get::<CallLoad>().expect("the layer gives one to each call");
+            load.record_request_cost("rows", cost);
+        }
+        ready(Ok(Response::new(Trailers)))
+    }
+}
+
+struct Trailers;
+
+impl Body for Trailers {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Poll::Ready(Some(Ok(Frame::trailers(trailers(None)))))
+    }
+}
+
+fn trailers(report: Option<&OrcaLoadReport>) -> HeaderMap {
+    let mut trailers = MetadataMap::new();
+    trailers.insert("grpc-status", MetadataValue::from_static("0"));
+    if let Some(report) = report {
+        trailers.insert_bin(TRAILER, MetadataValue::from_bytes(&report.encode_to_vec()));
+    }
+    trailers.into_headers()
+}

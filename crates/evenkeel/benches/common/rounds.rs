@@ -1,0 +1,82 @@
+//! Calls, many at a time, of whatever can make one.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bytes::Bytes;
+use http_body::Body as HttpBody;
+use tonic::body::Body;
+use tonic::client::GrpcService;
+
+use crate::Error;
+use crate::generated::EchoClient;
+use crate::raw_h2::H2;
+
+pub(crate) const CONCURRENCY: usize = 64;
+
+/// Makes so many calls, [`CONCURRENCY`] at a time; the first that fails ends it.
+pub(crate) async fn rounds(client: &impl Client, calls: usize) -> Result<(), Error> {
+    let started = Arc::new(AtomicUsize::new(0));
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..CONCURRENCY {
+        let (mut client, started) = (client.clone(), started.clone());
+        tasks.spawn(async move {
+            while started.fetch_add(1, Ordering::Relaxed) < calls {
+                client.call().await?;
+            }
+            Ok::<_, Error>(())
+        });
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended??;
+    }
+    Ok(())
+}
+
+/// What makes a call and waits for its answer.
+pub(crate) trait Client: Clone + Send + 'static {
+    fn call(&mut self) -> impl Future<Output = Result<(), Error>> + Send;
+}
+
+impl<T> Client for EchoClient<T>
+where
+    T: GrpcService<Body> + Clone + Send + 'static,
+    T::Future: Send,
+    T::Error: Into<Error>,
+    T::ResponseBody: HttpBody<Data = Bytes> + Send + 'static,
+    <T::ResponseBody as HttpBody>::Error: Into<Error> + Send,
+{
+    async fn call(&mut self) -> Result<(), Error> {
+        EchoClient::call(self).await
+    }
+}
+
+impl Client for H2 {
+    async fn call(&mut self) -> Result<(), Error> {
+        H2::call(self).await
+    }
+}
+
+impl<C: Client> Client for RoundRobin<C> {
+    async fn call(&mut self) -> Result<(), Error> {
+        self.next().call().await
+    }
+}
+
+/// Every task has senders of its own, made once, and takes its turns with the others.
+#[derive(Clone)]
+pub(crate) struct RoundRobin<C> {
+    connections: Vec<C>,
+    turn: Arc<AtomicUsize>,
+}
+
+impl<C> RoundRobin<C> {
+    pub(crate) fn new(connections: Vec<C>) -> Self {
+        Self { connections, turn: Arc::default() }
+    }
+
+    fn next(&mut self) -> &mut C {
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed) % self.connections.len();
+        &mut self.connections[turn]
+    }
+}

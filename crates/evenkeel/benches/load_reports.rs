@@ -1,0 +1,553 @@
+//! What load reports cost: the layer of a tonic server that measures and sends them, and a channel that reads them.
+//!
+//! `cargo bench -p evenkeel --bench load_reports`; `-- --quick` for a look in less than a minute. Calls are unary, with 16 bytes
+//! each way, 64 at a time, over loopback. What is under test is a process of its own with one thread for its calls, what
+//! it speaks with is another.
+//!
+//! Instructions and allocations are counted, as `per_call` does: two runs with different numbers of calls, the difference divided.
+//! There the server's values are set and its window never ends, so that nothing depends on the moment.
+//!
+//! Throughput is timed in short turns of all rows, one after the other, so that whatever else the machine does meets them
+//! alike. The ratio of a turn to that of the first row beside it counts, and the median is printed. Processes are begun
+//! anew several times, since each has its own luck with memory: *from - to* is over the medians of these times.
+//! Windows are the usual ones. *CPU* is the processor time of a call, the kernel's included, likewise as a ratio. *busy*
+//! is the share of the time that the process under test was computing: if that is not near 1, somebody else was the
+//! bottleneck, and throughput says little. *again* is the first row once more: how far it is from 1 is how far the figures
+//! can be trusted.
+//!
+//! | server | what it is |
+//! |---|---|
+//! | `without` | a tonic server |
+//! | `layer` | with `LoadLayer` |
+//! | `recorded` | with `LoadLayer`, and the handler records a request cost: every call has a report of its own |
+//!
+//! Clients are the same channel, weighted_round_robin over 4 backends; it reads the reports of calls (`awaited`, `read`, `read-own`) or
+//! has been told that they come out of band, so that those of calls are not read. Backends know nothing of out-of-band
+//! reports, and the blackout period is so long that weights are never used: all choose in the same order.
+//!
+//! | client | read? | what backends send |
+//! |---|---|---|
+//! | `silent` | no | no reports |
+//! | `awaited` | yes | no reports |
+//! | `unread`, `read` | no, yes | the same report with each call: CPU and requests per second |
+//! | `unread-own`, `read-own` | no, yes | one with a request cost of the call's own |
+//!
+//! `-- --profile layer` prints where a call's instructions are spent, as that of `per_call`. `-- server layer counted`,
+//! `-- serve own 4`, `-- control calls 127.0.0.1:1` and `-- client 127.0.0.1:2` are the processes; a client makes as many calls as the next
+//! line of its stdin says.
+
+#[path = "common/allocator.rs"]
+mod allocator;
+#[path = "common/backend.rs"]
+mod backend;
+#[path = "common/callgrind.rs"]
+mod callgrind;
+#[path = "common/generated.rs"]
+mod generated;
+#[path = "common/ours.rs"]
+mod ours;
+#[path = "common/process.rs"]
+mod process;
+#[path = "common/raw.rs"]
+mod raw;
+#[path = "common/raw_h2.rs"]
+mod raw_h2;
+#[path = "common/rounds.rs"]
+mod rounds;
+#[path = "common/tonic_server.rs"]
+mod tonic_server;
+#[path = "common/wire.rs"]
+mod wire;
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::SocketAddr;
+use std::process::{Child, Command, ExitCode};
+use std::sync::atomic::AtomicU32;
+use std::time::{Duration, Instant};
+
+use evenkeel_orca::{OrcaLoadReport, ServerLoad, TRAILER};
+use evenkeel_proto::envoy::extensions::load_balancing_policies::client_side_weighted_round_robin::v3::ClientSideWeightedRoundRobin;
+use evenkeel_proto::prost::Message as _;
+use evenkeel_proto::prost_types;
+use http::HeaderValue;
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tonic::metadata::{MetadataMap, MetadataValue};
+
+use crate::allocator::Totals;
+use crate::callgrind::{Callgrind, Cost, print_profile};
+use crate::generated::EchoClient;
+use crate::process::{Server, parse, runtime, until_stdin_ends};
+use crate::raw_h2::H2;
+use crate::rounds::{CONCURRENCY, RoundRobin, rounds};
+use crate::tonic_server::Handler;
+
+type Error = Box<dyn std::error::Error + Send + Sync>;
+
+#[global_allocator]
+static ALLOCATOR: Totals = Totals;
+
+/// The first is what the others are compared with.
+const SERVERS: [&str; 3] = ["without", "layer", "recorded"];
+/// Likewise, with the reports that the backends send and how the channel gets them.
+const CLIENTS: [(&str, &str, &str); 6] = [
+    ("silent", "none", "oob"),
+    ("awaited", "none", "calls"),
+    ("unread", "same", "oob"),
+    ("read", "same", "calls"),
+    ("unread-own", "own", "oob"),
+    ("read-own", "own", "calls"),
+];
+/// Few, so that they are called with several calls at once and cost less than the client.
+const BACKENDS: usize = 4;
+/// How many connections a server is called over.
+const CONNECTIONS: usize = 4;
+/// Longer than any run.
+const NEVER: Duration = Duration::from_secs(3_600);
+
+/// How much is measured.
+struct Scale {
+    warm_up: usize,
+    counted: [usize; 2],
+    /// How often processes are begun anew, the turns that each has then, and the calls of a turn.
+    times: usize,
+    turns: usize,
+    calls: usize,
+}
+
+const FULL: Scale = Scale { warm_up: 1_000, counted: [2_000, 6_000], times: 6, turns: 40, calls: 2_000 };
+const QUICK: Scale = Scale { warm_up: 300, counted: [300, 900], times: 2, turns: 10, calls: 1_000 };
+
+fn main() -> ExitCode {
+    // Cargo adds `--bench`.
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let done = match arguments[..] {
+        [] => compare(&FULL),
+        ["--quick"] => compare(&QUICK),
+        ["--profile", name] => profile(name),
+        ["server", variant, window] => serve(variant, window),
+        ["serve", reports, backends] => backends_with(reports, backends),
+        ["control", mode, ref backends @ ..] => control(mode, backends),
+        ["client", control] => client(control),
+        _ => Err(format!("unknown arguments {arguments:?}; the bench's head says what there is").into()),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn compare(scale: &Scale) -> Result<(), Error> {
+    if !Callgrind::is_installed() {
+        eprintln!("\nVALGRIND IS NOT INSTALLED: INSTRUCTIONS ARE NOT COUNTED, only allocations\n");
+    }
+    println!(
+        "per unary call of 16 bytes, {CONCURRENCY} at a time; {} times {} turns of {} calls for throughput",
+        scale.times, scale.turns, scale.calls
+    );
+    let servers: Vec<Subject<'_>> = SERVERS.map(Subject::Server).into();
+    let table = measure("server", &servers, scale)?;
+    println!("{}\n", table.compare("the layer", "layer", "without"));
+    let fleet = Fleet::start()?;
+    let clients: Vec<Subject<'_>> = CLIENTS.iter().map(|(name, ..)| Subject::Client(name, &fleet)).collect();
+    let table = measure("client", &clients, scale)?;
+    println!("{}", table.compare("reading", "read", "unread"));
+    println!("{}", table.compare("reading those of calls' own", "read-own", "unread-own"));
+    Ok(())
+}
+
+fn profile(name: &str) -> Result<(), Error> {
+    let fleet = Fleet::start()?;
+    let subject = match SERVERS.iter().find(|server| **server == name) {
+        Some(server) => Subject::Server(server),
+        None => Subject::Client(name, &fleet),
+    };
+    let callgrind = Callgrind::new()?;
+    let [few, many] = FULL
+        .counted
+        .map(|calls| subject.counted(&FULL, calls, Some(&callgrind)).and_then(|_| callgrind.by_place()));
+    print_profile(name, &few?, &many?, FULL.counted[1] - FULL.counted[0]);
+    Ok(())
+}
+
+/// What is under test.
+#[derive(Clone, Copy)]
+enum Subject<'a> {
+    Server(&'a str),
+    Client(&'a str, &'a Fleet),
+}
+
+impl Subject<'_> {
+    fn name(&self) -> &str {
+        match self {
+            Subject::Server(name) | Subject::Client(name, _) => name,
+        }
+    }
+
+    /// A process under test; ready for calls.
+    fn start(&self, mut command: Command, window: &str) -> Result<Running, Error> {
+        match self {
+            Subject::Server(variant) => {
+                let process = Server::run(command.args(["server", variant, window]))?;
+                let runtime = runtime()?;
+                let connections = runtime.block_on(connect(&process, variant))?;
+                Ok(Running { process, calls: Calls::Ours(runtime, connections) })
+            }
+            Subject::Client(name, fleet) => {
+                let control = fleet.controls.get(name).ok_or_else(|| format!("unknown variant {name:?}"))?;
+                let process = Server::run(command.arg("client").args(&control.addresses))?;
+                Ok(Running { process, calls: Calls::Theirs })
+            }
+        }
+    }
+
+    /// What the process costs as a whole that is under test for so many calls.
+    fn counted(&self, scale: &Scale, calls: usize, callgrind: Option<&Callgrind>) -> Result<Cost, Error> {
+        let command = match callgrind {
+            Some(callgrind) => callgrind.command()?,
+            None => Command::new(std::env::current_exe()?),
+        };
+        let mut running = self.start(command, "counted")?;
+        running.turn(scale.warm_up)?;
+        running.turn(calls)?;
+        let [allocations, held] = running.end()?;
+        let instructions = callgrind.map_or(Ok(0.0), Callgrind::instructions)?;
+        Ok(Cost { instructions, allocations, held })
+    }
+}
+
+/// A process under test.
+struct Running {
+    process: Server,
+    calls: Calls,
+}
+
+/// Who calls.
+enum Calls {
+    Ours(Runtime, RoundRobin<H2>),
+    Theirs,
+}
+
+impl Running {
+    /// So many calls.
+    fn turn(&mut self, calls: usize) -> Result<Timed, Error> {
+        let id = self.process.child.id();
+        let (cpu, began) = (cpu_time(id), Instant::now());
+        match &self.calls {
+            Calls::Ours(runtime, connections) => runtime.block_on(rounds(connections, calls))?,
+            Calls::Theirs => {
+                let Child { stdin: Some(stdin), stdout: Some(stdout), .. } = &mut self.process.child else {
+                    return Err("no pipes".into());
+                };
+                writeln!(stdin, "{calls}")?;
+                let mut done = String::new();
+                BufReader::with_capacity(1, stdout).read_line(&mut done)?;
+                if done.trim() != "done" {
+                    let out = self.process.child.stderr.take().map(std::io::read_to_string);
+                    return Err(out.ok_or("no stderr")??.trim().into());
+                }
+            }
+        }
+        let elapsed = began.elapsed().as_secs_f64();
+        Ok(Timed { elapsed, cpu: cpu_time(id).zip(cpu).map(|(after, before)| after - before) })
+    }
+
+    /// Ends the process: how often it asked for memory, and how many bytes it holds.
+    fn end(mut self) -> Result<[f64; 2], Error> {
+        let child = &mut self.process.child;
+        drop(child.stdin.take());
+        let printed = std::io::read_to_string(child.stdout.take().ok_or("no stdout")?)?;
+        // Callgrind has written its counts then.
+        child.wait()?;
+        let (allocations, held) = printed.trim().split_once(' ').ok_or("no totals were printed")?;
+        Ok([allocations.parse()?, held.parse()?])
+    }
+}
+
+/// How long something took, in seconds.
+#[derive(Clone, Copy)]
+struct Timed {
+    elapsed: f64,
+    /// Processor time; `None` where the system does not say.
+    cpu: Option<f64>,
+}
+
+/// The processor time of a process's threads so far (Linux).
+fn cpu_time(process: u32) -> Option<f64> {
+    let of_thread = |thread: fs::DirEntry| {
+        let nanos = fs::read_to_string(thread.path().join("schedstat")).ok()?;
+        nanos.split(' ').next()?.parse::<f64>().ok()
+    };
+    let threads = fs::read_dir(format!("/proc/{process}/task")).ok()?;
+    threads.map(|thread| of_thread(thread.ok()?)).sum::<Option<f64>>().map(|nanos| nanos / 1e9)
+}
+
+/// Connections to a server, which reports load as it should.
+async fn connect(server: &Server, variant: &str) -> Result<RoundRobin<H2>, Error> {
+    let address = *parse(&[server.addresses.first().ok_or("no address")?])?.first().ok_or("no address")?;
+    let mut connections = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let mut connection = H2::connect(address).await?;
+        let trailers = connection.exchange().await?.ok_or("an answer without trailers")?;
+        let report = evenkeel_orca::read_trailers(&trailers).report;
+        let costs = report.as_ref().map(|report| report.request_cost.len());
+        if costs != [None, Some(0), Some(1)][place(&SERVERS, variant)?] {
+            return Err(format!("server {variant:?} reports {report:?}").into());
+        }
+        connections.push(connection);
+    }
+    Ok(RoundRobin::new(connections))
+}
+
+fn place(names: &[&str], name: &str) -> Result<usize, Error> {
+    names.iter().position(|known| *known == name).ok_or_else(|| format!("unknown variant {name:?}").into())
+}
+
+/// Backends that send reports and such that do not, and control planes that have channels read them or not.
+struct Fleet {
+    controls: HashMap<&'static str, Server>,
+    _backends: Vec<Server>,
+}
+
+impl Fleet {
+    fn start() -> Result<Fleet, Error> {
+        let mut backends = HashMap::new();
+        let mut controls = HashMap::new();
+        for (name, reports, mode) in CLIENTS {
+            if !backends.contains_key(reports) {
+                let arguments = ["serve".to_owned(), reports.to_owned(), BACKENDS.to_string()];
+                backends.insert(reports, Server::start(&arguments)?);
+            }
+            let mut arguments = vec!["control".to_owned(), mode.to_owned()];
+            arguments.extend(backends[reports].addresses.iter().cloned());
+            controls.insert(name, Server::start(&arguments)?);
+        }
+        Ok(Fleet { controls, _backends: backends.into_values().collect() })
+    }
+}
+
+/// Measures every subject and prints a row for each.
+fn measure(title: &str, subjects: &[Subject<'_>], scale: &Scale) -> Result<Table, Error> {
+    let callgrind = if Callgrind::is_installed() { Some(Callgrind::new()?) } else { None };
+    let mut rows: Vec<Row> = Vec::new();
+    let again = subjects.first().map(|first| ("again", *first));
+    let named: Vec<_> = subjects.iter().map(|subject| (subject.name(), *subject)).chain(again).collect();
+    for (name, subject) in &named {
+        let [few, many] = scale.counted.map(|calls| subject.counted(scale, calls, callgrind.as_ref()));
+        let cost = Cost::of_each(few?, many?, scale.counted[1] - scale.counted[0]);
+        rows.push(Row { name: (*name).to_owned(), cost, times: Vec::new() });
+    }
+    for _ in 0..scale.times {
+        let mut all = Vec::new();
+        for (_, subject) in &named {
+            let mut running = subject.start(Command::new(std::env::current_exe()?), "timed")?;
+            running.turn(scale.warm_up)?;
+            all.push(running);
+        }
+        for row in &mut rows {
+            row.times.push(Vec::new());
+        }
+        for turn in 0..scale.turns {
+            // Every other turn in the other order: what changes steadily meanwhile cancels out.
+            let mut order: Vec<usize> = (0..all.len()).collect();
+            if turn % 2 == 1 {
+                order.reverse();
+            }
+            for place in order {
+                let timed = all[place].turn(scale.calls)?;
+                rows[place].times.last_mut().ok_or("no time")?.push(timed);
+            }
+        }
+    }
+    let table = Table { rows, has_instructions: callgrind.is_some() };
+    table.print(title);
+    Ok(table)
+}
+
+struct Table {
+    rows: Vec<Row>,
+    has_instructions: bool,
+}
+
+struct Row {
+    name: String,
+    cost: Cost,
+    /// Each with its turns.
+    times: Vec<Vec<Timed>>,
+}
+
+impl Table {
+    fn print(&self, title: &str) {
+        println!(
+            "{title:12} {:>12} {:>7} {:>11} {:>7} {:>10} {:>15} {:>7} {:>6}",
+            "instructions", "ratio", "allocations", "held, B", "throughput", "from - to", "CPU", "busy"
+        );
+        for row in &self.rows {
+            let Some(first) = self.rows.first() else { return };
+            let Against { instructions, throughput: [low, middle, high], cpu } = row.against(first);
+            let busy = row.times.iter().flatten().filter_map(|turn| Some(turn.cpu? / turn.elapsed));
+            let busy = median(busy.collect());
+            println!(
+                "{:12} {:>12} {:>7} {:>11.2} {:>7.2} {middle:>10.3} {:>15} {:>7} {:>6}",
+                row.name,
+                self.counted(format!("{:.0}", row.cost.instructions)),
+                self.counted(format!("{instructions:.3}")),
+                row.cost.allocations,
+                row.cost.held,
+                format!("{low:.3} - {high:.3}"),
+                cpu.map_or("-".to_owned(), |cpu| format!("{cpu:.3}")),
+                busy.map_or("-".to_owned(), |busy| format!("{busy:.2}")),
+            );
+        }
+    }
+
+    fn counted(&self, instructions: String) -> String {
+        if self.has_instructions { instructions } else { "-".to_owned() }
+    }
+
+    /// One row beside another, in a sentence.
+    fn compare(&self, what: &str, name: &str, base: &str) -> String {
+        let row = |name: &str| self.rows.iter().find(|row| row.name == name);
+        let (Some(row), Some(base)) = (row(name), row(base)) else { return String::new() };
+        let Against { instructions, throughput: [low, middle, high], cpu } = row.against(base);
+        let instructions = self.counted(format!(
+            "{:+.0} instructions ({:+.1} %)",
+            row.cost.instructions - base.cost.instructions,
+            100.0 * (instructions - 1.0)
+        ));
+        let cpu = cpu.map_or("-".to_owned(), |cpu| format!("{:+.1} %", 100.0 * (cpu - 1.0)));
+        format!(
+            "{what} ({name} beside {}): {instructions}, {:+.2} allocations, throughput {middle:.3} ({low:.3} - {high:.3}), CPU {cpu}",
+            base.name,
+            row.cost.allocations - base.cost.allocations
+        )
+    }
+}
+
+/// A row's ratios to another one. Throughput is the median between the least and the greatest of the times.
+struct Against {
+    instructions: f64,
+    throughput: [f64; 3],
+    cpu: Option<f64>,
+}
+
+impl Row {
+    fn against(&self, base: &Row) -> Against {
+        let times = self.times.iter().zip(&base.times);
+        let throughput: Vec<Vec<f64>> = times
+            .map(|(turns, base)| {
+                turns.iter().zip(base).map(|(turn, base)| base.elapsed / turn.elapsed).collect()
+            })
+            .collect();
+        let cpu = self.times.iter().flatten().zip(base.times.iter().flatten());
+        let cpu = cpu.filter_map(|(turn, base)| Some(turn.cpu? / base.cpu?)).collect();
+        let each: Vec<f64> = throughput.iter().cloned().filter_map(median).collect();
+        Against {
+            instructions: self.cost.instructions / base.cost.instructions,
+            throughput: [
+                each.iter().copied().fold(f64::NAN, f64::min),
+                median(throughput.concat()).unwrap_or(f64::NAN),
+                each.iter().copied().fold(f64::NAN, f64::max),
+            ],
+            cpu: median(cpu),
+        }
+    }
+}
+
+/// `None` if there is nothing.
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let last = values.len().checked_sub(1)?;
+    Some(f64::midpoint(values[last / 2], values[last.div_ceil(2)]))
+}
+
+/// A server under test. What it set beats what is measured, so that the report is there from the first call on.
+fn serve(variant: &str, window: &str) -> Result<(), Error> {
+    let builder = match window {
+        // The CPU is read once per window. Besides, valgrind does not bear how rustix finds the kernel's clock.
+        "counted" => ServerLoad::builder().window(NEVER).without_cpu(),
+        _ => ServerLoad::builder(),
+    };
+    runtime()?.block_on(async {
+        let load = builder.build();
+        load.set_cpu_utilization(0.5);
+        load.set_qps(1_000.0);
+        let (layer, handler) = match place(&SERVERS, variant)? {
+            0 => (None, Handler::RecordsNothing),
+            1 => (Some(load.layer()), Handler::RecordsNothing),
+            _ => (Some(load.layer()), Handler::RecordsCost(AtomicU32::new(0))),
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        println!("{}", listener.local_addr()?);
+        tokio::select! {
+            done = tonic_server::serve(listener, layer, handler) => done,
+            done = until_stdin_ends() => done,
+        }
+    })?;
+    let (count, held) = Totals::now();
+    println!("{count} {held}");
+    Ok(())
+}
+
+fn backends_with(reports: &str, backends: &str) -> Result<(), Error> {
+    let of_server =
+        OrcaLoadReport { cpu_utilization: 0.5, rps_fractional: 1_000.0, ..OrcaLoadReport::default() };
+    let reports = match reports {
+        "none" => Vec::new(),
+        "same" => vec![of_server],
+        // More than fit the table of a connection's headers: each is sent in full.
+        _ => (0..1_000)
+            .map(|rows| OrcaLoadReport {
+                request_cost: BTreeMap::from([("rows".to_owned(), f64::from(rows))]),
+                ..of_server.clone()
+            })
+            .collect(),
+    };
+    let reports = reports.iter().map(value).collect::<Option<_>>().ok_or("no value of a trailer")?;
+    let addresses = vec![SocketAddr::from(([127, 0, 0, 1], 0)); backends.parse()?];
+    runtime()?.block_on(backend::serve(addresses, reports))
+}
+
+/// The trailer's value.
+fn value(report: &OrcaLoadReport) -> Option<HeaderValue> {
+    let mut trailers = MetadataMap::new();
+    trailers.insert_bin(TRAILER, MetadataValue::from_bytes(&report.encode_to_vec()));
+    trailers.into_headers().remove(TRAILER)
+}
+
+fn control(mode: &str, backends: &[&str]) -> Result<(), Error> {
+    let config = ClientSideWeightedRoundRobin {
+        enable_oob_load_report: Some(mode == "oob"),
+        blackout_period: Some(prost_types::Duration::try_from(NEVER)?),
+        ..ClientSideWeightedRoundRobin::default()
+    };
+    let backends = parse(backends)?;
+    runtime()?.block_on(async {
+        println!("{}", ours::control_plane(&backends, config).await?);
+        until_stdin_ends().await
+    })
+}
+
+/// A client under test.
+fn client(control: &str) -> Result<(), Error> {
+    let control = control.parse()?;
+    runtime()?.block_on(async {
+        let client = EchoClient::new(ours::channel(control).await?);
+        println!("ready");
+        loop {
+            let line = tokio::task::spawn_blocking(|| std::io::stdin().lines().next()).await?;
+            let Some(calls) = line else { return Ok::<_, Error>(()) };
+            rounds(&client, calls?.parse()?).await?;
+            println!("done");
+        }
+    })?;
+    let (count, held) = Totals::now();
+    println!("{count} {held}");
+    Ok(())
+}
