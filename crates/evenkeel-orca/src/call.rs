@@ -1,16 +1,17 @@
 //! What a handler says about the load of one call.
 
+use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::server::Shared;
 use crate::values::{Range, Values};
+use crate::watch::current_load;
 
 /// Records what one call costs, or what the server's load was while it ran. It is sent with the end of the call, also if
 /// the call fails; on the call it beats what was recorded for the server ([`ServerLoad`](crate::ServerLoad)).
 ///
-/// A [`LoadLayer`](crate::LoadLayer) gives one to every request. Clones record for the same call; a handler that answers
-/// with a stream may keep one until the stream ends. Values outside of their range are not recorded, and the answer is
-/// `false`; of several the last one counts.
+/// A handler behind a [`LoadLayer`](crate::LoadLayer) asks for it where its call is handled; other tasks, such as one that feeds a stream,
+/// are given a clone. Clones record for the same call, until it ends. Values outside of their range are not recorded, and
+/// the answer is `false`; of several the last one counts.
 ///
 /// ```
 /// use evenkeel_orca::CallLoad;
@@ -18,30 +19,21 @@ use crate::values::{Range, Values};
 /// # async fn find(_: &tonic::Request<Order>) -> Order { Order }
 ///
 /// async fn get(request: tonic::Request<Order>) -> Result<tonic::Response<Order>, tonic::Status> {
-///     if let Some(load) = CallLoad::of(&request) {
+///     if let Some(load) = CallLoad::current() {
 ///         load.record_request_cost("rows", 17.0);
 ///     }
 ///     Ok(tonic::Response::new(find(&request).await))
 /// }
 /// ```
-#[derive(Clone, Debug)]
-pub struct CallLoad(Arc<Call>);
-
-/// A call under way.
-#[derive(Debug)]
-struct Call {
-    server: Arc<Shared>,
-    values: Mutex<Values>,
-}
+#[derive(Clone, Debug, Default)]
+pub struct CallLoad(Arc<Mutex<Values>>);
 
 impl CallLoad {
-    pub(crate) fn new(server: Arc<Shared>) -> CallLoad {
-        CallLoad(Arc::new(Call { server, values: Mutex::default() }))
-    }
-
-    /// That of a request; `None` if the server has no [`LoadLayer`](crate::LoadLayer).
-    pub fn of<T>(request: &tonic::Request<T>) -> Option<CallLoad> {
-        request.extensions().get().cloned()
+    /// That of the call that is handled here: by an interceptor, an async handler at any depth, or the stream that it
+    /// answered with. `None` outside of that, as in a task that a handler has spawned, and if the server has no
+    /// [`LoadLayer`](crate::LoadLayer).
+    pub fn current() -> Option<CallLoad> {
+        current_load()
     }
 
     /// What the call used of something that has a name, in whatever unit: any number.
@@ -84,11 +76,12 @@ impl CallLoad {
         Range::Amount.set(&mut self.values().errors, value)
     }
 
-    pub(crate) fn server(&self) -> &Arc<Shared> {
-        &self.0.server
+    /// What was recorded; it is over then.
+    pub(crate) fn take(&self) -> Values {
+        mem::take(&mut self.values())
     }
 
-    pub(crate) fn values(&self) -> MutexGuard<'_, Values> {
-        self.0.values.lock().unwrap_or_else(PoisonError::into_inner)
+    fn values(&self) -> MutexGuard<'_, Values> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -3,24 +3,20 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
-use std::thread;
 
-use http::HeaderMap;
-use http::header::Entry;
 use http_body::{Frame, SizeHint};
 use pin_project_lite::pin_project;
 use tonic::Code;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use crate::call::CallLoad;
-use crate::report::TRAILER_NAME;
 use crate::server::ServerLoad;
 use crate::service;
+use crate::watch::{Watch, within};
 
 /// Measures a server's calls and sends its load with the end of each, in the trailer
-/// [`endpoint-load-metrics-bin`](crate::TRAILER): also of calls that fail, also of streams. Handlers find a [`CallLoad`] in
-/// their requests.
+/// [`endpoint-load-metrics-bin`](crate::TRAILER): also of calls that fail, also of streams. Handlers say more about a call with
+/// [`CallLoad`](crate::CallLoad).
 ///
 /// This line is all that a server needs:
 ///
@@ -78,51 +74,12 @@ where
         self.inner.poll_ready(cx)
     }
 
-    fn call(&mut self, mut request: http::Request<In>) -> Self::Future {
-        let watch = (request.uri().path() != service::METHOD).then(|| {
-            let call = CallLoad::new(self.load.shared().clone());
-            request.extensions_mut().insert(call.clone());
-            Watch { call, is_over: false }
-        });
-        ReportingFuture { inner: self.inner.call(request), watch }
+    fn call(&mut self, request: http::Request<In>) -> Self::Future {
+        let counts = request.uri().path() != service::METHOD;
+        let mut watch = counts.then(|| Watch::new(self.load.shared().clone()));
+        let inner = within(&mut watch, || self.inner.call(request));
+        ReportingFuture { inner, watch }
     }
-}
-
-/// Watches a call to its end. One that is dropped before was given up by the client.
-struct Watch {
-    call: CallLoad,
-    is_over: bool,
-}
-
-impl Watch {
-    /// The call ends with these trailers: reports in them.
-    fn end(&mut self, trailers: &mut HeaderMap) {
-        // Trailers that are full have no place either.
-        if let Ok(Entry::Vacant(place)) = trailers.try_entry(&TRAILER_NAME)
-            && let Some(report) = self.call.server().trailer(&mut self.call.values())
-        {
-            let _ = place.try_insert(report);
-        }
-        self.over(code_of(trailers));
-    }
-
-    fn over(&mut self, code: Option<Code>) {
-        if !self.is_over {
-            self.is_over = true;
-            self.call.server().ended(code);
-        }
-    }
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        self.over(thread::panicking().then_some(Code::Unknown));
-    }
-}
-
-/// The code of a call; `None` where there is no gRPC status.
-fn code_of(headers: &HeaderMap) -> Option<Code> {
-    headers.get(tonic::Status::GRPC_STATUS).map(|value| Code::from_bytes(value.as_bytes()))
 }
 
 pin_project! {
@@ -142,7 +99,7 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
-        let mut response = match ready!(this.inner.poll(cx)) {
+        let mut response = match ready!(within(this.watch, || this.inner.poll(cx))) {
             Ok(response) => response,
             Err(error) => {
                 if let Some(watch) = this.watch {
@@ -152,7 +109,7 @@ where
             }
         };
         // A status in the head is the end of the call: there is nothing but the head (Trailers-Only).
-        if response.headers().contains_key(tonic::Status::GRPC_STATUS)
+        if response.headers().keys().any(|name| *name == tonic::Status::GRPC_STATUS)
             && let Some(mut watch) = this.watch.take()
         {
             watch.end(response.headers_mut());
@@ -180,7 +137,7 @@ impl<B: http_body::Body> http_body::Body for ReportingBody<B> {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
         let this = self.project();
-        let mut frame = ready!(this.inner.poll_frame(cx));
+        let mut frame = ready!(within(this.watch, || this.inner.poll_frame(cx)));
         match &mut frame {
             Some(Ok(frame)) => {
                 if let Some(trailers) = frame.trailers_mut()

@@ -22,6 +22,7 @@ mod report;
 mod server;
 mod service;
 mod values;
+mod watch;
 
 pub use call::CallLoad;
 pub use evenkeel_proto::xds::data::orca::v3::OrcaLoadReport;

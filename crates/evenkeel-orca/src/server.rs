@@ -6,7 +6,6 @@
 //! something, and calls only take it along.
 
 use std::fmt;
-use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -297,13 +296,14 @@ impl Shared {
         self.measure_if_due();
     }
 
-    /// The trailer of a call that recorded this; takes it, since a call ends once.
-    pub(crate) fn trailer(&self, call: &mut Values) -> Option<HeaderValue> {
-        let current = self.current.load();
-        if call.is_empty() {
-            return current.trailer.clone();
-        }
-        mem::take(call).over(&current.values).into_trailer()
+    /// The trailer of a call that recorded nothing.
+    pub(crate) fn trailer(&self) -> Option<HeaderValue> {
+        self.current.load().trailer.clone()
+    }
+
+    /// The trailer of a call that recorded this.
+    pub(crate) fn trailer_with(&self, call: Values) -> Option<HeaderValue> {
+        call.over(&self.current.load().values).into_trailer()
     }
 
     /// Ends the window if it is long enough. That reads files, so it happens aside; whoever wants to may wait for it.

@@ -37,7 +37,7 @@ async fn server(load: &ServerLoad, handler: Handler) -> Backend {
     let around = move |routes: Routes| {
         let handler = handler.clone();
         let record = InterceptorLayer::new(move |request: Request<()>| {
-            handler(CallLoad::of(&request).expect("the layer gives one to each call"))?;
+            handler(CallLoad::current().expect("behind the layer"))?;
             Ok(request)
         });
         let routes = routes.prepare().into_axum_router().layer(record);

@@ -47,7 +47,7 @@ pub(crate) enum Handler {
 impl Handler {
     fn answer(&self, request: Request<EchoRequest>) -> Response<EchoResponse> {
         if let Handler::RecordsCost(next) = self
-            && let Some(load) = CallLoad::of(&request)
+            && let Some(load) = CallLoad::current()
         {
             load.record_request_cost("rows", f64::from(next.fetch_add(1, Ordering::Relaxed)));
         }

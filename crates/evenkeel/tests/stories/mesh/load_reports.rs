@@ -105,7 +105,7 @@ async fn of_capacity(capacity: f64, record: fn(&CallLoad)) -> Backend {
     let load = ServerLoad::builder().cpu(cpu).errors(count).window(Duration::from_millis(200)).build();
     let around = move |routes: Routes| {
         let record = InterceptorLayer::new(move |request: Request<()>| {
-            record(&CallLoad::of(&request).expect("the layer gives one to each call"));
+            record(&CallLoad::current().expect("behind the layer"));
             Ok(request)
         });
         let routes = routes.prepare().into_axum_router().layer(record).layer(load.layer());
