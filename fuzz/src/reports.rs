@@ -25,10 +25,10 @@ fn check(reading: &Reading) {
         report.rps_fractional,
         report.eps,
     ];
-    for amount in amounts.iter().chain(report.utilization.values()) {
-        assert!(amount.is_finite() && *amount >= 0.0, "{report:?}");
+    for amount in amounts.into_iter().chain(report.utilization.iter().map(|named| named.value)) {
+        assert!(amount.is_finite() && amount >= 0.0, "{report:?}");
     }
-    for value in report.named_metrics.values().chain(report.request_cost.values()) {
-        assert!(value.is_finite(), "{report:?}");
+    for named in report.named_metrics.iter().chain(&report.request_cost) {
+        assert!(named.value.is_finite(), "{report:?}");
     }
 }

@@ -15,6 +15,7 @@
 
 #![forbid(unsafe_code)]
 
+mod base64;
 mod call;
 pub mod cpu;
 mod layer;
@@ -27,6 +28,6 @@ mod watch;
 pub use call::CallLoad;
 pub use evenkeel_proto::xds::data::orca::v3::OrcaLoadReport;
 pub use layer::{LoadLayer, Reporting, ReportingBody, ReportingFuture};
-pub use report::{Ignored, Reading, TRAILER, read, read_trailers};
+pub use report::{Ignored, Named, Reading, Report, TRAILER, read, read_trailers};
 pub use server::{Builder, ServerLoad};
 pub use service::LoadService;

@@ -4,34 +4,22 @@
 //! anything. What cannot be used is ignored, and [`Reading::ignored`] says why, for whoever counts such things; the call
 //! that it came with is none the worse.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
-use base64::Engine as _;
-use base64::alphabet::STANDARD;
-use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
-use evenkeel_proto::prost::Message as _;
-use evenkeel_proto::xds::data::orca::v3::OrcaLoadReport;
+use evenkeel_proto::prost::{self, Message as _};
 use http::{HeaderMap, HeaderName};
+
+use crate::base64;
 
 /// The trailer that carries the report on a call; its value is binary.
 pub const TRAILER: &str = "endpoint-load-metrics-bin";
 
 pub(crate) static TRAILER_NAME: HeaderName = HeaderName::from_static(TRAILER);
 
-/// Binary metadata as gRPC sends it: without padding. Some peers send padding, and it is taken too.
-pub(crate) const BINARY: GeneralPurpose = GeneralPurpose::new(
-    &STANDARD,
-    GeneralPurposeConfig::new()
-        .with_encode_padding(false)
-        .with_decode_padding_mode(DecodePaddingMode::Indifferent)
-        .with_decode_allow_trailing_bits(true),
-);
-
 /// The longest report that is read.
 const MAX_BYTES: usize = 64 << 10;
 
-/// The most names in a report, over all of its maps.
+/// The most names in a report, over all of its lists.
 const MAX_NAMES: usize = 1_000;
 
 /// A report that is not longer than this is decoded without memory of its own.
@@ -41,9 +29,54 @@ const SHORT: usize = 256;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reading {
     /// What can be used. A value that no server may report is left out, as if it had not been reported.
-    pub report: Option<OrcaLoadReport>,
+    pub report: Option<Report>,
     /// Why something was left out, if it was: one reason of perhaps several.
     pub ignored: Option<Ignored>,
+}
+
+/// A report as it was read: the message [`OrcaLoadReport`](crate::OrcaLoadReport) with lists for maps, which cost nothing where they are
+/// empty. Every number is finite, and shares and rates are not negative. What was not reported is 0 or absent. The old
+/// whole-number `rps` is not for anybody's use (ORCA-2).
+#[derive(Clone, PartialEq, prost::Message)]
+#[prost(prost_path = "evenkeel_proto::prost")]
+#[non_exhaustive]
+pub struct Report {
+    /// CPU utilisation; may exceed 1 above a soft limit.
+    #[prost(double, tag = "1")]
+    pub cpu_utilization: f64,
+    /// Memory utilisation.
+    #[prost(double, tag = "2")]
+    pub mem_utilization: f64,
+    /// Named costs of the request, each name once.
+    #[prost(message, repeated, tag = "4")]
+    pub request_cost: Vec<Named>,
+    /// Named utilisations, each name once.
+    #[prost(message, repeated, tag = "5")]
+    pub utilization: Vec<Named>,
+    /// Requests per second.
+    #[prost(double, tag = "6")]
+    pub rps_fractional: f64,
+    /// Errors per second.
+    #[prost(double, tag = "7")]
+    pub eps: f64,
+    /// Named metrics of any meaning, each name once.
+    #[prost(message, repeated, tag = "8")]
+    pub named_metrics: Vec<Named>,
+    /// The application's own view of its utilisation.
+    #[prost(double, tag = "9")]
+    pub application_utilization: f64,
+}
+
+/// An entry of a map, as it is on the wire.
+#[derive(Clone, PartialEq, prost::Message)]
+#[prost(prost_path = "evenkeel_proto::prost")]
+pub struct Named {
+    /// The name.
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// The value.
+    #[prost(double, tag = "2")]
+    pub value: f64,
 }
 
 /// Why a report, or some of it, is ignored.
@@ -72,57 +105,73 @@ pub fn read_trailers(trailers: &HeaderMap) -> Reading {
         return Reading::none(Ignored::Repeated);
     }
     let mut short = [0; SHORT];
-    if let Ok(length) = BINARY.decode_slice(text, &mut short) {
-        return read(&short[..length]);
+    if let Some(room) = short.get_mut(..base64::longest(text.len())) {
+        return match base64::decode(text, room) {
+            Some(length) => read(&room[..length]),
+            None => Reading::none(Ignored::Malformed),
+        };
     }
     if text.len() > MAX_BYTES.div_ceil(3) * 4 {
         return Reading::none(Ignored::TooLong);
     }
-    match BINARY.decode(text) {
-        Ok(bytes) => read(&bytes),
-        Err(_) => Reading::none(Ignored::Malformed),
+    let mut room = vec![0; base64::longest(text.len())];
+    match base64::decode(text, &mut room) {
+        Some(length) => read(&room[..length]),
+        None => Reading::none(Ignored::Malformed),
     }
 }
 
-/// A report from its bytes, as they come out of band. The old whole-number `rps` is not for anybody's use (ORCA-2).
+/// A report from its bytes, as they come out of band.
 pub fn read(bytes: &[u8]) -> Reading {
     if bytes.len() > MAX_BYTES {
         return Reading::none(Ignored::TooLong);
     }
-    let Ok(mut report) = OrcaLoadReport::decode(bytes) else {
+    let Ok(mut report) = Report::decode(bytes) else {
         return Reading::none(Ignored::Malformed);
     };
     if report.utilization.len() + report.named_metrics.len() + report.request_cost.len() > MAX_NAMES {
         return Reading::none(Ignored::TooManyNames);
     }
-    let is_sound = leave_out_bad(&mut report);
+    let is_sound = report.leave_out_bad();
     Reading { report: Some(report), ignored: (!is_sound).then_some(Ignored::BadValue) }
 }
 
-/// Takes out what no server may report; answers whether there was nothing of it.
-fn leave_out_bad(report: &mut OrcaLoadReport) -> bool {
-    let mut is_sound = true;
-    for value in [
-        &mut report.cpu_utilization,
-        &mut report.mem_utilization,
-        &mut report.application_utilization,
-        &mut report.rps_fractional,
-        &mut report.eps,
-    ] {
-        if !is_amount(*value) {
-            *value = 0.0;
-            is_sound = false;
+impl Report {
+    /// Takes out what no server may report; answers whether there was nothing of it.
+    fn leave_out_bad(&mut self) -> bool {
+        let mut is_sound = true;
+        for value in [
+            &mut self.cpu_utilization,
+            &mut self.mem_utilization,
+            &mut self.application_utilization,
+            &mut self.rps_fractional,
+            &mut self.eps,
+        ] {
+            if !is_amount(*value) {
+                *value = 0.0;
+                is_sound = false;
+            }
         }
+        is_sound &= keep(&mut self.utilization, is_amount);
+        is_sound &= keep(&mut self.named_metrics, f64::is_finite);
+        is_sound &= keep(&mut self.request_cost, f64::is_finite);
+        is_sound
     }
-    let mut keep = |map: &mut BTreeMap<String, f64>, is_good: fn(f64) -> bool| {
-        let before = map.len();
-        map.retain(|_, value| is_good(*value));
-        is_sound &= map.len() == before;
-    };
-    keep(&mut report.utilization, is_amount);
-    keep(&mut report.named_metrics, f64::is_finite);
-    keep(&mut report.request_cost, f64::is_finite);
-    is_sound
+}
+
+/// Keeps the last value of each name, if it is good; answers whether all were.
+fn keep(list: &mut Vec<Named>, is_good: fn(f64) -> bool) -> bool {
+    if list.is_empty() {
+        return true;
+    }
+    if list.len() > 1 {
+        list.reverse();
+        list.sort_by(|a, b| a.name.cmp(&b.name));
+        list.dedup_by(|later, earlier| later.name == earlier.name);
+    }
+    let before = list.len();
+    list.retain(|named| is_good(named.value));
+    list.len() == before
 }
 
 /// Whether this can be a share or a rate.

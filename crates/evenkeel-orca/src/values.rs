@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use base64::Engine as _;
 use bytes::Bytes;
 use evenkeel_proto::prost::Message as _;
 use evenkeel_proto::xds::data::orca::v3::OrcaLoadReport;
 use http::HeaderValue;
 
-use crate::report::{BINARY, is_amount};
+use crate::base64;
+use crate::report::is_amount;
 
 /// Metrics that were recorded; the others are unset.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -120,7 +120,7 @@ impl Values {
         if self.is_empty() {
             return None;
         }
-        let text = BINARY.encode(self.into_report().encode_to_vec());
+        let text = base64::encode(&self.into_report().encode_to_vec());
         // The code's letters are fit for a header, always.
         HeaderValue::from_maybe_shared(Bytes::from(text)).ok()
     }

@@ -16,7 +16,8 @@ use crate::report::TRAILER_NAME;
 use crate::server::Shared;
 
 thread_local! {
-    static CURRENT: Cell<Option<Watch>> = const { Cell::new(None) };
+    /// Of the call whose work is done here, if there is one: what it records with, once its handler has asked.
+    static CURRENT: Cell<Option<Option<CallLoad>>> = const { Cell::new(None) };
 }
 
 /// Watches a call to its end. One that is dropped before was given up by the client.
@@ -69,31 +70,31 @@ impl Drop for Watch {
 }
 
 /// Does some of a call's work, with its watch as the current one.
+#[inline]
 pub(crate) fn within<T>(watch: &mut Option<Watch>, work: impl FnOnce() -> T) -> T {
     /// Puts everything back, also if the work panics.
     struct Within<'w> {
-        watch: &'w mut Option<Watch>,
-        outer: Option<Watch>,
+        watch: &'w mut Watch,
+        outer: Option<Option<CallLoad>>,
     }
 
     impl Drop for Within<'_> {
+        #[inline]
         fn drop(&mut self) {
-            *self.watch = CURRENT.replace(self.outer.take());
+            self.watch.load = CURRENT.replace(self.outer.take()).flatten();
         }
     }
 
-    if watch.is_none() {
-        return work();
-    }
-    let outer = CURRENT.replace(watch.take());
+    let Some(watch) = watch else { return work() };
+    let outer = CURRENT.replace(Some(watch.load.take()));
     let _within = Within { watch, outer };
     work()
 }
 
 /// What the call records with whose work is done here.
 pub(crate) fn current_load() -> Option<CallLoad> {
-    let mut watch = CURRENT.take()?;
-    let load = watch.load.get_or_insert_default().clone();
-    CURRENT.set(Some(watch));
-    Some(load)
+    let mut load = CURRENT.take()?;
+    let found = load.get_or_insert_default().clone();
+    CURRENT.set(Some(load));
+    Some(found)
 }

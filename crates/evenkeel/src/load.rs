@@ -1,9 +1,7 @@
 //! Load reports of backends, from what came over the wire to what policies compute with.
 
-use std::collections::BTreeMap;
-
 use evenkeel_core::LoadReport;
-use evenkeel_orca::{Ignored, OrcaLoadReport, Reading};
+use evenkeel_orca::{Ignored, Named, Reading, Report};
 
 /// What can be used of a report. What cannot is told, and nothing else comes of it.
 pub(crate) fn usable(reading: Reading, ignored: impl FnOnce(Ignored)) -> Option<LoadReport> {
@@ -14,31 +12,34 @@ pub(crate) fn usable(reading: Reading, ignored: impl FnOnce(Ignored)) -> Option<
     reading.report.map(for_policies)
 }
 
-fn for_policies(report: OrcaLoadReport) -> LoadReport {
-    // Most reports name nothing; taking an empty map apart is not free.
-    let list = |map: BTreeMap<String, f64>| {
-        if map.is_empty() { Vec::new() } else { map.into_iter().collect() }
-    };
+fn for_policies(report: Report) -> LoadReport {
     LoadReport {
         cpu_utilization: report.cpu_utilization,
         mem_utilization: report.mem_utilization,
         application_utilization: report.application_utilization,
         requests_per_second: report.rps_fractional,
         errors_per_second: report.eps,
-        utilization: list(report.utilization),
-        named_metrics: list(report.named_metrics),
-        request_cost: list(report.request_cost),
+        utilization: pairs(report.utilization),
+        named_metrics: pairs(report.named_metrics),
+        request_cost: pairs(report.request_cost),
     }
+}
+
+fn pairs(list: Vec<Named>) -> Vec<(String, f64)> {
+    list.into_iter().map(|named| (named.name, named.value)).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use evenkeel_orca::{OrcaLoadReport, read};
+    use evenkeel_proto::prost::Message as _;
+
     use super::*;
 
     /// ORCA-2: every field has its place; the old whole-number `rps` has none.
     #[test]
     fn every_field_has_its_place() {
-        let map = |name: &str, value| BTreeMap::from([(name.to_owned(), value)]);
+        let map = |name: &str, value| [(name.to_owned(), value)].into();
         let list = |name: &str, value| vec![(name.to_owned(), value)];
         let report = OrcaLoadReport {
             cpu_utilization: 0.1,
@@ -61,6 +62,7 @@ mod tests {
             named_metrics: list("name", 8.0),
             request_cost: list("cost", 4.0),
         };
-        assert_eq!(for_policies(report), expected);
+        let read = usable(read(&report.encode_to_vec()), |why| panic!("{why}"));
+        assert_eq!(read, Some(expected));
     }
 }

@@ -14,6 +14,7 @@ mod windows;
 use std::sync::Arc;
 
 use evenkeel_orca::{CallLoad, OrcaLoadReport, Reading, ServerLoad, read_trailers};
+use evenkeel_proto::prost::Message as _;
 use testkit::net::Backend;
 use testkit::net::echo::echo_client::EchoClient;
 use tonic::service::{InterceptorLayer, Routes};
@@ -58,5 +59,5 @@ fn channel(backend: &Backend) -> Channel {
 fn report(trailers: impl Into<tonic::metadata::MetadataMap>) -> Option<OrcaLoadReport> {
     let Reading { report, ignored } = read_trailers(&trailers.into().into_headers());
     assert_eq!(ignored, None);
-    report
+    report.map(|report| OrcaLoadReport::decode(&*report.encode_to_vec()).expect("the same message"))
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
-use evenkeel_orca::{Ignored, OrcaLoadReport, Reading, TRAILER, read, read_trailers};
+use evenkeel_orca::{Ignored, OrcaLoadReport, Reading, Report, TRAILER, read, read_trailers};
 use evenkeel_proto::prost::Message as _;
 use http::{HeaderMap, HeaderValue};
 use proptest::prelude::*;
@@ -27,6 +27,11 @@ fn entry(number: u8, key: &str, value: f64) -> Vec<u8> {
     [&[number << 3 | 2, entry.len() as u8][..], &entry].concat()
 }
 
+/// What is read of a report that is sound.
+fn sound(report: &OrcaLoadReport) -> Option<Report> {
+    Some(Report::decode(&*report.encode_to_vec()).expect("the same message"))
+}
+
 /// ORCA-2: every field by its number.
 #[test]
 fn fields_by_number() {
@@ -36,7 +41,7 @@ fn fields_by_number() {
         (vec![], none()),
         (double(1, 0.5), OrcaLoadReport { cpu_utilization: 0.5, ..none() }),
         (double(2, 0.5), OrcaLoadReport { mem_utilization: 0.5, ..none() }),
-        (vec![3 << 3, 7], OrcaLoadReport { rps: 7, ..none() }),
+        (vec![3 << 3, 7], none()),
         (entry(4, "k", 1.0), OrcaLoadReport { request_cost: named(1.0), ..none() }),
         (entry(5, "k", 2.0), OrcaLoadReport { utilization: named(2.0), ..none() }),
         (double(6, 100.0), OrcaLoadReport { rps_fractional: 100.0, ..none() }),
@@ -49,7 +54,7 @@ fn fields_by_number() {
             OrcaLoadReport { named_metrics: named(5.0), ..none() },
         ),
     ] {
-        let expected = Reading { report: Some(expected), ignored: None };
+        let expected = Reading { report: sound(&expected), ignored: None };
         assert_eq!(read(&bytes), expected, "{bytes:?}");
         for code in [STANDARD, STANDARD_NO_PAD] {
             assert_eq!(read_trailers(&trailers(&[&code.encode(&bytes)])), expected, "{bytes:?}");
@@ -74,7 +79,7 @@ fn one_report_per_call() {
     assert_eq!(read_trailers(&trailers(&[])), Reading::default());
     let half = STANDARD_NO_PAD.encode(double(1, 0.5));
     let expected = OrcaLoadReport { cpu_utilization: 0.5, ..OrcaLoadReport::default() };
-    assert_eq!(read_trailers(&trailers(&[&half])).report, Some(expected));
+    assert_eq!(read_trailers(&trailers(&[&half])).report, sound(&expected));
     let repeated = Reading { report: None, ignored: Some(Ignored::Repeated) };
     assert_eq!(read_trailers(&trailers(&[&half, &half])), repeated);
     assert_eq!(read_trailers(&trailers(&[&format!("{half},{half}")])), repeated);
@@ -85,7 +90,7 @@ fn one_report_per_call() {
 fn what_is_no_report_is_ignored() {
     let names = |n: usize| (0..n).map(|i| (i.to_string(), 1.0)).collect::<BTreeMap<_, _>>();
     let thousand = OrcaLoadReport { named_metrics: names(1_000), ..OrcaLoadReport::default() };
-    assert_eq!(read(&thousand.encode_to_vec()).report, Some(thousand.clone()));
+    assert_eq!(read(&thousand.encode_to_vec()).report.map(|report| report.named_metrics.len()), Some(1_000));
     let more = OrcaLoadReport { utilization: names(1), ..thousand.clone() };
     let long = OrcaLoadReport { request_cost: map(&[(&"x".repeat(70_000), 1.0)]), ..more.clone() };
     let mut cut = thousand.encode_to_vec();
@@ -139,7 +144,7 @@ fn values_of_no_use_are_left_out() {
         ] {
             let said = OrcaLoadReport { request_cost: map(&[("cost", -2.0)]), ..said };
             let kept = OrcaLoadReport { request_cost: map(&[("cost", -2.0)]), ..kept };
-            let expected = Reading { report: Some(kept), ignored: Some(Ignored::BadValue) };
+            let expected = Reading { report: sound(&kept), ignored: Some(Ignored::BadValue) };
             assert_eq!(read(&said.encode_to_vec()), expected, "{said:?}");
         }
     }
@@ -151,7 +156,7 @@ fn values_of_no_use_are_left_out() {
     let kept = OrcaLoadReport { named_metrics: map(&[("heat", -2.0)]), ..none() };
     assert_eq!(
         read(&named.encode_to_vec()),
-        Reading { report: Some(kept), ignored: Some(Ignored::BadValue) }
+        Reading { report: sound(&kept), ignored: Some(Ignored::BadValue) }
     );
 }
 

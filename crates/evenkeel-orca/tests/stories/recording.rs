@@ -163,3 +163,81 @@ async fn the_calls_own_values_beat_the_servers() {
     let answer = client(&other).unary(EchoRequest::default()).await.unwrap();
     assert_eq!(report(answer.metadata().clone()), Some(load.report()));
 }
+
+/// Calls that are handled on one thread, in turns, each have their own recorder, at any depth; a task of its own has none.
+#[tokio::test]
+async fn each_call_has_its_own_recorder() {
+    use http::{Request, Response};
+    use tower_layer::Layer as _;
+    use tower_service::Service;
+
+    #[derive(Clone)]
+    struct Handler;
+
+    impl Service<Request<u32>> for Handler {
+        type Response = Response<tonic::body::Body>;
+        type Error = std::convert::Infallible;
+        type Future =
+            std::pin::Pin<Box<dyn Future<Output = Result<Self::Response, std::convert::Infallible>> + Send>>;
+
+        fn poll_ready(
+            &mut self,
+            _: &mut std::task::Context<'_>,
+        ) -> std::task::Poll<Result<(), std::convert::Infallible>> {
+            std::task::Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, request: Request<u32>) -> Self::Future {
+            let number = *request.body();
+            CallLoad::current().expect("behind the layer").record_request_cost("sync", f64::from(number));
+            Box::pin(async move {
+                for turn in 0..number % 5 {
+                    tokio::task::yield_now().await;
+                    CallLoad::current()
+                        .expect("behind the layer")
+                        .record_named_metric("turn", f64::from(turn));
+                }
+                if number % 7 == 6 {
+                    // A server that is a client of another in the same process.
+                    let other = unmeasured().layer().layer(Handler).call(Request::new(number - 1)).await?;
+                    assert_eq!(cost(&other), Some(f64::from(number - 1)));
+                }
+                assert!(tokio::spawn(async { CallLoad::current().is_none() }).await.expect("a task"));
+                CallLoad::current()
+                    .expect("behind the layer")
+                    .record_request_cost("async", f64::from(number));
+                Ok(tonic::Status::ok("").into_http())
+            })
+        }
+    }
+
+    fn cost(answer: &Response<impl Sized>) -> Option<f64> {
+        let report = evenkeel_orca::read_trailers(answer.headers()).report?;
+        let [a, b] = &report.request_cost[..] else { return None };
+        (a.value == b.value).then_some(a.value)
+    }
+
+    let load = unmeasured();
+    let calls = (0..50).map(|number| {
+        let mut service = load.layer().layer(Handler);
+        async move { (number, service.call(Request::new(number)).await.expect("an answer")) }
+    });
+    // All in one task, so that each is left in the middle of another.
+    let mut calls: Vec<_> = calls.map(Box::pin).collect();
+    let mut costs = Vec::new();
+    std::future::poll_fn(|cx| {
+        calls.retain_mut(|call| match call.as_mut().poll(cx) {
+            std::task::Poll::Ready((number, answer)) => {
+                costs.push((number, cost(&answer)));
+                false
+            }
+            std::task::Poll::Pending => true,
+        });
+        if calls.is_empty() { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+    })
+    .await;
+    costs.sort_by_key(|(number, _)| *number);
+    let expected: Vec<_> = (0..50).map(|number| (number, Some(f64::from(number)))).collect();
+    assert_eq!(costs, expected);
+    assert!(CallLoad::current().is_none(), "there is no call here");
+}
