@@ -9,8 +9,8 @@ use crate::watch::current_load;
 /// Records what one call costs, or what the server's load was while it ran. It is sent with the end of the call, also if
 /// the call fails; on the call it beats what was recorded for the server ([`ServerLoad`](crate::ServerLoad)).
 ///
-/// A handler behind a [`LoadLayer`](crate::LoadLayer) asks for it where its call is handled; other tasks, such as one that feeds a stream,
-/// are given a clone. Clones record for the same call, until it ends. Values outside of their range are not recorded, and
+/// A handler behind a [`LoadLayer`](crate::LoadLayer) asks for it where its call is handled; the stream that it answers with, and tasks of
+/// its own, are given a clone. Clones record for the same call, until it ends. Values outside of their range are not recorded, and
 /// the answer is `false`; of several the last one counts.
 ///
 /// ```
@@ -29,9 +29,8 @@ use crate::watch::current_load;
 pub struct CallLoad(Arc<Mutex<Values>>);
 
 impl CallLoad {
-    /// That of the call that is handled here: by an interceptor, an async handler at any depth, or the stream that it
-    /// answered with. `None` outside of that, as in a task that a handler has spawned, and if the server has no
-    /// [`LoadLayer`](crate::LoadLayer).
+    /// That of the call that is handled here: by an interceptor, or an async handler at any depth until it answers. `None`
+    /// outside of that, as in a task that a handler has spawned, and if the server has no [`LoadLayer`](crate::LoadLayer).
     pub fn current() -> Option<CallLoad> {
         current_load()
     }

@@ -1,6 +1,7 @@
 //! The layer that watches a server's calls to their ends, and puts the load into their trailers.
 
 use std::future::Future;
+use std::mem;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
@@ -12,7 +13,7 @@ use tower_service::Service;
 
 use crate::server::ServerLoad;
 use crate::service;
-use crate::watch::{Watch, within};
+use crate::watch::Watch;
 
 /// Measures a server's calls and sends its load with the end of each, in the trailer
 /// [`endpoint-load-metrics-bin`](crate::TRAILER): also of calls that fail, also of streams. Handlers say more about a call with
@@ -76,8 +77,8 @@ where
 
     fn call(&mut self, request: http::Request<In>) -> Self::Future {
         let counts = request.uri().path() != service::METHOD;
-        let mut watch = counts.then(|| Watch::new(self.load.shared().clone()));
-        let inner = within(&mut watch, || self.inner.call(request));
+        let mut watch = if counts { Watch::new(self.load.shared().clone()) } else { Watch::default() };
+        let inner = watch.within(|| self.inner.call(request));
         ReportingFuture { inner, watch }
     }
 }
@@ -87,7 +88,7 @@ pin_project! {
     pub struct ReportingFuture<F> {
         #[pin]
         inner: F,
-        watch: Option<Watch>,
+        watch: Watch,
     }
 }
 
@@ -99,22 +100,18 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
-        let mut response = match ready!(within(this.watch, || this.inner.poll(cx))) {
+        let mut response = match ready!(this.watch.within(|| this.inner.poll(cx))) {
             Ok(response) => response,
             Err(error) => {
-                if let Some(watch) = this.watch {
-                    watch.over(Some(Code::Unknown));
-                }
+                this.watch.over(Some(Code::Unknown));
                 return Poll::Ready(Err(error));
             }
         };
         // A status in the head is the end of the call: there is nothing but the head (Trailers-Only).
-        if response.headers().keys().any(|name| *name == tonic::Status::GRPC_STATUS)
-            && let Some(mut watch) = this.watch.take()
-        {
-            watch.end(response.headers_mut());
+        if response.headers().keys().any(|name| *name == tonic::Status::GRPC_STATUS) {
+            this.watch.end(response.headers_mut());
         }
-        let watch = this.watch.take();
+        let watch = mem::take(this.watch);
         Poll::Ready(Ok(response.map(|inner| ReportingBody { inner, watch })))
     }
 }
@@ -124,7 +121,7 @@ pin_project! {
     pub struct ReportingBody<B> {
         #[pin]
         inner: B,
-        watch: Option<Watch>,
+        watch: Watch,
     }
 }
 
@@ -137,21 +134,15 @@ impl<B: http_body::Body> http_body::Body for ReportingBody<B> {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
         let this = self.project();
-        let mut frame = ready!(within(this.watch, || this.inner.poll_frame(cx)));
+        let mut frame = ready!(this.inner.poll_frame(cx));
         match &mut frame {
             Some(Ok(frame)) => {
-                if let Some(trailers) = frame.trailers_mut()
-                    && let Some(mut watch) = this.watch.take()
-                {
-                    watch.end(trailers);
+                if let Some(trailers) = frame.trailers_mut() {
+                    this.watch.end(trailers);
                 }
             }
-            Some(Err(_)) => {
-                if let Some(watch) = this.watch {
-                    watch.over(Some(Code::Unknown));
-                }
-            }
-            None => *this.watch = None,
+            Some(Err(_)) => this.watch.over(Some(Code::Unknown)),
+            None => this.watch.over(None),
         }
         Poll::Ready(frame)
     }
@@ -167,6 +158,6 @@ impl<B: http_body::Body> http_body::Body for ReportingBody<B> {
 
 impl<B: Default> Default for ReportingBody<B> {
     fn default() -> ReportingBody<B> {
-        ReportingBody { inner: B::default(), watch: None }
+        ReportingBody { inner: B::default(), watch: Watch::default() }
     }
 }

@@ -23,7 +23,7 @@ const MAX_BYTES: usize = 64 << 10;
 const MAX_NAMES: usize = 1_000;
 
 /// A report that is not longer than this is decoded without memory of its own.
-const SHORT: usize = 256;
+const SHORT: usize = 128;
 
 /// What came of reading a report.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -97,18 +97,18 @@ pub enum Ignored {
 
 /// The report in the trailers of a call, if there is one.
 pub fn read_trailers(trailers: &HeaderMap) -> Reading {
-    let mut values = trailers.iter().filter(|(name, _)| *name == TRAILER_NAME).map(|(_, value)| value);
-    let Some(value) = values.next() else { return Reading::default() };
-    let text = value.as_bytes();
-    // A list in one line is the same as several lines; a comma is no letter of the code.
-    if values.next().is_some() || text.contains(&b',') {
-        return Reading::none(Ignored::Repeated);
+    let mut found: Option<&[u8]> = None;
+    for (_, value) in trailers.iter().filter(|(name, _)| **name == TRAILER_NAME) {
+        if found.replace(value.as_bytes()).is_some() {
+            return Reading::none(Ignored::Repeated);
+        }
     }
+    let Some(text) = found else { return Reading::default() };
     let mut short = [0; SHORT];
     if let Some(room) = short.get_mut(..base64::longest(text.len())) {
         return match base64::decode(text, room) {
             Some(length) => read(&room[..length]),
-            None => Reading::none(Ignored::Malformed),
+            None => not_decoded(text),
         };
     }
     if text.len() > MAX_BYTES.div_ceil(3) * 4 {
@@ -117,8 +117,13 @@ pub fn read_trailers(trailers: &HeaderMap) -> Reading {
     let mut room = vec![0; base64::longest(text.len())];
     match base64::decode(text, &mut room) {
         Some(length) => read(&room[..length]),
-        None => Reading::none(Ignored::Malformed),
+        None => not_decoded(text),
     }
+}
+
+/// Why a text is no report. A list in one line is the same as several lines; a comma is no letter of the code.
+fn not_decoded(text: &[u8]) -> Reading {
+    Reading::none(if text.contains(&b',') { Ignored::Repeated } else { Ignored::Malformed })
 }
 
 /// A report from its bytes, as they come out of band.

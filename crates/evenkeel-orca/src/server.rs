@@ -359,7 +359,8 @@ impl Shared {
 }
 
 fn nanos(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+    // Once per call, so not by way of 128 bits.
+    duration.as_secs().saturating_mul(1_000_000_000).saturating_add(u64::from(duration.subsec_nanos()))
 }
 
 /// Locks, also after a panic of somebody who had the lock: every change under it is whole or leaves the old.

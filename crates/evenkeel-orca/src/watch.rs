@@ -1,14 +1,15 @@
 //! A call on its way through a server, from its request to its end.
 //!
-//! While a handler runs, or its stream is asked for the next message, the watch of its call is the thread's current one.
-//! So a handler finds what to record with, and one that does not look costs nothing.
+//! While a handler runs, its call is the thread's current one. So a handler finds what to record with, and one that does not
+//! look costs nothing.
 
 use std::cell::Cell;
+use std::mem;
 use std::sync::Arc;
 use std::thread;
 
+use http::HeaderMap;
 use http::header::Entry;
-use http::{HeaderMap, HeaderValue};
 use tonic::{Code, Status};
 
 use crate::call::CallLoad;
@@ -16,85 +17,98 @@ use crate::report::TRAILER_NAME;
 use crate::server::Shared;
 
 thread_local! {
-    /// Of the call whose work is done here, if there is one: what it records with, once its handler has asked.
-    static CURRENT: Cell<Option<Option<CallLoad>>> = const { Cell::new(None) };
+    static CURRENT: Cell<Current> = const { Cell::new(Current::Nobody) };
+}
+
+/// Whose work is done on a thread.
+#[derive(Default)]
+enum Current {
+    /// That of no call.
+    #[default]
+    Nobody,
+    /// That of a call, with what it records with once its handler has asked.
+    Call(Option<CallLoad>),
 }
 
 /// Watches a call to its end. One that is dropped before was given up by the client.
+#[derive(Default)]
 pub(crate) struct Watch {
-    server: Arc<Shared>,
+    /// `None` if the call is over, or none that counts.
+    server: Option<Arc<Shared>>,
     /// What the call records with, once its handler has asked.
     load: Option<CallLoad>,
-    is_over: bool,
 }
 
 impl Watch {
     pub(crate) fn new(server: Arc<Shared>) -> Watch {
-        Watch { server, load: None, is_over: false }
+        Watch { server: Some(server), load: None }
     }
 
     /// The call ends with these trailers: reports in them.
     pub(crate) fn end(&mut self, trailers: &mut HeaderMap) {
+        let Some(server) = self.server.take() else { return };
+        let report = match self.load.take() {
+            Some(load) => server.trailer_with(load.take()),
+            None => server.trailer(),
+        };
         // Trailers are few, and a look at each is cheaper than the hash of a name.
         let code = trailers.iter().find(|(name, _)| **name == Status::GRPC_STATUS);
         let code = code.map(|(_, value)| Code::from_bytes(value.as_bytes()));
-        if let Some(report) = self.report()
-            // Trailers that are full have no place for it either.
+        // Trailers that are full have no place for it either.
+        if let Some(report) = report
             && let Ok(Entry::Vacant(place)) = trailers.try_entry(&TRAILER_NAME)
         {
             let _ = place.try_insert(report);
         }
-        self.over(code);
-    }
-
-    fn report(&self) -> Option<HeaderValue> {
-        match &self.load {
-            Some(load) => self.server.trailer_with(load.take()),
-            None => self.server.trailer(),
-        }
+        server.ended(code);
     }
 
     /// The call has ended, with a code or without one. Only the first end counts.
     pub(crate) fn over(&mut self, code: Option<Code>) {
-        if !self.is_over {
-            self.is_over = true;
-            self.server.ended(code);
+        if let Some(server) = self.server.take() {
+            server.ended(code);
         }
+    }
+
+    /// Does some of the call's work; its handler finds what to record with.
+    #[inline]
+    pub(crate) fn within<T>(&mut self, work: impl FnOnce() -> T) -> T {
+        /// Puts everything back, also if the work panics.
+        struct Within<'w> {
+            watch: &'w mut Watch,
+            outer: Current,
+        }
+
+        impl Drop for Within<'_> {
+            #[inline]
+            fn drop(&mut self) {
+                if let Current::Call(load) = CURRENT.replace(mem::take(&mut self.outer)) {
+                    self.watch.load = load;
+                }
+            }
+        }
+
+        if self.server.is_none() {
+            return work();
+        }
+        let outer = CURRENT.replace(Current::Call(self.load.take()));
+        let _within = Within { watch: self, outer };
+        work()
     }
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        self.over(thread::panicking().then_some(Code::Unknown));
-    }
-}
-
-/// Does some of a call's work, with its watch as the current one.
-#[inline]
-pub(crate) fn within<T>(watch: &mut Option<Watch>, work: impl FnOnce() -> T) -> T {
-    /// Puts everything back, also if the work panics.
-    struct Within<'w> {
-        watch: &'w mut Watch,
-        outer: Option<Option<CallLoad>>,
-    }
-
-    impl Drop for Within<'_> {
-        #[inline]
-        fn drop(&mut self) {
-            self.watch.load = CURRENT.replace(self.outer.take()).flatten();
+        if self.server.is_some() {
+            self.over(thread::panicking().then_some(Code::Unknown));
         }
     }
-
-    let Some(watch) = watch else { return work() };
-    let outer = CURRENT.replace(Some(watch.load.take()));
-    let _within = Within { watch, outer };
-    work()
 }
 
 /// What the call records with whose work is done here.
 pub(crate) fn current_load() -> Option<CallLoad> {
-    let mut load = CURRENT.take()?;
+    let Current::Call(mut load) = CURRENT.take() else { return None };
     let found = load.get_or_insert_default().clone();
-    CURRENT.set(Some(load));
+    CURRENT.set(Current::Call(load));
     Some(found)
 }
