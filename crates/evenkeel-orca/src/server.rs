@@ -303,7 +303,10 @@ impl Shared {
 
     /// The trailer of a call that recorded this.
     pub(crate) fn trailer_with(&self, call: Values) -> Option<HeaderValue> {
-        call.over(&self.current.load().values).into_trailer()
+        let mut trailer = call.over(&self.current.load().values).into_trailer()?;
+        // It does not come again: HTTP/2 need not remember it, and forget for it what does.
+        trailer.set_sensitive(true);
+        Some(trailer)
     }
 
     /// Ends the window if it is long enough. That reads files, so it happens aside; whoever wants to may wait for it.

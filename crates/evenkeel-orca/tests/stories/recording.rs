@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use evenkeel_orca::{CallLoad, OrcaLoadReport, ServerLoad};
+use evenkeel_orca::{CallLoad, OrcaLoadReport, ServerLoad, TRAILER};
 use testkit::net::echo::EchoRequest;
 
 use super::{client, handler, record_nothing, report, server};
@@ -212,6 +212,8 @@ async fn each_call_has_its_own_recorder() {
     }
 
     fn cost(answer: &Response<impl Sized>) -> Option<f64> {
+        // What does not come again is kept out of HTTP/2's tables.
+        assert!(answer.headers()[TRAILER].is_sensitive());
         let report = evenkeel_orca::read_trailers(answer.headers()).report?;
         let [a, b] = &report.request_cost[..] else { return None };
         (a.value == b.value).then_some(a.value)
