@@ -17,4 +17,5 @@ mod route;
 mod routing;
 mod script;
 mod stages;
+mod trouble;
 mod whole;

@@ -1,0 +1,327 @@
+//! Streams that end, servers that cannot be reached, and resources that do not come: what is known stays in use.
+
+use std::time::Duration;
+
+use evenkeel_core::Instant;
+use evenkeel_xds::bootstrap::ServerFeatures;
+use evenkeel_xds::resource::ResourceType::{Cluster, Endpoints};
+use testkit::secs;
+
+use crate::client::{with_clusters, world};
+use crate::script::{Reply, World, bootstrap_with, reply};
+
+/// FM-1: before a response it is an error, after one it is not, and is not waited for.
+#[test]
+fn a_stream_that_ends() {
+    let mut world = world();
+    let id = world.channel(&[(Cluster, "a")]);
+    world.accepts("one");
+    world.ends("one", "no \"thanks\"");
+    let early = r#"xDS server "one" ended the stream before a response: Unavailable: "no \"thanks\"" (xDS node id "me")"#;
+    assert_eq!(world.sees(Cluster, "a"), format!("!Unavailable: {early}"));
+    assert_eq!(world.log(), [format!("warning: {early}")]);
+    assert_eq!(world.changed(), [id]);
+    world.passes(Duration::from_millis(1200));
+    world.refuses("one");
+    let refused =
+        r#"xDS server "one" cannot be reached: Unavailable: "connection refused" (xDS node id "me")"#;
+    assert_eq!(world.sees(Cluster, "a"), format!("!Unavailable: {refused}"));
+    world.passes(secs(2));
+    world.accepts("one");
+    assert_eq!(world.changed(), [id]);
+    world.sends("one", reply(Cluster, "1", &["a=1"]));
+    assert_eq!(world.sees(Cluster, "a"), "1");
+    world.dialled();
+    world.changed();
+    world.log();
+    world.ends("one", "max age");
+    assert_eq!(world.dialled(), ["one"], "at once");
+    assert_eq!(world.sees(Cluster, "a"), "1");
+    world.refuses("one");
+    assert_eq!(world.sees(Cluster, "a"), format!("1 ~Unavailable: {refused}"));
+    assert_eq!(world.changed(), [id]);
+    world.passes(secs(2));
+    world.refuses("one");
+    assert!(world.changed().is_empty(), "it fails as it did");
+    assert_eq!(world.log(), [format!("warning: {refused}")], "and that is said once");
+}
+
+/// fault 3
+#[test]
+fn a_server_that_ends_every_stream_after_a_response() {
+    let mut world = with_clusters(ServerFeatures::default(), &["a=1"]);
+    for _ in 0..100 {
+        world.ends("one", "max age");
+        world.accepts("one");
+        world.sends("one", reply(Cluster, "1", &["a=1"]));
+    }
+    assert!(world.changed().is_empty());
+    assert_eq!(world.dialled().len(), 101);
+    assert!(world.requests("one").iter().all(|request| request.starts_with("cluster [a] v1 ")));
+    assert_eq!(world.sees(Cluster, "a"), "1");
+}
+
+/// FM-2, fault 4
+#[test]
+fn backs_off_until_a_response() {
+    let mut world = world();
+    world.channel(&[(Cluster, "a")]);
+    let mut waits = Vec::new();
+    for i in 0..20 {
+        if i % 2 == 0 {
+            world.refuses("one");
+        } else {
+            world.accepts("one");
+            world.ends("one", "gone");
+        }
+        let failed = world.now;
+        let due = world.client.next_deadline().expect("another attempt");
+        world.dialled();
+        world.nearly_passes(due.since(failed));
+        assert!(world.dialled().is_empty(), "no attempt early");
+        world.passes(Duration::from_nanos(1));
+        assert_eq!(world.dialled(), ["one"]);
+        waits.push(due.since(failed).as_secs_f64());
+    }
+    for (i, wait) in waits.iter().enumerate() {
+        let nominal = 1.6_f64.powi(i32::try_from(i).expect("small")).min(120.0);
+        assert!((0.8 * nominal..=1.2 * nominal).contains(wait), "{i}: {wait}, nominally {nominal}");
+    }
+    world.accepts("one");
+    world.sends("one", reply(Cluster, "1", &["a=1"]));
+    world.ends("one", "max age");
+    world.refuses("one");
+    let wait = world.client.next_deadline().expect("another attempt").since(world.now).as_secs_f64();
+    assert!((0.8..=1.2).contains(&wait), "a response starts the back-off over: {wait}");
+}
+
+/// FM-3, DE-4, fault 6
+#[test]
+fn a_resource_that_does_not_come() {
+    let transient = ServerFeatures { resource_timer_is_transient_error: true, ..ServerFeatures::default() };
+    let absent = r#"!NotFound: cluster "a": does not exist: xDS server "one" did not send it within 15s (xDS node id "me")"#;
+    let late =
+        r#"!Unavailable: cluster "a": no response from xDS server "one" within 30s (xDS node id "me")"#;
+    for (features, seconds, text) in [(ServerFeatures::default(), 15, absent), (transient, 30, late)] {
+        let mut world = World::new(bootstrap_with(features));
+        let id = world.channel(&[(Cluster, "a")]);
+        world.accepts("one");
+        world.nearly_passes(secs(seconds));
+        assert_eq!(world.sees(Cluster, "a"), "");
+        world.passes(Duration::from_nanos(1));
+        assert_eq!(world.sees(Cluster, "a"), text);
+        assert_eq!(world.changed(), [id]);
+        world.sends("one", reply(Cluster, "1", &["a=1"]));
+        assert_eq!(world.sees(Cluster, "a"), "1");
+    }
+}
+
+/// FM-3: the time counts from when the request is on the wire, on each stream anew, and not for what is cached.
+#[test]
+fn when_the_time_for_a_resource_runs() {
+    let mut world = world();
+    world.holds_writes = true;
+    world.channel(&[(Cluster, "a")]);
+    world.accepts("one");
+    world.passes(secs(60));
+    assert_eq!(world.sees(Cluster, "a"), "", "not on the wire");
+    world.write("one");
+    world.passes(secs(14));
+    world.ends("one", "gone");
+    world.holds_writes = false;
+    world.passes(secs(2));
+    assert!(world.sees(Cluster, "a").contains("ended the stream"));
+    world.accepts("one");
+    world.passes(secs(14));
+    assert!(!world.sees(Cluster, "a").contains("does not exist"), "it starts over with the stream");
+    world.sends("one", reply(Cluster, "1", &["a=1"]));
+    assert_eq!(world.client.next_deadline(), None, "a resource that came ends it");
+    world.sends("one", reply(Cluster, "2", &["a=bad"]));
+    assert_eq!(world.client.next_deadline(), None);
+    world.channel(&[(Cluster, "b")]);
+    world.sends("one", reply(Cluster, "3", &["a=1", "b=bad"]));
+    assert_eq!(world.client.next_deadline(), None, "a resource that is rejected came");
+}
+
+/// FM-3: neither a response with other resources nor the end of a subscription makes the time longer or shorter.
+#[test]
+fn the_time_for_a_resource_is_its_own() {
+    let mut world = world();
+    let id = world.channel(&[(Endpoints, "a"), (Endpoints, "b")]);
+    world.accepts("one");
+    world.passes(secs(10));
+    world.sends("one", reply(Endpoints, "1", &["a=1"]));
+    world.passes(secs(5));
+    assert!(world.sees(Endpoints, "b").contains("does not exist"));
+    world.wants(id, &[(Endpoints, "a"), (Endpoints, "c")]);
+    world.passes(secs(14));
+    world.wants(id, &[(Endpoints, "a")]);
+    world.holds_writes = true;
+    world.wants(id, &[(Endpoints, "a"), (Endpoints, "c")]);
+    world.passes(secs(60));
+    assert_eq!(world.sees(Endpoints, "c"), "", "it was asked for again, and that is not on the wire");
+    world.write("one");
+    world.nearly_passes(secs(15));
+    assert_eq!(world.sees(Endpoints, "c"), "");
+    world.passes(Duration::from_nanos(1));
+    assert!(world.sees(Endpoints, "c").contains("does not exist"));
+    // What is known about it does not change when the server fails, and so nobody need look.
+    world.wants(id, &[(Endpoints, "c")]);
+    world.changed();
+    world.ends("one", "killed");
+    world.refuses("one");
+    assert!(world.changed().is_empty());
+    assert!(world.sees(Endpoints, "c").contains("does not exist"));
+}
+
+/// fault 8: the server comes back and sends nothing, since nothing changed.
+#[test]
+fn what_is_cached_is_not_declared_missing() {
+    let mut world = with_clusters(ServerFeatures::default(), &["a=1"]);
+    world.ends("one", "restart");
+    world.accepts("one");
+    assert_eq!(world.requests("one"), ["cluster [a] v1 as me"]);
+    world.passes(secs(60));
+    assert_eq!(world.sees(Cluster, "a"), "1");
+    assert!(world.changed().is_empty());
+}
+
+/// FM-4, fault 5: no time runs while the server cannot be reached; an attempt is given 20 seconds.
+#[test]
+fn a_server_that_cannot_be_reached_for_a_minute() {
+    let mut world = world();
+    world.channel(&[(Cluster, "a")]);
+    world.nearly_passes(secs(20));
+    assert_eq!(world.sees(Cluster, "a"), "");
+    world.passes(Duration::from_nanos(1));
+    let late = r#"!Unavailable: xDS server "one" did not accept a connection within 20s (xDS node id "me")"#;
+    assert_eq!(world.sees(Cluster, "a"), late);
+    assert_eq!(world.log()[0], "closes one");
+    world.passes(secs(40));
+    assert_eq!(world.sees(Cluster, "a"), late);
+    world.redials("one");
+    world.accepts("one");
+    world.sends("one", reply(Cluster, "1", &["a=1"]));
+    assert_eq!(world.sees(Cluster, "a"), "1");
+}
+
+/// FM-5, DE-1: everything is cached, and the control plane is gone for half an hour.
+#[test]
+fn what_is_cached_outlives_the_control_plane() {
+    let mut world = with_clusters(ServerFeatures::default(), &["a=1", "b=1"]);
+    world.ends("one", "killed");
+    for _ in 0..30 {
+        world.redials("one");
+        world.refuses("one");
+    }
+    assert!(world.now > Instant::ORIGIN + secs(1800));
+    let error = r#"~Unavailable: xDS server "one" cannot be reached: Unavailable: "connection refused" (xDS node id "me")"#;
+    assert_eq!(world.sees(Cluster, "a"), format!("1 {error}"));
+    world.channel(&[(Cluster, "c")]);
+    assert_eq!(world.sees(Cluster, "c"), format!("!{}", error.trim_start_matches('~')), "known at once");
+    world.redials("one");
+    world.accepts("one");
+    world.sends("one", reply(Cluster, "1", &["a=1", "b=1"]));
+    assert_eq!([world.sees(Cluster, "a"), world.sees(Cluster, "c")], ["1", ""]);
+}
+
+/// DE-1, DE-2, DE-3, DE-5, DE-6: what becomes of a resource, by what went wrong and by what the bootstrap asks for.
+#[test]
+fn what_trouble_does_to_a_cached_resource() {
+    let none = ServerFeatures::default();
+    let ignore = ServerFeatures { ignore_resource_deletion: true, ..none };
+    let fail = ServerFeatures { fail_on_data_errors: true, ..none };
+    let slow = ServerFeatures { resource_timer_is_transient_error: true, ..none };
+    let both = ServerFeatures { ignore_resource_deletion: true, ..fail };
+    let nack: fn() -> Reply = || reply(Cluster, "2", &["a=bad"]);
+    let deletion: fn() -> Reply = || reply(Cluster, "2", &[]);
+    let not_found: fn() -> Reply = || reply(Cluster, "2", &[]).error("a", 5, "no such thing");
+    let denied: fn() -> Reply = || reply(Cluster, "2", &[]).error("a", 7, "not for you");
+    let overload: fn() -> Reply = || reply(Cluster, "2", &[]).error("a", 8, "later");
+    let cases = [
+        (nack, [(none, "kept"), (ignore, "kept"), (fail, "dropped"), (slow, "kept"), (both, "dropped")]),
+        (
+            deletion,
+            [(none, "dropped"), (ignore, "kept"), (fail, "dropped"), (slow, "kept"), (both, "dropped")],
+        ),
+        (not_found, [(none, "kept"), (ignore, "kept"), (fail, "dropped"), (slow, "kept"), (both, "dropped")]),
+        (denied, [(none, "kept"), (ignore, "kept"), (fail, "dropped"), (slow, "kept"), (both, "dropped")]),
+        (overload, [(none, "kept"), (ignore, "kept"), (fail, "kept"), (slow, "kept"), (both, "kept")]),
+    ];
+    for (trouble, outcomes) in cases {
+        for (features, outcome) in outcomes {
+            let mut world = with_clusters(features, &["a=1"]);
+            world.sends("one", trouble());
+            let seen = world.sees(Cluster, "a");
+            let start = if outcome == "kept" { "1 ~" } else { "!" };
+            assert!(seen.starts_with(start), "{:?} with {features:?}: {seen}", trouble());
+            assert_eq!(world.changed().len(), 1);
+            world.sends("one", trouble());
+            assert!(world.changed().is_empty(), "the same again is no news");
+            // Fault 24: it returns, unchanged, and no note stays.
+            world.sends("one", reply(Cluster, "3", &["a=1"]));
+            assert_eq!(world.sees(Cluster, "a"), "1");
+            assert_eq!(world.changed().len(), 1);
+        }
+    }
+}
+
+/// DE-5: what a server says about a resource ends the wait for it, and its code is told but not taken over.
+#[test]
+fn a_server_says_why_it_does_not_send() {
+    let mut world = world();
+    world.channel(&[(Endpoints, "a"), (Endpoints, "b")]);
+    world.accepts("one");
+    world.requests("one");
+    world.sends("one", reply(Endpoints, "1", &["b=1"]).error("a", 7, "not for you").error("z", 5, ""));
+    assert_eq!(world.requests("one"), ["endpoints [a b] v1 n1"], "this is no reason to reject");
+    assert_eq!(world.client.next_deadline(), None);
+    let error = |what: &str| {
+        format!("!Unavailable: endpoints \"a\": xDS server \"one\" reports {what} (xDS node id \"me\")")
+    };
+    assert_eq!(world.sees(Endpoints, "a"), error(r#"PERMISSION_DENIED: "not for you""#));
+    world.ends("one", "max age");
+    world.accepts("one");
+    world.passes(secs(60));
+    assert_eq!(world.sees(Endpoints, "a"), error(r#"PERMISSION_DENIED: "not for you""#), "it is remembered");
+    world.sends("one", reply(Endpoints, "1", &[]).error("a", 77, "?"));
+    assert_eq!(world.sees(Endpoints, "a"), error(r#"the unknown code 77: "?""#));
+    world.sends("one", reply(Endpoints, "1", &[]).error("b", 0, "fine"));
+    assert_eq!(world.sees(Endpoints, "b"), "1");
+    world.sends("one", reply(Endpoints, "1", &[]).error("b", -1, "odd"));
+    assert!(world.sees(Endpoints, "b").starts_with("1 ~Unavailable"));
+    world.sends("one", reply(Endpoints, "2", &["a=2"]));
+    assert_eq!(world.sees(Endpoints, "a"), "2");
+}
+
+/// DE-3, fault 24: an ignored deletion is said once, and its end too, by whatever it ends.
+#[test]
+fn an_ignored_deletion_is_logged() {
+    let features = ServerFeatures { ignore_resource_deletion: true, ..ServerFeatures::default() };
+    let begins = r#"warning: cluster "a": xDS server "one" removed it; it stays in use (xDS node id "me")"#;
+    let over = r#"info: cluster "a": its removal by xDS server "one" is over (xDS node id "me")"#;
+    let mut world = with_clusters(features, &["a=1", "b=1"]);
+    world.sends("one", reply(Cluster, "2", &["b=1"]));
+    world.sends("one", reply(Cluster, "3", &["b=1"]));
+    assert_eq!(world.log(), [begins]);
+    let ambient =
+        r#"1 ~NotFound: cluster "a": does not exist: xDS server "one" removed it (xDS node id "me")"#;
+    assert_eq!(world.sees(Cluster, "a"), ambient);
+    world.sends("one", reply(Cluster, "4", &["a=1", "b=1"]));
+    assert_eq!(world.log(), [over]);
+}
+
+/// DE-3: it also ends with the subscription.
+#[test]
+fn an_ignored_deletion_ends_with_the_subscription() {
+    let features = ServerFeatures { ignore_resource_deletion: true, ..ServerFeatures::default() };
+    let mut world = World::new(bootstrap_with(features));
+    let id = world.channel(&[(Cluster, "a"), (Cluster, "b")]);
+    world.accepts("one");
+    world.sends("one", reply(Cluster, "1", &["a=1"]));
+    world.sends("one", reply(Cluster, "2", &[]));
+    world.log();
+    world.wants(id, &[(Cluster, "b")]);
+    let over = r#"info: cluster "a": its removal by xDS server "one" is over (xDS node id "me")"#;
+    assert_eq!(world.log(), [over]);
+}
