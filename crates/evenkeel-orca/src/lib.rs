@@ -30,4 +30,4 @@ pub use evenkeel_proto::xds::data::orca::v3::OrcaLoadReport;
 pub use layer::{LoadLayer, Reporting, ReportingBody, ReportingFuture};
 pub use report::{Ignored, Named, Reading, Report, TRAILER, read, read_trailers};
 pub use server::{Builder, ServerLoad};
-pub use service::LoadService;
+pub use service::{LoadService, METHOD};

@@ -39,7 +39,6 @@ pub struct Reading {
 /// whole-number `rps` is not for anybody's use (ORCA-2).
 #[derive(Clone, PartialEq, prost::Message)]
 #[prost(prost_path = "evenkeel_proto::prost")]
-#[non_exhaustive]
 pub struct Report {
     /// CPU utilisation; may exceed 1 above a soft limit.
     #[prost(double, tag = "1")]
@@ -106,24 +105,22 @@ pub fn read_trailers(trailers: &HeaderMap) -> Reading {
     let Some(text) = found else { return Reading::default() };
     let mut short = [0; SHORT];
     if let Some(room) = short.get_mut(..base64::longest(text.len())) {
-        return match base64::decode(text, room) {
-            Some(length) => read(&room[..length]),
-            None => not_decoded(text),
-        };
+        return read_text(text, room);
     }
     if text.len() > MAX_BYTES.div_ceil(3) * 4 {
         return Reading::none(Ignored::TooLong);
     }
-    let mut room = vec![0; base64::longest(text.len())];
-    match base64::decode(text, &mut room) {
-        Some(length) => read(&room[..length]),
-        None => not_decoded(text),
-    }
+    read_text(text, &mut vec![0; base64::longest(text.len())])
 }
 
-/// Why a text is no report. A list in one line is the same as several lines; a comma is no letter of the code.
-fn not_decoded(text: &[u8]) -> Reading {
-    Reading::none(if text.contains(&b',') { Ignored::Repeated } else { Ignored::Malformed })
+/// A report from its text, decoded into `room`.
+fn read_text(text: &[u8], room: &mut [u8]) -> Reading {
+    match base64::decode(text, room) {
+        Some(length) => read(&room[..length]),
+        // A list in one line is the same as several lines; a comma is no letter of the code.
+        None if text.contains(&b',') => Reading::none(Ignored::Repeated),
+        None => Reading::none(Ignored::Malformed),
+    }
 }
 
 /// A report from its bytes, as they come out of band.

@@ -303,6 +303,9 @@ impl Shared {
 
     /// The trailer of a call that recorded this.
     pub(crate) fn trailer_with(&self, call: Values) -> Option<HeaderValue> {
+        if call.is_empty() {
+            return self.trailer();
+        }
         let mut trailer = call.over(&self.current.load().values).into_trailer()?;
         // It does not come again: HTTP/2 need not remember it, and forget for it what does.
         trailer.set_sensitive(true);

@@ -21,8 +21,8 @@ use tower_service::Service;
 
 use crate::server::ServerLoad;
 
-/// The service's one method.
-pub(crate) const METHOD: &str = "/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics";
+/// The path of the one method that load is reported by out of band.
+pub const METHOD: &str = "/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics";
 
 /// Reports come no more often than this, unless set (A51).
 const MIN_INTERVAL: Duration = Duration::from_secs(30);

@@ -68,14 +68,14 @@ impl Range {
         values: impl IntoIterator<Item = (N, f64)>,
     ) -> bool {
         let mut are_in = true;
-        *map = values
-            .into_iter()
-            .filter(|(_, value)| {
-                are_in &= self.has(*value);
-                self.has(*value)
-            })
-            .map(|(name, value)| (name.into(), value))
-            .collect();
+        map.clear();
+        for (name, value) in values {
+            if self.has(value) {
+                map.insert(name.into(), value);
+            } else {
+                are_in = false;
+            }
+        }
         are_in
     }
 }

@@ -41,8 +41,8 @@ fn a_report_of_numbers_is_read_without_memory() {
     }
 }
 
-/// The layer adds no allocation to a call: its trailer is shared with other calls. A cost that is recorded takes five: what the
-/// handler and the layer share, the cost's name, the map's node, and the call's own report in bytes and in letters.
+/// The layer adds no allocation to a call: its trailer is shared with other calls. A handler that asks takes one, which it and the
+/// layer share, and for a cost that is recorded four more: the cost's name, the map's node, and the call's own report in bytes and in letters.
 #[test]
 fn the_layer_adds_no_allocation_to_a_call() {
     let load = ServerLoad::builder().without_cpu().window(NEVER).build();
@@ -53,6 +53,10 @@ fn the_layer_adds_no_allocation_to_a_call() {
 
     let (allocations, report) = second_call(load.layer().layer(Echo { cost: None }));
     assert_eq!((allocations - bare, report), (0, Some(load.report())));
+
+    // It asks, and what it says is no cost.
+    let (allocations, report) = second_call(load.layer().layer(Echo { cost: Some(f64::NAN) }));
+    assert_eq!((allocations - bare, report), (1, Some(load.report())));
 
     let (allocations, report) = second_call(load.layer().layer(Echo { cost: Some(17.0) }));
     let mut expected = load.report();

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use bytes::{Buf as _, Bytes};
 use evenkeel_core::{Backoff, LoadReport, Rng, Trackers};
-use evenkeel_orca::read;
+use evenkeel_orca::{METHOD, read};
 use evenkeel_proto::prost_types;
 use evenkeel_proto::xds::service::orca::v3::OrcaLoadReportRequest;
 use http::uri::PathAndQuery;
@@ -29,8 +29,6 @@ use crate::channel::Head;
 use crate::connection::Connection;
 use crate::metrics::Metrics;
 use crate::{entropy, load};
-
-const METHOD: &str = "/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics";
 
 /// What a stream needs beside its connection.
 #[derive(Clone)]
