@@ -22,10 +22,13 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("evenkeel-control", &["evenkeel-proto"]),
     ("evenkeel-xds", &["evenkeel-core", "evenkeel-proto"]),
     ("evenkeel", &["evenkeel-core", "evenkeel-orca", "evenkeel-proto", "evenkeel-xds"]),
-    ("evenkeel-cli", &["evenkeel", "evenkeel-control", "evenkeel-core", "evenkeel-orca"]),
+    (
+        "evenkeel-cli",
+        &["evenkeel", "evenkeel-control", "evenkeel-core", "evenkeel-orca", "evenkeel-proto", "evenkeel-xds"],
+    ),
     ("protogen", &[]),
     ("interop", &["evenkeel", "evenkeel-orca", "evenkeel-proto"]),
-    ("testkit", &["evenkeel-core", "evenkeel-proto", "evenkeel-xds"]),
+    ("testkit", &["evenkeel-control", "evenkeel-core", "evenkeel-proto", "evenkeel-xds"]),
 ];
 
 /// What the core may take from others. It is small because the core stands below everything.

@@ -1,13 +1,13 @@
 //! The policy tree as data: what `inspect`, `explain` and the page show.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::tree::Tree;
 use crate::{Connectivity, Endpoint, Instant, Subchannel, SubchannelId};
 
 /// A policy and everything below it, at one moment.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Description {
     /// The policy's name.
@@ -17,18 +17,18 @@ pub struct Description {
     /// What is particular to the policy, as name and value.
     pub details: Map<String, Value>,
     /// The endpoints that it balances over itself.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub endpoints: Vec<EndpointRow>,
     /// The policies below it, by name.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub children: Vec<(String, Description)>,
     /// What the operator should know.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }
 
 /// One endpoint as a policy uses it.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct EndpointRow {
     /// Its addresses.

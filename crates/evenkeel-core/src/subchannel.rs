@@ -16,7 +16,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::fast_map::FastMap;
 use crate::few::Few;
@@ -24,7 +24,7 @@ use crate::tree::NodeId;
 use crate::{Address, Instant, LoadReport, Rng, Status};
 
 /// How well a subchannel, a policy or the whole channel is connected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum Connectivity {
     /// Not connected and not trying.

@@ -40,6 +40,8 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "admin")]
+pub mod admin;
 mod builder;
 mod call;
 mod channel;

@@ -1,0 +1,96 @@
+//! The `evenkeel` command.
+//!
+//! Each subcommand is a module with its arguments and one function that runs it; what they share on the way to the
+//! terminal is in [`ui`]. Logic that others could want is in the libraries.
+
+#![forbid(unsafe_code)]
+
+mod demo;
+mod doctor;
+mod explain;
+mod inspect;
+mod serve;
+mod ui;
+mod validate;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+use crate::ui::{Exit, Failure, Terminal};
+
+/// xDS load balancing for gRPC: see it, serve it, look inside it.
+#[derive(Parser)]
+#[command(name = "evenkeel", version, propagate_version = true, after_help = EXAMPLES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    /// When to use colours; NO_COLOR counts as `never`.
+    #[arg(long, global = true, value_name = "WHEN", default_value = "auto")]
+    color: ui::When,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  evenkeel demo                              five backends, a control plane, a client and a page
+  evenkeel serve mesh.yaml                   a control plane for your laptop
+  evenkeel explain mesh.yaml --target xds:///orders
+  evenkeel validate mesh.yaml                what would be rejected, and why
+  evenkeel inspect 127.0.0.1:9901            what a running client knows
+  evenkeel doctor xds:///orders              why it does not work
+
+Exit codes: 0 fine, 1 something was found, 2 wrong usage or input, 3 could not connect";
+
+#[derive(Subcommand)]
+enum Command {
+    Demo(demo::Args),
+    Serve(serve::Args),
+    Explain(explain::Args),
+    Validate(validate::Args),
+    Inspect(inspect::Args),
+    Doctor(doctor::Args),
+    /// Print completions for a shell.
+    ///
+    /// For example: evenkeel completions bash > /etc/bash_completion.d/evenkeel
+    Completions {
+        /// For which shell.
+        shell: clap_complete::Shell,
+    },
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let terminal = Terminal::new(cli.color);
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            terminal.complain(&Failure::usage(format!("no threads to run on: {error}")));
+            return Exit::Usage.into();
+        }
+    };
+    let outcome = runtime.block_on(run(cli.command, &terminal));
+    // Nothing that still runs is worth waiting for.
+    runtime.shutdown_background();
+    match outcome {
+        Ok(exit) => exit.into(),
+        Err(failure) => {
+            terminal.complain(&failure);
+            failure.exit.into()
+        }
+    }
+}
+
+async fn run(command: Command, terminal: &Terminal) -> Result<Exit, Failure> {
+    match command {
+        Command::Demo(args) => demo::run(args, terminal).await,
+        Command::Serve(args) => serve::run(args, terminal).await,
+        Command::Explain(args) => explain::run(args, terminal).await,
+        Command::Validate(args) => validate::run(args, terminal).await,
+        Command::Inspect(args) => inspect::run(args, terminal).await,
+        Command::Doctor(args) => doctor::run(args, terminal).await,
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "evenkeel", &mut std::io::stdout());
+            Ok(Exit::Fine)
+        }
+    }
+}
