@@ -10,6 +10,7 @@ mod doctor;
 mod explain;
 mod inspect;
 mod serve;
+mod table;
 mod ui;
 mod validate;
 
