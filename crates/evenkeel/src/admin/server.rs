@@ -39,14 +39,22 @@ const PAGE: &[(&str, &str, &str)] = &[("/", HTML, include_str!("page/index.html"
 /// The names under which we may be asked, beside addresses and `localhost`.
 pub(super) type Names = Arc<[String]>;
 
-pub(super) fn router(latest: watch::Receiver<Latest>, names: Names) -> Router {
+/// What requests are answered from.
+#[derive(Clone)]
+pub(super) struct Served {
+    pub(super) latest: watch::Receiver<Latest>,
+    /// Its sender is gone: the server ends.
+    pub(super) ended: watch::Receiver<()>,
+}
+
+pub(super) fn router(served: Served, names: Names) -> Router {
     let page = PAGE.iter().fold(Router::new(), |router, (path, kind, text)| {
         router.route(path, get(move || async move { file(kind, text) }))
     });
     page.route("/api/state", get(state))
         .route("/api/history", get(history))
         .route("/api/events", get(events))
-        .with_state(latest)
+        .with_state(served)
         .route(
             "/envoy.service.status.v3.ClientStatusDiscoveryService/{method}",
             on_service(MethodFilter::POST, Csds::new()),
@@ -63,22 +71,23 @@ fn json(text: Bytes) -> Response {
     ([(CONTENT_TYPE, HeaderValue::from_static("application/json"))], text).into_response()
 }
 
-async fn state(Extracted(latest): Extracted<watch::Receiver<Latest>>) -> Response {
-    json(latest.borrow().state.clone())
+async fn state(Extracted(served): Extracted<Served>) -> Response {
+    json(served.latest.borrow().state.clone())
 }
 
-async fn history(Extracted(latest): Extracted<watch::Receiver<Latest>>) -> Response {
-    json(latest.borrow().history.clone())
+async fn history(Extracted(served): Extracted<Served>) -> Response {
+    json(served.latest.borrow().history.clone())
 }
 
 /// Every state from now on, the present one first. Who reads slowly gets the latest, not all of them.
-async fn events(Extracted(mut latest): Extracted<watch::Receiver<Latest>>) -> Response {
+async fn events(Extracted(Served { mut latest, mut ended }): Extracted<Served>) -> Response {
     let (sender, events) = mpsc::channel::<Result<Bytes, std::io::Error>>(1);
     latest.mark_changed();
     tokio::spawn(async move {
         loop {
             tokio::select! {
                 () = sender.closed() => return,
+                _ = ended.changed() => return,
                 changed = latest.changed() => if changed.is_err() { return },
             }
             let event = {
