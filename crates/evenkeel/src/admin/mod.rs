@@ -23,6 +23,7 @@
 //! Calls are counted from the first start on, at the price of two looks at the clock for each call; before that nothing is.
 
 mod look;
+mod page;
 mod server;
 mod state;
 mod view;
