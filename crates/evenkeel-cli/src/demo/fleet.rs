@@ -29,6 +29,12 @@ impl Backend {
         Ok(Backend { name, capacity, address, process: Some(process) })
     }
 
+    /// One that does not run.
+    #[cfg(test)]
+    pub(super) fn gone(name: &'static str, capacity: u32, address: SocketAddr) -> Backend {
+        Backend { name, capacity, address, process: None }
+    }
+
     /// Kills the process, which has no time to say farewell.
     pub(super) async fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {
