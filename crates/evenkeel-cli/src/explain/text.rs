@@ -1,0 +1,334 @@
+//! The answer for people: the short one first, then the routes, then each cluster as a tree with its shares.
+
+use std::fmt::Write as _;
+
+use crate::table::{Cell, table};
+use crate::ui::{Style, Terminal};
+
+use super::answer::{Answer, ClusterAnswer, ForwardAnswer, LeafAnswer, RouteAnswer};
+use super::tree::{Node, Row};
+
+/// How wide a bar of all calls is.
+const BAR: f64 = 10.0;
+
+/// The whole answer. `with_stages` adds the four configs of each cluster.
+pub(crate) fn text(answer: &Answer, with_stages: bool, terminal: &Terminal) -> String {
+    let mut out = format!("{}\n", terminal.paint(Style::Title, headline(answer)));
+    if let Some(failure) = &answer.failure {
+        line(&mut out, format_args!("{} {failure}", terminal.paint(Style::Bad, "They fail:")));
+        return out;
+    }
+    out.push_str(&routes(answer, terminal));
+    for cluster in &answer.clusters {
+        out.push_str(&of_cluster(cluster, terminal));
+        if with_stages {
+            cluster.leaves.iter().for_each(|leaf| out.push_str(&stages(leaf, terminal)));
+        }
+    }
+    if !with_stages && !answer.clusters.is_empty() {
+        let hint = "--stages shows the four configs that lead here, --json everything.";
+        line(&mut out, format_args!("\n{}", terminal.paint(Style::Faint, hint)));
+    }
+    out
+}
+
+/// What becomes of the call, in one sentence.
+fn headline(answer: &Answer) -> String {
+    let calls = format!("Calls to {} {}", answer.target, answer.path);
+    let refused = match answer.unrouted {
+        0.0 => String::new(),
+        share => format!("; {} find no route and fail", percent(share)),
+    };
+    match answer.clusters.as_slice() {
+        _ if answer.failure.is_some() => format!("{calls}."),
+        [] => format!("{calls} find no route and fail."),
+        [only] if refused.is_empty() => format!("{calls} go to cluster {}: {}.", only.name, outlook(only)),
+        clusters => {
+            let each =
+                clusters.iter().map(|cluster| format!("{} to {}", percent(cluster.share), cluster.name));
+            format!("{calls} go {}{refused}.", each.collect::<Vec<_>>().join(", "))
+        }
+    }
+}
+
+/// What a cluster does with its calls, in a few words.
+fn outlook(cluster: &ClusterAnswer) -> String {
+    if let Some(failure) = &cluster.failure {
+        return format!("they fail, {failure}");
+    }
+    if let Some(address) = &cluster.this_call {
+        return format!("by its hash this one to {address}");
+    }
+    let nodes = cluster.tree.as_ref().map(Node::walk).unwrap_or_default();
+    let rows: Vec<&Row> = nodes.iter().flat_map(|node| &node.endpoints).collect();
+    let used = rows.iter().filter(|row| row.share.is_none_or(|share| share > 0.0)).count();
+    let policy = nodes.iter().find(|node| !node.endpoints.is_empty()).and_then(|node| node.policy.as_deref());
+    let what = if rows.len() == 1 { "endpoint" } else { "endpoints" };
+    let count = if used == rows.len() { format!("{used}") } else { format!("{used} of {}", rows.len()) };
+    match policy {
+        Some(policy) => format!("{count} {what} by {policy}"),
+        None => format!("{count} {what}"),
+    }
+}
+
+fn routes(answer: &Answer, terminal: &Terminal) -> String {
+    let host = answer.virtual_host.as_deref().unwrap_or_default();
+    let mut out =
+        format!("\n{}\n", terminal.paint(Style::Title, format_args!("Routes of virtual host {host:?}")));
+    for (i, route) in answer.routes.iter().enumerate() {
+        let (sign, style, fate) = fate(route);
+        let name = if route.name.is_empty() { String::new() } else { format!("{:?} ", route.name) };
+        line(&mut out, format_args!("  {sign} {}. {name}{}", i + 1, route.route));
+        line(&mut out, format_args!("       {}", terminal.paint(style, fate)));
+        if let Some(forward) = &route.forward {
+            for text in terms(forward) {
+                line(&mut out, format_args!("       {text}"));
+            }
+        }
+    }
+    if answer.unrouted > 0.0 {
+        let text =
+            format!("{} of the calls find no route and fail with UNAVAILABLE", percent(answer.unrouted));
+        line(&mut out, format_args!("  ✗ {}", terminal.paint(Style::Bad, text)));
+    }
+    let is_path_missed = answer.routes.iter().any(|route| route.misses.as_deref() == Some("another path"));
+    if is_path_missed && answer.path == "/" {
+        line(
+            &mut out,
+            format_args!("  {}", terminal.paint(Style::Faint, "--path says which method is called.")),
+        );
+    }
+    out
+}
+
+/// A sign, a colour and a word for what a route does with the call.
+fn fate(route: &RouteAnswer) -> (char, Style, String) {
+    match &route.misses {
+        Some(why) => ('·', Style::Faint, format!("passes: {why}")),
+        None if route.forward.is_none() => {
+            ('✗', Style::Bad, format!("fails {} of the calls", percent(route.share)))
+        }
+        None if route.share >= 1.0 => ('→', Style::Good, "takes it".to_owned()),
+        None => ('→', Style::Good, format!("takes {} of such calls", percent(route.share))),
+    }
+}
+
+/// What holds for calls of a route.
+fn terms(forward: &ForwardAnswer) -> Vec<String> {
+    let mut all = Vec::new();
+    if forward.clusters.len() > 1 {
+        let each = forward.clusters.iter().map(|(name, share)| format!("{name} {}", percent(*share)));
+        all.push(each.collect::<Vec<_>>().join(", "));
+    }
+    all.push(match forward.timeout {
+        Some(timeout) => format!("timeout {}", seconds(timeout)),
+        None => "no timeout but the caller's".to_owned(),
+    });
+    if let Some(retry) = &forward.retry {
+        let (first, longest) = (seconds(retry.first_backoff), seconds(retry.longest_backoff));
+        let on = retry.on.join(", ");
+        all.push(format!("up to {} attempts on {on}, back-off {first} to {longest}", retry.max_attempts));
+    }
+    if !forward.hash_of.is_empty() {
+        let of = forward.hash_of.join("; ");
+        all.push(match &forward.hash {
+            Some(hash) => format!("hash of {of}: {hash}"),
+            None if forward.hash_by_channel => format!("hash of {of}: each channel has its own"),
+            None => format!("hash of {of}: this call has none, so it gets a random one"),
+        });
+    }
+    if !forward.filters.is_empty() {
+        all.push(format!("filters: {}", forward.filters.join(", ")));
+    }
+    all
+}
+
+fn of_cluster(cluster: &ClusterAnswer, terminal: &Terminal) -> String {
+    let share = if cluster.share < 1.0 {
+        format!(", {} of the calls", percent(cluster.share))
+    } else {
+        String::new()
+    };
+    let title = format!("Cluster {}{share}", cluster.name);
+    let mut out = format!("\n{}\n", terminal.paint(Style::Title, title));
+    if let Some(failure) = &cluster.failure {
+        line(&mut out, format_args!("  {} {failure}", terminal.paint(Style::Bad, "✗ its calls fail:")));
+    }
+    if let Some(tree) = &cluster.tree {
+        let mut rows = Vec::new();
+        draw(tree, "  ", "  ", &mut rows);
+        out.push_str(&table(&rows, terminal));
+    }
+    for note in notes(cluster) {
+        line(&mut out, format_args!("  {} {note}", terminal.paint(Style::Faint, "*")));
+    }
+    out
+}
+
+/// One row for each policy and endpoint. `first` stands before the row itself, `rest` before those below it.
+fn draw(node: &Node, first: &str, rest: &str, rows: &mut Vec<Vec<Cell>>) {
+    let policy = node.policy.as_deref().unwrap_or("stands by");
+    let name = if node.name.is_empty() { policy.to_owned() } else { format!("{}  {policy}", node.name) };
+    // Where one child takes all, its parent's share says it.
+    let is_split = !node.name.is_empty();
+    let share = if is_split { share(node.share) } else { Cell::default() };
+    let style = if node.policy.is_none() { Style::Faint } else { Style::Title };
+    let name = Cell::new(format!("{first}{name}"));
+    rows.push(vec![if node.policy.is_none() { name.style(style) } else { name }, Cell::default(), share]);
+    let count = node.children.len() + node.endpoints.len();
+    let stem = |i: usize| if i + 1 == count { ("└ ", "  ") } else { ("├ ", "│ ") };
+    for (i, row) in node.endpoints.iter().enumerate() {
+        let (branch, _) = stem(i);
+        rows.push(endpoint(row, &format!("{rest}{branch}")));
+    }
+    for (i, child) in node.children.iter().enumerate() {
+        let (branch, below) = stem(node.endpoints.len() + i);
+        draw(child, &format!("{rest}{branch}"), &format!("{rest}{below}"), rows);
+    }
+}
+
+fn endpoint(row: &Row, stem: &str) -> Vec<Cell> {
+    let weight = row.weight.filter(|weight| *weight > 0.0).map(number).unwrap_or_default();
+    let weight = if weight.is_empty() { weight } else { format!("weight {weight}") };
+    let is_used = row.share.is_none_or(|share| share > 0.0);
+    let name = Cell::new(format!("{stem}{}", row.addresses.join(", ")));
+    match (&row.unused, row.share) {
+        (Some(why), _) if !is_used => vec![
+            name.style(Style::Faint),
+            Cell::right(weight).style(Style::Faint),
+            Cell::right(percent(0.0)).style(Style::Faint),
+            Cell::new(why).style(Style::Faint),
+        ],
+        (_, Some(part)) => {
+            let bar = "█".repeat((part * BAR).round() as usize);
+            let bar = if bar.is_empty() && part > 0.0 { "▏".to_owned() } else { bar };
+            vec![name, Cell::right(weight), Cell::right(percent(part)), Cell::new(bar).style(Style::Good)]
+        }
+        (_, None) => vec![name, Cell::right(weight), Cell::right("by load")],
+    }
+}
+
+fn share(share: Option<f64>) -> Cell {
+    match share {
+        Some(share) => Cell::right(percent(share)),
+        None => Cell::right("by load"),
+    }
+}
+
+/// What the tree does not show by itself.
+fn notes(cluster: &ClusterAnswer) -> Vec<String> {
+    let mut notes = Vec::new();
+    let several = cluster.leaves.len() > 1;
+    if several {
+        let names = cluster.leaves.iter().map(|leaf| leaf.name.as_str()).collect::<Vec<_>>().join(", ");
+        notes.push(format!("made of {names}: the first that works takes all calls"));
+    }
+    for leaf in &cluster.leaves {
+        let of = if several { format!("{}: ", leaf.name) } else { String::new() };
+        notes.extend(leaf_notes(leaf).into_iter().map(|note| format!("{of}{note}")));
+    }
+    if let Some(address) = &cluster.this_call {
+        notes.push(format!("the hash of this call leads to {address}"));
+    }
+    for node in cluster.tree.as_ref().map(Node::walk).unwrap_or_default() {
+        let note = node.policy.as_deref().and_then(|policy| policy_note(policy, node));
+        let warnings = node.warnings.iter().map(|warning| format!("warning: {warning}"));
+        for note in note.into_iter().chain(warnings) {
+            if !notes.contains(&note) {
+                notes.push(note);
+            }
+        }
+    }
+    notes
+}
+
+fn leaf_notes(leaf: &LeafAnswer) -> Vec<String> {
+    let mut notes = Vec::new();
+    match &leaf.source {
+        Some(source) if leaf.is_dns => notes.push(format!(
+            "endpoints are all addresses of {source}, which is not looked up here: one endpoint, whatever they are"
+        )),
+        Some(source) => notes.push(format!("endpoints from {source}")),
+        None => {}
+    }
+    for (category, part) in &leaf.drops {
+        notes.push(format!("{} of the calls are dropped (category {category:?})", percent(*part)));
+    }
+    if let Some(limit) = leaf.max_concurrent_requests {
+        notes.push(format!("at most {limit} calls at a time from one client"));
+    }
+    if leaf.has_outlier_detection {
+        notes.push("endpoints that do badly are set aside for a while (outlier detection)".to_owned());
+    }
+    if let Some(server) = &leaf.load_reported_to {
+        notes.push(format!("load is reported to {server}"));
+    }
+    for (address, why) in &leaf.left_out {
+        notes.push(format!("left out: {address} ({why})"));
+    }
+    notes
+}
+
+/// What a policy decides while calls run.
+fn policy_note(policy: &str, node: &Node) -> Option<String> {
+    let detail = |name: &str| node.details.get(name).map(ToString::to_string).unwrap_or_default();
+    Some(match policy {
+        "weighted_round_robin" => {
+            "weights are learned from load reports at run time; until then the EDS weights hold, as shown"
+                .to_owned()
+        }
+        "least_request_experimental" => format!(
+            "of {} endpoints chosen at random the one with the fewest calls in flight is taken: even if all are as fast",
+            detail("choiceCount")
+        ),
+        "ring_hash_experimental" => {
+            format!(
+                "shares are those of the ring ({} entries): a call goes where its hash is",
+                detail("ringSize")
+            )
+        }
+        "random_subsetting_experimental" => {
+            format!("each client draws {} of {} endpoints; shown is one draw", detail("chosen"), detail("of"))
+        }
+        "pick_first" => "one address at a time: the first that answers".to_owned(),
+        _ => return None,
+    })
+}
+
+fn stages(leaf: &LeafAnswer, terminal: &Terminal) -> String {
+    let mut out = String::new();
+    for (i, (name, config)) in leaf.stages.iter().enumerate() {
+        let title = format!("Cluster {}, config {} of {}: {name}", leaf.name, i + 1, leaf.stages.len());
+        line(&mut out, format_args!("\n{}", terminal.paint(Style::Title, title)));
+        line(&mut out, format_args!("{config:#}"));
+    }
+    out
+}
+
+/// A share as people read it: `25 %`, `18.8 %`, `0.05 %`.
+pub(crate) fn percent(share: f64) -> String {
+    let percent = share * 100.0;
+    let text =
+        if percent > 0.0 && percent < 0.95 { format!("{percent:.2}") } else { format!("{percent:.1}") };
+    let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
+    format!("{text} %")
+}
+
+/// A time as people read it: `250 ms`, `5 s`.
+fn seconds(seconds: f64) -> String {
+    match seconds {
+        short if short < 1.0 => format!("{} ms", number(short * 1000.0)),
+        long => format!("{} s", number(long)),
+    }
+}
+
+/// A number without digits that say nothing.
+fn number(number: f64) -> String {
+    let text = format!("{number:.3}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+fn line(out: &mut String, text: std::fmt::Arguments<'_>) {
+    // A `String` takes everything.
+    let _ = writeln!(out, "{text}");
+}
