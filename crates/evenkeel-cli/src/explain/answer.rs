@@ -23,6 +23,9 @@ use super::known::Known;
 use super::tree::{self, Node};
 use super::walk::Walk;
 
+/// Why a route misses a call whose path is another.
+pub(crate) const OTHER_PATH: &str = "the path";
+
 /// The call that is asked about.
 #[derive(Debug)]
 pub(crate) struct Question {
@@ -179,8 +182,8 @@ impl Answer {
             let (part, misses) = match step.outcome {
                 Outcome::Taken => (1.0, None),
                 Outcome::Share(per_million) => (f64::from(per_million) / 1e6, None),
-                Outcome::OtherPath => (0.0, Some("another path".to_owned())),
-                Outcome::OtherHeader(header) => (0.0, Some(format!("not {header}"))),
+                Outcome::OtherPath => (0.0, Some(OTHER_PATH.to_owned())),
+                Outcome::OtherHeader(header) => (0.0, Some(header)),
                 other => (0.0, Some(format!("{other:?}"))),
             };
             let share = left * part;
@@ -211,6 +214,8 @@ impl Answer {
                 }
             }
         }
+        // The largest first; a stable sort leaves equals in the order of the routes.
+        shares.sort_by(|(_, one, _), (_, other, _)| other.total_cmp(one));
         for (name, share, hash) in shares {
             self.clusters.push(ClusterAnswer::new(&name, share, hash, question, walk, config, known));
         }

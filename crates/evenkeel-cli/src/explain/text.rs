@@ -5,17 +5,19 @@ use std::fmt::Write as _;
 use crate::table::{Cell, table};
 use crate::ui::{Style, Terminal};
 
-use super::answer::{Answer, ClusterAnswer, ForwardAnswer, LeafAnswer, RouteAnswer};
+use super::answer::{Answer, ClusterAnswer, ForwardAnswer, LeafAnswer, OTHER_PATH, RouteAnswer};
 use super::tree::{Node, Row};
 
 /// How wide a bar of all calls is.
 const BAR: f64 = 10.0;
 
+/// How wide lines of words are.
+const WIDTH: usize = 79;
+
 /// The whole answer. `with_stages` adds the four configs of each cluster.
 pub(crate) fn text(answer: &Answer, with_stages: bool, terminal: &Terminal) -> String {
-    let mut out = format!("{}\n", terminal.paint(Style::Title, headline(answer)));
-    if let Some(failure) = &answer.failure {
-        line(&mut out, format_args!("{} {failure}", terminal.paint(Style::Bad, "They fail:")));
+    let mut out = format!("{}\n", terminal.paint(Style::Title, wrapped(&headline(answer), 0)));
+    if answer.failure.is_some() {
         return out;
     }
     out.push_str(&routes(answer, terminal));
@@ -34,13 +36,18 @@ pub(crate) fn text(answer: &Answer, with_stages: bool, terminal: &Terminal) -> S
 
 /// What becomes of the call, in one sentence.
 fn headline(answer: &Answer) -> String {
-    let calls = format!("Calls to {} {}", answer.target, answer.path);
+    let calls = match answer.path.as_str() {
+        "/" => format!("Calls to {}", answer.target),
+        path => format!("Calls to {path} of {}", answer.target),
+    };
     let refused = match answer.unrouted {
         0.0 => String::new(),
         share => format!("; {} find no route and fail", percent(share)),
     };
+    if let Some(failure) = &answer.failure {
+        return format!("{calls} fail: {failure}");
+    }
     match answer.clusters.as_slice() {
-        _ if answer.failure.is_some() => format!("{calls}."),
         [] => format!("{calls} find no route and fail."),
         [only] if refused.is_empty() => format!("{calls} go to cluster {}: {}.", only.name, outlook(only)),
         clusters => {
@@ -61,7 +68,8 @@ fn outlook(cluster: &ClusterAnswer) -> String {
     }
     let nodes = cluster.tree.as_ref().map(Node::walk).unwrap_or_default();
     let rows: Vec<&Row> = nodes.iter().flat_map(|node| &node.endpoints).collect();
-    let used = rows.iter().filter(|row| row.share.is_none_or(|share| share > 0.0)).count();
+    let is_used = |row: &&&Row| row.share.map_or(row.unused.is_none(), |share| share > 0.0);
+    let used = rows.iter().filter(is_used).count();
     let policy = nodes.iter().find(|node| !node.endpoints.is_empty()).and_then(|node| node.policy.as_deref());
     let what = if rows.len() == 1 { "endpoint" } else { "endpoints" };
     let count = if used == rows.len() { format!("{used}") } else { format!("{used} of {}", rows.len()) };
@@ -78,11 +86,12 @@ fn routes(answer: &Answer, terminal: &Terminal) -> String {
     for (i, route) in answer.routes.iter().enumerate() {
         let (sign, style, fate) = fate(route);
         let name = if route.name.is_empty() { String::new() } else { format!("{:?} ", route.name) };
-        line(&mut out, format_args!("  {sign} {}. {name}{}", i + 1, route.route));
-        line(&mut out, format_args!("       {}", terminal.paint(style, fate)));
+        let route_text = wrapped(&format!("{name}{}", route.route), 7);
+        line(&mut out, format_args!("  {sign} {}. {route_text}", i + 1));
+        line(&mut out, format_args!("       {}", terminal.paint(style, wrapped(&fate, 7))));
         if let Some(forward) = &route.forward {
             for text in terms(forward) {
-                line(&mut out, format_args!("       {text}"));
+                line(&mut out, format_args!("       {}", wrapped(&text, 7)));
             }
         }
     }
@@ -91,7 +100,7 @@ fn routes(answer: &Answer, terminal: &Terminal) -> String {
             format!("{} of the calls find no route and fail with UNAVAILABLE", percent(answer.unrouted));
         line(&mut out, format_args!("  ✗ {}", terminal.paint(Style::Bad, text)));
     }
-    let is_path_missed = answer.routes.iter().any(|route| route.misses.as_deref() == Some("another path"));
+    let is_path_missed = answer.routes.iter().any(|route| route.misses.as_deref() == Some(OTHER_PATH));
     if is_path_missed && answer.path == "/" {
         line(
             &mut out,
@@ -104,7 +113,7 @@ fn routes(answer: &Answer, terminal: &Terminal) -> String {
 /// A sign, a colour and a word for what a route does with the call.
 fn fate(route: &RouteAnswer) -> (char, Style, String) {
     match &route.misses {
-        Some(why) => ('·', Style::Faint, format!("passes: {why}")),
+        Some(why) => ('·', Style::Faint, format!("does not match: {why}")),
         None if route.forward.is_none() => {
             ('✗', Style::Bad, format!("fails {} of the calls", percent(route.share)))
         }
@@ -152,7 +161,8 @@ fn of_cluster(cluster: &ClusterAnswer, terminal: &Terminal) -> String {
     let title = format!("Cluster {}{share}", cluster.name);
     let mut out = format!("\n{}\n", terminal.paint(Style::Title, title));
     if let Some(failure) = &cluster.failure {
-        line(&mut out, format_args!("  {} {failure}", terminal.paint(Style::Bad, "✗ its calls fail:")));
+        let failure = wrapped(&format!("✗ its calls fail: {failure}"), 4);
+        line(&mut out, format_args!("  {}", terminal.paint(Style::Bad, failure)));
     }
     if let Some(tree) = &cluster.tree {
         let mut rows = Vec::new();
@@ -160,7 +170,7 @@ fn of_cluster(cluster: &ClusterAnswer, terminal: &Terminal) -> String {
         out.push_str(&table(&rows, terminal));
     }
     for note in notes(cluster) {
-        line(&mut out, format_args!("  {} {note}", terminal.paint(Style::Faint, "*")));
+        line(&mut out, format_args!("  {} {}", terminal.paint(Style::Faint, "*"), wrapped(&note, 4)));
     }
     out
 }
@@ -169,17 +179,18 @@ fn of_cluster(cluster: &ClusterAnswer, terminal: &Terminal) -> String {
 fn draw(node: &Node, first: &str, rest: &str, rows: &mut Vec<Vec<Cell>>) {
     let policy = node.policy.as_deref().unwrap_or("stands by");
     let name = if node.name.is_empty() { policy.to_owned() } else { format!("{}  {policy}", node.name) };
-    // Where one child takes all, its parent's share says it.
-    let is_split = !node.name.is_empty();
-    let share = if is_split { share(node.share) } else { Cell::default() };
-    let style = if node.policy.is_none() { Style::Faint } else { Style::Title };
     let name = Cell::new(format!("{first}{name}"));
-    rows.push(vec![if node.policy.is_none() { name.style(style) } else { name }, Cell::default(), share]);
+    rows.push(match node.policy {
+        None => vec![name.style(Style::Faint)],
+        // An only child takes what its parent gets.
+        Some(_) if node.name.is_empty() => vec![name],
+        Some(_) => vec![name, Cell::default(), share(node.share)],
+    });
     let count = node.children.len() + node.endpoints.len();
     let stem = |i: usize| if i + 1 == count { ("└ ", "  ") } else { ("├ ", "│ ") };
     for (i, row) in node.endpoints.iter().enumerate() {
         let (branch, _) = stem(i);
-        rows.push(endpoint(row, &format!("{rest}{branch}")));
+        rows.push(endpoint(row, node.policy.as_deref(), &format!("{rest}{branch}")));
     }
     for (i, child) in node.children.iter().enumerate() {
         let (branch, below) = stem(node.endpoints.len() + i);
@@ -187,24 +198,23 @@ fn draw(node: &Node, first: &str, rest: &str, rows: &mut Vec<Vec<Cell>>) {
     }
 }
 
-fn endpoint(row: &Row, stem: &str) -> Vec<Cell> {
-    let weight = row.weight.filter(|weight| *weight > 0.0).map(number).unwrap_or_default();
-    let weight = if weight.is_empty() { weight } else { format!("weight {weight}") };
-    let is_used = row.share.is_none_or(|share| share > 0.0);
+fn endpoint(row: &Row, policy: Option<&str>, stem: &str) -> Vec<Cell> {
     let name = Cell::new(format!("{stem}{}", row.addresses.join(", ")));
-    match (&row.unused, row.share) {
-        (Some(why), _) if !is_used => vec![
-            name.style(Style::Faint),
-            Cell::right(weight).style(Style::Faint),
-            Cell::right(percent(0.0)).style(Style::Faint),
-            Cell::new(why).style(Style::Faint),
-        ],
-        (_, Some(part)) => {
+    if policy.is_none() {
+        return vec![name.style(Style::Faint)];
+    }
+    // The ring's weights are shares of the ring already.
+    let weight = row.weight.filter(|weight| *weight > 0.0 && policy != Some("ring_hash_experimental"));
+    let weight = Cell::right(weight.map(|weight| format!("weight {}", number(weight))).unwrap_or_default());
+    match (row.share, &row.unused) {
+        (Some(part), _) if part > 0.0 => {
             let bar = "█".repeat((part * BAR).round() as usize);
-            let bar = if bar.is_empty() && part > 0.0 { "▏".to_owned() } else { bar };
-            vec![name, Cell::right(weight), Cell::right(percent(part)), Cell::new(bar).style(Style::Good)]
+            let bar = if bar.is_empty() { "▏".to_owned() } else { bar };
+            vec![name, weight, Cell::right(percent(part)), Cell::new(bar).style(Style::Good)]
         }
-        (_, None) => vec![name, Cell::right(weight), Cell::right("by load")],
+        (_, Some(why)) => vec![name, weight, Cell::right(percent(0.0)), Cell::new(why).style(Style::Faint)],
+        (Some(_), None) => vec![name, weight, Cell::right(percent(0.0))],
+        (None, None) => vec![name, weight, Cell::right("by load")],
     }
 }
 
@@ -326,6 +336,26 @@ fn seconds(seconds: f64) -> String {
 fn number(number: f64) -> String {
     let text = format!("{number:.3}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+/// The text with a break wherever the next word would go past the width; lines after the first are indented.
+fn wrapped(text: &str, indent: usize) -> String {
+    let mut out = String::new();
+    let mut column = indent;
+    for (i, word) in text.split(' ').enumerate() {
+        let width = word.chars().count();
+        if i > 0 && column + 1 + width > WIDTH {
+            out.push('\n');
+            out.push_str(&" ".repeat(indent));
+            column = indent;
+        } else if i > 0 {
+            out.push(' ');
+            column += 1;
+        }
+        out.push_str(word);
+        column += width;
+    }
+    out
 }
 
 fn line(out: &mut String, text: std::fmt::Arguments<'_>) {
