@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use evenkeel_core::cluster::{Cluster, Clusters, Leaf, Source, stages};
+use evenkeel_core::cluster::{Cluster, Clusters, EndpointSet, Leaf, Source, stages};
+use evenkeel_core::policy::DropCategory;
 use evenkeel_core::{Call, Headers};
 use evenkeel_proto::envoy::config::core::v3::HealthStatus;
 use evenkeel_proto::envoy::config::core::v3::address::Address as AddressKind;
@@ -15,12 +16,12 @@ use evenkeel_proto::envoy::config::endpoint::v3::{ClusterLoadAssignment, LbEndpo
 use evenkeel_proto::prost::Message;
 use evenkeel_xds::graph::XdsConfig;
 use evenkeel_xds::resource::ResourceType;
-use evenkeel_xds::routing::{Action, Explained, Forward, Outcome, RetryPolicy};
+use evenkeel_xds::routing::{Action, Explained, Forward, Outcome, RetryPolicy, WeightedCluster};
 use serde::Serialize;
 use serde_json::Value;
 
 use super::known::Known;
-use super::tree::{self, Node};
+use super::tree::{self, Node, Row};
 use super::walk::Walk;
 
 /// Why a route misses a call whose path is another.
@@ -84,7 +85,7 @@ pub(crate) struct RouteAnswer {
 #[derive(Debug, Serialize)]
 pub(crate) struct ForwardAnswer {
     /// The clusters with their shares of the route's calls.
-    pub(crate) clusters: Vec<(String, f64)>,
+    pub(crate) clusters: Vec<Share>,
     /// The longest a call may take, in seconds.
     pub(crate) timeout: Option<f64>,
     pub(crate) retry: Option<RetryAnswer>,
@@ -96,6 +97,13 @@ pub(crate) struct ForwardAnswer {
     pub(crate) hash_by_channel: bool,
     /// The filters that run before the call is sent.
     pub(crate) filters: Vec<String>,
+}
+
+/// A part of calls, by its name.
+#[derive(Debug, Serialize)]
+pub(crate) struct Share {
+    pub(crate) name: String,
+    pub(crate) share: f64,
 }
 
 /// When a call is tried again; times in seconds.
@@ -121,6 +129,8 @@ pub(crate) struct ClusterAnswer {
     pub(crate) dropped: Option<f64>,
     /// Where this call goes, if its hash says so.
     pub(crate) this_call: Option<String>,
+    /// The endpoints of the tree, in its order.
+    pub(crate) endpoints: Vec<Row>,
     pub(crate) tree: Option<Node>,
 }
 
@@ -132,14 +142,28 @@ pub(crate) struct LeafAnswer {
     pub(crate) source: Option<String>,
     pub(crate) is_dns: bool,
     /// Categories with the part of calls that each drops.
-    pub(crate) drops: Vec<(String, f64)>,
+    pub(crate) drops: Vec<Share>,
     pub(crate) max_concurrent_requests: Option<u32>,
     pub(crate) has_outlier_detection: bool,
     pub(crate) load_reported_to: Option<String>,
     /// Endpoints that the control plane lists and clients do not use, and why.
-    pub(crate) left_out: Vec<(String, String)>,
+    pub(crate) left_out: Vec<LeftOut>,
     /// The four configs, from what the control plane asks for down to the localities (A52).
-    pub(crate) stages: Vec<(&'static str, Value)>,
+    pub(crate) stages: Vec<Stage>,
+}
+
+/// An endpoint that clients do not use.
+#[derive(Debug, Serialize)]
+pub(crate) struct LeftOut {
+    pub(crate) address: String,
+    pub(crate) why: String,
+}
+
+/// One of the configs that come one from the other.
+#[derive(Debug, Serialize)]
+pub(crate) struct Stage {
+    pub(crate) name: &'static str,
+    pub(crate) config: Value,
 }
 
 impl Answer {
@@ -206,7 +230,7 @@ impl Answer {
         let mut shares: Vec<(String, f64, Option<u64>)> = Vec::new();
         for route in self.routes.iter().filter(|route| route.share > 0.0) {
             let Some(forward) = &route.forward else { continue };
-            for (cluster, part) in &forward.clusters {
+            for Share { name: cluster, share: part } in &forward.clusters {
                 let share = route.share * part;
                 match shares.iter_mut().find(|(name, ..)| name == cluster) {
                     Some((_, sum, _)) => *sum += share,
@@ -231,13 +255,16 @@ impl Answer {
 impl ForwardAnswer {
     fn new(forward: &Forward, config: &XdsConfig, call: &Call<'_>) -> ForwardAnswer {
         let sum: f64 = forward.clusters.iter().map(|cluster| f64::from(cluster.weight)).sum();
-        let part = |weight: u32| f64::from(weight) / sum;
+        let part = |cluster: &WeightedCluster| Share {
+            name: cluster.name.to_string(),
+            share: f64::from(cluster.weight) / sum,
+        };
         let limit = forward.limit.effective(config.listener.max_stream_duration);
         // Two channels that agree show that the hash is of the call alone.
         let [one, other] = [1, 2].map(|channel_id| forward.hash_of(call, channel_id));
         let filters = config.listener.filters.iter();
         ForwardAnswer {
-            clusters: forward.clusters.iter().map(|c| (c.name.to_string(), part(c.weight))).collect(),
+            clusters: forward.clusters.iter().map(part).collect(),
             timeout: limit.as_ref().map(Duration::as_secs_f64),
             retry: forward.retry.as_deref().map(RetryAnswer::new),
             hash_of: forward.hash.iter().map(ToString::to_string).collect(),
@@ -296,11 +323,17 @@ impl ClusterAnswer {
             share,
             failure: picked.as_ref().err().map(|status| status.message().to_owned()),
             leaves: leaves(name, clusters).map(|leaf| LeafAnswer::new(&leaf, clusters, known)).collect(),
-            dropped: tree.as_ref().and_then(Node::arriving).map(|arriving| (1.0 - arriving).max(0.0)),
+            dropped: tree.as_ref().and_then(Node::arriving).map(rest),
             this_call: this_call.map(ToString::to_string),
+            endpoints: tree.iter().flat_map(Node::walk).flat_map(|node| node.endpoints.clone()).collect(),
             tree,
         }
     }
+}
+
+/// What is left of all calls, without the noise of summing shares.
+fn rest(share: f64) -> f64 {
+    ((1.0 - share) * 1e9).round().max(0.0) / 1e9
 }
 
 /// The header that ring_hash hashes by itself (A76), if it was told to.
@@ -339,12 +372,15 @@ impl LeafAnswer {
             };
         };
         let set = clusters.endpoints.get(&leaf.source).cloned().unwrap_or_default();
-        let rate = |per_million: u32| f64::from(per_million) / 1e6;
+        let drop = |drop: &DropCategory| Share {
+            name: drop.category.to_string(),
+            share: f64::from(drop.requests_per_million) / 1e6,
+        };
         LeafAnswer {
             name: name.to_owned(),
             source: Some(leaf.source.to_string()),
             is_dns: matches!(leaf.source, Source::LogicalDns { .. }),
-            drops: set.drops.iter().map(|d| (d.category.to_string(), rate(d.requests_per_million))).collect(),
+            drops: set.drops.iter().map(drop).collect(),
             max_concurrent_requests: leaf.max_concurrent_requests,
             has_outlier_detection: leaf.outlier_detection.is_some(),
             load_reported_to: leaf.load_reporting.as_ref().map(|load| load.server.to_string()),
@@ -354,20 +390,20 @@ impl LeafAnswer {
     }
 }
 
-fn stages_of(leaf: &Leaf, set: &evenkeel_core::cluster::EndpointSet) -> Vec<(&'static str, Value)> {
+fn stages_of(leaf: &Leaf, set: &EndpointSet) -> Vec<Stage> {
     let stages = stages(leaf, set);
-    let mut all = vec![
-        ("lb_policy_config", stages.lb_policy_config),
-        ("xds_cluster_resolver_experimental", stages.cluster_resolver),
-        ("priority_experimental", stages.priority),
+    let all = [
+        ("lb_policy_config", Some(stages.lb_policy_config)),
+        ("xds_cluster_resolver_experimental", Some(stages.cluster_resolver)),
+        ("priority_experimental", Some(stages.priority)),
+        ("weighted_target_experimental", stages.weighted_target),
     ];
-    all.extend(stages.weighted_target.map(|config| ("weighted_target_experimental", config)));
-    all
+    all.into_iter().filter_map(|(name, config)| Some(Stage { name, config: config? })).collect()
 }
 
 /// The endpoints that the control plane lists and clients pass over: those that are not healthy, and localities without a
 /// weight (A27).
-fn left_out(leaf: &Leaf, known: &Known) -> Vec<(String, String)> {
+fn left_out(leaf: &Leaf, known: &Known) -> Vec<LeftOut> {
     let Source::Eds { .. } = &leaf.source else { return Vec::new() };
     let raw = known.find(ResourceType::Endpoints, leaf.source.name()).map(|found| &found.raw.value[..]);
     let Some(Ok(message)) = raw.map(ClusterLoadAssignment::decode) else { return Vec::new() };
@@ -381,7 +417,7 @@ fn left_out(leaf: &Leaf, known: &Known) -> Vec<(String, String)> {
                 Ok(status) => status.as_str_name().to_ascii_lowercase(),
                 Err(_) => format!("health {}", endpoint.health_status),
             };
-            found.push((address(endpoint), why));
+            found.push(LeftOut { address: address(endpoint), why });
         }
     }
     found

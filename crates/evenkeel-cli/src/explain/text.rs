@@ -5,7 +5,9 @@ use std::fmt::Write as _;
 use crate::table::{Cell, table};
 use crate::ui::{Style, Terminal};
 
-use super::answer::{Answer, ClusterAnswer, ForwardAnswer, LeafAnswer, OTHER_PATH, RouteAnswer};
+use super::answer::{
+    Answer, ClusterAnswer, ForwardAnswer, LeafAnswer, LeftOut, OTHER_PATH, RouteAnswer, Stage,
+};
 use super::tree::{Node, Row};
 
 /// How wide a bar of all calls is.
@@ -126,7 +128,7 @@ fn fate(route: &RouteAnswer) -> (char, Style, String) {
 fn terms(forward: &ForwardAnswer) -> Vec<String> {
     let mut all = Vec::new();
     if forward.clusters.len() > 1 {
-        let each = forward.clusters.iter().map(|(name, share)| format!("{name} {}", percent(*share)));
+        let each = forward.clusters.iter().map(|to| format!("{} {}", to.name, percent(to.share)));
         all.push(each.collect::<Vec<_>>().join(", "));
     }
     all.push(match forward.timeout {
@@ -261,8 +263,8 @@ fn leaf_notes(leaf: &LeafAnswer) -> Vec<String> {
         Some(source) => notes.push(format!("endpoints from {source}")),
         None => {}
     }
-    for (category, part) in &leaf.drops {
-        notes.push(format!("{} of the calls are dropped (category {category:?})", percent(*part)));
+    for drop in &leaf.drops {
+        notes.push(format!("{} of the calls are dropped (category {:?})", percent(drop.share), drop.name));
     }
     if let Some(limit) = leaf.max_concurrent_requests {
         notes.push(format!("at most {limit} calls at a time from one client"));
@@ -273,7 +275,7 @@ fn leaf_notes(leaf: &LeafAnswer) -> Vec<String> {
     if let Some(server) = &leaf.load_reported_to {
         notes.push(format!("load is reported to {server}"));
     }
-    for (address, why) in &leaf.left_out {
+    for LeftOut { address, why } in &leaf.left_out {
         notes.push(format!("left out: {address} ({why})"));
     }
     notes
@@ -307,7 +309,7 @@ fn policy_note(policy: &str, node: &Node) -> Option<String> {
 
 fn stages(leaf: &LeafAnswer, terminal: &Terminal) -> String {
     let mut out = String::new();
-    for (i, (name, config)) in leaf.stages.iter().enumerate() {
+    for (i, Stage { name, config }) in leaf.stages.iter().enumerate() {
         let title = format!("Cluster {}, config {} of {}: {name}", leaf.name, i + 1, leaf.stages.len());
         line(&mut out, format_args!("\n{}", terminal.paint(Style::Title, title)));
         line(&mut out, format_args!("{config:#}"));

@@ -85,12 +85,14 @@ impl Node {
 
 impl Row {
     fn new(row: &EndpointRow, share: Option<f64>) -> Row {
+        let share = share.zip(row.share).map(|(whole, part)| whole * part);
         Row {
             addresses: row.addresses.clone(),
             locality: row.locality.as_deref().map(locality),
             weight: row.weight,
-            share: share.zip(row.share).map(|(whole, part)| whole * part),
-            unused: row.unused.clone(),
+            share,
+            // One that is idle until its first call has its share all the same.
+            unused: row.unused.clone().filter(|_| share.is_none_or(|share| share == 0.0)),
         }
     }
 

@@ -29,7 +29,7 @@ pub(super) fn verdict(file: &Path, text: &str) -> Verdict {
     let known = Known::read(resources.iter());
     let mut findings = of_resources(&known, text);
     findings.extend(of_services(&mesh, &known, text));
-    Verdict { subject, findings, summary: Some(summary(&mesh, &known)) }
+    Verdict { subject, findings, summary: Some(summary(&known)) }
 }
 
 /// What a client would reject, with all problems and their paths, and what it would ignore.
@@ -93,13 +93,14 @@ fn is_rejected(known: &Known, cluster: &str) -> bool {
     kinds.iter().any(|kind| known.find(*kind, cluster).is_some_and(|found| found.read.is_err()))
 }
 
-fn summary(mesh: &Mesh, known: &Known) -> String {
-    let endpoints = known.iter().filter(|(kind, ..)| *kind == ResourceType::Endpoints);
-    let messages =
-        endpoints.filter_map(|(_, _, read)| ClusterLoadAssignment::decode(&read.raw.value[..]).ok());
-    let localities = messages.flat_map(|message| message.endpoints);
-    let endpoints = localities.map(|locality| locality.lb_endpoints.len()).sum();
-    let services = count(mesh.services().count(), "service");
-    let clusters = count(mesh.clusters().count(), "cluster");
+/// What is in a mesh: `2 services, 3 clusters, 14 endpoints`.
+pub(crate) fn summary(known: &Known) -> String {
+    let of = |kind: ResourceType| known.iter().filter(move |(found, ..)| *found == kind);
+    let messages = of(ResourceType::Endpoints)
+        .filter_map(|(.., read)| ClusterLoadAssignment::decode(&read.raw.value[..]).ok());
+    let endpoints =
+        messages.flat_map(|message| message.endpoints).map(|locality| locality.lb_endpoints.len()).sum();
+    let services = count(of(ResourceType::Listener).count(), "service");
+    let clusters = count(of(ResourceType::Cluster).count(), "cluster");
     format!("{services}, {clusters}, {}", count(endpoints, "endpoint"))
 }

@@ -9,6 +9,8 @@ mod locate;
 mod mesh;
 mod server;
 
+pub(crate) use self::mesh::summary as mesh_summary;
+
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
