@@ -156,7 +156,7 @@ impl Log<'_> {
     }
 
     fn event(&self, event: &Event) -> Result<(), Failure> {
-        let Event { stream, node_id, what, .. } = event;
+        let Event { node_id, what, .. } = event;
         match what {
             What::Connected { user_agent, peer, .. } => {
                 let place = peer.map(|peer| format!(" from {peer}")).unwrap_or_default();
@@ -177,6 +177,7 @@ impl Log<'_> {
                 self.client(event, Style::Bad, &text, json)
             }
             What::Gone => self.client(event, Style::Faint, "gone", json!({ "event": "gone" })),
+            other => self.client(event, Style::Faint, &format!("{other:?}"), json!({ "event": "other" })),
         }
     }
 

@@ -187,3 +187,74 @@ async fn a_silent_control_plane_is_given_up() {
         "xds:///orders: error: listener \"orders\": was not sent in time\nxds:///orders: 1 error\n";
     assert_eq!(outcome.stdout, expected);
 }
+
+/// A mesh that can be used is counted; the errors of one that cannot are told with their places.
+#[test]
+fn a_mesh_is_judged_by_its_yaml_first() {
+    let folder = Folder::new();
+    let good = folder.file(
+        "good.yaml",
+        "services:\n  orders: {}\n  carts: {cluster: orders}\nclusters:\n  orders:\n    endpoints: [10.0.0.1:1, {address: 10.0.0.2:1, health: draining}]\n",
+    );
+    let bad = folder.file(
+        "bad.yaml",
+        "services:\n  orders: {cluster: pay}\nclusters:\n  orders:\n    endpoints: [10.0.0.1]\n",
+    );
+    let outcome = evenkeel(["validate", &good]).ends_with(0);
+    assert_eq!(outcome.stdout, format!("{good}: fine: 2 services, 1 cluster, 2 endpoints\n"));
+    let outcome = evenkeel(["validate", &good, &bad]).ends_with(1);
+    let lines: Vec<_> = outcome.stdout.lines().collect();
+    assert!(lines[1].starts_with(&format!("{bad}:5:")), "{lines:?}");
+    assert!(lines[1].contains(": error: clusters.orders.endpoints[0]"), "{lines:?}");
+    assert_eq!(lines.last(), Some(&format!("{bad}: 1 error").as_str()));
+}
+
+/// What a mesh may say and clients would NACK is told with the resource, the path of the field and the place of the
+/// cluster in the file.
+#[test]
+fn what_clients_would_nack_is_told() {
+    let folder = Folder::new();
+    let file = folder.file(
+        "mesh.yaml",
+        "services:\n  orders: {}\nclusters:\n  orders:\n    policy: {myorg.Fastest: {}}\n    endpoints: [10.0.0.1:1]\n",
+    );
+    let outcome = evenkeel(["validate", "--json", &file]).ends_with(1);
+    let findings = outcome.json()[0]["findings"].as_array().expect("findings").clone();
+    assert_eq!(findings.len(), 1, "a cluster is told once: {findings:?}");
+    let finding = &findings[0];
+    assert_eq!((&finding["severity"], &finding["place"]), (&json!("error"), &json!([4, 3])));
+    assert_eq!(finding["resource"], "cluster \"orders\"");
+    assert!(
+        finding["path"].as_str().is_some_and(|path| path.starts_with("load_balancing_policy")),
+        "{finding}"
+    );
+    let text = finding["text"].as_str().expect("a text");
+    assert!(text.starts_with("would be NACKed: ") && text.contains("myorg.Fastest"), "{text}");
+}
+
+/// A cluster that is right in every field and has nobody to call is an error too.
+#[test]
+fn a_cluster_with_nobody_to_call_is_told() {
+    let folder = Folder::new();
+    let file = folder.file(
+        "mesh.yaml",
+        "services:\n  orders: {}\nclusters:\n  orders:\n    endpoints: [{address: 10.0.0.1:1, health: unhealthy}]\n",
+    );
+    let outcome = evenkeel(["validate", &file]).ends_with(1);
+    let first = outcome.stdout.lines().next().expect("a line");
+    assert!(first.starts_with(&format!("{file}:4:3: error: clusters.orders: every call fails: ")), "{first}");
+    assert!(first.contains("no healthy endpoints"), "{first}");
+}
+
+/// What a file is can be said; a mesh in JSON is told from a bootstrap by itself.
+#[test]
+fn what_a_file_is_can_be_told() {
+    let folder = Folder::new();
+    let mesh =
+        json!({ "services": { "a": {} }, "clusters": { "a": { "endpoints": ["10.0.0.1:1"] } } }).to_string();
+    let file = folder.file("mesh.json", &mesh);
+    let outcome = evenkeel(["validate", &file]).ends_with(0);
+    assert_eq!(outcome.stdout, format!("{file}: fine: 1 service, 1 cluster, 1 endpoint\n"));
+    let outcome = evenkeel(["validate", "--kind", "bootstrap", &file]).ends_with(1);
+    assert!(outcome.stdout.contains("xds_servers"), "{}", outcome.stdout);
+}
