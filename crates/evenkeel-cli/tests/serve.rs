@@ -51,7 +51,8 @@ fn unquoted(line: &str) -> String {
 
 /// The printed line leads a client to the backends. An edit of the file leads it elsewhere, a bad edit nowhere, and all
 /// of it is told.
-#[tokio::test]
+// The client runs while the test waits for lines.
+#[tokio::test(flavor = "multi_thread")]
 async fn the_printed_bootstrap_is_enough_and_the_file_steers() {
     let [one, other] = [Backend::start().await, Backend::start().await];
     let folder = Folder::new();
@@ -95,7 +96,8 @@ async fn the_printed_bootstrap_is_enough_and_the_file_steers() {
 }
 
 /// What clients reject is told with their words, as JSON too; SIGTERM ends it well.
-#[tokio::test]
+// The client runs while the test waits for lines.
+#[tokio::test(flavor = "multi_thread")]
 async fn a_rejection_is_told() {
     let folder = Folder::new();
     let text = "services: {orders: {}}\nclusters: {orders: {policy: {myorg.Fastest: {}}, endpoints: [10.0.0.1:1]}}\n";
@@ -127,7 +129,8 @@ async fn a_rejection_is_told() {
 }
 
 /// The bootstrap can go to a file, which clients read.
-#[tokio::test]
+// The client runs while the test waits for lines.
+#[tokio::test(flavor = "multi_thread")]
 async fn the_bootstrap_goes_to_a_file() {
     let folder = Folder::new();
     let backend = Backend::start().await;

@@ -16,7 +16,10 @@ use evenkeel_xds::routing::Selector;
 use super::known::Known;
 
 /// How often things are tried that should come to rest at once: far more than any tree needs.
-const TRIES: u64 = 64;
+const TRIES: u32 = 64;
+
+/// How many calls are tried until one is not dropped: of a share that one in a thousand passes, one does for certain.
+const PICKS: u64 = 20_000;
 
 /// A channel that has come as far as it can.
 pub(crate) struct Walk {
@@ -94,14 +97,17 @@ impl Walk {
         self.core.describe()
     }
 
-    /// Where a call with this hash goes, which is to this child of the tree's root. `None` if it is dropped every time.
+    /// Where a call with this hash goes, which is to this child of the tree's root; why such calls fail if all of them do.
+    /// `None` if they wait.
     pub(crate) fn pick(
         &mut self,
         (path, headers): (&str, &dyn Headers),
         child: &str,
         hash: u64,
     ) -> Result<Option<Address>, Status> {
-        for entropy in 0..TRIES {
+        let mut waits = 0;
+        let mut dropped = None;
+        for entropy in 0..PICKS {
             let Some(picker) = &self.picker else { return Ok(None) };
             let call = Call::new(path, entropy).with_headers(headers).with_cluster(child).with_hash(hash);
             match picker.pick(&call) {
@@ -109,16 +115,19 @@ impl Walk {
                     trackers.finish(&CallEnd::Finished { code: Code::Ok, at: Instant::ORIGIN, load: None });
                     return Ok(self.core.subchannel(id).map(|subchannel| subchannel.address().clone()));
                 }
+                Pick::Queue { .. } if waits == TRIES => return Ok(None),
                 Pick::Queue { connect } => {
+                    waits += 1;
                     if let Some(id) = connect {
                         self.core.handle(Event::Connect(id), Instant::ORIGIN);
                     }
                     self.settle();
                 }
                 Pick::Fail(status) => return Err(status),
-                Pick::Drop(_) => {}
+                // Chance may spare the next one.
+                Pick::Drop(status) => dropped = Some(status),
             }
         }
-        Ok(None)
+        dropped.map_or(Ok(None), Err)
     }
 }
