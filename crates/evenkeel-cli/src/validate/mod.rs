@@ -74,15 +74,10 @@ pub(crate) enum FileKind {
 }
 
 pub(crate) async fn run(args: Args, terminal: &Terminal) -> Result<Exit, Failure> {
-    let verdicts = match &args.target {
-        Some(target) => vec![server::verdict(&args, target, terminal).await?],
-        None => {
-            let mut verdicts = Vec::new();
-            for file in &args.files {
-                verdicts.push(of_file(file, args.kind)?);
-            }
-            verdicts
-        }
+    let verdicts = if let Some(target) = &args.target {
+        vec![server::verdict(&args, target, terminal).await?]
+    } else {
+        args.files.iter().map(|file| of_file(file, args.kind)).collect::<Result<_, _>>()?
     };
     if args.json {
         terminal.print(format_args!("{:#}\n", json!(verdicts)))?;
@@ -156,14 +151,14 @@ impl Verdict {
 
     /// One line for each finding, and one for the whole.
     fn text(&self, terminal: &Terminal) -> String {
-        let mut out = String::new();
+        let mut lines = Vec::new();
         for finding in &self.findings {
             let place = finding.place.map(|(line, column)| format!(":{line}:{column}")).unwrap_or_default();
             let severity = match finding.severity {
                 Severity::Error => terminal.paint(Style::Bad, "error"),
                 Severity::Warning => terminal.paint(Style::Warn, "warning"),
             };
-            out.push_str(&format!("{}{place}: {severity}: {finding}\n", self.subject));
+            lines.push(format!("{}{place}: {severity}: {finding}\n", self.subject));
         }
         let (errors, warnings) = (self.errors(), self.findings.len() - self.errors());
         let of_warnings =
@@ -173,8 +168,8 @@ impl Verdict {
             (0, None) => terminal.paint(Style::Good, "fine").to_string(),
             _ => format!("{}{of_warnings}", terminal.paint(Style::Bad, count(errors, "error"))),
         };
-        out.push_str(&format!("{}: {last}\n", self.subject));
-        out
+        lines.push(format!("{}: {last}\n", self.subject));
+        lines.concat()
     }
 }
 
