@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 /// How the command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +57,7 @@ pub(crate) enum When {
 }
 
 /// The terminal, or whatever stands in its place.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Terminal {
     /// Whether standard output takes colours.
     colors: bool,
@@ -82,6 +83,7 @@ impl Terminal {
     }
 
     /// Writes to standard output, at once. A reader that went away ends the command without a word.
+    #[expect(clippy::unused_self, reason = "what is said goes through the terminal")]
     pub(crate) fn print(&self, text: impl fmt::Display) -> Result<(), Failure> {
         let mut stdout = std::io::stdout().lock();
         let written = write!(stdout, "{text}").and_then(|()| stdout.flush());
@@ -89,6 +91,12 @@ impl Terminal {
             ErrorKind::BrokenPipe => Failure::nobody_reads(),
             _ => Failure::usage(format!("standard output cannot be written: {error}")),
         })
+    }
+
+    /// A line on standard error about what goes on.
+    pub(crate) fn progress(&self) -> Progress {
+        let is_on = self.is_interactive && std::io::stderr().is_terminal();
+        Progress { began: is_on.then(Instant::now), is_shown: false }
     }
 
     /// Says on standard error why the command ends, if there is a reason.
@@ -100,6 +108,33 @@ impl Terminal {
         let error = Painted { style: colors.then_some(Style::Bad), text: "error:" };
         // Nobody is left to tell if this fails.
         let _ = writeln!(std::io::stderr(), "{error} {}", failure.text);
+    }
+}
+
+/// A line that says what takes so long: from one second on, and only if a person watches. It goes away with this.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    /// `None` if nobody watches.
+    began: Option<Instant>,
+    is_shown: bool,
+}
+
+impl Progress {
+    /// Says it, in place of what was said before.
+    pub(crate) fn show(&mut self, text: impl fmt::Display) {
+        if self.began.is_some_and(|began| began.elapsed() >= Duration::from_secs(1)) {
+            self.is_shown = true;
+            // Nobody is left to tell if this fails.
+            let _ = write!(std::io::stderr(), "\r\x1b[K{text}");
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.is_shown {
+            let _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
     }
 }
 
