@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// How the command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,6 +92,44 @@ impl Terminal {
         })
     }
 
+    /// Waits for something, and says on standard error what for if that takes long and somebody watches.
+    pub(crate) async fn with_progress<T>(&self, what: &str, work: impl Future<Output = T>) -> T {
+        let mut stderr = std::io::stderr();
+        if !stderr.is_terminal() {
+            return work.await;
+        }
+        tokio::pin!(work);
+        let mut seconds = 0;
+        let done = loop {
+            match tokio::time::timeout(Duration::from_secs(1), work.as_mut()).await {
+                Ok(done) => break done,
+                Err(_) => seconds += 1,
+            }
+            let _ = write!(stderr, "\r{what}: {seconds} s ...");
+            let _ = stderr.flush();
+        };
+        if seconds > 0 {
+            let _ = write!(stderr, "\r\x1b[K");
+        }
+        done
+    }
+
+    /// How large the terminal is; 80 by 24 if it does not say.
+    #[expect(clippy::unused_self, reason = "it is the terminal's")]
+    pub(crate) fn size(&self) -> Size {
+        let asked = std::process::Command::new("stty")
+            .arg("size")
+            .stdin(std::process::Stdio::inherit())
+            .stderr(std::process::Stdio::null())
+            .output();
+        let said = asked.ok().and_then(|asked| String::from_utf8(asked.stdout).ok()).unwrap_or_default();
+        let mut numbers = said.split_whitespace().filter_map(|number| number.parse().ok());
+        match (numbers.next(), numbers.next()) {
+            (Some(rows), Some(columns)) if rows > 0 && columns > 0 => Size { rows, columns },
+            _ => Size { rows: 24, columns: 80 },
+        }
+    }
+
     /// Says on standard error why the command ends, if there is a reason.
     pub(crate) fn complain(&self, failure: &Failure) {
         if failure.text.is_empty() {
@@ -101,6 +140,38 @@ impl Terminal {
         // Nobody is left to tell if this fails.
         let _ = writeln!(std::io::stderr(), "{error} {}", failure.text);
     }
+}
+
+/// The size of a terminal, in characters.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Size {
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+}
+
+/// A text from outside as a terminal may show it: what would move the cursor or turn the direction is escaped.
+pub(crate) fn safe(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for c in text.chars() {
+        let turns = matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        if c.is_control() || turns { safe.extend(c.escape_default()) } else { safe.push(c) }
+    }
+    safe
+}
+
+/// Reads a time as people write it: `500ms`, `15s`, `2m`.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    let expected = || format!("expected a time such as 500ms, 15s or 2m, found {text:?}");
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let number: u32 = text[..digits].parse().map_err(|_| expected())?;
+    let unit = match &text[digits..] {
+        "ms" => Duration::from_millis(1),
+        "s" => Duration::from_secs(1),
+        "m" => Duration::from_secs(60),
+        _ => return Err(expected()),
+    };
+    let time = unit * number;
+    if time.is_zero() { Err(expected()) } else { Ok(time) }
 }
 
 /// What colours mean. Never the only sign of anything: a word or a shape says the same.
