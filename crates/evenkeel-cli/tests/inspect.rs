@@ -43,7 +43,8 @@ impl Process {
     async fn with(control: ControlPlane, backend: Backend) -> Process {
         let bootstrap = Bootstrap::from_json(&control.bootstrap("node-7")).expect("a bootstrap");
         let client = XdsClient::builder(bootstrap).build();
-        let channel = Channel::builder("xds:///orders").xds_client(client.clone()).build().expect("a channel");
+        let channel =
+            Channel::builder("xds:///orders").xds_client(client.clone()).build().expect("a channel");
         channel.connect();
         let address = serve_csds(client.clone()).await;
         Process { control, backend, client, _channel: channel, address }
@@ -54,7 +55,8 @@ impl Process {
         let found = async {
             loop {
                 let status = self.client.status().await.expect("the client lives");
-                let mut states = status.generic_xds_configs.iter().map(|one| one.client_status().as_str_name());
+                let mut states =
+                    status.generic_xds_configs.iter().map(|one| one.client_status().as_str_name());
                 if states.any(|state| state == wanted) {
                     return;
                 }
@@ -107,7 +109,8 @@ fn masked(text: &str, addresses: &[(SocketAddr, &str)]) -> String {
     }
     let lines = text.lines().map(|line| {
         let mut words: Vec<_> = line.split(' ').collect();
-        while let Some(i) = words.windows(3).position(|three| three[2].starts_with("ago") && three[1] == "s") {
+        while let Some(i) = words.windows(3).position(|three| three[2].starts_with("ago") && three[1] == "s")
+        {
             words.splice(i..i + 2, ["just"]);
             words[i + 1] = if words[i + 1] == "ago:" { "now:" } else { "now" };
         }

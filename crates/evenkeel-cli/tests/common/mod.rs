@@ -27,11 +27,7 @@ pub struct Outcome {
 /// Runs the command to its end.
 pub fn evenkeel<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Outcome {
     let output = command(args).output().expect("the command starts");
-    Outcome {
-        code: output.status.code(),
-        stdout: text(&output.stdout),
-        stderr: text(&output.stderr),
-    }
+    Outcome { code: output.status.code(), stdout: text(&output.stdout), stderr: text(&output.stderr) }
 }
 
 /// The command with these arguments, nothing to read and none of the caller's settings.
