@@ -145,12 +145,13 @@ impl Walk<'_> {
             Ok(status) => (Style::Warn, status.as_str_name().to_owned()),
             Err(number) => (Style::Warn, format!("unknown state {number}")),
         };
-        let mut branch = Branch::new(kind).with(Style::Title, &resource.name).with(style, state);
-        if !resource.version_info.is_empty() {
-            branch = branch.with(None, format!("version {}", resource.version_info));
-        }
-        let age = words::ago(resource.last_updated.as_ref(), self.now).unwrap_or_default();
-        branch.with(Style::Faint, age)
+        let branch = Branch::new(kind).with(Style::Title, &resource.name).with(style, state);
+        let version = &resource.version_info;
+        let version = (!version.is_empty()).then(|| format!("version {version}"));
+        let known = [version, words::ago(resource.last_updated.as_ref(), self.now)];
+        let known: Vec<_> = known.into_iter().flatten().collect();
+        let known = if known.is_empty() { String::new() } else { format!("({})", known.join(", ")) };
+        branch.with(Style::Faint, known)
     }
 
     /// What went wrong with a resource last, in full.
