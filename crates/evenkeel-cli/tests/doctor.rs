@@ -187,3 +187,345 @@ all fine: calls to xds:///orders can be sent
 ";
     assert_eq!(shown, expected);
 }
+
+/// No bootstrap at all, and each variable in its place.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_bootstrap_of_the_environment() {
+    let ended = Ended::of(run(vec!["xds:///orders".to_owned()]).await);
+    let expected = "\
+✗ bootstrap  FAILED T ms
+    expected  a bootstrap: it says where the control plane is
+    found     neither GRPC_XDS_BOOTSTRAP nor GRPC_XDS_BOOTSTRAP_CONFIG is set, and there is no --bootstrap
+    likely    the variable is set for the service, but not in this shell
+    next      GRPC_XDS_BOOTSTRAP=/path/to/bootstrap.json evenkeel doctor ..., or use --bootstrap FILE
+";
+    assert_eq!((ended.code, ended.text.as_str()), (Some(2), expected));
+
+    let (control, _backend) = mesh().await;
+    let folder = Folder::new();
+    let file = folder.file("bootstrap.json", &insecure(control.address()));
+    for (variable, value, origin) in [
+        ("GRPC_XDS_BOOTSTRAP", file.clone(), format!("{file} (GRPC_XDS_BOOTSTRAP)")),
+        (
+            "GRPC_XDS_BOOTSTRAP_CONFIG",
+            insecure(control.address()),
+            "the text in GRPC_XDS_BOOTSTRAP_CONFIG".to_owned(),
+        ),
+    ] {
+        let run =
+            move || command(["doctor", "xds:///orders"]).env(variable, value).output().expect("it runs");
+        let output = tokio::task::spawn_blocking(run).await.expect("it runs");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(output.status.code(), Some(0), "{text}");
+        assert!(text.contains(&origin), "{origin} in:\n{text}");
+    }
+}
+
+/// Bootstraps that cannot be used, each with its own words.
+#[tokio::test(flavor = "multi_thread")]
+async fn broken_bootstraps() {
+    let missing = vec!["xds:///orders".to_owned(), "--bootstrap".to_owned(), "no/such/file".to_owned()];
+    Ended::of(run(missing).await).stopped_at(2, "bootstrap", "no/such/file cannot be read", "a wrong path");
+    for (text, found, likely) in [
+        ("{\n  \"xds_servers\": [,]\n}", "line 2 column 19", "a comma too many"),
+        ("{}", "xds_servers", "Envoy's has the same name"),
+        (&bootstrap("a:1", json!({ "type": "none" })), "found \"none\"", "a kind is misspelt"),
+        (
+            &bootstrap("a:1", json!({ "type": "google_default" })),
+            "google_default",
+            "access tokens are not supported",
+        ),
+        (
+            &bootstrap("a:1", json!({ "type": "tls", "config": { "ca_certificate_file": "no/such.pem" } })),
+            "no/such.pem",
+            "have not been written yet",
+        ),
+    ] {
+        doctor(text, &[]).await.stopped_at(2, "bootstrap", found, likely);
+    }
+}
+
+/// A target that the bootstrap does not know.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unknown_authority() {
+    let folder = Folder::new();
+    let file = folder.file("bootstrap.json", &bootstrap("a:1", json!({ "type": "insecure" })));
+    let args = ["xds://other/orders", "--bootstrap", &file].map(str::to_owned).to_vec();
+    Ended::of(run(args).await).stopped_at(2, "target", "not in authorities", "an authority that is not");
+    let ended = Ended::of(run(vec!["bogus:///orders".to_owned()]).await);
+    ended.stopped_at(2, "target", "found scheme \"bogus\"", "a mistake in the target");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_that_does_not_resolve() {
+    let text = bootstrap("control.invalid:18000", json!({ "type": "insecure" }));
+    let ended = doctor(&text, &["--wait", "5s"]).await;
+    ended.stopped_at(3, "DNS", "control.invalid does not resolve", "the name is misspelt");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_listens() {
+    let (_held, address) = nobody().await;
+    doctor(&insecure(address), &[]).await.stopped_at(3, "TCP", "refused", "nobody listens on that port");
+}
+
+/// A full backlog drops packets, as a firewall does.
+#[tokio::test(flavor = "multi_thread")]
+async fn packets_vanish() {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.bind("127.0.0.1:0".parse().unwrap()).expect("a port");
+    let listener = socket.listen(1).expect("a listener");
+    let address = listener.local_addr().expect("an address");
+    let mut held = Vec::new();
+    while let Ok(Ok(stream)) = timeout(Duration::from_millis(500), TcpStream::connect(address)).await {
+        held.push(stream);
+    }
+    let ended = doctor(&insecure(address), &SOON).await;
+    ended.stopped_at(3, "TCP", "no answer within 2s", "packets vanish: a firewall");
+}
+
+fn tls_of(ca: &Ca, names: &[&str]) -> Tls {
+    let cert = ca.issue(names);
+    Tls { certificate: cert.pem, key: cert.key_pem, client_ca: None }
+}
+
+/// A bootstrap that trusts this authority.
+fn trusting(folder: &Folder, ca: &Ca, uri: &str) -> String {
+    let file = folder.file("ca.pem", &ca.pem());
+    bootstrap(uri, json!({ "type": "tls", "config": { "ca_certificate_file": file } }))
+}
+
+/// faults 84: TLS that works, and TLS that does not, in as many words as there are reasons.
+#[tokio::test(flavor = "multi_thread")]
+async fn tls_to_the_control_plane() {
+    let folder = Folder::new();
+    let ca = Ca::new("ours");
+    let backend = Backend::start().await;
+
+    let good = ControlPlane::start_with_tls(tls_of(&ca, &["127.0.0.1"])).await;
+    good.serve("orders", "pay", &[backend.address()]);
+    let uri = good.address().to_string();
+    let ended = doctor(&trusting(&folder, &ca, &uri), &[]).await.fine();
+    assert!(ended.text.contains("✓ TLS        ok T ms  the certificate is trusted"), "{}", ended.text);
+
+    let stranger = Ca::new("theirs");
+    let ended = doctor(&trusting(&folder, &stranger, &uri), &[]).await;
+    ended.stopped_at(3, "TLS", "UnknownIssuer", "a CA that is not trusted here");
+
+    doctor(&insecure(good.address()), &SOON).await.stopped_at(
+        3,
+        "HTTP/2",
+        "in the clear it answers with an alert of TLS",
+        "the port wants TLS, and is spoken to in the clear",
+    );
+
+    let other = ControlPlane::start_with_tls(tls_of(&ca, &["other.example.com"])).await;
+    let ended = doctor(&trusting(&folder, &ca, &other.address().to_string()), &[]).await;
+    ended.stopped_at(3, "TLS", "not valid for name", "the certificate is for another name");
+
+    let cert = ca.issue_expired(&["127.0.0.1"]);
+    let old = Tls { certificate: cert.pem, key: cert.key_pem, client_ca: None };
+    let old = ControlPlane::start_with_tls(old).await;
+    let ended = doctor(&trusting(&folder, &ca, &old.address().to_string()), &[]).await;
+    ended.stopped_at(3, "TLS", "expired", "has expired");
+
+    let mutual = Tls { client_ca: Some(ca.pem()), ..tls_of(&ca, &["127.0.0.1"]) };
+    let mutual = ControlPlane::start_with_tls(mutual).await;
+    let ended = doctor(&trusting(&folder, &ca, &mutual.address().to_string()), &[]).await;
+    ended.stopped_at(3, "TLS", "certificate required", "wants a client certificate");
+
+    let plain = ControlPlane::start().await;
+    let ended = doctor(&trusting(&folder, &ca, &plain.address().to_string()), &SOON).await;
+    ended.stopped_at(3, "TLS", "TLS handshake", "TLS is spoken to a port that is in the clear");
+}
+
+/// What else may listen on a port.
+#[tokio::test(flavor = "multi_thread")]
+async fn other_servers() {
+    let web = peer_that_says(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n").await;
+    doctor(&insecure(web), &SOON).await.stopped_at(
+        3,
+        "HTTP/2",
+        "in the clear it answers \"HTTP/1.1 400 Bad Request\"",
+        "an HTTP/1 server",
+    );
+    let mail = peer_that_says(b"220 mail.example.com ESMTP\r\n").await;
+    doctor(&insecure(mail), &SOON).await.stopped_at(3, "HTTP/2", "220 mail", "a server of another protocol");
+    let closing = peer_that_says(b"").await;
+    doctor(&insecure(closing), &SOON).await.stopped_at(3, "HTTP/2", "", "the server closes the connection");
+    let silent = silent_peer().await;
+    doctor(&insecure(silent), &SOON).await.stopped_at(3, "HTTP/2", "", "takes connections and says nothing");
+}
+
+/// Control planes that do not take the stream.
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_that_are_refused() {
+    let backend = Backend::start().await;
+    let ended = doctor(&insecure(backend.address()), &[]).await;
+    ended.stopped_at(1, "ADS", "Unimplemented", "it has no AggregatedDiscoveryService");
+
+    let not_grpc = peer_that_answers(&[(":status", "404"), ("content-type", "text/html")]).await;
+    let ended = doctor(&insecure(not_grpc), &[]).await;
+    ended.stopped_at(1, "ADS", "404", "not gRPC");
+
+    let grpc = |status: &'static str| -> &'static [(&'static str, &'static str)] {
+        let fields = [(":status", "200"), ("content-type", "application/grpc"), ("grpc-status", status)];
+        Box::leak(Box::new(fields))
+    };
+    let stranger = peer_that_answers(grpc("16")).await;
+    doctor(&insecure(stranger), &[]).await.stopped_at(1, "ADS", "Unauthenticated", "wants to know who asks");
+    let refused = peer_that_answers(grpc("7")).await;
+    doctor(&insecure(refused), &[]).await.stopped_at(1, "ADS", "PermissionDenied", "this node may not");
+    let ending = peer_that_answers(grpc("0")).await;
+    let ended = doctor(&insecure(ending), &[]).await;
+    ended.stopped_at(1, "ADS", "ended the stream before a response", "ends every stream at once");
+}
+
+/// The control plane says nothing: at all, or about the listener or a cluster.
+#[tokio::test(flavor = "multi_thread")]
+async fn silence() {
+    let control = ControlPlane::start().await;
+    control.silent(true);
+    let ended = doctor(&insecure(control.address()), &SOON).await;
+    let ended =
+        ended.stopped_at(1, "LDS", "silence: nothing came for listener \"orders\"", "knows no listener");
+    assert!(ended.text.contains("✓ ADS        ok T ms  open, nothing was sent so far"), "{}", ended.text);
+
+    let (control, _backend) = mesh().await;
+    control.set(resources::route_config("orders", "gone"));
+    let ended = doctor(&insecure(control.address()), &SOON).await;
+    ended.stopped_at(1, "CDS", "cluster \"gone\"", "knows no cluster of this name");
+}
+
+/// What the client rejects is told with every problem.
+#[tokio::test(flavor = "multi_thread")]
+async fn resources_that_are_rejected() {
+    let (control, _backend) = mesh().await;
+    let mut routes = resources::route_config("orders", "pay");
+    routes.virtual_hosts[0].domains = vec!["a*b".to_owned(), "c*d".to_owned()];
+    control.set(routes);
+    let ended = doctor(&insecure(control.address()), &[]).await;
+    let ended =
+        ended.stopped_at(1, "RDS", "virtual_hosts[0].domains[0]", "cannot use, and was told so (NACK)");
+    assert!(ended.text.contains("virtual_hosts[0].domains[1]"), "{}", ended.text);
+}
+
+/// Routes for another name.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_virtual_host() {
+    let (control, _backend) = mesh().await;
+    let mut routes = resources::route_config("orders", "pay");
+    routes.virtual_hosts[0].domains = vec!["orders:80".to_owned(), "*.example.com".to_owned()];
+    control.set(routes);
+    let ended = doctor(&insecure(control.address()), &[]).await;
+    ended.stopped_at(1, "RDS", "virtual hosts for orders:80, *.example.com", "port included");
+}
+
+/// Routes within the listener.
+#[tokio::test(flavor = "multi_thread")]
+async fn routes_in_the_listener() {
+    let (control, _backend) = mesh().await;
+    control.set(resources::listener_with_routes("orders", resources::route_config("", "pay")));
+    let ended = doctor(&insecure(control.address()), &[]).await.fine();
+    assert!(ended.text.contains("- RDS        skipped"), "{}", ended.text);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn endpoints_that_are_not_there() {
+    let (control, _backend) = mesh().await;
+    control.set_endpoints("pay", &[]);
+    let ended = doctor(&insecure(control.address()), &[]).await;
+    ended.stopped_at(1, "EDS", "pay: no endpoints", "no instance of the service runs");
+
+    let mut sick = resources::load_assignment("pay", &["127.0.0.1:1", "127.0.0.1:2"]);
+    sick.endpoints[0].lb_endpoints[0].set_health_status(HealthStatus::Unhealthy);
+    sick.endpoints[0].lb_endpoints[1].set_health_status(HealthStatus::Draining);
+    control.set(sick);
+    let ended = doctor(&insecure(control.address()), &[]).await;
+    ended.stopped_at(1, "EDS", "2 endpoints, all DRAINING, UNHEALTHY", "health checks fail");
+}
+
+/// Endpoints that cannot be used, each with its own words.
+#[tokio::test(flavor = "multi_thread")]
+async fn endpoints_that_do_not_take_calls() {
+    let (control, backend) = mesh().await;
+    let (_held, dead) = nobody().await;
+    control.set_endpoints("pay", &[dead]);
+    let ended = doctor(&insecure(control.address()), &[]).await;
+    ended.stopped_at(1, "connect", &format!("{dead} does not take connections"), "nobody listens there");
+
+    let web = peer_that_says(b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
+    control.set_endpoints("pay", &[web]);
+    let ended = doctor(&insecure(control.address()), &SOON).await;
+    ended.stopped_at(1, "connect", "answers \"HTTP/1.1 400 Bad Request\"", "not a gRPC port");
+
+    let ca = Ca::new("ours");
+    let secured = Backend::builder().tls(tls_of(&ca, &["orders"])).start().await;
+    control.set_endpoints("pay", &[secured.address()]);
+    let ended = doctor(&insecure(control.address()), &SOON).await;
+    ended.stopped_at(1, "connect", "wants TLS", "the endpoints want TLS");
+    let folder = Folder::new();
+    let file = folder.file("ca.pem", &ca.pem());
+    doctor(&insecure(control.address()), &["--ca", &file]).await.fine();
+
+    control.set_endpoints("pay", &[backend.address()]);
+    let ended = doctor(&insecure(control.address()), &["--ca", &file, "--wait", "2s"]).await;
+    ended.stopped_at(1, "connect", "speaks HTTP/2 in the clear", "endpoints that are in the clear");
+
+    control.set_endpoints("pay", &[backend.address(), dead]);
+    let ended = doctor(&insecure(control.address()), &[]).await.fine();
+    assert!(ended.text.contains("of 2 endpoints connected"), "{}", ended.text);
+}
+
+/// A71: the second control plane is used if the first cannot be reached.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_control_plane() {
+    let (control, _backend) = mesh().await;
+    let (_held, dead) = nobody().await;
+    let server = |address: SocketAddr| json!({ "server_uri": address.to_string(), "channel_creds": [{ "type": "insecure" }] });
+    let text = json!({ "xds_servers": [server(dead), server(control.address())], "node": { "id": "n" } });
+    let ended = doctor(&text.to_string(), &[]).await.fine();
+    assert!(ended.text.contains("✗ TCP        FAILED"), "{}", ended.text);
+    assert!(
+        ended.text.contains(&format!("the next control plane is {}", control.address())),
+        "{}",
+        ended.text
+    );
+}
+
+/// Targets without a control plane.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_control_plane() {
+    let backend = Backend::start().await;
+    let port = backend.address().port();
+    let ended = Ended::of(run(vec![format!("dns:///localhost:{port}")]).await).fine();
+    assert!(ended.text.starts_with("✓ DNS        ok T ms  localhost is "), "{}", ended.text);
+    assert!(ended.text.contains("✓ HTTP/2     ok T ms  is spoken\n"), "{}", ended.text);
+    Ended::of(run(vec![format!("ipv4:127.0.0.1:{port}")]).await).fine();
+    let tls =
+        vec![format!("ipv4:127.0.0.1:{port}"), "--tls".to_owned(), "--wait".to_owned(), "2s".to_owned()];
+    let ended = Ended::of(run(tls).await);
+    ended.stopped_at(1, "TLS", "TLS handshake", "TLS is spoken to a port that is in the clear");
+    let folder = Folder::new();
+    let socket = folder.path("no.sock").display().to_string();
+    let ended = Ended::of(run(vec![format!("unix:{socket}")]).await);
+    ended.stopped_at(1, "TCP", "no.sock", "there is no such file");
+}
+
+/// `--json` has the same words.
+#[tokio::test(flavor = "multi_thread")]
+async fn as_json() {
+    let (control, _backend) = mesh().await;
+    control.set_endpoints("pay", &[]);
+    let folder = Folder::new();
+    let file = folder.file("bootstrap.json", &insecure(control.address()));
+    let args = ["xds:///orders", "--bootstrap", &file, "--json"].map(str::to_owned).to_vec();
+    let json = run(args).await.ends_with(1).json();
+    assert_eq!((&json["ok"], &json["target"]), (&json!(false), &json!("xds:///orders")));
+    let steps = json["steps"].as_array().expect("steps");
+    let names: Vec<_> = steps.iter().filter_map(|step| step["step"].as_str()).collect();
+    assert_eq!(names, ["bootstrap", "DNS", "TCP", "HTTP/2", "ADS", "LDS", "RDS", "CDS", "EDS"]);
+    let last = &steps[names.len() - 1];
+    assert_eq!((&last["ok"], &last["found"]), (&json!(false), &json!("pay: no endpoints")));
+    assert!(last["ms"].is_u64() && last["next"].is_string(), "{last}");
+}
