@@ -159,6 +159,22 @@ pub(crate) fn safe(text: &str) -> String {
     safe
 }
 
+/// A text in lines of at most so many characters, broken between words where that can be.
+pub(crate) fn wrapped(text: &str, room: usize) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut line = String::new();
+    for word in text.split(' ') {
+        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > room {
+            lines.push(std::mem::take(&mut line));
+        } else if !line.is_empty() {
+            line.push(' ');
+        }
+        line.push_str(word);
+    }
+    lines.push(line);
+    lines
+}
+
 /// Reads a time as people write it: `500ms`, `15s`, `2m`.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let expected = || format!("expected a time such as 500ms, 15s or 2m, found {text:?}");
@@ -202,5 +218,32 @@ impl<T: fmt::Display> fmt::Display for Painted<T> {
         })?;
         self.text.fmt(f)?;
         f.write_str("\x1b[0m")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_wrapped_between_words() {
+        assert_eq!(wrapped("one two three", 7), ["one two", "three"]);
+        assert_eq!(wrapped("incomprehensible one", 7), ["incomprehensible", "one"]);
+        assert_eq!(wrapped("", 7), [""]);
+    }
+
+    #[test]
+    fn times_are_read() {
+        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(duration("15s"), Ok(Duration::from_secs(15)));
+        assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
+        for text in ["", "5", "s", "0s", "-1s", "1.5s", "1h", "99999999999s"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_moves_the_cursor_is_escaped() {
+        assert_eq!(safe("a\x1b[2J\r\n\u{9b}\u{202e}é→"), "a\\u{1b}[2J\\r\\n\\u{9b}\\u{202e}é→");
     }
 }

@@ -149,7 +149,7 @@ async fn a_resource_that_is_rejected() {
     let line =
         |text: &str| shown.lines().find(|line| line.contains(text)).unwrap_or_else(|| panic!("{shown}"));
     assert_eq!(line("routes orders").trim_start(), "└─ routes orders NACKED (version 1, just now)");
-    assert_eq!(line("still serving"), "      ├─ NACKED version 2 just now: still serving version 1");
+    assert_eq!(line("still serving"), "      ├─ NACKED version 2, just now: still serving version 1");
     let details = line("virtual_hosts[0].domains[0]");
     assert!(details.contains("what xDS server \"CONTROL\" sent cannot be used"), "{details}");
     assert!(shown.contains("all calls → pay"), "the one in use is shown:\n{shown}");
@@ -332,9 +332,9 @@ hint: look here
 
 channel dns:///orders:80 READY 1,234 calls/s, p99 3.5 ms
 └─ round_robin READY
-  endpoint     state  weight    want     got  picks  busy  failed
-  10.0.0.1:80  READY     2.5  75.0 %  75.0 %     10  50 %       0
-  10.0.0.2:80  READY     2.5  25.0 %  25.0 %     10  50 %       0
+  endpoint     state  weight   want    got  picks  busy
+  10.0.0.1:80  READY     2.5  75.0%  75.0%     10   50%
+  10.0.0.2:80  READY     2.5  25.0%  25.0%     10   50%
     unused: ejected
 ";
     assert_eq!(shown, expected);

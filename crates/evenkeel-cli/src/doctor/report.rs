@@ -102,7 +102,7 @@ impl<'a> Report<'a> {
         for (name, text) in trouble.lines() {
             let name = self.terminal.paint(Style::Title, format!("{name:<9}")).to_string();
             let room = width.saturating_sub(INDENT.len()).max(20);
-            let text = text.lines().flat_map(|line| wrapped(&ui::safe(line), room)).collect::<Vec<_>>();
+            let text = text.lines().flat_map(|line| ui::wrapped(&ui::safe(line), room)).collect::<Vec<_>>();
             self.terminal.print(format!("    {name} {}\n", text.join(&format!("\n{INDENT}"))))?;
         }
         Ok(())
@@ -154,31 +154,3 @@ impl<'a> Report<'a> {
 
 /// Where the texts of a trouble begin.
 const INDENT: &str = "              ";
-
-/// A text in lines of at most so many characters, broken between words where that can be.
-fn wrapped(text: &str, room: usize) -> Vec<String> {
-    let mut lines = Vec::new();
-    let mut line = String::new();
-    for word in text.split(' ') {
-        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > room {
-            lines.push(std::mem::take(&mut line));
-        } else if !line.is_empty() {
-            line.push(' ');
-        }
-        line.push_str(word);
-    }
-    lines.push(line);
-    lines
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn texts_are_wrapped_between_words() {
-        assert_eq!(wrapped("one two three", 7), ["one two", "three"]);
-        assert_eq!(wrapped("incomprehensible one", 7), ["incomprehensible", "one"]);
-        assert_eq!(wrapped("", 7), [""]);
-    }
-}

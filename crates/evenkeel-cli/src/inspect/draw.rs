@@ -79,24 +79,28 @@ impl Drawing<'_> {
         self.faint(first);
         let mut is_fresh = true;
         for span in spans {
+            // What of the span stands on this line.
+            let mut here = String::new();
             for word in span.text.split(' ') {
                 let wide = word.chars().count();
                 let fits = self.width.is_none_or(|width| column + 1 + wide <= width);
                 if !is_fresh && !fits && column > start {
+                    self.write(span.style, here.trim_end());
+                    here.clear();
+                    self.out.truncate(self.out.trim_end_matches(' ').len());
                     self.out.push('\n');
                     self.faint(others);
                     column = start;
                 } else if !is_fresh {
-                    self.out.push(' ');
+                    let space = if here.is_empty() { &mut self.out } else { &mut here };
+                    space.push(' ');
                     column += 1;
                 }
                 is_fresh = false;
-                match span.style {
-                    Some(style) => self.write(style, word),
-                    None => self.out.push_str(word),
-                }
+                here.push_str(word);
                 column += wide;
             }
+            self.write(span.style, &here);
         }
         // Texts that are padded leave nothing behind.
         self.out.truncate(self.out.trim_end_matches(' ').len());
@@ -104,16 +108,17 @@ impl Drawing<'_> {
     }
 
     fn faint(&mut self, text: &str) {
-        if !text.is_empty() {
-            self.write(Style::Faint, text);
-        }
+        self.write(Some(Style::Faint), text);
     }
 
-    fn write(&mut self, style: Style, text: &str) {
-        if !text.is_empty() {
-            let painted = self.terminal.paint(style, text);
-            // Writing to a string cannot fail.
-            let _ = write!(self.out, "{painted}");
+    fn write(&mut self, style: Option<Style>, text: &str) {
+        match style {
+            Some(style) if !text.is_empty() => {
+                let painted = self.terminal.paint(style, text);
+                // Writing to a string cannot fail.
+                let _ = write!(self.out, "{painted}");
+            }
+            _ => self.out.push_str(text),
         }
     }
 }

@@ -53,103 +53,142 @@ fn channel(channel: &ChannelState, terminal: &Terminal, width: Option<usize>) ->
     if let Some(p99) = traffic.p99_ms {
         let _ = write!(numbers, ", p99 {} ms", decimals(p99));
     }
+    if traffic.in_flight > 0 {
+        let _ = write!(numbers, ", {} in flight", grouped(traffic.in_flight));
+    }
     let mut head = Branch::new("channel")
         .with(Style::Title, &channel.target)
         .with(style(channel.state), name(channel.state))
         .with(None, numbers);
-    if traffic.in_flight > 0 {
-        head = head.with(None, format!(", {} in flight", grouped(traffic.in_flight)));
-    }
     if traffic.failures > 0.0 {
-        head = head.with(Style::Bad, format!(", {} failed/s", decimals(traffic.failures)));
+        head = head.with(Style::Bad, format!("{} failed/s", decimals(traffic.failures)));
     }
     if let Some(tree) = &channel.tree {
         head.push(policy(None, tree));
     }
     let mut out = draw::text(&[head], terminal, width);
     if !channel.endpoints.is_empty() {
-        out.push_str(&endpoints(channel, terminal));
+        out.push_str(&endpoints(channel, terminal, width));
     }
     out
 }
 
-/// A policy with its details and those below it. How deep this goes is limited by the reader of the JSON.
+/// A policy with those below it. How deep this goes is limited by the reader of the JSON.
 fn policy(child: Option<&str>, tree: &Description) -> Branch {
-    let mut branch = match child {
-        Some(child) if child != tree.policy => {
-            Branch::new(format!("{child}:")).with(Style::Title, &tree.policy)
-        }
-        _ => Branch::styled(Style::Title, &tree.policy),
+    let policy = tree.policy.strip_suffix("_experimental").unwrap_or(&tree.policy);
+    let mut branch = match child.map(label).filter(|label| !policy.contains(label.as_str())) {
+        Some(label) => Branch::new(format!("{label}:")).with(Style::Title, policy),
+        None => Branch::styled(Style::Title, policy),
     };
     if let Some(state) = tree.state {
         branch = branch.with(style(state), name(state));
     }
-    let details = tree.details.iter().map(|(name, value)| format!("{name} {}", detail(value)));
+    let details = tree.details.iter().filter_map(|(name, value)| Some(format!("{name} {}", detail(value)?)));
     branch = branch.with(Style::Faint, details.collect::<Vec<_>>().join(", "));
     for warning in &tree.warnings {
         branch.push(Branch::styled(Style::Warn, warning));
     }
     for (name, below) in &tree.children {
-        branch.push(policy(Some(name), below));
+        branch.push(self::policy(Some(name), below));
     }
     match tree.endpoints.len() {
-        0 => {}
-        1 => branch.push(Branch::styled(Style::Faint, "1 endpoint")),
-        count => branch.push(Branch::styled(Style::Faint, format!("{count} endpoints"))),
+        0 => branch,
+        1 => branch.with(Style::Faint, "1 endpoint"),
+        count => branch.with(Style::Faint, format!("{count} endpoints")),
     }
-    branch
 }
 
-fn detail(value: &Value) -> String {
+/// What a child is called, as short as it can be: nothing that its place says already, and of a locality its parts.
+fn label(child: &str) -> String {
+    if child == "childPolicy" {
+        return String::new();
+    }
+    if child.starts_with("{region=") {
+        let parts = child.split('"').skip(1).step_by(2).filter(|part| !part.is_empty());
+        return parts.collect::<Vec<_>>().join("/");
+    }
+    child.to_owned()
+}
+
+/// A detail that fits on a line and says something. All others are in the JSON.
+fn detail(value: &Value) -> Option<String> {
     match value {
-        Value::String(text) => text.clone(),
-        value => value.to_string(),
+        Value::String(text) if !text.is_empty() => Some(text.clone()),
+        Value::Number(number) if number.as_f64() != Some(0.0) => Some(number.to_string()),
+        Value::Bool(value) => Some(value.to_string()),
+        _ => None,
     }
 }
 
-fn endpoints(channel: &ChannelState, terminal: &Terminal) -> String {
+fn endpoints(channel: &ChannelState, terminal: &Terminal, width: Option<usize>) -> String {
     let mut picks = HashMap::new();
     if let Some(tree) = &channel.tree {
         collect(tree, &mut picks);
     }
     let heads = ["  endpoint", "state", "weight", "want", "got", "picks", "busy", "failed"];
-    let heads = heads.iter().enumerate().map(|(i, head)| match i {
-        0 | 1 => Cell::new(*head).style(Style::Faint),
-        _ => Cell::right(*head).style(Style::Faint),
-    });
-    let mut out = String::new();
-    let mut rows = vec![heads.collect::<Vec<_>>()];
-    let mut notes = Vec::new();
-    for endpoint in &channel.endpoints {
-        rows.push(row(endpoint, picks.get(endpoint.address.as_str()).copied()));
-        notes.push(endpoint.unused.as_ref().map(|why| note(endpoint, why)));
+    let head = |(i, head): (usize, &str)| {
+        let cell = if i < 2 { Cell::new(head) } else { Cell::right(head) };
+        cell.style(Style::Faint)
+    };
+    let mut rows = vec![heads.into_iter().enumerate().map(head).collect::<Vec<_>>()];
+    let texts: Vec<_> = channel
+        .endpoints
+        .iter()
+        .map(|endpoint| texts(endpoint, picks.get(endpoint.address.as_str()).copied()))
+        .collect();
+    rows.extend(channel.endpoints.iter().zip(&texts).map(|(endpoint, texts)| row(endpoint, texts)));
+    // A column that says nothing is not worth its place.
+    for column in (0..heads.len()).rev() {
+        if texts.iter().all(|texts| texts[column].is_empty()) {
+            for row in &mut rows {
+                row.remove(column);
+            }
+        }
     }
     let lines = table(&rows, terminal);
     let mut lines = lines.lines();
-    for note in std::iter::once(None).chain(notes) {
-        out.extend(lines.next().into_iter().chain(["\n"]));
-        if let Some(note) = note {
-            let _ = writeln!(out, "    {}", terminal.paint(Style::Warn, note));
+    let mut out = format!("{}\n", lines.next().unwrap_or_default());
+    for (endpoint, line) in channel.endpoints.iter().zip(lines) {
+        let _ = writeln!(out, "{line}");
+        if let Some(why) = &endpoint.unused {
+            for line in
+                ui::wrapped(&note(endpoint, why), width.map_or(usize::MAX, |width| width.saturating_sub(4)))
+            {
+                let _ = writeln!(out, "    {}", terminal.paint(Style::Warn, line));
+            }
         }
     }
     out
 }
 
-fn row(endpoint: &EndpointState, picks: Option<u64>) -> Vec<Cell> {
+/// What stands in the columns; empty where there is nothing to say.
+fn texts(endpoint: &EndpointState, picks: Option<u64>) -> [String; 8] {
     let percent =
-        |share: Option<f64>| share.map(|share| format!("{:.1} %", share * 100.0)).unwrap_or_default();
-    let weight = endpoint.weight.map(decimals).unwrap_or_default();
+        |share: Option<f64>| share.map(|share| format!("{:.1}%", share * 100.0)).unwrap_or_default();
     let failed = endpoint.traffic.failed;
-    let failures = Cell::right(grouped(failed));
+    [
+        format!("  {}", ui::safe(&endpoint.address)),
+        name(endpoint.state).to_owned(),
+        endpoint.weight.map(decimals).unwrap_or_default(),
+        percent(endpoint.want),
+        percent(endpoint.got),
+        grouped(picks.unwrap_or(endpoint.traffic.started)),
+        endpoint.utilization.map(|busy| format!("{:.0}%", busy * 100.0)).unwrap_or_default(),
+        if failed > 0 { grouped(failed) } else { String::new() },
+    ]
+}
+
+fn row(endpoint: &EndpointState, texts: &[String; 8]) -> Vec<Cell> {
+    let [address, state, weight, want, got, picks, busy, failed] = texts;
     vec![
-        Cell::new(format!("  {}", ui::safe(&endpoint.address))),
-        Cell::new(name(endpoint.state)).style(style(endpoint.state)),
+        Cell::new(address),
+        Cell::new(state).style(style(endpoint.state)),
         Cell::right(weight),
-        Cell::right(percent(endpoint.want)),
-        Cell::right(percent(endpoint.got)),
-        Cell::right(grouped(picks.unwrap_or(endpoint.traffic.started))),
-        Cell::right(endpoint.utilization.map(|busy| format!("{:.0} %", busy * 100.0)).unwrap_or_default()),
-        if failed > 0 { failures.style(Style::Bad) } else { failures },
+        Cell::right(want),
+        Cell::right(got),
+        Cell::right(picks),
+        Cell::right(busy),
+        Cell::right(failed).style(Style::Bad),
     ]
 }
 

@@ -158,7 +158,7 @@ impl Walk<'_> {
     fn trouble(&self, resource: &GenericXdsConfig) -> Option<Branch> {
         let error = resource.error_state.as_ref()?;
         let when = words::ago(error.last_update_attempt.as_ref(), self.now);
-        let when = when.map(|when| format!(" {when}")).unwrap_or_default();
+        let when = when.map(|when| format!(", {when}")).unwrap_or_default();
         let what = if error.version_info.is_empty() {
             status(resource).map_or("trouble", |status| status.as_str_name()).to_owned()
         } else {

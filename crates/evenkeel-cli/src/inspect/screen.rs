@@ -6,7 +6,7 @@ use tokio::time::sleep;
 
 use super::ask::{self, Answers, Peer};
 use super::{findings, page};
-use crate::ui::{Exit, Failure, Style, Terminal};
+use crate::ui::{Exit, Failure, Size, Style, Terminal};
 
 /// To the other screen, without a cursor; and back.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
@@ -86,7 +86,7 @@ async fn screen(peer: &Peer, interval: Duration, first: Answers, terminal: &Term
             None => terminal.paint(Style::Good, "fine").to_string(),
         };
         let foot = terminal.paint(Style::Faint, format!("every {interval:?}, Ctrl-C ends")).to_string();
-        if let Err(failure) = terminal.print(frame(&text, &head, &foot, size.rows)) {
+        if let Err(failure) = terminal.print(frame(&text, &head, &foot, size)) {
             return failure;
         }
         sleep(interval).await;
@@ -97,17 +97,51 @@ async fn screen(peer: &Peer, interval: Duration, first: Answers, terminal: &Term
     }
 }
 
-/// What fits on the screen: a last line that says how things stand, and above it as much of the page as there is room for.
-fn frame(page: &str, head: &str, foot: &str, rows: usize) -> String {
-    let room = rows.saturating_sub(2).max(1);
+/// What fits on the screen: as much of the page as there is room for, and a last line that says how things stand.
+fn frame(page: &str, head: &str, foot: &str, size: Size) -> String {
+    let room = size.rows.saturating_sub(1).max(1);
     let lines: Vec<_> = page.lines().collect();
     let mut out = HOME.to_owned();
     for line in lines.iter().take(room) {
-        out.extend([*line, CLEAR_LINE, "\r\n"]);
+        out.extend([&*cut(line, size.columns), CLEAR_LINE, "\r\n"]);
     }
     let hidden = lines.len().saturating_sub(room);
-    let more =
-        if hidden > 0 { format!("  {hidden} more lines: a taller window shows them") } else { String::new() };
-    out.extend([CLEAR_REST, head, "  ", foot, &more]);
+    let more = if hidden > 0 { format!("  {hidden} more lines") } else { String::new() };
+    out.push_str(CLEAR_REST);
+    out.push_str(&cut(&format!("{head}  {foot}{more}"), size.columns));
     out
+}
+
+/// A line without what does not fit. Colours take no room, and are all kept, so that each ends.
+fn cut(line: &str, columns: usize) -> String {
+    let mut kept = String::with_capacity(line.len());
+    let (mut column, mut is_code) = (0, false);
+    for c in line.chars() {
+        is_code |= c == '\x1b';
+        if is_code {
+            kept.push(c);
+            is_code = c != 'm';
+        } else if column < columns {
+            kept.push(c);
+            column += 1;
+        }
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_cut_but_not_their_colours() {
+        assert_eq!(cut("abcdef", 3), "abc");
+        assert_eq!(cut("a\x1b[31mbcd\x1b[0me", 2), "a\x1b[31mb\x1b[0m");
+    }
+
+    #[test]
+    fn pages_that_are_too_long_say_so() {
+        let frame = frame("one\ntwo\nthree\n", "fine", "foot", Size { rows: 3, columns: 20 });
+        assert_eq!(frame, "\x1b[Hone\x1b[K\r\ntwo\x1b[K\r\n\x1b[Jfine  foot  1 more li");
+    }
 }
