@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use evenkeel::admin::{Admin, History, Level, State};
+use evenkeel::admin::{Admin, History, Level, State, Watch};
 use evenkeel::{Bootstrap, Channel, Connectivity, XdsClient};
 use evenkeel_proto::envoy::config::cluster::v3::Cluster;
 use evenkeel_proto::envoy::service::status::v3::ClientStatusRequest;
@@ -23,6 +23,7 @@ struct Stage {
     control: ControlPlane,
     backends: [Backend; 2],
     admin: Admin,
+    watch: Watch,
     _channel: Channel,
     ended: Arc<AtomicBool>,
 }
@@ -50,20 +51,16 @@ impl Stage {
                 }
             });
         }
-        let admin = Admin::builder()
-            .title("stage")
-            .every(Duration::from_millis(50))
-            .start()
-            .await
-            .expect("an admin server");
-        Stage { control, backends, admin, _channel: channel, ended }
+        let watch = Watch::start("stage", Duration::from_millis(50)).await;
+        let admin = Admin::builder().watch(watch.clone()).start().await.expect("an admin server");
+        Stage { control, backends, admin, watch, _channel: channel, ended }
     }
 
     /// Looks until it is as wanted.
     async fn until(&mut self, what: &str, is: impl Fn(&State) -> bool) -> Arc<State> {
         let looks = async {
             loop {
-                let state = self.admin.changed().await;
+                let state = self.watch.changed().await;
                 if is(&state) {
                     return state;
                 }
@@ -71,7 +68,7 @@ impl Stage {
         };
         match tokio::time::timeout(Duration::from_secs(30), looks).await {
             Ok(state) => state,
-            Err(_) => panic!("{what}: {:#?}", self.admin.state()),
+            Err(_) => panic!("{what}: {:#?}", self.watch.state()),
         }
     }
 }
@@ -187,11 +184,12 @@ async fn it_answers_those_who_may_ask() {
 /// Events go on until the server is gone, and then nothing is left of it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn events_end_with_the_server() {
-    let admin = Admin::builder().every(Duration::from_millis(20)).start().await.expect("an admin server");
+    let watch = Watch::start("short", Duration::from_millis(20)).await;
+    let admin = Admin::builder().watch(watch.clone()).start().await.expect("an admin server");
     let address = admin.address().to_string();
     let (status, _, mut body) = ask(&address, "/api/events", &[("host", &address)]).await;
     assert_eq!(status, 200);
-    admin.mark("halfway");
+    watch.mark("halfway");
     let mut text = String::new();
     while !text.contains("halfway") {
         let frame = body.frame().await.expect("it goes on").expect("a good connection");

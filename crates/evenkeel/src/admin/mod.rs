@@ -23,6 +23,7 @@
 //! Calls are counted from the first start on, at the price of two looks at the clock for each call; before that nothing is.
 
 mod look;
+mod page;
 mod server;
 mod state;
 mod view;
@@ -36,7 +37,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::net::TcpListener;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -44,43 +45,35 @@ pub(crate) use look::made;
 pub use state::*;
 use watcher::Watcher;
 
-/// A running server. It ends when this is dropped.
-pub struct Admin {
-    address: SocketAddr,
-    watcher: Arc<Mutex<Watcher>>,
+/// Looks at the process again and again, until its last clone is dropped.
+#[derive(Clone)]
+pub struct Watch {
+    shared: Arc<Shared>,
     latest: watch::Receiver<Latest>,
+}
+
+struct Shared {
+    watcher: Arc<Mutex<Watcher>>,
     looking: AbortHandle,
-    /// Dropped: the server ends.
-    _serving: oneshot::Sender<()>,
 }
 
 /// The last look, ready to be sent.
 #[derive(Clone)]
-pub(crate) struct Latest {
+struct Latest {
     state: Bytes,
     history: Bytes,
     seen: Arc<State>,
 }
 
-impl Admin {
-    /// Settings; [`Builder::start`] starts it.
-    pub fn builder() -> Builder {
-        Builder {
-            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
-            title: None,
-            names: Vec::new(),
-            every: Duration::from_secs(1),
-        }
-    }
-
-    /// Where it listens.
-    pub fn address(&self) -> SocketAddr {
-        self.address
-    }
-
-    /// Notes on the time line that something happened which only the application knows of.
-    pub fn mark(&self, text: impl Into<String>) {
-        lock(&self.watcher).mark(look::now(), text.into());
+impl Watch {
+    /// Begins to look, this often. `title` is what the process is called.
+    pub async fn start(title: impl Into<String>, every: Duration) -> Watch {
+        crate::traffic::watch();
+        let watcher = Arc::new(Mutex::new(Watcher::new(title.into(), look::now())));
+        let (sender, latest) = watch::channel(look_once(&watcher).await);
+        let every = every.max(Duration::from_millis(10));
+        let looking = tokio::spawn(look_again(watcher.clone(), sender, every)).abort_handle();
+        Watch { shared: Arc::new(Shared { watcher, looking }), latest }
     }
 
     /// The last look.
@@ -92,19 +85,50 @@ impl Admin {
     pub async fn changed(&mut self) -> Arc<State> {
         // It goes on for as long as this lives.
         let _ = self.latest.changed().await;
-        self.state()
+        self.latest.borrow_and_update().seen.clone()
+    }
+
+    /// Notes on the time line that something happened which only the application knows of.
+    pub fn mark(&self, text: impl Into<String>) {
+        lock(&self.shared.watcher).mark(look::now(), text.into());
     }
 }
 
-impl Drop for Admin {
+impl Drop for Shared {
     fn drop(&mut self) {
         self.looking.abort();
     }
 }
 
-impl fmt::Debug for Admin {
+impl fmt::Debug for Watch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Admin").field("address", &self.address).finish_non_exhaustive()
+        f.debug_struct("Watch").finish_non_exhaustive()
+    }
+}
+
+/// A running server. It ends when this is dropped.
+#[derive(Debug)]
+pub struct Admin {
+    address: SocketAddr,
+    watch: Watch,
+    /// Dropped: the server ends.
+    _serving: watch::Sender<()>,
+}
+
+impl Admin {
+    /// Settings; [`Builder::start`] starts it.
+    pub fn builder() -> Builder {
+        Builder { listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), watch: None, names: Vec::new() }
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What it shows.
+    pub fn watch(&self) -> &Watch {
+        &self.watch
     }
 }
 
@@ -113,9 +137,8 @@ impl fmt::Debug for Admin {
 #[must_use = "a builder does nothing until `start`"]
 pub struct Builder {
     listen: SocketAddr,
-    title: Option<String>,
+    watch: Option<Watch>,
     names: Vec<String>,
-    every: Duration,
 }
 
 impl Builder {
@@ -126,9 +149,9 @@ impl Builder {
         self
     }
 
-    /// What the process calls itself; the name of its program unless set.
-    pub fn title(mut self, title: impl Into<String>) -> Builder {
-        self.title = Some(title.into());
+    /// What to show; unless set, a [`Watch`] with the name of the program that looks every second.
+    pub fn watch(mut self, watch: Watch) -> Builder {
+        self.watch = Some(watch);
         self
     }
 
@@ -136,12 +159,6 @@ impl Builder {
     /// have been made to lead here.
     pub fn allow_host(mut self, name: impl Into<String>) -> Builder {
         self.names.push(name.into());
-        self
-    }
-
-    /// How often to look; every second unless set.
-    pub fn every(mut self, period: Duration) -> Builder {
-        self.every = period.max(Duration::from_millis(10));
         self
     }
 
@@ -158,21 +175,22 @@ impl Builder {
             )
         })?;
         let address = listener.local_addr()?;
-        crate::traffic::watch();
-        let watcher = Arc::new(Mutex::new(Watcher::new(self.title.unwrap_or_else(program), look::now())));
-        let (sender, latest) = watch::channel(look_once(&watcher).await);
-        let looking = tokio::spawn(look_again(watcher.clone(), sender, self.every)).abort_handle();
-        let router = server::router(latest.clone(), self.names.into());
-        let (serving, ended) = oneshot::channel::<()>();
-        let server = axum::serve(listener, router).with_graceful_shutdown(async {
-            let _ = ended.await;
+        let watch = match self.watch {
+            Some(watch) => watch,
+            None => Watch::start(program(), Duration::from_secs(1)).await,
+        };
+        let (serving, mut ended) = watch::channel(());
+        let served = server::Served { latest: watch.latest.clone(), ended: ended.clone() };
+        let router = server::router(served, self.names.into());
+        let server = axum::serve(listener, router).with_graceful_shutdown(async move {
+            let _ = ended.changed().await;
         });
         tokio::spawn(async move {
             if let Err(error) = server.await {
                 tracing::error!(%error, "the admin server ended");
             }
         });
-        Ok(Admin { address, watcher, latest, looking, _serving: serving })
+        Ok(Admin { address, watch, _serving: serving })
     }
 }
 

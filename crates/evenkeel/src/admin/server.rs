@@ -23,30 +23,30 @@ use tokio::sync::{mpsc, watch};
 use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
 
 use super::Latest;
+use super::page::{FILES, POLICY};
 use crate::xds::csds::Csds;
-
-/// What the page may do: talk to us, and nothing else.
-const POLICY: HeaderValue = HeaderValue::from_static(
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
-     base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-);
-
-const HTML: &str = "text/html; charset=utf-8";
-
-/// The files of the page: path, type, text.
-const PAGE: &[(&str, &str, &str)] = &[("/", HTML, include_str!("page/index.html"))];
 
 /// The names under which we may be asked, beside addresses and `localhost`.
 pub(super) type Names = Arc<[String]>;
 
-pub(super) fn router(latest: watch::Receiver<Latest>, names: Names) -> Router {
-    let page = PAGE.iter().fold(Router::new(), |router, (path, kind, text)| {
-        router.route(path, get(move || async move { file(kind, text) }))
+const JSON: &str = "application/json";
+
+/// What requests are answered from.
+#[derive(Clone)]
+pub(super) struct Served {
+    pub(super) latest: watch::Receiver<Latest>,
+    /// Its sender is gone: the server ends.
+    pub(super) ended: watch::Receiver<()>,
+}
+
+pub(super) fn router(served: Served, names: Names) -> Router {
+    let page = FILES.iter().fold(Router::new(), |router, file| {
+        router.route(file.path, get(async || typed(file.kind, file.body)))
     });
     page.route("/api/state", get(state))
         .route("/api/history", get(history))
         .route("/api/events", get(events))
-        .with_state(latest)
+        .with_state(served)
         .route(
             "/envoy.service.status.v3.ClientStatusDiscoveryService/{method}",
             on_service(MethodFilter::POST, Csds::new()),
@@ -55,30 +55,27 @@ pub(super) fn router(latest: watch::Receiver<Latest>, names: Names) -> Router {
         .layer(middleware::from_fn_with_state(names, refuse_strangers))
 }
 
-fn file(kind: &'static str, text: &'static str) -> Response {
-    ([(CONTENT_TYPE, HeaderValue::from_static(kind))], text).into_response()
+fn typed(kind: &'static str, body: impl IntoResponse) -> Response {
+    ([(CONTENT_TYPE, HeaderValue::from_static(kind))], body).into_response()
 }
 
-fn json(text: Bytes) -> Response {
-    ([(CONTENT_TYPE, HeaderValue::from_static("application/json"))], text).into_response()
+async fn state(Extracted(served): Extracted<Served>) -> Response {
+    typed(JSON, served.latest.borrow().state.clone())
 }
 
-async fn state(Extracted(latest): Extracted<watch::Receiver<Latest>>) -> Response {
-    json(latest.borrow().state.clone())
-}
-
-async fn history(Extracted(latest): Extracted<watch::Receiver<Latest>>) -> Response {
-    json(latest.borrow().history.clone())
+async fn history(Extracted(served): Extracted<Served>) -> Response {
+    typed(JSON, served.latest.borrow().history.clone())
 }
 
 /// Every state from now on, the present one first. Who reads slowly gets the latest, not all of them.
-async fn events(Extracted(mut latest): Extracted<watch::Receiver<Latest>>) -> Response {
+async fn events(Extracted(Served { mut latest, mut ended }): Extracted<Served>) -> Response {
     let (sender, events) = mpsc::channel::<Result<Bytes, std::io::Error>>(1);
     latest.mark_changed();
     tokio::spawn(async move {
         loop {
             tokio::select! {
                 () = sender.closed() => return,
+                _ = ended.changed() => return,
                 changed = latest.changed() => if changed.is_err() { return },
             }
             let event = {
@@ -94,13 +91,12 @@ async fn events(Extracted(mut latest): Extracted<watch::Receiver<Latest>>) -> Re
             }
         }
     });
-    let body = Body::from_stream(ReceiverStream::new(events));
-    ([(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"))], body).into_response()
+    typed("text/event-stream", Body::from_stream(ReceiverStream::new(events)))
 }
 
 async fn harden(mut response: Response) -> Response {
     let headers = response.headers_mut();
-    headers.insert(CONTENT_SECURITY_POLICY, POLICY);
+    headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));

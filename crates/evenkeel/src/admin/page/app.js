@@ -1,0 +1,233 @@
+// The page: takes in one state of the process per second and hands it to the parts that show it.
+//
+// When the stream ends or falls silent, what is shown stays, is greyed and says how old it is; the page asks again
+// until there is an answer, and then for the history that it missed.
+
+import { $, age, count, hide, mark, millis, nameOf, put, rate, shape, stateOf, success } from './format.js';
+import { Charts } from './charts.js';
+import { EndpointTable, keyOf } from './endpoints.js';
+import { History } from './history.js';
+import { PolicyTree } from './tree.js';
+import { Misses, judge } from './verdict.js';
+import { showClients, showEvents, showHints } from './news.js';
+
+/** Without a word for so long, the server counts as gone. */
+const SILENCE = 5000;
+/** Waits between attempts, in milliseconds; the last one repeats. */
+const WAITS = [500, 1000, 2000, 4000];
+const THEMES = ['auto', 'light', 'dark'];
+
+const charts = new Charts();
+const table = new EndpointTable((key) => charts.highlight(key?.split('\n').at(-1) ?? null));
+const tree = new PolicyTree();
+const histories = new Map();
+
+let misses = new Misses();
+let chosen = null;
+let state = null;
+let heardAt = 0;
+let attempts = 0;
+let source = null;
+let timer = null;
+
+function listen() {
+  clearTimeout(timer);
+  source?.close();
+  source = new EventSource('/api/events');
+  source.onmessage = (event) => hear(JSON.parse(event.data));
+  source.onerror = lose;
+  timer = setTimeout(lose, SILENCE);
+}
+
+function lose() {
+  source?.close();
+  source = null;
+  mark(document.body, 'data-connected', 'false');
+  clearTimeout(timer);
+  timer = setTimeout(listen, WAITS[Math.min(attempts, WAITS.length - 1)]);
+  attempts += 1;
+  showConnection();
+}
+
+async function hear(next) {
+  clearTimeout(timer);
+  timer = setTimeout(lose, SILENCE);
+  heardAt = Date.now();
+  const isBack = document.body.dataset.connected !== 'true';
+  attempts = 0;
+  mark(document.body, 'data-connected', 'true');
+  state = next;
+  if (isBack) await remember();
+  show();
+}
+
+/** What the server remembers, at first and after every gap. Without it charts begin empty. */
+async function remember() {
+  try {
+    const answer = await fetch('/api/history');
+    if (!answer.ok) return;
+    histories.clear();
+    for (const kept of await answer.json()) histories.set(kept.id, History.from(kept));
+  } catch {
+    // The stream says so too, and is what is watched.
+  }
+}
+
+function show() {
+  const begun = performance.now();
+  for (const channel of state.channels) {
+    if (!histories.has(channel.id)) histories.set(channel.id, new History());
+    histories.get(channel.id).look(state.at, channel.endpoints);
+  }
+  for (const id of histories.keys()) if (!state.channels.some((channel) => channel.id === id)) histories.delete(id);
+  showProcess();
+  showSwitch();
+  const channel = state.channels.find(({ id }) => id === chosen) ?? state.channels[0];
+  if (channel && channel.id !== chosen) choose(channel.id);
+  const marks = state.events.filter(({ level }) => level === 'mark').map(({ at, number, text }, index) => ({ at, event: number, text, number: index + 1 }));
+  showEvents(state.events, marks);
+  showHints(state.hints);
+  showClients(state.xds, state.at);
+  if (channel) showChannel(channel, marks);
+  else put($('headline'), 'No channels yet');
+  showConnection();
+  // For tests: which moment is shown, and what showing it took.
+  mark(document.body, 'data-at', String(state.at));
+  mark(document.body, 'data-took', (performance.now() - begun).toFixed(1));
+}
+
+function choose(id) {
+  chosen = id;
+  misses = new Misses();
+  table.clear();
+  charts.clear();
+  tree.clear();
+}
+
+function showProcess() {
+  put($('title'), state.title);
+  put($('about'), `pid ${state.pid}`);
+  put($('foot'), `evenkeel ${state.version} · watched for ${age(state.at - state.since)}`);
+  document.title = state.title ? `${state.title} · evenkeel` : 'evenkeel';
+}
+
+function showSwitch() {
+  const select = $('channel');
+  hide($('switch'), state.channels.length < 2);
+  const wanted = state.channels.map(({ id, target, state: is }) => [String(id), `${target} (${stateOf(is).word})`]);
+  if (select.said !== wanted.join('\n')) {
+    select.said = wanted.join('\n');
+    select.replaceChildren(...wanted.map(([id, text]) => new Option(text, id)));
+  }
+  const shown = String(state.channels.some(({ id }) => id === chosen) ? chosen : state.channels[0]?.id);
+  if (select.value !== shown) select.value = shown;
+}
+
+function showChannel(channel, marks) {
+  const { endpoints, traffic } = channel;
+  misses.look(endpoints, keyOf);
+  const calls = callsByCluster(endpoints);
+  const missOf = (endpoint) => misses.beyondChance(keyOf(endpoint), endpoint, calls.get(endpoint.cluster));
+  showFigures(channel, traffic);
+  showVerdict(judge(channel, missOf));
+  charts.show(histories.get(channel.id), labels(endpoints), marks);
+  table.show(endpoints, missOf, (key) => charts.placeOf(key.split('\n').at(-1)));
+  tree.show(channel.tree);
+}
+
+function callsByCluster(endpoints) {
+  const calls = new Map();
+  for (const { cluster, traffic } of endpoints) calls.set(cluster, (calls.get(cluster) ?? 0) + traffic.rate);
+  return calls;
+}
+
+/** Short names for charts: the port alone where all endpoints are on one host. */
+function labels(endpoints) {
+  const hosts = new Set(endpoints.map(({ address }) => address.slice(0, address.lastIndexOf(':'))));
+  const names = new Map(endpoints.map((endpoint) => [endpoint.address, endpoint.name || (hosts.size === 1 ? endpoint.address.slice(endpoint.address.lastIndexOf(':')) : nameOf(endpoint))]));
+  return (address) => names.get(address) ?? address;
+}
+
+function showFigures(channel, traffic) {
+  const { endpoints } = channel;
+  put($('target'), channel.target);
+  mark($('target'), 'title', channel.target);
+  put($('calls'), rate(traffic.rate));
+  put($('success'), success(traffic));
+  put($('p50'), millis(traffic.p50_ms));
+  put($('p99'), millis(traffic.p99_ms));
+  put($('in-flight'), count(traffic.in_flight));
+  put($('ready'), `${endpoints.filter((endpoint) => endpoint.state === 'READY').length} / ${endpoints.length}`);
+  const servers = state.xds.flatMap((client) => client.servers);
+  const lost = servers.filter((server) => !server.connected);
+  const [icon, word] = $('plane').children;
+  const isLost = servers.length > 0 && lost.length === servers.length;
+  shape(icon, servers.length === 0 ? 'none' : isLost ? 'bad' : lost.length ? 'warn' : 'good');
+  put(word, servers.length === 0 ? 'none' : isLost ? 'lost' : lost.length ? `${lost.length} of ${servers.length} lost` : 'connected');
+  showConfig(state.xds.flatMap((client) => client.resources));
+}
+
+function showConfig(resources) {
+  const newest = resources.reduce((best, one) => (one.updated != null && (!best || one.updated > best.updated) ? one : best), null);
+  const refused = resources.filter((one) => one.status === 'NACKED').length;
+  put($('config'), newest ? newest.version || '–' : '–');
+  mark($('config'), 'title', newest?.version ?? null);
+  put($('config-age'), refused ? `${refused} refused` : newest ? `${age(state.at - newest.updated)} ago` : '');
+  mark($('config-age'), 'data-level', refused ? 'bad' : null);
+}
+
+function showVerdict({ level, headline, because }) {
+  mark($('verdict'), 'data-level', level);
+  shape($('verdict').firstElementChild, level);
+  put($('headline'), headline);
+  put($('because'), because);
+  // The numbers in the sentence move; only a new headline is worth hearing.
+  if ($('spoken').headline !== headline) {
+    $('spoken').headline = headline;
+    put($('spoken'), `${headline}. ${because}`);
+  }
+}
+
+function showConnection() {
+  const isLive = document.body.dataset.connected === 'true';
+  shape($('live').firstElementChild, isLive ? 'good' : state ? 'bad' : 'busy');
+  put($('live-text'), isLive ? 'live' : state ? 'lost' : 'connecting');
+  hide($('banner'), isLive || (!state && attempts === 0));
+  put($('banner-age'), state ? `What you see is ${age(Date.now() - heardAt)} old.` : '');
+}
+
+function useTheme(theme) {
+  mark(document.documentElement, 'data-theme', theme === 'auto' ? null : theme);
+  const words = { auto: 'as the system says', light: 'light', dark: 'dark' };
+  put($('theme'), theme[0].toUpperCase() + theme.slice(1));
+  mark($('theme'), 'aria-label', `Theme: ${words[theme]}`);
+}
+
+function savedTheme() {
+  try {
+    return THEMES.includes(localStorage.getItem('theme')) ? localStorage.getItem('theme') : 'auto';
+  } catch {
+    return 'auto';
+  }
+}
+
+let theme = savedTheme();
+useTheme(theme);
+$('theme').addEventListener('click', () => {
+  theme = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
+  useTheme(theme);
+  try {
+    localStorage.setItem('theme', theme);
+  } catch {
+    // Without storage the choice lasts as long as the page.
+  }
+});
+$('channel').addEventListener('change', (event) => {
+  choose(Number(event.target.value));
+  show();
+});
+$('retry').addEventListener('click', listen);
+setInterval(() => {
+  if (document.body.dataset.connected !== 'true') showConnection();
+}, 1000);
+listen();

@@ -1,0 +1,247 @@
+// The table of endpoints: what each should get and gets, and how it bears it.
+//
+// Rows live as long as their endpoint and only changed cells are written, so that a thousand endpoints cost little.
+// Few rows stand at first; order by a moving value is refreshed now and then, and not under the reader's pointer.
+
+import { $, NONE, arrange, busy, copy, hide, locality, mark, millis, nameOf, percent, put, rate, shape, stateOf, weight } from './format.js';
+import { swatch } from './charts.js';
+import { isDown } from './verdict.js';
+
+/** So many rows stand before someone asks for all. */
+const FEW = 40;
+/** An order by a moving value is refreshed every so many looks. */
+const REORDER = 3;
+
+/** One address may serve two clusters. */
+export const keyOf = (endpoint) => [endpoint.cluster, endpoint.priority, endpoint.locality, endpoint.address].join('\n');
+
+const trouble = (endpoint) => (isDown(endpoint) ? 3 : endpoint.traffic.failures > 0 ? 2 : endpoint.utilization >= 1 ? 1 : 0);
+
+/** Each order as a comparison, best first when first chosen. */
+const ORDERS = {
+  name: (a, b) => nameOf(a).localeCompare(nameOf(b), 'en', { numeric: true }),
+  share: (a, b) => (b.got ?? -1) - (a.got ?? -1),
+  rate: (a, b) => b.traffic.rate - a.traffic.rate,
+  busy: (a, b) => (b.utilization ?? -1) - (a.utilization ?? -1),
+  weight: (a, b) => (b.weight ?? -1) - (a.weight ?? -1),
+  latency: (a, b) => (b.traffic.p99_ms ?? -1) - (a.traffic.p99_ms ?? -1),
+  failures: (a, b) => b.traffic.failures - a.traffic.failures,
+  state: (a, b) => trouble(b) - trouble(a) || Math.abs((b.got ?? 0) - (b.want ?? 0)) - Math.abs((a.got ?? 0) - (a.want ?? 0)),
+};
+
+export class EndpointTable {
+  /** `highlight(key)` is told which endpoint the reader points at. */
+  constructor(highlight) {
+    this.body = $('endpoints');
+    this.rows = new Map();
+    this.groups = new Map();
+    this.sort = '';
+    this.isReversed = false;
+    this.isAll = false;
+    this.isHeld = false;
+    this.looks = 0;
+    this.order = null;
+    for (const button of document.querySelectorAll('[data-sort]')) {
+      button.addEventListener('click', () => this.sortBy(button.dataset.sort));
+    }
+    $('sort').addEventListener('change', (event) => this.sortBy(event.target.value, false));
+    $('filter').addEventListener('input', () => this.redraw());
+    $('all').addEventListener('click', () => {
+      this.isAll = !this.isAll;
+      this.redraw();
+    });
+    this.body.addEventListener('pointerover', (event) => {
+      this.isHeld = true;
+      highlight(event.target.closest('tr')?.key ?? null);
+    });
+    this.body.addEventListener('pointerleave', () => {
+      this.isHeld = false;
+      highlight(null);
+    });
+  }
+
+  /** Another channel: nothing of the old one stays. */
+  clear() {
+    this.rows.clear();
+    this.groups.clear();
+    this.order = null;
+    this.body.replaceChildren();
+    this.isAll = false;
+    this.chosen = null;
+  }
+
+  sortBy(order, canReverse = true) {
+    this.chosen = true;
+    this.isReversed = canReverse && order !== '' && this.sort === order && !this.isReversed;
+    this.sort = order;
+    this.redraw();
+  }
+
+  redraw() {
+    this.order = null;
+    if (this.last) this.show(...this.last);
+  }
+
+  /** `missOf(endpoint)` is by how much it misses its share, or null; `slotOf(key)` its place in the charts. */
+  show(endpoints, missOf, slotOf) {
+    this.last = [endpoints, missOf, slotOf];
+    const isMany = endpoints.length > FEW;
+    // Among many, those in trouble come first until the reader says otherwise.
+    if (!this.chosen) this.sort = isMany ? 'state' : '';
+    hide($('find'), endpoints.length <= 12);
+    const byKey = new Map(endpoints.map((endpoint) => [keyOf(endpoint), endpoint]));
+    const keys = this.arranged(endpoints, byKey);
+    const shown = this.isAll ? keys : keys.slice(0, FEW);
+    const scale = Math.max(...endpoints.map((e) => Math.max(e.got ?? 0, e.want ?? 0)), 1e-9);
+    for (const [key, row] of this.rows) {
+      if (!byKey.has(key)) this.rows.delete(key), row.remove();
+    }
+    const rows = shown.map((key) => {
+      const endpoint = byKey.get(key);
+      const row = this.rows.get(key) ?? this.makeRow(key, endpoint);
+      fill(row, endpoint, scale, missOf(endpoint), slotOf(key));
+      return row;
+    });
+    arrange(this.body, this.withGroups(rows, endpoints));
+    mark(this.body, 'data-many', rows.length > 60 ? '' : null);
+    this.showHeads(isMany, keys.length, shown.length);
+    put($('nothing'), endpoints.length ? 'No endpoint is called so.' : 'No endpoints yet.');
+    hide($('nothing'), shown.length > 0);
+  }
+
+  /** The keys in the reader's order. */
+  arranged(endpoints, byKey) {
+    this.looks += 1;
+    const isDue = !this.order || (this.sort && this.looks % REORDER === 0 && !this.isHeld);
+    const isSame = this.order?.every((key) => byKey.has(key)) && this.known === endpoints.length;
+    if (!isDue && isSame) return this.order;
+    const wanted = $('filter').value.trim().toLowerCase();
+    const found = wanted && !$('find').hidden
+      ? endpoints.filter((e) => `${nameOf(e)} ${e.address} ${e.cluster ?? ''} ${e.locality ?? ''}`.toLowerCase().includes(wanted))
+      : [...endpoints];
+    const compare = ORDERS[this.sort];
+    if (compare) found.sort(this.isReversed ? (a, b) => compare(b, a) : compare);
+    // Groups stay together, in the order of the tree.
+    const place = new Map([...new Set(endpoints.map(groupOf))].map((name, at) => [name, at]));
+    if (place.size <= FEW / 4) found.sort((a, b) => place.get(groupOf(a)) - place.get(groupOf(b)));
+    this.known = endpoints.length;
+    this.order = found.map(keyOf);
+    return this.order;
+  }
+
+  withGroups(rows, endpoints) {
+    const members = new Map();
+    for (const endpoint of endpoints) {
+      const name = groupOf(endpoint);
+      if (!members.has(name)) members.set(name, []);
+      members.get(name).push(endpoint);
+    }
+    // One group needs no heading; very many would be noise.
+    if (members.size < 2 || members.size > FEW / 4) return rows;
+    const nodes = [];
+    let current = null;
+    for (const row of rows) {
+      if (row.group !== current) {
+        current = row.group;
+        nodes.push(this.groupRow(current, members.get(current)));
+      }
+      nodes.push(row);
+    }
+    return nodes;
+  }
+
+  groupRow(name, members) {
+    let row = this.groups.get(name);
+    if (!row) {
+      row = document.createElement('tr');
+      row.className = 'group';
+      row.dataset.group = name;
+      row.setAttribute('role', 'row');
+      const head = document.createElement('th');
+      head.setAttribute('role', 'rowheader');
+      head.scope = 'rowgroup';
+      head.append(document.createElement('b'), ' ', document.createElement('span'));
+      row.append(head);
+      this.groups.set(name, row);
+    }
+    const ready = members.filter((e) => e.state === 'READY').length;
+    const got = members.reduce((sum, e) => sum + (e.got ?? 0), 0);
+    const [title, note] = row.firstElementChild.children;
+    put(title, name);
+    put(note, `${ready} of ${members.length} ready · gets ${percent(got)}`);
+    return row;
+  }
+
+  makeRow(key, endpoint) {
+    const row = copy('row');
+    row.key = key;
+    row.group = groupOf(endpoint);
+    row.dataset.endpoint = endpoint.address;
+    row.cells_ = Object.fromEntries([...row.querySelectorAll('[data-field]')].map((cell) => [cell.dataset.field, cell]));
+    row.bars = [row.querySelector('.bars .got'), row.querySelector('.bars .want')];
+    row.gauge = row.querySelector('.gauge i');
+    row.parts = { swatch: row.querySelector('.swatch'), shape: row.querySelector('.state svg'), share: row.querySelector('.share') };
+    put(row.querySelector('.name'), nameOf(endpoint));
+    row.querySelector('.name').title = nameOf(endpoint);
+    put(row.querySelector('.address'), endpoint.name ? endpoint.address : locality(endpoint.locality) ?? '');
+    this.rows.set(key, row);
+    return row;
+  }
+
+  showHeads(isMany, total, shown) {
+    for (const button of document.querySelectorAll('[data-sort]')) {
+      const isOn = button.dataset.sort === this.sort;
+      const isUp = (this.sort === 'name') !== this.isReversed;
+      mark(button.parentElement, 'aria-sort', isOn ? (isUp ? 'ascending' : 'descending') : null);
+    }
+    if ($('sort').value !== this.sort) $('sort').value = this.sort;
+    hide($('more'), total <= FEW);
+    put($('shown'), `${shown.toLocaleString('en-US')} of ${total.toLocaleString('en-US')} shown`);
+    put($('all'), this.isAll ? `Show the first ${FEW}` : `Show all ${total.toLocaleString('en-US')}`);
+  }
+}
+
+function groupOf(endpoint) {
+  const parts = [];
+  if (endpoint.cluster) parts.push(endpoint.cluster);
+  if (endpoint.priority != null) parts.push(`priority ${endpoint.priority}`);
+  if (endpoint.locality) parts.push(locality(endpoint.locality));
+  return parts.join(' · ');
+}
+
+function fill(row, endpoint, scale, miss, slot) {
+  const { cells_: cells, parts } = row;
+  const state = stateOf(endpoint.state);
+  const isStandby = endpoint.unused != null && !isDown(endpoint);
+  mark(row, 'data-state', endpoint.state);
+  mark(row, 'data-unused', endpoint.unused == null ? null : isStandby ? 'standby' : 'down');
+  put(cells.got, percent(endpoint.got));
+  put(cells.want, percent(endpoint.want));
+  mark(cells.got, 'data-off', miss == null ? null : miss > 0 ? 'more' : 'less');
+  stretch(row.bars[0], (endpoint.got ?? 0) / scale);
+  stretch(row.bars[1], (endpoint.want ?? 0) / scale);
+  put(cells.unused, endpoint.unused ?? '');
+  if (endpoint.unused) mark(cells.unused, 'title', endpoint.unused);
+  put(cells.rate, rate(endpoint.traffic.rate));
+  put(cells.utilization, busy(endpoint.utilization));
+  const load = endpoint.utilization ?? 0;
+  mark(row, 'data-load', load >= 1 ? 'over' : load >= 0.85 ? 'high' : null);
+  stretch(row.gauge, Math.min(load, 1));
+  put(cells.weight, weight(endpoint.weight));
+  put(cells.p50, millis(endpoint.traffic.p50_ms));
+  put(cells.p99, millis(endpoint.traffic.p99_ms));
+  put(cells.failures, endpoint.traffic.failures > 0 ? rate(endpoint.traffic.failures) : endpoint.traffic.rate > 0 ? '0' : NONE);
+  mark(cells.failures, 'data-some', endpoint.traffic.failures > 0 ? '' : null);
+  put(cells.state, isStandby && endpoint.state !== 'CONNECTING' ? `${state.word}, unused` : state.word);
+  shape(parts.shape, isStandby && endpoint.state === 'READY' ? 'idle' : state.shape);
+  swatch(parts.swatch, slot);
+}
+
+/** Bars are scaled, not sized: no layout. */
+function stretch(bar, share) {
+  const value = share.toFixed(4);
+  if (bar.share !== value) {
+    bar.share = value;
+    bar.style.transform = `scaleX(${value})`;
+  }
+}
