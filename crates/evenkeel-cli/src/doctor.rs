@@ -5,6 +5,7 @@
 
 mod bootstrap;
 mod causes;
+mod names;
 mod place;
 mod reach;
 mod report;
@@ -91,11 +92,11 @@ async fn plain(args: &Args, report: &mut Report<'_>) -> Result<(), Stop> {
     };
     // Whatever is wrong with the target is said by who reads it for channels.
     if let Err(error) = Channel::builder(&args.target).build() {
-        return Err(report.stop(unusable(error.to_string()))?);
+        return Err(report.stop(&unusable(error.to_string()))?);
     }
     let credentials = match endpoint_credentials(args) {
         Ok(credentials) => credentials,
-        Err(trouble) => return Err(report.stop(trouble)?),
+        Err(trouble) => return Err(report.stop(&trouble)?),
     };
     let place = Place::of(&args.target);
     reach::walk(&args.target, &place, credentials, reach::Who::Endpoint, args.wait, report).await

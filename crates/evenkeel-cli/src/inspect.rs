@@ -50,15 +50,15 @@ pub(crate) struct Args {
 }
 
 pub(crate) async fn run(args: Args, terminal: &Terminal) -> Result<Exit, Failure> {
-    let answers = terminal.with_progress(&format!("asking {}", args.peer), ask::ask(&args.peer)).await?;
+    let answers = ui::with_progress(&format!("asking {}", args.peer), ask::ask(&args.peer)).await?;
     if args.watch {
-        return screen::watch(&args.peer, args.interval, answers, terminal).await;
+        return screen::watch(&args.peer, args.interval, answers, *terminal).await;
     }
     if args.json {
         terminal.print(json::of(&args.peer, &answers))?;
     } else {
-        let width = terminal.is_interactive.then(|| terminal.size().columns);
-        terminal.print(page(&args.peer, &answers, SystemTime::now(), terminal, width))?;
+        let width = terminal.is_interactive.then(|| ui::size().columns);
+        terminal.print(page(&args.peer, &answers, SystemTime::now(), *terminal, width))?;
     }
     Ok(if findings(&answers) { Exit::Findings } else { Exit::Fine })
 }
@@ -71,13 +71,7 @@ fn findings(answers: &Answers) -> bool {
 }
 
 /// All that is known, for people. Lines are at most `width` wide where that can be.
-fn page(
-    peer: &Peer,
-    answers: &Answers,
-    now: SystemTime,
-    terminal: &Terminal,
-    width: Option<usize>,
-) -> String {
+fn page(peer: &Peer, answers: &Answers, now: SystemTime, terminal: Terminal, width: Option<usize>) -> String {
     let mut page = String::new();
     if let Some(state) = &answers.state {
         page.push_str(&process::text(state, terminal, width));

@@ -92,44 +92,6 @@ impl Terminal {
         })
     }
 
-    /// Waits for something, and says on standard error what for if that takes long and somebody watches.
-    pub(crate) async fn with_progress<T>(&self, what: &str, work: impl Future<Output = T>) -> T {
-        let mut stderr = std::io::stderr();
-        if !stderr.is_terminal() {
-            return work.await;
-        }
-        tokio::pin!(work);
-        let mut seconds = 0;
-        let done = loop {
-            match tokio::time::timeout(Duration::from_secs(1), work.as_mut()).await {
-                Ok(done) => break done,
-                Err(_) => seconds += 1,
-            }
-            let _ = write!(stderr, "\r{what}: {seconds} s ...");
-            let _ = stderr.flush();
-        };
-        if seconds > 0 {
-            let _ = write!(stderr, "\r\x1b[K");
-        }
-        done
-    }
-
-    /// How large the terminal is; 80 by 24 if it does not say.
-    #[expect(clippy::unused_self, reason = "it is the terminal's")]
-    pub(crate) fn size(&self) -> Size {
-        let asked = std::process::Command::new("stty")
-            .arg("size")
-            .stdin(std::process::Stdio::inherit())
-            .stderr(std::process::Stdio::null())
-            .output();
-        let said = asked.ok().and_then(|asked| String::from_utf8(asked.stdout).ok()).unwrap_or_default();
-        let mut numbers = said.split_whitespace().filter_map(|number| number.parse().ok());
-        match (numbers.next(), numbers.next()) {
-            (Some(rows), Some(columns)) if rows > 0 && columns > 0 => Size { rows, columns },
-            _ => Size { rows: 24, columns: 80 },
-        }
-    }
-
     /// Says on standard error why the command ends, if there is a reason.
     pub(crate) fn complain(&self, failure: &Failure) {
         if failure.text.is_empty() {
@@ -139,6 +101,43 @@ impl Terminal {
         let error = Painted { style: colors.then_some(Style::Bad), text: "error:" };
         // Nobody is left to tell if this fails.
         let _ = writeln!(std::io::stderr(), "{error} {}", failure.text);
+    }
+}
+
+/// Waits for something, and says on standard error what for if that takes long and somebody watches.
+pub(crate) async fn with_progress<T>(what: &str, work: impl Future<Output = T>) -> T {
+    let mut stderr = std::io::stderr();
+    if !stderr.is_terminal() {
+        return work.await;
+    }
+    tokio::pin!(work);
+    let mut seconds = 0;
+    let done = loop {
+        match tokio::time::timeout(Duration::from_secs(1), work.as_mut()).await {
+            Ok(done) => break done,
+            Err(_) => seconds += 1,
+        }
+        let _ = write!(stderr, "\r{what}: {seconds} s ...");
+        let _ = stderr.flush();
+    };
+    if seconds > 0 {
+        let _ = write!(stderr, "\r\x1b[K");
+    }
+    done
+}
+
+/// How large the terminal is; 80 by 24 if it does not say.
+pub(crate) fn size() -> Size {
+    let asked = std::process::Command::new("stty")
+        .arg("size")
+        .stdin(std::process::Stdio::inherit())
+        .stderr(std::process::Stdio::null())
+        .output();
+    let said = asked.ok().and_then(|asked| String::from_utf8(asked.stdout).ok()).unwrap_or_default();
+    let mut numbers = said.split_whitespace().filter_map(|number| number.parse().ok());
+    match (numbers.next(), numbers.next()) {
+        (Some(rows), Some(columns)) if rows > 0 && columns > 0 => Size { rows, columns },
+        _ => Size { rows: 24, columns: 80 },
     }
 }
 

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use common::{Folder, Outcome, command, evenkeel};
 use evenkeel_proto::envoy::config::core::v3::HealthStatus;
+use evenkeel_proto::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
+use evenkeel_proto::prost::Message as _;
 use serde_json::{Value, json};
 use testkit::net::certs::Ca;
 use testkit::net::frames::{Frame, Peer, block, flag, kind};
@@ -23,7 +25,7 @@ struct Ended {
 }
 
 impl Ended {
-    fn of(outcome: Outcome) -> Ended {
+    fn of(outcome: &Outcome) -> Ended {
         assert_eq!(outcome.stderr, "");
         Ended { code: outcome.code, text: masked(&outcome.stdout) }
     }
@@ -79,11 +81,11 @@ async fn doctor(bootstrap: &str, more: &[&str]) -> Ended {
     args.extend(more.iter().map(|more| (*more).to_owned()));
     let outcome = run(args).await;
     let stdout = outcome.stdout.replace(&file, "FILE");
-    Ended::of(Outcome { stdout, ..outcome })
+    Ended::of(&Outcome { stdout, ..outcome })
 }
 
 /// A bootstrap with one control plane.
-fn bootstrap(uri: &str, credentials: Value) -> String {
+fn bootstrap(uri: &str, credentials: &Value) -> String {
     json!({
         "xds_servers": [{ "server_uri": uri, "channel_creds": [credentials] }],
         "node": { "id": "node-7" },
@@ -92,16 +94,16 @@ fn bootstrap(uri: &str, credentials: Value) -> String {
 }
 
 fn insecure(address: SocketAddr) -> String {
-    bootstrap(&address.to_string(), json!({ "type": "insecure" }))
+    bootstrap(&address.to_string(), &json!({ "type": "insecure" }))
 }
 
 /// Short, for what never comes; nothing that comes takes as long on a machine that is not stuck.
 const SOON: [&str; 2] = ["--wait", "2s"];
 
 /// A port that nobody listens on for as long as this is held.
-async fn nobody() -> (TcpSocket, SocketAddr) {
+fn nobody() -> (TcpSocket, SocketAddr) {
     let socket = TcpSocket::new_v4().expect("a socket");
-    socket.bind("127.0.0.1:0".parse().unwrap()).expect("a port");
+    socket.bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
     let address = socket.local_addr().expect("an address");
     (socket, address)
 }
@@ -158,6 +160,35 @@ async fn peer_that_answers(fields: &'static [(&'static str, &'static str)]) -> S
     address
 }
 
+/// A control plane that answers those who ask for all listeners, and nobody else.
+async fn control_plane_with(names: &'static [&'static str]) -> SocketAddr {
+    let listeners = names.iter().map(|name| resources::any(&resources::listener_with_rds(name, name)));
+    let response = DiscoveryResponse { resources: listeners.collect(), ..DiscoveryResponse::default() };
+    let response = response.encode_to_vec();
+    let peer = Peer::bind().await;
+    let address = peer.address();
+    tokio::spawn(async move {
+        loop {
+            let (mut conn, response) = (peer.accept().await, response.clone());
+            tokio::spawn(async move {
+                let _ = conn.settings(&[]).await;
+                while let Some(frame) = conn.next_frame().await {
+                    if frame.kind == kind::DATA && frame.payload.len() > 5 {
+                        let request = DiscoveryRequest::decode(&frame.payload[5..]).expect("a request");
+                        if request.resource_names.is_empty() {
+                            let _ = conn.respond_headers(frame.stream, &[]).await;
+                            let _ = conn.respond_data(frame.stream, &response).await;
+                        }
+                    } else if frame.kind == kind::SETTINGS && frame.flags & flag::ACK == 0 {
+                        let _ = conn.send(Frame::new(kind::SETTINGS, flag::ACK, 0, Vec::new())).await;
+                    }
+                }
+            });
+        }
+    });
+    address
+}
+
 /// A control plane with all that `xds:///orders` needs, and the backend behind it.
 async fn mesh() -> (ControlPlane, Backend) {
     let control = ControlPlane::start().await;
@@ -191,7 +222,7 @@ all fine: calls to xds:///orders can be sent
 /// No bootstrap at all, and each variable in its place.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_bootstrap_of_the_environment() {
-    let ended = Ended::of(run(vec!["xds:///orders".to_owned()]).await);
+    let ended = Ended::of(&run(vec!["xds:///orders".to_owned()]).await);
     let expected = "\
 ✗ bootstrap  FAILED T ms
     expected  a bootstrap: it says where the control plane is
@@ -225,18 +256,18 @@ async fn the_bootstrap_of_the_environment() {
 #[tokio::test(flavor = "multi_thread")]
 async fn broken_bootstraps() {
     let missing = vec!["xds:///orders".to_owned(), "--bootstrap".to_owned(), "no/such/file".to_owned()];
-    Ended::of(run(missing).await).stopped_at(2, "bootstrap", "no/such/file cannot be read", "a wrong path");
+    Ended::of(&run(missing).await).stopped_at(2, "bootstrap", "no/such/file cannot be read", "a wrong path");
     for (text, found, likely) in [
         ("{\n  \"xds_servers\": [,]\n}", "line 2 column 19", "a comma too many"),
         ("{}", "xds_servers", "Envoy's has the same name"),
-        (&bootstrap("a:1", json!({ "type": "none" })), "found \"none\"", "a kind is misspelt"),
+        (&bootstrap("a:1", &json!({ "type": "none" })), "found \"none\"", "a kind is misspelt"),
         (
-            &bootstrap("a:1", json!({ "type": "google_default" })),
+            &bootstrap("a:1", &json!({ "type": "google_default" })),
             "google_default",
             "access tokens are not supported",
         ),
         (
-            &bootstrap("a:1", json!({ "type": "tls", "config": { "ca_certificate_file": "no/such.pem" } })),
+            &bootstrap("a:1", &json!({ "type": "tls", "config": { "ca_certificate_file": "no/such.pem" } })),
             "no/such.pem",
             "have not been written yet",
         ),
@@ -249,23 +280,23 @@ async fn broken_bootstraps() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unknown_authority() {
     let folder = Folder::new();
-    let file = folder.file("bootstrap.json", &bootstrap("a:1", json!({ "type": "insecure" })));
+    let file = folder.file("bootstrap.json", &bootstrap("a:1", &json!({ "type": "insecure" })));
     let args = ["xds://other/orders", "--bootstrap", &file].map(str::to_owned).to_vec();
-    Ended::of(run(args).await).stopped_at(2, "target", "not in authorities", "an authority that is not");
-    let ended = Ended::of(run(vec!["bogus:///orders".to_owned()]).await);
+    Ended::of(&run(args).await).stopped_at(2, "target", "not in authorities", "an authority that is not");
+    let ended = Ended::of(&run(vec!["bogus:///orders".to_owned()]).await);
     ended.stopped_at(2, "target", "found scheme \"bogus\"", "a mistake in the target");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_name_that_does_not_resolve() {
-    let text = bootstrap("control.invalid:18000", json!({ "type": "insecure" }));
+    let text = bootstrap("control.invalid:18000", &json!({ "type": "insecure" }));
     let ended = doctor(&text, &["--wait", "5s"]).await;
     ended.stopped_at(3, "DNS", "control.invalid does not resolve", "the name is misspelt");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_listens() {
-    let (_held, address) = nobody().await;
+    let (_held, address) = nobody();
     doctor(&insecure(address), &[]).await.stopped_at(3, "TCP", "refused", "nobody listens on that port");
 }
 
@@ -273,7 +304,7 @@ async fn nobody_listens() {
 #[tokio::test(flavor = "multi_thread")]
 async fn packets_vanish() {
     let socket = TcpSocket::new_v4().expect("a socket");
-    socket.bind("127.0.0.1:0".parse().unwrap()).expect("a port");
+    socket.bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
     let listener = socket.listen(1).expect("a listener");
     let address = listener.local_addr().expect("an address");
     let mut held = Vec::new();
@@ -292,7 +323,7 @@ fn tls_of(ca: &Ca, names: &[&str]) -> Tls {
 /// A bootstrap that trusts this authority.
 fn trusting(folder: &Folder, ca: &Ca, uri: &str) -> String {
     let file = folder.file("ca.pem", &ca.pem());
-    bootstrap(uri, json!({ "type": "tls", "config": { "ca_certificate_file": file } }))
+    bootstrap(uri, &json!({ "type": "tls", "config": { "ca_certificate_file": file } }))
 }
 
 /// faults 84: TLS that works, and TLS that does not, in as many words as there are reasons.
@@ -391,6 +422,10 @@ async fn silence() {
         ended.stopped_at(1, "LDS", "silence: nothing came for listener \"orders\"", "knows no listener");
     assert!(ended.text.contains("✓ ADS        ok T ms  open, nothing was sent so far"), "{}", ended.text);
 
+    let control = control_plane_with(&["users", "orders:80"]).await;
+    let ended = doctor(&insecure(control), &SOON).await;
+    ended.stopped_at(1, "LDS", "listeners that it has: orders:80, users", "knows no listener");
+
     let (control, _backend) = mesh().await;
     control.set(resources::route_config("orders", "gone"));
     let ended = doctor(&insecure(control.address()), &SOON).await;
@@ -449,7 +484,7 @@ async fn endpoints_that_are_not_there() {
 #[tokio::test(flavor = "multi_thread")]
 async fn endpoints_that_do_not_take_calls() {
     let (control, backend) = mesh().await;
-    let (_held, dead) = nobody().await;
+    let (_held, dead) = nobody();
     control.set_endpoints("pay", &[dead]);
     let ended = doctor(&insecure(control.address()), &[]).await;
     ended.stopped_at(1, "connect", &format!("{dead} does not take connections"), "nobody listens there");
@@ -481,7 +516,7 @@ async fn endpoints_that_do_not_take_calls() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_control_plane() {
     let (control, _backend) = mesh().await;
-    let (_held, dead) = nobody().await;
+    let (_held, dead) = nobody();
     let server = |address: SocketAddr| json!({ "server_uri": address.to_string(), "channel_creds": [{ "type": "insecure" }] });
     let text = json!({ "xds_servers": [server(dead), server(control.address())], "node": { "id": "n" } });
     let ended = doctor(&text.to_string(), &[]).await.fine();
@@ -498,17 +533,17 @@ async fn a_second_control_plane() {
 async fn without_a_control_plane() {
     let backend = Backend::start().await;
     let port = backend.address().port();
-    let ended = Ended::of(run(vec![format!("dns:///localhost:{port}")]).await).fine();
+    let ended = Ended::of(&run(vec![format!("dns:///localhost:{port}")]).await).fine();
     assert!(ended.text.starts_with("✓ DNS        ok T ms  localhost is "), "{}", ended.text);
     assert!(ended.text.contains("✓ HTTP/2     ok T ms  is spoken\n"), "{}", ended.text);
-    Ended::of(run(vec![format!("ipv4:127.0.0.1:{port}")]).await).fine();
+    Ended::of(&run(vec![format!("ipv4:127.0.0.1:{port}")]).await).fine();
     let tls =
         vec![format!("ipv4:127.0.0.1:{port}"), "--tls".to_owned(), "--wait".to_owned(), "2s".to_owned()];
-    let ended = Ended::of(run(tls).await);
+    let ended = Ended::of(&run(tls).await);
     ended.stopped_at(1, "TLS", "TLS handshake", "TLS is spoken to a port that is in the clear");
     let folder = Folder::new();
     let socket = folder.path("no.sock").display().to_string();
-    let ended = Ended::of(run(vec![format!("unix:{socket}")]).await);
+    let ended = Ended::of(&run(vec![format!("unix:{socket}")]).await);
     ended.stopped_at(1, "TCP", "no.sock", "there is no such file");
 }
 

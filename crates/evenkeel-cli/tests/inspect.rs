@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use common::{PATIENCE, Running, evenkeel, first_line};
+use evenkeel::admin::{Admin, Watch};
 use evenkeel::{Bootstrap, Channel, XdsClient};
 use evenkeel_proto::envoy::config::core::v3::HealthStatus;
 use evenkeel_proto::envoy::config::listener::v3::Listener;
@@ -25,7 +26,7 @@ struct Process {
     control: ControlPlane,
     backend: Backend,
     client: XdsClient,
-    _channel: Channel,
+    channel: Channel,
     address: SocketAddr,
 }
 
@@ -36,7 +37,7 @@ impl Process {
         let backend = Backend::start().await;
         control.serve("orders", "pay", &[backend.address()]);
         let process = Process::with(control, backend).await;
-        timeout(PATIENCE, process._channel.ready()).await.expect("in time").expect("a channel");
+        timeout(PATIENCE, process.channel.ready()).await.expect("in time").expect("a channel");
         process
     }
 
@@ -46,17 +47,17 @@ impl Process {
         let channel =
             Channel::builder("xds:///orders").xds_client(client.clone()).build().expect("a channel");
         channel.connect();
-        let address = serve_csds(client.clone()).await;
-        Process { control, backend, client, _channel: channel, address }
+        let address = serve_csds(client.clone());
+        Process { control, backend, client, channel, address }
     }
 
     /// Waits until some resource of the client is as the test wants it.
     async fn wait_status(&self, wanted: &str) {
         let found = async {
             loop {
-                let status = self.client.status().await.expect("the client lives");
+                let config = self.client.status().await.expect("the client lives");
                 let mut states =
-                    status.generic_xds_configs.iter().map(|one| one.client_status().as_str_name());
+                    config.generic_xds_configs.iter().map(|one| one.client_status().as_str_name());
                 if states.any(|state| state == wanted) {
                     return;
                 }
@@ -67,8 +68,8 @@ impl Process {
     }
 }
 
-async fn serve_csds(client: XdsClient) -> SocketAddr {
-    let incoming = TcpIncoming::bind("127.0.0.1:0".parse().unwrap()).expect("a port");
+fn serve_csds(client: XdsClient) -> SocketAddr {
+    let incoming = TcpIncoming::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
     let address = incoming.local_addr().expect("an address");
     let service = evenkeel::csds::Csds::of([client]);
     tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
@@ -230,7 +231,7 @@ fn rich_routes() -> Vec<evenkeel_proto::envoy::config::route::v3::Route> {
         ..ClusterWeight::default()
     };
     let mut split = resources::route("", "pay");
-    let matched = split.r#match.as_mut().unwrap();
+    let matched = split.r#match.as_mut().expect("a match");
     matched.path_specifier = Some(PathSpecifier::Path("/pay.Pay/Refund".to_owned()));
     matched.headers = vec![header("x-user", HeaderMatchSpecifier::PrefixMatch("vip".to_owned()))];
     let share = FractionalPercent { numerator: 5, denominator: 0 };
@@ -245,7 +246,7 @@ fn rich_routes() -> Vec<evenkeel_proto::envoy::config::route::v3::Route> {
     }
     let mut other = resources::route("/pay.Pay/", "pay-v2");
     let absent = header("x-test", HeaderMatchSpecifier::PresentMatch(false));
-    other.r#match.as_mut().unwrap().headers = vec![absent];
+    other.r#match.as_mut().expect("a match").headers = vec![absent];
     vec![split, other, resources::route("", "pay")]
 }
 
@@ -273,11 +274,8 @@ async fn an_evenkeel_process() {
     let (alive, dead) = (Backend::start().await, Backend::start().await);
     dead.kill();
     control.serve("admin-orders", "pay", &[alive.address(), dead.address()]);
-    let admin = evenkeel::admin::Admin::builder()
-        .title("orders-7")
-        .listen("127.0.0.1:0".parse().unwrap())
-        .every(Duration::from_millis(50))
-        .start();
+    let watch = Watch::start("orders-7", Duration::from_millis(50)).await;
+    let admin = Admin::builder().watch(watch).listen(SocketAddr::from(([127, 0, 0, 1], 0))).start();
     let admin = admin.await.expect("an admin server");
     let bootstrap = Bootstrap::from_json(&control.bootstrap("node-7")).expect("a bootstrap");
     let channel = Channel::builder("xds:///admin-orders").bootstrap(bootstrap).build().expect("a channel");
@@ -320,7 +318,7 @@ async fn a_state_without_csds() {
             "id": 1, "target": "dns:///orders:80", "state": "READY",
             "traffic": traffic(1234.0),
             "tree": { "policy": "round_robin", "state": "READY", "details": {} },
-            "endpoints": [endpoint("10.0.0.1:80", 0.75, null_or(None)), endpoint("10.0.0.2:80", 0.25, null_or(Some("ejected")))],
+            "endpoints": [endpoint("10.0.0.1:80", 0.75, None), endpoint("10.0.0.2:80", 0.25, Some("ejected"))],
         }],
     });
     let body = state.to_string();
@@ -340,10 +338,6 @@ channel dns:///orders:80 READY 1,234 calls/s, p99 3.5 ms
     assert_eq!(shown, expected);
 }
 
-fn null_or(text: Option<&str>) -> Value {
-    text.map_or(Value::Null, |text| json!(text))
-}
-
 fn traffic(rate: f64) -> Value {
     json!({
         "started": 10, "succeeded": 10, "failed": 0, "in_flight": 0, "rate": rate, "failures": 0.0,
@@ -351,7 +345,7 @@ fn traffic(rate: f64) -> Value {
     })
 }
 
-fn endpoint(address: &str, share: f64, unused: Value) -> Value {
+fn endpoint(address: &str, share: f64, unused: Option<&str>) -> Value {
     json!({
         "address": address, "name": null, "cluster": null, "priority": null, "locality": null, "state": "READY",
         "unused": unused, "weight": 2.5, "want": share, "got": share, "utilization": 0.5,

@@ -19,7 +19,7 @@ use super::Stop;
 use super::causes;
 use super::place::Place;
 use super::report::{Report, Trouble};
-use crate::ui::Exit;
+use crate::ui::{self, Exit};
 
 /// How long a peer is given to say its first bytes.
 const FIRST_BYTES: Duration = Duration::from_secs(2);
@@ -60,7 +60,7 @@ pub(super) async fn walk(
     report: &mut Report<'_>,
 ) -> Result<(), Stop> {
     if let Err(trouble) = steps(target, place, credentials, who, wait, report).await? {
-        return Err(report.stop(trouble)?);
+        return Err(report.stop(&trouble)?);
     }
     Ok(())
 }
@@ -81,7 +81,7 @@ pub(super) async fn steps(
     if let Err(trouble) = connect(place, &addresses, who, wait, report).await? {
         return Ok(Err(trouble));
     }
-    speak(target, place, &addresses, credentials, who, wait, report).await
+    speak(target, &addresses, credentials, who, wait, report).await
 }
 
 async fn resolve(
@@ -102,8 +102,7 @@ async fn resolve(
         }
     };
     let asked = format!("resolving {host}");
-    let found =
-        report.terminal.with_progress(&asked, timeout(wait, lookup_host((host.as_str(), port)))).await;
+    let found = ui::with_progress(&asked, timeout(wait, lookup_host((host.as_str(), port)))).await;
     let found: Vec<_> = match found {
         Ok(Ok(found)) => found.collect(),
         Ok(Err(error)) => return Ok(Err(causes::unresolved(host, &error.to_string(), who))),
@@ -136,7 +135,7 @@ async fn connect(
     let mut failures = Vec::new();
     for address in addresses {
         let asked = format!("connecting to {address}");
-        match report.terminal.with_progress(&asked, tcp(*address, wait)).await {
+        match ui::with_progress(&asked, tcp(*address, wait)).await {
             Ok(_) => {
                 report.fine("TCP", &format!("{address} takes connections"))?;
                 for (address, error) in failures {
@@ -170,7 +169,6 @@ async fn unix_connect(_: &Path) -> io::Result<()> {
 /// TLS and HTTP/2, as a channel does them.
 async fn speak(
     target: &str,
-    place: &Place,
     addresses: &[SocketAddr],
     credentials: Option<Credentials>,
     who: Who,
@@ -187,25 +185,18 @@ async fn speak(
         Ok(channel) => channel,
         Err(error) => return Ok(Err(Trouble::new(step, Exit::Usage, error.to_string()))),
     };
-    let greeted =
-        report.terminal.with_progress(&format!("waiting for {}", who.name()), settled(&channel, wait)).await;
-    match greeted {
-        Some(Connectivity::Ready) => {
-            report.fine(
-                step,
-                if is_tls { "the certificate is trusted; HTTP/2 is spoken" } else { "is spoken" },
-            )?;
-            Ok(Ok(()))
-        }
-        _ => {
-            let found = failure_of(&channel).await.unwrap_or_else(|| format!("no answer within {wait:?}"));
-            let speaks = match (addresses.first(), place) {
-                (Some(address), _) => listen(*address).await,
-                (None, _) => Speaks::Nothing,
-            };
-            Ok(Err(causes::no_http2(step, is_tls, &found, &speaks, who)))
-        }
+    let greeted = ui::with_progress(&format!("waiting for {}", who.name()), settled(&channel, wait)).await;
+    if greeted == Some(Connectivity::Ready) {
+        let found = if is_tls { "the certificate is trusted; HTTP/2 is spoken" } else { "is spoken" };
+        report.fine(step, found)?;
+        return Ok(Ok(()));
     }
+    let found = failure_of(&channel).await.unwrap_or_else(|| format!("no answer within {wait:?}"));
+    let speaks = match addresses.first() {
+        Some(address) => listen(*address).await,
+        None => Speaks::Nothing,
+    };
+    Ok(Err(causes::no_http2(step, is_tls, &found, &speaks, who)))
 }
 
 /// Waits until a channel is connected or has failed to be.

@@ -81,8 +81,8 @@ impl<'a> Report<'a> {
     }
 
     /// A step failed, and the walk ends there.
-    pub(super) fn stop(&mut self, trouble: Trouble) -> Result<Stop, Failure> {
-        self.failed(&trouble)?;
+    pub(super) fn stop(&mut self, trouble: &Trouble) -> Result<Stop, Failure> {
+        self.failed(trouble)?;
         Ok(Stop::At(trouble.exit))
     }
 
@@ -98,7 +98,7 @@ impl<'a> Report<'a> {
         if self.as_json {
             return Ok(());
         }
-        let width = if self.terminal.is_interactive { self.terminal.size().columns } else { usize::MAX };
+        let width = if self.terminal.is_interactive { ui::size().columns } else { usize::MAX };
         for (name, text) in trouble.lines() {
             let name = self.terminal.paint(Style::Title, format!("{name:<9}")).to_string();
             let room = width.saturating_sub(INDENT.len()).max(20);

@@ -12,7 +12,7 @@ use std::time::Duration;
 use evenkeel::{Bootstrap, Channel, Connectivity, Description, Registry, XdsClient};
 use evenkeel_proto::envoy::admin::v3::ClientResourceStatus;
 use evenkeel_proto::envoy::config::core::v3::HealthStatus;
-use evenkeel_proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
+use evenkeel_proto::envoy::config::endpoint::v3::{ClusterLoadAssignment, LbEndpoint};
 use evenkeel_proto::envoy::service::status::v3::client_config::GenericXdsConfig;
 use evenkeel_proto::prost::Message as _;
 use evenkeel_xds::bootstrap::{ServerConfig, Target};
@@ -22,8 +22,8 @@ use tokio::time::{Instant, sleep};
 use super::place::Place;
 use super::reach::{self, Speaks, Who};
 use super::report::{Report, Trouble};
-use super::{Args, Stop, bootstrap, causes, endpoint_credentials};
-use crate::ui::Exit;
+use super::{Args, Stop, bootstrap, causes, endpoint_credentials, names};
+use crate::ui::{self, Exit};
 
 /// How often the client is asked how far it is.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
@@ -37,7 +37,7 @@ const CLOSE_LOOKS: usize = 5;
 pub(super) async fn walk(args: &Args, report: &mut Report<'_>) -> Result<(), Stop> {
     let (bootstrap, named) = match first_step(args, report)? {
         Ok(read) => read,
-        Err(trouble) => return Err(report.stop(trouble)?),
+        Err(trouble) => return Err(report.stop(&trouble)?),
     };
     let servers = match named.listener.authority().and_then(|name| bootstrap.authorities.get(name)) {
         Some(authority) => authority.servers.clone(),
@@ -46,7 +46,7 @@ pub(super) async fn walk(args: &Args, report: &mut Report<'_>) -> Result<(), Sto
     let server = control_plane(&servers, args.wait, report).await?;
     let credentials = match endpoint_credentials(args) {
         Ok(credentials) => credentials,
-        Err(trouble) => return Err(report.stop(trouble)?),
+        Err(trouble) => return Err(report.stop(&trouble)?),
     };
     let secured = credentials.is_some();
     let client = XdsClient::builder(bootstrap.clone()).build();
@@ -56,7 +56,7 @@ pub(super) async fn walk(args: &Args, report: &mut Report<'_>) -> Result<(), Sto
     }
     let channel = match channel.build() {
         Ok(channel) => channel,
-        Err(error) => return Err(report.stop(unusable(error.to_string()))?),
+        Err(error) => return Err(report.stop(&unusable(error.to_string()))?),
     };
     channel.connect();
     let mut parser = Parser::new(Registry::standard());
@@ -64,7 +64,7 @@ pub(super) async fn walk(args: &Args, report: &mut Report<'_>) -> Result<(), Sto
     let patient = Patient { client, channel, server, parser, wait: args.wait, secured };
     match patient.walk(&named, report).await? {
         Ok(()) => Ok(()),
-        Err(trouble) => Err(report.stop(trouble)?),
+        Err(trouble) => Err(report.stop(&trouble)?),
     }
 }
 
@@ -124,7 +124,7 @@ async fn control_plane(
     }
     // A bootstrap has at least one control plane.
     let trouble = last.unwrap_or_else(|| unusable("there is no control plane for this authority".to_owned()));
-    Err(report.stop(trouble)?)
+    Err(report.stop(&trouble)?)
 }
 
 /// A client and a channel that are watched.
@@ -154,7 +154,10 @@ impl Patient {
     async fn walk(&self, named: &Target, report: &mut Report<'_>) -> Walked<()> {
         found!(self.stream(report).await?);
         let listener = BTreeSet::from([named.listener.as_str().to_owned()]);
-        let listener = found!(self.resources(ResourceType::Listener, &listener, report).await?);
+        let listener = match self.resources(ResourceType::Listener, &listener).await {
+            Ok(listener) => listener,
+            Err(trouble) => return Ok(Err(self.with_names(trouble, named).await)),
+        };
         report.fine("LDS", &described(&listener))?;
         let routes = found!(self.routes(&listener, report).await?);
         let host = found!(virtual_host(&routes, &named.authority));
@@ -163,7 +166,7 @@ impl Patient {
             report.skipped("CDS", "no route names a cluster; calls choose theirs")?;
             return Ok(Ok(()));
         }
-        let clusters = found!(self.resources(ResourceType::Cluster, &clusters, report).await?);
+        let clusters = found!(self.resources(ResourceType::Cluster, &clusters).await);
         report.fine("CDS", &described(&clusters))?;
         found!(self.endpoints(report).await?);
         self.connect(report).await
@@ -194,7 +197,7 @@ impl Patient {
                 sleep(LOOK_EVERY).await;
             }
         };
-        let found = found!(report.terminal.with_progress("opening the ADS stream", opened).await);
+        let found = found!(ui::with_progress("opening the ADS stream", opened).await);
         report.fine("ADS", found)?;
         Ok(Ok(()))
     }
@@ -216,8 +219,7 @@ impl Patient {
         &self,
         kind: ResourceType,
         names: &BTreeSet<String>,
-        report: &mut Report<'_>,
-    ) -> Walked<Vec<GenericXdsConfig>> {
+    ) -> Result<Vec<GenericXdsConfig>, Trouble> {
         let what = format!("waiting for {kind}");
         let waited = async {
             let end = Instant::now() + self.wait;
@@ -241,7 +243,17 @@ impl Patient {
                 sleep(LOOK_EVERY).await;
             }
         };
-        Ok(report.terminal.with_progress(&what, waited).await)
+        ui::with_progress(&what, waited).await
+    }
+
+    /// Adds what else the control plane has, if it says.
+    async fn with_names(&self, mut trouble: Trouble, named: &Target) -> Trouble {
+        let node = &self.client.bootstrap().node;
+        let names = names::near(named.listener.as_str(), &self.server, node).await;
+        if !names.is_empty() && !names.iter().any(|name| name == named.listener.as_str()) {
+            let _ = write!(trouble.found, "\nlisteners that it has: {}", names.join(", "));
+        }
+        trouble
     }
 
     async fn known(&self, kind: ResourceType) -> Vec<GenericXdsConfig> {
@@ -267,7 +279,7 @@ impl Patient {
             }
             RouteSource::Rds(name) => BTreeSet::from([name.clone()]),
         };
-        let routes = found!(self.resources(ResourceType::RouteConfig, &name, report).await?);
+        let routes = found!(self.resources(ResourceType::RouteConfig, &name).await);
         match routes.first().and_then(|one| self.parsed(ResourceType::RouteConfig, one)) {
             Some(Resource::RouteConfig(config)) => {
                 report.fine("RDS", &described(&routes))?;
@@ -284,7 +296,7 @@ impl Patient {
     }
 
     async fn endpoints(&self, report: &mut Report<'_>) -> Walked<()> {
-        let assignments = found!(self.resources(ResourceType::Endpoints, &BTreeSet::new(), report).await?);
+        let assignments = found!(self.resources(ResourceType::Endpoints, &BTreeSet::new()).await);
         if assignments.is_empty() {
             report.skipped("EDS", "the clusters have their endpoints from elsewhere")?;
             return Ok(Ok(()));
@@ -295,7 +307,7 @@ impl Patient {
                 one.xds_config.as_ref().and_then(|any| ClusterLoadAssignment::decode(&*any.value).ok());
             let Some(message) = message else { return Ok(Err(unreadable(ResourceType::Endpoints))) };
             let all = message.endpoints.iter().flat_map(|locality| &locality.lb_endpoints);
-            let health: Vec<_> = all.map(|endpoint| endpoint.health_status()).collect();
+            let health: Vec<_> = all.map(LbEndpoint::health_status).collect();
             let usable = health
                 .iter()
                 .filter(|health| matches!(health, HealthStatus::Unknown | HealthStatus::Healthy));
@@ -310,8 +322,7 @@ impl Patient {
     }
 
     async fn connect(&self, report: &mut Report<'_>) -> Walked<()> {
-        let state =
-            report.terminal.with_progress("connecting", reach::settled(&self.channel, self.wait)).await;
+        let state = ui::with_progress("connecting", reach::settled(&self.channel, self.wait)).await;
         let tree = self.channel.tree().await;
         let rows = tree.as_ref().map(rows).unwrap_or_default();
         match state {

@@ -61,8 +61,8 @@ fn client(client: &ClientConfig, now: SystemTime) -> Branch {
     let mut walk = Walk { resources, places, shown: vec![false; resources.len()], now };
     // Those that lead to others first, so that the others find their place below.
     for kind in ResourceType::ALL {
-        for i in 0..resources.len() {
-            if ResourceType::of_type_url(&resources[i].type_url) == Some(kind) {
+        for (i, resource) in resources.iter().enumerate() {
+            if ResourceType::of_type_url(&resource.type_url) == Some(kind) {
                 walk.show(&mut top, i, 0);
             }
         }
@@ -292,6 +292,6 @@ fn endpoints(branch: &mut Branch, assignment: &ClusterLoadAssignment) {
         branch.push(Branch::styled(Style::Warn, "no endpoints"));
     }
     for drop in assignment.policy.iter().flat_map(|policy| &policy.drop_overloads) {
-        branch.push(Branch::new(words::drops(&drop.category, drop.drop_percentage.as_ref())));
+        branch.push(Branch::new(words::drops(&drop.category, drop.drop_percentage)));
     }
 }

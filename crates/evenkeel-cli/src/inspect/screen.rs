@@ -6,7 +6,7 @@ use tokio::time::sleep;
 
 use super::ask::{self, Answers, Peer};
 use super::{findings, page};
-use crate::ui::{Exit, Failure, Size, Style, Terminal};
+use crate::ui::{self, Exit, Failure, Size, Style, Terminal};
 
 /// To the other screen, without a cursor; and back.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
@@ -22,7 +22,7 @@ pub(super) async fn watch(
     peer: &Peer,
     interval: Duration,
     first: Answers,
-    terminal: &Terminal,
+    terminal: Terminal,
 ) -> Result<Exit, Failure> {
     if !terminal.is_interactive {
         return tokio::select! {
@@ -57,7 +57,7 @@ async fn stopped() -> Exit {
     Exit::Fine
 }
 
-async fn pipe(peer: &Peer, interval: Duration, first: Answers, terminal: &Terminal) -> Failure {
+async fn pipe(peer: &Peer, interval: Duration, first: Answers, terminal: Terminal) -> Failure {
     let mut block = page(peer, &first, SystemTime::now(), terminal, None);
     loop {
         if let Err(failure) = terminal.print(format!("{block}\n")) {
@@ -71,11 +71,11 @@ async fn pipe(peer: &Peer, interval: Duration, first: Answers, terminal: &Termin
     }
 }
 
-async fn screen(peer: &Peer, interval: Duration, first: Answers, terminal: &Terminal) -> Failure {
+async fn screen(peer: &Peer, interval: Duration, first: Answers, terminal: Terminal) -> Failure {
     let mut answers = first;
     let mut trouble: Option<String> = None;
     loop {
-        let size = terminal.size();
+        let size = ui::size();
         let text = page(peer, &answers, SystemTime::now(), terminal, Some(size.columns));
         let head = match &trouble {
             Some(trouble) => {

@@ -58,7 +58,7 @@ fn calls(route: &RouteMatch) -> String {
     for parameter in &route.query_parameters {
         let _ = write!(text, ", query parameter {}", parameter.name);
     }
-    let fraction = route.runtime_fraction.as_ref().and_then(|fraction| fraction.default_value.as_ref());
+    let fraction = route.runtime_fraction.as_ref().and_then(|fraction| fraction.default_value);
     if let Some(fraction) = fraction {
         let _ = write!(text, ", {} of them", percent(fraction));
     }
@@ -137,7 +137,7 @@ pub(super) fn clusters_of(route: &Route) -> Vec<&str> {
     }
 }
 
-fn percent(fraction: &FractionalPercent) -> String {
+fn percent(fraction: FractionalPercent) -> String {
     let of = match DenominatorType::try_from(fraction.denominator) {
         Ok(DenominatorType::TenThousand) => 10_000.0,
         Ok(DenominatorType::Million) => 1_000_000.0,
@@ -147,7 +147,7 @@ fn percent(fraction: &FractionalPercent) -> String {
 }
 
 /// The share of calls that a category of drops takes.
-pub(super) fn drops(category: &str, share: Option<&FractionalPercent>) -> String {
+pub(super) fn drops(category: &str, share: Option<FractionalPercent>) -> String {
     let share = share.map_or_else(|| "none".to_owned(), percent);
     format!("drops {share} of calls ({category})")
 }
