@@ -50,7 +50,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) async fn run(args: Args, terminal: &Terminal) -> Result<Exit, Failure> {
-    let answers = ui::with_progress(&format!("asking {}", args.peer), ask::ask(&args.peer)).await?;
+    let answers = terminal.progress().during(&format!("asking {}", args.peer), ask::ask(&args.peer)).await?;
     if args.watch {
         return screen::watch(&args.peer, args.interval, answers, *terminal).await;
     }

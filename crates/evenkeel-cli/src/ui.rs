@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How the command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +57,7 @@ pub(crate) enum When {
 }
 
 /// The terminal, or whatever stands in its place.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Terminal {
     /// Whether standard output takes colours.
     colors: bool,
@@ -83,6 +83,7 @@ impl Terminal {
     }
 
     /// Writes to standard output, at once. A reader that went away ends the command without a word.
+    #[expect(clippy::unused_self, reason = "what is said goes through the terminal")]
     pub(crate) fn print(&self, text: impl fmt::Display) -> Result<(), Failure> {
         let mut stdout = std::io::stdout().lock();
         let written = write!(stdout, "{text}").and_then(|()| stdout.flush());
@@ -90,6 +91,12 @@ impl Terminal {
             ErrorKind::BrokenPipe => Failure::nobody_reads(),
             _ => Failure::usage(format!("standard output cannot be written: {error}")),
         })
+    }
+
+    /// A line on standard error about what goes on.
+    pub(crate) fn progress(&self) -> Progress {
+        let is_on = self.is_interactive && std::io::stderr().is_terminal();
+        Progress { began: is_on.then(Instant::now), is_shown: false }
     }
 
     /// Says on standard error why the command ends, if there is a reason.
@@ -104,26 +111,44 @@ impl Terminal {
     }
 }
 
-/// Waits for something, and says on standard error what for if that takes long and somebody watches.
-pub(crate) async fn with_progress<T>(what: &str, work: impl Future<Output = T>) -> T {
-    let mut stderr = std::io::stderr();
-    if !stderr.is_terminal() {
-        return work.await;
-    }
-    tokio::pin!(work);
-    let mut seconds = 0;
-    let done = loop {
-        match tokio::time::timeout(Duration::from_secs(1), work.as_mut()).await {
-            Ok(done) => break done,
-            Err(_) => seconds += 1,
+/// A line that says what takes so long: from one second on, and only if a person watches. It goes away with this.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    /// `None` if nobody watches.
+    began: Option<Instant>,
+    is_shown: bool,
+}
+
+impl Progress {
+    /// Says it, in place of what was said before.
+    pub(crate) fn show(&mut self, text: impl fmt::Display) {
+        if self.began.is_some_and(|began| began.elapsed() >= Duration::from_secs(1)) {
+            self.is_shown = true;
+            // Nobody is left to tell if this fails.
+            let _ = write!(std::io::stderr(), "\r\x1b[K{text}");
         }
-        let _ = write!(stderr, "\r{what}: {seconds} s ...");
-        let _ = stderr.flush();
-    };
-    if seconds > 0 {
-        let _ = write!(stderr, "\r\x1b[K");
     }
-    done
+
+    /// Waits for something, and says what for.
+    pub(crate) async fn during<T>(mut self, what: &str, work: impl Future<Output = T>) -> T {
+        tokio::pin!(work);
+        let mut seconds = 0;
+        loop {
+            match tokio::time::timeout(Duration::from_secs(1), work.as_mut()).await {
+                Ok(done) => return done,
+                Err(_) => seconds += 1,
+            }
+            self.show(format!("{what}: {seconds} s ..."));
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.is_shown {
+            let _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
+    }
 }
 
 /// How large the terminal is; 80 by 24 if it does not say.

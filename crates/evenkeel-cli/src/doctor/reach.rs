@@ -19,7 +19,7 @@ use super::Stop;
 use super::causes;
 use super::place::Place;
 use super::report::{Report, Trouble};
-use crate::ui::{self, Exit};
+use crate::ui::Exit;
 
 /// How long a peer is given to say its first bytes.
 const FIRST_BYTES: Duration = Duration::from_secs(2);
@@ -102,7 +102,8 @@ async fn resolve(
         }
     };
     let asked = format!("resolving {host}");
-    let found = ui::with_progress(&asked, timeout(wait, lookup_host((host.as_str(), port)))).await;
+    let found =
+        report.terminal.progress().during(&asked, timeout(wait, lookup_host((host.as_str(), port)))).await;
     let found: Vec<_> = match found {
         Ok(Ok(found)) => found.collect(),
         Ok(Err(error)) => return Ok(Err(causes::unresolved(host, &error.to_string(), who))),
@@ -135,7 +136,7 @@ async fn connect(
     let mut failures = Vec::new();
     for address in addresses {
         let asked = format!("connecting to {address}");
-        match ui::with_progress(&asked, tcp(*address, wait)).await {
+        match report.terminal.progress().during(&asked, tcp(*address, wait)).await {
             Ok(_) => {
                 report.fine("TCP", &format!("{address} takes connections"))?;
                 for (address, error) in failures {
@@ -185,7 +186,11 @@ async fn speak(
         Ok(channel) => channel,
         Err(error) => return Ok(Err(Trouble::new(step, Exit::Usage, error.to_string()))),
     };
-    let greeted = ui::with_progress(&format!("waiting for {}", who.name()), settled(&channel, wait)).await;
+    let greeted = report
+        .terminal
+        .progress()
+        .during(&format!("waiting for {}", who.name()), settled(&channel, wait))
+        .await;
     if greeted == Some(Connectivity::Ready) {
         let found = if is_tls { "the certificate is trusted; HTTP/2 is spoken" } else { "is spoken" };
         report.fine(step, found)?;

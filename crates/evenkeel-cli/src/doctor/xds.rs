@@ -23,7 +23,7 @@ use super::place::Place;
 use super::reach::{self, Speaks, Who};
 use super::report::{Report, Trouble};
 use super::{Args, Stop, bootstrap, causes, endpoint_credentials, names};
-use crate::ui::{self, Exit};
+use crate::ui::{Exit, Terminal};
 
 /// How often the client is asked how far it is.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
@@ -61,7 +61,8 @@ pub(super) async fn walk(args: &Args, report: &mut Report<'_>) -> Result<(), Sto
     channel.connect();
     let mut parser = Parser::new(Registry::standard());
     parser.certificate_providers = bootstrap.certificate_providers.keys().cloned().collect();
-    let patient = Patient { client, channel, server, parser, wait: args.wait, secured };
+    let patient =
+        Patient { terminal: *report.terminal, client, channel, server, parser, wait: args.wait, secured };
     match patient.walk(&named, report).await? {
         Ok(()) => Ok(()),
         Err(trouble) => Err(report.stop(&trouble)?),
@@ -129,6 +130,7 @@ async fn control_plane(
 
 /// A client and a channel that are watched.
 struct Patient {
+    terminal: Terminal,
     client: XdsClient,
     channel: Channel,
     server: Arc<ServerConfig>,
@@ -197,7 +199,7 @@ impl Patient {
                 sleep(LOOK_EVERY).await;
             }
         };
-        let found = found!(ui::with_progress("opening the ADS stream", opened).await);
+        let found = found!(self.terminal.progress().during("opening the ADS stream", opened).await);
         report.fine("ADS", found)?;
         Ok(Ok(()))
     }
@@ -243,7 +245,7 @@ impl Patient {
                 sleep(LOOK_EVERY).await;
             }
         };
-        ui::with_progress(&what, waited).await
+        self.terminal.progress().during(&what, waited).await
     }
 
     /// Adds what else the control plane has, if it says.
@@ -322,7 +324,8 @@ impl Patient {
     }
 
     async fn connect(&self, report: &mut Report<'_>) -> Walked<()> {
-        let state = ui::with_progress("connecting", reach::settled(&self.channel, self.wait)).await;
+        let state =
+            self.terminal.progress().during("connecting", reach::settled(&self.channel, self.wait)).await;
         let tree = self.channel.tree().await;
         let rows = tree.as_ref().map(rows).unwrap_or_default();
         match state {
