@@ -93,7 +93,8 @@ async fn weights_are_edited_in_the_state_of_the_world() {
 
 #[tokio::test]
 async fn weights_are_edited_in_delta() {
-    weights_are_edited("\"xds_v3\", \"xds.config.supports-resource-in-sotw\"", Variant::StateOfTheWorld).await;
+    weights_are_edited("\"xds_v3\", \"xds.config.supports-resource-in-sotw\"", Variant::StateOfTheWorld)
+        .await;
 }
 
 /// A resource that clients reject is recorded with what they say of it, while the last good one serves.
@@ -125,10 +126,13 @@ async fn load_adds_up() {
     soon("a report", story.control.wait_until(|plane| issued(plane) == 20)).await;
     story.shares(10).await;
     soon("a report", story.control.wait_until(|plane| issued(plane) == 30)).await;
-    soon("the ends", story.control.wait_until(|plane| {
-        let [report] = &plane.load_reports()[..] else { panic!("one locality") };
-        report.total == LoadCounts { issued: 30, succeeded: 30, failed: 0, in_progress: 0 }
-    }))
+    soon(
+        "the ends",
+        story.control.wait_until(|plane| {
+            let [report] = &plane.load_reports()[..] else { panic!("one locality") };
+            report.total == LoadCounts { issued: 30, succeeded: 30, failed: 0, in_progress: 0 }
+        }),
+    )
     .await;
     let [report] = &story.control.load_reports()[..] else { panic!("one locality") };
     assert_eq!((report.node_id.as_str(), report.cluster.as_str(), report.priority), ("node-7", "pay", 0));
