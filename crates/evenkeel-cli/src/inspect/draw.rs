@@ -165,7 +165,7 @@ mod tests {
         let expected = "top\n├─ one two\n│  │ three\n│  │ four\n│  └─ leaf\n└─ last of\n     all\n";
         assert_eq!(plain(&tree(), Some(10)), expected);
         // A width that holds nothing ends all the same.
-        assert_eq!(plain(&tree(), Some(0)).lines().count(), 8);
+        assert_eq!(plain(&tree(), Some(0)).lines().count(), 9);
     }
 
     /// A name cannot move the cursor.

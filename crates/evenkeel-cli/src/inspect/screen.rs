@@ -142,6 +142,6 @@ mod tests {
     #[test]
     fn pages_that_are_too_long_say_so() {
         let frame = frame("one\ntwo\nthree\n", "fine", "foot", Size { rows: 3, columns: 20 });
-        assert_eq!(frame, "\x1b[Hone\x1b[K\r\ntwo\x1b[K\r\n\x1b[Jfine  foot  1 more li");
+        assert_eq!(frame, "\x1b[Hone\x1b[K\r\ntwo\x1b[K\r\n\x1b[Jfine  foot  1 more l");
     }
 }
