@@ -52,13 +52,13 @@ pub(crate) struct Args {
 pub(crate) async fn run(args: Args, terminal: &Terminal) -> Result<Exit, Failure> {
     let answers = terminal.progress().during(&format!("asking {}", args.peer), ask::ask(&args.peer)).await?;
     if args.watch {
-        return screen::watch(&args.peer, args.interval, answers, *terminal).await;
+        return screen::watch(&args.peer, args.interval, answers, terminal).await;
     }
     if args.json {
         terminal.print(json::of(&args.peer, &answers))?;
     } else {
         let width = terminal.is_interactive.then(|| ui::size().columns);
-        terminal.print(page(&args.peer, &answers, SystemTime::now(), *terminal, width))?;
+        terminal.print(page(&args.peer, &answers, SystemTime::now(), terminal, width))?;
     }
     Ok(if findings(&answers) { Exit::Findings } else { Exit::Fine })
 }
@@ -71,7 +71,13 @@ fn findings(answers: &Answers) -> bool {
 }
 
 /// All that is known, for people. Lines are at most `width` wide where that can be.
-fn page(peer: &Peer, answers: &Answers, now: SystemTime, terminal: Terminal, width: Option<usize>) -> String {
+fn page(
+    peer: &Peer,
+    answers: &Answers,
+    now: SystemTime,
+    terminal: &Terminal,
+    width: Option<usize>,
+) -> String {
     let mut page = String::new();
     if let Some(state) = &answers.state {
         page.push_str(&process::text(state, terminal, width));

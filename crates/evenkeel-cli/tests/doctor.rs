@@ -98,7 +98,7 @@ fn insecure(address: SocketAddr) -> String {
 }
 
 /// Short, for what never comes; nothing that comes takes as long on a machine that is not stuck.
-const SOON: [&str; 2] = ["--wait", "2s"];
+const SOON: [&str; 2] = ["--wait", "4s"];
 
 /// A port that nobody listens on for as long as this is held.
 fn nobody() -> (TcpSocket, SocketAddr) {
@@ -312,7 +312,7 @@ async fn packets_vanish() {
         held.push(stream);
     }
     let ended = doctor(&insecure(address), &SOON).await;
-    ended.stopped_at(3, "TCP", "no answer within 2s", "packets vanish: a firewall");
+    ended.stopped_at(3, "TCP", "no answer within 4s", "packets vanish: a firewall");
 }
 
 fn tls_of(ca: &Ca, names: &[&str]) -> Tls {
@@ -504,7 +504,7 @@ async fn endpoints_that_do_not_take_calls() {
     doctor(&insecure(control.address()), &["--ca", &file]).await.fine();
 
     control.set_endpoints("pay", &[backend.address()]);
-    let ended = doctor(&insecure(control.address()), &["--ca", &file, "--wait", "2s"]).await;
+    let ended = doctor(&insecure(control.address()), &["--ca", &file, "--wait", "4s"]).await;
     ended.stopped_at(1, "connect", "speaks HTTP/2 in the clear", "endpoints that are in the clear");
 
     control.set_endpoints("pay", &[backend.address(), dead]);
@@ -538,7 +538,7 @@ async fn without_a_control_plane() {
     assert!(ended.text.contains("✓ HTTP/2     ok T ms  is spoken\n"), "{}", ended.text);
     Ended::of(&run(vec![format!("ipv4:127.0.0.1:{port}")]).await).fine();
     let tls =
-        vec![format!("ipv4:127.0.0.1:{port}"), "--tls".to_owned(), "--wait".to_owned(), "2s".to_owned()];
+        vec![format!("ipv4:127.0.0.1:{port}"), "--tls".to_owned(), "--wait".to_owned(), "4s".to_owned()];
     let ended = Ended::of(&run(tls).await);
     ended.stopped_at(1, "TLS", "TLS handshake", "TLS is spoken to a port that is in the clear");
     let folder = Folder::new();

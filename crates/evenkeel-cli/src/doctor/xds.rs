@@ -62,7 +62,7 @@ pub(super) async fn walk(args: &Args, report: &mut Report<'_>) -> Result<(), Sto
     let mut parser = Parser::new(Registry::standard());
     parser.certificate_providers = bootstrap.certificate_providers.keys().cloned().collect();
     let patient =
-        Patient { terminal: *report.terminal, client, channel, server, parser, wait: args.wait, secured };
+        Patient { terminal: report.terminal, client, channel, server, parser, wait: args.wait, secured };
     match patient.walk(&named, report).await? {
         Ok(()) => Ok(()),
         Err(trouble) => Err(report.stop(&trouble)?),
@@ -129,8 +129,8 @@ async fn control_plane(
 }
 
 /// A client and a channel that are watched.
-struct Patient {
-    terminal: Terminal,
+struct Patient<'a> {
+    terminal: &'a Terminal,
     client: XdsClient,
     channel: Channel,
     server: Arc<ServerConfig>,
@@ -152,13 +152,13 @@ macro_rules! found {
     };
 }
 
-impl Patient {
+impl Patient<'_> {
     async fn walk(&self, named: &Target, report: &mut Report<'_>) -> Walked<()> {
         found!(self.stream(report).await?);
         let listener = BTreeSet::from([named.listener.as_str().to_owned()]);
         let listener = match self.resources(ResourceType::Listener, &listener).await {
             Ok(listener) => listener,
-            Err(trouble) => return Ok(Err(self.with_names(trouble, named).await)),
+            Err(trouble) => return Ok(Err(self.with_names(trouble, named.listener.as_str()).await)),
         };
         report.fine("LDS", &described(&listener))?;
         let routes = found!(self.routes(&listener, report).await?);
@@ -249,10 +249,10 @@ impl Patient {
     }
 
     /// Adds what else the control plane has, if it says.
-    async fn with_names(&self, mut trouble: Trouble, named: &Target) -> Trouble {
+    async fn with_names(&self, mut trouble: Trouble, wanted: &str) -> Trouble {
         let node = &self.client.bootstrap().node;
-        let names = names::near(named.listener.as_str(), &self.server, node).await;
-        if !names.is_empty() && !names.iter().any(|name| name == named.listener.as_str()) {
+        let names = names::near(wanted, &self.server, node).await;
+        if !names.is_empty() && !names.iter().any(|name| name == wanted) {
             let _ = write!(trouble.found, "\nlisteners that it has: {}", names.join(", "));
         }
         trouble

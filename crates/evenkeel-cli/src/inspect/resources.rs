@@ -295,3 +295,83 @@ fn endpoints(branch: &mut Branch, assignment: &ClusterLoadAssignment) {
         branch.push(Branch::new(words::drops(&drop.category, drop.drop_percentage)));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use evenkeel_proto::envoy::admin::v3::UpdateFailureState;
+    use evenkeel_proto::envoy::config::cluster::v3::cluster::CustomClusterType;
+    use evenkeel_proto::prost_types::Timestamp;
+
+    use super::super::draw;
+    use super::*;
+    use crate::ui::{Terminal, When};
+
+    fn shown(resources: Vec<GenericXdsConfig>) -> String {
+        let client = ClientConfig { generic_xds_configs: resources, ..ClientConfig::default() };
+        let answer = ClientStatusResponse { config: vec![client] };
+        draw::text(&clients(&answer, SystemTime::now()), &Terminal::new(When::Never), None)
+    }
+
+    fn resource<M: Name>(name: &str, message: &M) -> GenericXdsConfig {
+        let any = Any { type_url: M::type_url(), value: message.encode_to_vec() };
+        GenericXdsConfig {
+            type_url: M::type_url(),
+            name: name.to_owned(),
+            xds_config: Some(any),
+            client_status: ClientResourceStatus::Acked.into(),
+            ..GenericXdsConfig::default()
+        }
+    }
+
+    fn aggregate(name: &str, member: &str) -> GenericXdsConfig {
+        let config = ClusterConfig { clusters: vec![member.to_owned()] };
+        let config = Any { type_url: ClusterConfig::type_url(), value: config.encode_to_vec() };
+        let kind = CustomClusterType { name: "aggregate".to_owned(), typed_config: Some(config) };
+        let kind = Some(ClusterDiscoveryType::ClusterType(kind));
+        resource(name, &Cluster { name: name.to_owned(), cluster_discovery_type: kind, ..Cluster::default() })
+    }
+
+    /// Clusters that lead to each other, or on and on, are shown once each.
+    #[test]
+    fn circles_and_chains_end() {
+        let circle = shown(vec![aggregate("a", "b"), aggregate("b", "a")]);
+        assert_eq!(circle.lines().count(), 3, "{circle}");
+        let chain = (0..10_000).map(|i| aggregate(&format!("c{i}"), &format!("c{}", i + 1)));
+        let chain = shown(chain.collect());
+        assert_eq!(chain.lines().count(), 10_001);
+        assert!(chain.lines().all(|line| line.chars().count() < 200));
+    }
+
+    /// What is not known, or makes no sense, is told and not hidden.
+    #[test]
+    fn odd_resources_are_told() {
+        let unknown = GenericXdsConfig {
+            type_url: "type.googleapis.com/acme.v1.Thing".to_owned(),
+            name: "thing".to_owned(),
+            client_status: 99,
+            last_updated: Some(Timestamp { seconds: i64::MAX, nanos: -1 }),
+            ..GenericXdsConfig::default()
+        };
+        let mut garbled = resource("garbled", &Listener::default());
+        garbled.xds_config = Some(Any { type_url: Listener::type_url(), value: vec![0xff; 9] });
+        let mut swapped = resource("swapped", &Listener::default());
+        swapped.xds_config = Some(Any { type_url: Cluster::type_url(), value: Vec::new() });
+        let mut failed = resource("failed", &Cluster::default());
+        failed.client_status = ClientResourceStatus::ReceivedError.into();
+        failed.error_state = Some(UpdateFailureState {
+            details: "first line\nsecond line".to_owned(),
+            ..UpdateFailureState::default()
+        });
+        let shown = shown(vec![unknown, garbled, swapped, failed]);
+        for line in [
+            "acme.v1.Thing thing unknown state 99",
+            "└─ cannot be decoded: ",
+            "└─ expected envoy.config.listener.v3.Listener, found envoy.config.cluster.v3.Cluster",
+            "RECEIVED_ERROR: still serving the one before",
+            "├─ first line\n",
+            "└─ second line\n",
+        ] {
+            assert!(shown.contains(line), "{line} in:\n{shown}");
+        }
+    }
+}

@@ -22,7 +22,7 @@ pub(super) async fn watch(
     peer: &Peer,
     interval: Duration,
     first: Answers,
-    terminal: Terminal,
+    terminal: &Terminal,
 ) -> Result<Exit, Failure> {
     if !terminal.is_interactive {
         return tokio::select! {
@@ -57,7 +57,7 @@ async fn stopped() -> Exit {
     Exit::Fine
 }
 
-async fn pipe(peer: &Peer, interval: Duration, first: Answers, terminal: Terminal) -> Failure {
+async fn pipe(peer: &Peer, interval: Duration, first: Answers, terminal: &Terminal) -> Failure {
     let mut block = page(peer, &first, SystemTime::now(), terminal, None);
     loop {
         if let Err(failure) = terminal.print(format!("{block}\n")) {
@@ -71,7 +71,7 @@ async fn pipe(peer: &Peer, interval: Duration, first: Answers, terminal: Termina
     }
 }
 
-async fn screen(peer: &Peer, interval: Duration, first: Answers, terminal: Terminal) -> Failure {
+async fn screen(peer: &Peer, interval: Duration, first: Answers, terminal: &Terminal) -> Failure {
     let mut answers = first;
     let mut trouble: Option<String> = None;
     loop {
@@ -142,6 +142,6 @@ mod tests {
     #[test]
     fn pages_that_are_too_long_say_so() {
         let frame = frame("one\ntwo\nthree\n", "fine", "foot", Size { rows: 3, columns: 20 });
-        assert_eq!(frame, "\x1b[Hone\x1b[K\r\ntwo\x1b[K\r\n\x1b[Jfine  foot  1 more li");
+        assert_eq!(frame, "\x1b[Hone\x1b[K\r\ntwo\x1b[K\r\n\x1b[Jfine  foot  1 more l");
     }
 }
