@@ -10,6 +10,7 @@ mod doctor;
 mod explain;
 mod inspect;
 mod serve;
+mod table;
 mod ui;
 mod validate;
 
@@ -49,6 +50,8 @@ enum Command {
     Validate(validate::Args),
     Inspect(inspect::Args),
     Doctor(doctor::Args),
+    #[command(hide = true)]
+    DemoBackend(demo::backend::Args),
     /// Print completions for a shell.
     ///
     /// For example: evenkeel completions bash > /etc/bash_completion.d/evenkeel
@@ -88,6 +91,7 @@ async fn run(command: Command, terminal: &Terminal) -> Result<Exit, Failure> {
         Command::Validate(args) => validate::run(args, terminal).await,
         Command::Inspect(args) => inspect::run(args, terminal).await,
         Command::Doctor(args) => doctor::run(args, terminal).await,
+        Command::DemoBackend(args) => demo::backend::run(args).await,
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "evenkeel", &mut std::io::stdout());
             Ok(Exit::Fine)

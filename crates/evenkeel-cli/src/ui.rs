@@ -1,7 +1,7 @@
 //! What the subcommands share on the way to the terminal: exit codes, failures, colours.
 
 use std::fmt;
-use std::io::{IsTerminal, Write};
+use std::io::{ErrorKind, IsTerminal, Write};
 use std::process::ExitCode;
 
 /// How the command ended.
@@ -40,6 +40,11 @@ impl Failure {
     pub(crate) fn unreachable(text: impl Into<String>) -> Failure {
         Failure { exit: Exit::Unreachable, text: text.into() }
     }
+
+    /// Nobody reads the output any more, as after `| head -1`: nothing is wrong, and there is nothing more to do.
+    fn nobody_reads() -> Failure {
+        Failure { exit: Exit::Fine, text: String::new() }
+    }
 }
 
 /// When to use colours.
@@ -76,8 +81,21 @@ impl Terminal {
         Painted { style: self.colors.then_some(style), text }
     }
 
-    /// Says on standard error why the command ends.
+    /// Writes to standard output, at once. A reader that went away ends the command without a word.
+    pub(crate) fn print(&self, text: impl fmt::Display) -> Result<(), Failure> {
+        let mut stdout = std::io::stdout().lock();
+        let written = write!(stdout, "{text}").and_then(|()| stdout.flush());
+        written.map_err(|error| match error.kind() {
+            ErrorKind::BrokenPipe => Failure::nobody_reads(),
+            _ => Failure::usage(format!("standard output cannot be written: {error}")),
+        })
+    }
+
+    /// Says on standard error why the command ends, if there is a reason.
     pub(crate) fn complain(&self, failure: &Failure) {
+        if failure.text.is_empty() {
+            return;
+        }
         let colors = self.colors && std::io::stderr().is_terminal();
         let error = Painted { style: colors.then_some(Style::Bad), text: "error:" };
         // Nobody is left to tell if this fails.

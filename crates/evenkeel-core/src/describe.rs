@@ -33,6 +33,8 @@ pub struct Description {
 pub struct EndpointRow {
     /// Its addresses.
     pub addresses: Vec<String>,
+    /// What its control plane calls it, if it does.
+    pub hostname: Option<String>,
     /// Its locality, if known.
     pub locality: Option<String>,
     /// The state of its connection as the policy counts it.
@@ -52,6 +54,7 @@ impl EndpointRow {
     pub fn new(endpoint: &Endpoint, state: Connectivity) -> EndpointRow {
         EndpointRow {
             addresses: endpoint.addresses().iter().map(ToString::to_string).collect(),
+            hostname: endpoint.hostname().map(str::to_owned),
             locality: endpoint.locality().map(ToString::to_string),
             state,
             weight: None,

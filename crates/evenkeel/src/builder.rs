@@ -289,7 +289,10 @@ impl Builder {
             metrics,
             entropy: self.seed.map_or(Entropy::System, |seed| Entropy::Seeded(seed.into())),
         };
-        Ok(Channel { inner: Arc::new(inner) })
+        let inner = Arc::new(inner);
+        #[cfg(feature = "admin")]
+        crate::admin::made(&inner);
+        Ok(Channel { inner })
     }
 
     fn check_http2(&mut self) -> Result<(), BuildError> {

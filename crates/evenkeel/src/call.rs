@@ -28,6 +28,7 @@ use tonic::body::Body;
 use crate::connection::{Turn, cause};
 use crate::metrics::{AttemptMeter, CallMeter};
 use crate::retry::{Pushback, Retries, RetryPolicy, Throttle};
+use crate::traffic::{Counted, Tallies};
 use crate::{clock, load, status};
 
 /// What is kept of a request body for another attempt; a call that sent more is not repeated (gRPC's default).
@@ -44,16 +45,25 @@ pub(crate) struct Calls {
     counts: AtomicU64,
     closing: AtomicBool,
     none_left: Notify,
+    tallies: Tallies,
 }
 
 /// A call that counts as under way until this is dropped.
 #[derive(Debug)]
-pub(crate) struct UnderWay(Arc<Calls>);
+pub(crate) struct UnderWay {
+    calls: Arc<Calls>,
+    counted: Counted,
+}
 
 impl Calls {
     pub(crate) fn begin(self: &Arc<Calls>) -> UnderWay {
         self.counts.fetch_add((1 << 32) | 1, Ordering::Relaxed);
-        UnderWay(self.clone())
+        UnderWay { calls: self.clone(), counted: self.tallies.begin() }
+    }
+
+    /// Counts them for those who look inside.
+    pub(crate) fn tallies(&self) -> &Tallies {
+        &self.tallies
     }
 
     /// How many are under way.
@@ -81,11 +91,18 @@ impl Calls {
     }
 }
 
+impl UnderWay {
+    fn over(&mut self, code: Option<Code>) {
+        self.calls.tallies.end(mem::take(&mut self.counted), code);
+    }
+}
+
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        let before = self.0.counts.fetch_sub(1, Ordering::SeqCst);
-        if before as u32 == 1 && self.0.closing.load(Ordering::SeqCst) {
-            self.0.none_left.notify_waiters();
+        self.over(None);
+        let before = self.calls.counts.fetch_sub(1, Ordering::SeqCst);
+        if before as u32 == 1 && self.calls.closing.load(Ordering::SeqCst) {
+            self.calls.none_left.notify_waiters();
         }
     }
 }
@@ -142,6 +159,9 @@ impl End {
 
     /// The call is over.
     pub(crate) fn over(&mut self, code: Code) {
+        if let Some(under_way) = &mut self.under_way {
+            under_way.over(Some(code));
+        }
         if let Some(mut meter) = self.meter.take() {
             meter.finish(code);
         }
@@ -455,11 +475,18 @@ pub(crate) struct Attempt {
     trackers: Option<Trackers>,
     turn: Turn,
     meter: Option<AttemptMeter>,
+    counted: Counted,
 }
 
 impl Attempt {
     pub(crate) fn new(trackers: Trackers, turn: Turn, meter: Option<AttemptMeter>) -> Attempt {
-        Attempt { trackers: Some(trackers), turn, meter }
+        let counted = turn.link().tally().begin();
+        Attempt { trackers: Some(trackers), turn, meter, counted }
+    }
+
+    /// Of a stream that is the channel's own and not a call.
+    pub(crate) fn untold(turn: Turn) -> Attempt {
+        Attempt { trackers: None, turn, meter: None, counted: Counted::default() }
     }
 
     pub(crate) fn finish(mut self, code: Code, trailers: Option<&HeaderMap>) {
@@ -467,12 +494,19 @@ impl Attempt {
         if let Some(meter) = &meter {
             meter.finish(code);
         }
-        let Some(trackers) = self.trackers.take().filter(|trackers| !trackers.is_empty()) else { return };
+        let tally = self.turn.link().tally();
+        tally.end(mem::take(&mut self.counted), Some(code));
+        let trackers = self.trackers.take().filter(|trackers| !trackers.is_empty());
+        let want_load = trackers.as_ref().is_some_and(Trackers::want_load) || tally.wants_load();
+        let load = trailers.filter(|_| want_load).and_then(|trailers| {
+            let ignored = |why| meter.iter().for_each(|meter| meter.load_ignored(why));
+            load::usable(read_trailers(trailers), ignored)
+        });
+        if let Some(load) = &load {
+            tally.load(load);
+        }
+        let Some(trackers) = trackers else { return };
         contained(|| {
-            let load = trailers.filter(|_| trackers.want_load()).and_then(|trailers| {
-                let ignored = |why| meter.iter().for_each(|meter| meter.load_ignored(why));
-                load::usable(read_trailers(trailers), ignored)
-            });
             trackers.finish(&CallEnd::Finished { code, at: clock::now(), load: load.as_ref() });
         });
     }
@@ -495,6 +529,7 @@ impl Attempt {
 
 impl Drop for Attempt {
     fn drop(&mut self) {
+        self.turn.link().tally().end(mem::take(&mut self.counted), None);
         if let Some(trackers) = self.trackers.take() {
             contained(|| drop(trackers));
         }

@@ -28,6 +28,7 @@ use tokio::time::{Sleep, sleep_until};
 
 use crate::clock;
 use crate::metrics::DisconnectReason;
+use crate::traffic::Link;
 use crate::transport::{self, Io};
 
 /// h2 shows the limit of streams; while it is this one, which no peer can set, the peer's SETTINGS have not come.
@@ -91,6 +92,7 @@ pub(crate) struct Shared {
     reports_no_load: AtomicBool,
     /// When the peer was last heard of, in our clock's nanoseconds; only kept if somebody asks.
     heard_at: AtomicU64,
+    tally: Link,
 }
 
 /// Why a connection takes no more calls.
@@ -127,6 +129,11 @@ impl Connection {
 impl Shared {
     pub(crate) fn address(&self) -> &Address {
         &self.address
+    }
+
+    /// Where calls are counted for those who look inside.
+    pub(crate) fn tally(&self) -> &Link {
+        &self.tally
     }
 
     /// Whether calls are under way on it, or wait for their turn.
@@ -299,6 +306,7 @@ pub(crate) async fn handshake(
         lost: OnceLock::new(),
         reports_no_load: AtomicBool::new(false),
         heard_at: AtomicU64::new(clock::now().as_nanos()),
+        tally: Link::default(),
     });
     let heard = settings.keepalive.is_some().then(|| shared.clone());
     let mut builder = h2::client::Builder::new();

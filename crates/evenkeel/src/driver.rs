@@ -311,6 +311,7 @@ struct Awake {
     wake_at: Option<Instant>,
     idle_at: Instant,
     begun: u32,
+    calls: Arc<Calls>,
 }
 
 /// How calls find their cluster.
@@ -326,7 +327,7 @@ enum Route {
 }
 
 impl Awake {
-    fn new(settings: &Settings, calls: &Calls) -> Awake {
+    fn new(settings: &Settings, calls: &Arc<Calls>) -> Awake {
         let seed = settings.seed.unwrap_or_else(entropy::fresh);
         let rng = if settings.seed.is_some() { Rng::fixed(seed) } else { Rng::from_entropy(seed) };
         let mut core = Core::builder(rng)
@@ -360,6 +361,7 @@ impl Awake {
             wake_at: None,
             idle_at: now + settings.idle_timeout.unwrap_or(Duration::MAX),
             begun: calls.begun(),
+            calls: calls.clone(),
         };
         match &settings.source {
             Source::Fixed { endpoints, config } => {
@@ -394,6 +396,8 @@ impl Awake {
                 // One that nobody wants any more is let go by dropping it.
                 if self.core.handle(Event::Connected(id), now) {
                     tracing::debug!(address = %connection.shared().address(), "connected");
+                    let link = connection.shared();
+                    self.calls.tallies().link(link.address(), link.tally());
                     self.load.connected(id, &connection);
                     self.meters.insert(id, self.metrics.connected(self.labels(id), self.security));
                     self.connections.insert(id, connection);
@@ -412,6 +416,9 @@ impl Awake {
                 false
             }
             Report::Load(id, report) => {
+                if let Some(connection) = self.connections.get(id) {
+                    connection.shared().tally().load(&report);
+                }
                 self.core.handle(Event::Load(id, report), now);
                 false
             }

@@ -63,6 +63,7 @@ mod status;
 mod target;
 mod text;
 mod timeout;
+mod traffic;
 mod transport;
 mod xds;
 

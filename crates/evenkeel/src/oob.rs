@@ -12,7 +12,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Buf as _, Bytes};
-use evenkeel_core::{Backoff, LoadReport, Rng, Trackers};
+use evenkeel_core::{Backoff, LoadReport, Rng};
 use evenkeel_orca::{METHOD, read};
 use evenkeel_proto::prost_types;
 use evenkeel_proto::xds::service::orca::v3::OrcaLoadReportRequest;
@@ -153,7 +153,7 @@ impl tower_service::Service<http::Request<Body>> for Direct {
             turn.comes().await;
             let sent = connection.sender().send_request(request, false);
             let sent = sent.map_err(|error| Status::unavailable(error.to_string()))?;
-            let attempt = Attempt::new(Trackers::none(), turn, None);
+            let attempt = Attempt::untold(turn);
             let mut flight = Flight::new(sent, Replay::new(body), attempt);
             let mut deadline = Deadline::default();
             let head = poll_fn(|cx| flight.poll_head(cx, &mut deadline)).await;

@@ -78,6 +78,7 @@ impl Policy for PickFirst {
             let error = chosen.filter(|_| is_chosen).and_then(|subchannel| subchannel.error());
             description.endpoint(EndpointRow {
                 addresses: vec![address.to_string()],
+                hostname: None,
                 locality: None,
                 state,
                 weight: None,

@@ -1,6 +1,7 @@
 //! The hash of a request, as the hash policies of its route make it (A42).
 
 use std::borrow::Cow;
+use std::fmt;
 
 use evenkeel_core::{Call, hash};
 use regex::bytes::Regex;
@@ -50,6 +51,21 @@ impl HashPolicy {
     }
 }
 
+impl fmt::Display for HashPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.source {
+            HashSource::Header(name, None) => write!(f, "header {:?}", name.as_str())?,
+            HashSource::Header(name, Some(rewrite)) => {
+                let Rewrite { pattern, substitution } = rewrite;
+                write!(f, "header {:?} with {:?} for {:?}", name.as_str(), substitution, pattern.as_str())?;
+            }
+            HashSource::ChannelId => f.write_str("the channel")?,
+            HashSource::Unsupported => f.write_str("what gRPC does not have")?,
+        }
+        f.write_str(if self.terminal { ", and no other if there is one" } else { "" })
+    }
+}
+
 impl Rewrite {
     fn apply<'a>(&self, value: &'a [u8]) -> Cow<'a, [u8]> {
         self.pattern.replace_all(value, self.substitution.as_bytes())
@@ -58,6 +74,10 @@ impl Rewrite {
 
 /// What the policies make of a call; a random number if none of them yields anything.
 pub(crate) fn of_call(policies: &[HashPolicy], call: &Call<'_>, channel_id: u64) -> u64 {
-    let hashes = policies.iter().map(|policy| (policy.hash(call, channel_id), policy.terminal));
-    hash::combine(hashes).unwrap_or_else(|| call.random())
+    combined(policies, call, channel_id).unwrap_or_else(|| call.random())
+}
+
+/// What the policies make of a call, if any of them yields anything.
+pub(crate) fn combined(policies: &[HashPolicy], call: &Call<'_>, channel_id: u64) -> Option<u64> {
+    hash::combine(policies.iter().map(|policy| (policy.hash(call, channel_id), policy.terminal)))
 }

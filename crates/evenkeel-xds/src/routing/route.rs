@@ -4,6 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use evenkeel_core::Call;
+
+use crate::routing::hash;
 use crate::routing::{HashPolicy, Overrides, RetryPolicy, RouteMatch};
 
 /// What calls it takes, and what happens to them.
@@ -72,6 +75,14 @@ impl StreamLimit {
     pub fn effective(&self, default: Option<Duration>) -> Option<Duration> {
         let limit = self.grpc_timeout_header_max.or(self.max_stream_duration).or(default);
         limit.filter(|limit| !limit.is_zero())
+    }
+}
+
+impl Forward {
+    /// What the hash policies make of a call of the channel with this random number; `None` if none of them yields
+    /// anything, so that the call gets a random hash (A42).
+    pub fn hash_of(&self, call: &Call<'_>, channel_id: u64) -> Option<u64> {
+        hash::combined(&self.hash, call, channel_id)
     }
 }
 

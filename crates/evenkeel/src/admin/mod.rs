@@ -1,5 +1,231 @@
-//! A server for those who look inside: the page, its data as JSON, CSDS.
+//! A server for those who look inside a process: a live page, its data as JSON, and CSDS, on one port.
+//!
+//! It shows every channel and every xDS client of the process: the policies with their states, and for each endpoint the calls
+//! that it should get and gets, how they end, how long they take and how busy it says it is. Nobody can change anything through
+//! it. It is on loopback unless told otherwise, and refuses what other web pages ask through a browser.
+//!
+//! ```no_run
+//! # async fn example() -> std::io::Result<()> {
+//! let admin = evenkeel::admin::Admin::builder().start().await?;
+//! println!("look at http://{}/", admin.address());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! | path | what |
+//! |---|---|
+//! | `/` | the page |
+//! | `/api/state` | a [`State`] as JSON |
+//! | `/api/events` | the same, again and again, as server-sent events |
+//! | `/api/history` | a list of [`History`], one for each channel, as JSON |
+//! | gRPC `ClientStatusDiscoveryService` | what [`Csds`](crate::csds::Csds) tells |
+//!
+//! Calls are counted from the first start on, at the price of two looks at the clock for each call; before that nothing is.
 
+mod look;
+mod page;
+mod server;
 mod state;
+mod view;
+mod watcher;
 
+use std::fmt;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+use tokio::time::{MissedTickBehavior, interval};
+
+pub(crate) use look::made;
 pub use state::*;
+use watcher::Watcher;
+
+/// Looks at the process again and again, until its last clone is dropped.
+#[derive(Clone)]
+pub struct Watch {
+    shared: Arc<Shared>,
+    latest: watch::Receiver<Latest>,
+}
+
+struct Shared {
+    watcher: Arc<Mutex<Watcher>>,
+    looking: AbortHandle,
+}
+
+/// The last look, ready to be sent.
+#[derive(Clone)]
+struct Latest {
+    state: Bytes,
+    history: Bytes,
+    seen: Arc<State>,
+}
+
+impl Watch {
+    /// Begins to look, this often. `title` is what the process is called.
+    pub async fn start(title: impl Into<String>, every: Duration) -> Watch {
+        crate::traffic::watch();
+        let watcher = Arc::new(Mutex::new(Watcher::new(title.into(), look::now())));
+        let (sender, latest) = watch::channel(look_once(&watcher).await);
+        let every = every.max(Duration::from_millis(10));
+        let looking = tokio::spawn(look_again(watcher.clone(), sender, every)).abort_handle();
+        Watch { shared: Arc::new(Shared { watcher, looking }), latest }
+    }
+
+    /// The last look.
+    pub fn state(&self) -> Arc<State> {
+        self.latest.borrow().seen.clone()
+    }
+
+    /// The next look.
+    pub async fn changed(&mut self) -> Arc<State> {
+        // It goes on for as long as this lives.
+        let _ = self.latest.changed().await;
+        self.latest.borrow_and_update().seen.clone()
+    }
+
+    /// Notes on the time line that something happened which only the application knows of.
+    pub fn mark(&self, text: impl Into<String>) {
+        lock(&self.shared.watcher).mark(look::now(), text.into());
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.looking.abort();
+    }
+}
+
+impl fmt::Debug for Watch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watch").finish_non_exhaustive()
+    }
+}
+
+/// A running server. It ends when this is dropped.
+#[derive(Debug)]
+pub struct Admin {
+    address: SocketAddr,
+    watch: Watch,
+    /// Dropped: the server ends.
+    _serving: watch::Sender<()>,
+}
+
+impl Admin {
+    /// Settings; [`Builder::start`] starts it.
+    pub fn builder() -> Builder {
+        Builder { listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), watch: None, names: Vec::new() }
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What it shows.
+    pub fn watch(&self) -> &Watch {
+        &self.watch
+    }
+}
+
+/// Settings of an [`Admin`] server.
+#[derive(Clone, Debug)]
+#[must_use = "a builder does nothing until `start`"]
+pub struct Builder {
+    listen: SocketAddr,
+    watch: Option<Watch>,
+    names: Vec<String>,
+}
+
+impl Builder {
+    /// Where to listen; on a free port of 127.0.0.1 unless set. Whoever can reach it sees everything: what to let through is
+    /// then your network's business.
+    pub fn listen(mut self, address: SocketAddr) -> Builder {
+        self.listen = address;
+        self
+    }
+
+    /// What to show; unless set, a [`Watch`] with the name of the program that looks every second.
+    pub fn watch(mut self, watch: Watch) -> Builder {
+        self.watch = Some(watch);
+        self
+    }
+
+    /// A name that browsers may know the server by, beside addresses and `localhost`. Other names are refused, since they may
+    /// have been made to lead here.
+    pub fn allow_host(mut self, name: impl Into<String>) -> Builder {
+        self.names.push(name.into());
+        self
+    }
+
+    /// Starts the server.
+    ///
+    /// # Errors
+    ///
+    /// The address cannot be listened on.
+    pub async fn start(self) -> io::Result<Admin> {
+        let listener = TcpListener::bind(self.listen).await.map_err(|error| {
+            io::Error::new(
+                error.kind(),
+                format!("the admin server cannot listen on {}: {error}", self.listen),
+            )
+        })?;
+        let address = listener.local_addr()?;
+        let watch = match self.watch {
+            Some(watch) => watch,
+            None => Watch::start(program(), Duration::from_secs(1)).await,
+        };
+        let (serving, mut ended) = watch::channel(());
+        let served = server::Served { latest: watch.latest.clone(), ended: ended.clone() };
+        let router = server::router(served, self.names.into());
+        let server = axum::serve(listener, router).with_graceful_shutdown(async move {
+            let _ = ended.changed().await;
+        });
+        tokio::spawn(async move {
+            if let Err(error) = server.await {
+                tracing::error!(%error, "the admin server ended");
+            }
+        });
+        Ok(Admin { address, watch, _serving: serving })
+    }
+}
+
+async fn look_again(watcher: Arc<Mutex<Watcher>>, sender: watch::Sender<Latest>, every: Duration) {
+    let mut ticks = interval(every);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks.tick().await;
+    loop {
+        ticks.tick().await;
+        sender.send_replace(look_once(&watcher).await);
+    }
+}
+
+async fn look_once(watcher: &Mutex<Watcher>) -> Latest {
+    let seen = look::around().await;
+    let (state, history) = {
+        let mut watcher = lock(watcher);
+        (watcher.take_in(seen, look::now()), watcher.histories())
+    };
+    // Neither can fail: all keys are text.
+    let json = |text: Result<Vec<u8>, serde_json::Error>| text.map(Bytes::from).unwrap_or_default();
+    Latest {
+        state: json(serde_json::to_vec(&state)),
+        history: json(serde_json::to_vec(&history)),
+        seen: Arc::new(state),
+    }
+}
+
+fn program() -> String {
+    let program = std::env::args_os().next();
+    let name = program.as_deref().map(std::path::Path::new).and_then(std::path::Path::file_name);
+    name.map_or_else(|| "evenkeel".to_owned(), |name| name.to_string_lossy().into_owned())
+}
+
+/// Nothing panics while it is held.
+fn lock(watcher: &Mutex<Watcher>) -> std::sync::MutexGuard<'_, Watcher> {
+    watcher.lock().unwrap_or_else(PoisonError::into_inner)
+}

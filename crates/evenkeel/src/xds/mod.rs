@@ -215,7 +215,7 @@ impl XdsClient {
     }
 
     /// Every client of the process, whoever made it.
-    fn all() -> Vec<XdsClient> {
+    pub(crate) fn all() -> Vec<XdsClient> {
         live(&clients()).collect()
     }
 }

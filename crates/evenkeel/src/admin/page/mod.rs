@@ -57,7 +57,11 @@ mod tests {
     /// What a file imports or links to, as paths.
     fn asked_for(body: &str) -> Vec<String> {
         let after = |mark: &str| -> Vec<String> {
-            body.split(mark).skip(1).filter_map(|rest| rest.split(['\'', '"']).next()).map(|path| format!("/{path}")).collect()
+            body.split(mark)
+                .skip(1)
+                .filter_map(|rest| rest.split(['\'', '"']).next())
+                .map(|path| format!("/{path}"))
+                .collect()
         };
         ["from './", "src=\"/", "href=\"/"].iter().flat_map(|mark| after(mark)).collect()
     }

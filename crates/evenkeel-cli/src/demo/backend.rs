@@ -1,0 +1,232 @@
+//! A backend of the demo: a process with a tonic server that can do so many calls per second, and says how busy it is.
+//!
+//! Its machine is made up, since all backends share one: calls are done by workers that take 20 ms for each, one after the other.
+//! Who would have to wait for more than half a second is sent away. All else is real.
+
+use std::convert::Infallible;
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use evenkeel_orca::ServerLoad;
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpListener;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::body::Body;
+use tonic::codegen::{BoxFuture, Service};
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::server::{Grpc, NamedService, UnaryService};
+use tonic::{Request, Response, Status};
+use tonic_prost::ProstCodec;
+
+use crate::ui::{Exit, Failure};
+
+/// The one method of the demo's service.
+pub(super) const METHOD: &str = "/evenkeel.demo.Work/Do";
+/// The metadata by which a backend says who it is.
+pub(super) const BACKEND: &str = "backend";
+
+/// How long a worker takes for a call.
+const TAKES: Duration = Duration::from_millis(20);
+/// Who would wait for longer is sent away.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// How often a backend says how busy it is.
+const SAYS: Duration = Duration::from_millis(100);
+
+/// Be a backend of the demo.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Who it says it is.
+    #[arg(long)]
+    name: String,
+    /// How many calls it can do in a second.
+    #[arg(long)]
+    capacity: u32,
+    /// Where it listens.
+    #[arg(long)]
+    listen: SocketAddr,
+}
+
+/// Serves until standard input ends: whoever started it is then gone, however that came. The first line of its output is its
+/// address.
+pub(crate) async fn run(args: Args) -> Result<Exit, Failure> {
+    let refused = |error| Failure::usage(format!("backend {}: cannot listen on {}: {error}", args.name, args.listen));
+    let listener = TcpListener::bind(args.listen).await.map_err(refused)?;
+    let address = listener.local_addr().map_err(refused)?;
+    let name = MetadataValue::try_from(args.name.as_str())
+        .map_err(|_| Failure::usage(format!("backend {:?}: expected a name in ASCII", args.name)))?;
+    let workers = Arc::new(Mutex::new(Workers::new(args.capacity)));
+    // The CPU is that of all backends together and says nothing of one.
+    let load = ServerLoad::builder().without_cpu().build();
+    tokio::spawn(say_how_busy(load.clone(), workers.clone()));
+    let server = tonic::transport::Server::builder()
+        .layer(load.layer())
+        .add_service(Work { name, workers })
+        .serve_with_incoming(TcpListenerStream::new(listener));
+    let _ = writeln!(std::io::stdout(), "{address}");
+    let mut input = tokio::io::stdin();
+    let mut ignored = [0; 64];
+    tokio::select! {
+        ended = server => ended.map_err(|error| Failure::usage(format!("backend {}: {error}", args.name)))?,
+        () = async { while input.read(&mut ignored).await.is_ok_and(|read| read > 0) {} } => {}
+    }
+    Ok(Exit::Fine)
+}
+
+async fn say_how_busy(load: ServerLoad, workers: Arc<Mutex<Workers>>) {
+    let mut ticks = interval(SAYS);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut busy = Busy::default();
+    loop {
+        let now = ticks.tick().await;
+        let done = lock(&workers).done(now);
+        if let Some(utilization) = busy.over_a_second(now, done) {
+            load.set_application_utilization(utilization);
+        }
+    }
+}
+
+/// How much of their time the workers worked, over the last second.
+#[derive(Default)]
+struct Busy {
+    /// When it was looked, and the share of all time that had been worked until then.
+    looks: std::collections::VecDeque<(Instant, Duration)>,
+}
+
+impl Busy {
+    fn over_a_second(&mut self, now: Instant, done: Duration) -> Option<f64> {
+        self.looks.push_back((now, done));
+        while self.looks.len() > 2 && now - self.looks[1].0 >= Duration::from_secs(1) {
+            self.looks.pop_front();
+        }
+        let (then, before) = self.looks[0];
+        let passed = now - then;
+        (passed > Duration::ZERO).then(|| (done.saturating_sub(before)).as_secs_f64() / passed.as_secs_f64())
+    }
+}
+
+/// The workers, each with the time at which it is free.
+#[derive(Debug)]
+struct Workers {
+    free_at: Vec<Option<Instant>>,
+    /// The work that was given out.
+    given: Duration,
+}
+
+impl Workers {
+    fn new(capacity: u32) -> Workers {
+        let workers = (f64::from(capacity) * TAKES.as_secs_f64()).round().max(1.0) as usize;
+        Workers { free_at: vec![None; workers], given: Duration::ZERO }
+    }
+
+    /// Gives a call to the worker that is free first. When it will be done; `None` if that takes too long.
+    fn give(&mut self, now: Instant) -> Option<Instant> {
+        let first = self.free_at.iter_mut().min_by_key(|free_at| free_at.unwrap_or(now).max(now))?;
+        let begins = first.unwrap_or(now).max(now);
+        if begins - now > PATIENCE {
+            return None;
+        }
+        let ends = begins + TAKES;
+        *first = Some(ends);
+        self.given += TAKES;
+        Some(ends)
+    }
+
+    /// The work that was done until now, by the average worker.
+    fn done(&self, now: Instant) -> Duration {
+        let ahead: Duration =
+            self.free_at.iter().flatten().map(|free_at| free_at.saturating_duration_since(now)).sum();
+        self.given.saturating_sub(ahead) / self.free_at.len() as u32
+    }
+}
+
+/// The service: does what it is asked, which is to take some time.
+#[derive(Clone)]
+struct Work {
+    name: MetadataValue<Ascii>,
+    workers: Arc<Mutex<Workers>>,
+}
+
+impl NamedService for Work {
+    const NAME: &'static str = "evenkeel.demo.Work";
+}
+
+impl Service<http::Request<Body>> for Work {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<Self::Response, Self::Error>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let work = self.clone();
+        Box::pin(async move {
+            if request.uri().path() != METHOD {
+                return Ok(Status::unimplemented(format!("there is only {METHOD}")).into_http());
+            }
+            Ok(Grpc::new(ProstCodec::<(), ()>::default()).unary(work, request).await)
+        })
+    }
+}
+
+impl UnaryService<()> for Work {
+    type Response = ();
+    type Future = BoxFuture<Response<()>, Status>;
+
+    fn call(&mut self, _: Request<()>) -> Self::Future {
+        let ends = lock(&self.workers).give(Instant::now());
+        let name = self.name.clone();
+        Box::pin(async move {
+            let Some(ends) = ends else {
+                let mut status = Status::resource_exhausted("too many calls wait already");
+                status.metadata_mut().insert(BACKEND, name);
+                return Err(status);
+            };
+            sleep_until(ends).await;
+            let mut response = Response::new(());
+            response.metadata_mut().insert(BACKEND, name);
+            Ok(response)
+        })
+    }
+}
+
+/// Nothing panics while it is held.
+fn lock(workers: &Mutex<Workers>) -> std::sync::MutexGuard<'_, Workers> {
+    workers.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 600 calls in 6 s, evenly, for backends of several sizes: what is done, what is sent away, and how busy they are.
+    #[test]
+    fn a_backend_does_what_it_can() {
+        let start = Instant::now();
+        for (capacity, per_second, refused, busiest) in
+            [(100, 90, false, 0.9), (100, 120, true, 1.0), (400, 120, false, 0.3), (800, 120, false, 0.15)]
+        {
+            let mut workers = Workers::new(capacity);
+            let mut busy = Busy::default();
+            let (mut sent_away, mut utilization, mut longest) = (0, 0.0, Duration::ZERO);
+            for call in 0..per_second * 6 {
+                let now = start + Duration::from_secs(1) * call / per_second;
+                match workers.give(now) {
+                    Some(ends) => longest = longest.max(ends - now),
+                    None => sent_away += 1,
+                }
+                if call % 12 == 0 {
+                    utilization = busy.over_a_second(now, workers.done(now)).unwrap_or(utilization);
+                }
+            }
+            assert_eq!(sent_away > 0, refused, "{capacity} at {per_second}: {sent_away} sent away");
+            assert!((utilization - busiest).abs() < 0.03, "{capacity} at {per_second}: {utilization}");
+            assert!(longest <= PATIENCE + TAKES, "{longest:?}");
+        }
+    }
+}

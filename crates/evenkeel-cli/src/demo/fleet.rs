@@ -1,0 +1,67 @@
+//! The backends of the demo, as processes that can be killed and come back.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::process::Stdio;
+
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+
+use crate::ui::Failure;
+
+/// Name and capacity in calls per second.
+pub(super) const BACKENDS: [(&str, u32); 5] =
+    [("small-1", 100), ("small-2", 100), ("medium", 200), ("large", 400), ("huge", 800)];
+
+/// One backend.
+pub(super) struct Backend {
+    pub(super) name: &'static str,
+    pub(super) capacity: u32,
+    /// Stays the same when it comes back.
+    pub(super) address: SocketAddr,
+    /// Dies when this is dropped. Its standard input ends with us, however we end: then it dies, too.
+    process: Option<Child>,
+}
+
+impl Backend {
+    pub(super) async fn start(name: &'static str, capacity: u32) -> Result<Backend, Failure> {
+        let free = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let (process, address) = start(name, capacity, free).await?;
+        Ok(Backend { name, capacity, address, process: Some(process) })
+    }
+
+    /// Kills the process, which has no time to say farewell.
+    pub(super) async fn kill(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            // It may have died by itself.
+            let _ = process.kill().await;
+        }
+    }
+
+    /// Starts it again where it was.
+    pub(super) async fn restart(&mut self) -> Result<(), Failure> {
+        self.kill().await;
+        let (process, _) = start(self.name, self.capacity, self.address).await?;
+        self.process = Some(process);
+        Ok(())
+    }
+}
+
+async fn start(name: &str, capacity: u32, listen: SocketAddr) -> Result<(Child, SocketAddr), Failure> {
+    let failed = |why: String| Failure::usage(format!("backend {name}: {why}"));
+    let program = std::env::current_exe().map_err(|error| failed(format!("cannot find this program: {error}")))?;
+    let mut process = Command::new(program)
+        .args(["demo-backend", "--name", name])
+        .args(["--capacity", &capacity.to_string()])
+        .args(["--listen", &listen.to_string()])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(|error| failed(format!("cannot be started: {error}")))?;
+    let mut line = String::new();
+    if let Some(output) = &mut process.stdout {
+        BufReader::new(output).read_line(&mut line).await.map_err(|error| failed(error.to_string()))?;
+    }
+    let address = line.trim().parse().map_err(|_| failed("it ended before it listened".to_owned()))?;
+    Ok((process, address))
+}

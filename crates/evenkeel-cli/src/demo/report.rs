@@ -1,0 +1,201 @@
+//! What the acts came to.
+
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use super::acts::{ACTS, Act};
+use super::fleet::BACKENDS;
+use super::load::Ended;
+use crate::table::{Cell, table};
+use crate::ui::{Style, Terminal};
+
+/// The whole demo, for `--json` and for the tables at its end.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    pub(super) calls_per_second: u32,
+    pub(super) seconds: f64,
+    pub(super) acts: Vec<ActReport>,
+}
+
+/// One act: figures are of the calls that began after its first quarter, in which what was changed settles.
+#[derive(Debug, Serialize)]
+pub(super) struct ActReport {
+    act: usize,
+    title: &'static str,
+    #[serde(flatten)]
+    all: Figures,
+    backends: Vec<BackendReport>,
+}
+
+#[derive(Debug, Serialize)]
+struct BackendReport {
+    name: &'static str,
+    calls_per_second_at_most: u32,
+    share: f64,
+    /// How busy the backend said it was, on average; none if it never did.
+    utilization: Option<f64>,
+    #[serde(flatten)]
+    figures: Figures,
+}
+
+#[derive(Debug, Serialize)]
+struct Figures {
+    calls: usize,
+    failed: usize,
+    p50_ms: Option<f64>,
+    p99_ms: Option<f64>,
+}
+
+impl ActReport {
+    /// From the calls that began after `from`, and what each backend said of its load.
+    pub(super) fn new(number: usize, act: &Act, from: Instant, ended: &[Ended], said: &[Vec<f64>]) -> ActReport {
+        let ended: Vec<_> = ended.iter().filter(|call| call.began >= from).collect();
+        let answered = ended.iter().filter(|call| call.backend.is_some()).count();
+        let backends = BACKENDS.iter().zip(said).enumerate().map(|(i, ((name, capacity), said))| {
+            let figures = Figures::of(ended.iter().copied().filter(|call| call.backend == Some(i)));
+            BackendReport {
+                name,
+                calls_per_second_at_most: *capacity,
+                share: figures.calls as f64 / answered.max(1) as f64,
+                utilization: (!said.is_empty()).then(|| said.iter().sum::<f64>() / said.len() as f64),
+                figures,
+            }
+        });
+        ActReport {
+            act: number + 1,
+            title: act.title,
+            backends: backends.collect(),
+            all: Figures::of(ended.iter().copied()),
+        }
+    }
+}
+
+impl Figures {
+    fn of<'c>(calls: impl Iterator<Item = &'c Ended>) -> Figures {
+        let (mut took, mut failed) = (Vec::new(), 0);
+        for call in calls {
+            took.push(call.took);
+            failed += usize::from(!call.is_ok);
+        }
+        took.sort_unstable();
+        let at = |share: f64| {
+            let rank = (took.len() as f64 * share).ceil() as usize;
+            took.get(rank.saturating_sub(1)).map(|took: &Duration| took.as_secs_f64() * 1e3)
+        };
+        Figures { calls: took.len(), failed, p50_ms: at(0.5), p99_ms: at(0.99) }
+    }
+
+    fn failed_share(&self) -> f64 {
+        self.failed as f64 / self.calls.max(1) as f64
+    }
+}
+
+impl Report {
+    /// The tables, one for each act.
+    pub(super) fn tables(&self, terminal: &Terminal) -> String {
+        let mut out = String::new();
+        for (report, act) in self.acts.iter().zip(&ACTS) {
+            let title = terminal.paint(Style::Title, format!("{}  {}", report.act, report.title)).to_string();
+            out.push_str(&format!("\n{title}: {}\n", act.says));
+            out.push_str(&table(&report.rows(), terminal));
+        }
+        out
+    }
+
+    /// One line that says what the acts showed.
+    pub(super) fn verdict(&self) -> String {
+        let failed = |acts: std::ops::Range<usize>| -> (usize, usize) {
+            let acts = self.acts.iter().skip(acts.start).take(acts.len());
+            acts.fold((0, 0), |(failed, calls), act| (failed + act.all.failed, calls + act.all.calls))
+        };
+        let (in_turn, of) = failed(0..1);
+        let (weighted, of_weighted) = failed(1..ACTS.len());
+        format!(
+            "round robin failed {in_turn} of {of} calls; after that {weighted} of {of_weighted} failed, \
+             with two backends killed on the way"
+        )
+    }
+}
+
+impl ActReport {
+    fn rows(&self) -> Vec<Vec<Cell>> {
+        let mut rows = vec![
+            ["   backend", "can do", "calls", "share", "busy", "p50", "p99", "failed"]
+                .into_iter()
+                .enumerate()
+                .map(|(i, head)| if i == 0 { Cell::new(head) } else { Cell::right(head) }.style(Style::Faint))
+                .collect(),
+        ];
+        for backend in &self.backends {
+            let busy = backend.utilization.map_or_else(|| "-".to_owned(), |share| percent(share, 0));
+            let is_full = backend.utilization.is_some_and(|share| share >= 0.95);
+            let busy = Cell::right(if is_full { format!("{busy}!") } else { format!("{busy} ") });
+            let mut row = vec![
+                Cell::new(format!("   {}", backend.name)),
+                Cell::right(format!("{}/s", backend.calls_per_second_at_most)),
+                Cell::right(backend.figures.calls.to_string()),
+                Cell::right(percent(backend.share, 1)),
+                if is_full { busy.style(Style::Bad) } else { busy },
+            ];
+            row.extend(backend.figures.cells());
+            rows.push(row);
+        }
+        let mut all = vec![
+            Cell::new("   all"),
+            Cell::default(),
+            Cell::right(self.all.calls.to_string()),
+            Cell::default(),
+            Cell::default(),
+        ];
+        all.extend(self.all.cells());
+        rows.push(all);
+        rows
+    }
+}
+
+impl Figures {
+    fn cells(&self) -> [Cell; 3] {
+        let ms = |value: Option<f64>| Cell::right(value.map_or_else(|| "-".to_owned(), |ms| format!("{ms:.0} ms")));
+        let failed = match self.failed {
+            0 => Cell::right("0"),
+            failed => Cell::right(format!("{failed} ({})", percent(self.failed_share(), 1))).style(Style::Bad),
+        };
+        [ms(self.p50_ms), ms(self.p99_ms), failed]
+    }
+}
+
+pub(super) fn percent(share: f64, digits: usize) -> String {
+    format!("{:.digits$} %", share * 100.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_of_the_calls_that_count() {
+        let start = Instant::now();
+        let call = |at: u64, took: u64, backend: Option<usize>, is_ok: bool| Ended {
+            began: start + Duration::from_secs(at),
+            took: Duration::from_millis(took),
+            backend,
+            is_ok,
+        };
+        let ended = [
+            call(0, 999, Some(0), false),
+            call(2, 10, Some(0), true),
+            call(2, 20, Some(0), true),
+            call(3, 500, Some(4), false),
+            call(3, 1, None, false),
+        ];
+        let said = [vec![0.5, 1.0], vec![], vec![], vec![], vec![0.25]];
+        let report = ActReport::new(1, &ACTS[1], start + Duration::from_secs(1), &ended, &said);
+        assert_eq!((report.act, report.all.calls, report.all.failed), (2, 4, 2));
+        let small = &report.backends[0];
+        assert_eq!((small.figures.calls, small.figures.failed, small.utilization), (2, 0, Some(0.75)));
+        assert_eq!((small.figures.p50_ms, small.figures.p99_ms), (Some(10.0), Some(20.0)));
+        assert!((small.share - 2.0 / 3.0).abs() < 1e-9);
+        assert_eq!((report.backends[1].utilization, report.backends[1].figures.p99_ms), (None, None));
+    }
+}

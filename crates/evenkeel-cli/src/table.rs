@@ -1,0 +1,62 @@
+//! Columns of text that stand below each other.
+
+use std::fmt::Write as _;
+
+use crate::ui::{Style, Terminal};
+
+/// One cell of a row.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Cell {
+    text: String,
+    style: Option<Style>,
+    is_right: bool,
+}
+
+impl Cell {
+    pub(crate) fn new(text: impl Into<String>) -> Cell {
+        Cell { text: text.into(), style: None, is_right: false }
+    }
+
+    /// A cell whose text ends where its column ends: numbers.
+    pub(crate) fn right(text: impl Into<String>) -> Cell {
+        Cell { is_right: true, ..Cell::new(text) }
+    }
+
+    pub(crate) fn style(self, style: Style) -> Cell {
+        Cell { style: Some(style), ..self }
+    }
+}
+
+/// Rows below each other, each column as wide as its widest cell and two spaces apart. Nothing stands after the last
+/// text of a row.
+pub(crate) fn table(rows: &[Vec<Cell>], terminal: &Terminal) -> String {
+    let mut widths = Vec::new();
+    for row in rows {
+        for (i, cell) in row.iter().enumerate() {
+            if i == widths.len() {
+                widths.push(0);
+            }
+            widths[i] = widths[i].max(cell.text.chars().count());
+        }
+    }
+    let mut out = String::new();
+    for row in rows {
+        let used = row.iter().rposition(|cell| !cell.text.is_empty()).map_or(0, |last| last + 1);
+        for (i, (cell, width)) in row.iter().zip(&widths).take(used).enumerate() {
+            if i > 0 {
+                out.push_str("  ");
+            }
+            let space = " ".repeat(width - cell.text.chars().count());
+            let (before, after) = if cell.is_right { (&*space, "") } else { ("", &*space) };
+            let after = if i + 1 == used { "" } else { after };
+            let text = match cell.style {
+                Some(style) => terminal.paint(style, &cell.text).to_string(),
+                None => cell.text.clone(),
+            };
+            // A `String` takes everything.
+            let _ = write!(out, "{before}{text}{after}");
+        }
+        out.push('\n');
+    }
+    out
+}

@@ -1,0 +1,187 @@
+//! Runs the command as people do: a process with arguments, files and pipes.
+//!
+//! [`evenkeel`] runs it to its end; [`Running`] is one that goes on until it is stopped, with its output read line by
+//! line. A [`Folder`] holds the files of a test and goes away with it. Every wait has a bound that only a failure reaches.
+
+// Each test binary uses its own part.
+#![allow(dead_code, reason = "each test binary uses its own part of this")]
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+/// Only a failure waits this long.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What came of a run.
+#[derive(Debug)]
+pub struct Outcome {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+/// Runs the command to its end.
+pub fn evenkeel<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Outcome {
+    let output = command(args).output().expect("the command starts");
+    Outcome {
+        code: output.status.code(),
+        stdout: text(&output.stdout),
+        stderr: text(&output.stderr),
+    }
+}
+
+/// The command with these arguments, nothing to read and none of the caller's settings.
+pub fn command<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_evenkeel"));
+    command.args(args).stdin(Stdio::null());
+    for setting in ["NO_COLOR", "GRPC_XDS_BOOTSTRAP", "GRPC_XDS_BOOTSTRAP_CONFIG"] {
+        command.env_remove(setting);
+    }
+    command
+}
+
+impl Outcome {
+    /// Checks the exit code, and shows everything if it is another.
+    #[track_caller]
+    pub fn ends_with(self, code: i32) -> Outcome {
+        assert_eq!(self.code, Some(code), "stdout:\n{}\nstderr:\n{}", self.stdout, self.stderr);
+        self
+    }
+
+    /// Standard output as one JSON value.
+    #[track_caller]
+    pub fn json(&self) -> serde_json::Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error} in:\n{}", self.stdout))
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("the command writes UTF-8")
+}
+
+/// The files of a test.
+pub struct Folder(tempfile::TempDir);
+
+impl Folder {
+    pub fn new() -> Folder {
+        Folder(tempfile::tempdir().expect("a folder for the test's files"))
+    }
+
+    /// Writes a file, or writes it anew, and gives its path.
+    pub fn file(&self, name: &str, text: &str) -> String {
+        let path = self.path(name);
+        std::fs::write(&path, text).expect("the file can be written");
+        path.into_os_string().into_string().expect("the path is UTF-8")
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+}
+
+/// A command that goes on until it is stopped. Dropping it kills it.
+pub struct Running {
+    child: Child,
+    lines: Receiver<String>,
+    /// What was read so far, for failures.
+    seen: Vec<String>,
+}
+
+impl Running {
+    /// Starts the command; its standard error goes to the test's.
+    pub fn start<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Running {
+        let mut command = command(args);
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("the command starts");
+        let stdout = child.stdout.take().expect("it was piped");
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                if sender.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        Running { child, lines, seen: Vec::new() }
+    }
+
+    /// The next line of standard output that holds this text; those before it are skipped.
+    #[track_caller]
+    pub fn line_with(&mut self, text: &str) -> String {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            match self.lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
+                Ok(line) => {
+                    self.seen.push(line.clone());
+                    if line.contains(text) {
+                        return line;
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    panic!("no line with {text:?} in time; there were:\n{}", self.seen.join("\n"))
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    panic!("it ended without a line with {text:?}; there were:\n{}", self.seen.join("\n"))
+                }
+            }
+        }
+    }
+
+    /// All lines up to its end, after it was told to end.
+    pub fn rest(&mut self) -> Vec<String> {
+        let end = Instant::now() + PATIENCE;
+        let mut rest = Vec::new();
+        while let Ok(line) = self.lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
+            rest.push(line);
+        }
+        rest
+    }
+
+    /// Sends a signal by its name, as in `INT` or `TERM`.
+    pub fn signal(&self, name: &str) {
+        let pid = self.child.id().to_string();
+        let sent = Command::new("kill").args(["-s", name, &pid]).status().expect("there is a kill command");
+        assert!(sent.success(), "the command still runs");
+    }
+
+    /// Waits for its end.
+    #[track_caller]
+    pub fn end(&mut self) -> ExitStatus {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().expect("it is our child") {
+                return status;
+            }
+            assert!(Instant::now() < end, "it does not end; there were:\n{}", self.seen.join("\n"));
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Runs the command and closes its standard output after the first line, as `head -1` does. Gives that line, the exit
+/// code and what it wrote to standard error.
+pub fn first_line<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> (String, Option<i32>, String) {
+    let mut command = command(args);
+    let mut child =
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command starts");
+    let mut line = String::new();
+    {
+        let mut stdout = BufReader::with_capacity(1, child.stdout.take().expect("it was piped"));
+        stdout.read_line(&mut line).expect("a line");
+    }
+    let mut stderr = String::new();
+    child.stderr.take().expect("it was piped").read_to_string(&mut stderr).expect("UTF-8");
+    let status = child.wait().expect("it ends");
+    (line, status.code(), stderr)
+}

@@ -1,0 +1,144 @@
+//! What is wrong with a mesh, and where.
+
+use std::fmt;
+use std::path::Path;
+
+use serde::Serialize;
+
+/// Everything that is wrong with a mesh, in the order of the file. Printed, it is one line per error:
+///
+/// ```text
+/// mesh.yaml:12:9: clusters.orders.endpoints[2].weight: expected 1 to 4294967295, found 0
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct MeshErrors(Vec<MeshError>);
+
+/// One thing that is wrong. It is shown as in [`MeshErrors`], without what is not known.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct MeshError {
+    /// The file, as it was named to [`Mesh::load`](crate::Mesh::load).
+    pub file: Option<String>,
+    /// The line, from 1.
+    pub line: Option<u64>,
+    /// The column in characters, from 1.
+    pub column: Option<u64>,
+    /// The place in the mesh, such as `clusters.orders.policy`; empty for the whole.
+    pub path: String,
+    /// What is wrong: what was expected, and what was found.
+    pub text: String,
+}
+
+impl MeshErrors {
+    pub(crate) fn new(mut errors: Vec<MeshError>) -> MeshErrors {
+        errors.sort_by_key(|error| (error.line, error.column));
+        MeshErrors(errors)
+    }
+
+    /// One error about the whole.
+    pub(crate) fn whole(text: impl Into<String>) -> MeshErrors {
+        MeshErrors(vec![MeshError::new(None, String::new(), text.into())])
+    }
+
+    pub(crate) fn in_file(mut self, file: &Path) -> MeshErrors {
+        for error in &mut self.0 {
+            error.file = Some(file.display().to_string());
+        }
+        self
+    }
+
+    /// The errors; there is at least one.
+    pub fn iter(&self) -> impl Iterator<Item = &MeshError> {
+        self.0.iter()
+    }
+}
+
+impl MeshError {
+    pub(crate) fn new(place: Option<Place>, path: String, text: String) -> MeshError {
+        let (line, column) = place.map(|place| (place.line, place.column)).unzip();
+        MeshError { file: None, line, column, path, text }
+    }
+}
+
+impl fmt::Display for MeshErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, error) in self.0.iter().enumerate() {
+            if i > 0 {
+                f.write_str("\n")?;
+            }
+            error.fmt(f)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for MeshErrors {}
+
+impl fmt::Display for MeshError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let place = self.line.zip(self.column);
+        match (&self.file, place) {
+            (Some(file), Some((line, column))) => write!(f, "{file}:{line}:{column}: ")?,
+            (Some(file), None) => write!(f, "{file}: ")?,
+            (None, Some((line, column))) => write!(f, "{line}:{column}: ")?,
+            (None, None) => {}
+        }
+        if !self.path.is_empty() {
+            write!(f, "{}: ", self.path)?;
+        }
+        f.write_str(&self.text)
+    }
+}
+
+/// A place in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) line: u64,
+    pub(crate) column: u64,
+}
+
+/// A place in a mesh, kept on the stack and written out only for an error.
+#[derive(Clone, Copy)]
+pub(crate) enum At<'a> {
+    Root,
+    Key(&'a At<'a>, &'a str),
+    Index(&'a At<'a>, usize),
+}
+
+impl At<'_> {
+    pub(crate) fn key<'a>(&'a self, key: &'a str) -> At<'a> {
+        At::Key(self, key)
+    }
+
+    pub(crate) fn index(&self, index: usize) -> At<'_> {
+        At::Index(self, index)
+    }
+}
+
+impl fmt::Display for At<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            At::Root => Ok(()),
+            At::Index(parent, index) => write!(f, "{parent}[{index}]"),
+            At::Key(parent, key) => {
+                let is_plain =
+                    !key.is_empty() && key.chars().all(|c| c.is_alphanumeric() || "-_/".contains(c));
+                match (parent, is_plain) {
+                    (At::Root, true) => f.write_str(key),
+                    (_, true) => write!(f, "{parent}.{key}"),
+                    (_, false) => write!(f, "{parent}[{}]", quoted(key)),
+                }
+            }
+        }
+    }
+}
+
+/// Text from outside as a message shows it: in quotes, without control characters, cut where it is long.
+pub(crate) fn quoted(text: &str) -> String {
+    const LONGEST: usize = 80;
+    match text.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{:?}...", &text[..end]),
+        None => format!("{text:?}"),
+    }
+}

@@ -1,0 +1,390 @@
+//! A mesh as xDS messages. It is taken to be checked: what is wrong here is refused by clients.
+
+use std::collections::BTreeMap;
+
+use evenkeel_proto::envoy::config::cluster::v3 as cds;
+use evenkeel_proto::envoy::config::cluster::v3::circuit_breakers::Thresholds;
+use evenkeel_proto::envoy::config::cluster::v3::cluster::{
+    ClusterDiscoveryType, CustomClusterType, DiscoveryType, EdsClusterConfig,
+};
+use evenkeel_proto::envoy::config::core::v3 as core;
+use evenkeel_proto::envoy::config::core::v3::address::Address as AddressKind;
+use evenkeel_proto::envoy::config::core::v3::config_source::ConfigSourceSpecifier;
+use evenkeel_proto::envoy::config::core::v3::socket_address::PortSpecifier;
+use evenkeel_proto::envoy::config::endpoint::v3 as eds;
+use evenkeel_proto::envoy::config::endpoint::v3::cluster_load_assignment::Policy as AssignmentPolicy;
+use evenkeel_proto::envoy::config::endpoint::v3::cluster_load_assignment::policy::DropOverload;
+use evenkeel_proto::envoy::config::endpoint::v3::endpoint::AdditionalAddress;
+use evenkeel_proto::envoy::config::endpoint::v3::lb_endpoint::HostIdentifier;
+use evenkeel_proto::envoy::config::listener::v3::{ApiListener, Listener};
+use evenkeel_proto::envoy::config::route::v3 as rds;
+use evenkeel_proto::envoy::config::route::v3::header_matcher::HeaderMatchSpecifier;
+use evenkeel_proto::envoy::config::route::v3::retry_policy::RetryBackOff;
+use evenkeel_proto::envoy::config::route::v3::route::Action;
+use evenkeel_proto::envoy::config::route::v3::route_action::hash_policy::{self, PolicySpecifier};
+use evenkeel_proto::envoy::config::route::v3::route_action::{ClusterSpecifier, MaxStreamDuration};
+use evenkeel_proto::envoy::config::route::v3::route_match::PathSpecifier;
+use evenkeel_proto::envoy::config::route::v3::weighted_cluster::ClusterWeight;
+use evenkeel_proto::envoy::extensions::clusters::aggregate::v3::ClusterConfig;
+use evenkeel_proto::envoy::extensions::filters::http::router::v3::Router;
+use evenkeel_proto::envoy::extensions::filters::network::http_connection_manager::v3 as hcm;
+use evenkeel_proto::envoy::extensions::filters::network::http_connection_manager::v3::http_connection_manager::RouteSpecifier;
+use evenkeel_proto::envoy::extensions::filters::network::http_connection_manager::v3::http_filter::ConfigType;
+use evenkeel_proto::envoy::r#type::matcher::v3::string_matcher::MatchPattern;
+use evenkeel_proto::envoy::r#type::matcher::v3::{RegexMatchAndSubstitute, RegexMatcher, StringMatcher};
+use evenkeel_proto::envoy::r#type::v3::Int64Range;
+use evenkeel_proto::prost::Name;
+use evenkeel_proto::prost_types::value::Kind;
+use evenkeel_proto::prost_types::{Any, Struct, Value};
+
+use super::cluster::{Cluster, Endpoint, Health, Locality, Members, OutlierDetection};
+use super::errors::At;
+use super::service::{Hash, HashBy, HeaderMatch, HeaderTest, PathMatch, Retry, Route, Service};
+use super::values::duration_message;
+
+/// A listener whose routes have its name.
+pub(super) fn listener(name: &str) -> Listener {
+    let rds = hcm::Rds { route_config_name: name.to_owned(), config_source: Some(ads()) };
+    let router = hcm::HttpFilter {
+        name: "router".to_owned(),
+        config_type: Some(ConfigType::TypedConfig(any(&Router::default()))),
+        ..hcm::HttpFilter::default()
+    };
+    let manager = hcm::HttpConnectionManager {
+        http_filters: vec![router],
+        route_specifier: Some(RouteSpecifier::Rds(rds)),
+        ..hcm::HttpConnectionManager::default()
+    };
+    Listener {
+        name: name.to_owned(),
+        api_listener: Some(ApiListener { api_listener: Some(any(&manager)) }),
+        ..Listener::default()
+    }
+}
+
+/// The service's routes, for any authority: the listener has chosen the service.
+pub(super) fn route_configuration(name: &str, service: &Service) -> rds::RouteConfiguration {
+    let host = rds::VirtualHost {
+        name: name.to_owned(),
+        domains: vec!["*".to_owned()],
+        routes: service.routes.iter().map(route).collect(),
+        ..rds::VirtualHost::default()
+    };
+    rds::RouteConfiguration {
+        name: name.to_owned(),
+        virtual_hosts: vec![host],
+        ..rds::RouteConfiguration::default()
+    }
+}
+
+fn route(route: &Route) -> rds::Route {
+    let path = match &route.path {
+        None => PathSpecifier::Prefix(String::new()),
+        Some(PathMatch::Prefix(prefix)) => PathSpecifier::Prefix(prefix.clone()),
+        Some(PathMatch::Exact(path)) => PathSpecifier::Path(path.clone()),
+        Some(PathMatch::Regex(expression)) => PathSpecifier::SafeRegex(regex(expression)),
+    };
+    let matcher = rds::RouteMatch {
+        path_specifier: Some(path),
+        case_sensitive: route.ignore_case.then_some(false),
+        headers: route.headers.iter().map(|(name, header)| header_matcher(name, header)).collect(),
+        runtime_fraction: route.fraction.map(|share| core::RuntimeFractionalPercent {
+            default_value: Some(share.message()),
+            ..core::RuntimeFractionalPercent::default()
+        }),
+        ..rds::RouteMatch::default()
+    };
+    let action = rds::RouteAction {
+        cluster_specifier: Some(clusters(route)),
+        max_stream_duration: route.timeout.map(|timeout| MaxStreamDuration {
+            max_stream_duration: Some(duration_message(timeout)),
+            ..MaxStreamDuration::default()
+        }),
+        retry_policy: route.retry.as_ref().map(retry),
+        hash_policy: route.hash.iter().map(hash).collect(),
+        ..rds::RouteAction::default()
+    };
+    rds::Route { r#match: Some(matcher), action: Some(Action::Route(action)), ..rds::Route::default() }
+}
+
+fn clusters(route: &Route) -> ClusterSpecifier {
+    if let ([(cluster, _)], false) = (&route.to[..], route.is_split) {
+        return ClusterSpecifier::Cluster(cluster.clone());
+    }
+    let clusters = route.to.iter().map(|(name, weight)| ClusterWeight {
+        name: name.clone(),
+        weight: Some(*weight),
+        ..ClusterWeight::default()
+    });
+    ClusterSpecifier::WeightedClusters(rds::WeightedCluster {
+        clusters: clusters.collect(),
+        ..rds::WeightedCluster::default()
+    })
+}
+
+/// In the older fields, which every client reads; only `ignore_case` needs the newer one (A63).
+fn header_matcher(name: &str, header: &HeaderMatch) -> rds::HeaderMatcher {
+    let text = |pattern: MatchPattern, older: HeaderMatchSpecifier| {
+        if header.ignore_case {
+            return HeaderMatchSpecifier::StringMatch(StringMatcher {
+                ignore_case: true,
+                match_pattern: Some(pattern),
+            });
+        }
+        older
+    };
+    let test = match header.test.clone() {
+        HeaderTest::Exact(value) => {
+            text(MatchPattern::Exact(value.clone()), HeaderMatchSpecifier::ExactMatch(value))
+        }
+        HeaderTest::Prefix(value) => {
+            text(MatchPattern::Prefix(value.clone()), HeaderMatchSpecifier::PrefixMatch(value))
+        }
+        HeaderTest::Suffix(value) => {
+            text(MatchPattern::Suffix(value.clone()), HeaderMatchSpecifier::SuffixMatch(value))
+        }
+        HeaderTest::Contains(value) => {
+            text(MatchPattern::Contains(value.clone()), HeaderMatchSpecifier::ContainsMatch(value))
+        }
+        HeaderTest::Regex(expression) => HeaderMatchSpecifier::SafeRegexMatch(regex(&expression)),
+        HeaderTest::Range { from, below } => {
+            HeaderMatchSpecifier::RangeMatch(Int64Range { start: from, end: below })
+        }
+        HeaderTest::Present(yes) => HeaderMatchSpecifier::PresentMatch(yes),
+    };
+    rds::HeaderMatcher {
+        name: name.to_owned(),
+        invert_match: header.invert,
+        header_match_specifier: Some(test),
+        ..rds::HeaderMatcher::default()
+    }
+}
+
+fn regex(expression: &str) -> RegexMatcher {
+    RegexMatcher { regex: expression.to_owned(), ..RegexMatcher::default() }
+}
+
+fn retry(retry: &Retry) -> rds::RetryPolicy {
+    let on: Vec<_> = retry.on.iter().map(|status| status.name()).collect();
+    rds::RetryPolicy {
+        retry_on: on.join(","),
+        num_retries: retry.attempts.map(|attempts| attempts.saturating_sub(1)),
+        retry_back_off: retry.backoff.map(|(base, max)| RetryBackOff {
+            base_interval: Some(duration_message(base)),
+            max_interval: max.map(duration_message),
+        }),
+        ..rds::RetryPolicy::default()
+    }
+}
+
+fn hash(hash: &Hash) -> rds::route_action::HashPolicy {
+    let by = match &hash.by {
+        HashBy::Header { name, rewrite } => PolicySpecifier::Header(hash_policy::Header {
+            header_name: name.clone(),
+            regex_rewrite: rewrite.as_ref().map(|(expression, with)| RegexMatchAndSubstitute {
+                pattern: Some(regex(expression)),
+                substitution: with.clone(),
+            }),
+        }),
+        // A42: this key is the channel.
+        HashBy::ChannelId => {
+            PolicySpecifier::FilterState(hash_policy::FilterState { key: "io.grpc.channel_id".to_owned() })
+        }
+    };
+    rds::route_action::HashPolicy { terminal: hash.terminal, policy_specifier: Some(by) }
+}
+
+pub(super) fn cluster(name: &str, cluster: &Cluster) -> cds::Cluster {
+    let (kind, load_assignment) = match &cluster.members {
+        Members::Endpoints(_) => (ClusterDiscoveryType::Type(DiscoveryType::Eds.into()), None),
+        Members::Dns { host, port } => {
+            (ClusterDiscoveryType::Type(DiscoveryType::LogicalDns.into()), Some(dns(name, host, *port)))
+        }
+        Members::Clusters(clusters) => {
+            let config = any(&ClusterConfig { clusters: clusters.clone() });
+            let kind = "envoy.clusters.aggregate".to_owned();
+            (
+                ClusterDiscoveryType::ClusterType(CustomClusterType {
+                    name: kind,
+                    typed_config: Some(config),
+                }),
+                None,
+            )
+        }
+    };
+    let eds = matches!(cluster.members, Members::Endpoints(_));
+    let policy = cluster.policy.as_ref();
+    cds::Cluster {
+        name: name.to_owned(),
+        cluster_discovery_type: Some(kind),
+        eds_cluster_config: eds
+            .then(|| EdsClusterConfig { eds_config: Some(ads()), service_name: String::new() }),
+        load_assignment,
+        load_balancing_policy: policy.and_then(|policy| policy.message(&At::Root, &mut |_, _| {})),
+        circuit_breakers: cluster.max_requests.map(|max| cds::CircuitBreakers {
+            thresholds: vec![Thresholds { max_requests: Some(max), ..Thresholds::default() }],
+            ..cds::CircuitBreakers::default()
+        }),
+        outlier_detection: cluster.outlier_detection.as_ref().map(outlier_detection),
+        lrs_server: cluster
+            .lrs
+            .then(|| source(ConfigSourceSpecifier::Self_(core::SelfConfigSource::default()))),
+        ..cds::Cluster::default()
+    }
+}
+
+/// A50: success rate is on unless it is set to 0, failure percentage is off unless it is set to more.
+fn outlier_detection(settings: &OutlierDetection) -> cds::OutlierDetection {
+    let by_rate = settings.success_rate.clone().unwrap_or_default();
+    let by_failures = settings.failure_percentage.clone().unwrap_or_default();
+    let only_failures = settings.success_rate.is_none() && settings.failure_percentage.is_some();
+    cds::OutlierDetection {
+        interval: settings.interval.map(duration_message),
+        base_ejection_time: settings.base_ejection_time.map(duration_message),
+        max_ejection_time: settings.max_ejection_time.map(duration_message),
+        max_ejection_percent: settings.max_ejection_percent,
+        enforcing_success_rate: if only_failures { Some(0) } else { by_rate.enforcing_percent },
+        success_rate_stdev_factor: by_rate.stdev_factor,
+        success_rate_minimum_hosts: by_rate.minimum_hosts,
+        success_rate_request_volume: by_rate.request_volume,
+        enforcing_failure_percentage: settings
+            .failure_percentage
+            .as_ref()
+            .map(|failures| failures.enforcing_percent.unwrap_or(100)),
+        failure_percentage_threshold: by_failures.threshold_percent,
+        failure_percentage_minimum_hosts: by_failures.minimum_hosts,
+        failure_percentage_request_volume: by_failures.request_volume,
+        ..cds::OutlierDetection::default()
+    }
+}
+
+fn dns(name: &str, host: &str, port: u16) -> eds::ClusterLoadAssignment {
+    let endpoint = eds::Endpoint { address: Some(address(host, port)), ..eds::Endpoint::default() };
+    let endpoint = eds::LbEndpoint {
+        host_identifier: Some(HostIdentifier::Endpoint(endpoint)),
+        ..eds::LbEndpoint::default()
+    };
+    let locality =
+        eds::LocalityLbEndpoints { lb_endpoints: vec![endpoint], ..eds::LocalityLbEndpoints::default() };
+    eds::ClusterLoadAssignment {
+        cluster_name: name.to_owned(),
+        endpoints: vec![locality],
+        ..eds::ClusterLoadAssignment::default()
+    }
+}
+
+/// The endpoints of a cluster that has its own, by priority and locality.
+pub(super) fn endpoints(name: &str, cluster: &Cluster) -> Option<eds::ClusterLoadAssignment> {
+    let Members::Endpoints(endpoints) = &cluster.members else { return None };
+    let mut groups = BTreeMap::<(u32, &Locality), Vec<&Endpoint>>::new();
+    for endpoint in endpoints {
+        groups.entry((cluster.priority_of(endpoint), &endpoint.locality)).or_default().push(endpoint);
+    }
+    let drops = cluster.drops.iter().map(|(category, share)| DropOverload {
+        category: category.clone(),
+        drop_percentage: Some(share.message()),
+    });
+    let drops: Vec<_> = drops.collect();
+    Some(eds::ClusterLoadAssignment {
+        cluster_name: name.to_owned(),
+        endpoints: groups
+            .iter()
+            .map(|((priority, locality), endpoints)| group(cluster, *priority, locality, endpoints))
+            .collect(),
+        policy: (!drops.is_empty())
+            .then(|| AssignmentPolicy { drop_overloads: drops, ..AssignmentPolicy::default() }),
+    })
+}
+
+fn group(
+    cluster: &Cluster,
+    priority: u32,
+    locality: &Locality,
+    endpoints: &[&Endpoint],
+) -> eds::LocalityLbEndpoints {
+    let weight = locality_weight(cluster, locality, endpoints.iter().copied());
+    eds::LocalityLbEndpoints {
+        locality: Some(core::Locality {
+            region: locality.region.clone(),
+            zone: locality.zone.clone(),
+            sub_zone: locality.sub_zone.clone(),
+        }),
+        lb_endpoints: endpoints.iter().map(|endpoint| lb_endpoint(endpoint)).collect(),
+        load_balancing_weight: Some(u32::try_from(weight).unwrap_or(u32::MAX)),
+        priority,
+        ..eds::LocalityLbEndpoints::default()
+    }
+}
+
+/// The weight of a locality within a priority. Without one of its own it weighs as much as those of its endpoints that
+/// take calls, so that each endpoint's weight counts in the whole cluster.
+pub(super) fn locality_weight<'a>(
+    cluster: &Cluster,
+    locality: &Locality,
+    endpoints: impl Iterator<Item = &'a Endpoint>,
+) -> u64 {
+    if let Some(weight) = cluster.localities.get(locality).and_then(|settings| settings.weight) {
+        return weight.into();
+    }
+    let usable = endpoints.filter(|endpoint| endpoint.health.takes_calls());
+    usable.map(|endpoint| u64::from(endpoint.weight.unwrap_or(1))).sum::<u64>().max(1)
+}
+
+fn lb_endpoint(endpoint: &Endpoint) -> eds::LbEndpoint {
+    let mut addresses = endpoint.addresses.iter().map(|at| address(&at.ip().to_string(), at.port()));
+    let message = eds::Endpoint {
+        address: addresses.next(),
+        hostname: endpoint.name.clone().unwrap_or_default(),
+        additional_addresses: addresses.map(|at| AdditionalAddress { address: Some(at) }).collect(),
+    };
+    let health = match endpoint.health {
+        Health::Unknown => core::HealthStatus::Unknown,
+        Health::Healthy => core::HealthStatus::Healthy,
+        Health::Unhealthy => core::HealthStatus::Unhealthy,
+        Health::Draining => core::HealthStatus::Draining,
+        Health::Timeout => core::HealthStatus::Timeout,
+        Health::Degraded => core::HealthStatus::Degraded,
+    };
+    eds::LbEndpoint {
+        health_status: health.into(),
+        metadata: endpoint.hash_key.as_deref().map(hash_key),
+        load_balancing_weight: endpoint.weight,
+        host_identifier: Some(HostIdentifier::Endpoint(message)),
+    }
+}
+
+/// A76.
+fn hash_key(key: &str) -> core::Metadata {
+    let key = Value { kind: Some(Kind::StringValue(key.to_owned())) };
+    let fields = Struct { fields: BTreeMap::from([("hash_key".to_owned(), key)]) };
+    core::Metadata {
+        filter_metadata: BTreeMap::from([("envoy.lb".to_owned(), fields)]),
+        ..core::Metadata::default()
+    }
+}
+
+fn address(host: &str, port: u16) -> core::Address {
+    let socket = core::SocketAddress {
+        address: host.to_owned(),
+        port_specifier: Some(PortSpecifier::PortValue(port.into())),
+        ..core::SocketAddress::default()
+    };
+    core::Address { address: Some(AddressKind::SocketAddress(socket)) }
+}
+
+/// "From the stream that this came on."
+fn ads() -> core::ConfigSource {
+    source(ConfigSourceSpecifier::Ads(core::AggregatedConfigSource {}))
+}
+
+fn source(specifier: ConfigSourceSpecifier) -> core::ConfigSource {
+    core::ConfigSource {
+        resource_api_version: core::ApiVersion::V3.into(),
+        config_source_specifier: Some(specifier),
+        ..core::ConfigSource::default()
+    }
+}
+
+fn any<M: Name>(message: &M) -> Any {
+    Any { type_url: M::type_url(), value: message.encode_to_vec() }
+}

@@ -1,0 +1,136 @@
+//! A mesh as a person describes it: services, routes, clusters, endpoints.
+//!
+//! It is read from YAML ([`Mesh::from_yaml`], the whole form is in `docs/mesh.md`) or built in code, and becomes the
+//! xDS resources that it means ([`Mesh::resources`]). What is read from YAML was checked; what is built in code can be
+//! ([`Mesh::check`]). Nothing here serves anything.
+
+mod check;
+mod cluster;
+mod errors;
+mod messages;
+mod policy;
+mod read;
+mod service;
+mod values;
+mod yaml;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read as _;
+use std::path::Path;
+
+pub use cluster::{Cluster, Endpoint, FailurePercentage, Health, Locality, OutlierDetection, SuccessRate};
+pub use errors::{MeshError, MeshErrors};
+pub use policy::Policy;
+pub use service::{Hash, HeaderMatch, Retry, RetryOn, Route, Service};
+pub use values::Share;
+
+use crate::Resources;
+
+/// Services and the clusters behind them.
+///
+/// ```
+/// use evenkeel_control::{Cluster, Endpoint, Mesh, Service};
+///
+/// let in_yaml = Mesh::from_yaml("
+/// services:
+///   orders: {}
+/// clusters:
+///   orders:
+///     policy: round_robin
+///     endpoints:
+///       - 10.0.0.1:50051
+///       - {address: 10.0.0.2:50051, weight: 3}
+/// ")?;
+/// let orders = Cluster::new()
+///     .policy("round_robin")
+///     .endpoint(Endpoint::at("10.0.0.1:50051".parse()?))
+///     .endpoint(Endpoint::at("10.0.0.2:50051".parse()?).weight(3));
+/// let in_code = Mesh::new().service("orders", Service::to("orders")).cluster("orders", orders);
+/// assert_eq!(in_code, in_yaml);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Mesh {
+    services: BTreeMap<String, Service>,
+    clusters: BTreeMap<String, Cluster>,
+}
+
+impl Mesh {
+    /// A mesh with nothing in it.
+    pub fn new() -> Mesh {
+        Mesh::default()
+    }
+
+    /// Reads a mesh, or says everything that is wrong with it.
+    pub fn from_yaml(text: &str) -> Result<Mesh, MeshErrors> {
+        read::mesh(text)
+    }
+
+    /// Reads a mesh from a file. Errors name it.
+    pub fn load(path: &Path) -> Result<Mesh, MeshErrors> {
+        let text = read_text(path).map_err(|errors| errors.in_file(path))?;
+        Mesh::from_yaml(&text).map_err(|errors| errors.in_file(path))
+    }
+
+    /// Adds a service, new or in place of the one with its name: clients say `xds:///name`.
+    #[must_use]
+    pub fn service(mut self, name: &str, service: Service) -> Mesh {
+        self.services.insert(name.to_owned(), service);
+        self
+    }
+
+    /// Adds a cluster, new or in place of the one with its name.
+    #[must_use]
+    pub fn cluster(mut self, name: &str, cluster: Cluster) -> Mesh {
+        self.clusters.insert(name.to_owned(), cluster);
+        self
+    }
+
+    /// The names of the services, in alphabetical order.
+    pub fn services(&self) -> impl Iterator<Item = &str> {
+        self.services.keys().map(String::as_str)
+    }
+
+    /// The names of the clusters, in alphabetical order.
+    pub fn clusters(&self) -> impl Iterator<Item = &str> {
+        self.clusters.keys().map(String::as_str)
+    }
+
+    /// Whether all that routes and clusters name is there, and all values are ones that clients accept.
+    pub fn check(&self) -> Result<(), MeshErrors> {
+        check::mesh(self, None)
+    }
+
+    /// The xDS resources that the mesh means: a listener and a route configuration for each service, a cluster for
+    /// each cluster, and its endpoints under the same name.
+    pub fn resources(&self) -> Resources {
+        let mut resources = Resources::new();
+        for (name, service) in &self.services {
+            resources.set(messages::listener(name));
+            resources.set(messages::route_configuration(name, service));
+        }
+        for (name, cluster) in &self.clusters {
+            resources.set(messages::cluster(name, cluster));
+            if let Some(endpoints) = messages::endpoints(name, cluster) {
+                resources.set(endpoints);
+            }
+        }
+        resources
+    }
+}
+
+/// The text of a file, unless it is larger than any mesh.
+pub(crate) fn read_text(path: &Path) -> Result<String, MeshErrors> {
+    let mut bytes = Vec::new();
+    let most = yaml::MAX_BYTES as u64 + 1;
+    let read = File::open(path).and_then(|file| file.take(most).read_to_end(&mut bytes));
+    read.map_err(|error| MeshErrors::whole(format!("cannot be read: {error}")))?;
+    if bytes.len() > yaml::MAX_BYTES {
+        return Err(MeshErrors::whole(format!("expected at most {} bytes, found more", yaml::MAX_BYTES)));
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        MeshErrors::whole(format!("expected UTF-8, found another byte after {at} bytes"))
+    })
+}

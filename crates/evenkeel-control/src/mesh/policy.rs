@@ -1,0 +1,439 @@
+//! Policies: by name, or as gRPC's JSON says them, and the messages that carry them (A52).
+//!
+//! What is published as a message is sent as that message, so that every gRPC language understands it; all else,
+//! policies of one's own included, goes as a `TypedStruct` with its JSON. A list is sent as it stands. A policy that
+//! stands alone is put where gRPC puts it when the older enum names it: those that pick an endpoint of a locality
+//! below `wrr_locality`, which picks the locality by weight.
+
+use evenkeel_proto::envoy::config::cluster::v3::LoadBalancingPolicy;
+use evenkeel_proto::envoy::config::cluster::v3::load_balancing_policy::Policy as Entry;
+use evenkeel_proto::envoy::config::core::v3::TypedExtensionConfig;
+use evenkeel_proto::envoy::extensions::load_balancing_policies::client_side_weighted_round_robin::v3::ClientSideWeightedRoundRobin;
+use evenkeel_proto::envoy::extensions::load_balancing_policies::least_request::v3::LeastRequest;
+use evenkeel_proto::envoy::extensions::load_balancing_policies::pick_first::v3::PickFirst;
+use evenkeel_proto::envoy::extensions::load_balancing_policies::random_subsetting::v3::RandomSubsetting;
+use evenkeel_proto::envoy::extensions::load_balancing_policies::ring_hash::v3::RingHash;
+use evenkeel_proto::envoy::extensions::load_balancing_policies::ring_hash::v3::ring_hash::HashFunction;
+use evenkeel_proto::envoy::extensions::load_balancing_policies::round_robin::v3::RoundRobin;
+use evenkeel_proto::envoy::extensions::load_balancing_policies::wrr_locality::v3::WrrLocality;
+use evenkeel_proto::prost::Name;
+use evenkeel_proto::prost_types::value::Kind;
+use evenkeel_proto::prost_types::{Any, Duration, ListValue, Struct, Value as ProtoValue};
+use evenkeel_proto::xds::r#type::v3::TypedStruct;
+use serde_json::{Map, Value, json};
+
+use super::errors::{At, quoted};
+use super::values::{duration_message, parse_duration};
+
+/// The weights of the endpoints, as Envoy's ROUND_ROBIN honours them.
+const BY_ENUM: &str = "edf_weighted_round_robin";
+
+/// How many lists of policies may nest (A52).
+const MAX_DEPTH: usize = 16;
+
+/// How calls are spread over the endpoints of a cluster.
+///
+/// ```
+/// use evenkeel_control::Policy;
+/// use serde_json::json;
+///
+/// let by_name = Policy::from("weighted_round_robin");
+/// let with_settings = Policy::with("ring_hash", json!({"min_ring_size": 2048}));
+/// let own_with_a_fallback = Policy::list([("my_policy", json!({"level": 3})), ("round_robin", json!({}))]);
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Policy {
+    /// A string, an object with one key, or a list of such objects.
+    json: Value,
+}
+
+impl From<&str> for Policy {
+    fn from(name: &str) -> Policy {
+        Policy { json: json!(name) }
+    }
+}
+
+impl Policy {
+    /// A policy with its settings.
+    pub fn with(name: &str, settings: Value) -> Policy {
+        Policy { json: entry(name, settings) }
+    }
+
+    /// Policies of which a client takes the first that it knows, sent as they stand.
+    pub fn list<'a>(entries: impl IntoIterator<Item = (&'a str, Value)>) -> Policy {
+        Policy { json: entries.into_iter().map(|(name, settings)| entry(name, settings)).collect() }
+    }
+
+    pub(super) fn from_json(json: Value) -> Policy {
+        Policy { json }
+    }
+
+    /// What a cluster's message says, and what is wrong with it.
+    pub(super) fn message(&self, at: &At<'_>, problems: Problems<'_>) -> Option<LoadBalancingPolicy> {
+        let mut conversion = Conversion { problems, depth: 0 };
+        let (name, settings) = match &self.json {
+            Value::Array(_) => return Some(conversion.list(&self.json, at)),
+            json => conversion.entry(json, at)?,
+        };
+        if name == BY_ENUM {
+            // SPEC decision 1: the enum's default is how any control plane asks for it.
+            if settings.as_object().is_none_or(|settings| !settings.is_empty()) {
+                (conversion.problems)(at, format!("expected no settings for {BY_ENUM}"));
+            }
+            return None;
+        }
+        let typed = conversion.typed(name, &settings, &at.key(name));
+        let list = list_of(vec![typed?]);
+        let picks_in_a_locality = matches!(
+            Known::of(name),
+            Some(Known::RoundRobin | Known::WeightedRoundRobin | Known::LeastRequest)
+        );
+        if !picks_in_a_locality {
+            return Some(list);
+        }
+        Some(list_of(vec![extension(&WrrLocality { endpoint_picking_policy: Some(list) })]))
+    }
+}
+
+/// Who is told what is wrong.
+pub(super) type Problems<'a> = &'a mut dyn FnMut(&At<'_>, String);
+
+fn entry(name: &str, settings: Value) -> Value {
+    Value::Object(Map::from_iter([(name.to_owned(), settings)]))
+}
+
+/// The policies with messages of their own.
+#[derive(Clone, Copy)]
+enum Known {
+    LeastRequest,
+    PickFirst,
+    RandomSubsetting,
+    RingHash,
+    RoundRobin,
+    WeightedRoundRobin,
+    WrrLocality,
+}
+
+impl Known {
+    fn of(name: &str) -> Option<Known> {
+        Some(match name.strip_suffix("_experimental").unwrap_or(name) {
+            "least_request" => Known::LeastRequest,
+            "pick_first" => Known::PickFirst,
+            "random_subsetting" => Known::RandomSubsetting,
+            "ring_hash" => Known::RingHash,
+            "round_robin" => Known::RoundRobin,
+            "weighted_round_robin" => Known::WeightedRoundRobin,
+            "wrr_locality" | "xds_wrr_locality" => Known::WrrLocality,
+            _ => return None,
+        })
+    }
+}
+
+struct Conversion<'a> {
+    problems: Problems<'a>,
+    depth: usize,
+}
+
+impl Conversion<'_> {
+    /// A list of policies. Where a list is expected, one policy alone does.
+    fn list(&mut self, json: &Value, at: &At<'_>) -> LoadBalancingPolicy {
+        if self.depth >= MAX_DEPTH {
+            (self.problems)(at, format!("expected at most {MAX_DEPTH} lists of policies within each other"));
+            return LoadBalancingPolicy::default();
+        }
+        self.depth += 1;
+        let mut policies = Vec::new();
+        match json {
+            Value::Array(entries) => {
+                if entries.is_empty() {
+                    (self.problems)(at, "expected at least one policy, found an empty list".to_owned());
+                }
+                for (i, json) in entries.iter().enumerate() {
+                    policies.extend(self.policy(json, &at.index(i)));
+                }
+            }
+            json => policies.extend(self.policy(json, at)),
+        }
+        self.depth -= 1;
+        list_of(policies)
+    }
+
+    fn policy(&mut self, json: &Value, at: &At<'_>) -> Option<Any> {
+        let (name, settings) = self.entry(json, at)?;
+        self.typed(name, &settings, &at.key(name))
+    }
+
+    /// A name, or an object of one name and its settings.
+    fn entry<'j>(&mut self, json: &'j Value, at: &At<'_>) -> Option<(&'j str, Value)> {
+        let entry = match json {
+            Value::String(name) => Some((name.as_str(), json!({}))),
+            Value::Object(object) if object.len() == 1 => object.iter().next().map(|(name, settings)| {
+                let settings = if settings.is_null() { json!({}) } else { settings.clone() };
+                (name.as_str(), settings)
+            }),
+            _ => None,
+        };
+        match entry {
+            Some((name, settings)) if settings.is_object() && !name.is_empty() => Some((name, settings)),
+            Some((name, settings)) if !name.is_empty() => {
+                let found = found(&settings);
+                (self.problems)(&at.key(name), format!("expected a mapping of settings, found {found}"));
+                None
+            }
+            _ => {
+                let text = "expected the name of a policy, or a mapping from one name to its settings";
+                (self.problems)(at, format!("{text}, found {}", found(json)));
+                None
+            }
+        }
+    }
+
+    fn typed(&mut self, name: &str, settings: &Value, at: &At<'_>) -> Option<Any> {
+        let Some(known) = Known::of(name) else { return Some(typed_struct(name, settings)) };
+        let mut fields = Fields::new(settings, at);
+        let any = match known {
+            Known::RoundRobin => extension(&RoundRobin::default()),
+            Known::PickFirst => extension(&PickFirst {
+                shuffle_address_list: fields.yes(self, "shuffle_address_list").unwrap_or_default(),
+            }),
+            Known::LeastRequest => extension(&LeastRequest {
+                choice_count: fields.whole(self, "choice_count", 2, 100),
+                ..LeastRequest::default()
+            }),
+            Known::RingHash => {
+                // A42: a ring has at most 8 Mi entries.
+                let (min, max) = (
+                    fields.whole(self, "min_ring_size", 1, 8 << 20),
+                    fields.whole(self, "max_ring_size", 1, 8 << 20),
+                );
+                if let (Some(min), Some(max)) = (min, max)
+                    && min > max
+                {
+                    let text = format!("expected at least min_ring_size ({min}), found {max}");
+                    (self.problems)(&at.key("max_ring_size"), text);
+                }
+                extension(&RingHash {
+                    hash_function: HashFunction::XxHash.into(),
+                    minimum_ring_size: min.map(u64::from),
+                    maximum_ring_size: max.map(u64::from),
+                    ..RingHash::default()
+                })
+            }
+            Known::WeightedRoundRobin => extension(&ClientSideWeightedRoundRobin {
+                enable_oob_load_report: fields.yes(self, "enable_oob_load_report"),
+                oob_reporting_period: fields.duration(self, "oob_reporting_period"),
+                blackout_period: fields.duration(self, "blackout_period"),
+                weight_expiration_period: fields.duration(self, "weight_expiration_period"),
+                weight_update_period: fields.duration(self, "weight_update_period"),
+                error_utilization_penalty: fields.not_negative(self, "error_utilization_penalty"),
+                metric_names_for_computing_utilization: fields
+                    .texts(self, "metric_names_for_computing_utilization"),
+                ..ClientSideWeightedRoundRobin::default()
+            }),
+            Known::WrrLocality => {
+                extension(&WrrLocality { endpoint_picking_policy: fields.child(self, "child_policy") })
+            }
+            Known::RandomSubsetting => {
+                let subset_size = fields.whole(self, "subset_size", 1, u32::MAX);
+                if subset_size.is_none() && fields.is_missing("subset_size") {
+                    (self.problems)(at, "expected subset_size".to_owned());
+                }
+                let child_policy = fields.child(self, "child_policy");
+                extension(&RandomSubsetting { subset_size, child_policy })
+            }
+        };
+        fields.finish(self);
+        Some(any)
+    }
+}
+
+/// The settings of one policy. Keys may be in snake case or, as in gRPC's JSON, in camel case.
+struct Fields<'a> {
+    at: &'a At<'a>,
+    entries: Vec<(String, &'a str, &'a Value)>,
+    known: Vec<&'static str>,
+}
+
+impl<'a> Fields<'a> {
+    fn new(settings: &'a Value, at: &'a At<'a>) -> Fields<'a> {
+        let entries = settings.as_object().into_iter().flatten();
+        let entries = entries.map(|(key, value)| (snake_case(key), key.as_str(), value)).collect();
+        Fields { at, entries, known: Vec::new() }
+    }
+
+    fn get(&mut self, name: &'static str) -> Option<(At<'a>, &'a Value)> {
+        self.known.push(name);
+        let (_, key, value) = self.entries.iter().find(|(known, ..)| known == name)?;
+        Some((self.at.key(key), value))
+    }
+
+    fn is_missing(&self, name: &str) -> bool {
+        !self.entries.iter().any(|(known, ..)| known == name)
+    }
+
+    fn read<T>(
+        &mut self,
+        conversion: &mut Conversion<'_>,
+        name: &'static str,
+        expected: &str,
+        read: impl Fn(&Value) -> Option<T>,
+    ) -> Option<T> {
+        let (at, value) = self.get(name)?;
+        let result = read(value);
+        if result.is_none() {
+            (conversion.problems)(&at, format!("expected {expected}, found {}", found(value)));
+        }
+        result
+    }
+
+    fn yes(&mut self, conversion: &mut Conversion<'_>, name: &'static str) -> Option<bool> {
+        self.read(conversion, name, "true or false", Value::as_bool)
+    }
+
+    fn whole(
+        &mut self,
+        conversion: &mut Conversion<'_>,
+        name: &'static str,
+        least: u32,
+        most: u32,
+    ) -> Option<u32> {
+        self.read(conversion, name, &format!("{least} to {most}"), |value| {
+            let number = u32::try_from(value.as_u64()?).ok()?;
+            (least..=most).contains(&number).then_some(number)
+        })
+    }
+
+    fn not_negative(&mut self, conversion: &mut Conversion<'_>, name: &'static str) -> Option<f32> {
+        self.read(conversion, name, "a number from 0", |value| {
+            let number = value.as_f64()? as f32;
+            (number >= 0.0 && number.is_finite()).then_some(number)
+        })
+    }
+
+    fn duration(&mut self, conversion: &mut Conversion<'_>, name: &'static str) -> Option<Duration> {
+        self.read(conversion, name, "a duration such as 2s or 250ms", |value| {
+            parse_duration(value.as_str()?).map(duration_message)
+        })
+    }
+
+    fn texts(&mut self, conversion: &mut Conversion<'_>, name: &'static str) -> Vec<String> {
+        let texts = self.read(conversion, name, "a list of texts", |value| {
+            value.as_array()?.iter().map(|text| text.as_str().map(str::to_owned)).collect()
+        });
+        texts.unwrap_or_default()
+    }
+
+    fn child(&mut self, conversion: &mut Conversion<'_>, name: &'static str) -> Option<LoadBalancingPolicy> {
+        let Some((at, value)) = self.get(name) else {
+            (conversion.problems)(self.at, format!("expected {name}"));
+            return None;
+        };
+        Some(conversion.list(value, &at))
+    }
+
+    fn finish(self, conversion: &mut Conversion<'_>) {
+        for (name, key, _) in &self.entries {
+            if !self.known.contains(&name.as_str()) {
+                let text = unknown("setting", key, &self.known);
+                (conversion.problems)(&self.at.key(key), text);
+            }
+        }
+    }
+}
+
+/// What a message says about a name that nobody knows.
+pub(super) fn unknown(kind: &str, found: &str, known: &[&str]) -> String {
+    let text = format!("unknown {kind} {}", quoted(found));
+    match nearest(found, known.iter().copied()) {
+        Some(nearest) => format!("{text}; did you mean {nearest}?"),
+        None if known.is_empty() => format!("{text}; there are none"),
+        None => format!("{text}; expected one of {}", known.join(", ")),
+    }
+}
+
+/// The name that was most likely meant, if one is near.
+pub(super) fn nearest<'a>(found: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    /// Longer names are nobody's slip of the finger.
+    const LONGEST: usize = 64;
+    let far = (found.chars().count() / 3).max(1);
+    if found.len() > LONGEST {
+        return None;
+    }
+    let near = known.filter(|name| name.len() <= LONGEST);
+    let near = near.map(|name| (distance(found, name), name)).filter(|(distance, _)| *distance <= far);
+    near.min_by_key(|(distance, _)| *distance).map(|(_, name)| name)
+}
+
+/// How many letters must be added, taken away or changed.
+fn distance(one: &str, other: &str) -> usize {
+    let other: Vec<char> = other.chars().collect();
+    let mut row: Vec<usize> = (0..=other.len()).collect();
+    for (i, letter) in one.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, against) in other.iter().enumerate() {
+            let changed = diagonal + usize::from(letter != *against);
+            diagonal = row[j + 1];
+            row[j + 1] = changed.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[other.len()]
+}
+
+fn snake_case(key: &str) -> String {
+    let mut snake = String::with_capacity(key.len() + 4);
+    for letter in key.chars() {
+        if letter.is_ascii_uppercase() {
+            snake.push('_');
+        }
+        snake.push(letter.to_ascii_lowercase());
+    }
+    snake
+}
+
+fn found(value: &Value) -> String {
+    match value {
+        Value::Null => "nothing".to_owned(),
+        Value::Array(_) => "a list".to_owned(),
+        Value::Object(entries) if entries.len() > 1 => "a mapping of several names".to_owned(),
+        Value::Object(_) => "a mapping".to_owned(),
+        Value::String(text) => quoted(text),
+        other => other.to_string(),
+    }
+}
+
+fn list_of(policies: Vec<Any>) -> LoadBalancingPolicy {
+    let policies = policies.into_iter().map(|any| {
+        let name = any.type_url.rsplit('/').next().unwrap_or_default().to_owned();
+        let config = TypedExtensionConfig { name, typed_config: Some(any) };
+        Entry { typed_extension_config: Some(config) }
+    });
+    LoadBalancingPolicy { policies: policies.collect() }
+}
+
+fn extension<M: Name>(message: &M) -> Any {
+    Any { type_url: M::type_url(), value: message.encode_to_vec() }
+}
+
+fn typed_struct(name: &str, settings: &Value) -> Any {
+    let fields = settings.as_object().into_iter().flatten();
+    let fields = fields.map(|(key, value)| (key.clone(), proto_value(value))).collect();
+    extension(&TypedStruct {
+        type_url: format!("type.googleapis.com/{name}"),
+        value: Some(Struct { fields }),
+    })
+}
+
+fn proto_value(value: &Value) -> ProtoValue {
+    let kind = match value {
+        Value::Null => Kind::NullValue(0),
+        Value::Bool(value) => Kind::BoolValue(*value),
+        Value::Number(number) => Kind::NumberValue(number.as_f64().unwrap_or_default()),
+        Value::String(text) => Kind::StringValue(text.clone()),
+        Value::Array(items) => Kind::ListValue(ListValue { values: items.iter().map(proto_value).collect() }),
+        Value::Object(entries) => {
+            let fields = entries.iter().map(|(key, value)| (key.clone(), proto_value(value)));
+            Kind::StructValue(Struct { fields: fields.collect() })
+        }
+    };
+    ProtoValue { kind: Some(kind) }
+}

@@ -1,0 +1,133 @@
+//! What is to be seen in the process: its channels and xDS clients.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use evenkeel_core::{Address, Connectivity, Description};
+use evenkeel_proto::envoy::admin::v3::ClientResourceStatus;
+use evenkeel_proto::envoy::service::status::v3::ClientConfig;
+use evenkeel_proto::prost_types::Timestamp;
+
+use super::state::{ClientState, ResourceError, ResourceState, ServerState};
+use super::view::{self, Placed};
+use crate::channel::{Channel, Inner};
+use crate::traffic::{Counts, Tally};
+use crate::xds::XdsClient;
+
+static CHANNELS: Mutex<Vec<(u64, Weak<Inner>)>> = Mutex::new(Vec::new());
+static IDS: AtomicU64 = AtomicU64::new(1);
+
+/// A channel was made: it can be seen for as long as it lives.
+pub(crate) fn made(channel: &Arc<Inner>) {
+    let mut channels = CHANNELS.lock().unwrap_or_else(PoisonError::into_inner);
+    channels.retain(|(_, channel)| channel.strong_count() > 0);
+    channels.push((IDS.fetch_add(1, Ordering::Relaxed), Arc::downgrade(channel)));
+}
+
+/// All of it at one moment.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    pub(super) channels: Vec<SeenChannel>,
+    pub(super) xds: Vec<ClientState>,
+}
+
+#[derive(Debug)]
+pub(super) struct SeenChannel {
+    pub(super) id: u64,
+    pub(super) target: String,
+    pub(super) state: Connectivity,
+    pub(super) tree: Option<Description>,
+    pub(super) calls: Counts,
+    pub(super) endpoints: Vec<SeenEndpoint>,
+}
+
+#[derive(Debug)]
+pub(super) struct SeenEndpoint {
+    pub(super) placed: Placed,
+    pub(super) counts: Counts,
+    /// Held, so that an endpoint whose connection is lost goes on where it stopped.
+    pub(super) _tallies: Vec<Arc<Tally>>,
+}
+
+pub(super) async fn around() -> Seen {
+    let channels: Vec<_> = {
+        let channels = CHANNELS.lock().unwrap_or_else(PoisonError::into_inner);
+        channels.iter().filter_map(|(id, channel)| Some((*id, channel.upgrade()?))).collect()
+    };
+    let mut seen = Seen::default();
+    for (id, inner) in channels {
+        seen.channels.push(look_at(id, Channel { inner }).await);
+    }
+    for client in XdsClient::all() {
+        if let Ok(status) = client.status().await {
+            seen.xds.push(client_state(&client, status));
+        }
+    }
+    seen
+}
+
+async fn look_at(id: u64, channel: Channel) -> SeenChannel {
+    let tree = channel.tree().await;
+    let tallies = channel.inner.calls.tallies();
+    let endpoints = tree.as_ref().map(view::endpoints).unwrap_or_default();
+    let endpoints = endpoints.into_iter().map(|placed| {
+        let of_addresses: Vec<_> =
+            placed.addresses.iter().map(|address| tallies.of(&Address::from(address.as_str()))).collect();
+        let counts = of_addresses.iter().map(|tally| tally.counts()).reduce(Counts::and).unwrap_or_default();
+        SeenEndpoint { placed, counts, _tallies: of_addresses }
+    });
+    SeenChannel {
+        id,
+        target: channel.inner.target.to_string(),
+        state: channel.connectivity(),
+        endpoints: endpoints.collect(),
+        calls: tallies.calls().counts(),
+        tree,
+    }
+}
+
+fn client_state(client: &XdsClient, config: ClientConfig) -> ClientState {
+    let servers = client
+        .tally()
+        .into_iter()
+        .filter(|tally| tally.in_use)
+        .map(|tally| ServerState { uri: tally.server.uri.to_string(), connected: tally.connected });
+    let resources = config.generic_xds_configs.into_iter().map(|resource| ResourceState {
+        kind: kind(&resource.type_url),
+        status: ClientResourceStatus::try_from(resource.client_status)
+            .unwrap_or(ClientResourceStatus::Unknown)
+            .as_str_name()
+            .to_owned(),
+        updated: resource.last_updated.as_ref().and_then(millis),
+        error: resource.error_state.map(|error| ResourceError {
+            version: error.version_info,
+            details: error.details,
+            at: error.last_update_attempt.as_ref().and_then(millis),
+        }),
+        name: resource.name,
+        version: resource.version_info,
+    });
+    ClientState {
+        scope: config.client_scope,
+        node: config.node.map(|node| node.id).unwrap_or_default(),
+        servers: servers.collect(),
+        resources: resources.collect(),
+    }
+}
+
+/// `Listener` rather than its whole URL.
+fn kind(type_url: &str) -> String {
+    type_url.rsplit(['.', '/']).next().unwrap_or(type_url).to_owned()
+}
+
+fn millis(time: &Timestamp) -> Option<u64> {
+    let seconds = u64::try_from(time.seconds).ok()?;
+    Some(seconds.checked_mul(1000)? + u64::try_from(time.nanos).ok()? / 1_000_000)
+}
+
+/// The time of day, in milliseconds since 1970.
+pub(super) fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,155 @@
+//! From the tree of policies to the list of its endpoints: where each stands, and the share of calls that it should get.
+
+use evenkeel_core::{Connectivity, Description};
+use serde_json::Value;
+
+/// An endpoint and its place in the tree.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Placed {
+    pub(super) addresses: Vec<String>,
+    pub(super) name: Option<String>,
+    pub(super) cluster: Option<String>,
+    pub(super) priority: Option<u32>,
+    pub(super) locality: Option<String>,
+    pub(super) state: Connectivity,
+    pub(super) unused: Option<String>,
+    pub(super) weight: Option<f64>,
+    pub(super) want: Option<f64>,
+}
+
+/// All endpoints of a tree, in its order.
+pub(super) fn endpoints(tree: &Description) -> Vec<Placed> {
+    let mut all = Vec::new();
+    walk(tree, &Place { cluster: None, priority: None, share: 1.0 }, &mut all);
+    all
+}
+
+/// The chosen priority of every cluster that has several.
+pub(super) fn priorities(tree: &Description) -> Vec<(String, Option<u32>)> {
+    fn walk(tree: &Description, cluster: &str, all: &mut Vec<(String, Option<u32>)>) {
+        let cluster = text(tree, "cluster").unwrap_or(cluster);
+        if tree.policy == PRIORITY && names(tree).count() > 1 {
+            all.push((cluster.to_owned(), text(tree, "chosen").and_then(|chosen| rank(tree, chosen))));
+        }
+        tree.children.iter().for_each(|(_, child)| walk(child, cluster, all));
+    }
+    let mut all = Vec::new();
+    walk(tree, "", &mut all);
+    all
+}
+
+const PRIORITY: &str = "priority_experimental";
+const MANAGER: &str = "xds_cluster_manager_experimental";
+const TARGETS: &str = "weighted_target_experimental";
+
+/// Where a policy stands: what the policies above it say of the endpoints below.
+struct Place {
+    cluster: Option<String>,
+    priority: Option<u32>,
+    /// Of the cluster's calls.
+    share: f64,
+}
+
+fn walk(tree: &Description, place: &Place, all: &mut Vec<Placed>) {
+    let cluster = text(tree, "cluster").map(str::to_owned).or_else(|| place.cluster.clone());
+    for row in &tree.endpoints {
+        // Nobody below a policy that gets nothing gets anything, whatever its own policy would say.
+        let want = if place.share == 0.0 { Some(0.0) } else { row.share.map(|share| share * place.share) };
+        all.push(Placed {
+            addresses: row.addresses.clone(),
+            name: row.hostname.clone().filter(|name| !name.is_empty()),
+            cluster: cluster.clone(),
+            priority: place.priority,
+            locality: row.locality.clone(),
+            state: row.state,
+            unused: row.unused.clone(),
+            weight: row.weight,
+            want,
+        });
+    }
+    for (name, child) in &tree.children {
+        let (priority, share) = match tree.policy.as_str() {
+            // Which cluster gets how much is the routes' business.
+            MANAGER => (None, 1.0),
+            PRIORITY => {
+                let is_chosen = text(tree, "chosen") == Some(name);
+                (rank(tree, name), if is_chosen { place.share } else { 0.0 })
+            }
+            TARGETS => {
+                let share = tree.details.get("targets").and_then(|targets| targets[name]["share"].as_f64());
+                (place.priority, place.share * share.unwrap_or(0.0))
+            }
+            _ => (place.priority, place.share),
+        };
+        walk(child, &Place { cluster: cluster.clone(), priority, share }, all);
+    }
+}
+
+fn text<'d>(tree: &'d Description, detail: &str) -> Option<&'d str> {
+    tree.details.get(detail).and_then(Value::as_str)
+}
+
+fn names(priority: &Description) -> impl Iterator<Item = &str> {
+    let list = priority.details.get("priorities").and_then(Value::as_array);
+    list.into_iter().flatten().filter_map(Value::as_str)
+}
+
+fn rank(priority: &Description, name: &str) -> Option<u32> {
+    names(priority).position(|known| known == name).map(|rank| rank as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn tree() -> Description {
+        let row = |address: &str, name: Option<&str>, share: Option<f64>| {
+            json!({ "addresses": [address], "hostname": name, "locality": "here", "state": "READY",
+                    "weight": 2.0, "share": share, "picks": 0, "unused": null })
+        };
+        let leaf = |rows: Value| json!({ "policy": "round_robin", "state": "READY", "details": {}, "endpoints": rows });
+        let tree = json!({
+            "policy": MANAGER, "state": "READY", "details": {},
+            "children": [["cluster:orders", {
+                "policy": "cds_experimental", "state": "READY", "details": { "cluster": "orders" },
+                "children": [["", {
+                    "policy": PRIORITY, "state": "READY",
+                    "details": { "priorities": ["p0", "p1"], "chosen": "p0" },
+                    "children": [
+                        ["p0", { "policy": TARGETS, "state": "READY",
+                            "details": { "targets": { "a": { "share": 0.75 }, "b": { "share": 0.25 }, "c": { "share": null } } },
+                            "children": [
+                                ["a", leaf(json!([row("1:1", Some("one"), Some(0.5)), row("2:2", Some(""), Some(0.5))]))],
+                                ["b", leaf(json!([row("3:3", None, None)]))],
+                                ["c", leaf(json!([row("4:4", None, Some(1.0))]))],
+                            ] }],
+                        ["p1", leaf(json!([row("5:5", None, Some(1.0))]))],
+                    ],
+                }]],
+            }]],
+        });
+        serde_json::from_value(tree).expect("a description")
+    }
+
+    #[test]
+    fn shares_multiply_on_the_way_down() {
+        let found: Vec<_> = endpoints(&tree())
+            .iter()
+            .map(|placed| {
+                (placed.name.as_ref().unwrap_or(&placed.addresses[0]).clone(), placed.priority, placed.want)
+            })
+            .collect();
+        let expected = [
+            ("one", 0, Some(0.375)),
+            ("2:2", 0, Some(0.375)),
+            ("3:3", 0, None),
+            ("4:4", 0, Some(0.0)),
+            ("5:5", 1, Some(0.0)),
+        ];
+        assert_eq!(found, expected.map(|(label, rank, want)| (label.to_owned(), Some(rank), want)));
+        assert!(endpoints(&tree()).iter().all(|placed| placed.cluster.as_deref() == Some("orders")));
+        assert_eq!(priorities(&tree()), [("orders".to_owned(), Some(0))]);
+    }
+}

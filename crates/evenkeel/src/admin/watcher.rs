@@ -1,0 +1,641 @@
+//! What changes from look to look: rates, shares, latencies, events, and the lines of the charts.
+//!
+//! Looks come in, states go out; no clock and no channel is touched here. Figures are those since the look before the last one, so
+//! that they are steady and yet follow.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use evenkeel_core::Connectivity;
+
+use super::look::{Seen, SeenChannel, SeenEndpoint};
+use super::state::{
+    ChannelState, ClientState, EndpointState, Event, History, Level, ResourceState, Series, State, Traffic,
+};
+use super::view;
+use crate::traffic::Counts;
+
+/// So many looks back figures begin.
+const BACK: usize = 2;
+/// So many looks the charts go back.
+const KEPT: usize = 120;
+const EVENTS: usize = 300;
+/// More endpoints than this that come, go or change in one look are told of together.
+const ONE_BY_ONE: usize = 8;
+
+/// What a channel's endpoints add up to, and each by its address.
+type Figures = BTreeMap<u64, (Counts, BTreeMap<String, Counts>)>;
+
+pub(super) struct Watcher {
+    title: String,
+    since: u64,
+    looks: VecDeque<(u64, Figures)>,
+    before: Option<State>,
+    events: VecDeque<Event>,
+    numbers: u64,
+    charts: BTreeMap<u64, Chart>,
+}
+
+impl Watcher {
+    pub(super) fn new(title: String, at: u64) -> Watcher {
+        Watcher {
+            title,
+            since: at,
+            looks: VecDeque::new(),
+            before: None,
+            events: VecDeque::new(),
+            numbers: 0,
+            charts: BTreeMap::new(),
+        }
+    }
+
+    /// Something happened that only the application knows of.
+    pub(super) fn mark(&mut self, at: u64, text: String) {
+        self.happened(at, Level::Mark, "", text);
+    }
+
+    /// A look, and what it comes to.
+    pub(super) fn take_in(&mut self, seen: Seen, at: u64) -> State {
+        let priorities: Vec<_> =
+            seen.channels.iter().map(|channel| channel.tree.as_ref().map(view::priorities)).collect();
+        let figures = figures(&seen);
+        let channels = {
+            let (then, before) = match self.looks.front() {
+                Some((then, before)) => (*then, Some(before)),
+                None => (at, None),
+            };
+            let seconds = at.saturating_sub(then) as f64 / 1e3;
+            let state = |channel: SeenChannel| {
+                let before = before.and_then(|before| before.get(&channel.id));
+                channel_state(channel, before, seconds)
+            };
+            seen.channels.into_iter().map(state).collect()
+        };
+        self.looks.push_back((at, figures));
+        if self.looks.len() > BACK {
+            self.looks.pop_front();
+        }
+        let mut state = State {
+            title: self.title.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            since: self.since,
+            at,
+            channels,
+            xds: seen.xds,
+            events: Vec::new(),
+            hints: Vec::new(),
+        };
+        state.hints = hints(&state);
+        self.compare(&state);
+        self.compare_priorities(&state, &priorities);
+        self.chart(&state);
+        self.before = Some(state.clone());
+        state.events = self.events.iter().cloned().collect();
+        state
+    }
+
+    /// The charts as they are.
+    pub(super) fn histories(&self) -> Vec<History> {
+        self.charts.iter().map(|(id, chart)| chart.history(*id)).collect()
+    }
+
+    fn happened(&mut self, at: u64, level: Level, subject: &str, text: String) {
+        self.numbers += 1;
+        if self.events.len() == EVENTS {
+            self.events.pop_front();
+        }
+        self.events.push_back(Event { number: self.numbers, at, level, subject: subject.to_owned(), text });
+    }
+
+    fn compare(&mut self, now: &State) {
+        let Some(before) = self.before.take() else { return };
+        let at = now.at;
+        for channel in &now.channels {
+            let Some(was) = before.channels.iter().find(|was| was.id == channel.id) else {
+                self.happened(at, Level::Info, &channel.target, "channel made".to_owned());
+                continue;
+            };
+            self.compare_endpoints(at, channel, was);
+            if was.state != channel.state {
+                let (level, text) = match channel.state {
+                    Connectivity::Ready => (Level::Info, "calls can be sent"),
+                    Connectivity::TransientFailure => (Level::Error, "no endpoint can be reached"),
+                    Connectivity::Connecting => (Level::Info, "connecting"),
+                    Connectivity::Idle => (Level::Info, "at rest"),
+                };
+                self.happened(at, level, &channel.target, text.to_owned());
+            }
+        }
+        for was in &before.channels {
+            if now.channels.iter().all(|channel| channel.id != was.id) {
+                self.happened(at, Level::Info, &was.target, "channel gone".to_owned());
+            }
+        }
+        for client in &now.xds {
+            if let Some(was) =
+                before.xds.iter().find(|was| was.scope == client.scope && was.node == client.node)
+            {
+                self.compare_client(at, client, was);
+            }
+        }
+    }
+
+    fn compare_endpoints(&mut self, at: u64, channel: &ChannelState, was: &ChannelState) {
+        let by_address = |channel: &'_ ChannelState| -> BTreeMap<String, EndpointState> {
+            let of = channel.endpoints.iter();
+            of.map(|endpoint| (endpoint.address.clone(), endpoint.clone())).collect()
+        };
+        // A channel at rest, or one that has just begun, has no tree: that is told of the channel.
+        if channel.tree.is_none() || was.tree.is_none() {
+            return;
+        }
+        let (now, before) = (by_address(channel), by_address(was));
+        let mut told = Vec::new();
+        for (address, endpoint) in &now {
+            match before.get(address) {
+                None => told.push((Level::Info, label(endpoint), "endpoint joined".to_owned())),
+                Some(before) => {
+                    told.extend(
+                        changes(before, endpoint).map(|(level, text)| (level, label(endpoint), text)),
+                    );
+                }
+            }
+        }
+        for (address, endpoint) in &before {
+            if !now.contains_key(address) {
+                told.push((Level::Info, label(endpoint), "endpoint left".to_owned()));
+            }
+        }
+        if told.len() > ONE_BY_ONE {
+            let mut sums = BTreeMap::<String, (Level, usize)>::new();
+            for (level, _, text) in told {
+                let text = text.split(':').next().unwrap_or_default().to_owned();
+                sums.entry(text).or_insert((level, 0)).1 += 1;
+            }
+            for (text, (level, count)) in sums {
+                self.happened(at, level, &channel.target, format!("{text} ({count} endpoints)"));
+            }
+            return;
+        }
+        for (level, subject, text) in told {
+            self.happened(at, level, &subject, text);
+        }
+    }
+
+    fn compare_client(&mut self, at: u64, client: &ClientState, was: &ClientState) {
+        for server in &client.servers {
+            let before = was.servers.iter().find(|before| before.uri == server.uri);
+            let was_connected = before.is_some_and(|before| before.connected);
+            if server.connected && !was_connected {
+                self.happened(at, Level::Info, &server.uri, "control plane connected".to_owned());
+            } else if !server.connected && was_connected {
+                self.happened(at, Level::Warning, &server.uri, "control plane lost".to_owned());
+            }
+        }
+        for resource in &client.resources {
+            let before = was.resources.iter().find(|before| is_same(before, resource));
+            let subject = format!("{} {}", resource.kind, resource.name);
+            if before.is_none_or(|before| before.version != resource.version) && !resource.version.is_empty()
+            {
+                self.happened(at, Level::Info, &subject, format!("version {} in use", resource.version));
+            }
+            let was_wrong = before.and_then(|before| before.error.as_ref());
+            if let Some(error) = &resource.error
+                && was_wrong.is_none_or(|before| (&before.version, before.at) != (&error.version, error.at))
+            {
+                let text = format!("version {} rejected: {}", error.version, error.details);
+                self.happened(at, Level::Error, &subject, text);
+            }
+        }
+    }
+
+    fn compare_priorities(&mut self, now: &State, priorities: &[Option<Vec<(String, Option<u32>)>>]) {
+        for (channel, priorities) in now.channels.iter().zip(priorities) {
+            let chart = self.charts.entry(channel.id).or_default();
+            let Some(priorities) = priorities else { continue };
+            let before = std::mem::replace(&mut chart.priorities, priorities.iter().cloned().collect());
+            let moved: Vec<_> = chart
+                .priorities
+                .iter()
+                .filter_map(|(cluster, chosen)| {
+                    let (before, chosen) = ((*before.get(cluster)?)?, (*chosen)?);
+                    (before != chosen).then(|| (cluster.clone(), before, chosen))
+                })
+                .collect();
+            for (cluster, before, chosen) in moved {
+                let (level, word) =
+                    if chosen > before { (Level::Warning, "fails over") } else { (Level::Info, "returns") };
+                self.happened(now.at, level, &cluster, format!("{word} from priority {before} to {chosen}"));
+            }
+        }
+    }
+
+    fn chart(&mut self, state: &State) {
+        self.charts.retain(|id, _| state.channels.iter().any(|channel| channel.id == *id));
+        for channel in &state.channels {
+            self.charts.entry(channel.id).or_default().take_in(state.at, channel);
+        }
+    }
+}
+
+fn figures(seen: &Seen) -> Figures {
+    let of = |channel: &SeenChannel| {
+        let endpoints = channel.endpoints.iter().map(|seen| (address(seen), seen.counts.clone())).collect();
+        (channel.id, (channel.calls.clone(), endpoints))
+    };
+    seen.channels.iter().map(of).collect()
+}
+
+fn address(seen: &SeenEndpoint) -> String {
+    seen.placed.addresses.first().cloned().unwrap_or_default()
+}
+
+fn channel_state(
+    channel: SeenChannel,
+    before: Option<&(Counts, BTreeMap<String, Counts>)>,
+    seconds: f64,
+) -> ChannelState {
+    let none = Counts::default();
+    let endpoints_before = before.map(|(_, endpoints)| endpoints);
+    let mut endpoints: Vec<_> = channel
+        .endpoints
+        .into_iter()
+        .map(|seen| {
+            let address = address(&seen);
+            let before = endpoints_before.and_then(|before| before.get(&address)).unwrap_or(&none);
+            let placed = seen.placed;
+            EndpointState {
+                address,
+                name: placed.name,
+                cluster: placed.cluster,
+                priority: placed.priority,
+                locality: placed.locality,
+                state: placed.state,
+                unused: placed.unused,
+                weight: placed.weight,
+                want: placed.want,
+                got: None,
+                utilization: seen.counts.utilization,
+                traffic: traffic(&seen.counts, before, seconds),
+            }
+        })
+        .collect();
+    let mut by_cluster = BTreeMap::<_, f64>::new();
+    for endpoint in &endpoints {
+        *by_cluster.entry(endpoint.cluster.clone()).or_default() += endpoint.traffic.rate;
+    }
+    for endpoint in &mut endpoints {
+        let all = by_cluster.get(&endpoint.cluster).copied().unwrap_or_default();
+        endpoint.got = (all > 0.0).then(|| endpoint.traffic.rate / all);
+    }
+    ChannelState {
+        id: channel.id,
+        target: channel.target,
+        state: channel.state,
+        traffic: traffic(&channel.calls, before.map_or(&none, |(calls, _)| calls), seconds),
+        endpoints,
+        tree: channel.tree,
+    }
+}
+
+fn traffic(now: &Counts, before: &Counts, seconds: f64) -> Traffic {
+    let per_second = |now: u64, before: u64| {
+        if seconds > 0.0 { now.saturating_sub(before) as f64 / seconds } else { 0.0 }
+    };
+    let [p50_ms, p99_ms] = now.quantiles(before, [0.5, 0.99]);
+    Traffic {
+        started: now.started,
+        succeeded: now.succeeded,
+        failed: now.failed,
+        in_flight: now.started.saturating_sub(now.succeeded + now.failed + now.abandoned),
+        rate: per_second(now.started, before.started),
+        failures: per_second(now.failed, before.failed),
+        p50_ms,
+        p99_ms,
+    }
+}
+
+fn label(endpoint: &EndpointState) -> String {
+    endpoint.name.clone().unwrap_or_else(|| endpoint.address.clone())
+}
+
+fn changes(before: &EndpointState, now: &EndpointState) -> impl Iterator<Item = (Level, String)> {
+    let state = (before.state != now.state).then(|| match (before.state, now.state) {
+        (_, Connectivity::Ready) => Some((Level::Info, "connected".to_owned())),
+        (Connectivity::Ready, Connectivity::Idle) => Some((Level::Info, "connection closed".to_owned())),
+        (Connectivity::Ready, _) => Some((Level::Error, "connection lost".to_owned())),
+        (_, Connectivity::TransientFailure) => Some((Level::Warning, "cannot be reached".to_owned())),
+        _ => None,
+    });
+    let aside =
+        (before.unused != now.unused && now.state == Connectivity::Ready).then(|| match &now.unused {
+            Some(why) => Some((Level::Warning, format!("gets no calls: {why}"))),
+            None if before.state == Connectivity::Ready => Some((Level::Info, "gets calls again".to_owned())),
+            None => None,
+        });
+    [state, aside].into_iter().flatten().flatten()
+}
+
+fn is_same(one: &ResourceState, other: &ResourceState) -> bool {
+    one.kind == other.kind && one.name == other.name
+}
+
+/// An endpoint that is busier than this has nothing left.
+const FULL: f64 = 0.95;
+/// An endpoint whose share is off by more than this is not balanced as it should be.
+const OFF: f64 = 0.1;
+/// Of fewer calls per second shares are noise.
+const ENOUGH: f64 = 20.0;
+
+fn hints(state: &State) -> Vec<String> {
+    let mut hints = Vec::new();
+    for client in &state.xds {
+        for server in client.servers.iter().filter(|server| !server.connected) {
+            hints.push(format!("control plane {} is not connected: what is known stays in use", server.uri));
+        }
+        for resource in client.resources.iter().filter(|resource| resource.error.is_some()) {
+            let serving = match resource.version.as_str() {
+                "" => "and there is none in use".to_owned(),
+                version => format!("version {version} stays in use"),
+            };
+            hints.push(format!(
+                "{} {}: the last update was rejected, {serving}",
+                resource.kind, resource.name
+            ));
+        }
+        for resource in client.resources.iter().filter(|resource| resource.status == "DOES_NOT_EXIST") {
+            hints.push(format!("{} {} does not exist", resource.kind, resource.name));
+        }
+    }
+    for channel in &state.channels {
+        for endpoint in &channel.endpoints {
+            if endpoint.utilization.is_some_and(|utilization| utilization >= FULL) {
+                hints.push(format!("{} has nothing left", label(endpoint)));
+            }
+            if let (Some(want), Some(got)) = (endpoint.want, endpoint.got)
+                && (want - got).abs() > OFF
+                && channel.traffic.rate >= ENOUGH
+            {
+                hints.push(format!(
+                    "{} should get {:.0} % of the calls and gets {:.0} %",
+                    label(endpoint),
+                    want * 100.0,
+                    got * 100.0
+                ));
+            }
+        }
+        let mut nodes: Vec<_> = channel.tree.iter().collect();
+        while let Some(node) = nodes.pop() {
+            hints.extend(node.warnings.iter().map(|warning| format!("{}: {warning}", node.policy)));
+            nodes.extend(node.children.iter().map(|(_, child)| child));
+        }
+    }
+    hints
+}
+
+/// The lines of one channel's charts.
+#[derive(Default)]
+struct Chart {
+    at: VecDeque<u64>,
+    total: Lines,
+    endpoints: BTreeMap<String, Lines>,
+    /// Which priority each cluster uses.
+    priorities: BTreeMap<String, Option<u32>>,
+}
+
+/// One look after the other.
+#[derive(Default)]
+struct Lines(VecDeque<Point>);
+
+#[derive(Clone, Copy, Default)]
+struct Point {
+    rate: Option<f64>,
+    failures: Option<f64>,
+    p99_ms: Option<f64>,
+    got: Option<f64>,
+    utilization: Option<f64>,
+}
+
+impl Point {
+    fn of(traffic: &Traffic) -> Point {
+        Point {
+            rate: Some(traffic.rate),
+            failures: Some(traffic.failures),
+            p99_ms: traffic.p99_ms,
+            ..Point::default()
+        }
+    }
+}
+
+impl Chart {
+    fn take_in(&mut self, at: u64, channel: &ChannelState) {
+        let length = self.at.len();
+        self.at.push_back(at);
+        self.total.0.push_back(Point::of(&channel.traffic));
+        for endpoint in &channel.endpoints {
+            let lines = self.endpoints.entry(endpoint.address.clone()).or_default();
+            // One that was not there before has nothing to show for it; one that stands twice is shown once.
+            lines.0.resize(length, Point::default());
+            lines.0.push_back(Point {
+                got: endpoint.got,
+                utilization: endpoint.utilization,
+                ..Point::of(&endpoint.traffic)
+            });
+        }
+        for lines in self.endpoints.values_mut() {
+            lines.0.resize(length + 1, Point::default());
+        }
+        if self.at.len() > KEPT {
+            self.at.pop_front();
+            self.total.0.pop_front();
+            for lines in self.endpoints.values_mut() {
+                lines.0.pop_front();
+            }
+            self.endpoints.retain(|_, lines| lines.0.iter().any(|point| point.rate.is_some()));
+        }
+    }
+
+    fn history(&self, id: u64) -> History {
+        History {
+            id,
+            at: self.at.iter().copied().collect(),
+            total: self.total.series(),
+            endpoints: self
+                .endpoints
+                .iter()
+                .map(|(address, lines)| (address.clone(), lines.series()))
+                .collect(),
+        }
+    }
+}
+
+impl Lines {
+    fn series(&self) -> Series {
+        let each = |line: fn(&Point) -> Option<f64>| self.0.iter().map(line).collect();
+        Series {
+            rate: each(|point| point.rate),
+            failures: each(|point| point.failures),
+            p99_ms: each(|point| point.p99_ms),
+            got: each(|point| point.got),
+            utilization: each(|point| point.utilization),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use evenkeel_core::Description;
+
+    use super::super::state::ResourceError;
+    use super::super::view::Placed;
+    use super::*;
+
+    fn endpoint(address: &str, state: Connectivity, counts: Counts) -> SeenEndpoint {
+        let placed = Placed {
+            addresses: vec![address.to_owned()],
+            name: None,
+            cluster: Some("orders".to_owned()),
+            priority: None,
+            locality: None,
+            state,
+            unused: None,
+            weight: None,
+            want: Some(0.5),
+        };
+        SeenEndpoint { placed, counts, _tallies: Vec::new() }
+    }
+
+    fn seen(endpoints: Vec<SeenEndpoint>) -> Seen {
+        let started = endpoints.iter().map(|endpoint| endpoint.counts.started).sum();
+        let channel = SeenChannel {
+            id: 7,
+            target: "xds:///orders".to_owned(),
+            state: Connectivity::Ready,
+            tree: Some(Description::new()),
+            calls: calls(started),
+            endpoints,
+        };
+        Seen { channels: vec![channel], xds: Vec::new() }
+    }
+
+    fn calls(started: u64) -> Counts {
+        let mut counts = Counts::default();
+        (counts.started, counts.succeeded) = (started, started);
+        counts
+    }
+
+    fn told(state: &State) -> Vec<(Level, &str, &str)> {
+        state.events.iter().map(|event| (event.level, &*event.subject, &*event.text)).collect()
+    }
+
+    #[test]
+    fn figures_are_those_of_the_last_two_looks() {
+        let mut watcher = Watcher::new("test".to_owned(), 0);
+        let two = |a: u64, b: u64| {
+            let ready = Connectivity::Ready;
+            seen(vec![endpoint("a", ready, calls(a)), endpoint("b", ready, calls(b))])
+        };
+        let first = watcher.take_in(two(1000, 0), 1000);
+        // What was before the first look took nobody knows how long.
+        assert_eq!((first.channels[0].traffic.rate, first.channels[0].endpoints[0].got), (0.0, None));
+        watcher.take_in(two(1100, 300), 2000);
+        let third = watcher.take_in(two(1200, 600), 3000);
+        let [a, b] = &third.channels[0].endpoints[..] else { panic!("two endpoints") };
+        assert_eq!((a.traffic.rate, b.traffic.rate, third.channels[0].traffic.rate), (100.0, 300.0, 400.0));
+        assert_eq!((a.got, b.got, a.traffic.started), (Some(0.25), Some(0.75), 1200));
+        assert_eq!(third.hints.len(), 2, "{:?}", third.hints);
+        // The first look is out of the figures by now.
+        let fourth = watcher.take_in(two(1200, 1000), 4000);
+        assert_eq!(fourth.channels[0].endpoints[0].traffic.rate, 50.0);
+    }
+
+    #[test]
+    fn what_changes_between_two_looks_is_an_event() {
+        use Connectivity::{Connecting, Ready, TransientFailure};
+        let mut watcher = Watcher::new("test".to_owned(), 0);
+        let look = |states: &[(&str, Connectivity)]| {
+            seen(states.iter().map(|(name, state)| endpoint(name, *state, calls(0))).collect())
+        };
+        assert_eq!(told(&watcher.take_in(look(&[("a", Ready), ("b", Connecting)]), 1)), []);
+        watcher.mark(2, "act 2".to_owned());
+        watcher.take_in(look(&[("a", TransientFailure), ("b", Ready)]), 3);
+        let state = watcher.take_in(look(&[("b", TransientFailure), ("c", Connecting)]), 4);
+        assert_eq!(
+            told(&state),
+            [
+                (Level::Mark, "", "act 2"),
+                (Level::Error, "a", "connection lost"),
+                (Level::Info, "b", "connected"),
+                (Level::Error, "b", "connection lost"),
+                (Level::Info, "c", "endpoint joined"),
+                (Level::Info, "a", "endpoint left"),
+            ]
+        );
+        assert!(state.events.windows(2).all(|pair| pair[0].number < pair[1].number));
+    }
+
+    #[test]
+    fn a_storm_is_told_of_in_sums() {
+        let mut watcher = Watcher::new("test".to_owned(), 0);
+        let many = |from: usize| {
+            let of = (from..from + 100).map(|i| endpoint(&format!("{i}"), Connectivity::Ready, calls(0)));
+            seen(of.collect())
+        };
+        watcher.take_in(many(0), 1);
+        let state = watcher.take_in(many(90), 2);
+        let (joined, left) = ("endpoint joined (90 endpoints)", "endpoint left (90 endpoints)");
+        let target = "xds:///orders";
+        assert_eq!(told(&state), [(Level::Info, target, joined), (Level::Info, target, left)]);
+    }
+
+    #[test]
+    fn a_rejected_resource_is_an_error_and_a_hint() {
+        let mut watcher = Watcher::new("test".to_owned(), 0);
+        let resource = |version: &str, error: Option<&str>| {
+            let mut seen = seen(Vec::new());
+            seen.xds.push(ClientState {
+                scope: String::new(),
+                node: "node".to_owned(),
+                servers: Vec::new(),
+                resources: vec![ResourceState {
+                    kind: "Cluster".to_owned(),
+                    name: "orders".to_owned(),
+                    version: version.to_owned(),
+                    status: "ACKED".to_owned(),
+                    updated: None,
+                    error: error.map(|details| ResourceError {
+                        version: "3".to_owned(),
+                        details: details.to_owned(),
+                        at: Some(1),
+                    }),
+                }],
+            });
+            seen
+        };
+        watcher.take_in(resource("1", None), 1);
+        assert_eq!(
+            told(&watcher.take_in(resource("2", None), 2)),
+            [(Level::Info, "Cluster orders", "version 2 in use")]
+        );
+        watcher.take_in(resource("2", Some("no policy")), 3);
+        let state = watcher.take_in(resource("2", Some("no policy")), 4);
+        assert_eq!(told(&state)[1..], [(Level::Error, "Cluster orders", "version 3 rejected: no policy")]);
+        assert_eq!(state.hints, ["Cluster orders: the last update was rejected, version 2 stays in use"]);
+    }
+
+    #[test]
+    fn charts_end_after_a_while_and_forget_who_is_gone() {
+        let mut watcher = Watcher::new("test".to_owned(), 0);
+        for at in 0..KEPT as u64 + 10 {
+            let names: &[&str] = if at < 5 { &["old"] } else { &["new"] };
+            let of = names.iter().map(|name| endpoint(name, Connectivity::Ready, calls(at)));
+            watcher.take_in(seen(of.collect()), at * 1000);
+            let [history] = &watcher.histories()[..] else { panic!("one channel") };
+            let lengths = history.endpoints.iter().map(|(_, series)| series.rate.len());
+            assert!(lengths.chain([history.total.p99_ms.len()]).all(|length| length == history.at.len()));
+        }
+        let [history] = &watcher.histories()[..] else { panic!("one channel") };
+        assert_eq!(history.at.len(), KEPT);
+        assert_eq!(history.endpoints.iter().map(|(address, _)| &**address).collect::<Vec<_>>(), ["new"]);
+    }
+}

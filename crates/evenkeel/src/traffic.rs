@@ -1,0 +1,14 @@
+//! Calls counted for those who look inside: how many, how they ended, how long they took, what endpoints said of their load.
+//!
+//! Nothing is counted, and no clock is read, until somebody [watches](watch). Without the feature `admin` nobody can, and the
+//! same types are empty and do nothing, so that the request path need not care.
+
+#[cfg(not(feature = "admin"))]
+mod off;
+#[cfg(feature = "admin")]
+mod on;
+
+#[cfg(not(feature = "admin"))]
+pub(crate) use off::{Counted, Link, Tallies};
+#[cfg(feature = "admin")]
+pub(crate) use on::{Counted, Counts, Link, Tallies, Tally, watch};

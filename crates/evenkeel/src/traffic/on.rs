@@ -1,0 +1,298 @@
+//! The counters.
+//!
+//! A call adds to counters that other calls add to, and touches nothing else. Latencies go into buckets whose width is an
+//! eighth of their power of two: a quantile is off by 6 % at most.
+
+use std::array;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use evenkeel_core::{Address, Code, LoadReport};
+
+static WATCHED: AtomicBool = AtomicBool::new(false);
+
+/// Counts from here on, in all channels of the process. It does not end: who looks once looks again.
+pub(crate) fn watch() {
+    WATCHED.store(true, Ordering::Relaxed);
+}
+
+/// The counters of a channel: of its calls, and of the attempts at each address.
+#[derive(Debug, Default)]
+pub(crate) struct Tallies {
+    calls: Tally,
+    /// An address is counted for as long as a connection or a watcher holds its counters.
+    endpoints: Mutex<BTreeMap<Address, Weak<Tally>>>,
+}
+
+impl Tallies {
+    /// A call begins.
+    pub(crate) fn begin(&self) -> Counted {
+        self.calls.begin()
+    }
+
+    /// A call ends; without a code it was given up.
+    pub(crate) fn end(&self, counted: Counted, code: Option<Code>) {
+        self.calls.end(counted, code);
+    }
+
+    /// Has the calls on a connection to this address counted.
+    pub(crate) fn link(&self, address: &Address, link: &Link) {
+        let _ = link.0.set(self.of(address));
+    }
+
+    /// The counters of all calls.
+    pub(crate) fn calls(&self) -> &Tally {
+        &self.calls
+    }
+
+    /// The counters of an address.
+    pub(crate) fn of(&self, address: &Address) -> Arc<Tally> {
+        let mut endpoints = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(tally) = endpoints.get(address).and_then(Weak::upgrade) {
+            return tally;
+        }
+        // Addresses come and go: those that are gone are forgotten whenever the table would grow over a power of two.
+        if endpoints.len().is_power_of_two() {
+            endpoints.retain(|_, tally| tally.strong_count() > 0);
+        }
+        let tally = Arc::<Tally>::default();
+        endpoints.insert(address.clone(), Arc::downgrade(&tally));
+        tally
+    }
+}
+
+/// Where the calls on one connection are counted.
+#[derive(Debug, Default)]
+pub(crate) struct Link(OnceLock<Arc<Tally>>);
+
+impl Link {
+    pub(crate) fn begin(&self) -> Counted {
+        self.0.get().map_or_else(Counted::default, |tally| tally.begin())
+    }
+
+    pub(crate) fn end(&self, counted: Counted, code: Option<Code>) {
+        if let Some(tally) = self.0.get() {
+            tally.end(counted, code);
+        }
+    }
+
+    /// Whether somebody wants to know what the endpoint says of its load.
+    pub(crate) fn wants_load(&self) -> bool {
+        WATCHED.load(Ordering::Relaxed)
+    }
+
+    /// The endpoint said how busy it is.
+    pub(crate) fn load(&self, report: &LoadReport) {
+        if let Some(tally) = self.0.get() {
+            tally.load(report);
+        }
+    }
+}
+
+/// When a call began, if it is counted.
+#[derive(Debug, Default)]
+pub(crate) struct Counted(Option<Instant>);
+
+/// Counters of calls.
+#[derive(Debug)]
+pub(crate) struct Tally {
+    started: AtomicU64,
+    succeeded: AtomicU64,
+    failed: AtomicU64,
+    abandoned: AtomicU64,
+    /// The bits of a float; those of NaN while nothing was said.
+    utilization: AtomicU64,
+    /// Only where calls were counted.
+    latencies: OnceLock<Box<[AtomicU32; BUCKETS]>>,
+}
+
+impl Default for Tally {
+    fn default() -> Tally {
+        Tally {
+            started: AtomicU64::new(0),
+            succeeded: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+            abandoned: AtomicU64::new(0),
+            utilization: AtomicU64::new(f64::NAN.to_bits()),
+            latencies: OnceLock::new(),
+        }
+    }
+}
+
+impl Tally {
+    fn begin(&self) -> Counted {
+        if !WATCHED.load(Ordering::Relaxed) {
+            return Counted(None);
+        }
+        self.started.fetch_add(1, Ordering::Relaxed);
+        Counted(Some(Instant::now()))
+    }
+
+    fn end(&self, Counted(began): Counted, code: Option<Code>) {
+        let Some(began) = began else { return };
+        let ended = match code {
+            Some(Code::Ok) => &self.succeeded,
+            Some(_) => &self.failed,
+            None => &self.abandoned,
+        };
+        if code.is_some() {
+            let latencies = self.latencies.get_or_init(|| Box::new([const { AtomicU32::new(0) }; BUCKETS]));
+            latencies[bucket(began.elapsed())].fetch_add(1, Ordering::Relaxed);
+        }
+        ended.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Application utilisation comes before CPU, as weights have it (A58).
+    fn load(&self, report: &LoadReport) {
+        let said = [report.application_utilization, report.cpu_utilization];
+        let utilization = said.into_iter().find(|value| *value > 0.0).unwrap_or(0.0);
+        self.utilization.store(utilization.to_bits(), Ordering::Relaxed);
+    }
+
+    /// What was counted so far.
+    pub(crate) fn counts(&self) -> Counts {
+        // What ended first: a call that begins and ends in between is not counted as ended only.
+        let succeeded = self.succeeded.load(Ordering::Relaxed);
+        let failed = self.failed.load(Ordering::Relaxed);
+        let abandoned = self.abandoned.load(Ordering::Relaxed);
+        let utilization = f64::from_bits(self.utilization.load(Ordering::Relaxed));
+        Counts {
+            started: self.started.load(Ordering::Relaxed),
+            succeeded,
+            failed,
+            abandoned,
+            utilization: Some(utilization).filter(|value| !value.is_nan()),
+            latencies: self
+                .latencies
+                .get()
+                .map(|buckets| Box::new(array::from_fn(|i| buckets[i].load(Ordering::Relaxed)))),
+        }
+    }
+}
+
+/// What a [`Tally`] came to at one time.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) started: u64,
+    pub(crate) succeeded: u64,
+    pub(crate) failed: u64,
+    pub(crate) abandoned: u64,
+    pub(crate) utilization: Option<f64>,
+    latencies: Option<Box<[u32; BUCKETS]>>,
+}
+
+impl Counts {
+    /// Those of both; of what was said, the last.
+    #[must_use]
+    pub(crate) fn and(self, other: Counts) -> Counts {
+        let latencies = match (self.latencies, other.latencies) {
+            (Some(mut these), Some(those)) => {
+                these.iter_mut().zip(*those).for_each(|(this, that)| *this = this.wrapping_add(that));
+                Some(these)
+            }
+            (these, those) => these.or(those),
+        };
+        Counts {
+            started: self.started + other.started,
+            succeeded: self.succeeded + other.succeeded,
+            failed: self.failed + other.failed,
+            abandoned: self.abandoned + other.abandoned,
+            utilization: other.utilization.or(self.utilization),
+            latencies,
+        }
+    }
+
+    /// How long the given share of the calls took at most that ended since `before`, in milliseconds.
+    pub(crate) fn quantiles<const N: usize>(&self, before: &Counts, shares: [f64; N]) -> [Option<f64>; N] {
+        let Some(now) = &self.latencies else { return [None; N] };
+        // Counters may wrap; what is between two looks does not.
+        let since = |i: usize| match &before.latencies {
+            Some(before) => now[i].wrapping_sub(before[i]),
+            None => now[i],
+        };
+        let total: u64 = (0..BUCKETS).map(|i| u64::from(since(i))).sum();
+        shares.map(|share| {
+            let rank = ((total as f64 * share).ceil() as u64).max(1);
+            let mut below = 0;
+            let found = (0..BUCKETS).find(|i| {
+                below += u64::from(since(*i));
+                below >= rank
+            });
+            found.filter(|_| total > 0).map(middle_ms)
+        })
+    }
+}
+
+/// Eight for each power of two of microseconds, up to 67 s; the last one has the rest.
+const BUCKETS: usize = 8 + 8 * 23;
+
+fn bucket(took: Duration) -> usize {
+    let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+    if micros < 8 {
+        return micros as usize;
+    }
+    let power = micros.ilog2() as usize;
+    let eighth = (micros >> (power - 3)) as usize & 7;
+    (8 * (power - 2) + eighth).min(BUCKETS - 1)
+}
+
+/// The middle of a bucket, in milliseconds.
+fn middle_ms(bucket: usize) -> f64 {
+    let micros = match bucket {
+        0..8 => bucket as f64 + 0.5,
+        _ => {
+            let width = f64::from(1u32 << (bucket / 8 - 1));
+            (8.5 + (bucket % 8) as f64) * width
+        }
+    };
+    micros / 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bucket_is_off_by_little() {
+        for micros in (1..2000).chain((2000..60_000_000).step_by(7919)) {
+            let found = middle_ms(bucket(Duration::from_micros(micros))) * 1e3;
+            let off = (found - micros as f64).abs();
+            assert!(off <= 0.5 || off / micros as f64 <= 0.0626, "{micros} µs: {found}");
+        }
+        let longest = Duration::from_secs(1 << 40);
+        assert_eq!(bucket(longest), BUCKETS - 1);
+        assert_eq!(bucket(Duration::from_secs(67)), BUCKETS - 1);
+        assert_eq!(bucket(Duration::MAX), BUCKETS - 1);
+    }
+
+    #[test]
+    fn quantiles_are_those_between_two_looks() {
+        let counts = |took: &[(u64, u32)]| {
+            let mut latencies = Box::new([0; BUCKETS]);
+            for (millis, calls) in took {
+                latencies[bucket(Duration::from_millis(*millis))] = *calls;
+            }
+            Counts { latencies: Some(latencies), ..Counts::default() }
+        };
+        let before = counts(&[(1, 1000), (500, u32::MAX)]);
+        let now = counts(&[(1, 1000), (10, 98), (500, 1)]);
+        let [half, most] = now.quantiles(&before, [0.5, 0.99]).map(|ms| ms.expect("calls ended"));
+        assert!((9.4..10.7).contains(&half), "{half}");
+        assert!((470.0..532.0).contains(&most), "{most}");
+        assert_eq!(now.quantiles(&now, [0.5]), [None]);
+        assert_eq!(Counts::default().quantiles(&Counts::default(), [0.5]), [None]);
+    }
+
+    #[test]
+    fn addresses_that_are_gone_are_forgotten() {
+        let tallies = Tallies::default();
+        let kept = tallies.of(&Address::from("kept:1"));
+        for i in 0..10_000 {
+            tallies.of(&Address::from(format!("gone:{i}").as_str()));
+        }
+        assert!(tallies.endpoints.lock().expect("no panic").len() < 10);
+        assert!(Arc::ptr_eq(&kept, &tallies.of(&Address::from("kept:1"))));
+    }
+}

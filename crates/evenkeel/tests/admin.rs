@@ -1,0 +1,229 @@
+//! The admin server, asked over HTTP as browsers and tools ask it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use evenkeel::admin::{Admin, History, Level, State, Watch};
+use evenkeel::{Bootstrap, Channel, Connectivity, XdsClient};
+use evenkeel_proto::envoy::config::cluster::v3::Cluster;
+use evenkeel_proto::envoy::service::status::v3::ClientStatusRequest;
+use http_body_util::BodyExt;
+use hyper_util::rt::TokioIo;
+use testkit::net::Backend;
+use testkit::net::control::ControlPlane;
+use testkit::net::csds::client_status_discovery_service_client::ClientStatusDiscoveryServiceClient;
+use testkit::net::echo::EchoRequest;
+use testkit::net::echo::echo_client::EchoClient;
+use testkit::resources;
+use tokio::net::TcpStream;
+
+/// A control plane, two backends of weights 1 and 3, a channel that is called all the time, and the server.
+struct Stage {
+    control: ControlPlane,
+    backends: [Backend; 2],
+    admin: Admin,
+    watch: Watch,
+    _channel: Channel,
+    ended: Arc<AtomicBool>,
+}
+
+impl Stage {
+    async fn new(service: &str) -> Stage {
+        let backends = [Backend::start().await, Backend::start().await];
+        let control = ControlPlane::start().await;
+        let addresses = backends.each_ref().map(Backend::address);
+        control.serve(service, service, &addresses);
+        let stage_weights = [1, 3];
+        set_weights(&control, service, &backends, stage_weights);
+        let bootstrap = Bootstrap::from_json(&control.bootstrap("admin")).expect("a bootstrap");
+        let channel = Channel::builder(format!("xds:///{service}"))
+            .xds_client(XdsClient::builder(bootstrap).build())
+            .build()
+            .expect("a channel");
+        channel.ready().await.expect("an open channel");
+        let ended = Arc::new(AtomicBool::new(false));
+        for _ in 0..4 {
+            let (mut client, ended) = (EchoClient::new(channel.clone()), ended.clone());
+            tokio::spawn(async move {
+                while !ended.load(Ordering::Relaxed) {
+                    let _ = client.unary(EchoRequest::default()).await;
+                }
+            });
+        }
+        let watch = Watch::start("stage", Duration::from_millis(50)).await;
+        let admin = Admin::builder().watch(watch.clone()).start().await.expect("an admin server");
+        Stage { control, backends, admin, watch, _channel: channel, ended }
+    }
+
+    /// Looks until it is as wanted.
+    async fn until(&mut self, what: &str, is: impl Fn(&State) -> bool) -> Arc<State> {
+        let looks = async {
+            loop {
+                let state = self.watch.changed().await;
+                if is(&state) {
+                    return state;
+                }
+            }
+        };
+        match tokio::time::timeout(Duration::from_secs(30), looks).await {
+            Ok(state) => state,
+            Err(_) => panic!("{what}: {:#?}", self.watch.state()),
+        }
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Relaxed);
+    }
+}
+
+fn set_weights(control: &ControlPlane, cluster: &str, backends: &[Backend; 2], weights: [u32; 2]) {
+    let addresses = backends.each_ref().map(|backend| backend.address().to_string());
+    let mut endpoints = resources::load_assignment(cluster, &addresses.each_ref().map(String::as_str));
+    for (endpoint, weight) in endpoints.endpoints[0].lb_endpoints.iter_mut().zip(weights) {
+        endpoint.load_balancing_weight = Some(weight);
+    }
+    control.set(endpoints);
+}
+
+/// The shares that the channel to this service wants and gives, by endpoint.
+fn shares(state: &State, service: &str) -> Vec<(f64, f64)> {
+    let target = format!("xds:///{service}");
+    let channel = state.channels.iter().find(|channel| channel.target == target);
+    let of = channel.iter().flat_map(|channel| &channel.endpoints);
+    of.map(|endpoint| (endpoint.want.unwrap_or(-1.0), endpoint.got.unwrap_or(-1.0))).collect()
+}
+
+fn is_about(found: &[(f64, f64)], wanted: [f64; 2]) -> bool {
+    found.len() == 2
+        && found
+            .iter()
+            .zip(wanted)
+            .all(|((want, got), expected)| (want - expected).abs() < 1e-9 && (got - expected).abs() < 0.02)
+}
+
+/// CSDS-9: what a process does can be followed from outside: shares, a new weight, a death, a rejected update.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_state_follows_the_process() {
+    let mut stage = Stage::new("orders").await;
+    let shares_of = |state: &State| shares(state, "orders");
+    let state = stage.until("shares 1:3", |state| is_about(&shares_of(state), [0.25, 0.75])).await;
+    let channel =
+        state.channels.iter().find(|channel| channel.target == "xds:///orders").expect("it is there");
+    assert_eq!((channel.state, &*state.title), (Connectivity::Ready, "stage"));
+    assert!(channel.traffic.rate > 0.0 && channel.traffic.p99_ms.is_some() && channel.tree.is_some());
+    assert_eq!(channel.endpoints[1].weight, Some(3.0));
+    let client =
+        state.xds.iter().find(|client| client.resources.iter().any(|resource| resource.name == "orders"));
+    let client = client.expect("its client");
+    assert!(client.servers[0].connected);
+    assert!(client.resources.iter().all(|resource| resource.status == "ACKED"), "{:?}", client.resources);
+
+    set_weights(&stage.control, "orders", &stage.backends, [1, 1]);
+    stage.until("shares 1:1", |state| is_about(&shares_of(state), [0.5, 0.5])).await;
+
+    stage.backends[0].kill();
+    let dead = stage.backends[0].address().to_string();
+    let state = stage
+        .until("shares 0:1", |state| {
+            let shares = shares_of(state);
+            shares.len() == 2 && shares[0].1 == 0.0 && shares[1] == (1.0, 1.0)
+        })
+        .await;
+    assert!(state.events.iter().any(|event| event.subject == dead && event.text == "connection lost"));
+    stage.backends[0].restart().await;
+    stage.until("shares 1:1 again", |state| is_about(&shares_of(state), [0.5, 0.5])).await;
+
+    stage.control.set(Cluster { name: "orders".to_owned(), ..Cluster::default() });
+    let state = stage.until("a rejected cluster", |state| !state.hints.is_empty()).await;
+    let rejected =
+        state.events.iter().find(|event| event.level == Level::Error && event.subject == "Cluster orders");
+    assert!(rejected.is_some_and(|event| event.text.contains("rejected")), "{:?}", state.events);
+    assert!(is_about(&shares_of(&state), [0.5, 0.5]), "the last good one serves");
+}
+
+/// What browsers and tools are answered on the wire.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_answers_those_who_may_ask() {
+    let mut stage = Stage::new("payments").await;
+    stage.until("shares", |state| is_about(&shares(state, "payments"), [0.25, 0.75])).await;
+    let address = stage.admin.address().to_string();
+
+    let (status, headers, body) = get(&address, "/api/state", &[("host", &address)]).await;
+    assert_eq!((status, headers["content-type"].as_bytes()), (200, &b"application/json"[..]));
+    let state: State = serde_json::from_slice(&body).expect("a state");
+    assert_eq!(shares(&state, "payments").len(), 2);
+    let (_, _, body) = get(&address, "/api/history", &[("host", &address)]).await;
+    let histories: Vec<History> = serde_json::from_slice(&body).expect("histories");
+    assert!(histories.iter().any(|history| history.endpoints.len() == 2 && history.at.len() >= 2));
+
+    let (status, headers, body) = get(&address, "/", &[("host", &address)]).await;
+    assert_eq!(status, 200);
+    assert!(
+        headers["content-security-policy"].to_str().is_ok_and(|policy| policy.contains("default-src 'none'"))
+    );
+    assert!(body.starts_with(b"<!doctype html>"));
+
+    // By a name that leads here, and from another page.
+    let (status, ..) = get(&address, "/api/state", &[("host", "evil.example")]).await;
+    assert_eq!(status, 403);
+    let foreign = [("host", &*address), ("origin", "http://evil.example")];
+    assert_eq!(get(&address, "/api/state", &foreign).await.0, 403);
+    assert_eq!(get(&address, "/nothing", &[("host", &address)]).await.0, 404);
+
+    let own = evenkeel::channel(format!("ipv4:{address}")).expect("a channel");
+    let mut csds = ClientStatusDiscoveryServiceClient::new(own);
+    let answer =
+        csds.fetch_client_status(ClientStatusRequest::default()).await.expect("an answer").into_inner();
+    let mut names = answer.config.iter().flat_map(|client| &client.generic_xds_configs);
+    assert!(names.any(|resource| resource.name == "payments"));
+}
+
+/// Events go on until the server is gone, and then nothing is left of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn events_end_with_the_server() {
+    let watch = Watch::start("short", Duration::from_millis(20)).await;
+    let admin = Admin::builder().watch(watch.clone()).start().await.expect("an admin server");
+    let address = admin.address().to_string();
+    let (status, _, mut body) = ask(&address, "/api/events", &[("host", &address)]).await;
+    assert_eq!(status, 200);
+    watch.mark("halfway");
+    let mut text = String::new();
+    while !text.contains("halfway") {
+        let frame = body.frame().await.expect("it goes on").expect("a good connection");
+        text.push_str(&String::from_utf8_lossy(frame.data_ref().expect("data")));
+    }
+    drop(admin);
+    let ends = async { while body.frame().await.is_some_and(|frame| frame.is_ok()) {} };
+    tokio::time::timeout(Duration::from_secs(30), ends).await.expect("the events end");
+    let refused = async {
+        while TcpStream::connect(&address).await.is_ok() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), refused).await.expect("nobody listens");
+}
+
+async fn get(address: &str, path: &str, headers: &[(&str, &str)]) -> (u16, http::HeaderMap, Vec<u8>) {
+    let (status, headers, body) = ask(address, path, headers).await;
+    (status, headers, body.collect().await.expect("a body").to_bytes().to_vec())
+}
+
+async fn ask(
+    address: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+) -> (u16, http::HeaderMap, hyper::body::Incoming) {
+    let io = TokioIo::new(TcpStream::connect(address).await.expect("somebody listens"));
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await.expect("HTTP/1");
+    tokio::spawn(connection);
+    let mut request = http::Request::get(path);
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let request = request.body(http_body_util::Empty::<bytes::Bytes>::new()).expect("a request");
+    let (head, body) = sender.send_request(request).await.expect("an answer").into_parts();
+    (head.status.as_u16(), head.headers, body)
+}
