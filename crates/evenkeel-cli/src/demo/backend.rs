@@ -53,7 +53,8 @@ pub(crate) struct Args {
 /// Serves until standard input ends: whoever started it is then gone, however that came. The first line of its output is its
 /// address.
 pub(crate) async fn run(args: Args) -> Result<Exit, Failure> {
-    let refused = |error| Failure::usage(format!("backend {}: cannot listen on {}: {error}", args.name, args.listen));
+    let refused =
+        |error| Failure::usage(format!("backend {}: cannot listen on {}: {error}", args.name, args.listen));
     let listener = TcpListener::bind(args.listen).await.map_err(refused)?;
     let address = listener.local_addr().map_err(refused)?;
     let name = MetadataValue::try_from(args.name.as_str())

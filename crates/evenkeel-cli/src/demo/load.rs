@@ -68,12 +68,8 @@ async fn call_steadily(channel: Channel, ended: Arc<Mutex<Vec<Ended>>>) {
                     Ok(metadata) => metadata,
                     Err(status) => status.metadata(),
                 };
-                let call = Ended {
-                    began,
-                    took: began.elapsed(),
-                    backend: backend(metadata),
-                    is_ok: answer.is_ok(),
-                };
+                let call =
+                    Ended { began, took: began.elapsed(), backend: backend(metadata), is_ok: answer.is_ok() };
                 ended.lock().unwrap_or_else(PoisonError::into_inner).push(call);
             });
         }

@@ -283,6 +283,12 @@ impl Story<'_> {
     }
 }
 
-async fn serve(_mesh: &Path) -> Result<ControlPlane, Failure> { Err(Failure::usage("x")) }
+async fn serve(_mesh: &Path) -> Result<ControlPlane, Failure> {
+    Err(Failure::usage("x"))
+}
 struct ControlPlane;
-impl ControlPlane { fn bootstrap(&self, _: &str) -> String { String::new() } }
+impl ControlPlane {
+    fn bootstrap(&self, _: &str) -> String {
+        String::new()
+    }
+}

@@ -49,7 +49,13 @@ struct Figures {
 
 impl ActReport {
     /// From the calls that began after `from`, and what each backend said of its load.
-    pub(super) fn new(number: usize, act: &Act, from: Instant, ended: &[Ended], said: &[Vec<f64>]) -> ActReport {
+    pub(super) fn new(
+        number: usize,
+        act: &Act,
+        from: Instant,
+        ended: &[Ended],
+        said: &[Vec<f64>],
+    ) -> ActReport {
         let ended: Vec<_> = ended.iter().filter(|call| call.began >= from).collect();
         let answered = ended.iter().filter(|call| call.backend.is_some()).count();
         let backends = BACKENDS.iter().zip(said).enumerate().map(|(i, ((name, capacity), said))| {
@@ -156,10 +162,14 @@ impl ActReport {
 
 impl Figures {
     fn cells(&self) -> [Cell; 3] {
-        let ms = |value: Option<f64>| Cell::right(value.map_or_else(|| "-".to_owned(), |ms| format!("{ms:.0} ms")));
+        let ms = |value: Option<f64>| {
+            Cell::right(value.map_or_else(|| "-".to_owned(), |ms| format!("{ms:.0} ms")))
+        };
         let failed = match self.failed {
             0 => Cell::right("0"),
-            failed => Cell::right(format!("{failed} ({})", percent(self.failed_share(), 1))).style(Style::Bad),
+            failed => {
+                Cell::right(format!("{failed} ({})", percent(self.failed_share(), 1))).style(Style::Bad)
+            }
         };
         [ms(self.p50_ms), ms(self.p99_ms), failed]
     }

@@ -32,7 +32,12 @@ impl Screen<'_> {
     }
 
     /// Draws the picture over the last one.
-    pub(super) fn draw(&mut self, moment: &Moment<'_>, state: &State, backends: &[Backend]) -> Result<(), Failure> {
+    pub(super) fn draw(
+        &mut self,
+        moment: &Moment<'_>,
+        state: &State,
+        backends: &[Backend],
+    ) -> Result<(), Failure> {
         let picture = picture(self.terminal, moment, state, backends);
         let mut text = self.back();
         for line in picture.lines() {
@@ -76,8 +81,8 @@ fn picture(terminal: &Terminal, moment: &Moment<'_>, state: &State, backends: &[
     let mut rows: Vec<Vec<Cell>> = vec![heads.map(head).collect()];
     for ((name, capacity), backend) in BACKENDS.iter().zip(backends) {
         let address = backend.address.to_string();
-        let endpoint = channel
-            .and_then(|channel| channel.endpoints.iter().find(|endpoint| endpoint.address == address));
+        let endpoint =
+            channel.and_then(|channel| channel.endpoints.iter().find(|endpoint| endpoint.address == address));
         rows.push(row(name, *capacity, endpoint));
     }
     out.push_str(&table(&rows, terminal));
@@ -108,7 +113,8 @@ fn row(name: &str, capacity: u32, endpoint: Option<&EndpointState>) -> Vec<Cell>
         Connectivity::TransientFailure => ("down", Style::Bad),
         Connectivity::Idle => ("idle", Style::Faint),
     };
-    let share = |share: Option<f64>| Cell::right(share.map_or_else(|| "-".to_owned(), |share| percent(share, 1)));
+    let share =
+        |share: Option<f64>| Cell::right(share.map_or_else(|| "-".to_owned(), |share| percent(share, 1)));
     // What a backend said last is old news once it is gone.
     let busy = endpoint.utilization.filter(|_| endpoint.state == Connectivity::Ready);
     let is_full = busy.is_some_and(|busy| busy >= 0.95);
@@ -145,7 +151,9 @@ mod tests {
 
     #[test]
     fn bars_are_as_long_as_they_should() {
-        for (share, expected) in [(0.0, "...."), (0.5, "##.."), (1.0, "####"), (7.0, "####"), (f64::NAN, "....")] {
+        for (share, expected) in
+            [(0.0, "...."), (0.5, "##.."), (1.0, "####"), (7.0, "####"), (f64::NAN, "....")]
+        {
             assert_eq!(bar(share, 4, '#', '.'), expected);
         }
     }

@@ -157,7 +157,9 @@ impl Drop for Running {
 
 /// Runs the command and closes its standard output after the first line, as `head -1` does. Gives that line, the exit
 /// code and what it wrote to standard error.
-pub(crate) fn first_line<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> (String, Option<i32>, String) {
+pub(crate) fn first_line<S: AsRef<OsStr>>(
+    args: impl IntoIterator<Item = S>,
+) -> (String, Option<i32>, String) {
     let mut command = command(args);
     let mut child =
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command starts");
