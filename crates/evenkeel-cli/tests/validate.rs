@@ -2,11 +2,12 @@
 
 mod common;
 
-use common::{Folder, evenkeel};
+use common::{Folder, command, evenkeel};
 use evenkeel_proto::envoy::config::cluster::v3::Cluster;
 use evenkeel_proto::envoy::config::cluster::v3::cluster::{ClusterDiscoveryType, DiscoveryType};
 use serde_json::json;
-use testkit::net::ControlPlane;
+use testkit::net::certs::Ca;
+use testkit::net::{ControlPlane, Tls};
 use testkit::resources;
 
 /// Every problem of a bootstrap is told at once, each with its line and column.
@@ -160,6 +161,45 @@ async fn the_control_planes_of_a_bootstrap_are_asked() {
     tokio::task::spawn_blocking(run).await.expect("the command ran").ends_with(0);
     let nodes: Vec<_> = control.requests().into_iter().filter_map(|request| request.node).collect();
     assert!(nodes.iter().all(|node| node.id == "from-the-file") && !nodes.is_empty(), "{nodes:?}");
+}
+
+/// A control plane that is gone is no finding where the next one of the bootstrap answers.
+#[tokio::test]
+async fn the_second_control_plane_is_asked_if_the_first_is_gone() {
+    let [gone, control] = [ControlPlane::start().await, ControlPlane::start().await];
+    gone.kill();
+    control.serve("orders", "pay", &["127.0.0.1:1".parse().expect("an address")]);
+    let servers = [gone.address(), control.address()]
+        .map(|address| json!({ "server_uri": address, "channel_creds": [{ "type": "insecure" }] }));
+    let folder = Folder::new();
+    let file = folder.file("bootstrap.json", &json!({ "xds_servers": servers }).to_string());
+    let run = move || evenkeel(["validate", "--bootstrap", &file, "--target", "xds:///orders"]);
+    tokio::task::spawn_blocking(run).await.expect("the command ran").ends_with(0);
+}
+
+/// With --tls the certificate is checked against the system's roots: here, one that the test made.
+#[tokio::test]
+async fn tls_is_spoken_if_asked_for() {
+    let ca = Ca::new("the test's own");
+    let cert = ca.issue(&["127.0.0.1"]);
+    let tls = Tls { certificate: cert.certificate, key: cert.key, client_ca: None };
+    let control = ControlPlane::start_with_tls(tls).await;
+    control.serve("orders", "pay", &["127.0.0.1:1".parse().expect("an address")]);
+    let folder = Folder::new();
+    let roots = folder.file("roots.pem", &ca.pem());
+    let other = folder.file("other.pem", &Ca::new("another").pem());
+    let server = control.address().to_string();
+    let run = move || {
+        let ask = |roots: &str, tls: &[&str]| {
+            let args = ["validate", "--server", &server, "--target", "xds:///orders"];
+            let mut command = command(args.iter().chain(tls));
+            command.env("SSL_CERT_FILE", roots).env_remove("SSL_CERT_DIR");
+            command.status().expect("it runs").code()
+        };
+        [ask(&roots, &["--tls"]), ask(&other, &["--tls"]), ask(&roots, &[])]
+    };
+    let codes = tokio::task::spawn_blocking(run).await.expect("the command ran");
+    assert_eq!(codes, [Some(0), Some(3), Some(3)]);
 }
 
 #[tokio::test]

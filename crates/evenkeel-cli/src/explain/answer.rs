@@ -145,7 +145,8 @@ pub(crate) struct LeafAnswer {
     pub(crate) drops: Vec<Share>,
     pub(crate) max_concurrent_requests: Option<u32>,
     pub(crate) has_outlier_detection: bool,
-    pub(crate) load_reported_to: Option<String>,
+    /// Whether clients report their load to the control plane.
+    pub(crate) reports_load: bool,
     /// Endpoints that the control plane lists and clients do not use, and why.
     pub(crate) left_out: Vec<LeftOut>,
     /// The four configs, from what the control plane asks for down to the localities (A52).
@@ -366,7 +367,7 @@ impl LeafAnswer {
                 drops: Vec::new(),
                 max_concurrent_requests: None,
                 has_outlier_detection: false,
-                load_reported_to: None,
+                reports_load: false,
                 left_out: Vec::new(),
                 stages: Vec::new(),
             };
@@ -383,7 +384,7 @@ impl LeafAnswer {
             drops: set.drops.iter().map(drop).collect(),
             max_concurrent_requests: leaf.max_concurrent_requests,
             has_outlier_detection: leaf.outlier_detection.is_some(),
-            load_reported_to: leaf.load_reporting.as_ref().map(|load| load.server.to_string()),
+            reports_load: leaf.load_reporting.is_some(),
             left_out: left_out(leaf, known),
             stages: stages_of(leaf, &set),
         }

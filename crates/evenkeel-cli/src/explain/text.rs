@@ -272,8 +272,8 @@ fn leaf_notes(leaf: &LeafAnswer) -> Vec<String> {
     if leaf.has_outlier_detection {
         notes.push("endpoints that do badly are set aside for a while (outlier detection)".to_owned());
     }
-    if let Some(server) = &leaf.load_reported_to {
-        notes.push(format!("load is reported to {server}"));
+    if leaf.reports_load {
+        notes.push("clients report their load to the control plane".to_owned());
     }
     for LeftOut { address, why } in &leaf.left_out {
         notes.push(format!("left out: {address} ({why})"));

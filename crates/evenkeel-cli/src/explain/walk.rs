@@ -43,7 +43,7 @@ impl Walk {
             route: Err(Status::unavailable("nothing is known")),
             hosts: BTreeSet::new(),
         };
-        while walk.follow(known) {}
+        let _rounds = (0..TRIES).take_while(|_| walk.follow(known)).count();
         walk.core.handle(Event::ExitIdle, Instant::ORIGIN);
         walk.settle();
         walk
