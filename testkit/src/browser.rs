@@ -427,7 +427,7 @@ impl Seen {
                 self.problems.push(format!("console {}: {}", text(&event["type"]), words.join(" ")));
             }
             "Runtime.exceptionThrown" => {
-                self.problems.push(format!("exception: {}", thrown(&event["exceptionDetails"])))
+                self.problems.push(format!("exception: {}", thrown(&event["exceptionDetails"])));
             }
             "Log.entryAdded"
                 if ["error", "warning"].contains(&event["entry"]["level"].as_str().unwrap_or_default()) =>

@@ -29,6 +29,7 @@ let heardAt = 0;
 let attempts = 0;
 let source = null;
 let timer = null;
+let frame = null;
 
 function listen() {
   clearTimeout(timer);
@@ -58,7 +59,9 @@ async function hear(next) {
   mark(document.body, 'data-connected', 'true');
   state = next;
   if (isBack) await remember();
-  show();
+  takeIn(next);
+  // With the next frame: a tab that nobody looks at draws nothing.
+  frame ??= requestAnimationFrame(show);
 }
 
 /** What the server remembers, at first and after every gap. Without it charts begin empty. */
@@ -73,13 +76,17 @@ async function remember() {
   }
 }
 
-function show() {
-  const begun = performance.now();
-  for (const channel of state.channels) {
+function takeIn({ at, channels }) {
+  for (const channel of channels) {
     if (!histories.has(channel.id)) histories.set(channel.id, new History());
-    histories.get(channel.id).look(state.at, channel.endpoints);
+    histories.get(channel.id).look(at, channel.endpoints);
   }
-  for (const id of histories.keys()) if (!state.channels.some((channel) => channel.id === id)) histories.delete(id);
+  for (const id of histories.keys()) if (!channels.some((channel) => channel.id === id)) histories.delete(id);
+}
+
+function show() {
+  frame = null;
+  const begun = performance.now();
   showProcess();
   showSwitch();
   const channel = state.channels.find(({ id }) => id === chosen) ?? state.channels[0];

@@ -3,7 +3,7 @@
 // The endpoints with most calls have a place (colour, dash, shape) that they keep; the others are one grey line.
 // Charts step once a second. They do not glide: drawing all the time would take the processor that is being measured.
 
-import { NONE, busy, clock, millis, rate } from './format.js';
+import { NONE, age, busy, clock, millis, rate } from './format.js';
 import { LOOKS } from './history.js';
 
 /** So many endpoints have a line of their own. */
@@ -195,6 +195,12 @@ class Chart {
     }
   }
 
+  /** Looks are about a second apart, but who starts the server may say otherwise. */
+  step() {
+    const { at } = this.all.history;
+    return at.length > 1 ? (at.at(-1) - at[0]) / (at.length - 1) : 1000;
+  }
+
   /** The scale grows at once and shrinks late: a chart that breathes is hard to read. */
   fit() {
     let highest = this.kind.floor;
@@ -238,7 +244,8 @@ class Chart {
       const y = Math.round(this.y(this.kind.line)) + 0.5;
       nodes.push(make('path', { class: 'limit', d: `M${EDGE.left} ${y}h${this.inner}` }));
     }
-    for (const [part, text, anchor] of [[0, '2 min ago', 'start'], [0.5, '1 min', 'middle'], [1, 'now', 'end']]) {
+    const whole = this.step() * LOOKS;
+    for (const [part, text, anchor] of [[0, `${age(whole)} ago`, 'start'], [0.5, age(whole / 2), 'middle'], [1, 'now', 'end']]) {
       nodes.push(make('text', { x: EDGE.left + part * this.inner, y: HEIGHT - 5, 'text-anchor': anchor }, text));
     }
     this.grid.replaceChildren(...nodes);
@@ -249,7 +256,7 @@ class Chart {
     const end = history.at.at(-1);
     const nodes = [];
     for (const { at, number } of marks) {
-      const x = EDGE.left + (1 - (end - at) / ((LOOKS - 1) * 1000)) * this.inner;
+      const x = EDGE.left + (1 - (end - at) / ((LOOKS - 1) * this.step())) * this.inner;
       if (x < EDGE.left || x > EDGE.left + this.inner + 1) continue;
       nodes.push(make('path', { d: `M${x.toFixed(1)} ${EDGE.top - 4}V${HEIGHT - EDGE.bottom}` }));
       nodes.push(make('rect', { x: (x - 8).toFixed(1), y: 2, width: 16, height: 14, rx: 3 }));

@@ -249,7 +249,7 @@ function fill(row, endpoint, scale, miss, place) {
   put(cells.p99, millis(endpoint.traffic.p99_ms));
   put(cells.failures, endpoint.traffic.failures > 0 ? rate(endpoint.traffic.failures) : endpoint.traffic.rate > 0 ? '0' : NONE);
   mark(cells.failures, 'data-some', endpoint.traffic.failures > 0 ? '' : null);
-  put(cells.state, isStandby && endpoint.state !== 'CONNECTING' ? `${state.word}, unused` : state.word);
+  put(cells.state, isStandby && endpoint.state === 'READY' ? `${state.word}, unused` : state.word);
   shape(parts.shape, isStandby && endpoint.state === 'READY' ? 'idle' : state.shape);
   swatch(parts.swatch, place);
 }

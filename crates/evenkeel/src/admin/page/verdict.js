@@ -114,7 +114,7 @@ function* down(endpoints) {
   yield {
     level: all ? 'bad' : 'warn',
     headline: all ? 'Nothing is reachable' : `${gone.length} of ${endpoints.length} endpoints down`,
-    because: `${names(gone)} cannot be reached${why}.${rest}`,
+    because: `${names(gone)} ${gone.length > 1 ? 'get' : 'gets'} no calls${why}.${rest}`,
   };
 }
 
