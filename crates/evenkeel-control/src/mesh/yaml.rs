@@ -102,14 +102,18 @@ impl Node {
     }
 
     fn nearest(&self, at: &At<'_>) -> (Option<&Node>, Option<Place>) {
-        let (parent, step): (_, Box<dyn Fn(&Node) -> Option<&Node>>) = match *at {
+        let (parent, found): (_, Option<&Node>) = match *at {
             At::Root => return (Some(self), self.place),
-            At::Key(parent, key) => (parent, Box::new(move |node| node.get(key))),
-            At::Index(parent, index) => (parent, Box::new(move |node| node.item(index))),
+            At::Key(parent, key) => {
+                let (node, place) = self.nearest(parent);
+                (place, node.and_then(|node| node.get(key)))
+            }
+            At::Index(parent, index) => {
+                let (node, place) = self.nearest(parent);
+                (place, node.and_then(|node| node.item(index)))
+            }
         };
-        let (node, place) = self.nearest(parent);
-        let found = node.and_then(step);
-        (found, found.and_then(|node| node.place).or(place))
+        (found, found.and_then(|node| node.place).or(parent))
     }
 
     fn get(&self, key: &str) -> Option<&Node> {

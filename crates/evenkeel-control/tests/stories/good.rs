@@ -4,8 +4,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use evenkeel_control::{
-    Cluster, Endpoint, FailurePercentage, Hash, HeaderMatch, Health, Locality, Mesh, OutlierDetection, Policy, Retry,
-    RetryOn, Route, Service, Share, SuccessRate,
+    Cluster, Endpoint, FailurePercentage, Hash, HeaderMatch, Health, Locality, Mesh, OutlierDetection,
+    Policy, Retry, RetryOn, Route, Service, Share, SuccessRate,
 };
 use evenkeel_proto::envoy::config::cluster::v3 as cds;
 use evenkeel_proto::envoy::config::cluster::v3::cluster::LbPolicy;
@@ -251,7 +251,8 @@ clusters:
         (group.priority, zone, group.load_balancing_weight, group.lb_endpoints.len())
     });
     let groups: Vec<_> = groups.collect();
-    let expected = [(0, "", Some(1), 1), (0, "eu-1a", Some(3), 1), (1, "", Some(1), 1), (1, "eu-1b", Some(1), 1)];
+    let expected =
+        [(0, "", Some(1), 1), (0, "eu-1a", Some(3), 1), (1, "", Some(1), 1), (1, "eu-1b", Some(1), 1)];
     assert_eq!(groups, expected);
     let outliers = mesh.resources().get::<cds::Cluster>("orders").unwrap().outlier_detection.unwrap();
     assert_eq!(outliers.enforcing_failure_percentage, Some(100), "it is off where it is not set (A50)");
@@ -325,7 +326,10 @@ fn policies_are_sent_as_every_grpc_reads_them() {
     assert_eq!(policy("edf_weighted_round_robin"), Vec::<String>::new(), "by the enum");
     assert_eq!(policy("[{round_robin: {}}]"), ["RoundRobin"], "a list is sent as it stands");
     assert_eq!(policy("[{wrr_locality: {child_policy: [{round_robin: }]}}]"), ["WrrLocality", "RoundRobin"]);
-    assert_eq!(policy("{random_subsetting: {subset_size: 3, child_policy: round_robin}}"), ["RandomSubsetting"]);
+    assert_eq!(
+        policy("{random_subsetting: {subset_size: 3, child_policy: round_robin}}"),
+        ["RandomSubsetting"]
+    );
     let own = "[{edf_weighted_round_robin: {}}, {my_policy: {level: 3}}]";
     assert_eq!(policy(own), ["type.googleapis.com/edf_weighted_round_robin"]);
 }
@@ -334,8 +338,11 @@ fn policies_are_sent_as_every_grpc_reads_them() {
 #[test]
 fn a_policy_of_ones_own_keeps_its_settings() {
     let settings = json!({"level": 3, "names": ["a", true, null, 0.5], "deep": {"er": {}}});
-    let cluster = Cluster::new().policy(Policy::list([("my_policy", settings.clone()), ("round_robin", json!({}))]));
-    let yaml = format!("clusters: {{a: {{endpoints: [], policy: [{{my_policy: {settings}}}, {{round_robin: {{}}}}]}}}}");
+    let cluster =
+        Cluster::new().policy(Policy::list([("my_policy", settings.clone()), ("round_robin", json!({}))]));
+    let yaml = format!(
+        "clusters: {{a: {{endpoints: [], policy: [{{my_policy: {settings}}}, {{round_robin: {{}}}}]}}}}"
+    );
     let mesh = read(&yaml);
     assert_eq!(mesh, Mesh::new().cluster("a", cluster));
     let list = mesh.resources().get::<cds::Cluster>("a").unwrap().load_balancing_policy.unwrap();
@@ -352,7 +359,8 @@ fn a_policy_of_ones_own_keeps_its_settings() {
 fn every_mesh_of_the_page_is_right() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/mesh.md");
     let page = std::fs::read_to_string(page).expect("the page");
-    let blocks: Vec<_> = page.split("```yaml\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
+    let blocks: Vec<_> =
+        page.split("```yaml\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
     assert!(blocks.len() > 5, "found {} meshes", blocks.len());
     for block in blocks {
         read(block);

@@ -276,9 +276,12 @@ async fn deltas() {
     expect_delta(&response, "Cluster", &[], &["a"]);
     client.say(change::<Cds>(&[], &["b"], &response.nonce));
     // Nobody wants it any more.
-    soon("the request", control.wait_until(|plane| {
-        plane.clients()[0].types[&Cds::type_url()].subscribed.names == ["a", "nobody"]
-    }))
+    soon(
+        "the request",
+        control.wait_until(|plane| {
+            plane.clients()[0].types[&Cds::type_url()].subscribed.names == ["a", "nobody"]
+        }),
+    )
     .await;
     control.update(|resources| resources.set(Cds { lb_policy: 1, ..resources::cluster("b") }));
     // Who subscribes again is told again.
@@ -323,7 +326,8 @@ async fn a_restart_sends_nothing_twice() {
     client.say(change::<Eds>(&["a", "b"], &[], ""));
     let response = client.next().await;
     expect_delta(&response, "ClusterLoadAssignment", &["a", "b"], &[]);
-    let versions = response.resources.iter().map(|resource| (resource.name.clone(), resource.version.clone()));
+    let versions =
+        response.resources.iter().map(|resource| (resource.name.clone(), resource.version.clone()));
     let mut again = change::<Eds>(&["a", "b"], &[], "");
     again.initial_resource_versions = versions.collect();
     drop(control);
@@ -386,9 +390,15 @@ async fn a_slow_reader() {
     control.set_mesh(&mesh().cluster("a", Cluster::new().endpoints(many)));
     let slow = Sotw::open(&control, SOTW).await.unwrap();
     slow.say(ask::<Eds>(&["a"], ""));
-    soon("the request", control.wait_until(|plane| {
-        plane.clients().iter().any(|client| client.types.get(&Eds::type_url()).is_some_and(|eds| eds.sent.is_some()))
-    }))
+    soon(
+        "the request",
+        control.wait_until(|plane| {
+            plane
+                .clients()
+                .iter()
+                .any(|client| client.types.get(&Eds::type_url()).is_some_and(|eds| eds.sent.is_some()))
+        }),
+    )
     .await;
     let mut quick = Sotw::open(&control, SOTW).await.unwrap();
     quick.say(ask::<Eds>(&["a"], ""));
@@ -416,7 +426,11 @@ async fn quirks() {
     control.set_quirks(Quirks { silent: true, one_stream: true, refuse_lrs: true });
     let mut client = Sotw::open(&control, SOTW).await.unwrap();
     client.say(ask::<Eds>(&["a"], ""));
-    soon("the request", control.wait_until(|plane| plane.clients().iter().any(|client| !client.types.is_empty()))).await;
+    soon(
+        "the request",
+        control.wait_until(|plane| plane.clients().iter().any(|client| !client.types.is_empty())),
+    )
+    .await;
     let second = Sotw::open(&control, SOTW).await.err().expect("a refusal");
     assert_eq!(second.code(), tonic::Code::Unavailable);
     let lrs = Sotw::open(&control, "/envoy.service.load_stats.v3.LoadReportingService/StreamLoadStats").await;
@@ -442,7 +456,10 @@ async fn too_many_types() {
         client.say(DiscoveryRequest { type_url: format!("type {i}"), ..ask::<Eds>(&["a"], "") });
     }
     let end = soon("the end", client.responses.message()).await.expect_err("an end");
-    assert_eq!((end.code(), end.message()), (tonic::Code::ResourceExhausted, "a stream has at most 64 types"));
+    assert_eq!(
+        (end.code(), end.message()),
+        (tonic::Code::ResourceExhausted, "a stream has at most 64 types")
+    );
 }
 
 /// A version goes up with a change and only with one.

@@ -281,7 +281,16 @@ fn hostile() {
         deep_block += &format!("{}a:\n", " ".repeat(i));
     }
     let many = format!("services: [{}]", "a,".repeat(3_000_000));
-    for text in [bomb, huge, deep_list, deep_map, deep_block, many, "\u{0}".to_owned(), "services: {? [a] : b}".to_owned()] {
+    for text in [
+        bomb,
+        huge,
+        deep_list,
+        deep_map,
+        deep_block,
+        many,
+        "\u{0}".to_owned(),
+        "services: {? [a] : b}".to_owned(),
+    ] {
         let errors = Mesh::from_yaml(&text).expect_err("an error");
         assert!(errors.to_string().len() < 400, "{errors}");
     }
