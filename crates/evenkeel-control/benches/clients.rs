@@ -25,7 +25,7 @@ use evenkeel_proto::envoy::config::endpoint::v3::ClusterLoadAssignment as Eds;
 use evenkeel_proto::envoy::service::discovery::v3::DiscoveryRequest;
 use evenkeel_proto::prost::encoding::{self, DecodeContext};
 use evenkeel_proto::prost::{DecodeError, Name};
-use testkit::alloc::Counting;
+use testkit::Counting;
 use tokio::sync::mpsc::unbounded_channel;
 use tokio::sync::oneshot;
 use tokio_stream::wrappers::UnboundedReceiverStream;

@@ -25,7 +25,8 @@ struct Story {
 
 impl Story {
     async fn start(variant: evenkeel::Variant) -> Story {
-        let control = ControlPlane::builder().lrs_interval(Duration::from_millis(50)).serve().await.unwrap();
+        let control =
+            ControlPlane::builder().lrs_interval(Duration::from_millis(50)).serve().await.expect("a port");
         let backends = [Backend::start().await, Backend::start().await];
         let bootstrap = Bootstrap::from_json(&control.bootstrap("node-7")).expect("a bootstrap");
         let client = XdsClient::builder(bootstrap).variant(variant).build();
@@ -81,7 +82,7 @@ async fn weights_are_edited(speaks: evenkeel::Variant, variant: Variant) {
     let record = &client.types[&Eds::type_url()];
     assert_eq!((record.sent, record.acked, &record.nack), (Some(2), Some(2), &None));
     assert_eq!(record.subscribed.names, ["pay"]);
-    let first = soon("an event", events.recv()).await.unwrap();
+    let first = soon("an event", events.recv()).await.expect("an event");
     assert_eq!(first.node_id, "node-7");
     assert!(matches!(first.what, What::Connected { .. }), "{first:?}");
 }
