@@ -6,7 +6,7 @@
 //! nonce, so that most of the time is the server's and the kernel's. Two shapes: all endpoints in one cluster, which is
 //! one resource and sent whole for any change, and a hundred clusters of a hundred.
 //!
-//! *heap*: live bytes of the server's thread per client, beside what is served. *all told*: from the change until the last
+//! *heap*: by how much the live bytes of the server's thread grew, beside what is served. *all told*: from the change until the last
 //! client has answered. *cpu*: of the server's thread (Linux). *bytes*: of responses, per client. Ratios are to the first
 //! line, the same clients served a mesh of one endpoint.
 

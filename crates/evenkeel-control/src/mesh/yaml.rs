@@ -14,7 +14,7 @@ use super::errors::{At, MeshError, MeshErrors, Place};
 
 /// The most that a mesh may have: far above 10,000 endpoints with all their keys.
 pub(crate) const MAX_BYTES: usize = 32 << 20;
-const MAX_NODES: usize = 2_000_000;
+const MAX_NODES: usize = 1_000_000;
 /// Aliases save a few lines; what they multiply is bounded well below the rest.
 const MAX_REPLAYED: usize = 100_000;
 /// Meshes are ten deep; what custom policies nest in their settings comes on top.

@@ -281,7 +281,7 @@ fn hostile() {
     for i in 0..500 {
         let _ = writeln!(deep_block, "{}a:", " ".repeat(i));
     }
-    let many = format!("services: [{}]", "a,".repeat(3_000_000));
+    let many = format!("services: [{}]", "a,".repeat(1_100_000));
     for text in [
         bomb,
         huge,
