@@ -9,10 +9,13 @@ use evenkeel_control::{
 };
 use evenkeel_proto::envoy::config::cluster::v3 as cds;
 use evenkeel_proto::envoy::config::cluster::v3::cluster::LbPolicy;
+use evenkeel_proto::envoy::config::core::v3::{ApiVersion, ConfigSource};
 use evenkeel_proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
 use evenkeel_proto::envoy::config::listener::v3::Listener;
 use evenkeel_proto::envoy::config::route::v3::RouteConfiguration;
 use evenkeel_proto::envoy::config::route::v3::route::Action;
+use evenkeel_proto::envoy::extensions::filters::network::http_connection_manager::v3::Rds;
+use evenkeel_proto::envoy::extensions::filters::network::http_connection_manager::v3::http_connection_manager::RouteSpecifier;
 use evenkeel_proto::envoy::extensions::load_balancing_policies::wrr_locality::v3::WrrLocality;
 use evenkeel_proto::prost::{Message, Name};
 use evenkeel_proto::xds::r#type::v3::TypedStruct;
@@ -61,14 +64,11 @@ clusters:
     assert_eq!(mesh.clusters().collect::<Vec<_>>(), ["pay"]);
     let sent = mesh.resources();
     assert_eq!(sent.iter().count(), 4);
-    let mut listener = resources::listener_with_rds("orders", "orders");
+    let source = ConfigSource { resource_api_version: ApiVersion::V3.into(), ..resources::ads() };
+    let rds = Rds { route_config_name: "orders".to_owned(), config_source: Some(source.clone()) };
+    let listener = resources::listener("orders", &resources::manager(RouteSpecifier::Rds(rds)));
     let mut cluster = resources::cluster("pay");
-    // The helper leaves the version of the API out.
-    for text in [&mut listener.api_listener.as_mut().unwrap().api_listener.as_mut().unwrap().value] {
-        *text = sent.get::<Listener>("orders").unwrap().api_listener.unwrap().api_listener.unwrap().value;
-    }
-    let source = cluster.eds_cluster_config.as_mut().unwrap().eds_config.as_mut().unwrap();
-    source.resource_api_version = 2;
+    cluster.eds_cluster_config.as_mut().unwrap().eds_config = Some(source);
     assert_eq!(sent.get::<Listener>("orders"), Some(listener));
     assert_eq!(sent.get::<cds::Cluster>("pay"), Some(cluster));
     let mut routes = resources::route_config("orders", "pay");
@@ -297,17 +297,18 @@ fn outliers_by_failures_alone() {
 /// The message of a cluster's policy: the type of what is sent first, and of what is below if that is `WrrLocality`.
 fn policy(yaml: &str) -> Vec<String> {
     let mesh = read(&format!("clusters: {{a: {{endpoints: [], policy: {yaml}}}}}"));
-    let cluster = mesh.resources().get::<cds::Cluster>("a").unwrap();
+    let cluster = mesh.resources().get::<cds::Cluster>("a").expect("a cluster");
     assert_eq!(cluster.lb_policy, LbPolicy::RoundRobin as i32);
     let mut list = cluster.load_balancing_policy;
     let mut types = Vec::new();
     while let Some(entry) = list.take().and_then(|list| list.policies.into_iter().next()) {
-        let any = entry.typed_extension_config.unwrap().typed_config.unwrap();
-        let mut name = any.type_url.rsplit('.').next().unwrap().to_owned();
+        let any =
+            entry.typed_extension_config.and_then(|extension| extension.typed_config).expect("a policy");
+        let mut name = any.type_url.rsplit('.').next().unwrap_or_default().to_owned();
         if any.type_url == WrrLocality::type_url() {
-            list = WrrLocality::decode(&*any.value).unwrap().endpoint_picking_policy;
+            list = WrrLocality::decode(&*any.value).expect("a message").endpoint_picking_policy;
         } else if any.type_url == TypedStruct::type_url() {
-            name = TypedStruct::decode(&*any.value).unwrap().type_url;
+            name = TypedStruct::decode(&*any.value).expect("a message").type_url;
         }
         types.push(name);
     }

@@ -61,14 +61,14 @@ impl<Q: Message + 'static, R: Message + Default + 'static> Raw<Q, R> {
     }
 }
 
-fn node() -> Option<Node> {
-    Some(Node { id: "n".to_owned(), user_agent_name: "raw".to_owned(), ..Node::default() })
+fn node() -> Node {
+    Node { id: "n".to_owned(), user_agent_name: "raw".to_owned(), ..Node::default() }
 }
 
 /// A request for names, answering a nonce.
 fn ask<M: Name>(names: &[&str], nonce: &str) -> DiscoveryRequest {
     DiscoveryRequest {
-        node: node(),
+        node: Some(node()),
         type_url: M::type_url(),
         resource_names: names.iter().map(|name| (*name).to_owned()).collect(),
         response_nonce: nonce.to_owned(),
@@ -84,12 +84,12 @@ fn reject(request: DiscoveryRequest, error: &str) -> DiscoveryRequest {
 /// The type, version and names of a response.
 fn told(response: &DiscoveryResponse) -> (String, String, Vec<String>) {
     let name = |any: &evenkeel_proto::prost_types::Any| match any.type_url.as_str() {
-        url if url == Eds::type_url() => Eds::decode(&*any.value).unwrap().cluster_name,
-        url if url == Cds::type_url() => Cds::decode(&*any.value).unwrap().name,
-        url if url == Rds::type_url() => Rds::decode(&*any.value).unwrap().name,
-        _ => Lds::decode(&*any.value).unwrap().name,
+        url if url == Eds::type_url() => Eds::decode(&*any.value).expect("a message").cluster_name,
+        url if url == Cds::type_url() => Cds::decode(&*any.value).expect("a message").name,
+        url if url == Rds::type_url() => Rds::decode(&*any.value).expect("a message").name,
+        _ => Lds::decode(&*any.value).expect("a message").name,
     };
-    let kind = response.type_url.rsplit('.').next().unwrap().to_owned();
+    let kind = response.type_url.rsplit('.').next().unwrap_or_default().to_owned();
     (kind, response.version_info.clone(), response.resources.iter().map(name).collect())
 }
 
@@ -239,7 +239,7 @@ async fn rejections() {
 fn change<M: Name>(subscribe: &[&str], unsubscribe: &[&str], nonce: &str) -> DeltaDiscoveryRequest {
     let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
     DeltaDiscoveryRequest {
-        node: node(),
+        node: Some(node()),
         type_url: M::type_url(),
         resource_names_subscribe: owned(subscribe),
         resource_names_unsubscribe: owned(unsubscribe),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use evenkeel::{Bootstrap, Channel};
+use evenkeel::{Bootstrap, Channel, XdsClient};
 use evenkeel_control::{Cluster, ControlPlane, Endpoint, LoadCounts, Mesh, Service, Share, Variant, What};
 use evenkeel_proto::envoy::config::cluster::v3::Cluster as Cds;
 use evenkeel_proto::envoy::config::endpoint::v3::ClusterLoadAssignment as Eds;
@@ -24,12 +24,13 @@ struct Story {
 }
 
 impl Story {
-    async fn start(features: &str) -> Story {
-        let control = ControlPlane::builder().lrs_interval(Duration::from_millis(50)).serve().await.unwrap();
+    async fn start(variant: evenkeel::Variant) -> Story {
+        let control =
+            ControlPlane::builder().lrs_interval(Duration::from_millis(50)).serve().await.expect("a port");
         let backends = [Backend::start().await, Backend::start().await];
-        let bootstrap = control.bootstrap("node-7").replace("\"xds_v3\"", features);
-        let bootstrap = Bootstrap::from_json(&bootstrap).expect("a bootstrap");
-        let channel = Channel::builder("xds:///orders").bootstrap(bootstrap).build().expect("a channel");
+        let bootstrap = Bootstrap::from_json(&control.bootstrap("node-7")).expect("a bootstrap");
+        let client = XdsClient::builder(bootstrap).variant(variant).build();
+        let channel = Channel::builder("xds:///orders").xds_client(client).build().expect("a channel");
         let story = Story { control, backends, channel };
         story.control.set_mesh(&story.mesh(1, 1));
         story
@@ -67,8 +68,8 @@ impl Story {
 }
 
 /// Weights that are edited are weights that hold, in both variants; the record says who has accepted what.
-async fn weights_are_edited(features: &str, variant: Variant) {
-    let story = Story::start(features).await;
+async fn weights_are_edited(speaks: evenkeel::Variant, variant: Variant) {
+    let story = Story::start(speaks).await;
     let mut events = story.control.events();
     story.until_shared(4, 4).await;
     soon("an ACK", story.control.acked::<Eds>()).await;
@@ -81,26 +82,25 @@ async fn weights_are_edited(features: &str, variant: Variant) {
     let record = &client.types[&Eds::type_url()];
     assert_eq!((record.sent, record.acked, &record.nack), (Some(2), Some(2), &None));
     assert_eq!(record.subscribed.names, ["pay"]);
-    let first = soon("an event", events.recv()).await.unwrap();
+    let first = soon("an event", events.recv()).await.expect("an event");
     assert_eq!(first.node_id, "node-7");
     assert!(matches!(first.what, What::Connected { .. }), "{first:?}");
 }
 
 #[tokio::test]
 async fn weights_are_edited_in_the_state_of_the_world() {
-    weights_are_edited("\"xds_v3\"", Variant::StateOfTheWorld).await;
+    weights_are_edited(evenkeel::Variant::StateOfTheWorld, Variant::StateOfTheWorld).await;
 }
 
 #[tokio::test]
 async fn weights_are_edited_in_delta() {
-    weights_are_edited("\"xds_v3\", \"xds.config.supports-resource-in-sotw\"", Variant::StateOfTheWorld)
-        .await;
+    weights_are_edited(evenkeel::Variant::Delta, Variant::Delta).await;
 }
 
 /// A resource that clients reject is recorded with what they say of it, while the last good one serves.
 #[tokio::test]
 async fn a_rejected_resource_changes_nothing() {
-    let story = Story::start("\"xds_v3\"").await;
+    let story = Story::start(evenkeel::Variant::StateOfTheWorld).await;
     story.call().await.expect("an answer");
     soon("an ACK", story.control.acked::<Cds>()).await;
     let garbage = Any { type_url: Cds::type_url(), value: vec![0xff] };
@@ -118,7 +118,7 @@ async fn a_rejected_resource_changes_nothing() {
 /// What clients did comes back by LRS, and adds up.
 #[tokio::test]
 async fn load_adds_up() {
-    let story = Story::start("\"xds_v3\"").await;
+    let story = Story::start(evenkeel::Variant::StateOfTheWorld).await;
     let issued = |plane: &evenkeel_control::Plane| {
         plane.load_reports().iter().map(|report| report.total.issued).sum::<u64>()
     };
@@ -152,7 +152,7 @@ async fn load_adds_up() {
 /// A control plane that comes back on its address is found again, and serves what it holds.
 #[tokio::test]
 async fn a_restart_is_survived() {
-    let Story { control, backends, channel } = Story::start("\"xds_v3\"").await;
+    let Story { control, backends, channel } = Story::start(evenkeel::Variant::StateOfTheWorld).await;
     let story = |control| Story { control, backends, channel };
     let (address, plane) = (control.address(), control.plane().clone());
     let story = story(control);

@@ -1,5 +1,6 @@
 //! Meshes that are wrong: every error at once, each with its place and what was expected.
 
+use std::fmt::Write as _;
 use std::fs;
 
 use evenkeel_control::{Cluster, Endpoint, Mesh, Retry, RetryOn, Route, Service};
@@ -271,16 +272,16 @@ fn hostile() {
     let mut bomb = "a: &a0 [x,x,x,x,x,x,x,x,x]\n".to_owned();
     for i in 1..12 {
         let items = format!("*a{},", i - 1).repeat(9);
-        bomb += &format!("b{i}: &a{i} [{items}]\n");
+        let _ = writeln!(bomb, "b{i}: &a{i} [{items}]");
     }
     let huge = format!("# {}", "x".repeat(33 << 20));
     let deep_list = format!("clusters: {}", "[".repeat(100_000));
     let deep_map = format!("clusters: {}", "{a: ".repeat(100_000));
     let mut deep_block = String::new();
     for i in 0..500 {
-        deep_block += &format!("{}a:\n", " ".repeat(i));
+        let _ = writeln!(deep_block, "{}a:", " ".repeat(i));
     }
-    let many = format!("services: [{}]", "a,".repeat(3_000_000));
+    let many = format!("services: [{}]", "a,".repeat(1_100_000));
     for text in [
         bomb,
         huge,
