@@ -156,10 +156,7 @@ impl Stage {
             .backoff(backoff())
             .build()
             .map_err(|error| Failure::usage(error.to_string()))?;
-        let admin = match args.no_page {
-            true => None,
-            false => Some(serve_page(args.page, watch.clone()).await?),
-        };
+        let admin = if args.no_page { None } else { Some(serve_page(args.page, watch.clone()).await?) };
         Ok(Stage {
             backends,
             mesh,

@@ -1,6 +1,7 @@
 //! What the acts came to.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -111,12 +112,13 @@ impl Report {
         let mut out = String::new();
         for (report, act) in self.acts.iter().zip(&ACTS) {
             let title = terminal.paint(Style::Title, format!("{}  {}", report.act, report.title)).to_string();
-            out.push_str(&format!("\n{title}: {}\n", act.says));
+            // A `String` takes everything.
+            let _ = writeln!(out, "\n{title}: {}", act.says);
             out.push_str(&table(&report.rows(), terminal));
             let reasons = report.all.reasons.iter().map(|(code, count)| format!("{count} {code}"));
             let reasons: Vec<_> = reasons.collect();
             if !reasons.is_empty() {
-                out.push_str(&format!("   failed: {}\n", reasons.join(", ")));
+                let _ = writeln!(out, "   failed: {}", reasons.join(", "));
             }
         }
         out
