@@ -120,7 +120,9 @@ mod tests {
         let backends: Vec<_> = BACKENDS
             .iter()
             .enumerate()
-            .map(|(i, (name, capacity))| Backend::gone(name, *capacity, ([127, 0, 0, 1], 1000 + i as u16).into()))
+            .map(|(i, (name, capacity))| {
+                Backend::gone(name, *capacity, ([127, 0, 0, 1], 1000 + i as u16).into())
+            })
             .collect();
         for scene in ACTS.iter().flat_map(|act| act.scenes) {
             if let (_, Scene::Mesh(plan)) = scene {

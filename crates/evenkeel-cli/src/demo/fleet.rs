@@ -54,7 +54,8 @@ impl Backend {
 
 async fn start(name: &str, capacity: u32, listen: SocketAddr) -> Result<(Child, SocketAddr), Failure> {
     let failed = |why: String| Failure::usage(format!("backend {name}: {why}"));
-    let program = std::env::current_exe().map_err(|error| failed(format!("cannot find this program: {error}")))?;
+    let program =
+        std::env::current_exe().map_err(|error| failed(format!("cannot find this program: {error}")))?;
     let mut process = Command::new(program)
         .args(["demo-backend", "--name", name])
         .args(["--capacity", &capacity.to_string()])

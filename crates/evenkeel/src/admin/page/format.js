@@ -76,9 +76,11 @@ export function put(node, text) {
   }
 }
 
-/** Sets an attribute if it is another; null takes it away. */
+/** Sets an attribute if it is another than was set here before; null takes it away. */
 export function mark(node, name, value) {
-  if (node.getAttribute(name) === value) return;
+  const marks = (node.marks ??= {});
+  if (marks[name] === value || (value == null && marks[name] == null)) return;
+  marks[name] = value;
   if (value == null) node.removeAttribute(name);
   else node.setAttribute(name, value);
 }
