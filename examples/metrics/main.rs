@@ -5,7 +5,7 @@
 
 use evenkeel::{Channel, Metric, MetricLabel, OtelMetrics};
 use examples::{Backend, Outcome, Tally, connected};
-use opentelemetry_sdk::metrics::data::{AggregatedMetrics, MetricData};
+use opentelemetry_sdk::metrics::data::{AggregatedMetrics, MetricData, ScopeMetrics};
 use opentelemetry_sdk::metrics::{InMemoryMetricExporter, PeriodicReader, SdkMeterProvider};
 
 #[tokio::main]
@@ -44,7 +44,7 @@ async fn main() -> Outcome {
 /// Prints what was exported, one line for each series.
 fn show(exporter: &InMemoryMetricExporter) -> Outcome {
     for exported in exporter.get_finished_metrics()? {
-        for metric in exported.scope_metrics().flat_map(|scope| scope.metrics()) {
+        for metric in exported.scope_metrics().flat_map(ScopeMetrics::metrics) {
             let series = match metric.data() {
                 AggregatedMetrics::F64(data) => series(data),
                 AggregatedMetrics::U64(data) => series(data),
@@ -72,7 +72,9 @@ fn series<T: Copy + std::fmt::Display>(data: &MetricData<T>) -> Vec<(String, Str
         }
         MetricData::Histogram(histogram) => histogram
             .data_points()
-            .map(|point| (labels(point.attributes()), format!("{} values, {} in all", point.count(), point.sum())))
+            .map(|point| {
+                (labels(point.attributes()), format!("{} values, {} in all", point.count(), point.sum()))
+            })
             .collect(),
         MetricData::ExponentialHistogram(_) => Vec::new(),
     }

@@ -1,9 +1,10 @@
 //! How do I send the same user to the same server?
 //!
-//! The route says what a call is hashed by, the policy is `ring_hash`. Look at who moves when a server leaves: only its own users;
-//! and when it returns, they are back where they were.
+//! The route says what a call is hashed by, the policy is `ring_hash`. Look at who moves: when a server is down, only its own users, and
+//! they return with it; when it is taken off the list, a few others too, since the ring is then cut anew among those that are left.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use evenkeel::{Bootstrap, Channel};
 use evenkeel_control::{Cluster, ControlPlane, Endpoint, Hash, Mesh, Policy, Route, Service};
@@ -29,29 +30,44 @@ async fn main() -> Outcome {
     // Connections are made when the first user needs them.
     let first = homes(&channel).await?;
     let again = homes(&channel).await?;
-    println!("{USERS} users, called for twice: {} met the same server", same(&first, &again));
+    println!("{USERS} users, called for twice: {} met another server", moved(&first, &again));
     for name in names {
         println!("  {name} has {} users", first.values().filter(|home| *home == name).count());
     }
 
-    control.set_mesh(&mesh(&servers[..3]));
-    until(&channel, |endpoints| endpoints.len() == 3).await;
-    let without = homes(&channel).await?;
-    let orphans = first.values().filter(|home| *home == "d").count();
-    println!("d leaves: {} users moved, {orphans} were on d", USERS as usize - same(&first, &without));
+    let on_d = first.values().filter(|home| *home == "d").count();
+    let d = servers.pop().ok_or("there are four")?;
+    let (address, with_d) = (d.address(), mesh(servers.iter().chain([&d])));
+    d.kill().await;
+    println!("d is down: {} users moved, {on_d} were on d", moved(&first, &homes(&channel).await?));
+
+    let d = Backend::start_at("d", address, None).await?;
+    // It is connected to again after a second or so.
+    while moved(&first, &homes(&channel).await?) > 0 {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    println!("d is back: all users are where they were");
 
     control.set_mesh(&mesh(&servers));
+    until(&channel, |endpoints| endpoints.len() == 3).await;
+    println!("d is off the list: {} users moved, {on_d} were on d", moved(&first, &homes(&channel).await?));
+
+    control.set_mesh(&with_d);
     until(&channel, |endpoints| endpoints.len() == 4).await;
-    println!("d returns: {} users are where they were", same(&first, &homes(&channel).await?));
+    println!(
+        "d is on it again: {} users are elsewhere than at first",
+        moved(&first, &homes(&channel).await?)
+    );
+    drop(d);
     Ok(())
 }
 
 /// Calls go by the header `x-user`.
-fn mesh(servers: &[Backend]) -> Mesh {
+fn mesh<'a>(servers: impl IntoIterator<Item = &'a Backend>) -> Mesh {
     let service = Service::new().route(Route::to("orders").hash(Hash::header("x-user")));
     let cluster = Cluster::new()
         .policy(Policy::with("ring_hash", json!({"min_ring_size": 1024})))
-        .endpoints(servers.iter().map(|server| Endpoint::at(server.address())));
+        .endpoints(servers.into_iter().map(|server| Endpoint::at(server.address())));
     Mesh::new().service("orders", service).cluster("orders", cluster)
 }
 
@@ -67,6 +83,7 @@ async fn homes(channel: &Channel) -> Result<BTreeMap<u32, String>, Status> {
     Ok(homes)
 }
 
-fn same(before: &BTreeMap<u32, String>, after: &BTreeMap<u32, String>) -> usize {
-    before.iter().filter(|(user, home)| after.get(user) == Some(home)).count()
+/// How many users met another server than before.
+fn moved(before: &BTreeMap<u32, String>, after: &BTreeMap<u32, String>) -> usize {
+    before.iter().filter(|(user, home)| after.get(user) != Some(home)).count()
 }

@@ -1,0 +1,102 @@
+//! What stands in more than one place is the same in all of them: the folders, the programs, the table of the examples, and what the
+//! guides show.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use evenkeel::Bootstrap;
+use evenkeel_control::Mesh;
+
+/// A folder, a program, a line of the table and a test each.
+#[test]
+fn every_example_stands_everywhere() {
+    let here = root().join("examples");
+    let folders: BTreeSet<_> = fs::read_dir(&here)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.join("main.rs").is_file())
+        .map(|path| path.file_name().unwrap().to_str().unwrap().to_owned())
+        .collect();
+    let manifest = read(&here.join("Cargo.toml"));
+    let programs =
+        manifest.lines().filter_map(|line| line.strip_prefix("path = \"")?.strip_suffix("/main.rs\""));
+    assert_eq!(programs.map(str::to_owned).collect::<BTreeSet<_>>(), folders, "Cargo.toml");
+    let table = read(&here.join("README.md"));
+    let rows: Vec<_> = table.lines().filter_map(|line| line.strip_prefix("| [")?.split_once("](")).collect();
+    assert_eq!(
+        rows.iter().map(|(name, _)| (*name).to_owned()).collect::<BTreeSet<_>>(),
+        folders,
+        "README.md"
+    );
+    let tests = include_str!("main.rs");
+    for (name, rest) in rows {
+        assert!(tests.contains(&format!("\nasync fn {name}()")), "{name}: no test runs it");
+        // The question is the same at its head.
+        let question = rest.split('|').nth(1).unwrap().trim().trim_end_matches(" On virtual time");
+        let head = read(&here.join(name).join("main.rs"));
+        assert_eq!(head.lines().next(), Some(&*format!("//! {question}")), "{name}");
+    }
+}
+
+/// What the guides tell the reader to run is there.
+#[test]
+fn programs_of_the_guides_are_there() {
+    for (page, text) in pages() {
+        for name in text.split("--bin ").skip(1) {
+            let name: String = name.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+            assert!(root().join("examples").join(&name).join("main.rs").is_file(), "{page:?}: --bin {name}");
+        }
+    }
+}
+
+/// Links lead somewhere.
+#[test]
+fn links_of_the_guides_lead_somewhere() {
+    for (page, text) in pages() {
+        for link in text.split("](").skip(1) {
+            let link = link.split([')', '#']).next().unwrap();
+            let path = page.parent().unwrap().join(link);
+            assert!(link.starts_with("https://") || path.exists(), "{page:?}: {link}");
+        }
+    }
+}
+
+/// Meshes and bootstraps in the guides can be used. (Their Rust is compiled with the documentation of this crate.)
+#[test]
+fn files_in_the_guides_are_right() {
+    let mut seen = [0; 2];
+    for (page, text) in pages() {
+        for mesh in blocks(&text, "yaml") {
+            Mesh::from_yaml(mesh).unwrap_or_else(|errors| panic!("{page:?}: {errors}"));
+            seen[0] += 1;
+        }
+        for bootstrap in blocks(&text, "json") {
+            Bootstrap::from_json(bootstrap).unwrap_or_else(|error| panic!("{page:?}: {error}"));
+            seen[1] += 1;
+        }
+    }
+    assert!(seen.iter().all(|count| *count > 1), "{seen:?}");
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the examples stand in the workspace")
+}
+
+/// The guides, and the page of the examples.
+fn pages() -> Vec<(PathBuf, String)> {
+    let guides = fs::read_dir(root().join("docs/guides")).expect("there are guides");
+    let guides = guides.map(|entry| entry.expect("they can be listed").path());
+    let pages: Vec<_> = guides.chain([root().join("examples/README.md")]).collect();
+    assert!(pages.len() > 5);
+    pages.into_iter().map(|page| (page.clone(), read(&page))).collect()
+}
+
+fn blocks<'a>(text: &'a str, language: &str) -> Vec<&'a str> {
+    let open = format!("```{language}\n");
+    text.split(&*open).skip(1).map(|rest| rest.split("```").next().unwrap_or(rest)).collect()
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
