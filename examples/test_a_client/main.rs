@@ -31,7 +31,7 @@ async fn main() -> Outcome {
     let clients = control.clients();
     check("the client says who it is", clients.iter().any(|client| client.node_id == "test-a-client"));
 
-    // A resource that no client of gRPC takes: this kind of cluster has no discovery service.
+    // A resource that no client of gRPC takes: a cluster that does not say where its endpoints come from.
     control.update(|resources| {
         resources.set(ClusterResource { name: "orders".to_owned(), ..ClusterResource::default() });
     });
