@@ -182,7 +182,7 @@ async fn the_second_control_plane_is_asked_if_the_first_is_gone() {
 async fn tls_is_spoken_if_asked_for() {
     let ca = Ca::new("the test's own");
     let cert = ca.issue(&["127.0.0.1"]);
-    let tls = Tls { certificate: cert.certificate, key: cert.key, client_ca: None };
+    let tls = Tls { certificate: cert.pem, key: cert.key_pem, client_ca: None };
     let control = ControlPlane::start_with_tls(tls).await;
     control.serve("orders", "pay", &["127.0.0.1:1".parse().expect("an address")]);
     let folder = Folder::new();
@@ -194,7 +194,7 @@ async fn tls_is_spoken_if_asked_for() {
             let args = ["validate", "--server", &server, "--target", "xds:///orders"];
             let mut command = command(args.iter().chain(tls));
             command.env("SSL_CERT_FILE", roots).env_remove("SSL_CERT_DIR");
-            command.status().expect("it runs").code()
+            command.output().expect("it runs").status.code()
         };
         [ask(&roots, &["--tls"]), ask(&other, &["--tls"]), ask(&roots, &[])]
     };
