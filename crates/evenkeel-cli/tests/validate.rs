@@ -298,3 +298,21 @@ fn what_a_file_is_can_be_told() {
     let outcome = evenkeel(["validate", "--kind", "bootstrap", &file]).ends_with(1);
     assert!(outcome.stdout.contains("xds_servers"), "{}", outcome.stdout);
 }
+
+/// What policies say to the endpoints that they get is a warning, and changes no exit code.
+#[test]
+fn what_policies_complain_of_is_a_warning() {
+    let folder = Folder::new();
+    let many: Vec<_> = (0..40).map(|i| format!("10.0.0.{i}:1")).collect();
+    let endpoints = many.join(", ");
+    let file = folder.file(
+        "mesh.yaml",
+        &format!(
+            "services:\n  a: {{}}\nclusters:\n  a:\n    policy: {{ring_hash: {{min_ring_size: 1, max_ring_size: 8}}}}\n    endpoints: [{endpoints}]\n"
+        ),
+    );
+    let outcome = evenkeel(["validate", &file]).ends_with(0);
+    let (warning, verdict) = outcome.stdout.split_once('\n').expect("two lines");
+    assert!(warning.starts_with(&format!("{file}:4:3: warning: clusters.a: ")), "{warning}");
+    assert_eq!(verdict, format!("{file}: fine: 1 service, 1 cluster, 40 endpoints; 1 warning\n"));
+}
