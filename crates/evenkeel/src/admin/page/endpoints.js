@@ -140,10 +140,15 @@ export class EndpointTable {
     if (compare) found.sort(this.isReversed ? (a, b) => compare(b, a) : compare);
     // Groups stay together, in the order of the tree.
     const place = new Map([...new Set(endpoints.map(groupOf))].map((name, at) => [name, at]));
-    if (place.size <= FEW / 4) found.sort((a, b) => place.get(groupOf(a)) - place.get(groupOf(b)));
+    if (this.isGrouped(endpoints, place.size)) found.sort((a, b) => place.get(groupOf(a)) - place.get(groupOf(b)));
     this.known = endpoints.length;
     this.order = found.map((endpoint) => endpoint.key);
     return this.order;
+  }
+
+  /** One group needs no heading, very many are noise, and among many endpoints the worst come first, wherever they are. */
+  isGrouped(endpoints, groups) {
+    return groups > 1 && groups <= FEW / 4 && (endpoints.length <= FEW || this.sort === '');
   }
 
   withGroups(rows, endpoints) {
@@ -153,8 +158,7 @@ export class EndpointTable {
       if (!members.has(name)) members.set(name, []);
       members.get(name).push(endpoint);
     }
-    // One group needs no heading; very many would be noise.
-    if (members.size < 2 || members.size > FEW / 4) return rows;
+    if (!this.isGrouped(endpoints, members.size)) return rows;
     const nodes = [];
     let current = null;
     for (const row of rows) {
