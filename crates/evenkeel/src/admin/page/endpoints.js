@@ -4,7 +4,7 @@
 // a thousand endpoints cost little more than forty. Few rows stand at first. Order by a moving value is refreshed now
 // and then, and not under the reader's pointer.
 
-import { $, NONE, arrange, busy, copy, hide, locality, mark, millis, nameOf, percent, put, rate, shape, stateOf, weight } from './format.js';
+import { $, NONE, arrange, busy, copy, hide, locality, mark, millis, nameOf, percent, put, rate, shape, stateOf, weight, whyOf } from './format.js';
 import { swatch } from './charts.js';
 import { isDown } from './verdict.js';
 
@@ -241,7 +241,7 @@ function fill(row, endpoint, scale, miss, place) {
   mark(cells.got, 'data-off', miss == null ? null : miss > 0 ? 'more' : 'less');
   stretch(row.bars[0], (endpoint.got ?? 0) / scale);
   stretch(row.bars[1], (endpoint.want ?? 0) / scale);
-  put(cells.unused, endpoint.unused ?? '');
+  put(cells.unused, whyOf(endpoint));
   if (endpoint.unused) mark(cells.unused, 'title', endpoint.unused);
   put(cells.rate, rate(endpoint.traffic.rate));
   put(cells.utilization, busy(endpoint.utilization));
