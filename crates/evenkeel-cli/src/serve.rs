@@ -1,11 +1,265 @@
-//! `evenkeel serve`.
+//! `evenkeel serve`: the control plane alone, for a mesh in a file.
+//!
+//! It says how clients find it, then one line for each thing that happens: an edit of the file, a client that comes, goes,
+//! accepts or rejects. It ends when it is told to, or when nobody reads what it says.
 
-use crate::ui::{Exit, Failure, Terminal};
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use evenkeel_control::{ControlPlane, Event, Mesh, MeshErrors, POLL_INTERVAL, What};
+use evenkeel_xds::resource::ResourceType;
+use serde_json::{Value, json};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::mpsc;
+
+use crate::explain::known::Known;
+use crate::ui::{Exit, Failure, Style, Terminal};
+use crate::validate::mesh_summary;
 
 /// Serve a mesh file to xDS clients.
+///
+/// Any xDS client may connect: gRPC of any language, or Envoy for clusters and endpoints. The file is followed: an edit
+/// is served at once, and a bad edit is told and changes nothing. Without --listen only this machine can connect; with an
+/// address of the network everybody who reaches it can read the mesh, since nothing is encrypted.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {}
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The mesh.
+    mesh: PathBuf,
+    /// Where to listen; port 0 is any free port.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:18000")]
+    listen: SocketAddr,
+    /// The node id of the bootstrap.
+    #[arg(long, value_name = "ID", default_value = "evenkeel")]
+    node: String,
+    /// Write the bootstrap to this file.
+    #[arg(long, value_name = "PATH")]
+    bootstrap_file: Option<PathBuf>,
+    /// Print one JSON object per line instead of text.
+    #[arg(long)]
+    json: bool,
+}
 
-pub(crate) async fn run(_args: Args, _terminal: &Terminal) -> Result<Exit, Failure> {
+const EXAMPLES: &str = "\
+Examples:
+  evenkeel serve mesh.yaml
+  evenkeel serve mesh.yaml --bootstrap-file bootstrap.json
+  evenkeel serve mesh.yaml --listen 0.0.0.0:18000 --node my-service
+  evenkeel serve mesh.yaml --json | jq 'select(.event == \"rejected\")'
+
+Exit codes: 0 it was told to end, 2 the mesh or the arguments cannot be used";
+
+pub(crate) async fn run(args: Args, terminal: &Terminal) -> Result<Exit, Failure> {
+    // Before anything is said: who reads that it serves may end it at once.
+    let mut ends = Ends::new()?;
+    let control = ControlPlane::builder().listen(args.listen).serve().await.map_err(|error| {
+        Failure::usage(format!("{}: cannot listen: {error}; --listen takes another address", args.listen))
+    })?;
+    let mut events = control.events();
+    let (edits, mut edited) = mpsc::unbounded_channel();
+    let tell = move |edit: Result<&Mesh, &MeshErrors>| {
+        // Nobody listens any more when the command ends.
+        let _ = edits.send(edit.cloned().map_err(Clone::clone));
+    };
+    let followed = control.follow(&args.mesh, POLL_INTERVAL, tell).await;
+    let _followed = followed.map_err(|errors| Failure::usage(errors.to_string()))?;
+
+    let log = Log { args: &args, terminal };
+    log.begin(&control)?;
+    loop {
+        tokio::select! {
+            event = events.recv() => match event {
+                Ok(event) => log.event(&event)?,
+                Err(RecvError::Lagged(count)) => log.missed(count)?,
+                Err(RecvError::Closed) => break,
+            },
+            Some(edit) = edited.recv() => log.edit(&edit)?,
+            () = ends.wait() => break,
+        }
+    }
+    log.end()?;
     Ok(Exit::Fine)
+}
+
+/// What ends the command: Ctrl-C, or the system.
+struct Ends {
+    interrupt: tokio::signal::unix::Signal,
+    terminate: tokio::signal::unix::Signal,
+}
+
+impl Ends {
+    fn new() -> Result<Ends, Failure> {
+        let on =
+            |kind| signal(kind).map_err(|error| Failure::usage(format!("no signals can be had: {error}")));
+        Ok(Ends { interrupt: on(SignalKind::interrupt())?, terminate: on(SignalKind::terminate())? })
+    }
+
+    async fn wait(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+}
+
+/// What is said, as text or as JSON.
+struct Log<'a> {
+    args: &'a Args,
+    terminal: &'a Terminal,
+}
+
+impl Log<'_> {
+    fn begin(&self, control: &ControlPlane) -> Result<(), Failure> {
+        let text = control.bootstrap(&self.args.node);
+        let bootstrap: Value = serde_json::from_str(&text)
+            .map_err(|error| Failure::usage(format!("the bootstrap is no JSON: {error}")))?;
+        if let Some(file) = &self.args.bootstrap_file {
+            std::fs::write(file, format!("{text}\n"))
+                .map_err(|error| Failure::usage(format!("{}: cannot be written: {error}", file.display())))?;
+        }
+        let resources = control.resources();
+        let known = Known::read(resources.iter());
+        let names =
+            known.iter().filter(|(kind, ..)| *kind == ResourceType::Listener).map(|(_, name, _)| name);
+        let targets: Vec<_> = names.map(|name| format!("xds:///{name}")).collect();
+        let (address, mesh) = (control.address(), self.args.mesh.display().to_string());
+        if self.args.json {
+            return self.json(json!({
+                "event": "serving",
+                "mesh": mesh,
+                "address": address,
+                "targets": targets,
+                "bootstrap": bootstrap,
+            }));
+        }
+        let title = format!("Serving {mesh} on {address}: {}.", mesh_summary(&known));
+        let export = match &self.args.bootstrap_file {
+            Some(file) => format!("export GRPC_XDS_BOOTSTRAP={}", quoted(&absolute(file))),
+            None => format!("export GRPC_XDS_BOOTSTRAP_CONFIG={}", quoted(&bootstrap.to_string())),
+        };
+        let warning = if address.ip().is_loopback() {
+            String::new()
+        } else {
+            let text = "Everybody who reaches this address can read the mesh; nothing is encrypted.";
+            format!("{}\n", self.terminal.paint(Style::Warn, text))
+        };
+        self.terminal.print(format_args!(
+            "{}\n{warning}Targets: {}\n\nFor clients:\n  {export}\n\n{}\n",
+            self.terminal.paint(Style::Title, title),
+            targets.join(", "),
+            self.terminal
+                .paint(Style::Faint, "Edits of the file are served as they are saved. Ctrl-C ends it."),
+        ))
+    }
+
+    fn event(&self, event: &Event) -> Result<(), Failure> {
+        let Event { node_id, what, .. } = event;
+        match what {
+            What::Connected { user_agent, peer, .. } => {
+                let place = peer.map(|peer| format!(" from {peer}")).unwrap_or_default();
+                let text = format!("connected{place}: node {node_id:?}, {user_agent}");
+                let json = json!({ "event": "connected", "peer": peer, "user_agent": user_agent });
+                self.client(event, Style::Good, &text, json)
+            }
+            What::Acked { type_url, version } => {
+                let kind = plural(type_url);
+                let json = json!({ "event": "accepted", "type": type_url, "version": version });
+                self.client(event, Style::Good, &format!("accepted {kind}, version {version}"), json)
+            }
+            What::Nacked { type_url, nack } => {
+                let text = format!("REJECTED {}, version {}: {}", plural(type_url), nack.version, nack.error);
+                let (version, error) = (nack.version, &nack.error);
+                let json =
+                    json!({ "event": "rejected", "type": type_url, "version": version, "error": error });
+                self.client(event, Style::Bad, &text, json)
+            }
+            What::Gone => self.client(event, Style::Faint, "gone", json!({ "event": "gone" })),
+            other => self.client(event, Style::Faint, &format!("{other:?}"), json!({ "event": "other" })),
+        }
+    }
+
+    /// A line about a client.
+    fn client(&self, event: &Event, style: Style, text: &str, mut json: Value) -> Result<(), Failure> {
+        if self.args.json {
+            json["client"] = event.stream.into();
+            json["node"] = event.node_id.as_str().into();
+            return self.json(json);
+        }
+        self.line(format_args!("client {}  {}", event.stream, self.terminal.paint(style, text)))
+    }
+
+    /// The file was edited: well, or not.
+    fn edit(&self, edit: &Result<Mesh, MeshErrors>) -> Result<(), Failure> {
+        let file = self.args.mesh.display();
+        match edit {
+            Ok(mesh) => {
+                let resources = mesh.resources();
+                let summary = mesh_summary(&Known::read(resources.iter()));
+                if self.args.json {
+                    return self.json(json!({ "event": "reloaded", "summary": summary }));
+                }
+                let text = format!("read again: {summary}");
+                self.line(format_args!("{file}  {}", self.terminal.paint(Style::Good, text)))
+            }
+            Err(errors) if self.args.json => self.json(json!({ "event": "bad_edit", "errors": errors })),
+            Err(errors) => {
+                for error in errors.iter() {
+                    self.line(self.terminal.paint(Style::Bad, error))?;
+                }
+                self.line(format_args!("{file}  the edit is not used; what was served before is served on"))
+            }
+        }
+    }
+
+    /// More happened than could be told.
+    fn missed(&self, count: u64) -> Result<(), Failure> {
+        if self.args.json {
+            return self.json(json!({ "event": "missed", "count": count }));
+        }
+        self.line(format_args!("{count} events were too many to tell"))
+    }
+
+    fn end(&self) -> Result<(), Failure> {
+        if self.args.json { self.json(json!({ "event": "stopped" })) } else { self.line("stopped") }
+    }
+
+    fn line(&self, text: impl fmt::Display) -> Result<(), Failure> {
+        let now = self.terminal.paint(Style::Faint, time_of_day());
+        self.terminal.print(format_args!("{now}  {text}\n"))
+    }
+
+    fn json(&self, mut json: Value) -> Result<(), Failure> {
+        json["time"] = since_1970().into();
+        self.terminal.print(format_args!("{json}\n"))
+    }
+}
+
+fn plural(type_url: &str) -> String {
+    match ResourceType::of_type_url(type_url) {
+        Some(ResourceType::Endpoints) => "endpoints".to_owned(),
+        Some(kind) => format!("{kind}s"),
+        None => type_url.to_owned(),
+    }
+}
+
+fn absolute(file: &Path) -> String {
+    std::path::absolute(file).unwrap_or_else(|_| file.to_owned()).display().to_string()
+}
+
+/// A text as a shell takes it for one word.
+fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+fn since_1970() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}
+
+/// The time of day in UTC: the zone of the machine is not known here.
+fn time_of_day() -> String {
+    let seconds = since_1970() as u64 % 86_400;
+    format!("{:02}:{:02}:{:02}Z", seconds / 3600, seconds / 60 % 60, seconds % 60)
 }

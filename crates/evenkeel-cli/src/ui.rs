@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 /// How the command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +57,7 @@ pub(crate) enum When {
 }
 
 /// The terminal, or whatever stands in its place.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Terminal {
     /// Whether standard output takes colours.
     colors: bool,
@@ -82,6 +83,7 @@ impl Terminal {
     }
 
     /// Writes to standard output, at once. A reader that went away ends the command without a word.
+    #[expect(clippy::unused_self, reason = "what is said goes through the terminal")]
     pub(crate) fn print(&self, text: impl fmt::Display) -> Result<(), Failure> {
         let mut stdout = std::io::stdout().lock();
         let written = write!(stdout, "{text}").and_then(|()| stdout.flush());
@@ -89,6 +91,12 @@ impl Terminal {
             ErrorKind::BrokenPipe => Failure::nobody_reads(),
             _ => Failure::usage(format!("standard output cannot be written: {error}")),
         })
+    }
+
+    /// A line on standard error about what goes on.
+    pub(crate) fn progress(&self) -> Progress {
+        let is_on = self.is_interactive && std::io::stderr().is_terminal();
+        Progress { began: is_on.then(Instant::now), is_shown: false }
     }
 
     /// Says on standard error why the command ends, if there is a reason.
@@ -101,6 +109,109 @@ impl Terminal {
         // Nobody is left to tell if this fails.
         let _ = writeln!(std::io::stderr(), "{error} {}", failure.text);
     }
+}
+
+/// A line that says what takes so long: from one second on, and only if a person watches. It goes away with this.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    /// `None` if nobody watches.
+    began: Option<Instant>,
+    is_shown: bool,
+}
+
+impl Progress {
+    /// Says it, in place of what was said before.
+    pub(crate) fn show(&mut self, text: impl fmt::Display) {
+        if self.began.is_some_and(|began| began.elapsed() >= Duration::from_secs(1)) {
+            self.is_shown = true;
+            // Nobody is left to tell if this fails.
+            let _ = write!(std::io::stderr(), "\r\x1b[K{text}");
+        }
+    }
+
+    /// Waits for something, and says what for.
+    pub(crate) async fn during<T>(mut self, what: &str, work: impl Future<Output = T>) -> T {
+        tokio::pin!(work);
+        let mut seconds = 0;
+        loop {
+            match tokio::time::timeout(Duration::from_secs(1), work.as_mut()).await {
+                Ok(done) => return done,
+                Err(_) => seconds += 1,
+            }
+            self.show(format!("{what}: {seconds} s ..."));
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.is_shown {
+            let _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
+    }
+}
+
+/// How large the terminal is; 80 by 24 if it does not say.
+pub(crate) fn size() -> Size {
+    let asked = std::process::Command::new("stty")
+        .arg("size")
+        .stdin(std::process::Stdio::inherit())
+        .stderr(std::process::Stdio::null())
+        .output();
+    let said = asked.ok().and_then(|asked| String::from_utf8(asked.stdout).ok()).unwrap_or_default();
+    let mut numbers = said.split_whitespace().filter_map(|number| number.parse().ok());
+    match (numbers.next(), numbers.next()) {
+        (Some(rows), Some(columns)) if rows > 0 && columns > 0 => Size { rows, columns },
+        _ => Size { rows: 24, columns: 80 },
+    }
+}
+
+/// The size of a terminal, in characters.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Size {
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+}
+
+/// A text from outside as a terminal may show it: what would move the cursor or turn the direction is escaped.
+pub(crate) fn safe(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for c in text.chars() {
+        let turns = matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        if c.is_control() || turns { safe.extend(c.escape_default()) } else { safe.push(c) }
+    }
+    safe
+}
+
+/// A text in lines of at most so many characters, broken between words where that can be.
+pub(crate) fn wrapped(text: &str, room: usize) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut line = String::new();
+    for word in text.split(' ') {
+        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > room {
+            lines.push(std::mem::take(&mut line));
+        } else if !line.is_empty() {
+            line.push(' ');
+        }
+        line.push_str(word);
+    }
+    lines.push(line);
+    lines
+}
+
+/// Reads a time as people write it: `500ms`, `15s`, `2m`.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    let expected = || format!("expected a time such as 500ms, 15s or 2m, found {text:?}");
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let number: u32 = text[..digits].parse().map_err(|_| expected())?;
+    let unit = match &text[digits..] {
+        "ms" => Duration::from_millis(1),
+        "s" => Duration::from_secs(1),
+        "m" => Duration::from_secs(60),
+        _ => return Err(expected()),
+    };
+    let time = unit * number;
+    if time.is_zero() { Err(expected()) } else { Ok(time) }
 }
 
 /// What colours mean. Never the only sign of anything: a word or a shape says the same.
@@ -131,5 +242,32 @@ impl<T: fmt::Display> fmt::Display for Painted<T> {
         })?;
         self.text.fmt(f)?;
         f.write_str("\x1b[0m")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_wrapped_between_words() {
+        assert_eq!(wrapped("one two three", 7), ["one two", "three"]);
+        assert_eq!(wrapped("incomprehensible one", 7), ["incomprehensible", "one"]);
+        assert_eq!(wrapped("", 7), [""]);
+    }
+
+    #[test]
+    fn times_are_read() {
+        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(duration("15s"), Ok(Duration::from_secs(15)));
+        assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
+        for text in ["", "5", "s", "0s", "-1s", "1.5s", "1h", "99999999999s"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_moves_the_cursor_is_escaped() {
+        assert_eq!(safe("a\x1b[2J\r\n\u{9b}\u{202e}é→"), "a\\u{1b}[2J\\r\\n\\u{9b}\\u{202e}é→");
     }
 }

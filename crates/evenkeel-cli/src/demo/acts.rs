@@ -107,3 +107,32 @@ pub(super) fn mesh(plan: &Plan, backends: &[Backend]) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use evenkeel_control::Mesh;
+
+    use super::*;
+
+    /// Whatever the story writes into the file is a mesh, and no act begins without one.
+    #[test]
+    fn every_plan_is_a_mesh() {
+        let backends: Vec<_> = BACKENDS
+            .iter()
+            .enumerate()
+            .map(|(i, (name, capacity))| {
+                Backend::gone(name, *capacity, ([127, 0, 0, 1], 1000 + i as u16).into())
+            })
+            .collect();
+        for scene in ACTS.iter().flat_map(|act| act.scenes) {
+            if let (_, Scene::Mesh(plan)) = scene {
+                let text = mesh(plan, &backends);
+                assert!(!text.contains('$'), "a blank is left:\n{text}");
+                Mesh::from_yaml(&text).unwrap_or_else(|errors| panic!("{errors}\n{text}"));
+            }
+        }
+        assert!(matches!(ACTS[0].scenes[0], (_, Scene::Mesh(_))));
+        let in_order = |act: &Act| act.scenes.is_sorted_by(|one, other| one.0 < other.0);
+        assert!(ACTS.iter().all(in_order));
+    }
+}

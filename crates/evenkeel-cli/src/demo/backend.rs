@@ -53,7 +53,8 @@ pub(crate) struct Args {
 /// Serves until standard input ends: whoever started it is then gone, however that came. The first line of its output is its
 /// address.
 pub(crate) async fn run(args: Args) -> Result<Exit, Failure> {
-    let refused = |error| Failure::usage(format!("backend {}: cannot listen on {}: {error}", args.name, args.listen));
+    let refused =
+        |error| Failure::usage(format!("backend {}: cannot listen on {}: {error}", args.name, args.listen));
     let listener = TcpListener::bind(args.listen).await.map_err(refused)?;
     let address = listener.local_addr().map_err(refused)?;
     let name = MetadataValue::try_from(args.name.as_str())
@@ -64,8 +65,7 @@ pub(crate) async fn run(args: Args) -> Result<Exit, Failure> {
     tokio::spawn(say_how_busy(load.clone(), workers.clone()));
     let server = tonic::transport::Server::builder()
         .layer(load.layer())
-        .add_service(Work { name, workers })
-        .serve_with_incoming(TcpListenerStream::new(listener));
+        .serve_with_incoming(Work { name, workers }, TcpListenerStream::new(listener));
     let _ = writeln!(std::io::stdout(), "{address}");
     let mut input = tokio::io::stdin();
     let mut ignored = [0; 64];

@@ -29,6 +29,12 @@ impl Backend {
         Ok(Backend { name, capacity, address, process: Some(process) })
     }
 
+    /// One that does not run.
+    #[cfg(test)]
+    pub(super) fn gone(name: &'static str, capacity: u32, address: SocketAddr) -> Backend {
+        Backend { name, capacity, address, process: None }
+    }
+
     /// Kills the process, which has no time to say farewell.
     pub(super) async fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {
@@ -48,7 +54,8 @@ impl Backend {
 
 async fn start(name: &str, capacity: u32, listen: SocketAddr) -> Result<(Child, SocketAddr), Failure> {
     let failed = |why: String| Failure::usage(format!("backend {name}: {why}"));
-    let program = std::env::current_exe().map_err(|error| failed(format!("cannot find this program: {error}")))?;
+    let program =
+        std::env::current_exe().map_err(|error| failed(format!("cannot find this program: {error}")))?;
     let mut process = Command::new(program)
         .args(["demo-backend", "--name", name])
         .args(["--capacity", &capacity.to_string()])

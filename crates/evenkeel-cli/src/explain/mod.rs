@@ -1,11 +1,116 @@
-//! `evenkeel explain`.
+//! `evenkeel explain`: what becomes of one call, by what a mesh says alone.
+//!
+//! Nothing is connected and nobody is asked. What answers is what runs in a channel: the parser of resources, the walk from
+//! listener to endpoints, the routes, the policies, with every endpoint answering. What only shows at run time (load,
+//! failures, DNS) is said to be so.
 
+mod answer;
+pub(crate) mod known;
+mod text;
+mod tree;
+pub(crate) mod walk;
+
+use std::path::PathBuf;
+
+use evenkeel_control::Mesh;
+use evenkeel_xds::bootstrap::Bootstrap;
+use serde_json::json;
+
+use self::answer::{Answer, CallHeaders, Question};
+use self::known::Known;
 use crate::ui::{Exit, Failure, Terminal};
 
 /// Say where a call would go, and why.
+///
+/// Reads a mesh and follows one call through it as a client would: which route takes it, which clusters it may go to, and
+/// what share of the calls each endpoint gets. Nothing is connected; every healthy endpoint counts as answering.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {}
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The mesh.
+    mesh: PathBuf,
+    /// What the client's channel is made for, such as xds:///orders. Not needed if the mesh has one service.
+    #[arg(long)]
+    target: Option<String>,
+    /// The method that is called, such as /shop.Orders/Get.
+    #[arg(long, default_value = "/")]
+    path: String,
+    /// A header of the call, as name:value. May be given several times.
+    #[arg(long = "header", value_name = "NAME:VALUE", value_parser = header)]
+    headers: Vec<(String, String)>,
+    /// Also show the four configs that lead from a cluster to its localities.
+    #[arg(long)]
+    stages: bool,
+    /// Print one JSON value instead of text.
+    #[arg(long, conflicts_with = "stages")]
+    json: bool,
+}
 
-pub(crate) async fn run(_args: Args, _terminal: &Terminal) -> Result<Exit, Failure> {
-    Ok(Exit::Fine)
+const EXAMPLES: &str = "\
+Examples:
+  evenkeel explain mesh.yaml --target xds:///orders
+  evenkeel explain mesh.yaml --target xds:///orders --path /shop.Orders/Get --header x-user:ann
+  evenkeel explain mesh.yaml --json | jq '.clusters[].tree'
+
+Exit codes: 0 the call gets to an endpoint, 1 it fails, or some such calls do,
+2 the mesh or the arguments cannot be used";
+
+// Every command has the same shape; this one has nothing to wait for.
+#[allow(clippy::unused_async)]
+pub(crate) async fn run(args: Args, terminal: &Terminal) -> Result<Exit, Failure> {
+    let mesh = Mesh::load(&args.mesh).map_err(|errors| Failure::usage(errors.to_string()))?;
+    let question = question(&args, &mesh)?;
+    let resources = mesh.resources();
+    let answer = Answer::new(&question, &Known::read(resources.iter()));
+    if args.json {
+        let mut json = json!(answer);
+        json["headers"] = json!(answer::shown(&question.headers));
+        terminal.print(format_args!("{json:#}\n"))?;
+    } else {
+        terminal.print(text::text(&answer, args.stages, terminal))?;
+    }
+    Ok(if answer.is_failing() { Exit::Findings } else { Exit::Fine })
+}
+
+/// The call that the arguments mean.
+fn question(args: &Args, mesh: &Mesh) -> Result<Question, Failure> {
+    let services: Vec<&str> = mesh.services().collect();
+    let target = match (&args.target, services.as_slice()) {
+        (Some(target), _) => target.clone(),
+        (None, [only]) => format!("xds:///{only}"),
+        (None, several) => {
+            let text = format!("--target is needed: the mesh has the services {}", several.join(", "));
+            return Err(Failure::usage(text));
+        }
+    };
+    let named = local_bootstrap().listener_name(&target).map_err(|error| {
+        Failure::usage(format!("{error}; expected one such as xds:///{}", services.join(" or xds:///")))
+    })?;
+    let listener = named.listener.as_str().to_owned();
+    if !services.contains(&listener.as_str()) {
+        let text = format!(
+            "target {target:?}: the mesh has no service {listener:?}; it has {}",
+            services.join(", ")
+        );
+        return Err(Failure::usage(text));
+    }
+    let headers = CallHeaders(args.headers.clone());
+    Ok(Question { target, listener, authority: named.authority, path: args.path.clone(), headers })
+}
+
+/// The bootstrap of a client whose only control plane serves the mesh.
+pub(crate) fn local_bootstrap() -> Bootstrap {
+    let text =
+        r#"{"xds_servers": [{"server_uri": "localhost:18000", "channel_creds": [{"type": "insecure"}]}]}"#;
+    Bootstrap::from_json(text).expect("the text above is a bootstrap")
+}
+
+/// `name:value`, the name in lower case as HTTP/2 has it.
+fn header(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once(':').ok_or("expected NAME:VALUE, found no colon")?;
+    let name =
+        http::HeaderName::try_from(name.trim()).map_err(|_| format!("{name:?} is no name of a header"))?;
+    let value = value.trim();
+    http::HeaderValue::try_from(value).map_err(|_| format!("{value:?} is no value of a header"))?;
+    Ok((name.as_str().to_owned(), value.to_owned()))
 }

@@ -14,28 +14,24 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 /// Only a failure waits this long.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What came of a run.
 #[derive(Debug)]
-pub struct Outcome {
-    pub code: Option<i32>,
-    pub stdout: String,
-    pub stderr: String,
+pub(crate) struct Outcome {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
 }
 
 /// Runs the command to its end.
-pub fn evenkeel<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Outcome {
+pub(crate) fn evenkeel<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Outcome {
     let output = command(args).output().expect("the command starts");
-    Outcome {
-        code: output.status.code(),
-        stdout: text(&output.stdout),
-        stderr: text(&output.stderr),
-    }
+    Outcome { code: output.status.code(), stdout: text(&output.stdout), stderr: text(&output.stderr) }
 }
 
 /// The command with these arguments, nothing to read and none of the caller's settings.
-pub fn command<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
+pub(crate) fn command<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_evenkeel"));
     command.args(args).stdin(Stdio::null());
     for setting in ["NO_COLOR", "GRPC_XDS_BOOTSTRAP", "GRPC_XDS_BOOTSTRAP_CONFIG"] {
@@ -47,14 +43,14 @@ pub fn command<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
 impl Outcome {
     /// Checks the exit code, and shows everything if it is another.
     #[track_caller]
-    pub fn ends_with(self, code: i32) -> Outcome {
+    pub(crate) fn ends_with(self, code: i32) -> Outcome {
         assert_eq!(self.code, Some(code), "stdout:\n{}\nstderr:\n{}", self.stdout, self.stderr);
         self
     }
 
     /// Standard output as one JSON value.
     #[track_caller]
-    pub fn json(&self) -> serde_json::Value {
+    pub(crate) fn json(&self) -> serde_json::Value {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error} in:\n{}", self.stdout))
     }
 }
@@ -64,27 +60,27 @@ fn text(bytes: &[u8]) -> String {
 }
 
 /// The files of a test.
-pub struct Folder(tempfile::TempDir);
+pub(crate) struct Folder(tempfile::TempDir);
 
 impl Folder {
-    pub fn new() -> Folder {
+    pub(crate) fn new() -> Folder {
         Folder(tempfile::tempdir().expect("a folder for the test's files"))
     }
 
     /// Writes a file, or writes it anew, and gives its path.
-    pub fn file(&self, name: &str, text: &str) -> String {
+    pub(crate) fn file(&self, name: &str, text: &str) -> String {
         let path = self.path(name);
         std::fs::write(&path, text).expect("the file can be written");
         path.into_os_string().into_string().expect("the path is UTF-8")
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 }
 
 /// A command that goes on until it is stopped. Dropping it kills it.
-pub struct Running {
+pub(crate) struct Running {
     child: Child,
     lines: Receiver<String>,
     /// What was read so far, for failures.
@@ -93,7 +89,7 @@ pub struct Running {
 
 impl Running {
     /// Starts the command; its standard error goes to the test's.
-    pub fn start<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Running {
+    pub(crate) fn start<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Running {
         let mut command = command(args);
         let mut child = command.stdout(Stdio::piped()).spawn().expect("the command starts");
         let stdout = child.stdout.take().expect("it was piped");
@@ -110,7 +106,7 @@ impl Running {
 
     /// The next line of standard output that holds this text; those before it are skipped.
     #[track_caller]
-    pub fn line_with(&mut self, text: &str) -> String {
+    pub(crate) fn line_with(&mut self, text: &str) -> String {
         let end = Instant::now() + PATIENCE;
         loop {
             match self.lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
@@ -130,18 +126,8 @@ impl Running {
         }
     }
 
-    /// All lines up to its end, after it was told to end.
-    pub fn rest(&mut self) -> Vec<String> {
-        let end = Instant::now() + PATIENCE;
-        let mut rest = Vec::new();
-        while let Ok(line) = self.lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
-            rest.push(line);
-        }
-        rest
-    }
-
     /// Sends a signal by its name, as in `INT` or `TERM`.
-    pub fn signal(&self, name: &str) {
+    pub(crate) fn signal(&self, name: &str) {
         let pid = self.child.id().to_string();
         let sent = Command::new("kill").args(["-s", name, &pid]).status().expect("there is a kill command");
         assert!(sent.success(), "the command still runs");
@@ -149,7 +135,7 @@ impl Running {
 
     /// Waits for its end.
     #[track_caller]
-    pub fn end(&mut self) -> ExitStatus {
+    pub(crate) fn end(&mut self) -> ExitStatus {
         let end = Instant::now() + PATIENCE;
         loop {
             if let Some(status) = self.child.try_wait().expect("it is our child") {
@@ -171,7 +157,9 @@ impl Drop for Running {
 
 /// Runs the command and closes its standard output after the first line, as `head -1` does. Gives that line, the exit
 /// code and what it wrote to standard error.
-pub fn first_line<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> (String, Option<i32>, String) {
+pub(crate) fn first_line<S: AsRef<OsStr>>(
+    args: impl IntoIterator<Item = S>,
+) -> (String, Option<i32>, String) {
     let mut command = command(args);
     let mut child =
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command starts");

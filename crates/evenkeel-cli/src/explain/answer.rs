@@ -1,0 +1,449 @@
+//! What becomes of a call, as data: what `--json` prints and the text is made from.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use evenkeel_core::cluster::{Cluster, Clusters, EndpointSet, Leaf, Source, stages};
+use evenkeel_core::policy::DropCategory;
+use evenkeel_core::{Call, Headers};
+use evenkeel_proto::envoy::config::core::v3::HealthStatus;
+use evenkeel_proto::envoy::config::core::v3::address::Address as AddressKind;
+use evenkeel_proto::envoy::config::core::v3::socket_address::PortSpecifier;
+use evenkeel_proto::envoy::config::endpoint::v3::lb_endpoint::HostIdentifier;
+use evenkeel_proto::envoy::config::endpoint::v3::{ClusterLoadAssignment, LbEndpoint};
+use evenkeel_proto::prost::Message;
+use evenkeel_xds::graph::XdsConfig;
+use evenkeel_xds::resource::ResourceType;
+use evenkeel_xds::routing::{Action, Explained, Forward, Outcome, RetryPolicy, WeightedCluster};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::known::Known;
+use super::tree::{self, Node, Row};
+use super::walk::Walk;
+
+/// Why a route misses a call whose path is another.
+pub(crate) const OTHER_PATH: &str = "the path";
+
+/// The call that is asked about.
+#[derive(Debug)]
+pub(crate) struct Question {
+    pub(crate) target: String,
+    /// The listener that the target means.
+    pub(crate) listener: String,
+    /// The authority of the calls.
+    pub(crate) authority: String,
+    pub(crate) path: String,
+    pub(crate) headers: CallHeaders,
+}
+
+/// The headers of the call, names in lower case.
+#[derive(Debug, Default)]
+pub(crate) struct CallHeaders(pub(crate) Vec<(String, String)>);
+
+impl Headers for CallHeaders {
+    fn value(&self, name: &str) -> Option<Cow<'_, str>> {
+        let mut values = self.0.iter().filter(|(key, _)| key == name).map(|(_, value)| value.as_str());
+        let first = values.next()?;
+        Some(values.fold(Cow::Borrowed(first), |all, value| Cow::Owned(format!("{all},{value}"))))
+    }
+}
+
+/// What becomes of the call.
+#[derive(Debug, Serialize)]
+pub(crate) struct Answer {
+    pub(crate) target: String,
+    pub(crate) listener: String,
+    pub(crate) path: String,
+    pub(crate) virtual_host: Option<String>,
+    /// Why every call fails, if it does.
+    pub(crate) failure: Option<String>,
+    /// The routes up to the one that takes what is left.
+    pub(crate) routes: Vec<RouteAnswer>,
+    /// The share of calls that no route takes: they fail.
+    pub(crate) unrouted: f64,
+    /// The clusters that the call may go to.
+    pub(crate) clusters: Vec<ClusterAnswer>,
+}
+
+/// A route, and what it does with the call.
+#[derive(Debug, Serialize)]
+pub(crate) struct RouteAnswer {
+    pub(crate) name: String,
+    pub(crate) route: String,
+    /// Why it does not take the call.
+    pub(crate) misses: Option<String>,
+    /// The share of calls like this that it takes.
+    pub(crate) share: f64,
+    /// How it sends them on; `None` if it takes none, or is not for clients.
+    pub(crate) forward: Option<ForwardAnswer>,
+}
+
+/// How calls go to clusters.
+#[derive(Debug, Serialize)]
+pub(crate) struct ForwardAnswer {
+    /// The clusters with their shares of the route's calls.
+    pub(crate) clusters: Vec<Share>,
+    /// The longest a call may take, in seconds.
+    pub(crate) timeout: Option<f64>,
+    pub(crate) retry: Option<RetryAnswer>,
+    /// What the hash is made of.
+    pub(crate) hash_of: Vec<String>,
+    /// The hash of this call, in hexadecimal, where it is the same for every channel and call.
+    pub(crate) hash: Option<String>,
+    /// Whether each channel has a hash of its own.
+    pub(crate) hash_by_channel: bool,
+    /// The filters that run before the call is sent.
+    pub(crate) filters: Vec<String>,
+}
+
+/// A part of calls, by its name.
+#[derive(Debug, Serialize)]
+pub(crate) struct Share {
+    pub(crate) name: String,
+    pub(crate) share: f64,
+}
+
+/// When a call is tried again; times in seconds.
+#[derive(Debug, Serialize)]
+pub(crate) struct RetryAnswer {
+    pub(crate) max_attempts: u32,
+    pub(crate) on: Vec<String>,
+    pub(crate) first_backoff: f64,
+    pub(crate) longest_backoff: f64,
+}
+
+/// A cluster, and what it does with its calls.
+#[derive(Debug, Serialize)]
+pub(crate) struct ClusterAnswer {
+    pub(crate) name: String,
+    /// The share of calls like this that come to it.
+    pub(crate) share: f64,
+    /// Why calls to it fail, if they do.
+    pub(crate) failure: Option<String>,
+    /// The clusters that it is made of, with it alone where it has endpoints of its own.
+    pub(crate) leaves: Vec<LeafAnswer>,
+    /// The part of its calls that is dropped, where that is fixed.
+    pub(crate) dropped: Option<f64>,
+    /// Where this call goes, if its hash says so.
+    pub(crate) this_call: Option<String>,
+    /// The endpoints of the tree, in its order.
+    pub(crate) endpoints: Vec<Row>,
+    pub(crate) tree: Option<Node>,
+}
+
+/// A cluster with endpoints of its own.
+#[derive(Debug, Serialize)]
+pub(crate) struct LeafAnswer {
+    pub(crate) name: String,
+    /// Where its endpoints come from; `None` if the cluster cannot be had.
+    pub(crate) source: Option<String>,
+    pub(crate) is_dns: bool,
+    /// Categories with the part of calls that each drops.
+    pub(crate) drops: Vec<Share>,
+    pub(crate) max_concurrent_requests: Option<u32>,
+    pub(crate) has_outlier_detection: bool,
+    /// Whether clients report their load to the control plane.
+    pub(crate) reports_load: bool,
+    /// Endpoints that the control plane lists and clients do not use, and why.
+    pub(crate) left_out: Vec<LeftOut>,
+    /// The four configs, from what the control plane asks for down to the localities (A52).
+    pub(crate) stages: Vec<Stage>,
+}
+
+/// An endpoint that clients do not use.
+#[derive(Debug, Serialize)]
+pub(crate) struct LeftOut {
+    pub(crate) address: String,
+    pub(crate) why: String,
+}
+
+/// One of the configs that come one from the other.
+#[derive(Debug, Serialize)]
+pub(crate) struct Stage {
+    pub(crate) name: &'static str,
+    pub(crate) config: Value,
+}
+
+impl Answer {
+    pub(crate) fn new(question: &Question, known: &Known) -> Answer {
+        let mut walk = Walk::new(known, &question.listener, &question.authority);
+        let mut answer = Answer {
+            target: question.target.clone(),
+            listener: question.listener.clone(),
+            path: question.path.clone(),
+            virtual_host: None,
+            failure: None,
+            routes: Vec::new(),
+            unrouted: 0.0,
+            clusters: Vec::new(),
+        };
+        let (selector, config) = match (walk.route.clone(), walk.config().cloned()) {
+            (Ok(selector), Some(config)) => (selector, config),
+            (Err(status), _) => {
+                answer.failure = Some(status.message().to_owned());
+                return answer;
+            }
+            (Ok(_), None) => return answer,
+        };
+        answer.virtual_host = Some(config.virtual_host.name.clone());
+        let call = Call::new(&question.path, 0).with_headers(&question.headers);
+        if let Err(status) = selector.select(&call)
+            && !question.path.starts_with('/')
+        {
+            answer.failure = Some(status.message().to_owned());
+            return answer;
+        }
+        answer.routes(selector.explain(&call), &config, &call);
+        answer.clusters(question, &mut walk, &config, known);
+        answer
+    }
+
+    fn routes(&mut self, steps: Vec<Explained>, config: &XdsConfig, call: &Call<'_>) {
+        let mut left = 1.0;
+        for (step, route) in steps.into_iter().zip(&config.virtual_host.routes) {
+            let (part, misses) = match step.outcome {
+                Outcome::Taken => (1.0, None),
+                Outcome::Share(per_million) => (f64::from(per_million) / 1e6, None),
+                Outcome::OtherPath => (0.0, Some(OTHER_PATH.to_owned())),
+                Outcome::OtherHeader(header) => (0.0, Some(header)),
+                other => (0.0, Some(format!("{other:?}"))),
+            };
+            let share = left * part;
+            left -= share;
+            let forward = match &route.action {
+                Action::Forward(forward) if misses.is_none() => {
+                    Some(ForwardAnswer::new(forward, config, call))
+                }
+                _ => None,
+            };
+            if forward.is_none() && misses.is_none() {
+                self.unrouted += share;
+            }
+            self.routes.push(RouteAnswer { name: step.name, route: step.route, misses, share, forward });
+        }
+        self.unrouted += left;
+    }
+
+    fn clusters(&mut self, question: &Question, walk: &mut Walk, config: &XdsConfig, known: &Known) {
+        let mut shares: Vec<(String, f64, Option<u64>)> = Vec::new();
+        for route in self.routes.iter().filter(|route| route.share > 0.0) {
+            let Some(forward) = &route.forward else { continue };
+            for Share { name: cluster, share: part } in &forward.clusters {
+                let share = route.share * part;
+                match shares.iter_mut().find(|(name, ..)| name == cluster) {
+                    Some((_, sum, _)) => *sum += share,
+                    None => shares.push((cluster.clone(), share, forward.hash_value())),
+                }
+            }
+        }
+        // The largest first; a stable sort leaves equals in the order of the routes.
+        shares.sort_by(|(_, one, _), (_, other, _)| other.total_cmp(one));
+        for (name, share, hash) in shares {
+            self.clusters.push(ClusterAnswer::new(&name, share, hash, question, walk, config, known));
+        }
+    }
+
+    /// Whether calls can fail by what is written in the mesh alone.
+    pub(crate) fn is_failing(&self) -> bool {
+        let of_clusters = self.clusters.iter().any(|cluster| cluster.failure.is_some());
+        self.failure.is_some() || self.unrouted > 0.0 || of_clusters
+    }
+}
+
+impl ForwardAnswer {
+    fn new(forward: &Forward, config: &XdsConfig, call: &Call<'_>) -> ForwardAnswer {
+        let sum: f64 = forward.clusters.iter().map(|cluster| f64::from(cluster.weight)).sum();
+        let part = |cluster: &WeightedCluster| Share {
+            name: cluster.name.to_string(),
+            share: f64::from(cluster.weight) / sum,
+        };
+        let limit = forward.limit.effective(config.listener.max_stream_duration);
+        // Two channels that agree show that the hash is of the call alone.
+        let [one, other] = [1, 2].map(|channel_id| forward.hash_of(call, channel_id));
+        let filters = config.listener.filters.iter();
+        ForwardAnswer {
+            clusters: forward.clusters.iter().map(part).collect(),
+            timeout: limit.as_ref().map(Duration::as_secs_f64),
+            retry: forward.retry.as_deref().map(RetryAnswer::new),
+            hash_of: forward.hash.iter().map(ToString::to_string).collect(),
+            hash: one.filter(|_| one == other).map(|hash| format!("{hash:016x}")),
+            hash_by_channel: one != other,
+            filters: filters
+                .filter(|filter| !filter.filter.is_terminal() && !filter.disabled)
+                .map(|filter| filter.name.to_string())
+                .collect(),
+        }
+    }
+
+    fn hash_value(&self) -> Option<u64> {
+        u64::from_str_radix(self.hash.as_deref()?, 16).ok()
+    }
+}
+
+impl RetryAnswer {
+    fn new(retry: &RetryPolicy) -> RetryAnswer {
+        RetryAnswer {
+            max_attempts: retry.max_attempts,
+            on: retry.retry_on.iter().map(|code| format!("{code:?}")).collect(),
+            first_backoff: retry.base_interval.as_secs_f64(),
+            longest_backoff: retry.max_interval.as_secs_f64(),
+        }
+    }
+}
+
+impl ClusterAnswer {
+    fn new(
+        name: &str,
+        share: f64,
+        hash: Option<u64>,
+        question: &Question,
+        walk: &mut Walk,
+        config: &XdsConfig,
+        known: &Known,
+    ) -> ClusterAnswer {
+        let clusters = &config.clusters;
+        let child = format!("cluster:{name}");
+        let call = (question.path.as_str(), &question.headers as &dyn Headers);
+        let picked = walk.pick(call, &child, hash.unwrap_or_default());
+        let tree = walk.tree().and_then(|root| {
+            let (_, description) = root.children.iter().find(|(found, _)| *found == child)?;
+            Some(Node::of(description, clusters))
+        });
+        let header = tree.as_ref().and_then(hash_header);
+        let is_hashed = tree.as_ref().is_some_and(is_by_hash);
+        let has_hash = match header {
+            Some(header) => question.headers.value(&header).is_some(),
+            None => hash.is_some(),
+        };
+        let this_call = picked.as_ref().ok().and_then(Option::as_ref).filter(|_| is_hashed && has_hash);
+        ClusterAnswer {
+            name: name.to_owned(),
+            share,
+            failure: picked.as_ref().err().map(|status| status.message().to_owned()),
+            leaves: leaves(name, clusters).map(|leaf| LeafAnswer::new(&leaf, clusters, known)).collect(),
+            dropped: tree.as_ref().and_then(Node::arriving).map(rest),
+            this_call: this_call.map(ToString::to_string),
+            endpoints: tree.iter().flat_map(Node::walk).flat_map(|node| node.endpoints.clone()).collect(),
+            tree,
+        }
+    }
+}
+
+/// What is left of all calls, without the noise of summing shares.
+fn rest(share: f64) -> f64 {
+    ((1.0 - share) * 1e9).round().max(0.0) / 1e9
+}
+
+/// The header that ring_hash hashes by itself (A76), if it was told to.
+fn hash_header(tree: &Node) -> Option<String> {
+    let mut headers =
+        tree.walk().into_iter().filter_map(|node| node.details.get("requestHashHeader")?.as_str());
+    headers.next().filter(|header| !header.is_empty()).map(str::to_owned)
+}
+
+fn is_by_hash(tree: &Node) -> bool {
+    tree.walk().iter().any(|node| node.policy.as_deref() == Some("ring_hash_experimental"))
+}
+
+/// The leaves of a cluster: itself, or those that it is made of.
+fn leaves(name: &str, clusters: &Clusters) -> impl Iterator<Item = Arc<str>> {
+    let names = match clusters.clusters.get(name).map(|cluster| cluster.as_deref()) {
+        Some(Ok(Cluster::Aggregate { leaves })) => leaves.clone(),
+        _ => vec![name.into()],
+    };
+    names.into_iter()
+}
+
+impl LeafAnswer {
+    fn new(name: &str, clusters: &Clusters, known: &Known) -> LeafAnswer {
+        let Some(leaf) = tree::leaf(name, clusters) else {
+            return LeafAnswer {
+                name: name.to_owned(),
+                source: None,
+                is_dns: false,
+                drops: Vec::new(),
+                max_concurrent_requests: None,
+                has_outlier_detection: false,
+                reports_load: false,
+                left_out: Vec::new(),
+                stages: Vec::new(),
+            };
+        };
+        let set = clusters.endpoints.get(&leaf.source).cloned().unwrap_or_default();
+        let drop = |drop: &DropCategory| Share {
+            name: drop.category.to_string(),
+            share: f64::from(drop.requests_per_million) / 1e6,
+        };
+        LeafAnswer {
+            name: name.to_owned(),
+            source: Some(leaf.source.to_string()),
+            is_dns: matches!(leaf.source, Source::LogicalDns { .. }),
+            drops: set.drops.iter().map(drop).collect(),
+            max_concurrent_requests: leaf.max_concurrent_requests,
+            has_outlier_detection: leaf.outlier_detection.is_some(),
+            reports_load: leaf.load_reporting.is_some(),
+            left_out: left_out(leaf, known),
+            stages: stages_of(leaf, &set),
+        }
+    }
+}
+
+fn stages_of(leaf: &Leaf, set: &EndpointSet) -> Vec<Stage> {
+    let stages = stages(leaf, set);
+    let all = [
+        ("lb_policy_config", Some(stages.lb_policy_config)),
+        ("xds_cluster_resolver_experimental", Some(stages.cluster_resolver)),
+        ("priority_experimental", Some(stages.priority)),
+        ("weighted_target_experimental", stages.weighted_target),
+    ];
+    all.into_iter().filter_map(|(name, config)| Some(Stage { name, config: config? })).collect()
+}
+
+/// The endpoints that the control plane lists and clients pass over: those that are not healthy, and localities without a
+/// weight (A27).
+fn left_out(leaf: &Leaf, known: &Known) -> Vec<LeftOut> {
+    let Source::Eds { .. } = &leaf.source else { return Vec::new() };
+    let raw = known.find(ResourceType::Endpoints, leaf.source.name()).map(|found| &found.raw.value[..]);
+    let Some(Ok(message)) = raw.map(ClusterLoadAssignment::decode) else { return Vec::new() };
+    let mut found = Vec::new();
+    for locality in &message.endpoints {
+        let is_weighed = locality.load_balancing_weight.is_some_and(|weight| weight > 0);
+        for endpoint in &locality.lb_endpoints {
+            let why = match HealthStatus::try_from(endpoint.health_status) {
+                Ok(HealthStatus::Unknown | HealthStatus::Healthy) if is_weighed => continue,
+                Ok(HealthStatus::Unknown | HealthStatus::Healthy) => "its locality has no weight".to_owned(),
+                Ok(status) => status.as_str_name().to_ascii_lowercase(),
+                Err(_) => format!("health {}", endpoint.health_status),
+            };
+            found.push(LeftOut { address: address(endpoint), why });
+        }
+    }
+    found
+}
+
+fn address(endpoint: &LbEndpoint) -> String {
+    let address = match &endpoint.host_identifier {
+        Some(HostIdentifier::Endpoint(endpoint)) => endpoint.address.as_ref(),
+        _ => None,
+    };
+    match address.and_then(|address| address.address.as_ref()) {
+        Some(AddressKind::SocketAddress(socket)) => match &socket.port_specifier {
+            Some(PortSpecifier::PortValue(port)) if socket.address.contains(':') => {
+                format!("[{}]:{port}", socket.address)
+            }
+            Some(PortSpecifier::PortValue(port)) => format!("{}:{port}", socket.address),
+            _ => socket.address.clone(),
+        },
+        Some(AddressKind::Pipe(pipe)) => format!("unix:{}", pipe.path),
+        _ => "an endpoint without an address".to_owned(),
+    }
+}
+
+/// The headers as `--json` shows them.
+pub(crate) fn shown(headers: &CallHeaders) -> BTreeMap<&str, String> {
+    let names = headers.0.iter().map(|(name, _)| name.as_str());
+    names.filter_map(|name| Some((name, headers.value(name)?.into_owned()))).collect()
+}

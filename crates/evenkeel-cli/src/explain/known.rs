@@ -1,0 +1,60 @@
+//! Resources as a client would know them once a control plane sent them all: read by the same parser, and looked up by
+//! the same walk.
+
+use std::collections::BTreeMap;
+
+use evenkeel_core::{Registry, Status};
+use evenkeel_proto::prost_types::Any;
+use evenkeel_xds::bootstrap::ServerConfig;
+use evenkeel_xds::client::Seen;
+use evenkeel_xds::graph::View;
+use evenkeel_xds::resource::{Parsed, Parser, Rejected, ResourceType};
+
+/// What a client makes of every resource.
+#[derive(Debug, Default)]
+pub(crate) struct Known {
+    resources: BTreeMap<(ResourceType, String), Read>,
+}
+
+/// A resource, as it was sent and as it was read.
+#[derive(Debug)]
+pub(crate) struct Read {
+    pub(crate) raw: Any,
+    pub(crate) read: Result<Parsed, Rejected>,
+}
+
+impl Known {
+    /// Reads resources, each with its type URL and name. Types that clients do not ask for are passed over.
+    pub(crate) fn read<'a>(resources: impl IntoIterator<Item = (&'a str, &'a str, &'a Any)>) -> Known {
+        let parser = Parser::new(Registry::standard());
+        let server = ServerConfig::insecure("mesh");
+        let mut known = Known::default();
+        for (type_url, name, any) in resources {
+            let Some(kind) = ResourceType::of_type_url(type_url) else { continue };
+            let read = Read { raw: any.clone(), read: parser.parse(kind, any, &server) };
+            known.resources.insert((kind, name.to_owned()), read);
+        }
+        known
+    }
+
+    /// All of them, in the order in which they lead to each other.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (ResourceType, &str, &Read)> {
+        self.resources.iter().map(|((kind, name), read)| (*kind, name.as_str(), read))
+    }
+
+    pub(crate) fn find(&self, kind: ResourceType, name: &str) -> Option<&Read> {
+        self.resources.get(&(kind, name.to_owned()))
+    }
+}
+
+impl View for Known {
+    /// Nothing is on its way: what is not there does not exist.
+    fn look(&self, kind: ResourceType, name: &str) -> Seen {
+        let value = match self.find(kind, name).map(|found| &found.read) {
+            None => Err(Status::unavailable(format!("{kind} {name:?} does not exist"))),
+            Some(Err(rejected)) => Err(Status::unavailable(format!("{kind} {rejected}"))),
+            Some(Ok(parsed)) => Ok(parsed.resource.clone()),
+        };
+        Seen { value: Some(value), ambient: None }
+    }
+}

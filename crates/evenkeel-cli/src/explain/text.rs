@@ -1,0 +1,366 @@
+//! The answer for people: the short one first, then the routes, then each cluster as a tree with its shares.
+
+use std::fmt::Write as _;
+
+use crate::table::{Cell, table};
+use crate::ui::{Style, Terminal};
+
+use super::answer::{
+    Answer, ClusterAnswer, ForwardAnswer, LeafAnswer, LeftOut, OTHER_PATH, RouteAnswer, Stage,
+};
+use super::tree::{Node, Row};
+
+/// How wide a bar of all calls is.
+const BAR: f64 = 10.0;
+
+/// How wide lines of words are.
+const WIDTH: usize = 79;
+
+/// The whole answer. `with_stages` adds the four configs of each cluster.
+pub(crate) fn text(answer: &Answer, with_stages: bool, terminal: &Terminal) -> String {
+    let mut out = format!("{}\n", terminal.paint(Style::Title, wrapped(&headline(answer), 0)));
+    if answer.failure.is_some() {
+        return out;
+    }
+    out.push_str(&routes(answer, terminal));
+    for cluster in &answer.clusters {
+        out.push_str(&of_cluster(cluster, terminal));
+        if with_stages {
+            cluster.leaves.iter().for_each(|leaf| out.push_str(&stages(leaf, terminal)));
+        }
+    }
+    if !with_stages && !answer.clusters.is_empty() {
+        let hint = "--stages shows the four configs that lead here, --json everything.";
+        line(&mut out, format_args!("\n{}", terminal.paint(Style::Faint, hint)));
+    }
+    out
+}
+
+/// What becomes of the call, in one sentence.
+fn headline(answer: &Answer) -> String {
+    let calls = match answer.path.as_str() {
+        "/" => format!("Calls to {}", answer.target),
+        path => format!("Calls to {path} of {}", answer.target),
+    };
+    let refused = match answer.unrouted {
+        0.0 => String::new(),
+        share => format!("; {} find no route and fail", percent(share)),
+    };
+    if let Some(failure) = &answer.failure {
+        return format!("{calls} fail: {failure}");
+    }
+    match answer.clusters.as_slice() {
+        [] => format!("{calls} find no route and fail."),
+        [only] if refused.is_empty() => format!("{calls} go to cluster {}: {}.", only.name, outlook(only)),
+        clusters => {
+            let each =
+                clusters.iter().map(|cluster| format!("{} to {}", percent(cluster.share), cluster.name));
+            format!("{calls} go {}{refused}.", each.collect::<Vec<_>>().join(", "))
+        }
+    }
+}
+
+/// What a cluster does with its calls, in a few words.
+fn outlook(cluster: &ClusterAnswer) -> String {
+    if let Some(failure) = &cluster.failure {
+        return format!("they fail, {failure}");
+    }
+    if let Some(address) = &cluster.this_call {
+        return format!("by its hash this one to {address}");
+    }
+    let nodes = cluster.tree.as_ref().map(Node::walk).unwrap_or_default();
+    let rows: Vec<&Row> = nodes.iter().flat_map(|node| &node.endpoints).collect();
+    let is_used = |row: &&&Row| row.share.map_or(row.unused.is_none(), |share| share > 0.0);
+    let used = rows.iter().filter(is_used).count();
+    let policy = nodes.iter().find(|node| !node.endpoints.is_empty()).and_then(|node| node.policy.as_deref());
+    let what = if rows.len() == 1 { "endpoint" } else { "endpoints" };
+    let count = if used == rows.len() { format!("{used}") } else { format!("{used} of {}", rows.len()) };
+    match policy {
+        Some(policy) => format!("{count} {what} by {policy}"),
+        None => format!("{count} {what}"),
+    }
+}
+
+fn routes(answer: &Answer, terminal: &Terminal) -> String {
+    let host = answer.virtual_host.as_deref().unwrap_or_default();
+    let mut out =
+        format!("\n{}\n", terminal.paint(Style::Title, format_args!("Routes of virtual host {host:?}")));
+    for (i, route) in answer.routes.iter().enumerate() {
+        let (sign, style, fate) = fate(route);
+        let name = if route.name.is_empty() { String::new() } else { format!("{:?} ", route.name) };
+        let route_text = wrapped(&format!("{name}{}", route.route), 7);
+        line(&mut out, format_args!("  {sign} {}. {route_text}", i + 1));
+        line(&mut out, format_args!("       {}", terminal.paint(style, wrapped(&fate, 7))));
+        if let Some(forward) = &route.forward {
+            for text in terms(forward) {
+                line(&mut out, format_args!("       {}", wrapped(&text, 7)));
+            }
+        }
+    }
+    if answer.unrouted > 0.0 {
+        let text =
+            format!("{} of the calls find no route and fail with UNAVAILABLE", percent(answer.unrouted));
+        line(&mut out, format_args!("  ✗ {}", terminal.paint(Style::Bad, text)));
+    }
+    let is_path_missed = answer.routes.iter().any(|route| route.misses.as_deref() == Some(OTHER_PATH));
+    if is_path_missed && answer.path == "/" {
+        line(
+            &mut out,
+            format_args!("  {}", terminal.paint(Style::Faint, "--path says which method is called.")),
+        );
+    }
+    out
+}
+
+/// A sign, a colour and a word for what a route does with the call.
+fn fate(route: &RouteAnswer) -> (char, Style, String) {
+    match &route.misses {
+        Some(why) => ('·', Style::Faint, format!("does not match: {why}")),
+        None if route.forward.is_none() => {
+            ('✗', Style::Bad, format!("fails {} of the calls", percent(route.share)))
+        }
+        None if route.share >= 1.0 => ('→', Style::Good, "takes it".to_owned()),
+        None => ('→', Style::Good, format!("takes {} of such calls", percent(route.share))),
+    }
+}
+
+/// What holds for calls of a route.
+fn terms(forward: &ForwardAnswer) -> Vec<String> {
+    let mut all = Vec::new();
+    if forward.clusters.len() > 1 {
+        let each = forward.clusters.iter().map(|to| format!("{} {}", to.name, percent(to.share)));
+        all.push(each.collect::<Vec<_>>().join(", "));
+    }
+    all.push(match forward.timeout {
+        Some(timeout) => format!("timeout {}", seconds(timeout)),
+        None => "no timeout but the caller's".to_owned(),
+    });
+    if let Some(retry) = &forward.retry {
+        let (first, longest) = (seconds(retry.first_backoff), seconds(retry.longest_backoff));
+        let on = retry.on.join(", ");
+        all.push(format!("up to {} attempts on {on}, back-off {first} to {longest}", retry.max_attempts));
+    }
+    if !forward.hash_of.is_empty() {
+        let of = forward.hash_of.join("; ");
+        all.push(match &forward.hash {
+            Some(hash) => format!("hash of {of}: {hash}"),
+            None if forward.hash_by_channel => format!("hash of {of}: each channel has its own"),
+            None => format!("hash of {of}: this call has none, so it gets a random one"),
+        });
+    }
+    if !forward.filters.is_empty() {
+        all.push(format!("filters: {}", forward.filters.join(", ")));
+    }
+    all
+}
+
+fn of_cluster(cluster: &ClusterAnswer, terminal: &Terminal) -> String {
+    let share = if cluster.share < 1.0 {
+        format!(", {} of the calls", percent(cluster.share))
+    } else {
+        String::new()
+    };
+    let title = format!("Cluster {}{share}", cluster.name);
+    let mut out = format!("\n{}\n", terminal.paint(Style::Title, title));
+    if let Some(failure) = &cluster.failure {
+        let failure = wrapped(&format!("✗ its calls fail: {failure}"), 4);
+        line(&mut out, format_args!("  {}", terminal.paint(Style::Bad, failure)));
+    }
+    if let Some(tree) = &cluster.tree {
+        let mut rows = Vec::new();
+        draw(tree, "  ", "  ", &mut rows);
+        out.push_str(&table(&rows, terminal));
+    }
+    for note in notes(cluster) {
+        line(&mut out, format_args!("  {} {}", terminal.paint(Style::Faint, "*"), wrapped(&note, 4)));
+    }
+    out
+}
+
+/// One row for each policy and endpoint. `first` stands before the row itself, `rest` before those below it.
+fn draw(node: &Node, first: &str, rest: &str, rows: &mut Vec<Vec<Cell>>) {
+    let policy = node.policy.as_deref().unwrap_or("stands by");
+    let name = if node.name.is_empty() { policy.to_owned() } else { format!("{}  {policy}", node.name) };
+    let name = Cell::new(format!("{first}{name}"));
+    rows.push(match node.policy {
+        None => vec![name.style(Style::Faint)],
+        // An only child takes what its parent gets.
+        Some(_) if node.name.is_empty() => vec![name],
+        Some(_) => vec![name, Cell::default(), share(node.share)],
+    });
+    let count = node.children.len() + node.endpoints.len();
+    let stem = |i: usize| if i + 1 == count { ("└ ", "  ") } else { ("├ ", "│ ") };
+    for (i, row) in node.endpoints.iter().enumerate() {
+        let (branch, _) = stem(i);
+        rows.push(endpoint(row, node.policy.as_deref(), &format!("{rest}{branch}")));
+    }
+    for (i, child) in node.children.iter().enumerate() {
+        let (branch, below) = stem(node.endpoints.len() + i);
+        draw(child, &format!("{rest}{branch}"), &format!("{rest}{below}"), rows);
+    }
+}
+
+fn endpoint(row: &Row, policy: Option<&str>, stem: &str) -> Vec<Cell> {
+    let name = Cell::new(format!("{stem}{}", row.addresses.join(", ")));
+    if policy.is_none() {
+        return vec![name.style(Style::Faint)];
+    }
+    // The ring's weights are shares of the ring already.
+    let weight = row.weight.filter(|weight| *weight > 0.0 && policy != Some("ring_hash_experimental"));
+    let weight = Cell::right(weight.map(|weight| format!("weight {}", number(weight))).unwrap_or_default());
+    match (row.share, &row.unused) {
+        (Some(part), _) if part > 0.0 => {
+            let bar = "█".repeat((part * BAR).round() as usize);
+            let bar = if bar.is_empty() { "▏".to_owned() } else { bar };
+            vec![name, weight, Cell::right(percent(part)), Cell::new(bar).style(Style::Good)]
+        }
+        (_, Some(why)) => vec![name, weight, Cell::right(percent(0.0)), Cell::new(why).style(Style::Faint)],
+        (Some(_), None) => vec![name, weight, Cell::right(percent(0.0))],
+        (None, None) => vec![name, weight, Cell::right("by load")],
+    }
+}
+
+fn share(share: Option<f64>) -> Cell {
+    match share {
+        Some(share) => Cell::right(percent(share)),
+        None => Cell::right("by load"),
+    }
+}
+
+/// What the tree does not show by itself.
+fn notes(cluster: &ClusterAnswer) -> Vec<String> {
+    let mut notes = Vec::new();
+    let several = cluster.leaves.len() > 1;
+    if several {
+        let names = cluster.leaves.iter().map(|leaf| leaf.name.as_str()).collect::<Vec<_>>().join(", ");
+        notes.push(format!("made of {names}: the first that works takes all calls"));
+    }
+    for leaf in &cluster.leaves {
+        let of = if several { format!("{}: ", leaf.name) } else { String::new() };
+        notes.extend(leaf_notes(leaf).into_iter().map(|note| format!("{of}{note}")));
+    }
+    if let Some(address) = &cluster.this_call {
+        notes.push(format!("the hash of this call leads to {address}"));
+    }
+    for node in cluster.tree.as_ref().map(Node::walk).unwrap_or_default() {
+        let note = node.policy.as_deref().and_then(|policy| policy_note(policy, node));
+        let warnings = node.warnings.iter().map(|warning| format!("warning: {warning}"));
+        for note in note.into_iter().chain(warnings) {
+            if !notes.contains(&note) {
+                notes.push(note);
+            }
+        }
+    }
+    notes
+}
+
+fn leaf_notes(leaf: &LeafAnswer) -> Vec<String> {
+    let mut notes = Vec::new();
+    match &leaf.source {
+        Some(source) if leaf.is_dns => notes.push(format!(
+            "endpoints are all addresses of {source}, which is not looked up here: one endpoint, whatever they are"
+        )),
+        Some(source) => notes.push(format!("endpoints from {source}")),
+        None => {}
+    }
+    for drop in &leaf.drops {
+        notes.push(format!("{} of the calls are dropped (category {:?})", percent(drop.share), drop.name));
+    }
+    if let Some(limit) = leaf.max_concurrent_requests {
+        notes.push(format!("at most {limit} calls at a time from one client"));
+    }
+    if leaf.has_outlier_detection {
+        notes.push("endpoints that do badly are set aside for a while (outlier detection)".to_owned());
+    }
+    if leaf.reports_load {
+        notes.push("clients report their load to the control plane".to_owned());
+    }
+    for LeftOut { address, why } in &leaf.left_out {
+        notes.push(format!("left out: {address} ({why})"));
+    }
+    notes
+}
+
+/// What a policy decides while calls run.
+fn policy_note(policy: &str, node: &Node) -> Option<String> {
+    let detail = |name: &str| node.details.get(name).map(ToString::to_string).unwrap_or_default();
+    Some(match policy {
+        "weighted_round_robin" => {
+            "weights are learned from load reports at run time; until then the EDS weights hold, as shown"
+                .to_owned()
+        }
+        "least_request_experimental" => format!(
+            "of {} endpoints chosen at random the one with the fewest calls in flight is taken: even if all are as fast",
+            detail("choiceCount")
+        ),
+        "ring_hash_experimental" => {
+            format!(
+                "shares are those of the ring ({} entries): a call goes where its hash is",
+                detail("ringSize")
+            )
+        }
+        "random_subsetting_experimental" => {
+            format!("each client draws {} of {} endpoints; shown is one draw", detail("chosen"), detail("of"))
+        }
+        "pick_first" => "one address at a time: the first that answers".to_owned(),
+        _ => return None,
+    })
+}
+
+fn stages(leaf: &LeafAnswer, terminal: &Terminal) -> String {
+    let mut out = String::new();
+    for (i, Stage { name, config }) in leaf.stages.iter().enumerate() {
+        let title = format!("Cluster {}, config {} of {}: {name}", leaf.name, i + 1, leaf.stages.len());
+        line(&mut out, format_args!("\n{}", terminal.paint(Style::Title, title)));
+        line(&mut out, format_args!("{config:#}"));
+    }
+    out
+}
+
+/// A share as people read it: `25 %`, `18.8 %`, `0.05 %`.
+pub(crate) fn percent(share: f64) -> String {
+    let percent = share * 100.0;
+    let text =
+        if percent > 0.0 && percent < 0.95 { format!("{percent:.2}") } else { format!("{percent:.1}") };
+    let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
+    format!("{text} %")
+}
+
+/// A time as people read it: `250 ms`, `5 s`.
+fn seconds(seconds: f64) -> String {
+    match seconds {
+        short if short < 1.0 => format!("{} ms", number(short * 1000.0)),
+        long => format!("{} s", number(long)),
+    }
+}
+
+/// A number without digits that say nothing.
+fn number(number: f64) -> String {
+    let text = format!("{number:.3}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+/// The text with a break wherever the next word would go past the width; lines after the first are indented.
+fn wrapped(text: &str, indent: usize) -> String {
+    let mut out = String::new();
+    let mut column = indent;
+    for (i, word) in text.split(' ').enumerate() {
+        let width = word.chars().count();
+        if i > 0 && column + 1 + width > WIDTH {
+            out.push('\n');
+            out.push_str(&" ".repeat(indent));
+            column = indent;
+        } else if i > 0 {
+            out.push(' ');
+            column += 1;
+        }
+        out.push_str(word);
+        column += width;
+    }
+    out
+}
+
+fn line(out: &mut String, text: std::fmt::Arguments<'_>) {
+    // A `String` takes everything.
+    let _ = writeln!(out, "{text}");
+}

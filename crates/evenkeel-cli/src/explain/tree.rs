@@ -1,0 +1,194 @@
+//! The policies of a cluster with the share of its calls that comes by each of them.
+//!
+//! Shares multiply on the way down: a priority passes all of them to one child, a weighted target splits them, drops take
+//! some away. Where a policy decides by what happens at run time there is no share to tell, and `None` says so.
+
+use evenkeel_core::cluster::{Cluster, Clusters, Leaf};
+use evenkeel_core::{Description, Endpoint, EndpointRow};
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+/// A policy, or a priority that stands by.
+#[derive(Debug, Serialize)]
+pub(crate) struct Node {
+    /// What its parent calls it; empty where it is the only one.
+    pub(crate) name: String,
+    /// The policy; `None` for a priority that stands by, so that there is no policy yet.
+    pub(crate) policy: Option<String>,
+    /// The share of the cluster's calls that come here, if that is fixed.
+    pub(crate) share: Option<f64>,
+    pub(crate) details: Map<String, Value>,
+    pub(crate) endpoints: Vec<Row>,
+    pub(crate) children: Vec<Node>,
+    pub(crate) warnings: Vec<String>,
+}
+
+/// An endpoint.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Row {
+    pub(crate) addresses: Vec<String>,
+    pub(crate) locality: Option<String>,
+    pub(crate) weight: Option<f64>,
+    /// The share of the cluster's calls, if that is fixed.
+    pub(crate) share: Option<f64>,
+    /// Why it gets no calls, if it gets none.
+    pub(crate) unused: Option<String>,
+}
+
+impl Node {
+    /// The tree of one cluster, to which all of its calls come.
+    pub(crate) fn of(description: &Description, clusters: &Clusters) -> Node {
+        Node::new(String::new(), description, Some(1.0), clusters)
+    }
+
+    fn new(name: String, description: &Description, share: Option<f64>, clusters: &Clusters) -> Node {
+        let child = |(name, child): &(String, Description)| {
+            let share = share.zip(part(description, name, clusters)).map(|(whole, part)| whole * part);
+            // A name tells siblings apart; of an only child it tells nothing.
+            let shown = if is_named(description) { locality(name) } else { String::new() };
+            Node::new(shown, child, share, clusters)
+        };
+        let mut children: Vec<_> = description.children.iter().map(child).collect();
+        if description.policy == "xds_cluster_resolver_experimental" {
+            let priorities = children.iter_mut().find(|child| child.details.contains_key("chosen"));
+            if let Some(priorities) = priorities {
+                priorities.children.extend(standing_by(description, priorities, clusters));
+            }
+        }
+        Node {
+            name,
+            policy: Some(description.policy.clone()),
+            share,
+            details: description.details.clone(),
+            endpoints: description.endpoints.iter().map(|row| Row::new(row, share)).collect(),
+            children,
+            warnings: description.warnings.clone(),
+        }
+    }
+
+    /// This one and all below it, each before what is below it.
+    pub(crate) fn walk(&self) -> Vec<&Node> {
+        let mut all = vec![self];
+        for child in &self.children {
+            all.extend(child.walk());
+        }
+        all
+    }
+
+    /// The share of calls that get to an endpoint; `None` if it is not fixed for each.
+    pub(crate) fn arriving(&self) -> Option<f64> {
+        let nodes = self.walk();
+        let rows = nodes.iter().flat_map(|node| &node.endpoints);
+        rows.map(|row| row.share.or(row.unused.is_some().then_some(0.0))).sum()
+    }
+}
+
+impl Row {
+    fn new(row: &EndpointRow, share: Option<f64>) -> Row {
+        let share = share.zip(row.share).map(|(whole, part)| whole * part);
+        Row {
+            addresses: row.addresses.clone(),
+            locality: row.locality.as_deref().map(locality),
+            weight: row.weight,
+            share,
+            // One that is idle until its first call has its share all the same.
+            unused: row.unused.clone().filter(|_| share.is_none_or(|share| share == 0.0)),
+        }
+    }
+
+    /// One that waits for others to fail.
+    fn standing_by(endpoint: &Endpoint) -> Row {
+        Row {
+            addresses: endpoint.addresses().iter().map(ToString::to_string).collect(),
+            locality: endpoint.locality().map(|name| locality(&name.to_string())),
+            weight: endpoint.weight().map(f64::from),
+            share: Some(0.0),
+            unused: Some("stands by".to_owned()),
+        }
+    }
+}
+
+/// What part of a policy's calls goes to the child of this name, if that is fixed.
+fn part(parent: &Description, child: &str, clusters: &Clusters) -> Option<f64> {
+    match parent.policy.as_str() {
+        "priority_experimental" => {
+            let chosen = parent.details.get("chosen").and_then(Value::as_str);
+            Some(if chosen == Some(child) { 1.0 } else { 0.0 })
+        }
+        "weighted_target_experimental" => {
+            let share = parent.details.get("targets")?.get(child)?.get("share")?;
+            Some(share.as_f64().unwrap_or(0.0))
+        }
+        "xds_cluster_impl_experimental" => {
+            let cluster = parent.details.get("cluster").and_then(Value::as_str)?;
+            Some(leaf(cluster, clusters).map_or(1.0, |leaf| passing(leaf, clusters)))
+        }
+        _ => (parent.children.len() == 1).then_some(1.0),
+    }
+}
+
+/// The part of a cluster's calls that is not dropped.
+pub(crate) fn passing(leaf: &Leaf, clusters: &Clusters) -> f64 {
+    let drops = clusters.endpoints.get(&leaf.source).map_or(&[][..], |set| &set.drops);
+    drops.iter().map(|drop| 1.0 - f64::from(drop.requests_per_million) / 1e6).product()
+}
+
+/// The cluster of this name, if it has endpoints of its own.
+pub(crate) fn leaf<'a>(name: &str, clusters: &'a Clusters) -> Option<&'a Leaf> {
+    match clusters.clusters.get(name)?.as_deref() {
+        Ok(Cluster::Leaf(leaf)) => Some(leaf),
+        _ => None,
+    }
+}
+
+fn is_named(parent: &Description) -> bool {
+    let several =
+        ["priority_experimental", "weighted_target_experimental", "xds_cluster_manager_experimental"];
+    several.contains(&parent.policy.as_str()) || parent.children.len() > 1
+}
+
+/// The priorities that the priority policy has no child for: those behind the one that serves.
+fn standing_by(resolver: &Description, priorities: &Node, clusters: &Clusters) -> Vec<Node> {
+    let mut found = Vec::new();
+    let mechanisms = resolver.details.get("mechanisms").and_then(Value::as_object);
+    for (cluster, mechanism) in mechanisms.into_iter().flatten() {
+        let Some(set) = leaf(cluster, clusters).and_then(|leaf| clusters.endpoints.get(&leaf.source)) else {
+            continue;
+        };
+        let names = mechanism.get("priorities").and_then(Value::as_array).into_iter().flatten();
+        for (name, endpoints) in names.filter_map(Value::as_str).zip(&set.priorities) {
+            if priorities.children.iter().any(|child| child.name == name) {
+                continue;
+            }
+            found.push(Node {
+                name: name.to_owned(),
+                policy: None,
+                share: Some(0.0),
+                details: Map::new(),
+                endpoints: endpoints.iter().map(Row::standing_by).collect(),
+                children: Vec::new(),
+                warnings: Vec::new(),
+            });
+        }
+    }
+    let order = priorities.details.get("priorities").and_then(Value::as_array);
+    let place =
+        |node: &Node| order.and_then(|order| order.iter().position(|name| *name == node.name.as_str()));
+    found.sort_by_key(place);
+    found
+}
+
+/// A locality as people write it: `eu/eu-1/a` for `{region="eu", zone="eu-1", sub_zone="a"}`. Other names stay as they are.
+pub(crate) fn locality(name: &str) -> String {
+    let inner = name.strip_prefix("{region=\"").and_then(|rest| rest.strip_suffix("\"}"));
+    let parts = inner.and_then(|inner| {
+        let (region, rest) = inner.split_once("\", zone=\"")?;
+        let (zone, sub_zone) = rest.split_once("\", sub_zone=\"")?;
+        Some([region, zone, sub_zone])
+    });
+    match parts {
+        Some(["", "", ""]) => "(no locality)".to_owned(),
+        Some(parts) => parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("/"),
+        None => name.to_owned(),
+    }
+}

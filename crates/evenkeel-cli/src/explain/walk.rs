@@ -1,0 +1,133 @@
+//! A channel without sockets: it follows what is known and balances over endpoints that all answer at once.
+//!
+//! Everything here is what a real channel runs, on a time that stands still.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use evenkeel_core::{
+    Address, Call, CallEnd, Code, Core, Description, Effect, Event, Headers, Instant, Pick, Rng, RootPicker,
+    Status,
+};
+use evenkeel_xds::follow::{Follower, Step};
+use evenkeel_xds::graph::XdsConfig;
+use evenkeel_xds::routing::Selector;
+
+use super::known::Known;
+
+/// How often things are tried that should come to rest at once: far more than any tree needs.
+const TRIES: u32 = 64;
+
+/// How many calls are tried until one is not dropped: of a share that one in a thousand passes, one does for certain.
+const PICKS: u64 = 20_000;
+
+/// A channel that has come as far as it can.
+pub(crate) struct Walk {
+    follower: Follower,
+    core: Core,
+    picker: Option<RootPicker>,
+    /// How calls are routed, or why they fail.
+    pub(crate) route: Result<Arc<Selector>, Status>,
+    /// The DNS names that it would look up.
+    pub(crate) hosts: BTreeSet<Arc<str>>,
+}
+
+impl Walk {
+    /// Follows a listener for calls to an authority.
+    pub(crate) fn new(known: &Known, listener: &str, authority: &str) -> Walk {
+        let follower = Follower::new(listener, authority, "explain", 1, Arc::new(|| ()));
+        let mut walk = Walk {
+            follower,
+            core: Core::builder(Rng::fixed(1)).build(),
+            picker: None,
+            route: Err(Status::unavailable("nothing is known")),
+            hosts: BTreeSet::new(),
+        };
+        let _rounds = (0..TRIES).take_while(|_| walk.follow(known)).count();
+        walk.core.handle(Event::ExitIdle, Instant::ORIGIN);
+        walk.settle();
+        walk
+    }
+
+    /// Looks at what is known, and says whether that led on: to another config, or to a name.
+    fn follow(&mut self, known: &Known) -> bool {
+        let dynamic: Vec<_> = self.core.wanted_clusters().cloned().collect();
+        let followed = self.follower.follow(&dynamic, known);
+        let mut is_news = followed.step.is_some();
+        for host in followed.hosts {
+            if self.hosts.insert(host.clone()) {
+                // The name stands for its addresses: one endpoint, however many they are (A37).
+                self.follower.handle_resolved(&host, Ok(vec![Address::Name(host.clone())]));
+                is_news = true;
+            }
+        }
+        if let Some(Step { update, route }) = followed.step {
+            self.core.update(update);
+            self.route = route;
+            self.settle();
+        }
+        is_news
+    }
+
+    /// Every connection that is asked for is there at once.
+    fn settle(&mut self) {
+        for _ in 0..TRIES {
+            let pass = self.core.reconcile(Instant::ORIGIN);
+            self.picker = pass.picker.or(self.picker.take());
+            let mut is_still = true;
+            for effect in pass.effects {
+                if let Effect::Dial { id, .. } = effect {
+                    self.core.handle(Event::Connected(id), Instant::ORIGIN);
+                    is_still = false;
+                }
+            }
+            if is_still {
+                return;
+            }
+        }
+    }
+
+    /// The config in force, if the routes could be had.
+    pub(crate) fn config(&self) -> Option<&Arc<XdsConfig>> {
+        self.follower.config()
+    }
+
+    /// The tree of policies.
+    pub(crate) fn tree(&self) -> Option<Description> {
+        self.core.describe()
+    }
+
+    /// Where a call with this hash goes, which is to this child of the tree's root; why such calls fail if all of them do.
+    /// `None` if they wait.
+    pub(crate) fn pick(
+        &mut self,
+        (path, headers): (&str, &dyn Headers),
+        child: &str,
+        hash: u64,
+    ) -> Result<Option<Address>, Status> {
+        let mut waits = 0;
+        let mut dropped = None;
+        for entropy in 0..PICKS {
+            let Some(picker) = &self.picker else { return Ok(None) };
+            let call = Call::new(path, entropy).with_headers(headers).with_cluster(child).with_hash(hash);
+            match picker.pick(&call) {
+                Pick::To(id, trackers) => {
+                    trackers.finish(&CallEnd::Finished { code: Code::Ok, at: Instant::ORIGIN, load: None });
+                    return Ok(self.core.subchannel(id).map(|subchannel| subchannel.address().clone()));
+                }
+                Pick::Queue { .. } if waits == TRIES => return Ok(None),
+                Pick::Queue { connect } => {
+                    waits += 1;
+                    if let Some(id) = connect {
+                        self.core.handle(Event::Connect(id), Instant::ORIGIN);
+                    }
+                    self.settle();
+                }
+                Pick::Fail(status) => return Err(status),
+                // Chance may spare the next one.
+                Pick::Drop(status) => dropped = Some(status),
+            }
+        }
+        dropped.map_or(Ok(None), Err)
+    }
+}

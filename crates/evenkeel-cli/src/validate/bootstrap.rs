@@ -1,0 +1,51 @@
+//! Bootstraps: what a client would refuse to start with.
+
+use std::error::Error as _;
+use std::path::Path;
+
+use evenkeel_xds::Problems;
+use evenkeel_xds::bootstrap::Bootstrap;
+
+use super::locate::locate;
+use super::{Finding, Verdict, count};
+
+pub(super) fn verdict(file: &Path, text: &str) -> Verdict {
+    let subject = file.display().to_string();
+    // Whoever broke the syntax wants to know where; the reader of bootstraps tells it as text only.
+    if let Err(error) = serde_json::from_str::<serde::de::IgnoredAny>(text) {
+        let what = error.to_string();
+        let what = what.split(" at line ").next().unwrap_or_default();
+        let place = (error.line() > 0).then(|| (error.line() as u64, error.column().max(1) as u64));
+        let finding = Finding::error(format!("cannot be read as JSON: {what}")).at(place);
+        return Verdict { subject, findings: vec![finding], summary: None };
+    }
+    match Bootstrap::from_json(text) {
+        Ok(bootstrap) => Verdict {
+            subject,
+            findings: bootstrap.warnings().into_iter().map(Finding::warning).collect(),
+            summary: Some(summary(&bootstrap)),
+        },
+        Err(error) => {
+            let findings = match error.source().and_then(|source| source.downcast_ref::<Problems>()) {
+                Some(problems) => problems
+                    .iter()
+                    .map(|problem| {
+                        Finding::error(&problem.text).path(&problem.path).at(locate(text, &problem.path))
+                    })
+                    .collect(),
+                None => vec![Finding::error(error.to_string())],
+            };
+            Verdict { subject, findings, summary: None }
+        }
+    }
+}
+
+fn summary(bootstrap: &Bootstrap) -> String {
+    let servers = count(bootstrap.servers.len(), "control plane");
+    let authorities = match bootstrap.authorities.len() {
+        0 => String::new(),
+        1 => ", 1 authority".to_owned(),
+        more => format!(", {more} authorities"),
+    };
+    format!("{servers}{authorities}, node {:?}", bootstrap.node.id)
+}

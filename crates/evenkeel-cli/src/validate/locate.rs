@@ -1,0 +1,175 @@
+//! From the path of a field to its line and column.
+//!
+//! Readers say which field is wrong by its path. People want to be taken there. JSON is walked value by value; of a mesh
+//! only the names of services and clusters are looked for, as a person would: by their lines.
+
+use serde::de::IgnoredAny;
+
+/// One step of a path.
+#[derive(Debug, PartialEq)]
+enum Step {
+    Key(String),
+    Index(usize),
+}
+
+/// The line and column, from 1, of the value at a path such as `xds_servers[0].channel_creds` in a JSON text; of the deepest
+/// value on the way if the rest is not there. `None` if the text is no JSON.
+pub(super) fn locate(text: &str, path: &str) -> Option<(u64, u64)> {
+    let mut at = value_from(text, 0);
+    for step in steps(path) {
+        match inside(text, at, &step) {
+            Some(next) => at = next,
+            None => break,
+        }
+    }
+    (at < text.len()).then(|| place(text, at))
+}
+
+/// The line and column of a byte of a text.
+fn place(text: &str, at: usize) -> (u64, u64) {
+    let before = &text[..at];
+    let line_start = before.rfind('\n').map_or(0, |end| end + 1);
+    (before.matches('\n').count() as u64 + 1, before[line_start..].chars().count() as u64 + 1)
+}
+
+/// Where the value that a step leads to starts.
+fn inside(text: &str, at: usize, step: &Step) -> Option<usize> {
+    let is_object = text[at..].starts_with('{');
+    if !is_object && !text[at..].starts_with('[') {
+        return None;
+    }
+    let mut next = value_from(text, at + 1);
+    for i in 0.. {
+        if text[next..].starts_with(['}', ']']) {
+            return None;
+        }
+        let is_wanted = if is_object {
+            let end = after_value(text, next)?;
+            let key: String = serde_json::from_str(&text[next..end]).ok()?;
+            // Past the colon.
+            next = value_from(text, value_from(text, end) + 1);
+            matches!(step, Step::Key(wanted) if *wanted == key)
+        } else {
+            matches!(step, Step::Index(wanted) if *wanted == i)
+        };
+        if is_wanted {
+            return Some(next);
+        }
+        next = value_from(text, after_value(text, next)?);
+        if text[next..].starts_with(',') {
+            next = value_from(text, next + 1);
+        }
+    }
+    None
+}
+
+/// The first byte at or after `at` that is no space.
+fn value_from(text: &str, at: usize) -> usize {
+    let rest = text.get(at..).unwrap_or_default();
+    text.len() - rest.trim_start_matches([' ', '\t', '\r', '\n']).len()
+}
+
+/// Where the value that starts at `at` is over.
+fn after_value(text: &str, at: usize) -> Option<usize> {
+    let mut values = serde_json::Deserializer::from_str(text.get(at..)?).into_iter::<IgnoredAny>();
+    values.next()?.ok()?;
+    Some(at + values.byte_offset())
+}
+
+/// The steps of a path as findings write it: `a.b[2]["c d"]`. What is not understood ends it.
+fn steps(path: &str) -> Vec<Step> {
+    let mut steps = Vec::new();
+    let mut rest = path;
+    while !rest.is_empty() {
+        if let Some(inner) = rest.strip_prefix('[') {
+            let mut values = serde_json::Deserializer::from_str(inner).into_iter::<serde_json::Value>();
+            let step = match values.next() {
+                Some(Ok(serde_json::Value::String(key))) => Step::Key(key),
+                Some(Ok(serde_json::Value::Number(index))) => match index.as_u64() {
+                    Some(index) => Step::Index(index as usize),
+                    None => break,
+                },
+                _ => break,
+            };
+            steps.push(step);
+            rest = inner[values.byte_offset()..].trim_start_matches(']');
+        } else {
+            rest = rest.trim_start_matches('.');
+            let end = rest.find(['.', '[']).unwrap_or(rest.len());
+            steps.push(Step::Key(rest[..end].to_owned()));
+            rest = &rest[end..];
+        }
+    }
+    steps
+}
+
+/// The line and column of an entry, such as a cluster, in a section of a mesh that is written in lines. `None` if it is
+/// written otherwise.
+pub(super) fn locate_entry(text: &str, section: &str, name: &str) -> Option<(u64, u64)> {
+    let mut lines = text.lines().zip(1..).skip_while(|(line, _)| key_of(line) != Some((0, section))).skip(1);
+    let entries =
+        lines.by_ref().take_while(|(line, _)| !line.starts_with(|c: char| !c.is_whitespace() && c != '#'));
+    let mut indent = None;
+    for (line, number) in entries {
+        let Some((column, key)) = key_of(line) else { continue };
+        // Entries stand where the first one stands; what is deeper belongs to them.
+        if *indent.get_or_insert(column) == column && key == name {
+            return Some((number, column as u64 + 1));
+        }
+    }
+    None
+}
+
+/// How far a line is indented, and the key that it starts with.
+fn key_of(line: &str) -> Option<(usize, &str)> {
+    let trimmed = line.trim_start_matches(' ');
+    let (key, _) = trimmed.split_once(':').filter(|_| !trimmed.starts_with('#'))?;
+    Some((line.len() - trimmed.len(), key.trim_matches(['"', '\''])))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const JSON: &str = r#"{
+  "xds_servers": [
+    {"server_uri": "a", "channel_creds": []},
+    {"server_uri": "b",
+     "channel_creds": [{"type": "none"}]}
+  ],
+  "authorities": {"a \"b\".c": {"x": 1}}
+}"#;
+
+    #[test]
+    fn a_path_leads_to_its_value() {
+        let check = |path: &str, expected| assert_eq!(locate(JSON, path), Some(expected), "{path}");
+        check("", (1, 1));
+        check("xds_servers", (2, 18));
+        check("xds_servers[1].channel_creds", (5, 23));
+        check("xds_servers[1].channel_creds[0].type", (5, 32));
+        check(r#"authorities["a \"b\".c"].x"#, (7, 37));
+        // What is not there is looked for where it would be.
+        check("xds_servers[1].server_features[2]", (4, 5));
+        check("xds_servers[7].server_uri", (2, 18));
+        check("node.id", (1, 1));
+    }
+
+    #[test]
+    fn what_is_no_json_has_no_places() {
+        for text in ["", "  ", "{", "{\"a\"", "{\"a\": [", "[1, 2", "nothing", "{\"a\": 1}}"] {
+            for path in ["a", "a[0]", "[1]", "[x", "a..b", "[\"a\"][\"b\"]"] {
+                let _ = locate(text, path);
+            }
+        }
+        assert_eq!(locate("  ", "a"), None);
+    }
+
+    #[test]
+    fn an_entry_of_a_mesh_is_found_by_its_line() {
+        let mesh = "# clusters:\nservices:\n  orders: {}\n\nclusters:\n  # orders: no\n  pay:\n    orders: 3\n  \"orders\":\n    policy: x\nother:\n  a: 1\n";
+        assert_eq!(locate_entry(mesh, "services", "orders"), Some((3, 3)));
+        assert_eq!(locate_entry(mesh, "clusters", "orders"), Some((9, 3)));
+        assert_eq!(locate_entry(mesh, "clusters", "a"), None);
+        assert_eq!(locate_entry("clusters: {orders: {}}", "clusters", "orders"), None);
+    }
+}

@@ -1,0 +1,106 @@
+//! Meshes: what is wrong with the file, then what clients would make of its resources.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use evenkeel_control::Mesh;
+use evenkeel_proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
+use evenkeel_proto::prost::Message;
+use evenkeel_xds::resource::ResourceType;
+
+use super::locate::locate_entry;
+use super::{Finding, Verdict, count};
+use crate::explain::known::Known;
+use crate::explain::local_bootstrap;
+use crate::explain::walk::Walk;
+
+pub(super) fn verdict(file: &Path, text: &str) -> Verdict {
+    let subject = file.display().to_string();
+    let mesh = match Mesh::from_yaml(text) {
+        Ok(mesh) => mesh,
+        Err(errors) => {
+            let findings = errors
+                .iter()
+                .map(|error| Finding::error(&error.text).path(&error.path).at(error.line.zip(error.column)));
+            return Verdict { subject, findings: findings.collect(), summary: None };
+        }
+    };
+    let resources = mesh.resources();
+    let known = Known::read(resources.iter());
+    let mut findings = of_resources(&known, text);
+    findings.extend(of_services(&mesh, &known, text));
+    Verdict { subject, findings, summary: Some(summary(&known)) }
+}
+
+/// What a client would reject, with all problems and their paths, and what it would ignore.
+fn of_resources(known: &Known, text: &str) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (kind, name, read) in known.iter() {
+        let section = match kind {
+            ResourceType::Listener | ResourceType::RouteConfig => "services",
+            ResourceType::Cluster | ResourceType::Endpoints => "clusters",
+        };
+        let about = |finding: Finding| {
+            finding.resource(format!("{kind} {name:?}")).at(locate_entry(text, section, name))
+        };
+        match &read.read {
+            Ok(parsed) => findings.extend(parsed.warnings.iter().map(Finding::warning).map(about)),
+            Err(rejected) => {
+                let problems = rejected.problems.iter();
+                let problem =
+                    problems.map(|p| Finding::error(format!("would be NACKed: {}", p.text)).path(&p.path));
+                findings.extend(problem.map(about));
+            }
+        }
+    }
+    findings
+}
+
+/// Services whose calls would fail although every resource is there, each cluster told once.
+fn of_services(mesh: &Mesh, known: &Known, text: &str) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut told = BTreeSet::new();
+    for service in mesh.services() {
+        let Ok(target) = local_bootstrap().listener_name(&format!("xds:///{service}")) else {
+            let what = "cannot be a target: expected a name that xds:///NAME can carry";
+            findings.push(Finding::error(what).path(format!("services.{service}")));
+            continue;
+        };
+        let mut walk = Walk::new(known, target.listener.as_str(), &target.authority);
+        let place = locate_entry(text, "services", service);
+        if let Err(status) = &walk.route {
+            let what = format!("every call fails: {}", status.message());
+            findings.push(Finding::error(what).path(format!("services.{service}")).at(place));
+        }
+        let clusters = walk.config().map(|config| config.virtual_host.clusters.clone()).unwrap_or_default();
+        for cluster in clusters {
+            if !told.insert(cluster.clone()) || is_rejected(known, &cluster) {
+                continue;
+            }
+            if let Err(status) = walk.pick(("/", &()), &format!("cluster:{cluster}"), 0) {
+                let place = locate_entry(text, "clusters", &cluster);
+                let what = format!("every call fails: {}", status.message());
+                findings.push(Finding::error(what).path(format!("clusters.{cluster}")).at(place));
+            }
+        }
+    }
+    findings
+}
+
+/// Whether it was told already why the cluster cannot be used.
+fn is_rejected(known: &Known, cluster: &str) -> bool {
+    let kinds = [ResourceType::Cluster, ResourceType::Endpoints];
+    kinds.iter().any(|kind| known.find(*kind, cluster).is_some_and(|found| found.read.is_err()))
+}
+
+/// What is in a mesh: `2 services, 3 clusters, 14 endpoints`.
+pub(crate) fn summary(known: &Known) -> String {
+    let of = |kind: ResourceType| known.iter().filter(move |(found, ..)| *found == kind);
+    let messages = of(ResourceType::Endpoints)
+        .filter_map(|(.., read)| ClusterLoadAssignment::decode(&read.raw.value[..]).ok());
+    let endpoints =
+        messages.flat_map(|message| message.endpoints).map(|locality| locality.lb_endpoints.len()).sum();
+    let services = count(of(ResourceType::Listener).count(), "service");
+    let clusters = count(of(ResourceType::Cluster).count(), "cluster");
+    format!("{services}, {clusters}, {}", count(endpoints, "endpoint"))
+}

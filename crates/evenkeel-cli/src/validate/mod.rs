@@ -1,0 +1,228 @@
+//! `evenkeel validate`: what clients would reject, of files or of a running control plane.
+//!
+//! What judges is what judges in a client: the reader of the bootstrap and the parser of resources. A finding is an error
+//! (somebody would reject it, or calls would fail) or a warning (it would be ignored, or is unwise). Only errors change
+//! the exit code.
+
+mod bootstrap;
+mod locate;
+mod mesh;
+mod server;
+
+pub(crate) use self::mesh::summary as mesh_summary;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Serialize;
+use serde_json::json;
+
+use crate::ui::{Exit, Failure, Style, Terminal};
+
+/// Say what clients would reject of a mesh, a bootstrap or a running control plane, and why.
+///
+/// Files are meshes (YAML) or bootstraps (JSON), told apart by what is in them. With --server or --bootstrap a control
+/// plane is asked for all that a client of --target needs, as that client would ask; no call is sent to any backend.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Meshes and bootstraps.
+    #[arg(required_unless_present_any = ["server", "bootstrap"], conflicts_with_all = ["server", "bootstrap"])]
+    files: Vec<PathBuf>,
+    /// What the files are, if that cannot be told from what is in them.
+    #[arg(long, conflicts_with_all = ["server", "bootstrap"])]
+    kind: Option<FileKind>,
+    /// Ask this control plane.
+    #[arg(long, value_name = "HOST:PORT", requires = "target", conflicts_with = "bootstrap")]
+    server: Option<String>,
+    /// Ask the control planes of this bootstrap.
+    #[arg(long, value_name = "FILE", requires = "target")]
+    bootstrap: Option<PathBuf>,
+    /// Ask for what a channel to this target needs, such as xds:///orders.
+    #[arg(long, conflicts_with = "files")]
+    target: Option<String>,
+    /// The node id to ask with.
+    #[arg(long, value_name = "ID", default_value = "evenkeel-validate", conflicts_with_all = ["bootstrap", "files"])]
+    node: String,
+    /// Talk TLS to the control plane, with the system's roots.
+    #[arg(long, conflicts_with_all = ["bootstrap", "files"])]
+    tls: bool,
+    /// How long to wait for resources that do not come.
+    #[arg(long, value_name = "SECONDS", default_value = "20", value_parser = seconds, conflicts_with = "files")]
+    wait: Duration,
+    /// Print one JSON value instead of text.
+    #[arg(long)]
+    json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  evenkeel validate mesh.yaml
+  evenkeel validate bootstrap.json
+  evenkeel validate --server 127.0.0.1:18000 --target xds:///orders
+  evenkeel validate --bootstrap \"$GRPC_XDS_BOOTSTRAP\" --target xds:///orders
+
+Exit codes: 0 nothing would be rejected, 1 something would,
+2 a file or the arguments cannot be used, 3 no control plane answers";
+
+/// What a file is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum FileKind {
+    Mesh,
+    Bootstrap,
+}
+
+pub(crate) async fn run(args: Args, terminal: &Terminal) -> Result<Exit, Failure> {
+    let verdicts = if let Some(target) = &args.target {
+        vec![server::verdict(&args, target, terminal).await?]
+    } else {
+        args.files.iter().map(|file| of_file(file, args.kind)).collect::<Result<_, _>>()?
+    };
+    if args.json {
+        terminal.print(format_args!("{:#}\n", json!(verdicts)))?;
+    } else {
+        for verdict in &verdicts {
+            terminal.print(verdict.text(terminal))?;
+        }
+    }
+    let is_bad = verdicts.iter().any(|verdict| verdict.errors() > 0);
+    Ok(if is_bad { Exit::Findings } else { Exit::Fine })
+}
+
+fn of_file(file: &Path, kind: Option<FileKind>) -> Result<Verdict, Failure> {
+    let text = std::fs::read_to_string(file)
+        .map_err(|error| Failure::usage(format!("{}: cannot be read: {error}", file.display())))?;
+    Ok(match kind.unwrap_or_else(|| FileKind::of(&text)) {
+        FileKind::Mesh => mesh::verdict(file, &text),
+        FileKind::Bootstrap => bootstrap::verdict(file, &text),
+    })
+}
+
+impl FileKind {
+    /// A mesh may be written as JSON too, which is YAML; a bootstrap is nothing else.
+    fn of(text: &str) -> FileKind {
+        let is_object = text.trim_start().starts_with('{');
+        let is_mesh = ["services", "clusters"].iter().any(|key| text.contains(&format!("\"{key}\"")));
+        if is_object && (text.contains("\"xds_servers\"") || !is_mesh) {
+            FileKind::Bootstrap
+        } else {
+            FileKind::Mesh
+        }
+    }
+}
+
+/// What came of looking at one thing.
+#[derive(Debug, Serialize)]
+pub(crate) struct Verdict {
+    /// A file, or a target.
+    pub(crate) subject: String,
+    pub(crate) findings: Vec<Finding>,
+    /// What is in it, in a few words; `None` if it could not be read.
+    pub(crate) summary: Option<String>,
+}
+
+/// Something that somebody should know.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Finding {
+    pub(crate) severity: Severity,
+    /// Where it is in the file: line and column, from 1.
+    pub(crate) place: Option<(u64, u64)>,
+    /// The resource that it is about.
+    pub(crate) resource: Option<String>,
+    /// The field.
+    pub(crate) path: String,
+    pub(crate) text: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Severity {
+    /// Somebody would reject it, or calls would fail.
+    Error,
+    /// It would be ignored, or is unwise.
+    Warning,
+}
+
+impl Verdict {
+    fn errors(&self) -> usize {
+        self.findings.iter().filter(|finding| finding.severity == Severity::Error).count()
+    }
+
+    /// One line for each finding, and one for the whole.
+    fn text(&self, terminal: &Terminal) -> String {
+        let mut lines = Vec::new();
+        for finding in &self.findings {
+            let place = finding.place.map(|(line, column)| format!(":{line}:{column}")).unwrap_or_default();
+            let severity = match finding.severity {
+                Severity::Error => terminal.paint(Style::Bad, "error"),
+                Severity::Warning => terminal.paint(Style::Warn, "warning"),
+            };
+            lines.push(format!("{}{place}: {severity}: {finding}\n", self.subject));
+        }
+        let (errors, warnings) = (self.errors(), self.findings.len() - self.errors());
+        let of_warnings =
+            if warnings > 0 { format!("; {}", count(warnings, "warning")) } else { String::new() };
+        let last = match (errors, &self.summary) {
+            (0, Some(summary)) => format!("{}: {summary}{of_warnings}", terminal.paint(Style::Good, "fine")),
+            (0, None) => terminal.paint(Style::Good, "fine").to_string(),
+            _ => format!("{}{of_warnings}", terminal.paint(Style::Bad, count(errors, "error"))),
+        };
+        lines.push(format!("{}: {last}\n", self.subject));
+        lines.concat()
+    }
+}
+
+impl Finding {
+    pub(crate) fn error(text: impl Into<String>) -> Finding {
+        Finding {
+            severity: Severity::Error,
+            place: None,
+            resource: None,
+            path: String::new(),
+            text: text.into(),
+        }
+    }
+
+    pub(crate) fn warning(text: impl Into<String>) -> Finding {
+        Finding { severity: Severity::Warning, ..Finding::error(text) }
+    }
+
+    pub(crate) fn at(self, place: Option<(u64, u64)>) -> Finding {
+        Finding { place, ..self }
+    }
+
+    pub(crate) fn path(self, path: impl Into<String>) -> Finding {
+        Finding { path: path.into(), ..self }
+    }
+
+    pub(crate) fn resource(self, resource: impl Into<String>) -> Finding {
+        Finding { resource: Some(resource.into()), ..self }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(resource) = &self.resource {
+            write!(f, "{resource}: ")?;
+        }
+        if !self.path.is_empty() {
+            write!(f, "{}: ", self.path)?;
+        }
+        f.write_str(&self.text)
+    }
+}
+
+/// `1 cluster`, `2 clusters`.
+pub(crate) fn count(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
+/// A time of at least a tenth of a second.
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| format!("expected a number of seconds, found {text:?}"))?;
+    if !(0.1..=3600.0).contains(&seconds) {
+        return Err(format!("expected 0.1 to 3600 seconds, found {text}"));
+    }
+    Ok(Duration::from_secs_f64(seconds))
+}

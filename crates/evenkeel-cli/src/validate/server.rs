@@ -1,0 +1,160 @@
+//! Running control planes: asked as a client of a target would ask, until every resource stands somewhere.
+//!
+//! A channel wants the resources, and never gets to a backend: its connections lead nowhere.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::time::Duration;
+
+use evenkeel::{Address, Bootstrap, Channel, Connector, Io, XdsClient};
+use evenkeel_proto::envoy::admin::v3::ClientResourceStatus;
+use evenkeel_proto::envoy::service::status::v3::client_config::GenericXdsConfig;
+use evenkeel_xds::resource::ResourceType;
+use serde_json::json;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::{Args, Finding, Verdict, count};
+use crate::ui::{Failure, Terminal};
+
+/// How often to look how resources stand.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// How long the reason may take why nothing can be reached.
+const REASON: Duration = Duration::from_secs(5);
+
+pub(super) async fn verdict(args: &Args, target: &str, terminal: &Terminal) -> Result<Verdict, Failure> {
+    let bootstrap = bootstrap(args)?;
+    let servers =
+        bootstrap.servers.iter().map(|server| server.uri.to_string()).collect::<Vec<_>>().join(", ");
+    let client = XdsClient::builder(bootstrap).build();
+    let channel = Channel::builder(target)
+        .xds_client(client.clone())
+        .connector(Nowhere)
+        .build()
+        .map_err(|error| Failure::usage(error.to_string()))?;
+    channel.connect();
+    let resources = settled(&client, args.wait, &servers, terminal).await?;
+    let Some(resources) = resources else {
+        let why = reason(channel).await;
+        let text = format!("no control plane answers ({servers}): {why}");
+        return Err(Failure::unreachable(text));
+    };
+    let findings: Vec<_> = resources.iter().filter_map(finding).collect();
+    Ok(Verdict { subject: target.to_owned(), findings, summary: Some(summary(&resources)) })
+}
+
+/// Whom to ask, and as whom.
+fn bootstrap(args: &Args) -> Result<Bootstrap, Failure> {
+    let text = match (&args.bootstrap, &args.server) {
+        (Some(file), _) => std::fs::read_to_string(file)
+            .map_err(|error| Failure::usage(format!("{}: cannot be read: {error}", file.display())))?,
+        (None, server) => {
+            let kind = if args.tls { "tls" } else { "insecure" };
+            json!({
+                "xds_servers": [{ "server_uri": server, "channel_creds": [{ "type": kind }] }],
+                "node": { "id": args.node },
+            })
+            .to_string()
+        }
+    };
+    Bootstrap::from_json(&text).map_err(|error| Failure::usage(error.to_string()))
+}
+
+/// How the resources stand once none of them is on its way any more, or when time is up. `None` if no control plane
+/// answers.
+async fn settled(
+    client: &XdsClient,
+    wait: Duration,
+    servers: &str,
+    terminal: &Terminal,
+) -> Result<Option<Vec<GenericXdsConfig>>, Failure> {
+    let began = Instant::now();
+    let mut progress = terminal.progress();
+    let mut last = None;
+    loop {
+        let status = client.status().await.map_err(|error| Failure::unreachable(error.to_string()))?;
+        let resources = status.generic_xds_configs;
+        let tally = client.tally();
+        let in_use = || tally.iter().filter(|tally| tally.in_use);
+        let is_answered = in_use().any(|tally| tally.connected);
+        let is_failing = in_use().count() > 0 && in_use().all(|tally| tally.failures > 0);
+        let open =
+            resources.iter().filter(|resource| stands(resource) == ClientResourceStatus::Requested).count();
+        let is_time_up = began.elapsed() >= wait;
+        if !is_answered && (is_failing || is_time_up) {
+            return Ok(None);
+        }
+        // What one resource leads to is wanted in the same moment; the second look is for policies that ask for more.
+        let is_settled = is_answered && open == 0 && last.as_ref() == Some(&resources);
+        if is_settled || is_time_up {
+            return Ok(Some(resources));
+        }
+        let done = resources.len() - open;
+        progress.show(format_args!("asking {servers}: {done} of {} resources", resources.len()));
+        last = Some(resources);
+        sleep(LOOK).await;
+    }
+}
+
+/// What a call would be told.
+async fn reason(channel: Channel) -> String {
+    let mut client = tonic::client::Grpc::new(channel);
+    let call = async {
+        client.ready().await.map_err(|error| tonic::Status::unavailable(error.to_string()))?;
+        let codec = tonic_prost::ProstCodec::<(), ()>::default();
+        let path = http::uri::PathAndQuery::from_static("/");
+        client.unary(tonic::Request::new(()), path, codec).await
+    };
+    match timeout(REASON, call).await {
+        Ok(Err(status)) => status.message().to_owned(),
+        Ok(Ok(_)) | Err(_) => "it says nothing".to_owned(),
+    }
+}
+
+fn stands(resource: &GenericXdsConfig) -> ClientResourceStatus {
+    ClientResourceStatus::try_from(resource.client_status).unwrap_or_default()
+}
+
+fn kind(resource: &GenericXdsConfig) -> String {
+    let kind = ResourceType::of_type_url(&resource.type_url);
+    kind.map_or_else(|| resource.type_url.clone(), |kind| kind.to_string())
+}
+
+/// What is wrong with a resource, if anything is.
+fn finding(resource: &GenericXdsConfig) -> Option<Finding> {
+    let details = resource.error_state.as_ref().map(|error| error.details.clone()).unwrap_or_default();
+    let name = format!("{} {:?}", kind(resource), resource.name);
+    // The client's own words start with the resource.
+    let details = details.strip_prefix(&format!("{name}: ")).unwrap_or(&details);
+    let text = match stands(resource) {
+        ClientResourceStatus::Acked => return None,
+        ClientResourceStatus::Nacked => format!("NACKed: {details}"),
+        ClientResourceStatus::Requested => "was not sent in time".to_owned(),
+        ClientResourceStatus::DoesNotExist
+        | ClientResourceStatus::Timeout
+        | ClientResourceStatus::ReceivedError => details.to_owned(),
+        ClientResourceStatus::Unknown => "nothing is known of it".to_owned(),
+    };
+    Some(Finding::error(text).resource(name))
+}
+
+fn summary(resources: &[GenericXdsConfig]) -> String {
+    let counts = ResourceType::ALL.map(|kind| {
+        let all = resources.iter().filter(|resource| resource.type_url == kind.type_url()).count();
+        match kind {
+            ResourceType::Endpoints => count(all, "set") + " of endpoints",
+            _ => count(all, &kind.to_string()),
+        }
+    });
+    format!("{} accepted", counts.join(", "))
+}
+
+/// Connections to backends, which are not wanted.
+struct Nowhere;
+
+impl Connector for Nowhere {
+    fn connect(&self, _: &Address) -> Pin<Box<dyn Future<Output = io::Result<Box<dyn Io>>> + Send + '_>> {
+        Box::pin(async { Err(io::Error::new(io::ErrorKind::Unsupported, "backends are not called here")) })
+    }
+}

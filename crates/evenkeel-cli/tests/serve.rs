@@ -1,0 +1,201 @@
+//! `evenkeel serve` with a real client: what it prints is enough to call a service, and the file steers the calls.
+
+mod common;
+
+use std::net::SocketAddr;
+use std::process::Stdio;
+
+use common::{Folder, Running, command, evenkeel};
+use evenkeel::{Bootstrap, Channel, XdsClient};
+use serde_json::Value;
+use testkit::net::Backend;
+use testkit::net::echo::EchoRequest;
+use testkit::net::echo::echo_client::EchoClient;
+
+fn mesh(backends: &[&Backend]) -> String {
+    let addresses: Vec<_> = backends.iter().map(|backend| format!("\"{}\"", backend.address())).collect();
+    format!(
+        "services:\n  orders: {{}}\nclusters:\n  orders:\n    policy: round_robin\n    endpoints: [{}]\n",
+        addresses.join(", ")
+    )
+}
+
+/// A channel as a client makes it that was given the printed line.
+fn channel(bootstrap: &str) -> Channel {
+    let bootstrap = Bootstrap::from_json(bootstrap).expect("the bootstrap can be used");
+    let client = XdsClient::builder(bootstrap).build();
+    Channel::builder("xds:///orders").xds_client(client).build().expect("a channel")
+}
+
+/// Calls until one is answered by this backend.
+async fn call_until(channel: &Channel, backend: &Backend) {
+    let mut client = EchoClient::new(channel.clone());
+    let calls = async {
+        loop {
+            let mut request = tonic::Request::new(EchoRequest::default());
+            request.extensions_mut().insert(evenkeel::WaitForReady(true));
+            let answer = client.unary(request).await.expect("an answer").into_inner();
+            if answer.backend == backend.name() {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(common::PATIENCE, calls).await.expect("the backend is called");
+}
+
+/// The text between quotes of a shell.
+fn unquoted(line: &str) -> String {
+    let (_, quoted) = line.split_once("='").expect("a quote");
+    quoted.strip_suffix('\'').expect("a quote at the end").to_owned()
+}
+
+/// The printed line leads a client to the backends. An edit of the file leads it elsewhere, a bad edit nowhere, and all
+/// of it is told.
+// The client runs while the test waits for lines.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_printed_bootstrap_is_enough_and_the_file_steers() {
+    let [one, other] = [Backend::start().await, Backend::start().await];
+    let folder = Folder::new();
+    let file = folder.file("mesh.yaml", &mesh(&[&one]));
+    let mut serve = Running::start(["serve", &file, "--listen", "127.0.0.1:0", "--node", "it's me"]);
+    let first = serve.line_with("Serving");
+    assert!(first.starts_with(&format!("Serving {file} on 127.0.0.1:")), "{first}");
+    assert!(first.ends_with(": 1 service, 1 cluster, 1 endpoint."), "{first}");
+    assert_eq!(serve.line_with("Targets"), "Targets: xds:///orders");
+    let export = serve.line_with("export GRPC_XDS_BOOTSTRAP_CONFIG=");
+    let channel = channel(&unquoted(&export.replace(r"'\''", "\u{1}")).replace('\u{1}', "'"));
+
+    call_until(&channel, &one).await;
+    let connected = serve.line_with("connected");
+    assert!(
+        connected.contains("client 1") && connected.contains("node \"it's me\", evenkeel "),
+        "{connected}"
+    );
+    serve.line_with("accepted endpoints, version 1");
+
+    folder.file("mesh.yaml", &mesh(&[&other]));
+    serve.line_with("read again: 1 service, 1 cluster, 1 endpoint");
+    serve.line_with("accepted endpoints, version 2");
+    call_until(&channel, &other).await;
+
+    folder.file("mesh.yaml", "services:\n  orders: {cluster: nowhere}\n");
+    let error = serve.line_with("mesh.yaml:2:");
+    assert!(error.contains("services.orders") && error.contains("nowhere"), "{error}");
+    serve.line_with("the edit is not used; what was served before is served on");
+    call_until(&channel, &other).await;
+
+    folder.file("mesh.yaml", &mesh(&[&one, &other]));
+    serve.line_with("read again: 1 service, 1 cluster, 2 endpoints");
+    call_until(&channel, &one).await;
+
+    drop(channel);
+    assert!(serve.line_with("gone").contains("client 1"));
+    serve.signal("INT");
+    serve.line_with("stopped");
+    assert_eq!(serve.end().code(), Some(0));
+}
+
+/// What clients reject is told with their words, as JSON too; SIGTERM ends it well.
+// The client runs while the test waits for lines.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rejection_is_told() {
+    let folder = Folder::new();
+    let text = "services: {orders: {}}\nclusters: {orders: {policy: {myorg.Fastest: {}}, endpoints: [10.0.0.1:1]}}\n";
+    let file = folder.file("mesh.yaml", text);
+    let mut serve = Running::start(["serve", &file, "--listen", "127.0.0.1:0", "--json"]);
+    let json = |line: String| -> Value { serde_json::from_str(&line).expect("a line is one JSON object") };
+    let begin = json(serve.line_with("\"serving\""));
+    assert_eq!(begin["targets"], serde_json::json!(["xds:///orders"]));
+    let channel = channel(&begin["bootstrap"].to_string());
+    channel.connect();
+    let connected = json(serve.line_with("\"connected\""));
+    assert_eq!((&connected["node"], &connected["client"]), (&begin["bootstrap"]["node"]["id"], &1.into()));
+    let rejected = json(serve.line_with("\"rejected\""));
+    assert_eq!(rejected["type"], "type.googleapis.com/envoy.config.cluster.v3.Cluster");
+    let error = rejected["error"].as_str().expect("a text");
+    assert!(error.contains("orders") && error.contains("myorg.Fastest"), "{error}");
+    assert!(rejected["time"].as_f64().is_some_and(|time| time > 1.7e9), "{rejected}");
+
+    folder.file("mesh.yaml", "clusters: 7\n");
+    let bad = json(serve.line_with("\"bad_edit\""));
+    assert_eq!((&bad["errors"][0]["path"], &bad["errors"][0]["line"]), (&"clusters".into(), &1.into()));
+    folder.file("mesh.yaml", "services: {orders: {}}\nclusters: {orders: {endpoints: [10.0.0.1:1]}}\n");
+    assert_eq!(json(serve.line_with("\"reloaded\""))["summary"], "1 service, 1 cluster, 1 endpoint");
+    let accepted = json(serve.line_with("config.cluster.v3.Cluster\""));
+    assert_eq!((&accepted["event"], &accepted["version"]), (&"accepted".into(), &2.into()));
+    serve.signal("TERM");
+    assert_eq!(json(serve.line_with("stopped"))["event"], "stopped");
+    assert_eq!(serve.end().code(), Some(0));
+}
+
+/// The bootstrap can go to a file, which clients read.
+// The client runs while the test waits for lines.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_bootstrap_goes_to_a_file() {
+    let folder = Folder::new();
+    let backend = Backend::start().await;
+    let file = folder.file("mesh.yaml", &mesh(&[&backend]));
+    let path = folder.path("it's a bootstrap.json").into_os_string().into_string().expect("UTF-8");
+    let mut serve = Running::start(["serve", &file, "--listen", "127.0.0.1:0", "--bootstrap-file", &path]);
+    let export = serve.line_with("export GRPC_XDS_BOOTSTRAP=");
+    assert_eq!(export.trim(), format!("export GRPC_XDS_BOOTSTRAP='{}'", path.replace('\'', r"'\''")));
+    let channel = channel(&std::fs::read_to_string(&path).expect("the file is there"));
+    call_until(&channel, &backend).await;
+}
+
+#[test]
+fn what_cannot_be_served_ends_with_2() {
+    let missing = evenkeel(["serve", "there-is-no-such-file.yaml", "--listen", "127.0.0.1:0"]).ends_with(2);
+    assert!(missing.stderr.contains("there-is-no-such-file.yaml: cannot be read"), "{}", missing.stderr);
+    let folder = Folder::new();
+    let file = folder.file("mesh.yaml", "services:\n  orders: {cluster: nowhere}\n");
+    let bad = evenkeel(["serve", &file, "--listen", "127.0.0.1:0"]).ends_with(2);
+    assert!(bad.stderr.contains("mesh.yaml:2:"), "{}", bad.stderr);
+    assert_eq!(bad.stdout, "");
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = taken.local_addr().expect("an address").to_string();
+    let refused = evenkeel(["serve", &file, "--listen", &address]).ends_with(2);
+    assert!(refused.stderr.contains(&format!("{address}: cannot listen")), "{}", refused.stderr);
+    let outcome = evenkeel(["serve", &file, "--listen", "everywhere"]).ends_with(2);
+    assert!(outcome.stderr.contains("--listen"), "{}", outcome.stderr);
+}
+
+/// Only this machine can connect unless one says otherwise, and then it is said what that means.
+#[test]
+fn others_are_let_in_only_if_told_so() {
+    let help = evenkeel(["serve", "--help"]).ends_with(0).stdout;
+    assert!(help.contains("[default: 127.0.0.1:18000]"), "{help}");
+    let folder = Folder::new();
+    let file = folder.file("mesh.yaml", "services: {a: {}}\nclusters: {a: {endpoints: [10.0.0.1:1]}}\n");
+    let mut serve = Running::start(["serve", &file, "--listen", "0.0.0.0:0"]);
+    serve.line_with("Everybody who reaches this address can read the mesh");
+    let export = serve.line_with("export");
+    let bootstrap: Value = serde_json::from_str(&unquoted(&export)).expect("JSON");
+    let uri: SocketAddr =
+        bootstrap["xds_servers"][0]["server_uri"].as_str().expect("a uri").parse().expect("an address");
+    assert!(uri.ip().is_loopback(), "{uri}");
+}
+
+/// When nobody reads any more, there is nobody to serve for.
+#[test]
+fn a_closed_pipe_ends_it_quietly() {
+    let folder = Folder::new();
+    let file = folder.file("mesh.yaml", "services: {a: {}}\nclusters: {a: {endpoints: [10.0.0.1:1]}}\n");
+    let mut command = command(["serve", &file, "--listen", "127.0.0.1:0"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    drop(child.stdout.take());
+    // It may have said its first words before the pipe was closed; an edit makes it say more.
+    let end = std::time::Instant::now() + common::PATIENCE;
+    let mut edits = 0;
+    while child.try_wait().expect("our child").is_none() {
+        assert!(std::time::Instant::now() < end, "it does not end");
+        edits += 1;
+        folder.file(
+            "mesh.yaml",
+            &format!("services: {{a: {{}}}}\nclusters: {{a: {{endpoints: [10.0.0.1:{edits}]}}}}\n"),
+        );
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let output = child.wait_with_output().expect("it ended");
+    assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stderr).as_ref()), (Some(0), ""));
+}

@@ -1,0 +1,300 @@
+//! `evenkeel validate`, run on files and asked about control planes that are there, bad, silent or gone.
+
+mod common;
+
+use common::{Folder, command, evenkeel};
+use evenkeel_proto::envoy::config::cluster::v3::Cluster;
+use evenkeel_proto::envoy::config::cluster::v3::cluster::{ClusterDiscoveryType, DiscoveryType};
+use serde_json::json;
+use testkit::net::certs::Ca;
+use testkit::net::{ControlPlane, Tls};
+use testkit::resources;
+
+/// Every problem of a bootstrap is told at once, each with its line and column.
+#[test]
+fn a_bad_bootstrap_is_shown_where_it_is_bad() {
+    let folder = Folder::new();
+    let file = folder.file(
+        "bootstrap.json",
+        "{\n  \"xds_servers\": [\n    {\"server_uri\": \"localhost:18000\", \"channel_creds\": [{\"type\": \"none\"}]}\n  ],\n  \"node\": {\"id\": 7}\n}\n",
+    );
+    let outcome = evenkeel(["validate", &file]).ends_with(1);
+    let expected = format!(
+        "{file}:3:56: error: xds_servers[0].channel_creds: expected insecure, google_default or tls, found \"none\"\n\
+         {file}:5:18: error: node.id: expected a string, found 7\n\
+         {file}: 2 errors\n"
+    );
+    assert_eq!(outcome.stdout, expected);
+    assert_eq!(outcome.stderr, "");
+}
+
+#[test]
+fn a_good_bootstrap_is_fine_and_unwise_things_are_said() {
+    let folder = Folder::new();
+    let server = |uri: &str| json!({ "server_uri": uri, "channel_creds": [{ "type": "insecure" }] });
+    let local = json!({ "xds_servers": [server("localhost:18000")], "node": { "id": "n" } });
+    let file = folder.file("local.json", &local.to_string());
+    let outcome = evenkeel(["validate", &file]).ends_with(0);
+    assert_eq!(outcome.stdout, format!("{file}: fine: 1 control plane, node \"n\"\n"));
+
+    let remote = json!({ "xds_servers": [server("control.example:18000")], "node": { "id": "n" } });
+    let file = folder.file("remote.json", &remote.to_string());
+    let outcome = evenkeel(["validate", &file]).ends_with(0);
+    let (warning, verdict) = outcome.stdout.split_once('\n').expect("two lines");
+    assert!(
+        warning.starts_with(&format!("{file}: warning: xds server \"control.example:18000\"")),
+        "{warning}"
+    );
+    assert_eq!(verdict, format!("{file}: fine: 1 control plane, node \"n\"; 1 warning\n"));
+}
+
+/// What is broken as JSON is shown where the reader gave up, and is taken for a bootstrap all the same.
+#[test]
+fn broken_json_is_shown_where_it_breaks() {
+    let folder = Folder::new();
+    let file = folder.file("b.json", "{\n  \"xds_servers\": [}\n");
+    let outcome = evenkeel(["validate", "--json", &file]).ends_with(1);
+    let verdicts = outcome.json();
+    assert_eq!(verdicts[0]["subject"], file);
+    assert_eq!(verdicts[0]["summary"], json!(null));
+    let finding = &verdicts[0]["findings"][0];
+    assert_eq!((&finding["severity"], &finding["place"]), (&json!("error"), &json!([2, 19])));
+    let text = finding["text"].as_str().expect("a text");
+    assert!(text.starts_with("cannot be read as JSON: "), "{text}");
+    assert!(!text.contains("line"), "the place is told once: {text}");
+}
+
+#[test]
+fn wrong_use_ends_with_2() {
+    let missing = evenkeel(["validate", "there-is-no-such-file.yaml"]).ends_with(2);
+    assert!(missing.stderr.contains("there-is-no-such-file.yaml: cannot be read"), "{}", missing.stderr);
+    assert_eq!(missing.stdout, "");
+    let folder = Folder::new();
+    let file = folder.file("mesh.yaml", "services: {}\n");
+    for args in [
+        &["validate"][..],
+        &["validate", "--server", "127.0.0.1:1"],
+        &["validate", &file, "--server", "127.0.0.1:1", "--target", "xds:///orders"],
+        &["validate", &file, "--kind", "poem"],
+        &["validate", &file, "--no-such-flag"],
+        &["validate", "--server", "127.0.0.1:1", "--target", "xds:///orders", "--wait", "soon"],
+        &["validate", "--server", "127.0.0.1:1", "--target", "xds://nobody/orders"],
+    ] {
+        let outcome = evenkeel(args).ends_with(2);
+        assert!(outcome.stderr.starts_with("error: "), "{args:?}: {}", outcome.stderr);
+    }
+}
+
+/// Runs the command while the control plane of the test goes on.
+async fn ask(control: &ControlPlane, more: &'static [&'static str]) -> common::Outcome {
+    let server = control.address().to_string();
+    let run = move || {
+        let args = ["validate", "--server", &server, "--target", "xds:///orders"];
+        evenkeel(args.iter().chain(more))
+    };
+    tokio::task::spawn_blocking(run).await.expect("the command ran")
+}
+
+#[tokio::test]
+async fn a_control_plane_that_is_fine_is_said_to_be() {
+    let control = ControlPlane::start().await;
+    control.serve("orders", "pay", &["127.0.0.1:1".parse().expect("an address")]);
+    let outcome = ask(&control, &["--node", "me"]).await.ends_with(0);
+    let expected =
+        "xds:///orders: fine: 1 listener, 1 route configuration, 1 cluster, 1 set of endpoints accepted\n";
+    assert_eq!(outcome.stdout, expected);
+    assert_eq!(outcome.stderr, "");
+    let asked = control.requests();
+    assert!(
+        asked.iter().all(|request| request.node.as_ref().is_none_or(|node| node.id == "me")),
+        "{asked:?}"
+    );
+    assert!(!asked.is_empty());
+}
+
+/// A cluster that clients would NACK is told with all its problems, and the control plane is told so too.
+#[tokio::test]
+async fn what_a_control_plane_sends_wrong_is_told_with_paths() {
+    let control = ControlPlane::start().await;
+    control.serve("orders", "pay", &[]);
+    control.set(Cluster {
+        cluster_discovery_type: Some(ClusterDiscoveryType::Type(DiscoveryType::Static.into())),
+        ..resources::cluster("pay")
+    });
+    let outcome = ask(&control, &[]).await.ends_with(1);
+    let (finding, verdict) = outcome.stdout.split_once('\n').expect("two lines");
+    assert!(finding.starts_with("xds:///orders: error: cluster \"pay\": NACKed: "), "{finding}");
+    assert!(
+        finding.contains("type: expected EDS, LOGICAL_DNS or an aggregate cluster, found STATIC"),
+        "{finding}"
+    );
+    assert_eq!(verdict, "xds:///orders: 1 error\n");
+    assert!(!control.nacks().is_empty());
+}
+
+/// What does not come is told when the wait is over, also by a control plane that says nothing about it.
+#[tokio::test]
+async fn what_does_not_exist_is_told() {
+    let control = ControlPlane::start().await;
+    control.set(resources::listener_with_rds("orders", "routes"));
+    let outcome = ask(&control, &["--wait", "2", "--json"]).await.ends_with(1);
+    let verdict = &outcome.json()[0];
+    let finding = json!({
+        "severity": "error",
+        "place": null,
+        "resource": "route configuration \"routes\"",
+        "path": "",
+        "text": "was not sent in time",
+    });
+    assert_eq!(verdict["findings"], json!([finding]));
+    assert_eq!(verdict["subject"], "xds:///orders");
+}
+
+/// The bootstrap of a service says whom to ask.
+#[tokio::test]
+async fn the_control_planes_of_a_bootstrap_are_asked() {
+    let control = ControlPlane::start().await;
+    control.serve("orders", "pay", &["127.0.0.1:1".parse().expect("an address")]);
+    let folder = Folder::new();
+    let file = folder.file("bootstrap.json", &control.bootstrap("from-the-file"));
+    let run = move || evenkeel(["validate", "--bootstrap", &file, "--target", "xds:///orders"]);
+    tokio::task::spawn_blocking(run).await.expect("the command ran").ends_with(0);
+    let nodes: Vec<_> = control.requests().into_iter().filter_map(|request| request.node).collect();
+    assert!(nodes.iter().all(|node| node.id == "from-the-file") && !nodes.is_empty(), "{nodes:?}");
+}
+
+/// A control plane that is gone is no finding where the next one of the bootstrap answers.
+#[tokio::test]
+async fn the_second_control_plane_is_asked_if_the_first_is_gone() {
+    let [gone, control] = [ControlPlane::start().await, ControlPlane::start().await];
+    gone.kill();
+    control.serve("orders", "pay", &["127.0.0.1:1".parse().expect("an address")]);
+    let servers = [gone.address(), control.address()]
+        .map(|address| json!({ "server_uri": address, "channel_creds": [{ "type": "insecure" }] }));
+    let folder = Folder::new();
+    let file = folder.file("bootstrap.json", &json!({ "xds_servers": servers }).to_string());
+    let run = move || evenkeel(["validate", "--bootstrap", &file, "--target", "xds:///orders"]);
+    tokio::task::spawn_blocking(run).await.expect("the command ran").ends_with(0);
+}
+
+/// With --tls the certificate is checked against the system's roots: here, one that the test made.
+#[tokio::test]
+async fn tls_is_spoken_if_asked_for() {
+    let ca = Ca::new("the test's own");
+    let cert = ca.issue(&["127.0.0.1"]);
+    let tls = Tls { certificate: cert.certificate, key: cert.key, client_ca: None };
+    let control = ControlPlane::start_with_tls(tls).await;
+    control.serve("orders", "pay", &["127.0.0.1:1".parse().expect("an address")]);
+    let folder = Folder::new();
+    let roots = folder.file("roots.pem", &ca.pem());
+    let other = folder.file("other.pem", &Ca::new("another").pem());
+    let server = control.address().to_string();
+    let run = move || {
+        let ask = |roots: &str, tls: &[&str]| {
+            let args = ["validate", "--server", &server, "--target", "xds:///orders"];
+            let mut command = command(args.iter().chain(tls));
+            command.env("SSL_CERT_FILE", roots).env_remove("SSL_CERT_DIR");
+            command.status().expect("it runs").code()
+        };
+        [ask(&roots, &["--tls"]), ask(&other, &["--tls"]), ask(&roots, &[])]
+    };
+    let codes = tokio::task::spawn_blocking(run).await.expect("the command ran");
+    assert_eq!(codes, [Some(0), Some(3), Some(3)]);
+}
+
+#[tokio::test]
+async fn a_dead_control_plane_cannot_be_reached() {
+    let control = ControlPlane::start().await;
+    control.kill();
+    let outcome = ask(&control, &[]).await.ends_with(3);
+    let address = control.address();
+    assert!(
+        outcome.stderr.starts_with(&format!("error: no control plane answers ({address}): ")),
+        "{}",
+        outcome.stderr
+    );
+    assert!(outcome.stderr.contains("connection refused"), "{}", outcome.stderr);
+    assert_eq!(outcome.stdout, "");
+}
+
+/// One that accepts streams and answers nothing is there, and what it does not send is told.
+#[tokio::test]
+async fn a_silent_control_plane_is_given_up() {
+    let control = ControlPlane::start().await;
+    control.silent(true);
+    let outcome = ask(&control, &["--wait", "1"]).await.ends_with(1);
+    let expected =
+        "xds:///orders: error: listener \"orders\": was not sent in time\nxds:///orders: 1 error\n";
+    assert_eq!(outcome.stdout, expected);
+}
+
+/// A mesh that can be used is counted; the errors of one that cannot are told with their places.
+#[test]
+fn a_mesh_is_judged_by_its_yaml_first() {
+    let folder = Folder::new();
+    let good = folder.file(
+        "good.yaml",
+        "services:\n  orders: {}\n  carts: {cluster: orders}\nclusters:\n  orders:\n    endpoints: [10.0.0.1:1, {address: 10.0.0.2:1, health: draining}]\n",
+    );
+    let bad = folder.file(
+        "bad.yaml",
+        "services:\n  orders: {cluster: pay}\nclusters:\n  orders:\n    endpoints: [10.0.0.1]\n",
+    );
+    let outcome = evenkeel(["validate", &good]).ends_with(0);
+    assert_eq!(outcome.stdout, format!("{good}: fine: 2 services, 1 cluster, 2 endpoints\n"));
+    let outcome = evenkeel(["validate", &good, &bad]).ends_with(1);
+    let lines: Vec<_> = outcome.stdout.lines().collect();
+    assert!(lines[1].starts_with(&format!("{bad}:5:")), "{lines:?}");
+    assert!(lines[1].contains(": error: clusters.orders.endpoints[0]"), "{lines:?}");
+    assert_eq!(lines.last(), Some(&format!("{bad}: 1 error").as_str()));
+}
+
+/// What a mesh may say and clients would NACK is told with the resource, the path of the field and the place of the
+/// cluster in the file.
+#[test]
+fn what_clients_would_nack_is_told() {
+    let folder = Folder::new();
+    let file = folder.file(
+        "mesh.yaml",
+        "services:\n  orders: {}\nclusters:\n  orders:\n    policy: {myorg.Fastest: {}}\n    endpoints: [10.0.0.1:1]\n",
+    );
+    let outcome = evenkeel(["validate", "--json", &file]).ends_with(1);
+    let findings = outcome.json()[0]["findings"].as_array().expect("findings").clone();
+    assert_eq!(findings.len(), 1, "a cluster is told once: {findings:?}");
+    let finding = &findings[0];
+    assert_eq!((&finding["severity"], &finding["place"]), (&json!("error"), &json!([4, 3])));
+    assert_eq!(finding["resource"], "cluster \"orders\"");
+    assert!(
+        finding["path"].as_str().is_some_and(|path| path.starts_with("load_balancing_policy")),
+        "{finding}"
+    );
+    let text = finding["text"].as_str().expect("a text");
+    assert!(text.starts_with("would be NACKed: ") && text.contains("myorg.Fastest"), "{text}");
+}
+
+/// A cluster that is right in every field and has nobody to call is an error too.
+#[test]
+fn a_cluster_with_nobody_to_call_is_told() {
+    let folder = Folder::new();
+    let file = folder.file(
+        "mesh.yaml",
+        "services:\n  orders: {}\nclusters:\n  orders:\n    endpoints: [{address: 10.0.0.1:1, health: unhealthy}]\n",
+    );
+    let outcome = evenkeel(["validate", &file]).ends_with(1);
+    let first = outcome.stdout.lines().next().expect("a line");
+    assert!(first.starts_with(&format!("{file}:4:3: error: clusters.orders: every call fails: ")), "{first}");
+    assert!(first.contains("no healthy endpoints"), "{first}");
+}
+
+/// What a file is can be said; a mesh in JSON is told from a bootstrap by itself.
+#[test]
+fn what_a_file_is_can_be_told() {
+    let folder = Folder::new();
+    let mesh =
+        json!({ "services": { "a": {} }, "clusters": { "a": { "endpoints": ["10.0.0.1:1"] } } }).to_string();
+    let file = folder.file("mesh.json", &mesh);
+    let outcome = evenkeel(["validate", &file]).ends_with(0);
+    assert_eq!(outcome.stdout, format!("{file}: fine: 1 service, 1 cluster, 1 endpoint\n"));
+    let outcome = evenkeel(["validate", "--kind", "bootstrap", &file]).ends_with(1);
+    assert!(outcome.stdout.contains("xds_servers"), "{}", outcome.stdout);
+}

@@ -1,0 +1,365 @@
+//! What is served, who is served, and how it stands: the control plane without its sockets.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use evenkeel_proto::envoy::config::core::v3::Node;
+use evenkeel_proto::envoy::config::endpoint::v3::ClusterStats;
+use tokio::sync::{broadcast, watch};
+
+use crate::lrs::{DropReport, LoadReport, Loads};
+use crate::records::{ClientRecord, Event, Nack, What, user_agent};
+use crate::service::DiscoveryService;
+use crate::stream::{Answer, Asked, Stream, TooMuch};
+use crate::world::{Variant, World};
+use crate::{Mesh, Resource, Resources};
+
+/// How many events a reader may lie behind.
+const EVENTS: usize = 1024;
+
+/// What a control plane holds and knows. Clones are the same plane.
+///
+/// [`ControlPlane`](crate::ControlPlane) serves one on a port of its own; [`Plane::service`] can be served by any tonic
+/// server. Changes are told to all clients at once, and to each as fast as it can take them.
+#[derive(Clone)]
+pub struct Plane {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    resources: Mutex<Resources>,
+    scene: watch::Sender<Scene>,
+    clients: Mutex<BTreeMap<u64, Arc<Mutex<Client>>>>,
+    opened: AtomicU64,
+    loads: Mutex<Loads>,
+    changes: watch::Sender<u64>,
+    events: broadcast::Sender<Event>,
+}
+
+/// What streams follow.
+#[derive(Clone)]
+pub(crate) struct Scene {
+    pub(crate) world: Arc<World>,
+    pub(crate) quirks: Quirks,
+    /// Streams up to this number are to end.
+    pub(crate) closed: u64,
+    pub(crate) lrs_interval: Duration,
+}
+
+/// Ways of control planes that clients must cope with, for tests of clients.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Quirks {
+    /// Reads and answers nothing. What was held back is sent when it ends.
+    pub silent: bool,
+    /// Refuses streams of discovery while one is open, as Istio's agent does.
+    pub one_stream: bool,
+    /// Answers load reporting streams with UNIMPLEMENTED.
+    pub refuse_lrs: bool,
+}
+
+struct Client {
+    node_id: String,
+    user_agent: String,
+    peer: Option<SocketAddr>,
+    variant: Variant,
+    connected_at: SystemTime,
+    stream: Stream,
+}
+
+impl Plane {
+    /// A plane that holds nothing.
+    pub fn new() -> Plane {
+        let scene = Scene {
+            world: Arc::default(),
+            quirks: Quirks::default(),
+            closed: 0,
+            lrs_interval: Duration::from_secs(10),
+        };
+        Plane {
+            shared: Arc::new(Shared {
+                resources: Mutex::default(),
+                scene: watch::Sender::new(scene),
+                clients: Mutex::default(),
+                opened: AtomicU64::new(0),
+                loads: Mutex::default(),
+                changes: watch::Sender::new(0),
+                events: broadcast::Sender::new(EVENTS),
+            }),
+        }
+    }
+
+    /// The gRPC services of this plane: discovery, aggregated and by type, and load reporting.
+    pub fn service(&self) -> DiscoveryService {
+        DiscoveryService::new(self.clone())
+    }
+
+    /// Serves a mesh and nothing else.
+    pub fn set_mesh(&self, mesh: &Mesh) {
+        self.set(mesh.resources());
+    }
+
+    /// Serves these resources and no others.
+    pub fn set(&self, resources: Resources) {
+        self.update(|held| *held = resources);
+    }
+
+    /// Changes what is served, as one change: each type that is touched gets one version. A resource whose bytes did not
+    /// change keeps its version and is not sent again.
+    pub fn update(&self, change: impl FnOnce(&mut Resources)) {
+        let mut resources = lock(&self.shared.resources);
+        change(&mut resources);
+        // Under the lock, so that worlds follow each other in the order of the changes.
+        let world = Arc::new(self.scene().world.with(&resources));
+        self.shared.scene.send_modify(|scene| scene.world = world);
+        drop(resources);
+        self.note();
+    }
+
+    /// What is served.
+    pub fn resources(&self) -> Resources {
+        lock(&self.shared.resources).clone()
+    }
+
+    /// The version of a type: how often it changed.
+    pub fn version<M: Resource>(&self) -> u64 {
+        self.scene().world.kind(&M::type_url()).version
+    }
+
+    /// How often clients are to report load; 10 s unless set.
+    pub fn set_lrs_interval(&self, interval: Duration) {
+        self.shared.scene.send_modify(|scene| scene.lrs_interval = interval);
+    }
+
+    /// Takes on quirks, and drops those that it had.
+    pub fn set_quirks(&self, quirks: Quirks) {
+        self.shared.scene.send_modify(|scene| scene.quirks = quirks);
+    }
+
+    /// Ends all open streams of discovery with OK. Clients may open others.
+    pub fn close_streams(&self) {
+        let opened = self.shared.opened.load(Ordering::SeqCst);
+        self.shared.scene.send_modify(|scene| scene.closed = opened);
+    }
+
+    /// The clients with an open stream of discovery, oldest first.
+    pub fn clients(&self) -> Vec<ClientRecord> {
+        let clients = lock(&self.shared.clients).clone();
+        let record = |(stream, client): (u64, Arc<Mutex<Client>>)| {
+            let client = lock(&client);
+            ClientRecord {
+                stream,
+                node_id: client.node_id.clone(),
+                user_agent: client.user_agent.clone(),
+                peer: client.peer,
+                variant: client.variant,
+                connected_at: client.connected_at,
+                types: client.stream.types(),
+            }
+        };
+        clients.into_iter().map(record).collect()
+    }
+
+    /// How many streams of discovery were opened.
+    pub fn streams(&self) -> u64 {
+        self.shared.opened.load(Ordering::SeqCst)
+    }
+
+    /// What clients reported, by client, cluster, priority and locality.
+    pub fn load_reports(&self) -> Vec<LoadReport> {
+        lock(&self.shared.loads).reports()
+    }
+
+    /// What clients reported as dropped, by client, cluster and category.
+    pub fn drop_reports(&self) -> Vec<DropReport> {
+        lock(&self.shared.loads).drops()
+    }
+
+    /// A number that changes whenever anything here does: what is served, who is connected, what was answered or
+    /// reported.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.shared.changes.subscribe()
+    }
+
+    /// What clients do from here on, for logs. A reader that lies far behind misses some.
+    pub fn events(&self) -> broadcast::Receiver<Event> {
+        self.shared.events.subscribe()
+    }
+
+    /// Waits until every client that subscribes to this type was told of all that it wants and has accepted it. There
+    /// must be one: while there is none, this waits for it.
+    pub async fn acked<M: Resource>(&self) {
+        let type_url = M::type_url();
+        self.wait_until(|plane| {
+            let world = plane.scene().world;
+            let clients = lock(&plane.shared.clients).clone();
+            let mut wanting = clients
+                .values()
+                .filter_map(|client| lock(client).stream.is_in_step(&type_url, &world))
+                .peekable();
+            wanting.peek().is_some() && wanting.all(|is_in_step| is_in_step)
+        })
+        .await;
+    }
+
+    /// Waits until a client has rejected what is served of this type, and says what.
+    pub async fn nacked<M: Resource>(&self) -> Nack {
+        let type_url = M::type_url();
+        let find = || {
+            let world = self.scene().world;
+            let clients = lock(&self.shared.clients).clone();
+            clients.values().find_map(|client| lock(client).stream.rejection(&type_url, &world).cloned())
+        };
+        let mut changes = self.changes();
+        loop {
+            changes.mark_unchanged();
+            if let Some(nack) = find() {
+                return nack;
+            }
+            // The sender is in `self`.
+            let _ = changes.changed().await;
+        }
+    }
+
+    /// Waits until something is so. It is asked again whenever anything here changes.
+    pub async fn wait_until(&self, mut condition: impl FnMut(&Plane) -> bool) {
+        let mut changes = self.changes();
+        loop {
+            changes.mark_unchanged();
+            if condition(self) {
+                return;
+            }
+            let _ = changes.changed().await;
+        }
+    }
+
+    pub(crate) fn scenes(&self) -> watch::Receiver<Scene> {
+        self.shared.scene.subscribe()
+    }
+
+    pub(crate) fn scene(&self) -> Scene {
+        self.shared.scene.borrow().clone()
+    }
+
+    pub(crate) fn report_load(&self, node_id: &str, stats: Vec<ClusterStats>) {
+        let mut loads = lock(&self.shared.loads);
+        let now = SystemTime::now();
+        for stats in stats {
+            loads.add(node_id, stats, now);
+        }
+        drop(loads);
+        self.note();
+    }
+
+    /// Opens a stream of discovery, unless there may be only one.
+    pub(crate) fn open(&self, variant: Variant, peer: Option<SocketAddr>) -> Option<Served> {
+        let mut clients = lock(&self.shared.clients);
+        let number = self.shared.opened.fetch_add(1, Ordering::SeqCst) + 1;
+        let is_refused = self.scene().quirks.one_stream && !clients.is_empty();
+        let client = Arc::new(Mutex::new(Client {
+            node_id: String::new(),
+            user_agent: String::new(),
+            peer,
+            variant,
+            connected_at: SystemTime::now(),
+            stream: Stream::new(variant),
+        }));
+        if !is_refused {
+            clients.insert(number, Arc::clone(&client));
+        }
+        drop(clients);
+        self.note();
+        (!is_refused).then(|| Served { plane: self.clone(), number, client })
+    }
+
+    fn note(&self) {
+        self.shared.changes.send_modify(|count| *count = count.wrapping_add(1));
+    }
+}
+
+impl Default for Plane {
+    fn default() -> Plane {
+        Plane::new()
+    }
+}
+
+/// A client while its stream is open.
+pub(crate) struct Served {
+    plane: Plane,
+    pub(crate) number: u64,
+    client: Arc<Mutex<Client>>,
+}
+
+impl Served {
+    pub(crate) fn handle(&self, mut asked: Asked) -> Result<(), TooMuch> {
+        let mut client = lock(&self.client);
+        if let Some(node) = asked.node.take() {
+            self.introduce(&mut client, &node);
+        }
+        let type_url = asked.type_url.clone();
+        let world = self.plane.scene().world;
+        let answer = client.stream.handle(asked, &world, SystemTime::now())?;
+        match answer {
+            Answer::None => {}
+            Answer::Ack => {
+                let version = client.stream.acked(&type_url).unwrap_or_default();
+                self.tell(&client, What::Acked { type_url, version });
+            }
+            Answer::Nack => {
+                if let Some(nack) = client.stream.last_nack(&type_url).cloned() {
+                    tracing::warn!(
+                        node = client.node_id,
+                        type_url,
+                        version = nack.version,
+                        error = nack.error,
+                        "a client rejects resources"
+                    );
+                    self.tell(&client, What::Nacked { type_url, nack });
+                }
+            }
+        }
+        drop(client);
+        self.plane.note();
+        Ok(())
+    }
+
+    fn introduce(&self, client: &mut Client, node: &Node) {
+        let is_new = client.node_id.is_empty() && client.user_agent.is_empty();
+        client.node_id.clone_from(&node.id);
+        client.user_agent = user_agent(node);
+        if is_new {
+            let (user_agent, peer, variant) = (client.user_agent.clone(), client.peer, client.variant);
+            self.tell(client, What::Connected { user_agent, peer, variant });
+        }
+    }
+
+    pub(crate) fn responses(&self, world: &World) -> Vec<Vec<bytes::Bytes>> {
+        let responses = lock(&self.client).stream.responses(world);
+        self.plane.note();
+        responses
+    }
+
+    fn tell(&self, client: &Client, what: What) {
+        // No readers is no error.
+        let _ = self.plane.shared.events.send(Event {
+            stream: self.number,
+            node_id: client.node_id.clone(),
+            what,
+        });
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        lock(&self.plane.shared.clients).remove(&self.number);
+        self.tell(&lock(&self.client), What::Gone);
+        self.plane.note();
+    }
+}
+
+/// A panic in a closure of the user's is reported by itself; what it left is consistent.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

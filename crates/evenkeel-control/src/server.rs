@@ -1,0 +1,237 @@
+//! A plane on a port of its own.
+
+use std::future::Future;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::ops::Deref;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Server;
+use tonic::transport::server::{Connected, TcpConnectInfo};
+
+use crate::plane::{Plane, Quirks};
+
+/// A client that is gone without a word is noticed after one interval and one timeout.
+const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(20));
+
+/// How long to wait after a failure to accept, such as too many open files.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// A control plane that serves, until it is dropped: then it closes its port and all connections.
+///
+/// It is a [`Plane`], and has all its methods.
+///
+/// ```
+/// # tokio::runtime::Runtime::new()?.block_on(async {
+/// use evenkeel_control::{Cluster, ControlPlane, Endpoint, Mesh, Service};
+///
+/// let control = ControlPlane::builder().serve().await?;
+/// let orders = Cluster::new().endpoint(Endpoint::at("127.0.0.1:50051".parse()?));
+/// control.set_mesh(&Mesh::new().service("orders", Service::to("orders")).cluster("orders", orders));
+/// let bootstrap = control.bootstrap("my-node"); // for `xds:///orders`
+/// # assert!(bootstrap.contains(&control.address().to_string()));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct ControlPlane {
+    plane: Plane,
+    address: SocketAddr,
+    /// Dropped with this, which is what connections wait for.
+    _alive: watch::Sender<()>,
+}
+
+/// How a control plane is to serve.
+pub struct Builder {
+    address: SocketAddr,
+    plane: Plane,
+}
+
+impl Builder {
+    /// Where to listen; any free port of 127.0.0.1 unless set.
+    #[must_use]
+    pub fn listen(mut self, address: SocketAddr) -> Builder {
+        self.address = address;
+        self
+    }
+
+    /// How often clients are to report load; 10 s unless set.
+    #[must_use]
+    pub fn lrs_interval(self, interval: Duration) -> Builder {
+        self.plane.set_lrs_interval(interval);
+        self
+    }
+
+    /// Ways that clients must cope with.
+    #[must_use]
+    pub fn quirks(self, quirks: Quirks) -> Builder {
+        self.plane.set_quirks(quirks);
+        self
+    }
+
+    /// What to serve; a plane that holds nothing unless set. It outlives the server.
+    #[must_use]
+    pub fn plane(mut self, plane: Plane) -> Builder {
+        self.plane = plane;
+        self
+    }
+
+    /// Serves from here on, on the runtime that this is called on.
+    pub async fn serve(self) -> io::Result<ControlPlane> {
+        let listener = TcpListener::bind(self.address).await?;
+        let address = listener.local_addr()?;
+        let (alive, life) = watch::channel(());
+        let (sockets, incoming) = mpsc::channel(16);
+        tokio::spawn(accept(listener, life, sockets));
+        let service = self.plane.service();
+        let server = Server::builder()
+            .http2_keepalive_interval(Some(KEEPALIVE.0))
+            .http2_keepalive_timeout(Some(KEEPALIVE.1))
+            .serve_with_incoming(service, ReceiverStream::new(incoming));
+        tokio::spawn(async move {
+            if let Err(error) = server.await {
+                tracing::error!(%address, %error, "the control plane's server ended");
+            }
+        });
+        Ok(ControlPlane { plane: self.plane, address, _alive: alive })
+    }
+}
+
+impl ControlPlane {
+    /// How a control plane is to serve.
+    pub fn builder() -> Builder {
+        Builder { address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), plane: Plane::new() }
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What it serves, to keep when this is dropped.
+    pub fn plane(&self) -> &Plane {
+        &self.plane
+    }
+
+    /// A bootstrap for clients of this control plane, as `GRPC_XDS_BOOTSTRAP_CONFIG` has it. One that listens on all
+    /// addresses is named by that of the loopback.
+    pub fn bootstrap(&self, node_id: &str) -> String {
+        let mut address = self.address;
+        if address.ip().is_unspecified() {
+            address.set_ip(match address {
+                SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+                SocketAddr::V6(_) => std::net::Ipv6Addr::LOCALHOST.into(),
+            });
+        }
+        let bootstrap = json!({
+            "xds_servers": [{
+                "server_uri": address.to_string(),
+                "channel_creds": [{ "type": "insecure" }],
+                "server_features": ["xds_v3"],
+            }],
+            "node": { "id": node_id },
+        });
+        format!("{bootstrap:#}")
+    }
+}
+
+impl Deref for ControlPlane {
+    type Target = Plane;
+
+    fn deref(&self) -> &Plane {
+        &self.plane
+    }
+}
+
+/// Accepts until the control plane is dropped. A failure to accept is the failure of one client.
+async fn accept(
+    listener: TcpListener,
+    mut life: watch::Receiver<()>,
+    sockets: mpsc::Sender<io::Result<Socket>>,
+) {
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _ = life.changed() => return,
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                // Only delays are at stake.
+                let _ = stream.set_nodelay(true);
+                let mut life = life.clone();
+                let ended = Box::pin(async move {
+                    let _ = life.changed().await;
+                });
+                if sockets.send(Ok(Socket { stream, ended })).await.is_err() {
+                    return;
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the control plane cannot accept a connection");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// A connection that ends with the control plane, whatever its client does.
+struct Socket {
+    stream: TcpStream,
+    ended: Pin<Box<dyn Future<Output = ()> + Send>>,
+}
+
+impl Connected for Socket {
+    type ConnectInfo = TcpConnectInfo;
+
+    fn connect_info(&self) -> TcpConnectInfo {
+        self.stream.connect_info()
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.ended.as_mut().poll(cx).is_ready() {
+            // Polled once more it would panic.
+            self.ended = Box::pin(std::future::ready(()));
+            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        }
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
