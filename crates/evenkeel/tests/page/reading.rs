@@ -227,7 +227,7 @@ async fn everything_has_a_name_and_a_role() {
 const PLACES: &str = r"(() => {
     const first = document.querySelector('#balance').getBoundingClientRect().top;
     const all = document.querySelectorAll('main > :not(#summary):not(#hints), main > :not(#summary):not(#hints) *');
-    return [...all].filter((node) => !node.closest('svg, .bars, .gauge, .why')).map((node) => {
+    return [...all].filter((node) => node.checkVisibility() && !node.closest('svg, .bars, .gauge, .why')).map((node) => {
         const box = node.getBoundingClientRect();
         return `${node.tagName}.${node.className}#${node.id}: ${Math.round(box.top - first)} ${Math.round(box.height)}`;
     });

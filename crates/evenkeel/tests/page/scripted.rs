@@ -199,7 +199,7 @@ pub(crate) fn fleet() -> Vec<Value> {
 /// The fleet with all that a page can show: events, resources, hints.
 pub(crate) fn busy_state(second: u64) -> Value {
     let mut state = state(second, &[channel(1, "xds:///orders", &fleet())]);
-    let event = |number: u64, level: &str, subject: &str, text: &str| json!({ "number": number, "at": START + number * 1000, "level": level, "subject": subject, "text": text });
+    let event = |number: u64, level: &str, subject: &str, text: &str| json!({ "number": number, "at": START + number * 8000, "level": level, "subject": subject, "text": text });
     state["events"] = json!([
         event(1, "info", "xds:///orders", "channel made"),
         event(2, "mark", "", "act 1: round robin"),

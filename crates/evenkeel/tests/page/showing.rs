@@ -261,8 +261,8 @@ async fn a_refused_resource_says_why() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn events_stand_newest_first_and_marks_in_the_charts() {
     let Some(browser) = Browser::start().await else { return };
-    let script = Script::start(busy_state(10)).await;
-    script.remember(fleet_history(10));
+    let script = Script::start(busy_state(50)).await;
+    script.remember(fleet_history(50));
     let page = open(&browser, script.url(), 1280, 800, Theme::Light).await;
     let numbers = "[...document.querySelectorAll('[data-event]')].map((event) => event.dataset.event)";
     assert_eq!(page.eval::<Vec<String>>(numbers).await, ["5", "4", "3", "2", "1"]);

@@ -3,7 +3,7 @@
 // It is calm: what endpoints get is smoothed over some looks before anyone is called out, because the calls of one
 // second spread by chance even when all is well.
 
-import { busy, nameOf, percent } from './format.js';
+import { busy, nameOf, percent, whyOf } from './format.js';
 
 /** From here on an endpoint is close to what it can do. */
 const BUSY = 0.85;
@@ -109,7 +109,7 @@ function* down(endpoints) {
   const gone = endpoints.filter(isDown);
   if (gone.length === 0) return;
   const all = gone.length === endpoints.length;
-  const why = gone.length === 1 && gone[0].unused ? `: ${gone[0].unused}` : '';
+  const why = gone.length === 1 && gone[0].unused ? `: ${whyOf(gone[0])}` : '';
   const rest = all ? '' : ' The others carry the calls.';
   yield {
     level: all ? 'bad' : 'warn',
