@@ -6,6 +6,8 @@
 //! [`Counting`] counts allocations, [`Log`] keeps what is logged. [`resources`] makes what a control plane would send.
 
 mod alloc;
+#[cfg(feature = "browser")]
+pub mod browser;
 mod log;
 #[cfg(feature = "net")]
 pub mod net;

@@ -1,11 +1,118 @@
-//! `evenkeel doctor`.
+//! `evenkeel doctor`: walks the way of a call from the bootstrap to a connected endpoint, and stops where it ends.
+//!
+//! Each step uses the part that a channel would use, or looks closer where that part only says that it failed. The first
+//! step that fails is told with what was expected, what was found, the likely cause and what to do next.
 
-use crate::ui::{Exit, Failure, Terminal};
+mod bootstrap;
+mod causes;
+mod names;
+mod place;
+mod reach;
+mod report;
+mod xds;
+
+use std::time::Duration;
+
+use evenkeel::{Channel, Credentials};
+
+use self::place::Place;
+use self::report::{Report, Trouble};
+use crate::ui::{self, Exit, Failure, Terminal};
+
+const EXAMPLES: &str = "\
+Examples:
+  evenkeel doctor xds:///orders                              with the bootstrap of the environment
+  evenkeel doctor xds:///orders --bootstrap bootstrap.json   with this one
+  evenkeel doctor dns:///orders.prod:50051 --tls             without a control plane
+  evenkeel doctor xds:///orders --json | jq -r '.steps[-1].likely'
+
+The steps: bootstrap, DNS, TCP, TLS or HTTP/2, the ADS stream, LDS, RDS, CDS, EDS, a connection to an endpoint.
+
+Exit codes: 0 all fine, 1 stopped at a failure, 2 wrong usage or bootstrap, 3 the control plane cannot be reached";
 
 /// Walk from the bootstrap to a connected endpoint, and stop at what is wrong.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {}
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// What a channel would be built for: xds:///orders, xds://authority/orders, dns:///host:port, ipv4:1.2.3.4:80, unix:/path.
+    target: String,
+    /// The file of the bootstrap, instead of the one that the environment names.
+    #[arg(long, value_name = "FILE")]
+    bootstrap: Option<String>,
+    /// Talk to endpoints by TLS, trusting the roots of the system.
+    #[arg(long)]
+    tls: bool,
+    /// Talk to endpoints by TLS, trusting the certificates in this file.
+    #[arg(long, value_name = "FILE")]
+    ca: Option<String>,
+    /// How long each step may take.
+    #[arg(long, value_name = "TIME", default_value = "15s", value_parser = ui::duration)]
+    wait: Duration,
+    /// Print the steps as JSON.
+    #[arg(long)]
+    json: bool,
+}
 
-pub(crate) async fn run(_args: Args, _terminal: &Terminal) -> Result<Exit, Failure> {
-    Ok(Exit::Fine)
+pub(crate) async fn run(args: Args, terminal: &Terminal) -> Result<Exit, Failure> {
+    let mut report = Report::new(&args.target, args.json, terminal);
+    let walked = if is_xds(&args.target) {
+        xds::walk(&args, &mut report).await
+    } else {
+        plain(&args, &mut report).await
+    };
+    report.end(walked)
+}
+
+/// A target without a scheme is a DNS name, as for channels.
+fn is_xds(target: &str) -> bool {
+    target.split_once(':').is_some_and(|(scheme, _)| scheme.eq_ignore_ascii_case("xds"))
+}
+
+/// Why a walk ended before its end.
+enum Stop {
+    /// Something is wrong, and has been told.
+    At(Exit),
+    /// The report cannot be written.
+    Failed(Failure),
+}
+
+impl From<Failure> for Stop {
+    fn from(failure: Failure) -> Stop {
+        Stop::Failed(failure)
+    }
+}
+
+/// A target without a control plane: DNS, TCP, and TLS or HTTP/2.
+async fn plain(args: &Args, report: &mut Report<'_>) -> Result<(), Stop> {
+    let unusable = |found| {
+        Trouble::new("target", Exit::Usage, found)
+            .expected("xds:///name, dns:///host:port, ipv4:address:port, ipv6:[address]:port or unix:/path")
+            .likely("a mistake in the target")
+            .next("correct it; gRPC's naming document has all forms")
+    };
+    // Whatever is wrong with the target is said by who reads it for channels.
+    if let Err(error) = Channel::builder(&args.target).build() {
+        return Err(report.stop(&unusable(error.to_string()))?);
+    }
+    let credentials = match endpoint_credentials(args) {
+        Ok(credentials) => credentials,
+        Err(trouble) => return Err(report.stop(&trouble)?),
+    };
+    let place = Place::of(&args.target);
+    reach::walk(&args.target, &place, credentials, reach::Who::Endpoint, args.wait, report).await
+}
+
+/// How endpoints are talked to.
+fn endpoint_credentials(args: &Args) -> Result<Option<Credentials>, Trouble> {
+    let tls = match &args.ca {
+        Some(file) => Credentials::tls().ca_file(file),
+        None if args.tls => Credentials::tls(),
+        None => return Ok(None),
+    };
+    tls.build().map(Some).map_err(|error| {
+        Trouble::new("certificates", Exit::Usage, error.to_string())
+            .expected("a file of certificates in PEM")
+            .likely("the file is not there, or is not PEM")
+            .next("check the file that --ca names")
+    })
 }

@@ -1,11 +1,97 @@
-//! `evenkeel inspect`.
+//! `evenkeel inspect`: what a running xDS client knows, and how it balances.
+//!
+//! It asks one address two things: CSDS, which xDS clients of all languages answer, and `/api/state`, which evenkeel's
+//! admin server answers beside it. Either is enough. What comes back was written by others: nothing of it reaches the
+//! terminal without its control characters being escaped, and answers have limits.
 
-use crate::ui::{Exit, Failure, Terminal};
+mod ask;
+mod draw;
+mod json;
+mod process;
+mod resources;
+mod screen;
+mod words;
+
+use std::time::{Duration, SystemTime};
+
+use self::ask::{Answers, Peer};
+use crate::ui::{self, Exit, Failure, Terminal};
+
+const EXAMPLES: &str = "\
+Examples:
+  evenkeel inspect 127.0.0.1:9901              once
+  evenkeel inspect 127.0.0.1:9901 --watch      again and again, until Ctrl-C
+  evenkeel inspect orders-7:9901 --json | jq '.csds.config[].genericXdsConfigs[].name'
+
+Where to ask: the admin port of an evenkeel process, or any gRPC server that has the CSDS service
+(in Go `admin.Register`, in Java `AdminInterface.getStandardServices`, in C++ `AddAdminServices`).
+
+Exit codes: 0 fine, 1 something is NACKED, missing or in TRANSIENT_FAILURE, 2 wrong usage, 3 nobody answered";
 
 /// Show what a running xDS client knows, and how it balances.
+///
+/// Works with every xDS client that has CSDS: evenkeel, gRPC in C++, Go and Java. For evenkeel it also shows channels,
+/// policies, weights and shares.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {}
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Where the process answers.
+    #[arg(value_name = "HOST:PORT")]
+    peer: Peer,
+    /// Look again and again, until Ctrl-C.
+    #[arg(long, conflicts_with = "json")]
+    watch: bool,
+    /// Print everything as JSON: `csds` in protobuf's JSON, `state` as the admin server has it.
+    #[arg(long)]
+    json: bool,
+    /// How long to wait between two looks.
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = ui::duration, requires = "watch")]
+    interval: Duration,
+}
 
-pub(crate) async fn run(_args: Args, _terminal: &Terminal) -> Result<Exit, Failure> {
-    Ok(Exit::Fine)
+pub(crate) async fn run(args: Args, terminal: &Terminal) -> Result<Exit, Failure> {
+    let answers = terminal.progress().during(&format!("asking {}", args.peer), ask::ask(&args.peer)).await?;
+    if args.watch {
+        return screen::watch(&args.peer, args.interval, answers, terminal).await;
+    }
+    if args.json {
+        terminal.print(json::of(&args.peer, &answers))?;
+    } else {
+        let width = terminal.is_interactive.then(|| ui::size().columns);
+        terminal.print(page(&args.peer, &answers, SystemTime::now(), terminal, width))?;
+    }
+    Ok(if findings(&answers) { Exit::Findings } else { Exit::Fine })
+}
+
+/// Whether somebody should look: something is NACKED, missing or in TRANSIENT_FAILURE.
+fn findings(answers: &Answers) -> bool {
+    let clients = answers.csds.iter().flat_map(|csds| &csds.config);
+    clients.flat_map(|client| &client.generic_xds_configs).any(resources::is_bad)
+        || answers.state.as_ref().is_some_and(process::is_bad)
+}
+
+/// All that is known, for people. Lines are at most `width` wide where that can be.
+fn page(
+    peer: &Peer,
+    answers: &Answers,
+    now: SystemTime,
+    terminal: &Terminal,
+    width: Option<usize>,
+) -> String {
+    let mut page = String::new();
+    if let Some(state) = &answers.state {
+        page.push_str(&process::text(state, terminal, width));
+    }
+    if let Some(csds) = &answers.csds {
+        for client in resources::clients(csds, now) {
+            if !page.is_empty() {
+                page.push('\n');
+            }
+            page.push_str(&draw::text(&[client], terminal, width));
+        }
+    }
+    if page.is_empty() {
+        page = format!("{peer} has no xDS client: no channel with an xds: target is in use\n");
+    }
+    page
 }

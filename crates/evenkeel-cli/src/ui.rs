@@ -128,6 +128,19 @@ impl Progress {
             let _ = write!(std::io::stderr(), "\r\x1b[K{text}");
         }
     }
+
+    /// Waits for something, and says what for.
+    pub(crate) async fn during<T>(mut self, what: &str, work: impl Future<Output = T>) -> T {
+        tokio::pin!(work);
+        let mut seconds = 0;
+        loop {
+            match tokio::time::timeout(Duration::from_secs(1), work.as_mut()).await {
+                Ok(done) => return done,
+                Err(_) => seconds += 1,
+            }
+            self.show(format!("{what}: {seconds} s ..."));
+        }
+    }
 }
 
 impl Drop for Progress {
@@ -136,6 +149,69 @@ impl Drop for Progress {
             let _ = write!(std::io::stderr(), "\r\x1b[K");
         }
     }
+}
+
+/// How large the terminal is; 80 by 24 if it does not say.
+pub(crate) fn size() -> Size {
+    let asked = std::process::Command::new("stty")
+        .arg("size")
+        .stdin(std::process::Stdio::inherit())
+        .stderr(std::process::Stdio::null())
+        .output();
+    let said = asked.ok().and_then(|asked| String::from_utf8(asked.stdout).ok()).unwrap_or_default();
+    let mut numbers = said.split_whitespace().filter_map(|number| number.parse().ok());
+    match (numbers.next(), numbers.next()) {
+        (Some(rows), Some(columns)) if rows > 0 && columns > 0 => Size { rows, columns },
+        _ => Size { rows: 24, columns: 80 },
+    }
+}
+
+/// The size of a terminal, in characters.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Size {
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+}
+
+/// A text from outside as a terminal may show it: what would move the cursor or turn the direction is escaped.
+pub(crate) fn safe(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for c in text.chars() {
+        let turns = matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        if c.is_control() || turns { safe.extend(c.escape_default()) } else { safe.push(c) }
+    }
+    safe
+}
+
+/// A text in lines of at most so many characters, broken between words where that can be.
+pub(crate) fn wrapped(text: &str, room: usize) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut line = String::new();
+    for word in text.split(' ') {
+        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > room {
+            lines.push(std::mem::take(&mut line));
+        } else if !line.is_empty() {
+            line.push(' ');
+        }
+        line.push_str(word);
+    }
+    lines.push(line);
+    lines
+}
+
+/// Reads a time as people write it: `500ms`, `15s`, `2m`.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    let expected = || format!("expected a time such as 500ms, 15s or 2m, found {text:?}");
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let number: u32 = text[..digits].parse().map_err(|_| expected())?;
+    let unit = match &text[digits..] {
+        "ms" => Duration::from_millis(1),
+        "s" => Duration::from_secs(1),
+        "m" => Duration::from_secs(60),
+        _ => return Err(expected()),
+    };
+    let time = unit * number;
+    if time.is_zero() { Err(expected()) } else { Ok(time) }
 }
 
 /// What colours mean. Never the only sign of anything: a word or a shape says the same.
@@ -166,5 +242,32 @@ impl<T: fmt::Display> fmt::Display for Painted<T> {
         })?;
         self.text.fmt(f)?;
         f.write_str("\x1b[0m")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_wrapped_between_words() {
+        assert_eq!(wrapped("one two three", 7), ["one two", "three"]);
+        assert_eq!(wrapped("incomprehensible one", 7), ["incomprehensible", "one"]);
+        assert_eq!(wrapped("", 7), [""]);
+    }
+
+    #[test]
+    fn times_are_read() {
+        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(duration("15s"), Ok(Duration::from_secs(15)));
+        assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
+        for text in ["", "5", "s", "0s", "-1s", "1.5s", "1h", "99999999999s"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_moves_the_cursor_is_escaped() {
+        assert_eq!(safe("a\x1b[2J\r\n\u{9b}\u{202e}é→"), "a\\u{1b}[2J\\r\\n\\u{9b}\\u{202e}é→");
     }
 }

@@ -31,7 +31,9 @@ impl Plane {
         every: Duration,
         tell: impl FnMut(Result<&Mesh, &MeshErrors>) + Send + 'static,
     ) -> Result<Followed, MeshErrors> {
-        let (text, mesh) = look(path.to_owned(), None).await.unwrap_or((Ok(String::new()), Ok(Mesh::new())));
+        // Nothing is known yet, so there is something new to see.
+        let looked = look(path.to_owned(), None).await;
+        let (text, mesh) = looked.ok_or_else(|| MeshErrors::whole("cannot be read").in_file(path))?;
         self.set_mesh(&mesh?);
         let follower = Follower { plane: self.clone(), path: path.to_owned(), text, tell };
         Ok(Followed { task: tokio::spawn(follower.run(every)) })

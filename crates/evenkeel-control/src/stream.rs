@@ -119,9 +119,9 @@ impl Stream {
             return Ok(Answer::None);
         }
         let mut answer = Answer::None;
-        if subscription.unanswered && asked.nonce == subscription.nonce {
+        if subscription.reply == Reply::Awaited && asked.nonce == subscription.nonce {
             subscription.answer(asked.error.as_ref(), now);
-            answer = if subscription.rejected { Answer::Nack } else { Answer::Ack };
+            answer = if subscription.reply == Reply::Rejected { Answer::Nack } else { Answer::Ack };
         }
         match asked.names {
             Names::All(names) => subscription.ask_for(names, &asked.type_url),
@@ -146,7 +146,7 @@ impl Stream {
             let Some(news) = subscription.news(self.variant, type_url, kind) else { continue };
             self.nonces += 1;
             subscription.nonce = self.nonces.to_string();
-            subscription.unanswered = true;
+            subscription.reply = Reply::Awaited;
             subscription.sent = Some(kind.version);
             let pieces = kind.pieces(self.variant, news.resources);
             responses.push(frame(
@@ -166,13 +166,14 @@ impl Stream {
         let subscription =
             self.subscriptions.get(type_url).filter(|subscription| subscription.wants_any())?;
         let kind = world.kind(type_url);
-        Some(subscription.is_told_of(kind) && !subscription.unanswered && !subscription.rejected)
+        Some(subscription.is_told_of(kind) && subscription.reply == Reply::Accepted)
     }
 
     /// What was rejected of what there is, if that is how it stands.
     pub(crate) fn rejection(&self, type_url: &str, world: &World) -> Option<&Nack> {
         let subscription = self.subscriptions.get(type_url)?;
-        let is_latest = subscription.is_told_of(world.kind(type_url)) && subscription.rejected;
+        let is_latest =
+            subscription.is_told_of(world.kind(type_url)) && subscription.reply == Reply::Rejected;
         subscription.nack.as_ref().filter(|_| is_latest)
     }
 
@@ -195,13 +196,21 @@ impl Stream {
             sent: subscription.sent,
             acked: subscription.acked,
             nack: subscription.nack.clone(),
-            is_rejecting: subscription.rejected,
+            is_rejecting: subscription.reply == Reply::Rejected,
         };
         self.subscriptions
             .iter()
             .map(|(type_url, subscription)| (type_url.clone(), record(subscription)))
             .collect()
     }
+}
+
+/// What the client says to the latest response. It has nothing against none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reply {
+    Accepted,
+    Rejected,
+    Awaited,
 }
 
 /// What a stream wants of one type, and what it knows.
@@ -217,8 +226,7 @@ struct Subscription {
     /// It wants to hear something, be it that there is nothing.
     expectant: bool,
     nonce: String,
-    unanswered: bool,
-    rejected: bool,
+    reply: Reply,
     sent: Option<u64>,
     acked: Option<u64>,
     nack: Option<Nack>,
@@ -239,8 +247,7 @@ impl Subscription {
             except: BTreeMap::new(),
             expectant: false,
             nonce: String::new(),
-            unanswered: false,
-            rejected: false,
+            reply: Reply::Accepted,
             sent: None,
             acked: None,
             nack: None,
@@ -256,8 +263,7 @@ impl Subscription {
     }
 
     fn answer(&mut self, error: Option<&rpc::Status>, now: SystemTime) {
-        self.unanswered = false;
-        self.rejected = error.is_some();
+        self.reply = if error.is_some() { Reply::Rejected } else { Reply::Accepted };
         match error {
             Some(error) => {
                 let version = self.sent.unwrap_or_default();
@@ -331,7 +337,7 @@ impl Subscription {
 
     /// What to send, if anything. It counts as told.
     fn news(&mut self, variant: Variant, type_url: &str, kind: &Arc<Kind>) -> Option<News> {
-        if self.unanswered || self.is_told_of(kind) || !self.wants_any() {
+        if self.reply == Reply::Awaited || self.is_told_of(kind) || !self.wants_any() {
             return None;
         }
         let told = std::mem::replace(&mut self.told, Arc::clone(kind));

@@ -1,5 +1,7 @@
 //! The messages as data: descriptors of every message and service, for protobuf JSON and server reflection.
 
+/// What the descriptors are made of.
+pub use prost_reflect;
 use prost_reflect::DescriptorPool;
 
 /// The encoded `google.protobuf.FileDescriptorSet` of every file of this crate and of the well-known types.

@@ -28,6 +28,7 @@
 //! | [`XdsClient`], [`csds`] | the xDS client of the process, and its status as a service |
 //! | [`Registry`] | policies, those of the application included |
 //! | [`Connector`] | other ways to open connections |
+//! | `admin` | a live page of the process, with the feature of that name |
 //!
 //! The parts, for those who read the source: a call goes through `channel.rs`, `snapshot.rs`, `call.rs`, `connection.rs`; a
 //! config comes through `xds/` or `dns.rs` to `driver.rs`, which runs the policies of `evenkeel-core` and publishes what
@@ -37,8 +38,13 @@
 //! |---|---|
 //! | `ring` (default), `aws-lc-rs` | the cryptography behind TLS; without either there is no TLS |
 //! | `otel` | OpenTelemetry metrics with gRPC's names |
+//! | `admin` | a server with a live page of what the process does, its data as JSON, and CSDS |
 
 #![forbid(unsafe_code)]
+#![cfg_attr(
+    not(feature = "otel"),
+    allow(clippy::zero_sized_map_values, reason = "meters are empty without metrics")
+)]
 
 #[cfg(feature = "admin")]
 pub mod admin;

@@ -65,8 +65,7 @@ pub(crate) async fn run(args: Args) -> Result<Exit, Failure> {
     tokio::spawn(say_how_busy(load.clone(), workers.clone()));
     let server = tonic::transport::Server::builder()
         .layer(load.layer())
-        .add_service(Work { name, workers })
-        .serve_with_incoming(TcpListenerStream::new(listener));
+        .serve_with_incoming(Work { name, workers }, TcpListenerStream::new(listener));
     let _ = writeln!(std::io::stdout(), "{address}");
     let mut input = tokio::io::stdin();
     let mut ignored = [0; 64];

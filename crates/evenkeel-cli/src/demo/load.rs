@@ -8,7 +8,7 @@ use http::uri::PathAndQuery;
 use tokio::task::AbortHandle;
 use tokio::time::interval;
 use tonic::metadata::MetadataMap;
-use tonic::{Request, Status};
+use tonic::{Code, Request, Status};
 use tonic_prost::ProstCodec;
 
 use super::backend::{BACKEND, METHOD};
@@ -26,7 +26,8 @@ pub(super) struct Ended {
     pub(super) took: Duration,
     /// Which backend answered, if one did.
     pub(super) backend: Option<usize>,
-    pub(super) is_ok: bool,
+    /// Why it failed, if it did.
+    pub(super) failed: Option<Code>,
 }
 
 /// Calls that go on until this is dropped.
@@ -68,8 +69,12 @@ async fn call_steadily(channel: Channel, ended: Arc<Mutex<Vec<Ended>>>) {
                     Ok(metadata) => metadata,
                     Err(status) => status.metadata(),
                 };
-                let call =
-                    Ended { began, took: began.elapsed(), backend: backend(metadata), is_ok: answer.is_ok() };
+                let call = Ended {
+                    began,
+                    took: began.elapsed(),
+                    backend: backend(metadata),
+                    failed: answer.as_ref().err().map(Status::code),
+                };
                 ended.lock().unwrap_or_else(PoisonError::into_inner).push(call);
             });
         }

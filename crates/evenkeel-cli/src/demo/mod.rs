@@ -16,7 +16,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use evenkeel::admin::{Admin, State, Watch};
-use evenkeel::{Bootstrap, Channel, Connectivity};
+use evenkeel::{Backoff, Bootstrap, Channel, Connectivity};
+use evenkeel_control::{ControlPlane, Followed, Mesh, MeshErrors};
 use tokio::time::Instant;
 
 use self::acts::{ACTS, Act, Scene};
@@ -28,6 +29,9 @@ use crate::ui::{Exit, Failure, Style, Terminal};
 
 /// How often the stage is looked at.
 const LOOK: Duration = Duration::from_millis(500);
+
+/// How often the control plane looks at its mesh file.
+const EDITS: Duration = Duration::from_millis(100);
 
 /// The share of an act in which what was changed settles: its calls are not in the act's figures.
 const SETTLES: f64 = 0.25;
@@ -107,6 +111,7 @@ struct Stage {
     /// In a folder of its own, which goes away with it.
     mesh: PathBuf,
     _folder: tempfile::TempDir,
+    _followed: Followed,
     _control: ControlPlane,
     watch: Watch,
     admin: Option<Admin>,
@@ -128,22 +133,35 @@ impl Stage {
             return Err(Failure::usage("the story begins without a mesh"));
         };
         write_mesh(&mesh, &acts::mesh(first, &backends))?;
-        let control = serve(&mesh).await?;
+        let watch = Watch::start("evenkeel demo", LOOK).await;
+        let control = ControlPlane::builder()
+            .serve()
+            .await
+            .map_err(|error| Failure::usage(format!("the control plane cannot listen: {error}")))?;
+        let told = watch.clone();
+        let tell = move |edit: Result<&Mesh, &MeshErrors>| {
+            if let Err(errors) = edit {
+                told.mark(format!("not taken: {errors}"));
+            }
+        };
+        let followed = control
+            .plane()
+            .follow(&mesh, EDITS, tell)
+            .await
+            .map_err(|errors| Failure::usage(errors.to_string()))?;
         let bootstrap = Bootstrap::from_json(&control.bootstrap("evenkeel-demo"))
             .map_err(|error| Failure::usage(format!("the bootstrap: {error}")))?;
         let channel = Channel::builder("xds:///orders")
             .bootstrap(bootstrap)
+            .backoff(backoff())
             .build()
             .map_err(|error| Failure::usage(error.to_string()))?;
-        let watch = Watch::start("evenkeel demo", LOOK).await;
-        let admin = match args.no_page {
-            true => None,
-            false => Some(serve_page(args.page, watch.clone()).await?),
-        };
+        let admin = if args.no_page { None } else { Some(serve_page(args.page, watch.clone()).await?) };
         Ok(Stage {
             backends,
             mesh,
             _folder: folder,
+            _followed: followed,
             _control: control,
             watch,
             admin,
@@ -168,6 +186,13 @@ impl Stage {
             }
         }
     }
+}
+
+/// Backends that are back are found soon: a story has no time for gRPC's two minutes.
+fn backoff() -> Backoff {
+    let mut backoff = Backoff::default();
+    (backoff.initial, backoff.max) = (Duration::from_millis(250), Duration::from_millis(500));
+    backoff
 }
 
 async fn serve_page(address: Option<SocketAddr>, watch: Watch) -> Result<Admin, Failure> {
@@ -280,15 +305,5 @@ impl Story<'_> {
 
     fn page(&self) -> Option<String> {
         self.stage.admin.as_ref().map(|admin| format!("http://{}/", admin.address()))
-    }
-}
-
-async fn serve(_mesh: &Path) -> Result<ControlPlane, Failure> {
-    Err(Failure::usage("x"))
-}
-struct ControlPlane;
-impl ControlPlane {
-    fn bootstrap(&self, _: &str) -> String {
-        String::new()
     }
 }

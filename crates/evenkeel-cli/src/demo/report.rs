@@ -1,5 +1,7 @@
 //! What the acts came to.
 
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -43,6 +45,9 @@ struct BackendReport {
 struct Figures {
     calls: usize,
     failed: usize,
+    /// How many failed by each status.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    reasons: BTreeMap<String, usize>,
     p50_ms: Option<f64>,
     p99_ms: Option<f64>,
 }
@@ -79,21 +84,25 @@ impl ActReport {
 
 impl Figures {
     fn of<'c>(calls: impl Iterator<Item = &'c Ended>) -> Figures {
-        let (mut took, mut failed) = (Vec::new(), 0);
+        let (mut took, mut reasons) = (Vec::new(), BTreeMap::new());
         for call in calls {
             took.push(call.took);
-            failed += usize::from(!call.is_ok);
+            if let Some(code) = call.failed {
+                *reasons.entry(format!("{code:?}")).or_default() += 1;
+            }
         }
         took.sort_unstable();
         let at = |share: f64| {
             let rank = (took.len() as f64 * share).ceil() as usize;
             took.get(rank.saturating_sub(1)).map(|took: &Duration| took.as_secs_f64() * 1e3)
         };
-        Figures { calls: took.len(), failed, p50_ms: at(0.5), p99_ms: at(0.99) }
-    }
-
-    fn failed_share(&self) -> f64 {
-        self.failed as f64 / self.calls.max(1) as f64
+        Figures {
+            calls: took.len(),
+            failed: reasons.values().sum(),
+            reasons,
+            p50_ms: at(0.5),
+            p99_ms: at(0.99),
+        }
     }
 }
 
@@ -103,8 +112,14 @@ impl Report {
         let mut out = String::new();
         for (report, act) in self.acts.iter().zip(&ACTS) {
             let title = terminal.paint(Style::Title, format!("{}  {}", report.act, report.title)).to_string();
-            out.push_str(&format!("\n{title}: {}\n", act.says));
+            // A `String` takes everything.
+            let _ = writeln!(out, "\n{title}: {}", act.says);
             out.push_str(&table(&report.rows(), terminal));
+            let reasons = report.all.reasons.iter().map(|(code, count)| format!("{count} {code}"));
+            let reasons: Vec<_> = reasons.collect();
+            if !reasons.is_empty() {
+                let _ = writeln!(out, "   failed: {}", reasons.join(", "));
+            }
         }
         out
     }
@@ -167,9 +182,8 @@ impl Figures {
         };
         let failed = match self.failed {
             0 => Cell::right("0"),
-            failed => {
-                Cell::right(format!("{failed} ({})", percent(self.failed_share(), 1))).style(Style::Bad)
-            }
+            failed => Cell::right(format!("{failed} ({})", percent(failed as f64 / self.calls as f64, 1)))
+                .style(Style::Bad),
         };
         [ms(self.p50_ms), ms(self.p99_ms), failed]
     }
@@ -181,27 +195,31 @@ pub(super) fn percent(share: f64, digits: usize) -> String {
 
 #[cfg(test)]
 mod tests {
+    use tonic::Code;
+
     use super::*;
 
     #[test]
     fn figures_are_of_the_calls_that_count() {
         let start = Instant::now();
-        let call = |at: u64, took: u64, backend: Option<usize>, is_ok: bool| Ended {
+        let call = |at: u64, took: u64, backend: Option<usize>, failed: Option<Code>| Ended {
             began: start + Duration::from_secs(at),
             took: Duration::from_millis(took),
             backend,
-            is_ok,
+            failed,
         };
         let ended = [
-            call(0, 999, Some(0), false),
-            call(2, 10, Some(0), true),
-            call(2, 20, Some(0), true),
-            call(3, 500, Some(4), false),
-            call(3, 1, None, false),
+            call(0, 999, Some(0), Some(Code::Internal)),
+            call(2, 10, Some(0), None),
+            call(2, 20, Some(0), None),
+            call(3, 500, Some(4), Some(Code::ResourceExhausted)),
+            call(3, 1, None, Some(Code::Unavailable)),
         ];
         let said = [vec![0.5, 1.0], vec![], vec![], vec![], vec![0.25]];
         let report = ActReport::new(1, &ACTS[1], start + Duration::from_secs(1), &ended, &said);
         assert_eq!((report.act, report.all.calls, report.all.failed), (2, 4, 2));
+        let reasons: Vec<_> = report.all.reasons.keys().collect();
+        assert_eq!(reasons, ["ResourceExhausted", "Unavailable"]);
         let small = &report.backends[0];
         assert_eq!((small.figures.calls, small.figures.failed, small.utilization), (2, 0, Some(0.75)));
         assert_eq!((small.figures.p50_ms, small.figures.p99_ms), (Some(10.0), Some(20.0)));

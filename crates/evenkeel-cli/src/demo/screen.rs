@@ -4,7 +4,7 @@ use evenkeel::Connectivity;
 use evenkeel::admin::{EndpointState, State};
 
 use super::acts::ACTS;
-use super::fleet::{BACKENDS, Backend};
+use super::fleet::Backend;
 use super::report::percent;
 use crate::table::{Cell, table};
 use crate::ui::{Failure, Style, Terminal};
@@ -66,42 +66,46 @@ const BAR: usize = 10;
 fn picture(terminal: &Terminal, moment: &Moment<'_>, state: &State, backends: &[Backend]) -> String {
     let act = &ACTS[moment.act];
     let channel = state.channels.first();
-    let mut out = String::new();
     let number = format!("act {} of {}: {}", moment.act + 1, ACTS.len(), act.title);
-    out.push_str(&format!("{}  {}\n", terminal.paint(Style::Title, number), bar(moment.over, BAR, '━', '─')));
-    out.push_str(&format!("{}\n\n", terminal.paint(Style::Faint, act.says)));
-
-    let heads = ["backend", "can do", "state", "want", "got", "", "calls/s", "busy", "", "p99", "failed/s"];
-    let is_text = |i: usize| matches!(i, 0 | 2 | 5 | 8);
-    let heads = heads.into_iter().enumerate();
-    let head = |(i, head): (usize, &str)| {
-        let cell = if is_text(i) { Cell::new(head) } else { Cell::right(head) };
-        cell.style(Style::Faint)
-    };
-    let mut rows: Vec<Vec<Cell>> = vec![heads.map(head).collect()];
-    for ((name, capacity), backend) in BACKENDS.iter().zip(backends) {
-        let address = backend.address.to_string();
-        let endpoint =
-            channel.and_then(|channel| channel.endpoints.iter().find(|endpoint| endpoint.address == address));
-        rows.push(row(name, *capacity, endpoint));
-    }
-    out.push_str(&table(&rows, terminal));
+    let mut lines = vec![
+        format!("{}  {}", terminal.paint(Style::Title, number), bar(moment.over, BAR, '━', '─')),
+        terminal.paint(Style::Faint, act.says).to_string(),
+        String::new(),
+        rows(terminal, state, backends),
+    ];
     if let Some(channel) = channel {
         let traffic = &channel.traffic;
-        let ms = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |ms| format!("{ms:.0} ms"));
-        out.push_str(&format!(
-            "\nall calls: {:.0}/s, {:.0}/s failed, p50 {}, p99 {}\n",
+        lines.push(format!(
+            "all calls: {:.0}/s, {:.0}/s failed, p50 {}, p99 {}",
             traffic.rate,
             traffic.failures,
-            ms(traffic.p50_ms),
-            ms(traffic.p99_ms)
+            millis(traffic.p50_ms),
+            millis(traffic.p99_ms)
         ));
     }
-    out.push_str(&format!("{}\n", terminal.paint(Style::Faint, format!("last: {}", moment.last))));
-    if let Some(page) = moment.page {
-        out.push_str(&format!("page: {page}\n"));
+    lines.push(terminal.paint(Style::Faint, format!("last: {}", moment.last)).to_string());
+    lines.extend(moment.page.map(|page| format!("page: {page}")));
+    lines.join("\n")
+}
+
+fn rows(terminal: &Terminal, state: &State, backends: &[Backend]) -> String {
+    let heads = ["backend", "can do", "state", "want", "got", "", "calls/s", "busy", "", "p99", "failed/s"];
+    let head = |(i, head): (usize, &str)| {
+        let cell = if matches!(i, 0 | 2 | 5 | 8) { Cell::new(head) } else { Cell::right(head) };
+        cell.style(Style::Faint)
+    };
+    let mut rows: Vec<Vec<Cell>> = vec![heads.into_iter().enumerate().map(head).collect()];
+    for backend in backends {
+        let address = backend.address.to_string();
+        let mut endpoints = state.channels.iter().flat_map(|channel| &channel.endpoints);
+        let endpoint = endpoints.find(|endpoint| endpoint.address == address);
+        rows.push(row(backend.name, backend.capacity, endpoint));
     }
-    out
+    table(&rows, terminal)
+}
+
+fn millis(value: Option<f64>) -> String {
+    value.map_or_else(|| "-".to_owned(), |ms| format!("{ms:.0} ms"))
 }
 
 fn row(name: &str, capacity: u32, endpoint: Option<&EndpointState>) -> Vec<Cell> {
@@ -134,7 +138,7 @@ fn row(name: &str, capacity: u32, endpoint: Option<&EndpointState>) -> Vec<Cell>
             Cell::right(format!("{:.0}", traffic.rate)),
             Cell::right(busy.map_or_else(|| "-".to_owned(), |busy| percent(busy, 0))),
             Cell::new(format!("{}{mark}", bar(busy.unwrap_or(0.0), BAR, '█', '·'))).style(busy_style),
-            Cell::right(traffic.p99_ms.map_or_else(|| "-".to_owned(), |ms| format!("{ms:.0} ms"))),
+            Cell::right(millis(traffic.p99_ms)),
             failures,
         ])
         .collect()

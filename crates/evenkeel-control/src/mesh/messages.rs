@@ -133,7 +133,7 @@ fn header_matcher(name: &str, header: &HeaderMatch) -> rds::HeaderMatcher {
         }
         older
     };
-    let test = match header.test.clone() {
+    let specifier = match header.test.clone() {
         HeaderTest::Exact(value) => {
             text(MatchPattern::Exact(value.clone()), HeaderMatchSpecifier::ExactMatch(value))
         }
@@ -155,7 +155,7 @@ fn header_matcher(name: &str, header: &HeaderMatch) -> rds::HeaderMatcher {
     rds::HeaderMatcher {
         name: name.to_owned(),
         invert_match: header.invert,
-        header_match_specifier: Some(test),
+        header_match_specifier: Some(specifier),
         ..rds::HeaderMatcher::default()
     }
 }

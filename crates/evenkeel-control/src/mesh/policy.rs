@@ -83,7 +83,7 @@ impl Policy {
             return None;
         }
         let typed = conversion.typed(name, &settings, &at.key(name));
-        let list = list_of(vec![typed?]);
+        let list = list_of(vec![typed]);
         let picks_in_a_locality = matches!(
             Known::of(name),
             Some(Known::RoundRobin | Known::WeightedRoundRobin | Known::LeastRequest)
@@ -160,7 +160,7 @@ impl Conversion<'_> {
 
     fn policy(&mut self, json: &Value, at: &At<'_>) -> Option<Any> {
         let (name, settings) = self.entry(json, at)?;
-        self.typed(name, &settings, &at.key(name))
+        Some(self.typed(name, &settings, &at.key(name)))
     }
 
     /// A name, or an object of one name and its settings.
@@ -188,8 +188,8 @@ impl Conversion<'_> {
         }
     }
 
-    fn typed(&mut self, name: &str, settings: &Value, at: &At<'_>) -> Option<Any> {
-        let Some(known) = Known::of(name) else { return Some(typed_struct(name, settings)) };
+    fn typed(&mut self, name: &str, settings: &Value, at: &At<'_>) -> Any {
+        let Some(known) = Known::of(name) else { return typed_struct(name, settings) };
         let mut fields = Fields::new(settings, at);
         let any = match known {
             Known::RoundRobin => extension(&RoundRobin::default()),
@@ -243,7 +243,7 @@ impl Conversion<'_> {
             }
         };
         fields.finish(self);
-        Some(any)
+        any
     }
 }
 

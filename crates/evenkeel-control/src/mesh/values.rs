@@ -42,14 +42,14 @@ impl Share {
 
     /// So many of a hundred, if that is a whole number.
     pub(crate) fn whole_percent(self) -> Option<u32> {
-        (self.per_million % 10_000 == 0).then_some(self.per_million / 10_000)
+        self.per_million.is_multiple_of(10_000).then_some(self.per_million / 10_000)
     }
 
     /// With the smallest denominator that holds it: who reads it on the wire sees what was written.
     pub(crate) fn message(self) -> FractionalPercent {
         let (numerator, denominator) = match self.per_million {
-            n if n % 10_000 == 0 => (n / 10_000, DenominatorType::Hundred),
-            n if n % 100 == 0 => (n / 100, DenominatorType::TenThousand),
+            n if n.is_multiple_of(10_000) => (n / 10_000, DenominatorType::Hundred),
+            n if n.is_multiple_of(100) => (n / 100, DenominatorType::TenThousand),
             n => (n, DenominatorType::Million),
         };
         FractionalPercent { numerator, denominator: denominator.into() }

@@ -14,7 +14,7 @@ use super::errors::{At, MeshError, MeshErrors, Place};
 
 /// The most that a mesh may have: far above 10,000 endpoints with all their keys.
 pub(crate) const MAX_BYTES: usize = 32 << 20;
-const MAX_NODES: usize = 2_000_000;
+const MAX_NODES: usize = 1_000_000;
 /// Aliases save a few lines; what they multiply is bounded well below the rest.
 const MAX_REPLAYED: usize = 100_000;
 /// Meshes are ten deep; what custom policies nest in their settings comes on top.
@@ -102,14 +102,18 @@ impl Node {
     }
 
     fn nearest(&self, at: &At<'_>) -> (Option<&Node>, Option<Place>) {
-        let (parent, step): (_, Box<dyn Fn(&Node) -> Option<&Node>>) = match *at {
+        let (parent, found): (_, Option<&Node>) = match *at {
             At::Root => return (Some(self), self.place),
-            At::Key(parent, key) => (parent, Box::new(move |node| node.get(key))),
-            At::Index(parent, index) => (parent, Box::new(move |node| node.item(index))),
+            At::Key(parent, key) => {
+                let (node, place) = self.nearest(parent);
+                (place, node.and_then(|node| node.get(key)))
+            }
+            At::Index(parent, index) => {
+                let (node, place) = self.nearest(parent);
+                (place, node.and_then(|node| node.item(index)))
+            }
         };
-        let (node, place) = self.nearest(parent);
-        let found = node.and_then(step);
-        (found, found.and_then(|node| node.place).or(place))
+        (found, found.and_then(|node| node.place).or(parent))
     }
 
     fn get(&self, key: &str) -> Option<&Node> {

@@ -180,13 +180,13 @@ impl Builder {
             None => Watch::start(program(), Duration::from_secs(1)).await,
         };
         let (serving, mut ended) = watch::channel(());
-        let served = server::Served { latest: watch.latest.clone(), ended: ended.clone() };
-        let router = server::router(served, self.names.into());
-        let server = axum::serve(listener, router).with_graceful_shutdown(async move {
+        let shown = server::Served { latest: watch.latest.clone(), ended: ended.clone() };
+        let router = server::router(shown, self.names.into());
+        let serve = axum::serve(listener, router).with_graceful_shutdown(async move {
             let _ = ended.changed().await;
         });
         tokio::spawn(async move {
-            if let Err(error) = server.await {
+            if let Err(error) = serve.await {
                 tracing::error!(%error, "the admin server ended");
             }
         });

@@ -1,5 +1,7 @@
 //! From the tree of policies to the list of its endpoints: where each stands, and the share of calls that it should get.
 
+use std::collections::BTreeMap;
+
 use evenkeel_core::{Connectivity, Description};
 use serde_json::Value;
 
@@ -24,16 +26,19 @@ pub(super) fn endpoints(tree: &Description) -> Vec<Placed> {
     all
 }
 
+/// By cluster, the priority in use.
+pub(super) type Priorities = BTreeMap<String, Option<u32>>;
+
 /// The chosen priority of every cluster that has several.
-pub(super) fn priorities(tree: &Description) -> Vec<(String, Option<u32>)> {
-    fn walk(tree: &Description, cluster: &str, all: &mut Vec<(String, Option<u32>)>) {
+pub(super) fn priorities(tree: &Description) -> Priorities {
+    fn walk(tree: &Description, cluster: &str, all: &mut Priorities) {
         let cluster = text(tree, "cluster").unwrap_or(cluster);
         if tree.policy == PRIORITY && names(tree).count() > 1 {
-            all.push((cluster.to_owned(), text(tree, "chosen").and_then(|chosen| rank(tree, chosen))));
+            all.insert(cluster.to_owned(), text(tree, "chosen").and_then(|chosen| rank(tree, chosen)));
         }
         tree.children.iter().for_each(|(_, child)| walk(child, cluster, all));
     }
-    let mut all = Vec::new();
+    let mut all = Priorities::new();
     walk(tree, "", &mut all);
     all
 }
@@ -150,6 +155,6 @@ mod tests {
         ];
         assert_eq!(found, expected.map(|(label, rank, want)| (label.to_owned(), Some(rank), want)));
         assert!(endpoints(&tree()).iter().all(|placed| placed.cluster.as_deref() == Some("orders")));
-        assert_eq!(priorities(&tree()), [("orders".to_owned(), Some(0))]);
+        assert_eq!(priorities(&tree()), [("orders".to_owned(), Some(0))].into());
     }
 }

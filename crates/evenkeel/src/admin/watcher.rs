@@ -11,7 +11,7 @@ use super::look::{Seen, SeenChannel, SeenEndpoint};
 use super::state::{
     ChannelState, ClientState, EndpointState, Event, History, Level, ResourceState, Series, State, Traffic,
 };
-use super::view;
+use super::view::{self, Priorities};
 use crate::traffic::Counts;
 
 /// So many looks back figures begin.
@@ -87,7 +87,7 @@ impl Watcher {
         };
         state.hints = hints(&state);
         self.compare(&state);
-        self.compare_priorities(&state, &priorities);
+        self.compare_priorities(&state, priorities);
         self.chart(&state);
         self.before = Some(state.clone());
         state.events = self.events.iter().cloned().collect();
@@ -209,11 +209,11 @@ impl Watcher {
         }
     }
 
-    fn compare_priorities(&mut self, now: &State, priorities: &[Option<Vec<(String, Option<u32>)>>]) {
+    fn compare_priorities(&mut self, now: &State, priorities: Vec<Option<Priorities>>) {
         for (channel, priorities) in now.channels.iter().zip(priorities) {
             let chart = self.charts.entry(channel.id).or_default();
             let Some(priorities) = priorities else { continue };
-            let before = std::mem::replace(&mut chart.priorities, priorities.iter().cloned().collect());
+            let before = std::mem::replace(&mut chart.priorities, priorities);
             let moved: Vec<_> = chart
                 .priorities
                 .iter()
@@ -400,7 +400,7 @@ struct Chart {
     total: Lines,
     endpoints: BTreeMap<String, Lines>,
     /// Which priority each cluster uses.
-    priorities: BTreeMap<String, Option<u32>>,
+    priorities: Priorities,
 }
 
 /// One look after the other.
@@ -546,7 +546,7 @@ mod tests {
         assert_eq!(third.hints.len(), 2, "{:?}", third.hints);
         // The first look is out of the figures by now.
         let fourth = watcher.take_in(two(1200, 1000), 4000);
-        assert_eq!(fourth.channels[0].endpoints[0].traffic.rate, 50.0);
+        assert_eq!(fourth.channels[0].endpoints[0].got, Some(0.125));
     }
 
     #[test]

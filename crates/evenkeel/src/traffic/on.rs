@@ -80,7 +80,7 @@ impl Link {
 
     /// Whether somebody wants to know what the endpoint says of its load.
     pub(crate) fn wants_load(&self) -> bool {
-        WATCHED.load(Ordering::Relaxed)
+        self.0.get().is_some() && WATCHED.load(Ordering::Relaxed)
     }
 
     /// The endpoint said how busy it is.
@@ -188,11 +188,11 @@ impl Counts {
     #[must_use]
     pub(crate) fn and(self, other: Counts) -> Counts {
         let latencies = match (self.latencies, other.latencies) {
-            (Some(mut these), Some(those)) => {
-                these.iter_mut().zip(*those).for_each(|(this, that)| *this = this.wrapping_add(that));
-                Some(these)
+            (Some(mut own), Some(more)) => {
+                own.iter_mut().zip(*more).for_each(|(own, more)| *own = own.wrapping_add(more));
+                Some(own)
             }
-            (these, those) => these.or(those),
+            (own, more) => own.or(more),
         };
         Counts {
             started: self.started + other.started,
@@ -240,14 +240,11 @@ fn bucket(took: Duration) -> usize {
 
 /// The middle of a bucket, in milliseconds.
 fn middle_ms(bucket: usize) -> f64 {
-    let micros = match bucket {
-        0..8 => bucket as f64 + 0.5,
-        _ => {
-            let width = f64::from(1u32 << (bucket / 8 - 1));
-            (8.5 + (bucket % 8) as f64) * width
-        }
-    };
-    micros / 1e3
+    if bucket < 8 {
+        return (bucket as f64 + 0.5) / 1e3;
+    }
+    let width = f64::from(1u32 << (bucket / 8 - 1));
+    (8.5 + (bucket % 8) as f64) * width / 1e3
 }
 
 #[cfg(test)]

@@ -3,9 +3,9 @@
 // When the stream ends or falls silent, what is shown stays, is greyed and says how old it is; the page asks again
 // until there is an answer, and then for the history that it missed.
 
-import { $, age, count, hide, mark, millis, nameOf, put, rate, shape, stateOf, success } from './format.js';
+import { $, age, ago, count, hide, mark, millis, put, rate, shape, stateOf, success } from './format.js';
 import { Charts } from './charts.js';
-import { EndpointTable, keyOf } from './endpoints.js';
+import { EndpointTable, giveKeys } from './endpoints.js';
 import { History } from './history.js';
 import { PolicyTree } from './tree.js';
 import { Misses, judge } from './verdict.js';
@@ -18,7 +18,7 @@ const WAITS = [500, 1000, 2000, 4000];
 const THEMES = ['auto', 'light', 'dark'];
 
 const charts = new Charts();
-const table = new EndpointTable((key) => charts.highlight(key?.split('\n').at(-1) ?? null));
+const table = new EndpointTable((address) => charts.highlight(address));
 const tree = new PolicyTree();
 const histories = new Map();
 
@@ -29,6 +29,7 @@ let heardAt = 0;
 let attempts = 0;
 let source = null;
 let timer = null;
+let frame = null;
 
 function listen() {
   clearTimeout(timer);
@@ -58,7 +59,9 @@ async function hear(next) {
   mark(document.body, 'data-connected', 'true');
   state = next;
   if (isBack) await remember();
-  show();
+  takeIn(next);
+  // With the next frame: a tab that nobody looks at draws nothing.
+  frame ??= requestAnimationFrame(show);
 }
 
 /** What the server remembers, at first and after every gap. Without it charts begin empty. */
@@ -73,13 +76,17 @@ async function remember() {
   }
 }
 
-function show() {
-  const begun = performance.now();
-  for (const channel of state.channels) {
+function takeIn({ at, channels }) {
+  for (const channel of channels) {
     if (!histories.has(channel.id)) histories.set(channel.id, new History());
-    histories.get(channel.id).look(state.at, channel.endpoints);
+    histories.get(channel.id).look(at, channel.endpoints);
   }
-  for (const id of histories.keys()) if (!state.channels.some((channel) => channel.id === id)) histories.delete(id);
+  for (const id of histories.keys()) if (!channels.some((channel) => channel.id === id)) histories.delete(id);
+}
+
+function show() {
+  frame = null;
+  const begun = performance.now();
   showProcess();
   showSwitch();
   const channel = state.channels.find(({ id }) => id === chosen) ?? state.channels[0];
@@ -125,13 +132,14 @@ function showSwitch() {
 
 function showChannel(channel, marks) {
   const { endpoints, traffic } = channel;
-  misses.look(endpoints, keyOf);
+  giveKeys(endpoints);
+  misses.look(endpoints);
   const calls = callsByCluster(endpoints);
-  const missOf = (endpoint) => misses.beyondChance(keyOf(endpoint), endpoint, calls.get(endpoint.cluster));
+  const missOf = (endpoint) => misses.beyondChance(endpoint, calls.get(endpoint.cluster));
   showFigures(channel, traffic);
-  showVerdict(judge(channel, missOf));
+  showVerdict(judge(channel, missOf, state.xds));
   charts.show(histories.get(channel.id), labels(endpoints), marks);
-  table.show(endpoints, missOf, (key) => charts.placeOf(key.split('\n').at(-1)));
+  table.show(endpoints, missOf, (address) => charts.placeOf(address));
   tree.show(channel.tree);
 }
 
@@ -141,10 +149,13 @@ function callsByCluster(endpoints) {
   return calls;
 }
 
-/** Short names for charts: the port alone where all endpoints are on one host. */
+/** Short names for charts: what sets addresses apart, the port on one host, the host where ports are the same. */
 function labels(endpoints) {
-  const hosts = new Set(endpoints.map(({ address }) => address.slice(0, address.lastIndexOf(':'))));
-  const names = new Map(endpoints.map((endpoint) => [endpoint.address, endpoint.name || (hosts.size === 1 ? endpoint.address.slice(endpoint.address.lastIndexOf(':')) : nameOf(endpoint))]));
+  const host = (address) => address.slice(0, address.lastIndexOf(':'));
+  const port = (address) => address.slice(address.lastIndexOf(':'));
+  const same = (part) => endpoints.every(({ address }) => part(address) === part(endpoints[0].address));
+  const short = same(host) ? port : same(port) ? host : (address) => address;
+  const names = new Map(endpoints.map(({ address, name }) => [address, name || short(address) || address]));
   return (address) => names.get(address) ?? address;
 }
 
@@ -157,7 +168,7 @@ function showFigures(channel, traffic) {
   put($('p50'), millis(traffic.p50_ms));
   put($('p99'), millis(traffic.p99_ms));
   put($('in-flight'), count(traffic.in_flight));
-  put($('ready'), `${endpoints.filter((endpoint) => endpoint.state === 'READY').length} / ${endpoints.length}`);
+  put($('ready'), `${count(endpoints.filter((endpoint) => endpoint.state === 'READY').length)} / ${count(endpoints.length)}`);
   const servers = state.xds.flatMap((client) => client.servers);
   const lost = servers.filter((server) => !server.connected);
   const [icon, word] = $('plane').children;
@@ -172,7 +183,7 @@ function showConfig(resources) {
   const refused = resources.filter((one) => one.status === 'NACKED').length;
   put($('config'), newest ? newest.version || '–' : '–');
   mark($('config'), 'title', newest?.version ?? null);
-  put($('config-age'), refused ? `${refused} refused` : newest ? `${age(state.at - newest.updated)} ago` : '');
+  put($('config-age'), refused ? `${refused} refused` : newest ? ago(state.at - newest.updated) : '');
   mark($('config-age'), 'data-level', refused ? 'bad' : null);
 }
 
@@ -198,9 +209,7 @@ function showConnection() {
 
 function useTheme(theme) {
   mark(document.documentElement, 'data-theme', theme === 'auto' ? null : theme);
-  const words = { auto: 'as the system says', light: 'light', dark: 'dark' };
-  put($('theme'), theme[0].toUpperCase() + theme.slice(1));
-  mark($('theme'), 'aria-label', `Theme: ${words[theme]}`);
+  put($('theme'), `Theme: ${theme}`);
 }
 
 function savedTheme() {

@@ -3,19 +3,19 @@
 // The endpoints with most calls have a place (colour, dash, shape) that they keep; the others are one grey line.
 // Charts step once a second. They do not glide: drawing all the time would take the processor that is being measured.
 
-import { NONE, busy, clock, millis, rate } from './format.js';
+import { NONE, age, busy, clock, millis, rate, roughly } from './format.js';
 import { LOOKS } from './history.js';
 
 /** So many endpoints have a line of their own. */
 const PLACES = 7;
 const HEIGHT = 190;
-const EDGE = { left: 40, right: 84, top: 20, bottom: 20 };
+const EDGE = { left: 42, right: 86, top: 20, bottom: 20 };
 const SVG = 'http://www.w3.org/2000/svg';
 
 const KINDS = {
-  rate: { show: rate, join: (a, b) => a + b, rest: 'all others', isStacked: true, floor: 1, word: 'Calls per second' },
-  busy: { show: busy, join: Math.max, rest: 'highest other', line: 1, floor: 1.1, word: 'How busy' },
-  latency: { show: millis, join: Math.max, rest: 'highest other', floor: 1, word: 'p99 in milliseconds' },
+  rate: { show: rate, axis: roughly, none: 'no calls yet', rest: 'all others', isStacked: true, floor: 1, word: 'Calls per second' },
+  busy: { show: busy, axis: busy, none: 'no endpoint reports how busy it is', rest: 'highest other', line: 1, floor: 1.1, word: 'How busy' },
+  latency: { show: millis, axis: roughly, none: 'no call has ended yet', rest: 'highest other', isLog: true, floor: 10, word: 'p99 in milliseconds' },
 };
 
 const SHAPES = [
@@ -37,7 +37,12 @@ export class Charts {
     this.charts = [...document.querySelectorAll('[data-chart]')].map((figure) => new Chart(figure, KINDS[figure.dataset.chart], this));
     this.cursor = null;
     this.pointedAt = null;
-    new ResizeObserver(() => this.draw()).observe(document.getElementById('charts'));
+    const seen = new ResizeObserver((entries) => {
+      // Asking the page for widths would have it lay out everything, once a second.
+      for (const { target, contentRect } of entries) target.chart.width = Math.max(240, Math.floor(contentRect.width));
+      this.draw();
+    });
+    for (const chart of this.charts) seen.observe(chart.figure);
   }
 
   clear() {
@@ -59,7 +64,11 @@ export class Charts {
   /** The busiest get a place. Who has one keeps it until another is clearly ahead: colours should not jump. */
   givePlaces() {
     const calls = new Map();
-    for (const [address, series] of this.history.byAddress) calls.set(address, series.rate.reduce((sum, value) => sum + (value ?? 0), 0));
+    for (const [address, { rate: values }] of this.history.byAddress) {
+      let sum = 0;
+      for (const value of values) if (value != null) sum += value;
+      calls.set(address, sum);
+    }
     for (const address of [...this.places.keys()]) if (!calls.has(address)) this.places.delete(address);
     const outside = [...calls.keys()].filter((address) => !this.places.has(address));
     if (calls.size > PLACES) outside.sort((a, b) => calls.get(b) - calls.get(a));
@@ -101,7 +110,8 @@ export class Charts {
 
 class Chart {
   constructor(figure, kind, all) {
-    Object.assign(this, { figure, kind, all, top: kind.floor });
+    Object.assign(this, { figure, kind, all, top: kind.floor, width: 400 });
+    figure.chart = this;
     this.svg = make('svg', { class: 'plot', tabindex: '0', role: 'slider', 'aria-label': `${kind.word}: look back with the arrow keys` });
     this.grid = make('g', { class: 'grid' });
     this.marks = make('g', { class: 'marks' });
@@ -140,12 +150,11 @@ class Chart {
   draw(chosen, others) {
     const { history, labelOf } = this.all;
     const field = this.figure.dataset.chart;
-    this.width = Math.max(240, this.figure.clientWidth - 2);
     this.inner = this.width - EDGE.left - EDGE.right;
     set(this.svg, { viewBox: `0 0 ${this.width} ${HEIGHT}`, height: HEIGHT });
     this.series = chosen.map(([address, place]) => ({ place, label: labelOf(address), values: history.byAddress.get(address)[field] }));
     if (others.length) {
-      const values = history.at.map((_, look) => this.joined(others, field, look));
+      const values = this.joined(others, field);
       this.series[this.kind.isStacked ? 'unshift' : 'push']({ place: 'rest', label: this.kind.rest, values });
     }
     this.stack(history.at.length);
@@ -156,13 +165,21 @@ class Chart {
     this.read(this.all.cursor);
   }
 
-  joined(addresses, field, look) {
-    let value = null;
+  /** Many series as one. Plain loops: a thousand endpoints are a hundred thousand values. */
+  joined(addresses, field) {
+    const { at, byAddress } = this.all.history;
+    const joined = Array(at.length).fill(null);
+    const isSum = this.kind.isStacked;
     for (const address of addresses) {
-      const one = this.all.history.byAddress.get(address)[field][look];
-      if (one != null) value = value == null ? one : this.kind.join(value, one);
+      const values = byAddress.get(address)[field];
+      for (let look = 0; look < joined.length; look += 1) {
+        const value = values[look];
+        if (value == null) continue;
+        const old = joined[look];
+        joined[look] = old === null ? value : isSum ? old + value : old > value ? old : value;
+      }
     }
-    return value;
+    return joined;
   }
 
   /** Every series gets its upper edge, and if stacked the lower one. */
@@ -178,11 +195,26 @@ class Chart {
     }
   }
 
+  /** Looks are about a second apart, but who starts the server may say otherwise. */
+  step() {
+    const { at } = this.all.history;
+    return at.length > 1 ? (at.at(-1) - at[0]) / (at.length - 1) : 1000;
+  }
+
   /** The scale grows at once and shrinks late: a chart that breathes is hard to read. */
   fit() {
     let highest = this.kind.floor;
-    for (const { upper } of this.series) for (const value of upper) if (value > highest) highest = value;
-    if (highest > this.top || highest < 0.45 * this.top) this.top = nice(highest * 1.05);
+    let lowest = highest / 10;
+    for (const { upper } of this.series) {
+      for (const value of upper) {
+        if (value > highest) highest = value;
+        if (value != null && value < lowest) lowest = value;
+      }
+    }
+    if (this.kind.isLog) {
+      this.top = 10 ** Math.ceil(Math.log10(highest));
+      this.base = 10 ** Math.max(Math.floor(Math.log10(lowest)), -2);
+    } else if (highest > this.top || highest < 0.45 * this.top) this.top = nice(highest * 1.05);
   }
 
   x(look) {
@@ -190,22 +222,34 @@ class Chart {
   }
 
   y(value) {
-    return HEIGHT - EDGE.bottom - (value / this.top) * (HEIGHT - EDGE.top - EDGE.bottom);
+    const part = this.kind.isLog ? Math.log(Math.max(value, this.base) / this.base) / Math.log(this.top / this.base) : value / this.top;
+    return HEIGHT - EDGE.bottom - part * (HEIGHT - EDGE.top - EDGE.bottom);
+  }
+
+  /** Where lines stand across: halves, or tens. */
+  ticks() {
+    if (!this.kind.isLog) return [0, 0.5 * this.top, this.top];
+    const tens = Math.round(Math.log10(this.top / this.base));
+    return Array.from({ length: tens + 1 }, (_, ten) => this.base * 10 ** ten);
   }
 
   drawGrid() {
     const nodes = [];
-    for (const part of [0, 0.5, 1]) {
-      const y = Math.round(this.y(part * this.top)) + 0.5;
+    for (const value of this.ticks()) {
+      const y = Math.round(this.y(value)) + 0.5;
       nodes.push(make('path', { d: `M${EDGE.left} ${y}h${this.inner}` }));
-      nodes.push(make('text', { x: EDGE.left - 6, y: y + 3.5, 'text-anchor': 'end' }, this.kind.show(part * this.top)));
+      nodes.push(make('text', { x: EDGE.left - 6, y: y + 3.5, 'text-anchor': 'end' }, this.kind.axis(value)));
     }
     if (this.kind.line != null) {
       const y = Math.round(this.y(this.kind.line)) + 0.5;
       nodes.push(make('path', { class: 'limit', d: `M${EDGE.left} ${y}h${this.inner}` }));
     }
-    for (const [part, text, anchor] of [[0, '2 min ago', 'start'], [0.5, '1 min', 'middle'], [1, 'now', 'end']]) {
+    const whole = this.step() * LOOKS;
+    for (const [part, text, anchor] of [[0, `${age(whole)} ago`, 'start'], [0.5, age(whole / 2), 'middle'], [1, 'now', 'end']]) {
       nodes.push(make('text', { x: EDGE.left + part * this.inner, y: HEIGHT - 5, 'text-anchor': anchor }, text));
+    }
+    if (this.series.every(({ values }) => values.every((value) => value == null))) {
+      nodes.push(make('text', { x: EDGE.left + this.inner / 2, y: HEIGHT / 2, 'text-anchor': 'middle' }, this.kind.none));
     }
     this.grid.replaceChildren(...nodes);
   }
@@ -214,10 +258,12 @@ class Chart {
     const { history, marks } = this.all;
     const end = history.at.at(-1);
     const nodes = [];
-    for (const { at, number } of marks) {
-      const x = EDGE.left + (1 - (end - at) / ((LOOKS - 1) * 1000)) * this.inner;
-      if (x < EDGE.left || x > EDGE.left + this.inner + 1) continue;
+    const placed = marks.map(({ at, number }) => ({ number, x: EDGE.left + (1 - (end - at) / ((LOOKS - 1) * this.step())) * this.inner }));
+    const seen = placed.filter(({ x }) => x >= EDGE.left && x <= EDGE.left + this.inner + 1);
+    for (const [index, { number, x }] of seen.entries()) {
       nodes.push(make('path', { d: `M${x.toFixed(1)} ${EDGE.top - 4}V${HEIGHT - EDGE.bottom}` }));
+      // Of marks that stand close, the last one keeps its number.
+      if (seen[index + 1]?.x < x + 17) continue;
       nodes.push(make('rect', { x: (x - 8).toFixed(1), y: 2, width: 16, height: 14, rx: 3 }));
       nodes.push(make('text', { x: x.toFixed(1), y: 12.5, 'text-anchor': 'middle' }, String(number)));
     }
@@ -262,7 +308,7 @@ class Chart {
     const ends = [];
     for (const { place, label, upper, lower, values } of this.series) {
       const value = values.at(-1);
-      if (value == null) continue;
+      if (value == null || (lower && value === 0)) continue;
       ends.push({ place, label, y: this.y(lower ? (upper.at(-1) + lower.at(-1)) / 2 : value) });
     }
     ends.sort((a, b) => a.y - b.y);
@@ -272,13 +318,11 @@ class Chart {
     const x = EDGE.left + this.inner + 6;
     this.labels.replaceChildren(...ends.flatMap(({ place, label, y }) => [
       make('path', { 'data-place': place, class: 'end', d: place === 'rest' ? 'M2 5h8v2H2z' : SHAPES[place], transform: `translate(${x} ${(y - 4).toFixed(1)}) scale(.68)` }),
-      make('text', { x: x + 12, y: (y + 3.5).toFixed(1) }, short(label, 11)),
+      make('text', { x: x + 12, y: (y + 3.5).toFixed(1) }, short(label, 12)),
     ]));
   }
 
   highlight(place) {
-    if (place == null) delete this.lines.dataset.place;
-    else this.lines.dataset.place = place;
     for (const [own, path] of this.paths) path.classList.toggle('dim', place != null && own !== place);
   }
 

@@ -1,9 +1,10 @@
 // The table of endpoints: what each should get and gets, and how it bears it.
 //
-// Rows live as long as their endpoint and only changed cells are written, so that a thousand endpoints cost little.
-// Few rows stand at first; order by a moving value is refreshed now and then, and not under the reader's pointer.
+// Rows live as long as their endpoint, only changed cells are written, and rows out of sight wait until they are seen:
+// a thousand endpoints cost little more than forty. Few rows stand at first. Order by a moving value is refreshed now
+// and then, and not under the reader's pointer.
 
-import { $, NONE, arrange, busy, copy, hide, locality, mark, millis, nameOf, percent, put, rate, shape, stateOf, weight } from './format.js';
+import { $, NONE, arrange, busy, copy, hide, locality, mark, millis, nameOf, percent, put, rate, shape, stateOf, weight, whyOf } from './format.js';
 import { swatch } from './charts.js';
 import { isDown } from './verdict.js';
 
@@ -12,8 +13,12 @@ const FEW = 40;
 /** An order by a moving value is refreshed every so many looks. */
 const REORDER = 3;
 
-/** One address may serve two clusters. */
-export const keyOf = (endpoint) => [endpoint.cluster, endpoint.priority, endpoint.locality, endpoint.address].join('\n');
+/** Gives every endpoint its key; one address may serve two clusters. */
+export function giveKeys(endpoints) {
+  for (const endpoint of endpoints) {
+    endpoint.key = `${endpoint.cluster}\n${endpoint.priority}\n${endpoint.locality}\n${endpoint.address}`;
+  }
+}
 
 const trouble = (endpoint) => (isDown(endpoint) ? 3 : endpoint.traffic.failures > 0 ? 2 : endpoint.utilization >= 1 ? 1 : 0);
 
@@ -30,7 +35,7 @@ const ORDERS = {
 };
 
 export class EndpointTable {
-  /** `highlight(key)` is told which endpoint the reader points at. */
+  /** `highlight(address)` is told which endpoint the reader points at. */
   constructor(highlight) {
     this.body = $('endpoints');
     this.rows = new Map();
@@ -41,7 +46,8 @@ export class EndpointTable {
     this.isHeld = false;
     this.looks = 0;
     this.order = null;
-    for (const button of document.querySelectorAll('[data-sort]')) {
+    this.heads = [...document.querySelectorAll('[data-sort]')];
+    for (const button of this.heads) {
       button.addEventListener('click', () => this.sortBy(button.dataset.sort));
     }
     $('sort').addEventListener('change', (event) => this.sortBy(event.target.value, false));
@@ -50,9 +56,15 @@ export class EndpointTable {
       this.isAll = !this.isAll;
       this.redraw();
     });
+    this.sight = new IntersectionObserver((entries) => {
+      for (const { target, isIntersecting } of entries) {
+        target.isSeen = isIntersecting;
+        if (isIntersecting) target.fill();
+      }
+    }, { rootMargin: '600px' });
     this.body.addEventListener('pointerover', (event) => {
       this.isHeld = true;
-      highlight(event.target.closest('tr')?.key ?? null);
+      highlight(event.target.closest('tr')?.dataset.endpoint ?? null);
     });
     this.body.addEventListener('pointerleave', () => {
       this.isHeld = false;
@@ -62,6 +74,7 @@ export class EndpointTable {
 
   /** Another channel: nothing of the old one stays. */
   clear() {
+    this.sight.disconnect();
     this.rows.clear();
     this.groups.clear();
     this.order = null;
@@ -82,29 +95,33 @@ export class EndpointTable {
     if (this.last) this.show(...this.last);
   }
 
-  /** `missOf(endpoint)` is by how much it misses its share, or null; `slotOf(key)` its place in the charts. */
-  show(endpoints, missOf, slotOf) {
-    this.last = [endpoints, missOf, slotOf];
+  /** `missOf(endpoint)` is by how much it misses its share, or null; `placeOf(address)` its place in the charts. */
+  show(endpoints, missOf, placeOf) {
+    this.last = [endpoints, missOf, placeOf];
     const isMany = endpoints.length > FEW;
     // Among many, those in trouble come first until the reader says otherwise.
     if (!this.chosen) this.sort = isMany ? 'state' : '';
     hide($('find'), endpoints.length <= 12);
-    const byKey = new Map(endpoints.map((endpoint) => [keyOf(endpoint), endpoint]));
+    const byKey = new Map(endpoints.map((endpoint) => [endpoint.key, endpoint]));
     const keys = this.arranged(endpoints, byKey);
     const shown = this.isAll ? keys : keys.slice(0, FEW);
     const scale = Math.max(...endpoints.map((e) => Math.max(e.got ?? 0, e.want ?? 0)), 1e-9);
     for (const [key, row] of this.rows) {
-      if (!byKey.has(key)) this.rows.delete(key), row.remove();
+      if (byKey.has(key)) continue;
+      this.sight.unobserve(row);
+      this.rows.delete(key);
     }
     const rows = shown.map((key) => {
       const endpoint = byKey.get(key);
-      const row = this.rows.get(key) ?? this.makeRow(key, endpoint);
-      fill(row, endpoint, scale, missOf(endpoint), slotOf(key));
+      const row = this.rows.get(key) ?? this.makeRow(endpoint);
+      row.fill = () => fill(row, endpoint, scale, missOf(endpoint), placeOf(endpoint.address));
+      if (row.isSeen || !this.isAll) row.fill();
       return row;
     });
     arrange(this.body, this.withGroups(rows, endpoints));
-    mark(this.body, 'data-many', rows.length > 60 ? '' : null);
-    this.showHeads(isMany, keys.length, shown.length);
+    // Moving bars are pleasant among few and costly among many.
+    mark(this.body, 'data-many', rows.length > 24 ? '' : null);
+    this.showHeads(keys.length, shown.length);
     put($('nothing'), endpoints.length ? 'No endpoint is called so.' : 'No endpoints yet.');
     hide($('nothing'), shown.length > 0);
   }
@@ -123,10 +140,15 @@ export class EndpointTable {
     if (compare) found.sort(this.isReversed ? (a, b) => compare(b, a) : compare);
     // Groups stay together, in the order of the tree.
     const place = new Map([...new Set(endpoints.map(groupOf))].map((name, at) => [name, at]));
-    if (place.size <= FEW / 4) found.sort((a, b) => place.get(groupOf(a)) - place.get(groupOf(b)));
+    if (this.isGrouped(endpoints, place.size)) found.sort((a, b) => place.get(groupOf(a)) - place.get(groupOf(b)));
     this.known = endpoints.length;
-    this.order = found.map(keyOf);
+    this.order = found.map((endpoint) => endpoint.key);
     return this.order;
+  }
+
+  /** One group needs no heading, very many are noise, and among many endpoints the worst come first, wherever they are. */
+  isGrouped(endpoints, groups) {
+    return groups > 1 && groups <= FEW / 4 && (endpoints.length <= FEW || this.sort === '');
   }
 
   withGroups(rows, endpoints) {
@@ -136,8 +158,7 @@ export class EndpointTable {
       if (!members.has(name)) members.set(name, []);
       members.get(name).push(endpoint);
     }
-    // One group needs no heading; very many would be noise.
-    if (members.size < 2 || members.size > FEW / 4) return rows;
+    if (!this.isGrouped(endpoints, members.size)) return rows;
     const nodes = [];
     let current = null;
     for (const row of rows) {
@@ -172,24 +193,24 @@ export class EndpointTable {
     return row;
   }
 
-  makeRow(key, endpoint) {
+  makeRow(endpoint) {
     const row = copy('row');
-    row.key = key;
     row.group = groupOf(endpoint);
     row.dataset.endpoint = endpoint.address;
-    row.cells_ = Object.fromEntries([...row.querySelectorAll('[data-field]')].map((cell) => [cell.dataset.field, cell]));
+    row.fields = Object.fromEntries([...row.querySelectorAll('[data-field]')].map((cell) => [cell.dataset.field, cell]));
     row.bars = [row.querySelector('.bars .got'), row.querySelector('.bars .want')];
     row.gauge = row.querySelector('.gauge i');
     row.parts = { swatch: row.querySelector('.swatch'), shape: row.querySelector('.state svg'), share: row.querySelector('.share') };
     put(row.querySelector('.name'), nameOf(endpoint));
     row.querySelector('.name').title = nameOf(endpoint);
     put(row.querySelector('.address'), endpoint.name ? endpoint.address : locality(endpoint.locality) ?? '');
-    this.rows.set(key, row);
+    this.rows.set(endpoint.key, row);
+    this.sight.observe(row);
     return row;
   }
 
-  showHeads(isMany, total, shown) {
-    for (const button of document.querySelectorAll('[data-sort]')) {
+  showHeads(total, shown) {
+    for (const button of this.heads) {
       const isOn = button.dataset.sort === this.sort;
       const isUp = (this.sort === 'name') !== this.isReversed;
       mark(button.parentElement, 'aria-sort', isOn ? (isUp ? 'ascending' : 'descending') : null);
@@ -209,8 +230,8 @@ function groupOf(endpoint) {
   return parts.join(' · ');
 }
 
-function fill(row, endpoint, scale, miss, slot) {
-  const { cells_: cells, parts } = row;
+function fill(row, endpoint, scale, miss, place) {
+  const { fields: cells, parts } = row;
   const state = stateOf(endpoint.state);
   const isStandby = endpoint.unused != null && !isDown(endpoint);
   mark(row, 'data-state', endpoint.state);
@@ -220,7 +241,7 @@ function fill(row, endpoint, scale, miss, slot) {
   mark(cells.got, 'data-off', miss == null ? null : miss > 0 ? 'more' : 'less');
   stretch(row.bars[0], (endpoint.got ?? 0) / scale);
   stretch(row.bars[1], (endpoint.want ?? 0) / scale);
-  put(cells.unused, endpoint.unused ?? '');
+  put(cells.unused, whyOf(endpoint));
   if (endpoint.unused) mark(cells.unused, 'title', endpoint.unused);
   put(cells.rate, rate(endpoint.traffic.rate));
   put(cells.utilization, busy(endpoint.utilization));
@@ -232,9 +253,9 @@ function fill(row, endpoint, scale, miss, slot) {
   put(cells.p99, millis(endpoint.traffic.p99_ms));
   put(cells.failures, endpoint.traffic.failures > 0 ? rate(endpoint.traffic.failures) : endpoint.traffic.rate > 0 ? '0' : NONE);
   mark(cells.failures, 'data-some', endpoint.traffic.failures > 0 ? '' : null);
-  put(cells.state, isStandby && endpoint.state !== 'CONNECTING' ? `${state.word}, unused` : state.word);
+  put(cells.state, isStandby && endpoint.state === 'READY' ? `${state.word}, unused` : state.word);
   shape(parts.shape, isStandby && endpoint.state === 'READY' ? 'idle' : state.shape);
-  swatch(parts.swatch, slot);
+  swatch(parts.swatch, place);
 }
 
 /** Bars are scaled, not sized: no layout. */

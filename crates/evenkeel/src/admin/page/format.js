@@ -14,6 +14,10 @@ function scaled(value, one, two) {
   return formats[size >= one || size === 0 ? 0 : size >= two ? 1 : 2].format(value);
 }
 
+/** For axes: 60,000 as 60K. */
+const compact = new Intl.NumberFormat('en-US', { notation: 'compact', maximumFractionDigits: 1 });
+export const roughly = (value) => compact.format(value);
+
 export const rate = (value) => scaled(value, 100, 1);
 export const weight = (value) => scaled(value, 100, 10);
 export const millis = (value) => scaled(value, 100, 10);
@@ -47,6 +51,8 @@ export function age(ms) {
   return `${Math.round(seconds / 86400)} d`;
 }
 
+export const ago = (ms) => (age(ms) === 'now' ? 'just now' : `${age(ms)} ago`);
+
 const clockFormat = new Intl.DateTimeFormat('en-GB', { hour: '2-digit', minute: '2-digit', second: '2-digit' });
 export const clock = (at) => clockFormat.format(at);
 
@@ -64,6 +70,9 @@ export const STATES = {
 };
 export const stateOf = (name) => STATES[name] ?? { shape: 'none', word: name ?? 'unknown' };
 
+/** Why an endpoint gets no calls, without what its row says anyway. */
+export const whyOf = ({ unused, address }) => (unused ?? '').replace(`connecting to ${address}: `, '');
+
 export const nameOf = (endpoint) => endpoint.name || endpoint.address;
 
 export const $ = (id) => document.getElementById(id);
@@ -76,9 +85,11 @@ export function put(node, text) {
   }
 }
 
-/** Sets an attribute if it is another; null takes it away. */
+/** Sets an attribute if it is another than was set here before; null takes it away. */
 export function mark(node, name, value) {
-  if (node.getAttribute(name) === value) return;
+  const marks = (node.marks ??= {});
+  if (marks[name] === value || (value == null && marks[name] == null)) return;
+  marks[name] = value;
   if (value == null) node.removeAttribute(name);
   else node.setAttribute(name, value);
 }

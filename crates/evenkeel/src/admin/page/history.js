@@ -45,7 +45,7 @@ export class History {
         if (series[field].length < length) series[field].push(null);
         if (isFull) series[field].shift();
       }
-      if (series.rate.every((value) => value == null)) this.byAddress.delete(address);
+      if (series.rate.at(-1) == null && series.rate.every((value) => value == null)) this.byAddress.delete(address);
     }
   }
 

@@ -11,10 +11,10 @@ export class PolicyTree {
     this.nodes = new Map();
     this.chosen = null;
     this.root.addEventListener('click', (event) => {
-      const row = event.target.closest('.row');
-      if (!row) return;
-      this.focus(row.parentElement);
-      this.choose(row.parentElement);
+      const item = event.target.closest('.row')?.closest('li');
+      if (!item) return;
+      this.focus(item);
+      this.choose(item);
     });
     this.root.addEventListener('keydown', (event) => this.key(event));
   }
@@ -62,12 +62,22 @@ export class PolicyTree {
       put(line, text);
       return line;
     }));
-    const children = policy.children ?? [];
-    mark(item.parts.group, 'data-branches', children.length > 1 ? '' : null);
-    arrange(item.parts.group, children.map(([child, below]) =>
-      this.node(key, child, below, level + 1, isUsed && uses(policy, child, below))));
-    hide(item.parts.group, children.length === 0);
+    this.branches(item, key, policy, level, isUsed);
     return item;
+  }
+
+  branches(item, key, policy, level, isUsed) {
+    const children = policy.children ?? [];
+    mark(item, 'data-below', children.length > 1 ? 'many' : children.length === 1 ? 'one' : null);
+    mark(item.parts.group, 'data-branches', children.length > 1 ? '' : null);
+    const used = children.map(([child, below]) => isUsed && uses(policy, child, below));
+    arrange(item.parts.group, children.map(([child, below], at) => {
+      const node = this.node(key, child, below, level + 1, used[at]);
+      // The trunk that it draws leads on to later ones that are used.
+      mark(node, 'data-on', used.includes(true, at + 1) ? '' : null);
+      return node;
+    }));
+    hide(item.parts.group, children.length === 0);
   }
 
   choose(item) {
@@ -109,7 +119,8 @@ export class PolicyTree {
 function made(key) {
   const item = copy('node');
   item.dataset.node = key;
-  const [row, details, warnings, group] = item.children;
+  const [own, group] = item.children;
+  const [row, details, warnings] = own.children;
   const [icon, policy, edge, sum] = row.children;
   item.parts = { shape: icon, policy, edge, sum, details, warnings, group };
   return item;

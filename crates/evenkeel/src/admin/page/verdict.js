@@ -3,7 +3,7 @@
 // It is calm: what endpoints get is smoothed over some looks before anyone is called out, because the calls of one
 // second spread by chance even when all is well.
 
-import { busy, nameOf, percent } from './format.js';
+import { busy, nameOf, percent, whyOf } from './format.js';
 
 /** From here on an endpoint is close to what it can do. */
 const BUSY = 0.85;
@@ -18,25 +18,26 @@ export class Misses {
     this.byKey = new Map();
   }
 
-  look(endpoints, keyOf) {
+  look(endpoints) {
     const next = new Map();
     for (const endpoint of endpoints) {
       const { got, want } = endpoint;
       if (got == null || want == null) continue;
-      const old = this.byKey.get(keyOf(endpoint));
-      const miss = got - want;
-      next.set(keyOf(endpoint), old == null ? miss : old + NEWEST * (miss - old));
+      const old = this.byKey.get(endpoint.key);
+      const now = got - want;
+      next.set(endpoint.key, old ? { miss: old.miss + NEWEST * (now - old.miss), looks: old.looks + 1 } : { miss: now, looks: 1 });
     }
     this.byKey = next;
   }
 
   /** The miss, if it is more than chance and rounding explain. */
-  beyondChance(key, endpoint, calls) {
-    const miss = this.byKey.get(key);
-    if (miss == null || calls <= 0) return null;
+  beyondChance(endpoint, calls) {
+    const known = this.byKey.get(endpoint.key);
+    if (!known || calls <= 0) return null;
     // The smoothing counts as if calls of 2/NEWEST - 1 looks were taken together.
-    const spread = Math.sqrt((endpoint.want * (1 - endpoint.want)) / (calls * (2 / NEWEST - 1)));
-    return Math.abs(miss) > Math.max(0.1 * endpoint.want, 4 * spread) ? miss : null;
+    const looks = Math.min(known.looks, 2 / NEWEST - 1);
+    const spread = Math.sqrt((endpoint.want * (1 - endpoint.want)) / (calls * looks));
+    return Math.abs(known.miss) > Math.max(0.1 * endpoint.want, 4 * spread) ? known.miss : null;
   }
 }
 
@@ -44,7 +45,20 @@ export class Misses {
 export const isDown = (endpoint) => endpoint.state === 'TRANSIENT_FAILURE';
 
 /** `{ level, headline, because }`; level is good, warn, bad or idle. */
-export function judge(channel, missOf) {
+export function judge(channel, missOf, clients) {
+  const verdict = balance(channel, missOf);
+  return { ...verdict, because: [verdict.because, ...configuration(clients)].join(' ') };
+}
+
+/** What the configuration suffers from. It hurts nobody yet, so it is never the headline. */
+function* configuration(clients) {
+  const servers = clients.flatMap((client) => client.servers);
+  if (servers.length && servers.every((server) => !server.connected)) yield 'The control plane is lost; what it said last stays in force.';
+  const refused = clients.flatMap((client) => client.resources).filter((resource) => resource.status === 'NACKED').length;
+  if (refused) yield `${refused} ${refused > 1 ? 'resources were' : 'resource was'} refused; what came before stays in force.`;
+}
+
+function balance(channel, missOf) {
   const { endpoints, traffic } = channel;
   if (!channel.tree) return idle('At rest', 'The channel has had no calls for a while and holds no connections.');
   if (endpoints.length === 0) return idle('No endpoints', 'The channel does not know whom to call.');
@@ -95,12 +109,12 @@ function* down(endpoints) {
   const gone = endpoints.filter(isDown);
   if (gone.length === 0) return;
   const all = gone.length === endpoints.length;
-  const why = gone.length === 1 && gone[0].unused ? `: ${gone[0].unused}` : '';
+  const why = gone.length === 1 && gone[0].unused ? `: ${whyOf(gone[0])}` : '';
   const rest = all ? '' : ' The others carry the calls.';
   yield {
     level: all ? 'bad' : 'warn',
     headline: all ? 'Nothing is reachable' : `${gone.length} of ${endpoints.length} endpoints down`,
-    because: `${names(gone)} cannot be reached${why}.${rest}`,
+    because: `${names(gone)} ${gone.length > 1 ? 'get' : 'gets'} no calls${why}.${rest}`,
   };
 }
 
@@ -113,7 +127,7 @@ function* uneven(endpoints, missOf) {
   yield {
     level: 'warn',
     headline: 'Uneven',
-    because: `${nameOf(endpoint)} gets ${points(Math.abs(miss))} ${miss > 0 ? 'more' : 'less'} than it should${others}.`,
+    because: `${nameOf(endpoint)} gets ${amount(Math.abs(miss), endpoint.want)} ${miss > 0 ? 'more' : 'less'} than it should${others}.`,
   };
 }
 
@@ -130,5 +144,8 @@ function names(endpoints) {
   const rest = endpoints.length - few.length;
   return rest > 0 ? `${few.join(', ')} and ${rest} more` : few.join(' and ');
 }
+
+/** A miss in points, or as part of the share where that is tiny. */
+const amount = (miss, want) => (miss >= 0.002 || !want ? points(miss) : `${busy(miss / want)}`);
 
 const points = (share) => (share < 0.0005 ? 'rounding' : `${percent(share).slice(0, -1)} points`);

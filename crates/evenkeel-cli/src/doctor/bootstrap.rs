@@ -1,0 +1,112 @@
+//! The first step: which bootstrap there is, and whether it can be used.
+
+use std::fs;
+use std::io;
+
+use evenkeel::{Bootstrap, Credentials};
+use evenkeel_xds::bootstrap::{ChannelCredentials, FILE_VARIABLE, ServerConfig, TEXT_VARIABLE};
+
+use super::report::Trouble;
+use crate::ui::Exit;
+
+/// The bootstrap, and where it came from.
+pub(super) fn read(file: Option<&str>) -> Result<(Bootstrap, String), Trouble> {
+    let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let (text, origin) = match (file, variable(FILE_VARIABLE), variable(TEXT_VARIABLE)) {
+        (Some(file), _, _) => (read_file(file, "--bootstrap")?, format!("{file} (--bootstrap)")),
+        (None, Some(file), _) => (read_file(&file, FILE_VARIABLE)?, format!("{file} ({FILE_VARIABLE})")),
+        (None, None, Some(text)) => (text, format!("the text in {TEXT_VARIABLE}")),
+        (None, None, None) => return Err(unset()),
+    };
+    let bootstrap = Bootstrap::from_json(&text).map_err(|error| invalid(&error.to_string(), &origin))?;
+    Ok((bootstrap, origin))
+}
+
+fn trouble(found: impl Into<String>) -> Trouble {
+    Trouble::new("bootstrap", Exit::Usage, found)
+}
+
+fn unset() -> Trouble {
+    trouble(format!("neither {FILE_VARIABLE} nor {TEXT_VARIABLE} is set, and there is no --bootstrap"))
+        .expected("a bootstrap: it says where the control plane is")
+        .likely("the variable is set for the service, but not in this shell")
+        .next(format!("{FILE_VARIABLE}=/path/to/bootstrap.json evenkeel doctor ..., or use --bootstrap FILE"))
+}
+
+fn read_file(file: &str, named_by: &str) -> Result<String, Trouble> {
+    fs::read_to_string(file).map_err(|error| {
+        let (likely, next) = match error.kind() {
+            io::ErrorKind::NotFound => (
+                "a wrong path, or the file has not been written yet",
+                "check the path; a relative one starts at the current folder",
+            ),
+            io::ErrorKind::PermissionDenied => {
+                ("the file belongs to another user", "run this as the user of the service")
+            }
+            _ => ("it is not a text file", "check what the path leads to"),
+        };
+        let found = format!("{file} cannot be read: {error}");
+        trouble(found).expected(format!("the file that {named_by} names")).likely(likely).next(next)
+    })
+}
+
+fn invalid(error: &str, origin: &str) -> Trouble {
+    let found = format!("{origin}: {}", error.strip_prefix("bootstrap: ").unwrap_or(error));
+    let (expected, likely, next) = if error.contains("cannot be read as JSON") {
+        (
+            "JSON",
+            "a comma too many or too few, or a template that was not filled in",
+            "look at the line and column above",
+        )
+    } else if error.contains("channel_creds") {
+        (
+            "credentials of a kind that is supported: insecure or tls",
+            "the bootstrap was written for another language's gRPC, or a kind is misspelt",
+            "add {\"type\": \"tls\"} or {\"type\": \"insecure\"} to channel_creds; the first kind that is known counts",
+        )
+    } else if error.contains("xds_servers") {
+        (
+            "xds_servers with at least one control plane (A27)",
+            "the bootstrap is of another kind (Envoy's has the same name), or is not complete",
+            "add \"xds_servers\": [{\"server_uri\": \"HOST:PORT\", \"channel_creds\": [{\"type\": \"insecure\"}]}]",
+        )
+    } else {
+        (
+            "a bootstrap that can be used (A27)",
+            "a mistake in the fields above",
+            "correct them; evenkeel validate reads bootstraps too",
+        )
+    };
+    trouble(found).expected(expected).likely(likely).next(next)
+}
+
+/// How a control plane is talked to; `None` in the clear.
+pub(super) fn credentials(server: &ServerConfig) -> Result<Option<Credentials>, Trouble> {
+    let files = match &server.credentials {
+        ChannelCredentials::Insecure => return Ok(None),
+        ChannelCredentials::Tls(files) => files,
+        other => {
+            let kind = match other {
+                ChannelCredentials::GoogleDefault => "google_default".to_owned(),
+                other => format!("{other:?}"),
+            };
+            return Err(trouble(format!("{kind} for control plane {}", server.uri))
+                .expected("credentials of a kind that is supported: insecure or tls")
+                .likely("the bootstrap was written for Google's control plane, whose access tokens are not supported")
+                .next("use a control plane that takes insecure or tls"));
+        }
+    };
+    let mut tls = Credentials::tls();
+    if let Some(file) = &files.ca_certificate_file {
+        tls = tls.ca_file(file);
+    }
+    if let Some(pair) = &files.identity {
+        tls = tls.identity_files(&pair.certificate_file, &pair.private_key_file);
+    }
+    tls.build().map(Some).map_err(|error| {
+        trouble(error.to_string())
+            .expected(format!("the certificate files that channel_creds of {} names", server.uri))
+            .likely("the files have not been written yet, are half written, or belong to another user")
+            .next("check the paths and their contents: openssl x509 -text -noout -in FILE")
+    })
+}

@@ -1,0 +1,77 @@
+//! Which listeners a control plane has: asked when the wanted one is not among them, to show what it may be called instead.
+//!
+//! Many control planes answer a request for all listeners, and many do not. What they say is a help, and its absence no news.
+
+use std::time::Duration;
+
+use evenkeel::{Channel, Credentials};
+use evenkeel_proto::envoy::config::core::v3::Node;
+use evenkeel_proto::envoy::config::listener::v3::Listener;
+use evenkeel_proto::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
+use evenkeel_proto::prost::{Message as _, Name as _};
+use evenkeel_xds::bootstrap::ServerConfig;
+use http::uri::PathAndQuery;
+use tokio::time::timeout;
+use tokio_stream::StreamExt as _;
+use tonic::client::Grpc;
+use tonic_prost::ProstCodec;
+
+use super::bootstrap;
+
+/// How long it has to answer.
+const ANSWER: Duration = Duration::from_secs(2);
+
+/// How many names are shown.
+const SHOWN: usize = 5;
+
+/// The names of listeners that the control plane has, those like the wanted one first. Empty if it does not say.
+pub(super) async fn near(wanted: &str, server: &ServerConfig, node: &Node) -> Vec<String> {
+    let Ok(Ok(mut names)) = timeout(ANSWER, all(server, node)).await.map(|names| names.ok_or(())) else {
+        return Vec::new();
+    };
+    names.sort_by_key(|name| (distance(wanted, name), name.clone()));
+    names.truncate(SHOWN);
+    names
+}
+
+async fn all(server: &ServerConfig, node: &Node) -> Option<Vec<String>> {
+    let credentials = bootstrap::credentials(server).ok()?.unwrap_or_else(Credentials::insecure);
+    let channel = Channel::builder(&*server.uri).credentials(credentials).build().ok()?;
+    let request = DiscoveryRequest {
+        node: Some(node.clone()),
+        type_url: Listener::type_url(),
+        ..DiscoveryRequest::default()
+    };
+    // The stream stays open, as a control plane expects it to.
+    let requests = tokio_stream::once(request).chain(tokio_stream::pending());
+    let path = PathAndQuery::from_static(
+        "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources",
+    );
+    let codec = ProstCodec::<DiscoveryRequest, DiscoveryResponse>::default();
+    let mut client = Grpc::new(channel);
+    let answer = client.streaming(tonic::Request::new(requests), path, codec).await.ok()?;
+    let first = answer.into_inner().message().await.ok()??;
+    let listeners = first.resources.iter().filter_map(|any| Listener::decode(&*any.value).ok());
+    Some(listeners.map(|listener| listener.name).collect())
+}
+
+/// How far two names are apart: none of one is left if it is part of the other, else by their common beginning.
+fn distance(wanted: &str, name: &str) -> usize {
+    if name.contains(wanted) || wanted.contains(name) {
+        return 0;
+    }
+    let common = wanted.chars().zip(name.chars()).take_while(|(a, b)| a == b).count();
+    usize::MAX - common
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn like_names_come_first() {
+        let mut names = ["users", "order", "orders.prod:80", "orbit"];
+        names.sort_by_key(|name| (distance("orders:80", name), *name));
+        assert_eq!(names, ["order", "orders.prod:80", "orbit", "users"]);
+    }
+}

@@ -1,0 +1,77 @@
+//! Where something is: what a target or the URI of a control plane says, as far as the raw steps need it.
+//!
+//! It reads what channels have read before and found valid, so it says nothing about mistakes.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+
+/// gRPC's port where none is given.
+const DEFAULT_PORT: u16 = 443;
+
+/// Where something is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// A name to resolve.
+    Name { host: String, port: u16 },
+    /// Addresses.
+    Addresses(Vec<SocketAddr>),
+    /// A unix socket.
+    Socket(PathBuf),
+}
+
+impl Place {
+    pub(super) fn of(target: &str) -> Place {
+        let (scheme, rest) = target.split_once(':').unwrap_or(("", target));
+        let path =
+            rest.strip_prefix("//").map_or(rest, |rest| rest.split_once('/').map_or(rest, |(_, path)| path));
+        let path = path.strip_prefix('/').unwrap_or(path);
+        match scheme.to_ascii_lowercase().as_str() {
+            "unix" => Place::Socket(rest.strip_prefix("//").unwrap_or(rest).into()),
+            "ipv4" | "ipv6" => Place::Addresses(path.split(',').filter_map(address).collect()),
+            "dns" => name(path),
+            _ => name(target),
+        }
+    }
+}
+
+fn name(text: &str) -> Place {
+    if let Some(address) = address(text) {
+        return Place::Addresses(vec![address]);
+    }
+    let with_port = text.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
+    let (host, port) = with_port.unwrap_or((text, DEFAULT_PORT));
+    Place::Name { host: host.to_owned(), port }
+}
+
+fn address(text: &str) -> Option<SocketAddr> {
+    let bare = |text: &str| text.trim_matches(['[', ']']).parse::<IpAddr>().ok();
+    text.parse().ok().or_else(|| Some(SocketAddr::new(bare(text)?, DEFAULT_PORT)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_read() {
+        let name = |host: &str, port| Place::Name { host: host.to_owned(), port };
+        let one = |address: &str| Place::Addresses(vec![address.parse().unwrap()]);
+        for (target, place) in [
+            ("control.prod:18000", name("control.prod", 18000)),
+            ("dns:///control.prod:18000", name("control.prod", 18000)),
+            ("dns:control.prod", name("control.prod", 443)),
+            ("dns:///127.0.0.1:80", one("127.0.0.1:80")),
+            ("127.0.0.1:80", one("127.0.0.1:80")),
+            ("ipv6:[::1]:80", one("[::1]:80")),
+            ("[::1]", one("[::1]:443")),
+            ("ipv4:///10.0.0.1", one("10.0.0.1:443")),
+            ("unix:/run/xds.sock", Place::Socket("/run/xds.sock".into())),
+            ("unix:///run/xds.sock", Place::Socket("/run/xds.sock".into())),
+            ("unix:xds.sock", Place::Socket("xds.sock".into())),
+        ] {
+            assert_eq!(Place::of(target), place, "{target}");
+        }
+        let two = Place::Addresses(vec!["10.0.0.1:1".parse().unwrap(), "10.0.0.2:2".parse().unwrap()]);
+        assert_eq!(Place::of("ipv4:10.0.0.1:1,10.0.0.2:2"), two);
+    }
+}

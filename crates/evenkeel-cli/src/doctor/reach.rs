@@ -1,0 +1,289 @@
+//! From a name to HTTP/2: DNS, TCP, TLS.
+//!
+//! DNS and TCP are done here, where errors still have their kinds. The rest is done by a channel as applications have it; if
+//! it fails, a closer look tells what speaks on the other side.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+use std::{io, path::Path};
+
+use evenkeel::{Channel, Connectivity, Credentials};
+use http::uri::PathAndQuery;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, lookup_host};
+use tokio::time::timeout;
+use tonic::client::Grpc;
+use tonic_prost::ProstCodec;
+
+use super::Stop;
+use super::causes;
+use super::place::Place;
+use super::report::{Report, Trouble};
+use crate::ui::Exit;
+
+/// How long a peer is given to say its first bytes.
+const FIRST_BYTES: Duration = Duration::from_secs(2);
+
+/// HTTP/2's first words, and SETTINGS without any.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+
+/// Who is to be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Who {
+    ControlPlane,
+    Endpoint,
+}
+
+impl Who {
+    pub(super) fn exit(self) -> Exit {
+        match self {
+            Who::ControlPlane => Exit::Unreachable,
+            Who::Endpoint => Exit::Findings,
+        }
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Who::ControlPlane => "the control plane",
+            Who::Endpoint => "the endpoint",
+        }
+    }
+}
+
+/// DNS, TCP, and TLS or HTTP/2 to a place. `target` is what a channel calls it.
+pub(super) async fn walk(
+    target: &str,
+    place: &Place,
+    credentials: Option<Credentials>,
+    who: Who,
+    wait: Duration,
+    report: &mut Report<'_>,
+) -> Result<(), Stop> {
+    if let Err(trouble) = steps(target, place, credentials, who, wait, report).await? {
+        return Err(report.stop(&trouble)?);
+    }
+    Ok(())
+}
+
+/// As [`walk`], for who knows another place to go to if this one cannot be reached.
+pub(super) async fn steps(
+    target: &str,
+    place: &Place,
+    credentials: Option<Credentials>,
+    who: Who,
+    wait: Duration,
+    report: &mut Report<'_>,
+) -> Result<Result<(), Trouble>, Stop> {
+    let addresses = match resolve(place, who, wait, report).await? {
+        Ok(addresses) => addresses,
+        Err(trouble) => return Ok(Err(trouble)),
+    };
+    if let Err(trouble) = connect(place, &addresses, who, wait, report).await? {
+        return Ok(Err(trouble));
+    }
+    speak(target, &addresses, credentials, who, wait, report).await
+}
+
+async fn resolve(
+    place: &Place,
+    who: Who,
+    wait: Duration,
+    report: &mut Report<'_>,
+) -> Result<Result<Vec<SocketAddr>, Trouble>, Stop> {
+    let (host, port) = match place {
+        Place::Name { host, port } => (host, *port),
+        Place::Addresses(addresses) => {
+            report.skipped("DNS", "there is no name to resolve")?;
+            return Ok(Ok(addresses.clone()));
+        }
+        Place::Socket(path) => {
+            report.skipped("DNS", &format!("{} is a unix socket", path.display()))?;
+            return Ok(Ok(Vec::new()));
+        }
+    };
+    let asked = format!("resolving {host}");
+    let found =
+        report.terminal.progress().during(&asked, timeout(wait, lookup_host((host.as_str(), port)))).await;
+    let found: Vec<_> = match found {
+        Ok(Ok(found)) => found.collect(),
+        Ok(Err(error)) => return Ok(Err(causes::unresolved(host, &error.to_string(), who))),
+        Err(_) => return Ok(Err(causes::unresolved(host, &format!("no answer within {wait:?}"), who))),
+    };
+    if found.is_empty() {
+        return Ok(Err(causes::unresolved(host, "the name has no addresses", who)));
+    }
+    let ips: Vec<_> = found.iter().map(|address| address.ip().to_string()).collect();
+    report.fine("DNS", &format!("{host} is {}", ips.join(", ")))?;
+    Ok(Ok(found))
+}
+
+async fn connect(
+    place: &Place,
+    addresses: &[SocketAddr],
+    who: Who,
+    wait: Duration,
+    report: &mut Report<'_>,
+) -> Result<Result<(), Trouble>, Stop> {
+    if let Place::Socket(path) = place {
+        return match unix_connect(path).await {
+            Ok(()) => {
+                report.fine("TCP", &format!("{} takes connections", path.display()))?;
+                Ok(Ok(()))
+            }
+            Err(error) => Ok(Err(causes::no_socket(path, &error, who))),
+        };
+    }
+    let mut failures = Vec::new();
+    for address in addresses {
+        let asked = format!("connecting to {address}");
+        match report.terminal.progress().during(&asked, tcp(*address, wait)).await {
+            Ok(_) => {
+                report.fine("TCP", &format!("{address} takes connections"))?;
+                for (address, error) in failures {
+                    report.warn(&format!("{address} does not: {error}"))?;
+                }
+                return Ok(Ok(()));
+            }
+            Err(error) => failures.push((*address, error)),
+        }
+    }
+    Ok(Err(causes::unconnected(&failures, wait, who)))
+}
+
+async fn tcp(address: SocketAddr, wait: Duration) -> io::Result<TcpStream> {
+    let connected = timeout(wait, TcpStream::connect(address)).await;
+    connected.unwrap_or_else(|_| {
+        Err(io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {wait:?}")))
+    })
+}
+
+#[cfg(unix)]
+async fn unix_connect(path: &Path) -> io::Result<()> {
+    tokio::net::UnixStream::connect(path).await.map(drop)
+}
+
+#[cfg(not(unix))]
+async fn unix_connect(_: &Path) -> io::Result<()> {
+    Err(io::Error::new(io::ErrorKind::Unsupported, "there are no unix sockets here"))
+}
+
+/// TLS and HTTP/2, as a channel does them.
+async fn speak(
+    target: &str,
+    addresses: &[SocketAddr],
+    credentials: Option<Credentials>,
+    who: Who,
+    wait: Duration,
+    report: &mut Report<'_>,
+) -> Result<Result<(), Trouble>, Stop> {
+    let is_tls = credentials.is_some();
+    let step = if is_tls { "TLS" } else { "HTTP/2" };
+    let channel = Channel::builder(target)
+        .credentials(credentials.unwrap_or_else(Credentials::insecure))
+        .connect_timeout(wait)
+        .build();
+    let channel = match channel {
+        Ok(channel) => channel,
+        Err(error) => return Ok(Err(Trouble::new(step, Exit::Usage, error.to_string()))),
+    };
+    let greeted = report
+        .terminal
+        .progress()
+        .during(&format!("waiting for {}", who.name()), settled(&channel, wait))
+        .await;
+    if greeted == Some(Connectivity::Ready) {
+        let found = if is_tls { "the certificate is trusted; HTTP/2 is spoken" } else { "is spoken" };
+        report.fine(step, found)?;
+        return Ok(Ok(()));
+    }
+    let found = failure_of(&channel).await.unwrap_or_else(|| format!("no answer within {wait:?}"));
+    let speaks = match addresses.first() {
+        Some(address) => listen(*address).await,
+        None => Speaks::Nothing,
+    };
+    Ok(Err(causes::no_http2(step, is_tls, &found, &speaks, who)))
+}
+
+/// Waits until a channel is connected or has failed to be.
+pub(super) async fn settled(channel: &Channel, wait: Duration) -> Option<Connectivity> {
+    let mut states = channel.watch_connectivity();
+    channel.connect();
+    let end = |state: &Connectivity| matches!(state, Connectivity::Ready | Connectivity::TransientFailure);
+    let settled = timeout(wait, states.wait_for(end)).await;
+    settled.ok()?.ok().map(|state| *state)
+}
+
+/// What calls of a channel that cannot connect are told.
+pub(super) async fn failure_of(channel: &Channel) -> Option<String> {
+    let mut client = Grpc::new(channel.clone());
+    let path = PathAndQuery::from_static("/grpc.health.v1.Health/Check");
+    let call = client.unary(tonic::Request::new(()), path, ProstCodec::<(), ()>::default());
+    match timeout(FIRST_BYTES, call).await {
+        Ok(Err(status)) => Some(status.message().to_owned()),
+        _ => None,
+    }
+}
+
+/// What is spoken on the other side.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Speaks {
+    Http2,
+    /// With its first line.
+    Http1(String),
+    Tls,
+    Other(String),
+    /// It closes without a word.
+    Closes,
+    /// It takes connections and says nothing.
+    Nothing,
+    /// It does not take connections.
+    Unreachable(io::ErrorKind),
+}
+
+/// Says HTTP/2's first words in the clear, and listens to the answer.
+pub(super) async fn listen(address: SocketAddr) -> Speaks {
+    let mut stream = match tcp(address, FIRST_BYTES).await {
+        Ok(stream) => stream,
+        Err(error) => return Speaks::Unreachable(error.kind()),
+    };
+    let mut first = [0; 256];
+    let answer = async {
+        stream.write_all(PREFACE).await?;
+        stream.read(&mut first).await
+    };
+    match timeout(FIRST_BYTES, answer).await {
+        Err(_) => Speaks::Nothing,
+        Ok(Err(_) | Ok(0)) => Speaks::Closes,
+        Ok(Ok(count)) => spoken(&first[..count]),
+    }
+}
+
+fn spoken(bytes: &[u8]) -> Speaks {
+    match bytes {
+        // SETTINGS, on the connection itself.
+        [_, _, _, 4, _, 0, 0, 0, 0, ..] => Speaks::Http2,
+        // An alert of TLS.
+        [0x15, 3, ..] => Speaks::Tls,
+        _ if bytes.starts_with(b"HTTP/1") => {
+            let line = bytes.split(|byte| *byte == b'\r' || *byte == b'\n').next().unwrap_or_default();
+            Speaks::Http1(String::from_utf8_lossy(line).into_owned())
+        }
+        _ => Speaks::Other(String::from_utf8_lossy(&bytes[..bytes.len().min(40)]).into_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_bytes_tell_who_speaks() {
+        assert_eq!(spoken(b"\0\0\x06\x04\0\0\0\0\0\0\x03"), Speaks::Http2);
+        assert_eq!(spoken(&[0x15, 3, 3, 0, 2, 2, 10]), Speaks::Tls);
+        assert_eq!(
+            spoken(b"HTTP/1.1 400 Bad Request\r\n\r\n"),
+            Speaks::Http1("HTTP/1.1 400 Bad Request".to_owned())
+        );
+        assert_eq!(spoken(b"220 mail"), Speaks::Other("220 mail".to_owned()));
+    }
+}

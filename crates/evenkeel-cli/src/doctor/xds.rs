@@ -1,0 +1,553 @@
+//! The way of an xDS target: control plane, resources, endpoints.
+//!
+//! From the ADS stream on it is one client and one channel as applications have them, and the client's own view of itself
+//! (CSDS) says how far it came.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use evenkeel::{Bootstrap, Channel, Connectivity, Description, Registry, XdsClient};
+use evenkeel_proto::envoy::admin::v3::ClientResourceStatus;
+use evenkeel_proto::envoy::config::core::v3::HealthStatus;
+use evenkeel_proto::envoy::config::endpoint::v3::{ClusterLoadAssignment, LbEndpoint};
+use evenkeel_proto::envoy::service::status::v3::client_config::GenericXdsConfig;
+use evenkeel_proto::prost::Message as _;
+use evenkeel_xds::bootstrap::{ServerConfig, Target};
+use evenkeel_xds::resource::{Parser, Resource, ResourceType, RouteConfig, RouteSource, VirtualHost};
+use tokio::time::{Instant, sleep};
+
+use super::place::Place;
+use super::reach::{self, Speaks, Who};
+use super::report::{Report, Trouble};
+use super::{Args, Stop, bootstrap, causes, endpoint_credentials, names};
+use crate::ui::{Exit, Terminal};
+
+/// How often the client is asked how far it is.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+
+/// A stream that lives for so long without an answer counts as open: servers may have nothing to say yet.
+const OPEN_AFTER: Duration = Duration::from_millis(500);
+
+/// How many endpoints are looked at closely when none can be used.
+const CLOSE_LOOKS: usize = 5;
+
+pub(super) async fn walk(args: &Args, report: &mut Report<'_>) -> Result<(), Stop> {
+    let (bootstrap, named) = match first_step(args, report)? {
+        Ok(read) => read,
+        Err(trouble) => return Err(report.stop(&trouble)?),
+    };
+    let servers = match named.listener.authority().and_then(|name| bootstrap.authorities.get(name)) {
+        Some(authority) => authority.servers.clone(),
+        None => bootstrap.servers.clone(),
+    };
+    let server = control_plane(&servers, args.wait, report).await?;
+    let credentials = match endpoint_credentials(args) {
+        Ok(credentials) => credentials,
+        Err(trouble) => return Err(report.stop(&trouble)?),
+    };
+    let secured = credentials.is_some();
+    let client = XdsClient::builder(bootstrap.clone()).build();
+    let mut channel = Channel::builder(&args.target).xds_client(client.clone()).connect_timeout(args.wait);
+    if let Some(credentials) = credentials {
+        channel = channel.credentials(credentials);
+    }
+    let channel = match channel.build() {
+        Ok(channel) => channel,
+        Err(error) => return Err(report.stop(&unusable(error.to_string()))?),
+    };
+    channel.connect();
+    let mut parser = Parser::new(Registry::standard());
+    parser.certificate_providers = bootstrap.certificate_providers.keys().cloned().collect();
+    let patient =
+        Patient { terminal: report.terminal, client, channel, server, parser, wait: args.wait, secured };
+    match patient.walk(&named, report).await? {
+        Ok(()) => Ok(()),
+        Err(trouble) => Err(report.stop(&trouble)?),
+    }
+}
+
+/// The bootstrap, and what the target means with it.
+fn first_step(args: &Args, report: &mut Report<'_>) -> Result<Result<(Bootstrap, Target), Trouble>, Stop> {
+    let (bootstrap, origin) = match bootstrap::read(args.bootstrap.as_deref()) {
+        Ok(read) => read,
+        Err(trouble) => return Ok(Err(trouble)),
+    };
+    let named = match bootstrap.listener_name(&args.target) {
+        Ok(named) => named,
+        Err(error) => return Ok(Err(unusable(error.to_string()))),
+    };
+    report.fine("bootstrap", &format!("{origin}, node {:?}", bootstrap.node.id))?;
+    for warning in bootstrap.warnings() {
+        report.warn(&warning)?;
+    }
+    Ok(Ok((bootstrap, named)))
+}
+
+fn unusable(found: String) -> Trouble {
+    Trouble::new("target", Exit::Usage, found)
+        .expected(
+            "a target that the bootstrap knows: xds:///name, or xds://AUTHORITY/name of an authority in it",
+        )
+        .likely("a mistake in the target, or an authority that is not in the bootstrap")
+        .next("correct the target, or add the authority to authorities of the bootstrap")
+}
+
+/// Reaches the first control plane that can be reached (A71).
+async fn control_plane(
+    servers: &[Arc<ServerConfig>],
+    wait: Duration,
+    report: &mut Report<'_>,
+) -> Result<Arc<ServerConfig>, Stop> {
+    let mut last = None;
+    for (i, server) in servers.iter().enumerate() {
+        let reached = match bootstrap::credentials(server) {
+            Err(trouble) => Err(trouble),
+            Ok(credentials) => {
+                let place = Place::of(&server.uri);
+                reach::steps(&server.uri, &place, credentials, Who::ControlPlane, wait, report).await?
+            }
+        };
+        match reached {
+            Ok(()) => return Ok(server.clone()),
+            Err(trouble) if i + 1 < servers.len() => {
+                report.failed(&trouble)?;
+                report.warn(&format!(
+                    "{} cannot be used; the next control plane is {}",
+                    server.uri,
+                    servers[i + 1].uri
+                ))?;
+            }
+            Err(trouble) => last = Some(trouble),
+        }
+    }
+    // A bootstrap has at least one control plane.
+    let trouble = last.unwrap_or_else(|| unusable("there is no control plane for this authority".to_owned()));
+    Err(report.stop(&trouble)?)
+}
+
+/// A client and a channel that are watched.
+struct Patient<'a> {
+    terminal: &'a Terminal,
+    client: XdsClient,
+    channel: Channel,
+    server: Arc<ServerConfig>,
+    parser: Parser,
+    wait: Duration,
+    /// Whether endpoints are talked to by TLS.
+    secured: bool,
+}
+
+type Walked<T> = Result<Result<T, Trouble>, Stop>;
+
+/// Goes on with what a step found, or ends the walk at it.
+macro_rules! found {
+    ($step:expr) => {
+        match $step {
+            Ok(found) => found,
+            Err(trouble) => return Ok(Err(trouble)),
+        }
+    };
+}
+
+impl Patient<'_> {
+    async fn walk(&self, named: &Target, report: &mut Report<'_>) -> Walked<()> {
+        found!(self.stream(report).await?);
+        let listener = BTreeSet::from([named.listener.as_str().to_owned()]);
+        let listener = match self.resources(ResourceType::Listener, &listener).await {
+            Ok(listener) => listener,
+            Err(trouble) => return Ok(Err(self.with_names(trouble, named.listener.as_str()).await)),
+        };
+        report.fine("LDS", &described(&listener))?;
+        let routes = found!(self.routes(&listener, report).await?);
+        let host = found!(virtual_host(&routes, &named.authority));
+        let clusters: BTreeSet<_> = host.clusters.iter().map(ToString::to_string).collect();
+        if clusters.is_empty() {
+            report.skipped("CDS", "no route names a cluster; calls choose theirs")?;
+            return Ok(Ok(()));
+        }
+        let clusters = found!(self.resources(ResourceType::Cluster, &clusters).await);
+        report.fine("CDS", &described(&clusters))?;
+        found!(self.endpoints(report).await?);
+        self.connect(report).await
+    }
+
+    /// The ADS stream: open, and not ended by the control plane.
+    async fn stream(&self, report: &mut Report<'_>) -> Walked<()> {
+        let began = Instant::now();
+        let opened = async {
+            let mut open_since = None;
+            loop {
+                let tally = self.client.tally();
+                if tally.iter().any(|tally| !tally.valid.is_empty() || !tally.invalid.is_empty()) {
+                    return Ok("open");
+                }
+                if let Some(trouble) = self.stream_failure().await {
+                    return Err(trouble);
+                }
+                if tally.iter().any(|tally| tally.connected) {
+                    open_since.get_or_insert_with(Instant::now);
+                }
+                if open_since.is_some_and(|since| since.elapsed() >= OPEN_AFTER) {
+                    return Ok("open, nothing was sent so far");
+                }
+                if began.elapsed() >= self.wait {
+                    return Err(causes::no_stream("the stream does not open"));
+                }
+                sleep(LOOK_EVERY).await;
+            }
+        };
+        let found = found!(self.terminal.progress().during("opening the ADS stream", opened).await);
+        report.fine("ADS", found)?;
+        Ok(Ok(()))
+    }
+
+    /// Why there is no stream, if there was one that failed and there is no other.
+    async fn stream_failure(&self) -> Option<Trouble> {
+        let tally = self.client.tally();
+        let is_connected = tally.iter().any(|tally| tally.connected);
+        let failed = tally.iter().any(|tally| tally.failures > 0);
+        if is_connected || !failed {
+            return None;
+        }
+        let found = reach::failure_of(&self.channel).await;
+        Some(causes::no_stream(&found.unwrap_or_else(|| "the stream ended".to_owned())))
+    }
+
+    /// Waits for these resources, and for all others of their type that the client asks for.
+    async fn resources(
+        &self,
+        kind: ResourceType,
+        names: &BTreeSet<String>,
+    ) -> Result<Vec<GenericXdsConfig>, Trouble> {
+        let what = format!("waiting for {kind}");
+        let waited = async {
+            let end = Instant::now() + self.wait;
+            loop {
+                let known = self.known(kind).await;
+                let is_there = |name: &String| known.iter().any(|one| one.name == *name);
+                let is_open = known.iter().any(is_requested) || !names.iter().all(is_there);
+                if let Some(bad) = known.iter().find(|one| !is_requested(one) && !is_good(one)) {
+                    return Err(self.bad(kind, bad));
+                }
+                if !is_open {
+                    return Ok(known);
+                }
+                if let Some(trouble) = self.stream_failure().await {
+                    return Err(trouble);
+                }
+                if Instant::now() >= end {
+                    let silent = known.iter().find(|one| is_requested(one)).map(|one| one.name.clone());
+                    return Err(self.silence(kind, &silent.unwrap_or_default()));
+                }
+                sleep(LOOK_EVERY).await;
+            }
+        };
+        self.terminal.progress().during(&what, waited).await
+    }
+
+    /// Adds what else the control plane has, if it says.
+    async fn with_names(&self, mut trouble: Trouble, wanted: &str) -> Trouble {
+        let node = &self.client.bootstrap().node;
+        let names = names::near(wanted, &self.server, node).await;
+        if !names.is_empty() && !names.iter().any(|name| name == wanted) {
+            let _ = write!(trouble.found, "\nlisteners that it has: {}", names.join(", "));
+        }
+        trouble
+    }
+
+    async fn known(&self, kind: ResourceType) -> Vec<GenericXdsConfig> {
+        let status = self.client.status().await.unwrap_or_default();
+        let of_kind = |one: &GenericXdsConfig| ResourceType::of_type_url(&one.type_url) == Some(kind);
+        status.generic_xds_configs.into_iter().filter(of_kind).collect()
+    }
+
+    async fn routes(
+        &self,
+        listener: &[GenericXdsConfig],
+        report: &mut Report<'_>,
+    ) -> Walked<Arc<RouteConfig>> {
+        let Some(Resource::Listener(listener)) =
+            listener.first().and_then(|one| self.parsed(ResourceType::Listener, one))
+        else {
+            return Ok(Err(unreadable(ResourceType::Listener)));
+        };
+        let name = match &listener.routes {
+            RouteSource::Inline(routes) => {
+                report.skipped("RDS", "the routes are in the listener")?;
+                return Ok(Ok(routes.clone()));
+            }
+            RouteSource::Rds(name) => BTreeSet::from([name.clone()]),
+        };
+        let routes = found!(self.resources(ResourceType::RouteConfig, &name).await);
+        match routes.first().and_then(|one| self.parsed(ResourceType::RouteConfig, one)) {
+            Some(Resource::RouteConfig(config)) => {
+                report.fine("RDS", &described(&routes))?;
+                Ok(Ok(config))
+            }
+            _ => Ok(Err(unreadable(ResourceType::RouteConfig))),
+        }
+    }
+
+    /// A resource as the client reads it.
+    fn parsed(&self, kind: ResourceType, resource: &GenericXdsConfig) -> Option<Resource> {
+        let any = resource.xds_config.as_ref()?;
+        self.parser.parse(kind, any, &self.server).ok().map(|parsed| parsed.resource)
+    }
+
+    async fn endpoints(&self, report: &mut Report<'_>) -> Walked<()> {
+        let assignments = found!(self.resources(ResourceType::Endpoints, &BTreeSet::new()).await);
+        if assignments.is_empty() {
+            report.skipped("EDS", "the clusters have their endpoints from elsewhere")?;
+            return Ok(Ok(()));
+        }
+        let mut found = Vec::new();
+        for one in &assignments {
+            let message =
+                one.xds_config.as_ref().and_then(|any| ClusterLoadAssignment::decode(&*any.value).ok());
+            let Some(message) = message else { return Ok(Err(unreadable(ResourceType::Endpoints))) };
+            let all = message.endpoints.iter().flat_map(|locality| &locality.lb_endpoints);
+            let health: Vec<_> = all.map(LbEndpoint::health_status).collect();
+            let usable = health
+                .iter()
+                .filter(|health| matches!(health, HealthStatus::Unknown | HealthStatus::Healthy));
+            let usable = usable.count();
+            if usable == 0 {
+                return Ok(Err(no_endpoints(&one.name, &health)));
+            }
+            found.push(format!("{}: {usable} of {} endpoints usable", one.name, health.len()));
+        }
+        report.fine("EDS", &found.join(", "))?;
+        Ok(Ok(()))
+    }
+
+    async fn connect(&self, report: &mut Report<'_>) -> Walked<()> {
+        let state =
+            self.terminal.progress().during("connecting", reach::settled(&self.channel, self.wait)).await;
+        let tree = self.channel.tree().await;
+        let rows = tree.as_ref().map(rows).unwrap_or_default();
+        match state {
+            Some(Connectivity::Ready) => {
+                let ready = rows.iter().filter(|row| row.state == Connectivity::Ready).count();
+                report.fine("connect", &format!("{ready} of {} endpoints connected", rows.len()))?;
+                for row in rows.iter().filter(|row| row.state == Connectivity::TransientFailure) {
+                    let why = row.why.clone().unwrap_or_else(|| "it cannot be reached".to_owned());
+                    report.warn(&format!("{}: {why}", row.address))?;
+                }
+                Ok(Ok(()))
+            }
+            None if self.channel.connectivity() == Connectivity::Idle => {
+                report.skipped("connect", "the policy connects with the first call")?;
+                Ok(Ok(()))
+            }
+            _ => Ok(Err(self.unconnected(&rows).await)),
+        }
+    }
+
+    /// No endpoint can be used: looks at some of them.
+    async fn unconnected(&self, rows: &[Row]) -> Trouble {
+        let mut found = reach::failure_of(&self.channel)
+            .await
+            .unwrap_or_else(|| format!("no connection within {:?}", self.wait));
+        let addresses = rows.iter().filter_map(|row| row.address.parse::<SocketAddr>().ok());
+        let mut speaks = Vec::new();
+        for address in addresses.take(CLOSE_LOOKS) {
+            let spoken = reach::listen(address).await;
+            let _ = write!(found, "\n{address} {}", in_words(&spoken));
+            speaks.push(spoken);
+        }
+        let (likely, next) = diagnosis(&speaks, self.secured);
+        Trouble::new("connect", Exit::Findings, found)
+            .expected("a connection to at least one endpoint")
+            .likely(likely)
+            .next(next)
+    }
+
+    /// A resource that was answered, and cannot be used.
+    fn bad(&self, kind: ResourceType, resource: &GenericXdsConfig) -> Trouble {
+        let name = &resource.name;
+        let details = resource.error_state.as_ref().map(|error| error.details.clone()).unwrap_or_default();
+        let uri = &self.server.uri;
+        let (likely, next) = match resource.client_status() {
+            ClientResourceStatus::Nacked => (
+                "the control plane sends what this client cannot use, and was told so (NACK)".to_owned(),
+                format!("put the {kind} right at the control plane; its log has the same words"),
+            ),
+            ClientResourceStatus::DoesNotExist => missing(kind, name, uri),
+            ClientResourceStatus::ReceivedError => (
+                "the control plane says why it does not send it".to_owned(),
+                "ask who runs the control plane".to_owned(),
+            ),
+            _ => {
+                (format!("the control plane does not answer for this {kind}"), "look into its log".to_owned())
+            }
+        };
+        Trouble::new(step_of(kind), Exit::Findings, details)
+            .expected(format!("{kind} {name:?} from {uri}"))
+            .likely(likely)
+            .next(next)
+    }
+
+    fn silence(&self, kind: ResourceType, name: &str) -> Trouble {
+        let uri = &self.server.uri;
+        Trouble::new(
+            step_of(kind),
+            Exit::Findings,
+            format!("silence: nothing came for {kind} {name:?} within {:?}", self.wait),
+        )
+        .expected(format!("{kind} {name:?} from {uri}"))
+        .likely(format!(
+            "the control plane knows no {kind} of this name for this node (many say nothing then), or hangs"
+        ))
+        .next("check the name and node.id; look into the control plane's log")
+    }
+}
+
+fn missing(kind: ResourceType, name: &str, uri: &str) -> (String, String) {
+    match kind {
+        ResourceType::Listener => (
+            format!("{uri} has no listener {name:?} for this node: the target is misspelt, or lacks its port, or is not served to node.id"),
+            "compare the name with what the control plane serves: gRPC asks for the target's name as it is written, port included".to_owned(),
+        ),
+        ResourceType::RouteConfig => (
+            "the listener names routes that the control plane does not have".to_owned(),
+            "put the control plane's listener or routes right".to_owned(),
+        ),
+        ResourceType::Cluster => (
+            "a route names a cluster that the control plane does not have".to_owned(),
+            format!("add cluster {name:?} to the control plane, or correct the route"),
+        ),
+        ResourceType::Endpoints => (
+            "the cluster names endpoints that the control plane does not have".to_owned(),
+            format!("add endpoints {name:?} to the control plane, or correct the cluster's service name"),
+        ),
+    }
+}
+
+fn step_of(kind: ResourceType) -> &'static str {
+    match kind {
+        ResourceType::Listener => "LDS",
+        ResourceType::RouteConfig => "RDS",
+        ResourceType::Cluster => "CDS",
+        ResourceType::Endpoints => "EDS",
+    }
+}
+
+fn is_requested(resource: &GenericXdsConfig) -> bool {
+    resource.client_status() == ClientResourceStatus::Requested
+}
+
+fn is_good(resource: &GenericXdsConfig) -> bool {
+    resource.client_status() == ClientResourceStatus::Acked
+}
+
+fn described(resources: &[GenericXdsConfig]) -> String {
+    let one = |one: &GenericXdsConfig| match one.version_info.as_str() {
+        "" => one.name.clone(),
+        version => format!("{} version {version}", one.name),
+    };
+    resources.iter().map(one).collect::<Vec<_>>().join(", ")
+}
+
+fn unreadable(kind: ResourceType) -> Trouble {
+    Trouble::new(step_of(kind), Exit::Findings, "the client took it, and it cannot be read again")
+        .expected(kind.to_string())
+        .likely("it changed in the meantime")
+        .next("try again")
+}
+
+fn virtual_host(routes: &RouteConfig, authority: &str) -> Result<Arc<VirtualHost>, Trouble> {
+    if let Some(host) = routes.virtual_host(authority) {
+        return Ok(host.clone());
+    }
+    let domains: Vec<_> = routes.virtual_hosts.iter().flat_map(|host| host.domains.iter().cloned()).collect();
+    let domains = if domains.is_empty() { "none at all".to_owned() } else { domains.join(", ") };
+    Err(Trouble::new("RDS", Exit::Findings, format!("virtual hosts for {domains}"))
+        .expected(format!("a virtual host for {authority:?}, the authority of calls to this target"))
+        .likely("the routes are for other names: domains must hold the target's name as it is written, port included")
+        .next(format!("add {authority:?} or \"*\" to the domains of a virtual host")))
+}
+
+fn no_endpoints(name: &str, health: &[HealthStatus]) -> Trouble {
+    let expected = format!("at least one endpoint of {name:?} that is healthy");
+    if health.is_empty() {
+        return Trouble::new("EDS", Exit::Findings, format!("{name}: no endpoints"))
+            .expected(expected)
+            .likely("no instance of the service runs, or its readiness check fails")
+            .next("start the service; with Kubernetes: kubectl get endpointslices");
+    }
+    let states: BTreeSet<_> = health.iter().map(HealthStatus::as_str_name).collect();
+    let states = states.into_iter().collect::<Vec<_>>().join(", ");
+    Trouble::new("EDS", Exit::Findings, format!("{name}: {} endpoints, all {states}", health.len()))
+        .expected(expected)
+        .likely("the control plane's health checks fail for every instance")
+        .next("look at the instances, and at what the control plane checks")
+}
+
+/// An endpoint of the tree.
+struct Row {
+    address: String,
+    state: Connectivity,
+    why: Option<String>,
+}
+
+fn rows(tree: &Description) -> Vec<Row> {
+    let own = tree.endpoints.iter().flat_map(|row| {
+        let (state, why) = (row.state, row.unused.clone());
+        row.addresses.iter().map(move |address| Row { address: address.clone(), state, why: why.clone() })
+    });
+    own.chain(tree.children.iter().flat_map(|(_, child)| rows(child))).collect()
+}
+
+fn in_words(speaks: &Speaks) -> String {
+    match speaks {
+        Speaks::Http2 => "speaks HTTP/2 in the clear".to_owned(),
+        Speaks::Http1(line) => format!("answers {line:?}"),
+        Speaks::Tls => "wants TLS".to_owned(),
+        Speaks::Other(bytes) => format!("answers {bytes:?}"),
+        Speaks::Closes => "closes connections without a word".to_owned(),
+        Speaks::Nothing => "takes connections and says nothing".to_owned(),
+        Speaks::Unreachable(kind) => format!("does not take connections: {kind}"),
+    }
+}
+
+/// What a closer look at endpoints means.
+fn diagnosis(speaks: &[Speaks], secured: bool) -> (&'static str, &'static str) {
+    let all = |wanted: fn(&Speaks) -> bool| !speaks.is_empty() && speaks.iter().all(wanted);
+    let some = |wanted: fn(&Speaks) -> bool| speaks.iter().any(wanted);
+    if all(|one| matches!(one, Speaks::Unreachable(std::io::ErrorKind::ConnectionRefused))) {
+        (
+            "nobody listens there: the instances are not running, or listen on another port or address",
+            "start them, or correct the ports at the control plane",
+        )
+    } else if all(|one| matches!(one, Speaks::Unreachable(_))) {
+        (
+            "the instances cannot be reached from here: a firewall or network policy, or addresses of another network",
+            "try from where the clients run",
+        )
+    } else if some(|one| matches!(one, Speaks::Tls)) {
+        (
+            "the endpoints want TLS, and are spoken to in the clear",
+            "use TLS credentials for the channel (here: --tls, or --ca FILE)",
+        )
+    } else if secured && some(|one| matches!(one, Speaks::Http2)) {
+        (
+            "TLS is spoken to endpoints that are in the clear",
+            "use a channel without TLS, or have the endpoints serve TLS",
+        )
+    } else if some(|one| {
+        matches!(one, Speaks::Http1(_) | Speaks::Other(_) | Speaks::Closes | Speaks::Nothing)
+    }) {
+        (
+            "the port is not a gRPC port: what answers there is not HTTP/2",
+            "give the control plane the gRPC port of the service",
+        )
+    } else {
+        (
+            "the endpoints answer, but the balancing policy has none that it may use",
+            "evenkeel inspect on the client shows its policy; look for ejected or subset endpoints",
+        )
+    }
+}

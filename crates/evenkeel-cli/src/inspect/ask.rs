@@ -1,0 +1,299 @@
+//! Asks a process what it knows: CSDS over HTTP/2, and `/api/state` over HTTP/1.1, at the same address and time.
+//!
+//! Peers may be anything. Every answer has a limit in size and in time, and what cannot be read is an error in words.
+
+use std::error::Error;
+use std::fmt;
+use std::io;
+use std::str::FromStr;
+use std::time::Duration;
+
+use evenkeel::admin::State;
+use evenkeel_proto::envoy::service::status::v3::{ClientStatusRequest, ClientStatusResponse};
+use http::uri::{Authority, PathAndQuery};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tonic::client::Grpc;
+use tonic::transport::Endpoint;
+use tonic::{Code, Request};
+use tonic_prost::ProstCodec;
+
+use crate::ui::{self, Failure};
+
+/// How long a connection may take.
+const CONNECT: Duration = Duration::from_secs(5);
+
+/// How long an answer may take.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// The largest answer: a client with thousands of resources has some megabytes.
+const MAX_BYTES: usize = 64 << 20;
+
+/// The longest head of an HTTP answer.
+const MAX_HEAD: usize = 64 << 10;
+
+/// Where a process answers.
+#[derive(Clone, Debug)]
+pub(crate) struct Peer(Authority);
+
+impl FromStr for Peer {
+    type Err = String;
+
+    /// Takes what stands in a browser too: `http://127.0.0.1:9901/`.
+    fn from_str(text: &str) -> Result<Peer, String> {
+        let text = text.strip_prefix("http://").unwrap_or(text);
+        let text = text.strip_suffix('/').unwrap_or(text);
+        let expected = || "expected HOST:PORT, as in 127.0.0.1:9901".to_owned();
+        let authority = Authority::try_from(text).map_err(|_| expected())?;
+        let is_plain = authority.port_u16().is_some() && !authority.host().is_empty();
+        if is_plain && !text.contains('@') { Ok(Peer(authority)) } else { Err(expected()) }
+    }
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// What a process answered; at least one of the two.
+#[derive(Debug)]
+pub(super) struct Answers {
+    pub(super) csds: Option<ClientStatusResponse>,
+    pub(super) state: Option<State>,
+}
+
+/// Asks both. The failure says what was tried, and the likely cause.
+pub(super) async fn ask(peer: &Peer) -> Result<Answers, Failure> {
+    connect(peer).await.map_err(|error| Failure::unreachable(unreachable(peer, &error)))?;
+    let (csds, state) = tokio::join!(csds(peer), state(peer));
+    match (csds, state) {
+        (Err(csds), Err(state)) => Err(Failure::unreachable(silent(peer, &csds, &state))),
+        (csds, state) => Ok(Answers { csds: csds.ok(), state: state.ok() }),
+    }
+}
+
+fn unreachable(peer: &Peer, error: &io::Error) -> String {
+    let cause = match error.kind() {
+        io::ErrorKind::ConnectionRefused => {
+            "nobody listens there: the process has ended, has no admin server, or listens on another port"
+        }
+        io::ErrorKind::TimedOut => "no answer at all: a firewall, or the wrong address",
+        _ => "check the name and the port",
+    };
+    format!("{peer} cannot be reached: {}\n  likely: {cause}", ui::safe(&error.to_string()))
+}
+
+fn silent(peer: &Peer, csds: &Problem, state: &str) -> String {
+    let cause = match csds.code {
+        Some(Code::Unimplemented) => {
+            "a gRPC server, but without CSDS: register the admin services there, or ask the process's admin port"
+        }
+        Some(Code::Unauthenticated | Code::PermissionDenied) => "the process does not tell strangers",
+        _ => "not the admin port of an xDS client: that is another port, or it has none yet",
+    };
+    format!(
+        "{peer} answers neither of the two\n  CSDS: {}\n  GET /api/state: {}\n  likely: {cause}",
+        ui::safe(&csds.text),
+        ui::safe(state)
+    )
+}
+
+async fn connect(peer: &Peer) -> io::Result<TcpStream> {
+    let connecting = timeout(CONNECT, TcpStream::connect(peer.0.as_str())).await;
+    connecting.unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, "timed out")))
+}
+
+/// Why there is no answer by CSDS.
+struct Problem {
+    code: Option<Code>,
+    text: String,
+}
+
+impl Problem {
+    fn new(error: &dyn Error) -> Problem {
+        Problem { code: None, text: chain(error) }
+    }
+}
+
+async fn csds(peer: &Peer) -> Result<ClientStatusResponse, Problem> {
+    let endpoint = Endpoint::from_shared(format!("http://{peer}")).map_err(|error| Problem::new(&error))?;
+    let answer = async {
+        let channel = endpoint.connect_timeout(CONNECT).connect().await;
+        let channel = channel.map_err(|error| Problem::new(&error))?;
+        let mut client = Grpc::new(channel).max_decoding_message_size(MAX_BYTES);
+        client.ready().await.map_err(|error| Problem::new(&error))?;
+        let path = PathAndQuery::from_static(
+            "/envoy.service.status.v3.ClientStatusDiscoveryService/FetchClientStatus",
+        );
+        let request = Request::new(ClientStatusRequest::default());
+        let codec = ProstCodec::<ClientStatusRequest, ClientStatusResponse>::default();
+        let answer = client.unary(request, path, codec).await.map_err(|status| Problem {
+            code: Some(status.code()),
+            text: format!("{:?}: {}", status.code(), status.message()),
+        })?;
+        Ok(answer.into_inner())
+    };
+    let late = || Problem { code: None, text: format!("no answer within {} s", ANSWER.as_secs()) };
+    timeout(ANSWER, answer).await.unwrap_or_else(|_| Err(late()))
+}
+
+/// An error with its causes, each once.
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+async fn state(peer: &Peer) -> Result<State, String> {
+    let body = timeout(ANSWER, get(peer, "/api/state")).await;
+    let body = body.map_err(|_| format!("no answer within {} s", ANSWER.as_secs()))??;
+    serde_json::from_slice(&body).map_err(|error| format!("not the state of an evenkeel process: {error}"))
+}
+
+async fn get(peer: &Peer, path: &str) -> Result<Vec<u8>, String> {
+    let failed = |error: io::Error| error.to_string();
+    let mut stream = connect(peer).await.map_err(failed)?;
+    let request = format!(
+        "GET {path} HTTP/1.1\r\nHost: {peer}\r\nAccept: application/json\r\nConnection: close\r\n\r\n"
+    );
+    stream.write_all(request.as_bytes()).await.map_err(failed)?;
+    let mut received = Vec::new();
+    loop {
+        let read = stream.read_buf(&mut received).await.map_err(failed)?;
+        if let Some(body) = body(&received, read == 0)? {
+            return Ok(body);
+        }
+    }
+}
+
+/// The body of an answer, once all of it is there.
+fn body(received: &[u8], ended: bool) -> Result<Option<Vec<u8>>, String> {
+    let Some(end) = received.windows(4).take(MAX_HEAD).position(|window| window == b"\r\n\r\n") else {
+        let text = || String::from_utf8_lossy(&received[..received.len().min(40)]).into_owned();
+        return match received {
+            [] if ended => Err("closed the connection without an answer".to_owned()),
+            _ if ended || received.len() > MAX_HEAD || !may_be_http(received) => {
+                Err(format!("not HTTP/1.1: {:?}", text()))
+            }
+            _ => Ok(None),
+        };
+    };
+    let head = std::str::from_utf8(&received[..end]).map_err(|_| "not HTTP/1.1".to_owned())?;
+    let mut lines = head.split("\r\n");
+    let status = lines.next().unwrap_or_default();
+    if status.split(' ').nth(1) != Some("200") {
+        return Err(format!("expected 200 OK, found {status:?}"));
+    }
+    let (mut length, mut is_chunked) = (None, false);
+    for line in lines {
+        let (name, value) = line.split_once(':').unwrap_or((line, ""));
+        if name.eq_ignore_ascii_case("content-length") {
+            length = value.trim().parse::<usize>().ok();
+        } else if name.eq_ignore_ascii_case("transfer-encoding") {
+            is_chunked = value.trim().eq_ignore_ascii_case("chunked");
+        }
+    }
+    let rest = &received[end + 4..];
+    if rest.len() > MAX_BYTES || length.is_some_and(|length| length > MAX_BYTES) {
+        return Err(format!("the answer has more than {MAX_BYTES} bytes"));
+    }
+    let whole = match length {
+        _ if is_chunked => dechunked(rest)?,
+        Some(length) => rest.get(..length).map(<[u8]>::to_vec),
+        None => ended.then(|| rest.to_vec()),
+    };
+    match whole {
+        None if ended => Err("closed the connection within its answer".to_owned()),
+        whole => Ok(whole),
+    }
+}
+
+fn may_be_http(received: &[u8]) -> bool {
+    let start = b"HTTP/1.";
+    received.iter().zip(start).all(|(a, b)| a == b)
+}
+
+/// The bytes of all chunks, if the last one is there.
+fn dechunked(mut rest: &[u8]) -> Result<Option<Vec<u8>>, String> {
+    let mut whole = Vec::new();
+    loop {
+        let Some(end) = rest.windows(2).position(|window| window == b"\r\n") else { return Ok(None) };
+        let size = std::str::from_utf8(&rest[..end]).ok();
+        let size = size.and_then(|size| usize::from_str_radix(size.split(';').next()?.trim(), 16).ok());
+        let size = size.filter(|size| *size <= MAX_BYTES).ok_or("not chunks as HTTP/1.1 has them")?;
+        if size == 0 {
+            return Ok(Some(whole));
+        }
+        let Some(chunk) = rest.get(end + 2..end + 2 + size) else { return Ok(None) };
+        whole.extend_from_slice(chunk);
+        // Behind every chunk is the end of a line.
+        let Some(next) = rest.get(end + 4 + size..) else { return Ok(None) };
+        rest = next;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn peers_are_hosts_with_ports() {
+        let read = |text: &str| text.parse::<Peer>().map(|peer| peer.to_string());
+        for text in ["127.0.0.1:9901", "orders-7:9901", "[::1]:9901"] {
+            assert_eq!(read(text).as_deref(), Ok(text));
+        }
+        assert_eq!(read("http://127.0.0.1:9901/").as_deref(), Ok("127.0.0.1:9901"));
+        for text in ["", "9901", "localhost", ":9901", "a:b", "u@h:1", "h:99999", "a b:1", "https://h:1"] {
+            assert!(read(text).is_err(), "{text}");
+        }
+    }
+
+    /// Bodies come out whole, whatever the pieces, and whatever says how long they are.
+    #[test]
+    fn bodies_are_put_together() {
+        let head = "HTTP/1.1 200 OK\r\n";
+        let answers = [
+            format!("{head}content-length: 5\r\n\r\nhello"),
+            format!("{head}Transfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2;x=y\r\nlo\r\n0\r\n\r\n"),
+            format!("{head}\r\nhello"),
+        ];
+        for answer in answers {
+            let mut found = None;
+            for length in 1..=answer.len() {
+                found = body(&answer.as_bytes()[..length], length == answer.len()).unwrap();
+                if found.is_some() {
+                    break;
+                }
+            }
+            assert_eq!(found.as_deref(), Some(&b"hello"[..]), "{answer:?}");
+        }
+    }
+
+    #[test]
+    fn other_answers_are_refused() {
+        let refused = |bytes: &[u8]| body(bytes, true).unwrap_err();
+        assert_eq!(refused(b""), "closed the connection without an answer");
+        assert_eq!(refused(b"\0\0\x12\x04"), "not HTTP/1.1: \"\\0\\0\\u{12}\\u{4}\"");
+        assert_eq!(
+            refused(b"HTTP/1.1 404 Not Found\r\n\r\n"),
+            "expected 200 OK, found \"HTTP/1.1 404 Not Found\""
+        );
+        let cut = refused(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhell");
+        assert_eq!(cut, "closed the connection within its answer");
+        let chunks = refused(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nffffffffffffffff\r\n");
+        assert_eq!(chunks, "not chunks as HTTP/1.1 has them");
+        let huge = body(b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999\r\n\r\n", false).unwrap_err();
+        assert!(huge.contains("more than"), "{huge}");
+        // HTTP/2 is noticed before the connection ends.
+        assert!(body(b"\0\0\x12\x04", false).is_err());
+    }
+}

@@ -1,0 +1,183 @@
+//! Lines with branches: what a page of `inspect` is made of, and how it is drawn.
+//!
+//! Every text is escaped on its way in, so that no name from outside can move the cursor. Where the width of the
+//! terminal is known, long lines go on below, beside the branches.
+
+use std::fmt::Write as _;
+
+use crate::ui::{self, Style, Terminal};
+
+/// A line, and what belongs to it.
+#[derive(Debug, Default)]
+pub(super) struct Branch {
+    spans: Vec<Span>,
+    pub(super) below: Vec<Branch>,
+}
+
+#[derive(Debug)]
+struct Span {
+    style: Option<Style>,
+    text: String,
+}
+
+impl Branch {
+    /// A line that says this.
+    pub(super) fn new(text: impl AsRef<str>) -> Branch {
+        Branch::default().with(None, text)
+    }
+
+    /// A line that says this in a style.
+    pub(super) fn styled(style: Style, text: impl AsRef<str>) -> Branch {
+        Branch::default().with(Some(style), text)
+    }
+
+    /// Goes on, behind a space. Nothing is added for an empty text.
+    #[must_use]
+    pub(super) fn with(mut self, style: impl Into<Option<Style>>, text: impl AsRef<str>) -> Branch {
+        if !text.as_ref().is_empty() {
+            self.spans.push(Span { style: style.into(), text: ui::safe(text.as_ref()) });
+        }
+        self
+    }
+
+    /// Adds a line below.
+    pub(super) fn push(&mut self, below: Branch) {
+        self.below.push(below);
+    }
+}
+
+/// The lines, each top one at the margin and those below it behind branches.
+pub(super) fn text(tops: &[Branch], terminal: &Terminal, width: Option<usize>) -> String {
+    let mut drawing = Drawing { terminal, width, out: String::new() };
+    for top in tops {
+        drawing.branch(top, "", "");
+    }
+    drawing.out
+}
+
+struct Drawing<'a> {
+    terminal: &'a Terminal,
+    width: Option<usize>,
+    out: String,
+}
+
+impl Drawing<'_> {
+    /// `first` stands before the line, `others` before all that follow for it.
+    fn branch(&mut self, branch: &Branch, first: &str, others: &str) {
+        let hanging = if branch.below.is_empty() { "  " } else { "│ " };
+        self.line(&branch.spans, first, &format!("{others}{hanging}"));
+        for (i, below) in branch.below.iter().enumerate() {
+            let is_last = i + 1 == branch.below.len();
+            let (corner, beside) = if is_last { ("└─ ", "   ") } else { ("├─ ", "│  ") };
+            self.branch(below, &format!("{others}{corner}"), &format!("{others}{beside}"));
+        }
+    }
+
+    fn line(&mut self, spans: &[Span], first: &str, others: &str) {
+        let mut column = first.chars().count();
+        let start = others.chars().count();
+        self.faint(first);
+        let mut is_fresh = true;
+        for span in spans {
+            // What of the span stands on this line.
+            let mut here = String::new();
+            for word in span.text.split(' ') {
+                let wide = word.chars().count();
+                let fits = self.width.is_none_or(|width| column + 1 + wide <= width);
+                if !is_fresh && !fits && column > start {
+                    self.write(span.style, here.trim_end());
+                    here.clear();
+                    self.out.truncate(self.out.trim_end_matches(' ').len());
+                    self.out.push('\n');
+                    self.faint(others);
+                    column = start;
+                } else if !is_fresh {
+                    let space = if here.is_empty() { &mut self.out } else { &mut here };
+                    space.push(' ');
+                    column += 1;
+                }
+                is_fresh = false;
+                here.push_str(word);
+                column += wide;
+            }
+            self.write(span.style, &here);
+        }
+        // Texts that are padded leave nothing behind.
+        self.out.truncate(self.out.trim_end_matches(' ').len());
+        self.out.push('\n');
+    }
+
+    fn faint(&mut self, text: &str) {
+        self.write(Some(Style::Faint), text);
+    }
+
+    fn write(&mut self, style: Option<Style>, text: &str) {
+        match style {
+            Some(style) if !text.is_empty() => {
+                let painted = self.terminal.paint(style, text);
+                // Writing to a string cannot fail.
+                let _ = write!(self.out, "{painted}");
+            }
+            _ => self.out.push_str(text),
+        }
+    }
+}
+
+/// A number with its thousands apart.
+pub(super) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ui::When;
+
+    fn plain(tops: &[Branch], width: Option<usize>) -> String {
+        text(tops, &Terminal::new(When::Never), width)
+    }
+
+    fn tree() -> Vec<Branch> {
+        let mut top = Branch::new("top");
+        let mut one = Branch::new("one two three four");
+        one.push(Branch::new("leaf"));
+        top.push(one);
+        top.push(Branch::new("last").with(Style::Bad, "of all"));
+        vec![top]
+    }
+
+    #[test]
+    fn branches_are_drawn() {
+        let expected = "top\n├─ one two three four\n│  └─ leaf\n└─ last of all\n";
+        assert_eq!(plain(&tree(), None), expected);
+    }
+
+    #[test]
+    fn long_lines_go_on_below() {
+        let expected = "top\n├─ one two\n│  │ three\n│  │ four\n│  └─ leaf\n└─ last of\n     all\n";
+        assert_eq!(plain(&tree(), Some(10)), expected);
+        // A width that holds nothing ends all the same.
+        assert_eq!(plain(&tree(), Some(0)).lines().count(), 9);
+    }
+
+    /// A name cannot move the cursor.
+    #[test]
+    fn control_characters_are_escaped() {
+        let lines = plain(&[Branch::new("a\x1b[2Jb\nc\u{202e}d")], None);
+        assert_eq!(lines, "a\\u{1b}[2Jb\\nc\\u{202e}d\n");
+    }
+
+    #[test]
+    fn thousands_stand_apart() {
+        let shown = [0, 999, 1000, 1_234_567].map(grouped);
+        assert_eq!(shown, ["0", "999", "1,000", "1,234,567"]);
+    }
+}

@@ -1,0 +1,244 @@
+//! What an evenkeel process tells beside CSDS: channels, policies, and how calls are spread over endpoints.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+
+use evenkeel::admin::{ChannelState, EndpointState, State};
+use evenkeel::{Connectivity, Description};
+use serde_json::Value;
+
+use super::draw::{self, Branch, grouped};
+use crate::table::{Cell, table};
+use crate::ui::{self, Style, Terminal};
+
+/// Whether a channel or an endpoint is in TRANSIENT_FAILURE.
+pub(super) fn is_bad(state: &State) -> bool {
+    let failed = |state| state == Connectivity::TransientFailure;
+    state.channels.iter().any(|channel| {
+        failed(channel.state) || channel.endpoints.iter().any(|endpoint| failed(endpoint.state))
+    })
+}
+
+/// The process, channel by channel.
+pub(super) fn text(state: &State, terminal: &Terminal, width: Option<usize>) -> String {
+    let mut out = String::new();
+    let about = format!("evenkeel {}, process {}", state.version, state.pid);
+    let head = Branch::styled(Style::Title, &state.title).with(Style::Faint, about);
+    out.push_str(&draw::text(&[head], terminal, width));
+    for server in state.xds.iter().flat_map(|client| &client.servers) {
+        let line = Branch::new("control plane").with(Style::Title, &server.uri);
+        let line = if server.connected {
+            line.with(Style::Good, "connected")
+        } else {
+            line.with(Style::Warn, "not connected: what it sent before stays in use")
+        };
+        out.push_str(&draw::text(&[line], terminal, width));
+    }
+    for hint in &state.hints {
+        let hint = Branch::styled(Style::Warn, "hint:").with(None, hint);
+        out.push_str(&draw::text(&[hint], terminal, width));
+    }
+    for channel in &state.channels {
+        out.push('\n');
+        out.push_str(&self::channel(channel, terminal, width));
+    }
+    if state.channels.is_empty() {
+        out.push_str("no channels\n");
+    }
+    out
+}
+
+fn channel(channel: &ChannelState, terminal: &Terminal, width: Option<usize>) -> String {
+    let traffic = &channel.traffic;
+    let mut numbers = format!("{} calls/s", decimals(traffic.rate));
+    if let Some(p99) = traffic.p99_ms {
+        let _ = write!(numbers, ", p99 {} ms", decimals(p99));
+    }
+    if traffic.in_flight > 0 {
+        let _ = write!(numbers, ", {} in flight", grouped(traffic.in_flight));
+    }
+    let mut head = Branch::new("channel")
+        .with(Style::Title, &channel.target)
+        .with(style(channel.state), name(channel.state))
+        .with(None, numbers);
+    if traffic.failures > 0.0 {
+        head = head.with(Style::Bad, format!("{} failed/s", decimals(traffic.failures)));
+    }
+    if let Some(tree) = &channel.tree {
+        head.push(policy(None, tree));
+    }
+    let mut out = draw::text(&[head], terminal, width);
+    if !channel.endpoints.is_empty() {
+        out.push_str(&endpoints(channel, terminal, width));
+    }
+    out
+}
+
+/// A policy with those below it. How deep this goes is limited by the reader of the JSON.
+fn policy(child: Option<&str>, tree: &Description) -> Branch {
+    let policy = tree.policy.strip_suffix("_experimental").unwrap_or(&tree.policy);
+    let mut branch = match child.map(label).filter(|label| !policy.contains(label.as_str())) {
+        Some(label) => Branch::new(format!("{label}:")).with(Style::Title, policy),
+        None => Branch::styled(Style::Title, policy),
+    };
+    if let Some(state) = tree.state {
+        branch = branch.with(style(state), name(state));
+    }
+    let details = tree.details.iter().filter_map(|(name, value)| Some(format!("{name} {}", detail(value)?)));
+    branch = branch.with(Style::Faint, details.collect::<Vec<_>>().join(", "));
+    for warning in &tree.warnings {
+        branch.push(Branch::styled(Style::Warn, warning));
+    }
+    for (name, below) in &tree.children {
+        branch.push(self::policy(Some(name), below));
+    }
+    match tree.endpoints.len() {
+        0 => branch,
+        1 => branch.with(Style::Faint, "1 endpoint"),
+        count => branch.with(Style::Faint, format!("{count} endpoints")),
+    }
+}
+
+/// What a child is called, as short as it can be: nothing that its place says already, and of a locality its parts.
+fn label(child: &str) -> String {
+    if child == "childPolicy" {
+        return String::new();
+    }
+    if child.starts_with("{region=") {
+        let parts = child.split('"').skip(1).step_by(2).filter(|part| !part.is_empty());
+        return parts.collect::<Vec<_>>().join("/");
+    }
+    child.to_owned()
+}
+
+/// A detail that fits on a line and says something. All others are in the JSON.
+fn detail(value: &Value) -> Option<String> {
+    match value {
+        Value::String(text) if !text.is_empty() => Some(text.clone()),
+        Value::Number(number) if number.as_f64() != Some(0.0) => Some(number.to_string()),
+        Value::Bool(value) => Some(value.to_string()),
+        _ => None,
+    }
+}
+
+fn endpoints(channel: &ChannelState, terminal: &Terminal, width: Option<usize>) -> String {
+    let mut picks = HashMap::new();
+    if let Some(tree) = &channel.tree {
+        collect(tree, &mut picks);
+    }
+    let heads = ["  endpoint", "state", "weight", "want", "got", "picks", "busy", "failed"];
+    let head = |(i, head): (usize, &str)| {
+        let cell = if i < 2 { Cell::new(head) } else { Cell::right(head) };
+        cell.style(Style::Faint)
+    };
+    let mut rows = vec![heads.into_iter().enumerate().map(head).collect::<Vec<_>>()];
+    let texts: Vec<_> = channel
+        .endpoints
+        .iter()
+        .map(|endpoint| texts(endpoint, picks.get(endpoint.address.as_str()).copied()))
+        .collect();
+    rows.extend(channel.endpoints.iter().zip(&texts).map(|(endpoint, texts)| row(endpoint, texts)));
+    // A column that says nothing is not worth its place.
+    for column in (0..heads.len()).rev() {
+        if texts.iter().all(|texts| texts[column].is_empty()) {
+            for row in &mut rows {
+                row.remove(column);
+            }
+        }
+    }
+    let lines = table(&rows, terminal);
+    let mut lines = lines.lines();
+    let mut out = format!("{}\n", lines.next().unwrap_or_default());
+    for (endpoint, line) in channel.endpoints.iter().zip(lines) {
+        let _ = writeln!(out, "{line}");
+        if let Some(why) = &endpoint.unused {
+            for line in
+                ui::wrapped(&note(endpoint, why), width.map_or(usize::MAX, |width| width.saturating_sub(4)))
+            {
+                let _ = writeln!(out, "    {}", terminal.paint(Style::Warn, line));
+            }
+        }
+    }
+    out
+}
+
+/// What stands in the columns; empty where there is nothing to say.
+fn texts(endpoint: &EndpointState, picks: Option<u64>) -> [String; 8] {
+    let percent =
+        |share: Option<f64>| share.map(|share| format!("{:.1}%", share * 100.0)).unwrap_or_default();
+    let failed = endpoint.traffic.failed;
+    [
+        format!("  {}", ui::safe(&endpoint.address)),
+        name(endpoint.state).to_owned(),
+        endpoint.weight.map(decimals).unwrap_or_default(),
+        percent(endpoint.want),
+        percent(endpoint.got),
+        grouped(picks.unwrap_or(endpoint.traffic.started)),
+        endpoint.utilization.map(|busy| format!("{:.0}%", busy * 100.0)).unwrap_or_default(),
+        if failed > 0 { grouped(failed) } else { String::new() },
+    ]
+}
+
+fn row(endpoint: &EndpointState, texts: &[String; 8]) -> Vec<Cell> {
+    let [address, state, weight, want, got, picks, busy, failed] = texts;
+    vec![
+        Cell::new(address),
+        Cell::new(state).style(style(endpoint.state)),
+        Cell::right(weight),
+        Cell::right(want),
+        Cell::right(got),
+        Cell::right(picks),
+        Cell::right(busy),
+        Cell::right(failed).style(Style::Bad),
+    ]
+}
+
+fn note(endpoint: &EndpointState, why: &str) -> String {
+    let place = match (&endpoint.cluster, endpoint.priority) {
+        (Some(cluster), Some(priority)) if priority > 0 => format!(" ({cluster}, priority {priority})"),
+        _ => String::new(),
+    };
+    ui::safe(&format!("unused: {why}{place}"))
+}
+
+/// Picks by address, over all policies.
+fn collect<'a>(tree: &'a Description, picks: &mut HashMap<&'a str, u64>) {
+    for row in &tree.endpoints {
+        if let Some(address) = row.addresses.first() {
+            let sum = picks.entry(address.as_str()).or_default();
+            *sum = sum.saturating_add(row.picks);
+        }
+    }
+    for (_, child) in &tree.children {
+        collect(child, picks);
+    }
+}
+
+/// Small numbers with a decimal, large ones without.
+fn decimals(number: f64) -> String {
+    if number.abs() >= 100.0 {
+        // Beyond any rate; the cast saturates.
+        grouped(number.abs().round() as u64)
+    } else {
+        let text = format!("{number:.1}");
+        text.strip_suffix(".0").map(str::to_owned).unwrap_or(text)
+    }
+}
+
+fn name(state: Connectivity) -> &'static str {
+    match state {
+        Connectivity::Idle => "IDLE",
+        Connectivity::Connecting => "CONNECTING",
+        Connectivity::Ready => "READY",
+        Connectivity::TransientFailure => "TRANSIENT_FAILURE",
+    }
+}
+
+fn style(state: Connectivity) -> Style {
+    match state {
+        Connectivity::Ready => Style::Good,
+        Connectivity::Idle => Style::Faint,
+        Connectivity::Connecting => Style::Warn,
+        Connectivity::TransientFailure => Style::Bad,
+    }
+}

@@ -1,0 +1,377 @@
+//! What an xDS client knows, as CSDS tells it (A40): from listeners over routes and clusters to endpoints.
+//!
+//! A resource stands below the first one that leads to it; one that nothing leads to stands for itself, as does one of a
+//! type that is not known here. Each stands once.
+
+use std::collections::HashMap;
+use std::time::SystemTime;
+
+use evenkeel_proto::envoy::admin::v3::ClientResourceStatus;
+use evenkeel_proto::envoy::config::cluster::v3::Cluster;
+use evenkeel_proto::envoy::config::cluster::v3::cluster::ClusterDiscoveryType;
+use evenkeel_proto::envoy::config::core::v3::Node;
+use evenkeel_proto::envoy::config::core::v3::node::UserAgentVersionType;
+use evenkeel_proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
+use evenkeel_proto::envoy::config::listener::v3::Listener;
+use evenkeel_proto::envoy::config::route::v3::RouteConfiguration;
+use evenkeel_proto::envoy::extensions::clusters::aggregate::v3::ClusterConfig;
+use evenkeel_proto::envoy::extensions::filters::network::http_connection_manager::v3::HttpConnectionManager;
+use evenkeel_proto::envoy::extensions::filters::network::http_connection_manager::v3::http_connection_manager::RouteSpecifier;
+use evenkeel_proto::envoy::service::status::v3::client_config::GenericXdsConfig;
+use evenkeel_proto::envoy::service::status::v3::{ClientConfig, ClientStatusResponse};
+use evenkeel_proto::prost::{Message, Name};
+use evenkeel_proto::prost_types::Any;
+use evenkeel_xds::resource::ResourceType;
+
+use super::draw::Branch;
+use super::words;
+use crate::ui::Style;
+
+/// How deep clusters of clusters are shown (A37); what is deeper stands for itself.
+const MAX_DEPTH: usize = 16;
+
+/// Every client of a process.
+pub(super) fn clients(answer: &ClientStatusResponse, now: SystemTime) -> Vec<Branch> {
+    answer.config.iter().map(|client| self::client(client, now)).collect()
+}
+
+/// Whether a resource is NACKED or missing.
+pub(super) fn is_bad(resource: &GenericXdsConfig) -> bool {
+    use ClientResourceStatus::{DoesNotExist, Nacked, ReceivedError, Timeout};
+    matches!(status(resource), Ok(Nacked | DoesNotExist | ReceivedError | Timeout))
+}
+
+fn status(resource: &GenericXdsConfig) -> Result<ClientResourceStatus, i32> {
+    ClientResourceStatus::try_from(resource.client_status).map_err(|_| resource.client_status)
+}
+
+fn client(client: &ClientConfig, now: SystemTime) -> Branch {
+    let scope = if client.client_scope.is_empty() { "xDS client" } else { &client.client_scope };
+    let mut top = Branch::styled(Style::Title, scope);
+    if let Some(node) = &client.node {
+        top = top.with(Style::Faint, self::node(node));
+    }
+    let resources = &client.generic_xds_configs;
+    let mut places = HashMap::new();
+    for (i, resource) in resources.iter().enumerate() {
+        if let Some(kind) = ResourceType::of_type_url(&resource.type_url) {
+            places.entry((kind, resource.name.as_str())).or_insert(i);
+        }
+    }
+    let mut walk = Walk { resources, places, shown: vec![false; resources.len()], now };
+    // Those that lead to others first, so that the others find their place below.
+    for kind in ResourceType::ALL {
+        for (i, resource) in resources.iter().enumerate() {
+            if ResourceType::of_type_url(&resource.type_url) == Some(kind) {
+                walk.show(&mut top, i, 0);
+            }
+        }
+    }
+    for i in 0..resources.len() {
+        walk.show(&mut top, i, 0);
+    }
+    if resources.is_empty() {
+        top.push(Branch::styled(Style::Faint, "wants no resources"));
+    }
+    top
+}
+
+fn node(node: &Node) -> String {
+    let version = match &node.user_agent_version_type {
+        Some(UserAgentVersionType::UserAgentVersion(version)) => version.as_str(),
+        _ => "",
+    };
+    let id = if node.id.is_empty() { "without an id" } else { &node.id };
+    match (node.user_agent_name.as_str(), version) {
+        ("", _) => format!("node {id}"),
+        (name, "") => format!("node {id}, {name}"),
+        (name, version) => format!("node {id}, {name} {version}"),
+    }
+}
+
+struct Walk<'a> {
+    resources: &'a [GenericXdsConfig],
+    places: HashMap<(ResourceType, &'a str), usize>,
+    shown: Vec<bool>,
+    now: SystemTime,
+}
+
+impl Walk<'_> {
+    /// Shows a resource and what it leads to, unless it has been shown.
+    fn show(&mut self, above: &mut Branch, i: usize, depth: usize) {
+        if std::mem::replace(&mut self.shown[i], true) {
+            return;
+        }
+        let resource = &self.resources[i];
+        let kind = ResourceType::of_type_url(&resource.type_url);
+        let mut branch = self.head(resource, kind);
+        if let Some(trouble) = self.trouble(resource) {
+            branch.push(trouble);
+        }
+        if let (Some(kind), Some(any)) = (kind, &resource.xds_config)
+            && let Err(problem) = self.contents(&mut branch, kind, any, depth)
+        {
+            branch.push(Branch::styled(Style::Bad, problem));
+        }
+        above.push(branch);
+    }
+
+    /// As [`Walk::show`], by name, if the client has it.
+    fn show_named(&mut self, above: &mut Branch, kind: ResourceType, name: &str, depth: usize) {
+        if depth < MAX_DEPTH
+            && let Some(i) = self.places.get(&(kind, name))
+        {
+            self.show(above, *i, depth);
+        }
+    }
+
+    fn head(&self, resource: &GenericXdsConfig, kind: Option<ResourceType>) -> Branch {
+        let kind = match kind {
+            Some(ResourceType::Listener) => "listener",
+            Some(ResourceType::RouteConfig) => "routes",
+            Some(ResourceType::Cluster) => "cluster",
+            Some(ResourceType::Endpoints) => "endpoints",
+            None => words::message_of(&resource.type_url),
+        };
+        let (style, state) = match status(resource) {
+            Ok(ClientResourceStatus::Acked) => (Style::Good, "ACKED".to_owned()),
+            Ok(ClientResourceStatus::Requested | ClientResourceStatus::Unknown)
+                if resource.xds_config.is_some() =>
+            {
+                (Style::Good, "in use".to_owned())
+            }
+            Ok(ClientResourceStatus::Requested) => (Style::Warn, "REQUESTED: no answer yet".to_owned()),
+            Ok(status) if is_bad(resource) => (Style::Bad, status.as_str_name().to_owned()),
+            Ok(status) => (Style::Warn, status.as_str_name().to_owned()),
+            Err(number) => (Style::Warn, format!("unknown state {number}")),
+        };
+        let branch = Branch::new(kind).with(Style::Title, &resource.name).with(style, state);
+        let version = &resource.version_info;
+        let version = (!version.is_empty()).then(|| format!("version {version}"));
+        let known = [version, words::ago(resource.last_updated.as_ref(), self.now)];
+        let known: Vec<_> = known.into_iter().flatten().collect();
+        let known = if known.is_empty() { String::new() } else { format!("({})", known.join(", ")) };
+        branch.with(Style::Faint, known)
+    }
+
+    /// What went wrong with a resource last, in full.
+    fn trouble(&self, resource: &GenericXdsConfig) -> Option<Branch> {
+        let error = resource.error_state.as_ref()?;
+        let when = words::ago(error.last_update_attempt.as_ref(), self.now);
+        let when = when.map(|when| format!(", {when}")).unwrap_or_default();
+        let what = if error.version_info.is_empty() {
+            status(resource).map_or("trouble", |status| status.as_str_name()).to_owned()
+        } else {
+            format!("NACKED version {}", error.version_info)
+        };
+        let serving = match (resource.xds_config.is_some(), resource.version_info.as_str()) {
+            (true, "") => "still serving the one before".to_owned(),
+            (true, version) => format!("still serving version {version}"),
+            (false, "") => "nothing to serve".to_owned(),
+            // The contents may have been left out.
+            (false, version) => format!("the last good version is {version}"),
+        };
+        let mut branch = Branch::styled(Style::Bad, format!("{what}{when}: {serving}"));
+        for line in error.details.lines().filter(|line| !line.is_empty()) {
+            branch.push(Branch::new(line));
+        }
+        Some(branch)
+    }
+
+    fn contents(
+        &mut self,
+        branch: &mut Branch,
+        kind: ResourceType,
+        any: &Any,
+        depth: usize,
+    ) -> Result<(), String> {
+        match kind {
+            ResourceType::Listener => {
+                let listener: Listener = decoded(any)?;
+                self.listener(branch, &listener, depth)
+            }
+            ResourceType::RouteConfig => {
+                self.routes(branch, &decoded(any)?, depth);
+                Ok(())
+            }
+            ResourceType::Cluster => {
+                let cluster: Cluster = decoded(any)?;
+                self.cluster(branch, &cluster, depth)
+            }
+            ResourceType::Endpoints => {
+                endpoints(branch, &decoded(any)?);
+                Ok(())
+            }
+        }
+    }
+
+    fn listener(&mut self, branch: &mut Branch, listener: &Listener, depth: usize) -> Result<(), String> {
+        if let Some(address) = &listener.address {
+            branch.push(Branch::new(format!("a server on {}", words::address(address))));
+        }
+        let api = listener.api_listener.as_ref().and_then(|api| api.api_listener.as_ref());
+        let Some(api) = api else { return Ok(()) };
+        let manager: HttpConnectionManager = decoded(api)?;
+        let filters: Vec<_> = manager.http_filters.iter().map(|filter| filter.name.as_str()).collect();
+        // The router is always there, and says nothing.
+        if filters.len() > 1 {
+            branch.push(Branch::new(format!("filters {}", filters.join(", "))));
+        }
+        match &manager.route_specifier {
+            Some(RouteSpecifier::Rds(rds)) => {
+                self.show_named(branch, ResourceType::RouteConfig, &rds.route_config_name, depth + 1);
+            }
+            Some(RouteSpecifier::RouteConfig(routes)) => {
+                let mut inline = Branch::new("routes").with(Style::Faint, "within the listener");
+                self.routes(&mut inline, routes, depth);
+                branch.push(inline);
+            }
+            Some(RouteSpecifier::ScopedRoutes(_)) => branch.push(Branch::new("scoped routes")),
+            None => {}
+        }
+        Ok(())
+    }
+
+    fn routes(&mut self, branch: &mut Branch, routes: &RouteConfiguration, depth: usize) {
+        for host in &routes.virtual_hosts {
+            let mut shown = Branch::new(format!("for {}", host.domains.join(", ")));
+            for route in &host.routes {
+                shown.push(Branch::new(words::route(route)));
+            }
+            branch.push(shown);
+        }
+        for route in routes.virtual_hosts.iter().flat_map(|host| &host.routes) {
+            for cluster in words::clusters_of(route) {
+                self.show_named(branch, ResourceType::Cluster, cluster, depth + 1);
+            }
+        }
+    }
+
+    fn cluster(&mut self, branch: &mut Branch, cluster: &Cluster, depth: usize) -> Result<(), String> {
+        let head = std::mem::take(branch);
+        *branch = head.with(None, words::cluster(cluster));
+        if let Some(ClusterDiscoveryType::ClusterType(custom)) = &cluster.cluster_discovery_type
+            && let Some(config) = &custom.typed_config
+            && words::message_of(&config.type_url) == ClusterConfig::full_name()
+        {
+            let members: ClusterConfig = decoded(config)?;
+            for member in &members.clusters {
+                self.show_named(branch, ResourceType::Cluster, member, depth + 1);
+            }
+        }
+        if let Some(eds) = &cluster.eds_cluster_config {
+            let name = if eds.service_name.is_empty() { &cluster.name } else { &eds.service_name };
+            self.show_named(branch, ResourceType::Endpoints, name, depth + 1);
+        }
+        if let Some(assignment) = &cluster.load_assignment {
+            endpoints(branch, assignment);
+        }
+        Ok(())
+    }
+}
+
+fn decoded<M: Message + Name + Default>(any: &Any) -> Result<M, String> {
+    if words::message_of(&any.type_url) != M::full_name() {
+        return Err(format!("expected {}, found {}", M::full_name(), words::message_of(&any.type_url)));
+    }
+    M::decode(&*any.value).map_err(|error| format!("cannot be decoded: {error}"))
+}
+
+fn endpoints(branch: &mut Branch, assignment: &ClusterLoadAssignment) {
+    for locality in &assignment.endpoints {
+        let mut shown = Branch::new(words::locality(locality));
+        for endpoint in &locality.lb_endpoints {
+            let style = if words::is_usable(endpoint) { Style::Good } else { Style::Warn };
+            let health = words::health(endpoint).unwrap_or_default();
+            shown.push(Branch::new(words::endpoint(endpoint)).with(style, health));
+        }
+        branch.push(shown);
+    }
+    let count: usize = assignment.endpoints.iter().map(|locality| locality.lb_endpoints.len()).sum();
+    if count == 0 {
+        branch.push(Branch::styled(Style::Warn, "no endpoints"));
+    }
+    for drop in assignment.policy.iter().flat_map(|policy| &policy.drop_overloads) {
+        branch.push(Branch::new(words::drops(&drop.category, drop.drop_percentage)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use evenkeel_proto::envoy::admin::v3::UpdateFailureState;
+    use evenkeel_proto::envoy::config::cluster::v3::cluster::CustomClusterType;
+    use evenkeel_proto::prost_types::Timestamp;
+
+    use super::super::draw;
+    use super::*;
+    use crate::ui::{Terminal, When};
+
+    fn shown(resources: Vec<GenericXdsConfig>) -> String {
+        let client = ClientConfig { generic_xds_configs: resources, ..ClientConfig::default() };
+        let answer = ClientStatusResponse { config: vec![client] };
+        draw::text(&clients(&answer, SystemTime::now()), &Terminal::new(When::Never), None)
+    }
+
+    fn resource<M: Name>(name: &str, message: &M) -> GenericXdsConfig {
+        let any = Any { type_url: M::type_url(), value: message.encode_to_vec() };
+        GenericXdsConfig {
+            type_url: M::type_url(),
+            name: name.to_owned(),
+            xds_config: Some(any),
+            client_status: ClientResourceStatus::Acked.into(),
+            ..GenericXdsConfig::default()
+        }
+    }
+
+    fn aggregate(name: &str, member: &str) -> GenericXdsConfig {
+        let config = ClusterConfig { clusters: vec![member.to_owned()] };
+        let config = Any { type_url: ClusterConfig::type_url(), value: config.encode_to_vec() };
+        let kind = CustomClusterType { name: "aggregate".to_owned(), typed_config: Some(config) };
+        let kind = Some(ClusterDiscoveryType::ClusterType(kind));
+        resource(name, &Cluster { name: name.to_owned(), cluster_discovery_type: kind, ..Cluster::default() })
+    }
+
+    /// Clusters that lead to each other, or on and on, are shown once each.
+    #[test]
+    fn circles_and_chains_end() {
+        let circle = shown(vec![aggregate("a", "b"), aggregate("b", "a")]);
+        assert_eq!(circle.lines().count(), 3, "{circle}");
+        let chain = (0..10_000).map(|i| aggregate(&format!("c{i}"), &format!("c{}", i + 1)));
+        let chain = shown(chain.collect());
+        assert_eq!(chain.lines().count(), 10_001);
+        assert!(chain.lines().all(|line| line.chars().count() < 200));
+    }
+
+    /// What is not known, or makes no sense, is told and not hidden.
+    #[test]
+    fn odd_resources_are_told() {
+        let unknown = GenericXdsConfig {
+            type_url: "type.googleapis.com/acme.v1.Thing".to_owned(),
+            name: "thing".to_owned(),
+            client_status: 99,
+            last_updated: Some(Timestamp { seconds: i64::MAX, nanos: -1 }),
+            ..GenericXdsConfig::default()
+        };
+        let mut garbled = resource("garbled", &Listener::default());
+        garbled.xds_config = Some(Any { type_url: Listener::type_url(), value: vec![0xff; 9] });
+        let mut swapped = resource("swapped", &Listener::default());
+        swapped.xds_config = Some(Any { type_url: Cluster::type_url(), value: Vec::new() });
+        let mut failed = resource("failed", &Cluster::default());
+        failed.client_status = ClientResourceStatus::ReceivedError.into();
+        failed.error_state = Some(UpdateFailureState {
+            details: "first line\nsecond line".to_owned(),
+            ..UpdateFailureState::default()
+        });
+        let shown = shown(vec![unknown, garbled, swapped, failed]);
+        for line in [
+            "acme.v1.Thing thing unknown state 99",
+            "└─ cannot be decoded: ",
+            "└─ expected envoy.config.listener.v3.Listener, found envoy.config.cluster.v3.Cluster",
+            "RECEIVED_ERROR: still serving the one before",
+            "├─ first line\n",
+            "└─ second line\n",
+        ] {
+            assert!(shown.contains(line), "{line} in:\n{shown}");
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! `--watch`: the same page again and again, in place on a terminal, one below the other in a pipe.
+
+use std::time::{Duration, SystemTime};
+
+use tokio::time::sleep;
+
+use super::ask::{self, Answers, Peer};
+use super::{findings, page};
+use crate::ui::{self, Exit, Failure, Size, Style, Terminal};
+
+/// To the other screen, without a cursor; and back.
+const ENTER: &str = "\x1b[?1049h\x1b[?25l";
+const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
+
+/// Home, with the rest of each line and of the screen cleared as they are written: nothing flickers.
+const HOME: &str = "\x1b[H";
+const CLEAR_LINE: &str = "\x1b[K";
+const CLEAR_REST: &str = "\x1b[J";
+
+/// Looks until it is interrupted. A process that does not answer any more is said to, and asked on.
+pub(super) async fn watch(
+    peer: &Peer,
+    interval: Duration,
+    first: Answers,
+    terminal: &Terminal,
+) -> Result<Exit, Failure> {
+    if !terminal.is_interactive {
+        return tokio::select! {
+            exit = stopped() => Ok(exit),
+            failure = pipe(peer, interval, first, terminal) => Err(failure),
+        };
+    }
+    terminal.print(ENTER)?;
+    let ended = tokio::select! {
+        exit = stopped() => Ok(exit),
+        failure = screen(peer, interval, first, terminal) => Err(failure),
+    };
+    terminal.print(LEAVE)?;
+    ended
+}
+
+/// Waits for Ctrl-C or for who ends the process otherwise.
+async fn stopped() -> Exit {
+    let interrupted = tokio::signal::ctrl_c();
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        if let Ok(mut terminated) = signal(SignalKind::terminate()) {
+            tokio::select! {
+                _ = interrupted => {}
+                _ = terminated.recv() => {}
+            }
+            return Exit::Fine;
+        }
+    }
+    let _ = interrupted.await;
+    Exit::Fine
+}
+
+async fn pipe(peer: &Peer, interval: Duration, first: Answers, terminal: &Terminal) -> Failure {
+    let mut block = page(peer, &first, SystemTime::now(), terminal, None);
+    loop {
+        if let Err(failure) = terminal.print(format!("{block}\n")) {
+            return failure;
+        }
+        sleep(interval).await;
+        block = match ask::ask(peer).await {
+            Ok(answers) => page(peer, &answers, SystemTime::now(), terminal, None),
+            Err(failure) => format!("{}\n", failure.text),
+        };
+    }
+}
+
+async fn screen(peer: &Peer, interval: Duration, first: Answers, terminal: &Terminal) -> Failure {
+    let mut answers = first;
+    let mut trouble: Option<String> = None;
+    loop {
+        let size = ui::size();
+        let text = page(peer, &answers, SystemTime::now(), terminal, Some(size.columns));
+        let head = match &trouble {
+            Some(trouble) => {
+                let trouble = trouble.lines().next().unwrap_or_default();
+                terminal.paint(Style::Bad, format!("last seen state: {trouble}")).to_string()
+            }
+            None if findings(&answers) => terminal.paint(Style::Bad, "something needs a look").to_string(),
+            None => terminal.paint(Style::Good, "fine").to_string(),
+        };
+        let foot = terminal.paint(Style::Faint, format!("every {interval:?}, Ctrl-C ends")).to_string();
+        if let Err(failure) = terminal.print(frame(&text, &head, &foot, size)) {
+            return failure;
+        }
+        sleep(interval).await;
+        match ask::ask(peer).await {
+            Ok(found) => (answers, trouble) = (found, None),
+            Err(failure) => trouble = Some(failure.text),
+        }
+    }
+}
+
+/// What fits on the screen: as much of the page as there is room for, and a last line that says how things stand.
+fn frame(page: &str, head: &str, foot: &str, size: Size) -> String {
+    let room = size.rows.saturating_sub(1).max(1);
+    let lines: Vec<_> = page.lines().collect();
+    let mut out = HOME.to_owned();
+    for line in lines.iter().take(room) {
+        out.extend([&*cut(line, size.columns), CLEAR_LINE, "\r\n"]);
+    }
+    let hidden = lines.len().saturating_sub(room);
+    let more = if hidden > 0 { format!("  {hidden} more lines") } else { String::new() };
+    out.push_str(CLEAR_REST);
+    out.push_str(&cut(&format!("{head}  {foot}{more}"), size.columns));
+    out
+}
+
+/// A line without what does not fit. Colours take no room, and are all kept, so that each ends.
+fn cut(line: &str, columns: usize) -> String {
+    let mut kept = String::with_capacity(line.len());
+    let (mut column, mut is_code) = (0, false);
+    for c in line.chars() {
+        is_code |= c == '\x1b';
+        if is_code {
+            kept.push(c);
+            is_code = c != 'm';
+        } else if column < columns {
+            kept.push(c);
+            column += 1;
+        }
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_cut_but_not_their_colours() {
+        assert_eq!(cut("abcdef", 3), "abc");
+        assert_eq!(cut("a\x1b[31mbcd\x1b[0me", 2), "a\x1b[31mb\x1b[0m");
+    }
+
+    #[test]
+    fn pages_that_are_too_long_say_so() {
+        let frame = frame("one\ntwo\nthree\n", "fine", "foot", Size { rows: 3, columns: 20 });
+        assert_eq!(frame, "\x1b[Hone\x1b[K\r\ntwo\x1b[K\r\n\x1b[Jfine  foot  1 more l");
+    }
+}

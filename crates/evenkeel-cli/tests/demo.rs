@@ -1,0 +1,123 @@
+//! `evenkeel demo`, run as people and scripts run it.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+const EVENKEEL: &str = env!("CARGO_BIN_EXE_evenkeel");
+
+/// The story is told to its end, each act shows what it is about, and every call is accounted for.
+#[test]
+fn the_story_shows_what_it_promises() {
+    let output = Command::new(EVENKEEL)
+        .args(["demo", "--seconds", "18", "--json", "--no-page"])
+        .output()
+        .expect("the command runs");
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{told}");
+    let report: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    let acts = report["acts"].as_array().expect("acts");
+    let titles: Vec<_> = acts.iter().map(|act| act["title"].as_str().expect("a title")).collect();
+    assert_eq!(
+        titles,
+        [
+            "round robin",
+            "weights from the control plane",
+            "weights from reported load",
+            "a backend dies and returns",
+            "a priority fails over",
+            "weights edited live"
+        ]
+    );
+    for act in acts {
+        assert!(act["calls"].as_u64().is_some_and(|calls| calls > 200), "{act:#}");
+    }
+    // Of a backend's share, in percent, and how far it may be off: the first two are exact but for calls at the edges.
+    assert_shares(&acts[0], [20.0; 5], 2.5);
+    assert_shares(&acts[1], [6.25, 6.25, 12.5, 25.0, 50.0], 2.5);
+    // Learned from what busy backends report, on a machine that may be busy itself: large gets more than small, by far.
+    let learned = shares(&acts[2]);
+    assert!(learned[4] > 2.0 * learned[0] && learned[3] > 1.5 * learned[0], "{learned:?}");
+    // It was away for a part of the act.
+    let without_large = shares(&acts[3]);
+    assert!(without_large[3] < learned[3], "{without_large:?} after {learned:?}");
+    // The four in reserve got calls, and the first one got most while it was there.
+    let reserve = shares(&acts[4]);
+    assert!(reserve.iter().all(|share| *share > 2.0), "{reserve:?}");
+    // Half of the act with each weight.
+    let edited = shares(&acts[5]);
+    assert!((34.0..50.0).contains(&edited[4]) && edited[3] > 25.0, "{edited:?}");
+}
+
+fn shares(act: &Value) -> Vec<f64> {
+    let backends = act["backends"].as_array().expect("backends");
+    backends.iter().map(|backend| backend["share"].as_f64().expect("a share") * 100.0).collect()
+}
+
+fn assert_shares(act: &Value, expected: [f64; 5], off: f64) {
+    let found = shares(act);
+    let is_near = found.iter().zip(expected).all(|(found, expected)| (found - expected).abs() <= off);
+    assert!(found.len() == 5 && is_near, "{}: {found:?} instead of {expected:?}", act["title"]);
+}
+
+/// However it ends, nothing is left running: not even when it is killed without a chance to clean up.
+#[test]
+fn nothing_is_left_running() {
+    let mut demo = Command::new(EVENKEEL)
+        .args(["demo", "--seconds", "600"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the command runs");
+    let mut lines = BufReader::new(demo.stdout.take().expect("its output")).lines();
+    let first = lines.next().expect("a line").expect("text");
+    let page =
+        first.strip_prefix("page: http://").expect("the page's address").trim_end_matches('/').to_owned();
+    let mut backends = Vec::new();
+    wait_until("five endpoints are shown", || {
+        let state: Value = serde_json::from_str(&get(&page, "/api/state")).expect("a state");
+        let endpoints = state["channels"][0]["endpoints"].as_array().cloned().unwrap_or_default();
+        backends =
+            endpoints.iter().filter_map(|endpoint| endpoint["address"].as_str().map(str::to_owned)).collect();
+        backends.len() == 5
+    });
+    assert!(backends.iter().all(|address| TcpStream::connect(address).is_ok()), "{backends:?}");
+    demo.kill().expect("it runs");
+    demo.wait().expect("it is gone");
+    wait_until("nobody listens", || {
+        backends.iter().chain([&page]).all(|address| TcpStream::connect(address).is_err())
+    });
+}
+
+fn get(address: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).expect("somebody listens");
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n").expect("it reads");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    answer.split_once("\r\n\r\n").expect("a head and a body").1.to_owned()
+}
+
+fn wait_until(what: &str, mut is: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !is() {
+        assert!(began.elapsed() < Duration::from_secs(30), "it never came that {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// What cannot work is said at once, with the exit code for it.
+#[test]
+fn wrong_flags_are_told() {
+    let refused = |args: &[&str]| {
+        let output = Command::new(EVENKEEL).arg("demo").args(args).output().expect("the command runs");
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        String::from_utf8(output.stderr).expect("text")
+    };
+    assert!(refused(&["--seconds", "5"]).contains("12..=3600"));
+    assert!(refused(&["--page", "127.0.0.1:0", "--no-page"]).contains("cannot be used with"));
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = taken.local_addr().expect("an address").to_string();
+    assert!(refused(&["--page", &address]).contains(&format!("cannot listen on {address}")));
+}

@@ -1,0 +1,566 @@
+//! `evenkeel doctor` against everything that can be wrong on the way to an endpoint and can be staged on one machine.
+
+mod common;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use common::{Folder, Outcome, command, evenkeel};
+use evenkeel_proto::envoy::config::core::v3::HealthStatus;
+use evenkeel_proto::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
+use evenkeel_proto::prost::Message as _;
+use serde_json::{Value, json};
+use testkit::net::certs::Ca;
+use testkit::net::frames::{Frame, Peer, block, flag, kind};
+use testkit::net::{Backend, ControlPlane, Tls};
+use testkit::resources;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::time::timeout;
+
+/// What a walk ended with: its exit code, its output with the times masked, and the words of its last step.
+struct Ended {
+    code: Option<i32>,
+    text: String,
+}
+
+impl Ended {
+    fn of(outcome: &Outcome) -> Ended {
+        assert_eq!(outcome.stderr, "");
+        Ended { code: outcome.code, text: masked(&outcome.stdout) }
+    }
+
+    /// The walk stopped at this step, with these words among those of each line.
+    #[track_caller]
+    fn stopped_at(self, code: i32, step: &str, found: &str, likely: &str) -> Ended {
+        let text = &self.text;
+        assert_eq!(self.code, Some(code), "{text}");
+        let failed = text.lines().find(|line| line.starts_with('✗')).unwrap_or_else(|| panic!("{text}"));
+        assert_eq!(failed.split_whitespace().nth(1), Some(step), "{text}");
+        // From one label to the next: `found` may have several lines.
+        let between = |from: &str, to: &str| {
+            let start = text.find(from).unwrap_or_else(|| panic!("{text}"));
+            text[start..].split(to).next().unwrap_or_default().to_owned()
+        };
+        assert!(between("    found  ", "    likely ").contains(found), "{found:?} in:\n{text}");
+        assert!(between("    likely ", "    next ").contains(likely), "{likely:?} in:\n{text}");
+        assert!(text.lines().last().is_some_and(|line| line.len() > 20), "what to do next in:\n{text}");
+        self
+    }
+
+    #[track_caller]
+    fn fine(self) -> Ended {
+        assert_eq!(self.code, Some(0), "{}", self.text);
+        assert!(self.text.lines().last().is_some_and(|line| line.starts_with("all fine: ")), "{}", self.text);
+        self
+    }
+}
+
+/// Times differ from run to run.
+fn masked(text: &str) -> String {
+    let lines = text.lines().map(|line| match line.split_once(" ms") {
+        Some((before, after)) if before.ends_with(|c: char| c.is_ascii_digit()) => {
+            let head = before.trim_end_matches(|c: char| c.is_ascii_digit()).trim_end();
+            format!("{head} T ms{after}")
+        }
+        _ => line.to_owned(),
+    });
+    lines.collect::<Vec<_>>().join("\n") + "\n"
+}
+
+/// Runs it beside the servers of the test.
+async fn run(args: Vec<String>) -> Outcome {
+    let run = move || evenkeel(["doctor".to_owned()].into_iter().chain(args));
+    tokio::task::spawn_blocking(run).await.expect("it runs")
+}
+
+async fn doctor(bootstrap: &str, more: &[&str]) -> Ended {
+    let folder = Folder::new();
+    let file = folder.file("bootstrap.json", bootstrap);
+    let mut args = vec!["xds:///orders".to_owned(), "--bootstrap".to_owned(), file.clone()];
+    args.extend(more.iter().map(|more| (*more).to_owned()));
+    let outcome = run(args).await;
+    let stdout = outcome.stdout.replace(&file, "FILE");
+    Ended::of(&Outcome { stdout, ..outcome })
+}
+
+/// A bootstrap with one control plane.
+fn bootstrap(uri: &str, credentials: &Value) -> String {
+    json!({
+        "xds_servers": [{ "server_uri": uri, "channel_creds": [credentials] }],
+        "node": { "id": "node-7" },
+    })
+    .to_string()
+}
+
+fn insecure(address: SocketAddr) -> String {
+    bootstrap(&address.to_string(), &json!({ "type": "insecure" }))
+}
+
+/// Short, for what never comes; nothing that comes takes as long on a machine that is not stuck.
+const SOON: [&str; 2] = ["--wait", "4s"];
+
+/// A port that nobody listens on for as long as this is held.
+fn nobody() -> (TcpSocket, SocketAddr) {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
+    let address = socket.local_addr().expect("an address");
+    (socket, address)
+}
+
+/// A server that says this to whoever says something, and closes.
+async fn peer_that_says(bytes: &'static [u8]) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let _ = stream.read(&mut [0; 1024]).await;
+                let _ = stream.write_all(bytes).await;
+            });
+        }
+    });
+    address
+}
+
+/// A server that takes connections and says nothing.
+async fn silent_peer() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    tokio::spawn(async move {
+        let mut held = Vec::new();
+        while let Ok((stream, _)) = listener.accept().await {
+            held.push(stream);
+        }
+    });
+    address
+}
+
+/// An HTTP/2 server that answers every request with these header fields, and nothing more.
+async fn peer_that_answers(fields: &'static [(&'static str, &'static str)]) -> SocketAddr {
+    let peer = Peer::bind().await;
+    let address = peer.address();
+    tokio::spawn(async move {
+        loop {
+            let mut conn = peer.accept().await;
+            tokio::spawn(async move {
+                let _ = conn.settings(&[]).await;
+                while let Some(frame) = conn.next_frame().await {
+                    if frame.kind == kind::HEADERS {
+                        let flags = flag::END_HEADERS | flag::END_STREAM;
+                        let _ =
+                            conn.send(Frame::new(kind::HEADERS, flags, frame.stream, block(fields))).await;
+                    } else if frame.kind == kind::SETTINGS && frame.flags & flag::ACK == 0 {
+                        let _ = conn.send(Frame::new(kind::SETTINGS, flag::ACK, 0, Vec::new())).await;
+                    }
+                }
+            });
+        }
+    });
+    address
+}
+
+/// A control plane that answers those who ask for all listeners, and nobody else.
+async fn control_plane_with(names: &'static [&'static str]) -> SocketAddr {
+    let listeners = names.iter().map(|name| resources::any(&resources::listener_with_rds(name, name)));
+    let response = DiscoveryResponse { resources: listeners.collect(), ..DiscoveryResponse::default() };
+    let response = response.encode_to_vec();
+    let peer = Peer::bind().await;
+    let address = peer.address();
+    tokio::spawn(async move {
+        loop {
+            let (mut conn, response) = (peer.accept().await, response.clone());
+            tokio::spawn(async move {
+                let _ = conn.settings(&[]).await;
+                while let Some(frame) = conn.next_frame().await {
+                    if frame.kind == kind::DATA && frame.payload.len() > 5 {
+                        let request = DiscoveryRequest::decode(&frame.payload[5..]).expect("a request");
+                        if request.resource_names.is_empty() {
+                            let _ = conn.respond_headers(frame.stream, &[]).await;
+                            let _ = conn.respond_data(frame.stream, &response).await;
+                        }
+                    } else if frame.kind == kind::SETTINGS && frame.flags & flag::ACK == 0 {
+                        let _ = conn.send(Frame::new(kind::SETTINGS, flag::ACK, 0, Vec::new())).await;
+                    }
+                }
+            });
+        }
+    });
+    address
+}
+
+/// A control plane with all that `xds:///orders` needs, and the backend behind it.
+async fn mesh() -> (ControlPlane, Backend) {
+    let control = ControlPlane::start().await;
+    let backend = Backend::start().await;
+    control.serve("orders", "pay", &[backend.address()]);
+    (control, backend)
+}
+
+/// Everything works: the whole walk.
+#[tokio::test(flavor = "multi_thread")]
+async fn all_fine() {
+    let (control, _backend) = mesh().await;
+    let ended = doctor(&insecure(control.address()), &[]).await.fine();
+    let shown = ended.text.replace(&control.address().to_string(), "CONTROL");
+    let expected = "\
+✓ bootstrap  ok T ms  FILE (--bootstrap), node \"node-7\"
+- DNS        skipped           there is no name to resolve
+✓ TCP        ok T ms  CONTROL takes connections
+✓ HTTP/2     ok T ms  is spoken
+✓ ADS        ok T ms  open
+✓ LDS        ok T ms  orders version 1
+✓ RDS        ok T ms  orders version 1
+✓ CDS        ok T ms  pay version 1
+✓ EDS        ok T ms  pay: 1 of 1 endpoints usable
+✓ connect    ok T ms  1 of 1 endpoints connected
+all fine: calls to xds:///orders can be sent
+";
+    assert_eq!(shown, expected);
+}
+
+/// No bootstrap at all, and each variable in its place.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_bootstrap_of_the_environment() {
+    let ended = Ended::of(&run(vec!["xds:///orders".to_owned()]).await);
+    let expected = "\
+✗ bootstrap  FAILED T ms
+    expected  a bootstrap: it says where the control plane is
+    found     neither GRPC_XDS_BOOTSTRAP nor GRPC_XDS_BOOTSTRAP_CONFIG is set, and there is no --bootstrap
+    likely    the variable is set for the service, but not in this shell
+    next      GRPC_XDS_BOOTSTRAP=/path/to/bootstrap.json evenkeel doctor ..., or use --bootstrap FILE
+";
+    assert_eq!((ended.code, ended.text.as_str()), (Some(2), expected));
+
+    let (control, _backend) = mesh().await;
+    let folder = Folder::new();
+    let file = folder.file("bootstrap.json", &insecure(control.address()));
+    for (variable, value, origin) in [
+        ("GRPC_XDS_BOOTSTRAP", file.clone(), format!("{file} (GRPC_XDS_BOOTSTRAP)")),
+        (
+            "GRPC_XDS_BOOTSTRAP_CONFIG",
+            insecure(control.address()),
+            "the text in GRPC_XDS_BOOTSTRAP_CONFIG".to_owned(),
+        ),
+    ] {
+        let run =
+            move || command(["doctor", "xds:///orders"]).env(variable, value).output().expect("it runs");
+        let output = tokio::task::spawn_blocking(run).await.expect("it runs");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(output.status.code(), Some(0), "{text}");
+        assert!(text.contains(&origin), "{origin} in:\n{text}");
+    }
+}
+
+/// Bootstraps that cannot be used, each with its own words.
+#[tokio::test(flavor = "multi_thread")]
+async fn broken_bootstraps() {
+    let missing = vec!["xds:///orders".to_owned(), "--bootstrap".to_owned(), "no/such/file".to_owned()];
+    Ended::of(&run(missing).await).stopped_at(2, "bootstrap", "no/such/file cannot be read", "a wrong path");
+    for (text, found, likely) in [
+        ("{\n  \"xds_servers\": [,]\n}", "line 2 column 19", "a comma too many"),
+        ("{}", "xds_servers", "Envoy's has the same name"),
+        (&bootstrap("a:1", &json!({ "type": "none" })), "found \"none\"", "a kind is misspelt"),
+        (
+            &bootstrap("a:1", &json!({ "type": "google_default" })),
+            "google_default",
+            "access tokens are not supported",
+        ),
+        (
+            &bootstrap("a:1", &json!({ "type": "tls", "config": { "ca_certificate_file": "no/such.pem" } })),
+            "no/such.pem",
+            "have not been written yet",
+        ),
+    ] {
+        doctor(text, &[]).await.stopped_at(2, "bootstrap", found, likely);
+    }
+}
+
+/// A target that the bootstrap does not know.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unknown_authority() {
+    let folder = Folder::new();
+    let file = folder.file("bootstrap.json", &bootstrap("a:1", &json!({ "type": "insecure" })));
+    let args = ["xds://other/orders", "--bootstrap", &file].map(str::to_owned).to_vec();
+    Ended::of(&run(args).await).stopped_at(2, "target", "not in authorities", "an authority that is not");
+    let ended = Ended::of(&run(vec!["bogus:///orders".to_owned()]).await);
+    ended.stopped_at(2, "target", "found scheme \"bogus\"", "a mistake in the target");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_that_does_not_resolve() {
+    let text = bootstrap("control.invalid:18000", &json!({ "type": "insecure" }));
+    let ended = doctor(&text, &["--wait", "5s"]).await;
+    ended.stopped_at(3, "DNS", "control.invalid does not resolve", "the name is misspelt");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_listens() {
+    let (_held, address) = nobody();
+    doctor(&insecure(address), &[]).await.stopped_at(3, "TCP", "refused", "nobody listens on that port");
+}
+
+/// A full backlog drops packets, as a firewall does.
+#[tokio::test(flavor = "multi_thread")]
+async fn packets_vanish() {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
+    let listener = socket.listen(1).expect("a listener");
+    let address = listener.local_addr().expect("an address");
+    let mut held = Vec::new();
+    while let Ok(Ok(stream)) = timeout(Duration::from_millis(500), TcpStream::connect(address)).await {
+        held.push(stream);
+    }
+    let ended = doctor(&insecure(address), &SOON).await;
+    ended.stopped_at(3, "TCP", "no answer within 4s", "packets vanish: a firewall");
+}
+
+fn tls_of(ca: &Ca, names: &[&str]) -> Tls {
+    let cert = ca.issue(names);
+    Tls { certificate: cert.pem, key: cert.key_pem, client_ca: None }
+}
+
+/// A bootstrap that trusts this authority.
+fn trusting(folder: &Folder, ca: &Ca, uri: &str) -> String {
+    let file = folder.file("ca.pem", &ca.pem());
+    bootstrap(uri, &json!({ "type": "tls", "config": { "ca_certificate_file": file } }))
+}
+
+/// faults 84: TLS that works, and TLS that does not, in as many words as there are reasons.
+#[tokio::test(flavor = "multi_thread")]
+async fn tls_to_the_control_plane() {
+    let folder = Folder::new();
+    let ca = Ca::new("ours");
+    let backend = Backend::start().await;
+
+    let good = ControlPlane::start_with_tls(tls_of(&ca, &["127.0.0.1"])).await;
+    good.serve("orders", "pay", &[backend.address()]);
+    let uri = good.address().to_string();
+    let ended = doctor(&trusting(&folder, &ca, &uri), &[]).await.fine();
+    assert!(ended.text.contains("✓ TLS        ok T ms  the certificate is trusted"), "{}", ended.text);
+
+    let stranger = Ca::new("theirs");
+    let ended = doctor(&trusting(&folder, &stranger, &uri), &[]).await;
+    ended.stopped_at(3, "TLS", "UnknownIssuer", "a CA that is not trusted here");
+
+    doctor(&insecure(good.address()), &SOON).await.stopped_at(
+        3,
+        "HTTP/2",
+        "in the clear it answers with an alert of TLS",
+        "the port wants TLS, and is spoken to in the clear",
+    );
+
+    let other = ControlPlane::start_with_tls(tls_of(&ca, &["other.example.com"])).await;
+    let ended = doctor(&trusting(&folder, &ca, &other.address().to_string()), &[]).await;
+    ended.stopped_at(3, "TLS", "not valid for name", "the certificate is for another name");
+
+    let cert = ca.issue_expired(&["127.0.0.1"]);
+    let old = Tls { certificate: cert.pem, key: cert.key_pem, client_ca: None };
+    let old = ControlPlane::start_with_tls(old).await;
+    let ended = doctor(&trusting(&folder, &ca, &old.address().to_string()), &[]).await;
+    ended.stopped_at(3, "TLS", "expired", "has expired");
+
+    let mutual = Tls { client_ca: Some(ca.pem()), ..tls_of(&ca, &["127.0.0.1"]) };
+    let mutual = ControlPlane::start_with_tls(mutual).await;
+    let ended = doctor(&trusting(&folder, &ca, &mutual.address().to_string()), &[]).await;
+    ended.stopped_at(3, "TLS", "certificate required", "wants a client certificate");
+
+    let plain = ControlPlane::start().await;
+    let ended = doctor(&trusting(&folder, &ca, &plain.address().to_string()), &SOON).await;
+    ended.stopped_at(3, "TLS", "TLS handshake", "TLS is spoken to a port that is in the clear");
+}
+
+/// What else may listen on a port.
+#[tokio::test(flavor = "multi_thread")]
+async fn other_servers() {
+    let web = peer_that_says(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n").await;
+    doctor(&insecure(web), &SOON).await.stopped_at(
+        3,
+        "HTTP/2",
+        "in the clear it answers \"HTTP/1.1 400 Bad Request\"",
+        "an HTTP/1 server",
+    );
+    let mail = peer_that_says(b"220 mail.example.com ESMTP\r\n").await;
+    doctor(&insecure(mail), &SOON).await.stopped_at(3, "HTTP/2", "220 mail", "a server of another protocol");
+    let closing = peer_that_says(b"").await;
+    doctor(&insecure(closing), &SOON).await.stopped_at(3, "HTTP/2", "", "the server closes the connection");
+    let silent = silent_peer().await;
+    doctor(&insecure(silent), &SOON).await.stopped_at(3, "HTTP/2", "", "takes connections and says nothing");
+}
+
+/// Control planes that do not take the stream.
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_that_are_refused() {
+    let backend = Backend::start().await;
+    let ended = doctor(&insecure(backend.address()), &[]).await;
+    ended.stopped_at(1, "ADS", "Unimplemented", "it has no AggregatedDiscoveryService");
+
+    let not_grpc = peer_that_answers(&[(":status", "404"), ("content-type", "text/html")]).await;
+    let ended = doctor(&insecure(not_grpc), &[]).await;
+    ended.stopped_at(1, "ADS", "404", "not gRPC");
+
+    let grpc = |status: &'static str| -> &'static [(&'static str, &'static str)] {
+        let fields = [(":status", "200"), ("content-type", "application/grpc"), ("grpc-status", status)];
+        Box::leak(Box::new(fields))
+    };
+    let stranger = peer_that_answers(grpc("16")).await;
+    doctor(&insecure(stranger), &[]).await.stopped_at(1, "ADS", "Unauthenticated", "wants to know who asks");
+    let refused = peer_that_answers(grpc("7")).await;
+    doctor(&insecure(refused), &[]).await.stopped_at(1, "ADS", "PermissionDenied", "this node may not");
+    let ending = peer_that_answers(grpc("0")).await;
+    let ended = doctor(&insecure(ending), &[]).await;
+    ended.stopped_at(1, "ADS", "ended the stream before a response", "ends every stream at once");
+}
+
+/// The control plane says nothing: at all, or about the listener or a cluster.
+#[tokio::test(flavor = "multi_thread")]
+async fn silence() {
+    let control = ControlPlane::start().await;
+    control.silent(true);
+    let ended = doctor(&insecure(control.address()), &SOON).await;
+    let ended =
+        ended.stopped_at(1, "LDS", "silence: nothing came for listener \"orders\"", "knows no listener");
+    assert!(ended.text.contains("✓ ADS        ok T ms  open, nothing was sent so far"), "{}", ended.text);
+
+    let control = control_plane_with(&["users", "orders:80"]).await;
+    let ended = doctor(&insecure(control), &SOON).await;
+    ended.stopped_at(1, "LDS", "listeners that it has: orders:80, users", "knows no listener");
+
+    let (control, _backend) = mesh().await;
+    control.set(resources::route_config("orders", "gone"));
+    let ended = doctor(&insecure(control.address()), &SOON).await;
+    ended.stopped_at(1, "CDS", "cluster \"gone\"", "knows no cluster of this name");
+}
+
+/// What the client rejects is told with every problem.
+#[tokio::test(flavor = "multi_thread")]
+async fn resources_that_are_rejected() {
+    let (control, _backend) = mesh().await;
+    let mut routes = resources::route_config("orders", "pay");
+    routes.virtual_hosts[0].domains = vec!["a*b".to_owned(), "c*d".to_owned()];
+    control.set(routes);
+    let ended = doctor(&insecure(control.address()), &[]).await;
+    let ended =
+        ended.stopped_at(1, "RDS", "virtual_hosts[0].domains[0]", "cannot use, and was told so (NACK)");
+    assert!(ended.text.contains("virtual_hosts[0].domains[1]"), "{}", ended.text);
+}
+
+/// Routes for another name.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_virtual_host() {
+    let (control, _backend) = mesh().await;
+    let mut routes = resources::route_config("orders", "pay");
+    routes.virtual_hosts[0].domains = vec!["orders:80".to_owned(), "*.example.com".to_owned()];
+    control.set(routes);
+    let ended = doctor(&insecure(control.address()), &[]).await;
+    ended.stopped_at(1, "RDS", "virtual hosts for orders:80, *.example.com", "port included");
+}
+
+/// Routes within the listener.
+#[tokio::test(flavor = "multi_thread")]
+async fn routes_in_the_listener() {
+    let (control, _backend) = mesh().await;
+    control.set(resources::listener_with_routes("orders", resources::route_config("", "pay")));
+    let ended = doctor(&insecure(control.address()), &[]).await.fine();
+    assert!(ended.text.contains("- RDS        skipped"), "{}", ended.text);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn endpoints_that_are_not_there() {
+    let (control, _backend) = mesh().await;
+    control.set_endpoints("pay", &[]);
+    let ended = doctor(&insecure(control.address()), &[]).await;
+    ended.stopped_at(1, "EDS", "pay: no endpoints", "no instance of the service runs");
+
+    let mut sick = resources::load_assignment("pay", &["127.0.0.1:1", "127.0.0.1:2"]);
+    sick.endpoints[0].lb_endpoints[0].set_health_status(HealthStatus::Unhealthy);
+    sick.endpoints[0].lb_endpoints[1].set_health_status(HealthStatus::Draining);
+    control.set(sick);
+    let ended = doctor(&insecure(control.address()), &[]).await;
+    ended.stopped_at(1, "EDS", "2 endpoints, all DRAINING, UNHEALTHY", "health checks fail");
+}
+
+/// Endpoints that cannot be used, each with its own words.
+#[tokio::test(flavor = "multi_thread")]
+async fn endpoints_that_do_not_take_calls() {
+    let (control, backend) = mesh().await;
+    let (_held, dead) = nobody();
+    control.set_endpoints("pay", &[dead]);
+    let ended = doctor(&insecure(control.address()), &[]).await;
+    ended.stopped_at(1, "connect", &format!("{dead} does not take connections"), "nobody listens there");
+
+    let web = peer_that_says(b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
+    control.set_endpoints("pay", &[web]);
+    let ended = doctor(&insecure(control.address()), &SOON).await;
+    ended.stopped_at(1, "connect", "answers \"HTTP/1.1 400 Bad Request\"", "not a gRPC port");
+
+    let ca = Ca::new("ours");
+    let secured = Backend::builder().tls(tls_of(&ca, &["orders"])).start().await;
+    control.set_endpoints("pay", &[secured.address()]);
+    let ended = doctor(&insecure(control.address()), &SOON).await;
+    ended.stopped_at(1, "connect", "wants TLS", "the endpoints want TLS");
+    let folder = Folder::new();
+    let file = folder.file("ca.pem", &ca.pem());
+    doctor(&insecure(control.address()), &["--ca", &file]).await.fine();
+
+    control.set_endpoints("pay", &[backend.address()]);
+    let ended = doctor(&insecure(control.address()), &["--ca", &file, "--wait", "4s"]).await;
+    ended.stopped_at(1, "connect", "speaks HTTP/2 in the clear", "endpoints that are in the clear");
+
+    control.set_endpoints("pay", &[backend.address(), dead]);
+    let ended = doctor(&insecure(control.address()), &[]).await.fine();
+    assert!(ended.text.contains("of 2 endpoints connected"), "{}", ended.text);
+}
+
+/// A71: the second control plane is used if the first cannot be reached.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_control_plane() {
+    let (control, _backend) = mesh().await;
+    let (_held, dead) = nobody();
+    let server = |address: SocketAddr| json!({ "server_uri": address.to_string(), "channel_creds": [{ "type": "insecure" }] });
+    let text = json!({ "xds_servers": [server(dead), server(control.address())], "node": { "id": "n" } });
+    let ended = doctor(&text.to_string(), &[]).await.fine();
+    assert!(ended.text.contains("✗ TCP        FAILED"), "{}", ended.text);
+    assert!(
+        ended.text.contains(&format!("the next control plane is {}", control.address())),
+        "{}",
+        ended.text
+    );
+}
+
+/// Targets without a control plane.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_control_plane() {
+    let backend = Backend::start().await;
+    let port = backend.address().port();
+    let ended = Ended::of(&run(vec![format!("dns:///localhost:{port}")]).await).fine();
+    assert!(ended.text.starts_with("✓ DNS        ok T ms  localhost is "), "{}", ended.text);
+    assert!(ended.text.contains("✓ HTTP/2     ok T ms  is spoken\n"), "{}", ended.text);
+    Ended::of(&run(vec![format!("ipv4:127.0.0.1:{port}")]).await).fine();
+    let tls =
+        vec![format!("ipv4:127.0.0.1:{port}"), "--tls".to_owned(), "--wait".to_owned(), "4s".to_owned()];
+    let ended = Ended::of(&run(tls).await);
+    ended.stopped_at(1, "TLS", "TLS handshake", "TLS is spoken to a port that is in the clear");
+    let folder = Folder::new();
+    let socket = folder.path("no.sock").display().to_string();
+    let ended = Ended::of(&run(vec![format!("unix:{socket}")]).await);
+    ended.stopped_at(1, "TCP", "no.sock", "there is no such file");
+}
+
+/// `--json` has the same words.
+#[tokio::test(flavor = "multi_thread")]
+async fn as_json() {
+    let (control, _backend) = mesh().await;
+    control.set_endpoints("pay", &[]);
+    let folder = Folder::new();
+    let file = folder.file("bootstrap.json", &insecure(control.address()));
+    let args = ["xds:///orders", "--bootstrap", &file, "--json"].map(str::to_owned).to_vec();
+    let json = run(args).await.ends_with(1).json();
+    assert_eq!((&json["ok"], &json["target"]), (&json!(false), &json!("xds:///orders")));
+    let steps = json["steps"].as_array().expect("steps");
+    let names: Vec<_> = steps.iter().filter_map(|step| step["step"].as_str()).collect();
+    assert_eq!(names, ["bootstrap", "DNS", "TCP", "HTTP/2", "ADS", "LDS", "RDS", "CDS", "EDS"]);
+    let last = &steps[names.len() - 1];
+    assert_eq!((&last["ok"], &last["found"]), (&json!(false), &json!("pay: no endpoints")));
+    assert!(last["ms"].is_u64() && last["next"].is_string(), "{last}");
+}

@@ -1,0 +1,439 @@
+//! `evenkeel inspect` against real clients, and against peers that answer anything else.
+
+mod common;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use common::{PATIENCE, Running, evenkeel, first_line};
+use evenkeel::admin::{Admin, Watch};
+use evenkeel::{Bootstrap, Channel, XdsClient};
+use evenkeel_proto::envoy::config::core::v3::HealthStatus;
+use evenkeel_proto::envoy::config::listener::v3::Listener;
+use evenkeel_proto::envoy::config::route::v3::RouteConfiguration;
+use evenkeel_proto::prost_types::Any;
+use serde_json::{Value, json};
+use testkit::net::{Backend, ControlPlane};
+use testkit::resources;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio::time::{sleep, timeout};
+use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
+
+/// A process with one channel to `xds:///orders` that answers CSDS.
+struct Process {
+    control: ControlPlane,
+    backend: Backend,
+    client: XdsClient,
+    channel: Channel,
+    address: SocketAddr,
+}
+
+impl Process {
+    /// With a service that works.
+    async fn start() -> Process {
+        let control = ControlPlane::start().await;
+        let backend = Backend::start().await;
+        control.serve("orders", "pay", &[backend.address()]);
+        let process = Process::with(control, backend);
+        timeout(PATIENCE, process.channel.ready()).await.expect("in time").expect("a channel");
+        process
+    }
+
+    fn with(control: ControlPlane, backend: Backend) -> Process {
+        let bootstrap = Bootstrap::from_json(&control.bootstrap("node-7")).expect("a bootstrap");
+        let client = XdsClient::builder(bootstrap).build();
+        let channel =
+            Channel::builder("xds:///orders").xds_client(client.clone()).build().expect("a channel");
+        channel.connect();
+        let address = serve_csds(client.clone());
+        Process { control, backend, client, channel, address }
+    }
+
+    /// Waits until some resource of the client is as the test wants it.
+    async fn wait_status(&self, wanted: &str) {
+        let found = async {
+            loop {
+                let config = self.client.status().await.expect("the client lives");
+                let mut states =
+                    config.generic_xds_configs.iter().map(|one| one.client_status().as_str_name());
+                if states.any(|state| state == wanted) {
+                    return;
+                }
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        timeout(PATIENCE, found).await.unwrap_or_else(|_| panic!("nothing is {wanted}"));
+    }
+}
+
+fn serve_csds(client: XdsClient) -> SocketAddr {
+    let incoming = TcpIncoming::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
+    let address = incoming.local_addr().expect("an address");
+    let service = evenkeel::csds::Csds::of([client]);
+    tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
+    address
+}
+
+/// A server that says this to whoever connects and asks something, and then closes.
+async fn peer_that_says(bytes: Vec<u8>) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let bytes = bytes.clone();
+            tokio::spawn(async move {
+                let _ = stream.read(&mut [0; 1024]).await;
+                let _ = stream.write_all(&bytes).await;
+            });
+        }
+    });
+    address
+}
+
+/// The command blocks: it runs beside the servers of the test.
+async fn inspect(args: Vec<String>) -> common::Outcome {
+    let run = move || evenkeel(["inspect".to_owned()].into_iter().chain(args));
+    tokio::task::spawn_blocking(run).await.expect("it runs")
+}
+
+async fn inspect_at(address: SocketAddr) -> common::Outcome {
+    inspect(vec![address.to_string()]).await
+}
+
+/// Ages and ports differ from run to run.
+fn masked(text: &str, addresses: &[(SocketAddr, &str)]) -> String {
+    let mut text = text.to_owned();
+    for (address, name) in addresses {
+        text = text.replace(&address.to_string(), name);
+    }
+    let mut words: Vec<_> = text.split(' ').map(str::to_owned).collect();
+    while let Some(i) = words.windows(2).position(|two| two[0] == "s" && two[1].starts_with("ago")) {
+        words[i + 1] = words[i + 1].replacen("ago", "now", 1);
+        words.splice(i - 1..=i, ["just".to_owned()]);
+    }
+    words.join(" ")
+}
+
+/// CSDS-3, CSDS-7: every resource of a client, below the one that leads to it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_works() {
+    let process = Process::start().await;
+    let outcome = inspect_at(process.address).await.ends_with(0);
+    let shown = masked(&outcome.stdout, &[(process.backend.address(), "BACKEND")]);
+    let expected = "\
+xds:///orders node node-7, evenkeel 0.1.0
+└─ listener orders ACKED (version 1, just now)
+   └─ routes orders ACKED (version 1, just now)
+      ├─ for *
+      │  └─ all calls → pay
+      └─ cluster pay ACKED (version 1, just now) round_robin
+         └─ endpoints pay ACKED (version 1, just now)
+            └─ local, weight 1, priority 0
+               └─ BACKEND, weight 1
+";
+    assert_eq!(shown, expected);
+    assert_eq!(outcome.stderr, "");
+}
+
+/// CSDS-4, CSDS-8, fault 22: what was rejected is told in full, with what is still served.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_resource_that_is_rejected() {
+    let process = Process::start().await;
+    let mut broken = resources::route_config("orders", "pay");
+    broken.virtual_hosts[0].domains = vec!["a*b".to_owned()];
+    process.control.set(broken);
+    process.wait_status("NACKED").await;
+    let outcome = inspect_at(process.address).await.ends_with(1);
+    let shown = masked(&outcome.stdout, &[(process.control.address(), "CONTROL")]);
+    let line =
+        |text: &str| shown.lines().find(|line| line.contains(text)).unwrap_or_else(|| panic!("{shown}"));
+    assert_eq!(line("routes orders").trim_start(), "└─ routes orders NACKED (version 1, just now)");
+    assert_eq!(line("still serving"), "      ├─ NACKED version 2, just now: still serving version 1");
+    let details = line("virtual_hosts[0].domains[0]");
+    assert!(details.contains("what xDS server \"CONTROL\" sent cannot be used"), "{details}");
+    assert!(shown.contains("all calls → pay"), "the one in use is shown:\n{shown}");
+}
+
+/// CSDS-8: what the control plane does not have.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_resource_that_is_missing() {
+    let control = ControlPlane::start().await;
+    control.set(resources::listener_with_rds("orders", "orders"));
+    control.set(resources::route_config("orders", "pay"));
+    control.set(resources::cluster("other"));
+    let process = Process::with(control, Backend::start().await);
+    process.wait_status("REQUESTED").await;
+    // A cluster that is there once is gone for everybody who asked for all of them.
+    process.control.set(resources::cluster("pay"));
+    process.wait_status("ACKED").await;
+    process.control.remove::<evenkeel_proto::envoy::config::cluster::v3::Cluster>("pay");
+    process.wait_status("DOES_NOT_EXIST").await;
+    let outcome = inspect_at(process.address).await.ends_with(1);
+    let shown = &outcome.stdout;
+    assert!(shown.contains("cluster pay DOES_NOT_EXIST"), "{shown}");
+    assert!(shown.contains(": nothing to serve\n"), "{shown}");
+}
+
+/// Routes, weights, health and drops are in words.
+#[tokio::test(flavor = "multi_thread")]
+async fn contents_are_for_people() {
+    let process = Process::start().await;
+    let mut routes = resources::route_config("orders", "pay");
+    routes.virtual_hosts[0].routes = rich_routes();
+    let mut endpoints = resources::load_assignment("pay", &["10.0.0.1:80", "[::1]:80"]);
+    endpoints.endpoints[0].lb_endpoints[1].set_health_status(HealthStatus::Draining);
+    endpoints.endpoints[0].lb_endpoints[1].load_balancing_weight = Some(3);
+    process.control.set(resources::cluster("pay-v2"));
+    process.control.set_endpoints("pay-v2", &[]);
+    process.control.set(endpoints);
+    process.control.set(routes);
+    process.control.wait_acked::<RouteConfiguration>().await;
+    let told = async {
+        loop {
+            let shown = inspect_at(process.address).await.ends_with(0).stdout;
+            if shown.contains("pay-v2 ACKED") && shown.contains("no endpoints") {
+                return shown;
+            }
+        }
+    };
+    let shown = timeout(PATIENCE, told).await.expect("in time");
+    for line in [
+        "│  ├─ /pay.Pay/Refund, x-user = vip*, 5 % of them → pay 75 %, pay-v2 25 %",
+        "│  ├─ /pay.Pay/*, no header x-test → pay-v2",
+        "│  └─ all calls → pay",
+        "├─ 10.0.0.1:80, weight 1\n",
+        "└─ [::1]:80, weight 3 DRAINING\n",
+    ] {
+        assert!(shown.contains(line), "{line} in:\n{shown}");
+    }
+}
+
+fn rich_routes() -> Vec<evenkeel_proto::envoy::config::route::v3::Route> {
+    use evenkeel_proto::envoy::config::core::v3::RuntimeFractionalPercent;
+    use evenkeel_proto::envoy::config::route::v3::header_matcher::HeaderMatchSpecifier;
+    use evenkeel_proto::envoy::config::route::v3::route::Action;
+    use evenkeel_proto::envoy::config::route::v3::route_action::ClusterSpecifier;
+    use evenkeel_proto::envoy::config::route::v3::route_match::PathSpecifier;
+    use evenkeel_proto::envoy::config::route::v3::weighted_cluster::ClusterWeight;
+    use evenkeel_proto::envoy::config::route::v3::{HeaderMatcher, WeightedCluster};
+    use evenkeel_proto::envoy::r#type::v3::FractionalPercent;
+
+    let header = |name: &str, specifier| HeaderMatcher {
+        name: name.to_owned(),
+        header_match_specifier: Some(specifier),
+        ..HeaderMatcher::default()
+    };
+    let weight = |name: &str, weight| ClusterWeight {
+        name: name.to_owned(),
+        weight: Some(weight),
+        ..ClusterWeight::default()
+    };
+    let mut split = resources::route("", "pay");
+    let matched = split.r#match.as_mut().expect("a match");
+    matched.path_specifier = Some(PathSpecifier::Path("/pay.Pay/Refund".to_owned()));
+    matched.headers = vec![header("x-user", HeaderMatchSpecifier::PrefixMatch("vip".to_owned()))];
+    let share = FractionalPercent { numerator: 5, denominator: 0 };
+    matched.runtime_fraction =
+        Some(RuntimeFractionalPercent { default_value: Some(share), ..RuntimeFractionalPercent::default() });
+    if let Some(Action::Route(action)) = &mut split.action {
+        let clusters = vec![weight("pay", 75), weight("pay-v2", 25)];
+        action.cluster_specifier = Some(ClusterSpecifier::WeightedClusters(WeightedCluster {
+            clusters,
+            ..WeightedCluster::default()
+        }));
+    }
+    let mut other = resources::route("/pay.Pay/", "pay-v2");
+    let absent = header("x-test", HeaderMatchSpecifier::PresentMatch(false));
+    other.r#match.as_mut().expect("a match").headers = vec![absent];
+    vec![split, other, resources::route("", "pay")]
+}
+
+/// `--json` is protobuf's JSON, also around what is not known.
+#[tokio::test(flavor = "multi_thread")]
+async fn everything_as_json() {
+    let process = Process::start().await;
+    let outcome = inspect(vec![process.address.to_string(), "--json".to_owned()]).await.ends_with(0);
+    let json = outcome.json();
+    assert_eq!(json["peer"], process.address.to_string());
+    assert_eq!(json["state"], Value::Null);
+    let client = &json["csds"]["config"][0];
+    assert_eq!(client["node"]["id"], "node-7");
+    let listener = &client["genericXdsConfigs"][0];
+    assert_eq!(listener["clientStatus"], "ACKED");
+    let manager = &listener["xdsConfig"]["apiListener"]["apiListener"];
+    assert_eq!(manager["rds"]["routeConfigName"], "orders");
+    assert!(listener["lastUpdated"].as_str().is_some_and(|at| at.ends_with('Z')), "{listener}");
+}
+
+/// fault 77: the admin server of a process adds channels, policies, weights and shares.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_evenkeel_process() {
+    let control = ControlPlane::start().await;
+    let (alive, dead) = (Backend::start().await, Backend::start().await);
+    dead.kill();
+    control.serve("admin-orders", "pay", &[alive.address(), dead.address()]);
+    let watch = Watch::start("orders-7", Duration::from_millis(50)).await;
+    let admin = Admin::builder().watch(watch).listen(SocketAddr::from(([127, 0, 0, 1], 0))).start();
+    let admin = admin.await.expect("an admin server");
+    let bootstrap = Bootstrap::from_json(&control.bootstrap("node-7")).expect("a bootstrap");
+    let channel = Channel::builder("xds:///admin-orders").bootstrap(bootstrap).build().expect("a channel");
+    timeout(PATIENCE, channel.ready()).await.expect("in time").expect("a channel");
+    let told = async {
+        loop {
+            let shown = inspect_at(admin.address()).await.stdout;
+            let row = |backend: &Backend| format!("  {}", backend.address());
+            let state_of = |backend: &Backend| {
+                let row = row(backend);
+                let line = shown.lines().find(|line| line.starts_with(&row))?;
+                line.split_whitespace().nth(1).map(str::to_owned)
+            };
+            if state_of(&alive).as_deref() == Some("READY")
+                && state_of(&dead).as_deref() == Some("TRANSIENT_FAILURE")
+            {
+                return shown;
+            }
+        }
+    };
+    let shown = timeout(PATIENCE, told).await.expect("in time");
+    assert!(shown.starts_with("orders-7 evenkeel 0.1.0, process "), "{shown}");
+    assert!(shown.contains("channel xds:///admin-orders READY 0 calls/s"), "{shown}");
+    assert!(shown.contains("round_robin"), "{shown}");
+    assert!(shown.contains("endpoint"), "{shown}");
+    assert!(shown.contains("xds:///admin-orders node node-7"), "CSDS is asked too:\n{shown}");
+    inspect_at(admin.address()).await.ends_with(1);
+    let json = inspect(vec![admin.address().to_string(), "--json".to_owned()]).await.json();
+    assert_eq!(json["state"]["title"], "orders-7");
+    assert!(json["csds"]["config"].is_array(), "{json}");
+}
+
+/// What answers only one of the two is shown all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_state_without_csds() {
+    let state = json!({
+        "title": "stand-in", "version": "9.9.9", "pid": 7, "since": 0, "at": 0, "xds": [], "events": [],
+        "hints": ["look here"],
+        "channels": [{
+            "id": 1, "target": "dns:///orders:80", "state": "READY",
+            "traffic": traffic(1234.0),
+            "tree": { "policy": "round_robin", "state": "READY", "details": {} },
+            "endpoints": [endpoint("10.0.0.1:80", 0.75, None), endpoint("10.0.0.2:80", 0.25, Some("ejected"))],
+        }],
+    });
+    let body = state.to_string();
+    let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+    let shown = inspect_at(peer_that_says(answer.into_bytes()).await).await.ends_with(0).stdout;
+    let expected = "\
+stand-in evenkeel 9.9.9, process 7
+hint: look here
+
+channel dns:///orders:80 READY 1,234 calls/s, p99 3.5 ms
+└─ round_robin READY
+  endpoint     state  weight   want    got  picks  busy
+  10.0.0.1:80  READY     2.5  75.0%  75.0%     10   50%
+  10.0.0.2:80  READY     2.5  25.0%  25.0%     10   50%
+    unused: ejected
+";
+    assert_eq!(shown, expected);
+}
+
+fn traffic(rate: f64) -> Value {
+    json!({
+        "started": 10, "succeeded": 10, "failed": 0, "in_flight": 0, "rate": rate, "failures": 0.0,
+        "p50_ms": 1.0, "p99_ms": 3.5,
+    })
+}
+
+fn endpoint(address: &str, share: f64, unused: Option<&str>) -> Value {
+    json!({
+        "address": address, "name": null, "cluster": null, "priority": null, "locality": null, "state": "READY",
+        "unused": unused, "weight": 2.5, "want": share, "got": share, "utilization": 0.5,
+        "traffic": traffic(1.0),
+    })
+}
+
+/// Nobody answers: what was tried, and the likely cause.
+#[tokio::test(flavor = "multi_thread")]
+async fn peers_that_are_no_clients() {
+    let backend = Backend::start().await;
+    let outcome = inspect_at(backend.address()).await.ends_with(3);
+    assert!(outcome.stderr.contains("CSDS: Unimplemented"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("a gRPC server, but without CSDS"), "{}", outcome.stderr);
+    assert_eq!(outcome.stdout, "");
+
+    let address = backend.address();
+    backend.kill();
+    let outcome = inspect_at(address).await.ends_with(3);
+    assert!(outcome.stderr.contains("nobody listens there"), "{}", outcome.stderr);
+
+    let web = peer_that_says(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n".to_vec()).await;
+    let outcome = inspect_at(web).await.ends_with(3);
+    assert!(
+        outcome.stderr.contains("GET /api/state: expected 200 OK, found \"HTTP/1.1 404"),
+        "{}",
+        outcome.stderr
+    );
+
+    let outcome = inspect(vec!["nowhere".to_owned()]).await.ends_with(2);
+    assert!(outcome.stderr.contains("expected HOST:PORT"), "{}", outcome.stderr);
+}
+
+/// Hostile answers neither panic nor reach the terminal as they are.
+#[tokio::test(flavor = "multi_thread")]
+async fn hostile_answers() {
+    let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
+    let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{deep}", deep.len());
+    for bytes in [answer.into_bytes(), vec![0; 1 << 20], b"\x1b[2J\x07".to_vec(), Vec::new()] {
+        let outcome = inspect_at(peer_that_says(bytes).await).await.ends_with(3);
+        assert!(
+            !outcome.stderr.contains('\x1b') && !outcome.stderr.contains("panicked"),
+            "{}",
+            outcome.stderr
+        );
+    }
+
+    let control = ControlPlane::start().await;
+    let evil = "or\x1b[2Jders";
+    control.set(resources::listener_with_rds("orders", evil));
+    control.set(resources::route_config(evil, "pay"));
+    control.set(resources::cluster("pay"));
+    let garbage = Any { type_url: String::new(), value: vec![0xff; 64] };
+    control.set_raw::<Listener>("other", garbage);
+    let process = Process::with(control, Backend::start().await);
+    process.control.wait_until(|control| !control.subscribed::<RouteConfiguration>().is_empty()).await;
+    for args in [vec![], vec!["--json".to_owned()]] {
+        let args = [vec![process.address.to_string()], args].concat();
+        let outcome = inspect(args).await;
+        assert!(!outcome.stdout.contains('\x1b'), "{}", outcome.stdout);
+        assert!(outcome.stdout.contains("ders"), "{}", outcome.stdout);
+    }
+}
+
+/// `--watch` to a pipe: one block after the other, and a quiet end by a signal.
+#[tokio::test(flavor = "multi_thread")]
+async fn watching() {
+    let process = Process::start().await;
+    let address = process.address.to_string();
+    let watched = tokio::task::spawn_blocking(move || {
+        let mut running = Running::start(["inspect", &address, "--watch", "--interval", "20ms"]);
+        running.line_with("listener orders");
+        running.line_with("listener orders");
+        running.signal("INT");
+        running.end()
+    });
+    assert_eq!(watched.await.expect("it runs").code(), Some(0));
+}
+
+/// A reader that goes away ends the command without a word.
+#[tokio::test(flavor = "multi_thread")]
+async fn closed_pipes() {
+    let process = Process::start().await;
+    let address = process.address.to_string();
+    let ended = tokio::task::spawn_blocking(move || {
+        first_line(["inspect", &address, "--watch", "--interval", "1ms"])
+    });
+    let (line, code, stderr) = ended.await.expect("it runs");
+    assert_eq!(line, "xds:///orders node node-7, evenkeel 0.1.0\n");
+    assert_eq!((code, stderr.as_str()), (Some(0), ""));
+}

@@ -1,0 +1,280 @@
+//! What a client costs the control plane: heap, time and processor, for a thousand clients and 10,000 endpoints.
+//!
+//! `cargo bench -p evenkeel-control`. The control plane runs on a thread of its own, whose allocations and processor time
+//! are counted; the clients run on another one, each with a connection of its own over loopback, and subscribe to all
+//! clusters and endpoints in the state of the world. They answer every response and look at nothing but its type and
+//! nonce, so that most of the time is the server's and the kernel's. Two shapes: all endpoints in one cluster, which is
+//! one resource and sent whole for any change, and a hundred clusters of a hundred.
+//!
+//! *heap*: by how much the live bytes of the server's thread grew, beside what is served. *all told*: from the change until the last
+//! client has answered. *cpu*: of the server's thread (Linux). *bytes*: of responses, per client. Ratios are to the first
+//! line, the same clients served a mesh of one endpoint.
+
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bytes::Buf as _;
+use evenkeel_control::{Cluster, ControlPlane, Endpoint, Mesh, Plane};
+use evenkeel_proto::envoy::config::cluster::v3::Cluster as Cds;
+use evenkeel_proto::envoy::config::core::v3::Node;
+use evenkeel_proto::envoy::config::endpoint::v3::ClusterLoadAssignment as Eds;
+use evenkeel_proto::envoy::service::discovery::v3::DiscoveryRequest;
+use evenkeel_proto::prost::encoding::{self, DecodeContext};
+use evenkeel_proto::prost::{DecodeError, Name};
+use testkit::Counting;
+use tokio::sync::mpsc::unbounded_channel;
+use tokio::sync::oneshot;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::Status;
+use tonic::codec::{Codec, DecodeBuf, Decoder};
+use tonic_prost::ProstCodec;
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+type Error = Box<dyn std::error::Error + Send + Sync>;
+
+const CLIENTS: usize = 1_000;
+const ENDPOINTS: usize = 10_000;
+
+fn main() -> Result<(), Error> {
+    println!("{CLIENTS} clients");
+    println!(
+        "                      heap           all told               cpu       bytes   (per client; all told: in all)"
+    );
+    let mut first = None;
+    for (name, clusters, endpoints) in
+        [("1 endpoint", 1, 1), ("1 cluster of 10,000", 1, ENDPOINTS), ("100 clusters of 100", 100, ENDPOINTS)]
+    {
+        let server = Server::start()?;
+        server.plane.set_mesh(&mesh(clusters, endpoints, 1, 1));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let fleet = Fleet::default();
+        println!("{name}");
+        let mut told = 0;
+        for (step, all, one) in [("connect", 1, 1), ("change all", 2, 2), ("change one", 2, 3)] {
+            let (end, phase) = server.phase()?;
+            let before = fleet.bytes.load(Ordering::Relaxed);
+            let began = Instant::now();
+            if step == "connect" {
+                for _ in 0..CLIENTS {
+                    runtime.block_on(fleet.join(&server.address, clusters))?;
+                }
+            } else {
+                server.plane.set_mesh(&mesh(clusters, endpoints, all, one));
+            }
+            // In the state of the world a change of one endpoint is that of one resource.
+            told += CLIENTS * if step == "change one" { 1 } else { clusters };
+            runtime.block_on(fleet.all_told(&server.plane, told as u64));
+            let took = began.elapsed();
+            let _ = end.send(());
+            let cost = phase.recv()?;
+            let row = Row {
+                heap: cost.heap as f64 / CLIENTS as f64,
+                took,
+                cpu: cost.cpu.as_secs_f64() * 1e6 / CLIENTS as f64,
+                bytes: (fleet.bytes.load(Ordering::Relaxed) - before) as f64 / CLIENTS as f64,
+            };
+            let base = first.get_or_insert(row);
+            row.print(step, base);
+        }
+    }
+    Ok(())
+}
+
+#[derive(Clone, Copy)]
+struct Row {
+    heap: f64,
+    took: Duration,
+    cpu: f64,
+    bytes: f64,
+}
+
+impl Row {
+    fn print(&self, step: &str, base: &Row) {
+        let took = self.took.as_secs_f64() * 1e3;
+        println!(
+            "  {step:12} {:9.0} B {took:8.0} ms {:5.1}x {:7.0} us {:5.1}x {:9.0} B",
+            self.heap,
+            self.took.as_secs_f64() / base.took.as_secs_f64(),
+            self.cpu,
+            self.cpu / base.cpu,
+            self.bytes
+        );
+    }
+}
+
+/// Endpoints over clusters; all have one weight but the first.
+fn mesh(clusters: usize, endpoints: usize, all: u32, one: u32) -> Mesh {
+    let per_cluster = endpoints / clusters;
+    (0..clusters).fold(Mesh::new(), |mesh, i| {
+        let endpoints = (0..per_cluster).map(|j| {
+            let number = i * per_cluster + j;
+            let address = ([10, 0, (number / 250) as u8, (number % 250) as u8], 50_051).into();
+            Endpoint::at(address).weight(if number == 0 { one } else { all })
+        });
+        mesh.cluster(&format!("cluster-{i}"), Cluster::new().endpoints(endpoints))
+    })
+}
+
+/// A control plane on a thread of its own, which is counted while a phase lasts.
+struct Server {
+    plane: Plane,
+    address: String,
+    phases: mpsc::Sender<(oneshot::Receiver<()>, mpsc::Sender<Cost>)>,
+}
+
+struct Cost {
+    heap: i64,
+    cpu: Duration,
+}
+
+impl Server {
+    fn start() -> Result<Server, Error> {
+        let (started, is_started) = mpsc::channel();
+        let (phases, asked) = mpsc::channel::<(oneshot::Receiver<()>, mpsc::Sender<Cost>)>();
+        thread::spawn(move || -> Result<(), Error> {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            let control = runtime.block_on(ControlPlane::builder().serve())?;
+            started.send((control.plane().clone(), control.address().to_string()))?;
+            for (end, cost) in asked {
+                let before = cpu();
+                let (allocated, _) = Counting::during(|| runtime.block_on(end));
+                cost.send(Cost { heap: allocated.net_bytes, cpu: cpu().saturating_sub(before) })?;
+            }
+            Ok(())
+        });
+        let (plane, address) = is_started.recv()?;
+        Ok(Server { plane, address, phases })
+    }
+
+    fn phase(&self) -> Result<(oneshot::Sender<()>, mpsc::Receiver<Cost>), Error> {
+        let (end, ends) = oneshot::channel();
+        let (cost, costs) = mpsc::channel();
+        self.phases.send((ends, cost)).map_err(|_| "the server's thread ended")?;
+        Ok((end, costs))
+    }
+}
+
+/// The time that this thread was on a processor; nothing where the system does not say.
+fn cpu() -> Duration {
+    let stat = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    let nanos = stat.split_whitespace().next().and_then(|nanos| nanos.parse().ok());
+    Duration::from_nanos(nanos.unwrap_or_default())
+}
+
+#[derive(Default)]
+struct Fleet {
+    /// Resources of endpoints that clients were told of.
+    told: Arc<AtomicU64>,
+    bytes: Arc<AtomicU64>,
+    changed: Arc<tokio::sync::Notify>,
+}
+
+impl Fleet {
+    /// Connects a client that subscribes to everything and accepts it.
+    async fn join(&self, address: &str, clusters: usize) -> Result<(), Error> {
+        let channel = tonic::transport::Endpoint::new(format!("http://{address}"))?.connect().await?;
+        let mut client = tonic::client::Grpc::new(channel);
+        client.ready().await?;
+        let (requests, stream) = unbounded_channel();
+        let ask = |type_url: String, names: Vec<String>| DiscoveryRequest {
+            node: Some(Node { id: "bench".to_owned(), ..Node::default() }),
+            type_url,
+            resource_names: names,
+            ..DiscoveryRequest::default()
+        };
+        let names: Vec<_> = (0..clusters).map(|i| format!("cluster-{i}")).collect();
+        requests.send(ask(Cds::type_url(), Vec::new()))?;
+        requests.send(ask(Eds::type_url(), names.clone()))?;
+        let path = http::uri::PathAndQuery::from_static(
+            "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources",
+        );
+        let request = tonic::Request::new(UnboundedReceiverStream::new(stream));
+        let mut responses = client.streaming(request, path, Glancing).await?.into_inner();
+        let (told, bytes, changed) =
+            (Arc::clone(&self.told), Arc::clone(&self.bytes), Arc::clone(&self.changed));
+        tokio::spawn(async move {
+            while let Ok(Some(glance)) = responses.message().await {
+                bytes.fetch_add(glance.bytes as u64, Ordering::Relaxed);
+                let is_eds = glance.type_url == Eds::type_url();
+                let names = if is_eds { names.clone() } else { Vec::new() };
+                let answer = DiscoveryRequest { response_nonce: glance.nonce, ..ask(glance.type_url, names) };
+                if requests.send(answer).is_err() {
+                    return;
+                }
+                if is_eds {
+                    told.fetch_add(glance.resources, Ordering::Relaxed);
+                    changed.notify_one();
+                }
+            }
+        });
+        Ok(())
+    }
+
+    /// Waits until so many resources have come, and all are accepted.
+    async fn all_told(&self, plane: &Plane, told: u64) {
+        while self.told.load(Ordering::Relaxed) < told {
+            self.changed.notified().await;
+        }
+        plane.acked::<Eds>().await;
+    }
+}
+
+/// What a client looks at in a response.
+struct Glance {
+    type_url: String,
+    nonce: String,
+    resources: u64,
+    bytes: usize,
+}
+
+/// Reads the type and the nonce of a response, and passes over the rest.
+#[derive(Clone, Copy, Default)]
+struct Glancing;
+
+impl Codec for Glancing {
+    type Encode = DiscoveryRequest;
+    type Decode = Glance;
+    type Encoder = <ProstCodec<DiscoveryRequest, DiscoveryRequest> as Codec>::Encoder;
+    type Decoder = Glancing;
+
+    fn encoder(&mut self) -> Self::Encoder {
+        ProstCodec::<DiscoveryRequest, DiscoveryRequest>::default().encoder()
+    }
+
+    fn decoder(&mut self) -> Glancing {
+        Glancing
+    }
+}
+
+impl Decoder for Glancing {
+    type Item = Glance;
+    type Error = Status;
+
+    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<Glance>, Status> {
+        glance(from).map(Some).map_err(|error| Status::internal(error.to_string()))
+    }
+}
+
+fn glance(from: &mut DecodeBuf<'_>) -> Result<Glance, DecodeError> {
+    let bytes = from.remaining();
+    let mut glance = Glance { type_url: String::new(), nonce: String::new(), resources: 0, bytes };
+    while from.has_remaining() {
+        let (tag, wire_type) = encoding::decode_key(from)?;
+        let context = DecodeContext::default();
+        match tag {
+            4 => encoding::string::merge(wire_type, &mut glance.type_url, from, context)?,
+            5 => encoding::string::merge(wire_type, &mut glance.nonce, from, context)?,
+            _ => {
+                glance.resources += u64::from(tag == 2);
+                encoding::skip_field(wire_type, tag, from, context)?;
+            }
+        }
+    }
+    Ok(glance)
+}

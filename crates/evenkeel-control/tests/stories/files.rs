@@ -1,0 +1,117 @@
+//! A mesh in a file, followed while people edit it.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use evenkeel_control::{Followed, Mesh, Plane};
+use evenkeel_proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+use crate::soon;
+
+const OFTEN: Duration = Duration::from_millis(5);
+
+/// A mesh whose only endpoint has this port.
+fn mesh(port: u16) -> String {
+    format!("clusters: {{orders: {{endpoints: ['127.0.0.1:{port}']}}}}\n")
+}
+
+/// The port that is served.
+fn served(plane: &Plane) -> Option<u32> {
+    use evenkeel_proto::envoy::config::core::v3::address::Address;
+    use evenkeel_proto::envoy::config::core::v3::socket_address::PortSpecifier;
+    use evenkeel_proto::envoy::config::endpoint::v3::lb_endpoint::HostIdentifier;
+    let assignment = plane.resources().get::<ClusterLoadAssignment>("orders")?;
+    let endpoint = assignment.endpoints.first()?.lb_endpoints.first()?.host_identifier.clone()?;
+    let HostIdentifier::Endpoint(endpoint) = endpoint else { return None };
+    let Address::SocketAddress(address) = endpoint.address?.address? else { return None };
+    let PortSpecifier::PortValue(port) = address.port_specifier? else { return None };
+    Some(port)
+}
+
+struct Story {
+    plane: Plane,
+    told: UnboundedReceiver<Result<Mesh, String>>,
+    _followed: Followed,
+}
+
+async fn follow(path: &Path) -> Story {
+    let plane = Plane::new();
+    let (tell, told) = unbounded_channel();
+    let tell = move |news: Result<&Mesh, &evenkeel_control::MeshErrors>| {
+        let _ = tell.send(news.cloned().map_err(ToString::to_string));
+    };
+    let followed = plane.follow(path, OFTEN, tell).await.expect("a good mesh");
+    Story { plane, told, _followed: followed }
+}
+
+impl Story {
+    async fn next(&mut self) -> Result<Mesh, String> {
+        soon("news of the file", self.told.recv()).await.expect("the file is followed")
+    }
+}
+
+/// An edit is served; a bad one is told of, and the last good mesh is served on.
+#[tokio::test]
+async fn a_bad_edit_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("mesh.yaml");
+    fs::write(&path, mesh(1)).unwrap();
+    let mut story = follow(&path).await;
+    assert_eq!(served(&story.plane), Some(1));
+    fs::write(&path, mesh(2)).unwrap();
+    // An editor that writes in two steps may be caught between them.
+    while story.next().await.is_err() {}
+    assert_eq!(served(&story.plane), Some(2));
+    let version = story.plane.version::<ClusterLoadAssignment>();
+    fs::write(&path, "clusters: {orders: {endpoints: ['127.0.0.1']}}\n").unwrap();
+    let error = loop {
+        if let Err(error) = story.next().await
+            && error.contains("expected IP:PORT")
+        {
+            break error;
+        }
+    };
+    assert!(error.ends_with("mesh.yaml:1:33: clusters.orders.endpoints[0]: expected IP:PORT (a host name can be the cluster's dns), found \"127.0.0.1\""), "{error}");
+    assert_eq!(served(&story.plane), Some(2));
+    assert_eq!(story.plane.version::<ClusterLoadAssignment>(), version);
+    fs::write(&path, mesh(3)).unwrap();
+    while story.next().await.is_err() {}
+    assert_eq!(served(&story.plane), Some(3));
+}
+
+/// Editors write beside the file and rename; config maps swap a link. A file that is gone is told of.
+#[tokio::test]
+async fn files_are_replaced_in_many_ways() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    for port in 1..=3 {
+        fs::write(at(&format!("mesh-{port}")), mesh(port)).unwrap();
+    }
+    std::os::unix::fs::symlink(at("mesh-1"), at("mesh.yaml")).unwrap();
+    let mut story = follow(&at("mesh.yaml")).await;
+    assert_eq!(served(&story.plane), Some(1));
+    std::os::unix::fs::symlink(at("mesh-2"), at("new-link")).unwrap();
+    fs::rename(at("new-link"), at("mesh.yaml")).unwrap();
+    story.next().await.expect("a good mesh");
+    assert_eq!(served(&story.plane), Some(2));
+    fs::rename(at("mesh-3"), at("mesh.yaml")).unwrap();
+    story.next().await.expect("a good mesh");
+    assert_eq!(served(&story.plane), Some(3));
+    fs::remove_file(at("mesh.yaml")).unwrap();
+    let error = story.next().await.expect_err("no file");
+    assert!(error.contains("mesh.yaml: cannot be read: "), "{error}");
+    assert_eq!(served(&story.plane), Some(3));
+}
+
+/// What is wrong to begin with is not followed.
+#[tokio::test]
+async fn a_wrong_file_is_refused_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("mesh.yaml");
+    fs::write(&path, "clusters: 3").unwrap();
+    let plane = Plane::new();
+    let errors = plane.follow(&path, OFTEN, |_| {}).await.expect_err("a wrong mesh").to_string();
+    assert!(errors.ends_with("mesh.yaml:1:11: clusters: expected a mapping, found 3"), "{errors}");
+}

@@ -1,0 +1,480 @@
+//! The protocol, message by message, with a client that says exactly what the story says.
+//!
+//! That something is *not* sent shows in what comes next: of one stream, responses come in order.
+
+use evenkeel_control::{Cluster, ControlPlane, Endpoint, Mesh, Plane, Quirks, Resources, Service, Variant};
+use evenkeel_proto::envoy::config::cluster::v3::Cluster as Cds;
+use evenkeel_proto::envoy::config::core::v3::Node;
+use evenkeel_proto::envoy::config::endpoint::v3::ClusterLoadAssignment as Eds;
+use evenkeel_proto::envoy::config::listener::v3::Listener as Lds;
+use evenkeel_proto::envoy::config::route::v3::RouteConfiguration as Rds;
+use evenkeel_proto::envoy::service::discovery::v3::{
+    DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse,
+};
+use evenkeel_proto::google::rpc;
+use evenkeel_proto::prost::{Message, Name};
+use testkit::resources;
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::codec::Streaming;
+use tonic::transport::{Channel, Endpoint as Address};
+use tonic_prost::ProstCodec;
+
+use crate::soon;
+
+const SOTW: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
+const DELTA: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
+
+/// A stream of discovery.
+struct Raw<Q, R> {
+    requests: UnboundedSender<Q>,
+    responses: Streaming<R>,
+}
+
+type Sotw = Raw<DiscoveryRequest, DiscoveryResponse>;
+type Delta = Raw<DeltaDiscoveryRequest, DeltaDiscoveryResponse>;
+
+impl<Q: Message + 'static, R: Message + Default + 'static> Raw<Q, R> {
+    async fn open(control: &ControlPlane, path: &'static str) -> Result<Raw<Q, R>, tonic::Status> {
+        let address = Address::new(format!("http://{}", control.address())).expect("an address");
+        Raw::open_on(soon("a connection", address.connect()).await.expect("a connection"), path).await
+    }
+
+    async fn open_on(channel: Channel, path: &'static str) -> Result<Raw<Q, R>, tonic::Status> {
+        let mut client = tonic::client::Grpc::new(channel);
+        client.ready().await.expect("a connection");
+        let (requests, stream) = unbounded_channel();
+        let request = tonic::Request::new(UnboundedReceiverStream::new(stream));
+        let codec = ProstCodec::<Q, R>::default();
+        let path = http::uri::PathAndQuery::from_static(path);
+        let responses = soon("a stream", client.streaming(request, path, codec)).await?.into_inner();
+        Ok(Raw { requests, responses })
+    }
+
+    fn say(&self, request: Q) {
+        self.requests.send(request).expect("an open stream");
+    }
+
+    async fn next(&mut self) -> R {
+        let message = soon("a response", self.responses.message()).await;
+        message.expect("an open stream").expect("a response")
+    }
+}
+
+fn node() -> Node {
+    Node { id: "n".to_owned(), user_agent_name: "raw".to_owned(), ..Node::default() }
+}
+
+/// A request for names, answering a nonce.
+fn ask<M: Name>(names: &[&str], nonce: &str) -> DiscoveryRequest {
+    DiscoveryRequest {
+        node: Some(node()),
+        type_url: M::type_url(),
+        resource_names: names.iter().map(|name| (*name).to_owned()).collect(),
+        response_nonce: nonce.to_owned(),
+        ..DiscoveryRequest::default()
+    }
+}
+
+fn reject(request: DiscoveryRequest, error: &str) -> DiscoveryRequest {
+    let error = rpc::Status { code: 3, message: error.to_owned(), ..rpc::Status::default() };
+    DiscoveryRequest { error_detail: Some(error), ..request }
+}
+
+/// The type, version and names of a response.
+fn told(response: &DiscoveryResponse) -> (String, String, Vec<String>) {
+    let name = |any: &evenkeel_proto::prost_types::Any| match any.type_url.as_str() {
+        url if url == Eds::type_url() => Eds::decode(&*any.value).expect("a message").cluster_name,
+        url if url == Cds::type_url() => Cds::decode(&*any.value).expect("a message").name,
+        url if url == Rds::type_url() => Rds::decode(&*any.value).expect("a message").name,
+        _ => Lds::decode(&*any.value).expect("a message").name,
+    };
+    let kind = response.type_url.rsplit('.').next().unwrap_or_default().to_owned();
+    (kind, response.version_info.clone(), response.resources.iter().map(name).collect())
+}
+
+fn expect(response: &DiscoveryResponse, kind: &str, version: &str, names: &[&str]) {
+    let (found, at, held) = told(response);
+    assert_eq!((found.as_str(), at.as_str()), (kind, version));
+    assert_eq!(held, names);
+}
+
+fn cluster(port: u16) -> Cluster {
+    Cluster::new().endpoint(Endpoint::at(([127, 0, 0, 1], port).into()))
+}
+
+fn mesh() -> Mesh {
+    let mesh = Mesh::new().cluster("a", cluster(1)).cluster("b", cluster(2));
+    mesh.service("one", Service::to("a")).service("two", Service::to("b"))
+}
+
+async fn serve() -> ControlPlane {
+    let control = ControlPlane::builder().serve().await.expect("a free port");
+    control.set_mesh(&mesh());
+    control
+}
+
+/// Clusters come whole, endpoints one by one; what did not change is not sent.
+#[tokio::test]
+async fn state_of_the_world() {
+    let control = serve().await;
+    let mut client = Sotw::open(&control, SOTW).await.unwrap();
+    client.say(ask::<Cds>(&["a", "b"], ""));
+    let response = client.next().await;
+    expect(&response, "Cluster", "1", &["a", "b"]);
+    client.say(ask::<Cds>(&["a", "b"], &response.nonce));
+    client.say(ask::<Eds>(&["a", "b"], ""));
+    let response = client.next().await;
+    expect(&response, "ClusterLoadAssignment", "1", &["a", "b"]);
+    client.say(ask::<Eds>(&["a", "b"], &response.nonce));
+    soon("an ACK", control.acked::<Eds>()).await;
+    // Nothing changes in the first, so only the second is sent; clusters did not change at all.
+    control.set_mesh(&mesh().cluster("b", cluster(3)));
+    let response = client.next().await;
+    expect(&response, "ClusterLoadAssignment", "2", &["b"]);
+    client.say(ask::<Eds>(&["a", "b"], &response.nonce));
+    assert_eq!(control.version::<Cds>(), 1);
+    // One cluster changes: both are sent.
+    control.update(|resources| resources.set(Cds { lb_policy: 1, ..resources::cluster("b") }));
+    let response = client.next().await;
+    expect(&response, "Cluster", "2", &["a", "b"]);
+    client.say(ask::<Cds>(&["a", "b"], &response.nonce));
+    // One is gone: the other one is all there is.
+    control.update(|resources| resources.remove::<Cds>("a"));
+    let response = client.next().await;
+    expect(&response, "Cluster", "3", &["b"]);
+}
+
+/// Without names: all listeners. Names later: these only. None again: none.
+#[tokio::test]
+async fn wildcards() {
+    let control = serve().await;
+    let mut client = Sotw::open(&control, SOTW).await.unwrap();
+    client.say(ask::<Lds>(&[], ""));
+    let response = client.next().await;
+    expect(&response, "Listener", "1", &["one", "two"]);
+    client.say(ask::<Lds>(&[], &response.nonce));
+    soon("an ACK", control.acked::<Lds>()).await;
+    assert!(control.clients()[0].types[&Lds::type_url()].subscribed.wildcard);
+    control.set_mesh(&mesh().service("three", Service::to("a")));
+    let response = client.next().await;
+    expect(&response, "Listener", "2", &["one", "three", "two"]);
+    client.say(ask::<Lds>(&["two"], &response.nonce));
+    let response = client.next().await;
+    expect(&response, "Listener", "2", &["two"]);
+    client.say(ask::<Lds>(&["*", "nobody"], &response.nonce));
+    let response = client.next().await;
+    expect(&response, "Listener", "2", &["one", "three", "two"]);
+    client.say(ask::<Lds>(&[], &response.nonce));
+    control.set_mesh(&mesh());
+    client.say(ask::<Rds>(&["one"], ""));
+    expect(&client.next().await, "RouteConfiguration", "3", &["one"]);
+}
+
+/// A wildcard for nothing is answered: there is nothing. So is a listener that does not exist. Endpoints that do
+/// not exist are sent when they do.
+#[tokio::test]
+async fn what_does_not_exist() {
+    let control = ControlPlane::builder().serve().await.unwrap();
+    let mut client = Sotw::open(&control, SOTW).await.unwrap();
+    client.say(ask::<Cds>(&[], ""));
+    expect(&client.next().await, "Cluster", "0", &[]);
+    client.say(ask::<Eds>(&["a"], ""));
+    client.say(ask::<Lds>(&["one"], ""));
+    expect(&client.next().await, "Listener", "0", &[]);
+    control.set_mesh(&mesh());
+    expect(&client.next().await, "ClusterLoadAssignment", "1", &["a"]);
+}
+
+/// Of one type one response is under way; then comes the latest, once. An answer to an older one is ignored.
+#[tokio::test]
+async fn the_latest_wins() {
+    let control = serve().await;
+    let mut client = Sotw::open(&control, SOTW).await.unwrap();
+    client.say(ask::<Eds>(&["a"], ""));
+    let first = client.next().await;
+    for port in 10..20 {
+        control.set_mesh(&mesh().cluster("a", cluster(port)));
+    }
+    client.say(ask::<Eds>(&["a"], &first.nonce));
+    let second = client.next().await;
+    expect(&second, "ClusterLoadAssignment", "11", &["a"]);
+    control.set_mesh(&mesh());
+    // Stale: neither an answer nor a subscription.
+    client.say(ask::<Eds>(&["a", "b"], &first.nonce));
+    client.say(ask::<Lds>(&["one"], ""));
+    expect(&client.next().await, "Listener", "1", &["one"]);
+    client.say(ask::<Eds>(&["a"], &second.nonce));
+    expect(&client.next().await, "ClusterLoadAssignment", "12", &["a"]);
+}
+
+/// What was rejected is recorded, and not sent again until it changes.
+#[tokio::test]
+async fn rejections() {
+    let control = serve().await;
+    let mut client = Sotw::open(&control, SOTW).await.unwrap();
+    client.say(ask::<Eds>(&["a"], ""));
+    let response = client.next().await;
+    client.say(reject(ask::<Eds>(&["a"], &response.nonce), "bad port"));
+    let nack = soon("a NACK", control.nacked::<Eds>()).await;
+    assert_eq!((nack.version, nack.error.as_str()), (1, "bad port"));
+    let record = &control.clients()[0];
+    assert_eq!((record.node_id.as_str(), record.user_agent.as_str()), ("n", "raw"));
+    assert_eq!(record.variant, Variant::StateOfTheWorld);
+    assert!(record.peer.is_some());
+    let record = &record.types[&Eds::type_url()];
+    assert_eq!((record.sent, record.acked, record.is_rejecting), (Some(1), None, true));
+    client.say(ask::<Lds>(&["one"], ""));
+    expect(&client.next().await, "Listener", "1", &["one"]);
+    control.set_mesh(&mesh().cluster("a", cluster(7)));
+    let response = client.next().await;
+    expect(&response, "ClusterLoadAssignment", "2", &["a"]);
+    client.say(ask::<Eds>(&["a"], &response.nonce));
+    soon("an ACK", control.acked::<Eds>()).await;
+    let record = &control.clients()[0].types[&Eds::type_url()];
+    assert_eq!((record.acked, record.is_rejecting), (Some(2), false));
+    assert_eq!(record.nack.as_ref().map(|nack| nack.version), Some(1));
+}
+
+fn change<M: Name>(subscribe: &[&str], unsubscribe: &[&str], nonce: &str) -> DeltaDiscoveryRequest {
+    let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+    DeltaDiscoveryRequest {
+        node: Some(node()),
+        type_url: M::type_url(),
+        resource_names_subscribe: owned(subscribe),
+        resource_names_unsubscribe: owned(unsubscribe),
+        response_nonce: nonce.to_owned(),
+        ..DeltaDiscoveryRequest::default()
+    }
+}
+
+fn expect_delta(response: &DeltaDiscoveryResponse, kind: &str, names: &[&str], removed: &[&str]) {
+    assert_eq!(response.type_url.rsplit('.').next(), Some(kind));
+    let held: Vec<_> = response.resources.iter().map(|resource| resource.name.as_str()).collect();
+    assert_eq!(held, names);
+    assert_eq!(response.removed_resources, removed);
+    for resource in &response.resources {
+        assert!(!resource.version.is_empty() && resource.resource.is_some(), "{resource:?}");
+    }
+}
+
+/// Delta: what changed, what is gone, what does not exist.
+#[tokio::test]
+async fn deltas() {
+    let control = serve().await;
+    let mut client = Delta::open(&control, DELTA).await.unwrap();
+    client.say(change::<Cds>(&["a", "nobody"], &[], ""));
+    let response = client.next().await;
+    expect_delta(&response, "Cluster", &["a"], &["nobody"]);
+    client.say(change::<Cds>(&["b"], &[], &response.nonce));
+    let response = client.next().await;
+    expect_delta(&response, "Cluster", &["b"], &[]);
+    client.say(change::<Cds>(&[], &[], &response.nonce));
+    soon("an ACK", control.acked::<Cds>()).await;
+    control.update(|resources| resources.remove::<Cds>("a"));
+    let response = client.next().await;
+    expect_delta(&response, "Cluster", &[], &["a"]);
+    client.say(change::<Cds>(&[], &["b"], &response.nonce));
+    // Nobody wants it any more.
+    soon(
+        "the request",
+        control.wait_until(|plane| {
+            plane.clients()[0].types[&Cds::type_url()].subscribed.names == ["a", "nobody"]
+        }),
+    )
+    .await;
+    control.update(|resources| resources.set(Cds { lb_policy: 1, ..resources::cluster("b") }));
+    // Who subscribes again is told again.
+    client.say(change::<Cds>(&["a", "b"], &[], ""));
+    let response = client.next().await;
+    expect_delta(&response, "Cluster", &["b"], &["a"]);
+}
+
+/// Delta: all there is, and all that comes and goes.
+#[tokio::test]
+async fn deltas_of_everything() {
+    let control = serve().await;
+    let mut client = Delta::open(&control, DELTA).await.unwrap();
+    client.say(change::<Cds>(&[], &[], ""));
+    let response = client.next().await;
+    expect_delta(&response, "Cluster", &["a", "b"], &[]);
+    client.say(change::<Cds>(&["a"], &[], &response.nonce));
+    let response = client.next().await;
+    expect_delta(&response, "Cluster", &["a"], &[]);
+    control.update(|resources| {
+        resources.remove::<Cds>("b");
+        resources.set(resources::cluster("c"));
+    });
+    client.say(change::<Cds>(&[], &["a"], &response.nonce));
+    let response = client.next().await;
+    assert_eq!(response.removed_resources, ["b"]);
+    client.say(change::<Cds>(&[], &["*"], &response.nonce));
+    client.say(change::<Lds>(&["*"], &[], ""));
+    let mut response = client.next().await;
+    // The removal of a name under a wildcard may be told on its own.
+    while response.type_url == Cds::type_url() {
+        response = client.next().await;
+    }
+    expect_delta(&response, "Listener", &["one", "two"], &[]);
+}
+
+/// After a restart of the control plane, a client that says what it has is told what differs and nothing else.
+#[tokio::test]
+async fn a_restart_sends_nothing_twice() {
+    let control = serve().await;
+    let mut client = Delta::open(&control, DELTA).await.unwrap();
+    client.say(change::<Eds>(&["a", "b"], &[], ""));
+    let response = client.next().await;
+    expect_delta(&response, "ClusterLoadAssignment", &["a", "b"], &[]);
+    let versions =
+        response.resources.iter().map(|resource| (resource.name.clone(), resource.version.clone()));
+    let mut again = change::<Eds>(&["a", "b"], &[], "");
+    again.initial_resource_versions = versions.collect();
+    drop(control);
+    assert!(soon("the end", client.responses.message()).await.is_err(), "it is dropped with all connections");
+
+    let control = serve().await;
+    let mut client = Delta::open(&control, DELTA).await.unwrap();
+    client.say(again.clone());
+    client.say(change::<Lds>(&["one"], &[], ""));
+    expect_delta(&client.next().await, "Listener", &["one"], &[]);
+    soon("nothing to tell", control.acked::<Eds>()).await;
+
+    control.set_mesh(&mesh().cluster("b", cluster(9)));
+    let mut client = Delta::open(&control, DELTA).await.unwrap();
+    client.say(again);
+    expect_delta(&client.next().await, "ClusterLoadAssignment", &["b"], &[]);
+}
+
+/// Of what leads to each other, what is led to comes first.
+#[tokio::test]
+async fn clusters_come_before_routes() {
+    let control = ControlPlane::builder().serve().await.unwrap();
+    let mut client = Sotw::open(&control, SOTW).await.unwrap();
+    client.say(ask::<Rds>(&["one"], ""));
+    client.say(ask::<Eds>(&["a"], ""));
+    client.say(ask::<Lds>(&["one"], ""));
+    let response = client.next().await;
+    client.say(ask::<Lds>(&["one"], &response.nonce));
+    client.say(ask::<Cds>(&["a"], ""));
+    let response = client.next().await;
+    client.say(ask::<Cds>(&["a"], &response.nonce));
+    soon("the answers", control.acked::<Cds>()).await;
+    soon("the answers", control.acked::<Lds>()).await;
+    control.set_mesh(&mesh());
+    let mut order = Vec::new();
+    for _ in 0..4 {
+        order.push(told(&client.next().await).0);
+    }
+    assert_eq!(order, ["Cluster", "ClusterLoadAssignment", "Listener", "RouteConfiguration"]);
+}
+
+/// Envoy may ask for clusters and endpoints on streams of their own.
+#[tokio::test]
+async fn one_type_per_stream() {
+    let control = serve().await;
+    let path = "/envoy.service.endpoint.v3.EndpointDiscoveryService/StreamEndpoints";
+    let mut client = Sotw::open(&control, path).await.unwrap();
+    client.say(DiscoveryRequest { type_url: String::new(), ..ask::<Eds>(&["a"], "") });
+    expect(&client.next().await, "ClusterLoadAssignment", "1", &["a"]);
+    let other = Sotw::open(&control, "/envoy.service.runtime.v3.RuntimeDiscoveryService/StreamRuntime").await;
+    assert_eq!(other.err().map(|status| status.code()), Some(tonic::Code::Unimplemented));
+}
+
+/// Clients that read nothing hold up nobody, and are owed one response of a type.
+#[tokio::test]
+async fn a_slow_reader() {
+    let control = serve().await;
+    // Larger than any window: it stays in the server.
+    let many = (0..40_000).map(|i| Endpoint::at(([10, 1, (i / 250) as u8, (i % 250) as u8], 1).into()));
+    control.set_mesh(&mesh().cluster("a", Cluster::new().endpoints(many)));
+    let slow = Sotw::open(&control, SOTW).await.unwrap();
+    slow.say(ask::<Eds>(&["a"], ""));
+    soon(
+        "the request",
+        control.wait_until(|plane| {
+            plane
+                .clients()
+                .iter()
+                .any(|client| client.types.get(&Eds::type_url()).is_some_and(|eds| eds.sent.is_some()))
+        }),
+    )
+    .await;
+    let mut quick = Sotw::open(&control, SOTW).await.unwrap();
+    quick.say(ask::<Eds>(&["a"], ""));
+    for version in 2..20 {
+        let response = quick.next().await;
+        assert_eq!(response.version_info, version.to_string());
+        control.set_mesh(&mesh().cluster("a", cluster(version)));
+        quick.say(ask::<Eds>(&["a"], &response.nonce));
+    }
+    let sent: Vec<_> = control.clients().iter().map(|client| client.types[&Eds::type_url()].sent).collect();
+    assert_eq!(sent[0], Some(2));
+    // It wakes up: what it was sent is whole, then comes the latest.
+    let mut slow = slow;
+    let response = slow.next().await;
+    let assignment = Eds::decode(&*response.resources[0].value).unwrap();
+    assert_eq!(assignment.endpoints[0].lb_endpoints.len(), 40_000);
+    slow.say(ask::<Eds>(&["a"], &response.nonce));
+    assert_eq!(slow.next().await.version_info, control.version::<Eds>().to_string());
+}
+
+/// Difficult control planes, for tests of clients.
+#[tokio::test]
+async fn quirks() {
+    let control = serve().await;
+    control.set_quirks(Quirks { silent: true, one_stream: true, refuse_lrs: true });
+    let mut client = Sotw::open(&control, SOTW).await.unwrap();
+    client.say(ask::<Eds>(&["a"], ""));
+    soon(
+        "the request",
+        control.wait_until(|plane| plane.clients().iter().any(|client| !client.types.is_empty())),
+    )
+    .await;
+    let second = Sotw::open(&control, SOTW).await.err().expect("a refusal");
+    assert_eq!(second.code(), tonic::Code::Unavailable);
+    let lrs = Sotw::open(&control, "/envoy.service.load_stats.v3.LoadReportingService/StreamLoadStats").await;
+    assert_eq!(lrs.err().map(|status| status.code()), Some(tonic::Code::Unimplemented));
+    assert_eq!(control.clients()[0].types[&Eds::type_url()].sent, None);
+    control.set_quirks(Quirks::default());
+    expect(&client.next().await, "ClusterLoadAssignment", "1", &["a"]);
+    control.close_streams();
+    assert!(matches!(soon("the end", client.responses.message()).await, Ok(None)), "OK");
+    soon("no clients", control.wait_until(|plane| plane.clients().is_empty())).await;
+    assert_eq!(control.streams(), 2);
+    let mut client = Sotw::open(&control, SOTW).await.unwrap();
+    client.say(ask::<Eds>(&["a"], ""));
+    expect(&client.next().await, "ClusterLoadAssignment", "1", &["a"]);
+}
+
+/// A client that asks for more than any client would is told so.
+#[tokio::test]
+async fn too_many_types() {
+    let control = serve().await;
+    let mut client = Sotw::open(&control, SOTW).await.unwrap();
+    for i in 0..65 {
+        client.say(DiscoveryRequest { type_url: format!("type {i}"), ..ask::<Eds>(&["a"], "") });
+    }
+    let end = soon("the end", client.responses.message()).await.expect_err("an end");
+    assert_eq!(
+        (end.code(), end.message()),
+        (tonic::Code::ResourceExhausted, "a stream has at most 64 types")
+    );
+}
+
+/// A version goes up with a change and only with one.
+#[test]
+fn versions_count_changes() {
+    let plane = Plane::new();
+    assert_eq!(plane.version::<Cds>(), 0);
+    plane.set_mesh(&mesh());
+    plane.set_mesh(&mesh());
+    assert_eq!((plane.version::<Cds>(), plane.version::<Eds>()), (1, 1));
+    plane.update(|resources| {
+        resources.set(resources::cluster("x"));
+        resources.set(resources::cluster("y"));
+    });
+    assert_eq!((plane.version::<Cds>(), plane.version::<Eds>()), (2, 1));
+    plane.set(Resources::new());
+    assert_eq!((plane.version::<Cds>(), plane.version::<Eds>()), (3, 2));
+}

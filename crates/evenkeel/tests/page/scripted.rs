@@ -1,0 +1,242 @@
+//! A server of the page whose states are written by the test: it can say what no process would, and be gone and back.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use evenkeel::admin::{History, State};
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+/// As the admin server sends it.
+const POLICY: &str =
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'";
+
+/// When the story begins.
+pub(crate) const START: u64 = 1_700_000_000_000;
+
+pub(crate) struct Script {
+    url: String,
+    said: Arc<watch::Sender<Said>>,
+}
+
+#[derive(Clone, Default)]
+struct Said {
+    state: String,
+    history: String,
+    is_gone: bool,
+}
+
+impl Script {
+    /// Serves the page with this state.
+    pub(crate) async fn start(state: Value) -> Script {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/", listener.local_addr().unwrap());
+        let said = Arc::new(watch::Sender::new(Said { history: "[]".to_owned(), ..Said::default() }));
+        let script = Script { url, said: Arc::clone(&said) };
+        script.say(state);
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(answer(stream, said.subscribe()));
+            }
+        });
+        script
+    }
+
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// The state from now on.
+    pub(crate) fn say(&self, state: Value) {
+        // It must be one that a process could send.
+        let state: State = serde_json::from_value(state).unwrap();
+        self.said.send_modify(|said| said.state = serde_json::to_string(&state).unwrap());
+    }
+
+    /// What the server remembers.
+    pub(crate) fn remember(&self, history: Value) {
+        let history: Vec<History> = serde_json::from_value(history).unwrap();
+        self.said.send_modify(|said| said.history = serde_json::to_string(&history).unwrap());
+    }
+
+    /// Ends every stream and answers nobody, until it is back.
+    pub(crate) fn go(&self, is_gone: bool) {
+        self.said.send_modify(|said| said.is_gone = is_gone);
+    }
+}
+
+async fn answer(mut stream: TcpStream, mut said: watch::Receiver<Said>) {
+    let (reader, mut writer) = stream.split();
+    let mut lines = BufReader::new(reader).lines();
+    let Ok(Some(request)) = lines.next_line().await else { return };
+    while lines.next_line().await.is_ok_and(|line| line.is_some_and(|line| !line.is_empty())) {}
+    let now = said.borrow_and_update().clone();
+    if now.is_gone {
+        return;
+    }
+    let path = request.split(' ').nth(1).unwrap_or_default();
+    let (status, kind, body) = match path {
+        "/api/events" => return tell(writer, said).await,
+        "/api/state" => ("200 OK", "application/json", now.state),
+        "/api/history" => ("200 OK", "application/json", now.history),
+        path => file(path),
+    };
+    let head = format!(
+        "HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {}\r\nconnection: close\r\ncontent-security-policy: {POLICY}\r\n\r\n",
+        body.len()
+    );
+    writer.write_all(format!("{head}{body}").as_bytes()).await.ok();
+}
+
+async fn tell(mut writer: tokio::net::tcp::WriteHalf<'_>, mut said: watch::Receiver<Said>) {
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n";
+    let mut text = head.to_owned();
+    loop {
+        let now = said.borrow_and_update().clone();
+        if now.is_gone {
+            return;
+        }
+        text.push_str(&format!("data: {}\n\n", now.state));
+        if writer.write_all(text.as_bytes()).await.is_err() || said.changed().await.is_err() {
+            return;
+        }
+        text.clear();
+    }
+}
+
+fn file(path: &str) -> (&'static str, &'static str, String) {
+    let name = if path == "/" { "index.html" } else { &path[1..] };
+    let kind = match Path::new(name).extension().and_then(|end| end.to_str()) {
+        Some("html") => "text/html; charset=utf-8",
+        Some("css") => "text/css",
+        Some("js") => "text/javascript",
+        _ => "image/svg+xml",
+    };
+    let place = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/admin/page").join(name);
+    match std::fs::read_to_string(place) {
+        Ok(body) => ("200 OK", kind, body),
+        Err(_) => ("404 Not Found", kind, String::new()),
+    }
+}
+
+/// A state of a process with these channels, so many seconds into the story.
+pub(crate) fn state(second: u64, channels: &[Value]) -> Value {
+    json!({
+        "title": "story", "version": "0.1.0", "pid": 7, "since": START, "at": START + second * 1000,
+        "channels": channels, "xds": [], "events": [], "hints": [],
+    })
+}
+
+/// A channel over these endpoints, with a policy for each of their localities.
+pub(crate) fn channel(id: u64, target: &str, endpoints: &[Value]) -> Value {
+    let mut localities: Vec<&str> =
+        endpoints.iter().filter_map(|endpoint| endpoint["locality"].as_str()).collect();
+    localities.dedup();
+    let children: Vec<Value> = localities.iter().map(|name| json!([name, leaf(name, endpoints)])).collect();
+    let share = 1.0 / children.len().max(1) as f64;
+    let targets: serde_json::Map<_, _> = localities
+        .iter()
+        .map(|name| ((*name).to_owned(), json!({ "weight": 1, "state": "READY", "share": share })))
+        .collect();
+    let chain = [
+        ("xds_cluster_manager_experimental", json!({}), "cluster:orders"),
+        ("cds_experimental", json!({ "cluster": "orders" }), "priority"),
+        ("priority_experimental", json!({ "priorities": ["orders-0"], "chosen": "orders-0" }), "orders-0"),
+    ];
+    let mut tree = json!({ "policy": "weighted_target_experimental", "state": "READY", "details": { "targets": targets }, "children": children });
+    for (policy, details, child) in chain.into_iter().rev() {
+        tree = json!({ "policy": policy, "state": "READY", "details": details, "children": [[child, tree]] });
+    }
+    let sum = |field: &str| {
+        endpoints.iter().filter_map(|endpoint| endpoint["traffic"][field].as_f64()).sum::<f64>()
+    };
+    let traffic = json!({
+        "started": 1000, "succeeded": 990, "failed": 10, "in_flight": 6, "rate": sum("rate"), "failures": sum("failures"),
+        "p50_ms": 1.25, "p99_ms": 4.5,
+    });
+    json!({ "id": id, "target": target, "state": "READY", "traffic": traffic, "endpoints": endpoints, "tree": tree })
+}
+
+fn leaf(locality: &str, endpoints: &[Value]) -> Value {
+    let own = endpoints.iter().filter(|endpoint| endpoint["locality"] == locality);
+    let row = |endpoint: &Value| {
+        json!({
+            "addresses": [endpoint["address"]], "hostname": endpoint["name"], "locality": locality, "state": endpoint["state"],
+            "weight": endpoint["weight"], "share": endpoint["want"], "picks": 0, "unused": endpoint["unused"],
+        })
+    };
+    let rows: Vec<Value> = own.map(row).collect();
+    json!({
+        "policy": "weighted_round_robin", "state": "READY",
+        "details": { "weights_from": "load", "blackoutPeriod": "10s" }, "endpoints": rows,
+    })
+}
+
+/// An endpoint that is ready and gets what it should.
+pub(crate) fn endpoint(name: &str, address: &str, rate: f64, share: f64, busy: f64) -> Value {
+    json!({
+        "address": address, "name": name, "cluster": "orders", "priority": 0,
+        "locality": if rate < 60.0 { "{region=\"eu\", zone=\"a\", sub_zone=\"\"}" } else { "{region=\"eu\", zone=\"b\", sub_zone=\"\"}" },
+        "state": "READY", "unused": null, "weight": rate * 2.5, "want": share, "got": share, "utilization": busy,
+        "traffic": {
+            "started": 500, "succeeded": 490, "failed": 10, "in_flight": 1, "rate": rate, "failures": 0.0,
+            "p50_ms": 1.25, "p99_ms": 4.5,
+        },
+    })
+}
+
+/// Five endpoints of unequal size that are equally busy.
+pub(crate) fn fleet() -> Vec<Value> {
+    let sizes = [("small-1", 37.5), ("small-2", 37.5), ("medium", 75.0), ("large", 150.0), ("huge", 300.0)];
+    let of = |(index, (name, rate)): (usize, (&str, f64))| {
+        endpoint(name, &format!("127.0.0.1:{}", 41_001 + index), rate, rate / 600.0, 0.375)
+    };
+    sizes.into_iter().enumerate().map(of).collect()
+}
+
+/// The fleet with all that a page can show: events, resources, hints.
+pub(crate) fn busy_state(second: u64) -> Value {
+    let mut state = state(second, &[channel(1, "xds:///orders", &fleet())]);
+    let event = |number: u64, level: &str, subject: &str, text: &str| json!({ "number": number, "at": START + number * 8000, "level": level, "subject": subject, "text": text });
+    state["events"] = json!([
+        event(1, "info", "xds:///orders", "channel made"),
+        event(2, "mark", "", "act 1: round robin"),
+        event(3, "warning", "small-1", "busier than it can bear"),
+        event(4, "error", "small-1", "connection lost"),
+        event(5, "mark", "", "act 2: weights from load reports"),
+    ]);
+    let resource = |kind: &str, name: &str, status: &str| json!({ "kind": kind, "name": name, "version": "3", "status": status, "updated": START, "error": null });
+    state["xds"] = json!([{
+        "scope": "#default", "node": "story", "servers": [{ "uri": "http://127.0.0.1:18000", "connected": true }],
+        "resources": [
+            resource("Listener", "orders", "ACKED"), resource("RouteConfiguration", "routes", "REQUESTED"),
+            resource("Cluster", "orders", "ACKED"), resource("ClusterLoadAssignment", "orders", "DOES_NOT_EXIST"),
+        ],
+    }]);
+    state["hints"] = json!(["cluster \"orders\": one priority only: there is nobody to fail over to"]);
+    state
+}
+
+/// What the server remembers of the fleet: so many looks up to this second.
+pub(crate) fn fleet_history(looks: u64) -> Value {
+    let series = |endpoint: &Value, second: u64| {
+        let wave = 1.0
+            + 0.05 * (second as f64 * 0.7 + endpoint["traffic"]["rate"].as_f64().unwrap_or_default()).sin();
+        (endpoint["traffic"]["rate"].as_f64().unwrap_or_default() * wave, 4.5 * wave, 0.375 * wave)
+    };
+    let of = |endpoint: &Value| {
+        let values: Vec<_> = (0..looks).map(|second| series(endpoint, second)).collect();
+        let each = |pick: fn(&(f64, f64, f64)) -> f64| values.iter().map(pick).collect::<Vec<_>>();
+        let none = vec![0.0; looks as usize];
+        let series = json!({
+            "rate": each(|value| value.0), "p99_ms": each(|value| value.1), "utilization": each(|value| value.2),
+            "failures": none, "got": none,
+        });
+        json!([endpoint["address"], series])
+    };
+    let empty = json!({ "rate": [], "failures": [], "p99_ms": [], "got": [], "utilization": [] });
+    let at: Vec<u64> = (0..looks).map(|second| START + second * 1000).collect();
+    json!([{ "id": 1, "at": at, "total": empty, "endpoints": fleet().iter().map(of).collect::<Vec<_>>() }])
+}

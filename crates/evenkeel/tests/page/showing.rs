@@ -1,0 +1,326 @@
+//! What the page shows of states that are written by the test.
+
+use serde_json::{Value, json};
+use testkit::browser::{Browser, Theme};
+
+use crate::scripted::{self, Script, busy_state, channel, endpoint, fleet, fleet_history, state};
+use crate::{open, picture, shown, text};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_says_whether_the_balance_is_even_and_whom_it_hurts() {
+    let Some(browser) = Browser::start().await else { return };
+    let script = Script::start(state(0, &[channel(1, "xds:///orders", &fleet())])).await;
+    let page = open(&browser, script.url(), 1280, 800, Theme::Light).await;
+    assert_eq!(text(&page, "#headline").await, "On an even keel");
+    assert_eq!(text(&page, "#target").await, "xds:///orders");
+    assert_eq!(text(&page, "[data-endpoint='127.0.0.1:41005'] [data-field=got]").await, "50.0%");
+    assert_eq!(text(&page, "[data-endpoint='127.0.0.1:41001'] [data-field=rate]").await, "37.5");
+
+    let mut endpoints = fleet();
+    endpoints[0]["utilization"] = json!(1.2);
+    let overloaded = state(1, &[channel(1, "xds:///orders", &endpoints)]);
+    script.say(overloaded.clone());
+    shown(&page, &overloaded).await;
+    assert_eq!(text(&page, "#headline").await, "Overloaded");
+    assert_eq!(
+        text(&page, "#because").await,
+        "small-1 is past what it can do (up to 120%) while small-2 has room (38%)."
+    );
+    assert_eq!(page.eval::<String>("document.querySelector('#verdict').dataset.level").await, "bad");
+
+    let mut endpoints = fleet();
+    endpoints[4]["traffic"]["failures"] = json!(30.0);
+    let failing = state(2, &[channel(1, "xds:///orders", &endpoints)]);
+    script.say(failing.clone());
+    shown(&page, &failing).await;
+    assert_eq!(
+        (text(&page, "#headline").await, text(&page, "#success").await),
+        ("Calls fail".into(), "95.00%".into())
+    );
+    assert!(text(&page, "#because").await.contains("huge"));
+
+    let mut endpoints = fleet();
+    endpoints[3]["state"] = json!("TRANSIENT_FAILURE");
+    endpoints[3]["unused"] = json!("connection refused");
+    let down = state(3, &[channel(1, "xds:///orders", &endpoints)]);
+    script.say(down.clone());
+    shown(&page, &down).await;
+    assert_eq!(text(&page, "#headline").await, "1 of 5 endpoints down");
+    assert_eq!(
+        text(&page, "[data-endpoint='127.0.0.1:41004'] [data-field=unused]").await,
+        "connection refused"
+    );
+    assert_eq!(text(&page, "[data-endpoint='127.0.0.1:41004'] [data-field=state]").await, "failing");
+
+    // One look may miss by chance; a miss that stays does not.
+    let mut endpoints = fleet();
+    (endpoints[4]["got"], endpoints[0]["got"]) = (json!(0.3), json!(0.2625));
+    for second in 4..10 {
+        let uneven = state(second, &[channel(1, "xds:///orders", &endpoints)]);
+        script.say(uneven.clone());
+        shown(&page, &uneven).await;
+    }
+    assert_eq!(text(&page, "#headline").await, "Uneven");
+    assert_eq!(
+        page.eval::<Vec<String>>(
+            "[...document.querySelectorAll('[data-off]')].map((cell) => cell.dataset.off)"
+        )
+        .await,
+        ["more", "less"]
+    );
+
+    let resting = json!({ "id": 1, "target": "xds:///orders", "state": "IDLE", "traffic": channel(1, "", &[])["traffic"], "endpoints": [], "tree": null });
+    let at_rest = state(10, &[resting]);
+    script.say(at_rest.clone());
+    shown(&page, &at_rest).await;
+    assert_eq!(text(&page, "#headline").await, "At rest");
+    assert_eq!(page.problems(), [""; 0]);
+}
+
+/// Names of endpoints, resources and policies come from elsewhere, and are text wherever they stand.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hostile_names_are_text() {
+    let Some(browser) = Browser::start().await else { return };
+    let evil = "<img src=x onerror=\"window.broken=1\"><script>window.broken=1</script>";
+    let mut endpoints =
+        vec![endpoint(evil, "1.1.1.1:1", 10.0, 0.5, 0.5), endpoint("", "\"'><b>:2", 10.0, 0.5, 0.5)];
+    endpoints[0]["unused"] = json!(evil);
+    endpoints[0]["cluster"] = json!(evil);
+    endpoints[0]["locality"] = json!(evil);
+    let mut channel = channel(1, evil, &endpoints);
+    channel["tree"] = json!({
+        "policy": evil, "state": "READY", "details": { evil: evil, "chosen": evil }, "warnings": [evil],
+        "children": [[evil, { "policy": evil, "state": null, "details": {} }]],
+    });
+    let mut state = state(0, &[channel]);
+    state["title"] = json!(evil);
+    state["hints"] = json!([evil]);
+    state["events"] =
+        json!([{ "number": 1, "at": scripted::START, "level": "mark", "subject": evil, "text": evil }]);
+    state["xds"] = json!([{
+        "scope": evil, "node": evil, "servers": [{ "uri": evil, "connected": false }],
+        "resources": [{ "kind": evil, "name": evil, "version": evil, "status": evil, "updated": null,
+            "error": { "version": evil, "details": evil, "at": null } }],
+    }]);
+    let script = Script::start(state).await;
+    let page = open(&browser, script.url(), 1280, 800, Theme::Light).await;
+    page.eval::<()>("void document.querySelector('#tree .row').click()").await;
+    let places = [
+        "#title",
+        "#target",
+        "#hints li",
+        "[data-event] .words",
+        ".node",
+        ".servers li",
+        "[data-resource] .name",
+        ".error",
+        "#tree .policy",
+        "#tree .details dt",
+        "#tree .details dd",
+        "#tree .warnings li",
+        "[data-endpoint='1.1.1.1:1'] .name",
+        "[data-endpoint='1.1.1.1:1'] .why",
+        ".group th",
+    ];
+    for place in places {
+        assert!(
+            page.eval::<bool>(&format!(
+                "document.querySelector({}).textContent.includes('<img src=x')",
+                json!(place)
+            ))
+            .await,
+            "{place}"
+        );
+    }
+    assert_eq!(
+        page.eval::<(u32, u32, bool)>(
+            "[document.images.length, document.scripts.length, 'broken' in window]"
+        )
+        .await,
+        (0, 1, false)
+    );
+    assert_eq!(page.problems(), [""; 0]);
+}
+
+/// UX 7: a thousand endpoints. An update touches what changed and little else.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_endpoints_stay_usable() {
+    let Some(browser) = Browser::start().await else { return };
+    let many = |second: u64| -> Value {
+        let of = |index: u64| {
+            let rate = 50.0 + ((index * 7 + second * 3) % 11) as f64;
+            let address = format!("10.0.{}.{}:50051", index / 250, index % 250);
+            let mut endpoint = endpoint("", &address, rate, 0.001, 0.5);
+            endpoint["locality"] = json!(format!("zone-{}", index / 500));
+            endpoint
+        };
+        let mut endpoints: Vec<Value> = (0..1000).map(of).collect();
+        endpoints[777]["state"] = json!("TRANSIENT_FAILURE");
+        endpoints[777]["unused"] = json!("connection refused");
+        state(second, &[channel(1, "xds:///orders", &endpoints)])
+    };
+    let script = Script::start(many(0)).await;
+    let page = open(&browser, script.url(), 1280, 800, Theme::Light).await;
+    page.wait_for("document.querySelectorAll('[data-endpoint]').length === 40").await;
+    assert_eq!(text(&page, "#ready").await, "999 / 1,000");
+    let first = "document.querySelector('[data-endpoint]').dataset.endpoint";
+    assert_eq!(page.eval::<String>(first).await, "10.0.3.27:50051", "the one in trouble stands first");
+
+    let before = page.busy().await;
+    for second in 1..=10 {
+        script.say(many(second));
+        shown(&page, &many(second)).await;
+    }
+    let each = (page.busy().await - before) / 10;
+    eprintln!("an update of 1,000 endpoints, 40 shown: {each:?} of the processor");
+    // Meant to be under 50 ms; more than so much is no noise.
+    assert!(each.as_millis() < 200, "{each:?}");
+
+    page.eval::<()>("void document.querySelector('#all').click()").await;
+    page.wait_for("document.querySelectorAll('[data-endpoint]').length === 1000").await;
+    let before = page.busy().await;
+    for second in 11..=20 {
+        script.say(many(second));
+        shown(&page, &many(second)).await;
+    }
+    eprintln!("with all of them shown: {:?}", (page.busy().await - before) / 10);
+
+    page.eval::<()>("void document.querySelector('#all').click()").await;
+    page.eval::<()>("void (window.touched = 0, new MutationObserver((all) => { window.touched += all.length; }).observe(document.querySelector('#endpoints'), { subtree: true, childList: true, attributes: true, characterData: true }))").await;
+    let mut same = many(20);
+    same["at"] = json!(scripted::START + 21_000);
+    script.say(same.clone());
+    shown(&page, &same).await;
+    assert_eq!(page.eval::<u32>("window.touched").await, 0, "what did not change is not touched");
+
+    page.eval::<()>("void (document.querySelector('#filter').value = '10.0.3.27:', document.querySelector('#filter').dispatchEvent(new Event('input')))").await;
+    assert_eq!(page.eval::<u32>("document.querySelectorAll('[data-endpoint]').length").await, 1);
+    assert_eq!(page.problems(), [""; 0]);
+    page.screenshot(picture("thousand")).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn when_the_server_is_gone_it_says_so_and_returns() {
+    let Some(browser) = Browser::start().await else { return };
+    let script = Script::start(busy_state(0)).await;
+    let page = open(&browser, script.url(), 1280, 800, Theme::Light).await;
+    assert!(page.eval::<bool>("document.querySelector('#banner').hidden").await);
+    assert_eq!(page.problems(), [""; 0]);
+
+    script.go(true);
+    page.wait_for("document.body.dataset.connected === 'false' && !document.querySelector('#banner').hidden")
+        .await;
+    page.wait_for("/What you see is \\d+ s old/.test(document.querySelector('#banner').innerText)").await;
+    assert_eq!(
+        page.eval::<String>("getComputedStyle(document.querySelector('main')).filter").await,
+        "grayscale(1)"
+    );
+    assert_eq!(text(&page, "#live").await, "lost");
+    assert_eq!(text(&page, "#calls").await, "600", "what was seen last stays");
+    page.screenshot(picture("gone")).await;
+
+    let mut endpoints = fleet();
+    endpoints[4]["traffic"]["rate"] = json!(100.0);
+    script.say(state(9, &[channel(1, "xds:///orders", &endpoints)]));
+    script.remember(fleet_history(9));
+    script.go(false);
+    page.wait_for("document.body.dataset.connected === 'true' && document.querySelector('#banner').hidden")
+        .await;
+    page.wait_for("document.querySelector('#calls').textContent === '400'").await;
+    // The gap was filled from what the server remembers.
+    page.wait_for(
+        "document.querySelector('[data-chart=rate] .area').getAttribute('d').split('L').length >= 19",
+    )
+    .await;
+}
+
+/// A65: what was not taken is told, with every reason, and what is in force stays visible.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refused_resource_says_why() {
+    let Some(browser) = Browser::start().await else { return };
+    let mut state = busy_state(3);
+    let cluster = &mut state["xds"][0]["resources"][2];
+    cluster["status"] = json!("NACKED");
+    cluster["error"] = json!({ "version": "4", "details": "cluster \"orders\": unknown policy \"fastest\"\nand more", "at": scripted::START + 1000 });
+    state["xds"][0]["servers"][0]["connected"] = json!(false);
+    let script = Script::start(state).await;
+    let page = open(&browser, script.url(), 1280, 800, Theme::Dark).await;
+    let row = "[data-resource=orders][data-kind=Cluster]";
+    assert_eq!(text(&page, &format!("{row} .chip")).await, "nacked");
+    assert_eq!(text(&page, &format!("{row} [data-field=version]")).await, "3");
+    let told = "Version 4 was not taken 2 s ago: cluster \"orders\": unknown policy \"fastest\"\nand more";
+    assert_eq!(text(&page, &format!("{row} .error")).await, told);
+    assert_eq!(text(&page, "#config-age").await, "1 refused");
+    assert_eq!(text(&page, "#plane").await, "lost");
+    assert!(
+        text(&page, "#because").await.ends_with("1 resource was refused; what came before stays in force.")
+    );
+    assert_eq!(text(&page, "#headline").await, "On an even keel", "it hurts nobody yet");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn events_stand_newest_first_and_marks_in_the_charts() {
+    let Some(browser) = Browser::start().await else { return };
+    let script = Script::start(busy_state(50)).await;
+    script.remember(fleet_history(50));
+    let page = open(&browser, script.url(), 1280, 800, Theme::Light).await;
+    let numbers = "[...document.querySelectorAll('[data-event]')].map((event) => event.dataset.event)";
+    assert_eq!(page.eval::<Vec<String>>(numbers).await, ["5", "4", "3", "2", "1"]);
+    let marks =
+        "[...document.querySelectorAll('[data-chart=busy] .marks text')].map((mark) => mark.textContent)";
+    page.wait_for(&format!("{marks}.join() === '1,2'")).await;
+    assert_eq!(text(&page, "[data-event='5'] .number").await, "2");
+    // Three charts with a line for each endpoint, and its name at the end.
+    for chart in ["rate", "busy", "latency"] {
+        assert_eq!(
+            page.eval::<u32>(&format!(
+                "document.querySelectorAll('[data-chart={chart}] .lines path').length"
+            ))
+            .await,
+            5
+        );
+        assert_eq!(
+            page.eval::<u32>(&format!(
+                "document.querySelectorAll('[data-chart={chart}] .labels text').length"
+            ))
+            .await,
+            5
+        );
+    }
+    assert_eq!(page.problems(), [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_of_several_channels_is_shown() {
+    let Some(browser) = Browser::start().await else { return };
+    let other = endpoint("pay", "127.0.0.1:9", 12.0, 1.0, 0.1);
+    let both = |second| {
+        state(
+            second,
+            &[
+                channel(1, "xds:///orders", &fleet()),
+                channel(2, "dns:///payments", std::slice::from_ref(&other)),
+            ],
+        )
+    };
+    let script = Script::start(both(0)).await;
+    let page = open(&browser, script.url(), 1280, 800, Theme::Light).await;
+    assert_eq!(page.eval::<u32>("document.querySelectorAll('[data-endpoint]').length").await, 5);
+    page.eval::<()>("void (document.querySelector('#channel').value = '2', document.querySelector('#channel').dispatchEvent(new Event('change')))").await;
+    assert_eq!(text(&page, "#target").await, "dns:///payments");
+    script.say(both(1));
+    shown(&page, &both(1)).await;
+    assert_eq!(
+        page.eval::<Vec<String>>(
+            "[...document.querySelectorAll('[data-endpoint] .name')].map((name) => name.textContent)"
+        )
+        .await,
+        ["pay"]
+    );
+    // It is gone: the other one is shown again, and there is nothing to choose.
+    let one = state(2, &[channel(1, "xds:///orders", &fleet())]);
+    script.say(one.clone());
+    shown(&page, &one).await;
+    assert_eq!(text(&page, "#target").await, "xds:///orders");
+    assert!(page.eval::<bool>("document.querySelector('#switch').hidden").await);
+}
