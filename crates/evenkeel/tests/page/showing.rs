@@ -69,8 +69,17 @@ async fn it_says_whether_the_balance_is_even_and_whom_it_hurts() {
         ["more", "less"]
     );
 
+    // Another weight: what was got is still that of the one before, and nobody is blamed for it.
+    for endpoint in &mut endpoints {
+        endpoint["want"] = json!(0.2);
+    }
+    let settling = state(10, &[channel(1, "xds:///orders", &endpoints)]);
+    script.say(settling.clone());
+    shown(&page, &settling).await;
+    assert_eq!(text(&page, "#headline").await, "On an even keel");
+
     let resting = json!({ "id": 1, "target": "xds:///orders", "state": "IDLE", "traffic": channel(1, "", &[])["traffic"], "endpoints": [], "tree": null });
-    let at_rest = state(10, &[resting]);
+    let at_rest = state(11, &[resting]);
     script.say(at_rest.clone());
     shown(&page, &at_rest).await;
     assert_eq!(text(&page, "#headline").await, "At rest");
