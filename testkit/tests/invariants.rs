@@ -15,8 +15,6 @@ use serde_json::Value;
 /// Which of our crates each of our crates may build on. Every crate stands here, the planned ones too.
 const ARROWS: &[(&str, &[&str])] = &[
     ("evenkeel-core", &[]),
-    ("fleet", &["evenkeel-core"]),
-    ("metrics", &["evenkeel"]),
     ("evenkeel-proto", &[]),
     ("evenkeel-orca", &["evenkeel-proto"]),
     ("evenkeel-control", &["evenkeel-proto"]),
@@ -26,6 +24,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         "evenkeel-cli",
         &["evenkeel", "evenkeel-control", "evenkeel-core", "evenkeel-orca", "evenkeel-proto", "evenkeel-xds"],
     ),
+    ("examples", &["evenkeel", "evenkeel-control", "evenkeel-core", "evenkeel-orca", "evenkeel-proto"]),
     ("protogen", &[]),
     ("interop", &["evenkeel", "evenkeel-orca", "evenkeel-proto"]),
     ("testkit", &["evenkeel-control", "evenkeel-core", "evenkeel-proto", "evenkeel-xds"]),

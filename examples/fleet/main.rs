@@ -1,7 +1,9 @@
-//! A fleet of unequal backends under each policy, on virtual time: who should get how much, who gets it, and what
-//! happens when one dies and comes back. Minutes of traffic in a moment, the same numbers on every machine.
+//! What does each policy do with a fleet of unequal servers?
 //!
-//! `cargo run --release -p fleet`
+//! On virtual time: who should get how much, who gets it, and what happens when one dies and comes back. Minutes of traffic in a
+//! moment, the same numbers on every machine. Look at the last line of each table: what failed, and how long calls took.
+//!
+//! `cargo run --release -p examples --bin fleet`
 
 mod sim;
 mod table;

@@ -1,0 +1,54 @@
+//! How do I call a service that a control plane describes?
+//!
+//! The client says `xds:///orders` and knows nothing else. Look at how little of this is the client, and at what happens when the
+//! control plane replaces every server: calls move over, and none fails.
+
+use std::time::Duration;
+
+use evenkeel::{Bootstrap, Channel};
+use evenkeel_control::{Cluster, ControlPlane, Endpoint, Mesh, Service};
+use examples::shop::OrdersClient;
+use examples::{Backend, Outcome, Tally};
+use tonic::Request;
+
+#[tokio::main]
+async fn main() -> Outcome {
+    // Whoever runs the mesh: any xDS control plane. Here it is embedded, so that the example stands alone.
+    let control = ControlPlane::builder().serve().await?;
+    let old = [Backend::start("old-1").await?, Backend::start("old-2").await?];
+    control.set_mesh(&mesh(&old));
+
+    // The client. In production the bootstrap comes from the environment (GRPC_XDS_BOOTSTRAP), and this is
+    // `evenkeel::channel("xds:///orders")?`.
+    let bootstrap = Bootstrap::from_json(&control.bootstrap("call-by-xds"))?;
+    let channel = Channel::builder("xds:///orders").bootstrap(bootstrap).build()?;
+    let mut orders = OrdersClient::new(channel.clone());
+    let mut request = Request::new("order 7".to_owned());
+    request.set_timeout(Duration::from_secs(5));
+    let answer = orders.get(request).await?;
+    println!("xds:///orders was answered by {}", answer.into_inner());
+
+    // A deployment: all servers are replaced by one update. The client goes on calling.
+    let new = [Backend::start("new-1").await?, Backend::start("new-2").await?];
+    let mut before = Tally::of(&channel, 20).await;
+    control.set_mesh(&mesh(&new));
+    let moved = loop {
+        let answer = orders.get("order 8".to_owned()).await;
+        if answer.as_ref().is_ok_and(|server| server.get_ref().starts_with("new")) {
+            break answer;
+        }
+        before.add(answer);
+    };
+    let mut after = Tally::of(&channel, 20).await;
+    after.add(moved);
+    println!("before the deployment: {before}");
+    println!("after the deployment:  {after}");
+    Ok(())
+}
+
+/// One service with one cluster. Services, clusters, routes: docs/mesh.md.
+fn mesh(servers: &[Backend]) -> Mesh {
+    let endpoints = servers.iter().map(|server| Endpoint::at(server.address()));
+    let cluster = Cluster::new().policy("round_robin").endpoints(endpoints);
+    Mesh::new().service("orders", Service::to("orders-prod")).cluster("orders-prod", cluster)
+}

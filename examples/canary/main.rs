@@ -1,0 +1,55 @@
+//! How do I send a few calls to a new version, and mine to it always?
+//!
+//! By routes: the first that matches takes a call. Calls with a header go to the new version, and of all others a share that the
+//! control plane can change while they run. Look at the shares: they are chosen call by call, so they come close to the weights.
+
+use evenkeel::{Bootstrap, Channel};
+use evenkeel_control::{Cluster, ControlPlane, Endpoint, HeaderMatch, Mesh, Route, Service};
+use evenkeel_proto::envoy::config::route::v3::RouteConfiguration;
+use examples::shop::OrdersClient;
+use examples::{Backend, Outcome, Tally};
+use tonic::Request;
+
+#[tokio::main]
+async fn main() -> Outcome {
+    let servers = [Backend::start("v1").await?, Backend::start("v2").await?];
+    let control = ControlPlane::builder().serve().await?;
+    control.set_mesh(&mesh(&servers, 10));
+    let bootstrap = Bootstrap::from_json(&control.bootstrap("canary"))?;
+    let channel = Channel::builder("xds:///orders").bootstrap(bootstrap).build()?;
+
+    println!("v2 for 10 %:           {}", Tally::of(&channel, 1_000).await);
+    println!("with x-canary: please: {}", asking(&channel).await);
+
+    control.set_mesh(&mesh(&servers, 50));
+    control.acked::<RouteConfiguration>().await;
+    println!("v2 for 50 %:           {}", Tally::of(&channel, 1_000).await);
+
+    control.set_mesh(&mesh(&servers, 0));
+    control.acked::<RouteConfiguration>().await;
+    println!("v2 called off:         {}", Tally::of(&channel, 1_000).await);
+    println!("with x-canary: please: {}", asking(&channel).await);
+    Ok(())
+}
+
+fn mesh([v1, v2]: &[Backend; 2], percent: u32) -> Mesh {
+    let service = Service::new()
+        .route(Route::to("orders-v2").header("x-canary", HeaderMatch::exact("please")))
+        .route(Route::split([("orders-v1", 100 - percent), ("orders-v2", percent)]));
+    Mesh::new()
+        .service("orders", service)
+        .cluster("orders-v1", Cluster::new().endpoint(Endpoint::at(v1.address())))
+        .cluster("orders-v2", Cluster::new().endpoint(Endpoint::at(v2.address())))
+}
+
+/// Calls of somebody who wants the new version.
+async fn asking(channel: &Channel) -> Tally {
+    let mut orders = OrdersClient::new(channel.clone());
+    let mut tally = Tally::default();
+    for _ in 0..100 {
+        let mut request = Request::new(String::new());
+        request.metadata_mut().insert("x-canary", tonic::metadata::MetadataValue::from_static("please"));
+        tally.add(orders.get(request).await);
+    }
+    tally
+}

@@ -1,0 +1,132 @@
+//! A policy: a percentage of the calls to the first endpoint that can take them, the others to the rest at random.
+//!
+//! Its settings are `{"percent": 80}`. A pass looks at what is (endpoints, connections) and answers a state with a picker; the picker
+//! is asked for every call, from any thread, and never waits. Policies with weights, load reports or children:
+//! `crates/evenkeel-core/examples/custom_policy` and the policies of evenkeel-core itself.
+
+use evenkeel_core::{
+    Call, ConfigError, Connectivity, Cx, Description, Eagerness, Endpoints, Fields, Fleet, LbState, Look, Pick, Picker,
+    Policy, Shown, Status, SubchannelId,
+};
+
+#[derive(Default)]
+pub(crate) struct Favourite {
+    /// A connection to every endpoint, kept for as long as the endpoint is there.
+    fleet: Fleet<()>,
+    /// The last answer: while nothing changed for calls, the picker stays the same.
+    shown: Shown<Seen>,
+}
+
+/// All that a picker depends on.
+#[derive(PartialEq)]
+struct Seen {
+    connectivity: Connectivity,
+    ready: Vec<SubchannelId>,
+    percent: u32,
+    failure: Option<Status>,
+}
+
+impl Policy for Favourite {
+    type Config = u32;
+
+    fn parse(fields: &Fields<'_>) -> Result<u32, ConfigError> {
+        match fields.u32("percent")? {
+            Some(percent) if percent <= 100 => Ok(percent),
+            Some(percent) => Err(fields.error("percent", format!("expected 0 to 100, found {percent}"))),
+            None => Err(fields.error("percent", "is required")),
+        }
+    }
+
+    fn reconcile(&mut self, percent: &u32, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
+        self.fleet.reconcile(endpoints, Eagerness::Eager, cx);
+        let connectivity = self.fleet.connectivity();
+        let seen = Seen {
+            connectivity,
+            ready: self.fleet.ready().map(|(_, id)| id).collect(),
+            percent: *percent,
+            failure: (connectivity == Connectivity::TransientFailure).then(|| self.fleet.failure(cx)),
+        };
+        self.shown.show(seen, |seen| match &seen.failure {
+            Some(failure) => LbState::failing(failure.clone()),
+            None if seen.ready.is_empty() => LbState::connecting(),
+            None => LbState::new(connectivity, Favouring { ready: seen.ready.clone(), percent: seen.percent }),
+        })
+    }
+
+    fn describe(&self, look: &Look<'_>) -> Description {
+        let mut description = Description::new();
+        self.fleet.describe(&mut description, look, |_, _, _| {});
+        description
+    }
+}
+
+struct Favouring {
+    /// At least one.
+    ready: Vec<SubchannelId>,
+    percent: u32,
+}
+
+impl Picker for Favouring {
+    fn pick(&self, call: &Call<'_>) -> Pick {
+        match self.ready.as_slice() {
+            [] => Pick::QUEUE,
+            [only] => Pick::to(*only),
+            [first, others @ ..] if call.random_below(100) >= u64::from(self.percent) => {
+                let other = others.get(call.random_below(others.len() as u64) as usize);
+                Pick::to(*other.unwrap_or(first))
+            }
+            [first, ..] => Pick::to(*first),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use evenkeel_core::{Core, Effect, Endpoint, Event, Instant, Registry, RootPicker, Rng, Update};
+
+    use super::*;
+
+    /// A core on virtual time with two endpoints that are connected, and its picker. No socket, no clock, no sleep.
+    fn connected(config: &str) -> (Core, RootPicker) {
+        let mut registry = Registry::standard();
+        registry.register::<Favourite>("example.Favourite");
+        let config = registry.parse_json(config).unwrap();
+        let mut core = Core::builder(Rng::fixed(7)).build();
+        let endpoints = ["10.0.0.1:443", "10.0.0.2:443"].map(Endpoint::at);
+        core.update(Update::new(config, Endpoints::list(endpoints)));
+        for effect in core.reconcile(Instant::ORIGIN).effects {
+            if let Effect::Dial { id, .. } = effect {
+                core.handle(Event::Connected(id), Instant::ORIGIN);
+            }
+        }
+        let picker = core.reconcile(Instant::ORIGIN).picker.unwrap();
+        (core, picker)
+    }
+
+    #[test]
+    fn the_favourite_gets_its_share() {
+        let (core, picker) = connected(r#"[{"example.Favourite": {"percent": 80}}]"#);
+        let favoured = (0..1_000).filter(|entropy| {
+            let Pick::To(id, _) = picker.pick(&Call::new("/shop.Orders/Get", *entropy)) else { return false };
+            core.subchannel(id).unwrap().address().to_string() == "10.0.0.1:443"
+        });
+        let favoured = favoured.count();
+        assert!((750..850).contains(&favoured), "{favoured}");
+    }
+
+    /// What calls wait on is told of a change only if there is one.
+    #[test]
+    fn a_second_pass_changes_nothing() {
+        let (mut core, _) = connected(r#"[{"example.Favourite": {"percent": 80}}]"#);
+        let pass = core.reconcile(Instant::ORIGIN);
+        assert!(pass.picker.is_none() && pass.effects.is_empty(), "{:?}", pass.effects);
+    }
+
+    #[test]
+    fn bad_settings_are_refused_by_name() {
+        let mut registry = Registry::standard();
+        registry.register::<Favourite>("example.Favourite");
+        let refused = registry.parse_json(r#"[{"example.Favourite": {"percent": 120}}]"#).unwrap_err().to_string();
+        assert!(refused.contains("example.Favourite") && refused.contains("expected 0 to 100, found 120"), "{refused}");
+    }
+}

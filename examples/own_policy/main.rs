@@ -1,0 +1,49 @@
+//! How do I write a policy of my own, and have the control plane configure it?
+//!
+//! One trait (`favourite.rs`), one call to register it; the control plane names it in a list, with settings, and what clients take that
+//! do not know it. Look at the shares: they follow the control plane's setting, and a client without the policy takes the next one.
+
+mod favourite;
+
+use evenkeel::{Bootstrap, Channel, Registry};
+use evenkeel_control::{Cluster, ControlPlane, Endpoint, Mesh, Policy, Service};
+use evenkeel_proto::envoy::config::cluster::v3::Cluster as ClusterResource;
+use examples::{Backend, Outcome, Tally, connected};
+use favourite::Favourite;
+use serde_json::json;
+
+#[tokio::main]
+async fn main() -> Outcome {
+    let servers = [Backend::start("a").await?, Backend::start("b").await?, Backend::start("c").await?];
+    let control = ControlPlane::builder().serve().await?;
+    control.set_mesh(&mesh(&servers, 80));
+    let bootstrap = Bootstrap::from_json(&control.bootstrap("own-policy"))?;
+
+    let mut registry = Registry::standard();
+    registry.register::<Favourite>("example.Favourite");
+    let knows = Channel::builder("xds:///orders").bootstrap(bootstrap.clone()).registry(registry).build()?;
+    let does_not = Channel::builder("xds:///orders").bootstrap(bootstrap).build()?;
+    connected(&knows, 3).await;
+    connected(&does_not, 3).await;
+    println!("80 % to the favourite: {}", Tally::of(&knows, 1_000).await);
+    println!("who does not know it:  {}", Tally::of(&does_not, 300).await);
+
+    control.set_mesh(&mesh(&servers, 20));
+    control.acked::<ClusterResource>().await;
+    println!("20 % to the favourite: {}", Tally::of(&knows, 1_000).await);
+
+    // Settings that the policy does not accept: the client says so, and goes on with those that it had.
+    control.set_mesh(&mesh(&servers, 120));
+    println!("120 %? {}", control.nacked::<ClusterResource>().await.error);
+    println!("still 20 %:            {}", Tally::of(&knows, 1_000).await);
+    Ok(())
+}
+
+/// A list goes to clients as it stands; each takes the first policy that it knows.
+fn mesh(servers: &[Backend], percent: u32) -> Mesh {
+    let policy = Policy::list([("example.Favourite", json!({"percent": percent})), ("round_robin", json!({}))]);
+    let endpoints = servers.iter().map(|server| Endpoint::at(server.address()));
+    Mesh::new()
+        .service("orders", Service::to("orders"))
+        .cluster("orders", Cluster::new().policy(policy).endpoints(endpoints))
+}

@@ -1,0 +1,122 @@
+//! Calls, and who answered them.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use evenkeel::Channel;
+use tokio::task::JoinSet;
+use tokio::time::interval;
+use tonic::Status;
+
+use crate::shop::OrdersClient;
+
+/// How many calls each server answered, and how many failed. It prints as `a 30 (75 %), b 10 (25 %); failed 0`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// By the name of the server.
+    pub answered: BTreeMap<String, usize>,
+    /// All others.
+    pub failed: usize,
+}
+
+impl Tally {
+    /// Makes so many calls, one after the other.
+    pub async fn of(channel: &Channel, calls: usize) -> Tally {
+        let mut orders = OrdersClient::new(channel.clone());
+        let mut tally = Tally::default();
+        for order in 0..calls {
+            tally.add(orders.get(order.to_string()).await);
+        }
+        tally
+    }
+
+    /// Counts a call.
+    pub fn add(&mut self, answer: Result<tonic::Response<String>, Status>) {
+        match answer {
+            Ok(server) => *self.answered.entry(server.into_inner()).or_default() += 1,
+            Err(_) => self.failed += 1,
+        }
+    }
+
+    /// How many calls this server answered.
+    pub fn by(&self, server: &str) -> usize {
+        self.answered.get(server).copied().unwrap_or(0)
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all = self.answered.values().sum::<usize>() + self.failed;
+        let servers = self.answered.iter().map(|(name, calls)| {
+            let share = *calls as f64 / all as f64 * 100.0;
+            format!("{name} {calls} ({share:.0} %)")
+        });
+        let servers = servers.collect::<Vec<_>>().join(", ");
+        write!(f, "{}; failed {}", if servers.is_empty() { "nobody" } else { &servers }, self.failed)
+    }
+}
+
+/// Calls that go on until this is dropped, or stopped.
+#[derive(Debug)]
+pub struct Load {
+    ended: Arc<Mutex<Tally>>,
+    stop: tokio::sync::watch::Sender<()>,
+    calling: tokio::task::JoinHandle<()>,
+}
+
+impl Load {
+    /// Begins to call at a steady pace, whatever becomes of the calls.
+    pub fn start(channel: Channel, per_second: u32) -> Load {
+        let ended = Arc::<Mutex<Tally>>::default();
+        let (stop, stopped) = tokio::sync::watch::channel(());
+        let calling = tokio::spawn(call_steadily(channel, per_second, ended.clone(), stopped));
+        Load { ended, stop, calling }
+    }
+
+    /// The calls that ended since the last time.
+    pub fn take(&self) -> Tally {
+        std::mem::take(&mut *self.ended.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The calls that end within this time.
+    pub async fn over(&self, time: Duration) -> Tally {
+        self.take();
+        tokio::time::sleep(time).await;
+        self.take()
+    }
+
+    /// Begins no further call, waits for those under way, and gives what [`Load::take`] has not.
+    pub async fn stop(self) -> Tally {
+        let Load { ended, stop, calling } = self;
+        drop(stop);
+        // It ends in any case.
+        let _ = calling.await;
+        std::mem::take(&mut *ended.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+async fn call_steadily(
+    channel: Channel,
+    per_second: u32,
+    ended: Arc<Mutex<Tally>>,
+    mut stopped: tokio::sync::watch::Receiver<()>,
+) {
+    let mut ticks = interval(Duration::from_secs(1) / per_second);
+    let mut calls = JoinSet::new();
+    loop {
+        tokio::select! {
+            _ = ticks.tick() => {
+                let (mut orders, ended) = (OrdersClient::new(channel.clone()), ended.clone());
+                calls.spawn(async move {
+                    let answer = orders.get(String::new()).await;
+                    ended.lock().unwrap_or_else(PoisonError::into_inner).add(answer);
+                });
+            }
+            Some(_) = calls.join_next() => {}
+            _ = stopped.changed() => break,
+        }
+    }
+    while calls.join_next().await.is_some() {}
+}

@@ -1,0 +1,72 @@
+//! How do I test my client against a control plane?
+//!
+//! The embedded control plane tells what clients make of what it sends: a test changes something, waits for the ACK or the NACK, and then
+//! looks at its calls. Nothing here sleeps. Look at the sequence; in a test of yours every `check` is an `assert!`.
+
+use std::time::Duration;
+
+use evenkeel::{Bootstrap, Channel};
+use evenkeel_control::{Cluster, ControlPlane, Endpoint, Mesh, Quirks, Service};
+use evenkeel_proto::envoy::config::cluster::v3::Cluster as ClusterResource;
+use evenkeel_proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
+use examples::shop::OrdersClient;
+use examples::{Backend, Outcome};
+use tonic::{Code, Request};
+
+#[tokio::main]
+async fn main() -> Outcome {
+    let server = Backend::start("a").await?;
+    let mesh = Mesh::new()
+        .service("orders", Service::to("orders"))
+        .cluster("orders", Cluster::new().endpoint(Endpoint::at(server.address())));
+    let control = ControlPlane::builder().serve().await?;
+    control.set_mesh(&mesh);
+    let bootstrap = Bootstrap::from_json(&control.bootstrap("test-a-client"))?;
+    let channel = Channel::builder("xds:///orders").bootstrap(bootstrap.clone()).build()?;
+    let mut orders = OrdersClient::new(channel);
+    check("a call gets through", orders.get(String::new()).await.is_ok());
+
+    control.acked::<ClusterLoadAssignment>().await;
+    check("the endpoints were accepted", true);
+    let clients = control.clients();
+    check("the client says who it is", clients.iter().any(|client| client.node_id == "test-a-client"));
+
+    // A resource that no client of gRPC takes: this kind of cluster has no discovery service.
+    control.update(|resources| {
+        resources.set(ClusterResource { name: "orders".to_owned(), ..ClusterResource::default() });
+    });
+    let nack = control.nacked::<ClusterResource>().await;
+    println!("      it says: {}", nack.error);
+    check("a bad cluster is rejected by name", nack.error.contains("orders"));
+    check("and calls go on", orders.get(String::new()).await.is_ok());
+    control.set_mesh(&mesh);
+    control.acked::<ClusterResource>().await;
+    check("a good one is accepted again", true);
+
+    // No endpoints at all: calls fail at once, and say so.
+    control.set_mesh(&mesh.clone().cluster("orders", Cluster::new()));
+    control.acked::<ClusterLoadAssignment>().await;
+    let failure = loop {
+        if let Err(status) = orders.get(String::new()).await {
+            break status;
+        }
+    };
+    println!("      it says: {}", failure.message());
+    check("without endpoints calls fail", failure.code() == Code::Unavailable);
+
+    // A control plane that says nothing: calls of a new channel wait, up to their deadline.
+    control.set_quirks(Quirks { silent: true, ..Quirks::default() });
+    let client = evenkeel::XdsClient::builder(bootstrap).build();
+    let mut waiting = OrdersClient::new(Channel::builder("xds:///orders").xds_client(client).build()?);
+    let mut request = Request::new(String::new());
+    request.set_timeout(Duration::from_millis(300));
+    let status = waiting.get(request).await.err();
+    let message = status.as_ref().map_or("", |status| status.message());
+    println!("      it says: {message}");
+    check("a silent control plane", status.as_ref().is_some_and(|status| status.code() == Code::DeadlineExceeded));
+    Ok(())
+}
+
+fn check(what: &str, holds: bool) {
+    println!("{} {what}", if holds { "ok   " } else { "FAILED" });
+}
