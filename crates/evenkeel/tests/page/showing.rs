@@ -180,7 +180,7 @@ async fn a_thousand_endpoints_stay_usable() {
         script.say(many(second));
         shown(&page, &many(second)).await;
     }
-    let each = (page.busy().await - before) / 10;
+    let each = page.busy().await.saturating_sub(before) / 10;
     eprintln!("an update of 1,000 endpoints, 40 shown: {each:?} of the processor");
     // Meant to be under 50 ms; more than so much is no noise.
     assert!(each.as_millis() < 200, "{each:?}");
@@ -192,7 +192,7 @@ async fn a_thousand_endpoints_stay_usable() {
         script.say(many(second));
         shown(&page, &many(second)).await;
     }
-    eprintln!("with all of them shown: {:?}", (page.busy().await - before) / 10);
+    eprintln!("with all of them shown: {:?}", page.busy().await.saturating_sub(before) / 10);
 
     page.eval::<()>("void document.querySelector('#all').click()").await;
     page.eval::<()>("void (window.touched = 0, new MutationObserver((all) => { window.touched += all.length; }).observe(document.querySelector('#endpoints'), { subtree: true, childList: true, attributes: true, characterData: true }))").await;
