@@ -4,7 +4,7 @@
 // a thousand endpoints cost little more than forty. Few rows stand at first. Order by a moving value is refreshed now
 // and then, and not under the reader's pointer.
 
-import { $, NONE, arrange, busy, copy, hide, locality, mark, millis, nameOf, percent, put, rate, shape, stateOf, weight, whyOf } from './format.js';
+import { $, NONE, NOWHERE, arrange, busy, copy, hide, locality, mark, millis, nameOf, percent, put, rate, shape, stateOf, weight, whyOf } from './format.js';
 import { swatch } from './charts.js';
 import { isDown } from './verdict.js';
 
@@ -226,7 +226,8 @@ function groupOf(endpoint) {
   const parts = [];
   if (endpoint.cluster) parts.push(endpoint.cluster);
   if (endpoint.priority != null) parts.push(`priority ${endpoint.priority}`);
-  if (endpoint.locality) parts.push(locality(endpoint.locality));
+  const where = locality(endpoint.locality);
+  if (where && where !== NOWHERE) parts.push(where);
   return parts.join(' · ');
 }
 

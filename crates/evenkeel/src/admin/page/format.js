@@ -56,10 +56,13 @@ export const ago = (ms) => (age(ms) === 'now' ? 'just now' : `${age(ms)} ago`);
 const clockFormat = new Intl.DateTimeFormat('en-GB', { hour: '2-digit', minute: '2-digit', second: '2-digit' });
 export const clock = (at) => clockFormat.format(at);
 
+/** A locality without a name. */
+export const NOWHERE = 'no locality';
+
 /** `{region="r", zone="z", sub_zone="s"}` as `r / z / s`; anything else as it is. */
 export function locality(text) {
   const parts = /^\{region="(.*)", zone="(.*)", sub_zone="(.*)"\}$/.exec(text ?? '');
-  return parts ? parts.slice(1).filter(Boolean).join(' / ') || 'no locality' : text;
+  return parts ? parts.slice(1).filter(Boolean).join(' / ') || NOWHERE : text;
 }
 
 export const STATES = {
