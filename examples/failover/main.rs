@@ -46,7 +46,8 @@ async fn main() -> Outcome {
 
 /// What reached a server that died is tried again: `retry`. What did not reach one is, in any case.
 fn mesh(eu: &[Backend; 2], us: &[Backend; 2]) -> Result<Mesh, Box<dyn std::error::Error>> {
-    let ([eu_1, eu_2], [us_1, us_2]) = (eu.each_ref().map(Backend::address), us.each_ref().map(Backend::address));
+    let ([eu_1, eu_2], [us_1, us_2]) =
+        (eu.each_ref().map(Backend::address), us.each_ref().map(Backend::address));
     Ok(Mesh::from_yaml(&format!(
         "
 services:

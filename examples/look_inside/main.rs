@@ -47,14 +47,18 @@ async fn main() -> Outcome {
         }
     }
     for resource in state.xds.iter().flat_map(|client| &client.resources) {
-        println!("  {:<22} {:<8} {} at version {}", resource.kind, resource.name, resource.status, resource.version);
+        println!(
+            "  {:<22} {:<8} {} at version {}",
+            resource.kind, resource.name, resource.status, resource.version
+        );
     }
     Ok(())
 }
 
 fn mesh(servers: &[Backend]) -> Mesh {
     let weighted = servers.iter().zip(1..);
-    let endpoints = weighted.map(|(server, weight)| Endpoint::at(server.address()).name(server.name()).weight(weight));
+    let endpoints =
+        weighted.map(|(server, weight)| Endpoint::at(server.address()).name(server.name()).weight(weight));
     Mesh::new()
         .service("orders", Service::to("orders"))
         .cluster("orders", Cluster::new().endpoints(endpoints))

@@ -72,7 +72,9 @@ fn series<T: Copy + std::fmt::Display>(data: &MetricData<T>) -> Vec<(String, Str
         }
         MetricData::Histogram(histogram) => histogram
             .data_points()
-            .map(|point| (labels(point.attributes()), format!("{} values, {} in all", point.count(), point.sum())))
+            .map(|point| {
+                (labels(point.attributes()), format!("{} values, {} in all", point.count(), point.sum()))
+            })
             .collect(),
         MetricData::ExponentialHistogram(_) => Vec::new(),
     }

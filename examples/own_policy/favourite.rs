@@ -5,8 +5,8 @@
 //! `crates/evenkeel-core/examples/custom_policy` and the policies of evenkeel-core itself.
 
 use evenkeel_core::{
-    Call, ConfigError, Connectivity, Cx, Description, Eagerness, Endpoints, Fields, Fleet, LbState, Look, Pick, Picker,
-    Policy, Shown, Status, SubchannelId,
+    Call, ConfigError, Connectivity, Cx, Description, Eagerness, Endpoints, Fields, Fleet, LbState, Look,
+    Pick, Picker, Policy, Shown, Status, SubchannelId,
 };
 
 #[derive(Default)]
@@ -49,7 +49,9 @@ impl Policy for Favourite {
         self.shown.show(seen, |seen| match &seen.failure {
             Some(failure) => LbState::failing(failure.clone()),
             None if seen.ready.is_empty() => LbState::connecting(),
-            None => LbState::new(connectivity, Favouring { ready: seen.ready.clone(), percent: seen.percent }),
+            None => {
+                LbState::new(connectivity, Favouring { ready: seen.ready.clone(), percent: seen.percent })
+            }
         })
     }
 
@@ -82,7 +84,7 @@ impl Picker for Favouring {
 
 #[cfg(test)]
 mod tests {
-    use evenkeel_core::{Core, Effect, Endpoint, Event, Instant, Registry, RootPicker, Rng, Update};
+    use evenkeel_core::{Core, Effect, Endpoint, Event, Instant, Registry, Rng, RootPicker, Update};
 
     use super::*;
 
@@ -126,7 +128,11 @@ mod tests {
     fn bad_settings_are_refused_by_name() {
         let mut registry = Registry::standard();
         registry.register::<Favourite>("example.Favourite");
-        let refused = registry.parse_json(r#"[{"example.Favourite": {"percent": 120}}]"#).unwrap_err().to_string();
-        assert!(refused.contains("example.Favourite") && refused.contains("expected 0 to 100, found 120"), "{refused}");
+        let refused =
+            registry.parse_json(r#"[{"example.Favourite": {"percent": 120}}]"#).unwrap_err().to_string();
+        assert!(
+            refused.contains("example.Favourite") && refused.contains("expected 0 to 100, found 120"),
+            "{refused}"
+        );
     }
 }

@@ -41,7 +41,8 @@ async fn main() -> Outcome {
 
 /// A list goes to clients as it stands; each takes the first policy that it knows.
 fn mesh(servers: &[Backend], percent: u32) -> Mesh {
-    let policy = Policy::list([("example.Favourite", json!({"percent": percent})), ("round_robin", json!({}))]);
+    let policy =
+        Policy::list([("example.Favourite", json!({"percent": percent})), ("round_robin", json!({}))]);
     let endpoints = servers.iter().map(|server| Endpoint::at(server.address()));
     Mesh::new()
         .service("orders", Service::to("orders"))

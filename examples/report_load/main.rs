@@ -42,9 +42,9 @@ async fn main() -> Outcome {
     let calls = Load::start(channel, 500);
     for second in 1..=6 {
         let tally = calls.over(Duration::from_secs(1)).await;
-        let busy = loads.iter().map(|(name, load)| {
-            format!("{name} {:.0} %", load.report().application_utilization * 100.0)
-        });
+        let busy = loads
+            .iter()
+            .map(|(name, load)| format!("{name} {:.0} %", load.report().application_utilization * 100.0));
         println!("second {second}: {tally}; busy: {}", busy.collect::<Vec<_>>().join(", "));
     }
     Ok(())

@@ -13,7 +13,8 @@ use examples::{Backend, Outcome, Tally, connected};
 
 #[tokio::main]
 async fn main() -> Outcome {
-    let servers = [Backend::start("good").await?, Backend::start("bad").await?, Backend::start("fine").await?];
+    let servers =
+        [Backend::start("good").await?, Backend::start("bad").await?, Backend::start("fine").await?];
     servers[1].set_failing(true);
     let control = ControlPlane::builder().serve().await?;
     control.set_mesh(&mesh(&servers, Route::to("orders")));

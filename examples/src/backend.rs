@@ -127,7 +127,8 @@ impl Backend {
     /// Ends it as a crash does: at once, whatever is under way.
     pub async fn kill(mut self) {
         if let Some(runtime) = self.runtime.take() {
-            let ended = tokio::task::spawn_blocking(move || runtime.shutdown_timeout(Duration::from_secs(10)));
+            let ended =
+                tokio::task::spawn_blocking(move || runtime.shutdown_timeout(Duration::from_secs(10)));
             let _ = ended.await;
         }
     }
@@ -141,7 +142,12 @@ impl Drop for Backend {
     }
 }
 
-async fn serve(shop: Shop, listener: std::net::TcpListener, tls: Option<Tls>, drained: oneshot::Receiver<()>) {
+async fn serve(
+    shop: Shop,
+    listener: std::net::TcpListener,
+    tls: Option<Tls>,
+    drained: oneshot::Receiver<()>,
+) {
     let name = shop.name.clone();
     if let Err(error) = try_serve(shop, listener, tls, drained).await {
         eprintln!("server {name}: {error}");

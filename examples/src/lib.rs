@@ -13,8 +13,8 @@ mod tally;
 
 use std::time::Duration;
 
-use evenkeel::{Channel, Connectivity, Description, EndpointRow};
 pub use backend::{Backend, Tls};
+use evenkeel::{Channel, Connectivity, Description, EndpointRow};
 pub use tally::{Load, Tally};
 
 /// What the examples end with.

@@ -63,7 +63,10 @@ async fn main() -> Outcome {
     let status = waiting.get(request).await.err();
     let message = status.as_ref().map_or("", |status| status.message());
     println!("      it says: {message}");
-    check("a silent control plane", status.as_ref().is_some_and(|status| status.code() == Code::DeadlineExceeded));
+    check(
+        "a silent control plane",
+        status.as_ref().is_some_and(|status| status.code() == Code::DeadlineExceeded),
+    );
     Ok(())
 }
 

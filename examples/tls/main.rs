@@ -32,7 +32,10 @@ async fn main() -> Outcome {
     let channel = Channel::builder(format!("ipv4:{address}")).credentials(credentials).build()?;
     let mut orders = OrdersClient::new(channel);
     orders.get(String::new()).await?;
-    println!("before the rotation the server saw the first certificate: {}", server.caller() == Some(client.der));
+    println!(
+        "before the rotation the server saw the first certificate: {}",
+        server.caller() == Some(client.der)
+    );
 
     // Rotation: another authority, another certificate, the same files. The server is replaced by one that trusts only these.
     let second = Authority::new()?;
