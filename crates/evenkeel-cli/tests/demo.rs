@@ -1,24 +1,21 @@
 //! `evenkeel demo`, run as people and scripts run it.
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+mod common;
+
+use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
-use std::process::{Command, Stdio};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use testkit::browser::{Browser, Theme};
 
-const EVENKEEL: &str = env!("CARGO_BIN_EXE_evenkeel");
+use crate::common::{PATIENCE, Running, evenkeel};
 
 /// The story is told to its end, each act shows what it is about, and every call is accounted for.
 #[test]
 fn the_story_shows_what_it_promises() {
-    let output = Command::new(EVENKEEL)
-        .args(["demo", "--seconds", "18", "--json", "--no-page"])
-        .output()
-        .expect("the command runs");
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{told}");
-    let report: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    let report = evenkeel(["demo", "--seconds", "18", "--json", "--no-page"]).ends_with(0).json();
     let acts = report["acts"].as_array().expect("acts");
     let titles: Vec<_> = acts.iter().map(|act| act["title"].as_str().expect("a title")).collect();
     assert_eq!(
@@ -66,15 +63,8 @@ fn assert_shares(act: &Value, expected: [f64; 5], off: f64) {
 /// However it ends, nothing is left running: not even when it is killed without a chance to clean up.
 #[test]
 fn nothing_is_left_running() {
-    let mut demo = Command::new(EVENKEEL)
-        .args(["demo", "--seconds", "600"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("the command runs");
-    let mut lines = BufReader::new(demo.stdout.take().expect("its output")).lines();
-    let first = lines.next().expect("a line").expect("text");
-    let page =
-        first.strip_prefix("page: http://").expect("the page's address").trim_end_matches('/').to_owned();
+    let mut demo = Running::start(["demo", "--seconds", "600"]);
+    let page = page(&mut demo);
     let mut backends = Vec::new();
     wait_until("five endpoints are shown", || {
         let state: Value = serde_json::from_str(&get(&page, "/api/state")).expect("a state");
@@ -84,11 +74,55 @@ fn nothing_is_left_running() {
         backends.len() == 5
     });
     assert!(backends.iter().all(|address| TcpStream::connect(address).is_ok()), "{backends:?}");
-    demo.kill().expect("it runs");
-    demo.wait().expect("it is gone");
+    demo.signal("KILL");
+    demo.end();
     wait_until("nobody listens", || {
         backends.iter().chain([&page]).all(|address| TcpStream::connect(address).is_err())
     });
+}
+
+/// Its page shows the fleet and the story, and asks for nothing from elsewhere. The pictures are those of README.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_shows_the_story() {
+    let Some(browser) = Browser::start().await else { return };
+    let mut demo = Running::start(["demo", "--seconds", "36"]);
+    let address = format!("http://{}/", page(&mut demo));
+    let light = browser.page(1280, 1180, Theme::Light).await;
+    light.open(&address).await;
+    light.wait_for("document.querySelectorAll('[data-endpoint]').length === 5").await;
+    let dark = browser.page(1280, 1180, Theme::Dark).await;
+    dark.open(&address).await;
+    // Large is back by then, and the first four acts are in the charts.
+    demo.line_with("large started again");
+    for page in [&light, &dark] {
+        page.wait_for("document.querySelectorAll('[data-endpoint][data-state=READY]').length === 5").await;
+        page.wait_for(
+            "[...document.querySelectorAll('[data-level=mark]')].some((event) => event.innerText.includes('large started again'))",
+        )
+        .await;
+        let names: String = page.eval("document.querySelector('main').innerText").await;
+        assert!(
+            ["small-1", "small-2", "medium", "large", "huge"].iter().all(|name| names.contains(name)),
+            "{names}"
+        );
+        assert_eq!(page.problems(), [""; 0]);
+    }
+    light.screenshot(picture("demo-light")).await;
+    dark.screenshot(picture("demo-dark")).await;
+    demo.signal("INT");
+    assert_eq!(demo.end().code(), Some(1));
+}
+
+fn picture(name: &str) -> PathBuf {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).with_file_name("page");
+    std::fs::create_dir_all(&folder).expect("a folder for pictures");
+    folder.join(format!("{name}.png"))
+}
+
+/// Where its page is.
+fn page(demo: &mut Running) -> String {
+    let line = demo.line_with("page: http://");
+    line.trim_start_matches("page: http://").trim_end_matches('/').to_owned()
 }
 
 fn get(address: &str, path: &str) -> String {
@@ -102,7 +136,7 @@ fn get(address: &str, path: &str) -> String {
 fn wait_until(what: &str, mut is: impl FnMut() -> bool) {
     let began = Instant::now();
     while !is() {
-        assert!(began.elapsed() < Duration::from_secs(30), "it never came that {what}");
+        assert!(began.elapsed() < PATIENCE, "it never came that {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -110,11 +144,7 @@ fn wait_until(what: &str, mut is: impl FnMut() -> bool) {
 /// What cannot work is said at once, with the exit code for it.
 #[test]
 fn wrong_flags_are_told() {
-    let refused = |args: &[&str]| {
-        let output = Command::new(EVENKEEL).arg("demo").args(args).output().expect("the command runs");
-        assert_eq!(output.status.code(), Some(2), "{args:?}");
-        String::from_utf8(output.stderr).expect("text")
-    };
+    let refused = |args: &[&str]| evenkeel(["demo"].iter().chain(args)).ends_with(2).stderr;
     assert!(refused(&["--seconds", "5"]).contains("12..=3600"));
     assert!(refused(&["--page", "127.0.0.1:0", "--no-page"]).contains("cannot be used with"));
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");

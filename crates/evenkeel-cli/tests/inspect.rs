@@ -36,12 +36,12 @@ impl Process {
         let control = ControlPlane::start().await;
         let backend = Backend::start().await;
         control.serve("orders", "pay", &[backend.address()]);
-        let process = Process::with(control, backend).await;
+        let process = Process::with(control, backend);
         timeout(PATIENCE, process.channel.ready()).await.expect("in time").expect("a channel");
         process
     }
 
-    async fn with(control: ControlPlane, backend: Backend) -> Process {
+    fn with(control: ControlPlane, backend: Backend) -> Process {
         let bootstrap = Bootstrap::from_json(&control.bootstrap("node-7")).expect("a bootstrap");
         let client = XdsClient::builder(bootstrap).build();
         let channel =
@@ -163,7 +163,7 @@ async fn a_resource_that_is_missing() {
     control.set(resources::listener_with_rds("orders", "orders"));
     control.set(resources::route_config("orders", "pay"));
     control.set(resources::cluster("other"));
-    let process = Process::with(control, Backend::start().await).await;
+    let process = Process::with(control, Backend::start().await);
     process.wait_status("REQUESTED").await;
     // A cluster that is there once is gone for everybody who asked for all of them.
     process.control.set(resources::cluster("pay"));
@@ -400,7 +400,7 @@ async fn hostile_answers() {
     control.set(resources::cluster("pay"));
     let garbage = Any { type_url: String::new(), value: vec![0xff; 64] };
     control.set_raw::<Listener>("other", garbage);
-    let process = Process::with(control, Backend::start().await).await;
+    let process = Process::with(control, Backend::start().await);
     process.control.wait_until(|control| !control.subscribed::<RouteConfiguration>().is_empty()).await;
     for args in [vec![], vec!["--json".to_owned()]] {
         let args = [vec![process.address.to_string()], args].concat();

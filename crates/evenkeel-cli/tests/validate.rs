@@ -182,7 +182,7 @@ async fn the_second_control_plane_is_asked_if_the_first_is_gone() {
 async fn tls_is_spoken_if_asked_for() {
     let ca = Ca::new("the test's own");
     let cert = ca.issue(&["127.0.0.1"]);
-    let tls = Tls { certificate: cert.certificate, key: cert.key, client_ca: None };
+    let tls = Tls { certificate: cert.pem, key: cert.key_pem, client_ca: None };
     let control = ControlPlane::start_with_tls(tls).await;
     control.serve("orders", "pay", &["127.0.0.1:1".parse().expect("an address")]);
     let folder = Folder::new();
@@ -194,7 +194,7 @@ async fn tls_is_spoken_if_asked_for() {
             let args = ["validate", "--server", &server, "--target", "xds:///orders"];
             let mut command = command(args.iter().chain(tls));
             command.env("SSL_CERT_FILE", roots).env_remove("SSL_CERT_DIR");
-            command.status().expect("it runs").code()
+            command.output().expect("it runs").status.code()
         };
         [ask(&roots, &["--tls"]), ask(&other, &["--tls"]), ask(&roots, &[])]
     };
@@ -297,4 +297,22 @@ fn what_a_file_is_can_be_told() {
     assert_eq!(outcome.stdout, format!("{file}: fine: 1 service, 1 cluster, 1 endpoint\n"));
     let outcome = evenkeel(["validate", "--kind", "bootstrap", &file]).ends_with(1);
     assert!(outcome.stdout.contains("xds_servers"), "{}", outcome.stdout);
+}
+
+/// What policies say to the endpoints that they get is a warning, and changes no exit code.
+#[test]
+fn what_policies_complain_of_is_a_warning() {
+    let folder = Folder::new();
+    let many: Vec<_> = (0..40).map(|i| format!("10.0.0.{i}:1")).collect();
+    let endpoints = many.join(", ");
+    let file = folder.file(
+        "mesh.yaml",
+        &format!(
+            "services:\n  a: {{}}\nclusters:\n  a:\n    policy: {{ring_hash: {{min_ring_size: 1, max_ring_size: 8}}}}\n    endpoints: [{endpoints}]\n"
+        ),
+    );
+    let outcome = evenkeel(["validate", &file]).ends_with(0);
+    let (warning, verdict) = outcome.stdout.split_once('\n').expect("two lines");
+    assert!(warning.starts_with(&format!("{file}:4:3: warning: clusters.a: ")), "{warning}");
+    assert_eq!(verdict, format!("{file}: fine: 1 service, 1 cluster, 40 endpoints; 1 warning\n"));
 }

@@ -43,7 +43,11 @@ impl Walk {
             route: Err(Status::unavailable("nothing is known")),
             hosts: BTreeSet::new(),
         };
-        let _rounds = (0..TRIES).take_while(|_| walk.follow(known)).count();
+        for _ in 0..TRIES {
+            if !walk.follow(known) {
+                break;
+            }
+        }
         walk.core.handle(Event::ExitIdle, Instant::ORIGIN);
         walk.settle();
         walk

@@ -146,8 +146,8 @@ mod tests {
         check("", (1, 1));
         check("xds_servers", (2, 18));
         check("xds_servers[1].channel_creds", (5, 23));
-        check("xds_servers[1].channel_creds[0].type", (5, 32));
-        check(r#"authorities["a \"b\".c"].x"#, (7, 37));
+        check("xds_servers[1].channel_creds[0].type", (5, 33));
+        check(r#"authorities["a \"b\".c"].x"#, (7, 38));
         // What is not there is looked for where it would be.
         check("xds_servers[1].server_features[2]", (4, 5));
         check("xds_servers[7].server_uri", (2, 18));

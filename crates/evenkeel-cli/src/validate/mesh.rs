@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use evenkeel_control::Mesh;
+use evenkeel_core::Description;
 use evenkeel_proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
 use evenkeel_proto::prost::Message;
 use evenkeel_xds::resource::ResourceType;
@@ -77,14 +78,28 @@ fn of_services(mesh: &Mesh, known: &Known, text: &str) -> Vec<Finding> {
             if !told.insert(cluster.clone()) || is_rejected(known, &cluster) {
                 continue;
             }
+            let place = locate_entry(text, "clusters", &cluster);
+            let about = |finding: Finding| finding.path(format!("clusters.{cluster}")).at(place);
             if let Err(status) = walk.pick(("/", &()), &format!("cluster:{cluster}"), 0) {
-                let place = locate_entry(text, "clusters", &cluster);
-                let what = format!("every call fails: {}", status.message());
-                findings.push(Finding::error(what).path(format!("clusters.{cluster}")).at(place));
+                findings.push(about(Finding::error(format!("every call fails: {}", status.message()))));
             }
+            findings.extend(policy_warnings(&walk, &cluster).into_iter().map(Finding::warning).map(about));
         }
     }
     findings
+}
+
+/// What the policies of a cluster have to say about its endpoints, each thing once.
+fn policy_warnings(walk: &Walk, cluster: &str) -> BTreeSet<String> {
+    let child = format!("cluster:{cluster}");
+    let tree = walk.tree().and_then(|root| root.children.into_iter().find(|(name, _)| *name == child));
+    let mut warnings = BTreeSet::new();
+    let mut open: Vec<Description> = tree.into_iter().map(|(_, description)| description).collect();
+    while let Some(policy) = open.pop() {
+        warnings.extend(policy.warnings);
+        open.extend(policy.children.into_iter().map(|(_, child)| child));
+    }
+    warnings
 }
 
 /// Whether it was told already why the cluster cannot be used.

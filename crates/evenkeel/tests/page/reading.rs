@@ -7,7 +7,7 @@ use crate::scripted::{Script, busy_state, channel, fleet, fleet_history, state};
 use crate::{open, picture, shown, text};
 
 /// Every text that stands on less than 4.5 to 1, as `text: ratio`.
-const FAINT: &str = r#"(() => {
+const FAINT: &str = r"(() => {
     const canvas = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
     const seen = new Map();
     const colour = (text) => {
@@ -46,13 +46,13 @@ const FAINT: &str = r#"(() => {
     }
     if (count < 100) faint.push(`only ${count} texts were seen`);
     return faint;
-})()"#;
+})()";
 
 /// Elements that stick out of the page sideways.
-const WIDE: &str = r#"[...document.querySelectorAll('main *, header *')].filter((node) => {
+const WIDE: &str = r"[...document.querySelectorAll('main *, header *')].filter((node) => {
     const box = node.getBoundingClientRect();
     return box.width > 1 && !node.closest('.unseen, svg, thead') && box.right > innerWidth + 1;
-}).map((node) => `${node.tagName} ${node.className} ${node.id}`)"#;
+}).map((node) => `${node.tagName} ${node.className} ${node.id}`)";
 
 /// UX 7: readable at 1280 and 390 px, dark and light; the pictures are for people.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -183,7 +183,7 @@ async fn everything_has_a_name_and_a_role() {
     let page = open(&browser, script.url(), 1280, 800, Theme::Light).await;
     let wrong: Vec<String> = page
         .eval(
-            r#"(() => {
+            r"(() => {
             const wrong = [];
             const check = (selector, is, why) => { for (const node of document.querySelectorAll(selector)) if (!is(node)) wrong.push(`${why}: ${node.outerHTML.slice(0, 90)}`); };
             const all = [...document.querySelectorAll('[id]')].map((node) => node.id);
@@ -201,7 +201,7 @@ async fn everything_has_a_name_and_a_role() {
             check('section', (node) => node.getAttribute('aria-label') || node.getAttribute('aria-labelledby') || node.className === 'client', 'a section without a name');
             check('[style]:not(i):not(.tip)', () => false, 'a style in the markup');
             return wrong;
-        })()"#,
+        })()",
         )
         .await;
     assert_eq!(wrong, [""; 0]);
@@ -227,7 +227,7 @@ async fn everything_has_a_name_and_a_role() {
 const PLACES: &str = r"(() => {
     const first = document.querySelector('#balance').getBoundingClientRect().top;
     const all = document.querySelectorAll('main > :not(#summary):not(#hints), main > :not(#summary):not(#hints) *');
-    return [...all].filter((node) => !node.closest('svg, .bars, .gauge, .why')).map((node) => {
+    return [...all].filter((node) => node.checkVisibility() && !node.closest('svg, .bars, .gauge, .why')).map((node) => {
         const box = node.getBoundingClientRect();
         return `${node.tagName}.${node.className}#${node.id}: ${Math.round(box.top - first)} ${Math.round(box.height)}`;
     });

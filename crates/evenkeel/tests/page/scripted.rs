@@ -31,8 +31,8 @@ struct Said {
 impl Script {
     /// Serves the page with this state.
     pub(crate) async fn start(state: Value) -> Script {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}/", listener.local_addr().unwrap());
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let url = format!("http://{}/", listener.local_addr().expect("an address"));
         let said = Arc::new(watch::Sender::new(Said { history: "[]".to_owned(), ..Said::default() }));
         let script = Script { url, said: Arc::clone(&said) };
         script.say(state);
@@ -51,14 +51,14 @@ impl Script {
     /// The state from now on.
     pub(crate) fn say(&self, state: Value) {
         // It must be one that a process could send.
-        let state: State = serde_json::from_value(state).unwrap();
-        self.said.send_modify(|said| said.state = serde_json::to_string(&state).unwrap());
+        let state: State = serde_json::from_value(state).expect("a state");
+        self.said.send_modify(|said| said.state = serde_json::to_string(&state).expect("JSON"));
     }
 
     /// What the server remembers.
     pub(crate) fn remember(&self, history: Value) {
-        let history: Vec<History> = serde_json::from_value(history).unwrap();
-        self.said.send_modify(|said| said.history = serde_json::to_string(&history).unwrap());
+        let history: Vec<History> = serde_json::from_value(history).expect("a history");
+        self.said.send_modify(|said| said.history = serde_json::to_string(&history).expect("JSON"));
     }
 
     /// Ends every stream and answers nobody, until it is back.
@@ -98,7 +98,7 @@ async fn tell(mut writer: tokio::net::tcp::WriteHalf<'_>, mut said: watch::Recei
         if now.is_gone {
             return;
         }
-        text.push_str(&format!("data: {}\n\n", now.state));
+        text.extend(["data: ", &now.state, "\n\n"]);
         if writer.write_all(text.as_bytes()).await.is_err() || said.changed().await.is_err() {
             return;
         }
@@ -199,7 +199,7 @@ pub(crate) fn fleet() -> Vec<Value> {
 /// The fleet with all that a page can show: events, resources, hints.
 pub(crate) fn busy_state(second: u64) -> Value {
     let mut state = state(second, &[channel(1, "xds:///orders", &fleet())]);
-    let event = |number: u64, level: &str, subject: &str, text: &str| json!({ "number": number, "at": START + number * 1000, "level": level, "subject": subject, "text": text });
+    let event = |number: u64, level: &str, subject: &str, text: &str| json!({ "number": number, "at": START + number * 8000, "level": level, "subject": subject, "text": text });
     state["events"] = json!([
         event(1, "info", "xds:///orders", "channel made"),
         event(2, "mark", "", "act 1: round robin"),

@@ -3,7 +3,7 @@
 // When the stream ends or falls silent, what is shown stays, is greyed and says how old it is; the page asks again
 // until there is an answer, and then for the history that it missed.
 
-import { $, age, count, hide, mark, millis, nameOf, put, rate, shape, stateOf, success } from './format.js';
+import { $, age, ago, count, hide, mark, millis, put, rate, shape, stateOf, success } from './format.js';
 import { Charts } from './charts.js';
 import { EndpointTable, giveKeys } from './endpoints.js';
 import { History } from './history.js';
@@ -149,10 +149,13 @@ function callsByCluster(endpoints) {
   return calls;
 }
 
-/** Short names for charts: the port alone where all endpoints are on one host. */
+/** Short names for charts: what sets addresses apart, the port on one host, the host where ports are the same. */
 function labels(endpoints) {
-  const hosts = new Set(endpoints.map(({ address }) => address.slice(0, address.lastIndexOf(':'))));
-  const names = new Map(endpoints.map((endpoint) => [endpoint.address, endpoint.name || (hosts.size === 1 ? endpoint.address.slice(endpoint.address.lastIndexOf(':')) : nameOf(endpoint))]));
+  const host = (address) => address.slice(0, address.lastIndexOf(':'));
+  const port = (address) => address.slice(address.lastIndexOf(':'));
+  const same = (part) => endpoints.every(({ address }) => part(address) === part(endpoints[0].address));
+  const short = same(host) ? port : same(port) ? host : (address) => address;
+  const names = new Map(endpoints.map(({ address, name }) => [address, name || short(address) || address]));
   return (address) => names.get(address) ?? address;
 }
 
@@ -180,7 +183,7 @@ function showConfig(resources) {
   const refused = resources.filter((one) => one.status === 'NACKED').length;
   put($('config'), newest ? newest.version || '–' : '–');
   mark($('config'), 'title', newest?.version ?? null);
-  put($('config-age'), refused ? `${refused} refused` : newest ? `${age(state.at - newest.updated)} ago` : '');
+  put($('config-age'), refused ? `${refused} refused` : newest ? ago(state.at - newest.updated) : '');
   mark($('config-age'), 'data-level', refused ? 'bad' : null);
 }
 

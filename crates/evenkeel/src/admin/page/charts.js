@@ -3,19 +3,19 @@
 // The endpoints with most calls have a place (colour, dash, shape) that they keep; the others are one grey line.
 // Charts step once a second. They do not glide: drawing all the time would take the processor that is being measured.
 
-import { NONE, age, busy, clock, millis, rate } from './format.js';
+import { NONE, age, busy, clock, millis, rate, roughly } from './format.js';
 import { LOOKS } from './history.js';
 
 /** So many endpoints have a line of their own. */
 const PLACES = 7;
 const HEIGHT = 190;
-const EDGE = { left: 40, right: 84, top: 20, bottom: 20 };
+const EDGE = { left: 42, right: 86, top: 20, bottom: 20 };
 const SVG = 'http://www.w3.org/2000/svg';
 
 const KINDS = {
-  rate: { show: rate, rest: 'all others', isStacked: true, floor: 1, word: 'Calls per second' },
-  busy: { show: busy, rest: 'highest other', line: 1, floor: 1.1, word: 'How busy' },
-  latency: { show: millis, rest: 'highest other', isLog: true, floor: 10, word: 'p99 in milliseconds' },
+  rate: { show: rate, axis: roughly, none: 'no calls yet', rest: 'all others', isStacked: true, floor: 1, word: 'Calls per second' },
+  busy: { show: busy, axis: busy, none: 'no endpoint reports how busy it is', rest: 'highest other', line: 1, floor: 1.1, word: 'How busy' },
+  latency: { show: millis, axis: roughly, none: 'no call has ended yet', rest: 'highest other', isLog: true, floor: 10, word: 'p99 in milliseconds' },
 };
 
 const SHAPES = [
@@ -238,7 +238,7 @@ class Chart {
     for (const value of this.ticks()) {
       const y = Math.round(this.y(value)) + 0.5;
       nodes.push(make('path', { d: `M${EDGE.left} ${y}h${this.inner}` }));
-      nodes.push(make('text', { x: EDGE.left - 6, y: y + 3.5, 'text-anchor': 'end' }, this.kind.isLog ? String(Number(value.toPrecision(1))) : this.kind.show(value)));
+      nodes.push(make('text', { x: EDGE.left - 6, y: y + 3.5, 'text-anchor': 'end' }, this.kind.axis(value)));
     }
     if (this.kind.line != null) {
       const y = Math.round(this.y(this.kind.line)) + 0.5;
@@ -248,6 +248,9 @@ class Chart {
     for (const [part, text, anchor] of [[0, `${age(whole)} ago`, 'start'], [0.5, age(whole / 2), 'middle'], [1, 'now', 'end']]) {
       nodes.push(make('text', { x: EDGE.left + part * this.inner, y: HEIGHT - 5, 'text-anchor': anchor }, text));
     }
+    if (this.series.every(({ values }) => values.every((value) => value == null))) {
+      nodes.push(make('text', { x: EDGE.left + this.inner / 2, y: HEIGHT / 2, 'text-anchor': 'middle' }, this.kind.none));
+    }
     this.grid.replaceChildren(...nodes);
   }
 
@@ -255,10 +258,12 @@ class Chart {
     const { history, marks } = this.all;
     const end = history.at.at(-1);
     const nodes = [];
-    for (const { at, number } of marks) {
-      const x = EDGE.left + (1 - (end - at) / ((LOOKS - 1) * this.step())) * this.inner;
-      if (x < EDGE.left || x > EDGE.left + this.inner + 1) continue;
+    const placed = marks.map(({ at, number }) => ({ number, x: EDGE.left + (1 - (end - at) / ((LOOKS - 1) * this.step())) * this.inner }));
+    const seen = placed.filter(({ x }) => x >= EDGE.left && x <= EDGE.left + this.inner + 1);
+    for (const [index, { number, x }] of seen.entries()) {
       nodes.push(make('path', { d: `M${x.toFixed(1)} ${EDGE.top - 4}V${HEIGHT - EDGE.bottom}` }));
+      // Of marks that stand close, the last one keeps its number.
+      if (seen[index + 1]?.x < x + 17) continue;
       nodes.push(make('rect', { x: (x - 8).toFixed(1), y: 2, width: 16, height: 14, rx: 3 }));
       nodes.push(make('text', { x: x.toFixed(1), y: 12.5, 'text-anchor': 'middle' }, String(number)));
     }
@@ -313,7 +318,7 @@ class Chart {
     const x = EDGE.left + this.inner + 6;
     this.labels.replaceChildren(...ends.flatMap(({ place, label, y }) => [
       make('path', { 'data-place': place, class: 'end', d: place === 'rest' ? 'M2 5h8v2H2z' : SHAPES[place], transform: `translate(${x} ${(y - 4).toFixed(1)}) scale(.68)` }),
-      make('text', { x: x + 12, y: (y + 3.5).toFixed(1) }, short(label, 11)),
+      make('text', { x: x + 12, y: (y + 3.5).toFixed(1) }, short(label, 12)),
     ]));
   }
 

@@ -4,7 +4,7 @@
 // a thousand endpoints cost little more than forty. Few rows stand at first. Order by a moving value is refreshed now
 // and then, and not under the reader's pointer.
 
-import { $, NONE, arrange, busy, copy, hide, locality, mark, millis, nameOf, percent, put, rate, shape, stateOf, weight } from './format.js';
+import { $, NONE, NOWHERE, arrange, busy, copy, hide, locality, mark, millis, nameOf, percent, put, rate, shape, stateOf, weight, whyOf } from './format.js';
 import { swatch } from './charts.js';
 import { isDown } from './verdict.js';
 
@@ -140,10 +140,15 @@ export class EndpointTable {
     if (compare) found.sort(this.isReversed ? (a, b) => compare(b, a) : compare);
     // Groups stay together, in the order of the tree.
     const place = new Map([...new Set(endpoints.map(groupOf))].map((name, at) => [name, at]));
-    if (place.size <= FEW / 4) found.sort((a, b) => place.get(groupOf(a)) - place.get(groupOf(b)));
+    if (this.isGrouped(endpoints, place.size)) found.sort((a, b) => place.get(groupOf(a)) - place.get(groupOf(b)));
     this.known = endpoints.length;
     this.order = found.map((endpoint) => endpoint.key);
     return this.order;
+  }
+
+  /** One group needs no heading, very many are noise, and among many endpoints the worst come first, wherever they are. */
+  isGrouped(endpoints, groups) {
+    return groups > 1 && groups <= FEW / 4 && (endpoints.length <= FEW || this.sort === '');
   }
 
   withGroups(rows, endpoints) {
@@ -153,8 +158,7 @@ export class EndpointTable {
       if (!members.has(name)) members.set(name, []);
       members.get(name).push(endpoint);
     }
-    // One group needs no heading; very many would be noise.
-    if (members.size < 2 || members.size > FEW / 4) return rows;
+    if (!this.isGrouped(endpoints, members.size)) return rows;
     const nodes = [];
     let current = null;
     for (const row of rows) {
@@ -222,7 +226,8 @@ function groupOf(endpoint) {
   const parts = [];
   if (endpoint.cluster) parts.push(endpoint.cluster);
   if (endpoint.priority != null) parts.push(`priority ${endpoint.priority}`);
-  if (endpoint.locality) parts.push(locality(endpoint.locality));
+  const where = locality(endpoint.locality);
+  if (where && where !== NOWHERE) parts.push(where);
   return parts.join(' · ');
 }
 
@@ -237,7 +242,7 @@ function fill(row, endpoint, scale, miss, place) {
   mark(cells.got, 'data-off', miss == null ? null : miss > 0 ? 'more' : 'less');
   stretch(row.bars[0], (endpoint.got ?? 0) / scale);
   stretch(row.bars[1], (endpoint.want ?? 0) / scale);
-  put(cells.unused, endpoint.unused ?? '');
+  put(cells.unused, whyOf(endpoint));
   if (endpoint.unused) mark(cells.unused, 'title', endpoint.unused);
   put(cells.rate, rate(endpoint.traffic.rate));
   put(cells.utilization, busy(endpoint.utilization));

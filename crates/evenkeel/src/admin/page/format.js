@@ -14,6 +14,10 @@ function scaled(value, one, two) {
   return formats[size >= one || size === 0 ? 0 : size >= two ? 1 : 2].format(value);
 }
 
+/** For axes: 60,000 as 60K. */
+const compact = new Intl.NumberFormat('en-US', { notation: 'compact', maximumFractionDigits: 1 });
+export const roughly = (value) => compact.format(value);
+
 export const rate = (value) => scaled(value, 100, 1);
 export const weight = (value) => scaled(value, 100, 10);
 export const millis = (value) => scaled(value, 100, 10);
@@ -47,13 +51,18 @@ export function age(ms) {
   return `${Math.round(seconds / 86400)} d`;
 }
 
+export const ago = (ms) => (age(ms) === 'now' ? 'just now' : `${age(ms)} ago`);
+
 const clockFormat = new Intl.DateTimeFormat('en-GB', { hour: '2-digit', minute: '2-digit', second: '2-digit' });
 export const clock = (at) => clockFormat.format(at);
+
+/** A locality without a name. */
+export const NOWHERE = 'no locality';
 
 /** `{region="r", zone="z", sub_zone="s"}` as `r / z / s`; anything else as it is. */
 export function locality(text) {
   const parts = /^\{region="(.*)", zone="(.*)", sub_zone="(.*)"\}$/.exec(text ?? '');
-  return parts ? parts.slice(1).filter(Boolean).join(' / ') || 'no locality' : text;
+  return parts ? parts.slice(1).filter(Boolean).join(' / ') || NOWHERE : text;
 }
 
 export const STATES = {
@@ -63,6 +72,9 @@ export const STATES = {
   TRANSIENT_FAILURE: { shape: 'bad', word: 'failing' },
 };
 export const stateOf = (name) => STATES[name] ?? { shape: 'none', word: name ?? 'unknown' };
+
+/** Why an endpoint gets no calls, without what its row says anyway. */
+export const whyOf = ({ unused, address }) => (unused ?? '').replace(`connecting to ${address}: `, '');
 
 export const nameOf = (endpoint) => endpoint.name || endpoint.address;
 

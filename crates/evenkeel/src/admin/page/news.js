@@ -1,6 +1,6 @@
 // What came from outside: the resources of the control plane, the events of the process, the hints.
 
-import { $, age, arrange, clock, copy, hide, locality, mark, put, shape } from './format.js';
+import { $, age, ago, arrange, clock, copy, hide, locality, mark, put, shape } from './format.js';
 
 const KINDS = { Listener: 'LDS', RouteConfiguration: 'RDS', Cluster: 'CDS', ClusterLoadAssignment: 'EDS' };
 const STATUSES = {
@@ -68,7 +68,7 @@ function showResource(key, resource, now) {
   hide(error, !resource.error);
   if (resource.error) {
     const { version: refused, details, at } = resource.error;
-    const when = at == null ? '' : ` ${age(now - at)} ago`;
+    const when = at == null ? '' : ` ${ago(now - at)}`;
     put(error, `${refused ? `Version ${refused}` : 'An update'} was not taken${when}: ${details}`);
   }
   return row;

@@ -3,7 +3,7 @@
 // It is calm: what endpoints get is smoothed over some looks before anyone is called out, because the calls of one
 // second spread by chance even when all is well.
 
-import { busy, nameOf, percent } from './format.js';
+import { busy, nameOf, percent, whyOf } from './format.js';
 
 /** From here on an endpoint is close to what it can do. */
 const BUSY = 0.85;
@@ -11,6 +11,8 @@ const BUSY = 0.85;
 const FAILING = 0.005;
 /** How much the newest look counts. */
 const NEWEST = 0.3;
+/** So many looks at a share say nothing yet. */
+const SETTLING = 3;
 
 /** By how much each endpoint misses its share, smoothed: by key. */
 export class Misses {
@@ -24,8 +26,11 @@ export class Misses {
       const { got, want } = endpoint;
       if (got == null || want == null) continue;
       const old = this.byKey.get(endpoint.key);
+      // Under another share it starts anew: what it got is still that of the share before.
+      const isSame = old && Math.abs(want - old.want) <= 0.1 * Math.max(want, old.want);
+      const looks = isSame ? old.looks + 1 : 1;
       const now = got - want;
-      next.set(endpoint.key, old ? { miss: old.miss + NEWEST * (now - old.miss), looks: old.looks + 1 } : { miss: now, looks: 1 });
+      next.set(endpoint.key, { want, looks, miss: looks > SETTLING ? old.miss + NEWEST * (now - old.miss) : now });
     }
     this.byKey = next;
   }
@@ -33,9 +38,9 @@ export class Misses {
   /** The miss, if it is more than chance and rounding explain. */
   beyondChance(endpoint, calls) {
     const known = this.byKey.get(endpoint.key);
-    if (!known || calls <= 0) return null;
+    if (!known || known.looks <= SETTLING || calls <= 0) return null;
     // The smoothing counts as if calls of 2/NEWEST - 1 looks were taken together.
-    const looks = Math.min(known.looks, 2 / NEWEST - 1);
+    const looks = Math.min(known.looks - SETTLING, 2 / NEWEST - 1);
     const spread = Math.sqrt((endpoint.want * (1 - endpoint.want)) / (calls * looks));
     return Math.abs(known.miss) > Math.max(0.1 * endpoint.want, 4 * spread) ? known.miss : null;
   }
@@ -101,7 +106,7 @@ function* overloaded(endpoints) {
   yield {
     level: past ? 'bad' : 'warn',
     headline: past ? 'Overloaded' : room ? 'Lopsided' : 'Busy',
-    because: `${who} ${past ? 'past' : 'close to'} what ${over.length > 1 ? 'they' : 'it'} can do (up to ${busy(busiest.utilization)})${room}.`,
+    because: `${who} ${busiest.utilization > 1.005 ? 'past' : past ? 'at the limit of' : 'close to'} what ${over.length > 1 ? 'they' : 'it'} can do (up to ${busy(busiest.utilization)})${room}.`,
   };
 }
 
@@ -109,7 +114,7 @@ function* down(endpoints) {
   const gone = endpoints.filter(isDown);
   if (gone.length === 0) return;
   const all = gone.length === endpoints.length;
-  const why = gone.length === 1 && gone[0].unused ? `: ${gone[0].unused}` : '';
+  const why = gone.length === 1 && gone[0].unused ? `: ${whyOf(gone[0]).split(';')[0]}` : '';
   const rest = all ? '' : ' The others carry the calls.';
   yield {
     level: all ? 'bad' : 'warn',
