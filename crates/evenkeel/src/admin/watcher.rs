@@ -85,10 +85,10 @@ impl Watcher {
             events: Vec::new(),
             hints: Vec::new(),
         };
-        state.hints = hints(&state);
         self.compare(&state);
         self.compare_priorities(&state, priorities);
         self.chart(&state);
+        state.hints = self.hints(&state);
         self.before = Some(state.clone());
         state.events = self.events.iter().cloned().collect();
         state
@@ -347,50 +347,67 @@ const OFF: f64 = 0.1;
 /// Of fewer calls per second shares are noise.
 const ENOUGH: f64 = 20.0;
 
-fn hints(state: &State) -> Vec<String> {
-    let mut hints = Vec::new();
-    for client in &state.xds {
-        for server in client.servers.iter().filter(|server| !server.connected) {
-            hints.push(format!("control plane {} is not connected: what is known stays in use", server.uri));
-        }
-        for resource in client.resources.iter().filter(|resource| resource.error.is_some()) {
-            let serving = match resource.version.as_str() {
-                "" => "and there is none in use".to_owned(),
-                version => format!("version {version} stays in use"),
-            };
-            hints.push(format!(
-                "{} {}: the last update was rejected, {serving}",
-                resource.kind, resource.name
-            ));
-        }
-        for resource in client.resources.iter().filter(|resource| resource.status == "DOES_NOT_EXIST") {
-            hints.push(format!("{} {} does not exist", resource.kind, resource.name));
-        }
-    }
-    for channel in &state.channels {
-        for endpoint in &channel.endpoints {
-            if endpoint.utilization.is_some_and(|utilization| utilization >= FULL) {
-                hints.push(format!("{} has nothing left", label(endpoint)));
-            }
-            if let (Some(want), Some(got)) = (endpoint.want, endpoint.got)
-                && (want - got).abs() > OFF
-                && channel.traffic.rate >= ENOUGH
-            {
+impl Watcher {
+    fn hints(&self, state: &State) -> Vec<String> {
+        let mut hints = Vec::new();
+        for client in &state.xds {
+            for server in client.servers.iter().filter(|server| !server.connected) {
                 hints.push(format!(
-                    "{} should get {:.0} % of the calls and gets {:.0} %",
-                    label(endpoint),
-                    want * 100.0,
-                    got * 100.0
+                    "control plane {} is not connected: what is known stays in use",
+                    server.uri
                 ));
             }
+            for resource in client.resources.iter().filter(|resource| resource.error.is_some()) {
+                let serving = match resource.version.as_str() {
+                    "" => "and there is none in use".to_owned(),
+                    version => format!("version {version} stays in use"),
+                };
+                hints.push(format!(
+                    "{} {}: the last update was rejected, {serving}",
+                    resource.kind, resource.name
+                ));
+            }
+            for resource in client.resources.iter().filter(|resource| resource.status == "DOES_NOT_EXIST") {
+                hints.push(format!("{} {} does not exist", resource.kind, resource.name));
+            }
         }
-        let mut nodes: Vec<_> = channel.tree.iter().collect();
-        while let Some(node) = nodes.pop() {
-            hints.extend(node.warnings.iter().map(|warning| format!("{}: {warning}", node.policy)));
-            nodes.extend(node.children.iter().map(|(_, child)| child));
+        for channel in &state.channels {
+            for endpoint in &channel.endpoints {
+                if endpoint.utilization.is_some_and(|utilization| utilization >= FULL) {
+                    hints.push(format!("{} has nothing left", label(endpoint)));
+                }
+                if let (Some(want), Some(got)) = (endpoint.want, endpoint.got)
+                    && (want - got).abs() > OFF
+                    && channel.traffic.rate >= ENOUGH
+                    && self.is_settled(channel.id, endpoint)
+                {
+                    hints.push(format!(
+                        "{} should get {:.0} % of the calls and gets {:.0} %",
+                        label(endpoint),
+                        want * 100.0,
+                        got * 100.0
+                    ));
+                }
+            }
+            let mut nodes: Vec<_> = channel.tree.iter().collect();
+            while let Some(node) = nodes.pop() {
+                hints.extend(node.warnings.iter().map(|warning| format!("{}: {warning}", node.policy)));
+                nodes.extend(node.children.iter().map(|(_, child)| child));
+            }
         }
+        hints
     }
-    hints
+
+    /// Whether a share that is off now may be blamed on anybody: it has been wanted for as long as figures go back.
+    fn is_settled(&self, channel: u64, endpoint: &EndpointState) -> bool {
+        let lines = self.charts.get(&channel).and_then(|chart| chart.endpoints.get(&endpoint.address));
+        let looks = || lines.iter().flat_map(|lines| lines.0.iter().rev().take(BACK + 1));
+        let is_same = |point: &Point| match (point.want, endpoint.want) {
+            (Some(then), Some(now)) => (then - now).abs() < OFF / 2.0,
+            _ => false,
+        };
+        looks().count() > BACK && looks().all(is_same)
+    }
 }
 
 /// The lines of one channel's charts.
@@ -412,6 +429,7 @@ struct Point {
     rate: Option<f64>,
     failures: Option<f64>,
     p99_ms: Option<f64>,
+    want: Option<f64>,
     got: Option<f64>,
     utilization: Option<f64>,
 }
@@ -437,6 +455,7 @@ impl Chart {
             // One that was not there before has nothing to show for it; one that stands twice is shown once.
             lines.0.resize(length, Point::default());
             lines.0.push_back(Point {
+                want: endpoint.want,
                 got: endpoint.got,
                 utilization: endpoint.utilization,
                 ..Point::of(&endpoint.traffic)
@@ -543,7 +562,11 @@ mod tests {
         let [a, b] = &third.channels[0].endpoints[..] else { panic!("two endpoints") };
         assert_eq!((a.traffic.rate, b.traffic.rate, third.channels[0].traffic.rate), (100.0, 300.0, 400.0));
         assert_eq!((a.got, b.got, a.traffic.started), (Some(0.25), Some(0.75), 1200));
-        assert_eq!(third.hints.len(), 2, "{:?}", third.hints);
+        assert_eq!(
+            third.hints,
+            ["a should get 50 % of the calls and gets 25 %", "b should get 50 % of the calls and gets 75 %"]
+        );
+        assert!(first.hints.is_empty(), "{:?}", first.hints);
         // The first look is out of the figures by now.
         let fourth = watcher.take_in(two(1200, 1000), 4000);
         assert_eq!(fourth.channels[0].endpoints[0].got, Some(0.125));

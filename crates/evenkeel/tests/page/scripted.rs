@@ -25,6 +25,8 @@ pub(crate) struct Script {
 struct Said {
     state: String,
     history: String,
+    /// Whether those who ask for the history must wait.
+    is_slow: bool,
     is_gone: bool,
 }
 
@@ -61,6 +63,11 @@ impl Script {
         self.said.send_modify(|said| said.history = serde_json::to_string(&history).expect("JSON"));
     }
 
+    /// Lets those who ask for the history wait, until it does not.
+    pub(crate) fn be_slow(&self, is_slow: bool) {
+        self.said.send_modify(|said| said.is_slow = is_slow);
+    }
+
     /// Ends every stream and answers nobody, until it is back.
     pub(crate) fn go(&self, is_gone: bool) {
         self.said.send_modify(|said| said.is_gone = is_gone);
@@ -80,7 +87,10 @@ async fn answer(mut stream: TcpStream, mut said: watch::Receiver<Said>) {
     let (status, kind, body) = match path {
         "/api/events" => return tell(writer, said).await,
         "/api/state" => ("200 OK", "application/json", now.state),
-        "/api/history" => ("200 OK", "application/json", now.history),
+        "/api/history" => {
+            let Ok(now) = said.wait_for(|said| !said.is_slow).await else { return };
+            ("200 OK", "application/json", now.history.clone())
+        }
         path => file(path),
     };
     let head = format!(

@@ -6,6 +6,27 @@ use testkit::browser::{Browser, Theme};
 use crate::scripted::{self, Script, busy_state, channel, endpoint, fleet, fleet_history, state};
 use crate::{open, picture, shown, text};
 
+/// A channel that comes while the page waits for what the server remembers is shown like any other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn looks_that_come_before_the_history_are_shown() {
+    let Some(browser) = Browser::start().await else { return };
+    let script = Script::start(state(0, &[])).await;
+    script.be_slow(true);
+    let page = browser.page(1280, 800, Theme::Light).await;
+    page.open(script.url()).await;
+    page.wait_for("document.body.dataset.connected === 'true'").await;
+    let later = state(1, &[channel(1, "xds:///orders", &fleet())]);
+    script.say(later.clone());
+    shown(&page, &later).await;
+    script.be_slow(false);
+    for second in 2..5 {
+        let later = state(second, &[channel(1, "xds:///orders", &fleet())]);
+        script.say(later.clone());
+        shown(&page, &later).await;
+    }
+    assert_eq!(page.problems(), [""; 0]);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_says_whether_the_balance_is_even_and_whom_it_hurts() {
     let Some(browser) = Browser::start().await else { return };

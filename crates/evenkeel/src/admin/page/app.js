@@ -59,7 +59,8 @@ async function hear(next) {
   mark(document.body, 'data-connected', 'true');
   state = next;
   if (isBack) await remember();
-  takeIn(next);
+  // Others may have come meanwhile: what is shown is what must be remembered.
+  takeIn(state);
   // With the next frame: a tab that nobody looks at draws nothing.
   frame ??= requestAnimationFrame(show);
 }
@@ -69,8 +70,10 @@ async function remember() {
   try {
     const answer = await fetch('/api/history');
     if (!answer.ok) return;
+    const all = await answer.json();
+    // At one go: a frame may be drawn before anything that is waited for.
     histories.clear();
-    for (const kept of await answer.json()) histories.set(kept.id, History.from(kept));
+    for (const kept of all) histories.set(kept.id, History.from(kept));
   } catch {
     // The stream says so too, and is what is watched.
   }
