@@ -161,6 +161,18 @@ pub fn load_assignment(cluster: &str, addresses: &[&str]) -> ClusterLoadAssignme
     }
 }
 
+/// The same, with weights for the endpoints of its first locality, in their order.
+pub fn weighted(
+    mut assignment: ClusterLoadAssignment,
+    weights: impl IntoIterator<Item = u32>,
+) -> ClusterLoadAssignment {
+    let endpoints = assignment.endpoints.iter_mut().take(1).flat_map(|locality| &mut locality.lb_endpoints);
+    for (endpoint, weight) in endpoints.zip(weights) {
+        endpoint.load_balancing_weight = Some(weight);
+    }
+    assignment
+}
+
 /// A locality with its weight, priority and endpoints.
 pub fn locality(zone: &str, weight: u32, priority: u32, addresses: &[&str]) -> LocalityLbEndpoints {
     let endpoints = addresses.iter().map(|address| {

@@ -7,6 +7,7 @@
 
 mod demo;
 mod doctor;
+mod ends;
 mod explain;
 mod inspect;
 mod serve;

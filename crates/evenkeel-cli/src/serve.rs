@@ -11,10 +11,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use evenkeel_control::{ControlPlane, Event, Mesh, MeshErrors, POLL_INTERVAL, What};
 use evenkeel_xds::resource::ResourceType;
 use serde_json::{Value, json};
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
 
+use crate::ends::Ends;
 use crate::explain::known::Known;
 use crate::ui::{Exit, Failure, Style, Terminal};
 use crate::validate::mesh_summary;
@@ -82,27 +82,6 @@ pub(crate) async fn run(args: Args, terminal: &Terminal) -> Result<Exit, Failure
     }
     log.end()?;
     Ok(Exit::Fine)
-}
-
-/// What ends the command: Ctrl-C, or the system.
-struct Ends {
-    interrupt: tokio::signal::unix::Signal,
-    terminate: tokio::signal::unix::Signal,
-}
-
-impl Ends {
-    fn new() -> Result<Ends, Failure> {
-        let on =
-            |kind| signal(kind).map_err(|error| Failure::usage(format!("no signals can be had: {error}")));
-        Ok(Ends { interrupt: on(SignalKind::interrupt())?, terminate: on(SignalKind::terminate())? })
-    }
-
-    async fn wait(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-        }
-    }
 }
 
 /// What is said, as text or as JSON.

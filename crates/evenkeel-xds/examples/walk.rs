@@ -17,7 +17,7 @@ use evenkeel_xds::client::{Client, Effect, Input, Request, StreamId, SubscriberI
 use evenkeel_xds::follow::{Follower, Step};
 use evenkeel_xds::resource::{Parser, ResourceType};
 use evenkeel_xds::routing::Selector;
-use testkit::resources::{any, cluster, listener_with_rds, load_assignment, route_config};
+use testkit::resources::{any, cluster, listener_with_rds, load_assignment, route_config, weighted};
 
 const BOOTSTRAP: &str = r#"{
   "xds_servers": [{ "server_uri": "control.example:443", "channel_creds": [{ "type": "tls" }] }],
@@ -33,11 +33,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     walk.send("a listener that points at routes", &listener_with_rds("orders", "routes"));
     walk.send("routes: every call to the cluster orders-eu", &route_config("routes", "orders-eu"));
     walk.send("the cluster: endpoints from this stream", &cluster("orders-eu"));
-    let mut endpoints = load_assignment("orders-eu", &["10.0.0.1:80", "10.0.0.2:80"]);
-    for (endpoint, weight) in endpoints.endpoints[0].lb_endpoints.iter_mut().zip([2, 4]) {
-        endpoint.load_balancing_weight = Some(weight);
-    }
-    walk.send("two endpoints, weights 2 and 4", &endpoints);
+    let endpoints = load_assignment("orders-eu", &["10.0.0.1:80", "10.0.0.2:80"]);
+    walk.send("two endpoints, weights 2 and 4", &weighted(endpoints, [2, 4]));
     println!("\ntwelve calls: {}", walk.calls(12));
 
     let bad = load_assignment("orders-eu", &["10.0.0.9:80", "10.0.0.9:80"]);

@@ -78,11 +78,8 @@ impl Drop for Stage {
 
 fn set_weights(control: &ControlPlane, cluster: &str, backends: &[Backend; 2], weights: [u32; 2]) {
     let addresses = backends.each_ref().map(|backend| backend.address().to_string());
-    let mut endpoints = resources::load_assignment(cluster, &addresses.each_ref().map(String::as_str));
-    for (endpoint, weight) in endpoints.endpoints[0].lb_endpoints.iter_mut().zip(weights) {
-        endpoint.load_balancing_weight = Some(weight);
-    }
-    control.set(endpoints);
+    let endpoints = resources::load_assignment(cluster, &addresses.each_ref().map(String::as_str));
+    control.set(resources::weighted(endpoints, weights));
 }
 
 /// The shares that the channel to this service wants and gives, by endpoint.

@@ -26,11 +26,18 @@ pub(super) enum Scene {
 /// What the mesh file says.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
-    /// What was changed, for the time line.
-    pub(super) edit: &'static str,
+    /// What was changed.
+    edit: &'static str,
     policy: &'static str,
     weights: Option<[u32; BACKENDS.len()]>,
     priorities: Option<[u32; BACKENDS.len()]>,
+}
+
+impl Plan {
+    /// What was done, for the time line.
+    pub(super) fn says(&self) -> String {
+        format!("mesh.yaml edited: {}", self.edit)
+    }
 }
 
 const LARGE: usize = 3;

@@ -25,6 +25,7 @@ use self::fleet::{BACKENDS, Backend};
 use self::load::{Load, RATE};
 use self::report::{ActReport, Report};
 use self::screen::{Moment, Screen};
+use crate::ends::Ends;
 use crate::ui::{Exit, Failure, Style, Terminal};
 
 /// How often the stage is looked at.
@@ -63,6 +64,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) async fn run(args: Args, terminal: &Terminal) -> Result<Exit, Failure> {
+    let mut ends = Ends::new()?;
     let stage = Stage::set(&args).await?;
     let show = if args.json {
         Show::Nothing
@@ -74,9 +76,9 @@ pub(crate) async fn run(args: Args, terminal: &Terminal) -> Result<Exit, Failure
     let mut story = Story { stage, show, terminal, last: String::new() };
     let acts = tokio::select! {
         acts = story.tell(Duration::from_secs(args.seconds.into())) => acts?,
-        interrupted = interrupted() => {
+        () = ends.wait() => {
             story.show.clear()?;
-            return interrupted;
+            return Ok(Exit::Fine);
         }
     };
     let report = Report { calls_per_second: RATE, seconds: args.seconds.into(), acts };
@@ -95,14 +97,6 @@ pub(crate) async fn run(args: Args, terminal: &Terminal) -> Result<Exit, Failure
         ))?;
     }
     Ok(Exit::Fine)
-}
-
-/// Ctrl-C: the backends end with us.
-async fn interrupted() -> Result<Exit, Failure> {
-    match tokio::signal::ctrl_c().await {
-        Ok(()) => Ok(Exit::Findings),
-        Err(_) => std::future::pending().await,
-    }
 }
 
 /// Everything that the story is told with.
@@ -174,7 +168,7 @@ impl Stage {
         match scene {
             Scene::Mesh(plan) => {
                 write_mesh(&self.mesh, &acts::mesh(plan, &self.backends))?;
-                Ok(format!("mesh.yaml edited: {}", plan.edit))
+                Ok(plan.says())
             }
             Scene::Kill(i) => {
                 self.backends[*i].kill().await;

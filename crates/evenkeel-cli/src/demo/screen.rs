@@ -61,14 +61,15 @@ impl Screen<'_> {
     }
 }
 
-const BAR: usize = 10;
+/// How long bars are. With them a row fits a terminal of 80 columns, and lines that do not wrap are what drawing in place counts on.
+const BAR: usize = 5;
 
 fn picture(terminal: &Terminal, moment: &Moment<'_>, state: &State, backends: &[Backend]) -> String {
     let act = &ACTS[moment.act];
     let channel = state.channels.first();
     let number = format!("act {} of {}: {}", moment.act + 1, ACTS.len(), act.title);
     let mut lines = vec![
-        format!("{}  {}", terminal.paint(Style::Title, number), bar(moment.over, BAR, '━', '─')),
+        format!("{}  {}", terminal.paint(Style::Title, number), bar(moment.over, 2 * BAR, '━', '─')),
         terminal.paint(Style::Faint, act.says).to_string(),
         String::new(),
         rows(terminal, state, backends),
@@ -89,9 +90,9 @@ fn picture(terminal: &Terminal, moment: &Moment<'_>, state: &State, backends: &[
 }
 
 fn rows(terminal: &Terminal, state: &State, backends: &[Backend]) -> String {
-    let heads = ["backend", "can do", "state", "want", "got", "", "calls/s", "busy", "", "p99", "failed/s"];
+    let heads = ["backend", "max/s", "state", "want", "got", "calls/s", "busy", "", "p99", "fail/s"];
     let head = |(i, head): (usize, &str)| {
-        let cell = if matches!(i, 0 | 2 | 5 | 8) { Cell::new(head) } else { Cell::right(head) };
+        let cell = if matches!(i, 0 | 2 | 7) { Cell::new(head) } else { Cell::right(head) };
         cell.style(Style::Faint)
     };
     let mut rows: Vec<Vec<Cell>> = vec![heads.into_iter().enumerate().map(head).collect()];
@@ -109,11 +110,11 @@ fn millis(value: Option<f64>) -> String {
 }
 
 fn row(name: &str, capacity: u32, endpoint: Option<&EndpointState>) -> Vec<Cell> {
-    let head = [Cell::new(name), Cell::right(format!("{capacity}/s"))];
-    let Some(endpoint) = endpoint else { return head.into_iter().chain([Cell::new("unknown")]).collect() };
+    let head = [Cell::new(name), Cell::right(capacity.to_string())];
+    let Some(endpoint) = endpoint else { return head.into_iter().chain([Cell::new("-")]).collect() };
     let (state, style) = match endpoint.state {
         Connectivity::Ready => ("ready", Style::Good),
-        Connectivity::Connecting => ("connecting", Style::Warn),
+        Connectivity::Connecting => ("trying", Style::Warn),
         Connectivity::TransientFailure => ("down", Style::Bad),
         Connectivity::Idle => ("idle", Style::Faint),
     };
@@ -134,7 +135,6 @@ fn row(name: &str, capacity: u32, endpoint: Option<&EndpointState>) -> Vec<Cell>
             Cell::new(state).style(style),
             share(endpoint.want),
             share(endpoint.got),
-            Cell::new(bar(endpoint.got.unwrap_or(0.0), BAR, '█', '·')),
             Cell::right(format!("{:.0}", traffic.rate)),
             Cell::right(busy.map_or_else(|| "-".to_owned(), |busy| percent(busy, 0))),
             Cell::new(format!("{}{mark}", bar(busy.unwrap_or(0.0), BAR, '█', '·'))).style(busy_style),
@@ -151,7 +151,52 @@ fn bar(share: f64, width: usize, full: char, empty: char) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
+    use super::super::acts::Scene;
+    use super::super::fleet::BACKENDS;
     use super::*;
+    use crate::ui::When;
+
+    /// At its widest it fits a terminal of 80 columns and 24 rows.
+    #[test]
+    fn the_picture_fits_a_small_terminal() {
+        let traffic = json!({ "started": 1, "succeeded": 1, "failed": 1, "in_flight": 1, "rate": 600.4, "failures": 120.4,
+                              "p50_ms": 1070.4, "p99_ms": 1070.4 });
+        let endpoints: Vec<_> = (0..BACKENDS.len())
+            .map(|i| {
+                json!({ "address": format!("127.0.0.1:{}", 1000 + i), "name": null, "cluster": null, "priority": null, "locality": null,
+                        "state": (["READY", "CONNECTING", "TRANSIENT_FAILURE", "IDLE"][i % 4]), "unused": null, "weight": null,
+                        "want": 1.0, "got": 1.0, "utilization": 1.0, "traffic": traffic })
+            })
+            .collect();
+        let state: State = serde_json::from_value(json!({
+            "title": "", "version": "", "pid": 1, "since": 0, "at": 0, "xds": [], "events": [], "hints": [],
+            "channels": [{ "id": 1, "target": "", "state": "READY", "traffic": traffic, "endpoints": endpoints, "tree": null }],
+        }))
+        .expect("a state");
+        let backends: Vec<_> = BACKENDS
+            .iter()
+            .enumerate()
+            .map(|(i, (name, capacity))| {
+                Backend::gone(name, *capacity, ([127, 0, 0, 1], 1000 + i as u16).into())
+            })
+            .collect();
+        for (act, told) in ACTS.iter().enumerate() {
+            let edits = told.scenes.iter().filter_map(|(_, scene)| match scene {
+                Scene::Mesh(plan) => Some(plan.says()),
+                _ => None,
+            });
+            for last in edits.chain(["large started again".to_owned()]) {
+                let page = Some("http://127.0.0.1:65535/");
+                let moment = Moment { act, over: 1.0, last: &last, page };
+                let picture = picture(&Terminal::new(When::Never), &moment, &state, &backends);
+                assert!(picture.lines().all(|line| line.chars().count() < 80), "{picture}");
+                assert!(picture.lines().count() < 24, "{picture}");
+                assert!(BACKENDS.iter().all(|(name, _)| picture.contains(name)), "{picture}");
+            }
+        }
+    }
 
     #[test]
     fn bars_are_as_long_as_they_should() {

@@ -6,6 +6,7 @@ use tokio::time::sleep;
 
 use super::ask::{self, Answers, Peer};
 use super::{findings, page};
+use crate::ends::Ends;
 use crate::ui::{self, Exit, Failure, Size, Style, Terminal};
 
 /// To the other screen, without a cursor; and back.
@@ -24,37 +25,20 @@ pub(super) async fn watch(
     first: Answers,
     terminal: &Terminal,
 ) -> Result<Exit, Failure> {
+    let mut ends = Ends::new()?;
     if !terminal.is_interactive {
         return tokio::select! {
-            exit = stopped() => Ok(exit),
+            () = ends.wait() => Ok(Exit::Fine),
             failure = pipe(peer, interval, first, terminal) => Err(failure),
         };
     }
     terminal.print(ENTER)?;
     let ended = tokio::select! {
-        exit = stopped() => Ok(exit),
+        () = ends.wait() => Ok(Exit::Fine),
         failure = screen(peer, interval, first, terminal) => Err(failure),
     };
     terminal.print(LEAVE)?;
     ended
-}
-
-/// Waits for Ctrl-C or for who ends the process otherwise.
-async fn stopped() -> Exit {
-    let interrupted = tokio::signal::ctrl_c();
-    #[cfg(unix)]
-    {
-        use tokio::signal::unix::{SignalKind, signal};
-        if let Ok(mut terminated) = signal(SignalKind::terminate()) {
-            tokio::select! {
-                _ = interrupted => {}
-                _ = terminated.recv() => {}
-            }
-            return Exit::Fine;
-        }
-    }
-    let _ = interrupted.await;
-    Exit::Fine
 }
 
 async fn pipe(peer: &Peer, interval: Duration, first: Answers, terminal: &Terminal) -> Failure {

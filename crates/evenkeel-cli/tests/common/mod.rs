@@ -107,23 +107,32 @@ impl Running {
     /// The next line of standard output that holds this text; those before it are skipped.
     #[track_caller]
     pub(crate) fn line_with(&mut self, text: &str) -> String {
+        let [line] = self.lines_with([text]);
+        line
+    }
+
+    /// The next lines that hold these texts, in whatever order they come; others are skipped.
+    #[track_caller]
+    pub(crate) fn lines_with<const N: usize>(&mut self, texts: [&str; N]) -> [String; N] {
         let end = Instant::now() + PATIENCE;
-        loop {
+        let mut found = [const { None }; N];
+        while let Some(missing) = found.iter().position(Option::is_none) {
             match self.lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
                 Ok(line) => {
                     self.seen.push(line.clone());
-                    if line.contains(text) {
-                        return line;
+                    let wanted = (0..N).find(|i| found[*i].is_none() && line.contains(texts[*i]));
+                    if let Some(wanted) = wanted {
+                        found[wanted] = Some(line);
                     }
                 }
-                Err(RecvTimeoutError::Timeout) => {
-                    panic!("no line with {text:?} in time; there were:\n{}", self.seen.join("\n"))
-                }
-                Err(RecvTimeoutError::Disconnected) => {
-                    panic!("it ended without a line with {text:?}; there were:\n{}", self.seen.join("\n"))
+                Err(why) => {
+                    let ended = if why == RecvTimeoutError::Disconnected { "it ended: " } else { "" };
+                    let (text, seen) = (texts[missing], self.seen.join("\n"));
+                    panic!("{ended}no line with {text:?}; there were:\n{seen}")
                 }
             }
         }
+        found.map(Option::unwrap_or_default)
     }
 
     /// Sends a signal by its name, as in `INT` or `TERM`.

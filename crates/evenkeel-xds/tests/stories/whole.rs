@@ -17,7 +17,7 @@ use proptest::prelude::*;
 use serde_json::json;
 use testkit::resources::{
     aggregate_cluster, any as packed, cluster, dns_cluster, listener_with_rds, load_assignment, locality,
-    route, route_config, virtual_host,
+    route, route_config, virtual_host, weighted,
 };
 use testkit::{World as Backends, secs};
 
@@ -159,11 +159,8 @@ fn from_bytes_to_picks() {
         mesh.send_one(Rds, "routes", &route_config("routes", "a"));
         mesh.send_one(Cds, "a", &cluster("a"));
         assert_eq!(mesh.call("/s/m"), "waits");
-        let mut assignment = load_assignment("a", &["10.0.0.1:80", "10.0.0.2:80"]);
-        for (endpoint, weight) in assignment.endpoints[0].lb_endpoints.iter_mut().zip([2, 4]) {
-            endpoint.load_balancing_weight = Some(weight);
-        }
-        mesh.send_one(Eds, "a", &assignment);
+        let assignment = load_assignment("a", &["10.0.0.1:80", "10.0.0.2:80"]);
+        mesh.send_one(Eds, "a", &weighted(assignment, [2, 4]));
         let last: String = mesh.calls(12).iter().map(|call| &call[7..8]).collect();
         assert_eq!(last, "212212212212");
         assert_eq!(mesh.steps, 1, "one complete config, delivered at once");

@@ -119,11 +119,8 @@ async fn cell(page: &Page, backend: &Backend, field: &str) -> String {
 
 fn set_weights(control: &ControlPlane, backends: &[Backend; 2], weights: [u32; 2]) {
     let addresses = backends.each_ref().map(|backend| backend.address().to_string());
-    let mut endpoints = resources::load_assignment("orders", &addresses.each_ref().map(String::as_str));
-    for (endpoint, weight) in endpoints.endpoints[0].lb_endpoints.iter_mut().zip(weights) {
-        endpoint.load_balancing_weight = Some(weight);
-    }
-    control.set(endpoints);
+    let endpoints = resources::load_assignment("orders", &addresses.each_ref().map(String::as_str));
+    control.set(resources::weighted(endpoints, weights));
 }
 
 /// Calls one after the other, four at a time, until the answer is set. Calls may fail: backends die.

@@ -27,9 +27,7 @@ async fn shown(page: &Page, state: &serde_json::Value) {
 
 /// Where pictures are kept.
 fn picture(name: &str) -> PathBuf {
-    let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
-    let target = target.unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target"));
-    target.join("page").join(format!("{name}.png"))
+    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).with_file_name("page").join(format!("{name}.png"))
 }
 
 /// The text of the first element that a selector finds.

@@ -8,8 +8,8 @@ use evenkeel_proto::envoy::config::cluster::v3::load_balancing_policy::Policy;
 use evenkeel_proto::envoy::config::cluster::v3::{CircuitBreakers, Cluster, LoadBalancingPolicy};
 use evenkeel_proto::envoy::config::core::v3::config_source::ConfigSourceSpecifier;
 use evenkeel_proto::envoy::config::core::v3::{ConfigSource, SelfConfigSource, TypedExtensionConfig};
+use evenkeel_proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
 use evenkeel_proto::envoy::config::endpoint::v3::cluster_load_assignment::{self, policy::DropOverload};
-use evenkeel_proto::envoy::config::endpoint::v3::{ClusterLoadAssignment, LocalityLbEndpoints};
 use evenkeel_proto::envoy::config::route::v3::RetryPolicy;
 use evenkeel_proto::envoy::r#type::v3::FractionalPercent;
 use evenkeel_proto::prost_types::Any;
@@ -262,12 +262,7 @@ async fn a_fifth_is_dropped() {
 
 /// The backends with these weights of EDS.
 fn weighted(backends: &[Backend], weights: &[u32]) -> ClusterLoadAssignment {
-    let mut assignment = localities(&[("local", 1, 0, backends)]);
-    let LocalityLbEndpoints { lb_endpoints, .. } = &mut assignment.endpoints[0];
-    for (endpoint, weight) in lb_endpoints.iter_mut().zip(weights) {
-        endpoint.load_balancing_weight = Some(*weight);
-    }
-    assignment
+    resources::weighted(localities(&[("local", 1, 0, backends)]), weights.iter().copied())
 }
 
 pub(super) fn share_of(

@@ -1,0 +1,41 @@
+//! What the command says of itself.
+
+mod common;
+
+use crate::common::evenkeel;
+
+const COMMANDS: [&str; 6] = ["demo", "serve", "explain", "validate", "inspect", "doctor"];
+
+/// Each command says what it does and how it is used, in lines that fit a terminal, without colours in a pipe.
+#[test]
+fn every_command_helps_with_examples() {
+    let all = evenkeel(["--help"]).ends_with(0).stdout;
+    assert!(all.contains("Exit codes: 0 fine, 1 something was found"), "{all}");
+    for command in COMMANDS {
+        assert!(all.lines().any(|line| line.trim_start().starts_with(command)), "{command} in {all}");
+        let help = evenkeel([command, "--help"]).ends_with(0).stdout;
+        let example = format!("  evenkeel {command} ");
+        assert!(help.contains("Examples:") && help.contains(&example), "{help}");
+        assert!(help.lines().all(|line| line.chars().count() <= 100), "{help}");
+        assert!(!help.contains('\x1b'), "{help:?}");
+    }
+    assert!(!all.contains("demo-backend"), "what is not for people is not shown");
+}
+
+#[test]
+fn completions_know_the_commands() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let script = evenkeel(["completions", shell]).ends_with(0).stdout;
+        assert!(COMMANDS.iter().all(|command| script.contains(command)), "{shell}");
+    }
+}
+
+/// Who asks for what there is not is told, with the exit code for it.
+#[test]
+fn wrong_usage_ends_with_2() {
+    for args in [&["frobnicate"][..], &["serve"], &["explain", "--nonsense"], &["inspect"], &["doctor"], &[]]
+    {
+        let told = evenkeel(args).ends_with(2).stderr;
+        assert!(told.contains("Usage: evenkeel"), "{args:?}: {told}");
+    }
+}
