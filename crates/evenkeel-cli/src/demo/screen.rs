@@ -118,8 +118,9 @@ fn row(name: &str, capacity: u32, endpoint: Option<&EndpointState>) -> Vec<Cell>
         Connectivity::TransientFailure => ("down", Style::Bad),
         Connectivity::Idle => ("idle", Style::Faint),
     };
-    let share =
-        |share: Option<f64>| Cell::right(share.map_or_else(|| "-".to_owned(), |share| percent(share, 1)));
+    let share = |share: Option<f64>| {
+        Cell::right(share.map_or_else(|| "-".to_owned(), |share| format!("{:.1}%", share * 100.0)))
+    };
     // What a backend said last is old news once it is gone.
     let busy = endpoint.utilization.filter(|_| endpoint.state == Connectivity::Ready);
     let is_full = busy.is_some_and(|busy| busy >= 0.95);
