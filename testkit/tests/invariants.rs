@@ -27,7 +27,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("examples", &["evenkeel", "evenkeel-control", "evenkeel-core", "evenkeel-orca", "evenkeel-proto"]),
     ("protogen", &[]),
     ("interop", &["evenkeel", "evenkeel-orca", "evenkeel-proto"]),
-    ("testkit", &["evenkeel-control", "evenkeel-core", "evenkeel-proto", "evenkeel-xds"]),
+    ("testkit", &["evenkeel-core", "evenkeel-proto", "evenkeel-xds"]),
 ];
 
 /// What the core may take from others. It is small because the core stands below everything.

@@ -124,13 +124,7 @@ mod tests {
     /// Whatever the story writes into the file is a mesh, and no act begins without one.
     #[test]
     fn every_plan_is_a_mesh() {
-        let backends: Vec<_> = BACKENDS
-            .iter()
-            .enumerate()
-            .map(|(i, (name, capacity))| {
-                Backend::gone(name, *capacity, ([127, 0, 0, 1], 1000 + i as u16).into())
-            })
-            .collect();
+        let backends = Backend::all_gone();
         for scene in ACTS.iter().flat_map(|act| act.scenes) {
             if let (_, Scene::Mesh(plan)) = scene {
                 let text = mesh(plan, &backends);

@@ -29,10 +29,13 @@ impl Backend {
         Ok(Backend { name, capacity, address, process: Some(process) })
     }
 
-    /// One that does not run.
+    /// All of them, none of which runs, at 127.0.0.1:1000 and after.
     #[cfg(test)]
-    pub(super) fn gone(name: &'static str, capacity: u32, address: SocketAddr) -> Backend {
-        Backend { name, capacity, address, process: None }
+    pub(super) fn all_gone() -> Vec<Backend> {
+        let at = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        let each = BACKENDS.into_iter().zip(1000..);
+        each.map(|((name, capacity), port)| Backend { name, capacity, address: at(port), process: None })
+            .collect()
     }
 
     /// Kills the process, which has no time to say farewell.

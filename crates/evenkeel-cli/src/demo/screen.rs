@@ -176,13 +176,7 @@ mod tests {
             "channels": [{ "id": 1, "target": "", "state": "READY", "traffic": traffic, "endpoints": endpoints, "tree": null }],
         }))
         .expect("a state");
-        let backends: Vec<_> = BACKENDS
-            .iter()
-            .enumerate()
-            .map(|(i, (name, capacity))| {
-                Backend::gone(name, *capacity, ([127, 0, 0, 1], 1000 + i as u16).into())
-            })
-            .collect();
+        let backends = Backend::all_gone();
         for (act, told) in ACTS.iter().enumerate() {
             let edits = told.scenes.iter().filter_map(|(_, scene)| match scene {
                 Scene::Mesh(plan) => Some(plan.says()),
