@@ -1,5 +1,5 @@
 //! From `.proto` files to committed code, without `protoc`: the messages of `evenkeel-proto`, and the services that
-//! `testkit` serves or calls. The latter take their messages from the former.
+//! `testkit` and `interop` serve or call. Those take messages of published xDS packages from the former.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,12 +9,15 @@ use prost::Message;
 use prost_types::FileDescriptorSet;
 
 /// The services of published packages that tests need, by file, and which side of them.
-const SERVICES: &[(&str, Side)] = &[
+const OF_TESTKIT: &[(&str, Side)] = &[
     ("envoy/service/discovery/v3/ads.proto", Side::Server),
     ("envoy/service/load_stats/v3/lrs.proto", Side::Server),
     ("envoy/service/status/v3/csds.proto", Side::Client),
     ("xds/service/orca/v3/orca.proto", Side::Server),
 ];
+
+/// Those that the interop driver needs.
+const OF_INTEROP: &[(&str, Side)] = &[("envoy/service/status/v3/csds.proto", Side::Client)];
 
 #[derive(Clone, Copy)]
 enum Side {
@@ -35,7 +38,8 @@ pub struct Output {
 pub fn generate() -> Result<Vec<Output>, Box<dyn std::error::Error>> {
     Ok(vec![
         Output { folder: proto_crate().join("src/generated"), files: messages()? },
-        Output { folder: testkit().join("src/net/generated"), files: services()? },
+        Output { folder: testkit().join("src/net/generated"), files: services(&testkit(), OF_TESTKIT)? },
+        Output { folder: interop().join("src/generated"), files: services(&interop(), OF_INTEROP)? },
     ])
 }
 
@@ -64,16 +68,20 @@ fn messages() -> Result<BTreeMap<String, Vec<u8>>, Box<dyn std::error::Error>> {
     Ok(files)
 }
 
-fn services() -> Result<BTreeMap<String, Vec<u8>>, Box<dyn std::error::Error>> {
+/// The services that a package defines itself, and those of published packages.
+fn services(
+    package: &Path,
+    of_published: &[(&str, Side)],
+) -> Result<BTreeMap<String, Vec<u8>>, Box<dyn std::error::Error>> {
     let published = descriptors()?;
-    let echo = compile(&testkit().join("proto"))?;
+    let own = compile(&package.join("proto"))?;
     Ok(written("services", |out| {
-        for (name, side) in SERVICES {
+        for (name, side) in of_published {
             let file = published.file.iter().find(|file| file.name() == *name);
             let file = file.ok_or_else(|| io::Error::other(format!("evenkeel-proto has no {name}")))?;
             write_services(FileDescriptorSet { file: vec![file.clone()] }, *side, out)?;
         }
-        write_services(echo, Side::Both, out)
+        write_services(own, Side::Both, out)
     })?)
 }
 
@@ -95,6 +103,10 @@ fn proto_crate() -> PathBuf {
 
 fn testkit() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../testkit")
+}
+
+fn interop() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../interop")
 }
 
 fn compile(root: &Path) -> Result<FileDescriptorSet, protox::Error> {

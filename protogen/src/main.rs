@@ -1,4 +1,4 @@
-//! `cargo run -p protogen` writes the generated code of `evenkeel-proto` and `testkit`.
+//! `cargo run -p protogen` writes the generated code of `evenkeel-proto`, `testkit` and `interop`.
 
 use std::error::Error;
 use std::fs;

@@ -26,7 +26,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
     ("examples", &["evenkeel", "evenkeel-control", "evenkeel-core", "evenkeel-orca", "evenkeel-proto"]),
     ("protogen", &[]),
-    ("interop", &["evenkeel", "evenkeel-orca", "evenkeel-proto"]),
+    ("interop", &["evenkeel", "evenkeel-control", "evenkeel-core", "evenkeel-orca", "evenkeel-proto"]),
     ("testkit", &["evenkeel-core", "evenkeel-proto", "evenkeel-xds"]),
 ];
 

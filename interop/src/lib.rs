@@ -1,0 +1,5 @@
+//! evenkeel against the others: the programs of gRPC's published xDS interop description, the description's cases as a
+//! driver that runs them with any client, server and control plane, and the peers to run them with.
+//! `interop/README.md` tells how to run all of it.
+
+pub mod proto;
