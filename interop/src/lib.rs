@@ -2,4 +2,5 @@
 //! driver that runs them with any client, server and control plane, and the peers to run them with.
 //! `interop/README.md` tells how to run all of it.
 
+pub mod flags;
 pub mod proto;
