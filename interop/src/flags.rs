@@ -71,14 +71,16 @@ impl Flags {
         Ok(Some(time))
     }
 
-    /// A flag of any other kind: `read` makes a value of its text, or says what was expected.
+    /// A flag of any other kind: `read` makes a value of its text, or says what was expected. `default` is read if the flag is
+    /// absent.
     pub fn read<T>(
         &mut self,
         name: &str,
+        default: &str,
         read: impl Fn(&str) -> Result<T, String>,
-    ) -> Result<Option<T>, FlagError> {
-        let Some(text) = self.value(name, "a value")? else { return Ok(None) };
-        read(&text).map(Some).map_err(|expected| FlagError::of(name, &expected, &text))
+    ) -> Result<T, FlagError> {
+        let text = self.text(name, default)?;
+        read(&text).map_err(|expected| FlagError::of(name, &expected, &text))
     }
 
     /// What nobody asked for, as it was given; a word after an unknown flag goes with it. To be called last.
