@@ -18,13 +18,17 @@ use crate::proto::testing::client_configure_request::RpcType;
 const EMPTY: &str = "/grpc.testing.TestService/EmptyCall";
 const UNARY_PREFIX: &str = "/grpc.testing.TestService/Unary";
 
-/// Two clusters of one server each, and the routes to them; what no other route takes goes to `default`.
-fn mesh(servers: &[Server; 2], routes: impl IntoIterator<Item = Route>) -> Mesh {
-    let service = routes.into_iter().fold(Service::new(), Service::route).route(Route::to("default"));
+/// Two clusters of one server each, and the routes to them.
+fn routed(servers: &[Server; 2], routes: impl IntoIterator<Item = Route>) -> Mesh {
     Mesh::new()
-        .service(SERVICE, service)
+        .service(SERVICE, routes.into_iter().fold(Service::new(), Service::route))
         .cluster("default", round_robin(&servers[..1]))
         .cluster("other", round_robin(&servers[1..]))
+}
+
+/// The same; what no route takes goes to `default`.
+fn mesh(servers: &[Server; 2], routes: impl IntoIterator<Item = Route>) -> Mesh {
+    routed(servers, routes.into_iter().chain([Route::to("default")]))
 }
 
 pub(super) async fn traffic_splitting(mut stage: Stage) -> Result {
@@ -33,7 +37,7 @@ pub(super) async fn traffic_splitting(mut stage: Stage) -> Result {
     let mut client = stage.client(Calls::unary().qps(400)).await?;
     client.until(100, "all calls at the first", |stats| stats.only(&["default"])).await?;
     client.now(400, "all calls at the first", |stats| stats.only(&["default"])).await?;
-    stage.set(&mesh(&servers, [Route::split([("default", 20), ("other", 80)])])).await?;
+    stage.set(&routed(&servers, [Route::split([("default", 20), ("other", 80)])])).await?;
     client.until(100, "calls at both", |stats| stats.only(&["default", "other"])).await?;
     // More than five standard deviations to each side.
     let near = |count: i32| (130..=270).contains(&count);
@@ -110,7 +114,7 @@ pub(super) async fn api_listener(mut stage: Stage) -> Result {
 
     let mut both = before;
     let listener = both.get::<Listener>(SERVICE).ok_or_else(|| Failure::new("the mesh has no listener"))?;
-    let mut routes = mesh(&servers, [Route::to("other")])
+    let mut routes = routed(&servers, [Route::to("other")])
         .resources()
         .get::<RouteConfiguration>(SERVICE)
         .ok_or_else(|| Failure::new("the mesh has no routes"))?;
@@ -142,7 +146,7 @@ pub(super) async fn retry(mut stage: Stage) -> Result {
     let retrying = |attempts| {
         let retry = Retry::on([RetryOn::Unavailable]).attempts(attempts);
         let retry = retry.backoff(Duration::from_millis(5), Duration::from_millis(50));
-        mesh(&servers, [Route::to("default").retry(retry)])
+        routed(&servers, [Route::to("default").retry(retry)])
     };
     stage.set(&retrying(4)).await?;
     let mut client = stage.client(Calls::unary()).await?;
