@@ -23,6 +23,9 @@ import (
 	"evenkeel/interop/peers/go/internal/args"
 )
 
+// maxRate bounds the calls of each kind per second over all channels; a ticker cannot go much faster.
+const maxRate = 1_000_000
+
 type options struct {
 	server         string
 	qps            int
@@ -65,6 +68,9 @@ func run() error {
 	if opts.qps < 1 || opts.channels < 1 || opts.timeoutSeconds < 1 {
 		return fmt.Errorf("expected --qps, --num_channels and --rpc_timeout_sec of 1 or more, found %d, %d and %d",
 			opts.qps, opts.channels, opts.timeoutSeconds)
+	}
+	if opts.qps > maxRate/opts.channels {
+		return fmt.Errorf("expected --qps times --num_channels of %d or less, found %d times %d", maxRate, opts.qps, opts.channels)
 	}
 
 	expected, err := parseCode(opts.expectStatus)
