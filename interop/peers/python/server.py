@@ -88,6 +88,8 @@ class ThreadedTestService(services.TestServiceServicer):
         try:
             behaving.result()
         except Refused as refused:
+            # With headers: the process would end, because grpcio 1.85's xDS server cannot send a status alone.
+            context.send_initial_metadata(())
             context.abort(refused.code, str(refused))
         except futures.CancelledError:
             context.abort(grpc.StatusCode.CANCELLED, "the client has gone away")
@@ -120,7 +122,8 @@ async def main():
         xds_server = grpc.server(futures.ThreadPoolExecutor(THREADS), options=ALONE, xds=True)
         services.add_TestServiceServicer_to_server(threaded, xds_server)
         credentials = grpc.xds_server_credentials(grpc.insecure_server_credentials())
-        port = xds_server.add_secure_port(f"0.0.0.0:{options.port}", credentials)
+        port = options.port or free_port()
+        xds_server.add_secure_port(f"0.0.0.0:{port}", credentials)
         xds_server.start()
     else:
         services.add_TestServiceServicer_to_server(service, main_server)
@@ -128,6 +131,13 @@ async def main():
     await main_server.start()
     print(f"listening on {port}", flush=True)
     await main_server.wait_for_termination()
+
+
+def free_port():
+    """A port that nobody uses. An xDS server does not tell which one it has been given for port 0."""
+    with socket.socket() as probe:
+        probe.bind(("0.0.0.0", 0))
+        return probe.getsockname()[1]
 
 
 async def add_maintenance(server):
