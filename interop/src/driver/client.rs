@@ -55,6 +55,12 @@ impl Calls {
         Calls { metadata: metadata.to_owned(), ..self }
     }
 
+    /// It goes on whatever fails.
+    #[must_use]
+    pub(super) fn some_may_fail(self) -> Calls {
+        Calls { fail_on_failure: false, ..self }
+    }
+
     /// The client ends when a call fails after one has succeeded.
     #[must_use]
     pub fn none_may_fail(self) -> Calls {

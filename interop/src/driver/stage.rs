@@ -86,8 +86,10 @@ impl Stage {
         Ok(())
     }
 
-    /// Starts a client of the service.
+    /// Starts a client of the service. Only ours is held to lose no call in the moment that a config changes: grpc-go, for
+    /// one, takes new routes into use before it has the clusters that they name.
     pub async fn client(&self, calls: Calls) -> Result<Client> {
+        let calls = if self.lineup.client.peer == "evenkeel" { calls } else { calls.some_may_fail() };
         Client::start(&self.lineup.client, calls, &self.bootstrap()).await
     }
 
