@@ -288,8 +288,8 @@ fn outliers_by_failures_alone() {
         let outliers = outliers(settings);
         (outliers.enforcing_success_rate, outliers.enforcing_failure_percentage)
     };
-    assert_eq!(enforced("{}"), (Some(100), None), "success rate, by default");
-    assert_eq!(enforced("{success_rate: {}}"), (Some(100), None));
+    assert_eq!(enforced("{}"), (Some(100), Some(0)), "success rate, by default");
+    assert_eq!(enforced("{success_rate: {}}"), (Some(100), Some(0)));
     assert_eq!(enforced("{failure_percentage: {}}"), (Some(0), Some(100)));
     assert_eq!(enforced("{success_rate: {}, failure_percentage: {enforcing: 5%}}"), (Some(100), Some(5)));
 }

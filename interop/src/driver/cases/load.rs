@@ -9,12 +9,12 @@ use crate::driver::stage::SERVICE;
 use crate::driver::{Calls, Failure, Result, Stage, ensure};
 
 pub(super) async fn weights_by_call(stage: Stage) -> Result {
-    weights(stage, json!({"blackout_period": "0s", "weight_update_period": "0.1s"})).await
+    weights(stage, json!({"blackout_period": "0.1s", "weight_update_period": "0.1s"})).await
 }
 
 pub(super) async fn weights_out_of_band(stage: Stage) -> Result {
     let settings = json!({
-        "blackout_period": "0s",
+        "blackout_period": "0.1s",
         "weight_update_period": "0.1s",
         "enable_oob_load_report": true,
         "oob_reporting_period": "0.5s",
