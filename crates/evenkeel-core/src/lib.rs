@@ -59,7 +59,7 @@ pub use endpoint::{Endpoint, EndpointKey, Endpoints, Group, HASH_KEY, Health, Lo
 pub use fleet::{Fleet, Member};
 pub use load::LoadReport;
 pub use measure::{DetectionMethod, Labels, Measurement, Outliers, UnenforcedReason, Weighed};
-pub use pick::{Call, CallEnd, Headers, Pick, Picker, Place, RootPicker, Tracker, Trackers};
+pub use pick::{Call, CallEnd, Headers, Pick, PickHeaders, Picker, Place, RootPicker, Tracker, Trackers};
 pub use policy::{LbState, Policy, Shown};
 pub use registry::Registry;
 pub use rng::Rng;

@@ -235,6 +235,7 @@ pub struct Trackers {
     inline: [Option<Arc<dyn Tracker>>; INLINE],
     more: Vec<Arc<dyn Tracker>>,
     wake: Option<SubchannelId>,
+    headers: Option<PickHeaders>,
 }
 
 impl Trackers {
@@ -245,7 +246,9 @@ impl Trackers {
 
     /// One tracker.
     pub fn one(tracker: Arc<dyn Tracker>) -> Trackers {
-        Trackers { inline: [Some(tracker), None, None], more: Vec::new(), wake: None }
+        let mut trackers = Trackers::none();
+        trackers.inline[0] = Some(tracker);
+        trackers
     }
 
     /// Adds a tracker; it is told after those that are there.
@@ -264,6 +267,19 @@ impl Trackers {
     /// An idle subchannel that should be asked to connect although this call goes elsewhere.
     pub fn to_wake(&self) -> Option<SubchannelId> {
         self.wake
+    }
+
+    /// Adds headers to the request, after those that are there. Each attempt of a call has those of its own pick.
+    pub fn add_headers(&mut self, headers: &PickHeaders) {
+        self.headers = Some(match self.headers.take() {
+            None => headers.clone(),
+            Some(first) => PickHeaders(first.0.iter().chain(&*headers.0).cloned().collect()),
+        });
+    }
+
+    /// The headers that the policies add to the request, as names and values.
+    pub fn headers(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.headers.iter().flat_map(|headers| headers.iter())
     }
 
     /// Whether anybody reads load reports.
@@ -312,6 +328,37 @@ impl Drop for Trackers {
 impl fmt::Debug for Trackers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} trackers", self.inline.iter().flatten().count() + self.more.len())
+    }
+}
+
+/// Request headers that a policy adds to the calls which it places; made once, shared by all of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PickHeaders(Arc<[(Box<str>, Box<str>)]>);
+
+impl PickHeaders {
+    /// Headers of these names and values. A name has lower-case letters, digits, `_`, `-` and `.`, and is not one of
+    /// gRPC's own (`grpc-...`); a value is printable ASCII, in base64 if the name ends with `-bin`. The error says what is
+    /// wrong with which.
+    pub fn new<'a>(headers: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<PickHeaders, String> {
+        let checked = headers.into_iter().map(|(name, value)| {
+            let in_name = |b: u8| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'-' | b'.');
+            if name.is_empty() || name.starts_with("grpc-") || !name.bytes().all(in_name) {
+                return Err(format!(
+                    "{name:?} cannot be a header of a pick: expected lower-case letters, digits, '_', '-' and '.', and \
+                     no name that starts with \"grpc-\""
+                ));
+            }
+            if !value.bytes().all(|b| matches!(b, b' '..=b'~')) {
+                return Err(format!("header {name:?} of a pick: expected printable ASCII, found {value:?}"));
+            }
+            Ok((name.into(), value.into()))
+        });
+        Ok(PickHeaders(checked.collect::<Result<_, _>>()?))
+    }
+
+    /// Names and values, in order.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(name, value)| (&**name, &**value))
     }
 }
 

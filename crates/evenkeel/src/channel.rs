@@ -666,6 +666,12 @@ impl Outgoing {
         if let Some(attempts) = self.end.previous_attempts() {
             headers.insert(&retry::PREVIOUS_ATTEMPTS, attempts);
         }
+        for (name, value) in trackers.headers() {
+            // What a pick's headers may be is narrower than what HTTP takes.
+            if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) {
+                headers.append(name, value);
+            }
+        }
         head
     }
 }

@@ -233,7 +233,8 @@ pub(super) fn cluster(name: &str, cluster: &Cluster) -> cds::Cluster {
     }
 }
 
-/// A50: success rate is on unless it is set to 0, failure percentage is off unless it is set to more.
+/// A50: success rate is on unless it is set to 0, failure percentage is off unless it is set to more. Both are always said:
+/// C-core and grpc-js have success rate off unless it is set.
 fn outlier_detection(settings: &OutlierDetection) -> cds::OutlierDetection {
     let by_rate = settings.success_rate.clone().unwrap_or_default();
     let by_failures = settings.failure_percentage.clone().unwrap_or_default();
@@ -243,7 +244,11 @@ fn outlier_detection(settings: &OutlierDetection) -> cds::OutlierDetection {
         base_ejection_time: settings.base_ejection_time.map(duration_message),
         max_ejection_time: settings.max_ejection_time.map(duration_message),
         max_ejection_percent: settings.max_ejection_percent,
-        enforcing_success_rate: if only_failures { Some(0) } else { by_rate.enforcing_percent },
+        enforcing_success_rate: Some(if only_failures {
+            0
+        } else {
+            by_rate.enforcing_percent.unwrap_or(100)
+        }),
         success_rate_stdev_factor: by_rate.stdev_factor,
         success_rate_minimum_hosts: by_rate.minimum_hosts,
         success_rate_request_volume: by_rate.request_volume,

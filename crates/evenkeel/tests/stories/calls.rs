@@ -9,6 +9,7 @@ mod kinds;
 mod life;
 mod panicked;
 mod panics;
+mod pick_headers;
 mod retries;
 mod security;
 mod server;
