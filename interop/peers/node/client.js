@@ -133,7 +133,7 @@ function statusCode(text) {
 
 function commandLinePlan(options) {
   const metadata = {};
-  for (const kind of options.rpc.split(',')) {
+  for (const kind of (options.rpc || 'UnaryCall').split(',')) {
     if (!Object.hasOwn(TOTALS, kind)) {
       flags.fail(`--rpc: expected EmptyCall or UnaryCall, found "${kind}"`);
     }

@@ -166,7 +166,7 @@ def status_code(text):
 
 def command_line_plan(options):
     metadata = {}
-    for kind in options.rpc.split(","):
+    for kind in (options.rpc or "UnaryCall").split(","):
         if kind not in TOTALS:
             flags.fail(f"--rpc: expected EmptyCall or UnaryCall, found {kind!r}")
         metadata[kind] = ()
