@@ -109,11 +109,11 @@ impl Caller {
         calls.start();
         tokio::spawn(async move {
             let outcome = call(&channel, &planned, self.sizes).await;
-            calls.end(outcome.is_ok());
-            self.stats.end(started, &outcome);
             if self.print {
                 say(&self.line(planned.kind, &outcome));
             }
+            calls.end(outcome.is_ok());
+            self.stats.end(started, &outcome);
             self.judge(planned.kind, &outcome);
         });
     }
@@ -173,7 +173,9 @@ fn channels(settings: &Settings, channelz: &Channelz) -> Result<Vec<Line>, Strin
         let calls = channelz.add(&settings.server, channel.clone(), sockets);
         lines.push(Line { channel, calls });
     }
-    client.into_iter().for_each(|client| channelz.add_client(client));
+    if let Some(client) = client {
+        channelz.add_client(client);
+    }
     Ok(lines)
 }
 
