@@ -1,6 +1,8 @@
 //! Stories of the program `xds_interop_client`, as a driver sees it: it runs as a process, against servers and a control
 //! plane of this one.
 
+#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests")]
+
 #[path = "client/parts.rs"]
 mod parts;
 
@@ -139,8 +141,16 @@ async fn failures_and_calls_in_flight_are_told_apart() {
 #[tokio::test]
 async fn a_failure_after_a_success_can_end_it() {
     let backend = Backend::start("a").await;
-    let flags = [&*backend.target(), "--qps=50", "--fail_on_failed_rpcs", "--print_response=true"];
+    let flags = [
+        &*backend.target(),
+        "--qps=50",
+        "--fail_on_failed_rpcs",
+        "--print_response=true",
+        "--metadata=UnaryCall:rpc-behavior:error-code-14",
+    ];
     let program = Program::start(&flags, None).await;
+    assert_eq!(program.stats(5, 30, &[]).await.num_failures, 5, "it goes on before the first success");
+    program.configure(&[UNARY], &[], 0).await.unwrap();
     program.stats_until(1, |told| told.num_failures == 0).await;
     program.configure(&[EMPTY], &[], 0).await.unwrap();
     backend.call_until(|seen| seen.method == "EmptyCall").await;
@@ -207,39 +217,38 @@ async fn tells_its_channels_and_its_config() {
     let mut channelz = ChannelzClient::new(program.channel());
 
     // One on each page; the last page says so.
-    let mut channels = Vec::new();
+    let mut top = Vec::new();
     loop {
-        let start_channel_id = channels.last().map_or(0, |channel: &wire::Channel| channel_id(channel) + 1);
+        let start_channel_id = top.last().map_or(0, |channel: &wire::Channel| channel_id(channel) + 1);
         let request = wire::GetTopChannelsRequest { start_channel_id, max_results: 1 };
         let page = within(channelz.get_top_channels(request)).await.unwrap().into_inner();
         assert_eq!(page.channel.len(), 1);
-        channels.extend(page.channel);
+        top.extend(page.channel);
         if page.end {
             break;
         }
     }
-    let targets: Vec<_> = channels.iter().map(|channel| &*data(channel).target).collect();
+    let targets: Vec<_> = top.iter().map(|channel| &*data(channel).target).collect();
     let control_plane = control.address().to_string();
     assert_eq!(targets, ["xds:///orders", "xds:///orders", &control_plane]);
-    assert_eq!(data(&channels[2]).calls_started - data(&channels[2]).calls_failed, 1, "the stream");
-    assert_eq!(data(&channels[2]).calls_succeeded, 0, "it goes on");
-    for channel in &channels {
+    assert_eq!(data(&top[2]).calls_started - data(&top[2]).calls_failed, 1, "the stream");
+    assert_eq!(data(&top[2]).calls_succeeded, 0, "it goes on");
+    for channel in &top {
         assert_eq!(data(channel).state.unwrap().state(), State::Ready);
         let request = wire::GetChannelRequest { channel_id: channel_id(channel) };
         let again = within(channelz.get_channel(request)).await.unwrap().into_inner().channel.unwrap();
         assert_eq!((&again.r#ref, &again.subchannel_ref), (&channel.r#ref, &channel.subchannel_ref));
     }
 
-    for reference in &channels[0].subchannel_ref {
+    for reference in &top[0].subchannel_ref {
         let subchannel = ready_subchannel(&mut channelz, reference.subchannel_id).await;
         let request =
             wire::GetSocketRequest { socket_id: subchannel.socket_ref[0].socket_id, summary: false };
         let socket = within(channelz.get_socket(request)).await.unwrap().into_inner().socket.unwrap();
-        let server = [&a, &b].into_iter().find(|server| server.address == address(&socket.remote));
-        server.unwrap().call_until(|seen| seen.peer == Some(address(&socket.local))).await;
+        let server = [&a, &b].into_iter().find(|server| server.address == address(socket.remote.as_ref()));
+        server.unwrap().call_until(|seen| seen.peer == Some(address(socket.local.as_ref()))).await;
     }
-    let mut names: Vec<_> =
-        channels[0].subchannel_ref.iter().map(|reference| reference.name.clone()).collect();
+    let mut names: Vec<_> = top[0].subchannel_ref.iter().map(|reference| reference.name.clone()).collect();
     names.sort_unstable();
     let mut addresses = [a.address.to_string(), b.address.to_string()];
     addresses.sort_unstable();
@@ -318,8 +327,8 @@ async fn ready_subchannel(channelz: &mut ChannelzClient<Channel>, subchannel_id:
     .await
 }
 
-fn address(address: &Option<wire::Address>) -> SocketAddr {
-    match address.as_ref().and_then(|address| address.address.as_ref()) {
+fn address(address: Option<&wire::Address>) -> SocketAddr {
+    match address.and_then(|address| address.address.as_ref()) {
         Some(wire::address::Address::TcpipAddress(address)) => {
             let ip: [u8; 4] = address.ip_address.as_slice().try_into().unwrap();
             (ip, address.port.try_into().unwrap()).into()

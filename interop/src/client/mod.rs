@@ -73,9 +73,10 @@ pub async fn run(settings: Settings) -> Result<(), String> {
             }
         }
     };
+    let end = end();
     say(&format!("listening on {port}"));
     tokio::select! {
-        () = end() => Ok(()),
+        () = end => Ok(()),
         ended = server => Err(format!("stats port {port}: {}", ended.err().map_or_else(String::new, |e| e.to_string()))),
         Some(failure) = failure.recv() => Err(failure),
         () = calls => Ok(()),
@@ -208,19 +209,24 @@ async fn listen(port: u16) -> io::Result<TcpListener> {
     }
 }
 
-/// Until somebody wants the program to end.
-async fn end() {
+/// Until somebody wants the program to end. From this call on, not from the first poll, SIGTERM does not kill.
+fn end() -> impl Future<Output = ()> {
     #[cfg(unix)]
-    {
-        use tokio::signal::unix::{SignalKind, signal};
-        if let Ok(mut terminate) = signal(SignalKind::terminate()) {
-            tokio::select! {
-                _ = terminate.recv() => return,
-                _ = tokio::signal::ctrl_c() => return,
+    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()).ok();
+    async move {
+        let terminated = async {
+            #[cfg(unix)]
+            if let Some(terminate) = &mut terminate {
+                terminate.recv().await;
+                return;
             }
+            std::future::pending().await
+        };
+        tokio::select! {
+            () = terminated => {}
+            _ = tokio::signal::ctrl_c() => {}
         }
     }
-    let _ = tokio::signal::ctrl_c().await;
 }
 
 /// One line on stdout. That nobody reads it is no reason to end.
