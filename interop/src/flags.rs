@@ -87,7 +87,7 @@ impl Flags {
     pub fn unknown(&self) -> Vec<String> {
         let mut unknown: Vec<String> = Vec::new();
         let mut after_unknown_flag = false;
-        for arg in self.args.iter() {
+        for arg in &self.args {
             match (&arg.name, &arg.value) {
                 _ if arg.taken => after_unknown_flag = false,
                 (Some(name), value) => {

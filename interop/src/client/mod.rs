@@ -73,9 +73,10 @@ pub async fn run(settings: Settings) -> Result<(), String> {
             }
         }
     };
+    let end = end();
     say(&format!("listening on {port}"));
     tokio::select! {
-        () = end() => Ok(()),
+        () = end => Ok(()),
         ended = server => Err(format!("stats port {port}: {}", ended.err().map_or_else(String::new, |e| e.to_string()))),
         Some(failure) = failure.recv() => Err(failure),
         () = calls => Ok(()),
@@ -109,11 +110,11 @@ impl Caller {
         calls.start();
         tokio::spawn(async move {
             let outcome = call(&channel, &planned, self.sizes).await;
-            calls.end(outcome.is_ok());
-            self.stats.end(started, &outcome);
             if self.print {
                 say(&self.line(planned.kind, &outcome));
             }
+            calls.end(outcome.is_ok());
+            self.stats.end(started, &outcome);
             self.judge(planned.kind, &outcome);
         });
     }
@@ -173,7 +174,9 @@ fn channels(settings: &Settings, channelz: &Channelz) -> Result<Vec<Line>, Strin
         let calls = channelz.add(&settings.server, channel.clone(), sockets);
         lines.push(Line { channel, calls });
     }
-    client.into_iter().for_each(|client| channelz.add_client(client));
+    if let Some(client) = client {
+        channelz.add_client(client);
+    }
     Ok(lines)
 }
 
@@ -206,19 +209,24 @@ async fn listen(port: u16) -> io::Result<TcpListener> {
     }
 }
 
-/// Until somebody wants the program to end.
-async fn end() {
+/// Until somebody wants the program to end. From this call on, not from the first poll, SIGTERM does not kill.
+fn end() -> impl Future<Output = ()> {
     #[cfg(unix)]
-    {
-        use tokio::signal::unix::{SignalKind, signal};
-        if let Ok(mut terminate) = signal(SignalKind::terminate()) {
-            tokio::select! {
-                _ = terminate.recv() => return,
-                _ = tokio::signal::ctrl_c() => return,
+    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()).ok();
+    async move {
+        let terminated = async {
+            #[cfg(unix)]
+            if let Some(terminate) = &mut terminate {
+                terminate.recv().await;
+                return;
             }
+            std::future::pending().await
+        };
+        tokio::select! {
+            () = terminated => {}
+            _ = tokio::signal::ctrl_c() => {}
         }
     }
-    let _ = tokio::signal::ctrl_c().await;
 }
 
 /// One line on stdout. That nobody reads it is no reason to end.

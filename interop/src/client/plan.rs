@@ -200,7 +200,7 @@ mod tests {
         };
         let plan = configured(&request(&[1], &[entry(1, "a", "1"), entry(0, "b", "2")], 0), TIMEOUT).unwrap();
         assert_eq!((plan.len(), plan[0].kind, plan[0].timeout), (1, Kind::Unary, Some(TIMEOUT)));
-        assert_eq!((plan[0].metadata.len(), plan[0].metadata.get("a").unwrap().to_str()), (1, Ok("1")));
+        assert_eq!((plan[0].metadata.len(), plan[0].metadata.get("a").unwrap()), (1, &"1".parse().unwrap()));
         let plan = configured(&request(&[0], &[], 3), TIMEOUT).unwrap();
         assert_eq!((plan[0].kind, plan[0].timeout), (Kind::Empty, Some(Duration::from_secs(3))));
         let kept_open = [entry(0, "rpc-behavior", "keep-open")];

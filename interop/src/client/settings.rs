@@ -61,43 +61,41 @@ impl Settings {
 }
 
 /// The error says what is expected.
-fn number<T: FromStr + PartialOrd + Display>(text: &str, least: T, most: T) -> Result<T, String> {
+fn number<T: FromStr + PartialOrd + Display + Copy>(text: &str, least: T, most: T) -> Result<T, String> {
     let number = text.parse().ok().filter(|number| *number >= least && *number <= most);
     number.ok_or_else(|| format!("a number from {least} to {most}"))
 }
 
 /// A status by its name or number.
 fn code(text: &str) -> Result<Code, String> {
-    let by_number = text.parse::<i32>().ok().filter(|number| (0..CODES.len() as i32).contains(number));
-    let by_name = || CODES.iter().position(|name| *name == text).map(|number| number as i32);
-    let number = by_number.or_else(by_name);
-    number.map(Code::from_i32).ok_or_else(|| "a status such as OK or UNAVAILABLE, or its number".to_owned())
+    let is_it = |(name, code): &&(&str, Code)| *name == text || (*code as i32).to_string() == text;
+    let found = CODES.iter().find(is_it).map(|(_, code)| *code);
+    found.ok_or_else(|| "a status such as OK or UNAVAILABLE, or its number".to_owned())
 }
 
 /// The name of a status, as gRPC writes it.
 pub(crate) fn code_name(code: Code) -> &'static str {
-    usize::try_from(code as i32).ok().and_then(|number| CODES.get(number)).unwrap_or(&"UNKNOWN")
+    CODES.iter().find(|(_, known)| *known == code).map_or("UNKNOWN", |(name, _)| *name)
 }
 
-/// By number.
-const CODES: [&str; 17] = [
-    "OK",
-    "CANCELLED",
-    "UNKNOWN",
-    "INVALID_ARGUMENT",
-    "DEADLINE_EXCEEDED",
-    "NOT_FOUND",
-    "ALREADY_EXISTS",
-    "PERMISSION_DENIED",
-    "RESOURCE_EXHAUSTED",
-    "FAILED_PRECONDITION",
-    "ABORTED",
-    "OUT_OF_RANGE",
-    "UNIMPLEMENTED",
-    "INTERNAL",
-    "UNAVAILABLE",
-    "DATA_LOSS",
-    "UNAUTHENTICATED",
+const CODES: [(&str, Code); 17] = [
+    ("OK", Code::Ok),
+    ("CANCELLED", Code::Cancelled),
+    ("UNKNOWN", Code::Unknown),
+    ("INVALID_ARGUMENT", Code::InvalidArgument),
+    ("DEADLINE_EXCEEDED", Code::DeadlineExceeded),
+    ("NOT_FOUND", Code::NotFound),
+    ("ALREADY_EXISTS", Code::AlreadyExists),
+    ("PERMISSION_DENIED", Code::PermissionDenied),
+    ("RESOURCE_EXHAUSTED", Code::ResourceExhausted),
+    ("FAILED_PRECONDITION", Code::FailedPrecondition),
+    ("ABORTED", Code::Aborted),
+    ("OUT_OF_RANGE", Code::OutOfRange),
+    ("UNIMPLEMENTED", Code::Unimplemented),
+    ("INTERNAL", Code::Internal),
+    ("UNAVAILABLE", Code::Unavailable),
+    ("DATA_LOSS", Code::DataLoss),
+    ("UNAUTHENTICATED", Code::Unauthenticated),
 ];
 
 #[cfg(test)]

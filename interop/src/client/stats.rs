@@ -220,3 +220,109 @@ fn at_least_zero(name: &str, number: i32) -> Result<usize, String> {
 fn add_one(count: &mut i32) {
     *count = count.saturating_add(1);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(num_rpcs: i32, timeout_sec: i32, keys: &[&str]) -> LoadBalancerStatsRequest {
+        let metadata_keys = keys.iter().map(|key| (*key).to_owned()).collect();
+        LoadBalancerStatsRequest { num_rpcs, timeout_sec, metadata_keys }
+    }
+
+    fn answer(peer: &str) -> Answer {
+        let peer = Some(peer.to_owned()).filter(|peer| !peer.is_empty());
+        Answer { peer, initial: MetadataMap::new(), trailing: MetadataMap::new() }
+    }
+
+    /// A driver's question, and the work that is done while it waits.
+    async fn ask(
+        stats: &Stats,
+        request: LoadBalancerStatsRequest,
+        meanwhile: impl FnOnce(),
+    ) -> LoadBalancerStatsResponse {
+        // In this order: the question is there before the work begins.
+        let (told, ()) = tokio::join!(biased; stats.next_calls(request), async { meanwhile() });
+        told.unwrap()
+    }
+
+    /// The next calls that start are counted, in whatever order they end, and no others.
+    #[tokio::test]
+    async fn a_block_is_of_calls_that_start_after_the_question() {
+        let stats = Stats::default();
+        let before = stats.start(Kind::Unary);
+        let told = ask(&stats, request(3, 30, &[]), || {
+            let [slow, fast, failed, later] =
+                [Kind::Unary, Kind::Unary, Kind::Empty, Kind::Unary].map(|kind| stats.start(kind));
+            stats.end(before, &Ok(answer("before")));
+            stats.end(later, &Ok(answer("later")));
+            stats.end(fast, &Ok(answer("fast")));
+            stats.end(failed, &Err(Status::unavailable("gone")));
+            stats.end(slow, &Ok(answer("slow")));
+        });
+        let told = told.await;
+        assert_eq!(told.rpcs_by_peer.keys().collect::<Vec<_>>(), ["fast", "slow"]);
+        assert_eq!(told.rpcs_by_method.keys().collect::<Vec<_>>(), ["UnaryCall"]);
+        assert_eq!(told.num_failures, 1);
+        assert!(stats.counted().watchers.is_empty());
+
+        let total = stats.accumulated();
+        let unary = &total.stats_per_method["UNARY_CALL"];
+        assert_eq!((unary.rpcs_started, unary.result[&0]), (4, 4));
+        assert_eq!(total.stats_per_method["EMPTY_CALL"].result[&14], 1);
+        assert_eq!(total.num_rpcs_failed_by_method["EMPTY_CALL"], 1);
+        assert_eq!(total.num_rpcs_failed_by_method["UNARY_CALL"], 0);
+    }
+
+    /// Calls that did not end in time, or did not even start, are failures; so is an answer without a name.
+    #[tokio::test]
+    async fn what_is_missing_when_the_time_is_over_has_failed() {
+        let stats = Stats::default();
+        let mut open = None;
+        let told = ask(&stats, request(4, 1, &[]), || {
+            let [named, unnamed] = [Kind::Empty, Kind::Empty].map(|kind| stats.start(kind));
+            open = Some(stats.start(Kind::Empty));
+            stats.end(named, &Ok(answer("a")));
+            stats.end(unnamed, &Ok(answer("")));
+        });
+        let told = told.await;
+        assert_eq!((told.rpcs_by_peer["a"], told.num_failures), (1, 3));
+        stats.start(Kind::Empty);
+        assert!(stats.counted().watchers.is_empty(), "the driver is gone");
+
+        assert_eq!(stats.next_calls(request(0, 5, &[])).await.unwrap(), LoadBalancerStatsResponse::default());
+        let refused = stats.next_calls(request(-1, 5, &[])).await;
+        assert_eq!(refused, Err("num_rpcs: expected 0 or more, found -1".to_owned()));
+        let refused = stats.next_calls(request(1, -5, &[])).await;
+        assert_eq!(refused, Err("timeout_sec: expected 0 or more, found -5".to_owned()));
+    }
+
+    #[tokio::test]
+    async fn metadata_is_told_by_call_and_kind() {
+        let mut marked = answer("a");
+        marked.initial.insert("cookie", "1".parse().unwrap());
+        marked.initial.insert("content-type", "application/grpc".parse().unwrap());
+        marked.trailing.insert("cookie", "2".parse().unwrap());
+        marked.trailing.insert_bin("load-bin", tonic::metadata::MetadataValue::from_bytes(b"x"));
+        let marked = Ok(marked);
+        let rows = [
+            (vec!["Cookie"], "INITIAL cookie=1, TRAILING cookie=2"),
+            (vec!["other", " * "], "INITIAL cookie=1, TRAILING cookie=2, TRAILING load-bin=eA"),
+            (vec!["content-type"], "INITIAL content-type=application/grpc"),
+        ];
+        for (keys, expected) in rows {
+            let stats = Stats::default();
+            let told = ask(&stats, request(2, 30, &keys), || {
+                stats.end(stats.start(Kind::Unary), &marked);
+                stats.end(stats.start(Kind::Unary), &Ok(answer("a")));
+            });
+            let told = told.await;
+            let text = |entry: &MetadataEntry| {
+                format!("{} {}={}", entry.r#type().as_str_name(), entry.key, entry.value)
+            };
+            let of = |call: &RpcMetadata| call.metadata.iter().map(text).collect::<Vec<_>>().join(", ");
+            let calls: Vec<_> = told.metadatas_by_peer["a"].rpc_metadata.iter().map(of).collect();
+            assert_eq!(calls, [expected, ""], "{keys:?}");
+        }
+    }
+}
