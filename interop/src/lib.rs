@@ -3,4 +3,6 @@
 //! `interop/README.md` tells how to run all of it.
 
 pub mod flags;
+pub mod orca_cases;
 pub mod proto;
+pub mod server;
