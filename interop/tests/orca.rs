@@ -1,20 +1,21 @@
 //! Load reports between our programs: the published cases with our client and our server, and what the server says on
 //! the wire, for clients of others.
 
-#![expect(clippy::float_cmp, reason = "what is asked for is reported bit by bit")]
-
 mod programs;
 
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use evenkeel_orca::{METHOD, OrcaLoadReport, Report, read_trailers};
 use evenkeel_proto::xds::service::orca::v3::OrcaLoadReportRequest;
+use http::uri::PathAndQuery;
 use interop::proto::testing::test_service_client::TestServiceClient;
 use interop::proto::testing::{
     ResponseParameters, SimpleRequest, StreamingOutputCallRequest, StreamingOutputCallResponse,
     TestOrcaReport,
 };
 use programs::{Server, end_of, soon};
+use tokio::net::TcpSocket;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
@@ -77,10 +78,11 @@ async fn a_case_that_does_not_hold_says_why() {
 
 #[tokio::test]
 async fn a_server_that_is_not_there_fails_the_case() {
-    let gone = Server::start(&[]).await;
-    let port = gone.port;
-    assert_eq!(gone.end().await, Some(0));
-    let flags = [&format!("--server_port={port}"), "--server_host=127.0.0.1", "--test_case=empty_unary"];
+    // A port that is taken, and that nobody listens on.
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+    let port = format!("--server_port={}", socket.local_addr().unwrap().port());
+    let flags = [port.as_str(), "--server_host=127.0.0.1", "--test_case=empty_unary"];
     let (code, _, stderr) = end_of(CLIENT, &flags).await;
     assert_eq!(code, Some(1), "{stderr}");
     assert!(stderr.starts_with("empty_unary: failed: EmptyCall: "), "{stderr}");
@@ -89,7 +91,7 @@ async fn a_server_that_is_not_there_fails_the_case() {
 /// What came with the end of a call.
 async fn reported(channel: &Channel, report: Option<TestOrcaReport>) -> Option<Report> {
     let request = SimpleRequest { orca_per_query_report: report, ..SimpleRequest::default() };
-    let answer = soon(TestServiceClient::new(channel.clone()).unary_call(request)).await.unwrap();
+    let answer = soon(TestServiceClient::new(channel.clone()).unary_call(request)).await.expect("an answer");
     let reading = read_trailers(&answer.metadata().clone().into_headers());
     assert_eq!(reading.ignored, None);
     reading.report
@@ -98,19 +100,16 @@ async fn reported(channel: &Channel, report: Option<TestOrcaReport>) -> Option<R
 /// Listens to what is reported out of band, as often as the server allows.
 async fn listen(channel: &Channel) -> Streaming<OrcaLoadReport> {
     let mut grpc = Grpc::new(channel.clone());
-    soon(grpc.ready()).await.unwrap();
+    soon(grpc.ready()).await.expect("a connection");
     let codec = ProstCodec::<OrcaLoadReportRequest, OrcaLoadReport>::default();
     let request = Request::new(OrcaLoadReportRequest::default());
-    soon(grpc.server_streaming(request, METHOD.parse().unwrap(), codec)).await.unwrap().into_inner()
+    let reports = grpc.server_streaming(request, PathAndQuery::from_static(METHOD), codec);
+    soon(reports).await.expect("reports").into_inner()
 }
 
 /// Waits until this is reported out of band.
 async fn comes(reports: &mut Streaming<OrcaLoadReport>, expected: &OrcaLoadReport) {
-    soon(async { while reports.message().await.unwrap().expect("it goes on") != *expected {} }).await;
-}
-
-fn cpu(cpu_utilization: f64) -> OrcaLoadReport {
-    OrcaLoadReport { cpu_utilization, ..OrcaLoadReport::default() }
+    soon(async { while reports.message().await.expect("a report").as_ref() != Some(expected) {} }).await;
 }
 
 #[tokio::test]
@@ -130,8 +129,12 @@ async fn nothing_is_reported_that_was_not_asked_for() {
     assert_eq!((found.rps_fractional, found.eps, found.application_utilization), (0.0, 0.0, 0.0));
     // It was that call's alone.
     assert_eq!(reported(&channel, None).await, None);
+    // Nor is anything measured, also not later: a server that measures does so for a second.
     let mut reports = listen(&channel).await;
-    assert_eq!(soon(reports.message()).await.unwrap(), Some(OrcaLoadReport::default()));
+    for _ in 0..12 {
+        assert_eq!(soon(reports.message()).await.unwrap(), Some(OrcaLoadReport::default()));
+        assert_eq!(reported(&channel, None).await, None);
+    }
 
     let asked = TestOrcaReport { memory_utilization: 2.0, ..TestOrcaReport::default() };
     let request = SimpleRequest { orca_per_query_report: Some(asked), ..SimpleRequest::default() };
@@ -170,23 +173,24 @@ impl Sayer {
     async fn new(channel: &Channel) -> Sayer {
         let (requests, received) = mpsc::channel(1);
         let mut client = TestServiceClient::new(channel.clone());
-        let answers =
-            soon(client.full_duplex_call(ReceiverStream::new(received))).await.unwrap().into_inner();
+        let answers = soon(client.full_duplex_call(ReceiverStream::new(received)))
+            .await
+            .expect("a stream")
+            .into_inner();
         Sayer { requests, answers }
     }
 
-    async fn say(&self, cpu_utilization: f64) {
-        let report = TestOrcaReport { cpu_utilization, ..TestOrcaReport::default() };
+    async fn say(&self, report: TestOrcaReport) {
         let request = StreamingOutputCallRequest {
             orca_oob_report: Some(report),
             response_parameters: vec![ResponseParameters { size: 1, ..ResponseParameters::default() }],
             ..StreamingOutputCallRequest::default()
         };
-        self.requests.send(request).await.unwrap();
+        self.requests.send(request).await.expect("it goes on");
     }
 
     async fn is_answered(&mut self) {
-        assert!(soon(self.answers.message()).await.unwrap().is_some());
+        assert!(soon(self.answers.message()).await.expect("an answer").is_some());
     }
 }
 
@@ -194,21 +198,32 @@ impl Sayer {
 async fn one_at_a_time_says_what_is_reported_out_of_band() {
     let server = Server::start(&[]).await;
     let channel = server.channel();
+    let share = |name: &str, value| [(name.to_owned(), value)].into();
+    let said = |memory_utilization, name, value| TestOrcaReport {
+        memory_utilization,
+        utilization: share(name, value),
+        ..TestOrcaReport::default()
+    };
+    let heard = |mem_utilization, name, value| OrcaLoadReport {
+        mem_utilization,
+        utilization: share(name, value),
+        ..OrcaLoadReport::default()
+    };
     let mut reports = listen(&channel).await;
     let mut first = Sayer::new(&channel).await;
     let mut second = Sayer::new(&channel).await;
-    first.say(0.25).await;
+    first.say(said(0.25, "disk", 0.1)).await;
     first.is_answered().await;
-    comes(&mut reports, &cpu(0.25)).await;
-    second.say(0.75).await;
+    comes(&mut reports, &heard(0.25, "disk", 0.1)).await;
+    second.say(said(0.75, "net", 0.3)).await;
     // It waits: for ever, if the first goes on.
     assert!(timeout(Duration::from_millis(300), second.answers.message()).await.is_err());
-    first.say(0.5).await;
+    first.say(said(0.5, "bus", 0.2)).await;
     first.is_answered().await;
-    comes(&mut reports, &cpu(0.5)).await;
+    comes(&mut reports, &heard(0.5, "bus", 0.2)).await;
     // Calls do not report what is reported out of band.
     assert_eq!(reported(&channel, None).await, None);
     drop(first);
     second.is_answered().await;
-    comes(&mut reports, &cpu(0.75)).await;
+    comes(&mut reports, &heard(0.75, "net", 0.3)).await;
 }

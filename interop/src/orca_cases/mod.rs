@@ -210,7 +210,13 @@ impl World {
         // If the call is over, its next answer says why.
         let _ = requests.send(to_report(&second)).await;
         expect_answer(&mut answers).await?;
-        self.await_out_of_band(&second).await
+        self.await_out_of_band(&second).await?;
+        drop(requests);
+        match answers.message().await {
+            Ok(None) => Ok(()),
+            Ok(Some(_)) => Err("FullDuplexCall: expected the end, found another answer".to_owned()),
+            Err(status) => Err(format!("FullDuplexCall: {status}")),
+        }
     }
 
     /// Calls go on while the report is awaited, as the case is described.

@@ -168,3 +168,45 @@ impl HookServer {
 fn not_running() -> Status {
     Status::unavailable("the hook server does not run")
 }
+
+#[cfg(test)]
+mod tests {
+    use std::task::{Context, Waker};
+
+    use super::*;
+
+    type Answer = Result<Response<Empty>, Status>;
+
+    /// A call that has come, and waits.
+    fn waiting(hooks: &Hooks) -> impl Future<Output = Answer> {
+        let mut call = hooks.hook(Request::new(Empty {}));
+        assert!(call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        call
+    }
+
+    fn code(answer: Answer) -> Code {
+        answer.map_or_else(|status| status.code(), |_| Code::Ok)
+    }
+
+    #[tokio::test]
+    async fn answers_go_to_calls_in_the_order_of_their_coming() {
+        let hooks = Hooks::default();
+        let (first, gone, second) = (waiting(&hooks), waiting(&hooks), waiting(&hooks));
+        drop(gone);
+        hooks.give_back(Status::not_found(""));
+        hooks.give_back(Status::aborted(""));
+        hooks.give_back(Status::new(Code::Ok, ""));
+        assert_eq!(code(first.await), Code::NotFound);
+        assert_eq!(code(second.await), Code::Aborted);
+        assert_eq!(code(hooks.hook(Request::new(Empty {})).await), Code::Ok);
+    }
+
+    #[tokio::test]
+    async fn the_end_aborts_those_who_have_no_answer() {
+        let hooks = Hooks::default();
+        let waits = waiting(&hooks);
+        hooks.end();
+        assert_eq!(code(waits.await), Code::Aborted);
+        assert_eq!(code(hooks.hook(Request::new(Empty {})).await), Code::Aborted);
+    }
+}

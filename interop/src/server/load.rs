@@ -55,14 +55,10 @@ impl Load {
         self.out_of_band.service().min_interval(MIN_INTERVAL)
     }
 
-    /// Waits until nobody else says what is reported out of band, and forgets what they said.
+    /// Waits until nobody else says what is reported out of band.
     pub(super) async fn turn(&self) -> Turn {
         let guard = self.turn.clone().lock_owned().await;
-        let load = self.out_of_band.clone();
-        load.clear_cpu_utilization();
-        load.clear_memory_utilization();
-        load.set_all_utilization::<String>([]);
-        Turn { load, _guard: guard }
+        Turn { load: self.out_of_band.clone(), _guard: guard }
     }
 }
 
@@ -73,7 +69,7 @@ pub(super) struct Turn {
 }
 
 impl Turn {
-    /// Reports this from now on. Costs belong to calls and are not part of it.
+    /// Reports this from now on, and nothing of what was said before. Costs belong to calls and are not part of it.
     pub(super) fn report(&self, report: &TestOrcaReport) -> Result<(), Status> {
         let taken = self.load.set_cpu_utilization(report.cpu_utilization)
             & self.load.set_memory_utilization(report.memory_utilization)

@@ -24,8 +24,9 @@ pub(crate) fn soon<T>(what: impl Future<Output = T>) -> impl Future<Output = T> 
 /// Runs a program to its end. Answers its exit code, standard output and standard error.
 pub(crate) async fn end_of(program: &str, flags: &[&str]) -> (Option<i32>, String, String) {
     let output = Command::new(program).args(flags).stdin(Stdio::null()).kill_on_drop(true).output();
-    let Output { status, stdout, stderr } = soon(output).await.unwrap();
-    (status.code(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
+    let Output { status, stdout, stderr } = soon(output).await.expect("it starts");
+    let text = |bytes| String::from_utf8(bytes).expect("it writes text");
+    (status.code(), text(stdout), text(stderr))
 }
 
 /// The interop server. Dropping it kills it.
@@ -44,7 +45,7 @@ impl Server {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        let mut child = command.kill_on_drop(true).spawn().unwrap();
+        let mut child = command.kill_on_drop(true).spawn().expect("it starts");
         let port = number_after("listening on ", &mut child.stdout).await;
         Server { port, child }
     }
@@ -61,22 +62,23 @@ impl Server {
     /// Tells it to end; answers its exit code.
     pub(crate) async fn end(mut self) -> Option<i32> {
         let id = self.child.id().expect("it runs").to_string();
-        assert!(Command::new("kill").args(["-TERM", &id]).status().await.unwrap().success());
-        soon(self.child.wait()).await.unwrap().code()
+        let killed = Command::new("kill").args(["-TERM", &id]).status().await.expect("there is kill");
+        assert!(killed.success());
+        soon(self.child.wait()).await.expect("it can be waited for").code()
     }
 }
 
 pub(crate) fn channel(port: u16) -> Channel {
-    Endpoint::new(format!("http://127.0.0.1:{port}")).unwrap().connect_lazy()
+    Endpoint::new(format!("http://127.0.0.1:{port}")).expect("an address").connect_lazy()
 }
 
 /// Reads lines until one begins with these words, and goes on with a number.
 async fn number_after(words: &str, output: &mut Option<impl AsyncRead + Unpin>) -> u16 {
     let mut lines = BufReader::new(output.as_mut().expect("it is piped")).lines();
     loop {
-        let line = soon(lines.next_line()).await.unwrap().expect("it has not ended");
+        let line = soon(lines.next_line()).await.expect("it writes text").expect("it goes on");
         if let Some(number) = line.strip_prefix(words) {
-            return number.parse().unwrap();
+            return number.parse().expect("a port");
         }
     }
 }
