@@ -1,8 +1,8 @@
 //! `interop_client`: gRPC's published cases about load reports, `orca_per_rpc` and `orca_oob`, run against any server that
 //! has `grpc.testing.TestService`; and `empty_unary` and `large_unary`, to see that calls come through at all.
 //!
-//! A case ends with a line that says whether it held, and with 0 or 1; wrong flags end with 2. Reports must be exactly what the
-//! server was asked to report: a value more is as wrong as a value less.
+//! A case ends with a line that says whether it held, and with 0 or 1; wrong flags end with 2. Reports must be exactly
+//! what the server was asked to report: a value more is as wrong as a value less.
 
 mod policy;
 

@@ -5,7 +5,7 @@ use std::pin::Pin;
 
 use tokio::sync::watch;
 use tokio_stream::wrappers::WatchStream;
-use tokio_stream::{Stream, StreamExt as _};
+use tokio_stream::{Stream, StreamExt as _, once, pending};
 use tonic::{Request, Response, Status};
 
 use crate::proto::health::health_check_response::ServingStatus;
@@ -51,15 +51,13 @@ impl Health for Serving {
         &self,
         request: Request<HealthCheckRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
-        let states = WatchStream::new(self.0.subscribe());
-        let is_known = SERVICES.contains(&request.into_inner().service.as_str());
-        let mut last = None;
-        // A service that is not known may come to be, by the protocol; here it stays unknown, and is said to be so once.
-        let told = states.filter_map(move |state| {
-            let state = if is_known { state } else { ServingStatus::ServiceUnknown };
-            (last.replace(state) != Some(state)).then(|| Ok(answer(state)))
-        });
-        Ok(Response::new(Box::pin(told)))
+        if SERVICES.contains(&request.into_inner().service.as_str()) {
+            let states = WatchStream::new(self.0.subscribe());
+            return Ok(Response::new(Box::pin(states.map(|state| Ok(answer(state))))));
+        }
+        // By the protocol it may come to be known; here it never does.
+        let unknown = once(Ok(answer(ServingStatus::ServiceUnknown)));
+        Ok(Response::new(Box::pin(unknown.chain(pending()))))
     }
 }
 
