@@ -7,5 +7,7 @@ pub mod client;
 pub mod driver;
 pub mod flags;
 pub mod matrix;
+pub mod orca_cases;
 pub mod peers;
 pub mod proto;
+pub mod server;

@@ -34,6 +34,11 @@ use evenkeel_proto::envoy::extensions::filters::network::http_connection_manager
 use evenkeel_proto::envoy::r#type::matcher::v3::string_matcher::MatchPattern;
 use evenkeel_proto::envoy::r#type::matcher::v3::{RegexMatchAndSubstitute, RegexMatcher, StringMatcher};
 use evenkeel_proto::envoy::r#type::v3::Int64Range;
+use evenkeel_proto::envoy::extensions::upstreams::http::v3::HttpProtocolOptions;
+use evenkeel_proto::envoy::extensions::upstreams::http::v3::http_protocol_options::explicit_http_config::ProtocolConfig;
+use evenkeel_proto::envoy::extensions::upstreams::http::v3::http_protocol_options::{
+    ExplicitHttpConfig, UpstreamProtocolOptions,
+};
 use evenkeel_proto::prost::Name;
 use evenkeel_proto::prost_types::value::Kind;
 use evenkeel_proto::prost_types::{Any, Struct, Value};
@@ -230,8 +235,19 @@ pub(super) fn cluster(name: &str, cluster: &Cluster) -> cds::Cluster {
         lrs_server: cluster
             .lrs
             .then(|| source(ConfigSourceSpecifier::Self_(core::SelfConfigSource::default()))),
+        typed_extension_protocol_options: BTreeMap::from([over_http2()]),
         ..cds::Cluster::default()
     }
+}
+
+/// For Envoy, which would speak HTTP/1 to the endpoints; gRPC clients know without.
+fn over_http2() -> (String, Any) {
+    let http2 = ProtocolConfig::Http2ProtocolOptions(core::Http2ProtocolOptions {});
+    let explicit = ExplicitHttpConfig { protocol_config: Some(http2) };
+    let options = HttpProtocolOptions {
+        upstream_protocol_options: Some(UpstreamProtocolOptions::ExplicitHttpConfig(explicit)),
+    };
+    (HttpProtocolOptions::full_name(), any(&options))
 }
 
 /// A50. Every value is said, also those that clients know for themselves: C-core and grpc-js have success rate off unless
