@@ -4,7 +4,9 @@
 //! A program asks for the flags that it has; what nobody asked for is left over in [`Flags::unknown`], so that drivers
 //! may pass flags that only other clients know. The word after a flag is its value only if the flag takes one.
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
 
 /// What the command line says, and what of it was asked for.
 #[derive(Debug)]

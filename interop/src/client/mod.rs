@@ -77,7 +77,10 @@ pub async fn run(settings: Settings) -> Result<(), String> {
     say(&format!("listening on {port}"));
     tokio::select! {
         () = end => Ok(()),
-        ended = server => Err(format!("stats port {port}: {}", ended.err().map_or_else(String::new, |e| e.to_string()))),
+        ended = server => {
+            let why = ended.err().map_or_else(|| "the server ended".to_owned(), |error| error.to_string());
+            Err(format!("stats port {port}: {why}"))
+        }
         Some(failure) = failure.recv() => Err(failure),
         () = calls => Ok(()),
     }
@@ -220,7 +223,7 @@ fn end() -> impl Future<Output = ()> {
                 terminate.recv().await;
                 return;
             }
-            std::future::pending().await
+            std::future::pending::<()>().await;
         };
         tokio::select! {
             () = terminated => {}

@@ -3,12 +3,13 @@
 //!
 //! Its config is `{"rpcBehavior": "error-code-15"}`.
 
+use std::sync::Arc;
+
 use evenkeel_core::policy::RoundRobin;
 use evenkeel_core::{
     Call, Child, ConfigError, Cx, Description, Endpoints, Fields, LbConfig, LbState, Look, Pick, PickHeaders,
     Picker, Policy, Shown,
 };
-use std::sync::Arc;
 
 /// What configs call it.
 pub(crate) const NAME: &str = "test.RpcBehaviorLoadBalancer";
