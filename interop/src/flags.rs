@@ -85,6 +85,16 @@ impl Flags {
         read(&text).map_err(|expected| FlagError::of(name, &expected, &text))
     }
 
+    /// The same; nothing if the flag is absent.
+    pub fn read_if_there<T>(
+        &mut self,
+        name: &str,
+        read: impl Fn(&str) -> Result<T, String>,
+    ) -> Result<Option<T>, FlagError> {
+        let Some(text) = self.value(name, "a value")? else { return Ok(None) };
+        read(&text).map(Some).map_err(|expected| FlagError::of(name, &expected, &text))
+    }
+
     /// What nobody asked for, as it was given; a word after an unknown flag goes with it. To be called last.
     pub fn unknown(&self) -> Vec<String> {
         let mut unknown: Vec<String> = Vec::new();

@@ -101,7 +101,7 @@ impl Settings {
     /// All flags are asked for before any is refused, so that none of them counts as unknown.
     fn read(flags: &mut Flags) -> Result<Settings, String> {
         let told = |error: FlagError| error.to_string();
-        let case = flags.read("test_case", |text| {
+        let case = flags.read_if_there("test_case", |text| {
             let found = Case::ALL.into_iter().find(|case| case.name() == text);
             found.ok_or_else(|| format!("one of {}", Case::ALL.map(Case::name).join(", ")))
         });

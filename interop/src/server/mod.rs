@@ -79,8 +79,8 @@ impl Settings {
         let server_id = flags.text("server_id", "evenkeel");
         let host = flags.text("host_name_override", "");
         let is_secure = flags.yes("secure_mode");
-        let utilization = flags.read("load_utilization", amount);
-        let qps = flags.read("load_qps", amount);
+        let utilization = flags.read_if_there("load_utilization", amount);
+        let qps = flags.read_if_there("load_qps", amount);
         maintenance_port.map_err(told)?;
         if is_secure.map_err(told)? {
             return Err(
