@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::endpoints;
 use crate::driver::process::Process;
-use crate::driver::stage::SERVICE;
+use crate::driver::stage::{CLUSTER, SERVICE};
 use crate::driver::{Calls, Failure, Result, Stage, ensure};
 
 pub(super) async fn weights_by_call(stage: Stage) -> Result {
@@ -29,7 +29,7 @@ async fn weights(mut stage: Stage, settings: Value) -> Result {
     let servers = stage.servers_with([("s1", load(0.8)), ("s2", load(0.4)), ("s4", load(0.2))]).await?;
     let policy = Policy::with("weighted_round_robin", settings);
     let cluster = Cluster::new().policy(policy).endpoints(endpoints(&servers));
-    stage.set(&Mesh::new().service(SERVICE, Service::to("a")).cluster("a", cluster)).await?;
+    stage.set(&Mesh::new().service(SERVICE, Service::to(CLUSTER)).cluster(CLUSTER, cluster)).await?;
     let mut client = stage.client(Calls::unary().qps(350)).await?;
     let near = |count: i32, expected: i32| (count - expected).abs() <= 7;
     client
