@@ -74,10 +74,12 @@ async fn find_port(process: &mut Process, admin_file: &Path) -> Result<u16> {
 
 async fn listener_port(admin: SocketAddr) -> Option<u16> {
     let mut stream = TcpStream::connect(admin).await.ok()?;
-    stream.write_all(b"GET /listeners?format=json HTTP/1.0\r\n\r\n").await.ok()?;
+    let request = b"GET /listeners?format=json HTTP/1.1\r\nhost: envoy\r\nconnection: close\r\n\r\n";
+    stream.write_all(request).await.ok()?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.ok()?;
-    let (_, body) = answer.split_once("\r\n\r\n")?;
+    // The answer is one small chunk: between its first and its last bracket.
+    let body = answer.get(answer.find('{')?..=answer.rfind('}')?)?;
     let listeners: Value = serde_json::from_str(body).ok()?;
     let port = listeners.pointer("/listener_statuses/0/local_address/socket_address/port_value")?.as_u64()?;
     u16::try_from(port).ok().filter(|port| *port != 0)

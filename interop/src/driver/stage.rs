@@ -5,6 +5,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use evenkeel_control::{ControlPlane, Endpoint, Mesh, Resources};
+use evenkeel_proto::envoy::config::cluster::v3::Cluster as ClusterResource;
+use evenkeel_proto::envoy::extensions::load_balancing_policies::round_robin::v3::RoundRobin;
+use evenkeel_proto::prost::{Message, Name as _};
 use serde_json::{Value, json};
 
 use super::client::{Calls, Client};
@@ -82,7 +85,10 @@ impl Stage {
     }
 
     /// Gives the control plane resources.
-    pub async fn set_resources(&mut self, resources: Resources) -> Result {
+    pub async fn set_resources(&mut self, mut resources: Resources) -> Result {
+        if self.lineup.proxy.is_some() {
+            as_envoy_takes_them(&mut resources);
+        }
         match &mut self.control {
             Control::Own(plane) => plane.set(resources),
             Control::Peer { process, version, .. } => {
@@ -133,6 +139,21 @@ impl Stage {
             "node": {"id": "interop-client", "locality": {"region": "eu", "zone": "eu-1"}},
         });
         bootstrap.to_string()
+    }
+}
+
+/// Envoy takes `WrrLocality` with weights from load reports only; what gRPC calls `WrrLocality` with `RoundRobin` is what Envoy
+/// does where nothing is said.
+fn as_envoy_takes_them(resources: &mut Resources) {
+    let names: Vec<_> = resources.iter().map(|(_, name, _)| name.to_owned()).collect();
+    for name in names {
+        let Some(mut cluster) = resources.get::<ClusterResource>(&name) else { continue };
+        let policy = cluster.load_balancing_policy.as_ref().map(Message::encode_to_vec).unwrap_or_default();
+        let name = RoundRobin::full_name();
+        if policy.windows(name.len()).any(|part| part == name.as_bytes()) {
+            cluster.load_balancing_policy = None;
+            resources.set(cluster);
+        }
     }
 }
 

@@ -59,16 +59,13 @@ pub fn named(name: &str) -> Option<Case> {
 }
 
 /// The cases of one cluster, whose routes do not matter.
-const OF_ONE_CLUSTER: [&str; 9] = [
+const OF_ONE_CLUSTER: [&str; 6] = [
     "ping_pong",
     "round_robin",
     "backends_restart",
     "remove_instance_group",
-    "secondary_locality_gets_requests_on_primary_failure",
-    "secondary_locality_gets_no_requests_on_partial_primary_failure",
     "outlier_detection",
     "weights_by_call",
-    "weights_out_of_band",
 ];
 
 /// The cases in which servers break down.
@@ -82,7 +79,13 @@ const STOPS_SERVERS: [&str; 4] = [
 /// Why a case says nothing about a lineup: what a peer does not have, as its documentation or its answer says.
 pub(super) fn does_not_fit(case: &str, lineup: &Lineup) -> Option<&'static str> {
     if lineup.proxy.is_some() && !OF_ONE_CLUSTER.contains(&case) {
-        return Some("Envoy has clusters and endpoints from the control plane, not routes");
+        return Some(match case {
+            "weights_out_of_band" => "Envoy has no reports out of band",
+            case if case.starts_with("secondary_locality") => {
+                "Envoy leaves a locality for its health checks or outlier detection, not for broken connections"
+            }
+            _ => "Envoy has clusters and endpoints from the control plane, not routes",
+        });
     }
     if lineup.sidecar.is_some() && STOPS_SERVERS.contains(&case) {
         return Some("the sidecar of a server that is stopped goes on");
