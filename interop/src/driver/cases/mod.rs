@@ -59,13 +59,14 @@ pub fn named(name: &str) -> Option<Case> {
 }
 
 /// The cases of one cluster, whose routes do not matter.
-const OF_ONE_CLUSTER: [&str; 6] = [
+const OF_ONE_CLUSTER: [&str; 7] = [
     "ping_pong",
     "round_robin",
     "backends_restart",
     "remove_instance_group",
     "outlier_detection",
     "weights_by_call",
+    "weights_out_of_band",
 ];
 
 /// The cases in which servers break down.
@@ -80,7 +81,6 @@ const STOPS_SERVERS: [&str; 4] = [
 pub(super) fn does_not_fit(case: &str, lineup: &Lineup) -> Option<&'static str> {
     if lineup.proxy.is_some() && !OF_ONE_CLUSTER.contains(&case) {
         return Some(match case {
-            "weights_out_of_band" => "Envoy has no reports out of band",
             case if case.starts_with("secondary_locality") => {
                 "Envoy leaves a locality for its health checks or outlier detection, not for broken connections"
             }
