@@ -98,6 +98,9 @@ pub(super) fn does_not_fit(case: &str, lineup: &Lineup) -> Option<&'static str> 
         ("weights_by_call" | "weights_out_of_band" | "orca_per_rpc" | "orca_oob", _, "grpcio") => {
             Some("Python's grpcio cannot report load")
         }
+        ("weights_by_call", "grpc-js", _) => Some(
+            "grpc-js gives next to no calls to a server that has not reported yet, so who reports first decides",
+        ),
         ("orca_oob", _, "grpc-js") => Some("grpc-js has no memory utilization for reports out of band"),
         _ => None,
     }
