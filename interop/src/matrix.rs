@@ -68,11 +68,9 @@ impl Matrix {
         Matrix { columns, cases, peers, absent, took: begin.elapsed() }
     }
 
-    /// Whether nothing failed: neither a case nor an installation.
-    pub fn passed(&self) -> bool {
-        let failed = |outcome: &Outcome| matches!(outcome, Outcome::Failed(_));
-        let broken = self.absent.iter().any(|(_, why)| matches!(why, NoPeer::Broken(_)));
-        !broken && !self.columns.iter().flat_map(|(_, outcomes)| outcomes).any(failed)
+    /// Whether a peer could not be installed although it should have been.
+    pub fn is_broken(&self) -> bool {
+        self.absent.iter().any(|(_, why)| matches!(why, NoPeer::Broken(_)))
     }
 
     /// Whether no peer is absent.
