@@ -1,16 +1,17 @@
-//! channelz for evenkeel: the channels of a process with their state, their endpoints as subchannels, and the
-//! connections as sockets.
+//! channelz for evenkeel: the channels of a process with their state, their endpoints as subchannels, its servers, and
+//! the connections of both as sockets.
 //!
-//! An answer is what the channels tell at that moment. Ids are stable for as long as what they name is there, and are
-//! never used again. The streams to control planes are told as channels, too, since drivers look for them. A process
-//! that uses this has no servers of its own to tell of.
+//! An answer is what there is at that moment. Ids are stable for as long as what they name is there, and are never used
+//! again. The streams to control planes are told as channels, too, since drivers look for them; one that is there only for
+//! need is told while there is need (A71).
 //!
-//! What a channel does not tell is left out: the calls of a subchannel, the streams of a socket.
+//! What nobody tells is left out: the calls of a subchannel or a server, the streams of a socket. Nor does a connection know
+//! of TLS, which is made over it: `security` is never set.
 
 mod sockets;
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
@@ -21,9 +22,9 @@ use tonic::{Request, Response, Status};
 use crate::proto::channelz as wire;
 use crate::proto::channelz::channelz_server::{Channelz as Service, ChannelzServer};
 use sockets::Socket;
-pub use sockets::Sockets;
+pub use sockets::{Connection, Sockets};
 
-/// How many channels an answer has at most, unless the request says it.
+/// How many of a kind an answer has at most, unless the request says it.
 const PAGE: usize = 100;
 
 /// What is told of. Cheap to clone; clones are the same.
@@ -37,11 +38,12 @@ struct Shared {
     ids: Ids,
     channels: Mutex<Vec<Arc<Known>>>,
     clients: Mutex<Vec<XdsClient>>,
-    /// By the address of the control plane.
+    /// By the address of the control plane; those in use.
     control_planes: Mutex<HashMap<String, i64>>,
+    servers: Mutex<Vec<Arc<Server>>>,
 }
 
-/// Every channel, subchannel and socket has another one.
+/// Every channel, subchannel, server and socket has another one.
 #[derive(Clone, Default)]
 struct Ids(Arc<AtomicI64>);
 
@@ -53,6 +55,12 @@ struct Known {
     calls: Arc<Calls>,
     /// By the addresses of the endpoint.
     subchannels: Mutex<HashMap<Vec<String>, i64>>,
+}
+
+struct Server {
+    id: i64,
+    listener: Arc<Socket>,
+    sockets: Sockets,
 }
 
 /// The calls of a channel: whoever makes them counts them here.
@@ -74,7 +82,6 @@ struct Counts {
 struct Look {
     channel: wire::Channel,
     subchannels: Vec<wire::Subchannel>,
-    sockets: Vec<Arc<Socket>>,
 }
 
 impl Channelz {
@@ -108,6 +115,17 @@ impl Channelz {
         lock(&self.shared.clients).push(client);
     }
 
+    /// Tells of a server that listens here and takes its connections through the sockets that this answers.
+    pub fn add_server(&self, listens_on: SocketAddr) -> Sockets {
+        let ids = &self.shared.ids;
+        let listener =
+            Socket { id: ids.next(), name: listens_on.to_string(), local: Some(listens_on), remote: None };
+        let sockets = Sockets::new(ids.clone());
+        let server = Server { id: ids.next(), listener: Arc::new(listener), sockets: sockets.clone() };
+        lock(&self.shared.servers).push(Arc::new(server));
+        sockets
+    }
+
     /// For a tonic server.
     pub fn service(&self) -> ChannelzServer<Channelz> {
         ChannelzServer::new(self.clone())
@@ -127,13 +145,32 @@ impl Channelz {
 
     fn control_planes(&self) -> Vec<Look> {
         let clients = lock(&self.shared.clients).clone();
+        let in_use: Vec<Tally> =
+            clients.iter().flat_map(XdsClient::tally).filter(|tally| tally.in_use).collect();
         let mut ids = lock(&self.shared.control_planes);
-        let mut look = |tally: Tally| {
+        ids.retain(|uri, _| in_use.iter().any(|tally| *tally.server.uri == **uri));
+        let mut look = |tally: &Tally| {
             let uri = tally.server.uri.to_string();
             let id = *ids.entry(uri.clone()).or_insert_with(|| self.shared.ids.next());
-            Look { channel: control_plane(id, uri, &tally), ..Look::default() }
+            Look { channel: control_plane(id, uri, tally), ..Look::default() }
         };
-        clients.iter().flat_map(XdsClient::tally).map(&mut look).collect()
+        in_use.iter().map(&mut look).collect()
+    }
+
+    fn server(&self, id: i64) -> Result<Arc<Server>, Status> {
+        let found = lock(&self.shared.servers).iter().find(|server| server.id == id).cloned();
+        found.ok_or_else(|| not_found("server", id))
+    }
+
+    /// Those of all channels and servers.
+    fn all_sockets(&self) -> Vec<Arc<Socket>> {
+        let mut all: Vec<Arc<Socket>> =
+            lock(&self.shared.channels).iter().flat_map(|known| known.sockets.open()).collect();
+        for server in lock(&self.shared.servers).iter() {
+            all.push(server.listener.clone());
+            all.extend(server.sockets.open());
+        }
+        all
     }
 }
 
@@ -197,7 +234,7 @@ impl Known {
             subchannel_ref: subchannels.iter().filter_map(|subchannel| subchannel.r#ref.clone()).collect(),
             ..wire::Channel::default()
         };
-        Look { channel, subchannels, sockets }
+        Look { channel, subchannels }
     }
 }
 
@@ -218,7 +255,7 @@ fn gather(description: &Description, endpoints: &mut Vec<EndpointRow>) {
 
 fn subchannel(id: i64, row: &EndpointRow, sockets: &[Arc<Socket>]) -> wire::Subchannel {
     let target = row.addresses.join(",");
-    let own = sockets.iter().filter(|socket| row.addresses.contains(&socket.address));
+    let own = sockets.iter().filter(|socket| row.addresses.contains(&socket.name));
     wire::Subchannel {
         r#ref: Some(wire::SubchannelRef { subchannel_id: id, name: target.clone() }),
         data: Some(wire::ChannelData {
@@ -235,7 +272,6 @@ fn subchannel(id: i64, row: &EndpointRow, sockets: &[Arc<Socket>]) -> wire::Subc
 fn control_plane(id: i64, uri: String, tally: &Tally) -> wire::Channel {
     let connectivity = match tally {
         Tally { connected: true, .. } => Connectivity::Ready,
-        Tally { in_use: false, .. } => Connectivity::Idle,
         Tally { failures: 0, .. } => Connectivity::Connecting,
         _ => Connectivity::TransientFailure,
     };
@@ -255,15 +291,23 @@ fn control_plane(id: i64, uri: String, tally: &Tally) -> wire::Channel {
 }
 
 fn socket_ref(socket: &Socket) -> wire::SocketRef {
-    wire::SocketRef { socket_id: socket.id, name: socket.address.clone() }
+    wire::SocketRef { socket_id: socket.id, name: socket.name.clone() }
+}
+
+fn server(server: &Server) -> wire::Server {
+    wire::Server {
+        r#ref: Some(wire::ServerRef { server_id: server.id, name: server.listener.name.clone() }),
+        data: Some(wire::ServerData::default()),
+        listen_socket: vec![socket_ref(&server.listener)],
+    }
 }
 
 fn socket(socket: &Socket) -> wire::Socket {
     let address = |address: Option<SocketAddr>| {
         let address = address?;
-        let ip_address = match address {
-            SocketAddr::V4(address) => address.ip().octets().to_vec(),
-            SocketAddr::V6(address) => address.ip().octets().to_vec(),
+        let ip_address = match address.ip() {
+            IpAddr::V4(ip) => ip.octets().to_vec(),
+            IpAddr::V6(ip) => ip.octets().to_vec(),
         };
         let address = wire::address::TcpIpAddress { ip_address, port: address.port().into() };
         Some(wire::Address { address: Some(wire::address::Address::TcpipAddress(address)) })
@@ -295,17 +339,9 @@ impl Service for Channelz {
         request: Request<wire::GetTopChannelsRequest>,
     ) -> Result<Response<wire::GetTopChannelsResponse>, Status> {
         let wire::GetTopChannelsRequest { start_channel_id, max_results } = request.into_inner();
-        let size = match usize::try_from(max_results) {
-            Ok(0) => PAGE,
-            Ok(size) => size,
-            Err(_) => {
-                let problem = format!("max_results: expected 0 or more, found {max_results}");
-                return Err(Status::invalid_argument(problem));
-            }
-        };
-        let mut rest = self.look().await.into_iter().filter(|look| look.id() >= start_channel_id);
-        let channel = rest.by_ref().take(size).map(|look| look.channel).collect();
-        Ok(Response::new(wire::GetTopChannelsResponse { channel, end: rest.next().is_none() }))
+        let (shown, end) = page(self.look().await, Look::id, start_channel_id, max_results)?;
+        let channel = shown.into_iter().map(|look| look.channel).collect();
+        Ok(Response::new(wire::GetTopChannelsResponse { channel, end }))
     }
 
     async fn get_channel(
@@ -336,32 +372,60 @@ impl Service for Channelz {
         request: Request<wire::GetSocketRequest>,
     ) -> Result<Response<wire::GetSocketResponse>, Status> {
         let id = request.into_inner().socket_id;
-        let found =
-            self.look().await.into_iter().flat_map(|look| look.sockets).find(|socket| socket.id == id);
+        let found = self.all_sockets().into_iter().find(|socket| socket.id == id);
         let found = found.ok_or_else(|| not_found("socket", id))?;
         Ok(Response::new(wire::GetSocketResponse { socket: Some(socket(&found)) }))
     }
 
     async fn get_servers(
         &self,
-        _: Request<wire::GetServersRequest>,
+        request: Request<wire::GetServersRequest>,
     ) -> Result<Response<wire::GetServersResponse>, Status> {
-        Ok(Response::new(wire::GetServersResponse { server: Vec::new(), end: true }))
+        let wire::GetServersRequest { start_server_id, max_results } = request.into_inner();
+        let all = lock(&self.shared.servers).clone();
+        let (shown, end) = page(all, |server| server.id, start_server_id, max_results)?;
+        let server = shown.iter().map(|shown| server(shown)).collect();
+        Ok(Response::new(wire::GetServersResponse { server, end }))
     }
 
     async fn get_server(
         &self,
         request: Request<wire::GetServerRequest>,
     ) -> Result<Response<wire::GetServerResponse>, Status> {
-        Err(not_found("server", request.into_inner().server_id))
+        let found = self.server(request.into_inner().server_id)?;
+        Ok(Response::new(wire::GetServerResponse { server: Some(server(&found)) }))
     }
 
     async fn get_server_sockets(
         &self,
         request: Request<wire::GetServerSocketsRequest>,
     ) -> Result<Response<wire::GetServerSocketsResponse>, Status> {
-        Err(not_found("server", request.into_inner().server_id))
+        let wire::GetServerSocketsRequest { server_id, start_socket_id, max_results } = request.into_inner();
+        let all = self.server(server_id)?.sockets.open();
+        let (shown, end) = page(all, |socket| socket.id, start_socket_id, max_results)?;
+        let socket_ref = shown.iter().map(|socket| socket_ref(socket)).collect();
+        Ok(Response::new(wire::GetServerSocketsResponse { socket_ref, end }))
     }
+}
+
+/// Those with this id or a higher one, as many as an answer may have, and whether these are all. They come by id.
+fn page<T>(
+    all: Vec<T>,
+    id: impl Fn(&T) -> i64,
+    start: i64,
+    max_results: i64,
+) -> Result<(Vec<T>, bool), Status> {
+    let size = match usize::try_from(max_results) {
+        Ok(0) => PAGE,
+        Ok(size) => size,
+        Err(_) => {
+            let problem = format!("max_results: expected 0 or more, found {max_results}");
+            return Err(Status::invalid_argument(problem));
+        }
+    };
+    let mut rest = all.into_iter().filter(|one| id(one) >= start);
+    let shown = rest.by_ref().take(size).collect();
+    Ok((shown, rest.next().is_none()))
 }
 
 fn not_found(what: &str, id: i64) -> Status {

@@ -17,7 +17,7 @@ use interop::proto::channelz::channel_connectivity_state::State;
 use interop::proto::channelz::channelz_client::ChannelzClient;
 use interop::proto::csds::client_status_discovery_service_client::ClientStatusDiscoveryServiceClient;
 use interop::proto::testing::load_balancer_stats_response::MetadataType;
-use parts::{Backend, Program, entry, within};
+use parts::{Backend, Gated, Program, bootstrap, entry, within};
 use serde_json::json;
 use tonic::Code;
 use tonic::transport::Channel;
@@ -275,6 +275,50 @@ async fn tells_its_channels_and_its_config() {
     for kind in ["Listener", "RouteConfiguration", "Cluster", "ClusterLoadAssignment"] {
         assert!(kinds.contains(&kind), "{kind}: {kinds:?}");
     }
+}
+
+/// A71, as psm-interop's driver sees it: the channel to the second control plane is there while the first fails, and only
+/// then.
+#[tokio::test]
+async fn a_control_plane_for_need_is_told_in_need() {
+    let backend = Backend::start("a").await;
+    let mesh = mesh(&[&backend], "round_robin".into());
+    let (first, second) = (Gated::start(&mesh).await, ControlPlane::builder().serve().await.unwrap());
+    second.set_mesh(&mesh);
+    let program = Program::with_bootstrap(
+        &["--server=xds:///orders", "--qps=50"],
+        &bootstrap(&[first.address, second.address()]),
+    )
+    .await;
+    let mut channelz = ChannelzClient::new(program.channel());
+    let failing = [(first.address, State::TransientFailure), (second.address(), State::Ready)];
+    let ids = control_planes_until(&mut channelz, &failing).await;
+    first.open();
+    let well = control_planes_until(&mut channelz, &[(first.address, State::Ready)]).await;
+    assert_eq!(well[0], ids[0], "it is the same channel");
+    let gone = channelz.get_channel(wire::GetChannelRequest { channel_id: ids[1] });
+    assert_eq!(within(gone).await.unwrap_err().code(), Code::NotFound);
+}
+
+/// Waits until exactly these are told, in this order; answers their ids.
+async fn control_planes_until(
+    channelz: &mut ChannelzClient<Channel>,
+    expected: &[(SocketAddr, State)],
+) -> Vec<i64> {
+    let expected: Vec<_> = expected.iter().map(|(address, state)| (address.to_string(), *state)).collect();
+    within(async {
+        loop {
+            let answer = channelz.get_top_channels(wire::GetTopChannelsRequest::default()).await.unwrap();
+            let mut channels = answer.into_inner().channel;
+            channels.retain(|channel| !data(channel).target.starts_with("xds:"));
+            let told =
+                channels.iter().map(|one| (data(one).target.clone(), data(one).state.unwrap().state()));
+            if told.collect::<Vec<_>>() == expected {
+                return channels.iter().map(channel_id).collect();
+            }
+        }
+    })
+    .await
 }
 
 /// A policy of the program's own, chosen by the control plane (A52), adds a header to each call.

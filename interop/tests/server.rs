@@ -2,7 +2,11 @@
 
 mod programs;
 
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+
 use evenkeel_proto::envoy::service::status::v3::ClientStatusRequest;
+use interop::proto::channelz as wire;
+use interop::proto::channelz::channelz_client::ChannelzClient;
 use interop::proto::csds::client_status_discovery_service_client::ClientStatusDiscoveryServiceClient;
 use interop::proto::health::health_check_response::ServingStatus;
 use interop::proto::health::health_client::HealthClient;
@@ -15,6 +19,8 @@ use interop::proto::testing::{
     SimpleRequest, StreamingInputCallRequest, StreamingOutputCallRequest,
 };
 use programs::{Server, channel, end_of, soon};
+use tokio::io::AsyncReadExt as _;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
@@ -301,6 +307,87 @@ async fn the_status_of_xds_can_be_asked_for() {
     assert_eq!(answer.into_inner().config, []);
 }
 
+/// As psm-interop's driver asks: which server has this port, and which of its sockets is the other end of a client's.
+#[tokio::test]
+async fn tells_its_port_and_who_is_connected() {
+    let server = Server::start(&[]).await;
+    let mut channelz = ChannelzClient::new(server.channel());
+    let servers = soon(channelz.get_servers(wire::GetServersRequest::default())).await.unwrap().into_inner();
+    assert_eq!((servers.server.len(), servers.end), (1, true));
+    let found = &servers.server[0];
+    let server_id = found.r#ref.as_ref().unwrap().server_id;
+    let again = soon(channelz.get_server(wire::GetServerRequest { server_id })).await.unwrap().into_inner();
+    assert_eq!(again.server.as_ref(), Some(found));
+    let listener = socket(&mut channelz, found.listen_socket[0].socket_id).await.unwrap();
+    assert_eq!((address(listener.local).unwrap().port(), listener.remote), (server.port, None));
+
+    let mut stream = soon(TcpStream::connect((Ipv4Addr::LOCALHOST, server.port))).await.unwrap();
+    let (client, other) = (stream.local_addr().unwrap(), stream.peer_addr().unwrap());
+    // It speaks first, so it has the connection by now.
+    soon(stream.read_u8()).await.unwrap();
+    let mut seen = Vec::new();
+    loop {
+        let start_socket_id =
+            seen.last().map_or(0, |last: &wire::Socket| last.r#ref.as_ref().unwrap().socket_id + 1);
+        let request = wire::GetServerSocketsRequest { server_id, start_socket_id, max_results: 1 };
+        let page = soon(channelz.get_server_sockets(request)).await.unwrap().into_inner();
+        assert_eq!(page.socket_ref.len(), 1);
+        seen.push(socket(&mut channelz, page.socket_ref[0].socket_id).await.unwrap());
+        if page.end {
+            break;
+        }
+    }
+    assert_eq!(seen.len(), 2, "the driver's and the client's: {seen:?}");
+    let of_client = seen.iter().find(|socket| address(socket.remote.clone()) == Some(client));
+    let of_client = of_client.unwrap_or_else(|| panic!("{client}: {seen:?}"));
+    assert_eq!(address(of_client.local.clone()), Some(other));
+
+    drop(stream);
+    let id = of_client.r#ref.as_ref().unwrap().socket_id;
+    let gone = async { while socket(&mut channelz, id).await.is_ok() {} };
+    soon(gone).await;
+    let unknown = wire::GetServerSocketsRequest { server_id: id, ..wire::GetServerSocketsRequest::default() };
+    assert_eq!(code(&soon(channelz.get_server_sockets(unknown)).await), Code::NotFound);
+    let unknown = wire::GetServerRequest { server_id: id };
+    assert_eq!(code(&soon(channelz.get_server(unknown)).await), Code::NotFound);
+}
+
+async fn socket(channelz: &mut ChannelzClient<Channel>, socket_id: i64) -> Result<wire::Socket, Status> {
+    let answer = soon(channelz.get_socket(wire::GetSocketRequest { socket_id, summary: false })).await?;
+    Ok(answer.into_inner().socket.expect("what was asked for"))
+}
+
+fn address(address: Option<wire::Address>) -> Option<SocketAddr> {
+    let wire::address::Address::TcpipAddress(address) = address?.address?;
+    let port = address.port.try_into().expect("a port");
+    match <[u8; 4]>::try_from(address.ip_address.as_slice()) {
+        Ok(ip) => Some((ip, port).into()),
+        Err(_) => {
+            Some((<[u8; 16]>::try_from(address.ip_address.as_slice()).expect("an IP address"), port).into())
+        }
+    }
+}
+
+#[tokio::test]
+async fn listens_on_the_kinds_of_addresses_that_it_is_told() {
+    let answers = async |server: &Server, ip: std::net::IpAddr| {
+        // One that is sent away may connect first.
+        let Ok(mut stream) = soon(TcpStream::connect((ip, server.port))).await else { return false };
+        soon(stream.read_u8()).await.is_ok()
+    };
+    let has_v6 = TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).await.is_ok();
+    let (v4, v6) = (Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into());
+    let mut kinds = vec![("", true, has_v6), ("ipv4", true, false)];
+    if has_v6 {
+        kinds.extend([("ipv6", false, true), ("IPV4_IPV6", true, true)]);
+    }
+    for (kind, on_v4, on_v6) in kinds {
+        let server = Server::start(&[&format!("--address_type={kind}")]).await;
+        assert_eq!(answers(&server, v4).await, on_v4, "{kind:?}, IPv4");
+        assert_eq!(answers(&server, v6).await, on_v6, "{kind:?}, IPv6");
+    }
+}
+
 #[tokio::test]
 async fn what_cannot_be_is_refused_at_once() {
     let server = Server::start(&[]).await;
@@ -312,6 +399,11 @@ async fn what_cannot_be_is_refused_at_once() {
             "flag --secure_mode: evenkeel has no server that xDS configures (A36)",
         ),
         (&["--port=high", "--secure_mode=false"], 2, "flag --port: expected a number"),
+        (
+            &["--address_type=ipv5", "--port=0"],
+            2,
+            "flag --address_type: expected ipv4, ipv6 or ipv4_ipv6, found \"ipv5\"",
+        ),
         (&["--load_qps=-1", "--port=0"], 2, "flag --load_qps: expected a number from 0 on, found \"-1\""),
         (
             &["--host_name_override=a\nb", "--port=0"],

@@ -1,4 +1,4 @@
-//! A connector that knows which of its connections are open.
+//! The connections of a channel or a server, as long as they are open.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,21 +12,22 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 #[cfg(unix)]
 use tokio::net::UnixStream;
+use tonic::transport::server::{Connected, TcpConnectInfo};
 
 use super::{Ids, lock};
 
-/// Opens the connections of one channel and lists them while they are open. Cheap to clone; clones are the same.
+/// Lists the connections that one channel opens through it, or one server takes. Cheap to clone; clones are the same.
 #[derive(Clone)]
 pub struct Sockets {
     ids: Ids,
     open: Arc<Mutex<BTreeMap<i64, Arc<Socket>>>>,
 }
 
-/// A connection.
+/// A connection, or where connections come in.
 pub(super) struct Socket {
     pub(super) id: i64,
-    /// What was asked for, as endpoints name it.
-    pub(super) address: String,
+    /// A channel's: what was asked for, as endpoints name it. A server's: who has come.
+    pub(super) name: String,
     pub(super) local: Option<SocketAddr>,
     pub(super) remote: Option<SocketAddr>,
 }
@@ -41,11 +42,20 @@ impl Sockets {
         lock(&self.open).values().cloned().collect()
     }
 
-    fn listed(&self, address: &Address, io: Box<dyn Io>, ends: [Option<SocketAddr>; 2]) -> Listed {
+    /// A connection that a server has taken. Both its ends have addresses of IPv4 if it came that way, although the socket
+    /// of a server for both kinds has others: drivers look for the client's end of it by its address.
+    pub fn taken(&self, stream: TcpStream) -> Connection {
+        let plain = |end: SocketAddr| SocketAddr::new(end.ip().to_canonical(), end.port());
+        let ends = [stream.local_addr(), stream.peer_addr()].map(|end| end.ok().map(plain));
+        let name = ends[1].map_or_else(String::new, |remote| remote.to_string());
+        self.listed(name, Box::new(stream), ends)
+    }
+
+    fn listed(&self, name: String, io: Box<dyn Io>, ends: [Option<SocketAddr>; 2]) -> Connection {
         let (id, [local, remote]) = (self.ids.next(), ends);
-        let socket = Socket { id, address: address.to_string(), local, remote };
-        lock(&self.open).insert(id, Arc::new(socket));
-        Listed { io, id, list: self.clone() }
+        let socket = Arc::new(Socket { id, name, local, remote });
+        lock(&self.open).insert(id, socket.clone());
+        Connection { io, socket, list: self.clone() }
     }
 
     async fn dial(&self, address: Address) -> io::Result<Box<dyn Io>> {
@@ -55,12 +65,12 @@ impl Sockets {
                 // HTTP/2 gathers its frames itself.
                 stream.set_nodelay(true)?;
                 let ends = [stream.local_addr().ok(), stream.peer_addr().ok()];
-                self.listed(&address, Box::new(stream), ends)
+                self.listed(address.to_string(), Box::new(stream), ends)
             }
             #[cfg(unix)]
             Address::Unix(path) => {
                 let stream = UnixStream::connect(&**path).await?;
-                self.listed(&address, Box::new(stream), [None, None])
+                self.listed(address.to_string(), Box::new(stream), [None, None])
             }
             other => {
                 let problem = format!("expected an IP address or a unix socket, found {other}");
@@ -80,19 +90,28 @@ impl Connector for Sockets {
 }
 
 /// A connection that is on the list until it is dropped.
-struct Listed {
+pub struct Connection {
     io: Box<dyn Io>,
-    id: i64,
+    socket: Arc<Socket>,
     list: Sockets,
 }
 
-impl Drop for Listed {
+impl Drop for Connection {
     fn drop(&mut self) {
-        lock(&self.list.open).remove(&self.id);
+        lock(&self.list.open).remove(&self.socket.id);
     }
 }
 
-impl AsyncRead for Listed {
+/// Services see who has come, as with a plain stream.
+impl Connected for Connection {
+    type ConnectInfo = TcpConnectInfo;
+
+    fn connect_info(&self) -> TcpConnectInfo {
+        TcpConnectInfo { local_addr: self.socket.local, remote_addr: self.socket.remote }
+    }
+}
+
+impl AsyncRead for Connection {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -102,7 +121,7 @@ impl AsyncRead for Listed {
     }
 }
 
-impl AsyncWrite for Listed {
+impl AsyncWrite for Connection {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.io).poll_write(cx, buf)
     }

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use tonic::transport::Server;
 use tonic::{Code, Request, Response, Status};
 
-use super::bind;
+use super::listen::{Addresses, listen};
 use crate::proto::testing::hook_service_server::{HookService, HookServiceServer};
 use crate::proto::testing::{Empty, SetReturnStatusRequest};
 
@@ -127,8 +127,8 @@ impl HookServer {
         })?;
         let problem =
             |error| Status::unavailable(format!("the hook server cannot listen on port {port}: {error}"));
-        let (incoming, port) = bind(port).map_err(problem)?;
-        eprintln!("hook server listening on {port}");
+        let (incoming, address) = listen(port, Addresses::Any).map_err(problem)?;
+        eprintln!("hook server listening on {}", address.port());
         let (stop, stopped) = oneshot::channel::<()>();
         let hooks = Hooks::default();
         let serving = Server::builder()

@@ -1,19 +1,19 @@
 //! `xds_interop_server`: the backend of the xDS cases, with the flags, services and behaviours of gRPC's own servers.
 //!
-//! It answers `grpc.testing.TestService` as requests ask for it, reports load, and has health, hook and admin services for
-//! drivers, all on one port. It prints `listening on PORT` once it is bound, and ends within a second of SIGTERM whatever
+//! It answers `grpc.testing.TestService` as requests ask for it, reports load, and has health, hook and admin services
+//! (CSDS, channelz) for drivers, all on one port. It prints `listening on PORT` once it is bound, and ends within a second of SIGTERM whatever
 //! is in flight. `--secure_mode` is refused: it asks for a server that is configured by xDS (A36), which evenkeel is not.
 
 mod behavior;
 mod health;
 mod hook;
+mod listen;
 mod load;
 mod test_service;
 mod update_health;
 
 use std::fs;
 use std::io::{self, Write as _};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
@@ -21,14 +21,16 @@ use evenkeel::csds::Csds;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
+use tokio_stream::StreamExt as _;
 use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
 
 use self::health::Serving;
 use self::hook::{HookServer, Hooks};
+use self::listen::{Addresses, listen};
 use self::load::{Fixed, Load, Reports};
 use self::test_service::{Answering, Host};
 use self::update_health::Updating;
+use crate::channelz::Channelz;
 use crate::flags::{FlagError, Flags};
 use crate::proto::health::health_server::HealthServer;
 use crate::proto::testing::hook_service_server::HookServiceServer;
@@ -64,6 +66,7 @@ pub async fn run(args: impl IntoIterator<Item = String>) -> ExitCode {
 
 struct Settings {
     port: u16,
+    addresses: Addresses,
     server_id: String,
     host: Host,
     fixed: Fixed,
@@ -76,6 +79,7 @@ impl Settings {
         let port = flags.number("port", 8080);
         // Without secure mode all services are on the one port, as with other servers.
         let maintenance_port = flags.number("maintenance_port", 8081_u16);
+        let addresses = flags.read("address_type", "", Addresses::read);
         let server_id = flags.text("server_id", "evenkeel");
         let host = flags.text("host_name_override", "");
         let is_secure = flags.yes("secure_mode");
@@ -92,6 +96,7 @@ impl Settings {
         }
         Ok(Settings {
             port: port.map_err(told)?,
+            addresses: addresses.map_err(told)?,
             server_id: server_id.map_err(told)?,
             host: find_host(host.map_err(told)?)?,
             fixed: Fixed {
@@ -130,8 +135,11 @@ fn machine_name() -> Option<String> {
 async fn serve(settings: Settings) -> Result<(), Box<dyn std::error::Error>> {
     let mut terminated = signal(SignalKind::terminate())?;
     let mut interrupted = signal(SignalKind::interrupt())?;
-    let (incoming, port) =
-        bind(settings.port).map_err(|error| format!("cannot listen on port {}: {error}", settings.port))?;
+    let problem = |error| format!("cannot listen on port {}: {error}", settings.port);
+    let (incoming, address) = listen(settings.port, settings.addresses).map_err(problem)?;
+    let channelz = Channelz::new();
+    let sockets = channelz.add_server(address);
+    let incoming = incoming.map(move |stream| stream.map(|stream| sockets.taken(stream)));
     let load = Load::new(settings.fixed);
     let serving = Serving::default();
     let updating = Updating { serving: serving.clone(), hook_server: HookServer::default() };
@@ -147,11 +155,12 @@ async fn serve(settings: Settings) -> Result<(), Box<dyn std::error::Error>> {
         .add_service(XdsUpdateHealthServiceServer::new(updating))
         .add_service(HookServiceServer::new(Hooks::default()))
         .add_service(Csds::new())
+        .add_service(channelz.service())
         .serve_with_incoming_shutdown(incoming, async {
             let _ = stopped.await;
         });
     tokio::pin!(server);
-    writeln!(io::stdout(), "listening on {port}").and_then(|()| io::stdout().flush())?;
+    writeln!(io::stdout(), "listening on {}", address.port()).and_then(|()| io::stdout().flush())?;
     tokio::select! {
         end = &mut server => return Ok(end?),
         _ = terminated.recv() => {}
@@ -163,13 +172,4 @@ async fn serve(settings: Settings) -> Result<(), Box<dyn std::error::Error>> {
         end?;
     }
     Ok(())
-}
-
-/// Listens on all interfaces; tells the port, which is a free one if 0 was asked for.
-fn bind(port: u16) -> io::Result<(TcpIncoming, u16)> {
-    let on = |ip: IpAddr| TcpIncoming::bind((ip, port).into());
-    // The one takes IPv4 as well, but a machine may have no IPv6.
-    let incoming = on(Ipv6Addr::UNSPECIFIED.into()).or_else(|_| on(Ipv4Addr::UNSPECIFIED.into()))?;
-    let port = incoming.local_addr()?.port();
-    Ok((incoming.with_nodelay(Some(true)), port))
 }

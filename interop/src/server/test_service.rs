@@ -194,9 +194,7 @@ fn payload(kind: i32, size: i32) -> Result<Payload, Status> {
     Ok(Payload { r#type: kind, body: vec![0; length.ok_or_else(problem)?] })
 }
 
-/// The caller's address, an IPv4 one in its own form although the socket may be an IPv6 one.
+/// The caller's address.
 fn peer(address: Option<SocketAddr>) -> String {
-    address.map_or_else(String::new, |address| {
-        SocketAddr::new(address.ip().to_canonical(), address.port()).to_string()
-    })
+    address.map_or_else(String::new, |address| address.to_string())
 }

@@ -3,9 +3,11 @@
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use evenkeel_control::ControlPlane;
+use evenkeel_control::{ControlPlane, Mesh, Plane};
 use interop::proto::testing::client_configure_request::Metadata;
 use interop::proto::testing::load_balancer_stats_service_client::LoadBalancerStatsServiceClient;
 use interop::proto::testing::test_service_server::{TestService, TestServiceServer};
@@ -16,12 +18,13 @@ use interop::proto::testing::{
     StreamingInputCallRequest, StreamingInputCallResponse, StreamingOutputCallRequest,
     StreamingOutputCallResponse,
 };
+use serde_json::json;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::net::TcpListener;
 use tokio::process::{Child, ChildStdout, Command};
 use tokio::sync::watch;
-use tokio_stream::Stream;
 use tokio_stream::wrappers::TcpListenerStream;
+use tokio_stream::{Stream, StreamExt as _};
 use tonic::metadata::MetadataMap;
 use tonic::transport::{Channel, Server};
 use tonic::{Request, Response, Status, Streaming};
@@ -169,6 +172,43 @@ impl TestService for Answering {
     }
 }
 
+/// A control plane that closes every connection until it is opened.
+pub(crate) struct Gated {
+    pub(crate) address: SocketAddr,
+    open: Arc<AtomicBool>,
+}
+
+impl Gated {
+    pub(crate) async fn start(mesh: &Mesh) -> Gated {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let open = Arc::<AtomicBool>::default();
+        let plane = Plane::new();
+        plane.set_mesh(mesh);
+        let is_open = open.clone();
+        let incoming = TcpListenerStream::new(listener).filter(move |_| is_open.load(Ordering::Relaxed));
+        tokio::spawn(Server::builder().add_service(plane.service()).serve_with_incoming(incoming));
+        Gated { address, open }
+    }
+
+    pub(crate) fn open(&self) {
+        self.open.store(true, Ordering::Relaxed);
+    }
+}
+
+/// For these control planes, the first of which is used before the others.
+pub(crate) fn bootstrap(servers: &[SocketAddr]) -> String {
+    let server = |address: &SocketAddr| {
+        json!({
+            "server_uri": address.to_string(),
+            "channel_creds": [{ "type": "insecure" }],
+            "server_features": ["xds_v3"],
+        })
+    };
+    let servers: Vec<_> = servers.iter().map(server).collect();
+    json!({ "node": { "id": "interop" }, "xds_servers": servers }).to_string()
+}
+
 /// The client program, running. It is killed when this is dropped.
 pub(crate) struct Program {
     child: Child,
@@ -187,7 +227,16 @@ impl Program {
     /// Starts it and waits until it listens.
     pub(crate) async fn start(flags: &[&str], control: Option<&ControlPlane>) -> Program {
         let bootstrap = control.map(|control| control.bootstrap("interop"));
-        let mut child = command(flags, bootstrap.as_deref()).spawn().unwrap();
+        Program::started(command(flags, bootstrap.as_deref())).await
+    }
+
+    /// The same, with control planes of any kind.
+    pub(crate) async fn with_bootstrap(flags: &[&str], bootstrap: &str) -> Program {
+        Program::started(command(flags, Some(bootstrap))).await
+    }
+
+    async fn started(mut command: Command) -> Program {
+        let mut child = command.spawn().unwrap();
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
         within(stdout.read_line(&mut line)).await.unwrap();
