@@ -74,6 +74,7 @@ impl Looked {
 }
 
 /// Everything that policies share: the state of a core without the policies themselves.
+#[expect(clippy::struct_excessive_bools, reason = "two are settings, two are asked for in a pass")]
 #[derive(Debug)]
 pub(crate) struct Tree {
     pub(crate) now: Instant,
