@@ -2,4 +2,12 @@
 //! driver that runs them with any client, server and control plane, and the peers to run them with.
 //! `interop/README.md` tells how to run all of it.
 
+pub mod channelz;
+pub mod client;
+pub mod driver;
+pub mod flags;
+pub mod matrix;
+pub mod orca_cases;
+pub mod peers;
 pub mod proto;
+pub mod server;

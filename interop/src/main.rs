@@ -1,1 +1,86 @@
-fn main() {}
+//! `cargo run -p interop -- matrix`: the published cases with every peer that can be installed here.
+
+use std::fs;
+use std::process::{Command, ExitCode};
+
+use clap::{Parser, Subcommand};
+use interop::driver;
+use interop::matrix::{Matrix, Wishes};
+use interop::peers;
+
+/// evenkeel against the others.
+#[derive(Parser)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Job,
+}
+
+#[derive(Subcommand)]
+enum Job {
+    /// Run the published xDS cases with evenkeel and its peers, and write docs/interop.md.
+    Matrix {
+        /// Only lineups whose description has this in it, such as "grpc-go client"; may be given several times
+        #[arg(long)]
+        only: Vec<String>,
+        /// Only this case; may be given several times
+        #[arg(long)]
+        case: Vec<String>,
+        /// How many cases run at a time
+        #[arg(long, default_value_t = 3)]
+        jobs: usize,
+        /// Write no document
+        #[arg(long)]
+        check: bool,
+    },
+    /// Show the names of the cases.
+    List,
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match Arguments::parse().command {
+        Job::Matrix { only, case, jobs, check } => {
+            if let Some(name) = case.iter().find(|name| driver::named(name).is_none()) {
+                eprintln!("interop: there is no case {name:?}; `interop list` shows all");
+                return ExitCode::from(2);
+            }
+            matrix(Wishes { only, cases: case, jobs }, check).await
+        }
+        Job::List => {
+            driver::all().iter().for_each(|case| println!("{}: {}", case.name, case.shows));
+            ExitCode::SUCCESS
+        }
+    }
+}
+
+async fn matrix(wishes: Wishes, check: bool) -> ExitCode {
+    if !build_own() {
+        eprintln!("interop: our own programs could not be built");
+        return ExitCode::FAILURE;
+    }
+    let in_part = !wishes.only.is_empty() || !wishes.cases.is_empty();
+    let matrix = Matrix::run(&wishes, |line| println!("{line}")).await;
+    let (passed, failed, does_not_fit) = matrix.counts();
+    println!("{passed} passed, {failed} failed, {does_not_fit} do not fit, in {} s", matrix.took.as_secs());
+    for (name, why) in &matrix.absent {
+        eprintln!("interop: {name} was not run: {why:?}");
+    }
+    if !check && !in_part {
+        let file = peers::root().join("docs/interop.md");
+        if !matrix.is_complete() {
+            eprintln!("interop: docs/interop.md is left as it is, since not every peer was run");
+        } else if let Err(error) = fs::write(&file, matrix.document()) {
+            eprintln!("interop: docs/interop.md could not be written: {error}");
+            return ExitCode::FAILURE;
+        }
+    }
+    if matrix.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// `cargo run` builds this program only; the others stand beside it.
+fn build_own() -> bool {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.args(["build", "--quiet", "--package", "interop", "--bins"]).current_dir(peers::root());
+    command.status().is_ok_and(|status| status.success())
+}

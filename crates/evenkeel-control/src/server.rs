@@ -136,7 +136,8 @@ impl ControlPlane {
                 "channel_creds": [{ "type": "insecure" }],
                 "server_features": ["xds_v3"],
             }],
-            "node": { "id": node_id },
+            // grpc-js takes no node without a locality.
+            "node": { "id": node_id, "locality": {} },
         });
         format!("{bootstrap:#}")
     }

@@ -279,7 +279,7 @@ impl Trackers {
 
     /// The headers that the policies add to the request, as names and values.
     pub fn headers(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.headers.iter().flat_map(|headers| headers.iter())
+        self.headers.iter().flat_map(PickHeaders::iter)
     }
 
     /// Whether anybody reads load reports.

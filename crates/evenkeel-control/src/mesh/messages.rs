@@ -1,6 +1,7 @@
 //! A mesh as xDS messages. It is taken to be checked: what is wrong here is refused by clients.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use evenkeel_proto::envoy::config::cluster::v3 as cds;
 use evenkeel_proto::envoy::config::cluster::v3::circuit_breakers::Thresholds;
@@ -33,6 +34,11 @@ use evenkeel_proto::envoy::extensions::filters::network::http_connection_manager
 use evenkeel_proto::envoy::r#type::matcher::v3::string_matcher::MatchPattern;
 use evenkeel_proto::envoy::r#type::matcher::v3::{RegexMatchAndSubstitute, RegexMatcher, StringMatcher};
 use evenkeel_proto::envoy::r#type::v3::Int64Range;
+use evenkeel_proto::envoy::extensions::upstreams::http::v3::HttpProtocolOptions;
+use evenkeel_proto::envoy::extensions::upstreams::http::v3::http_protocol_options::explicit_http_config::ProtocolConfig;
+use evenkeel_proto::envoy::extensions::upstreams::http::v3::http_protocol_options::{
+    ExplicitHttpConfig, UpstreamProtocolOptions,
+};
 use evenkeel_proto::prost::Name;
 use evenkeel_proto::prost_types::value::Kind;
 use evenkeel_proto::prost_types::{Any, Struct, Value};
@@ -229,31 +235,46 @@ pub(super) fn cluster(name: &str, cluster: &Cluster) -> cds::Cluster {
         lrs_server: cluster
             .lrs
             .then(|| source(ConfigSourceSpecifier::Self_(core::SelfConfigSource::default()))),
+        typed_extension_protocol_options: BTreeMap::from([over_http2()]),
         ..cds::Cluster::default()
     }
 }
 
-/// A50: success rate is on unless it is set to 0, failure percentage is off unless it is set to more.
+/// For Envoy, which would speak HTTP/1 to the endpoints; gRPC clients know without.
+fn over_http2() -> (String, Any) {
+    let http2 = ProtocolConfig::Http2ProtocolOptions(core::Http2ProtocolOptions {});
+    let explicit = ExplicitHttpConfig { protocol_config: Some(http2) };
+    let options = HttpProtocolOptions {
+        upstream_protocol_options: Some(UpstreamProtocolOptions::ExplicitHttpConfig(explicit)),
+    };
+    (HttpProtocolOptions::full_name(), any(&options))
+}
+
+/// A50. Every value is said, also those that clients know for themselves: C-core and grpc-js have success rate off unless
+/// it is set, and grpc-js ejects nobody if the factor is not.
 fn outlier_detection(settings: &OutlierDetection) -> cds::OutlierDetection {
     let by_rate = settings.success_rate.clone().unwrap_or_default();
     let by_failures = settings.failure_percentage.clone().unwrap_or_default();
     let only_failures = settings.success_rate.is_none() && settings.failure_percentage.is_some();
+    let base = settings.base_ejection_time.unwrap_or(Duration::from_secs(30));
+    let max = settings.max_ejection_time.unwrap_or(Duration::from_secs(300).max(base));
+    let enforcing = |on: bool, percent: Option<u32>| Some(if on { percent.unwrap_or(100) } else { 0 });
     cds::OutlierDetection {
-        interval: settings.interval.map(duration_message),
-        base_ejection_time: settings.base_ejection_time.map(duration_message),
-        max_ejection_time: settings.max_ejection_time.map(duration_message),
-        max_ejection_percent: settings.max_ejection_percent,
-        enforcing_success_rate: if only_failures { Some(0) } else { by_rate.enforcing_percent },
-        success_rate_stdev_factor: by_rate.stdev_factor,
-        success_rate_minimum_hosts: by_rate.minimum_hosts,
-        success_rate_request_volume: by_rate.request_volume,
-        enforcing_failure_percentage: settings
-            .failure_percentage
-            .as_ref()
-            .map(|failures| failures.enforcing_percent.unwrap_or(100)),
-        failure_percentage_threshold: by_failures.threshold_percent,
-        failure_percentage_minimum_hosts: by_failures.minimum_hosts,
-        failure_percentage_request_volume: by_failures.request_volume,
+        interval: Some(duration_message(settings.interval.unwrap_or(Duration::from_secs(10)))),
+        base_ejection_time: Some(duration_message(base)),
+        max_ejection_time: Some(duration_message(max)),
+        max_ejection_percent: settings.max_ejection_percent.or(Some(10)),
+        enforcing_success_rate: enforcing(!only_failures, by_rate.enforcing_percent),
+        success_rate_stdev_factor: by_rate.stdev_factor.or(Some(1_900)),
+        success_rate_minimum_hosts: by_rate.minimum_hosts.or(Some(5)),
+        success_rate_request_volume: by_rate.request_volume.or(Some(100)),
+        enforcing_failure_percentage: enforcing(
+            settings.failure_percentage.is_some(),
+            by_failures.enforcing_percent,
+        ),
+        failure_percentage_threshold: by_failures.threshold_percent.or(Some(85)),
+        failure_percentage_minimum_hosts: by_failures.minimum_hosts.or(Some(5)),
+        failure_percentage_request_volume: by_failures.request_volume.or(Some(50)),
         ..cds::OutlierDetection::default()
     }
 }

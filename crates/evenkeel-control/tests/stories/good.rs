@@ -288,10 +288,10 @@ fn outliers_by_failures_alone() {
         let outliers = outliers(settings);
         (outliers.enforcing_success_rate, outliers.enforcing_failure_percentage)
     };
-    assert_eq!(enforced("{}"), (None, None), "success rate, by default");
-    assert_eq!(enforced("{success_rate: {}}"), (None, None));
+    assert_eq!(enforced("{}"), (Some(100), Some(0)), "success rate, by default");
+    assert_eq!(enforced("{success_rate: {}}"), (Some(100), Some(0)));
     assert_eq!(enforced("{failure_percentage: {}}"), (Some(0), Some(100)));
-    assert_eq!(enforced("{success_rate: {}, failure_percentage: {enforcing: 5%}}"), (None, Some(5)));
+    assert_eq!(enforced("{success_rate: {}, failure_percentage: {enforcing: 5%}}"), (Some(100), Some(5)));
 }
 
 /// The message of a cluster's policy: the type of what is sent first, and of what is below if that is `WrrLocality`.

@@ -91,6 +91,12 @@ impl ::prost::Name for OutlierDetection {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Cluster {
+    /// By name of the extension; Envoy takes the protocol of its connections from it.
+    #[prost(btree_map = "string, message", tag = "36")]
+    pub typed_extension_protocol_options: ::prost::alloc::collections::BTreeMap<
+        ::prost::alloc::string::String,
+        ::prost_types::Any,
+    >,
     #[prost(message, repeated, tag = "43")]
     pub transport_socket_matches: ::prost::alloc::vec::Vec<
         cluster::TransportSocketMatch,

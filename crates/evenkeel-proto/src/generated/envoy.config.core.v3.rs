@@ -562,3 +562,15 @@ impl ::prost::Name for HttpProtocolOptions {
         "type.googleapis.com/envoy.config.core.v3.HttpProtocolOptions".into()
     }
 }
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Http2ProtocolOptions {}
+impl ::prost::Name for Http2ProtocolOptions {
+    const NAME: &'static str = "Http2ProtocolOptions";
+    const PACKAGE: &'static str = "envoy.config.core.v3";
+    fn full_name() -> ::prost::alloc::string::String {
+        "envoy.config.core.v3.Http2ProtocolOptions".into()
+    }
+    fn type_url() -> ::prost::alloc::string::String {
+        "type.googleapis.com/envoy.config.core.v3.Http2ProtocolOptions".into()
+    }
+}

@@ -117,6 +117,13 @@ pub mod envoy {
                 }
             }
         }
+        pub mod upstreams {
+            pub mod http {
+                pub mod v3 {
+                    include!("envoy.extensions.upstreams.http.v3.rs");
+                }
+            }
+        }
     }
     pub mod r#type {
         pub mod matcher {

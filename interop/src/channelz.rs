@@ -1,0 +1,374 @@
+//! channelz for evenkeel: the channels of a process with their state, their endpoints as subchannels, and the
+//! connections as sockets.
+//!
+//! An answer is what the channels tell at that moment. Ids are stable for as long as what they name is there, and are
+//! never used again. The streams to control planes are told as channels, too, since drivers look for them. A process
+//! that uses this has no servers of its own to tell of.
+//!
+//! What a channel does not tell is left out: the calls of a subchannel, the streams of a socket.
+
+mod sockets;
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+use evenkeel::{Connectivity, Description, EndpointRow, Tally, XdsClient};
+use tonic::{Request, Response, Status};
+
+use crate::proto::channelz as wire;
+use crate::proto::channelz::channelz_server::{Channelz as Service, ChannelzServer};
+use sockets::Socket;
+pub use sockets::Sockets;
+
+/// How many channels an answer has at most, unless the request says it.
+const PAGE: usize = 100;
+
+/// What is told of. Cheap to clone; clones are the same.
+#[derive(Clone, Default)]
+pub struct Channelz {
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    ids: Ids,
+    channels: Mutex<Vec<Arc<Known>>>,
+    clients: Mutex<Vec<XdsClient>>,
+    /// By the address of the control plane.
+    control_planes: Mutex<HashMap<String, i64>>,
+}
+
+/// Every channel, subchannel and socket has another one.
+#[derive(Clone, Default)]
+struct Ids(Arc<AtomicI64>);
+
+struct Known {
+    id: i64,
+    target: String,
+    channel: evenkeel::Channel,
+    sockets: Sockets,
+    calls: Arc<Calls>,
+    /// By the addresses of the endpoint.
+    subchannels: Mutex<HashMap<Vec<String>, i64>>,
+}
+
+/// The calls of a channel: whoever makes them counts them here.
+#[derive(Debug, Default)]
+pub struct Calls {
+    counts: Mutex<Counts>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Counts {
+    started: i64,
+    succeeded: i64,
+    failed: i64,
+    last_started: Option<SystemTime>,
+}
+
+/// A channel and what is below it, at one moment.
+#[derive(Default)]
+struct Look {
+    channel: wire::Channel,
+    subchannels: Vec<wire::Subchannel>,
+    sockets: Vec<Arc<Socket>>,
+}
+
+impl Channelz {
+    /// Nothing to tell of yet.
+    pub fn new() -> Channelz {
+        Channelz::default()
+    }
+
+    /// The connector for a channel that is to be told of.
+    pub fn sockets(&self) -> Sockets {
+        Sockets::new(self.shared.ids.clone())
+    }
+
+    /// Tells of this channel, which opens its connections through these sockets.
+    pub fn add(&self, target: &str, channel: evenkeel::Channel, sockets: Sockets) -> Arc<Calls> {
+        let calls = Arc::<Calls>::default();
+        let known = Known {
+            id: self.shared.ids.next(),
+            target: target.to_owned(),
+            channel,
+            sockets,
+            calls: calls.clone(),
+            subchannels: Mutex::default(),
+        };
+        lock(&self.shared.channels).push(Arc::new(known));
+        calls
+    }
+
+    /// Tells of the control planes that this client uses.
+    pub fn add_client(&self, client: XdsClient) {
+        lock(&self.shared.clients).push(client);
+    }
+
+    /// For a tonic server.
+    pub fn service(&self) -> ChannelzServer<Channelz> {
+        ChannelzServer::new(self.clone())
+    }
+
+    /// Everything, by the ids of the channels.
+    async fn look(&self) -> Vec<Look> {
+        let known = lock(&self.shared.channels).clone();
+        let mut all = Vec::new();
+        for known in known {
+            all.push(known.look(&self.shared.ids).await);
+        }
+        all.extend(self.control_planes());
+        all.sort_by_key(Look::id);
+        all
+    }
+
+    fn control_planes(&self) -> Vec<Look> {
+        let clients = lock(&self.shared.clients).clone();
+        let mut ids = lock(&self.shared.control_planes);
+        let mut look = |tally: Tally| {
+            let uri = tally.server.uri.to_string();
+            let id = *ids.entry(uri.clone()).or_insert_with(|| self.shared.ids.next());
+            Look { channel: control_plane(id, uri, &tally), ..Look::default() }
+        };
+        clients.iter().flat_map(XdsClient::tally).map(&mut look).collect()
+    }
+}
+
+impl Ids {
+    fn next(&self) -> i64 {
+        self.0.fetch_add(1, Ordering::Relaxed) + 1
+    }
+}
+
+impl Look {
+    fn id(&self) -> i64 {
+        self.channel.r#ref.as_ref().map_or(0, |channel| channel.channel_id)
+    }
+}
+
+impl Calls {
+    /// A call begins.
+    pub fn start(&self) {
+        let mut counts = lock(&self.counts);
+        counts.started += 1;
+        counts.last_started = Some(SystemTime::now());
+    }
+
+    /// A call that was started has ended.
+    pub fn end(&self, succeeded: bool) {
+        let mut counts = lock(&self.counts);
+        if succeeded {
+            counts.succeeded += 1;
+        } else {
+            counts.failed += 1;
+        }
+    }
+}
+
+impl Known {
+    async fn look(&self, ids: &Ids) -> Look {
+        let mut endpoints = Vec::new();
+        if let Some(tree) = self.channel.tree().await {
+            gather(&tree, &mut endpoints);
+        }
+        let sockets = self.sockets.open();
+        let mut known = lock(&self.subchannels);
+        known.retain(|addresses, _| endpoints.iter().any(|row| row.addresses == *addresses));
+        let subchannel = |row: &EndpointRow| {
+            let id = *known.entry(row.addresses.clone()).or_insert_with(|| ids.next());
+            subchannel(id, row, &sockets)
+        };
+        let subchannels: Vec<wire::Subchannel> = endpoints.iter().map(subchannel).collect();
+        let counts = lock(&self.calls.counts).clone();
+        let data = wire::ChannelData {
+            state: Some(state(self.channel.connectivity())),
+            target: self.target.clone(),
+            calls_started: counts.started,
+            calls_succeeded: counts.succeeded,
+            calls_failed: counts.failed,
+            last_call_started_timestamp: counts.last_started.map(Into::into),
+        };
+        let channel = wire::Channel {
+            r#ref: Some(wire::ChannelRef { channel_id: self.id, name: self.target.clone() }),
+            data: Some(data),
+            subchannel_ref: subchannels.iter().filter_map(|subchannel| subchannel.r#ref.clone()).collect(),
+            ..wire::Channel::default()
+        };
+        Look { channel, subchannels, sockets }
+    }
+}
+
+/// Every endpoint below a policy. Endpoints with the same addresses share their connections, and so are one; it counts as
+/// ready where one of the policies has it ready.
+fn gather(description: &Description, endpoints: &mut Vec<EndpointRow>) {
+    for row in &description.endpoints {
+        match endpoints.iter_mut().find(|known| known.addresses == row.addresses) {
+            None => endpoints.push(row.clone()),
+            Some(known) if row.state == Connectivity::Ready => known.state = row.state,
+            Some(_) => {}
+        }
+    }
+    for (_, child) in &description.children {
+        gather(child, endpoints);
+    }
+}
+
+fn subchannel(id: i64, row: &EndpointRow, sockets: &[Arc<Socket>]) -> wire::Subchannel {
+    let target = row.addresses.join(",");
+    let own = sockets.iter().filter(|socket| row.addresses.contains(&socket.address));
+    wire::Subchannel {
+        r#ref: Some(wire::SubchannelRef { subchannel_id: id, name: target.clone() }),
+        data: Some(wire::ChannelData {
+            state: Some(state(row.state)),
+            target,
+            ..wire::ChannelData::default()
+        }),
+        socket_ref: own.map(|socket| socket_ref(socket)).collect(),
+        ..wire::Subchannel::default()
+    }
+}
+
+/// The stream to a control plane: one call that is under way while it is well, and one that failed for every failure.
+fn control_plane(id: i64, uri: String, tally: &Tally) -> wire::Channel {
+    let connectivity = match tally {
+        Tally { connected: true, .. } => Connectivity::Ready,
+        Tally { in_use: false, .. } => Connectivity::Idle,
+        Tally { failures: 0, .. } => Connectivity::Connecting,
+        _ => Connectivity::TransientFailure,
+    };
+    let failures = i64::try_from(tally.failures).unwrap_or(i64::MAX);
+    let data = wire::ChannelData {
+        state: Some(state(connectivity)),
+        target: uri.clone(),
+        calls_started: failures.saturating_add(i64::from(tally.connected)),
+        calls_failed: failures,
+        ..wire::ChannelData::default()
+    };
+    wire::Channel {
+        r#ref: Some(wire::ChannelRef { channel_id: id, name: uri }),
+        data: Some(data),
+        ..wire::Channel::default()
+    }
+}
+
+fn socket_ref(socket: &Socket) -> wire::SocketRef {
+    wire::SocketRef { socket_id: socket.id, name: socket.address.clone() }
+}
+
+fn socket(socket: &Socket) -> wire::Socket {
+    let address = |address: Option<SocketAddr>| {
+        let address = address?;
+        let ip_address = match address {
+            SocketAddr::V4(address) => address.ip().octets().to_vec(),
+            SocketAddr::V6(address) => address.ip().octets().to_vec(),
+        };
+        let address = wire::address::TcpIpAddress { ip_address, port: address.port().into() };
+        Some(wire::Address { address: Some(wire::address::Address::TcpipAddress(address)) })
+    };
+    wire::Socket {
+        r#ref: Some(socket_ref(socket)),
+        data: Some(wire::SocketData::default()),
+        local: address(socket.local),
+        remote: address(socket.remote),
+        remote_name: String::new(),
+    }
+}
+
+fn state(connectivity: Connectivity) -> wire::ChannelConnectivityState {
+    use wire::channel_connectivity_state::State;
+    let state = match connectivity {
+        Connectivity::Idle => State::Idle,
+        Connectivity::Connecting => State::Connecting,
+        Connectivity::Ready => State::Ready,
+        Connectivity::TransientFailure => State::TransientFailure,
+    };
+    wire::ChannelConnectivityState { state: state.into() }
+}
+
+#[tonic::async_trait]
+impl Service for Channelz {
+    async fn get_top_channels(
+        &self,
+        request: Request<wire::GetTopChannelsRequest>,
+    ) -> Result<Response<wire::GetTopChannelsResponse>, Status> {
+        let wire::GetTopChannelsRequest { start_channel_id, max_results } = request.into_inner();
+        let size = match usize::try_from(max_results) {
+            Ok(0) => PAGE,
+            Ok(size) => size,
+            Err(_) => {
+                let problem = format!("max_results: expected 0 or more, found {max_results}");
+                return Err(Status::invalid_argument(problem));
+            }
+        };
+        let mut rest = self.look().await.into_iter().filter(|look| look.id() >= start_channel_id);
+        let channel = rest.by_ref().take(size).map(|look| look.channel).collect();
+        Ok(Response::new(wire::GetTopChannelsResponse { channel, end: rest.next().is_none() }))
+    }
+
+    async fn get_channel(
+        &self,
+        request: Request<wire::GetChannelRequest>,
+    ) -> Result<Response<wire::GetChannelResponse>, Status> {
+        let id = request.into_inner().channel_id;
+        let found = self.look().await.into_iter().find(|look| look.id() == id);
+        let channel = found.ok_or_else(|| not_found("channel", id))?.channel;
+        Ok(Response::new(wire::GetChannelResponse { channel: Some(channel) }))
+    }
+
+    async fn get_subchannel(
+        &self,
+        request: Request<wire::GetSubchannelRequest>,
+    ) -> Result<Response<wire::GetSubchannelResponse>, Status> {
+        let id = request.into_inner().subchannel_id;
+        let is_it = |subchannel: &wire::Subchannel| {
+            subchannel.r#ref.as_ref().is_some_and(|subchannel| subchannel.subchannel_id == id)
+        };
+        let found = self.look().await.into_iter().flat_map(|look| look.subchannels).find(is_it);
+        let subchannel = found.ok_or_else(|| not_found("subchannel", id))?;
+        Ok(Response::new(wire::GetSubchannelResponse { subchannel: Some(subchannel) }))
+    }
+
+    async fn get_socket(
+        &self,
+        request: Request<wire::GetSocketRequest>,
+    ) -> Result<Response<wire::GetSocketResponse>, Status> {
+        let id = request.into_inner().socket_id;
+        let found =
+            self.look().await.into_iter().flat_map(|look| look.sockets).find(|socket| socket.id == id);
+        let found = found.ok_or_else(|| not_found("socket", id))?;
+        Ok(Response::new(wire::GetSocketResponse { socket: Some(socket(&found)) }))
+    }
+
+    async fn get_servers(
+        &self,
+        _: Request<wire::GetServersRequest>,
+    ) -> Result<Response<wire::GetServersResponse>, Status> {
+        Ok(Response::new(wire::GetServersResponse { server: Vec::new(), end: true }))
+    }
+
+    async fn get_server(
+        &self,
+        request: Request<wire::GetServerRequest>,
+    ) -> Result<Response<wire::GetServerResponse>, Status> {
+        Err(not_found("server", request.into_inner().server_id))
+    }
+
+    async fn get_server_sockets(
+        &self,
+        request: Request<wire::GetServerSocketsRequest>,
+    ) -> Result<Response<wire::GetServerSocketsResponse>, Status> {
+        Err(not_found("server", request.into_inner().server_id))
+    }
+}
+
+fn not_found(what: &str, id: i64) -> Status {
+    Status::not_found(format!("there is no {what} {id}"))
+}
+
+/// Nothing panics while one of these locks is held.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,78 @@
+//! One call, from its request to its trailers.
+//!
+//! tonic's generated clients put headers and trailers of an answer into one map. Drivers ask which was which, so the calls
+//! are made as streams of one message, which on the wire is the same.
+
+use evenkeel::Channel;
+use http::uri::PathAndQuery;
+use prost::Message;
+use tonic::client::Grpc;
+use tonic::metadata::MetadataMap;
+use tonic::{Request, Status};
+use tonic_prost::ProstCodec;
+
+use super::plan::{Kind, Planned};
+use crate::proto::testing::{Empty, Payload, SimpleRequest, SimpleResponse};
+
+/// How large the messages of a UnaryCall are.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Sizes {
+    pub(crate) request: usize,
+    pub(crate) response: i32,
+}
+
+/// What came back.
+pub(crate) struct Answer {
+    /// The host name of the server that answered, if it said one.
+    pub(crate) peer: Option<String>,
+    pub(crate) initial: MetadataMap,
+    pub(crate) trailing: MetadataMap,
+}
+
+/// Makes a call.
+pub(crate) async fn call(channel: &Channel, planned: &Planned, sizes: Sizes) -> Result<Answer, Status> {
+    match planned.kind {
+        Kind::Empty => {
+            let path = PathAndQuery::from_static("/grpc.testing.TestService/EmptyCall");
+            let (answer, Empty {}) = exchange(channel, planned, path, Empty {}).await?;
+            Ok(answer)
+        }
+        Kind::Unary => {
+            let path = PathAndQuery::from_static("/grpc.testing.TestService/UnaryCall");
+            let (mut answer, response) = exchange(channel, planned, path, simple_request(sizes)).await?;
+            let SimpleResponse { hostname, .. } = response;
+            answer.peer = answer.peer.or(Some(hostname).filter(|name| !name.is_empty()));
+            Ok(answer)
+        }
+    }
+}
+
+fn simple_request(sizes: Sizes) -> SimpleRequest {
+    let payload = (sizes.request > 0).then(|| Payload { body: vec![0; sizes.request], ..Payload::default() });
+    SimpleRequest { payload, response_size: sizes.response, fill_server_id: true, ..SimpleRequest::default() }
+}
+
+async fn exchange<Q, A>(
+    channel: &Channel,
+    planned: &Planned,
+    path: PathAndQuery,
+    message: Q,
+) -> Result<(Answer, A), Status>
+where
+    Q: Message + 'static,
+    A: Message + Default + 'static,
+{
+    let mut request = Request::new(message);
+    *request.metadata_mut() = planned.metadata.clone();
+    if let Some(timeout) = planned.timeout {
+        request.set_timeout(timeout);
+    }
+    let mut grpc = Grpc::new(channel.clone()).max_decoding_message_size(usize::MAX);
+    let codec = ProstCodec::<Q, A>::default();
+    let (initial, mut body, _) = grpc.server_streaming(request, path, codec).await?.into_parts();
+    let message = body.message().await?;
+    let trailing = body.trailers().await?.unwrap_or_default();
+    let message = message.ok_or_else(|| Status::internal("the server answered OK without a message"))?;
+    let peer = initial.get("hostname").and_then(|name| name.to_str().ok()).map(str::to_owned);
+    Ok((Answer { peer: peer.filter(|name| !name.is_empty()), initial, trailing }, message))
+}

@@ -1,0 +1,85 @@
+//! `test.RpcBehaviorLoadBalancer`: round_robin whose calls carry the header `rpc-behavior`, so that a driver sees at the
+//! servers that a policy of the program's own was chosen by the control plane (A52).
+//!
+//! Its config is `{"rpcBehavior": "error-code-15"}`.
+
+use std::sync::Arc;
+
+use evenkeel_core::policy::RoundRobin;
+use evenkeel_core::{
+    Call, Child, ConfigError, Cx, Description, Endpoints, Fields, LbConfig, LbState, Look, Pick, PickHeaders,
+    Picker, Policy, Shown,
+};
+
+/// What configs call it.
+pub(crate) const NAME: &str = "test.RpcBehaviorLoadBalancer";
+
+/// The header that it adds.
+const HEADER: &str = "rpc-behavior";
+
+/// The policy.
+#[derive(Default)]
+pub(crate) struct RpcBehavior {
+    child: Child,
+    shown: Shown<Seen>,
+}
+
+/// Its settings.
+pub(crate) struct RpcBehaviorConfig {
+    headers: PickHeaders,
+    round_robin: LbConfig,
+}
+
+/// What its picker is made from.
+struct Seen {
+    child: LbState,
+    headers: PickHeaders,
+}
+
+impl Policy for RpcBehavior {
+    type Config = RpcBehaviorConfig;
+
+    fn parse(fields: &Fields<'_>) -> Result<RpcBehaviorConfig, ConfigError> {
+        const FIELD: &str = "rpcBehavior";
+        let behavior =
+            fields.str(FIELD)?.ok_or_else(|| fields.error(FIELD, "is required: the header's value"))?;
+        let headers =
+            PickHeaders::new([(HEADER, behavior)]).map_err(|problem| fields.error(FIELD, problem))?;
+        Ok(RpcBehaviorConfig { headers, round_robin: LbConfig::new::<RoundRobin>("round_robin", ()) })
+    }
+
+    fn reconcile(&mut self, config: &RpcBehaviorConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
+        let child = self.child.reconcile(&config.round_robin, endpoints, cx);
+        self.shown.show(Seen { child, headers: config.headers.clone() }, |seen| {
+            let picker = Marking { child: seen.child.picker.clone(), headers: seen.headers.clone() };
+            LbState::new(seen.child.connectivity, picker)
+        })
+    }
+
+    fn describe(&self, look: &Look<'_>) -> Description {
+        Description::new().child("round_robin", self.child.describe(look))
+    }
+}
+
+impl PartialEq for Seen {
+    fn eq(&self, other: &Seen) -> bool {
+        self.child.is_same(&other.child) && self.headers == other.headers
+    }
+}
+
+struct Marking {
+    child: Arc<dyn Picker>,
+    headers: PickHeaders,
+}
+
+impl Picker for Marking {
+    fn pick(&self, call: &Call<'_>) -> Pick {
+        match self.child.pick(call) {
+            Pick::To(id, mut trackers) => {
+                trackers.add_headers(&self.headers);
+                Pick::To(id, trackers)
+            }
+            other => other,
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! The cases, by what they are about.
+
+mod balancing;
+mod failover;
+mod limits;
+mod load;
+mod resources;
+mod routing;
+
+use evenkeel_control::{Cluster, Endpoint};
+
+use super::stage::Server;
+use super::{Case, Lineup};
+
+/// Makes a case of an async function with its name.
+macro_rules! case {
+    ($module:ident :: $name:ident, $shows:literal) => {
+        Case { name: stringify!($name), shows: $shows, story: |stage| Box::pin($module::$name(stage)) }
+    };
+}
+
+/// All cases, in the order of tables.
+pub fn all() -> Vec<Case> {
+    vec![
+        case!(balancing::ping_pong, "every server gets calls"),
+        Case { name: "round_robin", ..case!(balancing::evenly, "calls are spread evenly") },
+        case!(balancing::backends_restart, "servers that come back get calls as before"),
+        case!(balancing::remove_instance_group, "a locality goes away without a failure"),
+        case!(balancing::change_backend_service, "the cluster is replaced without a failure"),
+        case!(balancing::affinity, "ring_hash keeps to one server by a header"),
+        case!(
+            balancing::custom_lb,
+            "the control plane chooses and configures a policy that the application wrote"
+        ),
+        case!(failover::secondary_locality_gets_requests_on_primary_failure, "failover and return"),
+        case!(
+            failover::secondary_locality_gets_no_requests_on_partial_primary_failure,
+            "no failover too early"
+        ),
+        case!(routing::traffic_splitting, "20 : 80 over two clusters"),
+        case!(routing::path_matching, "path, prefix, expression, upper and lower case"),
+        case!(routing::header_matching, "exact, prefix, suffix, present, inverted, range, expression"),
+        case!(routing::api_listener, "the listener moves to other routes without a failure"),
+        case!(routing::retry, "retries as the route says"),
+        case!(limits::circuit_breaking, "500 and 1,000 calls in flight, then 800"),
+        case!(limits::timeout, "the route's limit and the caller's"),
+        case!(limits::outlier_detection, "one of five that fails is set aside, and comes back"),
+        case!(load::weights_by_call, "weighted_round_robin by reports with each call"),
+        case!(load::weights_out_of_band, "weighted_round_robin by reports out of band"),
+        case!(load::orca_per_rpc, "what a server reports with a call"),
+        case!(load::orca_oob, "what a server reports out of band"),
+        case!(resources::csds, "the client tells its resources and their state"),
+    ]
+}
+
+/// The case of a name.
+pub fn named(name: &str) -> Option<Case> {
+    all().into_iter().find(|case| case.name == name)
+}
+
+/// Why a case says nothing about a lineup: what a peer does not have, as its documentation or its answer says.
+pub(super) fn does_not_fit(case: &str, lineup: &Lineup) -> Option<&'static str> {
+    match (case, lineup.client.peer.as_str(), lineup.server.peer.as_str()) {
+        ("orca_per_rpc" | "orca_oob", _, _) if lineup.interop_client.is_none() => {
+            Some("this client has no such program here")
+        }
+        ("custom_lb", "grpcio", _) => Some("Python has no way to write a policy for grpcio"),
+        ("weights_by_call" | "weights_out_of_band" | "orca_per_rpc" | "orca_oob", _, "grpcio") => {
+            Some("Python's grpcio cannot report load")
+        }
+        _ => None,
+    }
+}
+
+/// A cluster that calls these servers in turn.
+fn round_robin<'a>(servers: impl IntoIterator<Item = &'a Server>) -> Cluster {
+    Cluster::new().policy("round_robin").endpoints(endpoints(servers))
+}
+
+fn endpoints<'a>(servers: impl IntoIterator<Item = &'a Server>) -> Vec<Endpoint> {
+    servers.into_iter().map(Server::endpoint).collect()
+}

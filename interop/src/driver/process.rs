@@ -1,0 +1,129 @@
+//! A program that runs: its lines of standard output, the end of its standard error for failures, and its end.
+
+use std::collections::VecDeque;
+use std::process::{ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::io::{AsyncBufReadExt as _, AsyncRead, AsyncWriteExt as _, BufReader};
+use tokio::process::{Child, ChildStdin, Command};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use super::{Failure, PATIENCE, Program, Result};
+
+/// How much of what a program complained about is shown.
+const TOLD_LINES: usize = 12;
+
+/// The variables of gRPC that a caller may have set and programs must not see.
+const SETTINGS: [&str; 4] =
+    ["GRPC_XDS_BOOTSTRAP", "GRPC_XDS_BOOTSTRAP_CONFIG", "GRPC_TRACE", "GRPC_VERBOSITY"];
+
+/// A running program. Dropping it kills it.
+pub struct Process {
+    what: String,
+    child: Child,
+    stdin: Option<ChildStdin>,
+    lines: mpsc::UnboundedReceiver<String>,
+    complaints: Arc<Mutex<VecDeque<String>>>,
+}
+
+impl Process {
+    /// Starts a program with these flags and variables.
+    pub fn start(program: &Program, flags: &[String], variables: &[(&str, &str)]) -> Result<Process> {
+        let what = format!("{} {}", program.path.display(), flags.join(" "));
+        let mut command = Command::new(&program.path);
+        SETTINGS.iter().for_each(|name| {
+            command.env_remove(name);
+        });
+        command.args(flags).envs(variables.iter().copied()).kill_on_drop(true);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child =
+            command.spawn().map_err(|error| Failure::new(format!("{what} could not be started: {error}")))?;
+        let complaints = Arc::<Mutex<VecDeque<String>>>::default();
+        let (sender, lines) = mpsc::unbounded_channel();
+        if let Some(stdout) = child.stdout.take() {
+            tokio::spawn(each_line(stdout, move |line| {
+                let _ = sender.send(line);
+            }));
+        }
+        if let Some(stderr) = child.stderr.take() {
+            let kept = complaints.clone();
+            tokio::spawn(each_line(stderr, move |line| {
+                let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+                if kept.len() == TOLD_LINES {
+                    kept.pop_front();
+                }
+                kept.push_back(line);
+            }));
+        }
+        let stdin = child.stdin.take();
+        Ok(Process { what, child, stdin, lines, complaints })
+    }
+
+    /// The rest of the next line that begins so; lines before it are skipped.
+    pub async fn line(&mut self, beginning: &str) -> Result<String> {
+        let find = async {
+            while let Some(line) = self.lines.recv().await {
+                if let Some(rest) = line.strip_prefix(beginning) {
+                    return Some(rest.trim().to_owned());
+                }
+            }
+            None
+        };
+        match timeout(PATIENCE, find).await {
+            Ok(Some(rest)) => Ok(rest),
+            Ok(None) => Err(self.failure(&format!("ended without a line {beginning:?}"))),
+            Err(_) => Err(self.failure(&format!("wrote no line {beginning:?}"))),
+        }
+    }
+
+    /// The port that it says it listens on.
+    pub async fn port(&mut self) -> Result<u16> {
+        let text = self.line("listening on ").await?;
+        text.parse().map_err(|_| self.failure(&format!("says that it listens on {text:?}, which is no port")))
+    }
+
+    /// Writes a line to its standard input.
+    pub async fn write(&mut self, line: &str) -> Result {
+        let Some(stdin) = &mut self.stdin else { return Err(self.failure("reads nothing")) };
+        let written = async {
+            stdin.write_all(line.as_bytes()).await?;
+            stdin.write_all(b"\n").await?;
+            stdin.flush().await
+        };
+        written.await.map_err(|error| self.failure(&format!("does not read: {error}")))
+    }
+
+    /// Whether it has not ended.
+    pub fn runs(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Kills it, without a chance to say goodbye.
+    pub async fn kill(&mut self) -> Result {
+        self.child.kill().await.map_err(|error| self.failure(&format!("could not be killed: {error}")))
+    }
+
+    /// Waits for its end.
+    pub async fn end(&mut self) -> Result<ExitStatus> {
+        match timeout(PATIENCE, self.child.wait()).await {
+            Ok(Ok(status)) => Ok(status),
+            Ok(Err(error)) => Err(self.failure(&format!("is lost: {error}"))),
+            Err(_) => Err(self.failure("does not end")),
+        }
+    }
+
+    /// What went wrong with it, and what it said about that.
+    pub fn failure(&self, words: &str) -> Failure {
+        let complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner);
+        let told: Vec<_> = complaints.iter().map(|line| format!("\n    {line}")).collect();
+        Failure::new(format!("{} {words}{}", self.what, told.concat()))
+    }
+}
+
+async fn each_line(stream: impl AsyncRead + Unpin, mut with: impl FnMut(String)) {
+    let mut lines = BufReader::new(stream).lines();
+    while let Ok(Some(line)) = lines.next_line().await {
+        with(line);
+    }
+}

@@ -1,0 +1,231 @@
+//! Every case with every lineup that can be made here, and what came of it as a table.
+//!
+//! Cases run several at a time: they wait more than they compute. A lineup whose peer is absent is told and left out; a
+//! case that says nothing about a lineup is told with its reason; all else must pass.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+use crate::driver::{self, Case, Lineup};
+use crate::peers::{self, NoPeer, PEERS, Peer};
+
+/// What stands in the document around the table.
+const INTRODUCTION: &str = include_str!("../docs/introduction.md");
+const DIFFERENCES: &str = include_str!("../docs/differences.md");
+
+/// What is run, and how.
+#[derive(Clone, Debug, Default)]
+pub struct Wishes {
+    /// Only lineups with one of these in their description; all if there are none.
+    pub only: Vec<String>,
+    /// Only these cases; all if there are none.
+    pub cases: Vec<String>,
+    /// How many cases run at a time.
+    pub jobs: usize,
+}
+
+/// What came of a case with a lineup.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// As it should be.
+    Passed,
+    /// Not as it should be.
+    Failed(String),
+    /// It says nothing about this lineup.
+    DoesNotFit(String),
+}
+
+/// What came of all of them.
+pub struct Matrix {
+    /// Lineups, each with the outcome of every case.
+    pub columns: Vec<(Lineup, Vec<Outcome>)>,
+    /// The cases, in order.
+    pub cases: Vec<Case>,
+    /// The peers that ran.
+    pub peers: Vec<Peer>,
+    /// Those that did not, and why.
+    pub absent: Vec<(String, NoPeer)>,
+    /// How long the cases took, without installations.
+    pub took: Duration,
+}
+
+impl Matrix {
+    /// Installs the peers and runs all that is wished. `tell` is given a line for each thing that ended.
+    pub async fn run(wishes: &Wishes, tell: impl Fn(String)) -> Matrix {
+        let (peers, absent) = install(&tell).await;
+        let lineups = lineups(&peers).into_iter().filter(|lineup| wished(&wishes.only, &lineup.to_string()));
+        let cases = driver::all()
+            .into_iter()
+            .filter(|case| wishes.cases.is_empty() || wished(&wishes.cases, case.name));
+        let (lineups, cases): (Vec<_>, Vec<_>) = (lineups.collect(), cases.collect());
+        let begin = Instant::now();
+        let outcomes = run_all(&lineups, &cases, wishes.jobs.max(1), &tell).await;
+        let columns = lineups.into_iter().zip(outcomes).collect();
+        Matrix { columns, cases, peers, absent, took: begin.elapsed() }
+    }
+
+    /// Whether nothing failed: neither a case nor an installation.
+    pub fn passed(&self) -> bool {
+        let failed = |outcome: &Outcome| matches!(outcome, Outcome::Failed(_));
+        let broken = self.absent.iter().any(|(_, why)| matches!(why, NoPeer::Broken(_)));
+        !broken && !self.columns.iter().flat_map(|(_, outcomes)| outcomes).any(failed)
+    }
+
+    /// Whether no peer is absent.
+    pub fn is_complete(&self) -> bool {
+        self.absent.is_empty()
+    }
+
+    /// How many cases passed, failed, and said nothing.
+    pub fn counts(&self) -> (usize, usize, usize) {
+        let mut counts = (0, 0, 0);
+        for outcome in self.columns.iter().flat_map(|(_, outcomes)| outcomes) {
+            match outcome {
+                Outcome::Passed => counts.0 += 1,
+                Outcome::Failed(_) => counts.1 += 1,
+                Outcome::DoesNotFit(_) => counts.2 += 1,
+            }
+        }
+        counts
+    }
+
+    /// The document: what was run with what, and what differs.
+    pub fn document(&self) -> String {
+        let mut text = INTRODUCTION.to_owned();
+        self.write_table(&mut text);
+        text.push_str("\nThe versions:\n\n");
+        let _ = writeln!(text, "- evenkeel {}", env!("CARGO_PKG_VERSION"));
+        for peer in &self.peers {
+            let _ = writeln!(text, "- {}: {}", peer.name, peer.versions.join(", "));
+        }
+        text.push('\n');
+        text.push_str(DIFFERENCES);
+        text
+    }
+
+    fn write_table(&self, text: &mut String) {
+        let mut notes = Vec::new();
+        let heads = self.columns.iter().map(|(lineup, _)| {
+            format!("{}<br>{}<br>{}", lineup.client.peer, lineup.server.peer, lineup.control_peer())
+        });
+        let heads: Vec<_> = heads.collect();
+        let _ = writeln!(text, "| client<br>server<br>control plane | {} |", heads.join(" | "));
+        let _ = writeln!(text, "|---|{}", "---|".repeat(heads.len()));
+        for (row, case) in self.cases.iter().enumerate() {
+            let cells = self.columns.iter().map(|(_, outcomes)| match &outcomes[row] {
+                Outcome::Passed => "yes".to_owned(),
+                Outcome::Failed(_) => "**no**".to_owned(),
+                Outcome::DoesNotFit(why) => {
+                    let known = notes.iter().position(|note| note == why);
+                    let number = known.unwrap_or_else(|| {
+                        notes.push(why.clone());
+                        notes.len() - 1
+                    });
+                    format!("- ({})", number + 1)
+                }
+            });
+            let cells: Vec<_> = cells.collect();
+            let _ = writeln!(text, "| `{}`: {} | {} |", case.name, case.shows, cells.join(" | "));
+        }
+        text.push('\n');
+        for (i, note) in notes.iter().enumerate() {
+            let _ = writeln!(text, "{}. {note}", i + 1);
+        }
+    }
+}
+
+fn wished(wishes: &[String], name: &str) -> bool {
+    wishes.is_empty() || wishes.iter().any(|wish| name.contains(wish.as_str()))
+}
+
+async fn install(tell: impl Fn(String)) -> (Vec<Peer>, Vec<(String, NoPeer)>) {
+    let (mut peers, mut absent) = (Vec::new(), Vec::new());
+    for (folder, name) in PEERS {
+        match Peer::install(folder, name).await {
+            Ok(peer) => {
+                tell(format!("{name}: {}", peer.versions.join(", ")));
+                peers.push(peer);
+            }
+            Err(why) => {
+                match &why {
+                    NoPeer::Absent(words) => tell(format!("SKIPPED {name}: {words}")),
+                    NoPeer::Broken(words) => tell(format!("FAILED to install {name}: {words}")),
+                }
+                absent.push((name.to_owned(), why));
+            }
+        }
+    }
+    (peers, absent)
+}
+
+/// Our client with every server and control plane, our server and control plane with every client.
+fn lineups(peers: &[Peer]) -> Vec<Lineup> {
+    let of = |name: &str| peers.iter().find(|peer| peer.name == name);
+    let own = Lineup {
+        client: peers::own("xds_interop_client"),
+        server: peers::own("xds_interop_server"),
+        control: None,
+        interop_client: Some(peers::own("interop_client")),
+    };
+    let mut all = vec![own.clone()];
+    let go = of("grpc-go").map(|peer| peer.program_as("control", "go-control-plane"));
+    let java = of("java-control-plane").map(|peer| peer.program("control"));
+    let controls = go.into_iter().chain(java);
+    all.extend(controls.map(|control| Lineup {
+        control: Some(control),
+        interop_client: None,
+        ..own.clone()
+    }));
+    let languages = ["grpc-go", "grpcio", "grpc-js"].into_iter().filter_map(of);
+    all.extend(languages.clone().map(|peer| Lineup { server: peer.program("server"), ..own.clone() }));
+    all.extend(languages.map(|peer| Lineup {
+        client: peer.program("client"),
+        interop_client: None,
+        ..own.clone()
+    }));
+    all
+}
+
+/// The outcomes of all cases, by lineup.
+async fn run_all(
+    lineups: &[Lineup],
+    cases: &[Case],
+    jobs: usize,
+    tell: impl Fn(String),
+) -> Vec<Vec<Outcome>> {
+    let places = Arc::new(Semaphore::new(jobs));
+    let mut running = JoinSet::new();
+    for (column, lineup) in lineups.iter().enumerate() {
+        for (row, case) in cases.iter().copied().enumerate() {
+            let (lineup, places) = (lineup.clone(), places.clone());
+            running.spawn(async move {
+                let _place = places.acquire_owned().await;
+                let begin = Instant::now();
+                let outcome = match case.does_not_fit(&lineup) {
+                    Some(why) => Outcome::DoesNotFit(why.to_owned()),
+                    None => match case.run(&lineup).await {
+                        Ok(()) => Outcome::Passed,
+                        Err(failure) => Outcome::Failed(failure.to_string()),
+                    },
+                };
+                (column, row, outcome, begin.elapsed())
+            });
+        }
+    }
+    let mut outcomes = vec![vec![Outcome::Failed("it panicked".to_owned()); cases.len()]; lineups.len()];
+    while let Some(ended) = running.join_next().await {
+        let Ok((column, row, outcome, took)) = ended else { continue };
+        let what = format!("{}: {}", lineups[column], cases[row].name);
+        match &outcome {
+            Outcome::Passed => tell(format!("passed  {what} ({:.1} s)", took.as_secs_f64())),
+            Outcome::Failed(why) => tell(format!("FAILED  {what}: {why}")),
+            Outcome::DoesNotFit(why) => tell(format!("skipped {what}: {why}")),
+        }
+        outcomes[column][row] = outcome;
+    }
+    outcomes
+}

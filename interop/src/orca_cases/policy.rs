@@ -1,0 +1,127 @@
+//! `test_backend_metrics_load_balancer`: the policy of the ORCA cases. It sends every call to the first endpoint that is
+//! ready, asks every endpoint for load out of band, and hands on each report that comes to the case that waits for it.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use evenkeel::Registry;
+use evenkeel_core::{
+    Call, CallEnd, ConfigError, Connectivity, Cx, Description, Eagerness, Endpoints, Fields, Fleet, LbState,
+    LoadReport, Look, Pick, Picker, Policy, Shown, Status, SubchannelId, Tracker, Trackers,
+};
+
+/// Its published name.
+pub(super) const NAME: &str = "test_backend_metrics_load_balancer";
+
+/// How often load is asked for out of band.
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// What the policy was told. Clones are the same.
+#[derive(Clone, Default)]
+pub(super) struct Reports(Arc<Mutex<Told>>);
+
+#[derive(Default)]
+struct Told {
+    /// One for each call that ended.
+    calls: Vec<Option<LoadReport>>,
+    out_of_band: Option<LoadReport>,
+}
+
+impl Reports {
+    /// Policies that go by this, and hand what they are told to these reports.
+    pub(super) fn registry(&self) -> Registry {
+        let mut registry = Registry::standard();
+        let reports = self.clone();
+        registry.register_with(NAME, move || Telling { reports: reports.clone(), ..Telling::default() });
+        registry
+    }
+
+    /// What came with each call so far, in the order of their ends.
+    pub(super) fn of_calls(&self) -> Vec<Option<LoadReport>> {
+        self.with(|told| told.calls.clone())
+    }
+
+    /// What came last out of band.
+    pub(super) fn out_of_band(&self) -> Option<LoadReport> {
+        self.with(|told| told.out_of_band.clone())
+    }
+
+    fn with<T>(&self, look: impl FnOnce(&mut Told) -> T) -> T {
+        look(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Tracker for Reports {
+    fn finished(&self, end: &CallEnd<'_>) {
+        if let CallEnd::Finished { load, .. } = end {
+            self.with(|told| told.calls.push(load.cloned()));
+        }
+    }
+
+    fn wants_load(&self) -> bool {
+        true
+    }
+}
+
+/// The policy.
+#[derive(Default)]
+struct Telling {
+    reports: Reports,
+    /// How many reports of an endpoint were seen.
+    fleet: Fleet<u32>,
+    shown: Shown<Seen>,
+}
+
+/// What a picker is made from.
+#[derive(PartialEq)]
+struct Seen {
+    connectivity: Connectivity,
+    first: Option<SubchannelId>,
+    failure: Option<Status>,
+}
+
+impl Policy for Telling {
+    type Config = ();
+
+    fn parse(_: &Fields<'_>) -> Result<(), ConfigError> {
+        Ok(())
+    }
+
+    fn reconcile(&mut self, (): &(), endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
+        self.fleet.reconcile(endpoints, Eagerness::Eager, cx);
+        for member in self.fleet.members_mut() {
+            let Some(id) = member.ready() else { continue };
+            cx.watch_load(id, PERIOD);
+            let Some(subchannel) = cx.look(id).filter(|subchannel| subchannel.loads() != member.own) else {
+                continue;
+            };
+            member.own = subchannel.loads();
+            self.reports.with(|told| told.out_of_band = subchannel.load().map(|(_, load)| load.clone()));
+        }
+        let connectivity = self.fleet.connectivity();
+        let seen = Seen {
+            connectivity,
+            first: self.fleet.ready().next().map(|(_, id)| id),
+            failure: (connectivity == Connectivity::TransientFailure).then(|| self.fleet.failure(cx)),
+        };
+        self.shown.show(seen, |seen| match (&seen.failure, seen.first) {
+            (Some(failure), _) => LbState::failing(failure.clone()),
+            (None, None) => LbState::connecting(),
+            (None, Some(id)) => LbState::new(connectivity, ToFirst(id, Arc::new(self.reports.clone()))),
+        })
+    }
+
+    fn describe(&self, look: &Look<'_>) -> Description {
+        let mut description = Description::new();
+        self.fleet.describe(&mut description, look, |_, _, _| {});
+        description
+    }
+}
+
+struct ToFirst(SubchannelId, Arc<Reports>);
+
+impl Picker for ToFirst {
+    fn pick(&self, _: &Call<'_>) -> Pick {
+        Pick::To(self.0, Trackers::one(self.1.clone()))
+    }
+}

@@ -1,0 +1,109 @@
+//! Those whom evenkeel is run against: where their programs come from, and which versions they are.
+//!
+//! A peer is a folder of `interop/peers` with a script `install`, which brings the peer's libraries from their registry and
+//! leaves programs that take the driver's flags. What cannot be installed here is said, not hidden.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use tokio::process::Command;
+use tokio::time::timeout;
+
+use crate::driver::Program;
+
+/// The peers: the folder, and what people call it.
+pub const PEERS: [(&str, &str); 5] = [
+    ("go", "grpc-go"),
+    ("python", "grpcio"),
+    ("node", "grpc-js"),
+    ("java", "java-control-plane"),
+    ("envoy", "Envoy"),
+];
+
+/// An installation that takes longer has failed.
+const INSTALL_LIMIT: Duration = Duration::from_secs(600);
+
+/// The exit code of `install` for a toolchain that is not there.
+const NO_TOOLCHAIN: i32 = 3;
+
+/// A peer that can be run.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    /// What people call it.
+    pub name: String,
+    /// Packages with versions, as installed.
+    pub versions: Vec<String>,
+    folder: PathBuf,
+}
+
+/// Why a peer cannot be run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NoPeer {
+    /// What it needs is not on this machine.
+    Absent(String),
+    /// It is a failure that it cannot be.
+    Broken(String),
+}
+
+impl Peer {
+    /// Installs a peer, or finds that it is installed.
+    pub async fn install(folder: &str, name: &str) -> Result<Peer, NoPeer> {
+        let out = out_folder().join(folder);
+        let script = peers_folder().join(folder).join("install");
+        let mut command = Command::new(&script);
+        command.arg(&out).stdin(Stdio::null()).kill_on_drop(true);
+        let output = match timeout(INSTALL_LIMIT, command.output()).await {
+            Ok(Ok(output)) => output,
+            Ok(Err(error)) => return Err(NoPeer::Broken(format!("{}: {error}", script.display()))),
+            Err(_) => return Err(NoPeer::Broken(format!("took more than {} s", INSTALL_LIMIT.as_secs()))),
+        };
+        let words = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        match output.status.code() {
+            Some(0) => {}
+            Some(NO_TOOLCHAIN) => return Err(NoPeer::Absent(words)),
+            _ => return Err(NoPeer::Broken(words)),
+        }
+        let versions = fs::read_to_string(out.join("versions"))
+            .map_err(|error| NoPeer::Broken(format!("install left no versions: {error}")))?;
+        let versions = versions.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned);
+        Ok(Peer { name: name.to_owned(), versions: versions.collect(), folder: out })
+    }
+
+    /// One of its programs: `client`, `server`, `control`.
+    pub fn program(&self, kind: &str) -> Program {
+        Program::new(&self.name, self.folder.join(kind))
+    }
+
+    /// The same under another name: one peer may bring several.
+    pub fn program_as(&self, kind: &str, name: &str) -> Program {
+        Program::new(name, self.folder.join(kind))
+    }
+}
+
+/// Our own programs, which stand beside the one that runs.
+pub fn own(program: &str) -> Program {
+    let here = env::current_exe().ok();
+    let folder = here.as_deref().and_then(Path::parent).unwrap_or(Path::new("."));
+    Program::new("evenkeel", folder.join(program))
+}
+
+/// The scripts and sources of the peers.
+pub fn peers_folder() -> PathBuf {
+    root().join("interop/peers")
+}
+
+/// The project's root.
+pub fn root() -> PathBuf {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    package.parent().unwrap_or(package).to_owned()
+}
+
+/// Where peers are installed: below cargo's target folder, two above the program that runs.
+fn out_folder() -> PathBuf {
+    let here = env::current_exe().ok();
+    let target = here.as_deref().and_then(|file| file.ancestors().nth(2));
+    target.map_or_else(|| root().join("target"), Path::to_owned).join("interop")
+}

@@ -1,0 +1,212 @@
+//! `grpc.testing.HookService`, which somebody asks before the server is stopped and who waits for its answer; and the hook
+//! server, a port of its own for it that `XdsUpdateHealthService` starts, answers on, and stops.
+//!
+//! A call of `Hook` waits until there is a status for it: the next of those that were returned one by one, each for one
+//! call in the order of their coming, or else the one that was set for all.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{Mutex as AsyncMutex, oneshot};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tonic::transport::Server;
+use tonic::{Code, Request, Response, Status};
+
+use super::bind;
+use crate::proto::testing::hook_service_server::{HookService, HookServiceServer};
+use crate::proto::testing::{Empty, SetReturnStatusRequest};
+
+/// How long calls on the hook server may take to end once it is stopped.
+const GRACE: Duration = Duration::from_millis(500);
+
+/// The calls that wait, and what they are answered with. Clones are the same.
+#[derive(Clone, Default)]
+pub(super) struct Hooks(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    waiting: VecDeque<oneshot::Sender<Status>>,
+    returned: VecDeque<Status>,
+    for_all: Option<Status>,
+}
+
+impl State {
+    /// Answers those who can be. One who went away takes no answer from another.
+    fn settle(&mut self) {
+        while let Some(status) = self.returned.pop_front() {
+            if let Err(status) = self.answer_first(status) {
+                self.returned.push_front(status);
+                break;
+            }
+        }
+        if let Some(status) = &self.for_all {
+            for waiting in self.waiting.drain(..) {
+                let _ = waiting.send(status.clone());
+            }
+        }
+    }
+
+    /// Gives the status back if nobody waits.
+    fn answer_first(&mut self, mut status: Status) -> Result<(), Status> {
+        while let Some(waiting) = self.waiting.pop_front() {
+            match waiting.send(status) {
+                Ok(()) => return Ok(()),
+                Err(unsent) => status = unsent,
+            }
+        }
+        Err(status)
+    }
+}
+
+impl Hooks {
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        let mut state: MutexGuard<'_, State> = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut state);
+        state.settle();
+    }
+
+    /// The answer of the call that waits first, or of the next one.
+    fn give_back(&self, status: Status) {
+        self.change(|state| state.returned.push_back(status));
+    }
+
+    /// Whoever waits, or still comes, is told that it is over, unless all have an answer anyway.
+    fn end(&self) {
+        self.change(|state| {
+            state.for_all.get_or_insert_with(|| Status::aborted("the hook server is stopped"));
+        });
+    }
+}
+
+#[tonic::async_trait]
+impl HookService for Hooks {
+    async fn hook(&self, _: Request<Empty>) -> Result<Response<Empty>, Status> {
+        let (waiting, status) = oneshot::channel();
+        self.change(|state| state.waiting.push_back(waiting));
+        let status = status.await.map_err(|_| Status::aborted("the server ends"))?;
+        if status.code() == Code::Ok { Ok(Response::new(Empty {})) } else { Err(status) }
+    }
+
+    async fn set_return_status(
+        &self,
+        request: Request<SetReturnStatusRequest>,
+    ) -> Result<Response<Empty>, Status> {
+        let SetReturnStatusRequest { grpc_code_to_return, grpc_status_description } = request.into_inner();
+        let status = Status::new(Code::from(grpc_code_to_return), grpc_status_description);
+        self.change(|state| state.for_all = Some(status));
+        Ok(Response::new(Empty {}))
+    }
+
+    async fn clear_return_status(&self, _: Request<Empty>) -> Result<Response<Empty>, Status> {
+        self.change(|state| state.for_all = None);
+        Ok(Response::new(Empty {}))
+    }
+}
+
+/// The hook server, if it runs.
+#[derive(Default)]
+pub(super) struct HookServer(AsyncMutex<Option<Running>>);
+
+struct Running {
+    hooks: Hooks,
+    stop: oneshot::Sender<()>,
+    served: JoinHandle<()>,
+}
+
+impl HookServer {
+    /// Starts it on this port; port 0 is a free one, which the log tells.
+    pub(super) async fn start(&self, port: i32) -> Result<(), Status> {
+        let mut running = self.0.lock().await;
+        if running.is_some() {
+            return Err(Status::already_exists("the hook server runs already"));
+        }
+        let port = u16::try_from(port).map_err(|_| {
+            Status::invalid_argument(format!("server_port: expected 0 to 65535, found {port}"))
+        })?;
+        let problem =
+            |error| Status::unavailable(format!("the hook server cannot listen on port {port}: {error}"));
+        let (incoming, port) = bind(port).map_err(problem)?;
+        eprintln!("hook server listening on {port}");
+        let (stop, stopped) = oneshot::channel::<()>();
+        let hooks = Hooks::default();
+        let serving = Server::builder()
+            .add_service(HookServiceServer::new(hooks.clone()))
+            .serve_with_incoming_shutdown(incoming, async {
+                // It is also over if nobody can stop it any more.
+                let _ = stopped.await;
+            });
+        let served = tokio::spawn(async {
+            if let Err(error) = serving.await {
+                eprintln!("hook server: {error}");
+            }
+        });
+        *running = Some(Running { hooks, stop, served });
+        Ok(())
+    }
+
+    /// Stops it; calls that wait are ABORTED.
+    pub(super) async fn stop(&self) -> Result<(), Status> {
+        let Running { hooks, stop, mut served } = self.0.lock().await.take().ok_or_else(not_running)?;
+        hooks.end();
+        let _ = stop.send(());
+        if timeout(GRACE, &mut served).await.is_err() {
+            served.abort();
+        }
+        Ok(())
+    }
+
+    /// Answers the call that waits first, or the next one.
+    pub(super) async fn give_back(&self, status: Status) -> Result<(), Status> {
+        let running = self.0.lock().await;
+        running.as_ref().ok_or_else(not_running)?.hooks.give_back(status);
+        Ok(())
+    }
+}
+
+fn not_running() -> Status {
+    Status::unavailable("the hook server does not run")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::{Context, Waker};
+
+    use super::*;
+
+    type Answer = Result<Response<Empty>, Status>;
+
+    /// A call that has come, and waits.
+    fn waiting(hooks: &Hooks) -> impl Future<Output = Answer> {
+        let mut call = hooks.hook(Request::new(Empty {}));
+        assert!(call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        call
+    }
+
+    fn code(answer: Answer) -> Code {
+        answer.map_or_else(|status| status.code(), |_| Code::Ok)
+    }
+
+    #[tokio::test]
+    async fn answers_go_to_calls_in_the_order_of_their_coming() {
+        let hooks = Hooks::default();
+        let (first, gone, second) = (waiting(&hooks), waiting(&hooks), waiting(&hooks));
+        drop(gone);
+        hooks.give_back(Status::not_found(""));
+        hooks.give_back(Status::aborted(""));
+        hooks.give_back(Status::new(Code::Ok, ""));
+        assert_eq!(code(first.await), Code::NotFound);
+        assert_eq!(code(second.await), Code::Aborted);
+        assert_eq!(code(hooks.hook(Request::new(Empty {})).await), Code::Ok);
+    }
+
+    #[tokio::test]
+    async fn the_end_aborts_those_who_have_no_answer() {
+        let hooks = Hooks::default();
+        let waits = waiting(&hooks);
+        hooks.end();
+        assert_eq!(code(waits.await), Code::Aborted);
+        assert_eq!(code(hooks.hook(Request::new(Empty {})).await), Code::Aborted);
+    }
+}

@@ -1,0 +1,104 @@
+//! What the server says of its load: what a request asks it to say, what its flags say, and nothing else.
+//!
+//! Reports on calls and reports out of band are apart, so that a case about the one cannot pass by the other. Nothing is
+//! measured: a client gets to see exactly what it has sent, and weights are what the flags make them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use evenkeel_orca::{CallLoad, LoadLayer, LoadService, ServerLoad};
+use tokio::sync::{Mutex, OwnedMutexGuard};
+use tonic::Status;
+
+use crate::proto::testing::TestOrcaReport;
+
+/// Clients may ask for reports this often. gRPC's own programs allow one per second; cases need not wait so long.
+const MIN_INTERVAL: Duration = Duration::from_millis(100);
+
+/// What the flags say of the load.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Fixed {
+    pub(super) utilization: Option<f64>,
+    pub(super) qps: Option<f64>,
+}
+
+/// The load that is reported.
+#[derive(Clone)]
+pub(super) struct Load {
+    calls: ServerLoad,
+    out_of_band: ServerLoad,
+    /// Only one stream at a time says what is reported out of band; others wait for its end.
+    turn: Arc<Mutex<()>>,
+}
+
+impl Load {
+    pub(super) fn new(fixed: Fixed) -> Load {
+        let load = || {
+            // A window that never ends: no rates are measured.
+            let load = ServerLoad::builder().without_cpu().window(Duration::MAX).build();
+            if let Some(utilization) = fixed.utilization {
+                load.set_application_utilization(utilization);
+            }
+            if let Some(qps) = fixed.qps {
+                load.set_qps(qps);
+            }
+            load
+        };
+        Load { calls: load(), out_of_band: load(), turn: Arc::default() }
+    }
+
+    pub(super) fn layer(&self) -> LoadLayer {
+        self.calls.layer()
+    }
+
+    pub(super) fn service(&self) -> LoadService {
+        self.out_of_band.service().min_interval(MIN_INTERVAL)
+    }
+
+    /// Waits until nobody else says what is reported out of band.
+    pub(super) async fn turn(&self) -> Turn {
+        let guard = self.turn.clone().lock_owned().await;
+        Turn { load: self.out_of_band.clone(), _guard: guard }
+    }
+}
+
+/// The right to say what is reported out of band, for as long as it is kept.
+pub(super) struct Turn {
+    load: ServerLoad,
+    _guard: OwnedMutexGuard<()>,
+}
+
+impl Turn {
+    /// Reports this from now on, and nothing of what was said before. Costs belong to calls and are not part of it.
+    pub(super) fn report(&self, report: &TestOrcaReport) -> Result<(), Status> {
+        let taken = self.load.set_cpu_utilization(report.cpu_utilization)
+            & self.load.set_memory_utilization(report.memory_utilization)
+            & self
+                .load
+                .set_all_utilization(report.utilization.iter().map(|(name, value)| (name.as_str(), *value)));
+        check("orca_oob_report", taken)
+    }
+}
+
+/// Reports this with the end of the call that is handled here.
+pub(super) fn report_call(report: &TestOrcaReport) -> Result<(), Status> {
+    let call =
+        CallLoad::current().ok_or_else(|| Status::internal("no load layer around the test service"))?;
+    let mut taken = call.record_cpu_utilization(report.cpu_utilization)
+        & call.record_memory_utilization(report.memory_utilization);
+    for (name, value) in &report.utilization {
+        taken &= call.record_utilization(name, *value);
+    }
+    for (name, value) in &report.request_cost {
+        taken &= call.record_request_cost(name, *value);
+    }
+    check("orca_per_query_report", taken)
+}
+
+fn check(field: &str, taken: bool) -> Result<(), Status> {
+    if taken {
+        return Ok(());
+    }
+    let expected = "expected a CPU utilisation from 0 on, shares from 0 to 1 and finite costs";
+    Err(Status::invalid_argument(format!("{field}: {expected}, found a value outside")))
+}

@@ -1,0 +1,170 @@
+//! `xds_interop_server`: the backend of the xDS cases, with the flags, services and behaviours of gRPC's own servers.
+//!
+//! It answers `grpc.testing.TestService` as requests ask for it, reports load, and has health, hook and admin services for
+//! drivers, all on one port. It prints `listening on PORT` once it is bound, and ends within a second of SIGTERM whatever
+//! is in flight. `--secure_mode` is refused: it asks for a server that is configured by xDS (A36), which evenkeel is not.
+
+mod behavior;
+mod health;
+mod hook;
+mod load;
+mod test_service;
+mod update_health;
+
+use std::fs;
+use std::io::{self, Write as _};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use evenkeel::csds::Csds;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
+
+use self::health::Serving;
+use self::hook::{HookServer, Hooks};
+use self::load::{Fixed, Load};
+use self::test_service::{Answering, Host};
+use self::update_health::Updating;
+use crate::flags::{FlagError, Flags};
+use crate::proto::health::health_server::HealthServer;
+use crate::proto::testing::hook_service_server::HookServiceServer;
+use crate::proto::testing::test_service_server::TestServiceServer;
+use crate::proto::testing::xds_update_health_service_server::XdsUpdateHealthServiceServer;
+
+/// How long calls may go on after SIGTERM; some never end.
+const GRACE: Duration = Duration::from_millis(500);
+
+/// Wrong flags.
+const USAGE: u8 = 2;
+
+/// The program: reads its flags, serves until it is told to end.
+pub async fn run(args: impl IntoIterator<Item = String>) -> ExitCode {
+    let mut flags = Flags::of(args);
+    let settings = Settings::read(&mut flags);
+    flags.warn_of_unknown();
+    let settings = match settings {
+        Ok(settings) => settings,
+        Err(problem) => {
+            eprintln!("error: {problem}");
+            return ExitCode::from(USAGE);
+        }
+    };
+    match serve(settings).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+struct Settings {
+    port: u16,
+    server_id: String,
+    host: Host,
+    fixed: Fixed,
+}
+
+impl Settings {
+    /// All flags are asked for before any is refused, so that none of them counts as unknown.
+    fn read(flags: &mut Flags) -> Result<Settings, String> {
+        let told = |error: FlagError| error.to_string();
+        let port = flags.number("port", 8080);
+        // Without secure mode all services are on the one port, as with other servers.
+        let maintenance_port = flags.number("maintenance_port", 8081_u16);
+        let server_id = flags.text("server_id", "evenkeel");
+        let host = flags.text("host_name_override", "");
+        let is_secure = flags.yes("secure_mode");
+        let utilization = flags.read_if_there("load_utilization", amount);
+        let qps = flags.read_if_there("load_qps", amount);
+        maintenance_port.map_err(told)?;
+        if is_secure.map_err(told)? {
+            return Err(
+                "flag --secure_mode: evenkeel has no server that xDS configures (A36); run without it, or \
+                        take another server, such as grpc-go's, for secure cases"
+                    .to_owned(),
+            );
+        }
+        Ok(Settings {
+            port: port.map_err(told)?,
+            server_id: server_id.map_err(told)?,
+            host: find_host(host.map_err(told)?)?,
+            fixed: Fixed { utilization: utilization.map_err(told)?, qps: qps.map_err(told)? },
+        })
+    }
+}
+
+/// What a utilisation or a rate may be.
+fn amount(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number >= 0.0);
+    number.ok_or_else(|| "a number from 0 on".to_owned())
+}
+
+/// This name, or the machine's if it is empty.
+fn find_host(name: String) -> Result<Host, String> {
+    let name = if name.is_empty() { machine_name() } else { Some(name) };
+    let name = name.ok_or("the machine's host name cannot be found; give one with --host_name_override")?;
+    let problem = format!(
+        "host name {name:?}: expected one that fits into a header; give one with --host_name_override"
+    );
+    Host::new(name).ok_or(problem)
+}
+
+/// The kernel says it where it has files, and a command elsewhere.
+fn machine_name() -> Option<String> {
+    let said = fs::read_to_string("/proc/sys/kernel/hostname").or_else(|_| {
+        Command::new("hostname").output().map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
+    });
+    said.ok().map(|name| name.trim().to_owned()).filter(|name| !name.is_empty())
+}
+
+async fn serve(settings: Settings) -> Result<(), Box<dyn std::error::Error>> {
+    let mut terminated = signal(SignalKind::terminate())?;
+    let mut interrupted = signal(SignalKind::interrupt())?;
+    let (incoming, port) =
+        bind(settings.port).map_err(|error| format!("cannot listen on port {}: {error}", settings.port))?;
+    let load = Load::new(settings.fixed);
+    let serving = Serving::default();
+    let updating = Updating { serving: serving.clone(), hook_server: HookServer::default() };
+    let answering = Answering { server_id: settings.server_id, host: settings.host, load: load.clone() };
+    let (stop, stopped) = oneshot::channel::<()>();
+    let server = Server::builder()
+        // Cases keep a thousand calls open on one connection; other servers have no bound here.
+        .max_concurrent_streams(u32::MAX)
+        .layer(load.layer())
+        .add_service(TestServiceServer::new(answering))
+        .add_service(load.service())
+        .add_service(HealthServer::new(serving))
+        .add_service(XdsUpdateHealthServiceServer::new(updating))
+        .add_service(HookServiceServer::new(Hooks::default()))
+        .add_service(Csds::new())
+        .serve_with_incoming_shutdown(incoming, async {
+            let _ = stopped.await;
+        });
+    tokio::pin!(server);
+    writeln!(io::stdout(), "listening on {port}").and_then(|()| io::stdout().flush())?;
+    tokio::select! {
+        end = &mut server => return Ok(end?),
+        _ = terminated.recv() => {}
+        _ = interrupted.recv() => {}
+    }
+    let _ = stop.send(());
+    // What has not ended by then ends with the process.
+    if let Ok(end) = timeout(GRACE, server).await {
+        end?;
+    }
+    Ok(())
+}
+
+/// Listens on all interfaces; tells the port, which is a free one if 0 was asked for.
+fn bind(port: u16) -> io::Result<(TcpIncoming, u16)> {
+    let on = |ip: IpAddr| TcpIncoming::bind((ip, port).into());
+    // The one takes IPv4 as well, but a machine may have no IPv6.
+    let incoming = on(Ipv6Addr::UNSPECIFIED.into()).or_else(|_| on(Ipv4Addr::UNSPECIFIED.into()))?;
+    let port = incoming.local_addr()?.port();
+    Ok((incoming.with_nodelay(Some(true)), port))
+}

@@ -1,0 +1,328 @@
+//! `xds_interop_server` as drivers and clients meet it: the program, over real sockets.
+
+mod programs;
+
+use evenkeel_proto::envoy::service::status::v3::ClientStatusRequest;
+use interop::proto::csds::client_status_discovery_service_client::ClientStatusDiscoveryServiceClient;
+use interop::proto::health::health_check_response::ServingStatus;
+use interop::proto::health::health_client::HealthClient;
+use interop::proto::health::{HealthCheckRequest, HealthCheckResponse};
+use interop::proto::testing::hook_service_client::HookServiceClient;
+use interop::proto::testing::test_service_client::TestServiceClient;
+use interop::proto::testing::xds_update_health_service_client::XdsUpdateHealthServiceClient;
+use interop::proto::testing::{
+    BoolValue, EchoStatus, Empty, HookRequest, Payload, ResponseParameters, SetReturnStatusRequest,
+    SimpleRequest, StreamingInputCallRequest, StreamingOutputCallRequest,
+};
+use programs::{Server, channel, end_of, soon};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Channel;
+use tonic::{Code, Request, Response, Status};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_xds_interop_server");
+
+/// A request that asks for these behaviours, each in a header of its own.
+fn asking<T>(message: T, behaviors: &[&str]) -> Request<T> {
+    let mut request = Request::new(message);
+    for behavior in behaviors {
+        request.metadata_mut().append("rpc-behavior", behavior.parse().expect("a header's value"));
+    }
+    request
+}
+
+fn host<T>(response: &Response<T>) -> &str {
+    response.metadata().get("hostname").and_then(|name| name.to_str().ok()).expect("it says who answered")
+}
+
+fn code<T>(outcome: &Result<T, Status>) -> Code {
+    outcome.as_ref().map_or_else(Status::code, |_| Code::Ok)
+}
+
+fn part(size: i32) -> ResponseParameters {
+    ResponseParameters { size, ..ResponseParameters::default() }
+}
+
+fn asking_for(parts: &[i32]) -> StreamingOutputCallRequest {
+    let response_parameters = parts.iter().copied().map(part).collect();
+    StreamingOutputCallRequest { response_parameters, ..StreamingOutputCallRequest::default() }
+}
+
+fn failing(code: i32, message: &str) -> EchoStatus {
+    EchoStatus { code, message: message.to_owned() }
+}
+
+#[tokio::test]
+async fn an_answer_says_who_gave_it() {
+    // A flag that only others know is no reason not to serve.
+    let server =
+        Server::start(&["--server_id=red", "--host_name_override=a-1", "--enable_csm_observability=true"]);
+    let server = server.await;
+    let mut client = TestServiceClient::new(server.channel());
+    let empty = soon(client.empty_call(Empty {})).await.unwrap();
+    assert_eq!(host(&empty), "a-1");
+    let request = SimpleRequest { response_size: 7, fill_server_id: true, ..SimpleRequest::default() };
+    let unary = soon(client.unary_call(request)).await.unwrap();
+    assert_eq!(host(&unary), "a-1");
+    let unary = unary.into_inner();
+    assert_eq!((unary.server_id.as_str(), unary.hostname.as_str()), ("red", "a-1"));
+    assert_eq!(unary.payload, Some(Payload { r#type: 0, body: vec![0; 7] }));
+    assert_eq!(server.end().await, Some(0));
+
+    let server = Server::start(&["--maintenance_port=0"]).await;
+    let unary =
+        soon(TestServiceClient::new(server.channel()).unary_call(SimpleRequest::default())).await.unwrap();
+    assert!(!host(&unary).is_empty());
+    assert_eq!((unary.get_ref().hostname.as_str(), &unary.get_ref().payload), (host(&unary), &None));
+}
+
+#[tokio::test]
+async fn both_calls_behave_as_they_are_asked() {
+    let server = Server::start(&["--host_name_override=here"]).await;
+    let client = TestServiceClient::new(server.channel());
+    let both = async |behaviors: &[&str]| {
+        let mut client = client.clone();
+        let empty = soon(client.empty_call(asking(Empty {}, behaviors))).await;
+        let unary = soon(client.unary_call(asking(SimpleRequest::default(), behaviors))).await;
+        assert_eq!(code(&empty), code(&unary), "{behaviors:?}");
+        unary.map(drop)
+    };
+    assert_eq!(code(&both(&["error-code-9"]).await), Code::FailedPrecondition);
+    assert_eq!(code(&both(&["sleep-0, error-code-9"]).await), Code::FailedPrecondition);
+    assert_eq!(code(&both(&["sleep-0", "error-code-9"]).await), Code::FailedPrecondition);
+    assert_eq!(code(&both(&["hostname=there error-code-9"]).await), Code::Ok);
+    assert_eq!(code(&both(&["hostname=here error-code-9"]).await), Code::FailedPrecondition);
+    assert_eq!(code(&both(&["succeed-on-retry-attempt-0,error-code-9"]).await), Code::Ok);
+    assert_eq!(code(&both(&["succeed-on-retry-attempt-1,error-code-9"]).await), Code::FailedPrecondition);
+    let told = both(&["sleep-long"]).await.unwrap_err();
+    assert_eq!(told.code(), Code::InvalidArgument);
+    assert!(told.message().contains("expected sleep-SECONDS"), "{told}");
+}
+
+#[tokio::test]
+async fn calls_that_stay_open_hold_up_neither_others_nor_the_end() {
+    let server = Server::start(&[]).await;
+    let client = TestServiceClient::new(server.channel());
+    let mut open = Vec::new();
+    // More than HTTP/2 servers often allow on one connection.
+    for behavior in ["keep-open", "sleep-3600"].repeat(150) {
+        let (mut empty, mut unary) = (client.clone(), client.clone());
+        open.push(tokio::spawn(
+            async move { empty.empty_call(asking(Empty {}, &[behavior])).await.map(drop) },
+        ));
+        let request = asking(SimpleRequest::default(), &[behavior]);
+        open.push(tokio::spawn(async move { unary.unary_call(request).await.map(drop) }));
+    }
+    // Answered on the same connection, after them.
+    for _ in 0..10 {
+        soon(client.clone().empty_call(Empty {})).await.unwrap();
+    }
+    assert!(open.iter().all(|call| !call.is_finished()));
+    assert_eq!(server.end().await, Some(0));
+    for call in open {
+        assert_ne!(code(&soon(call).await.unwrap()), Code::Ok);
+    }
+}
+
+#[tokio::test]
+async fn a_request_says_how_its_call_fails() {
+    let server = Server::start(&[]).await;
+    let mut client = TestServiceClient::new(server.channel());
+    let request =
+        SimpleRequest { response_status: Some(failing(10, "test \u{263a}")), ..SimpleRequest::default() };
+    let status = soon(client.unary_call(request)).await.unwrap_err();
+    assert_eq!((status.code(), status.message()), (Code::Aborted, "test \u{263a}"));
+    for size in [-1, i32::MAX] {
+        let request = SimpleRequest { response_size: size, ..SimpleRequest::default() };
+        let status = soon(client.unary_call(request)).await.unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument, "{status}");
+    }
+    let request = SimpleRequest { response_type: 1, ..SimpleRequest::default() };
+    assert_eq!(code(&soon(client.unary_call(request)).await), Code::InvalidArgument);
+}
+
+#[tokio::test]
+async fn streams_answer_with_what_is_asked_for() {
+    let server = Server::start(&["--host_name_override=here"]).await;
+    let mut client = TestServiceClient::new(server.channel());
+
+    let mut request = asking_for(&[3, 0]);
+    let filled = ResponseParameters { fill_peer_socket_address: Some(BoolValue { value: true }), ..part(5) };
+    request.response_parameters.push(ResponseParameters { interval_us: 1000, ..filled });
+    let response = soon(client.streaming_output_call(request)).await.unwrap();
+    assert_eq!(host(&response), "here");
+    let mut answers = response.into_inner();
+    let mut sizes = Vec::new();
+    let mut peers = Vec::new();
+    while let Some(answer) = soon(answers.message()).await.unwrap() {
+        sizes.push(answer.payload.unwrap().body.len());
+        peers.push(answer.peer_socket_address);
+    }
+    assert_eq!(sizes, [3, 0, 5]);
+    assert_eq!(peers[..2], ["", ""]);
+    assert!(peers[2].starts_with("127.0.0.1:"), "{peers:?}");
+
+    let bodies = [27_182, 8, 1_828, 45_904].map(|size| Payload { r#type: 0, body: vec![0; size] });
+    let requests = bodies.map(|payload| StreamingInputCallRequest { payload: Some(payload) });
+    let response = soon(client.streaming_input_call(tokio_stream::iter(requests))).await.unwrap();
+    assert_eq!(host(&response), "here");
+    assert_eq!(response.into_inner().aggregated_payload_size, 74_922);
+}
+
+#[tokio::test]
+async fn a_conversation_goes_request_by_request() {
+    let server = Server::start(&["--host_name_override=here"]).await;
+    let mut client = TestServiceClient::new(server.channel());
+    let (requests, received) = mpsc::channel(1);
+    let response = soon(client.full_duplex_call(ReceiverStream::new(received))).await.unwrap();
+    assert_eq!(host(&response), "here");
+    let mut answers = response.into_inner();
+    for size in [31_415, 9] {
+        requests.send(asking_for(&[size])).await.unwrap();
+        let answer = soon(answers.message()).await.unwrap().expect("an answer");
+        assert_eq!(answer.payload.unwrap().body.len(), size as usize);
+    }
+    let last = StreamingOutputCallRequest { response_status: Some(failing(2, "enough")), ..asking_for(&[1]) };
+    requests.send(last).await.unwrap();
+    let status = soon(answers.message()).await.unwrap_err();
+    assert_eq!((status.code(), status.message()), (Code::Unknown, "enough"));
+
+    let none = soon(client.full_duplex_call(tokio_stream::empty())).await.unwrap();
+    assert_eq!(soon(none.into_inner().message()).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn its_health_is_what_a_driver_says() {
+    let server = Server::start(&[]).await;
+    let mut health = HealthClient::new(server.channel());
+    let mut update = XdsUpdateHealthServiceClient::new(server.channel());
+    let asked = |service: &str| HealthCheckRequest { service: service.to_owned() };
+    let answer = |status: ServingStatus| HealthCheckResponse { status: status.into() };
+    let services = ["", "grpc.testing.TestService", "grpc.testing.XdsUpdateHealthService"];
+
+    let mut watches = Vec::new();
+    for service in services {
+        let checked = soon(health.check(asked(service))).await.unwrap().into_inner();
+        assert_eq!(checked, answer(ServingStatus::Serving), "{service}");
+        watches.push(soon(health.watch(asked(service))).await.unwrap().into_inner());
+    }
+    assert_eq!(code(&soon(health.check(asked("other"))).await), Code::NotFound);
+    let mut unknown = soon(health.watch(asked("other"))).await.unwrap().into_inner();
+    assert_eq!(soon(unknown.message()).await.unwrap(), Some(answer(ServingStatus::ServiceUnknown)));
+
+    for watch in &mut watches {
+        assert_eq!(soon(watch.message()).await.unwrap(), Some(answer(ServingStatus::Serving)));
+    }
+    soon(update.set_not_serving(Empty {})).await.unwrap();
+    for (service, watch) in services.into_iter().zip(&mut watches) {
+        assert_eq!(soon(watch.message()).await.unwrap(), Some(answer(ServingStatus::NotServing)));
+        let checked = soon(health.check(asked(service))).await.unwrap().into_inner();
+        assert_eq!(checked, answer(ServingStatus::NotServing), "{service}");
+    }
+    // What is so already is no news: the next that is told is another state.
+    soon(update.set_not_serving(Empty {})).await.unwrap();
+    soon(update.set_serving(Empty {})).await.unwrap();
+    for watch in &mut watches {
+        assert_eq!(soon(watch.message()).await.unwrap(), Some(answer(ServingStatus::Serving)));
+    }
+}
+
+/// Calls `Hook`, beside the test.
+fn hook(channel: &Channel) -> tokio::task::JoinHandle<Result<(), Status>> {
+    let mut client = HookServiceClient::new(channel.clone());
+    tokio::spawn(async move { client.hook(Empty {}).await.map(drop) })
+}
+
+#[tokio::test]
+async fn a_hook_waits_for_its_answer() {
+    let server = Server::start(&[]).await;
+    let channel = server.channel();
+    let mut client = HookServiceClient::new(channel.clone());
+    let waiting = [hook(&channel), hook(&channel)];
+    let status = SetReturnStatusRequest { grpc_code_to_return: 7, grpc_status_description: "no".to_owned() };
+    soon(client.set_return_status(status)).await.unwrap();
+    for call in waiting.into_iter().chain([hook(&channel)]) {
+        let status = soon(call).await.unwrap().unwrap_err();
+        assert_eq!((status.code(), status.message()), (Code::PermissionDenied, "no"));
+    }
+    soon(client.clear_return_status(Empty {})).await.unwrap();
+    let waiting = hook(&channel);
+    soon(client.set_return_status(SetReturnStatusRequest::default())).await.unwrap();
+    soon(waiting).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn the_hook_server_is_started_answered_on_and_stopped() {
+    const START: i32 = 1;
+    const STOP: i32 = 2;
+    const RETURN: i32 = 3;
+    let mut server = Server::start(&[]).await;
+    let update = XdsUpdateHealthServiceClient::new(server.channel());
+    let told = async |command: i32, grpc_code_to_return: i32, server_port: i32| {
+        let grpc_status_description = "as told".to_owned();
+        let request = HookRequest { command, grpc_code_to_return, grpc_status_description, server_port };
+        code(&soon(update.clone().send_hook_request(request)).await)
+    };
+    assert_eq!(told(0, 0, 0).await, Code::InvalidArgument);
+    assert_eq!(told(99, 0, 0).await, Code::InvalidArgument);
+    assert_eq!(told(START, 0, -1).await, Code::InvalidArgument);
+    assert_eq!(told(START, 0, 65_536).await, Code::InvalidArgument);
+    assert_eq!(told(START, 0, server.port.into()).await, Code::Unavailable);
+    assert_eq!(told(STOP, 0, 0).await, Code::Unavailable);
+    assert_eq!(told(RETURN, 0, 0).await, Code::Unavailable);
+
+    assert_eq!(told(START, 0, 0).await, Code::Ok);
+    let port = server.logs("hook server listening on ").await;
+    assert_eq!(told(START, 0, 0).await, Code::AlreadyExists);
+    let hooks = channel(port);
+    // One that waits and one that comes later.
+    let waiting = hook(&hooks);
+    assert_eq!(told(RETURN, 5, 0).await, Code::Ok);
+    let status = soon(waiting).await.unwrap().unwrap_err();
+    assert_eq!((status.code(), status.message()), (Code::NotFound, "as told"));
+    assert_eq!(told(RETURN, 0, 0).await, Code::Ok);
+    assert_eq!(told(RETURN, 6, 0).await, Code::Ok);
+    assert_eq!(code(&soon(hook(&hooks)).await.unwrap()), Code::Ok);
+    assert_eq!(code(&soon(hook(&hooks)).await.unwrap()), Code::AlreadyExists);
+
+    let waiting = hook(&hooks);
+    assert_eq!(told(STOP, 0, 0).await, Code::Ok);
+    assert_ne!(code(&soon(waiting).await.unwrap()), Code::Ok);
+    assert_eq!(told(STOP, 0, 0).await, Code::Unavailable);
+    assert_eq!(told(START, 0, 0).await, Code::Ok);
+    assert_eq!(server.end().await, Some(0));
+}
+
+#[tokio::test]
+async fn the_status_of_xds_can_be_asked_for() {
+    let server = Server::start(&[]).await;
+    let mut client = ClientStatusDiscoveryServiceClient::new(server.channel());
+    let answer = soon(client.fetch_client_status(ClientStatusRequest::default())).await.unwrap();
+    assert_eq!(answer.into_inner().config, []);
+}
+
+#[tokio::test]
+async fn what_cannot_be_is_refused_at_once() {
+    let server = Server::start(&[]).await;
+    let taken = format!("--port={}", server.port);
+    for (flags, exit, words) in [
+        (
+            &["--secure_mode=true", "--port=0"],
+            2,
+            "flag --secure_mode: evenkeel has no server that xDS configures (A36)",
+        ),
+        (&["--port=high", "--secure_mode=false"], 2, "flag --port: expected a number"),
+        (&["--load_qps=-1", "--port=0"], 2, "flag --load_qps: expected a number from 0 on, found \"-1\""),
+        (
+            &["--host_name_override=a\nb", "--port=0"],
+            2,
+            "host name \"a\\nb\": expected one that fits into a header",
+        ),
+        (&[taken.as_str(), "--server_id=b"], 1, "cannot listen on port"),
+    ] {
+        let (code, stdout, stderr) = end_of(PROGRAM, flags).await;
+        assert_eq!((code, stdout.as_str()), (Some(exit), ""), "{stderr}");
+        assert!(stderr.starts_with("error: ") && stderr.contains(words), "{stderr}");
+        assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    }
+}
