@@ -642,15 +642,12 @@ impl Drop for Dialling {
 async fn dial(Wanted { id, address, deadline }: Wanted, mut dialling: Dialling) {
     let attempt = async {
         let Dialling { cluster, credentials, connector, host, http2, .. } = &dialling;
-        let (io, level) = match cluster {
-            Some(cluster) => {
-                let io = transport::connect_by_cluster(&**connector, &address, cluster).await?;
-                (io, SecurityLevel::PrivacyAndIntegrity)
-            }
-            None => {
-                let io = transport::connect(&**connector, &address, credentials, host).await?;
-                (io, credentials.level())
-            }
+        let (io, level) = if let Some(cluster) = cluster {
+            let io = transport::connect_by_cluster(&**connector, &address, cluster).await?;
+            (io, SecurityLevel::PrivacyAndIntegrity)
+        } else {
+            let io = transport::connect(&**connector, &address, credentials, host).await?;
+            (io, credentials.level())
         };
         connection::handshake(io, (address.clone(), level), http2, oneshot::channel()).await
     };

@@ -26,20 +26,21 @@ const IP: u8 = 0x87;
 /// 2.5.29.17
 const SUBJECT_ALT_NAME: &[u8] = &[0x55, 0x1d, 0x11];
 
+/// The extension's value with an empty list.
+const NO_NAMES: &[u8] = &[SEQUENCE, 0];
+
 /// The names of a certificate that can be matched, in its order; `None` if they cannot be read. Names with other
 /// characters than names have are left out: they match nothing.
 pub(super) fn names(certificate: &[u8]) -> Option<Vec<(SanKind, String)>> {
+    let mut all = Reader(alt_names(certificate)?);
+    let mut each = Reader(all.take(SEQUENCE)?);
+    if !all.is_empty() {
+        return None;
+    }
     let mut names = Vec::new();
-    if let Some(value) = alt_names(certificate)? {
-        let mut all = Reader(value);
-        let mut each = Reader(all.take(SEQUENCE)?);
-        if !all.is_empty() {
-            return None;
-        }
-        while !each.is_empty() {
-            let (tag, content) = each.next()?;
-            names.extend(name(tag, content));
-        }
+    while !each.is_empty() {
+        let (tag, content) = each.next()?;
+        names.extend(name(tag, content));
     }
     Some(names)
 }
@@ -60,8 +61,8 @@ fn name(tag: u8, content: &[u8]) -> Option<(SanKind, String)> {
     is_text.then(|| (kind, String::from_utf8_lossy(content).into_owned()))
 }
 
-/// The value of the extension; `Some(None)` if there is none, `None` if the certificate is broken.
-fn alt_names(certificate: &[u8]) -> Option<Option<&[u8]>> {
+/// The value of the extension: an empty list if there is none, `None` if the certificate is broken.
+fn alt_names(certificate: &[u8]) -> Option<&[u8]> {
     let mut certificate = Reader(Reader(certificate).take(SEQUENCE)?);
     let mut signed = Reader(certificate.take(SEQUENCE)?);
     if signed.peek() == Some(VERSION) {
@@ -76,7 +77,7 @@ fn alt_names(certificate: &[u8]) -> Option<Option<&[u8]>> {
         signed.next()?;
     }
     if signed.is_empty() {
-        return Some(None);
+        return Some(NO_NAMES);
     }
     let mut extensions = Reader(Reader(signed.take(EXTENSIONS)?).take(SEQUENCE)?);
     let mut found = None;
@@ -92,7 +93,7 @@ fn alt_names(certificate: &[u8]) -> Option<Option<&[u8]>> {
             return None;
         }
     }
-    Some(found)
+    Some(found.unwrap_or(NO_NAMES))
 }
 
 /// What is left to be read of DER: a tag, a length, a content, and so on.
