@@ -38,8 +38,12 @@ impl Cx<'_> {
         self.keep(id).expect("it was found or made just now")
     }
 
-    /// The subchannel with this id if it still exists, kept until this policy's next run. Cheaper than by address.
+    /// The subchannel with this id if it still exists, kept until this policy's next run. Cheaper than by address. One whose
+    /// connections are made by other [means](Means) than those that hold here is not kept.
     pub fn keep(&mut self, id: SubchannelId) -> Option<&Subchannel> {
+        if !self.look(id).is_some_and(|subchannel| self.is_by_our_means(subchannel)) {
+            return None;
+        }
         if let Some(node) = self.node {
             self.tree.hold(node, id);
         }
@@ -229,6 +233,12 @@ impl Scope {
     #[must_use]
     pub fn with_means(self, means: Arc<ClusterMeans>) -> Scope {
         Scope { means: Some(means), ..self }
+    }
+
+    /// With the means of the scope around it, unless it has its own: no policy leaves them out by mistake.
+    pub(crate) fn within(self, outer: &Scope) -> Scope {
+        let means = self.means.or_else(|| outer.means.clone());
+        Scope { means, ..self }
     }
 
     /// Shows the endpoints at these addresses as failed to the policies below (A50). Their connections are kept.

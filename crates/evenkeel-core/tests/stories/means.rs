@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use evenkeel_core::cluster::Leaf;
 use evenkeel_core::{
-    Call, Core, Effect, Endpoint, Endpoints, Event, Instant, Locality, Means, Pass, Pick, Rng, RootPicker,
-    SubchannelId, Update,
+    Call, Child, ConfigError, Core, Cx, Description, Effect, Endpoint, Endpoints, Event, Fields, Instant,
+    LbConfig, LbState, Locality, Look, Means, Pass, Pick, Policy, Registry, Rng, RootPicker, Scope,
+    Subchannel, SubchannelId, Update,
 };
 use serde_json::{Value, json};
 
@@ -229,4 +230,54 @@ fn host_names_that_matter() {
     assert_eq!(run.dialled(), [r#"1 "tls""#]);
     run.take(&of(false, &[("1", "c")]));
     assert!(run.dialled().is_empty() && run.closed().is_empty());
+}
+
+/// A policy that knows nothing of scopes, and sticks to the first subchannel that it was ever given.
+#[derive(Debug, Default)]
+struct Stubborn {
+    child: Child,
+    first: Option<SubchannelId>,
+}
+
+impl Policy for Stubborn {
+    type Config = LbConfig;
+
+    fn parse(fields: &Fields<'_>) -> Result<LbConfig, ConfigError> {
+        fields.child("childPolicy")
+    }
+
+    fn reconcile(&mut self, config: &LbConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
+        for endpoint in endpoints.iter() {
+            let found = endpoint.addresses().iter().find_map(|address| cx.find(address).map(Subchannel::id));
+            self.first = self.first.or(found);
+        }
+        if let Some(first) = self.first {
+            let _ = cx.keep(first);
+        }
+        self.child.reconcile_in(Scope::default(), config, endpoints, cx)
+    }
+
+    fn describe(&self, look: &Look<'_>) -> Description {
+        Description::new().child("childPolicy", self.child.describe(look))
+    }
+}
+
+/// A policy of the application cannot lose the means that hold, or hold on to what was made by others.
+#[test]
+fn policies_cannot_leave_means_out() {
+    let mut registry = Registry::standard();
+    registry.register::<Stubborn>("stubborn");
+    let policy = registry.parse(&json!([{"stubborn": {"childPolicy": [{"round_robin": {}}]}}])).unwrap();
+    let of = |means| {
+        let leaf = Leaf { lb_policy: policy.clone(), ..by("pay", means) };
+        Discovered::default().with_leaf(leaf, set("a"))
+    };
+    let mut run = Run::new(&["pay"], &of("plain"));
+    run.all_up();
+    run.take(&of("plain"));
+    assert_eq!(run.dialled(), [r#"a "plain""#]);
+    run.take(&of("tls"));
+    run.all_up();
+    assert_eq!((run.dialled(), run.closed()), (vec![r#"a "tls""#.into()], vec![r#"a "plain""#.into()]));
+    assert_eq!(run.picks("pay"), [r#"a "tls""#]);
 }
