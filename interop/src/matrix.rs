@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-use crate::driver::{self, Case, Lineup};
+use crate::driver::{self, Case, Lineup, Proxy};
 use crate::peers::{self, NoPeer, PEERS, Peer};
 
 /// What stands in the document around the table.
@@ -68,11 +68,9 @@ impl Matrix {
         Matrix { columns, cases, peers, absent, took: begin.elapsed() }
     }
 
-    /// Whether nothing failed: neither a case nor an installation.
-    pub fn passed(&self) -> bool {
-        let failed = |outcome: &Outcome| matches!(outcome, Outcome::Failed(_));
-        let broken = self.absent.iter().any(|(_, why)| matches!(why, NoPeer::Broken(_)));
-        !broken && !self.columns.iter().flat_map(|(_, outcomes)| outcomes).any(failed)
+    /// Whether a peer could not be installed although it should have been.
+    pub fn is_broken(&self) -> bool {
+        self.absent.iter().any(|(_, why)| matches!(why, NoPeer::Broken(_)))
     }
 
     /// Whether no peer is absent.
@@ -110,7 +108,7 @@ impl Matrix {
     fn write_table(&self, text: &mut String) {
         let mut notes = Vec::new();
         let heads = self.columns.iter().map(|(lineup, _)| {
-            format!("{}<br>{}<br>{}", lineup.client.peer, lineup.server.peer, lineup.control_peer())
+            format!("{}<br>{}<br>{}", lineup.client_peer(), lineup.server_peer(), lineup.control_peer())
         });
         let heads: Vec<_> = heads.collect();
         let _ = writeln!(text, "| client<br>server<br>control plane | {} |", heads.join(" | "));
@@ -170,23 +168,29 @@ fn lineups(peers: &[Peer]) -> Vec<Lineup> {
         server: peers::own("xds_interop_server"),
         control: None,
         interop_client: Some(peers::own("interop_client")),
+        proxy: None,
+        sidecar: None,
     };
-    let mut all = vec![own.clone()];
+    // Its cases have neither a control plane nor another client.
+    let without = Lineup { interop_client: None, ..own.clone() };
+    let delta =
+        Lineup { client: own.client.with_flag("evenkeel (delta)", "--delta=true"), ..without.clone() };
+    let mut all = vec![own.clone(), delta.clone()];
     let go = of("grpc-go").map(|peer| peer.program_as("control", "go-control-plane"));
     let java = of("java-control-plane").map(|peer| peer.program("control"));
-    let controls = go.into_iter().chain(java);
-    all.extend(controls.map(|control| Lineup {
-        control: Some(control),
-        interop_client: None,
-        ..own.clone()
-    }));
+    for control in go.into_iter().chain(java) {
+        all.push(Lineup { control: Some(control.clone()), ..without.clone() });
+        all.push(Lineup { control: Some(control), ..delta.clone() });
+    }
     let languages = ["grpc-go", "grpcio", "grpc-js"].into_iter().filter_map(of);
     all.extend(languages.clone().map(|peer| Lineup { server: peer.program("server"), ..own.clone() }));
-    all.extend(languages.map(|peer| Lineup {
-        client: peer.program("client"),
-        interop_client: None,
-        ..own.clone()
-    }));
+    all.extend(languages.map(|peer| Lineup { client: peer.program("client"), ..without.clone() }));
+    if let Some(envoy) = of("Envoy").map(|peer| peer.program("envoy")) {
+        for delta in [false, true] {
+            all.push(Lineup { proxy: Some(Proxy { program: envoy.clone(), delta }), ..without.clone() });
+        }
+        all.push(Lineup { sidecar: Some(envoy), ..own });
+    }
     all
 }
 

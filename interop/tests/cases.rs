@@ -10,6 +10,8 @@ fn lineup() -> Lineup {
         server: Program::new("evenkeel", env!("CARGO_BIN_EXE_xds_interop_server")),
         control: None,
         interop_client: Some(Program::new("evenkeel", env!("CARGO_BIN_EXE_interop_client"))),
+        proxy: None,
+        sidecar: None,
     }
 }
 

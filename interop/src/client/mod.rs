@@ -15,7 +15,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use evenkeel::{Bootstrap, Channel, Credentials, Registry, XdsClient, csds::Csds};
+use evenkeel::{Bootstrap, Channel, Credentials, Registry, Variant, XdsClient, csds::Csds};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval};
@@ -163,7 +163,7 @@ fn told(outcome: &Result<Answer, Status>) -> String {
 /// As many channels as there should be. They share an xDS client, as the channels of a process do.
 fn channels(settings: &Settings, channelz: &Channelz) -> Result<Vec<Line>, String> {
     let credentials = credentials(settings)?;
-    let client = if settings.server.starts_with("xds:") { Some(xds_client()?) } else { None };
+    let client = if settings.server.starts_with("xds:") { Some(xds_client(settings)?) } else { None };
     let mut lines = Vec::new();
     for _ in 0..settings.channels {
         let sockets = channelz.sockets();
@@ -194,12 +194,13 @@ fn credentials(settings: &Settings) -> Result<Credentials, String> {
 }
 
 /// The client of the environment's bootstrap, for clusters that may have the policy of the tests.
-fn xds_client() -> Result<XdsClient, String> {
+fn xds_client(settings: &Settings) -> Result<XdsClient, String> {
     let bootstrap = Bootstrap::load(|name| std::env::var(name).ok(), |file| std::fs::read_to_string(file));
     let bootstrap = bootstrap.map_err(|error| error.to_string())?;
     let mut registry = Registry::standard();
     registry.register::<RpcBehavior>(rpc_behavior::NAME);
-    Ok(XdsClient::builder(bootstrap).registry(registry).build())
+    let variant = if settings.delta { Variant::Delta } else { Variant::StateOfTheWorld };
+    Ok(XdsClient::builder(bootstrap).registry(registry).variant(variant).build())
 }
 
 /// Listens on all interfaces; on those of IPv4 where there is no IPv6.

@@ -28,6 +28,8 @@ pub struct Settings {
     pub(crate) print_response: bool,
     pub(crate) expect_status: Code,
     pub(crate) secure_mode: bool,
+    /// A flag of our own: the delta variant of ADS.
+    pub(crate) delta: bool,
 }
 
 impl Settings {
@@ -56,6 +58,7 @@ impl Settings {
             print_response: flags.yes("print_response")?,
             expect_status: flags.read("expect_status", "OK", code)?,
             secure_mode: flags.yes("secure_mode")?,
+            delta: flags.yes("delta")?,
         })
     }
 }

@@ -2,15 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::time::Duration;
 
 use evenkeel_proto::envoy::service::status::v3::{ClientConfig, ClientStatusRequest};
 use tokio::time::{Instant, sleep};
 use tonic::transport::{Channel, Endpoint};
 
+use super::envoy::Envoy;
 use super::process::Process;
-use super::stage::SERVICE;
-use super::{Failure, PATIENCE, Program, Result};
+use super::{Failure, LOOK_EVERY, PATIENCE, Program, Result};
 use crate::proto::csds::client_status_discovery_service_client::ClientStatusDiscoveryServiceClient;
 use crate::proto::testing::client_configure_request::{Metadata, RpcType};
 use crate::proto::testing::load_balancer_stats_service_client::LoadBalancerStatsServiceClient;
@@ -19,9 +18,6 @@ use crate::proto::testing::{
     ClientConfigureRequest, LoadBalancerAccumulatedStatsRequest, LoadBalancerStatsRequest,
     LoadBalancerStatsResponse,
 };
-
-/// How often counters are looked at that are waited for.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// What a client is to call.
 #[derive(Clone, Debug)]
@@ -71,6 +67,8 @@ impl Calls {
 /// A running client program.
 pub struct Client {
     process: Process,
+    /// Ends with it.
+    _proxy: Option<Envoy>,
     stats: LoadBalancerStatsServiceClient<Channel>,
     configure: XdsUpdateClientConfigureServiceClient<Channel>,
     status: ClientStatusDiscoveryServiceClient<Channel>,
@@ -136,9 +134,15 @@ impl From<LoadBalancerStatsResponse> for Stats {
 
 impl Client {
     /// Starts a client and waits until its services can be asked.
-    pub(super) async fn start(program: &Program, calls: Calls, bootstrap: &str) -> Result<Client> {
+    pub(super) async fn start(
+        program: &Program,
+        target: &str,
+        calls: Calls,
+        bootstrap: &str,
+        proxy: Option<Envoy>,
+    ) -> Result<Client> {
         let mut flags = vec![
-            format!("--server=xds:///{SERVICE}"),
+            format!("--server={target}"),
             "--stats_port=0".to_owned(),
             "--num_channels=1".to_owned(),
             format!("--qps={}", calls.qps),
@@ -155,6 +159,7 @@ impl Client {
         let channel = endpoint.connect_lazy();
         Ok(Client {
             process,
+            _proxy: proxy,
             stats: LoadBalancerStatsServiceClient::new(channel.clone()),
             configure: XdsUpdateClientConfigureServiceClient::new(channel.clone()),
             status: ClientStatusDiscoveryServiceClient::new(channel),

@@ -9,6 +9,7 @@
 
 mod cases;
 mod client;
+mod envoy;
 mod process;
 mod stage;
 
@@ -25,6 +26,9 @@ pub use stage::{Server, Stage};
 /// Only a failure waits this long.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
+/// How often something is looked at that is waited for.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
 /// A case that takes this long has failed.
 const CASE_LIMIT: Duration = Duration::from_secs(120);
 
@@ -35,12 +39,23 @@ pub struct Program {
     pub peer: String,
     /// The file to run.
     pub path: PathBuf,
+    /// Flags that it is always given.
+    pub flags: Vec<String>,
 }
 
 impl Program {
     /// The program of a peer.
     pub fn new(peer: &str, path: impl Into<PathBuf>) -> Program {
-        Program { peer: peer.to_owned(), path: path.into() }
+        Program { peer: peer.to_owned(), path: path.into(), flags: Vec::new() }
+    }
+
+    /// The same under another name, with a flag.
+    #[must_use]
+    pub fn with_flag(&self, name: &str, flag: &str) -> Program {
+        let mut program = self.clone();
+        name.clone_into(&mut program.peer);
+        program.flags.push(flag.to_owned());
+        program
     }
 }
 
@@ -55,9 +70,39 @@ pub struct Lineup {
     pub control: Option<Program>,
     /// Runs the cases of gRPC's other interop client, where a case wants it.
     pub interop_client: Option<Program>,
+    /// Makes the client's calls: the client calls it, and it is the one that the control plane configures.
+    pub proxy: Option<Proxy>,
+    /// Stands before each server.
+    pub sidecar: Option<Program>,
+}
+
+/// An Envoy that the control plane configures.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Proxy {
+    /// Envoy.
+    pub program: Program,
+    /// Whether it speaks the delta variant of ADS.
+    pub delta: bool,
 }
 
 impl Lineup {
+    /// Who balances.
+    pub fn client_peer(&self) -> &str {
+        match &self.proxy {
+            Some(Proxy { delta: false, .. }) => "Envoy",
+            Some(Proxy { delta: true, .. }) => "Envoy (delta)",
+            None => &self.client.peer,
+        }
+    }
+
+    /// Who answers.
+    pub fn server_peer(&self) -> String {
+        match &self.sidecar {
+            Some(_) => format!("Envoy before {}", self.server.peer),
+            None => self.server.peer.clone(),
+        }
+    }
+
     /// Whose control plane it is.
     pub fn control_peer(&self) -> &str {
         self.control.as_ref().map_or("evenkeel-control", |program| &program.peer)
@@ -66,7 +111,7 @@ impl Lineup {
 
 impl fmt::Display for Lineup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} client, {} server, {}", self.client.peer, self.server.peer, self.control_peer())
+        write!(f, "{} client, {} server, {}", self.client_peer(), self.server_peer(), self.control_peer())
     }
 }
 

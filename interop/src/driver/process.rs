@@ -30,12 +30,13 @@ pub struct Process {
 impl Process {
     /// Starts a program with these flags and variables.
     pub fn start(program: &Program, flags: &[String], variables: &[(&str, &str)]) -> Result<Process> {
+        let flags = [&program.flags, flags].concat();
         let what = format!("{} {}", program.path.display(), flags.join(" "));
         let mut command = Command::new(&program.path);
         SETTINGS.iter().for_each(|name| {
             command.env_remove(name);
         });
-        command.args(flags).envs(variables.iter().copied()).kill_on_drop(true);
+        command.args(&flags).envs(variables.iter().copied()).kill_on_drop(true);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child =
             command.spawn().map_err(|error| Failure::new(format!("{what} could not be started: {error}")))?;

@@ -5,14 +5,21 @@ use std::net::{Ipv4Addr, SocketAddr};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use evenkeel_control::{ControlPlane, Endpoint, Mesh, Resources};
+use evenkeel_proto::envoy::config::cluster::v3::Cluster as ClusterResource;
+use evenkeel_proto::envoy::extensions::load_balancing_policies::round_robin::v3::RoundRobin;
+use evenkeel_proto::prost::{Message, Name as _};
 use serde_json::{Value, json};
 
 use super::client::{Calls, Client};
+use super::envoy::Envoy;
 use super::process::Process;
 use super::{Failure, Lineup, Program, Result};
 
 /// The service that clients call.
 pub(super) const SERVICE: &str = "orders";
+
+/// The cluster of a mesh that has only one, and the only one that Envoy sends calls to.
+pub(super) const CLUSTER: &str = "a";
 
 /// The world of one case.
 pub struct Stage {
@@ -63,6 +70,10 @@ impl Stage {
         }
         for server in &mut started {
             server.port = server.process.port().await?;
+            if let Some(program) = &self.lineup.sidecar {
+                let upstream = [("UPSTREAM_PORT", server.port.to_string())];
+                server.sidecar = Some(Envoy::start(program, "sidecar.yaml", &upstream).await?);
+            }
         }
         started.try_into().map_err(|_| Failure::new("a server is missing"))
     }
@@ -74,7 +85,10 @@ impl Stage {
     }
 
     /// Gives the control plane resources.
-    pub async fn set_resources(&mut self, resources: Resources) -> Result {
+    pub async fn set_resources(&mut self, mut resources: Resources) -> Result {
+        if self.lineup.proxy.is_some() {
+            as_envoy_takes_them(&mut resources);
+        }
         match &mut self.control {
             Control::Own(plane) => plane.set(resources),
             Control::Peer { process, version, .. } => {
@@ -89,25 +103,57 @@ impl Stage {
     /// Starts a client of the service. Only ours is held to lose no call in the moment that a config changes: grpc-go, for
     /// one, takes new routes into use before it has the clusters that they name.
     pub async fn client(&self, calls: Calls) -> Result<Client> {
-        let calls = if self.lineup.client.peer == "evenkeel" { calls } else { calls.some_may_fail() };
-        Client::start(&self.lineup.client, calls, &self.bootstrap()).await
+        let calls =
+            if self.lineup.client_peer().starts_with("evenkeel") { calls } else { calls.some_may_fail() };
+        let (client, bootstrap) = (&self.lineup.client, self.bootstrap());
+        let Some(proxy) = &self.lineup.proxy else {
+            return Client::start(client, &format!("xds:///{SERVICE}"), calls, &bootstrap, None).await;
+        };
+        let values = [
+            ("NODE_ID", "interop-envoy".to_owned()),
+            ("CLUSTER", CLUSTER.to_owned()),
+            ("API_TYPE", if proxy.delta { "DELTA_GRPC" } else { "GRPC" }.to_owned()),
+            ("XDS_HOST", Ipv4Addr::LOCALHOST.to_string()),
+            ("XDS_PORT", self.control_port().to_string()),
+        ];
+        let envoy = Envoy::start(&proxy.program, "client.yaml", &values).await?;
+        let target = format!("dns:///127.0.0.1:{}", envoy.port());
+        Client::start(client, &target, calls, &bootstrap, Some(envoy)).await
+    }
+
+    fn control_port(&self) -> u16 {
+        match &self.control {
+            Control::Own(plane) => plane.address().port(),
+            Control::Peer { port, .. } => *port,
+        }
     }
 
     /// How clients find the control plane.
     pub fn bootstrap(&self) -> String {
-        let port = match &self.control {
-            Control::Own(plane) => plane.address().port(),
-            Control::Peer { port, .. } => *port,
-        };
         let bootstrap = json!({
             "xds_servers": [{
-                "server_uri": format!("127.0.0.1:{port}"),
+                "server_uri": format!("127.0.0.1:{}", self.control_port()),
                 "channel_creds": [{"type": "insecure"}],
                 "server_features": ["xds_v3"],
             }],
             "node": {"id": "interop-client", "locality": {"region": "eu", "zone": "eu-1"}},
         });
         bootstrap.to_string()
+    }
+}
+
+/// Envoy takes `WrrLocality` with weights from load reports only; what gRPC calls `WrrLocality` with `RoundRobin` is what Envoy
+/// does where nothing is said.
+fn as_envoy_takes_them(resources: &mut Resources) {
+    let names: Vec<_> = resources.iter().map(|(_, name, _)| name.to_owned()).collect();
+    for name in names {
+        let Some(mut cluster) = resources.get::<ClusterResource>(&name) else { continue };
+        let policy = cluster.load_balancing_policy.as_ref().map(Message::encode_to_vec).unwrap_or_default();
+        let name = RoundRobin::full_name();
+        if policy.windows(name.len()).any(|part| part == name.as_bytes()) {
+            cluster.load_balancing_policy = None;
+            resources.set(cluster);
+        }
     }
 }
 
@@ -129,12 +175,13 @@ pub struct Server {
     flags: Vec<String>,
     process: Process,
     port: u16,
+    sidecar: Option<Envoy>,
 }
 
 impl Server {
     fn spawn(program: &Program, name: &str, flags: Vec<String>, port: u16) -> Result<Server> {
         let process = Server::process(program, name, &flags, port)?;
-        Ok(Server { name: name.to_owned(), program: program.clone(), flags, process, port })
+        Ok(Server { name: name.to_owned(), program: program.clone(), flags, process, port, sidecar: None })
     }
 
     fn process(program: &Program, name: &str, flags: &[String], port: u16) -> Result<Process> {
@@ -152,9 +199,9 @@ impl Server {
         &self.name
     }
 
-    /// Where it listens.
+    /// Where it is called: at its sidecar if it has one.
     pub fn address(&self) -> SocketAddr {
-        (Ipv4Addr::LOCALHOST, self.port).into()
+        (Ipv4Addr::LOCALHOST, self.sidecar.as_ref().map_or(self.port, Envoy::port)).into()
     }
 
     /// What a mesh says of it.

@@ -20,6 +20,29 @@ const MIN_INTERVAL: Duration = Duration::from_millis(100);
 pub(super) struct Fixed {
     pub(super) utilization: Option<f64>,
     pub(super) qps: Option<f64>,
+    /// Where it is said.
+    pub(super) reports: Reports,
+}
+
+/// Which reports say what the flags say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Reports {
+    #[default]
+    All,
+    Calls,
+    OutOfBand,
+}
+
+impl Reports {
+    /// As the flag names them; the error says what is expected.
+    pub(super) fn named(name: &str) -> Result<Reports, String> {
+        match name {
+            "all" => Ok(Reports::All),
+            "calls" => Ok(Reports::Calls),
+            "out_of_band" => Ok(Reports::OutOfBand),
+            _ => Err("all, calls or out_of_band".to_owned()),
+        }
+    }
 }
 
 /// The load that is reported.
@@ -33,18 +56,19 @@ pub(super) struct Load {
 
 impl Load {
     pub(super) fn new(fixed: Fixed) -> Load {
-        let load = || {
+        let load = |not_by: Reports| {
             // A window that never ends: no rates are measured.
             let load = ServerLoad::builder().without_cpu().window(Duration::MAX).build();
-            if let Some(utilization) = fixed.utilization {
+            let is_said = fixed.reports != not_by;
+            if let Some(utilization) = fixed.utilization.filter(|_| is_said) {
                 load.set_application_utilization(utilization);
             }
-            if let Some(qps) = fixed.qps {
+            if let Some(qps) = fixed.qps.filter(|_| is_said) {
                 load.set_qps(qps);
             }
             load
         };
-        Load { calls: load(), out_of_band: load(), turn: Arc::default() }
+        Load { calls: load(Reports::OutOfBand), out_of_band: load(Reports::Calls), turn: Arc::default() }
     }
 
     pub(super) fn layer(&self) -> LoadLayer {

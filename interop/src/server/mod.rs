@@ -26,7 +26,7 @@ use tonic::transport::server::TcpIncoming;
 
 use self::health::Serving;
 use self::hook::{HookServer, Hooks};
-use self::load::{Fixed, Load};
+use self::load::{Fixed, Load, Reports};
 use self::test_service::{Answering, Host};
 use self::update_health::Updating;
 use crate::flags::{FlagError, Flags};
@@ -81,6 +81,7 @@ impl Settings {
         let is_secure = flags.yes("secure_mode");
         let utilization = flags.read_if_there("load_utilization", amount);
         let qps = flags.read_if_there("load_qps", amount);
+        let reports = flags.read("load_reports", "all", Reports::named);
         maintenance_port.map_err(told)?;
         if is_secure.map_err(told)? {
             return Err(
@@ -93,7 +94,11 @@ impl Settings {
             port: port.map_err(told)?,
             server_id: server_id.map_err(told)?,
             host: find_host(host.map_err(told)?)?,
-            fixed: Fixed { utilization: utilization.map_err(told)?, qps: qps.map_err(told)? },
+            fixed: Fixed {
+                utilization: utilization.map_err(told)?,
+                qps: qps.map_err(told)?,
+                reports: reports.map_err(told)?,
+            },
         })
     }
 }

@@ -4,11 +4,11 @@ use evenkeel_control::{Cluster, Hash, Locality, Mesh, Policy, Route, Service};
 use serde_json::json;
 
 use super::{endpoints, round_robin};
-use crate::driver::stage::SERVICE;
+use crate::driver::stage::{CLUSTER, SERVICE};
 use crate::driver::{Calls, Result, Stage, ensure};
 
 fn to(cluster: Cluster) -> Mesh {
-    Mesh::new().service(SERVICE, Service::to("a")).cluster("a", cluster)
+    Mesh::new().service(SERVICE, Service::to(CLUSTER)).cluster(CLUSTER, cluster)
 }
 
 pub(super) async fn ping_pong(mut stage: Stage) -> Result {
@@ -96,8 +96,8 @@ pub(super) async fn change_backend_service(mut stage: Stage) -> Result {
 pub(super) async fn affinity(mut stage: Stage) -> Result {
     let mut servers = stage.servers(["s1", "s2", "s3"]).await?;
     let cluster = Cluster::new().policy("ring_hash").endpoints(endpoints(&servers));
-    let service = Service::new().route(Route::to("a").hash(Hash::header("session")));
-    stage.set(&Mesh::new().service(SERVICE, service).cluster("a", cluster)).await?;
+    let service = Service::new().route(Route::to(CLUSTER).hash(Hash::header("session")));
+    stage.set(&Mesh::new().service(SERVICE, service).cluster(CLUSTER, cluster)).await?;
     let mut client = stage.client(Calls::unary().metadata("UnaryCall:session:4711")).await?;
     let one = |stats: &crate::driver::Stats| stats.failures == 0 && stats.by_peer.len() == 1;
     let stats = client.until(50, "all calls at one server", one).await?;

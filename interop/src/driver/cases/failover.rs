@@ -3,7 +3,7 @@
 use evenkeel_control::{Cluster, Locality, Mesh, Service};
 
 use super::endpoints;
-use crate::driver::stage::{SERVICE, Server};
+use crate::driver::stage::{CLUSTER, SERVICE, Server};
 use crate::driver::{Calls, Result, Stage};
 
 /// The first are near, the second are for when the first have failed.
@@ -17,7 +17,7 @@ fn mesh(near: &[Server], far: &[Server]) -> Mesh {
         .policy("round_robin")
         .endpoints(place(near, "eu-1", 0))
         .endpoints(place(far, "eu-2", 1));
-    Mesh::new().service(SERVICE, Service::to("a")).cluster("a", cluster)
+    Mesh::new().service(SERVICE, Service::to(CLUSTER)).cluster(CLUSTER, cluster)
 }
 
 pub(super) async fn secondary_locality_gets_requests_on_primary_failure(mut stage: Stage) -> Result {

@@ -7,7 +7,7 @@ use evenkeel_control::{Mesh, OutlierDetection, Route, Service, SuccessRate};
 
 use super::round_robin;
 use crate::driver::client::Totals;
-use crate::driver::stage::{SERVICE, Server};
+use crate::driver::stage::{CLUSTER, SERVICE, Server};
 use crate::driver::{Calls, Result, Stage};
 use crate::proto::testing::client_configure_request::RpcType::{EmptyCall, UnaryCall};
 
@@ -45,9 +45,9 @@ pub(super) async fn circuit_breaking(mut stage: Stage) -> Result {
 
 pub(super) async fn timeout(mut stage: Stage) -> Result {
     let servers = stage.servers(["s1"]).await?;
-    let limited = Route::to("a").path(UNARY).timeout(Duration::from_secs(3));
-    let service = Service::new().route(limited).route(Route::to("a"));
-    stage.set(&Mesh::new().service(SERVICE, service).cluster("a", round_robin(&servers))).await?;
+    let limited = Route::to(CLUSTER).path(UNARY).timeout(Duration::from_secs(3));
+    let service = Service::new().route(limited).route(Route::to(CLUSTER));
+    stage.set(&Mesh::new().service(SERVICE, service).cluster(CLUSTER, round_robin(&servers))).await?;
     let mut client = stage.client(Calls::unary().qps(25)).await?;
     client.until(10, "calls that succeed", |stats| stats.only(&["s1"])).await?;
 
@@ -73,7 +73,7 @@ pub(super) async fn outlier_detection(mut stage: Stage) -> Result {
         ..OutlierDetection::default()
     };
     let cluster = round_robin(&servers).outlier_detection(settings);
-    stage.set(&Mesh::new().service(SERVICE, Service::to("a")).cluster("a", cluster)).await?;
+    stage.set(&Mesh::new().service(SERVICE, Service::to(CLUSTER)).cluster(CLUSTER, cluster)).await?;
     let mut client = stage.client(Calls::unary()).await?;
     client.until(50, "calls at all five", |stats| stats.only(&names)).await?;
     let bad = [(UnaryCall, "rpc-behavior", "hostname=s3 error-code-2")];

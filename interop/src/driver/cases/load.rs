@@ -5,11 +5,11 @@ use serde_json::{Value, json};
 
 use super::endpoints;
 use crate::driver::process::Process;
-use crate::driver::stage::SERVICE;
+use crate::driver::stage::{CLUSTER, SERVICE};
 use crate::driver::{Calls, Failure, Result, Stage, ensure};
 
 pub(super) async fn weights_by_call(stage: Stage) -> Result {
-    weights(stage, json!({"blackout_period": "0.1s", "weight_update_period": "0.1s"})).await
+    weights(stage, "calls", json!({"blackout_period": "0.1s", "weight_update_period": "0.1s"})).await
 }
 
 pub(super) async fn weights_out_of_band(stage: Stage) -> Result {
@@ -19,17 +19,20 @@ pub(super) async fn weights_out_of_band(stage: Stage) -> Result {
         "enable_oob_load_report": true,
         "oob_reporting_period": "0.5s",
     });
-    weights(stage, settings).await
+    weights(stage, "out_of_band", settings).await
 }
 
-/// A server's weight is its calls per second over its utilization: 1, 2 and 4.
-async fn weights(mut stage: Stage, settings: Value) -> Result {
-    let load =
-        |utilization: f64| vec!["--load_qps=100".to_owned(), format!("--load_utilization={utilization}")];
+/// A server's weight is its calls per second over its utilization: 1, 2 and 4. Ours says so in these reports only; those of
+/// others do not know the flag, and say it in all.
+async fn weights(mut stage: Stage, reports: &str, settings: Value) -> Result {
+    let load = |utilization: f64| {
+        let utilization = format!("--load_utilization={utilization}");
+        vec!["--load_qps=100".to_owned(), utilization, format!("--load_reports={reports}")]
+    };
     let servers = stage.servers_with([("s1", load(0.8)), ("s2", load(0.4)), ("s4", load(0.2))]).await?;
     let policy = Policy::with("weighted_round_robin", settings);
     let cluster = Cluster::new().policy(policy).endpoints(endpoints(&servers));
-    stage.set(&Mesh::new().service(SERVICE, Service::to("a")).cluster("a", cluster)).await?;
+    stage.set(&Mesh::new().service(SERVICE, Service::to(CLUSTER)).cluster(CLUSTER, cluster)).await?;
     let mut client = stage.client(Calls::unary().qps(350)).await?;
     let near = |count: i32, expected: i32| (count - expected).abs() <= 7;
     client

@@ -58,8 +58,38 @@ pub fn named(name: &str) -> Option<Case> {
     all().into_iter().find(|case| case.name == name)
 }
 
+/// The cases of one cluster, whose routes do not matter.
+const OF_ONE_CLUSTER: [&str; 7] = [
+    "ping_pong",
+    "round_robin",
+    "backends_restart",
+    "remove_instance_group",
+    "outlier_detection",
+    "weights_by_call",
+    "weights_out_of_band",
+];
+
+/// The cases in which servers break down.
+const STOPS_SERVERS: [&str; 4] = [
+    "backends_restart",
+    "affinity",
+    "secondary_locality_gets_requests_on_primary_failure",
+    "secondary_locality_gets_no_requests_on_partial_primary_failure",
+];
+
 /// Why a case says nothing about a lineup: what a peer does not have, as its documentation or its answer says.
 pub(super) fn does_not_fit(case: &str, lineup: &Lineup) -> Option<&'static str> {
+    if lineup.proxy.is_some() && !OF_ONE_CLUSTER.contains(&case) {
+        return Some(match case {
+            case if case.starts_with("secondary_locality") => {
+                "Envoy leaves a locality for its health checks or outlier detection, not for broken connections"
+            }
+            _ => "Envoy has clusters and endpoints from the control plane, not routes",
+        });
+    }
+    if lineup.sidecar.is_some() && STOPS_SERVERS.contains(&case) {
+        return Some("the sidecar of a server that is stopped goes on");
+    }
     match (case, lineup.client.peer.as_str(), lineup.server.peer.as_str()) {
         ("orca_per_rpc" | "orca_oob", _, _) if lineup.interop_client.is_none() => {
             Some("this client has no such program here")
@@ -68,6 +98,10 @@ pub(super) fn does_not_fit(case: &str, lineup: &Lineup) -> Option<&'static str> 
         ("weights_by_call" | "weights_out_of_band" | "orca_per_rpc" | "orca_oob", _, "grpcio") => {
             Some("Python's grpcio cannot report load")
         }
+        ("weights_by_call", "grpc-js", _) => Some(
+            "grpc-js gives next to no calls to a server that has not reported yet, so who reports first decides",
+        ),
+        ("orca_oob", _, "grpc-js") => Some("grpc-js has no memory utilization for reports out of band"),
         _ => None,
     }
 }

@@ -6,12 +6,12 @@ use evenkeel_control::{Mesh, Service};
 use evenkeel_proto::envoy::admin::v3::ClientResourceStatus;
 
 use super::round_robin;
-use crate::driver::stage::SERVICE;
+use crate::driver::stage::{CLUSTER, SERVICE};
 use crate::driver::{Calls, Result, Stage};
 
 pub(super) async fn csds(mut stage: Stage) -> Result {
     let servers = stage.servers(["s1"]).await?;
-    let mesh = Mesh::new().service(SERVICE, Service::to("a")).cluster("a", round_robin(&servers));
+    let mesh = Mesh::new().service(SERVICE, Service::to(CLUSTER)).cluster(CLUSTER, round_robin(&servers));
     stage.set(&mesh).await?;
     let mut client = stage.client(Calls::unary()).await?;
     client.until(10, "calls that succeed", |stats| stats.only(&["s1"])).await?;
@@ -25,8 +25,8 @@ pub(super) async fn csds(mut stage: Stage) -> Result {
     let expected = [
         ("Listener", SERVICE),
         ("RouteConfiguration", SERVICE),
-        ("Cluster", "a"),
-        ("ClusterLoadAssignment", "a"),
+        ("Cluster", CLUSTER),
+        ("ClusterLoadAssignment", CLUSTER),
     ];
     let expected: BTreeMap<_, _> = expected
         .map(|(kind, name)| ((kind.to_owned(), name.to_owned()), ClientResourceStatus::Acked))
