@@ -144,6 +144,7 @@ impl Slot {
         endpoints: &Endpoints,
         cx: &mut Cx<'_>,
     ) -> LbState {
+        let scope = scope.within(cx.scope());
         let node = cx.tree.ask(self.node, cx.node);
         self.node = Some(node);
         let same_inputs = self.config.is_same(config)

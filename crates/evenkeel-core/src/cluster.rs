@@ -14,7 +14,7 @@ use crate::config::{ConfigError, Fields, LbConfig};
 use crate::policy::{
     ClusterResolver, ClusterResolverConfig, DropCategory, OutlierSettings, Policy, WrrLocalityConfig,
 };
-use crate::{Address, Endpoints, Locality, Status};
+use crate::{Address, Endpoints, Locality, Means, Status};
 
 const SERVER: &str = "lrsLoadReportingServer";
 const METRICS: &str = "lrsReportEndpointMetrics";
@@ -64,6 +64,8 @@ pub struct Leaf {
     pub outlier_detection: Option<OutlierSettings>,
     /// Where its load is reported to, if anywhere.
     pub load_reporting: Option<Arc<LoadReporting>>,
+    /// By what means its connections are made, if it has its own. Not part of the JSON form.
+    pub means: Option<Means>,
 }
 
 /// Where the endpoints of a cluster come from.

@@ -84,16 +84,17 @@ impl Conn {
             return ConnState { connectivity: Connectivity::TransientFailure, subchannel: None };
         };
         let attempts = match std::mem::take(&mut self.phase) {
-            Phase::Ready(id) => match cx.look(id).filter(|chosen| addresses.contains(chosen.address())) {
+            Phase::Ready(id) => match cx.look(id).filter(|chosen| is_one_of(chosen, addresses, cx)) {
                 Some(chosen) if chosen.is_ready() => return self.ready(id, cx),
                 Some(_) => {
                     cx.reresolve();
                     None
                 }
-                // The address left the list with its connection in use: start over with the new list at once.
+                // The address left the list with its connection in use, or is to be reached by other means: start over
+                // with the new list at once.
                 None => Some(Box::new(Attempts::new(addresses))),
             },
-            Phase::Trying(attempts) if attempts.addresses == *addresses => {
+            Phase::Trying(attempts) if attempts.are_for(addresses, cx) => {
                 let was_lost = attempts.was_lost(cx);
                 if was_lost {
                     cx.reresolve();
@@ -157,6 +158,12 @@ impl Attempts {
             passed: false,
             reported: 0,
         }
+    }
+
+    /// Whether these addresses are tried, by the means that hold.
+    fn are_for(&self, addresses: &Arc<[Address]>, cx: &Cx<'_>) -> bool {
+        let is_by_other_means = |id| cx.look(id).is_some_and(|tried| !cx.is_by_our_means(tried));
+        self.addresses == *addresses && !self.tried.iter().any(|tried| is_by_other_means(tried.0))
     }
 
     /// Whether a connection was made and lost since the last look: an attempt leaves IDLE and comes back to it only by a
@@ -238,6 +245,11 @@ impl Attempts {
         let each = self.tried.iter().filter_map(|(id, _)| cx.look(*id)).map(Subchannel::failures);
         each.fold(0, u32::wrapping_add)
     }
+}
+
+/// Whether a subchannel is for one of the addresses, by the means that hold.
+fn is_one_of(subchannel: &Subchannel, addresses: &[Address], cx: &Cx<'_>) -> bool {
+    addresses.contains(subchannel.address()) && cx.is_by_our_means(subchannel)
 }
 
 fn has_failed((id, before): &(SubchannelId, u32), cx: &Cx<'_>) -> bool {

@@ -105,7 +105,8 @@ pub enum Event {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Effect {
-    /// Open a connection, and report [`Event::Connected`] or [`Event::ConnectFailed`]; give up at the deadline.
+    /// Open a connection, and report [`Event::Connected`] or [`Event::ConnectFailed`]; give up at the deadline. If the
+    /// subchannel has [means](Subchannel::means) of its own, it is opened by those.
     Dial {
         /// The subchannel.
         id: SubchannelId,
@@ -159,6 +160,7 @@ impl Core {
             counters: Arc::default(),
             load_store: Arc::default(),
             measure: false,
+            heed_means: false,
         }
     }
 
@@ -282,6 +284,7 @@ pub struct Builder {
     counters: Arc<CallCounters>,
     load_store: Arc<LoadStore>,
     measure: bool,
+    heed_means: bool,
 }
 
 impl Builder {
@@ -315,11 +318,19 @@ impl Builder {
         Builder { measure, ..self }
     }
 
+    /// Whether connections are made by the [means](crate::Means) of their clusters, and so are never shared with clusters
+    /// of other means. If not, which is so unless set, means are passed over.
+    #[must_use]
+    pub fn heed_means(self, heed_means: bool) -> Builder {
+        Builder { heed_means, ..self }
+    }
+
     /// The core.
     pub fn build(self) -> Core {
-        let Builder { rng, backoff, attempt_delay, counters, load_store, measure } = self;
+        let Builder { rng, backoff, attempt_delay, counters, load_store, measure, heed_means } = self;
         let mut tree = Tree::new(rng, backoff, attempt_delay, counters, load_store);
         tree.measure = measure;
+        tree.heed_means = heed_means;
         Core { tree, root: Child::new(), update: None, shown: None }
     }
 }

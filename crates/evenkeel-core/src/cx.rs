@@ -11,7 +11,7 @@ use crate::counters::CallCounters;
 use crate::load::LoadStore;
 use crate::measure::{Labels, Measurement};
 use crate::tree::{Looked, NodeId, Tree};
-use crate::{Address, Instant, Rng, Status, Subchannel, SubchannelId};
+use crate::{Address, ClusterMeans, Instant, Means, Rng, Status, Subchannel, SubchannelId};
 
 /// The world as a policy sees it in one pass, and what it may ask for.
 ///
@@ -30,14 +30,20 @@ impl Cx<'_> {
         self.tree.now
     }
 
-    /// The subchannel for an address, made if there is none, and kept until this policy's next run.
+    /// The subchannel for an address, made if there is none, and kept until this policy's next run. Where the cluster has
+    /// [means](Means) of its own for connections, it is another one than elsewhere.
     pub fn subchannel(&mut self, address: &Address) -> &Subchannel {
-        let id = self.tree.subchannels.find_or_create(address);
+        let means = self.tree.means_in(&self.scope, address).cloned();
+        let id = self.tree.subchannels.find_or_create(address, means.as_ref());
         self.keep(id).expect("it was found or made just now")
     }
 
-    /// The subchannel with this id if it still exists, kept until this policy's next run. Cheaper than by address.
+    /// The subchannel with this id if it still exists, kept until this policy's next run. Cheaper than by address. One whose
+    /// connections are made by other [means](Means) than those that hold here is not kept.
     pub fn keep(&mut self, id: SubchannelId) -> Option<&Subchannel> {
+        if !self.look(id).is_some_and(|subchannel| self.is_by_our_means(subchannel)) {
+            return None;
+        }
         if let Some(node) = self.node {
             self.tree.hold(node, id);
         }
@@ -46,7 +52,18 @@ impl Cx<'_> {
 
     /// The subchannel for an address if somebody keeps one; looking does not keep it.
     pub fn find(&self, address: &Address) -> Option<&Subchannel> {
-        self.tree.subchannels.get(self.tree.subchannels.find(address)?)
+        let means = self.tree.means_in(&self.scope, address);
+        self.tree.subchannels.get(self.tree.subchannels.find(address, means)?)
+    }
+
+    /// Whether means tell subchannels apart.
+    pub(crate) fn heeds_means(&self) -> bool {
+        self.tree.heed_means
+    }
+
+    /// Whether the connections of a subchannel are made by the means that hold here.
+    pub(crate) fn is_by_our_means(&self, subchannel: &Subchannel) -> bool {
+        subchannel.means() == self.tree.means_in(&self.scope, subchannel.address())
     }
 
     /// The subchannel with this id if it still exists; looking does not keep it.
@@ -176,6 +193,7 @@ pub struct Scope {
     note: Option<Arc<str>>,
     locality: Option<Arc<str>>,
     backend_service: Option<Arc<str>>,
+    means: Option<Arc<ClusterMeans>>,
     ejected: Option<Arc<HashSet<Address>>>,
     ignore_reresolution: bool,
     idling: Idling,
@@ -208,6 +226,19 @@ impl Scope {
     #[must_use]
     pub fn with_backend_service(self, name: Arc<str>) -> Scope {
         Scope { backend_service: Some(name), ..self }
+    }
+
+    /// Has the connections below made by these means. A core that was not built to
+    /// [heed](crate::Builder::heed_means) means passes over them.
+    #[must_use]
+    pub fn with_means(self, means: Arc<ClusterMeans>) -> Scope {
+        Scope { means: Some(means), ..self }
+    }
+
+    /// With the means of the scope around it, unless it has its own: no policy leaves them out by mistake.
+    pub(crate) fn within(self, outer: &Scope) -> Scope {
+        let means = self.means.or_else(|| outer.means.clone());
+        Scope { means, ..self }
     }
 
     /// Shows the endpoints at these addresses as failed to the policies below (A50). Their connections are kept.
@@ -250,6 +281,11 @@ impl Scope {
         Labels { backend_service: self.backend_service.clone(), locality: self.locality.clone() }
     }
 
+    /// By what means connections to an address are made, if any are said.
+    pub(crate) fn means(&self, address: &Address) -> Option<&Means> {
+        self.means.as_ref().map(|means| means.of(address))
+    }
+
     /// Whether the endpoint at this address is ejected.
     pub fn is_ejected(&self, address: &Address) -> bool {
         self.ejected.as_ref().is_some_and(|ejected| ejected.contains(address))
@@ -269,14 +305,10 @@ enum Idling {
 }
 
 impl PartialEq for Scope {
-    /// Ejections are compared by identity: they are replaced, never changed.
+    /// Ejections and means are compared by identity: they are replaced, never changed.
     fn eq(&self, other: &Scope) -> bool {
-        let same_ejections = match (&self.ejected, &other.ejected) {
-            (Some(a), Some(b)) => Arc::ptr_eq(a, b),
-            (None, None) => true,
-            _ => false,
-        };
-        same_ejections
+        self.ejected.as_ref().map(Arc::as_ptr) == other.ejected.as_ref().map(Arc::as_ptr)
+            && self.means.as_ref().map(Arc::as_ptr) == other.means.as_ref().map(Arc::as_ptr)
             && self.note == other.note
             && self.locality == other.locality
             && self.backend_service == other.backend_service

@@ -141,6 +141,11 @@ impl Endpoint {
         self.0.hostname.as_deref()
     }
 
+    /// The host name, unless it is empty.
+    pub(crate) fn shared_hostname(&self) -> Option<&Arc<str>> {
+        self.0.hostname.as_ref().filter(|name| !name.is_empty())
+    }
+
     /// The metadata value under a namespace and a key, if there is one.
     pub fn metadata(&self, (namespace, key): (&str, &str)) -> Option<&Value> {
         self.0.metadata.as_ref()?.get(namespace)?.get(key)

@@ -1,4 +1,4 @@
-//! Subchannels: one connection to one address, and when to try again.
+//! Subchannels: one connection to one address by one means, and when to try again.
 //!
 //! ```text
 //!            connect                connected
@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::fast_map::FastMap;
 use crate::few::Few;
 use crate::tree::NodeId;
-use crate::{Address, Instant, LoadReport, Rng, Status};
+use crate::{Address, Instant, LoadReport, Means, Rng, Status};
 
 /// How well a subchannel, a policy or the whole channel is connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -62,6 +62,8 @@ impl fmt::Debug for SubchannelId {
 pub struct Subchannel {
     id: SubchannelId,
     address: Address,
+    /// By what its connections are made beside that, if anything matters.
+    means: Option<Means>,
     state: State,
     attempts: u32,
     dialled: bool,
@@ -108,6 +110,11 @@ impl Subchannel {
     /// Where it connects to.
     pub fn address(&self) -> &Address {
         &self.address
+    }
+
+    /// By what means its connections are made, if it is not by those of the whole channel.
+    pub fn means(&self) -> Option<&Means> {
+        self.means.as_ref()
     }
 
     /// How it is connected.
@@ -271,12 +278,14 @@ impl Backoff {
     }
 }
 
-/// All subchannels of a core, by id and by address.
+/// All subchannels of a core, by id, and by address and means.
 #[derive(Debug, Default)]
 pub(crate) struct Subchannels {
     slots: Vec<Slot>,
     free: Vec<u32>,
+    /// Those without means of their own.
     by_address: FastMap<Address, SubchannelId>,
+    by_means: FastMap<Means, FastMap<Address, SubchannelId>>,
     failures: u64,
     made: u64,
 }
@@ -288,12 +297,16 @@ struct Slot {
 }
 
 impl Subchannels {
-    pub(crate) fn find(&self, address: &Address) -> Option<SubchannelId> {
-        self.by_address.get(address).copied()
+    pub(crate) fn find(&self, address: &Address, means: Option<&Means>) -> Option<SubchannelId> {
+        let by_address = match means {
+            None => &self.by_address,
+            Some(means) => self.by_means.get(means)?,
+        };
+        by_address.get(address).copied()
     }
 
-    pub(crate) fn find_or_create(&mut self, address: &Address) -> SubchannelId {
-        if let Some(id) = self.find(address) {
+    pub(crate) fn find_or_create(&mut self, address: &Address, means: Option<&Means>) -> SubchannelId {
+        if let Some(id) = self.find(address, means) {
             return id;
         }
         let index = self.free.pop().unwrap_or_else(|| {
@@ -305,6 +318,7 @@ impl Subchannels {
         slot.subchannel = Some(Box::new(Subchannel {
             id,
             address: address.clone(),
+            means: means.cloned(),
             state: State::Idle,
             attempts: 0,
             dialled: false,
@@ -315,7 +329,11 @@ impl Subchannels {
             holders: Few::default(),
             out_of_band: None,
         }));
-        self.by_address.insert(address.clone(), id);
+        let by_address = match means {
+            None => &mut self.by_address,
+            Some(means) => self.by_means.entry(means.clone()).or_default(),
+        };
+        by_address.insert(address.clone(), id);
         self.made += 1;
         id
     }
@@ -337,7 +355,17 @@ impl Subchannels {
             return;
         };
         if let Some(subchannel) = slot.subchannel.take() {
-            self.by_address.remove(&subchannel.address);
+            match &subchannel.means {
+                None => drop(self.by_address.remove(&subchannel.address)),
+                Some(means) => {
+                    if let Some(by_address) = self.by_means.get_mut(means) {
+                        by_address.remove(&subchannel.address);
+                        if by_address.is_empty() {
+                            self.by_means.remove(means);
+                        }
+                    }
+                }
+            }
             slot.generation = slot.generation.wrapping_add(1);
             self.free.push(id.index);
         }
@@ -354,6 +382,6 @@ impl Subchannels {
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.by_address.len()
+        self.slots.len() - self.free.len()
     }
 }

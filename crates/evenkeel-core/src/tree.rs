@@ -19,7 +19,7 @@ use crate::counters::CallCounters;
 use crate::cx::Scope;
 use crate::load::LoadStore;
 use crate::subchannel::{Backoff, Subchannel, Subchannels};
-use crate::{Instant, Rng, Status, SubchannelId};
+use crate::{Address, Instant, Means, Rng, Status, SubchannelId};
 
 /// Names a node. Stale ones name nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -74,6 +74,7 @@ impl Looked {
 }
 
 /// Everything that policies share: the state of a core without the policies themselves.
+#[expect(clippy::struct_excessive_bools, reason = "two are settings, two are asked for in a pass")]
 #[derive(Debug)]
 pub(crate) struct Tree {
     pub(crate) now: Instant,
@@ -84,6 +85,8 @@ pub(crate) struct Tree {
     pub(crate) load_store: Arc<LoadStore>,
     /// Whether measurements are wanted.
     pub(crate) measure: bool,
+    /// Whether means tell subchannels apart.
+    pub(crate) heed_means: bool,
     pub(crate) subchannels: Subchannels,
     /// What discovery found, if there is any.
     pub(crate) clusters: Option<Arc<Clusters>>,
@@ -142,6 +145,7 @@ impl Tree {
             counters,
             load_store,
             measure: false,
+            heed_means: false,
             subchannels: Subchannels::default(),
             clusters: None,
             effects: Vec::new(),
@@ -155,6 +159,11 @@ impl Tree {
             wanted: BTreeMap::new(),
             runs: 0,
         }
+    }
+
+    /// By what means connections to an address are made in this scope, if any matter.
+    pub(crate) fn means_in<'s>(&self, scope: &'s Scope, address: &Address) -> Option<&'s Means> {
+        scope.means(address).filter(|_| self.heed_means)
     }
 
     pub(crate) fn node(&self, id: NodeId) -> Option<&Node> {

@@ -125,7 +125,7 @@ impl Graph {
     pub fn handle_resolved(&mut self, host: &str, addresses: Result<Vec<Address>, Status>) {
         let answer = self.answers.entry(host.into()).or_default();
         match addresses {
-            Ok(addresses) => *answer = Answer { found: Some(answer.with(addresses)), error: None },
+            Ok(addresses) => *answer = Answer { found: Some(answer.with(host, addresses)), error: None },
             Err(error) => answer.error = Some(error),
         }
     }
@@ -229,10 +229,11 @@ impl Graph {
 }
 
 impl Answer {
-    /// The addresses as endpoints: all are one endpoint in one locality without a name (A37, A61). The allocation of last
-    /// time if they are the same.
-    fn with(&self, addresses: Vec<Address>) -> Arc<EndpointSet> {
-        let endpoint = Endpoint::new(addresses).with_locality(Arc::new(Locality::default()), 1);
+    /// The addresses as endpoints: all are one endpoint in one locality without a name (A37, A61), called by the name that
+    /// was resolved (A81). The allocation of last time if they are the same.
+    fn with(&self, host: &str, addresses: Vec<Address>) -> Arc<EndpointSet> {
+        let endpoint =
+            Endpoint::new(addresses).with_locality(Arc::new(Locality::default()), 1).with_hostname(host);
         let is_same = |set: &&Arc<EndpointSet>| {
             set.priorities.iter().flat_map(Endpoints::iter).eq(std::iter::once(&endpoint))
         };

@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use crate::call::Calls;
 use crate::channel::{Channel, Head, Inner};
 use crate::connection::{Http2, Keepalive};
-use crate::credentials::Credentials;
+use crate::credentials::{Credentials, Providers};
 use crate::driver::{Driver, Settings, Source};
 use crate::entropy::{self, Entropy};
 use crate::metrics::Metrics;
@@ -135,7 +135,8 @@ impl Builder {
         self
     }
 
-    /// How endpoints are talked to; in the clear unless set.
+    /// How endpoints are talked to; in the clear unless set. What a control plane says about the security of its clusters
+    /// counts with [`Credentials::xds`] only.
     pub fn credentials(mut self, credentials: Credentials) -> Builder {
         self.credentials = credentials;
         self
@@ -255,12 +256,21 @@ impl Builder {
                 .map_err(|error| BuildError::new(format!("authority {given:?}: {error}")))?,
             None => target.authority().map_err(BuildError::from_error)?,
         };
-        let scheme = if self.credentials.live().is_none() { Scheme::HTTP } else { Scheme::HTTPS };
+        let providers = match &source {
+            Source::Xds { client, .. } if self.credentials.are_by_cluster() => {
+                Some(Arc::new(Providers::of(client.bootstrap())))
+            }
+            _ => None,
+        };
+        // Where clusters have a say, most of them want TLS.
+        let is_tls = providers.is_some() || self.credentials.live().is_some();
+        let scheme = if is_tls { Scheme::HTTPS } else { Scheme::HTTP };
         let head = Head { scheme, authority: authority.clone(), user_agent: self.user_agent_header()? };
         let metrics = self.metrics.for_target(self.target.as_str().into());
         let settings = Settings {
             source,
             credentials: self.credentials,
+            providers,
             connector: self.connector,
             head: head.clone(),
             metrics: metrics.clone(),

@@ -25,9 +25,9 @@ use tonic::body::Body;
 
 use crate::builder::Builder;
 use crate::call::{Attempt, Calls, Deadline, End, Failure, Fallen, Flight, Replay, ResponseBody, late};
-use crate::connection::Turn;
+use crate::connection::{Shared, Turn};
 use crate::entropy::Entropy;
-use crate::metrics::{AttemptMeter, Metrics};
+use crate::metrics::{AttemptMeter, Metrics, SecurityLevel};
 use crate::retry::{self, RetryPolicy, Throttle};
 use crate::service_config::ServiceConfig;
 use crate::snapshot::{Published, Snapshot, Way};
@@ -60,6 +60,7 @@ pub(crate) struct Inner {
 /// What every request says beside what its caller says.
 #[derive(Clone, Debug)]
 pub(crate) struct Head {
+    /// On most connections.
     pub(crate) scheme: Scheme,
     pub(crate) authority: Authority,
     pub(crate) user_agent: HeaderValue,
@@ -476,7 +477,7 @@ impl Outgoing {
     /// Sends the request where the pick says. A request that never left because its connection is gone needs another pick.
     fn send(&mut self, Picked { turn, trackers, serial }: Picked) {
         let body = self.body.take().unwrap_or_else(|| Replay::new(Body::empty()));
-        let head = self.head(&trackers);
+        let head = self.head(&trackers, turn.link());
         match turn.connection().sender().send_request(head, body.is_empty()) {
             Ok(sent) => {
                 if let Some(id) = trackers.to_wake() {
@@ -646,7 +647,7 @@ impl Outgoing {
     }
 
     /// The head of the next attempt's request.
-    fn head(&mut self, trackers: &Trackers) -> http::Request<()> {
+    fn head(&mut self, trackers: &Trackers, link: &Shared) -> http::Request<()> {
         let rewrite = self.selected.as_ref().is_some_and(Selected::auto_host_rewrite);
         let place = if rewrite { trackers.place() } else { None };
         let hostname = place.and_then(|place| place.hostname.as_deref());
@@ -655,6 +656,7 @@ impl Outgoing {
             let uri = mem::take(head.uri_mut()).into_parts();
             *head.uri_mut() = self.channel.head.uri(uri, Some(authority));
         }
+        self.channel.head.fit(&mut head, link);
         let headers = head.headers_mut();
         let others = headers.iter().filter(|(name, value)| !self.channel.head.says(name, value));
         self.kept.extend(others.map(|(name, value)| (name.clone(), value.clone())));
@@ -700,6 +702,20 @@ impl Head {
         *request.version_mut() = http::Version::HTTP_2;
         request.headers_mut().entry(header::USER_AGENT).or_insert_with(|| self.user_agent.clone());
         path
+    }
+
+    /// Has a request say how the connection is protected that it goes out on.
+    pub(crate) fn fit<B>(&self, request: &mut http::Request<B>, link: &Shared) {
+        let scheme = match link.security() {
+            SecurityLevel::None => Scheme::HTTP,
+            SecurityLevel::PrivacyAndIntegrity => Scheme::HTTPS,
+        };
+        if scheme != self.scheme {
+            let mut uri = mem::take(request.uri_mut()).into_parts();
+            uri.scheme = Some(scheme);
+            // It was whole before.
+            *request.uri_mut() = http::Uri::from_parts(uri).unwrap_or_default();
+        }
     }
 
     /// A request without headers.

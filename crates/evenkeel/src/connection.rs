@@ -27,7 +27,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::{Sleep, sleep_until};
 
 use crate::clock;
-use crate::metrics::DisconnectReason;
+use crate::metrics::{DisconnectReason, SecurityLevel};
 use crate::traffic::Link;
 use crate::transport::{self, Io};
 
@@ -85,6 +85,7 @@ pub(crate) struct Connection {
 #[derive(Debug)]
 pub(crate) struct Shared {
     address: Address,
+    security: SecurityLevel,
     /// For the calls that the peer takes at once.
     room: Room,
     lost: OnceLock<Loss>,
@@ -129,6 +130,11 @@ impl Connection {
 impl Shared {
     pub(crate) fn address(&self) -> &Address {
         &self.address
+    }
+
+    /// How it is protected.
+    pub(crate) fn security(&self) -> SecurityLevel {
+        self.security
     }
 
     /// Where calls are counted for those who look inside.
@@ -296,12 +302,13 @@ pub(crate) struct Task {
 /// connection.
 pub(crate) async fn handshake(
     io: Box<dyn Io>,
-    address: Address,
+    (address, security): (Address, SecurityLevel),
     settings: &Http2,
     (held, released): (oneshot::Sender<()>, oneshot::Receiver<()>),
 ) -> Result<(Connection, Task), Status> {
     let shared = Arc::new(Shared {
         address,
+        security,
         room: Room::default(),
         lost: OnceLock::new(),
         reports_no_load: AtomicBool::new(false),

@@ -28,7 +28,7 @@ use tokio::time::{self, sleep_until};
 use crate::call::Calls;
 use crate::channel::{Command, Head};
 use crate::connection::{self, Connection, Http2, Loss};
-use crate::credentials::Credentials;
+use crate::credentials::{ClusterTls, Credentials, Providers};
 use crate::dials::{Dials, Wanted};
 use crate::dns::{self, Refresh};
 use crate::id_map::IdMap;
@@ -60,6 +60,8 @@ pub(crate) enum Source {
 pub(crate) struct Settings {
     pub(crate) source: Source,
     pub(crate) credentials: Credentials,
+    /// Where certificates come from that clusters want used; `None` if clusters have no say.
+    pub(crate) providers: Option<Arc<Providers>>,
     pub(crate) connector: Arc<dyn Connector>,
     pub(crate) head: Head,
     pub(crate) metrics: Metrics,
@@ -304,7 +306,6 @@ struct Awake {
     let_go: Vec<Arc<Connection>>,
     load: LoadWatches,
     metrics: Metrics,
-    security: SecurityLevel,
     meters: IdMap<ConnectionMeter>,
     /// Whether calls should see something else than they do.
     is_new: bool,
@@ -334,6 +335,7 @@ impl Awake {
             .backoff(settings.backoff.clone())
             .attempt_delay(settings.attempt_delay)
             .measure(settings.metrics.measures())
+            .heed_means(settings.providers.is_some())
             .counters(settings.counters.clone());
         if let Source::Xds { client, .. } = &settings.source {
             core = core.load_store(client.load_store().clone());
@@ -348,10 +350,6 @@ impl Awake {
             connections: Connections::default(),
             load: LoadWatches::new(settings, reporter.clone()),
             metrics: settings.metrics.clone(),
-            security: match settings.credentials.live() {
-                Some(_) => SecurityLevel::PrivacyAndIntegrity,
-                None => SecurityLevel::None,
-            },
             meters: IdMap::default(),
             reports,
             reporter,
@@ -399,7 +397,7 @@ impl Awake {
                     let link = connection.shared();
                     self.calls.tallies().link(link.address(), link.tally());
                     self.load.connected(id, &connection);
-                    self.meters.insert(id, self.metrics.connected(self.labels(id), self.security));
+                    self.meters.insert(id, self.metrics.connected(self.labels(id), link.security()));
                     self.connections.insert(id, connection);
                     self.is_new = true;
                 }
@@ -465,7 +463,16 @@ impl Awake {
     fn dial_some(&mut self, now: Instant, settings: &Settings) {
         while let Some(wanted) = self.dials.next(now) {
             let id = wanted.id;
-            let task = tokio::spawn(dial(wanted, Dialling::new(settings, id, &self.reporter)));
+            // One that is gone already would be dialled without what its cluster wants; it is closed next.
+            let Some(subchannel) = self.core.subchannel(id) else {
+                self.dials.ended(id);
+                continue;
+            };
+            let mut dialling = Dialling::new(settings, id, &self.reporter);
+            if let (Some(means), Some(providers)) = (subchannel.means(), &settings.providers) {
+                dialling.cluster = Some(ClusterTls::new(means.clone(), providers.clone()));
+            }
+            let task = tokio::spawn(dial(wanted, dialling));
             self.dials.began(id, task.abort_handle(), now);
         }
     }
@@ -589,6 +596,8 @@ impl Drop for LoadWatch {
 
 /// What an attempt to connect needs, and its duty to report.
 struct Dialling {
+    /// What its cluster wants, in place of the credentials.
+    cluster: Option<ClusterTls>,
     credentials: Credentials,
     connector: Arc<dyn Connector>,
     host: Arc<str>,
@@ -601,6 +610,7 @@ struct Dialling {
 impl Dialling {
     fn new(settings: &Settings, id: SubchannelId, reporter: &mpsc::UnboundedSender<Report>) -> Dialling {
         Dialling {
+            cluster: None,
             credentials: settings.credentials.clone(),
             connector: settings.connector.clone(),
             host: settings.host.clone(),
@@ -631,9 +641,15 @@ impl Drop for Dialling {
 /// A connection from the first attempt to its end.
 async fn dial(Wanted { id, address, deadline }: Wanted, mut dialling: Dialling) {
     let attempt = async {
-        let Dialling { credentials, connector, host, http2, .. } = &dialling;
-        let io = transport::connect(&**connector, &address, credentials, host).await?;
-        connection::handshake(io, address.clone(), http2, oneshot::channel()).await
+        let Dialling { cluster, credentials, connector, host, http2, .. } = &dialling;
+        let (io, level) = if let Some(cluster) = cluster {
+            let io = transport::connect_by_cluster(&**connector, &address, cluster).await?;
+            (io, SecurityLevel::PrivacyAndIntegrity)
+        } else {
+            let io = transport::connect(&**connector, &address, credentials, host).await?;
+            (io, credentials.level())
+        };
+        connection::handshake(io, (address.clone(), level), http2, oneshot::channel()).await
     };
     match time::timeout_at(clock::sleep_until(deadline), attempt).await {
         Ok(Ok((connection, task))) => {

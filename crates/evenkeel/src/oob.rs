@@ -145,6 +145,7 @@ impl tower_service::Service<http::Request<Body>> for Direct {
 
     fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
         self.head.complete(&mut request);
+        self.head.fit(&mut request, self.connection.shared());
         let (parts, body) = request.into_parts();
         let request = http::Request::from_parts(parts, ());
         let connection = self.connection.clone();

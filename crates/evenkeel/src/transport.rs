@@ -12,7 +12,7 @@ use std::task::{Context, Poll, ready};
 
 use evenkeel_core::{Address, Status};
 use rustls::pki_types::ServerName;
-use rustls::{AlertDescription, CertificateError, ClientConfig};
+use rustls::{AlertDescription, CertificateError, ClientConfig, OtherError};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 #[cfg(unix)]
@@ -20,7 +20,7 @@ use tokio::net::UnixStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use crate::credentials::{Credentials, H2};
+use crate::credentials::{ClusterTls, Credentials, H2};
 
 /// A byte stream to an endpoint. Whatever reads and writes is one.
 pub trait Io: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
@@ -82,17 +82,35 @@ pub(crate) async fn connect(
     credentials: &Credentials,
     host: &str,
 ) -> Result<Box<dyn Io>, ConnectError> {
-    let io = connector.connect(address).await.map_err(|error| ConnectError {
-        address: address.clone(),
-        name: None,
-        cause: plain(&error),
-    })?;
+    let io = open(connector, address).await?;
     let Some(tls) = credentials.live() else { return Ok(io) };
-    let failed =
-        |name: &str, cause| ConnectError { address: address.clone(), name: Some(name.to_owned()), cause };
+    let failed = |name: &str, cause| ConnectError {
+        address: address.clone(),
+        whom: Some(format!("as {name:?}")),
+        cause,
+    };
     let name = tls.server_name(host).map_err(|error| failed(host, error.to_string()))?;
     let shown = name.to_str().into_owned();
     handshake(io, tls.config().await, name).await.map_err(|cause| failed(&shown, cause))
+}
+
+/// Opens a stream to an endpoint, secured as its cluster wants it. Without the certificates for that, the endpoint is not
+/// even connected to.
+pub(crate) async fn connect_by_cluster(
+    connector: &dyn Connector,
+    address: &Address,
+    cluster: &ClusterTls,
+) -> Result<Box<dyn Io>, ConnectError> {
+    let failed = |whom, cause| ConnectError { address: address.clone(), whom, cause };
+    let (config, name) = cluster.handshake().await.map_err(|error| failed(None, line(&error.to_string())))?;
+    let io = open(connector, address).await?;
+    let whom = || Some(format!("of cluster {:?}", cluster.cluster()));
+    handshake(io, config, name).await.map_err(|cause| failed(whom(), cause))
+}
+
+async fn open(connector: &dyn Connector, address: &Address) -> Result<Box<dyn Io>, ConnectError> {
+    let opened = connector.connect(address).await;
+    opened.map_err(|error| ConnectError { address: address.clone(), whom: None, cause: plain(&error) })
 }
 
 async fn handshake(
@@ -195,8 +213,8 @@ fn worded(error: io::Error) -> io::Error {
 #[derive(Debug)]
 pub(crate) struct ConnectError {
     address: Address,
-    /// The name that the server was expected to prove, if it came to TLS.
-    name: Option<String>,
+    /// Whom the server was expected to be, if it came to TLS.
+    whom: Option<String>,
     cause: String,
 }
 
@@ -204,9 +222,9 @@ impl fmt::Display for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // An abstract unix socket has a zero byte in its name.
         let address = line(&self.address.to_string());
-        match &self.name {
+        match &self.whom {
             None => write!(f, "connecting to {address}: {}", self.cause),
-            Some(name) => write!(f, "TLS handshake with {address} as {name:?}: {}", self.cause),
+            Some(whom) => write!(f, "TLS handshake with {address} {whom}: {}", self.cause),
         }
     }
 }
@@ -237,6 +255,9 @@ fn tls_in_words(error: &rustls::Error) -> String {
     match error {
         rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer) => {
             "invalid peer certificate: it is not signed by a trusted CA (UnknownIssuer)".to_owned()
+        }
+        rustls::Error::InvalidCertificate(CertificateError::Other(OtherError(why))) => {
+            format!("invalid peer certificate: {why}")
         }
         rustls::Error::InvalidMessage(_) => format!("the server does not speak TLS ({error})"),
         rustls::Error::AlertReceived(AlertDescription::NoApplicationProtocol) => {

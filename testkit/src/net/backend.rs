@@ -16,7 +16,7 @@ use bytes::Bytes;
 use evenkeel_proto::prost::Message;
 use evenkeel_proto::xds::data::orca::v3::OrcaLoadReport;
 use evenkeel_proto::xds::service::orca::v3::OrcaLoadReportRequest;
-use http::uri::Authority;
+use http::uri::{Authority, Scheme};
 use http_body::{Frame, SizeHint};
 use tokio::sync::{Notify, watch};
 use tokio_stream::wrappers::IntervalStream;
@@ -344,6 +344,9 @@ impl<S: Served> Service<http::Request<Body>> for Observed<S> {
         let mut inner = self.inner.clone();
         Box::pin(async move {
             // The service is not shown the URI.
+            if let Some(scheme) = request.uri().scheme().cloned() {
+                request.extensions_mut().insert(scheme);
+            }
             if let Some(authority) = request.uri().authority().cloned() {
                 request.extensions_mut().insert(authority);
             }
@@ -457,6 +460,9 @@ impl EchoService {
         });
         let mut metadata: std::collections::BTreeMap<_, _> =
             headers.map(|(key, value)| (key, String::from_utf8_lossy(value).into_owned())).collect();
+        if let Some(scheme) = request.extensions().get::<Scheme>() {
+            metadata.insert(":scheme".to_owned(), scheme.to_string());
+        }
         if let Some(authority) = request.extensions().get::<Authority>() {
             metadata.insert(":authority".to_owned(), authority.to_string());
         }

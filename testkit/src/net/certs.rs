@@ -33,8 +33,8 @@ impl Ca {
         self.0.pem()
     }
 
-    /// A server's certificate for these names: addresses, URIs (anything with `://`, as in SPIFFE) and DNS names. No
-    /// names, and it has no SAN at all.
+    /// A server's certificate for these names: addresses, URIs (anything with `://`, as in SPIFFE), e-mail addresses
+    /// (anything with `@`) and DNS names. No names, and it has no SAN at all.
     pub fn issue(&self, names: &[&str]) -> Cert {
         self.sign(&params(names, ExtendedKeyUsagePurpose::ServerAuth))
     }
@@ -135,5 +135,11 @@ fn san(name: &str) -> SanType {
         return SanType::IpAddress(address);
     }
     let text = name.try_into().expect("names in certificates are ASCII");
-    if name.contains("://") { SanType::URI(text) } else { SanType::DnsName(text) }
+    if name.contains("://") {
+        SanType::URI(text)
+    } else if name.contains('@') {
+        SanType::Rfc822Name(text)
+    } else {
+        SanType::DnsName(text)
+    }
 }

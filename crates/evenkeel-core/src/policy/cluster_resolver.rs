@@ -25,7 +25,7 @@ use crate::policy::cluster_impl::{self, ClusterImpl, ClusterImplConfig};
 use crate::policy::outlier_detection::{self, OutlierDetection, OutlierDetectionConfig, OutlierSettings};
 use crate::policy::priority::{self, Priority, PriorityChild, PriorityConfig};
 use crate::policy::{DropCategory, LbState, PickFirst, PickFirstConfig, Policy, PriorityNames, Shown};
-use crate::{Child, Cx, Endpoints, Locality, Status};
+use crate::{Child, ClusterMeans, Cx, Endpoints, Locality, Status};
 
 /// The name under which the policy is registered, and under which others run it.
 pub(crate) const NAME: &str = "xds_cluster_resolver_experimental";
@@ -130,8 +130,12 @@ impl ClusterResolver {
         let old = std::mem::take(&mut self.parts).into_iter();
         let mut old: BTreeMap<_, _> = old.map(|part| (part.mechanism.cluster().clone(), part)).collect();
         let each = mechanisms.iter().zip(sets);
-        self.parts =
-            each.map(|(mechanism, set)| Part::new(mechanism, set, old.remove(mechanism.cluster()))).collect();
+        let part = |(mechanism, set): (&Mechanism, Arc<EndpointSet>)| {
+            let old = old.remove(mechanism.cluster());
+            let means = if cx.heeds_means() { means_of(mechanism, &set, old.as_ref()) } else { None };
+            Part { means, ..Part::new(mechanism, set, old) }
+        };
+        self.parts = each.map(part).collect();
         self.plan = Some(Plan::new(&self.parts, self.plan.take()));
     }
 
@@ -191,6 +195,7 @@ impl Mechanism {
                     && a.max_concurrent_requests == b.max_concurrent_requests
                     && a.outlier_detection == b.outlier_detection
                     && a.load_reporting == b.load_reporting
+                    && a.means == b.means
             }
             (
                 Mechanism::Unusable { cluster: a, reason: because },
@@ -260,6 +265,7 @@ fn parse_leaf(fields: &Fields<'_>, lb_policy: &LbConfig) -> Result<Leaf, ConfigE
         max_concurrent_requests: fields.u32("maxConcurrentRequests")?,
         outlier_detection: outlier_detection.as_ref().map(OutlierSettings::parse).transpose()?,
         load_reporting: LoadReporting::parse(fields)?.map(Arc::new),
+        means: None,
     })
 }
 
@@ -271,6 +277,8 @@ struct Part {
     names: PriorityNames<Arc<Locality>>,
     /// The policy of each priority.
     config: LbConfig,
+    /// The means of its connections, if they matter.
+    means: Option<Arc<ClusterMeans>>,
     priorities: Vec<(Arc<str>, Endpoints)>,
 }
 
@@ -294,7 +302,8 @@ impl Part {
                 last.remove(&name).filter(|last| last.is_same(endpoints) || last.iter().eq(endpoints.iter()));
             (name, same.unwrap_or_else(|| endpoints.clone()))
         });
-        Part { mechanism: mechanism.clone(), config, priorities: priorities.collect(), names, set }
+        let priorities = priorities.collect();
+        Part { mechanism: mechanism.clone(), config, means: None, priorities, names, set }
     }
 
     /// Whether its endpoints come from DNS. Fresh addresses can be had from there only; endpoints from a control plane
@@ -311,6 +320,7 @@ impl Part {
             ignore_reresolution_requests: beside_dns && !self.uses_dns(),
             note: self.set.note.clone(),
             backend_service: Some(self.mechanism.cluster().clone()),
+            means: self.means.clone(),
         };
         self.priorities.iter().map(move |(name, _)| (name, child.clone()))
     }
@@ -320,6 +330,20 @@ impl Part {
         let source = self.mechanism.leaf().map(|leaf| leaf.source.to_string());
         json!({ "source": source, "priorities": names, "note": self.set.note })
     }
+}
+
+/// The means of a mechanism; those of before if they are the same.
+fn means_of(mechanism: &Mechanism, set: &Arc<EndpointSet>, old: Option<&Part>) -> Option<Arc<ClusterMeans>> {
+    let means = mechanism.leaf()?.means.as_ref()?;
+    let is_same = |last: &&Arc<ClusterMeans>| {
+        let same_set =
+            || old.is_some_and(|old| Arc::ptr_eq(&old.set, set) && old.mechanism.is_same(mechanism));
+        last.are_always(means) || same_set()
+    };
+    if let Some(last) = old.and_then(|old| old.means.as_ref()).filter(is_same) {
+        return Some(last.clone());
+    }
+    Some(Arc::new(ClusterMeans::new(means.clone(), set.priorities.iter().flat_map(Endpoints::iter))))
 }
 
 /// The policy of every priority of a mechanism.
@@ -404,6 +428,7 @@ fn are_same(a: &PriorityConfig, b: &PriorityConfig) -> bool {
         a.config.is_same(&b.config)
             && a.note == b.note
             && a.backend_service == b.backend_service
+            && a.means.as_ref().map(Arc::as_ptr) == b.means.as_ref().map(Arc::as_ptr)
             && a.ignore_reresolution_requests == b.ignore_reresolution_requests
     };
     // Every child has a priority, so the same priorities mean children of the same names.

@@ -22,7 +22,7 @@ use serde_json::{Map, Value, json};
 use crate::config::{ConfigError, Fields};
 use crate::describe::{Description, Look};
 use crate::policy::{LbState, Policy, Shown};
-use crate::{Child, Connectivity, Cx, Endpoints, Instant, LbConfig, Status};
+use crate::{Child, ClusterMeans, Connectivity, Cx, Endpoints, Instant, LbConfig, Status};
 
 /// The name under which the policy is registered, and under which others run it.
 pub(crate) const NAME: &str = "priority_experimental";
@@ -63,6 +63,8 @@ pub struct PriorityChild {
     pub note: Option<Arc<str>>,
     /// The cluster that it serves, for the labels of what is measured below it (A91). Not part of the JSON form.
     pub backend_service: Option<Arc<str>>,
+    /// By what means connections below it are made, if by others than elsewhere. Not part of the JSON form.
+    pub means: Option<Arc<ClusterMeans>>,
 }
 
 impl Policy for Priority {
@@ -77,6 +79,7 @@ impl Policy for Priority {
                 ignore_reresolution_requests: ignore,
                 note: None,
                 backend_service: None,
+                means: None,
             };
             children.insert(Arc::from(name), child);
         }
@@ -250,6 +253,9 @@ impl Branch {
         }
         if let Some(name) = &settings.backend_service {
             scope = scope.with_backend_service(name.clone());
+        }
+        if let Some(means) = &settings.means {
+            scope = scope.with_means(means.clone());
         }
         if self.remove_at.is_some() {
             scope = scope.asleep();

@@ -61,6 +61,7 @@ pub(crate) fn eds(name: &str) -> Leaf {
         max_concurrent_requests: None,
         outlier_detection: None,
         load_reporting: None,
+        means: None,
     }
 }
 

@@ -13,6 +13,7 @@ mod edf_weighted_round_robin;
 mod least_request;
 mod listeners;
 mod load;
+mod means;
 mod measure;
 mod outlier_detection;
 mod pick_first;

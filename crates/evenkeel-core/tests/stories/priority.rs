@@ -511,6 +511,7 @@ fn careless_settings_made_in_code_do_no_harm() {
         ignore_reresolution_requests: false,
         note: None,
         backend_service: None,
+        means: None,
     };
     for (list, dialled) in
         [(&["x", "p0", "p1", "p0"][..], &["a"][..]), (&["x", "y"], &[]), (&["p1", "p1"], &["b"])]

@@ -5,9 +5,9 @@
 
 use std::sync::Arc;
 
-use evenkeel_core::LbConfig;
 use evenkeel_core::cluster as core;
 use evenkeel_core::policy::{FailurePercentageEjection, OutlierSettings, SuccessRateEjection};
+use evenkeel_core::{LbConfig, Means};
 use evenkeel_proto::envoy::config::cluster::v3::circuit_breakers::Thresholds;
 use evenkeel_proto::envoy::config::cluster::v3::cluster::{
     ClusterDiscoveryType, CustomClusterType, DiscoveryType, DnsLookupFamily,
@@ -23,7 +23,7 @@ use evenkeel_proto::envoy::extensions::clusters::aggregate::v3::ClusterConfig;
 use crate::Path;
 use crate::bootstrap::ServerConfig;
 use crate::resource::reader::Reader;
-use crate::resource::security::{self, Security};
+use crate::resource::security::{self, ClusterSecurity, Security};
 use crate::resource::{Parsed, Parser, Rejected, Resource, fields, wire};
 use crate::text::quoted;
 
@@ -86,6 +86,7 @@ fn cluster(message: &Message, from: &ServerConfig, reader: &mut Reader<'_>) -> O
             max_concurrent_requests,
             outlier_detection,
             load_reporting,
+            means: security.as_ref().map(|security| means(&name, security)),
         }))),
     };
     Some(Cluster { name, kind, security })
@@ -365,6 +366,12 @@ fn security(message: &Message, reader: &mut Reader<'_>) -> Option<Arc<Security>>
     let path = root.field("transport_socket");
     let socket = message.transport_socket.as_ref()?;
     security::read(socket, &path, reader).map(Arc::new)
+}
+
+/// How the core tells its connections from those of other clusters.
+fn means(cluster: &Arc<str>, security: &Arc<Security>) -> Means {
+    let of = ClusterSecurity { cluster: cluster.clone(), security: security.clone() };
+    Means::new(of).by_host_name(security.auto_host_sni)
 }
 
 /// Says which fields have no effect although a user may expect one.

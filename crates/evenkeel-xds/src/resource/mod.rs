@@ -30,7 +30,7 @@ use crate::{Limits, Path, Problems};
 pub use cluster::{Cluster, ClusterKind};
 pub use listener::{Listener, RouteSource};
 pub use route::{RouteConfig, VirtualHost};
-pub use security::{CertificateSource, Roots, SanKind, SanMatcher, Security};
+pub use security::{CertificateSource, ClusterSecurity, Roots, SanKind, SanMatcher, Security};
 
 /// The types of resources that a client asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

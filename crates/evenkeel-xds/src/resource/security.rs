@@ -4,6 +4,10 @@
 //! makes nothing less secure; otherwise the cluster is refused. Certificates come from the providers of the bootstrap,
 //! by name, and never from the control plane.
 
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
 use evenkeel_proto::envoy::config::core::v3::TransportSocket;
 use evenkeel_proto::envoy::config::core::v3::transport_socket::ConfigType;
 use evenkeel_proto::envoy::extensions::transport_sockets::tls::v3::common_tls_context::{
@@ -18,7 +22,7 @@ use evenkeel_proto::prost::Name as _;
 use crate::Path;
 use crate::resource::reader::Reader;
 use crate::text::quoted;
-use crate::text_matcher::TextMatcher;
+use crate::text_matcher::{Case, TextMatcher};
 
 /// How long a server name may be (A101).
 const MAX_SNI: usize = 255;
@@ -38,6 +42,22 @@ pub struct Security {
     pub auto_host_sni: bool,
     /// Whether the server name that was sent, if any, takes the place of the matchers, as an exact DNS name (A101).
     pub auto_sni_san_validation: bool,
+}
+
+/// The security of a cluster, with its name: the [means](evenkeel_core::Means) by which its connections are made. Two
+/// clusters never have the same, so that none relies on what was checked for another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterSecurity {
+    /// The name of the cluster.
+    pub cluster: Arc<str>,
+    /// What holds for its connections.
+    pub security: Arc<Security>,
+}
+
+impl Hash for ClusterSecurity {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.cluster.hash(state);
+    }
 }
 
 /// What certificates of servers are checked against.
@@ -80,6 +100,11 @@ pub struct SanMatcher {
 }
 
 impl SanMatcher {
+    /// Matches certificates that are good for this DNS name, wildcards included.
+    pub fn dns(name: &str) -> SanMatcher {
+        SanMatcher { kind: Some(SanKind::Dns), text: TextMatcher::Exact(name.to_owned(), Case::Heeded) }
+    }
+
     /// Whether a name of a certificate matches. An exact DNS name also matches a certificate for its wildcard.
     pub fn matches(&self, kind: SanKind, name: &str) -> bool {
         if name.is_empty() || self.kind.is_some_and(|only| only != kind) {
@@ -89,6 +114,26 @@ impl SanMatcher {
             TextMatcher::Exact(text, _) if kind == SanKind::Dns => is_dns_name_of(text, name),
             text => text.matches(name),
         }
+    }
+}
+
+impl fmt::Display for SanMatcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            Some(kind) => write!(f, "{kind} {}", self.text),
+            None => self.text.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for SanKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            SanKind::Dns => "DNS",
+            SanKind::Uri => "URI",
+            SanKind::Email => "email",
+            SanKind::Ip => "IP",
+        })
     }
 }
 

@@ -357,6 +357,7 @@ fn dns_names_are_resolved_by_the_driver() {
     let endpoint = one.priorities[0].iter().next().unwrap();
     assert_eq!(endpoint.locality().unwrap().to_string(), r#"{region="", zone="", sub_zone=""}"#);
     assert_eq!(endpoint.locality_weight(), Some(1));
+    assert_eq!(endpoint.hostname(), Some("one.example:443"), "A81");
     let two = of(&config, "two.example:80");
     assert_eq!((two.priorities.len(), addresses(&two)), (1, vec![]));
     assert_eq!(two.note.as_deref(), Some(r#"DNS name "two.example:80": no such host"#));

@@ -553,7 +553,8 @@ async fn attempt(
     host: String,
 ) -> Result<(Connection, connection::Task), Status> {
     let io = transport::connect(&*dialer.connector, &address, &credentials, &host).await?;
-    connection::handshake(io, address, &dialer.http2, oneshot::channel()).await
+    let peer = (address, credentials.level());
+    connection::handshake(io, peer, &dialer.http2, oneshot::channel()).await
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ mod load_reports;
 mod process;
 mod resources;
 mod routing;
+mod security;
 mod start;
 mod swaps;
 

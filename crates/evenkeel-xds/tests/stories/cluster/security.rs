@@ -16,7 +16,7 @@ use evenkeel_proto::envoy::r#type::matcher::v3::string_matcher::MatchPattern;
 use evenkeel_proto::envoy::r#type::matcher::v3::{RegexMatcher, StringMatcher};
 use evenkeel_proto::prost_types::Any;
 use evenkeel_proto::xds::core::v3::TypedExtensionConfig as XdsExtension;
-use evenkeel_xds::resource::{CertificateSource, Roots, SanKind, SanMatcher, Security};
+use evenkeel_xds::resource::{CertificateSource, ClusterSecurity, Roots, SanKind, SanMatcher, Security};
 use testkit::resources::any;
 
 use super::{accepted, changed, parse, parse_with, parser, refused};
@@ -97,6 +97,33 @@ fn plain(roots: Roots) -> Security {
         auto_host_sni: false,
         auto_sni_san_validation: false,
     }
+}
+
+/// A29: a cluster's security, with its name, is what tells its connections from others; a cluster that only reads the same
+/// keeps its connections.
+#[test]
+fn security_tells_connections_apart() {
+    let means = |message: &Cluster| super::leaf(&accepted(message)).means.clone();
+    let plain = changed(|_| {});
+    let secure = secured(&context());
+    let named = |name: &str| Cluster { name: name.to_owned(), ..secure.clone() };
+    let other = secured(&UpstreamTlsContext { sni: "pay.example".to_owned(), ..context() });
+    let by_host = secured(&UpstreamTlsContext { auto_host_sni: true, ..context() });
+    assert_eq!(means(&plain), None);
+    let first = means(&secure).expect("a cluster that is secured");
+    let of = first.get::<ClusterSecurity>().expect("the security of a cluster");
+    assert_eq!((&*of.cluster, &*of.security), (secure.name.as_str(), &security(&secure)));
+    assert_eq!(means(&Cluster { lb_policy: 0, ..secure.clone() }), Some(first.clone()));
+    for other in [named("another"), other, by_host] {
+        assert_ne!(means(&other), Some(first.clone()));
+    }
+}
+
+#[test]
+fn matchers_are_shown_as_they_were_meant() {
+    assert_eq!(SanMatcher::dns("pay.example").to_string(), r#"DNS exact "pay.example""#);
+    assert!(SanMatcher::dns("a.pay.example").matches(SanKind::Dns, "*.PAY.example"));
+    assert!(!SanMatcher::dns("pay.example").matches(SanKind::Uri, "pay.example"));
 }
 
 /// VAL-C5: certificates come from providers of the bootstrap, roots perhaps from the system; older fields work, too.

@@ -6,6 +6,13 @@
 //!
 //! Nothing here falls back to less: what cannot be read the first time is an error, and what cannot be read again leaves
 //! the last good one in force. The handshake itself is the transport's.
+//!
+//! What a channel says of itself is here; what clusters say for their connections is in [`cluster`].
+
+mod cluster;
+mod provider;
+mod san;
+mod verifier;
 
 use std::error::Error;
 use std::fmt;
@@ -25,6 +32,10 @@ use rustls::{ClientConfig, InconsistentKeys, RootCertStore};
 use tokio::sync::Mutex;
 use tokio::task;
 use tokio::time::Instant;
+
+pub(crate) use self::cluster::ClusterTls;
+pub(crate) use self::provider::Providers;
+use crate::metrics::SecurityLevel;
 
 /// How often files are read again unless the user says otherwise; the same as for control planes (A65).
 const REFRESH_EVERY: Duration = Duration::from_secs(600);
@@ -51,12 +62,35 @@ pub(crate) const H2: &[u8] = b"h2";
 pub struct Credentials {
     /// `None`: in the clear.
     tls: Option<Arc<Live>>,
+    /// Whether what a cluster says comes before that.
+    by_cluster: bool,
 }
 
 impl Credentials {
     /// In the clear: nobody is who they say they are. For loopback, tests, and networks that secure themselves.
     pub fn insecure() -> Credentials {
-        Credentials { tls: None }
+        Credentials { tls: None, by_cluster: false }
+    }
+
+    /// For `xds:` targets: as the control plane says for each cluster (A29). Endpoints of a cluster of which it says nothing
+    /// are talked to by `fallback`, and so are all endpoints of other targets.
+    ///
+    /// A cluster that is to be secured is secured, with the certificates of the bootstrap's `certificate_providers`, or
+    /// cannot be reached: `fallback` is never used because something went wrong. When a cluster's security changes,
+    /// its connections are made anew; calls that are under way finish where they are.
+    ///
+    /// ```
+    /// use evenkeel::{Channel, Credentials};
+    ///
+    /// # fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// let channel = Channel::builder("xds:///orders")
+    ///     .credentials(Credentials::xds(Credentials::insecure()))
+    ///     .build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn xds(fallback: Credentials) -> Credentials {
+        Credentials { by_cluster: true, ..fallback }
     }
 
     /// TLS: trusts the roots of the system and has no certificate of its own, unless told otherwise.
@@ -89,6 +123,19 @@ impl Credentials {
         }
     }
 
+    /// Whether clusters have a say.
+    pub(crate) fn are_by_cluster(&self) -> bool {
+        self.by_cluster
+    }
+
+    /// How connections are protected where no cluster says otherwise.
+    pub(crate) fn level(&self) -> SecurityLevel {
+        match self.tls {
+            Some(_) => SecurityLevel::PrivacyAndIntegrity,
+            None => SecurityLevel::None,
+        }
+    }
+
     /// What handshakes are made from; `None` if there are none, since connections are in the clear.
     pub(crate) fn live(&self) -> Option<&Arc<Live>> {
         self.tls.as_ref()
@@ -97,6 +144,9 @@ impl Credentials {
 
 impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.by_cluster {
+            f.write_str("by cluster, else ")?;
+        }
         match &self.tls {
             None => f.write_str("Insecure"),
             Some(live) => live.sources.fmt(f),
@@ -173,6 +223,7 @@ impl Tls {
         };
         let config = config(&provider, &parts)?;
         Ok(Credentials {
+            by_cluster: false,
             tls: Some(Arc::new(Live {
                 sources,
                 refresh_every: self.refresh_every,
@@ -303,7 +354,7 @@ impl<T> Part<T> {
         {
             tracing::warn!(
                 error = complaint,
-                "certificates cannot be read again; the last good ones stay in use"
+                "certificates cannot be read; the last good ones, if there were any, stay in use"
             );
         }
         self.complaint = complaint;
@@ -530,9 +581,14 @@ pub(crate) mod tests {
 
     impl Authority {
         pub(crate) fn new(name: &str) -> Authority {
+            Authority::with(name, |_| {})
+        }
+
+        pub(crate) fn with(name: &str, change: impl FnOnce(&mut CertificateParams)) -> Authority {
             let mut params = CertificateParams::default();
             params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
             params.distinguished_name.push(DnType::CommonName, name);
+            change(&mut params);
             let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
             let pem = issuer.pem();
             Authority { issuer, pem }
@@ -540,6 +596,17 @@ pub(crate) mod tests {
 
         pub(crate) fn pem(&self) -> &str {
             &self.pem
+        }
+
+        /// An authority that this one vouches for, as its own certificate.
+        pub(crate) fn below(&self, name: &str) -> Authority {
+            let mut params = CertificateParams::default();
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            params.distinguished_name.push(DnType::CommonName, name);
+            let issuer =
+                CertifiedIssuer::signed_by(params, KeyPair::generate().unwrap(), &self.issuer).unwrap();
+            let pem = issuer.pem();
+            Authority { issuer, pem }
         }
 
         /// A certificate for these DNS names and IP addresses.
@@ -562,7 +629,7 @@ pub(crate) mod tests {
             self.sign(names, |params| params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth])
         }
 
-        fn sign(&self, names: &[&str], change: impl FnOnce(&mut CertificateParams)) -> Leaf {
+        pub(crate) fn sign(&self, names: &[&str], change: impl FnOnce(&mut CertificateParams)) -> Leaf {
             let names = names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
             let mut params = CertificateParams::new(names).unwrap();
             change(&mut params);

@@ -1,0 +1,283 @@
+//! Connections by the means of their clusters: never shared with other means, and kept while the means stay the same.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use evenkeel_core::cluster::Leaf;
+use evenkeel_core::{
+    Call, Child, ConfigError, Core, Cx, Description, Effect, Endpoint, Endpoints, Event, Fields, Instant,
+    LbConfig, LbState, Locality, Look, Means, Pass, Pick, Policy, Registry, Rng, RootPicker, Scope,
+    Subchannel, SubchannelId, Update,
+};
+use serde_json::{Value, json};
+
+use crate::discovered::{Discovered, eds, lb_policy, set};
+
+/// A core that heeds means, with what it dialled and closed: addresses, with the means behind them.
+struct Run {
+    core: Core,
+    config: Value,
+    picker: Option<RootPicker>,
+    live: BTreeMap<SubchannelId, String>,
+    dialled: Vec<String>,
+    closed: Vec<String>,
+}
+
+impl Run {
+    fn new(clusters: &[&str], discovered: &Discovered) -> Run {
+        Run::of(Core::builder(Rng::fixed(1)).heed_means(true).build(), clusters, discovered)
+    }
+
+    /// A cluster manager over these clusters.
+    fn of(core: Core, clusters: &[&str], discovered: &Discovered) -> Run {
+        let child = |name: &&str| {
+            let config = json!({"childPolicy": [{"cds_experimental": {"cluster": name}}]});
+            ((*name).to_owned(), config)
+        };
+        let children: serde_json::Map<String, Value> = clusters.iter().map(child).collect();
+        let config = json!([{"xds_cluster_manager_experimental": {"children": children}}]);
+        let (live, dialled, closed) = (BTreeMap::new(), Vec::new(), Vec::new());
+        let mut run = Run { core, config, picker: None, live, dialled, closed };
+        run.take(discovered);
+        run
+    }
+
+    fn take(&mut self, discovered: &Discovered) {
+        let clusters = Arc::new(discovered.0.clone());
+        let update = Update::new(lb_policy(&self.config), Endpoints::none()).with_clusters(clusters);
+        self.core.update(update);
+        self.pass();
+        self.core.handle(Event::ExitIdle, Instant::ORIGIN);
+        self.pass();
+    }
+
+    fn pass(&mut self) {
+        let Pass { effects, picker, .. } = self.core.reconcile(Instant::ORIGIN);
+        self.picker = picker.or(self.picker.take());
+        for effect in effects {
+            match effect {
+                Effect::Dial { id, address, .. } => {
+                    let means = self.core.subchannel(id).and_then(|dialled| dialled.means().cloned());
+                    let shown = means.map_or(address.to_string(), |means| format!("{address} {means:?}"));
+                    self.live.insert(id, shown.clone());
+                    self.dialled.push(shown);
+                }
+                Effect::Close { id } => self.closed.extend(self.live.remove(&id)),
+                _ => {}
+            }
+        }
+    }
+
+    /// Everything that is dialled answers.
+    fn all_up(&mut self) {
+        for id in self.live.keys() {
+            self.core.handle(Event::Connected(*id), Instant::ORIGIN);
+        }
+        self.pass();
+    }
+
+    fn dialled(&mut self) -> Vec<String> {
+        self.dialled.sort();
+        std::mem::take(&mut self.dialled)
+    }
+
+    fn closed(&mut self) -> Vec<String> {
+        self.closed.sort();
+        std::mem::take(&mut self.closed)
+    }
+
+    /// Where calls to a cluster go, each place once; nowhere while they wait.
+    fn picks(&self, cluster: &str) -> Vec<&str> {
+        let mut places: Vec<&str> = (0..64)
+            .filter_map(|n| {
+                let call = Call::new("/a/b", n << 58 | n).with_cluster(cluster).with_hash(n << 58);
+                match self.picker.as_ref()?.pick(&call) {
+                    Pick::To(id, _) => Some(self.live[&id].as_str()),
+                    _ => None,
+                }
+            })
+            .collect();
+        places.sort_unstable();
+        places.dedup();
+        places
+    }
+}
+
+fn by(name: &str, means: &'static str) -> Leaf {
+    Leaf { means: Some(Means::new(means)), ..eds(name) }
+}
+
+/// Means that change mean other connections, whatever the policy: calls wait for those and never take the old ones. Means
+/// that read the same change nothing.
+#[test]
+fn other_means_are_other_connections() {
+    for policy in [
+        "round_robin",
+        "edf_weighted_round_robin",
+        "weighted_round_robin",
+        "least_request_experimental",
+        "ring_hash_experimental",
+        "pick_first",
+    ] {
+        let leaf = |means| Leaf { lb_policy: lb_policy(&json!([{policy: {}}])), ..by("pay", means) };
+        let of = |leaf: Leaf| Discovered::default().with_leaf(leaf, set("a"));
+        let mut run = Run::new(&["pay"], &of(leaf("plain")));
+        run.all_up();
+        assert_eq!(
+            (run.dialled(), run.picks("pay")),
+            (vec![r#"a "plain""#.to_owned()], vec![r#"a "plain""#])
+        );
+
+        run.take(&of(Leaf { max_concurrent_requests: Some(5), ..leaf("plain") }));
+        assert!(run.dialled().is_empty() && run.closed().is_empty(), "{policy}: the means are the same");
+        assert_eq!(run.picks("pay"), [r#"a "plain""#]);
+
+        run.take(&of(leaf("tls")));
+        assert_eq!((run.dialled(), run.closed()), (vec![r#"a "tls""#.into()], vec![r#"a "plain""#.into()]));
+        assert!(run.picks("pay").is_empty(), "{policy}: calls wait");
+        // The attempt is under way when the means change again.
+        run.take(&of(leaf("mtls")));
+        assert_eq!((run.dialled(), run.closed()), (vec![r#"a "mtls""#.into()], vec![r#"a "tls""#.into()]));
+        run.all_up();
+        assert_eq!(run.picks("pay"), [r#"a "mtls""#], "{policy}");
+        run.take(&of(Leaf { means: None, ..leaf("") }));
+        run.all_up();
+        assert_eq!((run.closed(), run.picks("pay")), (vec![r#"a "mtls""#.into()], vec!["a"]), "{policy}");
+        assert_eq!(run.core.subchannel_count(), 1);
+    }
+}
+
+/// The same address in several clusters is one connection only where the means are the same.
+#[test]
+fn an_address_in_several_clusters() {
+    let discovered = Discovered::default()
+        .with("plain", "a")
+        .with("plain too", "a b")
+        .with_leaf(by("one", "tls"), set("a b"))
+        .with_leaf(by("two", "tls"), set("a"))
+        .with_leaf(by("three", "mtls"), set("a"));
+    let clusters = ["plain", "plain too", "one", "two", "three"];
+    let mut run = Run::new(&clusters, &discovered);
+    run.all_up();
+    let expected = ["a", r#"a "mtls""#, r#"a "tls""#, "b", r#"b "tls""#];
+    assert_eq!(run.dialled(), expected);
+    let picks = clusters.map(|cluster| run.picks(cluster));
+    let [plain, too, one, two, three] = picks;
+    assert_eq!((plain, too), (vec!["a"], vec!["a", "b"]));
+    assert_eq!((one, two), (vec![r#"a "tls""#, r#"b "tls""#], vec![r#"a "tls""#]));
+    assert_eq!(three, [r#"a "mtls""#]);
+
+    // One of the two that share leaves: the other keeps what it has.
+    run.take(&discovered.with_leaf(by("two", "mtls"), set("a")));
+    assert!(run.dialled().is_empty() && run.closed().is_empty());
+    assert_eq!((run.picks("one").len(), run.picks("two")), (2, vec![r#"a "mtls""#]));
+
+    let mut careless = Run::of(Core::builder(Rng::fixed(1)).build(), &["plain", "three"], &{
+        Discovered::default().with("plain", "a").with_leaf(by("three", "mtls"), set("a"))
+    });
+    assert_eq!(careless.dialled(), ["a"], "a core that does not heed means has one connection");
+}
+
+/// Each leaf of an aggregate cluster has its own means; those of one that change leave the other's connections alone.
+#[test]
+fn the_leaves_of_an_aggregate() {
+    let of = |means| {
+        Discovered::default()
+            .with_leaf(by("main", means), set("a"))
+            .with_leaf(by("spare", "spare's"), set("a"))
+            .with_aggregate("all", &["main", "spare"])
+    };
+    let mut run = Run::new(&["all"], &of("main's"));
+    assert_eq!(run.dialled(), [r#"a "main's""#]);
+    for (id, _) in run.live.clone() {
+        let failed = evenkeel_core::Status::unavailable("no");
+        run.core.handle(Event::ConnectFailed(id, failed), Instant::ORIGIN);
+    }
+    run.pass();
+    assert_eq!(run.dialled(), [r#"a "spare's""#]);
+    run.all_up();
+    assert_eq!(run.picks("all"), [r#"a "spare's""#]);
+    run.take(&of("other"));
+    assert_eq!((run.dialled(), run.closed()), (vec![r#"a "other""#.into()], vec![r#"a "main's""#.into()]));
+    assert_eq!(run.picks("all"), [r#"a "spare's""#]);
+}
+
+/// Where host names matter, endpoints that are called otherwise are connected to anew, and only those.
+#[test]
+fn host_names_that_matter() {
+    let locality = Arc::new(Locality::default());
+    let named = |names: &[(&str, &str)]| {
+        let endpoint = |(address, name): &(&str, &str)| {
+            Endpoint::at(*address).with_hostname(*name).with_locality(locality.clone(), 1)
+        };
+        let mut set = set("a");
+        set.priorities = vec![Endpoints::list(names.iter().map(endpoint))];
+        set
+    };
+    let of = |matters: bool, names: &[(&str, &str)]| {
+        let means = Means::new("tls").by_host_name(matters);
+        Discovered::default().with_leaf(Leaf { means: Some(means), ..eds("pay") }, named(names))
+    };
+    let mut run = Run::new(&["pay"], &of(true, &[("1", "a"), ("2", "b")]));
+    run.all_up();
+    assert_eq!(run.dialled(), [r#"1 "tls" at "a""#, r#"2 "tls" at "b""#]);
+    run.take(&of(true, &[("1", "c"), ("2", "b"), ("3", "b")]));
+    assert_eq!(run.dialled(), [r#"1 "tls" at "c""#, r#"3 "tls" at "b""#]);
+    assert_eq!(run.closed(), [r#"1 "tls" at "a""#]);
+    assert_eq!(run.picks("pay"), [r#"2 "tls" at "b""#]);
+
+    let mut run = Run::new(&["pay"], &of(false, &[("1", "a")]));
+    assert_eq!(run.dialled(), [r#"1 "tls""#]);
+    run.take(&of(false, &[("1", "c")]));
+    assert!(run.dialled().is_empty() && run.closed().is_empty());
+}
+
+/// A policy that knows nothing of scopes, and sticks to the first subchannel that it was ever given.
+#[derive(Debug, Default)]
+struct Stubborn {
+    child: Child,
+    first: Option<SubchannelId>,
+}
+
+impl Policy for Stubborn {
+    type Config = LbConfig;
+
+    fn parse(fields: &Fields<'_>) -> Result<LbConfig, ConfigError> {
+        fields.child("childPolicy")
+    }
+
+    fn reconcile(&mut self, config: &LbConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
+        for endpoint in endpoints.iter() {
+            let found = endpoint.addresses().iter().find_map(|address| cx.find(address).map(Subchannel::id));
+            self.first = self.first.or(found);
+        }
+        if let Some(first) = self.first {
+            let _ = cx.keep(first);
+        }
+        self.child.reconcile_in(Scope::default(), config, endpoints, cx)
+    }
+
+    fn describe(&self, look: &Look<'_>) -> Description {
+        Description::new().child("childPolicy", self.child.describe(look))
+    }
+}
+
+/// A policy of the application cannot lose the means that hold, or hold on to what was made by others.
+#[test]
+fn policies_cannot_leave_means_out() {
+    let mut registry = Registry::standard();
+    registry.register::<Stubborn>("stubborn");
+    let policy = registry.parse(&json!([{"stubborn": {"childPolicy": [{"round_robin": {}}]}}])).unwrap();
+    let of = |means| {
+        let leaf = Leaf { lb_policy: policy.clone(), ..by("pay", means) };
+        Discovered::default().with_leaf(leaf, set("a"))
+    };
+    let mut run = Run::new(&["pay"], &of("plain"));
+    run.all_up();
+    run.take(&of("plain"));
+    assert_eq!(run.dialled(), [r#"a "plain""#]);
+    run.take(&of("tls"));
+    run.all_up();
+    assert_eq!((run.dialled(), run.closed()), (vec![r#"a "tls""#.into()], vec![r#"a "plain""#.into()]));
+    assert_eq!(run.picks("pay"), [r#"a "tls""#]);
+}

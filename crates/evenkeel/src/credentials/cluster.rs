@@ -1,0 +1,144 @@
+//! TLS as a cluster wants it (A29, A82, A101): from what the control plane says and the bootstrap's providers have to what
+//! one handshake is made with.
+//!
+//! Everything is put together anew for each handshake, which is cheap beside it. What is missing is an error; there is no
+//! way from here to another kind of connection.
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+use evenkeel_core::Means;
+use evenkeel_xds::resource::{CertificateSource, ClusterSecurity, Roots, SanMatcher, Security};
+use rustls::client::Resumption;
+use rustls::pki_types::ServerName;
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use rustls::{ClientConfig, RootCertStore};
+use tokio::task;
+
+use super::provider::Providers;
+use super::verifier::Verifier;
+use super::{CredentialsError, H2, provider, system_roots};
+
+/// How connections to an endpoint of a cluster are secured.
+pub(crate) struct ClusterTls {
+    means: Means,
+    providers: Arc<Providers>,
+}
+
+impl ClusterTls {
+    /// By the means that the core has for a subchannel.
+    pub(crate) fn new(means: Means, providers: Arc<Providers>) -> ClusterTls {
+        ClusterTls { means, providers }
+    }
+
+    /// The name of the cluster.
+    pub(crate) fn cluster(&self) -> &str {
+        self.means.get::<ClusterSecurity>().map_or("", |of| &of.cluster)
+    }
+
+    /// What the handshake that starts next uses, with the server name that is sent, if one is. The error names whatever is
+    /// missing.
+    pub(crate) async fn handshake(
+        &self,
+    ) -> Result<(Arc<ClientConfig>, ServerName<'static>), CredentialsError> {
+        let Some(ClusterSecurity { cluster, security }) = self.means.get() else {
+            return Err(CredentialsError::new("how the cluster is secured is not understood"));
+        };
+        let made = self.made_for(security).await;
+        made.map_err(|error| CredentialsError::because(format!("cluster {cluster:?}"), error))
+    }
+
+    async fn made_for(
+        &self,
+        security: &Arc<Security>,
+    ) -> Result<(Arc<ClientConfig>, ServerName<'static>), CredentialsError> {
+        let roots = self.roots(&security.roots).await?;
+        let identity = match &security.identity {
+            Some(source) => Some(self.identity(source).await?),
+            None => None,
+        };
+        let sni = self.sni(security);
+        let name = match sni {
+            Some(sni) => server_name(sni)?,
+            // Nobody looks at it, and it is not sent.
+            None => ServerName::from(std::net::IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
+        };
+        let mut config = config(security, sni, roots, identity)?;
+        config.enable_sni = sni.is_some();
+        Ok((Arc::new(config), name))
+    }
+
+    async fn roots(&self, roots: &Roots) -> Result<Arc<RootCertStore>, CredentialsError> {
+        match roots {
+            Roots::Provider(source) => self.providers.named(&source.instance)?.roots().await,
+            Roots::System => task::spawn_blocking(system_roots)
+                .await
+                .unwrap_or_else(|_| Err(CredentialsError::new("system roots: the runtime ends"))),
+        }
+    }
+
+    async fn identity(&self, source: &CertificateSource) -> Result<Arc<CertifiedKey>, CredentialsError> {
+        self.providers.named(&source.instance)?.identity().await
+    }
+
+    /// The server name to send (A101): the endpoint's own if that is wanted, else the cluster's.
+    fn sni<'a>(&'a self, security: &'a Security) -> Option<&'a str> {
+        let host_name = self.means.host_name().filter(|_| security.auto_host_sni);
+        host_name.map(|name| without_port(name)).or(security.sni.as_deref())
+    }
+}
+
+fn config(
+    security: &Arc<Security>,
+    sni: Option<&str>,
+    roots: Arc<RootCertStore>,
+    identity: Option<Arc<CertifiedKey>>,
+) -> Result<ClientConfig, CredentialsError> {
+    let provider = provider()?;
+    let verifier = Verifier {
+        roots,
+        security: security.clone(),
+        only: sni.filter(|_| security.auto_sni_san_validation).map(SanMatcher::dns),
+        algorithms: provider.signature_verification_algorithms,
+    };
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| CredentialsError::because("TLS cannot be set up".to_owned(), error))?
+        // What is dangerous about it is that the judge is ours.
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(verifier));
+    let mut config = match identity {
+        Some(pair) => builder.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(pair))),
+        None => builder.with_no_client_auth(),
+    };
+    config.alpn_protocols = vec![H2.to_vec()];
+    config.resumption = Resumption::disabled();
+    Ok(config)
+}
+
+fn server_name(sni: &str) -> Result<ServerName<'static>, CredentialsError> {
+    ServerName::try_from(sni.to_owned())
+        .map_err(|_| CredentialsError::new(format!("server name {sni:?} (SNI): expected a DNS name")))
+}
+
+/// A host name as it is sent: for `:authority` it may have a port, for SNI it has none (A101).
+fn without_port(name: &str) -> &str {
+    match name.rsplit_once(':') {
+        Some((host, port)) if !host.contains(':') && port.bytes().all(|byte| byte.is_ascii_digit()) => host,
+        _ => name,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn host_names_are_sent_without_their_port() {
+        for (name, sent) in
+            [("pay", "pay"), ("pay.example:443", "pay.example"), ("[::1]:443", "[::1]:443"), ("::1", "::1")]
+        {
+            assert_eq!(without_port(name), sent);
+        }
+    }
+}

@@ -1,0 +1,313 @@
+//! Certificate providers: files that the bootstrap gives a name, for clusters to refer to (A29).
+//!
+//! There is one provider per name and files in a process, whichever channels and clusters use it, so that files are read
+//! once. It reads when a handshake asks and what it knows is old enough; there is no task behind it. Roots and identity
+//! stand for themselves, and the last good of each stays in use (fault 80). While there is none, handshakes fail with the
+//! reason.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex as StdMutex, PoisonError, Weak};
+use std::time::Duration;
+
+use arc_swap::ArcSwapOption;
+use evenkeel_xds::bootstrap::{Bootstrap, CertificateFiles, CertificateProvider};
+use rustls::RootCertStore;
+use rustls::sign::CertifiedKey;
+use tokio::sync::Mutex;
+use tokio::task;
+use tokio::time::Instant;
+
+use super::{CredentialsError, Pair, Part, RETRY_AFTER, Source, Sources, provider};
+
+/// Every provider of the process that is in use.
+static ALL: StdMutex<Vec<Weak<Provider>>> = StdMutex::new(Vec::new());
+
+/// The providers of a bootstrap, by name.
+pub(crate) struct Providers(BTreeMap<String, Arc<Provider>>);
+
+impl Providers {
+    /// Reads nothing yet.
+    pub(crate) fn of(bootstrap: &Bootstrap) -> Providers {
+        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut by_name = BTreeMap::new();
+        for (name, known) in &bootstrap.certificate_providers {
+            // A kind that this version does not know has no provider, and its clusters say so.
+            if let CertificateProvider::FileWatcher(files) = known {
+                by_name.insert(name.clone(), shared(name, files, &mut all));
+            }
+        }
+        Providers(by_name)
+    }
+
+    pub(super) fn named(&self, name: &str) -> Result<&Arc<Provider>, CredentialsError> {
+        self.0.get(name).ok_or_else(|| {
+            CredentialsError::new(format!(
+                "the bootstrap has no certificate provider {name:?} that is supported"
+            ))
+        })
+    }
+}
+
+/// The process's provider of this name with these files.
+fn shared(name: &str, files: &CertificateFiles, all: &mut Vec<Weak<Provider>>) -> Arc<Provider> {
+    let same = |provider: &Arc<Provider>| provider.name == name && provider.files == *files;
+    if let Some(provider) = all.iter().filter_map(Weak::upgrade).find(same) {
+        return provider;
+    }
+    let provider = Arc::new(Provider::new(name, files));
+    all.retain(|provider| provider.strong_count() > 0);
+    all.push(Arc::downgrade(&provider));
+    provider
+}
+
+/// Certificates from files.
+pub(super) struct Provider {
+    name: String,
+    files: CertificateFiles,
+    sources: Sources,
+    /// Held while files are read.
+    readings: Arc<Mutex<Readings>>,
+    /// What handshakes use; nothing before the first reading.
+    known: ArcSwapOption<Known>,
+}
+
+/// What was read last, and when.
+struct Readings {
+    roots: Part<Option<Arc<RootCertStore>>>,
+    identity: Part<Option<Arc<CertifiedKey>>>,
+    at: Option<Instant>,
+}
+
+/// The last good of each, or why there is none.
+struct Known {
+    roots: Result<Arc<RootCertStore>, String>,
+    identity: Result<Arc<CertifiedKey>, String>,
+}
+
+impl Provider {
+    fn new(name: &str, files: &CertificateFiles) -> Provider {
+        let file = |path: &String| Source::File(path.into());
+        let identity = files.identity.as_ref();
+        let sources = Sources {
+            roots: files.ca_certificate_file.iter().map(file).collect(),
+            identity: identity
+                .map(|pair| Pair { chain: file(&pair.certificate_file), key: file(&pair.private_key_file) }),
+        };
+        let readings = Readings { roots: Part::new(None), identity: Part::new(None), at: None };
+        Provider {
+            name: name.to_owned(),
+            files: files.clone(),
+            sources,
+            readings: Arc::new(Mutex::new(readings)),
+            known: ArcSwapOption::empty(),
+        }
+    }
+
+    /// What servers' certificates are checked against.
+    pub(super) async fn roots(self: &Arc<Provider>) -> Result<Arc<RootCertStore>, CredentialsError> {
+        let known = self.known().await;
+        self.answer(known.as_ref().map(|known| &known.roots))
+    }
+
+    /// Our certificate and its key.
+    pub(super) async fn identity(self: &Arc<Provider>) -> Result<Arc<CertifiedKey>, CredentialsError> {
+        let known = self.known().await;
+        self.answer(known.as_ref().map(|known| &known.identity))
+    }
+
+    fn answer<T: Clone>(&self, known: Option<&Result<T, String>>) -> Result<T, CredentialsError> {
+        let why = match known {
+            Some(Ok(value)) => return Ok(value.clone()),
+            Some(Err(why)) => why,
+            None => "was not read, since the runtime ends",
+        };
+        Err(CredentialsError::new(format!("certificate provider {:?}: {why}", self.name)))
+    }
+
+    /// What the handshake that starts next uses. Reads the files again if it is time to.
+    ///
+    /// A disk that hangs holds up the one handshake that reads, and those that have nothing to go on with.
+    async fn known(self: &Arc<Provider>) -> Option<Arc<Known>> {
+        let readings = self.readings.clone();
+        let mut readings = match readings.try_lock_owned() {
+            Ok(readings) => readings,
+            Err(_) => match self.known.load_full() {
+                Some(known) => return Some(known),
+                None => self.readings.clone().lock_owned().await,
+            },
+        };
+        if readings.at.is_none_or(|at| at.elapsed() >= self.due_after(&readings)) {
+            let provider = self.clone();
+            // Fails only if the runtime ends, and this handshake with it.
+            let _ = task::spawn_blocking(move || provider.read_again(&mut readings)).await;
+        }
+        self.known.load_full()
+    }
+
+    fn due_after(&self, readings: &Readings) -> Duration {
+        let every = self.files.refresh_interval;
+        let broken = readings.roots.complaint.is_some() || readings.identity.complaint.is_some();
+        if broken { every.min(RETRY_AFTER) } else { every }
+    }
+
+    fn read_again(&self, readings: &mut Readings) {
+        readings.at = Some(Instant::now());
+        if self.files.ca_certificate_file.is_some() {
+            readings.roots.replace(self.sources.read_roots().map(Some));
+        }
+        if self.files.identity.is_some() {
+            let read = provider().and_then(|provider| self.sources.read_identity(&provider));
+            readings.identity.replace(read);
+        }
+        self.known.store(Some(Arc::new(Known {
+            roots: readings.roots.known("ca_certificate_file"),
+            identity: readings.identity.known("certificate_file and private_key_file"),
+        })));
+    }
+}
+
+impl<T: Clone> Part<Option<T>> {
+    /// The last good one. `field` is where the bootstrap would name its files.
+    fn known(&self, field: &str) -> Result<T, String> {
+        match (&self.value, &self.complaint) {
+            (Some(value), _) => Ok(value.clone()),
+            (None, Some(complaint)) => Err(complaint.clone()),
+            (None, None) => Err(format!("the bootstrap gives it no {field}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use evenkeel_xds::bootstrap::Identity;
+    use testkit::Log;
+    use tokio::time::advance;
+
+    use super::super::tests::{Authority, within};
+    use super::*;
+
+    fn files(folder: &Path) -> CertificateFiles {
+        let at = |name: &str| folder.join(name).to_str().unwrap().to_owned();
+        let identity = Identity { certificate_file: at("tls.crt"), private_key_file: at("tls.key") };
+        CertificateFiles {
+            ca_certificate_file: Some(at("ca.pem")),
+            identity: Some(identity),
+            refresh_interval: Duration::from_secs(600),
+        }
+    }
+
+    fn bootstrap(providers: &[(&str, &CertificateFiles)]) -> Bootstrap {
+        let text = r#"{"xds_servers": [{"server_uri": "a:1", "channel_creds": [{"type": "insecure"}]}]}"#;
+        let mut bootstrap = Bootstrap::from_json(text).unwrap();
+        bootstrap.certificate_providers = providers
+            .iter()
+            .map(|(name, files)| ((*name).to_owned(), CertificateProvider::FileWatcher((*files).clone())))
+            .collect();
+        bootstrap
+    }
+
+    /// One provider per name and files, for as long as somebody uses it.
+    #[test]
+    fn providers_are_shared() {
+        let folder = tempfile::tempdir().unwrap();
+        let (same, other) = (files(folder.path()), files(&folder.path().join("other")));
+        let [one, two] = [(); 2].map(|()| Providers::of(&bootstrap(&[("a", &same), ("b", &same)])));
+        let three = Providers::of(&bootstrap(&[("a", &other)]));
+        let named = |providers: &Providers, name: &str| providers.named(name).unwrap().clone();
+        assert!(Arc::ptr_eq(&named(&one, "a"), &named(&two, "a")));
+        assert!(!Arc::ptr_eq(&named(&one, "a"), &named(&one, "b")), "errors show the name");
+        assert!(!Arc::ptr_eq(&named(&one, "a"), &named(&three, "a")));
+        let error = one.named("c").err().expect("there is none").to_string();
+        assert_eq!(error, r#"the bootstrap has no certificate provider "c" that is supported"#);
+        let weak = Arc::downgrade(&named(&one, "a"));
+        drop((one, two));
+        assert!(weak.upgrade().is_none());
+    }
+
+    /// faults 79 and 80: read when it is time, and the last good of each part kept for itself; what was never good is looked
+    /// at again soon.
+    #[tokio::test(start_paused = true)]
+    async fn files_are_read_when_it_is_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+        let [a, b] = ["a", "b"].map(Authority::new);
+        let [first, second] = [(); 2].map(|()| a.leaf(&["me"]));
+        let provider = Arc::new(Provider::new("own", &files(folder.path())));
+        let roots = || async { provider.roots().await.map(|roots| roots.len()).map_err(|e| e.to_string()) };
+        let shown = || async {
+            provider.identity().await.map(|pair| pair.cert[0].clone()).map_err(|e| e.to_string())
+        };
+        let secs = Duration::from_secs;
+
+        let error = roots().await.unwrap_err();
+        assert!(error.starts_with(r#"certificate provider "own": CA file "#), "{error}");
+        write("ca.pem", a.pem());
+        assert!(roots().await.is_err(), "a second has not passed");
+        advance(secs(1)).await;
+        assert_eq!(roots().await, Ok(1), "the identity is missing still");
+        let error = shown().await.unwrap_err();
+        assert!(error.contains("client certificate file"), "{error}");
+        write("tls.crt", first.chain_pem());
+        write("tls.key", first.key_pem());
+        advance(secs(1)).await;
+        assert_eq!(shown().await, Ok(first.der()));
+
+        write("ca.pem", &[a.pem(), b.pem()].concat());
+        write("tls.crt", second.chain_pem());
+        advance(secs(599)).await;
+        assert_eq!((roots().await, shown().await), (Ok(1), Ok(first.der())));
+        advance(secs(1)).await;
+        assert_eq!((roots().await, shown().await), (Ok(2), Ok(first.der())), "the key does not fit");
+        write("tls.key", second.key_pem());
+        write("ca.pem", "garbage");
+        advance(secs(1)).await;
+        assert_eq!((roots().await, shown().await), (Ok(2), Ok(second.der())));
+    }
+
+    /// Many handshakes at once read once, those that have nothing to go on with wait for it.
+    #[tokio::test]
+    async fn many_ask_and_one_reads() {
+        let folder = tempfile::tempdir().unwrap();
+        let ca = Authority::new("a");
+        let fifo = folder.path().join("ca.pem");
+        assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+        let only_ca = CertificateFiles { identity: None, ..files(folder.path()) };
+        let provider = Arc::new(Provider::new("own", &only_ca));
+        let asking: Vec<_> = (0..8)
+            .map(|_| {
+                let provider = provider.clone();
+                tokio::spawn(async move { provider.roots().await.map(|roots| roots.len()) })
+            })
+            .collect();
+        // Who reads from a pipe waits for somebody to write, and only one of them gets it.
+        let text = ca.pem().to_owned();
+        within(task::spawn_blocking(move || fs::write(fifo, text).unwrap())).await.unwrap();
+        for asked in asking {
+            assert_eq!(within(asked).await.unwrap().unwrap(), 1);
+        }
+        let error = provider.identity().await.unwrap_err().to_string();
+        assert_eq!(
+            error,
+            r#"certificate provider "own": the bootstrap gives it no certificate_file and private_key_file"#
+        );
+    }
+
+    /// fault 80: it is said once.
+    #[test]
+    fn what_is_broken_is_logged_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let provider = Provider::new("own", &CertificateFiles { identity: None, ..files(folder.path()) });
+        let log = Log::default();
+        tracing::subscriber::with_default(log.clone(), || {
+            let mut readings = provider.readings.try_lock().unwrap();
+            for _ in 0..3 {
+                provider.read_again(&mut readings);
+            }
+        });
+        let said = log.lines();
+        assert!(matches!(&said[..], [line] if line.contains("ca.pem")), "{said:?}");
+    }
+}

@@ -1,0 +1,288 @@
+//! Security as the control plane says it for each cluster (A29), over real TLS.
+
+mod changes;
+mod front;
+mod names;
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use evenkeel::{Builder, Channel, Credentials};
+use evenkeel_proto::envoy::config::cluster::v3::Cluster;
+use evenkeel_proto::envoy::config::core::v3::TransportSocket;
+use evenkeel_proto::envoy::config::core::v3::transport_socket::ConfigType;
+use evenkeel_proto::envoy::extensions::transport_sockets::tls::v3::common_tls_context::ValidationContextType;
+use evenkeel_proto::envoy::extensions::transport_sockets::tls::v3::{
+    CertificateProviderPluginInstance, CertificateValidationContext, CommonTlsContext, UpstreamTlsContext,
+};
+use serde_json::{Value, json};
+use testkit::net::certs::{self, Ca, Cert};
+use testkit::net::control::Resources;
+use testkit::net::echo::echo_client::EchoClient;
+use testkit::net::{Backend, ControlPlane, Tls};
+use testkit::resources::{self, any};
+use tonic::{Code, Status};
+
+use self::front::{Came, Front};
+use super::{call, channel_by, request};
+
+/// A folder of certificates, as the bootstrap names it: the provider `own` has all of it, `roots` only the CA, `me` only our
+/// own certificate.
+struct Folder(tempfile::TempDir);
+
+impl Folder {
+    fn new() -> Folder {
+        Folder(tempfile::tempdir().expect("a folder"))
+    }
+
+    /// With a CA and our own certificate.
+    fn with(ca: &Ca, own: &Cert) -> Folder {
+        let folder = Folder::new();
+        folder.write("ca.pem", &ca.pem());
+        folder.write("tls.crt", &own.pem);
+        folder.write("tls.key", &own.key_pem);
+        folder
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.path().join(name)
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        fs::write(self.at(name), text).expect("a file");
+    }
+
+    /// The bootstrap of a node that looks at these files for every connection.
+    fn bootstrap(&self, control: &ControlPlane) -> String {
+        let mut bootstrap: Value = serde_json::from_str(&control.bootstrap("node-7")).expect("JSON");
+        let files = |names: &[(&str, &str)]| {
+            let mut config = json!({ "refresh_interval": "0.000000001s" });
+            for (field, name) in names {
+                config[field] = self.at(name).to_str().expect("a path that is text").into();
+            }
+            json!({ "plugin_name": "file_watcher", "config": config })
+        };
+        let (ca, own) = (
+            ("ca_certificate_file", "ca.pem"),
+            [("certificate_file", "tls.crt"), ("private_key_file", "tls.key")],
+        );
+        bootstrap["certificate_providers"] =
+            json!({ "own": files(&[ca, own[0], own[1]]), "roots": files(&[ca]), "me": files(&own) });
+        bootstrap.to_string()
+    }
+}
+
+fn provider(instance: &str) -> CertificateProviderPluginInstance {
+    let instance_name = instance.to_owned();
+    CertificateProviderPluginInstance { instance_name, ..CertificateProviderPluginInstance::default() }
+}
+
+/// TLS: roots of one provider, and a certificate of our own from another if it is named.
+fn tls(roots: &str, identity: Option<&str>) -> UpstreamTlsContext {
+    let validation = CertificateValidationContext {
+        ca_certificate_provider_instance: Some(provider(roots)),
+        ..CertificateValidationContext::default()
+    };
+    with_validation(validation, identity)
+}
+
+fn with_validation(validation: CertificateValidationContext, identity: Option<&str>) -> UpstreamTlsContext {
+    let common = CommonTlsContext {
+        tls_certificate_provider_instance: identity.map(provider),
+        validation_context_type: Some(ValidationContextType::ValidationContext(validation)),
+        ..CommonTlsContext::default()
+    };
+    UpstreamTlsContext { common_tls_context: Some(common), ..UpstreamTlsContext::default() }
+}
+
+fn mutual() -> UpstreamTlsContext {
+    tls("own", Some("own"))
+}
+
+/// A cluster that is to be secured so.
+fn secured(cluster: Cluster, context: &UpstreamTlsContext) -> Cluster {
+    let socket = TransportSocket {
+        name: "envoy.transport_sockets.tls".to_owned(),
+        config_type: Some(ConfigType::TypedConfig(any(context))),
+    };
+    Cluster { transport_socket: Some(socket), ..cluster }
+}
+
+fn pay(context: &UpstreamTlsContext) -> Cluster {
+    secured(resources::cluster("pay"), context)
+}
+
+/// A channel by the control plane's security, else in the clear.
+fn by_cluster(control: &ControlPlane, folder: &Folder) -> Builder {
+    channel_by(&folder.bootstrap(control)).credentials(Credentials::xds(Credentials::insecure()))
+}
+
+/// A service `orders` with this cluster, and a channel to it.
+async fn service(cluster: Cluster, endpoints: &[SocketAddr], folder: &Folder) -> (ControlPlane, Channel) {
+    serving(folder, |held| {
+        held.serve("orders", &cluster.name, endpoints);
+        held.set(cluster);
+    })
+    .await
+}
+
+/// A service `orders` as it is described, and a channel to it.
+async fn serving(folder: &Folder, describe: impl FnOnce(&mut Resources)) -> (ControlPlane, Channel) {
+    let control = ControlPlane::start().await;
+    control.update(describe);
+    let channel = by_cluster(&control, folder).build().expect("a channel");
+    (control, channel)
+}
+
+/// Calls once; answers with the scheme that the backend saw.
+async fn scheme(channel: &Channel) -> Result<String, Status> {
+    let answer = EchoClient::new(channel.clone()).unary(request()).await?.into_inner();
+    Ok(answer.metadata[":scheme"].clone())
+}
+
+/// A CA each for servers and clients, a certificate of a client, and a backend.
+struct Parts {
+    servers: Ca,
+    clients: Ca,
+    me: Cert,
+    folder: Folder,
+    backend: Backend,
+}
+
+impl Parts {
+    async fn new() -> Parts {
+        let (servers, clients) = (Ca::new("servers"), Ca::new("clients"));
+        let me = clients.issue_client(&["spiffe://prod/ns/shop/sa/shop"]);
+        let folder = Folder::with(&servers, &me);
+        Parts { servers, clients, me, folder, backend: Backend::start().await }
+    }
+
+    /// A door of this certificate that lets in whoever shows one of our clients' CA.
+    async fn front(&self, cert: &Cert) -> Front {
+        Front::start(&self.backend, certs::server_config(cert, Some(&self.clients.pem()))).await
+    }
+}
+
+fn der(cert: &Cert) -> Vec<u8> {
+    certs::chain(&cert.pem)[0].to_vec()
+}
+
+/// RT-4: the fallback serves a cluster of which the control plane says nothing, in the clear or with TLS of its own, and
+/// targets without a control plane.
+#[tokio::test]
+async fn without_a_word_the_fallback_counts() {
+    let Parts { servers, folder, backend, .. } = Parts::new().await;
+    let plain = resources::cluster("pay");
+    let (_control, channel) = service(plain.clone(), &[backend.address()], &folder).await;
+    assert_eq!(scheme(&channel).await.unwrap(), "http");
+
+    let cert = servers.issue(&["orders"]);
+    let serving = Tls { certificate: cert.pem, key: cert.key_pem, client_ca: None };
+    let closed = Backend::builder().tls(serving).start().await;
+    let fallback = Credentials::tls().ca_pem(servers.pem()).build().unwrap();
+    let (control, _) = service(plain, &[closed.address()], &folder).await;
+    let channel = channel_by(&folder.bootstrap(&control)).credentials(Credentials::xds(fallback));
+    assert_eq!(scheme(&channel.build().unwrap()).await.unwrap(), "https");
+
+    let channel = Channel::builder(format!("ipv4:{}", backend.address()))
+        .credentials(Credentials::xds(Credentials::insecure()))
+        .build()
+        .unwrap();
+    assert_eq!(scheme(&channel).await.unwrap(), "http");
+}
+
+/// A29: both sides prove who they are with what the bootstrap's providers have; no name is sent unless the cluster says so.
+#[tokio::test]
+async fn both_sides_prove_who_they_are() {
+    let parts = Parts::new().await;
+    let front = parts.front(&parts.servers.issue(&["whatever.internal"])).await;
+    for (context, expected) in [
+        (mutual(), Ok(der(&parts.me))),
+        (tls("roots", Some("me")), Ok(der(&parts.me))),
+        (tls("roots", None), Err("the server refused: certificate required")),
+    ] {
+        let (_control, channel) = service(pay(&context), &[front.address()], &parts.folder).await;
+        match expected {
+            Ok(client) => {
+                assert_eq!(scheme(&channel).await.unwrap(), "https");
+                assert_eq!(front.seen().pop(), Some(Came::Tls { sni: None, client: Some(client) }));
+            }
+            Err(why) => {
+                let status = call(&channel).await.unwrap_err();
+                assert_eq!(status.code(), Code::Unavailable);
+                assert!(status.message().contains(why), "{status}");
+            }
+        }
+    }
+    assert!(!front.seen().contains(&Came::Plain));
+}
+
+/// A29: who does not use these credentials is not told by the control plane how to secure connections, and does not lose
+/// them when it says something else.
+#[tokio::test]
+async fn other_credentials_go_their_own_way() {
+    let parts = Parts::new().await;
+    let front = parts.front(&parts.servers.issue(&["orders"])).await;
+    let (control, _) = service(pay(&mutual()), &[front.address()], &parts.folder).await;
+    let channel = channel_by(&parts.folder.bootstrap(&control)).build().unwrap();
+    assert_eq!(scheme(&channel).await.unwrap(), "http");
+    for context in [tls("roots", None), mutual()] {
+        control.set(pay(&context));
+        control.wait_acked::<Cluster>().await;
+        call(&channel).await.unwrap();
+    }
+    assert_eq!(front.seen(), [Came::Plain]);
+}
+
+/// fault 81, RT-4: without certificates nothing is connected to, neither in the clear nor by the fallback, which would do. The
+/// status says which cluster, which provider and which file; when the file is there, calls go through.
+#[tokio::test]
+async fn without_certificates_there_is_no_connection() {
+    let mut parts = Parts::new().await;
+    let front = parts.front(&parts.servers.issue(&["orders"])).await;
+    parts.folder = Folder::new();
+    let fallback = || {
+        let tls =
+            Credentials::tls().ca_pem(parts.servers.pem()).identity_pem(&parts.me.pem, &parts.me.key_pem);
+        [Credentials::insecure(), tls.build().unwrap()].map(Credentials::xds)
+    };
+    let write_ca = |text: &str| parts.folder.write("ca.pem", text);
+    let mut steps: [(&dyn Fn(), UpstreamTlsContext, &str, &str); 5] = [
+        (&|| {}, mutual(), "own", r#"CA file "DIR/ca.pem": cannot be read: No such file or directory"#),
+        (&|| write_ca("garbage"), mutual(), "own", r#"CA file "DIR/ca.pem": has no certificate"#),
+        (
+            &|| write_ca(&parts.servers.pem()),
+            mutual(),
+            "own",
+            r#"client certificate file "DIR/tls.crt": cannot be read: No such file or directory"#,
+        ),
+        (&|| {}, tls("me", None), "me", "the bootstrap gives it no ca_certificate_file"),
+        (&|| {}, tls("roots", Some("roots")), "roots", "the bootstrap gives it no certificate_file and"),
+    ];
+    for (change, context, provider, why) in &mut steps {
+        change();
+        for credentials in fallback() {
+            let (control, _) = service(pay(context), &[front.address()], &parts.folder).await;
+            let channel = channel_by(&parts.folder.bootstrap(&control)).credentials(credentials);
+            let status = call(&channel.build().unwrap()).await.unwrap_err();
+            assert_eq!(status.code(), Code::Unavailable);
+            let folder = parts.folder.path().to_str().unwrap();
+            let expected = format!("cluster \"pay\": certificate provider {provider:?}: {why}");
+            assert!(status.message().replace(folder, "DIR").contains(&expected), "{expected}: {status}");
+        }
+    }
+    assert_eq!(front.seen(), []);
+
+    let (_control, channel) = service(pay(&mutual()), &[front.address()], &parts.folder).await;
+    call(&channel).await.unwrap_err();
+    parts.folder.write("tls.crt", &parts.me.pem);
+    parts.folder.write("tls.key", &parts.me.key_pem);
+    let request = super::patient(request());
+    EchoClient::new(channel.clone()).unary(request).await.unwrap();
+    assert_eq!(front.seen(), [Came::Tls { sni: None, client: Some(der(&parts.me)) }]);
+}
