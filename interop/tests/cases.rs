@@ -72,5 +72,12 @@ cases! {
     weights_out_of_band,
     orca_per_rpc,
     orca_oob,
+    /// RT-4
+    mtls,
+    tls,
+    /// RT-4
+    plaintext_fallback,
+    /// RT-4
+    mtls_error,
     csds,
 }

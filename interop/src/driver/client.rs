@@ -26,12 +26,13 @@ pub struct Calls {
     kinds: &'static str,
     metadata: String,
     fail_on_failure: bool,
+    secure: bool,
 }
 
 impl Calls {
     /// A hundred unary calls a second.
     pub fn unary() -> Calls {
-        Calls { qps: 100, kinds: "UnaryCall", metadata: String::new(), fail_on_failure: false }
+        Calls { qps: 100, kinds: "UnaryCall", metadata: String::new(), fail_on_failure: false, secure: false }
     }
 
     /// A hundred calls of each kind a second.
@@ -49,6 +50,12 @@ impl Calls {
     #[must_use]
     pub fn metadata(self, metadata: &str) -> Calls {
         Calls { metadata: metadata.to_owned(), ..self }
+    }
+
+    /// Secured as the control plane says it.
+    #[must_use]
+    pub fn secure(self) -> Calls {
+        Calls { secure: true, ..self }
     }
 
     /// It goes on whatever fails.
@@ -148,6 +155,7 @@ impl Client {
             format!("--qps={}", calls.qps),
             format!("--rpc={}", calls.kinds),
             format!("--fail_on_failed_rpc={}", calls.fail_on_failure),
+            format!("--secure_mode={}", calls.secure),
         ];
         if !calls.metadata.is_empty() {
             flags.push(format!("--metadata={}", calls.metadata));

@@ -8,6 +8,7 @@
 //! expected and what the client last told.
 
 mod cases;
+mod certificates;
 mod client;
 mod envoy;
 mod process;

@@ -10,6 +10,7 @@ use evenkeel_proto::envoy::extensions::load_balancing_policies::round_robin::v3:
 use evenkeel_proto::prost::{Message, Name as _};
 use serde_json::{Value, json};
 
+use super::certificates::Certificates;
 use super::client::{Calls, Client};
 use super::envoy::Envoy;
 use super::process::Process;
@@ -24,6 +25,7 @@ pub(super) const CLUSTER: &str = "a";
 /// The world of one case.
 pub struct Stage {
     lineup: Lineup,
+    certificates: Option<Certificates>,
     control: Control,
 }
 
@@ -46,12 +48,18 @@ impl Stage {
                 Control::Peer { process, port, version: 0 }
             }
         };
-        Ok(Stage { lineup, control })
+        Ok(Stage { lineup, certificates: None, control })
     }
 
     /// Who plays.
     pub fn lineup(&self) -> &Lineup {
         &self.lineup
+    }
+
+    /// Makes certificates, which clients find by their bootstrap from now on.
+    pub fn certificates(&mut self) -> Result<&Certificates> {
+        let made = Certificates::new()?;
+        Ok(self.certificates.insert(made))
     }
 
     /// Starts a server for each name.
@@ -130,7 +138,7 @@ impl Stage {
 
     /// How clients find the control plane.
     pub fn bootstrap(&self) -> String {
-        let bootstrap = json!({
+        let mut bootstrap = json!({
             "xds_servers": [{
                 "server_uri": format!("127.0.0.1:{}", self.control_port()),
                 "channel_creds": [{"type": "insecure"}],
@@ -138,6 +146,9 @@ impl Stage {
             }],
             "node": {"id": "interop-client", "locality": {"region": "eu", "zone": "eu-1"}},
         });
+        if let Some(certificates) = &self.certificates {
+            bootstrap["certificate_providers"] = certificates.providers();
+        }
         bootstrap.to_string()
     }
 }

@@ -22,7 +22,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 use tokio_stream::StreamExt as _;
-use tonic::transport::Server;
+use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
 
 use self::health::Serving;
 use self::hook::{HookServer, Hooks};
@@ -70,6 +70,7 @@ struct Settings {
     server_id: String,
     host: Host,
     fixed: Fixed,
+    tls: Option<ServerTlsConfig>,
 }
 
 impl Settings {
@@ -86,11 +87,12 @@ impl Settings {
         let utilization = flags.read_if_there("load_utilization", amount);
         let qps = flags.read_if_there("load_qps", amount);
         let reports = flags.read("load_reports", "all", Reports::named);
+        let tls = tls(flags);
         maintenance_port.map_err(told)?;
         if is_secure.map_err(told)? {
             return Err(
-                "flag --secure_mode: evenkeel has no server that xDS configures (A36); run without it, or \
-                        take another server, such as grpc-go's, for secure cases"
+                "flag --secure_mode: evenkeel has no server that xDS configures (A36); name files with \
+                        --tls_certificate_file and --tls_private_key_file, or take another server, such as grpc-go's"
                     .to_owned(),
             );
         }
@@ -104,7 +106,30 @@ impl Settings {
                 qps: qps.map_err(told)?,
                 reports: reports.map_err(told)?,
             },
+            tls: tls?,
         })
+    }
+}
+
+/// TLS, if files are named for it.
+fn tls(flags: &mut Flags) -> Result<Option<ServerTlsConfig>, String> {
+    let mut named = |name| match flags.text(name, "").map_err(|error| error.to_string())? {
+        file if file.is_empty() => Ok(None),
+        file => fs::read(&file).map(Some).map_err(|error| format!("flag --{name}: {file:?}: {error}")),
+    };
+    let files =
+        (named("tls_certificate_file")?, named("tls_private_key_file")?, named("tls_client_ca_file")?);
+    match files {
+        (None, None, None) => Ok(None),
+        (Some(certificate), Some(key), authority) => {
+            let config = ServerTlsConfig::new().identity(Identity::from_pem(certificate, key));
+            Ok(Some(match authority {
+                Some(pem) => config.client_ca_root(Certificate::from_pem(pem)),
+                None => config,
+            }))
+        }
+        _ => Err("flags --tls_certificate_file and --tls_private_key_file: expected both, found one or none"
+            .to_owned()),
     }
 }
 
@@ -145,7 +170,11 @@ async fn serve(settings: Settings) -> Result<(), Box<dyn std::error::Error>> {
     let updating = Updating { serving: serving.clone(), hook_server: HookServer::default() };
     let answering = Answering { server_id: settings.server_id, host: settings.host, load: load.clone() };
     let (stop, stopped) = oneshot::channel::<()>();
-    let server = Server::builder()
+    let mut builder = Server::builder();
+    if let Some(tls) = settings.tls {
+        builder = builder.tls_config(tls)?;
+    }
+    let server = builder
         // Cases keep a thousand calls open on one connection; other servers have no bound here.
         .max_concurrent_streams(u32::MAX)
         .layer(load.layer())

@@ -6,6 +6,7 @@ mod limits;
 mod load;
 mod resources;
 mod routing;
+mod security;
 
 use evenkeel_control::{Cluster, Endpoint};
 
@@ -49,6 +50,10 @@ pub fn all() -> Vec<Case> {
         case!(load::weights_out_of_band, "weighted_round_robin by reports out of band"),
         case!(load::orca_per_rpc, "what a server reports with a call"),
         case!(load::orca_oob, "what a server reports out of band"),
+        case!(security::mtls, "TLS with certificates on both sides, by the names that the cluster accepts"),
+        case!(security::tls, "TLS with the server's certificate"),
+        case!(security::plaintext_fallback, "in the clear where the control plane says nothing"),
+        case!(security::mtls_error, "no call to whom the cluster does not accept"),
         case!(resources::csds, "the client tells its resources and their state"),
     ]
 }
@@ -77,8 +82,19 @@ const STOPS_SERVERS: [&str; 4] = [
     "secondary_locality_gets_no_requests_on_partial_primary_failure",
 ];
 
+/// The cases with TLS.
+const SECURE: [&str; 4] = ["mtls", "tls", "plaintext_fallback", "mtls_error"];
+
 /// Why a case says nothing about a lineup: what a peer does not have, as its documentation or its answer says.
 pub(super) fn does_not_fit(case: &str, lineup: &Lineup) -> Option<&'static str> {
+    if SECURE.contains(&case) {
+        if lineup.proxy.is_some() {
+            return Some("Envoy has no certificate providers");
+        }
+        if lineup.server.peer != "evenkeel" || lineup.sidecar.is_some() {
+            return Some("the server has no TLS from files");
+        }
+    }
     if lineup.proxy.is_some() && !OF_ONE_CLUSTER.contains(&case) {
         return Some(match case {
             case if case.starts_with("secondary_locality") => {
