@@ -317,8 +317,11 @@ pub struct LocalityStats {
 }
 
 impl LocalityStats {
+    /// A call's report may be counted after its end was taken: then there are metrics without a call.
     fn is_empty(&self) -> bool {
-        self.issued == 0 && self.succeeded == 0 && self.failed == 0 && self.in_progress == 0
+        let calls = [self.issued, self.succeeded, self.failed, self.in_progress, self.metrics_left_out];
+        let sums = [self.cpu_utilization, self.mem_utilization, self.application_utilization];
+        calls == [0; 5] && sums.iter().all(|sum| sum.count == 0) && self.named_metrics.is_empty()
     }
 }
 
