@@ -106,13 +106,16 @@ impl Matrix {
     }
 
     fn write_table(&self, text: &mut String) {
+        let letters: Vec<_> = ('A'..='Z').take(self.columns.len()).map(String::from).collect();
+        text.push_str("| | client | server | control plane |\n|---|---|---|---|\n");
+        for (letter, (lineup, _)) in letters.iter().zip(&self.columns) {
+            let (client, server, control) =
+                (lineup.client_peer(), lineup.server_peer(), lineup.control_peer());
+            let _ = writeln!(text, "| {letter} | {client} | {server} | {control} |");
+        }
+        let _ = writeln!(text, "\n| case | {} |", letters.join(" | "));
+        let _ = writeln!(text, "|---|{}", "---|".repeat(letters.len()));
         let mut notes = Vec::new();
-        let heads = self.columns.iter().map(|(lineup, _)| {
-            format!("{}<br>{}<br>{}", lineup.client_peer(), lineup.server_peer(), lineup.control_peer())
-        });
-        let heads: Vec<_> = heads.collect();
-        let _ = writeln!(text, "| client<br>server<br>control plane | {} |", heads.join(" | "));
-        let _ = writeln!(text, "|---|{}", "---|".repeat(heads.len()));
         for (row, case) in self.cases.iter().enumerate() {
             let cells = self.columns.iter().map(|(_, outcomes)| match &outcomes[row] {
                 Outcome::Passed => "yes".to_owned(),
@@ -123,7 +126,7 @@ impl Matrix {
                         notes.push(why.clone());
                         notes.len() - 1
                     });
-                    format!("- ({})", number + 1)
+                    (number + 1).to_string()
                 }
             });
             let cells: Vec<_> = cells.collect();

@@ -91,7 +91,7 @@ pub(super) fn does_not_fit(case: &str, lineup: &Lineup) -> Option<&'static str> 
         if lineup.proxy.is_some() {
             return Some("Envoy has no certificate providers");
         }
-        if lineup.server.peer != "evenkeel" || lineup.sidecar.is_some() {
+        if case != "plaintext_fallback" && (lineup.server.peer != "evenkeel" || lineup.sidecar.is_some()) {
             return Some("the server has no TLS from files");
         }
     }
@@ -107,9 +107,9 @@ pub(super) fn does_not_fit(case: &str, lineup: &Lineup) -> Option<&'static str> 
         return Some("the sidecar of a server that is stopped goes on");
     }
     match (case, lineup.client.peer.as_str(), lineup.server.peer.as_str()) {
-        ("orca_per_rpc" | "orca_oob", _, _) if lineup.interop_client.is_none() => {
-            Some("this client has no such program here")
-        }
+        ("orca_per_rpc" | "orca_oob", _, _) if lineup.interop_client.is_none() => Some(
+            "there is one such client, and no control plane is part of it: see A, and the servers of others",
+        ),
         ("custom_lb", "grpcio", _) => Some("Python has no way to write a policy for grpcio"),
         ("weights_by_call" | "weights_out_of_band" | "orca_per_rpc" | "orca_oob", _, "grpcio") => {
             Some("Python's grpcio cannot report load")
