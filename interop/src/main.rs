@@ -57,7 +57,9 @@ async fn main() -> ExitCode {
             matrix(Wishes { only, cases: case, jobs }, check).await
         }
         Job::List => {
-            driver::all().iter().for_each(|case| println!("{}: {}", case.name, case.shows));
+            for case in driver::all() {
+                println!("{}: {}", case.name, case.shows);
+            }
             ExitCode::SUCCESS
         }
     }

@@ -158,7 +158,10 @@ async fn a_failure_after_a_success_can_end_it() {
     let ended = program.end().await;
     assert_eq!(ended.code, Some(1));
     assert_eq!(ended.stderr, "error: RPC failed: EmptyCall: UNAVAILABLE: as asked\n");
-    for line in ["Greeting: Hello world, this is a", "RPC \"EmptyCall\", failed with UNAVAILABLE: as asked"] {
+    for line in [
+        "Greeting: Hello world, this is a, from 127.0.0.1:",
+        "RPC \"EmptyCall\", failed with UNAVAILABLE: as asked",
+    ] {
         assert!(ended.stdout.lines().any(|said| said.starts_with(line)), "{line}: {}", ended.stdout);
     }
 

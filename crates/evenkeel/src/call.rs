@@ -25,6 +25,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, Sleep, sleep_until};
 use tonic::body::Body;
 
+use crate::channel::Peer;
 use crate::connection::{Turn, cause};
 use crate::metrics::{AttemptMeter, CallMeter};
 use crate::retry::{Pushback, Retries, RetryPolicy, Throttle};
@@ -551,6 +552,7 @@ pub(crate) struct Flight {
     progress: Progress,
     /// `None` once there is an answer.
     attempt: Option<Attempt>,
+    asks_peer: bool,
 }
 
 /// How far the request body is.
@@ -576,7 +578,12 @@ impl Flight {
         attempt: Attempt,
     ) -> Flight {
         let upload = Some(Upload::new(replay, stream, attempt.meter.clone()));
-        Flight { response, upload, progress: Progress::InPlace, attempt: Some(attempt) }
+        Flight { response, upload, progress: Progress::InPlace, attempt: Some(attempt), asks_peer: false }
+    }
+
+    /// Whether the answer tells who gave it.
+    pub(crate) fn asking_peer(self, asks_peer: bool) -> Flight {
+        Flight { asks_peer, ..self }
     }
 
     /// Sends, and waits for the head of the answer.
@@ -634,7 +641,10 @@ impl Flight {
         deadline: &mut Deadline,
         end: &mut End,
     ) -> Result<http::Response<ResponseBody>, Box<Fallen>> {
-        let (parts, stream) = head.into_parts();
+        let (mut parts, stream) = head.into_parts();
+        if self.asks_peer {
+            parts.extensions.insert(Peer(attempt.turn.link().address().clone()));
+        }
         let code = match status::read_head(&parts) {
             Ok(code) => code,
             Err(found) => {

@@ -13,7 +13,7 @@ use std::task::{Context, Poll, ready};
 use std::{fmt, mem};
 
 use evenkeel_core::{
-    Call, CallEnd, Code, Connectivity, Description, Headers, Pick, Status, SubchannelId, Trackers,
+    Address, Call, CallEnd, Code, Connectivity, Description, Headers, Pick, Status, SubchannelId, Trackers,
 };
 use evenkeel_xds::routing::{ActiveFaults, Filter, Selected};
 use http::uri::{Authority, PathAndQuery, Scheme};
@@ -90,6 +90,26 @@ pub(crate) enum Command {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitForReady(pub bool);
+
+/// Put this into a request's extensions to be told who answered: the response has a [`Peer`] in its own.
+///
+/// ```
+/// # fn example(response: tonic::Response<()>) {
+/// let mut request = tonic::Request::new("message");
+/// request.extensions_mut().insert(evenkeel::AskPeer);
+/// // ... and when it is answered:
+/// if let Some(evenkeel::Peer(address)) = response.extensions().get() {
+///     println!("answered by {address}");
+/// }
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AskPeer;
+
+/// The address of the server that answered, in the extensions of a response whose request had [`AskPeer`]. A call that fails
+/// has none; where an endpoint was to blame, its status names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer(pub Address);
 
 impl Channel {
     /// Settings for a channel to a target: `xds:///orders`, `dns:///orders.prod:50051`, `ipv4:10.0.0.1:50051,10.0.0.2:50051`,
@@ -234,6 +254,7 @@ struct Outgoing {
     /// Given to each attempt, and back if it can be repeated.
     body: Option<Replay>,
     wait_for_ready: bool,
+    asks_peer: Option<AskPeer>,
     deadline: Deadline,
     /// Whether the headers say how much time is left.
     says_timeout: bool,
@@ -288,6 +309,7 @@ impl Outgoing {
         let path = channel.head.complete(&mut request);
         let method = channel.service_config.method(path.path());
         let own = request.extensions().get::<WaitForReady>().map(|WaitForReady(wait)| *wait);
+        let asks_peer = request.extensions().get().copied();
         let wait_for_ready = own.or(method.and_then(|method| method.wait_for_ready)).unwrap_or(false);
         let limit = said.into_iter().chain(method.and_then(|method| method.timeout)).min();
         let policy = method.and_then(|method| method.retry);
@@ -300,6 +322,7 @@ impl Outgoing {
             head: Some(http::Request::from_parts(request, ())),
             kept: Vec::new(),
             body: Some(Replay::new(body)),
+            asks_peer,
             wait_for_ready,
             deadline: Deadline::at(limit.map(|limit| Instant::now() + limit)),
             says_timeout: said.is_some() && said == limit,
@@ -488,7 +511,8 @@ impl Outgoing {
                     meter.placed(|| trackers.place());
                 }
                 let attempt = Attempt::new(trackers, turn, meter);
-                self.stage = Stage::Sent(Flight::new(sent, body, attempt));
+                self.stage =
+                    Stage::Sent(Flight::new(sent, body, attempt).asking_peer(self.asks_peer.is_some()));
             }
             Err(error) => {
                 trackers.finish(&CallEnd::Unsent);

@@ -25,6 +25,7 @@
 //! | [`Channel`], [`Builder`] | what applications use |
 //! | [`Credentials`] | TLS and mTLS, with files that are read again when they change |
 //! | [`WaitForReady`] | a call that waits where others fail |
+//! | [`AskPeer`], [`Peer`] | who answered |
 //! | [`XdsClient`], [`csds`] | the xDS client of the process, and its status as a service |
 //! | [`Registry`] | policies, those of the application included |
 //! | [`Connector`] | other ways to open connections |
@@ -75,7 +76,7 @@ mod xds;
 
 pub use builder::{BuildError, Builder};
 pub use call::ResponseBody;
-pub use channel::{Channel, ResponseFuture, WaitForReady};
+pub use channel::{AskPeer, Channel, Peer, ResponseFuture, WaitForReady};
 pub use credentials::{Credentials, CredentialsError, Tls};
 pub use evenkeel_core::{Address, Backoff, Connectivity, Description, EndpointRow, Registry};
 pub use evenkeel_xds::Limits;

@@ -3,7 +3,7 @@
 //! tonic's generated clients put headers and trailers of an answer into one map. Drivers ask which was which, so the calls
 //! are made as streams of one message, which on the wire is the same.
 
-use evenkeel::Channel;
+use evenkeel::{Address, AskPeer, Channel, Peer};
 use http::uri::PathAndQuery;
 use prost::Message;
 use tonic::client::Grpc;
@@ -25,6 +25,8 @@ pub(crate) struct Sizes {
 pub(crate) struct Answer {
     /// The host name of the server that answered, if it said one.
     pub(crate) peer: Option<String>,
+    /// Where that server is.
+    pub(crate) address: Option<Address>,
     pub(crate) initial: MetadataMap,
     pub(crate) trailing: MetadataMap,
 }
@@ -63,16 +65,19 @@ where
     A: Message + Default + 'static,
 {
     let mut request = Request::new(message);
+    request.extensions_mut().insert(AskPeer);
     *request.metadata_mut() = planned.metadata.clone();
     if let Some(timeout) = planned.timeout {
         request.set_timeout(timeout);
     }
     let mut grpc = Grpc::new(channel.clone()).max_decoding_message_size(usize::MAX);
     let codec = ProstCodec::<Q, A>::default();
-    let (initial, mut body, _) = grpc.server_streaming(request, path, codec).await?.into_parts();
+    let (initial, mut body, extensions) = grpc.server_streaming(request, path, codec).await?.into_parts();
     let message = body.message().await?;
     let trailing = body.trailers().await?.unwrap_or_default();
     let message = message.ok_or_else(|| Status::internal("the server answered OK without a message"))?;
     let peer = initial.get("hostname").and_then(|name| name.to_str().ok()).map(str::to_owned);
-    Ok((Answer { peer: peer.filter(|name| !name.is_empty()), initial, trailing }, message))
+    let peer = peer.filter(|name| !name.is_empty());
+    let address = extensions.get().map(|Peer(address)| address.clone());
+    Ok((Answer { peer, address, initial, trailing }, message))
 }

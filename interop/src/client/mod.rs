@@ -15,7 +15,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use evenkeel::{Bootstrap, Channel, Credentials, Registry, Variant, XdsClient, csds::Csds};
+use evenkeel::{Bootstrap, Channel, Credentials, Registry, XdsClient, csds::Csds};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval};
@@ -135,16 +135,16 @@ impl Caller {
         }
     }
 
-    /// For `--print_response`. The words are those that drivers look for in the output of any client. They also name the
-    /// address of the server, which a channel does not tell.
+    /// For `--print_response`. The words are those that drivers look for in the output of any client.
     fn line(&self, kind: Kind, outcome: &Result<Answer, Status>) -> String {
         let name = kind.name();
         match outcome {
-            Ok(Answer { peer, .. }) if self.is_well(outcome) => {
+            Ok(Answer { peer, address, .. }) if self.is_well(outcome) => {
                 let peer = peer.as_deref().unwrap_or_default();
+                let address = address.as_ref().map(ToString::to_string).unwrap_or_default();
                 match kind {
-                    Kind::Unary => format!("Greeting: Hello world, this is {peer}"),
-                    Kind::Empty => format!("RPC {name:?}, from host {peer}"),
+                    Kind::Unary => format!("Greeting: Hello world, this is {peer}, from {address}"),
+                    Kind::Empty => format!("RPC {name:?}, from host {peer}, addr {address}"),
                 }
             }
             _ if self.is_well(outcome) => format!("RPC {name:?}, ended as expected with {}", told(outcome)),
@@ -195,8 +195,7 @@ fn xds_client(settings: &Settings) -> Result<XdsClient, String> {
     let bootstrap = bootstrap.map_err(|error| error.to_string())?;
     let mut registry = Registry::standard();
     registry.register::<RpcBehavior>(rpc_behavior::NAME);
-    let variant = if settings.delta { Variant::Delta } else { Variant::StateOfTheWorld };
-    Ok(XdsClient::builder(bootstrap).registry(registry).variant(variant).build())
+    Ok(XdsClient::builder(bootstrap).registry(registry).variant(settings.variant).build())
 }
 
 /// Listens on all interfaces; on those of IPv4 where there is no IPv6.

@@ -4,6 +4,7 @@ use std::fmt::Display;
 use std::str::FromStr;
 use std::time::Duration;
 
+use evenkeel::Variant;
 use tonic::Code;
 
 use super::call::Sizes;
@@ -29,7 +30,7 @@ pub struct Settings {
     pub(crate) expect_status: Code,
     pub(crate) secure_mode: bool,
     /// A flag of our own: the delta variant of ADS.
-    pub(crate) delta: bool,
+    pub(crate) variant: Variant,
 }
 
 impl Settings {
@@ -58,7 +59,7 @@ impl Settings {
             print_response: flags.yes("print_response")?,
             expect_status: flags.read("expect_status", "OK", code)?,
             secure_mode: flags.yes("secure_mode")?,
-            delta: flags.yes("delta")?,
+            variant: if flags.yes("delta")? { Variant::Delta } else { Variant::StateOfTheWorld },
         })
     }
 }

@@ -232,7 +232,7 @@ mod tests {
 
     fn answer(peer: &str) -> Answer {
         let peer = Some(peer.to_owned()).filter(|peer| !peer.is_empty());
-        Answer { peer, initial: MetadataMap::new(), trailing: MetadataMap::new() }
+        Answer { peer, address: None, initial: MetadataMap::new(), trailing: MetadataMap::new() }
     }
 
     /// A driver's question, and the work that is done while it waits.

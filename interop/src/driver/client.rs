@@ -271,7 +271,7 @@ impl Client {
         &mut self,
         kinds: &[RpcType],
         metadata: &[(RpcType, &str, &str)],
-        timeout: u32,
+        timeout: i32,
     ) -> Result {
         let metadata = metadata.iter().map(|(kind, key, value)| Metadata {
             r#type: (*kind).into(),
@@ -281,7 +281,7 @@ impl Client {
         let request = ClientConfigureRequest {
             types: kinds.iter().map(|kind| (*kind).into()).collect(),
             metadata: metadata.collect(),
-            timeout_sec: timeout as i32,
+            timeout_sec: timeout,
         };
         self.configure.configure(request).await?;
         Ok(())

@@ -33,9 +33,9 @@ impl Process {
         let flags = [&program.flags, flags].concat();
         let what = format!("{} {}", program.path.display(), flags.join(" "));
         let mut command = Command::new(&program.path);
-        SETTINGS.iter().for_each(|name| {
+        for name in SETTINGS {
             command.env_remove(name);
-        });
+        }
         command.args(&flags).envs(variables.iter().copied()).kill_on_drop(true);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child =

@@ -31,7 +31,7 @@ pub struct Stage {
 
 enum Control {
     Own(ControlPlane),
-    Peer { process: Process, port: u16, version: u32 },
+    Peer { process: Box<Process>, port: u16, version: u32 },
 }
 
 impl Stage {
@@ -45,7 +45,7 @@ impl Stage {
             Some(program) => {
                 let mut process = Process::start(program, &[], &[])?;
                 let port = process.port().await?;
-                Control::Peer { process, port, version: 0 }
+                Control::Peer { process: Box::new(process), port, version: 0 }
             }
         };
         Ok(Stage { lineup, certificates: None, control })

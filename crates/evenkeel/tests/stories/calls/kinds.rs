@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
-use evenkeel::Channel;
+use evenkeel::{Address, AskPeer, Channel, Peer};
 use testkit::net::Backend;
-use testkit::net::echo::EchoRequest;
 use testkit::net::echo::echo_client::EchoClient;
+use testkit::net::echo::{EchoRequest, EchoResponse};
 use tokio::task::JoinSet;
 use tokio_stream::StreamExt as _;
 use tonic::body::Body;
@@ -254,4 +254,30 @@ async fn ten_thousand_calls_at_once() {
             assert_eq!((backend.calls(), backend.connections()), (CALLS / count, 1));
         }
     }
+}
+
+/// Who asks is told which server answered, in every kind of call, and nobody else is.
+#[tokio::test]
+async fn who_answered() {
+    let backends = [Backend::start().await, Backend::start().await];
+    let mut client = Client::new(to(&backends).service_config(policy("round_robin")).build().unwrap());
+    let asking = || {
+        let mut request = Request::new(EchoRequest { repeat: 1, ..request("one") });
+        request.extensions_mut().insert(AskPeer);
+        request
+    };
+    for _ in 0..4 {
+        let answer = within(client.unary(asking())).await.unwrap();
+        let stream = within(client.server_stream(asking())).await.unwrap();
+        let answered = stream.extensions().get().cloned();
+        let first = within(stream.into_inner().next()).await;
+        let name = |of: &EchoResponse| {
+            let backend = backends.iter().find(|backend| backend.name() == of.backend).unwrap();
+            Peer(Address::Ip(backend.address()))
+        };
+        assert_eq!(answer.extensions().get(), Some(&name(answer.get_ref())));
+        assert_eq!(answered, first.map(|first| name(&first.unwrap())));
+    }
+    let answer = within(client.unary(request("one"))).await.unwrap();
+    assert_eq!(answer.extensions().get::<Peer>(), None);
 }
