@@ -311,12 +311,11 @@ async fn control_planes_until(
     within(async {
         loop {
             let answer = channelz.get_top_channels(wire::GetTopChannelsRequest::default()).await.unwrap();
-            let mut channels = answer.into_inner().channel;
-            channels.retain(|channel| !data(channel).target.starts_with("xds:"));
-            let told =
-                channels.iter().map(|one| (data(one).target.clone(), data(one).state.unwrap().state()));
+            let mut found = answer.into_inner().channel;
+            found.retain(|channel| !data(channel).target.starts_with("xds:"));
+            let told = found.iter().map(|one| (data(one).target.clone(), data(one).state.unwrap().state()));
             if told.collect::<Vec<_>>() == expected {
-                return channels.iter().map(channel_id).collect();
+                return found.iter().map(channel_id).collect();
             }
         }
     })
