@@ -23,8 +23,8 @@ pub const PEERS: [(&str, &str); 5] = [
     ("envoy", "Envoy"),
 ];
 
-/// An installation that takes longer has failed.
-const INSTALL_LIMIT: Duration = Duration::from_secs(600);
+/// A script that takes longer has failed.
+const SCRIPT_LIMIT: Duration = Duration::from_secs(600);
 
 /// The exit code of `install` for a toolchain that is not there.
 const NO_TOOLCHAIN: i32 = 3;
@@ -49,22 +49,13 @@ pub enum NoPeer {
 }
 
 impl Peer {
-    /// Installs a peer, or finds that it is installed.
+    /// Installs a peer, or finds that it is installed, and runs the tests of its programs' own parts if it has any.
     pub async fn install(folder: &str, name: &str) -> Result<Peer, NoPeer> {
         let out = out_folder().join(folder);
-        let script = peers_folder().join(folder).join("install");
-        let mut command = Command::new(&script);
-        command.arg(&out).stdin(Stdio::null()).kill_on_drop(true);
-        let output = match timeout(INSTALL_LIMIT, command.output()).await {
-            Ok(Ok(output)) => output,
-            Ok(Err(error)) => return Err(NoPeer::Broken(format!("{}: {error}", script.display()))),
-            Err(_) => return Err(NoPeer::Broken(format!("took more than {} s", INSTALL_LIMIT.as_secs()))),
-        };
-        let words = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        match output.status.code() {
-            Some(0) => {}
-            Some(NO_TOOLCHAIN) => return Err(NoPeer::Absent(words)),
-            _ => return Err(NoPeer::Broken(words)),
+        let scripts = peers_folder().join(folder);
+        run(&scripts.join("install"), &out).await?;
+        if scripts.join("test").exists() {
+            run(&scripts.join("test"), &out).await?;
         }
         let versions = fs::read_to_string(out.join("versions"))
             .map_err(|error| NoPeer::Broken(format!("install left no versions: {error}")))?;
@@ -80,6 +71,25 @@ impl Peer {
     /// The same under another name: one peer may bring several.
     pub fn program_as(&self, kind: &str, name: &str) -> Program {
         Program::new(name, self.folder.join(kind))
+    }
+}
+
+/// Runs a script of a peer; what it says is told if it fails.
+async fn run(script: &Path, out: &Path) -> Result<(), NoPeer> {
+    let mut command = Command::new(script);
+    command.arg(out).stdin(Stdio::null()).kill_on_drop(true);
+    let failed = |words: String| NoPeer::Broken(format!("{}: {words}", script.display()));
+    let output = match timeout(SCRIPT_LIMIT, command.output()).await {
+        Ok(Ok(output)) => output,
+        Ok(Err(error)) => return Err(failed(error.to_string())),
+        Err(_) => return Err(failed(format!("took more than {} s", SCRIPT_LIMIT.as_secs()))),
+    };
+    let words =
+        [&output.stdout[..], &output.stderr[..]].map(|text| String::from_utf8_lossy(text).trim().to_owned());
+    match output.status.code() {
+        Some(0) => Ok(()),
+        Some(NO_TOOLCHAIN) => Err(NoPeer::Absent(words.concat())),
+        _ => Err(failed(words.join("\n"))),
     }
 }
 
