@@ -73,6 +73,11 @@ impl Matrix {
         self.absent.iter().any(|(_, why)| matches!(why, NoPeer::Broken(_)))
     }
 
+    /// Whether a peer's programs do not pass their own tests.
+    pub fn is_wrong(&self) -> bool {
+        self.absent.iter().any(|(_, why)| matches!(why, NoPeer::Wrong(_)))
+    }
+
     /// Whether no peer is absent.
     pub fn is_complete(&self) -> bool {
         self.absent.is_empty()
@@ -152,10 +157,12 @@ async fn install(tell: impl Fn(String)) -> (Vec<Peer>, Vec<(String, NoPeer)>) {
                 peers.push(peer);
             }
             Err(why) => {
-                match &why {
-                    NoPeer::Absent(words) => tell(format!("SKIPPED {name}: {words}")),
-                    NoPeer::Broken(words) => tell(format!("FAILED to install {name}: {words}")),
-                }
+                let what = match &why {
+                    NoPeer::Absent(_) => "SKIPPED",
+                    NoPeer::Broken(_) => "FAILED to install",
+                    NoPeer::Wrong(_) => "FAILED tests of",
+                };
+                tell(format!("{what} {name}: {}", why.words()));
                 absent.push((name.to_owned(), why));
             }
         }

@@ -44,8 +44,19 @@ pub struct Peer {
 pub enum NoPeer {
     /// What it needs is not on this machine.
     Absent(String),
-    /// It is a failure that it cannot be.
+    /// It could not be installed.
     Broken(String),
+    /// Its programs do not pass their own tests.
+    Wrong(String),
+}
+
+impl NoPeer {
+    /// What is missing or wrong.
+    pub fn words(&self) -> &str {
+        match self {
+            NoPeer::Absent(words) | NoPeer::Broken(words) | NoPeer::Wrong(words) => words,
+        }
+    }
 }
 
 impl Peer {
@@ -55,7 +66,7 @@ impl Peer {
         let scripts = peers_folder().join(folder);
         run(&scripts.join("install"), &out).await?;
         if scripts.join("test").exists() {
-            run(&scripts.join("test"), &out).await?;
+            run(&scripts.join("test"), &out).await.map_err(|why| NoPeer::Wrong(why.words().to_owned()))?;
         }
         let versions = fs::read_to_string(out.join("versions"))
             .map_err(|error| NoPeer::Broken(format!("install left no versions: {error}")))?;
