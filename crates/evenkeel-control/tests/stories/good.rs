@@ -17,7 +17,9 @@ use evenkeel_proto::envoy::config::route::v3::route::Action;
 use evenkeel_proto::envoy::extensions::filters::network::http_connection_manager::v3::Rds;
 use evenkeel_proto::envoy::extensions::filters::network::http_connection_manager::v3::http_connection_manager::RouteSpecifier;
 use evenkeel_proto::envoy::extensions::load_balancing_policies::wrr_locality::v3::WrrLocality;
+use evenkeel_proto::envoy::extensions::upstreams::http::v3::HttpProtocolOptions;
 use evenkeel_proto::prost::{Message, Name};
+use evenkeel_proto::prost_types::Any;
 use evenkeel_proto::xds::r#type::v3::TypedStruct;
 use evenkeel_xds::bootstrap::ServerConfig;
 use evenkeel_xds::resource::{Parser, ResourceType};
@@ -69,6 +71,9 @@ clusters:
     let listener = resources::listener("orders", &resources::manager(RouteSpecifier::Rds(rds)));
     let mut cluster = resources::cluster("pay");
     cluster.eds_cluster_config.as_mut().unwrap().eds_config = Some(source);
+    // For Envoy: `explicit_http_config { http2_protocol_options {} }`.
+    let http2 = Any { type_url: HttpProtocolOptions::type_url(), value: vec![26, 2, 18, 0] };
+    cluster.typed_extension_protocol_options.insert(HttpProtocolOptions::full_name(), http2);
     assert_eq!(sent.get::<Listener>("orders"), Some(listener));
     assert_eq!(sent.get::<cds::Cluster>("pay"), Some(cluster));
     let mut routes = resources::route_config("orders", "pay");

@@ -1,9 +1,8 @@
 //! `xds_interop_server` as drivers and clients meet it: the program, over real sockets.
 
-mod programs;
-
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use crate::programs::{Server, channel, end_of, soon};
 use evenkeel_proto::envoy::service::status::v3::ClientStatusRequest;
 use interop::proto::channelz as wire;
 use interop::proto::channelz::channelz_client::ChannelzClient;
@@ -18,7 +17,6 @@ use interop::proto::testing::{
     BoolValue, EchoStatus, Empty, HookRequest, Payload, ResponseParameters, SetReturnStatusRequest,
     SimpleRequest, StreamingInputCallRequest, StreamingOutputCallRequest,
 };
-use programs::{Server, channel, end_of, soon};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;

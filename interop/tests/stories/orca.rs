@@ -1,11 +1,10 @@
 //! Load reports between our programs: the published cases with our client and our server, and what the server says on
 //! the wire, for clients of others.
 
-mod programs;
-
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
+use crate::programs::{Server, end_of, soon};
 use evenkeel_orca::{METHOD, OrcaLoadReport, Report, read_trailers};
 use evenkeel_proto::xds::service::orca::v3::OrcaLoadReportRequest;
 use http::uri::PathAndQuery;
@@ -14,7 +13,6 @@ use interop::proto::testing::{
     ResponseParameters, SimpleRequest, StreamingOutputCallRequest, StreamingOutputCallResponse,
     TestOrcaReport,
 };
-use programs::{Server, end_of, soon};
 use tokio::net::TcpSocket;
 use tokio::sync::mpsc;
 use tokio::time::timeout;

@@ -3,12 +3,12 @@
 
 #![allow(clippy::unwrap_used, reason = "the helpers of tests are tests")]
 
-#[path = "client/parts.rs"]
 mod parts;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
+use self::parts::{Backend, Gated, Program, bootstrap, entry, within};
 use evenkeel_control::{Cluster, ControlPlane, Endpoint, Mesh, Policy, Service};
 use evenkeel_proto::envoy::config::cluster::v3::Cluster as ClusterMessage;
 use evenkeel_proto::envoy::service::status::v3::ClientStatusRequest;
@@ -17,7 +17,6 @@ use interop::proto::channelz::channel_connectivity_state::State;
 use interop::proto::channelz::channelz_client::ChannelzClient;
 use interop::proto::csds::client_status_discovery_service_client::ClientStatusDiscoveryServiceClient;
 use interop::proto::testing::load_balancer_stats_response::MetadataType;
-use parts::{Backend, Gated, Program, bootstrap, entry, within};
 use serde_json::json;
 use tonic::Code;
 use tonic::transport::Channel;

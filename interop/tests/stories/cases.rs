@@ -18,7 +18,7 @@ fn lineup() -> Lineup {
 /// `docs/interop.md` is written by the runner: who adds a case runs it.
 #[test]
 fn the_document_has_every_case() {
-    let document = include_str!("../../docs/interop.md");
+    let document = include_str!("../../../docs/interop.md");
     for case in driver::all() {
         let row = format!("\n| `{}`: {} |", case.name, case.shows);
         assert!(document.contains(&row), "run `cargo run -p interop -- matrix`: it has no {row:?}");

@@ -1,8 +1,6 @@
 //! Runs the programs as drivers do: processes with flags, pipes and signals. Every wait has a bound that only a failure
 //! reaches.
 
-#![allow(dead_code, reason = "each test binary uses its own part of this")]
-
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
