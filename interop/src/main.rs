@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::process::{Command, ExitCode};
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use interop::driver;
@@ -34,6 +35,9 @@ enum Job {
         /// Write no document
         #[arg(long)]
         check: bool,
+        /// Begin nothing after so many seconds, and say what was left out; only with --check
+        #[arg(long, requires = "check", value_name = "SECONDS")]
+        within: Option<u64>,
         /// Our own programs are built already, beside this one
         #[arg(long)]
         built: bool,
@@ -45,7 +49,7 @@ enum Job {
 #[tokio::main]
 async fn main() -> ExitCode {
     match Arguments::parse().command {
-        Job::Matrix { only, case, jobs, check, built } => {
+        Job::Matrix { only, case, jobs, check, within, built } => {
             if let Some(name) = case.iter().find(|name| driver::named(name).is_none()) {
                 eprintln!("interop: there is no case {name:?}; `interop list` shows all");
                 return ExitCode::from(2);
@@ -54,7 +58,8 @@ async fn main() -> ExitCode {
                 eprintln!("interop: our own programs could not be built");
                 return ExitCode::FAILURE;
             }
-            matrix(Wishes { only, cases: case, jobs }, check).await
+            let within = within.map(Duration::from_secs);
+            matrix(Wishes { only, cases: case, jobs, within }, check).await
         }
         Job::List => {
             for case in driver::all() {
@@ -70,6 +75,9 @@ async fn matrix(wishes: Wishes, check: bool) -> ExitCode {
     let matrix = Matrix::run(&wishes, |line| println!("{line}")).await;
     let (passed, failed, does_not_fit) = matrix.counts();
     println!("{passed} passed, {failed} failed, {does_not_fit} do not fit, in {} s", matrix.took.as_secs());
+    if matrix.not_run() > 0 {
+        eprintln!("interop: there was no time for {} cases", matrix.not_run());
+    }
     for (name, why) in &matrix.absent {
         eprintln!("interop: {name} was not run: {}", why.words());
     }

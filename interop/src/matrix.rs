@@ -16,6 +16,7 @@ use crate::peers::{self, NoPeer, PEERS, Peer};
 /// What stands in the document around the table.
 const INTRODUCTION: &str = include_str!("../docs/introduction.md");
 const DIFFERENCES: &str = include_str!("../docs/differences.md");
+const PSM: &str = include_str!("../docs/psm.md");
 
 /// What is run, and how.
 #[derive(Clone, Debug, Default)]
@@ -26,6 +27,8 @@ pub struct Wishes {
     pub cases: Vec<String>,
     /// How many cases run at a time.
     pub jobs: usize,
+    /// Nothing is begun later than this, installations included.
+    pub within: Option<Duration>,
 }
 
 /// What came of a case with a lineup.
@@ -37,6 +40,8 @@ pub enum Outcome {
     Failed(String),
     /// It says nothing about this lineup.
     DoesNotFit(String),
+    /// There was no time left for it.
+    NotRun,
 }
 
 /// What came of all of them.
@@ -56,14 +61,15 @@ pub struct Matrix {
 impl Matrix {
     /// Installs the peers and runs all that is wished. `tell` is given a line for each thing that ended.
     pub async fn run(wishes: &Wishes, tell: impl Fn(String)) -> Matrix {
-        let (peers, absent) = install(&tell).await;
+        let end = wishes.within.map(|time| Instant::now() + time);
+        let (peers, absent) = install(end, &tell).await;
         let lineups = lineups(&peers).into_iter().filter(|lineup| wished(&wishes.only, &lineup.to_string()));
         let cases = driver::all()
             .into_iter()
             .filter(|case| wishes.cases.is_empty() || wished(&wishes.cases, case.name));
         let (lineups, cases): (Vec<_>, Vec<_>) = (lineups.collect(), cases.collect());
         let begin = Instant::now();
-        let outcomes = run_all(&lineups, &cases, wishes.jobs.max(1), &tell).await;
+        let outcomes = run_all(&lineups, &cases, wishes.jobs.max(1), end, &tell).await;
         let columns = lineups.into_iter().zip(outcomes).collect();
         Matrix { columns, cases, peers, absent, took: begin.elapsed() }
     }
@@ -83,6 +89,12 @@ impl Matrix {
         self.absent.is_empty()
     }
 
+    /// How many cases there was no time for.
+    pub fn not_run(&self) -> usize {
+        let outcomes = self.columns.iter().flat_map(|(_, outcomes)| outcomes);
+        outcomes.filter(|outcome| **outcome == Outcome::NotRun).count()
+    }
+
     /// How many cases passed, failed, and said nothing.
     pub fn counts(&self) -> (usize, usize, usize) {
         let mut counts = (0, 0, 0);
@@ -91,6 +103,7 @@ impl Matrix {
                 Outcome::Passed => counts.0 += 1,
                 Outcome::Failed(_) => counts.1 += 1,
                 Outcome::DoesNotFit(_) => counts.2 += 1,
+                Outcome::NotRun => {}
             }
         }
         counts
@@ -107,6 +120,8 @@ impl Matrix {
         }
         text.push('\n');
         text.push_str(DIFFERENCES);
+        text.push('\n');
+        text.push_str(PSM);
         text
     }
 
@@ -125,6 +140,7 @@ impl Matrix {
             let cells = self.columns.iter().map(|(_, outcomes)| match &outcomes[row] {
                 Outcome::Passed => "yes".to_owned(),
                 Outcome::Failed(_) => "**no**".to_owned(),
+                Outcome::NotRun => "not run".to_owned(),
                 Outcome::DoesNotFit(why) => {
                     let known = notes.iter().position(|note| note == why);
                     let number = known.unwrap_or_else(|| {
@@ -148,10 +164,10 @@ fn wished(wishes: &[String], name: &str) -> bool {
     wishes.is_empty() || wishes.iter().any(|wish| name.contains(wish.as_str()))
 }
 
-async fn install(tell: impl Fn(String)) -> (Vec<Peer>, Vec<(String, NoPeer)>) {
+async fn install(end: Option<Instant>, tell: impl Fn(String)) -> (Vec<Peer>, Vec<(String, NoPeer)>) {
     let (mut peers, mut absent) = (Vec::new(), Vec::new());
     for (folder, name) in PEERS {
-        match Peer::install(folder, name).await {
+        match Peer::install(folder, name, end).await {
             Ok(peer) => {
                 tell(format!("{name}: {}", peer.versions.join(", ")));
                 peers.push(peer);
@@ -209,18 +225,21 @@ async fn run_all(
     lineups: &[Lineup],
     cases: &[Case],
     jobs: usize,
+    end: Option<Instant>,
     tell: impl Fn(String),
 ) -> Vec<Vec<Outcome>> {
     let places = Arc::new(Semaphore::new(jobs));
     let mut running = JoinSet::new();
-    for (column, lineup) in lineups.iter().enumerate() {
-        for (row, case) in cases.iter().copied().enumerate() {
+    // Case by case: if the time is short, every lineup has had some.
+    for (row, case) in cases.iter().copied().enumerate() {
+        for (column, lineup) in lineups.iter().enumerate() {
             let (lineup, places) = (lineup.clone(), places.clone());
             running.spawn(async move {
                 let _place = places.acquire_owned().await;
                 let begin = Instant::now();
                 let outcome = match case.does_not_fit(&lineup) {
                     Some(why) => Outcome::DoesNotFit(why.to_owned()),
+                    None if end.is_some_and(|end| begin > end) => Outcome::NotRun,
                     None => match case.run(&lineup).await {
                         Ok(()) => Outcome::Passed,
                         Err(failure) => Outcome::Failed(failure.to_string()),
@@ -238,6 +257,7 @@ async fn run_all(
             Outcome::Passed => tell(format!("passed  {what} ({:.1} s)", took.as_secs_f64())),
             Outcome::Failed(why) => tell(format!("FAILED  {what}: {why}")),
             Outcome::DoesNotFit(why) => tell(format!("skipped {what}: {why}")),
+            Outcome::NotRun => tell(format!("SKIPPED {what}: no time left")),
         }
         outcomes[column][row] = outcome;
     }

@@ -7,7 +7,7 @@ use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::process::Command;
 use tokio::time::timeout;
@@ -61,12 +61,14 @@ impl NoPeer {
 
 impl Peer {
     /// Installs a peer, or finds that it is installed, and runs the tests of its programs' own parts if it has any.
-    pub async fn install(folder: &str, name: &str) -> Result<Peer, NoPeer> {
+    pub async fn install(folder: &str, name: &str, end: Option<Instant>) -> Result<Peer, NoPeer> {
         let out = out_folder().join(folder);
         let scripts = peers_folder().join(folder);
-        run(&scripts.join("install"), &out).await?;
+        run(&scripts.join("install"), &out, end).await?;
         if scripts.join("test").exists() {
-            run(&scripts.join("test"), &out).await.map_err(|why| NoPeer::Wrong(why.words().to_owned()))?;
+            run(&scripts.join("test"), &out, None)
+                .await
+                .map_err(|why| NoPeer::Wrong(why.words().to_owned()))?;
         }
         let versions = fs::read_to_string(out.join("versions"))
             .map_err(|error| NoPeer::Broken(format!("install left no versions: {error}")))?;
@@ -86,13 +88,18 @@ impl Peer {
 }
 
 /// Runs a script of a peer; what it says is told if it fails.
-async fn run(script: &Path, out: &Path) -> Result<(), NoPeer> {
+async fn run(script: &Path, out: &Path, end: Option<Instant>) -> Result<(), NoPeer> {
+    let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+    let limit = left.map_or(SCRIPT_LIMIT, |left| left.min(SCRIPT_LIMIT));
     let mut command = Command::new(script);
     command.arg(out).stdin(Stdio::null()).kill_on_drop(true);
     let failed = |words: String| NoPeer::Broken(format!("{}: {words}", script.display()));
-    let output = match timeout(SCRIPT_LIMIT, command.output()).await {
+    let output = match timeout(limit, command.output()).await {
         Ok(Ok(output)) => output,
         Ok(Err(error)) => return Err(failed(error.to_string())),
+        Err(_) if limit < SCRIPT_LIMIT => {
+            return Err(NoPeer::Absent("no time left to install it".to_owned()));
+        }
         Err(_) => return Err(failed(format!("took more than {} s", SCRIPT_LIMIT.as_secs()))),
     };
     let words =
