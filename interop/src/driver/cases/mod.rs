@@ -98,7 +98,7 @@ pub(super) fn does_not_fit(case: &str, lineup: &Lineup) -> Option<&'static str> 
     if lineup.proxy.is_some() && !OF_ONE_CLUSTER.contains(&case) {
         return Some(match case {
             case if case.starts_with("secondary_locality") => {
-                "Envoy leaves a locality for its health checks or outlier detection, not for broken connections"
+                "does not pass, so it is not run: Envoy leaves a locality for health checks or outlier detection, not for broken connections"
             }
             _ => "Envoy has clusters and endpoints from the control plane, not routes",
         });
@@ -115,7 +115,7 @@ pub(super) fn does_not_fit(case: &str, lineup: &Lineup) -> Option<&'static str> 
             Some("Python's grpcio cannot report load")
         }
         ("weights_by_call", "grpc-js", _) => Some(
-            "grpc-js gives next to no calls to a server that has not reported yet, so who reports first decides",
+            "does not pass every time, so it is not run: grpc-js gives next to no calls to a server that has not reported yet",
         ),
         ("orca_oob", _, "grpc-js") => Some("grpc-js has no memory utilization for reports out of band"),
         _ => None,
