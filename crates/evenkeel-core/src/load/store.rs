@@ -259,12 +259,16 @@ impl LocalityLoad {
 }
 
 impl Calls {
-    /// Ends are read before starts, so that no end is seen without its start.
+    /// Ends are read before starts, so that no end is seen without its start. Between the two, calls may start and end; so that
+    /// those do not count as in progress, ends are read once more.
     fn totals(&self) -> Totals {
-        let [unsent, succeeded, failed] =
-            [&self.unsent, &self.succeeded, &self.failed].map(|total| total.load(Ordering::Acquire));
-        let issued = self.issued.load(Ordering::Relaxed) - unsent;
-        Totals { issued, succeeded, failed, in_progress: issued - succeeded - failed }
+        let ends =
+            || [&self.unsent, &self.succeeded, &self.failed].map(|total| total.load(Ordering::Acquire));
+        let [unsent, succeeded, failed] = ends();
+        // Acquire, so that the ends below are read after it.
+        let started = self.issued.load(Ordering::Acquire);
+        let in_progress = started.saturating_sub(ends().iter().sum());
+        Totals { issued: started - unsent, succeeded, failed, in_progress }
     }
 }
 
