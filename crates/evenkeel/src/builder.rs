@@ -9,7 +9,7 @@ use evenkeel_core::{Backoff, CallCounters, Endpoint, Endpoints, Registry};
 use evenkeel_xds::bootstrap::Bootstrap;
 use evenkeel_xds::routing::ActiveFaults;
 use http::HeaderValue;
-use http::uri::{Authority, Scheme};
+use http::uri::Authority;
 use tokio::sync::mpsc;
 
 use crate::call::Calls;
@@ -196,25 +196,25 @@ impl Builder {
 
     /// How many bytes an endpoint may send on one call before they are read; 2 MiB unless set.
     pub fn stream_window(mut self, bytes: u32) -> Builder {
-        self.http2.stream_window = bytes;
+        self.http2.settings.stream_window = bytes;
         self
     }
 
     /// How many bytes an endpoint may send on all calls of a connection before they are read; 5 MiB unless set.
     pub fn connection_window(mut self, bytes: u32) -> Builder {
-        self.http2.connection_window = bytes;
+        self.http2.settings.connection_window = bytes;
         self
     }
 
     /// The largest HTTP/2 frame that endpoints may send: 16,384 (unless set) to 16,777,215 bytes.
     pub fn max_frame_size(mut self, bytes: u32) -> Builder {
-        self.http2.max_frame_size = Some(bytes);
+        self.http2.settings.max_frame_size = bytes;
         self
     }
 
     /// The most bytes of headers or trailers that an endpoint may send; 16 KiB unless set.
     pub fn max_header_list_size(mut self, bytes: u32) -> Builder {
-        self.http2.max_header_list_size = bytes;
+        self.http2.settings.max_header_list_size = bytes;
         self
     }
 
@@ -262,10 +262,7 @@ impl Builder {
             }
             _ => None,
         };
-        // Where clusters have a say, most of them want TLS.
-        let is_tls = providers.is_some() || self.credentials.live().is_some();
-        let scheme = if is_tls { Scheme::HTTPS } else { Scheme::HTTP };
-        let head = Head { scheme, authority: authority.clone(), user_agent: self.user_agent_header()? };
+        let head = Head::new(authority.clone(), self.user_agent_header()?);
         let metrics = self.metrics.for_target(self.target.as_str().into());
         let settings = Settings {
             source,
@@ -312,12 +309,13 @@ impl Builder {
                 return Err(BuildError::new("keepalive: expected a time and a timeout above zero"));
             }
         }
-        if let Some(size) = self.http2.max_frame_size
-            && !(16_384..=16_777_215).contains(&size)
-        {
+        let size = self.http2.settings.max_frame_size;
+        if !(16_384..=16_777_215).contains(&size) {
             return Err(BuildError::new(format!("max_frame_size {size}: expected 16384 to 16777215")));
         }
-        if self.http2.stream_window > MAX_WINDOW || self.http2.connection_window > MAX_WINDOW {
+        if self.http2.settings.stream_window > MAX_WINDOW
+            || self.http2.settings.connection_window > MAX_WINDOW
+        {
             return Err(BuildError::new(format!("HTTP/2 windows: expected at most {MAX_WINDOW} bytes")));
         }
         Ok(())

@@ -15,9 +15,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use evenkeel_core::{CallEnd, Code, Trackers};
+use evenkeel_http2::{Error, Head, Reason, RecvStream, SendStream};
 use evenkeel_orca::read_trailers;
-use h2::client::ResponseFuture;
-use h2::{Reason, RecvStream, SendStream};
 use http::{HeaderMap, HeaderValue};
 use http_body::{Body as _, Frame, SizeHint};
 use tokio::sync::{Notify, oneshot};
@@ -34,10 +33,6 @@ use crate::{clock, load, status};
 
 /// What is kept of a request body for another attempt; a call that sent more is not repeated (gRPC's default).
 const MAX_KEPT: usize = 256 << 10;
-
-/// So many bytes of an answer may be read without the peer being told. Ten thousand slow readers on one connection then hold
-/// back half of its window at most.
-const LITTLE: usize = 256;
 
 /// The calls of a channel.
 #[derive(Debug, Default)]
@@ -295,7 +290,7 @@ impl Replay {
 /// A request body on its way.
 struct Upload {
     replay: Replay,
-    stream: SendStream<Bytes>,
+    stream: SendStream,
     /// How many pieces this attempt has come to: those that were sent before, then those of the body.
     taken: usize,
     /// A piece that is not sent yet: it may turn out to be the last one.
@@ -314,7 +309,7 @@ enum Uploaded {
 }
 
 impl Upload {
-    fn new(replay: Replay, stream: SendStream<Bytes>, meter: Option<AttemptMeter>) -> Upload {
+    fn new(replay: Replay, stream: SendStream, meter: Option<AttemptMeter>) -> Upload {
         Upload { replay, stream, taken: 0, held: None, is_committed: false, meter }
     }
 
@@ -322,52 +317,35 @@ impl Upload {
     /// does not wait.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Uploaded> {
         loop {
-            if self.held.is_some() && !self.has_room() {
-                // A stream that was given up by the peer has no room for ever.
-                if let Poll::Ready(over) = self.stream.poll_reset(cx) {
-                    drop(over);
-                    return Poll::Ready(Uploaded::Done);
-                }
-                match ready!(self.stream.poll_capacity(cx)) {
-                    Some(Ok(_)) => {}
-                    Some(Err(_)) | None => return Poll::Ready(Uploaded::Done),
-                }
+            if self.held.is_some() && self.taken > 1 && ready!(self.stream.poll_room(cx)).is_none() {
+                return Poll::Ready(Uploaded::Done);
             }
             match self.poll_piece(cx) {
                 Poll::Ready(Some(Ok(piece))) => {
                     if let Some(held) = self.held.replace(piece)
-                        && self.stream.send_data(held, false).is_err()
+                        && self.stream.send(held, false).is_none()
                     {
                         return Poll::Ready(Uploaded::Done);
                     }
                 }
                 Poll::Ready(Some(Err(status))) => {
-                    self.stream.send_reset(Reason::CANCEL);
+                    self.stream.reset(Reason::CANCEL);
                     return Poll::Ready(Uploaded::Failed(status));
                 }
                 Poll::Ready(None) => {
-                    let _ = self.stream.send_data(self.held.take().unwrap_or_default(), true);
+                    self.stream.send(self.held.take().unwrap_or_default(), true);
                     return Poll::Ready(Uploaded::Done);
                 }
                 Poll::Pending => {
                     if let Some(held) = self.held.take()
-                        && self.stream.send_data(held, false).is_err()
+                        && self.stream.send(held, false).is_none()
                     {
                         return Poll::Ready(Uploaded::Done);
                     }
-                    return self.stream.poll_reset(cx).map(|_| Uploaded::Done);
+                    return self.stream.poll_unwanted(cx).map(|()| Uploaded::Done);
                 }
             }
         }
-    }
-
-    /// Whether the piece that is held may go out without waiting: the peer's window is open, or it is the first one.
-    fn has_room(&mut self) -> bool {
-        if self.taken == 1 || self.stream.capacity() > 0 {
-            return true;
-        }
-        self.stream.reserve_capacity(1);
-        self.stream.capacity() > 0
     }
 
     /// The next piece of data: one that was sent before, or one of the body.
@@ -518,10 +496,10 @@ impl Attempt {
     }
 
     /// What a stream that was cut short means, with the reason of the connection's end where there is one.
-    fn failure(&self, error: &h2::Error) -> tonic::Status {
+    fn failure(&self, error: &Error) -> tonic::Status {
         let code = status::code_of_error(error);
         let why = match self.turn.link().loss() {
-            Some(loss) if error.is_io() => loss.status.message().to_owned(),
+            Some(loss) if matches!(error, Error::Io(_) | Error::Closed) => loss.status.message().to_owned(),
             _ => format!("endpoint {}: {}", self.turn.link().address(), cause(error)),
         };
         tonic::Status::new(tonic::Code::from(code as i32), why)
@@ -546,7 +524,8 @@ fn contained(tell: impl FnOnce()) {
 
 /// An attempt on its way: sent, or being sent, and not answered yet.
 pub(crate) struct Flight {
-    response: ResponseFuture,
+    /// Given to the answer's body.
+    response: Option<RecvStream>,
     /// The request body, while it is here.
     upload: Option<Upload>,
     progress: Progress,
@@ -568,17 +547,23 @@ enum Progress {
 }
 
 /// The head of an answer; `None` if there is none because the request body failed or the deadline passed.
-type Head = Option<Result<http::Response<RecvStream>, h2::Error>>;
+type Landed = Option<Result<Head, Error>>;
 
 impl Flight {
-    /// An attempt whose head h2 has taken.
+    /// An attempt whose head is sent.
     pub(crate) fn new(
-        (response, stream): (ResponseFuture, SendStream<Bytes>),
+        (stream, response): (SendStream, RecvStream),
         replay: Replay,
         attempt: Attempt,
     ) -> Flight {
         let upload = Some(Upload::new(replay, stream, attempt.meter.clone()));
-        Flight { response, upload, progress: Progress::InPlace, attempt: Some(attempt), asks_peer: false }
+        Flight {
+            response: Some(response),
+            upload,
+            progress: Progress::InPlace,
+            attempt: Some(attempt),
+            asks_peer: false,
+        }
     }
 
     /// Whether the answer tells who gave it.
@@ -587,7 +572,7 @@ impl Flight {
     }
 
     /// Sends, and waits for the head of the answer.
-    pub(crate) fn poll_head(&mut self, cx: &mut Context<'_>, deadline: &mut Deadline) -> Poll<Head> {
+    pub(crate) fn poll_head(&mut self, cx: &mut Context<'_>, deadline: &mut Deadline) -> Poll<Landed> {
         if let (Progress::InPlace, Some(upload)) = (&self.progress, &mut self.upload) {
             self.progress = match upload.poll(cx) {
                 Poll::Ready(Uploaded::Done) => Progress::Done,
@@ -601,7 +586,8 @@ impl Flight {
         if let Progress::Failed(_) = self.progress {
             return Poll::Ready(None);
         }
-        match Pin::new(&mut self.response).poll(cx) {
+        let Some(response) = &mut self.response else { return Poll::Ready(None) };
+        match response.poll_head(cx) {
             Poll::Ready(head) => Poll::Ready(Some(head)),
             Poll::Pending => deadline.poll_passed(cx).map(|()| None),
         }
@@ -610,7 +596,7 @@ impl Flight {
     /// Makes an answer of the head, or a failure.
     pub(crate) fn land(
         &mut self,
-        head: Head,
+        head: Landed,
         deadline: &mut Deadline,
         end: &mut End,
     ) -> Result<http::Response<ResponseBody>, Box<Fallen>> {
@@ -636,12 +622,14 @@ impl Flight {
     /// The answer, if its head is not the end of it.
     fn answered(
         &mut self,
-        head: http::Response<RecvStream>,
+        head: Head,
         attempt: Attempt,
         deadline: &mut Deadline,
         end: &mut End,
     ) -> Result<http::Response<ResponseBody>, Box<Fallen>> {
-        let (mut parts, stream) = head.into_parts();
+        let Head { status, headers, ends } = head;
+        let (mut parts, ()) = http::Response::new(()).into_parts();
+        (parts.status, parts.headers, parts.version) = (status, headers, http::Version::HTTP_2);
         if self.asks_peer {
             parts.extensions.insert(Peer(attempt.turn.link().address().clone()));
         }
@@ -657,9 +645,9 @@ impl Flight {
         if code == Some(Code::Cancelled) && deadline.has_passed() {
             return Err(self.fall(Err(attempt.unanswered()), Some(attempt)));
         }
-        // A failure in the head is the whole answer, also if h2 cannot say that the stream has ended: a server that
-        // answers before it has the whole request resets it behind its answer.
-        if let Some(code) = code.filter(|code| *code != Code::Ok || stream.is_end_stream()) {
+        // A failure in the head is the whole answer, also if the stream has not ended: a server that answers before it has
+        // the whole request resets it behind its answer.
+        if let Some(code) = code.filter(|code| *code != Code::Ok || ends) {
             if code != Code::Ok {
                 return Err(self.fall(Ok((code, parts)), Some(attempt)));
             }
@@ -675,14 +663,13 @@ impl Flight {
             }
             _ => None,
         };
-        let live = Live {
-            stream,
-            attempt,
-            _upload: upload,
-            deadline: mem::take(deadline),
-            end: end.hand_on(),
-            unreleased: 0,
+        let Some(stream) = self.response.take() else {
+            return Err(
+                self.fall(Err(tonic::Status::internal("an attempt was answered twice")), Some(attempt))
+            );
         };
+        let live =
+            Live { stream, attempt, _upload: upload, deadline: mem::take(deadline), end: end.hand_on() };
         Ok(http::Response::from_parts(parts, ResponseBody(Some(live))))
     }
 
@@ -758,8 +745,6 @@ struct Live {
     _upload: Option<UploadTask>,
     deadline: Deadline,
     end: End,
-    /// What was read and the peer was not told of.
-    unreleased: usize,
 }
 
 impl ResponseBody {
@@ -792,7 +777,6 @@ impl http_body::Body for ResponseBody {
                 return Poll::Ready(Some(self.fail(status)));
             }
             Poll::Ready(Some(Ok(data))) => {
-                live.release(data.len());
                 if let Some(meter) = &live.attempt.meter {
                     meter.received(&data);
                 }
@@ -838,23 +822,7 @@ impl ResponseBody {
 }
 
 impl Live {
-    /// Read is read: the peer may send as much again. Of little it is told only when more is waited for: the end of a stream
-    /// tells the rest by itself, which spares short answers a step.
-    fn release(&mut self, bytes: usize) {
-        self.unreleased += bytes;
-        if self.unreleased > LITTLE {
-            self.release_all();
-        }
-    }
-
-    fn release_all(&mut self) {
-        if self.unreleased > 0 {
-            let _ = self.stream.flow_control().release_capacity(mem::take(&mut self.unreleased));
-        }
-    }
-
     fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<tonic::Status> {
-        self.release_all();
         ready!(self.deadline.poll_passed(cx));
         Poll::Ready(self.unfinished())
     }

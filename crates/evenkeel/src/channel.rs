@@ -15,8 +15,9 @@ use std::{fmt, mem};
 use evenkeel_core::{
     Address, Call, CallEnd, Code, Connectivity, Description, Headers, Pick, Status, SubchannelId, Trackers,
 };
+use evenkeel_http2::{Error, RecvStream, SendStream};
 use evenkeel_xds::routing::{ActiveFaults, Filter, Selected};
-use http::uri::{Authority, PathAndQuery, Scheme};
+use http::uri::{Authority, PathAndQuery};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use http_body::Body as _;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -25,9 +26,9 @@ use tonic::body::Body;
 
 use crate::builder::Builder;
 use crate::call::{Attempt, Calls, Deadline, End, Failure, Fallen, Flight, Replay, ResponseBody, late};
-use crate::connection::{Shared, Turn};
+use crate::connection::Turn;
 use crate::entropy::Entropy;
-use crate::metrics::{AttemptMeter, Metrics, SecurityLevel};
+use crate::metrics::{AttemptMeter, Metrics};
 use crate::retry::{self, RetryPolicy, Throttle};
 use crate::service_config::ServiceConfig;
 use crate::snapshot::{Published, Snapshot, Way};
@@ -60,10 +61,9 @@ pub(crate) struct Inner {
 /// What every request says beside what its caller says.
 #[derive(Clone, Debug)]
 pub(crate) struct Head {
-    /// On most connections.
-    pub(crate) scheme: Scheme,
     pub(crate) authority: Authority,
-    pub(crate) user_agent: HeaderValue,
+    /// Said unless the caller says another.
+    pub(crate) user_agent: [(HeaderName, HeaderValue); 1],
 }
 
 /// What calls and the application tell the driver.
@@ -247,10 +247,7 @@ struct Outgoing {
     stage: Stage,
     method: Method,
     path: PathAndQuery,
-    /// Given away to each attempt.
-    head: Option<http::Request<()>>,
-    /// The headers that were given away, for another attempt; without what every request says.
-    kept: Vec<(HeaderName, HeaderValue)>,
+    headers: HeaderMap,
     /// Given to each attempt, and back if it can be repeated.
     body: Option<Replay>,
     wait_for_ready: bool,
@@ -304,23 +301,22 @@ enum Look<T> {
 }
 
 impl Outgoing {
-    fn new(channel: Arc<Inner>, mut request: http::Request<Body>) -> Outgoing {
-        let said = status::find(request.headers(), &timeout::NAME).and_then(timeout::parse);
-        let path = channel.head.complete(&mut request);
+    fn new(channel: Arc<Inner>, request: http::Request<Body>) -> Outgoing {
+        let (request, body) = request.into_parts();
+        let said = status::find(&request.headers, &timeout::NAME).and_then(timeout::parse);
+        let path = request.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
         let method = channel.service_config.method(path.path());
-        let own = request.extensions().get::<WaitForReady>().map(|WaitForReady(wait)| *wait);
-        let asks_peer = request.extensions().get().copied();
+        let own = request.extensions.get::<WaitForReady>().map(|WaitForReady(wait)| *wait);
+        let asks_peer = request.extensions.get().copied();
         let wait_for_ready = own.or(method.and_then(|method| method.wait_for_ready)).unwrap_or(false);
         let limit = said.into_iter().chain(method.and_then(|method| method.timeout)).min();
         let policy = method.and_then(|method| method.retry);
         let meter = channel.metrics.call(path.path());
-        let (request, body) = request.into_parts();
         Outgoing {
             stage: Stage::Route,
-            method: request.method.clone(),
+            method: request.method,
             path,
-            head: Some(http::Request::from_parts(request, ())),
-            kept: Vec::new(),
+            headers: request.headers,
             body: Some(Replay::new(body)),
             asks_peer,
             wait_for_ready,
@@ -500,8 +496,7 @@ impl Outgoing {
     /// Sends the request where the pick says. A request that never left because its connection is gone needs another pick.
     fn send(&mut self, Picked { turn, trackers, serial }: Picked) {
         let body = self.body.take().unwrap_or_else(|| Replay::new(Body::empty()));
-        let head = self.head(&trackers, turn.link());
-        match turn.connection().sender().send_request(head, body.is_empty()) {
+        match self.send_head(&turn, &trackers, body.is_empty()) {
             Ok(sent) => {
                 if let Some(id) = trackers.to_wake() {
                     let _ = self.channel.commands.send(Command::Connect(id));
@@ -516,8 +511,8 @@ impl Outgoing {
             }
             Err(error) => {
                 trackers.finish(&CallEnd::Unsent);
-                // One that takes no requests at all is gone; else there is something about this request.
-                if !turn.connection().is_gone() {
+                // The request is to blame; or else the connection is gone.
+                if matches!(error, Error::Unsendable(_)) {
                     let status = tonic::Status::internal(format!("the request cannot be sent: {error}"));
                     self.stage = Stage::Failed(self.unplaced(status));
                     return;
@@ -532,17 +527,6 @@ impl Outgoing {
     fn repeat(&mut self, body: Replay) {
         self.stage = Stage::Pick;
         self.body = Some(body);
-        let head = self.head.insert(self.channel.head.request(self.method.clone(), self.path.clone()));
-        let headers = head.headers_mut();
-        headers.extend(self.channel.head.said());
-        for (name, value) in self.kept.drain(..) {
-            // The first of a name replaces what every request says.
-            if headers.get(&name).is_some_and(|said| self.channel.head.says(&name, said)) {
-                headers.insert(name, value);
-            } else {
-                headers.append(name, value);
-            }
-        }
         self.says_timeout = false;
     }
 
@@ -658,7 +642,7 @@ impl Outgoing {
     }
 
     fn headers(&self) -> HeadersOf<'_> {
-        HeadersOf(self.head.as_ref().map(http::Request::headers))
+        HeadersOf(&self.headers)
     }
 
     /// The call as routes and pickers see it.
@@ -670,103 +654,68 @@ impl Outgoing {
         if self.wait_for_ready { call.wait_for_ready() } else { call }
     }
 
-    /// The head of the next attempt's request.
-    fn head(&mut self, trackers: &Trackers, link: &Shared) -> http::Request<()> {
-        let rewrite = self.selected.as_ref().is_some_and(Selected::auto_host_rewrite);
-        let place = if rewrite { trackers.place() } else { None };
-        let hostname = place.and_then(|place| place.hostname.as_deref());
-        let mut head = self.head.take().unwrap_or_default();
-        if let Some(authority) = hostname.and_then(|name| Authority::try_from(name).ok()) {
-            let uri = mem::take(head.uri_mut()).into_parts();
-            *head.uri_mut() = self.channel.head.uri(uri, Some(authority));
-        }
-        self.channel.head.fit(&mut head, link);
-        let headers = head.headers_mut();
-        let others = headers.iter().filter(|(name, value)| !self.channel.head.says(name, value));
-        self.kept.extend(others.map(|(name, value)| (name.clone(), value.clone())));
+    /// Sends the head of an attempt's request.
+    fn send_head(
+        &mut self,
+        turn: &Turn,
+        trackers: &Trackers,
+        ends: bool,
+    ) -> Result<(SendStream, RecvStream), Error> {
         if !self.says_timeout
             && let Some(left) = self.deadline.left()
         {
-            headers.insert(&timeout::NAME, timeout::format(left));
+            self.headers.insert(&timeout::NAME, timeout::format(left));
         }
         if let Some(attempts) = self.end.previous_attempts() {
-            headers.insert(&retry::PREVIOUS_ATTEMPTS, attempts);
+            self.headers.insert(&retry::PREVIOUS_ATTEMPTS, attempts);
         }
-        for (name, value) in trackers.headers() {
-            // What a pick's headers may be is narrower than what HTTP takes.
-            if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) {
-                headers.append(name, value);
-            }
-        }
-        head
+        let rewrite = self.selected.as_ref().is_some_and(Selected::auto_host_rewrite);
+        let place = if rewrite { trackers.place() } else { None };
+        let hostname = place.and_then(|place| place.hostname.as_deref());
+        let hostname = hostname.filter(|name| Authority::try_from(*name).is_ok());
+        let head = &self.channel.head;
+        let mut of_pick = trackers.headers().peekable();
+        let more = head.more(&self.headers);
+        let more = if of_pick.peek().is_none() { Cow::Borrowed(more) } else { with_pick(more, of_pick) };
+        turn.connection().sender().send(&evenkeel_http2::Request {
+            method: &self.method,
+            is_https: turn.link().is_https(),
+            authority: hostname.unwrap_or(head.authority.as_str()),
+            path: self.path.as_str(),
+            more: &more,
+            headers: &self.headers,
+            ends,
+        })
     }
 }
 
+/// What a pick has to say, behind what every request says.
+fn with_pick<'a>(
+    more: &[(HeaderName, HeaderValue)],
+    of_pick: impl Iterator<Item = (&'a str, &'a str)>,
+) -> Cow<'static, [(HeaderName, HeaderValue)]> {
+    // What a pick's headers may be is narrower than what HTTP takes.
+    let of_pick = of_pick.filter_map(|(name, value)| Some((name.try_into().ok()?, value.try_into().ok()?)));
+    Cow::Owned(more.iter().cloned().chain(of_pick).collect())
+}
+
 impl Head {
-    /// What every request says: a caller that says something else is heard.
-    fn said(&self) -> [(HeaderName, HeaderValue); 3] {
-        [
-            (header::TE, HeaderValue::from_static("trailers")),
-            (header::CONTENT_TYPE, HeaderValue::from_static("application/grpc")),
-            (header::USER_AGENT, self.user_agent.clone()),
-        ]
+    pub(crate) fn new(authority: Authority, user_agent: HeaderValue) -> Head {
+        Head { authority, user_agent: [(header::USER_AGENT, user_agent)] }
     }
 
-    fn says(&self, name: &HeaderName, value: &HeaderValue) -> bool {
-        *name == header::TE && value.as_bytes() == b"trailers"
-            || *name == header::CONTENT_TYPE && value.as_bytes() == b"application/grpc"
-            || *name == header::USER_AGENT && *value == self.user_agent
-    }
-
-    /// Makes a caller's request one that goes to the wire; answers with its path.
-    pub(crate) fn complete<B>(&self, request: &mut http::Request<B>) -> PathAndQuery {
-        let mut uri = mem::take(request.uri_mut()).into_parts();
-        let path = uri.path_and_query.get_or_insert_with(|| PathAndQuery::from_static("/")).clone();
-        *request.uri_mut() = self.uri(uri, None);
-        *request.version_mut() = http::Version::HTTP_2;
-        request.headers_mut().entry(header::USER_AGENT).or_insert_with(|| self.user_agent.clone());
-        path
-    }
-
-    /// Has a request say how the connection is protected that it goes out on.
-    pub(crate) fn fit<B>(&self, request: &mut http::Request<B>, link: &Shared) {
-        let scheme = match link.security() {
-            SecurityLevel::None => Scheme::HTTP,
-            SecurityLevel::PrivacyAndIntegrity => Scheme::HTTPS,
-        };
-        if scheme != self.scheme {
-            let mut uri = mem::take(request.uri_mut()).into_parts();
-            uri.scheme = Some(scheme);
-            // It was whole before.
-            *request.uri_mut() = http::Uri::from_parts(uri).unwrap_or_default();
-        }
-    }
-
-    /// A request without headers.
-    fn request(&self, method: Method, path: PathAndQuery) -> http::Request<()> {
-        let mut request = http::Request::new(());
-        *request.method_mut() = method;
-        let mut uri = http::uri::Parts::default();
-        uri.path_and_query = Some(path);
-        *request.uri_mut() = self.uri(uri, None);
-        *request.version_mut() = http::Version::HTTP_2;
-        request
-    }
-
-    fn uri(&self, mut uri: http::uri::Parts, authority: Option<Authority>) -> http::Uri {
-        uri.scheme = Some(self.scheme.clone());
-        uri.authority = Some(authority.unwrap_or_else(|| self.authority.clone()));
-        // With scheme, authority and path a URI is whole.
-        http::Uri::from_parts(uri).unwrap_or_default()
+    /// What a request says beside these headers.
+    pub(crate) fn more(&self, headers: &HeaderMap) -> &[(HeaderName, HeaderValue)] {
+        if status::find(headers, &header::USER_AGENT).is_some() { &[] } else { &self.user_agent }
     }
 }
 
 /// Request headers, as routes and policies look at them.
-struct HeadersOf<'a>(Option<&'a HeaderMap>);
+struct HeadersOf<'a>(&'a HeaderMap);
 
 impl Headers for HeadersOf<'_> {
     fn value(&self, name: &str) -> Option<Cow<'_, str>> {
-        let mut values = self.0?.get_all(name).iter().map(|value| String::from_utf8_lossy(value.as_bytes()));
+        let mut values = self.0.get_all(name).iter().map(|value| String::from_utf8_lossy(value.as_bytes()));
         let first = values.next()?;
         Some(values.fold(first, |all, value| Cow::Owned(format!("{all},{value}"))))
     }

@@ -13,17 +13,14 @@ use std::fmt;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::Bytes;
 use evenkeel_core::{Address, Status};
-use h2::client::SendRequest;
-use h2::{Ping, PingPong, Reason};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::{Notify, oneshot};
+use evenkeel_http2::{Driver, Error, Reason, Sender, Settings};
+use tokio::sync::Notify;
 use tokio::time::{Sleep, sleep_until};
 
 use crate::clock;
@@ -31,22 +28,10 @@ use crate::metrics::{DisconnectReason, SecurityLevel};
 use crate::traffic::Link;
 use crate::transport::{self, Io};
 
-/// h2 shows the limit of streams; while it is this one, which no peer can set, the peer's SETTINGS have not come.
-const NO_SETTINGS_YET: usize = usize::MAX - 1;
-
-/// How much of a peer's last words is shown.
-const MAX_LAST_WORDS: usize = 200;
-
 /// How HTTP/2 is spoken.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Http2 {
-    /// How much the peer may send on a stream, and on all of them, before we read it.
-    pub(crate) stream_window: u32,
-    pub(crate) connection_window: u32,
-    /// The largest frame that the peer may send.
-    pub(crate) max_frame_size: Option<u32>,
-    /// The most bytes of headers or trailers that are taken in.
-    pub(crate) max_header_list_size: u32,
+    pub(crate) settings: Settings,
     pub(crate) keepalive: Option<Keepalive>,
 }
 
@@ -61,24 +46,10 @@ pub(crate) struct Keepalive {
     pub(crate) without_calls: bool,
 }
 
-impl Default for Http2 {
-    /// Windows as hyper has them for clients; 16 KiB of headers.
-    fn default() -> Http2 {
-        Http2 {
-            stream_window: 2 << 20,
-            connection_window: 5 << 20,
-            max_frame_size: None,
-            max_header_list_size: 16 << 10,
-            keepalive: None,
-        }
-    }
-}
-
 /// A connection that calls can be sent on. When the last handle is dropped the connection is let go.
 pub(crate) struct Connection {
-    sender: SendRequest<Bytes>,
+    sender: Sender,
     shared: Arc<Shared>,
-    _held: oneshot::Sender<()>,
 }
 
 /// What the handle, the task and the calls know together.
@@ -91,8 +62,6 @@ pub(crate) struct Shared {
     lost: OnceLock<Loss>,
     /// Whether it turned out that the peer does not report load out of band (A51).
     reports_no_load: AtomicBool,
-    /// When the peer was last heard of, in our clock's nanoseconds; only kept if somebody asks.
-    heard_at: AtomicU64,
     tally: Link,
 }
 
@@ -106,15 +75,8 @@ pub(crate) struct Loss {
 }
 
 impl Connection {
-    /// A sender for one request.
-    pub(crate) fn sender(&self) -> SendRequest<Bytes> {
-        self.sender.clone()
-    }
-
-    /// Whether it takes no more requests.
-    pub(crate) fn is_gone(&self) -> bool {
-        let mut cx = Context::from_waker(Waker::noop());
-        matches!(self.sender().poll_ready(&mut cx), Poll::Ready(Err(_)))
+    pub(crate) fn sender(&self) -> &Sender {
+        &self.sender
     }
 
     pub(crate) fn shared(&self) -> &Shared {
@@ -130,6 +92,14 @@ impl Connection {
 impl Shared {
     pub(crate) fn address(&self) -> &Address {
         &self.address
+    }
+
+    /// Whether requests on it say that they are protected.
+    pub(crate) fn is_https(&self) -> bool {
+        match self.security {
+            SecurityLevel::None => false,
+            SecurityLevel::PrivacyAndIntegrity => true,
+        }
     }
 
     /// How it is protected.
@@ -207,8 +177,8 @@ impl Drop for Turn {
     }
 }
 
-/// Places for as many calls as the peer takes at once. h2 would queue the others too, but sends what was given up meanwhile,
-/// only to reset it, which servers take for an attack.
+/// Places for as many calls as the peer takes at once. Those who wait here have sent nothing yet, so that one that is given up
+/// is not a request with a reset behind it, which servers take for an attack.
 ///
 /// Where there is room, a place costs an atomic step to take and one to give back. Who waits says so before a last look,
 /// and who gives back looks for those who wait afterwards, so that none of them is missed.
@@ -288,23 +258,19 @@ impl fmt::Debug for Connection {
 
 /// The part that reads and writes. It must be [run](Task::run), or nothing moves.
 pub(crate) struct Task {
-    connection: h2::client::Connection<Heard, Bytes>,
-    /// Knows whether the connection takes requests. It goes when the last handle goes, since it would keep the connection.
-    probe: Option<SendRequest<Bytes>>,
-    held: oneshot::Receiver<()>,
+    driver: Driver,
+    io: Box<dyn Io>,
     alive: Option<Alive>,
     shared: Arc<Shared>,
     /// How many calls the peer takes at once, as far as we have heard.
-    limit: usize,
+    limit: Option<usize>,
 }
 
-/// Speaks HTTP/2 over a byte stream, up to the peer's SETTINGS. `held` and its receiver tell whether anybody still wants the
-/// connection.
+/// Speaks HTTP/2 over a byte stream, up to the peer's SETTINGS.
 pub(crate) async fn handshake(
-    io: Box<dyn Io>,
+    mut io: Box<dyn Io>,
     (address, security): (Address, SecurityLevel),
     settings: &Http2,
-    (held, released): (oneshot::Sender<()>, oneshot::Receiver<()>),
 ) -> Result<(Connection, Task), Status> {
     let shared = Arc::new(Shared {
         address,
@@ -312,45 +278,25 @@ pub(crate) async fn handshake(
         room: Room::default(),
         lost: OnceLock::new(),
         reports_no_load: AtomicBool::new(false),
-        heard_at: AtomicU64::new(clock::now().as_nanos()),
         tally: Link::default(),
     });
-    let heard = settings.keepalive.is_some().then(|| shared.clone());
-    let mut builder = h2::client::Builder::new();
-    builder
-        .enable_push(false)
-        .initial_max_send_streams(NO_SETTINGS_YET)
-        .initial_window_size(settings.stream_window)
-        .initial_connection_window_size(settings.connection_window)
-        .max_header_list_size(settings.max_header_list_size)
-        // Answers to calls that were given up come late, as many as there were such calls. h2 takes them for errors of the
-        // peer, and after 1,024 of them would end the connection with all its calls.
-        .max_local_error_reset_streams(None);
-    if let Some(size) = settings.max_frame_size {
-        builder.max_frame_size(size);
-    }
-    let failed = |error: &h2::Error| {
-        Status::unavailable(format!("HTTP/2 handshake with {}: {}", shared.address, cause(error)))
-    };
-    let (sender, mut connection) =
-        builder.handshake(Heard { io, heard }).await.map_err(|error| failed(&error))?;
-    let ping_pong = settings.keepalive.and_then(|keepalive| Some((keepalive, connection.ping_pong()?)));
-    let alive = ping_pong.map(|(keepalive, ping_pong)| Alive::new(keepalive, ping_pong));
+    let (sender, mut driver) = evenkeel_http2::client(settings.settings);
+    let alive = settings.keepalive.map(Alive::new);
+    let failed = |why: &str| Status::unavailable(format!("HTTP/2 handshake with {}: {why}", shared.address));
     // Until the peer's SETTINGS are there it has shown nothing but an open port.
-    let settled = poll_fn(|cx| match Pin::new(&mut connection).poll(cx) {
-        _ if connection.max_concurrent_send_streams() != NO_SETTINGS_YET => Poll::Ready(Ok(())),
-        Poll::Ready(Ok(())) => Poll::Ready(Err(Status::unavailable(format!(
-            "HTTP/2 handshake with {}: the peer closed the connection before its SETTINGS",
-            shared.address
-        )))),
-        Poll::Ready(Err(error)) => Poll::Ready(Err(failed(&error))),
+    let settled = poll_fn(|cx| match driver.poll(&mut io, cx) {
+        Poll::Ready(Err(Error::Closed)) => {
+            Poll::Ready(Err(failed("the peer closed the connection before its SETTINGS")))
+        }
+        Poll::Ready(Err(error)) => Poll::Ready(Err(failed(&cause(&error)))),
+        _ if driver.max_streams().is_some() => Poll::Ready(Ok(())),
+        Poll::Ready(Ok(())) => Poll::Ready(Err(failed("the connection ended before the peer's SETTINGS"))),
         Poll::Pending => Poll::Pending,
     });
     settled.await?;
-    let probe = Some(sender.clone());
-    let mut task = Task { connection, probe, held: released, alive, shared: shared.clone(), limit: 0 };
+    let mut task = Task { driver, io, alive, shared: shared.clone(), limit: None };
     task.follow_limit();
-    Ok((Connection { sender, shared, _held: held }, task))
+    Ok((Connection { sender, shared }, task))
 }
 
 impl Task {
@@ -365,12 +311,11 @@ impl Task {
             }
         };
         poll_fn(|cx| {
-            let over = Pin::new(&mut self.connection).poll(cx);
+            let over = self.driver.poll(&mut self.io, cx);
             self.follow_limit();
-            // Asked after every look at the socket: what the peer said last is known only now.
-            if let Some(Poll::Ready(Err(error))) = self.probe.as_mut().map(|probe| probe.poll_ready(cx)) {
-                self.probe = None;
-                tell(&self.shared, Loss::of(&self.shared.address, &error));
+            // What the peer said last comes before that it is gone.
+            if let Some(refusal) = self.driver.refusal() {
+                tell(&self.shared, Loss::of(&self.shared.address, refusal));
             }
             if let Poll::Ready(result) = over {
                 let why = match result {
@@ -380,13 +325,8 @@ impl Task {
                 tell(&self.shared, why);
                 return Poll::Ready(());
             }
-            if self.probe.is_some() && Pin::new(&mut self.held).poll(cx).is_ready() {
-                self.probe = None;
-                // h2 says goodbye once it sees that nobody can ask anything any more.
-                cx.waker().wake_by_ref();
-            }
             if let Some(alive) = &mut self.alive
-                && alive.poll_dead(&self.shared, cx).is_ready()
+                && alive.poll_dead(&mut self.driver, &self.shared, cx).is_ready()
             {
                 tell(&self.shared, Loss::silent(&self.shared.address, alive.keepalive.timeout));
                 return Poll::Ready(());
@@ -398,10 +338,10 @@ impl Task {
 
     /// Makes room as the peer's last SETTINGS say.
     fn follow_limit(&mut self) {
-        let limit = self.connection.max_concurrent_send_streams();
+        let limit = self.driver.max_streams();
         if limit != self.limit {
             self.limit = limit;
-            self.shared.room.set_limit(limit);
+            self.shared.room.set_limit(limit.unwrap_or(0));
         }
     }
 }
@@ -414,20 +354,21 @@ impl Drop for Task {
 }
 
 impl Loss {
-    fn of(address: &Address, error: &h2::Error) -> Loss {
-        let reason = match (error.is_go_away() && error.is_remote(), error.reason(), error.get_io()) {
-            (true, Some(reason), _) => DisconnectReason::GoAway(reason),
-            (_, _, Some(io)) => match io.kind() {
+    fn of(address: &Address, error: &Error) -> Loss {
+        let reason = match error {
+            Error::GoAway(reason, _) => DisconnectReason::GoAway(*reason),
+            Error::Io(io) => match io.kind() {
                 io::ErrorKind::ConnectionReset => DisconnectReason::Reset,
                 io::ErrorKind::TimedOut => DisconnectReason::TimedOut,
                 io::ErrorKind::ConnectionAborted => DisconnectReason::Aborted,
                 _ => DisconnectReason::Socket,
             },
+            Error::Closed => DisconnectReason::Socket,
             _ => DisconnectReason::Unknown,
         };
         let status = Status::unavailable(format!("connection to {address}: {}", cause(error)));
-        let too_many_pings = reason == DisconnectReason::GoAway(Reason::ENHANCE_YOUR_CALM)
-            && last_words(error).as_deref() == Some("too_many_pings");
+        let too_many_pings =
+            matches!(error, Error::GoAway(Reason::ENHANCE_YOUR_CALM, words) if *words == "too_many_pings");
         Loss { reason, status, too_many_pings }
     }
 
@@ -445,51 +386,39 @@ impl Loss {
 }
 
 /// What went wrong, in words.
-pub(crate) fn cause(error: &h2::Error) -> String {
-    match (error.get_io(), error.reason()) {
-        (Some(io), _) if io.kind() == io::ErrorKind::BrokenPipe => "closed by the peer".to_owned(),
-        (Some(io), _) => transport::in_words(io),
-        (None, Some(reason)) if error.is_go_away() && error.is_remote() => match last_words(error) {
-            Some(words) => format!("GOAWAY {reason:?}, \"{words}\""),
-            None => format!("GOAWAY {reason:?}"),
-        },
-        (None, Some(reason)) if error.is_reset() && error.is_remote() => format!("RST_STREAM {reason:?}"),
-        (None, Some(reason)) if error.is_library() => {
-            format!("the peer broke HTTP/2 or a limit ({reason:?})")
-        }
+pub(crate) fn cause(error: &Error) -> String {
+    match error {
+        Error::Io(io) if io.kind() == io::ErrorKind::BrokenPipe => Error::Closed.to_string(),
+        Error::Io(io) => transport::in_words(io),
         _ => error.to_string(),
     }
-}
-
-/// What the peer said beside the code of its GOAWAY, with odd bytes escaped. h2 has it in the error's text only.
-fn last_words(error: &h2::Error) -> Option<String> {
-    let text = error.to_string();
-    let (_, words) = text.split_once(" (b\"")?;
-    Some(words.strip_suffix("\")")?.chars().take(MAX_LAST_WORDS).collect())
 }
 
 /// Watches over a connection by its keepalive.
 struct Alive {
     keepalive: Keepalive,
-    ping_pong: PingPong,
     timer: Pin<Box<Sleep>>,
+    /// When the peer was last heard of, and how many bytes had come by then.
+    heard: (evenkeel_core::Instant, u64),
     /// When the ping was sent that has not been answered.
     asked_at: Option<evenkeel_core::Instant>,
 }
 
 impl Alive {
-    fn new(keepalive: Keepalive, ping_pong: PingPong) -> Alive {
-        let timer = Box::pin(sleep_until(clock::sleep_until(clock::now() + keepalive.time)));
-        Alive { keepalive, ping_pong, timer, asked_at: None }
+    fn new(keepalive: Keepalive) -> Alive {
+        let now = clock::now();
+        let timer = Box::pin(sleep_until(clock::sleep_until(now + keepalive.time)));
+        Alive { keepalive, timer, heard: (now, 0), asked_at: None }
     }
 
     /// Ready when the peer has given no sign of life for too long.
-    fn poll_dead(&mut self, shared: &Shared, cx: &mut Context<'_>) -> Poll<()> {
-        // Any byte is a sign of life; the answer itself is only taken off the queue.
-        let _ = self.ping_pong.poll_pong(cx);
+    fn poll_dead(&mut self, driver: &mut Driver, shared: &Shared, cx: &mut Context<'_>) -> Poll<()> {
+        if driver.bytes_read() != self.heard.1 {
+            self.heard = (clock::now(), driver.bytes_read());
+        }
+        let heard_at = self.heard.0;
         loop {
             ready!(self.timer.as_mut().poll(cx));
-            let heard_at = evenkeel_core::Instant::from_nanos(shared.heard_at.load(Ordering::Relaxed));
             let quiet_until = heard_at + self.keepalive.time;
             let now = clock::now();
             let next = match self.asked_at {
@@ -503,63 +432,15 @@ impl Alive {
                     now + self.keepalive.time
                 }
                 _ => {
-                    // One that cannot be sent is one that is under way still.
-                    let _ = self.ping_pong.send_ping(Ping::opaque());
+                    driver.ping();
+                    // It goes out with the next look.
+                    cx.waker().wake_by_ref();
                     self.asked_at = Some(now);
                     now + self.keepalive.timeout
                 }
             };
             self.timer.as_mut().reset(clock::sleep_until(next));
         }
-    }
-}
-
-/// A byte stream that notes when something was read.
-struct Heard {
-    io: Box<dyn Io>,
-    heard: Option<Arc<Shared>>,
-}
-
-impl AsyncRead for Heard {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buf.filled().len();
-        let result = Pin::new(&mut self.io).poll_read(cx, buf);
-        if let Some(shared) = &self.heard
-            && buf.filled().len() > before
-        {
-            shared.heard_at.store(clock::now().as_nanos(), Ordering::Relaxed);
-        }
-        result
-    }
-}
-
-impl AsyncWrite for Heard {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(cx, buf)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write_vectored(cx, bufs)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
     }
 }
 

@@ -21,7 +21,7 @@ use evenkeel_core::{
 };
 use evenkeel_xds::follow::Step;
 use evenkeel_xds::routing::Selector;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, yield_now};
 use tokio::time::{self, sleep_until};
 
@@ -649,7 +649,7 @@ async fn dial(Wanted { id, address, deadline }: Wanted, mut dialling: Dialling) 
             let io = transport::connect(&**connector, &address, credentials, host).await?;
             (io, credentials.level())
         };
-        connection::handshake(io, (address.clone(), level), http2, oneshot::channel()).await
+        connection::handshake(io, (address.clone(), level), http2).await
     };
     match time::timeout_at(clock::sleep_until(deadline), attempt).await {
         Ok(Ok((connection, task))) => {

@@ -143,16 +143,21 @@ impl tower_service::Service<http::Request<Body>> for Direct {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
-        self.head.complete(&mut request);
-        self.head.fit(&mut request, self.connection.shared());
-        let (parts, body) = request.into_parts();
-        let request = http::Request::from_parts(parts, ());
-        let connection = self.connection.clone();
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let (request, body) = request.into_parts();
+        let (connection, head) = (self.connection.clone(), self.head.clone());
         Box::pin(async move {
             let mut turn = connection.turn();
             turn.comes().await;
-            let sent = connection.sender().send_request(request, false);
+            let sent = connection.sender().send(&evenkeel_http2::Request {
+                method: &request.method,
+                is_https: connection.shared().is_https(),
+                authority: head.authority.as_str(),
+                path: request.uri.path(),
+                more: head.more(&request.headers),
+                headers: &request.headers,
+                ends: false,
+            });
             let sent = sent.map_err(|error| Status::unavailable(error.to_string()))?;
             let attempt = Attempt::untold(turn);
             let mut flight = Flight::new(sent, Replay::new(body), attempt);

@@ -1,7 +1,7 @@
 //! Statuses: from the core's to tonic's, and from what HTTP/2 says to what gRPC says.
 
 use evenkeel_core::{Code, Status};
-use h2::Reason;
+use evenkeel_http2::{Error, Reason};
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
 /// The status of a call, in tonic's type.
@@ -96,23 +96,20 @@ pub(crate) fn read_head(answer: &http::response::Parts) -> Result<Option<Code>, 
 }
 
 /// What a stream that was cut short means for its call (gRPC over HTTP/2, "Errors").
-pub(crate) fn code_of_error(error: &h2::Error) -> Code {
-    if error.is_io() || error.is_go_away() {
-        return Code::Unavailable;
-    }
-    match error.reason() {
-        Some(Reason::REFUSED_STREAM) => Code::Unavailable,
-        Some(Reason::CANCEL) => Code::Cancelled,
-        Some(Reason::ENHANCE_YOUR_CALM) => Code::ResourceExhausted,
-        Some(Reason::INADEQUATE_SECURITY) => Code::PermissionDenied,
+pub(crate) fn code_of_error(error: &Error) -> Code {
+    let (Error::Reset(reason) | Error::Malformed(reason)) = error else { return Code::Unavailable };
+    match *reason {
+        Reason::REFUSED_STREAM => Code::Unavailable,
+        Reason::CANCEL => Code::Cancelled,
+        Reason::ENHANCE_YOUR_CALM => Code::ResourceExhausted,
+        Reason::INADEQUATE_SECURITY => Code::PermissionDenied,
         _ => Code::Internal,
     }
 }
 
 /// Whether the peer promised that it did nothing with the stream: it refused it, or said goodbye before it (RFC 9113, 8.7).
-pub(crate) fn is_unprocessed(error: &h2::Error) -> bool {
-    let refused = error.is_reset() && error.reason() == Some(Reason::REFUSED_STREAM);
-    error.is_remote() && (refused || error.is_go_away())
+pub(crate) fn is_unprocessed(error: &Error) -> bool {
+    matches!(error, Error::Reset(Reason::REFUSED_STREAM) | Error::GoAway(..))
 }
 
 #[cfg(test)]
@@ -153,9 +150,9 @@ mod tests {
             (Reason::INADEQUATE_SECURITY, Code::PermissionDenied),
         ];
         for (reason, code) in table {
-            assert_eq!(code_of_error(&h2::Error::from(reason)), code, "{reason:?}");
+            assert_eq!(code_of_error(&Error::Reset(reason)), code, "{reason:?}");
         }
-        assert!(!is_unprocessed(&h2::Error::from(Reason::REFUSED_STREAM)), "only the peer can refuse");
+        assert!(!is_unprocessed(&Error::Malformed(Reason::REFUSED_STREAM)), "only the peer can refuse");
         assert_eq!(code_of_http(http::StatusCode::BAD_GATEWAY), Code::Unavailable);
         assert_eq!(code_of_http(http::StatusCode::OK), Code::Unknown);
     }

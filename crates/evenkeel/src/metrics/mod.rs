@@ -13,7 +13,7 @@
 
 use std::fmt;
 
-use h2::Reason;
+use evenkeel_http2::Reason;
 
 #[cfg(not(feature = "otel"))]
 mod off;

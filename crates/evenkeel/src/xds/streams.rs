@@ -13,13 +13,12 @@ use std::time::Duration;
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use evenkeel_core::{Address, Code, Status};
+use evenkeel_http2::{Error, Head, RecvStream, Request, SendStream};
 use evenkeel_proto::prost::Message;
 use evenkeel_xds::bootstrap::{ChannelCredentials, ServerConfig};
 use evenkeel_xds::{client, lrs};
-use h2::client::ResponseFuture;
-use h2::{RecvStream, SendStream};
-use http::{Request, Uri, Version, header};
-use tokio::sync::{Mutex, mpsc, oneshot};
+use http::{HeaderMap, HeaderValue, Method, header};
+use tokio::sync::{Mutex, mpsc};
 use tokio::task::{self, AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
@@ -39,6 +38,8 @@ const MAX_WAITING: usize = 8;
 
 /// How long a server has to end a stream that we ended.
 const GOODBYE: Duration = Duration::from_secs(2);
+
+const USER_AGENT: &str = concat!("evenkeel/", env!("CARGO_PKG_VERSION"));
 
 /// What comes before a message: a byte that says whether it is compressed, and its length.
 const PREFIX: usize = 5;
@@ -231,8 +232,8 @@ impl Told {
 /// An open stream.
 struct Call {
     connection: Arc<Connection>,
-    send: SendStream<Bytes>,
-    response: ResponseFuture,
+    send: SendStream,
+    response: RecvStream,
 }
 
 impl Talk {
@@ -261,12 +262,12 @@ impl Talk {
         let written = async {
             while let Some(message) = to_write.recv().await {
                 match write(&mut send, message).await {
-                    Ok(()) => told.tell(News::Written),
+                    Some(()) => told.tell(News::Written),
                     // Whoever reads learns why.
-                    Err(_) => return pending().await,
+                    None => return pending().await,
                 }
             }
-            let _ = send.send_data(Bytes::new(), true);
+            send.send(Bytes::new(), true);
             pending::<Infallible>().await
         };
         tokio::select! {
@@ -276,31 +277,22 @@ impl Talk {
     }
 }
 
-/// Hands a message to HTTP/2 as fast as the server takes it.
-async fn write(send: &mut SendStream<Bytes>, mut message: Bytes) -> Result<(), h2::Error> {
-    while !message.is_empty() {
-        send.reserve_capacity(message.len());
-        match poll_fn(|cx| send.poll_capacity(cx)).await {
-            Some(Ok(capacity)) => {
-                send.send_data(message.split_to(capacity.min(message.len())), false)?;
-            }
-            Some(Err(error)) => return Err(error),
-            None => return Err(h2::Reason::CANCEL.into()),
-        }
-    }
-    Ok(())
+/// Hands a message to HTTP/2 as fast as the server takes it. `None` if it takes no more.
+async fn write(send: &mut SendStream, message: Bytes) -> Option<()> {
+    poll_fn(|cx| send.poll_room(cx)).await?;
+    send.send(message, false)
 }
 
 /// Reads a message whenever it is asked for, until the stream ends.
 async fn read(
     connection: &Connection,
-    response: ResponseFuture,
+    mut body: RecvStream,
     response_bytes: usize,
     mut to_read: mpsc::UnboundedReceiver<()>,
     told: &Told,
 ) -> Result<Infallible, News> {
-    let response = response.await.map_err(|error| News::Closed(broken(connection, &error)))?;
-    let (head, body) = response.into_parts();
+    let head = poll_fn(|cx| body.poll_head(cx)).await;
+    let head = head.map_err(|error| News::Closed(broken(connection, &error)))?;
     accepted(&head).map_err(News::Closed)?;
     let mut messages = Messages { connection, body, buffer: BytesMut::new(), response_bytes };
     while to_read.recv().await.is_some() {
@@ -317,7 +309,7 @@ async fn read(
 }
 
 /// Whether an answer is one of gRPC and good.
-fn accepted(head: &http::response::Parts) -> Result<(), Status> {
+fn accepted(head: &Head) -> Result<(), Status> {
     if let Some(status) = tonic::Status::from_header_map(&head.headers) {
         return Err(sent(&status));
     }
@@ -344,9 +336,9 @@ fn sent(status: &tonic::Status) -> Status {
 }
 
 /// Why a stream was cut: the connection's reason, if it is over, or else the stream's.
-fn broken(connection: &Connection, error: &h2::Error) -> Status {
+fn broken(connection: &Connection, error: &Error) -> Status {
     match connection.shared().loss() {
-        Some(loss) if !error.is_reset() => loss.status.clone(),
+        Some(loss) if !matches!(error, Error::Reset(_)) => loss.status.clone(),
         _ => {
             let (address, cause) = (connection.shared().address(), connection::cause(error));
             Status::new(status::code_of_error(error), format!("stream to {address}: {cause}"))
@@ -368,12 +360,9 @@ impl Messages<'_> {
             if let Some(message) = take(&mut self.buffer, self.response_bytes).map_err(News::Nonsense)? {
                 return Ok(message);
             }
-            match self.body.data().await {
-                Some(Ok(data)) => {
-                    // It grows by what came, never by what was announced.
-                    self.buffer.extend_from_slice(&data);
-                    let _ = self.body.flow_control().release_capacity(data.len());
-                }
+            match poll_fn(|cx| self.body.poll_data(cx)).await {
+                // It grows by what came, never by what was announced.
+                Some(Ok(data)) => self.buffer.extend_from_slice(&data),
                 Some(Err(error)) => return Err(News::Closed(broken(self.connection, &error))),
                 None => return Err(News::Closed(self.end().await)),
             }
@@ -381,7 +370,7 @@ impl Messages<'_> {
     }
 
     async fn end(&mut self) -> Status {
-        let status = match self.body.trailers().await {
+        let status = match poll_fn(|cx| self.body.poll_trailers(cx)).await {
             Ok(trailers) => trailers.as_ref().and_then(tonic::Status::from_header_map),
             Err(error) => return broken(self.connection, &error),
         };
@@ -452,13 +441,25 @@ impl Link {
     async fn open(&self, dialer: &Arc<Dialer>, method: &'static str) -> Result<Call, Status> {
         let target = Target::parse_server_uri(&self.server.uri);
         let target = target.map_err(|error| Status::unavailable(error.to_string()))?;
-        let scheme = if self.server.credentials == ChannelCredentials::Insecure { "http" } else { "https" };
-        let request = request(&target, scheme, method)?;
+        let authority = target.authority().map_err(|error| Status::unavailable(error.to_string()))?;
         let connection = self.connection(dialer, &target).await?;
-        let failed = |error: h2::Error| broken(&connection, &error);
-        let mut sender = connection.sender().ready().await.map_err(failed)?;
-        let (response, send) = sender.send_request(request, false).map_err(failed)?;
-        Ok(Call { connection: connection.clone(), send, response })
+        let (send, response) = connection
+            .sender()
+            .send(&Request {
+                method: &Method::POST,
+                is_https: self.server.credentials != ChannelCredentials::Insecure,
+                authority: authority.as_str(),
+                path: method,
+                more: &[],
+                headers: &HeaderMap::from_iter([
+                    (header::CONTENT_TYPE, HeaderValue::from_static("application/grpc")),
+                    (header::TE, HeaderValue::from_static("trailers")),
+                    (header::USER_AGENT, HeaderValue::from_static(USER_AGENT)),
+                ]),
+                ends: false,
+            })
+            .map_err(|error| broken(&connection, &error))?;
+        Ok(Call { connection, send, response })
     }
 
     /// The connection that there is, or a new one.
@@ -496,20 +497,6 @@ impl Link {
             Err(_) => Err(Status::unavailable("the credentials could not be read: the client ends")),
         }
     }
-}
-
-fn request(target: &Target, scheme: &str, method: &'static str) -> Result<Request<()>, Status> {
-    let authority = target.authority().map_err(|error| Status::unavailable(error.to_string()))?;
-    let uri = Uri::builder().scheme(scheme).authority(authority).path_and_query(method).build();
-    let request = uri.and_then(|uri| {
-        Request::post(uri)
-            .version(Version::HTTP_2)
-            .header(header::CONTENT_TYPE, "application/grpc")
-            .header(header::TE, "trailers")
-            .header(header::USER_AGENT, concat!("evenkeel/", env!("CARGO_PKG_VERSION")))
-            .body(())
-    });
-    request.map_err(|error| Status::new(Code::Internal, format!("no request can be made: {error}")))
 }
 
 /// Connects to the first address that answers. Each has a head start over the next.
@@ -554,7 +541,7 @@ async fn attempt(
 ) -> Result<(Connection, connection::Task), Status> {
     let io = transport::connect(&*dialer.connector, &address, &credentials, &host).await?;
     let peer = (address, credentials.level());
-    connection::handshake(io, peer, &dialer.http2, oneshot::channel()).await
+    connection::handshake(io, peer, &dialer.http2).await
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use evenkeel_core::{
     Code, DetectionMethod, Instant, Labels, Measurement, Outliers, Place, Registry, Rng, UnenforcedReason,
     Weighed,
 };
+use evenkeel_http2::Reason;
 use evenkeel_orca::Ignored;
 use evenkeel_proto::envoy::config::cluster::v3::Cluster;
 use evenkeel_proto::envoy::service::discovery::v3::DiscoveryResponse;
@@ -16,7 +17,6 @@ use evenkeel_proto::prost::Message as _;
 use evenkeel_xds::bootstrap::Bootstrap;
 use evenkeel_xds::client::{Client, Effect, Input, Variant};
 use evenkeel_xds::resource::{Parser, ResourceType};
-use h2::Reason;
 use opentelemetry::KeyValue;
 use opentelemetry_sdk::metrics::data::{AggregatedMetrics, MetricData, ResourceMetrics, ScopeMetrics};
 use opentelemetry_sdk::metrics::{InMemoryMetricExporter, PeriodicReader, SdkMeterProvider};

@@ -1,0 +1,268 @@
+//! The part of a connection that reads and writes.
+
+use std::cell::Cell;
+use std::io;
+use std::mem;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::error::{Error, Reason};
+use crate::frame::{self, DEFAULT_MAX_SIZE};
+use crate::outbox::Outbox;
+use crate::reader::Reader;
+use crate::state::State;
+use crate::stream::{Sender, Shared};
+
+/// How much is read at once.
+const READ: usize = 64 << 10;
+
+/// After so many reads others have their turn.
+const MAX_READS: usize = 16;
+
+thread_local! {
+    /// Where the connections of a thread read to. An idle connection needs no buffer of its own.
+    static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
+/// What we tell the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// How much the peer may send on a stream before we read it.
+    pub stream_window: u32,
+    /// And on all of them together.
+    pub connection_window: u32,
+    /// The largest frame that the peer may send; 16 KiB at least.
+    pub max_frame_size: u32,
+    /// The most bytes of headers or trailers that are taken in.
+    pub max_header_list_size: u32,
+}
+
+/// Windows as hyper has them for clients; 16 KiB of headers.
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            stream_window: 2 << 20,
+            connection_window: 5 << 20,
+            max_frame_size: DEFAULT_MAX_SIZE as u32,
+            max_header_list_size: 16 << 10,
+        }
+    }
+}
+
+/// A connection as a client has it. What the sender sends moves when the driver is polled with the byte stream.
+pub fn client(settings: Settings) -> (Sender, Driver) {
+    let shared = Arc::new(Shared::new(State::new(settings)));
+    let driver = Driver {
+        shared: shared.clone(),
+        writing: Outbox::default(),
+        reader: Reader::new(settings.max_frame_size as usize, settings.max_header_list_size as usize),
+        wake: Vec::new(),
+        max_streams: None,
+        refusal: None,
+        bytes_read: 0,
+        is_ending: false,
+    };
+    (Sender::new(shared), driver)
+}
+
+/// Reads and writes. It must be polled, or nothing moves.
+#[derive(Debug)]
+pub struct Driver {
+    shared: Arc<Shared>,
+    /// What is on its way to the byte stream.
+    writing: Outbox,
+    reader: Reader,
+    wake: Vec<Waker>,
+    max_streams: Option<usize>,
+    refusal: Option<Error>,
+    bytes_read: u64,
+    /// Whether the last words are on their way.
+    is_ending: bool,
+}
+
+impl Driver {
+    /// Moves bytes in both directions for as long as there are any. Ready when the connection is over: `Ok` if it ended because
+    /// nobody needs it any more, or because the peer said goodbye and all streams are done.
+    pub fn poll<I: AsyncRead + AsyncWrite + Unpin>(
+        &mut self,
+        io: &mut I,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<(), Error>> {
+        let moved = self.poll_move(io, cx);
+        for waker in self.wake.drain(..) {
+            waker.wake();
+        }
+        moved
+    }
+
+    /// How many streams the peer takes at once; `None` until its settings have come.
+    pub fn max_streams(&self) -> Option<usize> {
+        self.max_streams
+    }
+
+    /// Why no more requests are taken, once they are not.
+    pub fn refusal(&self) -> Option<&Error> {
+        self.refusal.as_ref()
+    }
+
+    /// How many bytes were read so far: a sign of life.
+    pub fn bytes_read(&self) -> u64 {
+        self.bytes_read
+    }
+
+    /// Asks the peer for a sign of life. It goes out when the driver is polled next.
+    pub fn ping(&mut self) {
+        frame::ping(self.shared.lock().out.tail(), 0, *b"evenkeel");
+    }
+
+    fn poll_move<I: AsyncRead + AsyncWrite + Unpin>(
+        &mut self,
+        io: &mut I,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<(), Error>> {
+        for _ in 0..MAX_READS {
+            if let Err(error) = self.write(io, cx) {
+                return self.fail(error, io, cx);
+            }
+            if self.is_ending {
+                return self.poll_end(io, cx);
+            }
+            match ready!(self.poll_read(io, cx)) {
+                Ok(()) => {}
+                Err(error) => return self.fail(error, io, cx),
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    /// Writes until there is nothing left, or no room.
+    fn write<I: AsyncWrite + Unpin>(&mut self, io: &mut I, cx: &mut Context<'_>) -> Result<(), Error> {
+        loop {
+            if self.writing.is_empty() {
+                let mut state = self.shared.lock();
+                state.fill(&mut self.wake);
+                if look(&mut state, &mut self.refusal) {
+                    self.is_ending = true;
+                }
+                if state.out.is_empty() {
+                    state.written();
+                    state.sleep(cx);
+                    drop(state);
+                    // What is written goes out, also through a byte stream that gathers.
+                    return match Pin::new(io).poll_flush(cx) {
+                        Poll::Ready(Err(error)) => Err(error.into()),
+                        _ => Ok(()),
+                    };
+                }
+                mem::swap(&mut state.out, &mut self.writing);
+            }
+            match self.writing.with_slices(|slices| match slices {
+                [one] => Pin::new(&mut *io).poll_write(cx, one),
+                many => Pin::new(&mut *io).poll_write_vectored(cx, many),
+            }) {
+                Poll::Ready(Ok(0)) => return Err(io::Error::from(io::ErrorKind::WriteZero).into()),
+                Poll::Ready(Ok(written)) => self.writing.advance(written),
+                Poll::Ready(Err(error)) => return Err(error.into()),
+                Poll::Pending => {
+                    self.shared.lock().sleep(cx);
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    fn poll_read<I: AsyncRead + Unpin>(
+        &mut self,
+        io: &mut I,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<(), Error>> {
+        let mut buffer = BUFFER.try_with(Cell::take).unwrap_or_default();
+        buffer.resize(READ, 0);
+        let mut read = ReadBuf::new(&mut buffer);
+        let polled = Pin::new(io).poll_read(cx, &mut read);
+        let taken = match polled {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error.into())),
+            Poll::Ready(Ok(())) if read.filled().is_empty() => Poll::Ready(Err(Error::Closed)),
+            Poll::Ready(Ok(())) => {
+                self.bytes_read += read.filled().len() as u64;
+                Poll::Ready(self.take(read.filled()).map_err(Error::Broken))
+            }
+        };
+        let _ = BUFFER.try_with(|kept| kept.set(buffer));
+        taken
+    }
+
+    /// Takes in what was read.
+    fn take(&mut self, bytes: &[u8]) -> Result<(), Reason> {
+        let read = self.reader.read(bytes);
+        let mut state = self.shared.lock();
+        // What came before an error counts.
+        for event in self.reader.events.drain(..) {
+            state.apply(event, &mut self.wake)?;
+        }
+        self.max_streams = state.max_streams;
+        self.refusal.clone_from(&state.refusal);
+        read
+    }
+
+    /// The connection is over: streams learn why, and so does the peer if it is its fault.
+    fn fail<I: AsyncWrite + Unpin>(
+        &mut self,
+        error: Error,
+        io: &mut I,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<(), Error>> {
+        let mut state = self.shared.lock();
+        state.fail(&error, &mut self.wake);
+        self.refusal.clone_from(&state.refusal);
+        if let Error::Broken(reason) = error {
+            state.has_left = true;
+            frame::goaway(state.out.tail(), reason);
+            drop(state);
+            // It is told if it listens; nobody waits for that.
+            let _ = self.write(io, cx);
+        }
+        Poll::Ready(Err(error))
+    }
+
+    /// Closes once the last words are out. A peer that is gone does not need them.
+    fn poll_end<I: AsyncWrite + Unpin>(
+        &mut self,
+        io: &mut I,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<(), Error>> {
+        if self.writing.is_empty() {
+            let _ = ready!(Pin::new(io).poll_shutdown(cx));
+            return Poll::Ready(Ok(()));
+        }
+        Poll::Pending
+    }
+}
+
+/// Looks whether the connection takes no more requests and has nothing left to do. If so, the peer is told goodbye.
+fn look(state: &mut State, refusal: &mut Option<Error>) -> bool {
+    if refusal.is_none() {
+        refusal.clone_from(&state.refusal);
+    }
+    let is_over = (state.is_let_go || state.refusal.is_some()) && !state.streams.has_open();
+    if is_over && !state.has_left {
+        state.has_left = true;
+        frame::goaway(state.out.tail(), Reason::NO_ERROR);
+    }
+    is_over
+}
+
+impl Drop for Driver {
+    /// Also when the runtime ends under it: nobody should wait for a connection that is gone.
+    fn drop(&mut self) {
+        self.shared.lock().fail(&Error::Exhausted, &mut self.wake);
+        for waker in self.wake.drain(..) {
+            waker.wake();
+        }
+    }
+}

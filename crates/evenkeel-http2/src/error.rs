@@ -1,0 +1,125 @@
+//! Why a stream or a connection ended.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::HeaderName;
+
+/// How much of a peer's last words is shown.
+const MAX_WORDS: usize = 200;
+
+/// A code of RFC 9113, section 7. Peers may send any number.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Reason(u32);
+
+macro_rules! reasons {
+    ($($name:ident = $number:literal, $doc:literal;)*) => {
+        impl Reason {
+            $(#[doc = $doc] pub const $name: Reason = Reason($number);)*
+
+            fn name(self) -> Option<&'static str> {
+                match self.0 {
+                    $($number => Some(stringify!($name)),)*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+reasons! {
+    NO_ERROR = 0, "Nothing is wrong.";
+    PROTOCOL_ERROR = 1, "The other side broke the protocol.";
+    INTERNAL_ERROR = 2, "Something went wrong inside.";
+    FLOW_CONTROL_ERROR = 3, "More was sent than the window allowed.";
+    SETTINGS_TIMEOUT = 4, "Settings were not acknowledged in time.";
+    STREAM_CLOSED = 5, "A frame came for a stream that was half-closed.";
+    FRAME_SIZE_ERROR = 6, "A frame had a size that it cannot have.";
+    REFUSED_STREAM = 7, "The stream was not processed at all.";
+    CANCEL = 8, "The stream is not needed any more.";
+    COMPRESSION_ERROR = 9, "Headers cannot be decoded.";
+    CONNECT_ERROR = 10, "The connection of a CONNECT request is gone.";
+    ENHANCE_YOUR_CALM = 11, "The other side causes too much load.";
+    INADEQUATE_SECURITY = 12, "The transport is not safe enough.";
+    HTTP_1_1_REQUIRED = 13, "HTTP/1.1 is to be used.";
+}
+
+impl From<u32> for Reason {
+    fn from(number: u32) -> Reason {
+        Reason(number)
+    }
+}
+
+impl From<Reason> for u32 {
+    fn from(reason: Reason) -> u32 {
+        reason.0
+    }
+}
+
+/// The name in the RFC, or the number.
+impl fmt::Debug for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.name() {
+            Some(name) => f.write_str(name),
+            None => write!(f, "{:#x}", self.0),
+        }
+    }
+}
+
+/// Why a stream or a connection ended before it was complete.
+#[derive(Clone, Debug)]
+pub enum Error {
+    /// The peer reset the stream.
+    Reset(Reason),
+    /// The peer broke the protocol or a limit of ours in this stream; we reset it.
+    Malformed(Reason),
+    /// The peer said goodbye, with these words beside the code. As the error of a stream: the peer did nothing with it.
+    GoAway(Reason, Bytes),
+    /// The peer broke the protocol or a limit of ours; we ended the connection.
+    Broken(Reason),
+    /// The peer closed the connection.
+    Closed,
+    /// Reading or writing failed.
+    Io(Arc<io::Error>),
+    /// The request has this header, which HTTP/2 does not carry. Nothing was sent.
+    Unsendable(HeaderName),
+    /// The connection takes no more requests: it has had as many as HTTP/2 can number, or its driver is gone.
+    Exhausted,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Reset(reason) => write!(f, "RST_STREAM {reason:?}"),
+            Error::GoAway(reason, words) if words.is_empty() => write!(f, "GOAWAY {reason:?}"),
+            Error::GoAway(reason, words) => {
+                let words: String = words.escape_ascii().map(char::from).take(MAX_WORDS).collect();
+                write!(f, "GOAWAY {reason:?}, \"{words}\"")
+            }
+            Error::Malformed(reason) | Error::Broken(reason) => {
+                write!(f, "the peer broke HTTP/2 or a limit ({reason:?})")
+            }
+            Error::Closed => f.write_str("closed by the peer"),
+            Error::Io(error) => error.fmt(f),
+            Error::Unsendable(name) => write!(f, "HTTP/2 carries no header {name:?}"),
+            Error::Exhausted => f.write_str("the connection takes no more requests"),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Io(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<io::Error> for Error {
+    fn from(error: io::Error) -> Error {
+        Error::Io(Arc::new(error))
+    }
+}

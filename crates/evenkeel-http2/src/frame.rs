@@ -1,0 +1,125 @@
+//! Frames: nine bytes of head, then a payload (RFC 9113, section 4).
+
+use crate::error::Reason;
+
+/// What a client says first.
+pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// The largest payload that may be sent unless the other side says otherwise.
+pub(crate) const DEFAULT_MAX_SIZE: usize = 1 << 14;
+pub(crate) const LARGEST_MAX_SIZE: usize = (1 << 24) - 1;
+
+/// The window of a stream and of the connection unless it is said otherwise.
+pub(crate) const DEFAULT_WINDOW: u32 = (1 << 16) - 1;
+pub(crate) const MAX_WINDOW: i64 = (1 << 31) - 1;
+
+pub(crate) const HEAD: usize = 9;
+
+/// The kinds that there are. Others are to be ignored.
+pub(crate) mod kind {
+    pub(crate) const DATA: u8 = 0;
+    pub(crate) const HEADERS: u8 = 1;
+    pub(crate) const PRIORITY: u8 = 2;
+    pub(crate) const RST_STREAM: u8 = 3;
+    pub(crate) const SETTINGS: u8 = 4;
+    pub(crate) const PUSH_PROMISE: u8 = 5;
+    pub(crate) const PING: u8 = 6;
+    pub(crate) const GOAWAY: u8 = 7;
+    pub(crate) const WINDOW_UPDATE: u8 = 8;
+    pub(crate) const CONTINUATION: u8 = 9;
+}
+
+pub(crate) mod flag {
+    pub(crate) const END_STREAM: u8 = 0x1;
+    pub(crate) const ACK: u8 = 0x1;
+    pub(crate) const END_HEADERS: u8 = 0x4;
+    pub(crate) const PADDED: u8 = 0x8;
+    pub(crate) const PRIORITY: u8 = 0x20;
+}
+
+pub(crate) mod setting {
+    pub(crate) const HEADER_TABLE_SIZE: u16 = 1;
+    pub(crate) const ENABLE_PUSH: u16 = 2;
+    pub(crate) const MAX_CONCURRENT_STREAMS: u16 = 3;
+    pub(crate) const INITIAL_WINDOW_SIZE: u16 = 4;
+    pub(crate) const MAX_FRAME_SIZE: u16 = 5;
+    pub(crate) const MAX_HEADER_LIST_SIZE: u16 = 6;
+}
+
+/// The head of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Head {
+    pub(crate) len: usize,
+    pub(crate) kind: u8,
+    pub(crate) flags: u8,
+    pub(crate) stream: u32,
+}
+
+impl Head {
+    pub(crate) fn read(bytes: &[u8; HEAD]) -> Head {
+        let [a, b, c, kind, flags, stream @ ..] = *bytes;
+        Head {
+            len: u32::from_be_bytes([0, a, b, c]) as usize,
+            kind,
+            flags,
+            stream: u32::from_be_bytes(stream) & (u32::MAX >> 1),
+        }
+    }
+
+    pub(crate) fn is(self, flag: u8) -> bool {
+        self.flags & flag != 0
+    }
+
+    pub(crate) fn bytes(self) -> [u8; HEAD] {
+        let [_, a, b, c] = (self.len as u32).to_be_bytes();
+        let [d, e, f, g] = self.stream.to_be_bytes();
+        [a, b, c, self.kind, self.flags, d, e, f, g]
+    }
+
+    pub(crate) fn write(self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.bytes());
+    }
+}
+
+pub(crate) fn reset(out: &mut Vec<u8>, stream: u32, reason: Reason) {
+    Head { len: 4, kind: kind::RST_STREAM, flags: 0, stream }.write(out);
+    out.extend_from_slice(&u32::from(reason).to_be_bytes());
+}
+
+pub(crate) fn window_update(out: &mut Vec<u8>, stream: u32, by: u32) {
+    Head { len: 4, kind: kind::WINDOW_UPDATE, flags: 0, stream }.write(out);
+    out.extend_from_slice(&by.to_be_bytes());
+}
+
+pub(crate) fn ping(out: &mut Vec<u8>, flags: u8, payload: [u8; 8]) {
+    Head { len: 8, kind: kind::PING, flags, stream: 0 }.write(out);
+    out.extend_from_slice(&payload);
+}
+
+/// A server opens no streams here, so that there is nothing to say of the last one.
+pub(crate) fn goaway(out: &mut Vec<u8>, reason: Reason) {
+    Head { len: 8, kind: kind::GOAWAY, flags: 0, stream: 0 }.write(out);
+    out.extend_from_slice(&[0; 4]);
+    out.extend_from_slice(&u32::from(reason).to_be_bytes());
+}
+
+pub(crate) fn settings(out: &mut Vec<u8>, settings: &[(u16, u32)]) {
+    Head { len: settings.len() * 6, kind: kind::SETTINGS, flags: 0, stream: 0 }.write(out);
+    for (name, value) in settings {
+        out.extend_from_slice(&name.to_be_bytes());
+        out.extend_from_slice(&value.to_be_bytes());
+    }
+}
+
+pub(crate) fn settings_ack(out: &mut Vec<u8>) {
+    Head { len: 0, kind: kind::SETTINGS, flags: flag::ACK, stream: 0 }.write(out);
+}
+
+/// The payload without its padding. `None` if there is more padding than payload.
+pub(crate) fn unpadded(head: Head, payload: &[u8]) -> Option<&[u8]> {
+    if !head.is(flag::PADDED) {
+        return Some(payload);
+    }
+    let (&padding, rest) = payload.split_first()?;
+    rest.get(..rest.len().checked_sub(usize::from(padding))?)
+}

@@ -1,0 +1,194 @@
+//! What a peer's header block says.
+
+use std::collections::VecDeque;
+use std::sync::LazyLock;
+
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+
+use super::table::STATIC;
+use super::{OVERHEAD, TABLE_SIZE, huffman, integer, is_of_http1};
+
+/// The decoded fields of a block.
+#[derive(Debug, Default)]
+pub(crate) struct Block {
+    pub(crate) status: Option<StatusCode>,
+    pub(crate) headers: HeaderMap,
+    /// Whether it says something that no answer may say.
+    pub(crate) is_malformed: bool,
+    /// Whether it was longer than the limit; what is beyond is not kept.
+    pub(crate) is_too_long: bool,
+}
+
+/// The name of a field.
+#[derive(Clone, Debug)]
+enum Name {
+    Status,
+    Header(HeaderName),
+    /// One that no answer has: a request's, or no name at all. It takes its place in the table all the same.
+    Bad,
+}
+
+#[derive(Clone, Debug)]
+struct Field {
+    name: Name,
+    name_len: usize,
+    value: HeaderValue,
+    /// Of name and value.
+    len: usize,
+}
+
+static FIELDS: LazyLock<Vec<Field>> = LazyLock::new(|| {
+    STATIC
+        .iter()
+        .map(|(name, value)| Field::new(Name::read(name.as_bytes()), value.as_bytes(), name.len()))
+        .collect()
+});
+
+/// The peer's table.
+#[derive(Debug)]
+pub(crate) struct Decoder {
+    /// The newest first.
+    fields: VecDeque<Field>,
+    size: usize,
+    max_size: usize,
+    /// Where strings are decoded.
+    text: Vec<u8>,
+}
+
+impl Name {
+    fn read(bytes: &[u8]) -> Name {
+        if bytes == b":status" {
+            return Name::Status;
+        }
+        // Upper case is no name of HTTP/2.
+        HeaderName::from_lowercase(bytes).map_or(Name::Bad, Name::Header)
+    }
+}
+
+impl Field {
+    fn new(name: Name, value: &[u8], name_len: usize) -> Field {
+        let len = name_len + value.len();
+        match HeaderValue::from_bytes(value) {
+            Ok(value) => Field { name, name_len, value, len },
+            Err(_) => Field { name: Name::Bad, name_len, value: HeaderValue::from_static(""), len },
+        }
+    }
+}
+
+impl Default for Decoder {
+    fn default() -> Decoder {
+        Decoder { fields: VecDeque::new(), size: 0, max_size: TABLE_SIZE, text: Vec::new() }
+    }
+}
+
+impl Decoder {
+    /// Reads a whole block. `None` if it is none; the tables have parted then. Of what it says at most `limit` bytes are
+    /// kept, counted as SETTINGS_MAX_HEADER_LIST_SIZE counts them.
+    pub(crate) fn decode(&mut self, mut from: &[u8], limit: usize) -> Option<Block> {
+        let mut block = Block::default();
+        let mut left = limit;
+        while let Some(&first) = from.first() {
+            let field = match first {
+                0x80.. => {
+                    let index = integer::read(&mut from, 7)?;
+                    block.add(self.field(index)?, &mut left);
+                    continue;
+                }
+                0x40.. => {
+                    let field = self.literal(&mut from, 6)?;
+                    block.add(&field, &mut left);
+                    self.insert(field);
+                    continue;
+                }
+                0x20.. => {
+                    let size = integer::read(&mut from, 5)?;
+                    if size > TABLE_SIZE {
+                        return None;
+                    }
+                    self.max_size = size;
+                    self.evict(0);
+                    continue;
+                }
+                _ => self.literal(&mut from, 4)?,
+            };
+            block.add(&field, &mut left);
+        }
+        Some(block)
+    }
+
+    fn field(&self, index: usize) -> Option<&Field> {
+        let index = index.checked_sub(1)?;
+        match index.checked_sub(STATIC.len()) {
+            None => FIELDS.get(index),
+            Some(index) => self.fields.get(index),
+        }
+    }
+
+    fn literal(&mut self, from: &mut &[u8], prefix: u32) -> Option<Field> {
+        let (name, name_len) = match integer::read(from, prefix)? {
+            0 => {
+                let text = read_string(from, &mut self.text)?;
+                (Name::read(text), text.len())
+            }
+            index => {
+                let field = self.field(index)?;
+                (field.name.clone(), field.name_len)
+            }
+        };
+        let value = read_string(from, &mut self.text)?;
+        Some(Field::new(name, value, name_len))
+    }
+
+    fn insert(&mut self, field: Field) {
+        let size = field.len + OVERHEAD;
+        self.evict(size);
+        if size <= self.max_size {
+            self.size += size;
+            self.fields.push_front(field);
+        }
+    }
+
+    /// Makes room for so many bytes.
+    fn evict(&mut self, more: usize) {
+        while self.size + more > self.max_size {
+            let Some(oldest) = self.fields.pop_back() else { return };
+            self.size -= oldest.len + OVERHEAD;
+        }
+    }
+}
+
+impl Block {
+    fn add(&mut self, field: &Field, left: &mut usize) {
+        let Some(rest) = left.checked_sub(field.len + OVERHEAD) else {
+            self.is_too_long = true;
+            return;
+        };
+        *left = rest;
+        match &field.name {
+            Name::Header(name) => {
+                self.is_malformed |= is_of_http1(name);
+                self.headers.append(name.clone(), field.value.clone());
+            }
+            // Once, and before the others.
+            Name::Status if self.status.is_none() && self.headers.is_empty() => {
+                self.status = StatusCode::from_bytes(field.value.as_bytes()).ok();
+                self.is_malformed |= self.status.is_none();
+            }
+            Name::Status | Name::Bad => self.is_malformed = true,
+        }
+    }
+}
+
+/// Takes a string off the front. It is borrowed where it came from, or decoded into `text`.
+fn read_string<'t, 'f: 't>(from: &mut &'f [u8], text: &'t mut Vec<u8>) -> Option<&'t [u8]> {
+    let is_coded = from.first()? & 0x80 != 0;
+    let len = integer::read(from, 7)?;
+    let (string, rest) = from.split_at_checked(len)?;
+    *from = rest;
+    if !is_coded {
+        return Some(string);
+    }
+    text.clear();
+    huffman::decode(string, text)?;
+    Some(text)
+}

@@ -1,0 +1,193 @@
+//! Header blocks of requests.
+//!
+//! What every request of a channel says is indexed when it is first said; what else comes, when the same is said for the second time
+//! in a row of requests, so that ids and timeouts, which are never said twice, do not push out what is. Sensitive values
+//! never are. Nothing is Huffman-coded: it would save bytes once, and the work is done for each.
+
+use std::collections::VecDeque;
+
+use http::{HeaderName, HeaderValue, Method, header};
+
+use super::table::STATIC;
+use super::{OVERHEAD, TABLE_SIZE, integer};
+
+/// A literal that is put into the table, one that is not, and one that must never be.
+const INDEXED: (u8, u32) = (0x40, 6);
+const PLAIN: (u8, u32) = (0x00, 4);
+const NEVER: (u8, u32) = (0x10, 4);
+
+/// Indices of the static table.
+const AUTHORITY: usize = 1;
+const PATH: usize = 4;
+const METHOD: usize = 2;
+const SCHEME: usize = 6;
+const CONTENT_TYPE: usize = 31;
+const USER_AGENT: usize = 58;
+
+/// How many fields are remembered by a look at a part of them.
+const HINTS: usize = 64;
+
+/// Our table at the peer.
+#[derive(Debug)]
+pub(crate) struct Encoder {
+    /// The newest first.
+    fields: VecDeque<Entry>,
+    size: usize,
+    max_size: usize,
+    /// How many there ever were.
+    inserted: u64,
+    /// The peer is to be told that the table has another size: the smallest since the last block.
+    resized: Option<usize>,
+    /// Which entry was found last for a mark, by its number: a first guess.
+    hints: Box<[u64; HINTS]>,
+    /// Marks of fields that were said once.
+    seen: Box<[u32; HINTS]>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    /// Name and value.
+    text: Box<[u8]>,
+    name_len: usize,
+}
+
+impl Entry {
+    fn is(&self, name: &[u8], value: &[u8]) -> bool {
+        self.text.len() == name.len() + value.len()
+            && self.text.split_at_checked(self.name_len) == Some((name, value))
+    }
+
+    fn size(&self) -> usize {
+        self.text.len() + OVERHEAD
+    }
+}
+
+impl Default for Encoder {
+    fn default() -> Encoder {
+        Encoder {
+            fields: VecDeque::new(),
+            size: 0,
+            max_size: TABLE_SIZE,
+            inserted: 0,
+            resized: None,
+            hints: Box::new([0; HINTS]),
+            seen: Box::new([0; HINTS]),
+        }
+    }
+}
+
+impl Encoder {
+    /// The peer keeps a table of at most this size.
+    pub(crate) fn set_max_size(&mut self, size: usize) {
+        let size = size.min(TABLE_SIZE);
+        if size != self.max_size {
+            self.resized = Some(self.resized.unwrap_or(size).min(size));
+            self.max_size = size;
+            self.evict(0);
+        }
+    }
+
+    /// What comes before the headers of a request.
+    pub(crate) fn begin(
+        &mut self,
+        out: &mut Vec<u8>,
+        method: &Method,
+        is_https: bool,
+        authority: &str,
+        path: &str,
+    ) {
+        if let Some(smallest) = self.resized.take() {
+            integer::write(out, 0x20, 5, smallest);
+            if smallest < self.max_size {
+                integer::write(out, 0x20, 5, self.max_size);
+            }
+        }
+        match *method {
+            Method::GET => out.push(0x80 | METHOD as u8),
+            Method::POST => out.push(0x80 | (METHOD + 1) as u8),
+            _ => self.field(out, b":method", method.as_str().as_bytes(), METHOD, true),
+        }
+        out.push(0x80 | (SCHEME + usize::from(is_https)) as u8);
+        self.field(out, b":path", path.as_bytes(), PATH, true);
+        self.field(out, b":authority", authority.as_bytes(), AUTHORITY, true);
+    }
+
+    pub(crate) fn header(&mut self, out: &mut Vec<u8>, name: &HeaderName, value: &HeaderValue) {
+        let (index, at_once) = match *name {
+            header::CONTENT_TYPE => (CONTENT_TYPE, true),
+            header::USER_AGENT => (USER_AGENT, true),
+            header::TE => (0, true),
+            _ => (0, false),
+        };
+        let (name, text) = (name.as_str().as_bytes(), value.as_bytes());
+        if value.is_sensitive() {
+            literal(out, NEVER, name, text, index);
+        } else {
+            self.field(out, name, text, index, at_once);
+        }
+    }
+
+    /// One field. `index` is that of its name in the static table, 0 if there is none.
+    fn field(&mut self, out: &mut Vec<u8>, name: &[u8], value: &[u8], index: usize, at_once: bool) {
+        let mark = mark(name, value);
+        let slot = mark as usize % HINTS;
+        if let Some(number) = self.find(self.hints[slot], name, value) {
+            self.hints[slot] = number;
+            integer::write(out, 0x80, 7, STATIC.len() + (self.inserted - number) as usize + 1);
+            return;
+        }
+        let size = name.len() + value.len() + OVERHEAD;
+        // One that takes up a good part of the table pushes out more than it saves.
+        let fits = size <= self.max_size / 4;
+        let is_said_again = std::mem::replace(&mut self.seen[slot], mark) == mark;
+        if !fits || !(at_once || is_said_again) {
+            literal(out, PLAIN, name, value, index);
+            return;
+        }
+        literal(out, INDEXED, name, value, index);
+        self.evict(size);
+        self.size += size;
+        self.fields.push_front(Entry { text: [name, value].concat().into(), name_len: name.len() });
+        self.inserted += 1;
+        self.hints[slot] = self.inserted;
+    }
+
+    /// The number of the entry that is this field, if there is one.
+    fn find(&self, guess: u64, name: &[u8], value: &[u8]) -> Option<u64> {
+        let place = |number: u64| usize::try_from(self.inserted.checked_sub(number)?).ok();
+        if place(guess).and_then(|place| self.fields.get(place)).is_some_and(|entry| entry.is(name, value)) {
+            return Some(guess);
+        }
+        let place = self.fields.iter().position(|entry| entry.is(name, value))?;
+        Some(self.inserted - place as u64)
+    }
+
+    fn evict(&mut self, more: usize) {
+        while self.size + more > self.max_size {
+            let Some(oldest) = self.fields.pop_back() else { return };
+            self.size -= oldest.size();
+        }
+    }
+}
+
+/// A number for a field, made of its lengths and last bytes: where fields differ, they mostly differ there.
+fn mark(name: &[u8], value: &[u8]) -> u32 {
+    let tail = |text: &[u8]| match text.last_chunk::<8>() {
+        Some(last) => u64::from_le_bytes(*last),
+        None => text.iter().fold(0, |all, &byte| all << 8 | u64::from(byte)),
+    };
+    let mixed = (tail(name) ^ tail(value).rotate_left(17) ^ ((name.len() as u64) << 32) ^ value.len() as u64)
+        .wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    // Never 0, which is that of nothing.
+    (mixed >> 32) as u32 | 1 << 31
+}
+
+fn literal(out: &mut Vec<u8>, (first, prefix): (u8, u32), name: &[u8], value: &[u8], index: usize) {
+    integer::write(out, first, prefix, index);
+    if index == 0 {
+        integer::write(out, 0, 7, name.len());
+        out.extend_from_slice(name);
+    }
+    integer::write(out, 0, 7, value.len());
+    out.extend_from_slice(value);
+}

@@ -1,0 +1,143 @@
+//! What is to be written, in order: small frames in one buffer, large pieces as they are.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+use std::mem;
+
+use bytes::{Buf as _, Bytes};
+
+/// A piece from this size on is not copied.
+const LARGE: usize = 2048;
+
+/// A buffer is kept for the next frames up to this size, and given back beyond.
+const KEPT: usize = 4096;
+
+/// The most slices that are written at once.
+const SLICES: usize = 32;
+
+#[derive(Debug, Default)]
+pub(crate) struct Outbox {
+    /// Written first; empty unless there were large pieces.
+    before: VecDeque<Bytes>,
+    tail: Vec<u8>,
+    /// How much of `tail` is written.
+    written: usize,
+    before_len: usize,
+}
+
+impl Outbox {
+    pub(crate) fn len(&self) -> usize {
+        self.before_len + self.tail.len() - self.written
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Where small frames are written.
+    pub(crate) fn tail(&mut self) -> &mut Vec<u8> {
+        &mut self.tail
+    }
+
+    pub(crate) fn push(&mut self, piece: Bytes) {
+        if piece.len() < LARGE {
+            self.tail.extend_from_slice(&piece);
+            return;
+        }
+        if self.tail.len() > self.written {
+            let mut tail = Bytes::from(mem::take(&mut self.tail));
+            tail.advance(mem::take(&mut self.written));
+            self.before_len += tail.len();
+            self.before.push_back(tail);
+        }
+        self.before_len += piece.len();
+        self.before.push_back(piece);
+    }
+
+    /// Hands the slices to be written next to `write`; answers with what it answers.
+    pub(crate) fn with_slices<T>(&self, write: impl FnOnce(&[IoSlice<'_>]) -> T) -> T {
+        let tail = IoSlice::new(&self.tail[self.written..]);
+        if self.before.is_empty() {
+            return write(&[tail]);
+        }
+        let mut slices = [IoSlice::new(&[]); SLICES];
+        let mut len = 0;
+        for (slot, piece) in slices.iter_mut().zip(&self.before) {
+            *slot = IoSlice::new(piece);
+            len += 1;
+        }
+        if len < SLICES {
+            slices[len] = tail;
+            len += 1;
+        }
+        write(&slices[..len])
+    }
+
+    /// So many bytes were written.
+    pub(crate) fn advance(&mut self, mut written: usize) {
+        while let Some(first) = self.before.front_mut() {
+            let part = first.len().min(written);
+            first.advance(part);
+            self.before_len -= part;
+            written -= part;
+            if !first.is_empty() {
+                return;
+            }
+            self.before.pop_front();
+        }
+        self.written = (self.written + written).min(self.tail.len());
+        if self.written == self.tail.len() {
+            self.written = 0;
+            self.tail.clear();
+            if self.tail.capacity() > KEPT {
+                self.tail = Vec::new();
+            }
+            if self.before.capacity() > SLICES {
+                self.before = VecDeque::new();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// However it is taken off, what comes out is what was put in.
+    #[test]
+    fn pieces_come_out_in_order() {
+        for step in [1, 7, 1_000, 5_000, 100_000] {
+            let mut outbox = Outbox::default();
+            let mut expected = Vec::new();
+            let mut found = Vec::new();
+            for round in 0..60_u8 {
+                let small = vec![round; usize::from(round)];
+                outbox.tail().extend_from_slice(&small);
+                expected.extend_from_slice(&small);
+                if round % 3 == 0 {
+                    let large = Bytes::from(vec![round; LARGE + usize::from(round)]);
+                    expected.extend_from_slice(&large);
+                    outbox.push(large);
+                }
+                if round % 10 == 9 {
+                    take(&mut outbox, step, &mut found);
+                }
+            }
+            while !outbox.is_empty() {
+                take(&mut outbox, step, &mut found);
+            }
+            assert_eq!(found, expected, "{step}");
+            assert_eq!(outbox.len(), 0);
+        }
+    }
+
+    fn take(outbox: &mut Outbox, most: usize, into: &mut Vec<u8>) {
+        let len = outbox.with_slices(|slices| {
+            let all: Vec<u8> = slices.iter().flat_map(|slice| slice.to_vec()).collect();
+            let len = all.len().min(most);
+            into.extend_from_slice(&all[..len]);
+            len
+        });
+        outbox.advance(len);
+    }
+}

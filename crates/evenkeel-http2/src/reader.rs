@@ -1,0 +1,250 @@
+//! From bytes to what they say.
+//!
+//! Data is handed on as it comes, without waiting for the rest of its frame, and frames of the same stream that come
+//! together become one piece. Only the beginning of another frame is kept for the next read.
+
+use std::mem;
+
+use bytes::Bytes;
+
+use crate::error::Reason;
+use crate::frame::{HEAD, Head, flag, kind, unpadded};
+use crate::hpack::Decoder;
+use crate::state::Event;
+
+/// A block of headers has at most this many frames.
+const MAX_CONTINUATIONS: usize = 256;
+
+/// How much is kept of what a peer says when it leaves.
+const MAX_WORDS: usize = 1024;
+
+#[derive(Debug)]
+pub(crate) struct Reader {
+    /// The beginning of a frame.
+    buffer: Vec<u8>,
+    decoder: Decoder,
+    /// Headers whose end has not come.
+    block: Option<Block>,
+    /// Data whose end has not come.
+    data: Option<Data>,
+    has_settings: bool,
+    max_frame_size: usize,
+    max_header_list_size: usize,
+    /// What was read and not taken yet.
+    pub(crate) events: Vec<Event>,
+}
+
+#[derive(Debug)]
+struct Block {
+    stream: u32,
+    ends: bool,
+    bytes: Vec<u8>,
+    frames: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Data {
+    stream: u32,
+    ends: bool,
+    left: usize,
+}
+
+impl Reader {
+    pub(crate) fn new(max_frame_size: usize, max_header_list_size: usize) -> Reader {
+        Reader {
+            buffer: Vec::new(),
+            decoder: Decoder::default(),
+            block: None,
+            data: None,
+            has_settings: false,
+            max_frame_size,
+            max_header_list_size,
+            events: Vec::new(),
+        }
+    }
+
+    /// Takes in the next bytes. An error is one of the connection; what came before it is among the events.
+    pub(crate) fn read(&mut self, bytes: &[u8]) -> Result<(), Reason> {
+        if self.buffer.is_empty() {
+            let mut rest = bytes;
+            self.frames(&mut rest)?;
+            self.buffer.extend_from_slice(rest);
+            return Ok(());
+        }
+        let mut buffer = mem::take(&mut self.buffer);
+        buffer.extend_from_slice(bytes);
+        let mut rest = &buffer[..];
+        self.frames(&mut rest)?;
+        if !rest.is_empty() {
+            let read = buffer.len() - rest.len();
+            buffer.drain(..read);
+            self.buffer = buffer;
+        }
+        Ok(())
+    }
+
+    /// Takes frames off the front for as long as they are whole.
+    fn frames(&mut self, bytes: &mut &[u8]) -> Result<(), Reason> {
+        loop {
+            if let Some(data) = self.data.take() {
+                self.more_data(data, bytes);
+                if self.data.is_some() {
+                    return Ok(());
+                }
+            }
+            let Some((head, rest)) = bytes.split_first_chunk::<HEAD>() else { return Ok(()) };
+            let head = Head::read(head);
+            self.check(head)?;
+            if head.kind == kind::DATA && !head.is(flag::PADDED) {
+                *bytes = rest;
+                self.data =
+                    Some(Data { stream: head.stream, ends: head.is(flag::END_STREAM), left: head.len });
+                continue;
+            }
+            let Some((payload, rest)) = rest.split_at_checked(head.len) else { return Ok(()) };
+            *bytes = rest;
+            self.frame(head, payload)?;
+        }
+    }
+
+    /// Whether a frame may come here.
+    fn check(&mut self, head: Head) -> Result<(), Reason> {
+        if head.len > self.max_frame_size {
+            return Err(Reason::FRAME_SIZE_ERROR);
+        }
+        if !self.has_settings && (head.kind != kind::SETTINGS || head.is(flag::ACK)) {
+            return Err(Reason::PROTOCOL_ERROR);
+        }
+        let is_continuation = head.kind == kind::CONTINUATION;
+        if self.block.as_ref().map(|block| block.stream) != is_continuation.then_some(head.stream) {
+            return Err(Reason::PROTOCOL_ERROR);
+        }
+        let is_of_stream = match head.kind {
+            kind::DATA | kind::HEADERS | kind::PRIORITY | kind::RST_STREAM | kind::CONTINUATION => true,
+            kind::SETTINGS | kind::PING | kind::GOAWAY => false,
+            // We said that we take none.
+            kind::PUSH_PROMISE => return Err(Reason::PROTOCOL_ERROR),
+            _ => return Ok(()),
+        };
+        if is_of_stream == (head.stream != 0) { Ok(()) } else { Err(Reason::PROTOCOL_ERROR) }
+    }
+
+    fn frame(&mut self, head: Head, payload: &[u8]) -> Result<(), Reason> {
+        let Head { stream, .. } = head;
+        match head.kind {
+            kind::DATA => {
+                let data = unpadded(head, payload).ok_or(Reason::PROTOCOL_ERROR)?;
+                self.on_data(stream, data, payload.len(), head.is(flag::END_STREAM));
+            }
+            kind::HEADERS => self.on_headers(head, payload)?,
+            kind::CONTINUATION => self.on_continuation(head, payload)?,
+            kind::RST_STREAM => {
+                let reason = Reason::from(number(payload)?);
+                self.events.push(Event::Reset { stream, reason });
+            }
+            kind::SETTINGS => self.on_settings(head, payload)?,
+            kind::PING => {
+                let payload = <[u8; 8]>::try_from(payload).map_err(|_| Reason::FRAME_SIZE_ERROR)?;
+                if !head.is(flag::ACK) {
+                    self.events.push(Event::Ping(payload));
+                }
+            }
+            kind::GOAWAY => {
+                let (last, rest) = payload.split_at_checked(4).ok_or(Reason::FRAME_SIZE_ERROR)?;
+                let (reason, words) = rest.split_at_checked(4).ok_or(Reason::FRAME_SIZE_ERROR)?;
+                self.events.push(Event::GoAway {
+                    last: number(last)? & (u32::MAX >> 1),
+                    reason: Reason::from(number(reason)?),
+                    words: Bytes::copy_from_slice(&words[..words.len().min(MAX_WORDS)]),
+                });
+            }
+            kind::WINDOW_UPDATE => {
+                let by = number(payload)? & (u32::MAX >> 1);
+                self.events.push(Event::WindowUpdate { stream, by });
+            }
+            kind::PRIORITY if payload.len() != 5 => return Err(Reason::FRAME_SIZE_ERROR),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn more_data(&mut self, data: Data, bytes: &mut &[u8]) {
+        let (part, rest) = bytes.split_at(data.left.min(bytes.len()));
+        *bytes = rest;
+        let left = data.left - part.len();
+        self.on_data(data.stream, part, part.len(), data.ends && left == 0);
+        self.data = (left > 0).then_some(Data { left, ..data });
+    }
+
+    fn on_data(&mut self, stream: u32, data: &[u8], flow: usize, ends: bool) {
+        if let Some(Event::Data { stream: before, data: gathered, flow: sum, ends: is_over }) =
+            self.events.last_mut()
+            && *before == stream
+            && !*is_over
+        {
+            gathered.extend_from_slice(data);
+            *sum += flow;
+            *is_over = ends;
+        } else if flow > 0 || ends {
+            self.events.push(Event::Data { stream, data: data.to_vec(), flow, ends });
+        }
+    }
+
+    fn on_headers(&mut self, head: Head, payload: &[u8]) -> Result<(), Reason> {
+        let mut bytes = unpadded(head, payload).ok_or(Reason::PROTOCOL_ERROR)?;
+        if head.is(flag::PRIORITY) {
+            bytes = bytes.get(5..).ok_or(Reason::FRAME_SIZE_ERROR)?;
+        }
+        let ends = head.is(flag::END_STREAM);
+        if head.is(flag::END_HEADERS) {
+            return self.decode(head.stream, bytes, ends);
+        }
+        self.block = Some(Block { stream: head.stream, ends, bytes: bytes.to_vec(), frames: 1 });
+        Ok(())
+    }
+
+    fn on_continuation(&mut self, head: Head, payload: &[u8]) -> Result<(), Reason> {
+        let Some(mut block) = self.block.take() else { return Err(Reason::PROTOCOL_ERROR) };
+        block.bytes.extend_from_slice(payload);
+        block.frames += 1;
+        // More than any list within the limit takes, however badly it is coded.
+        if block.bytes.len() > 4 * self.max_header_list_size + self.max_frame_size
+            || block.frames > MAX_CONTINUATIONS
+        {
+            return Err(Reason::ENHANCE_YOUR_CALM);
+        }
+        if head.is(flag::END_HEADERS) {
+            return self.decode(block.stream, &block.bytes, block.ends);
+        }
+        self.block = Some(block);
+        Ok(())
+    }
+
+    fn decode(&mut self, stream: u32, bytes: &[u8], ends: bool) -> Result<(), Reason> {
+        let block = self.decoder.decode(bytes, self.max_header_list_size);
+        let block = block.ok_or(Reason::COMPRESSION_ERROR)?;
+        self.events.push(Event::Headers { stream, block, ends });
+        Ok(())
+    }
+
+    fn on_settings(&mut self, head: Head, payload: &[u8]) -> Result<(), Reason> {
+        let (settings, rest) = payload.as_chunks::<6>();
+        if !rest.is_empty() || head.is(flag::ACK) && !settings.is_empty() {
+            return Err(Reason::FRAME_SIZE_ERROR);
+        }
+        if head.is(flag::ACK) {
+            return Ok(());
+        }
+        self.has_settings = true;
+        let settings = settings
+            .iter()
+            .map(|&[a, b, c, d, e, f]| (u16::from_be_bytes([a, b]), u32::from_be_bytes([c, d, e, f])));
+        self.events.push(Event::Settings(settings.collect()));
+        Ok(())
+    }
+}
+
+/// A frame of four bytes.
+fn number(payload: &[u8]) -> Result<u32, Reason> {
+    <[u8; 4]>::try_from(payload).map(u32::from_be_bytes).map_err(|_| Reason::FRAME_SIZE_ERROR)
+}

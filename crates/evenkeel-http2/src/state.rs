@@ -1,0 +1,708 @@
+//! What the calls and the driver of a connection share: streams, windows, and what is to be written.
+//!
+//! Everything here happens under one lock and never waits. Who has to be woken is collected, and woken after the lock.
+
+use std::collections::VecDeque;
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+use http::HeaderMap;
+
+use crate::driver::Settings;
+use crate::error::{Error, Reason};
+use crate::frame::{
+    self, DEFAULT_MAX_SIZE, DEFAULT_WINDOW, HEAD, LARGEST_MAX_SIZE, MAX_WINDOW, flag, kind, setting,
+};
+use crate::hpack::{Block, Encoder, is_of_http1};
+use crate::outbox::Outbox;
+use crate::stream::{Head, Request, Whole};
+use crate::streams::{Answer, Asked, Key, Stream, Streams};
+
+/// While more than this waits to be written, data waits at its stream.
+const MAX_OUT: usize = 64 << 10;
+
+/// An answer of up to this many bytes is handed out as a whole.
+const SMALL: usize = 16 << 10;
+
+/// So many answers to pings, settings and bad frames may wait to be written. A peer that asks for more does not read them.
+const MAX_REPLIES: usize = 10_000;
+
+/// From so many pieces on, small ones of a stream are put together.
+const MAX_PIECES: usize = 64;
+const SMALL_PIECE: usize = 1024;
+
+/// The last number that a stream of ours can have.
+const LAST_ID: u32 = u32::MAX >> 1;
+
+/// What came from the peer.
+#[derive(Debug)]
+pub(crate) enum Event {
+    Headers {
+        stream: u32,
+        block: Block,
+        ends: bool,
+    },
+    /// `flow` is what it takes of the windows, padding included.
+    Data {
+        stream: u32,
+        data: Vec<u8>,
+        flow: usize,
+        ends: bool,
+    },
+    Reset {
+        stream: u32,
+        reason: Reason,
+    },
+    Settings(Vec<(u16, u32)>),
+    Ping([u8; 8]),
+    GoAway {
+        last: u32,
+        reason: Reason,
+        words: Bytes,
+    },
+    WindowUpdate {
+        stream: u32,
+        by: u32,
+    },
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) out: Outbox,
+    encoder: Encoder,
+    pub(crate) streams: Streams,
+    next_id: u32,
+    /// Those who have something to send, or wait to be told that they may.
+    line: VecDeque<Key>,
+    send_window: i64,
+    recv_window: i64,
+    /// What was read and the peer was not told of.
+    released: u32,
+    ours: Settings,
+    max_frame_size: usize,
+    initial_window: i64,
+    /// How many streams the peer takes at once, once it said so or that it does not care.
+    pub(crate) max_streams: Option<usize>,
+    /// Frames that answer the peer's and wait to be written.
+    replies: usize,
+    driver: Option<Waker>,
+    /// Why no more requests are taken.
+    pub(crate) refusal: Option<Error>,
+    /// Whether nobody will send requests any more.
+    pub(crate) is_let_go: bool,
+    /// Whether the peer was told goodbye.
+    pub(crate) has_left: bool,
+}
+
+impl State {
+    /// A connection that has said its preface.
+    pub(crate) fn new(ours: Settings) -> State {
+        let mut out = Outbox::default();
+        let frames = out.tail();
+        frames.extend_from_slice(frame::PREFACE);
+        let mut said = vec![
+            (setting::ENABLE_PUSH, 0),
+            (setting::INITIAL_WINDOW_SIZE, ours.stream_window),
+            (setting::MAX_HEADER_LIST_SIZE, ours.max_header_list_size),
+        ];
+        if ours.max_frame_size as usize != DEFAULT_MAX_SIZE {
+            said.push((setting::MAX_FRAME_SIZE, ours.max_frame_size));
+        }
+        frame::settings(frames, &said);
+        let recv_window = ours.connection_window.max(DEFAULT_WINDOW);
+        if recv_window > DEFAULT_WINDOW {
+            frame::window_update(frames, 0, recv_window - DEFAULT_WINDOW);
+        }
+        State {
+            out,
+            encoder: Encoder::default(),
+            streams: Streams::default(),
+            next_id: 1,
+            line: VecDeque::new(),
+            send_window: i64::from(DEFAULT_WINDOW),
+            recv_window: i64::from(recv_window),
+            released: 0,
+            ours: Settings { connection_window: recv_window, ..ours },
+            max_frame_size: DEFAULT_MAX_SIZE,
+            initial_window: i64::from(DEFAULT_WINDOW),
+            max_streams: None,
+            replies: 0,
+            driver: None,
+            refusal: None,
+            is_let_go: false,
+            has_left: false,
+        }
+    }
+
+    /// The driver sleeps from here on, until somebody takes its waker.
+    pub(crate) fn sleep(&mut self, cx: &Context<'_>) {
+        if !self.driver.as_ref().is_some_and(|driver| driver.will_wake(cx.waker())) {
+            self.driver = Some(cx.waker().clone());
+        }
+    }
+
+    /// Whether there is something to write.
+    pub(crate) fn has_work(&self) -> bool {
+        !self.out.is_empty() || !self.line.is_empty() && self.send_window > 0
+    }
+
+    /// The driver, if it has to be woken: the first to come does.
+    pub(crate) fn stir(&mut self) -> Option<Waker> {
+        self.driver.take()
+    }
+
+    /// Sends the head of a request.
+    pub(crate) fn send(&mut self, request: &Request<'_>) -> Result<(Key, u32), Error> {
+        if let Some(refusal) = &self.refusal {
+            return Err(refusal.clone());
+        }
+        // The table would part from the peer's if this were seen later.
+        if let Some(name) = request.headers.keys().find(|name| is_of_http1(name)) {
+            return Err(Error::Unsendable(name.clone()));
+        }
+        let id = self.next_id;
+        let out = self.out.tail();
+        let start = out.len();
+        // Its length and flags are known later.
+        out.extend_from_slice(&[0; HEAD]);
+        self.encoder.begin(out, request.method, request.is_https, request.authority, request.path);
+        for (name, value) in request.more {
+            self.encoder.header(out, name, value);
+        }
+        for (name, value) in request.headers {
+            self.encoder.header(out, name, value);
+        }
+        finish_headers(out, start, id, request.ends, self.max_frame_size);
+        let key = self.streams.open(id, self.initial_window, i64::from(self.ours.stream_window));
+        if request.ends {
+            let stream = self.streams.get(key);
+            stream.asked = Asked::Closed;
+            stream.has_writer = false;
+        }
+        self.next_id += 2;
+        if self.next_id > LAST_ID {
+            self.refusal = Some(Error::Exhausted);
+        }
+        Ok((key, id))
+    }
+
+    /// Sends data of a request, or has it wait for the window. `None` if the stream takes none any more.
+    pub(crate) fn send_data(&mut self, key: Key, data: Bytes, ends: bool) -> Option<()> {
+        let room = self.send_window;
+        let is_full = self.out.len() > MAX_OUT;
+        let stream = self.streams.get(key);
+        if stream.asked != Asked::Open {
+            return None;
+        }
+        let len = data.len() as i64;
+        if stream.queue.is_empty() && (len == 0 || len <= room.min(stream.send_window) && !is_full) {
+            stream.send_window -= len;
+            self.send_window -= len;
+            let id = stream.id;
+            if ends {
+                stream.asked = Asked::Closed;
+            }
+            data_frames(&mut self.out, id, data, ends, self.max_frame_size);
+            self.streams.close(key);
+            return Some(());
+        }
+        if ends {
+            stream.asked = Asked::Closing;
+        }
+        stream.queue.push_back(data);
+        self.stand_in_line(key);
+        Some(())
+    }
+
+    /// Whether data would go out at once, at least in part.
+    pub(crate) fn poll_room(&mut self, key: Key, cx: &Context<'_>) -> Poll<Option<()>> {
+        let is_blocked = self.send_window <= 0 || self.out.len() > MAX_OUT;
+        let stream = self.streams.get(key);
+        if stream.asked != Asked::Open {
+            return Poll::Ready(None);
+        }
+        if stream.queue.is_empty() && stream.send_window > 0 && !is_blocked {
+            return Poll::Ready(Some(()));
+        }
+        register(&mut stream.writer, cx);
+        if stream.send_window > 0 {
+            self.stand_in_line(key);
+        }
+        Poll::Pending
+    }
+
+    /// Ready when the stream takes no more data.
+    pub(crate) fn poll_unwanted(&mut self, key: Key, cx: &Context<'_>) -> Poll<()> {
+        let stream = self.streams.get(key);
+        if stream.asked == Asked::Closed {
+            return Poll::Ready(());
+        }
+        register(&mut stream.writer, cx);
+        Poll::Pending
+    }
+
+    fn stand_in_line(&mut self, key: Key) {
+        let stream = self.streams.get(key);
+        if !stream.is_in_line {
+            stream.is_in_line = true;
+            self.line.push_back(key);
+        }
+    }
+
+    /// Moves data from streams to where it is written, a frame of each in turn, as far as the windows allow.
+    pub(crate) fn fill(&mut self, wake: &mut Vec<Waker>) {
+        while self.send_window > 0 && self.out.len() <= MAX_OUT {
+            let Some(key) = self.line.pop_front() else { return };
+            let room = self.send_window.min(self.max_frame_size as i64);
+            let stream = self.streams.get(key);
+            stream.is_in_line = false;
+            if let Some(data) = next_frame(stream, room) {
+                let id = stream.id;
+                let ends = stream.asked == Asked::Closing && stream.queue.is_empty();
+                if ends {
+                    stream.asked = Asked::Closed;
+                }
+                let goes_on = !stream.queue.is_empty() && stream.send_window > 0;
+                self.send_window -= data.len() as i64;
+                data_frames(&mut self.out, id, data, ends, self.max_frame_size);
+                if goes_on {
+                    self.stand_in_line(key);
+                }
+                self.streams.close(key);
+            }
+            let stream = self.streams.get(key);
+            if stream.queue.is_empty() {
+                wake.extend(stream.writer.take());
+            }
+            self.streams.free_if_unused(key);
+        }
+    }
+
+    /// The peer's answer so far, once there is something of it.
+    pub(crate) fn poll_head(&mut self, key: Key, cx: &Context<'_>) -> Poll<Result<Head, Error>> {
+        let stream = self.streams.get(key);
+        match (stream.head.take(), &stream.error) {
+            (Some(head), _) => Poll::Ready(Ok(head)),
+            (None, Some(error)) => Poll::Ready(Err(error.clone())),
+            (None, None) => {
+                register(&mut stream.reader, cx);
+                Poll::Pending
+            }
+        }
+    }
+
+    /// All that is left of an answer, if it has ended and is small. The stream is done then.
+    pub(crate) fn take_whole(&mut self, key: Key) -> Option<Whole> {
+        let stream = self.streams.get(key);
+        if stream.answer != Answer::Ended || stream.data.len() > 1 || stream.unread > SMALL {
+            return None;
+        }
+        let whole = Whole { data: stream.data.pop_front(), trailers: stream.trailers.take() };
+        // Whoever writes is not waited for.
+        self.leave(key);
+        Some(whole)
+    }
+
+    pub(crate) fn poll_data(&mut self, key: Key, cx: &Context<'_>) -> Poll<Option<Result<Bytes, Error>>> {
+        let stream = self.streams.get(key);
+        if let Some(data) = stream.data.pop_front() {
+            stream.unread -= data.len();
+            self.release_of_stream(key, data.len());
+            return Poll::Ready(Some(Ok(data)));
+        }
+        if stream.answer == Answer::Ended {
+            return Poll::Ready(None);
+        }
+        if let Some(error) = &stream.error {
+            return Poll::Ready(Some(Err(error.clone())));
+        }
+        register(&mut stream.reader, cx);
+        Poll::Pending
+    }
+
+    /// Nobody reads the answer any more.
+    pub(crate) fn leave(&mut self, key: Key) -> Option<Waker> {
+        let stream = self.streams.get(key);
+        stream.has_reader = false;
+        stream.reader = None;
+        stream.data.clear();
+        let unread = std::mem::take(&mut stream.unread);
+        // Whoever still writes to a peer that has answered decides for itself.
+        let is_over = stream.answer == Answer::Ended && stream.has_writer;
+        self.release(unread);
+        let writer = if is_over { None } else { self.cancel(key, Reason::CANCEL) };
+        self.streams.free_if_unused(key);
+        writer
+    }
+
+    /// Nobody sends the request any more.
+    pub(crate) fn stop_writing(&mut self, key: Key) {
+        let stream = self.streams.get(key);
+        stream.has_writer = false;
+        stream.writer = None;
+        if !stream.has_reader && stream.asked == Asked::Open {
+            self.cancel(key, Reason::CANCEL);
+        }
+        self.streams.free_if_unused(key);
+    }
+
+    /// Ends a stream from our side. Answers with who waits to send.
+    pub(crate) fn cancel(&mut self, key: Key, reason: Reason) -> Option<Waker> {
+        let stream = self.streams.get(key);
+        if !stream.is_open() {
+            return None;
+        }
+        frame::reset(self.out.tail(), stream.id, reason);
+        if stream.answer != Answer::Ended {
+            stream.error = Some(Error::Reset(reason));
+        }
+        stream.asked = Asked::Closed;
+        stream.queue.clear();
+        let writer = stream.writer.take();
+        self.streams.close(key);
+        writer
+    }
+
+    /// Read is read: the peer may send as much again.
+    fn release(&mut self, bytes: usize) {
+        self.released += bytes as u32;
+        if self.released > self.ours.connection_window / 2 {
+            self.recv_window += i64::from(self.released);
+            frame::window_update(self.out.tail(), 0, std::mem::take(&mut self.released));
+        }
+    }
+
+    fn release_of_stream(&mut self, key: Key, bytes: usize) {
+        self.release(bytes);
+        let stream = self.streams.get(key);
+        stream.released += bytes as u32;
+        if stream.answer != Answer::Ended && stream.released > self.ours.stream_window / 2 {
+            let (id, by) = (stream.id, std::mem::take(&mut stream.released));
+            stream.recv_window += i64::from(by);
+            if stream.is_open() {
+                frame::window_update(self.out.tail(), id, by);
+            }
+        }
+    }
+
+    /// All that waited to be written is on its way.
+    pub(crate) fn written(&mut self) {
+        self.replies = 0;
+        if !self.streams.has_open() {
+            self.streams.shrink();
+        }
+    }
+
+    /// Takes in what the peer sent. An error is one of the connection.
+    pub(crate) fn apply(&mut self, event: Event, wake: &mut Vec<Waker>) -> Result<(), Reason> {
+        match event {
+            Event::Headers { stream, block, ends } => self.on_headers(stream, block, ends, wake),
+            Event::Data { stream, data, flow, ends } => self.on_data(stream, data, flow, ends, wake),
+            Event::Reset { stream, reason } => self.on_reset(stream, reason, wake),
+            Event::Settings(settings) => self.on_settings(&settings, wake),
+            Event::Ping(payload) => {
+                frame::ping(self.out.tail(), flag::ACK, payload);
+                self.reply()
+            }
+            Event::GoAway { last, reason, words } => {
+                self.on_goaway(last, &Error::GoAway(reason, words), wake);
+                Ok(())
+            }
+            Event::WindowUpdate { stream, by } => self.on_window_update(stream, by, wake),
+        }
+    }
+
+    fn reply(&mut self) -> Result<(), Reason> {
+        self.replies += 1;
+        if self.replies > MAX_REPLIES { Err(Reason::ENHANCE_YOUR_CALM) } else { Ok(()) }
+    }
+
+    /// The stream of a frame, if it is still of interest. A stream that never was is an error.
+    fn find(&self, id: u32) -> Result<Option<Key>, Reason> {
+        let was_opened = id % 2 == 1 && id < self.next_id;
+        if was_opened { Ok(self.streams.find(id)) } else { Err(Reason::PROTOCOL_ERROR) }
+    }
+
+    fn on_headers(&mut self, id: u32, block: Block, ends: bool, wake: &mut Vec<Waker>) -> Result<(), Reason> {
+        let Some(key) = self.find(id)? else { return Ok(()) };
+        let stream = self.streams.get(key);
+        if block.is_too_long {
+            return self.refuse(key, Reason::ENHANCE_YOUR_CALM, wake);
+        }
+        let fits = !block.is_malformed
+            && match stream.answer {
+                Answer::Awaited => block.status.is_some_and(|status| !status.is_informational() || !ends),
+                // Trailers are the end.
+                Answer::Begun => ends && block.status.is_none(),
+                Answer::Ended => return self.refuse(key, Reason::STREAM_CLOSED, wake),
+            };
+        if !fits {
+            return self.refuse(key, Reason::PROTOCOL_ERROR, wake);
+        }
+        match (stream.answer, block.status) {
+            (Answer::Awaited, Some(status)) if status.is_informational() => return Ok(()),
+            (Answer::Awaited, Some(status)) => {
+                stream.head = Some(Head { status, headers: block.headers, ends });
+                stream.answer = Answer::Begun;
+            }
+            _ => stream.trailers = Some(block.headers),
+        }
+        wake.extend(stream.reader.take());
+        if ends {
+            stream.answer = Answer::Ended;
+            self.streams.close(key);
+        }
+        Ok(())
+    }
+
+    fn on_data(
+        &mut self,
+        id: u32,
+        data: Vec<u8>,
+        flow: usize,
+        ends: bool,
+        wake: &mut Vec<Waker>,
+    ) -> Result<(), Reason> {
+        self.recv_window -= flow as i64;
+        if self.recv_window < 0 {
+            return Err(Reason::FLOW_CONTROL_ERROR);
+        }
+        let Some(key) = self.find(id)? else {
+            self.release(flow);
+            return Ok(());
+        };
+        let stream = self.streams.get(key);
+        stream.recv_window -= flow as i64;
+        let wrong = match stream.answer {
+            _ if stream.recv_window < 0 => Some(Reason::FLOW_CONTROL_ERROR),
+            Answer::Awaited => Some(Reason::PROTOCOL_ERROR),
+            Answer::Begun => None,
+            Answer::Ended => Some(Reason::STREAM_CLOSED),
+        };
+        if let Some(reason) = wrong {
+            self.release(flow);
+            return self.refuse(key, reason, wake);
+        }
+        let kept = if stream.has_reader { data.len() } else { 0 };
+        if kept > 0 {
+            stream.unread += kept;
+            push(&mut stream.data, data);
+        }
+        if kept > 0 || ends {
+            wake.extend(stream.reader.take());
+        }
+        if ends {
+            stream.answer = Answer::Ended;
+        }
+        // Padding, and what nobody reads, is read.
+        self.release_of_stream(key, flow - kept);
+        if ends {
+            self.streams.close(key);
+        }
+        Ok(())
+    }
+
+    fn on_reset(&mut self, id: u32, reason: Reason, wake: &mut Vec<Waker>) -> Result<(), Reason> {
+        if let Some(key) = self.find(id)? {
+            // An answer that came as a whole counts, whatever the peer thinks of the rest of the request.
+            self.end(key, Error::Reset(reason), wake);
+        }
+        Ok(())
+    }
+
+    /// Ends a stream in which the peer did something wrong.
+    fn refuse(&mut self, key: Key, reason: Reason, wake: &mut Vec<Waker>) -> Result<(), Reason> {
+        let stream = self.streams.get(key);
+        frame::reset(self.out.tail(), stream.id, reason);
+        self.end(key, Error::Malformed(reason), wake);
+        self.reply()
+    }
+
+    /// The stream is over, and what has not come will not come.
+    fn end(&mut self, key: Key, error: Error, wake: &mut Vec<Waker>) {
+        let stream = self.streams.get(key);
+        if stream.answer != Answer::Ended {
+            stream.error = Some(error);
+        }
+        stream.asked = Asked::Closed;
+        stream.queue.clear();
+        wake.extend(stream.reader.take());
+        wake.extend(stream.writer.take());
+        self.streams.close(key);
+    }
+
+    fn on_settings(&mut self, settings: &[(u16, u32)], wake: &mut Vec<Waker>) -> Result<(), Reason> {
+        let mut max_streams = self.max_streams.unwrap_or(usize::MAX);
+        for &(name, value) in settings {
+            match name {
+                setting::HEADER_TABLE_SIZE => self.encoder.set_max_size(value as usize),
+                // A server has nothing to say of it.
+                setting::ENABLE_PUSH if value != 0 => return Err(Reason::PROTOCOL_ERROR),
+                setting::MAX_CONCURRENT_STREAMS => max_streams = value as usize,
+                setting::INITIAL_WINDOW_SIZE => self.set_initial_window(i64::from(value), wake)?,
+                setting::MAX_FRAME_SIZE => {
+                    if !(DEFAULT_MAX_SIZE..=LARGEST_MAX_SIZE).contains(&(value as usize)) {
+                        return Err(Reason::PROTOCOL_ERROR);
+                    }
+                    self.max_frame_size = value as usize;
+                }
+                _ => {}
+            }
+        }
+        self.max_streams = Some(max_streams);
+        frame::settings_ack(self.out.tail());
+        self.reply()
+    }
+
+    fn set_initial_window(&mut self, window: i64, wake: &mut Vec<Waker>) -> Result<(), Reason> {
+        if window > MAX_WINDOW {
+            return Err(Reason::FLOW_CONTROL_ERROR);
+        }
+        let more = window - self.initial_window;
+        self.initial_window = window;
+        for key in self.streams.all_open() {
+            let stream = self.streams.get(key);
+            stream.send_window += more;
+            if stream.send_window > MAX_WINDOW {
+                return Err(Reason::FLOW_CONTROL_ERROR);
+            }
+            self.resume(key, wake);
+        }
+        Ok(())
+    }
+
+    fn on_window_update(&mut self, id: u32, by: u32, wake: &mut Vec<Waker>) -> Result<(), Reason> {
+        if id == 0 {
+            self.send_window += i64::from(by);
+            let is_wrong = by == 0 || self.send_window > MAX_WINDOW;
+            return match is_wrong {
+                true if by == 0 => Err(Reason::PROTOCOL_ERROR),
+                true => Err(Reason::FLOW_CONTROL_ERROR),
+                false => Ok(()),
+            };
+        }
+        let Some(key) = self.find(id)? else { return Ok(()) };
+        let stream = self.streams.get(key);
+        stream.send_window += i64::from(by);
+        if by == 0 {
+            return self.refuse(key, Reason::PROTOCOL_ERROR, wake);
+        }
+        if stream.send_window > MAX_WINDOW {
+            return self.refuse(key, Reason::FLOW_CONTROL_ERROR, wake);
+        }
+        self.resume(key, wake);
+        Ok(())
+    }
+
+    /// The window of a stream is another one.
+    fn resume(&mut self, key: Key, wake: &mut Vec<Waker>) {
+        let stream = self.streams.get(key);
+        if stream.send_window > 0 {
+            if stream.queue.is_empty() {
+                wake.extend(stream.writer.take());
+            } else {
+                self.stand_in_line(key);
+            }
+        }
+    }
+
+    fn on_goaway(&mut self, last: u32, error: &Error, wake: &mut Vec<Waker>) {
+        self.refusal = Some(error.clone());
+        for key in self.streams.all_open() {
+            if self.streams.get(key).id > last {
+                self.end(key, error.clone(), wake);
+            }
+        }
+    }
+
+    /// The connection is over.
+    pub(crate) fn fail(&mut self, error: &Error, wake: &mut Vec<Waker>) {
+        self.refusal.get_or_insert_with(|| error.clone());
+        for key in self.streams.all_open() {
+            self.end(key, error.clone(), wake);
+        }
+    }
+
+    /// Trailers, once the data is read.
+    pub(crate) fn poll_trailers(
+        &mut self,
+        key: Key,
+        cx: &Context<'_>,
+    ) -> Poll<Result<Option<HeaderMap>, Error>> {
+        let stream = self.streams.get(key);
+        if stream.answer == Answer::Ended {
+            return Poll::Ready(Ok(stream.trailers.take()));
+        }
+        if let Some(error) = &stream.error {
+            return Poll::Ready(Err(error.clone()));
+        }
+        register(&mut stream.reader, cx);
+        Poll::Pending
+    }
+}
+
+fn register(slot: &mut Option<Waker>, cx: &Context<'_>) {
+    if !slot.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+        *slot = Some(cx.waker().clone());
+    }
+}
+
+/// Appends a piece. Where there are many, small ones become one, so that a peer cannot make a byte cost much more.
+fn push(pieces: &mut VecDeque<Bytes>, data: Vec<u8>) {
+    if pieces.len() >= MAX_PIECES
+        && let Some(last) = pieces.back_mut()
+        && last.len() + data.len() <= SMALL_PIECE
+    {
+        *last = [&**last, &data].concat().into();
+    } else {
+        pieces.push_back(data.into());
+    }
+}
+
+/// Takes what goes out next off a stream's queue; `None` if there is nothing, or no room for it.
+fn next_frame(stream: &mut Stream, room: i64) -> Option<Bytes> {
+    let first = stream.queue.front_mut()?;
+    let len = (first.len() as i64).min(room).min(stream.send_window);
+    if len <= 0 && !first.is_empty() {
+        return None;
+    }
+    stream.send_window -= len;
+    let data = first.split_to(len as usize);
+    if first.is_empty() {
+        stream.queue.pop_front();
+    }
+    Some(data)
+}
+
+/// Completes a block of headers that begins at `start`, in as many frames as it takes.
+fn finish_headers(out: &mut Vec<u8>, start: usize, stream: u32, ends: bool, max_size: usize) {
+    let end_stream = if ends { flag::END_STREAM } else { 0 };
+    let len = out.len() - start - HEAD;
+    if len <= max_size {
+        let head = frame::Head { len, kind: kind::HEADERS, flags: flag::END_HEADERS | end_stream, stream };
+        out[start..start + HEAD].copy_from_slice(&head.bytes());
+        return;
+    }
+    let block = out.split_off(start + HEAD);
+    out.truncate(start);
+    let last = block.len().div_ceil(max_size) - 1;
+    for (i, part) in block.chunks(max_size).enumerate() {
+        let (kind, flags) = if i == 0 { (kind::HEADERS, end_stream) } else { (kind::CONTINUATION, 0) };
+        let flags = if i == last { flags | flag::END_HEADERS } else { flags };
+        frame::Head { len: part.len(), kind, flags, stream }.write(out);
+        out.extend_from_slice(part);
+    }
+}
+
+/// Appends frames of data.
+fn data_frames(out: &mut Outbox, stream: u32, mut data: Bytes, ends: bool, max_size: usize) {
+    loop {
+        let part = data.split_to(data.len().min(max_size));
+        let flags = if ends && data.is_empty() { flag::END_STREAM } else { 0 };
+        frame::Head { len: part.len(), kind: kind::DATA, flags, stream }.write(out.tail());
+        out.push(part);
+        if data.is_empty() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! What calls hold: the sender of a connection, and the two ends of a stream.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+
+use crate::error::{Error, Reason};
+use crate::state::State;
+use crate::streams::Key;
+
+/// The head of a request, as it goes to the wire. It is borrowed, so that it can be sent again.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// The method; gRPC's is POST.
+    pub method: &'a Method,
+    /// Whether the scheme is https.
+    pub is_https: bool,
+    /// Whom it is for.
+    pub authority: &'a str,
+    /// The path, and the query if there is one.
+    pub path: &'a str,
+    /// Headers that go before the others.
+    pub more: &'a [(HeaderName, HeaderValue)],
+    /// The others.
+    pub headers: &'a HeaderMap,
+    /// Whether there is no body.
+    pub ends: bool,
+}
+
+/// The head of an answer.
+#[derive(Debug)]
+pub struct Head {
+    /// The status of HTTP.
+    pub status: StatusCode,
+    /// Its headers.
+    pub headers: HeaderMap,
+    /// Whether it is the whole answer.
+    pub ends: bool,
+}
+
+/// What is left of an answer that came as a whole.
+#[derive(Debug, Default)]
+pub(crate) struct Whole {
+    pub(crate) data: Option<Bytes>,
+    pub(crate) trailers: Option<HeaderMap>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Shared(Mutex<State>);
+
+impl Shared {
+    pub(crate) fn new(state: State) -> Shared {
+        Shared(Mutex::new(state))
+    }
+
+    /// Nothing that is done under the lock can be left half done.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does something that may leave frames to be written, and wakes the driver if it does.
+    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let (done, driver) = {
+            let mut state = self.lock();
+            let done = change(&mut state);
+            let driver = if state.has_work() { state.stir() } else { None };
+            (done, driver)
+        };
+        wake(driver);
+        done
+    }
+}
+
+fn wake(waker: Option<Waker>) {
+    if let Some(waker) = waker {
+        waker.wake();
+    }
+}
+
+/// Sends requests on a connection. When it is dropped, the connection ends as soon as its streams have.
+#[derive(Debug)]
+pub struct Sender {
+    shared: Arc<Shared>,
+}
+
+impl Sender {
+    pub(crate) fn new(shared: Arc<Shared>) -> Sender {
+        Sender { shared }
+    }
+
+    /// Opens a stream. It never waits: how many streams the peer takes at once is the caller's to keep.
+    pub fn send(&self, request: &Request<'_>) -> Result<(SendStream, RecvStream), Error> {
+        let (key, _) = self.shared.change(|state| state.send(request))?;
+        let send = SendStream { shared: self.shared.clone(), key, is_done: request.ends };
+        let recv = RecvStream { shared: self.shared.clone(), key, is_done: false, whole: Whole::default() };
+        Ok((send, recv))
+    }
+
+    /// Why no more requests are taken, once they are not.
+    pub fn refusal(&self) -> Option<Error> {
+        self.shared.lock().refusal.clone()
+    }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        let driver = {
+            let mut state = self.shared.lock();
+            state.is_let_go = true;
+            state.stir()
+        };
+        wake(driver);
+    }
+}
+
+/// The body of a request. Dropped before its end it leaves the request incomplete; the stream is then cancelled with its other
+/// end.
+#[derive(Debug)]
+pub struct SendStream {
+    shared: Arc<Shared>,
+    key: Key,
+    /// Whether the end was sent: the slot may be another stream's by now.
+    is_done: bool,
+}
+
+impl SendStream {
+    /// Sends data, or has it wait for the window. `None` if the stream takes no more: its [`RecvStream`] says why.
+    pub fn send(&mut self, data: Bytes, ends: bool) -> Option<()> {
+        if self.is_done {
+            return None;
+        }
+        self.is_done = ends;
+        self.shared.change(|state| {
+            let sent = state.send_data(self.key, data, ends);
+            if ends {
+                state.stop_writing(self.key);
+            }
+            sent
+        })
+    }
+
+    /// Waits until data would go out at once, at least in part. `None` if the stream takes no more.
+    pub fn poll_room(&mut self, cx: &Context<'_>) -> Poll<Option<()>> {
+        if self.is_done {
+            return Poll::Ready(None);
+        }
+        self.shared.lock().poll_room(self.key, cx)
+    }
+
+    /// Waits until the stream takes no more data.
+    pub fn poll_unwanted(&mut self, cx: &Context<'_>) -> Poll<()> {
+        if self.is_done {
+            return Poll::Ready(());
+        }
+        self.shared.lock().poll_unwanted(self.key, cx)
+    }
+
+    /// Ends the stream, whatever became of it.
+    pub fn reset(&mut self, reason: Reason) {
+        if !self.is_done {
+            self.is_done = true;
+            self.shared.change(|state| {
+                state.cancel(self.key, reason);
+                state.stop_writing(self.key);
+            });
+        }
+    }
+}
+
+impl Drop for SendStream {
+    fn drop(&mut self) {
+        if !self.is_done {
+            self.shared.change(|state| state.stop_writing(self.key));
+        }
+    }
+}
+
+/// An answer. Dropped before its end it cancels the stream.
+#[derive(Debug)]
+pub struct RecvStream {
+    shared: Arc<Shared>,
+    key: Key,
+    /// Whether the rest of it is here: the slot may be another stream's by now.
+    is_done: bool,
+    whole: Whole,
+}
+
+impl RecvStream {
+    /// Waits for the head. It comes once.
+    pub fn poll_head(&mut self, cx: &Context<'_>) -> Poll<Result<Head, Error>> {
+        if self.is_done {
+            return Poll::Ready(Err(Error::Exhausted));
+        }
+        self.take(|state, key| state.poll_head(key, cx))
+    }
+
+    /// Waits for data. `None` is the end of it.
+    pub fn poll_data(&mut self, cx: &Context<'_>) -> Poll<Option<Result<Bytes, Error>>> {
+        if self.is_done {
+            return Poll::Ready(self.whole.data.take().map(Ok));
+        }
+        self.take(|state, key| state.poll_data(key, cx))
+    }
+
+    /// Waits for the trailers, behind the data.
+    pub fn poll_trailers(&mut self, cx: &Context<'_>) -> Poll<Result<Option<HeaderMap>, Error>> {
+        if self.is_done {
+            return Poll::Ready(Ok(self.whole.trailers.take()));
+        }
+        self.shared.lock().poll_trailers(self.key, cx)
+    }
+
+    /// Takes something of the answer, and with it the rest if that is small and there is no more to come.
+    fn take<T>(&mut self, take: impl FnOnce(&mut State, Key) -> Poll<T>) -> Poll<T> {
+        let RecvStream { shared, key, is_done, whole } = self;
+        shared.change(|state| {
+            let taken = take(state, *key);
+            if taken.is_ready()
+                && let Some(rest) = state.take_whole(*key)
+            {
+                *whole = rest;
+                *is_done = true;
+            }
+            taken
+        })
+    }
+}
+
+impl Drop for RecvStream {
+    fn drop(&mut self) {
+        if !self.is_done {
+            wake(self.shared.change(|state| state.leave(self.key)));
+        }
+    }
+}
