@@ -3,4 +3,5 @@
 #![forbid(unsafe_code)]
 
 pub mod checks;
+pub mod http2;
 pub mod reports;

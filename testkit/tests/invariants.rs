@@ -18,8 +18,9 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("evenkeel-proto", &[]),
     ("evenkeel-orca", &["evenkeel-proto"]),
     ("evenkeel-control", &["evenkeel-proto"]),
+    ("evenkeel-http2", &[]),
     ("evenkeel-xds", &["evenkeel-core", "evenkeel-proto"]),
-    ("evenkeel", &["evenkeel-core", "evenkeel-orca", "evenkeel-proto", "evenkeel-xds"]),
+    ("evenkeel", &["evenkeel-core", "evenkeel-http2", "evenkeel-orca", "evenkeel-proto", "evenkeel-xds"]),
     (
         "evenkeel-cli",
         &["evenkeel", "evenkeel-control", "evenkeel-core", "evenkeel-orca", "evenkeel-proto", "evenkeel-xds"],

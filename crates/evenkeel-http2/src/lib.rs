@@ -34,6 +34,3 @@ mod streams;
 pub use driver::{Driver, Settings, client};
 pub use error::{Error, Reason};
 pub use stream::{Head, RecvStream, Request, SendStream, Sender};
-
-#[cfg(test)]
-mod tests;

@@ -34,6 +34,9 @@ const SMALL_PIECE: usize = 1024;
 /// The last number that a stream of ours can have.
 const LAST_ID: u32 = u32::MAX >> 1;
 
+/// Who waits for a stream, at either end.
+pub(crate) type Waiting = [Option<Waker>; 2];
+
 /// What came from the peer.
 #[derive(Debug)]
 pub(crate) enum Event {
@@ -166,10 +169,10 @@ impl State {
         // Its length and flags are known later.
         out.extend_from_slice(&[0; HEAD]);
         self.encoder.begin(out, request.method, request.is_https, request.authority, request.path);
-        for (name, value) in request.more {
+        for (name, value) in request.headers {
             self.encoder.header(out, name, value);
         }
-        for (name, value) in request.headers {
+        for (name, value) in request.more {
             self.encoder.header(out, name, value);
         }
         finish_headers(out, start, id, request.ends, self.max_frame_size);
@@ -321,7 +324,7 @@ impl State {
     }
 
     /// Nobody reads the answer any more.
-    pub(crate) fn leave(&mut self, key: Key) -> Option<Waker> {
+    pub(crate) fn leave(&mut self, key: Key) -> Waiting {
         let stream = self.streams.get(key);
         stream.has_reader = false;
         stream.reader = None;
@@ -330,9 +333,9 @@ impl State {
         // Whoever still writes to a peer that has answered decides for itself.
         let is_over = stream.answer == Answer::Ended && stream.has_writer;
         self.release(unread);
-        let writer = if is_over { None } else { self.cancel(key, Reason::CANCEL) };
+        let waiting = if is_over { Waiting::default() } else { self.cancel(key, Reason::CANCEL) };
         self.streams.free_if_unused(key);
-        writer
+        waiting
     }
 
     /// Nobody sends the request any more.
@@ -346,11 +349,11 @@ impl State {
         self.streams.free_if_unused(key);
     }
 
-    /// Ends a stream from our side. Answers with who waits to send.
-    pub(crate) fn cancel(&mut self, key: Key, reason: Reason) -> Option<Waker> {
+    /// Ends a stream from our side. Answers with who waits for it.
+    pub(crate) fn cancel(&mut self, key: Key, reason: Reason) -> Waiting {
         let stream = self.streams.get(key);
         if !stream.is_open() {
-            return None;
+            return Waiting::default();
         }
         frame::reset(self.out.tail(), stream.id, reason);
         if stream.answer != Answer::Ended {
@@ -358,9 +361,9 @@ impl State {
         }
         stream.asked = Asked::Closed;
         stream.queue.clear();
-        let writer = stream.writer.take();
+        let waiting = [stream.reader.take(), stream.writer.take()];
         self.streams.close(key);
-        writer
+        waiting
     }
 
     /// Read is read: the peer may send as much again.
@@ -426,10 +429,8 @@ impl State {
     fn on_headers(&mut self, id: u32, block: Block, ends: bool, wake: &mut Vec<Waker>) -> Result<(), Reason> {
         let Some(key) = self.find(id)? else { return Ok(()) };
         let stream = self.streams.get(key);
-        if block.is_too_long {
-            return self.refuse(key, Reason::ENHANCE_YOUR_CALM, wake);
-        }
         let fits = !block.is_malformed
+            && !block.is_too_long
             && match stream.answer {
                 Answer::Awaited => block.status.is_some_and(|status| !status.is_informational() || !ends),
                 // Trailers are the end.

@@ -21,10 +21,10 @@ pub struct Request<'a> {
     pub authority: &'a str,
     /// The path, and the query if there is one.
     pub path: &'a str,
-    /// Headers that go before the others.
-    pub more: &'a [(HeaderName, HeaderValue)],
-    /// The others.
+    /// Its headers.
     pub headers: &'a HeaderMap,
+    /// More headers, behind the others.
+    pub more: &'a [(HeaderName, HeaderValue)],
     /// Whether there is no body.
     pub ends: bool,
 }
@@ -68,13 +68,13 @@ impl Shared {
             let driver = if state.has_work() { state.stir() } else { None };
             (done, driver)
         };
-        wake(driver);
+        wake([driver]);
         done
     }
 }
 
-fn wake(waker: Option<Waker>) {
-    if let Some(waker) = waker {
+fn wake(waiting: impl IntoIterator<Item = Option<Waker>>) {
+    for waker in waiting.into_iter().flatten() {
         waker.wake();
     }
 }
@@ -111,7 +111,7 @@ impl Drop for Sender {
             state.is_let_go = true;
             state.stir()
         };
-        wake(driver);
+        wake([driver]);
     }
 }
 
@@ -161,10 +161,12 @@ impl SendStream {
     pub fn reset(&mut self, reason: Reason) {
         if !self.is_done {
             self.is_done = true;
-            self.shared.change(|state| {
-                state.cancel(self.key, reason);
+            let waiting = self.shared.change(|state| {
+                let waiting = state.cancel(self.key, reason);
                 state.stop_writing(self.key);
+                waiting
             });
+            wake(waiting);
         }
     }
 }

@@ -499,7 +499,9 @@ impl Attempt {
     fn failure(&self, error: &Error) -> tonic::Status {
         let code = status::code_of_error(error);
         let why = match self.turn.link().loss() {
-            Some(loss) if matches!(error, Error::Io(_) | Error::Closed) => loss.status.message().to_owned(),
+            Some(loss) if matches!(error, Error::Io(_) | Error::Closed | Error::Exhausted) => {
+                loss.status.message().to_owned()
+            }
             _ => format!("endpoint {}: {}", self.turn.link().address(), cause(error)),
         };
         tonic::Status::new(tonic::Code::from(code as i32), why)

@@ -76,16 +76,14 @@ pub(super) fn decode(coded: &[u8], out: &mut Vec<u8>) -> Option<()> {
         if count == 0 {
             return Some(());
         }
-        let (byte, length) = code.short[(bits >> (64 - SHORT)) as usize];
-        let (byte, length) = if length > 0 {
-            (byte, u32::from(length))
-        } else {
-            code.find((bits >> 32) as u32).unwrap_or((0, 32))
+        let found = match code.short[(bits >> (64 - SHORT)) as usize] {
+            (byte, length @ 1..) => Some((byte, u32::from(length))),
+            _ => code.find((bits >> 32) as u32),
         };
-        if length > count {
+        let Some((byte, length)) = found.filter(|(_, length)| *length <= count) else {
             // What is left is padding: less than a byte, all ones.
             return (count < 8 && bits >> (64 - count) == (1 << count) - 1).then_some(());
-        }
+        };
         out.push(byte);
         bits <<= length;
         count -= length;

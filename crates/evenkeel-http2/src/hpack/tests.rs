@@ -1,1 +1,194 @@
+use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use proptest::prelude::*;
 
+use super::{Block, Decoder, Encoder, huffman, integer};
+
+fn bytes(hex: &str) -> Vec<u8> {
+    let digits: Vec<u8> =
+        hex.chars().filter_map(|digit| digit.to_digit(16)).map(|digit| digit as u8).collect();
+    digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect()
+}
+
+fn said(block: &Block) -> String {
+    let status = block.status.map(|status| format!(":status {}\n", status.as_u16())).unwrap_or_default();
+    let fields = block.headers.iter().map(|(name, value)| format!("{name} {}\n", value.to_str().unwrap()));
+    status + &fields.collect::<String>()
+}
+
+/// The responses of RFC 7541, appendix C.6: Huffman code, and a table of 256 bytes that has to let go.
+#[test]
+fn the_examples_of_the_rfc_are_read() {
+    let mut decoder = Decoder::default();
+    decoder.decode(&bytes("3fe101"), 1 << 14).unwrap();
+    let first = "4882 6402 5885 aec3 771a 4b61 96d0 7abe 9410 54d4 44a8 2005 9504 0b81 66e0 82a6 2d1b ff6e 919d 29ad 1718 63c7
+                 8f0b 97c8 e9ae 82ae 43d3";
+    let third = "88c1 6196 d07a be94 1054 d444 a820 0595 040b 8166 e084 a62d 1bff c05a 839b d9ab 77ad 94e7 821d d7f2 e6c7 b335
+                 dfdf cd5b 3960 d5af 2708 7f36 72c1 ab27 0fb5 291f 9587 3160 65c0 03ed 4ee5 b106 3d50 07";
+    let date = "Mon, 21 Oct 2013 20:13:2";
+    let at = "location https://www.example.com\n";
+    let rest = format!("cache-control private\ndate {date}1 GMT\n{at}");
+    let cookie = "set-cookie foo=ASDJKHQKBZXOQWEOPIUAXQWEOIU; max-age=3600; version=1\n";
+    for (block, expected) in [
+        (first, format!(":status 302\n{rest}")),
+        ("4883 640e ffc1 c0bf", format!(":status 307\n{rest}")),
+        (
+            third,
+            format!(
+                ":status 200\ncache-control private\ndate {date}2 GMT\n{at}content-encoding gzip\n{cookie}"
+            ),
+        ),
+    ] {
+        let block = decoder.decode(&bytes(block), 1 << 14).unwrap();
+        assert!(!block.is_malformed && !block.is_too_long);
+        assert_eq!(said(&block), expected);
+    }
+}
+
+#[test]
+fn every_byte_has_a_code() {
+    let all: Vec<u8> = (0..=u8::MAX).chain(*b"the quick brown fox").collect();
+    for from in 0..all.len() {
+        let mut decoded = Vec::new();
+        huffman::decode(&huffman::encode(&all[from..]), &mut decoded).unwrap();
+        assert_eq!(decoded, all[from..]);
+    }
+}
+
+/// The padding is less than a byte and all ones; the code of the end is no code.
+#[test]
+fn bad_ends_of_strings_are_refused() {
+    for coded in [&b"\xff"[..], b"\x1f\xff", b"\x18", b"\xff\xff\xff\xff", b"\xff\xff\xff\xff\xff"] {
+        assert_eq!(huffman::decode(coded, &mut Vec::new()), None, "{coded:x?}");
+    }
+    assert_eq!(huffman::decode(b"\x1f", &mut Vec::new()), Some(()));
+}
+
+#[test]
+fn integers_of_any_size() {
+    for prefix in 4..=7 {
+        for value in [0, 1, 14, 15, 16, 30, 31, 32, 62, 126, 127, 128, 254, 255, 256, 1337, 1 << 14, 1 << 20]
+        {
+            let mut out = Vec::new();
+            integer::write(&mut out, 0, prefix, value);
+            let mut from = &out[..];
+            assert_eq!(integer::read(&mut from, prefix), Some(value));
+            assert!(from.is_empty());
+            let mut short = &out[..out.len() - 1];
+            assert_eq!(integer::read(&mut short, prefix), None, "{value} cut off");
+        }
+    }
+    assert_eq!(integer::read(&mut &[0xff; 20][..], 7), None, "without end");
+}
+
+/// Blocks that are none, each after a table that is as it was at the start.
+#[test]
+fn blocks_that_are_none_are_refused() {
+    for block in ["80", "be", "ff80808080 01", "40", "4003", "0085f2b24a84ff", "3fe21f"] {
+        assert!(Decoder::default().decode(&bytes(block), 1 << 14).is_none(), "{block}");
+    }
+}
+
+/// What no answer says marks the block, and keeps its place in the table so that those behind it stay in theirs.
+#[test]
+fn nonsense_is_noted_and_keeps_its_place() {
+    let mut decoder = Decoder::default();
+    // An upper-case name, a value with a line break, a request's pseudo-header; then a good one.
+    for (text, name) in
+        [("4001 41 01 61", "upper case"), ("4001 61 01 0a", "line break"), ("41 01 61", ":authority")]
+    {
+        assert!(decoder.decode(&bytes(text), 1 << 14).unwrap().is_malformed, "{name}");
+    }
+    assert!(!decoder.decode(&bytes("4001 62 01 63"), 1 << 14).unwrap().is_malformed);
+    let block = decoder.decode(&bytes("be"), 1 << 14).unwrap();
+    assert_eq!(said(&block), "b c\n");
+    assert!(decoder.decode(&bytes("bf"), 1 << 14).unwrap().is_malformed, "the one before it");
+    for text in ["88 88", "4001 62 01 63 88", "48 01 61"] {
+        assert!(Decoder::default().decode(&bytes(text), 1 << 14).unwrap().is_malformed, "status: {text}");
+    }
+}
+
+/// A list that is longer than the limit is not kept; the table is.
+#[test]
+fn long_lists_are_cut() {
+    let mut decoder = Decoder::default();
+    let block = decoder.decode(&bytes("4001 62 01 63 4001 64 01 65"), 40).unwrap();
+    assert!(block.is_too_long);
+    assert_eq!(said(&block), "b c\n");
+    assert_eq!(said(&decoder.decode(&bytes("be bf"), 1 << 14).unwrap()), "d e\nb c\n");
+}
+
+fn encode(encoder: &mut Encoder, headers: &HeaderMap) -> Vec<u8> {
+    let mut out = Vec::new();
+    encoder.begin(&mut out, &Method::POST, false, "orders", "/shop.Orders/Get");
+    for (name, value) in headers {
+        encoder.header(&mut out, name, value);
+    }
+    out
+}
+
+/// What every request says is a byte each from the second time on; what changes with each is never put into the table.
+#[test]
+fn what_is_said_again_is_short() {
+    let mut encoder = Encoder::default();
+    let request = |id: usize| {
+        HeaderMap::from_iter([
+            (http::header::TE, HeaderValue::from_static("trailers")),
+            (http::header::CONTENT_TYPE, HeaderValue::from_static("application/grpc")),
+            (HeaderName::from_static("tenant"), HeaderValue::from_static("blue")),
+            (HeaderName::from_static("id"), HeaderValue::from(100_000 + id)),
+        ])
+    };
+    let lens: Vec<usize> = (0..200).map(|id| encode(&mut encoder, &request(id)).len()).collect();
+    let id = 1 + 3 + 7;
+    let tenant = 1 + 7 + 5;
+    assert_eq!(lens[1], 6 + tenant + id);
+    assert!(lens[2..].iter().all(|len| *len == 7 + id), "{lens:?}");
+}
+
+#[test]
+fn secrets_are_never_indexed() {
+    let mut encoder = Encoder::default();
+    let mut token = HeaderValue::from_static("secret");
+    token.set_sensitive(true);
+    let headers = HeaderMap::from_iter([(http::header::AUTHORIZATION, token)]);
+    for _ in 0..3 {
+        let out = encode(&mut encoder, &headers);
+        let place = out.windows(6).position(|text| text == b"secret").expect("it is said in full");
+        let name = place - 1 - b"authorization".len() - 2;
+        assert_eq!(out[name], 0x10, "literal, never indexed");
+    }
+}
+
+proptest! {
+    /// Whatever is said, and whatever sizes the peer wants its table to have, it understands what was said.
+    #[test]
+    fn what_is_written_is_read(
+        requests in prop::collection::vec(
+            (prop::collection::vec((0..12_u8, prop::collection::vec(32..127_u8, 0..300)), 0..8), prop::option::of(0..5000_usize)),
+            1..30,
+        )
+    ) {
+        let (mut encoder, mut decoder) = (Encoder::default(), Decoder::default());
+        for (fields, size) in requests {
+            if let Some(size) = size {
+                encoder.set_max_size(size);
+            }
+            let mut headers = HeaderMap::new();
+            for (name, value) in fields {
+                let value = HeaderValue::from_bytes(&value[..value.len() / (1 + usize::from(name % 3))]).unwrap();
+                headers.append(HeaderName::try_from(format!("name-{name}")).unwrap(), value);
+            }
+            let block = decoder.decode(&encode(&mut encoder, &headers), usize::MAX).unwrap();
+            prop_assert_eq!(block.headers, headers);
+        }
+    }
+
+    /// Nothing that a peer can send makes a decoder panic.
+    #[test]
+    fn garbage_is_survived(blocks in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..200), 1..10)) {
+        let mut decoder = Decoder::default();
+        for block in blocks {
+            let _ = decoder.decode(&block, 1 << 10);
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! With a real server.
+
+use bytes::Bytes;
+use evenkeel_http2::{Error, Reason};
+use h2::server::SendResponse;
+use http::{HeaderName, Response};
+use tokio::net::TcpListener;
+
+use super::*;
+
+/// Answers every request with its own body, its header `id` and its path, in pieces as they come. A path that ends with
+/// a number resets the stream with that code.
+async fn serve(server: h2::server::Builder) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((socket, _)) = listener.accept().await {
+            let server = server.clone();
+            tokio::spawn(async move {
+                let mut connection = server.handshake::<_, Bytes>(socket).await.unwrap();
+                while let Some(Ok((request, respond))) = connection.accept().await {
+                    tokio::spawn(echo(request, respond));
+                }
+            });
+        }
+    });
+    address
+}
+
+async fn echo(
+    request: http::Request<h2::RecvStream>,
+    mut respond: SendResponse<Bytes>,
+) -> Result<(), h2::Error> {
+    let path = request.uri().path().to_owned();
+    if let Some(code) = path.rsplit('/').next().and_then(|code| code.parse::<u32>().ok()) {
+        respond.send_reset(h2::Reason::from(code));
+        return Ok(());
+    }
+    let id = request.headers().get("id").cloned();
+    let mut answer = Response::new(());
+    answer.headers_mut().insert("path", path.parse().unwrap());
+    answer.headers_mut().extend(id.clone().map(|id| (HeaderName::from_static("id"), id)));
+    let mut out = respond.send_response(answer, false)?;
+    let mut body = request.into_body();
+    while let Some(piece) = body.data().await {
+        let piece = piece?;
+        body.flow_control().release_capacity(piece.len())?;
+        // It waits for the windows there.
+        out.send_data(piece, false)?;
+    }
+    let trailers = id.into_iter().map(|id| (HeaderName::from_static("trailer-id"), id));
+    out.send_trailers(trailers.collect())
+}
+
+#[tokio::test]
+async fn a_call_is_answered() {
+    let client = Client::connect(serve(h2::server::Builder::new()).await, Settings::default()).await;
+    let (head, mut recv) = client.ask("hello").await.unwrap();
+    assert_eq!(
+        (head.status.as_u16(), &head.headers["path"]),
+        (200, &HeaderValue::from_static("/shop.Orders/Get"))
+    );
+    assert!(!head.ends);
+    let (body, trailers) = rest(&mut recv).await.unwrap();
+    assert_eq!((&body[..], trailers.map(|trailers| trailers.len())), (&b"hello"[..], Some(0)));
+    client.end().await.unwrap();
+}
+
+/// Hundreds at a time, each with what is its own: nothing goes to another, and the tables of both sides stay the same.
+#[tokio::test]
+async fn many_calls_at_once_keep_apart() {
+    let client = Client::connect(serve(h2::server::Builder::new()).await, Settings::default()).await;
+    let client = std::sync::Arc::new(client);
+    let mut calls = tokio::task::JoinSet::new();
+    for task in 0..100_u32 {
+        let client = client.clone();
+        calls.spawn(async move {
+            for round in 0..30 {
+                let id = format!("{task}-{round}");
+                let headers = HeaderMap::from_iter([
+                    (HeaderName::from_static("id"), id.parse().unwrap()),
+                    (HeaderName::from_static("tenant"), HeaderValue::from(task % 7)),
+                ]);
+                let path = format!("/s/m{}-", round % 5);
+                let (mut send, mut recv) = client.send(&path, &headers, false).unwrap();
+                let body = vec![task as u8; (task * round) as usize];
+                send.send(body.clone().into(), true).unwrap();
+                assert_eq!(head(&mut recv).await.unwrap().headers["id"], id);
+                let (answer, trailers) = rest(&mut recv).await.unwrap();
+                assert_eq!(answer, body);
+                assert_eq!(trailers.unwrap()["trailer-id"], id);
+            }
+        });
+    }
+    within(calls.join_all()).await;
+    std::sync::Arc::into_inner(client).unwrap().end().await.unwrap();
+}
+
+/// More than every window, both ways at once, with small windows on either side.
+#[tokio::test]
+async fn large_bodies_go_through_small_windows() {
+    let mut server = h2::server::Builder::new();
+    server.initial_window_size(10_000).initial_connection_window_size(70_000).max_frame_size(20_000);
+    let settings = Settings { stream_window: 9_000, connection_window: 65_535, ..Settings::default() };
+    let client = Client::connect(serve(server).await, settings).await;
+    let body: Vec<u8> = (0..3_000_000_u32).map(|i| (i / 7) as u8).collect();
+    let call = || async {
+        let (_, mut recv) = client.ask(body.clone()).await.unwrap();
+        assert!(rest(&mut recv).await.unwrap().0 == body);
+    };
+    // The server's own windows hold from its first answer on.
+    client.ask("first").await.unwrap();
+    within(async { tokio::join!(call(), call(), call()) }).await;
+    client.end().await.unwrap();
+}
+
+#[tokio::test]
+async fn resets_tell_why() {
+    let client = Client::connect(serve(h2::server::Builder::new()).await, Settings::default()).await;
+    for reason in [Reason::REFUSED_STREAM, Reason::CANCEL, Reason::INTERNAL_ERROR] {
+        let (_send, mut recv) =
+            client.send(&format!("/{}", u32::from(reason)), &HeaderMap::new(), true).unwrap();
+        let error = head(&mut recv).await.unwrap_err();
+        assert!(matches!(error, Error::Reset(found) if found == reason), "{error:?}");
+    }
+    assert!(client.ask("still there").await.is_ok());
+    client.end().await.unwrap();
+}
+
+/// Calls that are given up at any point cost nobody anything: the next ones have the windows for themselves.
+#[tokio::test]
+async fn calls_that_are_given_up_leave_nothing_behind() {
+    let settings = Settings { connection_window: 65_535, ..Settings::default() };
+    let client = Client::connect(serve(h2::server::Builder::new()).await, settings).await;
+    for round in 0..50 {
+        let body = vec![round; 20_000];
+        let (_, mut recv) = client.ask(body).await.unwrap();
+        if round % 2 == 0 {
+            let _ = data(&mut recv).await;
+        }
+        drop(recv);
+        let unsent = client.send("/s/m", &HeaderMap::new(), false).unwrap();
+        drop(unsent);
+    }
+    let (_, mut recv) = client.ask(vec![1; 60_000]).await.unwrap();
+    assert_eq!(rest(&mut recv).await.unwrap().0.len(), 60_000);
+    client.end().await.unwrap();
+}

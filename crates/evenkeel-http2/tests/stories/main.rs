@@ -1,0 +1,76 @@
+//! Stories of a connection: with a real server (h2), and with one that is played by hand and may do anything.
+
+mod against_h2;
+mod windows;
+mod wire;
+
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use bytes::Bytes;
+use evenkeel_http2::{Error, Head, RecvStream, Request, SendStream, Sender, Settings, client};
+use http::{HeaderMap, HeaderValue, Method};
+use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
+
+/// Only what hangs is ended by this.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+async fn within<T>(work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, work).await.expect("it hangs")
+}
+
+/// A connection, and what it came to.
+struct Client {
+    sender: Sender,
+    task: JoinHandle<Result<(), Error>>,
+}
+
+impl Client {
+    async fn connect(address: SocketAddr, settings: Settings) -> Client {
+        let mut io = TcpStream::connect(address).await.unwrap();
+        io.set_nodelay(true).unwrap();
+        let (sender, mut driver) = client(settings);
+        let task = tokio::spawn(async move { poll_fn(|cx| driver.poll(&mut io, cx)).await });
+        Client { sender, task }
+    }
+
+    fn send(&self, path: &str, headers: &HeaderMap, ends: bool) -> Result<(SendStream, RecvStream), Error> {
+        let method = &Method::POST;
+        let request =
+            Request { method, is_https: false, authority: "orders", path, more: &[], headers, ends };
+        self.sender.send(&request)
+    }
+
+    /// A request with a body, up to the head of its answer.
+    async fn ask(&self, body: impl Into<Bytes>) -> Result<(Head, RecvStream), Error> {
+        let headers = HeaderMap::from_iter([(http::header::TE, HeaderValue::from_static("trailers"))]);
+        let (mut send, mut recv) = self.send("/shop.Orders/Get", &headers, false)?;
+        send.send(body.into(), true).expect("the stream is open");
+        Ok((head(&mut recv).await?, recv))
+    }
+
+    /// How the connection ended, once it is let go.
+    async fn end(self) -> Result<(), Error> {
+        drop(self.sender);
+        within(self.task).await.unwrap()
+    }
+}
+
+async fn head(recv: &mut RecvStream) -> Result<Head, Error> {
+    within(poll_fn(|cx| recv.poll_head(cx))).await
+}
+
+async fn data(recv: &mut RecvStream) -> Option<Result<Bytes, Error>> {
+    within(poll_fn(|cx| recv.poll_data(cx))).await
+}
+
+/// The rest of an answer: its data in one piece, and its trailers.
+async fn rest(recv: &mut RecvStream) -> Result<(Vec<u8>, Option<HeaderMap>), Error> {
+    let mut all = Vec::new();
+    while let Some(piece) = data(recv).await {
+        all.extend_from_slice(&piece?);
+    }
+    Ok((all, within(poll_fn(|cx| recv.poll_trailers(cx))).await?))
+}

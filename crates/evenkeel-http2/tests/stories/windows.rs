@@ -1,0 +1,140 @@
+//! Flow control, with a server that is played by hand.
+
+use evenkeel_http2::{Error, Reason};
+use testkit::net::frames::{Conn, Frame, Peer, flag, kind, setting};
+
+use super::*;
+
+pub(super) async fn pair(settings: Settings, theirs: &[(u16, u32)]) -> (Client, Conn) {
+    let peer = Peer::bind().await;
+    let client = Client::connect(peer.address(), settings).await;
+    let mut conn = within(peer.accept()).await;
+    conn.settings(theirs).await.unwrap();
+    conn.ping().await.unwrap();
+    (client, conn)
+}
+
+/// The next frame of this kind; others are passed over.
+async fn next(conn: &mut Conn, kind: u8) -> Frame {
+    within(async {
+        loop {
+            let frame = conn.next_frame().await.expect("the client is there");
+            if frame.kind == kind {
+                return frame;
+            }
+        }
+    })
+    .await
+}
+
+fn update(stream: u32, by: u32) -> Frame {
+    Frame::new(kind::WINDOW_UPDATE, 0, stream, by.to_be_bytes().to_vec())
+}
+
+/// Data waits for the windows of its stream and of the connection, and goes on when both are open.
+#[tokio::test]
+async fn data_waits_for_both_windows() {
+    let (client, mut conn) = pair(Settings::default(), &[(setting::INITIAL_WINDOW_SIZE, 10)]).await;
+    let (mut send, _recv) = client.send("/s/m", &HeaderMap::new(), false).unwrap();
+    send.send(Bytes::from(vec![7; 25]), true).unwrap();
+    assert_eq!(next(&mut conn, kind::DATA).await.payload.len(), 10);
+    conn.send(update(1, 5)).await.unwrap();
+    assert_eq!(next(&mut conn, kind::DATA).await.payload.len(), 5);
+    // A smaller window for all makes that of the stream negative; 5 more are needed before the next byte goes.
+    conn.settings(&[(setting::INITIAL_WINDOW_SIZE, 5)]).await.unwrap();
+    conn.send(update(1, 5)).await.unwrap();
+    conn.ping().await.unwrap();
+    conn.send(update(1, 3)).await.unwrap();
+    assert_eq!(next(&mut conn, kind::DATA).await.payload.len(), 3);
+    conn.send(update(1, 100)).await.unwrap();
+    let last = next(&mut conn, kind::DATA).await;
+    assert_eq!((last.payload.len(), last.flags), (7, flag::END_STREAM));
+}
+
+/// Whoever writes is told when there is room, and when nobody wants it any more.
+#[tokio::test]
+async fn writers_wait_for_room() {
+    let (client, mut conn) = pair(Settings::default(), &[(setting::INITIAL_WINDOW_SIZE, 4)]).await;
+    let (mut send, _recv) = client.send("/s/m", &HeaderMap::new(), false).unwrap();
+    within(poll_fn(|cx| send.poll_room(cx))).await.unwrap();
+    send.send("12345".into(), false).unwrap();
+    next(&mut conn, kind::DATA).await;
+    let waiting = tokio::spawn(async move {
+        let room = poll_fn(|cx| send.poll_room(cx)).await;
+        (send, room)
+    });
+    conn.send(update(1, 1)).await.unwrap();
+    assert_eq!(next(&mut conn, kind::DATA).await.payload, "5");
+    assert!(!waiting.is_finished(), "the window is used up");
+    conn.send(update(1, 1)).await.unwrap();
+    let (mut send, room) = within(waiting).await.unwrap();
+    assert_eq!(room, Some(()));
+    send.send("6".into(), false).unwrap();
+    let waiting = tokio::spawn(async move { poll_fn(|cx| send.poll_room(cx)).await });
+    conn.reset(1, 8).await.unwrap();
+    assert_eq!(within(waiting).await.unwrap(), None);
+}
+
+/// The peer is told of what was read, in large steps, and not of what was not.
+#[tokio::test]
+async fn what_is_read_may_be_sent_again() {
+    let settings = Settings { stream_window: 1_000, ..Settings::default() };
+    let (client, mut conn) = pair(settings, &[]).await;
+    let (_send, mut recv) = client.send("/s/m", &HeaderMap::new(), true).unwrap();
+    conn.respond_headers(1, &[]).await.unwrap();
+    conn.send(Frame::new(kind::DATA, 0, 1, vec![0; 400])).await.unwrap();
+    conn.ping().await.unwrap();
+    conn.send(Frame::new(kind::DATA, 0, 1, vec![0; 400])).await.unwrap();
+    head(&mut recv).await.unwrap();
+    let mut read = 0;
+    while read < 800 {
+        read += data(&mut recv).await.unwrap().unwrap().len();
+    }
+    let told = next(&mut conn, kind::WINDOW_UPDATE).await;
+    assert!(told.stream == 0 || told.stream == 1);
+    let told = if told.stream == 0 { next(&mut conn, kind::WINDOW_UPDATE).await } else { told };
+    assert_eq!((told.stream, &told.payload[..]), (1, &800_u32.to_be_bytes()[..]));
+}
+
+/// A peer that sends more than it may is at fault: on a stream that one ends, on all of them the connection does.
+#[tokio::test]
+async fn more_than_the_window_is_refused() {
+    let settings = Settings { stream_window: 10, ..Settings::default() };
+    let (client, mut conn) = pair(settings, &[]).await;
+    let (_send, mut recv) = client.send("/s/m", &HeaderMap::new(), true).unwrap();
+    conn.respond_headers(1, &[]).await.unwrap();
+    conn.send(Frame::new(kind::DATA, 0, 1, vec![0; 11])).await.unwrap();
+    conn.ping().await.unwrap();
+    assert_eq!(conn.resets(), [(1, 3)]);
+    head(&mut recv).await.unwrap();
+    let error = data(&mut recv).await.unwrap().unwrap_err();
+    assert!(matches!(error, Error::Malformed(Reason::FLOW_CONTROL_ERROR)), "{error:?}");
+    for _ in 0..6 * 64 {
+        if conn.send(Frame::new(kind::DATA, 0, 1, vec![0; 16_384])).await.is_err() {
+            break;
+        }
+    }
+    // Nobody reads that stream: its data is given back at once, and there is no end to it.
+    conn.ping().await.unwrap();
+    let grown = update(0, u32::MAX >> 1);
+    conn.send(grown).await.unwrap();
+    assert_eq!(within(conn.closed()).await, Some(3), "the window of the connection cannot grow so far");
+    assert!(matches!(within(client.task).await.unwrap(), Err(Error::Broken(Reason::FLOW_CONTROL_ERROR))));
+}
+
+/// Data that is only padding takes of the windows and is given back.
+#[tokio::test]
+async fn padding_is_given_back() {
+    let settings = Settings { stream_window: 4_000, connection_window: 65_535, ..Settings::default() };
+    let (client, mut conn) = pair(settings, &[]).await;
+    let (_send, mut recv) = client.send("/s/m", &HeaderMap::new(), true).unwrap();
+    conn.respond_headers(1, &[]).await.unwrap();
+    let padded: Vec<u8> = std::iter::once(255).chain(*b"x").chain([0; 255]).collect();
+    for _ in 0..1_000 {
+        conn.send(Frame::new(kind::DATA, flag::PADDED, 1, padded.clone())).await.unwrap();
+        conn.ping().await.unwrap();
+    }
+    conn.respond_trailers(1, 0, &[]).await.unwrap();
+    head(&mut recv).await.unwrap();
+    assert_eq!(rest(&mut recv).await.unwrap().0, vec![b'x'; 1_000]);
+}

@@ -1,0 +1,300 @@
+//! What a server may do, and what it may not.
+
+use evenkeel_http2::{Error, Reason};
+use http::HeaderName;
+use testkit::net::frames::{Frame, Peer, block, code, flag, kind, setting};
+
+use super::windows::pair;
+use super::*;
+
+const GOOD: [(&str, &str); 1] = [(":status", "200")];
+
+fn headers(flags: u8, stream: u32, fields: &[(&str, &str)]) -> Frame {
+    Frame::new(kind::HEADERS, flags, stream, block(fields))
+}
+
+/// What ends the connection, with the code that the peer is told. One stream is open.
+#[tokio::test]
+async fn what_breaks_the_protocol_ends_the_connection() {
+    let all = flag::END_HEADERS;
+    let rows: &[(&str, Frame, u32)] = &[
+        ("data for the connection", Frame::new(kind::DATA, 0, 0, "x"), code::PROTOCOL_ERROR),
+        ("headers for a stream that never was", headers(all, 3, &GOOD), code::PROTOCOL_ERROR),
+        ("headers for a stream of the server's", headers(all, 2, &GOOD), code::PROTOCOL_ERROR),
+        ("data for a stream that never was", Frame::new(kind::DATA, 0, 5, "x"), code::PROTOCOL_ERROR),
+        ("a push", Frame::new(kind::PUSH_PROMISE, all, 1, vec![0, 0, 0, 2]), code::PROTOCOL_ERROR),
+        ("a continuation of nothing", Frame::new(kind::CONTINUATION, all, 1, ""), code::PROTOCOL_ERROR),
+        ("a reset of the connection", Frame::new(kind::RST_STREAM, 0, 0, vec![0; 4]), code::PROTOCOL_ERROR),
+        ("a short reset", Frame::new(kind::RST_STREAM, 0, 1, vec![0; 3]), code::FRAME_SIZE_ERROR),
+        ("a short ping", Frame::new(kind::PING, 0, 0, vec![0; 7]), code::FRAME_SIZE_ERROR),
+        ("a ping of a stream", Frame::new(kind::PING, 0, 1, vec![0; 8]), code::PROTOCOL_ERROR),
+        ("a short goodbye", Frame::new(kind::GOAWAY, 0, 0, vec![0; 7]), code::FRAME_SIZE_ERROR),
+        ("half a setting", Frame::new(kind::SETTINGS, 0, 0, vec![0; 5]), code::FRAME_SIZE_ERROR),
+        (
+            "an answer to settings with settings",
+            Frame::new(kind::SETTINGS, flag::ACK, 0, vec![0; 6]),
+            code::FRAME_SIZE_ERROR,
+        ),
+        ("a window of 0 more", Frame::new(kind::WINDOW_UPDATE, 0, 0, vec![0; 4]), code::PROTOCOL_ERROR),
+        ("a push setting", setting_frame(2, 1), code::PROTOCOL_ERROR),
+        (
+            "a window too large",
+            setting_frame(setting::INITIAL_WINDOW_SIZE, 1 << 31),
+            code::FLOW_CONTROL_ERROR,
+        ),
+        ("frames too small", setting_frame(setting::MAX_FRAME_SIZE, 100), code::PROTOCOL_ERROR),
+        ("a frame too large", Frame::new(kind::PING, 0, 0, vec![0; 16_385]), code::FRAME_SIZE_ERROR),
+        (
+            "more padding than payload",
+            Frame::new(kind::DATA, flag::PADDED, 1, vec![9, 1]),
+            code::PROTOCOL_ERROR,
+        ),
+        ("a block that is none", Frame::new(kind::HEADERS, all, 1, vec![0x80]), code::COMPRESSION_ERROR),
+    ];
+    for (what, frame, expected) in rows {
+        let (client, mut conn) = pair(Settings::default(), &[]).await;
+        let (_send, mut recv) = client.send("/s/m", &HeaderMap::new(), true).unwrap();
+        within(conn.next_request()).await.unwrap();
+        conn.send(frame.clone()).await.unwrap();
+        assert_eq!(within(conn.closed()).await, Some(*expected), "{what}");
+        let error = head(&mut recv).await.unwrap_err();
+        assert!(
+            matches!(error, Error::Broken(reason) if u32::from(reason) == *expected),
+            "{what}: {error:?}"
+        );
+        assert!(client.send("/s/m", &HeaderMap::new(), true).is_err(), "{what}");
+    }
+}
+
+fn setting_frame(name: u16, value: u32) -> Frame {
+    let payload = [&name.to_be_bytes()[..], &value.to_be_bytes()].concat();
+    Frame::new(kind::SETTINGS, 0, 0, payload)
+}
+
+/// What ends one stream, with the code that the peer is told; the other is answered.
+#[tokio::test]
+async fn what_is_wrong_with_a_stream_ends_that_stream() {
+    let all = flag::END_HEADERS;
+    let end = all | flag::END_STREAM;
+    let rows: &[(&str, &[Frame], u32)] = &[
+        ("no status", &[headers(all, 1, &[("a", "b")])], code::PROTOCOL_ERROR),
+        ("no number", &[headers(all, 1, &[(":status", "abc")])], code::PROTOCOL_ERROR),
+        (
+            "a header of HTTP/1",
+            &[headers(all, 1, &[(":status", "200"), ("connection", "close")])],
+            code::PROTOCOL_ERROR,
+        ),
+        ("data before the head", &[Frame::new(kind::DATA, 0, 1, "x")], code::PROTOCOL_ERROR),
+        (
+            "trailers that are not the end",
+            &[headers(all, 1, &GOOD), headers(all, 1, &[("a", "b")])],
+            code::PROTOCOL_ERROR,
+        ),
+        ("trailers with a status", &[headers(all, 1, &GOOD), headers(end, 1, &GOOD)], code::PROTOCOL_ERROR),
+        ("a first answer that is the last", &[headers(end, 1, &[(":status", "103")])], code::PROTOCOL_ERROR),
+        ("a window of 0 more", &[Frame::new(kind::WINDOW_UPDATE, 0, 1, vec![0; 4])], code::PROTOCOL_ERROR),
+        (
+            "a window without end",
+            &[Frame::new(kind::WINDOW_UPDATE, 0, 1, vec![0x7f, 255, 255, 255])],
+            code::FLOW_CONTROL_ERROR,
+        ),
+        (
+            "too many headers",
+            &[headers(
+                all,
+                1,
+                &[(":status", "200"), ("a", &"b".repeat(16_000)[..]), ("c", &"d".repeat(300))],
+            )],
+            code::PROTOCOL_ERROR,
+        ),
+    ];
+    for (what, frames, expected) in rows {
+        let (client, mut conn) = pair(Settings::default(), &[]).await;
+        let (_send, mut bad) = client.send("/s/m", &HeaderMap::new(), false).unwrap();
+        let (_send, mut good) = client.send("/s/m", &HeaderMap::new(), true).unwrap();
+        for frame in *frames {
+            conn.send(frame.clone()).await.unwrap();
+        }
+        conn.ping().await.unwrap();
+        assert_eq!(conn.resets(), [(1, *expected)], "{what}");
+        let error = match head(&mut bad).await {
+            Ok(_) => rest(&mut bad).await.unwrap_err(),
+            Err(error) => error,
+        };
+        assert!(
+            matches!(error, Error::Malformed(reason) if u32::from(reason) == *expected),
+            "{what}: {error:?}"
+        );
+        conn.respond(3, b"fine", 0).await.unwrap();
+        assert_eq!(head(&mut good).await.unwrap().status, 200, "{what}");
+    }
+}
+
+/// What is strange and allowed: unknown frames and settings, first answers, priorities, headers in pieces, frames in pieces.
+#[tokio::test]
+async fn what_is_strange_and_allowed() {
+    let (client, mut conn) = pair(Settings::default(), &[(0x99, 7)]).await;
+    let (_send, mut recv) = client.send("/s/m", &HeaderMap::new(), true).unwrap();
+    within(conn.next_request()).await.unwrap();
+    conn.send(Frame::new(0x77, 0xff, 1, "what")).await.unwrap();
+    conn.send(headers(flag::END_HEADERS, 1, &[(":status", "103"), ("link", "x")])).await.unwrap();
+    conn.send(Frame::new(kind::PRIORITY, 0, 1, vec![0; 5])).await.unwrap();
+    let fields = block(&[(":status", "200"), ("a", "b")]);
+    let (first, second) = fields.split_at(5);
+    let padded = [&[3, 0, 0, 0, 0, 9][..], first, &[0; 3]].concat();
+    conn.send(Frame::new(kind::HEADERS, flag::PADDED | flag::PRIORITY, 1, padded)).await.unwrap();
+    conn.send(Frame::new(kind::CONTINUATION, 0, 1, "")).await.unwrap();
+    conn.send(Frame::new(kind::CONTINUATION, flag::END_HEADERS, 1, second.to_vec())).await.unwrap();
+    for byte in [0, 0, 2, 0, 0, 0, 0, 0, 1, b'h', b'i'] {
+        conn.send_bytes(&[byte]).await.unwrap();
+        conn.send_bytes(&[]).await.unwrap();
+    }
+    conn.send(Frame::new(kind::DATA, 0, 1, "")).await.unwrap();
+    conn.send(Frame::new(kind::DATA, flag::END_STREAM, 1, "")).await.unwrap();
+    let head = head(&mut recv).await.unwrap();
+    assert_eq!((head.status.as_u16(), head.headers.len()), (200, 1));
+    assert_eq!(rest(&mut recv).await.unwrap(), (b"hi".to_vec(), None));
+    client.end().await.unwrap();
+}
+
+/// The first word of a server is its settings.
+#[tokio::test]
+async fn a_server_that_is_none() {
+    for said in [
+        &b"HTTP/1.1 400 Bad Request\r\n\r\n"[..],
+        b"\0\0\x08\x06\0\0\0\0\012345678",
+        b"\0\0\0\x04\x01\0\0\0\0",
+    ] {
+        let peer = Peer::bind().await;
+        let client = Client::connect(peer.address(), Settings::default()).await;
+        let mut conn = within(peer.accept()).await;
+        conn.send_bytes(said).await.unwrap();
+        let error = within(client.task).await.unwrap().unwrap_err();
+        assert!(
+            matches!(error, Error::Broken(Reason::PROTOCOL_ERROR | Reason::FRAME_SIZE_ERROR)),
+            "{error:?}"
+        );
+    }
+}
+
+/// A goodbye names the last stream that was looked at: those behind it may go elsewhere, those before are answered.
+#[tokio::test]
+async fn a_goodbye() {
+    let (client, mut conn) = pair(Settings::default(), &[]).await;
+    let (_a, mut answered) = client.send("/s/m", &HeaderMap::new(), true).unwrap();
+    let (_b, mut cut) = client.send("/s/m", &HeaderMap::new(), true).unwrap();
+    let (_c, mut unseen) = client.send("/s/m", &HeaderMap::new(), true).unwrap();
+    conn.go_away(3, code::ENHANCE_YOUR_CALM, b"too_many\npings").await.unwrap();
+    let error = head(&mut unseen).await.unwrap_err();
+    assert_eq!(error.to_string(), r#"GOAWAY ENHANCE_YOUR_CALM, "too_many\npings""#);
+    let error = client.send("/s/m", &HeaderMap::new(), true).unwrap_err();
+    assert!(matches!(error, Error::GoAway(Reason::ENHANCE_YOUR_CALM, _)), "{error:?}");
+    conn.respond(1, b"fine", 0).await.unwrap();
+    assert_eq!(head(&mut answered).await.unwrap().status, 200);
+    conn.hang_up().await;
+    // The peer may have worked on it.
+    let error = head(&mut cut).await.unwrap_err();
+    assert!(matches!(error, Error::Closed), "{error:?}");
+}
+
+/// With its last stream a connection that was told goodbye ends, from our side.
+#[tokio::test]
+async fn the_last_stream_of_a_connection() {
+    let (client, mut conn) = pair(Settings::default(), &[]).await;
+    let (_send, mut recv) = client.send("/s/m", &HeaderMap::new(), true).unwrap();
+    conn.go_away(1, code::NO_ERROR, b"").await.unwrap();
+    conn.respond(1, b"fine", 0).await.unwrap();
+    assert_eq!(head(&mut recv).await.unwrap().status, 200);
+    assert_eq!(within(conn.closed()).await, Some(code::NO_ERROR));
+    within(client.task).await.unwrap().unwrap();
+}
+
+/// An answer that is whole counts, whatever is said of the stream afterwards.
+#[tokio::test]
+async fn an_early_answer_counts() {
+    let (client, mut conn) = pair(Settings::default(), &[]).await;
+    let (mut send, mut recv) = client.send("/s/m", &HeaderMap::new(), false).unwrap();
+    conn.respond(1, b"enough", 8).await.unwrap();
+    conn.reset(1, code::NO_ERROR).await.unwrap();
+    within(poll_fn(|cx| send.poll_unwanted(cx))).await;
+    assert_eq!(send.send("more".into(), false), None);
+    assert_eq!(head(&mut recv).await.unwrap().status, 200);
+    let (body, trailers) = rest(&mut recv).await.unwrap();
+    assert_eq!(
+        (&body[5..], &trailers.unwrap()["grpc-status"]),
+        (&b"enough"[..], &HeaderValue::from_static("8"))
+    );
+}
+
+/// What is read stays good when the connection breaks; what was to come does not come.
+#[tokio::test]
+async fn a_connection_that_breaks() {
+    let (client, mut conn) = pair(Settings::default(), &[]).await;
+    let (_send, mut recv) = client.send("/s/m", &HeaderMap::new(), true).unwrap();
+    conn.respond_headers(1, &[]).await.unwrap();
+    conn.send(Frame::new(kind::DATA, 0, 1, "some")).await.unwrap();
+    conn.ping().await.unwrap();
+    conn.hang_up().await;
+    assert!(matches!(within(client.task).await.unwrap(), Err(Error::Closed)));
+    assert_eq!(head(&mut recv).await.unwrap().status, 200);
+    assert_eq!(data(&mut recv).await.unwrap().unwrap(), "some");
+    assert!(matches!(data(&mut recv).await, Some(Err(Error::Closed))));
+}
+
+/// A peer that asks without end and reads no answers is ended; so is one whose headers have no end.
+#[tokio::test]
+async fn floods_are_ended() {
+    let (client, mut conn) = pair(Settings::default(), &[]).await;
+    let pings: Vec<u8> = b"\0\0\x08\x06\0\0\0\0\012345678".repeat(1_000);
+    // It stops when the client has hung up.
+    within(async { while conn.send_bytes(&pings).await.is_ok() {} }).await;
+    let error = within(client.task).await.unwrap().unwrap_err();
+    assert!(!matches!(error, Error::Closed), "{error:?}");
+
+    for piece in ["", &"x".repeat(1_000)[..]] {
+        let (client, mut conn) = pair(Settings::default(), &[]).await;
+        let (_send, _recv) = client.send("/s/m", &HeaderMap::new(), true).unwrap();
+        within(conn.next_request()).await.unwrap();
+        conn.send(Frame::new(kind::HEADERS, 0, 1, piece.to_owned())).await.unwrap();
+        let more = Frame::new(kind::CONTINUATION, 0, 1, piece.to_owned());
+        within(async { while conn.send(more.clone()).await.is_ok() {} }).await;
+        let error = within(client.task).await.unwrap().unwrap_err();
+        assert!(matches!(error, Error::Broken(Reason::ENHANCE_YOUR_CALM)), "{error:?}");
+    }
+}
+
+/// A byte at a time costs no more than a few bytes each, however slow the reader is.
+#[tokio::test]
+async fn tiny_pieces_are_put_together() {
+    let (client, mut conn) = pair(Settings::default(), &[]).await;
+    let (_send, mut recv) = client.send("/s/m", &HeaderMap::new(), true).unwrap();
+    conn.respond_headers(1, &[]).await.unwrap();
+    for _ in 0..500 {
+        conn.send(Frame::new(kind::DATA, 0, 1, "x")).await.unwrap();
+        // So that each is a read of its own.
+        conn.ping().await.unwrap();
+    }
+    conn.respond_trailers(1, 0, &[]).await.unwrap();
+    head(&mut recv).await.unwrap();
+    let mut pieces = 0;
+    while let Some(piece) = data(&mut recv).await {
+        piece.unwrap();
+        pieces += 1;
+    }
+    assert!((64..=66).contains(&pieces), "{pieces}");
+}
+
+/// A request that HTTP/2 cannot carry is refused before anything is sent; headers of any length go in several frames.
+#[tokio::test]
+async fn odd_requests() {
+    let (client, mut conn) = pair(Settings::default(), &[]).await;
+    let odd = HeaderMap::from_iter([(http::header::CONNECTION, HeaderValue::from_static("close"))]);
+    let error = client.send("/s/m", &odd, true).unwrap_err();
+    assert_eq!(error.to_string(), r#"HTTP/2 carries no header "connection""#);
+    let long = HeaderValue::try_from("x".repeat(40_000)).unwrap();
+    let long = HeaderMap::from_iter([(HeaderName::from_static("long"), long)]);
+    let (_send, mut recv) = client.send("/s/m", &long, true).unwrap();
+    within(conn.next_request()).await.expect("in frames that fit together");
+    conn.respond(1, b"", 0).await.unwrap();
+    assert_eq!(head(&mut recv).await.unwrap().status, 200);
+}
