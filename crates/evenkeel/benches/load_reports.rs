@@ -36,27 +36,27 @@
 //! `-- serve own 4`, `-- control calls 127.0.0.1:1` and `-- client 127.0.0.1:2` are the processes; a client makes as many calls as the next
 //! line of its stdin says.
 
-#[path = "common/allocator.rs"]
+#[path = "../../../bench/src/common/allocator.rs"]
 mod allocator;
-#[path = "common/backend.rs"]
+#[path = "../../../bench/src/common/backend.rs"]
 mod backend;
-#[path = "common/callgrind.rs"]
+#[path = "../../../bench/src/common/callgrind.rs"]
 mod callgrind;
-#[path = "common/generated.rs"]
+#[path = "../../../bench/src/common/generated.rs"]
 mod generated;
-#[path = "common/ours.rs"]
+#[path = "../../../bench/src/common/ours.rs"]
 mod ours;
-#[path = "common/process.rs"]
+#[path = "../../../bench/src/common/process.rs"]
 mod process;
-#[path = "common/raw.rs"]
+#[path = "../../../bench/src/common/raw.rs"]
 mod raw;
-#[path = "common/raw_h2.rs"]
+#[path = "../../../bench/src/common/raw_h2.rs"]
 mod raw_h2;
-#[path = "common/rounds.rs"]
+#[path = "../../../bench/src/common/rounds.rs"]
 mod rounds;
-#[path = "common/tonic_server.rs"]
+#[path = "../../../bench/src/common/tonic_server.rs"]
 mod tonic_server;
-#[path = "common/wire.rs"]
+#[path = "../../../bench/src/common/wire.rs"]
 mod wire;
 
 use std::collections::{BTreeMap, HashMap};

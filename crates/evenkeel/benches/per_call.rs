@@ -25,29 +25,29 @@
 //! `CARGO_PROFILE_BENCH_DEBUG=line-tables-only` before it also by the crate that they come from, however they are inlined.
 //! `-- client hyper 1000 127.0.0.1:1 127.0.0.1:2` is one client, `-- serve 10` the backends, for other tools.
 
-#[path = "common/allocator.rs"]
+#[path = "../../../bench/src/common/allocator.rs"]
 mod allocator;
-#[path = "common/backend.rs"]
+#[path = "../../../bench/src/common/backend.rs"]
 mod backend;
-#[path = "common/callgrind.rs"]
+#[path = "../../../bench/src/common/callgrind.rs"]
 mod callgrind;
-#[path = "common/generated.rs"]
+#[path = "../../../bench/src/common/generated.rs"]
 mod generated;
-#[path = "common/no_channel.rs"]
+#[path = "../../../bench/src/common/no_channel.rs"]
 mod no_channel;
-#[path = "common/ours.rs"]
+#[path = "../../../bench/src/common/ours.rs"]
 mod ours;
-#[path = "common/process.rs"]
+#[path = "../../../bench/src/common/process.rs"]
 mod process;
-#[path = "common/raw.rs"]
+#[path = "../../../bench/src/common/raw.rs"]
 mod raw;
-#[path = "common/raw_h2.rs"]
+#[path = "../../../bench/src/common/raw_h2.rs"]
 mod raw_h2;
-#[path = "common/raw_hyper.rs"]
+#[path = "../../../bench/src/common/raw_hyper.rs"]
 mod raw_hyper;
-#[path = "common/rounds.rs"]
+#[path = "../../../bench/src/common/rounds.rs"]
 mod rounds;
-#[path = "common/wire.rs"]
+#[path = "../../../bench/src/common/wire.rs"]
 mod wire;
 
 use std::net::SocketAddr;
