@@ -3,13 +3,20 @@
 //! A suite is a module with a function that measures and comes to tables. Whatever is measured as a process is this program
 //! again, started with a hidden argument. Ratios of one run are the result: machines differ and are noisy.
 
+mod common;
+mod picks;
+mod spread;
 mod table;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use crate::common::allocator::Totals;
 use crate::table::Table;
+
+#[global_allocator]
+static ALLOCATOR: Totals = Totals;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
@@ -22,11 +29,15 @@ struct Cli {
 }
 
 #[derive(Subcommand)]
-enum Command {}
+enum Command {
+    Picks(picks::Args),
+}
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let tables: Result<Vec<Table>, Error> = match cli.command {};
+    let tables: Result<Vec<Table>, Error> = match cli.command {
+        Command::Picks(args) => picks::run(&args),
+    };
     match tables {
         Ok(tables) => {
             for table in tables {
