@@ -4,6 +4,7 @@
 //! again, started with a hidden argument. Ratios of one run are the result: machines differ and are noisy.
 
 mod common;
+mod counts;
 mod picks;
 mod spread;
 mod table;
@@ -30,12 +31,17 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Counts(counts::Args),
+    #[command(hide = true)]
+    CountsWorker(counts::Worker),
     Picks(picks::Args),
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let tables: Result<Vec<Table>, Error> = match cli.command {
+        Command::Counts(args) => counts::run(&args),
+        Command::CountsWorker(worker) => counts::work(&worker).map(|()| Vec::new()),
         Command::Picks(args) => picks::run(&args),
     };
     match tables {

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-pub(crate) use self::bed::{Bed, POLICIES, Tree};
+pub(crate) use self::bed::{Bed, POLICIES, Picks, Policy, Tree};
 use crate::Error;
 use crate::common::allocator::Totals;
 use crate::spread::Spread;
