@@ -3,6 +3,10 @@
 //! A suite is a module with a function that measures and comes to tables. Whatever is measured as a process is this program
 //! again, started with a hidden argument. Ratios of one run are the result: machines differ and are noisy.
 
+mod calls;
+mod client;
+mod common;
+mod report;
 mod table;
 
 use std::process::ExitCode;
@@ -22,12 +26,21 @@ struct Cli {
 }
 
 #[derive(Subcommand)]
-enum Command {}
+enum Command {
+    Calls(calls::Args),
+    Report(report::Args),
+    #[command(flatten)]
+    Process(calls::Process),
+}
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let tables: Result<Vec<Table>, Error> = match cli.command {};
-    match tables {
+    if cfg!(debug_assertions) && !matches!(cli.command, Command::Process(_)) {
+        eprintln!(
+            "\nTHIS IS A BUILD WITHOUT OPTIMISATION: ITS FIGURES MEAN NOTHING. Build it with --release.\n"
+        );
+    }
+    match run(cli.command) {
         Ok(tables) => {
             for table in tables {
                 println!("{}", table.text());
@@ -38,5 +51,16 @@ fn main() -> ExitCode {
             eprintln!("evenkeel bench: {error}");
             ExitCode::FAILURE
         }
+    }
+}
+
+fn run(command: Command) -> Result<Vec<Table>, Error> {
+    match command {
+        Command::Calls(args) => {
+            let measured = calls::run(&args)?;
+            Ok(measured.tables.into_iter().chain([measured.bars]).collect())
+        }
+        Command::Report(args) => report::run(&args).map(|()| Vec::new()),
+        Command::Process(process) => process.run().map(|()| Vec::new()),
     }
 }
