@@ -40,6 +40,13 @@ pub(crate) struct Args {
     file: PathBuf,
 }
 
+impl Args {
+    /// Whether it is about the committed counts.
+    pub(crate) fn is_check(&self) -> bool {
+        self.check || self.accept
+    }
+}
+
 /// The processes that are counted or called.
 #[derive(clap::Args)]
 pub(crate) struct Worker {
