@@ -14,7 +14,7 @@ use crate::Error;
 use crate::calls::clients::Kind;
 use crate::calls::peers::Peers;
 use crate::calls::scenario::Payload;
-use crate::calls::subjects::{Program, Subject, Target};
+use crate::calls::subjects::{Program, Subject, TONIC_XDS, Target};
 use crate::common::process::Server;
 
 /// Beyond what was asked for, a client has this long for starting, connecting and ending.
@@ -118,9 +118,11 @@ impl Bed {
         }
         number("--threads", &task.threads);
         let control = self.control.addresses.first().ok_or("no control plane")?;
+        // It wants a scheme where there is no TLS; others do not know the scheme.
+        let scheme = if subject.program == TONIC_XDS.program { "http://" } else { "" };
         let bootstrap = json!({
             "xds_servers": [{
-                "server_uri": control,
+                "server_uri": format!("{scheme}{control}"),
                 "channel_creds": [{"type": "insecure"}],
                 "server_features": ["xds_v3"],
             }],

@@ -15,8 +15,8 @@ use tokio::time::timeout;
 use crate::Error;
 use crate::calls::subjects::{Program, Subject};
 
-/// A script that takes longer has failed.
-const LIMIT: Duration = Duration::from_secs(600);
+/// A script that takes longer has failed. The first time it builds everything that the peer stands on.
+const LIMIT: Duration = Duration::from_secs(1_800);
 
 /// What was installed, and what was not.
 #[derive(Default)]

@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 
 use crate::Error;
 use crate::client::drive::Client;
-use crate::client::echo::{Ask, EchoResponse};
+use crate::client::echo::{Ask, EchoResponse, STREAM, UNARY};
 
 /// What is sent for an [`Ask`], made once.
 #[derive(Clone)]
@@ -28,8 +28,9 @@ struct Prepared {
 impl Prepared {
     fn new(address: SocketAddr, ask: &Ask) -> Result<Prepared, Error> {
         let answer = frame(&EchoResponse { payload: ask.payload.clone() });
+        let path = if ask.messages.is_some() { STREAM } else { UNARY };
         Ok(Prepared {
-            uri: format!("http://{address}{}", ask.path()).parse()?,
+            uri: format!("http://{address}{path}").parse()?,
             message: frame(&ask.request()),
             expected: answer.len() * ask.answers() as usize,
         })

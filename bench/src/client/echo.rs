@@ -30,10 +30,6 @@ impl Ask {
         EchoRequest { payload: self.payload.clone(), messages: self.messages.map_or(0, NonZeroU32::get) }
     }
 
-    pub(crate) fn path(&self) -> &'static str {
-        if self.messages.is_some() { STREAM } else { UNARY }
-    }
-
     /// How often a good answer has the payload.
     pub(crate) fn answers(&self) -> u32 {
         self.messages.map_or(1, NonZeroU32::get)

@@ -2,8 +2,7 @@
 //
 // It warms up, says "ready" and waits for a line, measures, and prints its figures as JSON. Calls are counted where they
 // end and processor time is read at the same two moments. The messages are google.protobuf.BytesValue, which has the payload
-// where the comparison's own message has it, and a second message in front of a stream's request is not needed: the number of
-// answers is an unknown field to it, and goes along.
+// where the comparison's own message has it; the number of answers to a stream is an unknown field of it, and goes along.
 package main
 
 import (
