@@ -3,13 +3,25 @@
 //! A suite is a module with a function that measures and comes to tables. Whatever is measured as a process is this program
 //! again, started with a hidden argument. Ratios of one run are the result: machines differ and are noisy.
 
+mod calls;
+mod client;
+mod common;
+mod counts;
+mod picks;
+mod report;
+mod spread;
 mod table;
+mod worker;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use crate::common::allocator::Totals;
 use crate::table::Table;
+
+#[global_allocator]
+static ALLOCATOR: Totals = Totals;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
@@ -22,12 +34,36 @@ struct Cli {
 }
 
 #[derive(Subcommand)]
-enum Command {}
+enum Command {
+    Calls(calls::Args),
+    Counts(counts::Args),
+    Picks(picks::Args),
+    Report(report::Args),
+    #[command(flatten)]
+    Process(calls::Process),
+    #[command(flatten)]
+    Worker(worker::Worker),
+}
+
+impl Command {
+    /// Processes of a suite have none that anybody reads, and committed counts are those of an unoptimised build.
+    fn has_figures(&self) -> bool {
+        match self {
+            Command::Process(_) | Command::Worker(_) => false,
+            Command::Counts(args) => !args.is_check(),
+            Command::Calls(_) | Command::Picks(_) | Command::Report(_) => true,
+        }
+    }
+}
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let tables: Result<Vec<Table>, Error> = match cli.command {};
-    match tables {
+    if cfg!(debug_assertions) && cli.command.has_figures() {
+        eprintln!(
+            "\nTHIS IS A BUILD WITHOUT OPTIMISATION: ITS FIGURES MEAN NOTHING. Build it with --release.\n"
+        );
+    }
+    match run(cli.command) {
         Ok(tables) => {
             for table in tables {
                 println!("{}", table.text());
@@ -38,5 +74,19 @@ fn main() -> ExitCode {
             eprintln!("evenkeel bench: {error}");
             ExitCode::FAILURE
         }
+    }
+}
+
+fn run(command: Command) -> Result<Vec<Table>, Error> {
+    match command {
+        Command::Calls(args) => {
+            let measured = calls::run(&args)?;
+            Ok(measured.tables.into_iter().chain([measured.bars]).collect())
+        }
+        Command::Counts(args) => counts::run(&args),
+        Command::Picks(args) => picks::run(&args),
+        Command::Report(args) => report::run(&args).map(|()| Vec::new()),
+        Command::Process(process) => process.run().map(|()| Vec::new()),
+        Command::Worker(worker) => worker.run().map(|()| Vec::new()),
     }
 }

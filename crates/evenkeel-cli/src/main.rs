@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bench;
 mod demo;
 mod doctor;
 mod ends;
@@ -40,6 +41,7 @@ Examples:
   evenkeel validate mesh.yaml                what would be rejected, and why
   evenkeel inspect 127.0.0.1:9901            what a running client knows
   evenkeel doctor xds:///orders              why it does not work
+  evenkeel bench calls                       what a call costs, beside its peers
 
 Exit codes: 0 fine, 1 something was found, 2 wrong usage or input, 3 could not connect";
 
@@ -51,6 +53,7 @@ enum Command {
     Validate(validate::Args),
     Inspect(inspect::Args),
     Doctor(doctor::Args),
+    Bench(bench::Args),
     #[command(hide = true)]
     DemoBackend(demo::backend::Args),
     /// Print completions for a shell.
@@ -76,7 +79,7 @@ fn main() -> ExitCode {
     // Nothing that still runs is worth waiting for.
     runtime.shutdown_background();
     match outcome {
-        Ok(exit) => exit.into(),
+        Ok(exit) => exit,
         Err(failure) => {
             terminal.complain(&failure);
             failure.exit.into()
@@ -84,18 +87,21 @@ fn main() -> ExitCode {
     }
 }
 
-async fn run(command: Command, terminal: &Terminal) -> Result<Exit, Failure> {
-    match command {
-        Command::Demo(args) => demo::run(args, terminal).await,
-        Command::Serve(args) => serve::run(args, terminal).await,
-        Command::Explain(args) => explain::run(args, terminal).await,
-        Command::Validate(args) => validate::run(args, terminal).await,
-        Command::Inspect(args) => inspect::run(args, terminal).await,
-        Command::Doctor(args) => doctor::run(args, terminal).await,
-        Command::DemoBackend(args) => demo::backend::run(args).await,
+async fn run(command: Command, terminal: &Terminal) -> Result<ExitCode, Failure> {
+    let exit = match command {
+        Command::Demo(args) => demo::run(args, terminal).await?,
+        Command::Serve(args) => serve::run(args, terminal).await?,
+        Command::Explain(args) => explain::run(args, terminal).await?,
+        Command::Validate(args) => validate::run(args, terminal).await?,
+        Command::Inspect(args) => inspect::run(args, terminal).await?,
+        Command::Doctor(args) => doctor::run(args, terminal).await?,
+        Command::DemoBackend(args) => demo::backend::run(args).await?,
+        // Another program, with exit codes of its own.
+        Command::Bench(args) => return bench::run(args),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "evenkeel", &mut std::io::stdout());
-            Ok(Exit::Fine)
+            Exit::Fine
         }
-    }
+    };
+    Ok(exit.into())
 }

@@ -4,7 +4,7 @@ mod common;
 
 use crate::common::evenkeel;
 
-const COMMANDS: [&str; 6] = ["demo", "serve", "explain", "validate", "inspect", "doctor"];
+const COMMANDS: [&str; 7] = ["demo", "serve", "explain", "validate", "inspect", "doctor", "bench"];
 
 /// Each command says what it does and how it is used, in lines that fit a terminal, without colours in a pipe.
 #[test]

@@ -9,23 +9,23 @@
 //! `hyper`: hyper's `SendRequest`; `h2`: h2's, with the windows that hyper asks for; `evenkeel`: our channel, xDS, weighted_round_robin, with
 //! all that it knows of an endpoint.
 
-#[path = "common/allocator.rs"]
+#[path = "../../../bench/src/common/allocator.rs"]
 mod allocator;
-#[path = "common/backend.rs"]
+#[path = "../../../bench/src/common/backend.rs"]
 mod backend;
-#[path = "common/generated.rs"]
+#[path = "../../../bench/src/common/generated.rs"]
 mod generated;
-#[path = "common/ours.rs"]
+#[path = "../../../bench/src/common/ours.rs"]
 mod ours;
-#[path = "common/process.rs"]
+#[path = "../../../bench/src/common/process.rs"]
 mod process;
-#[path = "common/raw.rs"]
+#[path = "../../../bench/src/common/raw.rs"]
 mod raw;
-#[path = "common/raw_h2.rs"]
+#[path = "../../../bench/src/common/raw_h2.rs"]
 mod raw_h2;
-#[path = "common/raw_hyper.rs"]
+#[path = "../../../bench/src/common/raw_hyper.rs"]
 mod raw_hyper;
-#[path = "common/wire.rs"]
+#[path = "../../../bench/src/common/wire.rs"]
 mod wire;
 
 use std::net::SocketAddr;

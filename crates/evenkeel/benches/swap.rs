@@ -12,7 +12,7 @@
 //!
 //! There are as many endpoints as the limit of open files allows two sets of, 10,000 at most.
 
-#[path = "common/process.rs"]
+#[path = "../../../bench/src/common/process.rs"]
 mod process;
 
 use std::collections::HashSet;

@@ -7,8 +7,8 @@ use bytes::Bytes;
 use http::{HeaderMap, Uri};
 use tokio::net::TcpStream;
 
+use super::raw::{check_message, check_trailers, frame, request, uri};
 use crate::Error;
-use crate::raw::{check_message, check_trailers, frame, request, uri};
 
 /// h2's sender of one connection.
 #[derive(Clone)]

@@ -12,7 +12,7 @@ use http_body::{Body as HttpBody, Frame};
 use tonic::body::Body;
 use tower_service::Service;
 
-use crate::wire::MESSAGE;
+use super::wire::MESSAGE;
 
 #[derive(Clone)]
 pub(crate) struct NoChannel;

@@ -17,8 +17,8 @@ use tonic::{Request, Response, Status};
 use tonic_prost::ProstCodec;
 use tower_service::Service;
 
+use super::generated::{EchoRequest, EchoResponse};
 use crate::Error;
-use crate::generated::{EchoRequest, EchoResponse};
 
 /// Serves for as long as it is polled.
 pub(crate) async fn serve(

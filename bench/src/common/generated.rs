@@ -10,8 +10,8 @@ use tonic::body::Body;
 use tonic::client::{Grpc, GrpcService};
 use tonic_prost::ProstCodec;
 
+use super::wire::{PATH, PAYLOAD};
 use crate::Error;
-use crate::wire::{PATH, PAYLOAD};
 
 #[derive(Clone)]
 pub(crate) struct EchoClient<T> {

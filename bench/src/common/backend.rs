@@ -11,9 +11,9 @@ use http::header::{CONTENT_TYPE, DATE};
 use http::{HeaderMap, HeaderValue, Request, Response};
 use tokio::net::{TcpListener, TcpStream};
 
+use super::process::until_stdin_ends;
+use super::wire::{MESSAGE, PATH};
 use crate::Error;
-use crate::process::until_stdin_ends;
-use crate::wire::{MESSAGE, PATH};
 
 /// Binds one backend for each address, says on stdout where they are, and serves until stdin ends. Answers end with the
 /// next of the load reports in turn, if there are any.

@@ -8,9 +8,9 @@ use http_body::Body as HttpBody;
 use tonic::body::Body;
 use tonic::client::GrpcService;
 
+use super::generated::EchoClient;
+use super::raw_h2::H2;
 use crate::Error;
-use crate::generated::EchoClient;
-use crate::raw_h2::H2;
 
 pub(crate) const CONCURRENCY: usize = 64;
 

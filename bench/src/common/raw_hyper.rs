@@ -8,8 +8,8 @@ use http_body_util::{BodyExt as _, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::TcpStream;
 
+use super::raw::{check_message, check_trailers, frame, request, uri};
 use crate::Error;
-use crate::raw::{check_message, check_trailers, frame, request, uri};
 
 /// hyper's sender of one connection.
 #[derive(Clone)]

@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use bytes::{BufMut as _, Bytes, BytesMut};
 use http::{HeaderMap, Method, Request, Uri, Version};
 
+use super::wire::{MESSAGE, PATH};
 use crate::Error;
-use crate::wire::{MESSAGE, PATH};
 
 pub(crate) fn uri(address: SocketAddr) -> Result<Uri, Error> {
     Ok(format!("http://{address}{PATH}").parse()?)

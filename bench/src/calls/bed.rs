@@ -1,0 +1,252 @@
+//! What clients run against, and the running of one: backends and a control plane as processes, clients one at a time.
+
+use std::fmt;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::Stdio;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::process::Command;
+use tokio::time::timeout;
+
+use crate::Error;
+use crate::calls::clients::Kind;
+use crate::calls::peers::Peers;
+use crate::calls::scenario::Payload;
+use crate::calls::subjects::{Program, Subject, TONIC_XDS, Target};
+use crate::common::process::Server;
+
+/// Beyond what was asked for, a client has this long for starting, connecting and ending.
+const GRACE: Duration = Duration::from_secs(20);
+
+/// Backends and a control plane that serves every policy over them.
+pub(crate) struct Bed {
+    backends: Server,
+    control: Server,
+}
+
+/// What a client is told to do.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Task {
+    pub(crate) payload: Payload,
+    pub(crate) concurrency: usize,
+    pub(crate) warm_up: Duration,
+    pub(crate) span: Span,
+    pub(crate) threads: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Span {
+    Time(Duration),
+    Calls(u64),
+}
+
+/// What a client says of itself. Times are in seconds.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Figures {
+    pub(crate) calls: f64,
+    pub(crate) elapsed: f64,
+    pub(crate) cpu: f64,
+    pub(crate) p50: f64,
+    pub(crate) p99: f64,
+    pub(crate) p999: f64,
+}
+
+impl Bed {
+    pub(crate) fn start(backends: usize) -> Result<Bed, Error> {
+        let backends = Server::start(&["backends".to_owned(), backends.to_string()])?;
+        let mut arguments = vec!["control".to_owned()];
+        arguments.extend(backends.addresses.iter().cloned());
+        let control = Server::start(&arguments)?;
+        Ok(Bed { backends, control })
+    }
+
+    /// Runs one client to its end: its figures, and how many of the measured calls each backend had.
+    pub(crate) async fn run(
+        &mut self,
+        subject: &Subject,
+        task: Task,
+        peers: &Peers,
+    ) -> Result<(Figures, Vec<u64>), Error> {
+        let span = match task.span {
+            Span::Time(span) => span,
+            // At least a thousand calls a second.
+            Span::Calls(calls) => Duration::from_millis(calls),
+        };
+        let mut command = self.command(subject, task, peers)?;
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .map_err(|error| format!("{}: {error}", subject.name))?;
+        let limit = task.warm_up + span + GRACE;
+        match timeout(limit, self.attend(&mut child)).await {
+            Ok(Ok(done)) => Ok(done),
+            Ok(Err(error)) => Err(format!("{}: {error}", subject.name).into()),
+            Err(_) => Err(format!("{}: not done after {} s", subject.name, limit.as_secs()).into()),
+        }
+    }
+
+    fn command(&self, subject: &Subject, task: Task, peers: &Peers) -> Result<Command, Error> {
+        let mut command = match subject.program {
+            Program::Own(kind) => {
+                let mut command = Command::new(std::env::current_exe()?);
+                command.args(["client", name(kind)]);
+                command
+            }
+            Program::Peer(peer) => Command::new(peers.client(peer)?),
+        };
+        let target = match subject.target {
+            Target::AllBackends => self.backends.addresses.join(","),
+            Target::FirstBackend => self.backends.addresses.first().ok_or("no backend")?.clone(),
+            Target::Xds(name) => format!("xds:///{name}"),
+        };
+        command.args(["--target", &target]);
+        let mut number = |name: &str, value: &dyn fmt::Display| {
+            command.arg(name).arg(value.to_string());
+        };
+        number("--size", &task.payload.size());
+        number("--messages", &task.payload.messages());
+        number("--concurrency", &task.concurrency);
+        number("--warm-up", &task.warm_up.as_millis());
+        match task.span {
+            Span::Time(span) => number("--span", &span.as_millis()),
+            Span::Calls(calls) => number("--calls", &calls),
+        }
+        number("--threads", &task.threads);
+        let control = self.control.addresses.first().ok_or("no control plane")?;
+        // It wants a scheme where there is no TLS; others do not know the scheme.
+        let scheme = if subject.program == TONIC_XDS.program { "http://" } else { "" };
+        let bootstrap = json!({
+            "xds_servers": [{
+                "server_uri": format!("{scheme}{control}"),
+                "channel_creds": [{"type": "insecure"}],
+                "server_features": ["xds_v3"],
+            }],
+            "node": {"id": "bench"},
+        });
+        command.env_remove("GRPC_XDS_BOOTSTRAP").env("GRPC_XDS_BOOTSTRAP_CONFIG", bootstrap.to_string());
+        Ok(command)
+    }
+
+    /// From its `ready` to its figures.
+    async fn attend(&mut self, child: &mut tokio::process::Child) -> Result<(Figures, Vec<u64>), Error> {
+        let (Some(mut stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err("no pipes".into());
+        };
+        let mut lines = tokio::io::BufReader::new(stdout).lines();
+        if lines.next_line().await?.as_deref() != Some("ready") {
+            return Err(complaint(child).await);
+        }
+        let before = self.counts()?;
+        stdin.write_all(b"go\n").await?;
+        let Some(line) = lines.next_line().await? else { return Err(complaint(child).await) };
+        let figures = Figures::parse(&line)?;
+        let after = self.counts()?;
+        child.wait().await?;
+        Ok((figures, after.iter().zip(&before).map(|(after, before)| after - before).collect()))
+    }
+
+    /// How many calls each backend has had.
+    fn counts(&mut self) -> Result<Vec<u64>, Error> {
+        let child = &mut self.backends.child;
+        let (Some(stdin), Some(stdout)) = (&mut child.stdin, &mut child.stdout) else {
+            return Err("no pipes".into());
+        };
+        writeln!(stdin)?;
+        let mut line = String::new();
+        // A byte at a time: nothing is read ahead and lost.
+        BufReader::with_capacity(1, stdout).read_line(&mut line)?;
+        Ok(line.split_whitespace().map(str::parse).collect::<Result<_, _>>()?)
+    }
+}
+
+/// As the command line has it.
+fn name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Hyper => "hyper",
+        Kind::H2 => "h2",
+        Kind::Tonic => "tonic",
+        Kind::TonicBalance => "tonic-balance",
+        Kind::Evenkeel => "evenkeel",
+    }
+}
+
+/// What a client that ended early has to say.
+async fn complaint(child: &mut tokio::process::Child) -> Error {
+    let mut said = String::new();
+    if let Some(stderr) = &mut child.stderr {
+        // What can be read of it is said.
+        let _ = stderr.read_to_string(&mut said).await;
+    }
+    match said.trim() {
+        "" => "ended without figures".into(),
+        said => said.into(),
+    }
+}
+
+impl Figures {
+    fn parse(line: &str) -> Result<Figures, Error> {
+        let value: Value = serde_json::from_str(line)
+            .map_err(|error| format!("expected figures as JSON, found {line:?}: {error}"))?;
+        let figure = |name: &str| {
+            value[name].as_f64().ok_or_else(|| format!("expected a number {name:?}, found {line:?}"))
+        };
+        let figures = Figures {
+            calls: figure("calls")?,
+            elapsed: figure("elapsed")?,
+            cpu: figure("cpu")?,
+            p50: figure("p50")?,
+            p99: figure("p99")?,
+            p999: figure("p999")?,
+        };
+        if figures.calls > 0.0 && figures.elapsed > 0.0 {
+            Ok(figures)
+        } else {
+            Err(format!("no call was measured: {line:?}").into())
+        }
+    }
+
+    /// Calls per second.
+    pub(crate) fn throughput(&self) -> f64 {
+        self.calls / self.elapsed
+    }
+
+    /// Seconds of processor time per call.
+    pub(crate) fn cpu_per_call(&self) -> f64 {
+        self.cpu / self.calls
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_read() {
+        let line = r#"{"calls": 200, "elapsed": 0.5, "cpu": 0.1, "p50": 1e-4, "p99": 2e-4, "p999": 3e-4}"#;
+        let figures = Figures::parse(line).expect("figures");
+        assert!(
+            (figures.throughput() - 400.0).abs() < 1e-9 && (figures.cpu_per_call() - 0.0005).abs() < 1e-9
+        );
+        assert!((figures.p999 - 3e-4).abs() < 1e-12);
+    }
+
+    #[test]
+    fn what_is_no_figures_says_why() {
+        for (line, why) in [
+            ("ready", "expected figures as JSON"),
+            (r#"{"calls": 1}"#, r#"expected a number "elapsed""#),
+            (
+                r#"{"calls": 0, "elapsed": 1, "cpu": 0, "p50": 0, "p99": 0, "p999": 0}"#,
+                "no call was measured",
+            ),
+        ] {
+            let error = Figures::parse(line).expect_err("no figures").to_string();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+}

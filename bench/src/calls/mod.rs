@@ -1,0 +1,185 @@
+//! What a call costs: evenkeel and its peers side by side, over the same backends and the same control plane.
+//!
+//! A client is a process of its own for every scenario and round. A round runs every client once, and each round begins with
+//! the next one, so that what else the machine does hits all of them. The result is ratios of one round, with their spread.
+
+mod backends;
+mod bars;
+mod bed;
+mod clients;
+mod control;
+mod peers;
+mod raw;
+mod results;
+mod scenario;
+mod shares;
+mod spread;
+mod subjects;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use crate::Error;
+use crate::calls::bed::{Bed, Span, Task};
+use crate::calls::peers::Peers;
+use crate::calls::results::Results;
+use crate::calls::scenario::{Payload, Scenario, chosen};
+use crate::calls::subjects::Subject;
+use crate::client::args::ClientArgs;
+use crate::common::process::runtime;
+use crate::table::Table;
+
+/// Calls of evenkeel and its peers, side by side in one run.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Only these clients, in every scenario.
+    #[arg(long, value_delimiter = ',', value_parser = Subject::parse, value_name = "NAMES")]
+    clients: Vec<Subject>,
+    /// What is sent.
+    #[arg(long, value_delimiter = ',')]
+    payload: Vec<Payload>,
+    /// Calls at a time.
+    #[arg(long, value_delimiter = ',', value_parser = at_least_one, value_name = "NUMBERS")]
+    concurrency: Vec<usize>,
+    /// Backends.
+    #[arg(long, value_delimiter = ',', value_parser = at_least_one, value_name = "NUMBERS")]
+    backends: Vec<usize>,
+    /// Every payload with every number of calls at a time and of backends, unless they are given.
+    #[arg(long)]
+    full: bool,
+    /// How often every client runs in a scenario.
+    #[arg(long, default_value = "5", value_parser = at_least_one)]
+    rounds: usize,
+    /// How long each run is measured.
+    #[arg(long, default_value = "1", value_parser = seconds)]
+    seconds: Duration,
+    /// Threads of a client. With 1 all of it runs on one, as does a channel in a program with a current_thread runtime.
+    #[arg(long, default_value = "1")]
+    threads: NonZeroUsize,
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    text.parse::<NonZeroUsize>().map(NonZeroUsize::get).map_err(|_| "expected a number from 1 on".to_owned())
+}
+
+/// A millisecond is the least that is measured.
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    seconds
+        .filter(|seconds| *seconds >= Duration::from_millis(1) && *seconds <= Duration::from_secs(3_600))
+        .ok_or_else(|| "expected seconds from 0.001 to 3600".to_owned())
+}
+
+/// The processes that clients call.
+#[derive(Clone, Debug, clap::Subcommand)]
+pub(crate) enum Process {
+    /// So many backends.
+    #[command(hide = true)]
+    Backends { backends: usize },
+    /// The control plane over these backends.
+    #[command(hide = true)]
+    Control { backends: Vec<SocketAddr> },
+    /// One client.
+    #[command(hide = true)]
+    Client {
+        kind: clients::Kind,
+        #[command(flatten)]
+        args: ClientArgs,
+    },
+}
+
+impl Process {
+    pub(crate) fn run(self) -> Result<(), Error> {
+        match self {
+            Process::Backends { backends } => backends::run(backends),
+            Process::Control { backends } => control::run(&backends),
+            Process::Client { kind, args } => clients::run(kind, &args),
+        }
+    }
+}
+
+/// What the suite comes to.
+pub(crate) struct Measured {
+    /// What had to be reached, beside what was.
+    pub(crate) bars: Table,
+    pub(crate) tables: Vec<Table>,
+    /// The peers that are not this program.
+    pub(crate) versions: Vec<(&'static str, String)>,
+}
+
+pub(crate) fn run(args: &Args) -> Result<Measured, Error> {
+    runtime()?.block_on(measure(args))
+}
+
+async fn measure(args: &Args) -> Result<Measured, Error> {
+    let chosen = chosen(args);
+    let clients = chosen.iter().flat_map(|(_, clients)| clients.iter().copied());
+    let peers = Peers::install(clients).await;
+    let mut beds = BTreeMap::new();
+    let mut results = Vec::new();
+    for (scenario, clients) in &chosen {
+        let bed = match beds.entry(scenario.backends) {
+            std::collections::btree_map::Entry::Occupied(bed) => bed.into_mut(),
+            std::collections::btree_map::Entry::Vacant(place) => place.insert(Bed::start(scenario.backends)?),
+        };
+        results.push(rounds(*scenario, clients, args, &peers, bed).await);
+    }
+    let shares = shares::measure(&chosen, args, &peers).await?;
+    let mut tables: Vec<Table> = results.iter().map(Results::table).collect();
+    tables.extend(shares.table());
+    Ok(Measured { bars: bars::table(&results, &shares), tables, versions: peers.versions().collect() })
+}
+
+/// Every client of a scenario in every round.
+async fn rounds(
+    scenario: Scenario,
+    clients: &[Subject],
+    args: &Args,
+    peers: &Peers,
+    bed: &mut Bed,
+) -> Results {
+    let mut results = Results::new(scenario, clients, args.threads.get(), peers.left_out(clients));
+    let clients: Vec<Subject> = clients.iter().filter(|client| peers.have(client)).copied().collect();
+    let task = Task {
+        payload: scenario.payload,
+        concurrency: scenario.concurrency,
+        warm_up: warm_up(args.seconds),
+        span: Span::Time(args.seconds),
+        threads: args.threads.get(),
+    };
+    for round in 0..args.rounds {
+        eprintln!("{scenario}: round {} of {}", round + 1, args.rounds);
+        for turn in 0..clients.len() {
+            let client = clients[(round + turn) % clients.len()];
+            match bed.run(&client, task, peers).await {
+                Ok((figures, _)) => results.add(round, client, figures),
+                Err(error) => {
+                    eprintln!("\n{error}\n");
+                    results.fail(client, &error);
+                }
+            }
+        }
+    }
+    results
+}
+
+/// Long enough for a second's measurement to begin with every connection made and every table warm.
+fn warm_up(span: Duration) -> Duration {
+    span.mul_f64(0.3)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seconds_are_bounded() {
+        assert_eq!(seconds("0.25"), Ok(Duration::from_millis(250)));
+        for wrong in ["", "0", "-1", "inf", "1e9", "fast"] {
+            assert!(seconds(wrong).is_err(), "{wrong}");
+        }
+        assert!(at_least_one("0").is_err() && at_least_one("7") == Ok(7));
+    }
+}

@@ -1,0 +1,174 @@
+//! The figures of a scenario, round by round, and the table of them.
+
+use crate::Error;
+use crate::calls::bed::Figures;
+use crate::calls::scenario::Scenario;
+use crate::calls::spread::{Spread, median};
+use crate::calls::subjects::{HYPER, Subject};
+use crate::table::Table;
+
+/// What every client did in every round.
+pub(crate) struct Results {
+    pub(crate) scenario: Scenario,
+    threads: usize,
+    rows: Vec<Row>,
+    left_out: String,
+}
+
+struct Row {
+    subject: Subject,
+    /// With the number of the round: one may have failed.
+    rounds: Vec<(usize, Figures)>,
+    failure: Option<String>,
+}
+
+impl Results {
+    pub(crate) fn new(scenario: Scenario, subjects: &[Subject], threads: usize, left_out: String) -> Results {
+        let row = |subject: &Subject| Row { subject: *subject, rounds: Vec::new(), failure: None };
+        Results { scenario, threads, rows: subjects.iter().map(row).collect(), left_out }
+    }
+
+    pub(crate) fn add(&mut self, round: usize, subject: Subject, figures: Figures) {
+        if let Some(row) = self.rows.iter_mut().find(|row| row.subject == subject) {
+            row.rounds.push((round, figures));
+        }
+    }
+
+    pub(crate) fn fail(&mut self, subject: Subject, error: &Error) {
+        if let Some(row) = self.rows.iter_mut().find(|row| row.subject == subject) {
+            let first = error.to_string().lines().next().unwrap_or_default().to_owned();
+            row.failure.get_or_insert(first);
+        }
+    }
+
+    /// One client's figure divided by another's, round by round.
+    pub(crate) fn ratio(
+        &self,
+        subject: Subject,
+        base: Subject,
+        figure: impl Fn(&Figures) -> f64,
+    ) -> Option<Spread> {
+        let row = |subject| self.rows.iter().find(|row| row.subject == subject);
+        let (row, base) = (row(subject)?, row(base)?);
+        Spread::of_ratios(row.rounds.iter().filter_map(|(round, figures)| {
+            let (_, base) = base.rounds.iter().find(|(of_base, _)| of_base == round)?;
+            Some((figure(figures), figure(base)))
+        }))
+    }
+
+    pub(crate) fn table(&self) -> Table {
+        let columns = [
+            "client",
+            "calls/s",
+            "p50, µs",
+            "p99, µs",
+            "p99.9, µs",
+            "CPU per call, µs",
+            "busy",
+            "calls/s beside hyper",
+            "CPU beside hyper",
+        ];
+        let mut table = Table::new(self.scenario.to_string(), &columns).note(self.note());
+        for row in &self.rows {
+            table.row(self.cells(row));
+        }
+        table
+    }
+
+    fn note(&self) -> String {
+        let plural = if self.threads == 1 { "" } else { "s" };
+        let mut note = format!("Clients have {} thread{plural}.", self.threads);
+        if !self.left_out.is_empty() {
+            note.push(' ');
+            note.push_str(&self.left_out);
+        }
+        for row in &self.rows {
+            if let Some(failure) = &row.failure {
+                note.push_str(&format!(" A run failed: {failure}."));
+            }
+        }
+        note
+    }
+
+    fn cells(&self, row: &Row) -> Vec<String> {
+        let middle = |figure: &dyn Fn(&Figures) -> f64, digits: usize| {
+            let values = row.rounds.iter().map(|(_, figures)| figure(figures)).collect();
+            median(values).map_or("-".to_owned(), |value| format!("{value:.digits$}"))
+        };
+        let beside = |figure: &dyn Fn(&Figures) -> f64| {
+            self.ratio(row.subject, HYPER, figure).map_or("-".to_owned(), |spread| spread.to_string())
+        };
+        vec![
+            row.subject.name.to_owned(),
+            middle(&Figures::throughput, 0),
+            middle(&|figures| figures.p50 * 1e6, 0),
+            middle(&|figures| figures.p99 * 1e6, 0),
+            middle(&|figures| figures.p999 * 1e6, 0),
+            middle(&|figures| figures.cpu_per_call() * 1e6, 2),
+            middle(&|figures| figures.cpu / figures.elapsed, 2),
+            beside(&Figures::throughput),
+            beside(&Figures::cpu_per_call),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::calls::scenario::BASE;
+    use crate::calls::subjects::{EVENKEEL, TONIC_XDS};
+
+    fn figures(calls: f64, cpu: f64) -> Figures {
+        Figures { calls, elapsed: 2.0, cpu, p50: 1e-3, p99: 2e-3, p999: 3e-3 }
+    }
+
+    fn results() -> Results {
+        let mut results = Results::new(
+            BASE,
+            &[HYPER, EVENKEEL, TONIC_XDS],
+            1,
+            "tonic-xds is left out: no network.".to_owned(),
+        );
+        results.add(0, HYPER, figures(1_000.0, 1.0));
+        results.add(1, HYPER, figures(2_000.0, 2.0));
+        results.add(0, EVENKEEL, figures(1_500.0, 1.2));
+        results.add(1, EVENKEEL, figures(2_400.0, 1.2));
+        results
+    }
+
+    #[test]
+    fn a_row_has_medians_and_ratios_of_rounds() {
+        let results = results();
+        let expected = [
+            "evenkeel-weighted_round_robin",
+            "975",
+            "1000",
+            "2000",
+            "3000",
+            "650.00",
+            "0.60",
+            "1.35 (1.20..1.50)",
+            "0.65 (0.50..0.80)",
+        ];
+        assert_eq!(results.cells(&results.rows[1]), expected);
+    }
+
+    #[test]
+    fn who_did_not_run_has_no_figures_and_a_reason() {
+        let mut results = results();
+        assert_eq!(results.cells(&results.rows[2])[1..], ["-"; 8]);
+        results.fail(EVENKEEL, &"evenkeel: no answer\nfor a while".into());
+        let note =
+            "Clients have 1 thread. tonic-xds is left out: no network. A run failed: evenkeel: no answer.";
+        assert_eq!(results.note(), note);
+    }
+
+    /// A round in which one of the two failed is not compared.
+    #[test]
+    fn rounds_are_compared_with_themselves() {
+        let mut results = results();
+        results.rows[0].rounds.remove(0);
+        let spread = results.ratio(EVENKEEL, HYPER, Figures::throughput);
+        assert_eq!(spread, Some(Spread { low: 1.2, middle: 1.2, high: 1.2 }));
+    }
+}

@@ -1,0 +1,63 @@
+//! Counting the instructions of a process of this program, with callgrind.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use super::profile::{Places, by_place};
+use crate::Error;
+
+/// The place for callgrind's files: one count at a time.
+pub(crate) struct Callgrind {
+    directory: tempfile::TempDir,
+}
+
+impl Callgrind {
+    pub(crate) fn new() -> Result<Callgrind, Error> {
+        Ok(Callgrind { directory: tempfile::tempdir()? })
+    }
+
+    /// This program, its instructions counted.
+    pub(crate) fn command(&self) -> Result<Command, Error> {
+        let mut valgrind = Command::new("valgrind");
+        valgrind.arg("-q").arg("--tool=callgrind");
+        valgrind.arg(format!("--callgrind-out-file={}", self.counts().display()));
+        valgrind.arg(std::env::current_exe()?);
+        Ok(valgrind)
+    }
+
+    fn counts(&self) -> PathBuf {
+        self.directory.path().join("callgrind.out")
+    }
+
+    /// The instructions of the last run, of all its threads.
+    pub(crate) fn instructions(&self) -> Result<f64, Error> {
+        let counts = std::fs::read_to_string(self.counts())?;
+        let total = counts.lines().find_map(|line| line.strip_prefix("totals: "));
+        Ok(total.ok_or("callgrind wrote no totals")?.trim().parse()?)
+    }
+
+    /// The instructions of the last run by file and function.
+    pub(crate) fn by_place(&self) -> Result<Places, Error> {
+        by_place(&self.counts())
+    }
+}
+
+/// What a number of calls cost; `instructions` is 0 when nobody counts them.
+#[derive(Clone, Copy)]
+pub(crate) struct Cost {
+    pub(crate) instructions: f64,
+    pub(crate) allocations: f64,
+    pub(crate) held: f64,
+}
+
+impl Cost {
+    /// What each of the calls costs by which the two runs differ. What happens once cancels out.
+    pub(crate) fn of_each(few: Cost, many: Cost, calls: usize) -> Cost {
+        let calls = calls as f64;
+        Cost {
+            instructions: (many.instructions - few.instructions) / calls,
+            allocations: (many.allocations - few.allocations) / calls,
+            held: (many.held - few.held) / calls,
+        }
+    }
+}

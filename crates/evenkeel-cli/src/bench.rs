@@ -1,0 +1,57 @@
+//! `evenkeel bench`: hands everything on to the program `evenkeel-bench`.
+//!
+//! The peers that it measures, and what it measures them with, are no part of what users of the command install. So it is a
+//! program of its own, found beside this one or on the path; its words and its exit code are the command's.
+
+use std::env;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+use crate::ui::{Exit, Failure};
+
+/// Measure what calls, picks, endpoints and updates cost, evenkeel's and its peers', in one run.
+///
+/// Hands all arguments on to the program evenkeel-bench, which stands beside this one or on the path. It is built from
+/// evenkeel's sources with: cargo build --release --locked -p evenkeel-bench
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// A suite and its arguments.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "SUITE")]
+    arguments: Vec<OsString>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  evenkeel bench help                        which suites there are
+  evenkeel bench calls                       calls of evenkeel and its peers, side by side
+  evenkeel bench calls --help                what can be chosen there";
+
+/// The name of the program.
+const PROGRAM: &str = "evenkeel-bench";
+
+pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
+    let program = find().ok_or_else(|| {
+        Failure::usage(format!(
+            "{PROGRAM} is neither beside this program nor on the path: build it with \
+             `cargo build --release --locked -p {PROGRAM}` and put it there"
+        ))
+    })?;
+    let status = Command::new(&program)
+        .args(args.arguments)
+        .status()
+        .map_err(|error| Failure::usage(format!("{} does not run: {error}", program.display())))?;
+    // Whoever ended it by a signal knows.
+    let code = status.code().and_then(|code| u8::try_from(code).ok());
+    Ok(code.map_or(Exit::Findings.into(), ExitCode::from))
+}
+
+/// Beside this program first: that one was built with it.
+fn find() -> Option<PathBuf> {
+    let beside = env::current_exe().ok().and_then(|own| Some(own.parent()?.to_owned()));
+    let path = env::var_os("PATH").unwrap_or_default();
+    let folders = beside.into_iter().chain(env::split_paths(&path).collect::<Vec<_>>());
+    let name = format!("{PROGRAM}{}", env::consts::EXE_SUFFIX);
+    folders.map(|folder| folder.join(&name)).find(|program| program.is_file())
+}
