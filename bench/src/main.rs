@@ -6,14 +6,24 @@
 mod calls;
 mod client;
 mod common;
+mod config;
+mod counts;
+mod memory;
+mod picks;
 mod report;
+mod spread;
 mod table;
+mod worker;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use crate::common::allocator::Totals;
 use crate::table::Table;
+
+#[global_allocator]
+static ALLOCATOR: Totals = Totals;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
@@ -28,14 +38,32 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Calls(calls::Args),
+    Config(config::Args),
+    Counts(counts::Args),
+    Memory(memory::Args),
+    Picks(picks::Args),
     Report(report::Args),
     #[command(flatten)]
     Process(calls::Process),
+    #[command(flatten)]
+    Worker(worker::Worker),
+}
+
+impl Command {
+    /// Processes of a suite have none that anybody reads, and committed counts are those of an unoptimised build.
+    fn has_figures(&self) -> bool {
+        match self {
+            Command::Process(_) | Command::Worker(_) => false,
+            Command::Counts(args) => !args.is_check(),
+            Command::Calls(_) | Command::Config(_) | Command::Memory(_) => true,
+            Command::Picks(_) | Command::Report(_) => true,
+        }
+    }
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    if cfg!(debug_assertions) && !matches!(cli.command, Command::Process(_)) {
+    if cfg!(debug_assertions) && cli.command.has_figures() {
         eprintln!(
             "\nTHIS IS A BUILD WITHOUT OPTIMISATION: ITS FIGURES MEAN NOTHING. Build it with --release.\n"
         );
@@ -60,7 +88,12 @@ fn run(command: Command) -> Result<Vec<Table>, Error> {
             let measured = calls::run(&args)?;
             Ok(measured.tables.into_iter().chain([measured.bars]).collect())
         }
+        Command::Config(args) => config::run(&args),
+        Command::Counts(args) => counts::run(&args),
+        Command::Memory(args) => memory::run(&args),
+        Command::Picks(args) => picks::run(&args),
         Command::Report(args) => report::run(&args).map(|()| Vec::new()),
         Command::Process(process) => process.run().map(|()| Vec::new()),
+        Command::Worker(worker) => worker.run().map(|()| Vec::new()),
     }
 }

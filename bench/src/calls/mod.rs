@@ -8,7 +8,7 @@ mod bars;
 mod bed;
 mod clients;
 mod control;
-mod peers;
+pub(crate) mod peers;
 mod raw;
 mod results;
 mod scenario;

@@ -48,6 +48,8 @@ mod generated;
 mod ours;
 #[path = "../../../bench/src/common/process.rs"]
 mod process;
+#[path = "../../../bench/src/common/profile.rs"]
+mod profile;
 #[path = "../../../bench/src/common/raw.rs"]
 mod raw;
 #[path = "../../../bench/src/common/raw_h2.rs"]
@@ -77,9 +79,10 @@ use tokio::runtime::Runtime;
 use tonic::metadata::{MetadataMap, MetadataValue};
 
 use crate::allocator::Totals;
-use crate::callgrind::{Callgrind, Cost, print_profile};
+use crate::callgrind::{Callgrind, Cost};
 use crate::generated::EchoClient;
 use crate::process::{Server, parse, runtime, until_stdin_ends};
+use crate::profile::{is_valgrind_installed, print_profile};
 use crate::raw_h2::H2;
 use crate::rounds::{CONCURRENCY, RoundRobin, rounds};
 use crate::tonic_server::Handler;
@@ -144,7 +147,7 @@ fn main() -> ExitCode {
 }
 
 fn compare(scale: &Scale) -> Result<(), Error> {
-    if !Callgrind::is_installed() {
+    if !is_valgrind_installed() {
         eprintln!("\nVALGRIND IS NOT INSTALLED: INSTRUCTIONS ARE NOT COUNTED, only allocations\n");
     }
     println!(
@@ -334,7 +337,7 @@ impl Fleet {
 
 /// Measures every subject and prints a row for each.
 fn measure(title: &str, subjects: &[Subject<'_>], scale: &Scale) -> Result<Table, Error> {
-    let callgrind = if Callgrind::is_installed() { Some(Callgrind::new()?) } else { None };
+    let callgrind = if is_valgrind_installed() { Some(Callgrind::new()?) } else { None };
     let mut rows: Vec<Row> = Vec::new();
     let again = subjects.first().map(|first| ("again", *first));
     let named: Vec<_> = subjects.iter().map(|subject| (subject.name(), *subject)).chain(again).collect();

@@ -1,0 +1,188 @@
+//! What a pick costs, of every policy by itself and below the whole tree, and what keeping picks cheap costs elsewhere: passes
+//! and rebuilds of the order.
+//!
+//! Time is that of a pick and the end of its call, beside a bare atomic addition: rounds of the two alternate and the ratio of
+//! a round to its neighbour counts, so that whatever else the machine does meets both. Between rounds a second passes in
+//! the core's own time, in which orders are looked after as the channel does it. Allocations are counted, not timed.
+
+mod bed;
+mod passes;
+mod rebuild;
+
+use std::hint::{black_box, spin_loop};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+pub(crate) use self::bed::{Bed, POLICIES, Picks, Policy, Tree};
+pub(crate) use self::rebuild::one_replaced;
+use crate::Error;
+use crate::common::allocator::Totals;
+use crate::spread::Spread;
+use crate::table::Table;
+
+/// What a pick costs, of every policy and of the whole tree, and what passes and rebuilds cost.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Numbers of endpoints.
+    #[arg(long, value_delimiter = ',', default_value = "10,100,1000,10000")]
+    sizes: Vec<usize>,
+    /// Rounds of picks and of additions, in turn.
+    #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// Picks of a thread in a round.
+    #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1..))]
+    picks: u64,
+}
+
+pub(crate) fn run(args: &Args) -> Result<Vec<Table>, Error> {
+    let mut tables = Vec::new();
+    for tree in [Tree::Alone, Tree::Whole] {
+        tables.push(picks(tree, args)?);
+    }
+    tables.push(passes::table(args)?);
+    tables.push(rebuild::table(args)?);
+    Ok(tables)
+}
+
+fn picks(tree: Tree, args: &Args) -> Result<Table, Error> {
+    let title = match tree {
+        Tree::Alone => "A pick of a policy alone",
+        Tree::Whole => "A pick through the whole tree",
+    };
+    let columns = [
+        "policy",
+        "endpoints",
+        "1 thread, ns",
+        "1 thread, additions",
+        "2 threads, ns",
+        "2 threads, additions",
+        "allocations",
+    ];
+    let mut table = Table::new(title, &columns).note(format!(
+        "A pick and the end of its call; as time (median) and as a multiple of a bare atomic addition in the same round \
+         (median, quartiles). {} rounds of {} picks.",
+        args.rounds, args.picks
+    ));
+    for policy in POLICIES {
+        for &n in &args.sizes {
+            let mut bed = Bed::new(policy, tree, n, 2 * args.picks)?;
+            let [one, two] = [1, 2].map(|threads| timed(&mut bed, threads, args));
+            let (one, two) = (one?, two?);
+            table.row(vec![
+                policy.name.to_owned(),
+                n.to_string(),
+                format!("{:.1}", one.time),
+                format!("{:.1}", one.ratio),
+                format!("{:.1}", two.time),
+                format!("{:.1}", two.ratio),
+                format!("{:.2}", allocations(&mut bed, args.picks)?),
+            ]);
+        }
+    }
+    Ok(table)
+}
+
+struct Figure {
+    /// Of one pick, in ns of the thread that makes it.
+    time: f64,
+    /// To an addition.
+    ratio: Spread,
+}
+
+fn timed(bed: &mut Bed, threads: u64, args: &Args) -> Result<Figure, Error> {
+    let counter = Padded(AtomicU64::new(0));
+    let (mut times, mut ratios) = (Vec::new(), Vec::new());
+    // The first round only tells the orders how much is used.
+    for round in 0..=args.rounds {
+        bed.a_second_later();
+        let picker = bed.picker();
+        let pick = pass(threads, args.picks, |i| picker.pick(i))?;
+        let add = pass(threads, args.picks, |_| {
+            black_box(counter.0.fetch_add(1, Ordering::Relaxed));
+            true
+        })?;
+        if round > 0 {
+            times.push(pick.as_secs_f64() * 1e9 / args.picks as f64);
+            ratios.push(pick.as_secs_f64() / add.as_secs_f64());
+        }
+    }
+    let [time, ratio] = [times, ratios].map(|figures| Spread::of(figures).ok_or("no rounds"));
+    Ok(Figure { time: time?.median, ratio: ratio? })
+}
+
+fn allocations(bed: &mut Bed, picks: u64) -> Result<f64, Error> {
+    bed.a_second_later();
+    let picker = bed.picker();
+    let (before, _) = Totals::now();
+    pass(1, picks, |i| picker.pick(i))?;
+    let (after, _) = Totals::now();
+    Ok((after - before) as f64 / picks as f64)
+}
+
+/// By itself in its cache lines.
+#[repr(align(128))]
+struct Padded(AtomicU64);
+
+/// How long each of the threads needs to work so often, the slowest of them. Work that fails spoils the pass.
+fn pass(threads: u64, n: u64, work: impl Fn(u64) -> bool + Sync) -> Result<Duration, Error> {
+    let timed = |from: u64| {
+        let start = Instant::now();
+        let mut good = true;
+        for i in from..from + n {
+            good &= work(i);
+        }
+        if good { Ok(start.elapsed()) } else { Err("a pick found no connected endpoint") }
+    };
+    if threads == 1 {
+        return Ok(timed(0)?);
+    }
+    let ready = AtomicUsize::new(0);
+    let (ready, timed) = (&ready, &timed);
+    thread::scope(|scope| {
+        let start = |thread: u64| {
+            scope.spawn(move || {
+                ready.fetch_add(1, Ordering::SeqCst);
+                while ready.load(Ordering::SeqCst) < threads as usize {
+                    spin_loop();
+                }
+                timed(thread * n)
+            })
+        };
+        let started: Vec<_> = (0..threads).map(start).collect();
+        let mut slowest = Duration::ZERO;
+        for thread in started {
+            slowest = slowest.max(thread.join().map_err(|_| "a thread of picks panicked")??);
+        }
+        Ok(slowest)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The suite as it is run, small.
+    #[test]
+    fn every_policy_is_picked_from_alone_and_below_the_whole_tree() {
+        let tables = run(&Args { sizes: vec![3, 10], rounds: 2, picks: 50 }).expect("the suite runs");
+        let text = |i: usize| tables[i].text();
+        assert_eq!(tables.len(), 4);
+        for policy in POLICIES {
+            for i in [0, 1] {
+                assert_eq!(text(i).matches(&format!("\n{} ", policy.name)).count(), 2, "{}", text(i));
+            }
+        }
+        assert!(text(2).contains("passes"), "{}", text(2));
+        assert!(text(3).contains("mix"), "{}", text(3));
+    }
+
+    /// A pick that goes nowhere is no pick to be timed.
+    #[test]
+    fn a_pass_of_failed_picks_is_an_error() {
+        for threads in [1, 2] {
+            assert!(pass(threads, 10, |i| i != 7).is_err());
+            assert!(pass(threads, 10, |_| true).is_ok());
+        }
+    }
+}

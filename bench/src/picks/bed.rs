@@ -1,0 +1,269 @@
+//! A core with all its endpoints connected: what picks are made from and passes are run on.
+//!
+//! The whole tree is the one that a cluster from xDS gets: manager, priority, outlier detection, drops and circuit breaker,
+//! locality choice, and a policy over the endpoints. Endpoints lie in two localities and have three weights. Calls end
+//! with load reports that differ, so that weighted_round_robin goes by them, and its order is made anew each second.
+
+use std::collections::BTreeSet;
+use std::hint::black_box;
+use std::sync::Arc;
+use std::time::Duration;
+
+use evenkeel_core::{
+    Call, CallEnd, Code, Core, Effect, Endpoint, Endpoints, Event, Instant, LbConfig, LoadReport, Locality,
+    Pick, Registry, Rng, RootPicker, Status, SubchannelId, Update,
+};
+use serde_json::{Value, json};
+
+use crate::Error;
+
+/// A policy over endpoints, as figures name it and as a config has it.
+#[derive(Clone, Copy)]
+pub(crate) struct Policy {
+    pub(crate) name: &'static str,
+    config: &'static str,
+}
+
+pub(crate) const POLICIES: [Policy; 6] = [
+    Policy { name: "pick_first", config: r#"{"pick_first": {}}"# },
+    Policy { name: "round_robin", config: r#"{"round_robin": {}}"# },
+    Policy { name: "edf", config: r#"{"edf_weighted_round_robin": {}}"# },
+    Policy { name: "weighted_round_robin", config: r#"{"weighted_round_robin": {"blackoutPeriod": "0s"}}"# },
+    Policy { name: "least_request", config: r#"{"least_request_experimental": {}}"# },
+    Policy { name: "ring_hash", config: r#"{"ring_hash_experimental": {}}"# },
+];
+
+impl Policy {
+    pub(crate) fn named(name: &str) -> Result<Policy, Error> {
+        let known = POLICIES.into_iter().find(|policy| policy.name == name);
+        known.ok_or_else(|| {
+            let names = POLICIES.map(|policy| policy.name).join(", ");
+            format!("unknown policy {name:?}; there are {names}").into()
+        })
+    }
+}
+
+/// Where the policy stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tree {
+    Alone,
+    Whole,
+}
+
+/// A core with every endpoint connected that picks ask for, and what is needed to disturb it.
+pub(crate) struct Bed {
+    core: Core,
+    picker: RootPicker,
+    ids: Vec<SubchannelId>,
+    config: LbConfig,
+    tree: Tree,
+    now: Instant,
+    n: usize,
+    reports: Vec<LoadReport>,
+    /// What passes asked for that nobody has done.
+    asked: Vec<Effect>,
+}
+
+impl Bed {
+    /// Ready for so many picks.
+    pub(crate) fn new(policy: Policy, tree: Tree, n: usize, picks: u64) -> Result<Bed, Error> {
+        let policy = json!([serde_json::from_str::<Value>(policy.config)?]);
+        let config = match tree {
+            Tree::Alone => policy,
+            Tree::Whole => whole_tree(&policy),
+        };
+        let config = Registry::standard().parse(&config)?;
+        let mut core = Core::builder(Rng::fixed(1)).build();
+        core.update(Update::new(config.clone(), endpoints(tree, n, 0, None)));
+        let now = Instant::ORIGIN;
+        let pass = core.reconcile(now);
+        let picker = pass.picker.ok_or("the core has no picker after its first pass")?;
+        let (ids, asked) = (Vec::new(), pass.effects);
+        let mut bed = Bed { core, picker, ids, config, tree, now, n, reports: reports(), asked };
+        bed.connect();
+        bed.connect_lazy(picks);
+        bed.report_all();
+        Ok(bed)
+    }
+
+    /// Ring hash connects only what calls ask for: asks for everything that so many picks will.
+    fn connect_lazy(&mut self, picks: u64) {
+        loop {
+            let asked = (0..picks).filter_map(|i| match self.picker.pick(&call(i)) {
+                Pick::Queue { connect } => connect,
+                _ => None,
+            });
+            let asked: BTreeSet<_> = asked.collect();
+            if asked.is_empty() {
+                break;
+            }
+            for id in asked {
+                self.core.handle(Event::Connect(id), self.now);
+            }
+            self.reconcile();
+            self.connect();
+        }
+    }
+
+    /// Every endpoint has reported load and weights have been looked up.
+    fn report_all(&mut self) {
+        // Two turns of all by the weights of the control plane, whose mean is 7 / 3.
+        let picker = self.picker();
+        for i in 0..5 * self.n as u64 {
+            picker.pick(i);
+        }
+        self.a_second_later();
+    }
+
+    pub(crate) fn picker(&self) -> Picks<'_> {
+        Picks { picker: &self.picker, now: self.now, reports: &self.reports }
+    }
+
+    /// Time passes in which nothing happens but what policies do by themselves.
+    pub(crate) fn a_second_later(&mut self) {
+        self.now += Duration::from_secs(1);
+        self.reconcile();
+    }
+
+    /// A pass, as a driver runs it; connections are left to [`Bed::connect`].
+    pub(super) fn reconcile(&mut self) {
+        let pass = self.core.reconcile(self.now);
+        if let Some(picker) = pass.picker {
+            self.picker = picker;
+        }
+        self.asked.extend(pass.effects);
+    }
+
+    /// Connects whoever has to be.
+    pub(super) fn connect(&mut self) {
+        while !self.asked.is_empty() {
+            for effect in std::mem::take(&mut self.asked) {
+                if let Effect::Dial { id, .. } = effect {
+                    self.core.handle(Event::Connected(id), self.now);
+                    self.ids.push(id);
+                }
+            }
+            self.reconcile();
+        }
+    }
+
+    pub(super) fn lose_one(&mut self) {
+        if let Some(id) = self.one() {
+            self.core.handle(Event::Disconnected(id, Status::unavailable("gone")), self.now);
+        }
+    }
+
+    /// Somebody in the middle, as long as the first endpoints are in force.
+    fn one(&self) -> Option<SubchannelId> {
+        self.ids.get(self.n / 2).copied()
+    }
+
+    /// An update with the endpoints of this generation, all of them, or one.
+    pub(super) fn next(&self, all: usize, one: Option<usize>) -> Update {
+        Update::new(self.config.clone(), endpoints(self.tree, self.n, all, one))
+    }
+
+    pub(super) fn update(&mut self, update: Update) {
+        self.core.update(update);
+    }
+}
+
+/// Picks from one picker.
+#[derive(Clone, Copy)]
+pub(crate) struct Picks<'a> {
+    picker: &'a RootPicker,
+    now: Instant,
+    reports: &'a [LoadReport],
+}
+
+impl Picks<'_> {
+    /// All that [`Picks::pick`] does but to pick and to tell how the call ended.
+    pub(crate) fn around(&self, i: u64) -> bool {
+        let load = self.reports.get(i as usize % REPORTS);
+        black_box((call(i), CallEnd::Finished { code: Code::Ok, at: self.now, load }));
+        true
+    }
+
+    /// A pick and the end of its call. Answers whether it went as it should; one in a million is shed.
+    pub(crate) fn pick(&self, i: u64) -> bool {
+        match self.picker.pick(&call(i)) {
+            Pick::To(id, trackers) => {
+                black_box(id);
+                let load = self.reports.get(i as usize % REPORTS);
+                trackers.finish(&CallEnd::Finished { code: Code::Ok, at: self.now, load });
+                true
+            }
+            Pick::Drop(_) => true,
+            Pick::Queue { .. } | Pick::Fail(_) => false,
+        }
+    }
+}
+
+const REPORTS: usize = 128;
+
+/// Weights from 1 to 100.
+fn reports() -> Vec<LoadReport> {
+    let weight = |i: usize| 1.0 + (i * 37 % 100) as f64;
+    let report =
+        |weight| LoadReport { cpu_utilization: 0.5, requests_per_second: weight, ..LoadReport::default() };
+    (0..REPORTS).map(weight).map(report).collect()
+}
+
+/// The config that a cluster with one priority gets from xDS.
+fn whole_tree(policy: &Value) -> Value {
+    let locality = json!([{"xds_wrr_locality_experimental": {"childPolicy": policy}}]);
+    let cluster = json!([{"xds_cluster_impl_experimental": {
+        "cluster": "orders", "maxConcurrentRequests": 1_000_000,
+        "dropCategories": [{"category": "shed", "requestsPerMillion": 1}], "childPolicy": locality,
+    }}]);
+    let outlier = json!([{"outlier_detection_experimental": {
+        "failurePercentageEjection": {}, "childPolicy": cluster,
+    }}]);
+    let priority =
+        json!([{"priority_experimental": {"priorities": ["p0"], "children": {"p0": {"config": outlier}}}}]);
+    json!([{"xds_cluster_manager_experimental": {"children": {"cluster:orders": {"childPolicy": priority}}}}])
+}
+
+/// Its numbers lie all over the ring.
+fn call<'a>(i: u64) -> Call<'a> {
+    let entropy = i.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    Call::new("/shop.Orders/Get", entropy).with_cluster("cluster:orders").with_hash(entropy)
+}
+
+/// Two localities, three weights. One endpoint may be of another generation than all.
+fn endpoints(tree: Tree, n: usize, all: usize, one: Option<usize>) -> Endpoints {
+    let zones = ["a", "b"].map(|zone| Arc::new(Locality { zone: zone.to_owned(), ..Locality::default() }));
+    let endpoint = |i: usize| {
+        let generation = one.filter(|_| i == n / 2).unwrap_or(all);
+        let address = format!("10.{}.{}.{}:{}", generation, i / 256 % 256, i % 256, 443 + i / 65_536);
+        Endpoint::at(&*address).with_weight(1 << (i % 3)).with_locality(zones[i % 2].clone(), 1)
+    };
+    let list = Endpoints::list((0..n).map(endpoint));
+    match tree {
+        Tree::Alone => list,
+        Tree::Whole => Endpoints::groups([("cluster:orders", Endpoints::groups([("p0", list)]))]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_policy_is_named_with_those_that_are_known() {
+        assert_eq!(Policy::named("edf").map(|policy| policy.name).ok(), Some("edf"));
+        let error = Policy::named("fastest").err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(error.contains("\"fastest\"") && error.contains("ring_hash"), "{error}");
+    }
+
+    /// Weights come from reports, or the order would be that of edf.
+    #[test]
+    fn weighted_round_robin_goes_by_load() {
+        let policy = Policy::named("weighted_round_robin").expect("known");
+        for tree in [Tree::Alone, Tree::Whole] {
+            let bed = Bed::new(policy, tree, 20, 100).expect("a bed");
+            let described = format!("{:?}", bed.core.describe());
+            assert!(described.contains("load") && !described.contains("EDS"), "{described}");
+        }
+    }
+}

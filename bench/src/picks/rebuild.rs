@@ -1,0 +1,183 @@
+//! What making an order anew costs, beside a heap of as many keys built in the same round.
+//!
+//! A rebuild is its two parts together: taking over from the order in use, and what the first pick does before its first slot
+//! (it makes a block of slots; what the next block takes is not counted as rebuild). Rounds of all kinds alternate.
+
+use std::collections::BinaryHeap;
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use evenkeel_core::schedule::{Rule, Schedule};
+
+use super::Args;
+use crate::Error;
+use crate::spread::Spread;
+use crate::table::Table;
+
+/// Slots at once; the scheduler's own number.
+const BLOCK: u32 = 512;
+
+/// A way to give weights to so many endpoints.
+type Weights = fn(u32) -> Vec<u32>;
+
+/// Varied small weights, and the hardest case: one endpoint owns half.
+const SETS: [(&str, Weights); 2] = [("mix", mix), ("half", half)];
+const RULES: [(&str, Rule); 2] = [("edf", Rule::Literal), ("weighted_round_robin", Rule::Eligible)];
+
+pub(super) fn table(args: &Args) -> Result<Table, Error> {
+    let columns = [
+        "order",
+        "weights",
+        "endpoints",
+        "all changed",
+        "to a heap",
+        "one gone",
+        "nothing changed",
+        "from nothing",
+        "a slot, ns",
+    ];
+    let mut table = Table::new("Making the order anew, us", &columns).note(format!(
+        "Median of {} rounds; to a heap: all changed, as a multiple of BinaryHeap::from over as many keys (median, quartiles). \
+         mix: weights from 1 to 100; half: one endpoint has half of all. A slot: each that is made ahead of picks.",
+        args.rounds
+    ));
+    for (order, rule) in RULES {
+        for (name, weights) in SETS {
+            for &n in &args.sizes {
+                let figures = rebuild(&weights(u32::try_from(n)?), rule, args.rounds)?;
+                let [changed, gone, same, new] = figures.us.map(|figure| format!("{figure:.1}"));
+                let (heap, slot) = (format!("{:.1}", figures.to_heap), format!("{:.0}", figures.slot));
+                let names = [order.to_owned(), name.to_owned(), n.to_string()];
+                table.row(names.into_iter().chain([changed, heap, gone, same, new, slot]).collect());
+            }
+        }
+    }
+    Ok(table)
+}
+
+struct Figures {
+    /// All changed, one gone, nothing changed, from nothing.
+    us: [f64; 4],
+    to_heap: Spread,
+    slot: f64,
+}
+
+fn rebuild(base: &[u32], rule: Rule, rounds: u32) -> Result<Figures, Error> {
+    let n = base.len();
+    let identity: Vec<_> = (0..n as u32).map(Some).collect();
+    let mut random = Lcg(5);
+    let (mut us, mut to_heap, mut slots) = ([const { Vec::new() }; 4], Vec::new(), Vec::new());
+    let mut schedule = Schedule::new(base, rule).ok_or("no order of these weights")?;
+    for _ in 0..rounds {
+        schedule.prefill();
+        for _ in 0..1_000 {
+            black_box(schedule.pick());
+        }
+        let keys: Vec<_> = (0..n as u32).map(|i| (random.below(1 << 40), i)).collect();
+        let start = Instant::now();
+        let heap = black_box(BinaryHeap::from(keys));
+        let heap_took = start.elapsed();
+        drop(heap);
+        let now = schedule.weights().to_vec();
+        // Each by up to a tenth.
+        let next: Vec<_> = base.iter().map(|&w| w * (900 + random.below(201) as u32)).collect();
+        let gone = random.below(n as u64) as usize;
+        let without = |i: &usize| *i != gone || n == 1;
+        let from: Vec<_> = (0..n).filter(without).map(|i| Some(i as u32)).collect();
+        let rest: Vec<_> = (0..n).filter(without).map(|i| now[i]).collect();
+        let changed = Rebuild::of(|| schedule.succeed(&next, rule, &identity))?;
+        to_heap.push(changed.took.as_secs_f64() / heap_took.as_secs_f64());
+        slots.push(changed.block.as_secs_f64() * 1e9 / f64::from(BLOCK));
+        let others = [
+            Rebuild::of(|| schedule.succeed(&rest, rule, &from))?,
+            Rebuild::of(|| schedule.succeed(&now, rule, &identity))?,
+            Rebuild::of(|| Schedule::new(&next, rule))?,
+        ];
+        for (figures, one) in us.iter_mut().zip([changed].into_iter().chain(others)) {
+            figures.push(one.took.as_secs_f64() * 1e6);
+        }
+        schedule = schedule.succeed(&next, rule, &identity).ok_or("no order of these weights")?;
+    }
+    let median = |figures| Spread::of(figures).map_or(f64::NAN, |spread| spread.median);
+    let to_heap = Spread::of(to_heap).ok_or("no rounds")?;
+    Ok(Figures { us: us.map(median), to_heap, slot: median(slots) })
+}
+
+/// What making the order anew costs when one endpoint of so many that weigh the same is replaced, in us: the median.
+pub(crate) fn one_replaced(n: usize, rounds: u32) -> Result<f64, Error> {
+    let weights = vec![1; n];
+    let mut from: Vec<_> = (0..n as u32).map(Some).collect();
+    if let Some(one) = from.get_mut(n / 2) {
+        *one = None;
+    }
+    let schedule = Schedule::new(&weights, Rule::Literal).ok_or("no order of these weights")?;
+    let figures: Result<Vec<_>, Error> = (0..rounds)
+        .map(|_| {
+            Ok(Rebuild::of(|| schedule.succeed(&weights, Rule::Literal, &from))?.took.as_secs_f64() * 1e6)
+        })
+        .collect();
+    Ok(Spread::of(figures?).ok_or("no rounds")?.median)
+}
+
+struct Rebuild {
+    took: Duration,
+    /// A block after the first.
+    block: Duration,
+}
+
+impl Rebuild {
+    fn of(work: impl FnOnce() -> Option<Schedule>) -> Result<Rebuild, Error> {
+        let start = Instant::now();
+        let next = black_box(work());
+        let succeeded = start.elapsed();
+        let next = next.ok_or("no order of these weights")?;
+        let [first, second] = [block(&next), block(&next)];
+        Ok(Rebuild { took: succeeded + first.saturating_sub(second), block: second })
+    }
+}
+
+/// A pick that produces a block, and the picks that use it up, which are not counted.
+fn block(schedule: &Schedule) -> Duration {
+    let start = Instant::now();
+    black_box(schedule.pick());
+    let took = start.elapsed();
+    for _ in 1..BLOCK {
+        black_box(schedule.pick());
+    }
+    took
+}
+
+fn mix(n: u32) -> Vec<u32> {
+    let mut random = Lcg(7);
+    (0..n).map(|_| 1 + random.below(100) as u32).collect()
+}
+
+fn half(n: u32) -> Vec<u32> {
+    (0..n).map(|i| if i == 0 { n.saturating_sub(1).max(1) } else { 1 }).collect()
+}
+
+/// A small generator with a fixed seed: the same weights on every run.
+struct Lcg(u64);
+
+impl Lcg {
+    /// A number below `bound`, which is not 0.
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % bound
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_endpoint_has_half_of_all_weights() {
+        for n in [2, 10, 1_000] {
+            let weights = half(n);
+            assert_eq!(weights[0], weights[1..].iter().sum::<u32>());
+        }
+        assert_eq!(half(1), [1]);
+        assert!(mix(1_000).iter().all(|weight| (1..=100).contains(weight)));
+    }
+}

@@ -1,0 +1,42 @@
+//! Figures of many rounds as one: the median, and how far the middle half of them lies apart.
+
+use std::fmt;
+
+/// The quartiles of some figures. Shown as the median with the other two in brackets.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Spread {
+    pub(crate) low: f64,
+    pub(crate) median: f64,
+    pub(crate) high: f64,
+}
+
+impl Spread {
+    /// `None` of no figures.
+    pub(crate) fn of(mut figures: Vec<f64>) -> Option<Spread> {
+        figures.sort_by(f64::total_cmp);
+        let at = |quarter: usize| figures.get(figures.len().checked_sub(1)? * quarter / 4).copied();
+        Some(Spread { low: at(1)?, median: at(2)?, high: at(3)? })
+    }
+}
+
+impl fmt::Display for Spread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Spread { low, median, high } = self;
+        let digits = f.precision().unwrap_or(1);
+        write!(f, "{median:.digits$} ({low:.digits$}-{high:.digits$})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_middle_half_of_the_figures_is_shown() {
+        let figures = vec![9.0, 1.0, 2.0, 3.0, 100.0];
+        let spread = Spread::of(figures).expect("there are figures");
+        assert_eq!(spread, Spread { low: 2.0, median: 3.0, high: 9.0 });
+        assert_eq!(format!("{spread:.2}"), "3.00 (2.00-9.00)");
+        assert_eq!(Spread::of(Vec::new()), None);
+    }
+}
