@@ -79,6 +79,24 @@ fn who_fails_is_said_to_fail() {
     assert!(stdout.contains("Clients have 2 threads."), "{stdout}");
 }
 
+/// The document has the words of people, the machine, and the tables of the suites that were asked for.
+#[test]
+fn a_report_is_written() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("performance.md");
+    let file = file.to_str().expect("UTF-8");
+    let tiny =
+        ["--clients", "hyper", "--concurrency", "1", "--backends", "1", "--rounds", "1", "--seconds", "0.05"];
+    let args: Vec<&str> = ["report", "--write", file, "--suites", "calls"].into_iter().chain(tiny).collect();
+    let (code, stdout, stderr) = bench(&args);
+    assert_eq!((code, stdout.as_str()), (Some(0), ""), "{stderr}");
+    let text = std::fs::read_to_string(file).expect("a document");
+    let headings: Vec<&str> = text.lines().filter(|line| line.starts_with("## ")).collect();
+    assert_eq!(headings[..3], ["## The machine", "## Bars", "## Calls"], "{text}");
+    assert!(text.starts_with("# Performance\n") && text.contains("\n| hyper | "), "{text}");
+    assert!(text.contains("| libraries | h2 "), "{text}");
+}
+
 #[test]
 fn wrong_arguments_are_told() {
     for (args, why) in [
