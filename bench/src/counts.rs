@@ -11,6 +11,7 @@ mod picks;
 
 use std::path::PathBuf;
 
+pub(crate) use self::clients::addresses;
 use self::clients::{Bed, CLIENTS, Cost};
 use crate::Error;
 use crate::common::profile::{Places, is_valgrind_installed, print_profile};

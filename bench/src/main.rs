@@ -6,7 +6,9 @@
 mod calls;
 mod client;
 mod common;
+mod config;
 mod counts;
+mod memory;
 mod picks;
 mod report;
 mod spread;
@@ -36,7 +38,9 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Calls(calls::Args),
+    Config(config::Args),
     Counts(counts::Args),
+    Memory(memory::Args),
     Picks(picks::Args),
     Report(report::Args),
     #[command(flatten)]
@@ -51,7 +55,8 @@ impl Command {
         match self {
             Command::Process(_) | Command::Worker(_) => false,
             Command::Counts(args) => !args.is_check(),
-            Command::Calls(_) | Command::Picks(_) | Command::Report(_) => true,
+            Command::Calls(_) | Command::Config(_) | Command::Memory(_) => true,
+            Command::Picks(_) | Command::Report(_) => true,
         }
     }
 }
@@ -83,7 +88,9 @@ fn run(command: Command) -> Result<Vec<Table>, Error> {
             let measured = calls::run(&args)?;
             Ok(measured.tables.into_iter().chain([measured.bars]).collect())
         }
+        Command::Config(args) => config::run(&args),
         Command::Counts(args) => counts::run(&args),
+        Command::Memory(args) => memory::run(&args),
         Command::Picks(args) => picks::run(&args),
         Command::Report(args) => report::run(&args).map(|()| Vec::new()),
         Command::Process(process) => process.run().map(|()| Vec::new()),

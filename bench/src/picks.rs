@@ -15,6 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 pub(crate) use self::bed::{Bed, POLICIES, Picks, Policy, Tree};
+pub(crate) use self::rebuild::one_replaced;
 use crate::Error;
 use crate::common::allocator::Totals;
 use crate::spread::Spread;

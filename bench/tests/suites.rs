@@ -59,3 +59,37 @@ fn a_file_that_says_less_fails_the_check() {
     assert!(complaints.contains("allocations, call, 10 endpoints: 1 in the file, "), "{complaints}");
     assert!(complaints.contains("counts --accept"), "{complaints}");
 }
+
+/// Everybody's endpoints cost something, and those that nobody connected to cost evenkeel less.
+#[test]
+fn memory_is_that_of_endpoints() {
+    let [tables, _] = printed(&["memory", "--endpoints", "20"]);
+    let heap = |client: &str| -> f64 {
+        let row = row(&tables, client);
+        row.get(1)
+            .and_then(|cell| cell.parse().ok())
+            .unwrap_or_else(|| panic!("no heap of {client}\n{tables}"))
+    };
+    for client in ["hyper", "h2", "tonic-balance", "evenkeel"] {
+        assert!((1.0..1_000.0).contains(&heap(client)), "{tables}");
+    }
+    assert!(heap("evenkeel-idle") < heap("evenkeel"), "{tables}");
+}
+
+/// Updates come to the client in both variants, in both shapes, and a process that starts gets its first answer.
+#[test]
+fn updates_are_followed_by_a_client_process() {
+    let arguments = ["config", "--sizes", "12", "--swaps", "2", "--changes", "3", "--starts", "1"];
+    let [tables, _] = printed(&arguments);
+    let count = |line: &str| tables.lines().filter(|row| row.starts_with(line)).count();
+    assert_eq!([count("SotW "), count("delta ")], [2, 2], "{tables}");
+    assert_eq!(count("12 "), 2, "{tables}");
+    assert_eq!([count("evenkeel, SotW "), count("evenkeel, delta ")], [1, 1], "{tables}");
+    // All twelve are in one resource, or ten.
+    let received = |line: &str| -> f64 {
+        let row =
+            tables.lines().find(|row| row.starts_with("12 ") && row.split_whitespace().nth(1) == Some(line));
+        row.and_then(|row| row.split_whitespace().nth(2)?.parse().ok()).unwrap_or_default()
+    };
+    assert!(received("12") > received("10") && received("10") > 0.0, "{tables}");
+}

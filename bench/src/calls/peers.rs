@@ -109,7 +109,7 @@ async fn install(name: &'static str) -> Result<Peer, Error> {
 }
 
 /// Below cargo's target folder, two above the program that runs.
-fn out_folder() -> PathBuf {
+pub(crate) fn out_folder() -> PathBuf {
     let here = env::current_exe().ok();
     let target = here.as_deref().and_then(|file| file.ancestors().nth(2));
     target.map_or_else(|| Path::new("target").to_owned(), Path::to_owned).join("bench")

@@ -103,6 +103,22 @@ fn rebuild(base: &[u32], rule: Rule, rounds: u32) -> Result<Figures, Error> {
     Ok(Figures { us: us.map(median), to_heap, slot: median(slots) })
 }
 
+/// What making the order anew costs when one endpoint of so many that weigh the same is replaced, in us: the median.
+pub(crate) fn one_replaced(n: usize, rounds: u32) -> Result<f64, Error> {
+    let weights = vec![1; n];
+    let mut from: Vec<_> = (0..n as u32).map(Some).collect();
+    if let Some(one) = from.get_mut(n / 2) {
+        *one = None;
+    }
+    let schedule = Schedule::new(&weights, Rule::Literal).ok_or("no order of these weights")?;
+    let figures: Result<Vec<_>, Error> = (0..rounds)
+        .map(|_| {
+            Ok(Rebuild::of(|| schedule.succeed(&weights, Rule::Literal, &from))?.took.as_secs_f64() * 1e6)
+        })
+        .collect();
+    Ok(Spread::of(figures?).ok_or("no rounds")?.median)
+}
+
 struct Rebuild {
     took: Duration,
     /// A block after the first.

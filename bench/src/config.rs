@@ -1,0 +1,113 @@
+//! What an update of the config costs and how soon it is in force, by the number of endpoints.
+//!
+//! Backends, the control plane and the client are processes of their own: the control plane is this one, so that its
+//! moments are known here, and the client's processor time is the client's alone. Endpoints are addresses of loopback behind one
+//! listener; the second number of an address says which update brought it. Clocks of processes are the same clock. There
+//! are as many endpoints as the limit of open files allows: tables name the number that there were.
+
+mod backends;
+mod bed;
+mod client;
+mod cold;
+mod one;
+mod relay;
+mod swap;
+
+use evenkeel::Variant;
+
+use crate::Error;
+use crate::table::Table;
+
+/// How soon updates are in force and what they cost: all endpoints replaced, one replaced, a process that starts.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Numbers of endpoints.
+    #[arg(long, value_delimiter = ',', default_value = "10,100,1000,10000")]
+    sizes: Vec<usize>,
+    /// How often all endpoints are replaced, for each row.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    swaps: u32,
+    /// How often one endpoint is replaced, for each row.
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=200))]
+    changes: u32,
+    /// How often a process starts, for each row.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    starts: u32,
+}
+
+/// The processes beside this one.
+#[derive(clap::Args)]
+pub(crate) struct Worker {
+    #[command(subcommand)]
+    work: Work,
+}
+
+#[derive(clap::Subcommand)]
+enum Work {
+    /// Backends on every address of loopback.
+    Serve,
+    /// A client of the control plane at this port.
+    Client(client::Args),
+}
+
+pub(crate) fn work(worker: &Worker) -> Result<(), Error> {
+    match &worker.work {
+        Work::Serve => backends::run(),
+        Work::Client(args) => client::run(args),
+    }
+}
+
+pub(crate) fn run(args: &Args) -> Result<Vec<Table>, Error> {
+    Ok(vec![swap::table(args)?, one::table(args)?, cold::table(args)?])
+}
+
+const VARIANTS: [(&str, Variant); 2] = [("SotW", Variant::StateOfTheWorld), ("delta", Variant::Delta)];
+
+/// Files that a process has open besides connections, amply.
+const OTHER_FILES: usize = 400;
+
+/// So many endpoints, or as many as the open files allow if each takes so many connections for a while.
+fn affordable(endpoints: usize, connections: usize) -> Result<usize, Error> {
+    let limits = std::fs::read_to_string("/proc/self/limits")
+        .map_err(|error| format!("the limit of open files: /proc/self/limits: {error}"))?;
+    Ok(endpoints.min(open_files(&limits)?.saturating_sub(OTHER_FILES) / connections))
+}
+
+fn open_files(limits: &str) -> Result<usize, Error> {
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
+    match line.and_then(|line| line.split_whitespace().next()) {
+        Some("unlimited") => Ok(usize::MAX),
+        Some(soft) => Ok(soft.parse()?),
+        None => Err("/proc/self/limits has no limit of open files".into()),
+    }
+}
+
+/// Nanoseconds of the machine's clock that only goes forward, the same in all processes.
+fn now() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    nanos(time)
+}
+
+fn nanos(time: rustix::time::Timespec) -> u64 {
+    time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
+}
+
+fn ms(from: u64, to: u64) -> f64 {
+    to.saturating_sub(from) as f64 / 1e6
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_soft_limit_of_open_files_counts() {
+        let limits = "Limit                     Soft Limit           Hard Limit           Units\n\
+                      Max processes             100                  100                  processes\n\
+                      Max open files            1024                 524288               files\n";
+        assert_eq!(open_files(limits).ok(), Some(1_024));
+        assert_eq!(open_files("Max open files  unlimited unlimited files").ok(), Some(usize::MAX));
+        assert!(open_files("Max processes 1 2").is_err());
+        assert!(open_files("Max open files many").is_err());
+    }
+}

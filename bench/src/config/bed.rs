@@ -1,0 +1,233 @@
+//! What updates are measured with: a control plane here, backends and a client as processes, and words between them.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{IpAddr, SocketAddr};
+use std::process::{ChildStdin, Command};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use evenkeel::Variant;
+use evenkeel_control::{Cluster, ControlPlane, Endpoint, Mesh, Resources, Route, Service};
+use evenkeel_proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
+use tokio::runtime::Runtime;
+use tokio::time::timeout;
+
+use super::now;
+use crate::Error;
+use crate::common::process::{Server, parse};
+
+/// Whatever takes longer has failed.
+pub(super) const LIMIT: Duration = Duration::from_secs(60);
+
+/// The generation of endpoints that there are at first.
+pub(super) const FIRST: u8 = 1;
+
+/// Clusters of the shape that has many.
+const TEN: usize = 10;
+
+/// How endpoints are spread over resources.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shape {
+    /// All in one cluster.
+    OneCluster,
+    /// Ten in each of as many clusters as it takes, each with a route.
+    ClustersOfTen,
+}
+
+pub(super) struct Bed {
+    runtime: Runtime,
+    control: ControlPlane,
+    backends: Process,
+    port: u16,
+}
+
+impl Bed {
+    pub(super) fn new() -> Result<Bed, Error> {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        let control = runtime.block_on(ControlPlane::builder().serve())?;
+        let (backends, address) = Process::start(&["config-worker", "serve"])?;
+        let port = parse(&[&address])?.first().ok_or("the backends printed no address")?.port();
+        Ok(Bed { runtime, control, backends, port })
+    }
+
+    pub(super) fn runtime(&self) -> &Runtime {
+        &self.runtime
+    }
+
+    pub(super) fn control(&self) -> &ControlPlane {
+        &self.control
+    }
+
+    /// So many endpoints of a generation.
+    pub(super) fn endpoints(&self, generation: u8, count: usize) -> Result<Vec<SocketAddr>, Error> {
+        (0..count).map(|i| self.endpoint(generation, i)).collect()
+    }
+
+    pub(super) fn endpoint(&self, generation: u8, i: usize) -> Result<SocketAddr, Error> {
+        let most = usize::from(u16::MAX);
+        let i = u16::try_from(i).map_err(|_| format!("expected at most {most} endpoints, found {i}"))?;
+        let [high, low] = i.to_be_bytes();
+        Ok(SocketAddr::from(([127, generation, high, low], self.port)))
+    }
+
+    /// Sends what is needed for these endpoints, and says when.
+    pub(super) fn send(&self, resources: Resources) -> u64 {
+        let began = now();
+        self.control.plane().set(resources);
+        began
+    }
+
+    /// Waits until the client has accepted its endpoints, and says when.
+    pub(super) fn acked(&self) -> Result<u64, Error> {
+        let acked = self.control.plane().acked::<ClusterLoadAssignment>();
+        self.runtime
+            .block_on(async { timeout(LIMIT, acked).await })
+            .map_err(|_| "the client did not accept its endpoints in time")?;
+        Ok(now())
+    }
+
+    /// Waits until somebody has connected to this endpoint.
+    pub(super) fn accepted(&mut self, endpoint: SocketAddr) -> Result<(), Error> {
+        self.backends.ask(&format!("until {}", endpoint.ip())).map(drop)
+    }
+
+    /// Waits until no more than so many connections are left.
+    pub(super) fn open(&mut self, connections: usize) -> Result<(), Error> {
+        self.backends.ask(&format!("open {connections}")).map(drop)
+    }
+
+    /// Starts a client of this control plane, or of what stands in for it; and when its first call was answered.
+    pub(super) fn client(
+        &self,
+        control: SocketAddr,
+        variant: Variant,
+        every: Option<u64>,
+    ) -> Result<(Process, u64), Error> {
+        let control = control.to_string();
+        let mut arguments = vec!["config-worker", "client", &control];
+        if variant == Variant::Delta {
+            arguments.push("--delta");
+        }
+        let every = every.map(|every| format!("--every={every}"));
+        arguments.extend(every.as_deref());
+        let (client, first) = Process::start(&arguments)?;
+        Ok((client, first.parse()?))
+    }
+}
+
+/// The generation of an endpoint; `None` if it is none of a bed.
+pub(super) fn generation(address: IpAddr) -> Option<u8> {
+    match address {
+        IpAddr::V4(address) if address.octets()[0] == 127 => Some(address.octets()[1]),
+        _ => None,
+    }
+}
+
+/// What a client of `xds:///bench` needs for these endpoints: weighted_round_robin.
+pub(super) fn resources(shape: Shape, endpoints: &[SocketAddr]) -> Resources {
+    let cluster = |endpoints: &[SocketAddr]| {
+        let endpoints = endpoints.iter().map(|&address| Endpoint::at(address));
+        Cluster::new().endpoints(endpoints).policy("weighted_round_robin")
+    };
+    let mesh = match shape {
+        Shape::OneCluster => {
+            Mesh::new().service("bench", Service::to("backends")).cluster("backends", cluster(endpoints))
+        }
+        Shape::ClustersOfTen => {
+            let (mut mesh, mut service) = (Mesh::new(), Service::new());
+            for (i, endpoints) in endpoints.chunks(TEN).enumerate() {
+                let name = format!("backends-{i}");
+                mesh = mesh.cluster(&name, cluster(endpoints));
+                service = service.route(Route::to(&name).prefix(&format!("/{name}/")));
+            }
+            mesh.service("bench", service.route(Route::to("backends-0")))
+        }
+    };
+    mesh.resources()
+}
+
+/// A process of this program that answers lines with lines. It ends when this is dropped.
+pub(super) struct Process {
+    stdin: Option<ChildStdin>,
+    lines: Receiver<String>,
+    server: Server,
+}
+
+impl Process {
+    /// The process, and its first line.
+    pub(super) fn start(arguments: &[&str]) -> Result<(Process, String), Error> {
+        let mut server = Server::run(Command::new(std::env::current_exe()?).args(arguments))?;
+        let first = server.addresses.join(" ");
+        let stdin = server.child.stdin.take();
+        let stdout = server.child.stdout.take().ok_or("no stdout")?;
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                if sender.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        Ok((Process { stdin, lines, server }, first))
+    }
+
+    pub(super) fn ask(&mut self, command: &str) -> Result<String, Error> {
+        let Some(stdin) = &mut self.stdin else { return Err("no stdin".into()) };
+        writeln!(stdin, "{command}").map_err(|_| self.lost(command))?;
+        // It has limits of its own, which say more.
+        self.lines.recv_timeout(2 * LIMIT).map_err(|_| self.lost(command))
+    }
+
+    /// The numbers of its answer.
+    pub(super) fn numbers<const N: usize>(&mut self, command: &str) -> Result<[u64; N], Error> {
+        let answer = self.ask(command)?;
+        let numbers: Vec<u64> = answer.split(' ').map(str::parse).collect::<Result<_, _>>()?;
+        numbers
+            .try_into()
+            .map_err(|_| format!("expected {N} numbers for {command:?}, found {answer:?}").into())
+    }
+
+    /// What it said last, if it is gone.
+    fn lost(&mut self, command: &str) -> Error {
+        drop(self.stdin.take());
+        let is_gone = matches!(self.server.child.try_wait(), Ok(Some(_)));
+        let said = self.server.child.stderr.take().filter(|_| is_gone).map(std::io::read_to_string);
+        match said {
+            Some(Ok(said)) => {
+                format!("a process that was to answer {command:?} has ended: {}", said.trim()).into()
+            }
+            _ => format!("a process did not answer {command:?}").into(),
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        drop(self.stdin.take());
+        // It may be amidst calls; nothing of it is needed any more.
+        let _ = self.server.child.kill();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_are_spread_over_clusters() {
+        let endpoints: Vec<SocketAddr> = (0..25).map(|i| SocketAddr::from(([127, 1, 0, i], 80))).collect();
+        let count = |shape| {
+            let resources = resources(shape, &endpoints);
+            let assignments = resources.iter().filter(|(kind, ..)| kind.ends_with("ClusterLoadAssignment"));
+            assignments.count()
+        };
+        assert_eq!(count(Shape::OneCluster), 1);
+        assert_eq!(count(Shape::ClustersOfTen), 3);
+    }
+
+    #[test]
+    fn the_second_number_of_an_address_is_its_generation() {
+        assert_eq!(generation(IpAddr::from([127, 9, 0, 1])), Some(9));
+        assert_eq!(generation(IpAddr::from([10, 9, 0, 1])), None);
+    }
+}

@@ -1,0 +1,107 @@
+//! All endpoints are replaced by one update while calls go.
+
+use std::time::Duration;
+
+use evenkeel::Variant;
+
+use super::bed::{Bed, FIRST, Shape, resources};
+use super::{Args, VARIANTS, affordable, ms};
+use crate::Error;
+use crate::spread::Spread;
+use crate::table::Table;
+
+/// How calls go: milliseconds between them.
+const RATES: [(&str, u64); 2] = [("20/s", 50), ("all it can", 0)];
+
+pub(super) fn table(args: &Args) -> Result<Table, Error> {
+    let columns = [
+        "variant",
+        "endpoints",
+        "calls",
+        "ACK, ms",
+        "in force, ms",
+        "in force / ACK",
+        "first call, ms",
+        "all connected, ms",
+        "late",
+        "failed",
+    ];
+    let mut table = Table::new("All endpoints replaced", &columns).note(format!(
+        "From the control plane's send, medians of {} updates (ratios with quartiles). In force: the channel is READY by a new \
+         endpoint. First call: one on a new endpoint was answered. Late: calls that began when it was in force and went to old \
+         endpoints. Failed: calls. Old and new endpoints are connected together for a while, so there may be fewer than \
+         asked for.",
+        args.swaps
+    ));
+    for (name, variant) in VARIANTS {
+        for &size in &args.sizes {
+            let count = affordable(size, 2)?;
+            for (rate, every) in RATES {
+                let figures = swaps(variant, count, every, args.swaps)?;
+                let names = [name.to_owned(), count.to_string(), rate.to_owned()];
+                table.row(names.into_iter().chain(figures.cells()?).collect());
+            }
+        }
+    }
+    Ok(table)
+}
+
+#[derive(Default)]
+struct Figures {
+    acked: Vec<f64>,
+    in_force: Vec<f64>,
+    first: Vec<f64>,
+    all: Vec<f64>,
+    late: u64,
+    failed: u64,
+}
+
+impl Figures {
+    fn cells(self) -> Result<[String; 7], Error> {
+        let ratios =
+            self.in_force.iter().zip(&self.acked).map(|(in_force, acked)| in_force / acked).collect();
+        let ratio = Spread::of(ratios).ok_or("nothing was swapped")?;
+        let median =
+            |figures| Spread::of(figures).map_or_else(String::new, |spread| format!("{:.1}", spread.median));
+        Ok([
+            median(self.acked),
+            median(self.in_force),
+            format!("{ratio:.1}"),
+            median(self.first),
+            median(self.all),
+            self.late.to_string(),
+            self.failed.to_string(),
+        ])
+    }
+}
+
+fn swaps(variant: Variant, count: usize, every: u64, swaps: u32) -> Result<Figures, Error> {
+    let mut bed = Bed::new()?;
+    bed.send(resources(Shape::OneCluster, &bed.endpoints(FIRST, count)?));
+    let (mut client, _) = bed.client(bed.control().address(), variant, Some(every))?;
+    client.ask(&format!("connected {count}"))?;
+    let mut figures = Figures::default();
+    for swap in 1..=swaps {
+        // There are more generations than anybody waits for.
+        let generation = FIRST + (swap % 200) as u8;
+        let next = resources(Shape::OneCluster, &bed.endpoints(generation, count)?);
+        client.ask(&format!("watch {generation}"))?;
+        // Each time at another moment between two calls.
+        std::thread::sleep(Duration::from_millis(every) * swap / swaps);
+        let began = bed.send(next);
+        let acked = bed.acked()?;
+        let [first, ready] = client.numbers("swapped")?;
+        let [all] = client.numbers(&format!("connected {count}"))?;
+        let [late, failed] = client.numbers("since")?;
+        // A channel that was READY all the time is in force when it shows.
+        let in_force = if ready == 0 { first } else { ready };
+        figures.acked.push(ms(began, acked));
+        figures.in_force.push(ms(began, in_force));
+        figures.first.push(ms(began, first));
+        figures.all.push(ms(began, all));
+        figures.late += late;
+        figures.failed += failed;
+        bed.open(count)?;
+    }
+    Ok(figures)
+}

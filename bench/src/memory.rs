@@ -1,0 +1,281 @@
+//! What an endpoint costs the client process in memory: live heap bytes, for several clients in one run. Nothing is timed.
+//!
+//! Every client is a process of its own that connects to all endpoints (one listener behind as many loopback addresses, in
+//! another process) and calls each of them once or more. What its heap holds beyond what it held before the first
+//! connection, divided by the endpoints, is the figure. *Resident* is by how much the process's memory grew as the system sees
+//! it: less, since a part of the buffers is never written to, and rounded to pages. The kernel's memory of sockets is the
+//! same for all and not counted.
+
+use std::net::SocketAddr;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use evenkeel::{Bootstrap, Channel};
+use evenkeel_control::{Cluster, ControlPlane, Endpoint as MeshEndpoint, Mesh, Service};
+use tonic::transport::{Channel as TonicChannel, Endpoint};
+
+use crate::Error;
+use crate::common::allocator::Totals;
+use crate::common::generated::EchoClient;
+use crate::common::ours;
+use crate::common::process::{Server, parse, runtime, until_stdin_ends};
+use crate::common::raw_h2::H2;
+use crate::common::raw_hyper::Hyper;
+use crate::counts::addresses;
+use crate::table::Table;
+
+/// Whatever is not connected by then will not be.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Live heap per endpoint, connected and idle.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The number of endpoints.
+    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u16).range(1..))]
+    endpoints: u16,
+}
+
+/// The processes beside this one.
+#[derive(clap::Args)]
+pub(crate) struct Worker {
+    #[command(subcommand)]
+    work: Work,
+}
+
+#[derive(clap::Subcommand)]
+enum Work {
+    /// A control plane with this policy over the backends at this port.
+    Control { policy: String, port: u16, endpoints: u16 },
+    /// A client of the backends at this port, or of the control plane at that port.
+    Client { client: Client, port: u16, endpoints: u16 },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Client {
+    Hyper,
+    H2,
+    TonicBalance,
+    Evenkeel,
+    EvenkeelIdle,
+}
+
+impl Client {
+    const ALL: [Client; 5] =
+        [Client::Hyper, Client::H2, Client::TonicBalance, Client::Evenkeel, Client::EvenkeelIdle];
+
+    fn name(self) -> &'static str {
+        match self {
+            Client::Hyper => "hyper",
+            Client::H2 => "h2",
+            Client::TonicBalance => "tonic-balance",
+            Client::Evenkeel => "evenkeel",
+            Client::EvenkeelIdle => "evenkeel-idle",
+        }
+    }
+
+    /// The policy of the control plane, if there is one.
+    fn policy(self) -> Option<&'static str> {
+        match self {
+            Client::Hyper | Client::H2 | Client::TonicBalance => None,
+            Client::Evenkeel => Some("weighted_round_robin"),
+            // It connects to an endpoint when a call asks for it.
+            Client::EvenkeelIdle => Some("ring_hash"),
+        }
+    }
+}
+
+pub(crate) fn work(worker: &Worker) -> Result<(), Error> {
+    match &worker.work {
+        Work::Control { policy, port, endpoints } => control(policy, *port, *endpoints),
+        Work::Client { client, port, endpoints } => run_client(*client, *port, *endpoints),
+    }
+}
+
+pub(crate) fn run(args: &Args) -> Result<Vec<Table>, Error> {
+    let columns = ["client", "heap, KiB", "resident, KiB", "allocations so far"];
+    let mut table = Table::new("Memory of the client per endpoint", &columns).note(format!(
+        "{} endpoints, connected and called. evenkeel-idle: known through ring_hash, and one of them connected.",
+        args.endpoints
+    ));
+    let backends = Server::start(&["counts-worker".to_owned(), "serve".to_owned()])?;
+    for client in Client::ALL {
+        let each = |total: i64| total as f64 / f64::from(args.endpoints);
+        let Cost { held, resident, allocations } = measure(client, port(&backends)?, args.endpoints)?;
+        table.row(vec![
+            client.name().to_owned(),
+            format!("{:.2}", each(held) / 1024.0),
+            format!("{:.2}", each(resident)),
+            format!("{:.1}", each(allocations)),
+        ]);
+    }
+    Ok(vec![table])
+}
+
+/// What all endpoints together take: live bytes, resident KiB, and how often memory was asked for.
+struct Cost {
+    held: i64,
+    resident: i64,
+    allocations: i64,
+}
+
+impl Cost {
+    fn now() -> Cost {
+        let (allocations, held) = Totals::now();
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        Cost { held, resident: resident(&status), allocations: allocations.cast_signed() }
+    }
+}
+
+/// 0 where the system does not say.
+fn resident(status: &str) -> i64 {
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    line.and_then(|line| line.trim().strip_suffix(" kB")?.parse().ok()).unwrap_or(0)
+}
+
+fn port(server: &Server) -> Result<u16, Error> {
+    let address = server.addresses.first().ok_or("a server printed no address")?;
+    Ok(parse(&[address])?.first().ok_or("a server printed no address")?.port())
+}
+
+fn measure(client: Client, backends: u16, endpoints: u16) -> Result<Cost, Error> {
+    // Ends with this function.
+    let control;
+    let numbers = [backends, endpoints].map(|number| number.to_string());
+    let at = match client.policy() {
+        Some(policy) => {
+            let arguments = ["memory-worker", "control", policy, &numbers[0], &numbers[1]];
+            control = Server::start(&arguments.map(str::to_owned))?;
+            port(&control)?
+        }
+        None => backends,
+    };
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["memory-worker", "client", client.name(), &at.to_string(), &numbers[1]]);
+    let out = command.output()?;
+    if !out.status.success() {
+        return Err(format!("{}: {}", client.name(), String::from_utf8_lossy(&out.stderr).trim()).into());
+    }
+    let printed = String::from_utf8(out.stdout)?;
+    let totals: Vec<i64> = printed.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
+    let [held, resident, allocations] = totals[..] else {
+        return Err(format!("{}: expected three totals, found {printed:?}", client.name()).into());
+    };
+    Ok(Cost { held, resident, allocations })
+}
+
+fn control(policy: &str, port: u16, endpoints: u16) -> Result<(), Error> {
+    runtime()?.block_on(async {
+        let endpoints = addresses(port, endpoints).into_iter().map(MeshEndpoint::at);
+        let cluster = Cluster::new().endpoints(endpoints).policy(policy);
+        let mesh = Mesh::new().service("bench", Service::to("backends")).cluster("backends", cluster);
+        mesh.check()?;
+        let control = ControlPlane::builder().serve().await?;
+        control.plane().set_mesh(&mesh);
+        println!("{}", control.address());
+        until_stdin_ends().await
+    })
+}
+
+fn run_client(client: Client, port: u16, endpoints: u16) -> Result<(), Error> {
+    runtime()?.block_on(async {
+        let before = Cost::now();
+        // Held until it is counted.
+        let _connected = connect(client, port, endpoints).await?;
+        let after = Cost::now();
+        println!(
+            "{} {} {}",
+            after.held - before.held,
+            after.resident - before.resident,
+            after.allocations - before.allocations
+        );
+        Ok(())
+    })
+}
+
+/// Connects to all endpoints and calls them.
+async fn connect(client: Client, port: u16, endpoints: u16) -> Result<Box<dyn Send>, Error> {
+    let control = SocketAddr::from(([127, 0, 0, 1], port));
+    match client {
+        Client::Hyper => {
+            let mut connections = Vec::new();
+            for address in addresses(port, endpoints) {
+                let mut connection = Hyper::connect(address).await?;
+                connection.call().await?;
+                connections.push(connection);
+            }
+            Ok(Box::new(connections))
+        }
+        Client::H2 => {
+            let mut connections = Vec::new();
+            for address in addresses(port, endpoints) {
+                let mut connection = H2::connect(address).await?;
+                connection.call().await?;
+                connections.push(connection);
+            }
+            Ok(Box::new(connections))
+        }
+        Client::TonicBalance => balance(port, endpoints).await,
+        Client::Evenkeel => {
+            let mut channel = EchoClient::new(ours::channel(control).await?);
+            for _ in 0..endpoints {
+                channel.call().await?;
+            }
+            Ok(Box::new(channel))
+        }
+        Client::EvenkeelIdle => {
+            let bootstrap = format!(
+                r#"{{"xds_servers": [{{"server_uri": "{control}", "channel_creds": [{{"type": "insecure"}}]}}]}}"#
+            );
+            let channel =
+                Channel::builder("xds:///bench").bootstrap(Bootstrap::from_json(&bootstrap)?).build()?;
+            let mut client = EchoClient::new(channel.clone());
+            // The first answer stands for a whole config.
+            client.call().await?;
+            Ok(Box::new(client))
+        }
+    }
+}
+
+/// It says to nobody what is connected, and calls two endpoints at random: calls go until there are as many sockets, and then
+/// several for each.
+async fn balance(port: u16, endpoints: u16) -> Result<Box<dyn Send>, Error> {
+    let before = open_files()?;
+    let all = addresses(port, endpoints).into_iter();
+    let all: Vec<_> =
+        all.map(|address| Endpoint::from_shared(format!("http://{address}"))).collect::<Result<_, _>>()?;
+    let mut client = EchoClient::new(TonicChannel::balance_list(all.into_iter()));
+    let began = Instant::now();
+    client.call().await?;
+    while open_files()? < before + usize::from(endpoints) {
+        if began.elapsed() > LIMIT {
+            return Err(format!("not connected to {endpoints} endpoints after {} s", LIMIT.as_secs()).into());
+        }
+        client.call().await?;
+    }
+    for _ in 0..8 * u32::from(endpoints) {
+        client.call().await?;
+    }
+    Ok(Box::new(client))
+}
+
+fn open_files() -> Result<usize, Error> {
+    Ok(std::fs::read_dir("/proc/self/fd")?.count())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn resident_memory_is_read_from_the_status() {
+        assert_eq!(resident("VmSize:\t  100 kB\nVmRSS:\t    4321 kB\n"), 4_321);
+        assert_eq!(resident(""), 0);
+    }
+
+    #[test]
+    fn clients_are_started_by_their_names() {
+        for client in Client::ALL {
+            assert_eq!(<Client as clap::ValueEnum>::from_str(client.name(), false), Ok(client));
+        }
+    }
+}
