@@ -3,21 +3,25 @@
 use std::cell::Cell;
 use std::io;
 use std::mem;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use bytes::BytesMut;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
 
 use crate::error::{Error, Reason};
 use crate::frame::{self, DEFAULT_MAX_SIZE};
 use crate::outbox::Outbox;
-use crate::reader::Reader;
+use crate::reader::{Read, Reader};
 use crate::state::State;
 use crate::stream::{Sender, Shared};
 
 /// How much is read at once.
 const READ: usize = 64 << 10;
+
+/// From so much at once on, the next read is expected to be as large.
+const BULK: usize = 16 << 10;
 
 /// After so many reads others have their turn.
 const MAX_READS: usize = 16;
@@ -63,6 +67,7 @@ pub fn client(settings: Settings) -> (Sender, Driver) {
         max_streams: None,
         refusal: None,
         bytes_read: 0,
+        is_bulk: false,
         is_ending: false,
     };
     (Sender::new(shared), driver)
@@ -79,6 +84,7 @@ pub struct Driver {
     max_streams: Option<usize>,
     refusal: Option<Error>,
     bytes_read: u64,
+    is_bulk: bool,
     /// Whether the last words are on their way.
     is_ending: bool,
 }
@@ -180,34 +186,50 @@ impl Driver {
         io: &mut I,
         cx: &mut Context<'_>,
     ) -> Poll<Result<(), Error>> {
+        if self.is_bulk {
+            return self.poll_read_bulk(io, cx);
+        }
         let mut buffer = BUFFER.try_with(Cell::take).unwrap_or_default();
         buffer.resize(READ, 0);
         let mut read = ReadBuf::new(&mut buffer);
-        let polled = Pin::new(io).poll_read(cx, &mut read);
-        let taken = match polled {
+        let taken = match Pin::new(io).poll_read(cx, &mut read) {
             Poll::Pending => Poll::Pending,
             Poll::Ready(Err(error)) => Poll::Ready(Err(error.into())),
-            Poll::Ready(Ok(())) if read.filled().is_empty() => Poll::Ready(Err(Error::Closed)),
-            Poll::Ready(Ok(())) => {
-                self.bytes_read += read.filled().len() as u64;
-                Poll::Ready(self.take(read.filled()).map_err(Error::Broken))
-            }
+            Poll::Ready(Ok(())) => Poll::Ready(self.take(Read { rest: read.filled(), shared: None })),
         };
         let _ = BUFFER.try_with(|kept| kept.set(buffer));
         taken
     }
 
+    /// Reads much at once, into a buffer of its own that large pieces of data may keep.
+    fn poll_read_bulk<I: AsyncRead + Unpin>(
+        &mut self,
+        io: &mut I,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<(), Error>> {
+        let mut buffer = BytesMut::with_capacity(READ);
+        ready!(pin!(io.read_buf(&mut buffer)).poll(cx))?;
+        let read = buffer.freeze();
+        Poll::Ready(self.take(Read { rest: &read, shared: Some(&read) }))
+    }
+
     /// Takes in what was read.
-    fn take(&mut self, bytes: &[u8]) -> Result<(), Reason> {
-        let read = self.reader.read(bytes);
+    fn take(&mut self, read: Read<'_>) -> Result<(), Error> {
+        let len = read.rest.len();
+        if len == 0 {
+            return Err(Error::Closed);
+        }
+        self.is_bulk = len >= BULK;
+        self.bytes_read += len as u64;
+        let read = self.reader.read(read);
         let mut state = self.shared.lock();
         // What came before an error counts.
         for event in self.reader.events.drain(..) {
-            state.apply(event, &mut self.wake)?;
+            state.apply(event, &mut self.wake).map_err(Error::Broken)?;
         }
         self.max_streams = state.max_streams;
         self.refusal.clone_from(&state.refusal);
-        read
+        read.map_err(Error::Broken)
     }
 
     /// The connection is over: streams learn why, and so does the peer if it is its fault.

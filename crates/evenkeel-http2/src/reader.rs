@@ -1,6 +1,6 @@
 //! From bytes to what they say.
 //!
-//! Data is handed on as it comes, without waiting for the rest of its frame, and frames of the same stream that come
+//! Data is handed on as it comes, without waiting for the rest of its frame, and small frames of the same stream that come
 //! together become one piece. Only the beginning of another frame is kept for the next read.
 
 use std::mem;
@@ -14,6 +14,9 @@ use crate::state::Event;
 
 /// A block of headers has at most this many frames.
 const MAX_CONTINUATIONS: usize = 256;
+
+/// Data of this size is not copied if it need not be, nor gathered beyond it.
+const LARGE: usize = 4096;
 
 /// How much is kept of what a peer says when it leaves.
 const MAX_WORDS: usize = 1024;
@@ -32,6 +35,38 @@ pub(crate) struct Reader {
     max_header_list_size: usize,
     /// What was read and not taken yet.
     pub(crate) events: Vec<Event>,
+}
+
+/// Bytes that were read, and what they are a part of if that can be kept.
+#[derive(Debug)]
+pub(crate) struct Read<'a> {
+    pub(crate) rest: &'a [u8],
+    pub(crate) shared: Option<&'a Bytes>,
+}
+
+/// Data of a stream: its own, or a part of what was read.
+#[derive(Debug)]
+pub(crate) enum Piece {
+    Own(Vec<u8>),
+    Shared(Bytes),
+}
+
+impl Piece {
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Piece::Own(data) => data.len(),
+            Piece::Shared(data) => data.len(),
+        }
+    }
+}
+
+impl From<Piece> for Bytes {
+    fn from(piece: Piece) -> Bytes {
+        match piece {
+            Piece::Own(data) => data.into(),
+            Piece::Shared(data) => data,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -64,27 +99,28 @@ impl Reader {
     }
 
     /// Takes in the next bytes. An error is one of the connection; what came before it is among the events.
-    pub(crate) fn read(&mut self, bytes: &[u8]) -> Result<(), Reason> {
-        if self.buffer.is_empty() {
-            let mut rest = bytes;
-            self.frames(&mut rest)?;
-            self.buffer.extend_from_slice(rest);
-            return Ok(());
+    pub(crate) fn read(&mut self, mut bytes: Read<'_>) -> Result<(), Reason> {
+        // A frame that has begun is completed first, and no more than that is copied.
+        while !self.buffer.is_empty() && !bytes.rest.is_empty() {
+            let missing = missing(&self.buffer).min(bytes.rest.len());
+            let (now, later) = bytes.rest.split_at(missing);
+            bytes.rest = later;
+            let mut buffer = mem::take(&mut self.buffer);
+            buffer.extend_from_slice(now);
+            let mut begun = Read { rest: &buffer, shared: None };
+            self.frames(&mut begun)?;
+            let read = buffer.len() - begun.rest.len();
+            if read == 0 {
+                self.buffer = buffer;
+            }
         }
-        let mut buffer = mem::take(&mut self.buffer);
-        buffer.extend_from_slice(bytes);
-        let mut rest = &buffer[..];
-        self.frames(&mut rest)?;
-        if !rest.is_empty() {
-            let read = buffer.len() - rest.len();
-            buffer.drain(..read);
-            self.buffer = buffer;
-        }
+        self.frames(&mut bytes)?;
+        self.buffer.extend_from_slice(bytes.rest);
         Ok(())
     }
 
     /// Takes frames off the front for as long as they are whole.
-    fn frames(&mut self, bytes: &mut &[u8]) -> Result<(), Reason> {
+    fn frames(&mut self, bytes: &mut Read<'_>) -> Result<(), Reason> {
         loop {
             if let Some(data) = self.data.take() {
                 self.more_data(data, bytes);
@@ -92,17 +128,17 @@ impl Reader {
                     return Ok(());
                 }
             }
-            let Some((head, rest)) = bytes.split_first_chunk::<HEAD>() else { return Ok(()) };
+            let Some((head, rest)) = bytes.rest.split_first_chunk::<HEAD>() else { return Ok(()) };
             let head = Head::read(head);
             self.check(head)?;
             if head.kind == kind::DATA && !head.is(flag::PADDED) {
-                *bytes = rest;
-                self.data =
-                    Some(Data { stream: head.stream, ends: head.is(flag::END_STREAM), left: head.len });
+                bytes.rest = rest;
+                let ends = head.is(flag::END_STREAM);
+                self.data = Some(Data { stream: head.stream, ends, left: head.len });
                 continue;
             }
             let Some((payload, rest)) = rest.split_at_checked(head.len) else { return Ok(()) };
-            *bytes = rest;
+            bytes.rest = rest;
             self.frame(head, payload)?;
         }
     }
@@ -168,25 +204,33 @@ impl Reader {
         Ok(())
     }
 
-    fn more_data(&mut self, data: Data, bytes: &mut &[u8]) {
-        let (part, rest) = bytes.split_at(data.left.min(bytes.len()));
-        *bytes = rest;
+    fn more_data(&mut self, data: Data, bytes: &mut Read<'_>) {
+        let (part, rest) = bytes.rest.split_at(data.left.min(bytes.rest.len()));
+        bytes.rest = rest;
         let left = data.left - part.len();
-        self.on_data(data.stream, part, part.len(), data.ends && left == 0);
+        let ends = data.ends && left == 0;
         self.data = (left > 0).then_some(Data { left, ..data });
+        match bytes.shared {
+            Some(shared) if part.len() >= LARGE => {
+                let piece = Piece::Shared(shared.slice_ref(part));
+                self.events.push(Event::Data { stream: data.stream, piece, flow: part.len(), ends });
+            }
+            _ => self.on_data(data.stream, part, part.len(), ends),
+        }
     }
 
     fn on_data(&mut self, stream: u32, data: &[u8], flow: usize, ends: bool) {
-        if let Some(Event::Data { stream: before, data: gathered, flow: sum, ends: is_over }) =
+        if let Some(Event::Data { stream: before, piece: Piece::Own(gathered), flow: sum, ends: is_over }) =
             self.events.last_mut()
             && *before == stream
             && !*is_over
+            && gathered.len() + data.len() <= LARGE
         {
             gathered.extend_from_slice(data);
             *sum += flow;
             *is_over = ends;
         } else if flow > 0 || ends {
-            self.events.push(Event::Data { stream, data: data.to_vec(), flow, ends });
+            self.events.push(Event::Data { stream, piece: Piece::Own(data.to_vec()), flow, ends });
         }
     }
 
@@ -242,6 +286,12 @@ impl Reader {
         self.events.push(Event::Settings(settings.collect()));
         Ok(())
     }
+}
+
+/// How many bytes are missing to the beginning of a frame: those of its head, or of its payload.
+fn missing(begun: &[u8]) -> usize {
+    let whole = begun.first_chunk::<HEAD>().map_or(HEAD, |head| HEAD + Head::read(head).len);
+    whole.saturating_sub(begun.len()).max(1)
 }
 
 /// A frame of four bytes.

@@ -15,6 +15,7 @@ use crate::frame::{
 };
 use crate::hpack::{Block, Encoder, is_of_http1};
 use crate::outbox::Outbox;
+use crate::reader::Piece;
 use crate::stream::{Head, Request, Whole};
 use crate::streams::{Answer, Asked, Key, Stream, Streams};
 
@@ -48,7 +49,7 @@ pub(crate) enum Event {
     /// `flow` is what it takes of the windows, padding included.
     Data {
         stream: u32,
-        data: Vec<u8>,
+        piece: Piece,
         flow: usize,
         ends: bool,
     },
@@ -400,7 +401,7 @@ impl State {
     pub(crate) fn apply(&mut self, event: Event, wake: &mut Vec<Waker>) -> Result<(), Reason> {
         match event {
             Event::Headers { stream, block, ends } => self.on_headers(stream, block, ends, wake),
-            Event::Data { stream, data, flow, ends } => self.on_data(stream, data, flow, ends, wake),
+            Event::Data { stream, piece, flow, ends } => self.on_data(stream, piece, flow, ends, wake),
             Event::Reset { stream, reason } => self.on_reset(stream, reason, wake),
             Event::Settings(settings) => self.on_settings(&settings, wake),
             Event::Ping(payload) => {
@@ -459,7 +460,7 @@ impl State {
     fn on_data(
         &mut self,
         id: u32,
-        data: Vec<u8>,
+        piece: Piece,
         flow: usize,
         ends: bool,
         wake: &mut Vec<Waker>,
@@ -484,10 +485,10 @@ impl State {
             self.release(flow);
             return self.refuse(key, reason, wake);
         }
-        let kept = if stream.has_reader { data.len() } else { 0 };
+        let kept = if stream.has_reader { piece.len() } else { 0 };
         if kept > 0 {
             stream.unread += kept;
-            push(&mut stream.data, data);
+            push(&mut stream.data, piece.into());
         }
         if kept > 0 || ends {
             wake.extend(stream.reader.take());
@@ -649,14 +650,14 @@ fn register(slot: &mut Option<Waker>, cx: &Context<'_>) {
 }
 
 /// Appends a piece. Where there are many, small ones become one, so that a peer cannot make a byte cost much more.
-fn push(pieces: &mut VecDeque<Bytes>, data: Vec<u8>) {
+fn push(pieces: &mut VecDeque<Bytes>, data: Bytes) {
     if pieces.len() >= MAX_PIECES
         && let Some(last) = pieces.back_mut()
         && last.len() + data.len() <= SMALL_PIECE
     {
         *last = [&**last, &data].concat().into();
     } else {
-        pieces.push_back(data.into());
+        pieces.push_back(data);
     }
 }
 

@@ -2,7 +2,7 @@
 //! with some of its bytes changed, and bytes of no kind.
 
 #[path = "../../../fuzz/src/http2.rs"]
-mod http2;
+pub mod http2;
 
 use http2::check_connection;
 use proptest::prelude::*;
