@@ -9,6 +9,7 @@ mod backends;
 mod bed;
 mod client;
 mod cold;
+mod idle;
 mod one;
 mod relay;
 mod swap;
@@ -58,7 +59,7 @@ pub(crate) fn work(worker: &Worker) -> Result<(), Error> {
 }
 
 pub(crate) fn run(args: &Args) -> Result<Vec<Table>, Error> {
-    Ok(vec![swap::table(args)?, one::table(args)?, cold::table(args)?])
+    Ok(vec![swap::table(args)?, idle::table(args)?, one::table(args)?, cold::table(args)?])
 }
 
 const VARIANTS: [(&str, Variant); 2] = [("SotW", Variant::StateOfTheWorld), ("delta", Variant::Delta)];

@@ -9,9 +9,8 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::thread::available_parallelism;
 
-use crate::Error;
-use crate::calls;
 use crate::table::Table;
+use crate::{Error, calls, config, counts, memory, picks};
 
 const INTRODUCTION: &str = include_str!("../docs/introduction.md");
 const STEPS: &str = include_str!("../docs/steps.md");
@@ -37,6 +36,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
         ("The machine", vec![machine(&calls.versions)]),
         ("Bars", vec![calls.bars]),
         ("Calls", calls.tables),
+        ("Counts", counts::run(&defaults()?)?),
+        ("Picks", picks::run(&defaults()?)?),
+        ("Memory", memory::run(&defaults()?)?),
+        ("Updates", config::run(&defaults()?)?),
     ];
     let document = document(&sections);
     match &args.write {
@@ -46,6 +49,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+/// The arguments of a suite when none are given.
+fn defaults<A: clap::Args>() -> Result<A, Error> {
+    let suite = A::augment_args(clap::Command::new("suite"));
+    Ok(A::from_arg_matches(&suite.try_get_matches_from(["suite"])?)?)
 }
 
 fn document(sections: &[(&str, Vec<Table>)]) -> String {
@@ -103,6 +112,12 @@ fn locked(lock: &str, name: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_suite_runs_without_arguments() {
+        assert!(defaults::<config::Args>().is_ok() && defaults::<counts::Args>().is_ok());
+        assert!(defaults::<memory::Args>().is_ok() && defaults::<picks::Args>().is_ok());
+    }
 
     #[test]
     fn a_section_has_a_heading_and_its_tables() {
