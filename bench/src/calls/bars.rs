@@ -1,10 +1,10 @@
 //! What had to be reached by calls, beside what was.
 
 use crate::calls::bed::Figures;
+use crate::calls::ratio::Ratio;
 use crate::calls::results::Results;
 use crate::calls::scenario::{BASE, ONE_BACKEND, Scenario};
 use crate::calls::shares::Shares;
-use crate::calls::spread::Spread;
 use crate::calls::subjects::{EVENKEEL, EVENKEEL_EDF, GRPC_GO, HYPER, Subject, TONIC, TONIC_BALANCE};
 use crate::table::Table;
 
@@ -92,8 +92,8 @@ pub(crate) fn table(results: &[Results], shares: &Shares) -> Table {
         Table::new("what calls had to reach", &["figure", "to reach", "measured", "reached"]).note(note);
     for Beside { what, scenario, base, figure, bar } in BARS {
         let results = results.iter().find(|results| results.scenario == scenario);
-        let spread = results.and_then(|results| results.ratio(EVENKEEL, base, figure));
-        table.row(row(what, bar, spread.map(|spread: Spread| (spread.middle, spread.to_string()))));
+        let ratio = results.and_then(|results| results.ratio(EVENKEEL, base, figure));
+        table.row(row(what, bar, ratio.map(|ratio: Ratio| (ratio.middle, ratio.to_string()))));
     }
     let error = shares.error_of(EVENKEEL_EDF).map(|error| (error * 100.0, format!("{:.3}", error * 100.0)));
     table.row(row("largest error of a share, weights 1 to 10, in %", Bar::AtMost(0.1), error));

@@ -1,7 +1,7 @@
 //! What a call costs: evenkeel and its peers side by side, over the same backends and the same control plane.
 //!
 //! A client is a process of its own for every scenario and round. A round runs every client once, and each round begins with
-//! the next one, so that what else the machine does hits all of them. The result is ratios of one round, with their spread.
+//! the next one, so that what else the machine does hits all of them. The result is ratios of a round, with their spread.
 
 mod backends;
 mod bars;
@@ -9,11 +9,11 @@ mod bed;
 mod clients;
 mod control;
 pub(crate) mod peers;
+mod ratio;
 mod raw;
 mod results;
 mod scenario;
 mod shares;
-mod spread;
 mod subjects;
 
 use std::collections::BTreeMap;
@@ -28,6 +28,7 @@ use crate::calls::results::Results;
 use crate::calls::scenario::{Payload, Scenario, chosen};
 use crate::calls::subjects::Subject;
 use crate::client::args::ClientArgs;
+use crate::common::allocator::Totals;
 use crate::common::process::runtime;
 use crate::table::Table;
 
@@ -95,7 +96,11 @@ impl Process {
         match self {
             Process::Backends { backends } => backends::run(backends),
             Process::Control { backends } => control::run(&backends),
-            Process::Client { kind, args } => clients::run(kind, &args),
+            Process::Client { kind, args } => {
+                // Clients of other programs do not count their memory either.
+                Totals::stop();
+                clients::run(kind, &args)
+            }
         }
     }
 }

@@ -1,9 +1,11 @@
 //! The figures of a scenario, round by round, and the table of them.
 
+use std::fmt::Write as _;
+
 use crate::Error;
 use crate::calls::bed::Figures;
+use crate::calls::ratio::{Ratio, median};
 use crate::calls::scenario::Scenario;
-use crate::calls::spread::{Spread, median};
 use crate::calls::subjects::{HYPER, Subject};
 use crate::table::Table;
 
@@ -47,10 +49,10 @@ impl Results {
         subject: Subject,
         base: Subject,
         figure: impl Fn(&Figures) -> f64,
-    ) -> Option<Spread> {
+    ) -> Option<Ratio> {
         let row = |subject| self.rows.iter().find(|row| row.subject == subject);
         let (row, base) = (row(subject)?, row(base)?);
-        Spread::of_ratios(row.rounds.iter().filter_map(|(round, figures)| {
+        Ratio::of_rounds(row.rounds.iter().filter_map(|(round, figures)| {
             let (_, base) = base.rounds.iter().find(|(of_base, _)| of_base == round)?;
             Some((figure(figures), figure(base)))
         }))
@@ -84,7 +86,8 @@ impl Results {
         }
         for row in &self.rows {
             if let Some(failure) = &row.failure {
-                note.push_str(&format!(" A run failed: {failure}."));
+                // A `String` takes everything.
+                let _ = write!(note, " A run failed: {failure}.");
             }
         }
         note
@@ -96,7 +99,7 @@ impl Results {
             median(values).map_or("-".to_owned(), |value| format!("{value:.digits$}"))
         };
         let beside = |figure: &dyn Fn(&Figures) -> f64| {
-            self.ratio(row.subject, HYPER, figure).map_or("-".to_owned(), |spread| spread.to_string())
+            self.ratio(row.subject, HYPER, figure).map_or("-".to_owned(), |ratio| ratio.to_string())
         };
         vec![
             row.subject.name.to_owned(),
@@ -168,7 +171,7 @@ mod tests {
     fn rounds_are_compared_with_themselves() {
         let mut results = results();
         results.rows[0].rounds.remove(0);
-        let spread = results.ratio(EVENKEEL, HYPER, Figures::throughput);
-        assert_eq!(spread, Some(Spread { low: 1.2, middle: 1.2, high: 1.2 }));
+        let ratio = results.ratio(EVENKEEL, HYPER, Figures::throughput);
+        assert_eq!(ratio, Some(Ratio { low: 1.2, middle: 1.2, high: 1.2 }));
     }
 }

@@ -71,7 +71,7 @@ impl<C: Client> Caller<C> {
             ended??;
         }
         let after = after.map_or_else(|| Moment::now(&shared), Ok)?;
-        Ok(Figures::between(before, after, &shared.latencies))
+        Ok(Figures::between(&before, &after, &shared.latencies))
     }
 }
 
@@ -151,7 +151,7 @@ struct Figures {
 }
 
 impl Figures {
-    fn between(before: Moment, after: Moment, latencies: &Histogram) -> Figures {
+    fn between(before: &Moment, after: &Moment, latencies: &Histogram) -> Figures {
         let quantile = |part| latencies.quantile(part).map_or(0.0, |nanos| nanos as f64 / 1e9);
         Figures {
             calls: after.ended - before.ended,

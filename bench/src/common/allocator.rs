@@ -2,30 +2,43 @@
 //!
 //! The testkit's `Counting` counts by thread, which is what tests want; a client may allocate on one thread and free on
 //! another. Two locked additions are all that a block costs here, so that counted instructions stay those of the client.
+//! Time is another matter: who is measured by the clock stops counting.
 
 #![expect(unsafe_code, reason = "an allocator cannot be written without; every call is handed on unchanged")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
 pub(crate) struct Totals;
 
 static COUNT: AtomicU64 = AtomicU64::new(0);
 static HELD: AtomicI64 = AtomicI64::new(0);
+static IS_STOPPED: AtomicBool = AtomicBool::new(false);
 
 impl Totals {
     /// How often memory was asked for since the process began, growing included, and the bytes that are held.
     pub(crate) fn now() -> (u64, i64) {
         (COUNT.load(Ordering::Relaxed), HELD.load(Ordering::Relaxed))
     }
+
+    /// Nothing is counted from now on.
+    pub(crate) fn stop() {
+        IS_STOPPED.store(true, Ordering::Relaxed);
+    }
 }
 
 fn asked(bytes: usize) {
+    if IS_STOPPED.load(Ordering::Relaxed) {
+        return;
+    }
     COUNT.fetch_add(1, Ordering::Relaxed);
     HELD.fetch_add(bytes.cast_signed() as i64, Ordering::Relaxed);
 }
 
 fn given_back(bytes: usize) {
+    if IS_STOPPED.load(Ordering::Relaxed) {
+        return;
+    }
     HELD.fetch_sub(bytes.cast_signed() as i64, Ordering::Relaxed);
 }
 

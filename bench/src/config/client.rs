@@ -25,6 +25,7 @@ use tokio::sync::{Notify, mpsc};
 use super::bed::{FIRST, LIMIT, generation};
 use super::{nanos, now};
 use crate::Error;
+use crate::common::allocator::Totals;
 
 /// Calls at a time when they go as fast as they can.
 const CONCURRENCY: usize = 4;
@@ -40,6 +41,7 @@ pub(crate) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Error> {
+    Totals::stop();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(serve(args))
 }

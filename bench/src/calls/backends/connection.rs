@@ -59,7 +59,7 @@ pub(crate) async fn serve(mut socket: TcpStream, calls: &AtomicU64) -> Result<()
     input.advance(PREFACE.len());
     loop {
         while let Some(frame) = Frame::take(&mut input) {
-            connection.handle(frame)?;
+            connection.handle(&frame)?;
         }
         connection.answer_waiting();
         if !connection.out.is_empty() {
@@ -168,7 +168,7 @@ impl<'a> Connection<'a> {
         self.out.put_u32(stream);
     }
 
-    fn handle(&mut self, frame: Frame) -> Result<(), Error> {
+    fn handle(&mut self, frame: &Frame) -> Result<(), Error> {
         match frame.kind {
             HEADERS => {
                 let stream = Stream { window: self.stream_window, request: BytesMut::new(), answer: None };
@@ -177,7 +177,7 @@ impl<'a> Connection<'a> {
                     self.handle_request(frame.stream);
                 }
             }
-            DATA => self.handle_data(&frame)?,
+            DATA => self.handle_data(frame)?,
             RST_STREAM => {
                 self.streams.remove(&frame.stream);
             }
@@ -288,8 +288,8 @@ impl<'a> Connection<'a> {
             }
             self.put_head(now, DATA, 0, id);
             self.out.put_slice(&answer.message[answer.sent..answer.sent + now]);
-            self.window -= now as i64;
-            stream.window -= now as i64;
+            self.window = self.window.saturating_sub_unsigned(now as u64);
+            stream.window = stream.window.saturating_sub_unsigned(now as u64);
             answer.sent += now;
             if answer.sent == answer.message.len() {
                 answer.sent = 0;

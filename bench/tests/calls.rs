@@ -1,0 +1,115 @@
+//! The comparison of calls as people run it, but tiny: real processes, and no figure is judged by the clock.
+
+use std::process::Command;
+
+fn bench(args: &[&str]) -> (Option<i32>, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_evenkeel-bench")).args(args).output().expect("it starts");
+    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+/// The cells of a row, by the name in its first column, below a title.
+#[track_caller]
+fn row<'a>(text: &'a str, title: &str, name: &str) -> Vec<&'a str> {
+    let table = text.lines().skip_while(|line| *line != title).take_while(|line| !line.is_empty());
+    let row =
+        table.map(|line| line.split_whitespace().collect::<Vec<_>>()).find(|row| row.first() == Some(&name));
+    row.unwrap_or_else(|| panic!("no row {name:?} below {title:?} in:\n{text}"))
+}
+
+#[test]
+fn clients_are_compared_in_one_run() {
+    let (code, stdout, stderr) = bench(&[
+        "calls",
+        "--clients",
+        "hyper,evenkeel-edf",
+        "--payload",
+        "unary-16,stream",
+        "--concurrency",
+        "4",
+        "--backends",
+        "2",
+        "--rounds",
+        "1",
+        "--seconds",
+        "0.05",
+    ]);
+    assert_eq!(code, Some(0), "{stderr}");
+    for payload in ["unary, 16 B", "server streaming, 100 messages of 16 B"] {
+        let title = format!("{payload}, 4 at a time, 2 backends");
+        let hyper = row(&stdout, &title, "hyper");
+        let evenkeel = row(&stdout, &title, "evenkeel-edf");
+        assert_eq!(hyper[7..], ["1.00", "(1.00..1.00)", "1.00", "(1.00..1.00)"], "{stdout}");
+        for (i, cell) in evenkeel[1..6].iter().enumerate() {
+            let figure: f64 = cell.parse().unwrap_or_else(|_| panic!("cell {i} is no figure:\n{stdout}"));
+            assert!(figure > 0.0, "{stdout}");
+        }
+    }
+    // Every endpoint gets its share of 20,020 calls; two calls more or less for the weight 1 are 0.5 %.
+    let share = row(&stdout, "share of calls by weight", "evenkeel-edf");
+    let error: f64 = share[1].parse().expect("a figure");
+    assert!(error < 1.0, "{stdout}");
+    assert!(stdout.contains("what calls had to reach"), "{stdout}");
+}
+
+/// A client that cannot run is a row without figures and a reason, and the others are measured all the same.
+#[test]
+fn who_fails_is_said_to_fail() {
+    let (code, stdout, stderr) = bench(&[
+        "calls",
+        "--clients",
+        "h2,tonic",
+        "--backends",
+        "1",
+        "--concurrency",
+        "1",
+        "--rounds",
+        "1",
+        "--seconds",
+        "0.05",
+        "--threads",
+        "2",
+    ]);
+    assert_eq!(code, Some(0), "{stderr}");
+    let h2 = row(&stdout, "unary, 16 B, 1 at a time, 1 backend", "h2");
+    assert!(
+        h2[1].parse::<f64>().is_ok() && h2[7..] == ["-", "-"],
+        "without hyper there is no ratio:\n{stdout}"
+    );
+    assert!(stdout.contains("Clients have 2 threads."), "{stdout}");
+}
+
+/// The document has the words of people, the machine, and the tables of the suites that were asked for.
+#[test]
+fn a_report_is_written() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("performance.md");
+    let file = file.to_str().expect("UTF-8");
+    let tiny =
+        ["--clients", "hyper", "--concurrency", "1", "--backends", "1", "--rounds", "1", "--seconds", "0.05"];
+    let args: Vec<&str> = ["report", "--write", file, "--suites", "calls"].into_iter().chain(tiny).collect();
+    let (code, stdout, stderr) = bench(&args);
+    assert_eq!((code, stdout.as_str()), (Some(0), ""), "{stderr}");
+    let text = std::fs::read_to_string(file).expect("a document");
+    let headings: Vec<&str> = text.lines().filter(|line| line.starts_with("## ")).collect();
+    assert_eq!(headings[..3], ["## The machine", "## Bars", "## Calls"], "{text}");
+    assert!(text.starts_with("# Performance\n") && text.contains("\n| hyper | "), "{text}");
+    assert!(text.contains("| libraries | h2 "), "{text}");
+}
+
+#[test]
+fn wrong_arguments_are_told() {
+    for (args, why) in [
+        (&["calls", "--clients", "netscape"][..], "expected one of hyper, h2, tonic"),
+        (&["calls", "--seconds", "0"], "expected seconds from 0.001"),
+        (&["calls", "--concurrency", "0"], "expected a number from 1 on"),
+        (&["calls", "--payload", "huge"], "unary-64k"),
+    ] {
+        let (code, _, stderr) = bench(args);
+        assert_eq!(code, Some(2), "{stderr}");
+        assert!(stderr.contains(why), "{stderr}");
+    }
+    let (code, stdout, _) = bench(&["help"]);
+    assert_eq!(code, Some(0));
+    assert!(stdout.contains("calls") && !stdout.contains("control"), "processes are not shown:\n{stdout}");
+}
