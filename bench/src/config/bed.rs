@@ -107,24 +107,23 @@ impl Bed {
     pub(super) fn open(&mut self, connections: usize) -> Result<(), Error> {
         self.backends.ask(&format!("open {connections}")).map(drop)
     }
+}
 
-    /// Starts a client of this control plane, or of what stands in for it; and when its first call was answered.
-    pub(super) fn client(
-        &self,
-        control: SocketAddr,
-        variant: Variant,
-        every: Option<u64>,
-    ) -> Result<(Process, u64), Error> {
-        let control = control.to_string();
-        let mut arguments = vec!["config-worker", "client", &control];
-        if variant == Variant::Delta {
-            arguments.push("--delta");
-        }
-        let every = every.map(|every| format!("--every={every}"));
-        arguments.extend(every.as_deref());
-        let (client, first) = Process::start(&arguments)?;
-        Ok((client, first.parse()?))
+/// Starts a client of this control plane, or of what stands in for it; and when its first call was answered.
+pub(super) fn client(
+    control: SocketAddr,
+    variant: Variant,
+    every: Option<u64>,
+) -> Result<(Process, u64), Error> {
+    let control = control.to_string();
+    let mut arguments = vec!["config-worker", "client", &control];
+    if variant == Variant::Delta {
+        arguments.push("--delta");
     }
+    let every = every.map(|every| format!("--every={every}"));
+    arguments.extend(every.as_deref());
+    let (client, first) = Process::start(&arguments)?;
+    Ok((client, first.parse()?))
 }
 
 fn backends() -> Result<(Process, u16), Error> {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::bed::{Bed, FIRST, Shape, resources};
+use super::bed::{Bed, FIRST, Shape, client, resources};
 use super::{Args, VARIANTS, affordable};
 use crate::Error;
 use crate::table::Table;
@@ -21,7 +21,7 @@ pub(super) fn table(args: &Args) -> Result<Table, Error> {
             let count = affordable(size, 2)?;
             let mut bed = Bed::new()?;
             bed.send(resources(Shape::OneCluster, &bed.endpoints(FIRST, count)?));
-            let (mut client, _) = bed.client(bed.control().address(), variant, None)?;
+            let (mut client, _) = client(bed.control().address(), variant, None)?;
             client.ask(&format!("connected {count}"))?;
             bed.replace_backends(|bed| {
                 bed.send(resources(Shape::OneCluster, &bed.endpoints(FIRST + 1, count)?));
