@@ -24,6 +24,8 @@ const LIBRARIES: [&str; 5] = ["h2", "hyper", "prost", "tokio", "tonic"];
 
 /// Every suite, as a document.
 #[derive(clap::Args)]
+// Another suite's arguments are among these, and a group has the name of its type.
+#[group(skip)]
 pub(crate) struct Args {
     /// Write the document there instead of printing it.
     #[arg(long, value_name = "FILE")]

@@ -3,7 +3,11 @@
 use std::process::Command;
 
 fn bench(args: &[&str]) -> (Option<i32>, String, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_evenkeel-bench")).args(args).output().expect("it starts");
+    run(Command::new(env!("CARGO_BIN_EXE_evenkeel-bench")).args(args))
+}
+
+fn run(command: &mut Command) -> (Option<i32>, String, String) {
+    let output = command.output().expect("it starts");
     let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
     (output.status.code(), text(output.stdout), text(output.stderr))
 }
@@ -52,31 +56,22 @@ fn clients_are_compared_in_one_run() {
     assert!(stdout.contains("what calls had to reach"), "{stdout}");
 }
 
-/// A client that cannot run is a row without figures and a reason, and the others are measured all the same.
+/// A peer that cannot be installed is a row without figures and a reason, and the others are measured all the same.
 #[test]
-fn who_fails_is_said_to_fail() {
-    let (code, stdout, stderr) = bench(&[
-        "calls",
-        "--clients",
-        "h2,tonic",
-        "--backends",
-        "1",
-        "--concurrency",
-        "1",
-        "--rounds",
-        "1",
-        "--seconds",
-        "0.05",
-        "--threads",
-        "2",
-    ]);
+fn who_cannot_run_is_left_out_and_said_so() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_evenkeel-bench"));
+    command.args(["calls", "--clients", "h2,tonic-xds", "--backends", "1", "--concurrency", "1"]);
+    command.args(["--rounds", "1", "--seconds", "0.05", "--threads", "2"]);
+    // Nothing is found that could build it.
+    let (code, stdout, stderr) = run(command.env("PATH", ""));
     assert_eq!(code, Some(0), "{stderr}");
-    let h2 = row(&stdout, "unary, 16 B, 1 at a time, 1 backend", "h2");
-    assert!(
-        h2[1].parse::<f64>().is_ok() && h2[7..] == ["-", "-"],
-        "without hyper there is no ratio:\n{stdout}"
-    );
-    assert!(stdout.contains("Clients have 2 threads."), "{stdout}");
+    assert!(stderr.contains("tonic-xds CANNOT BE INSTALLED AND IS LEFT OUT: "), "{stderr}");
+    let title = "unary, 16 B, 1 at a time, 1 backend";
+    assert_eq!(row(&stdout, title, "tonic-xds")[1..], ["-"; 8], "{stdout}");
+    let h2 = row(&stdout, title, "h2");
+    assert!(h2[1].parse::<f64>().is_ok(), "{stdout}");
+    assert_eq!(h2[7..], ["-", "-"], "without hyper there is no ratio:\n{stdout}");
+    assert!(stdout.contains("Clients have 2 threads. tonic-xds is left out: "), "{stdout}");
 }
 
 /// The document has the words of people, the machine, and the tables of the suites that were asked for.
