@@ -9,10 +9,12 @@ mod backends;
 mod bed;
 mod client;
 mod cold;
+mod idle;
 mod one;
 mod relay;
 mod swap;
 
+use clap::ValueEnum as _;
 use evenkeel::Variant;
 
 use crate::Error;
@@ -21,6 +23,9 @@ use crate::table::Table;
 /// How soon updates are in force and what they cost: all endpoints replaced, one replaced, a process that starts.
 #[derive(clap::Args)]
 pub(crate) struct Args {
+    /// Only these tables.
+    #[arg(long, value_delimiter = ',')]
+    parts: Vec<Part>,
     /// Numbers of endpoints.
     #[arg(long, value_delimiter = ',', default_value = "10,100,1000,10000")]
     sizes: Vec<usize>,
@@ -33,6 +38,19 @@ pub(crate) struct Args {
     /// How often a process starts, for each row.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     starts: u32,
+}
+
+/// A table, in the order of the suite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    /// All endpoints replaced while calls go.
+    Swap,
+    /// All replaced while nobody calls.
+    Idle,
+    /// One replaced.
+    One,
+    /// A process that starts.
+    Cold,
 }
 
 /// The processes beside this one.
@@ -58,7 +76,14 @@ pub(crate) fn work(worker: &Worker) -> Result<(), Error> {
 }
 
 pub(crate) fn run(args: &Args) -> Result<Vec<Table>, Error> {
-    Ok(vec![swap::table(args)?, one::table(args)?, cold::table(args)?])
+    let wanted = |part: &&Part| args.parts.is_empty() || args.parts.contains(part);
+    let table = |part: &Part| match part {
+        Part::Swap => swap::table(args),
+        Part::Idle => idle::table(args),
+        Part::One => one::table(args),
+        Part::Cold => cold::table(args),
+    };
+    Part::value_variants().iter().filter(wanted).map(table).collect()
 }
 
 const VARIANTS: [(&str, Variant); 2] = [("SotW", Variant::StateOfTheWorld), ("delta", Variant::Delta)];

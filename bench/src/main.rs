@@ -55,8 +55,11 @@ impl Command {
         match self {
             Command::Process(_) | Command::Worker(_) => false,
             Command::Counts(args) => !args.is_check(),
-            Command::Calls(_) | Command::Config(_) | Command::Memory(_) => true,
-            Command::Picks(_) | Command::Report(_) => true,
+            Command::Calls(_)
+            | Command::Config(_)
+            | Command::Memory(_)
+            | Command::Picks(_)
+            | Command::Report(_) => true,
         }
     }
 }

@@ -98,10 +98,7 @@ fn timed(bed: &mut Bed, threads: u64, args: &Args) -> Result<Figure, Error> {
         bed.a_second_later();
         let picker = bed.picker();
         let pick = pass(threads, args.picks, |i| picker.pick(i))?;
-        let add = pass(threads, args.picks, |_| {
-            black_box(counter.0.fetch_add(1, Ordering::Relaxed));
-            true
-        })?;
+        let add = add(threads, args.picks, &counter)?;
         if round > 0 {
             times.push(pick.as_secs_f64() * 1e9 / args.picks as f64);
             ratios.push(pick.as_secs_f64() / add.as_secs_f64());
@@ -123,6 +120,14 @@ fn allocations(bed: &mut Bed, picks: u64) -> Result<f64, Error> {
 /// By itself in its cache lines.
 #[repr(align(128))]
 struct Padded(AtomicU64);
+
+/// So many additions, by which picks are measured.
+fn add(threads: u64, n: u64, counter: &Padded) -> Result<Duration, Error> {
+    pass(threads, n, |_| {
+        black_box(counter.0.fetch_add(1, Ordering::Relaxed));
+        true
+    })
+}
 
 /// How long each of the threads needs to work so often, the slowest of them. Work that fails spoils the pass.
 fn pass(threads: u64, n: u64, work: impl Fn(u64) -> bool + Sync) -> Result<Duration, Error> {

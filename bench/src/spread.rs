@@ -14,8 +14,10 @@ impl Spread {
     /// `None` of no figures.
     pub(crate) fn of(mut figures: Vec<f64>) -> Option<Spread> {
         figures.sort_by(f64::total_cmp);
-        let at = |quarter: usize| figures.get(figures.len().checked_sub(1)? * quarter / 4).copied();
-        Some(Spread { low: at(1)?, median: at(2)?, high: at(3)? })
+        let last = figures.len().checked_sub(1)?;
+        // Of few figures rather too wide than too narrow.
+        let [low, median, high] = [last / 4, last / 2, (3 * last).div_ceil(4)].map(|i| figures[i]);
+        Some(Spread { low, median, high })
     }
 }
 
@@ -37,6 +39,8 @@ mod tests {
         let spread = Spread::of(figures).expect("there are figures");
         assert_eq!(spread, Spread { low: 2.0, median: 3.0, high: 9.0 });
         assert_eq!(format!("{spread:.2}"), "3.00 (2.00-9.00)");
+        let few = Spread::of(vec![3.0, 1.0, 2.0]);
+        assert_eq!(few, Some(Spread { low: 1.0, median: 2.0, high: 3.0 }));
         assert_eq!(Spread::of(Vec::new()), None);
     }
 }

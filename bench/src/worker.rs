@@ -4,20 +4,20 @@ use crate::{Error, config, counts, memory};
 
 #[derive(clap::Subcommand)]
 pub(crate) enum Worker {
-    #[command(hide = true)]
-    ConfigWorker(config::Worker),
-    #[command(hide = true)]
-    CountsWorker(counts::Worker),
-    #[command(hide = true)]
-    MemoryWorker(memory::Worker),
+    #[command(name = "config-worker", hide = true)]
+    Config(config::Worker),
+    #[command(name = "counts-worker", hide = true)]
+    Counts(counts::Worker),
+    #[command(name = "memory-worker", hide = true)]
+    Memory(memory::Worker),
 }
 
 impl Worker {
     pub(crate) fn run(&self) -> Result<(), Error> {
         match self {
-            Worker::ConfigWorker(worker) => config::work(worker),
-            Worker::CountsWorker(worker) => counts::work(worker),
-            Worker::MemoryWorker(worker) => memory::work(worker),
+            Worker::Config(worker) => config::work(worker),
+            Worker::Counts(worker) => counts::work(worker),
+            Worker::Memory(worker) => memory::work(worker),
         }
     }
 }

@@ -45,9 +45,21 @@ impl Bed {
     pub(super) fn new() -> Result<Bed, Error> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let control = runtime.block_on(ControlPlane::builder().serve())?;
-        let (backends, address) = Process::start(&["config-worker", "serve"])?;
-        let port = parse(&[&address])?.first().ok_or("the backends printed no address")?.port();
+        let (backends, port) = backends()?;
         Ok(Bed { runtime, control, backends, port })
+    }
+
+    /// Other backends, and the end of those that there were; they are still there while `change` goes on.
+    pub(super) fn replace_backends(
+        &mut self,
+        change: impl FnOnce(&mut Bed) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let (next, port) = backends()?;
+        let old = std::mem::replace(&mut self.backends, next);
+        self.port = port;
+        change(self)?;
+        drop(old);
+        Ok(())
     }
 
     pub(super) fn runtime(&self) -> &Runtime {
@@ -95,24 +107,29 @@ impl Bed {
     pub(super) fn open(&mut self, connections: usize) -> Result<(), Error> {
         self.backends.ask(&format!("open {connections}")).map(drop)
     }
+}
 
-    /// Starts a client of this control plane, or of what stands in for it; and when its first call was answered.
-    pub(super) fn client(
-        &self,
-        control: SocketAddr,
-        variant: Variant,
-        every: Option<u64>,
-    ) -> Result<(Process, u64), Error> {
-        let control = control.to_string();
-        let mut arguments = vec!["config-worker", "client", &control];
-        if variant == Variant::Delta {
-            arguments.push("--delta");
-        }
-        let every = every.map(|every| format!("--every={every}"));
-        arguments.extend(every.as_deref());
-        let (client, first) = Process::start(&arguments)?;
-        Ok((client, first.parse()?))
+/// Starts a client of this control plane, or of what stands in for it; and when its first call was answered.
+pub(super) fn client(
+    control: SocketAddr,
+    variant: Variant,
+    every: Option<u64>,
+) -> Result<(Process, u64), Error> {
+    let control = control.to_string();
+    let mut arguments = vec!["config-worker", "client", &control];
+    if variant == Variant::Delta {
+        arguments.push("--delta");
     }
+    let every = every.map(|every| format!("--every={every}"));
+    arguments.extend(every.as_deref());
+    let (client, first) = Process::start(&arguments)?;
+    Ok((client, first.parse()?))
+}
+
+fn backends() -> Result<(Process, u16), Error> {
+    let (backends, address) = Process::start(&["config-worker", "serve"])?;
+    let port = parse(&[&address])?.first().ok_or("the backends printed no address")?.port();
+    Ok((backends, port))
 }
 
 /// The generation of an endpoint; `None` if it is none of a bed.
@@ -204,8 +221,9 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         drop(self.stdin.take());
-        // It may be amidst calls; nothing of it is needed any more.
+        // It may be amidst calls; nothing of it is needed any more. Once it has ended its connections are gone.
         let _ = self.server.child.kill();
+        let _ = self.server.child.wait();
     }
 }
 

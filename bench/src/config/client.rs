@@ -9,6 +9,7 @@
 //! | `watch GENERATION` | `watching`: from here on, endpoints of this generation are the new ones |
 //! | `swapped` | when the first call on a new endpoint was answered, and when the channel was READY again, 0 if it always was |
 //! | `since` | calls that began when the new ones were in force and went to old ones, and calls that failed |
+//! | `call COUNT` | makes so many calls, one after the other: how many failed |
 //! | `cpu` | the process's processor time, of all threads, the kernel's included |
 
 use std::io::BufRead as _;
@@ -24,6 +25,7 @@ use tokio::sync::{Notify, mpsc};
 use super::bed::{FIRST, LIMIT, generation};
 use super::{nanos, now};
 use crate::Error;
+use crate::common::allocator::Totals;
 
 /// Calls at a time when they go as fast as they can.
 const CONCURRENCY: usize = 4;
@@ -39,6 +41,7 @@ pub(crate) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Error> {
+    Totals::stop();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(serve(args))
 }
@@ -144,6 +147,13 @@ impl Shared {
             ["since"] => {
                 let seen = self.seen();
                 Ok(format!("{} {}", seen.late, seen.failed))
+            }
+            ["call", count] => {
+                let before = self.seen().failed;
+                for _ in 0..count.parse::<u32>()? {
+                    self.call().await;
+                }
+                Ok((self.seen().failed - before).to_string())
             }
             ["cpu"] => {
                 let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);

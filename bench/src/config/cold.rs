@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use evenkeel::Variant;
 
 use super::backends::PAYLOAD;
-use super::bed::{Bed, FIRST, Shape, resources};
+use super::bed::{Bed, FIRST, Shape, client, resources};
 use super::{Args, VARIANTS, affordable, ms, now};
 use crate::Error;
 use crate::calls::peers::out_folder;
@@ -61,7 +61,7 @@ pub(super) fn table(args: &Args) -> Result<Table, Error> {
 
 fn start(bed: &Bed, variant: Variant, count: usize) -> Result<[f64; 2], Error> {
     let began = now();
-    let (mut client, first) = bed.client(bed.control().address(), variant, None)?;
+    let (mut client, first) = client(bed.control().address(), variant, None)?;
     let [all] = client.numbers(&format!("connected {count}"))?;
     Ok([ms(began, first), ms(began, all)])
 }

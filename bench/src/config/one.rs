@@ -5,7 +5,7 @@
 
 use evenkeel::Variant;
 
-use super::bed::{Bed, FIRST, Shape, resources};
+use super::bed::{Bed, FIRST, Shape, client, resources};
 use super::relay::Relay;
 use super::{Args, affordable};
 use crate::Error;
@@ -48,7 +48,7 @@ fn changes(shape: Shape, count: usize, changes: u32) -> Result<Cost, Error> {
     let mut endpoints = bed.endpoints(FIRST, count)?;
     bed.send(resources(shape, &endpoints));
     let relay = bed.runtime().block_on(Relay::start(bed.control().address()))?;
-    let (mut client, _) = bed.client(relay.address(), Variant::Delta, None)?;
+    let (mut client, _) = client(relay.address(), Variant::Delta, None)?;
     client.ask(&format!("connected {count}"))?;
     bed.acked()?;
     let [before] = client.numbers("cpu")?;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use evenkeel::Variant;
 
-use super::bed::{Bed, FIRST, Shape, resources};
+use super::bed::{Bed, FIRST, Shape, client, resources};
 use super::{Args, VARIANTS, affordable, ms};
 use crate::Error;
 use crate::spread::Spread;
@@ -78,7 +78,7 @@ impl Figures {
 fn swaps(variant: Variant, count: usize, every: u64, swaps: u32) -> Result<Figures, Error> {
     let mut bed = Bed::new()?;
     bed.send(resources(Shape::OneCluster, &bed.endpoints(FIRST, count)?));
-    let (mut client, _) = bed.client(bed.control().address(), variant, Some(every))?;
+    let (mut client, _) = client(bed.control().address(), variant, Some(every))?;
     client.ask(&format!("connected {count}"))?;
     let mut figures = Figures::default();
     for swap in 1..=swaps {

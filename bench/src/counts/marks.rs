@@ -52,8 +52,26 @@ impl Sections {
 
     /// The instructions of one section by file and function.
     pub(super) fn by_place(&self, section: usize) -> Result<Places, Error> {
-        by_place(&self.file(section))
+        let file = self.file(section);
+        fs::write(&file, without_open_calls(&fs::read_to_string(&file)?))?;
+        by_place(&file)
     }
+}
+
+/// A section is written while `main` and others wait for what they called. Callgrind has such calls as `calls=0` and a line
+/// with all that they cost so far, which its tool takes for a cost of the caller's own.
+fn without_open_calls(counts: &str) -> String {
+    let mut lines = counts.lines();
+    let mut kept = String::with_capacity(counts.len());
+    while let Some(line) = lines.next() {
+        if line.starts_with("calls=0 ") {
+            lines.next();
+            continue;
+        }
+        kept.push_str(line);
+        kept.push('\n');
+    }
+    kept
 }
 
 fn total(counts: &str) -> Result<f64, Error> {
@@ -64,6 +82,13 @@ fn total(counts: &str) -> Result<f64, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn calls_that_have_not_ended_are_no_cost_of_the_caller() {
+        let counts = "fn=(1) main\ncfn=(2) run\ncalls=0 0 \n0 1200019\n\nfn=(2) run\n0 7\ncfn=(3) pick\ncalls=40 0 \n0 56\n";
+        let kept = "fn=(1) main\ncfn=(2) run\n\nfn=(2) run\n0 7\ncfn=(3) pick\ncalls=40 0 \n0 56\n";
+        assert_eq!(without_open_calls(counts), kept);
+    }
 
     #[test]
     fn a_section_has_a_total() {

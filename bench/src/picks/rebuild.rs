@@ -1,15 +1,17 @@
-//! What making an order anew costs, beside a heap of as many keys built in the same round.
+//! The order by itself: what a pick from it costs, and what making it anew does, beside a heap of as many keys built in the
+//! same round.
 //!
 //! A rebuild is its two parts together: taking over from the order in use, and what the first pick does before its first slot
 //! (it makes a block of slots; what the next block takes is not counted as rebuild). Rounds of all kinds alternate.
 
 use std::collections::BinaryHeap;
 use std::hint::black_box;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use evenkeel_core::schedule::{Rule, Schedule};
 
-use super::Args;
+use super::{Args, Padded, add, pass};
 use crate::Error;
 use crate::spread::Spread;
 use crate::table::Table;
@@ -35,24 +37,56 @@ pub(super) fn table(args: &Args) -> Result<Table, Error> {
         "nothing changed",
         "from nothing",
         "a slot, ns",
+        "a pick, additions",
+        "2 threads",
     ];
-    let mut table = Table::new("Making the order anew, us", &columns).note(format!(
+    let mut table = Table::new("The order: making it anew, us, and a pick from it", &columns).note(format!(
         "Median of {} rounds; to a heap: all changed, as a multiple of BinaryHeap::from over as many keys (median, quartiles). \
-         mix: weights from 1 to 100; half: one endpoint has half of all. A slot: each that is made ahead of picks.",
+         mix: weights from 1 to 100; half: one endpoint has half of all. A slot: each that is made ahead of picks. \
+         A pick: as a multiple of a bare atomic addition in the same round (median).",
         args.rounds
     ));
     for (order, rule) in RULES {
         for (name, weights) in SETS {
             for &n in &args.sizes {
-                let figures = rebuild(&weights(u32::try_from(n)?), rule, args.rounds)?;
+                let weights = weights(u32::try_from(n)?);
+                let figures = rebuild(&weights, rule, args.rounds)?;
+                let [one, two] = [1, 2].map(|threads| pick(&weights, rule, threads, args));
+                let picks = [one?, two?].map(|ratio| format!("{ratio:.2}"));
                 let [changed, gone, same, new] = figures.us.map(|figure| format!("{figure:.1}"));
                 let (heap, slot) = (format!("{:.1}", figures.to_heap), format!("{:.0}", figures.slot));
                 let names = [order.to_owned(), name.to_owned(), n.to_string()];
-                table.row(names.into_iter().chain([changed, heap, gone, same, new, slot]).collect());
+                table.row(
+                    names.into_iter().chain([changed, heap, gone, same, new, slot]).chain(picks).collect(),
+                );
             }
         }
     }
     Ok(table)
+}
+
+/// What a pick from the order costs, in additions.
+fn pick(weights: &[u32], rule: Rule, threads: u64, args: &Args) -> Result<f64, Error> {
+    let identity: Vec<_> = (0..weights.len() as u32).map(Some).collect();
+    let mut schedule = Schedule::new(weights, rule).ok_or("no order of these weights")?;
+    let counter = Padded(AtomicU64::new(0));
+    let mut ratios = Vec::new();
+    for round in 0..=args.rounds {
+        schedule.prefill();
+        let picks = pass(threads, args.picks, |_| {
+            black_box(schedule.pick());
+            true
+        })?;
+        let additions = add(threads, args.picks, &counter)?;
+        // The first round tells the order how much is used; later ones look after it, as a policy does on its timer.
+        if round > 0 {
+            ratios.push(picks.as_secs_f64() / additions.as_secs_f64());
+        }
+        if round == 0 || schedule.is_worn() {
+            schedule = schedule.succeed(weights, rule, &identity).ok_or("no order of these weights")?;
+        }
+    }
+    Ok(Spread::of(ratios).ok_or("no rounds")?.median)
 }
 
 struct Figures {

@@ -1,0 +1,36 @@
+//! Nobody calls while all endpoints are replaced and the old ones die: whether calls that come then find the new ones.
+
+use std::time::Duration;
+
+use super::bed::{Bed, FIRST, Shape, client, resources};
+use super::{Args, VARIANTS, affordable};
+use crate::Error;
+use crate::table::Table;
+
+const CALLS: u32 = 1_000;
+
+/// Nobody calls for so long after the old endpoints are gone.
+const SPELL: Duration = Duration::from_secs(1);
+
+pub(super) fn table(args: &Args) -> Result<Table, Error> {
+    let columns = ["variant", "endpoints", "failed"];
+    let mut table = Table::new("Calls after an idle spell", &columns)
+        .note(format!("Of {CALLS}, after one in which all endpoints were replaced and the old ones died."));
+    for (name, variant) in VARIANTS {
+        for &size in &args.sizes {
+            let count = affordable(size, 2)?;
+            let mut bed = Bed::new()?;
+            bed.send(resources(Shape::OneCluster, &bed.endpoints(FIRST, count)?));
+            let (mut client, _) = client(bed.control().address(), variant, None)?;
+            client.ask(&format!("connected {count}"))?;
+            bed.replace_backends(|bed| {
+                bed.send(resources(Shape::OneCluster, &bed.endpoints(FIRST + 1, count)?));
+                bed.acked().map(drop)
+            })?;
+            std::thread::sleep(SPELL);
+            let [failed] = client.numbers(&format!("call {CALLS}"))?;
+            table.row(vec![name.to_owned(), count.to_string(), failed.to_string()]);
+        }
+    }
+    Ok(table)
+}
