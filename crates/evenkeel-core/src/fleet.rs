@@ -4,9 +4,9 @@
 //! A fleet keeps its members across updates by the identity of their endpoints (the unordered set of addresses, A61),
 //! drops duplicates, and adds to each whatever the policy wants to remember about it.
 
+use crate::carry::{Kept, carry_over};
 use crate::conn::{Conn, ConnState, Eagerness};
 use crate::describe::{Description, EndpointRow, Look};
-use crate::endpoint::carry_over;
 use crate::{Connectivity, Cx, Endpoint, Endpoints, Health, Status, Subchannel, SubchannelId};
 
 /// Endpoints with a connection each, and with something of the policy's own.
@@ -40,23 +40,13 @@ impl<T: Default> Fleet<T> {
     pub fn reconcile(&mut self, endpoints: &Endpoints, eagerness: Eagerness, cx: &mut Cx<'_>) -> bool {
         let changed = self.source.as_ref().is_none_or(|source| !source.is_same(endpoints));
         if changed {
-            self.replace(endpoints);
+            carry_over(&mut self.members, endpoints);
+            self.source = Some(endpoints.clone());
         }
         for member in &mut self.members {
             member.reconcile(eagerness, cx);
         }
         changed
-    }
-
-    fn replace(&mut self, endpoints: &Endpoints) {
-        let old = std::mem::take(&mut self.members);
-        let keep = |kept: Option<Member<T>>, endpoint: &Endpoint| match kept {
-            Some(member) => Member { endpoint: endpoint.clone(), ..member },
-            None => Member::new(endpoint),
-        };
-        let taken = endpoints.iter().filter(|endpoint| endpoint.health() != Health::Draining);
-        self.members = carry_over(old, taken, |member| &member.endpoint, keep);
-        self.source = Some(endpoints.clone());
     }
 }
 
@@ -118,10 +108,22 @@ impl<T> Fleet<T> {
     }
 }
 
-impl<T: Default> Member<T> {
+impl<T: Default> Kept for Member<T> {
     fn new(endpoint: &Endpoint) -> Member<T> {
         let state = ConnState { connectivity: Connectivity::Idle, subchannel: None };
         Member { endpoint: endpoint.clone(), own: T::default(), conn: Conn::default(), state, ejected: false }
+    }
+
+    fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    fn renew(&mut self, endpoint: &Endpoint) {
+        self.endpoint = endpoint.clone();
+    }
+
+    fn is_for(endpoint: &Endpoint) -> bool {
+        endpoint.health() != Health::Draining
     }
 }
 
