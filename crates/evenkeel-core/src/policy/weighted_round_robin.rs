@@ -92,7 +92,11 @@ impl Policy for WeightedRoundRobin {
     ) -> LbState {
         let endpoints_changed = self.fleet.reconcile(endpoints, Eagerness::Eager, cx);
         let config_changed = self.adopt(config);
-        for member in self.fleet.members_mut() {
+        // What comes with calls is read by whoever reads it already.
+        let is_settled = !config_changed && !config.enable_oob_load_report;
+        for member in
+            self.fleet.members_mut().iter_mut().filter(|member| !(is_settled && member.is_unchanged()))
+        {
             note_connection(member, cx);
             read_load(member, config, &self.formula, cx);
         }
