@@ -538,14 +538,21 @@ fn left_out(before: &[SubchannelId], held: &[SubchannelId]) -> Vec<SubchannelId>
     let mut gone = Vec::new();
     let mut rest = held;
     for id in before {
-        // Past one that came, or one of two that went.
+        if rest.first() == Some(id) {
+            rest = &rest[1..];
+            continue;
+        }
+        // Past a few that came.
         match rest.iter().take(8).position(|held| held == id) {
             Some(at) => rest = &rest[at + 1..],
             None => gone.push(*id),
         }
     }
-    if !gone.is_empty() {
+    // Some may only stand elsewhere. Few are looked for one by one, which takes less than a set of all.
+    if gone.len() > 8 {
         let held: FastSet<_> = held.iter().collect();
+        gone.retain(|id| !held.contains(id));
+    } else {
         gone.retain(|id| !held.contains(id));
     }
     gone
