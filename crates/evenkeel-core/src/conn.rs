@@ -118,6 +118,14 @@ impl Conn {
         self.attempt(attempts.unwrap_or_else(|| Box::new(Attempts::new(addresses))), cx)
     }
 
+    /// The subchannel in use, while it is connected.
+    pub(crate) fn in_use(&self) -> Option<SubchannelId> {
+        match self.phase {
+            Phase::Ready(id) => Some(id),
+            Phase::Idle | Phase::Trying(_) => None,
+        }
+    }
+
     /// Whether it was ever ready since there are addresses.
     pub fn was_ready(&self) -> bool {
         self.was_ready

@@ -217,6 +217,7 @@ impl Core {
             }
         }
         self.tree.exit_idle = false;
+        self.tree.thorough = false;
         self.tree.settle();
         let changed = self.shown.as_ref().is_none_or(|shown| !shown.is_same(&state));
         let picker = changed.then(|| RootPicker::new(state.picker.clone()));

@@ -50,6 +50,17 @@ impl Cx<'_> {
         self.tree.subchannels.get(id)
     }
 
+    /// Keeps a subchannel that this policy kept in the run before, if nothing happened to it since; answers whether that is so.
+    /// The cheapest way.
+    pub(crate) fn keep_unchanged(&mut self, id: SubchannelId) -> bool {
+        !self.tree.thorough && self.node.is_some_and(|node| self.tree.hold_on(node, id))
+    }
+
+    /// The number of this policy's run that is under way, and of the one before.
+    pub(crate) fn runs(&self) -> Option<(u64, u64)> {
+        self.tree.runs_of(self.node?)
+    }
+
     /// The subchannel for an address if somebody keeps one; looking does not keep it.
     pub fn find(&self, address: &Address) -> Option<&Subchannel> {
         let means = self.tree.means_in(&self.scope, address);

@@ -12,13 +12,12 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::Address;
-use crate::fast_map::{FastMap, FastSet, Seed};
 
 /// Metadata key under which an endpoint carries its ring-hash key (A76): namespace and key.
 pub const HASH_KEY: (&str, &str) = ("envoy.lb", "hash_key");
 
 /// One backend: an unordered set of addresses and what is known about it. Clones share.
-#[derive(Clone, PartialEq)]
+#[derive(Clone)]
 pub struct Endpoint(Arc<Known>);
 
 #[derive(Clone, PartialEq)]
@@ -159,6 +158,18 @@ impl Endpoint {
         }
         EndpointKey(sorted)
     }
+
+    /// Whether both are the same value in memory, so that nothing can have changed.
+    pub fn is_same(&self, other: &Endpoint) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl PartialEq for Endpoint {
+    /// Most endpoints of an update are those of the one before: these are not read.
+    fn eq(&self, other: &Endpoint) -> bool {
+        self.is_same(other) || self.0 == other.0
+    }
 }
 
 impl fmt::Debug for Endpoint {
@@ -204,6 +215,8 @@ pub struct Endpoints(Kind);
 #[derive(Clone)]
 enum Kind {
     List(Arc<[Endpoint]>),
+    /// The same, and no two of them have an address in common.
+    Distinct(Arc<[Endpoint]>),
     Groups(Arc<[Group]>),
 }
 
@@ -222,6 +235,13 @@ impl Endpoints {
     /// A plain list. Endpoints without an address are kept here and skipped by the policies.
     pub fn list(endpoints: impl IntoIterator<Item = Endpoint>) -> Endpoints {
         Endpoints(Kind::List(endpoints.into_iter().collect()))
+    }
+
+    /// A plain list of endpoints that have no address in common, as those of an EDS resource (A27). Policies take the caller's
+    /// word for it, and so need not look at each of thousands when one changes; an address that is there twice after all
+    /// may get calls for two.
+    pub fn distinct(endpoints: impl IntoIterator<Item = Endpoint>) -> Endpoints {
+        Endpoints(Kind::Distinct(endpoints.into_iter().collect()))
     }
 
     /// Named groups, in order.
@@ -251,7 +271,7 @@ impl Endpoints {
     pub fn group(&self, name: &str) -> Endpoints {
         let found = match &self.0 {
             Kind::Groups(groups) => groups.iter().find(|group| &*group.name == name),
-            Kind::List(_) => None,
+            Kind::List(_) | Kind::Distinct(_) => None,
         };
         found.map_or_else(Endpoints::none, |group| group.endpoints.clone())
     }
@@ -260,23 +280,56 @@ impl Endpoints {
     pub fn as_groups(&self) -> &[Group] {
         match &self.0 {
             Kind::Groups(groups) => groups,
-            Kind::List(_) => &[],
+            Kind::List(_) | Kind::Distinct(_) => &[],
+        }
+    }
+
+    /// The endpoints, if they are a plain list.
+    pub(crate) fn as_list(&self) -> Option<&[Endpoint]> {
+        match &self.0 {
+            Kind::List(list) | Kind::Distinct(list) => Some(list),
+            Kind::Groups(_) => None,
+        }
+    }
+
+    /// The endpoints, if they are a plain list and known to have no address in common.
+    pub(crate) fn as_distinct_list(&self) -> Option<&[Endpoint]> {
+        match &self.0 {
+            Kind::Distinct(list) => Some(list),
+            Kind::List(_) | Kind::Groups(_) => None,
+        }
+    }
+
+    /// Some of these endpoints as a plain list.
+    pub(crate) fn part(&self, endpoints: impl IntoIterator<Item = Endpoint>) -> Endpoints {
+        match &self.0 {
+            Kind::Distinct(_) => Endpoints::distinct(endpoints),
+            Kind::List(_) | Kind::Groups(_) => Endpoints::list(endpoints),
         }
     }
 
     /// Every endpoint in order, groups flattened.
     pub fn iter(&self) -> impl Iterator<Item = &Endpoint> {
-        let mut open = vec![Walk::of(self)];
+        self.lists().flatten()
+    }
+
+    /// Every plain list in order, groups flattened.
+    pub(crate) fn lists(&self) -> impl Iterator<Item = &[Endpoint]> {
+        // The groups that are open, and a list that is not in any.
+        let (mut open, mut alone) = (Vec::new(), self.as_list());
+        if alone.is_none() {
+            open.push(self.as_groups().iter());
+        }
         std::iter::from_fn(move || {
+            if alone.is_some() {
+                return alone.take();
+            }
             loop {
-                match open.last_mut()? {
-                    Walk::List(list) => match list.next() {
-                        Some(endpoint) => return Some(endpoint),
-                        None => open.truncate(open.len() - 1),
-                    },
-                    Walk::Groups(groups) => match groups.next() {
-                        Some(group) => open.push(Walk::of(&group.endpoints)),
-                        None => open.truncate(open.len() - 1),
+                match open.last_mut()?.next() {
+                    None => open.truncate(open.len() - 1),
+                    Some(group) => match group.endpoints.as_list() {
+                        Some(list) => return Some(list),
+                        None => open.push(group.endpoints.as_groups().iter()),
                     },
                 }
             }
@@ -291,35 +344,13 @@ impl Endpoints {
     /// Whether both are the same value in memory, so that nothing can have changed.
     pub fn is_same(&self, other: &Endpoints) -> bool {
         match (&self.0, &other.0) {
-            (Kind::List(a), Kind::List(b)) => Arc::ptr_eq(a, b) || (a.is_empty() && b.is_empty()),
             (Kind::Groups(a), Kind::Groups(b)) => Arc::ptr_eq(a, b),
-            _ => false,
+            _ => match (self.as_list(), other.as_list()) {
+                (Some(a), Some(b)) => std::ptr::eq(a, b) || (a.is_empty() && b.is_empty()),
+                _ => false,
+            },
         }
     }
-}
-
-/// Brings what somebody keeps about endpoints over to other endpoints, in their order: what is kept about one with the
-/// same addresses is given to `keep`, `None` for one that is new. Endpoints without addresses are left out, and of
-/// several with the same addresses the first counts.
-pub(crate) fn carry_over<'e, T>(
-    old: Vec<T>,
-    endpoints: impl Iterator<Item = &'e Endpoint>,
-    endpoint_of: impl Fn(&T) -> &Endpoint,
-    mut keep: impl FnMut(Option<T>, &Endpoint) -> T,
-) -> Vec<T> {
-    let mut old: FastMap<_, _> = old.into_iter().map(|kept| (endpoint_of(&kept).key(), Some(kept))).collect();
-    let (_, count) = endpoints.size_hint();
-    let mut seen = FastSet::with_capacity_and_hasher(count.unwrap_or(0), Seed::default());
-    let mut new = Vec::with_capacity(count.unwrap_or(0));
-    for endpoint in endpoints.filter(|endpoint| !endpoint.addresses().is_empty()) {
-        let key = endpoint.key();
-        let kept = old.get_mut(&key).and_then(Option::take);
-        if seen.insert(key) {
-            new.push(keep(kept, endpoint));
-        }
-    }
-    new.shrink_to_fit();
-    new
 }
 
 impl FromIterator<Group> for Endpoints {
@@ -332,24 +363,10 @@ impl FromIterator<Group> for Endpoints {
 impl fmt::Debug for Endpoints {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Kind::List(list) => list.fmt(f),
+            Kind::List(list) | Kind::Distinct(list) => list.fmt(f),
             Kind::Groups(groups) => {
                 f.debug_map().entries(groups.iter().map(|g| (&g.name, &g.endpoints))).finish()
             }
-        }
-    }
-}
-
-enum Walk<'a> {
-    List(std::slice::Iter<'a, Endpoint>),
-    Groups(std::slice::Iter<'a, Group>),
-}
-
-impl Walk<'_> {
-    fn of(endpoints: &Endpoints) -> Walk<'_> {
-        match &endpoints.0 {
-            Kind::List(list) => Walk::List(list.iter()),
-            Kind::Groups(groups) => Walk::Groups(groups.iter()),
         }
     }
 }

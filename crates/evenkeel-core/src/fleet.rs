@@ -4,16 +4,18 @@
 //! A fleet keeps its members across updates by the identity of their endpoints (the unordered set of addresses, A61),
 //! drops duplicates, and adds to each whatever the policy wants to remember about it.
 
+use crate::carry::{Kept, carry_over};
 use crate::conn::{Conn, ConnState, Eagerness};
 use crate::describe::{Description, EndpointRow, Look};
-use crate::endpoint::carry_over;
-use crate::{Connectivity, Cx, Endpoint, Endpoints, Health, Status, Subchannel, SubchannelId};
+use crate::{Connectivity, Cx, Endpoint, Endpoints, Health, Scope, Status, Subchannel, SubchannelId};
 
 /// Endpoints with a connection each, and with something of the policy's own.
 #[derive(Debug)]
 pub struct Fleet<T> {
     members: Vec<Member<T>>,
     source: Option<Endpoints>,
+    /// The number of the policy's last run, and the scope of it.
+    last: Option<(u64, Scope)>,
 }
 
 /// One endpoint of a fleet.
@@ -26,11 +28,12 @@ pub struct Member<T> {
     conn: Conn,
     state: ConnState,
     ejected: bool,
+    is_unchanged: bool,
 }
 
 impl<T> Default for Fleet<T> {
     fn default() -> Fleet<T> {
-        Fleet { members: Vec::new(), source: None }
+        Fleet { members: Vec::new(), source: None, last: None }
     }
 }
 
@@ -40,23 +43,21 @@ impl<T: Default> Fleet<T> {
     pub fn reconcile(&mut self, endpoints: &Endpoints, eagerness: Eagerness, cx: &mut Cx<'_>) -> bool {
         let changed = self.source.as_ref().is_none_or(|source| !source.is_same(endpoints));
         if changed {
-            self.replace(endpoints);
+            carry_over(&mut self.members, endpoints);
+            self.source = Some(endpoints.clone());
         }
+        let runs = cx.runs();
+        let previous = runs.map(|(_, previous)| previous);
+        let follows =
+            self.last.as_ref().is_some_and(|(run, scope)| Some(*run) == previous && scope == cx.scope());
         for member in &mut self.members {
-            member.reconcile(eagerness, cx);
+            member.is_unchanged = follows && member.conn.in_use().is_some_and(|id| cx.keep_unchanged(id));
+            if !member.is_unchanged {
+                member.reconcile(eagerness, cx);
+            }
         }
+        self.last = runs.map(|(run, _)| (run, cx.scope().clone()));
         changed
-    }
-
-    fn replace(&mut self, endpoints: &Endpoints) {
-        let old = std::mem::take(&mut self.members);
-        let keep = |kept: Option<Member<T>>, endpoint: &Endpoint| match kept {
-            Some(member) => Member { endpoint: endpoint.clone(), ..member },
-            None => Member::new(endpoint),
-        };
-        let taken = endpoints.iter().filter(|endpoint| endpoint.health() != Health::Draining);
-        self.members = carry_over(old, taken, |member| &member.endpoint, keep);
-        self.source = Some(endpoints.clone());
     }
 }
 
@@ -118,10 +119,29 @@ impl<T> Fleet<T> {
     }
 }
 
-impl<T: Default> Member<T> {
+impl<T: Default> Kept for Member<T> {
     fn new(endpoint: &Endpoint) -> Member<T> {
         let state = ConnState { connectivity: Connectivity::Idle, subchannel: None };
-        Member { endpoint: endpoint.clone(), own: T::default(), conn: Conn::default(), state, ejected: false }
+        Member {
+            endpoint: endpoint.clone(),
+            own: T::default(),
+            conn: Conn::default(),
+            state,
+            ejected: false,
+            is_unchanged: false,
+        }
+    }
+
+    fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    fn renew(&mut self, endpoint: &Endpoint) {
+        self.endpoint = endpoint.clone();
+    }
+
+    fn is_for(endpoint: &Endpoint) -> bool {
+        endpoint.health() != Health::Draining
     }
 }
 
@@ -133,6 +153,11 @@ impl<T> Member<T> {
         if self.ejected && self.state.connectivity == Connectivity::Ready {
             self.state.connectivity = Connectivity::TransientFailure;
         }
+    }
+
+    /// Whether it is connected and nothing happened to its connection since the policy's last run.
+    pub(crate) fn is_unchanged(&self) -> bool {
+        self.is_unchanged
     }
 
     /// How it is connected, ejection included.

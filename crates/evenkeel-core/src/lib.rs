@@ -21,6 +21,8 @@
 #![forbid(unsafe_code)]
 
 mod address;
+mod by_subchannel;
+mod carry;
 mod child;
 pub mod cluster;
 mod config;

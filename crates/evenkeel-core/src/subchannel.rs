@@ -288,11 +288,16 @@ pub(crate) struct Subchannels {
     by_means: FastMap<Means, FastMap<Address, SubchannelId>>,
     failures: u64,
     made: u64,
+    /// How many changes there were, in any of them. It may begin again from 0.
+    changes: u32,
 }
 
+/// Beside the subchannel, what is asked of ten thousand in a pass stands here, where it is near.
 #[derive(Debug)]
 struct Slot {
     generation: u32,
+    /// The number of its last change.
+    changed: u32,
     subchannel: Option<Box<Subchannel>>,
 }
 
@@ -310,10 +315,12 @@ impl Subchannels {
             return id;
         }
         let index = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Slot { generation: 0, subchannel: None });
+            self.slots.push(Slot { generation: 0, changed: 0, subchannel: None });
             (self.slots.len() - 1) as u32
         });
+        self.changes = self.changes.wrapping_add(1);
         let slot = &mut self.slots[index as usize];
+        slot.changed = self.changes;
         let id = SubchannelId { index, generation: slot.generation };
         slot.subchannel = Some(Box::new(Subchannel {
             id,
@@ -346,6 +353,26 @@ impl Subchannels {
     pub(crate) fn get_mut(&mut self, id: SubchannelId) -> Option<&mut Subchannel> {
         let slot = self.slots.get_mut(id.index())?;
         slot.subchannel.as_deref_mut().filter(|_| slot.generation == id.generation)
+    }
+
+    /// The subchannel, to change what policies see of it.
+    pub(crate) fn change(&mut self, id: SubchannelId) -> Option<&mut Subchannel> {
+        let slot = self.slots.get_mut(id.index()).filter(|slot| slot.generation == id.generation)?;
+        self.changes = self.changes.wrapping_add(1);
+        slot.changed = self.changes;
+        slot.subchannel.as_deref_mut()
+    }
+
+    /// How many changes there were so far.
+    pub(crate) fn changes(&self) -> u32 {
+        self.changes
+    }
+
+    /// Whether it is there and did not change since there were so many changes.
+    pub(crate) fn is_unchanged(&self, id: SubchannelId, since: u32) -> bool {
+        let slot = self.slots.get(id.index()).filter(|slot| slot.generation == id.generation);
+        // The difference may have wrapped around; what is older than half of the range counts as changed.
+        slot.is_some_and(|slot| since.wrapping_sub(slot.changed).cast_signed() >= 0)
     }
 
     /// Removes it; its id will not come back.

@@ -17,6 +17,7 @@ use crate::cluster::{Cluster, Clusters, EndpointSet, Source};
 use crate::core::Effect;
 use crate::counters::CallCounters;
 use crate::cx::Scope;
+use crate::fast_map::FastSet;
 use crate::load::LoadStore;
 use crate::subchannel::{Backoff, Subchannel, Subchannels};
 use crate::{Address, Instant, Means, Rng, Status, SubchannelId};
@@ -35,6 +36,11 @@ pub(crate) struct Node {
     dirty: bool,
     /// Number of this node's latest run.
     run: u64,
+    /// Number of the run before that.
+    previous: u64,
+    /// How many changes of subchannels there were when these two began.
+    seen: u32,
+    seen_before: u32,
     /// Number of the parent's run in which this node was last asked for.
     asked_in: u64,
     wake: Option<Instant>,
@@ -95,6 +101,8 @@ pub(crate) struct Tree {
     pub(crate) reresolve: bool,
     /// Somebody asked the whole channel to connect: policies that are idle start.
     pub(crate) exit_idle: bool,
+    /// In this pass everything is looked at, changed or not.
+    pub(crate) thorough: bool,
     nodes: Vec<Slot>,
     free: Vec<u32>,
     timers: BinaryHeap<Reverse<(Instant, Whose)>>,
@@ -151,6 +159,7 @@ impl Tree {
             effects: Vec::new(),
             reresolve: false,
             exit_idle: false,
+            thorough: false,
             nodes: Vec::new(),
             free: Vec::new(),
             timers: BinaryHeap::new(),
@@ -195,6 +204,9 @@ impl Tree {
             parent,
             dirty: true,
             run: 0,
+            previous: 0,
+            seen: 0,
+            seen_before: 0,
             asked_in: 0,
             wake: None,
             armed: None,
@@ -252,6 +264,7 @@ impl Tree {
 
     /// Marks everything, so that the next pass runs every node.
     pub(crate) fn mark_all(&mut self) {
+        self.thorough = true;
         for node in self.nodes.iter_mut().filter_map(|slot| slot.node.as_mut()) {
             node.dirty = true;
         }
@@ -291,16 +304,16 @@ impl Tree {
         }
     }
 
-    /// Begins a run of `id`: takes what it held away, so that the run can ask anew. What nobody asks for again is closed
-    /// when the pass ends.
+    /// Begins a run of `id`, which asks anew for what it held. What nobody asks for again is closed when the pass ends.
     pub(crate) fn begin(&mut self, id: NodeId, scope: Scope) -> Before {
         self.runs += 1;
-        let run = self.runs;
+        let (run, changes) = (self.runs, self.subchannels.changes());
         let Some(node) = self.node_mut(id) else { return Before::default() };
         node.dirty = false;
         node.wake = None;
         node.scope = scope;
-        node.run = run;
+        node.previous = std::mem::replace(&mut node.run, run);
+        node.seen_before = std::mem::replace(&mut node.seen, changes);
         let room = node.held.len();
         let before = Before {
             held: std::mem::replace(&mut node.held, Vec::with_capacity(room)),
@@ -310,7 +323,6 @@ impl Tree {
             warnings: std::mem::take(&mut node.warnings),
         };
         node.looks.clear();
-        self.let_go(id, &before.held);
         before
     }
 
@@ -349,17 +361,38 @@ impl Tree {
                 self.rewatched.push(subchannel);
             }
         }
-        let is_held = |id: &SubchannelId| self.subchannels.get(*id).is_some_and(|s| !s.holders.is_empty());
-        self.loose.extend(before.held.into_iter().filter(|id| !is_held(id)));
+        if let Some(node) = self.node(id) {
+            let gone = left_out(&before.held, &node.held);
+            self.let_go(id, &gone);
+            self.loose.extend(gone);
+        }
     }
 
     /// Lets `node` hold a subchannel until its next run.
     pub(crate) fn hold(&mut self, node: NodeId, id: SubchannelId) {
         let Some(subchannel) = self.subchannels.get_mut(id) else { return };
-        subchannel.holders.push(node);
+        if !subchannel.holders.iter().any(|holder| *holder == node) {
+            subchannel.holders.push(node);
+        }
         if let Some(node) = self.node_mut(node) {
             node.held.push(id);
         }
+    }
+
+    /// Lets `node` go on holding a subchannel that it held in its last run, if nothing happened to it since the last run
+    /// began. Answers whether it does.
+    pub(crate) fn hold_on(&mut self, node: NodeId, id: SubchannelId) -> bool {
+        let Some(seen) = self.node(node).map(|node| node.seen_before) else { return false };
+        let is_same = self.subchannels.is_unchanged(id, seen);
+        if let Some(node) = self.node_mut(node).filter(|_| is_same) {
+            node.held.push(id);
+        }
+        is_same
+    }
+
+    /// The number of the run of `node` that is under way, and of the one before.
+    pub(crate) fn runs_of(&self, node: NodeId) -> Option<(u64, u64)> {
+        self.node(node).map(|node| (node.run, node.previous))
     }
 
     pub(crate) fn watch(&mut self, node: NodeId, id: SubchannelId, every: Duration) {
@@ -376,7 +409,7 @@ impl Tree {
 
     /// Starts an attempt on an idle subchannel.
     pub(crate) fn connect(&mut self, id: SubchannelId, by: Option<NodeId>) {
-        let Some(subchannel) = self.subchannels.get_mut(id) else { return };
+        let Some(subchannel) = self.subchannels.change(id) else { return };
         if let Some(deadline) = subchannel.connect(self.now, &self.backoff, &mut self.rng) {
             let address = subchannel.address().clone();
             self.effects.push(Effect::Dial { id, address, deadline });
@@ -386,7 +419,7 @@ impl Tree {
 
     /// Applies something that happened to a subchannel; if it was news, its holders look again.
     pub(crate) fn change(&mut self, id: SubchannelId, apply: impl FnOnce(&mut Subchannel) -> bool) -> bool {
-        let news = self.subchannels.get_mut(id).is_some_and(apply);
+        let news = self.subchannels.change(id).is_some_and(apply);
         if news {
             self.mark_holders(id, None);
         }
@@ -397,7 +430,7 @@ impl Tree {
     pub(crate) fn failed(&mut self, id: SubchannelId, error: Status) -> bool {
         let order = self.subchannels.next_failure();
         let now = self.now;
-        let Some(until) = self.subchannels.get_mut(id).and_then(|s| s.failed(now, error, order)) else {
+        let Some(until) = self.subchannels.change(id).and_then(|s| s.failed(now, error, order)) else {
             return false;
         };
         self.timers.push(Reverse((until, Whose::Subchannel(id))));
@@ -415,7 +448,7 @@ impl Tree {
             match whose {
                 Whose::Subchannel(id) => {
                     let now = self.now;
-                    if self.subchannels.get_mut(id).is_some_and(|subchannel| subchannel.end_back_off(now)) {
+                    if self.subchannels.change(id).is_some_and(|subchannel| subchannel.end_back_off(now)) {
                         self.mark_holders(id, None);
                     }
                 }
@@ -498,4 +531,29 @@ impl Tree {
             }
         }
     }
+}
+
+/// Those of the subchannels that were held which are not held again. Most often nearly all are, in the same order.
+fn left_out(before: &[SubchannelId], held: &[SubchannelId]) -> Vec<SubchannelId> {
+    let mut gone = Vec::new();
+    let mut rest = held;
+    for id in before {
+        if rest.first() == Some(id) {
+            rest = &rest[1..];
+            continue;
+        }
+        // Past a few that came.
+        match rest.iter().take(8).position(|held| held == id) {
+            Some(at) => rest = &rest[at + 1..],
+            None => gone.push(*id),
+        }
+    }
+    // Some may only stand elsewhere. Few are looked for one by one, which takes less than a set of all.
+    if gone.len() > 8 {
+        let held: FastSet<_> = held.iter().collect();
+        gone.retain(|id| !held.contains(id));
+    } else {
+        gone.retain(|id| !held.contains(id));
+    }
+    gone
 }

@@ -10,11 +10,13 @@
 //! endpoint (A42); and the attempt is told where it goes ([`Place`]: A78, A81, A89). All that hangs on one value per
 //! locality and host name, the [`Tally`], which a pick finds by the id of the subchannel and clones.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use serde_json::{Map, Value, json};
 
+use crate::by_subchannel::{BySubchannel, Known, Row};
+use crate::carry::{Kept, carry_over};
 use crate::child::Child;
 use crate::cluster::LoadReporting;
 use crate::config::{ConfigError, Fields, LbConfig, object};
@@ -24,7 +26,8 @@ use crate::fast_map::FastMap;
 use crate::load::{ClusterLoad, DropCount, LocalityLoad};
 use crate::policy::{LbState, Policy};
 use crate::{
-    Call, CallEnd, Connectivity, Cx, Endpoints, Locality, Pick, Picker, Place, Status, SubchannelId, Tracker,
+    Call, CallEnd, Connectivity, Cx, Endpoint, Endpoints, Locality, Pick, Picker, Place, Status,
+    SubchannelId, Tracker,
 };
 
 /// The name under which the policy is registered, and under which others run it.
@@ -39,14 +42,13 @@ const MILLION: u32 = 1_000_000;
 #[derive(Debug, Default)]
 pub struct ClusterImpl {
     child: Child,
-    gate: Option<Arc<Gate>>,
+    roll: Option<Roll>,
     shown: Option<Shown>,
 }
 
 /// The last state, and what it was made from.
 #[derive(Debug)]
 struct Shown {
-    tallies: Arc<Tallies>,
     child: LbState,
     state: LbState,
 }
@@ -144,32 +146,28 @@ impl Policy for ClusterImpl {
     }
 
     fn reconcile(&mut self, config: &ClusterImplConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
-        let gate = match self.gate.take() {
-            Some(gate) if gate.is_for(config) => gate,
-            old => Arc::new(Gate::new(config, old.as_deref(), cx)),
+        let roll = match self.roll.take() {
+            Some(roll) if roll.gate.is_for(config) => roll,
+            old => Roll::new(Gate::new(config, old.as_ref().map(|old| &*old.gate), cx)),
         };
-        self.gate = Some(gate.clone());
+        let roll = self.roll.insert(roll);
         let scope = cx.scope().clone().with_backend_service(config.cluster.clone());
         let child = self.child.reconcile_in(scope, &config.child_policy, endpoints, cx);
-        let shown = self.shown.take().filter(|shown| shown.tallies.are_for(&gate, endpoints));
-        let tallies = match shown {
-            Some(shown) if shown.child.is_same(&child) => {
-                let state = shown.state.clone();
-                self.shown = Some(shown);
-                return state;
-            }
-            Some(Shown { tallies, .. }) if tallies.are_complete(cx) => tallies,
-            _ => Arc::new(Tallies::new(gate, endpoints, cx)),
-        };
-        let picker = ClusterPicker { tallies: tallies.clone(), child: child.clone() };
+        if let Some(shown) =
+            self.shown.as_ref().filter(|shown| shown.child.is_same(&child) && roll.is_of(endpoints))
+        {
+            return shown.state.clone();
+        }
+        roll.reconcile(endpoints, cx);
+        let picker = ClusterPicker { tallies: roll.tallies(), gate: roll.gate.clone(), child: child.clone() };
         let state = LbState::new(child.connectivity, picker);
-        self.shown = Some(Shown { tallies, child, state: state.clone() });
+        self.shown = Some(Shown { child, state: state.clone() });
         state
     }
 
     fn describe(&self, look: &Look<'_>) -> Description {
-        let description = match &self.gate {
-            Some(gate) => gate.describe(),
+        let description = match &self.roll {
+            Some(roll) => roll.gate.describe(),
             None => Description::new(),
         };
         description.child("childPolicy", self.child.describe(look))
@@ -336,7 +334,7 @@ struct Tally {
 }
 
 impl Tally {
-    fn new(gate: &Gate, locality: Option<&Arc<Locality>>, hostname: Option<&str>) -> Tally {
+    fn new(gate: &Gate, locality: Option<&Arc<Locality>>, hostname: Option<&Arc<str>>) -> Tally {
         let label = locality.map(ToString::to_string).unwrap_or_default();
         // A call in flight holds the counts of its cluster too: they are reported until it has ended.
         let load = gate.load.as_ref().map(|Load { reporting, cluster }| {
@@ -346,7 +344,7 @@ impl Tally {
             place: Place {
                 backend_service: gate.cluster.clone(),
                 locality: label.into(),
-                hostname: hostname.map(Into::into),
+                hostname: hostname.cloned(),
             },
             in_flight: gate.in_flight.clone(),
             load,
@@ -377,80 +375,172 @@ impl Tracker for Tally {
     }
 }
 
-/// The tally of every subchannel.
+/// The tally of every endpoint, by its place.
 ///
-/// They are made anew when the endpoints change, and, where endpoints are in several places, when the child has another
-/// picker and there are subchannels that were not there before: one look-up per address. A pass in which connections only
-/// come and go does not make them.
+/// It is brought up to date when the endpoints change, and, where endpoints are in several places, when the child has another
+/// picker and there are subchannels that were not there before. A pass in which connections only come and go does not
+/// look at it.
 #[derive(Debug)]
-struct Tallies {
+struct Roll {
     gate: Arc<Gate>,
-    endpoints: Endpoints,
-    /// How many subchannels had been made, if that matters.
-    made: Option<u64>,
-    by_id: FastMap<SubchannelId, Arc<Tally>>,
-    /// For all that are not in `by_id`: of the only place, or of no place that is known.
+    endpoints: Option<Endpoints>,
+    entries: Vec<Entry>,
+    /// The tallies that are in use, and perhaps some that were.
+    places: FastMap<Spot, Weak<Tally>>,
+    /// The tally of all endpoints, if all are in one place.
+    only: Option<Arc<Tally>>,
+    by_subchannel: BySubchannel<Tally>,
+    /// How many subchannels had been made.
+    made: u64,
+    /// For subchannels of no endpoint that is known.
+    rest: Option<Arc<Tally>>,
+}
+
+/// A place as endpoints give it: locality and host name.
+type Spot = (Option<Arc<Locality>>, Option<Arc<str>>);
+
+/// One endpoint, with the tally of its place.
+#[derive(Debug)]
+struct Entry {
+    endpoint: Endpoint,
+    tally: Option<Arc<Tally>>,
+    known: Known,
+}
+
+impl Kept for Entry {
+    fn new(endpoint: &Endpoint) -> Entry {
+        Entry { endpoint: endpoint.clone(), tally: None, known: Known::default() }
+    }
+
+    fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    fn renew(&mut self, endpoint: &Endpoint) {
+        if spot(&self.endpoint) != spot(endpoint) {
+            self.tally = None;
+        }
+        self.endpoint = endpoint.clone();
+    }
+}
+
+impl Entry {
+    fn row(&mut self) -> Option<Row<'_, Tally>> {
+        Some(Row { endpoint: &self.endpoint, value: self.tally.as_ref()?, known: &mut self.known })
+    }
+}
+
+fn spot(endpoint: &Endpoint) -> (Option<&Arc<Locality>>, Option<&Arc<str>>) {
+    (endpoint.locality(), endpoint.shared_hostname())
+}
+
+impl Roll {
+    fn new(gate: Gate) -> Roll {
+        Roll {
+            gate: Arc::new(gate),
+            endpoints: None,
+            entries: Vec::new(),
+            places: FastMap::default(),
+            only: None,
+            by_subchannel: BySubchannel::default(),
+            made: 0,
+            rest: None,
+        }
+    }
+
+    fn is_of(&self, endpoints: &Endpoints) -> bool {
+        self.endpoints.as_ref().is_some_and(|known| known.is_same(endpoints))
+    }
+
+    fn reconcile(&mut self, endpoints: &Endpoints, cx: &Cx<'_>) {
+        let others = !self.is_of(endpoints);
+        if others {
+            self.replace(endpoints);
+        }
+        let made = cx.subchannels_made();
+        if self.only.is_some() || (made == self.made && !others && !cx.heeds_means()) {
+            return;
+        }
+        self.made = made;
+        self.by_subchannel.refresh(self.entries.iter_mut().filter_map(Entry::row), endpoints, cx);
+    }
+
+    fn replace(&mut self, endpoints: &Endpoints) {
+        for mut gone in carry_over(&mut self.entries, endpoints) {
+            self.by_subchannel.remove(&mut gone.known);
+        }
+        self.endpoints = Some(endpoints.clone());
+        for i in 0..self.entries.len() {
+            if self.entries[i].tally.is_none() {
+                let tally = self.tally_of(i);
+                let entry = &mut self.entries[i];
+                self.by_subchannel.remove(&mut entry.known);
+                entry.tally = Some(tally);
+            }
+        }
+        if self.places.len() > 2 * self.entries.len() + 8 {
+            self.places.retain(|_, tally| tally.strong_count() > 0);
+        }
+        let mut tallies = self.entries.iter().filter_map(|entry| entry.tally.as_ref());
+        let first = tallies.next().cloned();
+        self.only = first.filter(|first| tallies.all(|tally| Arc::ptr_eq(first, tally)));
+        if self.only.is_some() {
+            (self.by_subchannel, self.rest) = (BySubchannel::default(), None);
+            for entry in &mut self.entries {
+                entry.known = Known::default();
+            }
+        }
+    }
+
+    /// The tally of an endpoint's place: of its neighbour, if they share it.
+    fn tally_of(&mut self, i: usize) -> Arc<Tally> {
+        let spot = spot(&self.entries[i].endpoint);
+        let before =
+            i.checked_sub(1).map(|i| &self.entries[i]).filter(|before| self::spot(&before.endpoint) == spot);
+        if let Some(tally) = before.and_then(|before| before.tally.as_ref()) {
+            return tally.clone();
+        }
+        let (locality, hostname) = spot;
+        let place = self.places.entry((locality.cloned(), hostname.cloned())).or_default();
+        place.upgrade().unwrap_or_else(|| {
+            let tally = Arc::new(Tally::new(&self.gate, locality, hostname));
+            *place = Arc::downgrade(&tally);
+            tally
+        })
+    }
+
+    /// What a picker needs of it.
+    fn tallies(&mut self) -> Tallies {
+        if let Some(only) = &self.only {
+            return Tallies { by_subchannel: BySubchannel::default(), rest: only.clone() };
+        }
+        let rest = self.rest.get_or_insert_with(|| Arc::new(Tally::new(&self.gate, None, None)));
+        Tallies { by_subchannel: self.by_subchannel.clone(), rest: rest.clone() }
+    }
+}
+
+/// The tally of every subchannel.
+struct Tallies {
+    by_subchannel: BySubchannel<Tally>,
+    /// For all others: of the only place, or of no place that is known.
     rest: Arc<Tally>,
 }
 
 impl Tallies {
-    fn new(gate: Arc<Gate>, endpoints: &Endpoints, cx: &Cx<'_>) -> Tallies {
-        let mut places = FastMap::default();
-        for endpoint in endpoints.iter() {
-            let (locality, hostname) =
-                (endpoint.locality(), endpoint.hostname().filter(|name| !name.is_empty()));
-            let tally = || Arc::new(Tally::new(&gate, locality, hostname));
-            places.entry((locality, hostname)).or_insert_with(tally);
-        }
-        if places.len() <= 1 {
-            let only = places.into_values().next();
-            let rest = only.unwrap_or_else(|| Arc::new(Tally::new(&gate, None, None)));
-            return Tallies {
-                rest,
-                gate,
-                endpoints: endpoints.clone(),
-                made: None,
-                by_id: FastMap::default(),
-            };
-        }
-        let mut by_id = FastMap::default();
-        for endpoint in endpoints.iter() {
-            let key = (endpoint.locality(), endpoint.hostname().filter(|name| !name.is_empty()));
-            for address in endpoint.addresses().iter() {
-                if let (Some(subchannel), Some(tally)) = (cx.find(address), places.get(&key)) {
-                    // An address in two places has one subchannel: the first counts.
-                    by_id.entry(subchannel.id()).or_insert_with(|| tally.clone());
-                }
-            }
-        }
-        let rest = Arc::new(Tally::new(&gate, None, None));
-        let made = Some(cx.subchannels_made());
-        Tallies { rest, gate, endpoints: endpoints.clone(), made, by_id }
-    }
-
-    fn are_for(&self, gate: &Arc<Gate>, endpoints: &Endpoints) -> bool {
-        Arc::ptr_eq(&self.gate, gate) && self.endpoints.is_same(endpoints)
-    }
-
-    /// Whether no subchannel can be missing. It matters only to a child with another picker than before: one with the
-    /// same picker picks the same subchannels, whatever others have made meanwhile.
-    fn are_complete(&self, cx: &Cx<'_>) -> bool {
-        self.made.is_none_or(|made| made == cx.subchannels_made())
-    }
-
     fn of(&self, id: SubchannelId) -> &Arc<Tally> {
-        self.by_id.get(&id).unwrap_or(&self.rest)
+        self.by_subchannel.get(id).unwrap_or(&self.rest)
     }
 }
 
 struct ClusterPicker {
-    tallies: Arc<Tallies>,
+    gate: Arc<Gate>,
+    tallies: Tallies,
     child: LbState,
 }
 
 impl Picker for ClusterPicker {
     fn pick(&self, call: &Call<'_>) -> Pick {
-        let gate = &self.tallies.gate;
+        let gate = &self.gate;
         if self.child.connectivity == Connectivity::Ready {
             let dropped = gate.roll(call).or_else(|| gate.is_full().then(|| gate.shed()));
             if let Some(dropped) = dropped {

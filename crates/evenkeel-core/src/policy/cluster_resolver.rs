@@ -25,7 +25,7 @@ use crate::policy::cluster_impl::{self, ClusterImpl, ClusterImplConfig};
 use crate::policy::outlier_detection::{self, OutlierDetection, OutlierDetectionConfig, OutlierSettings};
 use crate::policy::priority::{self, Priority, PriorityChild, PriorityConfig};
 use crate::policy::{DropCategory, LbState, PickFirst, PickFirstConfig, Policy, PriorityNames, Shown};
-use crate::{Child, ClusterMeans, Cx, Endpoints, Locality, Status};
+use crate::{Child, ClusterMeans, Cx, Endpoint, Endpoints, Locality, Status};
 
 /// The name under which the policy is registered, and under which others run it.
 pub(crate) const NAME: &str = "xds_cluster_resolver_experimental";
@@ -378,9 +378,15 @@ fn policy_of(mechanism: &Mechanism, drops: &[DropCategory]) -> LbConfig {
 fn localities(endpoints: &Endpoints) -> Vec<Arc<Locality>> {
     let mut seen = BTreeSet::new();
     let mut all = Vec::new();
-    for locality in endpoints.iter().map(|endpoint| endpoint.locality().cloned().unwrap_or_default()) {
-        if seen.insert(locality.clone()) {
-            all.push(locality);
+    // Those of one locality stand together and share it: it is looked at once.
+    let mut last = None;
+    for locality in endpoints.iter().map(Endpoint::locality) {
+        let at = locality.map(Arc::as_ptr);
+        if last.replace(at) != Some(at) {
+            let locality = locality.cloned().unwrap_or_default();
+            if seen.insert(locality.clone()) {
+                all.push(locality);
+            }
         }
     }
     all

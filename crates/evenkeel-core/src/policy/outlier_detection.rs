@@ -20,15 +20,15 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
+use crate::by_subchannel::{BySubchannel, Known, Row};
+use crate::carry::{Kept, carry_over};
 use crate::child::Child;
 use crate::config::{ConfigError, Fields, LbConfig, duration_to_json, object};
 use crate::describe::{Description, Look};
-use crate::endpoint::carry_over;
-use crate::fast_map::FastMap;
 use crate::policy::{LbState, Policy};
 use crate::{
     Address, Call, CallEnd, Code, Cx, DetectionMethod, Endpoint, Endpoints, Instant, Measurement, Outliers,
-    Pick, Picker, Rng, SubchannelId, Tracker, UnenforcedReason,
+    Pick, Picker, Rng, Tracker, UnenforcedReason,
 };
 
 /// The name under which the policy is registered, and under which others run it.
@@ -49,6 +49,7 @@ pub struct OutlierDetection {
     /// The addresses of all ejected endpoints, the same allocation for as long as they are the same.
     ejected: Option<Arc<HashSet<Address>>>,
     tally: Tally,
+    counters: BySubchannel<Counter>,
     shown: Option<Shown>,
 }
 
@@ -247,12 +248,9 @@ impl Policy for OutlierDetection {
 impl OutlierDetection {
     /// Takes in other endpoints: those that stay, by their sets of addresses, keep counts and ejections.
     fn replace(&mut self, endpoints: &Endpoints) {
-        let old = std::mem::take(&mut self.hosts);
-        let keep = |kept: Option<Host>, endpoint: &Endpoint| match kept {
-            Some(host) => Host { endpoint: endpoint.clone(), ..host },
-            None => Host::new(endpoint),
-        };
-        self.hosts = carry_over(old, endpoints.iter(), |host| &host.endpoint, keep);
+        for mut gone in carry_over(&mut self.hosts, endpoints) {
+            self.counters.remove(&mut gone.known);
+        }
         self.source = Some(endpoints.clone());
         self.list_ejected();
     }
@@ -313,27 +311,29 @@ impl OutlierDetection {
         if let Some(shown) = last.filter(|_| !others) {
             return shown.state.clone();
         }
-        let counters = self.counters(cx);
-        if let Some(shown) = last.filter(|shown| are_same(&shown.counters, &counters)) {
+        let made = cx.subchannels_made();
+        let is_known = self.shown.as_ref().is_some_and(|shown| shown.made == made) && !cx.heeds_means();
+        let changed = (others || !is_known) && self.count_by_subchannel(cx);
+        if let Some(shown) = self.shown.as_mut().filter(|shown| !changed && shown.child.is_same(&child)) {
+            shown.made = made;
             return shown.state.clone();
         }
-        let counters = Arc::new(counters);
-        let picker = CountingPicker { child: child.picker.clone(), counters: counters.clone() };
+        let picker = CountingPicker { child: child.picker.clone(), counters: self.counters.clone() };
         let state = LbState::new(child.connectivity, picker);
-        self.shown = Some(Shown { child, counters, state: state.clone() });
+        self.shown = Some(Shown { child, made, state: state.clone() });
         state
     }
 
-    /// The counter of every subchannel that calls may be sent on. An address of two endpoints counts for the first.
-    fn counters(&self, cx: &Cx<'_>) -> Counters {
-        let mut counters = Counters::default();
-        counters.reserve(self.hosts.len());
-        for host in &self.hosts {
-            for subchannel in host.endpoint.addresses().iter().filter_map(|address| cx.find(address)) {
-                counters.entry(subchannel.id()).or_insert_with(|| host.counter.clone());
-            }
-        }
-        counters
+    /// Finds the counter of every subchannel that calls may be sent on; answers whether any is another than before. An
+    /// address of two endpoints counts for the first.
+    fn count_by_subchannel(&mut self, cx: &Cx<'_>) -> bool {
+        let Some(endpoints) = &self.source else { return false };
+        let rows = self.hosts.iter_mut().map(|Host { endpoint, counter, known, .. }| Row {
+            endpoint,
+            value: counter,
+            known,
+        });
+        self.counters.refresh(rows, endpoints, cx)
     }
 }
 
@@ -403,6 +403,7 @@ fn percent(fields: &Fields<'_>, name: &str) -> Result<Option<u32>, ConfigError> 
 #[derive(Debug)]
 struct Host {
     endpoint: Endpoint,
+    known: Known,
     counter: Arc<Counter>,
     /// What the last sweep took from the counter.
     last: Counts,
@@ -410,10 +411,11 @@ struct Host {
     multiplier: u32,
 }
 
-impl Host {
+impl Kept for Host {
     fn new(endpoint: &Endpoint) -> Host {
         Host {
             endpoint: endpoint.clone(),
+            known: Known::default(),
             counter: Arc::default(),
             last: Counts::default(),
             ejected_at: None,
@@ -421,6 +423,16 @@ impl Host {
         }
     }
 
+    fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    fn renew(&mut self, endpoint: &Endpoint) {
+        self.endpoint = endpoint.clone();
+    }
+}
+
+impl Host {
     fn describe(&self, settings: &OutlierSettings, now: Instant) -> Value {
         let addresses: Vec<_> = self.endpoint.addresses().iter().map(ToString::to_string).collect();
         let left = self.ejected_at.map(|at| (at + settings.ejection_time(self.multiplier)).since(now));
@@ -680,32 +692,24 @@ fn describe_settings(description: Description, settings: &OutlierSettings) -> De
 #[derive(Debug)]
 struct Shown {
     child: LbState,
-    counters: Arc<Counters>,
+    /// How many subchannels had been made.
+    made: u64,
     state: LbState,
 }
 
 struct CountingPicker {
     child: Arc<dyn Picker>,
-    counters: Arc<Counters>,
+    counters: BySubchannel<Counter>,
 }
 
 impl Picker for CountingPicker {
     fn pick(&self, call: &Call<'_>) -> Pick {
         let mut pick = self.child.pick(call);
         if let Pick::To(id, trackers) = &mut pick
-            && let Some(counter) = self.counters.get(id)
+            && let Some(counter) = self.counters.get(*id)
         {
             trackers.push(counter.clone());
         }
         pick
     }
-}
-
-type Counters = FastMap<SubchannelId, Arc<Counter>>;
-
-fn are_same(a: &Counters, b: &Counters) -> bool {
-    let same = |(id, counter): (&SubchannelId, &Arc<Counter>)| {
-        b.get(id).is_some_and(|other| Arc::ptr_eq(counter, other))
-    };
-    a.len() == b.len() && a.iter().all(same)
 }

@@ -167,8 +167,12 @@ impl Rota {
         rule: Rule,
         cx: &mut Cx<'_>,
     ) {
-        let (from, ready): (Vec<_>, Vec<_>) =
-            fleet.ready().map(|(member, id)| (member.own.as_ref().index, id)).unzip();
+        let mut from = Vec::with_capacity(weights.len());
+        let mut ready = Vec::with_capacity(weights.len());
+        for (member, id) in fleet.ready() {
+            from.push(member.own.as_ref().index);
+            ready.push(id);
+        }
         let old = self.order.take();
         let heir = match old.as_ref().map(|order| &order.turns) {
             Some(Turns::Scheduled(old)) if weights.len() > 1 => old.succeed(weights, rule, &from),

@@ -92,7 +92,11 @@ impl Policy for WeightedRoundRobin {
     ) -> LbState {
         let endpoints_changed = self.fleet.reconcile(endpoints, Eagerness::Eager, cx);
         let config_changed = self.adopt(config);
-        for member in self.fleet.members_mut() {
+        // What comes with calls is read by whoever reads it already.
+        let is_settled = !config_changed && !config.enable_oob_load_report;
+        for member in
+            self.fleet.members_mut().iter_mut().filter(|member| !(is_settled && member.is_unchanged()))
+        {
             note_connection(member, cx);
             read_load(member, config, &self.formula, cx);
         }
@@ -106,8 +110,9 @@ impl Policy for WeightedRoundRobin {
             cx.wake_at(at);
         }
         self.rota.show(&self.fleet, &mut self.shown, self.formula.number, cx, |order| {
-            let reporters = self.fleet.ready().filter_map(|(member, _)| member.own.reporter.clone());
-            LbState::new(Connectivity::Ready, WrrPicker { order, reporters: reporters.collect() })
+            let mut reporters = Vec::with_capacity(self.fleet.members().len());
+            reporters.extend(self.fleet.ready().filter_map(|(member, _)| member.own.reporter.clone()));
+            LbState::new(Connectivity::Ready, WrrPicker { order, reporters: reporters.into() })
         })
     }
 
@@ -148,12 +153,14 @@ impl WeightedRoundRobin {
     /// Looks up every ready endpoint's weight. Changes the order only if the integers come out different.
     fn weigh(&mut self, config: &WeightedRoundRobinConfig, cx: &mut Cx<'_>) {
         let now = cx.now();
-        let mut known = Vec::new();
+        let mut known = Vec::with_capacity(self.fleet.members().len());
         for member in self.fleet.members_mut() {
             member.own.standing = member.ready().map(|_| member.own.weight.look_up(config, now));
             known.extend(member.own.standing);
         }
-        let scaled = scale(&capped(&known, config.weight_cap_ratio));
+        // A58: fewer than two are as good as none.
+        let are_usable = known.iter().filter(|standing| standing.usable().is_some()).nth(1).is_some();
+        let scaled = if are_usable { scale(&capped(&known, config.weight_cap_ratio)) } else { None };
         if known.len() > 1 {
             let counts = Counts::of(&known, scaled.is_none());
             self.counts.add(&counts);

@@ -80,12 +80,12 @@ impl Split {
     fn new(child_policy: &LbConfig, endpoints: &Endpoints, old: Option<&Split>) -> Split {
         let parts = parts(endpoints);
         let warnings = parts.iter().filter_map(|(name, part)| part.warning(name)).collect();
-        let target = |(name, part): (&Arc<str>, &Part)| {
+        let target = |(name, part): (&Arc<str>, &Part<'_>)| {
             (name.clone(), Target { weight: part.weight, child_policy: child_policy.clone() })
         };
         let targets = parts.iter().map(target).collect();
         let groups = parts.into_iter().map(|(name, part)| {
-            let group = part.group(old.map(|old| old.groups.group(&name)));
+            let group = part.group(endpoints, old.map(|old| old.groups.group(&name)));
             (name, group)
         });
         Split {
@@ -102,21 +102,21 @@ impl Split {
     }
 }
 
-/// The endpoints of one locality.
-struct Part {
+/// The endpoints of one locality: stretches of a list.
+struct Part<'e> {
     weight: NonZeroU32,
     /// Another weight that came later.
     ignored: Option<NonZeroU32>,
-    endpoints: Vec<Endpoint>,
+    stretches: Vec<&'e [Endpoint]>,
 }
 
 /// Sorts the endpoints by locality. Localities are told apart by name, since the name is what names the child; those
 /// without one are in the empty locality.
-fn parts(endpoints: &Endpoints) -> BTreeMap<Arc<str>, Part> {
-    let mut parts: BTreeMap<Arc<str>, Part> = BTreeMap::new();
+fn parts(endpoints: &Endpoints) -> BTreeMap<Arc<str>, Part<'_>> {
+    let mut parts = BTreeMap::new();
     for group in endpoints.as_groups() {
-        for endpoint in group.endpoints.iter() {
-            add(&mut parts, &group.name, group.weight, endpoint);
+        for list in group.endpoints.lists() {
+            add(&mut parts, &group.name, group.weight, list);
         }
     }
     if !endpoints.as_groups().is_empty() {
@@ -124,40 +124,39 @@ fn parts(endpoints: &Endpoints) -> BTreeMap<Arc<str>, Part> {
     }
     let mut names: HashMap<Option<&Locality>, Arc<str>> = HashMap::new();
     // Those of one locality stand together, and most often share it.
-    let mut last: Option<(Option<*const Locality>, Arc<str>)> = None;
-    for endpoint in endpoints.iter() {
-        let locality = endpoint.locality().map(Arc::as_ref);
-        let at = endpoint.locality().map(Arc::as_ptr);
-        let name = match last.take() {
-            Some((last, name)) if last == at => name,
-            _ => names
-                .entry(locality)
-                .or_insert_with(|| locality.unwrap_or(&Locality::default()).to_string().into())
-                .clone(),
-        };
-        add(&mut parts, &name, endpoint.locality_weight().and_then(NonZeroU32::new), endpoint);
-        last = Some((at, name));
+    let place = |endpoint: &Endpoint| (endpoint.locality().map(Arc::as_ptr), endpoint.locality_weight());
+    let stretches = endpoints.lists().flat_map(|list| list.chunk_by(|a, b| place(a) == place(b)));
+    for stretch in stretches {
+        let Some(first) = stretch.first() else { continue };
+        let locality = first.locality().map(Arc::as_ref);
+        let name = names
+            .entry(locality)
+            .or_insert_with(|| locality.unwrap_or(&Locality::default()).to_string().into());
+        add(&mut parts, name, first.locality_weight().and_then(NonZeroU32::new), stretch);
     }
     parts
 }
 
-fn add(
-    parts: &mut BTreeMap<Arc<str>, Part>,
+fn add<'e>(
+    parts: &mut BTreeMap<Arc<str>, Part<'e>>,
     name: &Arc<str>,
     weight: Option<NonZeroU32>,
-    endpoint: &Endpoint,
+    stretch: &'e [Endpoint],
 ) {
+    if stretch.is_empty() {
+        return;
+    }
     let weight = weight.unwrap_or(NonZeroU32::MIN);
     let part = parts.entry(name.clone()).or_insert_with(|| Part::new(weight));
     if part.weight != weight {
         part.ignored.get_or_insert(weight);
     }
-    part.endpoints.push(endpoint.clone());
+    part.stretches.push(stretch);
 }
 
-impl Part {
-    fn new(weight: NonZeroU32) -> Part {
-        Part { weight, ignored: None, endpoints: Vec::new() }
+impl Part<'_> {
+    fn new(weight: NonZeroU32) -> Self {
+        Part { weight, ignored: None, stretches: Vec::new() }
     }
 
     fn warning(&self, name: &str) -> Option<String> {
@@ -167,10 +166,12 @@ impl Part {
 
     /// The endpoints to hand down: the list of last time if it reads the same, so that the policy of a locality in
     /// which nothing changed need not run.
-    fn group(self, old: Option<Endpoints>) -> Endpoints {
-        match old.filter(|old| old.iter().eq(&self.endpoints)) {
-            Some(old) => old,
-            None => Endpoints::list(self.endpoints),
+    fn group(&self, whole: &Endpoints, old: Option<Endpoints>) -> Endpoints {
+        let endpoints = || self.stretches.iter().copied().flatten();
+        match (old, &self.stretches[..]) {
+            (Some(old), _) if old.iter().eq(endpoints()) => old,
+            (_, [only]) if whole.as_list().is_some_and(|list| list.len() == only.len()) => whole.clone(),
+            _ => whole.part(endpoints().cloned()),
         }
     }
 }

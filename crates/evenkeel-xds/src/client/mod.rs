@@ -165,6 +165,19 @@ pub trait Parse {
     /// Parses one resource of a response of type `kind` that `from` sent.
     fn parse(&self, kind: ResourceType, any: &Any, from: &ServerConfig) -> Result<Parsed, Rejected>;
 
+    /// The same, for a resource of which another version is in use: as it came, and as it was parsed. Parts that are the same in
+    /// both may keep their allocations.
+    fn parse_after(
+        &self,
+        before: (&Any, &Resource),
+        kind: ResourceType,
+        any: &Any,
+        from: &ServerConfig,
+    ) -> Result<Parsed, Rejected> {
+        let _ = before;
+        self.parse(kind, any, from)
+    }
+
     /// How much is accepted.
     fn limits(&self) -> Limits {
         Limits::default()
@@ -174,6 +187,16 @@ pub trait Parse {
 impl Parse for Parser {
     fn parse(&self, kind: ResourceType, any: &Any, from: &ServerConfig) -> Result<Parsed, Rejected> {
         Parser::parse(self, kind, any, from)
+    }
+
+    fn parse_after(
+        &self,
+        before: (&Any, &Resource),
+        kind: ResourceType,
+        any: &Any,
+        from: &ServerConfig,
+    ) -> Result<Parsed, Rejected> {
+        Parser::parse_after(self, Some(before), kind, any, from)
     }
 
     fn limits(&self) -> Limits {

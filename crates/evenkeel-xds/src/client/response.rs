@@ -6,9 +6,10 @@ use evenkeel_proto::envoy::service::discovery::v3::{
 use evenkeel_proto::prost::{DecodeError, Message as _, Name as _};
 use evenkeel_proto::prost_types::Any;
 
+use super::cache::Good;
 use super::{Parse, Variant, key};
 use crate::bootstrap::ServerConfig;
-use crate::resource::{Parsed, Resource, ResourceType, message_of};
+use crate::resource::{Parsed, Resource, ResourceType, message_of, name_within};
 use crate::text::quoted_whole;
 
 /// A response.
@@ -107,12 +108,21 @@ impl Item {
         }
     }
 
-    /// The resource, if it is one and the names on wrapper and resource agree (ADS-8).
+    /// The name before the resource is parsed, of those that have many parts, of which most stay the same.
+    pub(super) fn name_of_parts(&self, kind: ResourceType) -> Option<&str> {
+        if kind != ResourceType::Endpoints {
+            return None;
+        }
+        self.name.as_deref().or_else(|| name_within(self.body.as_ref().ok()?))
+    }
+
+    /// The resource, if it is one and the names on wrapper and resource agree (ADS-8). `before` is the one in use.
     pub(super) fn parse(
         self,
         parser: &dyn Parse,
         kind: ResourceType,
         from: &ServerConfig,
+        before: Option<&Good>,
     ) -> Result<Received, Spoiled> {
         let Item { name, version, body } = self;
         let spoiled = |name, why| Spoiled { name, why, version: version.clone() };
@@ -120,7 +130,11 @@ impl Item {
             Ok(raw) => raw,
             Err(why) => return Err(spoiled(name, why)),
         };
-        let parsed = match parser.parse(kind, &raw, from) {
+        let parsed = match before {
+            Some(before) => parser.parse_after((&before.raw, &before.resource), kind, &raw, from),
+            None => parser.parse(kind, &raw, from),
+        };
+        let parsed = match parsed {
             Ok(parsed) => parsed,
             Err(rejected) => return Err(spoiled(name.or(rejected.name), rejected.problems.to_string())),
         };

@@ -118,7 +118,10 @@ impl Client {
         let config = &self.servers[server].config;
         let mut sorted = Sorted { all_named: true, ..Sorted::default() };
         for (i, item) in items.into_iter().enumerate() {
-            let item = item.parse(&*self.parser, kind, config);
+            let known = item.name_of_parts(kind);
+            let known = known.and_then(|name| self.cache.get(&self.key(kind, name).ok()?)?.good());
+            // What another server sent may be read in another way.
+            let item = item.parse(&*self.parser, kind, config, known.filter(|good| good.from == server));
             let name = match &item {
                 Ok(received) => Some(received.name.as_str()),
                 Err(spoiled) => spoiled.name.as_deref(),

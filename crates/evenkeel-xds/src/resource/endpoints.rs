@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use evenkeel_core::cluster::EndpointSet;
 use evenkeel_core::policy::DropCategory;
-use evenkeel_core::{Endpoint, Endpoints, HASH_KEY, Health, Locality};
+use evenkeel_core::{Address, Endpoint, Endpoints, HASH_KEY, Health, Locality};
 use evenkeel_proto::envoy::config::core::v3::address::Address as AddressKind;
 use evenkeel_proto::envoy::config::core::v3::socket_address::{PortSpecifier, Protocol};
 use evenkeel_proto::envoy::config::core::v3::{Address as AddressMessage, HealthStatus, Metadata};
@@ -20,6 +20,7 @@ use evenkeel_proto::envoy::config::endpoint::v3::{ClusterLoadAssignment, LbEndpo
 use evenkeel_proto::prost_types::value::Kind;
 
 use crate::bootstrap::ServerConfig;
+use crate::resource::endpoints_before::Before;
 use crate::resource::reader::Reader;
 use crate::resource::{Parsed, Parser, Rejected, Resource, fields, wire};
 use crate::text::quoted;
@@ -28,29 +29,47 @@ use crate::{Path, Problems};
 /// How many addresses one endpoint may have: far above any real host, and few enough to be compared with each other.
 const MAX_ADDRESSES: usize = 100;
 
+/// So many addresses are compared with each other rather than looked up.
+const FEW: usize = 8;
+
 /// The number of `ClusterLoadAssignment.endpoints`.
-const LOCALITIES: u32 = 2;
+pub(super) const LOCALITIES: u32 = 2;
 
 /// The number of `LocalityLbEndpoints.lb_endpoints`.
-const ENDPOINTS: u32 = 2;
+pub(super) const ENDPOINTS: u32 = 2;
 
-pub(super) fn parse(bytes: &[u8], parser: &Parser, from: &ServerConfig) -> Result<Parsed, Rejected> {
+/// Reads a resource. `before` is the version that is in use, as it came and as it was read: endpoints that are the same in
+/// both keep their allocation, and what was odd about them is not said again.
+pub(super) fn parse(
+    bytes: &[u8],
+    parser: &Parser,
+    from: &ServerConfig,
+    before: Option<(&[u8], &EndpointSet)>,
+) -> Result<Parsed, Rejected> {
     wire::check(bytes, &[], &Path::root(), &wire::of_endpoints(&parser.limits))?;
     let Some((localities, beside)) = wire::take_apart(bytes, LOCALITIES) else {
         let problems = Problems::one(&Path::root(), "cannot be decoded: a field has no end, or is none");
         return Err(Rejected { name: None, problems });
     };
     let message: ClusterLoadAssignment = fields::decode(&beside)?;
-    let addresses = HashSet::with_capacity(wire::count(bytes, &[LOCALITIES, ENDPOINTS]));
-    let mut reading = Reading { reader: Reader::new(parser, from), addresses };
-    let set = reading.assignment(&message, &localities);
-    reading.reader.finish(message.cluster_name, Some(Resource::Endpoints(Arc::new(set))))
+    let before = before.map(|(bytes, set)| Before::new(bytes, set));
+    // If anything is wrong it is read as a whole, and all is said that there is to say.
+    let quickly = before.map(|before| Reading::new(parser, from, before).finish(&message, &localities));
+    if let Some(Ok(parsed)) = quickly {
+        return Ok(parsed);
+    }
+    let mut reading = Reading::new(parser, from, Before::default());
+    reading.addresses.reserve(wire::count(bytes, &[LOCALITIES, ENDPOINTS]));
+    reading.finish(&message, &localities)
 }
 
 struct Reading<'a> {
     reader: Reader<'a>,
-    /// Every address so far: none may be there twice (A27).
+    before: Before<'a>,
+    /// Every address that was read: none may be there twice (A27).
     addresses: HashSet<SocketAddr>,
+    /// Endpoints that were read before: no two of them have an address in common.
+    known: Vec<&'a Endpoint>,
 }
 
 /// What is known about one priority while its localities are read.
@@ -90,7 +109,31 @@ impl Sum {
     }
 }
 
-impl Reading<'_> {
+impl<'a> Reading<'a> {
+    fn new(parser: &'a Parser, from: &ServerConfig, before: Before<'a>) -> Reading<'a> {
+        Reading { reader: Reader::new(parser, from), before, addresses: HashSet::new(), known: Vec::new() }
+    }
+
+    fn finish(mut self, message: &ClusterLoadAssignment, localities: &[&[u8]]) -> Result<Parsed, Rejected> {
+        let set = self.assignment(message, localities);
+        self.check_known();
+        self.reader.finish(message.cluster_name.clone(), Some(Resource::Endpoints(Arc::new(set))))
+    }
+
+    /// Whether endpoints that were read have addresses of those that were read before.
+    fn check_known(&mut self) {
+        let few: Vec<SocketAddr> = self.addresses.iter().copied().take(FEW + 1).collect();
+        let is_read = |address: &Address| match address {
+            Address::Ip(address) if few.len() <= FEW => few.contains(address),
+            Address::Ip(address) => self.addresses.contains(address),
+            _ => false,
+        };
+        if self.known.iter().any(|endpoint| endpoint.addresses().iter().any(is_read)) {
+            self.reader
+                .problem(&Path::root().field("endpoints"), "an address is in the resource more than once");
+        }
+    }
+
     fn assignment(&mut self, message: &ClusterLoadAssignment, localities: &[&[u8]]) -> EndpointSet {
         let root = Path::root();
         self.reader.name(&message.cluster_name, &root.field("cluster_name"));
@@ -99,8 +142,11 @@ impl Reading<'_> {
         let mut priorities = BTreeMap::<u32, Priority>::new();
         for (i, bytes) in localities.iter().enumerate() {
             let path = path.index(i);
-            if let Some(locality) = self.reader.decode(bytes, &path) {
-                self.locality(&locality, &path, &mut priorities);
+            // Endpoint by endpoint, unless that would hide where decoding gives up.
+            let (endpoints, beside) =
+                wire::take_apart(bytes, ENDPOINTS).unwrap_or((Vec::new(), bytes.to_vec()));
+            if let Some(locality) = self.reader.decode(&beside, &path) {
+                self.locality(&locality, &endpoints, &path, &mut priorities);
             }
         }
         // A27: a gap would be a priority that nobody can serve.
@@ -108,7 +154,8 @@ impl Reading<'_> {
             self.reader.problem(&path, format!("there is a priority {found} but no priority {expected}"));
         }
         let note = nothing_in(&priorities);
-        let priorities = priorities.into_values().map(|priority| Endpoints::list(priority.endpoints));
+        // A27: an address that is there twice is a problem.
+        let priorities = priorities.into_values().map(|priority| Endpoints::distinct(priority.endpoints));
         EndpointSet { priorities: priorities.collect(), drops, note }
     }
 
@@ -143,10 +190,18 @@ impl Reading<'_> {
     fn locality(
         &mut self,
         message: &LocalityLbEndpoints,
+        endpoints: &[&[u8]],
         path: &Path<'_>,
         priorities: &mut BTreeMap<u32, Priority>,
     ) {
-        let Some(weight) = message.load_balancing_weight.filter(|weight| *weight > 0) else { return };
+        let path_of_endpoints = path.field("lb_endpoints");
+        let Some(weight) = message.load_balancing_weight.filter(|weight| *weight > 0) else {
+            // What is passed over need not be right, but must be what it says it is.
+            for (i, bytes) in endpoints.iter().enumerate() {
+                self.reader.decode::<LbEndpoint>(bytes, &path_of_endpoints.index(i));
+            }
+            return;
+        };
         let priority = priorities.entry(message.priority).or_default();
         if priority.weights.is_burst_by(weight) {
             let text = format!(
@@ -160,27 +215,38 @@ impl Reading<'_> {
             self.reader.problem(&path.field("locality"), "must be set");
             return;
         };
-        let locality = Arc::new(Locality {
+        let locality = Locality {
             region: locality.region.clone(),
             zone: locality.zone.clone(),
             sub_zone: locality.sub_zone.clone(),
-        });
+        };
+        let locality = self.before.locality(&locality).cloned().unwrap_or_else(|| Arc::new(locality));
         if !priority.localities.insert(locality.clone()) {
             let name = quoted(&locality.to_string());
             let text = format!("the locality {name} is in priority {} more than once", message.priority);
             self.reader.problem(&path.field("locality"), text);
         }
-        let path = path.field("lb_endpoints");
+        let path = path_of_endpoints;
         let mut weights = Sum::default();
-        for (i, endpoint) in message.lb_endpoints.iter().enumerate() {
-            let Some(health) = health(endpoint.health_status) else { continue };
+        priority.endpoints.reserve(endpoints.len());
+        for (i, (bytes, known)) in endpoints.iter().zip(self.before.find(message, endpoints)).enumerate() {
             let path = path.index(i);
+            if let Some(known) = known {
+                if weights.is_burst_by(known.weight().unwrap_or(1)) {
+                    self.reader.problem(&path, "is too heavy");
+                }
+                self.known.push(known);
+                priority.endpoints.push(known.clone());
+                continue;
+            }
+            let Some(endpoint) = self.reader.decode::<LbEndpoint>(bytes, &path) else { continue };
+            let Some(health) = health(endpoint.health_status) else { continue };
             if weights.is_burst_by(endpoint.load_balancing_weight.unwrap_or(1)) {
                 let text =
                     format!("the weights of the locality's endpoints add up to more than {}", u32::MAX);
                 self.reader.problem(&path.field("load_balancing_weight"), text);
             }
-            if let Some(endpoint) = self.endpoint(endpoint, &path) {
+            if let Some(endpoint) = self.endpoint(&endpoint, &path) {
                 let endpoint = endpoint.with_health(health).with_locality(locality.clone(), weight);
                 priority.endpoints.push(endpoint);
             }
@@ -284,7 +350,7 @@ impl Reading<'_> {
 
 /// The health of an endpoint that may be called. One that is draining would be for sessions that it already has (A55),
 /// of which there are none here.
-fn health(status: i32) -> Option<Health> {
+pub(super) fn health(status: i32) -> Option<Health> {
     match HealthStatus::try_from(status) {
         Ok(HealthStatus::Unknown) => Some(Health::Unknown),
         Ok(HealthStatus::Healthy) => Some(Health::Healthy),

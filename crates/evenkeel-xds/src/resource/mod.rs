@@ -6,6 +6,7 @@
 
 mod cluster;
 mod endpoints;
+mod endpoints_before;
 pub(crate) mod fields;
 mod listener;
 mod reader;
@@ -100,6 +101,11 @@ pub(crate) fn message_of(type_url: &str) -> &str {
     type_url.rsplit('/').next().unwrap_or(type_url)
 }
 
+/// The name in a resource, found without decoding the whole: its first field.
+pub(crate) fn name_within(any: &Any) -> Option<&str> {
+    wire::first_text(&any.value)
+}
+
 /// A resource that is fit for use. Cheap to clone.
 #[derive(Clone, Debug)]
 pub enum Resource {
@@ -170,6 +176,18 @@ impl Parser {
 
     /// Parses one resource of a response of type `kind`, as `from` sent it; a `Resource` wrapper must be opened before.
     pub fn parse(&self, kind: ResourceType, any: &Any, from: &ServerConfig) -> Result<Parsed, Rejected> {
+        self.parse_after(None, kind, any, from)
+    }
+
+    /// The same, for a resource of which another version is in use: as it came, and as it was read. What reads the same in
+    /// both may keep its allocations, and what is odd about it is not said again.
+    pub fn parse_after(
+        &self,
+        before: Option<(&Any, &Resource)>,
+        kind: ResourceType,
+        any: &Any,
+        from: &ServerConfig,
+    ) -> Result<Parsed, Rejected> {
         if message_of(&any.type_url) != kind.message() {
             let text = format!("expected {}, found type {}", kind.message(), quoted(&any.type_url));
             return Err(Rejected { name: None, problems: Problems::one(&Path::root(), text) });
@@ -178,7 +196,13 @@ impl Parser {
             ResourceType::Listener => listener::parse(&any.value, self, from),
             ResourceType::RouteConfig => route::parse(&any.value, self, from),
             ResourceType::Cluster => cluster::parse(&any.value, self, from),
-            ResourceType::Endpoints => endpoints::parse(&any.value, self, from),
+            ResourceType::Endpoints => {
+                let before = before.and_then(|(any, resource)| match resource {
+                    Resource::Endpoints(set) => Some((&*any.value, &**set)),
+                    _ => None,
+                });
+                endpoints::parse(&any.value, self, from, before)
+            }
         }
     }
 }

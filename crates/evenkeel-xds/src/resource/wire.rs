@@ -60,9 +60,15 @@ pub(super) fn too_long(bytes: &[u8], within: &[u32], lists: &[List]) -> Option<(
 /// Refuses a resource with a list that is too long, in the message at `path`. The name of a resource is its first field.
 pub(super) fn check(bytes: &[u8], within: &[u32], path: &Path<'_>, lists: &[List]) -> Result<(), Rejected> {
     let Some((field, text)) = too_long(bytes, within, lists) else { return Ok(()) };
+    let name = first_text(bytes);
+    Err(Rejected { name: name.map(str::to_owned), problems: Problems::one(&path.field(field), text) })
+}
+
+/// The text in the first field: the name of a resource.
+pub(super) fn first_text(bytes: &[u8]) -> Option<&str> {
     let mut name = None;
     each(&mut &*bytes, 0, &[1], &mut |bytes| name = std::str::from_utf8(bytes).ok());
-    Err(Rejected { name: name.map(str::to_owned), problems: Problems::one(&path.field(field), text) })
+    name
 }
 
 /// How many values there are at the end of `path`.
@@ -91,6 +97,20 @@ pub(super) fn take_apart(bytes: &[u8], field: u32) -> Option<(Vec<&[u8]>, Vec<u8
         }
     }
     Some((list, beside))
+}
+
+/// The number in a field, the last of several; `None` if there is none, or decoding would give up.
+pub(super) fn last_number(bytes: &[u8], field: u32) -> Option<u64> {
+    let (mut left, mut last) = (bytes, None);
+    while !left.is_empty() {
+        let (tag, kind) = decode_key(&mut left).ok()?;
+        if tag == field && kind == WireType::Varint {
+            last = Some(decode_varint(&mut left).ok()?);
+        } else {
+            skip_field(kind, tag, &mut left, DecodeContext::default()).ok()?;
+        }
+    }
+    last
 }
 
 /// Calls `visit` with every value at the end of `path`, until only `left` bytes are left. It goes through the bytes just

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use evenkeel_core::cluster::EndpointSet;
-use evenkeel_core::{Endpoint, HASH_KEY, Health, Registry};
+use evenkeel_core::{Endpoint, Endpoints, HASH_KEY, Health, Locality, Registry};
 use evenkeel_proto::envoy::config::core::v3::address::Address as AddressKind;
 use evenkeel_proto::envoy::config::core::v3::socket_address::{PortSpecifier, Protocol};
 use evenkeel_proto::envoy::config::core::v3::{Address, HealthStatus, Metadata, Pipe, SocketAddress};
@@ -593,4 +593,122 @@ fn bytes_are_taken_apart() {
     let parsed = parse([&first[..], &name.encode_to_vec(), second].concat()).expect("a good resource");
     let Resource::Endpoints(set) = parsed.resource else { panic!("not endpoints") };
     assert_eq!((parsed.name.as_str(), set.priorities[0].iter().count()), ("c", 2));
+}
+
+/// Reads `message` after `before` was accepted.
+fn parse_after(
+    message: &ClusterLoadAssignment,
+    before: &ClusterLoadAssignment,
+    set: &Arc<EndpointSet>,
+) -> Result<Arc<EndpointSet>, String> {
+    let from = ServerConfig::insecure("xds.example:443");
+    let before = (any(before), Resource::Endpoints(set.clone()));
+    let parser = Parser::new(Registry::empty());
+    let before = Some((&before.0, &before.1));
+    match parser.parse_after(before, ResourceType::Endpoints, &any(message), &from) {
+        Ok(Parsed { resource: Resource::Endpoints(set), .. }) => Ok(set),
+        Ok(other) => panic!("not endpoints: {other:?}"),
+        Err(rejected) => Err(rejected.problems.to_string()),
+    }
+}
+
+/// Which endpoints of a set are those of another one, in memory.
+fn kept(set: &EndpointSet, before: &EndpointSet) -> Vec<bool> {
+    let old: Vec<&Endpoint> = before.priorities.iter().flat_map(Endpoints::iter).collect();
+    let new = set.priorities.iter().flat_map(Endpoints::iter);
+    new.map(|endpoint| old.iter().any(|old| old.is_same(endpoint))).collect()
+}
+
+/// Identity is the change signal: what did not change between two versions is not read again.
+#[test]
+fn endpoints_that_did_not_change_stay_the_same() {
+    let zone_b = locality("b", 1, 1, &["10.0.0.4:80", "10.0.0.5:80"]);
+    let first = |addresses: &[&str]| assignment(vec![locality("a", 1, 0, addresses), zone_b.clone()]);
+    let mut before = first(&["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"]);
+    before.endpoints[0].lb_endpoints.insert(1, being(HealthStatus::Draining, 7));
+    let set = accepted(&before);
+    let cases: [(&[&str], &[bool]); 6] = [
+        (&["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"], &[true, true, true]),
+        (&["10.0.0.1:80", "10.0.0.9:80", "10.0.0.3:80"], &[true, false, true]),
+        (&["10.0.0.1:80", "10.0.0.3:80"], &[true, true]),
+        (&["10.0.0.9:80", "10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"], &[false, true, true, true]),
+        (&[], &[]),
+        (&["10.0.0.9:80"], &[false]),
+    ];
+    for (addresses, expected) in cases {
+        let message = first(addresses);
+        let new = parse_after(&message, &before, &set).expect("a good resource");
+        assert_eq!(shown(&new), shown(&accepted(&message)));
+        assert_eq!(kept(&new, &set), [expected, &[true, true]].concat(), "{addresses:?}");
+    }
+    let mut heavier = before.clone();
+    heavier.endpoints[0].load_balancing_weight = Some(2);
+    let new = parse_after(&heavier, &before, &set).expect("a good resource");
+    assert_eq!(shown(&new), shown(&accepted(&heavier)));
+    assert_eq!(
+        kept(&new, &set),
+        [false, false, false, true, true],
+        "they say which weight their locality has"
+    );
+    assert!(Arc::ptr_eq(locality_of(&new, 0), locality_of(&set, 0)));
+}
+
+fn locality_of(set: &EndpointSet, priority: usize) -> &Arc<Locality> {
+    let first = set.priorities[priority].iter().next().expect("an endpoint");
+    first.locality().expect("its locality")
+}
+
+/// A27: an address may not be there twice, be it read before or not.
+#[test]
+fn what_was_read_before_counts() {
+    let before = with((1..=40).map(|port| endpoint("10.0.0.1", port)).collect());
+    let set = accepted(&before);
+    for (at, with_new) in [(0, 0), (39, 0), (20, 30)] {
+        let mut message = before.clone();
+        let endpoints = &mut message.endpoints[0].lb_endpoints;
+        endpoints.extend((0..with_new).map(|port| endpoint("10.0.0.2", 1 + port)));
+        endpoints.insert(at, weighing(3, 17));
+        let problem = parse_after(&message, &before, &set).expect_err("a bad resource");
+        assert_eq!(problem, refused(&message), "the problem is named as if nothing had been read");
+    }
+    let mut twice = before.clone();
+    twice.endpoints[0].lb_endpoints.push(endpoint("10.0.0.1", 5));
+    assert_eq!(parse_after(&twice, &before, &set).expect_err("a bad resource"), refused(&twice));
+}
+
+proptest! {
+    /// Reading a version after another one leads to the same as reading it alone.
+    #[test]
+    fn versions_read_the_same(
+        versions in prop::collection::vec(
+            prop::collection::vec((0..3u32, prop::collection::vec((1..60u16, 0..4i32, 0..3u32), 0..30)), 0..4),
+            2..4,
+        ),
+    ) {
+        let message = |version: &[(u32, Vec<(u16, i32, u32)>)]| {
+            let locality = |(i, (priority, ports)): (usize, &(u32, Vec<(u16, i32, u32)>))| {
+                let one = |(port, health, weight): &(u16, i32, u32)| LbEndpoint {
+                    health_status: *health,
+                    load_balancing_weight: Some(*weight).filter(|weight| *weight > 0),
+                    ..endpoint(&format!("10.0.{i}.1"), *port)
+                };
+                let lb_endpoints = ports.iter().map(one).collect();
+                LocalityLbEndpoints { lb_endpoints, ..locality(&format!("z{i}"), 1, *priority, &[]) }
+            };
+            assignment(version.iter().enumerate().map(locality).collect())
+        };
+        let mut before: Option<(ClusterLoadAssignment, Arc<EndpointSet>)> = None;
+        for version in &versions {
+            let message = message(version);
+            let alone = parse(&message).map(|(set, _)| set);
+            let after = match &before {
+                Some((before, set)) => parse_after(&message, before, set),
+                None => alone.clone(),
+            };
+            prop_assert_eq!(after.as_ref().map(|set| shown(set)), alone.as_ref().map(|set| shown(set)));
+            if let Ok(set) = after {
+                before = Some((message, set));
+            }
+        }
+    }
 }

@@ -1,0 +1,145 @@
+//! Values by subchannel, for pickers: what a policy wants to know of calls to each endpoint.
+//!
+//! A table is made of pages, which its clones share: one change among ten thousand copies one page, and a pick finds its value by
+//! index. An endpoint's subchannels are remembered with it ([`Known`]), so that they are looked up by address only when they
+//! come.
+
+use std::sync::Arc;
+
+use crate::few::Few;
+use crate::{Cx, Endpoint, Endpoints, SubchannelId};
+
+/// How many values stand on a page.
+const PAGE: usize = 64;
+
+type Page<V> = [Option<(SubchannelId, Arc<V>)>; PAGE];
+
+/// Values by subchannel. Clones share.
+#[derive(Debug)]
+pub(crate) struct BySubchannel<V> {
+    pages: Vec<Arc<Page<V>>>,
+    /// Endpoints may have addresses in common: what is known of one may stand in the table for another.
+    overlap: bool,
+}
+
+impl<V> Default for BySubchannel<V> {
+    fn default() -> BySubchannel<V> {
+        BySubchannel { pages: Vec::new(), overlap: false }
+    }
+}
+
+impl<V> Clone for BySubchannel<V> {
+    fn clone(&self) -> BySubchannel<V> {
+        BySubchannel { pages: self.pages.clone(), overlap: self.overlap }
+    }
+}
+
+impl<V> BySubchannel<V> {
+    pub(crate) fn get(&self, id: SubchannelId) -> Option<&Arc<V>> {
+        let page = self.pages.get(id.index() / PAGE)?;
+        let (of, value) = page[id.index() % PAGE].as_ref()?;
+        (*of == id).then_some(value)
+    }
+
+    /// Brings the table up to date with the subchannels that endpoints have. Answers whether it changed.
+    ///
+    /// Endpoints that are [distinct](Endpoints::distinct) and whose subchannels are still there are not looked up. Of others
+    /// that have an address in common the first counts.
+    pub(crate) fn refresh<'r>(
+        &mut self,
+        rows: impl Iterator<Item = Row<'r, V>>,
+        endpoints: &Endpoints,
+        cx: &Cx<'_>,
+    ) -> bool
+    where
+        V: 'r,
+    {
+        let overlap = endpoints.as_distinct_list().is_none();
+        if !overlap && !self.overlap {
+            return rows.fold(false, |changed, row| row.refresh(self, cx) | changed);
+        }
+        let old = std::mem::replace(self, BySubchannel { pages: Vec::new(), overlap });
+        for Row { endpoint, value, known } in rows {
+            *known = Known::look_up(endpoint, cx);
+            for id in known.0.iter() {
+                if self.get(*id).is_none() {
+                    self.insert(*id, value);
+                }
+            }
+        }
+        let mut entries = self.entries();
+        let same = old.entries().all(|(id, value)| {
+            entries.next().is_some_and(|(also, other)| id == also && Arc::ptr_eq(value, other))
+        });
+        !(same && entries.next().is_none())
+    }
+
+    /// Removes what is known of an endpoint that is gone, or whose value is another.
+    pub(crate) fn remove(&mut self, known: &mut Known) {
+        for id in std::mem::take(known).0.iter() {
+            if self.get(*id).is_some() {
+                Arc::make_mut(&mut self.pages[id.index() / PAGE])[id.index() % PAGE] = None;
+            }
+        }
+    }
+
+    fn insert(&mut self, id: SubchannelId, value: &Arc<V>) {
+        let index = id.index();
+        while self.pages.len() <= index / PAGE {
+            self.pages.push(Arc::new([const { None }; PAGE]));
+        }
+        Arc::make_mut(&mut self.pages[index / PAGE])[index % PAGE] = Some((id, value.clone()));
+    }
+
+    fn entries(&self) -> impl Iterator<Item = (SubchannelId, &Arc<V>)> {
+        self.pages.iter().flat_map(|page| page.iter().flatten()).map(|(id, value)| (*id, value))
+    }
+}
+
+/// An endpoint, its value, and what is known of its subchannels.
+pub(crate) struct Row<'r, V> {
+    pub(crate) endpoint: &'r Endpoint,
+    pub(crate) value: &'r Arc<V>,
+    pub(crate) known: &'r mut Known,
+}
+
+impl<V> Row<'_, V> {
+    fn refresh(self, table: &mut BySubchannel<V>, cx: &Cx<'_>) -> bool {
+        let Row { endpoint, value, known } = self;
+        if known.is_whole(endpoint, cx) {
+            return false;
+        }
+        let now = Known::look_up(endpoint, cx);
+        if now.0.iter().eq(known.0.iter()) {
+            return false;
+        }
+        table.remove(known);
+        for id in now.0.iter() {
+            table.insert(*id, value);
+        }
+        *known = now;
+        true
+    }
+}
+
+/// The subchannels of one endpoint, as they were last looked up.
+#[derive(Debug, Default)]
+pub(crate) struct Known(Few<SubchannelId>);
+
+impl Known {
+    fn look_up(endpoint: &Endpoint, cx: &Cx<'_>) -> Known {
+        let mut known = Few::default();
+        for subchannel in endpoint.addresses().iter().filter_map(|address| cx.find(address)) {
+            known.push(subchannel.id());
+        }
+        Known(known)
+    }
+
+    /// Whether every address has a subchannel that is still there.
+    fn is_whole(&self, endpoint: &Endpoint, cx: &Cx<'_>) -> bool {
+        let is_there = |id: &SubchannelId| {
+            cx.look(*id).is_some_and(|subchannel| !cx.heeds_means() || cx.is_by_our_means(subchannel))
+        };
+        self.0.iter().all(is_there) && self.0.len() == endpoint.addresses().len()
+    }
+}

@@ -1,0 +1,253 @@
+//! Bringing what is kept about endpoints over to other endpoints.
+//!
+//! Lists of thousands of endpoints come again with one of them changed, and the others are the same allocations. Both lists
+//! are therefore walked side by side and compared by identity; only endpoints that stand in one of them alone are
+//! looked at, and looked up by their addresses. What stays, stays in its place, unmoved if it can.
+
+use crate::fast_map::{FastMap, FastSet, Seed};
+use crate::{Endpoint, EndpointKey, Endpoints};
+
+/// How far ahead the walk looks for where the two lists agree again.
+const AHEAD: usize = 8;
+
+/// Something that is kept about an endpoint for as long as the endpoint stays.
+pub(crate) trait Kept {
+    /// What is kept about an endpoint that was not there before.
+    fn new(endpoint: &Endpoint) -> Self;
+
+    /// The endpoint as it was last given.
+    fn endpoint(&self) -> &Endpoint;
+
+    /// Takes in the same endpoint with other attributes.
+    fn renew(&mut self, endpoint: &Endpoint);
+
+    /// Whether an endpoint is kept at all; one without addresses never is.
+    fn is_for(endpoint: &Endpoint) -> bool {
+        let _ = endpoint;
+        true
+    }
+}
+
+/// Brings what is kept over to other endpoints, in their order. Of several with the same addresses the first counts. Answers
+/// what is kept no longer.
+pub(crate) fn carry_over<K: Kept>(kept: &mut Vec<K>, endpoints: &Endpoints) -> Vec<K> {
+    match endpoints.as_distinct_list() {
+        Some(list) => carry_over_distinct(kept, list),
+        None => carry_over_any(kept, endpoints.iter().filter(|endpoint| is_kept::<K>(endpoint))),
+    }
+}
+
+fn is_kept<K: Kept>(endpoint: &Endpoint) -> bool {
+    !endpoint.addresses().is_empty() && K::is_for(endpoint)
+}
+
+/// The way for endpoints of which nothing is known: every one is looked up.
+fn carry_over_any<'e, K: Kept>(kept: &mut Vec<K>, endpoints: impl Iterator<Item = &'e Endpoint>) -> Vec<K> {
+    let mut old: FastMap<_, _> = kept.drain(..).map(|one| (one.endpoint().key(), one)).collect();
+    let (_, count) = endpoints.size_hint();
+    let mut seen = FastSet::with_capacity_and_hasher(count.unwrap_or(0), Seed::default());
+    for endpoint in endpoints {
+        let key = endpoint.key();
+        let one = old.remove(&key);
+        if seen.insert(key) {
+            kept.push(renewed(one, endpoint));
+        }
+    }
+    kept.shrink_to_fit();
+    old.into_values().collect()
+}
+
+/// The way for endpoints that share no address: only those that stand in one list alone are looked up.
+fn carry_over_distinct<K: Kept>(kept: &mut Vec<K>, list: &[Endpoint]) -> Vec<K> {
+    let stretches = compare(kept, list);
+    renew_in_place(kept, list, &stretches).unwrap_or_else(|| merge(kept, list, &stretches))
+}
+
+/// Part of two lists side by side: `same` endpoints that stand in both, then `gone` of the old and `come` of the new one.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Stretch {
+    same: usize,
+    gone: usize,
+    come: usize,
+}
+
+/// Compares the lists by identity. Where they do not agree again soon, all that follows has gone and come.
+fn compare<K: Kept>(kept: &[K], list: &[Endpoint]) -> Vec<Stretch> {
+    let mut stretches = Vec::new();
+    let (mut old, mut new) = (kept, list);
+    loop {
+        let pairs = old.iter().zip(new);
+        let same = pairs.take_while(|(old, new)| old.endpoint().is_same(new)).count();
+        (old, new) = (&old[same..], &new[same..]);
+        if old.is_empty() && new.is_empty() {
+            if same > 0 {
+                stretches.push(Stretch { same, ..Stretch::default() });
+            }
+            return stretches;
+        }
+        let (gone, come) = agreement(old, new).unwrap_or((old.len(), new.len()));
+        stretches.push(Stretch { same, gone, come });
+        (old, new) = (&old[gone..], &new[come..]);
+    }
+}
+
+/// How many of each list to pass over until they agree again, the fewest together.
+fn agreement<K: Kept>(old: &[K], new: &[Endpoint]) -> Option<(usize, usize)> {
+    let agree = |gone: usize, come: usize| match (old.get(gone), new.get(come)) {
+        (Some(old), Some(new)) => old.endpoint().is_same(new),
+        _ => false,
+    };
+    (1..=AHEAD).flat_map(|both| (0..=both).map(move |gone| (gone, both - gone))).find(|(o, n)| agree(*o, *n))
+}
+
+/// Renews what is kept without moving any of it, and answers what has gone; `None` if not each endpoint that comes stands where
+/// one went.
+fn renew_in_place<K: Kept>(kept: &mut [K], list: &[Endpoint], stretches: &[Stretch]) -> Option<Vec<K>> {
+    let mut changed = Vec::new();
+    let mut at = 0;
+    for Stretch { same, gone, come } in stretches {
+        if gone != come {
+            return None;
+        }
+        changed.extend(at + same..at + same + gone);
+        at += same + gone;
+    }
+    let is_there = |kept: &[K], at: usize| kept[at].endpoint().key() == list[at].key();
+    let is_plain = match changed[..] {
+        [only] => is_kept::<K>(&list[only]),
+        // One that comes here may be one that went there.
+        _ => changed.iter().all(|at| is_there(kept, *at) && is_kept::<K>(&list[*at])),
+    };
+    if !is_plain {
+        return None;
+    }
+    let mut gone = Vec::new();
+    for at in changed {
+        if is_there(kept, at) {
+            kept[at].renew(&list[at]);
+        } else {
+            gone.push(std::mem::replace(&mut kept[at], K::new(&list[at])));
+        }
+    }
+    Some(gone)
+}
+
+/// Puts together what stays and what comes, in the order of the new list; answers what has gone.
+fn merge<K: Kept>(kept: &mut Vec<K>, list: &[Endpoint], stretches: &[Stretch]) -> Vec<K> {
+    let mut gone = take_out(kept, stretches);
+    if stretches.iter().all(|stretch| stretch.come == 0) {
+        return gone.into_values().collect();
+    }
+    let stay = std::mem::replace(kept, Vec::with_capacity(list.len()));
+    let (mut stay, mut rest) = (stay.into_iter(), list);
+    for stretch in stretches {
+        kept.extend(stay.by_ref().take(stretch.same));
+        let come;
+        (come, rest) = rest[stretch.same..].split_at(stretch.come);
+        for endpoint in come.iter().filter(|endpoint| is_kept::<K>(endpoint)) {
+            kept.push(renewed(gone.remove(&endpoint.key()), endpoint));
+        }
+    }
+    gone.into_values().collect()
+}
+
+/// Takes out what has gone, by key: it may have gone to another place.
+fn take_out<K: Kept>(kept: &mut Vec<K>, stretches: &[Stretch]) -> FastMap<EndpointKey, K> {
+    let stays = stretches.iter().flat_map(|Stretch { same, gone, .. }| [(true, *same), (false, *gone)]);
+    let mut stays = stays.flat_map(|(stays, count)| std::iter::repeat_n(stays, count));
+    let gone = kept.extract_if(.., |_| stays.next() == Some(false));
+    gone.map(|one| (one.endpoint().key(), one)).collect()
+}
+
+fn renewed<K: Kept>(kept: Option<K>, endpoint: &Endpoint) -> K {
+    match kept {
+        Some(mut kept) => {
+            kept.renew(endpoint);
+            kept
+        }
+        None => K::new(endpoint),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An endpoint, and a number that it got when it came.
+    #[derive(Debug)]
+    struct Numbered(Endpoint, usize);
+
+    impl Kept for Numbered {
+        fn new(endpoint: &Endpoint) -> Numbered {
+            Numbered(endpoint.clone(), usize::MAX)
+        }
+
+        fn endpoint(&self) -> &Endpoint {
+            &self.0
+        }
+
+        fn renew(&mut self, endpoint: &Endpoint) {
+            self.0 = endpoint.clone();
+        }
+
+        fn is_for(endpoint: &Endpoint) -> bool {
+            endpoint.weight() != Some(13)
+        }
+    }
+
+    /// Whatever becomes of a list, the quick way keeps what the thorough one keeps.
+    #[test]
+    fn both_ways_lead_to_the_same() {
+        let mut random = crate::Rng::fixed(7);
+        let mut below = |bound: usize| random.below(bound as u64) as usize;
+        let fresh = |i: usize| Endpoint::at(format!("10.0.{}.{}:1", i / 256, i % 256).as_str());
+        let mut next = 60;
+        let mut list: Vec<Endpoint> = (0..next).map(fresh).collect();
+        let mut kept: Vec<Numbered> = Vec::new();
+        let mut number = 0;
+        for round in 0..600 {
+            for _ in 0..below(4) {
+                let at = below(list.len());
+                match below(7) {
+                    0 => drop(list.remove(at)),
+                    1 => list[at] = list[at].clone().with_weight(1 + below(20) as u32),
+                    2 => list.rotate_left(at),
+                    3 => list.swap(0, at),
+                    4 => list.extend((0..below(20)).map(|i| fresh(next + i))),
+                    5 => list.insert(at, fresh(next + 30)),
+                    _ => list[at] = fresh(next + 31),
+                }
+                next += 40;
+            }
+            list.truncate(80);
+            let mut thorough: Vec<Numbered> = kept.iter().map(|one| Numbered(one.0.clone(), one.1)).collect();
+            let mut gone = carry_over(&mut thorough, &Endpoints::list(list.iter().cloned()));
+            let mut gone_too = carry_over(&mut kept, &Endpoints::distinct(list.iter().cloned()));
+            gone.sort_by_key(|one| one.1);
+            gone_too.sort_by_key(|one| one.1);
+            let shown = |kept: &[Numbered]| -> Vec<_> {
+                kept.iter().map(|one| (one.1, format!("{:?}", one.0))).collect()
+            };
+            assert_eq!(shown(&kept), shown(&thorough), "round {round}");
+            assert_eq!(shown(&gone_too), shown(&gone), "round {round}");
+            for one in kept.iter_mut().filter(|one| one.1 == usize::MAX) {
+                one.1 = number;
+                number += 1;
+            }
+        }
+        assert!(number > 300, "{number}");
+    }
+
+    /// Changes here and there in a long list leave the rest alone.
+    #[test]
+    fn what_stays_is_not_looked_up() {
+        let mut list: Vec<Endpoint> = (0..100).map(|i| Endpoint::at(format!("e{i}").as_str())).collect();
+        let kept: Vec<_> = list.iter().map(Numbered::new).collect();
+        list.remove(10);
+        list.insert(50, Endpoint::at("new"));
+        list[80] = Endpoint::at("other");
+        let stretch = |same, gone, come| Stretch { same, gone, come };
+        let expected = [stretch(10, 1, 0), stretch(40, 0, 1), stretch(29, 1, 1), stretch(19, 0, 0)];
+        assert_eq!(compare(&kept, &list), expected);
+    }
+}
