@@ -335,7 +335,7 @@ async fn a_call_says_how_its_connection_ended() {
                 None
             })
         }),
-        ("the peer broke HTTP/2 or a limit (PROTOCOL_ERROR)", |mut conn, _| {
+        ("the peer broke HTTP/2 or a limit (FRAME_SIZE_ERROR)", |mut conn, _| {
             Box::pin(async move {
                 conn.send(Frame::new(kind::PING, 0, 0, &b"seven.."[..])).await.unwrap();
                 Some(conn)
