@@ -21,12 +21,25 @@ fn row<'a>(text: &'a str, title: &str, name: &str) -> Vec<&'a str> {
     row.unwrap_or_else(|| panic!("no row {name:?} below {title:?} in:\n{text}"))
 }
 
+/// The clients that are this program.
+const OWN: [&str; 9] = [
+    "hyper",
+    "h2",
+    "tonic",
+    "tonic-balance",
+    "evenkeel-round_robin",
+    "evenkeel-edf",
+    "evenkeel-weighted_round_robin",
+    "evenkeel-ring_hash",
+    "evenkeel-least_request",
+];
+
 #[test]
 fn clients_are_compared_in_one_run() {
     let (code, stdout, stderr) = bench(&[
         "calls",
         "--clients",
-        "hyper,evenkeel-edf",
+        &OWN.join(","),
         "--payload",
         "unary-16,stream",
         "--concurrency",
@@ -42,11 +55,12 @@ fn clients_are_compared_in_one_run() {
     for payload in ["unary, 16 B", "server streaming, 100 messages of 16 B"] {
         let title = format!("{payload}, 4 at a time, 2 backends");
         let hyper = row(&stdout, &title, "hyper");
-        let evenkeel = row(&stdout, &title, "evenkeel-edf");
         assert_eq!(hyper[7..], ["1.00", "(1.00..1.00)", "1.00", "(1.00..1.00)"], "{stdout}");
-        for (i, cell) in evenkeel[1..6].iter().enumerate() {
-            let figure: f64 = cell.parse().unwrap_or_else(|_| panic!("cell {i} is no figure:\n{stdout}"));
-            assert!(figure > 0.0, "{stdout}");
+        for client in OWN {
+            for (i, cell) in row(&stdout, &title, client)[1..6].iter().enumerate() {
+                let figure = cell.parse::<f64>();
+                assert!(figure.is_ok_and(|figure| figure > 0.0), "{client}, cell {i}:\n{stdout}\n{stderr}");
+            }
         }
     }
     // Every endpoint gets its share of 20,020 calls; two calls more or less for the weight 1 are 0.5 %.

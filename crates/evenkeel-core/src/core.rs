@@ -216,7 +216,8 @@ impl Core {
                 }
             }
         }
-        self.tree.exit_idle = false;
+        // Who asks before there is anything to connect to means what comes.
+        self.tree.exit_idle &= self.update.is_none();
         self.tree.thorough = false;
         self.tree.settle();
         let changed = self.shown.as_ref().is_none_or(|shown| !shown.is_same(&state));

@@ -161,7 +161,8 @@ impl State {
             return Err(refusal.clone());
         }
         // The table would part from the peer's if this were seen later.
-        if let Some(name) = request.headers.keys().find(|name| is_of_http1(name)) {
+        let mut names = request.headers.keys().chain(request.more.iter().map(|(name, _)| name));
+        if let Some(name) = names.find(|name| is_of_http1(name)) {
             return Err(Error::Unsendable(name.clone()));
         }
         let id = self.next_id;

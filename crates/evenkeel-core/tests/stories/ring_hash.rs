@@ -2,7 +2,7 @@
 
 use evenkeel_core::policy::RingHash;
 use evenkeel_core::{
-    Call, Code, Connectivity, Core, Endpoint, Endpoints, Event, HASH_KEY, Pick, Registry, Rng, hash,
+    Call, Code, Connectivity, Core, Endpoint, Endpoints, Event, HASH_KEY, Instant, Pick, Registry, Rng, hash,
 };
 use serde_json::{Value, json};
 use testkit::{Picked, World, endpoints, secs, weighted};
@@ -251,6 +251,20 @@ fn one_endpoint_is_connected_when_the_application_asks() {
     world.handle(Event::ExitIdle);
     world.fail("a");
     assert_eq!(world.state(), Connectivity::TransientFailure);
+}
+
+/// An application may ask before anything is known: it counts once there are endpoints, and only then.
+#[test]
+fn asking_to_connect_before_there_is_a_config_is_not_forgotten() {
+    let mut core = Core::builder(Rng::fixed(1)).build();
+    core.handle(Event::ExitIdle, Instant::ORIGIN);
+    core.reconcile(Instant::ORIGIN);
+    let settings = config(&json!({}));
+    let mut world = World::with(core, Registry::standard(), &settings, endpoints(["a", "b", "c"]));
+    assert_eq!(world.dialled(), ["a"]);
+    world.ready("a");
+    world.lose("a");
+    assert!(world.dialled().is_empty(), "asked once");
 }
 
 /// RH-13

@@ -167,7 +167,8 @@ impl Block {
         match &field.name {
             Name::Header(name) => {
                 self.is_malformed |= is_of_http1(name);
-                self.headers.append(name.clone(), field.value.clone());
+                // The map has a limit of its own, which a user's larger one may come to.
+                self.is_too_long |= self.headers.try_append(name.clone(), field.value.clone()).is_err();
             }
             // Once, and before the others.
             Name::Status if self.status.is_none() && self.headers.is_empty() => {

@@ -117,6 +117,18 @@ fn long_lists_are_cut() {
     assert_eq!(said(&decoder.decode(&bytes("be bf"), 1 << 14).unwrap()), "d e\nb c\n");
 }
 
+/// However much a user allows: there are more names than a map can hold.
+#[test]
+fn more_names_than_can_be_kept_are_too_many() {
+    let mut block = Vec::new();
+    for number in 0..40_000 {
+        let name = format!("{number:05}");
+        block.extend_from_slice(&[&[0, 5][..], name.as_bytes(), &[0]].concat());
+    }
+    let block = Decoder::default().decode(&block, usize::MAX).unwrap();
+    assert!(block.is_too_long && !block.headers.is_empty());
+}
+
 fn encode(encoder: &mut Encoder, headers: &HeaderMap) -> Vec<u8> {
     let mut out = Vec::new();
     encoder.begin(&mut out, &Method::POST, false, "orders", "/shop.Orders/Get");

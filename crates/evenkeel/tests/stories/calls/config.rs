@@ -72,6 +72,8 @@ async fn ring_hash_needs_a_header() {
     let backends = three().await;
     let config = r#"{"loadBalancingConfig": [{"ring_hash_experimental": {"requestHashHeader": "x-user"}}]}"#;
     let channel = to(&backends).service_config(config).build().unwrap();
+    // It connects by calls, and to one endpoint if it is asked to.
+    within(channel.ready()).await.unwrap();
     let mut client = EchoClient::new(channel.clone());
     let mut homes = BTreeMap::new();
     for round in 0..3 {
