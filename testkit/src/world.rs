@@ -465,7 +465,7 @@ impl World {
                 }
                 Effect::Reresolve => self.reresolutions += 1,
                 Effect::Warn(text) => self.warnings.push(text),
-                Effect::Measure(measurement) => self.measurements.push(measurement),
+                Effect::Measure(measurement) => self.measurements.push(*measurement),
                 other => panic!("the world does not know {other:?}"),
             }
         }

@@ -134,10 +134,11 @@ fn renew_in_place<K: Kept>(kept: &mut [K], list: &[Endpoint], stretches: &[Stret
 
 /// Puts together what stays and what comes, in the order of the new list; answers what has gone.
 fn merge<K: Kept>(kept: &mut Vec<K>, list: &[Endpoint], stretches: &[Stretch]) -> Vec<K> {
-    let mut gone = take_out(kept, stretches);
+    let gone = take_out(kept, stretches);
     if stretches.iter().all(|stretch| stretch.come == 0) {
-        return gone.into_values().collect();
+        return gone;
     }
+    let mut gone = Gone::new(gone);
     let stay = std::mem::replace(kept, Vec::with_capacity(list.len()));
     let (mut stay, mut rest) = (stay.into_iter(), list);
     for stretch in stretches {
@@ -145,18 +146,45 @@ fn merge<K: Kept>(kept: &mut Vec<K>, list: &[Endpoint], stretches: &[Stretch]) -
         let come;
         (come, rest) = rest[stretch.same..].split_at(stretch.come);
         for endpoint in come.iter().filter(|endpoint| is_kept::<K>(endpoint)) {
-            kept.push(renewed(gone.remove(&endpoint.key()), endpoint));
+            kept.push(renewed(gone.back(endpoint), endpoint));
         }
     }
-    gone.into_values().collect()
+    gone.all
 }
 
-/// Takes out what has gone, by key: it may have gone to another place.
-fn take_out<K: Kept>(kept: &mut Vec<K>, stretches: &[Stretch]) -> FastMap<EndpointKey, K> {
+/// Takes out what has gone.
+fn take_out<K: Kept>(kept: &mut Vec<K>, stretches: &[Stretch]) -> Vec<K> {
+    if let [Stretch { same: 0, .. }] = stretches {
+        return std::mem::take(kept);
+    }
     let stays = stretches.iter().flat_map(|Stretch { same, gone, .. }| [(true, *same), (false, *gone)]);
     let mut stays = stays.flat_map(|(stays, count)| std::iter::repeat_n(stays, count));
-    let gone = kept.extract_if(.., |_| stays.next() == Some(false));
-    gone.map(|one| (one.endpoint().key(), one)).collect()
+    kept.extract_if(.., |_| stays.next() == Some(false)).collect()
+}
+
+/// What has gone, with its places by key: it may have gone to another place. Where all has gone and other comes, nothing is
+/// moved.
+struct Gone<K> {
+    all: Vec<K>,
+    places: FastMap<EndpointKey, usize>,
+}
+
+impl<K: Kept> Gone<K> {
+    fn new(all: Vec<K>) -> Gone<K> {
+        let mut places = FastMap::with_capacity_and_hasher(all.len(), Seed::default());
+        places.extend(all.iter().enumerate().map(|(at, one)| (one.endpoint().key(), at)));
+        Gone { all, places }
+    }
+
+    /// What was kept about this endpoint, if it went.
+    fn back(&mut self, endpoint: &Endpoint) -> Option<K> {
+        let at = self.places.remove(&endpoint.key()).filter(|at| *at < self.all.len())?;
+        let one = self.all.swap_remove(at);
+        if let Some(moved) = self.all.get(at) {
+            self.places.insert(moved.endpoint().key(), at);
+        }
+        Some(one)
+    }
 }
 
 fn renewed<K: Kept>(kept: Option<K>, endpoint: &Endpoint) -> K {

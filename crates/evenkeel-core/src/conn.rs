@@ -195,17 +195,20 @@ impl Attempts {
         if ready.is_some() {
             return ready;
         }
+        let before = self.tried.len();
         while let Some(address) = self.next_to_try(cx) {
             match cx.find(&address).map(|known| (known.id(), known.connectivity(), known.failures())) {
                 Some((id, Connectivity::Ready, _)) => return Some(id),
                 // It is backing off: it has failed for this pass too.
                 Some((id, Connectivity::TransientFailure, failures)) => {
                     self.tried.push((id, failures.wrapping_sub(1)));
+                    cx.keep(id);
                 }
                 _ => self.start(&address, cx),
             }
         }
-        for (id, _) in self.tried.iter() {
+        // Those that were started are kept by that.
+        for (id, _) in self.tried.iter().take(before) {
             cx.keep(*id);
         }
         if self.tried.len() == self.addresses.len() {

@@ -1,6 +1,7 @@
 //! The core itself: takes in what happened, runs one pass, gives back what should be done.
 
 use std::fmt;
+use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use crate::load::LoadStore;
 use crate::measure::{Labels, Measurement};
 use crate::pick::RootPicker;
 use crate::policy::LbState;
+use crate::rubbish::Rubbish;
 use crate::subchannel::Backoff;
 use crate::tree::Tree;
 use crate::{Address, Connectivity, Endpoints, Instant, LoadReport, Rng, Status, Subchannel, SubchannelId};
@@ -132,7 +134,7 @@ pub enum Effect {
     /// Tell the operator.
     Warn(String),
     /// Count something; only from a core that was built to [measure](Builder::measure).
-    Measure(Measurement),
+    Measure(Box<Measurement>),
 }
 
 /// What came of a pass.
@@ -147,6 +149,8 @@ pub struct Pass {
     pub picker: Option<RootPicker>,
     /// When the next pass is due if nothing happens before.
     pub wake_at: Option<Instant>,
+    /// What nobody needs any more. A driver that has better things to do drops it later.
+    pub rubbish: Rubbish,
 }
 
 impl Core {
@@ -226,7 +230,8 @@ impl Core {
         self.shown = Some(state);
         let wake_at =
             if self.root.is_dirty(&self.tree) { Some(self.tree.now) } else { self.tree.next_wake() };
-        Pass { effects: std::mem::take(&mut self.tree.effects), connectivity, picker, wake_at }
+        let (effects, rubbish) = (mem::take(&mut self.tree.effects), mem::take(&mut self.tree.rubbish));
+        Pass { effects, connectivity, picker, wake_at, rubbish }
     }
 
     /// Runs a pass in which every policy looks again, changed or not. By the rule of [`Core::reconcile`] this changes

@@ -168,8 +168,13 @@ impl Cx<'_> {
     /// Gives a measurement to the driver. It is not made if nobody measures.
     pub fn measure(&mut self, measurement: impl FnOnce(&Scope) -> Measurement) {
         if self.tree.measure {
-            self.tree.effects.push(Effect::Measure(measurement(&self.scope)));
+            self.tree.effects.push(Effect::Measure(Box::new(measurement(&self.scope))));
         }
+    }
+
+    /// Has these dropped when there is time for it.
+    pub(crate) fn discard<T: Send + 'static>(&mut self, gone: Vec<T>) {
+        self.tree.rubbish.add(gone);
     }
 
     /// How many subchannels were ever made: while it stands still, no address has another subchannel than before.

@@ -37,13 +37,13 @@ impl<T> Default for Fleet<T> {
     }
 }
 
-impl<T: Default> Fleet<T> {
+impl<T: Default + Send + 'static> Fleet<T> {
     /// Takes in the endpoints, connects as asked, and brings every member's state up to date. Answers whether the
-    /// endpoints are others than before.
+    /// endpoints are others than before. What is remembered about members that have gone may be dropped later.
     pub fn reconcile(&mut self, endpoints: &Endpoints, eagerness: Eagerness, cx: &mut Cx<'_>) -> bool {
         let changed = self.source.as_ref().is_none_or(|source| !source.is_same(endpoints));
         if changed {
-            carry_over(&mut self.members, endpoints);
+            cx.discard(carry_over(&mut self.members, endpoints));
             self.source = Some(endpoints.clone());
         }
         let runs = cx.runs();

@@ -43,6 +43,7 @@ mod pick;
 pub mod policy;
 mod registry;
 mod rng;
+mod rubbish;
 pub mod schedule;
 mod status;
 mod subchannel;
@@ -67,6 +68,7 @@ pub use pick::{Call, CallEnd, Headers, Pick, PickHeaders, Picker, Place, RootPic
 pub use policy::{LbState, Policy, Shown};
 pub use registry::Registry;
 pub use rng::Rng;
+pub use rubbish::Rubbish;
 pub use status::{Code, Status};
 pub use subchannel::{Backoff, Connectivity, Subchannel, SubchannelId};
 pub use time::Instant;

@@ -376,26 +376,23 @@ impl Subchannels {
     }
 
     /// Removes it; its id will not come back.
-    pub(crate) fn remove(&mut self, id: SubchannelId) {
-        let Some(slot) = self.slots.get_mut(id.index()).filter(|slot| slot.generation == id.generation)
-        else {
-            return;
-        };
-        if let Some(subchannel) = slot.subchannel.take() {
-            match &subchannel.means {
-                None => drop(self.by_address.remove(&subchannel.address)),
-                Some(means) => {
-                    if let Some(by_address) = self.by_means.get_mut(means) {
-                        by_address.remove(&subchannel.address);
-                        if by_address.is_empty() {
-                            self.by_means.remove(means);
-                        }
+    pub(crate) fn remove(&mut self, id: SubchannelId) -> Option<Box<Subchannel>> {
+        let slot = self.slots.get_mut(id.index()).filter(|slot| slot.generation == id.generation)?;
+        let subchannel = slot.subchannel.take()?;
+        match &subchannel.means {
+            None => drop(self.by_address.remove(&subchannel.address)),
+            Some(means) => {
+                if let Some(by_address) = self.by_means.get_mut(means) {
+                    by_address.remove(&subchannel.address);
+                    if by_address.is_empty() {
+                        self.by_means.remove(means);
                     }
                 }
             }
-            slot.generation = slot.generation.wrapping_add(1);
-            self.free.push(id.index);
         }
+        slot.generation = slot.generation.wrapping_add(1);
+        self.free.push(id.index);
+        Some(subchannel)
     }
 
     pub(crate) fn next_failure(&mut self) -> u64 {

@@ -17,8 +17,8 @@ use crate::cluster::{Cluster, Clusters, EndpointSet, Source};
 use crate::core::Effect;
 use crate::counters::CallCounters;
 use crate::cx::Scope;
-use crate::fast_map::FastSet;
 use crate::load::LoadStore;
+use crate::rubbish::Rubbish;
 use crate::subchannel::{Backoff, Subchannel, Subchannels};
 use crate::{Address, Instant, Means, Rng, Status, SubchannelId};
 
@@ -97,6 +97,7 @@ pub(crate) struct Tree {
     /// What discovery found, if there is any.
     pub(crate) clusters: Option<Arc<Clusters>>,
     pub(crate) effects: Vec<Effect>,
+    pub(crate) rubbish: Rubbish,
     /// Somebody asked for fresh addresses in this pass.
     pub(crate) reresolve: bool,
     /// Somebody asked the whole channel to connect: policies that are idle start.
@@ -157,6 +158,7 @@ impl Tree {
             subchannels: Subchannels::default(),
             clusters: None,
             effects: Vec::new(),
+            rubbish: Rubbish::default(),
             reresolve: false,
             exit_idle: false,
             thorough: false,
@@ -490,6 +492,7 @@ impl Tree {
                 self.effects.push(Effect::WatchLoad { id, every: wanted });
             }
         }
+        let mut gone = Vec::new();
         for id in std::mem::take(&mut self.loose) {
             let Some(subchannel) = self.subchannels.get(id).filter(|s| s.holders.is_empty()) else {
                 continue;
@@ -497,8 +500,9 @@ impl Tree {
             if subchannel.is_known_to_driver() {
                 self.effects.push(Effect::Close { id });
             }
-            self.subchannels.remove(id);
+            gone.extend(self.subchannels.remove(id));
         }
+        self.rubbish.add(gone);
         if std::mem::take(&mut self.reresolve) {
             self.effects.push(Effect::Reresolve);
         }
@@ -548,12 +552,16 @@ fn left_out(before: &[SubchannelId], held: &[SubchannelId]) -> Vec<SubchannelId>
             None => gone.push(*id),
         }
     }
-    // Some may only stand elsewhere. Few are looked for one by one, which takes less than a set of all.
-    if gone.len() > 8 {
-        let held: FastSet<_> = held.iter().collect();
+    // Some may only stand elsewhere. Few are looked for one by one, which takes less than a table of all.
+    if gone.len() <= 8 {
         gone.retain(|id| !held.contains(id));
     } else {
-        gone.retain(|id| !held.contains(id));
+        let size = held.iter().map(|id| id.index() + 1).max().unwrap_or(0);
+        let mut table = vec![None; size];
+        for id in held {
+            table[id.index()] = Some(id);
+        }
+        gone.retain(|id| table.get(id.index()).is_none_or(|held| *held != Some(id)));
     }
     gone
 }

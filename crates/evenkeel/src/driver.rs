@@ -17,7 +17,7 @@ use std::{future, mem};
 
 use evenkeel_core::{
     Backoff, CallCounters, Connectivity, Core, Effect, Endpoint, Endpoints, Event, Instant, Labels, LbConfig,
-    LoadReport, Pass, Rng, RootPicker, Status, SubchannelId, Update,
+    LoadReport, Pass, Rng, RootPicker, Rubbish, Status, SubchannelId, Update,
 };
 use evenkeel_xds::follow::Step;
 use evenkeel_xds::routing::Selector;
@@ -135,7 +135,7 @@ impl Driver {
         let wake_at = self.awake.as_ref().map(Awake::wake_at);
         // New connections come before the end of old ones, unless nothing happens but that time passes.
         let is_busy =
-            self.awake.as_ref().is_some_and(|awake| !awake.let_go.is_empty() && awake.dials.due().is_none());
+            self.awake.as_ref().is_some_and(|awake| awake.has_leftovers() && awake.dials.due().is_none());
         let (reports, feed) = match &mut self.awake {
             Some(awake) => (Some(&mut awake.reports), Some(&mut awake.feed)),
             None => (None, None),
@@ -257,8 +257,9 @@ impl Driver {
             self.awake = Some(fresh);
             return;
         };
-        let Pass { effects, connectivity, picker, wake_at, .. } = pass;
+        let Pass { effects, connectivity, picker, wake_at, rubbish, .. } = pass;
         awake.wake_at = wake_at;
+        awake.rubbish.append(rubbish);
         if let Some(picker) = picker {
             awake.picker = Some(picker);
             awake.is_new = true;
@@ -278,6 +279,7 @@ impl Driver {
     fn let_go_some(&mut self) {
         if let Some(awake) = &mut self.awake {
             awake.let_go.truncate(awake.let_go.len().saturating_sub(LET_GO_AT_ONCE));
+            awake.rubbish.drop_some();
         }
     }
 }
@@ -304,6 +306,8 @@ struct Awake {
     dials: Dials,
     /// Connections that calls do not see any more.
     let_go: Vec<Arc<Connection>>,
+    /// What the policies do not need any more.
+    rubbish: Rubbish,
     load: LoadWatches,
     metrics: Metrics,
     meters: IdMap<ConnectionMeter>,
@@ -355,6 +359,7 @@ impl Awake {
             reporter,
             dials: Dials::new(),
             let_go: Vec::new(),
+            rubbish: Rubbish::default(),
             is_new: true,
             wake_at: None,
             idle_at: now + settings.idle_timeout.unwrap_or(Duration::MAX),
@@ -379,6 +384,11 @@ impl Awake {
             }
         }
         awake
+    }
+
+    /// Whether there is something left to be dropped.
+    fn has_leftovers(&self) -> bool {
+        !(self.let_go.is_empty() && self.rubbish.is_empty())
     }
 
     fn wake_at(&self) -> Instant {

@@ -398,6 +398,7 @@ struct Roll {
 
 /// A place as endpoints give it: locality and host name.
 type Spot = (Option<Arc<Locality>>, Option<Arc<str>>);
+type SpotRef<'e> = (Option<&'e Arc<Locality>>, Option<&'e Arc<str>>);
 
 /// One endpoint, with the tally of its place.
 #[derive(Debug)]
@@ -430,8 +431,19 @@ impl Entry {
     }
 }
 
-fn spot(endpoint: &Endpoint) -> (Option<&Arc<Locality>>, Option<&Arc<str>>) {
+fn spot(endpoint: &Endpoint) -> SpotRef<'_> {
     (endpoint.locality(), endpoint.shared_hostname())
+}
+
+/// The place of all endpoints, if they are in one. Neighbours mostly share what says so.
+fn only_spot(endpoints: &Endpoints) -> Option<SpotRef<'_>> {
+    let mut spots = endpoints.iter().map(spot);
+    let only = spots.next()?;
+    let is_same = |a: Option<&Arc<Locality>>, b: Option<&Arc<Locality>>| match (a, b) {
+        (Some(a), Some(b)) => Arc::ptr_eq(a, b) || a == b,
+        (a, b) => a.is_none() && b.is_none(),
+    };
+    spots.all(|spot| is_same(spot.0, only.0) && spot.1 == only.1).then_some(only)
 }
 
 impl Roll {
@@ -466,41 +478,46 @@ impl Roll {
     }
 
     fn replace(&mut self, endpoints: &Endpoints) {
+        self.endpoints = Some(endpoints.clone());
+        self.only = only_spot(endpoints).map(|spot| self.tally_of(spot));
+        self.forget_places(endpoints.iter().count());
+        if self.only.is_some() {
+            (self.entries, self.by_subchannel, self.rest) = (Vec::new(), BySubchannel::default(), None);
+            return;
+        }
         for mut gone in carry_over(&mut self.entries, endpoints) {
             self.by_subchannel.remove(&mut gone.known);
         }
-        self.endpoints = Some(endpoints.clone());
         for i in 0..self.entries.len() {
             if self.entries[i].tally.is_none() {
-                let tally = self.tally_of(i);
+                let tally = self.tally_of_entry(i);
                 let entry = &mut self.entries[i];
                 self.by_subchannel.remove(&mut entry.known);
                 entry.tally = Some(tally);
             }
         }
-        if self.places.len() > 2 * self.entries.len() + 8 {
+    }
+
+    /// Forgets places that nobody is in, once they are more than there are endpoints.
+    fn forget_places(&mut self, endpoints: usize) {
+        if self.places.len() > 2 * endpoints + 8 {
             self.places.retain(|_, tally| tally.strong_count() > 0);
-        }
-        let mut tallies = self.entries.iter().filter_map(|entry| entry.tally.as_ref());
-        let first = tallies.next().cloned();
-        self.only = first.filter(|first| tallies.all(|tally| Arc::ptr_eq(first, tally)));
-        if self.only.is_some() {
-            (self.by_subchannel, self.rest) = (BySubchannel::default(), None);
-            for entry in &mut self.entries {
-                entry.known = Known::default();
-            }
         }
     }
 
     /// The tally of an endpoint's place: of its neighbour, if they share it.
-    fn tally_of(&mut self, i: usize) -> Arc<Tally> {
-        let spot = spot(&self.entries[i].endpoint);
-        let before =
-            i.checked_sub(1).map(|i| &self.entries[i]).filter(|before| self::spot(&before.endpoint) == spot);
+    fn tally_of_entry(&mut self, i: usize) -> Arc<Tally> {
+        let endpoint = &self.entries[i].endpoint;
+        let before = i.checked_sub(1).map(|i| &self.entries[i]);
+        let before = before.filter(|before| spot(&before.endpoint) == spot(endpoint));
         if let Some(tally) = before.and_then(|before| before.tally.as_ref()) {
             return tally.clone();
         }
-        let (locality, hostname) = spot;
+        let endpoint = endpoint.clone();
+        self.tally_of(spot(&endpoint))
+    }
+
+    fn tally_of(&mut self, (locality, hostname): SpotRef<'_>) -> Arc<Tally> {
         let place = self.places.entry((locality.cloned(), hostname.cloned())).or_default();
         place.upgrade().unwrap_or_else(|| {
             let tally = Arc::new(Tally::new(&self.gate, locality, hostname));

@@ -155,7 +155,7 @@ impl WeightedRoundRobin {
         let now = cx.now();
         let mut known = Vec::with_capacity(self.fleet.members().len());
         for member in self.fleet.members_mut() {
-            member.own.standing = member.ready().map(|_| member.own.weight.look_up(config, now));
+            member.own.standing = member.ready().map(|_| member.own.weight().look_up(config, now));
             known.extend(member.own.standing);
         }
         // A58: fewer than two are as good as none.
@@ -272,7 +272,7 @@ fn metric_names(fields: &Fields<'_>) -> Result<Vec<String>, ConfigError> {
 fn note_connection(member: &mut Member<Own>, cx: &Cx<'_>) {
     let connection = member.ready().and_then(|id| Some((id, cx.look(id)?.disconnects())));
     if connection.is_some() && connection != member.own.connection {
-        member.own.weight.restart_blackout();
+        member.own.weight().restart_blackout();
     }
     member.own.connection = connection;
 }
@@ -284,12 +284,14 @@ fn read_load(
     formula: &Arc<Formula>,
     cx: &mut Cx<'_>,
 ) {
-    let id = member.subchannel();
+    let (id, is_ready) = (member.subchannel(), member.ready().is_some());
     let own = &mut member.own;
     if !config.enable_oob_load_report {
         own.reports = None;
-        if own.reporter.as_ref().is_none_or(|reporter| !Arc::ptr_eq(&reporter.formula, formula)) {
-            own.reporter = Some(Arc::new(Reporter { formula: formula.clone(), weight: own.weight.clone() }));
+        // Only who is called reports.
+        if is_ready && own.reporter.as_ref().is_none_or(|reporter| !Arc::ptr_eq(&reporter.formula, formula)) {
+            let weight = own.weight().clone();
+            own.reporter = Some(Arc::new(Reporter { formula: formula.clone(), weight }));
         }
         return;
     }
@@ -303,7 +305,7 @@ fn read_load(
     // Reports from before the watch were for somebody else.
     let is_news = own.reports.replace(now).is_some_and(|before| before.0 == id && before != now);
     if let Some((at, report)) = subchannel.load().filter(|_| is_news) {
-        own.weight.update(formula.weight(report), at);
+        own.weight().update(formula.weight(report), at);
     }
     cx.watch_load(id, config.oob_reporting_period);
 }
@@ -312,7 +314,8 @@ fn read_load(
 #[derive(Debug, Default)]
 struct Own {
     place: Place,
-    weight: Arc<Weight>,
+    /// Unset until it is ready for the first time.
+    weight: Option<Arc<Weight>>,
     /// Reads the reports that come with calls; `None` while they come out of band.
     reporter: Option<Arc<Reporter>>,
     /// The connection it was ready on: the subchannel, and how often that had been lost before.
@@ -321,6 +324,12 @@ struct Own {
     reports: Option<(SubchannelId, u32)>,
     /// What came of the last look-up, if it was ready then.
     standing: Option<Standing>,
+}
+
+impl Own {
+    fn weight(&mut self) -> &Arc<Weight> {
+        self.weight.get_or_insert_default()
+    }
 }
 
 impl AsRef<Place> for Own {
