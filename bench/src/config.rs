@@ -18,7 +18,7 @@ use clap::ValueEnum as _;
 use evenkeel::Variant;
 
 use crate::Error;
-use crate::table::Table;
+use crate::bars::Measured;
 
 /// How soon updates are in force and what they cost: all endpoints replaced, one replaced, a process that starts.
 #[derive(clap::Args)]
@@ -75,15 +75,22 @@ pub(crate) fn work(worker: &Worker) -> Result<(), Error> {
     }
 }
 
-pub(crate) fn run(args: &Args) -> Result<Vec<Table>, Error> {
-    let wanted = |part: &&Part| args.parts.is_empty() || args.parts.contains(part);
-    let table = |part: &Part| match part {
-        Part::Swap => swap::table(args),
-        Part::Idle => idle::table(args),
-        Part::One => one::table(args),
-        Part::Cold => cold::table(args),
-    };
-    Part::value_variants().iter().filter(wanted).map(table).collect()
+pub(crate) fn run(args: &Args) -> Result<Measured, Error> {
+    let mut measured = Measured::default();
+    for part in Part::value_variants() {
+        if !args.parts.is_empty() && !args.parts.contains(part) {
+            continue;
+        }
+        let (table, bars) = match part {
+            Part::Swap => swap::table(args)?,
+            Part::Idle => (idle::table(args)?, Vec::new()),
+            Part::One => one::table(args)?,
+            Part::Cold => cold::table(args)?,
+        };
+        measured.tables.push(table);
+        measured.bars.extend(bars);
+    }
+    Ok(measured)
 }
 
 const VARIANTS: [(&str, Variant); 2] = [("SotW", Variant::StateOfTheWorld), ("delta", Variant::Delta)];

@@ -12,8 +12,9 @@ mod picks;
 use std::path::PathBuf;
 
 pub(crate) use self::clients::addresses;
-use self::clients::{Bed, CLIENTS, Cost};
+use self::clients::{Bed, CLIENTS, Cost, Endpoints};
 use crate::Error;
+use crate::bars::{Bar, Measured, Reach};
 use crate::common::profile::{Places, is_valgrind_installed, print_profile};
 use crate::common::rounds::CONCURRENCY;
 use crate::table::Table;
@@ -59,8 +60,8 @@ pub(crate) struct Worker {
 enum Work {
     /// Backends: one listener behind every loopback address.
     Serve,
-    /// A control plane over so many endpoints at this port.
-    Control { port: u16, endpoints: u16 },
+    /// A control plane over so many endpoints at this port, and so many more in a second priority.
+    Control { port: u16, endpoints: u16, standing_by: u16 },
     /// A client of the endpoints at this port, or of the control plane at that port.
     Client { client: String, port: u16, endpoints: u16, calls: u32 },
     /// Picks of all policies, alone and below the whole tree.
@@ -70,27 +71,30 @@ enum Work {
 pub(crate) fn work(worker: &Worker) -> Result<(), Error> {
     match &worker.work {
         Work::Serve => clients::serve(),
-        Work::Control { port, endpoints } => clients::control(*port, *endpoints),
+        Work::Control { port, endpoints, standing_by } => clients::control(*port, *endpoints, *standing_by),
         Work::Client { client, port, endpoints, calls } => clients::client(client, *port, *endpoints, *calls),
         Work::Picks { picks, sizes } => picks::work(*picks, sizes),
     }
 }
 
-pub(crate) fn run(args: &Args) -> Result<Vec<Table>, Error> {
+pub(crate) fn run(args: &Args) -> Result<Measured, Error> {
     if let Some(client) = &args.profile {
-        return profile(client, args).map(|()| Vec::new());
+        return profile(client, args).map(|()| Measured::default());
     }
     if args.check {
-        return guard::check(&args.file).map(|table| vec![table]);
+        return guard::check(&args.file).map(|table| Measured::tables(vec![table]));
     }
     if args.accept {
-        return guard::accept(&args.file).map(|()| Vec::new());
+        return guard::accept(&args.file).map(|()| Measured::default());
     }
     if !is_valgrind_installed() {
         eprintln!("\nVALGRIND IS NOT INSTALLED: INSTRUCTIONS ARE NOT COUNTED, only allocations\n");
     }
     let bed = Bed::new()?;
-    Ok(vec![calls(&bed, args)?, growth(&bed, args)?, picks::table(&args.sizes)?])
+    let (calls, mut bars) = calls(&bed, args)?;
+    let (growth, bar) = growth(&bed, args)?;
+    bars.extend(bar);
+    Ok(Measured { bars, ..Measured::tables(vec![calls, growth, picks::table(&args.sizes)?]) })
 }
 
 /// A figure that may be unknown.
@@ -98,7 +102,7 @@ fn cell(figure: Option<f64>, digits: usize) -> String {
     figure.map_or_else(|| "-".to_owned(), |figure| format!("{figure:.digits$}"))
 }
 
-fn calls(bed: &Bed, args: &Args) -> Result<Table, Error> {
+fn calls(bed: &Bed, args: &Args) -> Result<(Table, Vec<Reach>), Error> {
     let endpoints = args.sizes.first().copied().unwrap_or(10);
     let columns = ["client", "instructions", "to hyper", "allocations", "held, B"];
     let mut table = Table::new("A unary call, counted", &columns).note(format!(
@@ -107,42 +111,64 @@ fn calls(bed: &Bed, args: &Args) -> Result<Table, Error> {
         args.calls
     ));
     let mut first = None;
+    let mut bars = Vec::new();
     for client in CLIENTS {
-        let Cost { instructions, allocations, held } = bed.per_call(client, endpoints, args.calls)?;
+        let Cost { instructions, allocations, held } = bed.per_call(client, endpoints.into(), args.calls)?;
         first = first.or(instructions);
         let ratio = instructions.zip(first).map(|(this, first)| this / first);
+        if client == "evenkeel" {
+            bars.push(Reach::figure("instructions of a call beside hyper", Bar::AtMost(0.8), ratio));
+            bars.push(Reach::figure("allocations of a call", Bar::AtMost(20.0), Some(allocations)));
+        }
         let figures =
             [cell(instructions, 0), cell(ratio, 3), cell(Some(allocations), 2), cell(Some(held), 2)];
         table.row([client.to_owned()].into_iter().chain(figures).collect());
     }
-    Ok(table)
+    Ok((table, bars))
 }
 
-/// Whether a call costs more when there are more endpoints. With more connections fewer answers come at once, which costs
-/// hyper as much as us: the growth of the ratio is ours.
-fn growth(bed: &Bed, args: &Args) -> Result<Table, Error> {
-    let columns = ["endpoints", "hyper", "evenkeel", "evenkeel / hyper", "growth, %", "allocations"];
-    let mut table = Table::new("A unary call by the number of endpoints, counted", &columns)
-        .note("Instructions per call. Both clients hold a connection to every endpoint.");
+/// Whether a call costs more when there are more endpoints: with as many connections, and with a connection to each. In that case
+/// fewer answers come at once on each, which costs hyper more than us: what is beyond that is ours.
+fn growth(bed: &Bed, args: &Args) -> Result<(Table, Option<Reach>), Error> {
+    let columns = ["endpoints", "connections", "hyper", "evenkeel", "growth, %", "allocations"];
+    let mut table = Table::new("A unary call by the number of endpoints, counted", &columns).note(
+        "Instructions of a call. Where there are fewer connections than endpoints, the others stand by in a second priority. \
+         Growth: of evenkeel's, since the first row.",
+    );
+    let few = args.sizes.first().copied().unwrap_or(10);
     let mut first = None;
+    let mut bar = None;
     for &endpoints in &args.sizes {
-        let hyper = bed.per_call("hyper", endpoints, args.calls)?;
-        let ours = bed.per_call("evenkeel", endpoints, args.calls)?;
-        let ratio = ours.instructions.zip(hyper.instructions).map(|(ours, hyper)| ours / hyper);
-        first = first.or(ratio);
-        let growth = ratio.zip(first).map(|(ratio, first)| 100.0 * (ratio / first - 1.0));
-        let figures =
-            [cell(hyper.instructions, 0), cell(ours.instructions, 0), cell(ratio, 3), cell(growth, 1)];
-        let names = [endpoints.to_string()].into_iter();
-        table.row(names.chain(figures).chain([cell(Some(ours.allocations), 2)]).collect());
+        let standing_by = Endpoints { called: few, standing_by: endpoints.saturating_sub(few) };
+        let all = Endpoints::from(endpoints);
+        for endpoints in if endpoints > few { vec![standing_by, all] } else { vec![all] } {
+            let hyper = bed.per_call("hyper", endpoints.called.into(), args.calls)?;
+            let ours = bed.per_call("evenkeel", endpoints, args.calls)?;
+            first = first.or(ours.instructions);
+            let growth = ours
+                .instructions
+                .zip(first)
+                .map(|(instructions, first)| 100.0 * (instructions / first - 1.0));
+            let Endpoints { called, standing_by } = endpoints;
+            let total = u32::from(called) + u32::from(standing_by);
+            if standing_by > 0 {
+                let what = format!(
+                    "growth of a call's instructions, {few} to {total} endpoints, {called} connections, %"
+                );
+                bar = Some(Reach::figure(what, Bar::AtMost(3.0), growth));
+            }
+            let figures = [cell(hyper.instructions, 0), cell(ours.instructions, 0), cell(growth, 1)];
+            let names = [total.to_string(), called.to_string()].into_iter();
+            table.row(names.chain(figures).chain([cell(Some(ours.allocations), 2)]).collect());
+        }
     }
-    Ok(table)
+    Ok((table, bar))
 }
 
 fn profile(client: &str, args: &Args) -> Result<(), Error> {
     let bed = Bed::new()?;
     let endpoints = args.sizes.first().copied().unwrap_or(10);
-    let places = bed.places(client, endpoints, args.calls)?;
+    let places = bed.places(client, endpoints.into(), args.calls)?;
     print_profile(client, &Places::new(), &places, args.calls as usize);
     Ok(())
 }

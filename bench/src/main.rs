@@ -3,6 +3,7 @@
 //! A suite is a module with a function that measures and comes to tables. Whatever is measured as a process is this program
 //! again, started with a hidden argument. Ratios of one run are the result: machines differ and are noisy.
 
+mod bars;
 mod calls;
 mod client;
 mod common;
@@ -19,8 +20,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use crate::bars::Measured;
 use crate::common::allocator::Totals;
-use crate::table::Table;
 
 #[global_allocator]
 static ALLOCATOR: Totals = Totals;
@@ -72,8 +73,9 @@ fn main() -> ExitCode {
         );
     }
     match run(cli.command) {
-        Ok(tables) => {
-            for table in tables {
+        Ok(Measured { tables, bars, .. }) => {
+            let bars = (!bars.is_empty()).then(|| bars::table(&bars));
+            for table in tables.into_iter().chain(bars) {
                 println!("{}", table.text());
             }
             ExitCode::SUCCESS
@@ -85,18 +87,15 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(command: Command) -> Result<Vec<Table>, Error> {
+fn run(command: Command) -> Result<Measured, Error> {
     match command {
-        Command::Calls(args) => {
-            let measured = calls::run(&args)?;
-            Ok(measured.tables.into_iter().chain([measured.bars]).collect())
-        }
+        Command::Calls(args) => calls::run(&args),
         Command::Config(args) => config::run(&args),
         Command::Counts(args) => counts::run(&args),
         Command::Memory(args) => memory::run(&args),
         Command::Picks(args) => picks::run(&args),
-        Command::Report(args) => report::run(&args).map(|()| Vec::new()),
-        Command::Process(process) => process.run().map(|()| Vec::new()),
-        Command::Worker(worker) => worker.run().map(|()| Vec::new()),
+        Command::Report(args) => report::run(&args).map(|()| Measured::default()),
+        Command::Process(process) => process.run().map(|()| Measured::default()),
+        Command::Worker(worker) => worker.run().map(|()| Measured::default()),
     }
 }

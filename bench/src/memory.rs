@@ -15,6 +15,7 @@ use evenkeel_control::{Cluster, ControlPlane, Endpoint as MeshEndpoint, Mesh, Se
 use tonic::transport::{Channel as TonicChannel, Endpoint};
 
 use crate::Error;
+use crate::bars::{Bar, Measured, Reach};
 use crate::common::allocator::Totals;
 use crate::common::generated::EchoClient;
 use crate::common::ours;
@@ -91,24 +92,29 @@ pub(crate) fn work(worker: &Worker) -> Result<(), Error> {
     }
 }
 
-pub(crate) fn run(args: &Args) -> Result<Vec<Table>, Error> {
+pub(crate) fn run(args: &Args) -> Result<Measured, Error> {
     let columns = ["client", "heap, KiB", "resident, KiB", "allocations so far"];
     let mut table = Table::new("Memory of the client per endpoint", &columns).note(format!(
         "{} endpoints, connected and called. evenkeel-idle: known through ring_hash, and one of them connected.",
         args.endpoints
     ));
     let backends = Server::start(&["counts-worker".to_owned(), "serve".to_owned()])?;
+    let mut bars = Vec::new();
     for client in Client::ALL {
         let each = |total: i64| total as f64 / f64::from(args.endpoints);
         let Cost { held, resident, allocations } = measure(client, port(&backends)?, args.endpoints)?;
+        let heap = each(held) / 1024.0;
+        if client == Client::Evenkeel {
+            bars.push(Reach::figure("heap of a connected endpoint, KiB", Bar::AtMost(31.0), Some(heap)));
+        }
         table.row(vec![
             client.name().to_owned(),
-            format!("{:.2}", each(held) / 1024.0),
+            format!("{heap:.2}"),
             format!("{:.2}", each(resident)),
             format!("{:.1}", each(allocations)),
         ]);
     }
-    Ok(vec![table])
+    Ok(Measured { bars, ..Measured::tables(vec![table]) })
 }
 
 /// What all endpoints together take: live bytes, resident KiB, and how often memory was asked for.

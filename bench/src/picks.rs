@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 pub(crate) use self::bed::{Bed, POLICIES, Picks, Policy, Tree};
 pub(crate) use self::rebuild::one_replaced;
 use crate::Error;
+use crate::bars::{Bar, Measured, Reach};
 use crate::common::allocator::Totals;
 use crate::spread::Spread;
 use crate::table::Table;
@@ -35,17 +36,26 @@ pub(crate) struct Args {
     picks: u64,
 }
 
-pub(crate) fn run(args: &Args) -> Result<Vec<Table>, Error> {
-    let mut tables = Vec::new();
-    for tree in [Tree::Alone, Tree::Whole] {
-        tables.push(picks(tree, args)?);
-    }
-    tables.push(passes::table(args)?);
-    tables.push(rebuild::table(args)?);
-    Ok(tables)
+pub(crate) fn run(args: &Args) -> Result<Measured, Error> {
+    let (alone, _) = picks(Tree::Alone, args)?;
+    let (whole, Dearest { additions, allocations }) = picks(Tree::Whole, args)?;
+    let what = "a pick through the whole tree, the dearest policy and number of endpoints";
+    let bars = vec![
+        Reach::figure(format!("{what}, in atomic additions"), Bar::AtMost(40.0), Some(additions)),
+        Reach::figure(format!("{what}, allocations"), Bar::AtMost(1.0), Some(allocations)),
+    ];
+    let tables = vec![alone, whole, passes::table(args)?, rebuild::table(args)?];
+    Ok(Measured { bars, ..Measured::tables(tables) })
 }
 
-fn picks(tree: Tree, args: &Args) -> Result<Table, Error> {
+/// The most that a pick costs, of one thread.
+#[derive(Default)]
+struct Dearest {
+    additions: f64,
+    allocations: f64,
+}
+
+fn picks(tree: Tree, args: &Args) -> Result<(Table, Dearest), Error> {
     let title = match tree {
         Tree::Alone => "A pick of a policy alone",
         Tree::Whole => "A pick through the whole tree",
@@ -64,11 +74,15 @@ fn picks(tree: Tree, args: &Args) -> Result<Table, Error> {
          (median, quartiles). {} rounds of {} picks.",
         args.rounds, args.picks
     ));
+    let mut dearest = Dearest::default();
     for policy in POLICIES {
         for &n in &args.sizes {
             let mut bed = Bed::new(policy, tree, n, 2 * args.picks)?;
             let [one, two] = [1, 2].map(|threads| timed(&mut bed, threads, args));
             let (one, two) = (one?, two?);
+            let allocations = allocations(&mut bed, args.picks)?;
+            dearest.additions = dearest.additions.max(one.ratio.median);
+            dearest.allocations = dearest.allocations.max(allocations);
             table.row(vec![
                 policy.name.to_owned(),
                 n.to_string(),
@@ -76,11 +90,11 @@ fn picks(tree: Tree, args: &Args) -> Result<Table, Error> {
                 format!("{:.1}", one.ratio),
                 format!("{:.1}", two.time),
                 format!("{:.1}", two.ratio),
-                format!("{:.2}", allocations(&mut bed, args.picks)?),
+                format!("{allocations:.2}"),
             ]);
         }
     }
-    Ok(table)
+    Ok((table, dearest))
 }
 
 struct Figure {
@@ -170,7 +184,9 @@ mod tests {
     /// The suite as it is run, small.
     #[test]
     fn every_policy_is_picked_from_alone_and_below_the_whole_tree() {
-        let tables = run(&Args { sizes: vec![3, 10], rounds: 2, picks: 50 }).expect("the suite runs");
+        let Measured { tables, bars, .. } =
+            run(&Args { sizes: vec![3, 10], rounds: 2, picks: 50 }).expect("the suite runs");
+        assert_eq!(bars.len(), 2);
         let text = |i: usize| tables[i].text();
         assert_eq!(tables.len(), 4);
         for policy in POLICIES {

@@ -11,8 +11,9 @@ use std::thread::available_parallelism;
 
 use clap::ValueEnum as _;
 
+use crate::bars::Measured;
 use crate::table::Table;
-use crate::{Error, calls, config, counts, memory, picks};
+use crate::{Error, bars, calls, config, counts, memory, picks};
 
 const INTRODUCTION: &str = include_str!("../docs/introduction.md");
 const STEPS: &str = include_str!("../docs/steps.md");
@@ -48,26 +49,25 @@ enum Suite {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Error> {
-    let mut sections = Vec::new();
-    let mut peers = Vec::new();
+    let (mut sections, mut reached, mut peers) = (Vec::new(), Vec::new(), Vec::new());
     for &suite in Suite::value_variants() {
         if !args.suites.is_empty() && !args.suites.contains(&suite) {
             continue;
         }
-        match suite {
-            Suite::Calls => {
-                let calls = calls::run(&args.calls)?;
-                sections.push(("Bars", vec![calls.bars]));
-                sections.push(("Calls", calls.tables));
-                peers = calls.versions;
-            }
-            Suite::Counts => sections.push(("Counts", counts::run(&defaults()?)?)),
-            Suite::Picks => sections.push(("Picks", picks::run(&defaults()?)?)),
-            Suite::Memory => sections.push(("Memory", memory::run(&defaults()?)?)),
-            Suite::Config => sections.push(("Config", config::run(&defaults()?)?)),
-        }
+        let (heading, measured) = match suite {
+            Suite::Calls => ("Calls", calls::run(&args.calls)?),
+            Suite::Counts => ("Counts", counts::run(&defaults()?)?),
+            Suite::Picks => ("Picks", picks::run(&defaults()?)?),
+            Suite::Memory => ("Memory", memory::run(&defaults()?)?),
+            Suite::Config => ("Config", config::run(&defaults()?)?),
+        };
+        let Measured { tables, bars, versions } = measured;
+        sections.push((heading, tables));
+        reached.extend(bars);
+        peers.extend(versions);
     }
-    sections.insert(0, ("The machine", vec![machine(&peers)]));
+    let first = [("The machine", vec![machine(&peers)]), ("Bars", vec![bars::table(&reached)])];
+    sections.splice(0..0, first);
     let document = document(&sections);
     match &args.write {
         None => println!("{document}"),

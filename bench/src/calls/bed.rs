@@ -5,16 +5,16 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::Stdio;
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::Command;
 use tokio::time::timeout;
 
 use crate::Error;
 use crate::calls::clients::Kind;
-use crate::calls::peers::Peers;
+use crate::calls::peers::{Peers, bootstrap};
 use crate::calls::scenario::Payload;
-use crate::calls::subjects::{Program, Subject, TONIC_XDS, Target};
+use crate::calls::subjects::{Program, Subject, Target};
 use crate::common::process::Server;
 
 /// Beyond what was asked for, a client has this long for starting, connecting and ending.
@@ -118,17 +118,8 @@ impl Bed {
         }
         number("--threads", &task.threads);
         let control = self.control.addresses.first().ok_or("no control plane")?;
-        // It wants a scheme where there is no TLS; others do not know the scheme.
-        let scheme = if subject.program == TONIC_XDS.program { "http://" } else { "" };
-        let bootstrap = json!({
-            "xds_servers": [{
-                "server_uri": format!("{scheme}{control}"),
-                "channel_creds": [{"type": "insecure"}],
-                "server_features": ["xds_v3"],
-            }],
-            "node": {"id": "bench"},
-        });
-        command.env_remove("GRPC_XDS_BOOTSTRAP").env("GRPC_XDS_BOOTSTRAP_CONFIG", bootstrap.to_string());
+        let bootstrap = bootstrap(subject.program, control);
+        command.env_remove("GRPC_XDS_BOOTSTRAP").env("GRPC_XDS_BOOTSTRAP_CONFIG", bootstrap);
         Ok(command)
     }
 

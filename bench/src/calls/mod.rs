@@ -14,7 +14,7 @@ mod raw;
 mod results;
 mod scenario;
 mod shares;
-mod subjects;
+pub(crate) mod subjects;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -22,6 +22,7 @@ use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use crate::Error;
+use crate::bars::Measured;
 use crate::calls::bed::{Bed, Span, Task};
 use crate::calls::peers::Peers;
 use crate::calls::results::Results;
@@ -105,15 +106,6 @@ impl Process {
     }
 }
 
-/// What the suite comes to.
-pub(crate) struct Measured {
-    /// What had to be reached, beside what was.
-    pub(crate) bars: Table,
-    pub(crate) tables: Vec<Table>,
-    /// The peers that are not this program.
-    pub(crate) versions: Vec<(&'static str, String)>,
-}
-
 pub(crate) fn run(args: &Args) -> Result<Measured, Error> {
     runtime()?.block_on(measure(args))
 }
@@ -134,7 +126,7 @@ async fn measure(args: &Args) -> Result<Measured, Error> {
     let shares = shares::measure(&chosen, args, &peers).await?;
     let mut tables: Vec<Table> = results.iter().map(Results::table).collect();
     tables.extend(shares.table());
-    Ok(Measured { bars: bars::table(&results, &shares), tables, versions: peers.versions().collect() })
+    Ok(Measured { bars: bars::bars(&results, &shares), tables, versions: peers.versions().collect() })
 }
 
 /// Every client of a scenario in every round.

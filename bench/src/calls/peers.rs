@@ -4,16 +4,18 @@
 //! A peer that cannot be installed here is left out of the run, and said so, in the run and in its tables.
 
 use std::env;
+use std::fmt::Display;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
+use serde_json::json;
 use tokio::process::Command;
 use tokio::time::timeout;
 
 use crate::Error;
-use crate::calls::subjects::{Program, Subject};
+use crate::calls::subjects::{Program, Subject, TONIC_XDS};
 
 /// A script that takes longer has failed. The first time it builds everything that the peer stands on.
 const LIMIT: Duration = Duration::from_secs(1_800);
@@ -87,6 +89,20 @@ impl Peers {
     pub(crate) fn versions(&self) -> impl Iterator<Item = (&'static str, String)> {
         self.installed.iter().map(|peer| (peer.name, peer.versions.join(", ")))
     }
+}
+
+/// What a client of this control plane is told. tonic-xds wants a scheme where there is no TLS; others do not know the scheme.
+pub(crate) fn bootstrap(program: Program, control: impl Display) -> String {
+    let scheme = if program == TONIC_XDS.program { "http://" } else { "" };
+    let bootstrap = json!({
+        "xds_servers": [{
+            "server_uri": format!("{scheme}{control}"),
+            "channel_creds": [{"type": "insecure"}],
+            "server_features": ["xds_v3"],
+        }],
+        "node": {"id": "bench"},
+    });
+    bootstrap.to_string()
 }
 
 async fn install(name: &'static str) -> Result<Peer, Error> {

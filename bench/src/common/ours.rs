@@ -14,14 +14,25 @@ use testkit::resources;
 
 use crate::Error;
 
-/// Starts a control plane whose `xds:///bench` is weighted_round_robin over the backends, and says where it is. It lives as
-/// long as the process.
+/// Starts a control plane whose `xds:///bench` is weighted_round_robin over the backends, with others that stand by in a second
+/// priority, and says where it is. It lives as long as the process.
 pub(crate) async fn control_plane(
     backends: &[SocketAddr],
+    standing_by: &[SocketAddr],
     config: ClientSideWeightedRoundRobin,
 ) -> Result<SocketAddr, Error> {
     let control = ControlPlane::start().await;
     control.serve("bench", "backends", backends);
+    if !standing_by.is_empty() {
+        let addresses: [Vec<String>; 2] =
+            [backends, standing_by].map(|all| all.iter().map(ToString::to_string).collect());
+        let [first, second] =
+            addresses.each_ref().map(|all| all.iter().map(String::as_str).collect::<Vec<_>>());
+        let mut endpoints = resources::load_assignment("backends", &[]);
+        endpoints.endpoints =
+            vec![resources::locality("a", 1, 0, &first), resources::locality("b", 1, 1, &second)];
+        control.set(endpoints);
+    }
     let locality = WrrLocality { endpoint_picking_policy: Some(policy(&config)) };
     let mut cluster = resources::cluster("backends");
     cluster.load_balancing_policy = Some(policy(&locality));

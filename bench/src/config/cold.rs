@@ -13,11 +13,13 @@ use super::backends::PAYLOAD;
 use super::bed::{Bed, FIRST, Shape, client, resources};
 use super::{Args, VARIANTS, affordable, ms, now};
 use crate::Error;
-use crate::calls::peers::out_folder;
+use crate::bars::{Bar, Reach};
+use crate::calls::peers::{bootstrap, out_folder};
+use crate::calls::subjects::TONIC_XDS;
 use crate::spread::Spread;
 use crate::table::Table;
 
-pub(super) fn table(args: &Args) -> Result<Table, Error> {
+pub(super) fn table(args: &Args) -> Result<(Table, Vec<Reach>), Error> {
     let columns = ["client", "endpoints", "first answer, ms", "all connected, ms"];
     let mut table = Table::new("From the start of a process to its first answer", &columns).note(format!(
         "Median and quartiles of {} starts, in turn. The config is one cluster, weighted_round_robin.",
@@ -27,6 +29,7 @@ pub(super) fn table(args: &Args) -> Result<Table, Error> {
     if !peer.exists() {
         eprintln!("\ntonic-xds IS LEFT OUT: there is no {}\n", peer.display());
     }
+    let mut bars = Vec::new();
     for &size in &args.sizes {
         let count = affordable(size, 1)?;
         let mut bed = Bed::new()?;
@@ -41,9 +44,19 @@ pub(super) fn table(args: &Args) -> Result<Table, Error> {
                 bed.open(0)?;
             }
             if peer.exists() {
-                theirs.push(start_peer(&bed, &peer)?);
+                match start_peer(&bed, &peer) {
+                    Ok(answered) => theirs.push(answered),
+                    Err(error) => eprintln!("\na start FAILED AND IS LEFT OUT: {error}\n"),
+                }
                 bed.open(0)?;
             }
+        }
+        let median = |figures: &[f64]| Spread::of(figures.to_vec()).map(|spread| spread.median);
+        if Some(&size) == args.sizes.last() {
+            let slower = ours.iter().filter_map(|[first, _]| median(first)).reduce(f64::max);
+            let ratio = slower.zip(median(&theirs)).map(|(ours, theirs)| ours / theirs);
+            let what = format!("a process starts, {count} endpoints: its first answer beside tonic-xds");
+            bars.push(Reach::figure(what, Bar::AtMost(1.0), ratio));
         }
         let show = |figures: Vec<f64>| {
             Spread::of(figures).map_or_else(|| "-".to_owned(), |spread| format!("{spread:.1}"))
@@ -56,7 +69,7 @@ pub(super) fn table(args: &Args) -> Result<Table, Error> {
             table.row(vec!["tonic-xds".to_owned(), count.to_string(), show(theirs)]);
         }
     }
-    Ok(table)
+    Ok((table, bars))
 }
 
 fn start(bed: &Bed, variant: Variant, count: usize) -> Result<[f64; 2], Error> {
@@ -71,7 +84,8 @@ fn start_peer(bed: &Bed, client: &Path) -> Result<f64, Error> {
     let mut command = Command::new(client);
     command.args(["--target", "xds:///bench", "--size", &size, "--messages", "0", "--concurrency", "1"]);
     command.args(["--warm-up", "0", "--calls", "1", "--threads", "2"]);
-    command.env("GRPC_XDS_BOOTSTRAP_CONFIG", bed.control().bootstrap("bench"));
+    let bootstrap = bootstrap(TONIC_XDS.program, bed.control().address());
+    command.env_remove("GRPC_XDS_BOOTSTRAP").env("GRPC_XDS_BOOTSTRAP_CONFIG", bootstrap);
     let began = now();
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     // It waits for a line before the calls that count.

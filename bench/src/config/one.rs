@@ -9,10 +9,14 @@ use super::bed::{Bed, FIRST, Shape, client, resources};
 use super::relay::Relay;
 use super::{Args, affordable};
 use crate::Error;
+use crate::bars::{Bar, Reach};
 use crate::picks::one_replaced;
 use crate::table::Table;
 
-pub(super) fn table(args: &Args) -> Result<Table, Error> {
+/// What an update may cost beside one of the fewest endpoints and still count as the same.
+const FLAT: Bar = Bar::AtMost(1.1);
+
+pub(super) fn table(args: &Args) -> Result<(Table, Vec<Reach>), Error> {
     let columns =
         ["endpoints", "in clusters of", "received, B", "sent, B", "client CPU, us", "of it the order, us"];
     let mut table = Table::new("One endpoint replaced, delta", &columns).note(format!(
@@ -21,19 +25,33 @@ pub(super) fn table(args: &Args) -> Result<Table, Error> {
          anew, measured by itself in this process.",
         args.changes
     ));
+    let mut bars = Vec::new();
     for shape in [Shape::OneCluster, Shape::ClustersOfTen] {
+        let mut first = None;
         for &size in &args.sizes {
             // One more than there are, while a connection ends.
             let count = affordable(size, 1)?;
             let each = if shape == Shape::OneCluster { count } else { count.min(10) };
             let Cost { received, sent, cpu } = changes(shape, count, args.changes)?;
             let order = one_replaced(each, args.changes)?;
+            let (bytes, rest) = (received + sent, cpu - order);
+            let (bytes_of_first, rest_of_first) = *first.get_or_insert((bytes, rest));
+            if shape == Shape::ClustersOfTen && Some(&size) == args.sizes.last() {
+                let what =
+                    format!("one of {count} endpoints in clusters of ten replaced, delta, beside the fewest");
+                bars.push(Reach::figure(format!("{what}: bytes"), FLAT, Some(bytes / bytes_of_first)));
+                bars.push(Reach::figure(
+                    format!("{what}: CPU without the order"),
+                    FLAT,
+                    Some(rest / rest_of_first),
+                ));
+            }
             let figures =
                 [format!("{received:.0}"), format!("{sent:.0}"), format!("{cpu:.0}"), format!("{order:.1}")];
             table.row([count.to_string(), each.to_string()].into_iter().chain(figures).collect());
         }
     }
-    Ok(table)
+    Ok((table, bars))
 }
 
 struct Cost {

@@ -7,13 +7,14 @@ use evenkeel::Variant;
 use super::bed::{Bed, FIRST, Shape, client, resources};
 use super::{Args, VARIANTS, affordable, ms};
 use crate::Error;
+use crate::bars::{Bar, Reach};
 use crate::spread::Spread;
 use crate::table::Table;
 
 /// How calls go: milliseconds between them.
 const RATES: [(&str, u64); 2] = [("20/s", 50), ("all it can", 0)];
 
-pub(super) fn table(args: &Args) -> Result<Table, Error> {
+pub(super) fn table(args: &Args) -> Result<(Table, Vec<Reach>), Error> {
     let columns = [
         "variant",
         "endpoints",
@@ -33,17 +34,34 @@ pub(super) fn table(args: &Args) -> Result<Table, Error> {
          asked for.",
         args.swaps
     ));
+    let mut bars = Vec::new();
     for (name, variant) in VARIANTS {
         for &size in &args.sizes {
             let count = affordable(size, 2)?;
             for (rate, every) in RATES {
                 let figures = swaps(variant, count, every, args.swaps)?;
+                if Some(&size) == args.sizes.last() {
+                    let what = format!("{count} endpoints replaced, {name}, calls {rate}");
+                    let ratio = figures.ratio()?;
+                    let in_force = Some((ratio.median, format!("{ratio:.1}")));
+                    bars.push(Reach::new(
+                        format!("{what}: in force, times the ACK"),
+                        Bar::AtMost(3.0),
+                        in_force,
+                    ));
+                    let lost = f64::from(figures.late + figures.failed);
+                    bars.push(Reach::figure(
+                        format!("{what}: calls failed or late"),
+                        Bar::AtMost(0.0),
+                        Some(lost),
+                    ));
+                }
                 let names = [name.to_owned(), count.to_string(), rate.to_owned()];
                 table.row(names.into_iter().chain(figures.cells()?).collect());
             }
         }
     }
-    Ok(table)
+    Ok((table, bars))
 }
 
 #[derive(Default)]
@@ -52,15 +70,20 @@ struct Figures {
     in_force: Vec<f64>,
     first: Vec<f64>,
     all: Vec<f64>,
-    late: u64,
-    failed: u64,
+    late: u32,
+    failed: u32,
 }
 
 impl Figures {
-    fn cells(self) -> Result<[String; 7], Error> {
+    /// How soon it was in force, in times of the ACK.
+    fn ratio(&self) -> Result<Spread, Error> {
         let ratios =
             self.in_force.iter().zip(&self.acked).map(|(in_force, acked)| in_force / acked).collect();
-        let ratio = Spread::of(ratios).ok_or("nothing was swapped")?;
+        Ok(Spread::of(ratios).ok_or("nothing was swapped")?)
+    }
+
+    fn cells(self) -> Result<[String; 7], Error> {
+        let ratio = self.ratio()?;
         let median =
             |figures| Spread::of(figures).map_or_else(String::new, |spread| format!("{:.1}", spread.median));
         Ok([
@@ -99,8 +122,8 @@ fn swaps(variant: Variant, count: usize, every: u64, swaps: u32) -> Result<Figur
         figures.in_force.push(ms(began, in_force));
         figures.first.push(ms(began, first));
         figures.all.push(ms(began, all));
-        figures.late += late;
-        figures.failed += failed;
+        figures.late += u32::try_from(late)?;
+        figures.failed += u32::try_from(failed)?;
         bed.open(count)?;
     }
     Ok(figures)

@@ -53,6 +53,21 @@ pub(super) struct Cost {
     pub(super) held: f64,
 }
 
+/// How many endpoints there are.
+#[derive(Clone, Copy)]
+pub(super) struct Endpoints {
+    /// Those that are connected and called.
+    pub(super) called: u16,
+    /// Those that only evenkeel knows of, in a priority that is not used.
+    pub(super) standing_by: u16,
+}
+
+impl From<u16> for Endpoints {
+    fn from(called: u16) -> Endpoints {
+        Endpoints { called, standing_by: 0 }
+    }
+}
+
 impl Bed {
     /// Instructions are counted if valgrind is there.
     pub(super) fn new() -> Result<Self, Error> {
@@ -61,7 +76,7 @@ impl Bed {
         Ok(Self { backends, sections })
     }
 
-    pub(super) fn per_call(&self, client: &str, endpoints: u16, calls: u32) -> Result<Cost, Error> {
+    pub(super) fn per_call(&self, client: &str, endpoints: Endpoints, calls: u32) -> Result<Cost, Error> {
         let [allocations, held] = self.run(client, endpoints, calls)?;
         let each = |total: f64| total / f64::from(calls);
         let instructions = match &self.sections {
@@ -73,20 +88,22 @@ impl Bed {
     }
 
     /// Where the instructions of all calls are spent.
-    pub(super) fn places(&self, client: &str, endpoints: u16, calls: u32) -> Result<Places, Error> {
+    pub(super) fn places(&self, client: &str, endpoints: Endpoints, calls: u32) -> Result<Places, Error> {
         let sections = self.sections.as_ref().ok_or("a profile needs valgrind: install it")?;
         self.run(client, endpoints, calls)?;
         sections.by_place(1)
     }
 
     /// Runs a client to its end: how often it asked for memory for the calls that count, and what more of it is held.
-    fn run(&self, client: &str, endpoints: u16, calls: u32) -> Result<[f64; 2], Error> {
+    fn run(&self, client: &str, endpoints: Endpoints, calls: u32) -> Result<[f64; 2], Error> {
+        let Endpoints { called, standing_by } = endpoints;
         let backends = port(&self.backends)?;
         // Ends with this function.
         let control;
         let port = if client == "evenkeel" {
-            let arguments = ["counts-worker", "control", &backends.to_string(), &endpoints.to_string()];
-            control = Server::start(&arguments.map(str::to_owned))?;
+            let numbers = [backends, called, standing_by].map(|number| number.to_string());
+            control =
+                Server::start(&[&["counts-worker".to_owned(), "control".to_owned()], &numbers[..]].concat())?;
             self::port(&control)?
         } else {
             backends
@@ -95,7 +112,7 @@ impl Bed {
             Some(sections) => sections.command()?,
             None => Command::new(std::env::current_exe()?),
         };
-        let numbers = [u32::from(port), endpoints.into(), calls].map(|number| number.to_string());
+        let numbers = [u32::from(port), called.into(), calls].map(|number| number.to_string());
         let out = command.args(["counts-worker", "client", client]).args(numbers).output()?;
         let stderr = String::from_utf8_lossy(&out.stderr);
         if !out.status.success() {
@@ -117,10 +134,12 @@ pub(super) fn serve() -> Result<(), Error> {
     runtime()?.block_on(backend::serve(vec![SocketAddr::from(([0, 0, 0, 0], 0))], Vec::new()))
 }
 
-pub(super) fn control(port: u16, endpoints: u16) -> Result<(), Error> {
+pub(super) fn control(port: u16, endpoints: u16, standing_by: u16) -> Result<(), Error> {
     runtime()?.block_on(async {
-        let backends = addresses(port, endpoints);
-        println!("{}", ours::control_plane(&backends, ClientSideWeightedRoundRobin::default()).await?);
+        let all = addresses(port, endpoints + standing_by);
+        let (backends, standing_by) = all.split_at(endpoints.into());
+        let config = ClientSideWeightedRoundRobin::default();
+        println!("{}", ours::control_plane(backends, standing_by, config).await?);
         until_stdin_ends().await
     })
 }

@@ -24,6 +24,8 @@ use crate::{Address, Connectivity, Cx, Instant, Subchannel, SubchannelId};
 #[derive(Debug, Default)]
 pub struct Conn {
     phase: Phase,
+    /// The only subchannel that its state depends on, if there is one: while nothing happens to it, nothing happens here.
+    sole: Option<SubchannelId>,
     /// Failed, and not ready since.
     failed: bool,
     /// Ready at some time, if only between two looks.
@@ -80,7 +82,7 @@ impl Conn {
         cx: &mut Cx<'_>,
     ) -> ConnState {
         let Some(first) = addresses.first() else {
-            *self = Conn { phase: Phase::Idle, failed: true, was_ready: false };
+            *self = Conn { failed: true, ..Conn::default() };
             return ConnState { connectivity: Connectivity::TransientFailure, subchannel: None };
         };
         let attempts = match std::mem::take(&mut self.phase) {
@@ -113,17 +115,15 @@ impl Conn {
         let is_idle = |cx: &Cx<'_>| cx.find(first).is_none_or(|s| s.connectivity() == Connectivity::Idle);
         if attempts.is_none() && waits && is_idle(cx) {
             let first = cx.subchannel(first).id();
+            self.sole = Some(first);
             return ConnState { connectivity: Connectivity::Idle, subchannel: Some(first) };
         }
         self.attempt(attempts.unwrap_or_else(|| Box::new(Attempts::new(addresses))), cx)
     }
 
-    /// The subchannel in use, while it is connected.
-    pub(crate) fn in_use(&self) -> Option<SubchannelId> {
-        match self.phase {
-            Phase::Ready(id) => Some(id),
-            Phase::Idle | Phase::Trying(_) => None,
-        }
+    /// The subchannel that its state depends on, if it depends on nothing else but what it was given.
+    pub(crate) fn sole(&self) -> Option<SubchannelId> {
+        self.sole
     }
 
     /// Whether it was ever ready since there are addresses.
@@ -132,7 +132,7 @@ impl Conn {
     }
 
     fn ready(&mut self, id: SubchannelId, cx: &mut Cx<'_>) -> ConnState {
-        *self = Conn { phase: Phase::Ready(id), failed: false, was_ready: true };
+        *self = Conn { phase: Phase::Ready(id), sole: Some(id), failed: false, was_ready: true };
         cx.keep(id);
         ConnState { connectivity: Connectivity::Ready, subchannel: Some(id) }
     }
@@ -152,6 +152,7 @@ impl Conn {
                 ConnState { connectivity: Connectivity::Connecting, subchannel: last }
             }
         };
+        self.sole = attempts.sole();
         self.phase = Phase::Trying(attempts);
         state
     }
@@ -166,6 +167,12 @@ impl Attempts {
             passed: false,
             reported: 0,
         }
+    }
+
+    /// The only subchannel that there is to try; with it no time has to pass.
+    fn sole(&self) -> Option<SubchannelId> {
+        let (id, _) = self.tried.get(0).filter(|_| self.addresses.len() == 1)?;
+        Some(*id)
     }
 
     /// Whether these addresses are tried, by the means that hold.

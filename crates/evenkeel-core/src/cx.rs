@@ -50,10 +50,15 @@ impl Cx<'_> {
         self.tree.subchannels.get(id)
     }
 
-    /// Keeps a subchannel that this policy kept in the run before, if nothing happened to it since; answers whether that is so.
-    /// The cheapest way.
-    pub(crate) fn keep_unchanged(&mut self, id: SubchannelId) -> bool {
-        !self.tree.thorough && self.node.is_some_and(|node| self.tree.hold_on(node, id))
+    /// Keeps a subchannel that this policy kept in the run before, if nothing happened to it since there were so many
+    /// [changes](Cx::changes); answers whether that is so. The cheapest way.
+    pub(crate) fn keep_unchanged(&mut self, id: SubchannelId, since: u32) -> bool {
+        !self.tree.thorough && self.node.is_some_and(|node| self.tree.hold_on(node, id, since))
+    }
+
+    /// How many changes of subchannels there were so far.
+    pub(crate) fn changes(&self) -> u32 {
+        self.tree.subchannels.changes()
     }
 
     /// The number of this policy's run that is under way, and of the one before.

@@ -28,6 +28,8 @@ pub struct Member<T> {
     conn: Conn,
     state: ConnState,
     ejected: bool,
+    /// How many changes of subchannels there were when it was last looked at.
+    seen: u32,
     is_unchanged: bool,
 }
 
@@ -51,9 +53,11 @@ impl<T: Default + Send + 'static> Fleet<T> {
         let follows =
             self.last.as_ref().is_some_and(|(run, scope)| Some(*run) == previous && scope == cx.scope());
         for member in &mut self.members {
-            member.is_unchanged = follows && member.conn.in_use().is_some_and(|id| cx.keep_unchanged(id));
+            let sole = member.conn.sole().filter(|_| follows);
+            member.is_unchanged = sole.is_some_and(|id| cx.keep_unchanged(id, member.seen));
             if !member.is_unchanged {
                 member.reconcile(eagerness, cx);
+                member.seen = cx.changes();
             }
         }
         self.last = runs.map(|(run, _)| (run, cx.scope().clone()));
@@ -128,6 +132,7 @@ impl<T: Default> Kept for Member<T> {
             conn: Conn::default(),
             state,
             ejected: false,
+            seen: 0,
             is_unchanged: false,
         }
     }
@@ -155,7 +160,7 @@ impl<T> Member<T> {
         }
     }
 
-    /// Whether it is connected and nothing happened to its connection since the policy's last run.
+    /// Whether nothing can have happened to its connection since the policy's last run.
     pub(crate) fn is_unchanged(&self) -> bool {
         self.is_unchanged
     }

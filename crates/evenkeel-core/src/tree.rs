@@ -38,9 +38,6 @@ pub(crate) struct Node {
     run: u64,
     /// Number of the run before that.
     previous: u64,
-    /// How many changes of subchannels there were when these two began.
-    seen: u32,
-    seen_before: u32,
     /// Number of the parent's run in which this node was last asked for.
     asked_in: u64,
     wake: Option<Instant>,
@@ -207,8 +204,6 @@ impl Tree {
             dirty: true,
             run: 0,
             previous: 0,
-            seen: 0,
-            seen_before: 0,
             asked_in: 0,
             wake: None,
             armed: None,
@@ -309,13 +304,12 @@ impl Tree {
     /// Begins a run of `id`, which asks anew for what it held. What nobody asks for again is closed when the pass ends.
     pub(crate) fn begin(&mut self, id: NodeId, scope: Scope) -> Before {
         self.runs += 1;
-        let (run, changes) = (self.runs, self.subchannels.changes());
+        let run = self.runs;
         let Some(node) = self.node_mut(id) else { return Before::default() };
         node.dirty = false;
         node.wake = None;
         node.scope = scope;
         node.previous = std::mem::replace(&mut node.run, run);
-        node.seen_before = std::mem::replace(&mut node.seen, changes);
         let room = node.held.len();
         let before = Before {
             held: std::mem::replace(&mut node.held, Vec::with_capacity(room)),
@@ -381,11 +375,10 @@ impl Tree {
         }
     }
 
-    /// Lets `node` go on holding a subchannel that it held in its last run, if nothing happened to it since the last run
-    /// began. Answers whether it does.
-    pub(crate) fn hold_on(&mut self, node: NodeId, id: SubchannelId) -> bool {
-        let Some(seen) = self.node(node).map(|node| node.seen_before) else { return false };
-        let is_same = self.subchannels.is_unchanged(id, seen);
+    /// Lets `node` go on holding a subchannel that it held in its last run, if nothing happened to it since there were so many
+    /// changes. Answers whether it does.
+    pub(crate) fn hold_on(&mut self, node: NodeId, id: SubchannelId, since: u32) -> bool {
+        let is_same = self.subchannels.is_unchanged(id, since);
         if let Some(node) = self.node_mut(node).filter(|_| is_same) {
             node.held.push(id);
         }

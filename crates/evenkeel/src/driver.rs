@@ -42,6 +42,9 @@ use crate::{clock, entropy};
 /// How long calls fail after a policy panicked, before it is run again.
 const AFTER_A_PANIC: Duration = Duration::from_secs(1);
 
+/// From so many effects of a pass on, what ends waits until what begins has begun.
+const STORM: usize = 512;
+
 /// How many connections are let go before others have their turn.
 const LET_GO_AT_ONCE: usize = 32;
 
@@ -265,8 +268,15 @@ impl Driver {
             awake.is_new = true;
         }
         let now = clock::now();
+        let is_storm = effects.len() >= STORM;
         for effect in effects {
-            awake.carry_out(effect, now, &self.settings);
+            match effect {
+                Effect::Close { id } if is_storm => {
+                    awake.dials.give_up(id);
+                    awake.closes.push(id);
+                }
+                effect => awake.carry_out(effect, now, &self.settings),
+            }
         }
         if mem::take(&mut awake.is_new) {
             self.published.publish(awake.way(), awake.connections.clone());
@@ -277,10 +287,16 @@ impl Driver {
     }
 
     fn let_go_some(&mut self) {
-        if let Some(awake) = &mut self.awake {
-            awake.let_go.truncate(awake.let_go.len().saturating_sub(LET_GO_AT_ONCE));
-            awake.rubbish.drop_some();
+        let Some(awake) = &mut self.awake else { return };
+        if !awake.closes.is_empty() {
+            for id in mem::take(&mut awake.closes) {
+                awake.close(id);
+            }
+            self.published.publish(awake.way(), awake.connections.clone());
+            return;
         }
+        awake.let_go.truncate(awake.let_go.len().saturating_sub(LET_GO_AT_ONCE));
+        awake.rubbish.drop_some();
     }
 }
 
@@ -304,6 +320,8 @@ struct Awake {
     reporter: mpsc::UnboundedSender<Report>,
     /// Attempts to connect that are under way.
     dials: Dials,
+    /// Subchannels that are gone, of a storm: no picker leads to them.
+    closes: Vec<SubchannelId>,
     /// Connections that calls do not see any more.
     let_go: Vec<Arc<Connection>>,
     /// What the policies do not need any more.
@@ -358,6 +376,7 @@ impl Awake {
             reports,
             reporter,
             dials: Dials::new(),
+            closes: Vec::new(),
             let_go: Vec::new(),
             rubbish: Rubbish::default(),
             is_new: true,
@@ -388,7 +407,7 @@ impl Awake {
 
     /// Whether there is something left to be dropped.
     fn has_leftovers(&self) -> bool {
-        !(self.let_go.is_empty() && self.rubbish.is_empty())
+        !(self.closes.is_empty() && self.let_go.is_empty() && self.rubbish.is_empty())
     }
 
     fn wake_at(&self) -> Instant {
@@ -494,21 +513,23 @@ impl Awake {
                 // The first are on their way while the others are taken in.
                 self.dial_some(now, settings);
             }
-            Effect::Close { id } => {
-                self.dials.give_up(id);
-                self.load.watch(id, None, None);
-                self.meters.remove(&id);
-                if let Some(connection) = self.connections.remove(id) {
-                    self.let_go.push(connection);
-                    self.is_new = true;
-                }
-            }
+            Effect::Close { id } => self.close(id),
             Effect::WatchLoad { id, every } => self.load.watch(id, every, self.connections.get(id)),
             Effect::Reresolve => self.feed.reresolve(),
             Effect::Measure(measurement) => self.metrics.measured(&measurement),
             Effect::Warn(text) => tracing::warn!("{text}"),
             // The core may learn to want more than this version can do.
             other => tracing::warn!(effect = ?other, "not carried out"),
+        }
+    }
+
+    fn close(&mut self, id: SubchannelId) {
+        self.dials.give_up(id);
+        self.load.watch(id, None, None);
+        self.meters.remove(&id);
+        if let Some(connection) = self.connections.remove(id) {
+            self.let_go.push(connection);
+            self.is_new = true;
         }
     }
 
