@@ -56,8 +56,12 @@ impl Endpoint {
                 unique.push(address);
             }
         }
+        Endpoint::with_addresses(unique.into())
+    }
+
+    fn with_addresses(addresses: Arc<[Address]>) -> Endpoint {
         Endpoint(Arc::new(Known {
-            addresses: unique.into(),
+            addresses,
             hostname: None,
             locality: None,
             metadata: None,
@@ -69,7 +73,7 @@ impl Endpoint {
 
     /// An endpoint with one address.
     pub fn at(address: impl Into<Address>) -> Endpoint {
-        Endpoint::new([address])
+        Endpoint::with_addresses(Arc::new([address.into()]))
     }
 
     /// Sets the weight that the control plane gave it. 0 means unset.

@@ -271,15 +271,24 @@ impl<'a> Reading<'a> {
             self.reader.problem(&path.field("additional_addresses"), text);
             return None;
         }
-        let mut addresses = Vec::with_capacity(further.len() + 1);
-        addresses.push(self.address(endpoint.address.as_ref(), &path.field("address")));
+        let first = self.address(endpoint.address.as_ref(), &path.field("address"));
         let further_path = path.field("additional_addresses");
-        for (i, address) in further.iter().enumerate() {
-            let path = further_path.index(i);
-            addresses.push(self.address(address.address.as_ref(), &path.field("address")));
-        }
-        let addresses: Option<Vec<_>> = addresses.into_iter().collect();
-        let mut known = Endpoint::new(addresses?).with_weight(message.load_balancing_weight.unwrap_or(0));
+        let further: Vec<Option<SocketAddr>> = further
+            .iter()
+            .enumerate()
+            .map(|(i, address)| {
+                let path = further_path.index(i);
+                self.address(address.address.as_ref(), &path.field("address"))
+            })
+            .collect();
+        // Nearly all have one.
+        let known = if further.is_empty() {
+            Endpoint::at(first?)
+        } else {
+            let addresses: Option<Vec<_>> = [first].into_iter().chain(further).collect();
+            Endpoint::new(addresses?)
+        };
+        let mut known = known.with_weight(message.load_balancing_weight.unwrap_or(0));
         if !endpoint.hostname.is_empty() {
             known = known.with_hostname(endpoint.hostname.as_str());
         }
