@@ -144,7 +144,7 @@ pub fn check_response(variant: Variant, bytes: &[u8]) {
     assert_eq!(drain(&mut client), (1, 0), "it reads");
     client.handle(Input::Message { stream, bytes }, now);
     let mut after = drain(&mut client);
-    while let Some(id) = client.poll_changed() {
+    while let Some((id, _)) = client.poll_changed() {
         client.processed(id);
         let more = drain(&mut client);
         after = (after.0 + more.0, after.1 + more.1);

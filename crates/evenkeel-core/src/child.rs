@@ -73,6 +73,26 @@ impl Child {
         new
     }
 
+    /// Keeps a child that [`Child::reconcile`] would not run: it was given the same before, below the same scope, and nothing
+    /// happened to it since. Answers whether that is so; its state is then the same too. The cheapest way.
+    pub(crate) fn keep_unchanged(
+        &mut self,
+        config: &LbConfig,
+        endpoints: &Endpoints,
+        cx: &mut Cx<'_>,
+    ) -> bool {
+        let (Some(current), None) = (&self.current, &self.pending) else { return false };
+        let Some(id) = current.node else { return false };
+        let is_same = current.config.is_same(config)
+            && current.endpoints.is_same(endpoints)
+            && !cx.tree.is_dirty(id)
+            && cx.tree.node(id).is_some_and(|node| node.scope == cx.scope);
+        if is_same {
+            cx.tree.ask(Some(id), cx.node);
+        }
+        is_same
+    }
+
     /// Runs a child that has been left without a config of its own, with what it was last given: a child kept for
     /// later (A56).
     pub fn keep(&mut self, cx: &mut Cx<'_>) {

@@ -17,6 +17,8 @@ use crate::cluster::{Cluster, Clusters, EndpointSet, Source};
 use crate::core::Effect;
 use crate::counters::CallCounters;
 use crate::cx::Scope;
+use crate::fast_map::FastMap;
+use crate::few::Few;
 use crate::load::LoadStore;
 use crate::rubbish::Rubbish;
 use crate::subchannel::{Backoff, Subchannel, Subchannels};
@@ -59,13 +61,34 @@ pub(crate) enum Looked {
     AtEndpoints(Source, Option<Arc<EndpointSet>>),
 }
 
+/// What a look is at.
+#[derive(Debug, PartialEq, Eq, Hash)]
+enum Place {
+    Cluster(Arc<str>),
+    Endpoints(Source),
+}
+
 impl Looked {
+    fn place(&self) -> Place {
+        match self {
+            Looked::AtCluster(name, _) => Place::Cluster(name.clone()),
+            Looked::AtEndpoints(source, _) => Place::Endpoints(source.clone()),
+        }
+    }
+
+    fn is_at_place_of(&self, other: &Looked) -> bool {
+        match (self, other) {
+            (Looked::AtCluster(a, _), Looked::AtCluster(b, _)) => a == b,
+            (Looked::AtEndpoints(a, _), Looked::AtEndpoints(b, _)) => a == b,
+            _ => false,
+        }
+    }
+
     /// Whether the same look would see the same.
     fn holds(&self, clusters: Option<&Clusters>) -> bool {
         match self {
             Looked::AtCluster(name, seen) => match (seen, clusters.and_then(|all| all.clusters.get(name))) {
-                (Some(Ok(seen)), Some(Ok(is))) => Arc::ptr_eq(seen, is),
-                (Some(Err(seen)), Some(Err(is))) => seen == is,
+                (Some(seen), Some(is)) => is_same_cluster(seen, is),
                 (seen, is) => seen.is_none() && is.is_none(),
             },
             Looked::AtEndpoints(source, seen) => {
@@ -73,6 +96,58 @@ impl Looked {
                 seen.as_ref().map(Arc::as_ptr) == is.map(Arc::as_ptr)
             }
         }
+    }
+}
+
+fn is_same_cluster(a: &Result<Arc<Cluster>, Status>, b: &Result<Arc<Cluster>, Status>) -> bool {
+    match (a, b) {
+        (Ok(a), Ok(b)) => Arc::ptr_eq(a, b),
+        (Err(a), Err(b)) => a == b,
+        _ => false,
+    }
+}
+
+/// The places at which two looks would not see the same.
+fn differences(before: &Clusters, after: &Clusters) -> Vec<Place> {
+    let clusters = differing(&before.clusters, &after.clusters, is_same_cluster).into_iter();
+    let endpoints = differing(&before.endpoints, &after.endpoints, Arc::ptr_eq).into_iter();
+    clusters.map(Place::Cluster).chain(endpoints.map(Place::Endpoints)).collect()
+}
+
+/// The keys that stand in one map only, or with something else in the other. Most often nearly all stand in both, in the same
+/// order, and are the same allocations.
+fn differing<K: Ord + Clone, V>(
+    before: &BTreeMap<K, V>,
+    after: &BTreeMap<K, V>,
+    is_same: impl Fn(&V, &V) -> bool,
+) -> Vec<K> {
+    let mut found = Vec::new();
+    let (mut before, mut after) = (before.iter(), after.iter());
+    let (mut old, mut new) = (before.next(), after.next());
+    loop {
+        let key = match (old, new) {
+            (None, None) => return found,
+            (Some((a, x)), Some((b, y))) if a == b => {
+                (old, new) = (before.next(), after.next());
+                if is_same(x, y) {
+                    continue;
+                }
+                a
+            }
+            (Some((a, _)), Some((b, _))) if b < a => {
+                new = after.next();
+                b
+            }
+            (Some((a, _)), _) => {
+                old = before.next();
+                a
+            }
+            (None, Some((b, _))) => {
+                new = after.next();
+                b
+            }
+        };
+        found.push(key.clone());
     }
 }
 
@@ -110,6 +185,8 @@ pub(crate) struct Tree {
     rewatched: Vec<SubchannelId>,
     /// The clusters that nodes want, each with how many times it is wanted.
     wanted: BTreeMap<Arc<str>, usize>,
+    /// The nodes that looked at a place in their last run.
+    lookers: FastMap<Place, Few<NodeId>>,
     runs: u64,
 }
 
@@ -131,6 +208,7 @@ pub(crate) struct Before {
     held: Vec<SubchannelId>,
     watches: Vec<(SubchannelId, Duration)>,
     children: Vec<NodeId>,
+    looks: Vec<Looked>,
     wanted: Vec<Arc<str>>,
     warnings: Vec<String>,
 }
@@ -165,6 +243,7 @@ impl Tree {
             loose: Vec::new(),
             rewatched: Vec::new(),
             wanted: BTreeMap::new(),
+            lookers: FastMap::default(),
             runs: 0,
         }
     }
@@ -239,6 +318,7 @@ impl Tree {
         }
         self.unwatch(id, &node.watches);
         self.unwant(&node.wanted);
+        self.unlook(id, &node.looks);
         self.let_go(id, &node.held);
         self.loose.extend(node.held);
     }
@@ -272,13 +352,16 @@ impl Tree {
         if self.clusters.as_ref().map(Arc::as_ptr) == clusters.map(Arc::as_ptr) {
             return;
         }
-        self.clusters = clusters.cloned();
+        let before = std::mem::replace(&mut self.clusters, clusters.cloned()).unwrap_or_default();
         let clusters = clusters.map(|clusters| &**clusters);
-        for index in 0..self.nodes.len() {
-            let slot = &self.nodes[index];
-            let is_stale = |node: &Node| node.looks.iter().any(|looked| !looked.holds(clusters));
-            if slot.node.as_ref().is_some_and(is_stale) {
-                self.mark(NodeId { index: index as u32, generation: slot.generation });
+        for place in differences(&before, clusters.unwrap_or(&Clusters::default())) {
+            let lookers: Vec<NodeId> =
+                self.lookers.get(&place).into_iter().flat_map(Few::iter).copied().collect();
+            for id in lookers {
+                let is_stale = |node: &Node| node.looks.iter().any(|looked| !looked.holds(clusters));
+                if self.node(id).is_some_and(is_stale) {
+                    self.mark(id);
+                }
             }
         }
     }
@@ -311,15 +394,14 @@ impl Tree {
         node.scope = scope;
         node.previous = std::mem::replace(&mut node.run, run);
         let room = node.held.len();
-        let before = Before {
+        Before {
             held: std::mem::replace(&mut node.held, Vec::with_capacity(room)),
             watches: std::mem::take(&mut node.watches),
             children: std::mem::take(&mut node.children),
+            looks: std::mem::take(&mut node.looks),
             wanted: std::mem::take(&mut node.wanted),
             warnings: std::mem::take(&mut node.warnings),
-        };
-        node.looks.clear();
-        before
+        }
     }
 
     /// Ends a run: lets go of what was held before and not asked for again.
@@ -336,6 +418,7 @@ impl Tree {
             .map(|warning| Effect::Warn(warning.clone()))
             .collect();
         self.effects.extend(news);
+        self.relook(id, &before.looks);
         for name in wanted {
             *self.wanted.entry(name).or_default() += 1;
         }
@@ -516,6 +599,32 @@ impl Tree {
                 *count -= 1;
                 if *count == 0 {
                     self.wanted.remove(name);
+                }
+            }
+        }
+    }
+
+    /// Remembers by place where a node looked in the run that ends, and no longer where it looked before.
+    fn relook(&mut self, id: NodeId, before: &[Looked]) {
+        let Some(node) = self.node(id) else { return };
+        let mut pairs = node.looks.iter().zip(before);
+        if node.looks.len() == before.len() && pairs.all(|(new, old)| new.is_at_place_of(old)) {
+            return;
+        }
+        let places: Vec<Place> = node.looks.iter().map(Looked::place).collect();
+        self.unlook(id, before);
+        for place in places {
+            self.lookers.entry(place).or_default().push(id);
+        }
+    }
+
+    fn unlook(&mut self, node: NodeId, looks: &[Looked]) {
+        for looked in looks {
+            let place = looked.place();
+            if let Some(lookers) = self.lookers.get_mut(&place) {
+                lookers.remove(&node);
+                if lookers.get(0).is_none() {
+                    self.lookers.remove(&place);
                 }
             }
         }

@@ -110,7 +110,7 @@ impl Walk {
                 Effect::Read { .. } | Effect::Close { .. } => {}
             }
         }
-        while let Some(id) = self.client.poll_changed() {
+        while let Some((id, _)) = self.client.poll_changed() {
             self.follow();
             self.client.processed(id);
         }

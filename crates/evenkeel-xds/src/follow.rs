@@ -3,7 +3,8 @@
 //! A [`Follower`] puts the parts together for a channel. Its driver calls [`Follower::follow`] whenever something changed that
 //! concerns the channel: resources, a DNS answer, a cluster that the last call let go of, a cluster that a policy asks
 //! for. What comes back is wanted from the client and from DNS, and perhaps a [`Step`]: first the core takes the update and
-//! runs a pass, then calls see the selector, together with the picker of that pass (A31).
+//! runs a pass, then calls see the selector, together with the picker of that pass (A31). Where only endpoints changed,
+//! [`Follower::follow_endpoints`] leads to the same step without a look at everything else.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -45,6 +46,8 @@ pub struct Follower {
     route: Option<Result<Arc<Selector>, Status>>,
     lb_config: Option<LbConfig>,
     clusters: Arc<Clusters>,
+    /// How often a cluster had come or gone when everything was last looked at.
+    changes_seen: u64,
 }
 
 /// What following led to.
@@ -67,6 +70,15 @@ pub struct Step {
     pub route: Result<Arc<Selector>, Status>,
 }
 
+/// What a look at endpoints alone led to.
+#[derive(Debug)]
+pub enum Glance {
+    /// That was all there is to look at. What changed for the channel, if anything did; it wants what it wanted before.
+    Enough(Option<Step>),
+    /// It does not do: [`Follower::follow`] has to look at everything.
+    NotEnough,
+}
+
 impl Follower {
     /// Follows a listener for calls to an authority. `node` is the node's id, which failures name; `channel_id` is the
     /// channel's random number for hash policies (A42). `on_idle` is called when a cluster is no longer needed by any
@@ -87,6 +99,7 @@ impl Follower {
             route: None,
             lb_config: None,
             clusters: Arc::default(),
+            changes_seen: 0,
         }
     }
 
@@ -102,6 +115,8 @@ impl Follower {
         dynamic: impl IntoIterator<Item = &'d Arc<str>>,
         view: &impl View,
     ) -> Followed {
+        // In this order: what goes between the two is looked at again.
+        self.changes_seen = self.active.changes();
         let mut held = self.active.names();
         held.extend(dynamic.into_iter().cloned());
         let resolution = self.graph.resolve(&held, view);
@@ -123,6 +138,31 @@ impl Follower {
             }
         };
         Followed { wanted: resolution.wanted, hosts: resolution.hosts, step }
+    }
+
+    /// The same, when nothing but these endpoints changed since [`Follower::follow`] last looked at everything and led to
+    /// nothing new: no other resource, and not which clusters policies ask for. Names are in their canonical spelling, as
+    /// [`Changed`](crate::client::Changed) has them.
+    pub fn follow_endpoints<'n>(
+        &mut self,
+        names: impl IntoIterator<Item = &'n Arc<str>>,
+        view: &impl View,
+    ) -> Glance {
+        if self.changes_seen != self.active.changes() {
+            return Glance::NotEnough;
+        }
+        let (Some(last), Some(Ok(route)), Some(lb_config)) = (&self.config, &self.route, &self.lb_config)
+        else {
+            return Glance::NotEnough;
+        };
+        let Some(config) = self.graph.resolve_endpoints(names, view) else { return Glance::NotEnough };
+        if Arc::ptr_eq(last, &config) {
+            return Glance::Enough(None);
+        }
+        let (route, lb_config) = (route.clone(), lb_config.clone());
+        self.clusters = config.clusters.clone();
+        self.config = Some(config);
+        Glance::Enough(Some(Step { update: self.update(lb_config), route: Ok(route) }))
     }
 
     /// The config in use; `None` while there is none, or its listener or its routes are gone.
@@ -153,11 +193,14 @@ impl Follower {
         if is_same && same_clusters {
             return None;
         }
+        Some(Step { update: self.update(lb_config), route })
+    }
+
+    fn update(&self, lb_config: LbConfig) -> Update {
         // A88: what is wrong although all can be used, else whom to ask about.
         let ambient = self.config.as_ref().and_then(|config| config.note.clone());
-        let update = Update::new(lb_config, Endpoints::none())
+        Update::new(lb_config, Endpoints::none())
             .with_clusters(self.clusters.clone())
-            .with_note(ambient.unwrap_or_else(|| self.node.clone()));
-        Some(Step { update, route })
+            .with_note(ambient.unwrap_or_else(|| self.node.clone()))
     }
 }

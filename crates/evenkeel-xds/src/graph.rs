@@ -6,6 +6,9 @@
 //! its own clusters were told since. Nothing is remembered but DNS answers and what was made last, so that parts that did
 //! not change stay the same allocation.
 //!
+//! Where a walk led to a config and nothing but endpoints changed since, another walk would go the same way and find other
+//! endpoints at its ends. [`Graph::resolve_endpoints`] looks at those ends alone.
+//!
 //! A listener or a route configuration that cannot be had fails the channel. A cluster or its endpoints that
 //! cannot be had fail that cluster alone.
 
@@ -16,6 +19,7 @@ use evenkeel_core::cluster::{self as core, Clusters, EndpointSet, Source};
 use evenkeel_core::{Address, Endpoint, Endpoints, Locality, Status};
 
 use crate::client::{Client, Seen};
+use crate::name::ResourceName;
 use crate::resource::{
     Cluster, ClusterKind, Listener, Resource, ResourceType, RouteConfig, RouteSource, VirtualHost,
 };
@@ -53,7 +57,7 @@ pub struct XdsConfig {
     /// What the policies are given: every cluster that the routes, an aggregate cluster or a call refers to.
     pub clusters: Arc<Clusters>,
     /// The clusters as the control plane described them, by name, where they could be had.
-    pub resources: BTreeMap<Arc<str>, Arc<Cluster>>,
+    pub resources: Arc<BTreeMap<Arc<str>, Arc<Cluster>>>,
     /// What is wrong with the listener or the routes although they can be used (A88); failures should say it.
     pub note: Option<Arc<str>>,
 }
@@ -91,6 +95,9 @@ pub struct Graph {
     shown: Option<Arc<XdsConfig>>,
     /// Endpoint sets that were made here, with what they were made from.
     made: BTreeMap<Source, Made>,
+    /// Where endpoints of the config that is shown come from, by the name of the resource in its canonical spelling; `None`
+    /// if the last walk did not show one, or would find something else now.
+    ends: Option<BTreeMap<Arc<str>, Vec<Source>>>,
 }
 
 /// What DNS said about a name.
@@ -107,6 +114,8 @@ struct Answer {
 struct Made {
     from: Option<Arc<EndpointSet>>,
     set: Arc<EndpointSet>,
+    /// What is wrong with the cluster although it can be used: the note, unless something is wrong with the endpoints.
+    cluster: Option<Status>,
 }
 
 impl Graph {
@@ -118,11 +127,13 @@ impl Graph {
             answers: BTreeMap::new(),
             shown: None,
             made: BTreeMap::new(),
+            ends: None,
         }
     }
 
     /// Takes in what came of resolving a DNS name with its port. An error after an answer leaves the answer in use.
     pub fn handle_resolved(&mut self, host: &str, addresses: Result<Vec<Address>, Status>) {
+        self.ends = None;
         let answer = self.answers.entry(host.into()).or_default();
         match addresses {
             Ok(addresses) => *answer = Answer { found: Some(answer.with(host, addresses)), error: None },
@@ -137,6 +148,7 @@ impl Graph {
         held: impl IntoIterator<Item = &'h Arc<str>>,
         view: &impl View,
     ) -> Resolution {
+        self.ends = None;
         let answers = std::mem::take(&mut self.answers);
         let mut walk = Walk::new(view, &answers);
         let outcome = match walk.roots(&self.listener, &self.authority) {
@@ -163,12 +175,44 @@ impl Graph {
         Resolution { wanted, hosts, outcome }
     }
 
+    /// What [`Graph::resolve`] would answer as config when nothing but these endpoints changed since it was last called, each by
+    /// the canonical spelling of its name; what is wanted is what it was then. `None` if that cannot be said without a walk.
+    pub fn resolve_endpoints<'n>(
+        &mut self,
+        names: impl IntoIterator<Item = &'n Arc<str>>,
+        view: &impl View,
+    ) -> Option<Arc<XdsConfig>> {
+        let (shown, ends) = (self.shown.as_ref()?, self.ends.as_ref()?);
+        let mut news = Vec::new();
+        for name in names {
+            // Endpoints that come to be known may complete a config.
+            for source in ends.get(name)? {
+                let last = self.made.get(source)?;
+                let made = Found::look(source, view)?.make(last.cluster.as_ref(), Some(last));
+                if !Arc::ptr_eq(&made.set, &last.set) {
+                    news.push((source.clone(), made));
+                }
+            }
+        }
+        if news.is_empty() {
+            return Some(shown.clone());
+        }
+        let mut clusters = Clusters::clone(&shown.clusters);
+        for (source, made) in news {
+            clusters.endpoints.insert(source.clone(), made.set.clone());
+            self.made.insert(source, made);
+        }
+        let config = Arc::new(XdsConfig { clusters: Arc::new(clusters), ..XdsConfig::clone(shown) });
+        self.shown = Some(config.clone());
+        Some(config)
+    }
+
     /// The complete config of what a walk found; the last one if it is the same.
     fn show(&mut self, roots: Roots, walk: &Walk<'_, impl View>) -> Arc<XdsConfig> {
         let (clusters, resources) = self.collect(walk);
         let Roots { listener, route_config, virtual_host, note } = roots;
-        let new =
-            XdsConfig { listener, route_config, virtual_host, clusters: Arc::new(clusters), resources, note };
+        let (clusters, resources) = (Arc::new(clusters), Arc::new(resources));
+        let new = XdsConfig { listener, route_config, virtual_host, clusters, resources, note };
         let config = match self.shown.take() {
             Some(shown) if shown.is_same(&new) => shown,
             Some(shown) if same_clusters(&shown.clusters, &new.clusters) => {
@@ -185,6 +229,7 @@ impl Graph {
         let mut clusters = Clusters::default();
         let mut resources = BTreeMap::new();
         let mut made = BTreeMap::new();
+        let mut ends = BTreeMap::<_, Vec<Source>>::new();
         for (name, node) in &walk.nodes {
             let (resource, ambient) = match node {
                 Node::Waiting => continue,
@@ -201,7 +246,12 @@ impl Graph {
                     {
                         let entry = found.make(ambient.as_ref(), self.made.get(source));
                         clusters.endpoints.insert(source.clone(), entry.set.clone());
-                        made.insert(source.clone(), entry);
+                        if made.insert(source.clone(), entry).is_none()
+                            && let Source::Eds { .. } = source
+                            && let Ok(name) = ResourceName::parse(ResourceType::Endpoints, source.name())
+                        {
+                            ends.entry(name.into_canonical()).or_default().push(source.clone());
+                        }
                     }
                     Ok(cluster.clone())
                 }
@@ -215,6 +265,7 @@ impl Graph {
             clusters.clusters.insert(name.clone(), cluster);
         }
         self.made = made;
+        self.ends = Some(ends);
         (clusters, resources)
     }
 
@@ -249,7 +300,7 @@ impl XdsConfig {
     /// Whether both are made of the same parts, so that nothing changed.
     fn is_same(&self, other: &XdsConfig) -> bool {
         let same_resources = || {
-            let pairs = self.resources.iter().zip(&other.resources);
+            let pairs = self.resources.iter().zip(&*other.resources);
             self.resources.len() == other.resources.len()
                 && pairs.into_iter().all(|((a, x), (b, y))| a == b && Arc::ptr_eq(x, y))
         };
@@ -492,12 +543,9 @@ impl<'a, V: View> Walk<'a, V> {
     fn find(&mut self, source: &Source) {
         let found = match source {
             Source::Eds { .. } => {
-                let seen = self.look(ResourceType::Endpoints, source.name());
-                match seen.value {
-                    Some(Ok(Resource::Endpoints(set))) => Found::Set(set, seen.ambient),
-                    Some(Err(status)) => Found::Nothing(status.message().into()),
-                    _ => return,
-                }
+                self.wanted.insert((ResourceType::Endpoints, source.name().as_ref().to_owned()));
+                let Some(found) = Found::look(source, self.view) else { return };
+                found
             }
             Source::LogicalDns { hostname } => {
                 self.hosts.insert(hostname.clone());
@@ -522,6 +570,16 @@ enum Found {
 }
 
 impl Found {
+    /// The endpoints that a control plane gave, if it said anything.
+    fn look(source: &Source, view: &impl View) -> Option<Found> {
+        let seen = view.look(ResourceType::Endpoints, source.name());
+        match seen.value? {
+            Ok(Resource::Endpoints(set)) => Some(Found::Set(set, seen.ambient)),
+            Ok(_) => None,
+            Err(status) => Some(Found::Nothing(status.message().into())),
+        }
+    }
+
     /// The set to use, with a note for failures: what is wrong with the endpoints, else with their cluster. The
     /// allocation of last time if it is the same.
     fn make(&self, cluster: Option<&Status>, last: Option<&Made>) -> Made {
@@ -536,13 +594,13 @@ impl Found {
             && last.from.as_ref().map(Arc::as_ptr) == from.map(Arc::as_ptr)
             && last.set.note == note
         {
-            return last.clone();
+            return Made { cluster: cluster.cloned(), ..last.clone() };
         }
         let set = match (from, note) {
             (Some(from), None) => from.clone(),
             (Some(from), note) => Arc::new(EndpointSet { note, ..(**from).clone() }),
             (None, note) => Arc::new(EndpointSet::unreachable(note.unwrap_or_default())),
         };
-        Made { from: from.cloned(), set }
+        Made { from: from.cloned(), set, cluster: cluster.cloned() }
     }
 }

@@ -125,6 +125,16 @@ impl Named {
         self.remember_failure();
     }
 
+    /// The same below the scope of the policy that holds it. Answers whether its state is another than before.
+    pub(crate) fn reconcile_here(&mut self, config: &LbConfig, cx: &mut Cx<'_>) -> bool {
+        if self.child.keep_unchanged(config, &self.endpoints, cx) {
+            return false;
+        }
+        let before = self.state.clone();
+        self.reconcile(cx.scope().clone(), config, cx);
+        !self.state.is_same(&before)
+    }
+
     fn keep(&mut self, cx: &mut Cx<'_>) {
         self.child.keep(cx);
         if let Some(state) = self.child.state() {

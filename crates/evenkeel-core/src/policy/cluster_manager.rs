@@ -14,15 +14,16 @@ use crate::config::{ConfigError, Fields, LbConfig};
 use crate::describe::{Description, Look};
 use crate::fast_map::FastMap;
 use crate::policy::children::Children;
-use crate::policy::{LbState, Policy, Shown};
-use crate::{Call, Code, Connectivity, Cx, Endpoints, Pick, Picker, Status};
+use crate::policy::{LbState, Policy};
+use crate::{Call, Code, Cx, Endpoints, Pick, Picker, Status};
 
 /// The policy.
 #[derive(Debug, Default)]
 pub struct ClusterManager {
     children: Children,
     names: Arc<Names>,
-    shown: Shown<Seen>,
+    /// The last state; another one is made when the children are others, or one of them has another state.
+    shown: Option<LbState>,
 }
 
 /// Settings of `xds_cluster_manager_experimental`.
@@ -55,40 +56,23 @@ impl Policy for ClusterManager {
         endpoints: &Endpoints,
         cx: &mut Cx<'_>,
     ) -> LbState {
-        if self.children.update(config.children.keys(), endpoints, Duration::ZERO, cx) {
+        let mut changed = self.children.update(config.children.keys(), endpoints, Duration::ZERO, cx);
+        if changed {
             self.names = Arc::new(Names::new(config.children.keys()));
         }
         for (child, policy) in self.children.iter_mut().zip(config.children.values()) {
-            child.reconcile(cx.scope().clone(), policy, cx);
+            changed |= child.reconcile_here(policy, cx);
         }
-        let seen = Seen {
-            connectivity: self.children.connectivity(),
-            names: self.names.clone(),
-            states: self.children.iter().map(|child| child.state().clone()).collect(),
-        };
-        self.shown.show(seen, |seen| {
-            let pickers = seen.states.iter().map(|state| state.picker.clone()).collect();
-            LbState::new(seen.connectivity, ClusterPicker { names: seen.names.clone(), pickers })
-        })
+        if let Some(shown) = self.shown.as_ref().filter(|_| !changed) {
+            return shown.clone();
+        }
+        let pickers = self.children.iter().map(|child| child.state().picker.clone()).collect();
+        let picker = ClusterPicker { names: self.names.clone(), pickers };
+        self.shown.insert(LbState::new(self.children.connectivity(), picker)).clone()
     }
 
     fn describe(&self, look: &Look<'_>) -> Description {
         self.children.describe(Description::new(), look)
-    }
-}
-
-#[derive(Debug)]
-struct Seen {
-    connectivity: Connectivity,
-    names: Arc<Names>,
-    states: Vec<LbState>,
-}
-
-impl PartialEq for Seen {
-    fn eq(&self, other: &Seen) -> bool {
-        let same_states = || self.states.iter().zip(&other.states).all(|(a, b)| a.is_same(b));
-        // The same names mean as many states.
-        self.connectivity == other.connectivity && Arc::ptr_eq(&self.names, &other.names) && same_states()
     }
 }
 

@@ -95,11 +95,13 @@ impl Client {
         self.take_in(server, bytes, now);
         self.reconcile(now);
         if let Some(stream) = self.servers[server].stream_mut().filter(|stream| stream.id == id) {
-            stream.pending.clone_from(&self.changed);
+            stream.pending = self.changed.keys().copied().collect();
             if stream.pending.is_empty() {
                 self.effects.push_back(Effect::Read { stream: id });
             }
         }
-        self.changed.extend(before);
+        for (subscriber, changed) in before {
+            self.tell([subscriber], &changed);
+        }
     }
 }

@@ -41,6 +41,7 @@ mod stream;
 mod update;
 mod words;
 
+use std::collections::btree_map::Entry as MapEntry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::mem;
 use std::sync::Arc;
@@ -75,6 +76,33 @@ pub struct Seen {
 /// Someone who wants resources: a channel, most often.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SubscriberId(u64);
+
+/// What changed for a subscriber since it was last told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Changed {
+    /// These endpoints and nothing else, each by the canonical spelling of its name.
+    Endpoints(BTreeSet<Arc<str>>),
+    /// Anything that it looks at.
+    Anything,
+}
+
+impl Changed {
+    /// Adds what changed beside it.
+    pub fn add(&mut self, other: Changed) {
+        match (self, other) {
+            (Changed::Endpoints(names), Changed::Endpoints(others)) => names.extend(others),
+            (changed, _) => *changed = Changed::Anything,
+        }
+    }
+
+    /// What changes with this resource.
+    fn of(key: &Key) -> Changed {
+        match key.kind {
+            ResourceType::Endpoints => Changed::Endpoints([key.name.clone()].into()),
+            ResourceType::Listener | ResourceType::RouteConfig | ResourceType::Cluster => Changed::Anything,
+        }
+    }
+}
 
 /// A stream to a control plane. Ids are not used twice, so what comes late from an old stream is known as such.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -218,7 +246,7 @@ pub struct Client {
     /// Entries that nobody wants and that the servers may not know about yet.
     orphans: BTreeSet<Key>,
     subscribers: BTreeMap<SubscriberId, BTreeSet<Key>>,
-    changed: BTreeSet<SubscriberId>,
+    changed: BTreeMap<SubscriberId, Changed>,
     effects: VecDeque<Effect>,
     next_subscriber: u64,
     next_stream: u64,
@@ -251,7 +279,7 @@ impl Client {
             cache: BTreeMap::new(),
             orphans: BTreeSet::new(),
             subscribers: BTreeMap::new(),
-            changed: BTreeSet::new(),
+            changed: BTreeMap::new(),
             effects: VecDeque::new(),
             next_subscriber: 0,
             next_stream: 0,
@@ -349,16 +377,16 @@ impl Client {
         self.effects.pop_front()
     }
 
-    /// The next subscriber for whom something changed. It looks at what it wants, and then is
-    /// [processed](Client::processed).
-    pub fn poll_changed(&mut self) -> Option<SubscriberId> {
+    /// The next subscriber for whom something changed, and what. It looks at what it wants, or at what changed of that, and
+    /// then is [processed](Client::processed).
+    pub fn poll_changed(&mut self) -> Option<(SubscriberId, Changed)> {
         self.changed.pop_first()
     }
 
     /// A subscriber has dealt with what changed for it, and said what it wants by now. Only when all have is the next
     /// response read. Where something changed again meanwhile this is not the end of it.
     pub fn processed(&mut self, id: SubscriberId) {
-        if self.changed.contains(&id) {
+        if self.changed.contains_key(&id) {
             return;
         }
         for server in &mut self.servers {
@@ -420,6 +448,16 @@ impl Client {
         for server in self.authorities[authority].servers() {
             if let Some(stream) = self.servers[*server].stream_mut() {
                 stream.touch(kind);
+            }
+        }
+    }
+
+    /// Something changed for these subscribers.
+    fn tell(&mut self, subscribers: impl IntoIterator<Item = SubscriberId>, what: &Changed) {
+        for id in subscribers {
+            match self.changed.entry(id) {
+                MapEntry::Vacant(place) => drop(place.insert(what.clone())),
+                MapEntry::Occupied(mut changed) => changed.get_mut().add(what.clone()),
             }
         }
     }

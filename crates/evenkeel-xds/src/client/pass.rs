@@ -11,7 +11,7 @@ use super::cache::Entry;
 use super::key::Key;
 use super::server::Link;
 use super::stream::{Stream, Wanted};
-use super::{Client, Effect, Request, StreamId, Variant};
+use super::{Changed, Client, Effect, Request, StreamId, Variant};
 use crate::resource::ResourceType;
 
 impl Client {
@@ -174,6 +174,6 @@ impl Client {
                 changed.extend(&entry.subscribers);
             }
         }
-        self.changed.append(&mut changed);
+        self.tell(changed, &Changed::Anything);
     }
 }

@@ -243,7 +243,10 @@ impl Stream {
     fn send(&mut self, kind: ResourceType, change: UnderWay) {
         let topic = self.topic(kind);
         topic.begun = true;
-        topic.asked.retain(|key| !change.removed.contains(key));
+        // Most often nothing went: an answer does not look at every name.
+        for key in &change.removed {
+            topic.asked.remove(key);
+        }
         topic.asked.extend(change.added.iter().cloned());
         self.timers.retain(|key, _| !change.removed.contains(key));
         self.under_way = Some(change);

@@ -10,7 +10,7 @@ use super::key::Key;
 use super::response::{Item, Received, Response, Spoiled};
 use super::server::Topic;
 use super::words::Subject;
-use super::{Client, Effect, Variant, words};
+use super::{Changed, Client, Effect, Variant, words};
 use crate::resource::ResourceType;
 use crate::text::quoted_whole;
 
@@ -244,10 +244,9 @@ impl Client {
     fn change(&mut self, server: usize, key: &Key, change: impl FnOnce(&mut Entry) -> bool) {
         let Some(entry) = self.cache.get_mut(key) else { return };
         let before = entry.outlives_deletion();
-        if change(entry) {
-            self.changed.extend(&entry.subscribers);
-        }
+        let told = if change(entry) { entry.subscribers.clone() } else { BTreeSet::new() };
         let after = entry.outlives_deletion();
+        self.tell(told, &Changed::of(key));
         if before != after {
             let subject = self.subject(server, key);
             let effect = if after {

@@ -24,34 +24,46 @@ pub struct ActiveClusters {
 }
 
 struct Shared {
-    clusters: Mutex<BTreeMap<Arc<str>, Weak<ClusterRef>>>,
+    active: Mutex<Active>,
     on_idle: Arc<dyn Fn() + Send + Sync>,
+}
+
+#[derive(Default)]
+struct Active {
+    clusters: BTreeMap<Arc<str>, Weak<ClusterRef>>,
+    /// How often a cluster came or went.
+    changes: u64,
 }
 
 impl ActiveClusters {
     /// No cluster yet. `on_idle` is called once for each cluster whose last reference goes, by whoever dropped it and
     /// without a lock held; it should only wake a driver, who then asks for [`ActiveClusters::names`].
     pub fn new(on_idle: Arc<dyn Fn() + Send + Sync>) -> ActiveClusters {
-        let clusters = Mutex::default();
-        ActiveClusters { shared: Arc::new(Shared { clusters, on_idle }) }
+        ActiveClusters { shared: Arc::new(Shared { active: Mutex::default(), on_idle }) }
     }
 
     /// A reference to the cluster; it is active from here on until the last one is dropped.
     pub fn acquire(&self, name: &Arc<str>) -> Arc<ClusterRef> {
-        let mut clusters = self.shared.lock();
-        if let Some(cluster) = clusters.get(name).and_then(Weak::upgrade) {
+        let mut active = self.shared.lock();
+        if let Some(cluster) = active.clusters.get(name).and_then(Weak::upgrade) {
             return cluster;
         }
         let cluster =
             ClusterRef { name: name.clone(), child: child_name(name).into(), shared: self.shared.clone() };
         let cluster = Arc::new(cluster);
-        clusters.insert(name.clone(), Arc::downgrade(&cluster));
+        active.clusters.insert(name.clone(), Arc::downgrade(&cluster));
+        active.changes += 1;
         cluster
     }
 
     /// The clusters that the balancing config must hold, in alphabetical order.
     pub fn names(&self) -> Vec<Arc<str>> {
-        self.shared.lock().keys().cloned().collect()
+        self.shared.lock().clusters.keys().cloned().collect()
+    }
+
+    /// How often a cluster came or went so far: while it stands still, the [names](ActiveClusters::names) do too.
+    pub(crate) fn changes(&self) -> u64 {
+        self.shared.lock().changes
     }
 }
 
@@ -62,9 +74,9 @@ impl fmt::Debug for ActiveClusters {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, Weak<ClusterRef>>> {
+    fn lock(&self) -> MutexGuard<'_, Active> {
         // Nothing panics while the lock is held, and the map is whole between any two statements.
-        self.clusters.lock().unwrap_or_else(PoisonError::into_inner)
+        self.active.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -89,13 +101,14 @@ impl ClusterRef {
 
 impl Drop for ClusterRef {
     fn drop(&mut self) {
-        let mut clusters = self.shared.lock();
+        let mut active = self.shared.lock();
         // Between the last reference's end and this lock, somebody may have made the cluster active again.
-        if clusters.get(&self.name).is_none_or(|held| held.strong_count() > 0) {
+        if active.clusters.get(&self.name).is_none_or(|held| held.strong_count() > 0) {
             return;
         }
-        clusters.remove(&self.name);
-        drop(clusters);
+        active.clusters.remove(&self.name);
+        active.changes += 1;
+        drop(active);
         (self.shared.on_idle)();
     }
 }

@@ -7,7 +7,7 @@ use evenkeel_proto::envoy::service::discovery::v3::Resource as Wrapper;
 use evenkeel_proto::prost_types::Any;
 use evenkeel_xds::Limits;
 use evenkeel_xds::bootstrap::{ServerConfig, ServerFeatures};
-use evenkeel_xds::client::{Input, Parse, Tally, Variant};
+use evenkeel_xds::client::{Changed, Input, Parse, Tally, Variant};
 use evenkeel_xds::resource::ResourceType::{Cluster, Endpoints, Listener, RouteConfig};
 use evenkeel_xds::resource::{Parsed, Rejected, ResourceType};
 use testkit::{resources, secs};
@@ -289,7 +289,7 @@ fn what_changes_meanwhile_is_not_lost() {
     world.client.handle_time(world.now + secs(15));
     world.client.processed(id);
     assert!(world.client.poll_effect().is_none(), "b timed out, and that was not seen");
-    assert_eq!(world.client.poll_changed(), Some(id));
+    assert_eq!(world.client.poll_changed(), Some((id, Changed::Anything)));
     world.client.processed(id);
     assert!(world.client.poll_effect().is_some());
 }

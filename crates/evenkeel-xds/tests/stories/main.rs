@@ -7,6 +7,7 @@ mod cluster;
 mod csds;
 mod delta;
 mod endpoints;
+mod endpoints_alone;
 mod fallback;
 mod graph;
 mod lb;

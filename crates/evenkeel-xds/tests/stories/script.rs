@@ -432,7 +432,7 @@ impl World {
                 self.write(&server);
                 continue;
             }
-            let Some(id) = self.client.poll_changed() else { return };
+            let Some((id, _)) = self.client.poll_changed() else { return };
             self.changed.insert(id);
             self.unprocessed.insert(id);
             if !self.holds_changes {

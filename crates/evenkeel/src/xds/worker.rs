@@ -14,8 +14,8 @@ use evenkeel_core::{Address, Code, Instant, Rng, Status};
 use evenkeel_proto::envoy::service::status::v3::{ClientStatusRequest, ClientStatusResponse};
 use evenkeel_proto::prost_types::Timestamp;
 use evenkeel_xds::bootstrap::{Bootstrap, ServerConfig};
-use evenkeel_xds::client::{self, Client, Input, Request, SubscriberId, Variant};
-use evenkeel_xds::follow::{Follower, Step};
+use evenkeel_xds::client::{self, Changed, Client, Input, Request, SubscriberId, Variant};
+use evenkeel_xds::follow::{Follower, Glance, Step};
 use evenkeel_xds::lrs::{self, Reporter};
 use evenkeel_xds::resource::ResourceType;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -82,8 +82,8 @@ pub(super) struct Worker {
     channels: BTreeMap<u64, Channel>,
     /// The channels by the client's ids.
     owners: BTreeMap<SubscriberId, u64>,
-    /// Channels that have something to look at.
-    dirty: BTreeSet<u64>,
+    /// Channels that have something to look at, and what that is.
+    dirty: BTreeMap<u64, Changed>,
     load_is_due: bool,
     board: Arc<Board>,
     wall: Wall,
@@ -122,7 +122,7 @@ impl Worker {
             streams: Streams::new(dialer, response_bytes, events.clone()),
             channels: BTreeMap::new(),
             owners: BTreeMap::new(),
-            dirty: BTreeSet::new(),
+            dirty: BTreeMap::new(),
             load_is_due: false,
             board,
             wall: Wall::new(),
@@ -201,11 +201,15 @@ impl Worker {
             while let Some(effect) = self.client.poll_effect() {
                 self.carry_out(effect);
             }
-            while let Some(id) = self.client.poll_changed() {
-                self.dirty.extend(self.owners.get(&id));
+            while let Some((id, changed)) = self.client.poll_changed() {
+                let Some(key) = self.owners.get(&id) else { continue };
+                match self.dirty.get_mut(key) {
+                    Some(dirty) => dirty.add(changed),
+                    None => drop(self.dirty.insert(*key, changed)),
+                }
             }
-            let Some(key) = self.dirty.pop_first() else { break };
-            self.follow(key);
+            let Some((key, changed)) = self.dirty.pop_first() else { break };
+            self.follow(key, &changed);
         }
         for host in self.names.poll(clock::now()) {
             self.look_up(host);
@@ -253,12 +257,12 @@ impl Worker {
                 };
                 self.owners.insert(channel.id, key);
                 self.channels.insert(key, channel);
-                self.dirty.insert(key);
+                self.dirty.insert(key, Changed::Anything);
             }
             Command::Want { key, dynamic } => {
                 if let Some(channel) = self.channels.get_mut(&key) {
                     channel.dynamic = dynamic;
-                    self.dirty.insert(key);
+                    self.dirty.insert(key, Changed::Anything);
                 }
             }
             Command::Reresolve { key } => self.names.ask_again(key, clock::now()),
@@ -278,9 +282,17 @@ impl Worker {
         }
     }
 
-    /// Lets a channel look at what is known, until that leads to nothing new.
-    fn follow(&mut self, key: u64) {
+    /// Lets a channel look at what changed, or at all that is known until that leads to nothing new.
+    fn follow(&mut self, key: u64, changed: &Changed) {
         let Some(channel) = self.channels.get_mut(&key) else { return };
+        if let Changed::Endpoints(names) = changed
+            && let Glance::Enough(step) = channel.follower.follow_endpoints(names, &self.client)
+        {
+            if let Some(step) = step {
+                channel.steps.send_replace(Some(step));
+            }
+            return self.client.processed(channel.id);
+        }
         loop {
             let followed = channel.follower.follow(&channel.dynamic, &self.client);
             if let Some(step) = followed.step {
@@ -337,14 +349,14 @@ impl Worker {
                 for key in self.names.handle(&host, &answer, now) {
                     if let Some(channel) = self.channels.get_mut(&key) {
                         channel.follower.handle_resolved(&host, answer.clone());
-                        self.dirty.insert(key);
+                        self.dirty.insert(key, Changed::Anything);
                     }
                 }
             }
             Event::Idle(key) => {
                 if let Some(channel) = self.channels.get(&key) {
                     channel.is_idle_told.store(false, Ordering::Release);
-                    self.dirty.insert(key);
+                    self.dirty.insert(key, Changed::Anything);
                 }
             }
         }

@@ -1,0 +1,440 @@
+//! A look at endpoints alone leads to what a look at everything leads to: two channels follow one client, one of them the
+//! short way wherever it may, and agree after everything that happens.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use evenkeel_core::{Call, Instant, Registry, Rng, Status};
+use evenkeel_proto::envoy::config::cluster::v3::Cluster;
+use evenkeel_proto::envoy::service::discovery::v3::{
+    DeltaDiscoveryResponse, Resource as Wrapper, ResourceError, ResourceName,
+};
+use evenkeel_proto::google::rpc;
+use evenkeel_proto::prost::Message as _;
+use evenkeel_proto::prost_types::{Any, Duration};
+use evenkeel_xds::bootstrap::{Bootstrap, ServerFeatures};
+use evenkeel_xds::client::{Changed, Client, Effect, Input, StreamId, SubscriberId, Variant};
+use evenkeel_xds::follow::{Follower, Glance, Step};
+use evenkeel_xds::graph::XdsConfig;
+use evenkeel_xds::resource::{Parser, ResourceType};
+use evenkeel_xds::routing::{Selected, Selector};
+use proptest::prelude::*;
+use testkit::resources::{
+    aggregate_cluster, any as packed, cluster, dns_cluster, listener_with_rds, load_assignment, route,
+    route_config, virtual_host,
+};
+use testkit::secs;
+
+use ResourceType::{Cluster as Cds, Endpoints as Eds, Listener as Lds, RouteConfig as Rds};
+
+use crate::script::{authority, bootstrap_with};
+
+/// One resource in two spellings, the first of which is canonical.
+const SPELLINGS: [&str; 2] = [
+    "xdstp://far/envoy.config.endpoint.v3.ClusterLoadAssignment/e?a=1&b=2",
+    "xdstp://far/envoy.config.endpoint.v3.ClusterLoadAssignment/e?b=2&a=1",
+];
+
+const CLUSTERS: &str = "abcdetuxy";
+
+/// The names of the endpoints that these have.
+const ENDPOINTS: [&str; 3] = ["a", "shared", SPELLINGS[0]];
+
+/// The cluster of a letter: `b` and `c` have the endpoints of one service, `t` and `u` too in two spellings, `d` and `e` one DNS
+/// name; `x` and `y` are aggregates.
+fn cluster_of(letter: char) -> Cluster {
+    let of_service = |service: &str| {
+        let mut cluster = cluster(&letter.to_string());
+        service.clone_into(&mut cluster.eds_cluster_config.get_or_insert_default().service_name);
+        cluster
+    };
+    match letter {
+        'b' | 'c' => of_service("shared"),
+        'd' | 'e' => dns_cluster(&letter.to_string(), "d.example", 443),
+        't' => of_service(SPELLINGS[0]),
+        'u' => of_service(SPELLINGS[1]),
+        'x' => aggregate_cluster("x", &["a", "d", "t"]),
+        'y' => aggregate_cluster("y", &["b", "x"]),
+        _ => of_service(""),
+    }
+}
+
+/// One thing that happens.
+#[derive(Clone, Debug)]
+enum Happening {
+    Routes(Vec<char>),
+    /// A cluster comes, or is sent again with another timeout, which makes it another one.
+    Cluster(char, i64),
+    /// A resource is refused by us, refused by the server, or deleted.
+    Spoiled(ResourceType, String),
+    Refused(ResourceType, String, i32),
+    Deleted(ResourceType, String),
+    /// So many endpoints.
+    Endpoints(Vec<(usize, usize)>),
+    Resolved(bool),
+    /// Which clusters policies ask for.
+    Dynamic(Vec<char>),
+    /// The stream ends, and perhaps another cannot be had.
+    Ends(bool),
+    Later(u64),
+    /// A call begins on each channel and holds on to its cluster; the oldest ends.
+    CallBegins,
+    CallEnds,
+}
+
+fn happenings() -> impl Strategy<Value = Vec<Happening>> {
+    let letter = || prop::sample::select(CLUSTERS.chars().collect::<Vec<_>>());
+    let resource = || {
+        let clusters = letter().prop_map(|letter| (Cds, letter.to_string()));
+        let endpoints = prop::sample::select(&ENDPOINTS[..]).prop_map(|name| (Eds, name.to_owned()));
+        let roots = prop::sample::select(vec![(Lds, "orders".to_owned()), (Rds, "routes".to_owned())]);
+        prop_oneof![2 => clusters, 6 => endpoints, 1 => roots]
+    };
+    let code = prop::sample::select(vec![5, 14]);
+    let one = prop_oneof![
+        2 => prop::collection::vec(letter(), 1..4).prop_map(Happening::Routes),
+        2 => (letter(), 0..2_i64).prop_map(|(letter, seconds)| Happening::Cluster(letter, seconds)),
+        2 => resource().prop_map(|(kind, name)| Happening::Spoiled(kind, name)),
+        2 => (resource(), code).prop_map(|((kind, name), code)| Happening::Refused(kind, name, code)),
+        1 => resource().prop_map(|(kind, name)| Happening::Deleted(kind, name)),
+        12 => prop::collection::vec((0..ENDPOINTS.len(), 0..4_usize), 1..3).prop_map(Happening::Endpoints),
+        1 => any::<bool>().prop_map(Happening::Resolved),
+        1 => prop::collection::vec(letter(), 0..2).prop_map(Happening::Dynamic),
+        1 => any::<bool>().prop_map(Happening::Ends),
+        1 => (0..20_u64).prop_map(Happening::Later),
+        1 => Just(Happening::CallBegins),
+        1 => Just(Happening::CallEnds),
+    ];
+    prop::collection::vec(one, 0..60)
+}
+
+/// One channel.
+struct Channel {
+    id: SubscriberId,
+    follower: Follower,
+    wanted: BTreeSet<(ResourceType, String)>,
+    hosts: BTreeSet<Arc<str>>,
+    route: Option<Result<Arc<Selector>, Status>>,
+    /// The last step, as text.
+    step: Option<String>,
+}
+
+impl Channel {
+    fn new(client: &mut Client) -> Channel {
+        Channel {
+            id: client.subscribe(),
+            follower: Follower::new("orders", "orders", "me", 7, Arc::new(|| ())),
+            wanted: BTreeSet::new(),
+            hosts: BTreeSet::new(),
+            route: None,
+            step: None,
+        }
+    }
+
+    fn take(&mut self, step: Option<Step>) {
+        let Some(Step { update, route }) = step else { return };
+        self.step = Some(format!("{update:?} {:?}", route.as_ref().err()));
+        self.route = Some(route);
+    }
+
+    /// Looks at everything until that leads to nothing new.
+    fn follow(&mut self, dynamic: &[Arc<str>], client: &mut Client, now: Instant) {
+        loop {
+            let followed = self.follower.follow(dynamic, client);
+            self.take(followed.step);
+            self.hosts = followed.hosts;
+            if followed.wanted == self.wanted {
+                return;
+            }
+            client.want(self.id, followed.wanted.clone(), now);
+            self.wanted = followed.wanted;
+        }
+    }
+
+    /// Looks at endpoints alone, if that does.
+    fn glance(&mut self, changed: &Changed, client: &Client) -> bool {
+        let Changed::Endpoints(names) = changed else { return false };
+        let Glance::Enough(step) = self.follower.follow_endpoints(names, client) else { return false };
+        self.take(step);
+        true
+    }
+
+    fn looks(&self) -> Looks {
+        let route = self.route.as_ref().and_then(|route| route.as_ref().ok());
+        Looks(self.follower.config().cloned(), route.cloned())
+    }
+
+    fn select(&self) -> Option<Selected> {
+        self.route.as_ref()?.as_ref().ok()?.select(&Call::new("/s/m", 7)).ok()
+    }
+}
+
+/// How a channel balances and routes.
+struct Looks(Option<Arc<XdsConfig>>, Option<Arc<Selector>>);
+
+/// One client with a channel that looks at everything and one that takes the short way.
+struct Story {
+    client: Client,
+    now: Instant,
+    stream: Option<StreamId>,
+    is_up: bool,
+    whole: Channel,
+    short: Channel,
+    dynamic: Vec<Arc<str>>,
+    calls: Vec<[Option<Selected>; 2]>,
+    sent: u64,
+    /// How often the short way was taken.
+    glances: usize,
+}
+
+impl Story {
+    fn new(features: ServerFeatures) -> Story {
+        let authorities = [("far".to_owned(), authority(&["one"]))].into();
+        let bootstrap = Arc::new(Bootstrap { authorities, ..bootstrap_with(features) });
+        let parser = Parser::new(Registry::standard());
+        let mut client = Client::new(bootstrap, parser, Variant::Delta, Rng::fixed(1));
+        let (whole, short) = (Channel::new(&mut client), Channel::new(&mut client));
+        let mut story = Story {
+            client,
+            now: Instant::ORIGIN,
+            stream: None,
+            is_up: true,
+            whole,
+            short,
+            dynamic: Vec::new(),
+            calls: Vec::new(),
+            sent: 0,
+            glances: 0,
+        };
+        story.follow(true);
+        story.send(
+            Lds,
+            vec![("orders".to_owned(), packed(&listener_with_rds("orders", "routes")))],
+            &[],
+            &[],
+        );
+        story.happens(&Happening::Routes(vec!['a', 'b', 't']));
+        for letter in CLUSTERS.chars() {
+            story.happens(&Happening::Cluster(letter, 0));
+        }
+        story.happens(&Happening::Endpoints(vec![(0, 1), (1, 1), (2, 1)]));
+        story
+    }
+
+    fn send(
+        &mut self,
+        kind: ResourceType,
+        items: Vec<(String, Any)>,
+        removed: &[&str],
+        errors: &[(&str, i32)],
+    ) {
+        let Some(stream) = self.stream else { return };
+        self.sent += 1;
+        let version = self.sent.to_string();
+        let wrap = |(name, any)| Wrapper {
+            name,
+            resource: Some(any),
+            version: version.clone(),
+            ..Wrapper::default()
+        };
+        let error = |(name, code): &(&str, i32)| ResourceError {
+            resource_name: Some(ResourceName { name: (*name).to_owned() }),
+            error_detail: Some(rpc::Status { code: *code, message: "no".to_owned(), details: Vec::new() }),
+        };
+        let response = DeltaDiscoveryResponse {
+            resources: items.into_iter().map(wrap).collect(),
+            type_url: kind.type_url().to_owned(),
+            removed_resources: removed.iter().map(|name| (*name).to_owned()).collect(),
+            resource_errors: errors.iter().map(error).collect(),
+            nonce: version.clone(),
+            ..DeltaDiscoveryResponse::default()
+        };
+        self.client.handle(Input::Message { stream, bytes: &response.encode_to_vec() }, self.now);
+        self.follow(false);
+    }
+
+    /// The driver: both channels look until nothing is left to do.
+    fn follow(&mut self, at_everything: bool) {
+        let mut changed = at_everything.then_some(Changed::Anything);
+        loop {
+            while let Some(effect) = self.client.poll_effect() {
+                match effect {
+                    Effect::Open { stream, .. } if self.is_up => {
+                        self.stream = Some(stream);
+                        self.client.handle(Input::Opened { stream }, self.now);
+                    }
+                    Effect::Open { stream, .. } => {
+                        let status = Status::unavailable("refused");
+                        self.client.handle(Input::Closed { stream, status }, self.now);
+                    }
+                    Effect::Send { stream, .. } => self.client.handle(Input::Written { stream }, self.now),
+                    Effect::Close { .. } => self.stream = None,
+                    Effect::Read { .. } | Effect::Warn(_) | Effect::Info(_) => {}
+                }
+            }
+            while let Some((id, what)) = self.client.poll_changed() {
+                if id == self.short.id {
+                    match &mut changed {
+                        Some(changed) => changed.add(what),
+                        None => changed = Some(what),
+                    }
+                }
+            }
+            let Some(changed) = changed.take() else { return };
+            self.whole.follow(&self.dynamic, &mut self.client, self.now);
+            if self.short.glance(&changed, &self.client) {
+                self.glances += 1;
+            } else {
+                self.short.follow(&self.dynamic, &mut self.client, self.now);
+            }
+            self.client.processed(self.whole.id);
+            self.client.processed(self.short.id);
+        }
+    }
+
+    fn happens(&mut self, happening: &Happening) {
+        match happening {
+            Happening::Routes(letters) => {
+                let mut table = route_config("routes", "");
+                let routes = letters.iter().map(|c| route("", &c.to_string())).collect();
+                table.virtual_hosts = vec![virtual_host("*", routes)];
+                let listener = packed(&listener_with_rds("orders", "routes"));
+                self.send(Lds, vec![("orders".to_owned(), listener)], &[], &[]);
+                self.send(Rds, vec![("routes".to_owned(), packed(&table))], &[], &[]);
+            }
+            Happening::Cluster(letter, seconds) => {
+                let mut cluster = cluster_of(*letter);
+                cluster.connect_timeout = Some(Duration { seconds: *seconds, nanos: 0 });
+                self.send(Cds, vec![(letter.to_string(), packed(&cluster))], &[], &[]);
+            }
+            Happening::Spoiled(kind, name) => {
+                let nonsense = Any { type_url: kind.type_url().to_owned(), value: vec![0xff] };
+                self.send(*kind, vec![(name.clone(), nonsense)], &[], &[]);
+            }
+            Happening::Refused(kind, name, code) => self.send(*kind, vec![], &[], &[(name, *code)]),
+            Happening::Deleted(kind, name) => self.send(*kind, vec![], &[name], &[]),
+            Happening::Endpoints(lists) => {
+                let lists = lists.iter().map(|(which, n)| {
+                    let list: Vec<String> = (0..*n).map(|i| format!("10.0.{which}.{i}:80")).collect();
+                    let list: Vec<&str> = list.iter().map(String::as_str).collect();
+                    let name = ENDPOINTS[*which];
+                    (name.to_owned(), packed(&load_assignment(name, &list)))
+                });
+                self.send(Eds, lists.collect(), &[], &[]);
+            }
+            Happening::Resolved(is_well) => {
+                for channel in [&mut self.whole, &mut self.short] {
+                    let answer = if *is_well {
+                        Ok(vec!["10.1.0.1:443".into()])
+                    } else {
+                        Err(Status::unavailable("no"))
+                    };
+                    channel.follower.handle_resolved("d.example:443", answer);
+                }
+                self.follow(true);
+            }
+            Happening::Dynamic(letters) => {
+                self.dynamic = letters.iter().map(|letter| letter.to_string().into()).collect();
+                self.follow(true);
+            }
+            Happening::Ends(comes_back) => {
+                self.is_up = *comes_back;
+                if let Some(stream) = self.stream.take() {
+                    let status = Status::unavailable("ends");
+                    self.client.handle(Input::Closed { stream, status }, self.now);
+                }
+                self.follow(false);
+                self.is_up = true;
+            }
+            Happening::Later(seconds) => {
+                self.now = self.now + secs(*seconds);
+                self.client.handle_time(self.now);
+                self.follow(false);
+            }
+            Happening::CallBegins => self.calls.push([self.whole.select(), self.short.select()]),
+            // Nobody is told: a look at endpoints has to see that there is more to look at.
+            Happening::CallEnds if !self.calls.is_empty() => drop(self.calls.remove(0)),
+            Happening::CallEnds => {}
+        }
+    }
+}
+
+/// A config, all of it. What stands in the client's cache is the same allocation for both channels.
+fn shown(config: &XdsConfig) -> Vec<String> {
+    let XdsConfig { listener, route_config, virtual_host, clusters, resources, note } = config;
+    let roots = (Arc::as_ptr(listener), Arc::as_ptr(route_config), Arc::as_ptr(virtual_host), note);
+    let roots = format!("{roots:?}");
+    let clusters_by_name = clusters.clusters.iter().map(|(name, cluster)| format!("{name} {cluster:?}"));
+    let endpoints = clusters.endpoints.iter().map(|(source, set)| format!("{source:?} {set:?}"));
+    let resources = resources.iter().map(|(name, resource)| format!("{name} {:p}", Arc::as_ptr(resource)));
+    std::iter::once(roots).chain(clusters_by_name).chain(endpoints).chain(resources).collect()
+}
+
+/// Which of the parts that two allocations may stand for are the ones of before.
+fn kept(before: &Looks, after: &Looks) -> Option<Vec<String>> {
+    let (Looks(Some(before), old_route), Looks(Some(after), route)) = (before, after) else { return None };
+    let (old, new) = (&before.clusters, &after.clusters);
+    let same_route = old_route.as_ref().map(Arc::as_ptr) == route.as_ref().map(Arc::as_ptr);
+    let whole = [same_route, Arc::ptr_eq(before, after), Arc::ptr_eq(old, new)];
+    let clusters = new.clusters.iter().filter(|(name, cluster)| match (cluster, old.clusters.get(*name)) {
+        (Ok(new), Some(Ok(old))) => Arc::ptr_eq(old, new),
+        _ => false,
+    });
+    let endpoints = new
+        .endpoints
+        .iter()
+        .filter(|(source, set)| old.endpoints.get(*source).is_some_and(|old| Arc::ptr_eq(old, set)));
+    let names = clusters.map(|(name, _)| name.to_string());
+    let names = names.chain(endpoints.map(|(source, _)| format!("{source:?}")));
+    Some(whole.map(|is_same| is_same.to_string()).into_iter().chain(names).collect())
+}
+
+fn features() -> impl Strategy<Value = ServerFeatures> {
+    any::<[bool; 3]>().prop_map(|[ignores, fails, transient]| ServerFeatures {
+        ignore_resource_deletion: ignores,
+        fail_on_data_errors: fails,
+        resource_timer_is_transient_error: transient,
+        ..ServerFeatures::default()
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(500))]
+
+    #[test]
+    fn a_look_at_endpoints_alone_is_as_good(features in features(), happenings in happenings()) {
+        let mut story = Story::new(features);
+        for happening in &happenings {
+            let before = [&story.whole, &story.short].map(Channel::looks);
+            story.happens(happening);
+            let (whole, short) = (&mut story.whole, &mut story.short);
+            prop_assert_eq!(&whole.wanted, &short.wanted);
+            prop_assert_eq!(&whole.hosts, &short.hosts);
+            // Of steps in between, the one that looks second takes fewer: what the first wants is known by then.
+            prop_assert_eq!(whole.step.take(), short.step.take());
+            let after = [whole, short].map(|channel| channel.looks());
+            prop_assert_eq!(after[0].0.as_deref().map(shown), after[1].0.as_deref().map(shown));
+            let [whole, short] = [0, 1].map(|i| kept(&before[i], &after[i]));
+            prop_assert_eq!(whole, short);
+        }
+    }
+}
+
+/// The story above takes the short way, for every kind of name.
+#[test]
+fn the_short_way_is_taken() {
+    let mut story = Story::new(ServerFeatures::default());
+    // A channel that took new routes has old clusters to let go of, and looks at everything once more.
+    story.happens(&Happening::Endpoints(vec![(0, 2)]));
+    for which in 0..ENDPOINTS.len() {
+        let before = story.glances;
+        story.happens(&Happening::Endpoints(vec![(which, 3)]));
+        assert_eq!(story.glances, before + 1, "{}", ENDPOINTS[which]);
+    }
+    let before = story.glances;
+    story.happens(&Happening::Deleted(Eds, "a".to_owned()));
+    story.happens(&Happening::Spoiled(Eds, "shared".to_owned()));
+    assert_eq!(story.glances, before + 2, "trouble with endpoints too");
+    story.happens(&Happening::Cluster('a', 1));
+    assert_eq!(story.glances, before + 2, "a cluster leads elsewhere");
+}
