@@ -347,7 +347,7 @@ impl Story {
                 self.is_up = true;
             }
             Happening::Later(seconds) => {
-                self.now = self.now + secs(*seconds);
+                self.now += secs(*seconds);
                 self.client.handle_time(self.now);
                 self.follow(false);
             }
@@ -426,10 +426,10 @@ fn the_short_way_is_taken() {
     let mut story = Story::new(ServerFeatures::default());
     // A channel that took new routes has old clusters to let go of, and looks at everything once more.
     story.happens(&Happening::Endpoints(vec![(0, 2)]));
-    for which in 0..ENDPOINTS.len() {
+    for (which, name) in ENDPOINTS.iter().enumerate() {
         let before = story.glances;
         story.happens(&Happening::Endpoints(vec![(which, 3)]));
-        assert_eq!(story.glances, before + 1, "{}", ENDPOINTS[which]);
+        assert_eq!(story.glances, before + 1, "{name}");
     }
     let before = story.glances;
     story.happens(&Happening::Deleted(Eds, "a".to_owned()));
