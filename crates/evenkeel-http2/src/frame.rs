@@ -71,9 +71,11 @@ impl Head {
     }
 
     pub(crate) fn bytes(self) -> [u8; HEAD] {
-        let [_, a, b, c] = (self.len as u32).to_be_bytes();
-        let [d, e, f, g] = self.stream.to_be_bytes();
-        [a, b, c, self.kind, self.flags, d, e, f, g]
+        let mut bytes = [0; HEAD];
+        bytes[..3].copy_from_slice(&(self.len as u32).to_be_bytes()[1..]);
+        (bytes[3], bytes[4]) = (self.kind, self.flags);
+        bytes[5..].copy_from_slice(&self.stream.to_be_bytes());
+        bytes
     }
 
     pub(crate) fn write(self, out: &mut Vec<u8>) {

@@ -20,6 +20,7 @@
 //! makes memory grow beyond the windows, the header limit and a bounded number of answers that wait to be written.
 
 #![forbid(unsafe_code)]
+#![expect(clippy::cast_possible_wrap, reason = "what lies in memory is far shorter than 2^63")]
 
 mod driver;
 mod error;

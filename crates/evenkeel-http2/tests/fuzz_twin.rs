@@ -9,9 +9,8 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 
 fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
-    let [_, a, b, c] = (payload.len() as u32).to_be_bytes();
-    let [d, e, f, g] = stream.to_be_bytes();
-    [&[a, b, c, kind, flags, d, e, f, g][..], payload].concat()
+    let len = (payload.len() as u32).to_be_bytes();
+    [&len[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
 /// Settings, and good answers to all three calls: one at once, one in pieces, one with a first answer before it.

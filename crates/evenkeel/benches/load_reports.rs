@@ -499,6 +499,8 @@ fn serve(variant: &str, window: &str) -> Result<(), Error> {
 }
 
 fn backends_with(reports: &str, backends: &str) -> Result<(), Error> {
+    // Nobody asks for the memory of those that are called.
+    Totals::stop();
     let of_server =
         OrcaLoadReport { cpu_utilization: 0.5, rps_fractional: 1_000.0, ..OrcaLoadReport::default() };
     let reports = match reports {
@@ -532,7 +534,7 @@ fn control(mode: &str, backends: &[&str]) -> Result<(), Error> {
     };
     let backends = parse(backends)?;
     runtime()?.block_on(async {
-        println!("{}", ours::control_plane(&backends, config).await?);
+        println!("{}", ours::control_plane(&backends, &[], config).await?);
         until_stdin_ends().await
     })
 }

@@ -123,7 +123,7 @@ pub(super) fn encode(text: &[u8]) -> Vec<u8> {
         let (code, length) = codes[usize::from(byte)];
         bits.extend((0..length).rev().map(|i| code >> i & 1 == 1));
     }
-    while bits.len() % 8 != 0 {
+    while !bits.len().is_multiple_of(8) {
         bits.push(true);
     }
     bits.chunks(8).map(|byte| byte.iter().fold(0, |all, &bit| all << 1 | u8::from(bit))).collect()

@@ -11,13 +11,13 @@ use super::*;
 /// Answers every request with its own body, its header `id` and its path, in pieces as they come. A path that ends with
 /// a number resets the stream with that code.
 async fn serve(server: h2::server::Builder) -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address");
     tokio::spawn(async move {
         while let Ok((socket, _)) = listener.accept().await {
             let server = server.clone();
             tokio::spawn(async move {
-                let mut connection = server.handshake::<_, Bytes>(socket).await.unwrap();
+                let mut connection = server.handshake::<_, Bytes>(socket).await.expect("a client");
                 while let Some(Ok((request, respond))) = connection.accept().await {
                     tokio::spawn(echo(request, respond));
                 }
@@ -38,7 +38,7 @@ async fn echo(
     }
     let id = request.headers().get("id").cloned();
     let mut answer = Response::new(());
-    answer.headers_mut().insert("path", path.parse().unwrap());
+    answer.headers_mut().insert("path", path.parse().expect("a path is a value"));
     answer.headers_mut().extend(id.clone().map(|id| (HeaderName::from_static("id"), id)));
     let mut out = respond.send_response(answer, false)?;
     let mut body = request.into_body();

@@ -29,8 +29,8 @@ struct Client {
 
 impl Client {
     async fn connect(address: SocketAddr, settings: Settings) -> Client {
-        let mut io = TcpStream::connect(address).await.unwrap();
-        io.set_nodelay(true).unwrap();
+        let mut io = TcpStream::connect(address).await.expect("a server");
+        io.set_nodelay(true).expect("a socket");
         let (sender, mut driver) = client(settings);
         let task = tokio::spawn(async move { poll_fn(|cx| driver.poll(&mut io, cx)).await });
         Client { sender, task }
@@ -54,7 +54,7 @@ impl Client {
     /// How the connection ended, once it is let go.
     async fn end(self) -> Result<(), Error> {
         drop(self.sender);
-        within(self.task).await.unwrap()
+        within(self.task).await.expect("it does not panic")
     }
 }
 

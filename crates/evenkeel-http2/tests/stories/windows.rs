@@ -9,8 +9,8 @@ pub(super) async fn pair(settings: Settings, theirs: &[(u16, u32)]) -> (Client, 
     let peer = Peer::bind().await;
     let client = Client::connect(peer.address(), settings).await;
     let mut conn = within(peer.accept()).await;
-    conn.settings(theirs).await.unwrap();
-    conn.ping().await.unwrap();
+    conn.settings(theirs).await.expect("the client is there");
+    conn.ping().await.expect("the client is there");
     (client, conn)
 }
 

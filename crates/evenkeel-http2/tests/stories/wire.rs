@@ -162,7 +162,7 @@ async fn what_is_strange_and_allowed() {
 async fn a_server_that_is_none() {
     for said in [
         &b"HTTP/1.1 400 Bad Request\r\n\r\n"[..],
-        b"\0\0\x08\x06\0\0\0\0\012345678",
+        b"\0\0\x08\x06\0\0\0\0\x0012345678",
         b"\0\0\0\x04\x01\0\0\0\0",
     ] {
         let peer = Peer::bind().await;
@@ -245,7 +245,7 @@ async fn a_connection_that_breaks() {
 #[tokio::test]
 async fn floods_are_ended() {
     let (client, mut conn) = pair(Settings::default(), &[]).await;
-    let pings: Vec<u8> = b"\0\0\x08\x06\0\0\0\0\012345678".repeat(1_000);
+    let pings: Vec<u8> = b"\0\0\x08\x06\0\0\0\0\x0012345678".repeat(1_000);
     // It stops when the client has hung up.
     within(async { while conn.send_bytes(&pings).await.is_ok() {} }).await;
     let error = within(client.task).await.unwrap().unwrap_err();

@@ -68,13 +68,15 @@ impl<'a> Before<'a> {
         let mut missed = 0;
         for bytes in all {
             let at = old.iter().take(AHEAD).position(|(known, _)| known == bytes);
-            found.push(at.map(|at| old[at].1));
-            old = &old[at.map_or(0, |at| at + 1)..];
+            let (of_these, rest) = old.split_at(at.map_or(0, |at| at + 1));
+            found.push(of_these.last().map(|(_, endpoint)| *endpoint));
+            old = rest;
             missed = if at.is_some() { 0 } else { missed + 1 };
             if missed > AHEAD {
                 // They do not stand in the same order.
                 let mut by_bytes: HashMap<&[u8], &Endpoint> = old.iter().copied().collect();
-                found.extend(all[found.len()..].iter().map(|bytes| by_bytes.remove(bytes)));
+                let rest: Vec<_> = all.iter().skip(found.len()).map(|bytes| by_bytes.remove(bytes)).collect();
+                found.extend(rest);
                 break;
             }
         }

@@ -676,6 +676,9 @@ fn what_was_read_before_counts() {
     assert_eq!(parse_after(&twice, &before, &set).expect_err("a bad resource"), refused(&twice));
 }
 
+/// A locality's priority, and the port, health and weight of its endpoints.
+type Group = (u32, Vec<(u16, i32, u32)>);
+
 proptest! {
     /// Reading a version after another one leads to the same as reading it alone.
     #[test]
@@ -685,8 +688,8 @@ proptest! {
             2..4,
         ),
     ) {
-        let message = |version: &[(u32, Vec<(u16, i32, u32)>)]| {
-            let locality = |(i, (priority, ports)): (usize, &(u32, Vec<(u16, i32, u32)>))| {
+        let message = |version: &[Group]| {
+            let locality = |(i, (priority, ports)): (usize, &Group)| {
                 let one = |(port, health, weight): &(u16, i32, u32)| LbEndpoint {
                     health_status: *health,
                     load_balancing_weight: Some(*weight).filter(|weight| *weight > 0),
