@@ -428,7 +428,7 @@ impl World {
 
     /// Passes until nothing is left to do now; then checks that a pass in which everybody looks again changes nothing.
     fn settle(&mut self) {
-        while self.pass() {}
+        while self.pass() || self.wake_at.is_some_and(|at| at <= self.now) {}
         let again = self.core.reconcile_all(self.now);
         assert_eq!(again.effects, [], "a second pass asked for something");
         assert!(again.picker.is_none(), "a second pass changed the picker");

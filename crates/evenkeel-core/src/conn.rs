@@ -126,6 +126,11 @@ impl Conn {
         self.sole
     }
 
+    /// Whether it was never looked at.
+    pub(crate) fn is_new(&self) -> bool {
+        matches!(self.phase, Phase::Idle) && self.sole.is_none() && !self.failed
+    }
+
     /// Whether it was ever ready since there are addresses.
     pub fn was_ready(&self) -> bool {
         self.was_ready

@@ -203,7 +203,8 @@ impl Core {
         }
     }
 
-    /// Runs one pass. A second pass with nothing in between changes nothing.
+    /// Runs one pass. A second pass with nothing in between changes nothing, unless this one says that it is due at once
+    /// ([`Pass::wake_at`]): much is done in parts.
     pub fn reconcile(&mut self, now: Instant) -> Pass {
         self.advance(now);
         self.tree.fire();

@@ -9,6 +9,10 @@ use crate::conn::{Conn, ConnState, Eagerness};
 use crate::describe::{Description, EndpointRow, Look};
 use crate::{Connectivity, Cx, Endpoint, Endpoints, Health, Scope, Status, Subchannel, SubchannelId};
 
+/// So many connections are begun in one run. The others follow in runs of their own, right after it: where thousands of endpoints
+/// come, calls wait for the first that answers and not for all to be begun.
+const AT_ONCE: usize = 256;
+
 /// Endpoints with a connection each, and with something of the policy's own.
 #[derive(Debug)]
 pub struct Fleet<T> {
@@ -52,13 +56,25 @@ impl<T: Default + Send + 'static> Fleet<T> {
         let previous = runs.map(|(_, previous)| previous);
         let follows =
             self.last.as_ref().is_some_and(|(run, scope)| Some(*run) == previous && scope == cx.scope());
+        let (mut begun, mut waits) = (0, false);
         for member in &mut self.members {
             let sole = member.conn.sole().filter(|_| follows);
             member.is_unchanged = sole.is_some_and(|id| cx.keep_unchanged(id, member.seen));
-            if !member.is_unchanged {
-                member.reconcile(eagerness, cx);
-                member.seen = cx.changes();
+            if member.is_unchanged {
+                continue;
             }
+            if eagerness == Eagerness::Eager && member.is_to_be_begun(cx) {
+                waits |= begun == AT_ONCE;
+                if waits {
+                    continue;
+                }
+                begun += 1;
+            }
+            member.reconcile(eagerness, cx);
+            member.seen = cx.changes();
+        }
+        if waits {
+            cx.wake_at(cx.now());
         }
         self.last = runs.map(|(run, _)| (run, cx.scope().clone()));
         changed
@@ -158,6 +174,11 @@ impl<T> Member<T> {
         if self.ejected && self.state.connectivity == Connectivity::Ready {
             self.state.connectivity = Connectivity::TransientFailure;
         }
+    }
+
+    /// Whether nobody has begun to connect to it: neither this fleet nor, as when a policy follows another, somebody else.
+    fn is_to_be_begun(&self, cx: &Cx<'_>) -> bool {
+        self.conn.is_new() && self.endpoint.addresses().iter().all(|address| cx.find(address).is_none())
     }
 
     /// Whether nothing can have happened to its connection since the policy's last run.

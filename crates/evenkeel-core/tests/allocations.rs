@@ -56,8 +56,10 @@ fn connected(config: &Value, endpoints: Endpoints) -> (Core, RootPicker) {
     let mut core = Core::builder(Rng::fixed(1)).build();
     core.update(Update::new(config, endpoints));
     let mut picker = None;
-    for _ in 0..3 {
+    let mut left = 3;
+    while left > 0 {
         let pass = core.reconcile(now);
+        left -= u32::from(pass.wake_at != Some(now));
         picker = pass.picker.or(picker);
         for effect in pass.effects {
             if let Effect::Dial { id, .. } = effect {

@@ -75,7 +75,7 @@ impl Walk {
 
     /// Every connection that is asked for is there at once.
     fn settle(&mut self) {
-        for _ in 0..TRIES {
+        loop {
             let pass = self.core.reconcile(Instant::ORIGIN);
             self.picker = pass.picker.or(self.picker.take());
             let mut is_still = true;

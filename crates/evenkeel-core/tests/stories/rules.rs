@@ -1,5 +1,6 @@
 //! Rules common to all policies.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -373,4 +374,48 @@ fn scripted<F: Fn() -> Pick + Clone + Send + Sync + 'static>(script: Script<F>) 
     let mut registry = Registry::standard();
     registry.register_with("scripted", move || Scripted { script: script.clone(), shown: Shown::default() });
     World::with(Core::builder(Rng::fixed(1)).build(), registry, &json!([{"scripted": {}}]), Endpoints::none())
+}
+
+/// Where many endpoints come at once, some connections are begun at a time: a pass says that the next is due right away, and
+/// calls go to the first that answers. All are begun in the end.
+#[test]
+fn many_connections_are_begun_in_parts() {
+    let names: Vec<String> = (0..1_000).map(|i| format!("e{i}")).collect();
+    let config = Registry::standard().parse(&json!([{"round_robin": {}}])).expect("valid");
+    let mut core = Core::builder(Rng::fixed(1)).build();
+    let now = evenkeel_core::Instant::ORIGIN;
+    core.update(Update::new(config, Endpoints::distinct(names.iter().map(|name| Endpoint::at(&**name)))));
+    let mut dialled = BTreeSet::new();
+    let mut passes = 0;
+    loop {
+        let pass = core.reconcile(now);
+        passes += 1;
+        for effect in pass.effects {
+            let Effect::Dial { id, address, .. } = effect else {
+                panic!("expected a dial, found {effect:?}")
+            };
+            assert!(dialled.insert(address.to_string()), "once each");
+            if passes == 1 {
+                core.handle(Event::Connected(id), now);
+            }
+        }
+        let expected = if passes == 1 { Connectivity::Connecting } else { Connectivity::Ready };
+        assert_eq!(pass.connectivity, expected);
+        if pass.wake_at != Some(now) {
+            break;
+        }
+    }
+    assert_eq!((dialled.len(), passes), (names.len(), 4));
+}
+
+/// A policy that follows another takes over all of its connections, however many they are: none is let go and made again.
+#[test]
+fn connections_that_are_there_are_taken_over_at_once() {
+    let names: Vec<String> = (0..1_000).map(|i| format!("e{i}")).collect();
+    let list = Endpoints::distinct(names.iter().map(|name| Endpoint::at(&**name)));
+    let mut world = World::new(&json!([{"round_robin": {}}]), list).all_up();
+    assert_eq!(world.dialled().len(), names.len());
+    world.config(&json!([{"least_request_experimental": {}}]));
+    assert_eq!((world.dialled().len(), world.closed().len()), (0, 0));
+    assert_eq!(world.state(), Connectivity::Ready);
 }
