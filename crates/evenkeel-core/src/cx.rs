@@ -326,13 +326,17 @@ enum Idling {
 }
 
 impl PartialEq for Scope {
-    /// Ejections and means are compared by identity: they are replaced, never changed.
+    /// Ejections and means are compared by identity: they are replaced, never changed. Text mostly is the same allocation, too.
     fn eq(&self, other: &Scope) -> bool {
+        let is_same = |a: &Option<Arc<str>>, b: &Option<Arc<str>>| match (a, b) {
+            (Some(a), Some(b)) => Arc::ptr_eq(a, b) || a == b,
+            (a, b) => a.is_none() && b.is_none(),
+        };
         self.ejected.as_ref().map(Arc::as_ptr) == other.ejected.as_ref().map(Arc::as_ptr)
             && self.means.as_ref().map(Arc::as_ptr) == other.means.as_ref().map(Arc::as_ptr)
-            && self.note == other.note
-            && self.locality == other.locality
-            && self.backend_service == other.backend_service
+            && is_same(&self.note, &other.note)
+            && is_same(&self.locality, &other.locality)
+            && is_same(&self.backend_service, &other.backend_service)
             && self.ignore_reresolution == other.ignore_reresolution
             && self.idling == other.idling
     }

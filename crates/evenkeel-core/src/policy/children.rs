@@ -43,7 +43,11 @@ impl Children {
         retention: Duration,
         cx: &mut Cx<'_>,
     ) -> bool {
-        let renamed = !names.clone().eq(self.named.iter().map(|named| &named.name));
+        let is_same = |a: &Arc<str>, b: &Arc<str>| Arc::ptr_eq(a, b) || a == b;
+        let mut known = self.named.iter();
+        let all_known =
+            names.clone().all(|name| known.next().is_some_and(|named| is_same(&named.name, name)));
+        let renamed = !all_known || known.next().is_some();
         self.leaving.retain(|(_, at)| *at > cx.now());
         if renamed {
             self.rename(names, cx.now() + retention);
