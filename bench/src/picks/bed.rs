@@ -184,6 +184,27 @@ impl Picks<'_> {
         true
     }
 
+    /// A pick whose call goes on.
+    pub(super) fn begin(&self, i: u64) -> Pick {
+        self.picker.pick(&call(i))
+    }
+
+    /// The end of such a call. Answers whether it went as it should.
+    pub(super) fn end(&self, pick: Pick) -> bool {
+        match pick {
+            Pick::To(_, trackers) => {
+                trackers.finish(&CallEnd::Finished {
+                    code: Code::Ok,
+                    at: self.now,
+                    load: self.reports.first(),
+                });
+                true
+            }
+            Pick::Drop(_) => true,
+            Pick::Queue { .. } | Pick::Fail(_) => false,
+        }
+    }
+
     /// A pick and the end of its call. Answers whether it went as it should; one in a million is shed.
     pub(crate) fn pick(&self, i: u64) -> bool {
         match self.picker.pick(&call(i)) {

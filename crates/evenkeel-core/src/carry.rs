@@ -178,6 +178,9 @@ impl<K: Kept> Gone<K> {
 
     /// What was kept about this endpoint, if it went.
     fn back(&mut self, endpoint: &Endpoint) -> Option<K> {
+        if self.places.is_empty() {
+            return None;
+        }
         let at = self.places.remove(&endpoint.key()).filter(|at| *at < self.all.len())?;
         let one = self.all.swap_remove(at);
         if let Some(moved) = self.all.get(at) {
