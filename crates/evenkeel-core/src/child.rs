@@ -73,6 +73,13 @@ impl Child {
         new
     }
 
+    /// Says where the parent keeps the child, for [`Cx::keep_children`].
+    pub(crate) fn set_place(&self, place: usize, cx: &mut Cx<'_>) {
+        for node in self.current.iter().chain(&self.pending).filter_map(|slot| slot.node) {
+            cx.tree.set_place(node, place);
+        }
+    }
+
     /// Keeps a child that [`Child::reconcile`] would not run: it was given the same before, below the same scope, and nothing
     /// happened to it since. Answers whether that is so; its state is then the same too. The cheapest way.
     pub(crate) fn keep_unchanged(
@@ -169,14 +176,14 @@ impl Slot {
         self.node = Some(node);
         let same_inputs = self.config.is_same(config)
             && self.endpoints.is_same(endpoints)
-            && cx.tree.node(node).is_some_and(|node| node.scope == scope);
+            && cx.tree.node(node).is_some_and(|node| node.has_run() && node.scope == scope);
         if same_inputs && !cx.tree.is_dirty(node) {
             return self.state.clone();
         }
         self.config = config.clone();
         self.endpoints = endpoints.clone();
         let before = cx.tree.begin(node, scope.clone());
-        let mut inner = Cx { tree: &mut *cx.tree, node: Some(node), scope };
+        let mut inner = Cx { tree: &mut *cx.tree, node: Some(node), scope, is_given_same: same_inputs };
         self.state = self.policy.reconcile(config, endpoints, &mut inner);
         cx.tree.end(node, before);
         self.state.clone()

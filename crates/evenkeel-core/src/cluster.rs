@@ -4,7 +4,7 @@
 //! and `xds_cluster_resolver_experimental` look up in it what their configs name. The value is replaced, never changed,
 //! and parts that did not change keep their allocation: identity is the change signal here as everywhere.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
@@ -16,6 +16,8 @@ use crate::policy::{
 };
 use crate::{Address, Endpoints, Locality, Means, Status};
 
+pub use crate::page_map::PageMap;
+
 const SERVER: &str = "lrsLoadReportingServer";
 const METRICS: &str = "lrsReportEndpointMetrics";
 
@@ -23,17 +25,38 @@ const METRICS: &str = "lrsReportEndpointMetrics";
 #[derive(Clone, Debug, Default)]
 pub struct Clusters {
     /// Clusters by name, or why a cluster cannot be used; the message need not name the cluster.
-    pub clusters: BTreeMap<Arc<str>, Result<Arc<Cluster>, Status>>,
+    pub clusters: PageMap<Arc<str>, Result<Arc<Cluster>, Status>>,
     /// Endpoints by where they come from.
-    pub endpoints: BTreeMap<Source, Arc<EndpointSet>>,
+    pub endpoints: PageMap<Source, Arc<EndpointSet>>,
 }
 
 impl Clusters {
+    /// Whether both say the same: the same clusters and endpoints, by identity, and failures that are equal.
+    pub fn is_same(&self, other: &Clusters) -> bool {
+        let (clusters, endpoints) = self.differing(other);
+        clusters.is_empty() && endpoints.is_empty()
+    }
+
+    /// The names of the clusters and the sources of the endpoints of which both do not say the same.
+    pub(crate) fn differing<'c>(&'c self, other: &'c Clusters) -> (Vec<&'c Arc<str>>, Vec<&'c Source>) {
+        let clusters = self.clusters.differing(&other.clusters, is_same_cluster);
+        (clusters, self.endpoints.differing(&other.endpoints, Arc::ptr_eq))
+    }
+
     /// The locality of the endpoint at this address, if the cluster has one with a locality.
     pub(crate) fn locality(&self, cluster: &Arc<str>, address: &Address) -> Option<&Arc<Locality>> {
         let Cluster::Leaf(leaf) = &**self.clusters.get(cluster)?.as_ref().ok()? else { return None };
         let mut endpoints = self.endpoints.get(&leaf.source)?.priorities.iter().flat_map(Endpoints::iter);
         endpoints.find(|endpoint| endpoint.addresses().contains(address))?.locality()
+    }
+}
+
+/// Whether the same is said of a cluster: clusters are replaced, never changed.
+pub(crate) fn is_same_cluster(a: &Result<Arc<Cluster>, Status>, b: &Result<Arc<Cluster>, Status>) -> bool {
+    match (a, b) {
+        (Ok(a), Ok(b)) => Arc::ptr_eq(a, b),
+        (Err(a), Err(b)) => a == b,
+        _ => false,
     }
 }
 

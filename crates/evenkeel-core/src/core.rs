@@ -212,7 +212,8 @@ impl Core {
         if let Some(Update { config, endpoints, note, .. }) = &self.update {
             let scope = Scope::default().with_note(note.clone());
             for _ in 0..MAX_ROUNDS {
-                let mut cx = Cx { tree: &mut self.tree, node: None, scope: scope.clone() };
+                let tree = &mut self.tree;
+                let mut cx = Cx { tree, node: None, scope: scope.clone(), is_given_same: false };
                 let next = self.root.reconcile(config, endpoints, &mut cx);
                 let at_rest = next.is_same(&state);
                 state = next;

@@ -22,6 +22,8 @@ pub struct Cx<'a> {
     pub(crate) tree: &'a mut Tree,
     pub(crate) node: Option<NodeId>,
     pub(crate) scope: Scope,
+    /// Whether this run was given the same config, endpoints and scope as the one before.
+    pub(crate) is_given_same: bool,
 }
 
 impl Cx<'_> {
@@ -54,6 +56,14 @@ impl Cx<'_> {
     /// [changes](Cx::changes); answers whether that is so. The cheapest way.
     pub(crate) fn keep_unchanged(&mut self, id: SubchannelId, since: u32) -> bool {
         !self.tree.thorough && self.node.is_some_and(|node| self.tree.hold_on(node, id, since))
+    }
+
+    /// Keeps all children of this policy, where all of them would be given the same as in the run before, and answers which of
+    /// them have to run, by the places that their parent [gave](crate::Child::set_place) them in its last run without this.
+    /// `None` if each has to be asked.
+    pub(crate) fn keep_children(&mut self) -> Option<Vec<usize>> {
+        let node = self.node.filter(|_| self.is_given_same && !self.tree.thorough)?;
+        Some(self.tree.keep_children(node))
     }
 
     /// How many changes of subchannels there were so far.

@@ -39,6 +39,7 @@ pub mod hash;
 pub mod load;
 mod means;
 mod measure;
+mod page_map;
 mod pick;
 pub mod policy;
 mod registry;

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::cluster::{Cluster, Clusters, EndpointSet, Source};
+use crate::cluster::{Cluster, Clusters, EndpointSet, Source, is_same_cluster};
 use crate::core::Effect;
 use crate::counters::CallCounters;
 use crate::cx::Scope;
@@ -32,14 +32,23 @@ pub(crate) struct NodeId {
 }
 
 /// What one node holds, and what it ran with.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Node {
     parent: Option<NodeId>,
     dirty: bool,
+    /// The children that were marked since this node's latest run began.
+    marked: Vec<NodeId>,
+    /// The children that were marked when it began.
+    due: Vec<NodeId>,
+    /// Where the parent keeps this node, if it said so.
+    place: usize,
     /// Number of this node's latest run.
     run: u64,
     /// Number of the run before that.
     previous: u64,
+    /// Number of the run in which children were last asked for one by one, and of the one before that.
+    asking: u64,
+    asking_before: u64,
     /// Number of the parent's run in which this node was last asked for.
     asked_in: u64,
     wake: Option<Instant>,
@@ -49,6 +58,8 @@ pub(crate) struct Node {
     held: Vec<SubchannelId>,
     watches: Vec<(SubchannelId, Duration)>,
     children: Vec<NodeId>,
+    /// The children before the run that is under way.
+    children_before: Vec<NodeId>,
     pub(crate) looks: Vec<Looked>,
     pub(crate) wanted: Vec<Arc<str>>,
     pub(crate) warnings: Vec<String>,
@@ -66,6 +77,12 @@ pub(crate) enum Looked {
 enum Place {
     Cluster(Arc<str>),
     Endpoints(Source),
+}
+
+impl Node {
+    pub(crate) fn has_run(&self) -> bool {
+        self.run > 0
+    }
 }
 
 impl Looked {
@@ -96,58 +113,6 @@ impl Looked {
                 seen.as_ref().map(Arc::as_ptr) == is.map(Arc::as_ptr)
             }
         }
-    }
-}
-
-fn is_same_cluster(a: &Result<Arc<Cluster>, Status>, b: &Result<Arc<Cluster>, Status>) -> bool {
-    match (a, b) {
-        (Ok(a), Ok(b)) => Arc::ptr_eq(a, b),
-        (Err(a), Err(b)) => a == b,
-        _ => false,
-    }
-}
-
-/// The places at which two looks would not see the same.
-fn differences(before: &Clusters, after: &Clusters) -> Vec<Place> {
-    let clusters = differing(&before.clusters, &after.clusters, is_same_cluster).into_iter();
-    let endpoints = differing(&before.endpoints, &after.endpoints, Arc::ptr_eq).into_iter();
-    clusters.map(Place::Cluster).chain(endpoints.map(Place::Endpoints)).collect()
-}
-
-/// The keys that stand in one map only, or with something else in the other. Most often nearly all stand in both, in the same
-/// order, and are the same allocations.
-fn differing<K: Ord + Clone, V>(
-    before: &BTreeMap<K, V>,
-    after: &BTreeMap<K, V>,
-    is_same: impl Fn(&V, &V) -> bool,
-) -> Vec<K> {
-    let mut found = Vec::new();
-    let (mut before, mut after) = (before.iter(), after.iter());
-    let (mut old, mut new) = (before.next(), after.next());
-    loop {
-        let key = match (old, new) {
-            (None, None) => return found,
-            (Some((a, x)), Some((b, y))) if a == b => {
-                (old, new) = (before.next(), after.next());
-                if is_same(x, y) {
-                    continue;
-                }
-                a
-            }
-            (Some((a, _)), Some((b, _))) if b < a => {
-                new = after.next();
-                b
-            }
-            (Some((a, _)), _) => {
-                old = before.next();
-                a
-            }
-            (None, Some((b, _))) => {
-                new = after.next();
-                b
-            }
-        };
-        found.push(key.clone());
     }
 }
 
@@ -207,7 +172,6 @@ enum Whose {
 pub(crate) struct Before {
     held: Vec<SubchannelId>,
     watches: Vec<(SubchannelId, Duration)>,
-    children: Vec<NodeId>,
     looks: Vec<Looked>,
     wanted: Vec<Arc<str>>,
     warnings: Vec<String>,
@@ -267,7 +231,7 @@ impl Tree {
     pub(crate) fn ask(&mut self, id: Option<NodeId>, parent: Option<NodeId>) -> NodeId {
         let id = id.filter(|id| self.node(*id).is_some()).unwrap_or_else(|| self.create(parent));
         if let Some(parent) = parent
-            && let Some(run) = self.node(parent).map(|node| node.run)
+            && let Some(run) = self.node(parent).map(|node| node.asking)
             && let Some(node) = self.node_mut(id)
             && std::mem::replace(&mut node.asked_in, run) != run
             && let Some(parent) = self.node_mut(parent)
@@ -278,22 +242,7 @@ impl Tree {
     }
 
     fn create(&mut self, parent: Option<NodeId>) -> NodeId {
-        let node = Node {
-            parent,
-            dirty: true,
-            run: 0,
-            previous: 0,
-            asked_in: 0,
-            wake: None,
-            armed: None,
-            scope: Scope::default(),
-            held: Vec::new(),
-            watches: Vec::new(),
-            children: Vec::new(),
-            looks: Vec::new(),
-            wanted: Vec::new(),
-            warnings: Vec::new(),
-        };
+        let node = Node { parent, dirty: true, ..Node::default() };
         let index = self.free.pop().unwrap_or_else(|| {
             self.nodes.push(Slot { generation: 0, node: None });
             (self.nodes.len() - 1) as u32
@@ -329,13 +278,14 @@ impl Tree {
 
     /// Marks a node and its ancestors: the next pass runs them.
     pub(crate) fn mark(&mut self, id: NodeId) {
-        let mut next = Some(id);
-        while let Some(node) = next.and_then(|id| self.node_mut(id)) {
-            if node.dirty {
-                return;
-            }
+        let mut id = id;
+        while let Some(node) = self.node_mut(id).filter(|node| !node.dirty) {
             node.dirty = true;
-            next = node.parent;
+            let Some(parent) = node.parent else { return };
+            if let Some(parent) = self.node_mut(parent) {
+                parent.marked.push(id);
+            }
+            id = parent;
         }
     }
 
@@ -354,7 +304,10 @@ impl Tree {
         }
         let before = std::mem::replace(&mut self.clusters, clusters.cloned()).unwrap_or_default();
         let clusters = clusters.map(|clusters| &**clusters);
-        for place in differences(&before, clusters.unwrap_or(&Clusters::default())) {
+        let nothing = Clusters::default();
+        let (of_clusters, of_endpoints) = before.differing(clusters.unwrap_or(&nothing));
+        let of_clusters = of_clusters.into_iter().cloned().map(Place::Cluster);
+        for place in of_clusters.chain(of_endpoints.into_iter().cloned().map(Place::Endpoints)) {
             let lookers: Vec<NodeId> =
                 self.lookers.get(&place).into_iter().flat_map(Few::iter).copied().collect();
             for id in lookers {
@@ -363,6 +316,27 @@ impl Tree {
                     self.mark(id);
                 }
             }
+        }
+    }
+
+    /// Keeps the children of a node that runs as if it had asked for each of them, and answers where it keeps those that were
+    /// marked since its last run: no other is dirty, unless the pass is thorough.
+    pub(crate) fn keep_children(&mut self, id: NodeId) -> Vec<usize> {
+        let Some(node) = self.node_mut(id) else { return Vec::new() };
+        std::mem::swap(&mut node.children, &mut node.children_before);
+        node.children_before.clear();
+        node.asking = node.asking_before;
+        let due = std::mem::take(&mut node.due);
+        let mut places: Vec<usize> = due.iter().filter_map(|child| Some(self.node(*child)?.place)).collect();
+        places.sort_unstable();
+        places.dedup();
+        places
+    }
+
+    /// Says where the parent of a node keeps it.
+    pub(crate) fn set_place(&mut self, id: NodeId, place: usize) {
+        if let Some(node) = self.node_mut(id) {
+            node.place = place;
         }
     }
 
@@ -390,14 +364,18 @@ impl Tree {
         let run = self.runs;
         let Some(node) = self.node_mut(id) else { return Before::default() };
         node.dirty = false;
+        std::mem::swap(&mut node.marked, &mut node.due);
+        node.marked.clear();
         node.wake = None;
         node.scope = scope;
         node.previous = std::mem::replace(&mut node.run, run);
+        node.asking_before = std::mem::replace(&mut node.asking, run);
+        std::mem::swap(&mut node.children, &mut node.children_before);
+        node.children.clear();
         let room = node.held.len();
         Before {
             held: std::mem::replace(&mut node.held, Vec::with_capacity(room)),
             watches: std::mem::take(&mut node.watches),
-            children: std::mem::take(&mut node.children),
             looks: std::mem::take(&mut node.looks),
             wanted: std::mem::take(&mut node.wanted),
             warnings: std::mem::take(&mut node.warnings),
@@ -407,7 +385,8 @@ impl Tree {
     /// Ends a run: lets go of what was held before and not asked for again.
     pub(crate) fn end(&mut self, id: NodeId, before: Before) {
         let Some(node) = self.node_mut(id) else { return };
-        let (run, wake) = (node.run, node.wake);
+        let (asking, wake) = (node.asking, node.wake);
+        let children_before = std::mem::take(&mut node.children_before);
         let arm = wake.filter(|_| node.armed != wake);
         node.armed = wake;
         let (watches, wanted) = (node.watches.clone(), node.wanted.clone());
@@ -426,8 +405,8 @@ impl Tree {
         if let Some(at) = arm {
             self.timers.push(Reverse((at, Whose::Node(id))));
         }
-        for child in before.children {
-            if self.node(child).is_some_and(|node| node.asked_in != run) {
+        for child in children_before {
+            if self.node(child).is_some_and(|node| node.asked_in != asking) {
                 self.remove(child);
             }
         }

@@ -215,7 +215,7 @@ impl Graph {
         let new = XdsConfig { listener, route_config, virtual_host, clusters, resources, note };
         let config = match self.shown.take() {
             Some(shown) if shown.is_same(&new) => shown,
-            Some(shown) if same_clusters(&shown.clusters, &new.clusters) => {
+            Some(shown) if shown.clusters.is_same(&new.clusters) => {
                 Arc::new(XdsConfig { clusters: shown.clusters.clone(), ..new })
             }
             _ => Arc::new(new),
@@ -309,21 +309,8 @@ impl XdsConfig {
             && Arc::ptr_eq(&self.virtual_host, &other.virtual_host)
             && self.note == other.note
             && same_resources()
-            && same_clusters(&self.clusters, &other.clusters)
+            && self.clusters.is_same(&other.clusters)
     }
-}
-
-fn same_clusters(one: &Clusters, other: &Clusters) -> bool {
-    let same_cluster =
-        |a: &Result<Arc<core::Cluster>, Status>, b: &Result<Arc<core::Cluster>, Status>| match (a, b) {
-            (Ok(a), Ok(b)) => Arc::ptr_eq(a, b),
-            (Err(a), Err(b)) => a == b,
-            _ => false,
-        };
-    one.clusters.len() == other.clusters.len()
-        && one.endpoints.len() == other.endpoints.len()
-        && one.clusters.iter().zip(&other.clusters).all(|((a, x), (b, y))| a == b && same_cluster(x, y))
-        && one.endpoints.iter().zip(&other.endpoints).all(|((a, x), (b, y))| a == b && Arc::ptr_eq(x, y))
 }
 
 fn is_aggregate_of(cluster: &core::Cluster, names: &[Arc<str>]) -> bool {

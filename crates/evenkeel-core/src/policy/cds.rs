@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, is_same_cluster};
 use crate::config::{ConfigError, Fields, LbConfig, object};
 use crate::describe::{Description, Look};
 use crate::policy::cluster_resolver::{self, ClusterResolver, ClusterResolverConfig, Mechanism};
@@ -162,11 +162,9 @@ impl Found {
 }
 
 impl PartialEq for Found {
-    /// Clusters are compared by identity: they are replaced, never changed.
     fn eq(&self, other: &Found) -> bool {
         let same = |a: &Seen, b: &Seen| match (a, b) {
-            (Some(Ok(a)), Some(Ok(b))) => Arc::ptr_eq(a, b),
-            (Some(Err(a)), Some(Err(b))) => a == b,
+            (Some(a), Some(b)) => is_same_cluster(a, b),
             (a, b) => a.is_none() && b.is_none(),
         };
         // The same cluster has leaves of the same names.

@@ -63,6 +63,28 @@ impl Children {
         renamed
     }
 
+    /// Keeps all children where nothing but what happened to some of them can have changed since the last run, and answers
+    /// which those are; they are to be [run](Children::at). `None` if all have to be: [`Children::update`] comes first then, and
+    /// [`Children::set_places`] at the end.
+    pub(crate) fn keep(&self, cx: &mut Cx<'_>) -> Option<Vec<usize>> {
+        if !self.leaving.is_empty() {
+            return None;
+        }
+        cx.keep_children()
+    }
+
+    /// The child at a place, to be run.
+    pub(crate) fn at(&mut self, place: usize) -> &mut Named {
+        &mut self.named[place]
+    }
+
+    /// Has children found by [`Children::keep`].
+    pub(crate) fn set_places(&self, cx: &mut Cx<'_>) {
+        for (place, named) in self.named.iter().enumerate() {
+            named.child.set_place(place, cx);
+        }
+    }
+
     fn rename<'n>(&mut self, names: impl Iterator<Item = &'n Arc<str>>, leave_at: Instant) {
         let present = std::mem::take(&mut self.named).into_iter().map(|named| (named, leave_at));
         let all = present.chain(std::mem::take(&mut self.leaving));
@@ -91,6 +113,14 @@ impl Children {
     /// The children that are named, in order, to be run.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Named> {
         self.named.iter_mut()
+    }
+
+    /// The child, if only one is named.
+    pub(crate) fn only(&self) -> Option<&Named> {
+        match &self.named[..] {
+            [only] => Some(only),
+            _ => None,
+        }
     }
 
     /// The children that are kept although no longer named, with the moment when each is let go.

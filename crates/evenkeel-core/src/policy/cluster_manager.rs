@@ -5,6 +5,7 @@
 //! leaves the config is let go at once.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,7 +22,9 @@ use crate::{Call, Code, Cx, Endpoints, Pick, Picker, Status};
 #[derive(Debug, Default)]
 pub struct ClusterManager {
     children: Children,
-    names: Arc<Names>,
+    /// Where each child stands among them, by name.
+    positions: Arc<FastMap<Arc<str>, usize>>,
+    pickers: Pickers,
     /// The last state; another one is made when the children are others, or one of them has another state.
     shown: Option<LbState>,
 }
@@ -56,19 +59,24 @@ impl Policy for ClusterManager {
         endpoints: &Endpoints,
         cx: &mut Cx<'_>,
     ) -> LbState {
-        let mut changed = self.children.update(config.children.keys(), endpoints, Duration::ZERO, cx);
-        if changed {
-            self.names = Arc::new(Names::new(config.children.keys()));
-        }
-        for (child, policy) in self.children.iter_mut().zip(config.children.values()) {
-            changed |= child.reconcile_here(policy, cx);
-        }
-        if let Some(shown) = self.shown.as_ref().filter(|_| !changed) {
+        let is_new = match self.children.keep(cx) {
+            Some(due) => self.run_some(config, &due, cx),
+            None => self.run_all(config, endpoints, cx),
+        };
+        if let Some(shown) = self.shown.as_ref().filter(|_| !is_new) {
             return shown.clone();
         }
-        let pickers = self.children.iter().map(|child| child.state().picker.clone()).collect();
-        let picker = ClusterPicker { names: self.names.clone(), pickers };
-        self.shown.insert(LbState::new(self.children.connectivity(), picker)).clone()
+        let state = match self.children.only() {
+            Some(only) => LbState::new(
+                only.connectivity(),
+                OnlyPicker { name: only.name().clone(), picker: only.state().picker.clone() },
+            ),
+            None => {
+                let (positions, pickers) = (self.positions.clone(), self.pickers.clone());
+                LbState::new(self.children.connectivity(), ClusterPicker { positions, pickers })
+            }
+        };
+        self.shown.insert(state).clone()
     }
 
     fn describe(&self, look: &Look<'_>) -> Description {
@@ -76,45 +84,110 @@ impl Policy for ClusterManager {
     }
 }
 
+impl ClusterManager {
+    /// Runs those children to which something happened. Answers whether one has another state than before.
+    fn run_some(&mut self, config: &ClusterManagerConfig, due: &[usize], cx: &mut Cx<'_>) -> bool {
+        let mut is_new = false;
+        for &place in due {
+            let child = self.children.at(place);
+            let Some(policy) = config.children.get(child.name()) else { continue };
+            if child.reconcile_here(policy, cx) {
+                self.pickers.set(place, child.state().picker.clone());
+                is_new = true;
+            }
+        }
+        is_new
+    }
+
+    /// Runs every child. Answers whether they are others than before, or one has another state.
+    fn run_all(&mut self, config: &ClusterManagerConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> bool {
+        let are_others = self.children.update(config.children.keys(), endpoints, Duration::ZERO, cx);
+        if are_others {
+            self.positions = Arc::new(config.children.keys().cloned().zip(0..).collect());
+        }
+        let mut is_new = are_others;
+        for (child, policy) in self.children.iter_mut().zip(config.children.values()) {
+            is_new |= child.reconcile_here(policy, cx);
+        }
+        self.children.set_places(cx);
+        if is_new {
+            self.pickers = self.children.iter().map(|child| child.state().picker.clone()).collect();
+        }
+        is_new
+    }
+}
+
+/// Where there is only one child: comparing its name is quicker than looking it up.
+struct OnlyPicker {
+    name: Arc<str>,
+    picker: Arc<dyn Picker>,
+}
+
+impl Picker for OnlyPicker {
+    fn pick(&self, call: &Call<'_>) -> Pick {
+        match call.cluster() {
+            Some(cluster) if *cluster == *self.name => self.picker.pick(call),
+            cluster => fail(cluster),
+        }
+    }
+}
+
 /// Sends each call to the child that its route named.
 struct ClusterPicker {
-    names: Arc<Names>,
-    pickers: Box<[Arc<dyn Picker>]>,
+    /// Made once per set of names and shared by the pickers.
+    positions: Arc<FastMap<Arc<str>, usize>>,
+    pickers: Pickers,
 }
 
 impl Picker for ClusterPicker {
     fn pick(&self, call: &Call<'_>) -> Pick {
-        let Some(cluster) = call.cluster() else {
-            return Pick::Fail(Status::new(Code::Internal, "the call's route names no cluster"));
-        };
-        let Some(position) = self.names.find(cluster) else {
-            let problem =
-                format!("the call's route names the cluster \"{cluster}\", which is not configured");
-            return Pick::Fail(Status::new(Code::Internal, problem));
-        };
-        self.pickers[position].pick(call)
-    }
-}
-
-/// The positions of the children by name. Made once per set of names and shared by the pickers.
-#[derive(Debug, Default)]
-struct Names {
-    /// The only name, if there is just one: comparing is quicker than hashing.
-    only: Option<Arc<str>>,
-    positions: FastMap<Arc<str>, usize>,
-}
-
-impl Names {
-    fn new<'n>(names: impl Iterator<Item = &'n Arc<str>>) -> Names {
-        let positions: FastMap<_, _> = names.cloned().zip(0..).collect();
-        let only = positions.keys().next().filter(|_| positions.len() == 1).cloned();
-        Names { only, positions }
-    }
-
-    fn find(&self, name: &str) -> Option<usize> {
-        match &self.only {
-            Some(only) => (**only == *name).then_some(0),
-            None => self.positions.get(name).copied(),
+        let cluster = call.cluster();
+        match cluster.and_then(|cluster| self.positions.get(cluster)) {
+            Some(position) => self.pickers.get(*position).pick(call),
+            None => fail(cluster),
         }
+    }
+}
+
+/// What becomes of a call for which there is no child.
+#[cold]
+fn fail(cluster: Option<&str>) -> Pick {
+    let problem = match cluster {
+        Some(name) => format!("the call's route names the cluster \"{name}\", which is not configured"),
+        None => "the call's route names no cluster".to_owned(),
+    };
+    Pick::Fail(Status::new(Code::Internal, problem))
+}
+
+/// How many pickers stand on a page.
+const PAGE: usize = 32;
+
+/// The pickers of the children, in pages, which clones share: where one of a thousand is another, one page is copied.
+#[derive(Clone, Default)]
+struct Pickers {
+    pages: Vec<Arc<Vec<Arc<dyn Picker>>>>,
+}
+
+impl Pickers {
+    fn get(&self, place: usize) -> &Arc<dyn Picker> {
+        &self.pages[place / PAGE][place % PAGE]
+    }
+
+    fn set(&mut self, place: usize, picker: Arc<dyn Picker>) {
+        Arc::make_mut(&mut self.pages[place / PAGE])[place % PAGE] = picker;
+    }
+}
+
+impl FromIterator<Arc<dyn Picker>> for Pickers {
+    fn from_iter<I: IntoIterator<Item = Arc<dyn Picker>>>(pickers: I) -> Pickers {
+        let mut pickers = pickers.into_iter();
+        let page = || Some(pickers.by_ref().take(PAGE).collect()).filter(|page: &Vec<_>| !page.is_empty());
+        Pickers { pages: std::iter::from_fn(page).map(Arc::new).collect() }
+    }
+}
+
+impl fmt::Debug for Pickers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pickers").field("pages", &self.pages.len()).finish()
     }
 }

@@ -616,7 +616,7 @@ mod tests {
         let config = RingHashConfig::default();
         let node = tree.ask(None, None);
         let before = tree.begin(node, Scope::default());
-        let mut cx = Cx { tree, node: Some(node), scope: Scope::default() };
+        let mut cx = Cx { tree, node: Some(node), scope: Scope::default(), is_given_same: false };
         let state = policy.reconcile(&config, endpoints, &mut cx);
         tree.end(node, before);
         state
