@@ -25,6 +25,9 @@ use crate::{
     Picker, Scope, SubchannelId, Tracker, Trackers, Weighed,
 };
 
+/// At how many moments of an update period policies look up weights: their first update comes by a part of it sooner.
+const PHASES: u64 = 20;
+
 /// The policy.
 #[derive(Debug, Default)]
 pub struct WeightedRoundRobin {
@@ -181,10 +184,17 @@ impl WeightedRoundRobin {
         let next = match self.update_at {
             Some(at) if at > now => return Some(at),
             Some(at) => at + period,
-            None => now + period,
+            None => in_step(now + period, period),
         };
-        Some(if next > now { next } else { now + period })
+        Some(if next > now { next } else { in_step(now + period, period) })
     }
+}
+
+/// The last of a period's phases up to a moment. There are few, so that a thousand clusters whose endpoints came up one after
+/// the other are updated in a few passes and not in a thousand.
+fn in_step(moment: Instant, period: Duration) -> Instant {
+    let apart = u64::try_from(period.as_nanos()).unwrap_or(u64::MAX) / PHASES;
+    Instant::from_nanos(moment.as_nanos() / apart.max(1) * apart.max(1))
 }
 
 impl WeightedRoundRobinConfig {

@@ -3,8 +3,8 @@
 use evenkeel_core::Connectivity::{self, Connecting, Idle, Ready, TransientFailure};
 use evenkeel_core::policy::RoundRobin;
 use evenkeel_core::{
-    Child, Code, ConfigError, Cx, Description, Endpoints, Fields, LbConfig, LbState, Look, Policy, Registry,
-    Rng,
+    Call, Child, Code, ConfigError, Core, Cx, Description, Effect, Endpoints, Event, Fields, Instant,
+    LbConfig, LbState, Look, Pass, Pick, Policy, Registry, Rng, SubchannelId, Update,
 };
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
@@ -203,6 +203,7 @@ fn bad_configs_say_where() {
 struct Cds {
     child: Child,
     made: Option<LbConfig>,
+    runs: usize,
 }
 
 impl Policy for Cds {
@@ -213,12 +214,57 @@ impl Policy for Cds {
     }
 
     fn reconcile(&mut self, _: &String, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
+        self.runs += 1;
         let config = self.made.get_or_insert_with(|| LbConfig::new::<RoundRobin>("round_robin", ()));
         self.child.reconcile(config, endpoints, cx)
     }
 
     fn describe(&self, look: &Look<'_>) -> Description {
-        Description::new().child("round_robin", self.child.describe(look))
+        Description::new().detail("runs", self.runs).child("round_robin", self.child.describe(look))
+    }
+}
+
+/// CM-1: what happens to one cluster is nothing to the others, however many there are.
+#[test]
+fn one_cluster_of_many_runs_alone() {
+    let now = Instant::ORIGIN;
+    let names: Vec<String> = (0..100).map(|i| format!("c{i:02}")).collect();
+    let mut registry = Registry::standard();
+    registry.register::<Cds>("cds_experimental");
+    let config = clusters(names.iter().map(|name| (name.as_str(), cds(name))));
+    let config = registry.parse(&config).expect("the config parses");
+    let mut core = evenkeel_core::Core::builder(Rng::fixed(1)).build();
+    core.update(Update::new(config, alone(names.iter().map(String::as_str))));
+    let dialled: Vec<SubchannelId> = core.reconcile(now).effects.iter().filter_map(dial).collect();
+    assert_eq!(dialled.len(), names.len());
+    let runs = |core: &Core| -> Vec<u64> {
+        let tree = core.describe().expect("it ran");
+        tree.children.iter().map(|(_, child)| child.details["runs"].as_u64().expect("a count")).collect()
+    };
+    let pick = |pass: &Pass, cluster: &str| {
+        let picker = pass.picker.as_ref().expect("it is another");
+        picker.pick(&Call::new("/test.Service/Method", 0).with_cluster(cluster))
+    };
+    for (i, id) in dialled.into_iter().enumerate() {
+        let before = runs(&core);
+        core.handle(Event::Connected(id), now);
+        let pass = core.reconcile(now);
+        let after = runs(&core);
+        let ran: Vec<usize> = (0..names.len()).filter(|&i| after[i] != before[i]).collect();
+        assert_eq!(ran, [i]);
+        for name in [&names[0], &names[i]] {
+            assert!(matches!(pick(&pass, name), Pick::To(..)), "{name} after {i}");
+        }
+        if let Some(next) = names.get(i + 1) {
+            assert!(matches!(pick(&pass, next), Pick::Queue { .. }), "{next} after {i}");
+        }
+    }
+}
+
+fn dial(effect: &Effect) -> Option<SubchannelId> {
+    match effect {
+        Effect::Dial { id, .. } => Some(*id),
+        _ => None,
     }
 }
 

@@ -382,12 +382,41 @@ fn weights_are_looked_up_on_the_second_and_when_something_changes() {
     world.config(&wrr(&json!({"blackoutPeriod": "0s", "weightExpirationPeriod": "60s"})));
     assert_eq!(weight(&world, "c"), Some(4.0), "the config changed");
     assert_eq!(world.wake_at(), Some(Instant::ORIGIN + secs(1)));
-    world.config(&wrr(&json!({"blackoutPeriod": "0s", "weightUpdatePeriod": "0.3s"})));
-    assert_eq!(world.wake_at(), Some(Instant::ORIGIN + millis(700)));
+    world.config(&wrr(&json!({"blackoutPeriod": "0s", "weightUpdatePeriod": "0.4s"})));
+    assert_eq!(world.wake_at(), Some(Instant::ORIGIN + millis(800)));
     for _ in 0..10 {
         let call = evenkeel_core::Call::new("/test.Service/Method", 0);
         assert!(matches!(old.pick(&call), evenkeel_core::Pick::To(..)));
     }
+}
+
+/// WRR-10: clusters whose endpoints came up one after the other are updated together, a twentieth of the period sooner at most.
+#[test]
+fn many_clusters_are_updated_in_few_passes() {
+    let names = ["a", "b", "c", "d"];
+    let child = |name: &str| (name.to_owned(), json!({ "childPolicy": at_once() }));
+    let children: serde_json::Map<_, _> = names.iter().map(|name| child(name)).collect();
+    let config = json!([{"xds_cluster_manager_experimental": { "children": children }}]);
+    let pair = |name: &str| Endpoints::list(["1", "2"].map(|n| Endpoint::at(format!("{name}{n}").as_str())));
+    let mut world = World::new(&config, Endpoints::groups(names.map(|name| (name, pair(name)))));
+    world.advance(millis(50));
+    for name in names {
+        world.ready(&format!("{name}1"));
+        world.ready(&format!("{name}2"));
+        world.advance(millis(12));
+    }
+    assert_eq!(world.wake_at(), Some(Instant::ORIGIN + millis(1_050)));
+    let updates = |world: &World| -> Vec<u64> {
+        let tree = world.describe();
+        tree.children
+            .iter()
+            .map(|(_, child)| child.details["rr_fallback"].as_u64().expect("a count"))
+            .collect()
+    };
+    let before = updates(&world);
+    world.advance(millis(1_050 - 98));
+    assert!(updates(&world).iter().zip(before).all(|(now, before)| *now == before + 1));
+    assert_eq!(world.wake_at(), Some(Instant::ORIGIN + millis(2_050)));
 }
 
 /// WRR-10, WRR-12: what an update finds unchanged it leaves alone.
