@@ -16,4 +16,4 @@ mod world;
 
 pub use alloc::{Allocations, Counting};
 pub use log::Log;
-pub use world::{Picked, World, endpoints, secs, weighted};
+pub use world::{Picked, World, dialled, endpoints, secs, weighted};

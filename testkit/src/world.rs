@@ -7,7 +7,7 @@ use std::time::Duration;
 use evenkeel_core::cluster::Clusters;
 use evenkeel_core::{
     Address, Call, CallEnd, Code, Connectivity, Core, Description, Effect, Endpoint, Endpoints, Event,
-    Instant, Labels, LbConfig, LoadReport, Measurement, Pick, Registry, Rng, RootPicker, Status,
+    Instant, Labels, LbConfig, LoadReport, Measurement, Pass, Pick, Registry, Rng, RootPicker, Status,
     SubchannelId, Trackers, Update,
 };
 use serde_json::Value;
@@ -42,6 +42,15 @@ pub struct World {
 /// Seconds.
 pub fn secs(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
+}
+
+/// The subchannels that a pass had connected.
+pub fn dialled(pass: &Pass) -> Vec<SubchannelId> {
+    let dialled = |effect: &Effect| match effect {
+        Effect::Dial { id, .. } => Some(*id),
+        _ => None,
+    };
+    pass.effects.iter().filter_map(dialled).collect()
 }
 
 /// A list of endpoints with one address each.

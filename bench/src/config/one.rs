@@ -3,6 +3,8 @@
 //! xDS sends a cluster's endpoints as one resource, so that what is sent grows with the cluster, and with it what the client
 //! reads. In many small clusters, as many endpoints should cost no more than few.
 
+use std::time::{Duration, Instant};
+
 use evenkeel::Variant;
 
 use super::bed::{Bed, FIRST, Shape, client, resources};
@@ -13,17 +15,34 @@ use crate::bars::{Bar, Reach};
 use crate::picks::one_replaced;
 use crate::table::Table;
 
+/// How long the client is left alone once it is connected, and how long it is watched at rest.
+const SETTLE: Duration = Duration::from_secs(1);
+const REST: Duration = Duration::from_secs(3);
+
+/// How far updates are apart, in all rows alike: where the control plane takes long to find out what changed, caches are cold
+/// and processors asleep when it has.
+const PACE: Duration = Duration::from_millis(25);
+
 /// What an update may cost beside one of the fewest endpoints and still count as the same.
 const FLAT: Bar = Bar::AtMost(1.1);
 
 pub(super) fn table(args: &Args) -> Result<(Table, Vec<Reach>), Error> {
-    let columns =
-        ["endpoints", "in clusters of", "received, B", "sent, B", "client CPU, us", "of it the order, us"];
+    let columns = [
+        "endpoints",
+        "in clusters of",
+        "received, B",
+        "sent, B",
+        "client CPU, us",
+        "of it the order, us",
+        "at rest, us/s",
+    ];
     let mut table = Table::new("One endpoint replaced, delta", &columns).note(format!(
-        "Per update, of {} one after the other; the client is connected to all endpoints and makes no calls. Bytes of the stream \
-         with the control plane. CPU of the client process, connecting to the new endpoint included. The order: making it \
+        "Per update, of {} that come {} ms apart; the client is connected to all endpoints and makes no calls. Bytes of the stream \
+         with the control plane. CPU of the client process, connecting to the new endpoint included, without what it takes at \
+         rest, where weights are looked up once a second: that is measured before the first update. The order: making it \
          anew, measured by itself in this process.",
-        args.changes
+        args.changes,
+        PACE.as_millis()
     ));
     let mut bars = Vec::new();
     for shape in [Shape::OneCluster, Shape::ClustersOfTen] {
@@ -32,7 +51,7 @@ pub(super) fn table(args: &Args) -> Result<(Table, Vec<Reach>), Error> {
             // One more than there are, while a connection ends.
             let count = affordable(size, 1)?;
             let each = if shape == Shape::OneCluster { count } else { count.min(10) };
-            let Cost { received, sent, cpu } = changes(shape, count, args.changes)?;
+            let Cost { received, sent, cpu, rest: at_rest } = changes(shape, count, args.changes)?;
             let order = one_replaced(each, args.changes)?;
             let (bytes, rest) = (received + sent, cpu - order);
             let (bytes_of_first, rest_of_first) = *first.get_or_insert((bytes, rest));
@@ -46,8 +65,13 @@ pub(super) fn table(args: &Args) -> Result<(Table, Vec<Reach>), Error> {
                     Some(rest / rest_of_first),
                 ));
             }
-            let figures =
-                [format!("{received:.0}"), format!("{sent:.0}"), format!("{cpu:.0}"), format!("{order:.1}")];
+            let figures = [
+                format!("{received:.0}"),
+                format!("{sent:.0}"),
+                format!("{cpu:.0}"),
+                format!("{order:.1}"),
+                format!("{at_rest:.0}"),
+            ];
             table.row([count.to_string(), each.to_string()].into_iter().chain(figures).collect());
         }
     }
@@ -57,8 +81,10 @@ pub(super) fn table(args: &Args) -> Result<(Table, Vec<Reach>), Error> {
 struct Cost {
     received: f64,
     sent: f64,
-    /// In us.
+    /// In us, without what the process takes at rest.
     cpu: f64,
+    /// What it takes at rest, in us per second.
+    rest: f64,
 }
 
 fn changes(shape: Shape, count: usize, changes: u32) -> Result<Cost, Error> {
@@ -69,9 +95,15 @@ fn changes(shape: Shape, count: usize, changes: u32) -> Result<Cost, Error> {
     let (mut client, _) = client(relay.address(), Variant::Delta, None)?;
     client.ask(&format!("connected {count}"))?;
     bed.acked()?;
-    let [before] = client.numbers("cpu")?;
+    // What is left to do once all are connected comes first.
+    std::thread::sleep(SETTLE);
+    let (rested, [rest_before]) = (Instant::now(), client.numbers("cpu")?);
+    std::thread::sleep(REST);
+    let (began, [before]) = (Instant::now(), client.numbers("cpu")?);
+    let rest = before.saturating_sub(rest_before) as f64 / (began - rested).as_secs_f64();
     let [received, sent] = relay.bytes();
     for change in 1..=changes {
+        std::thread::sleep((PACE * change).saturating_sub(began.elapsed()));
         // All over the list; `changes` is bounded by the generations that there are.
         let i = (change as usize * 7919) % count;
         let endpoint = bed.endpoint(FIRST + change as u8, i)?;
@@ -80,12 +112,13 @@ fn changes(shape: Shape, count: usize, changes: u32) -> Result<Cost, Error> {
         bed.acked()?;
         bed.accepted(endpoint)?;
     }
-    let [after] = client.numbers("cpu")?;
+    let (took, [after]) = (began.elapsed(), client.numbers("cpu")?);
     let [received_now, sent_now] = relay.bytes();
-    let each = |before: u64, after: u64| after.saturating_sub(before) as f64 / f64::from(changes);
+    let each = |sum: f64| sum / f64::from(changes);
     Ok(Cost {
-        received: each(received, received_now),
-        sent: each(sent, sent_now),
-        cpu: each(before, after) / 1e3,
+        received: each(received_now.saturating_sub(received) as f64),
+        sent: each(sent_now.saturating_sub(sent) as f64),
+        cpu: each(after.saturating_sub(before) as f64 - rest * took.as_secs_f64()) / 1e3,
+        rest: rest / 1e3,
     })
 }

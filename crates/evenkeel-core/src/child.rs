@@ -73,6 +73,15 @@ impl Child {
         new
     }
 
+    /// Runs the child with what it was last given, if anything happened to it. Answers whether its state is the same as before;
+    /// `false` too if that takes its parent.
+    fn run_again(&mut self, tree: &mut Tree) -> bool {
+        match (&mut self.current, &self.pending) {
+            (Some(current), None) => current.run_again(tree),
+            (current, pending) => current.is_none() && pending.is_none(),
+        }
+    }
+
     /// Says where the parent keeps the child, for [`Cx::keep_children`].
     pub(crate) fn set_place(&self, place: usize, cx: &mut Cx<'_>) {
         for node in self.current.iter().chain(&self.pending).filter_map(|slot| slot.node) {
@@ -177,16 +186,52 @@ impl Slot {
         let same_inputs = self.config.is_same(config)
             && self.endpoints.is_same(endpoints)
             && cx.tree.node(node).is_some_and(|node| node.has_run() && node.scope == scope);
-        if same_inputs && !cx.tree.is_dirty(node) {
+        if same_inputs && (!cx.tree.is_dirty(node) || self.run_below(node, cx.tree)) {
             return self.state.clone();
         }
         self.config = config.clone();
         self.endpoints = endpoints.clone();
-        let before = cx.tree.begin(node, scope.clone());
-        let mut inner = Cx { tree: &mut *cx.tree, node: Some(node), scope, is_given_same: same_inputs };
-        self.state = self.policy.reconcile(config, endpoints, &mut inner);
-        cx.tree.end(node, before);
+        self.run(node, scope, same_inputs, cx.tree);
         self.state.clone()
+    }
+
+    /// Runs it with what it was last given, if anything happened to it. Answers whether its state is the same as before.
+    fn run_again(&mut self, tree: &mut Tree) -> bool {
+        let Some(node) = self.node.filter(|node| tree.is_dirty(*node)) else { return true };
+        if self.run_below(node, tree) {
+            return true;
+        }
+        let Some(scope) = tree.node(node).map(|node| node.scope.clone()) else { return false };
+        let before = self.state.clone();
+        self.run(node, scope, true, tree);
+        self.state.is_same(&before)
+    }
+
+    /// Where nothing happened but below it: lets those below run. Answers whether that is all, since the state of none of its
+    /// children is another, so that its own is not either.
+    fn run_below(&mut self, node: NodeId, tree: &mut Tree) -> bool {
+        if !tree.begin_below(node) {
+            return false;
+        }
+        let made = tree.subchannels.made();
+        let (mut children, mut stand) = (0, true);
+        self.policy.each_child(&mut |child| {
+            children += 1;
+            stand &= child.run_again(tree);
+        });
+        // Who looks at subchannels that others hold has to look at new ones.
+        let is_all = children > 0 && stand && made == tree.subchannels.made();
+        if is_all {
+            tree.end_below(node);
+        }
+        is_all
+    }
+
+    fn run(&mut self, node: NodeId, scope: Scope, is_given_same: bool, tree: &mut Tree) {
+        let before = tree.begin(node, scope.clone());
+        let mut cx = Cx { tree: &mut *tree, node: Some(node), scope, is_given_same };
+        self.state = self.policy.reconcile(&self.config, &self.endpoints, &mut cx);
+        tree.end(node, &before);
     }
 
     fn describe(&self, look: &Look<'_>) -> Description {

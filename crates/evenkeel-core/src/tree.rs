@@ -36,6 +36,8 @@ pub(crate) struct NodeId {
 pub(crate) struct Node {
     parent: Option<NodeId>,
     dirty: bool,
+    /// It is dirty for a reason of its own, and not only because a node below it is.
+    is_due_itself: bool,
     /// The children that were marked since this node's latest run began.
     marked: Vec<NodeId>,
     /// The children that were marked when it began.
@@ -242,7 +244,7 @@ impl Tree {
     }
 
     fn create(&mut self, parent: Option<NodeId>) -> NodeId {
-        let node = Node { parent, dirty: true, ..Node::default() };
+        let node = Node { parent, dirty: true, is_due_itself: true, ..Node::default() };
         let index = self.free.pop().unwrap_or_else(|| {
             self.nodes.push(Slot { generation: 0, node: None });
             (self.nodes.len() - 1) as u32
@@ -278,6 +280,9 @@ impl Tree {
 
     /// Marks a node and its ancestors: the next pass runs them.
     pub(crate) fn mark(&mut self, id: NodeId) {
+        if let Some(node) = self.node_mut(id) {
+            node.is_due_itself = true;
+        }
         let mut id = id;
         while let Some(node) = self.node_mut(id).filter(|node| !node.dirty) {
             node.dirty = true;
@@ -293,7 +298,7 @@ impl Tree {
     pub(crate) fn mark_all(&mut self) {
         self.thorough = true;
         for node in self.nodes.iter_mut().filter_map(|slot| slot.node.as_mut()) {
-            node.dirty = true;
+            (node.dirty, node.is_due_itself) = (true, true);
         }
     }
 
@@ -333,6 +338,20 @@ impl Tree {
         places
     }
 
+    /// Begins to look below a node that is dirty only because nodes below it are: they may come to rest without it.
+    pub(crate) fn begin_below(&mut self, id: NodeId) -> bool {
+        let Some(node) = self.node_mut(id).filter(|node| !node.is_due_itself) else { return false };
+        node.dirty = false;
+        true
+    }
+
+    /// Ends a look below a node that need not run.
+    pub(crate) fn end_below(&mut self, id: NodeId) {
+        if let Some(node) = self.node_mut(id) {
+            node.marked.clear();
+        }
+    }
+
     /// Says where the parent of a node keeps it.
     pub(crate) fn set_place(&mut self, id: NodeId, place: usize) {
         if let Some(node) = self.node_mut(id) {
@@ -363,7 +382,7 @@ impl Tree {
         self.runs += 1;
         let run = self.runs;
         let Some(node) = self.node_mut(id) else { return Before::default() };
-        node.dirty = false;
+        (node.dirty, node.is_due_itself) = (false, false);
         std::mem::swap(&mut node.marked, &mut node.due);
         node.marked.clear();
         node.wake = None;
@@ -383,7 +402,7 @@ impl Tree {
     }
 
     /// Ends a run: lets go of what was held before and not asked for again.
-    pub(crate) fn end(&mut self, id: NodeId, before: Before) {
+    pub(crate) fn end(&mut self, id: NodeId, before: &Before) {
         let Some(node) = self.node_mut(id) else { return };
         let (asking, wake) = (node.asking, node.wake);
         let children_before = std::mem::take(&mut node.children_before);

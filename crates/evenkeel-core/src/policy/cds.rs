@@ -85,6 +85,10 @@ impl Policy for Cds {
         }
     }
 
+    fn each_child(&mut self, visit: &mut dyn FnMut(&mut Child)) {
+        visit(&mut self.child);
+    }
+
     fn describe(&self, look: &Look<'_>) -> Description {
         let mut description = Description::new().detail("cluster", self.cluster.as_deref());
         if let Some(found) = self.last.as_ref().map(|last| &last.found).filter(|found| found.is_aggregate()) {

@@ -105,6 +105,13 @@ impl Children {
         self.source = Some(endpoints.clone());
     }
 
+    /// Shows every child, those that are leaving too.
+    pub(crate) fn each(&mut self, visit: &mut dyn FnMut(&mut Child)) {
+        for named in self.named.iter_mut().chain(self.leaving.iter_mut().map(|(named, _)| named)) {
+            visit(&mut named.child);
+        }
+    }
+
     /// The children that are named, in order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Named> {
         self.named.iter()

@@ -165,6 +165,10 @@ impl Policy for ClusterImpl {
         state
     }
 
+    fn each_child(&mut self, visit: &mut dyn FnMut(&mut Child)) {
+        visit(&mut self.child);
+    }
+
     fn describe(&self, look: &Look<'_>) -> Description {
         let description = match &self.roll {
             Some(roll) => roll.gate.describe(),

@@ -66,15 +66,12 @@ impl Policy for ClusterManager {
         if let Some(shown) = self.shown.as_ref().filter(|_| !is_new) {
             return shown.clone();
         }
-        let state = match self.children.only() {
-            Some(only) => LbState::new(
-                only.connectivity(),
-                OnlyPicker { name: only.name().clone(), picker: only.state().picker.clone() },
-            ),
-            None => {
-                let (positions, pickers) = (self.positions.clone(), self.pickers.clone());
-                LbState::new(self.children.connectivity(), ClusterPicker { positions, pickers })
-            }
+        let state = if let Some(only) = self.children.only() {
+            let picker = OnlyPicker { name: only.name().clone(), picker: only.state().picker.clone() };
+            LbState::new(only.connectivity(), picker)
+        } else {
+            let picker = ClusterPicker { positions: self.positions.clone(), pickers: self.pickers.clone() };
+            LbState::new(self.children.connectivity(), picker)
         };
         self.shown.insert(state).clone()
     }

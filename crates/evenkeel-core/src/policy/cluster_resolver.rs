@@ -108,6 +108,10 @@ impl Policy for ClusterResolver {
         }
     }
 
+    fn each_child(&mut self, visit: &mut dyn FnMut(&mut Child)) {
+        visit(&mut self.child);
+    }
+
     fn describe(&self, look: &Look<'_>) -> Description {
         let mechanisms: Map<String, Value> =
             self.parts.iter().map(|part| (part.mechanism.cluster().to_string(), part.describe())).collect();

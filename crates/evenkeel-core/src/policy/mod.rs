@@ -29,7 +29,7 @@ use crate::cx::Cx;
 use crate::describe::{Description, Look};
 use crate::pick::{Call, Pick, Picker};
 use crate::registry::Registry;
-use crate::{Connectivity, Endpoints, Status, SubchannelId};
+use crate::{Child, Connectivity, Endpoints, Status, SubchannelId};
 
 pub use cds::{Cds, CdsConfig};
 pub use cluster_impl::{ClusterImpl, ClusterImplConfig, Denominator, DropCategory};
@@ -72,6 +72,14 @@ pub trait Policy: Send + 'static {
 
     /// Looks at the present and answers the policy's state.
     fn reconcile(&mut self, config: &Self::Config, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState;
+
+    /// Shows every child to `visit`: a policy that does is left out of a pass in which something happened below it only, if
+    /// that led to no other state of any child. It is for policies that answer the same again when all their children do,
+    /// whatever is below those; time passes for them only by [`Cx::wake_at`]. Others, unless they say otherwise, are run
+    /// whenever something below them is.
+    fn each_child(&mut self, visit: &mut dyn FnMut(&mut Child)) {
+        let _ = visit;
+    }
 
     /// Describes the policy and what is below it.
     fn describe(&self, look: &Look<'_>) -> Description;
@@ -183,6 +191,7 @@ impl Picker for Dropping {
 /// A policy whose config type is known only to itself.
 pub(crate) trait AnyPolicy: Send {
     fn reconcile(&mut self, config: &LbConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState;
+    fn each_child(&mut self, visit: &mut dyn FnMut(&mut Child));
     fn describe(&self, look: &Look<'_>) -> Description;
 }
 
@@ -198,6 +207,10 @@ impl<P: Policy> AnyPolicy for Erased<P> {
     fn reconcile(&mut self, config: &LbConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
         let settings = config.settings().expect("a config builds the policy that its settings belong to");
         self.0.reconcile(settings, endpoints, cx)
+    }
+
+    fn each_child(&mut self, visit: &mut dyn FnMut(&mut Child)) {
+        self.0.each_child(visit);
     }
 
     fn describe(&self, look: &Look<'_>) -> Description {

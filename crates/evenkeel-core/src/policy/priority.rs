@@ -124,6 +124,12 @@ impl Policy for Priority {
         self.nothing.show(status, |status| LbState::failing(status.clone()))
     }
 
+    fn each_child(&mut self, visit: &mut dyn FnMut(&mut Child)) {
+        for branch in self.branches.values_mut() {
+            visit(&mut branch.child);
+        }
+    }
+
     fn describe(&self, look: &Look<'_>) -> Description {
         let mut description = Description::new()
             .detail("priorities", self.priorities.iter().map(|name| &**name).collect::<Vec<_>>())

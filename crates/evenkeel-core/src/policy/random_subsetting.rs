@@ -68,6 +68,10 @@ impl Policy for RandomSubsetting {
         self.child.reconcile(&config.child, &subset.chosen, cx)
     }
 
+    fn each_child(&mut self, visit: &mut dyn FnMut(&mut Child)) {
+        visit(&mut self.child);
+    }
+
     fn describe(&self, look: &Look<'_>) -> Description {
         let (size, count) = self.subset.as_ref().map_or((0, 0), |subset| (subset.size, subset.count));
         Description::new()

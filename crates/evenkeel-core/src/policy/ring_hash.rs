@@ -618,7 +618,7 @@ mod tests {
         let before = tree.begin(node, Scope::default());
         let mut cx = Cx { tree, node: Some(node), scope: Scope::default(), is_given_same: false };
         let state = policy.reconcile(&config, endpoints, &mut cx);
-        tree.end(node, before);
+        tree.end(node, &before);
         state
     }
 

@@ -15,7 +15,7 @@ use crate::config::{ConfigError, Fields, LbConfig};
 use crate::describe::{Description, Look};
 use crate::policy::children::{Children, Named};
 use crate::policy::{LbState, Policy, Shown};
-use crate::{Call, Connectivity, Cx, Endpoints, Pick, Picker, Status};
+use crate::{Call, Child, Connectivity, Cx, Endpoints, Pick, Picker, Status};
 
 /// The name under which the policy is registered, and under which others run it.
 pub(crate) const NAME: &str = "weighted_target_experimental";
@@ -108,6 +108,10 @@ impl Policy for WeightedTarget {
             }
             (None, ..) => LbState::new(connectivity, WeightedPicker::new(choices)),
         })
+    }
+
+    fn each_child(&mut self, visit: &mut dyn FnMut(&mut Child)) {
+        self.children.each(visit);
     }
 
     fn describe(&self, look: &Look<'_>) -> Description {

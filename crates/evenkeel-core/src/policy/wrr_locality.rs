@@ -54,6 +54,10 @@ impl Policy for WrrLocality {
         self.child.reconcile(&split.config, &split.groups, cx)
     }
 
+    fn each_child(&mut self, visit: &mut dyn FnMut(&mut Child)) {
+        visit(&mut self.child);
+    }
+
     fn describe(&self, look: &Look<'_>) -> Description {
         Description::new().child("weighted_target", self.child.describe(look))
     }

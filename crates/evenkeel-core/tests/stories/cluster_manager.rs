@@ -3,12 +3,12 @@
 use evenkeel_core::Connectivity::{self, Connecting, Idle, Ready, TransientFailure};
 use evenkeel_core::policy::RoundRobin;
 use evenkeel_core::{
-    Call, Child, Code, ConfigError, Core, Cx, Description, Effect, Endpoints, Event, Fields, Instant,
-    LbConfig, LbState, Look, Pass, Pick, Policy, Registry, Rng, SubchannelId, Update,
+    Call, Child, Code, ConfigError, Core, Cx, Description, Endpoints, Event, Fields, Instant, LbConfig,
+    LbState, Look, Pass, Pick, Policy, Registry, Rng, Update,
 };
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
-use testkit::{World, endpoints, secs};
+use testkit::{World, dialled, endpoints, secs};
 
 use crate::scripted::{self, said, scripted};
 
@@ -235,7 +235,7 @@ fn one_cluster_of_many_runs_alone() {
     let config = registry.parse(&config).expect("the config parses");
     let mut core = evenkeel_core::Core::builder(Rng::fixed(1)).build();
     core.update(Update::new(config, alone(names.iter().map(String::as_str))));
-    let dialled: Vec<SubchannelId> = core.reconcile(now).effects.iter().filter_map(dial).collect();
+    let dialled = dialled(&core.reconcile(now));
     assert_eq!(dialled.len(), names.len());
     let runs = |core: &Core| -> Vec<u64> {
         let tree = core.describe().expect("it ran");
@@ -258,13 +258,6 @@ fn one_cluster_of_many_runs_alone() {
         if let Some(next) = names.get(i + 1) {
             assert!(matches!(pick(&pass, next), Pick::Queue { .. }), "{next} after {i}");
         }
-    }
-}
-
-fn dial(effect: &Effect) -> Option<SubchannelId> {
-    match effect {
-        Effect::Dial { id, .. } => Some(*id),
-        _ => None,
     }
 }
 

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use evenkeel_core::{
-    Call, CallEnd, Code, ConfigError, Connectivity, Core, Cx, Description, Effect, Endpoint, Endpoints,
-    Event, Fields, LbState, Look, Pick, Picker, Policy, Registry, Rng, Shown, Status, Tracker, Trackers,
-    Update,
+    Call, CallEnd, Child, Code, ConfigError, Connectivity, Core, Cx, Description, Effect, Endpoint,
+    Endpoints, Event, Fields, Instant, LbConfig, LbState, Look, Pick, Picker, Policy, Registry, Rng, Shown,
+    Status, Tracker, Trackers, Update,
 };
 use serde_json::{Value, json};
-use testkit::{World, endpoints, secs};
+use testkit::{World, dialled, endpoints, secs};
 
 fn round_robin() -> Value {
     json!([{"round_robin": {}}])
@@ -418,4 +418,70 @@ fn connections_that_are_there_are_taken_over_at_once() {
     world.config(&json!([{"least_request_experimental": {}}]));
     assert_eq!((world.dialled().len(), world.closed().len()), (0, 0));
     assert_eq!(world.state(), Connectivity::Ready);
+}
+
+/// Wraps a policy, shows it or not, and counts how often it is run itself.
+#[derive(Default)]
+struct Above<const SHOWS: bool> {
+    child: Child,
+    runs: usize,
+}
+
+impl<const SHOWS: bool> Policy for Above<SHOWS> {
+    type Config = LbConfig;
+
+    fn parse(fields: &Fields<'_>) -> Result<LbConfig, ConfigError> {
+        fields.child("childPolicy")
+    }
+
+    fn reconcile(&mut self, config: &LbConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
+        self.runs += 1;
+        self.child.reconcile(config, endpoints, cx)
+    }
+
+    fn each_child(&mut self, visit: &mut dyn FnMut(&mut Child)) {
+        if SHOWS {
+            visit(&mut self.child);
+        }
+    }
+
+    fn describe(&self, look: &Look<'_>) -> Description {
+        Description::new().detail("runs", self.runs).child("child", self.child.describe(look))
+    }
+}
+
+/// A policy that shows its children is left out of passes that lead to no other state of theirs.
+#[test]
+fn what_changes_nothing_for_those_above_does_not_run_them() {
+    let mut registry = Registry::standard();
+    registry.register::<Above<true>>("shows");
+    registry.register::<Above<false>>("hides");
+    for (name, runs_each_second) in [("shows", 0), ("hides", 1)] {
+        let config = json!([{ name: { "childPolicy": [{"weighted_round_robin": {}}] }}]);
+        let config = registry.parse(&config).expect("the config parses");
+        let mut core = Core::builder(Rng::fixed(1)).build();
+        let mut now = Instant::ORIGIN;
+        core.update(Update::new(config, endpoints(["a", "b"])));
+        let dialled = dialled(&core.reconcile(now));
+        for id in &dialled {
+            core.handle(Event::Connected(*id), now);
+        }
+        assert_eq!(core.reconcile(now).connectivity, Connectivity::Ready);
+        let look = |core: &Core| {
+            let tree = core.describe().expect("it ran");
+            let count =
+                |details: &serde_json::Map<_, Value>, name: &str| details[name].as_u64().expect("a count");
+            (count(&tree.details, "runs"), count(&tree.children[0].1.details, "rr_fallback"))
+        };
+        for _ in 0..3 {
+            let (runs, updates) = look(&core);
+            now += secs(1);
+            assert!(core.reconcile(now).picker.is_none());
+            assert_eq!(look(&core), (runs + runs_each_second, updates + 1), "{name}");
+        }
+        let (runs, _) = look(&core);
+        core.handle(Event::Disconnected(dialled[0], Status::unavailable("gone")), now);
+        assert!(core.reconcile(now).picker.is_some());
+        assert_eq!(look(&core).0, runs + 1, "{name}");
+    }
 }
