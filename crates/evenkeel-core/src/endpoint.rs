@@ -76,6 +76,25 @@ impl Endpoint {
         Endpoint::with_addresses(Arc::new([address.into()]))
     }
 
+    /// An endpoint with one address in a locality, as nearly all come from a control plane: [`Endpoint::at`] with its weight,
+    /// its health and its locality in one step, since thousands may come at once. A weight of 0 means unset.
+    pub fn in_locality(
+        (locality, locality_weight): (Arc<Locality>, u32),
+        address: impl Into<Address>,
+        weight: u32,
+        health: Health,
+    ) -> Endpoint {
+        Endpoint(Arc::new(Known {
+            addresses: Arc::new([address.into()]),
+            hostname: None,
+            locality: Some(locality),
+            metadata: None,
+            weight: NonZeroU32::new(weight),
+            locality_weight: NonZeroU32::new(locality_weight),
+            health,
+        }))
+    }
+
     /// Sets the weight that the control plane gave it. 0 means unset.
     #[must_use]
     pub fn with_weight(mut self, weight: u32) -> Endpoint {
@@ -387,6 +406,19 @@ mod tests {
         assert_eq!(one.key(), other.key());
         assert_ne!(one.key(), Endpoint::at("a").key());
         assert_eq!(**one.addresses(), ["b".into(), "a".into()]);
+    }
+
+    #[test]
+    fn an_endpoint_made_in_one_step_is_the_same() {
+        let locality = Arc::new(Locality { zone: "z".to_owned(), ..Locality::default() });
+        for (weight, locality_weight) in [(0, 0), (3, 7)] {
+            let in_steps = Endpoint::at("10.0.0.1:80")
+                .with_weight(weight)
+                .with_health(Health::Healthy)
+                .with_locality(locality.clone(), locality_weight);
+            let place = (locality.clone(), locality_weight);
+            assert_eq!(Endpoint::in_locality(place, "10.0.0.1:80", weight, Health::Healthy), in_steps);
+        }
     }
 
     #[test]

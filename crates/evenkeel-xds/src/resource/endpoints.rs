@@ -2,7 +2,7 @@
 //!
 //! A27, with A61 for further addresses, A76 for hash keys and A81 for host names. Localities without a weight are
 //! passed over, and so are endpoints that are not healthy: neither is looked at further. What is left is checked as a
-//! whole, and one bad endpoint spoils the resource. The cost is linear in what came.
+//! whole, and one bad endpoint spoils the resource. The cost is linear in what came, but for sorting the addresses.
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use evenkeel_core::cluster::EndpointSet;
 use evenkeel_core::policy::DropCategory;
-use evenkeel_core::{Address, Endpoint, Endpoints, HASH_KEY, Health, Locality};
+use evenkeel_core::{Endpoint, Endpoints, HASH_KEY, Health, Locality};
 use evenkeel_proto::envoy::config::core::v3::address::Address as AddressKind;
 use evenkeel_proto::envoy::config::core::v3::socket_address::{PortSpecifier, Protocol};
 use evenkeel_proto::envoy::config::core::v3::{Address as AddressMessage, HealthStatus, Metadata};
@@ -20,17 +20,15 @@ use evenkeel_proto::envoy::config::endpoint::v3::{ClusterLoadAssignment, LbEndpo
 use evenkeel_proto::prost_types::value::Kind;
 
 use crate::bootstrap::ServerConfig;
+use crate::resource::addresses::{Addresses, Gathered};
 use crate::resource::endpoints_before::Before;
 use crate::resource::reader::Reader;
-use crate::resource::{Parsed, Parser, Rejected, Resource, fields, wire};
+use crate::resource::{Parsed, Parser, Rejected, Resource, fields, plain_endpoint, wire};
 use crate::text::quoted;
 use crate::{Path, Problems};
 
 /// How many addresses one endpoint may have: far above any real host, and few enough to be compared with each other.
 const MAX_ADDRESSES: usize = 100;
-
-/// So many addresses are compared with each other rather than looked up.
-const FEW: usize = 8;
 
 /// The number of `ClusterLoadAssignment.endpoints`.
 pub(super) const LOCALITIES: u32 = 2;
@@ -52,22 +50,17 @@ pub(super) fn parse(
         return Err(Rejected { name: None, problems });
     };
     let message: ClusterLoadAssignment = fields::decode(&beside)?;
-    let before = before.map(|(bytes, set)| Before::new(bytes, set));
-    // If anything is wrong it is read as a whole, and all is said that there is to say.
-    let quickly = before.map(|before| Reading::new(parser, from, before).finish(&message, &localities));
-    if let Some(Ok(parsed)) = quickly {
-        return Ok(parsed);
-    }
-    let mut reading = Reading::new(parser, from, Before::default());
-    reading.addresses.reserve(wire::count(bytes, &[LOCALITIES, ENDPOINTS]));
-    reading.finish(&message, &localities)
+    let before = before.map(|(bytes, set)| Before::new(bytes, set)).unwrap_or_default();
+    // If anything is wrong it is read as a whole, and all is said that there is to say. So nothing is read more than twice.
+    Reading::quick(parser, from, before)
+        .finish(&message, &localities)
+        .or_else(|_| Reading::whole(parser, from).finish(&message, &localities))
 }
 
 struct Reading<'a> {
     reader: Reader<'a>,
     before: Before<'a>,
-    /// Every address that was read: none may be there twice (A27).
-    addresses: HashSet<SocketAddr>,
+    addresses: Addresses,
     /// Endpoints that were read before: no two of them have an address in common.
     known: Vec<&'a Endpoint>,
 }
@@ -110,28 +103,28 @@ impl Sum {
 }
 
 impl<'a> Reading<'a> {
-    fn new(parser: &'a Parser, from: &ServerConfig, before: Before<'a>) -> Reading<'a> {
-        Reading { reader: Reader::new(parser, from), before, addresses: HashSet::new(), known: Vec::new() }
+    /// Reads in the fewest steps what is right. Of what is not it only says so: neither all that is wrong, nor in the words
+    /// that are due.
+    fn quick(parser: &'a Parser, from: &ServerConfig, before: Before<'a>) -> Reading<'a> {
+        let addresses = Addresses::Gathered(Gathered::default());
+        Reading { reader: Reader::new(parser, from), before, addresses, known: Vec::new() }
+    }
+
+    /// Reads all, and says all that is wrong.
+    fn whole(parser: &'a Parser, from: &ServerConfig) -> Reading<'a> {
+        let addresses = Addresses::ToldApart(HashSet::new());
+        Reading { reader: Reader::new(parser, from), before: Before::default(), addresses, known: Vec::new() }
     }
 
     fn finish(mut self, message: &ClusterLoadAssignment, localities: &[&[u8]]) -> Result<Parsed, Rejected> {
         let set = self.assignment(message, localities);
-        self.check_known();
-        self.reader.finish(message.cluster_name.clone(), Some(Resource::Endpoints(Arc::new(set))))
-    }
-
-    /// Whether endpoints that were read have addresses of those that were read before.
-    fn check_known(&mut self) {
-        let few: Vec<SocketAddr> = self.addresses.iter().copied().take(FEW + 1).collect();
-        let is_read = |address: &Address| match address {
-            Address::Ip(address) if few.len() <= FEW => few.contains(address),
-            Address::Ip(address) => self.addresses.contains(address),
-            _ => false,
-        };
-        if self.known.iter().any(|endpoint| endpoint.addresses().iter().any(is_read)) {
+        if let Addresses::Gathered(gathered) = self.addresses
+            && gathered.has_twice(self.known.iter().flat_map(|known| known.addresses().iter()))
+        {
             self.reader
                 .problem(&Path::root().field("endpoints"), "an address is in the resource more than once");
         }
+        self.reader.finish(message.cluster_name.clone(), Some(Resource::Endpoints(Arc::new(set))))
     }
 
     fn assignment(&mut self, message: &ClusterLoadAssignment, localities: &[&[u8]]) -> EndpointSet {
@@ -239,6 +232,18 @@ impl<'a> Reading<'a> {
                 priority.endpoints.push(known.clone());
                 continue;
             }
+            if let Addresses::Gathered(addresses) = &mut self.addresses
+                && let Some(plain) = plain_endpoint::read(bytes)
+            {
+                let Some(health) = health(plain.health_status) else { continue };
+                if weights.is_burst_by(plain.weight.unwrap_or(1)) {
+                    self.reader.problem(&path, "is too heavy");
+                }
+                addresses.push(plain.address);
+                let (locality, own) = ((locality.clone(), weight), plain.weight.unwrap_or(0));
+                priority.endpoints.push(Endpoint::in_locality(locality, plain.address, own, health));
+                continue;
+            }
             let Some(endpoint) = self.reader.decode::<LbEndpoint>(bytes, &path) else { continue };
             let Some(health) = health(endpoint.health_status) else { continue };
             if weights.is_burst_by(endpoint.load_balancing_weight.unwrap_or(1)) {
@@ -334,7 +339,7 @@ impl<'a> Reading<'a> {
             }
         };
         let address = SocketAddr::new(ip.ok()?, port?);
-        if !self.addresses.insert(address) {
+        if self.addresses.is_there_twice(address) {
             self.reader.problem(&path, format!("the address {address} is in the resource more than once"));
         }
         Some(address)
@@ -364,5 +369,67 @@ pub(super) fn health(status: i32) -> Option<Health> {
         Ok(HealthStatus::Unknown) => Some(Health::Unknown),
         Ok(HealthStatus::Healthy) => Some(Health::Healthy),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use evenkeel_core::Registry;
+    use evenkeel_proto::prost::Message as _;
+    use evenkeel_proto::prost::encoding::bytes::encode;
+    use proptest::prelude::*;
+    use proptest::sample::select;
+    use testkit::resources;
+
+    use super::*;
+
+    /// A resource with these localities: each with its priority, its weight and its endpoints as they stand there.
+    fn resource(all: &[(u32, u32, Vec<Vec<u8>>)]) -> Vec<u8> {
+        let named =
+            ClusterLoadAssignment { cluster_name: "c".to_owned(), ..ClusterLoadAssignment::default() };
+        let mut bytes = named.encode_to_vec();
+        for (i, (priority, weight, endpoints)) in all.iter().enumerate() {
+            let mut locality = resources::locality(&i.to_string(), *weight, *priority, &[]).encode_to_vec();
+            for endpoint in endpoints {
+                encode(ENDPOINTS, endpoint, &mut locality);
+            }
+            encode(LOCALITIES, &locality, &mut bytes);
+        }
+        bytes
+    }
+
+    /// All that was read, or what is wrong.
+    fn told(read: Result<Parsed, Rejected>) -> Result<(String, Vec<Vec<Endpoint>>, String), Rejected> {
+        let Parsed { name, resource, warnings } = read?;
+        let Resource::Endpoints(set) = resource else { panic!("not endpoints: {resource:?}") };
+        let EndpointSet { priorities, drops, note } = &*set;
+        let endpoints = priorities.iter().map(|priority| priority.iter().cloned().collect()).collect();
+        Ok((name, endpoints, format!("{drops:?} {note:?} {warnings:?}")))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(10_000))]
+
+        /// Endpoints that are right, and those with which something is wrong, by themselves or together.
+        #[test]
+        fn what_is_read_quickly_is_what_is_read_as_a_whole(
+            localities in prop::collection::vec(
+                (
+                    prop_oneof![9 => Just(0), 1 => 1..3_u32],
+                    prop_oneof![9 => 1..4_u32, 1 => select(vec![0, u32::MAX])],
+                    prop::collection::vec(plain_endpoint::tests::endpoints(), 0..4),
+                ),
+                1..4,
+            ),
+        ) {
+            let (parser, from) = (Parser::new(Registry::empty()), ServerConfig::insecure("xds.test:443"));
+            let bytes = resource(&localities);
+            let (localities, beside) = wire::take_apart(&bytes, LOCALITIES).expect("they were just put together");
+            let message = ClusterLoadAssignment::decode(&*beside).expect("a message");
+            let whole = told(Reading::whole(&parser, &from).finish(&message, &localities));
+            let quick = told(Reading::quick(&parser, &from, Before::default()).finish(&message, &localities));
+            prop_assert_eq!(quick.as_ref().ok(), whole.as_ref().ok());
+            prop_assert_eq!(told(parse(&bytes, &parser, &from, None)), whole);
+        }
     }
 }

@@ -4,11 +4,13 @@
 //! accept is answered with every problem at once, each with the path to its field (A40). Nothing past this door
 //! checks again.
 
+mod addresses;
 mod cluster;
 mod endpoints;
 mod endpoints_before;
 pub(crate) mod fields;
 mod listener;
+mod plain_endpoint;
 mod reader;
 mod regexes;
 mod route;

@@ -50,7 +50,9 @@ pub(super) fn of_endpoints(limits: &Limits) -> [List; 4] {
 /// The first list that is too long, and what is wrong with it. The message that the lists are of stands in `within`, the
 /// fields of which lead to it from `bytes`.
 pub(super) fn too_long(bytes: &[u8], within: &[u32], lists: &[List]) -> Option<(&'static str, String)> {
-    lists.iter().find_map(|List { of, field, path, limit }| {
+    // An element takes two bytes or more, so that most resources are too short for a list that is too long.
+    let most = bytes.len() / 2;
+    lists.iter().filter(|list| list.limit < most).find_map(|List { of, field, path, limit }| {
         let path = [within, path].concat();
         let count = count(bytes, &path);
         (count > *limit).then(|| (*field, format!("there are {count} {of}; at most {limit} are allowed")))
@@ -133,4 +135,23 @@ fn each<'a>(bytes: &mut &'a [u8], left: usize, path: &[u32], visit: &mut impl Fn
         }
     }
     (bytes.len() == left).then_some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two bytes each are the least that elements take: nothing may be too short for being looked at.
+    #[test]
+    fn a_list_of_the_shortest_elements_is_counted() {
+        let too_long = |elements: usize, endpoints: usize| {
+            let limits = Limits { endpoints, ..Limits::default() };
+            too_long(&[2 << 3 | 2, 0].repeat(elements), &[], &of_endpoints(&limits))
+        };
+        for limit in 0..10 {
+            assert_eq!(too_long(limit, limit), None);
+            let text = format!("there are {} localities; at most {limit} are allowed", limit + 1);
+            assert_eq!(too_long(limit + 1, limit), Some(("endpoints", text)));
+        }
+    }
 }

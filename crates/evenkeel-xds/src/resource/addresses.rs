@@ -1,0 +1,97 @@
+//! The addresses of a `ClusterLoadAssignment`, none of which may be there twice (A27).
+
+use std::collections::HashSet;
+use std::net::SocketAddr;
+
+use evenkeel_core::Address;
+
+/// Every address that was read so far.
+pub(super) enum Addresses {
+    /// Whether one is there twice is asked once, when all are there: to sort them costs less than to look up each.
+    Gathered(Gathered),
+    /// Whether one is there twice is known at once, and so where it stands.
+    ToldApart(HashSet<SocketAddr>),
+}
+
+/// Addresses as numbers.
+#[derive(Default)]
+pub(super) struct Gathered {
+    v4: Vec<u64>,
+    v6: Vec<(u128, u16)>,
+}
+
+impl Addresses {
+    /// Adds an address, and says whether it is known to have been there already.
+    pub(super) fn is_there_twice(&mut self, address: SocketAddr) -> bool {
+        match self {
+            Addresses::Gathered(gathered) => {
+                gathered.push(address);
+                false
+            }
+            Addresses::ToldApart(all) => !all.insert(address),
+        }
+    }
+}
+
+impl Gathered {
+    pub(super) fn push(&mut self, address: SocketAddr) {
+        match number(&address) {
+            Number::V4(number) => self.v4.push(number),
+            Number::V6(number) => self.v6.push(number),
+        }
+    }
+
+    /// Whether an address was added twice, or is also one of `others`.
+    pub(super) fn has_twice<'a>(mut self, mut others: impl Iterator<Item = &'a Address>) -> bool {
+        self.v4.sort_unstable();
+        self.v6.sort_unstable();
+        let has = |other: &Address| match other {
+            Address::Ip(address) => match number(address) {
+                Number::V4(number) => self.v4.binary_search(&number).is_ok(),
+                Number::V6(number) => self.v6.binary_search(&number).is_ok(),
+            },
+            _ => false,
+        };
+        let is_each_once = self.v4.is_sorted_by(|a, b| a < b) && self.v6.is_sorted_by(|a, b| a < b);
+        !is_each_once || others.any(has)
+    }
+}
+
+enum Number {
+    V4(u64),
+    V6((u128, u16)),
+}
+
+/// An address as it comes in a resource: without a scope.
+fn number(address: &SocketAddr) -> Number {
+    match address {
+        SocketAddr::V4(v4) => Number::V4(u64::from(v4.ip().to_bits()) << 16 | u64::from(v4.port())),
+        SocketAddr::V6(v6) => Number::V6((v6.ip().to_bits(), v6.port())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn has_twice(all: &[&str], others: &[&str]) -> bool {
+        let mut gathered = Gathered::default();
+        for address in all {
+            gathered.push(address.parse().unwrap());
+        }
+        let others: Vec<Address> = others.iter().map(|other| Address::from(*other)).collect();
+        gathered.has_twice(others.iter())
+    }
+
+    #[test]
+    fn an_address_is_found_wherever_it_stands() {
+        let all =
+            ["10.0.0.3:80", "[::1]:80", "10.0.0.1:80", "10.0.0.1:81", "[::ffff:10.0.0.1]:80", "[::1]:81"];
+        assert!(!has_twice(&[], &[]));
+        assert!(!has_twice(&all, &["10.0.0.2:80", "[::2]:80", "unix:/10.0.0.1:80", "name"]));
+        for again in all {
+            assert!(has_twice(&[&all[..], &[again]].concat(), &[]), "{again}");
+            assert!(has_twice(&all, &["10.0.0.2:80", again]), "{again}");
+        }
+    }
+}
