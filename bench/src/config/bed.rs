@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use evenkeel::Variant;
-use evenkeel_control::{Cluster, ControlPlane, Endpoint, Mesh, Resources, Route, Service};
+use evenkeel_control::{Cluster, ControlPlane, Endpoint, Mesh, Policy, Resource, Resources, Route, Service};
 use evenkeel_proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
@@ -91,10 +91,15 @@ impl Bed {
 
     /// Waits until the client has accepted its endpoints, and says when.
     pub(super) fn acked(&self) -> Result<u64, Error> {
-        let acked = self.control.plane().acked::<ClusterLoadAssignment>();
+        self.acked_all::<ClusterLoadAssignment>()
+    }
+
+    /// Waits until the client has accepted all resources of a type that it wants, and says when.
+    pub(super) fn acked_all<M: Resource>(&self) -> Result<u64, Error> {
+        let acked = self.control.plane().acked::<M>();
         self.runtime
             .block_on(async { timeout(LIMIT, acked).await })
-            .map_err(|_| "the client did not accept its endpoints in time")?;
+            .map_err(|_| format!("the client did not accept its {} in time", M::NAME))?;
         Ok(now())
     }
 
@@ -142,9 +147,14 @@ pub(super) fn generation(address: IpAddr) -> Option<u8> {
 
 /// What a client of `xds:///bench` needs for these endpoints: weighted_round_robin.
 pub(super) fn resources(shape: Shape, endpoints: &[SocketAddr]) -> Resources {
+    resources_with(shape, endpoints, &"weighted_round_robin".into())
+}
+
+/// The same with another policy.
+pub(super) fn resources_with(shape: Shape, endpoints: &[SocketAddr], policy: &Policy) -> Resources {
     let cluster = |endpoints: &[SocketAddr]| {
         let endpoints = endpoints.iter().map(|&address| Endpoint::at(address));
-        Cluster::new().endpoints(endpoints).policy("weighted_round_robin")
+        Cluster::new().endpoints(endpoints).policy(policy.clone())
     };
     let mesh = match shape {
         Shape::OneCluster => {
