@@ -30,8 +30,9 @@ const TEN: usize = 10;
 pub(super) enum Shape {
     /// All in one cluster.
     OneCluster,
-    /// Ten in each of as many clusters as it takes, each with a route.
-    ClustersOfTen,
+    /// Ten in each of as many clusters as it takes. Those of the first so many endpoints have a route each: no client asks for
+    /// the others.
+    ClustersOfTen { routed: usize },
 }
 
 pub(super) struct Bed {
@@ -160,12 +161,14 @@ pub(super) fn resources_with(shape: Shape, endpoints: &[SocketAddr], policy: &Po
         Shape::OneCluster => {
             Mesh::new().service("bench", Service::to("backends")).cluster("backends", cluster(endpoints))
         }
-        Shape::ClustersOfTen => {
+        Shape::ClustersOfTen { routed } => {
             let (mut mesh, mut service) = (Mesh::new(), Service::new());
             for (i, endpoints) in endpoints.chunks(TEN).enumerate() {
                 let name = format!("backends-{i}");
                 mesh = mesh.cluster(&name, cluster(endpoints));
-                service = service.route(Route::to(&name).prefix(&format!("/{name}/")));
+                if i * TEN < routed {
+                    service = service.route(Route::to(&name).prefix(&format!("/{name}/")));
+                }
             }
             mesh.service("bench", service.route(Route::to("backends-0")))
         }
@@ -250,7 +253,8 @@ mod tests {
             assignments.count()
         };
         assert_eq!(count(Shape::OneCluster), 1);
-        assert_eq!(count(Shape::ClustersOfTen), 3);
+        assert_eq!(count(Shape::ClustersOfTen { routed: 25 }), 3);
+        assert_eq!(count(Shape::ClustersOfTen { routed: 10 }), 3);
     }
 
     #[test]

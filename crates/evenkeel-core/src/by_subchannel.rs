@@ -1,43 +1,36 @@
 //! Values by subchannel, for pickers: what a policy wants to know of calls to each endpoint.
 //!
-//! A table is made of pages, which its clones share: one change among ten thousand copies one page, and a pick finds its value by
-//! index. An endpoint's subchannels are remembered with it ([`Known`]), so that they are looked up by address only when they
+//! Clones of a table share what did not change, and a pick finds its value by index. An endpoint's subchannels are remembered with it ([`Known`]), so that they are looked up by address only when they
 //! come.
 
 use std::sync::Arc;
 
 use crate::few::Few;
-use crate::{Cx, Endpoint, Endpoints, SubchannelId};
-
-/// How many values stand on a page.
-const PAGE: usize = 64;
-
-type Page<V> = [Option<(SubchannelId, Arc<V>)>; PAGE];
+use crate::{Cx, Endpoint, Endpoints, Pages, SubchannelId};
 
 /// Values by subchannel. Clones share.
 #[derive(Debug)]
 pub(crate) struct BySubchannel<V> {
-    pages: Vec<Arc<Page<V>>>,
+    values: Pages<(SubchannelId, Arc<V>)>,
     /// Endpoints may have addresses in common: what is known of one may stand in the table for another.
     overlap: bool,
 }
 
 impl<V> Default for BySubchannel<V> {
     fn default() -> BySubchannel<V> {
-        BySubchannel { pages: Vec::new(), overlap: false }
+        BySubchannel { values: Pages::default(), overlap: false }
     }
 }
 
 impl<V> Clone for BySubchannel<V> {
     fn clone(&self) -> BySubchannel<V> {
-        BySubchannel { pages: self.pages.clone(), overlap: self.overlap }
+        BySubchannel { values: self.values.clone(), overlap: self.overlap }
     }
 }
 
 impl<V> BySubchannel<V> {
     pub(crate) fn get(&self, id: SubchannelId) -> Option<&Arc<V>> {
-        let page = self.pages.get(id.index() / PAGE)?;
-        let (of, value) = page[id.index() % PAGE].as_ref()?;
+        let (of, value) = self.values.get(id.index())?;
         (*of == id).then_some(value)
     }
 
@@ -58,7 +51,7 @@ impl<V> BySubchannel<V> {
         if !overlap && !self.overlap {
             return rows.fold(false, |changed, row| row.refresh(self, cx) | changed);
         }
-        let old = std::mem::replace(self, BySubchannel { pages: Vec::new(), overlap });
+        let old = std::mem::replace(self, BySubchannel { values: Pages::default(), overlap });
         for Row { endpoint, value, known } in rows {
             *known = Known::look_up(endpoint, cx);
             for id in known.0.iter() {
@@ -78,21 +71,17 @@ impl<V> BySubchannel<V> {
     pub(crate) fn remove(&mut self, known: &mut Known) {
         for id in std::mem::take(known).0.iter() {
             if self.get(*id).is_some() {
-                Arc::make_mut(&mut self.pages[id.index() / PAGE])[id.index() % PAGE] = None;
+                self.values.take(id.index());
             }
         }
     }
 
     fn insert(&mut self, id: SubchannelId, value: &Arc<V>) {
-        let index = id.index();
-        while self.pages.len() <= index / PAGE {
-            self.pages.push(Arc::new([const { None }; PAGE]));
-        }
-        Arc::make_mut(&mut self.pages[index / PAGE])[index % PAGE] = Some((id, value.clone()));
+        self.values.set(id.index(), (id, value.clone()));
     }
 
     fn entries(&self) -> impl Iterator<Item = (SubchannelId, &Arc<V>)> {
-        self.pages.iter().flat_map(|page| page.iter().flatten()).map(|(id, value)| (*id, value))
+        self.values.iter().map(|(id, value)| (*id, value))
     }
 }
 

@@ -16,7 +16,7 @@ use crate::policy::{
 };
 use crate::{Address, Endpoints, Locality, Means, Status};
 
-pub use crate::page_map::PageMap;
+pub use crate::table::Table;
 
 const SERVER: &str = "lrsLoadReportingServer";
 const METRICS: &str = "lrsReportEndpointMetrics";
@@ -25,9 +25,9 @@ const METRICS: &str = "lrsReportEndpointMetrics";
 #[derive(Clone, Debug, Default)]
 pub struct Clusters {
     /// Clusters by name, or why a cluster cannot be used; the message need not name the cluster.
-    pub clusters: PageMap<Arc<str>, Result<Arc<Cluster>, Status>>,
+    pub clusters: Table<Arc<str>, Result<Arc<Cluster>, Status>>,
     /// Endpoints by where they come from.
-    pub endpoints: PageMap<Source, Arc<EndpointSet>>,
+    pub endpoints: Table<Source, Arc<EndpointSet>>,
 }
 
 impl Clusters {

@@ -12,7 +12,7 @@
 //! A listener or a route configuration that cannot be had fails the channel. A cluster or its endpoints that
 //! cannot be had fail that cluster alone.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use evenkeel_core::cluster::{self as core, Clusters, EndpointSet, Source};
@@ -94,10 +94,10 @@ pub struct Graph {
     /// The config that was complete last.
     shown: Option<Arc<XdsConfig>>,
     /// Endpoint sets that were made here, with what they were made from.
-    made: BTreeMap<Source, Made>,
+    made: HashMap<Source, Made>,
     /// Where endpoints of the config that is shown come from, by the name of the resource in its canonical spelling; `None`
     /// if the last walk did not show one, or would find something else now.
-    ends: Option<BTreeMap<Arc<str>, Vec<Source>>>,
+    ends: Option<HashMap<Arc<str>, Vec<Source>>>,
 }
 
 /// What DNS said about a name.
@@ -126,7 +126,7 @@ impl Graph {
             authority: authority.into(),
             answers: BTreeMap::new(),
             shown: None,
-            made: BTreeMap::new(),
+            made: HashMap::new(),
             ends: None,
         }
     }
@@ -228,8 +228,8 @@ impl Graph {
     fn collect(&mut self, walk: &Walk<'_, impl View>) -> (Clusters, BTreeMap<Arc<str>, Arc<Cluster>>) {
         let mut clusters = Clusters::default();
         let mut resources = BTreeMap::new();
-        let mut made = BTreeMap::new();
-        let mut ends = BTreeMap::<_, Vec<Source>>::new();
+        let mut made = HashMap::new();
+        let mut ends = HashMap::<_, Vec<Source>>::new();
         for (name, node) in &walk.nodes {
             let (resource, ambient) = match node {
                 Node::Waiting => continue,

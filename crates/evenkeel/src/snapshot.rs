@@ -2,13 +2,12 @@
 //!
 //! The driver makes a [`Snapshot`] after a pass and [publishes](Published::publish) it; a call [looks](Published::load)
 //! at the latest one and never waits for the driver, unless it has to wait anyway. A snapshot is replaced, never changed.
-//! Connections stand in a table of pages, of which a new snapshot shares those that did not change: one connection
-//! among ten thousand costs one page.
+//! Connections stand in a table of which a new snapshot shares what did not change.
 
 use std::sync::Arc;
 
 use arc_swap::{ArcSwap, Guard};
-use evenkeel_core::{Connectivity, RootPicker, Status, SubchannelId};
+use evenkeel_core::{Connectivity, Pages, RootPicker, Status, SubchannelId};
 use evenkeel_xds::routing::Selector;
 use tokio::sync::watch;
 
@@ -88,37 +87,26 @@ impl Published {
     }
 }
 
-/// How many connections stand on a page.
-const PAGE: usize = 64;
-
-type Page = [Option<(SubchannelId, Arc<Connection>)>; PAGE];
-
 /// The connections that calls can be sent on, by subchannel.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Connections {
-    pages: Vec<Arc<Page>>,
+    all: Pages<(SubchannelId, Arc<Connection>)>,
 }
 
 impl Connections {
     /// The connection of this subchannel, if it has one.
     pub(crate) fn get(&self, id: SubchannelId) -> Option<&Arc<Connection>> {
-        let page = self.pages.get(id.index() / PAGE)?;
-        let (of, connection) = page[id.index() % PAGE].as_ref()?;
+        let (of, connection) = self.all.get(id.index())?;
         (*of == id).then_some(connection)
     }
 
     pub(crate) fn insert(&mut self, id: SubchannelId, connection: Arc<Connection>) {
-        let index = id.index();
-        while self.pages.len() <= index / PAGE {
-            self.pages.push(Arc::new([const { None }; PAGE]));
-        }
-        Arc::make_mut(&mut self.pages[index / PAGE])[index % PAGE] = Some((id, connection));
+        self.all.set(id.index(), (id, connection));
     }
 
     /// Removes the connection of this subchannel, if it has one.
     pub(crate) fn remove(&mut self, id: SubchannelId) -> Option<Arc<Connection>> {
         self.get(id)?;
-        let (_, connection) = Arc::make_mut(&mut self.pages[id.index() / PAGE])[id.index() % PAGE].take()?;
-        Some(connection)
+        self.all.take(id.index()).map(|(_, connection)| connection)
     }
 }

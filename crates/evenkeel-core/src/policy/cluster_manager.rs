@@ -5,7 +5,6 @@
 //! leaves the config is let go at once.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +15,7 @@ use crate::describe::{Description, Look};
 use crate::fast_map::FastMap;
 use crate::policy::children::Children;
 use crate::policy::{LbState, Policy};
-use crate::{Call, Code, Cx, Endpoints, Pick, Picker, Status};
+use crate::{Call, Code, Cx, Endpoints, Pages, Pick, Picker, Status};
 
 /// The policy.
 #[derive(Debug, Default)]
@@ -24,7 +23,8 @@ pub struct ClusterManager {
     children: Children,
     /// Where each child stands among them, by name.
     positions: Arc<FastMap<Arc<str>, usize>>,
-    pickers: Pickers,
+    /// The picker of each child, as last shown.
+    pickers: Pages<Arc<dyn Picker>>,
     /// The last state; another one is made when the children are others, or one of them has another state.
     shown: Option<LbState>,
 }
@@ -133,14 +133,15 @@ impl Picker for OnlyPicker {
 struct ClusterPicker {
     /// Made once per set of names and shared by the pickers.
     positions: Arc<FastMap<Arc<str>, usize>>,
-    pickers: Pickers,
+    pickers: Pages<Arc<dyn Picker>>,
 }
 
 impl Picker for ClusterPicker {
     fn pick(&self, call: &Call<'_>) -> Pick {
         let cluster = call.cluster();
-        match cluster.and_then(|cluster| self.positions.get(cluster)) {
-            Some(position) => self.pickers.get(*position).pick(call),
+        let position = cluster.and_then(|cluster| self.positions.get(cluster));
+        match position.and_then(|position| self.pickers.get(*position)) {
+            Some(picker) => picker.pick(call),
             None => fail(cluster),
         }
     }
@@ -154,37 +155,4 @@ fn fail(cluster: Option<&str>) -> Pick {
         None => "the call's route names no cluster".to_owned(),
     };
     Pick::Fail(Status::new(Code::Internal, problem))
-}
-
-/// How many pickers stand on a page.
-const PAGE: usize = 32;
-
-/// The pickers of the children, in pages, which clones share: where one of a thousand is another, one page is copied.
-#[derive(Clone, Default)]
-struct Pickers {
-    pages: Vec<Arc<Vec<Arc<dyn Picker>>>>,
-}
-
-impl Pickers {
-    fn get(&self, place: usize) -> &Arc<dyn Picker> {
-        &self.pages[place / PAGE][place % PAGE]
-    }
-
-    fn set(&mut self, place: usize, picker: Arc<dyn Picker>) {
-        Arc::make_mut(&mut self.pages[place / PAGE])[place % PAGE] = picker;
-    }
-}
-
-impl FromIterator<Arc<dyn Picker>> for Pickers {
-    fn from_iter<I: IntoIterator<Item = Arc<dyn Picker>>>(pickers: I) -> Pickers {
-        let mut pickers = pickers.into_iter();
-        let page = || Some(pickers.by_ref().take(PAGE).collect()).filter(|page: &Vec<_>| !page.is_empty());
-        Pickers { pages: std::iter::from_fn(page).map(Arc::new).collect() }
-    }
-}
-
-impl fmt::Debug for Pickers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pickers").field("pages", &self.pages.len()).finish()
-    }
 }
