@@ -17,6 +17,7 @@ mod swap;
 use clap::ValueEnum as _;
 use evenkeel::Variant;
 
+pub(crate) use self::bed::{Shape, resources};
 use crate::Error;
 use crate::bars::Measured;
 
@@ -33,7 +34,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     swaps: u32,
     /// How often one endpoint is replaced, for each row.
-    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=200))]
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=200))]
     changes: u32,
     /// How often a process starts, for each row.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]

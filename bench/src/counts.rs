@@ -1,4 +1,4 @@
-//! What calls and picks cost, counted: user-space instructions by callgrind, and allocations. Nothing is timed, so that a busy
+//! What calls, picks and updates cost, counted: user-space instructions by callgrind, and allocations. Nothing is timed, so that a busy
 //! machine gives the same figures, and a change that loses them can be told from noise.
 //!
 //! A process marks where counting begins and ends, and callgrind writes what lies between; what happens once is left out.
@@ -8,6 +8,7 @@ mod clients;
 mod guard;
 mod marks;
 mod picks;
+mod updates;
 
 use std::path::PathBuf;
 
@@ -19,7 +20,7 @@ use crate::common::profile::{Places, is_valgrind_installed, print_profile};
 use crate::common::rounds::CONCURRENCY;
 use crate::table::Table;
 
-/// Instructions and allocations of calls and picks, which do not depend on the clock.
+/// Instructions and allocations of calls, picks and updates, which do not depend on the clock.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Numbers of endpoints between which growth is measured.
@@ -66,6 +67,8 @@ enum Work {
     Client { client: String, port: u16, endpoints: u16, calls: u32 },
     /// Picks of all policies, alone and below the whole tree.
     Picks { picks: u64, sizes: Vec<usize> },
+    /// One endpoint replaced again and again, among so many.
+    Updates { updates: u32, sizes: Vec<usize> },
 }
 
 pub(crate) fn work(worker: &Worker) -> Result<(), Error> {
@@ -74,6 +77,7 @@ pub(crate) fn work(worker: &Worker) -> Result<(), Error> {
         Work::Control { port, endpoints, standing_by } => clients::control(*port, *endpoints, *standing_by),
         Work::Client { client, port, endpoints, calls } => clients::client(client, *port, *endpoints, *calls),
         Work::Picks { picks, sizes } => picks::work(*picks, sizes),
+        Work::Updates { updates, sizes } => updates::work(*updates, sizes),
     }
 }
 
@@ -94,7 +98,9 @@ pub(crate) fn run(args: &Args) -> Result<Measured, Error> {
     let (calls, mut bars) = calls(&bed, args)?;
     let (growth, bar) = growth(&bed, args)?;
     bars.extend(bar);
-    Ok(Measured { bars, ..Measured::tables(vec![calls, growth, picks::table(&args.sizes)?]) })
+    let (updates, bar) = updates::table()?;
+    bars.extend(bar);
+    Ok(Measured { bars, ..Measured::tables(vec![calls, growth, picks::table(&args.sizes)?, updates]) })
 }
 
 /// A figure that may be unknown.

@@ -22,12 +22,12 @@ pub(super) const LIMIT: Duration = Duration::from_secs(60);
 /// The generation of endpoints that there are at first.
 pub(super) const FIRST: u8 = 1;
 
-/// Clusters of the shape that has many.
-const TEN: usize = 10;
+/// Endpoints of a cluster, in the shape that has many.
+pub(super) const TEN: usize = 10;
 
 /// How endpoints are spread over resources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Shape {
+pub(crate) enum Shape {
     /// All in one cluster.
     OneCluster,
     /// Ten in each of as many clusters as it takes. Those of the first so many endpoints have a route each: no client asks for
@@ -147,7 +147,7 @@ pub(super) fn generation(address: IpAddr) -> Option<u8> {
 }
 
 /// What a client of `xds:///bench` needs for these endpoints: weighted_round_robin.
-pub(super) fn resources(shape: Shape, endpoints: &[SocketAddr]) -> Resources {
+pub(crate) fn resources(shape: Shape, endpoints: &[SocketAddr]) -> Resources {
     resources_with(shape, endpoints, &"weighted_round_robin".into())
 }
 

@@ -3,6 +3,7 @@
 //! xDS sends a cluster's endpoints as one resource, so that what is sent grows with the cluster, and with it what the client
 //! reads. In many small clusters, as many endpoints should cost no more than few.
 
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use evenkeel::Variant;
@@ -10,7 +11,7 @@ use evenkeel_control::Policy;
 use evenkeel_proto::envoy::config::cluster::v3::Cluster;
 use serde_json::json;
 
-use super::bed::{Bed, FIRST, Shape, client, resources, resources_with};
+use super::bed::{Bed, FIRST, Shape, TEN, client, resources, resources_with};
 use super::relay::Relay;
 use super::{Args, affordable};
 use crate::Error;
@@ -27,13 +28,14 @@ const REST: Duration = Duration::from_secs(3);
 /// more or fewer.
 const PACE: Duration = Duration::from_millis(40);
 
-/// What an update may cost beside one of the fewest endpoints and still count as the same.
+/// What an update may take beside one of the fewest endpoints and still count as the same.
 const FLAT: Bar = Bar::AtMost(1.1);
 
 pub(super) fn table(args: &Args) -> Result<(Table, Vec<Reach>), Error> {
     let columns = [
         "endpoints",
         "in clusters of",
+        "replaced",
         "received, B",
         "sent, B",
         "client CPU, us",
@@ -41,11 +43,12 @@ pub(super) fn table(args: &Args) -> Result<(Table, Vec<Reach>), Error> {
         "at rest, us/s",
     ];
     let mut table = Table::new("One endpoint replaced, delta", &columns).note(format!(
-        "Per update, of {} that come {} ms apart; the client is connected to all endpoints and makes no calls. The control plane has as \
-         many clusters of ten in all rows; the client asks for those of its endpoints. Bytes of the stream \
-         with the control plane. CPU of the client process, connecting to the new endpoint included. The order: making it anew, measured \
-         by itself in this process. At rest: what the process takes while nothing changes and each cluster looks up its weights \
-         once a second; while updates come it looks them up once an hour.",
+        "Per update, of {} that come {} ms apart; the client is connected to all endpoints and makes no calls. The control plane \
+         has as many clusters of ten in all rows; the client asks for those of its endpoints. Bytes of the stream with the \
+         control plane. CPU of the client process, connecting to the new endpoint included. The order: making it anew, measured \
+         by itself in this process. At rest: what the process takes while nothing changes and each cluster looks up its \
+         weights once a second; while updates come it looks them up once an hour. Instructions of an update are in another \
+         table.",
         args.changes,
         PACE.as_millis()
     ));
@@ -53,39 +56,73 @@ pub(super) fn table(args: &Args) -> Result<(Table, Vec<Reach>), Error> {
     // One more than there are, while a connection ends.
     let counts = args.sizes.iter().map(|&size| affordable(size, 1)).collect::<Result<Vec<_>, _>>()?;
     let most = counts.iter().copied().max().unwrap_or_default();
-    for is_in_tens in [false, true] {
-        let mut first = None;
-        for &count in &counts {
-            let (shape, there, each) = if is_in_tens {
-                (Shape::ClustersOfTen { routed: count }, most, count.min(10))
-            } else {
-                (Shape::OneCluster, count, count)
-            };
-            let Cost { received, sent, cpu, rest: at_rest } = changes(shape, count, there, args.changes)?;
-            let order = one_replaced(each, args.changes)?;
-            let (bytes, rest) = (received + sent, cpu - order);
-            let (bytes_of_first, rest_of_first) = *first.get_or_insert((bytes, rest));
-            if is_in_tens && Some(&count) == counts.last() {
-                let what =
-                    format!("one of {count} endpoints in clusters of ten replaced, delta, beside the fewest");
-                bars.push(Reach::figure(format!("{what}: bytes"), FLAT, Some(bytes / bytes_of_first)));
-                bars.push(Reach::figure(
-                    format!("{what}: CPU without the order"),
-                    FLAT,
-                    Some(rest / rest_of_first),
-                ));
+    let in_one =
+        |&count: &usize| Row { shape: Shape::OneCluster, count, there: count, replaced: Replaced::Any };
+    let in_tens = |count: usize, replaced| {
+        let shape = Shape::ClustersOfTen { routed: count };
+        Row { shape, count, there: most, replaced }
+    };
+    let mut rows: Vec<Row> = counts.iter().map(in_one).collect();
+    rows.extend(counts.iter().map(|&count| in_tens(count, Replaced::OneOfTen)));
+    rows.push(in_tens(most, Replaced::Any));
+    let mut first = None;
+    for row in rows {
+        let Row { shape, count, replaced, .. } = row;
+        let each = if shape == Shape::OneCluster { count } else { count.min(TEN) };
+        let Cost { received, sent, cpu, rest } = changes(row, args.changes)?;
+        let order = one_replaced(each, args.changes)?;
+        if replaced == Replaced::OneOfTen {
+            let bytes = received + sent;
+            let ratio = bytes / *first.get_or_insert(bytes);
+            if count == most {
+                let what = format!(
+                    "one of {count} endpoints in clusters of ten replaced, delta, beside the fewest: bytes"
+                );
+                bars.push(Reach::figure(what, FLAT, Some(ratio)));
             }
-            let figures = [
-                format!("{received:.0}"),
-                format!("{sent:.0}"),
-                format!("{cpu:.0}"),
-                format!("{order:.1}"),
-                format!("{at_rest:.0}"),
-            ];
-            table.row([count.to_string(), each.to_string()].into_iter().chain(figures).collect());
         }
+        let names = [count.to_string(), each.to_string(), replaced.to_string()].into_iter();
+        let figures = [received, sent, cpu].map(|figure| format!("{figure:.0}"));
+        table.row(names.chain(figures).chain([format!("{order:.1}"), format!("{rest:.0}")]).collect());
     }
     Ok((table, bars))
+}
+
+/// The client asks for the first `count` of the endpoints that are there.
+#[derive(Clone, Copy)]
+struct Row {
+    shape: Shape,
+    count: usize,
+    there: usize,
+    replaced: Replaced,
+}
+
+/// Which endpoint an update replaces.
+#[derive(Clone, Copy, PartialEq)]
+enum Replaced {
+    /// The first ten take turns: rows differ by what else there is.
+    OneOfTen,
+    /// Any: caches hold little of what belongs to it.
+    Any,
+}
+
+impl Replaced {
+    fn index(self, change: u32, count: usize) -> usize {
+        let change = change as usize;
+        match self {
+            Replaced::OneOfTen => change % count.min(TEN),
+            Replaced::Any => (change * 7919) % count,
+        }
+    }
+}
+
+impl fmt::Display for Replaced {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Replaced::OneOfTen => "of the same ten",
+            Replaced::Any => "any",
+        })
+    }
 }
 
 struct Cost {
@@ -97,8 +134,8 @@ struct Cost {
     rest: f64,
 }
 
-/// The client asks for the first `count` of the endpoints that are there.
-fn changes(shape: Shape, count: usize, there: usize, changes: u32) -> Result<Cost, Error> {
+fn changes(row: Row, changes: u32) -> Result<Cost, Error> {
+    let Row { shape, count, there, replaced } = row;
     let mut bed = Bed::new()?;
     let mut endpoints = bed.endpoints(FIRST, there)?;
     bed.send(resources(shape, &endpoints));
@@ -121,8 +158,8 @@ fn changes(shape: Shape, count: usize, there: usize, changes: u32) -> Result<Cos
     let [received, sent] = relay.bytes();
     for change in 1..=changes {
         std::thread::sleep((PACE * change).saturating_sub(began.elapsed()));
-        // All over the list; `changes` is bounded by the generations that there are.
-        let i = (change as usize * 7919) % count;
+        let i = replaced.index(change, count);
+        // `changes` is bounded by the generations that there are.
         let endpoint = bed.endpoint(FIRST + change as u8, i)?;
         endpoints[i] = endpoint;
         bed.send(resources_with(shape, &endpoints, &policy));

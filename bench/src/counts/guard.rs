@@ -13,11 +13,11 @@ use std::process::Command;
 use serde_json::{Map, Value, json};
 
 use super::clients::Bed;
-use super::{cell, picks};
+use super::{cell, picks, updates};
 use crate::Error;
 use crate::table::Table;
 
-/// Endpoints of a call, of picks; calls that are counted. Few, since a gate waits.
+/// Endpoints of a call, of picks and updates; calls that are counted. Few, since a gate waits.
 const ENDPOINTS: u16 = 10;
 const SIZES: [usize; 2] = [10, 1_000];
 const CALLS: u32 = 2_000;
@@ -78,6 +78,9 @@ fn count() -> Result<Counts, Error> {
     counts.add(format!("call, {ENDPOINTS} endpoints"), call.instructions, call.allocations);
     for picks::Counted { kind, instructions, allocations } in picks::counted(&SIZES)? {
         counts.add(format!("pick, {kind}"), instructions, allocations);
+    }
+    for updates::Counted { endpoints, instructions, allocations } in updates::counted(&SIZES)? {
+        counts.add(format!("update, one of {endpoints} endpoints"), instructions, allocations);
     }
     Ok(counts)
 }
