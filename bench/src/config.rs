@@ -37,7 +37,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=200))]
     changes: u32,
     /// How often a process starts, for each row.
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
     starts: u32,
 }
 

@@ -20,8 +20,8 @@ use crate::picks::one_replaced;
 use crate::table::Table;
 
 /// How long the client is left alone once it is connected, and how long it is watched at rest.
-const SETTLE: Duration = Duration::from_secs(1);
-const REST: Duration = Duration::from_secs(3);
+const SETTLE: Duration = Duration::from_millis(500);
+const REST: Duration = Duration::from_secs(2);
 
 /// How far updates are apart, in all rows alike: where the control plane takes long to find out what changed, caches are cold
 /// and processors asleep when it has. For the same reason it has as many small clusters in all rows, of which clients ask for

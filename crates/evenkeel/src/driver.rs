@@ -292,7 +292,9 @@ impl Driver {
             for id in mem::take(&mut awake.closes) {
                 awake.close(id);
             }
-            self.published.publish(awake.way(), awake.connections.clone());
+            if mem::take(&mut awake.is_new) {
+                self.published.publish(awake.way(), awake.connections.clone());
+            }
             return;
         }
         awake.let_go.truncate(awake.let_go.len().saturating_sub(LET_GO_AT_ONCE));
