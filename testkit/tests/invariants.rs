@@ -30,7 +30,15 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("interop", &["evenkeel", "evenkeel-control", "evenkeel-core", "evenkeel-orca", "evenkeel-proto"]),
     (
         "evenkeel-bench",
-        &["evenkeel", "evenkeel-control", "evenkeel-core", "evenkeel-orca", "evenkeel-proto", "testkit"],
+        &[
+            "evenkeel",
+            "evenkeel-control",
+            "evenkeel-core",
+            "evenkeel-orca",
+            "evenkeel-proto",
+            "evenkeel-xds",
+            "testkit",
+        ],
     ),
     ("testkit", &["evenkeel-core", "evenkeel-proto", "evenkeel-xds"]),
 ];
