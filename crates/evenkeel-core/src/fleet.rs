@@ -35,6 +35,8 @@ pub struct Member<T> {
     /// How many changes of subchannels there were when it was last looked at.
     seen: u32,
     is_unchanged: bool,
+    /// Nobody had begun to connect to it when it was last looked up, and it has its turn later.
+    waits: bool,
 }
 
 impl<T> Default for Fleet<T> {
@@ -63,13 +65,18 @@ impl<T: Default + Send + 'static> Fleet<T> {
             if member.is_unchanged {
                 continue;
             }
-            if eagerness == Eagerness::Eager && member.is_to_be_begun(cx) {
-                waits |= begun == AT_ONCE;
-                if waits {
+            // One that has its turn later is looked up once, not in each of the runs until then.
+            if eagerness == Eagerness::Eager
+                && (member.waits && begun == AT_ONCE || member.is_to_be_begun(cx))
+            {
+                member.waits = begun == AT_ONCE;
+                if member.waits {
+                    waits = true;
                     continue;
                 }
                 begun += 1;
             }
+            member.waits = false;
             member.reconcile(eagerness, cx);
             member.seen = cx.changes();
         }
@@ -150,6 +157,7 @@ impl<T: Default> Kept for Member<T> {
             ejected: false,
             seen: 0,
             is_unchanged: false,
+            waits: false,
         }
     }
 

@@ -216,7 +216,12 @@ impl Driver {
                 }
             }
             Happened::Time => {
-                self.let_go_some();
+                // What is begun in parts goes on before what has ended is let go.
+                let now = clock::now();
+                let goes_on = |awake: &Awake| awake.wake_at.is_some_and(|at| at <= now);
+                if !self.awake.as_ref().is_some_and(goes_on) {
+                    self.let_go_some();
+                }
                 self.rest_if_idle();
             }
         }
