@@ -230,8 +230,8 @@ impl Core {
         let picker = changed.then(|| RootPicker::new(state.picker.clone()));
         let connectivity = state.connectivity;
         self.shown = Some(state);
-        let wake_at =
-            if self.root.is_dirty(&self.tree) { Some(self.tree.now) } else { self.tree.next_wake() };
+        let goes_on = self.root.is_dirty(&self.tree) || self.tree.has_loose();
+        let wake_at = if goes_on { Some(self.tree.now) } else { self.tree.next_wake() };
         let (effects, rubbish) = (mem::take(&mut self.tree.effects), mem::take(&mut self.tree.rubbish));
         Pass { effects, connectivity, picker, wake_at, rubbish }
     }

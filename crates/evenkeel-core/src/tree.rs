@@ -24,6 +24,10 @@ use crate::rubbish::Rubbish;
 use crate::subchannel::{Backoff, Subchannel, Subchannels};
 use crate::{Address, Instant, Means, Rng, Status, SubchannelId};
 
+/// So many subchannels are closed at the end of one pass. Others follow with passes of their own: where thousands are replaced,
+/// those that come need not wait for the end of those that went.
+const CLOSED_AT_ONCE: usize = 256;
+
 /// Names a node. Stale ones name nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct NodeId {
@@ -146,7 +150,7 @@ pub(crate) struct Tree {
     nodes: Vec<Slot>,
     free: Vec<u32>,
     timers: BinaryHeap<Reverse<(Instant, Whose)>>,
-    /// Subchannels that lost a holder in this pass, and may have lost their last.
+    /// Subchannels that lost a holder, and may have lost their last.
     loose: Vec<SubchannelId>,
     /// Subchannels whose load watchers changed in this pass.
     rewatched: Vec<SubchannelId>,
@@ -556,7 +560,12 @@ impl Tree {
         None
     }
 
-    /// Ends a pass: subchannels that nobody holds are closed, load watches that changed are told.
+    /// Whether there are subchannels left that nobody may hold, for the next pass.
+    pub(crate) fn has_loose(&self) -> bool {
+        !self.loose.is_empty()
+    }
+
+    /// Ends a pass: subchannels that nobody holds are closed, so many of them, and load watches that changed are told.
     pub(crate) fn settle(&mut self) {
         for id in std::mem::take(&mut self.rewatched) {
             let Some(subchannel) = self.subchannels.get_mut(id) else { continue };
@@ -567,7 +576,8 @@ impl Tree {
             }
         }
         let mut gone = Vec::new();
-        for id in std::mem::take(&mut self.loose) {
+        let later = self.loose.split_off(self.loose.len().min(CLOSED_AT_ONCE));
+        for id in std::mem::replace(&mut self.loose, later) {
             let Some(subchannel) = self.subchannels.get(id).filter(|s| s.holders.is_empty()) else {
                 continue;
             };
