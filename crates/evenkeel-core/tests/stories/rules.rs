@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use evenkeel_core::{
     Call, CallEnd, Child, Code, ConfigError, Connectivity, Core, Cx, Description, Effect, Endpoint,
-    Endpoints, Event, Fields, Instant, LbConfig, LbState, Look, Pick, Picker, Policy, Registry, Rng, Shown,
-    Status, Tracker, Trackers, Update,
+    Endpoints, Event, Fields, Instant, LbConfig, LbState, Look, Pass, Pick, Picker, Policy, Registry, Rng,
+    Shown, Status, Tracker, Trackers, Update,
 };
 use serde_json::{Value, json};
 use testkit::{World, dialled, endpoints, secs};
@@ -406,6 +406,55 @@ fn many_connections_are_begun_in_parts() {
         }
     }
     assert_eq!((dialled.len(), passes), (names.len(), 4));
+}
+
+/// Of many that went, some are closed in each pass, which is due again at once; one that comes back before its turn stays.
+#[test]
+fn what_went_is_closed_in_parts() {
+    let now = Instant::ORIGIN;
+    let config = Registry::standard().parse(&round_robin()).expect("the config parses");
+    let names: Vec<String> = (0..1_000).map(|i| format!("e{i}")).collect();
+    let list = |names: &[String]| Endpoints::distinct(names.iter().map(|name| Endpoint::at(&**name)));
+    let mut core = Core::builder(Rng::fixed(1)).build();
+    core.update(Update::new(config.clone(), list(&names)));
+    let mut ids = Vec::new();
+    while ids.len() < names.len() {
+        let new = dialled(&core.reconcile(now));
+        for id in &new {
+            core.handle(Event::Connected(*id), now);
+        }
+        ids.extend(new);
+    }
+    while core.reconcile(now).wake_at == Some(now) {}
+    let closed = |pass: &Pass| -> Vec<_> {
+        let closed = |effect: &Effect| match effect {
+            Effect::Close { id } => Some(*id),
+            _ => None,
+        };
+        pass.effects.iter().filter_map(closed).collect()
+    };
+    core.update(Update::new(config.clone(), list(&names[..1])));
+    let pass = core.reconcile(now);
+    let mut gone = closed(&pass);
+    assert_eq!((gone.len(), pass.wake_at), (256, Some(now)));
+    assert_eq!(core.subchannel_count(), names.len() - gone.len());
+    let back = [names[0].clone(), names[999].clone()];
+    core.update(Update::new(config, list(&back)));
+    loop {
+        let pass = core.reconcile(now);
+        assert_eq!(dialled(&pass), [], "its connection is there");
+        let more = closed(&pass);
+        assert!(more.len() <= 256);
+        gone.extend(more);
+        if pass.wake_at != Some(now) {
+            break;
+        }
+    }
+    assert_eq!(core.subchannel_count(), 2);
+    let mut expected = ids[1..999].to_vec();
+    expected.sort_unstable();
+    gone.sort_unstable();
+    assert_eq!(gone, expected);
 }
 
 /// A policy that follows another takes over all of its connections, however many they are: none is let go and made again.
