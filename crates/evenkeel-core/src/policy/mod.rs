@@ -54,7 +54,7 @@ pub use wrr_locality::{WrrLocality, WrrLocalityConfig};
 ///
 /// A policy looks at the present (its config, its endpoints, the subchannels, the time) and answers its state;
 /// run again with nothing changed, it must ask for the same things and answer the same picker. See [`Cx`] for what it
-/// may ask for, [`Child`](crate::Child) for running policies below it, and [`Fleet`](crate::Fleet) for the common case of
+/// may ask for, [`Child`] for running policies below it, and [`Fleet`](crate::Fleet) for the common case of
 /// connecting to every endpoint.
 pub trait Policy: Send + 'static {
     /// The policy's settings, parsed once.
