@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use crate::Error;
-use crate::common::profile::{Places, by_place};
+use crate::common::profile::{Places, by_place, is_valgrind_installed};
 
 /// Here a section ends and the next begins. Callgrind knows it by its name.
 #[inline(never)]
@@ -56,6 +56,27 @@ impl Sections {
         fs::write(&file, without_open_calls(&fs::read_to_string(&file)?))?;
         by_place(&file)
     }
+}
+
+/// Runs a worker of this program with so many turns of each size: the allocations that it prints, a line for each thing that it
+/// counts, and the instructions of its sections, unknown without valgrind.
+pub(super) fn count(
+    worker: &str,
+    turns: u64,
+    sizes: &[usize],
+) -> Result<(Vec<f64>, Option<Vec<f64>>), Error> {
+    let sections = is_valgrind_installed().then(Sections::new).transpose()?;
+    let mut command = match &sections {
+        Some(sections) => sections.command()?,
+        None => Command::new(std::env::current_exe()?),
+    };
+    command.args(["counts-worker", worker, &turns.to_string()]);
+    let out = command.args(sizes.iter().map(usize::to_string)).output()?;
+    if !out.status.success() {
+        return Err(format!("{worker}: {}", String::from_utf8_lossy(&out.stderr).trim()).into());
+    }
+    let allocations = String::from_utf8(out.stdout)?.lines().map(str::parse).collect::<Result<_, _>>()?;
+    Ok((allocations, sections.map(|sections| sections.instructions()).transpose()?))
 }
 
 /// A section is written while `main` and others wait for what they called. Callgrind has such calls as `calls=0` and a line

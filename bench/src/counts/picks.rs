@@ -3,13 +3,11 @@
 //! One process makes all picks, so that valgrind starts once. What the loop around picks costs is counted too and taken off.
 
 use std::fmt;
-use std::process::Command;
 
 use super::cell;
-use super::marks::{Sections, mark};
+use super::marks::{self, mark};
 use crate::Error;
 use crate::common::allocator::Totals;
-use crate::common::profile::is_valgrind_installed;
 use crate::picks::{Bed, POLICIES, Picks, Policy, Tree};
 use crate::table::Table;
 
@@ -82,19 +80,7 @@ fn count(picks: u64, pick: impl Fn(u64) -> bool) -> Result<(), Error> {
 
 /// Every kind's pick, counted by a process of its own.
 pub(super) fn counted(sizes: &[usize]) -> Result<Vec<Counted>, Error> {
-    let sections = is_valgrind_installed().then(Sections::new).transpose()?;
-    let mut command = match &sections {
-        Some(sections) => sections.command()?,
-        None => Command::new(std::env::current_exe()?),
-    };
-    command.args(["counts-worker", "picks", &PICKS.to_string()]);
-    let out = command.args(sizes.iter().map(usize::to_string)).output()?;
-    if !out.status.success() {
-        return Err(format!("picks: {}", String::from_utf8_lossy(&out.stderr).trim()).into());
-    }
-    let printed = String::from_utf8(out.stdout)?;
-    let allocations: Vec<f64> = printed.lines().map(str::parse).collect::<Result<_, _>>()?;
-    let sections = sections.map(|sections| sections.instructions()).transpose()?;
+    let (allocations, sections) = marks::count("picks", PICKS, sizes)?;
     figures(&kinds(sizes), &allocations, sections.as_deref())
 }
 

@@ -8,7 +8,6 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::process::Command;
 use std::sync::Arc;
 
 use evenkeel_core::{Core, Event, Instant, Registry, Rng, RootPicker};
@@ -21,11 +20,10 @@ use prost::Message as _;
 use testkit::dialled;
 
 use super::cell;
-use super::marks::{Sections, mark};
+use super::marks::{self, mark};
 use crate::Error;
 use crate::bars::{Bar, Reach};
 use crate::common::allocator::Totals;
-use crate::common::profile::is_valgrind_installed;
 use crate::config::{Shape, resources};
 use crate::table::Table;
 
@@ -74,20 +72,8 @@ pub(super) fn table() -> Result<(Table, Option<Reach>), Error> {
 
 /// An update among each number of endpoints, counted by a process of its own.
 pub(super) fn counted(sizes: &[usize]) -> Result<Vec<Counted>, Error> {
-    let sections = is_valgrind_installed().then(Sections::new).transpose()?;
-    let mut command = match &sections {
-        Some(sections) => sections.command()?,
-        None => Command::new(std::env::current_exe()?),
-    };
-    command.args(["counts-worker", "updates", &UPDATES.to_string()]);
-    let out = command.args(sizes.iter().map(usize::to_string)).output()?;
-    if !out.status.success() {
-        return Err(format!("updates: {}", String::from_utf8_lossy(&out.stderr).trim()).into());
-    }
-    let allocations: Vec<f64> =
-        String::from_utf8(out.stdout)?.lines().map(str::parse).collect::<Result<_, _>>()?;
+    let (allocations, sections) = marks::count("updates", UPDATES.into(), sizes)?;
     // Every section of updates follows one of preparing them.
-    let sections = sections.map(|sections| sections.instructions()).transpose()?;
     let of_updates = sections.map(|all| all.into_iter().skip(1).step_by(2).collect::<Vec<_>>());
     let found = of_updates.as_ref().map_or(allocations.len(), Vec::len).min(allocations.len());
     if found != sizes.len() {
