@@ -32,7 +32,8 @@ enum Name {
 struct Field {
     name: Name,
     name_len: usize,
-    value: HeaderValue,
+    /// `None` if it is invalid. The name stays valid: later fields may refer to it alone (RFC 7541, section 6.2).
+    value: Option<HeaderValue>,
     /// Of name and value.
     len: usize,
 }
@@ -68,10 +69,7 @@ impl Name {
 impl Field {
     fn new(name: Name, value: &[u8], name_len: usize) -> Field {
         let len = name_len + value.len();
-        match HeaderValue::from_bytes(value) {
-            Ok(value) => Field { name, name_len, value, len },
-            Err(_) => Field { name: Name::Bad, name_len, value: HeaderValue::from_static(""), len },
-        }
+        Field { name, name_len, value: HeaderValue::from_bytes(value).ok(), len }
     }
 }
 
@@ -164,18 +162,18 @@ impl Block {
             return;
         };
         *left = rest;
-        match &field.name {
-            Name::Header(name) => {
+        match (&field.name, &field.value) {
+            (Name::Header(name), Some(value)) => {
                 self.is_malformed |= is_of_http1(name);
                 // The map has a limit of its own, which a user's larger one may come to.
-                self.is_too_long |= self.headers.try_append(name.clone(), field.value.clone()).is_err();
+                self.is_too_long |= self.headers.try_append(name.clone(), value.clone()).is_err();
             }
             // Once, and before the others.
-            Name::Status if self.status.is_none() && self.headers.is_empty() => {
-                self.status = StatusCode::from_bytes(field.value.as_bytes()).ok();
+            (Name::Status, Some(value)) if self.status.is_none() && self.headers.is_empty() => {
+                self.status = StatusCode::from_bytes(value.as_bytes()).ok();
                 self.is_malformed |= self.status.is_none();
             }
-            Name::Status | Name::Bad => self.is_malformed = true,
+            _ => self.is_malformed = true,
         }
     }
 }

@@ -107,6 +107,29 @@ fn nonsense_is_noted_and_keeps_its_place() {
     }
 }
 
+/// An invalid value does not make later uses of its name invalid, nor of a status; an invalid name stays invalid.
+#[test]
+fn invalid_values_do_not_spread() {
+    let mut decoder = Decoder::default();
+    let mut decode = |text: &str| {
+        let block = decoder.decode(&bytes(text), 1 << 14).unwrap();
+        (block.is_malformed, said(&block))
+    };
+    // The name `a` with a line break, then the name by its index with `b`, not indexed and indexed, then the invalid entry.
+    assert!(decode("4001 61 01 0a").0);
+    assert_eq!(decode("0f 2f 01 62"), (false, "a b\n".into()));
+    assert_eq!(decode("7e 01 62"), (false, "a b\n".into()));
+    assert!(decode("bf").0, "the whole entry is invalid");
+    assert_eq!(decode("be"), (false, "a b\n".into()));
+    // The same for a status.
+    assert!(decode("48 01 0a").0);
+    assert_eq!(decode("7e 03 323031"), (false, ":status 201\n".into()));
+    // An upper-case name, by its index.
+    assert!(decode("4001 41 01 61").0);
+    assert!(decode("7e 01 62").0);
+    assert_eq!(decode("88"), (false, ":status 200\n".into()));
+}
+
 /// A list that is longer than the limit is not kept; the table is.
 #[test]
 fn long_lists_are_cut() {

@@ -298,3 +298,30 @@ async fn odd_requests() {
     conn.respond(1, b"", 0).await.unwrap();
     assert_eq!(head(&mut recv).await.unwrap().status, 200);
 }
+
+/// A header with an invalid value fails its stream only: its name stays usable in the dynamic table.
+#[tokio::test]
+async fn invalid_header_value_fails_one_stream() {
+    let (client, mut conn) = pair(Settings::default(), &[]).await;
+    let mut streams: Vec<_> = (0..4).map(|_| client.send("/s/m", &HeaderMap::new(), true).unwrap()).collect();
+    let end = flag::END_HEADERS | flag::END_STREAM;
+    // `note` with a line break is indexed; then its name is used with a valid value, the entry itself, and the valid entry.
+    for (stream, fields) in
+        [(1, &b"\x88\x40\x04note\x03a\nb"[..]), (3, b"\x88\x7e\x04fine"), (5, b"\x88\xbf"), (7, b"\x88\xbe")]
+    {
+        conn.send(Frame::new(kind::HEADERS, end, stream, fields.to_vec())).await.unwrap();
+    }
+    conn.ping().await.unwrap();
+    for (at, expected) in [None, Some("fine"), None, Some("fine")].into_iter().enumerate() {
+        let found = head(&mut streams[at].1).await;
+        match expected {
+            Some(value) => assert_eq!(found.unwrap().headers["note"], value, "stream {at}"),
+            None => assert!(
+                matches!(found, Err(Error::Malformed(Reason::PROTOCOL_ERROR))),
+                "stream {at}: {found:?}"
+            ),
+        }
+    }
+    assert_eq!(conn.resets(), [(1, code::PROTOCOL_ERROR), (5, code::PROTOCOL_ERROR)]);
+    client.end().await.unwrap();
+}
