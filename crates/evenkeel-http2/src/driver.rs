@@ -2,7 +2,6 @@
 
 use std::cell::Cell;
 use std::io;
-use std::mem;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
@@ -34,9 +33,11 @@ thread_local! {
 /// What we tell the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// How much the peer may send on a stream before we read it.
+    /// Bytes that the peer may send on a stream before they are read. Memory for unread responses is bounded by this, times the
+    /// number of streams that are not read.
     pub stream_window: u32,
-    /// And on all of them together.
+    /// Bytes that may be under way from the peer on all streams together. They are returned on receipt, as grpc-go does, whether
+    /// or not they are read: streams that are not read do not stop the others.
     pub connection_window: u32,
     /// The largest frame that the peer may send; 16 KiB at least.
     pub max_frame_size: u32,
@@ -164,7 +165,7 @@ impl Driver {
                         _ => Ok(()),
                     };
                 }
-                mem::swap(&mut state.out, &mut self.writing);
+                state.take_out(&mut self.writing);
             }
             match self.writing.with_slices(|slices| match slices {
                 [one] => Pin::new(&mut *io).poll_write(cx, one),

@@ -16,6 +16,10 @@
 //! [told](Driver::max_streams) and for the user to keep. Time does not exist here: keepalive is the user's, by
 //! [`Driver::ping`].
 //!
+//! The window of the connection is returned to the peer on receipt, that of a stream as its data is read. So a stream that is
+//! read makes progress, whatever other streams leave unread. Memory for unread data is at most
+//! [`stream_window`](Settings::stream_window) for each stream that is not read.
+//!
 //! What a peer can do wrong ends the stream or the connection with the error that RFC 9113 names; nothing of it panics or
 //! makes memory grow beyond the windows, the header limit and a bounded number of answers that wait to be written.
 

@@ -79,9 +79,10 @@ pub(crate) struct State {
     /// Those who have something to send, or wait to be told that they may.
     line: VecDeque<Key>,
     send_window: i64,
+    /// Bytes of DATA that the peer may send on all streams together.
     recv_window: i64,
-    /// What was read and the peer was not told of.
-    released: u32,
+    /// Bytes of DATA received since the last WINDOW_UPDATE of the connection.
+    received: u32,
     ours: Settings,
     max_frame_size: usize,
     initial_window: i64,
@@ -113,7 +114,7 @@ impl State {
             said.push((setting::MAX_FRAME_SIZE, ours.max_frame_size));
         }
         frame::settings(frames, &said);
-        let recv_window = ours.connection_window.max(DEFAULT_WINDOW);
+        let recv_window = ours.connection_window.clamp(DEFAULT_WINDOW, MAX_WINDOW as u32);
         if recv_window > DEFAULT_WINDOW {
             frame::window_update(frames, 0, recv_window - DEFAULT_WINDOW);
         }
@@ -125,7 +126,7 @@ impl State {
             line: VecDeque::new(),
             send_window: i64::from(DEFAULT_WINDOW),
             recv_window: i64::from(recv_window),
-            released: 0,
+            received: 0,
             ours: Settings { connection_window: recv_window, ..ours },
             max_frame_size: DEFAULT_MAX_SIZE,
             initial_window: i64::from(DEFAULT_WINDOW),
@@ -312,7 +313,7 @@ impl State {
         let stream = self.streams.get(key);
         if let Some(data) = stream.data.pop_front() {
             stream.unread -= data.len();
-            self.release_of_stream(key, data.len());
+            self.release(key, data.len());
             return Poll::Ready(Some(Ok(data)));
         }
         if stream.answer == Answer::Ended {
@@ -331,10 +332,9 @@ impl State {
         stream.has_reader = false;
         stream.reader = None;
         stream.data.clear();
-        let unread = std::mem::take(&mut stream.unread);
+        stream.unread = 0;
         // Whoever still writes to a peer that has answered decides for itself.
         let is_over = stream.answer == Answer::Ended && stream.has_writer;
-        self.release(unread);
         let waiting = if is_over { Waiting::default() } else { self.cancel(key, Reason::CANCEL) };
         self.streams.free_if_unused(key);
         waiting
@@ -368,17 +368,25 @@ impl State {
         waiting
     }
 
-    /// Read is read: the peer may send as much again.
-    fn release(&mut self, bytes: usize) {
-        self.released += bytes as u32;
-        if self.released > self.ours.connection_window / 2 {
-            self.recv_window += i64::from(self.released);
-            frame::window_update(self.out.tail(), 0, std::mem::take(&mut self.released));
+    /// Takes DATA from the connection window and returns it to the peer, a quarter of the window at a time.
+    ///
+    /// It does not wait for readers: streams that are not read would otherwise use up the window and stop all others.
+    fn receive(&mut self, bytes: usize) -> Result<(), Reason> {
+        self.recv_window -= bytes as i64;
+        if self.recv_window < 0 {
+            return Err(Reason::FLOW_CONTROL_ERROR);
         }
+        self.received += bytes as u32;
+        if self.received < self.ours.connection_window / 4 {
+            return Ok(());
+        }
+        self.recv_window += i64::from(self.received);
+        frame::window_update(self.out.tail(), 0, std::mem::take(&mut self.received));
+        self.reply()
     }
 
-    fn release_of_stream(&mut self, key: Key, bytes: usize) {
-        self.release(bytes);
+    /// Returns bytes that were read, or are not kept, to the window of their stream.
+    fn release(&mut self, key: Key, bytes: usize) {
         let stream = self.streams.get(key);
         stream.released += bytes as u32;
         if stream.answer != Answer::Ended && stream.released > self.ours.stream_window / 2 {
@@ -388,6 +396,13 @@ impl State {
                 frame::window_update(self.out.tail(), id, by);
             }
         }
+    }
+
+    /// Hands over the frames to be written. Replies are limited while they wait here: a connection that always has something to
+    /// write would otherwise come to the limit over time.
+    pub(crate) fn take_out(&mut self, writing: &mut Outbox) {
+        self.replies = 0;
+        std::mem::swap(&mut self.out, writing);
     }
 
     /// All that waited to be written is on its way.
@@ -466,14 +481,8 @@ impl State {
         ends: bool,
         wake: &mut Vec<Waker>,
     ) -> Result<(), Reason> {
-        self.recv_window -= flow as i64;
-        if self.recv_window < 0 {
-            return Err(Reason::FLOW_CONTROL_ERROR);
-        }
-        let Some(key) = self.find(id)? else {
-            self.release(flow);
-            return Ok(());
-        };
+        self.receive(flow)?;
+        let Some(key) = self.find(id)? else { return Ok(()) };
         let stream = self.streams.get(key);
         stream.recv_window -= flow as i64;
         let wrong = match stream.answer {
@@ -483,7 +492,6 @@ impl State {
             Answer::Ended => Some(Reason::STREAM_CLOSED),
         };
         if let Some(reason) = wrong {
-            self.release(flow);
             return self.refuse(key, reason, wake);
         }
         let kept = if stream.has_reader { piece.len() } else { 0 };
@@ -497,8 +505,8 @@ impl State {
         if ends {
             stream.answer = Answer::Ended;
         }
-        // Padding, and what nobody reads, is read.
-        self.release_of_stream(key, flow - kept);
+        // Padding, and data of a stream without a reader, is not kept.
+        self.release(key, flow - kept);
         if ends {
             self.streams.close(key);
         }

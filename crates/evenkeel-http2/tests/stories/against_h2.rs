@@ -17,6 +17,7 @@ async fn serve(server: h2::server::Builder) -> SocketAddr {
         while let Ok((socket, _)) = listener.accept().await {
             let server = server.clone();
             tokio::spawn(async move {
+                socket.set_nodelay(true).expect("a socket");
                 let mut connection = server.handshake::<_, Bytes>(socket).await.expect("a client");
                 while let Some(Ok((request, respond))) = connection.accept().await {
                     tokio::spawn(echo(request, respond));
@@ -145,4 +146,26 @@ async fn calls_that_are_given_up_leave_nothing_behind() {
     let (_, mut recv) = client.ask(vec![1; 60_000]).await.unwrap();
     assert_eq!(rest(&mut recv).await.unwrap().0.len(), 60_000);
     client.end().await.unwrap();
+}
+
+/// Responses that are not read do not stop other streams: the connection window returns on receipt. First two paused readers, then
+/// so many that they hold more than the whole connection window.
+#[tokio::test]
+async fn paused_readers_do_not_stop_other_streams() {
+    for (paused, size) in [(2, 1_400_000), (4, 1_900_000)] {
+        let client = Client::connect(serve(h2::server::Builder::new()).await, Settings::default()).await;
+        let mut unread = Vec::new();
+        for _ in 0..paused {
+            unread.push(client.ask(vec![1; size]).await.unwrap().1);
+        }
+        // In sum more than the connection window.
+        for call in 0..700 {
+            let (_, mut recv) = client.ask(vec![2; 10_000]).await.unwrap();
+            assert_eq!(rest(&mut recv).await.unwrap().0.len(), 10_000, "call {call} beside {paused}");
+        }
+        for mut recv in unread {
+            assert_eq!(rest(&mut recv).await.unwrap().0.len(), size);
+        }
+        client.end().await.unwrap();
+    }
 }

@@ -138,3 +138,45 @@ async fn padding_is_given_back() {
     head(&mut recv).await.unwrap();
     assert_eq!(rest(&mut recv).await.unwrap().0, vec![b'x'; 1_000]);
 }
+
+/// The connection window counts every byte of DATA once: unread, padded, and of streams that were cancelled, refused or have ended.
+#[tokio::test]
+async fn connection_window_counts_every_byte_once() {
+    const WINDOW: usize = 65_535;
+    let settings =
+        Settings { stream_window: 30_000, connection_window: WINDOW as u32, ..Settings::default() };
+    let (client, mut conn) = pair(settings, &[]).await;
+    let streams: Vec<_> = (0..4).map(|_| client.send("/s/m", &HeaderMap::new(), true).unwrap()).collect();
+    for stream in [1, 3, 5, 7] {
+        conn.respond_headers(stream, &[]).await.unwrap();
+    }
+    conn.respond_trailers(5, 0, &[]).await.unwrap();
+    let [unread, cancelled, ended, refused]: [_; 4] = streams.try_into().unwrap();
+    drop(cancelled);
+    // A second head makes the response malformed.
+    conn.send(Frame::new(kind::HEADERS, flag::END_HEADERS, 7, vec![0x88])).await.unwrap();
+
+    let padded: Vec<u8> = std::iter::once(100).chain([1; 899]).chain([0; 100]).collect();
+    let (mut sent, mut returned) = (0, 0);
+    for round in 0..240 {
+        // The unread stream takes its whole stream window; the others have none to keep.
+        let stream = if round < 25 { 1 } else { [3, 5, 7][round % 3] };
+        let (flags, payload) =
+            if round % 2 == 0 { (flag::PADDED, padded.clone()) } else { (0, vec![1; 1_000]) };
+        sent += payload.len();
+        conn.send(Frame::new(kind::DATA, flags, stream, payload)).await.unwrap();
+        conn.send(Frame::new(kind::PING, 0, 0, vec![round as u8; 8])).await.unwrap();
+        loop {
+            let frame = within(conn.next_frame()).await.expect("the client is there");
+            if frame.kind == kind::WINDOW_UPDATE && frame.stream == 0 {
+                returned += u32::from_be_bytes(frame.payload[..].try_into().unwrap()) as usize;
+            } else if frame.kind == kind::PING {
+                break;
+            }
+        }
+        assert!(returned <= sent, "{returned} of {sent}");
+        assert!(sent - returned <= WINDOW / 4, "{returned} of {sent}");
+    }
+    drop((unread, ended, refused));
+    client.end().await.unwrap();
+}
