@@ -200,7 +200,11 @@ impl State {
         if stream.asked != Asked::Open {
             return None;
         }
+        if data.is_empty() && !ends {
+            return Some(());
+        }
         let len = data.len() as i64;
+        // An empty frame needs no window (RFC 9113, section 6.9.1).
         if stream.queue.is_empty() && (len == 0 || len <= room.min(stream.send_window) && !is_full) {
             stream.send_window -= len;
             self.send_window -= len;
@@ -215,8 +219,11 @@ impl State {
         if ends {
             stream.asked = Asked::Closing;
         }
-        stream.queue.push_back(data);
-        self.stand_in_line(key);
+        // The last piece in the queue carries END_STREAM. An empty piece behind it would wait for a window that it does not need.
+        if !data.is_empty() {
+            stream.queue.push_back(data);
+            self.stand_in_line(key);
+        }
         Some(())
     }
 

@@ -180,3 +180,31 @@ async fn connection_window_counts_every_byte_once() {
     drop((unread, ended, refused));
     client.end().await.unwrap();
 }
+
+/// An empty DATA frame needs no window (RFC 9113, section 6.9.1): the end of a request goes out when the data before it uses up
+/// the window of the stream, or of the connection.
+#[tokio::test]
+async fn end_of_request_needs_no_window() {
+    const CONNECTION: usize = 65_535;
+    for (stream_window, len, update) in [(10, 25, update(1, 15)), (1 << 20, CONNECTION + 100, update(0, 100))]
+    {
+        let (client, mut conn) =
+            pair(Settings::default(), &[(setting::INITIAL_WINDOW_SIZE, stream_window)]).await;
+        let (mut send, _recv) = client.send("/s/m", &HeaderMap::new(), false).unwrap();
+        send.send(Bytes::from(vec![7; len]), false).unwrap();
+        send.send(Bytes::new(), true).unwrap();
+        let mut found = 0;
+        while found < len.min(stream_window as usize).min(CONNECTION) {
+            found += next(&mut conn, kind::DATA).await.payload.len();
+        }
+        conn.send(update).await.unwrap();
+        loop {
+            let frame = next(&mut conn, kind::DATA).await;
+            found += frame.payload.len();
+            if frame.flags & flag::END_STREAM != 0 {
+                break;
+            }
+        }
+        assert_eq!(found, len);
+    }
+}
