@@ -76,7 +76,7 @@ pub(crate) struct State {
     encoder: Encoder,
     pub(crate) streams: Streams,
     next_id: u32,
-    /// Those who have something to send, or wait to be told that they may.
+    /// Those who have something to send, or wait to be told that they may, and whose own window is open.
     line: VecDeque<Key>,
     send_window: i64,
     /// Bytes of DATA that the peer may send on all streams together.
@@ -86,6 +86,12 @@ pub(crate) struct State {
     ours: Settings,
     max_frame_size: usize,
     initial_window: i64,
+    /// Whether the initial window was raised since streams that wait for their window were last looked at.
+    is_window_raised: bool,
+    /// Upper bound of the streams' send windows, relative to the initial window.
+    highest_offset: i64,
+    /// The lowest last stream id of the peer's GOAWAY frames.
+    last_accepted: u32,
     /// How many streams the peer takes at once, once it said so or that it does not care.
     pub(crate) max_streams: Option<usize>,
     /// Frames that answer the peer's and wait to be written.
@@ -130,6 +136,9 @@ impl State {
             ours: Settings { connection_window: recv_window, ..ours },
             max_frame_size: DEFAULT_MAX_SIZE,
             initial_window: i64::from(DEFAULT_WINDOW),
+            is_window_raised: false,
+            highest_offset: 0,
+            last_accepted: LAST_ID,
             max_streams: None,
             replies: 0,
             driver: None,
@@ -179,7 +188,7 @@ impl State {
             self.encoder.header(out, name, value);
         }
         finish_headers(out, start, id, request.ends, self.max_frame_size);
-        let key = self.streams.open(id, self.initial_window, i64::from(self.ours.stream_window));
+        let key = self.streams.open(id, i64::from(self.ours.stream_window));
         if request.ends {
             let stream = self.streams.get(key);
             stream.asked = Asked::Closed;
@@ -194,7 +203,7 @@ impl State {
 
     /// Sends data of a request, or has it wait for the window. `None` if the stream takes none any more.
     pub(crate) fn send_data(&mut self, key: Key, data: Bytes, ends: bool) -> Option<()> {
-        let room = self.send_window;
+        let (room, initial) = (self.send_window, self.initial_window);
         let is_full = self.out.len() > MAX_OUT;
         let stream = self.streams.get(key);
         if stream.asked != Asked::Open {
@@ -205,8 +214,9 @@ impl State {
         }
         let len = data.len() as i64;
         // An empty frame needs no window (RFC 9113, section 6.9.1).
-        if stream.queue.is_empty() && (len == 0 || len <= room.min(stream.send_window) && !is_full) {
-            stream.send_window -= len;
+        if stream.queue.is_empty() && (len == 0 || len <= room.min(initial + stream.send_offset) && !is_full)
+        {
+            stream.send_offset -= len;
             self.send_window -= len;
             let id = stream.id;
             if ends {
@@ -230,17 +240,16 @@ impl State {
     /// Whether data would go out at once, at least in part.
     pub(crate) fn poll_room(&mut self, key: Key, cx: &Context<'_>) -> Poll<Option<()>> {
         let is_blocked = self.send_window <= 0 || self.out.len() > MAX_OUT;
+        let initial = self.initial_window;
         let stream = self.streams.get(key);
         if stream.asked != Asked::Open {
             return Poll::Ready(None);
         }
-        if stream.queue.is_empty() && stream.send_window > 0 && !is_blocked {
+        if stream.queue.is_empty() && initial + stream.send_offset > 0 && !is_blocked {
             return Poll::Ready(Some(()));
         }
         register(&mut stream.writer, cx);
-        if stream.send_window > 0 {
-            self.stand_in_line(key);
-        }
+        self.stand_in_line(key);
         Poll::Pending
     }
 
@@ -254,38 +263,47 @@ impl State {
         Poll::Pending
     }
 
+    /// Puts a stream in line to send, or among those that wait for their window if that is used up.
     fn stand_in_line(&mut self, key: Key) {
+        let initial = self.initial_window;
         let stream = self.streams.get(key);
-        if !stream.is_in_line {
+        if stream.is_in_line {
+            return;
+        }
+        if initial + stream.send_offset > 0 {
             stream.is_in_line = true;
             self.line.push_back(key);
+        } else {
+            self.streams.block(key);
         }
     }
 
     /// Moves data from streams to where it is written, a frame of each in turn, as far as the windows allow.
     pub(crate) fn fill(&mut self, wake: &mut Vec<Waker>) {
+        if std::mem::take(&mut self.is_window_raised) {
+            self.resume_blocked(wake);
+        }
         while self.send_window > 0 && self.out.len() <= MAX_OUT {
             let Some(key) = self.line.pop_front() else { return };
             let room = self.send_window.min(self.max_frame_size as i64);
+            let initial = self.initial_window;
             let stream = self.streams.get(key);
             stream.is_in_line = false;
-            if let Some(data) = next_frame(stream, room) {
+            if let Some(data) = next_frame(stream, room.min(initial + stream.send_offset)) {
                 let id = stream.id;
                 let ends = stream.asked == Asked::Closing && stream.queue.is_empty();
                 if ends {
                     stream.asked = Asked::Closed;
                 }
-                let goes_on = !stream.queue.is_empty() && stream.send_window > 0;
                 self.send_window -= data.len() as i64;
                 data_frames(&mut self.out, id, data, ends, self.max_frame_size);
-                if goes_on {
-                    self.stand_in_line(key);
-                }
                 self.streams.close(key);
             }
             let stream = self.streams.get(key);
             if stream.queue.is_empty() {
                 wake.extend(stream.writer.take());
+            } else {
+                self.stand_in_line(key);
             }
             self.streams.free_if_unused(key);
         }
@@ -417,6 +435,7 @@ impl State {
         self.replies = 0;
         if !self.streams.has_open() {
             self.streams.shrink();
+            self.highest_offset = 0;
         }
     }
 
@@ -426,14 +445,13 @@ impl State {
             Event::Headers { stream, block, ends } => self.on_headers(stream, block, ends, wake),
             Event::Data { stream, piece, flow, ends } => self.on_data(stream, piece, flow, ends, wake),
             Event::Reset { stream, reason } => self.on_reset(stream, reason, wake),
-            Event::Settings(settings) => self.on_settings(&settings, wake),
+            Event::Settings(settings) => self.on_settings(&settings),
             Event::Ping(payload) => {
                 frame::ping(self.out.tail(), flag::ACK, payload);
                 self.reply()
             }
             Event::GoAway { last, reason, words } => {
-                self.on_goaway(last, &Error::GoAway(reason, words), wake);
-                Ok(())
+                self.on_goaway(last, &Error::GoAway(reason, words), wake)
             }
             Event::WindowUpdate { stream, by } => self.on_window_update(stream, by, wake),
         }
@@ -549,15 +567,22 @@ impl State {
         self.streams.close(key);
     }
 
-    fn on_settings(&mut self, settings: &[(u16, u32)], wake: &mut Vec<Waker>) -> Result<(), Reason> {
+    /// Every value is checked. Of the initial window only the last value takes effect, so that a frame costs one adjustment.
+    fn on_settings(&mut self, settings: &[(u16, u32)]) -> Result<(), Reason> {
         let mut max_streams = self.max_streams.unwrap_or(usize::MAX);
+        let mut initial_window = self.initial_window;
         for &(name, value) in settings {
             match name {
                 setting::HEADER_TABLE_SIZE => self.encoder.set_max_size(value as usize),
                 // A server has nothing to say of it.
                 setting::ENABLE_PUSH if value != 0 => return Err(Reason::PROTOCOL_ERROR),
                 setting::MAX_CONCURRENT_STREAMS => max_streams = value as usize,
-                setting::INITIAL_WINDOW_SIZE => self.set_initial_window(i64::from(value), wake)?,
+                setting::INITIAL_WINDOW_SIZE => {
+                    initial_window = i64::from(value);
+                    if initial_window > MAX_WINDOW {
+                        return Err(Reason::FLOW_CONTROL_ERROR);
+                    }
+                }
                 setting::MAX_FRAME_SIZE => {
                     if !(DEFAULT_MAX_SIZE..=LARGEST_MAX_SIZE).contains(&(value as usize)) {
                         return Err(Reason::PROTOCOL_ERROR);
@@ -568,25 +593,40 @@ impl State {
             }
         }
         self.max_streams = Some(max_streams);
+        self.set_initial_window(initial_window)?;
         frame::settings_ack(self.out.tail());
         self.reply()
     }
 
-    fn set_initial_window(&mut self, window: i64, wake: &mut Vec<Waker>) -> Result<(), Reason> {
-        if window > MAX_WINDOW {
-            return Err(Reason::FLOW_CONTROL_ERROR);
-        }
-        let more = window - self.initial_window;
-        self.initial_window = window;
-        for key in self.streams.all_open() {
-            let stream = self.streams.get(key);
-            stream.send_window += more;
-            if stream.send_window > MAX_WINDOW {
-                return Err(Reason::FLOW_CONTROL_ERROR);
+    fn set_initial_window(&mut self, window: i64) -> Result<(), Reason> {
+        if window > self.initial_window {
+            if window + self.highest_offset > MAX_WINDOW {
+                // The bound may be of a stream that has ended or sent since. The exact value needs a visit of every stream: it counts as
+                // many replies, so that a peer cannot have it made again and again.
+                self.highest_offset = self.streams.highest_offset();
+                self.replies += (self.streams.count_open() / 8).min(MAX_REPLIES / 4);
+                if window + self.highest_offset > MAX_WINDOW {
+                    return Err(Reason::FLOW_CONTROL_ERROR);
+                }
             }
-            self.resume(key, wake);
+            // Streams that wait are resumed with the next write, once for all frames of a read.
+            self.is_window_raised = true;
         }
+        self.initial_window = window;
         Ok(())
+    }
+
+    /// Resumes the streams whose window a higher initial window has opened.
+    fn resume_blocked(&mut self, wake: &mut Vec<Waker>) {
+        let mut at = 0;
+        while let Some(key) = self.streams.blocked_at(at) {
+            if self.initial_window + self.streams.get(key).send_offset > 0 {
+                // The last of the list takes its position.
+                self.resume(key, wake);
+            } else {
+                at += 1;
+            }
+        }
     }
 
     fn on_window_update(&mut self, id: u32, by: u32, wake: &mut Vec<Waker>) -> Result<(), Reason> {
@@ -600,43 +640,53 @@ impl State {
             };
         }
         let Some(key) = self.find(id)? else { return Ok(()) };
+        let initial = self.initial_window;
         let stream = self.streams.get(key);
-        stream.send_window += i64::from(by);
+        stream.send_offset += i64::from(by);
         if by == 0 {
             return self.refuse(key, Reason::PROTOCOL_ERROR, wake);
         }
-        if stream.send_window > MAX_WINDOW {
+        if initial + stream.send_offset > MAX_WINDOW {
             return self.refuse(key, Reason::FLOW_CONTROL_ERROR, wake);
         }
+        self.highest_offset = self.highest_offset.max(stream.send_offset);
         self.resume(key, wake);
         Ok(())
     }
 
     /// The window of a stream is another one.
     fn resume(&mut self, key: Key, wake: &mut Vec<Waker>) {
+        let initial = self.initial_window;
         let stream = self.streams.get(key);
-        if stream.send_window > 0 {
+        if initial + stream.send_offset > 0 {
             if stream.queue.is_empty() {
                 wake.extend(stream.writer.take());
             } else {
                 self.stand_in_line(key);
             }
+            self.streams.unblock(key);
         }
     }
 
-    fn on_goaway(&mut self, last: u32, error: &Error, wake: &mut Vec<Waker>) {
-        self.refusal = Some(error.clone());
-        for key in self.streams.all_open() {
-            if self.streams.get(key).id > last {
-                self.end(key, error.clone(), wake);
-            }
+    fn on_goaway(&mut self, last: u32, error: &Error, wake: &mut Vec<Waker>) -> Result<(), Reason> {
+        // The last stream id must not increase (RFC 9113, section 6.8).
+        if last > self.last_accepted {
+            return Err(Reason::PROTOCOL_ERROR);
         }
+        self.refusal = Some(error.clone());
+        // Streams above the last id of an earlier GOAWAY have ended.
+        let next = self.next_id.min(self.last_accepted.saturating_add(1));
+        self.last_accepted = last;
+        for key in self.streams.open_between(last, next) {
+            self.end(key, error.clone(), wake);
+        }
+        Ok(())
     }
 
     /// The connection is over.
     pub(crate) fn fail(&mut self, error: &Error, wake: &mut Vec<Waker>) {
         self.refusal.get_or_insert_with(|| error.clone());
-        for key in self.streams.all_open() {
+        for key in self.streams.open_between(0, self.next_id) {
             self.end(key, error.clone(), wake);
         }
     }
@@ -680,11 +730,11 @@ fn push(pieces: &mut VecDeque<Bytes>, data: Bytes) {
 /// Takes what goes out next off a stream's queue; `None` if there is nothing, or no room for it.
 fn next_frame(stream: &mut Stream, room: i64) -> Option<Bytes> {
     let first = stream.queue.front_mut()?;
-    let len = (first.len() as i64).min(room).min(stream.send_window);
-    if len <= 0 && !first.is_empty() {
+    let len = (first.len() as i64).min(room);
+    if len <= 0 {
         return None;
     }
-    stream.send_window -= len;
+    stream.send_offset -= len;
     let data = first.split_to(len as usize);
     if first.is_empty() {
         stream.queue.pop_front();
@@ -724,3 +774,6 @@ fn data_frames(out: &mut Outbox, stream: u32, mut data: Bytes, ends: bool, max_s
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -58,7 +58,10 @@ pub(crate) struct Stream {
 
     /// What waits for the window.
     pub(crate) queue: VecDeque<Bytes>,
-    pub(crate) send_window: i64,
+    /// The send window, relative to the peer's initial window. A change of that needs no visit of every stream.
+    pub(crate) send_offset: i64,
+    /// Position in the list of streams that wait for their send window.
+    blocked_at: Option<usize>,
     /// Whether it stands in the line of those who want to send.
     pub(crate) is_in_line: bool,
     /// Who waits for room.
@@ -78,11 +81,16 @@ pub(crate) struct Streams {
     free: Vec<Key>,
     /// Those that frames may still come for or go out for.
     open: HashMap<u32, Key, BuildHasherDefault<IdHasher>>,
+    /// Open streams that wait for their send window, in any order.
+    blocked: Vec<Key>,
+    /// Number of streams looked at, for tests that bound the work.
+    #[cfg(test)]
+    pub(crate) visits: std::cell::Cell<usize>,
 }
 
 impl Streams {
     /// Opens a stream. A free slot comes with empty queues.
-    pub(crate) fn open(&mut self, id: u32, send_window: i64, recv_window: i64) -> Key {
+    pub(crate) fn open(&mut self, id: u32, recv_window: i64) -> Key {
         let key = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Stream::free());
             (self.slots.len() - 1) as Key
@@ -93,7 +101,7 @@ impl Streams {
         stream.answer = Answer::Awaited;
         stream.recv_window = recv_window;
         stream.released = 0;
-        stream.send_window = send_window;
+        stream.send_offset = 0;
         stream.has_reader = true;
         stream.has_writer = true;
         self.open.insert(id, key);
@@ -101,6 +109,7 @@ impl Streams {
     }
 
     pub(crate) fn get(&mut self, key: Key) -> &mut Stream {
+        self.visit(1);
         &mut self.slots[key as usize]
     }
 
@@ -112,17 +121,70 @@ impl Streams {
         !self.open.is_empty()
     }
 
-    pub(crate) fn all_open(&self) -> impl Iterator<Item = Key> + use<> {
-        let mut keys: Vec<Key> = self.open.values().copied().collect();
-        keys.sort_unstable();
-        keys.into_iter()
+    pub(crate) fn count_open(&self) -> usize {
+        self.open.len()
     }
+
+    /// Open streams whose ids are above `last` and below `next`.
+    ///
+    /// Ids or open streams are walked, whichever are fewer. In sum over decreasing `last` that is no more than there were ids.
+    pub(crate) fn open_between(&self, last: u32, next: u32) -> Vec<Key> {
+        // Ids of a client's streams are odd.
+        let first = last.saturating_add(1) | 1;
+        let ids = next.saturating_sub(first).div_ceil(2) as usize;
+        self.visit(ids.min(self.open.len()));
+        if ids <= self.open.len() {
+            return (first..next).step_by(2).filter_map(|id| self.find(id)).collect();
+        }
+        let open = self.open.iter().filter(|(id, _)| (first..next).contains(id));
+        open.map(|(_, key)| *key).collect()
+    }
+
+    /// The highest send window of an open stream, relative to the initial window.
+    pub(crate) fn highest_offset(&self) -> i64 {
+        self.visit(self.open.len());
+        let offsets = self.open.values().map(|key| self.slots[*key as usize].send_offset);
+        offsets.max().unwrap_or(0).max(0)
+    }
+
+    /// Adds an open stream to those that wait for their send window.
+    pub(crate) fn block(&mut self, key: Key) {
+        let stream = &mut self.slots[key as usize];
+        if stream.blocked_at.is_none() {
+            stream.blocked_at = Some(self.blocked.len());
+            self.blocked.push(key);
+        }
+    }
+
+    pub(crate) fn unblock(&mut self, key: Key) {
+        let Some(at) = self.slots[key as usize].blocked_at.take() else { return };
+        self.blocked.swap_remove(at);
+        if let Some(moved) = self.blocked.get(at) {
+            self.slots[*moved as usize].blocked_at = Some(at);
+        }
+    }
+
+    /// The stream at this position of the list of those that wait for their send window.
+    pub(crate) fn blocked_at(&self, at: usize) -> Option<Key> {
+        self.blocked.get(at).copied()
+    }
+
+    #[cfg(test)]
+    fn visit(&self, streams: usize) {
+        self.visits.set(self.visits.get() + streams);
+    }
+
+    #[cfg(not(test))]
+    #[expect(clippy::unused_self, reason = "tests count")]
+    fn visit(&self, _: usize) {}
 
     /// Forgets a stream that is not open any more. Its slot is free once nobody holds it.
     pub(crate) fn close(&mut self, key: Key) {
         let stream = &self.slots[key as usize];
         if !stream.is_open() {
             self.open.remove(&stream.id);
+            // A key in the list must not outlive the stream: the slot may be another's next.
+            self.unblock(key);
             self.free_if_unused(key);
         }
     }
@@ -159,7 +221,8 @@ impl Stream {
             recv_window: 0,
             released: 0,
             queue: VecDeque::new(),
-            send_window: 0,
+            send_offset: 0,
+            blocked_at: None,
             is_in_line: false,
             writer: None,
             has_reader: false,

@@ -1,0 +1,200 @@
+//! Bounds on the work that a peer's frames cause, counted in visits of streams.
+
+use http::Method;
+
+use super::*;
+
+/// Number of streams that are open while the peer sends its frames.
+const OPEN: usize = 2_000;
+
+fn open(state: &mut State, ends: bool) -> Key {
+    let headers = HeaderMap::new();
+    let request = Request {
+        method: &Method::POST,
+        is_https: false,
+        authority: "orders",
+        path: "/s/m",
+        headers: &headers,
+        more: &[],
+        ends,
+    };
+    state.send(&request).expect("the connection takes requests").0
+}
+
+fn initial_window(values: impl IntoIterator<Item = u32>) -> Event {
+    Event::Settings(values.into_iter().map(|value| (setting::INITIAL_WINDOW_SIZE, value)).collect())
+}
+
+fn goaway(last: u32) -> Event {
+    Event::GoAway { last, reason: Reason::NO_ERROR, words: Bytes::new() }
+}
+
+/// A connection with many streams, each of which has `sent` bytes under way and more to send.
+fn blocked(sent: usize) -> State {
+    let mut state = State::new(Settings::default());
+    apply(&mut state, [initial_window([sent as u32]), Event::WindowUpdate { stream: 0, by: 1 << 30 }])
+        .unwrap();
+    for _ in 0..OPEN {
+        let key = open(&mut state, false);
+        state.send_data(key, vec![0; sent + 10].into(), true).unwrap();
+    }
+    write(&mut state);
+    state.streams.visits.take();
+    state
+}
+
+/// One read.
+fn apply(state: &mut State, events: impl IntoIterator<Item = Event>) -> Result<(), Reason> {
+    events.into_iter().try_for_each(|event| state.apply(event, &mut Vec::new()))
+}
+
+/// Writes all there is; returns the number of bytes.
+fn write(state: &mut State) -> usize {
+    let mut written = 0;
+    loop {
+        state.fill(&mut Vec::new());
+        if state.out.is_empty() {
+            state.written();
+            return written;
+        }
+        let mut out = Outbox::default();
+        state.take_out(&mut out);
+        written += out.len();
+    }
+}
+
+/// Only the last value of a SETTINGS frame takes effect, and streams are visited once per write, not once per value or frame.
+#[test]
+fn repeated_initial_windows_visit_each_stream_once() {
+    // None of the values lets a stream send.
+    let values = |_| initial_window((0..2_730).map(|i| i % 2));
+    for frames in [1, 1_000] {
+        let mut state = blocked(5);
+        apply(&mut state, (0..frames).map(values)).unwrap();
+        assert_eq!(state.streams.visits.take(), 0, "{frames} frames");
+        assert_eq!(write(&mut state), frames * HEAD, "acknowledgements only");
+        assert!(state.streams.visits.take() <= 2 * OPEN, "{frames} frames");
+    }
+    // Each stream may send one byte at times, and at last none.
+    let mut state = blocked(0);
+    apply(&mut state, (0..1_000).map(|_| initial_window([0, 1, 0, 1]))).unwrap();
+    apply(&mut state, [initial_window([0])]).unwrap();
+    assert_eq!(write(&mut state), 1_001 * HEAD);
+    assert!(state.streams.visits.take() <= 8 * OPEN);
+}
+
+/// A higher initial window resumes the streams that wait for it: data that is queued, and writers that wait for room.
+#[test]
+fn higher_initial_window_resumes_blocked_streams() {
+    let mut state = blocked(5);
+    let idle = open(&mut state, false);
+    apply(&mut state, [initial_window([0])]).unwrap();
+    let cx = Context::from_waker(Waker::noop());
+    assert!(state.poll_room(idle, &cx).is_pending());
+    apply(&mut state, [initial_window([15])]).unwrap();
+    let mut wake = Vec::new();
+    state.fill(&mut wake);
+    assert!(wake.iter().any(|waker| waker.will_wake(Waker::noop())));
+    assert!(state.poll_room(idle, &cx).is_ready());
+    assert!(write(&mut state) >= OPEN * (HEAD + 10), "all that was queued");
+    let line = (state.line.len(), state.streams.blocked_at(0));
+    assert_eq!(line, (0, None), "no stream waits");
+}
+
+/// Streams that end while they wait for their window leave the list of blocked streams.
+#[test]
+fn ended_streams_do_not_stay_blocked() {
+    let mut state = blocked(5);
+    for id in 0..OPEN as u32 {
+        let key = state.streams.find(2 * id + 1).unwrap();
+        if id % 2 == 0 {
+            state.cancel(key, Reason::CANCEL);
+        } else {
+            apply(&mut state, [Event::Reset { stream: 2 * id + 1, reason: Reason::CANCEL }]).unwrap();
+        }
+        state.stop_writing(key);
+        state.leave(key);
+    }
+    assert_eq!(state.streams.blocked_at(0), None);
+    assert!(!state.streams.has_open());
+    // Slots are used again, and block again.
+    for _ in 0..10 {
+        let key = open(&mut state, false);
+        state.send_data(key, vec![0; 15].into(), true).unwrap();
+    }
+    write(&mut state);
+    apply(&mut state, [initial_window([15])]).unwrap();
+    assert!(write(&mut state) > 10 * (HEAD + 10));
+}
+
+/// A window above 2^31-1 is an error of the connection (RFC 9113, section 6.9.2), exactly when a stream has it.
+#[test]
+fn initial_window_that_overflows_a_stream_is_refused() {
+    let most = u32::MAX >> 1;
+    let mut state = blocked(5);
+    // Sent bytes count against the window: those streams have 10 more than the initial window.
+    apply(&mut state, [Event::WindowUpdate { stream: 1, by: 15 }]).unwrap();
+    assert_eq!(apply(&mut state, [initial_window([most - 10])]), Ok(()));
+    assert_eq!(apply(&mut state, [initial_window([most - 9])]), Err(Reason::FLOW_CONTROL_ERROR));
+    // A stream that has ended does not count, nor does a window that was used since.
+    let mut state = blocked(5);
+    apply(&mut state, [Event::WindowUpdate { stream: 1, by: 1_000 }]).unwrap();
+    apply(&mut state, [Event::Reset { stream: 1, reason: Reason::CANCEL }]).unwrap();
+    apply(&mut state, [Event::WindowUpdate { stream: 3, by: 15 }]).unwrap();
+    write(&mut state);
+    assert_eq!(apply(&mut state, [initial_window([most])]), Ok(()));
+}
+
+/// The exact check of all streams is limited: a peer that has it made again and again is refused.
+#[test]
+fn overflow_checks_are_limited() {
+    let most = u32::MAX >> 1;
+    let mut state = blocked(5);
+    let mut checked = Ok(());
+    for id in 0..OPEN as u32 {
+        let stream = 2 * id + 1;
+        let events = [
+            initial_window([0]),
+            Event::WindowUpdate { stream, by: 1_000_000 },
+            Event::Reset { stream, reason: Reason::CANCEL },
+            initial_window([most]),
+        ];
+        checked = apply(&mut state, events);
+        if checked.is_err() {
+            break;
+        }
+    }
+    assert_eq!(checked, Err(Reason::ENHANCE_YOUR_CALM));
+    assert!(state.streams.visits.take() < 50 * OPEN);
+}
+
+/// GOAWAY visits only streams above its last stream id, and each of them once.
+#[test]
+fn repeated_goaways_visit_each_stream_once() {
+    let mut state = blocked(5);
+    let last = 2 * OPEN as u32 - 1;
+    apply(&mut state, (0..10_000).map(|_| goaway(u32::MAX >> 1))).unwrap();
+    apply(&mut state, (0..10_000).map(|_| goaway(last))).unwrap();
+    assert!(state.streams.visits.take() < 10);
+    apply(&mut state, (0..OPEN as u32).map(|id| goaway(last - 2 * id))).unwrap();
+    assert!(state.streams.visits.take() <= 8 * OPEN);
+    assert!(state.streams.find(1).is_some() && state.streams.find(3).is_none());
+    assert_eq!(apply(&mut state, [goaway(3)]), Err(Reason::PROTOCOL_ERROR), "RFC 9113, section 6.8");
+    // The end of the connection visits those that are left.
+    for _ in 0..1_000 {
+        state.fail(&Error::Closed, &mut Vec::new());
+    }
+    assert!(state.streams.visits.take() < 10);
+
+    // The walk is over open streams where those are few among many ids.
+    let mut state = State::new(Settings::default());
+    for _ in 0..10 * OPEN {
+        let key = open(&mut state, true);
+        state.leave(key);
+    }
+    let key = open(&mut state, true);
+    state.streams.visits.take();
+    apply(&mut state, [goaway(1)]).unwrap();
+    assert!(state.streams.visits.take() < 10);
+    assert!(matches!(state.streams.get(key).error, Some(Error::GoAway(..))));
+}
