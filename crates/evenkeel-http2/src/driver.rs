@@ -25,6 +25,9 @@ const BULK: usize = 16 << 10;
 /// After so many reads others have their turn.
 const MAX_READS: usize = 16;
 
+/// Number of events and wakers that an idle connection keeps room for.
+const KEPT: usize = 32;
+
 thread_local! {
     /// Where the connections of a thread read to. An idle connection needs no buffer of its own.
     static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
@@ -102,6 +105,9 @@ impl Driver {
         for waker in self.wake.drain(..) {
             waker.wake();
         }
+        if moved.is_pending() {
+            self.shrink();
+        }
         moved
     }
 
@@ -123,6 +129,16 @@ impl Driver {
     /// Asks the peer for a sign of life. It goes out when the driver is polled next.
     pub fn ping(&mut self) {
         frame::ping(self.shared.lock().out.tail(), 0, *b"evenkeel");
+    }
+
+    /// Releases buffers that a burst needed.
+    fn shrink(&mut self) {
+        if self.reader.events.capacity() > KEPT {
+            self.reader.events = Vec::new();
+        }
+        if self.wake.capacity() > KEPT {
+            self.wake = Vec::new();
+        }
     }
 
     fn poll_move<I: AsyncRead + AsyncWrite + Unpin>(

@@ -32,6 +32,9 @@ const MAX_REPLIES: usize = 10_000;
 const MAX_PIECES: usize = 64;
 const SMALL_PIECE: usize = 1024;
 
+/// Number of streams in line that an idle connection keeps room for.
+const KEPT_LINE: usize = 64;
+
 /// The last number that a stream of ours can have.
 const LAST_ID: u32 = u32::MAX >> 1;
 
@@ -436,6 +439,9 @@ impl State {
         if !self.streams.has_open() {
             self.streams.shrink();
             self.highest_offset = 0;
+            if self.line.is_empty() && self.line.capacity() > KEPT_LINE {
+                self.line = VecDeque::new();
+            }
         }
     }
 

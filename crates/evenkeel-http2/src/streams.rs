@@ -200,6 +200,7 @@ impl Streams {
 
     /// Gives back what a burst of calls needed and nobody needs any more.
     pub(crate) fn shrink(&mut self) {
+        // The list of blocked streams is empty with the last open stream, and goes with the slots.
         if self.free.len() == self.slots.len() && self.slots.len() > KEPT {
             *self = Streams::default();
         }

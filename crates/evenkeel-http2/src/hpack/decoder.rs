@@ -8,6 +8,9 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use super::table::STATIC;
 use super::{OVERHEAD, TABLE_SIZE, huffman, integer, is_of_http1};
 
+/// Bytes that the buffer for decoded strings keeps for the next block.
+const KEPT_TEXT: usize = 1024;
+
 /// The decoded fields of a block.
 #[derive(Debug, Default)]
 pub(crate) struct Block {
@@ -110,6 +113,9 @@ impl Decoder {
                 _ => self.literal(&mut from, 4)?,
             };
             block.add(&field, &mut left);
+        }
+        if self.text.capacity() > KEPT_TEXT {
+            self.text = Vec::new();
         }
         Some(block)
     }

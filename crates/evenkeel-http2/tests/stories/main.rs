@@ -1,6 +1,7 @@
 //! Stories of a connection: with a real server (h2), and with one that is played by hand and may do anything.
 
 mod against_h2;
+mod memory;
 mod windows;
 mod wire;
 
