@@ -13,11 +13,9 @@ use crate::error::{Error, Reason};
 use crate::frame::{self, DEFAULT_MAX_SIZE};
 use crate::outbox::Outbox;
 use crate::reader::{Read, Reader};
+use crate::recv_buffer::READ;
 use crate::state::State;
 use crate::stream::{Sender, Shared};
-
-/// How much is read at once.
-const READ: usize = 64 << 10;
 
 /// From so much at once on, the next read is expected to be as large.
 const BULK: usize = 16 << 10;

@@ -32,6 +32,7 @@ mod frame;
 mod hpack;
 mod outbox;
 mod reader;
+mod recv_buffer;
 mod state;
 mod stream;
 mod streams;

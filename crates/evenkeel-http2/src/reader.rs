@@ -10,13 +10,11 @@ use bytes::Bytes;
 use crate::error::Reason;
 use crate::frame::{HEAD, Head, flag, kind, unpadded};
 use crate::hpack::Decoder;
+use crate::recv_buffer::{LARGE, MIN_SHARED, Piece};
 use crate::state::Event;
 
 /// A block of headers has at most this many frames.
 const MAX_CONTINUATIONS: usize = 256;
-
-/// Data of this size is not copied if it need not be, nor gathered beyond it.
-const LARGE: usize = 4096;
 
 /// How much is kept of what a peer says when it leaves.
 const MAX_WORDS: usize = 1024;
@@ -42,31 +40,6 @@ pub(crate) struct Reader {
 pub(crate) struct Read<'a> {
     pub(crate) rest: &'a [u8],
     pub(crate) shared: Option<&'a Bytes>,
-}
-
-/// Data of a stream: its own, or a part of what was read.
-#[derive(Debug)]
-pub(crate) enum Piece {
-    Own(Vec<u8>),
-    Shared(Bytes),
-}
-
-impl Piece {
-    pub(crate) fn len(&self) -> usize {
-        match self {
-            Piece::Own(data) => data.len(),
-            Piece::Shared(data) => data.len(),
-        }
-    }
-}
-
-impl From<Piece> for Bytes {
-    fn from(piece: Piece) -> Bytes {
-        match piece {
-            Piece::Own(data) => data.into(),
-            Piece::Shared(data) => data,
-        }
-    }
 }
 
 #[derive(Debug)]
@@ -114,9 +87,36 @@ impl Reader {
                 self.buffer = buffer;
             }
         }
-        self.frames(&mut bytes)?;
+        let read = self.frames(&mut bytes);
+        if bytes.shared.is_some() {
+            self.settle_shared();
+        }
+        read?;
         self.buffer.extend_from_slice(bytes.rest);
         Ok(())
+    }
+
+    /// Decides whether the pieces of a read keep its buffer. They do if they are of one stream and most of the buffer. Otherwise a
+    /// piece would hold the whole buffer when the others are read and it is not, so each becomes a copy.
+    fn settle_shared(&mut self) {
+        let (mut of, mut total, mut is_one_stream) = (None, 0, true);
+        for event in &mut self.events.iter_mut().rev() {
+            if let Event::Data { stream, piece: Piece::Shared { data, in_buffer }, .. } = event {
+                is_one_stream &= of.replace(*stream).is_none_or(|of| of == *stream);
+                total += data.len();
+                *in_buffer = total;
+            }
+        }
+        if is_one_stream && total >= MIN_SHARED {
+            return;
+        }
+        for event in &mut self.events {
+            if let Event::Data { piece, .. } = event
+                && let Piece::Shared { data, .. } = piece
+            {
+                *piece = Piece::Own(data.to_vec());
+            }
+        }
     }
 
     /// Takes frames off the front for as long as they are whole.
@@ -212,7 +212,7 @@ impl Reader {
         self.data = (left > 0).then_some(Data { left, ..data });
         match bytes.shared {
             Some(shared) if part.len() >= LARGE => {
-                let piece = Piece::Shared(shared.slice_ref(part));
+                let piece = Piece::Shared { data: shared.slice_ref(part), in_buffer: 0 };
                 self.events.push(Event::Data { stream: data.stream, piece, flow: part.len(), ends });
             }
             _ => self.on_data(data.stream, part, part.len(), ends),

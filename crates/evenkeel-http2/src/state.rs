@@ -15,7 +15,7 @@ use crate::frame::{
 };
 use crate::hpack::{Block, Encoder, is_of_http1};
 use crate::outbox::Outbox;
-use crate::reader::Piece;
+use crate::recv_buffer::Piece;
 use crate::stream::{Head, Request, Whole};
 use crate::streams::{Answer, Asked, Key, Stream, Streams};
 
@@ -27,10 +27,6 @@ const SMALL: usize = 16 << 10;
 
 /// So many answers to pings, settings and bad frames may wait to be written. A peer that asks for more does not read them.
 const MAX_REPLIES: usize = 10_000;
-
-/// From so many pieces on, small ones of a stream are put together.
-const MAX_PIECES: usize = 64;
-const SMALL_PIECE: usize = 1024;
 
 /// Number of streams in line that an idle connection keeps room for.
 const KEPT_LINE: usize = 64;
@@ -328,10 +324,10 @@ impl State {
     /// All that is left of an answer, if it has ended and is small. The stream is done then.
     pub(crate) fn take_whole(&mut self, key: Key) -> Option<Whole> {
         let stream = self.streams.get(key);
-        if stream.answer != Answer::Ended || stream.data.len() > 1 || stream.unread > SMALL {
+        if stream.answer != Answer::Ended || !stream.data.is_one_piece() || stream.data.len() > SMALL {
             return None;
         }
-        let whole = Whole { data: stream.data.pop_front(), trailers: stream.trailers.take() };
+        let whole = Whole { data: stream.data.pop(), trailers: stream.trailers.take() };
         // Whoever writes is not waited for.
         self.leave(key);
         Some(whole)
@@ -339,8 +335,7 @@ impl State {
 
     pub(crate) fn poll_data(&mut self, key: Key, cx: &Context<'_>) -> Poll<Option<Result<Bytes, Error>>> {
         let stream = self.streams.get(key);
-        if let Some(data) = stream.data.pop_front() {
-            stream.unread -= data.len();
+        if let Some(data) = stream.data.pop() {
             self.release(key, data.len());
             return Poll::Ready(Some(Ok(data)));
         }
@@ -360,7 +355,6 @@ impl State {
         stream.has_reader = false;
         stream.reader = None;
         stream.data.clear();
-        stream.unread = 0;
         // Whoever still writes to a peer that has answered decides for itself.
         let is_over = stream.answer == Answer::Ended && stream.has_writer;
         let waiting = if is_over { Waiting::default() } else { self.cancel(key, Reason::CANCEL) };
@@ -527,8 +521,7 @@ impl State {
         }
         let kept = if stream.has_reader { piece.len() } else { 0 };
         if kept > 0 {
-            stream.unread += kept;
-            push(&mut stream.data, piece.into());
+            stream.data.push(piece);
         }
         if kept > 0 || ends {
             wake.extend(stream.reader.take());
@@ -718,18 +711,6 @@ impl State {
 fn register(slot: &mut Option<Waker>, cx: &Context<'_>) {
     if !slot.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
         *slot = Some(cx.waker().clone());
-    }
-}
-
-/// Appends a piece. Where there are many, small ones become one, so that a peer cannot make a byte cost much more.
-fn push(pieces: &mut VecDeque<Bytes>, data: Bytes) {
-    if pieces.len() >= MAX_PIECES
-        && let Some(last) = pieces.back_mut()
-        && last.len() + data.len() <= SMALL_PIECE
-    {
-        *last = [&**last, &data].concat().into();
-    } else {
-        pieces.push_back(data);
     }
 }
 

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use http::HeaderMap;
 
 use crate::error::Error;
+use crate::recv_buffer::RecvBuffer;
 use crate::stream::Head;
 
 /// A queue is kept for the slot's next stream up to this many pieces.
@@ -46,9 +47,7 @@ pub(crate) struct Stream {
     pub(crate) error: Option<Error>,
 
     pub(crate) head: Option<Head>,
-    pub(crate) data: VecDeque<Bytes>,
-    /// How many bytes `data` has.
-    pub(crate) unread: usize,
+    pub(crate) data: RecvBuffer,
     pub(crate) trailers: Option<HeaderMap>,
     /// Who waits for more of the answer.
     pub(crate) reader: Option<Waker>,
@@ -215,8 +214,7 @@ impl Stream {
             answer: Answer::Ended,
             error: None,
             head: None,
-            data: VecDeque::new(),
-            unread: 0,
+            data: RecvBuffer::default(),
             trailers: None,
             reader: None,
             recv_window: 0,
@@ -243,14 +241,12 @@ impl Stream {
         self.error = None;
         self.head = None;
         self.trailers = None;
-        self.unread = 0;
         self.reader = None;
         self.writer = None;
-        for queue in [&mut self.data, &mut self.queue] {
-            queue.clear();
-            if queue.capacity() > KEPT {
-                *queue = VecDeque::new();
-            }
+        self.data.clear();
+        self.queue.clear();
+        if self.queue.capacity() > KEPT {
+            self.queue = VecDeque::new();
         }
     }
 }

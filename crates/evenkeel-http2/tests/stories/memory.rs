@@ -51,6 +51,10 @@ fn frame(kind: u8, flags: u8, stream: usize, payload: &[u8]) -> Vec<u8> {
     [&len[1..], &[kind, flags], &(stream as u32).to_be_bytes(), payload].concat()
 }
 
+fn data_frame(stream: usize, len: usize) -> Vec<u8> {
+    frame(0, 0, stream, &vec![7; len])
+}
+
 /// A connection with open streams that have a response each, and have sent and received nothing else.
 struct Connection {
     driver: Driver,
@@ -90,6 +94,21 @@ impl Connection {
         }
         assert!(self.driver.poll(&mut io, &mut Context::from_waker(Waker::noop())).is_pending());
     }
+
+    /// Reads from a stream, at most so many pieces; returns the number of bytes.
+    fn read(&mut self, at: usize, pieces: usize) -> usize {
+        let mut read = 0;
+        for _ in 0..pieces {
+            match self.streams[at].1.poll_data(&Context::from_waker(Waker::noop())) {
+                Poll::Ready(Some(Ok(piece))) => read += piece.len(),
+                other => {
+                    assert!(other.is_pending(), "{other:?}");
+                    break;
+                }
+            }
+        }
+        read
+    }
 }
 
 /// The id of the stream that was opened at this position.
@@ -113,4 +132,87 @@ fn burst_of_frames_releases_its_buffers() {
         connection.streams.clear();
     });
     assert!(held.net_bytes < 16 << 10, "{held:?}");
+}
+
+/// Bytes of DATA from which on the data of a read may stay in its buffer.
+const LARGE: usize = 4 << 10;
+
+/// Small constant that a stream, and a connection, may hold beside its data.
+const SMALL_CONSTANT: i64 = 4 << 10;
+
+#[track_caller]
+fn check_held(held: i64, unread: usize, streams: usize, what: &str) {
+    let bound = 2 * unread as i64 + SMALL_CONSTANT * (streams as i64 + 1);
+    assert!(held <= bound, "{what}: {held} bytes held for {unread} unread, at most {bound}");
+}
+
+/// Streams that are not read hold at most two bytes per byte of window, whatever the size of the frames and however the
+/// streams take turns.
+#[test]
+fn unread_data_holds_two_bytes_per_byte_of_window() {
+    Connection::open(1);
+    for (len, total) in
+        [(1, 50_000), (100, 500_000), (1 << 10, 1 << 20), (4 << 10, 2 << 20), (16 << 10, 2 << 20)]
+    {
+        for streams in [1, 3, 16] {
+            // Frames of all streams in turn; and several of one, then of the next.
+            for row in [1, 5] {
+                let mut connection = Connection::open(streams);
+                let rounds = total / (len * row);
+                let round: Vec<u8> =
+                    (0..streams).flat_map(|at| data_frame(id(at), len).repeat(row)).collect();
+                let script = round.repeat(rounds);
+                let (held, ()) = Counting::during(|| connection.feed(&script));
+                let what = format!("{streams} streams, {row} frames of {len} bytes");
+                let unread = rounds * row * len;
+                check_held(held.net_bytes, unread * streams, streams, &what);
+                for at in 0..streams {
+                    assert_eq!(connection.read(at, usize::MAX), unread, "{what}");
+                }
+            }
+        }
+    }
+}
+
+/// A reader that pauses in the midst of a response does not hold what it has read.
+#[test]
+fn partly_read_data_holds_two_bytes_per_byte_of_window() {
+    Connection::open(1);
+    // One stream, after each number of pieces.
+    let mut connection = Connection::open(1);
+    let script = data_frame(id(0), 16 << 10).repeat(100);
+    let (mut unread, mut held) = (100 * (16 << 10), 0);
+    held += Counting::during(|| connection.feed(&script)).0.net_bytes;
+    while unread > 0 {
+        let (change, read) = Counting::during(|| connection.read(0, 1));
+        (unread, held) = (unread - read, held + change.net_bytes);
+        check_held(held, unread, 1, "one stream");
+    }
+}
+
+/// A stream that pauses beside one that is read, or was cancelled, does not hold the buffers of their data.
+#[test]
+fn paused_stream_holds_no_data_of_others() {
+    Connection::open(1);
+    for is_cancelled in [false, true] {
+        for len in [LARGE, 3 * LARGE, 4 * LARGE] {
+            let mut connection = Connection::open(2);
+            if is_cancelled {
+                connection.streams.pop();
+            }
+            let round = [data_frame(id(0), len), data_frame(id(1), 4 * LARGE).repeat(3)].concat();
+            let (mut held, mut unread) = (0, 0);
+            for _ in 0..100 {
+                held += Counting::during(|| connection.feed(&round)).0.net_bytes;
+                unread += len;
+                if !is_cancelled {
+                    let (change, read) = Counting::during(|| connection.read(1, usize::MAX));
+                    assert_eq!(read, 3 * 4 * LARGE);
+                    held += change.net_bytes;
+                }
+                check_held(held, unread, 2, &format!("pieces of {len}, cancelled: {is_cancelled}"));
+            }
+            assert_eq!(connection.read(0, usize::MAX), unread);
+        }
+    }
 }

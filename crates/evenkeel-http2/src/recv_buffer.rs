@@ -1,0 +1,194 @@
+//! Received data of a stream that waits to be read.
+//!
+//! At most two bytes of memory are held per byte of data, beside a small constant. Data that came with a large read is kept
+//! as a part of the read buffer, without a copy, for as long as the stream uses most of that buffer. Small pieces behind
+//! unread data are gathered, so that a peer cannot make a byte cost much more.
+
+use std::collections::VecDeque;
+use std::mem;
+
+use bytes::Bytes;
+
+/// Bytes of a read buffer.
+pub(crate) const READ: usize = 64 << 10;
+
+/// A read buffer is kept while one stream has at least this much unread data in it.
+pub(crate) const MIN_SHARED: usize = READ / 16 * 9;
+
+/// Data from this size on is neither copied if it need not be, nor gathered.
+pub(crate) const LARGE: usize = 4096;
+
+/// Small pieces are gathered up to this size.
+const MAX_GATHERED: usize = 16 << 10;
+
+/// Number of pieces that an empty buffer keeps room for.
+const KEPT: usize = 16;
+
+/// Data of a stream: its own, or a part of what was read.
+#[derive(Debug)]
+pub(crate) enum Piece {
+    Own(Vec<u8>),
+    /// `in_buffer` is the length of this piece and of all later ones of the same stream in the same read buffer.
+    Shared {
+        data: Bytes,
+        in_buffer: usize,
+    },
+}
+
+impl Piece {
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Piece::Own(data) => data.len(),
+            Piece::Shared { data, .. } => data.len(),
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct RecvBuffer {
+    chunks: VecDeque<Chunk>,
+    /// Small pieces behind `chunks`.
+    gathered: Vec<u8>,
+    len: usize,
+}
+
+#[derive(Debug)]
+struct Chunk {
+    data: Bytes,
+    /// As in [`Piece::Shared`]; 0 for data with memory of its own.
+    in_buffer: usize,
+}
+
+impl RecvBuffer {
+    /// Number of bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns true if there is no more than one piece to be read.
+    pub(crate) fn is_one_piece(&self) -> bool {
+        self.chunks.len() + usize::from(!self.gathered.is_empty()) <= 1
+    }
+
+    pub(crate) fn push(&mut self, piece: Piece) {
+        let is_behind = self.len > 0;
+        self.len += piece.len();
+        match piece {
+            Piece::Own(data) if is_behind && data.len() < LARGE => {
+                if self.gathered.len() + data.len() > MAX_GATHERED {
+                    self.seal();
+                }
+                self.gathered.extend_from_slice(&data);
+            }
+            Piece::Own(mut data) => {
+                self.seal();
+                if is_behind {
+                    data.shrink_to_fit();
+                }
+                self.chunks.push_back(Chunk { data: data.into(), in_buffer: 0 });
+            }
+            Piece::Shared { data, in_buffer } => {
+                self.seal();
+                self.chunks.push_back(Chunk { data, in_buffer });
+            }
+        }
+    }
+
+    pub(crate) fn pop(&mut self) -> Option<Bytes> {
+        let data = match self.chunks.pop_front() {
+            Some(Chunk { data, in_buffer }) => {
+                if in_buffer > 0 {
+                    self.keep_buffer(in_buffer - data.len());
+                }
+                data
+            }
+            None if self.gathered.is_empty() => return None,
+            None => mem::take(&mut self.gathered).into(),
+        };
+        self.len -= data.len();
+        Some(data)
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.chunks.clear();
+        if self.chunks.capacity() > KEPT {
+            self.chunks = VecDeque::new();
+        }
+        self.gathered = Vec::new();
+        self.len = 0;
+    }
+
+    /// Makes the gathered bytes a piece of their exact size.
+    fn seal(&mut self) {
+        if !self.gathered.is_empty() {
+            let data = mem::take(&mut self.gathered).into_boxed_slice();
+            self.chunks.push_back(Chunk { data: data.into(), in_buffer: 0 });
+        }
+    }
+
+    /// Looks at a read buffer in which `left` bytes are unread. If they are few, they move to memory of their own: the reader may pause
+    /// here, and would hold the whole buffer for them.
+    fn keep_buffer(&mut self, mut left: usize) {
+        if left >= MIN_SHARED {
+            return;
+        }
+        for chunk in &mut self.chunks {
+            if left == 0 {
+                return;
+            }
+            if chunk.in_buffer > 0 {
+                left = left.saturating_sub(chunk.data.len());
+                *chunk = Chunk { data: Bytes::copy_from_slice(&chunk.data), in_buffer: 0 };
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever the sizes and the order, what comes out is what was put in.
+    #[test]
+    fn data_comes_out_as_it_was_put_in() {
+        let bytes = Bytes::from((0..READ).map(|at| (at / 7) as u8).collect::<Vec<u8>>());
+        for pops in 1..5 {
+            let mut buffer = RecvBuffer::default();
+            let (mut expected, mut found) = (Vec::new(), Vec::new());
+            for round in 0..200 {
+                let at = (round * 777) % (READ / 2);
+                match round % 5 {
+                    // Two parts of a read, with a small piece between.
+                    0 => {
+                        let (first, second) = (bytes.slice(at..READ / 2), bytes.slice(READ / 2..));
+                        let in_buffer = first.len() + second.len();
+                        expected.extend([&first[..], &[1], &second].concat());
+                        buffer.push(Piece::Shared { data: first, in_buffer });
+                        buffer.push(Piece::Own(vec![1]));
+                        buffer.push(Piece::Shared { in_buffer: second.len(), data: second });
+                    }
+                    1 => {
+                        expected.extend_from_slice(&bytes[at..]);
+                        buffer.push(Piece::Own(bytes[at..].to_vec()));
+                    }
+                    _ => {
+                        let small = &bytes[..at % LARGE];
+                        expected.extend_from_slice(small);
+                        buffer.push(Piece::Own(small.to_vec()));
+                    }
+                }
+                if round % 3 == 0 {
+                    for piece in (0..pops).map_while(|_| buffer.pop()) {
+                        found.extend_from_slice(&piece);
+                    }
+                }
+                assert_eq!(buffer.len(), expected.len() - found.len());
+            }
+            while let Some(piece) = buffer.pop() {
+                found.extend_from_slice(&piece);
+            }
+            assert!(found == expected, "{pops}");
+            assert!(buffer.len() == 0 && buffer.is_one_piece());
+        }
+    }
+}
