@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
-use http::HeaderMap;
+use http::{HeaderMap, Method};
 
 use crate::driver::Settings;
 use crate::error::{Error, Reason};
@@ -187,7 +187,7 @@ impl State {
             self.encoder.header(out, name, value);
         }
         finish_headers(out, start, id, request.ends, self.max_frame_size);
-        let key = self.streams.open(id, i64::from(self.ours.stream_window));
+        let key = self.streams.open(id, i64::from(self.ours.stream_window), *request.method == Method::HEAD);
         if request.ends {
             let stream = self.streams.get(key);
             stream.asked = Asked::Closed;
@@ -471,8 +471,15 @@ impl State {
     fn on_headers(&mut self, id: u32, block: Block, ends: bool, wake: &mut Vec<Waker>) -> Result<(), Reason> {
         let Some(key) = self.find(id)? else { return Ok(()) };
         let stream = self.streams.get(key);
+        let content_left = match block.status {
+            Some(status) => block.content_length.filter(|_| !stream.is_without_content(status)),
+            None => stream.content_left,
+        };
+        // Content of another length than the response says makes it malformed (RFC 9113, section 8.1.1).
+        let is_short = ends && content_left.is_some_and(|left| left > 0);
         let fits = !block.is_malformed
             && !block.is_too_long
+            && !is_short
             && match stream.answer {
                 Answer::Awaited => block.status.is_some_and(|status| !status.is_informational() || !ends),
                 // Trailers are the end.
@@ -485,6 +492,7 @@ impl State {
         match (stream.answer, block.status) {
             (Answer::Awaited, Some(status)) if status.is_informational() => return Ok(()),
             (Answer::Awaited, Some(status)) => {
+                stream.content_left = content_left;
                 stream.head = Some(Head { status, headers: block.headers, ends });
                 stream.answer = Answer::Begun;
             }
@@ -513,7 +521,7 @@ impl State {
         let wrong = match stream.answer {
             _ if stream.recv_window < 0 => Some(Reason::FLOW_CONTROL_ERROR),
             Answer::Awaited => Some(Reason::PROTOCOL_ERROR),
-            Answer::Begun => None,
+            Answer::Begun => (!stream.counts(piece.len(), ends)).then_some(Reason::PROTOCOL_ERROR),
             Answer::Ended => Some(Reason::STREAM_CLOSED),
         };
         if let Some(reason) = wrong {

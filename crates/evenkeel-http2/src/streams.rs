@@ -5,7 +5,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::task::Waker;
 
 use bytes::Bytes;
-use http::HeaderMap;
+use http::{HeaderMap, StatusCode};
 
 use crate::error::Error;
 use crate::recv_buffer::RecvBuffer;
@@ -46,7 +46,11 @@ pub(crate) struct Stream {
     /// Why it ended early.
     pub(crate) error: Option<Error>,
 
+    /// Whether the method of the request is HEAD.
+    pub(crate) is_head: bool,
     pub(crate) head: Option<Head>,
+    /// Bytes of content that are missing to the `content-length` of the response, if it has one.
+    pub(crate) content_left: Option<u64>,
     pub(crate) data: RecvBuffer,
     pub(crate) trailers: Option<HeaderMap>,
     /// Who waits for more of the answer.
@@ -89,7 +93,7 @@ pub(crate) struct Streams {
 
 impl Streams {
     /// Opens a stream. A free slot comes with empty queues.
-    pub(crate) fn open(&mut self, id: u32, recv_window: i64) -> Key {
+    pub(crate) fn open(&mut self, id: u32, recv_window: i64, is_head: bool) -> Key {
         let key = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Stream::free());
             (self.slots.len() - 1) as Key
@@ -98,6 +102,8 @@ impl Streams {
         stream.id = id;
         stream.asked = Asked::Open;
         stream.answer = Answer::Awaited;
+        stream.is_head = is_head;
+        stream.content_left = None;
         stream.recv_window = recv_window;
         stream.released = 0;
         stream.send_offset = 0;
@@ -108,6 +114,7 @@ impl Streams {
     }
 
     pub(crate) fn get(&mut self, key: Key) -> &mut Stream {
+        #[cfg(test)]
         self.visit(1);
         &mut self.slots[key as usize]
     }
@@ -131,6 +138,7 @@ impl Streams {
         // Ids of a client's streams are odd.
         let first = last.saturating_add(1) | 1;
         let ids = next.saturating_sub(first).div_ceil(2) as usize;
+        #[cfg(test)]
         self.visit(ids.min(self.open.len()));
         if ids <= self.open.len() {
             return (first..next).step_by(2).filter_map(|id| self.find(id)).collect();
@@ -141,6 +149,7 @@ impl Streams {
 
     /// The highest send window of an open stream, relative to the initial window.
     pub(crate) fn highest_offset(&self) -> i64 {
+        #[cfg(test)]
         self.visit(self.open.len());
         let offsets = self.open.values().map(|key| self.slots[*key as usize].send_offset);
         offsets.max().unwrap_or(0).max(0)
@@ -172,10 +181,6 @@ impl Streams {
     fn visit(&self, streams: usize) {
         self.visits.set(self.visits.get() + streams);
     }
-
-    #[cfg(not(test))]
-    #[expect(clippy::unused_self, reason = "tests count")]
-    fn visit(&self, _: usize) {}
 
     /// Forgets a stream that is not open any more. Its slot is free once nobody holds it.
     pub(crate) fn close(&mut self, key: Key) {
@@ -213,7 +218,9 @@ impl Stream {
             asked: Asked::Closed,
             answer: Answer::Ended,
             error: None,
+            is_head: false,
             head: None,
+            content_left: None,
             data: RecvBuffer::default(),
             trailers: None,
             reader: None,
@@ -232,6 +239,19 @@ impl Stream {
     /// Whether frames may still go or come.
     pub(crate) fn is_open(&self) -> bool {
         self.asked != Asked::Closed || self.answer != Answer::Ended && self.error.is_none()
+    }
+
+    /// Returns true if the response has no content, whatever length it says (RFC 9110, section 8.6).
+    pub(crate) fn is_without_content(&self, status: StatusCode) -> bool {
+        self.is_head || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
+    }
+
+    /// Counts content against the `content-length` of the response. Returns false if it does not fit (RFC 9113, section 8.1.1).
+    pub(crate) fn counts(&mut self, len: usize, ends: bool) -> bool {
+        let Some(left) = self.content_left else { return true };
+        let left = left.checked_sub(len as u64);
+        self.content_left = left;
+        left.is_some_and(|left| !ends || left == 0)
     }
 
     fn clear(&mut self) {

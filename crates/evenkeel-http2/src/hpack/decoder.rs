@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 use std::sync::LazyLock;
 
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 
 use super::table::STATIC;
-use super::{OVERHEAD, TABLE_SIZE, huffman, integer, is_of_http1};
+use super::{OVERHEAD, TABLE_SIZE, huffman, integer};
 
 /// Bytes that the buffer for decoded strings keeps for the next block.
 const KEPT_TEXT: usize = 1024;
@@ -16,6 +16,8 @@ const KEPT_TEXT: usize = 1024;
 pub(crate) struct Block {
     pub(crate) status: Option<StatusCode>,
     pub(crate) headers: HeaderMap,
+    /// The value of `content-length`.
+    pub(crate) content_length: Option<u64>,
     /// Whether it says something that no answer may say.
     pub(crate) is_malformed: bool,
     /// Whether it was longer than the limit; what is beyond is not kept.
@@ -26,8 +28,11 @@ pub(crate) struct Block {
 #[derive(Clone, Debug)]
 enum Name {
     Status,
+    ContentLength,
+    Te,
     Header(HeaderName),
-    /// One that no answer has: a request's, or no name at all. It takes its place in the table all the same.
+    /// One that no answer has: a request's, one of a connection of HTTP/1 (RFC 9113, section 8.2.2), or no name at all. It takes its
+    /// place in the table all the same.
     Bad,
 }
 
@@ -61,11 +66,16 @@ pub(crate) struct Decoder {
 
 impl Name {
     fn read(bytes: &[u8]) -> Name {
-        if bytes == b":status" {
-            return Name::Status;
+        match bytes {
+            b":status" => Name::Status,
+            b"content-length" => Name::ContentLength,
+            b"te" => Name::Te,
+            b"connection" | b"keep-alive" | b"proxy-connection" | b"transfer-encoding" | b"upgrade" => {
+                Name::Bad
+            }
+            // Upper case is no name of HTTP/2.
+            _ => HeaderName::from_lowercase(bytes).map_or(Name::Bad, Name::Header),
         }
-        // Upper case is no name of HTTP/2.
-        HeaderName::from_lowercase(bytes).map_or(Name::Bad, Name::Header)
     }
 }
 
@@ -103,7 +113,9 @@ impl Decoder {
                 }
                 0x20.. => {
                     let size = integer::read(&mut from, 5)?;
-                    if size > TABLE_SIZE {
+                    // The size of the table changes before the first field only (RFC 7541, section 4.2). A field takes of the limit.
+                    let has_fields = left < limit || block.is_too_long;
+                    if size > TABLE_SIZE || has_fields {
                         return None;
                     }
                     self.max_size = size;
@@ -169,10 +181,16 @@ impl Block {
         };
         *left = rest;
         match (&field.name, &field.value) {
-            (Name::Header(name), Some(value)) => {
-                self.is_malformed |= is_of_http1(name);
-                // The map has a limit of its own, which a user's larger one may come to.
-                self.is_too_long |= self.headers.try_append(name.clone(), value.clone()).is_err();
+            (Name::Header(name), Some(value)) => self.append(name.clone(), value),
+            (Name::ContentLength, Some(value)) => {
+                let length = read_length(value.as_bytes());
+                self.is_malformed |= length.is_none() || self.content_length.is_some();
+                self.content_length = length;
+                self.append(header::CONTENT_LENGTH, value);
+            }
+            (Name::Te, Some(value)) => {
+                self.is_malformed |= value != "trailers";
+                self.append(header::TE, value);
             }
             // Once, and before the others.
             (Name::Status, Some(value)) if self.status.is_none() && self.headers.is_empty() => {
@@ -182,6 +200,18 @@ impl Block {
             _ => self.is_malformed = true,
         }
     }
+
+    fn append(&mut self, name: HeaderName, value: &HeaderValue) {
+        // The map has a limit of its own, which a user's larger one may come to.
+        self.is_too_long |= self.headers.try_append(name, value.clone()).is_err();
+    }
+}
+
+/// Parses a content length: digits and nothing else (RFC 9110, section 8.6).
+fn read_length(value: &[u8]) -> Option<u64> {
+    let digits =
+        std::str::from_utf8(value).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()))?;
+    digits.parse().ok()
 }
 
 /// Takes a string off the front. It is borrowed where it came from, or decoded into `text`.

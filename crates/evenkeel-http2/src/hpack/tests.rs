@@ -194,6 +194,45 @@ fn secrets_are_never_indexed() {
     }
 }
 
+/// The size of a table changes before the first field of a block only (RFC 7541, section 4.2), and never above the limit.
+#[test]
+fn table_size_changes_at_the_start_of_a_block_only() {
+    for (text, is_block) in [
+        ("20 88", true),
+        ("20 3fe11f 88", true),
+        ("3fe21f", false),
+        ("88 20", false),
+        ("4001 62 01 63 3fe101", false),
+        ("0001 62 01 63 3fe101", false),
+        ("20 88 3fe101", false),
+    ] {
+        assert_eq!(Decoder::default().decode(&bytes(text), 1 << 14).is_some(), is_block, "{text}");
+    }
+}
+
+/// Fields that concern a connection of HTTP/1 make a response malformed (RFC 9113, section 8.2.2), also when they are indexed.
+#[test]
+fn connection_specific_fields_are_malformed() {
+    for (name, value, is_malformed) in [
+        ("connection", "close", true),
+        ("keep-alive", "timeout=5", true),
+        ("proxy-connection", "x", true),
+        ("transfer-encoding", "chunked", true),
+        ("upgrade", "h3", true),
+        ("te", "gzip", true),
+        ("te", "trailers", false),
+        ("server", "x", false),
+    ] {
+        let lens = [name.len() as u8, value.len() as u8];
+        let field = [&[0x40, lens[0]], name.as_bytes(), &[lens[1]], value.as_bytes()].concat();
+        let mut decoder = Decoder::default();
+        for block in [&field[..], &[0xbe]] {
+            let block = decoder.decode(block, 1 << 14).unwrap();
+            assert_eq!(block.is_malformed, is_malformed, "{name}: {value}");
+        }
+    }
+}
+
 proptest! {
     /// Whatever is said, and whatever sizes the peer wants its table to have, it understands what was said.
     #[test]

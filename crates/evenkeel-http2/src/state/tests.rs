@@ -1,7 +1,5 @@
 //! Bounds on the work that a peer's frames cause, counted in visits of streams.
 
-use http::Method;
-
 use super::*;
 
 /// Number of streams that are open while the peer sends its frames.

@@ -108,7 +108,31 @@ async fn what_is_wrong_with_a_stream_ends_that_stream() {
             code::PROTOCOL_ERROR,
         ),
     ];
-    for (what, frames, expected) in rows {
+    // Content that is not as long as the response says.
+    let says = |length: &str| headers(all, 1, &[(":status", "200"), ("content-length", length)]);
+    let data = |flags, data: &'static str| Frame::new(kind::DATA, flags, 1, data);
+    let lengths: &[(&str, &[Frame], u32)] = &[
+        ("less content", &[says("5"), data(flag::END_STREAM, "four")], code::PROTOCOL_ERROR),
+        ("more content", &[says("5"), data(0, "123"), data(0, "456")], code::PROTOCOL_ERROR),
+        ("content of length 0", &[says("0"), data(0, "1")], code::PROTOCOL_ERROR),
+        ("less before trailers", &[says("5"), headers(end, 1, &[("a", "b")])], code::PROTOCOL_ERROR),
+        (
+            "no content",
+            &[headers(end, 1, &[(":status", "200"), ("content-length", "5")])],
+            code::PROTOCOL_ERROR,
+        ),
+        (
+            "two lengths",
+            &[headers(all, 1, &[(":status", "200"), ("content-length", "5"), ("content-length", "5")])],
+            code::PROTOCOL_ERROR,
+        ),
+        ("no length", &[says("five")], code::PROTOCOL_ERROR),
+        ("a sign", &[says("+5")], code::PROTOCOL_ERROR),
+        ("a list", &[says("5, 5")], code::PROTOCOL_ERROR),
+        ("an empty length", &[says("")], code::PROTOCOL_ERROR),
+        ("too large a length", &[says("18446744073709551616")], code::PROTOCOL_ERROR),
+    ];
+    for (what, frames, expected) in rows.iter().chain(lengths) {
         let (client, mut conn) = pair(Settings::default(), &[]).await;
         let (_send, mut bad) = client.send("/s/m", &HeaderMap::new(), false).unwrap();
         let (_send, mut good) = client.send("/s/m", &HeaderMap::new(), true).unwrap();
@@ -118,7 +142,10 @@ async fn what_is_wrong_with_a_stream_ends_that_stream() {
         conn.ping().await.unwrap();
         assert_eq!(conn.resets(), [(1, *expected)], "{what}");
         let error = match head(&mut bad).await {
-            Ok(_) => rest(&mut bad).await.unwrap_err(),
+            Ok(head) => {
+                assert!(!head.ends, "{what}");
+                rest(&mut bad).await.unwrap_err()
+            }
             Err(error) => error,
         };
         assert!(
@@ -324,4 +351,44 @@ async fn invalid_header_value_fails_one_stream() {
     }
     assert_eq!(conn.resets(), [(1, code::PROTOCOL_ERROR), (5, code::PROTOCOL_ERROR)]);
     client.end().await.unwrap();
+}
+
+/// Content of the length that the response says; no content where there is none by definition (RFC 9110, section 8.6).
+#[tokio::test]
+async fn content_length_that_fits() {
+    let end = flag::END_HEADERS | flag::END_STREAM;
+    for (method, status, length, content) in [
+        (Method::POST, "200", "5", Some("hello")),
+        (Method::POST, "200", "0", Some("")),
+        (Method::POST, "200", "0", None),
+        (Method::POST, "204", "5", None),
+        (Method::POST, "304", "5", None),
+        (Method::HEAD, "200", "5", None),
+    ] {
+        let (client, mut conn) = pair(Settings::default(), &[]).await;
+        let request = Request {
+            method: &method,
+            is_https: false,
+            authority: "orders",
+            path: "/",
+            headers: &HeaderMap::new(),
+            more: &[],
+            ends: true,
+        };
+        let (_send, mut recv) = client.sender.send(&request).unwrap();
+        let flags = if content.is_some() { flag::END_HEADERS } else { end };
+        conn.send(headers(flags, 1, &[(":status", status), ("content-length", length)])).await.unwrap();
+        if let Some(content) = content {
+            // With padding, which is no content.
+            let padded = [&[3][..], content.as_bytes(), &[0; 3]].concat();
+            conn.send(Frame::new(kind::DATA, flag::PADDED | flag::END_STREAM, 1, padded)).await.unwrap();
+        }
+        assert_eq!(head(&mut recv).await.unwrap().headers["content-length"], length);
+        assert_eq!(
+            rest(&mut recv).await.unwrap().0,
+            content.unwrap_or_default().as_bytes(),
+            "{method} {status}"
+        );
+        assert_eq!(conn.resets(), []);
+    }
 }
