@@ -85,6 +85,13 @@ pub enum Error {
     Io(Arc<io::Error>),
     /// The request has this header, which HTTP/2 does not carry. Nothing was sent.
     Unsendable(HeaderName),
+    /// The request's header list is larger than the peer's SETTINGS_MAX_HEADER_LIST_SIZE. Nothing was sent.
+    HeaderListTooLarge {
+        /// Size of the header list, as the setting counts it.
+        size: usize,
+        /// Maximum size that the peer accepts.
+        limit: usize,
+    },
     /// The connection takes no more requests: it has had as many as HTTP/2 can number, or its driver is gone.
     Exhausted,
 }
@@ -104,6 +111,12 @@ impl fmt::Display for Error {
             Error::Closed => f.write_str("closed by the peer"),
             Error::Io(error) => error.fmt(f),
             Error::Unsendable(name) => write!(f, "HTTP/2 carries no header {name:?}"),
+            Error::HeaderListTooLarge { size, limit } => {
+                write!(
+                    f,
+                    "header list of {size} bytes violates the maximum size of {limit} bytes set by the server"
+                )
+            }
             Error::Exhausted => f.write_str("the connection takes no more requests"),
         }
     }

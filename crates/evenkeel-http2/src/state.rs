@@ -13,7 +13,7 @@ use crate::error::{Error, Reason};
 use crate::frame::{
     self, DEFAULT_MAX_SIZE, DEFAULT_WINDOW, HEAD, LARGEST_MAX_SIZE, MAX_WINDOW, flag, kind, setting,
 };
-use crate::hpack::{Block, Encoder, is_of_http1};
+use crate::hpack::{Block, Encoder};
 use crate::outbox::Outbox;
 use crate::recv_buffer::Piece;
 use crate::stream::{Head, Request, Whole};
@@ -84,6 +84,8 @@ pub(crate) struct State {
     received: u32,
     ours: Settings,
     max_frame_size: usize,
+    /// The peer's SETTINGS_MAX_HEADER_LIST_SIZE.
+    max_header_list_size: usize,
     initial_window: i64,
     /// Whether the initial window was raised since streams that wait for their window were last looked at.
     is_window_raised: bool,
@@ -134,6 +136,7 @@ impl State {
             received: 0,
             ours: Settings { connection_window: recv_window, ..ours },
             max_frame_size: DEFAULT_MAX_SIZE,
+            max_header_list_size: usize::MAX,
             initial_window: i64::from(DEFAULT_WINDOW),
             is_window_raised: false,
             highest_offset: 0,
@@ -169,22 +172,15 @@ impl State {
         if let Some(refusal) = &self.refusal {
             return Err(refusal.clone());
         }
-        // The table would part from the peer's if this were seen later.
-        let mut names = request.headers.keys().chain(request.more.iter().map(|(name, _)| name));
-        if let Some(name) = names.find(|name| is_of_http1(name)) {
-            return Err(Error::Unsendable(name.clone()));
-        }
         let id = self.next_id;
         let out = self.out.tail();
         let start = out.len();
         // Its length and flags are known later.
         out.extend_from_slice(&[0; HEAD]);
-        self.encoder.begin(out, request.method, request.is_https, request.authority, request.path);
-        for (name, value) in request.headers {
-            self.encoder.header(out, name, value);
-        }
-        for (name, value) in request.more {
-            self.encoder.header(out, name, value);
+        if let Err(error) = encode(&mut self.encoder, out, request, self.max_header_list_size) {
+            out.truncate(start);
+            self.encoder.abandon();
+            return Err(error);
         }
         finish_headers(out, start, id, request.ends, self.max_frame_size);
         let key = self.streams.open(id, i64::from(self.ours.stream_window), *request.method == Method::HEAD);
@@ -596,6 +592,7 @@ impl State {
                     }
                     self.max_frame_size = value as usize;
                 }
+                setting::MAX_HEADER_LIST_SIZE => self.max_header_list_size = value as usize,
                 _ => {}
             }
         }
@@ -735,6 +732,28 @@ fn next_frame(stream: &mut Stream, room: i64) -> Option<Bytes> {
         stream.queue.pop_front();
     }
     Some(data)
+}
+
+/// Encodes the header block of a request. After an error the block must be abandoned: it is not complete.
+fn encode(
+    encoder: &mut Encoder,
+    out: &mut Vec<u8>,
+    request: &Request<'_>,
+    limit: usize,
+) -> Result<(), Error> {
+    encoder.begin(out, request.method, request.is_https, request.authority, request.path);
+    for (name, value) in request.headers {
+        if encoder.header(out, name, value).is_none() {
+            return Err(Error::Unsendable(name.clone()));
+        }
+    }
+    for (name, value) in request.more {
+        if encoder.header(out, name, value).is_none() {
+            return Err(Error::Unsendable(name.clone()));
+        }
+    }
+    let size = encoder.list_size();
+    if size > limit { Err(Error::HeaderListTooLarge { size, limit }) } else { Ok(()) }
 }
 
 /// Completes a block of headers that begins at `start`, in as many frames as it takes.

@@ -512,7 +512,7 @@ impl Outgoing {
             Err(error) => {
                 trackers.finish(&CallEnd::Unsent);
                 // The request is to blame; or else the connection is gone.
-                if matches!(error, Error::Unsendable(_)) {
+                if matches!(error, Error::Unsendable(_) | Error::HeaderListTooLarge { .. }) {
                     let status = tonic::Status::internal(format!("the request cannot be sent: {error}"));
                     self.stage = Stage::Failed(self.unplaced(status));
                     return;

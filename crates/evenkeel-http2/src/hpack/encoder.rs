@@ -1,8 +1,8 @@
 //! Header blocks of requests.
 //!
 //! What every request of a channel says is indexed when it is first said; what else comes, when the same is said for the second time
-//! in a row of requests, so that ids and timeouts, which are never said twice, do not push out what is. Sensitive values
-//! never are. Nothing is Huffman-coded: it would save bytes once, and the work is done for each.
+//! in a row of requests, so that ids and timeouts, which are never said twice, do not push out what is. Sensitive values and
+//! credentials never are (RFC 7541, section 7.1.3). Nothing is Huffman-coded: it would save bytes once, and the work is done for each.
 
 use std::collections::VecDeque;
 
@@ -21,7 +21,10 @@ const AUTHORITY: usize = 1;
 const PATH: usize = 4;
 const METHOD: usize = 2;
 const SCHEME: usize = 6;
+const AUTHORIZATION: usize = 23;
 const CONTENT_TYPE: usize = 31;
+const COOKIE: usize = 32;
+const PROXY_AUTHORIZATION: usize = 49;
 const USER_AGENT: usize = 58;
 
 /// How many fields are remembered by a look at a part of them.
@@ -34,6 +37,8 @@ pub(crate) struct Encoder {
     fields: VecDeque<Entry>,
     size: usize,
     max_size: usize,
+    /// Size of the current block's header list, as SETTINGS_MAX_HEADER_LIST_SIZE counts it.
+    list_size: usize,
     /// How many there ever were.
     inserted: u64,
     /// The peer is to be told that the table has another size: the smallest since the last block.
@@ -68,6 +73,7 @@ impl Default for Encoder {
             fields: VecDeque::new(),
             size: 0,
             max_size: TABLE_SIZE,
+            list_size: 0,
             inserted: 0,
             resized: None,
             hints: Box::new([0; HINTS]),
@@ -102,33 +108,62 @@ impl Encoder {
                 integer::write(out, 0x20, 5, self.max_size);
             }
         }
+        self.list_size = ":scheme".len() + "http".len() + usize::from(is_https) + OVERHEAD;
         match *method {
             Method::GET => out.push(0x80 | METHOD as u8),
             Method::POST => out.push(0x80 | (METHOD + 1) as u8),
             _ => self.field(out, b":method", method.as_str().as_bytes(), METHOD, true),
+        }
+        if matches!(*method, Method::GET | Method::POST) {
+            self.list_size += ":method".len() + method.as_str().len() + OVERHEAD;
         }
         out.push(0x80 | (SCHEME + usize::from(is_https)) as u8);
         self.field(out, b":path", path.as_bytes(), PATH, true);
         self.field(out, b":authority", authority.as_bytes(), AUTHORITY, true);
     }
 
-    pub(crate) fn header(&mut self, out: &mut Vec<u8>, name: &HeaderName, value: &HeaderValue) {
-        let (index, at_once) = match *name {
-            header::CONTENT_TYPE => (CONTENT_TYPE, true),
-            header::USER_AGENT => (USER_AGENT, true),
-            header::TE => (0, true),
-            _ => (0, false),
+    /// Encodes a header. `None` if it concerns a connection of HTTP/1, which HTTP/2 does not carry (RFC 9113, section 8.2.2).
+    pub(crate) fn header(&mut self, out: &mut Vec<u8>, name: &HeaderName, value: &HeaderValue) -> Option<()> {
+        let (index, at_once, is_secret) = match *name {
+            header::CONTENT_TYPE => (CONTENT_TYPE, true, false),
+            header::USER_AGENT => (USER_AGENT, true, false),
+            header::TE => (0, true, false),
+            header::AUTHORIZATION => (AUTHORIZATION, false, true),
+            header::COOKIE => (COOKIE, false, true),
+            header::PROXY_AUTHORIZATION => (PROXY_AUTHORIZATION, false, true),
+            header::CONNECTION | header::TRANSFER_ENCODING | header::UPGRADE => return None,
+            _ => (0, false, false),
         };
         let (name, text) = (name.as_str().as_bytes(), value.as_bytes());
-        if value.is_sensitive() {
+        if matches!(name, b"keep-alive" | b"proxy-connection") {
+            return None;
+        }
+        if is_secret || value.is_sensitive() {
+            self.list_size += name.len() + text.len() + OVERHEAD;
             literal(out, NEVER, name, text, index);
         } else {
             self.field(out, name, text, index, at_once);
         }
+        Some(())
+    }
+
+    /// Size of the header list that was encoded since [`begin`](Encoder::begin).
+    pub(crate) fn list_size(&self) -> usize {
+        self.list_size
+    }
+
+    /// Forgets a block that is not sent. The peer's table has none of its entries, and still has those that they evicted: the
+    /// next block empties both tables.
+    pub(crate) fn abandon(&mut self) {
+        self.fields.clear();
+        self.size = 0;
+        self.resized = Some(0);
     }
 
     /// One field. `index` is that of its name in the static table, 0 if there is none.
     fn field(&mut self, out: &mut Vec<u8>, name: &[u8], value: &[u8], index: usize, at_once: bool) {
+        let size = name.len() + value.len() + OVERHEAD;
+        self.list_size += size;
         let mark = mark(name, value);
         let slot = mark as usize % HINTS;
         if let Some(number) = self.find(self.hints[slot], name, value) {
@@ -136,7 +171,6 @@ impl Encoder {
             integer::write(out, 0x80, 7, STATIC.len() + (self.inserted - number) as usize + 1);
             return;
         }
-        let size = name.len() + value.len() + OVERHEAD;
         // One that takes up a good part of the table pushes out more than it saves.
         let fits = size <= self.max_size / 4;
         let is_said_again = std::mem::replace(&mut self.seen[slot], mark) == mark;

@@ -169,3 +169,31 @@ async fn paused_readers_do_not_stop_other_streams() {
         client.end().await.unwrap();
     }
 }
+
+/// Requests that are refused before they are sent leave the header tables of both sides the same.
+#[tokio::test]
+async fn refused_requests_leave_header_tables_the_same() {
+    let mut server = h2::server::Builder::new();
+    server.max_header_list_size(2_000);
+    let client = Client::connect(serve(server).await, Settings::default()).await;
+    // The limit holds from the server's settings on.
+    client.ask("first").await.unwrap();
+    for round in 0..100_u32 {
+        let tenant = (HeaderName::from_static("tenant"), HeaderValue::from(round % 5));
+        let id = HeaderValue::from(round / 2);
+        let mut headers = HeaderMap::from_iter([tenant, (HeaderName::from_static("id"), id.clone())]);
+        match round % 4 {
+            1 => headers.insert("long", "x".repeat(1_800).parse().unwrap()),
+            3 => headers.insert(http::header::CONNECTION, HeaderValue::from_static("close")),
+            _ => None,
+        };
+        let path = format!("/s/m{}-", round % 7);
+        let sent = client.send(&path, &headers, true);
+        assert_eq!(sent.is_err(), round % 2 == 1, "{round}");
+        if let Ok((_, mut recv)) = sent {
+            let head = head(&mut recv).await.unwrap();
+            assert_eq!((&head.headers["id"], head.headers["path"].to_str().unwrap()), (&id, &path[..]));
+        }
+    }
+    client.end().await.unwrap();
+}

@@ -392,3 +392,32 @@ async fn content_length_that_fits() {
         assert_eq!(conn.resets(), []);
     }
 }
+
+/// A request that is larger than the peer's SETTINGS_MAX_HEADER_LIST_SIZE fails before it is sent.
+#[tokio::test]
+async fn requests_fit_the_header_list_of_the_peer() {
+    // `:method`, `:scheme`, `:path` and `:authority`, with 32 bytes for each (RFC 9113, section 6.5.2).
+    const PSEUDO: usize = 43 + 43 + 41 + 48;
+    let limit = PSEUDO + 36 + 100;
+    let (client, mut conn) =
+        pair(Settings::default(), &[(setting::MAX_HEADER_LIST_SIZE, limit as u32)]).await;
+    let long = |len| {
+        let value = HeaderValue::try_from("x".repeat(len)).unwrap();
+        HeaderMap::from_iter([(HeaderName::from_static("long"), value)])
+    };
+    client.send("/s/m", &long(100), true).unwrap();
+    let error = client.send("/s/m", &long(101), true).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        format!(
+            "header list of {} bytes violates the maximum size of {limit} bytes set by the server",
+            limit + 1
+        )
+    );
+    // Its stream id is not used, and the next request is sent.
+    let (_send, mut recv) = client.send("/s/m", &long(100), true).unwrap();
+    let ids = [conn.next_request().await.unwrap().stream, conn.next_request().await.unwrap().stream];
+    assert_eq!(ids, [1, 3]);
+    conn.respond(3, b"", 0).await.unwrap();
+    assert_eq!(head(&mut recv).await.unwrap().status, 200);
+}
