@@ -37,8 +37,8 @@ pub struct Settings {
     /// Bytes that the peer may send on a stream before they are read. Memory for unread responses is bounded by this, times the
     /// number of streams that are not read.
     pub stream_window: u32,
-    /// Bytes that may be under way from the peer on all streams together. They are returned on receipt, as grpc-go does, whether
-    /// or not they are read: streams that are not read do not stop the others.
+    /// Maximum number of bytes in flight from the peer on all streams together. They are returned on receipt, as in grpc-go. So
+    /// streams that are not read do not stop the others.
     pub connection_window: u32,
     /// The largest frame that the peer may send; 16 KiB at least.
     pub max_frame_size: u32,

@@ -75,7 +75,7 @@ pub(crate) struct State {
     encoder: Encoder,
     pub(crate) streams: Streams,
     next_id: u32,
-    /// Those who have something to send, or wait to be told that they may, and whose own window is open.
+    /// Streams with an open window that have something to send, or whose writers wait for room.
     line: VecDeque<Key>,
     send_window: i64,
     /// Bytes of DATA that the peer may send on all streams together.
@@ -87,7 +87,7 @@ pub(crate) struct State {
     /// The peer's SETTINGS_MAX_HEADER_LIST_SIZE.
     max_header_list_size: usize,
     initial_window: i64,
-    /// Whether the initial window was raised since streams that wait for their window were last looked at.
+    /// True if the initial window was raised and [`fill`](State::fill) has not resumed the blocked streams yet.
     is_window_raised: bool,
     /// Upper bound of the streams' send windows, relative to the initial window.
     highest_offset: i64,
@@ -467,12 +467,12 @@ impl State {
     fn on_headers(&mut self, id: u32, block: Block, ends: bool, wake: &mut Vec<Waker>) -> Result<(), Reason> {
         let Some(key) = self.find(id)? else { return Ok(()) };
         let stream = self.streams.get(key);
-        let content_left = match block.status {
-            Some(status) => block.content_length.filter(|_| !stream.is_without_content(status)),
-            None => stream.content_left,
-        };
-        // Content of another length than the response says makes it malformed (RFC 9113, section 8.1.1).
-        let is_short = ends && content_left.is_some_and(|left| left > 0);
+        let mut content = stream.content;
+        if let (Some(status), Some(length)) = (block.status, block.content_length) {
+            content = content.stated(status, length);
+        }
+        // Content of another length than the response states makes it malformed (RFC 9113, section 8.1.1).
+        let is_short = ends && !content.count(0, true);
         let fits = !block.is_malformed
             && !block.is_too_long
             && !is_short
@@ -488,7 +488,7 @@ impl State {
         match (stream.answer, block.status) {
             (Answer::Awaited, Some(status)) if status.is_informational() => return Ok(()),
             (Answer::Awaited, Some(status)) => {
-                stream.content_left = content_left;
+                stream.content = content;
                 stream.head = Some(Head { status, headers: block.headers, ends });
                 stream.answer = Answer::Begun;
             }
@@ -517,7 +517,7 @@ impl State {
         let wrong = match stream.answer {
             _ if stream.recv_window < 0 => Some(Reason::FLOW_CONTROL_ERROR),
             Answer::Awaited => Some(Reason::PROTOCOL_ERROR),
-            Answer::Begun => (!stream.counts(piece.len(), ends)).then_some(Reason::PROTOCOL_ERROR),
+            Answer::Begun => (!stream.content.count(piece.len(), ends)).then_some(Reason::PROTOCOL_ERROR),
             Answer::Ended => Some(Reason::STREAM_CLOSED),
         };
         if let Some(reason) = wrong {

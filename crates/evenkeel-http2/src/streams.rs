@@ -36,6 +36,36 @@ pub(crate) enum Asked {
     Closed,
 }
 
+/// Length of a response's content, as its `content-length` states it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ContentLength {
+    /// No length is stated so far.
+    Unknown,
+    /// The length is stated without content: the request is HEAD, or the status says so (RFC 9110, section 8.6).
+    Ignored,
+    /// Number of bytes that are missing to the stated length.
+    Left(u64),
+}
+
+impl ContentLength {
+    /// The same after the head of the response has stated a length.
+    pub(crate) fn stated(self, status: StatusCode, length: u64) -> ContentLength {
+        match status {
+            StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED => ContentLength::Ignored,
+            _ if self == ContentLength::Ignored => ContentLength::Ignored,
+            _ => ContentLength::Left(length),
+        }
+    }
+
+    /// Counts content. Returns false if there is more than was stated, or less at the end.
+    pub(crate) fn count(&mut self, len: usize, ends: bool) -> bool {
+        let ContentLength::Left(left) = self else { return true };
+        let Some(rest) = left.checked_sub(len as u64) else { return false };
+        *left = rest;
+        !ends || rest == 0
+    }
+}
+
 /// One request and its answer.
 #[derive(Debug)]
 pub(crate) struct Stream {
@@ -46,11 +76,8 @@ pub(crate) struct Stream {
     /// Why it ended early.
     pub(crate) error: Option<Error>,
 
-    /// Whether the method of the request is HEAD.
-    pub(crate) is_head: bool,
     pub(crate) head: Option<Head>,
-    /// Bytes of content that are missing to the `content-length` of the response, if it has one.
-    pub(crate) content_left: Option<u64>,
+    pub(crate) content: ContentLength,
     pub(crate) data: RecvBuffer,
     pub(crate) trailers: Option<HeaderMap>,
     /// Who waits for more of the answer.
@@ -102,8 +129,7 @@ impl Streams {
         stream.id = id;
         stream.asked = Asked::Open;
         stream.answer = Answer::Awaited;
-        stream.is_head = is_head;
-        stream.content_left = None;
+        stream.content = if is_head { ContentLength::Ignored } else { ContentLength::Unknown };
         stream.recv_window = recv_window;
         stream.released = 0;
         stream.send_offset = 0;
@@ -218,9 +244,8 @@ impl Stream {
             asked: Asked::Closed,
             answer: Answer::Ended,
             error: None,
-            is_head: false,
             head: None,
-            content_left: None,
+            content: ContentLength::Unknown,
             data: RecvBuffer::default(),
             trailers: None,
             reader: None,
@@ -239,19 +264,6 @@ impl Stream {
     /// Whether frames may still go or come.
     pub(crate) fn is_open(&self) -> bool {
         self.asked != Asked::Closed || self.answer != Answer::Ended && self.error.is_none()
-    }
-
-    /// Returns true if the response has no content, whatever length it says (RFC 9110, section 8.6).
-    pub(crate) fn is_without_content(&self, status: StatusCode) -> bool {
-        self.is_head || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
-    }
-
-    /// Counts content against the `content-length` of the response. Returns false if it does not fit (RFC 9113, section 8.1.1).
-    pub(crate) fn counts(&mut self, len: usize, ends: bool) -> bool {
-        let Some(left) = self.content_left else { return true };
-        let left = left.checked_sub(len as u64);
-        self.content_left = left;
-        left.is_some_and(|left| !ends || left == 0)
     }
 
     fn clear(&mut self) {

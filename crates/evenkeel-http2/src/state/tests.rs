@@ -27,7 +27,7 @@ fn goaway(last: u32) -> Event {
     Event::GoAway { last, reason: Reason::NO_ERROR, words: Bytes::new() }
 }
 
-/// A connection with many streams, each of which has `sent` bytes under way and more to send.
+/// Opens many streams. Each has sent `sent` bytes, and its window is used up.
 fn blocked(sent: usize) -> State {
     let mut state = State::new(Settings::default());
     apply(&mut state, [initial_window([sent as u32]), Event::WindowUpdate { stream: 0, by: 1 << 30 }])
@@ -184,7 +184,7 @@ fn repeated_goaways_visit_each_stream_once() {
     }
     assert!(state.streams.visits.take() < 10);
 
-    // The walk is over open streams where those are few among many ids.
+    // Few open streams among many ids: only the open streams are visited.
     let mut state = State::new(Settings::default());
     for _ in 0..10 * OPEN {
         let key = open(&mut state, true);

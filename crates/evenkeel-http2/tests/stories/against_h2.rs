@@ -148,8 +148,8 @@ async fn calls_that_are_given_up_leave_nothing_behind() {
     client.end().await.unwrap();
 }
 
-/// Responses that are not read do not stop other streams: the connection window returns on receipt. First two paused readers, then
-/// so many that they hold more than the whole connection window.
+/// Responses that are not read do not stop other streams: the connection window returns on receipt. The second row holds more
+/// than the whole connection window unread.
 #[tokio::test]
 async fn paused_readers_do_not_stop_other_streams() {
     for (paused, size) in [(2, 1_400_000), (4, 1_900_000)] {

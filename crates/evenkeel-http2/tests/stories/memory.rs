@@ -75,7 +75,7 @@ impl Connection {
             more: &[],
             ends: true,
         };
-        let streams = (0..count).map(|_| sender.send(&request).unwrap()).collect();
+        let streams = (0..count).map(|_| sender.send(&request).expect("a connection that is open")).collect();
         let mut connection = Connection { driver, streams, _sender: sender };
         let heads = (0..count).flat_map(|at| frame(1, 4, id(at), &[0x88]));
         connection.feed(&[frame(4, 0, 0, &[]), heads.collect()].concat());
@@ -95,7 +95,7 @@ impl Connection {
         assert!(self.driver.poll(&mut io, &mut Context::from_waker(Waker::noop())).is_pending());
     }
 
-    /// Reads from a stream, at most so many pieces; returns the number of bytes.
+    /// Reads at most this number of pieces from a stream. Returns the number of bytes.
     fn read(&mut self, at: usize, pieces: usize) -> usize {
         let mut read = 0;
         for _ in 0..pieces {
@@ -138,11 +138,12 @@ fn burst_of_frames_releases_its_buffers() {
 const LARGE: usize = 4 << 10;
 
 /// Small constant that a stream, and a connection, may hold beside its data.
-const SMALL_CONSTANT: i64 = 4 << 10;
+const SMALL_CONSTANT: usize = 4 << 10;
 
 #[track_caller]
 fn check_held(held: i64, unread: usize, streams: usize, what: &str) {
-    let bound = 2 * unread as i64 + SMALL_CONSTANT * (streams as i64 + 1);
+    let bound = 2 * unread + SMALL_CONSTANT * (streams + 1);
+    let bound = i64::try_from(bound).expect("less than memory has");
     assert!(held <= bound, "{what}: {held} bytes held for {unread} unread, at most {bound}");
 }
 
