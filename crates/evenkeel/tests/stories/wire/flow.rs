@@ -197,3 +197,24 @@ async fn an_answer_may_come_before_the_request_is_over() {
     conn.reset(1, code::NO_ERROR).await.unwrap();
     long(call).await.unwrap().unwrap();
 }
+
+/// Metadata that is larger than the server accepts fails its call before it is sent, and the call only.
+#[tokio::test]
+async fn metadata_larger_than_the_server_accepts() {
+    let peer = Peer::bind().await;
+    let channel = to(peer.address()).build().unwrap();
+    channel.connect();
+    let mut conn = accept(&peer).await;
+    conn.settings(&[(setting::MAX_HEADER_LIST_SIZE, 1_000)]).await.unwrap();
+    conn.ping().await.unwrap();
+    let mut large = Request::new(message(b"x"));
+    large.metadata_mut().insert("large", "x".repeat(1_000).parse().unwrap());
+    let status = long(EchoClient::new(channel.clone()).unary(large)).await.unwrap_err();
+    assert_eq!(status.code(), Code::Internal, "{status}");
+    assert!(status.message().contains("maximum size of 1000 bytes set by the server"), "{status}");
+    let call = unary(&channel, b"x");
+    let request = request(&mut conn).await;
+    assert_eq!(request.stream, 1);
+    conn.respond(request.stream, b"", 0).await.unwrap();
+    call.await.unwrap().unwrap();
+}
