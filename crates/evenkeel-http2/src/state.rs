@@ -108,7 +108,9 @@ pub(crate) struct State {
 
 impl State {
     /// A connection that has said its preface.
-    pub(crate) fn new(ours: Settings) -> State {
+    pub(crate) fn new(mut ours: Settings) -> State {
+        ours.stream_window = ours.stream_window.min(MAX_WINDOW as u32);
+        ours.connection_window = ours.connection_window.clamp(DEFAULT_WINDOW, MAX_WINDOW as u32);
         let mut out = Outbox::default();
         let frames = out.tail();
         frames.extend_from_slice(frame::PREFACE);
@@ -121,7 +123,7 @@ impl State {
             said.push((setting::MAX_FRAME_SIZE, ours.max_frame_size));
         }
         frame::settings(frames, &said);
-        let recv_window = ours.connection_window.clamp(DEFAULT_WINDOW, MAX_WINDOW as u32);
+        let recv_window = ours.connection_window;
         if recv_window > DEFAULT_WINDOW {
             frame::window_update(frames, 0, recv_window - DEFAULT_WINDOW);
         }
@@ -134,7 +136,7 @@ impl State {
             send_window: i64::from(DEFAULT_WINDOW),
             recv_window: i64::from(recv_window),
             received: 0,
-            ours: Settings { connection_window: recv_window, ..ours },
+            ours,
             max_frame_size: DEFAULT_MAX_SIZE,
             max_header_list_size: usize::MAX,
             initial_window: i64::from(DEFAULT_WINDOW),
@@ -403,8 +405,8 @@ impl State {
         self.reply()
     }
 
-    /// Returns bytes that were read, or are not kept, to the window of their stream.
-    fn release(&mut self, key: Key, bytes: usize) {
+    /// Returns bytes that were read, or are not kept, to the window of their stream. Returns true if the peer gets a frame for it.
+    fn release(&mut self, key: Key, bytes: usize) -> bool {
         let stream = self.streams.get(key);
         stream.released += bytes as u32;
         if stream.answer != Answer::Ended && stream.released > self.ours.stream_window / 2 {
@@ -412,8 +414,10 @@ impl State {
             stream.recv_window += i64::from(by);
             if stream.is_open() {
                 frame::window_update(self.out.tail(), id, by);
+                return true;
             }
         }
+        false
     }
 
     /// Hands over the frames to be written. Replies are limited while they wait here: a connection that always has something to
@@ -534,11 +538,12 @@ impl State {
             stream.answer = Answer::Ended;
         }
         // Padding, and data of a stream without a reader, is not kept.
-        self.release(key, flow - kept);
+        let is_answered = self.release(key, flow - kept);
         if ends {
             self.streams.close(key);
         }
-        Ok(())
+        // Padding costs the peer no reader: frames for it are limited like other replies.
+        if is_answered { self.reply() } else { Ok(()) }
     }
 
     fn on_reset(&mut self, id: u32, reason: Reason, wake: &mut Vec<Waker>) -> Result<(), Reason> {

@@ -196,3 +196,36 @@ fn repeated_goaways_visit_each_stream_once() {
     assert!(state.streams.visits.take() < 10);
     assert!(matches!(state.streams.get(key).error, Some(Error::GoAway(..))));
 }
+
+/// A peer that sends padding and does not read the frames that return it is refused.
+#[test]
+fn window_updates_for_padding_are_limited() {
+    let mut state = State::new(Settings { stream_window: 100, ..Settings::default() });
+    open(&mut state, true);
+    let head = Block { status: Some(http::StatusCode::OK), ..Block::default() };
+    apply(&mut state, [Event::Headers { stream: 1, block: head, ends: false }]).unwrap();
+    let padding = || Event::Data { stream: 1, piece: Piece::Own(Vec::new()), flow: 90, ends: false };
+    let flood = apply(&mut state, (0..10 * MAX_REPLIES).map(|_| padding()));
+    assert_eq!(flood, Err(Reason::ENHANCE_YOUR_CALM));
+    assert!(state.out.len() < 20 * MAX_REPLIES);
+    // With the frames written in between there is no end to it.
+    let mut state = State::new(Settings { stream_window: 100, ..Settings::default() });
+    open(&mut state, true);
+    let head = Block { status: Some(http::StatusCode::OK), ..Block::default() };
+    apply(&mut state, [Event::Headers { stream: 1, block: head, ends: false }]).unwrap();
+    for _ in 0..10 {
+        apply(&mut state, (0..MAX_REPLIES / 2).map(|_| padding())).unwrap();
+        write(&mut state);
+    }
+}
+
+/// Windows beyond what HTTP/2 allows are lowered: the peer would refuse them.
+#[test]
+fn own_windows_stay_within_the_protocol() {
+    let most = Settings { stream_window: u32::MAX, connection_window: u32::MAX, ..Settings::default() };
+    let mut state = State::new(most);
+    let most = (u32::MAX >> 1).to_be_bytes();
+    assert!(state.out.tail().windows(6).any(|bytes| bytes == [&[0, 4][..], &most].concat()));
+    let by = ((u32::MAX >> 1) - DEFAULT_WINDOW).to_be_bytes();
+    assert!(state.out.tail().ends_with(&by));
+}
