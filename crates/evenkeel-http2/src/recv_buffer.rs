@@ -74,7 +74,10 @@ impl RecvBuffer {
         let is_behind = self.len > 0;
         self.len += piece.len();
         match piece {
-            Piece::Own(data) if is_behind && data.len() < LARGE => {
+            Piece::Own(data) if !is_behind => {
+                self.chunks.push_back(Chunk { data: data.into(), in_buffer: 0 });
+            }
+            Piece::Own(data) if data.len() < LARGE => {
                 if self.gathered.len() + data.len() > MAX_GATHERED {
                     self.seal();
                 }
@@ -82,9 +85,7 @@ impl RecvBuffer {
             }
             Piece::Own(mut data) => {
                 self.seal();
-                if is_behind {
-                    data.shrink_to_fit();
-                }
+                data.shrink_to_fit();
                 self.chunks.push_back(Chunk { data: data.into(), in_buffer: 0 });
             }
             Piece::Shared { data, in_buffer } => {
@@ -110,12 +111,15 @@ impl RecvBuffer {
     }
 
     pub(crate) fn clear(&mut self) {
-        self.chunks.clear();
+        // Most are read to their end, and then `gathered` has no memory either.
+        if self.len > 0 {
+            self.chunks.clear();
+            self.gathered = Vec::new();
+            self.len = 0;
+        }
         if self.chunks.capacity() > KEPT {
             self.chunks = VecDeque::new();
         }
-        self.gathered = Vec::new();
-        self.len = 0;
     }
 
     /// Makes the gathered bytes a piece of their exact size.

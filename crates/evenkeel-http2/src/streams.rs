@@ -212,9 +212,12 @@ impl Streams {
     pub(crate) fn close(&mut self, key: Key) {
         let stream = &self.slots[key as usize];
         if !stream.is_open() {
+            let is_blocked = stream.blocked_at.is_some();
             self.open.remove(&stream.id);
             // A key in the list must not outlive the stream: the slot may be another's next.
-            self.unblock(key);
+            if is_blocked {
+                self.unblock(key);
+            }
             self.free_if_unused(key);
         }
     }

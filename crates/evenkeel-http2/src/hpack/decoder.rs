@@ -66,13 +66,15 @@ pub(crate) struct Decoder {
 
 impl Name {
     fn read(bytes: &[u8]) -> Name {
-        match bytes {
-            b":status" => Name::Status,
-            b"content-length" => Name::ContentLength,
-            b"te" => Name::Te,
-            b"connection" | b"keep-alive" | b"proxy-connection" | b"transfer-encoding" | b"upgrade" => {
-                Name::Bad
-            }
+        // By length first, so that most names are compared with none of these.
+        match (bytes.len(), bytes) {
+            (2, b"te") => Name::Te,
+            (7, b":status") => Name::Status,
+            (14, b"content-length") => Name::ContentLength,
+            (7, b"upgrade")
+            | (10, b"connection" | b"keep-alive")
+            | (16, b"proxy-connection")
+            | (17, b"transfer-encoding") => Name::Bad,
             // Upper case is no name of HTTP/2.
             _ => HeaderName::from_lowercase(bytes).map_or(Name::Bad, Name::Header),
         }

@@ -124,6 +124,7 @@ impl Encoder {
 
     /// Encodes a header. `None` if it concerns a connection of HTTP/1, which HTTP/2 does not carry (RFC 9113, section 8.2.2).
     pub(crate) fn header(&mut self, out: &mut Vec<u8>, name: &HeaderName, value: &HeaderValue) -> Option<()> {
+        let text = name.as_str().as_bytes();
         let (index, at_once, is_secret) = match *name {
             header::CONTENT_TYPE => (CONTENT_TYPE, true, false),
             header::USER_AGENT => (USER_AGENT, true, false),
@@ -132,17 +133,16 @@ impl Encoder {
             header::COOKIE => (COOKIE, false, true),
             header::PROXY_AUTHORIZATION => (PROXY_AUTHORIZATION, false, true),
             header::CONNECTION | header::TRANSFER_ENCODING | header::UPGRADE => return None,
+            _ if matches!((text.len(), text), (10, b"keep-alive") | (16, b"proxy-connection")) => {
+                return None;
+            }
             _ => (0, false, false),
         };
-        let (name, text) = (name.as_str().as_bytes(), value.as_bytes());
-        if matches!(name, b"keep-alive" | b"proxy-connection") {
-            return None;
-        }
         if is_secret || value.is_sensitive() {
-            self.list_size += name.len() + text.len() + OVERHEAD;
-            literal(out, NEVER, name, text, index);
+            self.list_size += text.len() + value.len() + OVERHEAD;
+            literal(out, NEVER, text, value.as_bytes(), index);
         } else {
-            self.field(out, name, text, index, at_once);
+            self.field(out, text, value.as_bytes(), index, at_once);
         }
         Some(())
     }
