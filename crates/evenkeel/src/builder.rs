@@ -200,7 +200,8 @@ impl Builder {
         self
     }
 
-    /// How many bytes an endpoint may send on all calls of a connection before they are read; 5 MiB unless set.
+    /// Maximum number of bytes in flight from an endpoint on all calls of a connection; 5 MiB unless set. They are returned on
+    /// receipt, so that calls that are not read do not stop the others. Memory is bounded by [`Builder::stream_window`].
     pub fn connection_window(mut self, bytes: u32) -> Builder {
         self.http2.settings.connection_window = bytes;
         self
