@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod follow;
+mod limits;
 mod lrs;
 mod mesh;
 mod plane;
@@ -21,6 +22,7 @@ mod stream;
 mod world;
 
 pub use follow::{Followed, POLL_INTERVAL};
+pub use limits::ClientLimits;
 pub use lrs::{DropReport, LoadCounts, LoadReport};
 pub use mesh::{
     Cluster, Endpoint, FailurePercentage, Hash, HeaderMatch, Health, Locality, Mesh, MeshError, MeshErrors,

@@ -6,9 +6,13 @@ use std::time::SystemTime;
 use evenkeel_proto::envoy::config::endpoint::v3::ClusterStats;
 
 use crate::Locality;
+use crate::limits::{LimitExceeded, check_length};
 
 /// How many rows are kept. When there are more, the ones that were silent longest go.
 const MAX_ROWS: usize = 20_000;
+
+/// Maximum length of the names in all rows in bytes. When they are longer, the rows that were silent longest go.
+const MAX_ROW_BYTES: usize = 16 << 20;
 
 /// The load of one locality of a cluster, as one client reports it.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,17 +67,29 @@ pub struct LoadCounts {
 
 #[derive(Debug, Default)]
 pub(crate) struct Loads {
-    localities: BTreeMap<(String, String, u32, Locality), LoadReport>,
-    drops: BTreeMap<(String, String, Option<String>), DropReport>,
+    localities: Rows<(String, String, u32, Locality), LoadReport>,
+    drops: Rows<(String, String, Option<String>), DropReport>,
+}
+
+/// Returns an error if a name in a report is longer than `maximum` bytes.
+pub(crate) fn check(stats: &ClusterStats, maximum: usize) -> Result<(), LimitExceeded> {
+    check_length("a cluster name", stats.cluster_name.len(), maximum)?;
+    for locality in stats.upstream_locality_stats.iter().filter_map(|stats| stats.locality.as_ref()) {
+        for part in [&locality.region, &locality.zone, &locality.sub_zone] {
+            check_length("a part of a locality", part.len(), maximum)?;
+        }
+    }
+    let mut drops = stats.dropped_requests.iter();
+    drops.try_for_each(|drops| check_length("a drop category", drops.category.len(), maximum))
 }
 
 impl Loads {
     pub(crate) fn reports(&self) -> Vec<LoadReport> {
-        self.localities.values().cloned().collect()
+        self.localities.rows.values().cloned().collect()
     }
 
     pub(crate) fn drops(&self) -> Vec<DropReport> {
-        self.drops.values().cloned().collect()
+        self.drops.rows.values().cloned().collect()
     }
 
     pub(crate) fn add(&mut self, node_id: &str, stats: ClusterStats, now: SystemTime) {
@@ -89,7 +105,7 @@ impl Loads {
                 in_progress: stats.total_requests_in_progress,
             };
             let key = (node_id.to_owned(), cluster.clone(), stats.priority, locality.clone());
-            let row = self.localities.entry(key).or_insert_with(|| LoadReport {
+            let row = self.localities.row(key, || LoadReport {
                 node_id: node_id.to_owned(),
                 cluster: cluster.clone(),
                 locality,
@@ -107,13 +123,14 @@ impl Loads {
             };
             row.at = now;
         }
-        let by_category: u64 = stats.dropped_requests.iter().map(|drops| drops.dropped_count).sum();
+        let dropped = stats.dropped_requests.iter().map(|drops| drops.dropped_count);
+        let by_category = dropped.fold(0, u64::saturating_add);
         let others = stats.total_dropped_requests.saturating_sub(by_category);
         let named =
             stats.dropped_requests.into_iter().map(|drops| (Some(drops.category), drops.dropped_count));
         for (category, latest) in named.chain((others > 0).then_some((None, others))) {
             let key = (node_id.to_owned(), cluster.clone(), category.clone());
-            let row = self.drops.entry(key).or_insert_with(|| DropReport {
+            let row = self.drops.row(key, || DropReport {
                 node_id: node_id.to_owned(),
                 cluster: cluster.clone(),
                 category,
@@ -125,19 +142,157 @@ impl Loads {
             row.total = row.total.saturating_add(latest);
             row.at = now;
         }
-        forget(&mut self.localities, |row| row.at);
-        forget(&mut self.drops, |row| row.at);
     }
 }
 
-/// Makes room, a tenth at a time: a flood of names costs no search per row.
-fn forget<K: Clone + Ord, R>(rows: &mut BTreeMap<K, R>, at: impl Fn(&R) -> SystemTime) {
-    if rows.len() <= MAX_ROWS {
-        return;
+/// A row of a table of load.
+trait LoadRow {
+    /// Time of the last report.
+    fn at(&self) -> SystemTime;
+
+    /// Length of the names in bytes.
+    fn name_bytes(&self) -> usize;
+}
+
+impl LoadRow for LoadReport {
+    fn at(&self) -> SystemTime {
+        self.at
     }
-    let mut by_age: Vec<_> = rows.iter().map(|(key, row)| (at(row), key.clone())).collect();
-    by_age.sort();
-    for (_, key) in by_age.into_iter().take(rows.len() - MAX_ROWS + MAX_ROWS / 10) {
-        rows.remove(&key);
+
+    fn name_bytes(&self) -> usize {
+        let Locality { region, zone, sub_zone } = &self.locality;
+        [&self.node_id, &self.cluster, region, zone, sub_zone].map(String::len).iter().sum()
+    }
+}
+
+impl LoadRow for DropReport {
+    fn at(&self) -> SystemTime {
+        self.at
+    }
+
+    fn name_bytes(&self) -> usize {
+        let category = self.category.as_ref().map_or(0, String::len);
+        self.node_id.len() + self.cluster.len() + category
+    }
+}
+
+/// Rows by their keys, at most [`MAX_ROWS`] with names of at most [`MAX_ROW_BYTES`].
+#[derive(Debug)]
+struct Rows<K, R> {
+    rows: BTreeMap<K, R>,
+    name_bytes: usize,
+}
+
+impl<K, R> Default for Rows<K, R> {
+    fn default() -> Rows<K, R> {
+        Rows { rows: BTreeMap::new(), name_bytes: 0 }
+    }
+}
+
+impl<K: Clone + Ord, R: LoadRow> Rows<K, R> {
+    /// The row of a key. Others make room for a new one.
+    fn row(&mut self, key: K, new: impl FnOnce() -> R) -> &mut R {
+        if !self.rows.contains_key(&key) {
+            self.make_room();
+        }
+        self.rows.entry(key).or_insert_with(|| {
+            let row = new();
+            self.name_bytes = self.name_bytes.saturating_add(row.name_bytes());
+            row
+        })
+    }
+
+    /// Makes room, a tenth at a time: a flood of names costs no search per row.
+    fn make_room(&mut self) {
+        if self.rows.len() < MAX_ROWS && self.name_bytes < MAX_ROW_BYTES {
+            return;
+        }
+        let mut by_age: Vec<_> = self.rows.iter().map(|(key, row)| (row.at(), key.clone())).collect();
+        by_age.sort();
+        for (_, key) in by_age {
+            if self.rows.len() < MAX_ROWS - MAX_ROWS / 10
+                && self.name_bytes < MAX_ROW_BYTES - MAX_ROW_BYTES / 10
+            {
+                return;
+            }
+            if let Some(row) = self.rows.remove(&key) {
+                self.name_bytes = self.name_bytes.saturating_sub(row.name_bytes());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, UNIX_EPOCH};
+
+    use evenkeel_proto::envoy::config::core::v3::Locality as LocalityMessage;
+    use evenkeel_proto::envoy::config::endpoint::v3::UpstreamLocalityStats;
+    use evenkeel_proto::envoy::config::endpoint::v3::cluster_stats::DroppedRequests;
+
+    use super::*;
+
+    fn stats(cluster: &str, locality: Option<String>, count: u64) -> ClusterStats {
+        let dropped = ["a", "b"]
+            .map(|category| DroppedRequests { category: category.to_owned(), dropped_count: count });
+        ClusterStats {
+            cluster_name: cluster.to_owned(),
+            upstream_locality_stats: vec![UpstreamLocalityStats {
+                locality: locality.map(|zone| LocalityMessage { zone, ..LocalityMessage::default() }),
+                total_issued_requests: count,
+                total_successful_requests: count,
+                total_error_requests: count,
+                total_requests_in_progress: count,
+                ..UpstreamLocalityStats::default()
+            }],
+            dropped_requests: dropped.into(),
+            total_dropped_requests: count,
+            ..ClusterStats::default()
+        }
+    }
+
+    /// Counts at the end of their range neither panic nor wrap around.
+    #[test]
+    fn sums_saturate() {
+        let mut loads = Loads::default();
+        for _ in 0..3 {
+            loads.add("n", stats("c", None, u64::MAX), UNIX_EPOCH);
+        }
+        let [report] = &loads.reports()[..] else { panic!("one row") };
+        let most = u64::MAX;
+        let all = LoadCounts { issued: most, succeeded: most, failed: most, in_progress: most };
+        assert_eq!((report.latest, report.total), (all, all));
+        let drops: Vec<_> = loads.drops().into_iter().map(|drops| (drops.category, drops.total)).collect();
+        assert_eq!(drops, [(Some("a".to_owned()), most), (Some("b".to_owned()), most)]);
+    }
+
+    /// A report with any number of rows, and of any length, holds no more than the tables do.
+    #[test]
+    fn rows_are_bounded_in_number_and_length() {
+        let mut loads = Loads::default();
+        let mut many = stats("c", None, 1);
+        let row = many.upstream_locality_stats[0].clone();
+        many.upstream_locality_stats = (0..3 * MAX_ROWS)
+            .map(|i| UpstreamLocalityStats { priority: u32::try_from(i).unwrap(), ..row.clone() })
+            .collect();
+        loads.add("n", many, UNIX_EPOCH);
+        assert!(loads.reports().len() <= MAX_ROWS, "{}", loads.reports().len());
+        for i in 0..10_000_u64 {
+            let zone = format!("{i:04096}");
+            loads.add("n", stats("c", Some(zone), 1), UNIX_EPOCH + Duration::from_secs(i));
+            assert!(loads.localities.name_bytes <= MAX_ROW_BYTES + 8192);
+        }
+        let held: usize = loads.reports().iter().map(LoadRow::name_bytes).sum();
+        assert_eq!(held, loads.localities.name_bytes);
+        // The latest are kept.
+        let latest = format!("{:04096}", 9_999);
+        assert!(loads.reports().iter().any(|report| report.locality.zone == latest));
+    }
+
+    #[test]
+    fn long_names_are_refused() {
+        assert_eq!(check(&stats("c", Some("z".repeat(8)), 1), 8), Ok(()));
+        let refused = check(&stats("c", Some("z".repeat(9)), 1), 8);
+        assert_eq!(refused, Err(LimitExceeded("a part of a locality has at most 8 bytes".to_owned())));
     }
 }

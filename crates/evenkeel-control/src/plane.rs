@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -10,10 +10,12 @@ use evenkeel_proto::envoy::config::core::v3::Node;
 use evenkeel_proto::envoy::config::endpoint::v3::ClusterStats;
 use tokio::sync::{broadcast, watch};
 
-use crate::lrs::{DropReport, LoadReport, Loads};
+use crate::ClientLimits;
+use crate::limits::{LimitExceeded, MAX_NODE_TEXT_BYTES, check_length};
+use crate::lrs::{self, DropReport, LoadReport, Loads};
 use crate::records::{ClientRecord, Event, Nack, What, user_agent};
 use crate::service::DiscoveryService;
-use crate::stream::{Answer, Asked, Stream, TooMuch};
+use crate::stream::{Answer, Asked, Stream};
 use crate::world::{Variant, World};
 use crate::{Mesh, Resource, Resources};
 
@@ -34,6 +36,8 @@ struct Shared {
     scene: watch::Sender<Scene>,
     clients: Mutex<BTreeMap<u64, Arc<Mutex<Client>>>>,
     opened: AtomicU64,
+    /// Number of open streams, of discovery and of load reports.
+    open_streams: Arc<AtomicUsize>,
     loads: Mutex<Loads>,
     changes: watch::Sender<u64>,
     events: broadcast::Sender<Event>,
@@ -47,6 +51,7 @@ pub(crate) struct Scene {
     /// Streams up to this number are to end.
     pub(crate) closed: u64,
     pub(crate) lrs_interval: Duration,
+    pub(crate) limits: ClientLimits,
 }
 
 /// Ways of control planes that clients must cope with, for tests of clients.
@@ -77,6 +82,7 @@ impl Plane {
             quirks: Quirks::default(),
             closed: 0,
             lrs_interval: Duration::from_secs(10),
+            limits: ClientLimits::default(),
         };
         Plane {
             shared: Arc::new(Shared {
@@ -84,6 +90,7 @@ impl Plane {
                 scene: watch::Sender::new(scene),
                 clients: Mutex::default(),
                 opened: AtomicU64::new(0),
+                open_streams: Arc::default(),
                 loads: Mutex::default(),
                 changes: watch::Sender::new(0),
                 events: broadcast::Sender::new(EVENTS),
@@ -131,6 +138,16 @@ impl Plane {
     /// How often clients are to report load; 10 s unless set.
     pub fn set_lrs_interval(&self, interval: Duration) {
         self.shared.scene.send_modify(|scene| scene.lrs_interval = interval);
+    }
+
+    /// Sets the limits on clients. Streams that are open keep what they hold; the limits apply to their next requests.
+    pub fn set_client_limits(&self, limits: ClientLimits) {
+        self.shared.scene.send_modify(|scene| scene.limits = limits);
+    }
+
+    /// Returns the limits on clients.
+    pub fn client_limits(&self) -> ClientLimits {
+        self.shared.scene.borrow().limits
     }
 
     /// Takes on quirks, and drops those that it had.
@@ -243,7 +260,10 @@ impl Plane {
         self.shared.scene.borrow().clone()
     }
 
-    pub(crate) fn report_load(&self, node_id: &str, stats: Vec<ClusterStats>) {
+    /// Takes in a load report. Returns an error, and takes in nothing, if a name in it is too long.
+    pub(crate) fn report_load(&self, node_id: &str, stats: Vec<ClusterStats>) -> Result<(), LimitExceeded> {
+        let maximum = self.client_limits().name_bytes;
+        stats.iter().try_for_each(|stats| lrs::check(stats, maximum))?;
         let mut loads = lock(&self.shared.loads);
         let now = SystemTime::now();
         for stats in stats {
@@ -251,12 +271,23 @@ impl Plane {
         }
         drop(loads);
         self.note();
+        Ok(())
+    }
+
+    /// Counts a stream as open until the slot is dropped. Returns `None` if there are as many as the limit allows.
+    pub(crate) fn open_slot(&self) -> Option<StreamSlot> {
+        let maximum = self.client_limits().streams;
+        let open = &self.shared.open_streams;
+        let opened = open.fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| {
+            (count < maximum).then(|| count.saturating_add(1))
+        });
+        opened.ok().map(|_| StreamSlot { open: Arc::clone(open) })
     }
 
     /// Opens a stream of discovery, unless there may be only one.
     pub(crate) fn open(&self, variant: Variant, peer: Option<SocketAddr>) -> Option<Served> {
         let mut clients = lock(&self.shared.clients);
-        let number = self.shared.opened.fetch_add(1, Ordering::SeqCst) + 1;
+        let number = self.shared.opened.fetch_add(1, Ordering::SeqCst).wrapping_add(1);
         let is_refused = self.scene().quirks.one_stream && !clients.is_empty();
         let client = Arc::new(Mutex::new(Client {
             node_id: String::new(),
@@ -285,6 +316,17 @@ impl Default for Plane {
     }
 }
 
+/// An open stream, counted until this is dropped.
+pub(crate) struct StreamSlot {
+    open: Arc<AtomicUsize>,
+}
+
+impl Drop for StreamSlot {
+    fn drop(&mut self) {
+        self.open.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
 /// A client while its stream is open.
 pub(crate) struct Served {
     plane: Plane,
@@ -293,14 +335,14 @@ pub(crate) struct Served {
 }
 
 impl Served {
-    pub(crate) fn handle(&self, mut asked: Asked) -> Result<(), TooMuch> {
+    pub(crate) fn handle(&self, mut asked: Asked) -> Result<(), LimitExceeded> {
         let mut client = lock(&self.client);
         if let Some(node) = asked.node.take() {
-            self.introduce(&mut client, &node);
+            self.introduce(&mut client, &node)?;
         }
         let type_url = asked.type_url.clone();
-        let world = self.plane.scene().world;
-        let answer = client.stream.handle(asked, &world, SystemTime::now())?;
+        let Scene { world, limits, .. } = self.plane.scene();
+        let answer = client.stream.handle(asked, &world, &limits, SystemTime::now())?;
         match answer {
             Answer::None => {}
             Answer::Ack => {
@@ -325,14 +367,18 @@ impl Served {
         Ok(())
     }
 
-    fn introduce(&self, client: &mut Client, node: &Node) {
+    fn introduce(&self, client: &mut Client, node: &Node) -> Result<(), LimitExceeded> {
+        let user_agent = user_agent(node);
+        check_length("a node id", node.id.len(), MAX_NODE_TEXT_BYTES)?;
+        check_length("a user agent", user_agent.len(), MAX_NODE_TEXT_BYTES)?;
         let is_new = client.node_id.is_empty() && client.user_agent.is_empty();
         client.node_id.clone_from(&node.id);
-        client.user_agent = user_agent(node);
+        client.user_agent = user_agent;
         if is_new {
             let (user_agent, peer, variant) = (client.user_agent.clone(), client.peer, client.variant);
             self.tell(client, What::Connected { user_agent, peer, variant });
         }
+        Ok(())
     }
 
     pub(crate) fn responses(&self, world: &World) -> Vec<Vec<bytes::Bytes>> {

@@ -5,21 +5,31 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::Deref;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use serde_json::json;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::time::{Sleep, sleep};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
+use crate::ClientLimits;
 use crate::plane::{Plane, Quirks};
 
 /// A client that is gone without a word is noticed after one interval and one timeout.
 const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(20));
+
+/// Maximum time from the start of a connection to the end of the HTTP/2 preface. Keepalive begins after it, so without this a
+/// connection that sends nothing would be held for ever.
+const PREFACE_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Length of the HTTP/2 preface (RFC 9113, 3.4).
+const PREFACE_BYTES: usize = 24;
 
 /// How long to wait after a failure to accept, such as too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -76,6 +86,13 @@ impl Builder {
         self
     }
 
+    /// Limits on clients. Those of the plane unless set.
+    #[must_use]
+    pub fn client_limits(self, limits: ClientLimits) -> Builder {
+        self.plane.set_client_limits(limits);
+        self
+    }
+
     /// What to serve; a plane that holds nothing unless set. It outlives the server.
     #[must_use]
     pub fn plane(mut self, plane: Plane) -> Builder {
@@ -89,9 +106,11 @@ impl Builder {
         let address = listener.local_addr()?;
         let (alive, life) = watch::channel(());
         let (sockets, incoming) = mpsc::channel(16);
-        tokio::spawn(accept(listener, life, sockets));
+        let limits = self.plane.client_limits();
+        tokio::spawn(accept(listener, limits.connections, life, sockets));
         let service = self.plane.service();
         let server = Server::builder()
+            .max_concurrent_streams(limits.streams_per_connection)
             .http2_keepalive_interval(Some(KEEPALIVE.0))
             .http2_keepalive_timeout(Some(KEEPALIVE.1))
             .serve_with_incoming(service, ReceiverStream::new(incoming));
@@ -154,9 +173,11 @@ impl Deref for ControlPlane {
 /// Accepts until the control plane is dropped. A failure to accept is the failure of one client.
 async fn accept(
     listener: TcpListener,
+    maximum: usize,
     mut life: watch::Receiver<()>,
     sockets: mpsc::Sender<io::Result<Socket>>,
 ) {
+    let slots = Arc::new(Semaphore::new(maximum.min(Semaphore::MAX_PERMITS)));
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -164,19 +185,25 @@ async fn accept(
         };
         match accepted {
             Ok((stream, _)) => {
+                // Closed at once: a client that waited in the backlog would time out without a reason.
+                let Ok(slot) = Arc::clone(&slots).try_acquire_owned() else {
+                    tracing::warn!(maximum, "connection limit reached, connection closed");
+                    continue;
+                };
                 // Only delays are at stake.
                 let _ = stream.set_nodelay(true);
                 let mut life = life.clone();
                 let ended = Box::pin(async move {
                     let _ = life.changed().await;
                 });
-                if sockets.send(Ok(Socket { stream, ended })).await.is_err() {
+                let preface = Some((Box::pin(sleep(PREFACE_TIMEOUT)), PREFACE_BYTES));
+                if sockets.send(Ok(Socket { stream, ended, preface, _slot: slot })).await.is_err() {
                     return;
                 }
             }
             Err(error) => {
                 tracing::warn!(%error, "the control plane cannot accept a connection");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+                sleep(ACCEPT_PAUSE).await;
             }
         }
     }
@@ -186,6 +213,9 @@ async fn accept(
 struct Socket {
     stream: TcpStream,
     ended: Pin<Box<dyn Future<Output = ()> + Send>>,
+    /// Deadline of the HTTP/2 preface, and the number of its bytes that have not come. `None` once it came.
+    preface: Option<(Pin<Box<Sleep>>, usize)>,
+    _slot: OwnedSemaphorePermit,
 }
 
 impl Connected for Socket {
@@ -207,7 +237,20 @@ impl AsyncRead for Socket {
             self.ended = Box::pin(std::future::ready(()));
             return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
         }
-        Pin::new(&mut self.stream).poll_read(cx, buf)
+        let this = &mut *self;
+        let Some((deadline, missing)) = &mut this.preface else {
+            return Pin::new(&mut this.stream).poll_read(cx, buf);
+        };
+        if deadline.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        let before = buf.filled().len();
+        std::task::ready!(Pin::new(&mut this.stream).poll_read(cx, buf))?;
+        *missing = missing.saturating_sub(buf.filled().len().saturating_sub(before));
+        if *missing == 0 {
+            this.preface = None;
+        }
+        Poll::Ready(Ok(()))
     }
 }
 

@@ -1,13 +1,15 @@
 //! The gRPC services over HTTP: which call is which, and the tasks that run streams.
 //!
-//! Responses are bodies of shared bytes, so a client that reads slowly holds references, not copies, and holds up
-//! nobody: of each type it is owed one response at most.
+//! Responses are bodies of shared bytes: a client that reads slowly holds references, not copies, and delays no other client.
+//! Of each type it is owed one response at most. Responses are made when the transport has taken the ones before, so that a
+//! client that answers without reading cannot fill a queue. Changes in the meantime are sent once, in their latest form.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::future::{Ready, ready};
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
 use bytes::{BufMut, Bytes, BytesMut};
@@ -19,7 +21,7 @@ use evenkeel_proto::envoy::service::discovery::v3::{DeltaDiscoveryRequest, Disco
 use evenkeel_proto::envoy::service::load_stats::v3::{LoadStatsRequest, LoadStatsResponse};
 use evenkeel_proto::prost::{Message, Name};
 use http_body::Frame;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tonic::body::Body;
 use tonic::codec::{Codec, Streaming};
 use tonic::server::NamedService;
@@ -28,8 +30,9 @@ use tonic::{Code, Status};
 use tonic_prost::ProstCodec;
 use tower_service::Service;
 
-use crate::plane::{Plane, Served};
-use crate::stream::{Asked, TooMuch};
+use crate::limits::{LimitExceeded, MAX_NODE_TEXT_BYTES, check_length};
+use crate::plane::{Plane, Served, StreamSlot};
+use crate::stream::Asked;
 use crate::world::Variant;
 
 /// The services of a [`Plane`], for a tonic server. Calls of others are UNIMPLEMENTED.
@@ -96,23 +99,30 @@ impl DiscoveryService {
             return Err(Status::unimplemented(format!("no method {path:?} here")));
         };
         let peer = request.extensions().get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr);
-        let (owed, body) = responses();
+        let limits = self.plane.client_limits();
+        let Some(slot) = self.plane.open_slot() else {
+            let LimitExceeded(text) =
+                LimitExceeded::new("this control plane", limits.streams, "open streams");
+            return Err(Status::resource_exhausted(text));
+        };
+        let (owed, body) = responses(slot);
+        let most = limits.request_bytes;
         match call {
             Call::Discovery(Variant::StateOfTheWorld, of_type) => {
                 let served = self.open(Variant::StateOfTheWorld, peer)?;
-                let requests = requests::<DiscoveryRequest>(request);
+                let requests = requests::<DiscoveryRequest>(request, most);
                 tokio::spawn(discovery(self.plane.clone(), served, of_type, requests, owed));
             }
             Call::Discovery(Variant::Delta, of_type) => {
                 let served = self.open(Variant::Delta, peer)?;
-                let requests = requests::<DeltaDiscoveryRequest>(request);
+                let requests = requests::<DeltaDiscoveryRequest>(request, most);
                 tokio::spawn(discovery(self.plane.clone(), served, of_type, requests, owed));
             }
             Call::LoadReports => {
                 if self.plane.scene().quirks.refuse_lrs {
                     return Err(Status::unimplemented("this control plane takes no load reports"));
                 }
-                tokio::spawn(load_reports(self.plane.clone(), requests(request), owed));
+                tokio::spawn(load_reports(self.plane.clone(), requests(request, most), owed));
             }
         }
         let mut response = http::Response::new(Body::new(body));
@@ -147,9 +157,20 @@ impl NamedService for DiscoveryService {
     const NAME: &'static str = "envoy.service.discovery.v3.AggregatedDiscoveryService";
 }
 
-fn requests<M: Message + Default + 'static>(request: http::Request<Body>) -> Streaming<M> {
+fn requests<M: Message + Default + 'static>(request: http::Request<Body>, most: usize) -> Streaming<M> {
     let decoder = ProstCodec::<M, M>::default().decoder();
-    Streaming::new_request(decoder, request.into_body(), None, None)
+    Streaming::new_request(decoder, request.into_body(), None, Some(most))
+}
+
+/// The status of a stream whose requests cannot be read any more.
+fn unreadable(status: Status, plane: &Plane) -> Status {
+    if status.code() == Code::OutOfRange {
+        // The decoder's only use of this code is a request beyond its limit.
+        let LimitExceeded(text) =
+            LimitExceeded::new("a request", plane.client_limits().request_bytes, "bytes");
+        return Status::resource_exhausted(text);
+    }
+    status
 }
 
 /// Runs a stream of discovery until the client or the plane ends it.
@@ -161,27 +182,30 @@ async fn discovery<M: Into<Asked>>(
     owed: Owed,
 ) {
     let mut scenes = plane.scenes();
-    drop(plane);
     loop {
         let scene = scenes.borrow_and_update().clone();
         if scene.closed >= served.number {
             return;
         }
-        if !scene.quirks.silent {
-            for response in served.responses(&scene.world) {
-                owed.send(response);
-            }
+        let has_room = owed.has_room();
+        if has_room && !scene.quirks.silent {
+            owed.send(served.responses(&scene.world));
         }
         tokio::select! {
             changed = scenes.changed() => if changed.is_err() { return },
-            () = owed.messages.closed() => return,
+            () = owed.closed() => return,
+            () = owed.room(), if !has_room => {}
             request = requests.message() => {
-                let Ok(Some(request)) = request else { return };
+                let request = match request {
+                    Ok(Some(request)) => request,
+                    Ok(None) => return,
+                    Err(status) => return owed.end(unreadable(status, &plane)),
+                };
                 let mut asked: Asked = request.into();
                 if let Some(of_type) = &of_type {
                     asked.type_url.clone_from(of_type);
                 }
-                if let Err(TooMuch(text)) = served.handle(asked) {
+                if let Err(LimitExceeded(text)) = served.handle(asked) {
                     return owed.end(Status::resource_exhausted(text));
                 }
             }
@@ -196,22 +220,32 @@ async fn load_reports(plane: Plane, mut requests: Streaming<LoadStatsRequest>, o
     let mut asked = None;
     loop {
         let interval = scenes.borrow_and_update().lrs_interval;
-        if node_id.is_some() && asked != Some(interval) {
+        let has_room = owed.has_room();
+        if has_room && node_id.is_some() && asked != Some(interval) {
             asked = Some(interval);
             let response = LoadStatsResponse {
                 send_all_clusters: true,
                 load_reporting_interval: interval.try_into().ok(),
                 ..LoadStatsResponse::default()
             };
-            owed.send(vec![frame(&response)]);
+            owed.send(vec![vec![frame(&response)]]);
         }
         tokio::select! {
             changed = scenes.changed() => if changed.is_err() { return },
-            () = owed.messages.closed() => return,
+            () = owed.closed() => return,
+            () = owed.room(), if !has_room => {}
             request = requests.message() => {
-                let Ok(Some(request)) = request else { return };
+                let request = match request {
+                    Ok(Some(request)) => request,
+                    Ok(None) => return,
+                    Err(status) => return owed.end(unreadable(status, &plane)),
+                };
                 let node_id = node_id.get_or_insert_with(|| request.node.unwrap_or_default().id);
-                plane.report_load(node_id, request.cluster_stats);
+                let reported = check_length("a node id", node_id.len(), MAX_NODE_TEXT_BYTES)
+                    .and_then(|()| plane.report_load(node_id, request.cluster_stats));
+                if let Err(LimitExceeded(text)) = reported {
+                    return owed.end(Status::resource_exhausted(text));
+                }
             }
         }
     }
@@ -225,32 +259,68 @@ fn frame(message: &impl Message) -> Bytes {
     frame.freeze()
 }
 
+/// Responses, each in the pieces of its gRPC frame.
+type Batch = Vec<Vec<Bytes>>;
+
 /// What a stream has yet to send.
 struct Owed {
-    messages: UnboundedSender<Result<Vec<Bytes>, Status>>,
+    /// Holds one batch, while the transport works on the one before.
+    batches: Sender<Batch>,
+    status: Arc<OnceLock<Status>>,
 }
 
 impl Owed {
-    /// A reader that is gone is noticed elsewhere.
-    fn send(&self, pieces: Vec<Bytes>) {
-        let _ = self.messages.send(Ok(pieces));
+    /// Returns true if a batch can be sent without waiting.
+    fn has_room(&self) -> bool {
+        self.batches.capacity() > 0
     }
 
+    /// Waits until the transport has taken a batch.
+    async fn room(&self) {
+        // A reader that is gone is noticed elsewhere.
+        let _ = self.batches.reserve().await;
+    }
+
+    async fn closed(&self) {
+        self.batches.closed().await;
+    }
+
+    /// Sends a batch, unless it is empty. There must be room.
+    fn send(&self, batch: Batch) {
+        if !batch.is_empty() {
+            // A reader that is gone is noticed elsewhere.
+            let _ = self.batches.try_send(batch);
+        }
+    }
+
+    /// Ends the stream, once the client has read what was sent before. Returns at once: a client that does not read holds
+    /// nothing but its batches.
     fn end(&self, status: Status) {
-        let _ = self.messages.send(Err(status));
+        let _ = self.status.set(status);
     }
 }
 
-fn responses() -> (Owed, Responses) {
-    let (messages, receiver) = unbounded_channel();
-    (Owed { messages }, Responses { messages: receiver, pieces: VecDeque::new(), ended: false })
+fn responses(slot: StreamSlot) -> (Owed, Responses) {
+    let (batches, receiver) = channel(1);
+    let status = Arc::new(OnceLock::new());
+    let body = Responses {
+        batches: receiver,
+        status: Arc::clone(&status),
+        pieces: VecDeque::new(),
+        ended: false,
+        _slot: slot,
+    };
+    (Owed { batches, status }, body)
 }
 
 /// The body of a stream's response.
 struct Responses {
-    messages: UnboundedReceiver<Result<Vec<Bytes>, Status>>,
+    batches: Receiver<Batch>,
+    /// The status to end with; OK if there is none when the batches end.
+    status: Arc<OnceLock<Status>>,
     pieces: VecDeque<Bytes>,
     ended: bool,
+    _slot: StreamSlot,
 }
 
 impl http_body::Body for Responses {
@@ -268,15 +338,12 @@ impl http_body::Body for Responses {
             if self.ended {
                 return Poll::Ready(None);
             }
-            let status = match std::task::ready!(self.messages.poll_recv(cx)) {
-                Some(Ok(pieces)) => {
-                    self.pieces.extend(pieces);
-                    continue;
-                }
-                Some(Err(status)) => status,
-                None => Status::new(Code::Ok, ""),
-            };
+            if let Some(batch) = std::task::ready!(self.batches.poll_recv(cx)) {
+                self.pieces.extend(batch.into_iter().flatten());
+                continue;
+            }
             self.ended = true;
+            let status = self.status.get().cloned().unwrap_or_else(|| Status::new(Code::Ok, ""));
             let trailers = status.into_http::<()>().into_parts().0.headers;
             return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
         }

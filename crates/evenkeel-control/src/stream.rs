@@ -9,6 +9,7 @@
 //!  in step ------------------> unanswered ------------------------------------------> in step
 //! ```
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -21,12 +22,10 @@ use evenkeel_proto::envoy::service::discovery::v3::{DeltaDiscoveryRequest, Disco
 use evenkeel_proto::google::rpc;
 use evenkeel_proto::prost::{Name, encoding};
 
+use crate::ClientLimits;
+use crate::limits::{LimitExceeded, MAX_NACK_BYTES, MAX_TYPE_URL_BYTES, MAX_TYPES, check_length, cut};
 use crate::records::{Nack, Subscribed, TypeRecord};
 use crate::world::{Held, Kind, Variant, World};
-
-/// The most types and names that one stream may ask for: far above any client.
-const MAX_TYPES: usize = 64;
-const MAX_NAMES: usize = 1_000_000;
 
 /// Stands for all resources of a type.
 const ALL: &str = "*";
@@ -50,6 +49,19 @@ enum Names {
         unsubscribe: Vec<String>,
         initial: BTreeMap<String, String>,
     },
+}
+
+impl Names {
+    /// Returns an error if a name is too long.
+    fn check(&self, limits: &ClientLimits) -> Result<(), LimitExceeded> {
+        let check = |name: &String| check_length("a resource name", name.len(), limits.name_bytes);
+        match self {
+            Names::All(names) => names.iter().try_for_each(check),
+            Names::Change { subscribe, unsubscribe, initial } => {
+                subscribe.iter().chain(unsubscribe).chain(initial.keys()).try_for_each(check)
+            }
+        }
+    }
 }
 
 impl From<DiscoveryRequest> for Asked {
@@ -88,10 +100,6 @@ pub(crate) enum Answer {
     Nack,
 }
 
-/// A request that no client sends: the stream is to end.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct TooMuch(pub(crate) &'static str);
-
 pub(crate) struct Stream {
     variant: Variant,
     subscriptions: BTreeMap<String, Subscription>,
@@ -103,11 +111,19 @@ impl Stream {
         Stream { variant, subscriptions: BTreeMap::new(), nonces: 0 }
     }
 
-    /// Takes in a request.
-    pub(crate) fn handle(&mut self, asked: Asked, world: &World, now: SystemTime) -> Result<Answer, TooMuch> {
+    /// Takes in a request. After an error the stream is to end.
+    pub(crate) fn handle(
+        &mut self,
+        asked: Asked,
+        world: &World,
+        limits: &ClientLimits,
+        now: SystemTime,
+    ) -> Result<Answer, LimitExceeded> {
+        check_length("a type URL", asked.type_url.len(), MAX_TYPE_URL_BYTES)?;
         if self.subscriptions.len() >= MAX_TYPES && !self.subscriptions.contains_key(&asked.type_url) {
-            return Err(TooMuch("a stream has at most 64 types"));
+            return Err(LimitExceeded::new("a stream", MAX_TYPES, "types"));
         }
+        asked.names.check(limits)?;
         let subscription = self
             .subscriptions
             .entry(asked.type_url.clone())
@@ -129,11 +145,31 @@ impl Stream {
                 subscription.change(subscribe, unsubscribe, initial, &asked.type_url);
             }
         }
-        if self.subscriptions.values().map(|subscription| subscription.names.len()).sum::<usize>() > MAX_NAMES
-        {
-            return Err(TooMuch("a stream has at most 1000000 names"));
-        }
+        self.check_totals(limits)?;
         Ok(answer)
+    }
+
+    /// Returns an error if the names of all subscriptions together are beyond a limit.
+    fn check_totals(&self, limits: &ClientLimits) -> Result<(), LimitExceeded> {
+        let mut subscribed = NameTally::default();
+        let mut noted = NameTally::default();
+        for subscription in self.subscriptions.values() {
+            subscribed.merge(subscription.subscribed_tally);
+            noted.merge(subscription.noted_tally);
+        }
+        for tally in [subscribed, noted] {
+            if tally.count > limits.names {
+                return Err(LimitExceeded::new("a stream", limits.names, "resource names"));
+            }
+            if tally.bytes > limits.total_name_bytes {
+                return Err(LimitExceeded::new(
+                    "a stream",
+                    limits.total_name_bytes,
+                    "bytes of resource names",
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// What there is to send, each response in the pieces of its gRPC frame. It counts as sent.
@@ -144,7 +180,7 @@ impl Stream {
         for (type_url, subscription) in &mut self.subscriptions {
             let kind = world.kind(type_url);
             let Some(news) = subscription.news(self.variant, type_url, kind) else { continue };
-            self.nonces += 1;
+            self.nonces = self.nonces.wrapping_add(1);
             subscription.nonce = self.nonces.to_string();
             subscription.reply = Reply::Awaited;
             subscription.sent = Some(kind.version);
@@ -213,16 +249,45 @@ enum Reply {
     Awaited,
 }
 
+/// Number and total length of the names that a client made a stream hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct NameTally {
+    count: usize,
+    bytes: usize,
+}
+
+impl NameTally {
+    fn add(&mut self, name: &str) {
+        self.merge(NameTally { count: 1, bytes: name.len() });
+    }
+
+    fn remove(&mut self, name: &str) {
+        self.count = self.count.saturating_sub(1);
+        self.bytes = self.bytes.saturating_sub(name.len());
+    }
+
+    fn merge(&mut self, other: NameTally) {
+        self.count = self.count.saturating_add(other.count);
+        self.bytes = self.bytes.saturating_add(other.bytes);
+    }
+}
+
 /// What a stream wants of one type, and what it knows.
 struct Subscription {
     wildcard: bool,
     names: BTreeSet<String>,
+    /// Tally of `names`.
+    subscribed_tally: NameTally,
     /// Whether it ever named something: from then on no names are none, not all.
     named: bool,
     /// What it was last told of.
     told: Arc<Kind>,
     /// Where it knows something else than that: another version, or nothing yet.
     except: BTreeMap<String, Option<u64>>,
+    /// Tally of `except`.
+    noted_tally: NameTally,
+    /// All resources in `told` are to be sent again.
+    is_resend: bool,
     /// It wants to hear something, be it that there is nothing.
     expectant: bool,
     nonce: String,
@@ -242,9 +307,12 @@ impl Subscription {
         Subscription {
             wildcard: false,
             names: BTreeSet::new(),
+            subscribed_tally: NameTally::default(),
             named: false,
             told: nothing,
             except: BTreeMap::new(),
+            noted_tally: NameTally::default(),
+            is_resend: false,
             expectant: false,
             nonce: String::new(),
             reply: Reply::Accepted,
@@ -259,7 +327,7 @@ impl Subscription {
     }
 
     fn is_told_of(&self, kind: &Arc<Kind>) -> bool {
-        Arc::ptr_eq(&self.told, kind) && self.except.is_empty() && !self.expectant
+        Arc::ptr_eq(&self.told, kind) && self.except.is_empty() && !self.expectant && !self.is_resend
     }
 
     fn answer(&mut self, error: Option<&rpc::Status>, now: SystemTime) {
@@ -267,7 +335,7 @@ impl Subscription {
         match error {
             Some(error) => {
                 let version = self.sent.unwrap_or_default();
-                self.nack = Some(Nack { version, error: error.message.clone(), at: now });
+                self.nack = Some(Nack { version, error: cut(&error.message, MAX_NACK_BYTES), at: now });
             }
             None => self.acked = self.sent,
         }
@@ -282,13 +350,21 @@ impl Subscription {
             names.iter().any(|name| name == ALL)
         };
         let names: BTreeSet<String> = names.into_iter().filter(|name| name != ALL).collect();
-        for name in names.difference(&self.names) {
-            self.except.insert(name.clone(), None);
+        let before = std::mem::take(&mut self.names);
+        for name in names.difference(&before) {
+            self.note(name.clone(), None);
+        }
+        for name in before.difference(&names) {
+            self.forget(name);
         }
         if wildcard && !self.wildcard {
             self.expect_all();
         }
         self.wildcard = wildcard;
+        self.subscribed_tally = NameTally::default();
+        for name in &names {
+            self.subscribed_tally.add(name);
+        }
         self.names = names;
     }
 
@@ -307,9 +383,14 @@ impl Subscription {
         for name in unsubscribe {
             if name == ALL {
                 self.wildcard = false;
-            } else if self.names.remove(&name) && self.wildcard {
-                // It is one of all again, and the client has to hear which.
-                self.except.insert(name, None);
+            } else if self.names.remove(&name) {
+                self.subscribed_tally.remove(&name);
+                if self.wildcard {
+                    // It is one of all again, and the client has to hear which.
+                    self.note(name, None);
+                } else {
+                    self.forget(&name);
+                }
             }
         }
         for name in subscribe {
@@ -319,19 +400,49 @@ impl Subscription {
                 self.expect_all();
             } else {
                 // Who subscribes again is told again.
-                self.except.insert(name.clone(), None);
-                self.names.insert(name);
+                self.note(name.clone(), None);
+                let length = name.len();
+                if self.names.insert(name) {
+                    self.subscribed_tally.merge(NameTally { count: 1, bytes: length });
+                }
             }
         }
+        self.expectant &= initial.is_empty();
         for (name, version) in initial {
-            self.except.insert(name, u64::from_str_radix(&version, 16).ok());
-            self.expectant = false;
+            // The version of a resource that is not subscribed to has no effect, so it is not kept.
+            if self.wildcard || self.names.contains(&name) {
+                self.note(name, u64::from_str_radix(&version, 16).ok());
+            }
+        }
+    }
+
+    /// Records what the client knows of a resource, other than what it was told.
+    fn note(&mut self, name: String, version: Option<u64>) {
+        match self.except.entry(name) {
+            Entry::Occupied(mut known) => *known.get_mut() = version,
+            Entry::Vacant(unknown) => {
+                self.noted_tally.add(unknown.key());
+                unknown.insert(version);
+            }
+        }
+    }
+
+    /// Drops what was recorded of a resource that the client no longer names. Otherwise a client that subscribes and
+    /// unsubscribes in turn would make this grow without end.
+    fn forget(&mut self, name: &str) {
+        if self.except.remove(name).is_some() {
+            self.noted_tally.remove(name);
         }
     }
 
     /// From nothing: what was told before may have been forgotten.
     fn expect_all(&mut self) {
-        self.except.extend(self.told.held.keys().map(|name| (name.clone(), None)));
+        for (name, known) in &mut self.except {
+            if self.told.held.contains_key(name) {
+                *known = None;
+            }
+        }
+        self.is_resend = !self.told.held.is_empty();
         self.expectant = true;
     }
 
@@ -342,13 +453,18 @@ impl Subscription {
         }
         let told = std::mem::replace(&mut self.told, Arc::clone(kind));
         let except = std::mem::take(&mut self.except);
+        self.noted_tally = NameTally::default();
+        let is_resend = std::mem::take(&mut self.is_resend);
         let expectant = std::mem::take(&mut self.expectant);
         let is_news = |name: &str| {
             let is = kind.held.get(name).map(|held| held.version);
             match except.get(name) {
                 Some(None) => true,
                 Some(known) => *known != is,
-                None => told.held.get(name).map(|held| held.version) != is,
+                None => match told.held.get(name) {
+                    Some(held) => is_resend || Some(held.version) != is,
+                    None => is.is_some(),
+                },
             }
         };
         let mut news: BTreeSet<&str> =

@@ -82,7 +82,7 @@ impl World {
             let kind = if is_same {
                 Arc::clone(before)
             } else {
-                Arc::new(Kind { version: before.version + 1, held, joined: Mutex::default() })
+                Arc::new(Kind { version: before.version.saturating_add(1), held, joined: Mutex::default() })
             };
             (type_url, kind)
         });

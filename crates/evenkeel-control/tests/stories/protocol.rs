@@ -478,3 +478,15 @@ fn versions_count_changes() {
     plane.set(Resources::new());
     assert_eq!((plane.version::<Cds>(), plane.version::<Eds>()), (3, 2));
 }
+
+/// A connection that does not speak HTTP/2 is closed after a time, and others are not.
+#[tokio::test(start_paused = true)]
+async fn a_silent_connection_is_closed() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let control = ControlPlane::builder().serve().await.unwrap();
+    let mut silent = tokio::net::TcpStream::connect(control.address()).await.unwrap();
+    silent.write_all(b"PRI * HTTP/2.0").await.unwrap();
+    // The server may send its SETTINGS first.
+    let mut said = Vec::new();
+    soon("the end", silent.read_to_end(&mut said)).await.ok();
+}

@@ -1,0 +1,409 @@
+//! Clients that try to take up memory, streams or connections without end: each is stopped by a limit, and the others are
+//! served as before.
+//!
+//! The control plane runs on a thread of its own, whose live bytes the allocator counts.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use evenkeel_control::{ClientLimits, Cluster, ControlPlane, Endpoint, Mesh, Plane};
+use evenkeel_proto::envoy::config::cluster::v3::Cluster as Cds;
+use evenkeel_proto::envoy::config::core::v3::Node;
+use evenkeel_proto::envoy::config::endpoint::v3::cluster_stats::DroppedRequests;
+use evenkeel_proto::envoy::config::endpoint::v3::{
+    ClusterLoadAssignment as Eds, ClusterStats, UpstreamLocalityStats,
+};
+use evenkeel_proto::envoy::service::discovery::v3::{
+    DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse,
+};
+use evenkeel_proto::envoy::service::load_stats::v3::{LoadStatsRequest, LoadStatsResponse};
+use evenkeel_proto::google::rpc;
+use evenkeel_proto::prost::{Message, Name};
+use testkit::Counting;
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpStream;
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio::sync::oneshot;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::codec::Streaming;
+use tonic::transport::{Channel, Endpoint as Address};
+use tonic::{Code, Status};
+use tonic_prost::ProstCodec;
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const SOTW: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
+const DELTA: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
+const LRS: &str = "/envoy.service.load_stats.v3.LoadReportingService/StreamLoadStats";
+
+/// Bound of every wait; reached only by a failure.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("waited in vain: {what}"))
+}
+
+/// A control plane on a thread of its own.
+struct CountedPlane {
+    plane: Plane,
+    address: SocketAddr,
+    end: oneshot::Sender<()>,
+    thread: std::thread::JoinHandle<i64>,
+}
+
+impl CountedPlane {
+    async fn start(limits: ClientLimits) -> CountedPlane {
+        let (started, is_started) = oneshot::channel();
+        let (end, ended) = oneshot::channel();
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let builder = ControlPlane::builder().client_limits(limits);
+            let control = runtime.block_on(builder.serve()).expect("a free port");
+            let _ = started.send((control.plane().clone(), control.address()));
+            let (allocated, _) = Counting::during(|| runtime.block_on(ended));
+            allocated.net_bytes
+        });
+        let (plane, address) = is_started.await.expect("it starts");
+        plane.set_mesh(&Mesh::new().cluster("a", cluster(1)));
+        CountedPlane { plane, address, end, thread }
+    }
+
+    /// Returns by how many bytes the live memory of the control plane's thread has grown.
+    fn held(self) -> i64 {
+        let _ = self.end.send(());
+        self.thread.join().expect("no panic")
+    }
+
+    /// Waits until a stream has subscribed to a name.
+    async fn subscribed<M: Name>(&self, name: &str) {
+        let has = |plane: &Plane| {
+            plane.clients().iter().any(|client| {
+                let of_type = client.types.get(&M::type_url());
+                of_type.is_some_and(|record| record.subscribed.names.iter().any(|known| known == name))
+            })
+        };
+        soon("the subscription", self.plane.wait_until(has)).await;
+    }
+
+    /// Asserts that another client is served.
+    async fn serves_others(&self) {
+        let mut other = RawStream::<DiscoveryRequest, DiscoveryResponse>::open(self.address, SOTW)
+            .await
+            .expect("a stream");
+        other.send(ask::<Cds>(&["a".to_owned()]));
+        let response = soon("a response", other.responses.message()).await.expect("an open stream");
+        assert_eq!(response.expect("a response").resources.len(), 1);
+    }
+}
+
+/// A stream whose requests are sent as fast as the transport takes them.
+struct RawStream<Q, R> {
+    requests: UnboundedSender<Q>,
+    responses: Streaming<R>,
+}
+
+impl<Q: Message + 'static, R: Message + Default + 'static> RawStream<Q, R> {
+    async fn open(address: SocketAddr, path: &'static str) -> Result<RawStream<Q, R>, Status> {
+        let address = Address::new(format!("http://{address}")).expect("an address");
+        let channel = soon("a connection", address.connect()).await.expect("a connection");
+        RawStream::open_on(channel, path).await
+    }
+
+    async fn open_on(channel: Channel, path: &'static str) -> Result<RawStream<Q, R>, Status> {
+        let mut client = tonic::client::Grpc::new(channel);
+        client.ready().await.expect("a connection");
+        let (requests, stream) = unbounded_channel();
+        let request = tonic::Request::new(UnboundedReceiverStream::new(stream));
+        let codec = ProstCodec::<Q, R>::default();
+        let path = http::uri::PathAndQuery::from_static(path);
+        let responses = soon("a stream", client.streaming(request, path, codec)).await?.into_inner();
+        Ok(RawStream { requests, responses })
+    }
+
+    /// A stream that ended takes no more.
+    fn send(&self, request: Q) {
+        let _ = self.requests.send(request);
+    }
+
+    /// Reads to the end of the stream, and returns its status.
+    async fn end(&mut self) -> (Code, String) {
+        let end = async {
+            loop {
+                match self.responses.message().await {
+                    Ok(Some(_)) => {}
+                    Ok(None) => return Status::ok(""),
+                    Err(status) => return status,
+                }
+            }
+        };
+        let status = soon("the end of the stream", end).await;
+        (status.code(), status.message().to_owned())
+    }
+}
+
+type Sotw = RawStream<DiscoveryRequest, DiscoveryResponse>;
+type Delta = RawStream<DeltaDiscoveryRequest, DeltaDiscoveryResponse>;
+type Load = RawStream<LoadStatsRequest, LoadStatsResponse>;
+
+fn ask<M: Name>(names: &[String]) -> DiscoveryRequest {
+    DiscoveryRequest {
+        type_url: M::type_url(),
+        resource_names: names.to_vec(),
+        ..DiscoveryRequest::default()
+    }
+}
+
+fn change<M: Name>(subscribe: &[&str], unsubscribe: &[&str], nonce: &str) -> DeltaDiscoveryRequest {
+    let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+    DeltaDiscoveryRequest {
+        type_url: M::type_url(),
+        resource_names_subscribe: owned(subscribe),
+        resource_names_unsubscribe: owned(unsubscribe),
+        response_nonce: nonce.to_owned(),
+        ..DeltaDiscoveryRequest::default()
+    }
+}
+
+/// Names of 100 bytes.
+fn names(from: usize, count: usize) -> Vec<String> {
+    (from..from + count).map(|i| format!("{i:0100}")).collect()
+}
+
+fn versions(names: Vec<String>) -> BTreeMap<String, String> {
+    names.into_iter().map(|name| (name, "1".to_owned())).collect()
+}
+
+fn cluster(port: u16) -> Cluster {
+    Cluster::new().endpoint(Endpoint::at(([127, 0, 0, 1], port).into()))
+}
+
+fn exhausted(text: &str) -> (Code, String) {
+    (Code::ResourceExhausted, text.to_owned())
+}
+
+/// A client that names what it claims to have, in request after request, is stopped; what it sent is not held.
+#[tokio::test]
+async fn initial_versions_are_limited() {
+    let control = CountedPlane::start(ClientLimits::default()).await;
+    let mut client = Delta::open(control.address, DELTA).await.expect("a stream");
+    // 137 MB in all.
+    for i in 0..137 {
+        let mut request = change::<Cds>(if i == 0 { &["*"] } else { &[] }, &[], "");
+        request.initial_resource_versions = versions(names(i * 10_000, 10_000));
+        client.send(request);
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(client.end().await, exhausted("a stream has at most 8388608 bytes of resource names"));
+    control.serves_others().await;
+    let held = control.held();
+    assert!(held < 2 << 20, "{held} bytes are held");
+}
+
+/// A stream that keeps to the limits of names holds a constant per byte of names.
+#[tokio::test]
+async fn memory_per_stream_is_bounded() {
+    let control = CountedPlane::start(ClientLimits::default()).await;
+    let client = Delta::open(control.address, DELTA).await.expect("a stream");
+    for i in 0..8 {
+        let mut request = change::<Cds>(&["*"], &[], "");
+        request.resource_names_subscribe.extend(names(i * 10_000, 10_000));
+        request.initial_resource_versions = versions(names(i * 10_000, 10_000));
+        client.send(request);
+    }
+    client.send(change::<Cds>(&["last"], &[], ""));
+    control.subscribed::<Cds>("last").await;
+    let held = control.held();
+    let maximum = 8 * ClientLimits::default().total_name_bytes as i64;
+    assert!(held < maximum, "{held} bytes are held, {maximum} are allowed");
+}
+
+/// Names that come and go leave nothing behind.
+#[tokio::test]
+async fn subscriptions_that_come_and_go_hold_nothing() {
+    let control = CountedPlane::start(ClientLimits::default()).await;
+    let client = Delta::open(control.address, DELTA).await.expect("a stream");
+    for i in 0..100 {
+        let subscribe = names(i * 1_000, 1_000);
+        let mut request = change::<Eds>(&[], &[], "");
+        request.resource_names_subscribe.clone_from(&subscribe);
+        client.send(request);
+        let mut request = change::<Eds>(&[], &[], "");
+        request.resource_names_unsubscribe = subscribe;
+        client.send(request);
+        tokio::task::yield_now().await;
+    }
+    let state_of_the_world = Sotw::open(control.address, SOTW).await.expect("a stream");
+    for i in 0..100 {
+        state_of_the_world.send(ask::<Eds>(&names(i * 1_000, 1_000)));
+    }
+    state_of_the_world.send(ask::<Eds>(&["b".to_owned()]));
+    control.subscribed::<Eds>("b").await;
+    client.send(change::<Eds>(&["last"], &[], ""));
+    control.subscribed::<Eds>("last").await;
+    let held = control.held();
+    assert!(held < 2 << 20, "{held} bytes are held");
+}
+
+/// A client that answers responses which it has not read, by guessing their nonces, is owed two batches at most.
+#[tokio::test]
+async fn guessed_nonces_fill_no_queue() {
+    let control = CountedPlane::start(ClientLimits::default()).await;
+    // Six clusters of about 130 KB of endpoints, of which clients ask for five: a response of its own for each choice.
+    let mesh = (0..6).fold(Mesh::new(), |mesh, i| {
+        let many = (0..5_000).map(|j| Endpoint::at(([10, i, (j / 250) as u8, (j % 250) as u8], 1).into()));
+        mesh.cluster(&format!("c{i}"), Cluster::new().endpoints(many))
+    });
+    control.plane.set_mesh(&mesh);
+    let client = Delta::open(control.address, DELTA).await.expect("a stream");
+    let all = ["c0", "c1", "c2", "c3", "c4", "c5"];
+    for i in 0..300_usize {
+        let but_one: Vec<_> = all.into_iter().filter(|name| *name != all[i % 6]).collect();
+        client.send(change::<Eds>(&but_one, &[], &i.to_string()));
+        tokio::task::yield_now().await;
+    }
+    client.send(change::<Eds>(&["last"], &[], ""));
+    control.subscribed::<Eds>("last").await;
+    let held = control.held();
+    assert!(held < 16 << 20, "{held} bytes are held");
+    drop(client);
+}
+
+/// Each limit ends the stream that exceeds it, with a status that names it, and no other stream.
+#[tokio::test]
+async fn limits_are_named() {
+    let mut limits = ClientLimits::default();
+    limits.names = 10;
+    limits.name_bytes = 50;
+    limits.request_bytes = 10_000;
+    let control = CountedPlane::start(limits).await;
+    let name = |length: usize| "n".repeat(length);
+    let few: Vec<_> = (0..11).map(|i| i.to_string()).collect();
+    let node = |id: &str, user_agent: &str| {
+        let node = Node { id: id.into(), user_agent_name: user_agent.into(), ..Node::default() };
+        DiscoveryRequest { node: Some(node), ..ask::<Cds>(&[]) }
+    };
+    for (request, text) in [
+        (ask::<Cds>(&few), "a stream has at most 10 resource names"),
+        (ask::<Cds>(&[name(51)]), "a resource name has at most 50 bytes"),
+        (ask::<Cds>(&[name(10_001)]), "a request has at most 10000 bytes"),
+        (node(&name(1_025), ""), "a node id has at most 1024 bytes"),
+        (node("", &name(1_025)), "a user agent has at most 1024 bytes"),
+        (DiscoveryRequest { type_url: name(257), ..ask::<Cds>(&[]) }, "a type URL has at most 256 bytes"),
+    ] {
+        let mut client = Sotw::open(control.address, SOTW).await.expect("a stream");
+        client.send(request);
+        assert_eq!(client.end().await, exhausted(text));
+    }
+    for (request, text) in [
+        (change::<Cds>(&[&name(51)], &[], ""), "a resource name has at most 50 bytes"),
+        (change::<Cds>(&[], &[&name(51)], ""), "a resource name has at most 50 bytes"),
+        (
+            DeltaDiscoveryRequest {
+                initial_resource_versions: versions(few.clone()),
+                ..change::<Cds>(&["*"], &[], "")
+            },
+            "a stream has at most 10 resource names",
+        ),
+    ] {
+        let mut client = Delta::open(control.address, DELTA).await.expect("a stream");
+        client.send(request);
+        assert_eq!(client.end().await, exhausted(text));
+    }
+    control.serves_others().await;
+}
+
+/// A rejection of any length is kept in part.
+#[tokio::test]
+async fn rejections_are_cut() {
+    let control = CountedPlane::start(ClientLimits::default()).await;
+    let mut client = Sotw::open(control.address, SOTW).await.expect("a stream");
+    let wanted = ["a".to_owned()];
+    client.send(ask::<Eds>(&wanted));
+    let response = soon("a response", client.responses.message()).await.expect("open").expect("a response");
+    let error = rpc::Status { code: 3, message: "x".repeat(1 << 20), ..rpc::Status::default() };
+    client.send(DiscoveryRequest {
+        response_nonce: response.nonce,
+        error_detail: Some(error),
+        ..ask::<Eds>(&wanted)
+    });
+    let nack = soon("a NACK", control.plane.nacked::<Eds>()).await;
+    assert_eq!(nack.error.len(), 4_096 + 3);
+}
+
+/// Load reports at the end of their range add up to the largest number; names in them have a limit.
+#[tokio::test]
+async fn load_reports_saturate() {
+    let control = CountedPlane::start(ClientLimits::default()).await;
+    let mut client = Load::open(control.address, LRS).await.expect("a stream");
+    let report = |cluster: &str| LoadStatsRequest {
+        node: Some(Node { id: "n".to_owned(), ..Node::default() }),
+        cluster_stats: vec![ClusterStats {
+            cluster_name: cluster.to_owned(),
+            upstream_locality_stats: vec![UpstreamLocalityStats {
+                total_issued_requests: u64::MAX,
+                ..UpstreamLocalityStats::default()
+            }],
+            dropped_requests: vec![
+                DroppedRequests { category: "x".to_owned(), dropped_count: u64::MAX },
+                DroppedRequests { category: "y".to_owned(), dropped_count: u64::MAX },
+            ],
+            total_dropped_requests: u64::MAX,
+            ..ClusterStats::default()
+        }],
+    };
+    client.send(report("c"));
+    client.send(report("c"));
+    client.send(report("done"));
+    let is_done = |plane: &Plane| plane.load_reports().iter().any(|report| report.cluster == "done");
+    soon("the reports", control.plane.wait_until(is_done)).await;
+    let reports = control.plane.load_reports();
+    assert!(reports.iter().all(|report| report.total.issued == u64::MAX), "{reports:?}");
+    assert!(control.plane.drop_reports().iter().all(|report| report.total == u64::MAX));
+    client.send(report(&"c".repeat(5_000)));
+    assert_eq!(client.end().await, exhausted("a cluster name has at most 4096 bytes"));
+    control.serves_others().await;
+}
+
+/// Streams and connections have a number; those that are there are served on.
+#[tokio::test]
+async fn streams_and_connections_are_limited() {
+    let mut limits = ClientLimits::default();
+    limits.streams = 3;
+    limits.connections = 2;
+    let control = CountedPlane::start(limits).await;
+    let address = Address::new(format!("http://{}", control.address)).expect("an address");
+    let channel = soon("a connection", address.connect()).await.expect("a connection");
+    let mut open = Vec::new();
+    for _ in 0..2 {
+        open.push(Sotw::open_on(channel.clone(), SOTW).await.expect("a stream"));
+    }
+    let load = Load::open_on(channel.clone(), LRS).await.expect("a stream");
+    let refused = Sotw::open_on(channel.clone(), SOTW).await.err().expect("a refusal");
+    assert_eq!(
+        (refused.code(), refused.message()),
+        (Code::ResourceExhausted, "this control plane has at most 3 open streams")
+    );
+    open[0].send(ask::<Cds>(&["a".to_owned()]));
+    let response = soon("a response", open[0].responses.message()).await.expect("an open stream");
+    assert_eq!(response.expect("a response").resources.len(), 1);
+    // The place of a stream that ended is free again.
+    drop(load);
+    soon("a place", async {
+        while let Err(status) = Sotw::open_on(channel.clone(), SOTW).await {
+            assert_eq!(status.code(), Code::ResourceExhausted);
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+
+    let _second = TcpStream::connect(control.address).await.expect("a connection");
+    let mut third = TcpStream::connect(control.address).await.expect("a connection");
+    let read = soon("the end of the third connection", third.read(&mut [0; 64])).await;
+    assert!(matches!(read, Ok(0) | Err(_)), "{read:?}");
+    open[0].send(ask::<Eds>(&["a".to_owned()]));
+    let response = soon("a response", open[0].responses.message()).await.expect("an open stream");
+    assert_eq!(response.expect("a response").resources.len(), 1);
+}
