@@ -55,7 +55,7 @@ pub(crate) async fn run(args: Args, terminal: &Terminal) -> Result<Exit, Failure
         return screen::watch(&args.peer, args.interval, answers, terminal).await;
     }
     if args.json {
-        terminal.print(json::of(&args.peer, &answers))?;
+        terminal.print_json(json::of(&args.peer, &answers))?;
     } else {
         let width = terminal.is_interactive.then(|| ui::size().columns);
         terminal.print(page(&args.peer, &answers, SystemTime::now(), terminal, width))?;

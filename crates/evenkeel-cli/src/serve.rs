@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 
 use crate::ends::Ends;
 use crate::explain::known::Known;
-use crate::ui::{Exit, Failure, Style, Terminal};
+use crate::ui::{self, Exit, Failure, Style, Terminal};
 use crate::validate::mesh_summary;
 
 /// Serve a mesh file to xDS clients.
@@ -114,10 +114,13 @@ impl Log<'_> {
                 "bootstrap": bootstrap,
             }));
         }
-        let title = format!("Serving {mesh} on {address}: {}.", mesh_summary(&known));
+        let title = ui::safe(&format!("Serving {mesh} on {address}: {}.", mesh_summary(&known)));
         let export = match &self.args.bootstrap_file {
             Some(file) => format!("export GRPC_XDS_BOOTSTRAP={}", quoted(&absolute(file))),
-            None => format!("export GRPC_XDS_BOOTSTRAP_CONFIG={}", quoted(&bootstrap.to_string())),
+            None => format!(
+                "export GRPC_XDS_BOOTSTRAP_CONFIG={}",
+                quoted(&ui::json_escaped(&bootstrap.to_string()))
+            ),
         };
         let warning = if address.ip().is_loopback() {
             String::new()
@@ -128,7 +131,7 @@ impl Log<'_> {
         self.terminal.print(format_args!(
             "{}\n{warning}Targets: {}\n\nFor clients:\n  {export}\n\n{}\n",
             self.terminal.paint(Style::Title, title),
-            targets.join(", "),
+            ui::safe(&targets.join(", ")),
             self.terminal
                 .paint(Style::Faint, "Edits of the file are served as they are saved. Ctrl-C ends it."),
         ))
@@ -139,7 +142,7 @@ impl Log<'_> {
         match what {
             What::Connected { user_agent, peer, .. } => {
                 let place = peer.map(|peer| format!(" from {peer}")).unwrap_or_default();
-                let text = format!("connected{place}: node {node_id:?}, {user_agent}");
+                let text = format!("connected{place}: node {node_id:?}, {}", ui::safe(user_agent));
                 let json = json!({ "event": "connected", "peer": peer, "user_agent": user_agent });
                 self.client(event, Style::Good, &text, json)
             }
@@ -149,7 +152,8 @@ impl Log<'_> {
                 self.client(event, Style::Good, &format!("accepted {kind}, version {version}"), json)
             }
             What::Nacked { type_url, nack } => {
-                let text = format!("REJECTED {}, version {}: {}", plural(type_url), nack.version, nack.error);
+                let error = ui::safe(&nack.error);
+                let text = format!("REJECTED {}, version {}: {error}", plural(type_url), nack.version);
                 let (version, error) = (nack.version, &nack.error);
                 let json =
                     json!({ "event": "rejected", "type": type_url, "version": version, "error": error });
@@ -172,7 +176,7 @@ impl Log<'_> {
 
     /// The file was edited: well, or not.
     fn edit(&self, edit: &Result<Mesh, MeshErrors>) -> Result<(), Failure> {
-        let file = self.args.mesh.display();
+        let file = ui::safe(&self.args.mesh.display().to_string());
         match edit {
             Ok(mesh) => {
                 let resources = mesh.resources();
@@ -186,7 +190,7 @@ impl Log<'_> {
             Err(errors) if self.args.json => self.json(json!({ "event": "bad_edit", "errors": errors })),
             Err(errors) => {
                 for error in errors.iter() {
-                    self.line(self.terminal.paint(Style::Bad, error))?;
+                    self.line(self.terminal.paint(Style::Bad, ui::safe(&error.to_string())))?;
                 }
                 self.line(format_args!("{file}  the edit is not used; what was served before is served on"))
             }
@@ -212,7 +216,7 @@ impl Log<'_> {
 
     fn json(&self, mut json: Value) -> Result<(), Failure> {
         json["time"] = since_1970().into();
-        self.terminal.print(format_args!("{json}\n"))
+        self.terminal.print_json(json)
     }
 }
 
@@ -220,7 +224,7 @@ fn plural(type_url: &str) -> String {
     match ResourceType::of_type_url(type_url) {
         Some(ResourceType::Endpoints) => "endpoints".to_owned(),
         Some(kind) => format!("{kind}s"),
-        None => type_url.to_owned(),
+        None => format!("{type_url:?}"),
     }
 }
 

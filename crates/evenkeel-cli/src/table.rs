@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::ui::{Style, Terminal};
+use crate::ui::{self, Style, Terminal};
 
 /// One cell of a row.
 #[derive(Clone, Debug, Default)]
@@ -13,12 +13,13 @@ pub(crate) struct Cell {
 }
 
 impl Cell {
-    pub(crate) fn new(text: impl Into<String>) -> Cell {
-        Cell { text: text.into(), style: None, is_right: false }
+    /// A cell with this text, whose control characters are escaped.
+    pub(crate) fn new(text: impl AsRef<str>) -> Cell {
+        Cell { text: ui::safe(text.as_ref()), style: None, is_right: false }
     }
 
     /// A cell whose text ends where its column ends: numbers.
-    pub(crate) fn right(text: impl Into<String>) -> Cell {
+    pub(crate) fn right(text: impl AsRef<str>) -> Cell {
         Cell { is_right: true, ..Cell::new(text) }
     }
 

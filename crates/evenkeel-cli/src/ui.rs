@@ -83,8 +83,22 @@ impl Terminal {
     }
 
     /// Writes to standard output, at once. A reader that went away ends the command without a word.
-    #[expect(clippy::unused_self, reason = "what is said goes through the terminal")]
+    ///
+    /// Colours and ends of lines pass, other control characters are escaped. This is the last guard: a caller that prints text
+    /// of others on one line applies [`safe`] to it, since an end of a line in it would forge another line.
     pub(crate) fn print(&self, text: impl fmt::Display) -> Result<(), Failure> {
+        self.print_raw(guarded(&text.to_string(), self.colors))
+    }
+
+    /// Writes JSON and the end of its line to standard output. What JSON leaves as it is and terminals do not is escaped
+    /// as JSON has it.
+    pub(crate) fn print_json(&self, json: impl fmt::Display) -> Result<(), Failure> {
+        self.print_raw(format_args!("{}\n", json_escaped(&json.to_string())))
+    }
+
+    /// Writes to standard output as it is: for text with cursor movements, whose other parts went through [`safe`].
+    #[expect(clippy::unused_self, reason = "what is said goes through the terminal")]
+    pub(crate) fn print_raw(&self, text: impl fmt::Display) -> Result<(), Failure> {
         let mut stdout = std::io::stdout().lock();
         let written = write!(stdout, "{text}").and_then(|()| stdout.flush());
         written.map_err(|error| match error.kind() {
@@ -107,7 +121,7 @@ impl Terminal {
         let colors = self.colors && std::io::stderr().is_terminal();
         let error = Painted { style: colors.then_some(Style::Bad), text: "error:" };
         // Nobody is left to tell if this fails.
-        let _ = writeln!(std::io::stderr(), "{error} {}", failure.text);
+        let _ = writeln!(std::io::stderr(), "{error} {}", guarded(&failure.text, false));
     }
 }
 
@@ -125,7 +139,7 @@ impl Progress {
         if self.began.is_some_and(|began| began.elapsed() >= Duration::from_secs(1)) {
             self.is_shown = true;
             // Nobody is left to tell if this fails.
-            let _ = write!(std::io::stderr(), "\r\x1b[K{text}");
+            let _ = write!(std::io::stderr(), "\r\x1b[K{}", safe(&text.to_string()));
         }
     }
 
@@ -173,14 +187,74 @@ pub(crate) struct Size {
     pub(crate) columns: usize,
 }
 
-/// A text from outside as a terminal may show it: what would move the cursor or turn the direction is escaped.
+/// Maximum number of characters of a text from outside that are shown.
+const SHOWN: usize = 4096;
+
+/// Returns true for characters that move the cursor, change the terminal, hide text or turn its direction.
+fn is_hazard(c: char) -> bool {
+    c.is_control()
+        || matches!(
+            c,
+            '\u{61c}'
+                | '\u{180e}'
+                | '\u{200b}'..='\u{200f}'
+                | '\u{2028}'..='\u{202e}'
+                | '\u{2060}'..='\u{206f}'
+                | '\u{feff}'
+                | '\u{e0000}'..='\u{e007f}'
+        )
+}
+
+/// A text from outside as one line of a terminal may show it: what would move the cursor or turn the direction is escaped,
+/// and the rest of a long text is cut.
 pub(crate) fn safe(text: &str) -> String {
-    let mut safe = String::with_capacity(text.len());
-    for c in text.chars() {
-        let turns = matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-        if c.is_control() || turns { safe.extend(c.escape_default()) } else { safe.push(c) }
+    let mut safe = String::with_capacity(text.len().min(SHOWN));
+    for (i, c) in text.chars().enumerate() {
+        if i == SHOWN {
+            safe.push_str("...");
+            break;
+        }
+        if is_hazard(c) { safe.extend(c.escape_default()) } else { safe.push(c) }
     }
     safe
+}
+
+/// A text of any number of lines without control characters but ends of lines and, with `colors`, those of [`Painted`].
+fn guarded(text: &str, colors: bool) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(c) = rest.chars().next() {
+        let code = colors.then(|| CODES.iter().find(|code| rest.starts_with(**code))).flatten();
+        let passed = match code {
+            Some(code) => code.len(),
+            None if c == '\n' || !is_hazard(c) => c.len_utf8(),
+            None => {
+                out.extend(c.escape_default());
+                rest = rest.split_at(c.len_utf8()).1;
+                continue;
+            }
+        };
+        let (start, end) = rest.split_at(passed);
+        out.push_str(start);
+        rest = end;
+    }
+    out
+}
+
+/// A JSON text in which no character is a hazard to terminals. They occur within strings only, where JSON has escapes.
+pub(crate) fn json_escaped(json: &str) -> String {
+    let mut out = String::with_capacity(json.len());
+    for c in json.chars() {
+        if c == '\n' || !is_hazard(c) {
+            out.push(c);
+            continue;
+        }
+        for unit in c.encode_utf16(&mut [0; 2]) {
+            // Writing to a string cannot fail.
+            let _ = fmt::Write::write_fmt(&mut out, format_args!("\\u{unit:04x}"));
+        }
+    }
+    out
 }
 
 /// A text in lines of at most so many characters, broken between words where that can be.
@@ -233,17 +307,21 @@ pub(crate) struct Painted<T> {
 impl<T: fmt::Display> fmt::Display for Painted<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(style) = self.style else { return self.text.fmt(f) };
+        let [reset, title, good, warn, bad, faint] = CODES;
         f.write_str(match style {
-            Style::Title => "\x1b[1m",
-            Style::Good => "\x1b[32m",
-            Style::Warn => "\x1b[33m",
-            Style::Bad => "\x1b[31m",
-            Style::Faint => "\x1b[2m",
+            Style::Title => title,
+            Style::Good => good,
+            Style::Warn => warn,
+            Style::Bad => bad,
+            Style::Faint => faint,
         })?;
         self.text.fmt(f)?;
-        f.write_str("\x1b[0m")
+        f.write_str(reset)
     }
 }
+
+/// Codes of terminals: the end of all styles, then title, good, warn, bad, faint.
+const CODES: [&str; 6] = ["\x1b[0m", "\x1b[1m", "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[2m"];
 
 #[cfg(test)]
 mod tests {
@@ -269,5 +347,21 @@ mod tests {
     #[test]
     fn what_moves_the_cursor_is_escaped() {
         assert_eq!(safe("a\x1b[2J\r\n\u{9b}\u{202e}é→"), "a\\u{1b}[2J\\r\\n\\u{9b}\\u{202e}é→");
+        assert_eq!(safe(&"é".repeat(SHOWN + 1)), format!("{}...", "é".repeat(SHOWN)));
+    }
+
+    #[test]
+    fn only_our_own_colours_pass() {
+        let text = "a\x1b[31mb\x1b[0m\nc\x1b[5md\r\x1b";
+        assert_eq!(guarded(text, true), "a\x1b[31mb\x1b[0m\nc\\u{1b}[5md\\r\\u{1b}");
+        assert_eq!(guarded(text, false), "a\\u{1b}[31mb\\u{1b}[0m\nc\\u{1b}[5md\\r\\u{1b}");
+    }
+
+    #[test]
+    fn json_stays_the_same_json() {
+        let value = serde_json::json!({ "a": "\u{9b}\u{202e}\u{7f}\u{e0041}\n\x1bé" });
+        let text = json_escaped(&format!("{value:#}"));
+        assert!(text.chars().all(|c| c == '\n' || !is_hazard(c)), "{text:?}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), value);
     }
 }

@@ -199,3 +199,94 @@ fn a_closed_pipe_ends_it_quietly() {
     let output = child.wait_with_output().expect("it ended");
     assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stderr).as_ref()), (Some(0), ""));
 }
+
+/// Text that would clear the screen, move the cursor, turn the direction, or look like a line of the command's own.
+const HOSTILE: &str = "x\x1b[2J\x1b]0;title\x07\r\n00:00:00Z  client 9  accepted endpoints, version 666\u{9b}31m\u{202e}\u{2028}\x7f";
+
+/// A client that sends hostile text wherever a client can send text, and then leaves.
+async fn hostile_client(address: &str) {
+    use evenkeel_proto::envoy::config::core::v3::Node;
+    use evenkeel_proto::envoy::config::core::v3::node::UserAgentVersionType;
+    use evenkeel_proto::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
+    use evenkeel_proto::google::rpc;
+    use tokio_stream::StreamExt as _;
+
+    let channel = tonic::transport::Endpoint::new(format!("http://{address}")).expect("an address");
+    let mut client = tonic::client::Grpc::new(channel.connect().await.expect("a connection"));
+    client.ready().await.expect("a connection");
+    let (requests, stream) = tokio::sync::mpsc::unbounded_channel();
+    let request = DiscoveryRequest {
+        node: Some(Node {
+            id: HOSTILE.to_owned(),
+            user_agent_name: HOSTILE.to_owned(),
+            user_agent_version_type: Some(UserAgentVersionType::UserAgentVersion(HOSTILE.to_owned())),
+            ..Node::default()
+        }),
+        type_url: "type.googleapis.com/envoy.config.cluster.v3.Cluster".to_owned(),
+        ..DiscoveryRequest::default()
+    };
+    requests.send(request.clone()).expect("an open stream");
+    let path = http::uri::PathAndQuery::from_static(
+        "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources",
+    );
+    let stream = tokio_stream::wrappers::UnboundedReceiverStream::new(stream);
+    let codec = tonic_prost::ProstCodec::<DiscoveryRequest, DiscoveryResponse>::default();
+    let mut responses =
+        client.streaming(tonic::Request::new(stream), path, codec).await.expect("a stream").into_inner();
+    let response = responses.next().await.expect("a response").expect("a response");
+    let error = rpc::Status { code: 3, message: HOSTILE.to_owned(), ..rpc::Status::default() };
+    requests
+        .send(DiscoveryRequest { response_nonce: response.nonce, error_detail: Some(error), ..request })
+        .expect("an open stream");
+    // The stream ends after the rejection is read.
+    drop(requests);
+    while let Some(Ok(_)) = responses.next().await {}
+}
+
+/// Returns true for characters that terminals do not show as themselves.
+fn is_hazard(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// Neither a terminal nor a reader of lines can be misled by what a client calls itself or says.
+#[tokio::test(flavor = "multi_thread")]
+async fn hostile_text_of_clients_is_escaped() {
+    let folder = Folder::new();
+    let text = "services: {orders: {}}\nclusters: {orders: {endpoints: [10.0.0.1:1]}}\n";
+    let file = folder.file("mesh.yaml", text);
+    for options in [["--color", "never"], ["--color", "always"], ["--json", "--color=never"]] {
+        let mut args = vec!["serve", &file, "--listen", "127.0.0.1:0"];
+        args.extend(options);
+        let mut serve = Running::start(args);
+        let is_json = options[0] == "--json";
+        let first = serve.line_with(if is_json { "serving" } else { "Serving" });
+        let address = if is_json {
+            serde_json::from_str::<Value>(&first).expect("JSON")["address"].as_str().expect("text").to_owned()
+        } else {
+            let (_, rest) = first.split_once(" on ").expect("an address");
+            rest.split_once(": ").expect("a colon").0.to_owned()
+        };
+        tokio::time::timeout(common::PATIENCE, hostile_client(&address)).await.expect("in time");
+        let connected = serve.line_with("connected");
+        let rejected = serve.line_with(if is_json { "\"rejected\"" } else { "REJECTED" });
+        let gone = serve.line_with("gone");
+        for line in [&connected, &rejected, &gone] {
+            // Our own colours are not the client's.
+            let plain = ["0", "1", "2", "31", "32", "33"]
+                .iter()
+                .fold(line.clone(), |line, code| line.replace(&format!("\x1b[{code}m"), ""));
+            assert!(!plain.chars().any(is_hazard), "{options:?}: {plain:?}");
+            if is_json {
+                serde_json::from_str::<Value>(line).expect("a line is one JSON object");
+            }
+        }
+        if is_json {
+            let json = serde_json::from_str::<Value>(&rejected).expect("JSON");
+            assert_eq!((json["error"].as_str(), json["node"].as_str()), (Some(HOSTILE), Some(HOSTILE)));
+        }
+        serve.signal("INT");
+        serve.line_with("stopped");
+        // Every line that was read is known here, so a forged one would show.
+        assert!(!serve.lines().any(|line| line.starts_with("00:00:00Z")), "a line is forged");
+    }
+}

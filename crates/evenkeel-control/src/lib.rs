@@ -19,6 +19,7 @@ mod resources;
 mod server;
 mod service;
 mod stream;
+mod text;
 mod world;
 
 pub use follow::{Followed, POLL_INTERVAL};

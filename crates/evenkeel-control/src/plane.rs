@@ -16,6 +16,7 @@ use crate::lrs::{self, DropReport, LoadReport, Loads};
 use crate::records::{ClientRecord, Event, Nack, What, user_agent};
 use crate::service::DiscoveryService;
 use crate::stream::{Answer, Asked, Stream};
+use crate::text::escaped;
 use crate::world::{Variant, World};
 use crate::{Mesh, Resource, Resources};
 
@@ -352,10 +353,10 @@ impl Served {
             Answer::Nack => {
                 if let Some(nack) = client.stream.last_nack(&type_url).cloned() {
                     tracing::warn!(
-                        node = client.node_id,
-                        type_url,
+                        node = escaped(&client.node_id),
+                        type_url = escaped(&type_url),
                         version = nack.version,
-                        error = nack.error,
+                        error = escaped(&nack.error),
                         "a client rejects resources"
                     );
                     self.tell(&client, What::Nacked { type_url, nack });

@@ -10,6 +10,8 @@ use evenkeel_proto::envoy::config::core::v3::node::UserAgentVersionType;
 use crate::world::Variant;
 
 /// A client with an open stream.
+///
+/// Texts are as the client sent them, with control characters: escape them before a log or a terminal shows them.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct ClientRecord {
@@ -77,6 +79,8 @@ pub(crate) fn user_agent(node: &Node) -> String {
 }
 
 /// Something that happened, for logs.
+///
+/// Texts are as the client sent them, with control characters: escape them before a log or a terminal shows them.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Event {

@@ -85,7 +85,7 @@ pub(crate) async fn run(args: Args, terminal: &Terminal) -> Result<Exit, Failure
     if args.json {
         let json = serde_json::to_string_pretty(&report)
             .map_err(|error| Failure::usage(format!("the report cannot be written: {error}")))?;
-        terminal.print(format!("{json}\n"))?;
+        terminal.print_json(json)?;
     } else {
         story.show.clear()?;
         let title = format!("{} backends, {RATE} calls per second, {} s", BACKENDS.len(), args.seconds);

@@ -7,7 +7,7 @@ use super::acts::ACTS;
 use super::fleet::Backend;
 use super::report::percent;
 use crate::table::{Cell, table};
-use crate::ui::{Failure, Style, Terminal};
+use crate::ui::{self, Failure, Style, Terminal};
 
 /// Draws in place.
 pub(super) struct Screen<'t> {
@@ -46,14 +46,14 @@ impl Screen<'_> {
         }
         text.push_str("\x1b[J");
         self.lines = picture.lines().count();
-        self.terminal.print(text)
+        self.terminal.print_raw(text)
     }
 
     /// Takes the picture away.
     pub(super) fn clear(&mut self) -> Result<(), Failure> {
         let text = format!("{}\x1b[J", self.back());
         self.lines = 0;
-        self.terminal.print(text)
+        self.terminal.print_raw(text)
     }
 
     fn back(&self) -> String {
@@ -84,7 +84,7 @@ fn picture(terminal: &Terminal, moment: &Moment<'_>, state: &State, backends: &[
             millis(traffic.p99_ms)
         ));
     }
-    lines.push(terminal.paint(Style::Faint, format!("last: {}", moment.last)).to_string());
+    lines.push(terminal.paint(Style::Faint, format!("last: {}", ui::safe(moment.last))).to_string());
     lines.extend(moment.page.map(|page| format!("page: {page}")));
     lines.join("\n")
 }

@@ -7,7 +7,7 @@ use evenkeel::{Bootstrap, Credentials};
 use evenkeel_xds::bootstrap::{ChannelCredentials, FILE_VARIABLE, ServerConfig, TEXT_VARIABLE};
 
 use super::report::Trouble;
-use crate::ui::Exit;
+use crate::ui::{self, Exit};
 
 /// The bootstrap, and where it came from.
 pub(super) fn read(file: Option<&str>) -> Result<(Bootstrap, String), Trouble> {
@@ -51,7 +51,7 @@ fn read_file(file: &str, named_by: &str) -> Result<String, Trouble> {
 }
 
 fn invalid(error: &str, origin: &str) -> Trouble {
-    let found = format!("{origin}: {}", error.strip_prefix("bootstrap: ").unwrap_or(error));
+    let found = ui::safe(&format!("{origin}: {}", error.strip_prefix("bootstrap: ").unwrap_or(error)));
     let (expected, likely, next) = if error.contains("cannot be read as JSON") {
         (
             "JSON",
@@ -90,7 +90,7 @@ pub(super) fn credentials(server: &ServerConfig) -> Result<Option<Credentials>, 
                 ChannelCredentials::GoogleDefault => "google_default".to_owned(),
                 other => format!("{other:?}"),
             };
-            return Err(trouble(format!("{kind} for control plane {}", server.uri))
+            return Err(trouble(format!("{kind} for control plane {}", ui::safe(&server.uri)))
                 .expected("credentials of a kind that is supported: insecure or tls")
                 .likely("the bootstrap was written for Google's control plane, whose access tokens are not supported")
                 .next("use a control plane that takes insecure or tls"));
@@ -105,7 +105,7 @@ pub(super) fn credentials(server: &ServerConfig) -> Result<Option<Credentials>, 
     }
     tls.build().map(Some).map_err(|error| {
         trouble(error.to_string())
-            .expected(format!("the certificate files that channel_creds of {} names", server.uri))
+            .expected(format!("the certificate files that channel_creds of {} names", ui::safe(&server.uri)))
             .likely("the files have not been written yet, are half written, or belong to another user")
             .next("check the paths and their contents: openssl x509 -text -noout -in FILE")
     })

@@ -9,9 +9,11 @@ use std::time::Duration;
 
 use super::reach::{Speaks, Who};
 use super::report::Trouble;
-use crate::ui::Exit;
+use crate::ui::{self, Exit};
 
 pub(super) fn unresolved(host: &str, error: &str, who: Who) -> Trouble {
+    // Troubles may have several lines, so text of others is escaped before it becomes part of one.
+    let (host, error) = (ui::safe(host), ui::safe(error));
     let next = match who {
         Who::ControlPlane => format!("getent hosts {host}; correct server_uri in the bootstrap"),
         Who::Endpoint => format!("getent hosts {host}; correct the target"),
@@ -56,10 +58,11 @@ pub(super) fn no_socket(path: &Path, error: &io::Error, who: Who) -> Trouble {
         io::ErrorKind::ConnectionRefused => "the file is left over from a server that has ended",
         _ => "the path does not lead to a socket",
     };
-    Trouble::new("TCP", who.exit(), format!("{}: {error}", path.display()))
+    let path = ui::safe(&path.display().to_string());
+    Trouble::new("TCP", who.exit(), format!("{path}: {error}"))
         .expected("a unix socket that takes connections")
         .likely(likely)
-        .next(format!("ls -l {}", path.display()))
+        .next(format!("ls -l {path}"))
 }
 
 /// The channel's handshake failed. `speaks` is what a second look in the clear found.

@@ -117,7 +117,7 @@ impl<'a> Report<'a> {
         };
         if self.as_json {
             let all = json!({ "target": self.target, "ok": exit == Exit::Fine, "steps": self.steps });
-            self.terminal.print(format!("{all:#}\n"))?;
+            self.terminal.print_json(format_args!("{all:#}"))?;
         } else if exit == Exit::Fine {
             let fine = self.terminal.paint(Style::Good, "all fine");
             self.terminal.print(format!("{fine}: calls to {} can be sent\n", ui::safe(&self.target)))?;

@@ -23,7 +23,7 @@ use super::place::Place;
 use super::reach::{self, Speaks, Who};
 use super::report::{Report, Trouble};
 use super::{Args, Stop, bootstrap, causes, endpoint_credentials, names};
-use crate::ui::{Exit, Terminal};
+use crate::ui::{self, Exit, Terminal};
 
 /// How often the client is asked how far it is.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
@@ -253,7 +253,7 @@ impl Patient<'_> {
         let node = &self.client.bootstrap().node;
         let names = names::near(wanted, &self.server, node).await;
         if !names.is_empty() && !names.iter().any(|name| name == wanted) {
-            let _ = write!(trouble.found, "\nlisteners that it has: {}", names.join(", "));
+            let _ = write!(trouble.found, "\nlisteners that it has: {}", ui::safe(&names.join(", ")));
         }
         trouble
     }
@@ -369,7 +369,7 @@ impl Patient<'_> {
     fn bad(&self, kind: ResourceType, resource: &GenericXdsConfig) -> Trouble {
         let name = &resource.name;
         let details = resource.error_state.as_ref().map(|error| error.details.clone()).unwrap_or_default();
-        let uri = &self.server.uri;
+        let uri = &ui::safe(&self.server.uri);
         let (likely, next) = match resource.client_status() {
             ClientResourceStatus::Nacked => (
                 "the control plane sends what this client cannot use, and was told so (NACK)".to_owned(),
@@ -391,7 +391,7 @@ impl Patient<'_> {
     }
 
     fn silence(&self, kind: ResourceType, name: &str) -> Trouble {
-        let uri = &self.server.uri;
+        let uri = ui::safe(&self.server.uri);
         Trouble::new(
             step_of(kind),
             Exit::Findings,
@@ -463,7 +463,7 @@ fn virtual_host(routes: &RouteConfig, authority: &str) -> Result<Arc<VirtualHost
         return Ok(host.clone());
     }
     let domains: Vec<_> = routes.virtual_hosts.iter().flat_map(|host| host.domains.iter().cloned()).collect();
-    let domains = if domains.is_empty() { "none at all".to_owned() } else { domains.join(", ") };
+    let domains = if domains.is_empty() { "none at all".to_owned() } else { ui::safe(&domains.join(", ")) };
     Err(Trouble::new("RDS", Exit::Findings, format!("virtual hosts for {domains}"))
         .expected(format!("a virtual host for {authority:?}, the authority of calls to this target"))
         .likely("the routes are for other names: domains must hold the target's name as it is written, port included")
@@ -471,6 +471,7 @@ fn virtual_host(routes: &RouteConfig, authority: &str) -> Result<Arc<VirtualHost
 }
 
 fn no_endpoints(name: &str, health: &[HealthStatus]) -> Trouble {
+    let name = &ui::safe(name);
     let expected = format!("at least one endpoint of {name:?} that is healthy");
     if health.is_empty() {
         return Trouble::new("EDS", Exit::Findings, format!("{name}: no endpoints"))

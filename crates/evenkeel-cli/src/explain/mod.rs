@@ -65,7 +65,7 @@ pub(crate) async fn run(args: Args, terminal: &Terminal) -> Result<Exit, Failure
     if args.json {
         let mut json = json!(answer);
         json["headers"] = json!(answer::shown(&question.headers));
-        terminal.print(format_args!("{json:#}\n"))?;
+        terminal.print_json(format_args!("{json:#}"))?;
     } else {
         terminal.print(text::text(&answer, args.stages, terminal))?;
     }

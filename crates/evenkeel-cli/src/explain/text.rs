@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::table::{Cell, table};
-use crate::ui::{Style, Terminal};
+use crate::ui::{self, Style, Terminal};
 
 use super::answer::{
     Answer, ClusterAnswer, ForwardAnswer, LeafAnswer, LeftOut, OTHER_PATH, RouteAnswer, Stage,
@@ -160,7 +160,7 @@ fn of_cluster(cluster: &ClusterAnswer, terminal: &Terminal) -> String {
     } else {
         String::new()
     };
-    let title = format!("Cluster {}{share}", cluster.name);
+    let title = ui::safe(&format!("Cluster {}{share}", cluster.name));
     let mut out = format!("\n{}\n", terminal.paint(Style::Title, title));
     if let Some(failure) = &cluster.failure {
         let failure = wrapped(&format!("✗ its calls fail: {failure}"), 4);
@@ -311,8 +311,9 @@ fn stages(leaf: &LeafAnswer, terminal: &Terminal) -> String {
     let mut out = String::new();
     for (i, Stage { name, config }) in leaf.stages.iter().enumerate() {
         let title = format!("Cluster {}, config {} of {}: {name}", leaf.name, i + 1, leaf.stages.len());
+        let title = ui::safe(&title);
         line(&mut out, format_args!("\n{}", terminal.paint(Style::Title, title)));
-        line(&mut out, format_args!("{config:#}"));
+        line(&mut out, format_args!("{}", ui::json_escaped(&format!("{config:#}"))));
     }
     out
 }
@@ -344,6 +345,7 @@ fn number(number: f64) -> String {
 fn wrapped(text: &str, indent: usize) -> String {
     let mut out = String::new();
     let mut column = indent;
+    let text = ui::safe(text);
     for (i, word) in text.split(' ').enumerate() {
         let width = word.chars().count();
         if i > 0 && column + 1 + width > WIDTH {

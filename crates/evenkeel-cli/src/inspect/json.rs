@@ -22,7 +22,7 @@ pub(super) fn of(peer: &Peer, answers: &Answers) -> String {
     let csds = answers.csds.as_ref().map(|csds| csds_of(csds, &pool));
     let state = answers.state.as_ref().map(|state| serde_json::to_value(state).unwrap_or_default());
     let all = json!({ "peer": peer.to_string(), "csds": csds, "state": state });
-    format!("{all:#}\n")
+    format!("{all:#}")
 }
 
 fn csds_of(csds: &ClientStatusResponse, pool: &DescriptorPool) -> Json {

@@ -32,12 +32,12 @@ pub(super) async fn watch(
             failure = pipe(peer, interval, first, terminal) => Err(failure),
         };
     }
-    terminal.print(ENTER)?;
+    terminal.print_raw(ENTER)?;
     let ended = tokio::select! {
         () = ends.wait() => Ok(Exit::Fine),
         failure = screen(peer, interval, first, terminal) => Err(failure),
     };
-    terminal.print(LEAVE)?;
+    terminal.print_raw(LEAVE)?;
     ended
 }
 
@@ -64,13 +64,13 @@ async fn screen(peer: &Peer, interval: Duration, first: Answers, terminal: &Term
         let head = match &trouble {
             Some(trouble) => {
                 let trouble = trouble.lines().next().unwrap_or_default();
-                terminal.paint(Style::Bad, format!("last seen state: {trouble}")).to_string()
+                terminal.paint(Style::Bad, format!("last seen state: {}", ui::safe(trouble))).to_string()
             }
             None if findings(&answers) => terminal.paint(Style::Bad, "something needs a look").to_string(),
             None => terminal.paint(Style::Good, "fine").to_string(),
         };
         let foot = terminal.paint(Style::Faint, format!("every {interval:?}, Ctrl-C ends")).to_string();
-        if let Err(failure) = terminal.print(frame(&text, &head, &foot, size)) {
+        if let Err(failure) = terminal.print_raw(frame(&text, &head, &foot, size)) {
             return failure;
         }
         sleep(interval).await;

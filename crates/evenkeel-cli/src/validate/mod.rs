@@ -18,7 +18,7 @@ use std::time::Duration;
 use serde::Serialize;
 use serde_json::json;
 
-use crate::ui::{Exit, Failure, Style, Terminal};
+use crate::ui::{self, Exit, Failure, Style, Terminal};
 
 /// Say what clients would reject of a mesh, a bootstrap or a running control plane, and why.
 ///
@@ -80,7 +80,7 @@ pub(crate) async fn run(args: Args, terminal: &Terminal) -> Result<Exit, Failure
         args.files.iter().map(|file| of_file(file, args.kind)).collect::<Result<_, _>>()?
     };
     if args.json {
-        terminal.print(format_args!("{:#}\n", json!(verdicts)))?;
+        terminal.print_json(format_args!("{:#}", json!(verdicts)))?;
     } else {
         for verdict in &verdicts {
             terminal.print(verdict.text(terminal))?;
@@ -152,23 +152,26 @@ impl Verdict {
     /// One line for each finding, and one for the whole.
     fn text(&self, terminal: &Terminal) -> String {
         let mut lines = Vec::new();
+        let subject = ui::safe(&self.subject);
         for finding in &self.findings {
             let place = finding.place.map(|(line, column)| format!(":{line}:{column}")).unwrap_or_default();
             let severity = match finding.severity {
                 Severity::Error => terminal.paint(Style::Bad, "error"),
                 Severity::Warning => terminal.paint(Style::Warn, "warning"),
             };
-            lines.push(format!("{}{place}: {severity}: {finding}\n", self.subject));
+            lines.push(format!("{subject}{place}: {severity}: {}\n", ui::safe(&finding.to_string())));
         }
         let (errors, warnings) = (self.errors(), self.findings.len() - self.errors());
         let of_warnings =
             if warnings > 0 { format!("; {}", count(warnings, "warning")) } else { String::new() };
         let last = match (errors, &self.summary) {
-            (0, Some(summary)) => format!("{}: {summary}{of_warnings}", terminal.paint(Style::Good, "fine")),
+            (0, Some(summary)) => {
+                format!("{}: {}{of_warnings}", terminal.paint(Style::Good, "fine"), ui::safe(summary))
+            }
             (0, None) => terminal.paint(Style::Good, "fine").to_string(),
             _ => format!("{}{of_warnings}", terminal.paint(Style::Bad, count(errors, "error"))),
         };
-        lines.push(format!("{}: {last}\n", self.subject));
+        lines.push(format!("{subject}: {last}\n"));
         lines.concat()
     }
 }

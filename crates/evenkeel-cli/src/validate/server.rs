@@ -15,7 +15,7 @@ use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{Args, Finding, Verdict, count};
-use crate::ui::{Failure, Terminal};
+use crate::ui::{self, Failure, Terminal};
 
 /// How often to look how resources stand.
 const LOOK: Duration = Duration::from_millis(50);
@@ -25,8 +25,7 @@ const REASON: Duration = Duration::from_secs(5);
 
 pub(super) async fn verdict(args: &Args, target: &str, terminal: &Terminal) -> Result<Verdict, Failure> {
     let bootstrap = bootstrap(args)?;
-    let servers =
-        bootstrap.servers.iter().map(|server| server.uri.to_string()).collect::<Vec<_>>().join(", ");
+    let servers = bootstrap.servers.iter().map(|server| ui::safe(&server.uri)).collect::<Vec<_>>().join(", ");
     let client = XdsClient::builder(bootstrap).build();
     let channel = Channel::builder(target)
         .xds_client(client.clone())

@@ -135,6 +135,11 @@ impl Running {
         found.map(Option::unwrap_or_default)
     }
 
+    /// The lines that were read so far.
+    pub(crate) fn lines(&self) -> impl Iterator<Item = &str> {
+        self.seen.iter().map(String::as_str)
+    }
+
     /// Sends a signal by its name, as in `INT` or `TERM`.
     pub(crate) fn signal(&self, name: &str) {
         let pid = self.child.id().to_string();

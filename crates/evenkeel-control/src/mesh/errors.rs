@@ -5,6 +5,8 @@ use std::path::Path;
 
 use serde::Serialize;
 
+use crate::text::escaped;
+
 /// Everything that is wrong with a mesh, in the order of the file. Printed, it is one line per error:
 ///
 /// ```text
@@ -78,16 +80,18 @@ impl std::error::Error for MeshErrors {}
 impl fmt::Display for MeshError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let place = self.line.zip(self.column);
-        match (&self.file, place) {
+        // The parser's own words may quote the file.
+        let file = self.file.as_deref().map(escaped);
+        match (file, place) {
             (Some(file), Some((line, column))) => write!(f, "{file}:{line}:{column}: ")?,
             (Some(file), None) => write!(f, "{file}: ")?,
             (None, Some((line, column))) => write!(f, "{line}:{column}: ")?,
             (None, None) => {}
         }
         if !self.path.is_empty() {
-            write!(f, "{}: ", self.path)?;
+            write!(f, "{}: ", escaped(&self.path))?;
         }
-        f.write_str(&self.text)
+        f.write_str(&escaped(&self.text))
     }
 }
 
