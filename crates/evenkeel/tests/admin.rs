@@ -223,3 +223,122 @@ async fn ask(
     let (head, body) = sender.send_request(request).await.expect("an answer").into_parts();
     (head.status.as_u16(), head.headers, body)
 }
+
+/// Pages elsewhere cannot read the port: browsers are told so, and requests on behalf of such pages are refused.
+#[tokio::test]
+async fn pages_of_other_sites_are_refused() {
+    let admin = Admin::builder().start().await.expect("an admin server");
+    let address = admin.address().to_string();
+    for (site, expected) in
+        [("none", 200), ("same-origin", 200), ("same-site", 403), ("cross-site", 403), ("other", 200)]
+    {
+        for path in ["/", "/api/state", "/api/history"] {
+            let headers = [("host", &*address), ("sec-fetch-site", site)];
+            let (status, headers, _) = get(&address, path, &headers).await;
+            assert_eq!(status, expected, "{site} {path}");
+            if status == 200 {
+                assert_eq!(headers["cross-origin-resource-policy"], "same-origin");
+            }
+        }
+    }
+    let (status, headers, _) = get(&address, "/nothing", &[("host", &address)]).await;
+    assert_eq!((status, headers["cross-origin-resource-policy"].as_bytes()), (404, &b"same-origin"[..]));
+}
+
+/// Reads until the server closes the connection, and returns what it sent.
+async fn read_to_end(mut stream: TcpStream) -> String {
+    use tokio::io::AsyncReadExt;
+    let mut bytes = Vec::new();
+    let read = tokio::time::timeout(Duration::from_secs(120), stream.read_to_end(&mut bytes));
+    // A reset is an end too.
+    let _ = read.await.expect("the server closes the connection");
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// A connection without a whole request is closed in time, however it sends its bytes; one with a response under way is not.
+#[tokio::test(start_paused = true)]
+async fn slow_heads_are_cut_off() {
+    use tokio::io::AsyncWriteExt;
+    let watch = Watch::start("slow", Duration::from_secs(1)).await;
+    let admin = Admin::builder().watch(watch).start().await.expect("an admin server");
+    let address = admin.address().to_string();
+    let connect = async || TcpStream::connect(&address).await.expect("a connection");
+    assert_eq!(read_to_end(connect().await).await, "");
+    let mut partial = connect().await;
+    partial.write_all(b"GET / HTTP/1.1\r\nHost: loc").await.expect("an open connection");
+    assert_eq!(read_to_end(partial).await, "");
+    let mut trickle = connect().await;
+    trickle.write_all(b"GET / HTTP/1.1\r\n").await.expect("an open connection");
+    let mut bytes = 0;
+    while trickle.write_all(b"a").await.is_ok() {
+        bytes += 1;
+        assert!(bytes < 200, "a head that trickles in is taken for ever");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    // Between requests the same time holds, and a request in time is answered.
+    let mut kept = connect().await;
+    let request = format!("GET /icon.svg HTTP/1.1\r\nHost: {address}\r\n\r\n");
+    for _ in 0..3 {
+        kept.write_all(request.as_bytes()).await.expect("an open connection");
+        tokio::time::sleep(Duration::from_secs(20)).await;
+    }
+    assert_eq!(read_to_end(kept).await.matches("HTTP/1.1 200 OK").count(), 3);
+    // A response that goes on keeps its connection.
+    let (status, _, mut body) = ask(&address, "/api/events", &[("host", &address)]).await;
+    assert_eq!(status, 200);
+    let begun = tokio::time::Instant::now();
+    while begun.elapsed() < Duration::from_secs(100) {
+        body.frame().await.expect("it goes on").expect("a good connection");
+    }
+}
+
+/// Connections and streams of events have a maximum, which leaves the others alone; CSDS is served beside them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_are_limited() {
+    let watch = Watch::start("many", Duration::from_millis(20)).await;
+    let admin = Admin::builder().watch(watch).start().await.expect("an admin server");
+    let address = admin.address().to_string();
+    let own = evenkeel::channel(format!("ipv4:{address}")).expect("a channel");
+    let mut csds = ClientStatusDiscoveryServiceClient::new(own);
+    csds.fetch_client_status(ClientStatusRequest::default()).await.expect("an answer");
+    let (_, _, mut events) = ask(&address, "/api/events", &[("host", &address)]).await;
+    let mut open = Vec::new();
+    for _ in 0..62 {
+        open.push(TcpStream::connect(&address).await.expect("a connection"));
+    }
+    let refused = TcpStream::connect(&address).await.expect("a connection");
+    assert_eq!(read_to_end(refused).await, "");
+    csds.fetch_client_status(ClientStatusRequest::default()).await.expect("an answer");
+    events.frame().await.expect("it goes on").expect("a good connection");
+    // A place that is free again is taken.
+    open.clear();
+    let served = async {
+        loop {
+            let mut stream = TcpStream::connect(&address).await.expect("a connection");
+            let request = format!("GET /icon.svg HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+            let _ = tokio::io::AsyncWriteExt::write_all(&mut stream, request.as_bytes()).await;
+            if read_to_end(stream).await.starts_with("HTTP/1.1 200 OK") {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), served).await.expect("a place is free");
+}
+
+/// A request that announces a large body is refused before any of it is read.
+#[tokio::test]
+async fn large_requests_are_refused() {
+    use tokio::io::AsyncWriteExt;
+    let admin = Admin::builder().start().await.expect("an admin server");
+    let address = admin.address().to_string();
+    for (length, expected) in [(1 << 20, "405"), ((1 << 20) + 1, "413")] {
+        let mut stream = TcpStream::connect(&address).await.expect("a connection");
+        let head = format!(
+            "POST /api/state HTTP/1.1\r\nHost: {address}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).await.expect("an open connection");
+        stream.shutdown().await.expect("an open connection");
+        let answer = read_to_end(stream).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {expected}")), "{answer}");
+    }
+}

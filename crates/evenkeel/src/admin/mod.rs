@@ -20,8 +20,13 @@
 //! | `/api/history` | a list of [`History`], one for each channel, as JSON |
 //! | gRPC `ClientStatusDiscoveryService` | what [`Csds`](crate::csds::Csds) tells |
 //!
+//! The server has limits: 64 connections, 64 event streams, 30 s for a request head and for a peer that does not read, 1 MiB
+//! for a request. Browsers keep what it answers from pages of other origins (`Cross-Origin-Resource-Policy`), and requests that
+//! such pages make are refused (`Host`, `Origin`, `Sec-Fetch-Site`).
+//!
 //! Calls are counted from the first start on, at the price of two looks at the clock for each call; before that nothing is.
 
+mod listener;
 mod look;
 mod page;
 mod server;
@@ -37,7 +42,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -180,9 +185,12 @@ impl Builder {
             None => Watch::start(program(), Duration::from_secs(1)).await,
         };
         let (serving, mut ended) = watch::channel(());
-        let shown = server::Served { latest: watch.latest.clone(), ended: ended.clone() };
+        let event_streams = Arc::new(Semaphore::new(server::MAX_EVENT_STREAMS));
+        let shown = server::Served { latest: watch.latest.clone(), ended: ended.clone(), event_streams };
         let router = server::router(shown, self.names.into());
-        let serve = axum::serve(listener, router).with_graceful_shutdown(async move {
+        let listener = listener::AdminListener::new(listener);
+        let service = router.into_make_service_with_connect_info::<listener::RequestGauge>();
+        let serve = axum::serve(listener, service).with_graceful_shutdown(async move {
             let _ = ended.changed().await;
         });
         tokio::spawn(async move {

@@ -1,28 +1,31 @@
 //! The server: the page, its data, and CSDS, on one port.
 //!
-//! A page of somebody else's could have a browser ask us for what it may not see: by a name of its own that leads here, or from
-//! its own origin. Both are refused.
+//! A page of another origin could have a browser send requests here: by a host name that resolves to this address, or from its
+//! own origin. Both are refused.
 
 use std::net::IpAddr;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{Request, State as Extracted};
+use axum::extract::{ConnectInfo, Request, State as Extracted};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodFilter, get, on_service};
 use bytes::Bytes;
 use http::header::{
-    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HOST, ORIGIN, REFERRER_POLICY,
-    X_CONTENT_TYPE_OPTIONS,
+    CACHE_CONTROL, CONTENT_LENGTH, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HOST, HeaderName, ORIGIN,
+    REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
 };
 use http::uri::Authority;
 use http::{HeaderMap, HeaderValue, StatusCode, Uri};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
 
 use super::Latest;
+use super::listener::{ActiveRequest, RequestGauge};
 use super::page::{FILES, POLICY};
 use crate::xds::csds::Csds;
 
@@ -31,13 +34,27 @@ pub(super) type Names = Arc<[String]>;
 
 const JSON: &str = "application/json";
 
+/// Keeps responses from pages of other origins that embed them as images or scripts.
+const RESOURCE_POLICY: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
+
+/// Relation of the requesting page to this server, as browsers state it.
+const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+
 /// What requests are answered from.
 #[derive(Clone)]
 pub(super) struct Served {
     pub(super) latest: watch::Receiver<Latest>,
     /// Its sender is gone: the server ends.
     pub(super) ended: watch::Receiver<()>,
+    /// One permit for each stream of events that may be open.
+    pub(super) event_streams: Arc<Semaphore>,
 }
+
+/// Maximum number of open streams of events. Each holds a copy of the state.
+pub(super) const MAX_EVENT_STREAMS: usize = 64;
+
+/// Maximum size of a request in bytes. Those for the page have none, and those of CSDS are small.
+const MAX_REQUEST_BYTES: u64 = 1 << 20;
 
 pub(super) fn router(served: Served, names: Names) -> Router {
     let page = FILES.iter().fold(Router::new(), |router, file| {
@@ -53,6 +70,7 @@ pub(super) fn router(served: Served, names: Names) -> Router {
         )
         .layer(middleware::map_response(harden))
         .layer(middleware::from_fn_with_state(names, refuse_strangers))
+        .layer(middleware::from_fn(count_request))
 }
 
 fn typed(kind: &'static str, body: impl IntoResponse) -> Response {
@@ -68,10 +86,15 @@ async fn history(Extracted(served): Extracted<Served>) -> Response {
 }
 
 /// Every state from now on, the present one first. Who reads slowly gets the latest, not all of them.
-async fn events(Extracted(Served { mut latest, mut ended }): Extracted<Served>) -> Response {
+async fn events(Extracted(Served { mut latest, mut ended, event_streams }): Extracted<Served>) -> Response {
+    let Ok(permit) = event_streams.try_acquire_owned() else {
+        let text = format!("at most {MAX_EVENT_STREAMS} streams of events are served at a time\n");
+        return (StatusCode::SERVICE_UNAVAILABLE, text).into_response();
+    };
     let (sender, events) = mpsc::channel::<Result<Bytes, std::io::Error>>(1);
     latest.mark_changed();
     tokio::spawn(async move {
+        let _permit = permit;
         loop {
             tokio::select! {
                 () = sender.closed() => return,
@@ -100,10 +123,52 @@ async fn harden(mut response: Response) -> Response {
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(RESOURCE_POLICY, HeaderValue::from_static("same-origin"));
     response
 }
 
+/// Tells the connection's socket that a request is under way, until its response has ended.
+async fn count_request(
+    ConnectInfo(gauge): ConnectInfo<RequestGauge>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let active = gauge.begin();
+    next.run(request).await.map(|body| Body::new(CountedBody { body, _active: active }))
+}
+
+/// The body of a response whose request counts as active until this is dropped.
+struct CountedBody {
+    body: Body,
+    _active: ActiveRequest,
+}
+
+impl http_body::Body for CountedBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> http_body::SizeHint {
+        self.body.size_hint()
+    }
+}
+
 async fn refuse_strangers(Extracted(names): Extracted<Names>, request: Request, next: Next) -> Response {
+    let length = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+    if length.is_some_and(|length: u64| length > MAX_REQUEST_BYTES) {
+        let text = format!("a request has at most {MAX_REQUEST_BYTES} bytes\n");
+        return (StatusCode::PAYLOAD_TOO_LARGE, text).into_response();
+    }
     match stranger(request.uri(), request.headers(), &names) {
         None => next.run(request).await,
         Some(why) => (StatusCode::FORBIDDEN, format!("{why}\n")).into_response(),
@@ -125,6 +190,13 @@ fn stranger(uri: &Uri, headers: &HeaderMap, names: &[String]) -> Option<String> 
             "host {:?} is not known here: use an address or localhost, or allow the name where the admin server is built",
             host.host()
         ));
+    }
+    // Requests for images and scripts have no origin; this header tells them apart, and no page can set it.
+    let site = headers.get(FETCH_SITE).map(HeaderValue::as_bytes);
+    if site.is_some_and(|site| matches!(site, b"cross-site" | b"same-site")) {
+        return Some(
+            "pages of other sites may not look in here: enter the address in the browser".to_owned(),
+        );
     }
     let origin = headers.get(ORIGIN)?;
     let of_origin = origin.to_str().ok().and_then(|origin| origin.parse::<Uri>().ok());
