@@ -206,11 +206,14 @@ impl Walk<'_> {
     }
 
     fn listener(&mut self, branch: &mut Branch, listener: &Listener, depth: usize) -> Result<(), String> {
-        if let Some(address) = &listener.address {
-            branch.push(Branch::new(format!("a server on {}", words::address(address))));
-        }
         let api = listener.api_listener.as_ref().and_then(|api| api.api_listener.as_ref());
-        let Some(api) = api else { return Ok(()) };
+        let Some(api) = api else {
+            // Istio's listeners for clients have an address too, so it tells nothing where there is an API listener.
+            if let Some(address) = &listener.address {
+                branch.push(Branch::new(format!("a server on {}", words::address(address))));
+            }
+            return Ok(());
+        };
         let manager: HttpConnectionManager = decoded(api)?;
         let filters: Vec<_> = manager.http_filters.iter().map(|filter| filter.name.as_str()).collect();
         // The router is always there, and says nothing.
@@ -300,6 +303,7 @@ fn endpoints(branch: &mut Branch, assignment: &ClusterLoadAssignment) {
 mod tests {
     use evenkeel_proto::envoy::admin::v3::UpdateFailureState;
     use evenkeel_proto::envoy::config::cluster::v3::cluster::CustomClusterType;
+    use evenkeel_proto::envoy::config::listener::v3::ApiListener;
     use evenkeel_proto::prost_types::Timestamp;
 
     use super::super::draw;
@@ -340,6 +344,22 @@ mod tests {
         let chain = shown(chain.collect());
         assert_eq!(chain.lines().count(), 10_001);
         assert!(chain.lines().all(|line| line.chars().count() < 200));
+    }
+
+    /// Istio's listeners for clients have an address, and are no servers for it.
+    #[test]
+    fn listeners_of_clients_are_no_servers() {
+        let manager = HttpConnectionManager::default();
+        let any = Any { type_url: HttpConnectionManager::type_url(), value: manager.encode_to_vec() };
+        let server = Listener {
+            name: "l".to_owned(),
+            address: Some(testkit::resources::address("0.0.0.0", 80)),
+            ..Listener::default()
+        };
+        let client =
+            Listener { api_listener: Some(ApiListener { api_listener: Some(any) }), ..server.clone() };
+        assert!(shown(vec![resource("l", &server)]).contains("a server on 0.0.0.0:80"));
+        assert!(!shown(vec![resource("l", &client)]).contains("a server on"));
     }
 
     /// What is not known, or makes no sense, is told and not hidden.
