@@ -5,6 +5,12 @@ mod common;
 use common::{Folder, command, evenkeel};
 use evenkeel_proto::envoy::config::cluster::v3::Cluster;
 use evenkeel_proto::envoy::config::cluster::v3::cluster::{ClusterDiscoveryType, DiscoveryType};
+use evenkeel_proto::envoy::config::route::v3::route::Action;
+use evenkeel_proto::envoy::config::route::v3::route_action::HashPolicy;
+use evenkeel_proto::envoy::config::route::v3::route_action::hash_policy::{Cookie, PolicySpecifier};
+use evenkeel_proto::envoy::config::route::v3::{QueryParameterMatcher, RouteConfiguration};
+use evenkeel_proto::prost::{Message as _, Name as _};
+use evenkeel_proto::prost_types::Any;
 use serde_json::json;
 use testkit::net::certs::Ca;
 use testkit::net::{ControlPlane, Tls};
@@ -315,4 +321,68 @@ fn what_policies_complain_of_is_a_warning() {
     let (warning, verdict) = outcome.stdout.split_once('\n').expect("two lines");
     assert!(warning.starts_with(&format!("{file}:4:3: warning: clusters.a: ")), "{warning}");
     assert_eq!(verdict, format!("{file}: fine: 1 service, 1 cluster, 40 endpoints; 1 warning\n"));
+}
+
+/// A service whose resources are all accepted and whose calls all fail is an error.
+#[tokio::test]
+async fn targets_without_a_call_that_succeeds_are_told() {
+    let control = ControlPlane::start().await;
+    let address = "127.0.0.1:1".parse().expect("an address");
+    control.serve("orders", "pay", &[address]);
+    let mut routes = resources::route_config("orders", "pay");
+    routes.virtual_hosts[0].domains = vec!["other".to_owned()];
+    control.set(routes);
+    let outcome = ask(&control, &[]).await.ends_with(1);
+    let first = outcome.stdout.lines().next().expect("a line");
+    assert!(first.starts_with("xds:///orders: error: every call fails: "), "{first}");
+    assert!(first.contains("virtual host"), "{first}");
+
+    control.serve("orders", "pay", &[address]);
+    let mut routes = resources::route_config("orders", "pay");
+    routes.virtual_hosts[0].routes.clear();
+    control.set(routes);
+    let outcome = ask(&control, &[]).await.ends_with(1);
+    assert!(outcome.stdout.contains("every call fails: no route leads to a cluster"), "{}", outcome.stdout);
+
+    control.serve("orders", "pay", &[]);
+    let outcome = ask(&control, &[]).await.ends_with(1);
+    let first = outcome.stdout.lines().next().expect("a line");
+    assert!(first.starts_with("xds:///orders: error: cluster \"pay\": every call fails: "), "{first}");
+}
+
+/// Ignored fields of accepted resources are warnings: those that the parser knows, and those that it skips.
+#[tokio::test]
+async fn ignored_fields_are_told() {
+    let control = ControlPlane::start().await;
+    control.serve("orders", "pay", &["127.0.0.1:1".parse().expect("an address")]);
+    let mut routes = resources::route_config("orders", "pay");
+    let host = &mut routes.virtual_hosts[0];
+    let mut by_query = host.routes[0].clone();
+    let parameter = QueryParameterMatcher { name: "q".to_owned(), ..QueryParameterMatcher::default() };
+    by_query.r#match.as_mut().expect("a match").query_parameters = vec![parameter];
+    let Some(Action::Route(action)) = &mut host.routes[0].action else { panic!("a route") };
+    let cookie = Cookie { name: "c".to_owned(), ..Cookie::default() };
+    let policy =
+        HashPolicy { policy_specifier: Some(PolicySpecifier::Cookie(cookie)), ..HashPolicy::default() };
+    action.hash_policy = vec![policy];
+    host.routes.insert(0, by_query);
+    let mut value = routes.encode_to_vec();
+    // `request_headers_to_add` and `request_mirror_policies` of the configuration, each without a value.
+    value.extend_from_slice(&[6 << 3 | 2, 0, 13 << 3 | 2, 0]);
+    control.set_raw::<RouteConfiguration>("orders", Any { type_url: RouteConfiguration::type_url(), value });
+    let outcome = ask(&control, &[]).await.ends_with(0);
+    for (path, reason) in [
+        ("virtual_hosts[0].routes[0].match.query_parameters", "the route is skipped"),
+        ("virtual_hosts[0].routes[1].route.hash_policy[0]", "yields no hash"),
+        ("request_headers_to_add", "gRPC clients change no headers"),
+        ("request_mirror_policies", "gRPC clients mirror no calls"),
+    ] {
+        let is_told = |line: &str| {
+            line.starts_with("xds:///orders: warning: route configuration \"orders\": ")
+                && line.contains(path)
+                && line.contains(reason)
+        };
+        assert!(outcome.stdout.lines().any(is_told), "{path} in:\n{}", outcome.stdout);
+    }
+    assert!(outcome.stdout.ends_with("; 4 warnings\n"), "{}", outcome.stdout);
 }

@@ -26,12 +26,19 @@ pub(crate) struct Read {
 impl Known {
     /// Reads resources, each with its type URL and name. Types that clients do not ask for are passed over.
     pub(crate) fn read<'a>(resources: impl IntoIterator<Item = (&'a str, &'a str, &'a Any)>) -> Known {
-        let parser = Parser::new(Registry::standard());
-        let server = ServerConfig::insecure("mesh");
+        Known::read_as(resources, &Parser::new(Registry::standard()), &ServerConfig::insecure("mesh"))
+    }
+
+    /// As [`Known::read`], by a client with this parser, from this control plane.
+    pub(crate) fn read_as<'a>(
+        resources: impl IntoIterator<Item = (&'a str, &'a str, &'a Any)>,
+        parser: &Parser,
+        server: &ServerConfig,
+    ) -> Known {
         let mut known = Known::default();
         for (type_url, name, any) in resources {
             let Some(kind) = ResourceType::of_type_url(type_url) else { continue };
-            let read = Read { raw: any.clone(), read: parser.parse(kind, any, &server) };
+            let read = Read { raw: any.clone(), read: parser.parse(kind, any, server) };
             known.resources.insert((kind, name.to_owned()), read);
         }
         known

@@ -5,6 +5,7 @@
 //! the exit code.
 
 mod bootstrap;
+mod ignored;
 mod locate;
 mod mesh;
 mod server;

@@ -7,14 +7,17 @@ use std::io;
 use std::pin::Pin;
 use std::time::Duration;
 
-use evenkeel::{Address, Bootstrap, Channel, Connector, Io, XdsClient};
+use evenkeel::{Address, Bootstrap, Channel, Connector, Io, Registry, XdsClient};
 use evenkeel_proto::envoy::admin::v3::ClientResourceStatus;
 use evenkeel_proto::envoy::service::status::v3::client_config::GenericXdsConfig;
-use evenkeel_xds::resource::ResourceType;
+use evenkeel_xds::resource::{Parser, ResourceType};
 use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
 
+use super::ignored::ignored_fields;
 use super::{Args, Finding, Verdict, count};
+use crate::explain::known::Known;
+use crate::explain::walk::Walk;
 use crate::ui::{self, Failure, Terminal};
 
 /// How often to look how resources stand.
@@ -26,7 +29,7 @@ const REASON: Duration = Duration::from_secs(5);
 pub(super) async fn verdict(args: &Args, target: &str, terminal: &Terminal) -> Result<Verdict, Failure> {
     let bootstrap = bootstrap(args)?;
     let servers = bootstrap.servers.iter().map(|server| ui::safe(&server.uri)).collect::<Vec<_>>().join(", ");
-    let client = XdsClient::builder(bootstrap).build();
+    let client = XdsClient::builder(bootstrap.clone()).build();
     let channel = Channel::builder(target)
         .xds_client(client.clone())
         .connector(Nowhere)
@@ -39,7 +42,8 @@ pub(super) async fn verdict(args: &Args, target: &str, terminal: &Terminal) -> R
         let text = format!("no control plane answers ({servers}): {why}");
         return Err(Failure::unreachable(text));
     };
-    let findings: Vec<_> = resources.iter().filter_map(finding).collect();
+    let mut findings: Vec<_> = resources.iter().filter_map(finding).collect();
+    findings.extend(dead_ends(&bootstrap, target, &resources));
     Ok(Verdict { subject: target.to_owned(), findings, summary: Some(summary(&resources)) })
 }
 
@@ -136,6 +140,49 @@ fn finding(resource: &GenericXdsConfig) -> Option<Finding> {
         ClientResourceStatus::Unknown => "nothing is known of it".to_owned(),
     };
     Some(Finding::error(text).resource(name))
+}
+
+/// Reads accepted resources as the client did: what it ignores, and, if all were accepted, why no call could succeed.
+fn dead_ends(bootstrap: &Bootstrap, target: &str, resources: &[GenericXdsConfig]) -> Vec<Finding> {
+    // The channel was built for this target, so it has a name.
+    let Ok(named) = bootstrap.listener_name(target) else { return Vec::new() };
+    let authority = named.listener.authority().and_then(|name| bootstrap.authorities.get(name));
+    let servers = authority.map_or(&bootstrap.servers, |authority| &authority.servers);
+    let Some(server) = servers.first() else { return Vec::new() };
+    let mut parser = Parser::new(Registry::standard());
+    parser.certificate_providers = bootstrap.certificate_providers.keys().cloned().collect();
+    let accepted = resources.iter().filter(|resource| stands(resource) == ClientResourceStatus::Acked);
+    let accepted =
+        accepted.filter_map(|one| Some((one.type_url.as_str(), one.name.as_str(), one.xds_config.as_ref()?)));
+    let known = Known::read_as(accepted, &parser, server);
+    let mut findings = Vec::new();
+    for (kind, name, read) in known.iter() {
+        let about = |finding: Finding| finding.resource(format!("{kind} {name:?}"));
+        let Ok(parsed) = &read.read else { continue };
+        findings.extend(parsed.warnings.iter().map(Finding::warning).map(about));
+        for (path, reason) in ignored_fields(kind, &read.raw.value) {
+            findings.push(about(Finding::warning(reason).path(path)));
+        }
+    }
+    if resources.iter().any(|resource| stands(resource) != ClientResourceStatus::Acked) {
+        return findings;
+    }
+    let mut walk = Walk::new(&known, named.listener.as_str(), &named.authority);
+    let clusters = walk.config().map(|config| config.virtual_host.clusters.clone()).unwrap_or_default();
+    match &walk.route {
+        Err(status) => findings.push(Finding::error(format!("every call fails: {}", status.message()))),
+        Ok(_) if clusters.is_empty() => {
+            findings.push(Finding::error("every call fails: no route leads to a cluster"));
+        }
+        Ok(_) => {}
+    }
+    for cluster in clusters {
+        if let Err(status) = walk.pick(("/", &()), &format!("cluster:{cluster}"), 0) {
+            let finding = Finding::error(format!("every call fails: {}", status.message()));
+            findings.push(finding.resource(format!("cluster {cluster:?}")));
+        }
+    }
+    findings
 }
 
 fn summary(resources: &[GenericXdsConfig]) -> String {
