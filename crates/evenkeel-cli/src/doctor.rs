@@ -5,6 +5,7 @@
 
 mod bootstrap;
 mod causes;
+mod certificates;
 mod names;
 mod place;
 mod reach;

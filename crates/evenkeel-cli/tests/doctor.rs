@@ -6,7 +6,14 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use common::{Folder, Outcome, command, evenkeel};
-use evenkeel_proto::envoy::config::core::v3::HealthStatus;
+use evenkeel_proto::envoy::config::cluster::v3::Cluster;
+use evenkeel_proto::envoy::config::core::v3::transport_socket::ConfigType;
+use evenkeel_proto::envoy::config::core::v3::{HealthStatus, TransportSocket};
+use evenkeel_proto::envoy::config::listener::v3::{FilterChain, Listener};
+use evenkeel_proto::envoy::extensions::transport_sockets::tls::v3::common_tls_context::ValidationContextType;
+use evenkeel_proto::envoy::extensions::transport_sockets::tls::v3::{
+    CertificateProviderPluginInstance, CertificateValidationContext, CommonTlsContext, UpstreamTlsContext,
+};
 use evenkeel_proto::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
 use evenkeel_proto::prost::Message as _;
 use serde_json::{Value, json};
@@ -162,7 +169,12 @@ async fn peer_that_answers(fields: &'static [(&'static str, &'static str)]) -> S
 
 /// A control plane that answers those who ask for all listeners, and nobody else.
 async fn control_plane_with(names: &'static [&'static str]) -> SocketAddr {
-    let listeners = names.iter().map(|name| resources::any(&resources::listener_with_rds(name, name)));
+    control_plane_of(names.iter().map(|name| resources::listener_with_rds(name, name)).collect()).await
+}
+
+/// As [`control_plane_with`], with these listeners.
+async fn control_plane_of(listeners: Vec<Listener>) -> SocketAddr {
+    let listeners = listeners.iter().map(resources::any);
     let response = DiscoveryResponse { resources: listeners.collect(), ..DiscoveryResponse::default() };
     let response = response.encode_to_vec();
     let peer = Peer::bind().await;
@@ -563,4 +575,118 @@ async fn as_json() {
     let last = &steps[names.len() - 1];
     assert_eq!((&last["ok"], &last["found"]), (&json!(false), &json!("pay: no endpoints")));
     assert!(last["ms"].is_u64() && last["next"].is_string(), "{last}");
+}
+
+/// A cluster whose connections are secured by the certificate provider `own`, both ways.
+fn secured_cluster(name: &str) -> Cluster {
+    let provider = CertificateProviderPluginInstance {
+        instance_name: "own".to_owned(),
+        ..CertificateProviderPluginInstance::default()
+    };
+    let validation = CertificateValidationContext {
+        ca_certificate_provider_instance: Some(provider.clone()),
+        ..CertificateValidationContext::default()
+    };
+    let common = CommonTlsContext {
+        tls_certificate_provider_instance: Some(provider),
+        validation_context_type: Some(ValidationContextType::ValidationContext(validation)),
+        ..CommonTlsContext::default()
+    };
+    let context = UpstreamTlsContext { common_tls_context: Some(common), ..UpstreamTlsContext::default() };
+    let socket = TransportSocket {
+        name: "envoy.transport_sockets.tls".to_owned(),
+        config_type: Some(ConfigType::TypedConfig(resources::any(&context))),
+    };
+    Cluster { transport_socket: Some(socket), ..resources::cluster(name) }
+}
+
+/// A cluster's security is taken, and the files of certificate providers are checked: here they are all there.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_security_of_clusters_is_taken() {
+    let (folder, ca) = (Folder::new(), Ca::new("ours"));
+    let mutual = Tls { client_ca: Some(ca.pem()), ..tls_of(&ca, &["127.0.0.1"]) };
+    let backend = Backend::builder().tls(mutual).start().await;
+    let control = ControlPlane::start().await;
+    control.serve("orders", "pay", &[backend.address()]);
+    control.set(secured_cluster("pay"));
+    let own = ca.issue_client(&["me"]);
+    let files = |certificate: &str, key: &str| {
+        let mut text: Value = serde_json::from_str(&insecure(control.address())).expect("JSON");
+        text["certificate_providers"] = json!({ "own": { "plugin_name": "file_watcher", "config": {
+            "ca_certificate_file": folder.file("ca.pem", &ca.pem()),
+            "certificate_file": folder.file("tls.crt", certificate),
+            "private_key_file": folder.file("tls.key", key),
+        } } });
+        text.to_string()
+    };
+    let ended = doctor(&files(&own.pem, &own.key_pem), &[]).await.fine();
+    for text in
+        ["✓ certs      ok T ms  \"own\": 1 roots, a certificate for ", "; secured as the cluster says"]
+    {
+        assert!(ended.text.contains(text), "{text} in:\n{}", ended.text);
+    }
+    let expired = ca.issue_expired(&["me"]);
+    let other = ca.issue_client(&["other"]);
+    for (certificate, key, problem) in [
+        (&*expired.pem, &*expired.key_pem, "expired "),
+        (&*own.pem, &*other.key_pem, "tls.key"),
+        ("no certificate", &*own.key_pem, "tls.crt"),
+    ] {
+        let ended = doctor(&files(certificate, key), &SOON).await;
+        let ended = ended.stopped_at(1, "connect", "", "the certificates for it cannot be used");
+        let is_warned =
+            |line: &str| line.starts_with("! certificate provider \"own\": ") && line.contains(problem);
+        assert!(ended.text.lines().any(is_warned), "{problem} in:\n{}", ended.text);
+    }
+    // A missing file, which no cluster needs, is told and ends nothing.
+    let plain = Backend::start().await;
+    control.serve("orders", "pay", &[plain.address()]);
+    control.set(resources::cluster("pay"));
+    let missing = files(&own.pem, &own.key_pem).replace("tls.key", "missing.key");
+    let ended = doctor(&missing, &[]).await.fine();
+    assert!(ended.text.contains("missing.key"), "{}", ended.text);
+}
+
+/// A listener as Istio sends it to Envoy.
+fn envoy_listener(name: &str) -> Listener {
+    Listener {
+        name: name.to_owned(),
+        address: Some(resources::address("0.0.0.0", 80)),
+        filter_chains: vec![FilterChain::default()],
+        ..Listener::default()
+    }
+}
+
+/// A control plane that takes the client for Envoy, as Istio does without `GENERATOR: grpc`.
+#[tokio::test(flavor = "multi_thread")]
+async fn listeners_for_envoy() {
+    let likely = "Istio does so for nodes without GENERATOR: grpc";
+    let (control, _backend) = mesh().await;
+    control.set(envoy_listener("orders"));
+    let ended = doctor(&insecure(control.address()), &SOON).await;
+    let ended = ended.stopped_at(1, "LDS", "api_listener", likely);
+    assert!(ended.text.contains("\"metadata\": {\"GENERATOR\": \"grpc\"}"), "{}", ended.text);
+
+    let others = vec![envoy_listener("0.0.0.0_80"), envoy_listener("virtualOutbound")];
+    let control = control_plane_of(others).await;
+    let ended = doctor(&insecure(control), &SOON).await;
+    ended.stopped_at(1, "LDS", "listeners that it has: 0.0.0.0_80, virtualOutbound", likely);
+
+    let mut text: Value = serde_json::from_str(&insecure(control)).expect("JSON");
+    text["node"]["metadata"] = json!({ "GENERATOR": "grpc" });
+    let ended = doctor(&text.to_string(), &SOON).await;
+    ended.stopped_at(1, "LDS", "virtualOutbound", "has listeners for Envoy only");
+}
+
+/// A control plane cannot be found by asking itself.
+#[tokio::test(flavor = "multi_thread")]
+async fn control_planes_that_are_xds_targets() {
+    let nested = bootstrap("xds:///control", &json!({ "type": "insecure" }));
+    let ended = doctor(&nested, &[]).await;
+    ended.stopped_at(
+        2,
+        "bootstrap",
+        "server_uri \"xds:///control\" is an xDS target itself",
+        "where the control plane's address belongs",
+    );
 }

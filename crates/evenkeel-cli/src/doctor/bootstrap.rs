@@ -80,6 +80,15 @@ fn invalid(error: &str, origin: &str) -> Trouble {
     trouble(found).expected(expected).likely(likely).next(next)
 }
 
+/// A control plane that is named by an xDS target would be found by asking itself.
+pub(super) fn nested(server: &ServerConfig) -> Trouble {
+    let uri = ui::safe(&server.uri);
+    trouble(format!("server_uri {uri:?} is an xDS target itself"))
+        .expected("the address of a control plane: HOST:PORT, dns:///HOST:PORT, unix:/path")
+        .likely("the target of the service stands where the control plane's address belongs")
+        .next("correct server_uri in the bootstrap; xds: targets are for channels of the application")
+}
+
 /// How a control plane is talked to; `None` in the clear.
 pub(super) fn credentials(server: &ServerConfig) -> Result<Option<Credentials>, Trouble> {
     let files = match &server.credentials {

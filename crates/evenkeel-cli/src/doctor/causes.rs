@@ -186,6 +186,20 @@ fn in_the_clear(speaks: &Speaks, who: Who) -> (String, String, String) {
     (expected, likely, next)
 }
 
+/// Completes a failure to get a listener from a control plane that has listeners for Envoy. `is_grpc_node`: the node's
+/// metadata asks for those of gRPC.
+pub(super) fn envoy_listeners(trouble: Trouble, is_grpc_node: bool) -> Trouble {
+    let trouble = trouble.expected("a listener with an api_listener, as gRPC clients take it");
+    if is_grpc_node {
+        return trouble
+            .likely("the control plane has listeners for Envoy only: filter chains, and no api_listener")
+            .next("have it serve listeners for gRPC clients to this node; its log may say why it does not");
+    }
+    trouble
+        .likely("the control plane takes this client for Envoy: its listeners have filter chains and no api_listener. Istio does so for nodes without GENERATOR: grpc")
+        .next("for Istio add \"metadata\": {\"GENERATOR\": \"grpc\"} to node in the bootstrap; its agent does so for pods with the template grpc-agent")
+}
+
 /// The control plane cannot be asked. `found` has the code that the stream ended with, in its text.
 pub(super) fn no_stream(found: &str) -> Trouble {
     let has = |word: &str| found.contains(word);

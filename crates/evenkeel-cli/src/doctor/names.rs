@@ -24,17 +24,29 @@ const ANSWER: Duration = Duration::from_secs(2);
 /// How many names are shown.
 const SHOWN: usize = 5;
 
-/// The names of listeners that the control plane has, those like the wanted one first. Empty if it does not say.
-pub(super) async fn near(wanted: &str, server: &ServerConfig, node: &Node) -> Vec<String> {
-    let Ok(Ok(mut names)) = timeout(ANSWER, all(server, node)).await.map(|names| names.ok_or(())) else {
-        return Vec::new();
-    };
-    names.sort_by_key(|name| (distance(wanted, name), name.clone()));
-    names.truncate(SHOWN);
-    names
+/// Listeners that a control plane has.
+#[derive(Debug, Default)]
+pub(super) struct ServedListeners {
+    /// Names like the wanted one first.
+    pub(super) names: Vec<String>,
+    /// All of them are for Envoy: they have no `api_listener`.
+    pub(super) are_envoys: bool,
 }
 
-async fn all(server: &ServerConfig, node: &Node) -> Option<Vec<String>> {
+/// Asks the control plane for all its listeners. There are none if it does not say.
+pub(super) async fn near(wanted: &str, server: &ServerConfig, node: &Node) -> ServedListeners {
+    let Ok(Some(listeners)) = timeout(ANSWER, all(server, node)).await else {
+        return ServedListeners::default();
+    };
+    let are_envoys =
+        !listeners.is_empty() && listeners.iter().all(|listener| listener.api_listener.is_none());
+    let mut names: Vec<_> = listeners.into_iter().map(|listener| listener.name).collect();
+    names.sort_by_key(|name| (distance(wanted, name), name.clone()));
+    names.truncate(SHOWN);
+    ServedListeners { names, are_envoys }
+}
+
+async fn all(server: &ServerConfig, node: &Node) -> Option<Vec<Listener>> {
     let credentials = bootstrap::credentials(server).ok()?.unwrap_or_else(Credentials::insecure);
     let channel = Channel::builder(&*server.uri).credentials(credentials).build().ok()?;
     let request = DiscoveryRequest {
@@ -51,8 +63,7 @@ async fn all(server: &ServerConfig, node: &Node) -> Option<Vec<String>> {
     let mut client = Grpc::new(channel);
     let answer = client.streaming(tonic::Request::new(requests), path, codec).await.ok()?;
     let first = answer.into_inner().message().await.ok()??;
-    let listeners = first.resources.iter().filter_map(|any| Listener::decode(&*any.value).ok());
-    Some(listeners.map(|listener| listener.name).collect())
+    Some(first.resources.iter().filter_map(|any| Listener::decode(&*any.value).ok()).collect())
 }
 
 /// How far two names are apart: none of one is left if it is part of the other, else by their common beginning.

@@ -7,22 +7,24 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use evenkeel::{Bootstrap, Channel, Connectivity, Description, Registry, XdsClient};
+use evenkeel::{Bootstrap, Channel, Connectivity, Credentials, Description, Registry, XdsClient};
 use evenkeel_proto::envoy::admin::v3::ClientResourceStatus;
-use evenkeel_proto::envoy::config::core::v3::HealthStatus;
+use evenkeel_proto::envoy::config::core::v3::{HealthStatus, Node};
 use evenkeel_proto::envoy::config::endpoint::v3::{ClusterLoadAssignment, LbEndpoint};
 use evenkeel_proto::envoy::service::status::v3::client_config::GenericXdsConfig;
 use evenkeel_proto::prost::Message as _;
+use evenkeel_proto::prost_types::value::Kind as ValueKind;
 use evenkeel_xds::bootstrap::{ServerConfig, Target};
 use evenkeel_xds::resource::{Parser, Resource, ResourceType, RouteConfig, RouteSource, VirtualHost};
 use tokio::time::{Instant, sleep};
 
+use super::certificates::{self, CertificateReport};
 use super::place::Place;
 use super::reach::{self, Speaks, Who};
 use super::report::{Report, Trouble};
-use super::{Args, Stop, bootstrap, causes, endpoint_credentials, names};
+use super::{Args, Stop, bootstrap, causes, endpoint_credentials, is_xds, names};
 use crate::ui::{self, Exit, Terminal};
 
 /// How often the client is asked how far it is.
@@ -49,11 +51,16 @@ pub(super) async fn walk(args: &Args, report: &mut Report<'_>) -> Result<(), Sto
         Err(trouble) => return Err(report.stop(&trouble)?),
     };
     let secured = credentials.is_some();
+    // As the cluster says, which takes certificates of the bootstrap. Without any, a cluster cannot be secured.
+    let by_cluster = !bootstrap.certificate_providers.is_empty();
+    let credentials = credentials.unwrap_or_else(Credentials::insecure);
+    let credentials = if by_cluster { Credentials::xds(credentials) } else { credentials };
+    let certificate_problems = certificates(&bootstrap, report)?;
     let client = XdsClient::builder(bootstrap.clone()).build();
-    let mut channel = Channel::builder(&args.target).xds_client(client.clone()).connect_timeout(args.wait);
-    if let Some(credentials) = credentials {
-        channel = channel.credentials(credentials);
-    }
+    let channel = Channel::builder(&args.target)
+        .xds_client(client.clone())
+        .connect_timeout(args.wait)
+        .credentials(credentials);
     let channel = match channel.build() {
         Ok(channel) => channel,
         Err(error) => return Err(report.stop(&unusable(error.to_string()))?),
@@ -61,12 +68,33 @@ pub(super) async fn walk(args: &Args, report: &mut Report<'_>) -> Result<(), Sto
     channel.connect();
     let mut parser = Parser::new(Registry::standard());
     parser.certificate_providers = bootstrap.certificate_providers.keys().cloned().collect();
-    let patient =
-        Patient { terminal: report.terminal, client, channel, server, parser, wait: args.wait, secured };
+    let patient = Patient {
+        terminal: report.terminal,
+        client,
+        channel,
+        server,
+        parser,
+        wait: args.wait,
+        secured,
+        certificate_problems,
+    };
     match patient.walk(&named, report).await? {
         Ok(()) => Ok(()),
         Err(trouble) => Err(report.stop(&trouble)?),
     }
+}
+
+/// Checks the files of certificate providers. A problem ends nothing: clusters may not need them. Returns the problems.
+fn certificates(bootstrap: &Bootstrap, report: &mut Report<'_>) -> Result<Vec<String>, Stop> {
+    let CertificateReport { usable, problems } =
+        certificates::check(&bootstrap.certificate_providers, SystemTime::now());
+    if !usable.is_empty() {
+        report.fine("certs", &usable.join("; "))?;
+    }
+    for problem in &problems {
+        report.warn(problem)?;
+    }
+    Ok(problems)
 }
 
 /// The bootstrap, and what the target means with it.
@@ -104,6 +132,7 @@ async fn control_plane(
     let mut last = None;
     for (i, server) in servers.iter().enumerate() {
         let reached = match bootstrap::credentials(server) {
+            _ if is_xds(&server.uri) => Err(bootstrap::nested(server)),
             Err(trouble) => Err(trouble),
             Ok(credentials) => {
                 let place = Place::of(&server.uri);
@@ -136,8 +165,10 @@ struct Patient<'a> {
     server: Arc<ServerConfig>,
     parser: Parser,
     wait: Duration,
-    /// Whether endpoints are talked to by TLS.
+    /// Endpoints of clusters without security of their own are talked to by TLS.
     secured: bool,
+    /// Problems with the files of certificate providers.
+    certificate_problems: Vec<String>,
 }
 
 type Walked<T> = Result<Result<T, Trouble>, Stop>;
@@ -169,9 +200,11 @@ impl Patient<'_> {
             return Ok(Ok(()));
         }
         let clusters = found!(self.resources(ResourceType::Cluster, &clusters).await);
-        report.fine("CDS", &described(&clusters))?;
+        let is_secured = clusters.iter().any(|one| self.is_secured(one));
+        let how = if is_secured { "; secured as the cluster says" } else { "" };
+        report.fine("CDS", &format!("{}{how}", described(&clusters)))?;
         found!(self.endpoints(report).await?);
-        self.connect(report).await
+        self.connect(is_secured, report).await
     }
 
     /// The ADS stream: open, and not ended by the control plane.
@@ -251,7 +284,11 @@ impl Patient<'_> {
     /// Adds what else the control plane has, if it says.
     async fn with_names(&self, mut trouble: Trouble, wanted: &str) -> Trouble {
         let node = &self.client.bootstrap().node;
-        let names = names::near(wanted, &self.server, node).await;
+        let is_refused = trouble.found.contains("only listeners of clients are supported");
+        let names::ServedListeners { names, are_envoys } = names::near(wanted, &self.server, node).await;
+        if is_refused || are_envoys {
+            trouble = causes::envoy_listeners(trouble, is_grpc_node(node));
+        }
         if !names.is_empty() && !names.iter().any(|name| name == wanted) {
             let _ = write!(trouble.found, "\nlisteners that it has: {}", ui::safe(&names.join(", ")));
         }
@@ -323,7 +360,13 @@ impl Patient<'_> {
         Ok(Ok(()))
     }
 
-    async fn connect(&self, report: &mut Report<'_>) -> Walked<()> {
+    /// Returns true if a cluster says how its connections are secured (A29).
+    fn is_secured(&self, cluster: &GenericXdsConfig) -> bool {
+        let parsed = self.parsed(ResourceType::Cluster, cluster);
+        matches!(parsed, Some(Resource::Cluster(cluster)) if cluster.security.is_some())
+    }
+
+    async fn connect(&self, is_secured: bool, report: &mut Report<'_>) -> Walked<()> {
         let state =
             self.terminal.progress().during("connecting", reach::settled(&self.channel, self.wait)).await;
         let tree = self.channel.tree().await;
@@ -342,12 +385,12 @@ impl Patient<'_> {
                 report.skipped("connect", "the policy connects with the first call")?;
                 Ok(Ok(()))
             }
-            _ => Ok(Err(self.unconnected(&rows).await)),
+            _ => Ok(Err(self.unconnected(&rows, is_secured).await)),
         }
     }
 
     /// No endpoint can be used: looks at some of them.
-    async fn unconnected(&self, rows: &[Row]) -> Trouble {
+    async fn unconnected(&self, rows: &[Row], is_secured: bool) -> Trouble {
         let mut found = reach::failure_of(&self.channel)
             .await
             .unwrap_or_else(|| format!("no connection within {:?}", self.wait));
@@ -358,11 +401,18 @@ impl Patient<'_> {
             let _ = write!(found, "\n{address} {}", in_words(&spoken));
             speaks.push(spoken);
         }
-        let (likely, next) = diagnosis(&speaks, self.secured);
-        Trouble::new("connect", Exit::Findings, found)
-            .expected("a connection to at least one endpoint")
-            .likely(likely)
-            .next(next)
+        let (likely, next) = diagnosis(&speaks, self.secured || is_secured);
+        let trouble =
+            Trouble::new("connect", Exit::Findings, found).expected("a connection to at least one endpoint");
+        if is_secured && !self.certificate_problems.is_empty() {
+            let problems = self.certificate_problems.join("; ");
+            return trouble
+                .likely(format!(
+                    "the cluster wants TLS, and the certificates for it cannot be used: {problems}"
+                ))
+                .next("put the files right that certificate_providers of the bootstrap names");
+        }
+        trouble.likely(likely).next(next)
     }
 
     /// A resource that was answered, and cannot be used.
@@ -403,6 +453,12 @@ impl Patient<'_> {
         ))
         .next("check the name and node.id; look into the control plane's log")
     }
+}
+
+/// Returns true if the metadata of a node asks Istio for listeners of gRPC.
+fn is_grpc_node(node: &Node) -> bool {
+    let generator = node.metadata.as_ref().and_then(|metadata| metadata.fields.get("GENERATOR"));
+    matches!(generator.and_then(|value| value.kind.as_ref()), Some(ValueKind::StringValue(kind)) if kind == "grpc")
 }
 
 fn missing(kind: ResourceType, name: &str, uri: &str) -> (String, String) {
@@ -527,6 +583,11 @@ fn diagnosis(speaks: &[Speaks], secured: bool) -> (&'static str, &'static str) {
         (
             "the instances cannot be reached from here: a firewall or network policy, or addresses of another network",
             "try from where the clients run",
+        )
+    } else if secured && some(|one| matches!(one, Speaks::Tls)) {
+        (
+            "the TLS handshake with the endpoints fails: names, roots or certificates do not match",
+            "compare the certificates of the endpoints with what the cluster's transport_socket and the bootstrap name",
         )
     } else if some(|one| matches!(one, Speaks::Tls)) {
         (
