@@ -27,7 +27,8 @@ Examples:
   evenkeel doctor dns:///orders.prod:50051 --tls             without a control plane
   evenkeel doctor xds:///orders --json | jq -r '.steps[-1].likely'
 
-The steps: bootstrap, DNS, TCP, TLS or HTTP/2, the ADS stream, LDS, RDS, CDS, EDS, a connection to an endpoint.
+The steps: bootstrap, DNS, TCP, TLS or HTTP/2, files of certificates, the ADS stream, LDS, RDS, CDS, EDS, a connection to
+an endpoint. With certificate providers in the bootstrap endpoints are talked to as their cluster says.
 
 Exit codes: 0 all fine, 1 stopped at a failure, 2 wrong usage or bootstrap, 3 the control plane cannot be reached";
 
@@ -65,7 +66,7 @@ pub(crate) async fn run(args: Args, terminal: &Terminal) -> Result<Exit, Failure
 }
 
 /// A target without a scheme is a DNS name, as for channels.
-fn is_xds(target: &str) -> bool {
+pub(crate) fn is_xds(target: &str) -> bool {
     target.split_once(':').is_some_and(|(scheme, _)| scheme.eq_ignore_ascii_case("xds"))
 }
 

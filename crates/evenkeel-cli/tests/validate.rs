@@ -386,3 +386,17 @@ async fn ignored_fields_are_told() {
     }
     assert!(outcome.stdout.ends_with("; 4 warnings\n"), "{}", outcome.stdout);
 }
+
+/// A control plane that is an xDS target cannot be asked, and a target without a control plane neither.
+#[test]
+fn control_planes_that_cannot_be_asked_are_told() {
+    let folder = Folder::new();
+    let text = "{\"xds_servers\": [\n  {\"server_uri\": \"xds:///control\", \"channel_creds\": [{\"type\": \"insecure\"}]}]}";
+    let file = folder.file("bootstrap.json", text);
+    let outcome = evenkeel(["validate", &file]).ends_with(1);
+    let first = outcome.stdout.lines().next().expect("a line");
+    assert!(first.starts_with(&format!("{file}:2:18: error: xds_servers[0].server_uri: ")), "{first}");
+    assert!(first.ends_with("found an xds: target"), "{first}");
+    let outcome = evenkeel(["validate", "--target", "xds:///orders"]).ends_with(2);
+    assert!(outcome.stderr.contains("--server HOST:PORT, or --bootstrap FILE"), "{}", outcome.stderr);
+}

@@ -8,6 +8,7 @@ use evenkeel_xds::bootstrap::Bootstrap;
 
 use super::locate::locate;
 use super::{Finding, Verdict, count};
+use crate::doctor::is_xds;
 
 pub(super) fn verdict(file: &Path, text: &str) -> Verdict {
     let subject = file.display().to_string();
@@ -20,11 +21,11 @@ pub(super) fn verdict(file: &Path, text: &str) -> Verdict {
         return Verdict { subject, findings: vec![finding], summary: None };
     }
     match Bootstrap::from_json(text) {
-        Ok(bootstrap) => Verdict {
-            subject,
-            findings: bootstrap.warnings().into_iter().map(Finding::warning).collect(),
-            summary: Some(summary(&bootstrap)),
-        },
+        Ok(bootstrap) => {
+            let mut findings: Vec<_> = nested_servers(&bootstrap, text);
+            findings.extend(bootstrap.warnings().into_iter().map(Finding::warning));
+            Verdict { subject, findings, summary: Some(summary(&bootstrap)) }
+        }
         Err(error) => {
             let findings = match error.source().and_then(|source| source.downcast_ref::<Problems>()) {
                 Some(problems) => problems
@@ -38,6 +39,17 @@ pub(super) fn verdict(file: &Path, text: &str) -> Verdict {
             Verdict { subject, findings, summary: None }
         }
     }
+}
+
+/// Control planes that are named by an xDS target: they would be found by asking themselves.
+fn nested_servers(bootstrap: &Bootstrap, text: &str) -> Vec<Finding> {
+    let nested = bootstrap.servers.iter().enumerate().filter(|(_, server)| is_xds(&server.uri));
+    let finding = |(i, _)| {
+        let path = format!("xds_servers[{i}].server_uri");
+        let place = locate(text, &path);
+        Finding::error("expected the address of a control plane, found an xds: target").path(path).at(place)
+    };
+    nested.map(finding).collect()
 }
 
 fn summary(bootstrap: &Bootstrap) -> String {

@@ -29,7 +29,7 @@ use crate::ui::{self, Exit, Failure, Style, Terminal};
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Meshes and bootstraps.
-    #[arg(required_unless_present_any = ["server", "bootstrap"], conflicts_with_all = ["server", "bootstrap"])]
+    #[arg(required_unless_present_any = ["server", "bootstrap", "target"], conflicts_with_all = ["server", "bootstrap"])]
     files: Vec<PathBuf>,
     /// What the files are, if that cannot be told from what is in them.
     #[arg(long, conflicts_with_all = ["server", "bootstrap"])]
@@ -75,6 +75,10 @@ pub(crate) enum FileKind {
 }
 
 pub(crate) async fn run(args: Args, terminal: &Terminal) -> Result<Exit, Failure> {
+    if args.target.is_some() && args.server.is_none() && args.bootstrap.is_none() {
+        let text = "--target needs a control plane to ask: --server HOST:PORT, or --bootstrap FILE";
+        return Err(Failure::usage(text));
+    }
     let verdicts = if let Some(target) = &args.target {
         vec![server::verdict(&args, target, terminal).await?]
     } else {
