@@ -273,6 +273,7 @@ impl NameTally {
 }
 
 /// What a stream wants of one type, and what it knows.
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own about the client")]
 struct Subscription {
     wildcard: bool,
     names: BTreeSet<String>,

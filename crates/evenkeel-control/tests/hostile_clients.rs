@@ -59,7 +59,8 @@ impl CountedPlane {
         let (started, is_started) = oneshot::channel();
         let (end, ended) = oneshot::channel();
         let thread = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let runtime = runtime.expect("a runtime");
             let builder = ControlPlane::builder().client_limits(limits);
             let control = runtime.block_on(builder.serve()).expect("a free port");
             let _ = started.send((control.plane().clone(), control.address()));
@@ -216,7 +217,7 @@ async fn memory_per_stream_is_bounded() {
     client.send(change::<Cds>(&["last"], &[], ""));
     control.subscribed::<Cds>("last").await;
     let held = control.held();
-    let maximum = 8 * ClientLimits::default().total_name_bytes as i64;
+    let maximum = 8 * ClientLimits::default().total_name_bytes.cast_signed() as i64;
     assert!(held < maximum, "{held} bytes are held, {maximum} are allowed");
 }
 
