@@ -27,8 +27,9 @@ Examples:
   evenkeel doctor dns:///orders.prod:50051 --tls             without a control plane
   evenkeel doctor xds:///orders --json | jq -r '.steps[-1].likely'
 
-The steps: bootstrap, DNS, TCP, TLS or HTTP/2, files of certificates, the ADS stream, LDS, RDS, CDS, EDS, a connection to
-an endpoint. With certificate providers in the bootstrap endpoints are talked to as their cluster says.
+The steps: bootstrap, DNS, TCP, TLS or HTTP/2, certificate files, the ADS stream, LDS, RDS, CDS,
+EDS, a connection to an endpoint. If the bootstrap has certificate providers, the connection is
+secured as the cluster says.
 
 Exit codes: 0 all fine, 1 stopped at a failure, 2 wrong usage or bootstrap, 3 the control plane cannot be reached";
 

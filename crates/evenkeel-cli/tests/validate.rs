@@ -348,6 +348,7 @@ async fn targets_without_a_call_that_succeeds_are_told() {
     let outcome = ask(&control, &[]).await.ends_with(1);
     let first = outcome.stdout.lines().next().expect("a line");
     assert!(first.starts_with("xds:///orders: error: cluster \"pay\": every call fails: "), "{first}");
+    assert!(first.ends_with("xDS node id \"evenkeel-validate\")"), "{first}");
 }
 
 /// Ignored fields of accepted resources are warnings: those that the parser knows, and those that it skips.

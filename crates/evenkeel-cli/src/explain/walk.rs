@@ -35,7 +35,12 @@ pub(crate) struct Walk {
 impl Walk {
     /// Follows a listener for calls to an authority.
     pub(crate) fn new(known: &Known, listener: &str, authority: &str) -> Walk {
-        let follower = Follower::new(listener, authority, "explain", 1, Arc::new(|| ()));
+        Walk::of_node(known, listener, authority, "explain")
+    }
+
+    /// As [`Walk::new`], for a client with this node id, which failures name.
+    pub(crate) fn of_node(known: &Known, listener: &str, authority: &str, node_id: &str) -> Walk {
+        let follower = Follower::new(listener, authority, node_id, 1, Arc::new(|| ()));
         let mut walk = Walk {
             follower,
             core: Core::builder(Rng::fixed(1)).build(),

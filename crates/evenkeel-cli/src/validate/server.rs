@@ -167,7 +167,8 @@ fn dead_ends(bootstrap: &Bootstrap, target: &str, resources: &[GenericXdsConfig]
     if resources.iter().any(|resource| stands(resource) != ClientResourceStatus::Acked) {
         return findings;
     }
-    let mut walk = Walk::new(&known, named.listener.as_str(), &named.authority);
+    let node_id = &bootstrap.node.id;
+    let mut walk = Walk::of_node(&known, named.listener.as_str(), &named.authority, node_id);
     let clusters = walk.config().map(|config| config.virtual_host.clusters.clone()).unwrap_or_default();
     match &walk.route {
         Err(status) => findings.push(Finding::error(format!("every call fails: {}", status.message()))),
