@@ -41,9 +41,18 @@ pub(crate) fn line(text: &str) -> String {
             line.push_str("...");
             break;
         }
-        if c.is_control() { line.extend(c.escape_default()) } else { line.push(c) }
+        if c.is_control() || is_mark(c) { line.extend(c.escape_default()) } else { line.push(c) }
     }
     line
+}
+
+/// Returns true for line separators, direction marks and characters without a width: a log viewer may show other text than
+/// there is.
+fn is_mark(c: char) -> bool {
+    matches!(
+        c,
+        '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}'
+    )
 }
 
 /// The longest start of a text that has at most so many bytes.
@@ -64,5 +73,19 @@ fn quoted_up_to(characters: usize, text: &str) -> String {
     match text.char_indices().nth(characters) {
         Some((end, _)) => format!("{:?}...", start(text, end)),
         None => format!("{text:?}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_stay_on_one_line_and_in_their_direction() {
+        assert_eq!(
+            line("a\r\n\x1b\u{9b}\u{202e}\u{2028}é \"b\""),
+            "a\\r\\n\\u{1b}\\u{9b}\\u{202e}\\u{2028}é \"b\""
+        );
+        assert_eq!(line(&"é".repeat(TOLD + 1)), format!("{}...", "é".repeat(TOLD)));
     }
 }

@@ -304,7 +304,12 @@ fn line(text: &str) -> String {
             line.push_str("...");
             break;
         }
-        if c.is_control() { line.extend(c.escape_default()) } else { line.push(c) }
+        // Line separators and direction marks too: a log viewer may show other text than there is.
+        let is_mark = matches!(
+            c,
+            '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}'
+        );
+        if c.is_control() || is_mark { line.extend(c.escape_default()) } else { line.push(c) }
     }
     line
 }
@@ -334,6 +339,11 @@ mod tests {
     use crate::{CredentialsError, Tls};
 
     const GREETING: &[u8] = b"hello";
+
+    #[test]
+    fn text_of_servers_stays_on_one_line_and_in_its_direction() {
+        assert_eq!(line("a\r\n\x1b\u{9b}\u{202e}\u{2028}é"), "a\\r\\n\\u{1b}\\u{9b}\\u{202e}\\u{2028}é");
+    }
 
     /// A TLS server to be. It greets whoever it accepts, and then sends back what it gets.
     struct Plan<'a> {
