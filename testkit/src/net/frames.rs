@@ -2,25 +2,29 @@
 //!
 //! [`Peer`] is played by hand: a test takes one connection, sees each frame and writes any frame, at any time, allowed
 //! or not. [`serve`] answers by a closure, for many calls on many connections: one listener stands for every
-//! address of 127.0.0.0/8, and so for thousands of endpoints.
+//! address of 127.0.0.0/8, and so for thousands of endpoints. [`MemoryServers`] answer in the same way without a socket, for
+//! tests that pause time.
 //!
 //! Requests are put together from their frames; their headers stay as they came, in HPACK, since reading them needs
 //! tables and nothing here needs the headers. Written headers are literals that touch no table. A [`Conn`] writes
 //! what it is told and minds no window; [`serve`] minds the connection's.
 
 use std::collections::{HashMap, VecDeque};
+use std::future::poll_fn;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::pin::Pin;
+use std::task::{Poll, ready};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::net::proxy::{close, reset};
 
 mod serve;
 
-pub use serve::{Answer, Call, Served, serve};
+pub use serve::{Answer, Call, MemoryServers, Served, serve};
 
 /// Types of frames (RFC 9113, section 6).
 pub mod kind {
@@ -322,21 +326,27 @@ impl Session {
     }
 
     /// Reads more into the inbox; `false` at the end. The buffer of an idle connection is given back.
-    async fn read(&mut self, io: &mut TcpStream) -> io::Result<bool> {
+    async fn read(&mut self, io: &mut (impl AsyncRead + Unpin)) -> io::Result<bool> {
         if self.inbox.is_empty() {
             self.inbox = BytesMut::new();
         }
-        io.readable().await?;
-        self.inbox.reserve(4096);
-        Ok(io.read_buf(&mut self.inbox).await? > 0)
+        // The buffer is on the stack of the poll, so that a connection that waits holds no memory for it.
+        poll_fn(|cx| {
+            let mut bytes = [0; 4096];
+            let mut buffer = ReadBuf::new(&mut bytes);
+            ready!(Pin::new(&mut *io).poll_read(cx, &mut buffer))?;
+            self.inbox.extend_from_slice(buffer.filled());
+            Poll::Ready(Ok(!buffer.filled().is_empty()))
+        })
+        .await
     }
 
-    async fn flush(&mut self, io: &mut TcpStream) -> io::Result<()> {
+    async fn flush(&mut self, io: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
         io.write_all_buf(&mut self.outbox).await
     }
 
     /// Takes the client's preface off the inbox.
-    async fn read_preface(&mut self, io: &mut TcpStream) -> io::Result<()> {
+    async fn read_preface(&mut self, io: &mut (impl AsyncRead + Unpin)) -> io::Result<()> {
         while self.inbox.len() < PREFACE.len() {
             if !self.read(io).await? {
                 return Err(io::ErrorKind::UnexpectedEof.into());

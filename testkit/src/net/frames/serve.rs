@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, duplex};
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::sleep;
 
@@ -116,6 +117,48 @@ impl Drop for Served {
     }
 }
 
+/// Servers that are reached through [`connect`](MemoryServers::connect) instead of a socket.
+///
+/// No byte leaves the runtime of the test. So a paused clock advances only when every task waits for a timer, and durations
+/// are exact. Any address is an endpoint. Each connection ends with its client.
+pub struct MemoryServers {
+    tally: Arc<Tally>,
+    handler: Arc<Handler>,
+}
+
+/// Bytes that a direction of a connection in memory holds before its writer waits.
+const MEMORY_BUFFER: usize = 64 << 10;
+
+impl MemoryServers {
+    /// Returns servers that answer each request by `handler`.
+    pub fn new(handler: impl Fn(&Call<'_>) -> Answer + Send + Sync + 'static) -> Self {
+        Self { tally: Arc::default(), handler: Arc::new(handler) }
+    }
+
+    /// Opens a connection to the endpoint at `address`, and returns the client's side. Panics outside a tokio runtime.
+    pub fn connect(&self, address: IpAddr) -> DuplexStream {
+        let (client, server) = duplex(MEMORY_BUFFER);
+        let serving = Serving::new(address, Arc::clone(&self.tally), Arc::clone(&self.handler));
+        tokio::spawn(serving.run(server));
+        client
+    }
+
+    /// Number of requests by address. An address without requests is not listed.
+    pub fn calls_by_address(&self) -> BTreeMap<IpAddr, u64> {
+        self.tally.list(|counts| counts.calls.load(Ordering::SeqCst))
+    }
+
+    /// Number of connections by address, closed ones included. An address without connections is not listed.
+    pub fn connections_by_address(&self) -> BTreeMap<IpAddr, u64> {
+        self.tally.list(|counts| counts.connections.load(Ordering::SeqCst))
+    }
+
+    /// Number of open connections to all addresses together.
+    pub fn open_connections(&self) -> usize {
+        self.tally.open.load(Ordering::SeqCst)
+    }
+}
+
 #[derive(Default)]
 struct Tally {
     by_address: Mutex<HashMap<IpAddr, Arc<Counts>>>,
@@ -154,7 +197,9 @@ async fn accept(listener: TcpListener, tally: Arc<Tally>, handler: Arc<Handler>)
         match accepted {
             Ok((io, client)) => {
                 // Bound to every address, and meant for this machine.
-                if let (Ok(local), true) = (io.local_addr(), client.ip().is_loopback()) {
+                if let (Ok(local), Ok(()), true) =
+                    (io.local_addr(), io.set_nodelay(true), client.ip().is_loopback())
+                {
                     let serving = Serving::new(local.ip(), Arc::clone(&tally), Arc::clone(&handler));
                     connections.spawn(serving.run(io));
                 }
@@ -192,8 +237,7 @@ impl Serving {
     }
 
     /// Serves until the client closes or the handler hangs up. Whatever goes wrong on the way ends the connection.
-    async fn run(mut self, mut io: TcpStream) -> io::Result<()> {
-        io.set_nodelay(true)?;
+    async fn run(mut self, mut io: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<()> {
         self.session.read_preface(&mut io).await?;
         put_settings(&mut self.session.outbox, &[]);
         loop {
