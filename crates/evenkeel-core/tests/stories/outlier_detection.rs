@@ -392,7 +392,8 @@ fn an_endpoint_is_all_its_addresses() {
     assert_eq!(ejected(&world), ["b", "a"]);
 }
 
-/// OD-11: seen through round robin.
+/// OD-11, PF-13: seen through round robin. The endpoint reports TRANSIENT_FAILURE, and its connection is kept: health affects
+/// the reported state, never the choice of the connection. Ejection is the only source of health here (A17 is not supported).
 #[test]
 fn both_addresses_are_ejected_and_the_connection_is_kept() {
     let two = Endpoints::list([Endpoint::new(["a", "b"]), Endpoint::at("c")]);
@@ -433,7 +434,7 @@ fn attributes_are_no_part_of_identity() {
     assert_eq!(ejected(&world), ["b"], "an endpoint that left is forgotten");
 }
 
-/// OD-12
+/// OD-12, PF-13: as the top policy, pick_first does not watch health.
 #[test]
 fn pick_first_alone_takes_no_notice() {
     let mut world = World::new(&detection_over("pick_first", &strict()), endpoints(["a", "b"])).all_up();
