@@ -1,0 +1,45 @@
+//! A control plane that is to be found through xDS itself.
+
+use std::time::Duration;
+
+use evenkeel::{Bootstrap, Channel, XdsClient};
+use testkit::net::echo::EchoRequest;
+use testkit::net::echo::echo_client::EchoClient;
+use tokio::time::timeout;
+use tonic::Code;
+
+use super::LONG;
+
+/// Number of cycles of opening and closing.
+const CYCLES: usize = 1_000;
+
+/// fault 20: evenkeel refuses an `xds:` server in the bootstrap. A call says so, with the server and the reason. A thousand
+/// channels and clients are opened and closed, with calls and during calls, and nothing hangs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_nested_xds_server_is_refused_and_never_hangs() {
+    let bootstrap = r#"{"xds_servers": [{"server_uri": "xds:///control", "channel_creds": [{"type": "insecure"}]}],
+        "node": {"id": "node-7"}}"#;
+    let bootstrap = Bootstrap::from_json(bootstrap).unwrap();
+    let cycles = async {
+        for cycle in 0..CYCLES {
+            let client = XdsClient::builder(bootstrap.clone()).build();
+            let channel = Channel::builder("xds:///orders").xds_client(client.clone()).build().unwrap();
+            let mut echo = EchoClient::new(channel.clone());
+            if cycle % 2 == 0 {
+                let status = echo.unary(EchoRequest::default()).await.unwrap_err();
+                assert_eq!(status.code(), Code::Unavailable, "{status}");
+                for part in ["server_uri", "xds:///control", "node-7"] {
+                    assert!(status.message().contains(part), "no {part:?} in {:?}", status.message());
+                }
+            } else {
+                // The caller drops this call at once.
+                let _ = timeout(Duration::ZERO, echo.unary(EchoRequest::default())).await;
+            }
+            if cycle % 4 < 2 {
+                channel.close().await;
+            }
+            drop(client);
+        }
+    };
+    timeout(LONG, cycles).await.expect("opening and closing never hangs");
+}
