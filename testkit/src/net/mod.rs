@@ -36,6 +36,7 @@ pub mod control;
 pub mod frames;
 mod host;
 pub mod proxy;
+pub mod soak;
 
 use std::time::Duration;
 
