@@ -12,6 +12,7 @@ mod counts;
 mod memory;
 mod picks;
 mod report;
+mod soak;
 mod spread;
 mod table;
 mod worker;
@@ -44,6 +45,7 @@ enum Command {
     Memory(memory::Args),
     Picks(picks::Args),
     Report(report::Args),
+    Soak(soak::Args),
     #[command(flatten)]
     Process(calls::Process),
     #[command(flatten)]
@@ -54,7 +56,8 @@ impl Command {
     /// Processes of a suite have none that anybody reads, and committed counts are those of an unoptimised build.
     fn has_figures(&self) -> bool {
         match self {
-            Command::Process(_) | Command::Worker(_) => false,
+            // The criteria of a soak hold in any build.
+            Command::Process(_) | Command::Soak(_) | Command::Worker(_) => false,
             Command::Counts(args) => !args.is_check(),
             Command::Calls(_)
             | Command::Config(_)
@@ -95,6 +98,7 @@ fn run(command: Command) -> Result<Measured, Error> {
         Command::Memory(args) => memory::run(&args),
         Command::Picks(args) => picks::run(&args),
         Command::Report(args) => report::run(&args).map(|()| Measured::default()),
+        Command::Soak(args) => soak::run(&args),
         Command::Process(process) => process.run().map(|()| Measured::default()),
         Command::Worker(worker) => worker.run().map(|()| Measured::default()),
     }

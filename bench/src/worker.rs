@@ -1,6 +1,6 @@
 //! The processes that suites start beside the one that measures. Nobody else starts them.
 
-use crate::{Error, config, counts, memory};
+use crate::{Error, config, counts, memory, soak};
 
 #[derive(clap::Subcommand)]
 pub(crate) enum Worker {
@@ -10,6 +10,8 @@ pub(crate) enum Worker {
     Counts(counts::Worker),
     #[command(name = "memory-worker", hide = true)]
     Memory(memory::Worker),
+    #[command(name = "soak-worker", hide = true)]
+    Soak(soak::Worker),
 }
 
 impl Worker {
@@ -18,6 +20,7 @@ impl Worker {
             Worker::Config(worker) => config::work(worker),
             Worker::Counts(worker) => counts::work(worker),
             Worker::Memory(worker) => memory::work(worker),
+            Worker::Soak(worker) => soak::work(worker),
         }
     }
 }

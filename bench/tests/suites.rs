@@ -99,3 +99,13 @@ fn updates_are_followed_by_a_client_process() {
     };
     assert!(received("12") > received("10") && received("10") > 0.0, "{tables}");
 }
+
+/// fault 69: the soak's command, in some seconds. Its criteria decide whether it succeeds.
+#[test]
+fn a_short_soak_meets_its_criteria() {
+    let arguments = ["soak", "--seconds", "6", "--rate", "200", "--backends", "4"];
+    let [tables, _] = printed(&[&arguments[..], &["--kill-every", "2", "--restart-every", "3"]].concat());
+    assert_eq!(row(&tables, "kill windows"), ["kill windows", "3"], "{tables}");
+    let outside = "calls that failed outside";
+    assert_eq!(row(&tables, outside), [outside, "0", "0"], "{tables}");
+}
