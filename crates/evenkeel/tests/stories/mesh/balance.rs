@@ -70,8 +70,11 @@ async fn failover_and_return() {
     load.further(12).await;
     assert!(second.iter().all(|backend| backend.connections() == 0), "nobody needs the second yet");
 
+    // Held calls cannot end before the kill.
+    first[0].pause();
     first[0].wait_until(|backend| backend.in_flight() > 0).await;
     first.iter().for_each(Backend::kill);
+    first[0].resume();
     load.further(1).await;
     let failed = load.failed();
     load.further(25).await;
@@ -121,11 +124,14 @@ async fn a_part_of_the_first_locality_is_enough() {
     }
     let load = Load::start(&mesh.channel, CALLERS);
     load.further(12).await;
+    // Held calls cannot end before the kill.
+    first[0].pause();
     first[0].wait_until(|backend| backend.in_flight() > 0).await;
     first[0].kill();
     first[1].kill();
     load.further(1).await;
     let failed = load.failed();
+    assert!(failed > 0, "the killed backends had calls");
     load.further(62).await;
     assert_eq!(load.failed(), failed, "calls fail although there is one to take them");
     expect_one_lost_by_each(&first[..2], &load.stop().await, CALLERS);

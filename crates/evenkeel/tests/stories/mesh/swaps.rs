@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use evenkeel::Description;
 use evenkeel_proto::envoy::config::cluster::v3::Cluster;
@@ -35,11 +34,13 @@ async fn all_endpoints_are_swapped() {
     let load = Load::start(&mesh.channel, 16);
     load.further(12).await;
     // Some calls are under way on connections that are about to go.
-    old[0].set_delay(Duration::from_millis(100));
-    load.further(3).await;
+    old[0].pause();
+    old[0].wait_until(|backend| backend.in_flight() > 0).await;
 
     mesh.control.set_endpoints("pay", &addresses(&new));
     open(&new, 1).await;
+    assert!(old[0].in_flight() > 0, "calls are on a connection that has been replaced");
+    old[0].resume();
     open(old, 0).await;
     let calls: Vec<_> = old.iter().map(Backend::calls).collect();
     load.further(31).await;
