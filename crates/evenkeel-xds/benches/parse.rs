@@ -5,7 +5,7 @@
 //! processor's caches, so a ratio of two or three is memory; one that grows with the size is a fault of ours.
 //!
 //! `-- --times T N` reads N endpoints T times and measures nothing, for tools that count instructions: the difference of two
-//! counts is what reading once takes.
+//! counts is what reading once takes. `-- --times T N istio` does the same with the metadata that Istio adds to endpoints.
 
 #![expect(
     clippy::disallowed_methods,
@@ -18,7 +18,9 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use evenkeel_core::Registry;
-use evenkeel_proto::prost_types::Any;
+use evenkeel_proto::envoy::config::core::v3::Metadata;
+use evenkeel_proto::prost_types::value::Kind;
+use evenkeel_proto::prost_types::{Any, Struct, Value};
 use evenkeel_xds::bootstrap::ServerConfig;
 use evenkeel_xds::resource::{Parser, Rejected, ResourceType};
 use testkit::resources;
@@ -32,13 +34,17 @@ fn main() -> ExitCode {
     if let Some([_, times, n, ..]) =
         arguments.iter().position(|a| a == "--times").and_then(|at| arguments.get(at..))
     {
-        return read(times.parse().unwrap_or(1), n.parse().unwrap_or(1));
+        let has_metadata = arguments.iter().any(|argument| argument == "istio");
+        return read(times.parse().unwrap_or(1), n.parse().unwrap_or(1), has_metadata);
     }
-    let endpoints = [100, 1_000, 10_000, 100_000].map(|n| (n, endpoints(n)));
+    let plain = [100, 1_000, 10_000, 100_000].map(|n| (n, endpoints(n, false)));
+    let of_istio = [100, 1_000, 10_000, 100_000].map(|n| (n, endpoints(n, true)));
     let routes = [20, 200, 2_000, 20_000].map(|n| (n, routes(n)));
-    for (what, kind, sizes) in
-        [("endpoint", ResourceType::Endpoints, &endpoints), ("route", ResourceType::RouteConfig, &routes)]
-    {
+    for (what, kind, sizes) in [
+        ("endpoint", ResourceType::Endpoints, &plain),
+        ("of Istio", ResourceType::Endpoints, &of_istio),
+        ("route", ResourceType::RouteConfig, &routes),
+    ] {
         if let Err(rejected) = measure(what, kind, sizes) {
             eprintln!("nothing to measure, a {kind} is refused: {rejected}");
             return ExitCode::FAILURE;
@@ -47,9 +53,9 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn read(times: usize, n: usize) -> ExitCode {
+fn read(times: usize, n: usize, has_metadata: bool) -> ExitCode {
     let (parser, server) = (Parser::new(Registry::standard()), ServerConfig::insecure("localhost:18000"));
-    let any = endpoints(n);
+    let any = endpoints(n, has_metadata);
     for _ in 0..times {
         if let Err(rejected) = black_box(parser.parse(ResourceType::Endpoints, &any, &server)) {
             eprintln!("refused: {rejected}");
@@ -83,8 +89,8 @@ fn measure(what: &str, kind: ResourceType, sizes: &[(usize, Any)]) -> Result<(),
     Ok(())
 }
 
-/// Endpoints in localities of a hundred.
-fn endpoints(n: usize) -> Any {
+/// Endpoints in localities of a hundred, perhaps with the metadata of Istio.
+fn endpoints(n: usize, has_metadata: bool) -> Any {
     let addresses: Vec<_> =
         (0..n).map(|i| format!("10.{}.{}.{}:8080", i >> 16, (i >> 8) & 0xff, i & 0xff)).collect();
     let mut load = resources::load_assignment("orders", &[]);
@@ -96,6 +102,17 @@ fn endpoints(n: usize) -> Any {
             resources::locality(&format!("zone-{i}"), 1, 0, &addresses)
         })
         .collect();
+    if has_metadata {
+        let text = |text: &str| Value { kind: Some(Kind::StringValue(text.to_owned())) };
+        let workload = ("workload".to_owned(), text("ratings-v1;shop;ratings;v1;Kubernetes"));
+        let istio = ("istio".to_owned(), Struct { fields: [workload].into() });
+        let tls_mode = ("tlsMode".to_owned(), text("istio"));
+        let tls = ("envoy.transport_socket_match".to_owned(), Struct { fields: [tls_mode].into() });
+        let metadata = Metadata { filter_metadata: [istio, tls].into(), ..Metadata::default() };
+        for endpoint in load.endpoints.iter_mut().flat_map(|locality| &mut locality.lb_endpoints) {
+            endpoint.metadata = Some(metadata.clone());
+        }
+    }
     resources::any(&load)
 }
 

@@ -3,13 +3,15 @@
 
 use evenkeel_core::Registry;
 use evenkeel_proto::envoy::config::cluster::v3::Cluster;
+use evenkeel_proto::envoy::config::core::v3::Metadata;
 use evenkeel_proto::envoy::config::endpoint::v3::lb_endpoint::HostIdentifier;
 use evenkeel_proto::envoy::config::endpoint::v3::{
     ClusterLoadAssignment, Endpoint, LbEndpoint, LocalityLbEndpoints,
 };
 use evenkeel_proto::envoy::config::route::v3::{Route, RouteConfiguration, VirtualHost};
 use evenkeel_proto::prost::Message;
-use evenkeel_proto::prost_types::Any;
+use evenkeel_proto::prost_types::value::Kind;
+use evenkeel_proto::prost_types::{Any, Struct, Value};
 use evenkeel_xds::bootstrap::ServerConfig;
 use evenkeel_xds::resource::{Parser, ResourceType};
 use testkit::Counting;
@@ -122,11 +124,28 @@ fn the_cost_of_an_item_does_not_grow_with_their_number() {
         let list: Vec<&str> = list.iter().map(String::as_str).collect();
         each(ResourceType::Endpoints, n, load_assignment("c", &list).encode_to_vec())
     };
+    let of_istio = |n: usize| {
+        let workload =
+            Value { kind: Some(Kind::StringValue("ratings;shop;ratings;v1;Kubernetes".to_owned())) };
+        let istio = Struct { fields: [("workload".to_owned(), workload)].into() };
+        let metadata =
+            Metadata { filter_metadata: [("istio".to_owned(), istio)].into(), ..Metadata::default() };
+        let list: Vec<String> = (0..n).map(|i| format!("10.0.{}.{}:80", i >> 8, i & 255)).collect();
+        let list: Vec<&str> = list.iter().map(String::as_str).collect();
+        let mut assignment = load_assignment("c", &list);
+        for endpoint in assignment.endpoints.iter_mut().flat_map(|locality| &mut locality.lb_endpoints) {
+            endpoint.metadata = Some(metadata.clone());
+        }
+        each(ResourceType::Endpoints, n, assignment.encode_to_vec())
+    };
     let routes = |n: usize| {
         let host = virtual_host("*", (0..n).map(|i| route(&format!("/s/{i}"), &format!("c{i}"))).collect());
         let table = RouteConfiguration { virtual_hosts: vec![host], ..route_config("r", "unused") };
         each(ResourceType::RouteConfig, n, table.encode_to_vec())
     };
+    let (plain, of_istio) = (endpoints(1_000), of_istio(1_000));
+    println!("allocations and bytes for each endpoint: {plain:?}, with Istio's metadata: {of_istio:?}");
+    assert!(of_istio.0 <= plain.0 && of_istio.1 <= plain.1 * 1.01, "metadata without an effect costs memory");
     for (few, many) in [(endpoints(1_000), endpoints(100_000)), (routes(200), routes(20_000))] {
         assert!(many.0 < few.0 * 1.05, "allocations for each: {} of few, {} of many", few.0, many.0);
         // A list doubles when it is full: by chance the last half of it is empty.

@@ -137,7 +137,7 @@ impl<'a> Reading<'a> {
             let path = path.index(i);
             // Endpoint by endpoint, unless that would hide where decoding gives up.
             let (endpoints, beside) =
-                wire::take_apart(bytes, ENDPOINTS).unwrap_or((Vec::new(), bytes.to_vec()));
+                wire::take_apart(bytes, ENDPOINTS).unwrap_or_else(|| (Vec::new(), bytes.to_vec()));
             if let Some(locality) = self.reader.decode(&beside, &path) {
                 self.locality(&locality, &endpoints, &path, &mut priorities);
             }

@@ -1,17 +1,26 @@
-//! An endpoint as nearly all of them come: an IP address with its port, perhaps its health and its weight.
+//! An endpoint as nearly all of them come: an IP address with its port, perhaps its health, its weight and metadata.
 //!
 //! Ten thousand of these are read before the first call goes out, and decoding each into its messages takes longer than
 //! all that is done with it. So it is read where it stands, without allocating. Whatever else is in the bytes, or is wrong
 //! with them, makes it no plain endpoint: then it is decoded, and there is said what there is to say. So nothing may be
 //! read here that decoding would refuse, or would read as something else.
+//!
+//! Every endpoint of Istio has metadata, of which only `envoy.lb` is used. The metadata of a plain endpoint is checked and
+//! skipped in place: maps of texts, numbers and booleans under other names. An endpoint does not keep it, since a slice
+//! would add 32 bytes to each. The cache keeps the bytes of the resource, in which the same walk finds it again.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use evenkeel_core::HASH_KEY;
 
 /// `LbEndpoint.endpoint`: a field's number with the kind of value that it has, as it stands before the value.
 const ENDPOINT: u8 = 1 << 3 | MESSAGE;
 
 /// `LbEndpoint.health_status`
 const HEALTH_STATUS: u8 = 2 << 3 | NUMBER;
+
+/// `LbEndpoint.metadata`
+const METADATA: u8 = 3 << 3 | MESSAGE;
 
 /// `LbEndpoint.load_balancing_weight`
 const WEIGHT: u8 = 4 << 3 | MESSAGE;
@@ -34,6 +43,30 @@ const IP: u8 = 2 << 3 | MESSAGE;
 /// `SocketAddress.port_value`
 const PORT: u8 = 3 << 3 | NUMBER;
 
+/// `Metadata.filter_metadata` and `Struct.fields`, which are maps.
+const MAP_ENTRY: u8 = 1 << 3 | MESSAGE;
+
+/// Key of a map entry.
+const MAP_KEY: u8 = 1 << 3 | MESSAGE;
+
+/// Value of a map entry.
+const MAP_VALUE: u8 = 2 << 3 | MESSAGE;
+
+/// `Value.null_value`
+const NULL_VALUE: u8 = 1 << 3 | NUMBER;
+
+/// `Value.number_value`
+const NUMBER_VALUE: u8 = 2 << 3 | FIXED_64;
+
+/// `Value.string_value`
+const STRING_VALUE: u8 = 3 << 3 | MESSAGE;
+
+/// `Value.bool_value`
+const BOOL_VALUE: u8 = 4 << 3 | NUMBER;
+
+/// Number of eight bytes.
+const FIXED_64: u8 = 1;
+
 /// A number of as many bytes as it needs.
 const NUMBER: u8 = 0;
 
@@ -52,18 +85,65 @@ pub(super) struct PlainEndpoint {
 
 /// Reads an `LbEndpoint`; `None` if it is not plain, or not right.
 pub(super) fn read(mut bytes: &[u8]) -> Option<PlainEndpoint> {
-    let (mut endpoint, mut health_status, mut weight) = (None, None, None);
+    let (mut endpoint, mut health_status, mut weight, mut has_metadata) = (None, None, None, false);
     while let Some(tag) = next(&mut bytes) {
         match tag {
             ENDPOINT if endpoint.is_none() => endpoint = Some(message(&mut bytes)?),
             HEALTH_STATUS if health_status.is_none() => health_status = Some(number(&mut bytes)?),
             WEIGHT if weight.is_none() => weight = Some(wrapped(message(&mut bytes)?)?),
+            // Decoding merges two of them.
+            METADATA if !has_metadata => {
+                skip_metadata(long_message(&mut bytes)?)?;
+                has_metadata = true;
+            }
             _ => return None,
         }
     }
     let address = socket_address(only(only(endpoint?, ADDRESS)?, SOCKET_ADDRESS)?)?;
     let health_status = i32::try_from(health_status.unwrap_or(0)).ok()?;
     Some(PlainEndpoint { address, health_status, weight })
+}
+
+/// Checks metadata that has no effect; `None` if it has one, or decoding has to look at it.
+fn skip_metadata(mut bytes: &[u8]) -> Option<()> {
+    let (namespace_in_use, _) = HASH_KEY;
+    while let Some(tag) = next(&mut bytes) {
+        let (namespace, mut fields) = (tag == MAP_ENTRY).then(|| map_entry(&mut bytes))??;
+        if namespace == namespace_in_use.as_bytes() {
+            return None;
+        }
+        while let Some(tag) = next(&mut fields) {
+            let (_, value) = (tag == MAP_ENTRY).then(|| map_entry(&mut fields))??;
+            skip_value(value)?;
+        }
+    }
+    Some(())
+}
+
+/// Takes an entry of a map, which has a key and a value, each at most once.
+fn map_entry<'a>(bytes: &mut &'a [u8]) -> Option<(&'a [u8], &'a [u8])> {
+    let mut entry = long_message(bytes)?;
+    let (mut key, mut value) = (None, None);
+    while let Some(tag) = next(&mut entry) {
+        match tag {
+            MAP_KEY if key.is_none() => key = Some(text(&mut entry)?),
+            MAP_VALUE if value.is_none() => value = Some(long_message(&mut entry)?),
+            _ => return None,
+        }
+    }
+    Some((key.unwrap_or_default(), value.unwrap_or_default()))
+}
+
+/// Checks a `google.protobuf.Value` of a plain kind.
+fn skip_value(mut bytes: &[u8]) -> Option<()> {
+    match next(&mut bytes) {
+        None => {}
+        Some(STRING_VALUE) => _ = text(&mut bytes)?,
+        Some(BOOL_VALUE | NULL_VALUE) => _ = number(&mut bytes)?,
+        Some(NUMBER_VALUE) => bytes = bytes.split_at_checked(8)?.1,
+        Some(_) => return None,
+    }
+    bytes.is_empty().then_some(())
 }
 
 fn socket_address(mut bytes: &[u8]) -> Option<SocketAddr> {
@@ -107,6 +187,19 @@ fn message<'a>(bytes: &mut &'a [u8]) -> Option<&'a [u8]> {
     let (message, rest) = bytes.split_at_checked(usize::from(length))?;
     *bytes = rest;
     Some(message)
+}
+
+/// Takes a message of any length.
+fn long_message<'a>(bytes: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let length = usize::try_from(number(bytes)?).ok()?;
+    let (message, rest) = bytes.split_at_checked(length)?;
+    *bytes = rest;
+    Some(message)
+}
+
+/// Takes a text. Decoding refuses one that is not UTF-8.
+fn text<'a>(bytes: &mut &'a [u8]) -> Option<&'a [u8]> {
+    long_message(bytes).filter(|text| std::str::from_utf8(text).is_ok())
 }
 
 /// Takes a number of 32 bits: in each byte seven of them, the lowest first, and whether more follow.
@@ -163,6 +256,8 @@ pub(super) mod tests {
     use evenkeel_proto::envoy::config::endpoint::v3::{Endpoint, LbEndpoint};
     use evenkeel_proto::prost::Message as _;
     use evenkeel_proto::prost::encoding::encode_varint;
+    use evenkeel_proto::prost_types::value::Kind;
+    use evenkeel_proto::prost_types::{Struct, Value};
     use proptest::prelude::*;
     use proptest::sample::{Index, select};
     use proptest::strategy::ValueTree as _;
@@ -204,11 +299,11 @@ pub(super) mod tests {
 
     /// What decoding finds, of an endpoint with which nothing is wrong and about which no more is said.
     fn decoded(bytes: &[u8]) -> Option<PlainEndpoint> {
-        let LbEndpoint { health_status, metadata: None, load_balancing_weight: weight, host_identifier } =
-            LbEndpoint::decode(bytes).ok()?
-        else {
+        let LbEndpoint { health_status, metadata, load_balancing_weight: weight, host_identifier } =
+            LbEndpoint::decode(bytes).ok()?;
+        if metadata.is_some_and(|metadata| metadata.filter_metadata.contains_key("envoy.lb")) {
             return None;
-        };
+        }
         let Some(HostIdentifier::Endpoint(endpoint)) = host_identifier else { return None };
         let Some(AddressKind::SocketAddress(socket)) = endpoint.address.clone()?.address else { return None };
         let Some(PortSpecifier::PortValue(port)) = socket.port_specifier else { return None };
@@ -267,7 +362,7 @@ pub(super) mod tests {
         for message in [
             LbEndpoint::default(),
             LbEndpoint { load_balancing_weight: Some(0), ..known.clone() },
-            LbEndpoint { metadata: Some(Metadata::default()), ..known.clone() },
+            LbEndpoint { metadata: Some(metadata("envoy.lb", &[("hash_key", "x")])), ..known.clone() },
             LbEndpoint { health_status: -1, ..known.clone() },
             named,
             at("10.0.0.1", 0),
@@ -283,6 +378,36 @@ pub(super) mod tests {
         }
         for end in 0..bytes.len() {
             assert_eq!(read(bytes.split_at(end).0), None, "{end} bytes");
+        }
+    }
+
+    /// Metadata with these texts in one namespace.
+    fn metadata(namespace: &str, texts: &[(&str, &str)]) -> Metadata {
+        let value = |text: &str| Value { kind: Some(Kind::StringValue(text.to_owned())) };
+        let fields = texts.iter().map(|(key, text)| ((*key).to_owned(), value(text))).collect();
+        let filter_metadata = [(namespace.to_owned(), Struct { fields })].into();
+        Metadata { filter_metadata, ..Metadata::default() }
+    }
+
+    /// Every endpoint of Istio has such metadata, which has no effect.
+    #[test]
+    fn metadata_is_skipped() {
+        let mut istio = metadata("istio", &[("workload", "ratings;shop;ratings;v1;Kubernetes")]);
+        istio
+            .filter_metadata
+            .extend(metadata("envoy.transport_socket_match", &[("tlsMode", "istio")]).filter_metadata);
+        let long = metadata("istio", &[("workload", &"w".repeat(300)), ("", "")]);
+        let kinds = [Kind::NumberValue(1.5), Kind::BoolValue(true), Kind::NullValue(0)];
+        let fields = kinds.into_iter().enumerate();
+        let fields = fields.map(|(i, kind)| (i.to_string(), Value { kind: Some(kind) })).collect();
+        let kinds = Metadata {
+            filter_metadata: [("kinds".to_owned(), Struct { fields })].into(),
+            ..Metadata::default()
+        };
+        for metadata in [Metadata::default(), istio, long, kinds] {
+            let bytes = LbEndpoint { metadata: Some(metadata), ..at("10.0.0.1", 80) }.encode_to_vec();
+            assert_eq!(read(&bytes), Some(plain("10.0.0.1:80", 0, None)));
+            assert_eq!(read(&bytes), decoded(&bytes));
         }
     }
 
@@ -344,6 +469,7 @@ pub(super) mod tests {
         let whole = message(vec![
             mostly(0.98, within(1, endpoint)),
             mostly(0.5, numbered(2, health)),
+            mostly(0.4, within(3, any_metadata())),
             mostly(0.5, within(4, message(vec![mostly(0.95, numbered(1, weight))]))),
         ]);
         let change = (any::<Index>(), any::<u8>(), 0..3_u8);
@@ -360,6 +486,30 @@ pub(super) mod tests {
             }
             bytes
         })
+    }
+
+    /// Metadata of all kinds: as Istio has it, with a hash key, with nested values, and malformed.
+    fn any_metadata() -> BoxedStrategy<Vec<u8>> {
+        let text = prop_oneof![20 => "[a-z;]{0,9}", 1 => "w{120,200}"].prop_map(String::into_bytes);
+        let text = prop_oneof![50 => text, 1 => Just(vec![b'a', 0xff])].boxed();
+        let eight = prop::collection::vec(any::<u8>(), 8);
+        let value = prop_oneof![
+            20 => within(3, text.clone()),
+            2 => eight.prop_map(|bytes| [vec![2 << 3 | 1], bytes].concat()),
+            2 => numbered(4, prop_oneof![Just(1), odd_number()]),
+            1 => numbered(1, prop_oneof![Just(0), odd_number()]),
+            1 => within(5, Just(Vec::new()).boxed()),
+            1 => within(6, Just(Vec::new()).boxed()),
+        ];
+        let map = |key: BoxedStrategy<Vec<u8>>, value: BoxedStrategy<Vec<u8>>, most: usize| {
+            let entry = message(vec![mostly(0.98, within(1, key)), mostly(0.98, within(2, value))]);
+            prop::collection::vec(within(1, entry), 0..=most).prop_map(|all| all.concat()).boxed()
+        };
+        let key = prop_oneof![9 => text.clone(), 1 => Just(b"hash_key".to_vec())].boxed();
+        let fields = map(key, message(vec![mostly(0.98, value.boxed())]), 2);
+        let namespace = prop_oneof![9 => text, 1 => Just(b"envoy.lb".to_vec())].boxed();
+        let typed = mostly(0.02, within(2, Just(Vec::new()).boxed()));
+        (map(namespace, fields, 2), typed).prop_map(|(plain, typed)| [plain, typed].concat()).boxed()
     }
 
     /// These fields in any order; now and then one is there twice, or one that nobody expects.
