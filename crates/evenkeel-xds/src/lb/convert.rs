@@ -141,7 +141,13 @@ fn weighted_round_robin(
     ] {
         match value.as_ref().map(duration) {
             None => {}
-            Some(Ok(text)) => put(&mut settings, name, Some(text)),
+            Some(Ok(text)) => {
+                // The core rejects the other two where they are negative.
+                if matches!(field, "blackout_period" | "weight_update_period") && text.starts_with('-') {
+                    cx.warn(field, "is negative: counts as 0");
+                }
+                put(&mut settings, name, Some(text));
+            }
             Some(Err(problem)) => wrong = Some(cx.wrong(field, problem)),
         }
     }

@@ -452,7 +452,19 @@ fn weighted_round_robin() {
         "errorUtilizationPenalty": 1.5,
         "metricNamesForComputingUtilization": ["mem_utilization", "named_metrics.q"],
     });
-    check([any(&full)], &wrr(expected));
+    let (config, warnings) = convert(&list([any(&full)])).expect("it converts");
+    assert_eq!(config, wrr(expected));
+    let negative =
+        "policies[0].typed_extension_config.typed_config.blackout_period: is negative: counts as 0";
+    assert_eq!(warnings, [negative]);
+    parsed(&config, &registry()).expect("the core understands it");
+    let negative = ClientSideWeightedRoundRobin {
+        blackout_period: duration(0, -1),
+        weight_update_period: duration(-3, 0),
+        ..ClientSideWeightedRoundRobin::default()
+    };
+    let (_, warnings) = convert(&list([any(&negative)])).expect("it converts");
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
     let ignored = ClientSideWeightedRoundRobin {
         slow_start_config: Some(SlowStartConfig::default()),
         oob_reporting_config: Some(OrcaOobReportingConfig::default()),

@@ -23,7 +23,7 @@ use evenkeel_proto::envoy::extensions::filters::http::fault::v3::HttpFault;
 use evenkeel_proto::envoy::extensions::filters::http::router::v3::Router;
 use evenkeel_proto::envoy::r#type::matcher::v3::string_matcher::MatchPattern;
 use evenkeel_proto::envoy::r#type::matcher::v3::{RegexMatchAndSubstitute, RegexMatcher, StringMatcher};
-use evenkeel_proto::envoy::r#type::v3::FractionalPercent;
+use evenkeel_proto::envoy::r#type::v3::{FractionalPercent, Int64Range};
 use evenkeel_proto::prost::{Message as _, Name};
 use evenkeel_proto::prost_types::{Any, Duration as ProtoDuration};
 use evenkeel_proto::{udpa, xds};
@@ -273,6 +273,24 @@ fn routes_that_grpc_cannot_serve_are_skipped() {
             "virtual_hosts[0].routes[2].route.cluster_header: is not supported: the route is skipped",
             "virtual_hosts[0].routes[4].match.query_parameters: never match in gRPC: the route is skipped",
             "virtual_hosts[0].routes[5].route: has no cluster specifier that this client knows: the route is skipped",
+        ]
+    );
+}
+
+/// A range without a number in it never matches, or always if it is inverted. Its author meant something else.
+#[test]
+fn an_empty_header_range_is_warned_about() {
+    let range = |start, end| {
+        let range = HeaderMatchSpecifier::RangeMatch(Int64Range { start, end });
+        matching(|m| m.headers = vec![header("x", range)])
+    };
+    let (left, warnings) = left(&routes([range(1, 2), range(2, 1), range(5, 5), range(i64::MIN, i64::MAX)]));
+    assert_eq!(left.len(), 4, "routes stay, as in Envoy and gRPC");
+    assert_eq!(
+        warnings,
+        [
+            "virtual_hosts[0].routes[1].match.headers[0].range_match: no number is in [2, 1): end is exclusive",
+            "virtual_hosts[0].routes[2].match.headers[0].range_match: no number is in [5, 5): end is exclusive",
         ]
     );
 }

@@ -77,7 +77,14 @@ fn header_matcher(
         Some(HeaderMatchSpecifier::StringMatch(text)) => {
             reader.text_matcher(text, &path.field("string_match")).map(HeaderTest::Text)
         }
-        Some(HeaderMatchSpecifier::RangeMatch(range)) => Some(HeaderTest::Range(range.start..range.end)),
+        Some(HeaderMatchSpecifier::RangeMatch(range)) => {
+            let (start, end) = (range.start, range.end);
+            if start >= end {
+                let text = format!("no number is in [{start}, {end}): end is exclusive");
+                reader.warn(&path.field("range_match"), text);
+            }
+            Some(HeaderTest::Range(start..end))
+        }
         Some(HeaderMatchSpecifier::PresentMatch(present)) => Some(HeaderTest::Present(*present)),
         None => {
             reader.problem(
