@@ -7,7 +7,7 @@ use evenkeel_core::{Instant, Status};
 
 use super::cache::{Entry, Old, Trouble, TroubleKind};
 use super::key::Key;
-use super::server::{Link, Topic};
+use super::server::{AttemptFailure, Link, Topic};
 use super::stream::Stream;
 use super::{Client, Effect, StreamId, words};
 
@@ -57,28 +57,39 @@ impl Client {
         self.trouble(server, key, Trouble { kind, status, version: String::new(), at: now }, Old::Keep);
     }
 
-    /// A stream that ends after a response is no failure (A57): servers balance load that way.
+    /// A stream that ends after a response is no failure (A57): servers balance load that way. It is reopened at once, unless
+    /// streams end soon after each response.
     pub(super) fn handle_closed(&mut self, server: usize, status: &Status, now: Instant) {
         let cause = words::cause(status);
         match self.servers[server].stream() {
-            None => self.fail(server, &format!("cannot be reached: {cause}"), now),
-            Some(stream) if !stream.responded => {
-                self.fail(server, &format!("ended the stream before a response: {cause}"), now);
+            None => {
+                let why = format!("cannot be reached: {cause}");
+                self.fail(server, &why, AttemptFailure::Unreachable, now);
             }
-            Some(_) => self.open(server, now),
+            Some(stream) if !stream.responded => {
+                let why = format!("ended the stream before a response: {cause}");
+                self.fail(server, &why, AttemptFailure::NoResponse, now);
+            }
+            Some(_) => {
+                let until = self.servers[server].reopen_at(now, &mut self.rng);
+                if until > now {
+                    self.servers[server].link = Link::Waiting { until };
+                } else {
+                    self.open(server, now);
+                }
+            }
         }
     }
 
-    pub(super) fn fail(&mut self, index: usize, why: &str, now: Instant) {
+    pub(super) fn fail(&mut self, index: usize, why: &str, failure: AttemptFailure, now: Instant) {
         let node = words::node_suffix(&self.bootstrap.node.id);
         let server = &mut self.servers[index];
         let text = format!("xDS server {:?} {why}{node}", server.config.uri);
-        let until = now + self.backoff.wait(server.attempts, &mut self.rng);
-        server.attempts = server.attempts.saturating_add(1);
+        let until = server.retry_at(failure, &self.backoff, now, &mut self.rng);
         server.link = Link::Waiting { until };
         server.tally.connected = false;
         if server.failure.is_none() {
-            server.tally.failures += 1;
+            server.tally.failures = server.tally.failures.saturating_add(1);
         }
         if server.is_news(Topic::Failure, &text) {
             self.effects.push_back(Effect::Warn(text.clone()));

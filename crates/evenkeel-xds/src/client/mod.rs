@@ -52,7 +52,7 @@ use evenkeel_proto::prost_types::Any;
 use self::authority::Authority;
 use self::cache::Entry;
 use self::key::Key;
-use self::server::{Link, Server};
+use self::server::{AttemptFailure, Link, Server};
 use crate::Limits;
 use crate::bootstrap::{Bootstrap, ServerConfig};
 use crate::name::ResourceName;
@@ -353,7 +353,8 @@ impl Client {
                     let stream = *stream;
                     self.effects.push_back(Effect::Close { stream });
                     let within = self.backoff.min_connect_timeout;
-                    self.fail(server, &format!("did not accept a connection within {within:?}"), now);
+                    let why = format!("did not accept a connection within {within:?}");
+                    self.fail(server, &why, AttemptFailure::NoResponse, now);
                 }
                 Link::Waiting { until } if *until <= now => self.open(server, now),
                 Link::Open(stream) => {

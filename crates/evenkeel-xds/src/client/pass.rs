@@ -64,8 +64,7 @@ impl Client {
         let variant = self.variant;
         let until = now + self.backoff.min_connect_timeout;
         let server = &mut self.servers[server];
-        server.link = Link::Opening { stream, until };
-        server.tally.in_use = true;
+        server.opening(stream, now, until);
         self.effects.push_back(Effect::Open { stream, server: Arc::clone(&server.config), variant });
     }
 

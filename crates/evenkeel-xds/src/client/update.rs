@@ -8,7 +8,7 @@ use evenkeel_proto::envoy::service::discovery::v3::ResourceError;
 use super::cache::{Entry, Good, News, Old, Trouble, TroubleKind};
 use super::key::Key;
 use super::response::{Item, Received, Response, Spoiled};
-use super::server::Topic;
+use super::server::{AttemptFailure, Topic};
 use super::words::Subject;
 use super::{Changed, Client, Effect, Variant, words};
 use crate::resource::ResourceType;
@@ -58,7 +58,7 @@ impl Client {
     pub(super) fn hang_up(&mut self, server: usize, why: &str, now: Instant) {
         let stream = self.servers[server].stream_id();
         self.effects.extend(stream.map(|stream| Effect::Close { stream }));
-        self.fail(server, why, now);
+        self.fail(server, why, AttemptFailure::NoResponse, now);
     }
 
     fn warn(&mut self, server: usize, topic: Topic, text: String) {

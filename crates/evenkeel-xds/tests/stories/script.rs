@@ -286,6 +286,14 @@ impl World {
         World::with(bootstrap, Marks, Variant::Delta)
     }
 
+    /// A client of these servers with randomness of its own.
+    pub(crate) fn seeded(seed: u64, servers: &[&str]) -> World {
+        let mut world = World::new(bootstrap(servers));
+        let rng = Rng::fixed(seed);
+        world.client = Client::new(Arc::new(bootstrap(servers)), Marks, Variant::StateOfTheWorld, rng);
+        world
+    }
+
     /// Any client.
     pub(crate) fn with(
         bootstrap: Bootstrap,
