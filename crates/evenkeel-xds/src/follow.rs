@@ -37,6 +37,8 @@ use crate::text::quoted_whole;
 pub struct Follower {
     graph: Graph,
     active: ActiveClusters,
+    /// The target of the channel, which failures name.
+    target: Option<String>,
     /// Whom to ask about, for failures.
     node: Arc<str>,
     channel_id: u64,
@@ -93,6 +95,7 @@ impl Follower {
         Follower {
             graph: Graph::new(listener, authority),
             active: ActiveClusters::new(on_idle),
+            target: None,
             node: format!("xDS node id {}", quoted_whole(node)).into(),
             channel_id,
             config: None,
@@ -101,6 +104,13 @@ impl Follower {
             clusters: Arc::default(),
             changes_seen: 0,
         }
+    }
+
+    /// Names the target of the channel in failures that concern all of its calls.
+    #[must_use]
+    pub fn for_target(mut self, target: &str) -> Follower {
+        self.target = Some(quoted_whole(target));
+        self
     }
 
     /// Takes in what came of resolving a DNS name with its port.
@@ -132,7 +142,10 @@ impl Follower {
             Outcome::Failed(status) => {
                 self.config = None;
                 // A control plane's codes are not for calls (A54).
-                let status = Status::unavailable(status.message());
+                let status = match &self.target {
+                    Some(target) => Status::unavailable(format!("target {target}: {}", status.message())),
+                    None => Status::unavailable(status.message()),
+                };
                 let is_same = matches!(&self.route, Some(Err(last)) if *last == status);
                 self.step(Err(status), is_same)
             }

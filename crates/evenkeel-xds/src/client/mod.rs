@@ -318,7 +318,13 @@ impl Client {
             Err(error) => Seen { value: Some(Err(error)), ambient: None },
             Ok(key) => match self.cache.get(&key).filter(|entry| entry.is_wanted()) {
                 Some(entry) => {
-                    entry.seen(self.authorities.get(key.authority).and_then(|a| a.failure.as_ref()))
+                    let failure = self.authorities.get(key.authority).and_then(|a| a.failure.as_ref());
+                    match failure.filter(|_| entry.is_unanswered()) {
+                        Some(failure) => {
+                            Seen { value: Some(Err(not_received(&key, failure))), ambient: None }
+                        }
+                        None => entry.seen(failure),
+                    }
                 }
                 None => Seen::default(),
             },
@@ -404,6 +410,13 @@ impl Client {
     pub fn tally(&self) -> impl Iterator<Item = &Tally> {
         self.servers.iter().map(|server| &server.tally)
     }
+}
+
+/// Status of a resource that no server could be asked for. The failure names the servers; this adds the resource, so that
+/// the first RPC of a channel fails with the name that it waits for.
+fn not_received(key: &Key, failure: &Status) -> Status {
+    let (kind, name) = (key.kind, quoted_whole(&key.name));
+    Status::unavailable(format!("{kind} {name}: not received: {}", failure.message()))
 }
 
 /// Names and subscriptions.

@@ -596,7 +596,7 @@ fn too_many_resources() {
     assert_eq!(world.sees(Cluster, "a"), "");
     world.sends_bytes("one", &[0; 301]);
     let seen = world.sees(Cluster, "a");
-    let text = r#"!Unavailable: xDS server "one" sent a response of 301 bytes; at most 300 are accepted (xDS node id "me")"#;
+    let text = r#"!Unavailable: cluster "a": not received: xDS server "one" sent a response of 301 bytes; at most 300 are accepted (xDS node id "me")"#;
     assert_eq!(seen, text);
 }
 

@@ -165,7 +165,7 @@ fn every_server_fails() {
     let one = r#"xDS server "one" cannot be reached: Unavailable: "connection refused" (xDS node id "me")"#;
     let two =
         r#"xDS server "two" ended the stream before a response: Unavailable: "overload" (xDS node id "me")"#;
-    assert_eq!(world.sees(Cluster, "a"), format!("!Unavailable: {one}; {two}"));
+    assert_eq!(world.sees(Cluster, "a"), format!(r#"!Unavailable: cluster "a": not received: {one}; {two}"#));
     world.redials("two");
     world.accepts("two");
     world.sends("two", reply(Endpoints, "1", &[]));

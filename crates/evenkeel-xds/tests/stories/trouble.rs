@@ -18,14 +18,15 @@ fn a_stream_that_ends() {
     world.accepts("one");
     world.ends("one", "no \"thanks\"");
     let early = r#"xDS server "one" ended the stream before a response: Unavailable: "no \"thanks\"" (xDS node id "me")"#;
-    assert_eq!(world.sees(Cluster, "a"), format!("!Unavailable: {early}"));
+    let awaited = r#"!Unavailable: cluster "a": not received: "#;
+    assert_eq!(world.sees(Cluster, "a"), format!("{awaited}{early}"));
     assert_eq!(world.log(), [format!("warning: {early}")]);
     assert_eq!(world.changed(), [id]);
     world.passes(Duration::from_millis(1200));
     world.refuses("one");
     let refused =
         r#"xDS server "one" cannot be reached: Unavailable: "connection refused" (xDS node id "me")"#;
-    assert_eq!(world.sees(Cluster, "a"), format!("!Unavailable: {refused}"));
+    assert_eq!(world.sees(Cluster, "a"), format!("{awaited}{refused}"));
     world.passes(secs(2));
     world.accepts("one");
     assert_eq!(world.changed(), [id]);
@@ -332,7 +333,7 @@ fn a_server_that_cannot_be_reached_for_a_minute() {
     world.nearly_passes(secs(20));
     assert_eq!(world.sees(Cluster, "a"), "");
     world.passes(Duration::from_nanos(1));
-    let late = r#"!Unavailable: xDS server "one" did not accept a connection within 20s (xDS node id "me")"#;
+    let late = r#"!Unavailable: cluster "a": not received: xDS server "one" did not accept a connection within 20s (xDS node id "me")"#;
     assert_eq!(world.sees(Cluster, "a"), late);
     assert_eq!(world.log()[0], "closes one");
     world.passes(secs(40));
@@ -355,7 +356,9 @@ fn what_is_cached_outlives_the_control_plane() {
     let error = r#"~Unavailable: xDS server "one" cannot be reached: Unavailable: "connection refused" (xDS node id "me")"#;
     assert_eq!(world.sees(Cluster, "a"), format!("1 {error}"));
     world.channel(&[(Cluster, "c")]);
-    assert_eq!(world.sees(Cluster, "c"), format!("!{}", error.trim_start_matches('~')), "known at once");
+    let known = error.trim_start_matches("~Unavailable: ");
+    let known = format!(r#"!Unavailable: cluster "c": not received: {known}"#);
+    assert_eq!(world.sees(Cluster, "c"), known, "known at once");
     world.redials("one");
     world.accepts("one");
     world.sends("one", reply(Cluster, "1", &["a=1", "b=1"]));

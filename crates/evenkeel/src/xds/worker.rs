@@ -245,10 +245,11 @@ impl Worker {
                     }
                 });
                 let node = &self.bootstrap.node.id;
+                let follower = Follower::new(listener, authority, node, channel_id, on_idle);
                 let channel = Channel {
                     id: self.client.subscribe(),
+                    follower: follower.for_target(&target),
                     target,
-                    follower: Follower::new(listener, authority, node, channel_id, on_idle),
                     dynamic: BTreeSet::new(),
                     wanted: BTreeSet::new(),
                     steps,

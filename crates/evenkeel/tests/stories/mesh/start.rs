@@ -38,7 +38,7 @@ async fn the_first_call() {
     assert!(mesh.control.nacks().is_empty());
 }
 
-/// fault 2: calls fail at once and say whom we asked, what went wrong, and who we are; those that wait for better days are
+/// fault 2: calls fail at once and name the target, the listener, the server with the reason, and the node; those that wait for better days are
 /// answered once the control plane is there.
 #[tokio::test]
 async fn no_control_plane_at_the_start() {
@@ -55,6 +55,8 @@ async fn no_control_plane_at_the_start() {
     let status = call(&channel).await.unwrap_err();
     println!("{status}");
     assert_eq!(status.code(), Code::Unavailable);
+    let waits_for = r#"target "xds:///orders": listener "orders": not received: xDS server "#;
+    assert!(status.message().starts_with(waits_for), "{:?}", status.message());
     for part in [&*control.address().to_string(), "os error 111", "node-7"] {
         assert!(status.message().contains(part), "no {part:?} in {:?}", status.message());
     }
