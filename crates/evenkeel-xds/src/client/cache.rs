@@ -10,6 +10,8 @@
 //! | DOES_NOT_EXIST, NACKED, RECEIVED_ERROR | perhaps kept | yes |
 //! | TIMEOUT | none | yes |
 //!
+//! A deleted resource that stays in use for its grace period is in the state DOES_NOT_EXIST and has a deadline.
+//!
 //! That no control plane can be reached is not a matter of one resource: it stands with the authority.
 
 use std::collections::BTreeSet;
@@ -27,6 +29,8 @@ pub(super) struct Entry {
     pub(super) subscribers: BTreeSet<SubscriberId>,
     good: Option<Good>,
     trouble: Option<Trouble>,
+    /// End of the grace period of a resource that was deleted and is in use.
+    held_until: Option<Instant>,
 }
 
 /// A resource in use.
@@ -76,6 +80,10 @@ pub(super) enum News {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Old {
     Keep,
+    /// It stays in use until then, unless a deadline was set before.
+    Hold {
+        until: Instant,
+    },
     Drop,
 }
 
@@ -84,6 +92,7 @@ impl Entry {
     /// (ADS-10).
     pub(super) fn accept(&mut self, new: Good) -> News {
         let recovered = self.trouble.take().is_some();
+        self.held_until = None;
         match &mut self.good {
             Some(old) if old.raw == new.raw && old.from == new.from => {
                 old.version = new.version;
@@ -100,6 +109,14 @@ impl Entry {
     /// Takes in trouble; tells whether that changes anything.
     pub(super) fn suffer(&mut self, trouble: Trouble, old: Old) -> bool {
         let dropped = old == Old::Drop && self.good.take().is_some();
+        self.held_until = match old {
+            // State of the world repeats a deletion with every response, which must not extend the grace period.
+            Old::Hold { until } => self.good.as_ref().map(|_| self.held_until.unwrap_or(until)),
+            // An invalid version is a version, so it ends the deletion.
+            Old::Keep if trouble.kind == TroubleKind::Nacked => None,
+            Old::Keep => self.held_until,
+            Old::Drop => None,
+        };
         let repeated =
             self.trouble.as_ref().is_some_and(|old| old.kind == trouble.kind && old.status == trouble.status);
         self.trouble = Some(trouble);
@@ -123,6 +140,11 @@ impl Entry {
         self.trouble.as_ref()
     }
 
+    /// Returns the end of the grace period, if the resource was deleted and is in use for it.
+    pub(super) fn held_until(&self) -> Option<Instant> {
+        self.held_until
+    }
+
     pub(super) fn is_wanted(&self) -> bool {
         !self.subscribers.is_empty()
     }
@@ -143,9 +165,10 @@ impl Entry {
         self.good.is_none() && !known_absent
     }
 
-    /// Whether the control plane deleted it and it is used all the same.
+    /// Returns true if the control plane deleted the resource and it stays in use without a limit.
     pub(super) fn outlives_deletion(&self) -> bool {
         self.good.is_some()
+            && self.held_until.is_none()
             && self.trouble.as_ref().is_some_and(|trouble| trouble.kind == TroubleKind::DoesNotExist)
     }
 }

@@ -45,6 +45,7 @@ use std::collections::btree_map::Entry as MapEntry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::mem;
 use std::sync::Arc;
+use std::time::Duration;
 
 use evenkeel_core::{Backoff, Instant, Rng, Status};
 use evenkeel_proto::prost_types::Any;
@@ -63,6 +64,9 @@ pub use census::{CacheState, Census};
 pub use csds::answer;
 pub use server::Tally;
 pub use stream::Request;
+
+/// Default grace period of deleted resources; see [`Client::with_deletion_grace`].
+pub const DELETION_GRACE: Duration = Duration::from_secs(1);
 
 /// How a resource stands at one time.
 #[derive(Clone, Debug, Default)]
@@ -245,6 +249,10 @@ pub struct Client {
     cache: BTreeMap<Key, Entry>,
     /// Entries that nobody wants and that the servers may not know about yet.
     orphans: BTreeSet<Key>,
+    /// Grace period of deleted resources.
+    deletion_grace: Duration,
+    /// Entries with a deleted resource in its grace period.
+    deleted: BTreeSet<Key>,
     subscribers: BTreeMap<SubscriberId, BTreeSet<Key>>,
     changed: BTreeMap<SubscriberId, Changed>,
     effects: VecDeque<Effect>,
@@ -278,12 +286,25 @@ impl Client {
             servers,
             cache: BTreeMap::new(),
             orphans: BTreeSet::new(),
+            deletion_grace: DELETION_GRACE,
+            deleted: BTreeSet::new(),
             subscribers: BTreeMap::new(),
             changed: BTreeMap::new(),
             effects: VecDeque::new(),
             next_subscriber: 0,
             next_stream: 0,
         }
+    }
+
+    /// Sets the grace period of deleted resources, [`DELETION_GRACE`] by default. Zero drops them at once.
+    ///
+    /// A deleted cluster, route configuration or endpoint resource stays in use until no subscriber wants it or the grace
+    /// period ends; then it does not exist (A53). Control planes such as istiod delete a cluster before they move the
+    /// routes away from it. Deleted listeners, and all resources of servers with `fail_on_data_errors`, are dropped at once.
+    #[must_use]
+    pub fn with_deletion_grace(mut self, grace: Duration) -> Client {
+        self.deletion_grace = grace;
+        self
     }
 
     /// Adds a subscriber that wants nothing yet.
@@ -371,12 +392,15 @@ impl Client {
                 Link::Idle | Link::Opening { .. } | Link::Waiting { .. } => {}
             }
         }
+        self.expire_deleted(now);
         self.reconcile(now);
     }
 
     /// When [`Client::handle_time`] is next due.
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.servers.iter().filter_map(Server::deadline).min()
+        let of_servers = self.servers.iter().filter_map(Server::deadline);
+        let of_deleted = self.deleted.iter().filter_map(|key| self.cache.get(key)?.held_until());
+        of_servers.chain(of_deleted).min()
     }
 
     /// The next thing to do.

@@ -32,6 +32,8 @@ impl Client {
             self.speak(server);
         }
         self.forget();
+        let cache = &self.cache;
+        self.deleted.retain(|key| cache.get(key).and_then(Entry::held_until).is_some());
         for authority in 0..self.authorities.len() {
             self.report(authority);
         }

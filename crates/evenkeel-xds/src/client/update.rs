@@ -213,18 +213,60 @@ impl Client {
         self.trouble(server, &key, Trouble { kind, status, version: String::new(), at: now }, old);
     }
 
-    /// A server deleted a resource. By default it is gone (A53); it is kept if the bootstrap says so, or asks for A88 without
-    /// asking to fail.
+    /// A server deleted a resource. By default it is gone after the grace period (A53); it is kept if the bootstrap says so,
+    /// or asks for A88 without asking to fail.
     fn remove(&mut self, server: usize, key: &Key, now: Instant) {
         if !self.counts(server, key) {
             return;
         }
         let features = self.servers[server].config.features;
         let keeps = features.ignore_resource_deletion || features.resource_timer_is_transient_error;
-        let old = if keeps { self.after_data_error(server) } else { Old::Drop };
-        let status = self.subject(server, key).removed();
+        let old = if keeps { self.after_data_error(server) } else { self.after_deletion(server, key, now) };
+        let subject = self.subject(server, key);
+        let status = match old {
+            Old::Hold { .. } => subject.removed_and_held(self.deletion_grace),
+            Old::Keep | Old::Drop => subject.removed(),
+        };
         let kind = TroubleKind::DoesNotExist;
         self.trouble(server, key, Trouble { kind, status, version: String::new(), at: now }, old);
+        if matches!(old, Old::Hold { .. }) {
+            self.deleted.insert(key.clone());
+        }
+    }
+
+    /// Returns the fate of a deleted resource where deletions count.
+    ///
+    /// A resource that another one names is held for the grace period: istiod deletes a cluster some milliseconds before it
+    /// moves the routes away from it. Only the target names a listener, so there is no update to wait for. A bootstrap with
+    /// `fail_on_data_errors` asks for failures at once (A88).
+    fn after_deletion(&self, server: usize, key: &Key, now: Instant) -> Old {
+        let is_in_use = self.cache.get(key).is_some_and(|entry| entry.good().is_some());
+        let fails_at_once = !is_in_use
+            || self.servers[server].config.features.fail_on_data_errors
+            || key.kind == ResourceType::Listener
+            || self.deletion_grace.is_zero();
+        if fails_at_once { Old::Drop } else { Old::Hold { until: now + self.deletion_grace } }
+    }
+
+    /// Drops the deleted resources whose grace period has ended.
+    pub(super) fn expire_deleted(&mut self, now: Instant) {
+        let due = |key: &&Key| {
+            let until = self.cache.get(*key).and_then(Entry::held_until);
+            until.is_some_and(|until| until <= now)
+        };
+        let due: Vec<Key> = self.deleted.iter().filter(due).cloned().collect();
+        for key in due {
+            let Some(entry) = self.cache.get(&key) else { continue };
+            let (is_wanted, at) = (entry.is_wanted(), entry.trouble().map_or(now, |trouble| trouble.at));
+            let Some(server) = entry.good().map(|good| good.from) else { continue };
+            let subject = self.subject(server, &key);
+            let (status, text) = (subject.removed(), subject.grace_over(self.deletion_grace));
+            let trouble = Trouble { kind: TroubleKind::DoesNotExist, status, version: String::new(), at };
+            self.trouble(server, &key, trouble, Old::Drop);
+            if is_wanted {
+                self.effects.push_back(Effect::Warn(text));
+            }
+        }
     }
 
     /// Whether what this server says about a resource counts: it was asked for, and no better server is active.

@@ -39,6 +39,21 @@ impl Subject<'_> {
         Status::new(Code::NotFound, self.text(&text))
     }
 
+    /// Status of a deleted resource during its grace period.
+    pub(super) fn removed_and_held(&self, grace: Duration) -> Status {
+        let uri = &self.server.uri;
+        let text = format!("xDS server {uri:?} removed it; it stays in use for at most {grace:?}");
+        Status::new(Code::NotFound, self.text(&text))
+    }
+
+    /// Log line for a deleted resource that is still referenced when its grace period ends.
+    pub(super) fn grace_over(&self, grace: Duration) -> String {
+        let uri = &self.server.uri;
+        self.text(&format!(
+            "xDS server {uri:?} removed it {grace:?} ago and it is still referenced; calls fail"
+        ))
+    }
+
     /// The server did not send it in time, which most often means that there is none.
     pub(super) fn not_sent(&self, within: Duration) -> Status {
         let uri = &self.server.uri;

@@ -7,7 +7,7 @@ use evenkeel_proto::envoy::service::discovery::v3::Resource as Wrapper;
 use evenkeel_proto::prost_types::Any;
 use evenkeel_xds::Limits;
 use evenkeel_xds::bootstrap::{ServerConfig, ServerFeatures};
-use evenkeel_xds::client::{Changed, Input, Parse, Tally, Variant};
+use evenkeel_xds::client::{Changed, DELETION_GRACE, Input, Parse, Tally, Variant};
 use evenkeel_xds::resource::ResourceType::{Cluster, Endpoints, Listener, RouteConfig};
 use evenkeel_xds::resource::{Parsed, Rejected, ResourceType};
 use testkit::{resources, secs};
@@ -322,6 +322,7 @@ fn listeners_and_clusters_can_be_deleted() {
         world.sends("one", reply(kind, "1", &["a=1"]));
         assert_eq!(world.sees(kind, "b"), "", "{kind} that never came is awaited, not deleted");
         world.sends("one", reply(kind, "2", &["b=1"]));
+        world.passes(DELETION_GRACE);
         let deleted = format!(
             "!NotFound: {kind} \"a\": does not exist: xDS server \"one\" removed it (xDS node id \"me\")"
         );

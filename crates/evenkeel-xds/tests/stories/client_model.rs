@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use evenkeel_core::Instant;
-use evenkeel_xds::client::{SubscriberId, Variant};
+use evenkeel_xds::client::{DELETION_GRACE, SubscriberId, Variant};
 use evenkeel_xds::resource::ResourceType::{self, Cluster, Endpoints};
 use proptest::prelude::*;
 
@@ -62,6 +62,8 @@ struct Run {
     wants: Vec<BTreeSet<Name>>,
     /// The last good content of what is wanted, or was until a moment ago; kept with one server only.
     good: BTreeMap<Name, String>,
+    /// The end of the grace period of what was deleted and is in use.
+    held: BTreeMap<Name, Instant>,
 }
 
 impl Run {
@@ -71,7 +73,8 @@ impl Run {
         world.holds_writes = true;
         world.holds_changes = true;
         let subscribers = vec![None; SUBSCRIBERS];
-        Run { world, servers, subscribers, wants: vec![BTreeSet::new(); SUBSCRIBERS], good: BTreeMap::new() }
+        let wants = vec![BTreeSet::new(); SUBSCRIBERS];
+        Run { world, servers, subscribers, wants, good: BTreeMap::new(), held: BTreeMap::new() }
     }
 
     fn wanted(&self) -> BTreeSet<Name> {
@@ -154,6 +157,7 @@ impl Run {
         for item in &items {
             let (name, content) = item.split_once('=').expect("name=content");
             let name = (kind, name.to_owned());
+            self.held.remove(&name);
             if content != "bad" && held.contains(&name) {
                 self.good.insert(name, content.to_owned());
             }
@@ -162,8 +166,9 @@ impl Run {
             // A name whose going is under way is not deleted by a response that does not list it, should it come back.
             let stays = self.world.will_be_told(server);
             for name in left_out.iter().map(|name| (kind, (*name).to_owned())) {
-                if self.world.variant == Variant::Delta || stays.contains(&name) {
-                    self.good.remove(&name);
+                let is_deleted = self.world.variant == Variant::Delta || stays.contains(&name);
+                if is_deleted && self.good.contains_key(&name) {
+                    self.held.entry(name).or_insert(self.world.now + DELETION_GRACE);
                 }
             }
         }
@@ -195,7 +200,12 @@ impl Run {
         if self.servers.len() == 1 {
             let held = self.held();
             let connected = self.world.is_open("one");
-            self.good.retain(|name, _| held.contains(name) && (connected || wanted.contains(name)));
+            let now = self.world.now;
+            let is_expired = |name: &Name| self.held.get(name).is_some_and(|until| *until <= now);
+            self.good.retain(|name, _| {
+                held.contains(name) && (connected || wanted.contains(name)) && !is_expired(name)
+            });
+            self.held.retain(|name, _| self.good.contains_key(name));
             for (kind, name) in &wanted {
                 let seen = self.world.sees(*kind, name);
                 let seen = seen.split(" ~").next().unwrap_or_default();

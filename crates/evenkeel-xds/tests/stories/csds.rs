@@ -89,12 +89,18 @@ fn every_state_has_its_word() {
         denies(world);
     };
     let waits = |world: &mut World| world.passes(secs(30));
+    let deletes_and_waits = |world: &mut World| {
+        sends(&[&["a=1"], &[]])(world);
+        waits(world);
+    };
     assert_eq!(state(none, &|_| {}), "REQUESTED");
     assert_eq!(state(none, &sends(&[&["a=1"]])), "ACKED v0 at 1000");
     assert_eq!(state(none, &sends(&[&["a=bad"]])), "NACKED !v0 at 1000");
     assert_eq!(state(none, &sends(&[&["a=1"], &["a=bad"]])), "NACKED v0 at 1000 !v1 at 1000");
     assert_eq!(state(fail, &sends(&[&["a=1"], &["a=bad"]])), "NACKED !v1 at 1000");
-    assert_eq!(state(none, &sends(&[&["a=1"], &[]])), "DOES_NOT_EXIST !v at 1000");
+    assert_eq!(state(none, &sends(&[&["a=1"], &[]])), "DOES_NOT_EXIST v0 at 1000 !v at 1000");
+    assert_eq!(state(none, &deletes_and_waits), "DOES_NOT_EXIST !v at 1000");
+    assert_eq!(state(fail, &sends(&[&["a=1"], &[]])), "DOES_NOT_EXIST !v at 1000");
     assert_eq!(state(ignore, &sends(&[&["a=1"], &[]])), "DOES_NOT_EXIST v0 at 1000 !v at 1000");
     assert_eq!(state(none, &waits), "DOES_NOT_EXIST !v at 1015");
     assert_eq!(state(slow, &waits), "TIMEOUT !v at 1030");
@@ -117,7 +123,9 @@ fn resources_are_counted_by_state() {
         (none, &["a=1", "a=bad"], "nacked_but_cached"),
         (fail, &["a=1", "a=bad"], "nacked"),
         (none, &["a=bad", "a=1"], "acked"),
-        (none, &["a=1", ""], "does_not_exist"),
+        (none, &["a=1", ""], "does_not_exist_but_cached"),
+        (none, &["a=1", "", "wait"], "does_not_exist"),
+        (fail, &["a=1", ""], "does_not_exist"),
         (ignore, &["a=1", ""], "does_not_exist_but_cached"),
         (none, &["wait"], "does_not_exist"),
         (slow, &["wait"], "timeout"),

@@ -75,6 +75,7 @@ fn removed_resources() {
             world.changed();
             world.sends("one", reply(kind, "", &[]).removing(&["a", "b", "z"]));
             assert_eq!(world.changed(), [id]);
+            world.passes(secs(1));
             assert!(world.sees(kind, "a").starts_with(known), "{kind}: {}", world.sees(kind, "a"));
             let removed = format!(
                 "!NotFound: {kind} \"b\": does not exist: xDS server \"one\" removed it (xDS node id \"me\")"

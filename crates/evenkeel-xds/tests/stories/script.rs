@@ -316,6 +316,12 @@ impl World {
         }
     }
 
+    /// The same client with another grace period for deleted resources.
+    pub(crate) fn deletion_grace(mut self, grace: Duration) -> World {
+        self.client = self.client.with_deletion_grace(grace);
+        self
+    }
+
     /// A subscriber that wants these.
     pub(crate) fn channel(&mut self, names: &[(ResourceType, &str)]) -> SubscriberId {
         let id = self.client.subscribe();

@@ -380,10 +380,7 @@ fn what_trouble_does_to_a_cached_resource() {
     let overload: fn() -> Reply = || reply(Cluster, "2", &[]).error("a", 8, "later");
     let cases = [
         (nack, [(none, "kept"), (ignore, "kept"), (fail, "dropped"), (slow, "kept"), (both, "dropped")]),
-        (
-            deletion,
-            [(none, "dropped"), (ignore, "kept"), (fail, "dropped"), (slow, "kept"), (both, "dropped")],
-        ),
+        (deletion, [(none, "held"), (ignore, "kept"), (fail, "dropped"), (slow, "kept"), (both, "dropped")]),
         (not_found, [(none, "kept"), (ignore, "kept"), (fail, "dropped"), (slow, "kept"), (both, "dropped")]),
         (denied, [(none, "kept"), (ignore, "kept"), (fail, "dropped"), (slow, "kept"), (both, "dropped")]),
         (overload, [(none, "kept"), (ignore, "kept"), (fail, "kept"), (slow, "kept"), (both, "kept")]),
@@ -392,6 +389,11 @@ fn what_trouble_does_to_a_cached_resource() {
         for (features, outcome) in outcomes {
             let mut world = with_clusters(features, &["a=1"]);
             world.sends("one", trouble());
+            if outcome == "held" {
+                assert!(world.sees(Cluster, "a").starts_with("1 ~"), "for the grace period");
+                assert_eq!(world.changed().len(), 1);
+                world.passes(secs(1));
+            }
             let seen = world.sees(Cluster, "a");
             let start = if outcome == "kept" { "1 ~" } else { "!" };
             assert!(seen.starts_with(start), "{:?} with {features:?}: {seen}", trouble());

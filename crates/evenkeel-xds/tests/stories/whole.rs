@@ -1,5 +1,7 @@
 //! From bytes to picks: a scripted control plane, the client, the follower of one channel, and the core with its backends.
 
+mod deletion;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -295,6 +297,8 @@ fn without_healthy_endpoints_calls_fail_at_once() {
 fn a_deleted_cluster_comes_back() {
     let mut mesh = Mesh::serving();
     mesh.send(Cds, &[]);
+    mesh.plane.passes(secs(1));
+    mesh.follow();
     let failure = mesh.call("/s/m");
     assert_eq!(
         failure,

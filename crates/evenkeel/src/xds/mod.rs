@@ -33,7 +33,7 @@ use evenkeel_core::{Registry, Rng};
 use evenkeel_proto::envoy::service::status::v3::{ClientConfig, ClientStatusRequest, ClientStatusResponse};
 use evenkeel_xds::Limits;
 use evenkeel_xds::bootstrap::{Bootstrap, BootstrapError, Target, TargetError};
-use evenkeel_xds::client::{Client, Tally, Variant};
+use evenkeel_xds::client::{Client, DELETION_GRACE, Tally, Variant};
 use evenkeel_xds::follow::Step;
 use evenkeel_xds::lb::Converters;
 use evenkeel_xds::lrs::Reporter;
@@ -127,6 +127,7 @@ impl XdsClient {
             limits: Limits::default(),
             variant: Variant::StateOfTheWorld,
             keepalive: KEEPALIVE,
+            deletion_grace: DELETION_GRACE,
             connector: Arc::new(Sockets),
         }
     }
@@ -249,6 +250,7 @@ pub struct XdsClientBuilder {
     limits: Limits,
     variant: Variant,
     keepalive: Keepalive,
+    deletion_grace: Duration,
     connector: Arc<dyn Connector>,
 }
 
@@ -281,6 +283,17 @@ impl XdsClientBuilder {
     /// 20 seconds unless given.
     pub fn keepalive(mut self, time: Duration, timeout: Duration) -> XdsClientBuilder {
         self.keepalive = Keepalive { time, timeout, ..self.keepalive };
+        self
+    }
+
+    /// Sets how long a deleted cluster, route configuration or endpoint resource stays in use while another resource names it;
+    /// 1 second by default, and not at all if zero.
+    ///
+    /// Control planes such as istiod delete a cluster before they move the routes away from it, and calls must not fail
+    /// meanwhile. When the period ends, calls to the cluster fail with `UNAVAILABLE` (A53). Deleted listeners, and
+    /// resources of servers with the feature `fail_on_data_errors`, have no such period.
+    pub fn deletion_grace(mut self, grace: Duration) -> XdsClientBuilder {
+        self.deletion_grace = grace;
         self
     }
 
@@ -332,7 +345,8 @@ impl XdsClientBuilder {
             certificate_providers: bootstrap.certificate_providers.keys().cloned().collect(),
         };
         let reporter = Reporter::new(bootstrap.node.clone(), load, rng());
-        let client = Client::new(bootstrap.clone(), parser, self.variant, rng());
+        let client = Client::new(bootstrap.clone(), parser, self.variant, rng())
+            .with_deletion_grace(self.deletion_grace);
         let http2 = Http2 { keepalive: Some(self.keepalive), ..Http2::default() };
         let dialer = Dialer::new(self.connector, http2);
         let worker = move || {
