@@ -642,7 +642,8 @@ fn insecure_servers_elsewhere_are_warned_of() {
     assert_eq!(read(&both).warnings().len(), 3);
 }
 
-/// BS-5: a plugin that we do not have is left out, so that no resource can use it.
+/// BS-5: a plugin that we do not have is left out, so that no resource can use it. FB-5: A95's fallback on reachability alone
+/// is not supported and warned about. Fallback then needs a missing resource (FB-1), so cached resources stay in use.
 #[test]
 fn what_we_know_and_cannot_honour_is_warned_of() {
     let mut bootstrap = with(
