@@ -26,7 +26,7 @@ impl Findings {
         if self.warnings.len() < KEPT {
             self.warnings.push(format!("{path}: {text}"));
         } else {
-            self.more_warnings += 1;
+            self.more_warnings = self.more_warnings.saturating_add(1);
         }
     }
 

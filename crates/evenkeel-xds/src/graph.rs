@@ -476,7 +476,7 @@ impl<'a, V: View> Walk<'a, V> {
                 }
                 Some(member) => {
                     let member = member.clone();
-                    *next += 1;
+                    *next = next.saturating_add(1);
                     on_path.insert(member.clone());
                     path.push((member, 0));
                     continue;
@@ -516,7 +516,7 @@ impl<'a, V: View> Walk<'a, V> {
                 Ok(part) => part,
                 Err(status) => return Below { tree: Err(status.clone()), is_complete: true },
             };
-            tree.height = tree.height.max(part.height + 1);
+            tree.height = tree.height.max(part.height.saturating_add(1));
             tree.leaves.extend(part.leaves.iter().filter(|leaf| listed.insert(*leaf)).cloned());
         }
         if tree.height > MAX_DEPTH {

@@ -288,7 +288,7 @@ impl Conversion<'_> {
             return Err(self.wrong(field, "must be set: a list of policies"));
         };
         let path = self.path.field(field);
-        self.at(&path, self.depth + 1).list(list)
+        self.at(&path, self.depth.saturating_add(1)).list(list)
     }
 
     /// Tells what is wrong with a field of the message. It may be told of several before giving up.

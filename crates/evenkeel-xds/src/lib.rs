@@ -19,6 +19,9 @@
 #![forbid(unsafe_code)]
 // What comes from outside is never a place in a list without a look whether it is one.
 #![warn(clippy::indexing_slicing)]
+// Arithmetic on values from outside saturates or is checked, in whatever profile the crate is built. Constants and the
+// core's `Instant`, which saturates, are exempt (see clippy.toml).
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 pub mod bootstrap;
 #[expect(clippy::indexing_slicing, reason = "servers and authorities are lists of its own that never shrink")]

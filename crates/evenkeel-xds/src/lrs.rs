@@ -301,7 +301,7 @@ impl Reporter {
     }
 
     fn open(&mut self, uri: &Arc<str>, attempts: u32, now: Instant) -> Stream {
-        self.streams += 1;
+        self.streams = self.streams.saturating_add(1);
         let id = StreamId(self.streams);
         self.effects.push(Effect::Open { stream: id, server: uri.clone() });
         let mut after = |attempts| now + self.backoff.wait(attempts, &mut self.rng);

@@ -115,7 +115,7 @@ impl Problems {
         if self.kept.len() < KEPT {
             self.kept.push(Problem { path: path.to_string(), text: text.into() });
         } else {
-            self.more += 1;
+            self.more = self.more.saturating_add(1);
         }
     }
 

@@ -59,7 +59,7 @@ fn is_mark(c: char) -> bool {
 pub(crate) fn start(text: &str, bytes: usize) -> &str {
     let mut end = bytes.min(text.len());
     while !text.is_char_boundary(end) {
-        end -= 1;
+        end = end.saturating_sub(1);
     }
     text.split_at(end).0
 }

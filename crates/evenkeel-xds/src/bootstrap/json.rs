@@ -151,7 +151,7 @@ pub(super) fn duplicates(text: &str, problems: &mut Problems) {
     let bytes = text.as_bytes();
     while let Some(byte) = bytes.get(at).filter(|_| found < TWICE) {
         let from = at;
-        at += 1;
+        at = at.saturating_add(1);
         match byte {
             b'{' => open.push(Open::Object { seen: BTreeSet::new(), key: String::new() }),
             b'[' => open.push(Open::List(0)),
@@ -160,14 +160,14 @@ pub(super) fn duplicates(text: &str, problems: &mut Problems) {
             }
             b',' => {
                 if let Some(Open::List(index)) = open.last_mut() {
-                    *index += 1;
+                    *index = index.saturating_add(1);
                 }
             }
             b'"' => {
                 while let Some(byte) = bytes.get(at).filter(|byte| **byte != b'"') {
-                    at += if *byte == b'\\' { 2 } else { 1 };
+                    at = at.saturating_add(if *byte == b'\\' { 2 } else { 1 });
                 }
-                at += 1;
+                at = at.saturating_add(1);
                 let is_key = bytes.iter().skip(at).find(|byte| !byte.is_ascii_whitespace()) == Some(&b':');
                 let string = text.get(from..at).filter(|_| is_key);
                 // Two spellings of one key are one key.
@@ -177,7 +177,7 @@ pub(super) fn duplicates(text: &str, problems: &mut Problems) {
                 {
                     key.clone_from(&string);
                     if !seen.insert(string) {
-                        found += 1;
+                        found = found.saturating_add(1);
                         let path: String = open.iter().map(Open::to_string).collect();
                         let root = Path::root();
                         problems.add(&root.field(path.trim_start_matches('.')), "stands twice in its object");

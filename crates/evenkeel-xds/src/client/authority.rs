@@ -35,7 +35,7 @@ impl Authority {
             let known = all.iter().position(|server| server.config == *config);
             let index = known.unwrap_or_else(|| {
                 all.push(Server::new(Arc::clone(config)));
-                all.len() - 1
+                all.len().saturating_sub(1)
             });
             if !servers.contains(&index) {
                 servers.push(index);
@@ -83,8 +83,9 @@ impl Authority {
     /// Makes the next server active while the active one fails (FB-1); tells whether any did.
     pub(super) fn fall_back(&mut self, fails: impl Fn(usize) -> bool) -> bool {
         let before = self.active;
-        while self.active + 1 < self.servers.len() && self.in_use().last().is_some_and(|last| fails(*last)) {
-            self.active += 1;
+        let last = self.servers.len().saturating_sub(1);
+        while self.active < last && self.in_use().last().is_some_and(|server| fails(*server)) {
+            self.active = self.active.saturating_add(1);
         }
         self.active > before
     }

@@ -79,7 +79,8 @@ impl Client {
     pub fn census(&self) -> Vec<Census> {
         let mut counts = BTreeMap::<_, u64>::new();
         for (key, entry) in self.cache.iter().filter(|(_, entry)| entry.is_wanted()) {
-            *counts.entry((key.authority, key.kind, CacheState::of(entry))).or_default() += 1;
+            let count = counts.entry((key.authority, key.kind, CacheState::of(entry))).or_default();
+            *count = count.saturating_add(1);
         }
         let census = |((authority, kind, state), count): ((usize, _, _), _)| {
             let authority = self.authorities.get(authority).and_then(|authority| authority.name.clone());

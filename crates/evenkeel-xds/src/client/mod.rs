@@ -310,7 +310,7 @@ impl Client {
     /// Adds a subscriber that wants nothing yet.
     pub fn subscribe(&mut self) -> SubscriberId {
         let id = SubscriberId(self.next_subscriber);
-        self.next_subscriber += 1;
+        self.next_subscriber = self.next_subscriber.saturating_add(1);
         self.subscribers.insert(id, BTreeSet::new());
         id
     }

@@ -62,7 +62,7 @@ impl Client {
 
     pub(super) fn open(&mut self, server: usize, now: Instant) {
         let stream = StreamId(self.next_stream);
-        self.next_stream += 1;
+        self.next_stream = self.next_stream.saturating_add(1);
         let variant = self.variant;
         let until = now + self.backoff.min_connect_timeout;
         let server = &mut self.servers[server];

@@ -223,7 +223,8 @@ impl Server {
     ) -> Instant {
         let lost_at = *self.lost_at.get_or_insert(now);
         if failure == AttemptFailure::Unreachable && self.has_responded {
-            let interval = (now.since(lost_at) / PROBE_SHARE).clamp(PROBE_INTERVAL, backoff.max);
+            let share = now.since(lost_at).checked_div(PROBE_SHARE).unwrap_or_default();
+            let interval = share.min(backoff.max).max(PROBE_INTERVAL);
             let probe = Backoff { initial: interval, multiplier: 1.0, ..backoff.clone() };
             return now + probe.wait(0, rng);
         }

@@ -172,7 +172,8 @@ impl Client {
         if !self.counts(server, key) {
             return;
         }
-        *self.servers[server].tally.valid.entry(key.kind).or_default() += 1;
+        let valid = self.servers[server].tally.valid.entry(key.kind).or_default();
+        *valid = valid.saturating_add(1);
         let good = Good { resource, raw, version, at: now, from: server };
         let mut news = News::None;
         self.change(server, key, |entry| {
@@ -189,7 +190,8 @@ impl Client {
     /// A resource cannot be used (DE-2).
     fn spoil(&mut self, server: usize, key: &Key, what: Spoiled, now: Instant) {
         if self.counts(server, key) {
-            *self.servers[server].tally.invalid.entry(key.kind).or_default() += 1;
+            let invalid = self.servers[server].tally.invalid.entry(key.kind).or_default();
+            *invalid = invalid.saturating_add(1);
             let status = self.subject(server, key).spoiled(&what.why);
             let old = self.after_data_error(server);
             let kind = TroubleKind::Nacked;

@@ -124,16 +124,16 @@ fn code_name(code: i32) -> String {
 pub(super) fn nack(problems: &[(String, String)], bytes: usize) -> String {
     // Room for the note about those that are left out.
     let room = bytes.saturating_sub(32);
-    let share = (room / problems.len().max(1)).max(64);
+    let share = room.checked_div(problems.len()).unwrap_or(room).max(64);
     let mut text = String::new();
     for (i, (label, why)) in problems.iter().enumerate() {
         let between = if i == 0 { "" } else { "; " };
         let one = format!("{between}{label}: {why}");
         // What others left over of their shares may be used.
-        let fair = share.max((i + 1).saturating_mul(share).saturating_sub(text.len()));
+        let fair = share.max(i.saturating_add(1).saturating_mul(share).saturating_sub(text.len()));
         let one = start(&one, fair);
-        if text.len() + one.len() > room {
-            let _ = write!(text, "; and {} more", problems.len() - i);
+        if text.len().saturating_add(one.len()) > room {
+            let _ = write!(text, "; and {} more", problems.len().saturating_sub(i));
             break;
         }
         text.push_str(one);

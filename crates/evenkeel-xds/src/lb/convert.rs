@@ -211,7 +211,7 @@ fn json_value(value: ProtoValue) -> Result<Value, f64> {
 /// A duration as proto3 JSON writes it; whether it may be negative is up to the policy.
 fn duration(value: &Duration) -> Result<String, String> {
     let (seconds, nanos) = (value.seconds.unsigned_abs(), value.nanos.unsigned_abs());
-    let signs = value.seconds.signum() * i64::from(value.nanos.signum());
+    let signs = value.seconds.signum().saturating_mul(i64::from(value.nanos.signum()));
     if seconds > MAX_SECONDS || nanos > 999_999_999 || signs < 0 {
         return Err(format!(
             "expected at most {MAX_SECONDS} seconds and 999999999 nanos of the same sign, found {} and {}",

@@ -271,8 +271,8 @@ impl<'a> Reading<'a> {
         self.reader.length(&endpoint.hostname, &path.field("hostname"));
         let further = &endpoint.additional_addresses;
         if further.len() >= MAX_ADDRESSES {
-            let text =
-                format!("an endpoint has at most {MAX_ADDRESSES} addresses, found {}", further.len() + 1);
+            let found = further.len().saturating_add(1);
+            let text = format!("an endpoint has at most {MAX_ADDRESSES} addresses, found {found}");
             self.reader.problem(&path.field("additional_addresses"), text);
             return None;
         }

@@ -65,13 +65,13 @@ impl<'a> Before<'a> {
         let Some(Known { endpoints, .. }) = known else { return vec![None; all.len()] };
         let mut old = &endpoints[..];
         let mut found = Vec::with_capacity(all.len());
-        let mut missed = 0;
+        let mut missed = 0_usize;
         for bytes in all {
             let at = old.iter().take(AHEAD).position(|(known, _)| known == bytes);
-            let (of_these, rest) = old.split_at(at.map_or(0, |at| at + 1));
+            let (of_these, rest) = old.split_at(at.map_or(0, |at| at.saturating_add(1)));
             found.push(of_these.last().map(|(_, endpoint)| *endpoint));
             old = rest;
-            missed = if at.is_some() { 0 } else { missed + 1 };
+            missed = if at.is_some() { 0 } else { missed.saturating_add(1) };
             if missed > AHEAD {
                 // They do not stand in the same order.
                 let mut by_bytes: HashMap<&[u8], &Endpoint> = old.iter().copied().collect();

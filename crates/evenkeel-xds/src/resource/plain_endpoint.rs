@@ -235,11 +235,12 @@ fn ipv4_address(mut text: &[u8]) -> Option<Ipv4Addr> {
 /// Takes a number up to 255. No digit follows a zero at its start: to some that would mean that it is octal.
 fn octet(text: &mut &[u8]) -> Option<u32> {
     let digit = |byte: &u8| u32::from(byte & 0xf);
+    let decimal = |number: u32, digit: u32| number.saturating_mul(10).saturating_add(digit);
     let (octet, rest) = match text {
         [a @ b'1'..=b'9', b @ b'0'..=b'9', c @ b'0'..=b'9', rest @ ..] => {
-            (digit(a) * 100 + digit(b) * 10 + digit(c), rest)
+            (decimal(decimal(digit(a), digit(b)), digit(c)), rest)
         }
-        [a @ b'1'..=b'9', b @ b'0'..=b'9', rest @ ..] => (digit(a) * 10 + digit(b), rest),
+        [a @ b'1'..=b'9', b @ b'0'..=b'9', rest @ ..] => (decimal(digit(a), digit(b)), rest),
         [a @ b'0'..=b'9', rest @ ..] => (digit(a), rest),
         _ => return None,
     };

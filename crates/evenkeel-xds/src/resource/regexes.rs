@@ -48,7 +48,7 @@ impl Regexes {
         loop {
             match build(pattern, whole, size) {
                 Ok(regex) => {
-                    self.left -= size;
+                    self.left = self.left.saturating_sub(size);
                     self.known.insert(key, regex.clone());
                     return Ok(regex);
                 }
@@ -57,7 +57,7 @@ impl Regexes {
                 }
                 Err(regex::Error::CompiledTooBig(_)) => {
                     // A failure costs as much as it may: hostile patterns must not make up in number for their size.
-                    self.left -= limit;
+                    self.left = self.left.saturating_sub(limit);
                     return Err(self.too_big(pattern, limit));
                 }
                 Err(error) => {

@@ -75,8 +75,8 @@ pub(super) fn first_text(bytes: &[u8]) -> Option<&str> {
 
 /// How many values there are at the end of `path`.
 pub(super) fn count(bytes: &[u8], path: &[u32]) -> usize {
-    let mut count = 0;
-    each(&mut &*bytes, 0, path, &mut |_| count += 1);
+    let mut count = 0_usize;
+    each(&mut &*bytes, 0, path, &mut |_| count = count.saturating_add(1));
     count
 }
 

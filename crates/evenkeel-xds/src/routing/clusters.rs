@@ -52,7 +52,7 @@ impl ActiveClusters {
             ClusterRef { name: name.clone(), child: child_name(name).into(), shared: self.shared.clone() };
         let cluster = Arc::new(cluster);
         active.clusters.insert(name.clone(), Arc::downgrade(&cluster));
-        active.changes += 1;
+        active.changes = active.changes.wrapping_add(1);
         cluster
     }
 
@@ -107,7 +107,7 @@ impl Drop for ClusterRef {
             return;
         }
         active.clusters.remove(&self.name);
-        active.changes += 1;
+        active.changes = active.changes.wrapping_add(1);
         drop(active);
         (self.shared.on_idle)();
     }

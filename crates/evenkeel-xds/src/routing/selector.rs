@@ -162,7 +162,7 @@ impl Common<'_> {
     fn targets(&self, route: &Route) -> Targets {
         let mut made = Targets { upto: Vec::new(), targets: Vec::new() };
         let Action::Forward(forward) = &route.action else { return made };
-        let mut sum = 0;
+        let mut sum = 0_u64;
         for weighted in &forward.clusters {
             let Some(cluster) = self.refs.get(&*weighted.name) else { continue };
             let filters = if route.overrides.is_empty() && weighted.overrides.is_empty() {
@@ -171,7 +171,7 @@ impl Common<'_> {
                 let levels = [&weighted.overrides, &route.overrides, &self.host.overrides];
                 filter::resolve(&self.listener.filters, &levels)
             };
-            sum += u64::from(weighted.weight);
+            sum = sum.saturating_add(u64::from(weighted.weight));
             made.upto.push(sum);
             made.targets.push(Arc::new(Target {
                 cluster: cluster.clone(),

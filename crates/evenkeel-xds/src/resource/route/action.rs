@@ -155,7 +155,7 @@ fn weighted_clusters(
         if weight == 0 {
             continue;
         }
-        sum += u64::from(weight);
+        sum = sum.saturating_add(u64::from(weight));
         let list = path.field("clusters");
         let path = list.index(i);
         if cluster.name.is_empty() && !cluster.cluster_header.is_empty() {

@@ -58,7 +58,7 @@ impl Domains {
         let shorter = ..name.len();
         let suffix = || {
             let mut ends = self.suffixes.range(shorter).rev();
-            ends.find_map(|(len, parts)| parts.get(name.get(name.len() - len..)?))
+            ends.find_map(|(len, parts)| parts.get(name.get(name.len().checked_sub(*len)?..)?))
         };
         let prefix = || {
             let mut starts = self.prefixes.range(shorter).rev();

@@ -61,7 +61,7 @@ fn back_off(
     path: &Path<'_>,
     reader: &mut Reader<'_>,
 ) -> Option<(Duration, Duration)> {
-    let Some(message) = &message.retry_back_off else { return Some((BASE, BASE * 10)) };
+    let Some(message) = &message.retry_back_off else { return Some((BASE, BASE.saturating_mul(10))) };
     let (at_base, at_max) = (path.field("base_interval"), path.field("max_interval"));
     let base = reader.required(message.base_interval.as_ref(), &at_base);
     let base = positive(base, &at_base, reader);
