@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::future::{pending, poll_fn};
 use std::mem;
-use std::sync::Arc;
+use std::sync::{self, Arc};
 use std::time::Duration;
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
@@ -20,8 +20,9 @@ use evenkeel_xds::{client, lrs};
 use http::{HeaderMap, HeaderValue, Method, header};
 use tokio::sync::{Mutex, mpsc};
 use tokio::task::{self, AbortHandle, JoinSet};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
+use super::lock;
 use super::worker::Event;
 use crate::connection::{self, Connection, Http2};
 use crate::credentials::Credentials;
@@ -32,6 +33,9 @@ use crate::{dns, status};
 
 /// How long one address has a head start over the next (as with Happy Eyeballs, RFC 8305).
 const HEAD_START: Duration = Duration::from_millis(250);
+
+/// Minimum time between two lookups of a control plane's name.
+const LOOKUP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// How many messages may wait for a server to read them. Load reports come by the clock, whether it reads or not.
 const MAX_WAITING: usize = 8;
@@ -406,17 +410,43 @@ fn take(buffer: &mut BytesMut, limit: usize) -> Result<Option<Bytes>, String> {
     Ok(Some(message.freeze()))
 }
 
+/// Addresses of a name, and the time at which they were resolved.
+#[derive(Clone)]
+struct NameLookup {
+    at: Instant,
+    addresses: Vec<Address>,
+}
+
 /// How connections are made.
 pub(super) struct Dialer {
     connector: Arc<dyn Connector>,
     http2: Http2,
+    /// Lookups of control planes by host and port.
+    resolved: sync::Mutex<BTreeMap<(String, u16), NameLookup>>,
     /// Held by every task, so that the end of all of them can be seen.
     alive: Option<mpsc::Sender<Infallible>>,
 }
 
 impl Dialer {
     pub(super) fn new(connector: Arc<dyn Connector>, http2: Http2) -> Dialer {
-        Dialer { connector, http2, alive: None }
+        Dialer { connector, http2, resolved: sync::Mutex::default(), alive: None }
+    }
+
+    /// Returns the addresses of a control plane, from a lookup that is at most [`LOOKUP_INTERVAL`] old.
+    ///
+    /// A control plane that is away is tried once per second. A lookup with each attempt would move the load of all
+    /// clients to the DNS server.
+    async fn resolve(&self, host: &str, port: u16) -> Result<Vec<Address>, Status> {
+        let key = (host.to_owned(), port);
+        let known = lock(&self.resolved).get(&key).cloned();
+        if let Some(NameLookup { at, addresses }) = known
+            && at.elapsed() < LOOKUP_INTERVAL
+        {
+            return Ok(addresses);
+        }
+        let addresses: Vec<Address> = dns::resolve(host, port).await?.into_iter().map(Address::Ip).collect();
+        lock(&self.resolved).insert(key, NameLookup { at: Instant::now(), addresses: addresses.clone() });
+        Ok(addresses)
     }
 }
 
@@ -477,9 +507,7 @@ impl Link {
         };
         let addresses = match target.kind() {
             Kind::Fixed(addresses) => addresses.clone(),
-            Kind::Dns { host, port } => {
-                dns::resolve(host, *port).await?.into_iter().map(Address::Ip).collect()
-            }
+            Kind::Dns { host, port } => dialer.resolve(host, *port).await?,
             Kind::Xds { .. } => return Err(Status::unavailable("a control plane cannot be found by xDS")),
         };
         let connection = Arc::new(dial(dialer, addresses, &credentials, target.host()).await?);
@@ -639,6 +667,23 @@ mod tests {
         streams.read(key);
         let news = next(&mut happened).await;
         assert!(matches!(&news, News::Closed(status) if *status == Status::unavailable("later")), "{news:?}");
+    }
+
+    /// Attempts that follow each other share a lookup.
+    #[tokio::test(start_paused = true)]
+    async fn names_are_looked_up_at_most_every_five_seconds() {
+        let dialer = Dialer::new(Arc::new(Sockets), Http2::default());
+        let found = dialer.resolve("localhost", 80).await.unwrap();
+        let marked = vec![Address::Ip(([10, 0, 0, 1], 80).into())];
+        let lookup = NameLookup { at: Instant::now(), addresses: marked.clone() };
+        lock(&dialer.resolved).insert(("localhost".to_owned(), 80), lookup);
+        for _ in 0..4 {
+            assert_eq!(dialer.resolve("localhost", 80).await.unwrap(), marked);
+            tokio::time::advance(Duration::from_secs(1)).await;
+        }
+        assert_ne!(dialer.resolve("localhost", 81).await.unwrap(), marked, "another port is another name");
+        tokio::time::advance(LOOKUP_INTERVAL).await;
+        assert_eq!(dialer.resolve("localhost", 80).await.unwrap(), found);
     }
 
     /// Any id: only a reporter makes them.
