@@ -21,6 +21,7 @@ use http::uri::{Authority, PathAndQuery};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use http_body::Body as _;
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::coop;
 use tokio::time::{Instant, sleep};
 use tonic::body::Body;
 
@@ -148,6 +149,8 @@ impl Channel {
             }
             let is_closed = matches!(self.inner.published.load().way, Way::Closed);
             if is_closed || connectivity.changed().await.is_err() {
+                // As with calls: a caller that asks again at once must not starve other tasks.
+                coop::consume_budget().await;
                 return Err(closed(&self.inner.target));
             }
         }
@@ -367,8 +370,11 @@ impl Outgoing {
                 self.end.over(status::code_of(response.headers()).unwrap_or(Code::Unknown));
             }
             // The end of an answer that goes on is the business of its body.
-            Ok(_) => {}
+            Ok(_) => return outcome,
         }
+        // A call may end here on its first poll: no endpoint, a drop, circuit breaking, an invalid request, a closed channel. A
+        // caller that retries at once would then never yield, and on its thread neither the channel's driver nor any timer would run.
+        coop::consume_budget().await;
         outcome
     }
 

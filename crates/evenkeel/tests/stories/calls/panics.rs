@@ -19,7 +19,7 @@ use super::{panicked, policy, request, to, within};
 
 /// What goes wrong in the policy.
 #[derive(Default)]
-struct Wrongs {
+pub(super) struct Wrongs {
     pass: AtomicBool,
     describe: AtomicBool,
     pick: AtomicBool,
@@ -31,6 +31,11 @@ struct Wrongs {
 }
 
 impl Wrongs {
+    /// Fails picks from here on: 5 with a reserved status, 7 as drops, 0 not at all.
+    pub(super) fn fail_picks(&self, code: usize) {
+        self.code.store(code, Ordering::SeqCst);
+    }
+
     /// Every tracker of every pick was told once.
     fn all_were_told(&self) {
         assert_eq!(self.ends.load(Ordering::SeqCst), TRACKERS * self.picks.load(Ordering::SeqCst));
@@ -108,7 +113,7 @@ impl Tracker for OwnTracker {
     }
 }
 
-fn channel(backend: &Backend) -> (Channel, Arc<Wrongs>) {
+pub(super) fn channel(backend: &Backend) -> (Channel, Arc<Wrongs>) {
     let wrongs = Arc::<Wrongs>::default();
     let mut registry = Registry::standard();
     let given = wrongs.clone();
