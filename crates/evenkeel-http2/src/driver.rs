@@ -124,6 +124,11 @@ impl Driver {
         self.bytes_read
     }
 
+    /// Returns true while the connection has streams that neither side has closed or reset.
+    pub fn has_open_streams(&self) -> bool {
+        self.shared.lock().streams.has_open()
+    }
+
     /// Asks the peer for a sign of life. It goes out when the driver is polled next.
     pub fn ping(&mut self) {
         frame::ping(self.shared.lock().out.tail(), 0, *b"evenkeel");

@@ -8,6 +8,9 @@
 //! *Lost* is told at once, so that no further call is sent on it; calls that are under way go on for as long as the peer
 //! lets them. *Let go* is the graceful end from our side: calls finish, then the peer is told goodbye. Nothing here decides
 //! when to connect; that is the core's.
+//!
+//! Either way the last frames and the shutdown of the byte stream depend on a peer that reads. One that does not has
+//! [`CLOSE_TIMEOUT`] once the last stream is closed; then the socket is closed and the task ends.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -21,12 +24,15 @@ use std::time::Duration;
 use evenkeel_core::{Address, Status};
 use evenkeel_http2::{Driver, Error, Reason, Sender, Settings};
 use tokio::sync::Notify;
-use tokio::time::{Sleep, sleep_until};
+use tokio::time::{Sleep, sleep, sleep_until};
 
 use crate::clock;
 use crate::metrics::{DisconnectReason, SecurityLevel};
 use crate::traffic::Link;
 use crate::transport::{self, Io};
+
+/// Maximum time for sending the last frames and shutting down a connection without open streams; as in grpc-go.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How HTTP/2 is spoken.
 #[derive(Clone, Debug, Default)]
@@ -62,6 +68,8 @@ pub(crate) struct Shared {
     lost: OnceLock<Loss>,
     /// Whether it turned out that the peer does not report load out of band (A51).
     reports_no_load: AtomicBool,
+    /// Whether the handle was dropped.
+    is_released: AtomicBool,
     tally: Link,
 }
 
@@ -250,6 +258,13 @@ impl Drop for Waiting<'_> {
     }
 }
 
+impl Drop for Connection {
+    /// Runs before the sender is dropped, which wakes the task.
+    fn drop(&mut self) {
+        self.shared.is_released.store(true, Ordering::Release);
+    }
+}
+
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "connection to {}", self.shared.address)
@@ -264,6 +279,8 @@ pub(crate) struct Task {
     shared: Arc<Shared>,
     /// How many calls the peer takes at once, as far as we have heard.
     limit: Option<usize>,
+    /// Ends [`CLOSE_TIMEOUT`] after the connection had nothing left to do but to close.
+    closing: Option<Pin<Box<Sleep>>>,
 }
 
 /// Speaks HTTP/2 over a byte stream, up to the peer's SETTINGS.
@@ -278,6 +295,7 @@ pub(crate) async fn handshake(
         room: Room::default(),
         lost: OnceLock::new(),
         reports_no_load: AtomicBool::new(false),
+        is_released: AtomicBool::new(false),
         tally: Link::default(),
     });
     let (sender, mut driver) = evenkeel_http2::client(settings.settings);
@@ -294,7 +312,7 @@ pub(crate) async fn handshake(
         Poll::Pending => Poll::Pending,
     });
     settled.await?;
-    let mut task = Task { driver, io, alive, shared: shared.clone(), limit: None };
+    let mut task = Task { driver, io, alive, shared: shared.clone(), limit: None, closing: None };
     task.follow_limit();
     Ok((Connection { sender, shared }, task))
 }
@@ -325,6 +343,11 @@ impl Task {
                 tell(&self.shared, why);
                 return Poll::Ready(());
             }
+            if self.poll_close_timeout(cx).is_ready() {
+                tracing::debug!(address = %self.shared.address, "connection closed: the peer does not read");
+                tell(&self.shared, Loss::shutdown(&self.shared.address));
+                return Poll::Ready(());
+            }
             if let Some(alive) = &mut self.alive
                 && alive.poll_dead(&mut self.driver, &self.shared, cx).is_ready()
             {
@@ -334,6 +357,19 @@ impl Task {
             Poll::Pending
         })
         .await;
+    }
+
+    /// Ready when the connection has had no streams and taken no calls for [`CLOSE_TIMEOUT`]. Without it a peer that stops
+    /// reading would hold the socket and the task for ever.
+    fn poll_close_timeout(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.closing.is_none() {
+            let takes_calls =
+                self.driver.refusal().is_none() && !self.shared.is_released.load(Ordering::Acquire);
+            if takes_calls || self.driver.has_open_streams() {
+                return Poll::Pending;
+            }
+        }
+        self.closing.get_or_insert_with(|| Box::pin(sleep(CLOSE_TIMEOUT))).as_mut().poll(cx)
     }
 
     /// Makes room as the peer's last SETTINGS say.

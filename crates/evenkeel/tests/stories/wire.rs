@@ -1,5 +1,6 @@
 //! Peers that do on the wire what a sound server never does, played frame by frame.
 
+mod closing;
 mod floods;
 mod flow;
 
