@@ -14,6 +14,9 @@
 //! In a *pass* addresses are tried in order, the next one when the last one failed or after the attempt delay (Happy
 //! Eyeballs); earlier attempts go on. In *retry* every address is tried again whenever its own back-off is over. A
 //! connection that failed counts as failed until it is ready (sticky TRANSIENT_FAILURE).
+//!
+//! A subchannel whose connection was lost is kept until another one is ready, for its history: the next attempt at its address may
+//! have to be paced, also if other addresses are tried before.
 
 use std::sync::Arc;
 
@@ -36,6 +39,8 @@ pub struct Conn {
 enum Phase {
     #[default]
     Idle,
+    /// Idle since the connection of this subchannel was lost.
+    Lost(SubchannelId),
     Trying(Box<Attempts>),
     Ready(SubchannelId),
 }
@@ -51,6 +56,8 @@ struct Attempts {
     passed: bool,
     /// All failures when re-resolution was last asked for.
     reported: u32,
+    /// The subchannel whose connection was lost last.
+    lost: Option<SubchannelId>,
 }
 
 /// How an endpoint is connected.
@@ -85,11 +92,13 @@ impl Conn {
             *self = Conn { failed: true, ..Conn::default() };
             return ConnState { connectivity: Connectivity::TransientFailure, subchannel: None };
         };
+        let mut lost = None;
         let attempts = match std::mem::take(&mut self.phase) {
             Phase::Ready(id) => match cx.look(id).filter(|chosen| is_one_of(chosen, addresses, cx)) {
                 Some(chosen) if chosen.is_ready() => return self.ready(id, cx),
                 Some(_) => {
                     cx.reresolve();
+                    lost = Some(id);
                     None
                 }
                 // The address left the list with its connection in use, or is to be reached by other means: start over
@@ -97,16 +106,21 @@ impl Conn {
                 None => Some(Box::new(Attempts::new(addresses))),
             },
             Phase::Trying(attempts) if attempts.are_for(addresses, cx) => {
-                let was_lost = attempts.was_lost(cx);
-                if was_lost {
+                lost = attempts.lost_since(cx);
+                if lost.is_some() {
                     cx.reresolve();
                     self.was_ready = true;
                 }
-                (!was_lost).then_some(attempts)
+                lost.is_none().then_some(attempts)
+            }
+            Phase::Lost(id) => {
+                lost = Some(id);
+                None
             }
             Phase::Trying(_) => Some(Box::new(Attempts::new(addresses))),
             Phase::Idle => None,
         };
+        let lost = lost.filter(|id| cx.look(*id).is_some_and(|lost| is_one_of(lost, addresses, cx)));
         let waits = match eagerness {
             Eagerness::Eager => false,
             Eagerness::Lazy => !cx.exit_idle(),
@@ -115,10 +129,14 @@ impl Conn {
         let is_idle = |cx: &Cx<'_>| cx.find(first).is_none_or(|s| s.connectivity() == Connectivity::Idle);
         if attempts.is_none() && waits && is_idle(cx) {
             let first = cx.subchannel(first).id();
-            self.sole = Some(first);
+            let other = lost.filter(|lost| *lost != first && keep_idle(*lost, cx));
+            self.phase = other.map_or(Phase::Idle, Phase::Lost);
+            self.sole = Some(first).filter(|_| other.is_none());
             return ConnState { connectivity: Connectivity::Idle, subchannel: Some(first) };
         }
-        self.attempt(attempts.unwrap_or_else(|| Box::new(Attempts::new(addresses))), cx)
+        let mut attempts = attempts.unwrap_or_else(|| Box::new(Attempts::new(addresses)));
+        attempts.lost = lost.or(attempts.lost);
+        self.attempt(attempts, cx)
     }
 
     /// The subchannel that its state depends on, if it depends on nothing else but what it was given.
@@ -146,6 +164,7 @@ impl Conn {
         if let Some(id) = attempts.reconcile(cx) {
             return self.ready(id, cx);
         }
+        attempts.lost = attempts.lost.filter(|lost| keep_idle(*lost, cx));
         self.failed |= attempts.passed;
         let state = {
             let mut tried = attempts.tried.iter().filter_map(|(id, _)| cx.look(*id));
@@ -171,6 +190,7 @@ impl Attempts {
             next_at: None,
             passed: false,
             reported: 0,
+            lost: None,
         }
     }
 
@@ -186,11 +206,12 @@ impl Attempts {
         self.addresses == *addresses && !self.tried.iter().any(|tried| is_by_other_means(tried.0))
     }
 
-    /// Whether a connection was made and lost since the last look: an attempt leaves IDLE and comes back to it only by a
+    /// The subchannel whose connection was made and lost since the last look: an attempt leaves IDLE and comes back to it only by a
     /// failure, which is counted, or so. After the pass idle ones are connected in any case.
-    fn was_lost(&self, cx: &Cx<'_>) -> bool {
+    fn lost_since(&self, cx: &Cx<'_>) -> Option<SubchannelId> {
         let is_idle = |id| cx.look(id).is_some_and(|tried| tried.connectivity() == Connectivity::Idle);
-        !self.passed && self.tried.iter().any(|tried| is_idle(tried.0) && !has_failed(tried, cx))
+        let lost = self.tried.iter().find(|tried| is_idle(tried.0) && !has_failed(tried, cx));
+        lost.filter(|_| !self.passed).map(|(id, _)| *id)
     }
 
     /// Answers a subchannel that is ready, or goes on trying. Nothing is kept before it is known to be needed.
@@ -277,4 +298,10 @@ fn is_one_of(subchannel: &Subchannel, addresses: &[Address], cx: &Cx<'_>) -> boo
 
 fn has_failed((id, before): &(SubchannelId, u32), cx: &Cx<'_>) -> bool {
     cx.look(*id).is_none_or(|subchannel| subchannel.failures() != *before)
+}
+
+/// Keeps a subchannel that is idle; returns true if it is. One that connects is kept by the attempts, or is not wanted.
+fn keep_idle(id: SubchannelId, cx: &mut Cx<'_>) -> bool {
+    let is_idle = cx.look(id).is_some_and(|lost| lost.connectivity() == Connectivity::Idle);
+    is_idle && cx.keep(id).is_some()
 }

@@ -93,6 +93,9 @@ pub enum Event {
     Connected(SubchannelId),
     /// The attempt failed.
     ConnectFailed(SubchannelId, Status),
+    /// A call was answered on the connection. To be told before [`Event::Disconnected`], if at all: a connection that ends soon
+    /// and answered nothing makes the next attempt wait ([`Backoff`]).
+    Answered(SubchannelId),
     /// The connection is gone, or takes no more calls.
     Disconnected(SubchannelId, Status),
     /// A call waits for this subchannel to connect ([`Pick::Queue`](crate::Pick::Queue)).
@@ -180,9 +183,13 @@ impl Core {
         self.advance(now);
         let tree = &mut self.tree;
         match event {
-            Event::Connected(id) => tree.change(id, Subchannel::connected),
+            Event::Connected(id) => {
+                let now = tree.now;
+                tree.change(id, |subchannel| subchannel.connected(now))
+            }
+            Event::Answered(id) => tree.subchannels.get_mut(id).is_some_and(Subchannel::answered),
             Event::ConnectFailed(id, error) => tree.failed(id, error),
-            Event::Disconnected(id, error) => tree.change(id, |subchannel| subchannel.disconnected(error)),
+            Event::Disconnected(id, error) => tree.disconnected(id, error),
             Event::Load(id, report) => {
                 let now = tree.now;
                 tree.change(id, |subchannel| {

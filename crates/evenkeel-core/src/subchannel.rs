@@ -12,6 +12,12 @@
 //!
 //! Only a policy's wish or a waiting call leaves `Idle`. An attempt's back-off runs from its start: an attempt that
 //! took longer than its back-off may be repeated at once (gRPC connection back-off).
+//!
+//! gRPC's back-off knows failed attempts only: a peer that accepts each connection and ends it at once would be dialled without
+//! pause. A connection is *fruitless* if it ends within [`Backoff::initial`] and no call was answered on it. The first one is
+//! followed by another attempt at once, as peers that restart deserve. After each further one in a row the attempt is *paced*:
+//! it begins no sooner than `initial`, plus jitter, after that connection was opened. A paced subchannel is CONNECTING, so
+//! that calls without another endpoint wait rather than fail, as they do during any reconnection.
 
 use std::fmt;
 use std::time::Duration;
@@ -67,6 +73,10 @@ pub struct Subchannel {
     state: State,
     attempts: u32,
     dialled: bool,
+    /// True once a call was answered on the last connection.
+    was_answered: bool,
+    /// Number of fruitless connections in a row.
+    fruitless: u8,
     failures: u32,
     disconnects: u32,
     failure_order: u64,
@@ -90,15 +100,33 @@ pub(crate) struct OutOfBand {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum State {
-    Idle,
+    /// `opened_at` is when its last connection was opened, if nothing but its loss has happened since.
+    Idle {
+        opened_at: Option<Instant>,
+    },
+    /// An attempt is wanted and begins at `until`.
+    Paced {
+        until: Instant,
+    },
     /// `retry_at` is when the back-off that began with this attempt is over.
     Connecting {
         retry_at: Instant,
     },
-    Ready,
+    Ready {
+        opened_at: Instant,
+    },
     BackingOff {
         until: Instant,
     },
+}
+
+/// Result of asking a subchannel to connect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Connecting {
+    /// The attempt begins at once; the driver gives it up at `deadline`.
+    Started { deadline: Instant },
+    /// The attempt is paced and begins at `until`.
+    Paced { until: Instant },
 }
 
 impl Subchannel {
@@ -120,22 +148,30 @@ impl Subchannel {
     /// How it is connected.
     pub fn connectivity(&self) -> Connectivity {
         match self.state {
-            State::Idle => Connectivity::Idle,
-            State::Connecting { .. } => Connectivity::Connecting,
-            State::Ready => Connectivity::Ready,
+            State::Idle { .. } => Connectivity::Idle,
+            State::Paced { .. } | State::Connecting { .. } => Connectivity::Connecting,
+            State::Ready { .. } => Connectivity::Ready,
             State::BackingOff { .. } => Connectivity::TransientFailure,
         }
     }
 
     /// Whether calls can be sent on it.
     pub fn is_ready(&self) -> bool {
-        self.state == State::Ready
+        matches!(self.state, State::Ready { .. })
     }
 
     /// When its back-off ends, while it is backing off.
     pub fn retry_at(&self) -> Option<Instant> {
         match self.state {
             State::BackingOff { until } => Some(until),
+            _ => None,
+        }
+    }
+
+    /// When time alone changes its state: the end of its back-off, or the start of a paced attempt.
+    pub(crate) fn due_at(&self) -> Option<Instant> {
+        match self.state {
+            State::BackingOff { until } | State::Paced { until } => Some(until),
             _ => None,
         }
     }
@@ -180,26 +216,55 @@ impl Subchannel {
         self.dialled || self.out_of_band.as_ref().is_some_and(|out_of_band| out_of_band.watching.is_some())
     }
 
-    /// Starts an attempt if idle. Answers when the driver should give it up.
-    pub(crate) fn connect(&mut self, now: Instant, backoff: &Backoff, rng: &mut Rng) -> Option<Instant> {
-        if self.state != State::Idle {
-            return None;
+    /// Starts an attempt if idle, or paces it. Returns `None` if it is not idle.
+    pub(crate) fn connect(&mut self, now: Instant, backoff: &Backoff, rng: &mut Rng) -> Option<Connecting> {
+        let State::Idle { opened_at } = self.state else { return None };
+        if let Some(opened_at) = opened_at
+            && self.fruitless > 1
+        {
+            let until = opened_at + backoff.pace(rng);
+            if until > now {
+                self.state = State::Paced { until };
+                return Some(Connecting::Paced { until });
+            }
         }
+        Some(self.start(now, backoff, rng))
+    }
+
+    fn start(&mut self, now: Instant, backoff: &Backoff, rng: &mut Rng) -> Connecting {
         let wait = backoff.wait(self.attempts, rng);
         self.attempts = self.attempts.saturating_add(1);
         self.dialled = true;
         self.state = State::Connecting { retry_at: now + wait };
-        Some(now + wait.max(backoff.min_connect_timeout))
+        Connecting::Started { deadline: now + wait.max(backoff.min_connect_timeout) }
+    }
+
+    /// Starts a paced attempt that is due.
+    pub(crate) fn start_paced(
+        &mut self,
+        now: Instant,
+        backoff: &Backoff,
+        rng: &mut Rng,
+    ) -> Option<Connecting> {
+        let is_due = matches!(self.state, State::Paced { until } if until <= now);
+        is_due.then(|| self.start(now, backoff, rng))
     }
 
     /// The attempt succeeded. Answers whether that was news.
-    pub(crate) fn connected(&mut self) -> bool {
+    pub(crate) fn connected(&mut self, now: Instant) -> bool {
         let expected = matches!(self.state, State::Connecting { .. });
         if expected {
-            self.state = State::Ready;
+            self.state = State::Ready { opened_at: now };
             self.attempts = 0;
+            self.was_answered = false;
         }
         expected
+    }
+
+    /// A call was answered on the connection. Returns true if there is one.
+    pub(crate) fn answered(&mut self) -> bool {
+        self.was_answered = self.is_ready();
+        self.was_answered
     }
 
     /// The attempt failed. Answers when the back-off ends, if that was news.
@@ -214,21 +279,21 @@ impl Subchannel {
     }
 
     /// The connection was lost. Answers whether that was news.
-    pub(crate) fn disconnected(&mut self, error: Status) -> bool {
-        let expected = self.state == State::Ready;
-        if expected {
-            self.state = State::Idle;
-            self.disconnects = self.disconnects.wrapping_add(1);
-            self.error = Some(error);
-        }
-        expected
+    pub(crate) fn disconnected(&mut self, now: Instant, error: Status, backoff: &Backoff) -> bool {
+        let State::Ready { opened_at } = self.state else { return false };
+        let is_fruitless = !self.was_answered && now < opened_at + backoff.initial;
+        self.fruitless = if is_fruitless { self.fruitless.saturating_add(1) } else { 0 };
+        self.state = State::Idle { opened_at: Some(opened_at) };
+        self.disconnects = self.disconnects.wrapping_add(1);
+        self.error = Some(error);
+        true
     }
 
     /// Ends the back-off if it is due. Answers whether it did.
     pub(crate) fn end_back_off(&mut self, now: Instant) -> bool {
         let due = matches!(self.state, State::BackingOff { until } if until <= now);
         if due {
-            self.state = State::Idle;
+            self.state = State::Idle { opened_at: None };
         }
         due
     }
@@ -275,6 +340,14 @@ impl Backoff {
         let nominal = (self.initial.as_secs_f64() * growth).min(self.max.as_secs_f64());
         let jitter = 1.0 + self.jitter.clamp(0.0, 1.0) * (2.0 * rng.unit() - 1.0);
         Duration::try_from_secs_f64(nominal * jitter).unwrap_or(self.max)
+    }
+
+    /// The least time between the openings of fruitless connections: `initial`, lengthened by up to its jitter. Clients whose
+    /// connections were ended together do not come back together.
+    fn pace(&self, rng: &mut Rng) -> Duration {
+        let pace =
+            self.initial.min(self.max).as_secs_f64() * (1.0 + self.jitter.clamp(0.0, 1.0) * rng.unit());
+        Duration::try_from_secs_f64(pace).unwrap_or(self.max)
     }
 }
 
@@ -326,9 +399,11 @@ impl Subchannels {
             id,
             address: address.clone(),
             means: means.cloned(),
-            state: State::Idle,
+            state: State::Idle { opened_at: None },
             attempts: 0,
             dialled: false,
+            was_answered: false,
+            fruitless: 0,
             failures: 0,
             disconnects: 0,
             failure_order: 0,

@@ -21,7 +21,7 @@ use crate::fast_map::FastMap;
 use crate::few::Few;
 use crate::load::LoadStore;
 use crate::rubbish::Rubbish;
-use crate::subchannel::{Backoff, Subchannel, Subchannels};
+use crate::subchannel::{Backoff, Connecting, Subchannel, Subchannels};
 use crate::{Address, Instant, Means, Rng, Status, SubchannelId};
 
 /// So many subchannels are closed at the end of one pass. Others follow with passes of their own: where thousands are replaced,
@@ -490,10 +490,24 @@ impl Tree {
     /// Starts an attempt on an idle subchannel.
     pub(crate) fn connect(&mut self, id: SubchannelId, by: Option<NodeId>) {
         let Some(subchannel) = self.subchannels.change(id) else { return };
-        if let Some(deadline) = subchannel.connect(self.now, &self.backoff, &mut self.rng) {
+        match subchannel.connect(self.now, &self.backoff, &mut self.rng) {
+            Some(Connecting::Started { deadline }) => {
+                let address = subchannel.address().clone();
+                self.effects.push(Effect::Dial { id, address, deadline });
+            }
+            Some(Connecting::Paced { until }) => self.timers.push(Reverse((until, Whose::Subchannel(id)))),
+            None => return,
+        }
+        self.mark_holders(id, by);
+    }
+
+    /// Starts the paced attempt of a subchannel, if it is due. Policies see no change: it was CONNECTING before.
+    fn start_paced(&mut self, id: SubchannelId) {
+        let Some(subchannel) = self.subchannels.get_mut(id) else { return };
+        let started = subchannel.start_paced(self.now, &self.backoff, &mut self.rng);
+        if let Some(Connecting::Started { deadline }) = started {
             let address = subchannel.address().clone();
             self.effects.push(Effect::Dial { id, address, deadline });
-            self.mark_holders(id, by);
         }
     }
 
@@ -504,6 +518,16 @@ impl Tree {
             self.mark_holders(id, None);
         }
         news
+    }
+
+    /// A connection was lost. Returns true if the state changed.
+    pub(crate) fn disconnected(&mut self, id: SubchannelId, error: Status) -> bool {
+        let Some(subchannel) = self.subchannels.change(id) else { return false };
+        let has_changed = subchannel.disconnected(self.now, error, &self.backoff);
+        if has_changed {
+            self.mark_holders(id, None);
+        }
+        has_changed
     }
 
     /// An attempt failed: begins the back-off.
@@ -528,6 +552,7 @@ impl Tree {
             match whose {
                 Whose::Subchannel(id) => {
                     let now = self.now;
+                    self.start_paced(id);
                     if self.subchannels.change(id).is_some_and(|subchannel| subchannel.end_back_off(now)) {
                         self.mark_holders(id, None);
                     }
@@ -549,7 +574,7 @@ impl Tree {
     pub(crate) fn next_wake(&mut self) -> Option<Instant> {
         while let Some(Reverse((at, whose))) = self.timers.peek().copied() {
             let live = match whose {
-                Whose::Subchannel(id) => self.subchannels.get(id).and_then(Subchannel::retry_at) == Some(at),
+                Whose::Subchannel(id) => self.subchannels.get(id).and_then(Subchannel::due_at) == Some(at),
                 Whose::Node(id) => self.node(id).is_some_and(|node| node.wake == Some(at)),
             };
             if live {

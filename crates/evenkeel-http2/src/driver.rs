@@ -129,6 +129,11 @@ impl Driver {
         self.shared.lock().streams.has_open()
     }
 
+    /// Returns true if the peer has sent the head of a response, on any stream.
+    pub fn has_answered(&self) -> bool {
+        self.shared.lock().has_answered
+    }
+
     /// Asks the peer for a sign of life. It goes out when the driver is polled next.
     pub fn ping(&mut self) {
         frame::ping(self.shared.lock().out.tail(), 0, *b"evenkeel");

@@ -104,6 +104,8 @@ pub(crate) struct State {
     pub(crate) is_let_go: bool,
     /// Whether the peer was told goodbye.
     pub(crate) has_left: bool,
+    /// True once the peer has sent the head of a response.
+    pub(crate) has_answered: bool,
 }
 
 impl State {
@@ -149,6 +151,7 @@ impl State {
             refusal: None,
             is_let_go: false,
             has_left: false,
+            has_answered: false,
         }
     }
 
@@ -495,6 +498,7 @@ impl State {
                 stream.content = content;
                 stream.head = Some(Head { status, headers: block.headers, ends });
                 stream.answer = Answer::Begun;
+                self.has_answered = true;
             }
             _ => stream.trailers = Some(block.headers),
         }

@@ -68,6 +68,8 @@ pub(crate) struct Shared {
     lost: OnceLock<Loss>,
     /// Whether it turned out that the peer does not report load out of band (A51).
     reports_no_load: AtomicBool,
+    /// Whether the peer has answered a call, or processes one after its GOAWAY.
+    was_useful: AtomicBool,
     /// Whether the handle was dropped.
     is_released: AtomicBool,
     tally: Link,
@@ -138,6 +140,11 @@ impl Shared {
     /// The peer is not asked again.
     pub(crate) fn reports_no_load(&self) {
         self.reports_no_load.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns true if the connection was of use to a call.
+    pub(crate) fn was_useful(&self) -> bool {
+        self.was_useful.load(Ordering::Relaxed)
     }
 
     /// Why it takes no more calls, once it does not.
@@ -295,6 +302,7 @@ pub(crate) async fn handshake(
         room: Room::default(),
         lost: OnceLock::new(),
         reports_no_load: AtomicBool::new(false),
+        was_useful: AtomicBool::new(false),
         is_released: AtomicBool::new(false),
         tally: Link::default(),
     });
@@ -333,6 +341,12 @@ impl Task {
             self.follow_limit();
             // What the peer said last comes before that it is gone.
             if let Some(refusal) = self.driver.refusal() {
+                // Calls may not have seen their answers yet, so that the transport has to be asked.
+                if self.shared.loss().is_none()
+                    && (self.driver.has_answered() || self.driver.has_open_streams())
+                {
+                    self.shared.was_useful.store(true, Ordering::Relaxed);
+                }
                 tell(&self.shared, Loss::of(&self.shared.address, refusal));
             }
             if let Poll::Ready(result) = over {

@@ -461,7 +461,10 @@ impl Awake {
                 if let Some(mut meter) = self.meters.remove(&id) {
                     meter.lost(loss.reason);
                 }
-                if self.connections.remove(id).is_some() {
+                if let Some(connection) = self.connections.remove(id) {
+                    if connection.shared().was_useful() {
+                        self.core.handle(Event::Answered(id), now);
+                    }
                     tracing::info!(reason = ?loss.reason, error = loss.status.message(), "a connection is lost");
                     self.is_new = true;
                 }

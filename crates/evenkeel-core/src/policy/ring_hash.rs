@@ -633,7 +633,7 @@ mod tests {
         // A state change: another picker, the same ring.
         let id = policy.fleet.members()[0].subchannel().unwrap();
         tree.connect(id, None);
-        tree.change(id, crate::Subchannel::connected);
+        tree.change(id, |subchannel| subchannel.connected(crate::Instant::ORIGIN));
         let ready = run(&mut policy, &list(), &mut tree);
         assert_eq!((idle.connectivity, ready.connectivity), (Connectivity::Idle, Connectivity::Ready));
         assert!(Arc::ptr_eq(&ring, &policy.ring));

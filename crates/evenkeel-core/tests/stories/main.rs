@@ -20,6 +20,7 @@ mod pick_first;
 mod pick_first_model;
 mod priority;
 mod random_subsetting;
+mod reconnecting;
 mod ring_hash;
 mod round_robin;
 mod rules;

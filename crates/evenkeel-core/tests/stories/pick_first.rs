@@ -200,6 +200,8 @@ fn a_short_connection_is_made_again_once() {
         let now = world.now();
         if let (Some(id), false) = (world.find("a"), dialled.is_empty()) {
             assert!(world.core().handle(Event::Connected(id), now));
+            // One that answers nothing would be paced.
+            assert!(world.core().handle(Event::Answered(id), now));
             world.lose("a");
         }
     }

@@ -56,6 +56,8 @@ fn a_short_connection_is_made_again() {
         let id = world.find("a").unwrap();
         let now = world.now();
         assert!(world.core().handle(Event::Connected(id), now));
+        // One that answers nothing would be paced.
+        assert!(world.core().handle(Event::Answered(id), now));
         world.lose("a");
         assert_eq!(world.dialled(), ["a"]);
         assert_eq!(world.reresolutions(), 1);

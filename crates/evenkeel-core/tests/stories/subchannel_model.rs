@@ -14,6 +14,7 @@ use testkit::endpoints;
 enum Step {
     Connected,
     Failed,
+    Answered,
     Lost,
     Wanted,
     Load,
@@ -24,6 +25,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         2 => Just(Step::Connected),
         4 => Just(Step::Failed),
+        1 => Just(Step::Answered),
         2 => Just(Step::Lost),
         1 => Just(Step::Wanted),
         1 => Just(Step::Load),
@@ -39,12 +41,29 @@ struct Model {
     started: u64,
     failures_in_row: i32,
     until: u64,
+    opened: u64,
+    answered: bool,
+    /// Number of connections in a row that ended within a second and answered nothing.
+    fruitless: u32,
+    /// CONNECTING, and the attempt begins at this time.
+    paced_until: Option<u64>,
 }
 
 impl Model {
     fn connect(&mut self, now: u64) {
         self.state = Connectivity::Connecting;
         self.started = now;
+    }
+
+    fn is_under_way(&self) -> bool {
+        self.state == Connectivity::Connecting && self.paced_until.is_none()
+    }
+
+    fn lose(&mut self, now: u64) {
+        let is_fruitless = !self.answered && now < self.opened + 1_000_000_000;
+        self.fruitless = if is_fruitless { self.fruitless + 1 } else { 0 };
+        self.connect(now);
+        self.paced_until = (self.fruitless > 1).then_some(self.opened + 1_000_000_000);
     }
 
     fn fail(&mut self, now: u64) {
@@ -56,6 +75,12 @@ impl Model {
     }
 
     fn tick(&mut self, now: u64) {
+        if let Some(at) = self.paced_until
+            && at <= now
+        {
+            self.paced_until = None;
+            self.connect(now);
+        }
         if self.state == Connectivity::TransientFailure && self.until <= now {
             self.connect(now);
         }
@@ -73,14 +98,18 @@ proptest! {
         let config = Registry::standard().parse(&json!([{"round_robin": {}}])).expect("valid");
         core.update(Update::new(config, endpoints(["a"])));
         let mut now = 0;
-        let mut model = Model { state: Connectivity::Connecting, started: 0, failures_in_row: 0, until: 0 };
+        let mut model = Model {
+            state: Connectivity::Connecting, started: 0, failures_in_row: 0, until: 0,
+            opened: 0, answered: false, fruitless: 0, paced_until: None,
+        };
         let id = pass(&mut core, now).expect("a is dialled at once");
         for step in steps {
             let at = Instant::from_nanos(now);
             let error = Status::unavailable("x");
             let (news, expected) = match step {
-                Step::Connected => (core.handle(Event::Connected(id), at), model.state == Connectivity::Connecting),
-                Step::Failed => (core.handle(Event::ConnectFailed(id, error), at), model.state == Connectivity::Connecting),
+                Step::Connected => (core.handle(Event::Connected(id), at), model.is_under_way()),
+                Step::Failed => (core.handle(Event::ConnectFailed(id, error), at), model.is_under_way()),
+                Step::Answered => (core.handle(Event::Answered(id), at), model.state == Connectivity::Ready),
                 Step::Lost => (core.handle(Event::Disconnected(id, error), at), model.state == Connectivity::Ready),
                 Step::Wanted => (core.handle(Event::Connect(id), at), true),
                 Step::Load => (core.handle(Event::Load(id, LoadReport::default()), at), true),
@@ -94,9 +123,11 @@ proptest! {
                 (Step::Connected, true) => {
                     model.state = Connectivity::Ready;
                     model.failures_in_row = 0;
+                    (model.opened, model.answered) = (now, false);
                 }
+                (Step::Answered, true) => model.answered = true,
                 (Step::Failed, true) => model.fail(now),
-                (Step::Lost, true) => model.connect(now),
+                (Step::Lost, true) => model.lose(now),
                 _ => {}
             }
             model.tick(now);

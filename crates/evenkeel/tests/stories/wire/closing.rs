@@ -1,4 +1,5 @@
-//! Connections that end although their peer does not read: no socket and no task is left behind.
+//! Connections that end in unfriendly ways: by peers that do not read, which leave no socket and no task behind, and by peers that
+//! accept each connection only to end it.
 //!
 //! The peers are at the ends of short pipes and time is virtual: a sleep ends when every task waits.
 
@@ -171,4 +172,64 @@ async fn a_call_keeps_its_connection_after_goaway() {
     call.abort();
     sleep(CLOSED_BY_THEN).await;
     assert_eq!((peers.open(), Handle::current().metrics().num_alive_tasks()), (0, tasks));
+}
+
+/// Peers that end each connection as soon as it is made, by GOAWAY or by closing it, without having answered a call.
+#[derive(Clone)]
+struct FleetingPeers {
+    connections: Arc<AtomicUsize>,
+    sends_goaway: bool,
+}
+
+impl Connector for FleetingPeers {
+    fn connect(&self, _: &Address) -> Pin<Box<dyn Future<Output = io::Result<Box<dyn Io>>> + Send + '_>> {
+        Box::pin(async {
+            // Without pacing time would stand still, since there is always something to do.
+            if self.connections.fetch_add(1, Ordering::SeqCst) >= 500 {
+                return std::future::pending().await;
+            }
+            let (ours, mut theirs) = duplex(1 << 16);
+            theirs.write_all(&[0, 0, 0, kind::SETTINGS, 0, 0, 0, 0, 0]).await?;
+            if self.sends_goaway {
+                let goaway = [&[0, 0, 8, kind::GOAWAY, 0, 0, 0, 0, 0][..], &[0; 8]].concat();
+                tokio::spawn(async move {
+                    settle().await;
+                    let _ = theirs.write_all(&goaway).await;
+                    settle().await;
+                });
+            } else {
+                tokio::spawn(async move {
+                    settle().await;
+                    drop(theirs);
+                });
+            }
+            Ok(Box::new(ours) as Box<dyn Io>)
+        })
+    }
+}
+
+/// A peer that ends every connection at once gets two of them, and from then on no more than one per second, with calls waiting
+/// or without. A call that is refused twice fails; one that finds no connection waits.
+#[tokio::test(start_paused = true)]
+async fn connections_that_end_at_once_are_paced() {
+    for sends_goaway in [true, false] {
+        let peers = FleetingPeers { connections: Arc::default(), sends_goaway };
+        let count = peers.connections.clone();
+        let channel = Channel::builder("ipv4:10.0.0.1:80")
+            .service_config(super::ROUND_ROBIN)
+            .connector(peers)
+            .build()
+            .unwrap();
+        channel.connect();
+        sleep(Duration::from_secs(10)).await;
+        let without_calls = count.load(Ordering::SeqCst);
+        assert!((9..=12).contains(&without_calls), "{without_calls} connections in 10 s");
+        let calls: Vec<_> = (0..10).map(|_| unary(&channel, b"x")).collect();
+        sleep(Duration::from_secs(10)).await;
+        let with_calls = count.load(Ordering::SeqCst) - without_calls;
+        assert!((8..=11).contains(&with_calls), "{with_calls} connections in 10 s with calls");
+        for call in calls {
+            assert_eq!(call.await.unwrap().unwrap_err().code(), tonic::Code::Unavailable);
+        }
+    }
 }
