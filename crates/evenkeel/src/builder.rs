@@ -18,6 +18,7 @@ use crate::connection::{Http2, Keepalive};
 use crate::credentials::{Credentials, Providers};
 use crate::driver::{Driver, Settings, Source};
 use crate::entropy::{self, Entropy};
+use crate::http2::Http2Implementation;
 use crate::metrics::Metrics;
 use crate::retry::Throttle;
 use crate::service_config::ServiceConfig;
@@ -191,6 +192,23 @@ impl Builder {
     /// Whether [`Builder::keepalive`] also asks while there are no calls; it does not unless set.
     pub fn keepalive_without_calls(mut self, also: bool) -> Builder {
         self.keepalive_without_calls = also;
+        self
+    }
+
+    /// The HTTP/2 implementation of this channel's connections; the default unless set. Streams to a control plane have their
+    /// own: see [`XdsClientBuilder::http2`](crate::XdsClientBuilder::http2).
+    ///
+    /// ```
+    /// # #[cfg(feature = "h2")]
+    /// # fn example() -> Result<(), evenkeel::BuildError> {
+    /// use evenkeel::{Channel, Http2Implementation};
+    ///
+    /// let channel = Channel::builder("dns:///orders.prod:50051").http2(Http2Implementation::H2).build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn http2(mut self, implementation: Http2Implementation) -> Builder {
+        self.http2.implementation = implementation;
         self
     }
 

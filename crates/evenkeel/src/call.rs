@@ -15,7 +15,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use evenkeel_core::{CallEnd, Code, Trackers};
-use evenkeel_http2::{Error, Head, Reason, RecvStream, SendStream};
 use evenkeel_orca::read_trailers;
 use http::{HeaderMap, HeaderValue};
 use http_body::{Body as _, Frame, SizeHint};
@@ -26,6 +25,7 @@ use tonic::body::Body;
 
 use crate::channel::Peer;
 use crate::connection::{Turn, cause};
+use crate::http2::{Error, Head, Reason, RequestStream, ResponseStream};
 use crate::metrics::{AttemptMeter, CallMeter};
 use crate::retry::{Pushback, Retries, RetryPolicy, Throttle};
 use crate::traffic::{Counted, Tallies};
@@ -290,7 +290,7 @@ impl Replay {
 /// A request body on its way.
 struct Upload {
     replay: Replay,
-    stream: SendStream,
+    stream: RequestStream,
     /// How many pieces this attempt has come to: those that were sent before, then those of the body.
     taken: usize,
     /// A piece that is not sent yet: it may turn out to be the last one.
@@ -309,7 +309,7 @@ enum Uploaded {
 }
 
 impl Upload {
-    fn new(replay: Replay, stream: SendStream, meter: Option<AttemptMeter>) -> Upload {
+    fn new(replay: Replay, stream: RequestStream, meter: Option<AttemptMeter>) -> Upload {
         Upload { replay, stream, taken: 0, held: None, is_committed: false, meter }
     }
 
@@ -527,7 +527,7 @@ fn contained(tell: impl FnOnce()) {
 /// An attempt on its way: sent, or being sent, and not answered yet.
 pub(crate) struct Flight {
     /// Given to the answer's body.
-    response: Option<RecvStream>,
+    response: Option<ResponseStream>,
     /// The request body, while it is here.
     upload: Option<Upload>,
     progress: Progress,
@@ -554,7 +554,7 @@ type Landed = Option<Result<Head, Error>>;
 impl Flight {
     /// An attempt whose head is sent.
     pub(crate) fn new(
-        (stream, response): (SendStream, RecvStream),
+        (stream, response): (RequestStream, ResponseStream),
         replay: Replay,
         attempt: Attempt,
     ) -> Flight {
@@ -742,7 +742,7 @@ pub struct ResponseBody(Option<Live>);
 
 /// An answer that is not over.
 struct Live {
-    stream: RecvStream,
+    stream: ResponseStream,
     attempt: Attempt,
     _upload: Option<UploadTask>,
     deadline: Deadline,

@@ -15,7 +15,6 @@ use std::{fmt, mem};
 use evenkeel_core::{
     Address, Call, CallEnd, Code, Connectivity, Description, Headers, Pick, Status, SubchannelId, Trackers,
 };
-use evenkeel_http2::{Error, RecvStream, SendStream};
 use evenkeel_xds::routing::{ActiveFaults, Filter, Selected};
 use http::uri::{Authority, PathAndQuery};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
@@ -29,6 +28,7 @@ use crate::builder::Builder;
 use crate::call::{Attempt, Calls, Deadline, End, Failure, Fallen, Flight, Replay, ResponseBody, late};
 use crate::connection::Turn;
 use crate::entropy::Entropy;
+use crate::http2::{Error, Request, RequestStream, ResponseStream};
 use crate::metrics::{AttemptMeter, Metrics};
 use crate::retry::{self, RetryPolicy, Throttle};
 use crate::service_config::ServiceConfig;
@@ -666,7 +666,7 @@ impl Outgoing {
         turn: &Turn,
         trackers: &Trackers,
         ends: bool,
-    ) -> Result<(SendStream, RecvStream), Error> {
+    ) -> Result<(RequestStream, ResponseStream), Error> {
         if !self.says_timeout
             && let Some(left) = self.deadline.left()
         {
@@ -683,7 +683,7 @@ impl Outgoing {
         let mut of_pick = trackers.headers().peekable();
         let more = head.more(&self.headers);
         let more = if of_pick.peek().is_none() { Cow::Borrowed(more) } else { with_pick(more, of_pick) };
-        turn.connection().sender().send(&evenkeel_http2::Request {
+        turn.connection().sender().send(&Request {
             method: &self.method,
             is_https: turn.link().is_https(),
             authority: hostname.unwrap_or(head.authority.as_str()),

@@ -22,11 +22,11 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use evenkeel_core::{Address, Status};
-use evenkeel_http2::{Driver, Error, Reason, Sender, Settings};
 use tokio::sync::Notify;
 use tokio::time::{Sleep, sleep, sleep_until};
 
 use crate::clock;
+use crate::http2::{Error, Http2Implementation, HttpTransport, Reason, RequestSender, Settings};
 use crate::metrics::{DisconnectReason, SecurityLevel};
 use crate::traffic::Link;
 use crate::transport::{self, Io};
@@ -37,6 +37,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How HTTP/2 is spoken.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Http2 {
+    pub(crate) implementation: Http2Implementation,
     pub(crate) settings: Settings,
     pub(crate) keepalive: Option<Keepalive>,
 }
@@ -54,7 +55,7 @@ pub(crate) struct Keepalive {
 
 /// A connection that calls can be sent on. When the last handle is dropped the connection is let go.
 pub(crate) struct Connection {
-    sender: Sender,
+    sender: RequestSender,
     shared: Arc<Shared>,
 }
 
@@ -68,9 +69,9 @@ pub(crate) struct Shared {
     lost: OnceLock<Loss>,
     /// Whether it turned out that the peer does not report load out of band (A51).
     reports_no_load: AtomicBool,
-    /// Whether the peer has answered a call, or processes one after its GOAWAY.
+    /// True once the peer has answered a call, or processes one after its GOAWAY.
     was_useful: AtomicBool,
-    /// Whether the handle was dropped.
+    /// True once the handle was dropped.
     is_released: AtomicBool,
     tally: Link,
 }
@@ -85,7 +86,7 @@ pub(crate) struct Loss {
 }
 
 impl Connection {
-    pub(crate) fn sender(&self) -> &Sender {
+    pub(crate) fn sender(&self) -> &RequestSender {
         &self.sender
     }
 
@@ -280,8 +281,7 @@ impl fmt::Debug for Connection {
 
 /// The part that reads and writes. It must be [run](Task::run), or nothing moves.
 pub(crate) struct Task {
-    driver: Driver,
-    io: Box<dyn Io>,
+    transport: HttpTransport,
     alive: Option<Alive>,
     shared: Arc<Shared>,
     /// How many calls the peer takes at once, as far as we have heard.
@@ -292,7 +292,7 @@ pub(crate) struct Task {
 
 /// Speaks HTTP/2 over a byte stream, up to the peer's SETTINGS.
 pub(crate) async fn handshake(
-    mut io: Box<dyn Io>,
+    io: Box<dyn Io>,
     (address, security): (Address, SecurityLevel),
     settings: &Http2,
 ) -> Result<(Connection, Task), Status> {
@@ -306,21 +306,22 @@ pub(crate) async fn handshake(
         is_released: AtomicBool::new(false),
         tally: Link::default(),
     });
-    let (sender, mut driver) = evenkeel_http2::client(settings.settings);
     let alive = settings.keepalive.map(Alive::new);
     let failed = |why: &str| Status::unavailable(format!("HTTP/2 handshake with {}: {why}", shared.address));
+    let started = HttpTransport::start(io, settings.implementation, settings.settings).await;
+    let (sender, mut transport) = started.map_err(|error| failed(&cause(&error)))?;
     // Until the peer's SETTINGS are there it has shown nothing but an open port.
-    let settled = poll_fn(|cx| match driver.poll(&mut io, cx) {
+    let settled = poll_fn(|cx| match transport.poll(cx) {
         Poll::Ready(Err(Error::Closed)) => {
             Poll::Ready(Err(failed("the peer closed the connection before its SETTINGS")))
         }
         Poll::Ready(Err(error)) => Poll::Ready(Err(failed(&cause(&error)))),
-        _ if driver.max_streams().is_some() => Poll::Ready(Ok(())),
+        _ if transport.max_streams().is_some() => Poll::Ready(Ok(())),
         Poll::Ready(Ok(())) => Poll::Ready(Err(failed("the connection ended before the peer's SETTINGS"))),
         Poll::Pending => Poll::Pending,
     });
     settled.await?;
-    let mut task = Task { driver, io, alive, shared: shared.clone(), limit: None, closing: None };
+    let mut task = Task { transport, alive, shared: shared.clone(), limit: None, closing: None };
     task.follow_limit();
     Ok((Connection { sender, shared }, task))
 }
@@ -337,14 +338,12 @@ impl Task {
             }
         };
         poll_fn(|cx| {
-            let over = self.driver.poll(&mut self.io, cx);
+            let over = self.transport.poll(cx);
             self.follow_limit();
             // What the peer said last comes before that it is gone.
-            if let Some(refusal) = self.driver.refusal() {
+            if let Some(refusal) = self.transport.refusal() {
                 // Calls may not have seen their answers yet, so that the transport has to be asked.
-                if self.shared.loss().is_none()
-                    && (self.driver.has_answered() || self.driver.has_open_streams())
-                {
+                if self.shared.loss().is_none() && self.transport.was_useful() {
                     self.shared.was_useful.store(true, Ordering::Relaxed);
                 }
                 tell(&self.shared, Loss::of(&self.shared.address, refusal));
@@ -363,7 +362,7 @@ impl Task {
                 return Poll::Ready(());
             }
             if let Some(alive) = &mut self.alive
-                && alive.poll_dead(&mut self.driver, &self.shared, cx).is_ready()
+                && alive.poll_dead(&mut self.transport, &self.shared, cx).is_ready()
             {
                 tell(&self.shared, Loss::silent(&self.shared.address, alive.keepalive.timeout));
                 return Poll::Ready(());
@@ -378,8 +377,8 @@ impl Task {
     fn poll_close_timeout(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if self.closing.is_none() {
             let takes_calls =
-                self.driver.refusal().is_none() && !self.shared.is_released.load(Ordering::Acquire);
-            if takes_calls || self.driver.has_open_streams() {
+                self.transport.refusal().is_none() && !self.shared.is_released.load(Ordering::Acquire);
+            if takes_calls || self.transport.has_open_streams() {
                 return Poll::Pending;
             }
         }
@@ -388,7 +387,7 @@ impl Task {
 
     /// Makes room as the peer's last SETTINGS say.
     fn follow_limit(&mut self) {
-        let limit = self.driver.max_streams();
+        let limit = self.transport.max_streams();
         if limit != self.limit {
             self.limit = limit;
             self.shared.room.set_limit(limit.unwrap_or(0));
@@ -462,9 +461,14 @@ impl Alive {
     }
 
     /// Ready when the peer has given no sign of life for too long.
-    fn poll_dead(&mut self, driver: &mut Driver, shared: &Shared, cx: &mut Context<'_>) -> Poll<()> {
-        if driver.bytes_read() != self.heard.1 {
-            self.heard = (clock::now(), driver.bytes_read());
+    fn poll_dead(
+        &mut self,
+        transport: &mut HttpTransport,
+        shared: &Shared,
+        cx: &mut Context<'_>,
+    ) -> Poll<()> {
+        if transport.bytes_read() != self.heard.1 {
+            self.heard = (clock::now(), transport.bytes_read());
         }
         let heard_at = self.heard.0;
         loop {
@@ -482,7 +486,7 @@ impl Alive {
                     now + self.keepalive.time
                 }
                 _ => {
-                    driver.ping();
+                    transport.ping();
                     // It goes out with the next look.
                     cx.waker().wake_by_ref();
                     self.asked_at = Some(now);

@@ -39,6 +39,7 @@
 //! |---|---|
 //! | `ring` (default), `aws-lc-rs` | the cryptography behind TLS; without either there is no TLS |
 //! | `otel` | OpenTelemetry metrics with gRPC's names |
+//! | `h2` | the crate `h2` as another HTTP/2 implementation: [`Http2Implementation`] |
 //! | `admin` | a server with a live page of what the process does, its data as JSON, and CSDS |
 
 #![forbid(unsafe_code)]
@@ -59,6 +60,7 @@ mod dials;
 mod dns;
 mod driver;
 mod entropy;
+mod http2;
 mod id_map;
 mod load;
 mod metrics;
@@ -83,6 +85,7 @@ pub use evenkeel_xds::Limits;
 pub use evenkeel_xds::bootstrap::{Bootstrap, BootstrapError};
 pub use evenkeel_xds::client::{Tally, Variant};
 pub use evenkeel_xds::lb::Converters;
+pub use http2::Http2Implementation;
 #[cfg(feature = "otel")]
 pub use metrics::{Metric, MetricLabel, OtelMetrics, OtelMetricsBuilder};
 pub use service_config::ServiceConfigError;

@@ -28,7 +28,7 @@ use crate::call::{Attempt, Deadline, End, Flight, Replay, ResponseBody};
 use crate::channel::Head;
 use crate::connection::Connection;
 use crate::metrics::Metrics;
-use crate::{entropy, load};
+use crate::{entropy, http2, load};
 
 /// What a stream needs beside its connection.
 #[derive(Clone)]
@@ -149,7 +149,7 @@ impl tower_service::Service<http::Request<Body>> for Direct {
         Box::pin(async move {
             let mut turn = connection.turn();
             turn.comes().await;
-            let sent = connection.sender().send(&evenkeel_http2::Request {
+            let sent = connection.sender().send(&http2::Request {
                 method: &request.method,
                 is_https: connection.shared().is_https(),
                 authority: head.authority.as_str(),

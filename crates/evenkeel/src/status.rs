@@ -1,8 +1,9 @@
 //! Statuses: from the core's to tonic's, and from what HTTP/2 says to what gRPC says.
 
 use evenkeel_core::{Code, Status};
-use evenkeel_http2::{Error, Reason};
 use http::{HeaderMap, HeaderName, HeaderValue, header};
+
+use crate::http2::{Error, Reason};
 
 /// The status of a call, in tonic's type.
 pub(crate) fn to_tonic(status: &Status) -> tonic::Status {

@@ -45,6 +45,7 @@ use self::streams::Dialer;
 use self::worker::{Command, Worker};
 use crate::connection::{Http2, Keepalive};
 use crate::entropy;
+use crate::http2::Http2Implementation;
 use crate::metrics::XdsMeter;
 use crate::transport::{Connector, Sockets};
 
@@ -128,6 +129,7 @@ impl XdsClient {
             variant: Variant::StateOfTheWorld,
             keepalive: KEEPALIVE,
             deletion_grace: DELETION_GRACE,
+            http2: Http2Implementation::default(),
             connector: Arc::new(Sockets),
         }
     }
@@ -251,6 +253,7 @@ pub struct XdsClientBuilder {
     variant: Variant,
     keepalive: Keepalive,
     deletion_grace: Duration,
+    http2: Http2Implementation,
     connector: Arc<dyn Connector>,
 }
 
@@ -294,6 +297,12 @@ impl XdsClientBuilder {
     /// resources of servers with the feature `fail_on_data_errors`, have no such period.
     pub fn deletion_grace(mut self, grace: Duration) -> XdsClientBuilder {
         self.deletion_grace = grace;
+        self
+    }
+
+    /// The HTTP/2 implementation of streams to control planes; see [`Http2Implementation`].
+    pub fn http2(mut self, implementation: Http2Implementation) -> XdsClientBuilder {
+        self.http2 = implementation;
         self
     }
 
@@ -347,7 +356,7 @@ impl XdsClientBuilder {
         let reporter = Reporter::new(bootstrap.node.clone(), load, rng());
         let client = Client::new(bootstrap.clone(), parser, self.variant, rng())
             .with_deletion_grace(self.deletion_grace);
-        let http2 = Http2 { keepalive: Some(self.keepalive), ..Http2::default() };
+        let http2 = Http2 { implementation: self.http2, keepalive: Some(self.keepalive), ..Http2::default() };
         let dialer = Dialer::new(self.connector, http2);
         let worker = move || {
             runtime.block_on(

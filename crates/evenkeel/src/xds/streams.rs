@@ -13,7 +13,6 @@ use std::time::Duration;
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use evenkeel_core::{Address, Code, Status};
-use evenkeel_http2::{Error, Head, RecvStream, Request, SendStream};
 use evenkeel_proto::prost::Message;
 use evenkeel_xds::bootstrap::{ChannelCredentials, ServerConfig};
 use evenkeel_xds::{client, lrs};
@@ -26,6 +25,7 @@ use super::lock;
 use super::worker::Event;
 use crate::connection::{self, Connection, Http2};
 use crate::credentials::Credentials;
+use crate::http2::{Error, Head, Request, RequestStream, ResponseStream};
 use crate::target::{Kind, Target};
 use crate::text::quoted;
 use crate::transport::{self, Connector};
@@ -236,8 +236,8 @@ impl Told {
 /// An open stream.
 struct Call {
     connection: Arc<Connection>,
-    send: SendStream,
-    response: RecvStream,
+    send: RequestStream,
+    response: ResponseStream,
 }
 
 impl Talk {
@@ -282,7 +282,7 @@ impl Talk {
 }
 
 /// Hands a message to HTTP/2 as fast as the server takes it. `None` if it takes no more.
-async fn write(send: &mut SendStream, message: Bytes) -> Option<()> {
+async fn write(send: &mut RequestStream, message: Bytes) -> Option<()> {
     poll_fn(|cx| send.poll_room(cx)).await?;
     send.send(message, false)
 }
@@ -290,7 +290,7 @@ async fn write(send: &mut SendStream, message: Bytes) -> Option<()> {
 /// Reads a message whenever it is asked for, until the stream ends.
 async fn read(
     connection: &Connection,
-    mut body: RecvStream,
+    mut body: ResponseStream,
     response_bytes: usize,
     mut to_read: mpsc::UnboundedReceiver<()>,
     told: &Told,
@@ -353,7 +353,7 @@ fn broken(connection: &Connection, error: &Error) -> Status {
 /// The messages of a stream, put together from its DATA frames.
 struct Messages<'a> {
     connection: &'a Connection,
-    body: RecvStream,
+    body: ResponseStream,
     buffer: BytesMut,
     response_bytes: usize,
 }

@@ -43,7 +43,7 @@ fn target(addresses: impl IntoIterator<Item = SocketAddr>) -> String {
 
 /// `round_robin` over these, with a back-off that a test can wait for.
 fn over(addresses: impl IntoIterator<Item = SocketAddr>) -> Builder {
-    Channel::builder(target(addresses)).service_config(ROUND_ROBIN).backoff(short_backoff())
+    crate::builder(target(addresses)).service_config(ROUND_ROBIN).backoff(short_backoff())
 }
 
 /// 50 ms, 100 ms, 200 ms and so on; 20 s for an attempt, as always.
@@ -397,8 +397,7 @@ async fn the_next_address_is_tried_after_a_delay() {
     }
     let delay = Duration::from_millis(120);
     let list = [dead[0], dead[1], backend.address()];
-    let channel =
-        Channel::builder(target(list)).connector(dials.clone()).attempt_delay(delay).build().unwrap();
+    let channel = crate::builder(target(list)).connector(dials.clone()).attempt_delay(delay).build().unwrap();
     unary(&channel).await.unwrap();
 
     let all = dials.all();
@@ -512,7 +511,7 @@ async fn in_a_process_with_64_descriptors() {
     let everything =
         || -> Vec<std::fs::File> { std::iter::from_fn(|| std::fs::File::open("/dev/null").ok()).collect() };
     let channel =
-        Channel::builder(target).service_config(ROUND_ROBIN).backoff(short_backoff()).build().unwrap();
+        crate::builder(target).service_config(ROUND_ROBIN).backoff(short_backoff()).build().unwrap();
 
     let hoard = everything();
     println!("fault 73: {} descriptors are taken", hoard.len());

@@ -53,7 +53,7 @@ fn endless(repeat: u32) -> EchoRequest {
 /// Settings for a channel to these backends. It comes back to a backend within milliseconds.
 fn to<'a>(backends: impl IntoIterator<Item = &'a Backend>) -> Builder {
     let addresses: Vec<_> = backends.into_iter().map(|backend| backend.address().to_string()).collect();
-    Channel::builder(format!("ipv4:{}", addresses.join(","))).backoff(quick())
+    crate::builder(format!("ipv4:{}", addresses.join(","))).backoff(quick())
 }
 
 fn client(backend: &Backend) -> Client {

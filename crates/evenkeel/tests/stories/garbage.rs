@@ -30,7 +30,7 @@ impl Counted {
         let provider = SdkMeterProvider::builder().with_reader(reader).build();
         let backend = Backend::start().await;
         backend.set_load(Some(OrcaLoadReport::default()));
-        let channel = Channel::builder(format!("ipv4:{}", backend.address()))
+        let channel = crate::builder(format!("ipv4:{}", backend.address()))
             .service_config(format!(r#"{{"loadBalancingConfig": [{{"weighted_round_robin": {settings}}}]}}"#))
             // A megabyte of metadata is not refused before it is looked at.
             .max_header_list_size(4 << 20)

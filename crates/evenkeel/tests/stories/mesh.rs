@@ -78,7 +78,7 @@ fn channel_with(control: &ControlPlane, features: &str) -> Builder {
 fn channel_by(bootstrap: &str) -> Builder {
     let soon = Duration::from_millis(50);
     let backoff = Backoff { initial: soon, max: soon, ..Backoff::default() };
-    Channel::builder("xds:///orders")
+    crate::builder("xds:///orders")
         .bootstrap(Bootstrap::from_json(bootstrap).expect("a bootstrap"))
         .backoff(backoff)
 }

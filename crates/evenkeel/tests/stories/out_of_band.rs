@@ -98,7 +98,7 @@ async fn answer(answer: Option<Answer>, mut respond: SendResponse<Bytes>) {
 /// A channel that wants reports out of band from both backends, once it has connected to them.
 async fn channel(backends: &Backends) -> Channel {
     let policy = r#"{"loadBalancingConfig": [{"weighted_round_robin": {"enableOobLoadReport": true}}]}"#;
-    let channel = Channel::builder("ipv4:10.0.0.1:80,10.0.0.2:80")
+    let channel = crate::builder("ipv4:10.0.0.1:80,10.0.0.2:80")
         .service_config(policy)
         .connector(backends.clone())
         .build()

@@ -85,7 +85,7 @@ async fn calls_are_late_wherever_they_wait() {
     let silent = Proxy::to(address).await;
     silent.accept_only(true);
     let mut waiting =
-        super::Client::new(evenkeel::Channel::builder(format!("ipv4:{}", silent.address())).build().unwrap());
+        super::Client::new(crate::builder(format!("ipv4:{}", silent.address())).build().unwrap());
     let status = within(waiting.unary(timed(request(""), SHORT))).await.unwrap_err();
     is_late(&status, "no endpoint is connected");
     silent.refuse(true).await;
@@ -148,7 +148,7 @@ async fn a_busy_answer_is_late_too() {
 async fn a_cancelled_call_may_be_a_late_one() {
     let server =
         Server::start(|_| Step::Fail { after: 0, status: Status::cancelled("Timeout expired") }).await;
-    let channel = evenkeel::Channel::builder(server.target()).build().unwrap();
+    let channel = crate::builder(server.target()).build().unwrap();
     within(channel.ready()).await.unwrap();
     let mut client = super::Client::new(channel);
     let mut same = client.clone();

@@ -114,7 +114,7 @@ async fn late_answers_do_no_harm() {
     // More than h2 takes for a bad peer unless told otherwise.
     const GIVEN_UP: usize = 1500;
     let peer = Peer::bind().await;
-    let channel = Channel::builder(format!("ipv4:{}", peer.address())).build().unwrap();
+    let channel = crate::builder(format!("ipv4:{}", peer.address())).build().unwrap();
     channel.connect();
     let mut conn = within(peer.accept()).await;
     within(conn.handshake()).await.unwrap();
@@ -182,7 +182,7 @@ async fn channels_are_dropped_at_any_moment() {
     for _ in 0..DROPS {
         let place = places[dice.below(places.len() as u64) as usize];
         let config = super::policy(["pick_first", "round_robin"][dice.below(2) as usize]);
-        let channel = Channel::builder(format!("ipv4:{place}")).service_config(config).build().unwrap();
+        let channel = crate::builder(format!("ipv4:{place}")).service_config(config).build().unwrap();
         let mut client = EchoClient::new(channel.clone());
         let kind = dice.below(5);
         let call = async move {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
-use evenkeel::{Address, AskPeer, Channel, Peer};
+use evenkeel::{Address, AskPeer, Peer};
 use testkit::net::Backend;
 use testkit::net::echo::echo_client::EchoClient;
 use testkit::net::echo::{EchoRequest, EchoResponse};
@@ -139,7 +139,7 @@ async fn clients_are_at_home_everywhere() {
 #[tokio::test]
 async fn messages_are_compressed() {
     let server = Server::start(|_| Step::Echo).await;
-    let channel = Channel::builder(server.target()).build().unwrap();
+    let channel = crate::builder(server.target()).build().unwrap();
     let mut client = EchoClient::new(channel)
         .send_compressed(CompressionEncoding::Gzip)
         .accept_compressed(CompressionEncoding::Gzip);
@@ -165,7 +165,7 @@ async fn metadata_goes_both_ways() {
         _ => Step::HeadersThenFail(failure.clone()),
     })
     .await;
-    let mut client = EchoClient::new(Channel::builder(server.target()).build().unwrap());
+    let mut client = EchoClient::new(crate::builder(server.target()).build().unwrap());
 
     let mut call = Request::new(request(""));
     call.metadata_mut().append("x-text", MetadataValue::from_static("one"));

@@ -53,7 +53,7 @@ async fn connecting_can_be_watched() {
     let backend = Backend::start().await;
     let proxy = testkit::net::proxy::Proxy::to(backend.address()).await;
     proxy.accept_only(true);
-    let channel = evenkeel::Channel::builder(format!("ipv4:{}", proxy.address())).build().unwrap();
+    let channel = crate::builder(format!("ipv4:{}", proxy.address())).build().unwrap();
     channel.connect();
     becomes(&channel, Connecting).await;
     proxy.accept_only(false);

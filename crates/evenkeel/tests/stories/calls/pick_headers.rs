@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use evenkeel::{Channel, Registry};
+use evenkeel::Registry;
 use evenkeel_core::{
     Call, ConfigError, Connectivity, Cx, Description, Eagerness, Endpoints, Fields, Fleet, LbState, Look,
     Pick, PickHeaders, Picker, Policy, Shown, SubchannelId, Trackers,
@@ -71,8 +71,7 @@ async fn come_with_every_attempt() {
     let server = Server::start(first_fails).await;
     let mut registry = Registry::standard();
     registry.register::<Numbering>("numbering");
-    let channel =
-        Channel::builder(server.target()).registry(registry).service_config(config).build().unwrap();
+    let channel = crate::builder(server.target()).registry(registry).service_config(config).build().unwrap();
     let mut request = tonic::Request::new(request("hello"));
     request.metadata_mut().insert("said", "by the caller".parse().unwrap());
     within(Client::new(channel).unary(request)).await.unwrap();

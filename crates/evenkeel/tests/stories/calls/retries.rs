@@ -2,7 +2,6 @@
 
 use std::pin::pin;
 
-use evenkeel::Channel;
 use testkit::net::frames::{Frame, Peer, block, code, flag, kind};
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt as _;
@@ -20,7 +19,7 @@ const CONFIG: &str = r#"{"methodConfig": [{"name": [{}], "retryPolicy": {
 }}]}"#;
 
 fn client(server: &Server, config: &str) -> Client {
-    Client::new(Channel::builder(server.target()).service_config(config).build().unwrap())
+    Client::new(crate::builder(server.target()).service_config(config).build().unwrap())
 }
 
 fn failing(code: Code) -> Step {
@@ -150,7 +149,7 @@ async fn streams_are_sent_again() {
 async fn early_failures_are_tried_again() {
     let peer = Peer::bind().await;
     let target = format!("ipv4:{}", peer.address());
-    let channel = Channel::builder(target).service_config(CONFIG).build().unwrap();
+    let channel = crate::builder(target).service_config(CONFIG).build().unwrap();
     channel.connect();
     let mut conn = within(peer.accept()).await;
     within(conn.handshake()).await.unwrap();

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use evenkeel::Channel;
 use http_body::Frame;
 use testkit::net::Backend;
 use tokio::sync::mpsc;
@@ -58,7 +57,7 @@ async fn servers_answer_early() {
             status: Status::failed_precondition("enough of that"),
         })
         .await;
-        let mut client = Client::new(Channel::builder(server.target()).build().unwrap());
+        let mut client = Client::new(crate::builder(server.target()).build().unwrap());
         for bidi in [false, true] {
             let (sender, requests) = mpsc::channel(1);
             let sending = tokio::spawn(async move {
@@ -85,7 +84,7 @@ async fn servers_answer_early() {
 #[tokio::test]
 async fn silent_requests_do_not_hold_up_answers() {
     let server = Server::start(|call| if call == 0 { Step::Speak(100) } else { Step::Echo }).await;
-    let mut client = Client::new(Channel::builder(server.target()).build().unwrap());
+    let mut client = Client::new(crate::builder(server.target()).build().unwrap());
     let (sender, requests) = mpsc::channel(1);
     let mut answers = within(client.bidi(ReceiverStream::new(requests))).await.unwrap().into_inner();
     for i in 0..100 {

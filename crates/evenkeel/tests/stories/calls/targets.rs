@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use evenkeel::{Channel, Connectivity, TargetError};
+use evenkeel::{Connectivity, TargetError};
 use testkit::net::Backend;
 use testkit::net::echo::echo_client::EchoClient;
 use tokio::net::UnixListener;
@@ -34,7 +34,7 @@ async fn names_are_looked_up() {
     for target in
         [format!("dns:///localhost:{port}"), format!("localhost:{port}"), format!("dns:127.0.0.1:{port}")]
     {
-        let channel = Channel::builder(&target).build().unwrap();
+        let channel = crate::builder(&target).build().unwrap();
         let answer =
             within(EchoClient::new(channel).unary(request(target.clone()))).await.unwrap().into_inner();
         assert_eq!(answer.payload, target.as_bytes());
@@ -46,7 +46,7 @@ async fn names_are_looked_up() {
 /// A name that nobody knows fails calls with its name.
 #[tokio::test]
 async fn unknown_names_say_so() {
-    let channel = Channel::builder("dns:///nobody.invalid:1234").build().unwrap();
+    let channel = crate::builder("dns:///nobody.invalid:1234").build().unwrap();
     let status = within(EchoClient::new(channel.clone()).unary(request(""))).await.unwrap_err();
     assert_eq!(status.code(), tonic::Code::Unavailable);
     let text = r#"dns name "nobody.invalid": cannot be resolved"#;
@@ -63,12 +63,12 @@ async fn unix_sockets() {
     let service = service(Arc::default(), |_| Step::Echo);
     tokio::spawn(tonic::transport::Server::builder().serve_with_incoming(service, sockets));
     for target in [format!("unix:{}", path.display()), format!("unix://{}", path.display())] {
-        let mut client = EchoClient::new(Channel::builder(target).build().unwrap());
+        let mut client = EchoClient::new(crate::builder(target).build().unwrap());
         let answer = within(client.unary(request("through a file"))).await.unwrap().into_inner();
         assert_eq!(answer.payload, b"through a file");
     }
     let nowhere = folder.path().join("nobody.sock");
-    let channel = Channel::builder(format!("unix:{}", nowhere.display())).build().unwrap();
+    let channel = crate::builder(format!("unix:{}", nowhere.display())).build().unwrap();
     let status = within(EchoClient::new(channel).unary(request(""))).await.unwrap_err();
     let text = format!("connecting to unix:{}: no such file or directory (os error 2)", nowhere.display());
     assert!(status.message().contains(&text), "{status}");
@@ -77,7 +77,7 @@ async fn unix_sockets() {
 /// Whatever is wrong with the settings is said when the channel is made, and names the setting.
 #[tokio::test]
 async fn bad_settings_are_said_at_once() {
-    let target = |target: &str| Channel::builder(target);
+    let target = |target: &str| crate::builder(target);
     let config = |json: &str| target("ipv4:127.0.0.1:1").service_config(json);
     let cases = [
         (target(""), r#"target "": expected "#),
@@ -122,7 +122,7 @@ async fn bad_settings_are_said_at_once() {
 /// Without a runtime there is no channel, and no panic.
 #[test]
 fn a_channel_needs_a_runtime() {
-    let error = Channel::builder("ipv4:127.0.0.1:1").build().unwrap_err();
+    let error = crate::builder("ipv4:127.0.0.1:1").build().unwrap_err();
     assert_eq!(error.to_string(), "a channel is made within a tokio runtime, and there is none here");
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use evenkeel::{Channel, Connectivity, WaitForReady};
+use evenkeel::{Connectivity, WaitForReady};
 use testkit::net::Backend;
 use testkit::net::echo::EchoRequest;
 use testkit::net::echo::echo_client::EchoClient;
@@ -63,7 +63,7 @@ async fn connecting_is_no_failure() {
     let backend = Backend::start().await;
     let proxy = testkit::net::proxy::Proxy::to(backend.address()).await;
     proxy.accept_only(true);
-    let channel = Channel::builder(format!("ipv4:{}", proxy.address())).build().unwrap();
+    let channel = crate::builder(format!("ipv4:{}", proxy.address())).build().unwrap();
     let mut calls = JoinSet::new();
     for _ in 0..10 {
         let mut client = EchoClient::new(channel.clone());

@@ -103,7 +103,7 @@ impl AsyncWrite for CountedPipe {
 
 fn to_stuck_peers() -> (Channel, StuckPeers) {
     let peers = StuckPeers::default();
-    let channel = Channel::builder("ipv4:10.0.0.1:80").connector(peers.clone()).build().unwrap();
+    let channel = crate::builder("ipv4:10.0.0.1:80").connector(peers.clone()).build().unwrap();
     (channel, peers)
 }
 
@@ -215,7 +215,7 @@ async fn connections_that_end_at_once_are_paced() {
     for sends_goaway in [true, false] {
         let peers = FleetingPeers { connections: Arc::default(), sends_goaway };
         let count = peers.connections.clone();
-        let channel = Channel::builder("ipv4:10.0.0.1:80")
+        let channel = crate::builder("ipv4:10.0.0.1:80")
             .service_config(super::ROUND_ROBIN)
             .connector(peers)
             .build()

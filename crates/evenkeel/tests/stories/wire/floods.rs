@@ -2,7 +2,6 @@
 
 use std::process::Command;
 
-use evenkeel::Channel;
 use testkit::net::Backend;
 use testkit::net::echo::EchoResponse;
 use testkit::net::echo::echo_client::EchoClient;
@@ -47,10 +46,10 @@ async fn broken_frames_end_a_connection_and_no_more() {
     ];
     let peer = Peer::bind().await;
     let list = format!("ipv4:{},{}", peer.address(), sound.address());
-    let channel = Channel::builder(list).service_config(ROUND_ROBIN).build().unwrap();
+    let channel = crate::builder(list).service_config(ROUND_ROBIN).build().unwrap();
     channel.connect();
     let mut conn = accept(&peer).await;
-    let load = Load::start(&Channel::builder(format!("ipv4:{}", sound.address())).build().unwrap(), 2);
+    let load = Load::start(&crate::builder(format!("ipv4:{}", sound.address())).build().unwrap(), 2);
     for (what, frame) in table {
         // One of two calls in a row is at the bad peer.
         let mut calls = JoinSet::new();
@@ -83,7 +82,11 @@ async fn broken_frames_end_a_connection_and_no_more() {
     let channel = to(peer.address()).build().unwrap();
     channel.connect();
     let mut conn = accept(&peer).await;
-    for (name, value) in [("filler", &"x".repeat(20 << 10)[..]), ("Capital", "x")] {
+    let filler = "x".repeat(20 << 10);
+    let mut malformed = vec![("filler", &*filler), ("Capital", "x")];
+    // h2 ends the connection for a name in capitals.
+    malformed.truncate(if crate::is_over_h2() { 1 } else { 2 });
+    for (name, value) in malformed {
         let call = unary(&channel, b"x");
         let stream = request(&mut conn).await.stream;
         let wrong = block(&[(":status", "200"), ("content-type", "application/grpc"), (name, value)]);
@@ -171,7 +174,7 @@ async fn floods_in_a_process_of_their_own() {
         return;
     }
     let sound = Backend::start().await;
-    let others = Load::start(&Channel::builder(format!("ipv4:{}", sound.address())).build().unwrap(), 2);
+    let others = Load::start(&crate::builder(format!("ipv4:{}", sound.address())).build().unwrap(), 2);
     others.further(5).await;
     let peer = Peer::bind().await;
     let channel = to(peer.address()).service_config(ROUND_ROBIN).build().unwrap();

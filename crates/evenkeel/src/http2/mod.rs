@@ -1,0 +1,227 @@
+//! The HTTP/2 implementation under a connection: `evenkeel-http2`, or the crate `h2` where the application selects it.
+//!
+//! This is the whole seam. Calls open streams by [`RequestSender::send`]; [`RequestStream`] and [`ResponseStream`] are the two halves of a
+//! stream; the connection's task polls the [`HttpTransport`], which owns the byte stream. Requests, response heads, error codes and
+//! errors are those of `evenkeel-http2` with both, so that nothing above knows which one runs. Dispatch is by enums: without
+//! the feature `h2` they have one variant and cost nothing.
+
+#[cfg(feature = "h2")]
+mod h2_transport;
+
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+pub(crate) use evenkeel_http2::{Error, Head, Reason, Request, Settings};
+use http::HeaderMap;
+
+use crate::transport::Io;
+
+/// The HTTP/2 implementation that a channel uses.
+///
+/// The default is made for gRPC clients and is the one that is measured. The other one is a way out: on the day that a
+/// vulnerability or an incompatibility of the default is known and no release has a fix, an application can select `h2`, the
+/// implementation under hyper and tonic, and keep everything else. It is also the oracle of differential tests: the
+/// channel's tests run over both.
+///
+/// Behaviour is the same with both: deadlines, retries, statuses, keepalive, limits and every setting of the
+/// [builder](crate::Builder). A call costs more instructions and a connection more memory with `h2`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Http2Implementation {
+    /// `evenkeel-http2`.
+    #[default]
+    Evenkeel,
+    /// The crate `h2`. Needs the feature `h2`.
+    #[cfg(feature = "h2")]
+    H2,
+}
+
+macro_rules! dispatch {
+    ($self:expr, $inner:ident => $call:expr) => {
+        match $self {
+            Self::Evenkeel($inner) => $call,
+            #[cfg(feature = "h2")]
+            Self::H2($inner) => $call,
+        }
+    };
+}
+
+/// Opens streams. When it is dropped, the connection ends as soon as its streams have.
+pub(crate) enum RequestSender {
+    Evenkeel(evenkeel_http2::Sender),
+    #[cfg(feature = "h2")]
+    H2(h2_transport::H2Sender),
+}
+
+impl RequestSender {
+    /// Opens a stream. It never waits: the caller keeps to the [maximum](HttpTransport::max_streams) of the peer.
+    pub(crate) fn send(&self, request: &Request<'_>) -> Result<(RequestStream, ResponseStream), Error> {
+        match self {
+            RequestSender::Evenkeel(sender) => {
+                let (send, receive) = sender.send(request)?;
+                Ok((RequestStream::Evenkeel(send), ResponseStream::Evenkeel(receive)))
+            }
+            #[cfg(feature = "h2")]
+            RequestSender::H2(sender) => {
+                let (send, receive) = sender.send(request)?;
+                Ok((RequestStream::H2(send), ResponseStream::H2(Box::new(receive))))
+            }
+        }
+    }
+}
+
+/// The request half of a stream. Dropped before its end it leaves the request incomplete.
+pub(crate) enum RequestStream {
+    Evenkeel(evenkeel_http2::SendStream),
+    #[cfg(feature = "h2")]
+    H2(h2_transport::H2SendStream),
+}
+
+impl RequestStream {
+    /// Sends data, or queues it until the flow-control window has room. Returns `None` if the stream takes no more data; the other
+    /// half has the reason.
+    pub(crate) fn send(&mut self, data: Bytes, ends: bool) -> Option<()> {
+        dispatch!(self, stream => stream.send(data, ends))
+    }
+
+    /// Ready when data would be sent at once, at least in part. `None` if the stream takes no more data.
+    pub(crate) fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Option<()>> {
+        dispatch!(self, stream => stream.poll_room(cx))
+    }
+
+    /// Ready when the stream takes no more data.
+    pub(crate) fn poll_unwanted(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        dispatch!(self, stream => stream.poll_unwanted(cx))
+    }
+
+    /// Resets the stream.
+    pub(crate) fn reset(&mut self, reason: Reason) {
+        dispatch!(self, stream => stream.reset(reason));
+    }
+}
+
+/// The response half of a stream. Dropped before its end it cancels the stream.
+pub(crate) enum ResponseStream {
+    Evenkeel(evenkeel_http2::RecvStream),
+    #[cfg(feature = "h2")]
+    H2(Box<h2_transport::H2RecvStream>),
+}
+
+impl ResponseStream {
+    /// Ready with the head of the response, once.
+    pub(crate) fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<Result<Head, Error>> {
+        dispatch!(self, stream => stream.poll_head(cx))
+    }
+
+    /// Ready with data, or with `None` at its end. The peer may send as much again.
+    pub(crate) fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Error>>> {
+        dispatch!(self, stream => stream.poll_data(cx))
+    }
+
+    /// Ready with the trailers, after the data.
+    pub(crate) fn poll_trailers(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<HeaderMap>, Error>> {
+        dispatch!(self, stream => stream.poll_trailers(cx))
+    }
+}
+
+/// The part of a connection that reads and writes. It must be polled, or nothing moves.
+#[cfg_attr(feature = "h2", expect(clippy::large_enum_variant, reason = "the large one is the default"))]
+pub(crate) enum HttpTransport {
+    Evenkeel(OwnTransport),
+    #[cfg(feature = "h2")]
+    H2(Box<h2_transport::H2Transport>),
+}
+
+impl HttpTransport {
+    /// Starts HTTP/2 on a byte stream. The peer has sent nothing yet.
+    #[cfg_attr(not(feature = "h2"), expect(clippy::unused_async, reason = "only h2 waits"))]
+    pub(crate) async fn start(
+        io: Box<dyn Io>,
+        implementation: Http2Implementation,
+        settings: Settings,
+    ) -> Result<(RequestSender, HttpTransport), Error> {
+        match implementation {
+            Http2Implementation::Evenkeel => {
+                let (sender, driver) = evenkeel_http2::client(settings);
+                Ok((RequestSender::Evenkeel(sender), HttpTransport::Evenkeel(OwnTransport { driver, io })))
+            }
+            #[cfg(feature = "h2")]
+            Http2Implementation::H2 => {
+                let (sender, transport) = h2_transport::start(io, settings).await?;
+                Ok((RequestSender::H2(sender), HttpTransport::H2(Box::new(transport))))
+            }
+        }
+    }
+
+    /// Reads and writes. Ready when the connection has ended: `Ok` if it was not needed any more, or if the peer sent GOAWAY and
+    /// all streams are closed.
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        dispatch!(self, transport => transport.poll(cx))
+    }
+
+    /// Maximum number of concurrent streams that the peer allows; `None` until its SETTINGS have come.
+    pub(crate) fn max_streams(&self) -> Option<usize> {
+        dispatch!(self, transport => transport.max_streams())
+    }
+
+    /// The reason why the connection takes no more requests, once it does not.
+    pub(crate) fn refusal(&self) -> Option<&Error> {
+        dispatch!(self, transport => transport.refusal())
+    }
+
+    /// Number of bytes read so far.
+    pub(crate) fn bytes_read(&self) -> u64 {
+        dispatch!(self, transport => transport.bytes_read())
+    }
+
+    /// Returns true while streams are open.
+    pub(crate) fn has_open_streams(&self) -> bool {
+        dispatch!(self, transport => transport.has_open_streams())
+    }
+
+    /// Returns true if the peer has answered a request, or processes one after its GOAWAY.
+    pub(crate) fn was_useful(&self) -> bool {
+        dispatch!(self, transport => transport.was_useful())
+    }
+
+    /// Sends PING with the next poll.
+    pub(crate) fn ping(&mut self) {
+        dispatch!(self, transport => transport.ping());
+    }
+}
+
+/// The default implementation with its byte stream.
+pub(crate) struct OwnTransport {
+    driver: evenkeel_http2::Driver,
+    io: Box<dyn Io>,
+}
+
+impl OwnTransport {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        self.driver.poll(&mut self.io, cx)
+    }
+
+    fn max_streams(&self) -> Option<usize> {
+        self.driver.max_streams()
+    }
+
+    fn refusal(&self) -> Option<&Error> {
+        self.driver.refusal()
+    }
+
+    fn bytes_read(&self) -> u64 {
+        self.driver.bytes_read()
+    }
+
+    fn has_open_streams(&self) -> bool {
+        self.driver.has_open_streams()
+    }
+
+    fn was_useful(&self) -> bool {
+        self.driver.has_answered() || self.driver.has_open_streams()
+    }
+
+    fn ping(&mut self) {
+        self.driver.ping();
+    }
+}
