@@ -26,6 +26,8 @@ enum FieldForm {
     Incremental(LiteralName, Vec<u8>),
     /// Without indexing, or never indexed.
     Plain(LiteralName, Vec<u8>, bool),
+    /// Table size update behind a field, where none may be (RFC 7541, section 4.2).
+    Resize(usize),
 }
 
 /// Header block of one response: a table size update in front, then the status, then fields.
@@ -75,6 +77,10 @@ fn field_form() -> impl Strategy<Value = FieldForm> {
         4 => (0..12_usize).prop_map(|index| FieldForm::Indexed(STATIC_LEN + 1 + index)),
         1 => prop::sample::select(STATIC.to_vec()).prop_map(|(index, _, _)| FieldForm::Indexed(index)),
         8 => (literal_name(), value()).prop_map(|(name, value)| FieldForm::Incremental(name, value)),
+        1 => prop_oneof![9 => Just(None), 1 => (0..TABLE_SIZE).prop_map(Some)].prop_map(|size| match size {
+            Some(size) => FieldForm::Resize(size),
+            None => FieldForm::Indexed(STATIC_LEN + 1),
+        }),
         3 => (literal_name(), value(), any::<bool>()).prop_map(|(name, value, never)| FieldForm::Plain(name, value, never)),
     ]
 }
@@ -97,6 +103,10 @@ impl BlockPlan {
             let (first, prefix, name, value) = match field {
                 FieldForm::Indexed(index) => {
                     integer(&mut block, 0x80, 7, *index);
+                    continue;
+                }
+                FieldForm::Resize(size) => {
+                    integer(&mut block, 0x20, 5, *size);
                     continue;
                 }
                 FieldForm::Incremental(name, value) => (0x40, 6, name, value),
@@ -138,7 +148,7 @@ impl TableModel {
         }
     }
 
-    /// Returns the fields of a block; `None` if it refers to an entry that does not exist.
+    /// Returns the fields of a block; `None` if it cannot be decoded.
     fn decode(&mut self, block: &BlockPlan) -> Option<Vec<(Vec<u8>, Vec<u8>)>> {
         if let Some(size) = block.resize {
             self.max_size = size;
@@ -151,6 +161,7 @@ impl TableModel {
                     fields.push(self.entry(*index)?);
                     continue;
                 }
+                FieldForm::Resize(_) => return None,
                 FieldForm::Incremental(name, value) => (name, value, true),
                 FieldForm::Plain(name, value, _) => (name, value, false),
             };
