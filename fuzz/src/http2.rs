@@ -1,4 +1,7 @@
 //! What a connection does with whatever a server sends.
+//!
+//! Inputs are read in three ways: as the bytes of the connection, as frames, and as steps of a server that keeps to the
+//! protocol while the client leaves streams unread.
 
 use std::io;
 use std::pin::Pin;
@@ -88,4 +91,198 @@ pub fn check_connection(bytes: &[u8], piece: usize) -> usize {
         }
     }
     panic!("a connection goes on after the end of its byte stream");
+}
+
+/// Maximum number of frames made of one input.
+const MAX_FRAMES: usize = 200;
+
+/// Appends a frame.
+pub fn push_frame(out: &mut Vec<u8>, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
+    let len = (payload.len() as u32).to_be_bytes();
+    out.extend_from_slice(&len[1..]);
+    out.extend_from_slice(&[kind, flags]);
+    out.extend_from_slice(&stream.to_be_bytes());
+    out.extend_from_slice(payload);
+}
+
+/// Reads an input as frames: kind, flags, stream and length take a byte each, the payload follows. The frame layer is valid
+/// then, and mutations reach what is behind it. The outcome must not depend on the size of the reads.
+pub fn check_frames(bytes: &[u8]) {
+    let mut sent = Vec::new();
+    push_frame(&mut sent, 4, 0, 0, &[]);
+    let mut rest = bytes;
+    for _ in 0..MAX_FRAMES {
+        let Some((&[kind, flags, stream, len], more)) = rest.split_first_chunk() else { break };
+        let (payload, more) = more.split_at(usize::from(len).min(more.len()));
+        push_frame(&mut sent, kind % 11, flags, u32::from(stream % 8), payload);
+        rest = more;
+    }
+    let whole = check_connection(&sent, usize::MAX);
+    assert_eq!(check_connection(&sent, 3), whole, "the size of the reads changes the outcome");
+}
+
+/// Reads an input as header blocks with their lengths, each the response of a stream of its own.
+pub fn check_header_blocks(bytes: &[u8]) {
+    let mut sent = Vec::new();
+    push_frame(&mut sent, 4, 0, 0, &[]);
+    let mut rest = bytes;
+    for stream in [1, 3, 5] {
+        let Some((&len, more)) = rest.split_first() else { break };
+        let (block, more) = more.split_at(usize::from(len).min(more.len()));
+        // An interim response leaves room for another block in the same stream.
+        push_frame(&mut sent, 1, 4, stream, &[&b"\x08\x03103"[..], block].concat());
+        push_frame(&mut sent, 1, 4, stream, &[&b"\x88"[..], block].concat());
+        push_frame(&mut sent, 1, 5, stream, block);
+        rest = more;
+    }
+    let whole = check_connection(&sent, usize::MAX);
+    assert_eq!(check_connection(&sent, 1), whole, "the size of the reads changes the outcome");
+}
+
+const STREAM_WINDOW: u32 = 10_000;
+const CONNECTION_WINDOW: u32 = 70_000;
+const STREAMS: usize = 12;
+
+/// Byte stream between a client and a server that this module plays.
+#[derive(Default)]
+struct Pipe {
+    to_client: Vec<u8>,
+    from_client: Vec<u8>,
+}
+
+impl AsyncRead for Pipe {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.to_client.is_empty() {
+            return Poll::Pending;
+        }
+        let len = self.to_client.len().min(into.remaining());
+        into.put_slice(&self.to_client[..len]);
+        self.to_client.drain(..len);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Pipe {
+    fn poll_write(mut self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.from_client.extend_from_slice(bytes);
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// Windows that the client has granted, as the server counts them.
+struct GrantedWindows {
+    connection: i64,
+    streams: [i64; STREAMS],
+}
+
+impl GrantedWindows {
+    /// Takes the WINDOW_UPDATE frames off what the client wrote. The preface and incomplete frames do not occur here.
+    fn update(&mut self, written: &mut Vec<u8>) {
+        let mut rest = &written[..];
+        while let Some((&[a, b, c, kind, _, d, e, f, g], more)) = rest.split_first_chunk::<9>() {
+            let len = u32::from_be_bytes([0, a, b, c]) as usize;
+            let (payload, more) = more.split_at(len);
+            let stream = u32::from_be_bytes([d, e, f, g]) as usize;
+            if let (8, Ok(by)) = (kind, <[u8; 4]>::try_from(payload)) {
+                let by = i64::from(u32::from_be_bytes(by));
+                match stream {
+                    0 => self.connection += by,
+                    _ => self.streams[stream / 2] += by,
+                }
+            }
+            rest = more;
+        }
+        written.clear();
+    }
+}
+
+/// Reads an input as steps: the server sends data within its windows, the client reads of one stream or drops it. However
+/// much is unread, the server may always send to a stream that is read, and data arrives unchanged.
+pub fn check_unread_streams(bytes: &[u8]) {
+    let mut cx = Context::from_waker(Waker::noop());
+    let (sender, mut driver) = client(Settings {
+        stream_window: STREAM_WINDOW,
+        connection_window: CONNECTION_WINDOW,
+        ..Settings::default()
+    });
+    let headers = HeaderMap::new();
+    let request = Request {
+        method: &Method::POST,
+        is_https: false,
+        authority: "a",
+        path: "/s/m",
+        more: &[],
+        headers: &headers,
+        ends: true,
+    };
+    let mut pipe = Pipe::default();
+    let mut streams: Vec<_> =
+        (0..STREAMS).map(|_| Some(sender.send(&request).expect("the connection is open").1)).collect();
+    assert!(driver.poll(&mut pipe, &mut cx).is_pending());
+    let preface = 24.min(pipe.from_client.len());
+    pipe.from_client.drain(..preface);
+    let mut granted = GrantedWindows { connection: 65_535, streams: [i64::from(STREAM_WINDOW); STREAMS] };
+    granted.update(&mut pipe.from_client);
+    push_frame(&mut pipe.to_client, 4, 0, 0, &[]);
+    for index in 0..STREAMS {
+        push_frame(&mut pipe.to_client, 1, 4, 2 * index as u32 + 1, b"\x88");
+    }
+    let mut unread = [0_i64; STREAMS];
+    for step in bytes.chunks_exact(3).take(1_000) {
+        let index = usize::from(step[0]) % STREAMS;
+        let stream = 2 * index as u32 + 1;
+        match step[1] % 8 {
+            0..=3 => {
+                let window = granted.connection.min(granted.streams[index]).min(16_384);
+                let len = (i64::from(step[2]) * 64 + i64::from(step[1] >> 3)).min(window).max(0);
+                granted.connection -= len;
+                granted.streams[index] -= len;
+                unread[index] += len;
+                push_frame(&mut pipe.to_client, 0, 0, stream, &vec![index as u8; len as usize]);
+            }
+            4..=6 => {
+                let Some(recv) = &mut streams[index] else { continue };
+                let _ = recv.poll_head(&cx);
+                while let Poll::Ready(Some(data)) = recv.poll_data(&cx) {
+                    let data = data.expect("the server keeps to the protocol");
+                    assert!(data.iter().all(|byte| *byte == index as u8), "data of another stream");
+                    unread[index] -= i64::try_from(data.len()).expect("a piece is smaller than its window");
+                }
+            }
+            _ => streams[index] = None,
+        }
+        while !pipe.to_client.is_empty() {
+            assert!(driver.poll(&mut pipe, &mut cx).is_pending(), "the connection ends");
+        }
+        assert!(driver.poll(&mut pipe, &mut cx).is_pending(), "the connection ends");
+        granted.update(&mut pipe.from_client);
+        assert!(
+            granted.connection >= i64::from(CONNECTION_WINDOW / 2),
+            "unread streams hold the connection's window"
+        );
+        for (index, stream) in streams.iter().enumerate() {
+            let window = granted.streams[index];
+            assert!(
+                window + unread[index] <= i64::from(STREAM_WINDOW),
+                "more than a stream's window is granted"
+            );
+            let is_read = stream.is_some() && unread[index] == 0;
+            assert!(
+                !is_read || window >= i64::from(STREAM_WINDOW / 2),
+                "a stream that is read has no window"
+            );
+        }
+    }
 }

@@ -4,7 +4,7 @@
 #[path = "../../../fuzz/src/http2.rs"]
 pub mod http2;
 
-use http2::check_connection;
+use http2::{check_connection, check_frames, check_header_blocks, check_unread_streams};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
@@ -90,5 +90,20 @@ proptest! {
     #[test]
     fn bytes_of_no_kind(bytes in prop::collection::vec(any::<u8>(), 0..500)) {
         check_connection(&bytes, usize::MAX);
+    }
+
+    #[test]
+    fn frames_with_short_heads(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        check_frames(&bytes);
+    }
+
+    #[test]
+    fn header_blocks_of_no_kind(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        check_header_blocks(&bytes);
+    }
+
+    #[test]
+    fn streams_that_are_left_unread(bytes in prop::collection::vec(any::<u8>(), 0..900)) {
+        check_unread_streams(&bytes);
     }
 }
