@@ -12,7 +12,7 @@ use evenkeel_http2::{Error, RecvStream, Request, Settings, client};
 use http::{HeaderMap, Method};
 use tokio::net::TcpStream;
 
-/// Maximum time of a run. h2specd gives up after three seconds.
+/// Maximum time of a run. h2specd fails a case after three seconds.
 const LIMIT: Duration = Duration::from_millis(2_500);
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
