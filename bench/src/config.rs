@@ -10,8 +10,10 @@ mod bed;
 mod client;
 mod cold;
 mod idle;
+mod idle_cost;
 mod one;
 mod relay;
+mod storm;
 mod swap;
 
 use clap::ValueEnum as _;
@@ -36,6 +38,9 @@ pub(crate) struct Args {
     /// How often one endpoint is replaced, for each row.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=200))]
     changes: u32,
+    /// Number of channels without calls whose processor time is measured.
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    channels: u32,
     /// How often a process starts, for each row.
     #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
     starts: u32,
@@ -52,6 +57,10 @@ enum Part {
     One,
     /// A process that starts.
     Cold,
+    /// Calls on one worker thread while all endpoints are replaced, and at start-up.
+    Storm,
+    /// Processor time of channels without calls.
+    IdleCost,
 }
 
 /// The processes beside this one.
@@ -87,6 +96,12 @@ pub(crate) fn run(args: &Args) -> Result<Measured, Error> {
             Part::Idle => (idle::table(args)?, Vec::new()),
             Part::One => one::table(args)?,
             Part::Cold => cold::table(args)?,
+            Part::Storm => {
+                let (windows, summary, bars) = storm::tables(args)?;
+                measured.tables.push(windows);
+                (summary, bars)
+            }
+            Part::IdleCost => idle_cost::table(args)?,
         };
         measured.tables.push(table);
         measured.bars.extend(bars);

@@ -1,7 +1,7 @@
 //! The process of the backends: answers every call with the address that it came to, and says when connections are so.
 //!
 //! `until ADDRESS` is answered with `yes` when a connection to the address was accepted, `open COUNT` when no more than so
-//! many are open.
+//! many are open, `accepted COUNT` once this number was accepted in all; `accepted` returns that number.
 
 use std::io::BufRead as _;
 use std::net::IpAddr;
@@ -30,7 +30,15 @@ pub(super) fn run() -> Result<(), Error> {
                 let count: usize = count.parse()?;
                 wait(|| served.open_connections() <= count);
             }
-            _ => return Err(format!("expected `until ADDRESS` or `open COUNT`, found {line:?}").into()),
+            Some(("accepted", count)) => {
+                let count: u64 = count.parse()?;
+                wait(|| served.accepted_connections() >= count);
+            }
+            None if line == "accepted" => {
+                println!("{}", served.accepted_connections());
+                continue;
+            }
+            _ => return Err(format!("expected `until`, `open` or `accepted`, found {line:?}").into()),
         }
         println!("yes");
     }

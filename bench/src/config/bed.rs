@@ -109,6 +109,17 @@ impl Bed {
         self.backends.ask(&format!("until {}", endpoint.ip())).map(drop)
     }
 
+    /// Waits until the backends have accepted this number of connections in all.
+    pub(super) fn accepted_in_all(&mut self, connections: u64) -> Result<(), Error> {
+        self.backends.ask(&format!("accepted {connections}")).map(drop)
+    }
+
+    /// Returns the number of connections that the backends have accepted so far.
+    pub(super) fn accepted_so_far(&mut self) -> Result<u64, Error> {
+        let [accepted] = self.backends.numbers("accepted")?;
+        Ok(accepted)
+    }
+
     /// Waits until no more than so many connections are left.
     pub(super) fn open(&mut self, connections: usize) -> Result<(), Error> {
         self.backends.ask(&format!("open {connections}")).map(drop)
@@ -121,6 +132,16 @@ pub(super) fn client(
     variant: Variant,
     every: Option<u64>,
 ) -> Result<(Process, u64), Error> {
+    client_with(control, variant, every, &[])
+}
+
+/// The same with further arguments.
+pub(super) fn client_with(
+    control: SocketAddr,
+    variant: Variant,
+    every: Option<u64>,
+    more: &[&str],
+) -> Result<(Process, u64), Error> {
     let control = control.to_string();
     let mut arguments = vec!["config-worker", "client", &control];
     if variant == Variant::Delta {
@@ -128,6 +149,7 @@ pub(super) fn client(
     }
     let every = every.map(|every| format!("--every={every}"));
     arguments.extend(every.as_deref());
+    arguments.extend(more);
     let (client, first) = Process::start(&arguments)?;
     Ok((client, first.parse()?))
 }
@@ -210,11 +232,15 @@ impl Process {
 
     /// The numbers of its answer.
     pub(super) fn numbers<const N: usize>(&mut self, command: &str) -> Result<[u64; N], Error> {
+        let numbers = self.list(command)?;
+        let found = numbers.len();
+        numbers.try_into().map_err(|_| format!("expected {N} numbers for {command:?}, found {found}").into())
+    }
+
+    /// The numbers of its answer, however many.
+    pub(super) fn list(&mut self, command: &str) -> Result<Vec<u64>, Error> {
         let answer = self.ask(command)?;
-        let numbers: Vec<u64> = answer.split(' ').map(str::parse).collect::<Result<_, _>>()?;
-        numbers
-            .try_into()
-            .map_err(|_| format!("expected {N} numbers for {command:?}, found {answer:?}").into())
+        Ok(answer.split(' ').map(str::parse).collect::<Result<_, _>>()?)
     }
 
     /// What it said last, if it is gone.

@@ -11,6 +11,9 @@
 //! | `since` | calls that began when the new ones were in force and went to old ones, and calls that failed |
 //! | `call COUNT` | makes so many calls, one after the other: how many failed |
 //! | `cpu` | the process's processor time, of all threads, the kernel's included |
+//! | `windows` | per half second since the first call: number of calls, median and 99th percentile of latency in microseconds |
+//! | `weighed` | number of schedules that weighted_round_robin has computed without weights |
+//! | `switches` | number of times that a thread of the process has slept |
 
 use std::io::BufRead as _;
 use std::net::{IpAddr, SocketAddr};
@@ -27,6 +30,9 @@ use super::{nanos, now};
 use crate::Error;
 use crate::common::allocator::Totals;
 
+/// Length of a window of latencies: half a second.
+pub(super) const WINDOW_NANOS: u64 = 500_000_000;
+
 /// Calls at a time when they go as fast as they can.
 const CONCURRENCY: usize = 4;
 
@@ -38,19 +44,36 @@ pub(crate) struct Args {
     /// Calls: none after the first, one each so many milliseconds, or (0) as fast as they can.
     #[arg(long)]
     every: Option<u64>,
+    /// Number of worker threads of the runtime.
+    #[arg(long, default_value_t = 2)]
+    workers: usize,
+    /// Number of channels. Calls go through the first one.
+    #[arg(long, default_value_t = 1)]
+    channels: usize,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Error> {
     Totals::stop();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let runtime = builder.worker_threads(args.workers).enable_all().build()?;
     runtime.block_on(serve(args))
 }
 
 async fn serve(args: &Args) -> Result<(), Error> {
-    let channel = channel(args)?;
+    let xds_client = xds_client(args)?;
+    let channel = channel(&xds_client)?;
     let first = EchoClient::new(channel.clone()).unary(EchoRequest::default()).await.map(|_| now());
-    println!("{}", first?);
-    let shared = Arc::new(Shared { channel, seen: Mutex::default(), changed: Notify::new() });
+    let first = first?;
+    println!("{first}");
+    // They stay open without calls.
+    let mut silent = Vec::new();
+    for _ in 1..args.channels {
+        let channel = self::channel(&xds_client)?;
+        EchoClient::new(channel.clone()).unary(EchoRequest::default()).await?;
+        silent.push(channel);
+    }
+    let latencies = Mutex::new(LatencyWindows::new(first));
+    let shared = Arc::new(Shared { channel, seen: Mutex::default(), changed: Notify::new(), latencies });
     match args.every {
         None => {}
         Some(0) => {
@@ -67,14 +90,17 @@ async fn serve(args: &Args) -> Result<(), Error> {
     Ok(())
 }
 
-fn channel(args: &Args) -> Result<Channel, Error> {
+fn xds_client(args: &Args) -> Result<XdsClient, Error> {
     let bootstrap = format!(
         r#"{{"xds_servers": [{{"server_uri": "{}", "channel_creds": [{{"type": "insecure"}}]}}], "node": {{"id": "bench"}}}}"#,
         args.control
     );
     let variant = if args.delta { Variant::Delta } else { Variant::StateOfTheWorld };
-    let client = XdsClient::builder(Bootstrap::from_json(&bootstrap)?).variant(variant).build();
-    Ok(Channel::builder("xds:///bench").xds_client(client).build()?)
+    Ok(XdsClient::builder(Bootstrap::from_json(&bootstrap)?).variant(variant).build())
+}
+
+fn channel(xds_client: &XdsClient) -> Result<Channel, Error> {
+    Ok(Channel::builder("xds:///bench").xds_client(xds_client.clone()).build()?)
 }
 
 /// The lines of stdin; it is read on a thread of its own, which ends with it.
@@ -94,6 +120,40 @@ struct Shared {
     channel: Channel,
     seen: Mutex<Seen>,
     changed: Notify,
+    latencies: Mutex<LatencyWindows>,
+}
+
+/// Latencies of calls by the half second in which they ended.
+struct LatencyWindows {
+    start: u64,
+    /// Microseconds, by window.
+    windows: Vec<Vec<u32>>,
+}
+
+impl LatencyWindows {
+    fn new(start: u64) -> LatencyWindows {
+        LatencyWindows { start, windows: Vec::new() }
+    }
+
+    fn record(&mut self, began: u64, ended: u64) {
+        let window = (ended.saturating_sub(self.start) / WINDOW_NANOS) as usize;
+        if self.windows.len() <= window {
+            self.windows.resize_with(window + 1, || Vec::with_capacity(1 << 14));
+        }
+        let micros = ended.saturating_sub(began) / 1_000;
+        self.windows[window].push(u32::try_from(micros).unwrap_or(u32::MAX));
+    }
+
+    /// Number, median and 99th percentile of each window, in a row.
+    fn summary(&self) -> Vec<u64> {
+        let of_window = |window: &Vec<u32>| {
+            let mut sorted = window.clone();
+            sorted.sort_unstable();
+            let rank = |percent: usize| sorted.get(sorted.len() * percent / 100).copied().unwrap_or(0);
+            [sorted.len() as u64, u64::from(rank(50)), u64::from(rank(99))]
+        };
+        self.windows.iter().flat_map(of_window).collect()
+    }
 }
 
 /// What is known of calls since `watch`.
@@ -159,6 +219,13 @@ impl Shared {
                 let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
                 Ok(nanos(time).to_string())
             }
+            ["windows"] => {
+                let latencies = self.latencies.lock().unwrap_or_else(PoisonError::into_inner);
+                let numbers: Vec<String> = latencies.summary().iter().map(u64::to_string).collect();
+                Ok(format!("{} {}", latencies.start, numbers.join(" ")))
+            }
+            ["weighed"] => Ok(self.channel.tree().await.map_or(0, |tree| weighed(&tree)).to_string()),
+            ["switches"] => Ok(switches()?.to_string()),
             _ => Err(format!("unknown command {command:?}").into()),
         }
     }
@@ -216,6 +283,7 @@ impl Shared {
         let answer = EchoClient::new(self.channel.clone()).unary(EchoRequest::default()).await;
         let backend = answer.ok().and_then(|answer| answer.into_inner().backend.parse::<IpAddr>().ok());
         let ended = now();
+        self.latencies.lock().unwrap_or_else(PoisonError::into_inner).record(began, ended);
         match backend.and_then(generation) {
             Some(generation) => self.seen().add(began, ended, generation),
             None => self.seen().failed += 1,
@@ -253,9 +321,37 @@ fn ready(tree: &Description, wanted: u8) -> usize {
     own + tree.children.iter().map(|(_, child)| ready(child, wanted)).sum::<usize>()
 }
 
+/// Number of schedules computed without weights, in all policies of a tree.
+fn weighed(tree: &Description) -> u64 {
+    let own = tree.details.get("rr_fallback").and_then(|count| count.as_u64()).unwrap_or(0);
+    own + tree.children.iter().map(|(_, child)| weighed(child)).sum::<u64>()
+}
+
+/// Number of voluntary context switches of all threads so far.
+fn switches() -> Result<u64, Error> {
+    let mut sum = 0;
+    for thread in std::fs::read_dir("/proc/self/task")? {
+        // A thread may end between the two reads.
+        let status = std::fs::read_to_string(thread?.path().join("status")).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        sum += line.map_or(Ok(0), |count| count.trim().parse::<u64>())?;
+    }
+    Ok(sum)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn latencies_are_summed_up_by_half_second() {
+        let mut windows = LatencyWindows::new(1_000);
+        for call in 0..100 {
+            windows.record(1_000, 1_000 + call * 1_000_000);
+        }
+        windows.record(1_000, 1_000 + 2 * WINDOW_NANOS);
+        assert_eq!(windows.summary(), [100, 50_000, 99_000, 0, 0, 0, 1, 1_000_000, 1_000_000]);
+    }
 
     #[test]
     fn calls_that_begin_when_new_endpoints_are_in_force_and_go_to_old_ones_are_late() {

@@ -105,6 +105,11 @@ impl Served {
         self.tally.list(|counts| counts.connections.load(Ordering::SeqCst))
     }
 
+    /// Number of connections accepted so far, on all addresses together.
+    pub fn accepted_connections(&self) -> u64 {
+        self.tally.accepted.load(Ordering::SeqCst)
+    }
+
     /// How many connections are open, on all addresses together.
     pub fn open_connections(&self) -> usize {
         self.tally.open.load(Ordering::SeqCst)
