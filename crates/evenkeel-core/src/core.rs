@@ -98,7 +98,8 @@ pub enum Event {
     Answered(SubchannelId),
     /// The connection is gone, or takes no more calls.
     Disconnected(SubchannelId, Status),
-    /// A call waits for this subchannel to connect ([`Pick::Queue`](crate::Pick::Queue)).
+    /// A call waits for this subchannel to connect ([`Pick::Queue`](crate::Pick::Queue)), or its pick asks for it
+    /// ([`Trackers::to_wake`](crate::Trackers::to_wake)). The policies that hold a ready subchannel look again.
     Connect(SubchannelId),
     /// An out-of-band load report came.
     Load(SubchannelId, LoadReport),
@@ -198,9 +199,13 @@ impl Core {
                 })
             }
             Event::Connect(id) => {
-                let exists = tree.subchannels.get(id).is_some();
-                tree.connect(id, None);
-                exists
+                let Some(subchannel) = tree.subchannels.get(id) else { return false };
+                if subchannel.is_ready() {
+                    tree.mark_holders(id, None);
+                } else {
+                    tree.connect(id, None);
+                }
+                true
             }
             Event::ExitIdle => {
                 tree.exit_idle = true;

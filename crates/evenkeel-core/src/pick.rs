@@ -259,12 +259,13 @@ impl Trackers {
         }
     }
 
-    /// Asks for an idle subchannel to be connected beside this call, for calls to come (A76).
+    /// Has the driver hand a subchannel to [`Event::Connect`](crate::Event::Connect) beside this call: an idle one is connected,
+    /// for calls to come (A76); the policies that hold a ready one look again.
     pub fn wake(&mut self, id: SubchannelId) {
         self.wake = Some(id);
     }
 
-    /// An idle subchannel that should be asked to connect although this call goes elsewhere.
+    /// The subchannel for [`Event::Connect`](crate::Event::Connect), although this call may go elsewhere.
     pub fn to_wake(&self) -> Option<SubchannelId> {
         self.wake
     }

@@ -5,6 +5,7 @@ mod children;
 mod cluster_impl;
 mod cluster_manager;
 mod cluster_resolver;
+mod dormant;
 mod edf_weighted_round_robin;
 mod least_request;
 mod outlier_detection;

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use crate::conn::Eagerness;
 use crate::describe::{Description, EndpointRow, Look};
+use crate::policy::dormant::DormantState;
 use crate::policy::{LbState, Shown};
 use crate::schedule::{Rule, Schedule};
 use crate::{
@@ -23,6 +24,9 @@ pub(super) struct Rotation {
     fleet: Fleet<Place>,
     rota: Rota,
     shown: Shown<(Seen, ())>,
+    /// Position in the order at the last check of how much of it is used up.
+    checked: Option<Position>,
+    dormant: DormantState,
 }
 
 impl Rotation {
@@ -34,11 +38,18 @@ impl Rotation {
     ) -> LbState {
         self.fleet.reconcile(endpoints, Eagerness::Eager, cx);
         let weights: Vec<u32> = self.fleet.ready().map(|(member, _)| weigh(&member.endpoint)).collect();
-        self.rota.reconcile(&mut self.fleet, &weights, Rule::Literal, cx);
-        self.rota.show(&self.fleet, &mut self.shown, (), cx, |order| LbState {
+        let is_unused = self.rota.position() == self.checked;
+        let (was_dormant, is_due) = (self.rota.is_dormant, self.rota.is_check_due(cx.now()));
+        let is_dormant = is_unused && (was_dormant || is_due);
+        self.rota.reconcile(&mut self.fleet, &weights, Rule::Literal, is_dormant, cx);
+        if is_due || was_dormant {
+            self.checked = self.rota.position();
+        }
+        let state = self.rota.show(&self.fleet, &mut self.shown, (), cx, |order| LbState {
             connectivity: Connectivity::Ready,
             picker: order,
-        })
+        });
+        self.dormant.show(state, is_dormant)
     }
 
     /// Rows for all endpoints; `fill` adds what the policy has to say about weights.
@@ -60,6 +71,15 @@ pub(super) struct Rota {
     orders: u64,
     /// When to see how much of an open schedule is used up.
     check_at: Option<Instant>,
+    /// No call is picked, so that nothing is used up.
+    is_dormant: bool,
+}
+
+/// Number of an order and the position in it. It differs after each pick.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Position {
+    order: u64,
+    drawn: u64,
 }
 
 /// What a policy remembers about a member that takes turns.
@@ -80,29 +100,44 @@ pub(super) struct Seen {
 }
 
 impl Rota {
-    /// Brings the order up to date with the ready members of the fleet, whose weights are given in their order.
+    /// Brings the order up to date with the ready members of the fleet, whose weights are given in their order. A dormant
+    /// policy sets no timer.
     pub(super) fn reconcile<T: AsRef<Place> + AsMut<Place>>(
         &mut self,
         fleet: &mut Fleet<T>,
         weights: &[u32],
         rule: Rule,
+        is_dormant: bool,
         cx: &mut Cx<'_>,
     ) {
+        let wakes = std::mem::replace(&mut self.is_dormant, is_dormant) && !is_dormant;
         let stays = self.is_over(fleet) && self.order.as_ref().is_none_or(|order| order.has(weights, rule));
-        let is_due = self.check_at.is_some_and(|at| at <= cx.now());
+        let is_due = self.is_check_due(cx.now());
         if !stays || is_due && self.order.as_ref().is_some_and(|order| order.is_worn()) {
             self.replace(fleet, weights, rule, cx);
         }
-        if !stays || is_due {
+        if !stays || is_due || wakes {
             self.check_at = None;
             if let Some(Turns::Scheduled(schedule)) = self.order.as_ref().map(|order| &order.turns) {
                 schedule.prefill();
                 self.check_at = (!schedule.is_cyclic()).then(|| cx.now() + CHECK);
             }
         }
+        if is_dormant {
+            self.check_at = None;
+        }
         if let Some(at) = self.check_at {
             cx.wake_at(at);
         }
+    }
+
+    /// Returns the position in the order in force.
+    pub(super) fn position(&self) -> Option<Position> {
+        self.order.as_ref().map(|order| Position { order: order.number, drawn: order.drawn() })
+    }
+
+    fn is_check_due(&self, now: Instant) -> bool {
+        self.check_at.is_some_and(|at| at <= now)
     }
 
     /// Whether the order in force is over exactly the ready members, with the subchannels that they have.
@@ -231,6 +266,13 @@ enum Turns {
     Scheduled(Schedule),
 }
 
+impl Position {
+    /// Returns true if both are positions in the same order.
+    pub(super) fn is_in_order_of(self, other: Position) -> bool {
+        self.order == other.order
+    }
+}
+
 impl Order {
     /// Whose turn it is: the index among the ready members, and the subchannel.
     #[inline]
@@ -249,6 +291,14 @@ impl Order {
         match &self.turns {
             Turns::Scheduled(schedule) => schedule.rule() == rule && schedule.weights() == weights,
             Turns::Single(_) => weights.len() == 1,
+        }
+    }
+
+    /// Returns a number that differs after each pick.
+    fn drawn(&self) -> u64 {
+        match &self.turns {
+            Turns::Scheduled(schedule) => schedule.position(),
+            Turns::Single(picks) => picks.load(Ordering::Relaxed),
         }
     }
 

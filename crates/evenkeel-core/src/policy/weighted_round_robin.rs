@@ -4,7 +4,8 @@
 //! An endpoint's weight is its rate of calls per utilisation: what it could serve if it were fully used. Weights are
 //! looked up once per update period and whenever the ready endpoints or the config change; in between the order
 //! stays. A weight that is too young (blackout) or too old (expiration) counts as unknown, and an endpoint
-//! without a weight gets the mean of the others. While fewer than two weights are known, endpoints take turns by the
+//! without a weight gets the mean of the others. Without picks between two look-ups the policy is dormant: its only timer is
+//! the end of the next blackout or weight, and the first pick leads to a look-up at once. While fewer than two weights are known, endpoints take turns by the
 //! weights of the control plane, which is round robin where it gave none.
 //!
 //! Reports come with finished calls, or out of band if the config says so; never both.
@@ -16,8 +17,9 @@ use std::time::Duration;
 use crate::config::{ConfigError, Fields};
 use crate::conn::Eagerness;
 use crate::describe::{Description, Look};
+use crate::policy::dormant::DormantState;
 use crate::policy::edf_weighted_round_robin::eds_weight;
-use crate::policy::rota::{Order, Place, Rota, Seen};
+use crate::policy::rota::{Order, Place, Position, Rota, Seen};
 use crate::policy::{LbState, Policy, Shown};
 use crate::schedule::{Rule, scale};
 use crate::{
@@ -39,6 +41,12 @@ pub struct WeightedRoundRobin {
     weighing: Weighing,
     /// When weights are looked up next; only while there are two to compare.
     update_at: Option<Instant>,
+    /// A moment at which weights are looked up while calls are picked; the others are whole periods away.
+    phase: Option<Instant>,
+    /// Position in the order at the last look-up. The same at the next one means that no call was picked.
+    weighed_at: Option<Position>,
+    is_dormant: bool,
+    dormant: DormantState,
     counts: Counts,
 }
 
@@ -97,26 +105,54 @@ impl Policy for WeightedRoundRobin {
         let config_changed = self.adopt(config);
         // What comes with calls is read by whoever reads it already.
         let is_settled = !config_changed && !config.enable_oob_load_report;
+        let mut restarted = false;
         for member in
             self.fleet.members_mut().iter_mut().filter(|member| !(is_settled && member.is_unchanged()))
         {
-            note_connection(member, cx);
+            restarted |= note_connection(member, cx);
             read_load(member, config, &self.formula, cx);
         }
-        let is_due = self.update_at.is_some_and(|at| at <= cx.now());
-        if endpoints_changed || config_changed || is_due || !self.rota.is_over(&self.fleet) {
-            self.weigh(config, cx);
+        if restarted && self.is_dormant {
+            // A connection that came and went between two passes may leave the ready endpoints as they were.
+            let at = cx.now() + Duration::from_nanos(1);
+            self.update_at = self.phase.map(|phase| first_in_phase(phase, config.update_period(), at));
         }
-        self.rota.reconcile(&mut self.fleet, &self.weighing.weights, self.weighing.rule, cx);
-        self.update_at = self.next_update(config.update_period(), cx.now());
+        let position = self.rota.position();
+        let is_used = position != self.weighed_at;
+        let wakes = self.is_dormant && is_used;
+        if wakes {
+            self.update_at = None;
+        }
+        let is_due = wakes || self.update_at.is_some_and(|at| at <= cx.now());
+        if is_due {
+            self.is_dormant = !is_used;
+        }
+        let has_changed = endpoints_changed || config_changed || !self.rota.is_over(&self.fleet);
+        let weighs = has_changed || is_due;
+        if weighs {
+            // The pick that ends a silence finds the weights of the last update in it, had there been any.
+            let at = if wakes && !has_changed { self.last_update(config, cx.now()) } else { cx.now() };
+            self.weigh(config, at, cx);
+        }
+        let Weighing { weights, rule, .. } = &self.weighing;
+        self.rota.reconcile(&mut self.fleet, weights, *rule, self.is_dormant, cx);
+        // The picks that wake the policy are used at its next update too: without more of them it is dormant after that one.
+        if weighs && !wakes {
+            // Picks that came during the look-up count as after it. Of an order that begins here there are none.
+            let after = self.rota.position();
+            let same = position.zip(after).is_some_and(|(before, after)| before.is_in_order_of(after));
+            self.weighed_at = if same { position } else { after };
+        }
+        self.update_at = self.next_update(config.update_period(), weighs, cx.now());
         if let Some(at) = self.update_at {
             cx.wake_at(at);
         }
-        self.rota.show(&self.fleet, &mut self.shown, self.formula.number, cx, |order| {
+        let state = self.rota.show(&self.fleet, &mut self.shown, self.formula.number, cx, |order| {
             let mut reporters = Vec::with_capacity(self.fleet.members().len());
             reporters.extend(self.fleet.ready().filter_map(|(member, _)| member.own.reporter.clone()));
             LbState::new(Connectivity::Ready, WrrPicker { order, reporters: reporters.into() })
-        })
+        });
+        self.dormant.show(state, self.is_dormant)
     }
 
     fn describe(&self, look: &Look<'_>) -> Description {
@@ -148,18 +184,22 @@ impl WeightedRoundRobin {
             self.formula = Arc::new(Formula::new(config, self.formula.number + 1));
         }
         if old.is_none_or(|old| old.update_period() != config.update_period()) {
-            self.update_at = None;
+            (self.update_at, self.phase) = (None, None);
         }
         true
     }
 
-    /// Looks up every ready endpoint's weight. Changes the order only if the integers come out different.
-    fn weigh(&mut self, config: &WeightedRoundRobinConfig, cx: &mut Cx<'_>) {
-        let now = cx.now();
+    /// Looks up every ready endpoint's weight as of `now`. Changes the order only if the integers come out different.
+    fn weigh(&mut self, config: &WeightedRoundRobinConfig, now: Instant, cx: &mut Cx<'_>) {
         let mut known = Vec::with_capacity(self.fleet.members().len());
+        let mut changes_at: Option<Instant> = None;
         for member in self.fleet.members_mut() {
             member.own.standing = member.ready().map(|_| member.own.weight().look_up(config, now));
             known.extend(member.own.standing);
+            if self.is_dormant && member.own.standing.is_some() {
+                let next = member.own.weight().changes_at(config, now);
+                changes_at = changes_at.into_iter().chain(next).min();
+            }
         }
         // A58: fewer than two are as good as none.
         let are_usable = known.iter().filter(|standing| standing.usable().is_some()).nth(1).is_some();
@@ -170,24 +210,51 @@ impl WeightedRoundRobin {
             cx.measure(|scope| Measurement::Weighed(counts.measurement(&known, scope)));
         }
         self.weighing = match scaled {
-            Some(weights) => Weighing { weights, rule: Rule::Eligible },
+            Some(weights) => Weighing { weights, rule: Rule::Eligible, changes_at },
             None => Weighing {
                 weights: self.fleet.ready().map(|(member, _)| eds_weight(&member.endpoint)).collect(),
                 rule: Rule::Literal,
+                changes_at,
             },
         };
     }
 
-    /// Updates keep their phase; after a pause there is one, and those that were missed are left out.
-    fn next_update(&self, period: Duration, now: Instant) -> Option<Instant> {
-        self.fleet.ready().nth(1)?;
-        let next = match self.update_at {
-            Some(at) if at > now => return Some(at),
-            Some(at) => at + period,
-            None => in_step(now + period, period),
-        };
-        Some(if next > now { next } else { in_step(now + period, period) })
+    /// Returns the moment of the last update up to `now`, if updates had gone on in their phase.
+    fn last_update(&self, config: &WeightedRoundRobinConfig, now: Instant) -> Instant {
+        let period = config.update_period();
+        let Some(phase) = self.phase.filter(|phase| *phase <= now) else { return now };
+        let since = now.since(phase).as_nanos() % period.as_nanos().max(1);
+        Instant::from_nanos(now.as_nanos() - u64::try_from(since).unwrap_or(0))
     }
+
+    /// Updates keep their phase; after a pause there is one, and those that were missed are skipped. A dormant policy
+    /// updates when time alone changes a weight, in phase too: timers would have led to the same order.
+    fn next_update(&mut self, period: Duration, was_weighed: bool, now: Instant) -> Option<Instant> {
+        if self.fleet.ready().nth(1).is_none() {
+            self.phase = None;
+            return None;
+        }
+        if self.is_dormant {
+            let changes_at = self.weighing.changes_at.filter(|_| was_weighed);
+            let in_phase = |at| self.phase.map_or(at, |phase| first_in_phase(phase, period, at));
+            return if was_weighed { changes_at.map(in_phase) } else { self.update_at };
+        }
+        let next = match (self.update_at, self.phase) {
+            (Some(at), _) if at > now => at,
+            (Some(at), _) if at + period > now => at + period,
+            (None, Some(phase)) => first_in_phase(phase, period, now + Duration::from_nanos(1)),
+            _ => in_step(now + period, period),
+        };
+        self.phase = Some(next);
+        Some(next)
+    }
+}
+
+/// Returns the first moment from `at` on that is a number of whole periods after `phase`.
+fn first_in_phase(phase: Instant, period: Duration, at: Instant) -> Instant {
+    let nanos = u64::try_from(period.as_nanos()).unwrap_or(u64::MAX).max(1);
+    let periods = at.as_nanos().saturating_sub(phase.as_nanos()).div_ceil(nanos);
+    Instant::from_nanos(phase.as_nanos().saturating_add(periods.saturating_mul(nanos)))
 }
 
 /// The last of a period's phases up to a moment. There are few, so that a thousand clusters whose endpoints came up one after
@@ -279,12 +346,15 @@ fn metric_names(fields: &Fields<'_>) -> Result<Vec<String>, ConfigError> {
 }
 
 /// A58: an endpoint that becomes ready starts its blackout over.
-fn note_connection(member: &mut Member<Own>, cx: &Cx<'_>) {
+/// Returns true if the blackout was restarted.
+fn note_connection(member: &mut Member<Own>, cx: &Cx<'_>) -> bool {
     let connection = member.ready().and_then(|id| Some((id, cx.look(id)?.disconnects())));
-    if connection.is_some() && connection != member.own.connection {
+    let is_new = connection.is_some() && connection != member.own.connection;
+    if is_new {
         member.own.weight().restart_blackout();
     }
     member.own.connection = connection;
+    is_new
 }
 
 /// Sees to it that the endpoint's reports are read, one way or the other.
@@ -359,11 +429,13 @@ impl AsMut<Place> for Own {
 struct Weighing {
     weights: Vec<u32>,
     rule: Rule,
+    /// When the next blackout or weight ends, if nothing is reported before. Computed by a dormant policy only.
+    changes_at: Option<Instant>,
 }
 
 impl Default for Weighing {
     fn default() -> Weighing {
-        Weighing { weights: Vec::new(), rule: Rule::Literal }
+        Weighing { weights: Vec::new(), rule: Rule::Literal, changes_at: None }
     }
 }
 
@@ -493,6 +565,20 @@ impl Weight {
             return Standing::NotYetUsable;
         }
         Standing::Usable(f64::from_bits(value))
+    }
+
+    /// Returns the time after `now` at which a look-up has another result although nothing was reported in between.
+    fn changes_at(&self, config: &WeightedRoundRobinConfig, now: Instant) -> Option<Instant> {
+        if self.value.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let expires_at =
+            Instant::from_nanos(self.last_updated.load(Ordering::Relaxed)) + config.weight_expiration_period;
+        let since = self.non_empty_since.load(Ordering::Relaxed);
+        let usable_at = Instant::from_nanos(since) + config.blackout_period;
+        // A blackout that has not begun ends with nothing but a report.
+        let times = [expires_at, if since == NEVER { expires_at } else { usable_at }];
+        times.into_iter().filter(|at| *at > now).min()
     }
 }
 

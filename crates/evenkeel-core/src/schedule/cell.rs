@@ -183,6 +183,13 @@ impl<S: Source, const BLOCK: usize> Cell<S, BLOCK> {
         self.start
     }
 
+    /// Returns a number that differs after each pick.
+    pub(super) fn position(&self) -> u64 {
+        // Picks past the end of an open run leave the counter where it is.
+        let tail = self.lock().tail;
+        self.counter.0.load(Ordering::Relaxed).wrapping_add(tail)
+    }
+
     /// Slots handed out of an open run, without waiting for the lock.
     pub(super) fn taken(&self) -> usize {
         (self.counter.0.load(Ordering::Relaxed) & POSITION) as usize

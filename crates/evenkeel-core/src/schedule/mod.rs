@@ -164,6 +164,11 @@ impl Schedule {
         !self.cell.is_cyclic() && self.cell.taken() > self.cell.len() / 2
     }
 
+    /// Returns a number that differs after each pick. It waits for a pick that produces a block.
+    pub(crate) fn position(&self) -> u64 {
+        self.cell.position()
+    }
+
     /// How often each index was picked, by this schedule and, for endpoints that came from there, by the ones
     /// it succeeded. Counts what was handed out by walking over it; picks pay nothing for this.
     pub fn picks(&self) -> Vec<u64> {

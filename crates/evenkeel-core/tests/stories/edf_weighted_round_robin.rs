@@ -133,6 +133,23 @@ fn an_order_too_long_to_be_tabled_is_renewed_while_it_runs() {
     assert_eq!(world.wake_at(), None, "a rotation needs no care");
 }
 
+/// EDF-12: an order too long to be tabled is looked after while calls are picked. Without picks there is no timer.
+#[test]
+fn a_long_order_needs_no_care_without_picks() {
+    let list = weighted([("a", u32::MAX), ("b", 3_000_000_019), ("c", 77_777)]);
+    let mut world = World::new(&edf(), list).all_up();
+    world.advance(secs(10));
+    assert_eq!(world.wake_at(), None);
+    for _ in 0..3 {
+        world.letters(10);
+        assert!(world.wake_at().is_some_and(|at| at <= world.now() + secs(1)), "the pick set the timer");
+        world.advance(secs(1));
+    }
+    world.advance(secs(10));
+    assert_eq!(world.wake_at(), None);
+    assert_eq!(world.describe().picks(), 30);
+}
+
 /// Nothing to pick from is said, not waited for.
 #[test]
 fn no_endpoints() {

@@ -365,6 +365,108 @@ fn without_reports_the_weights_of_the_control_plane_hold() {
     assert_eq!(world.letters(6), "abcabc");
 }
 
+/// Lets time go by and returns the number of times that the core asked to run in it.
+fn wake_ups(world: &mut World, by: Duration) -> usize {
+    let (end, mut count) = (world.now() + by, 0);
+    while let Some(at) = world.wake_at().filter(|at| *at <= end) {
+        let now = world.now();
+        world.advance(at.since(now));
+        count += 1;
+    }
+    let now = world.now();
+    world.advance(end.since(now));
+    count
+}
+
+/// WRR-10: without picks there is no timer but for the end of blackouts and weights, and none after those.
+#[test]
+fn without_picks_nothing_is_looked_up() {
+    let mut world = World::new(&wrr(&json!({})), endpoints(["a", "b", "c"])).all_up();
+    assert_eq!(wake_ups(&mut world, secs(3_600)), 1, "the first look-up finds that there are no picks");
+    assert_eq!(world.wake_at(), None);
+    // Reports with the calls of a moment: the look-up of the next second, the end of the blackouts, that of the weights.
+    report(&mut world, [("a", load(1.0)), ("b", load(3.0)), ("c", load(4.0))]);
+    let count = wake_ups(&mut world, secs(3_600));
+    assert!(count <= 5, "{count} wake-ups in an hour");
+    assert_eq!(world.wake_at(), None);
+    assert_eq!(weight(&world, "b"), None, "expired without picks");
+    // While calls go, there is a look-up each second.
+    let before = self::count(&world, "rr_fallback");
+    for _ in 0..10 {
+        world.letters(1);
+        world.advance(secs(1));
+    }
+    assert!((10..=11).contains(&(self::count(&world, "rr_fallback") - before)));
+}
+
+/// WRR-6, WRR-10: the first pick after a silence leads to a look-up at once, so that the next one goes by what is known.
+#[test]
+fn the_first_pick_after_a_silence_leads_to_a_look_up() {
+    let mut world = World::new(&at_once(), endpoints(["a", "b"])).all_up();
+    let calls = [world.pick(), world.pick()];
+    wake_ups(&mut world, secs(100));
+    assert_eq!(world.wake_at(), None, "without reports nothing expires");
+    for call in calls {
+        let of_a = call.outcome() == "a";
+        call.finish(Code::Ok, Some(&load(if of_a { 1.0 } else { 3.0 })));
+    }
+    assert_eq!(
+        weight(&world, "b"),
+        None,
+        "a call that began before the silence reports, and no pick needs to know"
+    );
+    world.letters(1);
+    assert_eq!(weight(&world, "b"), Some(3.0));
+    assert_eq!(world.wake_at(), Some(world.now() + secs(1)), "look-ups go on");
+    // Weights expire in the silence, and their blackouts start over with the reports after it.
+    let mut world = reported(&wrr(&json!({})), [("a", 1.0), ("b", 3.0)]);
+    world.advance(secs(15));
+    assert_eq!(shares(&mut world, 40), [10, 30]);
+    world.advance(secs(1_000));
+    let [first, second] = [world.pick(), world.pick()];
+    for call in [first, second] {
+        let of_a = call.outcome() == "a";
+        call.finish(Code::Ok, Some(&load(if of_a { 1.0 } else { 3.0 })));
+    }
+    world.advance(secs(9));
+    assert_eq!(shares(&mut world, 40), [20, 20], "the weights from before the silence do not count");
+    world.advance(secs(2));
+    assert_eq!(shares(&mut world, 40), [10, 30]);
+}
+
+/// WRR-10, WRR-12: out-of-band reports come without calls, and lead to no look-ups without picks.
+#[test]
+fn out_of_band_reports_lead_to_no_look_ups_without_picks() {
+    let config = wrr(&json!({"enableOobLoadReport": true, "blackoutPeriod": "0s"}));
+    let mut world = World::new(&config, endpoints(["a", "b"])).all_up();
+    wake_ups(&mut world, secs(10));
+    let before = count(&world, "rr_fallback");
+    for _ in 0..100 {
+        world.load("a", load(1.0));
+        world.load("b", load(3.0));
+        assert_eq!(wake_ups(&mut world, secs(1)), 0);
+    }
+    assert_eq!(count(&world, "rr_fallback"), before);
+    world.letters(1);
+    assert_eq!((weight(&world, "a"), weight(&world, "b")), (Some(1.0), Some(3.0)));
+}
+
+/// WRR-10: endpoints that come and go without picks set no timer, and each change is in force at once.
+#[test]
+fn endpoints_come_and_go_without_picks() {
+    let mut world = World::new(&at_once(), endpoints(["a", "b", "c"]));
+    for address in ["a", "b"] {
+        world.ready(address);
+    }
+    wake_ups(&mut world, secs(10));
+    world.ready("c");
+    assert_eq!(wake_ups(&mut world, secs(10)), 0);
+    world.lose("a");
+    assert_eq!(wake_ups(&mut world, secs(10)), 0);
+    assert_eq!(shares(&mut world, 40), [20, 20]);
+    assert!(world.wake_at().is_some());
+}
+
 /// WRR-10: updates keep their phase, whatever else happens; a picker in use goes on working.
 #[test]
 fn weights_are_looked_up_on_the_second_and_when_something_changes() {
@@ -413,6 +515,9 @@ fn many_clusters_are_updated_in_few_passes() {
             .map(|(_, child)| child.details["rr_fallback"].as_u64().expect("a count"))
             .collect()
     };
+    for name in names {
+        let _ = world.pick_call(&evenkeel_core::Call::new("/test.Service/Method", 0).with_cluster(name));
+    }
     let before = updates(&world);
     world.advance(millis(1_050 - 98));
     assert!(updates(&world).iter().zip(before).all(|(now, before)| *now == before + 1));
@@ -439,12 +544,20 @@ fn the_same_weights_keep_the_picker() {
 #[test]
 fn a_pause_gives_one_update() {
     let mut world = World::new(&at_once(), endpoints(["a", "b"])).all_up();
-    world.advance(secs(3));
+    // A call each second.
+    let advance = |world: &mut World, seconds: usize| {
+        for _ in 0..seconds {
+            world.letters(1);
+            world.advance(secs(1));
+        }
+        world.letters(1);
+    };
+    advance(&mut world, 3);
     let before = count(&world, "rr_fallback");
     world.sleep_through(millis(30_400));
     assert_eq!(count(&world, "rr_fallback") - before, 1);
     assert_eq!(world.wake_at(), Some(world.now() + secs(1)));
-    world.advance(secs(2));
+    advance(&mut world, 2);
     assert_eq!(count(&world, "rr_fallback") - before, 3);
     // One that is only late keeps the phase of the others.
     world.sleep_through(millis(1_300));
@@ -639,7 +752,11 @@ fn updates_are_counted() {
     report(&mut world, [("a", load(1.0)), ("b", load(3.0))]);
     world.advance(secs(1));
     assert_eq!(counts(&world), [3, 8, 0]);
-    world.advance(secs(3));
+    // Only while calls are picked.
+    for _ in 0..3 {
+        world.letters(1);
+        world.advance(secs(1));
+    }
     assert_eq!(counts(&world), [3, 11, 0]);
     world.advance(secs(1));
     assert_eq!(counts(&world), [4, 12, 2]);
