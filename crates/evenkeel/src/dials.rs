@@ -3,6 +3,10 @@
 //! A control plane may replace ten thousand endpoints at once, and calls need only the first that answers. So not all attempts
 //! begin together: a few do, and more as those come to an end. Endpoints that do not answer at all would hold up the
 //! others in this way; an attempt therefore counts only for a while.
+//!
+//! Attempts take processor time: system calls, HTTP/2 and TLS handshakes. While calls are in flight on a connected channel, the
+//! polls of attempts get a [`CONNECT_SHARE`] of the runtime's time. Each attempt measures its own polls, and the next ones begin
+//! as late as the mean of those measurements says.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -16,6 +20,15 @@ use crate::id_map::IdMap;
 /// How many attempts that count are under way at most: at first, and when many have come to an end.
 const FIRST: usize = 16;
 const AT_ONCE: usize = 128;
+
+/// Share of the worker threads' time that attempts get while calls are in flight: a numerator and a denominator.
+const CONNECT_SHARE: (u32, u32) = (2, 5);
+
+/// Time that was not used for attempts and may be made up for: timers are not exact.
+const CONNECT_BURST: Duration = Duration::from_millis(4);
+
+/// Processor time of an attempt before the first one was measured.
+const ASSUMED_COST: Duration = Duration::from_micros(100);
 
 /// For how long an attempt counts.
 const COUNTS_FOR: Duration = Duration::from_millis(100);
@@ -39,6 +52,13 @@ pub(crate) struct Dials {
     counting: usize,
     /// How many may count. It grows by each that ends, until none waits.
     limit: usize,
+    /// Number of worker threads that attempts run on.
+    workers: u32,
+    /// Mean processor time of an attempt, of the last few.
+    cost: Duration,
+    /// Earliest time of the next attempt, if calls are in flight.
+    next_at: Instant,
+    calls_in_flight: bool,
 }
 
 #[derive(Debug, Default)]
@@ -49,13 +69,18 @@ struct Dial {
 }
 
 impl Dials {
-    pub(crate) fn new() -> Dials {
+    /// Attempts on a runtime with this number of worker threads.
+    pub(crate) fn new(workers: usize) -> Dials {
         Dials {
             all: IdMap::default(),
             waiting: VecDeque::new(),
             begun: VecDeque::new(),
             counting: 0,
             limit: FIRST,
+            workers: u32::try_from(workers).unwrap_or(u32::MAX).max(1),
+            cost: ASSUMED_COST,
+            next_at: Instant::ORIGIN,
+            calls_in_flight: false,
         }
     }
 
@@ -64,8 +89,8 @@ impl Dials {
         self.waiting.push_back(wanted);
     }
 
-    /// One that is to begin now, if there is one.
-    pub(crate) fn next(&mut self, now: Instant) -> Option<Wanted> {
+    /// One that is to begin now, if there is one. While calls are in flight, attempts leave them a share of the time.
+    pub(crate) fn next(&mut self, now: Instant, calls_in_flight: bool) -> Option<Wanted> {
         while let Some(&(at, id)) = self.begun.front()
             && at + COUNTS_FOR <= now
         {
@@ -73,6 +98,10 @@ impl Dials {
             if let Some(dial) = self.all.get_mut(&id) {
                 self.counting -= usize::from(mem::take(&mut dial.counts));
             }
+        }
+        self.calls_in_flight = calls_in_flight;
+        if calls_in_flight && now < self.next_at {
+            return None;
         }
         while self.counting < self.limit {
             let Some(wanted) = self.waiting.pop_front() else {
@@ -91,11 +120,20 @@ impl Dials {
         self.all.insert(id, Dial { task: Some(task), counts: true });
         self.begun.push_back((now, id));
         self.counting += 1;
+        if self.calls_in_flight {
+            let (share, of) = CONNECT_SHARE;
+            let earliest = Instant::ORIGIN + now.since(Instant::ORIGIN).saturating_sub(CONNECT_BURST);
+            self.next_at = self.next_at.max(earliest) + self.cost * of / share / self.workers;
+        } else {
+            self.next_at = now;
+        }
     }
 
-    /// One ended by itself.
-    pub(crate) fn ended(&mut self, id: SubchannelId) {
-        self.remove(id);
+    /// Records the end of an attempt whose polls took this long.
+    pub(crate) fn ended(&mut self, id: SubchannelId, spent: Duration) {
+        if self.remove(id).is_some() {
+            self.cost = (self.cost * 15 + spent) / 16;
+        }
     }
 
     /// Nobody wants it any more.
@@ -114,8 +152,19 @@ impl Dials {
 
     /// When the next one may begin if nothing happens before.
     pub(crate) fn due(&self) -> Option<Instant> {
-        let (at, _) = self.begun.front().filter(|_| !self.waiting.is_empty())?;
-        Some(*at + COUNTS_FOR)
+        if self.waiting.is_empty() {
+            return None;
+        }
+        if self.counting < self.limit {
+            return Some(self.next_at);
+        }
+        let (at, _) = self.begun.front()?;
+        Some((*at + COUNTS_FOR).max(self.next_at))
+    }
+
+    /// Returns true if attempts wait for their share of the time and for nothing else.
+    pub(crate) fn is_paced(&self) -> bool {
+        !self.waiting.is_empty() && self.counting < self.limit
     }
 }
 
@@ -145,7 +194,7 @@ mod tests {
         let endpoints = (0..count).map(|port| Endpoint::at(SocketAddr::from(([127, 0, 0, 1], port + 1))));
         let config = Registry::standard().parse_json(r#"[{"round_robin": {}}]"#).unwrap();
         core.update(Update::new(config, Endpoints::list(endpoints)));
-        let mut dials = Dials::new();
+        let mut dials = Dials::new(1);
         // Many are begun in parts.
         let mut is_due = true;
         while is_due {
@@ -164,7 +213,7 @@ mod tests {
     /// Begins all that may; none of them ever answers.
     fn begin(dials: &mut Dials, now: Instant) -> Vec<(SubchannelId, JoinHandle<()>)> {
         let mut begun = Vec::new();
-        while let Some(wanted) = dials.next(now) {
+        while let Some(wanted) = dials.next(now, false) {
             let task = tokio::spawn(pending());
             dials.began(wanted.id, task.abort_handle(), now);
             begun.push((wanted.id, task));
@@ -181,7 +230,7 @@ mod tests {
         assert_eq!(dials.due(), Some(NOW + COUNTS_FOR));
         for begun in [2 * FIRST, 4 * FIRST, 8 * FIRST, AT_ONCE] {
             for (id, _) in under_way {
-                dials.ended(id);
+                dials.ended(id, ASSUMED_COST);
             }
             under_way = begin(&mut dials, NOW);
             assert_eq!(under_way.len(), begun);
@@ -198,13 +247,38 @@ mod tests {
         assert_eq!(begin(&mut dials, NOW + COUNTS_FOR / 2).len(), 0);
         assert_eq!(begin(&mut dials, later).len(), FIRST);
         // One that ends when it counts no more makes no room.
-        dials.ended(slow[0].0);
+        dials.ended(slow[0].0, ASSUMED_COST);
         assert_eq!(begin(&mut dials, later).len(), 0);
         let rest = usize::from(count);
         let all =
             (1..).map(|n| begin(&mut dials, later + COUNTS_FOR * n).len()).take_while(|begun| *begun > 0);
         assert_eq!(all.sum::<usize>(), rest - 2 * FIRST);
         assert_eq!(dials.due(), None);
+    }
+
+    /// While calls are in flight, attempts take a share of the time, whatever they cost.
+    #[tokio::test]
+    async fn attempts_leave_time_for_calls() {
+        const STEP: Duration = Duration::from_millis(1);
+        for cost in [Duration::from_micros(50), Duration::from_micros(400)] {
+            let mut dials = wanted(4_000);
+            let (mut now, mut begun, mut measured) = (NOW + COUNTS_FOR, 0, Duration::ZERO);
+            for step in 0..400 {
+                while let Some(Wanted { id, .. }) = dials.next(now, true) {
+                    dials.began(id, tokio::spawn(pending::<()>()).abort_handle(), now);
+                    dials.ended(id, cost);
+                    begun += 1;
+                    // The first ones are begun by an assumption.
+                    measured += if step < 100 { Duration::ZERO } else { cost };
+                }
+                assert!(dials.due().is_some_and(|due| due > now) && dials.is_paced());
+                now = now + STEP;
+            }
+            let (share, of) = CONNECT_SHARE;
+            let (most, least) = (300 * STEP * share / of + 2 * cost, 290 * STEP * share / of);
+            assert!((least..=most).contains(&measured), "{measured:?} of 300 ms by {begun} attempts");
+            assert!(dials.next(now, false).is_some(), "without calls there is no pace");
+        }
     }
 
     /// One that is given up ends if it is under way, and never begins if it is not.

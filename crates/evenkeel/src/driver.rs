@@ -3,14 +3,15 @@
 //! It takes in everything that has happened, runs one pass, and publishes one snapshot; a storm of events is one pass. It never
 //! waits for anything but the next event, so endpoints come and go whether or not calls are made. Connections are tasks of
 //! their own that report here. A pass may want thousands of them to begin and to end: that is done a few at a time, since calls and
-//! reports want their turn too.
+//! reports want their turn too. Passes, attempts to connect and closing share the threads with calls, and each has a bound on its
+//! share of the time ([`PassPacer`], [`Dials`], [`CLOSE_PAUSE`]).
 //!
 //! A channel without calls for long goes to rest: policies, connections and subscriptions are let go, and the next call starts
 //! them again (A62).
 
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 use std::{future, mem};
@@ -21,6 +22,7 @@ use evenkeel_core::{
 };
 use evenkeel_xds::follow::Step;
 use evenkeel_xds::routing::Selector;
+use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, yield_now};
 use tokio::time::{self, sleep_until};
@@ -34,6 +36,7 @@ use crate::dns::{self, Refresh};
 use crate::id_map::IdMap;
 use crate::metrics::{ConnectionMeter, Metrics, SecurityLevel};
 use crate::oob::{self, Asking};
+use crate::pass_pacer::{PassPacer, PassUrgency};
 use crate::snapshot::{Connections, Published, Way};
 use crate::transport::{self, Connector};
 use crate::xds::{Following, XdsClient};
@@ -47,6 +50,14 @@ const STORM: usize = 512;
 
 /// How many connections are let go before others have their turn.
 const LET_GO_AT_ONCE: usize = 32;
+
+/// Number of connections closed at once while calls are in flight, and the pause after them. Closing one takes a few system
+/// calls, and calls keep most of the time.
+const CLOSED_BESIDE_CALLS: usize = 8;
+const CLOSE_PAUSE: Duration = Duration::from_millis(2);
+
+/// Number of subchannels whose end is taken in at once.
+const CLOSES_AT_ONCE: usize = 512;
 
 /// Where a channel's endpoints come from.
 #[derive(Clone)]
@@ -90,8 +101,10 @@ pub(crate) struct Driver {
 
 /// What a connection's task reports.
 enum Report {
-    Connected(SubchannelId, Arc<Connection>),
-    Failed(SubchannelId, Status),
+    /// An attempt succeeded, after its polls took this long.
+    Connected(SubchannelId, Arc<Connection>, Duration),
+    /// An attempt failed, after its polls took this long.
+    Failed(SubchannelId, Status, Duration),
     Lost(SubchannelId, Loss),
     Load(SubchannelId, LoadReport),
 }
@@ -101,6 +114,8 @@ enum Happened {
     Command(Option<Command>),
     Report(Report),
     Fed(Fed),
+    /// A call began to wait.
+    Waiting,
     Time,
 }
 
@@ -129,16 +144,29 @@ impl Driver {
                     return;
                 }
             }
+            self.pass_if_due();
+        }
+    }
+
+    /// Runs a pass if it is time for one. Otherwise begins attempts for which there is room.
+    fn pass_if_due(&mut self) {
+        let Some(awake) = &mut self.awake else { return };
+        let now = clock::now();
+        if awake.pass_due_at(&self.published).is_some_and(|due| due <= now) {
             self.pass();
+        } else {
+            awake.dial_some(now, &self.settings);
         }
     }
 
     /// The next that happens; `None` if nothing did, others had their turn, and there is something left to do.
     async fn next(&mut self) -> Option<Happened> {
-        let wake_at = self.awake.as_ref().map(Awake::wake_at);
+        let wake_at = self.awake.as_ref().map(|awake| awake.wake_at(&self.published));
         // New connections come before the end of old ones, unless nothing happens but that time passes.
-        let is_busy =
-            self.awake.as_ref().is_some_and(|awake| awake.has_leftovers() && awake.dials.due().is_none());
+        let is_busy = self.awake.as_ref().is_some_and(|awake| {
+            awake.has_leftovers() && awake.dials.due().is_none() && awake.close_at.is_none()
+        });
+        let is_deferring = self.awake.as_ref().is_some_and(|awake| awake.pacer.is_deferring());
         let (reports, feed) = match &mut self.awake {
             Some(awake) => (Some(&mut awake.reports), Some(&mut awake.feed)),
             None => (None, None),
@@ -166,6 +194,7 @@ impl Driver {
             // Who is awake holds a sender, so there is always a next one.
             Some(report) = report => Happened::Report(report),
             update = feed => Happened::Fed(update),
+            () = self.published.wait_for_waiting(), if is_deferring => Happened::Waiting,
             () = due => Happened::Time,
             () = yield_now(), if is_busy => return None,
         })
@@ -192,13 +221,16 @@ impl Driver {
                 });
                 let _ = answer.send(tree);
             }
-            Happened::Command(Some(Command::Wake)) => drop(self.wake()),
+            Happened::Command(Some(Command::Wake)) => self.wake().pacer.record(PassUrgency::Immediate),
             Happened::Command(Some(Command::ExitIdle)) => {
-                self.wake().core.handle(Event::ExitIdle, clock::now());
+                let awake = self.wake();
+                awake.core.handle(Event::ExitIdle, clock::now());
+                awake.pacer.record(PassUrgency::Immediate);
             }
             Happened::Command(Some(Command::Connect(id))) => {
                 if let Some(awake) = &mut self.awake {
                     awake.core.handle(Event::Connect(id), clock::now());
+                    awake.pacer.record(PassUrgency::Prompt);
                 }
             }
             Happened::Report(report) => {
@@ -213,14 +245,23 @@ impl Driver {
             Happened::Fed(fed) => {
                 if let Some(awake) = &mut self.awake {
                     awake.take_in_feed(fed);
+                    awake.pacer.record(PassUrgency::Immediate);
                 }
             }
+            // The time of the next pass depends on the calls that wait.
+            Happened::Waiting => {}
             Happened::Time => {
                 // What is begun in parts goes on before what has ended is let go.
                 let now = clock::now();
-                let goes_on = |awake: &Awake| awake.wake_at.is_some_and(|at| at <= now);
+                let goes_on = |awake: &Awake| {
+                    awake.wake_at.is_some_and(|at| at <= now)
+                        || awake.dials.is_paced()
+                        || awake.close_at.is_some_and(|at| at > now)
+                };
                 if !self.awake.as_ref().is_some_and(goes_on) {
                     self.let_go_some();
+                } else if let Some(awake) = &mut self.awake {
+                    awake.close_at = awake.close_at.map(|at| if at <= now { now + CLOSE_PAUSE } else { at });
                 }
                 self.rest_if_idle();
             }
@@ -254,8 +295,9 @@ impl Driver {
     /// Runs a pass, carries out what it says, and publishes what calls should see.
     fn pass(&mut self) {
         let Some(awake) = &mut self.awake else { return };
+        let began = clock::now();
         // A policy may be the application's own. If it panics the channel starts anew, and tells its calls.
-        let Ok(pass) = catch_unwind(AssertUnwindSafe(|| awake.core.reconcile(clock::now()))) else {
+        let Ok(pass) = catch_unwind(AssertUnwindSafe(|| awake.core.reconcile(began))) else {
             tracing::error!("a load balancing policy panicked; the channel starts anew");
             let status = Status::new(evenkeel_core::Code::Internal, "a load balancing policy panicked");
             self.published.publish(Way::Failed(status), Connections::default());
@@ -267,6 +309,7 @@ impl Driver {
         };
         let Pass { effects, connectivity, picker, wake_at, rubbish, .. } = pass;
         awake.wake_at = wake_at;
+        awake.is_ready = connectivity == Connectivity::Ready;
         awake.rubbish.append(rubbish);
         if let Some(picker) = picker {
             awake.picker = Some(picker);
@@ -289,12 +332,16 @@ impl Driver {
         self.published.show_connectivity(awake.connectivity(connectivity));
         awake.feed.passed(&awake.core);
         awake.dial_some(now, &self.settings);
+        awake.pacer.finish_pass(began, clock::now());
     }
 
     fn let_go_some(&mut self) {
         let Some(awake) = &mut self.awake else { return };
+        let is_beside_calls = awake.calls_in_flight();
+        awake.close_at = is_beside_calls.then(|| clock::now() + CLOSE_PAUSE);
         if !awake.closes.is_empty() {
-            for id in mem::take(&mut awake.closes) {
+            let first = awake.closes.len().saturating_sub(CLOSES_AT_ONCE);
+            for id in awake.closes.split_off(first) {
                 awake.close(id);
             }
             if mem::take(&mut awake.is_new) {
@@ -302,7 +349,8 @@ impl Driver {
             }
             return;
         }
-        awake.let_go.truncate(awake.let_go.len().saturating_sub(LET_GO_AT_ONCE));
+        let at_once = if is_beside_calls { CLOSED_BESIDE_CALLS } else { LET_GO_AT_ONCE };
+        awake.let_go.truncate(awake.let_go.len().saturating_sub(at_once));
         awake.rubbish.drop_some();
     }
 }
@@ -331,6 +379,8 @@ struct Awake {
     closes: Vec<SubchannelId>,
     /// Connections that calls do not see any more.
     let_go: Vec<Arc<Connection>>,
+    /// Time at which the driver closes more connections, if it pauses.
+    close_at: Option<Instant>,
     /// What the policies do not need any more.
     rubbish: Rubbish,
     load: LoadWatches,
@@ -338,6 +388,9 @@ struct Awake {
     meters: IdMap<ConnectionMeter>,
     /// Whether calls should see something else than they do.
     is_new: bool,
+    /// The last pass led to READY.
+    is_ready: bool,
+    pacer: PassPacer,
     wake_at: Option<Instant>,
     idle_at: Instant,
     begun: u32,
@@ -382,11 +435,14 @@ impl Awake {
             meters: IdMap::default(),
             reports,
             reporter,
-            dials: Dials::new(),
+            dials: Dials::new(Handle::current().metrics().num_workers()),
             closes: Vec::new(),
             let_go: Vec::new(),
+            close_at: None,
             rubbish: Rubbish::default(),
             is_new: true,
+            is_ready: false,
+            pacer: PassPacer::default(),
             wake_at: None,
             idle_at: now + settings.idle_timeout.unwrap_or(Duration::MAX),
             begun: calls.begun(),
@@ -417,16 +473,36 @@ impl Awake {
         !(self.closes.is_empty() && self.let_go.is_empty() && self.rubbish.is_empty())
     }
 
-    fn wake_at(&self) -> Instant {
-        [self.wake_at, self.dials.due()].into_iter().flatten().fold(self.idle_at, Instant::min)
+    /// Returns the time at which the driver has something to do without an event.
+    fn wake_at(&self, published: &Published) -> Instant {
+        let close_at = self.close_at.filter(|_| self.has_leftovers() && self.dials.due().is_none());
+        let times = [self.pass_due_at(published), self.dials.due(), close_at];
+        times.into_iter().flatten().fold(self.idle_at, Instant::min)
+    }
+
+    /// Returns the time of the next pass, `None` if nothing needs one.
+    fn pass_due_at(&self, published: &Published) -> Option<Instant> {
+        let calls_wait = !self.is_ready || published.has_waiting();
+        let least = if calls_wait { PassUrgency::Prompt } else { PassUrgency::Routine };
+        self.pacer.due_at(least, self.wake_at)
+    }
+
+    /// Returns true if calls need the processor: some are in flight, and there are connections for them.
+    fn calls_in_flight(&self) -> bool {
+        self.is_ready && self.calls.under_way() > 0
     }
 
     /// Takes in what became of a connection. Answers whether the peer complained of our pings (A8).
     fn take_in(&mut self, report: Report) -> bool {
         let now = clock::now();
+        self.pacer.record(match &report {
+            Report::Lost(..) => PassUrgency::Prompt,
+            Report::Connected(..) if !self.is_ready => PassUrgency::Immediate,
+            Report::Connected(..) | Report::Failed(..) | Report::Load(..) => PassUrgency::Routine,
+        });
         match report {
-            Report::Connected(id, connection) => {
-                self.dials.ended(id);
+            Report::Connected(id, connection, spent) => {
+                self.dials.ended(id, spent);
                 // One that nobody wants any more is let go by dropping it.
                 if self.core.handle(Event::Connected(id), now) {
                     tracing::debug!(address = %connection.shared().address(), "connected");
@@ -439,8 +515,8 @@ impl Awake {
                 }
                 false
             }
-            Report::Failed(id, status) => {
-                self.dials.ended(id);
+            Report::Failed(id, status, spent) => {
+                self.dials.ended(id, spent);
                 tracing::debug!(error = status.message(), "a connection attempt failed");
                 let labels = self.labels(id);
                 // An attempt that nobody waits for any more counts as neither (A94).
@@ -500,11 +576,12 @@ impl Awake {
     }
 
     fn dial_some(&mut self, now: Instant, settings: &Settings) {
-        while let Some(wanted) = self.dials.next(now) {
+        let calls_in_flight = self.calls_in_flight();
+        while let Some(wanted) = self.dials.next(now, calls_in_flight) {
             let id = wanted.id;
             // One that is gone already would be dialled without what its cluster wants; it is closed next.
             let Some(subchannel) = self.core.subchannel(id) else {
-                self.dials.ended(id);
+                self.dials.give_up(id);
                 continue;
             };
             let mut dialling = Dialling::new(settings, id, &self.reporter);
@@ -674,13 +751,15 @@ impl Drop for Dialling {
         if !self.has_reported {
             // An attempt that was given up reports it too, and nobody listens.
             let status = Status::new(evenkeel_core::Code::Internal, "the connector panicked");
-            self.report(Report::Failed(self.id, status));
+            self.report(Report::Failed(self.id, status, Duration::ZERO));
         }
     }
 }
 
 /// A connection from the first attempt to its end.
 async fn dial(Wanted { id, address, deadline }: Wanted, mut dialling: Dialling) {
+    // Polls share the threads with calls: their time decides when other attempts begin.
+    let mut spent = Duration::ZERO;
     let attempt = async {
         let Dialling { cluster, credentials, connector, host, http2, .. } = &dialling;
         let (io, level) = if let Some(cluster) = cluster {
@@ -692,15 +771,25 @@ async fn dial(Wanted { id, address, deadline }: Wanted, mut dialling: Dialling) 
         };
         connection::handshake(io, (address.clone(), level), http2).await
     };
-    match time::timeout_at(clock::sleep_until(deadline), attempt).await {
+    let result = {
+        let mut attempt = pin!(time::timeout_at(clock::sleep_until(deadline), attempt));
+        future::poll_fn(|cx| {
+            let began = time::Instant::now();
+            let polled = attempt.as_mut().poll(cx);
+            spent += began.elapsed();
+            polled
+        })
+        .await
+    };
+    match result {
         Ok(Ok((connection, task))) => {
-            dialling.report(Report::Connected(id, Arc::new(connection)));
+            dialling.report(Report::Connected(id, Arc::new(connection), spent));
             task.run(|loss| dialling.report(Report::Lost(id, loss))).await;
         }
-        Ok(Err(status)) => dialling.report(Report::Failed(id, status)),
+        Ok(Err(status)) => dialling.report(Report::Failed(id, status, spent)),
         Err(_) => {
             let status = Status::unavailable(format!("connecting to {address}: no answer in time"));
-            dialling.report(Report::Failed(id, status));
+            dialling.report(Report::Failed(id, status, spent));
         }
     }
 }

@@ -65,6 +65,7 @@ mod id_map;
 mod load;
 mod metrics;
 mod oob;
+mod pass_pacer;
 mod retry;
 mod service_config;
 mod snapshot;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use arc_swap::{ArcSwap, Guard};
 use evenkeel_core::{Connectivity, Pages, RootPicker, Status, SubchannelId};
 use evenkeel_xds::routing::Selector;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use crate::connection::Connection;
 
@@ -47,6 +47,8 @@ pub(crate) enum Way {
 pub(crate) struct Published {
     latest: ArcSwap<Snapshot>,
     changed: watch::Sender<()>,
+    /// Wakes the driver when a call begins to wait: a pass that was put off runs sooner.
+    waiting: Notify,
     connectivity: watch::Sender<Connectivity>,
 }
 
@@ -56,6 +58,7 @@ impl Published {
         Published {
             latest: ArcSwap::from_pointee(first),
             changed: watch::Sender::new(()),
+            waiting: Notify::new(),
             connectivity: watch::Sender::new(Connectivity::Idle),
         }
     }
@@ -67,7 +70,19 @@ impl Published {
 
     /// Told of every snapshot that is published from now on.
     pub(crate) fn subscribe(&self) -> watch::Receiver<()> {
-        self.changed.subscribe()
+        let receiver = self.changed.subscribe();
+        self.waiting.notify_one();
+        receiver
+    }
+
+    /// Returns true if a call waits for the next snapshot.
+    pub(crate) fn has_waiting(&self) -> bool {
+        self.changed.receiver_count() > 0
+    }
+
+    /// Waits until a call begins to wait. It may return early.
+    pub(crate) async fn wait_for_waiting(&self) {
+        self.waiting.notified().await;
     }
 
     /// Puts a snapshot in the place of the last one, and tells those who wait. Only the driver does.

@@ -1,0 +1,191 @@
+//! Pacing of passes: the earliest time of the core's next pass.
+//!
+//! A pass takes time in proportion to the number of endpoints, on a thread that calls need too. When thousands of endpoints are
+//! replaced, their connections report one after the other for seconds. A pass for each batch of reports would take all of that
+//! time. So the pause after a pass is a multiple of its duration, by the urgency of the events since:
+//!
+//! | urgency | events | pause | share of the time |
+//! |---|---|---|---|
+//! | immediate | update, command, first connection of a channel that is not READY | none | unbounded |
+//! | prompt | lost connection, waiting call, any event of a channel that is not READY | 1 duration | 1/2 |
+//! | routine | further connection, failed attempt, load report, timer of a policy | 9 durations | 1/10 |
+//!
+//! An event that follows a long enough silence never waits. Time is an argument; the driver owns the clock.
+
+use std::time::Duration;
+
+use evenkeel_core::Instant;
+
+/// Shorter pauses are skipped: timers are no finer, and passes that short are of channels with few endpoints.
+const MIN_PAUSE: Duration = Duration::from_millis(1);
+
+/// Longest pause. The operating system may have interrupted a pass, so that its duration says nothing about its cost.
+const MAX_PAUSE: Duration = Duration::from_millis(100);
+
+/// Urgency of a pass, ascending.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum PassUrgency {
+    /// Calls have endpoints to go to; the pass adds to them.
+    Routine,
+    /// Calls may wait for the pass.
+    Prompt,
+    /// The pass must not be delayed.
+    Immediate,
+}
+
+/// State between passes: the events that wait for the next one, and the duration of the last one.
+#[derive(Debug, Default)]
+pub(crate) struct PassPacer {
+    pending: Option<PassUrgency>,
+    last_end: Instant,
+    last_duration: Duration,
+}
+
+impl PassPacer {
+    /// Records an event that needs a pass.
+    pub(crate) fn record(&mut self, urgency: PassUrgency) {
+        self.pending = self.pending.max(Some(urgency));
+    }
+
+    /// Returns true if an event waits for a pass that a waiting call would bring forward.
+    pub(crate) fn is_deferring(&self) -> bool {
+        self.pending == Some(PassUrgency::Routine)
+    }
+
+    /// Returns the time of the next pass, `None` if nothing needs one. No event counts as less urgent than `least`; `timer` is
+    /// the time at which the core wants to run without an event.
+    pub(crate) fn due_at(&self, least: PassUrgency, timer: Option<Instant>) -> Option<Instant> {
+        let by_event = self.pending.map(|urgency| self.earliest(urgency.max(least)));
+        let by_timer = timer.map(|at| at.max(self.earliest(least)));
+        by_event.into_iter().chain(by_timer).min()
+    }
+
+    /// Records a pass. All events before it are taken care of.
+    pub(crate) fn finish_pass(&mut self, began: Instant, ended: Instant) {
+        *self = PassPacer { pending: None, last_end: ended, last_duration: ended.since(began) };
+    }
+
+    fn earliest(&self, urgency: PassUrgency) -> Instant {
+        let durations = match urgency {
+            PassUrgency::Routine => 9,
+            PassUrgency::Prompt => 1,
+            PassUrgency::Immediate => 0,
+        };
+        let pause = self.last_duration.saturating_mul(durations).min(MAX_PAUSE);
+        if pause < MIN_PAUSE { self.last_end } else { self.last_end + pause }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::net::SocketAddr;
+
+    use evenkeel_core::{
+        Connectivity, Core, Effect, Endpoint, Endpoints, Event, Registry, Rng, SubchannelId, Update,
+    };
+
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn at(millis: u32) -> Instant {
+        Instant::ORIGIN + MS * millis
+    }
+
+    /// A pacer whose last pass ended at 100 ms and took this long.
+    fn after_pass(duration: Duration) -> PassPacer {
+        let mut pacer = PassPacer::default();
+        pacer.record(PassUrgency::Routine);
+        pacer.finish_pass(at(100), at(100) + duration);
+        pacer
+    }
+
+    #[test]
+    fn a_pause_is_a_multiple_of_the_last_pass() {
+        let mut pacer = after_pass(2 * MS);
+        assert_eq!(pacer.due_at(PassUrgency::Routine, None), None);
+        pacer.record(PassUrgency::Routine);
+        assert_eq!(pacer.due_at(PassUrgency::Routine, None), Some(at(120)));
+        assert_eq!(pacer.due_at(PassUrgency::Prompt, None), Some(at(104)));
+        pacer.record(PassUrgency::Prompt);
+        pacer.record(PassUrgency::Routine);
+        assert_eq!(pacer.due_at(PassUrgency::Routine, None), Some(at(104)));
+        pacer.record(PassUrgency::Immediate);
+        assert_eq!(pacer.due_at(PassUrgency::Routine, None), Some(at(102)));
+    }
+
+    #[test]
+    fn short_passes_are_not_paced_and_long_ones_within_bounds() {
+        let mut pacer = after_pass(MS / 10);
+        pacer.record(PassUrgency::Routine);
+        assert_eq!(pacer.due_at(PassUrgency::Routine, None), Some(at(100) + MS / 10));
+        let mut pacer = after_pass(500 * MS);
+        pacer.record(PassUrgency::Routine);
+        assert_eq!(pacer.due_at(PassUrgency::Routine, None), Some(at(600) + MAX_PAUSE));
+    }
+
+    #[test]
+    fn a_timer_waits_for_its_time_and_for_the_pause() {
+        let pacer = after_pass(2 * MS);
+        assert_eq!(pacer.due_at(PassUrgency::Routine, Some(at(110))), Some(at(120)));
+        assert_eq!(pacer.due_at(PassUrgency::Routine, Some(at(130))), Some(at(130)));
+        assert_eq!(pacer.due_at(PassUrgency::Prompt, Some(at(101))), Some(at(104)));
+    }
+
+    /// 9,500 endpoints are replaced: connections report in batches of four, a batch each quarter of a millisecond. A pass that
+    /// changes the schedule takes 2 ms. Without pacing there is a pass for each batch: 2,375 of them, more than four seconds.
+    #[test]
+    fn a_storm_of_connection_reports_takes_a_tenth_of_the_time() {
+        const ENDPOINTS: u16 = 9_500;
+        const BATCH: usize = 4;
+        let config =
+            Registry::standard().parse_json(r#"[{"weighted_round_robin": {}}]"#).expect("a valid config");
+        let mut core = Core::builder(Rng::fixed(1)).build();
+        let endpoint = |port| Endpoint::at(SocketAddr::from(([127, 0, 0, 1], port)));
+        core.update(Update::new(config, Endpoints::list((1..=ENDPOINTS).map(endpoint))));
+        let (mut now, mut is_ready) = (at(1), false);
+        let mut pacer = PassPacer::default();
+        pacer.record(PassUrgency::Immediate);
+        let (mut timer, mut dialled) = (None, BTreeSet::<SubchannelId>::new());
+        let (mut passes, mut schedules, mut first_ready, mut connected) = (0, 0, None, 0);
+        while connected < usize::from(ENDPOINTS) || pacer.due_at(PassUrgency::Routine, timer).is_some() {
+            let batch: Vec<SubchannelId> = dialled.iter().copied().take(BATCH).collect();
+            for id in batch {
+                dialled.remove(&id);
+                connected += 1;
+                assert!(core.handle(Event::Connected(id), now));
+                pacer.record(if is_ready { PassUrgency::Routine } else { PassUrgency::Immediate });
+            }
+            let least = if is_ready { PassUrgency::Routine } else { PassUrgency::Prompt };
+            if pacer.due_at(least, timer).is_some_and(|due| due <= now) {
+                let pass = core.reconcile(now);
+                passes += 1;
+                schedules += u32::from(pass.picker.is_some());
+                is_ready = pass.connectivity == Connectivity::Ready;
+                if is_ready {
+                    // The first batch of reports is in force with the very next pass.
+                    first_ready.get_or_insert((connected, now));
+                }
+                let effects = pass.effects.into_iter();
+                dialled.extend(effects.filter_map(|effect| match effect {
+                    Effect::Dial { id, .. } => Some(id),
+                    _ => None,
+                }));
+                // With two endpoints that are ready, the policy wants to look up weights each second.
+                timer = pass.wake_at.filter(|at| *at <= now);
+                let ended = now + 2 * MS;
+                pacer.finish_pass(now, ended);
+                now = ended;
+            }
+            now = now + MS / 4;
+        }
+        let elapsed = now.since(at(1));
+        assert_eq!(connected, usize::from(ENDPOINTS));
+        assert_eq!(first_ready.map(|(connected, _)| connected), Some(BATCH));
+        assert!(elapsed <= Duration::from_secs(1), "{elapsed:?}");
+        // A pass per 20 ms, and a few of the start.
+        let bound = u32::try_from(elapsed.as_millis() / 20).expect("a short time") + 4;
+        assert!(passes <= bound && schedules > 1, "{passes} passes ({schedules} schedules) in {elapsed:?}");
+    }
+}
