@@ -495,16 +495,14 @@ impl Awake {
     /// Takes in what became of a connection. Answers whether the peer complained of our pings (A8).
     fn take_in(&mut self, report: Report) -> bool {
         let now = clock::now();
-        self.pacer.record(match &report {
-            Report::Lost(..) => PassUrgency::Prompt,
-            Report::Connected(..) if !self.is_ready => PassUrgency::Immediate,
-            Report::Connected(..) | Report::Failed(..) | Report::Load(..) => PassUrgency::Routine,
-        });
+        // Connections and attempts that the driver closed report too. Those reports are no news and need no pass.
         match report {
             Report::Connected(id, connection, spent) => {
                 self.dials.ended(id, spent);
                 // One that nobody wants any more is let go by dropping it.
                 if self.core.handle(Event::Connected(id), now) {
+                    let is_first = !self.is_ready;
+                    self.pacer.record(if is_first { PassUrgency::Immediate } else { PassUrgency::Routine });
                     tracing::debug!(address = %connection.shared().address(), "connected");
                     let link = connection.shared();
                     self.calls.tallies().link(link.address(), link.tally());
@@ -521,6 +519,7 @@ impl Awake {
                 let labels = self.labels(id);
                 // An attempt that nobody waits for any more counts as neither (A94).
                 if self.core.handle(Event::ConnectFailed(id, status), now) {
+                    self.pacer.record(PassUrgency::Routine);
                     self.metrics.connect_failed(&labels);
                 }
                 false
@@ -529,7 +528,9 @@ impl Awake {
                 if let Some(connection) = self.connections.get(id) {
                     connection.shared().tally().load(&report);
                 }
-                self.core.handle(Event::Load(id, report), now);
+                if self.core.handle(Event::Load(id, report), now) {
+                    self.pacer.record(PassUrgency::Routine);
+                }
                 false
             }
             Report::Lost(id, loss) => {
@@ -543,8 +544,11 @@ impl Awake {
                     }
                     tracing::info!(reason = ?loss.reason, error = loss.status.message(), "a connection is lost");
                     self.is_new = true;
+                    self.pacer.record(PassUrgency::Prompt);
                 }
-                self.core.handle(Event::Disconnected(id, loss.status), now);
+                if self.core.handle(Event::Disconnected(id, loss.status), now) {
+                    self.pacer.record(PassUrgency::Prompt);
+                }
                 loss.too_many_pings
             }
         }
