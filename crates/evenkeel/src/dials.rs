@@ -22,7 +22,7 @@ const FIRST: usize = 16;
 const AT_ONCE: usize = 128;
 
 /// Share of the worker threads' time that attempts get while calls are in flight: a numerator and a denominator.
-const CONNECT_SHARE: (u32, u32) = (1, 4);
+const CONNECT_SHARE: (u32, u32) = (1, 5);
 
 /// Time that was not used for attempts and may be made up for: timers are not exact.
 const CONNECT_BURST: Duration = Duration::from_millis(4);

@@ -53,7 +53,7 @@ const LET_GO_AT_ONCE: usize = 32;
 
 /// Number of connections closed at once while calls are in flight, and the pause after them. Closing one takes a few system
 /// calls, and calls keep most of the time.
-const CLOSED_BESIDE_CALLS: usize = 8;
+const CLOSED_BESIDE_CALLS: usize = 4;
 const CLOSE_PAUSE: Duration = Duration::from_millis(2);
 
 /// Number of subchannels whose end is taken in at once.
