@@ -323,7 +323,7 @@ fn ready(tree: &Description, wanted: u8) -> usize {
 
 /// Number of schedules computed without weights, in all policies of a tree.
 fn weighed(tree: &Description) -> u64 {
-    let own = tree.details.get("rr_fallback").and_then(|count| count.as_u64()).unwrap_or(0);
+    let own = tree.details.get("rr_fallback").and_then(serde_json::Value::as_u64).unwrap_or(0);
     own + tree.children.iter().map(|(_, child)| weighed(child)).sum::<u64>()
 }
 

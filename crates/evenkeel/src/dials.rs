@@ -272,7 +272,7 @@ mod tests {
                     measured += if step < 100 { Duration::ZERO } else { cost };
                 }
                 assert!(dials.due().is_some_and(|due| due > now) && dials.is_paced());
-                now = now + STEP;
+                now += STEP;
             }
             let (share, of) = CONNECT_SHARE;
             let (most, least) = (300 * STEP * share / of + 2 * cost, 290 * STEP * share / of);

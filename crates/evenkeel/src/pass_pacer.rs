@@ -178,7 +178,7 @@ mod tests {
                 pacer.finish_pass(now, ended);
                 now = ended;
             }
-            now = now + MS / 4;
+            now += MS / 4;
         }
         let elapsed = now.since(at(1));
         assert_eq!(connected, usize::from(ENDPOINTS));
