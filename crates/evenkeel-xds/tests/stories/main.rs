@@ -10,6 +10,7 @@ mod endpoints;
 mod endpoints_alone;
 mod fallback;
 mod graph;
+mod istio;
 mod lb;
 mod listener;
 mod lrs;
