@@ -6,6 +6,7 @@ pub mod channelz;
 pub mod client;
 pub mod driver;
 pub mod flags;
+pub mod istio;
 pub mod matrix;
 pub mod orca_cases;
 pub mod peers;

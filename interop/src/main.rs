@@ -1,4 +1,5 @@
 //! `cargo run -p interop -- matrix`: the published cases with every peer that can be installed here.
+//! `cargo run -p interop -- istio`: cases of Istio's features with istiod.
 
 use std::fs;
 use std::process::{Command, ExitCode};
@@ -6,8 +7,9 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use interop::driver;
+use interop::istio::{IstioReport, with_section};
 use interop::matrix::{Matrix, Wishes};
-use interop::peers;
+use interop::peers::{self, NoPeer};
 
 /// The exit code if no case failed and a peer could not be installed although its toolchain is here.
 const NOT_INSTALLED: u8 = 4;
@@ -42,6 +44,21 @@ enum Job {
         #[arg(long)]
         built: bool,
     },
+    /// Run the cases with istiod, and write their section of docs/interop.md.
+    Istio {
+        /// Only this case; may be given several times
+        #[arg(long)]
+        case: Vec<String>,
+        /// Number of cases that run at a time
+        #[arg(long, default_value_t = 2)]
+        jobs: usize,
+        /// Write no document
+        #[arg(long)]
+        check: bool,
+        /// Our own programs are built already, beside this one
+        #[arg(long)]
+        built: bool,
+    },
     /// Show the names of the cases.
     List,
 }
@@ -61,9 +78,25 @@ async fn main() -> ExitCode {
             let within = within.map(Duration::from_secs);
             matrix(Wishes { only, cases: case, jobs, within }, check).await
         }
+        Job::Istio { case, jobs, check, built } => {
+            if let Some(name) =
+                case.iter().find(|name| driver::istio_cases().iter().all(|case| case.name != **name))
+            {
+                eprintln!("interop: there is no case {name:?} with istiod; `interop list` shows all");
+                return ExitCode::from(2);
+            }
+            if !built && !build_own() {
+                eprintln!("interop: our own programs could not be built");
+                return ExitCode::FAILURE;
+            }
+            istio(&case, jobs, check).await
+        }
         Job::List => {
             for case in driver::all() {
                 println!("{}: {}", case.name, case.shows);
+            }
+            for case in driver::istio_cases() {
+                println!("{} (istio): {}", case.name, case.shows);
             }
             ExitCode::SUCCESS
         }
@@ -85,7 +118,9 @@ async fn matrix(wishes: Wishes, check: bool) -> ExitCode {
         let file = peers::root().join("docs/interop.md");
         if !matrix.is_complete() {
             eprintln!("interop: docs/interop.md is left as it is, since not every peer was run");
-        } else if let Err(error) = fs::write(&file, matrix.document()) {
+        } else if let Err(error) =
+            fs::write(&file, matrix.document(&fs::read_to_string(&file).unwrap_or_default()))
+        {
             eprintln!("interop: docs/interop.md could not be written: {error}");
             return ExitCode::FAILURE;
         }
@@ -95,6 +130,32 @@ async fn matrix(wishes: Wishes, check: bool) -> ExitCode {
         (false, true) => ExitCode::from(NOT_INSTALLED),
         (false, false) => ExitCode::SUCCESS,
     }
+}
+
+async fn istio(cases: &[String], jobs: usize, check: bool) -> ExitCode {
+    let report = match IstioReport::run(cases, jobs, |line| println!("{line}")).await {
+        Ok(report) => report,
+        Err(why @ NoPeer::Absent(_)) => {
+            println!("SKIPPED istiod: {}", why.words());
+            return ExitCode::SUCCESS;
+        }
+        Err(why) => {
+            eprintln!("interop: istiod could not be built: {}", why.words());
+            return ExitCode::from(NOT_INSTALLED);
+        }
+    };
+    let (passed, failed) = report.counts();
+    println!("{passed} passed, {failed} failed");
+    if !check && cases.is_empty() {
+        let file = peers::root().join("docs/interop.md");
+        let written = fs::read_to_string(&file)
+            .and_then(|last| fs::write(&file, with_section(&last, &report.section())));
+        if let Err(error) = written {
+            eprintln!("interop: docs/interop.md could not be written: {error}");
+            return ExitCode::FAILURE;
+        }
+    }
+    if failed > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
 /// `cargo run` builds this program only; the others stand beside it.

@@ -11,6 +11,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use crate::driver::{self, Case, Lineup, Proxy};
+use crate::istio;
 use crate::peers::{self, NoPeer, PEERS, Peer};
 
 /// What stands in the document around the table.
@@ -109,8 +110,9 @@ impl Matrix {
         counts
     }
 
-    /// The document: what was run with what, and what differs.
-    pub fn document(&self) -> String {
+    /// The document: what was run with what, and what differs. `last` is the document that it replaces, whose section
+    /// about Istio is kept.
+    pub fn document(&self, last: &str) -> String {
         let mut text = INTRODUCTION.to_owned();
         self.write_table(&mut text);
         text.push_str("\nThe versions:\n\n");
@@ -122,7 +124,10 @@ impl Matrix {
         text.push_str(DIFFERENCES);
         text.push('\n');
         text.push_str(PSM);
-        text
+        match istio::section_in(last) {
+            Some(section) => istio::with_section(&text, section),
+            None => text,
+        }
     }
 
     fn write_table(&self, text: &mut String) {

@@ -26,6 +26,9 @@ pub const PEERS: [(&str, &str); 5] = [
 /// A script that takes longer has failed.
 const SCRIPT_LIMIT: Duration = Duration::from_secs(600);
 
+/// Maximum time to build istiod, which takes far longer than all other peers together.
+const ISTIOD_LIMIT: Duration = Duration::from_secs(7_200);
+
 /// The exit code of `install` for a toolchain that is not there.
 const NO_TOOLCHAIN: i32 = 3;
 
@@ -64,12 +67,23 @@ impl Peer {
     pub async fn install(folder: &str, name: &str, end: Option<Instant>) -> Result<Peer, NoPeer> {
         let out = out_folder().join(folder);
         let scripts = peers_folder().join(folder);
-        run(&scripts.join("install"), &out, end).await?;
+        run(&scripts.join("install"), &out, end, SCRIPT_LIMIT).await?;
         if scripts.join("test").exists() {
-            run(&scripts.join("test"), &out, None)
+            run(&scripts.join("test"), &out, None, SCRIPT_LIMIT)
                 .await
                 .map_err(|why| NoPeer::Wrong(why.words().to_owned()))?;
         }
+        Peer::installed(name, out)
+    }
+
+    /// Builds istiod. It is not one of [`PEERS`], since a build without a cache takes many minutes.
+    pub async fn install_istiod() -> Result<Peer, NoPeer> {
+        let out = out_folder().join("istio");
+        run(&peers_folder().join("istio/install"), &out, None, ISTIOD_LIMIT).await?;
+        Peer::installed("istiod", out)
+    }
+
+    fn installed(name: &str, out: PathBuf) -> Result<Peer, NoPeer> {
         let versions = fs::read_to_string(out.join("versions"))
             .map_err(|error| NoPeer::Broken(format!("install left no versions: {error}")))?;
         let versions = versions.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned);
@@ -88,19 +102,19 @@ impl Peer {
 }
 
 /// Runs a script of a peer; what it says is told if it fails.
-async fn run(script: &Path, out: &Path, end: Option<Instant>) -> Result<(), NoPeer> {
+async fn run(script: &Path, out: &Path, end: Option<Instant>, script_limit: Duration) -> Result<(), NoPeer> {
     let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-    let limit = left.map_or(SCRIPT_LIMIT, |left| left.min(SCRIPT_LIMIT));
+    let limit = left.map_or(script_limit, |left| left.min(script_limit));
     let mut command = Command::new(script);
     command.arg(out).stdin(Stdio::null()).kill_on_drop(true);
     let failed = |words: String| NoPeer::Broken(format!("{}: {words}", script.display()));
     let output = match timeout(limit, command.output()).await {
         Ok(Ok(output)) => output,
         Ok(Err(error)) => return Err(failed(error.to_string())),
-        Err(_) if limit < SCRIPT_LIMIT => {
+        Err(_) if limit < script_limit => {
             return Err(NoPeer::Absent("no time left to install it".to_owned()));
         }
-        Err(_) => return Err(failed(format!("took more than {} s", SCRIPT_LIMIT.as_secs()))),
+        Err(_) => return Err(failed(format!("took more than {} s", script_limit.as_secs()))),
     };
     let words =
         [&output.stdout[..], &output.stderr[..]].map(|text| String::from_utf8_lossy(text).trim().to_owned());

@@ -80,13 +80,18 @@ impl Certificates {
 
     /// The providers of a client's bootstrap.
     pub(super) fn providers(&self) -> Value {
+        self.providers_as(PROVIDER)
+    }
+
+    /// The providers of a client's bootstrap, with a provider of this name.
+    pub(super) fn providers_as(&self, name: &str) -> Value {
         let files = json!({
             "certificate_file": self.file("client.pem"),
             "private_key_file": self.file("client.key"),
             "ca_certificate_file": self.file("ca.pem"),
             "refresh_interval": "600s",
         });
-        json!({PROVIDER: {"plugin_name": "file_watcher", "config": files}})
+        json!({name: {"plugin_name": "file_watcher", "config": files}})
     }
 }
 

@@ -11,6 +11,7 @@ mod cases;
 mod certificates;
 mod client;
 mod envoy;
+mod istio;
 mod process;
 mod stage;
 
@@ -21,6 +22,7 @@ use std::time::Duration;
 
 pub use cases::{all, named};
 pub use client::{Calls, Client, Stats};
+pub use istio::{IstioCase, IstioLineup, istio_cases};
 pub use process::Process;
 pub use stage::{Server, Stage};
 

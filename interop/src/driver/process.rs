@@ -78,6 +78,17 @@ impl Process {
         }
     }
 
+    /// The lines written since the last read that contain this text. All others are dropped.
+    pub fn lines_with(&mut self, text: &str) -> Vec<String> {
+        let mut found = Vec::new();
+        while let Ok(line) = self.lines.try_recv() {
+            if line.contains(text) {
+                found.push(line);
+            }
+        }
+        found
+    }
+
     /// The port that it says it listens on.
     pub async fn port(&mut self) -> Result<u16> {
         let text = self.line("listening on ").await?;

@@ -190,6 +190,13 @@ pub struct Server {
 }
 
 impl Server {
+    /// Starts a server and waits until it listens.
+    pub(super) async fn start(program: &Program, name: &str, flags: Vec<String>) -> Result<Server> {
+        let mut server = Server::spawn(program, name, flags, 0)?;
+        server.port = server.process.port().await?;
+        Ok(server)
+    }
+
     fn spawn(program: &Program, name: &str, flags: Vec<String>, port: u16) -> Result<Server> {
         let process = Server::process(program, name, &flags, port)?;
         Ok(Server { name: name.to_owned(), program: program.clone(), flags, process, port, sidecar: None })
