@@ -1,5 +1,6 @@
 //! What calls hold: the sender of a connection, and the two ends of a stream.
 
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
@@ -41,14 +42,20 @@ pub struct Head {
 }
 
 /// What is left of an answer that came as a whole.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Whole {
     pub(crate) data: Option<Bytes>,
     pub(crate) trailers: Option<HeaderMap>,
 }
 
-#[derive(Debug)]
 pub(crate) struct Shared(Mutex<State>);
+
+/// Leaves the state out: it holds request headers that wait to be written, tokens among them.
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").finish_non_exhaustive()
+    }
+}
 
 impl Shared {
     pub(crate) fn new(state: State) -> Shared {
@@ -180,7 +187,6 @@ impl Drop for SendStream {
 }
 
 /// An answer. Dropped before its end it cancels the stream.
-#[derive(Debug)]
 pub struct RecvStream {
     shared: Arc<Shared>,
     key: Key,
@@ -227,6 +233,13 @@ impl RecvStream {
             }
             taken
         })
+    }
+}
+
+/// Leaves out the content of the response.
+impl fmt::Debug for RecvStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RecvStream").field("key", &self.key).finish_non_exhaustive()
     }
 }
 

@@ -423,3 +423,27 @@ async fn requests_fit_the_header_list_of_the_peer() {
     conn.respond(3, b"", 0).await.unwrap();
     assert_eq!(head(&mut recv).await.unwrap().status, 200);
 }
+
+/// Debug output of a connection has neither headers nor messages of its calls, which may be secrets.
+#[tokio::test]
+async fn debug_output_has_no_secrets() {
+    let (sender, driver) = client(Settings::default());
+    let headers =
+        HeaderMap::from_iter([(http::header::AUTHORIZATION, HeaderValue::from_static("token-1234"))]);
+    let request = Request {
+        method: &Method::POST,
+        is_https: false,
+        authority: "orders",
+        path: "/shop.Orders/Get",
+        headers: &headers,
+        more: &[],
+        ends: false,
+    };
+    let (mut send, recv) = sender.send(&request).expect("the connection is open");
+    send.send(Bytes::from_static(b"card-5678"), false).expect("the stream is open");
+    let text = format!("{sender:?} {driver:?} {send:?} {recv:?}");
+    for secret in ["token-1234", "card-5678", &format!("{:?}", b"token"), &format!("{:?}", b"card")] {
+        let bytes = secret.trim_matches(['[', ']']);
+        assert!(!text.contains(bytes), "{bytes} is in {text}");
+    }
+}
