@@ -70,6 +70,7 @@ pub(crate) enum Event {
 }
 
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts, not states of one machine")]
 pub(crate) struct State {
     pub(crate) out: Outbox,
     encoder: Encoder,

@@ -369,7 +369,7 @@ impl ServiceSpec {
                 locality: Some(proto_locality(locality)),
                 load_balancing_weight: Some(members.iter().map(|spec| spec.weight).sum()),
                 lb_endpoints: members.into_iter().map(|spec| self.endpoint(spec)).collect(),
-                priority: if self.policy.outlier_detection { u32::try_from(rank).unwrap() } else { 0 },
+                priority: if self.policy.outlier_detection { rank as u32 } else { 0 },
                 ..LocalityLbEndpoints::default()
             }
         });
