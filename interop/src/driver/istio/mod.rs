@@ -180,12 +180,13 @@ impl IstioStage {
                 "server_features": ["xds_v3"],
             }],
             "node": {
-                "id": "sidecar~127.0.0.1~client.shop~shop.svc.cluster.local",
+                // Not an endpoint's address: istiod takes the locality of the endpoint with the client's address for the client's.
+                "id": "sidecar~127.0.0.2~client.shop~shop.svc.cluster.local",
                 "metadata": {
                     "GENERATOR": "grpc",
                     "NAMESPACE": "shop",
                     "CLUSTER_ID": "evenkeel",
-                    "INSTANCE_IPS": "127.0.0.1",
+                    "INSTANCE_IPS": "127.0.0.2",
                     "ISTIO_VERSION": "1.31.0",
                     "LABELS": {"app": "client"},
                 },
