@@ -277,7 +277,7 @@ impl NameTally {
 struct Subscription {
     wildcard: bool,
     names: BTreeSet<String>,
-    /// Tally of `names`.
+    /// Number and bytes of the names in `names`.
     subscribed_tally: NameTally,
     /// Whether it ever named something: from then on no names are none, not all.
     named: bool,
@@ -285,7 +285,7 @@ struct Subscription {
     told: Arc<Kind>,
     /// Where it knows something else than that: another version, or nothing yet.
     except: BTreeMap<String, Option<u64>>,
-    /// Tally of `except`.
+    /// Number and bytes of the names in `except`.
     noted_tally: NameTally,
     /// All resources in `told` are to be sent again.
     is_resend: bool,

@@ -60,7 +60,7 @@ struct Chunk {
 }
 
 impl RecvBuffer {
-    /// Number of bytes.
+    /// Returns the number of unread bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
     }

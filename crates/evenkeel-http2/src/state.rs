@@ -85,7 +85,7 @@ pub(crate) struct State {
     received: u32,
     ours: Settings,
     max_frame_size: usize,
-    /// The peer's SETTINGS_MAX_HEADER_LIST_SIZE.
+    /// Maximum size of a request's header list, from the peer's SETTINGS.
     max_header_list_size: usize,
     initial_window: i64,
     /// True if the initial window was raised and [`fill`](State::fill) has not resumed the blocked streams yet.

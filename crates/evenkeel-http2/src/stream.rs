@@ -22,7 +22,7 @@ pub struct Request<'a> {
     pub authority: &'a str,
     /// The path, and the query if there is one.
     pub path: &'a str,
-    /// Its headers.
+    /// Header fields of the request.
     pub headers: &'a HeaderMap,
     /// More headers, behind the others.
     pub more: &'a [(HeaderName, HeaderValue)],
@@ -35,7 +35,7 @@ pub struct Request<'a> {
 pub struct Head {
     /// The status of HTTP.
     pub status: StatusCode,
-    /// Its headers.
+    /// Header fields of the response.
     pub headers: HeaderMap,
     /// Whether it is the whole answer.
     pub ends: bool,

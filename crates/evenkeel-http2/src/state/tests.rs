@@ -41,7 +41,7 @@ fn blocked(sent: usize) -> State {
     state
 }
 
-/// One read.
+/// Applies the events of one read.
 fn apply(state: &mut State, events: impl IntoIterator<Item = Event>) -> Result<(), Reason> {
     events.into_iter().try_for_each(|event| state.apply(event, &mut Vec::new()))
 }

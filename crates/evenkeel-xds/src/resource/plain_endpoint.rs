@@ -19,7 +19,7 @@ const ENDPOINT: u8 = 1 << 3 | MESSAGE;
 /// `LbEndpoint.health_status`
 const HEALTH_STATUS: u8 = 2 << 3 | NUMBER;
 
-/// `LbEndpoint.metadata`
+/// Key of the field `LbEndpoint.metadata`.
 const METADATA: u8 = 3 << 3 | MESSAGE;
 
 /// `LbEndpoint.load_balancing_weight`
@@ -52,16 +52,16 @@ const MAP_KEY: u8 = 1 << 3 | MESSAGE;
 /// Value of a map entry.
 const MAP_VALUE: u8 = 2 << 3 | MESSAGE;
 
-/// `Value.null_value`
+/// Key of the field `Value.null_value`.
 const NULL_VALUE: u8 = 1 << 3 | NUMBER;
 
-/// `Value.number_value`
+/// Key of the field `Value.number_value`.
 const NUMBER_VALUE: u8 = 2 << 3 | FIXED_64;
 
-/// `Value.string_value`
+/// Key of the field `Value.string_value`.
 const STRING_VALUE: u8 = 3 << 3 | MESSAGE;
 
-/// `Value.bool_value`
+/// Key of the field `Value.bool_value`.
 const BOOL_VALUE: u8 = 4 << 3 | NUMBER;
 
 /// Number of eight bytes.

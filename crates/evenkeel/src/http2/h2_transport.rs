@@ -73,7 +73,7 @@ pub(super) async fn start(io: Box<dyn Io>, settings: Settings) -> Result<(H2Send
 /// State that the transport, the sender and the streams of a connection share.
 #[derive(Default)]
 struct H2Shared {
-    /// Wakes the transport.
+    /// Wakes the transport after a change of its streams.
     waker: Mutex<Option<Waker>>,
     /// True once the sender was dropped.
     is_released: AtomicBool,
@@ -96,7 +96,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Opens streams.
+/// Opens streams on a connection of the crate h2.
 pub(crate) struct H2Sender {
     requests: SendRequest<Bytes>,
     shared: Arc<H2Shared>,

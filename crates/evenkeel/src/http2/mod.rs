@@ -28,7 +28,7 @@ use crate::transport::Io;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Http2Implementation {
-    /// `evenkeel-http2`.
+    /// The implementation of this project, `evenkeel-http2`.
     #[default]
     Evenkeel,
     /// The crate `h2`. Needs the feature `h2`.
@@ -94,7 +94,7 @@ impl RequestStream {
         dispatch!(self, stream => stream.poll_unwanted(cx))
     }
 
-    /// Resets the stream.
+    /// Resets the stream, and reports the reason to the peer.
     pub(crate) fn reset(&mut self, reason: Reason) {
         dispatch!(self, stream => stream.reset(reason));
     }
