@@ -431,7 +431,7 @@ async fn run(plan: RunPlan) {
             ReadPlan::Stop(_) | ReadPlan::Cancel(_) | ReadPlan::Ignore => others.push(reader),
         }
         uploads.push(tokio::spawn(upload(send, index, call.clone())));
-        // Some calls begin while others are under way.
+        // Some calls begin while others are in flight.
         if index % 3 == 2 {
             tokio::task::yield_now().await;
         }

@@ -255,7 +255,7 @@ async fn read_to_end(mut stream: TcpStream) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// A connection without a whole request is closed in time, however it sends its bytes; one with a response under way is not.
+/// A connection without a complete request is closed at its deadline. A connection with a response in flight is not.
 #[tokio::test(start_paused = true)]
 async fn slow_heads_are_cut_off() {
     use tokio::io::AsyncWriteExt;
@@ -283,7 +283,7 @@ async fn slow_heads_are_cut_off() {
         tokio::time::sleep(Duration::from_secs(20)).await;
     }
     assert_eq!(read_to_end(kept).await.matches("HTTP/1.1 200 OK").count(), 3);
-    // A response that goes on keeps its connection.
+    // A streaming response keeps its connection open.
     let (status, _, mut body) = ask(&address, "/api/events", &[("host", &address)]).await;
     assert_eq!(status, 200);
     let begun = tokio::time::Instant::now();

@@ -51,7 +51,7 @@ fn files_of(files: &CertificateFiles, now: SystemTime) -> Result<String, Vec<Str
     }
     if let Some(pair) = &files.identity {
         let file = &pair.certificate_file;
-        // The certificate stands in for roots, which this provider may not have.
+        // Credentials need roots, and this provider may have none: the certificate takes their place.
         let tls = Credentials::tls().ca_file(file).identity_files(file, &pair.private_key_file);
         match tls.build() {
             Ok(_) => match validity_of(file) {

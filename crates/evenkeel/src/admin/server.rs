@@ -127,7 +127,7 @@ async fn harden(mut response: Response) -> Response {
     response
 }
 
-/// Tells the connection's socket that a request is under way, until its response has ended.
+/// Counts a request as in flight on its connection until the response has ended.
 async fn count_request(
     ConnectInfo(gauge): ConnectInfo<RequestGauge>,
     request: Request,
