@@ -22,10 +22,11 @@ const FIRST: usize = 16;
 const AT_ONCE: usize = 128;
 
 /// Share of the worker threads' time that attempts get while calls are in flight: a numerator and a denominator.
-const CONNECT_SHARE: (u32, u32) = (1, 5);
+const CONNECT_SHARE: (u32, u32) = (1, 9);
 
-/// Time that was not used for attempts and may be made up for: timers are not exact.
-const CONNECT_BURST: Duration = Duration::from_millis(4);
+/// Attempts of this length of time begin together. An attempt on its own wakes a thread of the peer and one here; a group
+/// shares them, which makes each attempt a fifth cheaper.
+const CONNECT_PERIOD: Duration = Duration::from_millis(8);
 
 /// Processor time of an attempt before the first one was measured.
 const ASSUMED_COST: Duration = Duration::from_micros(100);
@@ -56,6 +57,8 @@ pub(crate) struct Dials {
     workers: u32,
     /// Mean processor time of an attempt, of the last few.
     cost: Duration,
+    /// Time at which the attempts so far have had their share, if calls are in flight.
+    paid_at: Instant,
     /// Earliest time of the next attempt, if calls are in flight.
     next_at: Instant,
     calls_in_flight: bool,
@@ -79,6 +82,7 @@ impl Dials {
             limit: FIRST,
             workers: u32::try_from(workers).unwrap_or(u32::MAX).max(1),
             cost: ASSUMED_COST,
+            paid_at: Instant::ORIGIN,
             next_at: Instant::ORIGIN,
             calls_in_flight: false,
         }
@@ -122,10 +126,14 @@ impl Dials {
         self.counting += 1;
         if self.calls_in_flight {
             let (share, of) = CONNECT_SHARE;
-            let earliest = Instant::ORIGIN + now.since(Instant::ORIGIN).saturating_sub(CONNECT_BURST);
-            self.next_at = self.next_at.max(earliest) + self.cost * of / share / self.workers;
+            // Timers are not exact: time that was not used is made up for, up to a period.
+            let earliest = Instant::ORIGIN + now.since(Instant::ORIGIN).saturating_sub(CONNECT_PERIOD);
+            self.paid_at = self.paid_at.max(earliest) + self.cost * of / share / self.workers;
+            if self.paid_at > now + CONNECT_PERIOD {
+                self.next_at = self.paid_at;
+            }
         } else {
-            self.next_at = now;
+            (self.paid_at, self.next_at) = (now, now);
         }
     }
 
@@ -262,8 +270,9 @@ mod tests {
         const STEP: Duration = Duration::from_millis(1);
         for cost in [Duration::from_micros(50), Duration::from_micros(400)] {
             let mut dials = wanted(4_000);
-            let (mut now, mut begun, mut measured) = (NOW + COUNTS_FOR, 0, Duration::ZERO);
+            let (mut now, mut begun, mut measured, mut groups) = (NOW + COUNTS_FOR, 0, Duration::ZERO, 0);
             for step in 0..400 {
+                let before = begun;
                 while let Some(Wanted { id, .. }) = dials.next(now, true) {
                     dials.began(id, tokio::spawn(pending::<()>()).abort_handle(), now);
                     dials.ended(id, cost);
@@ -272,10 +281,13 @@ mod tests {
                     measured += if step < 100 { Duration::ZERO } else { cost };
                 }
                 assert!(dials.due().is_some_and(|due| due > now) && dials.is_paced());
+                groups += u32::from(begun > before);
                 now += STEP;
             }
             let (share, of) = CONNECT_SHARE;
-            let (most, least) = (300 * STEP * share / of + 2 * cost, 290 * STEP * share / of);
+            let least = (290 * STEP).saturating_sub(CONNECT_PERIOD) * share / of;
+            let most = (300 * STEP + CONNECT_PERIOD) * share / of + 2 * cost;
+            assert!(CONNECT_PERIOD * groups <= 400 * STEP + CONNECT_PERIOD, "{groups} groups in 400 ms");
             assert!((least..=most).contains(&measured), "{measured:?} of 300 ms by {begun} attempts");
             assert!(dials.next(now, false).is_some(), "without calls there is no pace");
         }
