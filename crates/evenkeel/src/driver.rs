@@ -482,8 +482,13 @@ impl Awake {
 
     /// Returns the time of the next pass, `None` if nothing needs one.
     fn pass_due_at(&self, published: &Published) -> Option<Instant> {
-        let calls_wait = !self.is_ready || published.has_waiting();
-        let least = if calls_wait { PassUrgency::Prompt } else { PassUrgency::Routine };
+        let least = if !self.is_ready || published.has_waiting() {
+            PassUrgency::Prompt
+        } else if self.calls_in_flight() {
+            PassUrgency::Background
+        } else {
+            PassUrgency::Routine
+        };
         self.pacer.due_at(least, self.wake_at)
     }
 
@@ -502,7 +507,11 @@ impl Awake {
                 // One that nobody wants any more is let go by dropping it.
                 if self.core.handle(Event::Connected(id), now) {
                     let is_first = !self.is_ready;
-                    self.pacer.record(if is_first { PassUrgency::Immediate } else { PassUrgency::Routine });
+                    self.pacer.record(if is_first {
+                        PassUrgency::Immediate
+                    } else {
+                        PassUrgency::Background
+                    });
                     tracing::debug!(address = %connection.shared().address(), "connected");
                     let link = connection.shared();
                     self.calls.tallies().link(link.address(), link.tally());
@@ -519,7 +528,7 @@ impl Awake {
                 let labels = self.labels(id);
                 // An attempt that nobody waits for any more counts as neither (A94).
                 if self.core.handle(Event::ConnectFailed(id, status), now) {
-                    self.pacer.record(PassUrgency::Routine);
+                    self.pacer.record(PassUrgency::Background);
                     self.metrics.connect_failed(&labels);
                 }
                 false
@@ -529,7 +538,7 @@ impl Awake {
                     connection.shared().tally().load(&report);
                 }
                 if self.core.handle(Event::Load(id, report), now) {
-                    self.pacer.record(PassUrgency::Routine);
+                    self.pacer.record(PassUrgency::Background);
                 }
                 false
             }
