@@ -70,13 +70,13 @@ fn is_shared<T>(ours: Option<&Arc<T>>, theirs: Option<&Arc<T>>) -> bool {
 }
 
 impl<V: Clone> Pages<V> {
-    /// Puts a value in the place of the one that is there, if any.
-    pub fn set(&mut self, index: usize, value: V) {
+    /// Puts a value in the place of the one that is there, if any, and returns that one.
+    pub fn set(&mut self, index: usize, value: V) -> Option<V> {
         let book = index / (MANY * MANY);
         if self.books.len() <= book {
             self.books.resize_with(book + 1, || None);
         }
-        *self.place(index) = Some(value);
+        self.place(index).replace(value)
     }
 
     /// Takes a value out, if there is one.

@@ -517,7 +517,9 @@ impl Awake {
                     self.calls.tallies().link(link.address(), link.tally());
                     self.load.connected(id, &connection);
                     self.meters.insert(id, self.metrics.connected(self.labels(id), link.security()));
-                    self.connections.insert(id, connection);
+                    // In a storm the index is in use again before the earlier subchannel is closed. To drop its connection here
+                    // would close one for each that begins, beside calls.
+                    self.let_go.extend(self.connections.insert(id, connection));
                     self.is_new = true;
                 }
                 false

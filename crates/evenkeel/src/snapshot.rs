@@ -115,8 +115,14 @@ impl Connections {
         (*of == id).then_some(connection)
     }
 
-    pub(crate) fn insert(&mut self, id: SubchannelId, connection: Arc<Connection>) {
-        self.all.set(id.index(), (id, connection));
+    /// Adds the connection of this subchannel. Returns the one of an earlier subchannel with the same index, if it is still
+    /// there.
+    pub(crate) fn insert(
+        &mut self,
+        id: SubchannelId,
+        connection: Arc<Connection>,
+    ) -> Option<Arc<Connection>> {
+        self.all.set(id.index(), (id, connection)).map(|(_, earlier)| earlier)
     }
 
     /// Removes the connection of this subchannel, if it has one.
