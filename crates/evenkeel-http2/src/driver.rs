@@ -296,7 +296,7 @@ fn look(state: &mut State, refusal: &mut Option<Error>) -> bool {
     if refusal.is_none() {
         refusal.clone_from(&state.refusal);
     }
-    let is_over = (state.is_let_go || state.refusal.is_some()) && !state.streams.has_open();
+    let is_over = state.is_over();
     if is_over && !state.has_left {
         state.has_left = true;
         frame::goaway(state.out.tail(), Reason::NO_ERROR);

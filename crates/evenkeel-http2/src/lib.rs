@@ -22,6 +22,9 @@
 //!
 //! What a peer can do wrong ends the stream or the connection with the error that RFC 9113 names; nothing of it panics or
 //! makes memory grow beyond the windows, the header limit and a bounded number of answers that wait to be written.
+//!
+//! While a peer does not read, requests beyond 64 KiB of frames wait without being encoded. A call that is cancelled then is
+//! never sent. So memory is bounded by the calls that are alive, however many were begun and cancelled.
 
 #![forbid(unsafe_code)]
 #![expect(clippy::cast_possible_wrap, reason = "what lies in memory is far shorter than 2^63")]
@@ -36,6 +39,7 @@ mod recv_buffer;
 mod state;
 mod stream;
 mod streams;
+mod waiting;
 
 pub use driver::{Driver, Settings, client};
 pub use error::{Error, Reason};

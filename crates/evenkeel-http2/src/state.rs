@@ -18,8 +18,9 @@ use crate::outbox::Outbox;
 use crate::recv_buffer::Piece;
 use crate::stream::{Head, Request, Whole};
 use crate::streams::{Answer, Asked, Key, Stream, Streams};
+use crate::waiting::{WaitingRequest, WaitingRequests};
 
-/// While more than this waits to be written, data waits at its stream.
+/// While more than this waits to be written, data waits at its stream, and new streams wait to be opened.
 const MAX_OUT: usize = 64 << 10;
 
 /// An answer of up to this many bytes is handed out as a whole.
@@ -28,7 +29,7 @@ const SMALL: usize = 16 << 10;
 /// So many answers to pings, settings and bad frames may wait to be written. A peer that asks for more does not read them.
 const MAX_REPLIES: usize = 10_000;
 
-/// Number of streams in line that an idle connection keeps room for.
+/// Number of streams in line that an idle connection keeps room for, and that may stand there after they were closed.
 const KEPT_LINE: usize = 64;
 
 /// The last number that a stream of ours can have.
@@ -76,6 +77,8 @@ pub(crate) struct State {
     encoder: Encoder,
     pub(crate) streams: Streams,
     next_id: u32,
+    /// Requests that wait for room in `out`. Their streams have ids and count as open.
+    waiting: WaitingRequests,
     /// Streams with an open window that have something to send, or whose writers wait for room.
     line: VecDeque<Key>,
     send_window: i64,
@@ -135,6 +138,7 @@ impl State {
             encoder: Encoder::default(),
             streams: Streams::default(),
             next_id: 1,
+            waiting: WaitingRequests::new(),
             line: VecDeque::new(),
             send_window: i64::from(DEFAULT_WINDOW),
             recv_window: i64::from(recv_window),
@@ -165,7 +169,21 @@ impl State {
 
     /// Whether there is something to write.
     pub(crate) fn has_work(&self) -> bool {
-        !self.out.is_empty() || !self.line.is_empty() && self.send_window > 0
+        // GOAWAY is to be written. A waiting stream that was the last leaves no other frame when it is cancelled.
+        let has_to_leave = self.is_over() && !self.has_left;
+        !self.out.is_empty() || !self.line.is_empty() && self.send_window > 0 || has_to_leave
+    }
+
+    /// Returns true if the connection takes no more requests and has no open streams.
+    pub(crate) fn is_over(&self) -> bool {
+        (self.is_let_go || self.refusal.is_some()) && !self.streams.has_open()
+    }
+
+    /// Returns true if the peer has to read before more requests and data are written.
+    ///
+    /// Requests that wait come first, also when `out` has just been handed over: streams are opened in the order of their ids.
+    fn is_full(&self) -> bool {
+        self.out.len() > MAX_OUT || !self.waiting.is_empty()
     }
 
     /// The driver, if it has to be woken: the first to come does.
@@ -179,16 +197,13 @@ impl State {
             return Err(refusal.clone());
         }
         let id = self.next_id;
-        let out = self.out.tail();
-        let start = out.len();
-        // Its length and flags are known later.
-        out.extend_from_slice(&[0; HEAD]);
-        if let Err(error) = encode(&mut self.encoder, out, request, self.max_header_list_size) {
-            out.truncate(start);
-            self.encoder.abandon();
-            return Err(error);
+        if self.is_full() {
+            // A request that cannot be sent is refused at once. The size of a header list does not depend on the header table.
+            encode(&mut Encoder::default(), &mut Vec::new(), request, self.max_header_list_size)?;
+            self.waiting.insert(id, Box::new(WaitingRequest::new(request)));
+        } else {
+            self.write_head(id, request)?;
         }
-        finish_headers(out, start, id, request.ends, self.max_frame_size);
         let key = self.streams.open(id, i64::from(self.ours.stream_window), *request.method == Method::HEAD);
         if request.ends {
             let stream = self.streams.get(key);
@@ -202,10 +217,44 @@ impl State {
         Ok((key, id))
     }
 
+    /// Writes the head of a request.
+    fn write_head(&mut self, id: u32, request: &Request<'_>) -> Result<(), Error> {
+        let out = self.out.tail();
+        let start = out.len();
+        // Its length and flags are known later.
+        out.extend_from_slice(&[0; HEAD]);
+        if let Err(error) = encode(&mut self.encoder, out, request, self.max_header_list_size) {
+            out.truncate(start);
+            self.encoder.abandon();
+            return Err(error);
+        }
+        finish_headers(out, start, id, request.ends, self.max_frame_size);
+        Ok(())
+    }
+
+    /// Opens streams that wait, for as long as the write buffer has room.
+    fn open_waiting(&mut self, wake: &mut Vec<Waker>) {
+        while self.out.len() <= MAX_OUT {
+            let Some((id, waiting)) = self.waiting.pop_first() else { return };
+            let Some(key) = self.streams.find(id) else { continue };
+            let mut request = waiting.as_request();
+            let stream = self.streams.get(key);
+            // Data that waits carries END_STREAM itself.
+            if stream.asked == Asked::Closing && stream.queue.is_empty() {
+                stream.asked = Asked::Closed;
+                request.ends = true;
+            }
+            // The peer may have lowered its limit meanwhile.
+            if let Err(error) = self.write_head(id, &request) {
+                self.end(key, error, wake);
+            }
+        }
+    }
+
     /// Sends data of a request, or has it wait for the window. `None` if the stream takes none any more.
     pub(crate) fn send_data(&mut self, key: Key, data: Bytes, ends: bool) -> Option<()> {
         let (room, initial) = (self.send_window, self.initial_window);
-        let is_full = self.out.len() > MAX_OUT;
+        let is_full = self.is_full();
         let stream = self.streams.get(key);
         if stream.asked != Asked::Open {
             return None;
@@ -214,9 +263,13 @@ impl State {
             return Some(());
         }
         let len = data.len() as i64;
-        // An empty frame needs no window (RFC 9113, section 6.9.1).
-        if stream.queue.is_empty() && (len == 0 || len <= room.min(initial + stream.send_offset) && !is_full)
-        {
+        let is_sent_at_once = stream.queue.is_empty()
+            && match len {
+                // An empty frame needs no window (RFC 9113, section 6.9.1).
+                0 => !self.waiting.contains_key(&stream.id),
+                _ => len <= room.min(initial + stream.send_offset) && !is_full,
+            };
+        if is_sent_at_once {
             stream.send_offset -= len;
             self.send_window -= len;
             let id = stream.id;
@@ -240,7 +293,7 @@ impl State {
 
     /// Whether data would go out at once, at least in part.
     pub(crate) fn poll_room(&mut self, key: Key, cx: &Context<'_>) -> Poll<Option<()>> {
-        let is_blocked = self.send_window <= 0 || self.out.len() > MAX_OUT;
+        let is_blocked = self.send_window <= 0 || self.is_full();
         let initial = self.initial_window;
         let stream = self.streams.get(key);
         if stream.asked != Asked::Open {
@@ -273,16 +326,36 @@ impl State {
         }
         if initial + stream.send_offset > 0 {
             stream.is_in_line = true;
+            // Closed streams leave the line when data moves, and that depends on the peer.
+            if self.line.len() > KEPT_LINE && self.line.len() > 2 * self.streams.count_open() {
+                self.prune_line();
+            }
             self.line.push_back(key);
         } else {
             self.streams.block(key);
         }
     }
 
+    /// Removes closed streams from the line, and frees their slots.
+    fn prune_line(&mut self) {
+        let State { line, streams, .. } = self;
+        line.retain(|&key| {
+            let stream = streams.get(key);
+            let is_open = stream.is_open();
+            stream.is_in_line = is_open;
+            streams.free_if_unused(key);
+            is_open
+        });
+    }
+
     /// Moves data from streams to where it is written, a frame of each in turn, as far as the windows allow.
     pub(crate) fn fill(&mut self, wake: &mut Vec<Waker>) {
         if std::mem::take(&mut self.is_window_raised) {
             self.resume_blocked(wake);
+        }
+        // Afterwards none waits, or there is no room for data either. So no data overtakes the head of its request.
+        if !self.waiting.is_empty() {
+            self.open_waiting(wake);
         }
         while self.send_window > 0 && self.out.len() <= MAX_OUT {
             let Some(key) = self.line.pop_front() else { return };
@@ -381,7 +454,10 @@ impl State {
         if !stream.is_open() {
             return Waiting::default();
         }
-        frame::reset(self.out.tail(), stream.id, reason);
+        // The peer does not know a stream that was not opened.
+        if self.waiting.remove(&stream.id).is_none() {
+            frame::reset(self.out.tail(), stream.id, reason);
+        }
         if stream.answer != Answer::Ended {
             stream.error = Some(Error::Reset(reason));
         }
@@ -468,8 +544,13 @@ impl State {
 
     /// The stream of a frame, if it is still of interest. A stream that never was is an error.
     fn find(&self, id: u32) -> Result<Option<Key>, Reason> {
-        let was_opened = id % 2 == 1 && id < self.next_id;
+        let was_opened = id % 2 == 1 && id < self.next_unsent();
         if was_opened { Ok(self.streams.find(id)) } else { Err(Reason::PROTOCOL_ERROR) }
+    }
+
+    /// The lowest id whose stream was not opened.
+    fn next_unsent(&self) -> u32 {
+        self.waiting.first_key_value().map_or(self.next_id, |(id, _)| *id)
     }
 
     fn on_headers(&mut self, id: u32, block: Block, ends: bool, wake: &mut Vec<Waker>) -> Result<(), Reason> {
@@ -575,6 +656,7 @@ impl State {
         }
         stream.asked = Asked::Closed;
         stream.queue.clear();
+        self.waiting.remove(&stream.id);
         wake.extend(stream.reader.take());
         wake.extend(stream.writer.take());
         self.streams.close(key);
@@ -691,7 +773,9 @@ impl State {
         // Streams above the last id of an earlier GOAWAY have ended.
         let next = self.next_id.min(self.last_accepted.saturating_add(1));
         self.last_accepted = last;
-        for key in self.streams.open_between(last, next) {
+        // No more streams may be opened, whatever the last stream id is.
+        let last_kept = last.min(self.next_unsent() - 1);
+        for key in self.streams.open_between(last_kept, next) {
             self.end(key, error.clone(), wake);
         }
         Ok(())

@@ -98,6 +98,8 @@ impl Sender {
     }
 
     /// Opens a stream. It never waits: how many streams the peer takes at once is the caller's to keep.
+    ///
+    /// If the peer does not read, the request is queued. Cancelled before it was sent, it leaves no frames behind.
     pub fn send(&self, request: &Request<'_>) -> Result<(SendStream, RecvStream), Error> {
         let (key, _) = self.shared.change(|state| state.send(request))?;
         let send = SendStream { shared: self.shared.clone(), key, is_done: request.ends };

@@ -229,3 +229,143 @@ fn own_windows_stay_within_the_protocol() {
     let by = ((u32::MAX >> 1) - DEFAULT_WINDOW).to_be_bytes();
     assert!(state.out.tail().ends_with(&by));
 }
+
+/// Opens streams until the write buffer is full. Returns the id of the next stream.
+fn fill_buffer(state: &mut State) -> u32 {
+    while state.out.len() <= MAX_OUT {
+        open(state, true);
+    }
+    state.next_id
+}
+
+/// Writes all there is; returns the stream ids of the HEADERS frames.
+fn written_heads(state: &mut State) -> Vec<u32> {
+    let mut bytes = Vec::new();
+    loop {
+        state.fill(&mut Vec::new());
+        if state.out.is_empty() {
+            break;
+        }
+        let mut out = Outbox::default();
+        state.take_out(&mut out);
+        while !out.is_empty() {
+            let len = out.with_slices(|slices| {
+                slices.iter().for_each(|slice| bytes.extend_from_slice(slice));
+                slices.iter().map(|slice| slice.len()).sum()
+            });
+            out.advance(len);
+        }
+    }
+    let mut rest = bytes.strip_prefix(frame::PREFACE).unwrap_or(&bytes);
+    let mut heads = Vec::new();
+    while let Some((head, more)) = rest.split_first_chunk::<HEAD>() {
+        let head = frame::Head::read(head);
+        rest = &more[head.len..];
+        if head.kind == kind::HEADERS {
+            heads.push(head.stream);
+        }
+    }
+    heads
+}
+
+/// Streams that wait for the write buffer are opened in the order of their ids. Cancelled streams are left out.
+#[test]
+fn waiting_streams_are_opened_in_order() {
+    let mut state = State::new(Settings::default());
+    let next = fill_buffer(&mut state);
+    let cancelled = open(&mut state, true);
+    open(&mut state, true);
+    let mut writing = Outbox::default();
+    state.take_out(&mut writing);
+    // The buffer has room, and there are streams that have waited for longer.
+    open(&mut state, true);
+    state.leave(cancelled);
+    assert!(state.out.is_empty(), "a stream that was not opened is not reset");
+    assert_eq!(written_heads(&mut state), [next + 2, next + 4]);
+    open(&mut state, true);
+    assert_eq!(written_heads(&mut state), [next + 6]);
+}
+
+/// GOAWAY ends streams that were not opened, also with the highest last stream id: no further stream may be opened (RFC
+/// 9113, section 6.8).
+#[test]
+fn goaway_ends_waiting_streams() {
+    let mut state = State::new(Settings::default());
+    let next = fill_buffer(&mut state);
+    let key = open(&mut state, true);
+    apply(&mut state, [goaway(u32::MAX >> 1)]).unwrap();
+    assert!(matches!(state.streams.get(key).error, Some(Error::GoAway(..))));
+    assert!(state.streams.find(1).is_some(), "a stream that was opened goes on");
+    assert_eq!(written_heads(&mut state).last(), Some(&(next - 2)));
+}
+
+/// The end of the connection ends waiting streams.
+#[test]
+fn failed_connection_ends_waiting_streams() {
+    let mut state = State::new(Settings::default());
+    fill_buffer(&mut state);
+    let key = open(&mut state, true);
+    state.fail(&Error::Closed, &mut Vec::new());
+    assert!(matches!(state.streams.get(key).error, Some(Error::Closed)));
+    assert!(!state.streams.has_open());
+    state.leave(key);
+    state.take_out(&mut Outbox::default());
+    assert_eq!(written_heads(&mut state), []);
+}
+
+/// A response to a request that was not sent is an error of the connection.
+#[test]
+fn waiting_streams_are_idle_for_the_peer() {
+    let mut state = State::new(Settings::default());
+    let next = fill_buffer(&mut state);
+    open(&mut state, true);
+    let head = || Block { status: Some(http::StatusCode::OK), ..Block::default() };
+    let response = || Event::Headers { stream: next, block: head(), ends: true };
+    assert_eq!(apply(&mut state, [response()]), Err(Reason::PROTOCOL_ERROR));
+    write(&mut state);
+    assert_eq!(apply(&mut state, [response()]), Ok(()));
+}
+
+/// The driver runs when the last stream of a connection that is to close was waiting and is cancelled. The user has a
+/// time-out for closing that starts then.
+#[test]
+fn last_waiting_stream_leaves_work_for_the_driver() {
+    let mut state = State::new(Settings::default());
+    fill_buffer(&mut state);
+    let key = open(&mut state, true);
+    let mut writing = Outbox::default();
+    state.take_out(&mut writing);
+    state.is_let_go = true;
+    let head = || Block { status: Some(http::StatusCode::OK), ..Block::default() };
+    for at in 0..key {
+        apply(&mut state, [Event::Headers { stream: 2 * at + 1, block: head(), ends: true }]).unwrap();
+        state.leave(at);
+    }
+    assert!(!state.has_work(), "the stream waits for what is being written");
+    state.leave(key);
+    assert!(state.out.is_empty() && state.has_work());
+}
+
+/// A request that cannot be sent is refused at once, also while others wait. One that a later SETTINGS frame forbids fails then.
+#[test]
+fn waiting_requests_fit_the_header_list_of_the_peer() {
+    let mut state = State::new(Settings::default());
+    fill_buffer(&mut state);
+    let key = open(&mut state, true);
+    let headers = HeaderMap::from_iter([(http::header::UPGRADE, http::HeaderValue::from_static("h3"))]);
+    let (method, more) = (&Method::POST, &[]);
+    let request =
+        Request { method, is_https: false, authority: "a", path: "/", headers: &headers, more, ends: true };
+    assert!(matches!(state.send(&request), Err(Error::Unsendable(_))));
+    apply(&mut state, [Event::Settings(vec![(setting::MAX_HEADER_LIST_SIZE, 10)])]).unwrap();
+    assert!(matches!(
+        state.send(&Request { headers: &HeaderMap::new(), ..request }),
+        Err(Error::HeaderListTooLarge { .. })
+    ));
+    let mut wake = Vec::new();
+    state.poll_head(key, &Context::from_waker(Waker::noop())).is_pending().then_some(()).unwrap();
+    state.take_out(&mut Outbox::default());
+    state.fill(&mut wake);
+    assert!(matches!(state.streams.get(key).error, Some(Error::HeaderListTooLarge { .. })));
+    assert_eq!((wake.len(), state.out.len()), (1, 0));
+}

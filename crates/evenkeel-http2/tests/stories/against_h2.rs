@@ -28,7 +28,7 @@ async fn serve(server: h2::server::Builder) -> SocketAddr {
     address
 }
 
-async fn echo(
+pub(super) async fn echo(
     request: http::Request<h2::RecvStream>,
     mut respond: SendResponse<Bytes>,
 ) -> Result<(), h2::Error> {

@@ -2,6 +2,7 @@
 
 mod against_h2;
 mod memory;
+mod stalled_peer;
 mod windows;
 mod wire;
 

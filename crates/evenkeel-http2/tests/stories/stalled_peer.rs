@@ -1,0 +1,185 @@
+//! A peer that is connected and does not read, or grants no window. Whatever callers begin and cancel, memory stays bounded.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+use evenkeel_http2::{Driver, Reason, client};
+use testkit::Counting;
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
+
+use super::against_h2::echo;
+use super::*;
+
+/// Number of calls that are begun and cancelled.
+const CALLS: usize = 100_000;
+
+/// Maximum number of bytes held. Two buffers of 64 KiB and a frame, each with unused capacity.
+const MAX_HELD: i64 = 300 << 10;
+
+/// A byte stream with nothing to read. It accepts writes unless the peer has stalled.
+struct StallingIo {
+    is_stalled: bool,
+}
+
+impl AsyncRead for StallingIo {
+    fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, _: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Poll::Pending
+    }
+}
+
+impl AsyncWrite for StallingIo {
+    fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        if self.is_stalled { Poll::Pending } else { Poll::Ready(Ok(bytes.len())) }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+fn send(sender: &Sender, headers: &HeaderMap, ends: bool) -> (SendStream, RecvStream) {
+    let (method, more) = (&Method::POST, &[]);
+    let request = Request { method, is_https: false, authority: "orders", path: "/s/m", more, headers, ends };
+    sender.send(&request).expect("the connection is open")
+}
+
+/// Headers that are encoded in full with each request.
+fn secret_headers() -> HeaderMap {
+    let token = "t".repeat(100).parse().expect("a header value");
+    HeaderMap::from_iter([(http::header::AUTHORIZATION, token)])
+}
+
+/// Begins and cancels a call, in one of several ways.
+fn cancel_one(sender: &Sender, headers: &HeaderMap, way: usize) {
+    let (mut send, recv) = send(sender, headers, way == 0);
+    match way {
+        0 => drop(recv),
+        1 => {
+            send.send(Bytes::from_static(b"hello"), true).expect("the stream is open");
+            drop((send, recv));
+        }
+        2 => {
+            send.send(Bytes::from_static(b"hello"), false).expect("the stream is open");
+            drop((recv, send));
+        }
+        3 => {
+            send.send(Bytes::new(), true).expect("the stream is open");
+            drop(recv);
+        }
+        _ => {
+            let _ = send.poll_room(&Context::from_waker(Waker::noop()));
+            send.reset(Reason::CANCEL);
+            drop(recv);
+        }
+    }
+}
+
+fn poll(driver: &mut Driver, is_stalled: bool) {
+    let polled = driver.poll(&mut StallingIo { is_stalled }, &mut Context::from_waker(Waker::noop()));
+    assert!(polled.is_pending(), "{polled:?}");
+}
+
+/// Calls with short deadlines on a connection whose peer does not read hold no memory once they are cancelled.
+#[test]
+fn cancelled_calls_leave_nothing_in_the_write_buffer() {
+    let headers = secret_headers();
+    // The thread's read buffer is allocated here.
+    let (_sender, mut idle) = client(Settings::default());
+    poll(&mut idle, false);
+    for way in 0..5 {
+        let (sender, mut driver) = client(Settings::default());
+        let (held, ()) = Counting::during(|| {
+            for call in 0..CALLS {
+                cancel_one(&sender, &headers, way);
+                // The driver runs between calls, or calls come faster than it runs.
+                if call % 1_000 < 500 {
+                    poll(&mut driver, true);
+                }
+            }
+        });
+        assert!(held.net_bytes < MAX_HELD, "way {way}: {held:?}");
+        // The peer reads again: all of it is released.
+        let (released, ()) = Counting::during(|| poll(&mut driver, false));
+        assert!(held.net_bytes + released.net_bytes < 16 << 10, "way {way}: {held:?}, {released:?}");
+    }
+}
+
+/// A peer that reads and grants no window for the connection: data of cancelled calls is released, and so are their streams.
+#[test]
+fn cancelled_calls_leave_no_streams_that_wait_for_the_window() {
+    let headers = HeaderMap::new();
+    for way in [1, 2, 4] {
+        let (sender, mut driver) = client(Settings::default());
+        let (mut first, _recv) = send(&sender, &headers, false);
+        first.send(vec![0; 100_000].into(), true).expect("the stream is open");
+        poll(&mut driver, false);
+        let (held, ()) = Counting::during(|| {
+            for _ in 0..CALLS {
+                cancel_one(&sender, &headers, way);
+                poll(&mut driver, false);
+            }
+        });
+        assert!(held.net_bytes < 64 << 10, "way {way}: {held:?}");
+    }
+}
+
+/// A connection to a peer that does not read yet, and the peer's end.
+fn stalled() -> (Client, DuplexStream) {
+    let (mut io, peer) = tokio::io::duplex(100);
+    let (sender, mut driver) = client(Settings::default());
+    let task = tokio::spawn(async move { poll_fn(|cx| driver.poll(&mut io, cx)).await });
+    (Client { sender, task }, peer)
+}
+
+/// After a peer that did not read has come back, calls that waited meanwhile are answered, and new ones are. The header
+/// tables of both sides are the same: `h2` would end the connection otherwise.
+#[tokio::test]
+async fn calls_succeed_after_the_peer_reads_again() {
+    let (client, peer) = stalled();
+    let headers = secret_headers();
+    for call in 0..CALLS {
+        cancel_one(&client.sender, &headers, call % 5);
+        if call % 100 == 0 {
+            tokio::task::yield_now().await;
+        }
+    }
+    // Bodies in one piece, in two, none, and one that is larger than the window.
+    let bodies = ["hello".into(), "two".repeat(2), String::new(), "large".repeat(100_000)];
+    let mut waiting = Vec::new();
+    for (index, body) in bodies.iter().cycle().take(40).enumerate() {
+        let id = HeaderValue::from(index);
+        let path = format!("/s/m{index}/");
+        let (mut send, recv) = client
+            .send(&path, &HeaderMap::from_iter([(http::HeaderName::from_static("id"), id)]), false)
+            .unwrap();
+        let (first, second) = body.split_at(body.len() / 2);
+        send.send(first.to_owned().into(), false).unwrap();
+        send.send(second.to_owned().into(), true).unwrap();
+        waiting.push((path, body, send, recv));
+        cancel_one(&client.sender, &headers, index % 5);
+    }
+    tokio::spawn(async move {
+        let mut server = h2::server::Builder::new();
+        // The calls that were cancelled after their HEADERS were encoded are all on their way.
+        server.max_pending_accept_reset_streams(CALLS).max_concurrent_reset_streams(CALLS);
+        let mut connection = server.handshake::<_, Bytes>(peer).await.expect("a client");
+        while let Some(Ok((request, respond))) = connection.accept().await {
+            tokio::spawn(echo(request, respond));
+        }
+    });
+    for (path, body, _send, mut recv) in waiting {
+        let head = head(&mut recv).await.unwrap();
+        assert_eq!(head.headers["path"], path);
+        let (data, trailers) = rest(&mut recv).await.unwrap();
+        assert!(data == body.as_bytes(), "{path}: {} bytes", data.len());
+        assert_eq!(trailers.unwrap()["trailer-id"], head.headers["id"]);
+    }
+    let (_, mut recv) = client.ask("again").await.unwrap();
+    assert_eq!(rest(&mut recv).await.unwrap().0, b"again");
+    client.end().await.unwrap();
+}
