@@ -208,6 +208,10 @@ impl Reader {
         let (part, rest) = bytes.rest.split_at(data.left.min(bytes.rest.len()));
         bytes.rest = rest;
         let left = data.left - part.len();
+        if part.is_empty() && left > 0 {
+            self.data = Some(data);
+            return;
+        }
         let ends = data.ends && left == 0;
         self.data = (left > 0).then_some(Data { left, ..data });
         match bytes.shared {
@@ -229,7 +233,8 @@ impl Reader {
             gathered.extend_from_slice(data);
             *sum += flow;
             *is_over = ends;
-        } else if flow > 0 || ends {
+        } else {
+            // An empty frame is reported too: on an idle stream it is an error (RFC 9113, section 5.1).
             self.events.push(Event::Data { stream, piece: Piece::Own(data.to_vec()), flow, ends });
         }
     }

@@ -22,6 +22,7 @@ async fn what_breaks_the_protocol_ends_the_connection() {
         ("headers for a stream that never was", headers(all, 3, &GOOD), code::PROTOCOL_ERROR),
         ("headers for a stream of the server's", headers(all, 2, &GOOD), code::PROTOCOL_ERROR),
         ("data for a stream that never was", Frame::new(kind::DATA, 0, 5, "x"), code::PROTOCOL_ERROR),
+        ("empty data for an idle stream", Frame::new(kind::DATA, 0, 5, ""), code::PROTOCOL_ERROR),
         ("a push", Frame::new(kind::PUSH_PROMISE, all, 1, vec![0, 0, 0, 2]), code::PROTOCOL_ERROR),
         ("a continuation of nothing", Frame::new(kind::CONTINUATION, all, 1, ""), code::PROTOCOL_ERROR),
         ("a reset of the connection", Frame::new(kind::RST_STREAM, 0, 0, vec![0; 4]), code::PROTOCOL_ERROR),
@@ -85,6 +86,7 @@ async fn what_is_wrong_with_a_stream_ends_that_stream() {
             code::PROTOCOL_ERROR,
         ),
         ("data before the head", &[Frame::new(kind::DATA, 0, 1, "x")], code::PROTOCOL_ERROR),
+        ("empty data before the head", &[Frame::new(kind::DATA, 0, 1, "")], code::PROTOCOL_ERROR),
         (
             "trailers that are not the end",
             &[headers(all, 1, &GOOD), headers(all, 1, &[("a", "b")])],
