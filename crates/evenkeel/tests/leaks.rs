@@ -12,7 +12,7 @@ use evenkeel_proto::envoy::config::cluster::v3::Cluster;
 use evenkeel_proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
 use testkit::net::echo::EchoRequest;
 use testkit::net::echo::echo_client::EchoClient;
-use testkit::net::frames::{Answer, serve};
+use testkit::net::frames::{Answer, Frame, Peer, kind, serve, setting};
 use testkit::net::proxy::Proxy;
 use testkit::net::soak::{KillWindow, ProcessUsage, SoakLoad};
 use testkit::net::{Backend, ControlPlane};
@@ -31,7 +31,7 @@ type FaultRun = Pin<Box<dyn Future<Output = ()>>>;
 type NamedFault = (&'static str, fn() -> FaultRun);
 
 /// The faults, each from the start of its servers to their end.
-const FAULTS: [NamedFault; 16] = [
+const FAULTS: [NamedFault; 17] = [
     ("none", || Box::pin(no_fault())),
     ("backends are killed and return", || Box::pin(killed_backends())),
     ("backends drain and return", || Box::pin(drained_backends())),
@@ -40,6 +40,7 @@ const FAULTS: [NamedFault; 16] = [
     ("connections fail in the middle of calls", || Box::pin(broken_connections())),
     ("connections go silent under calls", || Box::pin(black_hole())),
     ("servers answer with resets, GOAWAY and silence", || Box::pin(hostile_answers())),
+    ("peers send GOAWAY and stop reading", || Box::pin(unread_goaways())),
     ("callers drop calls and streams", || Box::pin(dropped_calls())),
     ("channels are dropped while they connect", || Box::pin(dropped_channels())),
     ("a channel goes idle and wakes", || Box::pin(idle_channel())),
@@ -277,6 +278,42 @@ async fn hostile_answers() {
         }
     }
     assert!(ok > 10 && failed > 10, "{ok} calls succeeded, {failed} failed");
+}
+
+/// Each peer sends GOAWAY while it processes a call, reads no more and never closes. The connections are closed while the
+/// peers' ends are open: otherwise the end of the peers would close them.
+async fn unread_goaways() {
+    const PEERS: usize = 8;
+    const WINDOW: u32 = u32::MAX >> 1;
+    let before = ProcessUsage::now().unwrap();
+    let peer = Peer::bind().await;
+    let channel = over([peer.address()]).build().unwrap();
+    let (mut calls, mut unread) = (Vec::new(), Vec::new());
+    channel.connect();
+    for _ in 0..PEERS {
+        // A channel that connects again has read the GOAWAY before, and written as much as the socket took.
+        let mut conn = timeout(LONG, peer.accept()).await.expect("the channel connects again");
+        conn.settings(&[(setting::INITIAL_WINDOW_SIZE, WINDOW)]).await.unwrap();
+        let mut client = EchoClient::new(channel.clone());
+        // More than sockets buffer.
+        let request = EchoRequest { payload: vec![0; 16 << 20], ..EchoRequest::default() };
+        calls.push(tokio::spawn(async move { client.unary(request).await.map(drop) }));
+        while timeout(LONG, conn.next_frame()).await.unwrap().unwrap().kind != kind::HEADERS {}
+        let update = (WINDOW - 65_535).to_be_bytes().to_vec();
+        conn.send(Frame::new(kind::WINDOW_UPDATE, 0, 0, update)).await.unwrap();
+        conn.go_away(1, 0, b"").await.unwrap();
+        unread.push(conn);
+    }
+    for call in calls {
+        call.abort();
+        assert!(call.await.unwrap_err().is_cancelled(), "the peer does not respond");
+    }
+    drop(channel);
+    // The listener and the peers' ends.
+    let expected = ProcessUsage { descriptors: before.descriptors + 1 + PEERS, ..before };
+    if let Err(usage) = expected.wait_until_restored().await {
+        panic!("{expected:?} expected with {PEERS} peers that do not read, {usage:?} found");
+    }
 }
 
 async fn dropped_calls() {
