@@ -169,9 +169,10 @@ impl State {
 
     /// Whether there is something to write.
     pub(crate) fn has_work(&self) -> bool {
-        // GOAWAY is to be written. A waiting stream that was the last leaves no other frame when it is cancelled.
-        let has_to_leave = self.is_over() && !self.has_left;
-        !self.out.is_empty() || !self.line.is_empty() && self.send_window > 0 || has_to_leave
+        // At last GOAWAY is to be written. A waiting stream that was the last leaves no other frame when it is cancelled.
+        !self.out.is_empty()
+            || !self.line.is_empty() && self.send_window > 0
+            || self.is_over() && !self.has_left
     }
 
     /// Returns true if the connection takes no more requests and has no open streams.
@@ -550,6 +551,10 @@ impl State {
 
     /// The lowest id whose stream was not opened.
     fn next_unsent(&self) -> u32 {
+        // Most connections have none that waits, and this runs for every frame.
+        if self.waiting.is_empty() {
+            return self.next_id;
+        }
         self.waiting.first_key_value().map_or(self.next_id, |(id, _)| *id)
     }
 
