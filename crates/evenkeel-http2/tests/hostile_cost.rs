@@ -4,16 +4,18 @@
 //! valgrind, and those of a run without the flood are subtracted. Instructions do not depend on the machine's load. Without
 //! valgrind the scenarios run uncounted, and the test says so.
 
+#[path = "common/scripted_io.rs"]
+mod scripted_io;
+
 use std::fmt::Write as _;
-use std::io;
-use std::pin::Pin;
 use std::process::Command;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Waker};
 
 use bytes::Bytes;
 use evenkeel_http2::{Request, Settings, client};
 use http::{HeaderMap, Method};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use self::scripted_io::ScriptedIo;
 
 /// Maximum number of instructions per byte, in the build that tests use. One limit for all scenarios: a flood must not pay,
 /// whatever it is made of. Header fields of four bytes cost the most, 300 to 430; most frames cost 10 to 70.
@@ -73,42 +75,6 @@ fn scenarios() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// Byte stream of a server that sends a flood and reads everything.
-struct FloodIo {
-    bytes: Vec<u8>,
-    position: usize,
-}
-
-impl AsyncRead for FloodIo {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-        into: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        if self.position == self.bytes.len() {
-            return Poll::Pending;
-        }
-        let len = into.remaining().min(self.bytes.len() - self.position);
-        into.put_slice(&self.bytes[self.position..self.position + len]);
-        self.position += len;
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl AsyncWrite for FloodIo {
-    fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Poll::Ready(Ok(bytes.len()))
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-}
-
 /// Returns what is sent in a flood of these frames.
 fn flood(frames: &[u8]) -> Vec<u8> {
     if frames.is_empty() { Vec::new() } else { frames.repeat(LENGTH.div_ceil(frames.len())) }
@@ -136,8 +102,9 @@ fn run(name: &str, frames: &[u8]) {
         streams.push((send, recv));
     }
     let begin = [settings(&[(4, 10)]), frame(1, 4, 1, b"\x88"), frame(3, 0, 3, &[0, 0, 0, 8])].concat();
-    let mut io = FloodIo { bytes: [begin, flood(frames)].concat(), position: 0 };
-    while io.position < io.bytes.len() {
+    let script = [begin, flood(frames)].concat();
+    let mut io = ScriptedIo { unread: &script, is_stalled: false };
+    while !io.unread.is_empty() {
         let polled = driver.poll(&mut io, &mut cx);
         assert!(polled.is_pending(), "{name}: {polled:?}");
     }

@@ -1,50 +1,15 @@
 //! Memory that a connection holds, by a counting allocator. The byte stream is in memory, so that all of it happens in one thread.
 
-use std::io;
-use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
 use evenkeel_http2::{Driver, RecvStream, SendStream, client};
 use testkit::Counting;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::scripted_io::ScriptedIo;
 use super::*;
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
-
-/// A byte stream that has these bytes to read, and then no more for now. It takes whatever is written.
-struct ScriptedIo<'a>(&'a [u8]);
-
-impl AsyncRead for ScriptedIo<'_> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-        into: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        if self.0.is_empty() {
-            return Poll::Pending;
-        }
-        let (now, later) = self.0.split_at(self.0.len().min(into.remaining()));
-        self.0 = later;
-        into.put_slice(now);
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl AsyncWrite for ScriptedIo<'_> {
-    fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Poll::Ready(Ok(bytes.len()))
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-}
 
 fn frame(kind: u8, flags: u8, stream: usize, payload: &[u8]) -> Vec<u8> {
     let len = (payload.len() as u32).to_be_bytes();
@@ -87,8 +52,8 @@ impl Connection {
 
     /// Has the connection read all of these bytes.
     fn feed(&mut self, bytes: &[u8]) {
-        let mut io = ScriptedIo(bytes);
-        while !io.0.is_empty() {
+        let mut io = ScriptedIo { unread: bytes, is_stalled: false };
+        while !io.unread.is_empty() {
             let polled = self.driver.poll(&mut io, &mut Context::from_waker(Waker::noop()));
             assert!(polled.is_pending(), "{polled:?}");
         }

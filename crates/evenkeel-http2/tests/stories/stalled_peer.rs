@@ -1,14 +1,13 @@
 //! A peer that is connected and does not read, or grants no window. Whatever callers begin and cancel, memory stays bounded.
 
-use std::io;
-use std::pin::Pin;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Waker};
 
 use evenkeel_http2::{Driver, Reason, client};
 use testkit::Counting;
-use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
+use tokio::io::DuplexStream;
 
 use super::against_h2::echo;
+use super::scripted_io::ScriptedIo;
 use super::*;
 
 /// Number of calls that are begun and cancelled.
@@ -16,31 +15,6 @@ const CALLS: usize = 100_000;
 
 /// Maximum number of bytes held. Two buffers of 64 KiB and a frame, each with unused capacity.
 const MAX_HELD: i64 = 300 << 10;
-
-/// A byte stream with nothing to read. It accepts writes unless the peer has stalled.
-struct StallingIo {
-    is_stalled: bool,
-}
-
-impl AsyncRead for StallingIo {
-    fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, _: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Poll::Pending
-    }
-}
-
-impl AsyncWrite for StallingIo {
-    fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        if self.is_stalled { Poll::Pending } else { Poll::Ready(Ok(bytes.len())) }
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-}
 
 fn send(sender: &Sender, headers: &HeaderMap, ends: bool) -> (SendStream, RecvStream) {
     let (method, more) = (&Method::POST, &[]);
@@ -80,7 +54,8 @@ fn cancel_one(sender: &Sender, headers: &HeaderMap, way: usize) {
 }
 
 fn poll(driver: &mut Driver, is_stalled: bool) {
-    let polled = driver.poll(&mut StallingIo { is_stalled }, &mut Context::from_waker(Waker::noop()));
+    let mut io = ScriptedIo { unread: &[], is_stalled };
+    let polled = driver.poll(&mut io, &mut Context::from_waker(Waker::noop()));
     assert!(polled.is_pending(), "{polled:?}");
 }
 
