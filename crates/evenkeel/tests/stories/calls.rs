@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "the helpers of tests are tests")]
 
 mod config;
-mod cooperation;
+pub(crate) mod cooperation;
 mod deadlines;
 mod ends;
 mod kinds;

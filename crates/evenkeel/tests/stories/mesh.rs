@@ -2,6 +2,7 @@
 //! disturb unless the story says so.
 
 mod balance;
+mod cooperation;
 mod load_reports;
 mod process;
 mod resources;

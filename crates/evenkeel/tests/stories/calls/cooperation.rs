@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use evenkeel::Channel;
+use evenkeel::{Backoff, Channel};
 use testkit::net::Backend;
 use testkit::net::echo::echo_client::EchoClient;
 use tonic::body::Body;
@@ -22,7 +22,7 @@ use super::{Client, LONG, panics, policy, request, to, within};
 const MAX_CALLS: usize = 1000;
 
 /// Calls until one succeeds, without a pause between calls.
-async fn insist<T>(mut call: impl AsyncFnMut() -> Result<T, Status>) {
+pub(crate) async fn insist<T>(mut call: impl AsyncFnMut() -> Result<T, Status>) {
     let began = Instant::now();
     while call().await.is_err() {
         assert!(began.elapsed() < LONG, "the channel does not reconnect");
@@ -30,7 +30,7 @@ async fn insist<T>(mut call: impl AsyncFnMut() -> Result<T, Status>) {
 }
 
 /// Expects calls to fail until another task of the same thread has run, and that task to run soon.
-async fn fails_and_yields<T>(failure: &str, mut call: impl AsyncFnMut() -> Result<T, Status>) {
+pub(crate) async fn fails_and_yields<T>(failure: &str, mut call: impl AsyncFnMut() -> Result<T, Status>) {
     let has_run = Arc::new(AtomicBool::new(false));
     let other = has_run.clone();
     let other = tokio::spawn(async move { other.store(true, Ordering::SeqCst) });
@@ -118,4 +118,16 @@ async fn failures_that_do_not_wait_yield() {
     let mut client = EchoClient::new(channel.clone());
     fails_and_yields("a closed channel", async || client.unary(request("")).await).await;
     fails_and_yields("a closed channel, asked to be ready", async || channel.ready().await).await;
+}
+
+/// A name that cannot be resolved fails calls until the next attempt of the resolver.
+#[tokio::test]
+async fn a_name_that_cannot_be_resolved_yields() {
+    // The first call waits for the resolver. Its next attempt is far off.
+    let wait = Backoff { initial: LONG, max: LONG, ..Backoff::default() };
+    let unresolved = crate::builder("dns:///absent.invalid:1234").backoff(wait).build().unwrap();
+    let mut client = EchoClient::new(unresolved);
+    let status = within(client.unary(request(""))).await.unwrap_err();
+    assert!(status.message().contains("\"absent.invalid\": cannot be resolved"), "{status}");
+    fails_and_yields("a name that cannot be resolved", async || client.unary(request("")).await).await;
 }
