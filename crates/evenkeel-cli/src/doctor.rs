@@ -67,7 +67,7 @@ pub(crate) async fn run(args: Args, terminal: &Terminal) -> Result<Exit, Failure
 }
 
 /// A target without a scheme is a DNS name, as for channels.
-pub(crate) fn is_xds(target: &str) -> bool {
+fn is_xds(target: &str) -> bool {
     target.split_once(':').is_some_and(|(scheme, _)| scheme.eq_ignore_ascii_case("xds"))
 }
 

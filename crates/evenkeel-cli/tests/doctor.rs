@@ -686,7 +686,7 @@ async fn control_planes_that_are_xds_targets() {
     ended.stopped_at(
         2,
         "bootstrap",
-        "server_uri \"xds:///control\" is an xDS target itself",
+        "xds_servers[0].server_uri: \"xds:///control\" is an xDS target itself",
         "where the control plane's address belongs",
     );
 }

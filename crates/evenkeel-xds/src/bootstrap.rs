@@ -43,6 +43,9 @@ const REFRESH_INTERVAL: Duration = Duration::from_secs(600);
 /// The kinds of credentials for control planes that we have, as errors list them.
 const CREDENTIALS: &str = "insecure, google_default or tls";
 
+/// The accepted forms of `server_uri`, as errors list them.
+const SERVER_ADDRESS: &str = "the address of a control plane: HOST:PORT, dns:///HOST:PORT or unix:/path";
+
 /// A bootstrap that can be used.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bootstrap {
@@ -332,6 +335,11 @@ impl Notes {
     fn server(&mut self, value: &Value, path: &Path<'_>) -> Option<ServerConfig> {
         let server = Object::of(value, path, &mut self.problems)?;
         let uri = server.required_text("server_uri", &mut self.problems);
+        // Resolving an xDS target takes a control plane, so this one would be needed to find itself.
+        if let Some(uri) = uri.filter(|uri| is_xds_target(uri)) {
+            let text = format!("{} is an xDS target itself; expected {SERVER_ADDRESS}", quoted(uri));
+            self.problems.add(&path.field("server_uri"), text);
+        }
         let credentials = self.credentials(&server);
         let features = server.list("server_features", &mut self.problems).unwrap_or_default();
         let has = |feature: &str| features.iter().any(|value| value.as_str() == Some(feature));
@@ -515,6 +523,11 @@ impl Notes {
     fn ignore(&mut self, path: &Path<'_>, text: &str) {
         self.ignored.push(format!("{path}: {text}"));
     }
+}
+
+/// Returns true if the target has the scheme `xds`. As in gRPC, `xds:18000` has it too, and `dns:///xds:18000` is the host.
+fn is_xds_target(uri: &str) -> bool {
+    uri.split_once(':').is_some_and(|(scheme, _)| scheme.eq_ignore_ascii_case("xds"))
 }
 
 /// Whether a target stays on this machine, as far as its text tells.

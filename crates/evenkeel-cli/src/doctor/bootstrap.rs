@@ -58,6 +58,12 @@ fn invalid(error: &str, origin: &str) -> Trouble {
             "a comma too many or too few, or a template that was not filled in",
             "look at the line and column above",
         )
+    } else if error.contains("is an xDS target itself") {
+        (
+            "the address of a control plane: HOST:PORT, dns:///HOST:PORT, unix:/path",
+            "the target of the service stands where the control plane's address belongs",
+            "correct server_uri in the bootstrap; xds: targets are for channels of the application",
+        )
     } else if error.contains("channel_creds") {
         (
             "credentials of a kind that is supported: insecure or tls",
@@ -78,15 +84,6 @@ fn invalid(error: &str, origin: &str) -> Trouble {
         )
     };
     trouble(found).expected(expected).likely(likely).next(next)
-}
-
-/// A control plane that is named by an xDS target would be found by asking itself.
-pub(super) fn nested(server: &ServerConfig) -> Trouble {
-    let uri = ui::safe(&server.uri);
-    trouble(format!("server_uri {uri:?} is an xDS target itself"))
-        .expected("the address of a control plane: HOST:PORT, dns:///HOST:PORT, unix:/path")
-        .likely("the target of the service stands where the control plane's address belongs")
-        .next("correct server_uri in the bootstrap; xds: targets are for channels of the application")
 }
 
 /// How a control plane is talked to; `None` in the clear.

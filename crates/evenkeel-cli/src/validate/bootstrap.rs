@@ -8,7 +8,6 @@ use evenkeel_xds::bootstrap::Bootstrap;
 
 use super::locate::locate;
 use super::{Finding, Verdict, count};
-use crate::doctor::is_xds;
 
 pub(super) fn verdict(file: &Path, text: &str) -> Verdict {
     let subject = file.display().to_string();
@@ -22,8 +21,7 @@ pub(super) fn verdict(file: &Path, text: &str) -> Verdict {
     }
     match Bootstrap::from_json(text) {
         Ok(bootstrap) => {
-            let mut findings: Vec<_> = nested_servers(&bootstrap, text);
-            findings.extend(bootstrap.warnings().into_iter().map(Finding::warning));
+            let findings = bootstrap.warnings().into_iter().map(Finding::warning).collect();
             Verdict { subject, findings, summary: Some(summary(&bootstrap)) }
         }
         Err(error) => {
@@ -39,17 +37,6 @@ pub(super) fn verdict(file: &Path, text: &str) -> Verdict {
             Verdict { subject, findings, summary: None }
         }
     }
-}
-
-/// Control planes that are named by an xDS target: they would be found by asking themselves.
-fn nested_servers(bootstrap: &Bootstrap, text: &str) -> Vec<Finding> {
-    let nested = bootstrap.servers.iter().enumerate().filter(|(_, server)| is_xds(&server.uri));
-    let finding = |(i, _)| {
-        let path = format!("xds_servers[{i}].server_uri");
-        let place = locate(text, &path);
-        Finding::error("expected the address of a control plane, found an xds: target").path(path).at(place)
-    };
-    nested.map(finding).collect()
 }
 
 fn summary(bootstrap: &Bootstrap) -> String {

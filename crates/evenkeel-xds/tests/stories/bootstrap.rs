@@ -379,6 +379,27 @@ fn broken_servers_are_reported_with_their_paths() {
     );
 }
 
+/// BS-2, FED-1: an xDS target cannot be resolved without a control plane, so a control plane cannot be one. The error names the
+/// field and the accepted forms, for the servers of an authority too.
+#[test]
+fn control_planes_that_are_xds_targets_are_refused() {
+    const REMEDY: &str = "is an xDS target itself; expected the address of a control plane: HOST:PORT, dns:///HOST:PORT or unix:/path";
+    for uri in ["xds:///control", "xds://authority/control", "xds:control", "XDS:///control", "xds:18000"] {
+        let problem = format!("server_uri: {uri:?} {REMEDY}");
+        let alone = json!({"xds_servers": [server(uri)]});
+        assert_eq!(problems(&alone), format!("xds_servers[0].{problem}"));
+        // A usable server in front does not excuse the fallback.
+        let second = json!({"xds_servers": [server("localhost:18000"), server(uri)]});
+        assert_eq!(problems(&second), format!("xds_servers[1].{problem}"));
+        let authority = with("authorities", json!({"eu.example.com": {"xds_servers": [server(uri)]}}));
+        assert_eq!(problems(&authority), format!("authorities[\"eu.example.com\"].xds_servers[0].{problem}"));
+    }
+    // Hosts may have the scheme's name.
+    for uri in ["dns:///xds:18000", "dns:xds", "xds", "xds.example.com:443", "unix:/run/xds:1.sock"] {
+        assert_eq!(uris(&read(&json!({"xds_servers": [server(uri)]})).servers), [uri]);
+    }
+}
+
 /// BS-4, BS-5, BS-6, FED-1: the same for everything else.
 #[test]
 fn broken_fields_are_reported_with_their_paths() {
@@ -621,7 +642,6 @@ fn insecure_servers_elsewhere_are_warned_of() {
         "dns://127.0.0.1/xds.example.com:1",
         "ipv4:127.0.0.1:1,10.0.0.1:1",
         "localhost.example.com:1",
-        "xds:///plane",
         "%zz",
     ];
     for uri in elsewhere {

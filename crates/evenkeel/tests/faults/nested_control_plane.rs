@@ -1,5 +1,6 @@
 //! A control plane that is to be found through xDS itself.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use evenkeel::{Bootstrap, Channel, XdsClient};
@@ -13,13 +14,18 @@ use super::LONG;
 /// Number of cycles of opening and closing.
 const CYCLES: usize = 1_000;
 
-/// fault 20: evenkeel refuses an `xds:` server in the bootstrap. A call says so, with the server and the reason. A thousand
-/// channels and clients are opened and closed, with calls and during calls, and nothing hangs.
+/// fault 20: the bootstrap's parser refuses an `xds:` server. A program can still set one, and then calls fail with the server and
+/// the reason. A thousand channels and clients are opened and closed, with calls and during calls, and nothing hangs.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_nested_xds_server_is_refused_and_never_hangs() {
-    let bootstrap = r#"{"xds_servers": [{"server_uri": "xds:///control", "channel_creds": [{"type": "insecure"}]}],
-        "node": {"id": "node-7"}}"#;
-    let bootstrap = Bootstrap::from_json(bootstrap).unwrap();
+    let text = |uri: &str| {
+        let server = format!(r#"{{"server_uri": "{uri}", "channel_creds": [{{"type": "insecure"}}]}}"#);
+        format!(r#"{{"xds_servers": [{server}], "node": {{"id": "node-7"}}}}"#)
+    };
+    let refused = Bootstrap::from_json(&text("xds:///control")).unwrap_err().to_string();
+    assert!(refused.contains("\"xds:///control\" is an xDS target itself"), "{refused}");
+    let mut bootstrap = Bootstrap::from_json(&text("localhost:1")).unwrap();
+    Arc::make_mut(&mut bootstrap.servers[0]).uri = "xds:///control".into();
     let cycles = async {
         for cycle in 0..CYCLES {
             let client = XdsClient::builder(bootstrap.clone()).build();
