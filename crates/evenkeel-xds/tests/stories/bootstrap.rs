@@ -3,6 +3,7 @@
 mod targets;
 
 use std::cell::RefCell;
+use std::error::Error as _;
 use std::io;
 use std::time::Duration;
 
@@ -230,6 +231,12 @@ fn the_file_wins_over_the_text() {
             loaded.as_ref().is_err_and(BootstrapError::is_unset),
             name.is_empty() && inline.is_empty()
         );
+        if let Err(error) = &loaded {
+            // A program that prints the chain of causes repeats what the message ends with.
+            let cause = error.source().map(ToString::to_string);
+            assert_eq!(cause.is_none(), error.is_unset(), "{error}");
+            assert!(error.to_string().ends_with(&cause.unwrap_or_default()), "{error}");
+        }
         let loaded = loaded.map_err(|error| error.to_string());
         let loaded = loaded.as_ref().map(|bootstrap| &*bootstrap.servers[0].uri).map_err(String::as_str);
         assert_eq!(loaded, *expected);
@@ -524,6 +531,17 @@ fn intervals_are_durations_of_protobuf() {
         "99999999999999999999999s",
     ] {
         assert!(problems(&watcher(bad)).contains("expected a duration above zero"), "{bad}");
+    }
+}
+
+/// fault 36, FED-1: a long name in the path of a problem is cut between characters.
+#[test]
+fn long_names_are_cut_between_characters() {
+    // 119 bytes and then characters of two bytes, so that the limit of 120 falls into one.
+    let name = format!("{}{}", "a".repeat(119), "é".repeat(5_000));
+    for field in ["authorities", "certificate_providers"] {
+        let problem = problems(&with(field, json!({ &name: 7 })));
+        assert_eq!(problem, format!("{field}[\"{}\"]: expected an object, found 7", "a".repeat(119)));
     }
 }
 

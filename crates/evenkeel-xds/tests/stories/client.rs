@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use evenkeel_core::Status;
-use evenkeel_proto::envoy::service::discovery::v3::Resource as Wrapper;
+use evenkeel_proto::envoy::service::discovery::v3::{DiscoveryResponse, Resource as Wrapper};
+use evenkeel_proto::prost::Message as _;
 use evenkeel_proto::prost_types::Any;
 use evenkeel_xds::Limits;
 use evenkeel_xds::bootstrap::{ServerConfig, ServerFeatures};
-use evenkeel_xds::client::{Changed, DELETION_GRACE, Input, Parse, Tally, Variant};
+use evenkeel_xds::client::{Changed, DELETION_GRACE, Effect, Input, Parse, Tally, Variant};
 use evenkeel_xds::resource::ResourceType::{Cluster, Endpoints, Listener, RouteConfig};
 use evenkeel_xds::resource::{Parsed, Rejected, ResourceType};
 use testkit::{resources, secs};
@@ -520,6 +521,47 @@ fn old_streams_are_not_heard() {
     world.client.handle(Input::Opened { stream: new }, world.now);
     assert!(world.client.poll_effect().is_none(), "it is open already");
     assert_eq!(world.sees(Cluster, "a"), "1");
+}
+
+/// A driver delivers a message of a stream that has not opened: the message is ignored, and the stream opens as usual.
+#[test]
+fn messages_before_the_stream_opens_are_ignored() {
+    let mut world = world();
+    world.channel(&[(Cluster, "a")]);
+    let stream = world.stream("one");
+    world.client.handle(Input::Message { stream, bytes: &[0xff] }, world.now);
+    assert!(world.client.poll_effect().is_none() && world.client.poll_changed().is_none());
+    world.accepts("one");
+    assert_eq!(world.requests("one"), ["cluster [a] as me"]);
+    assert_eq!(world.log(), [""; 0]);
+}
+
+/// ADS-9, FM-3: a resource times out, and a response arrives before its subscriber has taken the change. The change survives. It
+/// does not delay the next response, because this one did not cause it.
+#[test]
+fn responses_keep_changes_that_were_not_taken() {
+    let mut world = with_clusters(ServerFeatures::default(), &["a=1"]);
+    let waiting = world.channel(&[(Cluster, "absent")]);
+    world.now = world.client.next_deadline().expect("the timer of the resource");
+    world.client.handle_time(world.now);
+    let stream = world.stream("one");
+    let unknown = DiscoveryResponse { type_url: "unknown".to_owned(), ..DiscoveryResponse::default() };
+    world.client.handle(Input::Message { stream, bytes: &unknown.encode_to_vec() }, world.now);
+    let mut effects = std::iter::from_fn(|| world.client.poll_effect());
+    assert!(effects.any(|effect| effect == Effect::Read { stream }), "the next response is read");
+    assert_eq!(world.client.poll_changed().map(|(id, _)| id), Some(waiting));
+    assert_eq!(world.client.poll_changed(), None);
+}
+
+/// A program may make a bootstrap without servers, which the parser refuses: subscribers learn why they get nothing.
+#[test]
+fn a_bootstrap_without_servers_is_an_error() {
+    let mut world = World::new(bootstrap(&[]));
+    let id = world.channel(&[(Cluster, "a")]);
+    assert_eq!(world.changed(), [id]);
+    assert_eq!(world.dialled(), [""; 0]);
+    let text = r#"!Unavailable: cluster "a": not received: the bootstrap names no xDS server"#;
+    assert!(world.sees(Cluster, "a").starts_with(text), "{}", world.sees(Cluster, "a"));
 }
 
 /// Subscribers that left are nobody.

@@ -32,6 +32,7 @@ use evenkeel_proto::envoy::config::endpoint::v3::lb_endpoint::HostIdentifier;
 use evenkeel_proto::envoy::config::endpoint::v3::{
     ClusterLoadAssignment, Endpoint, LbEndpoint, LocalityLbEndpoints,
 };
+use evenkeel_proto::envoy::extensions::load_balancing_policies::client_side_weighted_round_robin::v3::ClientSideWeightedRoundRobin;
 use evenkeel_proto::envoy::extensions::load_balancing_policies::least_request::v3::LeastRequest;
 use evenkeel_proto::prost::Message as _;
 use evenkeel_proto::prost_types::{self, Any};
@@ -352,6 +353,19 @@ fn the_enum_round_robin() {
     let slow = RoundRobinLbConfig { slow_start_config: Some(SlowStartConfig::default()) };
     let message = enumerated(LbPolicy::RoundRobin, Some(LegacyConfig::RoundRobinLbConfig(slow)));
     assert_eq!(warnings(&message), ["round_robin_lb_config.slow_start_config: is ignored"]);
+}
+
+/// A114: a metric that `weighted_round_robin` does not know leaves the cluster in use, and a warning names it, escaped.
+#[test]
+fn unknown_metrics_of_a_policy_are_warned_about() {
+    let policy = ClientSideWeightedRoundRobin {
+        metric_names_for_computing_utilization: vec!["cpu_utilization".to_owned(), "cpu\n".to_owned()],
+        ..ClientSideWeightedRoundRobin::default()
+    };
+    let message = changed(|message| message.load_balancing_policy = Some(list([any(&policy)])));
+    let [warning] = &warnings(&message)[..] else { panic!("not one warning") };
+    assert!(warning.starts_with("load_balancing_policy: "), "{warning}");
+    assert!(warning.ends_with(r#""cpu\n" is not a metric that counts, it is ignored"#), "{warning}");
 }
 
 /// LR-2, VAL-C2

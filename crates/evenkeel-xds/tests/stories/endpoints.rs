@@ -676,6 +676,20 @@ fn what_was_read_before_counts() {
     assert_eq!(parse_after(&twice, &before, &set).expect_err("a bad resource"), refused(&twice));
 }
 
+/// VAL-E6: weights of endpoints that did not change count towards the limit of their locality.
+#[test]
+fn unchanged_weights_count_towards_the_limit() {
+    let before = with(vec![weighing(u32::MAX - 5, 80), weighing(5, 81)]);
+    let set = accepted(&before);
+    for position in 0..=2 {
+        let mut message = before.clone();
+        message.endpoints[0].lb_endpoints.insert(position, weighing(1, 82));
+        let problem = parse_after(&message, &before, &set).expect_err("the sum is too large");
+        assert!(problem.contains("add up to more than 4294967295"), "{problem}");
+        assert_eq!(problem, refused(&message), "the problem is the same without the version before");
+    }
+}
+
 /// A locality's priority, and the port, health and weight of its endpoints.
 type Group = (u32, Vec<(u16, i32, u32)>);
 

@@ -295,8 +295,10 @@ fn a_converter_tells_all_problems() {
     converters.register("myorg.Careless", |_, _| {
         Ok(Converted { policy: "myorg.Missing".to_owned(), settings: json!({}) })
     });
+    converters.register("myorg.Silent", |_, _| Err(NotConverted::Wrong));
     let told = |name: &str| converters.convert(&list([unknown(name)]), &registry()).unwrap_err().to_string();
     let at = "policies[0].typed_extension_config.typed_config";
+    assert_eq!(told("myorg.Silent"), format!("{at}: its converter refuses it and does not say why"));
     assert_eq!(told("myorg.Two"), format!("{at}.a: is bad; {at}.b: is worse"));
     assert_eq!(told("myorg.Sloppy"), format!("{at}.a: is bad"));
     assert_eq!(told("myorg.Absent"), r#"no policy of the list is supported: "myorg.Late""#);

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use evenkeel_core::{Code, Registry};
+use evenkeel_core::{Call, Code, Registry};
 use evenkeel_proto::envoy::config::core::v3::{RuntimeFractionalPercent, TypedExtensionConfig};
 use evenkeel_proto::envoy::config::route::v3::header_matcher::HeaderMatchSpecifier;
 use evenkeel_proto::envoy::config::route::v3::retry_policy::RetryBackOff;
@@ -16,8 +16,9 @@ use evenkeel_proto::envoy::config::route::v3::route_action::{
 use evenkeel_proto::envoy::config::route::v3::route_match::{ConnectMatcher, PathSpecifier};
 use evenkeel_proto::envoy::config::route::v3::weighted_cluster::ClusterWeight;
 use evenkeel_proto::envoy::config::route::v3::{
-    ClusterSpecifierPlugin, FilterConfig, HeaderMatcher, NonForwardingAction, QueryParameterMatcher,
-    RedirectAction, RetryPolicy, Route, RouteAction, RouteConfiguration, RouteMatch, WeightedCluster,
+    ClusterSpecifierPlugin, DirectResponseAction, FilterConfig, HeaderMatcher, NonForwardingAction,
+    QueryParameterMatcher, RedirectAction, RetryPolicy, Route, RouteAction, RouteConfiguration, RouteMatch,
+    WeightedCluster,
 };
 use evenkeel_proto::envoy::extensions::filters::http::fault::v3::HttpFault;
 use evenkeel_proto::envoy::extensions::filters::http::router::v3::Router;
@@ -337,6 +338,7 @@ fn actions_that_are_not_for_clients_stay() {
     let config = routes([
         with(Some(Action::NonForwardingAction(NonForwardingAction {}))),
         with(Some(Action::Redirect(RedirectAction {}))),
+        with(Some(Action::DirectResponse(DirectResponseAction { status: 200 }))),
         with(None),
     ]);
     let (left, warnings) = left(&config);
@@ -345,6 +347,7 @@ fn actions_that_are_not_for_clients_stay() {
         [
             "path prefix \"/\" -> non_forwarding_action, which is not for clients",
             "path prefix \"/\" -> redirect, which is not for clients",
+            "path prefix \"/\" -> direct_response, which is not for clients",
             "path prefix \"/\" -> no action that this client knows, which is not for clients",
         ]
     );
@@ -703,6 +706,63 @@ fn hash_policies_are_checked() {
         header.regex_rewrite.as_mut().unwrap().pattern = None;
     }
     check(without, "regex_rewrite.pattern: is required");
+}
+
+/// A28: `evenkeel explain` prints routes as this text, with each header test and its case.
+#[test]
+fn header_tests_are_described() {
+    let text = |pattern: MatchPattern, ignore_case: bool| {
+        HeaderMatchSpecifier::StringMatch(StringMatcher { match_pattern: Some(pattern), ignore_case })
+    };
+    let range = HeaderMatchSpecifier::RangeMatch(Int64Range { start: -1, end: 9 });
+    for (test, invert, expected) in [
+        (text(MatchPattern::Exact("a".to_owned()), false), false, r#"exact "a""#),
+        (text(MatchPattern::Exact("a".to_owned()), true), true, r#"not exact "a" in any case"#),
+        (text(MatchPattern::Prefix("a".to_owned()), true), false, r#"prefix "a" in any case"#),
+        (text(MatchPattern::Suffix("a".to_owned()), false), false, r#"suffix "a""#),
+        (text(MatchPattern::Contains("a".to_owned()), false), false, r#"contains "a""#),
+        (text(MatchPattern::Contains("a.b".to_owned()), true), false, r#"contains "a.b" in any case"#),
+        (text(MatchPattern::SafeRegex(regex("a+")), false), false, r#"regex "a+""#),
+        (range, false, "in [-1, 9)"),
+        (HeaderMatchSpecifier::PresentMatch(true), false, "present"),
+        (HeaderMatchSpecifier::PresentMatch(true), true, "not present"),
+        (HeaderMatchSpecifier::PresentMatch(false), false, "absent"),
+    ] {
+        let matcher = HeaderMatcher { invert_match: invert, ..header("X-User", test) };
+        let (left, _) = left(&routes([matching(|rule| rule.headers = vec![matcher])]));
+        assert_eq!(left, [format!("path prefix \"/\" and header \"x-user\" {expected} -> cluster \"c\"")]);
+    }
+}
+
+/// RH-7, RH-8: `evenkeel explain` prints hash policies as this text, and the hash of a call if its policies yield one.
+#[test]
+fn hash_policies_are_described() {
+    let header = |rewrite: Option<(&str, &str)>| {
+        PolicySpecifier::Header(hash_policy::Header {
+            header_name: "x-user".to_owned(),
+            regex_rewrite: rewrite.map(|(pattern, substitution)| RegexMatchAndSubstitute {
+                pattern: Some(regex(pattern)),
+                substitution: substitution.to_owned(),
+            }),
+        })
+    };
+    let channel = hash_policy::FilterState { key: "io.grpc.channel_id".to_owned() };
+    let cookie = PolicySpecifier::Cookie(hash_policy::Cookie::default());
+    for (specifier, terminal, expected, hash) in [
+        (header(None), false, r#"header "x-user""#, None),
+        (header(None), true, r#"header "x-user", and no other if there is one"#, None),
+        (header(Some(("a+", "b"))), false, r#"header "x-user" with "b" for "a+""#, None),
+        (PolicySpecifier::FilterState(channel), false, "the channel", Some(7)),
+        (cookie, false, "what gRPC does not have", None),
+    ] {
+        let policy = HashPolicy { policy_specifier: Some(specifier), terminal };
+        let (config, _) = accepted(&routes([acting(|action| action.hash_policy = vec![policy])]));
+        let Kept::Forward(forward) = &config.virtual_hosts[0].routes[0].action else {
+            panic!("not forwarded")
+        };
+        assert_eq!(forward.hash.iter().map(ToString::to_string).collect::<Vec<_>>(), [expected]);
+        assert_eq!(forward.hash_of(&Call::new("/s/m", 1), 7), hash, "{expected}");
+    }
 }
 
 /// VAL-X1: every problem of the resource, each with its path.

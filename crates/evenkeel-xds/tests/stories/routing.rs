@@ -15,7 +15,7 @@ use evenkeel_proto::envoy::config::core::v3::HttpProtocolOptions;
 use evenkeel_proto::envoy::config::route::v3::route::Action;
 use evenkeel_proto::envoy::config::route::v3::route_action::hash_policy::{self, PolicySpecifier};
 use evenkeel_proto::envoy::config::route::v3::route_action::{
-    ClusterSpecifier, HashPolicy, MaxStreamDuration,
+    ClusterSpecifier, HashPolicy, HostRewriteSpecifier, MaxStreamDuration,
 };
 use evenkeel_proto::envoy::config::route::v3::weighted_cluster::ClusterWeight;
 use evenkeel_proto::envoy::config::route::v3::{
@@ -27,13 +27,13 @@ use evenkeel_proto::envoy::extensions::filters::network::http_connection_manager
 use evenkeel_proto::envoy::extensions::filters::network::http_connection_manager::v3::http_connection_manager::RouteSpecifier;
 use evenkeel_proto::envoy::r#type::matcher::v3::RegexMatchAndSubstitute;
 use evenkeel_proto::prost_types::Any;
-use evenkeel_xds::resource::{Listener, RouteSource};
+use evenkeel_xds::resource::{Listener, Resource, ResourceType, RouteSource};
 use evenkeel_xds::routing::{ActiveClusters, Explained, Filter, Outcome, Selected, Selector};
 use testkit::resources::{any, filter, listener, manager, route};
 
 use crate::listener::accepted;
 use crate::route::{
-    acting, header, matching as matching_route, regex, routes, seconds, to_weighted, wrapped,
+    acting, header, matching as matching_route, parse_with, regex, routes, seconds, to_weighted, wrapped,
 };
 
 const CHANNEL_ID: u64 = 0xc0ff_ee00;
@@ -304,6 +304,23 @@ fn without_a_policy_chance_decides() {
         let hash = |entropy| selector.select(&Call::new("/s/m", entropy)).unwrap().hash();
         assert_ne!(hash(1), hash(2));
         assert_eq!(hash(1), hash(1));
+    }
+}
+
+/// A81: a trusted control plane may replace the authority of calls of one route, and no other route is affected.
+#[test]
+fn the_authority_is_rewritten_for_one_route() {
+    let rewriting = acting(|action| {
+        action.host_rewrite_specifier = Some(HostRewriteSpecifier::AutoHostRewrite(true));
+    });
+    let rewriting = Route { r#match: route("/s/a", "c").r#match, ..rewriting };
+    let message = listener("l", &manager(RouteSpecifier::RouteConfig(routes([rewriting, route("/", "c")]))));
+    for trusted in [true, false] {
+        let parsed = parse_with(ResourceType::Listener, &message, trusted, |_| ()).unwrap();
+        let Resource::Listener(listener) = parsed.resource else { panic!("not a listener") };
+        let selector = selector_of(&listener, &quiet());
+        let rewrites = |path| selector.select(&Call::new(path, 1)).unwrap().auto_host_rewrite();
+        assert_eq!((rewrites("/s/a"), rewrites("/s/b")), (trusted, false));
     }
 }
 

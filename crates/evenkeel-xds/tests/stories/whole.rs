@@ -270,6 +270,22 @@ fn bad_updates_and_lost_servers_leave_what_works() {
     }
 }
 
+/// fault 2: a failure of all calls begins with the target of their channel. Repeating it changes nothing.
+#[test]
+fn failures_of_all_calls_name_the_target() {
+    let mut mesh = Mesh::new();
+    let on_idle = Arc::new(|| ());
+    mesh.follower = Follower::new("orders", "orders", "me", 7, on_idle).for_target("xds:///or\nders");
+    mesh.plane.ends("one", "connection refused");
+    mesh.follow();
+    let Some(Err(failure)) = &mesh.route else { panic!("calls can be routed") };
+    let expected = r#"Unavailable: target "xds:///or\nders": listener "orders": "#;
+    assert!(failure.starts_with(expected) && failure.contains("connection refused"), "{failure}");
+    let steps = mesh.steps;
+    mesh.follow();
+    assert_eq!(mesh.steps, steps);
+}
+
 /// fault 26, VAL-E8: without an endpoint that can be called, calls fail at once and say which cluster.
 #[test]
 fn without_healthy_endpoints_calls_fail_at_once() {

@@ -1,5 +1,7 @@
 //! How connections to a cluster are secured: what is understood, ignored, and refused.
 
+use std::collections::HashSet;
+
 use evenkeel_proto::envoy::config::cluster::v3::Cluster;
 use evenkeel_proto::envoy::config::core::v3::transport_socket::ConfigType;
 use evenkeel_proto::envoy::config::core::v3::{DataSource, TransportSocket, TypedExtensionConfig};
@@ -114,9 +116,12 @@ fn security_tells_connections_apart() {
     let of = first.get::<ClusterSecurity>().expect("the security of a cluster");
     assert_eq!((&*of.cluster, &*of.security), (secure.name.as_str(), &security(&secure)));
     assert_eq!(means(&Cluster { lb_policy: 0, ..secure.clone() }), Some(first.clone()));
+    let mut distinct = HashSet::from([first.clone()]);
     for other in [named("another"), other, by_host] {
         assert_ne!(means(&other), Some(first.clone()));
+        assert!(distinct.insert(means(&other).expect("a cluster that is secured")));
     }
+    assert!(distinct.contains(&means(&secure).expect("a cluster that is secured")));
 }
 
 #[test]
@@ -473,15 +478,19 @@ fn names_of_one_type() {
         })
     };
     let kinds = [SanKind::Dns, SanKind::Uri, SanKind::Email, SanKind::Ip];
-    for (san_type, expected) in
-        [SanType::Dns, SanType::Uri, SanType::Email, SanType::IpAddress].into_iter().zip(kinds)
+    let names = ["DNS", "URI", "email", "IP"];
+    for ((san_type, expected), name) in
+        [SanType::Dns, SanType::Uri, SanType::Email, SanType::IpAddress].into_iter().zip(kinds).zip(names)
     {
         let matchers = security(&with(vec![typed(san_type.into())])).san_matchers;
         assert_eq!(matchers.len(), 1);
+        assert_eq!(matchers[0].to_string(), format!("{name} exact \"a\""));
         for kind in kinds {
             assert_eq!(matchers[0].matches(kind, "a"), kind == expected);
         }
     }
+    let untyped = matcher(pattern(MatchPattern::Suffix(".b".to_owned())));
+    assert_eq!(untyped.to_string(), r#"suffix ".b""#);
     let at = format!("{COMMON}.validation_context.match_typed_subject_alt_names[0]");
     for san_type in [0, 5, 9] {
         let problem = format!("{at}.san_type: expected EMAIL, DNS, URI or IP_ADDRESS, found {san_type}");
