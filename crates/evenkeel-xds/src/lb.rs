@@ -243,12 +243,6 @@ impl Converters {
     }
 }
 
-impl Default for Converters {
-    fn default() -> Converters {
-        Converters::standard()
-    }
-}
-
 impl fmt::Debug for Converters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(self.messages()).finish()
