@@ -551,10 +551,6 @@ impl State {
 
     /// The lowest id whose stream was not opened.
     fn next_unsent(&self) -> u32 {
-        // Most connections have none that waits, and this runs for every frame.
-        if self.waiting.is_empty() {
-            return self.next_id;
-        }
         self.waiting.first_key_value().map_or(self.next_id, |(id, _)| *id)
     }
 
