@@ -10,10 +10,14 @@ use std::time::Duration;
 
 use evenkeel_http2::{Error, RecvStream, Request, Settings, client};
 use http::{HeaderMap, Method};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 /// Maximum time of a run. The gate gives h2specd ten seconds for each case.
 const LIMIT: Duration = Duration::from_secs(8);
+
+/// Maximum time for the peer to close the connection. h2specd waits for the end of this program in some cases.
+const LINGER: Duration = Duration::from_millis(250);
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let url = std::env::args().nth(1).ok_or("usage: h2spec_client http://HOST:PORT/")?;
@@ -39,6 +43,7 @@ async fn run(authority: &str) -> Result<(), Box<dyn std::error::Error>> {
     let connection = async {
         let closed = poll_fn(|cx| driver.poll(&mut io, cx)).await;
         println!("connection closed: {closed:?}");
+        close(&mut io).await;
     };
     let call = async {
         match read(recv).await {
@@ -50,6 +55,15 @@ async fn run(authority: &str) -> Result<(), Box<dyn std::error::Error>> {
     };
     tokio::join!(connection, call);
     Ok(())
+}
+
+/// Closes the connection, and reads until the peer closes it too or [`LINGER`] has passed. A socket that is closed with unread
+/// bytes resets the connection, and the peer may then lose GOAWAY: its SETTINGS ACK may arrive at any time.
+async fn close(io: &mut TcpStream) {
+    // A peer that has closed the connection already has what it needs.
+    let _ = io.shutdown().await;
+    let rest = async { while io.read(&mut [0; 1024]).await.is_ok_and(|len| len > 0) {} };
+    let _ = tokio::time::timeout(LINGER, rest).await;
 }
 
 /// Reads a response to its end. Returns the length of its body.
