@@ -176,7 +176,7 @@ fn control(policy: &str, port: u16, endpoints: u16) -> Result<(), Error> {
         let mesh = Mesh::new().service("bench", Service::to("backends")).cluster("backends", cluster);
         mesh.check()?;
         let control = ControlPlane::builder().serve().await?;
-        control.plane().set_mesh(&mesh);
+        control.cache().set_mesh(&mesh);
         println!("{}", control.address());
         until_stdin_ends().await
     })

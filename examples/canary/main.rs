@@ -22,11 +22,11 @@ async fn main() -> Outcome {
     println!("with x-canary: please: {}", asking(&channel).await);
 
     control.set_mesh(&mesh(&servers, 50));
-    control.acked::<RouteConfiguration>().await;
+    control.wait_acked::<RouteConfiguration>().await;
     println!("v2 for 50 %:           {}", Tally::of(&channel, 1_000).await);
 
     control.set_mesh(&mesh(&servers, 0));
-    control.acked::<RouteConfiguration>().await;
+    control.wait_acked::<RouteConfiguration>().await;
     println!("v2 called off:         {}", Tally::of(&channel, 1_000).await);
     println!("with x-canary: please: {}", asking(&channel).await);
     Ok(())

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use evenkeel::{Bootstrap, Channel};
-use evenkeel_control::{Cluster, ControlPlane, Endpoint, Health, Mesh, Service};
+use evenkeel_control::{Cluster, ControlPlane, Endpoint, EndpointHealth, Mesh, Service};
 use examples::{Backend, Load, Outcome, connected};
 
 #[tokio::main]
@@ -28,7 +28,7 @@ async fn main() -> Outcome {
 
     // The control plane knows first: a deployment, a scale-down.
     let [at_a, at_b, at_c] = endpoints;
-    control.set_mesh(&mesh([at_a.clone().health(Health::Draining), at_b.clone(), at_c.clone()]));
+    control.set_mesh(&mesh([at_a.clone().health(EndpointHealth::Draining), at_b.clone(), at_c.clone()]));
     connected(&channel, 2).await;
     a.drain().await;
     println!("while a is drained:   {}", calls.take());

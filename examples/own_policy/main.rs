@@ -6,7 +6,7 @@
 mod favourite;
 
 use evenkeel::{Bootstrap, Channel, Registry};
-use evenkeel_control::{Cluster, ControlPlane, Endpoint, Mesh, Policy, Service};
+use evenkeel_control::{Cluster, ClusterPolicy, ControlPlane, Endpoint, Mesh, Service};
 use evenkeel_proto::envoy::config::cluster::v3::Cluster as ClusterResource;
 use examples::{Backend, Outcome, Tally, connected};
 use favourite::Favourite;
@@ -29,12 +29,12 @@ async fn main() -> Outcome {
     println!("who does not know it:  {}", Tally::of(&does_not, 300).await);
 
     control.set_mesh(&mesh(&servers, 20));
-    control.acked::<ClusterResource>().await;
+    control.wait_acked::<ClusterResource>().await;
     println!("20 % to the favourite: {}", Tally::of(&knows, 1_000).await);
 
     // Settings that the policy does not accept: the client says so, and goes on with those that it had.
     control.set_mesh(&mesh(&servers, 120));
-    println!("120 %? {}", control.nacked::<ClusterResource>().await.error);
+    println!("120 %? {}", control.wait_nacked::<ClusterResource>().await.error);
     println!("still 20 %:            {}", Tally::of(&knows, 1_000).await);
     Ok(())
 }
@@ -42,7 +42,7 @@ async fn main() -> Outcome {
 /// A list goes to clients as it stands; each takes the first policy that it knows.
 fn mesh(servers: &[Backend], percent: u32) -> Mesh {
     let policy =
-        Policy::list([("example.Favourite", json!({"percent": percent})), ("round_robin", json!({}))]);
+        ClusterPolicy::list([("example.Favourite", json!({"percent": percent})), ("round_robin", json!({}))]);
     let endpoints = servers.iter().map(|server| Endpoint::at(server.address()));
     Mesh::new()
         .service("orders", Service::to("orders"))

@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use evenkeel::{Bootstrap, Channel};
-use evenkeel_control::{Cluster, ControlPlane, Endpoint, Mesh, Retry, RetryOn, Route, Service};
+use evenkeel_control::{Cluster, ControlPlane, Endpoint, Mesh, RetryOn, Route, RouteRetry, Service};
 use evenkeel_proto::envoy::config::route::v3::RouteConfiguration;
 use examples::shop::OrdersClient;
 use examples::{Backend, Outcome, Tally, connected};
@@ -24,17 +24,17 @@ async fn main() -> Outcome {
     println!("as it is:     {}", Tally::of(&channel, 60).await);
 
     // Three attempts in all, the second after 10 ms or less, and only for statuses that say "try again".
-    let retry = Retry::on([RetryOn::Unavailable])
+    let retry = RouteRetry::on([RetryOn::Unavailable])
         .attempts(3)
         .backoff(Duration::from_millis(10), Duration::from_millis(100));
     control.set_mesh(&mesh(&servers, Route::to("orders").retry(retry.clone())));
-    control.acked::<RouteConfiguration>().await;
+    control.wait_acked::<RouteConfiguration>().await;
     println!("with retries: {}", Tally::of(&channel, 60).await);
 
     // A limit for the whole call, all attempts included. The server is told how long it has.
     let route = Route::to("orders").retry(retry).timeout(Duration::from_millis(200));
     control.set_mesh(&mesh(&servers, route));
-    control.acked::<RouteConfiguration>().await;
+    control.wait_acked::<RouteConfiguration>().await;
     servers[0].set_slow(Duration::from_secs(30));
     let mut orders = OrdersClient::new(channel);
     for _ in 0..6 {

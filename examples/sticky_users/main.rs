@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use evenkeel::{Bootstrap, Channel};
-use evenkeel_control::{Cluster, ControlPlane, Endpoint, Hash, Mesh, Policy, Route, Service};
+use evenkeel_control::{Cluster, ClusterPolicy, ControlPlane, Endpoint, Mesh, Route, RouteHash, Service};
 use examples::shop::OrdersClient;
 use examples::{Backend, Outcome, until};
 use serde_json::json;
@@ -64,9 +64,9 @@ async fn main() -> Outcome {
 
 /// Calls go by the header `x-user`.
 fn mesh<'a>(servers: impl IntoIterator<Item = &'a Backend>) -> Mesh {
-    let service = Service::new().route(Route::to("orders").hash(Hash::header("x-user")));
+    let service = Service::new().route(Route::to("orders").hash(RouteHash::header("x-user")));
     let cluster = Cluster::new()
-        .policy(Policy::with("ring_hash", json!({"min_ring_size": 1024})))
+        .policy(ClusterPolicy::with("ring_hash", json!({"min_ring_size": 1024})))
         .endpoints(servers.into_iter().map(|server| Endpoint::at(server.address())));
     Mesh::new().service("orders", service).cluster("orders", cluster)
 }

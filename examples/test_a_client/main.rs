@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use evenkeel::{Bootstrap, Channel};
-use evenkeel_control::{Cluster, ControlPlane, Endpoint, Mesh, Quirks, Service};
+use evenkeel_control::{Cluster, ControlPlane, Endpoint, FaultModes, Mesh, Service};
 use evenkeel_proto::envoy::config::cluster::v3::Cluster as ClusterResource;
 use evenkeel_proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
 use examples::shop::OrdersClient;
@@ -26,7 +26,7 @@ async fn main() -> Outcome {
     let mut orders = OrdersClient::new(channel);
     check("a call gets through", orders.get(String::new()).await.is_ok());
 
-    control.acked::<ClusterLoadAssignment>().await;
+    control.wait_acked::<ClusterLoadAssignment>().await;
     check("the endpoints were accepted", true);
     let clients = control.clients();
     check("the client says who it is", clients.iter().any(|client| client.node_id == "test-a-client"));
@@ -35,17 +35,17 @@ async fn main() -> Outcome {
     control.update(|resources| {
         resources.set(ClusterResource { name: "orders".to_owned(), ..ClusterResource::default() });
     });
-    let nack = control.nacked::<ClusterResource>().await;
+    let nack = control.wait_nacked::<ClusterResource>().await;
     println!("      it says: {}", nack.error);
     check("a bad cluster is rejected by name", nack.error.contains("orders"));
     check("and calls go on", orders.get(String::new()).await.is_ok());
     control.set_mesh(&mesh);
-    control.acked::<ClusterResource>().await;
+    control.wait_acked::<ClusterResource>().await;
     check("a good one is accepted again", true);
 
     // No endpoints at all: calls fail at once, and say so.
     control.set_mesh(&mesh.clone().cluster("orders", Cluster::new()));
-    control.acked::<ClusterLoadAssignment>().await;
+    control.wait_acked::<ClusterLoadAssignment>().await;
     let failure = loop {
         if let Err(status) = orders.get(String::new()).await {
             break status;
@@ -55,7 +55,7 @@ async fn main() -> Outcome {
     check("without endpoints calls fail", failure.code() == Code::Unavailable);
 
     // A control plane that says nothing: calls of a new channel wait, up to their deadline.
-    control.set_quirks(Quirks { silent: true, ..Quirks::default() });
+    control.set_fault_modes(FaultModes { silent: true, ..FaultModes::default() });
     let client = evenkeel::XdsClient::builder(bootstrap).build();
     let mut waiting = OrdersClient::new(Channel::builder("xds:///orders").xds_client(client).build()?);
     let mut request = Request::new(String::new());

@@ -7,7 +7,9 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use evenkeel::Variant;
-use evenkeel_control::{Cluster, ControlPlane, Endpoint, Mesh, Policy, Resource, Resources, Route, Service};
+use evenkeel_control::{
+    Cluster, ClusterPolicy, ControlPlane, Endpoint, Mesh, NamedResource, ResourceSet, Route, Service,
+};
 use evenkeel_proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
@@ -84,9 +86,9 @@ impl Bed {
     }
 
     /// Sends what is needed for these endpoints, and says when.
-    pub(super) fn send(&self, resources: Resources) -> u64 {
+    pub(super) fn send(&self, resources: ResourceSet) -> u64 {
         let began = now();
-        self.control.plane().set(resources);
+        self.control.cache().set(resources);
         began
     }
 
@@ -96,8 +98,8 @@ impl Bed {
     }
 
     /// Waits until the client has accepted all resources of a type that it wants, and says when.
-    pub(super) fn acked_all<M: Resource>(&self) -> Result<u64, Error> {
-        let acked = self.control.plane().acked::<M>();
+    pub(super) fn acked_all<M: NamedResource>(&self) -> Result<u64, Error> {
+        let acked = self.control.cache().wait_acked::<M>();
         self.runtime
             .block_on(async { timeout(LIMIT, acked).await })
             .map_err(|_| format!("the client did not accept its {} in time", M::NAME))?;
@@ -169,12 +171,12 @@ pub(super) fn generation(address: IpAddr) -> Option<u8> {
 }
 
 /// What a client of `xds:///bench` needs for these endpoints: weighted_round_robin.
-pub(crate) fn resources(shape: Shape, endpoints: &[SocketAddr]) -> Resources {
+pub(crate) fn resources(shape: Shape, endpoints: &[SocketAddr]) -> ResourceSet {
     resources_with(shape, endpoints, &"weighted_round_robin".into())
 }
 
 /// The same with another policy.
-pub(super) fn resources_with(shape: Shape, endpoints: &[SocketAddr], policy: &Policy) -> Resources {
+pub(super) fn resources_with(shape: Shape, endpoints: &[SocketAddr], policy: &ClusterPolicy) -> ResourceSet {
     let cluster = |endpoints: &[SocketAddr]| {
         let endpoints = endpoints.iter().map(|&address| Endpoint::at(address));
         Cluster::new().endpoints(endpoints).policy(policy.clone())

@@ -7,7 +7,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use evenkeel::Variant;
-use evenkeel_control::Policy;
+use evenkeel_control::ClusterPolicy;
 use evenkeel_proto::envoy::config::cluster::v3::Cluster;
 use serde_json::json;
 
@@ -150,7 +150,7 @@ fn changes(row: Row, changes: u32) -> Result<Cost, Error> {
     let (rest, [after]) = (rested.elapsed(), client.numbers("cpu")?);
     let rest = after.saturating_sub(before) as f64 / rest.as_secs_f64();
 
-    let policy = Policy::with("weighted_round_robin", json!({ "weight_update_period": "3600s" }));
+    let policy = ClusterPolicy::with("weighted_round_robin", json!({ "weight_update_period": "3600s" }));
     bed.send(resources_with(shape, &endpoints, &policy));
     bed.acked_all::<Cluster>()?;
     std::thread::sleep(SETTLE);

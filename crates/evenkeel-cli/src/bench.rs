@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
-use crate::ui::{Exit, Failure};
+use crate::ui::{CliError, CliExit};
 
 /// Measure what calls, picks, endpoints and updates cost, evenkeel's and its peers', in one run.
 ///
@@ -16,7 +16,7 @@ use crate::ui::{Exit, Failure};
 /// evenkeel's sources with: cargo build --release --locked -p evenkeel-bench
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Args {
+pub(crate) struct BenchArgs {
     /// A suite and its arguments.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "SUITE")]
     arguments: Vec<OsString>,
@@ -31,9 +31,9 @@ Examples:
 /// The name of the program.
 const PROGRAM: &str = "evenkeel-bench";
 
-pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: BenchArgs) -> Result<ExitCode, CliError> {
     let program = find().ok_or_else(|| {
-        Failure::usage(format!(
+        CliError::usage(format!(
             "{PROGRAM} is neither beside this program nor on the path: build it with \
              `cargo build --release --locked -p {PROGRAM}` and put it there"
         ))
@@ -41,10 +41,10 @@ pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
     let status = Command::new(&program)
         .args(args.arguments)
         .status()
-        .map_err(|error| Failure::usage(format!("{} does not run: {error}", program.display())))?;
+        .map_err(|error| CliError::usage(format!("{} does not run: {error}", program.display())))?;
     // Whoever ended it by a signal knows.
     let code = status.code().and_then(|code| u8::try_from(code).ok());
-    Ok(code.map_or(Exit::Findings.into(), ExitCode::from))
+    Ok(code.map_or(CliExit::Findings.into(), ExitCode::from))
 }
 
 /// Beside this program first: that one was built with it.

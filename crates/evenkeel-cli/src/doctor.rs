@@ -16,9 +16,9 @@ use std::time::Duration;
 
 use evenkeel::{Channel, Credentials};
 
-use self::place::Place;
-use self::report::{Report, Trouble};
-use crate::ui::{self, Exit, Failure, Terminal};
+use self::place::TargetAddress;
+use self::report::{Diagnosis, DoctorReport};
+use crate::ui::{self, CliError, CliExit, TerminalOutput};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -36,7 +36,7 @@ Exit codes: 0 all fine, 1 stopped at a failure, 2 wrong usage or bootstrap, 3 th
 /// Walk from the bootstrap to a connected endpoint, and stop at what is wrong.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Args {
+pub(crate) struct DoctorArgs {
     /// What a channel would be built for: xds:///orders, xds://authority/orders, dns:///host:port, ipv4:1.2.3.4:80, unix:/path.
     target: String,
     /// The file of the bootstrap, instead of the one that the environment names.
@@ -56,14 +56,14 @@ pub(crate) struct Args {
     json: bool,
 }
 
-pub(crate) async fn run(args: Args, terminal: &Terminal) -> Result<Exit, Failure> {
-    let mut report = Report::new(&args.target, args.json, terminal);
-    let walked = if is_xds(&args.target) {
-        xds::walk(&args, &mut report).await
+pub(crate) async fn run(args: DoctorArgs, terminal: &TerminalOutput) -> Result<CliExit, CliError> {
+    let mut report = DoctorReport::new(&args.target, args.json, terminal);
+    let outcome = if is_xds(&args.target) {
+        xds::run_checks(&args, &mut report).await
     } else {
         plain(&args, &mut report).await
     };
-    report.end(walked)
+    report.end(outcome)
 }
 
 /// A target without a scheme is a DNS name, as for channels.
@@ -72,23 +72,23 @@ fn is_xds(target: &str) -> bool {
 }
 
 /// Why a walk ended before its end.
-enum Stop {
+enum EarlyExit {
     /// Something is wrong, and has been told.
-    At(Exit),
+    At(CliExit),
     /// The report cannot be written.
-    Failed(Failure),
+    Failed(CliError),
 }
 
-impl From<Failure> for Stop {
-    fn from(failure: Failure) -> Stop {
-        Stop::Failed(failure)
+impl From<CliError> for EarlyExit {
+    fn from(failure: CliError) -> EarlyExit {
+        EarlyExit::Failed(failure)
     }
 }
 
 /// A target without a control plane: DNS, TCP, and TLS or HTTP/2.
-async fn plain(args: &Args, report: &mut Report<'_>) -> Result<(), Stop> {
+async fn plain(args: &DoctorArgs, report: &mut DoctorReport<'_>) -> Result<(), EarlyExit> {
     let unusable = |found| {
-        Trouble::new("target", Exit::Usage, found)
+        Diagnosis::new("target", CliExit::Usage, found)
             .expected("xds:///name, dns:///host:port, ipv4:address:port, ipv6:[address]:port or unix:/path")
             .likely("a mistake in the target")
             .next("correct it; gRPC's naming document has all forms")
@@ -99,21 +99,21 @@ async fn plain(args: &Args, report: &mut Report<'_>) -> Result<(), Stop> {
     }
     let credentials = match endpoint_credentials(args) {
         Ok(credentials) => credentials,
-        Err(trouble) => return Err(report.stop(&trouble)?),
+        Err(diagnosis) => return Err(report.stop(&diagnosis)?),
     };
-    let place = Place::of(&args.target);
-    reach::walk(&args.target, &place, credentials, reach::Who::Endpoint, args.wait, report).await
+    let place = TargetAddress::parse(&args.target);
+    reach::run_checks(&args.target, &place, credentials, reach::PeerRole::Endpoint, args.wait, report).await
 }
 
 /// How endpoints are talked to.
-fn endpoint_credentials(args: &Args) -> Result<Option<Credentials>, Trouble> {
+fn endpoint_credentials(args: &DoctorArgs) -> Result<Option<Credentials>, Diagnosis> {
     let tls = match &args.ca {
         Some(file) => Credentials::tls().ca_file(file),
         None if args.tls => Credentials::tls(),
         None => return Ok(None),
     };
     tls.build().map(Some).map_err(|error| {
-        Trouble::new("certificates", Exit::Usage, error.to_string())
+        Diagnosis::new("certificates", CliExit::Usage, error.to_string())
             .expected("a file of certificates in PEM")
             .likely("the file is not there, or is not PEM")
             .next("check the file that --ca names")

@@ -2,19 +2,22 @@
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::ui::Failure;
+use crate::ui::CliError;
 
 /// Ctrl-C, or whoever ends the process otherwise. Nothing is missed from the moment that this is made.
-pub(crate) struct Ends {
+pub(crate) struct ShutdownSignals {
     interrupt: Signal,
     terminate: Signal,
 }
 
-impl Ends {
-    pub(crate) fn new() -> Result<Ends, Failure> {
+impl ShutdownSignals {
+    pub(crate) fn new() -> Result<ShutdownSignals, CliError> {
         let on =
-            |kind| signal(kind).map_err(|error| Failure::usage(format!("no signals can be had: {error}")));
-        Ok(Ends { interrupt: on(SignalKind::interrupt())?, terminate: on(SignalKind::terminate())? })
+            |kind| signal(kind).map_err(|error| CliError::usage(format!("no signals can be had: {error}")));
+        Ok(ShutdownSignals {
+            interrupt: on(SignalKind::interrupt())?,
+            terminate: on(SignalKind::terminate())?,
+        })
     }
 
     /// Waits for one of them.

@@ -14,8 +14,8 @@ mod words;
 
 use std::time::{Duration, SystemTime};
 
-use self::ask::{Answers, Peer};
-use crate::ui::{self, Exit, Failure, Terminal};
+use self::ask::{InspectData, InspectTarget};
+use crate::ui::{self, CliError, CliExit, TerminalOutput};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -34,10 +34,10 @@ Exit codes: 0 fine, 1 something is NACKED, missing or in TRANSIENT_FAILURE, 2 wr
 /// policies, weights and shares.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Args {
+pub(crate) struct InspectArgs {
     /// Where the process answers.
     #[arg(value_name = "HOST:PORT")]
-    peer: Peer,
+    peer: InspectTarget,
     /// Look again and again, until Ctrl-C.
     #[arg(long, conflicts_with = "json")]
     watch: bool,
@@ -49,8 +49,9 @@ pub(crate) struct Args {
     interval: Duration,
 }
 
-pub(crate) async fn run(args: Args, terminal: &Terminal) -> Result<Exit, Failure> {
-    let answers = terminal.progress().during(&format!("asking {}", args.peer), ask::ask(&args.peer)).await?;
+pub(crate) async fn run(args: InspectArgs, terminal: &TerminalOutput) -> Result<CliExit, CliError> {
+    let answers =
+        terminal.progress().during(&format!("asking {}", args.peer), ask::fetch(&args.peer)).await?;
     if args.watch {
         return screen::watch(&args.peer, args.interval, answers, terminal).await;
     }
@@ -60,11 +61,11 @@ pub(crate) async fn run(args: Args, terminal: &Terminal) -> Result<Exit, Failure
         let width = terminal.is_interactive.then(|| ui::size().columns);
         terminal.print(page(&args.peer, &answers, SystemTime::now(), terminal, width))?;
     }
-    Ok(if findings(&answers) { Exit::Findings } else { Exit::Fine })
+    Ok(if findings(&answers) { CliExit::Findings } else { CliExit::Success })
 }
 
 /// Whether somebody should look: something is NACKED, missing or in TRANSIENT_FAILURE.
-fn findings(answers: &Answers) -> bool {
+fn findings(answers: &InspectData) -> bool {
     let clients = answers.csds.iter().flat_map(|csds| &csds.config);
     clients.flat_map(|client| &client.generic_xds_configs).any(resources::is_bad)
         || answers.state.as_ref().is_some_and(process::is_bad)
@@ -72,10 +73,10 @@ fn findings(answers: &Answers) -> bool {
 
 /// All that is known, for people. Lines are at most `width` wide where that can be.
 fn page(
-    peer: &Peer,
-    answers: &Answers,
+    peer: &InspectTarget,
+    answers: &InspectData,
     now: SystemTime,
-    terminal: &Terminal,
+    terminal: &TerminalOutput,
     width: Option<usize>,
 ) -> String {
     let mut page = String::new();

@@ -20,17 +20,17 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::ui::{Exit, Failure, Terminal};
+use crate::ui::{CliError, CliExit, TerminalOutput};
 
 /// xDS load balancing for gRPC: see it, serve it, look inside it.
 #[derive(Parser)]
 #[command(name = "evenkeel", version, propagate_version = true, after_help = EXAMPLES)]
 struct Cli {
     #[command(subcommand)]
-    command: Command,
+    command: CliCommand,
     /// When to use colours; NO_COLOR counts as `never`.
     #[arg(long, global = true, value_name = "WHEN", default_value = "auto")]
-    color: ui::When,
+    color: ui::ColorMode,
 }
 
 const EXAMPLES: &str = "\
@@ -46,16 +46,16 @@ Examples:
 Exit codes: 0 fine, 1 something was found, 2 wrong usage or input, 3 could not connect";
 
 #[derive(Subcommand)]
-enum Command {
-    Demo(demo::Args),
-    Serve(serve::Args),
-    Explain(explain::Args),
-    Validate(validate::Args),
-    Inspect(inspect::Args),
-    Doctor(doctor::Args),
-    Bench(bench::Args),
+enum CliCommand {
+    Demo(demo::DemoArgs),
+    Serve(serve::ServeArgs),
+    Explain(explain::ExplainArgs),
+    Validate(validate::ValidateArgs),
+    Inspect(inspect::InspectArgs),
+    Doctor(doctor::DoctorArgs),
+    Bench(bench::BenchArgs),
     #[command(hide = true)]
-    DemoBackend(demo::backend::Args),
+    DemoBackend(demo::backend::DemoBackendArgs),
     /// Print completions for a shell.
     ///
     /// For example: evenkeel completions bash > /etc/bash_completion.d/evenkeel
@@ -67,12 +67,12 @@ enum Command {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let terminal = Terminal::new(cli.color);
+    let terminal = TerminalOutput::new(cli.color);
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            terminal.complain(&Failure::usage(format!("no threads to run on: {error}")));
-            return Exit::Usage.into();
+            terminal.print_error(&CliError::usage(format!("no threads to run on: {error}")));
+            return CliExit::Usage.into();
         }
     };
     let outcome = runtime.block_on(run(cli.command, &terminal));
@@ -81,26 +81,26 @@ fn main() -> ExitCode {
     match outcome {
         Ok(exit) => exit,
         Err(failure) => {
-            terminal.complain(&failure);
+            terminal.print_error(&failure);
             failure.exit.into()
         }
     }
 }
 
-async fn run(command: Command, terminal: &Terminal) -> Result<ExitCode, Failure> {
+async fn run(command: CliCommand, terminal: &TerminalOutput) -> Result<ExitCode, CliError> {
     let exit = match command {
-        Command::Demo(args) => demo::run(args, terminal).await?,
-        Command::Serve(args) => serve::run(args, terminal).await?,
-        Command::Explain(args) => explain::run(args, terminal).await?,
-        Command::Validate(args) => validate::run(args, terminal).await?,
-        Command::Inspect(args) => inspect::run(args, terminal).await?,
-        Command::Doctor(args) => doctor::run(args, terminal).await?,
-        Command::DemoBackend(args) => demo::backend::run(args).await?,
+        CliCommand::Demo(args) => demo::run(args, terminal).await?,
+        CliCommand::Serve(args) => serve::run(args, terminal).await?,
+        CliCommand::Explain(args) => explain::run(args, terminal).await?,
+        CliCommand::Validate(args) => validate::run(args, terminal).await?,
+        CliCommand::Inspect(args) => inspect::run(args, terminal).await?,
+        CliCommand::Doctor(args) => doctor::run(args, terminal).await?,
+        CliCommand::DemoBackend(args) => demo::backend::run(args).await?,
         // Another program, with exit codes of its own.
-        Command::Bench(args) => return bench::run(args),
-        Command::Completions { shell } => {
+        CliCommand::Bench(args) => return bench::run(args),
+        CliCommand::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "evenkeel", &mut std::io::stdout());
-            Exit::Fine
+            CliExit::Success
         }
     };
     Ok(exit.into())

@@ -8,15 +8,15 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use evenkeel_control::{ControlPlane, Event, Mesh, MeshErrors, POLL_INTERVAL, What};
+use evenkeel_control::{ClientEvent, ClientEventKind, ControlPlane, Mesh, MeshErrors, POLL_INTERVAL};
 use evenkeel_xds::resource::ResourceType;
 use serde_json::{Value, json};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
 
-use crate::ends::Ends;
-use crate::explain::known::Known;
-use crate::ui::{self, Exit, Failure, Style, Terminal};
+use crate::ends::ShutdownSignals;
+use crate::explain::known::LocalResources;
+use crate::ui::{self, CliError, CliExit, TerminalOutput, TextStyle};
 use crate::validate::mesh_summary;
 
 /// Serve a mesh file to xDS clients.
@@ -26,7 +26,7 @@ use crate::validate::mesh_summary;
 /// address of the network everybody who reaches it can read the mesh, since nothing is encrypted.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Args {
+pub(crate) struct ServeArgs {
     /// The mesh.
     mesh: PathBuf,
     /// Where to listen; port 0 is any free port.
@@ -52,22 +52,22 @@ Examples:
 
 Exit codes: 0 it was told to end, 2 the mesh or the arguments cannot be used";
 
-pub(crate) async fn run(args: Args, terminal: &Terminal) -> Result<Exit, Failure> {
+pub(crate) async fn run(args: ServeArgs, terminal: &TerminalOutput) -> Result<CliExit, CliError> {
     // Before anything is said: who reads that it serves may end it at once.
-    let mut ends = Ends::new()?;
+    let mut signals = ShutdownSignals::new()?;
     let control = ControlPlane::builder().listen(args.listen).serve().await.map_err(|error| {
-        Failure::usage(format!("{}: cannot listen: {error}; --listen takes another address", args.listen))
+        CliError::usage(format!("{}: cannot listen: {error}; --listen takes another address", args.listen))
     })?;
     let mut events = control.events();
     let (edits, mut edited) = mpsc::unbounded_channel();
-    let tell = move |edit: Result<&Mesh, &MeshErrors>| {
+    let on_change = move |edit: Result<&Mesh, &MeshErrors>| {
         // Nobody listens any more when the command ends.
         let _ = edits.send(edit.cloned().map_err(Clone::clone));
     };
-    let followed = control.follow(&args.mesh, POLL_INTERVAL, tell).await;
-    let _followed = followed.map_err(|errors| Failure::usage(errors.to_string()))?;
+    let mesh_watch = control.watch_file(&args.mesh, POLL_INTERVAL, on_change).await;
+    let _mesh_watch = mesh_watch.map_err(|errors| CliError::usage(errors.to_string()))?;
 
-    let log = Log { args: &args, terminal };
+    let log = ServeLog { args: &args, terminal };
     log.begin(&control)?;
     loop {
         tokio::select! {
@@ -77,30 +77,31 @@ pub(crate) async fn run(args: Args, terminal: &Terminal) -> Result<Exit, Failure
                 Err(RecvError::Closed) => break,
             },
             Some(edit) = edited.recv() => log.edit(&edit)?,
-            () = ends.wait() => break,
+            () = signals.wait() => break,
         }
     }
     log.end()?;
-    Ok(Exit::Fine)
+    Ok(CliExit::Success)
 }
 
 /// What is said, as text or as JSON.
-struct Log<'a> {
-    args: &'a Args,
-    terminal: &'a Terminal,
+struct ServeLog<'a> {
+    args: &'a ServeArgs,
+    terminal: &'a TerminalOutput,
 }
 
-impl Log<'_> {
-    fn begin(&self, control: &ControlPlane) -> Result<(), Failure> {
+impl ServeLog<'_> {
+    fn begin(&self, control: &ControlPlane) -> Result<(), CliError> {
         let text = control.bootstrap(&self.args.node);
         let bootstrap: Value = serde_json::from_str(&text)
-            .map_err(|error| Failure::usage(format!("the bootstrap is no JSON: {error}")))?;
+            .map_err(|error| CliError::usage(format!("the bootstrap is no JSON: {error}")))?;
         if let Some(file) = &self.args.bootstrap_file {
-            std::fs::write(file, format!("{text}\n"))
-                .map_err(|error| Failure::usage(format!("{}: cannot be written: {error}", file.display())))?;
+            std::fs::write(file, format!("{text}\n")).map_err(|error| {
+                CliError::usage(format!("{}: cannot be written: {error}", file.display()))
+            })?;
         }
         let resources = control.resources();
-        let known = Known::read(resources.iter());
+        let known = LocalResources::parse(resources.iter());
         let names =
             known.iter().filter(|(kind, ..)| *kind == ResourceType::Listener).map(|(_, name, _)| name);
         let targets: Vec<_> = names.map(|name| format!("xds:///{name}")).collect();
@@ -126,46 +127,54 @@ impl Log<'_> {
             String::new()
         } else {
             let text = "Everybody who reaches this address can read the mesh; nothing is encrypted.";
-            format!("{}\n", self.terminal.paint(Style::Warn, text))
+            format!("{}\n", self.terminal.paint(TextStyle::Warn, text))
         };
         self.terminal.print(format_args!(
             "{}\n{warning}Targets: {}\n\nFor clients:\n  {export}\n\n{}\n",
-            self.terminal.paint(Style::Title, title),
+            self.terminal.paint(TextStyle::Title, title),
             ui::safe(&targets.join(", ")),
             self.terminal
-                .paint(Style::Faint, "Edits of the file are served as they are saved. Ctrl-C ends it."),
+                .paint(TextStyle::Faint, "Edits of the file are served as they are saved. Ctrl-C ends it."),
         ))
     }
 
-    fn event(&self, event: &Event) -> Result<(), Failure> {
-        let Event { node_id, what, .. } = event;
-        match what {
-            What::Connected { user_agent, peer, .. } => {
+    fn event(&self, event: &ClientEvent) -> Result<(), CliError> {
+        let ClientEvent { node_id, kind, .. } = event;
+        match kind {
+            ClientEventKind::Connected { user_agent, peer, .. } => {
                 let place = peer.map(|peer| format!(" from {peer}")).unwrap_or_default();
                 let text = format!("connected{place}: node {node_id:?}, {}", ui::safe(user_agent));
                 let json = json!({ "event": "connected", "peer": peer, "user_agent": user_agent });
-                self.client(event, Style::Good, &text, json)
+                self.client(event, TextStyle::Good, &text, json)
             }
-            What::Acked { type_url, version } => {
+            ClientEventKind::Acked { type_url, version } => {
                 let kind = plural(type_url);
                 let json = json!({ "event": "accepted", "type": type_url, "version": version });
-                self.client(event, Style::Good, &format!("accepted {kind}, version {version}"), json)
+                self.client(event, TextStyle::Good, &format!("accepted {kind}, version {version}"), json)
             }
-            What::Nacked { type_url, nack } => {
+            ClientEventKind::Nacked { type_url, nack } => {
                 let error = ui::safe(&nack.error);
                 let text = format!("REJECTED {}, version {}: {error}", plural(type_url), nack.version);
                 let (version, error) = (nack.version, &nack.error);
                 let json =
                     json!({ "event": "rejected", "type": type_url, "version": version, "error": error });
-                self.client(event, Style::Bad, &text, json)
+                self.client(event, TextStyle::Bad, &text, json)
             }
-            What::Gone => self.client(event, Style::Faint, "gone", json!({ "event": "gone" })),
-            other => self.client(event, Style::Faint, &format!("{other:?}"), json!({ "event": "other" })),
+            ClientEventKind::Disconnected => {
+                self.client(event, TextStyle::Faint, "gone", json!({ "event": "gone" }))
+            }
+            other => self.client(event, TextStyle::Faint, &format!("{other:?}"), json!({ "event": "other" })),
         }
     }
 
     /// A line about a client.
-    fn client(&self, event: &Event, style: Style, text: &str, mut json: Value) -> Result<(), Failure> {
+    fn client(
+        &self,
+        event: &ClientEvent,
+        style: TextStyle,
+        text: &str,
+        mut json: Value,
+    ) -> Result<(), CliError> {
         if self.args.json {
             json["client"] = event.stream.into();
             json["node"] = event.node_id.as_str().into();
@@ -175,22 +184,22 @@ impl Log<'_> {
     }
 
     /// The file was edited: well, or not.
-    fn edit(&self, edit: &Result<Mesh, MeshErrors>) -> Result<(), Failure> {
+    fn edit(&self, edit: &Result<Mesh, MeshErrors>) -> Result<(), CliError> {
         let file = ui::safe(&self.args.mesh.display().to_string());
         match edit {
             Ok(mesh) => {
                 let resources = mesh.resources();
-                let summary = mesh_summary(&Known::read(resources.iter()));
+                let summary = mesh_summary(&LocalResources::parse(resources.iter()));
                 if self.args.json {
                     return self.json(json!({ "event": "reloaded", "summary": summary }));
                 }
                 let text = format!("read again: {summary}");
-                self.line(format_args!("{file}  {}", self.terminal.paint(Style::Good, text)))
+                self.line(format_args!("{file}  {}", self.terminal.paint(TextStyle::Good, text)))
             }
             Err(errors) if self.args.json => self.json(json!({ "event": "bad_edit", "errors": errors })),
             Err(errors) => {
                 for error in errors.iter() {
-                    self.line(self.terminal.paint(Style::Bad, ui::safe(&error.to_string())))?;
+                    self.line(self.terminal.paint(TextStyle::Bad, ui::safe(&error.to_string())))?;
                 }
                 self.line(format_args!("{file}  the edit is not used; what was served before is served on"))
             }
@@ -198,23 +207,23 @@ impl Log<'_> {
     }
 
     /// More happened than could be told.
-    fn missed(&self, count: u64) -> Result<(), Failure> {
+    fn missed(&self, count: u64) -> Result<(), CliError> {
         if self.args.json {
             return self.json(json!({ "event": "missed", "count": count }));
         }
         self.line(format_args!("{count} events were too many to tell"))
     }
 
-    fn end(&self) -> Result<(), Failure> {
+    fn end(&self) -> Result<(), CliError> {
         if self.args.json { self.json(json!({ "event": "stopped" })) } else { self.line("stopped") }
     }
 
-    fn line(&self, text: impl fmt::Display) -> Result<(), Failure> {
-        let now = self.terminal.paint(Style::Faint, time_of_day());
+    fn line(&self, text: impl fmt::Display) -> Result<(), CliError> {
+        let now = self.terminal.paint(TextStyle::Faint, time_of_day());
         self.terminal.print(format_args!("{now}  {text}\n"))
     }
 
-    fn json(&self, mut json: Value) -> Result<(), Failure> {
+    fn json(&self, mut json: Value) -> Result<(), CliError> {
         json["time"] = since_1970().into();
         self.terminal.print_json(json)
     }

@@ -2,35 +2,35 @@
 
 use std::fmt::Write as _;
 
-use crate::ui::{self, Style, Terminal};
+use crate::ui::{self, TerminalOutput, TextStyle};
 
 /// One cell of a row.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Cell {
+pub(crate) struct TableCell {
     text: String,
-    style: Option<Style>,
-    is_right: bool,
+    style: Option<TextStyle>,
+    is_right_aligned: bool,
 }
 
-impl Cell {
+impl TableCell {
     /// A cell with this text, whose control characters are escaped.
-    pub(crate) fn new(text: impl AsRef<str>) -> Cell {
-        Cell { text: ui::safe(text.as_ref()), style: None, is_right: false }
+    pub(crate) fn new(text: impl AsRef<str>) -> TableCell {
+        TableCell { text: ui::safe(text.as_ref()), style: None, is_right_aligned: false }
     }
 
     /// A cell whose text ends where its column ends: numbers.
-    pub(crate) fn right(text: impl AsRef<str>) -> Cell {
-        Cell { is_right: true, ..Cell::new(text) }
+    pub(crate) fn right(text: impl AsRef<str>) -> TableCell {
+        TableCell { is_right_aligned: true, ..TableCell::new(text) }
     }
 
-    pub(crate) fn style(self, style: Style) -> Cell {
-        Cell { style: Some(style), ..self }
+    pub(crate) fn style(self, style: TextStyle) -> TableCell {
+        TableCell { style: Some(style), ..self }
     }
 }
 
 /// Rows below each other, each column as wide as its widest cell and two spaces apart. Nothing stands after the last
 /// text of a row.
-pub(crate) fn table(rows: &[Vec<Cell>], terminal: &Terminal) -> String {
+pub(crate) fn table(rows: &[Vec<TableCell>], terminal: &TerminalOutput) -> String {
     let mut widths = Vec::new();
     for row in rows {
         for (i, cell) in row.iter().enumerate() {
@@ -48,7 +48,7 @@ pub(crate) fn table(rows: &[Vec<Cell>], terminal: &Terminal) -> String {
                 out.push_str("  ");
             }
             let space = " ".repeat(width - cell.text.chars().count());
-            let (before, after) = if cell.is_right { (&*space, "") } else { ("", &*space) };
+            let (before, after) = if cell.is_right_aligned { (&*space, "") } else { ("", &*space) };
             let after = if i + 1 == used { "" } else { after };
             let text = match cell.style {
                 Some(style) => terminal.paint(style, &cell.text).to_string(),

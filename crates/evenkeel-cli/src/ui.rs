@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 /// How the command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Exit {
+pub(crate) enum CliExit {
     /// All is well.
-    Fine = 0,
+    Success = 0,
     /// It did what it should, and found something that somebody should fix.
     Findings = 1,
     /// Its arguments, or a file that they name, cannot be used. Clap ends with the same code.
@@ -18,39 +18,39 @@ pub(crate) enum Exit {
     Unreachable = 3,
 }
 
-impl From<Exit> for ExitCode {
-    fn from(exit: Exit) -> ExitCode {
+impl From<CliExit> for ExitCode {
+    fn from(exit: CliExit) -> ExitCode {
         ExitCode::from(exit as u8)
     }
 }
 
 /// Why the command cannot go on. The text is lower case, names the thing, and says what to do next where that is not plain.
 #[derive(Debug)]
-pub(crate) struct Failure {
-    pub(crate) exit: Exit,
+pub(crate) struct CliError {
+    pub(crate) exit: CliExit,
     pub(crate) text: String,
 }
 
-impl Failure {
+impl CliError {
     /// The arguments, or a file that they name, cannot be used.
-    pub(crate) fn usage(text: impl Into<String>) -> Failure {
-        Failure { exit: Exit::Usage, text: text.into() }
+    pub(crate) fn usage(text: impl Into<String>) -> CliError {
+        CliError { exit: CliExit::Usage, text: text.into() }
     }
 
     /// Somebody does not answer.
-    pub(crate) fn unreachable(text: impl Into<String>) -> Failure {
-        Failure { exit: Exit::Unreachable, text: text.into() }
+    pub(crate) fn unreachable(text: impl Into<String>) -> CliError {
+        CliError { exit: CliExit::Unreachable, text: text.into() }
     }
 
     /// Nobody reads the output any more, as after `| head -1`: nothing is wrong, and there is nothing more to do.
-    fn nobody_reads() -> Failure {
-        Failure { exit: Exit::Fine, text: String::new() }
+    fn broken_pipe() -> CliError {
+        CliError { exit: CliExit::Success, text: String::new() }
     }
 }
 
 /// When to use colours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum When {
+pub(crate) enum ColorMode {
     Auto,
     Always,
     Never,
@@ -58,82 +58,82 @@ pub(crate) enum When {
 
 /// The terminal, or whatever stands in its place.
 #[derive(Clone, Debug)]
-pub(crate) struct Terminal {
+pub(crate) struct TerminalOutput {
     /// Whether standard output takes colours.
     colors: bool,
     /// Whether a person reads standard output as it comes.
     pub(crate) is_interactive: bool,
 }
 
-impl Terminal {
-    pub(crate) fn new(when: When) -> Terminal {
+impl TerminalOutput {
+    pub(crate) fn new(when: ColorMode) -> TerminalOutput {
         let is_interactive = std::io::stdout().is_terminal();
         let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
         let colors = match when {
-            When::Auto => is_interactive && wanted,
-            When::Always => true,
-            When::Never => false,
+            ColorMode::Auto => is_interactive && wanted,
+            ColorMode::Always => true,
+            ColorMode::Never => false,
         };
-        Terminal { colors, is_interactive }
+        TerminalOutput { colors, is_interactive }
     }
 
     /// A text in a style, if there are colours.
-    pub(crate) fn paint<T: fmt::Display>(&self, style: Style, text: T) -> Painted<T> {
-        Painted { style: self.colors.then_some(style), text }
+    pub(crate) fn paint<T: fmt::Display>(&self, style: TextStyle, text: T) -> StyledText<T> {
+        StyledText { style: self.colors.then_some(style), text }
     }
 
     /// Writes to standard output, at once. A reader that went away ends the command without a word.
     ///
     /// Colours and ends of lines pass, other control characters are escaped. This is the last guard: a caller that prints text
     /// of others on one line applies [`safe`] to it, since an end of a line in it would forge another line.
-    pub(crate) fn print(&self, text: impl fmt::Display) -> Result<(), Failure> {
-        self.print_raw(guarded(&text.to_string(), self.colors))
+    pub(crate) fn print(&self, text: impl fmt::Display) -> Result<(), CliError> {
+        self.print_raw(escape_output(&text.to_string(), self.colors))
     }
 
     /// Writes JSON and the end of its line to standard output. What JSON leaves as it is and terminals do not is escaped
     /// as JSON has it.
-    pub(crate) fn print_json(&self, json: impl fmt::Display) -> Result<(), Failure> {
+    pub(crate) fn print_json(&self, json: impl fmt::Display) -> Result<(), CliError> {
         self.print_raw(format_args!("{}\n", json_escaped(&json.to_string())))
     }
 
     /// Writes to standard output as it is: for text with cursor movements, whose other parts went through [`safe`].
     #[expect(clippy::unused_self, reason = "what is said goes through the terminal")]
-    pub(crate) fn print_raw(&self, text: impl fmt::Display) -> Result<(), Failure> {
+    pub(crate) fn print_raw(&self, text: impl fmt::Display) -> Result<(), CliError> {
         let mut stdout = std::io::stdout().lock();
         let written = write!(stdout, "{text}").and_then(|()| stdout.flush());
         written.map_err(|error| match error.kind() {
-            ErrorKind::BrokenPipe => Failure::nobody_reads(),
-            _ => Failure::usage(format!("standard output cannot be written: {error}")),
+            ErrorKind::BrokenPipe => CliError::broken_pipe(),
+            _ => CliError::usage(format!("standard output cannot be written: {error}")),
         })
     }
 
     /// A line on standard error about what goes on.
-    pub(crate) fn progress(&self) -> Progress {
+    pub(crate) fn progress(&self) -> ProgressLine {
         let is_on = self.is_interactive && std::io::stderr().is_terminal();
-        Progress { began: is_on.then(Instant::now), is_shown: false }
+        ProgressLine { began: is_on.then(Instant::now), is_shown: false }
     }
 
     /// Says on standard error why the command ends, if there is a reason.
-    pub(crate) fn complain(&self, failure: &Failure) {
+    pub(crate) fn print_error(&self, failure: &CliError) {
         if failure.text.is_empty() {
             return;
         }
         let colors = self.colors && std::io::stderr().is_terminal();
-        let error = Painted { style: colors.then_some(Style::Bad), text: "error:" };
+        let error = StyledText { style: colors.then_some(TextStyle::Bad), text: "error:" };
         // Nobody is left to tell if this fails.
-        let _ = writeln!(std::io::stderr(), "{error} {}", guarded(&failure.text, false));
+        let _ = writeln!(std::io::stderr(), "{error} {}", escape_output(&failure.text, false));
     }
 }
 
 /// A line that says what takes so long: from one second on, and only if a person watches. It goes away with this.
 #[derive(Debug)]
-pub(crate) struct Progress {
+pub(crate) struct ProgressLine {
     /// `None` if nobody watches.
     began: Option<Instant>,
     is_shown: bool,
 }
 
-impl Progress {
+impl ProgressLine {
     /// Says it, in place of what was said before.
     pub(crate) fn show(&mut self, text: impl fmt::Display) {
         if self.began.is_some_and(|began| began.elapsed() >= Duration::from_secs(1)) {
@@ -157,7 +157,7 @@ impl Progress {
     }
 }
 
-impl Drop for Progress {
+impl Drop for ProgressLine {
     fn drop(&mut self) {
         if self.is_shown {
             let _ = write!(std::io::stderr(), "\r\x1b[K");
@@ -166,32 +166,32 @@ impl Drop for Progress {
 }
 
 /// How large the terminal is; 80 by 24 if it does not say.
-pub(crate) fn size() -> Size {
-    let asked = std::process::Command::new("stty")
+pub(crate) fn size() -> TerminalSize {
+    let stty = std::process::Command::new("stty")
         .arg("size")
         .stdin(std::process::Stdio::inherit())
         .stderr(std::process::Stdio::null())
         .output();
-    let said = asked.ok().and_then(|asked| String::from_utf8(asked.stdout).ok()).unwrap_or_default();
-    let mut numbers = said.split_whitespace().filter_map(|number| number.parse().ok());
+    let output = stty.ok().and_then(|stty| String::from_utf8(stty.stdout).ok()).unwrap_or_default();
+    let mut numbers = output.split_whitespace().filter_map(|number| number.parse().ok());
     match (numbers.next(), numbers.next()) {
-        (Some(rows), Some(columns)) if rows > 0 && columns > 0 => Size { rows, columns },
-        _ => Size { rows: 24, columns: 80 },
+        (Some(rows), Some(columns)) if rows > 0 && columns > 0 => TerminalSize { rows, columns },
+        _ => TerminalSize { rows: 24, columns: 80 },
     }
 }
 
 /// The size of a terminal, in characters.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Size {
+pub(crate) struct TerminalSize {
     pub(crate) rows: usize,
     pub(crate) columns: usize,
 }
 
 /// Maximum number of characters of a text from outside that are shown.
-const SHOWN: usize = 4096;
+const MAX_CHARS: usize = 4096;
 
 /// Returns true for characters that move the cursor, change the terminal, hide text or turn its direction.
-fn is_hazard(c: char) -> bool {
+fn needs_escape(c: char) -> bool {
     c.is_control()
         || matches!(
             c,
@@ -208,26 +208,26 @@ fn is_hazard(c: char) -> bool {
 /// A text from outside as one line of a terminal may show it: what would move the cursor or turn the direction is escaped,
 /// and the rest of a long text is cut.
 pub(crate) fn safe(text: &str) -> String {
-    let mut safe = String::with_capacity(text.len().min(SHOWN));
+    let mut safe = String::with_capacity(text.len().min(MAX_CHARS));
     for (i, c) in text.chars().enumerate() {
-        if i == SHOWN {
+        if i == MAX_CHARS {
             safe.push_str("...");
             break;
         }
-        if is_hazard(c) { safe.extend(c.escape_default()) } else { safe.push(c) }
+        if needs_escape(c) { safe.extend(c.escape_default()) } else { safe.push(c) }
     }
     safe
 }
 
-/// A text of any number of lines without control characters but ends of lines and, with `colors`, those of [`Painted`].
-fn guarded(text: &str, colors: bool) -> String {
+/// A text of any number of lines without control characters but ends of lines and, with `colors`, those of [`StyledText`].
+fn escape_output(text: &str, colors: bool) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(c) = rest.chars().next() {
         let code = colors.then(|| CODES.iter().find(|code| rest.starts_with(**code))).flatten();
         let passed = match code {
             Some(code) => code.len(),
-            None if c == '\n' || !is_hazard(c) => c.len_utf8(),
+            None if c == '\n' || !needs_escape(c) => c.len_utf8(),
             None => {
                 out.extend(c.escape_default());
                 rest = rest.split_at(c.len_utf8()).1;
@@ -245,7 +245,7 @@ fn guarded(text: &str, colors: bool) -> String {
 pub(crate) fn json_escaped(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {
-        if c == '\n' || !is_hazard(c) {
+        if c == '\n' || !needs_escape(c) {
             out.push(c);
             continue;
         }
@@ -290,7 +290,7 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
 
 /// What colours mean. Never the only sign of anything: a word or a shape says the same.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Style {
+pub(crate) enum TextStyle {
     Title,
     Good,
     Warn,
@@ -299,21 +299,21 @@ pub(crate) enum Style {
 }
 
 /// A text that may be coloured. Widths and alignments hold for the text alone.
-pub(crate) struct Painted<T> {
-    style: Option<Style>,
+pub(crate) struct StyledText<T> {
+    style: Option<TextStyle>,
     text: T,
 }
 
-impl<T: fmt::Display> fmt::Display for Painted<T> {
+impl<T: fmt::Display> fmt::Display for StyledText<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(style) = self.style else { return self.text.fmt(f) };
         let [reset, title, good, warn, bad, faint] = CODES;
         f.write_str(match style {
-            Style::Title => title,
-            Style::Good => good,
-            Style::Warn => warn,
-            Style::Bad => bad,
-            Style::Faint => faint,
+            TextStyle::Title => title,
+            TextStyle::Good => good,
+            TextStyle::Warn => warn,
+            TextStyle::Bad => bad,
+            TextStyle::Faint => faint,
         })?;
         self.text.fmt(f)?;
         f.write_str(reset)
@@ -347,21 +347,21 @@ mod tests {
     #[test]
     fn what_moves_the_cursor_is_escaped() {
         assert_eq!(safe("a\x1b[2J\r\n\u{9b}\u{202e}é→"), "a\\u{1b}[2J\\r\\n\\u{9b}\\u{202e}é→");
-        assert_eq!(safe(&"é".repeat(SHOWN + 1)), format!("{}...", "é".repeat(SHOWN)));
+        assert_eq!(safe(&"é".repeat(MAX_CHARS + 1)), format!("{}...", "é".repeat(MAX_CHARS)));
     }
 
     #[test]
     fn only_our_own_colours_pass() {
         let text = "a\x1b[31mb\x1b[0m\nc\x1b[5md\r\x1b";
-        assert_eq!(guarded(text, true), "a\x1b[31mb\x1b[0m\nc\\u{1b}[5md\\r\\u{1b}");
-        assert_eq!(guarded(text, false), "a\\u{1b}[31mb\\u{1b}[0m\nc\\u{1b}[5md\\r\\u{1b}");
+        assert_eq!(escape_output(text, true), "a\x1b[31mb\x1b[0m\nc\\u{1b}[5md\\r\\u{1b}");
+        assert_eq!(escape_output(text, false), "a\\u{1b}[31mb\\u{1b}[0m\nc\\u{1b}[5md\\r\\u{1b}");
     }
 
     #[test]
     fn json_stays_the_same_json() {
         let value = serde_json::json!({ "a": "\u{9b}\u{202e}\u{7f}\u{e0041}\n\x1bé" });
         let text = json_escaped(&format!("{value:#}"));
-        assert!(text.chars().all(|c| c == '\n' || !is_hazard(c)), "{text:?}");
+        assert!(text.chars().all(|c| c == '\n' || !needs_escape(c)), "{text:?}");
         assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), value);
     }
 }

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::common::{Folder, command};
+use crate::common::{TempFolder, command};
 
 /// Says what it was given and where it stands, and ends with 7.
 const SCRIPT: &str = "#!/bin/sh\necho \"$(basename \"$(dirname \"$0\")\"): $*\"\nexit 7\n";
@@ -21,19 +21,19 @@ fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn program(folder: &Folder) {
+fn program(folder: &TempFolder) {
     let path = folder.file("evenkeel-bench", SCRIPT);
     set_permissions(path, Permissions::from_mode(0o755)).expect("a program");
 }
 
 /// The command in a folder of its own: what cargo built stands beside the other one.
-fn evenkeel_in(folder: &Folder) -> Command {
+fn evenkeel_in(folder: &TempFolder) -> Command {
     let own = folder.path("evenkeel");
     copy(env!("CARGO_BIN_EXE_evenkeel"), &own).expect("a copy of the command");
     Command::new(own)
 }
 
-fn name(folder: &Folder) -> String {
+fn name(folder: &TempFolder) -> String {
     let path = folder.path("");
     path.file_name().expect("a name").to_str().expect("UTF-8").to_owned()
 }
@@ -50,7 +50,7 @@ fn run(mut command: Command, path: &Path) -> (Option<i32>, String, String) {
 #[test]
 fn everything_is_handed_on_to_the_program_beside_it() {
     let _alone = alone();
-    let (here, elsewhere) = (Folder::new(), Folder::new());
+    let (here, elsewhere) = (TempFolder::new(), TempFolder::new());
     program(&here);
     program(&elsewhere);
     let mut evenkeel = evenkeel_in(&here);
@@ -62,7 +62,7 @@ fn everything_is_handed_on_to_the_program_beside_it() {
 #[test]
 fn otherwise_it_is_looked_for_on_the_path() {
     let _alone = alone();
-    let (here, elsewhere) = (Folder::new(), Folder::new());
+    let (here, elsewhere) = (TempFolder::new(), TempFolder::new());
     program(&elsewhere);
     let mut evenkeel = evenkeel_in(&here);
     evenkeel.arg("bench");
@@ -73,7 +73,7 @@ fn otherwise_it_is_looked_for_on_the_path() {
 #[test]
 fn who_does_not_have_it_is_told_how_to_build_it() {
     let _alone = alone();
-    let (here, elsewhere) = (Folder::new(), Folder::new());
+    let (here, elsewhere) = (TempFolder::new(), TempFolder::new());
     let mut evenkeel = evenkeel_in(&here);
     evenkeel.args(["bench", "calls"]);
     let (code, stdout, stderr) = run(evenkeel, &elsewhere.path(""));
@@ -85,7 +85,7 @@ fn who_does_not_have_it_is_told_how_to_build_it() {
 #[test]
 fn what_does_not_run_says_so() {
     let _alone = alone();
-    let (here, elsewhere) = (Folder::new(), Folder::new());
+    let (here, elsewhere) = (TempFolder::new(), TempFolder::new());
     here.file("evenkeel-bench", "no program");
     let mut evenkeel = evenkeel_in(&here);
     evenkeel.args(["bench", "calls"]);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use testkit::browser::{Browser, Theme};
 
-use crate::common::{PATIENCE, Running, evenkeel};
+use crate::common::{MAX_WAIT, RunningCommand, evenkeel};
 
 /// The story is told to its end, each act shows what it is about, and every call is accounted for.
 #[test]
@@ -63,7 +63,7 @@ fn assert_shares(act: &Value, expected: [f64; 5], off: f64) {
 /// However it ends, nothing is left running: not even when it is killed without a chance to clean up.
 #[test]
 fn nothing_is_left_running() {
-    let mut demo = Running::start(["demo", "--seconds", "600"]);
+    let mut demo = RunningCommand::start(["demo", "--seconds", "600"]);
     let page = page(&mut demo);
     let mut backends = Vec::new();
     wait_until("five endpoints are shown", || {
@@ -85,7 +85,7 @@ fn nothing_is_left_running() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_page_shows_the_story() {
     let Some(browser) = Browser::start().await else { return };
-    let mut demo = Running::start(["demo", "--seconds", "36"]);
+    let mut demo = RunningCommand::start(["demo", "--seconds", "36"]);
     let address = format!("http://{}/", page(&mut demo));
     let shown = browser.page(1280, 1180, Theme::Light).await;
     shown.open(&address).await;
@@ -112,7 +112,7 @@ fn picture(name: &str) -> PathBuf {
 }
 
 /// Where its page is.
-fn page(demo: &mut Running) -> String {
+fn page(demo: &mut RunningCommand) -> String {
     let line = demo.line_with("page: http://");
     line.trim_start_matches("page: http://").trim_end_matches('/').to_owned()
 }
@@ -128,7 +128,7 @@ fn get(address: &str, path: &str) -> String {
 fn wait_until(what: &str, mut is: impl FnMut() -> bool) {
     let began = Instant::now();
     while !is() {
-        assert!(began.elapsed() < PATIENCE, "it never came that {what}");
+        assert!(began.elapsed() < MAX_WAIT, "it never came that {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -5,7 +5,7 @@ mod common;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use common::{Folder, Outcome, command, evenkeel};
+use common::{CommandOutput, TempFolder, command, evenkeel};
 use evenkeel_proto::envoy::config::cluster::v3::Cluster;
 use evenkeel_proto::envoy::config::core::v3::transport_socket::ConfigType;
 use evenkeel_proto::envoy::config::core::v3::{HealthStatus, TransportSocket};
@@ -26,20 +26,20 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::time::timeout;
 
 /// What a walk ended with: its exit code, its output with the times masked, and the words of its last step.
-struct Ended {
+struct DoctorOutput {
     code: Option<i32>,
     text: String,
 }
 
-impl Ended {
-    fn of(outcome: &Outcome) -> Ended {
+impl DoctorOutput {
+    fn of(outcome: &CommandOutput) -> DoctorOutput {
         assert_eq!(outcome.stderr, "");
-        Ended { code: outcome.code, text: masked(&outcome.stdout) }
+        DoctorOutput { code: outcome.code, text: masked(&outcome.stdout) }
     }
 
     /// The walk stopped at this step, with these words among those of each line.
     #[track_caller]
-    fn stopped_at(self, code: i32, step: &str, found: &str, likely: &str) -> Ended {
+    fn stopped_at(self, code: i32, step: &str, found: &str, likely: &str) -> DoctorOutput {
         let text = &self.text;
         assert_eq!(self.code, Some(code), "{text}");
         let failed = text.lines().find(|line| line.starts_with('✗')).unwrap_or_else(|| panic!("{text}"));
@@ -56,7 +56,7 @@ impl Ended {
     }
 
     #[track_caller]
-    fn fine(self) -> Ended {
+    fn fine(self) -> DoctorOutput {
         assert_eq!(self.code, Some(0), "{}", self.text);
         assert!(self.text.lines().last().is_some_and(|line| line.starts_with("all fine: ")), "{}", self.text);
         self
@@ -76,19 +76,19 @@ fn masked(text: &str) -> String {
 }
 
 /// Runs it beside the servers of the test.
-async fn run(args: Vec<String>) -> Outcome {
+async fn run(args: Vec<String>) -> CommandOutput {
     let run = move || evenkeel(["doctor".to_owned()].into_iter().chain(args));
     tokio::task::spawn_blocking(run).await.expect("it runs")
 }
 
-async fn doctor(bootstrap: &str, more: &[&str]) -> Ended {
-    let folder = Folder::new();
+async fn doctor(bootstrap: &str, more: &[&str]) -> DoctorOutput {
+    let folder = TempFolder::new();
     let file = folder.file("bootstrap.json", bootstrap);
     let mut args = vec!["xds:///orders".to_owned(), "--bootstrap".to_owned(), file.clone()];
     args.extend(more.iter().map(|more| (*more).to_owned()));
     let outcome = run(args).await;
     let stdout = outcome.stdout.replace(&file, "FILE");
-    Ended::of(&Outcome { stdout, ..outcome })
+    DoctorOutput::of(&CommandOutput { stdout, ..outcome })
 }
 
 /// A bootstrap with one control plane.
@@ -108,7 +108,7 @@ fn insecure(address: SocketAddr) -> String {
 const SOON: [&str; 2] = ["--wait", "4s"];
 
 /// A port that nobody listens on for as long as this is held.
-fn nobody() -> (TcpSocket, SocketAddr) {
+fn closed_port() -> (TcpSocket, SocketAddr) {
     let socket = TcpSocket::new_v4().expect("a socket");
     socket.bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
     let address = socket.local_addr().expect("an address");
@@ -234,7 +234,7 @@ all fine: calls to xds:///orders can be sent
 /// No bootstrap at all, and each variable in its place.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_bootstrap_of_the_environment() {
-    let ended = Ended::of(&run(vec!["xds:///orders".to_owned()]).await);
+    let ended = DoctorOutput::of(&run(vec!["xds:///orders".to_owned()]).await);
     let expected = "\
 ✗ bootstrap  FAILED T ms
     expected  a bootstrap: it says where the control plane is
@@ -245,7 +245,7 @@ async fn the_bootstrap_of_the_environment() {
     assert_eq!((ended.code, ended.text.as_str()), (Some(2), expected));
 
     let (control, _backend) = mesh().await;
-    let folder = Folder::new();
+    let folder = TempFolder::new();
     let file = folder.file("bootstrap.json", &insecure(control.address()));
     for (variable, value, origin) in [
         ("GRPC_XDS_BOOTSTRAP", file.clone(), format!("{file} (GRPC_XDS_BOOTSTRAP)")),
@@ -268,7 +268,12 @@ async fn the_bootstrap_of_the_environment() {
 #[tokio::test(flavor = "multi_thread")]
 async fn broken_bootstraps() {
     let missing = vec!["xds:///orders".to_owned(), "--bootstrap".to_owned(), "no/such/file".to_owned()];
-    Ended::of(&run(missing).await).stopped_at(2, "bootstrap", "no/such/file cannot be read", "a wrong path");
+    DoctorOutput::of(&run(missing).await).stopped_at(
+        2,
+        "bootstrap",
+        "no/such/file cannot be read",
+        "a wrong path",
+    );
     for (text, found, likely) in [
         ("{\n  \"xds_servers\": [,]\n}", "line 2 column 19", "a comma too many"),
         ("{}", "xds_servers", "Envoy's has the same name"),
@@ -291,11 +296,16 @@ async fn broken_bootstraps() {
 /// A target that the bootstrap does not know.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unknown_authority() {
-    let folder = Folder::new();
+    let folder = TempFolder::new();
     let file = folder.file("bootstrap.json", &bootstrap("a:1", &json!({ "type": "insecure" })));
     let args = ["xds://other/orders", "--bootstrap", &file].map(str::to_owned).to_vec();
-    Ended::of(&run(args).await).stopped_at(2, "target", "not in authorities", "an authority that is not");
-    let ended = Ended::of(&run(vec!["bogus:///orders".to_owned()]).await);
+    DoctorOutput::of(&run(args).await).stopped_at(
+        2,
+        "target",
+        "not in authorities",
+        "an authority that is not",
+    );
+    let ended = DoctorOutput::of(&run(vec!["bogus:///orders".to_owned()]).await);
     ended.stopped_at(2, "target", "found scheme \"bogus\"", "a mistake in the target");
 }
 
@@ -308,7 +318,7 @@ async fn a_name_that_does_not_resolve() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_listens() {
-    let (_held, address) = nobody();
+    let (_held, address) = closed_port();
     doctor(&insecure(address), &[]).await.stopped_at(3, "TCP", "refused", "nobody listens on that port");
 }
 
@@ -333,7 +343,7 @@ fn tls_of(ca: &Ca, names: &[&str]) -> Tls {
 }
 
 /// A bootstrap that trusts this authority.
-fn trusting(folder: &Folder, ca: &Ca, uri: &str) -> String {
+fn trusting(folder: &TempFolder, ca: &Ca, uri: &str) -> String {
     let file = folder.file("ca.pem", &ca.pem());
     bootstrap(uri, &json!({ "type": "tls", "config": { "ca_certificate_file": file } }))
 }
@@ -341,7 +351,7 @@ fn trusting(folder: &Folder, ca: &Ca, uri: &str) -> String {
 /// faults 84: TLS that works, and TLS that does not, in as many words as there are reasons.
 #[tokio::test(flavor = "multi_thread")]
 async fn tls_to_the_control_plane() {
-    let folder = Folder::new();
+    let folder = TempFolder::new();
     let ca = Ca::new("ours");
     let backend = Backend::start().await;
 
@@ -496,7 +506,7 @@ async fn endpoints_that_are_not_there() {
 #[tokio::test(flavor = "multi_thread")]
 async fn endpoints_that_do_not_take_calls() {
     let (control, backend) = mesh().await;
-    let (_held, dead) = nobody();
+    let (_held, dead) = closed_port();
     control.set_endpoints("pay", &[dead]);
     let ended = doctor(&insecure(control.address()), &[]).await;
     ended.stopped_at(1, "connect", &format!("{dead} does not take connections"), "nobody listens there");
@@ -511,7 +521,7 @@ async fn endpoints_that_do_not_take_calls() {
     control.set_endpoints("pay", &[secured.address()]);
     let ended = doctor(&insecure(control.address()), &SOON).await;
     ended.stopped_at(1, "connect", "wants TLS", "the endpoints want TLS");
-    let folder = Folder::new();
+    let folder = TempFolder::new();
     let file = folder.file("ca.pem", &ca.pem());
     doctor(&insecure(control.address()), &["--ca", &file]).await.fine();
 
@@ -528,7 +538,7 @@ async fn endpoints_that_do_not_take_calls() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_control_plane() {
     let (control, _backend) = mesh().await;
-    let (_held, dead) = nobody();
+    let (_held, dead) = closed_port();
     let server = |address: SocketAddr| json!({ "server_uri": address.to_string(), "channel_creds": [{ "type": "insecure" }] });
     let text = json!({ "xds_servers": [server(dead), server(control.address())], "node": { "id": "n" } });
     let ended = doctor(&text.to_string(), &[]).await.fine();
@@ -545,17 +555,17 @@ async fn a_second_control_plane() {
 async fn without_a_control_plane() {
     let backend = Backend::start().await;
     let port = backend.address().port();
-    let ended = Ended::of(&run(vec![format!("dns:///localhost:{port}")]).await).fine();
+    let ended = DoctorOutput::of(&run(vec![format!("dns:///localhost:{port}")]).await).fine();
     assert!(ended.text.starts_with("✓ DNS        ok T ms  localhost is "), "{}", ended.text);
     assert!(ended.text.contains("✓ HTTP/2     ok T ms  is spoken\n"), "{}", ended.text);
-    Ended::of(&run(vec![format!("ipv4:127.0.0.1:{port}")]).await).fine();
+    DoctorOutput::of(&run(vec![format!("ipv4:127.0.0.1:{port}")]).await).fine();
     let tls =
         vec![format!("ipv4:127.0.0.1:{port}"), "--tls".to_owned(), "--wait".to_owned(), "4s".to_owned()];
-    let ended = Ended::of(&run(tls).await);
+    let ended = DoctorOutput::of(&run(tls).await);
     ended.stopped_at(1, "TLS", "TLS handshake", "TLS is spoken to a port that is in the clear");
-    let folder = Folder::new();
+    let folder = TempFolder::new();
     let socket = folder.path("no.sock").display().to_string();
-    let ended = Ended::of(&run(vec![format!("unix:{socket}")]).await);
+    let ended = DoctorOutput::of(&run(vec![format!("unix:{socket}")]).await);
     ended.stopped_at(1, "TCP", "no.sock", "there is no such file");
 }
 
@@ -564,7 +574,7 @@ async fn without_a_control_plane() {
 async fn as_json() {
     let (control, _backend) = mesh().await;
     control.set_endpoints("pay", &[]);
-    let folder = Folder::new();
+    let folder = TempFolder::new();
     let file = folder.file("bootstrap.json", &insecure(control.address()));
     let args = ["xds:///orders", "--bootstrap", &file, "--json"].map(str::to_owned).to_vec();
     let json = run(args).await.ends_with(1).json();
@@ -603,7 +613,7 @@ fn secured_cluster(name: &str) -> Cluster {
 /// A cluster's security is taken, and the files of certificate providers are checked: here they are all there.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_security_of_clusters_is_taken() {
-    let (folder, ca) = (Folder::new(), Ca::new("ours"));
+    let (folder, ca) = (TempFolder::new(), Ca::new("ours"));
     let mutual = Tls { client_ca: Some(ca.pem()), ..tls_of(&ca, &["127.0.0.1"]) };
     let backend = Backend::builder().tls(mutual).start().await;
     let control = ControlPlane::start().await;

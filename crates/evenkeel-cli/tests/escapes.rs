@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Folder, Outcome, evenkeel};
+use common::{CommandOutput, TempFolder, evenkeel};
 
 /// As YAML and JSON write it within quotes: clears the screen, begins a line, turns the direction.
 const NAME: &str = r"a\u001b[2J\nforged: line\r\u009b31m\u202e\u2028";
@@ -58,7 +58,7 @@ fn bootstraps() -> Vec<(&'static str, String)> {
 }
 
 #[track_caller]
-fn check(about: &str, outcome: &Outcome) {
+fn check(about: &str, outcome: &CommandOutput) {
     for text in [&outcome.stdout, &outcome.stderr] {
         let is_hazard = |c: char| {
             (c.is_control() && c != '\n')
@@ -71,7 +71,7 @@ fn check(about: &str, outcome: &Outcome) {
 
 #[test]
 fn texts_of_files_reach_no_terminal_raw() {
-    let folder = Folder::new();
+    let folder = TempFolder::new();
     for (about, text) in meshes() {
         let file = folder.file("mesh.yaml", &text);
         for args in [vec!["validate", &file], vec!["explain", &file], vec!["explain", &file, "--stages"]] {

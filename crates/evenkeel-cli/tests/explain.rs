@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Folder, Outcome, evenkeel, first_line};
+use common::{CommandOutput, TempFolder, evenkeel, first_line};
 use serde_json::{Value, json};
 
 /// Routes by path, header, fraction and weight; two localities, two priorities, drops, limits; an endpoint that is ill.
@@ -53,8 +53,8 @@ clusters:
     aggregate: [orders-v2, batch]
 ";
 
-fn explain(mesh: &str, args: &[&str]) -> Outcome {
-    let folder = Folder::new();
+fn explain(mesh: &str, args: &[&str]) -> CommandOutput {
+    let folder = TempFolder::new();
     let file = folder.file("mesh.yaml", mesh);
     evenkeel(["explain", &file].iter().chain(args))
 }
@@ -378,7 +378,7 @@ fn wrong_use_ends_with_2() {
 /// Who reads one line only gets one line, and nobody complains.
 #[test]
 fn a_closed_pipe_ends_it_quietly() {
-    let folder = Folder::new();
+    let folder = TempFolder::new();
     // More than a pipe holds.
     let many: Vec<_> = (0..4000).map(|i| format!("10.0.{}.{}:50051", i / 250, i % 250)).collect();
     let mesh = format!("services: {{a: {{}}}}\nclusters: {{a: {{endpoints: [{}]}}}}\n", many.join(", "));

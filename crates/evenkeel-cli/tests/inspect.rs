@@ -5,7 +5,7 @@ mod common;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use common::{PATIENCE, Running, evenkeel, first_line};
+use common::{MAX_WAIT, RunningCommand, evenkeel, first_line};
 use evenkeel::admin::{Admin, Watch};
 use evenkeel::{Bootstrap, Channel, XdsClient};
 use evenkeel_proto::envoy::config::core::v3::HealthStatus;
@@ -22,7 +22,7 @@ use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 
 /// A process with one channel to `xds:///orders` that answers CSDS.
-struct Process {
+struct InspectedProcess {
     control: ControlPlane,
     backend: Backend,
     client: XdsClient,
@@ -30,25 +30,25 @@ struct Process {
     address: SocketAddr,
 }
 
-impl Process {
+impl InspectedProcess {
     /// With a service that works.
-    async fn start() -> Process {
+    async fn start() -> InspectedProcess {
         let control = ControlPlane::start().await;
         let backend = Backend::start().await;
         control.serve("orders", "pay", &[backend.address()]);
-        let process = Process::with(control, backend);
-        timeout(PATIENCE, process.channel.ready()).await.expect("in time").expect("a channel");
+        let process = InspectedProcess::with(control, backend);
+        timeout(MAX_WAIT, process.channel.ready()).await.expect("in time").expect("a channel");
         process
     }
 
-    fn with(control: ControlPlane, backend: Backend) -> Process {
+    fn with(control: ControlPlane, backend: Backend) -> InspectedProcess {
         let bootstrap = Bootstrap::from_json(&control.bootstrap("node-7")).expect("a bootstrap");
         let client = XdsClient::builder(bootstrap).build();
         let channel =
             Channel::builder("xds:///orders").xds_client(client.clone()).build().expect("a channel");
         channel.connect();
         let address = serve_csds(client.clone());
-        Process { control, backend, client, channel, address }
+        InspectedProcess { control, backend, client, channel, address }
     }
 
     /// Waits until some resource of the client is as the test wants it.
@@ -64,7 +64,7 @@ impl Process {
                 sleep(Duration::from_millis(5)).await;
             }
         };
-        timeout(PATIENCE, found).await.unwrap_or_else(|_| panic!("nothing is {wanted}"));
+        timeout(MAX_WAIT, found).await.unwrap_or_else(|_| panic!("nothing is {wanted}"));
     }
 }
 
@@ -93,12 +93,12 @@ async fn peer_that_says(bytes: Vec<u8>) -> SocketAddr {
 }
 
 /// The command blocks: it runs beside the servers of the test.
-async fn inspect(args: Vec<String>) -> common::Outcome {
+async fn inspect(args: Vec<String>) -> common::CommandOutput {
     let run = move || evenkeel(["inspect".to_owned()].into_iter().chain(args));
     tokio::task::spawn_blocking(run).await.expect("it runs")
 }
 
-async fn inspect_at(address: SocketAddr) -> common::Outcome {
+async fn inspect_at(address: SocketAddr) -> common::CommandOutput {
     inspect(vec![address.to_string()]).await
 }
 
@@ -119,7 +119,7 @@ fn masked(text: &str, addresses: &[(SocketAddr, &str)]) -> String {
 /// CSDS-3, CSDS-7: every resource of a client, below the one that leads to it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_works() {
-    let process = Process::start().await;
+    let process = InspectedProcess::start().await;
     let outcome = inspect_at(process.address).await.ends_with(0);
     let shown = masked(&outcome.stdout, &[(process.backend.address(), "BACKEND")]);
     let expected = "\
@@ -140,7 +140,7 @@ xds:///orders node node-7, evenkeel 0.1.0
 /// CSDS-4, CSDS-8, fault 22: what was rejected is told in full, with what is still served.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_resource_that_is_rejected() {
-    let process = Process::start().await;
+    let process = InspectedProcess::start().await;
     let mut broken = resources::route_config("orders", "pay");
     broken.virtual_hosts[0].domains = vec!["a*b".to_owned()];
     process.control.set(broken);
@@ -163,7 +163,7 @@ async fn a_resource_that_is_missing() {
     control.set(resources::listener_with_rds("orders", "orders"));
     control.set(resources::route_config("orders", "pay"));
     control.set(resources::cluster("other"));
-    let process = Process::with(control, Backend::start().await);
+    let process = InspectedProcess::with(control, Backend::start().await);
     process.wait_status("REQUESTED").await;
     // A cluster that is there once is gone for everybody who asked for all of them.
     process.control.set(resources::cluster("pay"));
@@ -180,7 +180,7 @@ async fn a_resource_that_is_missing() {
             }
         }
     };
-    let outcome = timeout(PATIENCE, gone).await.expect("the grace period ends");
+    let outcome = timeout(MAX_WAIT, gone).await.expect("the grace period ends");
     let shown = &outcome.stdout;
     assert!(shown.contains(": nothing to serve\n"), "{shown}");
 }
@@ -188,7 +188,7 @@ async fn a_resource_that_is_missing() {
 /// Routes, weights, health and drops are in words.
 #[tokio::test(flavor = "multi_thread")]
 async fn contents_are_for_people() {
-    let process = Process::start().await;
+    let process = InspectedProcess::start().await;
     let mut routes = resources::route_config("orders", "pay");
     routes.virtual_hosts[0].routes = rich_routes();
     let mut endpoints = resources::load_assignment("pay", &["10.0.0.1:80", "[::1]:80"]);
@@ -207,7 +207,7 @@ async fn contents_are_for_people() {
             }
         }
     };
-    let shown = timeout(PATIENCE, told).await.expect("in time");
+    let shown = timeout(MAX_WAIT, told).await.expect("in time");
     for line in [
         "│  ├─ /pay.Pay/Refund, x-user = vip*, 5 % of them → pay 75 %, pay-v2 25 %",
         "│  ├─ /pay.Pay/*, no header x-test → pay-v2",
@@ -262,7 +262,7 @@ fn rich_routes() -> Vec<evenkeel_proto::envoy::config::route::v3::Route> {
 /// `--json` is protobuf's JSON, also around what is not known.
 #[tokio::test(flavor = "multi_thread")]
 async fn everything_as_json() {
-    let process = Process::start().await;
+    let process = InspectedProcess::start().await;
     let outcome = inspect(vec![process.address.to_string(), "--json".to_owned()]).await.ends_with(0);
     let json = outcome.json();
     assert_eq!(json["peer"], process.address.to_string());
@@ -288,7 +288,7 @@ async fn an_evenkeel_process() {
     let admin = admin.await.expect("an admin server");
     let bootstrap = Bootstrap::from_json(&control.bootstrap("node-7")).expect("a bootstrap");
     let channel = Channel::builder("xds:///admin-orders").bootstrap(bootstrap).build().expect("a channel");
-    timeout(PATIENCE, channel.ready()).await.expect("in time").expect("a channel");
+    timeout(MAX_WAIT, channel.ready()).await.expect("in time").expect("a channel");
     let told = async {
         loop {
             let shown = inspect_at(admin.address()).await.stdout;
@@ -305,7 +305,7 @@ async fn an_evenkeel_process() {
             }
         }
     };
-    let shown = timeout(PATIENCE, told).await.expect("in time");
+    let shown = timeout(MAX_WAIT, told).await.expect("in time");
     assert!(shown.starts_with("orders-7 evenkeel 0.1.0, process "), "{shown}");
     assert!(shown.contains("channel xds:///admin-orders READY 0 calls/s"), "{shown}");
     assert!(shown.contains("round_robin"), "{shown}");
@@ -409,7 +409,7 @@ async fn hostile_answers() {
     control.set(resources::cluster("pay"));
     let garbage = Any { type_url: String::new(), value: vec![0xff; 64] };
     control.set_raw::<Listener>("other", garbage);
-    let process = Process::with(control, Backend::start().await);
+    let process = InspectedProcess::with(control, Backend::start().await);
     process.control.wait_until(|control| !control.subscribed::<RouteConfiguration>().is_empty()).await;
     for args in [vec![], vec!["--json".to_owned()]] {
         let args = [vec![process.address.to_string()], args].concat();
@@ -422,10 +422,10 @@ async fn hostile_answers() {
 /// `--watch` to a pipe: one block after the other, and a quiet end by a signal.
 #[tokio::test(flavor = "multi_thread")]
 async fn watching() {
-    let process = Process::start().await;
+    let process = InspectedProcess::start().await;
     let address = process.address.to_string();
     let watched = tokio::task::spawn_blocking(move || {
-        let mut running = Running::start(["inspect", &address, "--watch", "--interval", "20ms"]);
+        let mut running = RunningCommand::start(["inspect", &address, "--watch", "--interval", "20ms"]);
         running.line_with("listener orders");
         running.line_with("listener orders");
         running.signal("INT");
@@ -437,7 +437,7 @@ async fn watching() {
 /// A reader that goes away ends the command without a word.
 #[tokio::test(flavor = "multi_thread")]
 async fn closed_pipes() {
-    let process = Process::start().await;
+    let process = InspectedProcess::start().await;
     let address = process.address.to_string();
     let ended = tokio::task::spawn_blocking(move || {
         first_line(["inspect", &address, "--watch", "--interval", "1ms"])

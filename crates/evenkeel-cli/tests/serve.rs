@@ -5,7 +5,7 @@ mod common;
 use std::net::SocketAddr;
 use std::process::Stdio;
 
-use common::{Folder, Running, command, evenkeel};
+use common::{RunningCommand, TempFolder, command, evenkeel};
 use evenkeel::{Bootstrap, Channel, XdsClient};
 use serde_json::Value;
 use testkit::net::Backend;
@@ -40,7 +40,7 @@ async fn call_until(channel: &Channel, backend: &Backend) {
             }
         }
     };
-    tokio::time::timeout(common::PATIENCE, calls).await.expect("the backend is called");
+    tokio::time::timeout(common::MAX_WAIT, calls).await.expect("the backend is called");
 }
 
 /// The text between quotes of a shell.
@@ -55,9 +55,9 @@ fn unquoted(line: &str) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_printed_bootstrap_is_enough_and_the_file_steers() {
     let [one, other] = [Backend::start().await, Backend::start().await];
-    let folder = Folder::new();
+    let folder = TempFolder::new();
     let file = folder.file("mesh.yaml", &mesh(&[&one]));
-    let mut serve = Running::start(["serve", &file, "--listen", "127.0.0.1:0", "--node", "it's me"]);
+    let mut serve = RunningCommand::start(["serve", &file, "--listen", "127.0.0.1:0", "--node", "it's me"]);
     let first = serve.line_with("Serving");
     assert!(first.starts_with(&format!("Serving {file} on 127.0.0.1:")), "{first}");
     assert!(first.ends_with(": 1 service, 1 cluster, 1 endpoint."), "{first}");
@@ -99,10 +99,10 @@ async fn the_printed_bootstrap_is_enough_and_the_file_steers() {
 // The client runs while the test waits for lines.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rejection_is_told() {
-    let folder = Folder::new();
+    let folder = TempFolder::new();
     let text = "services: {orders: {}}\nclusters: {orders: {policy: {myorg.Fastest: {}}, endpoints: [10.0.0.1:1]}}\n";
     let file = folder.file("mesh.yaml", text);
-    let mut serve = Running::start(["serve", &file, "--listen", "127.0.0.1:0", "--json"]);
+    let mut serve = RunningCommand::start(["serve", &file, "--listen", "127.0.0.1:0", "--json"]);
     let json = |line: String| -> Value { serde_json::from_str(&line).expect("a line is one JSON object") };
     let begin = json(serve.line_with("\"serving\""));
     assert_eq!(begin["targets"], serde_json::json!(["xds:///orders"]));
@@ -132,11 +132,12 @@ async fn a_rejection_is_told() {
 // The client runs while the test waits for lines.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_bootstrap_goes_to_a_file() {
-    let folder = Folder::new();
+    let folder = TempFolder::new();
     let backend = Backend::start().await;
     let file = folder.file("mesh.yaml", &mesh(&[&backend]));
     let path = folder.path("it's a bootstrap.json").into_os_string().into_string().expect("UTF-8");
-    let mut serve = Running::start(["serve", &file, "--listen", "127.0.0.1:0", "--bootstrap-file", &path]);
+    let mut serve =
+        RunningCommand::start(["serve", &file, "--listen", "127.0.0.1:0", "--bootstrap-file", &path]);
     let export = serve.line_with("export GRPC_XDS_BOOTSTRAP=");
     assert_eq!(export.trim(), format!("export GRPC_XDS_BOOTSTRAP='{}'", path.replace('\'', r"'\''")));
     let channel = channel(&std::fs::read_to_string(&path).expect("the file is there"));
@@ -147,7 +148,7 @@ async fn the_bootstrap_goes_to_a_file() {
 fn what_cannot_be_served_ends_with_2() {
     let missing = evenkeel(["serve", "there-is-no-such-file.yaml", "--listen", "127.0.0.1:0"]).ends_with(2);
     assert!(missing.stderr.contains("there-is-no-such-file.yaml: cannot be read"), "{}", missing.stderr);
-    let folder = Folder::new();
+    let folder = TempFolder::new();
     let file = folder.file("mesh.yaml", "services:\n  orders: {cluster: nowhere}\n");
     let bad = evenkeel(["serve", &file, "--listen", "127.0.0.1:0"]).ends_with(2);
     assert!(bad.stderr.contains("mesh.yaml:2:"), "{}", bad.stderr);
@@ -165,9 +166,9 @@ fn what_cannot_be_served_ends_with_2() {
 fn others_are_let_in_only_if_told_so() {
     let help = evenkeel(["serve", "--help"]).ends_with(0).stdout;
     assert!(help.contains("[default: 127.0.0.1:18000]"), "{help}");
-    let folder = Folder::new();
+    let folder = TempFolder::new();
     let file = folder.file("mesh.yaml", "services: {a: {}}\nclusters: {a: {endpoints: [10.0.0.1:1]}}\n");
-    let mut serve = Running::start(["serve", &file, "--listen", "0.0.0.0:0"]);
+    let mut serve = RunningCommand::start(["serve", &file, "--listen", "0.0.0.0:0"]);
     serve.line_with("Everybody who reaches this address can read the mesh");
     let export = serve.line_with("export");
     let bootstrap: Value = serde_json::from_str(&unquoted(&export)).expect("JSON");
@@ -179,13 +180,13 @@ fn others_are_let_in_only_if_told_so() {
 /// When nobody reads any more, there is nobody to serve for.
 #[test]
 fn a_closed_pipe_ends_it_quietly() {
-    let folder = Folder::new();
+    let folder = TempFolder::new();
     let file = folder.file("mesh.yaml", "services: {a: {}}\nclusters: {a: {endpoints: [10.0.0.1:1]}}\n");
     let mut command = command(["serve", &file, "--listen", "127.0.0.1:0"]);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
     drop(child.stdout.take());
     // It may have said its first words before the pipe was closed; an edit makes it say more.
-    let end = std::time::Instant::now() + common::PATIENCE;
+    let end = std::time::Instant::now() + common::MAX_WAIT;
     let mut edits = 0;
     while child.try_wait().expect("our child").is_none() {
         assert!(std::time::Instant::now() < end, "it does not end");
@@ -251,13 +252,13 @@ fn is_hazard(c: char) -> bool {
 /// Neither a terminal nor a reader of lines can be misled by what a client calls itself or says.
 #[tokio::test(flavor = "multi_thread")]
 async fn hostile_text_of_clients_is_escaped() {
-    let folder = Folder::new();
+    let folder = TempFolder::new();
     let text = "services: {orders: {}}\nclusters: {orders: {endpoints: [10.0.0.1:1]}}\n";
     let file = folder.file("mesh.yaml", text);
     for options in [["--color", "never"], ["--color", "always"], ["--json", "--color=never"]] {
         let mut args = vec!["serve", &file, "--listen", "127.0.0.1:0"];
         args.extend(options);
-        let mut serve = Running::start(args);
+        let mut serve = RunningCommand::start(args);
         let is_json = options[0] == "--json";
         let first = serve.line_with(if is_json { "serving" } else { "Serving" });
         let address = if is_json {
@@ -266,7 +267,7 @@ async fn hostile_text_of_clients_is_escaped() {
             let (_, rest) = first.split_once(" on ").expect("an address");
             rest.split_once(": ").expect("a colon").0.to_owned()
         };
-        tokio::time::timeout(common::PATIENCE, hostile_client(&address)).await.expect("in time");
+        tokio::time::timeout(common::MAX_WAIT, hostile_client(&address)).await.expect("in time");
         let connected = serve.line_with("connected");
         let rejected = serve.line_with(if is_json { "\"rejected\"" } else { "REJECTED" });
         let gone = serve.line_with("gone");

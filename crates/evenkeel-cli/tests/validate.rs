@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Folder, command, evenkeel};
+use common::{TempFolder, command, evenkeel};
 use evenkeel_proto::envoy::config::cluster::v3::Cluster;
 use evenkeel_proto::envoy::config::cluster::v3::cluster::{ClusterDiscoveryType, DiscoveryType};
 use evenkeel_proto::envoy::config::route::v3::route::Action;
@@ -19,7 +19,7 @@ use testkit::resources;
 /// Every problem of a bootstrap is told at once, each with its line and column.
 #[test]
 fn a_bad_bootstrap_is_shown_where_it_is_bad() {
-    let folder = Folder::new();
+    let folder = TempFolder::new();
     let file = folder.file(
         "bootstrap.json",
         "{\n  \"xds_servers\": [\n    {\"server_uri\": \"localhost:18000\", \"channel_creds\": [{\"type\": \"none\"}]}\n  ],\n  \"node\": {\"id\": 7}\n}\n",
@@ -36,7 +36,7 @@ fn a_bad_bootstrap_is_shown_where_it_is_bad() {
 
 #[test]
 fn a_good_bootstrap_is_fine_and_unwise_things_are_said() {
-    let folder = Folder::new();
+    let folder = TempFolder::new();
     let server = |uri: &str| json!({ "server_uri": uri, "channel_creds": [{ "type": "insecure" }] });
     let local = json!({ "xds_servers": [server("localhost:18000")], "node": { "id": "n" } });
     let file = folder.file("local.json", &local.to_string());
@@ -57,7 +57,7 @@ fn a_good_bootstrap_is_fine_and_unwise_things_are_said() {
 /// What is broken as JSON is shown where the reader gave up, and is taken for a bootstrap all the same.
 #[test]
 fn broken_json_is_shown_where_it_breaks() {
-    let folder = Folder::new();
+    let folder = TempFolder::new();
     let file = folder.file("b.json", "{\n  \"xds_servers\": [}\n");
     let outcome = evenkeel(["validate", "--json", &file]).ends_with(1);
     let verdicts = outcome.json();
@@ -75,7 +75,7 @@ fn wrong_use_ends_with_2() {
     let missing = evenkeel(["validate", "there-is-no-such-file.yaml"]).ends_with(2);
     assert!(missing.stderr.contains("there-is-no-such-file.yaml: cannot be read"), "{}", missing.stderr);
     assert_eq!(missing.stdout, "");
-    let folder = Folder::new();
+    let folder = TempFolder::new();
     let file = folder.file("mesh.yaml", "services: {}\n");
     for args in [
         &["validate"][..],
@@ -92,7 +92,7 @@ fn wrong_use_ends_with_2() {
 }
 
 /// Runs the command while the control plane of the test goes on.
-async fn ask(control: &ControlPlane, more: &'static [&'static str]) -> common::Outcome {
+async fn ask(control: &ControlPlane, more: &'static [&'static str]) -> common::CommandOutput {
     let server = control.address().to_string();
     let run = move || {
         let args = ["validate", "--server", &server, "--target", "xds:///orders"];
@@ -161,7 +161,7 @@ async fn what_does_not_exist_is_told() {
 async fn the_control_planes_of_a_bootstrap_are_asked() {
     let control = ControlPlane::start().await;
     control.serve("orders", "pay", &["127.0.0.1:1".parse().expect("an address")]);
-    let folder = Folder::new();
+    let folder = TempFolder::new();
     let file = folder.file("bootstrap.json", &control.bootstrap("from-the-file"));
     let run = move || evenkeel(["validate", "--bootstrap", &file, "--target", "xds:///orders"]);
     tokio::task::spawn_blocking(run).await.expect("the command ran").ends_with(0);
@@ -177,7 +177,7 @@ async fn the_second_control_plane_is_asked_if_the_first_is_gone() {
     control.serve("orders", "pay", &["127.0.0.1:1".parse().expect("an address")]);
     let servers = [gone.address(), control.address()]
         .map(|address| json!({ "server_uri": address, "channel_creds": [{ "type": "insecure" }] }));
-    let folder = Folder::new();
+    let folder = TempFolder::new();
     let file = folder.file("bootstrap.json", &json!({ "xds_servers": servers }).to_string());
     let run = move || evenkeel(["validate", "--bootstrap", &file, "--target", "xds:///orders"]);
     tokio::task::spawn_blocking(run).await.expect("the command ran").ends_with(0);
@@ -191,7 +191,7 @@ async fn tls_is_spoken_if_asked_for() {
     let tls = Tls { certificate: cert.pem, key: cert.key_pem, client_ca: None };
     let control = ControlPlane::start_with_tls(tls).await;
     control.serve("orders", "pay", &["127.0.0.1:1".parse().expect("an address")]);
-    let folder = Folder::new();
+    let folder = TempFolder::new();
     let roots = folder.file("roots.pem", &ca.pem());
     let other = folder.file("other.pem", &Ca::new("another").pem());
     let server = control.address().to_string();
@@ -237,7 +237,7 @@ async fn a_silent_control_plane_is_given_up() {
 /// A mesh that can be used is counted; the errors of one that cannot are told with their places.
 #[test]
 fn a_mesh_is_judged_by_its_yaml_first() {
-    let folder = Folder::new();
+    let folder = TempFolder::new();
     let good = folder.file(
         "good.yaml",
         "services:\n  orders: {}\n  carts: {cluster: orders}\nclusters:\n  orders:\n    endpoints: [10.0.0.1:1, {address: 10.0.0.2:1, health: draining}]\n",
@@ -259,7 +259,7 @@ fn a_mesh_is_judged_by_its_yaml_first() {
 /// cluster in the file.
 #[test]
 fn what_clients_would_nack_is_told() {
-    let folder = Folder::new();
+    let folder = TempFolder::new();
     let file = folder.file(
         "mesh.yaml",
         "services:\n  orders: {}\nclusters:\n  orders:\n    policy: {myorg.Fastest: {}}\n    endpoints: [10.0.0.1:1]\n",
@@ -281,7 +281,7 @@ fn what_clients_would_nack_is_told() {
 /// A cluster that is right in every field and has nobody to call is an error too.
 #[test]
 fn a_cluster_with_nobody_to_call_is_told() {
-    let folder = Folder::new();
+    let folder = TempFolder::new();
     let file = folder.file(
         "mesh.yaml",
         "services:\n  orders: {}\nclusters:\n  orders:\n    endpoints: [{address: 10.0.0.1:1, health: unhealthy}]\n",
@@ -295,7 +295,7 @@ fn a_cluster_with_nobody_to_call_is_told() {
 /// What a file is can be said; a mesh in JSON is told from a bootstrap by itself.
 #[test]
 fn what_a_file_is_can_be_told() {
-    let folder = Folder::new();
+    let folder = TempFolder::new();
     let mesh =
         json!({ "services": { "a": {} }, "clusters": { "a": { "endpoints": ["10.0.0.1:1"] } } }).to_string();
     let file = folder.file("mesh.json", &mesh);
@@ -308,7 +308,7 @@ fn what_a_file_is_can_be_told() {
 /// What policies say to the endpoints that they get is a warning, and changes no exit code.
 #[test]
 fn what_policies_complain_of_is_a_warning() {
-    let folder = Folder::new();
+    let folder = TempFolder::new();
     let many: Vec<_> = (0..40).map(|i| format!("10.0.0.{i}:1")).collect();
     let endpoints = many.join(", ");
     let file = folder.file(
@@ -391,7 +391,7 @@ async fn ignored_fields_are_told() {
 /// A control plane that is an xDS target cannot be asked, and a target without a control plane neither.
 #[test]
 fn control_planes_that_cannot_be_asked_are_told() {
-    let folder = Folder::new();
+    let folder = TempFolder::new();
     let text = "{\"xds_servers\": [\n  {\"server_uri\": \"xds:///control\", \"channel_creds\": [{\"type\": \"insecure\"}]}]}";
     let file = folder.file("bootstrap.json", text);
     let outcome = evenkeel(["validate", &file]).ends_with(1);

@@ -18,7 +18,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::Buf as _;
-use evenkeel_control::{Cluster, ControlPlane, Endpoint, Mesh, Plane};
+use evenkeel_control::{Cluster, ControlPlane, Endpoint, Mesh, SnapshotCache};
 use evenkeel_proto::envoy::config::cluster::v3::Cluster as Cds;
 use evenkeel_proto::envoy::config::core::v3::Node;
 use evenkeel_proto::envoy::config::endpoint::v3::ClusterLoadAssignment as Eds;
@@ -50,34 +50,34 @@ fn main() -> Result<(), Error> {
     for (name, clusters, endpoints) in
         [("1 endpoint", 1, 1), ("1 cluster of 10,000", 1, ENDPOINTS), ("100 clusters of 100", 100, ENDPOINTS)]
     {
-        let server = Server::start()?;
-        server.plane.set_mesh(&mesh(clusters, endpoints, 1, 1));
+        let server = BenchServer::start()?;
+        server.cache.set_mesh(&mesh(clusters, endpoints, 1, 1));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let fleet = Fleet::default();
+        let clients = BenchClients::default();
         println!("{name}");
         let mut told = 0;
         for (step, all, one) in [("connect", 1, 1), ("change all", 2, 2), ("change one", 2, 3)] {
             let (end, phase) = server.phase()?;
-            let before = fleet.bytes.load(Ordering::Relaxed);
+            let before = clients.bytes.load(Ordering::Relaxed);
             let began = Instant::now();
             if step == "connect" {
                 for _ in 0..CLIENTS {
-                    runtime.block_on(fleet.join(&server.address, clusters))?;
+                    runtime.block_on(clients.join(&server.address, clusters))?;
                 }
             } else {
-                server.plane.set_mesh(&mesh(clusters, endpoints, all, one));
+                server.cache.set_mesh(&mesh(clusters, endpoints, all, one));
             }
             // In the state of the world a change of one endpoint is that of one resource.
             told += CLIENTS * if step == "change one" { 1 } else { clusters };
-            runtime.block_on(fleet.all_told(&server.plane, told as u64));
+            runtime.block_on(clients.wait_all_sent(&server.cache, told as u64));
             let took = began.elapsed();
             let _ = end.send(());
             let cost = phase.recv()?;
-            let row = Row {
+            let row = CostRow {
                 heap: cost.heap as f64 / CLIENTS as f64,
                 took,
                 cpu: cost.cpu.as_secs_f64() * 1e6 / CLIENTS as f64,
-                bytes: (fleet.bytes.load(Ordering::Relaxed) - before) as f64 / CLIENTS as f64,
+                bytes: (clients.bytes.load(Ordering::Relaxed) - before) as f64 / CLIENTS as f64,
             };
             let base = first.get_or_insert(row);
             row.print(step, base);
@@ -87,15 +87,15 @@ fn main() -> Result<(), Error> {
 }
 
 #[derive(Clone, Copy)]
-struct Row {
+struct CostRow {
     heap: f64,
     took: Duration,
     cpu: f64,
     bytes: f64,
 }
 
-impl Row {
-    fn print(&self, step: &str, base: &Row) {
+impl CostRow {
+    fn print(&self, step: &str, base: &CostRow) {
         let took = self.took.as_secs_f64() * 1e3;
         println!(
             "  {step:12} {:9.0} B {took:8.0} ms {:5.1}x {:7.0} us {:5.1}x {:9.0} B",
@@ -122,37 +122,37 @@ fn mesh(clusters: usize, endpoints: usize, all: u32, one: u32) -> Mesh {
 }
 
 /// A control plane on a thread of its own, which is counted while a phase lasts.
-struct Server {
-    plane: Plane,
+struct BenchServer {
+    cache: SnapshotCache,
     address: String,
-    phases: mpsc::Sender<(oneshot::Receiver<()>, mpsc::Sender<Cost>)>,
+    phases: mpsc::Sender<(oneshot::Receiver<()>, mpsc::Sender<ServerCost>)>,
 }
 
-struct Cost {
+struct ServerCost {
     heap: i64,
     cpu: Duration,
 }
 
-impl Server {
-    fn start() -> Result<Server, Error> {
+impl BenchServer {
+    fn start() -> Result<BenchServer, Error> {
         let (started, is_started) = mpsc::channel();
-        let (phases, asked) = mpsc::channel::<(oneshot::Receiver<()>, mpsc::Sender<Cost>)>();
+        let (phases, asked) = mpsc::channel::<(oneshot::Receiver<()>, mpsc::Sender<ServerCost>)>();
         thread::spawn(move || -> Result<(), Error> {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             let control = runtime.block_on(ControlPlane::builder().serve())?;
-            started.send((control.plane().clone(), control.address().to_string()))?;
+            started.send((control.cache().clone(), control.address().to_string()))?;
             for (end, cost) in asked {
                 let before = cpu();
                 let (allocated, _) = Counting::during(|| runtime.block_on(end));
-                cost.send(Cost { heap: allocated.net_bytes, cpu: cpu().saturating_sub(before) })?;
+                cost.send(ServerCost { heap: allocated.net_bytes, cpu: cpu().saturating_sub(before) })?;
             }
             Ok(())
         });
-        let (plane, address) = is_started.recv()?;
-        Ok(Server { plane, address, phases })
+        let (cache, address) = is_started.recv()?;
+        Ok(BenchServer { cache, address, phases })
     }
 
-    fn phase(&self) -> Result<(oneshot::Sender<()>, mpsc::Receiver<Cost>), Error> {
+    fn phase(&self) -> Result<(oneshot::Sender<()>, mpsc::Receiver<ServerCost>), Error> {
         let (end, ends) = oneshot::channel();
         let (cost, costs) = mpsc::channel();
         self.phases.send((ends, cost)).map_err(|_| "the server's thread ended")?;
@@ -168,14 +168,14 @@ fn cpu() -> Duration {
 }
 
 #[derive(Default)]
-struct Fleet {
+struct BenchClients {
     /// Resources of endpoints that clients were told of.
     told: Arc<AtomicU64>,
     bytes: Arc<AtomicU64>,
     changed: Arc<tokio::sync::Notify>,
 }
 
-impl Fleet {
+impl BenchClients {
     /// Connects a client that subscribes to everything and accepts it.
     async fn join(&self, address: &str, clusters: usize) -> Result<(), Error> {
         let channel = tonic::transport::Endpoint::new(format!("http://{address}"))?.connect().await?;
@@ -195,7 +195,7 @@ impl Fleet {
             "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources",
         );
         let request = tonic::Request::new(UnboundedReceiverStream::new(stream));
-        let mut responses = client.streaming(request, path, Glancing).await?.into_inner();
+        let mut responses = client.streaming(request, path, SummaryDecoder).await?.into_inner();
         let (told, bytes, changed) =
             (Arc::clone(&self.told), Arc::clone(&self.bytes), Arc::clone(&self.changed));
         tokio::spawn(async move {
@@ -217,16 +217,16 @@ impl Fleet {
     }
 
     /// Waits until so many resources have come, and all are accepted.
-    async fn all_told(&self, plane: &Plane, told: u64) {
+    async fn wait_all_sent(&self, cache: &SnapshotCache, told: u64) {
         while self.told.load(Ordering::Relaxed) < told {
             self.changed.notified().await;
         }
-        plane.acked::<Eds>().await;
+        cache.wait_acked::<Eds>().await;
     }
 }
 
 /// What a client looks at in a response.
-struct Glance {
+struct ResponseSummary {
     type_url: String,
     nonce: String,
     resources: u64,
@@ -235,35 +235,35 @@ struct Glance {
 
 /// Reads the type and the nonce of a response, and passes over the rest.
 #[derive(Clone, Copy, Default)]
-struct Glancing;
+struct SummaryDecoder;
 
-impl Codec for Glancing {
+impl Codec for SummaryDecoder {
     type Encode = DiscoveryRequest;
-    type Decode = Glance;
+    type Decode = ResponseSummary;
     type Encoder = <ProstCodec<DiscoveryRequest, DiscoveryRequest> as Codec>::Encoder;
-    type Decoder = Glancing;
+    type Decoder = SummaryDecoder;
 
     fn encoder(&mut self) -> Self::Encoder {
         ProstCodec::<DiscoveryRequest, DiscoveryRequest>::default().encoder()
     }
 
-    fn decoder(&mut self) -> Glancing {
-        Glancing
+    fn decoder(&mut self) -> SummaryDecoder {
+        SummaryDecoder
     }
 }
 
-impl Decoder for Glancing {
-    type Item = Glance;
+impl Decoder for SummaryDecoder {
+    type Item = ResponseSummary;
     type Error = Status;
 
-    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<Glance>, Status> {
-        glance(from).map(Some).map_err(|error| Status::internal(error.to_string()))
+    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<ResponseSummary>, Status> {
+        decode_summary(from).map(Some).map_err(|error| Status::internal(error.to_string()))
     }
 }
 
-fn glance(from: &mut DecodeBuf<'_>) -> Result<Glance, DecodeError> {
+fn decode_summary(from: &mut DecodeBuf<'_>) -> Result<ResponseSummary, DecodeError> {
     let bytes = from.remaining();
-    let mut glance = Glance { type_url: String::new(), nonce: String::new(), resources: 0, bytes };
+    let mut glance = ResponseSummary { type_url: String::new(), nonce: String::new(), resources: 0, bytes };
     while from.has_remaining() {
         let (tag, wire_type) = encoding::decode_key(from)?;
         let context = DecodeContext::default();

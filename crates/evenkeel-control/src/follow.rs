@@ -9,74 +9,79 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 
 use crate::mesh::read_text;
-use crate::{Mesh, MeshErrors, Plane};
+use crate::{Mesh, MeshErrors, SnapshotCache};
 
 /// How often a file is looked at, unless one says otherwise.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// A file that a plane follows, until this is dropped.
 #[derive(Debug)]
-pub struct Followed {
+pub struct MeshWatchGuard {
     task: JoinHandle<()>,
 }
 
-impl Plane {
-    /// Serves the mesh in a file, and from then on what becomes of it. `tell` hears of every change: of the mesh that is
+impl SnapshotCache {
+    /// Serves the mesh in a file, and from then on what becomes of it. `on_change` hears of every change: of the mesh that is
     /// served from then on, or of what is wrong with an edit, while the mesh before it is served on.
     ///
     /// Fails, and serves nothing new, if the file is wrong to begin with.
-    pub async fn follow(
+    pub async fn watch_file(
         &self,
         path: &Path,
-        every: Duration,
-        tell: impl FnMut(Result<&Mesh, &MeshErrors>) + Send + 'static,
-    ) -> Result<Followed, MeshErrors> {
+        interval: Duration,
+        on_change: impl FnMut(Result<&Mesh, &MeshErrors>) + Send + 'static,
+    ) -> Result<MeshWatchGuard, MeshErrors> {
         // Nothing is known yet, so there is something new to see.
-        let looked = look(path.to_owned(), None).await;
-        let (text, mesh) = looked.ok_or_else(|| MeshErrors::whole("cannot be read").in_file(path))?;
+        let read = read_if_changed(path.to_owned(), None).await;
+        let (text, mesh) = read.ok_or_else(|| MeshErrors::of_file("cannot be read").in_file(path))?;
         self.set_mesh(&mesh?);
-        let follower = Follower { plane: self.clone(), path: path.to_owned(), text, tell };
-        Ok(Followed { task: tokio::spawn(follower.run(every)) })
+        let follower = MeshFileWatcher { cache: self.clone(), path: path.to_owned(), text, on_change };
+        Ok(MeshWatchGuard { task: tokio::spawn(follower.run(interval)) })
     }
 }
 
-impl Drop for Followed {
+impl Drop for MeshWatchGuard {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
 /// What a file has in it, or why it cannot be read.
-type Text = Result<String, MeshErrors>;
+type FileText = Result<String, MeshErrors>;
 
-struct Follower<F> {
-    plane: Plane,
+struct MeshFileWatcher<F> {
+    cache: SnapshotCache,
     path: PathBuf,
     /// What was there when it was last looked at.
-    text: Text,
-    tell: F,
+    text: FileText,
+    on_change: F,
 }
 
-impl<F: FnMut(Result<&Mesh, &MeshErrors>)> Follower<F> {
-    async fn run(mut self, every: Duration) {
+impl<F: FnMut(Result<&Mesh, &MeshErrors>)> MeshFileWatcher<F> {
+    async fn run(mut self, interval: Duration) {
         loop {
-            tokio::time::sleep(every).await;
-            let Some((text, mesh)) = look(self.path.clone(), Some(self.text.clone())).await else { continue };
+            tokio::time::sleep(interval).await;
+            let Some((text, mesh)) = read_if_changed(self.path.clone(), Some(self.text.clone())).await else {
+                continue;
+            };
             self.text = text;
             match mesh {
                 Ok(mesh) => {
-                    self.plane.set_mesh(&mesh);
-                    (self.tell)(Ok(&mesh));
+                    self.cache.set_mesh(&mesh);
+                    (self.on_change)(Ok(&mesh));
                 }
-                Err(errors) => (self.tell)(Err(&errors)),
+                Err(errors) => (self.on_change)(Err(&errors)),
             }
         }
     }
 }
 
 /// Reads a file, and the mesh in it if the text is not the known one. Reading may block, so it has a thread.
-async fn look(path: PathBuf, known: Option<Text>) -> Option<(Text, Result<Mesh, MeshErrors>)> {
-    let looked = tokio::task::spawn_blocking(move || {
+async fn read_if_changed(
+    path: PathBuf,
+    known: Option<FileText>,
+) -> Option<(FileText, Result<Mesh, MeshErrors>)> {
+    let read = tokio::task::spawn_blocking(move || {
         let text = read_text(&path).map_err(|errors| errors.in_file(&path));
         if known.as_ref() == Some(&text) {
             return None;
@@ -85,5 +90,5 @@ async fn look(path: PathBuf, known: Option<Text>) -> Option<(Text, Result<Mesh, 
             text.clone().and_then(|text| Mesh::from_yaml(&text).map_err(|errors| errors.in_file(&path)));
         Some((text, mesh))
     });
-    looked.await.ok().flatten()
+    read.await.ok().flatten()
 }

@@ -1,11 +1,11 @@
 //! An xDS control plane to embed: a mesh in YAML or code, served to any xDS client.
 //!
-//! A [`Mesh`] says what a person means, [`Resources`] are what clients are sent, a [`Plane`] holds them and knows who has
+//! A [`Mesh`] says what a person means, [`ResourceSet`] are what clients are sent, a [`SnapshotCache`] holds them and knows who has
 //! accepted what, and a [`ControlPlane`] is a plane on a port. Clients may be gRPC of any language, or Envoy for clusters
 //! and endpoints. This crate knows nothing of evenkeel's own client.
 //!
-//! For tests of clients: change something, then wait for what they make of it ([`Plane::acked`], [`Plane::nacked`],
-//! [`Plane::wait_until`]), or take on the ways of difficult control planes ([`Quirks`]).
+//! For tests of clients: change something, then wait for what they make of it ([`SnapshotCache::wait_acked`], [`SnapshotCache::wait_nacked`],
+//! [`SnapshotCache::wait_until`]), or take on the ways of difficult control planes ([`FaultModes`]).
 
 #![forbid(unsafe_code)]
 
@@ -22,16 +22,17 @@ mod stream;
 mod text;
 mod world;
 
-pub use follow::{Followed, POLL_INTERVAL};
+pub use follow::{MeshWatchGuard, POLL_INTERVAL};
 pub use limits::ClientLimits;
-pub use lrs::{DropReport, LoadCounts, LoadReport};
+pub use lrs::{DropReport, LoadCounts, LocalityLoadReport};
 pub use mesh::{
-    Cluster, Endpoint, FailurePercentage, Hash, HeaderMatch, Health, Locality, Mesh, MeshError, MeshErrors,
-    OutlierDetection, Policy, Retry, RetryOn, Route, Service, Share, SuccessRate,
+    Cluster, ClusterPolicy, Endpoint, EndpointHealth, FailurePercentage, HeaderMatch, Locality, Mesh,
+    MeshError, MeshErrors, OutlierDetection, RetryOn, Route, RouteHash, RouteRetry, Service, SuccessRate,
+    TrafficFraction,
 };
-pub use plane::{Plane, Quirks};
-pub use records::{ClientRecord, Event, Nack, Subscribed, TypeRecord, What};
-pub use resources::{Resource, Resources};
-pub use server::{Builder, ControlPlane};
+pub use plane::{FaultModes, SnapshotCache};
+pub use records::{ClientEvent, ClientEventKind, ClientRecord, Nack, SubscribedNames, TypeRecord};
+pub use resources::{NamedResource, ResourceSet};
+pub use server::{ControlPlane, ControlPlaneBuilder};
 pub use service::DiscoveryService;
-pub use world::Variant;
+pub use world::ProtocolVariant;

@@ -72,7 +72,7 @@ pub(crate) fn check_length(subject: &str, length: usize, maximum: usize) -> Resu
 }
 
 /// The longest start of a text that has at most `maximum` bytes, with an ellipsis if something was cut.
-pub(crate) fn cut(text: &str, maximum: usize) -> String {
+pub(crate) fn truncate(text: &str, maximum: usize) -> String {
     if text.len() <= maximum {
         return text.to_owned();
     }
@@ -89,9 +89,9 @@ mod tests {
 
     #[test]
     fn long_texts_are_cut_between_characters() {
-        assert_eq!(cut("short", 5), "short");
-        assert_eq!(cut("shorter", 5), "short...");
-        assert_eq!(cut("aéé", 4), "aé...");
-        assert_eq!(cut("é", 0), "...");
+        assert_eq!(truncate("short", 5), "short");
+        assert_eq!(truncate("shorter", 5), "short...");
+        assert_eq!(truncate("aéé", 4), "aé...");
+        assert_eq!(truncate("é", 0), "...");
     }
 }

@@ -17,7 +17,7 @@ const MAX_ROW_BYTES: usize = 16 << 20;
 /// The load of one locality of a cluster, as one client reports it.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub struct LoadReport {
+pub struct LocalityLoadReport {
     /// The id of the client's node.
     pub node_id: String,
     /// The cluster.
@@ -66,9 +66,9 @@ pub struct LoadCounts {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Loads {
-    localities: Rows<(String, String, u32, Locality), LoadReport>,
-    drops: Rows<(String, String, Option<String>), DropReport>,
+pub(crate) struct LoadReportStore {
+    localities: LoadTable<(String, String, u32, Locality), LocalityLoadReport>,
+    drops: LoadTable<(String, String, Option<String>), DropReport>,
 }
 
 /// Returns an error if a name in a report is longer than `maximum` bytes.
@@ -83,8 +83,8 @@ pub(crate) fn check(stats: &ClusterStats, maximum: usize) -> Result<(), LimitExc
     drops.try_for_each(|drops| check_length("a drop category", drops.category.len(), maximum))
 }
 
-impl Loads {
-    pub(crate) fn reports(&self) -> Vec<LoadReport> {
+impl LoadReportStore {
+    pub(crate) fn reports(&self) -> Vec<LocalityLoadReport> {
         self.localities.rows.values().cloned().collect()
     }
 
@@ -105,7 +105,7 @@ impl Loads {
                 in_progress: stats.total_requests_in_progress,
             };
             let key = (node_id.to_owned(), cluster.clone(), stats.priority, locality.clone());
-            let row = self.localities.row(key, || LoadReport {
+            let row = self.localities.row(key, || LocalityLoadReport {
                 node_id: node_id.to_owned(),
                 cluster: cluster.clone(),
                 locality,
@@ -154,7 +154,7 @@ trait LoadRow {
     fn name_bytes(&self) -> usize;
 }
 
-impl LoadRow for LoadReport {
+impl LoadRow for LocalityLoadReport {
     fn at(&self) -> SystemTime {
         self.at
     }
@@ -178,22 +178,22 @@ impl LoadRow for DropReport {
 
 /// Rows by their keys, at most [`MAX_ROWS`] with names of at most [`MAX_ROW_BYTES`].
 #[derive(Debug)]
-struct Rows<K, R> {
+struct LoadTable<K, R> {
     rows: BTreeMap<K, R>,
     name_bytes: usize,
 }
 
-impl<K, R> Default for Rows<K, R> {
-    fn default() -> Rows<K, R> {
-        Rows { rows: BTreeMap::new(), name_bytes: 0 }
+impl<K, R> Default for LoadTable<K, R> {
+    fn default() -> LoadTable<K, R> {
+        LoadTable { rows: BTreeMap::new(), name_bytes: 0 }
     }
 }
 
-impl<K: Clone + Ord, R: LoadRow> Rows<K, R> {
+impl<K: Clone + Ord, R: LoadRow> LoadTable<K, R> {
     /// The row of a key. Others make room for a new one.
     fn row(&mut self, key: K, new: impl FnOnce() -> R) -> &mut R {
         if !self.rows.contains_key(&key) {
-            self.make_room();
+            self.evict();
         }
         self.rows.entry(key).or_insert_with(|| {
             let row = new();
@@ -203,7 +203,7 @@ impl<K: Clone + Ord, R: LoadRow> Rows<K, R> {
     }
 
     /// Makes room, a tenth at a time: a flood of names costs no search per row.
-    fn make_room(&mut self) {
+    fn evict(&mut self) {
         if self.rows.len() < MAX_ROWS && self.name_bytes < MAX_ROW_BYTES {
             return;
         }
@@ -254,7 +254,7 @@ mod tests {
     /// Counts at the end of their range neither panic nor wrap around.
     #[test]
     fn sums_saturate() {
-        let mut loads = Loads::default();
+        let mut loads = LoadReportStore::default();
         for _ in 0..3 {
             loads.add("n", stats("c", None, u64::MAX), UNIX_EPOCH);
         }
@@ -269,7 +269,7 @@ mod tests {
     /// A report with any number of rows, and of any length, holds no more than the tables do.
     #[test]
     fn rows_are_bounded_in_number_and_length() {
-        let mut loads = Loads::default();
+        let mut loads = LoadReportStore::default();
         let mut many = stats("c", None, 1);
         let row = many.upstream_locality_stats[0].clone();
         many.upstream_locality_stats = (0..3 * MAX_ROWS)

@@ -12,52 +12,52 @@ use tokio::sync::{broadcast, watch};
 
 use crate::ClientLimits;
 use crate::limits::{LimitExceeded, MAX_NODE_TEXT_BYTES, check_length};
-use crate::lrs::{self, DropReport, LoadReport, Loads};
-use crate::records::{ClientRecord, Event, Nack, What, user_agent};
+use crate::lrs::{self, DropReport, LoadReportStore, LocalityLoadReport};
+use crate::records::{ClientEvent, ClientEventKind, ClientRecord, Nack, user_agent};
 use crate::service::DiscoveryService;
-use crate::stream::{Answer, Asked, Stream};
+use crate::stream::{AckKind, StreamState, WatchRequest};
 use crate::text::escaped;
-use crate::world::{Variant, World};
-use crate::{Mesh, Resource, Resources};
+use crate::world::{ProtocolVariant, ResourceSnapshot};
+use crate::{Mesh, NamedResource, ResourceSet};
 
 /// How many events a reader may lie behind.
-const EVENTS: usize = 1024;
+const EVENT_CAPACITY: usize = 1024;
 
 /// What a control plane holds and knows. Clones are the same plane.
 ///
-/// [`ControlPlane`](crate::ControlPlane) serves one on a port of its own; [`Plane::service`] can be served by any tonic
+/// [`ControlPlane`](crate::ControlPlane) serves one on a port of its own; [`SnapshotCache::service`] can be served by any tonic
 /// server. Changes are told to all clients at once, and to each as fast as it can take them.
 #[derive(Clone)]
-pub struct Plane {
-    shared: Arc<Shared>,
+pub struct SnapshotCache {
+    shared: Arc<CacheInner>,
 }
 
-struct Shared {
-    resources: Mutex<Resources>,
-    scene: watch::Sender<Scene>,
-    clients: Mutex<BTreeMap<u64, Arc<Mutex<Client>>>>,
+struct CacheInner {
+    resources: Mutex<ResourceSet>,
+    state: watch::Sender<ServingState>,
+    clients: Mutex<BTreeMap<u64, Arc<Mutex<ConnectedClient>>>>,
     opened: AtomicU64,
     /// Number of open streams, of discovery and of load reports.
     open_streams: Arc<AtomicUsize>,
-    loads: Mutex<Loads>,
+    loads: Mutex<LoadReportStore>,
     changes: watch::Sender<u64>,
-    events: broadcast::Sender<Event>,
+    events: broadcast::Sender<ClientEvent>,
 }
 
 /// What streams follow.
 #[derive(Clone)]
-pub(crate) struct Scene {
-    pub(crate) world: Arc<World>,
-    pub(crate) quirks: Quirks,
+pub(crate) struct ServingState {
+    pub(crate) snapshot: Arc<ResourceSnapshot>,
+    pub(crate) fault_modes: FaultModes,
     /// Streams up to this number are to end.
-    pub(crate) closed: u64,
+    pub(crate) closed_up_to: u64,
     pub(crate) lrs_interval: Duration,
     pub(crate) limits: ClientLimits,
 }
 
 /// Ways of control planes that clients must cope with, for tests of clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Quirks {
+pub struct FaultModes {
     /// Reads and answers nothing. What was held back is sent when it ends.
     pub silent: bool,
     /// Refuses streams of discovery while one is open, as Istio's agent does.
@@ -66,35 +66,35 @@ pub struct Quirks {
     pub refuse_lrs: bool,
 }
 
-struct Client {
+struct ConnectedClient {
     node_id: String,
     user_agent: String,
     peer: Option<SocketAddr>,
-    variant: Variant,
+    variant: ProtocolVariant,
     connected_at: SystemTime,
-    stream: Stream,
+    stream: StreamState,
 }
 
-impl Plane {
+impl SnapshotCache {
     /// A plane that holds nothing.
-    pub fn new() -> Plane {
-        let scene = Scene {
-            world: Arc::default(),
-            quirks: Quirks::default(),
-            closed: 0,
+    pub fn new() -> SnapshotCache {
+        let state = ServingState {
+            snapshot: Arc::default(),
+            fault_modes: FaultModes::default(),
+            closed_up_to: 0,
             lrs_interval: Duration::from_secs(10),
             limits: ClientLimits::default(),
         };
-        Plane {
-            shared: Arc::new(Shared {
+        SnapshotCache {
+            shared: Arc::new(CacheInner {
                 resources: Mutex::default(),
-                scene: watch::Sender::new(scene),
+                state: watch::Sender::new(state),
                 clients: Mutex::default(),
                 opened: AtomicU64::new(0),
                 open_streams: Arc::default(),
                 loads: Mutex::default(),
                 changes: watch::Sender::new(0),
-                events: broadcast::Sender::new(EVENTS),
+                events: broadcast::Sender::new(EVENT_CAPACITY),
             }),
         }
     }
@@ -110,62 +110,62 @@ impl Plane {
     }
 
     /// Serves these resources and no others.
-    pub fn set(&self, resources: Resources) {
+    pub fn set(&self, resources: ResourceSet) {
         self.update(|held| *held = resources);
     }
 
     /// Changes what is served, as one change: each type that is touched gets one version. A resource whose bytes did not
     /// change keeps its version and is not sent again.
-    pub fn update(&self, change: impl FnOnce(&mut Resources)) {
+    pub fn update(&self, change: impl FnOnce(&mut ResourceSet)) {
         let mut resources = lock(&self.shared.resources);
         change(&mut resources);
         // Under the lock, so that worlds follow each other in the order of the changes.
-        let world = Arc::new(self.scene().world.with(&resources));
-        self.shared.scene.send_modify(|scene| scene.world = world);
+        let snapshot = Arc::new(self.state().snapshot.with_resources(&resources));
+        self.shared.state.send_modify(|state| state.snapshot = snapshot);
         drop(resources);
-        self.note();
+        self.notify_changed();
     }
 
     /// What is served.
-    pub fn resources(&self) -> Resources {
+    pub fn resources(&self) -> ResourceSet {
         lock(&self.shared.resources).clone()
     }
 
     /// The version of a type: how often it changed.
-    pub fn version<M: Resource>(&self) -> u64 {
-        self.scene().world.kind(&M::type_url()).version
+    pub fn version<M: NamedResource>(&self) -> u64 {
+        self.state().snapshot.type_resources(&M::type_url()).version
     }
 
     /// How often clients are to report load; 10 s unless set.
     pub fn set_lrs_interval(&self, interval: Duration) {
-        self.shared.scene.send_modify(|scene| scene.lrs_interval = interval);
+        self.shared.state.send_modify(|state| state.lrs_interval = interval);
     }
 
     /// Sets the limits on clients. Streams that are open keep what they hold; the limits apply to their next requests.
     pub fn set_client_limits(&self, limits: ClientLimits) {
-        self.shared.scene.send_modify(|scene| scene.limits = limits);
+        self.shared.state.send_modify(|state| state.limits = limits);
     }
 
     /// Returns the limits on clients.
     pub fn client_limits(&self) -> ClientLimits {
-        self.shared.scene.borrow().limits
+        self.shared.state.borrow().limits
     }
 
     /// Takes on quirks, and drops those that it had.
-    pub fn set_quirks(&self, quirks: Quirks) {
-        self.shared.scene.send_modify(|scene| scene.quirks = quirks);
+    pub fn set_fault_modes(&self, fault_modes: FaultModes) {
+        self.shared.state.send_modify(|state| state.fault_modes = fault_modes);
     }
 
     /// Ends all open streams of discovery with OK. Clients may open others.
     pub fn close_streams(&self) {
         let opened = self.shared.opened.load(Ordering::SeqCst);
-        self.shared.scene.send_modify(|scene| scene.closed = opened);
+        self.shared.state.send_modify(|state| state.closed_up_to = opened);
     }
 
     /// The clients with an open stream of discovery, oldest first.
     pub fn clients(&self) -> Vec<ClientRecord> {
         let clients = lock(&self.shared.clients).clone();
-        let record = |(stream, client): (u64, Arc<Mutex<Client>>)| {
+        let record = |(stream, client): (u64, Arc<Mutex<ConnectedClient>>)| {
             let client = lock(&client);
             ClientRecord {
                 stream,
@@ -186,7 +186,7 @@ impl Plane {
     }
 
     /// What clients reported, by client, cluster, priority and locality.
-    pub fn load_reports(&self) -> Vec<LoadReport> {
+    pub fn load_reports(&self) -> Vec<LocalityLoadReport> {
         lock(&self.shared.loads).reports()
     }
 
@@ -202,33 +202,33 @@ impl Plane {
     }
 
     /// What clients do from here on, for logs. A reader that lies far behind misses some.
-    pub fn events(&self) -> broadcast::Receiver<Event> {
+    pub fn events(&self) -> broadcast::Receiver<ClientEvent> {
         self.shared.events.subscribe()
     }
 
     /// Waits until every client that subscribes to this type was told of all that it wants and has accepted it. There
     /// must be one: while there is none, this waits for it.
-    pub async fn acked<M: Resource>(&self) {
+    pub async fn wait_acked<M: NamedResource>(&self) {
         let type_url = M::type_url();
-        self.wait_until(|plane| {
-            let world = plane.scene().world;
-            let clients = lock(&plane.shared.clients).clone();
-            let mut wanting = clients
+        self.wait_until(|cache| {
+            let snapshot = cache.state().snapshot;
+            let clients = lock(&cache.shared.clients).clone();
+            let mut subscribers = clients
                 .values()
-                .filter_map(|client| lock(client).stream.is_in_step(&type_url, &world))
+                .filter_map(|client| lock(client).stream.is_in_sync(&type_url, &snapshot))
                 .peekable();
-            wanting.peek().is_some() && wanting.all(|is_in_step| is_in_step)
+            subscribers.peek().is_some() && subscribers.all(|is_in_sync| is_in_sync)
         })
         .await;
     }
 
     /// Waits until a client has rejected what is served of this type, and says what.
-    pub async fn nacked<M: Resource>(&self) -> Nack {
+    pub async fn wait_nacked<M: NamedResource>(&self) -> Nack {
         let type_url = M::type_url();
         let find = || {
-            let world = self.scene().world;
+            let snapshot = self.state().snapshot;
             let clients = lock(&self.shared.clients).clone();
-            clients.values().find_map(|client| lock(client).stream.rejection(&type_url, &world).cloned())
+            clients.values().find_map(|client| lock(client).stream.rejection(&type_url, &snapshot).cloned())
         };
         let mut changes = self.changes();
         loop {
@@ -242,7 +242,7 @@ impl Plane {
     }
 
     /// Waits until something is so. It is asked again whenever anything here changes.
-    pub async fn wait_until(&self, mut condition: impl FnMut(&Plane) -> bool) {
+    pub async fn wait_until(&self, mut condition: impl FnMut(&SnapshotCache) -> bool) {
         let mut changes = self.changes();
         loop {
             changes.mark_unchanged();
@@ -253,12 +253,12 @@ impl Plane {
         }
     }
 
-    pub(crate) fn scenes(&self) -> watch::Receiver<Scene> {
-        self.shared.scene.subscribe()
+    pub(crate) fn state_changes(&self) -> watch::Receiver<ServingState> {
+        self.shared.state.subscribe()
     }
 
-    pub(crate) fn scene(&self) -> Scene {
-        self.shared.scene.borrow().clone()
+    pub(crate) fn state(&self) -> ServingState {
+        self.shared.state.borrow().clone()
     }
 
     /// Takes in a load report. Returns an error, and takes in nothing, if a name in it is too long.
@@ -271,7 +271,7 @@ impl Plane {
             loads.add(node_id, stats, now);
         }
         drop(loads);
-        self.note();
+        self.notify_changed();
         Ok(())
     }
 
@@ -286,34 +286,34 @@ impl Plane {
     }
 
     /// Opens a stream of discovery, unless there may be only one.
-    pub(crate) fn open(&self, variant: Variant, peer: Option<SocketAddr>) -> Option<Served> {
+    pub(crate) fn open(&self, variant: ProtocolVariant, peer: Option<SocketAddr>) -> Option<ClientStream> {
         let mut clients = lock(&self.shared.clients);
         let number = self.shared.opened.fetch_add(1, Ordering::SeqCst).wrapping_add(1);
-        let is_refused = self.scene().quirks.one_stream && !clients.is_empty();
-        let client = Arc::new(Mutex::new(Client {
+        let is_refused = self.state().fault_modes.one_stream && !clients.is_empty();
+        let client = Arc::new(Mutex::new(ConnectedClient {
             node_id: String::new(),
             user_agent: String::new(),
             peer,
             variant,
             connected_at: SystemTime::now(),
-            stream: Stream::new(variant),
+            stream: StreamState::new(variant),
         }));
         if !is_refused {
             clients.insert(number, Arc::clone(&client));
         }
         drop(clients);
-        self.note();
-        (!is_refused).then(|| Served { plane: self.clone(), number, client })
+        self.notify_changed();
+        (!is_refused).then(|| ClientStream { cache: self.clone(), number, client })
     }
 
-    fn note(&self) {
+    fn notify_changed(&self) {
         self.shared.changes.send_modify(|count| *count = count.wrapping_add(1));
     }
 }
 
-impl Default for Plane {
-    fn default() -> Plane {
-        Plane::new()
+impl Default for SnapshotCache {
+    fn default() -> SnapshotCache {
+        SnapshotCache::new()
     }
 }
 
@@ -329,28 +329,28 @@ impl Drop for StreamSlot {
 }
 
 /// A client while its stream is open.
-pub(crate) struct Served {
-    plane: Plane,
+pub(crate) struct ClientStream {
+    cache: SnapshotCache,
     pub(crate) number: u64,
-    client: Arc<Mutex<Client>>,
+    client: Arc<Mutex<ConnectedClient>>,
 }
 
-impl Served {
-    pub(crate) fn handle(&self, mut asked: Asked) -> Result<(), LimitExceeded> {
+impl ClientStream {
+    pub(crate) fn handle(&self, mut request: WatchRequest) -> Result<(), LimitExceeded> {
         let mut client = lock(&self.client);
-        if let Some(node) = asked.node.take() {
-            self.introduce(&mut client, &node)?;
+        if let Some(node) = request.node.take() {
+            self.record_node(&mut client, &node)?;
         }
-        let type_url = asked.type_url.clone();
-        let Scene { world, limits, .. } = self.plane.scene();
-        let answer = client.stream.handle(asked, &world, &limits, SystemTime::now())?;
-        match answer {
-            Answer::None => {}
-            Answer::Ack => {
-                let version = client.stream.acked(&type_url).unwrap_or_default();
-                self.tell(&client, What::Acked { type_url, version });
+        let type_url = request.type_url.clone();
+        let ServingState { snapshot, limits, .. } = self.cache.state();
+        let ack = client.stream.handle(request, &snapshot, &limits, SystemTime::now())?;
+        match ack {
+            AckKind::None => {}
+            AckKind::Ack => {
+                let version = client.stream.acked_version(&type_url).unwrap_or_default();
+                self.publish_event(&client, ClientEventKind::Acked { type_url, version });
             }
-            Answer::Nack => {
+            AckKind::Nack => {
                 if let Some(nack) = client.stream.last_nack(&type_url).cloned() {
                     tracing::warn!(
                         node = escaped(&client.node_id),
@@ -359,16 +359,16 @@ impl Served {
                         error = escaped(&nack.error),
                         "a client rejects resources"
                     );
-                    self.tell(&client, What::Nacked { type_url, nack });
+                    self.publish_event(&client, ClientEventKind::Nacked { type_url, nack });
                 }
             }
         }
         drop(client);
-        self.plane.note();
+        self.cache.notify_changed();
         Ok(())
     }
 
-    fn introduce(&self, client: &mut Client, node: &Node) -> Result<(), LimitExceeded> {
+    fn record_node(&self, client: &mut ConnectedClient, node: &Node) -> Result<(), LimitExceeded> {
         let user_agent = user_agent(node);
         check_length("a node id", node.id.len(), MAX_NODE_TEXT_BYTES)?;
         check_length("a user agent", user_agent.len(), MAX_NODE_TEXT_BYTES)?;
@@ -377,32 +377,32 @@ impl Served {
         client.user_agent = user_agent;
         if is_new {
             let (user_agent, peer, variant) = (client.user_agent.clone(), client.peer, client.variant);
-            self.tell(client, What::Connected { user_agent, peer, variant });
+            self.publish_event(client, ClientEventKind::Connected { user_agent, peer, variant });
         }
         Ok(())
     }
 
-    pub(crate) fn responses(&self, world: &World) -> Vec<Vec<bytes::Bytes>> {
-        let responses = lock(&self.client).stream.responses(world);
-        self.plane.note();
+    pub(crate) fn responses(&self, snapshot: &ResourceSnapshot) -> Vec<Vec<bytes::Bytes>> {
+        let responses = lock(&self.client).stream.responses(snapshot);
+        self.cache.notify_changed();
         responses
     }
 
-    fn tell(&self, client: &Client, what: What) {
+    fn publish_event(&self, client: &ConnectedClient, kind: ClientEventKind) {
         // No readers is no error.
-        let _ = self.plane.shared.events.send(Event {
+        let _ = self.cache.shared.events.send(ClientEvent {
             stream: self.number,
             node_id: client.node_id.clone(),
-            what,
+            kind,
         });
     }
 }
 
-impl Drop for Served {
+impl Drop for ClientStream {
     fn drop(&mut self) {
-        lock(&self.plane.shared.clients).remove(&self.number);
-        self.tell(&lock(&self.client), What::Gone);
-        self.plane.note();
+        lock(&self.cache.shared.clients).remove(&self.number);
+        self.publish_event(&lock(&self.client), ClientEventKind::Disconnected);
+        self.cache.notify_changed();
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use evenkeel_proto::envoy::config::core::v3::Node;
 use evenkeel_proto::envoy::config::core::v3::node::UserAgentVersionType;
 
-use crate::world::Variant;
+use crate::world::ProtocolVariant;
 
 /// A client with an open stream.
 ///
@@ -24,7 +24,7 @@ pub struct ClientRecord {
     /// Where it is, unless the server does not know.
     pub peer: Option<SocketAddr>,
     /// What it speaks.
-    pub variant: Variant,
+    pub variant: ProtocolVariant,
     /// Since when.
     pub connected_at: SystemTime,
     /// What it asked for and answered, by type URL.
@@ -36,7 +36,7 @@ pub struct ClientRecord {
 #[non_exhaustive]
 pub struct TypeRecord {
     /// What it wants.
-    pub subscribed: Subscribed,
+    pub subscribed: SubscribedNames,
     /// The version of the type in the last response.
     pub sent: Option<u64>,
     /// The version that it last accepted.
@@ -49,7 +49,7 @@ pub struct TypeRecord {
 
 /// What a client wants of one type.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Subscribed {
+pub struct SubscribedNames {
     /// All there is.
     pub wildcard: bool,
     /// These in any case, in alphabetical order.
@@ -83,19 +83,19 @@ pub(crate) fn user_agent(node: &Node) -> String {
 /// Texts are as the client sent them, with control characters: escape them before a log or a terminal shows them.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub struct Event {
+pub struct ClientEvent {
     /// The number of the stream.
     pub stream: u64,
     /// The id of the client's node.
     pub node_id: String,
     /// What it did.
-    pub what: What,
+    pub kind: ClientEventKind,
 }
 
 /// What a client did.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub enum What {
+pub enum ClientEventKind {
     /// It opened a stream and said who it is.
     Connected {
         /// Its user agent with version.
@@ -103,7 +103,7 @@ pub enum What {
         /// Where it is.
         peer: Option<SocketAddr>,
         /// What it speaks.
-        variant: Variant,
+        variant: ProtocolVariant,
     },
     /// It accepted a version of a type.
     Acked {
@@ -120,5 +120,5 @@ pub enum What {
         nack: Nack,
     },
     /// Its stream ended.
-    Gone,
+    Disconnected,
 }

@@ -10,30 +10,30 @@ use evenkeel_proto::prost::Name;
 use evenkeel_proto::prost_types::Any;
 
 /// A kind of resource that is sent on its own.
-pub trait Resource: Name {
+pub trait NamedResource: Name {
     /// What clients subscribe to.
     fn resource_name(&self) -> &str;
 }
 
-impl Resource for Listener {
+impl NamedResource for Listener {
     fn resource_name(&self) -> &str {
         &self.name
     }
 }
 
-impl Resource for RouteConfiguration {
+impl NamedResource for RouteConfiguration {
     fn resource_name(&self) -> &str {
         &self.name
     }
 }
 
-impl Resource for Cluster {
+impl NamedResource for Cluster {
     fn resource_name(&self) -> &str {
         &self.name
     }
 }
 
-impl Resource for ClusterLoadAssignment {
+impl NamedResource for ClusterLoadAssignment {
     fn resource_name(&self) -> &str {
         &self.cluster_name
     }
@@ -41,20 +41,20 @@ impl Resource for ClusterLoadAssignment {
 
 /// What a control plane holds: encoded resources by type URL and name.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Resources {
+pub struct ResourceSet {
     by_type: BTreeMap<String, BTreeMap<String, Any>>,
 }
 
-impl Resources {
+impl ResourceSet {
     /// None.
-    pub fn new() -> Resources {
-        Resources::default()
+    pub fn new() -> ResourceSet {
+        ResourceSet::default()
     }
 
     /// Holds a resource, new or in place of the one of its type and name.
     // By value: callers make what they set.
     #[allow(clippy::needless_pass_by_value)]
-    pub fn set<M: Resource>(&mut self, resource: M) {
+    pub fn set<M: NamedResource>(&mut self, resource: M) {
         let any = Any { type_url: M::type_url(), value: resource.encode_to_vec() };
         self.set_any(&M::type_url(), resource.resource_name(), any);
     }
@@ -65,14 +65,14 @@ impl Resources {
     }
 
     /// Holds a resource no longer.
-    pub fn remove<M: Resource>(&mut self, name: &str) {
+    pub fn remove<M: NamedResource>(&mut self, name: &str) {
         if let Some(of_type) = self.by_type.get_mut(&M::type_url()) {
             of_type.remove(name);
         }
     }
 
     /// A resource, decoded; none if there is none, or if its bytes are not one.
-    pub fn get<M: Resource + Default>(&self, name: &str) -> Option<M> {
+    pub fn get<M: NamedResource + Default>(&self, name: &str) -> Option<M> {
         let any = self.by_type.get(&M::type_url())?.get(name)?;
         M::decode(&*any.value).ok()
     }

@@ -19,7 +19,7 @@ use tonic::transport::Server;
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
 use crate::ClientLimits;
-use crate::plane::{Plane, Quirks};
+use crate::plane::{FaultModes, SnapshotCache};
 
 /// A client that is gone without a word is noticed after one interval and one timeout.
 const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(20));
@@ -36,7 +36,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// A control plane that serves, until it is dropped: then it closes its port and all connections.
 ///
-/// It is a [`Plane`], and has all its methods.
+/// It is a [`SnapshotCache`], and has all its methods.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new()?.block_on(async {
@@ -52,51 +52,51 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct ControlPlane {
-    plane: Plane,
+    cache: SnapshotCache,
     address: SocketAddr,
     /// Dropped with this, which is what connections wait for.
     _alive: watch::Sender<()>,
 }
 
 /// How a control plane is to serve.
-pub struct Builder {
+pub struct ControlPlaneBuilder {
     address: SocketAddr,
-    plane: Plane,
+    cache: SnapshotCache,
 }
 
-impl Builder {
+impl ControlPlaneBuilder {
     /// Where to listen; any free port of 127.0.0.1 unless set.
     #[must_use]
-    pub fn listen(mut self, address: SocketAddr) -> Builder {
+    pub fn listen(mut self, address: SocketAddr) -> ControlPlaneBuilder {
         self.address = address;
         self
     }
 
     /// How often clients are to report load; 10 s unless set.
     #[must_use]
-    pub fn lrs_interval(self, interval: Duration) -> Builder {
-        self.plane.set_lrs_interval(interval);
+    pub fn lrs_interval(self, interval: Duration) -> ControlPlaneBuilder {
+        self.cache.set_lrs_interval(interval);
         self
     }
 
     /// Ways that clients must cope with.
     #[must_use]
-    pub fn quirks(self, quirks: Quirks) -> Builder {
-        self.plane.set_quirks(quirks);
+    pub fn fault_modes(self, fault_modes: FaultModes) -> ControlPlaneBuilder {
+        self.cache.set_fault_modes(fault_modes);
         self
     }
 
     /// Limits on clients. Those of the plane unless set.
     #[must_use]
-    pub fn client_limits(self, limits: ClientLimits) -> Builder {
-        self.plane.set_client_limits(limits);
+    pub fn client_limits(self, limits: ClientLimits) -> ControlPlaneBuilder {
+        self.cache.set_client_limits(limits);
         self
     }
 
     /// What to serve; a plane that holds nothing unless set. It outlives the server.
     #[must_use]
-    pub fn plane(mut self, plane: Plane) -> Builder {
-        self.plane = plane;
+    pub fn cache(mut self, cache: SnapshotCache) -> ControlPlaneBuilder {
+        self.cache = cache;
         self
     }
 
@@ -104,11 +104,11 @@ impl Builder {
     pub async fn serve(self) -> io::Result<ControlPlane> {
         let listener = TcpListener::bind(self.address).await?;
         let address = listener.local_addr()?;
-        let (alive, life) = watch::channel(());
+        let (alive, shutdown) = watch::channel(());
         let (sockets, incoming) = mpsc::channel(16);
-        let limits = self.plane.client_limits();
-        tokio::spawn(accept(listener, limits.connections, life, sockets));
-        let service = self.plane.service();
+        let limits = self.cache.client_limits();
+        tokio::spawn(accept(listener, limits.connections, shutdown, sockets));
+        let service = self.cache.service();
         let server = Server::builder()
             .max_concurrent_streams(limits.streams_per_connection)
             .http2_keepalive_interval(Some(KEEPALIVE.0))
@@ -119,14 +119,17 @@ impl Builder {
                 tracing::error!(%address, %error, "the control plane's server ended");
             }
         });
-        Ok(ControlPlane { plane: self.plane, address, _alive: alive })
+        Ok(ControlPlane { cache: self.cache, address, _alive: alive })
     }
 }
 
 impl ControlPlane {
     /// How a control plane is to serve.
-    pub fn builder() -> Builder {
-        Builder { address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), plane: Plane::new() }
+    pub fn builder() -> ControlPlaneBuilder {
+        ControlPlaneBuilder {
+            address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+            cache: SnapshotCache::new(),
+        }
     }
 
     /// Where it listens.
@@ -135,8 +138,8 @@ impl ControlPlane {
     }
 
     /// What it serves, to keep when this is dropped.
-    pub fn plane(&self) -> &Plane {
-        &self.plane
+    pub fn cache(&self) -> &SnapshotCache {
+        &self.cache
     }
 
     /// A bootstrap for clients of this control plane, as `GRPC_XDS_BOOTSTRAP_CONFIG` has it. One that listens on all
@@ -163,10 +166,10 @@ impl ControlPlane {
 }
 
 impl Deref for ControlPlane {
-    type Target = Plane;
+    type Target = SnapshotCache;
 
-    fn deref(&self) -> &Plane {
-        &self.plane
+    fn deref(&self) -> &SnapshotCache {
+        &self.cache
     }
 }
 
@@ -174,14 +177,14 @@ impl Deref for ControlPlane {
 async fn accept(
     listener: TcpListener,
     maximum: usize,
-    mut life: watch::Receiver<()>,
-    sockets: mpsc::Sender<io::Result<Socket>>,
+    mut shutdown: watch::Receiver<()>,
+    sockets: mpsc::Sender<io::Result<ControlPlaneSocket>>,
 ) {
     let slots = Arc::new(Semaphore::new(maximum.min(Semaphore::MAX_PERMITS)));
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
-            _ = life.changed() => return,
+            _ = shutdown.changed() => return,
         };
         match accepted {
             Ok((stream, _)) => {
@@ -192,12 +195,13 @@ async fn accept(
                 };
                 // Only delays are at stake.
                 let _ = stream.set_nodelay(true);
-                let mut life = life.clone();
+                let mut shutdown = shutdown.clone();
                 let ended = Box::pin(async move {
-                    let _ = life.changed().await;
+                    let _ = shutdown.changed().await;
                 });
                 let preface = Some((Box::pin(sleep(PREFACE_TIMEOUT)), PREFACE_BYTES));
-                if sockets.send(Ok(Socket { stream, ended, preface, _slot: slot })).await.is_err() {
+                if sockets.send(Ok(ControlPlaneSocket { stream, ended, preface, _slot: slot })).await.is_err()
+                {
                     return;
                 }
             }
@@ -210,7 +214,7 @@ async fn accept(
 }
 
 /// A connection that ends with the control plane, whatever its client does.
-struct Socket {
+struct ControlPlaneSocket {
     stream: TcpStream,
     ended: Pin<Box<dyn Future<Output = ()> + Send>>,
     /// Deadline of the HTTP/2 preface, and the number of its bytes that have not come. `None` once it came.
@@ -218,7 +222,7 @@ struct Socket {
     _slot: OwnedSemaphorePermit,
 }
 
-impl Connected for Socket {
+impl Connected for ControlPlaneSocket {
     type ConnectInfo = TcpConnectInfo;
 
     fn connect_info(&self) -> TcpConnectInfo {
@@ -226,7 +230,7 @@ impl Connected for Socket {
     }
 }
 
-impl AsyncRead for Socket {
+impl AsyncRead for ControlPlaneSocket {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -254,7 +258,7 @@ impl AsyncRead for Socket {
     }
 }
 
-impl AsyncWrite for Socket {
+impl AsyncWrite for ControlPlaneSocket {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(cx, buf)
     }

@@ -31,98 +31,98 @@ use tonic_prost::ProstCodec;
 use tower_service::Service;
 
 use crate::limits::{LimitExceeded, MAX_NODE_TEXT_BYTES, check_length};
-use crate::plane::{Plane, Served, StreamSlot};
-use crate::stream::Asked;
-use crate::world::Variant;
+use crate::plane::{ClientStream, SnapshotCache, StreamSlot};
+use crate::stream::WatchRequest;
+use crate::world::ProtocolVariant;
 
-/// The services of a [`Plane`], for a tonic server. Calls of others are UNIMPLEMENTED.
+/// The services of a [`SnapshotCache`], for a tonic server. Calls of others are UNIMPLEMENTED.
 #[derive(Clone)]
 pub struct DiscoveryService {
-    plane: Plane,
+    cache: SnapshotCache,
 }
 
 /// What a call is for.
-enum Call {
+enum ServiceMethod {
     /// Discovery, of one type unless requests say which.
-    Discovery(Variant, Option<String>),
+    Discovery(ProtocolVariant, Option<String>),
     LoadReports,
 }
 
-impl Call {
-    fn of(path: &str) -> Option<Call> {
-        use Variant::{Delta, StateOfTheWorld};
+impl ServiceMethod {
+    fn of(path: &str) -> Option<ServiceMethod> {
+        use ProtocolVariant::{Delta, StateOfTheWorld};
         Some(match path {
             "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources" => {
-                Call::Discovery(StateOfTheWorld, None)
+                ServiceMethod::Discovery(StateOfTheWorld, None)
             }
             "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources" => {
-                Call::Discovery(Delta, None)
+                ServiceMethod::Discovery(Delta, None)
             }
             "/envoy.service.listener.v3.ListenerDiscoveryService/StreamListeners" => {
-                Call::Discovery(StateOfTheWorld, Some(Listener::type_url()))
+                ServiceMethod::Discovery(StateOfTheWorld, Some(Listener::type_url()))
             }
             "/envoy.service.listener.v3.ListenerDiscoveryService/DeltaListeners" => {
-                Call::Discovery(Delta, Some(Listener::type_url()))
+                ServiceMethod::Discovery(Delta, Some(Listener::type_url()))
             }
             "/envoy.service.route.v3.RouteDiscoveryService/StreamRoutes" => {
-                Call::Discovery(StateOfTheWorld, Some(RouteConfiguration::type_url()))
+                ServiceMethod::Discovery(StateOfTheWorld, Some(RouteConfiguration::type_url()))
             }
             "/envoy.service.route.v3.RouteDiscoveryService/DeltaRoutes" => {
-                Call::Discovery(Delta, Some(RouteConfiguration::type_url()))
+                ServiceMethod::Discovery(Delta, Some(RouteConfiguration::type_url()))
             }
             "/envoy.service.cluster.v3.ClusterDiscoveryService/StreamClusters" => {
-                Call::Discovery(StateOfTheWorld, Some(Cluster::type_url()))
+                ServiceMethod::Discovery(StateOfTheWorld, Some(Cluster::type_url()))
             }
             "/envoy.service.cluster.v3.ClusterDiscoveryService/DeltaClusters" => {
-                Call::Discovery(Delta, Some(Cluster::type_url()))
+                ServiceMethod::Discovery(Delta, Some(Cluster::type_url()))
             }
             "/envoy.service.endpoint.v3.EndpointDiscoveryService/StreamEndpoints" => {
-                Call::Discovery(StateOfTheWorld, Some(ClusterLoadAssignment::type_url()))
+                ServiceMethod::Discovery(StateOfTheWorld, Some(ClusterLoadAssignment::type_url()))
             }
             "/envoy.service.endpoint.v3.EndpointDiscoveryService/DeltaEndpoints" => {
-                Call::Discovery(Delta, Some(ClusterLoadAssignment::type_url()))
+                ServiceMethod::Discovery(Delta, Some(ClusterLoadAssignment::type_url()))
             }
-            "/envoy.service.load_stats.v3.LoadReportingService/StreamLoadStats" => Call::LoadReports,
+            "/envoy.service.load_stats.v3.LoadReportingService/StreamLoadStats" => ServiceMethod::LoadReports,
             _ => return None,
         })
     }
 }
 
 impl DiscoveryService {
-    pub(crate) fn new(plane: Plane) -> DiscoveryService {
-        DiscoveryService { plane }
+    pub(crate) fn new(cache: SnapshotCache) -> DiscoveryService {
+        DiscoveryService { cache }
     }
 
-    fn answer(&self, request: http::Request<Body>) -> Result<http::Response<Body>, Status> {
+    fn handle_request(&self, request: http::Request<Body>) -> Result<http::Response<Body>, Status> {
         let path = request.uri().path();
-        let Some(call) = Call::of(path) else {
+        let Some(call) = ServiceMethod::of(path) else {
             return Err(Status::unimplemented(format!("no method {path:?} here")));
         };
         let peer = request.extensions().get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr);
-        let limits = self.plane.client_limits();
-        let Some(slot) = self.plane.open_slot() else {
+        let limits = self.cache.client_limits();
+        let Some(slot) = self.cache.open_slot() else {
             let LimitExceeded(text) =
                 LimitExceeded::new("this control plane", limits.streams, "open streams");
             return Err(Status::resource_exhausted(text));
         };
-        let (owed, body) = responses(slot);
-        let most = limits.request_bytes;
+        let (sender, body) = responses(slot);
+        let max_bytes = limits.request_bytes;
         match call {
-            Call::Discovery(Variant::StateOfTheWorld, of_type) => {
-                let served = self.open(Variant::StateOfTheWorld, peer)?;
-                let requests = requests::<DiscoveryRequest>(request, most);
-                tokio::spawn(discovery(self.plane.clone(), served, of_type, requests, owed));
+            ServiceMethod::Discovery(ProtocolVariant::StateOfTheWorld, fixed_type) => {
+                let client_stream = self.open(ProtocolVariant::StateOfTheWorld, peer)?;
+                let requests = requests::<DiscoveryRequest>(request, max_bytes);
+                tokio::spawn(discovery(self.cache.clone(), client_stream, fixed_type, requests, sender));
             }
-            Call::Discovery(Variant::Delta, of_type) => {
-                let served = self.open(Variant::Delta, peer)?;
-                let requests = requests::<DeltaDiscoveryRequest>(request, most);
-                tokio::spawn(discovery(self.plane.clone(), served, of_type, requests, owed));
+            ServiceMethod::Discovery(ProtocolVariant::Delta, fixed_type) => {
+                let client_stream = self.open(ProtocolVariant::Delta, peer)?;
+                let requests = requests::<DeltaDiscoveryRequest>(request, max_bytes);
+                tokio::spawn(discovery(self.cache.clone(), client_stream, fixed_type, requests, sender));
             }
-            Call::LoadReports => {
-                if self.plane.scene().quirks.refuse_lrs {
+            ServiceMethod::LoadReports => {
+                if self.cache.state().fault_modes.refuse_lrs {
                     return Err(Status::unimplemented("this control plane takes no load reports"));
                 }
-                tokio::spawn(load_reports(self.plane.clone(), requests(request, most), owed));
+                tokio::spawn(load_reports(self.cache.clone(), requests(request, max_bytes), sender));
             }
         }
         let mut response = http::Response::new(Body::new(body));
@@ -132,9 +132,9 @@ impl DiscoveryService {
         Ok(response)
     }
 
-    fn open(&self, variant: Variant, peer: Option<SocketAddr>) -> Result<Served, Status> {
-        let served = self.plane.open(variant, peer);
-        served.ok_or_else(|| Status::unavailable("this control plane serves one stream only"))
+    fn open(&self, variant: ProtocolVariant, peer: Option<SocketAddr>) -> Result<ClientStream, Status> {
+        let client_stream = self.cache.open(variant, peer);
+        client_stream.ok_or_else(|| Status::unavailable("this control plane serves one stream only"))
     }
 }
 
@@ -148,7 +148,7 @@ impl Service<http::Request<Body>> for DiscoveryService {
     }
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        ready(Ok(self.answer(request).unwrap_or_else(Status::into_http)))
+        ready(Ok(self.handle_request(request).unwrap_or_else(Status::into_http)))
     }
 }
 
@@ -157,56 +157,56 @@ impl NamedService for DiscoveryService {
     const NAME: &'static str = "envoy.service.discovery.v3.AggregatedDiscoveryService";
 }
 
-fn requests<M: Message + Default + 'static>(request: http::Request<Body>, most: usize) -> Streaming<M> {
+fn requests<M: Message + Default + 'static>(request: http::Request<Body>, max_bytes: usize) -> Streaming<M> {
     let decoder = ProstCodec::<M, M>::default().decoder();
-    Streaming::new_request(decoder, request.into_body(), None, Some(most))
+    Streaming::new_request(decoder, request.into_body(), None, Some(max_bytes))
 }
 
 /// The status of a stream whose requests cannot be read any more.
-fn unreadable(status: Status, plane: &Plane) -> Status {
+fn request_error(status: Status, cache: &SnapshotCache) -> Status {
     if status.code() == Code::OutOfRange {
         // The decoder's only use of this code is a request beyond its limit.
         let LimitExceeded(text) =
-            LimitExceeded::new("a request", plane.client_limits().request_bytes, "bytes");
+            LimitExceeded::new("a request", cache.client_limits().request_bytes, "bytes");
         return Status::resource_exhausted(text);
     }
     status
 }
 
 /// Runs a stream of discovery until the client or the plane ends it.
-async fn discovery<M: Into<Asked>>(
-    plane: Plane,
-    served: Served,
-    of_type: Option<String>,
+async fn discovery<M: Into<WatchRequest>>(
+    cache: SnapshotCache,
+    client_stream: ClientStream,
+    fixed_type: Option<String>,
     mut requests: Streaming<M>,
-    owed: Owed,
+    sender: ResponseSender,
 ) {
-    let mut scenes = plane.scenes();
+    let mut state_changes = cache.state_changes();
     loop {
-        let scene = scenes.borrow_and_update().clone();
-        if scene.closed >= served.number {
+        let state = state_changes.borrow_and_update().clone();
+        if state.closed_up_to >= client_stream.number {
             return;
         }
-        let has_room = owed.has_room();
-        if has_room && !scene.quirks.silent {
-            owed.send(served.responses(&scene.world));
+        let has_capacity = sender.has_capacity();
+        if has_capacity && !state.fault_modes.silent {
+            sender.send(client_stream.responses(&state.snapshot));
         }
         tokio::select! {
-            changed = scenes.changed() => if changed.is_err() { return },
-            () = owed.closed() => return,
-            () = owed.room(), if !has_room => {}
+            changed = state_changes.changed() => if changed.is_err() { return },
+            () = sender.closed() => return,
+            () = sender.wait_for_capacity(), if !has_capacity => {}
             request = requests.message() => {
                 let request = match request {
                     Ok(Some(request)) => request,
                     Ok(None) => return,
-                    Err(status) => return owed.end(unreadable(status, &plane)),
+                    Err(status) => return sender.finish(request_error(status, &cache)),
                 };
-                let mut asked: Asked = request.into();
-                if let Some(of_type) = &of_type {
-                    asked.type_url.clone_from(of_type);
+                let mut request: WatchRequest = request.into();
+                if let Some(fixed_type) = &fixed_type {
+                    request.type_url.clone_from(fixed_type);
                 }
-                if let Err(LimitExceeded(text)) = served.handle(asked) {
-                    return owed.end(Status::resource_exhausted(text));
+                if let Err(LimitExceeded(text)) = client_stream.handle(request) {
+                    return sender.finish(Status::resource_exhausted(text));
                 }
             }
         }
@@ -214,37 +214,41 @@ async fn discovery<M: Into<Asked>>(
 }
 
 /// Asks for reports on all clusters, again when the interval is another, and takes them in.
-async fn load_reports(plane: Plane, mut requests: Streaming<LoadStatsRequest>, owed: Owed) {
-    let mut scenes = plane.scenes();
+async fn load_reports(
+    cache: SnapshotCache,
+    mut requests: Streaming<LoadStatsRequest>,
+    sender: ResponseSender,
+) {
+    let mut state_changes = cache.state_changes();
     let mut node_id = None;
-    let mut asked = None;
+    let mut request = None;
     loop {
-        let interval = scenes.borrow_and_update().lrs_interval;
-        let has_room = owed.has_room();
-        if has_room && node_id.is_some() && asked != Some(interval) {
-            asked = Some(interval);
+        let interval = state_changes.borrow_and_update().lrs_interval;
+        let has_capacity = sender.has_capacity();
+        if has_capacity && node_id.is_some() && request != Some(interval) {
+            request = Some(interval);
             let response = LoadStatsResponse {
                 send_all_clusters: true,
                 load_reporting_interval: interval.try_into().ok(),
                 ..LoadStatsResponse::default()
             };
-            owed.send(vec![vec![frame(&response)]]);
+            sender.send(vec![vec![frame(&response)]]);
         }
         tokio::select! {
-            changed = scenes.changed() => if changed.is_err() { return },
-            () = owed.closed() => return,
-            () = owed.room(), if !has_room => {}
+            changed = state_changes.changed() => if changed.is_err() { return },
+            () = sender.closed() => return,
+            () = sender.wait_for_capacity(), if !has_capacity => {}
             request = requests.message() => {
                 let request = match request {
                     Ok(Some(request)) => request,
                     Ok(None) => return,
-                    Err(status) => return owed.end(unreadable(status, &plane)),
+                    Err(status) => return sender.finish(request_error(status, &cache)),
                 };
                 let node_id = node_id.get_or_insert_with(|| request.node.unwrap_or_default().id);
                 let reported = check_length("a node id", node_id.len(), MAX_NODE_TEXT_BYTES)
-                    .and_then(|()| plane.report_load(node_id, request.cluster_stats));
+                    .and_then(|()| cache.report_load(node_id, request.cluster_stats));
                 if let Err(LimitExceeded(text)) = reported {
-                    return owed.end(Status::resource_exhausted(text));
+                    return sender.finish(Status::resource_exhausted(text));
                 }
             }
         }
@@ -260,23 +264,23 @@ fn frame(message: &impl Message) -> Bytes {
 }
 
 /// Responses, each in the pieces of its gRPC frame.
-type Batch = Vec<Vec<Bytes>>;
+type ResponseBatch = Vec<Vec<Bytes>>;
 
 /// What a stream has yet to send.
-struct Owed {
+struct ResponseSender {
     /// Holds one batch, while the transport works on the one before.
-    batches: Sender<Batch>,
+    batches: Sender<ResponseBatch>,
     status: Arc<OnceLock<Status>>,
 }
 
-impl Owed {
+impl ResponseSender {
     /// Returns true if a batch can be sent without waiting.
-    fn has_room(&self) -> bool {
+    fn has_capacity(&self) -> bool {
         self.batches.capacity() > 0
     }
 
     /// Waits until the transport has taken a batch.
-    async fn room(&self) {
+    async fn wait_for_capacity(&self) {
         // A reader that is gone is noticed elsewhere.
         let _ = self.batches.reserve().await;
     }
@@ -286,7 +290,7 @@ impl Owed {
     }
 
     /// Sends a batch, unless it is empty. There must be room.
-    fn send(&self, batch: Batch) {
+    fn send(&self, batch: ResponseBatch) {
         if !batch.is_empty() {
             // A reader that is gone is noticed elsewhere.
             let _ = self.batches.try_send(batch);
@@ -295,27 +299,27 @@ impl Owed {
 
     /// Ends the stream, once the client has read what was sent before. Returns at once: a client that does not read holds
     /// nothing but its batches.
-    fn end(&self, status: Status) {
+    fn finish(&self, status: Status) {
         let _ = self.status.set(status);
     }
 }
 
-fn responses(slot: StreamSlot) -> (Owed, Responses) {
+fn responses(slot: StreamSlot) -> (ResponseSender, DiscoveryResponseBody) {
     let (batches, receiver) = channel(1);
     let status = Arc::new(OnceLock::new());
-    let body = Responses {
+    let body = DiscoveryResponseBody {
         batches: receiver,
         status: Arc::clone(&status),
         pieces: VecDeque::new(),
         ended: false,
         _slot: slot,
     };
-    (Owed { batches, status }, body)
+    (ResponseSender { batches, status }, body)
 }
 
 /// The body of a stream's response.
-struct Responses {
-    batches: Receiver<Batch>,
+struct DiscoveryResponseBody {
+    batches: Receiver<ResponseBatch>,
     /// The status to end with; OK if there is none when the batches end.
     status: Arc<OnceLock<Status>>,
     pieces: VecDeque<Bytes>,
@@ -323,7 +327,7 @@ struct Responses {
     _slot: StreamSlot,
 }
 
-impl http_body::Body for Responses {
+impl http_body::Body for DiscoveryResponseBody {
     type Data = Bytes;
     type Error = Infallible;
 

@@ -1,6 +1,6 @@
 //! One stream of discovery, as the protocol has it: what the client asked for, what it was told, what it answered.
 //!
-//! It waits for nothing and sends nothing: requests come in by [`Stream::handle`], and [`Stream::responses`] compares what
+//! It waits for nothing and sends nothing: requests come in by [`StreamState::handle`], and [`StreamState::responses`] compares what
 //! is with what was told. Of each type one response is under way at a time; what changes meanwhile is told, in its
 //! latest form, once that is answered. A rejected resource is not sent again until it changes.
 //!
@@ -23,25 +23,25 @@ use evenkeel_proto::google::rpc;
 use evenkeel_proto::prost::{Name, encoding};
 
 use crate::ClientLimits;
-use crate::limits::{LimitExceeded, MAX_NACK_BYTES, MAX_TYPE_URL_BYTES, MAX_TYPES, check_length, cut};
-use crate::records::{Nack, Subscribed, TypeRecord};
-use crate::world::{Held, Kind, Variant, World};
+use crate::limits::{LimitExceeded, MAX_NACK_BYTES, MAX_TYPE_URL_BYTES, MAX_TYPES, check_length, truncate};
+use crate::records::{Nack, SubscribedNames, TypeRecord};
+use crate::world::{EncodedResource, ProtocolVariant, ResourceSnapshot, TypeResources};
 
 /// Stands for all resources of a type.
 const ALL: &str = "*";
 
 /// A request of either variant.
 #[derive(Debug)]
-pub(crate) struct Asked {
+pub(crate) struct WatchRequest {
     pub(crate) node: Option<Node>,
     pub(crate) type_url: String,
     nonce: String,
     error: Option<rpc::Status>,
-    names: Names,
+    names: RequestedNames,
 }
 
 #[derive(Debug)]
-enum Names {
+enum RequestedNames {
     /// All that are wanted.
     All(Vec<String>),
     Change {
@@ -51,39 +51,39 @@ enum Names {
     },
 }
 
-impl Names {
+impl RequestedNames {
     /// Returns an error if a name is too long.
     fn check(&self, limits: &ClientLimits) -> Result<(), LimitExceeded> {
         let check = |name: &String| check_length("a resource name", name.len(), limits.name_bytes);
         match self {
-            Names::All(names) => names.iter().try_for_each(check),
-            Names::Change { subscribe, unsubscribe, initial } => {
+            RequestedNames::All(names) => names.iter().try_for_each(check),
+            RequestedNames::Change { subscribe, unsubscribe, initial } => {
                 subscribe.iter().chain(unsubscribe).chain(initial.keys()).try_for_each(check)
             }
         }
     }
 }
 
-impl From<DiscoveryRequest> for Asked {
-    fn from(request: DiscoveryRequest) -> Asked {
-        Asked {
+impl From<DiscoveryRequest> for WatchRequest {
+    fn from(request: DiscoveryRequest) -> WatchRequest {
+        WatchRequest {
             node: request.node,
             type_url: request.type_url,
             nonce: request.response_nonce,
             error: request.error_detail,
-            names: Names::All(request.resource_names),
+            names: RequestedNames::All(request.resource_names),
         }
     }
 }
 
-impl From<DeltaDiscoveryRequest> for Asked {
-    fn from(request: DeltaDiscoveryRequest) -> Asked {
-        Asked {
+impl From<DeltaDiscoveryRequest> for WatchRequest {
+    fn from(request: DeltaDiscoveryRequest) -> WatchRequest {
+        WatchRequest {
             node: request.node,
             type_url: request.type_url,
             nonce: request.response_nonce,
             error: request.error_detail,
-            names: Names::Change {
+            names: RequestedNames::Change {
                 subscribe: request.resource_names_subscribe,
                 unsubscribe: request.resource_names_unsubscribe,
                 initial: request.initial_resource_versions,
@@ -94,74 +94,74 @@ impl From<DeltaDiscoveryRequest> for Asked {
 
 /// Whether a request answered the latest response, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
+pub(crate) enum AckKind {
     None,
     Ack,
     Nack,
 }
 
-pub(crate) struct Stream {
-    variant: Variant,
-    subscriptions: BTreeMap<String, Subscription>,
+pub(crate) struct StreamState {
+    variant: ProtocolVariant,
+    subscriptions: BTreeMap<String, TypeSubscription>,
     nonces: u64,
 }
 
-impl Stream {
-    pub(crate) fn new(variant: Variant) -> Stream {
-        Stream { variant, subscriptions: BTreeMap::new(), nonces: 0 }
+impl StreamState {
+    pub(crate) fn new(variant: ProtocolVariant) -> StreamState {
+        StreamState { variant, subscriptions: BTreeMap::new(), nonces: 0 }
     }
 
     /// Takes in a request. After an error the stream is to end.
     pub(crate) fn handle(
         &mut self,
-        asked: Asked,
-        world: &World,
+        request: WatchRequest,
+        snapshot: &ResourceSnapshot,
         limits: &ClientLimits,
         now: SystemTime,
-    ) -> Result<Answer, LimitExceeded> {
-        check_length("a type URL", asked.type_url.len(), MAX_TYPE_URL_BYTES)?;
-        if self.subscriptions.len() >= MAX_TYPES && !self.subscriptions.contains_key(&asked.type_url) {
+    ) -> Result<AckKind, LimitExceeded> {
+        check_length("a type URL", request.type_url.len(), MAX_TYPE_URL_BYTES)?;
+        if self.subscriptions.len() >= MAX_TYPES && !self.subscriptions.contains_key(&request.type_url) {
             return Err(LimitExceeded::new("a stream", MAX_TYPES, "types"));
         }
-        asked.names.check(limits)?;
+        request.names.check(limits)?;
         let subscription = self
             .subscriptions
-            .entry(asked.type_url.clone())
-            .or_insert_with(|| Subscription::new(Arc::clone(&world.nothing)));
-        let is_latest = asked.nonce == subscription.nonce || subscription.nonce.is_empty();
+            .entry(request.type_url.clone())
+            .or_insert_with(|| TypeSubscription::new(Arc::clone(&snapshot.empty)));
+        let is_latest = request.nonce == subscription.nonce || subscription.nonce.is_empty();
         // An answer to an older response is outdated; the answer to the latest is under way. In delta it may
         // change the subscription all the same.
-        if !is_latest && !asked.nonce.is_empty() && self.variant == Variant::StateOfTheWorld {
-            return Ok(Answer::None);
+        if !is_latest && !request.nonce.is_empty() && self.variant == ProtocolVariant::StateOfTheWorld {
+            return Ok(AckKind::None);
         }
-        let mut answer = Answer::None;
-        if subscription.reply == Reply::Awaited && asked.nonce == subscription.nonce {
-            subscription.answer(asked.error.as_ref(), now);
-            answer = if subscription.reply == Reply::Rejected { Answer::Nack } else { Answer::Ack };
+        let mut ack = AckKind::None;
+        if subscription.ack_state == AckState::Pending && request.nonce == subscription.nonce {
+            subscription.ack(request.error.as_ref(), now);
+            ack = if subscription.ack_state == AckState::Nacked { AckKind::Nack } else { AckKind::Ack };
         }
-        match asked.names {
-            Names::All(names) => subscription.ask_for(names, &asked.type_url),
-            Names::Change { subscribe, unsubscribe, initial } => {
-                subscription.change(subscribe, unsubscribe, initial, &asked.type_url);
+        match request.names {
+            RequestedNames::All(names) => subscription.set_names(names, &request.type_url),
+            RequestedNames::Change { subscribe, unsubscribe, initial } => {
+                subscription.apply_delta(subscribe, unsubscribe, initial, &request.type_url);
             }
         }
         self.check_totals(limits)?;
-        Ok(answer)
+        Ok(ack)
     }
 
     /// Returns an error if the names of all subscriptions together are beyond a limit.
     fn check_totals(&self, limits: &ClientLimits) -> Result<(), LimitExceeded> {
-        let mut subscribed = NameTally::default();
-        let mut noted = NameTally::default();
+        let mut subscribed = NameCounts::default();
+        let mut known = NameCounts::default();
         for subscription in self.subscriptions.values() {
-            subscribed.merge(subscription.subscribed_tally);
-            noted.merge(subscription.noted_tally);
+            subscribed.merge(subscription.name_counts);
+            known.merge(subscription.known_version_counts);
         }
-        for tally in [subscribed, noted] {
-            if tally.count > limits.names {
+        for counts in [subscribed, known] {
+            if counts.count > limits.names {
                 return Err(LimitExceeded::new("a stream", limits.names, "resource names"));
             }
-            if tally.bytes > limits.total_name_bytes {
+            if counts.bytes > limits.total_name_bytes {
                 return Err(LimitExceeded::new(
                     "a stream",
                     limits.total_name_bytes,
@@ -175,22 +175,22 @@ impl Stream {
     /// What there is to send, each response in the pieces of its gRPC frame. It counts as sent.
     ///
     /// By type URL is clusters, endpoints, listeners, routes: nothing leads to what was not sent.
-    pub(crate) fn responses(&mut self, world: &World) -> Vec<Vec<Bytes>> {
+    pub(crate) fn responses(&mut self, snapshot: &ResourceSnapshot) -> Vec<Vec<Bytes>> {
         let mut responses = Vec::new();
         for (type_url, subscription) in &mut self.subscriptions {
-            let kind = world.kind(type_url);
-            let Some(news) = subscription.news(self.variant, type_url, kind) else { continue };
+            let kind = snapshot.type_resources(type_url);
+            let Some(pending) = subscription.pending(self.variant, type_url, kind) else { continue };
             self.nonces = self.nonces.wrapping_add(1);
             subscription.nonce = self.nonces.to_string();
-            subscription.reply = Reply::Awaited;
+            subscription.ack_state = AckState::Pending;
             subscription.sent = Some(kind.version);
-            let pieces = kind.pieces(self.variant, news.resources);
+            let pieces = kind.chunks(self.variant, pending.resources);
             responses.push(frame(
                 self.variant,
                 type_url,
                 kind.version,
                 &subscription.nonce,
-                &news.removed,
+                &pending.removed,
                 pieces,
             ));
         }
@@ -198,23 +198,23 @@ impl Stream {
     }
 
     /// Whether all of a type was told and accepted. None if nothing of the type was asked for.
-    pub(crate) fn is_in_step(&self, type_url: &str, world: &World) -> Option<bool> {
+    pub(crate) fn is_in_sync(&self, type_url: &str, snapshot: &ResourceSnapshot) -> Option<bool> {
         let subscription =
-            self.subscriptions.get(type_url).filter(|subscription| subscription.wants_any())?;
-        let kind = world.kind(type_url);
-        Some(subscription.is_told_of(kind) && subscription.reply == Reply::Accepted)
+            self.subscriptions.get(type_url).filter(|subscription| subscription.is_active())?;
+        let kind = snapshot.type_resources(type_url);
+        Some(subscription.is_up_to_date(kind) && subscription.ack_state == AckState::Acked)
     }
 
     /// What was rejected of what there is, if that is how it stands.
-    pub(crate) fn rejection(&self, type_url: &str, world: &World) -> Option<&Nack> {
+    pub(crate) fn rejection(&self, type_url: &str, snapshot: &ResourceSnapshot) -> Option<&Nack> {
         let subscription = self.subscriptions.get(type_url)?;
-        let is_latest =
-            subscription.is_told_of(world.kind(type_url)) && subscription.reply == Reply::Rejected;
+        let is_latest = subscription.is_up_to_date(snapshot.type_resources(type_url))
+            && subscription.ack_state == AckState::Nacked;
         subscription.nack.as_ref().filter(|_| is_latest)
     }
 
     /// The version of a type that was last accepted.
-    pub(crate) fn acked(&self, type_url: &str) -> Option<u64> {
+    pub(crate) fn acked_version(&self, type_url: &str) -> Option<u64> {
         self.subscriptions.get(type_url)?.acked
     }
 
@@ -224,15 +224,15 @@ impl Stream {
     }
 
     pub(crate) fn types(&self) -> BTreeMap<String, TypeRecord> {
-        let record = |subscription: &Subscription| TypeRecord {
-            subscribed: Subscribed {
+        let record = |subscription: &TypeSubscription| TypeRecord {
+            subscribed: SubscribedNames {
                 wildcard: subscription.wildcard,
                 names: subscription.names.iter().cloned().collect(),
             },
             sent: subscription.sent,
             acked: subscription.acked,
             nack: subscription.nack.clone(),
-            is_rejecting: subscription.reply == Reply::Rejected,
+            is_rejecting: subscription.ack_state == AckState::Nacked,
         };
         self.subscriptions
             .iter()
@@ -243,22 +243,22 @@ impl Stream {
 
 /// What the client says to the latest response. It has nothing against none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reply {
-    Accepted,
-    Rejected,
-    Awaited,
+enum AckState {
+    Acked,
+    Nacked,
+    Pending,
 }
 
 /// Number and total length of the names that a client made a stream hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct NameTally {
+struct NameCounts {
     count: usize,
     bytes: usize,
 }
 
-impl NameTally {
+impl NameCounts {
     fn add(&mut self, name: &str) {
-        self.merge(NameTally { count: 1, bytes: name.len() });
+        self.merge(NameCounts { count: 1, bytes: name.len() });
     }
 
     fn remove(&mut self, name: &str) {
@@ -266,7 +266,7 @@ impl NameTally {
         self.bytes = self.bytes.saturating_sub(name.len());
     }
 
-    fn merge(&mut self, other: NameTally) {
+    fn merge(&mut self, other: NameCounts) {
         self.count = self.count.saturating_add(other.count);
         self.bytes = self.bytes.saturating_add(other.bytes);
     }
@@ -274,155 +274,158 @@ impl NameTally {
 
 /// What a stream wants of one type, and what it knows.
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own about the client")]
-struct Subscription {
+struct TypeSubscription {
     wildcard: bool,
     names: BTreeSet<String>,
     /// Number and bytes of the names in `names`.
-    subscribed_tally: NameTally,
+    name_counts: NameCounts,
     /// Whether it ever named something: from then on no names are none, not all.
-    named: bool,
+    has_named: bool,
     /// What it was last told of.
-    told: Arc<Kind>,
+    last_sent: Arc<TypeResources>,
     /// Where it knows something else than that: another version, or nothing yet.
-    except: BTreeMap<String, Option<u64>>,
-    /// Number and bytes of the names in `except`.
-    noted_tally: NameTally,
-    /// All resources in `told` are to be sent again.
-    is_resend: bool,
+    known_versions: BTreeMap<String, Option<u64>>,
+    /// Number and bytes of the names in `known_versions`.
+    known_version_counts: NameCounts,
+    /// All resources in `last_sent` are to be sent again.
+    resend_all: bool,
     /// It wants to hear something, be it that there is nothing.
-    expectant: bool,
+    response_due: bool,
     nonce: String,
-    reply: Reply,
+    ack_state: AckState,
     sent: Option<u64>,
     acked: Option<u64>,
     nack: Option<Nack>,
 }
 
-struct News {
-    resources: Vec<Arc<Held>>,
+struct PendingResources {
+    resources: Vec<Arc<EncodedResource>>,
     removed: Vec<String>,
 }
 
-impl Subscription {
-    fn new(nothing: Arc<Kind>) -> Subscription {
-        Subscription {
+impl TypeSubscription {
+    fn new(empty: Arc<TypeResources>) -> TypeSubscription {
+        TypeSubscription {
             wildcard: false,
             names: BTreeSet::new(),
-            subscribed_tally: NameTally::default(),
-            named: false,
-            told: nothing,
-            except: BTreeMap::new(),
-            noted_tally: NameTally::default(),
-            is_resend: false,
-            expectant: false,
+            name_counts: NameCounts::default(),
+            has_named: false,
+            last_sent: empty,
+            known_versions: BTreeMap::new(),
+            known_version_counts: NameCounts::default(),
+            resend_all: false,
+            response_due: false,
             nonce: String::new(),
-            reply: Reply::Accepted,
+            ack_state: AckState::Acked,
             sent: None,
             acked: None,
             nack: None,
         }
     }
 
-    fn wants_any(&self) -> bool {
+    fn is_active(&self) -> bool {
         self.wildcard || !self.names.is_empty()
     }
 
-    fn is_told_of(&self, kind: &Arc<Kind>) -> bool {
-        Arc::ptr_eq(&self.told, kind) && self.except.is_empty() && !self.expectant && !self.is_resend
+    fn is_up_to_date(&self, kind: &Arc<TypeResources>) -> bool {
+        Arc::ptr_eq(&self.last_sent, kind)
+            && self.known_versions.is_empty()
+            && !self.response_due
+            && !self.resend_all
     }
 
-    fn answer(&mut self, error: Option<&rpc::Status>, now: SystemTime) {
-        self.reply = if error.is_some() { Reply::Rejected } else { Reply::Accepted };
+    fn ack(&mut self, error: Option<&rpc::Status>, now: SystemTime) {
+        self.ack_state = if error.is_some() { AckState::Nacked } else { AckState::Acked };
         match error {
             Some(error) => {
                 let version = self.sent.unwrap_or_default();
-                self.nack = Some(Nack { version, error: cut(&error.message, MAX_NACK_BYTES), at: now });
+                self.nack = Some(Nack { version, error: truncate(&error.message, MAX_NACK_BYTES), at: now });
             }
             None => self.acked = self.sent,
         }
     }
 
     /// The state of the world: these names and no others.
-    fn ask_for(&mut self, names: Vec<String>, type_url: &str) {
+    fn set_names(&mut self, names: Vec<String>, type_url: &str) {
         let wildcard = if names.is_empty() {
-            !self.named && is_whole(type_url)
+            !self.has_named && all_resources_required_in_sotw(type_url)
         } else {
-            self.named = true;
+            self.has_named = true;
             names.iter().any(|name| name == ALL)
         };
         let names: BTreeSet<String> = names.into_iter().filter(|name| name != ALL).collect();
         let before = std::mem::take(&mut self.names);
         for name in names.difference(&before) {
-            self.note(name.clone(), None);
+            self.set_known_version(name.clone(), None);
         }
         for name in before.difference(&names) {
-            self.forget(name);
+            self.remove_known_version(name);
         }
         if wildcard && !self.wildcard {
-            self.expect_all();
+            self.resend_wildcard();
         }
         self.wildcard = wildcard;
-        self.subscribed_tally = NameTally::default();
+        self.name_counts = NameCounts::default();
         for name in &names {
-            self.subscribed_tally.add(name);
+            self.name_counts.add(name);
         }
         self.names = names;
     }
 
-    fn change(
+    fn apply_delta(
         &mut self,
         subscribe: Vec<String>,
         unsubscribe: Vec<String>,
         initial: BTreeMap<String, String>,
         type_url: &str,
     ) {
-        let is_first = self.nonce.is_empty() && !self.named && !self.wildcard;
-        if is_first && subscribe.is_empty() && is_whole(type_url) {
+        let is_first = self.nonce.is_empty() && !self.has_named && !self.wildcard;
+        if is_first && subscribe.is_empty() && all_resources_required_in_sotw(type_url) {
             self.wildcard = true;
-            self.expect_all();
+            self.resend_wildcard();
         }
         for name in unsubscribe {
             if name == ALL {
                 self.wildcard = false;
             } else if self.names.remove(&name) {
-                self.subscribed_tally.remove(&name);
+                self.name_counts.remove(&name);
                 if self.wildcard {
                     // It is one of all again, and the client has to hear which.
-                    self.note(name, None);
+                    self.set_known_version(name, None);
                 } else {
-                    self.forget(&name);
+                    self.remove_known_version(&name);
                 }
             }
         }
         for name in subscribe {
-            self.named = true;
+            self.has_named = true;
             if name == ALL {
                 self.wildcard = true;
-                self.expect_all();
+                self.resend_wildcard();
             } else {
                 // Who subscribes again is told again.
-                self.note(name.clone(), None);
+                self.set_known_version(name.clone(), None);
                 let length = name.len();
                 if self.names.insert(name) {
-                    self.subscribed_tally.merge(NameTally { count: 1, bytes: length });
+                    self.name_counts.merge(NameCounts { count: 1, bytes: length });
                 }
             }
         }
-        self.expectant &= initial.is_empty();
+        self.response_due &= initial.is_empty();
         for (name, version) in initial {
             // The version of a resource that is not subscribed to has no effect, so it is not kept.
             if self.wildcard || self.names.contains(&name) {
-                self.note(name, u64::from_str_radix(&version, 16).ok());
+                self.set_known_version(name, u64::from_str_radix(&version, 16).ok());
             }
         }
     }
 
     /// Records what the client knows of a resource, other than what it was told.
-    fn note(&mut self, name: String, version: Option<u64>) {
-        match self.except.entry(name) {
+    fn set_known_version(&mut self, name: String, version: Option<u64>) {
+        match self.known_versions.entry(name) {
             Entry::Occupied(mut known) => *known.get_mut() = version,
             Entry::Vacant(unknown) => {
-                self.noted_tally.add(unknown.key());
+                self.known_version_counts.add(unknown.key());
                 unknown.insert(version);
             }
         }
@@ -430,88 +433,93 @@ impl Subscription {
 
     /// Drops what was recorded of a resource that the client no longer names. Otherwise a client that subscribes and
     /// unsubscribes in turn would make this grow without end.
-    fn forget(&mut self, name: &str) {
-        if self.except.remove(name).is_some() {
-            self.noted_tally.remove(name);
+    fn remove_known_version(&mut self, name: &str) {
+        if self.known_versions.remove(name).is_some() {
+            self.known_version_counts.remove(name);
         }
     }
 
     /// From nothing: what was told before may have been forgotten.
-    fn expect_all(&mut self) {
-        for (name, known) in &mut self.except {
-            if self.told.held.contains_key(name) {
+    fn resend_wildcard(&mut self) {
+        for (name, known) in &mut self.known_versions {
+            if self.last_sent.items.contains_key(name) {
                 *known = None;
             }
         }
-        self.is_resend = !self.told.held.is_empty();
-        self.expectant = true;
+        self.resend_all = !self.last_sent.items.is_empty();
+        self.response_due = true;
     }
 
     /// What to send, if anything. It counts as told.
-    fn news(&mut self, variant: Variant, type_url: &str, kind: &Arc<Kind>) -> Option<News> {
-        if self.reply == Reply::Awaited || self.is_told_of(kind) || !self.wants_any() {
+    fn pending(
+        &mut self,
+        variant: ProtocolVariant,
+        type_url: &str,
+        kind: &Arc<TypeResources>,
+    ) -> Option<PendingResources> {
+        if self.ack_state == AckState::Pending || self.is_up_to_date(kind) || !self.is_active() {
             return None;
         }
-        let told = std::mem::replace(&mut self.told, Arc::clone(kind));
-        let except = std::mem::take(&mut self.except);
-        self.noted_tally = NameTally::default();
-        let is_resend = std::mem::take(&mut self.is_resend);
-        let expectant = std::mem::take(&mut self.expectant);
-        let is_news = |name: &str| {
-            let is = kind.held.get(name).map(|held| held.version);
-            match except.get(name) {
+        let last_sent = std::mem::replace(&mut self.last_sent, Arc::clone(kind));
+        let known_versions = std::mem::take(&mut self.known_versions);
+        self.known_version_counts = NameCounts::default();
+        let resend_all = std::mem::take(&mut self.resend_all);
+        let response_due = std::mem::take(&mut self.response_due);
+        let is_pending = |name: &str| {
+            let is = kind.items.get(name).map(|held| held.version);
+            match known_versions.get(name) {
                 Some(None) => true,
                 Some(known) => *known != is,
-                None => match told.held.get(name) {
-                    Some(held) => is_resend || Some(held.version) != is,
+                None => match last_sent.items.get(name) {
+                    Some(held) => resend_all || Some(held.version) != is,
                     None => is.is_some(),
                 },
             }
         };
-        let mut news: BTreeSet<&str> =
-            self.names.iter().map(String::as_str).filter(|name| is_news(name)).collect();
+        let mut pending: BTreeSet<&str> =
+            self.names.iter().map(String::as_str).filter(|name| is_pending(name)).collect();
         if self.wildcard {
-            let all = told.held.keys().chain(kind.held.keys()).chain(except.keys());
-            news.extend(all.map(String::as_str).filter(|name| is_news(name)));
+            let all = last_sent.items.keys().chain(kind.items.keys()).chain(known_versions.keys());
+            pending.extend(all.map(String::as_str).filter(|name| is_pending(name)));
         }
-        let held = |name: &str| kind.held.get(name).cloned();
+        let held = |name: &str| kind.items.get(name).cloned();
         match variant {
-            Variant::Delta => {
-                if news.is_empty() && !expectant {
+            ProtocolVariant::Delta => {
+                if pending.is_empty() && !response_due {
                     return None;
                 }
-                let removed = news.iter().filter(|name| !kind.held.contains_key(**name));
+                let removed = pending.iter().filter(|name| !kind.items.contains_key(**name));
                 let removed = removed.map(|name| (*name).to_owned()).collect();
-                Some(News { resources: news.into_iter().filter_map(held).collect(), removed })
+                Some(PendingResources { resources: pending.into_iter().filter_map(held).collect(), removed })
             }
             // What is missing in a whole does not exist.
-            Variant::StateOfTheWorld if is_whole(type_url) => {
-                if news.is_empty() && !expectant {
+            ProtocolVariant::StateOfTheWorld if all_resources_required_in_sotw(type_url) => {
+                if pending.is_empty() && !response_due {
                     return None;
                 }
                 let resources = if self.wildcard {
-                    kind.held.values().cloned().collect()
+                    kind.items.values().cloned().collect()
                 } else {
                     self.names.iter().filter_map(|name| held(name)).collect()
                 };
-                Some(News { resources, removed: Vec::new() })
+                Some(PendingResources { resources, removed: Vec::new() })
             }
-            Variant::StateOfTheWorld => {
-                let resources: Vec<_> = news.into_iter().filter_map(held).collect();
-                (!resources.is_empty()).then_some(News { resources, removed: Vec::new() })
+            ProtocolVariant::StateOfTheWorld => {
+                let resources: Vec<_> = pending.into_iter().filter_map(held).collect();
+                (!resources.is_empty()).then_some(PendingResources { resources, removed: Vec::new() })
             }
         }
     }
 }
 
 /// Listeners and clusters come all at once in the state of the world, and can be asked for without names.
-fn is_whole(type_url: &str) -> bool {
+fn all_resources_required_in_sotw(type_url: &str) -> bool {
     type_url == Listener::type_url() || type_url == Cluster::type_url()
 }
 
 /// A response as a gRPC frame: a few bytes of its own, then what is shared.
 fn frame(
-    variant: Variant,
+    variant: ProtocolVariant,
     type_url: &str,
     version: u64,
     nonce: &str,
@@ -523,7 +531,7 @@ fn frame(
     encoding::string::encode(1, &version.to_string(), &mut own);
     encoding::string::encode(4, &type_url.to_owned(), &mut own);
     encoding::string::encode(5, &nonce.to_owned(), &mut own);
-    if variant == Variant::Delta {
+    if variant == ProtocolVariant::Delta {
         encoding::string::encode_repeated(6, removed, &mut own);
     }
     let length = own.len() + pieces.iter().map(Bytes::len).sum::<usize>();

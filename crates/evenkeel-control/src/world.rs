@@ -11,28 +11,28 @@ use bytes::{BufMut, Bytes, BytesMut};
 use evenkeel_proto::prost::encoding::{self, WireType};
 use evenkeel_proto::prost_types::Any;
 
-use crate::Resources;
+use crate::ResourceSet;
 
 /// Everything that is served, by type URL. Types that were never set have no kind.
 #[derive(Debug, Default)]
-pub(crate) struct World {
-    pub(crate) kinds: BTreeMap<String, Arc<Kind>>,
+pub(crate) struct ResourceSnapshot {
+    pub(crate) types: BTreeMap<String, Arc<TypeResources>>,
     /// Stands for the kinds that are not there.
-    pub(crate) nothing: Arc<Kind>,
+    pub(crate) empty: Arc<TypeResources>,
 }
 
 /// The resources of one type.
 #[derive(Debug, Default)]
-pub(crate) struct Kind {
+pub(crate) struct TypeResources {
     /// How often it changed.
     pub(crate) version: u64,
-    pub(crate) held: BTreeMap<String, Arc<Held>>,
-    joined: Mutex<Vec<Joined>>,
+    pub(crate) items: BTreeMap<String, Arc<EncodedResource>>,
+    joined: Mutex<Vec<JoinedResources>>,
 }
 
 /// A resource as it is sent.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Held {
+pub(crate) struct EncodedResource {
     pub(crate) name: String,
     /// Follows from the bytes, so that it is the same after a restart.
     pub(crate) version: u64,
@@ -42,7 +42,7 @@ pub(crate) struct Held {
 
 /// Which variant of the protocol a stream speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Variant {
+pub enum ProtocolVariant {
     /// Responses hold all there is to know of a type, or of a resource.
     StateOfTheWorld,
     /// Responses hold what changed, and name what is gone.
@@ -51,94 +51,107 @@ pub enum Variant {
 
 /// Many resources in one piece.
 #[derive(Debug)]
-struct Joined {
-    variant: Variant,
-    of: Vec<Arc<Held>>,
+struct JoinedResources {
+    variant: ProtocolVariant,
+    of: Vec<Arc<EncodedResource>>,
     bytes: Bytes,
 }
 
-impl World {
-    pub(crate) fn kind(&self, type_url: &str) -> &Arc<Kind> {
-        self.kinds.get(type_url).unwrap_or(&self.nothing)
+impl ResourceSnapshot {
+    pub(crate) fn type_resources(&self, type_url: &str) -> &Arc<TypeResources> {
+        self.types.get(type_url).unwrap_or(&self.empty)
     }
 
     /// The world with these resources. What did not change is shared with this one, and keeps its version.
-    pub(crate) fn with(&self, resources: &Resources) -> World {
-        let mut kinds = BTreeMap::<String, BTreeMap<String, Arc<Held>>>::new();
+    pub(crate) fn with_resources(&self, resources: &ResourceSet) -> ResourceSnapshot {
+        let mut types = BTreeMap::<String, BTreeMap<String, Arc<EncodedResource>>>::new();
         // A type that is gone stays, empty: clients have to be told.
-        for type_url in self.kinds.keys() {
-            kinds.entry(type_url.clone()).or_default();
+        for type_url in self.types.keys() {
+            types.entry(type_url.clone()).or_default();
         }
         for (type_url, name, any) in resources.iter() {
-            let before = self.kind(type_url).held.get(name).filter(|held| held.is(any));
-            let held = before.map_or_else(|| Arc::new(Held::new(name, any)), Arc::clone);
-            kinds.entry(type_url.to_owned()).or_default().insert(name.to_owned(), held);
+            let before =
+                self.type_resources(type_url).items.get(name).filter(|items| items.is_encoding_of(any));
+            let items = before.map_or_else(|| Arc::new(EncodedResource::new(name, any)), Arc::clone);
+            types.entry(type_url.to_owned()).or_default().insert(name.to_owned(), items);
         }
-        let kinds = kinds.into_iter().map(|(type_url, held)| {
-            let before = self.kind(&type_url);
-            let is_same = self.kinds.contains_key(&type_url)
-                && before.held.len() == held.len()
-                && before.held.values().zip(held.values()).all(|(before, held)| Arc::ptr_eq(before, held));
+        let types = types.into_iter().map(|(type_url, items)| {
+            let before = self.type_resources(&type_url);
+            let is_same = self.types.contains_key(&type_url)
+                && before.items.len() == items.len()
+                && before
+                    .items
+                    .values()
+                    .zip(items.values())
+                    .all(|(before, items)| Arc::ptr_eq(before, items));
             let kind = if is_same {
                 Arc::clone(before)
             } else {
-                Arc::new(Kind { version: before.version.saturating_add(1), held, joined: Mutex::default() })
+                Arc::new(TypeResources {
+                    version: before.version.saturating_add(1),
+                    items,
+                    joined: Mutex::default(),
+                })
             };
             (type_url, kind)
         });
-        World { kinds: kinds.collect(), nothing: Arc::clone(&self.nothing) }
+        ResourceSnapshot { types: types.collect(), empty: Arc::clone(&self.empty) }
     }
 }
 
-impl Kind {
+impl TypeResources {
     /// Resources as the bytes of their fields, shared with all who are sent the same.
-    pub(crate) fn pieces(&self, variant: Variant, resources: Vec<Arc<Held>>) -> Vec<Bytes> {
+    pub(crate) fn chunks(
+        &self,
+        variant: ProtocolVariant,
+        resources: Vec<Arc<EncodedResource>>,
+    ) -> Vec<Bytes> {
         /// Fewer go as they are: they need no copy at all.
-        const FEW: usize = 4;
+        const MAX_SEPARATE: usize = 4;
         /// How many different answers are kept. Clients mostly ask for the same.
-        const KEPT: usize = 4;
-        if resources.len() <= FEW {
-            return resources.iter().flat_map(|held| held.pieces(variant)).collect();
+        const MAX_JOINED: usize = 4;
+        if resources.len() <= MAX_SEPARATE {
+            return resources.iter().flat_map(|items| items.chunks(variant)).collect();
         }
         let mut joined = self.joined.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_same = |of: &[Arc<Held>]| {
+        let is_same = |of: &[Arc<EncodedResource>]| {
             of.len() == resources.len()
                 && of.iter().zip(&resources).all(|(one, other)| Arc::ptr_eq(one, other))
         };
         if let Some(known) = joined.iter().find(|joined| joined.variant == variant && is_same(&joined.of)) {
             return vec![known.bytes.clone()];
         }
-        let pieces: Vec<_> = resources.iter().flat_map(|held| held.pieces(variant)).collect();
+        let pieces: Vec<_> = resources.iter().flat_map(|items| items.chunks(variant)).collect();
         let mut bytes = BytesMut::with_capacity(pieces.iter().map(Bytes::len).sum());
         bytes.extend(pieces);
         let bytes = bytes.freeze();
-        if joined.len() == KEPT {
+        if joined.len() == MAX_JOINED {
             joined.remove(0);
         }
-        joined.push(Joined { variant, of: resources, bytes: bytes.clone() });
+        joined.push(JoinedResources { variant, of: resources, bytes: bytes.clone() });
         vec![bytes]
     }
 }
 
-impl Held {
-    fn new(name: &str, any: &Any) -> Held {
-        let head = head(any);
+impl EncodedResource {
+    fn new(name: &str, any: &Any) -> EncodedResource {
+        let head = any_prefix(any);
         let mut bytes = BytesMut::with_capacity(head.len() + any.value.len());
         bytes.extend_from_slice(&head);
         bytes.extend_from_slice(&any.value);
         let bytes = bytes.freeze();
-        Held { name: name.to_owned(), version: hash(&bytes), any: bytes }
+        EncodedResource { name: name.to_owned(), version: hash(&bytes), any: bytes }
     }
 
-    fn is(&self, any: &Any) -> bool {
-        let head = head(any);
+    fn is_encoding_of(&self, any: &Any) -> bool {
+        let head = any_prefix(any);
         self.any.strip_prefix(&*head) == Some(&*any.value)
     }
 
-    fn pieces(&self, variant: Variant) -> impl Iterator<Item = Bytes> {
+    fn chunks(&self, variant: ProtocolVariant) -> impl Iterator<Item = Bytes> {
         let head = match variant {
-            Variant::StateOfTheWorld => None,
-            Variant::Delta => {
+            ProtocolVariant::StateOfTheWorld => None,
+            ProtocolVariant::Delta => {
                 let mut own = BytesMut::new();
                 encoding::string::encode(1, &version_text(self.version), &mut own);
                 encoding::string::encode(3, &self.name, &mut own);
@@ -159,7 +172,7 @@ pub(crate) fn version_text(version: u64) -> String {
 }
 
 /// An `Any` as field 2, up to where its value begins.
-fn head(any: &Any) -> BytesMut {
+fn any_prefix(any: &Any) -> BytesMut {
     let mut inner = BytesMut::new();
     if !any.type_url.is_empty() {
         encoding::string::encode(1, &any.type_url, &mut inner);

@@ -8,7 +8,7 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use evenkeel_control::{ClientLimits, Cluster, ControlPlane, Endpoint, Mesh, Plane};
+use evenkeel_control::{ClientLimits, Cluster, ControlPlane, Endpoint, Mesh, SnapshotCache};
 use evenkeel_proto::envoy::config::cluster::v3::Cluster as Cds;
 use evenkeel_proto::envoy::config::core::v3::Node;
 use evenkeel_proto::envoy::config::endpoint::v3::cluster_stats::DroppedRequests;
@@ -40,22 +40,22 @@ const DELTA: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/Delt
 const LRS: &str = "/envoy.service.load_stats.v3.LoadReportingService/StreamLoadStats";
 
 /// Bound of every wait; reached only by a failure.
-const PATIENCE: Duration = Duration::from_secs(60);
+const MAX_WAIT: Duration = Duration::from_secs(60);
 
 async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("waited in vain: {what}"))
+    tokio::time::timeout(MAX_WAIT, future).await.unwrap_or_else(|_| panic!("waited in vain: {what}"))
 }
 
 /// A control plane on a thread of its own.
-struct CountedPlane {
-    plane: Plane,
+struct CountedControlPlane {
+    cache: SnapshotCache,
     address: SocketAddr,
     end: oneshot::Sender<()>,
     thread: std::thread::JoinHandle<i64>,
 }
 
-impl CountedPlane {
-    async fn start(limits: ClientLimits) -> CountedPlane {
+impl CountedControlPlane {
+    async fn start(limits: ClientLimits) -> CountedControlPlane {
         let (started, is_started) = oneshot::channel();
         let (end, ended) = oneshot::channel();
         let thread = std::thread::spawn(move || {
@@ -63,30 +63,30 @@ impl CountedPlane {
             let runtime = runtime.expect("a runtime");
             let builder = ControlPlane::builder().client_limits(limits);
             let control = runtime.block_on(builder.serve()).expect("a free port");
-            let _ = started.send((control.plane().clone(), control.address()));
+            let _ = started.send((control.cache().clone(), control.address()));
             let (allocated, _) = Counting::during(|| runtime.block_on(ended));
             allocated.net_bytes
         });
-        let (plane, address) = is_started.await.expect("it starts");
-        plane.set_mesh(&Mesh::new().cluster("a", cluster(1)));
-        CountedPlane { plane, address, end, thread }
+        let (cache, address) = is_started.await.expect("it starts");
+        cache.set_mesh(&Mesh::new().cluster("a", cluster(1)));
+        CountedControlPlane { cache, address, end, thread }
     }
 
     /// Returns by how many bytes the live memory of the control plane's thread has grown.
-    fn held(self) -> i64 {
+    fn allocated_bytes(self) -> i64 {
         let _ = self.end.send(());
         self.thread.join().expect("no panic")
     }
 
     /// Waits until a stream has subscribed to a name.
     async fn subscribed<M: Name>(&self, name: &str) {
-        let has = |plane: &Plane| {
-            plane.clients().iter().any(|client| {
+        let has = |cache: &SnapshotCache| {
+            cache.clients().iter().any(|client| {
                 let of_type = client.types.get(&M::type_url());
                 of_type.is_some_and(|record| record.subscribed.names.iter().any(|known| known == name))
             })
         };
-        soon("the subscription", self.plane.wait_until(has)).await;
+        soon("the subscription", self.cache.wait_until(has)).await;
     }
 
     /// Asserts that another client is served.
@@ -94,7 +94,7 @@ impl CountedPlane {
         let mut other = RawStream::<DiscoveryRequest, DiscoveryResponse>::open(self.address, SOTW)
             .await
             .expect("a stream");
-        other.send(ask::<Cds>(&["a".to_owned()]));
+        other.send(sotw_request::<Cds>(&["a".to_owned()]));
         let response = soon("a response", other.responses.message()).await.expect("an open stream");
         assert_eq!(response.expect("a response").resources.len(), 1);
     }
@@ -149,7 +149,7 @@ type Sotw = RawStream<DiscoveryRequest, DiscoveryResponse>;
 type Delta = RawStream<DeltaDiscoveryRequest, DeltaDiscoveryResponse>;
 type Load = RawStream<LoadStatsRequest, LoadStatsResponse>;
 
-fn ask<M: Name>(names: &[String]) -> DiscoveryRequest {
+fn sotw_request<M: Name>(names: &[String]) -> DiscoveryRequest {
     DiscoveryRequest {
         type_url: M::type_url(),
         resource_names: names.to_vec(),
@@ -157,7 +157,7 @@ fn ask<M: Name>(names: &[String]) -> DiscoveryRequest {
     }
 }
 
-fn change<M: Name>(subscribe: &[&str], unsubscribe: &[&str], nonce: &str) -> DeltaDiscoveryRequest {
+fn delta_request<M: Name>(subscribe: &[&str], unsubscribe: &[&str], nonce: &str) -> DeltaDiscoveryRequest {
     let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
     DeltaDiscoveryRequest {
         type_url: M::type_url(),
@@ -188,35 +188,35 @@ fn exhausted(text: &str) -> (Code, String) {
 /// A client that names what it claims to have, in request after request, is stopped; what it sent is not held.
 #[tokio::test]
 async fn initial_versions_are_limited() {
-    let control = CountedPlane::start(ClientLimits::default()).await;
+    let control = CountedControlPlane::start(ClientLimits::default()).await;
     let mut client = Delta::open(control.address, DELTA).await.expect("a stream");
     // 137 MB in all.
     for i in 0..137 {
-        let mut request = change::<Cds>(if i == 0 { &["*"] } else { &[] }, &[], "");
+        let mut request = delta_request::<Cds>(if i == 0 { &["*"] } else { &[] }, &[], "");
         request.initial_resource_versions = versions(names(i * 10_000, 10_000));
         client.send(request);
         tokio::task::yield_now().await;
     }
     assert_eq!(client.end().await, exhausted("a stream has at most 8388608 bytes of resource names"));
     control.serves_others().await;
-    let held = control.held();
+    let held = control.allocated_bytes();
     assert!(held < 2 << 20, "{held} bytes are held");
 }
 
 /// A stream that keeps to the limits of names holds a constant per byte of names.
 #[tokio::test]
 async fn memory_per_stream_is_bounded() {
-    let control = CountedPlane::start(ClientLimits::default()).await;
+    let control = CountedControlPlane::start(ClientLimits::default()).await;
     let client = Delta::open(control.address, DELTA).await.expect("a stream");
     for i in 0..8 {
-        let mut request = change::<Cds>(&["*"], &[], "");
+        let mut request = delta_request::<Cds>(&["*"], &[], "");
         request.resource_names_subscribe.extend(names(i * 10_000, 10_000));
         request.initial_resource_versions = versions(names(i * 10_000, 10_000));
         client.send(request);
     }
-    client.send(change::<Cds>(&["last"], &[], ""));
+    client.send(delta_request::<Cds>(&["last"], &[], ""));
     control.subscribed::<Cds>("last").await;
-    let held = control.held();
+    let held = control.allocated_bytes();
     let maximum = 8 * ClientLimits::default().total_name_bytes.cast_signed() as i64;
     assert!(held < maximum, "{held} bytes are held, {maximum} are allowed");
 }
@@ -224,50 +224,50 @@ async fn memory_per_stream_is_bounded() {
 /// Names that come and go leave nothing behind.
 #[tokio::test]
 async fn subscriptions_that_come_and_go_hold_nothing() {
-    let control = CountedPlane::start(ClientLimits::default()).await;
+    let control = CountedControlPlane::start(ClientLimits::default()).await;
     let client = Delta::open(control.address, DELTA).await.expect("a stream");
     for i in 0..100 {
         let subscribe = names(i * 1_000, 1_000);
-        let mut request = change::<Eds>(&[], &[], "");
+        let mut request = delta_request::<Eds>(&[], &[], "");
         request.resource_names_subscribe.clone_from(&subscribe);
         client.send(request);
-        let mut request = change::<Eds>(&[], &[], "");
+        let mut request = delta_request::<Eds>(&[], &[], "");
         request.resource_names_unsubscribe = subscribe;
         client.send(request);
         tokio::task::yield_now().await;
     }
     let state_of_the_world = Sotw::open(control.address, SOTW).await.expect("a stream");
     for i in 0..100 {
-        state_of_the_world.send(ask::<Eds>(&names(i * 1_000, 1_000)));
+        state_of_the_world.send(sotw_request::<Eds>(&names(i * 1_000, 1_000)));
     }
-    state_of_the_world.send(ask::<Eds>(&["b".to_owned()]));
+    state_of_the_world.send(sotw_request::<Eds>(&["b".to_owned()]));
     control.subscribed::<Eds>("b").await;
-    client.send(change::<Eds>(&["last"], &[], ""));
+    client.send(delta_request::<Eds>(&["last"], &[], ""));
     control.subscribed::<Eds>("last").await;
-    let held = control.held();
+    let held = control.allocated_bytes();
     assert!(held < 2 << 20, "{held} bytes are held");
 }
 
 /// A client that answers responses which it has not read, by guessing their nonces, is owed two batches at most.
 #[tokio::test]
 async fn guessed_nonces_fill_no_queue() {
-    let control = CountedPlane::start(ClientLimits::default()).await;
+    let control = CountedControlPlane::start(ClientLimits::default()).await;
     // Six clusters of about 130 KB of endpoints, of which clients ask for five: a response of its own for each choice.
     let mesh = (0..6).fold(Mesh::new(), |mesh, i| {
         let many = (0..5_000).map(|j| Endpoint::at(([10, i, (j / 250) as u8, (j % 250) as u8], 1).into()));
         mesh.cluster(&format!("c{i}"), Cluster::new().endpoints(many))
     });
-    control.plane.set_mesh(&mesh);
+    control.cache.set_mesh(&mesh);
     let client = Delta::open(control.address, DELTA).await.expect("a stream");
     let all = ["c0", "c1", "c2", "c3", "c4", "c5"];
     for i in 0..300_usize {
         let but_one: Vec<_> = all.into_iter().filter(|name| *name != all[i % 6]).collect();
-        client.send(change::<Eds>(&but_one, &[], &i.to_string()));
+        client.send(delta_request::<Eds>(&but_one, &[], &i.to_string()));
         tokio::task::yield_now().await;
     }
-    client.send(change::<Eds>(&["last"], &[], ""));
+    client.send(delta_request::<Eds>(&["last"], &[], ""));
     control.subscribed::<Eds>("last").await;
-    let held = control.held();
+    let held = control.allocated_bytes();
     assert!(held < 16 << 20, "{held} bytes are held");
     drop(client);
 }
@@ -279,32 +279,35 @@ async fn limits_are_named() {
     limits.names = 10;
     limits.name_bytes = 50;
     limits.request_bytes = 10_000;
-    let control = CountedPlane::start(limits).await;
+    let control = CountedControlPlane::start(limits).await;
     let name = |length: usize| "n".repeat(length);
     let few: Vec<_> = (0..11).map(|i| i.to_string()).collect();
     let node = |id: &str, user_agent: &str| {
         let node = Node { id: id.into(), user_agent_name: user_agent.into(), ..Node::default() };
-        DiscoveryRequest { node: Some(node), ..ask::<Cds>(&[]) }
+        DiscoveryRequest { node: Some(node), ..sotw_request::<Cds>(&[]) }
     };
     for (request, text) in [
-        (ask::<Cds>(&few), "a stream has at most 10 resource names"),
-        (ask::<Cds>(&[name(51)]), "a resource name has at most 50 bytes"),
-        (ask::<Cds>(&[name(10_001)]), "a request has at most 10000 bytes"),
+        (sotw_request::<Cds>(&few), "a stream has at most 10 resource names"),
+        (sotw_request::<Cds>(&[name(51)]), "a resource name has at most 50 bytes"),
+        (sotw_request::<Cds>(&[name(10_001)]), "a request has at most 10000 bytes"),
         (node(&name(1_025), ""), "a node id has at most 1024 bytes"),
         (node("", &name(1_025)), "a user agent has at most 1024 bytes"),
-        (DiscoveryRequest { type_url: name(257), ..ask::<Cds>(&[]) }, "a type URL has at most 256 bytes"),
+        (
+            DiscoveryRequest { type_url: name(257), ..sotw_request::<Cds>(&[]) },
+            "a type URL has at most 256 bytes",
+        ),
     ] {
         let mut client = Sotw::open(control.address, SOTW).await.expect("a stream");
         client.send(request);
         assert_eq!(client.end().await, exhausted(text));
     }
     for (request, text) in [
-        (change::<Cds>(&[&name(51)], &[], ""), "a resource name has at most 50 bytes"),
-        (change::<Cds>(&[], &[&name(51)], ""), "a resource name has at most 50 bytes"),
+        (delta_request::<Cds>(&[&name(51)], &[], ""), "a resource name has at most 50 bytes"),
+        (delta_request::<Cds>(&[], &[&name(51)], ""), "a resource name has at most 50 bytes"),
         (
             DeltaDiscoveryRequest {
                 initial_resource_versions: versions(few.clone()),
-                ..change::<Cds>(&["*"], &[], "")
+                ..delta_request::<Cds>(&["*"], &[], "")
             },
             "a stream has at most 10 resource names",
         ),
@@ -319,25 +322,25 @@ async fn limits_are_named() {
 /// A rejection of any length is kept in part.
 #[tokio::test]
 async fn rejections_are_cut() {
-    let control = CountedPlane::start(ClientLimits::default()).await;
+    let control = CountedControlPlane::start(ClientLimits::default()).await;
     let mut client = Sotw::open(control.address, SOTW).await.expect("a stream");
     let wanted = ["a".to_owned()];
-    client.send(ask::<Eds>(&wanted));
+    client.send(sotw_request::<Eds>(&wanted));
     let response = soon("a response", client.responses.message()).await.expect("open").expect("a response");
     let error = rpc::Status { code: 3, message: "x".repeat(1 << 20), ..rpc::Status::default() };
     client.send(DiscoveryRequest {
         response_nonce: response.nonce,
         error_detail: Some(error),
-        ..ask::<Eds>(&wanted)
+        ..sotw_request::<Eds>(&wanted)
     });
-    let nack = soon("a NACK", control.plane.nacked::<Eds>()).await;
+    let nack = soon("a NACK", control.cache.wait_nacked::<Eds>()).await;
     assert_eq!(nack.error.len(), 4_096 + 3);
 }
 
 /// Load reports at the end of their range add up to the largest number; names in them have a limit.
 #[tokio::test]
 async fn load_reports_saturate() {
-    let control = CountedPlane::start(ClientLimits::default()).await;
+    let control = CountedControlPlane::start(ClientLimits::default()).await;
     let mut client = Load::open(control.address, LRS).await.expect("a stream");
     let report = |cluster: &str| LoadStatsRequest {
         node: Some(Node { id: "n".to_owned(), ..Node::default() }),
@@ -358,11 +361,11 @@ async fn load_reports_saturate() {
     client.send(report("c"));
     client.send(report("c"));
     client.send(report("done"));
-    let is_done = |plane: &Plane| plane.load_reports().iter().any(|report| report.cluster == "done");
-    soon("the reports", control.plane.wait_until(is_done)).await;
-    let reports = control.plane.load_reports();
+    let is_done = |cache: &SnapshotCache| cache.load_reports().iter().any(|report| report.cluster == "done");
+    soon("the reports", control.cache.wait_until(is_done)).await;
+    let reports = control.cache.load_reports();
     assert!(reports.iter().all(|report| report.total.issued == u64::MAX), "{reports:?}");
-    assert!(control.plane.drop_reports().iter().all(|report| report.total == u64::MAX));
+    assert!(control.cache.drop_reports().iter().all(|report| report.total == u64::MAX));
     client.send(report(&"c".repeat(5_000)));
     assert_eq!(client.end().await, exhausted("a cluster name has at most 4096 bytes"));
     control.serves_others().await;
@@ -374,7 +377,7 @@ async fn streams_and_connections_are_limited() {
     let mut limits = ClientLimits::default();
     limits.streams = 3;
     limits.connections = 2;
-    let control = CountedPlane::start(limits).await;
+    let control = CountedControlPlane::start(limits).await;
     let address = Address::new(format!("http://{}", control.address)).expect("an address");
     let channel = soon("a connection", address.connect()).await.expect("a connection");
     let mut open = Vec::new();
@@ -387,7 +390,7 @@ async fn streams_and_connections_are_limited() {
         (refused.code(), refused.message()),
         (Code::ResourceExhausted, "this control plane has at most 3 open streams")
     );
-    open[0].send(ask::<Cds>(&["a".to_owned()]));
+    open[0].send(sotw_request::<Cds>(&["a".to_owned()]));
     let response = soon("a response", open[0].responses.message()).await.expect("an open stream");
     assert_eq!(response.expect("a response").resources.len(), 1);
     // The place of a stream that ended is free again.
@@ -404,7 +407,7 @@ async fn streams_and_connections_are_limited() {
     let mut third = TcpStream::connect(control.address).await.expect("a connection");
     let read = soon("the end of the third connection", third.read(&mut [0; 64])).await;
     assert!(matches!(read, Ok(0) | Err(_)), "{read:?}");
-    open[0].send(ask::<Eds>(&["a".to_owned()]));
+    open[0].send(sotw_request::<Eds>(&["a".to_owned()]));
     let response = soon("a response", open[0].responses.message()).await.expect("an open stream");
     assert_eq!(response.expect("a response").resources.len(), 1);
 }

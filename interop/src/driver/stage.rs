@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use evenkeel_control::{ControlPlane, Endpoint, Mesh, Resources};
+use evenkeel_control::{ControlPlane, Endpoint, Mesh, ResourceSet};
 use evenkeel_proto::envoy::config::cluster::v3::Cluster as ClusterResource;
 use evenkeel_proto::envoy::extensions::load_balancing_policies::round_robin::v3::RoundRobin;
 use evenkeel_proto::prost::{Message, Name as _};
@@ -93,7 +93,7 @@ impl Stage {
     }
 
     /// Gives the control plane resources.
-    pub async fn set_resources(&mut self, mut resources: Resources) -> Result {
+    pub async fn set_resources(&mut self, mut resources: ResourceSet) -> Result {
         if self.lineup.proxy.is_some() {
             as_envoy_takes_them(&mut resources);
         }
@@ -155,7 +155,7 @@ impl Stage {
 
 /// Envoy takes `WrrLocality` with weights from load reports only; what gRPC calls `WrrLocality` with `RoundRobin` is what Envoy
 /// does where nothing is said.
-fn as_envoy_takes_them(resources: &mut Resources) {
+fn as_envoy_takes_them(resources: &mut ResourceSet) {
     let names: Vec<_> = resources.iter().map(|(_, name, _)| name.to_owned()).collect();
     for name in names {
         let Some(mut cluster) = resources.get::<ClusterResource>(&name) else { continue };
@@ -169,7 +169,7 @@ fn as_envoy_takes_them(resources: &mut Resources) {
 }
 
 /// A configuration as control plane programs read it.
-fn as_line(version: u32, resources: &Resources) -> String {
+fn as_line(version: u32, resources: &ResourceSet) -> String {
     let each: Vec<Value> = resources
         .iter()
         .map(|(type_url, name, any)| {

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use self::parts::{Backend, Gated, Program, bootstrap, entry, within};
-use evenkeel_control::{Cluster, ControlPlane, Endpoint, Mesh, Policy, Service};
+use evenkeel_control::{Cluster, ClusterPolicy, ControlPlane, Endpoint, Mesh, Service};
 use evenkeel_proto::envoy::config::cluster::v3::Cluster as ClusterMessage;
 use evenkeel_proto::envoy::service::status::v3::ClientStatusRequest;
 use interop::proto::channelz as wire;
@@ -24,7 +24,7 @@ use tonic::transport::Channel;
 const EMPTY: i32 = 0;
 const UNARY: i32 = 1;
 
-fn mesh(backends: &[&Backend], policy: Policy) -> Mesh {
+fn mesh(backends: &[&Backend], policy: ClusterPolicy) -> Mesh {
     let endpoints = backends.iter().map(|backend| Endpoint::at(backend.address));
     let cluster = Cluster::new().endpoints(endpoints).policy(policy);
     Mesh::new().service("orders", Service::to("orders")).cluster("orders", cluster)
@@ -324,8 +324,9 @@ async fn control_planes_until(
 /// A policy of the program's own, chosen by the control plane (A52), adds a header to each call.
 #[tokio::test]
 async fn a_policy_of_the_tests_marks_its_calls() {
-    let policy =
-        |behavior: &str| Policy::with("test.RpcBehaviorLoadBalancer", json!({ "rpcBehavior": behavior }));
+    let policy = |behavior: &str| {
+        ClusterPolicy::with("test.RpcBehaviorLoadBalancer", json!({ "rpcBehavior": behavior }))
+    };
     let [a, b] = [Backend::start("a").await, Backend::start("b").await];
     let control = ControlPlane::builder().serve().await.unwrap();
     control.set_mesh(&mesh(&[&a, &b], policy("error-code-10")));
@@ -343,8 +344,8 @@ async fn a_policy_of_the_tests_marks_its_calls() {
     }
     program.stats_until(10, |told| told.num_failures == 0).await;
 
-    control.set_mesh(&mesh(&[&a, &b], Policy::with("test.RpcBehaviorLoadBalancer", json!({}))));
-    let nack = within(control.nacked::<ClusterMessage>()).await;
+    control.set_mesh(&mesh(&[&a, &b], ClusterPolicy::with("test.RpcBehaviorLoadBalancer", json!({}))));
+    let nack = within(control.wait_nacked::<ClusterMessage>()).await;
     assert!(nack.error.contains("rpcBehavior: is required"), "{}", nack.error);
 }
 

@@ -22,23 +22,23 @@ use tonic::server::{Grpc, NamedService, UnaryService};
 use tonic::{Request, Response, Status};
 use tonic_prost::ProstCodec;
 
-use crate::ui::{Exit, Failure};
+use crate::ui::{CliError, CliExit};
 
 /// The one method of the demo's service.
 pub(super) const METHOD: &str = "/evenkeel.demo.Work/Do";
 /// The metadata by which a backend says who it is.
-pub(super) const BACKEND: &str = "backend";
+pub(super) const BACKEND_METADATA: &str = "backend";
 
 /// How long a worker takes for a call.
-const TAKES: Duration = Duration::from_millis(20);
+const CALL_DURATION: Duration = Duration::from_millis(20);
 /// Who would wait for longer is sent away.
-const PATIENCE: Duration = Duration::from_millis(500);
+const MAX_QUEUE_DELAY: Duration = Duration::from_millis(500);
 /// How often a backend says how busy it is.
-const SAYS: Duration = Duration::from_millis(100);
+const REPORT_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Be a backend of the demo.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct DemoBackendArgs {
     /// Who it says it is.
     #[arg(long)]
     name: String,
@@ -52,38 +52,38 @@ pub(crate) struct Args {
 
 /// Serves until standard input ends: whoever started it is then gone, however that came. The first line of its output is its
 /// address.
-pub(crate) async fn run(args: Args) -> Result<Exit, Failure> {
+pub(crate) async fn run(args: DemoBackendArgs) -> Result<CliExit, CliError> {
     let refused =
-        |error| Failure::usage(format!("backend {}: cannot listen on {}: {error}", args.name, args.listen));
+        |error| CliError::usage(format!("backend {}: cannot listen on {}: {error}", args.name, args.listen));
     let listener = TcpListener::bind(args.listen).await.map_err(refused)?;
     let address = listener.local_addr().map_err(refused)?;
     let name = MetadataValue::try_from(args.name.as_str())
-        .map_err(|_| Failure::usage(format!("backend {:?}: expected a name in ASCII", args.name)))?;
-    let workers = Arc::new(Mutex::new(Workers::new(args.capacity)));
+        .map_err(|_| CliError::usage(format!("backend {:?}: expected a name in ASCII", args.name)))?;
+    let workers = Arc::new(Mutex::new(WorkerPool::new(args.capacity)));
     // The CPU is that of all backends together and says nothing of one.
     let load = ServerLoad::builder().without_cpu().build();
-    tokio::spawn(say_how_busy(load.clone(), workers.clone()));
+    tokio::spawn(report_utilization(load.clone(), workers.clone()));
     let server = tonic::transport::Server::builder()
         .layer(load.layer())
-        .serve_with_incoming(Work { name, workers }, TcpListenerStream::new(listener));
+        .serve_with_incoming(WorkService { name, workers }, TcpListenerStream::new(listener));
     let _ = writeln!(std::io::stdout(), "{address}");
     let mut input = tokio::io::stdin();
     let mut ignored = [0; 64];
     tokio::select! {
-        ended = server => ended.map_err(|error| Failure::usage(format!("backend {}: {error}", args.name)))?,
+        ended = server => ended.map_err(|error| CliError::usage(format!("backend {}: {error}", args.name)))?,
         () = async { while input.read(&mut ignored).await.is_ok_and(|read| read > 0) {} } => {}
     }
-    Ok(Exit::Fine)
+    Ok(CliExit::Success)
 }
 
-async fn say_how_busy(load: ServerLoad, workers: Arc<Mutex<Workers>>) {
-    let mut ticks = interval(SAYS);
+async fn report_utilization(load: ServerLoad, workers: Arc<Mutex<WorkerPool>>) {
+    let mut ticks = interval(REPORT_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut busy = Busy::default();
+    let mut window = UtilizationWindow::default();
     loop {
         let now = ticks.tick().await;
         let done = lock(&workers).done(now);
-        if let Some(utilization) = busy.over_a_second(now, done) {
+        if let Some(utilization) = window.utilization(now, done) {
             load.set_application_utilization(utilization);
         }
     }
@@ -91,18 +91,18 @@ async fn say_how_busy(load: ServerLoad, workers: Arc<Mutex<Workers>>) {
 
 /// How much of their time the workers worked, over the last second.
 #[derive(Default)]
-struct Busy {
+struct UtilizationWindow {
     /// When it was looked, and the share of all time that had been worked until then.
-    looks: std::collections::VecDeque<(Instant, Duration)>,
+    samples: std::collections::VecDeque<(Instant, Duration)>,
 }
 
-impl Busy {
-    fn over_a_second(&mut self, now: Instant, done: Duration) -> Option<f64> {
-        self.looks.push_back((now, done));
-        while self.looks.len() > 2 && now - self.looks[1].0 >= Duration::from_secs(1) {
-            self.looks.pop_front();
+impl UtilizationWindow {
+    fn utilization(&mut self, now: Instant, done: Duration) -> Option<f64> {
+        self.samples.push_back((now, done));
+        while self.samples.len() > 2 && now - self.samples[1].0 >= Duration::from_secs(1) {
+            self.samples.pop_front();
         }
-        let (then, before) = self.looks[0];
+        let (then, before) = self.samples[0];
         let passed = now - then;
         (passed > Duration::ZERO).then(|| (done.saturating_sub(before)).as_secs_f64() / passed.as_secs_f64())
     }
@@ -110,28 +110,28 @@ impl Busy {
 
 /// The workers, each with the time at which it is free.
 #[derive(Debug)]
-struct Workers {
+struct WorkerPool {
     free_at: Vec<Option<Instant>>,
     /// The work that was given out.
-    given: Duration,
+    assigned: Duration,
 }
 
-impl Workers {
-    fn new(capacity: u32) -> Workers {
-        let workers = (f64::from(capacity) * TAKES.as_secs_f64()).round().max(1.0) as usize;
-        Workers { free_at: vec![None; workers], given: Duration::ZERO }
+impl WorkerPool {
+    fn new(capacity: u32) -> WorkerPool {
+        let workers = (f64::from(capacity) * CALL_DURATION.as_secs_f64()).round().max(1.0) as usize;
+        WorkerPool { free_at: vec![None; workers], assigned: Duration::ZERO }
     }
 
     /// Gives a call to the worker that is free first. When it will be done; `None` if that takes too long.
-    fn give(&mut self, now: Instant) -> Option<Instant> {
+    fn assign(&mut self, now: Instant) -> Option<Instant> {
         let first = self.free_at.iter_mut().min_by_key(|free_at| free_at.unwrap_or(now).max(now))?;
         let begins = first.unwrap_or(now).max(now);
-        if begins - now > PATIENCE {
+        if begins - now > MAX_QUEUE_DELAY {
             return None;
         }
-        let ends = begins + TAKES;
+        let ends = begins + CALL_DURATION;
         *first = Some(ends);
-        self.given += TAKES;
+        self.assigned += CALL_DURATION;
         Some(ends)
     }
 
@@ -139,22 +139,22 @@ impl Workers {
     fn done(&self, now: Instant) -> Duration {
         let ahead: Duration =
             self.free_at.iter().flatten().map(|free_at| free_at.saturating_duration_since(now)).sum();
-        self.given.saturating_sub(ahead) / self.free_at.len() as u32
+        self.assigned.saturating_sub(ahead) / self.free_at.len() as u32
     }
 }
 
 /// The service: does what it is asked, which is to take some time.
 #[derive(Clone)]
-struct Work {
+struct WorkService {
     name: MetadataValue<Ascii>,
-    workers: Arc<Mutex<Workers>>,
+    workers: Arc<Mutex<WorkerPool>>,
 }
 
-impl NamedService for Work {
+impl NamedService for WorkService {
     const NAME: &'static str = "evenkeel.demo.Work";
 }
 
-impl Service<http::Request<Body>> for Work {
+impl Service<http::Request<Body>> for WorkService {
     type Response = http::Response<Body>;
     type Error = Infallible;
     type Future = BoxFuture<Self::Response, Self::Error>;
@@ -174,29 +174,29 @@ impl Service<http::Request<Body>> for Work {
     }
 }
 
-impl UnaryService<()> for Work {
+impl UnaryService<()> for WorkService {
     type Response = ();
     type Future = BoxFuture<Response<()>, Status>;
 
     fn call(&mut self, _: Request<()>) -> Self::Future {
-        let ends = lock(&self.workers).give(Instant::now());
+        let ends = lock(&self.workers).assign(Instant::now());
         let name = self.name.clone();
         Box::pin(async move {
             let Some(ends) = ends else {
                 let mut status = Status::resource_exhausted("too many calls wait already");
-                status.metadata_mut().insert(BACKEND, name);
+                status.metadata_mut().insert(BACKEND_METADATA, name);
                 return Err(status);
             };
             sleep_until(ends).await;
             let mut response = Response::new(());
-            response.metadata_mut().insert(BACKEND, name);
+            response.metadata_mut().insert(BACKEND_METADATA, name);
             Ok(response)
         })
     }
 }
 
 /// Nothing panics while it is held.
-fn lock(workers: &Mutex<Workers>) -> std::sync::MutexGuard<'_, Workers> {
+fn lock(workers: &Mutex<WorkerPool>) -> std::sync::MutexGuard<'_, WorkerPool> {
     workers.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -211,22 +211,22 @@ mod tests {
         for (capacity, per_second, refused, busiest) in
             [(100, 90, false, 0.9), (100, 120, true, 1.0), (400, 120, false, 0.3), (800, 120, false, 0.15)]
         {
-            let mut workers = Workers::new(capacity);
-            let mut busy = Busy::default();
+            let mut workers = WorkerPool::new(capacity);
+            let mut window = UtilizationWindow::default();
             let (mut sent_away, mut utilization, mut longest) = (0, 0.0, Duration::ZERO);
             for call in 0..per_second * 6 {
                 let now = start + Duration::from_secs(1) * call / per_second;
-                match workers.give(now) {
+                match workers.assign(now) {
                     Some(ends) => longest = longest.max(ends - now),
                     None => sent_away += 1,
                 }
                 if call % 12 == 0 {
-                    utilization = busy.over_a_second(now, workers.done(now)).unwrap_or(utilization);
+                    utilization = window.utilization(now, workers.done(now)).unwrap_or(utilization);
                 }
             }
             assert_eq!(sent_away > 0, refused, "{capacity} at {per_second}: {sent_away} sent away");
             assert!((utilization - busiest).abs() < 0.03, "{capacity} at {per_second}: {utilization}");
-            assert!(longest <= PATIENCE + TAKES, "{longest:?}");
+            assert!(longest <= MAX_QUEUE_DELAY + CALL_DURATION, "{longest:?}");
         }
     }
 }

@@ -6,14 +6,14 @@ use std::process::Stdio;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
-use crate::ui::Failure;
+use crate::ui::CliError;
 
 /// Name and capacity in calls per second.
 pub(super) const BACKENDS: [(&str, u32); 5] =
     [("small-1", 100), ("small-2", 100), ("medium", 200), ("large", 400), ("huge", 800)];
 
 /// One backend.
-pub(super) struct Backend {
+pub(super) struct DemoBackend {
     pub(super) name: &'static str,
     pub(super) capacity: u32,
     /// Stays the same when it comes back.
@@ -22,19 +22,19 @@ pub(super) struct Backend {
     process: Option<Child>,
 }
 
-impl Backend {
-    pub(super) async fn start(name: &'static str, capacity: u32) -> Result<Backend, Failure> {
+impl DemoBackend {
+    pub(super) async fn start(name: &'static str, capacity: u32) -> Result<DemoBackend, CliError> {
         let free = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let (process, address) = start(name, capacity, free).await?;
-        Ok(Backend { name, capacity, address, process: Some(process) })
+        Ok(DemoBackend { name, capacity, address, process: Some(process) })
     }
 
     /// All of them, none of which runs, at 127.0.0.1:1000 and after.
     #[cfg(test)]
-    pub(super) fn all_gone() -> Vec<Backend> {
+    pub(super) fn stopped_all() -> Vec<DemoBackend> {
         let at = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let each = BACKENDS.into_iter().zip(1000..);
-        each.map(|((name, capacity), port)| Backend { name, capacity, address: at(port), process: None })
+        each.map(|((name, capacity), port)| DemoBackend { name, capacity, address: at(port), process: None })
             .collect()
     }
 
@@ -47,7 +47,7 @@ impl Backend {
     }
 
     /// Starts it again where it was.
-    pub(super) async fn restart(&mut self) -> Result<(), Failure> {
+    pub(super) async fn restart(&mut self) -> Result<(), CliError> {
         self.kill().await;
         let (process, _) = start(self.name, self.capacity, self.address).await?;
         self.process = Some(process);
@@ -55,8 +55,8 @@ impl Backend {
     }
 }
 
-async fn start(name: &str, capacity: u32, listen: SocketAddr) -> Result<(Child, SocketAddr), Failure> {
-    let failed = |why: String| Failure::usage(format!("backend {name}: {why}"));
+async fn start(name: &str, capacity: u32, listen: SocketAddr) -> Result<(Child, SocketAddr), CliError> {
+    let failed = |why: String| CliError::usage(format!("backend {name}: {why}"));
     let program =
         std::env::current_exe().map_err(|error| failed(format!("cannot find this program: {error}")))?;
     let mut process = Command::new(program)

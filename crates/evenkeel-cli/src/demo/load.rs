@@ -11,17 +11,17 @@ use tonic::metadata::MetadataMap;
 use tonic::{Code, Request, Status};
 use tonic_prost::ProstCodec;
 
-use super::backend::{BACKEND, METHOD};
+use super::backend::{BACKEND_METADATA, METHOD};
 use super::fleet::BACKENDS;
 
 /// Calls per second.
 pub(super) const RATE: u32 = 600;
 /// So many calls begin together.
-const TOGETHER: u32 = 3;
+const CALLS_PER_TICK: u32 = 3;
 
 /// A call that is over.
 #[derive(Clone, Debug)]
-pub(super) struct Ended {
+pub(super) struct FinishedCall {
     pub(super) began: Instant,
     pub(super) took: Duration,
     /// Which backend answered, if one did.
@@ -31,49 +31,49 @@ pub(super) struct Ended {
 }
 
 /// Calls that go on until this is dropped.
-pub(super) struct Load {
-    ended: Arc<Mutex<Vec<Ended>>>,
-    calling: AbortHandle,
+pub(super) struct LoadGenerator {
+    ended: Arc<Mutex<Vec<FinishedCall>>>,
+    task: AbortHandle,
 }
 
-impl Load {
-    pub(super) fn start(channel: Channel) -> Load {
-        let ended = Arc::<Mutex<Vec<Ended>>>::default();
-        let calling = tokio::spawn(call_steadily(channel, ended.clone())).abort_handle();
-        Load { ended, calling }
+impl LoadGenerator {
+    pub(super) fn start(channel: Channel) -> LoadGenerator {
+        let ended = Arc::<Mutex<Vec<FinishedCall>>>::default();
+        let task = tokio::spawn(generate_calls(channel, ended.clone())).abort_handle();
+        LoadGenerator { ended, task }
     }
 
     /// The calls that ended since the last time.
-    pub(super) fn take(&self) -> Vec<Ended> {
+    pub(super) fn take(&self) -> Vec<FinishedCall> {
         std::mem::take(&mut *self.ended.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-impl Drop for Load {
+impl Drop for LoadGenerator {
     fn drop(&mut self) {
-        self.calling.abort();
+        self.task.abort();
     }
 }
 
-async fn call_steadily(channel: Channel, ended: Arc<Mutex<Vec<Ended>>>) {
+async fn generate_calls(channel: Channel, ended: Arc<Mutex<Vec<FinishedCall>>>) {
     // Ticks that were missed are made up for: the load is the same on a slow machine.
-    let mut ticks = interval(Duration::from_secs(1) * TOGETHER / RATE);
+    let mut ticks = interval(Duration::from_secs(1) * CALLS_PER_TICK / RATE);
     loop {
         ticks.tick().await;
-        for _ in 0..TOGETHER {
+        for _ in 0..CALLS_PER_TICK {
             let (channel, ended) = (channel.clone(), ended.clone());
             tokio::spawn(async move {
                 let began = Instant::now();
-                let answer = call(channel).await;
-                let metadata = match &answer {
+                let result = call(channel).await;
+                let metadata = match &result {
                     Ok(metadata) => metadata,
                     Err(status) => status.metadata(),
                 };
-                let call = Ended {
+                let call = FinishedCall {
                     began,
                     took: began.elapsed(),
                     backend: backend(metadata),
-                    failed: answer.as_ref().err().map(Status::code),
+                    failed: result.as_ref().err().map(Status::code),
                 };
                 ended.lock().unwrap_or_else(PoisonError::into_inner).push(call);
             });
@@ -91,6 +91,6 @@ async fn call(channel: Channel) -> Result<MetadataMap, Status> {
 }
 
 fn backend(metadata: &MetadataMap) -> Option<usize> {
-    let name = metadata.get(BACKEND)?.to_str().ok()?;
+    let name = metadata.get(BACKEND_METADATA)?.to_str().ok()?;
     BACKENDS.iter().position(|(known, _)| *known == name)
 }

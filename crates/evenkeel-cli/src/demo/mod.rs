@@ -17,25 +17,25 @@ use std::time::Duration;
 
 use evenkeel::admin::{Admin, State, Watch};
 use evenkeel::{Backoff, Bootstrap, Channel, Connectivity};
-use evenkeel_control::{ControlPlane, Followed, Mesh, MeshErrors};
+use evenkeel_control::{ControlPlane, Mesh, MeshErrors, MeshWatchGuard};
 use tokio::time::Instant;
 
-use self::acts::{ACTS, Act, Scene};
-use self::fleet::{BACKENDS, Backend};
-use self::load::{Load, RATE};
-use self::report::{ActReport, Report};
-use self::screen::{Moment, Screen};
-use crate::ends::Ends;
-use crate::ui::{Exit, Failure, Style, Terminal};
+use self::acts::{ACTS, DemoAct, DemoEvent};
+use self::fleet::{BACKENDS, DemoBackend};
+use self::load::{LoadGenerator, RATE};
+use self::report::{ActReport, DemoReport};
+use self::screen::{DemoScreen, ScreenFrame};
+use crate::ends::ShutdownSignals;
+use crate::ui::{CliError, CliExit, TerminalOutput, TextStyle};
 
 /// How often the stage is looked at.
-const LOOK: Duration = Duration::from_millis(500);
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How often the control plane looks at its mesh file.
-const EDITS: Duration = Duration::from_millis(100);
+const MESH_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The share of an act in which what was changed settles: its calls are not in the act's figures.
-const SETTLES: f64 = 0.25;
+const WARMUP_FRACTION: f64 = 0.25;
 
 /// Show it: five backends, a control plane, a client and a page, on this machine.
 ///
@@ -48,7 +48,7 @@ Examples:
   evenkeel demo                    watch it here, or on the page whose address it prints
   evenkeel demo --seconds 120      slower
   evenkeel demo --json | jq .      the figures of each act, for scripts")]
-pub(crate) struct Args {
+pub(crate) struct DemoArgs {
     /// How long the story takes in all.
     #[arg(long, default_value_t = 42, value_parser = clap::value_parser!(u32).range(12..=3600))]
     seconds: u32,
@@ -63,118 +63,118 @@ pub(crate) struct Args {
     json: bool,
 }
 
-pub(crate) async fn run(args: Args, terminal: &Terminal) -> Result<Exit, Failure> {
-    let mut ends = Ends::new()?;
-    let stage = Stage::set(&args).await?;
+pub(crate) async fn run(args: DemoArgs, terminal: &TerminalOutput) -> Result<CliExit, CliError> {
+    let mut signals = ShutdownSignals::new()?;
+    let environment = DemoEnvironment::start(&args).await?;
     let show = if args.json {
-        Show::Nothing
+        OutputMode::Silent
     } else if terminal.is_interactive {
-        Show::Picture(Screen::new(terminal))
+        OutputMode::Live(DemoScreen::new(terminal))
     } else {
-        Show::Lines
+        OutputMode::Lines
     };
-    let mut story = Story { stage, show, terminal, last: String::new() };
+    let mut runner = DemoRunner { environment, show, terminal, last: String::new() };
     let acts = tokio::select! {
-        acts = story.tell(Duration::from_secs(args.seconds.into())) => acts?,
-        () = ends.wait() => {
-            story.show.clear()?;
-            return Ok(Exit::Fine);
+        acts = runner.run_acts(Duration::from_secs(args.seconds.into())) => acts?,
+        () = signals.wait() => {
+            runner.show.clear()?;
+            return Ok(CliExit::Success);
         }
     };
-    let report = Report { calls_per_second: RATE, seconds: args.seconds.into(), acts };
+    let report = DemoReport { calls_per_second: RATE, seconds: args.seconds.into(), acts };
     if args.json {
         let json = serde_json::to_string_pretty(&report)
-            .map_err(|error| Failure::usage(format!("the report cannot be written: {error}")))?;
+            .map_err(|error| CliError::usage(format!("the report cannot be written: {error}")))?;
         terminal.print_json(json)?;
     } else {
-        story.show.clear()?;
+        runner.show.clear()?;
         let title = format!("{} backends, {RATE} calls per second, {} s", BACKENDS.len(), args.seconds);
         terminal.print(format!(
             "{}\n{}\n{}\n",
-            terminal.paint(Style::Title, title),
+            terminal.paint(TextStyle::Title, title),
             report.tables(terminal),
             report.verdict()
         ))?;
     }
-    Ok(Exit::Fine)
+    Ok(CliExit::Success)
 }
 
 /// Everything that the story is told with.
-struct Stage {
-    backends: Vec<Backend>,
+struct DemoEnvironment {
+    backends: Vec<DemoBackend>,
     /// In a folder of its own, which goes away with it.
     mesh: PathBuf,
     _folder: tempfile::TempDir,
-    _followed: Followed,
+    _mesh_watch: MeshWatchGuard,
     _control: ControlPlane,
     watch: Watch,
     admin: Option<Admin>,
-    load: Load,
+    load: LoadGenerator,
 }
 
-impl Stage {
-    async fn set(args: &Args) -> Result<Stage, Failure> {
+impl DemoEnvironment {
+    async fn start(args: &DemoArgs) -> Result<DemoEnvironment, CliError> {
         let mut backends = Vec::new();
         for (name, capacity) in BACKENDS {
-            backends.push(Backend::start(name, capacity).await?);
+            backends.push(DemoBackend::start(name, capacity).await?);
         }
         let folder = tempfile::Builder::new()
             .prefix("evenkeel-demo-")
             .tempdir()
-            .map_err(|error| Failure::usage(format!("no folder for the mesh file: {error}")))?;
+            .map_err(|error| CliError::usage(format!("no folder for the mesh file: {error}")))?;
         let mesh = folder.path().join("mesh.yaml");
-        let Some((_, Scene::Mesh(first))) = ACTS[0].scenes.first() else {
-            return Err(Failure::usage("the story begins without a mesh"));
+        let Some((_, DemoEvent::Mesh(first))) = ACTS[0].events.first() else {
+            return Err(CliError::usage("the story begins without a mesh"));
         };
         write_mesh(&mesh, &acts::mesh(first, &backends))?;
-        let watch = Watch::start("evenkeel demo", LOOK).await;
+        let watch = Watch::start("evenkeel demo", SAMPLE_INTERVAL).await;
         let control = ControlPlane::builder()
             .serve()
             .await
-            .map_err(|error| Failure::usage(format!("the control plane cannot listen: {error}")))?;
-        let told = watch.clone();
-        let tell = move |edit: Result<&Mesh, &MeshErrors>| {
+            .map_err(|error| CliError::usage(format!("the control plane cannot listen: {error}")))?;
+        let page_watch = watch.clone();
+        let on_change = move |edit: Result<&Mesh, &MeshErrors>| {
             if let Err(errors) = edit {
-                told.mark(format!("not taken: {errors}"));
+                page_watch.mark(format!("not taken: {errors}"));
             }
         };
-        let followed = control
-            .plane()
-            .follow(&mesh, EDITS, tell)
+        let mesh_watch = control
+            .cache()
+            .watch_file(&mesh, MESH_POLL_INTERVAL, on_change)
             .await
-            .map_err(|errors| Failure::usage(errors.to_string()))?;
+            .map_err(|errors| CliError::usage(errors.to_string()))?;
         let bootstrap = Bootstrap::from_json(&control.bootstrap("evenkeel-demo"))
-            .map_err(|error| Failure::usage(format!("the bootstrap: {error}")))?;
+            .map_err(|error| CliError::usage(format!("the bootstrap: {error}")))?;
         let channel = Channel::builder("xds:///orders")
             .bootstrap(bootstrap)
             .backoff(backoff())
             .build()
-            .map_err(|error| Failure::usage(error.to_string()))?;
+            .map_err(|error| CliError::usage(error.to_string()))?;
         let admin = if args.no_page { None } else { Some(serve_page(args.page, watch.clone()).await?) };
-        Ok(Stage {
+        Ok(DemoEnvironment {
             backends,
             mesh,
             _folder: folder,
-            _followed: followed,
+            _mesh_watch: mesh_watch,
             _control: control,
             watch,
             admin,
-            load: Load::start(channel),
+            load: LoadGenerator::start(channel),
         })
     }
 
     /// Something happens; answers what, in a few words.
-    async fn play(&mut self, scene: &Scene) -> Result<String, Failure> {
-        match scene {
-            Scene::Mesh(plan) => {
-                write_mesh(&self.mesh, &acts::mesh(plan, &self.backends))?;
-                Ok(plan.says())
+    async fn play(&mut self, event: &DemoEvent) -> Result<String, CliError> {
+        match event {
+            DemoEvent::Mesh(edit) => {
+                write_mesh(&self.mesh, &acts::mesh(edit, &self.backends))?;
+                Ok(edit.summary())
             }
-            Scene::Kill(i) => {
+            DemoEvent::Kill(i) => {
                 self.backends[*i].kill().await;
                 Ok(format!("{} killed", BACKENDS[*i].0))
             }
-            Scene::Return(i) => {
+            DemoEvent::Return(i) => {
                 self.backends[*i].restart().await?;
                 Ok(format!("{} started again", BACKENDS[*i].0))
             }
@@ -189,115 +189,120 @@ fn backoff() -> Backoff {
     backoff
 }
 
-async fn serve_page(address: Option<SocketAddr>, watch: Watch) -> Result<Admin, Failure> {
+async fn serve_page(address: Option<SocketAddr>, watch: Watch) -> Result<Admin, CliError> {
     let mut admin = Admin::builder().watch(watch);
     if let Some(address) = address {
         admin = admin.listen(address);
     }
-    admin.start().await.map_err(|error| Failure::usage(error.to_string()))
+    admin.start().await.map_err(|error| CliError::usage(error.to_string()))
 }
 
 /// Writes beside the file and puts it in place, as careful editors do: nobody reads half of it.
-fn write_mesh(path: &Path, text: &str) -> Result<(), Failure> {
+fn write_mesh(path: &Path, text: &str) -> Result<(), CliError> {
     let beside = path.with_extension("new");
     let written = std::fs::write(&beside, text).and_then(|()| std::fs::rename(&beside, path));
-    written.map_err(|error| Failure::usage(format!("{}: {error}", path.display())))
+    written.map_err(|error| CliError::usage(format!("{}: {error}", path.display())))
 }
 
 /// The acts, one after the other.
-struct Story<'t> {
-    stage: Stage,
-    show: Show<'t>,
-    terminal: &'t Terminal,
+struct DemoRunner<'t> {
+    environment: DemoEnvironment,
+    show: OutputMode<'t>,
+    terminal: &'t TerminalOutput,
     /// What happened last.
     last: String,
 }
 
 /// What is seen while the story is told.
-enum Show<'t> {
-    Nothing,
+enum OutputMode<'t> {
+    Silent,
     Lines,
-    Picture(Screen<'t>),
+    Live(DemoScreen<'t>),
 }
 
-impl Show<'_> {
-    fn clear(&mut self) -> Result<(), Failure> {
+impl OutputMode<'_> {
+    fn clear(&mut self) -> Result<(), CliError> {
         match self {
-            Show::Picture(screen) => screen.clear(),
-            Show::Nothing | Show::Lines => Ok(()),
+            OutputMode::Live(screen) => screen.clear(),
+            OutputMode::Silent | OutputMode::Lines => Ok(()),
         }
     }
 }
 
-impl Story<'_> {
-    async fn tell(&mut self, takes: Duration) -> Result<Vec<ActReport>, Failure> {
-        if let (Show::Lines, Some(page)) = (&self.show, self.page()) {
+impl DemoRunner<'_> {
+    async fn run_acts(&mut self, duration: Duration) -> Result<Vec<ActReport>, CliError> {
+        if let (OutputMode::Lines, Some(page)) = (&self.show, self.page()) {
             self.terminal.print(format!("page: {page}\n"))?;
         }
         let mut reports = Vec::new();
         for (number, act) in ACTS.iter().enumerate() {
-            self.stage.watch.mark(format!("act {}: {}", number + 1, act.title));
-            if let Show::Lines = self.show {
-                self.terminal.print(format!("act {}: {}: {}\n", number + 1, act.title, act.says))?;
+            self.environment.watch.mark(format!("act {}: {}", number + 1, act.title));
+            if let OutputMode::Lines = self.show {
+                self.terminal.print(format!("act {}: {}: {}\n", number + 1, act.title, act.caption))?;
             }
-            reports.push(self.play(number, act, takes / ACTS.len() as u32).await?);
+            reports.push(self.play(number, act, duration / ACTS.len() as u32).await?);
         }
         Ok(reports)
     }
 
-    async fn play(&mut self, number: usize, act: &Act, takes: Duration) -> Result<ActReport, Failure> {
-        let begins = Instant::now();
-        let counts = begins + takes.mul_f64(SETTLES);
-        let mut scenes = act.scenes.iter().peekable();
-        let mut said = vec![Vec::new(); BACKENDS.len()];
+    async fn play(
+        &mut self,
+        number: usize,
+        act: &DemoAct,
+        duration: Duration,
+    ) -> Result<ActReport, CliError> {
+        let started = Instant::now();
+        let measure_from = started + duration.mul_f64(WARMUP_FRACTION);
+        let mut events = act.events.iter().peekable();
+        let mut utilization_samples = vec![Vec::new(); BACKENDS.len()];
         // What ends now began in the act before.
-        self.stage.load.take();
-        while begins.elapsed() < takes {
-            let next = scenes.peek().map(|(at, _)| begins + takes.mul_f64(*at));
+        self.environment.load.take();
+        while started.elapsed() < duration {
+            let next = events.peek().map(|(at, _)| started + duration.mul_f64(*at));
             if next.is_some_and(|at| at <= Instant::now())
-                && let Some((_, scene)) = scenes.next()
+                && let Some((_, event)) = events.next()
             {
-                self.last = self.stage.play(scene).await?;
-                self.stage.watch.mark(self.last.clone());
-                if let Show::Lines = self.show {
+                self.last = self.environment.play(event).await?;
+                self.environment.watch.mark(self.last.clone());
+                if let OutputMode::Lines = self.show {
                     self.terminal.print(format!("  {}\n", self.last))?;
                 }
                 continue;
             }
-            let until = next.unwrap_or(begins + takes).min(begins + takes);
+            let until = next.unwrap_or(started + duration).min(started + duration);
             tokio::select! {
                 () = tokio::time::sleep_until(until) => {}
-                state = self.stage.watch.changed() => {
-                    if Instant::now() >= counts {
-                        self.note(&state, &mut said);
+                state = self.environment.watch.changed() => {
+                    if Instant::now() >= measure_from {
+                        self.record_utilization(&state, &mut utilization_samples);
                     }
-                    self.draw(number, begins.elapsed().div_duration_f64(takes), &state)?;
+                    self.draw(number, started.elapsed().div_duration_f64(duration), &state)?;
                 }
             }
         }
-        let ended = self.stage.load.take();
-        Ok(ActReport::new(number, act, counts.into_std(), &ended, &said))
+        let ended = self.environment.load.take();
+        Ok(ActReport::new(number, act, measure_from.into_std(), &ended, &utilization_samples))
     }
 
     /// Notes how busy the backends that are there say they are.
-    fn note(&self, state: &State, said: &mut [Vec<f64>]) {
+    fn record_utilization(&self, state: &State, utilization_samples: &mut [Vec<f64>]) {
         let Some(channel) = state.channels.first() else { return };
-        for (backend, said) in self.stage.backends.iter().zip(said) {
+        for (backend, utilization_samples) in self.environment.backends.iter().zip(utilization_samples) {
             let address = backend.address.to_string();
             let endpoint = channel.endpoints.iter().find(|endpoint| endpoint.address == address);
             let ready = endpoint.filter(|endpoint| endpoint.state == Connectivity::Ready);
-            said.extend(ready.and_then(|endpoint| endpoint.utilization));
+            utilization_samples.extend(ready.and_then(|endpoint| endpoint.utilization));
         }
     }
 
-    fn draw(&mut self, act: usize, over: f64, state: &State) -> Result<(), Failure> {
+    fn draw(&mut self, act: usize, progress: f64, state: &State) -> Result<(), CliError> {
         let page = self.page();
-        let Show::Picture(screen) = &mut self.show else { return Ok(()) };
-        let moment = Moment { act, over, last: &self.last, page: page.as_deref() };
-        screen.draw(&moment, state, &self.stage.backends)
+        let OutputMode::Live(screen) = &mut self.show else { return Ok(()) };
+        let frame = ScreenFrame { act, progress, last: &self.last, page: page.as_deref() };
+        screen.draw(&frame, state, &self.environment.backends)
     }
 
     fn page(&self) -> Option<String> {
-        self.stage.admin.as_ref().map(|admin| format!("http://{}/", admin.address()))
+        self.environment.admin.as_ref().map(|admin| format!("http://{}/", admin.address()))
     }
 }

@@ -6,15 +6,15 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::acts::{ACTS, Act};
+use super::acts::{ACTS, DemoAct};
 use super::fleet::BACKENDS;
-use super::load::Ended;
-use crate::table::{Cell, table};
-use crate::ui::{Style, Terminal};
+use super::load::FinishedCall;
+use crate::table::{TableCell, table};
+use crate::ui::{TerminalOutput, TextStyle};
 
 /// The whole demo, for `--json` and for the tables at its end.
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
+pub(super) struct DemoReport {
     pub(super) calls_per_second: u32,
     pub(super) seconds: f64,
     pub(super) acts: Vec<ActReport>,
@@ -26,7 +26,7 @@ pub(super) struct ActReport {
     act: usize,
     title: &'static str,
     #[serde(flatten)]
-    all: Figures,
+    all: CallSummary,
     backends: Vec<BackendReport>,
 }
 
@@ -38,11 +38,11 @@ struct BackendReport {
     /// How busy the backend said it was, on average; none if it never did.
     utilization: Option<f64>,
     #[serde(flatten)]
-    figures: Figures,
+    figures: CallSummary,
 }
 
 #[derive(Debug, Serialize)]
-struct Figures {
+struct CallSummary {
     calls: usize,
     failed: usize,
     /// How many failed by each status.
@@ -56,34 +56,37 @@ impl ActReport {
     /// From the calls that began after `from`, and what each backend said of its load.
     pub(super) fn new(
         number: usize,
-        act: &Act,
+        act: &DemoAct,
         from: Instant,
-        ended: &[Ended],
-        said: &[Vec<f64>],
+        ended: &[FinishedCall],
+        utilization_samples: &[Vec<f64>],
     ) -> ActReport {
         let ended: Vec<_> = ended.iter().filter(|call| call.began >= from).collect();
         let answered = ended.iter().filter(|call| call.backend.is_some()).count();
-        let backends = BACKENDS.iter().zip(said).enumerate().map(|(i, ((name, capacity), said))| {
-            let figures = Figures::of(ended.iter().copied().filter(|call| call.backend == Some(i)));
-            BackendReport {
-                name,
-                calls_per_second_at_most: *capacity,
-                share: figures.calls as f64 / answered.max(1) as f64,
-                utilization: (!said.is_empty()).then(|| said.iter().sum::<f64>() / said.len() as f64),
-                figures,
-            }
-        });
+        let backends = BACKENDS.iter().zip(utilization_samples).enumerate().map(
+            |(i, ((name, capacity), utilization_samples))| {
+                let figures = CallSummary::of(ended.iter().copied().filter(|call| call.backend == Some(i)));
+                BackendReport {
+                    name,
+                    calls_per_second_at_most: *capacity,
+                    share: figures.calls as f64 / answered.max(1) as f64,
+                    utilization: (!utilization_samples.is_empty())
+                        .then(|| utilization_samples.iter().sum::<f64>() / utilization_samples.len() as f64),
+                    figures,
+                }
+            },
+        );
         ActReport {
             act: number + 1,
             title: act.title,
             backends: backends.collect(),
-            all: Figures::of(ended.iter().copied()),
+            all: CallSummary::of(ended.iter().copied()),
         }
     }
 }
 
-impl Figures {
-    fn of<'c>(calls: impl Iterator<Item = &'c Ended>) -> Figures {
+impl CallSummary {
+    fn of<'c>(calls: impl Iterator<Item = &'c FinishedCall>) -> CallSummary {
         let (mut took, mut reasons) = (Vec::new(), BTreeMap::new());
         for call in calls {
             took.push(call.took);
@@ -96,7 +99,7 @@ impl Figures {
             let rank = (took.len() as f64 * share).ceil() as usize;
             took.get(rank.saturating_sub(1)).map(|took: &Duration| took.as_secs_f64() * 1e3)
         };
-        Figures {
+        CallSummary {
             calls: took.len(),
             failed: reasons.values().sum(),
             reasons,
@@ -106,14 +109,15 @@ impl Figures {
     }
 }
 
-impl Report {
+impl DemoReport {
     /// The tables, one for each act.
-    pub(super) fn tables(&self, terminal: &Terminal) -> String {
+    pub(super) fn tables(&self, terminal: &TerminalOutput) -> String {
         let mut out = String::new();
         for (report, act) in self.acts.iter().zip(&ACTS) {
-            let title = terminal.paint(Style::Title, format!("{}  {}", report.act, report.title)).to_string();
+            let title =
+                terminal.paint(TextStyle::Title, format!("{}  {}", report.act, report.title)).to_string();
             // A `String` takes everything.
-            let _ = writeln!(out, "\n{title}: {}", act.says);
+            let _ = writeln!(out, "\n{title}: {}", act.caption);
             out.push_str(&table(&report.rows(), terminal));
             let reasons = report.all.reasons.iter().map(|(code, count)| format!("{count} {code}"));
             let reasons: Vec<_> = reasons.collect();
@@ -140,34 +144,36 @@ impl Report {
 }
 
 impl ActReport {
-    fn rows(&self) -> Vec<Vec<Cell>> {
+    fn rows(&self) -> Vec<Vec<TableCell>> {
         let mut rows = vec![
             ["   backend", "can do", "calls", "share", "busy", "p50", "p99", "failed"]
                 .into_iter()
                 .enumerate()
-                .map(|(i, head)| if i == 0 { Cell::new(head) } else { Cell::right(head) }.style(Style::Faint))
+                .map(|(i, head)| {
+                    if i == 0 { TableCell::new(head) } else { TableCell::right(head) }.style(TextStyle::Faint)
+                })
                 .collect(),
         ];
         for backend in &self.backends {
             let busy = backend.utilization.map_or_else(|| "-".to_owned(), |share| percent(share, 0));
             let is_full = backend.utilization.is_some_and(|share| share >= 0.95);
-            let busy = Cell::right(if is_full { format!("{busy}!") } else { format!("{busy} ") });
+            let busy = TableCell::right(if is_full { format!("{busy}!") } else { format!("{busy} ") });
             let mut row = vec![
-                Cell::new(format!("   {}", backend.name)),
-                Cell::right(format!("{}/s", backend.calls_per_second_at_most)),
-                Cell::right(backend.figures.calls.to_string()),
-                Cell::right(percent(backend.share, 1)),
-                if is_full { busy.style(Style::Bad) } else { busy },
+                TableCell::new(format!("   {}", backend.name)),
+                TableCell::right(format!("{}/s", backend.calls_per_second_at_most)),
+                TableCell::right(backend.figures.calls.to_string()),
+                TableCell::right(percent(backend.share, 1)),
+                if is_full { busy.style(TextStyle::Bad) } else { busy },
             ];
             row.extend(backend.figures.cells());
             rows.push(row);
         }
         let mut all = vec![
-            Cell::new("   all"),
-            Cell::default(),
-            Cell::right(self.all.calls.to_string()),
-            Cell::default(),
-            Cell::default(),
+            TableCell::new("   all"),
+            TableCell::default(),
+            TableCell::right(self.all.calls.to_string()),
+            TableCell::default(),
+            TableCell::default(),
         ];
         all.extend(self.all.cells());
         rows.push(all);
@@ -175,15 +181,17 @@ impl ActReport {
     }
 }
 
-impl Figures {
-    fn cells(&self) -> [Cell; 3] {
+impl CallSummary {
+    fn cells(&self) -> [TableCell; 3] {
         let ms = |value: Option<f64>| {
-            Cell::right(value.map_or_else(|| "-".to_owned(), |ms| format!("{ms:.0} ms")))
+            TableCell::right(value.map_or_else(|| "-".to_owned(), |ms| format!("{ms:.0} ms")))
         };
         let failed = match self.failed {
-            0 => Cell::right("0"),
-            failed => Cell::right(format!("{failed} ({})", percent(failed as f64 / self.calls as f64, 1)))
-                .style(Style::Bad),
+            0 => TableCell::right("0"),
+            failed => {
+                TableCell::right(format!("{failed} ({})", percent(failed as f64 / self.calls as f64, 1)))
+                    .style(TextStyle::Bad)
+            }
         };
         [ms(self.p50_ms), ms(self.p99_ms), failed]
     }
@@ -202,7 +210,7 @@ mod tests {
     #[test]
     fn figures_are_of_the_calls_that_count() {
         let start = Instant::now();
-        let call = |at: u64, took: u64, backend: Option<usize>, failed: Option<Code>| Ended {
+        let call = |at: u64, took: u64, backend: Option<usize>, failed: Option<Code>| FinishedCall {
             began: start + Duration::from_secs(at),
             took: Duration::from_millis(took),
             backend,
@@ -215,8 +223,9 @@ mod tests {
             call(3, 500, Some(4), Some(Code::ResourceExhausted)),
             call(3, 1, None, Some(Code::Unavailable)),
         ];
-        let said = [vec![0.5, 1.0], vec![], vec![], vec![], vec![0.25]];
-        let report = ActReport::new(1, &ACTS[1], start + Duration::from_secs(1), &ended, &said);
+        let utilization_samples = [vec![0.5, 1.0], vec![], vec![], vec![], vec![0.25]];
+        let report =
+            ActReport::new(1, &ACTS[1], start + Duration::from_secs(1), &ended, &utilization_samples);
         assert_eq!((report.act, report.all.calls, report.all.failed), (2, 4, 2));
         let reasons: Vec<_> = report.all.reasons.keys().collect();
         assert_eq!(reasons, ["ResourceExhausted", "Unavailable"]);

@@ -4,41 +4,41 @@ use evenkeel::Connectivity;
 use evenkeel::admin::{EndpointState, State};
 
 use super::acts::ACTS;
-use super::fleet::Backend;
+use super::fleet::DemoBackend;
 use super::report::percent;
-use crate::table::{Cell, table};
-use crate::ui::{self, Failure, Style, Terminal};
+use crate::table::{TableCell, table};
+use crate::ui::{self, CliError, TerminalOutput, TextStyle};
 
 /// Draws in place.
-pub(super) struct Screen<'t> {
-    terminal: &'t Terminal,
+pub(super) struct DemoScreen<'t> {
+    terminal: &'t TerminalOutput,
     /// How many lines the last picture has.
     lines: usize,
 }
 
 /// Where the story is.
-pub(super) struct Moment<'m> {
+pub(super) struct ScreenFrame<'m> {
     pub(super) act: usize,
     /// How much of the act is over, 0 to 1.
-    pub(super) over: f64,
+    pub(super) progress: f64,
     /// What happened last.
     pub(super) last: &'m str,
     pub(super) page: Option<&'m str>,
 }
 
-impl Screen<'_> {
-    pub(super) fn new(terminal: &Terminal) -> Screen<'_> {
-        Screen { terminal, lines: 0 }
+impl DemoScreen<'_> {
+    pub(super) fn new(terminal: &TerminalOutput) -> DemoScreen<'_> {
+        DemoScreen { terminal, lines: 0 }
     }
 
     /// Draws the picture over the last one.
     pub(super) fn draw(
         &mut self,
-        moment: &Moment<'_>,
+        frame: &ScreenFrame<'_>,
         state: &State,
-        backends: &[Backend],
-    ) -> Result<(), Failure> {
-        let picture = picture(self.terminal, moment, state, backends);
+        backends: &[DemoBackend],
+    ) -> Result<(), CliError> {
+        let picture = render(self.terminal, frame, state, backends);
         let mut text = self.back();
         for line in picture.lines() {
             text.push_str(line);
@@ -50,7 +50,7 @@ impl Screen<'_> {
     }
 
     /// Takes the picture away.
-    pub(super) fn clear(&mut self) -> Result<(), Failure> {
+    pub(super) fn clear(&mut self) -> Result<(), CliError> {
         let text = format!("{}\x1b[J", self.back());
         self.lines = 0;
         self.terminal.print_raw(text)
@@ -64,13 +64,18 @@ impl Screen<'_> {
 /// How long bars are. With them a row fits a terminal of 80 columns, and lines that do not wrap are what drawing in place counts on.
 const BAR: usize = 5;
 
-fn picture(terminal: &Terminal, moment: &Moment<'_>, state: &State, backends: &[Backend]) -> String {
-    let act = &ACTS[moment.act];
+fn render(
+    terminal: &TerminalOutput,
+    frame: &ScreenFrame<'_>,
+    state: &State,
+    backends: &[DemoBackend],
+) -> String {
+    let act = &ACTS[frame.act];
     let channel = state.channels.first();
-    let number = format!("act {} of {}: {}", moment.act + 1, ACTS.len(), act.title);
+    let number = format!("act {} of {}: {}", frame.act + 1, ACTS.len(), act.title);
     let mut lines = vec![
-        format!("{}  {}", terminal.paint(Style::Title, number), bar(moment.over, 2 * BAR, '━', '─')),
-        terminal.paint(Style::Faint, act.says).to_string(),
+        format!("{}  {}", terminal.paint(TextStyle::Title, number), bar(frame.progress, 2 * BAR, '━', '─')),
+        terminal.paint(TextStyle::Faint, act.caption).to_string(),
         String::new(),
         rows(terminal, state, backends),
     ];
@@ -84,18 +89,18 @@ fn picture(terminal: &Terminal, moment: &Moment<'_>, state: &State, backends: &[
             millis(traffic.p99_ms)
         ));
     }
-    lines.push(terminal.paint(Style::Faint, format!("last: {}", ui::safe(moment.last))).to_string());
-    lines.extend(moment.page.map(|page| format!("page: {page}")));
+    lines.push(terminal.paint(TextStyle::Faint, format!("last: {}", ui::safe(frame.last))).to_string());
+    lines.extend(frame.page.map(|page| format!("page: {page}")));
     lines.join("\n")
 }
 
-fn rows(terminal: &Terminal, state: &State, backends: &[Backend]) -> String {
+fn rows(terminal: &TerminalOutput, state: &State, backends: &[DemoBackend]) -> String {
     let heads = ["backend", "max/s", "state", "want", "got", "calls/s", "busy", "", "p99", "fail/s"];
     let head = |(i, head): (usize, &str)| {
-        let cell = if matches!(i, 0 | 2 | 7) { Cell::new(head) } else { Cell::right(head) };
-        cell.style(Style::Faint)
+        let cell = if matches!(i, 0 | 2 | 7) { TableCell::new(head) } else { TableCell::right(head) };
+        cell.style(TextStyle::Faint)
     };
-    let mut rows: Vec<Vec<Cell>> = vec![heads.into_iter().enumerate().map(head).collect()];
+    let mut rows: Vec<Vec<TableCell>> = vec![heads.into_iter().enumerate().map(head).collect()];
     for backend in backends {
         let address = backend.address.to_string();
         let mut endpoints = state.channels.iter().flat_map(|channel| &channel.endpoints);
@@ -109,37 +114,37 @@ fn millis(value: Option<f64>) -> String {
     value.map_or_else(|| "-".to_owned(), |ms| format!("{ms:.0} ms"))
 }
 
-fn row(name: &str, capacity: u32, endpoint: Option<&EndpointState>) -> Vec<Cell> {
-    let head = [Cell::new(name), Cell::right(capacity.to_string())];
-    let Some(endpoint) = endpoint else { return head.into_iter().chain([Cell::new("-")]).collect() };
+fn row(name: &str, capacity: u32, endpoint: Option<&EndpointState>) -> Vec<TableCell> {
+    let head = [TableCell::new(name), TableCell::right(capacity.to_string())];
+    let Some(endpoint) = endpoint else { return head.into_iter().chain([TableCell::new("-")]).collect() };
     let (state, style) = match endpoint.state {
-        Connectivity::Ready => ("ready", Style::Good),
-        Connectivity::Connecting => ("trying", Style::Warn),
-        Connectivity::TransientFailure => ("down", Style::Bad),
-        Connectivity::Idle => ("idle", Style::Faint),
+        Connectivity::Ready => ("ready", TextStyle::Good),
+        Connectivity::Connecting => ("trying", TextStyle::Warn),
+        Connectivity::TransientFailure => ("down", TextStyle::Bad),
+        Connectivity::Idle => ("idle", TextStyle::Faint),
     };
     let share = |share: Option<f64>| {
-        Cell::right(share.map_or_else(|| "-".to_owned(), |share| format!("{:.1}%", share * 100.0)))
+        TableCell::right(share.map_or_else(|| "-".to_owned(), |share| format!("{:.1}%", share * 100.0)))
     };
     // What a backend said last is old news once it is gone.
     let busy = endpoint.utilization.filter(|_| endpoint.state == Connectivity::Ready);
     let is_full = busy.is_some_and(|busy| busy >= 0.95);
-    let busy_style = if is_full { Style::Bad } else { Style::Good };
+    let busy_style = if is_full { TextStyle::Bad } else { TextStyle::Good };
     let mark = if is_full { "!" } else { "" };
     let traffic = &endpoint.traffic;
     let failures = match traffic.failures {
-        none if none < 0.5 => Cell::right("0"),
-        some => Cell::right(format!("{some:.0}")).style(Style::Bad),
+        none if none < 0.5 => TableCell::right("0"),
+        some => TableCell::right(format!("{some:.0}")).style(TextStyle::Bad),
     };
     head.into_iter()
         .chain([
-            Cell::new(state).style(style),
+            TableCell::new(state).style(style),
             share(endpoint.want),
             share(endpoint.got),
-            Cell::right(format!("{:.0}", traffic.rate)),
-            Cell::right(busy.map_or_else(|| "-".to_owned(), |busy| percent(busy, 0))),
-            Cell::new(format!("{}{mark}", bar(busy.unwrap_or(0.0), BAR, '█', '·'))).style(busy_style),
-            Cell::right(millis(traffic.p99_ms)),
+            TableCell::right(format!("{:.0}", traffic.rate)),
+            TableCell::right(busy.map_or_else(|| "-".to_owned(), |busy| percent(busy, 0))),
+            TableCell::new(format!("{}{mark}", bar(busy.unwrap_or(0.0), BAR, '█', '·'))).style(busy_style),
+            TableCell::right(millis(traffic.p99_ms)),
             failures,
         ])
         .collect()
@@ -154,10 +159,10 @@ fn bar(share: f64, width: usize, full: char, empty: char) -> String {
 mod tests {
     use serde_json::json;
 
-    use super::super::acts::Scene;
+    use super::super::acts::DemoEvent;
     use super::super::fleet::BACKENDS;
     use super::*;
-    use crate::ui::When;
+    use crate::ui::ColorMode;
 
     /// At its widest it fits a terminal of 80 columns and 24 rows.
     #[test]
@@ -176,16 +181,16 @@ mod tests {
             "channels": [{ "id": 1, "target": "", "state": "READY", "traffic": traffic, "endpoints": endpoints, "tree": null }],
         }))
         .expect("a state");
-        let backends = Backend::all_gone();
+        let backends = DemoBackend::stopped_all();
         for (act, told) in ACTS.iter().enumerate() {
-            let edits = told.scenes.iter().filter_map(|(_, scene)| match scene {
-                Scene::Mesh(plan) => Some(plan.says()),
+            let edits = told.events.iter().filter_map(|(_, event)| match event {
+                DemoEvent::Mesh(plan) => Some(plan.summary()),
                 _ => None,
             });
             for last in edits.chain(["large started again".to_owned()]) {
                 let page = Some("http://127.0.0.1:65535/");
-                let moment = Moment { act, over: 1.0, last: &last, page };
-                let picture = picture(&Terminal::new(When::Never), &moment, &state, &backends);
+                let frame = ScreenFrame { act, progress: 1.0, last: &last, page };
+                let picture = render(&TerminalOutput::new(ColorMode::Never), &frame, &state, &backends);
                 assert!(picture.lines().all(|line| line.chars().count() < 80), "{picture}");
                 assert!(picture.lines().count() < 24, "{picture}");
                 assert!(BACKENDS.iter().all(|(name, _)| picture.contains(name)), "{picture}");

@@ -6,11 +6,11 @@ use std::io;
 use evenkeel::{Bootstrap, Credentials};
 use evenkeel_xds::bootstrap::{ChannelCredentials, FILE_VARIABLE, ServerConfig, TEXT_VARIABLE};
 
-use super::report::Trouble;
-use crate::ui::{self, Exit};
+use super::report::Diagnosis;
+use crate::ui::{self, CliExit};
 
 /// The bootstrap, and where it came from.
-pub(super) fn read(file: Option<&str>) -> Result<(Bootstrap, String), Trouble> {
+pub(super) fn read(file: Option<&str>) -> Result<(Bootstrap, String), Diagnosis> {
     let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
     let (text, origin) = match (file, variable(FILE_VARIABLE), variable(TEXT_VARIABLE)) {
         (Some(file), _, _) => (read_file(file, "--bootstrap")?, format!("{file} (--bootstrap)")),
@@ -22,18 +22,20 @@ pub(super) fn read(file: Option<&str>) -> Result<(Bootstrap, String), Trouble> {
     Ok((bootstrap, origin))
 }
 
-fn trouble(found: impl Into<String>) -> Trouble {
-    Trouble::new("bootstrap", Exit::Usage, found)
+fn bootstrap_diagnosis(found: impl Into<String>) -> Diagnosis {
+    Diagnosis::new("bootstrap", CliExit::Usage, found)
 }
 
-fn unset() -> Trouble {
-    trouble(format!("neither {FILE_VARIABLE} nor {TEXT_VARIABLE} is set, and there is no --bootstrap"))
-        .expected("a bootstrap: it says where the control plane is")
-        .likely("the variable is set for the service, but not in this shell")
-        .next(format!("{FILE_VARIABLE}=/path/to/bootstrap.json evenkeel doctor ..., or use --bootstrap FILE"))
+fn unset() -> Diagnosis {
+    bootstrap_diagnosis(format!(
+        "neither {FILE_VARIABLE} nor {TEXT_VARIABLE} is set, and there is no --bootstrap"
+    ))
+    .expected("a bootstrap: it says where the control plane is")
+    .likely("the variable is set for the service, but not in this shell")
+    .next(format!("{FILE_VARIABLE}=/path/to/bootstrap.json evenkeel doctor ..., or use --bootstrap FILE"))
 }
 
-fn read_file(file: &str, named_by: &str) -> Result<String, Trouble> {
+fn read_file(file: &str, named_by: &str) -> Result<String, Diagnosis> {
     fs::read_to_string(file).map_err(|error| {
         let (likely, next) = match error.kind() {
             io::ErrorKind::NotFound => (
@@ -46,11 +48,14 @@ fn read_file(file: &str, named_by: &str) -> Result<String, Trouble> {
             _ => ("it is not a text file", "check what the path leads to"),
         };
         let found = format!("{file} cannot be read: {error}");
-        trouble(found).expected(format!("the file that {named_by} names")).likely(likely).next(next)
+        bootstrap_diagnosis(found)
+            .expected(format!("the file that {named_by} names"))
+            .likely(likely)
+            .next(next)
     })
 }
 
-fn invalid(error: &str, origin: &str) -> Trouble {
+fn invalid(error: &str, origin: &str) -> Diagnosis {
     let found = ui::safe(&format!("{origin}: {}", error.strip_prefix("bootstrap: ").unwrap_or(error)));
     let (expected, likely, next) = if error.contains("cannot be read as JSON") {
         (
@@ -83,11 +88,11 @@ fn invalid(error: &str, origin: &str) -> Trouble {
             "correct them; evenkeel validate reads bootstraps too",
         )
     };
-    trouble(found).expected(expected).likely(likely).next(next)
+    bootstrap_diagnosis(found).expected(expected).likely(likely).next(next)
 }
 
 /// How a control plane is talked to; `None` in the clear.
-pub(super) fn credentials(server: &ServerConfig) -> Result<Option<Credentials>, Trouble> {
+pub(super) fn credentials(server: &ServerConfig) -> Result<Option<Credentials>, Diagnosis> {
     let files = match &server.credentials {
         ChannelCredentials::Insecure => return Ok(None),
         ChannelCredentials::Tls(files) => files,
@@ -96,7 +101,7 @@ pub(super) fn credentials(server: &ServerConfig) -> Result<Option<Credentials>, 
                 ChannelCredentials::GoogleDefault => "google_default".to_owned(),
                 other => format!("{other:?}"),
             };
-            return Err(trouble(format!("{kind} for control plane {}", ui::safe(&server.uri)))
+            return Err(bootstrap_diagnosis(format!("{kind} for control plane {}", ui::safe(&server.uri)))
                 .expected("credentials of a kind that is supported: insecure or tls")
                 .likely("the bootstrap was written for Google's control plane, whose access tokens are not supported")
                 .next("use a control plane that takes insecure or tls"));
@@ -110,7 +115,7 @@ pub(super) fn credentials(server: &ServerConfig) -> Result<Option<Credentials>, 
         tls = tls.identity_files(&pair.certificate_file, &pair.private_key_file);
     }
     tls.build().map(Some).map_err(|error| {
-        trouble(error.to_string())
+        bootstrap_diagnosis(error.to_string())
             .expected(format!("the certificate files that channel_creds of {} names", ui::safe(&server.uri)))
             .likely("the files have not been written yet, are half written, or belong to another user")
             .next("check the paths and their contents: openssl x509 -text -noout -in FILE")

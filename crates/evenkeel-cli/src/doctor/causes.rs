@@ -7,30 +7,30 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use super::reach::{Speaks, Who};
-use super::report::Trouble;
-use crate::ui::{self, Exit};
+use super::reach::{PeerProtocol, PeerRole};
+use super::report::Diagnosis;
+use crate::ui::{self, CliExit};
 
-pub(super) fn unresolved(host: &str, error: &str, who: Who) -> Trouble {
+pub(super) fn unresolved(host: &str, error: &str, role: PeerRole) -> Diagnosis {
     // Troubles may have several lines, so text of others is escaped before it becomes part of one.
     let (host, error) = (ui::safe(host), ui::safe(error));
-    let next = match who {
-        Who::ControlPlane => format!("getent hosts {host}; correct server_uri in the bootstrap"),
-        Who::Endpoint => format!("getent hosts {host}; correct the target"),
+    let next = match role {
+        PeerRole::ControlPlane => format!("getent hosts {host}; correct server_uri in the bootstrap"),
+        PeerRole::Endpoint => format!("getent hosts {host}; correct the target"),
     };
-    Trouble::new("DNS", who.exit(), format!("{host} does not resolve: {error}"))
+    Diagnosis::new("DNS", role.exit(), format!("{host} does not resolve: {error}"))
         .expected(format!("addresses of {host}"))
         .likely("the name is misspelt, or is known only in another network or namespace")
         .next(next)
 }
 
-pub(super) fn unconnected(failures: &[(SocketAddr, io::Error)], wait: Duration, who: Who) -> Trouble {
+pub(super) fn unconnected(failures: &[(SocketAddr, io::Error)], wait: Duration, role: PeerRole) -> Diagnosis {
     let found: Vec<_> = failures.iter().map(|(address, error)| format!("{address}: {error}")).collect();
     let kinds = || failures.iter().map(|(_, error)| error.kind());
     let (likely, next) = if kinds().all(|kind| kind == io::ErrorKind::ConnectionRefused) {
         (
             "nobody listens on that port: it is not running, still starts, or has another port".to_owned(),
-            format!("start {}, or correct the port", who.name()),
+            format!("start {}, or correct the port", role.name()),
         )
     } else if kinds().any(|kind| kind == io::ErrorKind::TimedOut) {
         (
@@ -45,13 +45,13 @@ pub(super) fn unconnected(failures: &[(SocketAddr, io::Error)], wait: Duration, 
             "check routes and VPN: ip route get ADDRESS".to_owned(),
         )
     };
-    Trouble::new("TCP", who.exit(), found.join("\n"))
-        .expected(format!("a connection to {}", who.name()))
+    Diagnosis::new("TCP", role.exit(), found.join("\n"))
+        .expected(format!("a connection to {}", role.name()))
         .likely(likely)
         .next(next)
 }
 
-pub(super) fn no_socket(path: &Path, error: &io::Error, who: Who) -> Trouble {
+pub(super) fn no_socket(path: &Path, error: &io::Error, role: PeerRole) -> Diagnosis {
     let likely = match error.kind() {
         io::ErrorKind::NotFound => "there is no such file: its server has not started, or the path is wrong",
         io::ErrorKind::PermissionDenied => "the socket belongs to another user",
@@ -59,59 +59,69 @@ pub(super) fn no_socket(path: &Path, error: &io::Error, who: Who) -> Trouble {
         _ => "the path does not lead to a socket",
     };
     let path = ui::safe(&path.display().to_string());
-    Trouble::new("TCP", who.exit(), format!("{path}: {error}"))
+    Diagnosis::new("TCP", role.exit(), format!("{path}: {error}"))
         .expected("a unix socket that takes connections")
         .likely(likely)
         .next(format!("ls -l {path}"))
 }
 
-/// The channel's handshake failed. `speaks` is what a second look in the clear found.
-pub(super) fn no_http2(step: &'static str, is_tls: bool, found: &str, speaks: &Speaks, who: Who) -> Trouble {
-    let (expected, likely, next) = if is_tls { tls(found, speaks, who) } else { in_the_clear(speaks, who) };
-    Trouble::new(step, who.exit(), said(found, speaks)).expected(expected).likely(likely).next(next)
+/// The channel's handshake failed. `protocol` is what a second look in the clear found.
+pub(super) fn no_http2(
+    step: &'static str,
+    is_tls: bool,
+    found: &str,
+    protocol: &PeerProtocol,
+    role: PeerRole,
+) -> Diagnosis {
+    let (expected, likely, next) =
+        if is_tls { tls(found, protocol, role) } else { in_the_clear(protocol, role) };
+    Diagnosis::new(step, role.exit(), with_plaintext_reply(found, protocol))
+        .expected(expected)
+        .likely(likely)
+        .next(next)
 }
 
 /// What the channel said, and what the second look adds to it.
-fn said(found: &str, speaks: &Speaks) -> String {
-    match speaks {
-        Speaks::Http1(line) => format!("{found}\nin the clear it answers {line:?}"),
-        Speaks::Other(bytes) => format!("{found}\nin the clear it answers {bytes:?}"),
-        Speaks::Tls => format!("{found}\nin the clear it answers with an alert of TLS"),
+fn with_plaintext_reply(found: &str, protocol: &PeerProtocol) -> String {
+    match protocol {
+        PeerProtocol::Http1(line) => format!("{found}\nin the clear it answers {line:?}"),
+        PeerProtocol::Other(bytes) => format!("{found}\nin the clear it answers {bytes:?}"),
+        PeerProtocol::Tls => format!("{found}\nin the clear it answers with an alert of TLS"),
         _ => found.to_owned(),
     }
 }
 
-fn how_to_secure(who: Who) -> &'static str {
-    match who {
-        Who::ControlPlane => "set channel_creds of the bootstrap to [{\"type\": \"tls\"}]",
-        Who::Endpoint => "use TLS credentials for the channel (here: --tls, or --ca FILE)",
+fn how_to_secure(role: PeerRole) -> &'static str {
+    match role {
+        PeerRole::ControlPlane => "set channel_creds of the bootstrap to [{\"type\": \"tls\"}]",
+        PeerRole::Endpoint => "use TLS credentials for the channel (here: --tls, or --ca FILE)",
     }
 }
 
-fn how_to_unsecure(who: Who) -> &'static str {
-    match who {
-        Who::ControlPlane => {
+fn how_to_unsecure(role: PeerRole) -> &'static str {
+    match role {
+        PeerRole::ControlPlane => {
             "use its TLS port, or set channel_creds of the bootstrap to [{\"type\": \"insecure\"}]"
         }
-        Who::Endpoint => "use its TLS port, or a channel without TLS",
+        PeerRole::Endpoint => "use its TLS port, or a channel without TLS",
     }
 }
 
-fn tls(found: &str, speaks: &Speaks, who: Who) -> (String, String, String) {
+fn tls(found: &str, protocol: &PeerProtocol, role: PeerRole) -> (String, String, String) {
     let text =
         |expected: &str, likely: &str, next: &str| (expected.to_owned(), likely.to_owned(), next.to_owned());
-    let plaintext = matches!(speaks, Speaks::Http2 | Speaks::Http1(_));
+    let plaintext = matches!(protocol, PeerProtocol::Http2 | PeerProtocol::Http1(_));
     if plaintext || found.contains("does not speak TLS") {
-        text("TLS", "TLS is spoken to a port that is in the clear", how_to_unsecure(who))
+        text("TLS", "TLS is spoken to a port that is in the clear", how_to_unsecure(role))
     } else if found.contains("UnknownIssuer") {
         text(
             "a certificate that a trusted CA signed",
             "the server's certificate comes from a CA that is not trusted here",
-            match who {
-                Who::ControlPlane => {
+            match role {
+                PeerRole::ControlPlane => {
                     "name the CA: \"config\": {\"ca_certificate_file\": \"/path/ca.pem\"} in channel_creds"
                 }
-                Who::Endpoint => "name the CA: Credentials::tls().ca_file(...) (here: --ca FILE)",
+                PeerRole::Endpoint => "name the CA: Credentials::tls().ca_file(...) (here: --ca FILE)",
             },
         )
     } else if found.contains("not valid for name") || found.contains("NotValidForName") {
@@ -138,7 +148,7 @@ fn tls(found: &str, speaks: &Speaks, who: Who) -> (String, String, String) {
             "a web server or proxy for HTTP/1 only",
             "enable HTTP/2 there, or use the gRPC port",
         )
-    } else if matches!(speaks, Speaks::Nothing) {
+    } else if matches!(protocol, PeerProtocol::Silent) {
         text(
             "a TLS handshake",
             "the port takes connections and says nothing: another protocol, or a server that hangs",
@@ -153,31 +163,31 @@ fn tls(found: &str, speaks: &Speaks, who: Who) -> (String, String, String) {
     }
 }
 
-fn in_the_clear(speaks: &Speaks, who: Who) -> (String, String, String) {
+fn in_the_clear(protocol: &PeerProtocol, role: PeerRole) -> (String, String, String) {
     let expected = "HTTP/2 in the clear, as gRPC speaks it".to_owned();
-    let (likely, next) = match speaks {
-        Speaks::Tls => {
-            ("the port wants TLS, and is spoken to in the clear".to_owned(), how_to_secure(who).to_owned())
+    let (likely, next) = match protocol {
+        PeerProtocol::Tls => {
+            ("the port wants TLS, and is spoken to in the clear".to_owned(), how_to_secure(role).to_owned())
         }
-        Speaks::Http1(_) => (
+        PeerProtocol::Http1(_) => (
             "an HTTP/1 server: a web or metrics port, or a proxy without HTTP/2".to_owned(),
             "use the gRPC port".to_owned(),
         ),
-        Speaks::Other(_) => ("a server of another protocol".to_owned(), "check the port".to_owned()),
-        Speaks::Closes => (
+        PeerProtocol::Other(_) => ("a server of another protocol".to_owned(), "check the port".to_owned()),
+        PeerProtocol::Closed => (
             "the server closes the connection: it may want TLS, or is no gRPC server".to_owned(),
-            format!("check the port; for TLS {}", how_to_secure(who)),
+            format!("check the port; for TLS {}", how_to_secure(role)),
         ),
-        Speaks::Nothing => (
+        PeerProtocol::Silent => (
             "the port takes connections and says nothing: it waits for TLS or another protocol, or hangs"
                 .to_owned(),
-            format!("check the port, and the server's log; for TLS {}", how_to_secure(who)),
+            format!("check the port, and the server's log; for TLS {}", how_to_secure(role)),
         ),
-        Speaks::Http2 => (
+        PeerProtocol::Http2 => (
             "it works by now: the server was just starting, or is overloaded".to_owned(),
             "try again".to_owned(),
         ),
-        Speaks::Unreachable(_) => (
+        PeerProtocol::Unreachable(_) => (
             "it took the connection before and does not now: it is restarting, or drops connections"
                 .to_owned(),
             "look into the server's log, and try again".to_owned(),
@@ -188,20 +198,20 @@ fn in_the_clear(speaks: &Speaks, who: Who) -> (String, String, String) {
 
 /// Completes a failure to get a listener from a control plane that has listeners for Envoy. `is_grpc_node`: the node's
 /// metadata asks for those of gRPC.
-pub(super) fn envoy_listeners(trouble: Trouble, is_grpc_node: bool) -> Trouble {
-    let trouble = trouble.expected("a listener with an api_listener, as gRPC clients take it");
+pub(super) fn envoy_listeners(diagnosis: Diagnosis, is_grpc_node: bool) -> Diagnosis {
+    let diagnosis = diagnosis.expected("a listener with an api_listener, as gRPC clients take it");
     if is_grpc_node {
-        return trouble
+        return diagnosis
             .likely("the control plane has listeners for Envoy only: filter chains, and no api_listener")
             .next("have it serve listeners for gRPC clients to this node; its log may say why it does not");
     }
-    trouble
+    diagnosis
         .likely("the control plane takes this client for Envoy: its listeners have filter chains and no api_listener. Istio does so for nodes without GENERATOR: grpc")
         .next("for Istio add \"metadata\": {\"GENERATOR\": \"grpc\"} to node in the bootstrap; its agent does so for pods with the template grpc-agent")
 }
 
 /// The control plane cannot be asked. `found` has the code that the stream ended with, in its text.
-pub(super) fn no_stream(found: &str) -> Trouble {
+pub(super) fn no_stream(found: &str) -> Diagnosis {
     let has = |word: &str| found.contains(word);
     let (likely, next) = if has("Unimplemented") && (has("HTTP status") || has("content type")) {
         (
@@ -233,7 +243,7 @@ pub(super) fn no_stream(found: &str) -> Trouble {
     } else {
         ("the connection ends as soon as the stream is opened", "look into the control plane's log")
     };
-    Trouble::new("ADS", Exit::Findings, found)
+    Diagnosis::new("ADS", CliExit::Findings, found)
         .expected("a stream of AggregatedDiscoveryService that stays open")
         .likely(likely)
         .next(next)

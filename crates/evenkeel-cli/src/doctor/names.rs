@@ -19,10 +19,10 @@ use tonic_prost::ProstCodec;
 use super::bootstrap;
 
 /// How long it has to answer.
-const ANSWER: Duration = Duration::from_secs(2);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How many names are shown.
-const SHOWN: usize = 5;
+const MAX_NAMES: usize = 5;
 
 /// Listeners that a control plane has.
 #[derive(Debug, Default)]
@@ -34,19 +34,19 @@ pub(super) struct ServedListeners {
 }
 
 /// Asks the control plane for all its listeners. There are none if it does not say.
-pub(super) async fn near(wanted: &str, server: &ServerConfig, node: &Node) -> ServedListeners {
-    let Ok(Some(listeners)) = timeout(ANSWER, all(server, node)).await else {
+pub(super) async fn nearest_listeners(wanted: &str, server: &ServerConfig, node: &Node) -> ServedListeners {
+    let Ok(Some(listeners)) = timeout(RESPONSE_TIMEOUT, fetch_listeners(server, node)).await else {
         return ServedListeners::default();
     };
     let are_envoys =
         !listeners.is_empty() && listeners.iter().all(|listener| listener.api_listener.is_none());
     let mut names: Vec<_> = listeners.into_iter().map(|listener| listener.name).collect();
     names.sort_by_key(|name| (distance(wanted, name), name.clone()));
-    names.truncate(SHOWN);
+    names.truncate(MAX_NAMES);
     ServedListeners { names, are_envoys }
 }
 
-async fn all(server: &ServerConfig, node: &Node) -> Option<Vec<Listener>> {
+async fn fetch_listeners(server: &ServerConfig, node: &Node) -> Option<Vec<Listener>> {
     let credentials = bootstrap::credentials(server).ok()?.unwrap_or_else(Credentials::insecure);
     let channel = Channel::builder(&*server.uri).credentials(credentials).build().ok()?;
     let request = DiscoveryRequest {

@@ -10,7 +10,7 @@ const DEFAULT_PORT: u16 = 443;
 
 /// Where something is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum TargetAddress {
     /// A name to resolve.
     Name { host: String, port: u16 },
     /// Addresses.
@@ -19,28 +19,28 @@ pub(super) enum Place {
     Socket(PathBuf),
 }
 
-impl Place {
-    pub(super) fn of(target: &str) -> Place {
+impl TargetAddress {
+    pub(super) fn parse(target: &str) -> TargetAddress {
         let (scheme, rest) = target.split_once(':').unwrap_or(("", target));
         let path =
             rest.strip_prefix("//").map_or(rest, |rest| rest.split_once('/').map_or(rest, |(_, path)| path));
         let path = path.strip_prefix('/').unwrap_or(path);
         match scheme.to_ascii_lowercase().as_str() {
-            "unix" => Place::Socket(rest.strip_prefix("//").unwrap_or(rest).into()),
-            "ipv4" | "ipv6" => Place::Addresses(path.split(',').filter_map(address).collect()),
+            "unix" => TargetAddress::Socket(rest.strip_prefix("//").unwrap_or(rest).into()),
+            "ipv4" | "ipv6" => TargetAddress::Addresses(path.split(',').filter_map(address).collect()),
             "dns" => name(path),
             _ => name(target),
         }
     }
 }
 
-fn name(text: &str) -> Place {
+fn name(text: &str) -> TargetAddress {
     if let Some(address) = address(text) {
-        return Place::Addresses(vec![address]);
+        return TargetAddress::Addresses(vec![address]);
     }
     let with_port = text.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
     let (host, port) = with_port.unwrap_or((text, DEFAULT_PORT));
-    Place::Name { host: host.to_owned(), port }
+    TargetAddress::Name { host: host.to_owned(), port }
 }
 
 fn address(text: &str) -> Option<SocketAddr> {
@@ -54,8 +54,8 @@ mod tests {
 
     #[test]
     fn places_are_read() {
-        let name = |host: &str, port| Place::Name { host: host.to_owned(), port };
-        let one = |address: &str| Place::Addresses(vec![address.parse().unwrap()]);
+        let name = |host: &str, port| TargetAddress::Name { host: host.to_owned(), port };
+        let one = |address: &str| TargetAddress::Addresses(vec![address.parse().unwrap()]);
         for (target, place) in [
             ("control.prod:18000", name("control.prod", 18000)),
             ("dns:///control.prod:18000", name("control.prod", 18000)),
@@ -65,13 +65,14 @@ mod tests {
             ("ipv6:[::1]:80", one("[::1]:80")),
             ("[::1]", one("[::1]:443")),
             ("ipv4:///10.0.0.1", one("10.0.0.1:443")),
-            ("unix:/run/xds.sock", Place::Socket("/run/xds.sock".into())),
-            ("unix:///run/xds.sock", Place::Socket("/run/xds.sock".into())),
-            ("unix:xds.sock", Place::Socket("xds.sock".into())),
+            ("unix:/run/xds.sock", TargetAddress::Socket("/run/xds.sock".into())),
+            ("unix:///run/xds.sock", TargetAddress::Socket("/run/xds.sock".into())),
+            ("unix:xds.sock", TargetAddress::Socket("xds.sock".into())),
         ] {
-            assert_eq!(Place::of(target), place, "{target}");
+            assert_eq!(TargetAddress::parse(target), place, "{target}");
         }
-        let two = Place::Addresses(vec!["10.0.0.1:1".parse().unwrap(), "10.0.0.2:2".parse().unwrap()]);
-        assert_eq!(Place::of("ipv4:10.0.0.1:1,10.0.0.2:2"), two);
+        let two =
+            TargetAddress::Addresses(vec!["10.0.0.1:1".parse().unwrap(), "10.0.0.2:2".parse().unwrap()]);
+        assert_eq!(TargetAddress::parse("ipv4:10.0.0.1:1,10.0.0.2:2"), two);
     }
 }

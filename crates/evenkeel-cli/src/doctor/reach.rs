@@ -15,11 +15,11 @@ use tokio::time::timeout;
 use tonic::client::Grpc;
 use tonic_prost::ProstCodec;
 
-use super::Stop;
+use super::EarlyExit;
 use super::causes;
-use super::place::Place;
-use super::report::{Report, Trouble};
-use crate::ui::Exit;
+use super::place::TargetAddress;
+use super::report::{Diagnosis, DoctorReport};
+use crate::ui::CliExit;
 
 /// How long a peer is given to say its first bytes.
 const FIRST_BYTES: Duration = Duration::from_secs(2);
@@ -29,74 +29,74 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
 /// Who is to be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Who {
+pub(super) enum PeerRole {
     ControlPlane,
     Endpoint,
 }
 
-impl Who {
-    pub(super) fn exit(self) -> Exit {
+impl PeerRole {
+    pub(super) fn exit(self) -> CliExit {
         match self {
-            Who::ControlPlane => Exit::Unreachable,
-            Who::Endpoint => Exit::Findings,
+            PeerRole::ControlPlane => CliExit::Unreachable,
+            PeerRole::Endpoint => CliExit::Findings,
         }
     }
 
     pub(super) fn name(self) -> &'static str {
         match self {
-            Who::ControlPlane => "the control plane",
-            Who::Endpoint => "the endpoint",
+            PeerRole::ControlPlane => "the control plane",
+            PeerRole::Endpoint => "the endpoint",
         }
     }
 }
 
 /// DNS, TCP, and TLS or HTTP/2 to a place. `target` is what a channel calls it.
-pub(super) async fn walk(
+pub(super) async fn run_checks(
     target: &str,
-    place: &Place,
+    address: &TargetAddress,
     credentials: Option<Credentials>,
-    who: Who,
+    role: PeerRole,
     wait: Duration,
-    report: &mut Report<'_>,
-) -> Result<(), Stop> {
-    if let Err(trouble) = steps(target, place, credentials, who, wait, report).await? {
-        return Err(report.stop(&trouble)?);
+    report: &mut DoctorReport<'_>,
+) -> Result<(), EarlyExit> {
+    if let Err(diagnosis) = connection_checks(target, address, credentials, role, wait, report).await? {
+        return Err(report.stop(&diagnosis)?);
     }
     Ok(())
 }
 
-/// As [`walk`], for who knows another place to go to if this one cannot be reached.
-pub(super) async fn steps(
+/// As [`run_checks`], for who knows another place to go to if this one cannot be reached.
+pub(super) async fn connection_checks(
     target: &str,
-    place: &Place,
+    address: &TargetAddress,
     credentials: Option<Credentials>,
-    who: Who,
+    role: PeerRole,
     wait: Duration,
-    report: &mut Report<'_>,
-) -> Result<Result<(), Trouble>, Stop> {
-    let addresses = match resolve(place, who, wait, report).await? {
+    report: &mut DoctorReport<'_>,
+) -> Result<Result<(), Diagnosis>, EarlyExit> {
+    let addresses = match resolve(address, role, wait, report).await? {
         Ok(addresses) => addresses,
-        Err(trouble) => return Ok(Err(trouble)),
+        Err(diagnosis) => return Ok(Err(diagnosis)),
     };
-    if let Err(trouble) = connect(place, &addresses, who, wait, report).await? {
-        return Ok(Err(trouble));
+    if let Err(diagnosis) = connect(address, &addresses, role, wait, report).await? {
+        return Ok(Err(diagnosis));
     }
-    speak(target, &addresses, credentials, who, wait, report).await
+    check_http2(target, &addresses, credentials, role, wait, report).await
 }
 
 async fn resolve(
-    place: &Place,
-    who: Who,
+    address: &TargetAddress,
+    role: PeerRole,
     wait: Duration,
-    report: &mut Report<'_>,
-) -> Result<Result<Vec<SocketAddr>, Trouble>, Stop> {
-    let (host, port) = match place {
-        Place::Name { host, port } => (host, *port),
-        Place::Addresses(addresses) => {
+    report: &mut DoctorReport<'_>,
+) -> Result<Result<Vec<SocketAddr>, Diagnosis>, EarlyExit> {
+    let (host, port) = match address {
+        TargetAddress::Name { host, port } => (host, *port),
+        TargetAddress::Addresses(addresses) => {
             report.skipped("DNS", "there is no name to resolve")?;
             return Ok(Ok(addresses.clone()));
         }
-        Place::Socket(path) => {
+        TargetAddress::Socket(path) => {
             report.skipped("DNS", &format!("{} is a unix socket", path.display()))?;
             return Ok(Ok(Vec::new()));
         }
@@ -106,31 +106,31 @@ async fn resolve(
         report.terminal.progress().during(&asked, timeout(wait, lookup_host((host.as_str(), port)))).await;
     let found: Vec<_> = match found {
         Ok(Ok(found)) => found.collect(),
-        Ok(Err(error)) => return Ok(Err(causes::unresolved(host, &error.to_string(), who))),
-        Err(_) => return Ok(Err(causes::unresolved(host, &format!("no answer within {wait:?}"), who))),
+        Ok(Err(error)) => return Ok(Err(causes::unresolved(host, &error.to_string(), role))),
+        Err(_) => return Ok(Err(causes::unresolved(host, &format!("no answer within {wait:?}"), role))),
     };
     if found.is_empty() {
-        return Ok(Err(causes::unresolved(host, "the name has no addresses", who)));
+        return Ok(Err(causes::unresolved(host, "the name has no addresses", role)));
     }
     let ips: Vec<_> = found.iter().map(|address| address.ip().to_string()).collect();
-    report.fine("DNS", &format!("{host} is {}", ips.join(", ")))?;
+    report.passed("DNS", &format!("{host} is {}", ips.join(", ")))?;
     Ok(Ok(found))
 }
 
 async fn connect(
-    place: &Place,
+    address: &TargetAddress,
     addresses: &[SocketAddr],
-    who: Who,
+    role: PeerRole,
     wait: Duration,
-    report: &mut Report<'_>,
-) -> Result<Result<(), Trouble>, Stop> {
-    if let Place::Socket(path) = place {
+    report: &mut DoctorReport<'_>,
+) -> Result<Result<(), Diagnosis>, EarlyExit> {
+    if let TargetAddress::Socket(path) = address {
         return match unix_connect(path).await {
             Ok(()) => {
-                report.fine("TCP", &format!("{} takes connections", path.display()))?;
+                report.passed("TCP", &format!("{} takes connections", path.display()))?;
                 Ok(Ok(()))
             }
-            Err(error) => Ok(Err(causes::no_socket(path, &error, who))),
+            Err(error) => Ok(Err(causes::no_socket(path, &error, role))),
         };
     }
     let mut failures = Vec::new();
@@ -138,7 +138,7 @@ async fn connect(
         let asked = format!("connecting to {address}");
         match report.terminal.progress().during(&asked, tcp(*address, wait)).await {
             Ok(_) => {
-                report.fine("TCP", &format!("{address} takes connections"))?;
+                report.passed("TCP", &format!("{address} takes connections"))?;
                 for (address, error) in failures {
                     report.warn(&format!("{address} does not: {error}"))?;
                 }
@@ -147,7 +147,7 @@ async fn connect(
             Err(error) => failures.push((*address, error)),
         }
     }
-    Ok(Err(causes::unconnected(&failures, wait, who)))
+    Ok(Err(causes::unconnected(&failures, wait, role)))
 }
 
 async fn tcp(address: SocketAddr, wait: Duration) -> io::Result<TcpStream> {
@@ -168,14 +168,14 @@ async fn unix_connect(_: &Path) -> io::Result<()> {
 }
 
 /// TLS and HTTP/2, as a channel does them.
-async fn speak(
+async fn check_http2(
     target: &str,
     addresses: &[SocketAddr],
     credentials: Option<Credentials>,
-    who: Who,
+    role: PeerRole,
     wait: Duration,
-    report: &mut Report<'_>,
-) -> Result<Result<(), Trouble>, Stop> {
+    report: &mut DoctorReport<'_>,
+) -> Result<Result<(), Diagnosis>, EarlyExit> {
     let is_tls = credentials.is_some();
     let step = if is_tls { "TLS" } else { "HTTP/2" };
     let channel = Channel::builder(target)
@@ -184,28 +184,28 @@ async fn speak(
         .build();
     let channel = match channel {
         Ok(channel) => channel,
-        Err(error) => return Ok(Err(Trouble::new(step, Exit::Usage, error.to_string()))),
+        Err(error) => return Ok(Err(Diagnosis::new(step, CliExit::Usage, error.to_string()))),
     };
-    let greeted = report
+    let connectivity = report
         .terminal
         .progress()
-        .during(&format!("waiting for {}", who.name()), settled(&channel, wait))
+        .during(&format!("waiting for {}", role.name()), wait_settled(&channel, wait))
         .await;
-    if greeted == Some(Connectivity::Ready) {
+    if connectivity == Some(Connectivity::Ready) {
         let found = if is_tls { "the certificate is trusted; HTTP/2 is spoken" } else { "is spoken" };
-        report.fine(step, found)?;
+        report.passed(step, found)?;
         return Ok(Ok(()));
     }
     let found = failure_of(&channel).await.unwrap_or_else(|| format!("no answer within {wait:?}"));
-    let speaks = match addresses.first() {
-        Some(address) => listen(*address).await,
-        None => Speaks::Nothing,
+    let protocol = match addresses.first() {
+        Some(address) => probe_protocol(*address).await,
+        None => PeerProtocol::Silent,
     };
-    Ok(Err(causes::no_http2(step, is_tls, &found, &speaks, who)))
+    Ok(Err(causes::no_http2(step, is_tls, &found, &protocol, role)))
 }
 
 /// Waits until a channel is connected or has failed to be.
-pub(super) async fn settled(channel: &Channel, wait: Duration) -> Option<Connectivity> {
+pub(super) async fn wait_settled(channel: &Channel, wait: Duration) -> Option<Connectivity> {
     let mut states = channel.watch_connectivity();
     channel.connect();
     let end = |state: &Connectivity| matches!(state, Connectivity::Ready | Connectivity::TransientFailure);
@@ -226,25 +226,25 @@ pub(super) async fn failure_of(channel: &Channel) -> Option<String> {
 
 /// What is spoken on the other side.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Speaks {
+pub(super) enum PeerProtocol {
     Http2,
     /// With its first line.
     Http1(String),
     Tls,
     Other(String),
     /// It closes without a word.
-    Closes,
+    Closed,
     /// It takes connections and says nothing.
-    Nothing,
+    Silent,
     /// It does not take connections.
     Unreachable(io::ErrorKind),
 }
 
 /// Says HTTP/2's first words in the clear, and listens to the answer.
-pub(super) async fn listen(address: SocketAddr) -> Speaks {
+pub(super) async fn probe_protocol(address: SocketAddr) -> PeerProtocol {
     let mut stream = match tcp(address, FIRST_BYTES).await {
         Ok(stream) => stream,
-        Err(error) => return Speaks::Unreachable(error.kind()),
+        Err(error) => return PeerProtocol::Unreachable(error.kind()),
     };
     let mut first = [0; 256];
     let answer = async {
@@ -252,23 +252,23 @@ pub(super) async fn listen(address: SocketAddr) -> Speaks {
         stream.read(&mut first).await
     };
     match timeout(FIRST_BYTES, answer).await {
-        Err(_) => Speaks::Nothing,
-        Ok(Err(_) | Ok(0)) => Speaks::Closes,
-        Ok(Ok(count)) => spoken(&first[..count]),
+        Err(_) => PeerProtocol::Silent,
+        Ok(Err(_) | Ok(0)) => PeerProtocol::Closed,
+        Ok(Ok(count)) => detect_protocol(&first[..count]),
     }
 }
 
-fn spoken(bytes: &[u8]) -> Speaks {
+fn detect_protocol(bytes: &[u8]) -> PeerProtocol {
     match bytes {
         // SETTINGS, on the connection itself.
-        [_, _, _, 4, _, 0, 0, 0, 0, ..] => Speaks::Http2,
+        [_, _, _, 4, _, 0, 0, 0, 0, ..] => PeerProtocol::Http2,
         // An alert of TLS.
-        [0x15, 3, ..] => Speaks::Tls,
+        [0x15, 3, ..] => PeerProtocol::Tls,
         _ if bytes.starts_with(b"HTTP/1") => {
             let line = bytes.split(|byte| *byte == b'\r' || *byte == b'\n').next().unwrap_or_default();
-            Speaks::Http1(String::from_utf8_lossy(line).into_owned())
+            PeerProtocol::Http1(String::from_utf8_lossy(line).into_owned())
         }
-        _ => Speaks::Other(String::from_utf8_lossy(&bytes[..bytes.len().min(40)]).into_owned()),
+        _ => PeerProtocol::Other(String::from_utf8_lossy(&bytes[..bytes.len().min(40)]).into_owned()),
     }
 }
 
@@ -278,12 +278,12 @@ mod tests {
 
     #[test]
     fn first_bytes_tell_who_speaks() {
-        assert_eq!(spoken(b"\0\0\x06\x04\0\0\0\0\0\0\x03"), Speaks::Http2);
-        assert_eq!(spoken(&[0x15, 3, 3, 0, 2, 2, 10]), Speaks::Tls);
+        assert_eq!(detect_protocol(b"\0\0\x06\x04\0\0\0\0\0\0\x03"), PeerProtocol::Http2);
+        assert_eq!(detect_protocol(&[0x15, 3, 3, 0, 2, 2, 10]), PeerProtocol::Tls);
         assert_eq!(
-            spoken(b"HTTP/1.1 400 Bad Request\r\n\r\n"),
-            Speaks::Http1("HTTP/1.1 400 Bad Request".to_owned())
+            detect_protocol(b"HTTP/1.1 400 Bad Request\r\n\r\n"),
+            PeerProtocol::Http1("HTTP/1.1 400 Bad Request".to_owned())
         );
-        assert_eq!(spoken(b"220 mail"), Speaks::Other("220 mail".to_owned()));
+        assert_eq!(detect_protocol(b"220 mail"), PeerProtocol::Other("220 mail".to_owned()));
     }
 }

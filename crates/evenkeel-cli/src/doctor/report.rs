@@ -4,36 +4,36 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use super::Stop;
-use crate::ui::{self, Exit, Failure, Style, Terminal};
+use super::EarlyExit;
+use crate::ui::{self, CliError, CliExit, TerminalOutput, TextStyle};
 
 /// What is wrong: at which step, and in four lines what somebody needs to put it right.
 #[derive(Clone, Debug)]
-pub(super) struct Trouble {
+pub(super) struct Diagnosis {
     step: &'static str,
-    exit: Exit,
+    exit: CliExit,
     expected: String,
     pub(super) found: String,
     likely: String,
     next: String,
 }
 
-impl Trouble {
-    pub(super) fn new(step: &'static str, exit: Exit, found: impl Into<String>) -> Trouble {
+impl Diagnosis {
+    pub(super) fn new(step: &'static str, exit: CliExit, found: impl Into<String>) -> Diagnosis {
         let found = found.into();
-        Trouble { step, exit, expected: String::new(), found, likely: String::new(), next: String::new() }
+        Diagnosis { step, exit, expected: String::new(), found, likely: String::new(), next: String::new() }
     }
 
-    pub(super) fn expected(self, expected: impl Into<String>) -> Trouble {
-        Trouble { expected: expected.into(), ..self }
+    pub(super) fn expected(self, expected: impl Into<String>) -> Diagnosis {
+        Diagnosis { expected: expected.into(), ..self }
     }
 
-    pub(super) fn likely(self, likely: impl Into<String>) -> Trouble {
-        Trouble { likely: likely.into(), ..self }
+    pub(super) fn likely(self, likely: impl Into<String>) -> Diagnosis {
+        Diagnosis { likely: likely.into(), ..self }
     }
 
-    pub(super) fn next(self, next: impl Into<String>) -> Trouble {
-        Trouble { next: next.into(), ..self }
+    pub(super) fn next(self, next: impl Into<String>) -> Diagnosis {
+        Diagnosis { next: next.into(), ..self }
     }
 
     fn lines(&self) -> [(&'static str, &str); 4] {
@@ -42,65 +42,71 @@ impl Trouble {
 }
 
 /// What was found so far.
-pub(super) struct Report<'a> {
+pub(super) struct DoctorReport<'a> {
     target: String,
     as_json: bool,
-    pub(super) terminal: &'a Terminal,
+    pub(super) terminal: &'a TerminalOutput,
     steps: Vec<Value>,
     /// When the step began that is under way.
     began: Instant,
 }
 
-impl<'a> Report<'a> {
-    pub(super) fn new(target: &str, as_json: bool, terminal: &'a Terminal) -> Report<'a> {
-        Report { target: target.to_owned(), as_json, terminal, steps: Vec::new(), began: Instant::now() }
+impl<'a> DoctorReport<'a> {
+    pub(super) fn new(target: &str, as_json: bool, terminal: &'a TerminalOutput) -> DoctorReport<'a> {
+        DoctorReport {
+            target: target.to_owned(),
+            as_json,
+            terminal,
+            steps: Vec::new(),
+            began: Instant::now(),
+        }
     }
 
     /// A step went well.
-    pub(super) fn fine(&mut self, step: &'static str, found: &str) -> Result<(), Failure> {
+    pub(super) fn passed(&mut self, step: &'static str, found: &str) -> Result<(), CliError> {
         let ms = self.step_ended();
         self.steps.push(json!({ "step": step, "ok": true, "ms": ms, "found": found }));
-        self.line(Style::Good, "✓", step, "ok", Some(ms), found)
+        self.line(TextStyle::Good, "✓", step, "ok", Some(ms), found)
     }
 
     /// There is nothing to do at a step.
-    pub(super) fn skipped(&mut self, step: &'static str, why: &str) -> Result<(), Failure> {
+    pub(super) fn skipped(&mut self, step: &'static str, why: &str) -> Result<(), CliError> {
         self.step_ended();
         self.steps.push(json!({ "step": step, "ok": true, "skipped": true, "found": why }));
-        self.line(Style::Faint, "-", step, "skipped", None, why)
+        self.line(TextStyle::Faint, "-", step, "skipped", None, why)
     }
 
     /// Something that works, but not as well as it could.
-    pub(super) fn warn(&mut self, warning: &str) -> Result<(), Failure> {
+    pub(super) fn warn(&mut self, warning: &str) -> Result<(), CliError> {
         self.steps.push(json!({ "warning": warning }));
         if self.as_json {
             return Ok(());
         }
-        let mark = self.terminal.paint(Style::Warn, "!");
+        let mark = self.terminal.paint(TextStyle::Warn, "!");
         self.terminal.print(format!("{mark} {}\n", ui::safe(warning)))
     }
 
     /// A step failed, and the walk ends there.
-    pub(super) fn stop(&mut self, trouble: &Trouble) -> Result<Stop, Failure> {
-        self.failed(trouble)?;
-        Ok(Stop::At(trouble.exit))
+    pub(super) fn stop(&mut self, diagnosis: &Diagnosis) -> Result<EarlyExit, CliError> {
+        self.failed(diagnosis)?;
+        Ok(EarlyExit::At(diagnosis.exit))
     }
 
     /// A step failed; the walk goes on another way.
-    pub(super) fn failed(&mut self, trouble: &Trouble) -> Result<(), Failure> {
+    pub(super) fn failed(&mut self, diagnosis: &Diagnosis) -> Result<(), CliError> {
         let ms = self.step_ended();
-        let mut step = json!({ "step": trouble.step, "ok": false, "ms": ms });
-        for (name, text) in trouble.lines() {
+        let mut step = json!({ "step": diagnosis.step, "ok": false, "ms": ms });
+        for (name, text) in diagnosis.lines() {
             step[name] = json!(text);
         }
         self.steps.push(step);
-        self.line(Style::Bad, "✗", trouble.step, "FAILED", Some(ms), "")?;
+        self.line(TextStyle::Bad, "✗", diagnosis.step, "FAILED", Some(ms), "")?;
         if self.as_json {
             return Ok(());
         }
         let width = if self.terminal.is_interactive { ui::size().columns } else { usize::MAX };
-        for (name, text) in trouble.lines() {
-            let name = self.terminal.paint(Style::Title, format!("{name:<9}")).to_string();
+        for (name, text) in diagnosis.lines() {
+            let name = self.terminal.paint(TextStyle::Title, format!("{name:<9}")).to_string();
             let room = width.saturating_sub(INDENT.len()).max(20);
             let text = text.lines().flat_map(|line| ui::wrapped(&ui::safe(line), room)).collect::<Vec<_>>();
             self.terminal.print(format!("    {name} {}\n", text.join(&format!("\n{INDENT}"))))?;
@@ -109,17 +115,17 @@ impl<'a> Report<'a> {
     }
 
     /// The end of the walk.
-    pub(super) fn end(self, walked: Result<(), Stop>) -> Result<Exit, Failure> {
-        let exit = match walked {
-            Ok(()) => Exit::Fine,
-            Err(Stop::At(exit)) => exit,
-            Err(Stop::Failed(failure)) => return Err(failure),
+    pub(super) fn end(self, outcome: Result<(), EarlyExit>) -> Result<CliExit, CliError> {
+        let exit = match outcome {
+            Ok(()) => CliExit::Success,
+            Err(EarlyExit::At(exit)) => exit,
+            Err(EarlyExit::Failed(failure)) => return Err(failure),
         };
         if self.as_json {
-            let all = json!({ "target": self.target, "ok": exit == Exit::Fine, "steps": self.steps });
+            let all = json!({ "target": self.target, "ok": exit == CliExit::Success, "steps": self.steps });
             self.terminal.print_json(format_args!("{all:#}"))?;
-        } else if exit == Exit::Fine {
-            let fine = self.terminal.paint(Style::Good, "all fine");
+        } else if exit == CliExit::Success {
+            let fine = self.terminal.paint(TextStyle::Good, "all fine");
             self.terminal.print(format!("{fine}: calls to {} can be sent\n", ui::safe(&self.target)))?;
         }
         Ok(exit)
@@ -134,13 +140,13 @@ impl<'a> Report<'a> {
 
     fn line(
         &self,
-        style: Style,
+        style: TextStyle,
         mark: &str,
         step: &str,
         word: &str,
         ms: Option<u64>,
         found: &str,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), CliError> {
         if self.as_json {
             return Ok(());
         }

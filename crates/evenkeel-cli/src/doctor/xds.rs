@@ -21,25 +21,25 @@ use evenkeel_xds::resource::{Parser, Resource, ResourceType, RouteConfig, RouteS
 use tokio::time::{Instant, sleep};
 
 use super::certificates::{self, CertificateReport};
-use super::place::Place;
-use super::reach::{self, Speaks, Who};
-use super::report::{Report, Trouble};
-use super::{Args, Stop, bootstrap, causes, endpoint_credentials, names};
-use crate::ui::{self, Exit, Terminal};
+use super::place::TargetAddress;
+use super::reach::{self, PeerProtocol, PeerRole};
+use super::report::{Diagnosis, DoctorReport};
+use super::{DoctorArgs, EarlyExit, bootstrap, causes, endpoint_credentials, names};
+use crate::ui::{self, CliExit, TerminalOutput};
 
 /// How often the client is asked how far it is.
-const LOOK_EVERY: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A stream that lives for so long without an answer counts as open: servers may have nothing to say yet.
 const OPEN_AFTER: Duration = Duration::from_millis(500);
 
 /// How many endpoints are looked at closely when none can be used.
-const CLOSE_LOOKS: usize = 5;
+const MAX_PROBES: usize = 5;
 
-pub(super) async fn walk(args: &Args, report: &mut Report<'_>) -> Result<(), Stop> {
+pub(super) async fn run_checks(args: &DoctorArgs, report: &mut DoctorReport<'_>) -> Result<(), EarlyExit> {
     let (bootstrap, named) = match first_step(args, report)? {
         Ok(read) => read,
-        Err(trouble) => return Err(report.stop(&trouble)?),
+        Err(diagnosis) => return Err(report.stop(&diagnosis)?),
     };
     let servers = match named.listener.authority().and_then(|name| bootstrap.authorities.get(name)) {
         Some(authority) => authority.servers.clone(),
@@ -48,7 +48,7 @@ pub(super) async fn walk(args: &Args, report: &mut Report<'_>) -> Result<(), Sto
     let server = control_plane(&servers, args.wait, report).await?;
     let credentials = match endpoint_credentials(args) {
         Ok(credentials) => credentials,
-        Err(trouble) => return Err(report.stop(&trouble)?),
+        Err(diagnosis) => return Err(report.stop(&diagnosis)?),
     };
     let secured = credentials.is_some();
     // As the cluster says, which takes certificates of the bootstrap. Without any, a cluster cannot be secured.
@@ -68,7 +68,7 @@ pub(super) async fn walk(args: &Args, report: &mut Report<'_>) -> Result<(), Sto
     channel.connect();
     let mut parser = Parser::new(Registry::standard());
     parser.certificate_providers = bootstrap.certificate_providers.keys().cloned().collect();
-    let patient = Patient {
+    let session = DoctorSession {
         terminal: report.terminal,
         client,
         channel,
@@ -78,18 +78,18 @@ pub(super) async fn walk(args: &Args, report: &mut Report<'_>) -> Result<(), Sto
         secured,
         certificate_problems,
     };
-    match patient.walk(&named, report).await? {
+    match session.run_checks(&named, report).await? {
         Ok(()) => Ok(()),
-        Err(trouble) => Err(report.stop(&trouble)?),
+        Err(diagnosis) => Err(report.stop(&diagnosis)?),
     }
 }
 
 /// Checks the files of certificate providers. A problem ends nothing: clusters may not need them. Returns the problems.
-fn certificates(bootstrap: &Bootstrap, report: &mut Report<'_>) -> Result<Vec<String>, Stop> {
+fn certificates(bootstrap: &Bootstrap, report: &mut DoctorReport<'_>) -> Result<Vec<String>, EarlyExit> {
     let CertificateReport { usable, problems } =
         certificates::check(&bootstrap.certificate_providers, SystemTime::now());
     if !usable.is_empty() {
-        report.fine("certs", &usable.join("; "))?;
+        report.passed("certs", &usable.join("; "))?;
     }
     for problem in &problems {
         report.warn(problem)?;
@@ -98,24 +98,27 @@ fn certificates(bootstrap: &Bootstrap, report: &mut Report<'_>) -> Result<Vec<St
 }
 
 /// The bootstrap, and what the target means with it.
-fn first_step(args: &Args, report: &mut Report<'_>) -> Result<Result<(Bootstrap, Target), Trouble>, Stop> {
+fn first_step(
+    args: &DoctorArgs,
+    report: &mut DoctorReport<'_>,
+) -> Result<Result<(Bootstrap, Target), Diagnosis>, EarlyExit> {
     let (bootstrap, origin) = match bootstrap::read(args.bootstrap.as_deref()) {
         Ok(read) => read,
-        Err(trouble) => return Ok(Err(trouble)),
+        Err(diagnosis) => return Ok(Err(diagnosis)),
     };
     let named = match bootstrap.listener_name(&args.target) {
         Ok(named) => named,
         Err(error) => return Ok(Err(unusable(error.to_string()))),
     };
-    report.fine("bootstrap", &format!("{origin}, node {:?}", bootstrap.node.id))?;
+    report.passed("bootstrap", &format!("{origin}, node {:?}", bootstrap.node.id))?;
     for warning in bootstrap.warnings() {
         report.warn(&warning)?;
     }
     Ok(Ok((bootstrap, named)))
 }
 
-fn unusable(found: String) -> Trouble {
-    Trouble::new("target", Exit::Usage, found)
+fn unusable(found: String) -> Diagnosis {
+    Diagnosis::new("target", CliExit::Usage, found)
         .expected(
             "a target that the bootstrap knows: xds:///name, or xds://AUTHORITY/name of an authority in it",
         )
@@ -127,38 +130,47 @@ fn unusable(found: String) -> Trouble {
 async fn control_plane(
     servers: &[Arc<ServerConfig>],
     wait: Duration,
-    report: &mut Report<'_>,
-) -> Result<Arc<ServerConfig>, Stop> {
+    report: &mut DoctorReport<'_>,
+) -> Result<Arc<ServerConfig>, EarlyExit> {
     let mut last = None;
     for (i, server) in servers.iter().enumerate() {
         let reached = match bootstrap::credentials(server) {
-            Err(trouble) => Err(trouble),
+            Err(diagnosis) => Err(diagnosis),
             Ok(credentials) => {
-                let place = Place::of(&server.uri);
-                reach::steps(&server.uri, &place, credentials, Who::ControlPlane, wait, report).await?
+                let address = TargetAddress::parse(&server.uri);
+                reach::connection_checks(
+                    &server.uri,
+                    &address,
+                    credentials,
+                    PeerRole::ControlPlane,
+                    wait,
+                    report,
+                )
+                .await?
             }
         };
         match reached {
             Ok(()) => return Ok(server.clone()),
-            Err(trouble) if i + 1 < servers.len() => {
-                report.failed(&trouble)?;
+            Err(diagnosis) if i + 1 < servers.len() => {
+                report.failed(&diagnosis)?;
                 report.warn(&format!(
                     "{} cannot be used; the next control plane is {}",
                     server.uri,
                     servers[i + 1].uri
                 ))?;
             }
-            Err(trouble) => last = Some(trouble),
+            Err(diagnosis) => last = Some(diagnosis),
         }
     }
     // A bootstrap has at least one control plane.
-    let trouble = last.unwrap_or_else(|| unusable("there is no control plane for this authority".to_owned()));
-    Err(report.stop(&trouble)?)
+    let diagnosis =
+        last.unwrap_or_else(|| unusable("there is no control plane for this authority".to_owned()));
+    Err(report.stop(&diagnosis)?)
 }
 
 /// A client and a channel that are watched.
-struct Patient<'a> {
-    terminal: &'a Terminal,
+struct DoctorSession<'a> {
+    terminal: &'a TerminalOutput,
     client: XdsClient,
     channel: Channel,
     server: Arc<ServerConfig>,
@@ -170,27 +182,29 @@ struct Patient<'a> {
     certificate_problems: Vec<String>,
 }
 
-type Walked<T> = Result<Result<T, Trouble>, Stop>;
+type StepResult<T> = Result<Result<T, Diagnosis>, EarlyExit>;
 
 /// Goes on with what a step found, or ends the walk at it.
 macro_rules! found {
     ($step:expr) => {
         match $step {
             Ok(found) => found,
-            Err(trouble) => return Ok(Err(trouble)),
+            Err(diagnosis) => return Ok(Err(diagnosis)),
         }
     };
 }
 
-impl Patient<'_> {
-    async fn walk(&self, named: &Target, report: &mut Report<'_>) -> Walked<()> {
+impl DoctorSession<'_> {
+    async fn run_checks(&self, named: &Target, report: &mut DoctorReport<'_>) -> StepResult<()> {
         found!(self.stream(report).await?);
         let listener = BTreeSet::from([named.listener.as_str().to_owned()]);
         let listener = match self.resources(ResourceType::Listener, &listener).await {
             Ok(listener) => listener,
-            Err(trouble) => return Ok(Err(self.with_names(trouble, named.listener.as_str()).await)),
+            Err(diagnosis) => {
+                return Ok(Err(self.with_served_names(diagnosis, named.listener.as_str()).await));
+            }
         };
-        report.fine("LDS", &described(&listener))?;
+        report.passed("LDS", &described(&listener))?;
         let routes = found!(self.routes(&listener, report).await?);
         let host = found!(virtual_host(&routes, &named.authority));
         let clusters: BTreeSet<_> = host.clusters.iter().map(ToString::to_string).collect();
@@ -201,13 +215,13 @@ impl Patient<'_> {
         let clusters = found!(self.resources(ResourceType::Cluster, &clusters).await);
         let is_secured = clusters.iter().any(|one| self.is_secured(one));
         let how = if is_secured { "; secured as the cluster says" } else { "" };
-        report.fine("CDS", &format!("{}{how}", described(&clusters)))?;
+        report.passed("CDS", &format!("{}{how}", described(&clusters)))?;
         found!(self.endpoints(report).await?);
         self.connect(is_secured, report).await
     }
 
     /// The ADS stream: open, and not ended by the control plane.
-    async fn stream(&self, report: &mut Report<'_>) -> Walked<()> {
+    async fn stream(&self, report: &mut DoctorReport<'_>) -> StepResult<()> {
         let began = Instant::now();
         let opened = async {
             let mut open_since = None;
@@ -216,8 +230,8 @@ impl Patient<'_> {
                 if tally.iter().any(|tally| !tally.valid.is_empty() || !tally.invalid.is_empty()) {
                     return Ok("open");
                 }
-                if let Some(trouble) = self.stream_failure().await {
-                    return Err(trouble);
+                if let Some(diagnosis) = self.stream_failure().await {
+                    return Err(diagnosis);
                 }
                 if tally.iter().any(|tally| tally.connected) {
                     open_since.get_or_insert_with(Instant::now);
@@ -228,16 +242,16 @@ impl Patient<'_> {
                 if began.elapsed() >= self.wait {
                     return Err(causes::no_stream("the stream does not open"));
                 }
-                sleep(LOOK_EVERY).await;
+                sleep(POLL_INTERVAL).await;
             }
         };
         let found = found!(self.terminal.progress().during("opening the ADS stream", opened).await);
-        report.fine("ADS", found)?;
+        report.passed("ADS", found)?;
         Ok(Ok(()))
     }
 
     /// Why there is no stream, if there was one that failed and there is no other.
-    async fn stream_failure(&self) -> Option<Trouble> {
+    async fn stream_failure(&self) -> Option<Diagnosis> {
         let tally = self.client.tally();
         let is_connected = tally.iter().any(|tally| tally.connected);
         let failed = tally.iter().any(|tally| tally.failures > 0);
@@ -253,48 +267,49 @@ impl Patient<'_> {
         &self,
         kind: ResourceType,
         names: &BTreeSet<String>,
-    ) -> Result<Vec<GenericXdsConfig>, Trouble> {
+    ) -> Result<Vec<GenericXdsConfig>, Diagnosis> {
         let what = format!("waiting for {kind}");
         let waited = async {
             let end = Instant::now() + self.wait;
             loop {
-                let known = self.known(kind).await;
+                let known = self.client_resources(kind).await;
                 let is_there = |name: &String| known.iter().any(|one| one.name == *name);
                 let is_open = known.iter().any(is_requested) || !names.iter().all(is_there);
                 if let Some(bad) = known.iter().find(|one| !is_requested(one) && !is_good(one)) {
-                    return Err(self.bad(kind, bad));
+                    return Err(self.rejection(kind, bad));
                 }
                 if !is_open {
                     return Ok(known);
                 }
-                if let Some(trouble) = self.stream_failure().await {
-                    return Err(trouble);
+                if let Some(diagnosis) = self.stream_failure().await {
+                    return Err(diagnosis);
                 }
                 if Instant::now() >= end {
                     let silent = known.iter().find(|one| is_requested(one)).map(|one| one.name.clone());
-                    return Err(self.silence(kind, &silent.unwrap_or_default()));
+                    return Err(self.no_response(kind, &silent.unwrap_or_default()));
                 }
-                sleep(LOOK_EVERY).await;
+                sleep(POLL_INTERVAL).await;
             }
         };
         self.terminal.progress().during(&what, waited).await
     }
 
     /// Adds what else the control plane has, if it says.
-    async fn with_names(&self, mut trouble: Trouble, wanted: &str) -> Trouble {
+    async fn with_served_names(&self, mut diagnosis: Diagnosis, wanted: &str) -> Diagnosis {
         let node = &self.client.bootstrap().node;
-        let is_refused = trouble.found.contains("only listeners of clients are supported");
-        let names::ServedListeners { names, are_envoys } = names::near(wanted, &self.server, node).await;
+        let is_refused = diagnosis.found.contains("only listeners of clients are supported");
+        let names::ServedListeners { names, are_envoys } =
+            names::nearest_listeners(wanted, &self.server, node).await;
         if is_refused || are_envoys {
-            trouble = causes::envoy_listeners(trouble, is_grpc_node(node));
+            diagnosis = causes::envoy_listeners(diagnosis, is_grpc_node(node));
         }
         if !names.is_empty() && !names.iter().any(|name| name == wanted) {
-            let _ = write!(trouble.found, "\nlisteners that it has: {}", ui::safe(&names.join(", ")));
+            let _ = write!(diagnosis.found, "\nlisteners that it has: {}", ui::safe(&names.join(", ")));
         }
-        trouble
+        diagnosis
     }
 
-    async fn known(&self, kind: ResourceType) -> Vec<GenericXdsConfig> {
+    async fn client_resources(&self, kind: ResourceType) -> Vec<GenericXdsConfig> {
         let status = self.client.status().await.unwrap_or_default();
         let of_kind = |one: &GenericXdsConfig| ResourceType::of_type_url(&one.type_url) == Some(kind);
         status.generic_xds_configs.into_iter().filter(of_kind).collect()
@@ -303,8 +318,8 @@ impl Patient<'_> {
     async fn routes(
         &self,
         listener: &[GenericXdsConfig],
-        report: &mut Report<'_>,
-    ) -> Walked<Arc<RouteConfig>> {
+        report: &mut DoctorReport<'_>,
+    ) -> StepResult<Arc<RouteConfig>> {
         let Some(Resource::Listener(listener)) =
             listener.first().and_then(|one| self.parsed(ResourceType::Listener, one))
         else {
@@ -320,7 +335,7 @@ impl Patient<'_> {
         let routes = found!(self.resources(ResourceType::RouteConfig, &name).await);
         match routes.first().and_then(|one| self.parsed(ResourceType::RouteConfig, one)) {
             Some(Resource::RouteConfig(config)) => {
-                report.fine("RDS", &described(&routes))?;
+                report.passed("RDS", &described(&routes))?;
                 Ok(Ok(config))
             }
             _ => Ok(Err(unreadable(ResourceType::RouteConfig))),
@@ -333,7 +348,7 @@ impl Patient<'_> {
         self.parser.parse(kind, any, &self.server).ok().map(|parsed| parsed.resource)
     }
 
-    async fn endpoints(&self, report: &mut Report<'_>) -> Walked<()> {
+    async fn endpoints(&self, report: &mut DoctorReport<'_>) -> StepResult<()> {
         let assignments = found!(self.resources(ResourceType::Endpoints, &BTreeSet::new()).await);
         if assignments.is_empty() {
             report.skipped("EDS", "the clusters have their endpoints from elsewhere")?;
@@ -355,7 +370,7 @@ impl Patient<'_> {
             }
             found.push(format!("{}: {usable} of {} endpoints usable", one.name, health.len()));
         }
-        report.fine("EDS", &found.join(", "))?;
+        report.passed("EDS", &found.join(", "))?;
         Ok(Ok(()))
     }
 
@@ -365,15 +380,18 @@ impl Patient<'_> {
         matches!(parsed, Some(Resource::Cluster(cluster)) if cluster.security.is_some())
     }
 
-    async fn connect(&self, is_secured: bool, report: &mut Report<'_>) -> Walked<()> {
-        let state =
-            self.terminal.progress().during("connecting", reach::settled(&self.channel, self.wait)).await;
+    async fn connect(&self, is_secured: bool, report: &mut DoctorReport<'_>) -> StepResult<()> {
+        let state = self
+            .terminal
+            .progress()
+            .during("connecting", reach::wait_settled(&self.channel, self.wait))
+            .await;
         let tree = self.channel.tree().await;
         let rows = tree.as_ref().map(rows).unwrap_or_default();
         match state {
             Some(Connectivity::Ready) => {
                 let ready = rows.iter().filter(|row| row.state == Connectivity::Ready).count();
-                report.fine("connect", &format!("{ready} of {} endpoints connected", rows.len()))?;
+                report.passed("connect", &format!("{ready} of {} endpoints connected", rows.len()))?;
                 for row in rows.iter().filter(|row| row.state == Connectivity::TransientFailure) {
                     let why = row.why.clone().unwrap_or_else(|| "it cannot be reached".to_owned());
                     report.warn(&format!("{}: {why}", row.address))?;
@@ -389,33 +407,33 @@ impl Patient<'_> {
     }
 
     /// No endpoint can be used: looks at some of them.
-    async fn unconnected(&self, rows: &[Row], is_secured: bool) -> Trouble {
+    async fn unconnected(&self, rows: &[EndpointStatus], is_secured: bool) -> Diagnosis {
         let mut found = reach::failure_of(&self.channel)
             .await
             .unwrap_or_else(|| format!("no connection within {:?}", self.wait));
         let addresses = rows.iter().filter_map(|row| row.address.parse::<SocketAddr>().ok());
-        let mut speaks = Vec::new();
-        for address in addresses.take(CLOSE_LOOKS) {
-            let spoken = reach::listen(address).await;
-            let _ = write!(found, "\n{address} {}", in_words(&spoken));
-            speaks.push(spoken);
+        let mut protocol = Vec::new();
+        for address in addresses.take(MAX_PROBES) {
+            let spoken = reach::probe_protocol(address).await;
+            let _ = write!(found, "\n{address} {}", protocol_text(&spoken));
+            protocol.push(spoken);
         }
-        let (likely, next) = diagnosis(&speaks, self.secured || is_secured);
-        let trouble =
-            Trouble::new("connect", Exit::Findings, found).expected("a connection to at least one endpoint");
+        let (likely, next) = diagnosis(&protocol, self.secured || is_secured);
+        let diagnosis = Diagnosis::new("connect", CliExit::Findings, found)
+            .expected("a connection to at least one endpoint");
         if is_secured && !self.certificate_problems.is_empty() {
             let problems = self.certificate_problems.join("; ");
-            return trouble
+            return diagnosis
                 .likely(format!(
                     "the cluster wants TLS, and the certificates for it cannot be used: {problems}"
                 ))
                 .next("put the files right that certificate_providers of the bootstrap names");
         }
-        trouble.likely(likely).next(next)
+        diagnosis.likely(likely).next(next)
     }
 
     /// A resource that was answered, and cannot be used.
-    fn bad(&self, kind: ResourceType, resource: &GenericXdsConfig) -> Trouble {
+    fn rejection(&self, kind: ResourceType, resource: &GenericXdsConfig) -> Diagnosis {
         let name = &resource.name;
         let details = resource.error_state.as_ref().map(|error| error.details.clone()).unwrap_or_default();
         let uri = &ui::safe(&self.server.uri);
@@ -433,17 +451,17 @@ impl Patient<'_> {
                 (format!("the control plane does not answer for this {kind}"), "look into its log".to_owned())
             }
         };
-        Trouble::new(step_of(kind), Exit::Findings, details)
+        Diagnosis::new(step_of(kind), CliExit::Findings, details)
             .expected(format!("{kind} {name:?} from {uri}"))
             .likely(likely)
             .next(next)
     }
 
-    fn silence(&self, kind: ResourceType, name: &str) -> Trouble {
+    fn no_response(&self, kind: ResourceType, name: &str) -> Diagnosis {
         let uri = ui::safe(&self.server.uri);
-        Trouble::new(
+        Diagnosis::new(
             step_of(kind),
-            Exit::Findings,
+            CliExit::Findings,
             format!("silence: nothing came for {kind} {name:?} within {:?}", self.wait),
         )
         .expected(format!("{kind} {name:?} from {uri}"))
@@ -506,100 +524,107 @@ fn described(resources: &[GenericXdsConfig]) -> String {
     resources.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
-fn unreadable(kind: ResourceType) -> Trouble {
-    Trouble::new(step_of(kind), Exit::Findings, "the client took it, and it cannot be read again")
+fn unreadable(kind: ResourceType) -> Diagnosis {
+    Diagnosis::new(step_of(kind), CliExit::Findings, "the client took it, and it cannot be read again")
         .expected(kind.to_string())
         .likely("it changed in the meantime")
         .next("try again")
 }
 
-fn virtual_host(routes: &RouteConfig, authority: &str) -> Result<Arc<VirtualHost>, Trouble> {
+fn virtual_host(routes: &RouteConfig, authority: &str) -> Result<Arc<VirtualHost>, Diagnosis> {
     if let Some(host) = routes.virtual_host(authority) {
         return Ok(host.clone());
     }
     let domains: Vec<_> = routes.virtual_hosts.iter().flat_map(|host| host.domains.iter().cloned()).collect();
     let domains = if domains.is_empty() { "none at all".to_owned() } else { ui::safe(&domains.join(", ")) };
-    Err(Trouble::new("RDS", Exit::Findings, format!("virtual hosts for {domains}"))
+    Err(Diagnosis::new("RDS", CliExit::Findings, format!("virtual hosts for {domains}"))
         .expected(format!("a virtual host for {authority:?}, the authority of calls to this target"))
         .likely("the routes are for other names: domains must hold the target's name as it is written, port included")
         .next(format!("add {authority:?} or \"*\" to the domains of a virtual host")))
 }
 
-fn no_endpoints(name: &str, health: &[HealthStatus]) -> Trouble {
+fn no_endpoints(name: &str, health: &[HealthStatus]) -> Diagnosis {
     let name = &ui::safe(name);
     let expected = format!("at least one endpoint of {name:?} that is healthy");
     if health.is_empty() {
-        return Trouble::new("EDS", Exit::Findings, format!("{name}: no endpoints"))
+        return Diagnosis::new("EDS", CliExit::Findings, format!("{name}: no endpoints"))
             .expected(expected)
             .likely("no instance of the service runs, or its readiness check fails")
             .next("start the service; with Kubernetes: kubectl get endpointslices");
     }
     let states: BTreeSet<_> = health.iter().map(HealthStatus::as_str_name).collect();
     let states = states.into_iter().collect::<Vec<_>>().join(", ");
-    Trouble::new("EDS", Exit::Findings, format!("{name}: {} endpoints, all {states}", health.len()))
+    Diagnosis::new("EDS", CliExit::Findings, format!("{name}: {} endpoints, all {states}", health.len()))
         .expected(expected)
         .likely("the control plane's health checks fail for every instance")
         .next("look at the instances, and at what the control plane checks")
 }
 
 /// An endpoint of the tree.
-struct Row {
+struct EndpointStatus {
     address: String,
     state: Connectivity,
     why: Option<String>,
 }
 
-fn rows(tree: &Description) -> Vec<Row> {
+fn rows(tree: &Description) -> Vec<EndpointStatus> {
     let own = tree.endpoints.iter().flat_map(|row| {
         let (state, why) = (row.state, row.unused.clone());
-        row.addresses.iter().map(move |address| Row { address: address.clone(), state, why: why.clone() })
+        row.addresses.iter().map(move |address| EndpointStatus {
+            address: address.clone(),
+            state,
+            why: why.clone(),
+        })
     });
     own.chain(tree.children.iter().flat_map(|(_, child)| rows(child))).collect()
 }
 
-fn in_words(speaks: &Speaks) -> String {
-    match speaks {
-        Speaks::Http2 => "speaks HTTP/2 in the clear".to_owned(),
-        Speaks::Http1(line) => format!("answers {line:?}"),
-        Speaks::Tls => "wants TLS".to_owned(),
-        Speaks::Other(bytes) => format!("answers {bytes:?}"),
-        Speaks::Closes => "closes connections without a word".to_owned(),
-        Speaks::Nothing => "takes connections and says nothing".to_owned(),
-        Speaks::Unreachable(kind) => format!("does not take connections: {kind}"),
+fn protocol_text(protocol: &PeerProtocol) -> String {
+    match protocol {
+        PeerProtocol::Http2 => "speaks HTTP/2 in the clear".to_owned(),
+        PeerProtocol::Http1(line) => format!("answers {line:?}"),
+        PeerProtocol::Tls => "wants TLS".to_owned(),
+        PeerProtocol::Other(bytes) => format!("answers {bytes:?}"),
+        PeerProtocol::Closed => "closes connections without a word".to_owned(),
+        PeerProtocol::Silent => "takes connections and says nothing".to_owned(),
+        PeerProtocol::Unreachable(kind) => format!("does not take connections: {kind}"),
     }
 }
 
 /// What a closer look at endpoints means.
-fn diagnosis(speaks: &[Speaks], secured: bool) -> (&'static str, &'static str) {
-    let all = |wanted: fn(&Speaks) -> bool| !speaks.is_empty() && speaks.iter().all(wanted);
-    let some = |wanted: fn(&Speaks) -> bool| speaks.iter().any(wanted);
-    if all(|one| matches!(one, Speaks::Unreachable(std::io::ErrorKind::ConnectionRefused))) {
+fn diagnosis(protocol: &[PeerProtocol], secured: bool) -> (&'static str, &'static str) {
+    let all = |wanted: fn(&PeerProtocol) -> bool| !protocol.is_empty() && protocol.iter().all(wanted);
+    let some = |wanted: fn(&PeerProtocol) -> bool| protocol.iter().any(wanted);
+    if all(|one| matches!(one, PeerProtocol::Unreachable(std::io::ErrorKind::ConnectionRefused))) {
         (
             "nobody listens there: the instances are not running, or listen on another port or address",
             "start them, or correct the ports at the control plane",
         )
-    } else if all(|one| matches!(one, Speaks::Unreachable(_))) {
+    } else if all(|one| matches!(one, PeerProtocol::Unreachable(_))) {
         (
             "the instances cannot be reached from here: a firewall or network policy, or addresses of another network",
             "try from where the clients run",
         )
-    } else if secured && some(|one| matches!(one, Speaks::Tls)) {
+    } else if secured && some(|one| matches!(one, PeerProtocol::Tls)) {
         (
             "the TLS handshake with the endpoints fails: names, roots or certificates do not match",
             "compare the certificates of the endpoints with what the cluster's transport_socket and the bootstrap name",
         )
-    } else if some(|one| matches!(one, Speaks::Tls)) {
+    } else if some(|one| matches!(one, PeerProtocol::Tls)) {
         (
             "the endpoints want TLS, and are spoken to in the clear",
             "use TLS credentials for the channel (here: --tls, or --ca FILE)",
         )
-    } else if secured && some(|one| matches!(one, Speaks::Http2)) {
+    } else if secured && some(|one| matches!(one, PeerProtocol::Http2)) {
         (
             "TLS is spoken to endpoints that are in the clear",
             "use a channel without TLS, or have the endpoints serve TLS",
         )
     } else if some(|one| {
-        matches!(one, Speaks::Http1(_) | Speaks::Other(_) | Speaks::Closes | Speaks::Nothing)
+        matches!(
+            one,
+            PeerProtocol::Http1(_) | PeerProtocol::Other(_) | PeerProtocol::Closed | PeerProtocol::Silent
+        )
     }) {
         (
             "the port is not a gRPC port: what answers there is not HTTP/2",

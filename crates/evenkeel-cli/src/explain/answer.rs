@@ -20,16 +20,16 @@ use evenkeel_xds::routing::{Action, Explained, Forward, Outcome, RetryPolicy, We
 use serde::Serialize;
 use serde_json::Value;
 
-use super::known::Known;
-use super::tree::{self, Node, Row};
-use super::walk::Walk;
+use super::known::LocalResources;
+use super::tree::{self, EndpointShare, PolicyNode};
+use super::walk::ClientSimulation;
 
 /// Why a route misses a call whose path is another.
 pub(crate) const OTHER_PATH: &str = "the path";
 
 /// The call that is asked about.
 #[derive(Debug)]
-pub(crate) struct Question {
+pub(crate) struct ExplainRequest {
     pub(crate) target: String,
     /// The listener that the target means.
     pub(crate) listener: String,
@@ -53,7 +53,7 @@ impl Headers for CallHeaders {
 
 /// What becomes of the call.
 #[derive(Debug, Serialize)]
-pub(crate) struct Answer {
+pub(crate) struct Explanation {
     pub(crate) target: String,
     pub(crate) listener: String,
     pub(crate) path: String,
@@ -61,16 +61,16 @@ pub(crate) struct Answer {
     /// Why every call fails, if it does.
     pub(crate) failure: Option<String>,
     /// The routes up to the one that takes what is left.
-    pub(crate) routes: Vec<RouteAnswer>,
+    pub(crate) routes: Vec<RouteExplanation>,
     /// The share of calls that no route takes: they fail.
     pub(crate) unrouted: f64,
     /// The clusters that the call may go to.
-    pub(crate) clusters: Vec<ClusterAnswer>,
+    pub(crate) clusters: Vec<ClusterExplanation>,
 }
 
 /// A route, and what it does with the call.
 #[derive(Debug, Serialize)]
-pub(crate) struct RouteAnswer {
+pub(crate) struct RouteExplanation {
     pub(crate) name: String,
     pub(crate) route: String,
     /// Why it does not take the call.
@@ -78,17 +78,17 @@ pub(crate) struct RouteAnswer {
     /// The share of calls like this that it takes.
     pub(crate) share: f64,
     /// How it sends them on; `None` if it takes none, or is not for clients.
-    pub(crate) forward: Option<ForwardAnswer>,
+    pub(crate) forward: Option<ForwardExplanation>,
 }
 
 /// How calls go to clusters.
 #[derive(Debug, Serialize)]
-pub(crate) struct ForwardAnswer {
+pub(crate) struct ForwardExplanation {
     /// The clusters with their shares of the route's calls.
-    pub(crate) clusters: Vec<Share>,
+    pub(crate) clusters: Vec<NamedShare>,
     /// The longest a call may take, in seconds.
     pub(crate) timeout: Option<f64>,
-    pub(crate) retry: Option<RetryAnswer>,
+    pub(crate) retry: Option<RetryExplanation>,
     /// What the hash is made of.
     pub(crate) hash_of: Vec<String>,
     /// The hash of this call, in hexadecimal, where it is the same for every channel and call.
@@ -101,14 +101,14 @@ pub(crate) struct ForwardAnswer {
 
 /// A part of calls, by its name.
 #[derive(Debug, Serialize)]
-pub(crate) struct Share {
+pub(crate) struct NamedShare {
     pub(crate) name: String,
     pub(crate) share: f64,
 }
 
 /// When a call is tried again; times in seconds.
 #[derive(Debug, Serialize)]
-pub(crate) struct RetryAnswer {
+pub(crate) struct RetryExplanation {
     pub(crate) max_attempts: u32,
     pub(crate) on: Vec<String>,
     pub(crate) first_backoff: f64,
@@ -117,60 +117,60 @@ pub(crate) struct RetryAnswer {
 
 /// A cluster, and what it does with its calls.
 #[derive(Debug, Serialize)]
-pub(crate) struct ClusterAnswer {
+pub(crate) struct ClusterExplanation {
     pub(crate) name: String,
     /// The share of calls like this that come to it.
     pub(crate) share: f64,
     /// Why calls to it fail, if they do.
     pub(crate) failure: Option<String>,
     /// The clusters that it is made of, with it alone where it has endpoints of its own.
-    pub(crate) leaves: Vec<LeafAnswer>,
+    pub(crate) leaves: Vec<LeafExplanation>,
     /// The part of its calls that is dropped, where that is fixed.
     pub(crate) dropped: Option<f64>,
     /// Where this call goes, if its hash says so.
     pub(crate) this_call: Option<String>,
     /// The endpoints of the tree, in its order.
-    pub(crate) endpoints: Vec<Row>,
-    pub(crate) tree: Option<Node>,
+    pub(crate) endpoints: Vec<EndpointShare>,
+    pub(crate) tree: Option<PolicyNode>,
 }
 
 /// A cluster with endpoints of its own.
 #[derive(Debug, Serialize)]
-pub(crate) struct LeafAnswer {
+pub(crate) struct LeafExplanation {
     pub(crate) name: String,
     /// Where its endpoints come from; `None` if the cluster cannot be had.
     pub(crate) source: Option<String>,
     pub(crate) is_dns: bool,
     /// Categories with the part of calls that each drops.
-    pub(crate) drops: Vec<Share>,
+    pub(crate) drops: Vec<NamedShare>,
     pub(crate) max_concurrent_requests: Option<u32>,
     pub(crate) has_outlier_detection: bool,
     /// Whether clients report their load to the control plane.
     pub(crate) reports_load: bool,
     /// Endpoints that the control plane lists and clients do not use, and why.
-    pub(crate) left_out: Vec<LeftOut>,
+    pub(crate) left_out: Vec<ExcludedEndpoint>,
     /// The four configs, from what the control plane asks for down to the localities (A52).
-    pub(crate) stages: Vec<Stage>,
+    pub(crate) stages: Vec<ConfigStage>,
 }
 
 /// An endpoint that clients do not use.
 #[derive(Debug, Serialize)]
-pub(crate) struct LeftOut {
+pub(crate) struct ExcludedEndpoint {
     pub(crate) address: String,
     pub(crate) why: String,
 }
 
 /// One of the configs that come one from the other.
 #[derive(Debug, Serialize)]
-pub(crate) struct Stage {
+pub(crate) struct ConfigStage {
     pub(crate) name: &'static str,
     pub(crate) config: Value,
 }
 
-impl Answer {
-    pub(crate) fn new(question: &Question, known: &Known) -> Answer {
-        let mut walk = Walk::new(known, &question.listener, &question.authority);
-        let mut answer = Answer {
+impl Explanation {
+    pub(crate) fn new(question: &ExplainRequest, known: &LocalResources) -> Explanation {
+        let mut walk = ClientSimulation::new(known, &question.listener, &question.authority);
+        let mut answer = Explanation {
             target: question.target.clone(),
             listener: question.listener.clone(),
             path: question.path.clone(),
@@ -215,23 +215,29 @@ impl Answer {
             left -= share;
             let forward = match &route.action {
                 Action::Forward(forward) if misses.is_none() => {
-                    Some(ForwardAnswer::new(forward, config, call))
+                    Some(ForwardExplanation::new(forward, config, call))
                 }
                 _ => None,
             };
             if forward.is_none() && misses.is_none() {
                 self.unrouted += share;
             }
-            self.routes.push(RouteAnswer { name: step.name, route: step.route, misses, share, forward });
+            self.routes.push(RouteExplanation { name: step.name, route: step.route, misses, share, forward });
         }
         self.unrouted += left;
     }
 
-    fn clusters(&mut self, question: &Question, walk: &mut Walk, config: &XdsConfig, known: &Known) {
+    fn clusters(
+        &mut self,
+        question: &ExplainRequest,
+        walk: &mut ClientSimulation,
+        config: &XdsConfig,
+        known: &LocalResources,
+    ) {
         let mut shares: Vec<(String, f64, Option<u64>)> = Vec::new();
         for route in self.routes.iter().filter(|route| route.share > 0.0) {
             let Some(forward) = &route.forward else { continue };
-            for Share { name: cluster, share: part } in &forward.clusters {
+            for NamedShare { name: cluster, share: part } in &forward.clusters {
                 let share = route.share * part;
                 match shares.iter_mut().find(|(name, ..)| name == cluster) {
                     Some((_, sum, _)) => *sum += share,
@@ -242,7 +248,7 @@ impl Answer {
         // The largest first; a stable sort leaves equals in the order of the routes.
         shares.sort_by(|(_, one, _), (_, other, _)| other.total_cmp(one));
         for (name, share, hash) in shares {
-            self.clusters.push(ClusterAnswer::new(&name, share, hash, question, walk, config, known));
+            self.clusters.push(ClusterExplanation::new(&name, share, hash, question, walk, config, known));
         }
     }
 
@@ -253,10 +259,10 @@ impl Answer {
     }
 }
 
-impl ForwardAnswer {
-    fn new(forward: &Forward, config: &XdsConfig, call: &Call<'_>) -> ForwardAnswer {
+impl ForwardExplanation {
+    fn new(forward: &Forward, config: &XdsConfig, call: &Call<'_>) -> ForwardExplanation {
         let sum: f64 = forward.clusters.iter().map(|cluster| f64::from(cluster.weight)).sum();
-        let part = |cluster: &WeightedCluster| Share {
+        let part = |cluster: &WeightedCluster| NamedShare {
             name: cluster.name.to_string(),
             share: f64::from(cluster.weight) / sum,
         };
@@ -264,10 +270,10 @@ impl ForwardAnswer {
         // Two channels that agree show that the hash is of the call alone.
         let [one, other] = [1, 2].map(|channel_id| forward.hash_of(call, channel_id));
         let filters = config.listener.filters.iter();
-        ForwardAnswer {
+        ForwardExplanation {
             clusters: forward.clusters.iter().map(part).collect(),
             timeout: limit.as_ref().map(Duration::as_secs_f64),
-            retry: forward.retry.as_deref().map(RetryAnswer::new),
+            retry: forward.retry.as_deref().map(RetryExplanation::new),
             hash_of: forward.hash.iter().map(ToString::to_string).collect(),
             hash: one.filter(|_| one == other).map(|hash| format!("{hash:016x}")),
             hash_by_channel: one != other,
@@ -283,9 +289,9 @@ impl ForwardAnswer {
     }
 }
 
-impl RetryAnswer {
-    fn new(retry: &RetryPolicy) -> RetryAnswer {
-        RetryAnswer {
+impl RetryExplanation {
+    fn new(retry: &RetryPolicy) -> RetryExplanation {
+        RetryExplanation {
             max_attempts: retry.max_attempts,
             on: retry.retry_on.iter().map(|code| format!("{code:?}")).collect(),
             first_backoff: retry.base_interval.as_secs_f64(),
@@ -294,23 +300,23 @@ impl RetryAnswer {
     }
 }
 
-impl ClusterAnswer {
+impl ClusterExplanation {
     fn new(
         name: &str,
         share: f64,
         hash: Option<u64>,
-        question: &Question,
-        walk: &mut Walk,
+        question: &ExplainRequest,
+        walk: &mut ClientSimulation,
         config: &XdsConfig,
-        known: &Known,
-    ) -> ClusterAnswer {
+        known: &LocalResources,
+    ) -> ClusterExplanation {
         let clusters = &config.clusters;
         let child = format!("cluster:{name}");
         let call = (question.path.as_str(), &question.headers as &dyn Headers);
         let picked = walk.pick(call, &child, hash.unwrap_or_default());
         let tree = walk.tree().and_then(|root| {
             let (_, description) = root.children.iter().find(|(found, _)| *found == child)?;
-            Some(Node::of(description, clusters))
+            Some(PolicyNode::of(description, clusters))
         });
         let header = tree.as_ref().and_then(hash_header);
         let is_hashed = tree.as_ref().is_some_and(is_by_hash);
@@ -319,14 +325,18 @@ impl ClusterAnswer {
             None => hash.is_some(),
         };
         let this_call = picked.as_ref().ok().and_then(Option::as_ref).filter(|_| is_hashed && has_hash);
-        ClusterAnswer {
+        ClusterExplanation {
             name: name.to_owned(),
             share,
             failure: picked.as_ref().err().map(|status| status.message().to_owned()),
-            leaves: leaves(name, clusters).map(|leaf| LeafAnswer::new(&leaf, clusters, known)).collect(),
-            dropped: tree.as_ref().and_then(Node::arriving).map(rest),
+            leaves: leaves(name, clusters).map(|leaf| LeafExplanation::new(&leaf, clusters, known)).collect(),
+            dropped: tree.as_ref().and_then(PolicyNode::arriving).map(rest),
             this_call: this_call.map(ToString::to_string),
-            endpoints: tree.iter().flat_map(Node::walk).flat_map(|node| node.endpoints.clone()).collect(),
+            endpoints: tree
+                .iter()
+                .flat_map(PolicyNode::walk)
+                .flat_map(|node| node.endpoints.clone())
+                .collect(),
             tree,
         }
     }
@@ -338,13 +348,13 @@ fn rest(share: f64) -> f64 {
 }
 
 /// The header that ring_hash hashes by itself (A76), if it was told to.
-fn hash_header(tree: &Node) -> Option<String> {
+fn hash_header(tree: &PolicyNode) -> Option<String> {
     let mut headers =
         tree.walk().into_iter().filter_map(|node| node.details.get("requestHashHeader")?.as_str());
     headers.next().filter(|header| !header.is_empty()).map(str::to_owned)
 }
 
-fn is_by_hash(tree: &Node) -> bool {
+fn is_by_hash(tree: &PolicyNode) -> bool {
     tree.walk().iter().any(|node| node.policy.as_deref() == Some("ring_hash_experimental"))
 }
 
@@ -357,10 +367,10 @@ fn leaves(name: &str, clusters: &Clusters) -> impl Iterator<Item = Arc<str>> {
     names.into_iter()
 }
 
-impl LeafAnswer {
-    fn new(name: &str, clusters: &Clusters, known: &Known) -> LeafAnswer {
+impl LeafExplanation {
+    fn new(name: &str, clusters: &Clusters, known: &LocalResources) -> LeafExplanation {
         let Some(leaf) = tree::leaf(name, clusters) else {
-            return LeafAnswer {
+            return LeafExplanation {
                 name: name.to_owned(),
                 source: None,
                 is_dns: false,
@@ -373,11 +383,11 @@ impl LeafAnswer {
             };
         };
         let set = clusters.endpoints.get(&leaf.source).cloned().unwrap_or_default();
-        let drop = |drop: &DropCategory| Share {
+        let drop = |drop: &DropCategory| NamedShare {
             name: drop.category.to_string(),
             share: f64::from(drop.requests_per_million) / 1e6,
         };
-        LeafAnswer {
+        LeafExplanation {
             name: name.to_owned(),
             source: Some(leaf.source.to_string()),
             is_dns: matches!(leaf.source, Source::LogicalDns { .. }),
@@ -391,7 +401,7 @@ impl LeafAnswer {
     }
 }
 
-fn stages_of(leaf: &Leaf, set: &EndpointSet) -> Vec<Stage> {
+fn stages_of(leaf: &Leaf, set: &EndpointSet) -> Vec<ConfigStage> {
     let stages = stages(leaf, set);
     let all = [
         ("lb_policy_config", Some(stages.lb_policy_config)),
@@ -399,12 +409,12 @@ fn stages_of(leaf: &Leaf, set: &EndpointSet) -> Vec<Stage> {
         ("priority_experimental", Some(stages.priority)),
         ("weighted_target_experimental", stages.weighted_target),
     ];
-    all.into_iter().filter_map(|(name, config)| Some(Stage { name, config: config? })).collect()
+    all.into_iter().filter_map(|(name, config)| Some(ConfigStage { name, config: config? })).collect()
 }
 
 /// The endpoints that the control plane lists and clients pass over: those that are not healthy, and localities without a
 /// weight (A27).
-fn left_out(leaf: &Leaf, known: &Known) -> Vec<LeftOut> {
+fn left_out(leaf: &Leaf, known: &LocalResources) -> Vec<ExcludedEndpoint> {
     let Source::Eds { .. } = &leaf.source else { return Vec::new() };
     let raw = known.find(ResourceType::Endpoints, leaf.source.name()).map(|found| &found.raw.value[..]);
     let Some(Ok(message)) = raw.map(ClusterLoadAssignment::decode) else { return Vec::new() };
@@ -418,7 +428,7 @@ fn left_out(leaf: &Leaf, known: &Known) -> Vec<LeftOut> {
                 Ok(status) => status.as_str_name().to_ascii_lowercase(),
                 Err(_) => format!("health {}", endpoint.health_status),
             };
-            found.push(LeftOut { address: address(endpoint), why });
+            found.push(ExcludedEndpoint { address: address(endpoint), why });
         }
     }
     found
@@ -443,7 +453,7 @@ fn address(endpoint: &LbEndpoint) -> String {
 }
 
 /// The headers as `--json` shows them.
-pub(crate) fn shown(headers: &CallHeaders) -> BTreeMap<&str, String> {
+pub(crate) fn header_map(headers: &CallHeaders) -> BTreeMap<&str, String> {
     let names = headers.0.iter().map(|(name, _)| name.as_str());
     names.filter_map(|name| Some((name, headers.value(name)?.into_owned()))).collect()
 }

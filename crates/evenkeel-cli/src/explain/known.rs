@@ -12,49 +12,55 @@ use evenkeel_xds::resource::{Parsed, Parser, Rejected, ResourceType};
 
 /// What a client makes of every resource.
 #[derive(Debug, Default)]
-pub(crate) struct Known {
-    resources: BTreeMap<(ResourceType, String), Read>,
+pub(crate) struct LocalResources {
+    resources: BTreeMap<(ResourceType, String), LocalResource>,
 }
 
 /// A resource, as it was sent and as it was read.
 #[derive(Debug)]
-pub(crate) struct Read {
+pub(crate) struct LocalResource {
     pub(crate) raw: Any,
     pub(crate) read: Result<Parsed, Rejected>,
 }
 
-impl Known {
+impl LocalResources {
     /// Reads resources, each with its type URL and name. Types that clients do not ask for are passed over.
-    pub(crate) fn read<'a>(resources: impl IntoIterator<Item = (&'a str, &'a str, &'a Any)>) -> Known {
-        Known::read_as(resources, &Parser::new(Registry::standard()), &ServerConfig::insecure("mesh"))
+    pub(crate) fn parse<'a>(
+        resources: impl IntoIterator<Item = (&'a str, &'a str, &'a Any)>,
+    ) -> LocalResources {
+        LocalResources::parse_as(
+            resources,
+            &Parser::new(Registry::standard()),
+            &ServerConfig::insecure("mesh"),
+        )
     }
 
-    /// As [`Known::read`], by a client with this parser, from this control plane.
-    pub(crate) fn read_as<'a>(
+    /// As [`LocalResources::parse`], by a client with this parser, from this control plane.
+    pub(crate) fn parse_as<'a>(
         resources: impl IntoIterator<Item = (&'a str, &'a str, &'a Any)>,
         parser: &Parser,
         server: &ServerConfig,
-    ) -> Known {
-        let mut known = Known::default();
+    ) -> LocalResources {
+        let mut known = LocalResources::default();
         for (type_url, name, any) in resources {
             let Some(kind) = ResourceType::of_type_url(type_url) else { continue };
-            let read = Read { raw: any.clone(), read: parser.parse(kind, any, server) };
+            let read = LocalResource { raw: any.clone(), read: parser.parse(kind, any, server) };
             known.resources.insert((kind, name.to_owned()), read);
         }
         known
     }
 
     /// All of them, in the order in which they lead to each other.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (ResourceType, &str, &Read)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (ResourceType, &str, &LocalResource)> {
         self.resources.iter().map(|((kind, name), read)| (*kind, name.as_str(), read))
     }
 
-    pub(crate) fn find(&self, kind: ResourceType, name: &str) -> Option<&Read> {
+    pub(crate) fn find(&self, kind: ResourceType, name: &str) -> Option<&LocalResource> {
         self.resources.get(&(kind, name.to_owned()))
     }
 }
 
-impl View for Known {
+impl View for LocalResources {
     /// Nothing is on its way: what is not there does not exist.
     fn look(&self, kind: ResourceType, name: &str) -> Seen {
         let value = match self.find(kind, name).map(|found| &found.read) {

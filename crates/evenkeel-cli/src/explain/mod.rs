@@ -16,9 +16,9 @@ use evenkeel_control::Mesh;
 use evenkeel_xds::bootstrap::Bootstrap;
 use serde_json::json;
 
-use self::answer::{Answer, CallHeaders, Question};
-use self::known::Known;
-use crate::ui::{Exit, Failure, Terminal};
+use self::answer::{CallHeaders, ExplainRequest, Explanation};
+use self::known::LocalResources;
+use crate::ui::{CliError, CliExit, TerminalOutput};
 
 /// Say where a call would go, and why.
 ///
@@ -26,7 +26,7 @@ use crate::ui::{Exit, Failure, Terminal};
 /// what share of the calls each endpoint gets. Nothing is connected; every healthy endpoint counts as answering.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Args {
+pub(crate) struct ExplainArgs {
     /// The mesh.
     mesh: PathBuf,
     /// What the client's channel is made for, such as xds:///orders. Not needed if the mesh has one service.
@@ -57,34 +57,34 @@ Exit codes: 0 the call gets to an endpoint, 1 it fails, or some such calls do,
 
 // Every command has the same shape; this one has nothing to wait for.
 #[allow(clippy::unused_async)]
-pub(crate) async fn run(args: Args, terminal: &Terminal) -> Result<Exit, Failure> {
-    let mesh = Mesh::load(&args.mesh).map_err(|errors| Failure::usage(errors.to_string()))?;
+pub(crate) async fn run(args: ExplainArgs, terminal: &TerminalOutput) -> Result<CliExit, CliError> {
+    let mesh = Mesh::load(&args.mesh).map_err(|errors| CliError::usage(errors.to_string()))?;
     let question = question(&args, &mesh)?;
     let resources = mesh.resources();
-    let answer = Answer::new(&question, &Known::read(resources.iter()));
+    let answer = Explanation::new(&question, &LocalResources::parse(resources.iter()));
     if args.json {
         let mut json = json!(answer);
-        json["headers"] = json!(answer::shown(&question.headers));
+        json["headers"] = json!(answer::header_map(&question.headers));
         terminal.print_json(format_args!("{json:#}"))?;
     } else {
         terminal.print(text::text(&answer, args.stages, terminal))?;
     }
-    Ok(if answer.is_failing() { Exit::Findings } else { Exit::Fine })
+    Ok(if answer.is_failing() { CliExit::Findings } else { CliExit::Success })
 }
 
 /// The call that the arguments mean.
-fn question(args: &Args, mesh: &Mesh) -> Result<Question, Failure> {
+fn question(args: &ExplainArgs, mesh: &Mesh) -> Result<ExplainRequest, CliError> {
     let services: Vec<&str> = mesh.services().collect();
     let target = match (&args.target, services.as_slice()) {
         (Some(target), _) => target.clone(),
         (None, [only]) => format!("xds:///{only}"),
         (None, several) => {
             let text = format!("--target is needed: the mesh has the services {}", several.join(", "));
-            return Err(Failure::usage(text));
+            return Err(CliError::usage(text));
         }
     };
     let named = local_bootstrap().listener_name(&target).map_err(|error| {
-        Failure::usage(format!("{error}; expected one such as xds:///{}", services.join(" or xds:///")))
+        CliError::usage(format!("{error}; expected one such as xds:///{}", services.join(" or xds:///")))
     })?;
     let listener = named.listener.as_str().to_owned();
     if !services.contains(&listener.as_str()) {
@@ -92,10 +92,10 @@ fn question(args: &Args, mesh: &Mesh) -> Result<Question, Failure> {
             "target {target:?}: the mesh has no service {listener:?}; it has {}",
             services.join(", ")
         );
-        return Err(Failure::usage(text));
+        return Err(CliError::usage(text));
     }
     let headers = CallHeaders(args.headers.clone());
-    Ok(Question { target, listener, authority: named.authority, path: args.path.clone(), headers })
+    Ok(ExplainRequest { target, listener, authority: named.authority, path: args.path.clone(), headers })
 }
 
 /// The bootstrap of a client whose only control plane serves the mesh.

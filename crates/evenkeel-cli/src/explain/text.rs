@@ -2,13 +2,14 @@
 
 use std::fmt::Write as _;
 
-use crate::table::{Cell, table};
-use crate::ui::{self, Style, Terminal};
+use crate::table::{TableCell, table};
+use crate::ui::{self, TerminalOutput, TextStyle};
 
 use super::answer::{
-    Answer, ClusterAnswer, ForwardAnswer, LeafAnswer, LeftOut, OTHER_PATH, RouteAnswer, Stage,
+    ClusterExplanation, ConfigStage, ExcludedEndpoint, Explanation, ForwardExplanation, LeafExplanation,
+    OTHER_PATH, RouteExplanation,
 };
-use super::tree::{Node, Row};
+use super::tree::{EndpointShare, PolicyNode};
 
 /// How wide a bar of all calls is.
 const BAR: f64 = 10.0;
@@ -17,8 +18,8 @@ const BAR: f64 = 10.0;
 const WIDTH: usize = 79;
 
 /// The whole answer. `with_stages` adds the four configs of each cluster.
-pub(crate) fn text(answer: &Answer, with_stages: bool, terminal: &Terminal) -> String {
-    let mut out = format!("{}\n", terminal.paint(Style::Title, wrapped(&headline(answer), 0)));
+pub(crate) fn text(answer: &Explanation, with_stages: bool, terminal: &TerminalOutput) -> String {
+    let mut out = format!("{}\n", terminal.paint(TextStyle::Title, wrapped(&headline(answer), 0)));
     if answer.failure.is_some() {
         return out;
     }
@@ -31,13 +32,13 @@ pub(crate) fn text(answer: &Answer, with_stages: bool, terminal: &Terminal) -> S
     }
     if !with_stages && !answer.clusters.is_empty() {
         let hint = "--stages shows the four configs that lead here, --json everything.";
-        line(&mut out, format_args!("\n{}", terminal.paint(Style::Faint, hint)));
+        line(&mut out, format_args!("\n{}", terminal.paint(TextStyle::Faint, hint)));
     }
     out
 }
 
 /// What becomes of the call, in one sentence.
-fn headline(answer: &Answer) -> String {
+fn headline(answer: &Explanation) -> String {
     let calls = match answer.path.as_str() {
         "/" => format!("Calls to {}", answer.target),
         path => format!("Calls to {path} of {}", answer.target),
@@ -51,7 +52,9 @@ fn headline(answer: &Answer) -> String {
     }
     match answer.clusters.as_slice() {
         [] => format!("{calls} find no route and fail."),
-        [only] if refused.is_empty() => format!("{calls} go to cluster {}: {}.", only.name, outlook(only)),
+        [only] if refused.is_empty() => {
+            format!("{calls} go to cluster {}: {}.", only.name, cluster_summary(only))
+        }
         clusters => {
             let each =
                 clusters.iter().map(|cluster| format!("{} to {}", percent(cluster.share), cluster.name));
@@ -61,16 +64,16 @@ fn headline(answer: &Answer) -> String {
 }
 
 /// What a cluster does with its calls, in a few words.
-fn outlook(cluster: &ClusterAnswer) -> String {
+fn cluster_summary(cluster: &ClusterExplanation) -> String {
     if let Some(failure) = &cluster.failure {
         return format!("they fail, {failure}");
     }
     if let Some(address) = &cluster.this_call {
         return format!("by its hash this one to {address}");
     }
-    let nodes = cluster.tree.as_ref().map(Node::walk).unwrap_or_default();
-    let rows: Vec<&Row> = nodes.iter().flat_map(|node| &node.endpoints).collect();
-    let is_used = |row: &&&Row| row.share.map_or(row.unused.is_none(), |share| share > 0.0);
+    let nodes = cluster.tree.as_ref().map(PolicyNode::walk).unwrap_or_default();
+    let rows: Vec<&EndpointShare> = nodes.iter().flat_map(|node| &node.endpoints).collect();
+    let is_used = |row: &&&EndpointShare| row.share.map_or(row.unused.is_none(), |share| share > 0.0);
     let used = rows.iter().filter(is_used).count();
     let policy = nodes.iter().find(|node| !node.endpoints.is_empty()).and_then(|node| node.policy.as_deref());
     let what = if rows.len() == 1 { "endpoint" } else { "endpoints" };
@@ -81,18 +84,18 @@ fn outlook(cluster: &ClusterAnswer) -> String {
     }
 }
 
-fn routes(answer: &Answer, terminal: &Terminal) -> String {
+fn routes(answer: &Explanation, terminal: &TerminalOutput) -> String {
     let host = answer.virtual_host.as_deref().unwrap_or_default();
     let mut out =
-        format!("\n{}\n", terminal.paint(Style::Title, format_args!("Routes of virtual host {host:?}")));
+        format!("\n{}\n", terminal.paint(TextStyle::Title, format_args!("Routes of virtual host {host:?}")));
     for (i, route) in answer.routes.iter().enumerate() {
-        let (sign, style, fate) = fate(route);
+        let (sign, style, fate) = route_outcome(route);
         let name = if route.name.is_empty() { String::new() } else { format!("{:?} ", route.name) };
         let route_text = wrapped(&format!("{name}{}", route.route), 7);
         line(&mut out, format_args!("  {sign} {}. {route_text}", i + 1));
         line(&mut out, format_args!("       {}", terminal.paint(style, wrapped(&fate, 7))));
         if let Some(forward) = &route.forward {
-            for text in terms(forward) {
+            for text in forward_details(forward) {
                 line(&mut out, format_args!("       {}", wrapped(&text, 7)));
             }
         }
@@ -100,32 +103,32 @@ fn routes(answer: &Answer, terminal: &Terminal) -> String {
     if answer.unrouted > 0.0 {
         let text =
             format!("{} of the calls find no route and fail with UNAVAILABLE", percent(answer.unrouted));
-        line(&mut out, format_args!("  ✗ {}", terminal.paint(Style::Bad, text)));
+        line(&mut out, format_args!("  ✗ {}", terminal.paint(TextStyle::Bad, text)));
     }
     let is_path_missed = answer.routes.iter().any(|route| route.misses.as_deref() == Some(OTHER_PATH));
     if is_path_missed && answer.path == "/" {
         line(
             &mut out,
-            format_args!("  {}", terminal.paint(Style::Faint, "--path says which method is called.")),
+            format_args!("  {}", terminal.paint(TextStyle::Faint, "--path says which method is called.")),
         );
     }
     out
 }
 
 /// A sign, a colour and a word for what a route does with the call.
-fn fate(route: &RouteAnswer) -> (char, Style, String) {
+fn route_outcome(route: &RouteExplanation) -> (char, TextStyle, String) {
     match &route.misses {
-        Some(why) => ('·', Style::Faint, format!("does not match: {why}")),
+        Some(why) => ('·', TextStyle::Faint, format!("does not match: {why}")),
         None if route.forward.is_none() => {
-            ('✗', Style::Bad, format!("fails {} of the calls", percent(route.share)))
+            ('✗', TextStyle::Bad, format!("fails {} of the calls", percent(route.share)))
         }
-        None if route.share >= 1.0 => ('→', Style::Good, "takes it".to_owned()),
-        None => ('→', Style::Good, format!("takes {} of such calls", percent(route.share))),
+        None if route.share >= 1.0 => ('→', TextStyle::Good, "takes it".to_owned()),
+        None => ('→', TextStyle::Good, format!("takes {} of such calls", percent(route.share))),
     }
 }
 
 /// What holds for calls of a route.
-fn terms(forward: &ForwardAnswer) -> Vec<String> {
+fn forward_details(forward: &ForwardExplanation) -> Vec<String> {
     let mut all = Vec::new();
     if forward.clusters.len() > 1 {
         let each = forward.clusters.iter().map(|to| format!("{} {}", to.name, percent(to.share)));
@@ -154,17 +157,17 @@ fn terms(forward: &ForwardAnswer) -> Vec<String> {
     all
 }
 
-fn of_cluster(cluster: &ClusterAnswer, terminal: &Terminal) -> String {
+fn of_cluster(cluster: &ClusterExplanation, terminal: &TerminalOutput) -> String {
     let share = if cluster.share < 1.0 {
         format!(", {} of the calls", percent(cluster.share))
     } else {
         String::new()
     };
     let title = ui::safe(&format!("Cluster {}{share}", cluster.name));
-    let mut out = format!("\n{}\n", terminal.paint(Style::Title, title));
+    let mut out = format!("\n{}\n", terminal.paint(TextStyle::Title, title));
     if let Some(failure) = &cluster.failure {
         let failure = wrapped(&format!("✗ its calls fail: {failure}"), 4);
-        line(&mut out, format_args!("  {}", terminal.paint(Style::Bad, failure)));
+        line(&mut out, format_args!("  {}", terminal.paint(TextStyle::Bad, failure)));
     }
     if let Some(tree) = &cluster.tree {
         let mut rows = Vec::new();
@@ -172,21 +175,21 @@ fn of_cluster(cluster: &ClusterAnswer, terminal: &Terminal) -> String {
         out.push_str(&table(&rows, terminal));
     }
     for note in notes(cluster) {
-        line(&mut out, format_args!("  {} {}", terminal.paint(Style::Faint, "*"), wrapped(&note, 4)));
+        line(&mut out, format_args!("  {} {}", terminal.paint(TextStyle::Faint, "*"), wrapped(&note, 4)));
     }
     out
 }
 
 /// One row for each policy and endpoint. `first` stands before the row itself, `rest` before those below it.
-fn draw(node: &Node, first: &str, rest: &str, rows: &mut Vec<Vec<Cell>>) {
+fn draw(node: &PolicyNode, first: &str, rest: &str, rows: &mut Vec<Vec<TableCell>>) {
     let policy = node.policy.as_deref().unwrap_or("stands by");
     let name = if node.name.is_empty() { policy.to_owned() } else { format!("{}  {policy}", node.name) };
-    let name = Cell::new(format!("{first}{name}"));
+    let name = TableCell::new(format!("{first}{name}"));
     rows.push(match node.policy {
-        None => vec![name.style(Style::Faint)],
+        None => vec![name.style(TextStyle::Faint)],
         // An only child takes what its parent gets.
         Some(_) if node.name.is_empty() => vec![name],
-        Some(_) => vec![name, Cell::default(), share(node.share)],
+        Some(_) => vec![name, TableCell::default(), share(node.share)],
     });
     let count = node.children.len() + node.endpoints.len();
     let stem = |i: usize| if i + 1 == count { ("└ ", "  ") } else { ("├ ", "│ ") };
@@ -200,35 +203,38 @@ fn draw(node: &Node, first: &str, rest: &str, rows: &mut Vec<Vec<Cell>>) {
     }
 }
 
-fn endpoint(row: &Row, policy: Option<&str>, stem: &str) -> Vec<Cell> {
-    let name = Cell::new(format!("{stem}{}", row.addresses.join(", ")));
+fn endpoint(row: &EndpointShare, policy: Option<&str>, stem: &str) -> Vec<TableCell> {
+    let name = TableCell::new(format!("{stem}{}", row.addresses.join(", ")));
     if policy.is_none() {
-        return vec![name.style(Style::Faint)];
+        return vec![name.style(TextStyle::Faint)];
     }
     // The ring's weights are shares of the ring already.
     let weight = row.weight.filter(|weight| *weight > 0.0 && policy != Some("ring_hash_experimental"));
-    let weight = Cell::right(weight.map(|weight| format!("weight {}", number(weight))).unwrap_or_default());
+    let weight =
+        TableCell::right(weight.map(|weight| format!("weight {}", number(weight))).unwrap_or_default());
     match (row.share, &row.unused) {
         (Some(part), _) if part > 0.0 => {
             let bar = "█".repeat((part * BAR).round() as usize);
             let bar = if bar.is_empty() { "▏".to_owned() } else { bar };
-            vec![name, weight, Cell::right(percent(part)), Cell::new(bar).style(Style::Good)]
+            vec![name, weight, TableCell::right(percent(part)), TableCell::new(bar).style(TextStyle::Good)]
         }
-        (_, Some(why)) => vec![name, weight, Cell::right(percent(0.0)), Cell::new(why).style(Style::Faint)],
-        (Some(_), None) => vec![name, weight, Cell::right(percent(0.0))],
-        (None, None) => vec![name, weight, Cell::right("by load")],
+        (_, Some(why)) => {
+            vec![name, weight, TableCell::right(percent(0.0)), TableCell::new(why).style(TextStyle::Faint)]
+        }
+        (Some(_), None) => vec![name, weight, TableCell::right(percent(0.0))],
+        (None, None) => vec![name, weight, TableCell::right("by load")],
     }
 }
 
-fn share(share: Option<f64>) -> Cell {
+fn share(share: Option<f64>) -> TableCell {
     match share {
-        Some(share) => Cell::right(percent(share)),
-        None => Cell::right("by load"),
+        Some(share) => TableCell::right(percent(share)),
+        None => TableCell::right("by load"),
     }
 }
 
 /// What the tree does not show by itself.
-fn notes(cluster: &ClusterAnswer) -> Vec<String> {
+fn notes(cluster: &ClusterExplanation) -> Vec<String> {
     let mut notes = Vec::new();
     let several = cluster.leaves.len() > 1;
     if several {
@@ -242,7 +248,7 @@ fn notes(cluster: &ClusterAnswer) -> Vec<String> {
     if let Some(address) = &cluster.this_call {
         notes.push(format!("the hash of this call leads to {address}"));
     }
-    for node in cluster.tree.as_ref().map(Node::walk).unwrap_or_default() {
+    for node in cluster.tree.as_ref().map(PolicyNode::walk).unwrap_or_default() {
         let note = node.policy.as_deref().and_then(|policy| policy_note(policy, node));
         let warnings = node.warnings.iter().map(|warning| format!("warning: {warning}"));
         for note in note.into_iter().chain(warnings) {
@@ -254,7 +260,7 @@ fn notes(cluster: &ClusterAnswer) -> Vec<String> {
     notes
 }
 
-fn leaf_notes(leaf: &LeafAnswer) -> Vec<String> {
+fn leaf_notes(leaf: &LeafExplanation) -> Vec<String> {
     let mut notes = Vec::new();
     match &leaf.source {
         Some(source) if leaf.is_dns => notes.push(format!(
@@ -275,14 +281,14 @@ fn leaf_notes(leaf: &LeafAnswer) -> Vec<String> {
     if leaf.reports_load {
         notes.push("clients report their load to the control plane".to_owned());
     }
-    for LeftOut { address, why } in &leaf.left_out {
+    for ExcludedEndpoint { address, why } in &leaf.left_out {
         notes.push(format!("left out: {address} ({why})"));
     }
     notes
 }
 
 /// What a policy decides while calls run.
-fn policy_note(policy: &str, node: &Node) -> Option<String> {
+fn policy_note(policy: &str, node: &PolicyNode) -> Option<String> {
     let detail = |name: &str| node.details.get(name).map(ToString::to_string).unwrap_or_default();
     Some(match policy {
         "weighted_round_robin" => {
@@ -307,12 +313,12 @@ fn policy_note(policy: &str, node: &Node) -> Option<String> {
     })
 }
 
-fn stages(leaf: &LeafAnswer, terminal: &Terminal) -> String {
+fn stages(leaf: &LeafExplanation, terminal: &TerminalOutput) -> String {
     let mut out = String::new();
-    for (i, Stage { name, config }) in leaf.stages.iter().enumerate() {
+    for (i, ConfigStage { name, config }) in leaf.stages.iter().enumerate() {
         let title = format!("Cluster {}, config {} of {}: {name}", leaf.name, i + 1, leaf.stages.len());
         let title = ui::safe(&title);
-        line(&mut out, format_args!("\n{}", terminal.paint(Style::Title, title)));
+        line(&mut out, format_args!("\n{}", terminal.paint(TextStyle::Title, title)));
         line(&mut out, format_args!("{}", ui::json_escaped(&format!("{config:#}"))));
     }
     out

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 /// A policy, or a priority that stands by.
 #[derive(Debug, Serialize)]
-pub(crate) struct Node {
+pub(crate) struct PolicyNode {
     /// What its parent calls it; empty where it is the only one.
     pub(crate) name: String,
     /// The policy; `None` for a priority that stands by, so that there is no policy yet.
@@ -18,14 +18,14 @@ pub(crate) struct Node {
     /// The share of the cluster's calls that come here, if that is fixed.
     pub(crate) share: Option<f64>,
     pub(crate) details: Map<String, Value>,
-    pub(crate) endpoints: Vec<Row>,
-    pub(crate) children: Vec<Node>,
+    pub(crate) endpoints: Vec<EndpointShare>,
+    pub(crate) children: Vec<PolicyNode>,
     pub(crate) warnings: Vec<String>,
 }
 
 /// An endpoint.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Row {
+pub(crate) struct EndpointShare {
     pub(crate) addresses: Vec<String>,
     pub(crate) locality: Option<String>,
     pub(crate) weight: Option<f64>,
@@ -35,18 +35,18 @@ pub(crate) struct Row {
     pub(crate) unused: Option<String>,
 }
 
-impl Node {
+impl PolicyNode {
     /// The tree of one cluster, to which all of its calls come.
-    pub(crate) fn of(description: &Description, clusters: &Clusters) -> Node {
-        Node::new(String::new(), description, Some(1.0), clusters)
+    pub(crate) fn of(description: &Description, clusters: &Clusters) -> PolicyNode {
+        PolicyNode::new(String::new(), description, Some(1.0), clusters)
     }
 
-    fn new(name: String, description: &Description, share: Option<f64>, clusters: &Clusters) -> Node {
+    fn new(name: String, description: &Description, share: Option<f64>, clusters: &Clusters) -> PolicyNode {
         let child = |(name, child): &(String, Description)| {
             let share = share.zip(part(description, name, clusters)).map(|(whole, part)| whole * part);
             // A name tells siblings apart; of an only child it tells nothing.
             let shown = if is_named(description) { locality(name) } else { String::new() };
-            Node::new(shown, child, share, clusters)
+            PolicyNode::new(shown, child, share, clusters)
         };
         let mut children: Vec<_> = description.children.iter().map(child).collect();
         if description.policy == "xds_cluster_resolver_experimental" {
@@ -55,19 +55,19 @@ impl Node {
                 priorities.children.extend(standing_by(description, priorities, clusters));
             }
         }
-        Node {
+        PolicyNode {
             name,
             policy: Some(description.policy.clone()),
             share,
             details: description.details.clone(),
-            endpoints: description.endpoints.iter().map(|row| Row::new(row, share)).collect(),
+            endpoints: description.endpoints.iter().map(|row| EndpointShare::new(row, share)).collect(),
             children,
             warnings: description.warnings.clone(),
         }
     }
 
     /// This one and all below it, each before what is below it.
-    pub(crate) fn walk(&self) -> Vec<&Node> {
+    pub(crate) fn walk(&self) -> Vec<&PolicyNode> {
         let mut all = vec![self];
         for child in &self.children {
             all.extend(child.walk());
@@ -83,10 +83,10 @@ impl Node {
     }
 }
 
-impl Row {
-    fn new(row: &EndpointRow, share: Option<f64>) -> Row {
+impl EndpointShare {
+    fn new(row: &EndpointRow, share: Option<f64>) -> EndpointShare {
         let share = share.zip(row.share).map(|(whole, part)| whole * part);
-        Row {
+        EndpointShare {
             addresses: row.addresses.clone(),
             locality: row.locality.as_deref().map(locality),
             weight: row.weight,
@@ -97,8 +97,8 @@ impl Row {
     }
 
     /// One that waits for others to fail.
-    fn standing_by(endpoint: &Endpoint) -> Row {
-        Row {
+    fn standing_by(endpoint: &Endpoint) -> EndpointShare {
+        EndpointShare {
             addresses: endpoint.addresses().iter().map(ToString::to_string).collect(),
             locality: endpoint.locality().map(|name| locality(&name.to_string())),
             weight: endpoint.weight().map(f64::from),
@@ -148,7 +148,7 @@ fn is_named(parent: &Description) -> bool {
 }
 
 /// The priorities that the priority policy has no child for: those behind the one that serves.
-fn standing_by(resolver: &Description, priorities: &Node, clusters: &Clusters) -> Vec<Node> {
+fn standing_by(resolver: &Description, priorities: &PolicyNode, clusters: &Clusters) -> Vec<PolicyNode> {
     let mut found = Vec::new();
     let mechanisms = resolver.details.get("mechanisms").and_then(Value::as_object);
     for (cluster, mechanism) in mechanisms.into_iter().flatten() {
@@ -160,12 +160,12 @@ fn standing_by(resolver: &Description, priorities: &Node, clusters: &Clusters) -
             if priorities.children.iter().any(|child| child.name == name) {
                 continue;
             }
-            found.push(Node {
+            found.push(PolicyNode {
                 name: name.to_owned(),
                 policy: None,
                 share: Some(0.0),
                 details: Map::new(),
-                endpoints: endpoints.iter().map(Row::standing_by).collect(),
+                endpoints: endpoints.iter().map(EndpointShare::standing_by).collect(),
                 children: Vec::new(),
                 warnings: Vec::new(),
             });
@@ -173,7 +173,7 @@ fn standing_by(resolver: &Description, priorities: &Node, clusters: &Clusters) -
     }
     let order = priorities.details.get("priorities").and_then(Value::as_array);
     let place =
-        |node: &Node| order.and_then(|order| order.iter().position(|name| *name == node.name.as_str()));
+        |node: &PolicyNode| order.and_then(|order| order.iter().position(|name| *name == node.name.as_str()));
     found.sort_by_key(place);
     found
 }

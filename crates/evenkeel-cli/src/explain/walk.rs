@@ -13,7 +13,7 @@ use evenkeel_xds::follow::{Follower, Step};
 use evenkeel_xds::graph::XdsConfig;
 use evenkeel_xds::routing::Selector;
 
-use super::known::Known;
+use super::known::LocalResources;
 
 /// How often things are tried that should come to rest at once: far more than any tree needs.
 const TRIES: u32 = 64;
@@ -22,7 +22,7 @@ const TRIES: u32 = 64;
 const PICKS: u64 = 20_000;
 
 /// A channel that has come as far as it can.
-pub(crate) struct Walk {
+pub(crate) struct ClientSimulation {
     follower: Follower,
     core: Core,
     picker: Option<RootPicker>,
@@ -32,16 +32,21 @@ pub(crate) struct Walk {
     pub(crate) hosts: BTreeSet<Arc<str>>,
 }
 
-impl Walk {
+impl ClientSimulation {
     /// Follows a listener for calls to an authority.
-    pub(crate) fn new(known: &Known, listener: &str, authority: &str) -> Walk {
-        Walk::of_node(known, listener, authority, "explain")
+    pub(crate) fn new(known: &LocalResources, listener: &str, authority: &str) -> ClientSimulation {
+        ClientSimulation::of_node(known, listener, authority, "explain")
     }
 
-    /// As [`Walk::new`], for a client with this node id, which failures name.
-    pub(crate) fn of_node(known: &Known, listener: &str, authority: &str, node_id: &str) -> Walk {
+    /// As [`ClientSimulation::new`], for a client with this node id, which failures name.
+    pub(crate) fn of_node(
+        known: &LocalResources,
+        listener: &str,
+        authority: &str,
+        node_id: &str,
+    ) -> ClientSimulation {
         let follower = Follower::new(listener, authority, node_id, 1, Arc::new(|| ()));
-        let mut walk = Walk {
+        let mut walk = ClientSimulation {
             follower,
             core: Core::builder(Rng::fixed(1)).build(),
             picker: None,
@@ -54,12 +59,12 @@ impl Walk {
             }
         }
         walk.core.handle(Event::ExitIdle, Instant::ORIGIN);
-        walk.settle();
+        walk.run_to_stable();
         walk
     }
 
     /// Looks at what is known, and says whether that led on: to another config, or to a name.
-    fn follow(&mut self, known: &Known) -> bool {
+    fn follow(&mut self, known: &LocalResources) -> bool {
         let dynamic: Vec<_> = self.core.wanted_clusters().cloned().collect();
         let followed = self.follower.follow(&dynamic, known);
         let mut is_news = followed.step.is_some();
@@ -73,13 +78,13 @@ impl Walk {
         if let Some(Step { update, route }) = followed.step {
             self.core.update(update);
             self.route = route;
-            self.settle();
+            self.run_to_stable();
         }
         is_news
     }
 
     /// Every connection that is asked for is there at once.
-    fn settle(&mut self) {
+    fn run_to_stable(&mut self) {
         loop {
             let pass = self.core.reconcile(Instant::ORIGIN);
             self.picker = pass.picker.or(self.picker.take());
@@ -130,7 +135,7 @@ impl Walk {
                     if let Some(id) = connect {
                         self.core.handle(Event::Connect(id), Instant::ORIGIN);
                     }
-                    self.settle();
+                    self.run_to_stable();
                 }
                 Pick::Fail(status) => return Err(status),
                 // Chance may spare the next one.

@@ -19,13 +19,13 @@ use tonic::transport::Endpoint;
 use tonic::{Code, Request};
 use tonic_prost::ProstCodec;
 
-use crate::ui::{self, Failure};
+use crate::ui::{self, CliError};
 
 /// How long a connection may take.
-const CONNECT: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long an answer may take.
-const ANSWER: Duration = Duration::from_secs(10);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The largest answer: a client with thousands of resources has some megabytes.
 const MAX_BYTES: usize = 64 << 20;
@@ -35,23 +35,23 @@ const MAX_HEAD: usize = 64 << 10;
 
 /// Where a process answers.
 #[derive(Clone, Debug)]
-pub(crate) struct Peer(Authority);
+pub(crate) struct InspectTarget(Authority);
 
-impl FromStr for Peer {
+impl FromStr for InspectTarget {
     type Err = String;
 
     /// Takes what stands in a browser too: `http://127.0.0.1:9901/`.
-    fn from_str(text: &str) -> Result<Peer, String> {
+    fn from_str(text: &str) -> Result<InspectTarget, String> {
         let text = text.strip_prefix("http://").unwrap_or(text);
         let text = text.strip_suffix('/').unwrap_or(text);
         let expected = || "expected HOST:PORT, as in 127.0.0.1:9901".to_owned();
         let authority = Authority::try_from(text).map_err(|_| expected())?;
         let is_plain = authority.port_u16().is_some() && !authority.host().is_empty();
-        if is_plain && !text.contains('@') { Ok(Peer(authority)) } else { Err(expected()) }
+        if is_plain && !text.contains('@') { Ok(InspectTarget(authority)) } else { Err(expected()) }
     }
 }
 
-impl fmt::Display for Peer {
+impl fmt::Display for InspectTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
@@ -59,22 +59,22 @@ impl fmt::Display for Peer {
 
 /// What a process answered; at least one of the two.
 #[derive(Debug)]
-pub(super) struct Answers {
+pub(super) struct InspectData {
     pub(super) csds: Option<ClientStatusResponse>,
     pub(super) state: Option<State>,
 }
 
 /// Asks both. The failure says what was tried, and the likely cause.
-pub(super) async fn ask(peer: &Peer) -> Result<Answers, Failure> {
-    connect(peer).await.map_err(|error| Failure::unreachable(unreachable(peer, &error)))?;
+pub(super) async fn fetch(peer: &InspectTarget) -> Result<InspectData, CliError> {
+    connect(peer).await.map_err(|error| CliError::unreachable(unreachable(peer, &error)))?;
     let (csds, state) = tokio::join!(csds(peer), state(peer));
     match (csds, state) {
-        (Err(csds), Err(state)) => Err(Failure::unreachable(silent(peer, &csds, &state))),
-        (csds, state) => Ok(Answers { csds: csds.ok(), state: state.ok() }),
+        (Err(csds), Err(state)) => Err(CliError::unreachable(no_response_text(peer, &csds, &state))),
+        (csds, state) => Ok(InspectData { csds: csds.ok(), state: state.ok() }),
     }
 }
 
-fn unreachable(peer: &Peer, error: &io::Error) -> String {
+fn unreachable(peer: &InspectTarget, error: &io::Error) -> String {
     let cause = match error.kind() {
         io::ErrorKind::ConnectionRefused => {
             "nobody listens there: the process has ended, has no admin server, or listens on another port"
@@ -85,7 +85,7 @@ fn unreachable(peer: &Peer, error: &io::Error) -> String {
     format!("{peer} cannot be reached: {}\n  likely: {cause}", ui::safe(&error.to_string()))
 }
 
-fn silent(peer: &Peer, csds: &Problem, state: &str) -> String {
+fn no_response_text(peer: &InspectTarget, csds: &CsdsError, state: &str) -> String {
     let cause = match csds.code {
         Some(Code::Unimplemented) => {
             "a gRPC server, but without CSDS: register the admin services there, or ask the process's admin port"
@@ -100,43 +100,44 @@ fn silent(peer: &Peer, csds: &Problem, state: &str) -> String {
     )
 }
 
-async fn connect(peer: &Peer) -> io::Result<TcpStream> {
-    let connecting = timeout(CONNECT, TcpStream::connect(peer.0.as_str())).await;
+async fn connect(peer: &InspectTarget) -> io::Result<TcpStream> {
+    let connecting = timeout(CONNECT_TIMEOUT, TcpStream::connect(peer.0.as_str())).await;
     connecting.unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, "timed out")))
 }
 
 /// Why there is no answer by CSDS.
-struct Problem {
+struct CsdsError {
     code: Option<Code>,
     text: String,
 }
 
-impl Problem {
-    fn new(error: &dyn Error) -> Problem {
-        Problem { code: None, text: chain(error) }
+impl CsdsError {
+    fn new(error: &dyn Error) -> CsdsError {
+        CsdsError { code: None, text: chain(error) }
     }
 }
 
-async fn csds(peer: &Peer) -> Result<ClientStatusResponse, Problem> {
-    let endpoint = Endpoint::from_shared(format!("http://{peer}")).map_err(|error| Problem::new(&error))?;
+async fn csds(peer: &InspectTarget) -> Result<ClientStatusResponse, CsdsError> {
+    let endpoint = Endpoint::from_shared(format!("http://{peer}")).map_err(|error| CsdsError::new(&error))?;
     let answer = async {
-        let channel = endpoint.connect_timeout(CONNECT).connect().await;
-        let channel = channel.map_err(|error| Problem::new(&error))?;
+        let channel = endpoint.connect_timeout(CONNECT_TIMEOUT).connect().await;
+        let channel = channel.map_err(|error| CsdsError::new(&error))?;
         let mut client = Grpc::new(channel).max_decoding_message_size(MAX_BYTES);
-        client.ready().await.map_err(|error| Problem::new(&error))?;
+        client.ready().await.map_err(|error| CsdsError::new(&error))?;
         let path = PathAndQuery::from_static(
             "/envoy.service.status.v3.ClientStatusDiscoveryService/FetchClientStatus",
         );
         let request = Request::new(ClientStatusRequest::default());
         let codec = ProstCodec::<ClientStatusRequest, ClientStatusResponse>::default();
-        let answer = client.unary(request, path, codec).await.map_err(|status| Problem {
+        let answer = client.unary(request, path, codec).await.map_err(|status| CsdsError {
             code: Some(status.code()),
             text: format!("{:?}: {}", status.code(), status.message()),
         })?;
         Ok(answer.into_inner())
     };
-    let late = || Problem { code: None, text: format!("no answer within {} s", ANSWER.as_secs()) };
-    timeout(ANSWER, answer).await.unwrap_or_else(|_| Err(late()))
+    let late =
+        || CsdsError { code: None, text: format!("no answer within {} s", RESPONSE_TIMEOUT.as_secs()) };
+    timeout(RESPONSE_TIMEOUT, answer).await.unwrap_or_else(|_| Err(late()))
 }
 
 /// An error with its causes, each once.
@@ -153,13 +154,13 @@ fn chain(error: &dyn Error) -> String {
     text
 }
 
-async fn state(peer: &Peer) -> Result<State, String> {
-    let body = timeout(ANSWER, get(peer, "/api/state")).await;
-    let body = body.map_err(|_| format!("no answer within {} s", ANSWER.as_secs()))??;
+async fn state(peer: &InspectTarget) -> Result<State, String> {
+    let body = timeout(RESPONSE_TIMEOUT, get(peer, "/api/state")).await;
+    let body = body.map_err(|_| format!("no answer within {} s", RESPONSE_TIMEOUT.as_secs()))??;
     serde_json::from_slice(&body).map_err(|error| format!("not the state of an evenkeel process: {error}"))
 }
 
-async fn get(peer: &Peer, path: &str) -> Result<Vec<u8>, String> {
+async fn get(peer: &InspectTarget, path: &str) -> Result<Vec<u8>, String> {
     let failed = |error: io::Error| error.to_string();
     let mut stream = connect(peer).await.map_err(failed)?;
     let request = format!(
@@ -247,7 +248,7 @@ mod tests {
 
     #[test]
     fn peers_are_hosts_with_ports() {
-        let read = |text: &str| text.parse::<Peer>().map(|peer| peer.to_string());
+        let read = |text: &str| text.parse::<InspectTarget>().map(|peer| peer.to_string());
         for text in ["127.0.0.1:9901", "orders-7:9901", "[::1]:9901"] {
             assert_eq!(read(text).as_deref(), Ok(text));
         }

@@ -5,65 +5,65 @@
 
 use std::fmt::Write as _;
 
-use crate::ui::{self, Style, Terminal};
+use crate::ui::{self, TerminalOutput, TextStyle};
 
 /// A line, and what belongs to it.
 #[derive(Debug, Default)]
-pub(super) struct Branch {
-    spans: Vec<Span>,
-    pub(super) below: Vec<Branch>,
+pub(super) struct TreeNode {
+    spans: Vec<TextSpan>,
+    pub(super) below: Vec<TreeNode>,
 }
 
 #[derive(Debug)]
-struct Span {
-    style: Option<Style>,
+struct TextSpan {
+    style: Option<TextStyle>,
     text: String,
 }
 
-impl Branch {
+impl TreeNode {
     /// A line that says this.
-    pub(super) fn new(text: impl AsRef<str>) -> Branch {
-        Branch::default().with(None, text)
+    pub(super) fn new(text: impl AsRef<str>) -> TreeNode {
+        TreeNode::default().with(None, text)
     }
 
     /// A line that says this in a style.
-    pub(super) fn styled(style: Style, text: impl AsRef<str>) -> Branch {
-        Branch::default().with(Some(style), text)
+    pub(super) fn styled(style: TextStyle, text: impl AsRef<str>) -> TreeNode {
+        TreeNode::default().with(Some(style), text)
     }
 
     /// Goes on, behind a space. Nothing is added for an empty text.
     #[must_use]
-    pub(super) fn with(mut self, style: impl Into<Option<Style>>, text: impl AsRef<str>) -> Branch {
+    pub(super) fn with(mut self, style: impl Into<Option<TextStyle>>, text: impl AsRef<str>) -> TreeNode {
         if !text.as_ref().is_empty() {
-            self.spans.push(Span { style: style.into(), text: ui::safe(text.as_ref()) });
+            self.spans.push(TextSpan { style: style.into(), text: ui::safe(text.as_ref()) });
         }
         self
     }
 
     /// Adds a line below.
-    pub(super) fn push(&mut self, below: Branch) {
+    pub(super) fn push(&mut self, below: TreeNode) {
         self.below.push(below);
     }
 }
 
 /// The lines, each top one at the margin and those below it behind branches.
-pub(super) fn text(tops: &[Branch], terminal: &Terminal, width: Option<usize>) -> String {
-    let mut drawing = Drawing { terminal, width, out: String::new() };
+pub(super) fn text(tops: &[TreeNode], terminal: &TerminalOutput, width: Option<usize>) -> String {
+    let mut drawing = TreeRenderer { terminal, width, out: String::new() };
     for top in tops {
         drawing.branch(top, "", "");
     }
     drawing.out
 }
 
-struct Drawing<'a> {
-    terminal: &'a Terminal,
+struct TreeRenderer<'a> {
+    terminal: &'a TerminalOutput,
     width: Option<usize>,
     out: String,
 }
 
-impl Drawing<'_> {
+impl TreeRenderer<'_> {
     /// `first` stands before the line, `others` before all that follow for it.
-    fn branch(&mut self, branch: &Branch, first: &str, others: &str) {
+    fn branch(&mut self, branch: &TreeNode, first: &str, others: &str) {
         let hanging = if branch.below.is_empty() { "  " } else { "│ " };
         self.line(&branch.spans, first, &format!("{others}{hanging}"));
         for (i, below) in branch.below.iter().enumerate() {
@@ -73,7 +73,7 @@ impl Drawing<'_> {
         }
     }
 
-    fn line(&mut self, spans: &[Span], first: &str, others: &str) {
+    fn line(&mut self, spans: &[TextSpan], first: &str, others: &str) {
         let mut column = first.chars().count();
         let start = others.chars().count();
         self.faint(first);
@@ -108,10 +108,10 @@ impl Drawing<'_> {
     }
 
     fn faint(&mut self, text: &str) {
-        self.write(Some(Style::Faint), text);
+        self.write(Some(TextStyle::Faint), text);
     }
 
-    fn write(&mut self, style: Option<Style>, text: &str) {
+    fn write(&mut self, style: Option<TextStyle>, text: &str) {
         match style {
             Some(style) if !text.is_empty() => {
                 let painted = self.terminal.paint(style, text);
@@ -139,18 +139,18 @@ pub(super) fn grouped(number: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ui::When;
+    use crate::ui::ColorMode;
 
-    fn plain(tops: &[Branch], width: Option<usize>) -> String {
-        text(tops, &Terminal::new(When::Never), width)
+    fn plain(tops: &[TreeNode], width: Option<usize>) -> String {
+        text(tops, &TerminalOutput::new(ColorMode::Never), width)
     }
 
-    fn tree() -> Vec<Branch> {
-        let mut top = Branch::new("top");
-        let mut one = Branch::new("one two three four");
-        one.push(Branch::new("leaf"));
+    fn tree() -> Vec<TreeNode> {
+        let mut top = TreeNode::new("top");
+        let mut one = TreeNode::new("one two three four");
+        one.push(TreeNode::new("leaf"));
         top.push(one);
-        top.push(Branch::new("last").with(Style::Bad, "of all"));
+        top.push(TreeNode::new("last").with(TextStyle::Bad, "of all"));
         vec![top]
     }
 
@@ -171,7 +171,7 @@ mod tests {
     /// A name cannot move the cursor.
     #[test]
     fn control_characters_are_escaped() {
-        let lines = plain(&[Branch::new("a\x1b[2Jb\nc\u{202e}d")], None);
+        let lines = plain(&[TreeNode::new("a\x1b[2Jb\nc\u{202e}d")], None);
         assert_eq!(lines, "a\\u{1b}[2Jb\\nc\\u{202e}d\n");
     }
 

@@ -11,13 +11,13 @@ use evenkeel_proto::prost::{Message as _, Name as _};
 use evenkeel_proto::prost_types::Any;
 use serde_json::{Map, Value as Json, json};
 
-use super::ask::{Answers, Peer};
+use super::ask::{InspectData, InspectTarget};
 
 /// How many `Any`s may stand within each other.
 const MAX_DEPTH: usize = 32;
 
 /// Everything, as one JSON text.
-pub(super) fn of(peer: &Peer, answers: &Answers) -> String {
+pub(super) fn of(peer: &InspectTarget, answers: &InspectData) -> String {
     let pool = evenkeel_proto::descriptors::pool();
     let csds = answers.csds.as_ref().map(|csds| csds_of(csds, &pool));
     let state = answers.state.as_ref().map(|state| serde_json::to_value(state).unwrap_or_default());
@@ -155,7 +155,7 @@ mod tests {
             ..GenericXdsConfig::default()
         };
         let client = ClientConfig { generic_xds_configs: vec![resource], ..ClientConfig::default() };
-        let answers = Answers { csds: Some(ClientStatusResponse { config: vec![client] }), state: None };
+        let answers = InspectData { csds: Some(ClientStatusResponse { config: vec![client] }), state: None };
         let peer = "127.0.0.1:1".parse().unwrap();
         let json: Json = serde_json::from_str(&of(&peer, &answers)).unwrap();
         let resource = &json["csds"]["config"][0]["genericXdsConfigs"][0];

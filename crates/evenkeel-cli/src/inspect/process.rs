@@ -7,9 +7,9 @@ use evenkeel::admin::{ChannelState, EndpointState, State};
 use evenkeel::{Connectivity, Description};
 use serde_json::Value;
 
-use super::draw::{self, Branch, grouped};
-use crate::table::{Cell, table};
-use crate::ui::{self, Style, Terminal};
+use super::draw::{self, TreeNode, grouped};
+use crate::table::{TableCell, table};
+use crate::ui::{self, TerminalOutput, TextStyle};
 
 /// Whether a channel or an endpoint is in TRANSIENT_FAILURE.
 pub(super) fn is_bad(state: &State) -> bool {
@@ -20,22 +20,22 @@ pub(super) fn is_bad(state: &State) -> bool {
 }
 
 /// The process, channel by channel.
-pub(super) fn text(state: &State, terminal: &Terminal, width: Option<usize>) -> String {
+pub(super) fn text(state: &State, terminal: &TerminalOutput, width: Option<usize>) -> String {
     let mut out = String::new();
     let about = format!("evenkeel {}, process {}", state.version, state.pid);
-    let head = Branch::styled(Style::Title, &state.title).with(Style::Faint, about);
+    let head = TreeNode::styled(TextStyle::Title, &state.title).with(TextStyle::Faint, about);
     out.push_str(&draw::text(&[head], terminal, width));
     for server in state.xds.iter().flat_map(|client| &client.servers) {
-        let line = Branch::new("control plane").with(Style::Title, &server.uri);
+        let line = TreeNode::new("control plane").with(TextStyle::Title, &server.uri);
         let line = if server.connected {
-            line.with(Style::Good, "connected")
+            line.with(TextStyle::Good, "connected")
         } else {
-            line.with(Style::Warn, "not connected: what it sent before stays in use")
+            line.with(TextStyle::Warn, "not connected: what it sent before stays in use")
         };
         out.push_str(&draw::text(&[line], terminal, width));
     }
     for hint in &state.hints {
-        let hint = Branch::styled(Style::Warn, "hint:").with(None, hint);
+        let hint = TreeNode::styled(TextStyle::Warn, "hint:").with(None, hint);
         out.push_str(&draw::text(&[hint], terminal, width));
     }
     for channel in &state.channels {
@@ -48,7 +48,7 @@ pub(super) fn text(state: &State, terminal: &Terminal, width: Option<usize>) -> 
     out
 }
 
-fn channel(channel: &ChannelState, terminal: &Terminal, width: Option<usize>) -> String {
+fn channel(channel: &ChannelState, terminal: &TerminalOutput, width: Option<usize>) -> String {
     let traffic = &channel.traffic;
     let mut numbers = format!("{} calls/s", decimals(traffic.rate));
     if let Some(p99) = traffic.p99_ms {
@@ -57,12 +57,12 @@ fn channel(channel: &ChannelState, terminal: &Terminal, width: Option<usize>) ->
     if traffic.in_flight > 0 {
         let _ = write!(numbers, ", {} in flight", grouped(traffic.in_flight));
     }
-    let mut head = Branch::new("channel")
-        .with(Style::Title, &channel.target)
+    let mut head = TreeNode::new("channel")
+        .with(TextStyle::Title, &channel.target)
         .with(style(channel.state), name(channel.state))
         .with(None, numbers);
     if traffic.failures > 0.0 {
-        head = head.with(Style::Bad, format!("{} failed/s", decimals(traffic.failures)));
+        head = head.with(TextStyle::Bad, format!("{} failed/s", decimals(traffic.failures)));
     }
     if let Some(tree) = &channel.tree {
         head.push(policy(None, tree));
@@ -75,27 +75,27 @@ fn channel(channel: &ChannelState, terminal: &Terminal, width: Option<usize>) ->
 }
 
 /// A policy with those below it. How deep this goes is limited by the reader of the JSON.
-fn policy(child: Option<&str>, tree: &Description) -> Branch {
+fn policy(child: Option<&str>, tree: &Description) -> TreeNode {
     let policy = tree.policy.strip_suffix("_experimental").unwrap_or(&tree.policy);
     let mut branch = match child.map(label).filter(|label| !policy.contains(label.as_str())) {
-        Some(label) => Branch::new(format!("{label}:")).with(Style::Title, policy),
-        None => Branch::styled(Style::Title, policy),
+        Some(label) => TreeNode::new(format!("{label}:")).with(TextStyle::Title, policy),
+        None => TreeNode::styled(TextStyle::Title, policy),
     };
     if let Some(state) = tree.state {
         branch = branch.with(style(state), name(state));
     }
     let details = tree.details.iter().filter_map(|(name, value)| Some(format!("{name} {}", detail(value)?)));
-    branch = branch.with(Style::Faint, details.collect::<Vec<_>>().join(", "));
+    branch = branch.with(TextStyle::Faint, details.collect::<Vec<_>>().join(", "));
     for warning in &tree.warnings {
-        branch.push(Branch::styled(Style::Warn, warning));
+        branch.push(TreeNode::styled(TextStyle::Warn, warning));
     }
     for (name, below) in &tree.children {
         branch.push(self::policy(Some(name), below));
     }
     match tree.endpoints.len() {
         0 => branch,
-        1 => branch.with(Style::Faint, "1 endpoint"),
-        count => branch.with(Style::Faint, format!("{count} endpoints")),
+        1 => branch.with(TextStyle::Faint, "1 endpoint"),
+        count => branch.with(TextStyle::Faint, format!("{count} endpoints")),
     }
 }
 
@@ -121,15 +121,15 @@ fn detail(value: &Value) -> Option<String> {
     }
 }
 
-fn endpoints(channel: &ChannelState, terminal: &Terminal, width: Option<usize>) -> String {
+fn endpoints(channel: &ChannelState, terminal: &TerminalOutput, width: Option<usize>) -> String {
     let mut picks = HashMap::new();
     if let Some(tree) = &channel.tree {
         collect(tree, &mut picks);
     }
     let heads = ["  endpoint", "state", "weight", "want", "got", "picks", "busy", "failed"];
     let head = |(i, head): (usize, &str)| {
-        let cell = if i < 2 { Cell::new(head) } else { Cell::right(head) };
-        cell.style(Style::Faint)
+        let cell = if i < 2 { TableCell::new(head) } else { TableCell::right(head) };
+        cell.style(TextStyle::Faint)
     };
     let mut rows = vec![heads.into_iter().enumerate().map(head).collect::<Vec<_>>()];
     let texts: Vec<_> = channel
@@ -155,7 +155,7 @@ fn endpoints(channel: &ChannelState, terminal: &Terminal, width: Option<usize>) 
             for line in
                 ui::wrapped(&note(endpoint, why), width.map_or(usize::MAX, |width| width.saturating_sub(4)))
             {
-                let _ = writeln!(out, "    {}", terminal.paint(Style::Warn, line));
+                let _ = writeln!(out, "    {}", terminal.paint(TextStyle::Warn, line));
             }
         }
     }
@@ -179,17 +179,17 @@ fn texts(endpoint: &EndpointState, picks: Option<u64>) -> [String; 8] {
     ]
 }
 
-fn row(endpoint: &EndpointState, texts: &[String; 8]) -> Vec<Cell> {
+fn row(endpoint: &EndpointState, texts: &[String; 8]) -> Vec<TableCell> {
     let [address, state, weight, want, got, picks, busy, failed] = texts;
     vec![
-        Cell::new(address),
-        Cell::new(state).style(style(endpoint.state)),
-        Cell::right(weight),
-        Cell::right(want),
-        Cell::right(got),
-        Cell::right(picks),
-        Cell::right(busy),
-        Cell::right(failed).style(Style::Bad),
+        TableCell::new(address),
+        TableCell::new(state).style(style(endpoint.state)),
+        TableCell::right(weight),
+        TableCell::right(want),
+        TableCell::right(got),
+        TableCell::right(picks),
+        TableCell::right(busy),
+        TableCell::right(failed).style(TextStyle::Bad),
     ]
 }
 
@@ -234,11 +234,11 @@ fn name(state: Connectivity) -> &'static str {
     }
 }
 
-fn style(state: Connectivity) -> Style {
+fn style(state: Connectivity) -> TextStyle {
     match state {
-        Connectivity::Ready => Style::Good,
-        Connectivity::Idle => Style::Faint,
-        Connectivity::Connecting => Style::Warn,
-        Connectivity::TransientFailure => Style::Bad,
+        Connectivity::Ready => TextStyle::Good,
+        Connectivity::Idle => TextStyle::Faint,
+        Connectivity::Connecting => TextStyle::Warn,
+        Connectivity::TransientFailure => TextStyle::Bad,
     }
 }

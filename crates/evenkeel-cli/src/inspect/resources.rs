@@ -23,15 +23,15 @@ use evenkeel_proto::prost::{Message, Name};
 use evenkeel_proto::prost_types::Any;
 use evenkeel_xds::resource::ResourceType;
 
-use super::draw::Branch;
+use super::draw::TreeNode;
 use super::words;
-use crate::ui::Style;
+use crate::ui::TextStyle;
 
 /// How deep clusters of clusters are shown (A37); what is deeper stands for itself.
 const MAX_DEPTH: usize = 16;
 
 /// Every client of a process.
-pub(super) fn clients(answer: &ClientStatusResponse, now: SystemTime) -> Vec<Branch> {
+pub(super) fn clients(answer: &ClientStatusResponse, now: SystemTime) -> Vec<TreeNode> {
     answer.config.iter().map(|client| self::client(client, now)).collect()
 }
 
@@ -45,11 +45,11 @@ fn status(resource: &GenericXdsConfig) -> Result<ClientResourceStatus, i32> {
     ClientResourceStatus::try_from(resource.client_status).map_err(|_| resource.client_status)
 }
 
-fn client(client: &ClientConfig, now: SystemTime) -> Branch {
+fn client(client: &ClientConfig, now: SystemTime) -> TreeNode {
     let scope = if client.client_scope.is_empty() { "xDS client" } else { &client.client_scope };
-    let mut top = Branch::styled(Style::Title, scope);
+    let mut top = TreeNode::styled(TextStyle::Title, scope);
     if let Some(node) = &client.node {
-        top = top.with(Style::Faint, self::node(node));
+        top = top.with(TextStyle::Faint, self::node(node));
     }
     let resources = &client.generic_xds_configs;
     let mut places = HashMap::new();
@@ -58,7 +58,7 @@ fn client(client: &ClientConfig, now: SystemTime) -> Branch {
             places.entry((kind, resource.name.as_str())).or_insert(i);
         }
     }
-    let mut walk = Walk { resources, places, shown: vec![false; resources.len()], now };
+    let mut walk = ResourceTreeBuilder { resources, places, shown: vec![false; resources.len()], now };
     // Those that lead to others first, so that the others find their place below.
     for kind in ResourceType::ALL {
         for (i, resource) in resources.iter().enumerate() {
@@ -71,7 +71,7 @@ fn client(client: &ClientConfig, now: SystemTime) -> Branch {
         walk.show(&mut top, i, 0);
     }
     if resources.is_empty() {
-        top.push(Branch::styled(Style::Faint, "wants no resources"));
+        top.push(TreeNode::styled(TextStyle::Faint, "wants no resources"));
     }
     top
 }
@@ -89,35 +89,35 @@ fn node(node: &Node) -> String {
     }
 }
 
-struct Walk<'a> {
+struct ResourceTreeBuilder<'a> {
     resources: &'a [GenericXdsConfig],
     places: HashMap<(ResourceType, &'a str), usize>,
     shown: Vec<bool>,
     now: SystemTime,
 }
 
-impl Walk<'_> {
+impl ResourceTreeBuilder<'_> {
     /// Shows a resource and what it leads to, unless it has been shown.
-    fn show(&mut self, above: &mut Branch, i: usize, depth: usize) {
+    fn show(&mut self, above: &mut TreeNode, i: usize, depth: usize) {
         if std::mem::replace(&mut self.shown[i], true) {
             return;
         }
         let resource = &self.resources[i];
         let kind = ResourceType::of_type_url(&resource.type_url);
         let mut branch = self.head(resource, kind);
-        if let Some(trouble) = self.trouble(resource) {
+        if let Some(trouble) = self.error_node(resource) {
             branch.push(trouble);
         }
         if let (Some(kind), Some(any)) = (kind, &resource.xds_config)
             && let Err(problem) = self.contents(&mut branch, kind, any, depth)
         {
-            branch.push(Branch::styled(Style::Bad, problem));
+            branch.push(TreeNode::styled(TextStyle::Bad, problem));
         }
         above.push(branch);
     }
 
-    /// As [`Walk::show`], by name, if the client has it.
-    fn show_named(&mut self, above: &mut Branch, kind: ResourceType, name: &str, depth: usize) {
+    /// As [`ResourceTreeBuilder::show`], by name, if the client has it.
+    fn show_named(&mut self, above: &mut TreeNode, kind: ResourceType, name: &str, depth: usize) {
         if depth < MAX_DEPTH
             && let Some(i) = self.places.get(&(kind, name))
         {
@@ -125,7 +125,7 @@ impl Walk<'_> {
         }
     }
 
-    fn head(&self, resource: &GenericXdsConfig, kind: Option<ResourceType>) -> Branch {
+    fn head(&self, resource: &GenericXdsConfig, kind: Option<ResourceType>) -> TreeNode {
         let kind = match kind {
             Some(ResourceType::Listener) => "listener",
             Some(ResourceType::RouteConfig) => "routes",
@@ -134,28 +134,28 @@ impl Walk<'_> {
             None => words::message_of(&resource.type_url),
         };
         let (style, state) = match status(resource) {
-            Ok(ClientResourceStatus::Acked) => (Style::Good, "ACKED".to_owned()),
+            Ok(ClientResourceStatus::Acked) => (TextStyle::Good, "ACKED".to_owned()),
             Ok(ClientResourceStatus::Requested | ClientResourceStatus::Unknown)
                 if resource.xds_config.is_some() =>
             {
-                (Style::Good, "in use".to_owned())
+                (TextStyle::Good, "in use".to_owned())
             }
-            Ok(ClientResourceStatus::Requested) => (Style::Warn, "REQUESTED: no answer yet".to_owned()),
-            Ok(status) if is_bad(resource) => (Style::Bad, status.as_str_name().to_owned()),
-            Ok(status) => (Style::Warn, status.as_str_name().to_owned()),
-            Err(number) => (Style::Warn, format!("unknown state {number}")),
+            Ok(ClientResourceStatus::Requested) => (TextStyle::Warn, "REQUESTED: no answer yet".to_owned()),
+            Ok(status) if is_bad(resource) => (TextStyle::Bad, status.as_str_name().to_owned()),
+            Ok(status) => (TextStyle::Warn, status.as_str_name().to_owned()),
+            Err(number) => (TextStyle::Warn, format!("unknown state {number}")),
         };
-        let branch = Branch::new(kind).with(Style::Title, &resource.name).with(style, state);
+        let branch = TreeNode::new(kind).with(TextStyle::Title, &resource.name).with(style, state);
         let version = &resource.version_info;
         let version = (!version.is_empty()).then(|| format!("version {version}"));
         let known = [version, words::ago(resource.last_updated.as_ref(), self.now)];
         let known: Vec<_> = known.into_iter().flatten().collect();
         let known = if known.is_empty() { String::new() } else { format!("({})", known.join(", ")) };
-        branch.with(Style::Faint, known)
+        branch.with(TextStyle::Faint, known)
     }
 
     /// What went wrong with a resource last, in full.
-    fn trouble(&self, resource: &GenericXdsConfig) -> Option<Branch> {
+    fn error_node(&self, resource: &GenericXdsConfig) -> Option<TreeNode> {
         let error = resource.error_state.as_ref()?;
         let when = words::ago(error.last_update_attempt.as_ref(), self.now);
         let when = when.map(|when| format!(", {when}")).unwrap_or_default();
@@ -171,16 +171,16 @@ impl Walk<'_> {
             // The contents may have been left out.
             (false, version) => format!("the last good version is {version}"),
         };
-        let mut branch = Branch::styled(Style::Bad, format!("{what}{when}: {serving}"));
+        let mut branch = TreeNode::styled(TextStyle::Bad, format!("{what}{when}: {serving}"));
         for line in error.details.lines().filter(|line| !line.is_empty()) {
-            branch.push(Branch::new(line));
+            branch.push(TreeNode::new(line));
         }
         Some(branch)
     }
 
     fn contents(
         &mut self,
-        branch: &mut Branch,
+        branch: &mut TreeNode,
         kind: ResourceType,
         any: &Any,
         depth: usize,
@@ -205,12 +205,12 @@ impl Walk<'_> {
         }
     }
 
-    fn listener(&mut self, branch: &mut Branch, listener: &Listener, depth: usize) -> Result<(), String> {
+    fn listener(&mut self, branch: &mut TreeNode, listener: &Listener, depth: usize) -> Result<(), String> {
         let api = listener.api_listener.as_ref().and_then(|api| api.api_listener.as_ref());
         let Some(api) = api else {
             // Istio's listeners for clients have an address too, so it tells nothing where there is an API listener.
             if let Some(address) = &listener.address {
-                branch.push(Branch::new(format!("a server on {}", words::address(address))));
+                branch.push(TreeNode::new(format!("a server on {}", words::address(address))));
             }
             return Ok(());
         };
@@ -218,28 +218,28 @@ impl Walk<'_> {
         let filters: Vec<_> = manager.http_filters.iter().map(|filter| filter.name.as_str()).collect();
         // The router is always there, and says nothing.
         if filters.len() > 1 {
-            branch.push(Branch::new(format!("filters {}", filters.join(", "))));
+            branch.push(TreeNode::new(format!("filters {}", filters.join(", "))));
         }
         match &manager.route_specifier {
             Some(RouteSpecifier::Rds(rds)) => {
                 self.show_named(branch, ResourceType::RouteConfig, &rds.route_config_name, depth + 1);
             }
             Some(RouteSpecifier::RouteConfig(routes)) => {
-                let mut inline = Branch::new("routes").with(Style::Faint, "within the listener");
+                let mut inline = TreeNode::new("routes").with(TextStyle::Faint, "within the listener");
                 self.routes(&mut inline, routes, depth);
                 branch.push(inline);
             }
-            Some(RouteSpecifier::ScopedRoutes(_)) => branch.push(Branch::new("scoped routes")),
+            Some(RouteSpecifier::ScopedRoutes(_)) => branch.push(TreeNode::new("scoped routes")),
             None => {}
         }
         Ok(())
     }
 
-    fn routes(&mut self, branch: &mut Branch, routes: &RouteConfiguration, depth: usize) {
+    fn routes(&mut self, branch: &mut TreeNode, routes: &RouteConfiguration, depth: usize) {
         for host in &routes.virtual_hosts {
-            let mut shown = Branch::new(format!("for {}", host.domains.join(", ")));
+            let mut shown = TreeNode::new(format!("for {}", host.domains.join(", ")));
             for route in &host.routes {
-                shown.push(Branch::new(words::route(route)));
+                shown.push(TreeNode::new(words::route(route)));
             }
             branch.push(shown);
         }
@@ -250,7 +250,7 @@ impl Walk<'_> {
         }
     }
 
-    fn cluster(&mut self, branch: &mut Branch, cluster: &Cluster, depth: usize) -> Result<(), String> {
+    fn cluster(&mut self, branch: &mut TreeNode, cluster: &Cluster, depth: usize) -> Result<(), String> {
         let head = std::mem::take(branch);
         *branch = head.with(None, words::cluster(cluster));
         if let Some(ClusterDiscoveryType::ClusterType(custom)) = &cluster.cluster_discovery_type
@@ -280,22 +280,22 @@ fn decoded<M: Message + Name + Default>(any: &Any) -> Result<M, String> {
     M::decode(&*any.value).map_err(|error| format!("cannot be decoded: {error}"))
 }
 
-fn endpoints(branch: &mut Branch, assignment: &ClusterLoadAssignment) {
+fn endpoints(branch: &mut TreeNode, assignment: &ClusterLoadAssignment) {
     for locality in &assignment.endpoints {
-        let mut shown = Branch::new(words::locality(locality));
+        let mut shown = TreeNode::new(words::locality(locality));
         for endpoint in &locality.lb_endpoints {
-            let style = if words::is_usable(endpoint) { Style::Good } else { Style::Warn };
+            let style = if words::is_usable(endpoint) { TextStyle::Good } else { TextStyle::Warn };
             let health = words::health(endpoint).unwrap_or_default();
-            shown.push(Branch::new(words::endpoint(endpoint)).with(style, health));
+            shown.push(TreeNode::new(words::endpoint(endpoint)).with(style, health));
         }
         branch.push(shown);
     }
     let count: usize = assignment.endpoints.iter().map(|locality| locality.lb_endpoints.len()).sum();
     if count == 0 {
-        branch.push(Branch::styled(Style::Warn, "no endpoints"));
+        branch.push(TreeNode::styled(TextStyle::Warn, "no endpoints"));
     }
     for drop in assignment.policy.iter().flat_map(|policy| &policy.drop_overloads) {
-        branch.push(Branch::new(words::drops(&drop.category, drop.drop_percentage)));
+        branch.push(TreeNode::new(words::drops(&drop.category, drop.drop_percentage)));
     }
 }
 
@@ -308,12 +308,12 @@ mod tests {
 
     use super::super::draw;
     use super::*;
-    use crate::ui::{Terminal, When};
+    use crate::ui::{ColorMode, TerminalOutput};
 
     fn shown(resources: Vec<GenericXdsConfig>) -> String {
         let client = ClientConfig { generic_xds_configs: resources, ..ClientConfig::default() };
         let answer = ClientStatusResponse { config: vec![client] };
-        draw::text(&clients(&answer, SystemTime::now()), &Terminal::new(When::Never), None)
+        draw::text(&clients(&answer, SystemTime::now()), &TerminalOutput::new(ColorMode::Never), None)
     }
 
     fn resource<M: Name>(name: &str, message: &M) -> GenericXdsConfig {

@@ -4,10 +4,10 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::sleep;
 
-use super::ask::{self, Answers, Peer};
+use super::ask::{self, InspectData, InspectTarget};
 use super::{findings, page};
-use crate::ends::Ends;
-use crate::ui::{self, Exit, Failure, Size, Style, Terminal};
+use crate::ends::ShutdownSignals;
+use crate::ui::{self, CliError, CliExit, TerminalOutput, TerminalSize, TextStyle};
 
 /// To the other screen, without a cursor; and back.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
@@ -20,42 +20,52 @@ const CLEAR_REST: &str = "\x1b[J";
 
 /// Looks until it is interrupted. A process that does not answer any more is said to, and asked on.
 pub(super) async fn watch(
-    peer: &Peer,
+    peer: &InspectTarget,
     interval: Duration,
-    first: Answers,
-    terminal: &Terminal,
-) -> Result<Exit, Failure> {
-    let mut ends = Ends::new()?;
+    first: InspectData,
+    terminal: &TerminalOutput,
+) -> Result<CliExit, CliError> {
+    let mut ends = ShutdownSignals::new()?;
     if !terminal.is_interactive {
         return tokio::select! {
-            () = ends.wait() => Ok(Exit::Fine),
+            () = ends.wait() => Ok(CliExit::Success),
             failure = pipe(peer, interval, first, terminal) => Err(failure),
         };
     }
     terminal.print_raw(ENTER)?;
     let ended = tokio::select! {
-        () = ends.wait() => Ok(Exit::Fine),
+        () = ends.wait() => Ok(CliExit::Success),
         failure = screen(peer, interval, first, terminal) => Err(failure),
     };
     terminal.print_raw(LEAVE)?;
     ended
 }
 
-async fn pipe(peer: &Peer, interval: Duration, first: Answers, terminal: &Terminal) -> Failure {
+async fn pipe(
+    peer: &InspectTarget,
+    interval: Duration,
+    first: InspectData,
+    terminal: &TerminalOutput,
+) -> CliError {
     let mut block = page(peer, &first, SystemTime::now(), terminal, None);
     loop {
         if let Err(failure) = terminal.print(format!("{block}\n")) {
             return failure;
         }
         sleep(interval).await;
-        block = match ask::ask(peer).await {
+        block = match ask::fetch(peer).await {
             Ok(answers) => page(peer, &answers, SystemTime::now(), terminal, None),
             Err(failure) => format!("{}\n", failure.text),
         };
     }
 }
 
-async fn screen(peer: &Peer, interval: Duration, first: Answers, terminal: &Terminal) -> Failure {
+async fn screen(
+    peer: &InspectTarget,
+    interval: Duration,
+    first: InspectData,
+    terminal: &TerminalOutput,
+) -> CliError {
     let mut answers = first;
     let mut trouble: Option<String> = None;
     loop {
@@ -64,17 +74,19 @@ async fn screen(peer: &Peer, interval: Duration, first: Answers, terminal: &Term
         let head = match &trouble {
             Some(trouble) => {
                 let trouble = trouble.lines().next().unwrap_or_default();
-                terminal.paint(Style::Bad, format!("last seen state: {}", ui::safe(trouble))).to_string()
+                terminal.paint(TextStyle::Bad, format!("last seen state: {}", ui::safe(trouble))).to_string()
             }
-            None if findings(&answers) => terminal.paint(Style::Bad, "something needs a look").to_string(),
-            None => terminal.paint(Style::Good, "fine").to_string(),
+            None if findings(&answers) => {
+                terminal.paint(TextStyle::Bad, "something needs a look").to_string()
+            }
+            None => terminal.paint(TextStyle::Good, "fine").to_string(),
         };
-        let foot = terminal.paint(Style::Faint, format!("every {interval:?}, Ctrl-C ends")).to_string();
+        let foot = terminal.paint(TextStyle::Faint, format!("every {interval:?}, Ctrl-C ends")).to_string();
         if let Err(failure) = terminal.print_raw(frame(&text, &head, &foot, size)) {
             return failure;
         }
         sleep(interval).await;
-        match ask::ask(peer).await {
+        match ask::fetch(peer).await {
             Ok(found) => (answers, trouble) = (found, None),
             Err(failure) => trouble = Some(failure.text),
         }
@@ -82,7 +94,7 @@ async fn screen(peer: &Peer, interval: Duration, first: Answers, terminal: &Term
 }
 
 /// What fits on the screen: as much of the page as there is room for, and a last line that says how things stand.
-fn frame(page: &str, head: &str, foot: &str, size: Size) -> String {
+fn frame(page: &str, head: &str, foot: &str, size: TerminalSize) -> String {
     let room = size.rows.saturating_sub(1).max(1);
     let lines: Vec<_> = page.lines().collect();
     let mut out = HOME.to_owned();
@@ -125,7 +137,7 @@ mod tests {
 
     #[test]
     fn pages_that_are_too_long_say_so() {
-        let frame = frame("one\ntwo\nthree\n", "fine", "foot", Size { rows: 3, columns: 20 });
+        let frame = frame("one\ntwo\nthree\n", "fine", "foot", TerminalSize { rows: 3, columns: 20 });
         assert_eq!(frame, "\x1b[Hone\x1b[K\r\ntwo\x1b[K\r\n\x1b[Jfine  foot  1 more l");
     }
 }

@@ -7,9 +7,9 @@ use evenkeel_xds::Problems;
 use evenkeel_xds::bootstrap::Bootstrap;
 
 use super::locate::locate;
-use super::{Finding, Verdict, count};
+use super::{Finding, ValidationReport, count};
 
-pub(super) fn verdict(file: &Path, text: &str) -> Verdict {
+pub(super) fn verdict(file: &Path, text: &str) -> ValidationReport {
     let subject = file.display().to_string();
     // Whoever broke the syntax wants to know where; the reader of bootstraps tells it as text only.
     if let Err(error) = serde_json::from_str::<serde::de::IgnoredAny>(text) {
@@ -17,12 +17,12 @@ pub(super) fn verdict(file: &Path, text: &str) -> Verdict {
         let what = what.split(" at line ").next().unwrap_or_default();
         let place = (error.line() > 0).then(|| (error.line() as u64, error.column().max(1) as u64));
         let finding = Finding::error(format!("cannot be read as JSON: {what}")).at(place);
-        return Verdict { subject, findings: vec![finding], summary: None };
+        return ValidationReport { subject, findings: vec![finding], summary: None };
     }
     match Bootstrap::from_json(text) {
         Ok(bootstrap) => {
             let findings = bootstrap.warnings().into_iter().map(Finding::warning).collect();
-            Verdict { subject, findings, summary: Some(summary(&bootstrap)) }
+            ValidationReport { subject, findings, summary: Some(summary(&bootstrap)) }
         }
         Err(error) => {
             let findings = match error.source().and_then(|source| source.downcast_ref::<Problems>()) {
@@ -34,7 +34,7 @@ pub(super) fn verdict(file: &Path, text: &str) -> Verdict {
                     .collect(),
                 None => vec![Finding::error(error.to_string())],
             };
-            Verdict { subject, findings, summary: None }
+            ValidationReport { subject, findings, summary: None }
         }
     }
 }

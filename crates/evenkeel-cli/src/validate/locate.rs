@@ -7,7 +7,7 @@ use serde::de::IgnoredAny;
 
 /// One step of a path.
 #[derive(Debug, PartialEq)]
-enum Step {
+enum PathStep {
     Key(String),
     Index(usize),
 }
@@ -33,7 +33,7 @@ fn place(text: &str, at: usize) -> (u64, u64) {
 }
 
 /// Where the value that a step leads to starts.
-fn inside(text: &str, at: usize, step: &Step) -> Option<usize> {
+fn inside(text: &str, at: usize, step: &PathStep) -> Option<usize> {
     let is_object = text[at..].starts_with('{');
     if !is_object && !text[at..].starts_with('[') {
         return None;
@@ -48,9 +48,9 @@ fn inside(text: &str, at: usize, step: &Step) -> Option<usize> {
             let key: String = serde_json::from_str(&text[next..end]).ok()?;
             // Past the colon.
             next = value_from(text, value_from(text, end) + 1);
-            matches!(step, Step::Key(wanted) if *wanted == key)
+            matches!(step, PathStep::Key(wanted) if *wanted == key)
         } else {
-            matches!(step, Step::Index(wanted) if *wanted == i)
+            matches!(step, PathStep::Index(wanted) if *wanted == i)
         };
         if is_wanted {
             return Some(next);
@@ -77,16 +77,16 @@ fn after_value(text: &str, at: usize) -> Option<usize> {
 }
 
 /// The steps of a path as findings write it: `a.b[2]["c d"]`. What is not understood ends it.
-fn steps(path: &str) -> Vec<Step> {
+fn steps(path: &str) -> Vec<PathStep> {
     let mut steps = Vec::new();
     let mut rest = path;
     while !rest.is_empty() {
         if let Some(inner) = rest.strip_prefix('[') {
             let mut values = serde_json::Deserializer::from_str(inner).into_iter::<serde_json::Value>();
             let step = match values.next() {
-                Some(Ok(serde_json::Value::String(key))) => Step::Key(key),
+                Some(Ok(serde_json::Value::String(key))) => PathStep::Key(key),
                 Some(Ok(serde_json::Value::Number(index))) => match index.as_u64() {
-                    Some(index) => Step::Index(index as usize),
+                    Some(index) => PathStep::Index(index as usize),
                     None => break,
                 },
                 _ => break,
@@ -96,7 +96,7 @@ fn steps(path: &str) -> Vec<Step> {
         } else {
             rest = rest.trim_start_matches('.');
             let end = rest.find(['.', '[']).unwrap_or(rest.len());
-            steps.push(Step::Key(rest[..end].to_owned()));
+            steps.push(PathStep::Key(rest[..end].to_owned()));
             rest = &rest[end..];
         }
     }

@@ -10,12 +10,12 @@ use evenkeel_proto::prost::Message;
 use evenkeel_xds::resource::ResourceType;
 
 use super::locate::locate_entry;
-use super::{Finding, Verdict, count};
-use crate::explain::known::Known;
+use super::{Finding, ValidationReport, count};
+use crate::explain::known::LocalResources;
 use crate::explain::local_bootstrap;
-use crate::explain::walk::Walk;
+use crate::explain::walk::ClientSimulation;
 
-pub(super) fn verdict(file: &Path, text: &str) -> Verdict {
+pub(super) fn verdict(file: &Path, text: &str) -> ValidationReport {
     let subject = file.display().to_string();
     let mesh = match Mesh::from_yaml(text) {
         Ok(mesh) => mesh,
@@ -23,18 +23,18 @@ pub(super) fn verdict(file: &Path, text: &str) -> Verdict {
             let findings = errors
                 .iter()
                 .map(|error| Finding::error(&error.text).path(&error.path).at(error.line.zip(error.column)));
-            return Verdict { subject, findings: findings.collect(), summary: None };
+            return ValidationReport { subject, findings: findings.collect(), summary: None };
         }
     };
     let resources = mesh.resources();
-    let known = Known::read(resources.iter());
+    let known = LocalResources::parse(resources.iter());
     let mut findings = of_resources(&known, text);
     findings.extend(of_services(&mesh, &known, text));
-    Verdict { subject, findings, summary: Some(summary(&known)) }
+    ValidationReport { subject, findings, summary: Some(summary(&known)) }
 }
 
 /// What a client would reject, with all problems and their paths, and what it would ignore.
-fn of_resources(known: &Known, text: &str) -> Vec<Finding> {
+fn of_resources(known: &LocalResources, text: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (kind, name, read) in known.iter() {
         let section = match kind {
@@ -58,7 +58,7 @@ fn of_resources(known: &Known, text: &str) -> Vec<Finding> {
 }
 
 /// Services whose calls would fail although every resource is there, each cluster told once.
-fn of_services(mesh: &Mesh, known: &Known, text: &str) -> Vec<Finding> {
+fn of_services(mesh: &Mesh, known: &LocalResources, text: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut told = BTreeSet::new();
     for service in mesh.services() {
@@ -67,7 +67,7 @@ fn of_services(mesh: &Mesh, known: &Known, text: &str) -> Vec<Finding> {
             findings.push(Finding::error(what).path(format!("services.{service}")));
             continue;
         };
-        let mut walk = Walk::new(known, target.listener.as_str(), &target.authority);
+        let mut walk = ClientSimulation::new(known, target.listener.as_str(), &target.authority);
         let place = locate_entry(text, "services", service);
         if let Err(status) = &walk.route {
             let what = format!("every call fails: {}", status.message());
@@ -90,7 +90,7 @@ fn of_services(mesh: &Mesh, known: &Known, text: &str) -> Vec<Finding> {
 }
 
 /// What the policies of a cluster have to say about its endpoints, each thing once.
-fn policy_warnings(walk: &Walk, cluster: &str) -> BTreeSet<String> {
+fn policy_warnings(walk: &ClientSimulation, cluster: &str) -> BTreeSet<String> {
     let child = format!("cluster:{cluster}");
     let tree = walk.tree().and_then(|root| root.children.into_iter().find(|(name, _)| *name == child));
     let mut warnings = BTreeSet::new();
@@ -103,13 +103,13 @@ fn policy_warnings(walk: &Walk, cluster: &str) -> BTreeSet<String> {
 }
 
 /// Whether it was told already why the cluster cannot be used.
-fn is_rejected(known: &Known, cluster: &str) -> bool {
+fn is_rejected(known: &LocalResources, cluster: &str) -> bool {
     let kinds = [ResourceType::Cluster, ResourceType::Endpoints];
     kinds.iter().any(|kind| known.find(*kind, cluster).is_some_and(|found| found.read.is_err()))
 }
 
 /// What is in a mesh: `2 services, 3 clusters, 14 endpoints`.
-pub(crate) fn summary(known: &Known) -> String {
+pub(crate) fn summary(known: &LocalResources) -> String {
     let of = |kind: ResourceType| known.iter().filter(move |(found, ..)| *found == kind);
     let messages = of(ResourceType::Endpoints)
         .filter_map(|(.., read)| ClusterLoadAssignment::decode(&read.raw.value[..]).ok());

@@ -19,7 +19,7 @@ use std::time::Duration;
 use serde::Serialize;
 use serde_json::json;
 
-use crate::ui::{self, Exit, Failure, Style, Terminal};
+use crate::ui::{self, CliError, CliExit, TerminalOutput, TextStyle};
 
 /// Say what clients would reject of a mesh, a bootstrap or a running control plane, and why.
 ///
@@ -27,7 +27,7 @@ use crate::ui::{self, Exit, Failure, Style, Terminal};
 /// plane is asked for all that a client of --target needs, as that client would ask; no call is sent to any backend.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Args {
+pub(crate) struct ValidateArgs {
     /// Meshes and bootstraps.
     #[arg(required_unless_present_any = ["server", "bootstrap", "target"], conflicts_with_all = ["server", "bootstrap"])]
     files: Vec<PathBuf>,
@@ -74,10 +74,10 @@ pub(crate) enum FileKind {
     Bootstrap,
 }
 
-pub(crate) async fn run(args: Args, terminal: &Terminal) -> Result<Exit, Failure> {
+pub(crate) async fn run(args: ValidateArgs, terminal: &TerminalOutput) -> Result<CliExit, CliError> {
     if args.target.is_some() && args.server.is_none() && args.bootstrap.is_none() {
         let text = "--target needs a control plane to ask: --server HOST:PORT, or --bootstrap FILE";
-        return Err(Failure::usage(text));
+        return Err(CliError::usage(text));
     }
     let verdicts = if let Some(target) = &args.target {
         vec![server::verdict(&args, target, terminal).await?]
@@ -92,12 +92,12 @@ pub(crate) async fn run(args: Args, terminal: &Terminal) -> Result<Exit, Failure
         }
     }
     let is_bad = verdicts.iter().any(|verdict| verdict.errors() > 0);
-    Ok(if is_bad { Exit::Findings } else { Exit::Fine })
+    Ok(if is_bad { CliExit::Findings } else { CliExit::Success })
 }
 
-fn of_file(file: &Path, kind: Option<FileKind>) -> Result<Verdict, Failure> {
+fn of_file(file: &Path, kind: Option<FileKind>) -> Result<ValidationReport, CliError> {
     let text = std::fs::read_to_string(file)
-        .map_err(|error| Failure::usage(format!("{}: cannot be read: {error}", file.display())))?;
+        .map_err(|error| CliError::usage(format!("{}: cannot be read: {error}", file.display())))?;
     Ok(match kind.unwrap_or_else(|| FileKind::of(&text)) {
         FileKind::Mesh => mesh::verdict(file, &text),
         FileKind::Bootstrap => bootstrap::verdict(file, &text),
@@ -119,7 +119,7 @@ impl FileKind {
 
 /// What came of looking at one thing.
 #[derive(Debug, Serialize)]
-pub(crate) struct Verdict {
+pub(crate) struct ValidationReport {
     /// A file, or a target.
     pub(crate) subject: String,
     pub(crate) findings: Vec<Finding>,
@@ -149,20 +149,20 @@ pub(crate) enum Severity {
     Warning,
 }
 
-impl Verdict {
+impl ValidationReport {
     fn errors(&self) -> usize {
         self.findings.iter().filter(|finding| finding.severity == Severity::Error).count()
     }
 
     /// One line for each finding, and one for the whole.
-    fn text(&self, terminal: &Terminal) -> String {
+    fn text(&self, terminal: &TerminalOutput) -> String {
         let mut lines = Vec::new();
         let subject = ui::safe(&self.subject);
         for finding in &self.findings {
             let place = finding.place.map(|(line, column)| format!(":{line}:{column}")).unwrap_or_default();
             let severity = match finding.severity {
-                Severity::Error => terminal.paint(Style::Bad, "error"),
-                Severity::Warning => terminal.paint(Style::Warn, "warning"),
+                Severity::Error => terminal.paint(TextStyle::Bad, "error"),
+                Severity::Warning => terminal.paint(TextStyle::Warn, "warning"),
             };
             lines.push(format!("{subject}{place}: {severity}: {}\n", ui::safe(&finding.to_string())));
         }
@@ -171,10 +171,10 @@ impl Verdict {
             if warnings > 0 { format!("; {}", count(warnings, "warning")) } else { String::new() };
         let last = match (errors, &self.summary) {
             (0, Some(summary)) => {
-                format!("{}: {}{of_warnings}", terminal.paint(Style::Good, "fine"), ui::safe(summary))
+                format!("{}: {}{of_warnings}", terminal.paint(TextStyle::Good, "fine"), ui::safe(summary))
             }
-            (0, None) => terminal.paint(Style::Good, "fine").to_string(),
-            _ => format!("{}{of_warnings}", terminal.paint(Style::Bad, count(errors, "error"))),
+            (0, None) => terminal.paint(TextStyle::Good, "fine").to_string(),
+            _ => format!("{}{of_warnings}", terminal.paint(TextStyle::Bad, count(errors, "error"))),
         };
         lines.push(format!("{subject}: {last}\n"));
         lines.concat()

@@ -15,43 +15,47 @@ use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::ignored::ignored_fields;
-use super::{Args, Finding, Verdict, count};
-use crate::explain::known::Known;
-use crate::explain::walk::Walk;
-use crate::ui::{self, Failure, Terminal};
+use super::{Finding, ValidateArgs, ValidationReport, count};
+use crate::explain::known::LocalResources;
+use crate::explain::walk::ClientSimulation;
+use crate::ui::{self, CliError, TerminalOutput};
 
 /// How often to look how resources stand.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How long the reason may take why nothing can be reached.
-const REASON: Duration = Duration::from_secs(5);
+const REASON_TIMEOUT: Duration = Duration::from_secs(5);
 
-pub(super) async fn verdict(args: &Args, target: &str, terminal: &Terminal) -> Result<Verdict, Failure> {
+pub(super) async fn verdict(
+    args: &ValidateArgs,
+    target: &str,
+    terminal: &TerminalOutput,
+) -> Result<ValidationReport, CliError> {
     let bootstrap = bootstrap(args)?;
     let servers = bootstrap.servers.iter().map(|server| ui::safe(&server.uri)).collect::<Vec<_>>().join(", ");
     let client = XdsClient::builder(bootstrap.clone()).build();
     let channel = Channel::builder(target)
         .xds_client(client.clone())
-        .connector(Nowhere)
+        .connector(RefusingConnector)
         .build()
-        .map_err(|error| Failure::usage(error.to_string()))?;
+        .map_err(|error| CliError::usage(error.to_string()))?;
     channel.connect();
-    let resources = settled(&client, args.wait, &servers, terminal).await?;
+    let resources = wait_settled(&client, args.wait, &servers, terminal).await?;
     let Some(resources) = resources else {
         let why = reason(channel).await;
         let text = format!("no control plane answers ({servers}): {why}");
-        return Err(Failure::unreachable(text));
+        return Err(CliError::unreachable(text));
     };
     let mut findings: Vec<_> = resources.iter().filter_map(finding).collect();
-    findings.extend(dead_ends(&bootstrap, target, &resources));
-    Ok(Verdict { subject: target.to_owned(), findings, summary: Some(summary(&resources)) })
+    findings.extend(target_findings(&bootstrap, target, &resources));
+    Ok(ValidationReport { subject: target.to_owned(), findings, summary: Some(summary(&resources)) })
 }
 
 /// Whom to ask, and as whom.
-fn bootstrap(args: &Args) -> Result<Bootstrap, Failure> {
+fn bootstrap(args: &ValidateArgs) -> Result<Bootstrap, CliError> {
     let text = match (&args.bootstrap, &args.server) {
         (Some(file), _) => std::fs::read_to_string(file)
-            .map_err(|error| Failure::usage(format!("{}: cannot be read: {error}", file.display())))?,
+            .map_err(|error| CliError::usage(format!("{}: cannot be read: {error}", file.display())))?,
         (None, server) => {
             let kind = if args.tls { "tls" } else { "insecure" };
             json!({
@@ -61,29 +65,31 @@ fn bootstrap(args: &Args) -> Result<Bootstrap, Failure> {
             .to_string()
         }
     };
-    Bootstrap::from_json(&text).map_err(|error| Failure::usage(error.to_string()))
+    Bootstrap::from_json(&text).map_err(|error| CliError::usage(error.to_string()))
 }
 
 /// How the resources stand once none of them is on its way any more, or when time is up. `None` if no control plane
 /// answers.
-async fn settled(
+async fn wait_settled(
     client: &XdsClient,
     wait: Duration,
     servers: &str,
-    terminal: &Terminal,
-) -> Result<Option<Vec<GenericXdsConfig>>, Failure> {
+    terminal: &TerminalOutput,
+) -> Result<Option<Vec<GenericXdsConfig>>, CliError> {
     let began = Instant::now();
     let mut progress = terminal.progress();
     let mut last = None;
     loop {
-        let status = client.status().await.map_err(|error| Failure::unreachable(error.to_string()))?;
+        let status = client.status().await.map_err(|error| CliError::unreachable(error.to_string()))?;
         let resources = status.generic_xds_configs;
         let tally = client.tally();
         let in_use = || tally.iter().filter(|tally| tally.in_use);
         let is_answered = in_use().any(|tally| tally.connected);
         let is_failing = in_use().count() > 0 && in_use().all(|tally| tally.failures > 0);
-        let open =
-            resources.iter().filter(|resource| stands(resource) == ClientResourceStatus::Requested).count();
+        let open = resources
+            .iter()
+            .filter(|resource| resource_status(resource) == ClientResourceStatus::Requested)
+            .count();
         let is_time_up = began.elapsed() >= wait;
         if !is_answered && (is_failing || is_time_up) {
             return Ok(None);
@@ -96,7 +102,7 @@ async fn settled(
         let done = resources.len() - open;
         progress.show(format_args!("asking {servers}: {done} of {} resources", resources.len()));
         last = Some(resources);
-        sleep(LOOK).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 
@@ -109,13 +115,13 @@ async fn reason(channel: Channel) -> String {
         let path = http::uri::PathAndQuery::from_static("/");
         client.unary(tonic::Request::new(()), path, codec).await
     };
-    match timeout(REASON, call).await {
+    match timeout(REASON_TIMEOUT, call).await {
         Ok(Err(status)) => status.message().to_owned(),
         Ok(Ok(_)) | Err(_) => "it says nothing".to_owned(),
     }
 }
 
-fn stands(resource: &GenericXdsConfig) -> ClientResourceStatus {
+fn resource_status(resource: &GenericXdsConfig) -> ClientResourceStatus {
     ClientResourceStatus::try_from(resource.client_status).unwrap_or_default()
 }
 
@@ -130,7 +136,7 @@ fn finding(resource: &GenericXdsConfig) -> Option<Finding> {
     let name = format!("{} {:?}", kind(resource), resource.name);
     // The client's own words start with the resource.
     let details = details.strip_prefix(&format!("{name}: ")).unwrap_or(&details);
-    let text = match stands(resource) {
+    let text = match resource_status(resource) {
         ClientResourceStatus::Acked => return None,
         ClientResourceStatus::Nacked => format!("NACKed: {details}"),
         ClientResourceStatus::Requested => "was not sent in time".to_owned(),
@@ -143,7 +149,7 @@ fn finding(resource: &GenericXdsConfig) -> Option<Finding> {
 }
 
 /// Reads accepted resources as the client did: what it ignores, and, if all were accepted, why no call could succeed.
-fn dead_ends(bootstrap: &Bootstrap, target: &str, resources: &[GenericXdsConfig]) -> Vec<Finding> {
+fn target_findings(bootstrap: &Bootstrap, target: &str, resources: &[GenericXdsConfig]) -> Vec<Finding> {
     // The channel was built for this target, so it has a name.
     let Ok(named) = bootstrap.listener_name(target) else { return Vec::new() };
     let authority = named.listener.authority().and_then(|name| bootstrap.authorities.get(name));
@@ -151,10 +157,11 @@ fn dead_ends(bootstrap: &Bootstrap, target: &str, resources: &[GenericXdsConfig]
     let Some(server) = servers.first() else { return Vec::new() };
     let mut parser = Parser::new(Registry::standard());
     parser.certificate_providers = bootstrap.certificate_providers.keys().cloned().collect();
-    let accepted = resources.iter().filter(|resource| stands(resource) == ClientResourceStatus::Acked);
+    let accepted =
+        resources.iter().filter(|resource| resource_status(resource) == ClientResourceStatus::Acked);
     let accepted =
         accepted.filter_map(|one| Some((one.type_url.as_str(), one.name.as_str(), one.xds_config.as_ref()?)));
-    let known = Known::read_as(accepted, &parser, server);
+    let known = LocalResources::parse_as(accepted, &parser, server);
     let mut findings = Vec::new();
     for (kind, name, read) in known.iter() {
         let about = |finding: Finding| finding.resource(format!("{kind} {name:?}"));
@@ -164,11 +171,11 @@ fn dead_ends(bootstrap: &Bootstrap, target: &str, resources: &[GenericXdsConfig]
             findings.push(about(Finding::warning(reason).path(path)));
         }
     }
-    if resources.iter().any(|resource| stands(resource) != ClientResourceStatus::Acked) {
+    if resources.iter().any(|resource| resource_status(resource) != ClientResourceStatus::Acked) {
         return findings;
     }
     let node_id = &bootstrap.node.id;
-    let mut walk = Walk::of_node(&known, named.listener.as_str(), &named.authority, node_id);
+    let mut walk = ClientSimulation::of_node(&known, named.listener.as_str(), &named.authority, node_id);
     let clusters = walk.config().map(|config| config.virtual_host.clusters.clone()).unwrap_or_default();
     match &walk.route {
         Err(status) => findings.push(Finding::error(format!("every call fails: {}", status.message()))),
@@ -198,9 +205,9 @@ fn summary(resources: &[GenericXdsConfig]) -> String {
 }
 
 /// Connections to backends, which are not wanted.
-struct Nowhere;
+struct RefusingConnector;
 
-impl Connector for Nowhere {
+impl Connector for RefusingConnector {
     fn connect(&self, _: &Address) -> Pin<Box<dyn Future<Output = io::Result<Box<dyn Io>>> + Send + '_>> {
         Box::pin(async { Err(io::Error::new(io::ErrorKind::Unsupported, "backends are not called here")) })
     }

@@ -1,7 +1,7 @@
 //! Runs the command as people do: a process with arguments, files and pipes.
 //!
-//! [`evenkeel`] runs it to its end; [`Running`] is one that goes on until it is stopped, with its output read line by
-//! line. A [`Folder`] holds the files of a test and goes away with it. Every wait has a bound that only a failure reaches.
+//! [`evenkeel`] runs it to its end; [`RunningCommand`] is one that goes on until it is stopped, with its output read line by
+//! line. A [`TempFolder`] holds the files of a test and goes away with it. Every wait has a bound that only a failure reaches.
 
 // Each test binary uses its own part.
 #![allow(dead_code, reason = "each test binary uses its own part of this")]
@@ -14,20 +14,20 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 /// Only a failure waits this long.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const MAX_WAIT: Duration = Duration::from_secs(30);
 
 /// What came of a run.
 #[derive(Debug)]
-pub(crate) struct Outcome {
+pub(crate) struct CommandOutput {
     pub(crate) code: Option<i32>,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
 }
 
 /// Runs the command to its end.
-pub(crate) fn evenkeel<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Outcome {
+pub(crate) fn evenkeel<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> CommandOutput {
     let output = command(args).output().expect("the command starts");
-    Outcome { code: output.status.code(), stdout: text(&output.stdout), stderr: text(&output.stderr) }
+    CommandOutput { code: output.status.code(), stdout: text(&output.stdout), stderr: text(&output.stderr) }
 }
 
 /// The command with these arguments, nothing to read and none of the caller's settings.
@@ -40,10 +40,10 @@ pub(crate) fn command<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Com
     command
 }
 
-impl Outcome {
+impl CommandOutput {
     /// Checks the exit code, and shows everything if it is another.
     #[track_caller]
-    pub(crate) fn ends_with(self, code: i32) -> Outcome {
+    pub(crate) fn ends_with(self, code: i32) -> CommandOutput {
         assert_eq!(self.code, Some(code), "stdout:\n{}\nstderr:\n{}", self.stdout, self.stderr);
         self
     }
@@ -60,11 +60,11 @@ fn text(bytes: &[u8]) -> String {
 }
 
 /// The files of a test.
-pub(crate) struct Folder(tempfile::TempDir);
+pub(crate) struct TempFolder(tempfile::TempDir);
 
-impl Folder {
-    pub(crate) fn new() -> Folder {
-        Folder(tempfile::tempdir().expect("a folder for the test's files"))
+impl TempFolder {
+    pub(crate) fn new() -> TempFolder {
+        TempFolder(tempfile::tempdir().expect("a folder for the test's files"))
     }
 
     /// Writes a file, or writes it anew, and gives its path.
@@ -80,16 +80,16 @@ impl Folder {
 }
 
 /// A command that goes on until it is stopped. Dropping it kills it.
-pub(crate) struct Running {
+pub(crate) struct RunningCommand {
     child: Child,
     lines: Receiver<String>,
     /// What was read so far, for failures.
     seen: Vec<String>,
 }
 
-impl Running {
+impl RunningCommand {
     /// Starts the command; its standard error goes to the test's.
-    pub(crate) fn start<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Running {
+    pub(crate) fn start<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> RunningCommand {
         let mut command = command(args);
         let mut child = command.stdout(Stdio::piped()).spawn().expect("the command starts");
         let stdout = child.stdout.take().expect("it was piped");
@@ -101,7 +101,7 @@ impl Running {
                 }
             }
         });
-        Running { child, lines, seen: Vec::new() }
+        RunningCommand { child, lines, seen: Vec::new() }
     }
 
     /// The next line of standard output that holds this text; those before it are skipped.
@@ -114,7 +114,7 @@ impl Running {
     /// The next lines that hold these texts, in whatever order they come; others are skipped.
     #[track_caller]
     pub(crate) fn lines_with<const N: usize>(&mut self, texts: [&str; N]) -> [String; N] {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + MAX_WAIT;
         let mut found = [const { None }; N];
         while let Some(missing) = found.iter().position(Option::is_none) {
             match self.lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
@@ -150,7 +150,7 @@ impl Running {
     /// Waits for its end.
     #[track_caller]
     pub(crate) fn end(&mut self) -> ExitStatus {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + MAX_WAIT;
         loop {
             if let Some(status) = self.child.try_wait().expect("it is our child") {
                 return status;
@@ -161,7 +161,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningCommand {
     fn drop(&mut self) {
         // It may have ended already.
         let _ = self.child.kill();

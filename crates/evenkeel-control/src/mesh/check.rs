@@ -2,21 +2,21 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::cluster::{Cluster, Endpoint, Locality, Members};
-use super::errors::{At, MeshError, MeshErrors, quoted};
+use super::cluster::{Cluster, Endpoint, Locality, MeshClusterMembers};
+use super::errors::{MeshError, MeshErrors, MeshPath, quoted};
 use super::messages::locality_weight;
-use super::policy::nearest;
-use super::service::{HashBy, HeaderTest, PathMatch, Retry, Route};
-use super::yaml::Node;
+use super::policy::closest_match;
+use super::service::{HeaderCondition, PathMatch, Route, RouteHashSource, RouteRetry};
+use super::yaml::YamlNode;
 use super::{Mesh, Service};
 
 /// As gRPC's own limit of nested clusters (A37).
 const MAX_DEPTH: usize = 16;
 
 /// Checks a mesh; places come from the YAML if there is one.
-pub(super) fn mesh(mesh: &Mesh, yaml: Option<&Node>) -> Result<(), MeshErrors> {
-    let mut check = Check { mesh, yaml, errors: Vec::new() };
-    let root = At::Root;
+pub(super) fn mesh(mesh: &Mesh, yaml: Option<&YamlNode>) -> Result<(), MeshErrors> {
+    let mut check = MeshChecker { mesh, yaml, errors: Vec::new() };
+    let root = MeshPath::Root;
     let at = root.key("services");
     for (name, service) in &mesh.services {
         check.service(service, &at.key(name));
@@ -28,19 +28,19 @@ pub(super) fn mesh(mesh: &Mesh, yaml: Option<&Node>) -> Result<(), MeshErrors> {
     if check.errors.is_empty() { Ok(()) } else { Err(MeshErrors::new(check.errors)) }
 }
 
-struct Check<'a> {
+struct MeshChecker<'a> {
     mesh: &'a Mesh,
-    yaml: Option<&'a Node>,
+    yaml: Option<&'a YamlNode>,
     errors: Vec<MeshError>,
 }
 
-impl Check<'_> {
-    fn problem(&mut self, at: &At<'_>, text: impl Into<String>) {
-        let place = self.yaml.and_then(|yaml| yaml.place_of(at));
-        self.errors.push(MeshError::new(place, at.to_string(), text.into()));
+impl MeshChecker<'_> {
+    fn push_error(&mut self, at: &MeshPath<'_>, text: impl Into<String>) {
+        let position = self.yaml.and_then(|yaml| yaml.position_of(at));
+        self.errors.push(MeshError::new(position, at.to_string(), text.into()));
     }
 
-    fn service(&mut self, service: &Service, at: &At<'_>) {
+    fn service(&mut self, service: &Service, at: &MeshPath<'_>) {
         if service.is_plain {
             for route in &service.routes {
                 self.route(route, "cluster", at);
@@ -49,30 +49,30 @@ impl Check<'_> {
         }
         let at = at.key("routes");
         if service.routes.is_empty() {
-            self.problem(&at, "expected at least one route");
+            self.push_error(&at, "expected at least one route");
         }
         for (i, route) in service.routes.iter().enumerate() {
             self.route(route, "to", &at.index(i));
         }
-        let all = service.routes.iter().position(Route::takes_all);
+        let all = service.routes.iter().position(Route::matches_all);
         if let Some(all) = all.filter(|all| all + 1 < service.routes.len()) {
             let text = format!("is never reached: {} takes every call", at.index(all));
-            self.problem(&at.index(all + 1), text);
+            self.push_error(&at.index(all + 1), text);
         }
     }
 
-    fn route(&mut self, route: &Route, to: &str, at: &At<'_>) {
+    fn route(&mut self, route: &Route, to: &str, at: &MeshPath<'_>) {
         match &route.path {
             Some(PathMatch::Exact(path)) if !path.starts_with('/') => {
                 let text = format!("expected /package.Service/Method, found {}", quoted(path));
-                self.problem(&at.key("path"), text);
+                self.push_error(&at.key("path"), text);
             }
             Some(PathMatch::Prefix(prefix)) if !prefix.is_empty() && !prefix.starts_with('/') => {
                 let text = format!("expected /package.Service/, found {}", quoted(prefix));
-                self.problem(&at.key("prefix"), text);
+                self.push_error(&at.key("prefix"), text);
             }
             Some(PathMatch::Regex(_)) if route.ignore_case => {
-                self.problem(
+                self.push_error(
                     &at.key("ignore_case"),
                     "expected no ignore_case beside regex; write (?i) in it",
                 );
@@ -83,10 +83,10 @@ impl Check<'_> {
             let at = at.key("headers");
             let at = at.key(name);
             self.header_name(name, &at);
-            if let HeaderTest::Range { from, below } = header.test
+            if let HeaderCondition::Range { from, below } = header.test
                 && from >= below
             {
-                self.problem(
+                self.push_error(
                     &at.key("range"),
                     format!("expected below to be more than from ({from}), found {below}"),
                 );
@@ -96,7 +96,7 @@ impl Check<'_> {
             let at = at.key("weights");
             let sum: u64 = route.to.iter().map(|(_, weight)| u64::from(*weight)).sum();
             if !(1..=u64::from(u32::MAX)).contains(&sum) {
-                self.problem(&at, format!("expected weights that add up to 1 to 4294967295, found {sum}"));
+                self.push_error(&at, format!("expected weights that add up to 1 to 4294967295, found {sum}"));
             }
             for (cluster, _) in &route.to {
                 self.reference(cluster, &at.key(cluster));
@@ -110,7 +110,7 @@ impl Check<'_> {
             self.retry(retry, &at.key("retry"));
         }
         for (i, hash) in route.hash.iter().enumerate() {
-            if let HashBy::Header { name, .. } = &hash.by {
+            if let RouteHashSource::Header { name, .. } = &hash.by {
                 let at = at.key("hash");
                 let at = at.index(i);
                 self.header_name(name, &at.key("header"));
@@ -118,53 +118,59 @@ impl Check<'_> {
         }
     }
 
-    fn header_name(&mut self, name: &str, at: &At<'_>) {
+    fn header_name(&mut self, name: &str, at: &MeshPath<'_>) {
         let is_letter = |byte: u8| {
             byte.is_ascii_graphic() && !byte.is_ascii_uppercase() && !b"\"(),/:;<=>?@[\\]{}".contains(&byte)
         };
         if name.is_empty() || !name.bytes().all(is_letter) {
-            self.problem(at, format!("expected the name of a header in lower case, found {}", quoted(name)));
+            self.push_error(
+                at,
+                format!("expected the name of a header in lower case, found {}", quoted(name)),
+            );
         } else if name.ends_with("-bin") {
             // A28: binary headers are not looked at.
-            self.problem(at, format!("expected a header of text, found {}, which is binary", quoted(name)));
+            self.push_error(
+                at,
+                format!("expected a header of text, found {}, which is binary", quoted(name)),
+            );
         }
     }
 
-    fn retry(&mut self, retry: &Retry, at: &At<'_>) {
+    fn retry(&mut self, retry: &RouteRetry, at: &MeshPath<'_>) {
         if retry.on.is_empty() {
-            self.problem(&at.key("on"), "expected at least one status");
+            self.push_error(&at.key("on"), "expected at least one status");
         }
         if let Some(attempts) = retry.attempts.filter(|attempts| !(2..=5).contains(attempts)) {
             let text = format!("expected 2 to 5, the first attempt included, found {attempts}");
-            self.problem(&at.key("attempts"), text);
+            self.push_error(&at.key("attempts"), text);
         }
         let Some((base, max)) = retry.backoff else { return };
         let at = at.key("backoff");
         if base.is_zero() {
-            self.problem(&at.key("base"), "expected more than 0s");
+            self.push_error(&at.key("base"), "expected more than 0s");
         }
         if max.is_some_and(|max| max < base) {
-            self.problem(&at.key("max"), "expected at least base");
+            self.push_error(&at.key("max"), "expected at least base");
         }
     }
 
-    fn reference(&mut self, cluster: &str, at: &At<'_>) {
+    fn reference(&mut self, cluster: &str, at: &MeshPath<'_>) {
         if self.mesh.clusters.contains_key(cluster) {
             return;
         }
         let text = format!("there is no cluster {}", quoted(cluster));
-        match nearest(cluster, self.mesh.clusters()) {
-            Some(nearest) => self.problem(at, format!("{text}; did you mean {nearest}?")),
-            None => self.problem(at, text),
+        match closest_match(cluster, self.mesh.clusters()) {
+            Some(nearest) => self.push_error(at, format!("{text}; did you mean {nearest}?")),
+            None => self.push_error(at, text),
         }
     }
 
-    fn cluster(&mut self, name: &str, cluster: &Cluster, at: &At<'_>) {
+    fn cluster(&mut self, name: &str, cluster: &Cluster, at: &MeshPath<'_>) {
         if let Some(policy) = &cluster.policy {
             let mut problems = Vec::new();
             policy.message(&at.key("policy"), &mut |at, text| {
-                let place = self.yaml.and_then(|yaml| yaml.place_of(at));
-                problems.push(MeshError::new(place, at.to_string(), text));
+                let position = self.yaml.and_then(|yaml| yaml.position_of(at));
+                problems.push(MeshError::new(position, at.to_string(), text));
             });
             self.errors.extend(problems);
         }
@@ -174,30 +180,33 @@ impl Check<'_> {
             if let (Some(base), Some(max)) = (base, max)
                 && max < base
             {
-                self.problem(&at.key("max_ejection_time"), "expected at least base_ejection_time");
+                self.push_error(&at.key("max_ejection_time"), "expected at least base_ejection_time");
             }
             if settings.interval.is_some_and(|interval| interval.is_zero()) {
-                self.problem(&at.key("interval"), "expected more than 0s");
+                self.push_error(&at.key("interval"), "expected more than 0s");
             }
         }
         match &cluster.members {
-            Members::Endpoints(endpoints) => self.endpoints(cluster, endpoints, at),
-            Members::Dns { .. } => self.only_with_endpoints(cluster, "a dns cluster", at),
-            Members::Clusters(clusters) => {
-                self.only_with_endpoints(cluster, "an aggregate cluster", at);
+            MeshClusterMembers::Endpoints(endpoints) => self.endpoints(cluster, endpoints, at),
+            MeshClusterMembers::Dns { .. } => self.check_endpoints_only_keys(cluster, "a dns cluster", at),
+            MeshClusterMembers::Clusters(clusters) => {
+                self.check_endpoints_only_keys(cluster, "an aggregate cluster", at);
                 self.aggregate(name, cluster, clusters, at);
             }
         }
     }
 
-    fn only_with_endpoints(&mut self, cluster: &Cluster, kind: &str, at: &At<'_>) {
+    fn check_endpoints_only_keys(&mut self, cluster: &Cluster, kind: &str, at: &MeshPath<'_>) {
         let set = [("localities", !cluster.localities.is_empty()), ("drops", !cluster.drops.is_empty())];
         for (key, _) in set.into_iter().filter(|(_, is_set)| *is_set) {
-            self.problem(&at.key(key), format!("expected only in a cluster with endpoints, found in {kind}"));
+            self.push_error(
+                &at.key(key),
+                format!("expected only in a cluster with endpoints, found in {kind}"),
+            );
         }
     }
 
-    fn aggregate(&mut self, name: &str, cluster: &Cluster, members: &[String], at: &At<'_>) {
+    fn aggregate(&mut self, name: &str, cluster: &Cluster, members: &[String], at: &MeshPath<'_>) {
         let set = [
             ("policy", cluster.policy.is_some()),
             ("circuit_breaking", cluster.max_requests.is_some()),
@@ -205,29 +214,32 @@ impl Check<'_> {
             ("lrs", cluster.lrs),
         ];
         for (key, _) in set.into_iter().filter(|(_, is_set)| *is_set) {
-            self.problem(
+            self.push_error(
                 &at.key(key),
                 "expected in the clusters that it is made of, found in an aggregate cluster",
             );
         }
         let at = at.key("aggregate");
         if members.is_empty() {
-            self.problem(&at, "expected at least one cluster");
+            self.push_error(&at, "expected at least one cluster");
         }
         let mut seen = BTreeSet::new();
         for (i, member) in members.iter().enumerate() {
             self.reference(member, &at.index(i));
             if !seen.insert(member) {
-                self.problem(&at.index(i), format!("the cluster {} stands here twice", quoted(member)));
+                self.push_error(&at.index(i), format!("the cluster {} stands here twice", quoted(member)));
             }
-            if self.leads_to(member, name, MAX_DEPTH) {
-                self.problem(&at.index(i), format!("leads back to {}, or is nested too deep", quoted(name)));
+            if self.reaches(member, name, MAX_DEPTH) {
+                self.push_error(
+                    &at.index(i),
+                    format!("leads back to {}, or is nested too deep", quoted(name)),
+                );
             }
         }
     }
 
     /// Whether a cluster contains another, or nests so deep that clients give up on it.
-    fn leads_to(&self, from: &str, to: &str, depth: usize) -> bool {
+    fn reaches(&self, from: &str, to: &str, depth: usize) -> bool {
         // Breadth first over names that were not seen: a mesh of many aggregates takes no more than its size.
         let (mut seen, mut level) = (BTreeSet::new(), vec![from]);
         for _ in 0..depth {
@@ -235,7 +247,7 @@ impl Check<'_> {
                 return true;
             }
             let members = level.iter().filter_map(|name| match &self.mesh.clusters.get(*name)?.members {
-                Members::Clusters(members) => Some(members),
+                MeshClusterMembers::Clusters(members) => Some(members),
                 _ => None,
             });
             level = members.flatten().map(String::as_str).filter(|member| seen.insert(*member)).collect();
@@ -246,22 +258,25 @@ impl Check<'_> {
         true
     }
 
-    fn endpoints(&mut self, cluster: &Cluster, endpoints: &[Endpoint], at: &At<'_>) {
+    fn endpoints(&mut self, cluster: &Cluster, endpoints: &[Endpoint], at: &MeshPath<'_>) {
         let endpoints_at = at.key("endpoints");
         let mut addresses = HashMap::new();
         let mut groups = BTreeMap::<(u32, &Locality), Vec<&Endpoint>>::new();
         for (i, endpoint) in endpoints.iter().enumerate() {
             let at = endpoints_at.index(i);
             if endpoint.weight == Some(0) {
-                self.problem(&at.key("weight"), "expected 1 to 4294967295, found 0");
+                self.push_error(&at.key("weight"), "expected 1 to 4294967295, found 0");
             }
             if endpoint.addresses.is_empty() {
-                self.problem(&at.key("addresses"), "expected at least one address");
+                self.push_error(&at.key("addresses"), "expected at least one address");
             }
             for address in &endpoint.addresses {
                 if let Some(first) = addresses.insert(*address, i) {
                     let first = endpoints_at.index(first).to_string();
-                    self.problem(&at, format!("the address {address} stands here twice, first in {first}"));
+                    self.push_error(
+                        &at,
+                        format!("the address {address} stands here twice, first in {first}"),
+                    );
                 }
             }
             groups.entry((cluster.priority_of(endpoint), &endpoint.locality)).or_default().push(endpoint);
@@ -271,23 +286,28 @@ impl Check<'_> {
             let name = locality.to_string();
             if settings.weight == Some(0) {
                 let at = at.key(&name);
-                self.problem(&at.key("weight"), "expected 1 to 4294967295, found 0");
+                self.push_error(&at.key("weight"), "expected 1 to 4294967295, found 0");
             }
             if !endpoints.iter().any(|endpoint| endpoint.locality == *locality) {
-                self.problem(&at.key(&name), "no endpoint is in this locality");
+                self.push_error(&at.key(&name), "no endpoint is in this locality");
             }
         }
-        self.sums(cluster, &groups, &endpoints_at);
+        self.check_weight_sums(cluster, &groups, &endpoints_at);
     }
 
     /// A27: weights add up to at most 32 bits, in a locality and over those of a priority; priorities have no gap.
-    fn sums(&mut self, cluster: &Cluster, groups: &BTreeMap<(u32, &Locality), Vec<&Endpoint>>, at: &At<'_>) {
+    fn check_weight_sums(
+        &mut self,
+        cluster: &Cluster,
+        groups: &BTreeMap<(u32, &Locality), Vec<&Endpoint>>,
+        at: &MeshPath<'_>,
+    ) {
         let mut priorities = BTreeMap::<u32, u64>::new();
         for ((priority, locality), endpoints) in groups {
             let sum: u64 = endpoints.iter().map(|endpoint| u64::from(endpoint.weight.unwrap_or(1))).sum();
             if sum > u64::from(u32::MAX) {
                 let text = format!("the weights of a locality add up to at most 4294967295, found {sum}");
-                self.problem(at, text);
+                self.push_error(at, text);
             }
             *priorities.entry(*priority).or_default() +=
                 locality_weight(cluster, locality, endpoints.iter().copied());
@@ -296,12 +316,12 @@ impl Check<'_> {
             let text = format!(
                 "the weights of the localities in priority {priority} add up to at most 4294967295, found {sum}"
             );
-            self.problem(at, text);
+            self.push_error(at, text);
         }
         if let Some((missing, found)) =
             (0..).zip(priorities.keys()).find(|(expected, found)| expected != *found)
         {
-            self.problem(at, format!("there is a priority {found} but no priority {missing}"));
+            self.push_error(at, format!("there is a priority {found} but no priority {missing}"));
         }
     }
 }

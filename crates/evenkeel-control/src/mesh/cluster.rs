@@ -4,22 +4,22 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::{Policy, Share};
+use super::{ClusterPolicy, TrafficFraction};
 
 /// Where calls go: endpoints, a DNS name, or other clusters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cluster {
-    pub(super) members: Members,
-    pub(super) policy: Option<Policy>,
+    pub(super) members: MeshClusterMembers,
+    pub(super) policy: Option<ClusterPolicy>,
     pub(super) localities: BTreeMap<Locality, LocalitySettings>,
-    pub(super) drops: Vec<(String, Share)>,
+    pub(super) drops: Vec<(String, TrafficFraction)>,
     pub(super) max_requests: Option<u32>,
     pub(super) outlier_detection: Option<OutlierDetection>,
     pub(super) lrs: bool,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Members {
+pub(super) enum MeshClusterMembers {
     Endpoints(Vec<Endpoint>),
     Dns { host: String, port: u16 },
     Clusters(Vec<String>),
@@ -34,20 +34,20 @@ pub(super) struct LocalitySettings {
 impl Cluster {
     /// A cluster whose endpoints are yet to be added.
     pub fn new() -> Cluster {
-        Cluster::of(Members::Endpoints(Vec::new()))
+        Cluster::of(MeshClusterMembers::Endpoints(Vec::new()))
     }
 
     /// A cluster whose addresses are those of a DNS name.
     pub fn dns(host: &str, port: u16) -> Cluster {
-        Cluster::of(Members::Dns { host: host.to_owned(), port })
+        Cluster::of(MeshClusterMembers::Dns { host: host.to_owned(), port })
     }
 
     /// A cluster made of others, which are used in this order: the next when all before it have failed.
     pub fn aggregate<'a>(clusters: impl IntoIterator<Item = &'a str>) -> Cluster {
-        Cluster::of(Members::Clusters(clusters.into_iter().map(str::to_owned).collect()))
+        Cluster::of(MeshClusterMembers::Clusters(clusters.into_iter().map(str::to_owned).collect()))
     }
 
-    pub(super) fn of(members: Members) -> Cluster {
+    pub(super) fn of(members: MeshClusterMembers) -> Cluster {
         Cluster {
             members,
             policy: None,
@@ -62,10 +62,10 @@ impl Cluster {
     /// Adds an endpoint. A DNS name or a list of clusters that was there is forgotten.
     #[must_use]
     pub fn endpoint(mut self, endpoint: Endpoint) -> Cluster {
-        if let Members::Endpoints(endpoints) = &mut self.members {
+        if let MeshClusterMembers::Endpoints(endpoints) = &mut self.members {
             endpoints.push(endpoint);
         } else {
-            self.members = Members::Endpoints(vec![endpoint]);
+            self.members = MeshClusterMembers::Endpoints(vec![endpoint]);
         }
         self
     }
@@ -78,7 +78,7 @@ impl Cluster {
 
     /// Sets the policy that spreads calls over the endpoints.
     #[must_use]
-    pub fn policy(mut self, policy: impl Into<Policy>) -> Cluster {
+    pub fn policy(mut self, policy: impl Into<ClusterPolicy>) -> Cluster {
         self.policy = Some(policy.into());
         self
     }
@@ -99,7 +99,7 @@ impl Cluster {
 
     /// Fails a share of the calls, for a reason that statistics name.
     #[must_use]
-    pub fn drop_calls(mut self, category: &str, share: Share) -> Cluster {
+    pub fn drop_calls(mut self, category: &str, share: TrafficFraction) -> Cluster {
         self.drops.push((category.to_owned(), share));
         self
     }
@@ -146,7 +146,7 @@ pub struct Endpoint {
     pub(super) weight: Option<u32>,
     pub(super) locality: Locality,
     pub(super) priority: Option<u32>,
-    pub(super) health: Health,
+    pub(super) health: EndpointHealth,
     pub(super) hash_key: Option<String>,
 }
 
@@ -164,7 +164,7 @@ impl Endpoint {
             weight: None,
             locality: Locality::default(),
             priority: None,
-            health: Health::default(),
+            health: EndpointHealth::default(),
             hash_key: None,
         }
     }
@@ -199,7 +199,7 @@ impl Endpoint {
 
     /// Its health.
     #[must_use]
-    pub fn health(mut self, health: Health) -> Endpoint {
+    pub fn health(mut self, health: EndpointHealth) -> Endpoint {
         self.health = health;
         self
     }
@@ -215,7 +215,7 @@ impl Endpoint {
 /// What the control plane knows of an endpoint's health. Calls go to those of the first two only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
-pub enum Health {
+pub enum EndpointHealth {
     #[default]
     Unknown,
     Healthy,
@@ -225,18 +225,18 @@ pub enum Health {
     Degraded,
 }
 
-impl Health {
-    pub(super) const ALL: [(&'static str, Health); 6] = [
-        ("unknown", Health::Unknown),
-        ("healthy", Health::Healthy),
-        ("unhealthy", Health::Unhealthy),
-        ("draining", Health::Draining),
-        ("timeout", Health::Timeout),
-        ("degraded", Health::Degraded),
+impl EndpointHealth {
+    pub(super) const ALL: [(&'static str, EndpointHealth); 6] = [
+        ("unknown", EndpointHealth::Unknown),
+        ("healthy", EndpointHealth::Healthy),
+        ("unhealthy", EndpointHealth::Unhealthy),
+        ("draining", EndpointHealth::Draining),
+        ("timeout", EndpointHealth::Timeout),
+        ("degraded", EndpointHealth::Degraded),
     ];
 
-    pub(super) fn takes_calls(self) -> bool {
-        matches!(self, Health::Unknown | Health::Healthy)
+    pub(super) fn is_usable(self) -> bool {
+        matches!(self, EndpointHealth::Unknown | EndpointHealth::Healthy)
     }
 }
 

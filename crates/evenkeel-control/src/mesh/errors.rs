@@ -39,7 +39,7 @@ impl MeshErrors {
     }
 
     /// One error about the whole.
-    pub(crate) fn whole(text: impl Into<String>) -> MeshErrors {
+    pub(crate) fn of_file(text: impl Into<String>) -> MeshErrors {
         MeshErrors(vec![MeshError::new(None, String::new(), text.into())])
     }
 
@@ -57,8 +57,8 @@ impl MeshErrors {
 }
 
 impl MeshError {
-    pub(crate) fn new(place: Option<Place>, path: String, text: String) -> MeshError {
-        let (line, column) = place.map(|place| (place.line, place.column)).unzip();
+    pub(crate) fn new(position: Option<SourcePosition>, path: String, text: String) -> MeshError {
+        let (line, column) = position.map(|position| (position.line, position.column)).unzip();
         MeshError { file: None, line, column, path, text }
     }
 }
@@ -79,10 +79,10 @@ impl std::error::Error for MeshErrors {}
 
 impl fmt::Display for MeshError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let place = self.line.zip(self.column);
+        let position = self.line.zip(self.column);
         // The parser's own words may quote the file.
         let file = self.file.as_deref().map(escaped);
-        match (file, place) {
+        match (file, position) {
             (Some(file), Some((line, column))) => write!(f, "{file}:{line}:{column}: ")?,
             (Some(file), None) => write!(f, "{file}: ")?,
             (None, Some((line, column))) => write!(f, "{line}:{column}: ")?,
@@ -97,39 +97,39 @@ impl fmt::Display for MeshError {
 
 /// A place in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct SourcePosition {
     pub(crate) line: u64,
     pub(crate) column: u64,
 }
 
 /// A place in a mesh, kept on the stack and written out only for an error.
 #[derive(Clone, Copy)]
-pub(crate) enum At<'a> {
+pub(crate) enum MeshPath<'a> {
     Root,
-    Key(&'a At<'a>, &'a str),
-    Index(&'a At<'a>, usize),
+    Key(&'a MeshPath<'a>, &'a str),
+    Index(&'a MeshPath<'a>, usize),
 }
 
-impl At<'_> {
-    pub(crate) fn key<'a>(&'a self, key: &'a str) -> At<'a> {
-        At::Key(self, key)
+impl MeshPath<'_> {
+    pub(crate) fn key<'a>(&'a self, key: &'a str) -> MeshPath<'a> {
+        MeshPath::Key(self, key)
     }
 
-    pub(crate) fn index(&self, index: usize) -> At<'_> {
-        At::Index(self, index)
+    pub(crate) fn index(&self, index: usize) -> MeshPath<'_> {
+        MeshPath::Index(self, index)
     }
 }
 
-impl fmt::Display for At<'_> {
+impl fmt::Display for MeshPath<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            At::Root => Ok(()),
-            At::Index(parent, index) => write!(f, "{parent}[{index}]"),
-            At::Key(parent, key) => {
+            MeshPath::Root => Ok(()),
+            MeshPath::Index(parent, index) => write!(f, "{parent}[{index}]"),
+            MeshPath::Key(parent, key) => {
                 let is_plain =
                     !key.is_empty() && key.chars().all(|c| c.is_alphanumeric() || "-_/".contains(c));
                 match (parent, is_plain) {
-                    (At::Root, true) => f.write_str(key),
+                    (MeshPath::Root, true) => f.write_str(key),
                     (_, true) => write!(f, "{parent}.{key}"),
                     (_, false) => write!(f, "{parent}[{}]", quoted(key)),
                 }

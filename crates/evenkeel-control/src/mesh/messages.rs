@@ -43,9 +43,11 @@ use evenkeel_proto::prost::Name;
 use evenkeel_proto::prost_types::value::Kind;
 use evenkeel_proto::prost_types::{Any, Struct, Value};
 
-use super::cluster::{Cluster, Endpoint, Health, Locality, Members, OutlierDetection};
-use super::errors::At;
-use super::service::{Hash, HashBy, HeaderMatch, HeaderTest, PathMatch, Retry, Route, Service};
+use super::cluster::{Cluster, Endpoint, EndpointHealth, Locality, MeshClusterMembers, OutlierDetection};
+use super::errors::MeshPath;
+use super::service::{
+    HeaderCondition, HeaderMatch, PathMatch, Route, RouteHash, RouteHashSource, RouteRetry, Service,
+};
 use super::values::duration_message;
 
 /// A listener whose routes have its name.
@@ -140,23 +142,23 @@ fn header_matcher(name: &str, header: &HeaderMatch) -> rds::HeaderMatcher {
         older
     };
     let specifier = match header.test.clone() {
-        HeaderTest::Exact(value) => {
+        HeaderCondition::Exact(value) => {
             text(MatchPattern::Exact(value.clone()), HeaderMatchSpecifier::ExactMatch(value))
         }
-        HeaderTest::Prefix(value) => {
+        HeaderCondition::Prefix(value) => {
             text(MatchPattern::Prefix(value.clone()), HeaderMatchSpecifier::PrefixMatch(value))
         }
-        HeaderTest::Suffix(value) => {
+        HeaderCondition::Suffix(value) => {
             text(MatchPattern::Suffix(value.clone()), HeaderMatchSpecifier::SuffixMatch(value))
         }
-        HeaderTest::Contains(value) => {
+        HeaderCondition::Contains(value) => {
             text(MatchPattern::Contains(value.clone()), HeaderMatchSpecifier::ContainsMatch(value))
         }
-        HeaderTest::Regex(expression) => HeaderMatchSpecifier::SafeRegexMatch(regex(&expression)),
-        HeaderTest::Range { from, below } => {
+        HeaderCondition::Regex(expression) => HeaderMatchSpecifier::SafeRegexMatch(regex(&expression)),
+        HeaderCondition::Range { from, below } => {
             HeaderMatchSpecifier::RangeMatch(Int64Range { start: from, end: below })
         }
-        HeaderTest::Present(yes) => HeaderMatchSpecifier::PresentMatch(yes),
+        HeaderCondition::Present(yes) => HeaderMatchSpecifier::PresentMatch(yes),
     };
     rds::HeaderMatcher {
         name: name.to_owned(),
@@ -170,7 +172,7 @@ fn regex(expression: &str) -> RegexMatcher {
     RegexMatcher { regex: expression.to_owned(), ..RegexMatcher::default() }
 }
 
-fn retry(retry: &Retry) -> rds::RetryPolicy {
+fn retry(retry: &RouteRetry) -> rds::RetryPolicy {
     let on: Vec<_> = retry.on.iter().map(|status| status.name()).collect();
     rds::RetryPolicy {
         retry_on: on.join(","),
@@ -183,9 +185,9 @@ fn retry(retry: &Retry) -> rds::RetryPolicy {
     }
 }
 
-fn hash(hash: &Hash) -> rds::route_action::HashPolicy {
+fn hash(hash: &RouteHash) -> rds::route_action::HashPolicy {
     let by = match &hash.by {
-        HashBy::Header { name, rewrite } => PolicySpecifier::Header(hash_policy::Header {
+        RouteHashSource::Header { name, rewrite } => PolicySpecifier::Header(hash_policy::Header {
             header_name: name.clone(),
             regex_rewrite: rewrite.as_ref().map(|(expression, with)| RegexMatchAndSubstitute {
                 pattern: Some(regex(expression)),
@@ -193,7 +195,7 @@ fn hash(hash: &Hash) -> rds::route_action::HashPolicy {
             }),
         }),
         // A42: this key is the channel.
-        HashBy::ChannelId => {
+        RouteHashSource::ChannelId => {
             PolicySpecifier::FilterState(hash_policy::FilterState { key: "io.grpc.channel_id".to_owned() })
         }
     };
@@ -202,11 +204,11 @@ fn hash(hash: &Hash) -> rds::route_action::HashPolicy {
 
 pub(super) fn cluster(name: &str, cluster: &Cluster) -> cds::Cluster {
     let (kind, load_assignment) = match &cluster.members {
-        Members::Endpoints(_) => (ClusterDiscoveryType::Type(DiscoveryType::Eds.into()), None),
-        Members::Dns { host, port } => {
+        MeshClusterMembers::Endpoints(_) => (ClusterDiscoveryType::Type(DiscoveryType::Eds.into()), None),
+        MeshClusterMembers::Dns { host, port } => {
             (ClusterDiscoveryType::Type(DiscoveryType::LogicalDns.into()), Some(dns(name, host, *port)))
         }
-        Members::Clusters(clusters) => {
+        MeshClusterMembers::Clusters(clusters) => {
             let config = any(&ClusterConfig { clusters: clusters.clone() });
             let kind = "envoy.clusters.aggregate".to_owned();
             (
@@ -218,7 +220,7 @@ pub(super) fn cluster(name: &str, cluster: &Cluster) -> cds::Cluster {
             )
         }
     };
-    let eds = matches!(cluster.members, Members::Endpoints(_));
+    let eds = matches!(cluster.members, MeshClusterMembers::Endpoints(_));
     let policy = cluster.policy.as_ref();
     cds::Cluster {
         name: name.to_owned(),
@@ -226,7 +228,7 @@ pub(super) fn cluster(name: &str, cluster: &Cluster) -> cds::Cluster {
         eds_cluster_config: eds
             .then(|| EdsClusterConfig { eds_config: Some(ads()), service_name: String::new() }),
         load_assignment,
-        load_balancing_policy: policy.and_then(|policy| policy.message(&At::Root, &mut |_, _| {})),
+        load_balancing_policy: policy.and_then(|policy| policy.message(&MeshPath::Root, &mut |_, _| {})),
         circuit_breakers: cluster.max_requests.map(|max| cds::CircuitBreakers {
             thresholds: vec![Thresholds { max_requests: Some(max), ..Thresholds::default() }],
             ..cds::CircuitBreakers::default()
@@ -235,13 +237,13 @@ pub(super) fn cluster(name: &str, cluster: &Cluster) -> cds::Cluster {
         lrs_server: cluster
             .lrs
             .then(|| source(ConfigSourceSpecifier::Self_(core::SelfConfigSource::default()))),
-        typed_extension_protocol_options: BTreeMap::from([over_http2()]),
+        typed_extension_protocol_options: BTreeMap::from([http2_options()]),
         ..cds::Cluster::default()
     }
 }
 
 /// For Envoy, which would speak HTTP/1 to the endpoints; gRPC clients know without.
-fn over_http2() -> (String, Any) {
+fn http2_options() -> (String, Any) {
     let http2 = ProtocolConfig::Http2ProtocolOptions(core::Http2ProtocolOptions {});
     let explicit = ExplicitHttpConfig { protocol_config: Some(http2) };
     let options = HttpProtocolOptions {
@@ -296,7 +298,7 @@ fn dns(name: &str, host: &str, port: u16) -> eds::ClusterLoadAssignment {
 
 /// The endpoints of a cluster that has its own, by priority and locality.
 pub(super) fn endpoints(name: &str, cluster: &Cluster) -> Option<eds::ClusterLoadAssignment> {
-    let Members::Endpoints(endpoints) = &cluster.members else { return None };
+    let MeshClusterMembers::Endpoints(endpoints) = &cluster.members else { return None };
     let mut groups = BTreeMap::<(u32, &Locality), Vec<&Endpoint>>::new();
     for endpoint in endpoints {
         groups.entry((cluster.priority_of(endpoint), &endpoint.locality)).or_default().push(endpoint);
@@ -347,7 +349,7 @@ pub(super) fn locality_weight<'a>(
     if let Some(weight) = cluster.localities.get(locality).and_then(|settings| settings.weight) {
         return weight.into();
     }
-    let usable = endpoints.filter(|endpoint| endpoint.health.takes_calls());
+    let usable = endpoints.filter(|endpoint| endpoint.health.is_usable());
     usable.map(|endpoint| u64::from(endpoint.weight.unwrap_or(1))).sum::<u64>().max(1)
 }
 
@@ -359,12 +361,12 @@ fn lb_endpoint(endpoint: &Endpoint) -> eds::LbEndpoint {
         additional_addresses: addresses.map(|at| AdditionalAddress { address: Some(at) }).collect(),
     };
     let health = match endpoint.health {
-        Health::Unknown => core::HealthStatus::Unknown,
-        Health::Healthy => core::HealthStatus::Healthy,
-        Health::Unhealthy => core::HealthStatus::Unhealthy,
-        Health::Draining => core::HealthStatus::Draining,
-        Health::Timeout => core::HealthStatus::Timeout,
-        Health::Degraded => core::HealthStatus::Degraded,
+        EndpointHealth::Unknown => core::HealthStatus::Unknown,
+        EndpointHealth::Healthy => core::HealthStatus::Healthy,
+        EndpointHealth::Unhealthy => core::HealthStatus::Unhealthy,
+        EndpointHealth::Draining => core::HealthStatus::Draining,
+        EndpointHealth::Timeout => core::HealthStatus::Timeout,
+        EndpointHealth::Degraded => core::HealthStatus::Degraded,
     };
     eds::LbEndpoint {
         health_status: health.into(),

@@ -19,13 +19,15 @@ use std::fs::File;
 use std::io::Read as _;
 use std::path::Path;
 
-pub use cluster::{Cluster, Endpoint, FailurePercentage, Health, Locality, OutlierDetection, SuccessRate};
+pub use cluster::{
+    Cluster, Endpoint, EndpointHealth, FailurePercentage, Locality, OutlierDetection, SuccessRate,
+};
 pub use errors::{MeshError, MeshErrors};
-pub use policy::Policy;
-pub use service::{Hash, HeaderMatch, Retry, RetryOn, Route, Service};
-pub use values::Share;
+pub use policy::ClusterPolicy;
+pub use service::{HeaderMatch, RetryOn, Route, RouteHash, RouteRetry, Service};
+pub use values::TrafficFraction;
 
-use crate::Resources;
+use crate::ResourceSet;
 
 /// Services and the clusters behind them.
 ///
@@ -104,8 +106,8 @@ impl Mesh {
 
     /// The xDS resources that the mesh means: a listener and a route configuration for each service, a cluster for
     /// each cluster, and its endpoints under the same name.
-    pub fn resources(&self) -> Resources {
-        let mut resources = Resources::new();
+    pub fn resources(&self) -> ResourceSet {
+        let mut resources = ResourceSet::new();
         for (name, service) in &self.services {
             resources.set(messages::listener(name));
             resources.set(messages::route_configuration(name, service));
@@ -125,12 +127,12 @@ pub(crate) fn read_text(path: &Path) -> Result<String, MeshErrors> {
     let mut bytes = Vec::new();
     let most = yaml::MAX_BYTES as u64 + 1;
     let read = File::open(path).and_then(|file| file.take(most).read_to_end(&mut bytes));
-    read.map_err(|error| MeshErrors::whole(format!("cannot be read: {error}")))?;
+    read.map_err(|error| MeshErrors::of_file(format!("cannot be read: {error}")))?;
     if bytes.len() > yaml::MAX_BYTES {
-        return Err(MeshErrors::whole(format!("expected at most {} bytes, found more", yaml::MAX_BYTES)));
+        return Err(MeshErrors::of_file(format!("expected at most {} bytes, found more", yaml::MAX_BYTES)));
     }
     String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
-        MeshErrors::whole(format!("expected UTF-8, found another byte after {at} bytes"))
+        MeshErrors::of_file(format!("expected UTF-8, found another byte after {at} bytes"))
     })
 }

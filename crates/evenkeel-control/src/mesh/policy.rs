@@ -22,11 +22,11 @@ use evenkeel_proto::prost_types::{Any, Duration, ListValue, Struct, Value as Pro
 use evenkeel_proto::xds::r#type::v3::TypedStruct;
 use serde_json::{Map, Value, json};
 
-use super::errors::{At, quoted};
+use super::errors::{MeshPath, quoted};
 use super::values::{duration_message, parse_duration};
 
 /// The weights of the endpoints, as Envoy's ROUND_ROBIN honours them.
-const BY_ENUM: &str = "edf_weighted_round_robin";
+const DEFAULT_POLICY: &str = "edf_weighted_round_robin";
 
 /// How many lists of policies may nest (A52).
 const MAX_DEPTH: usize = 16;
@@ -34,69 +34,69 @@ const MAX_DEPTH: usize = 16;
 /// How calls are spread over the endpoints of a cluster.
 ///
 /// ```
-/// use evenkeel_control::Policy;
+/// use evenkeel_control::ClusterPolicy;
 /// use serde_json::json;
 ///
-/// let by_name = Policy::from("weighted_round_robin");
-/// let with_settings = Policy::with("ring_hash", json!({"min_ring_size": 2048}));
-/// let own_with_a_fallback = Policy::list([("my_policy", json!({"level": 3})), ("round_robin", json!({}))]);
+/// let by_name = ClusterPolicy::from("weighted_round_robin");
+/// let with_settings = ClusterPolicy::with("ring_hash", json!({"min_ring_size": 2048}));
+/// let own_with_a_fallback = ClusterPolicy::list([("my_policy", json!({"level": 3})), ("round_robin", json!({}))]);
 /// ```
 #[derive(Clone, Debug, PartialEq)]
-pub struct Policy {
+pub struct ClusterPolicy {
     /// A string, an object with one key, or a list of such objects.
     json: Value,
 }
 
-impl From<&str> for Policy {
-    fn from(name: &str) -> Policy {
-        Policy { json: json!(name) }
+impl From<&str> for ClusterPolicy {
+    fn from(name: &str) -> ClusterPolicy {
+        ClusterPolicy { json: json!(name) }
     }
 }
 
-impl Policy {
+impl ClusterPolicy {
     /// A policy with its settings.
-    pub fn with(name: &str, settings: Value) -> Policy {
-        Policy { json: entry(name, settings) }
+    pub fn with(name: &str, settings: Value) -> ClusterPolicy {
+        ClusterPolicy { json: entry(name, settings) }
     }
 
     /// Policies of which a client takes the first that it knows, sent as they stand.
-    pub fn list<'a>(entries: impl IntoIterator<Item = (&'a str, Value)>) -> Policy {
-        Policy { json: entries.into_iter().map(|(name, settings)| entry(name, settings)).collect() }
+    pub fn list<'a>(entries: impl IntoIterator<Item = (&'a str, Value)>) -> ClusterPolicy {
+        ClusterPolicy { json: entries.into_iter().map(|(name, settings)| entry(name, settings)).collect() }
     }
 
-    pub(super) fn from_json(json: Value) -> Policy {
-        Policy { json }
+    pub(super) fn from_json(json: Value) -> ClusterPolicy {
+        ClusterPolicy { json }
     }
 
     /// What a cluster's message says, and what is wrong with it.
-    pub(super) fn message(&self, at: &At<'_>, problems: Problems<'_>) -> Option<LoadBalancingPolicy> {
-        let mut conversion = Conversion { problems, depth: 0 };
+    pub(super) fn message(&self, at: &MeshPath<'_>, problems: ErrorSink<'_>) -> Option<LoadBalancingPolicy> {
+        let mut conversion = PolicyConverter { problems, depth: 0 };
         let (name, settings) = match &self.json {
             Value::Array(_) => return Some(conversion.list(&self.json, at)),
             json => conversion.entry(json, at)?,
         };
-        if name == BY_ENUM {
+        if name == DEFAULT_POLICY {
             // SPEC decision 1: the enum's default is how any control plane asks for it.
             if settings.as_object().is_none_or(|settings| !settings.is_empty()) {
-                (conversion.problems)(at, format!("expected no settings for {BY_ENUM}"));
+                (conversion.problems)(at, format!("expected no settings for {DEFAULT_POLICY}"));
             }
             return None;
         }
         let typed = conversion.typed(name, &settings, &at.key(name));
-        let list = list_of(vec![typed]);
-        let picks_in_a_locality = matches!(
-            Known::of(name),
-            Some(Known::RoundRobin | Known::WeightedRoundRobin | Known::LeastRequest)
+        let list = policy_list(vec![typed]);
+        let needs_wrr_locality = matches!(
+            KnownPolicy::of(name),
+            Some(KnownPolicy::RoundRobin | KnownPolicy::WeightedRoundRobin | KnownPolicy::LeastRequest)
         );
-        if !picks_in_a_locality {
+        if !needs_wrr_locality {
             return Some(list);
         }
-        Some(list_of(vec![extension(&WrrLocality { endpoint_picking_policy: Some(list) })]))
+        Some(policy_list(vec![extension(&WrrLocality { endpoint_picking_policy: Some(list) })]))
     }
 }
 
 /// Who is told what is wrong.
-pub(super) type Problems<'a> = &'a mut dyn FnMut(&At<'_>, String);
+pub(super) type ErrorSink<'a> = &'a mut dyn FnMut(&MeshPath<'_>, String);
 
 fn entry(name: &str, settings: Value) -> Value {
     Value::Object(Map::from_iter([(name.to_owned(), settings)]))
@@ -104,7 +104,7 @@ fn entry(name: &str, settings: Value) -> Value {
 
 /// The policies with messages of their own.
 #[derive(Clone, Copy)]
-enum Known {
+enum KnownPolicy {
     LeastRequest,
     PickFirst,
     RandomSubsetting,
@@ -114,29 +114,29 @@ enum Known {
     WrrLocality,
 }
 
-impl Known {
-    fn of(name: &str) -> Option<Known> {
+impl KnownPolicy {
+    fn of(name: &str) -> Option<KnownPolicy> {
         Some(match name.strip_suffix("_experimental").unwrap_or(name) {
-            "least_request" => Known::LeastRequest,
-            "pick_first" => Known::PickFirst,
-            "random_subsetting" => Known::RandomSubsetting,
-            "ring_hash" => Known::RingHash,
-            "round_robin" => Known::RoundRobin,
-            "weighted_round_robin" => Known::WeightedRoundRobin,
-            "wrr_locality" | "xds_wrr_locality" => Known::WrrLocality,
+            "least_request" => KnownPolicy::LeastRequest,
+            "pick_first" => KnownPolicy::PickFirst,
+            "random_subsetting" => KnownPolicy::RandomSubsetting,
+            "ring_hash" => KnownPolicy::RingHash,
+            "round_robin" => KnownPolicy::RoundRobin,
+            "weighted_round_robin" => KnownPolicy::WeightedRoundRobin,
+            "wrr_locality" | "xds_wrr_locality" => KnownPolicy::WrrLocality,
             _ => return None,
         })
     }
 }
 
-struct Conversion<'a> {
-    problems: Problems<'a>,
+struct PolicyConverter<'a> {
+    problems: ErrorSink<'a>,
     depth: usize,
 }
 
-impl Conversion<'_> {
+impl PolicyConverter<'_> {
     /// A list of policies. Where a list is expected, one policy alone does.
-    fn list(&mut self, json: &Value, at: &At<'_>) -> LoadBalancingPolicy {
+    fn list(&mut self, json: &Value, at: &MeshPath<'_>) -> LoadBalancingPolicy {
         if self.depth >= MAX_DEPTH {
             (self.problems)(at, format!("expected at most {MAX_DEPTH} lists of policies within each other"));
             return LoadBalancingPolicy::default();
@@ -155,16 +155,16 @@ impl Conversion<'_> {
             json => policies.extend(self.policy(json, at)),
         }
         self.depth -= 1;
-        list_of(policies)
+        policy_list(policies)
     }
 
-    fn policy(&mut self, json: &Value, at: &At<'_>) -> Option<Any> {
+    fn policy(&mut self, json: &Value, at: &MeshPath<'_>) -> Option<Any> {
         let (name, settings) = self.entry(json, at)?;
         Some(self.typed(name, &settings, &at.key(name)))
     }
 
     /// A name, or an object of one name and its settings.
-    fn entry<'j>(&mut self, json: &'j Value, at: &At<'_>) -> Option<(&'j str, Value)> {
+    fn entry<'j>(&mut self, json: &'j Value, at: &MeshPath<'_>) -> Option<(&'j str, Value)> {
         let entry = match json {
             Value::String(name) => Some((name.as_str(), json!({}))),
             Value::Object(object) if object.len() == 1 => object.iter().next().map(|(name, settings)| {
@@ -176,35 +176,35 @@ impl Conversion<'_> {
         match entry {
             Some((name, settings)) if settings.is_object() && !name.is_empty() => Some((name, settings)),
             Some((name, settings)) if !name.is_empty() => {
-                let found = found(&settings);
+                let found = describe(&settings);
                 (self.problems)(&at.key(name), format!("expected a mapping of settings, found {found}"));
                 None
             }
             _ => {
                 let text = "expected the name of a policy, or a mapping from one name to its settings";
-                (self.problems)(at, format!("{text}, found {}", found(json)));
+                (self.problems)(at, format!("{text}, found {}", describe(json)));
                 None
             }
         }
     }
 
-    fn typed(&mut self, name: &str, settings: &Value, at: &At<'_>) -> Any {
-        let Some(known) = Known::of(name) else { return typed_struct(name, settings) };
-        let mut fields = Fields::new(settings, at);
+    fn typed(&mut self, name: &str, settings: &Value, at: &MeshPath<'_>) -> Any {
+        let Some(known) = KnownPolicy::of(name) else { return typed_struct(name, settings) };
+        let mut fields = PolicyFields::new(settings, at);
         let any = match known {
-            Known::RoundRobin => extension(&RoundRobin::default()),
-            Known::PickFirst => extension(&PickFirst {
-                shuffle_address_list: fields.yes(self, "shuffle_address_list").unwrap_or_default(),
+            KnownPolicy::RoundRobin => extension(&RoundRobin::default()),
+            KnownPolicy::PickFirst => extension(&PickFirst {
+                shuffle_address_list: fields.boolean(self, "shuffle_address_list").unwrap_or_default(),
             }),
-            Known::LeastRequest => extension(&LeastRequest {
-                choice_count: fields.whole(self, "choice_count", 2, 100),
+            KnownPolicy::LeastRequest => extension(&LeastRequest {
+                choice_count: fields.integer(self, "choice_count", 2, 100),
                 ..LeastRequest::default()
             }),
-            Known::RingHash => {
+            KnownPolicy::RingHash => {
                 // A42: a ring has at most 8 Mi entries.
                 let (min, max) = (
-                    fields.whole(self, "min_ring_size", 1, 8 << 20),
-                    fields.whole(self, "max_ring_size", 1, 8 << 20),
+                    fields.integer(self, "min_ring_size", 1, 8 << 20),
+                    fields.integer(self, "max_ring_size", 1, 8 << 20),
                 );
                 if let (Some(min), Some(max)) = (min, max)
                     && min > max
@@ -219,22 +219,22 @@ impl Conversion<'_> {
                     ..RingHash::default()
                 })
             }
-            Known::WeightedRoundRobin => extension(&ClientSideWeightedRoundRobin {
-                enable_oob_load_report: fields.yes(self, "enable_oob_load_report"),
+            KnownPolicy::WeightedRoundRobin => extension(&ClientSideWeightedRoundRobin {
+                enable_oob_load_report: fields.boolean(self, "enable_oob_load_report"),
                 oob_reporting_period: fields.duration(self, "oob_reporting_period"),
                 blackout_period: fields.duration(self, "blackout_period"),
                 weight_expiration_period: fields.duration(self, "weight_expiration_period"),
                 weight_update_period: fields.duration(self, "weight_update_period"),
-                error_utilization_penalty: fields.not_negative(self, "error_utilization_penalty"),
+                error_utilization_penalty: fields.non_negative(self, "error_utilization_penalty"),
                 metric_names_for_computing_utilization: fields
-                    .texts(self, "metric_names_for_computing_utilization"),
+                    .strings(self, "metric_names_for_computing_utilization"),
                 ..ClientSideWeightedRoundRobin::default()
             }),
-            Known::WrrLocality => {
+            KnownPolicy::WrrLocality => {
                 extension(&WrrLocality { endpoint_picking_policy: fields.child(self, "child_policy") })
             }
-            Known::RandomSubsetting => {
-                let subset_size = fields.whole(self, "subset_size", 1, u32::MAX);
+            KnownPolicy::RandomSubsetting => {
+                let subset_size = fields.integer(self, "subset_size", 1, u32::MAX);
                 if subset_size.is_none() && fields.is_missing("subset_size") {
                     (self.problems)(at, "expected subset_size".to_owned());
                 }
@@ -248,20 +248,20 @@ impl Conversion<'_> {
 }
 
 /// The settings of one policy. Keys may be in snake case or, as in gRPC's JSON, in camel case.
-struct Fields<'a> {
-    at: &'a At<'a>,
+struct PolicyFields<'a> {
+    at: &'a MeshPath<'a>,
     entries: Vec<(String, &'a str, &'a Value)>,
     known: Vec<&'static str>,
 }
 
-impl<'a> Fields<'a> {
-    fn new(settings: &'a Value, at: &'a At<'a>) -> Fields<'a> {
+impl<'a> PolicyFields<'a> {
+    fn new(settings: &'a Value, at: &'a MeshPath<'a>) -> PolicyFields<'a> {
         let entries = settings.as_object().into_iter().flatten();
         let entries = entries.map(|(key, value)| (snake_case(key), key.as_str(), value)).collect();
-        Fields { at, entries, known: Vec::new() }
+        PolicyFields { at, entries, known: Vec::new() }
     }
 
-    fn get(&mut self, name: &'static str) -> Option<(At<'a>, &'a Value)> {
+    fn get(&mut self, name: &'static str) -> Option<(MeshPath<'a>, &'a Value)> {
         self.known.push(name);
         let (_, key, value) = self.entries.iter().find(|(known, ..)| known == name)?;
         Some((self.at.key(key), value))
@@ -273,7 +273,7 @@ impl<'a> Fields<'a> {
 
     fn read<T>(
         &mut self,
-        conversion: &mut Conversion<'_>,
+        conversion: &mut PolicyConverter<'_>,
         name: &'static str,
         expected: &str,
         read: impl Fn(&Value) -> Option<T>,
@@ -281,18 +281,18 @@ impl<'a> Fields<'a> {
         let (at, value) = self.get(name)?;
         let result = read(value);
         if result.is_none() {
-            (conversion.problems)(&at, format!("expected {expected}, found {}", found(value)));
+            (conversion.problems)(&at, format!("expected {expected}, found {}", describe(value)));
         }
         result
     }
 
-    fn yes(&mut self, conversion: &mut Conversion<'_>, name: &'static str) -> Option<bool> {
+    fn boolean(&mut self, conversion: &mut PolicyConverter<'_>, name: &'static str) -> Option<bool> {
         self.read(conversion, name, "true or false", Value::as_bool)
     }
 
-    fn whole(
+    fn integer(
         &mut self,
-        conversion: &mut Conversion<'_>,
+        conversion: &mut PolicyConverter<'_>,
         name: &'static str,
         least: u32,
         most: u32,
@@ -303,27 +303,31 @@ impl<'a> Fields<'a> {
         })
     }
 
-    fn not_negative(&mut self, conversion: &mut Conversion<'_>, name: &'static str) -> Option<f32> {
+    fn non_negative(&mut self, conversion: &mut PolicyConverter<'_>, name: &'static str) -> Option<f32> {
         self.read(conversion, name, "a number from 0", |value| {
             let number = value.as_f64()? as f32;
             (number >= 0.0 && number.is_finite()).then_some(number)
         })
     }
 
-    fn duration(&mut self, conversion: &mut Conversion<'_>, name: &'static str) -> Option<Duration> {
+    fn duration(&mut self, conversion: &mut PolicyConverter<'_>, name: &'static str) -> Option<Duration> {
         self.read(conversion, name, "a duration such as 2s or 250ms", |value| {
             parse_duration(value.as_str()?).map(duration_message)
         })
     }
 
-    fn texts(&mut self, conversion: &mut Conversion<'_>, name: &'static str) -> Vec<String> {
+    fn strings(&mut self, conversion: &mut PolicyConverter<'_>, name: &'static str) -> Vec<String> {
         let texts = self.read(conversion, name, "a list of texts", |value| {
             value.as_array()?.iter().map(|text| text.as_str().map(str::to_owned)).collect()
         });
         texts.unwrap_or_default()
     }
 
-    fn child(&mut self, conversion: &mut Conversion<'_>, name: &'static str) -> Option<LoadBalancingPolicy> {
+    fn child(
+        &mut self,
+        conversion: &mut PolicyConverter<'_>,
+        name: &'static str,
+    ) -> Option<LoadBalancingPolicy> {
         let Some((at, value)) = self.get(name) else {
             (conversion.problems)(self.at, format!("expected {name}"));
             return None;
@@ -331,10 +335,10 @@ impl<'a> Fields<'a> {
         Some(conversion.list(value, &at))
     }
 
-    fn finish(self, conversion: &mut Conversion<'_>) {
+    fn finish(self, conversion: &mut PolicyConverter<'_>) {
         for (name, key, _) in &self.entries {
             if !self.known.contains(&name.as_str()) {
-                let text = unknown("setting", key, &self.known);
+                let text = unknown_name_message("setting", key, &self.known);
                 (conversion.problems)(&self.at.key(key), text);
             }
         }
@@ -342,9 +346,9 @@ impl<'a> Fields<'a> {
 }
 
 /// What a message says about a name that nobody knows.
-pub(super) fn unknown(kind: &str, found: &str, known: &[&str]) -> String {
+pub(super) fn unknown_name_message(kind: &str, found: &str, known: &[&str]) -> String {
     let text = format!("unknown {kind} {}", quoted(found));
-    match nearest(found, known.iter().copied()) {
+    match closest_match(found, known.iter().copied()) {
         Some(nearest) => format!("{text}; did you mean {nearest}?"),
         None if known.is_empty() => format!("{text}; there are none"),
         None => format!("{text}; expected one of {}", known.join(", ")),
@@ -352,7 +356,7 @@ pub(super) fn unknown(kind: &str, found: &str, known: &[&str]) -> String {
 }
 
 /// The name that was most likely meant, if one is near.
-pub(super) fn nearest<'a>(found: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+pub(super) fn closest_match<'a>(found: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     /// Longer names are nobody's slip of the finger.
     const LONGEST: usize = 64;
     let far = (found.chars().count() / 3).max(1);
@@ -390,7 +394,7 @@ fn snake_case(key: &str) -> String {
     snake
 }
 
-fn found(value: &Value) -> String {
+fn describe(value: &Value) -> String {
     match value {
         Value::Null => "nothing".to_owned(),
         Value::Array(_) => "a list".to_owned(),
@@ -401,7 +405,7 @@ fn found(value: &Value) -> String {
     }
 }
 
-fn list_of(policies: Vec<Any>) -> LoadBalancingPolicy {
+fn policy_list(policies: Vec<Any>) -> LoadBalancingPolicy {
     let policies = policies.into_iter().map(|any| {
         let name = any.type_url.rsplit('/').next().unwrap_or_default().to_owned();
         let config = TypedExtensionConfig { name, typed_config: Some(any) };

@@ -8,15 +8,15 @@ mod service;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::errors::{At, MeshError, MeshErrors, Place};
-use super::policy::unknown;
+use super::errors::{MeshError, MeshErrors, MeshPath, SourcePosition};
+use super::policy::unknown_name_message;
 use super::values::parse_duration;
-use super::yaml::{Key, Node, Value};
-use super::{Mesh, Share, check, yaml};
+use super::yaml::{YamlKey, YamlNode, YamlValue};
+use super::{Mesh, TrafficFraction, check, yaml};
 
 pub(super) fn mesh(text: &str) -> Result<Mesh, MeshErrors> {
     let root = yaml::parse(text)?;
-    let mut reader = Reader { errors: Vec::new() };
+    let mut reader = MeshReader { errors: Vec::new() };
     let mesh = reader.mesh(&root);
     // What could not be read is not there to be checked: references to it would be told as a second error.
     if !reader.errors.is_empty() {
@@ -26,47 +26,47 @@ pub(super) fn mesh(text: &str) -> Result<Mesh, MeshErrors> {
     Ok(mesh)
 }
 
-struct Reader {
+struct MeshReader {
     errors: Vec<MeshError>,
 }
 
 /// The entries of a mapping whose keys are known.
-struct Fields<'n> {
-    entries: &'n [(Key, Node)],
+struct MappingFields<'n> {
+    entries: &'n [(YamlKey, YamlNode)],
 }
 
-impl<'n> Fields<'n> {
-    fn get(&self, key: &str) -> Option<&'n Node> {
+impl<'n> MappingFields<'n> {
+    fn get(&self, key: &str) -> Option<&'n YamlNode> {
         self.entries.iter().find(|(known, _)| known.text == key).map(|(_, node)| node)
     }
 }
 
-impl Reader {
-    fn mesh(&mut self, root: &Node) -> Mesh {
-        let at = At::Root;
+impl MeshReader {
+    fn mesh(&mut self, root: &YamlNode) -> Mesh {
+        let at = MeshPath::Root;
         let mut mesh = Mesh::new();
         let Some(fields) = self.fields(root, &at, &["services", "clusters"]) else { return mesh };
         if let Some(node) = fields.get("services") {
-            mesh.services = self.named(node, &at.key("services"), Reader::service);
+            mesh.services = self.read_map(node, &at.key("services"), MeshReader::service);
         }
         if let Some(node) = fields.get("clusters") {
-            mesh.clusters = self.named(node, &at.key("clusters"), Reader::cluster);
+            mesh.clusters = self.read_map(node, &at.key("clusters"), MeshReader::cluster);
         }
         mesh
     }
 
     /// A mapping from names of the user's own.
-    fn named<T>(
+    fn read_map<T>(
         &mut self,
-        node: &Node,
-        at: &At<'_>,
-        read: impl Fn(&mut Reader, &str, &Node, &At<'_>) -> Option<T>,
+        node: &YamlNode,
+        at: &MeshPath<'_>,
+        read: impl Fn(&mut MeshReader, &str, &YamlNode, &MeshPath<'_>) -> Option<T>,
     ) -> BTreeMap<String, T> {
         let mut named = BTreeMap::new();
         for (key, node) in self.entries(node, at) {
             let at = at.key(&key.text);
             if key.text.is_empty() {
-                self.problem(key.place, &at, "expected a name, found an empty one");
+                self.push_error(key.position, &at, "expected a name, found an empty one");
             }
             if let Some(value) = read(self, &key.text, node, &at) {
                 named.insert(key.text.clone(), value);
@@ -75,122 +75,133 @@ impl Reader {
         named
     }
 
-    fn problem(&mut self, place: Option<Place>, at: &At<'_>, text: impl Into<String>) {
-        self.errors.push(MeshError::new(place, at.to_string(), text.into()));
+    fn push_error(&mut self, position: Option<SourcePosition>, at: &MeshPath<'_>, text: impl Into<String>) {
+        self.errors.push(MeshError::new(position, at.to_string(), text.into()));
     }
 
-    fn expected(&mut self, expected: &str, node: &Node, at: &At<'_>) {
-        self.problem(node.place, at, format!("expected {expected}, found {}", node.found()));
+    fn push_expected(&mut self, expected: &str, node: &YamlNode, at: &MeshPath<'_>) {
+        self.push_error(node.position, at, format!("expected {expected}, found {}", node.describe()));
     }
 
     /// A mapping with some of these keys and no others.
-    fn fields<'n>(&mut self, node: &'n Node, at: &At<'_>, known: &[&str]) -> Option<Fields<'n>> {
-        let Value::Map(entries) = &node.value else {
-            self.expected(&format!("a mapping with {}", known.join(", ")), node, at);
+    fn fields<'n>(
+        &mut self,
+        node: &'n YamlNode,
+        at: &MeshPath<'_>,
+        known: &[&str],
+    ) -> Option<MappingFields<'n>> {
+        let YamlValue::Mapping(entries) = &node.value else {
+            self.push_expected(&format!("a mapping with {}", known.join(", ")), node, at);
             return None;
         };
         for (key, _) in entries {
             if !known.contains(&key.text.as_str()) {
-                self.problem(key.place, &at.key(&key.text), unknown("key", &key.text, known));
+                self.push_error(
+                    key.position,
+                    &at.key(&key.text),
+                    unknown_name_message("key", &key.text, known),
+                );
             }
         }
-        Some(Fields { entries })
+        Some(MappingFields { entries })
     }
 
-    fn entries<'n>(&mut self, node: &'n Node, at: &At<'_>) -> &'n [(Key, Node)] {
-        if let Value::Map(entries) = &node.value {
+    fn entries<'n>(&mut self, node: &'n YamlNode, at: &MeshPath<'_>) -> &'n [(YamlKey, YamlNode)] {
+        if let YamlValue::Mapping(entries) = &node.value {
             return entries;
         }
-        self.expected("a mapping", node, at);
+        self.push_expected("a mapping", node, at);
         &[]
     }
 
-    fn items<'n>(&mut self, node: &'n Node, at: &At<'_>) -> &'n [Node] {
-        if let Value::List(items) = &node.value {
+    fn items<'n>(&mut self, node: &'n YamlNode, at: &MeshPath<'_>) -> &'n [YamlNode] {
+        if let YamlValue::Sequence(items) = &node.value {
             return items;
         }
-        self.expected("a list", node, at);
+        self.push_expected("a list", node, at);
         &[]
     }
 
     /// A text that is not empty.
-    fn text(&mut self, node: &Node, at: &At<'_>) -> Option<String> {
+    fn text(&mut self, node: &YamlNode, at: &MeshPath<'_>) -> Option<String> {
         match &node.value {
-            Value::Text(text) if !text.is_empty() => return Some(text.clone()),
-            Value::Text(_) => self.problem(node.place, at, "expected a text, found an empty one"),
-            Value::Bool(_) | Value::Whole(_) | Value::Float(_) => {
-                let found = node.found();
-                self.problem(
-                    node.place,
+            YamlValue::String(text) if !text.is_empty() => return Some(text.clone()),
+            YamlValue::String(_) => self.push_error(node.position, at, "expected a text, found an empty one"),
+            YamlValue::Bool(_) | YamlValue::Integer(_) | YamlValue::Float(_) => {
+                let found = node.describe();
+                self.push_error(
+                    node.position,
                     at,
                     format!("expected a text, found {found}; write \"{found}\" in quotes"),
                 );
             }
-            Value::Null | Value::List(_) | Value::Map(_) => self.expected("a text", node, at),
+            YamlValue::Null | YamlValue::Sequence(_) | YamlValue::Mapping(_) => {
+                self.push_expected("a text", node, at)
+            }
         }
         None
     }
 
-    fn whole<T: TryFrom<i128>>(&mut self, node: &Node, at: &At<'_>, expected: &str) -> Option<T> {
+    fn integer<T: TryFrom<i128>>(&mut self, node: &YamlNode, at: &MeshPath<'_>, expected: &str) -> Option<T> {
         let number = match node.value {
-            Value::Whole(number) => T::try_from(number).ok(),
+            YamlValue::Integer(number) => T::try_from(number).ok(),
             _ => None,
         };
         if number.is_none() {
-            self.expected(expected, node, at);
+            self.push_expected(expected, node, at);
         }
         number
     }
 
-    fn yes(&mut self, node: &Node, at: &At<'_>) -> Option<bool> {
-        if let Value::Bool(yes) = node.value {
+    fn boolean(&mut self, node: &YamlNode, at: &MeshPath<'_>) -> Option<bool> {
+        if let YamlValue::Bool(yes) = node.value {
             return Some(yes);
         }
-        self.expected("true or false", node, at);
+        self.push_expected("true or false", node, at);
         None
     }
 
-    fn duration(&mut self, node: &Node, at: &At<'_>) -> Option<Duration> {
+    fn duration(&mut self, node: &YamlNode, at: &MeshPath<'_>) -> Option<Duration> {
         let duration = match &node.value {
-            Value::Text(text) => parse_duration(text),
+            YamlValue::String(text) => parse_duration(text),
             _ => None,
         };
         if duration.is_none() {
-            self.expected("a duration such as 2s or 250ms", node, at);
+            self.push_expected("a duration such as 2s or 250ms", node, at);
         }
         duration
     }
 
-    fn share(&mut self, node: &Node, at: &At<'_>) -> Option<Share> {
+    fn share(&mut self, node: &YamlNode, at: &MeshPath<'_>) -> Option<TrafficFraction> {
         let share = match &node.value {
-            Value::Text(text) => Share::parse(text),
+            YamlValue::String(text) => TrafficFraction::parse(text),
             _ => None,
         };
         if share.is_none() {
-            self.expected("0% to 100%, with a percent sign", node, at);
+            self.push_expected("0% to 100%, with a percent sign", node, at);
         }
         share
     }
 
-    fn percent(&mut self, node: &Node, at: &At<'_>) -> Option<u32> {
+    fn percent(&mut self, node: &YamlNode, at: &MeshPath<'_>) -> Option<u32> {
         let share = self.share(node, at)?;
         if share.whole_percent().is_none() {
-            self.expected("a whole number of percent", node, at);
+            self.push_expected("a whole number of percent", node, at);
         }
         share.whole_percent()
     }
 
     /// One of some words; dashes and underscores are the same.
-    fn word<T: Copy>(&mut self, node: &Node, at: &At<'_>, words: &[(&str, T)]) -> Option<T> {
+    fn keyword<T: Copy>(&mut self, node: &YamlNode, at: &MeshPath<'_>, words: &[(&str, T)]) -> Option<T> {
         let found = match &node.value {
-            Value::Text(text) => {
+            YamlValue::String(text) => {
                 words.iter().find(|(word, _)| word.replace('-', "_") == text.replace('-', "_"))
             }
             _ => None,
         };
         if found.is_none() {
             let words: Vec<_> = words.iter().map(|(word, _)| *word).collect();
-            self.expected(&format!("one of {}", words.join(", ")), node, at);
+            self.push_expected(&format!("one of {}", words.join(", ")), node, at);
         }
         found.map(|(_, value)| *value)
     }
@@ -198,35 +209,35 @@ impl Reader {
     /// Reads a field if it is there.
     fn field<T>(
         &mut self,
-        fields: &Fields<'_>,
-        at: &At<'_>,
+        fields: &MappingFields<'_>,
+        at: &MeshPath<'_>,
         key: &str,
-        read: impl FnOnce(&mut Reader, &Node, &At<'_>) -> Option<T>,
+        read: impl FnOnce(&mut MeshReader, &YamlNode, &MeshPath<'_>) -> Option<T>,
     ) -> Option<T> {
         let node = fields.get(key)?;
         read(self, node, &at.key(key))
     }
 
-    fn is_yes(&mut self, fields: &Fields<'_>, at: &At<'_>, key: &str) -> bool {
-        self.field(fields, at, key, Reader::yes).unwrap_or_default()
+    fn flag(&mut self, fields: &MappingFields<'_>, at: &MeshPath<'_>, key: &str) -> bool {
+        self.field(fields, at, key, MeshReader::boolean).unwrap_or_default()
     }
 
     /// The one of these keys that is there. Several, or none where one is required, are an error.
     fn one_of<'k, 'n>(
         &mut self,
-        (fields, node): (&Fields<'n>, &Node),
-        at: &At<'_>,
+        (fields, node): (&MappingFields<'n>, &YamlNode),
+        at: &MeshPath<'_>,
         keys: &[&'k str],
         required: bool,
-    ) -> Option<(&'k str, &'n Node)> {
+    ) -> Option<(&'k str, &'n YamlNode)> {
         let mut found = keys.iter().filter_map(|key| Some((*key, fields.get(key)?)));
         let first = found.next();
         if let (Some((one, _)), Some((other, node))) = (first, found.next()) {
             let text = format!("expected only one of {}, found {other} beside {one}", keys.join(", "));
-            self.problem(node.place, &at.key(other), text);
+            self.push_error(node.position, &at.key(other), text);
         }
         if first.is_none() && required {
-            self.problem(node.place, at, format!("expected one of {}", keys.join(", ")));
+            self.push_error(node.position, at, format!("expected one of {}", keys.join(", ")));
         }
         first
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::Share;
+use super::TrafficFraction;
 
 /// What clients call by a name: where its calls go.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -38,13 +38,13 @@ pub struct Route {
     pub(super) path: Option<PathMatch>,
     pub(super) ignore_case: bool,
     pub(super) headers: Vec<(String, HeaderMatch)>,
-    pub(super) fraction: Option<Share>,
+    pub(super) fraction: Option<TrafficFraction>,
     pub(super) to: Vec<(String, u32)>,
     /// Written as `weights`.
     pub(super) is_split: bool,
     pub(super) timeout: Option<Duration>,
-    pub(super) retry: Option<Retry>,
-    pub(super) hash: Vec<Hash>,
+    pub(super) retry: Option<RouteRetry>,
+    pub(super) hash: Vec<RouteHash>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -103,7 +103,7 @@ impl Route {
 
     /// Only this share of the calls, chosen at random.
     #[must_use]
-    pub fn fraction(mut self, share: Share) -> Route {
+    pub fn fraction(mut self, share: TrafficFraction) -> Route {
         self.fraction = Some(share);
         self
     }
@@ -117,39 +117,39 @@ impl Route {
 
     /// What is tried again.
     #[must_use]
-    pub fn retry(mut self, retry: Retry) -> Route {
+    pub fn retry(mut self, retry: RouteRetry) -> Route {
         self.retry = Some(retry);
         self
     }
 
     /// Adds something that policies such as ring_hash choose by.
     #[must_use]
-    pub fn hash(mut self, hash: Hash) -> Route {
+    pub fn hash(mut self, hash: RouteHash) -> Route {
         self.hash.push(hash);
         self
     }
 
     /// Whether no call passes it by.
-    pub(super) fn takes_all(&self) -> bool {
+    pub(super) fn matches_all(&self) -> bool {
         let any_path = match &self.path {
             None => true,
             Some(PathMatch::Prefix(prefix)) => prefix.is_empty() || prefix == "/",
             Some(PathMatch::Exact(_) | PathMatch::Regex(_)) => false,
         };
-        any_path && self.headers.is_empty() && self.fraction.is_none_or(|share| share == Share::ALL)
+        any_path && self.headers.is_empty() && self.fraction.is_none_or(|share| share == TrafficFraction::ALL)
     }
 }
 
 /// What a header must be like.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HeaderMatch {
-    pub(super) test: HeaderTest,
+    pub(super) test: HeaderCondition,
     pub(super) ignore_case: bool,
     pub(super) invert: bool,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum HeaderTest {
+pub(super) enum HeaderCondition {
     Exact(String),
     Prefix(String),
     Suffix(String),
@@ -162,37 +162,37 @@ pub(super) enum HeaderTest {
 impl HeaderMatch {
     /// It is this text.
     pub fn exact(text: &str) -> HeaderMatch {
-        HeaderMatch::of(HeaderTest::Exact(text.to_owned()))
+        HeaderMatch::of(HeaderCondition::Exact(text.to_owned()))
     }
 
     /// It begins so.
     pub fn prefix(text: &str) -> HeaderMatch {
-        HeaderMatch::of(HeaderTest::Prefix(text.to_owned()))
+        HeaderMatch::of(HeaderCondition::Prefix(text.to_owned()))
     }
 
     /// It ends so.
     pub fn suffix(text: &str) -> HeaderMatch {
-        HeaderMatch::of(HeaderTest::Suffix(text.to_owned()))
+        HeaderMatch::of(HeaderCondition::Suffix(text.to_owned()))
     }
 
     /// It has this in it.
     pub fn contains(text: &str) -> HeaderMatch {
-        HeaderMatch::of(HeaderTest::Contains(text.to_owned()))
+        HeaderMatch::of(HeaderCondition::Contains(text.to_owned()))
     }
 
     /// All of it is matched by this expression, in RE2's notation.
     pub fn regex(regex: &str) -> HeaderMatch {
-        HeaderMatch::of(HeaderTest::Regex(regex.to_owned()))
+        HeaderMatch::of(HeaderCondition::Regex(regex.to_owned()))
     }
 
     /// It is a whole number, at least `from` and below `below`.
     pub fn range(from: i64, below: i64) -> HeaderMatch {
-        HeaderMatch::of(HeaderTest::Range { from, below })
+        HeaderMatch::of(HeaderCondition::Range { from, below })
     }
 
     /// It is there, or is not.
     pub fn present(yes: bool) -> HeaderMatch {
-        HeaderMatch::of(HeaderTest::Present(yes))
+        HeaderMatch::of(HeaderCondition::Present(yes))
     }
 
     /// For upper and lower case. Numbers, expressions and presence have none.
@@ -209,35 +209,35 @@ impl HeaderMatch {
         self
     }
 
-    pub(super) fn of(test: HeaderTest) -> HeaderMatch {
+    pub(super) fn of(test: HeaderCondition) -> HeaderMatch {
         HeaderMatch { test, ignore_case: false, invert: false }
     }
 }
 
 /// When a call is tried again.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Retry {
+pub struct RouteRetry {
     pub(super) on: Vec<RetryOn>,
     pub(super) attempts: Option<u32>,
     pub(super) backoff: Option<(Duration, Option<Duration>)>,
 }
 
-impl Retry {
+impl RouteRetry {
     /// Calls that end with one of these are tried again, once.
-    pub fn on(statuses: impl IntoIterator<Item = RetryOn>) -> Retry {
-        Retry { on: statuses.into_iter().collect(), attempts: None, backoff: None }
+    pub fn on(statuses: impl IntoIterator<Item = RetryOn>) -> RouteRetry {
+        RouteRetry { on: statuses.into_iter().collect(), attempts: None, backoff: None }
     }
 
     /// How often a call is tried at most, the first time included: 2 to 5.
     #[must_use]
-    pub fn attempts(mut self, attempts: u32) -> Retry {
+    pub fn attempts(mut self, attempts: u32) -> RouteRetry {
         self.attempts = Some(attempts);
         self
     }
 
     /// How long to wait before the second attempt, and before any later one at most.
     #[must_use]
-    pub fn backoff(mut self, base: Duration, max: Duration) -> Retry {
+    pub fn backoff(mut self, base: Duration, max: Duration) -> RouteRetry {
         self.backoff = Some((base, Some(max)));
         self
     }
@@ -277,37 +277,37 @@ impl RetryOn {
 
 /// What a call is hashed by.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Hash {
-    pub(super) by: HashBy,
+pub struct RouteHash {
+    pub(super) by: RouteHashSource,
     pub(super) terminal: bool,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum HashBy {
+pub(super) enum RouteHashSource {
     Header { name: String, rewrite: Option<(String, String)> },
     ChannelId,
 }
 
-impl Hash {
+impl RouteHash {
     /// A header.
-    pub fn header(name: &str) -> Hash {
-        Hash { by: HashBy::Header { name: name.to_owned(), rewrite: None }, terminal: false }
+    pub fn header(name: &str) -> RouteHash {
+        RouteHash { by: RouteHashSource::Header { name: name.to_owned(), rewrite: None }, terminal: false }
     }
 
     /// A header, with what the expression matches replaced first (`\1` is its first group).
-    pub fn rewritten_header(name: &str, regex: &str, with: &str) -> Hash {
+    pub fn rewritten_header(name: &str, regex: &str, with: &str) -> RouteHash {
         let rewrite = Some((regex.to_owned(), with.to_owned()));
-        Hash { by: HashBy::Header { name: name.to_owned(), rewrite }, terminal: false }
+        RouteHash { by: RouteHashSource::Header { name: name.to_owned(), rewrite }, terminal: false }
     }
 
     /// The channel: all its calls hash alike.
-    pub fn channel_id() -> Hash {
-        Hash { by: HashBy::ChannelId, terminal: false }
+    pub fn channel_id() -> RouteHash {
+        RouteHash { by: RouteHashSource::ChannelId, terminal: false }
     }
 
     /// Those after it are not looked at if it gave a hash.
     #[must_use]
-    pub fn terminal(mut self) -> Hash {
+    pub fn terminal(mut self) -> RouteHash {
         self.terminal = true;
         self
     }

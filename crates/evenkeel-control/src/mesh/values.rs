@@ -9,26 +9,26 @@ use evenkeel_proto::prost_types;
 
 /// A share of calls, from nothing to all, in steps of a millionth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Share {
+pub struct TrafficFraction {
     per_million: u32,
 }
 
-impl Share {
+impl TrafficFraction {
     /// All of it.
-    pub const ALL: Share = Share { per_million: 1_000_000 };
+    pub const ALL: TrafficFraction = TrafficFraction { per_million: 1_000_000 };
 
     /// So many of a million; more than that is all.
-    pub fn per_million(count: u32) -> Share {
-        Share { per_million: count.min(1_000_000) }
+    pub fn per_million(count: u32) -> TrafficFraction {
+        TrafficFraction { per_million: count.min(1_000_000) }
     }
 
     /// So many of a hundred; more than that is all.
-    pub fn percent(count: u32) -> Share {
-        Share::per_million(count.saturating_mul(10_000))
+    pub fn percent(count: u32) -> TrafficFraction {
+        TrafficFraction::per_million(count.saturating_mul(10_000))
     }
 
     /// Reads `10%` or `0.5%`.
-    pub(crate) fn parse(text: &str) -> Option<Share> {
+    pub(crate) fn parse(text: &str) -> Option<TrafficFraction> {
         let number = text.strip_suffix('%')?.trim_end();
         let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
         let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
@@ -37,7 +37,7 @@ impl Share {
         }
         let fraction: u32 = format!("{fraction:0<4}").parse().ok()?;
         let per_million = whole.parse::<u32>().ok()?.checked_mul(10_000)?.checked_add(fraction)?;
-        (per_million <= 1_000_000).then_some(Share { per_million })
+        (per_million <= 1_000_000).then_some(TrafficFraction { per_million })
     }
 
     /// So many of a hundred, if that is a whole number.
@@ -56,7 +56,7 @@ impl Share {
     }
 }
 
-impl fmt::Display for Share {
+impl fmt::Display for TrafficFraction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (whole, fraction) = (self.per_million / 10_000, self.per_million % 10_000);
         if fraction == 0 {

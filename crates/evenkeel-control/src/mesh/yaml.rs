@@ -10,7 +10,7 @@ use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::options::{DuplicateKeyPolicy, MergeKeyPolicy};
 use serde_saphyr::{Location, Spanned};
 
-use super::errors::{At, MeshError, MeshErrors, Place};
+use super::errors::{MeshError, MeshErrors, MeshPath, SourcePosition};
 
 /// The most that a mesh may have: far above 10,000 endpoints with all their keys.
 pub(crate) const MAX_BYTES: usize = 32 << 20;
@@ -21,34 +21,34 @@ const MAX_REPLAYED: usize = 100_000;
 const MAX_DEPTH: usize = 48;
 
 #[derive(Clone, Debug)]
-pub(crate) struct Node {
+pub(crate) struct YamlNode {
     /// None in what stands in a merged mapping.
-    pub(crate) place: Option<Place>,
-    pub(crate) value: Value,
+    pub(crate) position: Option<SourcePosition>,
+    pub(crate) value: YamlValue,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) enum Value {
+pub(crate) enum YamlValue {
     Null,
     Bool(bool),
-    Whole(i128),
+    Integer(i128),
     Float(f64),
-    Text(String),
-    List(Vec<Node>),
-    Map(Vec<(Key, Node)>),
+    String(String),
+    Sequence(Vec<YamlNode>),
+    Mapping(Vec<(YamlKey, YamlNode)>),
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Key {
-    pub(crate) place: Option<Place>,
+pub(crate) struct YamlKey {
+    pub(crate) position: Option<SourcePosition>,
     pub(crate) text: String,
 }
 
 /// Reads one document.
-pub(crate) fn parse(text: &str) -> Result<Node, MeshErrors> {
+pub(crate) fn parse(text: &str) -> Result<YamlNode, MeshErrors> {
     if text.len() > MAX_BYTES {
         let found = text.len();
-        return Err(MeshErrors::whole(format!("expected at most {MAX_BYTES} bytes, found {found}")));
+        return Err(MeshErrors::of_file(format!("expected at most {MAX_BYTES} bytes, found {found}")));
     }
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! {
@@ -65,13 +65,13 @@ pub(crate) fn parse(text: &str) -> Result<Node, MeshErrors> {
         with_snippet: false,
     };
     serde_saphyr::from_str_with_options(text, options).map_err(|error| {
-        let place = error.location().and_then(place);
-        MeshErrors::new(vec![MeshError::new(place, String::new(), words(&error))])
+        let position = error.location().and_then(position);
+        MeshErrors::new(vec![MeshError::new(position, String::new(), parser_message(&error))])
     })
 }
 
 /// What the parser says, without the place that it adds.
-fn words(error: &serde_saphyr::Error) -> String {
+fn parser_message(error: &serde_saphyr::Error) -> String {
     use serde_saphyr::Error;
     use serde_saphyr::budget::BudgetBreach;
     match error.without_snippet() {
@@ -91,51 +91,52 @@ fn words(error: &serde_saphyr::Error) -> String {
     }
 }
 
-fn place(location: Location) -> Option<Place> {
-    Some(Place { line: location.line(), column: location.column() }).filter(|place| place.line > 0)
+fn position(location: Location) -> Option<SourcePosition> {
+    Some(SourcePosition { line: location.line(), column: location.column() })
+        .filter(|position| position.line > 0)
 }
 
-impl Node {
+impl YamlNode {
     /// The place of what `at` names, or of the nearest thing around it.
-    pub(crate) fn place_of(&self, at: &At<'_>) -> Option<Place> {
-        self.nearest(at).1
+    pub(crate) fn position_of(&self, at: &MeshPath<'_>) -> Option<SourcePosition> {
+        self.closest_node(at).1
     }
 
-    fn nearest(&self, at: &At<'_>) -> (Option<&Node>, Option<Place>) {
-        let (parent, found): (_, Option<&Node>) = match *at {
-            At::Root => return (Some(self), self.place),
-            At::Key(parent, key) => {
-                let (node, place) = self.nearest(parent);
-                (place, node.and_then(|node| node.get(key)))
+    fn closest_node(&self, at: &MeshPath<'_>) -> (Option<&YamlNode>, Option<SourcePosition>) {
+        let (parent, found): (_, Option<&YamlNode>) = match *at {
+            MeshPath::Root => return (Some(self), self.position),
+            MeshPath::Key(parent, key) => {
+                let (node, position) = self.closest_node(parent);
+                (position, node.and_then(|node| node.get(key)))
             }
-            At::Index(parent, index) => {
-                let (node, place) = self.nearest(parent);
-                (place, node.and_then(|node| node.item(index)))
+            MeshPath::Index(parent, index) => {
+                let (node, position) = self.closest_node(parent);
+                (position, node.and_then(|node| node.item(index)))
             }
         };
-        (found, found.and_then(|node| node.place).or(parent))
+        (found, found.and_then(|node| node.position).or(parent))
     }
 
-    fn get(&self, key: &str) -> Option<&Node> {
-        let Value::Map(entries) = &self.value else { return None };
+    fn get(&self, key: &str) -> Option<&YamlNode> {
+        let YamlValue::Mapping(entries) = &self.value else { return None };
         entries.iter().find(|(known, _)| known.text == key).map(|(_, node)| node)
     }
 
-    fn item(&self, index: usize) -> Option<&Node> {
-        let Value::List(items) = &self.value else { return None };
+    fn item(&self, index: usize) -> Option<&YamlNode> {
+        let YamlValue::Sequence(items) = &self.value else { return None };
         items.get(index)
     }
 
     /// The value as messages call it.
-    pub(crate) fn found(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         match &self.value {
-            Value::Null => "nothing".to_owned(),
-            Value::Bool(value) => value.to_string(),
-            Value::Whole(value) => value.to_string(),
-            Value::Float(value) => value.to_string(),
-            Value::Text(text) => super::errors::quoted(text),
-            Value::List(_) => "a list".to_owned(),
-            Value::Map(_) => "a mapping".to_owned(),
+            YamlValue::Null => "nothing".to_owned(),
+            YamlValue::Bool(value) => value.to_string(),
+            YamlValue::Integer(value) => value.to_string(),
+            YamlValue::Float(value) => value.to_string(),
+            YamlValue::String(text) => super::errors::quoted(text),
+            YamlValue::Sequence(_) => "a list".to_owned(),
+            YamlValue::Mapping(_) => "a mapping".to_owned(),
         }
     }
 
@@ -143,104 +144,110 @@ impl Node {
     pub(crate) fn to_json(&self) -> serde_json::Value {
         use serde_json::Value as Json;
         match &self.value {
-            Value::Null => Json::Null,
-            Value::Bool(value) => Json::Bool(*value),
-            Value::Whole(value) => i64::try_from(*value)
+            YamlValue::Null => Json::Null,
+            YamlValue::Bool(value) => Json::Bool(*value),
+            YamlValue::Integer(value) => i64::try_from(*value)
                 .map(Json::from)
                 .or_else(|_| u64::try_from(*value).map(Json::from))
                 .unwrap_or_else(|_| Json::from(*value as f64)),
-            Value::Float(value) => Json::from(*value),
-            Value::Text(text) => Json::String(text.clone()),
-            Value::List(items) => Json::Array(items.iter().map(Node::to_json).collect()),
-            Value::Map(entries) => {
+            YamlValue::Float(value) => Json::from(*value),
+            YamlValue::String(text) => Json::String(text.clone()),
+            YamlValue::Sequence(items) => Json::Array(items.iter().map(YamlNode::to_json).collect()),
+            YamlValue::Mapping(entries) => {
                 Json::Object(entries.iter().map(|(key, node)| (key.text.clone(), node.to_json())).collect())
             }
         }
     }
 }
 
-impl<'de> Deserialize<'de> for Node {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Node, D::Error> {
-        let spanned = Spanned::<Value>::deserialize(deserializer)?;
-        Ok(Node { place: place(spanned.referenced).or_else(|| place(spanned.defined)), value: spanned.value })
+impl<'de> Deserialize<'de> for YamlNode {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<YamlNode, D::Error> {
+        let spanned = Spanned::<YamlValue>::deserialize(deserializer)?;
+        Ok(YamlNode {
+            position: position(spanned.referenced).or_else(|| position(spanned.defined)),
+            value: spanned.value,
+        })
     }
 }
 
-impl<'de> Deserialize<'de> for Key {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Key, D::Error> {
+impl<'de> Deserialize<'de> for YamlKey {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<YamlKey, D::Error> {
         let spanned = Spanned::<String>::deserialize(deserializer)?;
-        Ok(Key { place: place(spanned.referenced).or_else(|| place(spanned.defined)), text: spanned.value })
+        Ok(YamlKey {
+            position: position(spanned.referenced).or_else(|| position(spanned.defined)),
+            text: spanned.value,
+        })
     }
 }
 
-impl<'de> Deserialize<'de> for Value {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Value, D::Error> {
-        deserializer.deserialize_any(AnyValue)
+impl<'de> Deserialize<'de> for YamlValue {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<YamlValue, D::Error> {
+        deserializer.deserialize_any(YamlValueVisitor)
     }
 }
 
-struct AnyValue;
+struct YamlValueVisitor;
 
-impl<'de> Visitor<'de> for AnyValue {
-    type Value = Value;
+impl<'de> Visitor<'de> for YamlValueVisitor {
+    type Value = YamlValue;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a value")
     }
 
-    fn visit_unit<E>(self) -> Result<Value, E> {
-        Ok(Value::Null)
+    fn visit_unit<E>(self) -> Result<YamlValue, E> {
+        Ok(YamlValue::Null)
     }
 
-    fn visit_none<E>(self) -> Result<Value, E> {
-        Ok(Value::Null)
+    fn visit_none<E>(self) -> Result<YamlValue, E> {
+        Ok(YamlValue::Null)
     }
 
-    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
-        Value::deserialize(deserializer)
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<YamlValue, D::Error> {
+        YamlValue::deserialize(deserializer)
     }
 
-    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
-        Ok(Value::Bool(value))
+    fn visit_bool<E>(self, value: bool) -> Result<YamlValue, E> {
+        Ok(YamlValue::Bool(value))
     }
 
-    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
-        Ok(Value::Whole(value.into()))
+    fn visit_i64<E>(self, value: i64) -> Result<YamlValue, E> {
+        Ok(YamlValue::Integer(value.into()))
     }
 
-    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
-        Ok(Value::Whole(value.into()))
+    fn visit_u64<E>(self, value: u64) -> Result<YamlValue, E> {
+        Ok(YamlValue::Integer(value.into()))
     }
 
-    fn visit_i128<E>(self, value: i128) -> Result<Value, E> {
-        Ok(Value::Whole(value))
+    fn visit_i128<E>(self, value: i128) -> Result<YamlValue, E> {
+        Ok(YamlValue::Integer(value))
     }
 
-    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
-        Ok(Value::Float(value))
+    fn visit_f64<E>(self, value: f64) -> Result<YamlValue, E> {
+        Ok(YamlValue::Float(value))
     }
 
-    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
-        Ok(Value::Text(value.to_owned()))
+    fn visit_str<E>(self, value: &str) -> Result<YamlValue, E> {
+        Ok(YamlValue::String(value.to_owned()))
     }
 
-    fn visit_string<E>(self, value: String) -> Result<Value, E> {
-        Ok(Value::Text(value))
+    fn visit_string<E>(self, value: String) -> Result<YamlValue, E> {
+        Ok(YamlValue::String(value))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<YamlValue, A::Error> {
         let mut list = Vec::new();
         while let Some(item) = items.next_element()? {
             list.push(item);
         }
-        Ok(Value::List(list))
+        Ok(YamlValue::Sequence(list))
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<YamlValue, A::Error> {
         let mut map = Vec::new();
         while let Some(entry) = entries.next_entry()? {
             map.push(entry);
         }
-        Ok(Value::Map(map))
+        Ok(YamlValue::Mapping(map))
     }
 }

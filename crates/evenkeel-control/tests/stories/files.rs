@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use evenkeel_control::{Followed, Mesh, Plane};
+use evenkeel_control::{Mesh, MeshWatchGuard, SnapshotCache};
 use evenkeel_proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
@@ -18,11 +18,11 @@ fn mesh(port: u16) -> String {
 }
 
 /// The port that is served.
-fn served(plane: &Plane) -> Option<u32> {
+fn served(cache: &SnapshotCache) -> Option<u32> {
     use evenkeel_proto::envoy::config::core::v3::address::Address;
     use evenkeel_proto::envoy::config::core::v3::socket_address::PortSpecifier;
     use evenkeel_proto::envoy::config::endpoint::v3::lb_endpoint::HostIdentifier;
-    let assignment = plane.resources().get::<ClusterLoadAssignment>("orders")?;
+    let assignment = cache.resources().get::<ClusterLoadAssignment>("orders")?;
     let endpoint = assignment.endpoints.first()?.lb_endpoints.first()?.host_identifier.clone()?;
     let HostIdentifier::Endpoint(endpoint) = endpoint else { return None };
     let Address::SocketAddress(address) = endpoint.address?.address? else { return None };
@@ -30,23 +30,23 @@ fn served(plane: &Plane) -> Option<u32> {
     Some(port)
 }
 
-struct Story {
-    plane: Plane,
+struct WatchFixture {
+    cache: SnapshotCache,
     told: UnboundedReceiver<Result<Mesh, String>>,
-    _followed: Followed,
+    _mesh_watch: MeshWatchGuard,
 }
 
-async fn follow(path: &Path) -> Story {
-    let plane = Plane::new();
-    let (tell, told) = unbounded_channel();
-    let tell = move |news: Result<&Mesh, &evenkeel_control::MeshErrors>| {
-        let _ = tell.send(news.cloned().map_err(ToString::to_string));
+async fn watch_file(path: &Path) -> WatchFixture {
+    let cache = SnapshotCache::new();
+    let (on_change, told) = unbounded_channel();
+    let on_change = move |news: Result<&Mesh, &evenkeel_control::MeshErrors>| {
+        let _ = on_change.send(news.cloned().map_err(ToString::to_string));
     };
-    let followed = plane.follow(path, OFTEN, tell).await.expect("a good mesh");
-    Story { plane, told, _followed: followed }
+    let mesh_watch = cache.watch_file(path, OFTEN, on_change).await.expect("a good mesh");
+    WatchFixture { cache, told, _mesh_watch: mesh_watch }
 }
 
-impl Story {
+impl WatchFixture {
     async fn next(&mut self) -> Result<Mesh, String> {
         soon("news of the file", self.told.recv()).await.expect("the file is followed")
     }
@@ -58,27 +58,27 @@ async fn a_bad_edit_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("mesh.yaml");
     fs::write(&path, mesh(1)).unwrap();
-    let mut story = follow(&path).await;
-    assert_eq!(served(&story.plane), Some(1));
+    let mut fixture = watch_file(&path).await;
+    assert_eq!(served(&fixture.cache), Some(1));
     fs::write(&path, mesh(2)).unwrap();
     // An editor that writes in two steps may be caught between them.
-    while story.next().await.is_err() {}
-    assert_eq!(served(&story.plane), Some(2));
-    let version = story.plane.version::<ClusterLoadAssignment>();
+    while fixture.next().await.is_err() {}
+    assert_eq!(served(&fixture.cache), Some(2));
+    let version = fixture.cache.version::<ClusterLoadAssignment>();
     fs::write(&path, "clusters: {orders: {endpoints: ['127.0.0.1']}}\n").unwrap();
     let error = loop {
-        if let Err(error) = story.next().await
+        if let Err(error) = fixture.next().await
             && error.contains("expected IP:PORT")
         {
             break error;
         }
     };
     assert!(error.ends_with("mesh.yaml:1:33: clusters.orders.endpoints[0]: expected IP:PORT (a host name can be the cluster's dns), found \"127.0.0.1\""), "{error}");
-    assert_eq!(served(&story.plane), Some(2));
-    assert_eq!(story.plane.version::<ClusterLoadAssignment>(), version);
+    assert_eq!(served(&fixture.cache), Some(2));
+    assert_eq!(fixture.cache.version::<ClusterLoadAssignment>(), version);
     fs::write(&path, mesh(3)).unwrap();
-    while story.next().await.is_err() {}
-    assert_eq!(served(&story.plane), Some(3));
+    while fixture.next().await.is_err() {}
+    assert_eq!(served(&fixture.cache), Some(3));
 }
 
 /// Editors write beside the file and rename; config maps swap a link. A file that is gone is told of.
@@ -90,19 +90,19 @@ async fn files_are_replaced_in_many_ways() {
         fs::write(at(&format!("mesh-{port}")), mesh(port)).unwrap();
     }
     std::os::unix::fs::symlink(at("mesh-1"), at("mesh.yaml")).unwrap();
-    let mut story = follow(&at("mesh.yaml")).await;
-    assert_eq!(served(&story.plane), Some(1));
+    let mut fixture = watch_file(&at("mesh.yaml")).await;
+    assert_eq!(served(&fixture.cache), Some(1));
     std::os::unix::fs::symlink(at("mesh-2"), at("new-link")).unwrap();
     fs::rename(at("new-link"), at("mesh.yaml")).unwrap();
-    story.next().await.expect("a good mesh");
-    assert_eq!(served(&story.plane), Some(2));
+    fixture.next().await.expect("a good mesh");
+    assert_eq!(served(&fixture.cache), Some(2));
     fs::rename(at("mesh-3"), at("mesh.yaml")).unwrap();
-    story.next().await.expect("a good mesh");
-    assert_eq!(served(&story.plane), Some(3));
+    fixture.next().await.expect("a good mesh");
+    assert_eq!(served(&fixture.cache), Some(3));
     fs::remove_file(at("mesh.yaml")).unwrap();
-    let error = story.next().await.expect_err("no file");
+    let error = fixture.next().await.expect_err("no file");
     assert!(error.contains("mesh.yaml: cannot be read: "), "{error}");
-    assert_eq!(served(&story.plane), Some(3));
+    assert_eq!(served(&fixture.cache), Some(3));
 }
 
 /// What is wrong to begin with is not followed.
@@ -111,7 +111,7 @@ async fn a_wrong_file_is_refused_at_once() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("mesh.yaml");
     fs::write(&path, "clusters: 3").unwrap();
-    let plane = Plane::new();
-    let errors = plane.follow(&path, OFTEN, |_| {}).await.expect_err("a wrong mesh").to_string();
+    let cache = SnapshotCache::new();
+    let errors = cache.watch_file(&path, OFTEN, |_| {}).await.expect_err("a wrong mesh").to_string();
     assert!(errors.ends_with("mesh.yaml:1:11: clusters: expected a mapping, found 3"), "{errors}");
 }

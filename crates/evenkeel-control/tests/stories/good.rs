@@ -4,8 +4,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use evenkeel_control::{
-    Cluster, Endpoint, FailurePercentage, Hash, HeaderMatch, Health, Locality, Mesh, OutlierDetection,
-    Policy, Retry, RetryOn, Route, Service, Share, SuccessRate,
+    Cluster, Endpoint, FailurePercentage, RouteHash, HeaderMatch, EndpointHealth, Locality, Mesh, OutlierDetection,
+    ClusterPolicy, RouteRetry, RetryOn, Route, Service, TrafficFraction, SuccessRate,
 };
 use evenkeel_proto::envoy::config::cluster::v3 as cds;
 use evenkeel_proto::envoy::config::cluster::v3::cluster::LbPolicy;
@@ -137,19 +137,19 @@ clusters:
         .header("x-e", HeaderMatch::range(-1, 10))
         .header("x-f", HeaderMatch::present(false))
         .header("x-g", HeaderMatch::exact("10"))
-        .fraction(Share::per_million(5_000))
+        .fraction(TrafficFraction::per_million(5_000))
         .timeout(Duration::from_secs(2))
         .retry(
-            Retry::on([RetryOn::Unavailable, RetryOn::DeadlineExceeded])
+            RouteRetry::on([RetryOn::Unavailable, RetryOn::DeadlineExceeded])
                 .attempts(3)
                 .backoff(Duration::from_millis(25), Duration::from_millis(250)),
         )
-        .hash(Hash::rewritten_header("x-user", "^(.)", "\\1").terminal())
-        .hash(Hash::header("x-tier"))
-        .hash(Hash::channel_id());
+        .hash(RouteHash::rewritten_header("x-user", "^(.)", "\\1").terminal())
+        .hash(RouteHash::header("x-tier"))
+        .hash(RouteHash::channel_id());
     let orders = Service::new()
         .route(first)
-        .route(Route::to("b").prefix("/shop.Orders/").retry(Retry::on([RetryOn::Internal])))
+        .route(Route::to("b").prefix("/shop.Orders/").retry(RouteRetry::on([RetryOn::Internal])))
         .route(Route::split([("a", 1), ("b", 0)]).regex("/shop\\.[A-Z]+/.*"))
         .route(Route::to("a"));
     let mesh = read(yaml);
@@ -210,7 +210,7 @@ clusters:
         .name("big-1")
         .weight(3)
         .locality(locality("eu-1a", ""))
-        .health(Health::Draining)
+        .health(EndpointHealth::Draining)
         .hash_key("k");
     let two = ["10.0.0.3:50051", "[::1]:50051"].map(|text| text.parse().unwrap());
     let orders = Cluster::new()
@@ -222,8 +222,8 @@ clusters:
         .locality_weight(locality("eu-1a", ""), 3)
         .locality_priority(locality("eu-1b", "rack-2"), 1)
         .max_requests(100)
-        .drop_calls("shed", Share::percent(2))
-        .drop_calls("test", Share::per_million(2_500))
+        .drop_calls("shed", TrafficFraction::percent(2))
+        .drop_calls("test", TrafficFraction::per_million(2_500))
         .outlier_detection(OutlierDetection {
             interval: Some(Duration::from_secs(5)),
             base_ejection_time: Some(Duration::from_secs(10)),
@@ -344,8 +344,8 @@ fn policies_are_sent_as_every_grpc_reads_them() {
 #[test]
 fn a_policy_of_ones_own_keeps_its_settings() {
     let settings = json!({"level": 3, "names": ["a", true, null, 0.5], "deep": {"er": {}}});
-    let cluster =
-        Cluster::new().policy(Policy::list([("my_policy", settings.clone()), ("round_robin", json!({}))]));
+    let cluster = Cluster::new()
+        .policy(ClusterPolicy::list([("my_policy", settings.clone()), ("round_robin", json!({}))]));
     let yaml = format!(
         "clusters: {{a: {{endpoints: [], policy: [{{my_policy: {settings}}}, {{round_robin: {{}}}}]}}}}"
     );

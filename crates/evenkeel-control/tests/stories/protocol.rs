@@ -2,7 +2,9 @@
 //!
 //! That something is *not* sent shows in what comes next: of one stream, responses come in order.
 
-use evenkeel_control::{Cluster, ControlPlane, Endpoint, Mesh, Plane, Quirks, Resources, Service, Variant};
+use evenkeel_control::{
+    Cluster, ControlPlane, Endpoint, FaultModes, Mesh, ProtocolVariant, ResourceSet, Service, SnapshotCache,
+};
 use evenkeel_proto::envoy::config::cluster::v3::Cluster as Cds;
 use evenkeel_proto::envoy::config::core::v3::Node;
 use evenkeel_proto::envoy::config::endpoint::v3::ClusterLoadAssignment as Eds;
@@ -26,21 +28,21 @@ const SOTW: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/Strea
 const DELTA: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
 
 /// A stream of discovery.
-struct Raw<Q, R> {
+struct RawStream<Q, R> {
     requests: UnboundedSender<Q>,
     responses: Streaming<R>,
 }
 
-type Sotw = Raw<DiscoveryRequest, DiscoveryResponse>;
-type Delta = Raw<DeltaDiscoveryRequest, DeltaDiscoveryResponse>;
+type Sotw = RawStream<DiscoveryRequest, DiscoveryResponse>;
+type Delta = RawStream<DeltaDiscoveryRequest, DeltaDiscoveryResponse>;
 
-impl<Q: Message + 'static, R: Message + Default + 'static> Raw<Q, R> {
-    async fn open(control: &ControlPlane, path: &'static str) -> Result<Raw<Q, R>, tonic::Status> {
+impl<Q: Message + 'static, R: Message + Default + 'static> RawStream<Q, R> {
+    async fn open(control: &ControlPlane, path: &'static str) -> Result<RawStream<Q, R>, tonic::Status> {
         let address = Address::new(format!("http://{}", control.address())).expect("an address");
-        Raw::open_on(soon("a connection", address.connect()).await.expect("a connection"), path).await
+        RawStream::open_on(soon("a connection", address.connect()).await.expect("a connection"), path).await
     }
 
-    async fn open_on(channel: Channel, path: &'static str) -> Result<Raw<Q, R>, tonic::Status> {
+    async fn open_on(channel: Channel, path: &'static str) -> Result<RawStream<Q, R>, tonic::Status> {
         let mut client = tonic::client::Grpc::new(channel);
         client.ready().await.expect("a connection");
         let (requests, stream) = unbounded_channel();
@@ -48,10 +50,10 @@ impl<Q: Message + 'static, R: Message + Default + 'static> Raw<Q, R> {
         let codec = ProstCodec::<Q, R>::default();
         let path = http::uri::PathAndQuery::from_static(path);
         let responses = soon("a stream", client.streaming(request, path, codec)).await?.into_inner();
-        Ok(Raw { requests, responses })
+        Ok(RawStream { requests, responses })
     }
 
-    fn say(&self, request: Q) {
+    fn send(&self, request: Q) {
         self.requests.send(request).expect("an open stream");
     }
 
@@ -66,7 +68,7 @@ fn node() -> Node {
 }
 
 /// A request for names, answering a nonce.
-fn ask<M: Name>(names: &[&str], nonce: &str) -> DiscoveryRequest {
+fn sotw_request<M: Name>(names: &[&str], nonce: &str) -> DiscoveryRequest {
     DiscoveryRequest {
         node: Some(node()),
         type_url: M::type_url(),
@@ -76,13 +78,13 @@ fn ask<M: Name>(names: &[&str], nonce: &str) -> DiscoveryRequest {
     }
 }
 
-fn reject(request: DiscoveryRequest, error: &str) -> DiscoveryRequest {
+fn nack_request(request: DiscoveryRequest, error: &str) -> DiscoveryRequest {
     let error = rpc::Status { code: 3, message: error.to_owned(), ..rpc::Status::default() };
     DiscoveryRequest { error_detail: Some(error), ..request }
 }
 
 /// The type, version and names of a response.
-fn told(response: &DiscoveryResponse) -> (String, String, Vec<String>) {
+fn response_parts(response: &DiscoveryResponse) -> (String, String, Vec<String>) {
     let name = |any: &evenkeel_proto::prost_types::Any| match any.type_url.as_str() {
         url if url == Eds::type_url() => Eds::decode(&*any.value).expect("a message").cluster_name,
         url if url == Cds::type_url() => Cds::decode(&*any.value).expect("a message").name,
@@ -94,7 +96,7 @@ fn told(response: &DiscoveryResponse) -> (String, String, Vec<String>) {
 }
 
 fn expect(response: &DiscoveryResponse, kind: &str, version: &str, names: &[&str]) {
-    let (found, at, held) = told(response);
+    let (found, at, held) = response_parts(response);
     assert_eq!((found.as_str(), at.as_str()), (kind, version));
     assert_eq!(held, names);
 }
@@ -119,26 +121,26 @@ async fn serve() -> ControlPlane {
 async fn state_of_the_world() {
     let control = serve().await;
     let mut client = Sotw::open(&control, SOTW).await.unwrap();
-    client.say(ask::<Cds>(&["a", "b"], ""));
+    client.send(sotw_request::<Cds>(&["a", "b"], ""));
     let response = client.next().await;
     expect(&response, "Cluster", "1", &["a", "b"]);
-    client.say(ask::<Cds>(&["a", "b"], &response.nonce));
-    client.say(ask::<Eds>(&["a", "b"], ""));
+    client.send(sotw_request::<Cds>(&["a", "b"], &response.nonce));
+    client.send(sotw_request::<Eds>(&["a", "b"], ""));
     let response = client.next().await;
     expect(&response, "ClusterLoadAssignment", "1", &["a", "b"]);
-    client.say(ask::<Eds>(&["a", "b"], &response.nonce));
-    soon("an ACK", control.acked::<Eds>()).await;
+    client.send(sotw_request::<Eds>(&["a", "b"], &response.nonce));
+    soon("an ACK", control.wait_acked::<Eds>()).await;
     // Nothing changes in the first, so only the second is sent; clusters did not change at all.
     control.set_mesh(&mesh().cluster("b", cluster(3)));
     let response = client.next().await;
     expect(&response, "ClusterLoadAssignment", "2", &["b"]);
-    client.say(ask::<Eds>(&["a", "b"], &response.nonce));
+    client.send(sotw_request::<Eds>(&["a", "b"], &response.nonce));
     assert_eq!(control.version::<Cds>(), 1);
     // One cluster changes: both are sent.
     control.update(|resources| resources.set(Cds { lb_policy: 1, ..resources::cluster("b") }));
     let response = client.next().await;
     expect(&response, "Cluster", "2", &["a", "b"]);
-    client.say(ask::<Cds>(&["a", "b"], &response.nonce));
+    client.send(sotw_request::<Cds>(&["a", "b"], &response.nonce));
     // One is gone: the other one is all there is.
     control.update(|resources| resources.remove::<Cds>("a"));
     let response = client.next().await;
@@ -150,24 +152,24 @@ async fn state_of_the_world() {
 async fn wildcards() {
     let control = serve().await;
     let mut client = Sotw::open(&control, SOTW).await.unwrap();
-    client.say(ask::<Lds>(&[], ""));
+    client.send(sotw_request::<Lds>(&[], ""));
     let response = client.next().await;
     expect(&response, "Listener", "1", &["one", "two"]);
-    client.say(ask::<Lds>(&[], &response.nonce));
-    soon("an ACK", control.acked::<Lds>()).await;
+    client.send(sotw_request::<Lds>(&[], &response.nonce));
+    soon("an ACK", control.wait_acked::<Lds>()).await;
     assert!(control.clients()[0].types[&Lds::type_url()].subscribed.wildcard);
     control.set_mesh(&mesh().service("three", Service::to("a")));
     let response = client.next().await;
     expect(&response, "Listener", "2", &["one", "three", "two"]);
-    client.say(ask::<Lds>(&["two"], &response.nonce));
+    client.send(sotw_request::<Lds>(&["two"], &response.nonce));
     let response = client.next().await;
     expect(&response, "Listener", "2", &["two"]);
-    client.say(ask::<Lds>(&["*", "nobody"], &response.nonce));
+    client.send(sotw_request::<Lds>(&["*", "nobody"], &response.nonce));
     let response = client.next().await;
     expect(&response, "Listener", "2", &["one", "three", "two"]);
-    client.say(ask::<Lds>(&[], &response.nonce));
+    client.send(sotw_request::<Lds>(&[], &response.nonce));
     control.set_mesh(&mesh());
-    client.say(ask::<Rds>(&["one"], ""));
+    client.send(sotw_request::<Rds>(&["one"], ""));
     expect(&client.next().await, "RouteConfiguration", "3", &["one"]);
 }
 
@@ -177,10 +179,10 @@ async fn wildcards() {
 async fn what_does_not_exist() {
     let control = ControlPlane::builder().serve().await.unwrap();
     let mut client = Sotw::open(&control, SOTW).await.unwrap();
-    client.say(ask::<Cds>(&[], ""));
+    client.send(sotw_request::<Cds>(&[], ""));
     expect(&client.next().await, "Cluster", "0", &[]);
-    client.say(ask::<Eds>(&["a"], ""));
-    client.say(ask::<Lds>(&["one"], ""));
+    client.send(sotw_request::<Eds>(&["a"], ""));
+    client.send(sotw_request::<Lds>(&["one"], ""));
     expect(&client.next().await, "Listener", "0", &[]);
     control.set_mesh(&mesh());
     expect(&client.next().await, "ClusterLoadAssignment", "1", &["a"]);
@@ -191,20 +193,20 @@ async fn what_does_not_exist() {
 async fn the_latest_wins() {
     let control = serve().await;
     let mut client = Sotw::open(&control, SOTW).await.unwrap();
-    client.say(ask::<Eds>(&["a"], ""));
+    client.send(sotw_request::<Eds>(&["a"], ""));
     let first = client.next().await;
     for port in 10..20 {
         control.set_mesh(&mesh().cluster("a", cluster(port)));
     }
-    client.say(ask::<Eds>(&["a"], &first.nonce));
+    client.send(sotw_request::<Eds>(&["a"], &first.nonce));
     let second = client.next().await;
     expect(&second, "ClusterLoadAssignment", "11", &["a"]);
     control.set_mesh(&mesh());
     // Stale: neither an answer nor a subscription.
-    client.say(ask::<Eds>(&["a", "b"], &first.nonce));
-    client.say(ask::<Lds>(&["one"], ""));
+    client.send(sotw_request::<Eds>(&["a", "b"], &first.nonce));
+    client.send(sotw_request::<Lds>(&["one"], ""));
     expect(&client.next().await, "Listener", "1", &["one"]);
-    client.say(ask::<Eds>(&["a"], &second.nonce));
+    client.send(sotw_request::<Eds>(&["a"], &second.nonce));
     expect(&client.next().await, "ClusterLoadAssignment", "12", &["a"]);
 }
 
@@ -213,30 +215,30 @@ async fn the_latest_wins() {
 async fn rejections() {
     let control = serve().await;
     let mut client = Sotw::open(&control, SOTW).await.unwrap();
-    client.say(ask::<Eds>(&["a"], ""));
+    client.send(sotw_request::<Eds>(&["a"], ""));
     let response = client.next().await;
-    client.say(reject(ask::<Eds>(&["a"], &response.nonce), "bad port"));
-    let nack = soon("a NACK", control.nacked::<Eds>()).await;
+    client.send(nack_request(sotw_request::<Eds>(&["a"], &response.nonce), "bad port"));
+    let nack = soon("a NACK", control.wait_nacked::<Eds>()).await;
     assert_eq!((nack.version, nack.error.as_str()), (1, "bad port"));
     let record = &control.clients()[0];
     assert_eq!((record.node_id.as_str(), record.user_agent.as_str()), ("n", "raw"));
-    assert_eq!(record.variant, Variant::StateOfTheWorld);
+    assert_eq!(record.variant, ProtocolVariant::StateOfTheWorld);
     assert!(record.peer.is_some());
     let record = &record.types[&Eds::type_url()];
     assert_eq!((record.sent, record.acked, record.is_rejecting), (Some(1), None, true));
-    client.say(ask::<Lds>(&["one"], ""));
+    client.send(sotw_request::<Lds>(&["one"], ""));
     expect(&client.next().await, "Listener", "1", &["one"]);
     control.set_mesh(&mesh().cluster("a", cluster(7)));
     let response = client.next().await;
     expect(&response, "ClusterLoadAssignment", "2", &["a"]);
-    client.say(ask::<Eds>(&["a"], &response.nonce));
-    soon("an ACK", control.acked::<Eds>()).await;
+    client.send(sotw_request::<Eds>(&["a"], &response.nonce));
+    soon("an ACK", control.wait_acked::<Eds>()).await;
     let record = &control.clients()[0].types[&Eds::type_url()];
     assert_eq!((record.acked, record.is_rejecting), (Some(2), false));
     assert_eq!(record.nack.as_ref().map(|nack| nack.version), Some(1));
 }
 
-fn change<M: Name>(subscribe: &[&str], unsubscribe: &[&str], nonce: &str) -> DeltaDiscoveryRequest {
+fn delta_request<M: Name>(subscribe: &[&str], unsubscribe: &[&str], nonce: &str) -> DeltaDiscoveryRequest {
     let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
     DeltaDiscoveryRequest {
         node: Some(node()),
@@ -263,29 +265,29 @@ fn expect_delta(response: &DeltaDiscoveryResponse, kind: &str, names: &[&str], r
 async fn deltas() {
     let control = serve().await;
     let mut client = Delta::open(&control, DELTA).await.unwrap();
-    client.say(change::<Cds>(&["a", "nobody"], &[], ""));
+    client.send(delta_request::<Cds>(&["a", "nobody"], &[], ""));
     let response = client.next().await;
     expect_delta(&response, "Cluster", &["a"], &["nobody"]);
-    client.say(change::<Cds>(&["b"], &[], &response.nonce));
+    client.send(delta_request::<Cds>(&["b"], &[], &response.nonce));
     let response = client.next().await;
     expect_delta(&response, "Cluster", &["b"], &[]);
-    client.say(change::<Cds>(&[], &[], &response.nonce));
-    soon("an ACK", control.acked::<Cds>()).await;
+    client.send(delta_request::<Cds>(&[], &[], &response.nonce));
+    soon("an ACK", control.wait_acked::<Cds>()).await;
     control.update(|resources| resources.remove::<Cds>("a"));
     let response = client.next().await;
     expect_delta(&response, "Cluster", &[], &["a"]);
-    client.say(change::<Cds>(&[], &["b"], &response.nonce));
+    client.send(delta_request::<Cds>(&[], &["b"], &response.nonce));
     // Nobody wants it any more.
     soon(
         "the request",
-        control.wait_until(|plane| {
-            plane.clients()[0].types[&Cds::type_url()].subscribed.names == ["a", "nobody"]
+        control.wait_until(|cache| {
+            cache.clients()[0].types[&Cds::type_url()].subscribed.names == ["a", "nobody"]
         }),
     )
     .await;
     control.update(|resources| resources.set(Cds { lb_policy: 1, ..resources::cluster("b") }));
     // Who subscribes again is told again.
-    client.say(change::<Cds>(&["a", "b"], &[], ""));
+    client.send(delta_request::<Cds>(&["a", "b"], &[], ""));
     let response = client.next().await;
     expect_delta(&response, "Cluster", &["b"], &["a"]);
 }
@@ -295,21 +297,21 @@ async fn deltas() {
 async fn deltas_of_everything() {
     let control = serve().await;
     let mut client = Delta::open(&control, DELTA).await.unwrap();
-    client.say(change::<Cds>(&[], &[], ""));
+    client.send(delta_request::<Cds>(&[], &[], ""));
     let response = client.next().await;
     expect_delta(&response, "Cluster", &["a", "b"], &[]);
-    client.say(change::<Cds>(&["a"], &[], &response.nonce));
+    client.send(delta_request::<Cds>(&["a"], &[], &response.nonce));
     let response = client.next().await;
     expect_delta(&response, "Cluster", &["a"], &[]);
     control.update(|resources| {
         resources.remove::<Cds>("b");
         resources.set(resources::cluster("c"));
     });
-    client.say(change::<Cds>(&[], &["a"], &response.nonce));
+    client.send(delta_request::<Cds>(&[], &["a"], &response.nonce));
     let response = client.next().await;
     assert_eq!(response.removed_resources, ["b"]);
-    client.say(change::<Cds>(&[], &["*"], &response.nonce));
-    client.say(change::<Lds>(&["*"], &[], ""));
+    client.send(delta_request::<Cds>(&[], &["*"], &response.nonce));
+    client.send(delta_request::<Lds>(&["*"], &[], ""));
     let mut response = client.next().await;
     // The removal of a name under a wildcard may be told on its own.
     while response.type_url == Cds::type_url() {
@@ -323,26 +325,26 @@ async fn deltas_of_everything() {
 async fn a_restart_sends_nothing_twice() {
     let control = serve().await;
     let mut client = Delta::open(&control, DELTA).await.unwrap();
-    client.say(change::<Eds>(&["a", "b"], &[], ""));
+    client.send(delta_request::<Eds>(&["a", "b"], &[], ""));
     let response = client.next().await;
     expect_delta(&response, "ClusterLoadAssignment", &["a", "b"], &[]);
     let versions =
         response.resources.iter().map(|resource| (resource.name.clone(), resource.version.clone()));
-    let mut again = change::<Eds>(&["a", "b"], &[], "");
+    let mut again = delta_request::<Eds>(&["a", "b"], &[], "");
     again.initial_resource_versions = versions.collect();
     drop(control);
     assert!(soon("the end", client.responses.message()).await.is_err(), "it is dropped with all connections");
 
     let control = serve().await;
     let mut client = Delta::open(&control, DELTA).await.unwrap();
-    client.say(again.clone());
-    client.say(change::<Lds>(&["one"], &[], ""));
+    client.send(again.clone());
+    client.send(delta_request::<Lds>(&["one"], &[], ""));
     expect_delta(&client.next().await, "Listener", &["one"], &[]);
-    soon("nothing to tell", control.acked::<Eds>()).await;
+    soon("nothing to tell", control.wait_acked::<Eds>()).await;
 
     control.set_mesh(&mesh().cluster("b", cluster(9)));
     let mut client = Delta::open(&control, DELTA).await.unwrap();
-    client.say(again);
+    client.send(again);
     expect_delta(&client.next().await, "ClusterLoadAssignment", &["b"], &[]);
 }
 
@@ -351,20 +353,20 @@ async fn a_restart_sends_nothing_twice() {
 async fn clusters_come_before_routes() {
     let control = ControlPlane::builder().serve().await.unwrap();
     let mut client = Sotw::open(&control, SOTW).await.unwrap();
-    client.say(ask::<Rds>(&["one"], ""));
-    client.say(ask::<Eds>(&["a"], ""));
-    client.say(ask::<Lds>(&["one"], ""));
+    client.send(sotw_request::<Rds>(&["one"], ""));
+    client.send(sotw_request::<Eds>(&["a"], ""));
+    client.send(sotw_request::<Lds>(&["one"], ""));
     let response = client.next().await;
-    client.say(ask::<Lds>(&["one"], &response.nonce));
-    client.say(ask::<Cds>(&["a"], ""));
+    client.send(sotw_request::<Lds>(&["one"], &response.nonce));
+    client.send(sotw_request::<Cds>(&["a"], ""));
     let response = client.next().await;
-    client.say(ask::<Cds>(&["a"], &response.nonce));
-    soon("the answers", control.acked::<Cds>()).await;
-    soon("the answers", control.acked::<Lds>()).await;
+    client.send(sotw_request::<Cds>(&["a"], &response.nonce));
+    soon("the answers", control.wait_acked::<Cds>()).await;
+    soon("the answers", control.wait_acked::<Lds>()).await;
     control.set_mesh(&mesh());
     let mut order = Vec::new();
     for _ in 0..4 {
-        order.push(told(&client.next().await).0);
+        order.push(response_parts(&client.next().await).0);
     }
     assert_eq!(order, ["Cluster", "ClusterLoadAssignment", "Listener", "RouteConfiguration"]);
 }
@@ -375,7 +377,7 @@ async fn one_type_per_stream() {
     let control = serve().await;
     let path = "/envoy.service.endpoint.v3.EndpointDiscoveryService/StreamEndpoints";
     let mut client = Sotw::open(&control, path).await.unwrap();
-    client.say(DiscoveryRequest { type_url: String::new(), ..ask::<Eds>(&["a"], "") });
+    client.send(DiscoveryRequest { type_url: String::new(), ..sotw_request::<Eds>(&["a"], "") });
     expect(&client.next().await, "ClusterLoadAssignment", "1", &["a"]);
     let other = Sotw::open(&control, "/envoy.service.runtime.v3.RuntimeDiscoveryService/StreamRuntime").await;
     assert_eq!(other.err().map(|status| status.code()), Some(tonic::Code::Unimplemented));
@@ -389,11 +391,11 @@ async fn a_slow_reader() {
     let many = (0..40_000).map(|i| Endpoint::at(([10, 1, (i / 250) as u8, (i % 250) as u8], 1).into()));
     control.set_mesh(&mesh().cluster("a", Cluster::new().endpoints(many)));
     let slow = Sotw::open(&control, SOTW).await.unwrap();
-    slow.say(ask::<Eds>(&["a"], ""));
+    slow.send(sotw_request::<Eds>(&["a"], ""));
     soon(
         "the request",
-        control.wait_until(|plane| {
-            plane
+        control.wait_until(|cache| {
+            cache
                 .clients()
                 .iter()
                 .any(|client| client.types.get(&Eds::type_url()).is_some_and(|eds| eds.sent.is_some()))
@@ -401,12 +403,12 @@ async fn a_slow_reader() {
     )
     .await;
     let mut quick = Sotw::open(&control, SOTW).await.unwrap();
-    quick.say(ask::<Eds>(&["a"], ""));
+    quick.send(sotw_request::<Eds>(&["a"], ""));
     for version in 2..20 {
         let response = quick.next().await;
         assert_eq!(response.version_info, version.to_string());
         control.set_mesh(&mesh().cluster("a", cluster(version)));
-        quick.say(ask::<Eds>(&["a"], &response.nonce));
+        quick.send(sotw_request::<Eds>(&["a"], &response.nonce));
     }
     let sent: Vec<_> = control.clients().iter().map(|client| client.types[&Eds::type_url()].sent).collect();
     assert_eq!(sent[0], Some(2));
@@ -415,7 +417,7 @@ async fn a_slow_reader() {
     let response = slow.next().await;
     let assignment = Eds::decode(&*response.resources[0].value).unwrap();
     assert_eq!(assignment.endpoints[0].lb_endpoints.len(), 40_000);
-    slow.say(ask::<Eds>(&["a"], &response.nonce));
+    slow.send(sotw_request::<Eds>(&["a"], &response.nonce));
     assert_eq!(slow.next().await.version_info, control.version::<Eds>().to_string());
 }
 
@@ -423,12 +425,12 @@ async fn a_slow_reader() {
 #[tokio::test]
 async fn quirks() {
     let control = serve().await;
-    control.set_quirks(Quirks { silent: true, one_stream: true, refuse_lrs: true });
+    control.set_fault_modes(FaultModes { silent: true, one_stream: true, refuse_lrs: true });
     let mut client = Sotw::open(&control, SOTW).await.unwrap();
-    client.say(ask::<Eds>(&["a"], ""));
+    client.send(sotw_request::<Eds>(&["a"], ""));
     soon(
         "the request",
-        control.wait_until(|plane| plane.clients().iter().any(|client| !client.types.is_empty())),
+        control.wait_until(|cache| cache.clients().iter().any(|client| !client.types.is_empty())),
     )
     .await;
     let second = Sotw::open(&control, SOTW).await.err().expect("a refusal");
@@ -436,14 +438,14 @@ async fn quirks() {
     let lrs = Sotw::open(&control, "/envoy.service.load_stats.v3.LoadReportingService/StreamLoadStats").await;
     assert_eq!(lrs.err().map(|status| status.code()), Some(tonic::Code::Unimplemented));
     assert_eq!(control.clients()[0].types[&Eds::type_url()].sent, None);
-    control.set_quirks(Quirks::default());
+    control.set_fault_modes(FaultModes::default());
     expect(&client.next().await, "ClusterLoadAssignment", "1", &["a"]);
     control.close_streams();
     assert!(matches!(soon("the end", client.responses.message()).await, Ok(None)), "OK");
-    soon("no clients", control.wait_until(|plane| plane.clients().is_empty())).await;
+    soon("no clients", control.wait_until(|cache| cache.clients().is_empty())).await;
     assert_eq!(control.streams(), 2);
     let mut client = Sotw::open(&control, SOTW).await.unwrap();
-    client.say(ask::<Eds>(&["a"], ""));
+    client.send(sotw_request::<Eds>(&["a"], ""));
     expect(&client.next().await, "ClusterLoadAssignment", "1", &["a"]);
 }
 
@@ -453,7 +455,7 @@ async fn too_many_types() {
     let control = serve().await;
     let mut client = Sotw::open(&control, SOTW).await.unwrap();
     for i in 0..65 {
-        client.say(DiscoveryRequest { type_url: format!("type {i}"), ..ask::<Eds>(&["a"], "") });
+        client.send(DiscoveryRequest { type_url: format!("type {i}"), ..sotw_request::<Eds>(&["a"], "") });
     }
     let end = soon("the end", client.responses.message()).await.expect_err("an end");
     assert_eq!(
@@ -465,18 +467,18 @@ async fn too_many_types() {
 /// A version goes up with a change and only with one.
 #[test]
 fn versions_count_changes() {
-    let plane = Plane::new();
-    assert_eq!(plane.version::<Cds>(), 0);
-    plane.set_mesh(&mesh());
-    plane.set_mesh(&mesh());
-    assert_eq!((plane.version::<Cds>(), plane.version::<Eds>()), (1, 1));
-    plane.update(|resources| {
+    let cache = SnapshotCache::new();
+    assert_eq!(cache.version::<Cds>(), 0);
+    cache.set_mesh(&mesh());
+    cache.set_mesh(&mesh());
+    assert_eq!((cache.version::<Cds>(), cache.version::<Eds>()), (1, 1));
+    cache.update(|resources| {
         resources.set(resources::cluster("x"));
         resources.set(resources::cluster("y"));
     });
-    assert_eq!((plane.version::<Cds>(), plane.version::<Eds>()), (2, 1));
-    plane.set(Resources::new());
-    assert_eq!((plane.version::<Cds>(), plane.version::<Eds>()), (3, 2));
+    assert_eq!((cache.version::<Cds>(), cache.version::<Eds>()), (2, 1));
+    cache.set(ResourceSet::new());
+    assert_eq!((cache.version::<Cds>(), cache.version::<Eds>()), (3, 2));
 }
 
 /// A connection that does not speak HTTP/2 is closed after a time, and others are not.

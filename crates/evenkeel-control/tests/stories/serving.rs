@@ -5,7 +5,10 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use evenkeel::{Bootstrap, Channel, XdsClient};
-use evenkeel_control::{Cluster, ControlPlane, Endpoint, LoadCounts, Mesh, Service, Share, Variant, What};
+use evenkeel_control::{
+    ClientEventKind, Cluster, ControlPlane, Endpoint, LoadCounts, Mesh, ProtocolVariant, Service,
+    TrafficFraction,
+};
 use evenkeel_proto::envoy::config::cluster::v3::Cluster as Cds;
 use evenkeel_proto::envoy::config::endpoint::v3::ClusterLoadAssignment as Eds;
 use evenkeel_proto::prost::Name;
@@ -17,23 +20,23 @@ use testkit::net::echo::echo_client::EchoClient;
 use crate::{LONG, soon};
 
 /// Two backends behind `xds:///orders`, and a channel to them.
-struct Story {
+struct ServingFixture {
     control: ControlPlane,
     backends: [Backend; 2],
     channel: Channel,
 }
 
-impl Story {
-    async fn start(variant: evenkeel::Variant) -> Story {
+impl ServingFixture {
+    async fn start(variant: evenkeel::Variant) -> ServingFixture {
         let control =
             ControlPlane::builder().lrs_interval(Duration::from_millis(50)).serve().await.expect("a port");
         let backends = [Backend::start().await, Backend::start().await];
         let bootstrap = Bootstrap::from_json(&control.bootstrap("node-7")).expect("a bootstrap");
         let client = XdsClient::builder(bootstrap).variant(variant).build();
         let channel = Channel::builder("xds:///orders").xds_client(client).build().expect("a channel");
-        let story = Story { control, backends, channel };
-        story.control.set_mesh(&story.mesh(1, 1));
-        story
+        let fixture = ServingFixture { control, backends, channel };
+        fixture.control.set_mesh(&fixture.mesh(1, 1));
+        fixture
     }
 
     /// The two by weight.
@@ -68,15 +71,15 @@ impl Story {
 }
 
 /// Weights that are edited are weights that hold, in both variants; the record says who has accepted what.
-async fn weights_are_edited(speaks: evenkeel::Variant, variant: Variant) {
-    let story = Story::start(speaks).await;
-    let mut events = story.control.events();
-    story.until_shared(4, 4).await;
-    soon("an ACK", story.control.acked::<Eds>()).await;
-    story.control.set_mesh(&story.mesh(3, 1));
-    soon("an ACK", story.control.acked::<Eds>()).await;
-    story.until_shared(6, 2).await;
-    let [client] = &story.control.clients()[..] else { panic!("one client") };
+async fn weights_are_edited(speaks: evenkeel::Variant, variant: ProtocolVariant) {
+    let fixture = ServingFixture::start(speaks).await;
+    let mut events = fixture.control.events();
+    fixture.until_shared(4, 4).await;
+    soon("an ACK", fixture.control.wait_acked::<Eds>()).await;
+    fixture.control.set_mesh(&fixture.mesh(3, 1));
+    soon("an ACK", fixture.control.wait_acked::<Eds>()).await;
+    fixture.until_shared(6, 2).await;
+    let [client] = &fixture.control.clients()[..] else { panic!("one client") };
     assert_eq!((client.node_id.as_str(), client.variant), ("node-7", variant));
     assert!(client.user_agent.starts_with("evenkeel"), "{client:?}");
     let record = &client.types[&Eds::type_url()];
@@ -84,95 +87,96 @@ async fn weights_are_edited(speaks: evenkeel::Variant, variant: Variant) {
     assert_eq!(record.subscribed.names, ["pay"]);
     let first = soon("an event", events.recv()).await.expect("an event");
     assert_eq!(first.node_id, "node-7");
-    assert!(matches!(first.what, What::Connected { .. }), "{first:?}");
+    assert!(matches!(first.kind, ClientEventKind::Connected { .. }), "{first:?}");
 }
 
 #[tokio::test]
 async fn weights_are_edited_in_the_state_of_the_world() {
-    weights_are_edited(evenkeel::Variant::StateOfTheWorld, Variant::StateOfTheWorld).await;
+    weights_are_edited(evenkeel::Variant::StateOfTheWorld, ProtocolVariant::StateOfTheWorld).await;
 }
 
 #[tokio::test]
 async fn weights_are_edited_in_delta() {
-    weights_are_edited(evenkeel::Variant::Delta, Variant::Delta).await;
+    weights_are_edited(evenkeel::Variant::Delta, ProtocolVariant::Delta).await;
 }
 
 /// A resource that clients reject is recorded with what they say of it, while the last good one serves.
 #[tokio::test]
 async fn a_rejected_resource_changes_nothing() {
-    let story = Story::start(evenkeel::Variant::StateOfTheWorld).await;
-    story.call().await.expect("an answer");
-    soon("an ACK", story.control.acked::<Cds>()).await;
+    let fixture = ServingFixture::start(evenkeel::Variant::StateOfTheWorld).await;
+    fixture.call().await.expect("an answer");
+    soon("an ACK", fixture.control.wait_acked::<Cds>()).await;
     let garbage = Any { type_url: Cds::type_url(), value: vec![0xff] };
-    story.control.update(|resources| resources.set_any(&Cds::type_url(), "pay", garbage));
-    let nack = soon("a NACK", story.control.nacked::<Cds>()).await;
+    fixture.control.update(|resources| resources.set_any(&Cds::type_url(), "pay", garbage));
+    let nack = soon("a NACK", fixture.control.wait_nacked::<Cds>()).await;
     assert_eq!(nack.version, 2);
     assert!(nack.error.contains("cannot be decoded"), "{}", nack.error);
-    story.call().await.expect("an answer");
-    assert!(story.control.clients()[0].types[&Cds::type_url()].is_rejecting);
-    story.control.set_mesh(&story.mesh(1, 1));
-    soon("an ACK", story.control.acked::<Cds>()).await;
-    assert!(!story.control.clients()[0].types[&Cds::type_url()].is_rejecting);
+    fixture.call().await.expect("an answer");
+    assert!(fixture.control.clients()[0].types[&Cds::type_url()].is_rejecting);
+    fixture.control.set_mesh(&fixture.mesh(1, 1));
+    soon("an ACK", fixture.control.wait_acked::<Cds>()).await;
+    assert!(!fixture.control.clients()[0].types[&Cds::type_url()].is_rejecting);
 }
 
 /// What clients did comes back by LRS, and adds up.
 #[tokio::test]
 async fn load_adds_up() {
-    let story = Story::start(evenkeel::Variant::StateOfTheWorld).await;
-    let issued = |plane: &evenkeel_control::Plane| {
-        plane.load_reports().iter().map(|report| report.total.issued).sum::<u64>()
+    let fixture = ServingFixture::start(evenkeel::Variant::StateOfTheWorld).await;
+    let issued = |cache: &evenkeel_control::SnapshotCache| {
+        cache.load_reports().iter().map(|report| report.total.issued).sum::<u64>()
     };
-    story.shares(20).await;
-    soon("a report", story.control.wait_until(|plane| issued(plane) == 20)).await;
-    story.shares(10).await;
-    soon("a report", story.control.wait_until(|plane| issued(plane) == 30)).await;
+    fixture.shares(20).await;
+    soon("a report", fixture.control.wait_until(|cache| issued(cache) == 20)).await;
+    fixture.shares(10).await;
+    soon("a report", fixture.control.wait_until(|cache| issued(cache) == 30)).await;
     soon(
         "the ends",
-        story.control.wait_until(|plane| {
-            let [report] = &plane.load_reports()[..] else { panic!("one locality") };
+        fixture.control.wait_until(|cache| {
+            let [report] = &cache.load_reports()[..] else { panic!("one locality") };
             report.total == LoadCounts { issued: 30, succeeded: 30, failed: 0, in_progress: 0 }
         }),
     )
     .await;
-    let [report] = &story.control.load_reports()[..] else { panic!("one locality") };
+    let [report] = &fixture.control.load_reports()[..] else { panic!("one locality") };
     assert_eq!((report.node_id.as_str(), report.cluster.as_str(), report.priority), ("node-7", "pay", 0));
     // And what is dropped on purpose.
     let cluster = Cluster::new()
-        .endpoint(Endpoint::at(story.backends[0].address()))
-        .drop_calls("shed", Share::ALL)
+        .endpoint(Endpoint::at(fixture.backends[0].address()))
+        .drop_calls("shed", TrafficFraction::ALL)
         .lrs();
     let mesh = Mesh::new().service("orders", Service::to("pay")).cluster("pay", cluster);
-    story.control.set_mesh(&mesh);
-    soon("drops", async { while story.call().await.is_ok() {} }).await;
-    soon("a report", story.control.wait_until(|plane| !plane.drop_reports().is_empty())).await;
-    let [drops] = &story.control.drop_reports()[..] else { panic!("one category") };
+    fixture.control.set_mesh(&mesh);
+    soon("drops", async { while fixture.call().await.is_ok() {} }).await;
+    soon("a report", fixture.control.wait_until(|cache| !cache.drop_reports().is_empty())).await;
+    let [drops] = &fixture.control.drop_reports()[..] else { panic!("one category") };
     assert_eq!((drops.category.as_deref(), drops.total), (Some("shed"), 1));
 }
 
 /// A control plane that comes back on its address is found again, and serves what it holds.
 #[tokio::test]
 async fn a_restart_is_survived() {
-    let Story { control, backends, channel } = Story::start(evenkeel::Variant::StateOfTheWorld).await;
-    let story = |control| Story { control, backends, channel };
-    let (address, plane) = (control.address(), control.plane().clone());
-    let story = story(control);
-    story.call().await.expect("an answer");
-    soon("an ACK", story.control.acked::<Eds>()).await;
-    let Story { control, backends, channel } = story;
+    let ServingFixture { control, backends, channel } =
+        ServingFixture::start(evenkeel::Variant::StateOfTheWorld).await;
+    let fixture = |control| ServingFixture { control, backends, channel };
+    let (address, cache) = (control.address(), control.cache().clone());
+    let fixture = fixture(control);
+    fixture.call().await.expect("an answer");
+    soon("an ACK", fixture.control.wait_acked::<Eds>()).await;
+    let ServingFixture { control, backends, channel } = fixture;
     drop(control);
-    soon("no clients", plane.wait_until(|plane| plane.clients().is_empty())).await;
+    soon("no clients", cache.wait_until(|cache| cache.clients().is_empty())).await;
     // The port may be held for a moment by a connection that ends.
     let control = soon("the port", async {
         loop {
-            if let Ok(control) = ControlPlane::builder().listen(address).plane(plane.clone()).serve().await {
+            if let Ok(control) = ControlPlane::builder().listen(address).cache(cache.clone()).serve().await {
                 return control;
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     })
     .await;
-    let story = Story { control, backends, channel };
-    story.control.set_mesh(&story.mesh(1, 3));
-    soon("an ACK", story.control.acked::<Eds>()).await;
-    story.until_shared(2, 6).await;
+    let fixture = ServingFixture { control, backends, channel };
+    fixture.control.set_mesh(&fixture.mesh(1, 3));
+    soon("an ACK", fixture.control.wait_acked::<Eds>()).await;
+    fixture.until_shared(2, 6).await;
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::fs;
 
-use evenkeel_control::{Cluster, Endpoint, Mesh, Retry, RetryOn, Route, Service};
+use evenkeel_control::{Cluster, Endpoint, Mesh, RetryOn, Route, RouteRetry, Service};
 
 /// What is wrong with a mesh, line by line.
 #[track_caller]
@@ -233,7 +233,7 @@ clusters:
 #[test]
 fn in_code() {
     let at = "10.0.0.1:1".parse().unwrap();
-    let retry = Retry::on([RetryOn::Internal]).attempts(9);
+    let retry = RouteRetry::on([RetryOn::Internal]).attempts(9);
     let mesh = Mesh::new()
         .service("orders", Service::new().route(Route::to("pay").retry(retry)))
         .cluster("orders", Cluster::new().endpoint(Endpoint::at(at).weight(0)).policy("ring_hash"));

@@ -1,6 +1,6 @@
 //! How calls are spread over servers, and over others when those change.
 
-use evenkeel_control::{Cluster, Hash, Locality, Mesh, Policy, Route, Service};
+use evenkeel_control::{Cluster, ClusterPolicy, Locality, Mesh, Route, RouteHash, Service};
 use serde_json::json;
 
 use super::{endpoints, round_robin};
@@ -96,7 +96,7 @@ pub(super) async fn change_backend_service(mut stage: Stage) -> Result {
 pub(super) async fn affinity(mut stage: Stage) -> Result {
     let mut servers = stage.servers(["s1", "s2", "s3"]).await?;
     let cluster = Cluster::new().policy("ring_hash").endpoints(endpoints(&servers));
-    let service = Service::new().route(Route::to(CLUSTER).hash(Hash::header("session")));
+    let service = Service::new().route(Route::to(CLUSTER).hash(RouteHash::header("session")));
     stage.set(&Mesh::new().service(SERVICE, service).cluster(CLUSTER, cluster)).await?;
     let mut client = stage.client(Calls::unary().metadata("UnaryCall:session:4711")).await?;
     let one = |stats: &crate::driver::Stats| stats.failures == 0 && stats.by_peer.len() == 1;
@@ -115,7 +115,8 @@ pub(super) async fn custom_lb(mut stage: Stage) -> Result {
     let servers = stage.servers(["s1", "s2"]).await?;
     let with = |behaviour: &str| {
         let own = ("test.RpcBehaviorLoadBalancer", json!({"rpcBehavior": behaviour}));
-        let policy = Policy::list([("test.NobodyHasThis", json!({})), own, ("round_robin", json!({}))]);
+        let policy =
+            ClusterPolicy::list([("test.NobodyHasThis", json!({})), own, ("round_robin", json!({}))]);
         to(Cluster::new().policy(policy).endpoints(endpoints(&servers)))
     };
     stage.set(&with("error-code-15")).await?;

@@ -1,6 +1,6 @@
 //! What servers report of their load, and what clients make of it.
 
-use evenkeel_control::{Cluster, Mesh, Policy, Service};
+use evenkeel_control::{Cluster, ClusterPolicy, Mesh, Service};
 use serde_json::{Value, json};
 
 use super::endpoints;
@@ -30,7 +30,7 @@ async fn weights(mut stage: Stage, reports: &str, settings: Value) -> Result {
         vec!["--load_qps=100".to_owned(), utilization, format!("--load_reports={reports}")]
     };
     let servers = stage.servers_with([("s1", load(0.8)), ("s2", load(0.4)), ("s4", load(0.2))]).await?;
-    let policy = Policy::with("weighted_round_robin", settings);
+    let policy = ClusterPolicy::with("weighted_round_robin", settings);
     let cluster = Cluster::new().policy(policy).endpoints(endpoints(&servers));
     stage.set(&Mesh::new().service(SERVICE, Service::to(CLUSTER)).cluster(CLUSTER, cluster)).await?;
     let mut client = stage.client(Calls::unary().qps(350)).await?;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use evenkeel_control::{HeaderMatch, Mesh, Retry, RetryOn, Route, Service};
+use evenkeel_control::{HeaderMatch, Mesh, RouteRetry, RetryOn, Route, Service};
 use evenkeel_proto::envoy::config::listener::v3::Listener;
 use evenkeel_proto::envoy::config::route::v3::RouteConfiguration;
 use evenkeel_proto::envoy::extensions::filters::network::http_connection_manager::v3::HttpConnectionManager;
@@ -144,7 +144,7 @@ fn with_routes_of(mut listener: Listener, name: &str) -> Result<Listener> {
 pub(super) async fn retry(mut stage: Stage) -> Result {
     let servers = stage.servers(["default", "other"]).await?;
     let retrying = |attempts| {
-        let retry = Retry::on([RetryOn::Unavailable]).attempts(attempts);
+        let retry = RouteRetry::on([RetryOn::Unavailable]).attempts(attempts);
         let retry = retry.backoff(Duration::from_millis(5), Duration::from_millis(50));
         routed(&servers, [Route::to("default").retry(retry)])
     };

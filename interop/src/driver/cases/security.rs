@@ -1,6 +1,6 @@
 //! How connections are secured as the control plane says it (A29).
 
-use evenkeel_control::{Mesh, Resources, Service};
+use evenkeel_control::{Mesh, ResourceSet, Service};
 use evenkeel_proto::envoy::config::cluster::v3::Cluster;
 use evenkeel_proto::envoy::config::core::v3::TransportSocket;
 use evenkeel_proto::envoy::config::core::v3::transport_socket::ConfigType;
@@ -19,7 +19,7 @@ use crate::driver::stage::{CLUSTER, SERVICE};
 use crate::driver::{Calls, Result, Server, Stage};
 
 /// Calls go to these servers; over TLS if it is said how.
-fn resources(servers: &[Server], security: Option<UpstreamTlsContext>) -> Resources {
+fn resources(servers: &[Server], security: Option<UpstreamTlsContext>) -> ResourceSet {
     let mesh = Mesh::new().service(SERVICE, Service::to(CLUSTER)).cluster(CLUSTER, round_robin(servers));
     let mut resources = mesh.resources();
     if let (Some(context), Some(mut cluster)) = (security, resources.get::<Cluster>(CLUSTER)) {

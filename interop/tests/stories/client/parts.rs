@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use evenkeel_control::{ControlPlane, Mesh, Plane};
+use evenkeel_control::{ControlPlane, Mesh, SnapshotCache};
 use interop::proto::testing::client_configure_request::Metadata;
 use interop::proto::testing::load_balancer_stats_service_client::LoadBalancerStatsServiceClient;
 use interop::proto::testing::test_service_server::{TestService, TestServiceServer};
@@ -183,7 +183,7 @@ impl Gated {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let open = Arc::<AtomicBool>::default();
-        let plane = Plane::new();
+        let plane = SnapshotCache::new();
         plane.set_mesh(mesh);
         let is_open = open.clone();
         let incoming = TcpListenerStream::new(listener).filter(move |_| is_open.load(Ordering::Relaxed));
