@@ -17,7 +17,7 @@ mod storm;
 mod swap;
 
 use clap::ValueEnum as _;
-use evenkeel::Variant;
+use evenkeel::XdsVariant;
 
 pub(crate) use self::bed::{Shape, resources};
 use crate::Error;
@@ -109,7 +109,8 @@ pub(crate) fn run(args: &Args) -> Result<Measured, Error> {
     Ok(measured)
 }
 
-const VARIANTS: [(&str, Variant); 2] = [("SotW", Variant::StateOfTheWorld), ("delta", Variant::Delta)];
+const VARIANTS: [(&str, XdsVariant); 2] =
+    [("SotW", XdsVariant::StateOfTheWorld), ("delta", XdsVariant::Delta)];
 
 /// Files that a process has open besides connections, amply.
 const OTHER_FILES: usize = 400;

@@ -4,7 +4,7 @@ use std::{fs, io, path::Path};
 
 use evenkeel_fuzz::checks;
 use evenkeel_fuzz::http2::push_frame;
-use evenkeel_xds::client::Variant;
+use evenkeel_xds::client::XdsVariant;
 use evenkeel_xds::resource::ResourceType;
 
 fn main() -> io::Result<()> {
@@ -22,7 +22,7 @@ fn main() -> io::Result<()> {
     {
         write(target, checks::seeds(kind))?;
     }
-    let responses = [Variant::StateOfTheWorld, Variant::Delta]
+    let responses = [XdsVariant::StateOfTheWorld, XdsVariant::Delta]
         .into_iter()
         .flat_map(|variant| ResourceType::ALL.into_iter().map(move |kind| checks::response(variant, kind)));
     write("discovery_response", responses.collect())?;

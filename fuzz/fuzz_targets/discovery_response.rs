@@ -3,11 +3,11 @@
 #![no_main]
 
 use evenkeel_fuzz::checks;
-use evenkeel_xds::client::Variant;
+use evenkeel_xds::client::XdsVariant;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    for variant in [Variant::StateOfTheWorld, Variant::Delta] {
+    for variant in [XdsVariant::StateOfTheWorld, XdsVariant::Delta] {
         checks::check_response(variant, bytes);
     }
 });

@@ -16,11 +16,11 @@ use evenkeel_proto::envoy::extensions::load_balancing_policies::wrr_locality::v3
 use evenkeel_proto::envoy::service::discovery::v3::{DeltaDiscoveryResponse, DiscoveryResponse, Resource};
 use evenkeel_proto::prost::{Message, Name};
 use evenkeel_proto::prost_types::{Any, Timestamp};
-use evenkeel_xds::Limits;
+use evenkeel_xds::XdsLimits;
 use evenkeel_xds::bootstrap::{Bootstrap, ServerConfig};
-use evenkeel_xds::client::{Client, Effect, Input, Request, Variant};
+use evenkeel_xds::client::{AdsClient, AdsEffect, AdsEvent, AdsRequest, XdsVariant};
 use evenkeel_xds::name::ResourceName;
-use evenkeel_xds::resource::{Parser, ResourceType};
+use evenkeel_xds::resource::{ResourceParser, ResourceType};
 use testkit::resources;
 
 /// The most that a text about one resource may have. It holds the problems that are told apart, each with a path and a
@@ -29,14 +29,14 @@ pub const MAX_TEXT: usize = 64 << 10;
 
 /// Parses resources as a client with one certificate provider would, from a server that may say everything.
 pub struct Resources {
-    parser: Parser,
+    parser: ResourceParser,
     server: ServerConfig,
 }
 
 impl Resources {
     /// With everything that is built in.
     pub fn new() -> Resources {
-        let mut parser = Parser::new(Registry::standard());
+        let mut parser = ResourceParser::new(Registry::standard());
         parser.certificate_providers.insert("default".to_owned());
         let mut server = ServerConfig::insecure("localhost:18000");
         server.features.trusted_xds_server = true;
@@ -107,42 +107,42 @@ pub fn check_bootstrap(bytes: &[u8]) {
 
 /// A client that wants one resource of each type is sent these bytes as a response. It reads on or hangs up, and what it says
 /// has an end.
-pub fn check_response(variant: Variant, bytes: &[u8]) {
+pub fn check_response(variant: XdsVariant, bytes: &[u8]) {
     let text = r#"{"xds_servers": [{"server_uri": "one", "channel_creds": [{"type": "insecure"}]}]}"#;
     let bootstrap = Bootstrap::from_json(text).expect("it is valid");
-    let parser = Parser::new(Registry::standard());
+    let parser = ResourceParser::new(Registry::standard());
     let now = Instant::ORIGIN;
-    let mut client = Client::new(Arc::new(bootstrap), parser, variant, Rng::fixed(1));
-    let channel = client.subscribe();
+    let mut client = AdsClient::new(Arc::new(bootstrap), parser, variant, Rng::fixed(1));
+    let channel = client.add_subscriber();
     let wanted = WANTED.map(|(kind, name)| (kind, name.to_owned()));
-    client.want(channel, wanted.into(), now);
-    let Some(Effect::Open { stream, .. }) = client.poll_effect() else { panic!("it opens a stream") };
-    client.handle(Input::Opened { stream }, now);
-    let drain = |client: &mut Client| {
+    client.watch(channel, wanted.into(), now);
+    let Some(AdsEffect::Open { stream, .. }) = client.poll_effect() else { panic!("it opens a stream") };
+    client.handle(AdsEvent::Opened { stream }, now);
+    let drain = |client: &mut AdsClient| {
         let (mut reads, mut closes) = (0, 0);
         while let Some(effect) = client.poll_effect() {
             match effect {
-                Effect::Read { .. } => reads += 1,
-                Effect::Close { .. } => closes += 1,
-                Effect::Send { request, .. } => {
+                AdsEffect::Read { .. } => reads += 1,
+                AdsEffect::Close { .. } => closes += 1,
+                AdsEffect::Send { request, .. } => {
                     let detail = match *request {
-                        Request::Sotw(request) => request.error_detail,
-                        Request::Delta(request) => request.error_detail,
+                        AdsRequest::Sotw(request) => request.error_detail,
+                        AdsRequest::Delta(request) => request.error_detail,
                     };
                     let said = detail.map(|detail| detail.message).unwrap_or_default();
-                    assert!(said.len() <= Limits::default().error_bytes, "{} bytes of NACK", said.len());
-                    client.handle(Input::Written { stream }, now);
+                    assert!(said.len() <= XdsLimits::default().error_bytes, "{} bytes of NACK", said.len());
+                    client.handle(AdsEvent::Written { stream }, now);
                 }
-                Effect::Warn(text) | Effect::Info(text) => {
+                AdsEffect::Warn(text) | AdsEffect::Info(text) => {
                     assert!(!text.is_empty() && text.len() <= MAX_TEXT);
                 }
-                Effect::Open { .. } => {}
+                AdsEffect::Open { .. } => {}
             }
         }
         (reads, closes)
     };
     assert_eq!(drain(&mut client), (1, 0), "it reads");
-    client.handle(Input::Message { stream, bytes }, now);
+    client.handle(AdsEvent::Message { stream, bytes }, now);
     let mut after = drain(&mut client);
     while let Some((id, _)) = client.poll_changed() {
         client.processed(id);
@@ -151,7 +151,7 @@ pub fn check_response(variant: Variant, bytes: &[u8]) {
     }
     assert!(matches!(after, (1, 0) | (0, 1)), "it reads on or hangs up: {after:?}");
     for (kind, name) in WANTED {
-        client.look(kind, name);
+        client.resource_state(kind, name);
     }
     let dump = client.dump("fuzz", |_| Timestamp::default());
     assert_eq!(dump.generic_xds_configs.len(), WANTED.len());
@@ -166,11 +166,11 @@ const WANTED: [(ResourceType, &str); 4] = [
 ];
 
 /// Responses with all the seeds of a type.
-pub fn response(variant: Variant, kind: ResourceType) -> Vec<u8> {
+pub fn response(variant: XdsVariant, kind: ResourceType) -> Vec<u8> {
     let any = |value| Any { type_url: kind.type_url().to_owned(), value };
     let (type_url, nonce) = (kind.type_url().to_owned(), "n".to_owned());
     match variant {
-        Variant::StateOfTheWorld => DiscoveryResponse {
+        XdsVariant::StateOfTheWorld => DiscoveryResponse {
             version_info: "1".to_owned(),
             resources: seeds(kind).into_iter().map(any).collect(),
             type_url,
@@ -178,7 +178,7 @@ pub fn response(variant: Variant, kind: ResourceType) -> Vec<u8> {
             ..DiscoveryResponse::default()
         }
         .encode_to_vec(),
-        Variant::Delta => {
+        XdsVariant::Delta => {
             let wrap = |value| Resource { resource: Some(any(value)), ..Resource::default() };
             DeltaDiscoveryResponse {
                 resources: seeds(kind).into_iter().map(wrap).collect(),

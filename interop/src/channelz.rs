@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
-use evenkeel::{Connectivity, Description, EndpointRow, Tally, XdsClient};
+use evenkeel::{Connectivity, Description, EndpointRow, ServerStats, XdsClient};
 use tonic::{Request, Response, Status};
 
 use crate::proto::channelz as wire;
@@ -145,11 +145,11 @@ impl Channelz {
 
     fn control_planes(&self) -> Vec<Look> {
         let clients = lock(&self.shared.clients).clone();
-        let in_use: Vec<Tally> =
+        let in_use: Vec<ServerStats> =
             clients.iter().flat_map(XdsClient::tally).filter(|tally| tally.in_use).collect();
         let mut ids = lock(&self.shared.control_planes);
         ids.retain(|uri, _| in_use.iter().any(|tally| *tally.server.uri == **uri));
-        let mut look = |tally: &Tally| {
+        let mut look = |tally: &ServerStats| {
             let uri = tally.server.uri.to_string();
             let id = *ids.entry(uri.clone()).or_insert_with(|| self.shared.ids.next());
             Look { channel: control_plane(id, uri, tally), ..Look::default() }
@@ -269,10 +269,10 @@ fn subchannel(id: i64, row: &EndpointRow, sockets: &[Arc<Socket>]) -> wire::Subc
 }
 
 /// The stream to a control plane: one call that is under way while it is well, and one that failed for every failure.
-fn control_plane(id: i64, uri: String, tally: &Tally) -> wire::Channel {
+fn control_plane(id: i64, uri: String, tally: &ServerStats) -> wire::Channel {
     let connectivity = match tally {
-        Tally { connected: true, .. } => Connectivity::Ready,
-        Tally { failures: 0, .. } => Connectivity::Connecting,
+        ServerStats { connected: true, .. } => Connectivity::Ready,
+        ServerStats { failures: 0, .. } => Connectivity::Connecting,
         _ => Connectivity::TransientFailure,
     };
     let failures = i64::try_from(tally.failures).unwrap_or(i64::MAX);

@@ -6,7 +6,7 @@ use std::process::{ChildStdin, Command};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use evenkeel::Variant;
+use evenkeel::XdsVariant;
 use evenkeel_control::{
     Cluster, ClusterPolicy, ControlPlane, Endpoint, Mesh, NamedResource, ResourceSet, Route, Service,
 };
@@ -131,7 +131,7 @@ impl Bed {
 /// Starts a client of this control plane, or of what stands in for it; and when its first call was answered.
 pub(super) fn client(
     control: SocketAddr,
-    variant: Variant,
+    variant: XdsVariant,
     every: Option<u64>,
 ) -> Result<(Process, u64), Error> {
     client_with(control, variant, every, &[])
@@ -140,13 +140,13 @@ pub(super) fn client(
 /// The same with further arguments.
 pub(super) fn client_with(
     control: SocketAddr,
-    variant: Variant,
+    variant: XdsVariant,
     every: Option<u64>,
     more: &[&str],
 ) -> Result<(Process, u64), Error> {
     let control = control.to_string();
     let mut arguments = vec!["config-worker", "client", &control];
-    if variant == Variant::Delta {
+    if variant == XdsVariant::Delta {
         arguments.push("--delta");
     }
     let every = every.map(|every| format!("--every={every}"));

@@ -20,7 +20,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use evenkeel::{Bootstrap, Channel, Connectivity, Description, Variant, XdsClient};
+use evenkeel::{Bootstrap, Channel, Connectivity, Description, XdsClient, XdsVariant};
 use testkit::net::echo::EchoRequest;
 use testkit::net::echo::echo_client::EchoClient;
 use tokio::sync::{Notify, mpsc};
@@ -95,7 +95,7 @@ fn xds_client(args: &Args) -> Result<XdsClient, Error> {
         r#"{{"xds_servers": [{{"server_uri": "{}", "channel_creds": [{{"type": "insecure"}}]}}], "node": {{"id": "bench"}}}}"#,
         args.control
     );
-    let variant = if args.delta { Variant::Delta } else { Variant::StateOfTheWorld };
+    let variant = if args.delta { XdsVariant::Delta } else { XdsVariant::StateOfTheWorld };
     Ok(XdsClient::builder(Bootstrap::from_json(&bootstrap)?).variant(variant).build())
 }
 

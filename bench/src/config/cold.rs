@@ -7,7 +7,7 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use evenkeel::Variant;
+use evenkeel::XdsVariant;
 
 use super::backends::PAYLOAD;
 use super::bed::{Bed, FIRST, Shape, client, resources};
@@ -72,7 +72,7 @@ pub(super) fn table(args: &Args) -> Result<(Table, Vec<Reach>), Error> {
     Ok((table, bars))
 }
 
-fn start(bed: &Bed, variant: Variant, count: usize) -> Result<[f64; 2], Error> {
+fn start(bed: &Bed, variant: XdsVariant, count: usize) -> Result<[f64; 2], Error> {
     let began = now();
     let (mut client, first) = client(bed.control().address(), variant, None)?;
     let [all] = client.numbers(&format!("connected {count}"))?;

@@ -3,7 +3,7 @@
 use std::thread::sleep;
 use std::time::Duration;
 
-use evenkeel::Variant;
+use evenkeel::XdsVariant;
 
 use super::bed::{Bed, FIRST, Shape, TEN, client_with, resources_with};
 use super::{Args, ms, now};
@@ -29,7 +29,7 @@ pub(super) fn table(args: &Args) -> Result<(Table, Vec<Reach>), Error> {
         let channels = format!("--channels={}", args.channels);
         let address = bed.control().address();
         let (mut client, _) =
-            client_with(address, Variant::StateOfTheWorld, None, &["--workers=1", &channels])?;
+            client_with(address, XdsVariant::StateOfTheWorld, None, &["--workers=1", &channels])?;
         bed.accepted_in_all(u64::from(args.channels) * TEN as u64)?;
         sleep(SETTLING);
         let (cpu, switches, began) = (client.numbers("cpu")?, client.numbers("switches")?, now());

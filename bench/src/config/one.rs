@@ -6,7 +6,7 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use evenkeel::Variant;
+use evenkeel::XdsVariant;
 use evenkeel_control::ClusterPolicy;
 use evenkeel_proto::envoy::config::cluster::v3::Cluster;
 use serde_json::json;
@@ -140,7 +140,7 @@ fn changes(row: Row, changes: u32) -> Result<Cost, Error> {
     let mut endpoints = bed.endpoints(FIRST, there)?;
     bed.send(resources(shape, &endpoints));
     let relay = bed.runtime().block_on(Relay::start(bed.control().address()))?;
-    let (mut client, _) = client(relay.address(), Variant::Delta, None)?;
+    let (mut client, _) = client(relay.address(), XdsVariant::Delta, None)?;
     client.ask(&format!("connected {count}"))?;
     bed.acked()?;
     // What is left to do once all are connected comes before.

@@ -6,7 +6,7 @@
 use std::thread::sleep;
 use std::time::Duration;
 
-use evenkeel::Variant;
+use evenkeel::XdsVariant;
 
 use super::bed::{Bed, FIRST, Process, Shape, client_with, resources};
 use super::client::WINDOW_NANOS;
@@ -207,7 +207,7 @@ impl Totals {
 
 fn start_client(bed: &Bed) -> Result<Process, Error> {
     let address = bed.control().address();
-    let (client, _) = client_with(address, Variant::StateOfTheWorld, Some(0), &["--workers=1"])?;
+    let (client, _) = client_with(address, XdsVariant::StateOfTheWorld, Some(0), &["--workers=1"])?;
     Ok(client)
 }
 

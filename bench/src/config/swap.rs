@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use evenkeel::Variant;
+use evenkeel::XdsVariant;
 
 use super::bed::{Bed, FIRST, Shape, client, resources};
 use super::{Args, VARIANTS, affordable, ms};
@@ -98,7 +98,7 @@ impl Figures {
     }
 }
 
-fn swaps(variant: Variant, count: usize, every: u64, swaps: u32) -> Result<Figures, Error> {
+fn swaps(variant: XdsVariant, count: usize, every: u64, swaps: u32) -> Result<Figures, Error> {
     let mut bed = Bed::new()?;
     bed.send(resources(Shape::OneCluster, &bed.endpoints(FIRST, count)?));
     let (mut client, _) = client(bed.control().address(), variant, Some(every))?;

@@ -13,9 +13,11 @@ use std::sync::Arc;
 use evenkeel_core::{Core, Event, Instant, Registry, Rng, RootPicker};
 use evenkeel_proto::envoy::service::discovery::v3::{DeltaDiscoveryResponse, Resource};
 use evenkeel_xds::bootstrap::Bootstrap;
-use evenkeel_xds::client::{Changed, Client, Effect, Input, StreamId, SubscriberId, Variant};
-use evenkeel_xds::follow::{Follower, Glance, Step};
-use evenkeel_xds::resource::{Parser, ResourceType};
+use evenkeel_xds::client::{
+    AdsClient, AdsEffect, AdsEvent, AdsStreamId, ChangedResources, SubscriberId, XdsVariant,
+};
+use evenkeel_xds::follow::{EndpointsOnlyUpdate, XdsResolver, XdsResolverUpdate};
+use evenkeel_xds::resource::{ResourceParser, ResourceType};
 use prost::Message as _;
 use testkit::dialled;
 
@@ -124,10 +126,10 @@ fn endpoint(generation: u8, i: usize) -> SocketAddr {
 
 /// A client of a control plane and one channel of it, with everything that happens to them.
 struct World {
-    client: Client,
+    client: AdsClient,
     channel: SubscriberId,
-    stream: Option<StreamId>,
-    follower: Follower,
+    stream: Option<AdsStreamId>,
+    follower: XdsResolver,
     wanted: BTreeSet<(ResourceType, String)>,
     core: Core,
     picker: Option<RootPicker>,
@@ -137,14 +139,14 @@ struct World {
 impl World {
     fn new() -> Result<World, Error> {
         let bootstrap = Arc::new(Bootstrap::from_json(BOOTSTRAP)?);
-        let parser = Parser::new(Registry::standard());
-        let mut client = Client::new(bootstrap, parser, Variant::Delta, Rng::fixed(1));
-        let channel = client.subscribe();
+        let parser = ResourceParser::new(Registry::standard());
+        let mut client = AdsClient::new(bootstrap, parser, XdsVariant::Delta, Rng::fixed(1));
+        let channel = client.add_subscriber();
         let mut world = World {
             client,
             channel,
             stream: None,
-            follower: Follower::new("bench", "bench", "bench", 7, Arc::new(|| ())),
+            follower: XdsResolver::new("bench", "bench", "bench", 7, Arc::new(|| ())),
             wanted: BTreeSet::new(),
             core: Core::builder(Rng::fixed(1)).build(),
             picker: None,
@@ -198,56 +200,61 @@ impl World {
         }
     }
 
-    fn receive(&mut self, bytes: &[u8]) -> Result<Option<Step>, Error> {
+    fn receive(&mut self, bytes: &[u8]) -> Result<Option<XdsResolverUpdate>, Error> {
         let stream = self.stream.ok_or("there is no stream")?;
-        self.client.handle(Input::Message { stream, bytes }, Instant::ORIGIN);
+        self.client.handle(AdsEvent::Message { stream, bytes }, Instant::ORIGIN);
         Ok(self.settle())
     }
 
     /// Carries out what the client asks for, until there is nothing more.
-    fn settle(&mut self) -> Option<Step> {
+    fn settle(&mut self) -> Option<XdsResolverUpdate> {
         let mut last = None;
         loop {
             while let Some(effect) = self.client.poll_effect() {
                 match effect {
-                    Effect::Open { stream, .. } => {
+                    AdsEffect::Open { stream, .. } => {
                         self.stream = Some(stream);
-                        self.client.handle(Input::Opened { stream }, Instant::ORIGIN);
+                        self.client.handle(AdsEvent::Opened { stream }, Instant::ORIGIN);
                     }
-                    Effect::Send { stream, .. } => {
-                        self.client.handle(Input::Written { stream }, Instant::ORIGIN);
+                    AdsEffect::Send { stream, .. } => {
+                        self.client.handle(AdsEvent::Written { stream }, Instant::ORIGIN);
                     }
-                    Effect::Read { .. } | Effect::Close { .. } | Effect::Warn(_) | Effect::Info(_) => {}
+                    AdsEffect::Read { .. }
+                    | AdsEffect::Close { .. }
+                    | AdsEffect::Warn(_)
+                    | AdsEffect::Info(_) => {}
                 }
             }
             let Some((id, changed)) = self.client.poll_changed() else { return last };
             let step = match &changed {
-                Changed::Endpoints(names) => match self.follower.follow_endpoints(names, &self.client) {
-                    Glance::Enough(step) => step,
-                    Glance::NotEnough => self.follow(),
-                },
-                Changed::Anything => self.follow(),
+                ChangedResources::Endpoints(names) => {
+                    match self.follower.resolve_endpoints(names, &self.client) {
+                        EndpointsOnlyUpdate::Applied(step) => step,
+                        EndpointsOnlyUpdate::NeedsFullUpdate => self.follow(),
+                    }
+                }
+                ChangedResources::Anything => self.follow(),
             };
             last = step.or(last);
             self.client.processed(id);
         }
     }
 
-    fn follow(&mut self) -> Option<Step> {
+    fn follow(&mut self) -> Option<XdsResolverUpdate> {
         let mut last = None;
         loop {
-            let followed = self.follower.follow([], &self.client);
-            last = followed.step.or(last);
+            let followed = self.follower.resolve([], &self.client);
+            last = followed.update.or(last);
             if followed.wanted == self.wanted {
                 return last;
             }
-            self.client.want(self.channel, followed.wanted.clone(), Instant::ORIGIN);
+            self.client.watch(self.channel, followed.wanted.clone(), Instant::ORIGIN);
             self.wanted = followed.wanted;
         }
     }
 
     /// Runs passes until all that is dialled is connected.
-    fn apply(&mut self, step: Step) {
+    fn apply(&mut self, step: XdsResolverUpdate) {
         let now = Instant::ORIGIN;
         self.core.update(step.update);
         loop {

@@ -230,7 +230,7 @@ impl ServeLog<'_> {
 }
 
 fn plural(type_url: &str) -> String {
-    match ResourceType::of_type_url(type_url) {
+    match ResourceType::from_type_url(type_url) {
         Some(ResourceType::Endpoints) => "endpoints".to_owned(),
         Some(kind) => format!("{kind}s"),
         None => format!("{type_url:?}"),

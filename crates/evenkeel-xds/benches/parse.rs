@@ -22,7 +22,7 @@ use evenkeel_proto::envoy::config::core::v3::Metadata;
 use evenkeel_proto::prost_types::value::Kind;
 use evenkeel_proto::prost_types::{Any, Struct, Value};
 use evenkeel_xds::bootstrap::ServerConfig;
-use evenkeel_xds::resource::{Parser, Rejected, ResourceType};
+use evenkeel_xds::resource::{RejectedResource, ResourceParser, ResourceType};
 use testkit::resources;
 
 const ROUNDS: usize = 7;
@@ -54,7 +54,8 @@ fn main() -> ExitCode {
 }
 
 fn read(times: usize, n: usize, has_metadata: bool) -> ExitCode {
-    let (parser, server) = (Parser::new(Registry::standard()), ServerConfig::insecure("localhost:18000"));
+    let (parser, server) =
+        (ResourceParser::new(Registry::standard()), ServerConfig::insecure("localhost:18000"));
     let any = endpoints(n, has_metadata);
     for _ in 0..times {
         if let Err(rejected) = black_box(parser.parse(ResourceType::Endpoints, &any, &server)) {
@@ -65,8 +66,8 @@ fn read(times: usize, n: usize, has_metadata: bool) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn measure(what: &str, kind: ResourceType, sizes: &[(usize, Any)]) -> Result<(), Rejected> {
-    let parser = Parser::new(Registry::standard());
+fn measure(what: &str, kind: ResourceType, sizes: &[(usize, Any)]) -> Result<(), RejectedResource> {
+    let parser = ResourceParser::new(Registry::standard());
     let server = ServerConfig::insecure("localhost:18000");
     let mut best = vec![Duration::MAX; sizes.len()];
     for _ in 0..ROUNDS {

@@ -13,10 +13,12 @@ use evenkeel_core::{
 use evenkeel_proto::envoy::service::discovery::v3::DiscoveryResponse;
 use evenkeel_proto::prost::{Message, Name};
 use evenkeel_xds::bootstrap::Bootstrap;
-use evenkeel_xds::client::{Client, Effect, Input, Request, StreamId, SubscriberId, Variant};
-use evenkeel_xds::follow::{Follower, Step};
-use evenkeel_xds::resource::{Parser, ResourceType};
-use evenkeel_xds::routing::Selector;
+use evenkeel_xds::client::{
+    AdsClient, AdsEffect, AdsEvent, AdsRequest, AdsStreamId, SubscriberId, XdsVariant,
+};
+use evenkeel_xds::follow::{XdsResolver, XdsResolverUpdate};
+use evenkeel_xds::resource::{ResourceParser, ResourceType};
+use evenkeel_xds::routing::ConfigSelector;
 use testkit::resources::{any, cluster, listener_with_rds, load_assignment, route_config, weighted};
 
 const BOOTSTRAP: &str = r#"{
@@ -28,7 +30,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let bootstrap = Bootstrap::from_json(BOOTSTRAP)?;
     let target = bootstrap.listener_name("xds:///orders")?;
     println!("xds:///orders is the listener {:?}\n", target.listener.as_str());
-    let mut walk = Walk::new(bootstrap, target.listener.as_str(), &target.authority);
+    let mut walk = ExampleChannel::new(bootstrap, target.listener.as_str(), &target.authority);
 
     walk.send("a listener that points at routes", &listener_with_rds("orders", "routes"));
     walk.send("routes: every call to the cluster orders-eu", &route_config("routes", "orders-eu"));
@@ -45,29 +47,29 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// The driver of one channel.
-struct Walk {
-    client: Client,
+struct ExampleChannel {
+    client: AdsClient,
     channel: SubscriberId,
-    stream: Option<StreamId>,
-    follower: Follower,
+    stream: Option<AdsStreamId>,
+    resolver: XdsResolver,
     core: Core,
     picker: Option<RootPicker>,
-    selector: Option<Arc<Selector>>,
+    selector: Option<Arc<ConfigSelector>>,
     sent: u64,
 }
 
-impl Walk {
-    fn new(bootstrap: Bootstrap, listener: &str, authority: &str) -> Walk {
+impl ExampleChannel {
+    fn new(bootstrap: Bootstrap, listener: &str, authority: &str) -> ExampleChannel {
         let node = bootstrap.node.id.clone();
-        let parser = Parser::new(Registry::standard());
+        let parser = ResourceParser::new(Registry::standard());
         let mut client =
-            Client::new(Arc::new(bootstrap), parser, Variant::StateOfTheWorld, Rng::from_entropy(1));
-        let channel = client.subscribe();
-        let mut walk = Walk {
+            AdsClient::new(Arc::new(bootstrap), parser, XdsVariant::StateOfTheWorld, Rng::from_entropy(1));
+        let channel = client.add_subscriber();
+        let mut walk = ExampleChannel {
             client,
             channel,
             stream: None,
-            follower: Follower::new(listener, authority, &node, 7, Arc::new(|| ())),
+            resolver: XdsResolver::new(listener, authority, &node, 7, Arc::new(|| ())),
             core: Core::builder(Rng::fixed(1)).build(),
             picker: None,
             selector: None,
@@ -89,7 +91,7 @@ impl Walk {
             ..DiscoveryResponse::default()
         };
         let stream = self.stream.expect("the client opened a stream");
-        self.client.handle(Input::Message { stream, bytes: &response.encode_to_vec() }, Instant::ORIGIN);
+        self.client.handle(AdsEvent::Message { stream, bytes: &response.encode_to_vec() }, Instant::ORIGIN);
         self.run();
     }
 
@@ -97,17 +99,17 @@ impl Walk {
     fn run(&mut self) {
         while let Some(effect) = self.client.poll_effect() {
             match effect {
-                Effect::Open { stream, server, .. } => {
+                AdsEffect::Open { stream, server, .. } => {
                     println!("opens a stream to {}", server.uri);
                     self.stream = Some(stream);
-                    self.client.handle(Input::Opened { stream }, Instant::ORIGIN);
+                    self.client.handle(AdsEvent::Opened { stream }, Instant::ORIGIN);
                 }
-                Effect::Send { stream, request } => {
+                AdsEffect::Send { stream, request } => {
                     show(&request);
-                    self.client.handle(Input::Written { stream }, Instant::ORIGIN);
+                    self.client.handle(AdsEvent::Written { stream }, Instant::ORIGIN);
                 }
-                Effect::Warn(text) | Effect::Info(text) => println!("  tells  {text}"),
-                Effect::Read { .. } | Effect::Close { .. } => {}
+                AdsEffect::Warn(text) | AdsEffect::Info(text) => println!("  tells  {text}"),
+                AdsEffect::Read { .. } | AdsEffect::Close { .. } => {}
             }
         }
         while let Some((id, _)) = self.client.poll_changed() {
@@ -118,9 +120,9 @@ impl Walk {
 
     /// Looks at what is known, wants what is missing, and uses what is complete.
     fn follow(&mut self) {
-        let followed = self.follower.follow([], &self.client);
-        self.client.want(self.channel, followed.wanted, Instant::ORIGIN);
-        if let Some(Step { update, route }) = followed.step {
+        let followed = self.resolver.resolve([], &self.client);
+        self.client.watch(self.channel, followed.wanted, Instant::ORIGIN);
+        if let Some(XdsResolverUpdate { update, route }) = followed.update {
             self.core.update(update);
             self.connect();
             self.selector = route.ok();
@@ -160,7 +162,7 @@ impl Walk {
 
     /// What the cluster's policies are told, stage by stage.
     fn show_stages(&self) -> Result<(), Box<dyn Error>> {
-        let config = self.follower.config().ok_or("there is a config")?;
+        let config = self.resolver.config().ok_or("there is a config")?;
         let Some(Ok(cluster)) = config.clusters.clusters.get("orders-eu") else { return Ok(()) };
         let Cluster::Leaf(leaf) = &**cluster else { return Ok(()) };
         let stages = stages(leaf, &config.clusters.endpoints[&leaf.source]);
@@ -178,9 +180,10 @@ impl Walk {
     }
 }
 
-fn show(request: &Request) {
-    let Request::Sotw(request) = request else { return };
-    let kind = ResourceType::of_type_url(&request.type_url).map_or_else(String::new, |kind| kind.to_string());
+fn show(request: &AdsRequest) {
+    let AdsRequest::Sotw(request) = request else { return };
+    let kind =
+        ResourceType::from_type_url(&request.type_url).map_or_else(String::new, |kind| kind.to_string());
     match &request.error_detail {
         Some(error) => println!("refuses  {}", error.message),
         None if request.response_nonce.is_empty() => println!("   asks  {kind} {:?}", request.resource_names),

@@ -20,16 +20,16 @@ use serde_json::Value;
 
 use crate::name::{decoded, encode_authority};
 use crate::text::{listed, quoted, short};
-use crate::{Path, Problems};
+use crate::{FieldPath, ValidationErrors};
 
-use json::{Object, duplicates, to_struct};
-pub use target::{Target, TargetError};
+use json::{BootstrapObject, report_duplicate_keys, to_struct};
+pub use target::{XdsTarget, XdsTargetError};
 
 /// The variable that names the bootstrap's file.
-pub const FILE_VARIABLE: &str = "GRPC_XDS_BOOTSTRAP";
+pub const BOOTSTRAP_FILE_ENV: &str = "GRPC_XDS_BOOTSTRAP";
 
 /// The variable that holds the bootstrap itself.
-pub const TEXT_VARIABLE: &str = "GRPC_XDS_BOOTSTRAP_CONFIG";
+pub const BOOTSTRAP_CONFIG_ENV: &str = "GRPC_XDS_BOOTSTRAP_CONFIG";
 
 /// The longest bootstrap that is read, in bytes.
 const MAX_BYTES: usize = 1 << 20;
@@ -54,7 +54,7 @@ pub struct Bootstrap {
     /// Who we are, as control planes are told.
     pub node: Node,
     /// Authorities by name (A47).
-    pub authorities: BTreeMap<String, Authority>,
+    pub authorities: BTreeMap<String, AuthorityConfig>,
     /// Certificate providers by instance name (A29). One whose plugin we do not have is not here, so that a resource
     /// which asks for it is refused.
     pub certificate_providers: BTreeMap<String, CertificateProvider>,
@@ -106,14 +106,14 @@ pub struct CertificateFiles {
     /// The file of roots.
     pub ca_certificate_file: Option<String>,
     /// Our certificate.
-    pub identity: Option<Identity>,
+    pub identity: Option<IdentityFiles>,
     /// How often the files are read again; never zero.
     pub refresh_interval: Duration,
 }
 
 /// The files of a certificate and its key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Identity {
+pub struct IdentityFiles {
     /// The certificate, or its chain.
     pub certificate_file: String,
     /// The key.
@@ -136,7 +136,7 @@ pub struct ServerFeatures {
 
 /// An authority for names (A47).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Authority {
+pub struct AuthorityConfig {
     /// The control planes for its names, in order of preference; those of the bootstrap if it has none of its own.
     pub servers: Vec<Arc<ServerConfig>>,
     /// How targets of this authority become listener names.
@@ -152,8 +152,8 @@ pub enum CertificateProvider {
 }
 
 impl Bootstrap {
-    /// Reads the bootstrap that the process was given: the file that [`FILE_VARIABLE`] names, or else the text in
-    /// [`TEXT_VARIABLE`]. An empty variable counts as unset.
+    /// Reads the bootstrap that the process was given: the file that [`BOOTSTRAP_FILE_ENV`] names, or else the text in
+    /// [`BOOTSTRAP_CONFIG_ENV`]. An empty variable counts as unset.
     ///
     /// ```no_run
     /// use evenkeel_xds::bootstrap::Bootstrap;
@@ -165,16 +165,16 @@ impl Bootstrap {
         read: impl Fn(&str) -> io::Result<String>,
     ) -> Result<Bootstrap, BootstrapError> {
         let variable = |name| variable(name).filter(|value| !value.is_empty());
-        if let Some(file) = variable(FILE_VARIABLE) {
-            let origin = Origin::File(file.clone());
+        if let Some(file) = variable(BOOTSTRAP_FILE_ENV) {
+            let source = BootstrapSource::File(file.clone());
             return match read(&file) {
-                Ok(text) => read_text(&text, origin),
-                Err(error) => Err(BootstrapError { origin, kind: Kind::Unreadable(error) }),
+                Ok(text) => read_text(&text, source),
+                Err(error) => Err(BootstrapError { source, kind: BootstrapErrorKind::Unreadable(error) }),
             };
         }
-        match variable(TEXT_VARIABLE) {
-            Some(text) => read_text(&text, Origin::Variable),
-            None => Err(BootstrapError { origin: Origin::Text, kind: Kind::Unset }),
+        match variable(BOOTSTRAP_CONFIG_ENV) {
+            Some(text) => read_text(&text, BootstrapSource::Variable),
+            None => Err(BootstrapError { source: BootstrapSource::Text, kind: BootstrapErrorKind::Unset }),
         }
     }
 
@@ -190,7 +190,7 @@ impl Bootstrap {
     /// );
     /// ```
     pub fn from_json(text: &str) -> Result<Bootstrap, BootstrapError> {
-        read_text(text, Origin::Text)
+        read_text(text, BootstrapSource::Text)
     }
 
     /// What works but whoever wrote the bootstrap should know.
@@ -216,46 +216,49 @@ impl Bootstrap {
 /// A bootstrap that cannot be used. Whoever runs the process can fix it.
 #[derive(Debug)]
 pub struct BootstrapError {
-    origin: Origin,
-    kind: Kind,
+    source: BootstrapSource,
+    kind: BootstrapErrorKind,
 }
 
 /// Where the text came from.
 #[derive(Debug)]
-enum Origin {
+enum BootstrapSource {
     Text,
     File(String),
     Variable,
 }
 
 #[derive(Debug)]
-enum Kind {
+enum BootstrapErrorKind {
     Unset,
     Unreadable(io::Error),
-    Invalid(Problems),
+    Invalid(ValidationErrors),
 }
 
 impl BootstrapError {
     /// Whether there is no bootstrap at all, so that a program may do without one.
     pub fn is_unset(&self) -> bool {
-        matches!(self.kind, Kind::Unset)
+        matches!(self.kind, BootstrapErrorKind::Unset)
     }
 }
 
 impl fmt::Display for BootstrapError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("bootstrap: ")?;
-        match &self.origin {
-            Origin::Text => {}
-            Origin::File(file) => write!(f, "file {} ({FILE_VARIABLE}): ", quoted(file))?,
-            Origin::Variable => write!(f, "{TEXT_VARIABLE}: ")?,
+        match &self.source {
+            BootstrapSource::Text => {}
+            BootstrapSource::File(file) => write!(f, "file {} ({BOOTSTRAP_FILE_ENV}): ", quoted(file))?,
+            BootstrapSource::Variable => write!(f, "{BOOTSTRAP_CONFIG_ENV}: ")?,
         }
         match &self.kind {
-            Kind::Unset => {
-                write!(f, "set {FILE_VARIABLE} to the name of a file, or {TEXT_VARIABLE} to the JSON itself")
+            BootstrapErrorKind::Unset => {
+                write!(
+                    f,
+                    "set {BOOTSTRAP_FILE_ENV} to the name of a file, or {BOOTSTRAP_CONFIG_ENV} to the JSON itself"
+                )
             }
-            Kind::Unreadable(error) => write!(f, "cannot be read: {error}"),
-            Kind::Invalid(problems) => problems.fmt(f),
+            BootstrapErrorKind::Unreadable(error) => write!(f, "cannot be read: {error}"),
+            BootstrapErrorKind::Invalid(problems) => problems.fmt(f),
         }
     }
 }
@@ -263,43 +266,43 @@ impl fmt::Display for BootstrapError {
 impl std::error::Error for BootstrapError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match &self.kind {
-            Kind::Unset => None,
-            Kind::Unreadable(error) => Some(error),
-            Kind::Invalid(problems) => Some(problems),
+            BootstrapErrorKind::Unset => None,
+            BootstrapErrorKind::Unreadable(error) => Some(error),
+            BootstrapErrorKind::Invalid(problems) => Some(problems),
         }
     }
 }
 
-fn read_text(text: &str, origin: Origin) -> Result<Bootstrap, BootstrapError> {
-    let root = Path::root();
-    let invalid = |problem| Problems::one(&root, problem);
+fn read_text(text: &str, source: BootstrapSource) -> Result<Bootstrap, BootstrapError> {
+    let root = FieldPath::root();
+    let invalid = |problem| ValidationErrors::one(&root, problem);
     let bootstrap = if text.len() > MAX_BYTES {
         Err(invalid(format!("has {} bytes; at most {MAX_BYTES} are allowed", text.len())))
     } else {
         serde_json::from_str(text)
             .map_err(|error| invalid(format!("cannot be read as JSON: {error}")))
             .and_then(|value| {
-                let mut notes = Notes::default();
-                duplicates(text, &mut notes.problems);
-                let bootstrap = notes.bootstrap(&value);
-                bootstrap.ok_or(notes.problems)
+                let mut reader = BootstrapReader::default();
+                report_duplicate_keys(text, &mut reader.problems);
+                let bootstrap = reader.bootstrap(&value);
+                bootstrap.ok_or(reader.problems)
             })
     };
-    bootstrap.map_err(|problems| BootstrapError { origin, kind: Kind::Invalid(problems) })
+    bootstrap.map_err(|problems| BootstrapError { source, kind: BootstrapErrorKind::Invalid(problems) })
 }
 
 /// What is learnt while reading: problems, and what is ignored. Each method reads one part and notes what is wrong
 /// with it; `None` stands for a part that is not there or is wrong.
 #[derive(Default)]
-struct Notes {
-    problems: Problems,
+struct BootstrapReader {
+    problems: ValidationErrors,
     ignored: Vec<String>,
 }
 
-impl Notes {
+impl BootstrapReader {
     fn bootstrap(&mut self, value: &Value) -> Option<Bootstrap> {
-        let root = Path::root();
-        let bootstrap = Object::of(value, &root, &mut self.problems)?;
+        let root = FieldPath::root();
+        let bootstrap = BootstrapObject::of(value, &root, &mut self.problems)?;
         let what = "a list with at least one control plane";
         let servers = bootstrap.required_list("xds_servers", what, &mut self.problems);
         let servers = self.servers(servers, &root.field("xds_servers"));
@@ -322,7 +325,7 @@ impl Notes {
         })
     }
 
-    fn servers(&mut self, servers: &[Value], path: &Path<'_>) -> Vec<Arc<ServerConfig>> {
+    fn servers(&mut self, servers: &[Value], path: &FieldPath<'_>) -> Vec<Arc<ServerConfig>> {
         if servers.len() > MAX_SERVERS {
             self.problems
                 .add(path, format!("has {} entries; at most {MAX_SERVERS} are allowed", servers.len()));
@@ -332,8 +335,8 @@ impl Notes {
         servers.filter_map(|(i, server)| self.server(server, &path.index(i)).map(Arc::new)).collect()
     }
 
-    fn server(&mut self, value: &Value, path: &Path<'_>) -> Option<ServerConfig> {
-        let server = Object::of(value, path, &mut self.problems)?;
+    fn server(&mut self, value: &Value, path: &FieldPath<'_>) -> Option<ServerConfig> {
+        let server = BootstrapObject::of(value, path, &mut self.problems)?;
         let uri = server.required_text("server_uri", &mut self.problems);
         // Resolving an xDS target takes a control plane, so this one would be needed to find itself.
         if let Some(uri) = uri.filter(|uri| is_xds_target(uri)) {
@@ -359,13 +362,13 @@ impl Notes {
     }
 
     /// The first credentials of a kind that we have (A27).
-    fn credentials(&mut self, server: &Object<'_>) -> Option<ChannelCredentials> {
+    fn credentials(&mut self, server: &BootstrapObject<'_>) -> Option<ChannelCredentials> {
         let path = server.path.field("channel_creds");
         let what = format!("a list with {CREDENTIALS}");
         let list = server.required_list("channel_creds", &what, &mut self.problems);
         let mut entries = Vec::new();
         for (i, value) in list.iter().enumerate() {
-            if let Some(entry) = Object::of(value, &path.index(i), &mut self.problems)
+            if let Some(entry) = BootstrapObject::of(value, &path.index(i), &mut self.problems)
                 && let Some(kind) = entry.required_text("type", &mut self.problems)
             {
                 entries.push((kind, entry));
@@ -390,7 +393,7 @@ impl Notes {
     }
 
     /// Files of certificates, perhaps none (A65).
-    fn files(&mut self, config: Option<&Object<'_>>) -> Option<CertificateFiles> {
+    fn files(&mut self, config: Option<&BootstrapObject<'_>>) -> Option<CertificateFiles> {
         let Some(config) = config else {
             let refresh_interval = REFRESH_INTERVAL;
             return Some(CertificateFiles { ca_certificate_file: None, identity: None, refresh_interval });
@@ -401,7 +404,7 @@ impl Notes {
             (text("ca_certificate_file"), text("certificate_file"), text("private_key_file"));
         let identity = match (certificate, key) {
             (Some(certificate_file), Some(private_key_file)) => {
-                Some(Identity { certificate_file, private_key_file })
+                Some(IdentityFiles { certificate_file, private_key_file })
             }
             (None, None) => None,
             (certificate, _) => {
@@ -428,14 +431,17 @@ impl Notes {
         })
     }
 
-    fn certificate_providers(&mut self, bootstrap: &Object<'_>) -> BTreeMap<String, CertificateProvider> {
+    fn certificate_providers(
+        &mut self,
+        bootstrap: &BootstrapObject<'_>,
+    ) -> BTreeMap<String, CertificateProvider> {
         let mut all = BTreeMap::new();
         let Some(providers) = bootstrap.object("certificate_providers", &mut self.problems) else {
             return all;
         };
         for (name, value) in providers.iter() {
             let path = providers.path.key(short(name));
-            let Some(provider) = Object::of(value, &path, &mut self.problems) else { continue };
+            let Some(provider) = BootstrapObject::of(value, &path, &mut self.problems) else { continue };
             let Some(plugin) = provider.required_text("plugin_name", &mut self.problems) else { continue };
             let config = provider.object("config", &mut self.problems);
             if plugin != "file_watcher" {
@@ -458,14 +464,14 @@ impl Notes {
 
     fn authorities(
         &mut self,
-        bootstrap: &Object<'_>,
+        bootstrap: &BootstrapObject<'_>,
         servers: &[Arc<ServerConfig>],
-    ) -> BTreeMap<String, Authority> {
+    ) -> BTreeMap<String, AuthorityConfig> {
         let mut all = BTreeMap::new();
         let Some(authorities) = bootstrap.object("authorities", &mut self.problems) else { return all };
         for (name, value) in authorities.iter() {
             let path = authorities.path.key(short(name));
-            let Some(authority) = Object::of(value, &path, &mut self.problems) else { continue };
+            let Some(authority) = BootstrapObject::of(value, &path, &mut self.problems) else { continue };
             let own = authority.list("xds_servers", &mut self.problems).unwrap_or_default();
             let own = self.servers(own, &path.field("xds_servers"));
             let prefix = format!("xdstp://{}/", encode_authority(name));
@@ -485,13 +491,16 @@ impl Notes {
             let template = template
                 .map_or_else(|| format!("{prefix}envoy.config.listener.v3.Listener/%s"), str::to_owned);
             let servers = if own.is_empty() { servers.to_vec() } else { own };
-            all.insert(name.clone(), Authority { servers, client_listener_resource_name_template: template });
+            all.insert(
+                name.clone(),
+                AuthorityConfig { servers, client_listener_resource_name_template: template },
+            );
         }
         all
     }
 
     /// Who we are. What the client says of itself is not for the bootstrap to say (A27).
-    fn node(&mut self, node: Option<&Object<'_>>) -> Node {
+    fn node(&mut self, node: Option<&BootstrapObject<'_>>) -> Node {
         let mut all = Node {
             user_agent_name: "evenkeel".to_owned(),
             user_agent_version_type: Some(UserAgentVersionType::UserAgentVersion(
@@ -505,7 +514,8 @@ impl Notes {
         };
         let Some(node) = node else { return all };
         let problems = &mut self.problems;
-        let mut text = |object: &Object<'_>, name| object.text(name, problems).unwrap_or_default().to_owned();
+        let mut text =
+            |object: &BootstrapObject<'_>, name| object.text(name, problems).unwrap_or_default().to_owned();
         all.id = text(node, "id");
         all.cluster = text(node, "cluster");
         all.metadata = node.object("metadata", &mut self.problems).map(|metadata| to_struct(metadata.map));
@@ -520,7 +530,7 @@ impl Notes {
         all
     }
 
-    fn ignore(&mut self, path: &Path<'_>, text: &str) {
+    fn ignore(&mut self, path: &FieldPath<'_>, text: &str) {
         self.ignored.push(format!("{path}: {text}"));
     }
 }

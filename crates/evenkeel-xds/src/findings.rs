@@ -2,28 +2,28 @@
 
 use std::fmt;
 
-use crate::{Path, Problems};
+use crate::{FieldPath, ValidationErrors};
 
 /// How many warnings are told apart; more are only counted.
-const KEPT: usize = 32;
+const MAX_KEPT: usize = 32;
 
 /// Problems and warnings, each with the path to its field.
 #[derive(Debug, Default)]
-pub(crate) struct Findings {
-    pub(crate) problems: Problems,
+pub(crate) struct ParseDiagnostics {
+    pub(crate) problems: ValidationErrors,
     warnings: Vec<String>,
     more_warnings: usize,
 }
 
-impl Findings {
+impl ParseDiagnostics {
     /// Something is wrong with the field at `path`.
-    pub(crate) fn problem(&mut self, path: &Path<'_>, text: impl Into<String>) {
+    pub(crate) fn problem(&mut self, path: &FieldPath<'_>, text: impl Into<String>) {
         self.problems.add(path, text);
     }
 
     /// The operator should know something about the field at `path`.
-    pub(crate) fn warn(&mut self, path: &Path<'_>, text: impl fmt::Display) {
-        if self.warnings.len() < KEPT {
+    pub(crate) fn warn(&mut self, path: &FieldPath<'_>, text: impl fmt::Display) {
+        if self.warnings.len() < MAX_KEPT {
             self.warnings.push(format!("{path}: {text}"));
         } else {
             self.more_warnings = self.more_warnings.saturating_add(1);
@@ -31,7 +31,7 @@ impl Findings {
     }
 
     /// The warnings if there is no problem.
-    pub(crate) fn warnings(mut self) -> Result<Vec<String>, Problems> {
+    pub(crate) fn warnings(mut self) -> Result<Vec<String>, ValidationErrors> {
         if self.more_warnings > 0 {
             self.warnings.push(format!("and {} more warnings", self.more_warnings));
         }

@@ -1,13 +1,13 @@
 //! From a listener to one complete config (A74).
 //!
 //! A channel follows names: its listener leads to routes, those to clusters, those to more clusters (A37) and to endpoints
-//! or DNS names. [`Graph::resolve`] walks them over what is known and answers which names are wanted, and one complete
+//! or DNS names. [`DependencyManager::resolve`] walks them over what is known and answers which names are wanted, and one complete
 //! [`XdsConfig`] once everything that the routes need is there; until then the config before it serves, with what
 //! its own clusters were told since. Nothing is remembered but DNS answers and what was made last, so that parts that did
 //! not change stay the same allocation.
 //!
 //! Where a walk led to a config and nothing but endpoints changed since, another walk would go the same way and find other
-//! endpoints at its ends. [`Graph::resolve_endpoints`] looks at those ends alone.
+//! endpoints at its ends. [`DependencyManager::resolve_endpoints`] looks at those ends alone.
 //!
 //! A listener or a route configuration that cannot be had fails the channel. A cluster or its endpoints that
 //! cannot be had fail that cluster alone.
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use evenkeel_core::cluster::{self as core, Clusters, EndpointSet, Source};
 use evenkeel_core::{Address, Endpoint, Endpoints, Locality, Status};
 
-use crate::client::{Client, Seen};
+use crate::client::{AdsClient, ResourceState};
 use crate::name::ResourceName;
 use crate::resource::{
     Cluster, ClusterKind, Listener, Resource, ResourceType, RouteConfig, RouteSource, VirtualHost,
@@ -28,20 +28,20 @@ use crate::resource::{
 const MAX_DEPTH: usize = 16;
 
 /// What is known about resources, by type and name.
-pub trait View {
+pub trait ResourceView {
     /// How the resource stands.
-    fn look(&self, kind: ResourceType, name: &str) -> Seen;
+    fn resource_state(&self, kind: ResourceType, name: &str) -> ResourceState;
 }
 
-impl<F: Fn(ResourceType, &str) -> Seen> View for F {
-    fn look(&self, kind: ResourceType, name: &str) -> Seen {
+impl<F: Fn(ResourceType, &str) -> ResourceState> ResourceView for F {
+    fn resource_state(&self, kind: ResourceType, name: &str) -> ResourceState {
         self(kind, name)
     }
 }
 
-impl View for Client {
-    fn look(&self, kind: ResourceType, name: &str) -> Seen {
-        Client::look(self, kind, name)
+impl ResourceView for AdsClient {
+    fn resource_state(&self, kind: ResourceType, name: &str) -> ResourceState {
+        AdsClient::resource_state(self, kind, name)
     }
 }
 
@@ -64,19 +64,19 @@ pub struct XdsConfig {
 
 /// What one walk found.
 #[derive(Clone, Debug)]
-pub struct Resolution {
+pub struct DependencyUpdate {
     /// Every resource that the channel wants.
     pub wanted: BTreeSet<(ResourceType, String)>,
     /// Every DNS name that the channel wants, with its port. When a policy asks for re-resolution, all of them are
     /// resolved again (A74).
     pub hosts: BTreeSet<Arc<str>>,
     /// What the channel should use.
-    pub outcome: Outcome,
+    pub outcome: DependencyOutcome,
 }
 
 /// What a channel should use.
 #[derive(Clone, Debug)]
-pub enum Outcome {
+pub enum DependencyOutcome {
     /// Nothing yet: something has not come. Calls wait.
     Waiting,
     /// This config. The same allocation as before means that nothing changed.
@@ -87,22 +87,22 @@ pub enum Outcome {
 
 /// What a channel follows.
 #[derive(Clone, Debug)]
-pub struct Graph {
+pub struct DependencyManager {
     listener: String,
     authority: String,
-    answers: BTreeMap<Arc<str>, Answer>,
+    dns_results: BTreeMap<Arc<str>, LogicalDnsResult>,
     /// The config that was complete last.
-    shown: Option<Arc<XdsConfig>>,
+    current: Option<Arc<XdsConfig>>,
     /// Endpoint sets that were made here, with what they were made from.
-    made: HashMap<Source, Made>,
+    built: HashMap<Source, BuiltEndpoints>,
     /// Where endpoints of the config that is shown come from, by the name of the resource in its canonical spelling; `None`
     /// if the last walk did not show one, or would find something else now.
-    ends: Option<HashMap<Arc<str>, Vec<Source>>>,
+    eds_sources: Option<HashMap<Arc<str>, Vec<Source>>>,
 }
 
 /// What DNS said about a name.
 #[derive(Clone, Debug, Default)]
-struct Answer {
+struct LogicalDnsResult {
     /// The last addresses that it gave.
     found: Option<Arc<EndpointSet>>,
     /// What went wrong the last time.
@@ -111,32 +111,34 @@ struct Answer {
 
 /// An endpoint set with a note on it, and the set it was made from.
 #[derive(Clone, Debug)]
-struct Made {
+struct BuiltEndpoints {
     from: Option<Arc<EndpointSet>>,
     set: Arc<EndpointSet>,
     /// What is wrong with the cluster although it can be used: the note, unless something is wrong with the endpoints.
     cluster: Option<Status>,
 }
 
-impl Graph {
+impl DependencyManager {
     /// Follows the listener of this name for calls to this authority.
-    pub fn new(listener: impl Into<String>, authority: impl Into<String>) -> Graph {
-        Graph {
+    pub fn new(listener: impl Into<String>, authority: impl Into<String>) -> DependencyManager {
+        DependencyManager {
             listener: listener.into(),
             authority: authority.into(),
-            answers: BTreeMap::new(),
-            shown: None,
-            made: HashMap::new(),
-            ends: None,
+            dns_results: BTreeMap::new(),
+            current: None,
+            built: HashMap::new(),
+            eds_sources: None,
         }
     }
 
     /// Takes in what came of resolving a DNS name with its port. An error after an answer leaves the answer in use.
     pub fn handle_resolved(&mut self, host: &str, addresses: Result<Vec<Address>, Status>) {
-        self.ends = None;
-        let answer = self.answers.entry(host.into()).or_default();
+        self.eds_sources = None;
+        let answer = self.dns_results.entry(host.into()).or_default();
         match addresses {
-            Ok(addresses) => *answer = Answer { found: Some(answer.with(host, addresses)), error: None },
+            Ok(addresses) => {
+                *answer = LogicalDnsResult { found: Some(answer.with(host, addresses)), error: None }
+            }
             Err(error) => answer.error = Some(error),
         }
     }
@@ -146,116 +148,125 @@ impl Graph {
     pub fn resolve<'h>(
         &mut self,
         held: impl IntoIterator<Item = &'h Arc<str>>,
-        view: &impl View,
-    ) -> Resolution {
-        self.ends = None;
-        let answers = std::mem::take(&mut self.answers);
-        let mut walk = Walk::new(view, &answers);
-        let outcome = match walk.roots(&self.listener, &self.authority) {
+        view: &impl ResourceView,
+    ) -> DependencyUpdate {
+        self.eds_sources = None;
+        let dns_results = std::mem::take(&mut self.dns_results);
+        let mut walk = DependencyWalk::new(view, &dns_results);
+        let outcome = match walk.routing_resources(&self.listener, &self.authority) {
             Err(status) => {
-                self.shown = None;
+                self.current = None;
                 walk.clusters(held);
-                Outcome::Failed(status)
+                DependencyOutcome::Failed(status)
             }
             Ok(roots) => {
                 let roots = roots.filter(|roots| walk.clusters(&roots.virtual_host.clusters));
                 // Until the clusters of new routes are there the routes before serve, and their clusters go on following.
-                let before = self.shown.as_deref().filter(|_| roots.is_none()).map(Roots::of);
+                let before = self.current.as_deref().filter(|_| roots.is_none()).map(RoutingResources::of);
                 let roots = roots.or(before.filter(|roots| walk.clusters(&roots.virtual_host.clusters)));
                 walk.clusters(held);
                 match roots {
-                    Some(roots) => Outcome::Config(self.show(roots, &walk)),
-                    None => self.shown.clone().map_or(Outcome::Waiting, Outcome::Config),
+                    Some(roots) => DependencyOutcome::Config(self.build_config(roots, &walk)),
+                    None => {
+                        self.current.clone().map_or(DependencyOutcome::Waiting, DependencyOutcome::Config)
+                    }
                 }
             }
         };
-        let Walk { wanted, hosts, .. } = walk;
-        self.answers = answers;
-        self.answers.retain(|host, _| hosts.contains(host));
-        Resolution { wanted, hosts, outcome }
+        let DependencyWalk { wanted, hosts, .. } = walk;
+        self.dns_results = dns_results;
+        self.dns_results.retain(|host, _| hosts.contains(host));
+        DependencyUpdate { wanted, hosts, outcome }
     }
 
-    /// What [`Graph::resolve`] would answer as config when nothing but these endpoints changed since it was last called, each by
+    /// What [`DependencyManager::resolve`] would answer as config when nothing but these endpoints changed since it was last called, each by
     /// the canonical spelling of its name; what is wanted is what it was then. `None` if that cannot be said without a walk.
     pub fn resolve_endpoints<'n>(
         &mut self,
         names: impl IntoIterator<Item = &'n Arc<str>>,
-        view: &impl View,
+        view: &impl ResourceView,
     ) -> Option<Arc<XdsConfig>> {
-        let (shown, ends) = (self.shown.as_ref()?, self.ends.as_ref()?);
-        let mut news = Vec::new();
+        let (current, eds_sources) = (self.current.as_ref()?, self.eds_sources.as_ref()?);
+        let mut updated = Vec::new();
         for name in names {
             // Endpoints that come to be known may complete a config.
-            for source in ends.get(name)? {
-                let last = self.made.get(source)?;
-                let made = Found::look(source, view)?.make(last.cluster.as_ref(), Some(last));
+            for source in eds_sources.get(name)? {
+                let last = self.built.get(source)?;
+                let made = EndpointsResult::from_view(source, view)?.build(last.cluster.as_ref(), Some(last));
                 if !Arc::ptr_eq(&made.set, &last.set) {
-                    news.push((source.clone(), made));
+                    updated.push((source.clone(), made));
                 }
             }
         }
-        if news.is_empty() {
-            return Some(shown.clone());
+        if updated.is_empty() {
+            return Some(current.clone());
         }
-        let mut clusters = Clusters::clone(&shown.clusters);
-        for (source, made) in news {
+        let mut clusters = Clusters::clone(&current.clusters);
+        for (source, made) in updated {
             clusters.endpoints.insert(source.clone(), made.set.clone());
-            self.made.insert(source, made);
+            self.built.insert(source, made);
         }
-        let config = Arc::new(XdsConfig { clusters: Arc::new(clusters), ..XdsConfig::clone(shown) });
-        self.shown = Some(config.clone());
+        let config = Arc::new(XdsConfig { clusters: Arc::new(clusters), ..XdsConfig::clone(current) });
+        self.current = Some(config.clone());
         Some(config)
     }
 
     /// The complete config of what a walk found; the last one if it is the same.
-    fn show(&mut self, roots: Roots, walk: &Walk<'_, impl View>) -> Arc<XdsConfig> {
+    fn build_config(
+        &mut self,
+        roots: RoutingResources,
+        walk: &DependencyWalk<'_, impl ResourceView>,
+    ) -> Arc<XdsConfig> {
         let (clusters, resources) = self.collect(walk);
-        let Roots { listener, route_config, virtual_host, note } = roots;
+        let RoutingResources { listener, route_config, virtual_host, note } = roots;
         let (clusters, resources) = (Arc::new(clusters), Arc::new(resources));
         let new = XdsConfig { listener, route_config, virtual_host, clusters, resources, note };
-        let config = match self.shown.take() {
-            Some(shown) if shown.is_same(&new) => shown,
-            Some(shown) if shown.clusters.is_same(&new.clusters) => {
-                Arc::new(XdsConfig { clusters: shown.clusters.clone(), ..new })
+        let config = match self.current.take() {
+            Some(current) if current.is_same(&new) => current,
+            Some(current) if current.clusters.is_same(&new.clusters) => {
+                Arc::new(XdsConfig { clusters: current.clusters.clone(), ..new })
             }
             _ => Arc::new(new),
         };
-        self.shown = Some(config.clone());
+        self.current = Some(config.clone());
         config
     }
 
     /// The clusters that a walk came by, in the core's words.
-    fn collect(&mut self, walk: &Walk<'_, impl View>) -> (Clusters, BTreeMap<Arc<str>, Arc<Cluster>>) {
+    fn collect(
+        &mut self,
+        walk: &DependencyWalk<'_, impl ResourceView>,
+    ) -> (Clusters, BTreeMap<Arc<str>, Arc<Cluster>>) {
         let mut clusters = Clusters::default();
         let mut resources = BTreeMap::new();
         let mut made = HashMap::new();
-        let mut ends = HashMap::<_, Vec<Source>>::new();
+        let mut eds_sources = HashMap::<_, Vec<Source>>::new();
         for (name, node) in &walk.nodes {
             let (resource, ambient) = match node {
-                Node::Waiting => continue,
-                Node::Failed(status) => {
+                ClusterNode::Waiting => continue,
+                ClusterNode::Failed(status) => {
                     clusters.clusters.insert(name.clone(), Err(status.clone()));
                     continue;
                 }
-                Node::Known { resource, ambient } => (resource, ambient),
+                ClusterNode::Known { resource, ambient } => (resource, ambient),
             };
             let cluster = match &resource.kind {
                 ClusterKind::Leaf(cluster) => {
                     if let Some(source) = cluster.source()
                         && let Some(found) = walk.endpoints.get(source)
                     {
-                        let entry = found.make(ambient.as_ref(), self.made.get(source));
+                        let entry = found.build(ambient.as_ref(), self.built.get(source));
                         clusters.endpoints.insert(source.clone(), entry.set.clone());
                         if made.insert(source.clone(), entry).is_none()
                             && let Source::Eds { .. } = source
                             && let Ok(name) = ResourceName::parse(ResourceType::Endpoints, source.name())
                         {
-                            ends.entry(name.into_canonical()).or_default().push(source.clone());
+                            eds_sources.entry(name.into_canonical()).or_default().push(source.clone());
                         }
                     }
                     Ok(cluster.clone())
                 }
-                ClusterKind::Aggregate(_) => match walk.below.get(name).map(|below| &below.tree) {
+                ClusterKind::Aggregate(_) => match walk.subtrees.get(name).map(|subtrees| &subtrees.tree) {
                     Some(Ok(tree)) => Ok(self.aggregate(name, &tree.leaves)),
                     Some(Err(status)) => Err(status.clone()),
                     None => continue,
@@ -264,14 +275,14 @@ impl Graph {
             resources.insert(name.clone(), resource.clone());
             clusters.clusters.insert(name.clone(), cluster);
         }
-        self.made = made;
-        self.ends = Some(ends);
+        self.built = made;
+        self.eds_sources = Some(eds_sources);
         (clusters, resources)
     }
 
     /// An aggregate cluster with these leaves; the allocation of last time if they are the same.
     fn aggregate(&self, name: &str, leaves: &[Arc<str>]) -> Arc<core::Cluster> {
-        let last = self.shown.as_ref().and_then(|shown| shown.clusters.clusters.get(name));
+        let last = self.current.as_ref().and_then(|current| current.clusters.clusters.get(name));
         match last {
             Some(Ok(cluster)) if is_aggregate_of(cluster, leaves) => cluster.clone(),
             _ => Arc::new(core::Cluster::Aggregate { leaves: leaves.to_vec() }),
@@ -279,7 +290,7 @@ impl Graph {
     }
 }
 
-impl Answer {
+impl LogicalDnsResult {
     /// The addresses as endpoints: all are one endpoint in one locality without a name (A37, A61), called by the name that
     /// was resolved (A81). The allocation of last time if they are the same.
     fn with(&self, host: &str, addresses: Vec<Address>) -> Arc<EndpointSet> {
@@ -318,36 +329,36 @@ fn is_aggregate_of(cluster: &core::Cluster, names: &[Arc<str>]) -> bool {
 }
 
 /// What stands above the clusters.
-struct Roots {
+struct RoutingResources {
     listener: Arc<Listener>,
     route_config: Arc<RouteConfig>,
     virtual_host: Arc<VirtualHost>,
     note: Option<Arc<str>>,
 }
 
-impl Roots {
-    fn of(config: &XdsConfig) -> Roots {
+impl RoutingResources {
+    fn of(config: &XdsConfig) -> RoutingResources {
         let XdsConfig { listener, route_config, virtual_host, note, .. } = config.clone();
-        Roots { listener, route_config, virtual_host, note }
+        RoutingResources { listener, route_config, virtual_host, note }
     }
 }
 
 /// One walk over what is known.
-struct Walk<'a, V> {
+struct DependencyWalk<'a, V> {
     view: &'a V,
-    answers: &'a BTreeMap<Arc<str>, Answer>,
+    dns_results: &'a BTreeMap<Arc<str>, LogicalDnsResult>,
     wanted: BTreeSet<(ResourceType, String)>,
     hosts: BTreeSet<Arc<str>>,
     /// Every cluster that the walk came by.
-    nodes: BTreeMap<Arc<str>, Node>,
+    nodes: BTreeMap<Arc<str>, ClusterNode>,
     /// What is below each of them.
-    below: BTreeMap<Arc<str>, Below>,
+    subtrees: BTreeMap<Arc<str>, ClusterSubtree>,
     /// The endpoints that are known.
-    endpoints: BTreeMap<Source, Found>,
+    endpoints: BTreeMap<Source, EndpointsResult>,
 }
 
 /// A cluster that the walk came by.
-enum Node {
+enum ClusterNode {
     /// Nothing is known about it yet.
     Waiting,
     /// It cannot be had.
@@ -361,47 +372,51 @@ enum Node {
 }
 
 /// What is below a cluster, itself included.
-struct Below {
+struct ClusterSubtree {
     /// The tree, or why it cannot be used.
-    tree: Result<Tree, Status>,
+    tree: Result<AggregateLeaves, Status>,
     /// Whether all of it is known.
     is_complete: bool,
 }
 
-struct Tree {
+struct AggregateLeaves {
     /// The leaves, depth first, each where it is seen first (A37).
     leaves: Vec<Arc<str>>,
     /// How many clusters stand on the longest path down.
     height: usize,
 }
 
-impl<'a, V: View> Walk<'a, V> {
-    fn new(view: &'a V, answers: &'a BTreeMap<Arc<str>, Answer>) -> Walk<'a, V> {
-        Walk {
+impl<'a, V: ResourceView> DependencyWalk<'a, V> {
+    fn new(view: &'a V, dns_results: &'a BTreeMap<Arc<str>, LogicalDnsResult>) -> DependencyWalk<'a, V> {
+        DependencyWalk {
             view,
-            answers,
+            dns_results,
             wanted: BTreeSet::new(),
             hosts: BTreeSet::new(),
             nodes: BTreeMap::new(),
-            below: BTreeMap::new(),
+            subtrees: BTreeMap::new(),
             endpoints: BTreeMap::new(),
         }
     }
 
-    fn look(&mut self, kind: ResourceType, name: &str) -> Seen {
+    fn resource_state(&mut self, kind: ResourceType, name: &str) -> ResourceState {
         self.wanted.insert((kind, name.to_owned()));
-        self.view.look(kind, name)
+        self.view.resource_state(kind, name)
     }
 
     /// The listener and the routes; `None` while something of them is not known.
-    fn roots(&mut self, listener: &str, authority: &str) -> Result<Option<Roots>, Status> {
-        let seen = self.look(ResourceType::Listener, listener);
+    fn routing_resources(
+        &mut self,
+        listener: &str,
+        authority: &str,
+    ) -> Result<Option<RoutingResources>, Status> {
+        let seen = self.resource_state(ResourceType::Listener, listener);
         let mut ambient = seen.ambient;
         let Some(Resource::Listener(listener)) = seen.value.transpose()? else { return Ok(None) };
         let route_config = match &listener.routes {
             RouteSource::Inline(routes) => routes.clone(),
             RouteSource::Rds(name) => {
-                let seen = self.look(ResourceType::RouteConfig, name);
+                let seen = self.resource_state(ResourceType::RouteConfig, name);
                 ambient = ambient.or(seen.ambient);
                 let Some(Resource::RouteConfig(routes)) = seen.value.transpose()? else { return Ok(None) };
                 routes
@@ -416,7 +431,7 @@ impl<'a, V: View> Walk<'a, V> {
             return Err(Status::unavailable(text));
         };
         let note = ambient.map(|status| status.message().into());
-        Ok(Some(Roots { listener, route_config, virtual_host, note }))
+        Ok(Some(RoutingResources { listener, route_config, virtual_host, note }))
     }
 
     /// Walks into these clusters and everything below them; answers whether all of it is known.
@@ -424,8 +439,8 @@ impl<'a, V: View> Walk<'a, V> {
         let mut is_complete = true;
         for name in names {
             self.discover(name);
-            self.climb(name);
-            is_complete &= self.below.get(name).is_some_and(|below| below.is_complete);
+            self.flatten(name);
+            is_complete &= self.subtrees.get(name).is_some_and(|subtrees| subtrees.is_complete);
         }
         is_complete
     }
@@ -437,17 +452,19 @@ impl<'a, V: View> Walk<'a, V> {
             if self.nodes.contains_key(&name) {
                 continue;
             }
-            let seen = self.look(ResourceType::Cluster, &name);
+            let seen = self.resource_state(ResourceType::Cluster, &name);
             let node = match seen.value {
                 Some(Ok(Resource::Cluster(resource))) => {
                     match &resource.kind {
                         ClusterKind::Aggregate(members) => open.extend(members.iter().cloned()),
-                        ClusterKind::Leaf(cluster) => cluster.source().into_iter().for_each(|s| self.find(s)),
+                        ClusterKind::Leaf(cluster) => {
+                            cluster.source().into_iter().for_each(|s| self.resolve_source(s))
+                        }
                     }
-                    Node::Known { resource, ambient: seen.ambient }
+                    ClusterNode::Known { resource, ambient: seen.ambient }
                 }
-                Some(Err(status)) => Node::Failed(status),
-                _ => Node::Waiting,
+                Some(Err(status)) => ClusterNode::Failed(status),
+                _ => ClusterNode::Waiting,
             };
             self.nodes.insert(name, node);
         }
@@ -455,24 +472,24 @@ impl<'a, V: View> Walk<'a, V> {
 
     /// Puts together what is below a cluster and below everything on the way. No recursion: how deep clusters are
     /// nested is up to the control plane.
-    fn climb(&mut self, name: &Arc<str>) {
+    fn flatten(&mut self, name: &Arc<str>) {
         let mut path = vec![(name.clone(), 0)];
         let mut on_path = BTreeSet::from([name.clone()]);
         while let Some((name, next)) = path.last_mut() {
             let members = match self.nodes.get(&*name) {
-                Some(Node::Known { resource, .. }) => match &resource.kind {
+                Some(ClusterNode::Known { resource, .. }) => match &resource.kind {
                     ClusterKind::Aggregate(members) => &members[..],
                     ClusterKind::Leaf(_) => &[],
                 },
                 _ => &[],
             };
             let done = match members.get(*next) {
-                _ if self.below.contains_key(&*name) => None,
-                None => Some(self.put_together(name, members)),
+                _ if self.subtrees.contains_key(&*name) => None,
+                None => Some(self.combine(name, members)),
                 Some(member) if on_path.contains(member) => {
                     let text =
                         format!("cluster {name:?}: aggregate clusters form a circle through {member:?}");
-                    Some(Below { tree: Err(Status::unavailable(text)), is_complete: true })
+                    Some(ClusterSubtree { tree: Err(Status::unavailable(text)), is_complete: true })
                 }
                 Some(member) => {
                     let member = member.clone();
@@ -482,8 +499,8 @@ impl<'a, V: View> Walk<'a, V> {
                     continue;
                 }
             };
-            if let Some(below) = done {
-                self.below.insert(name.clone(), below);
+            if let Some(subtrees) = done {
+                self.subtrees.insert(name.clone(), subtrees);
             }
             on_path.remove(&*name);
             path.pop();
@@ -491,10 +508,10 @@ impl<'a, V: View> Walk<'a, V> {
     }
 
     /// What is below a cluster, when that is known of each of its members.
-    fn put_together(&self, name: &Arc<str>, members: &[Arc<str>]) -> Below {
-        let mut tree = Tree { leaves: Vec::new(), height: 1 };
+    fn combine(&self, name: &Arc<str>, members: &[Arc<str>]) -> ClusterSubtree {
+        let mut tree = AggregateLeaves { leaves: Vec::new(), height: 1 };
         let mut is_complete = match self.nodes.get(name) {
-            Some(Node::Known { resource, .. }) => match &resource.kind {
+            Some(ClusterNode::Known { resource, .. }) => match &resource.kind {
                 ClusterKind::Leaf(cluster) => {
                     tree.leaves.push(name.clone());
                     let source = cluster.source();
@@ -503,43 +520,45 @@ impl<'a, V: View> Walk<'a, V> {
                 ClusterKind::Aggregate(_) => true,
             },
             // What cannot be had may be a leaf; as one it is a priority that fails (A74).
-            Some(Node::Failed(_)) => {
+            Some(ClusterNode::Failed(_)) => {
                 tree.leaves.push(name.clone());
                 true
             }
-            Some(Node::Waiting) | None => false,
+            Some(ClusterNode::Waiting) | None => false,
         };
         let mut listed = BTreeSet::new();
-        for below in members.iter().filter_map(|member| self.below.get(member)) {
-            is_complete &= below.is_complete;
-            let part = match &below.tree {
+        for subtrees in members.iter().filter_map(|member| self.subtrees.get(member)) {
+            is_complete &= subtrees.is_complete;
+            let part = match &subtrees.tree {
                 Ok(part) => part,
-                Err(status) => return Below { tree: Err(status.clone()), is_complete: true },
+                Err(status) => return ClusterSubtree { tree: Err(status.clone()), is_complete: true },
             };
             tree.height = tree.height.max(part.height.saturating_add(1));
             tree.leaves.extend(part.leaves.iter().filter(|leaf| listed.insert(*leaf)).cloned());
         }
         if tree.height > MAX_DEPTH {
             let text = format!("cluster {name:?}: aggregate clusters are nested more than {MAX_DEPTH} deep");
-            return Below { tree: Err(Status::unavailable(text)), is_complete: true };
+            return ClusterSubtree { tree: Err(Status::unavailable(text)), is_complete: true };
         }
-        Below { tree: Ok(tree), is_complete }
+        ClusterSubtree { tree: Ok(tree), is_complete }
     }
 
     /// Looks at the endpoints from a source.
-    fn find(&mut self, source: &Source) {
+    fn resolve_source(&mut self, source: &Source) {
         let found = match source {
             Source::Eds { .. } => {
                 self.wanted.insert((ResourceType::Endpoints, source.name().as_ref().to_owned()));
-                let Some(found) = Found::look(source, self.view) else { return };
+                let Some(found) = EndpointsResult::from_view(source, self.view) else { return };
                 found
             }
             Source::LogicalDns { hostname } => {
                 self.hosts.insert(hostname.clone());
-                let Some(answer) = self.answers.get(hostname) else { return };
+                let Some(answer) = self.dns_results.get(hostname) else { return };
                 match (&answer.found, &answer.error) {
-                    (Some(set), error) => Found::Set(set.clone(), error.clone()),
-                    (None, Some(error)) => Found::Nothing(format!("{source}: {}", error.message()).into()),
+                    (Some(set), error) => EndpointsResult::Set(set.clone(), error.clone()),
+                    (None, Some(error)) => {
+                        EndpointsResult::Unavailable(format!("{source}: {}", error.message()).into())
+                    }
                     (None, None) => return,
                 }
             }
@@ -549,45 +568,45 @@ impl<'a, V: View> Walk<'a, V> {
 }
 
 /// Endpoints as they were found.
-enum Found {
+enum EndpointsResult {
     /// Some, and what is wrong with their source although there are some.
     Set(Arc<EndpointSet>, Option<Status>),
     /// None, and why.
-    Nothing(Arc<str>),
+    Unavailable(Arc<str>),
 }
 
-impl Found {
+impl EndpointsResult {
     /// The endpoints that a control plane gave, if it said anything.
-    fn look(source: &Source, view: &impl View) -> Option<Found> {
-        let seen = view.look(ResourceType::Endpoints, source.name());
+    fn from_view(source: &Source, view: &impl ResourceView) -> Option<EndpointsResult> {
+        let seen = view.resource_state(ResourceType::Endpoints, source.name());
         match seen.value? {
-            Ok(Resource::Endpoints(set)) => Some(Found::Set(set, seen.ambient)),
+            Ok(Resource::Endpoints(set)) => Some(EndpointsResult::Set(set, seen.ambient)),
             Ok(_) => None,
-            Err(status) => Some(Found::Nothing(status.message().into())),
+            Err(status) => Some(EndpointsResult::Unavailable(status.message().into())),
         }
     }
 
     /// The set to use, with a note for failures: what is wrong with the endpoints, else with their cluster. The
     /// allocation of last time if it is the same.
-    fn make(&self, cluster: Option<&Status>, last: Option<&Made>) -> Made {
+    fn build(&self, cluster: Option<&Status>, last: Option<&BuiltEndpoints>) -> BuiltEndpoints {
         let (from, note) = match self {
-            Found::Set(set, ambient) => {
+            EndpointsResult::Set(set, ambient) => {
                 let ambient = ambient.as_ref().or(cluster).map(|status| status.message().into());
                 (Some(set), ambient)
             }
-            Found::Nothing(why) => (None, Some(why.clone())),
+            EndpointsResult::Unavailable(why) => (None, Some(why.clone())),
         };
         if let Some(last) = last
             && last.from.as_ref().map(Arc::as_ptr) == from.map(Arc::as_ptr)
             && last.set.note == note
         {
-            return Made { cluster: cluster.cloned(), ..last.clone() };
+            return BuiltEndpoints { cluster: cluster.cloned(), ..last.clone() };
         }
         let set = match (from, note) {
             (Some(from), None) => from.clone(),
             (Some(from), note) => Arc::new(EndpointSet { note, ..(**from).clone() }),
             (None, note) => Arc::new(EndpointSet::unreachable(note.unwrap_or_default())),
         };
-        Made { from: from.cloned(), set, cluster: cluster.cloned() }
+        BuiltEndpoints { from: from.cloned(), set, cluster: cluster.cloned() }
     }
 }

@@ -21,10 +21,10 @@ use evenkeel_proto::envoy::config::cluster::v3::{Cluster, LoadBalancingPolicy};
 use evenkeel_proto::prost;
 use serde_json::{Value, json};
 
-use crate::findings::Findings;
-use crate::resource::message_of;
-use crate::text::{line, listed};
-use crate::{Path, Problems};
+use crate::findings::ParseDiagnostics;
+use crate::resource::message_name;
+use crate::text::{listed, single_line};
+use crate::{FieldPath, ValidationErrors};
 
 /// How many lists of policies may nest (A52).
 const MAX_DEPTH: usize = 16;
@@ -37,28 +37,29 @@ const MAX_DEPTH: usize = 16;
 /// use evenkeel_proto::envoy::config::cluster::v3::load_balancing_policy::Policy;
 /// use evenkeel_proto::envoy::config::core::v3::TypedExtensionConfig;
 /// use evenkeel_proto::prost_types::Any;
-/// use evenkeel_xds::lb::{Converted, Converters};
+/// use evenkeel_xds::lb::{ConvertedPolicy, LbPolicyConverters};
 /// use serde_json::json;
 ///
-/// let mut converters = Converters::standard();
+/// let mut converters = LbPolicyConverters::standard();
 /// converters.register("myorg.Nearest", |_, conversion| {
 ///     conversion.require("round_robin")?;
-///     Ok(Converted { policy: "round_robin".to_owned(), settings: json!({}) })
+///     Ok(ConvertedPolicy { policy: "round_robin".to_owned(), settings: json!({}) })
 /// });
 /// let any = Any { type_url: "type.googleapis.com/myorg.Nearest".to_owned(), value: Vec::new() };
 /// let config = TypedExtensionConfig { name: String::new(), typed_config: Some(any) };
 /// let list = LoadBalancingPolicy { policies: vec![Policy { typed_extension_config: Some(config) }] };
 /// let (config, _) = converters.convert(&list, &Registry::standard())?;
 /// assert_eq!(config, json!([{"round_robin": {}}]));
-/// # Ok::<(), evenkeel_xds::Problems>(())
+/// # Ok::<(), evenkeel_xds::ValidationErrors>(())
 /// ```
 #[derive(Clone)]
-pub struct Converters {
-    by_message: BTreeMap<Arc<str>, Arc<Convert>>,
+pub struct LbPolicyConverters {
+    by_message: BTreeMap<Arc<str>, Arc<LbPolicyConverter>>,
     eds_weights: EdsWeights,
 }
 
-type Convert = dyn Fn(&[u8], &mut Conversion<'_>) -> Result<Converted, NotConverted> + Send + Sync;
+type LbPolicyConverter =
+    dyn Fn(&[u8], &mut ConversionContext<'_>) -> Result<ConvertedPolicy, ConversionError> + Send + Sync;
 
 /// Which ways to ask for round robin honour the weights that endpoints have in EDS, through
 /// `edf_weighted_round_robin`. Where all weights are equal this makes no difference.
@@ -75,7 +76,7 @@ pub enum EdsWeights {
 
 /// A policy of the registry, with its settings.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Converted {
+pub struct ConvertedPolicy {
     /// The name of the policy.
     pub policy: String,
     /// Its settings, a JSON object.
@@ -84,24 +85,24 @@ pub struct Converted {
 
 /// Why an entry did not become a policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NotConverted {
+pub enum ConversionError {
     /// It asks for a policy that is not there, named here: the entry is passed over and the next one is tried.
     Unsupported(String),
-    /// It is wrong, as [`Conversion::wrong`] was told: the cluster is refused.
-    Wrong,
+    /// It is wrong, as [`ConversionContext::invalid`] was told: the cluster is refused.
+    Invalid,
 }
 
-impl Converters {
+impl LbPolicyConverters {
     /// Every converter that is built in.
-    pub fn standard() -> Converters {
-        let mut converters = Converters::empty();
+    pub fn standard() -> LbPolicyConverters {
+        let mut converters = LbPolicyConverters::empty();
         convert::register_all(&mut converters);
         converters
     }
 
     /// No converters: only the enum of a cluster works.
-    pub fn empty() -> Converters {
-        Converters { by_message: BTreeMap::new(), eds_weights: EdsWeights::default() }
+    pub fn empty() -> LbPolicyConverters {
+        LbPolicyConverters { by_message: BTreeMap::new(), eds_weights: EdsWeights::default() }
     }
 
     /// Adds a converter for a message, named with its package; one for the same message is replaced. It is given the
@@ -109,19 +110,22 @@ impl Converters {
     pub fn register(
         &mut self,
         message: &str,
-        convert: impl Fn(&[u8], &mut Conversion<'_>) -> Result<Converted, NotConverted> + Send + Sync + 'static,
+        convert: impl Fn(&[u8], &mut ConversionContext<'_>) -> Result<ConvertedPolicy, ConversionError>
+        + Send
+        + Sync
+        + 'static,
     ) {
-        self.by_message.insert(message_of(message).into(), Arc::new(convert));
+        self.by_message.insert(message_name(message).into(), Arc::new(convert));
     }
 
     /// Removes the converter for a message: entries with it are passed over.
     pub fn remove(&mut self, message: &str) {
-        self.by_message.remove(message_of(message));
+        self.by_message.remove(message_name(message));
     }
 
     /// Sets which ways to ask for round robin honour EDS weights.
     #[must_use]
-    pub fn with_eds_weights(mut self, eds_weights: EdsWeights) -> Converters {
+    pub fn with_eds_weights(mut self, eds_weights: EdsWeights) -> LbPolicyConverters {
         self.eds_weights = eds_weights;
         self
     }
@@ -137,22 +141,22 @@ impl Converters {
         &self,
         list: &LoadBalancingPolicy,
         registry: &Registry,
-    ) -> Result<(Value, Vec<String>), Problems> {
-        let mut findings = Findings::default();
-        let converted = self.conversion(registry, &Path::root(), &mut findings).list(list);
+    ) -> Result<(Value, Vec<String>), ValidationErrors> {
+        let mut diagnostics = ParseDiagnostics::default();
+        let converted = self.context(registry, &FieldPath::root(), &mut diagnostics).list(list);
         match converted {
-            Ok(config) => findings.warnings().map(|warnings| (config, warnings)),
-            Err(_) => Err(findings.problems),
+            Ok(config) => diagnostics.warnings().map(|warnings| (config, warnings)),
+            Err(_) => Err(diagnostics.problems),
         }
     }
 
-    fn conversion<'a>(
+    fn context<'a>(
         &'a self,
         registry: &'a Registry,
-        path: &'a Path<'a>,
-        findings: &'a mut Findings,
-    ) -> Conversion<'a> {
-        Conversion { converters: self, registry, path, depth: 0, findings }
+        path: &'a FieldPath<'a>,
+        diagnostics: &'a mut ParseDiagnostics,
+    ) -> ConversionContext<'a> {
+        ConversionContext { converters: self, registry, path, depth: 0, diagnostics }
     }
 
     /// The policy of a cluster: from `load_balancing_policy` if it is set, else from the older fields, which
@@ -161,38 +165,38 @@ impl Converters {
         &self,
         cluster: &Cluster,
         registry: &Registry,
-        findings: &mut Findings,
+        diagnostics: &mut ParseDiagnostics,
     ) -> Option<LbConfig> {
-        let root = Path::root();
+        let root = FieldPath::root();
         let (path, config) = if let Some(list) = &cluster.load_balancing_policy {
             let path = root.field("load_balancing_policy");
-            (path, self.conversion(registry, &path, findings).list(list).ok()?)
+            (path, self.context(registry, &path, diagnostics).list(list).ok()?)
         } else {
-            (root.field("lb_policy"), self.policy_of_enum(cluster, findings)?)
+            (root.field("lb_policy"), self.policy_of_enum(cluster, diagnostics)?)
         };
         match registry.parse(&config) {
             Ok(config) => {
                 for warning in config.warnings() {
-                    findings.warn(&path, line(warning));
+                    diagnostics.warn(&path, single_line(warning));
                 }
                 Some(config)
             }
             Err(error) => {
-                findings.problem(&path, line(&error.to_string()));
+                diagnostics.problem(&path, single_line(&error.to_string()));
                 None
             }
         }
     }
 
     /// The config that the older fields ask for.
-    fn policy_of_enum(&self, cluster: &Cluster, findings: &mut Findings) -> Option<Value> {
-        let root = Path::root();
+    fn policy_of_enum(&self, cluster: &Cluster, diagnostics: &mut ParseDiagnostics) -> Option<Value> {
+        let root = FieldPath::root();
         let endpoint_policy = match LbPolicy::try_from(cluster.lb_policy) {
             Ok(LbPolicy::RoundRobin) => {
                 if let Some(LegacyConfig::RoundRobinLbConfig(config)) = &cluster.lb_config
                     && config.slow_start_config.is_some()
                 {
-                    findings.warn(&root.field("round_robin_lb_config.slow_start_config"), "is ignored");
+                    diagnostics.warn(&root.field("round_robin_lb_config.slow_start_config"), "is ignored");
                 }
                 match self.eds_weights {
                     EdsWeights::Unused => json!({"round_robin": {}}),
@@ -205,10 +209,10 @@ impl Converters {
                     choice_count = config.choice_count;
                     let path = root.field("least_request_lb_config");
                     if config.active_request_bias.is_some() {
-                        findings.warn(&path.field("active_request_bias"), "is ignored");
+                        diagnostics.warn(&path.field("active_request_bias"), "is ignored");
                     }
                     if config.slow_start_config.is_some() {
-                        findings.warn(&path.field("slow_start_config"), "is ignored");
+                        diagnostics.warn(&path.field("slow_start_config"), "is ignored");
                     }
                 }
                 json!({"least_request_experimental": convert::least_request(choice_count)})
@@ -220,7 +224,7 @@ impl Converters {
                 };
                 if config.hash_function != HashFunction::XxHash as i32 {
                     let text = format!("expected XX_HASH (0), found {}", config.hash_function);
-                    findings.problem(&root.field("ring_hash_lb_config.hash_function"), text);
+                    diagnostics.problem(&root.field("ring_hash_lb_config.hash_function"), text);
                     return None;
                 }
                 let settings = convert::ring_hash(config.minimum_ring_size, config.maximum_ring_size);
@@ -228,14 +232,14 @@ impl Converters {
             }
             Ok(LbPolicy::LoadBalancingPolicyConfig) => {
                 let text = "must be set: lb_policy is LOAD_BALANCING_POLICY_CONFIG";
-                findings.problem(&root.field("load_balancing_policy"), text);
+                diagnostics.problem(&root.field("load_balancing_policy"), text);
                 return None;
             }
             other => {
                 let found =
                     other.map_or(cluster.lb_policy.to_string(), |known| known.as_str_name().to_owned());
                 let text = format!("expected ROUND_ROBIN, LEAST_REQUEST or RING_HASH, found {found}");
-                findings.problem(&root.field("lb_policy"), text);
+                diagnostics.problem(&root.field("lb_policy"), text);
                 return None;
             }
         };
@@ -243,85 +247,89 @@ impl Converters {
     }
 }
 
-impl fmt::Debug for Converters {
+impl fmt::Debug for LbPolicyConverters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(self.messages()).finish()
     }
 }
 
 /// What a converter may ask for and has to tell. It knows where in the cluster the message is.
-pub struct Conversion<'a> {
-    converters: &'a Converters,
+pub struct ConversionContext<'a> {
+    converters: &'a LbPolicyConverters,
     registry: &'a Registry,
-    path: &'a Path<'a>,
+    path: &'a FieldPath<'a>,
     depth: usize,
-    findings: &'a mut Findings,
+    diagnostics: &'a mut ParseDiagnostics,
 }
 
-impl Conversion<'_> {
+impl ConversionContext<'_> {
     /// Passes the entry over unless a policy is registered. To be asked before anything else: an entry for a policy
     /// that is not there is not looked at.
-    pub fn require(&self, policy: &str) -> Result<(), NotConverted> {
+    pub fn require(&self, policy: &str) -> Result<(), ConversionError> {
         if self.registry.contains(policy) {
             return Ok(());
         }
-        Err(NotConverted::Unsupported(policy.to_owned()))
+        Err(ConversionError::Unsupported(policy.to_owned()))
     }
 
     /// Decodes the message.
-    pub fn decode<M: prost::Message + Default>(&mut self, bytes: &[u8]) -> Result<M, NotConverted> {
+    pub fn decode<M: prost::Message + Default>(&mut self, bytes: &[u8]) -> Result<M, ConversionError> {
         M::decode(bytes).map_err(|error| {
-            self.findings.problem(self.path, format!("cannot be decoded: {error}"));
-            NotConverted::Wrong
+            self.diagnostics.problem(self.path, format!("cannot be decoded: {error}"));
+            ConversionError::Invalid
         })
     }
 
     /// Converts a list of policies in a field of the message, for a policy below this one. The list is required.
-    pub fn child(&mut self, field: &str, list: Option<&LoadBalancingPolicy>) -> Result<Value, NotConverted> {
+    pub fn child(
+        &mut self,
+        field: &str,
+        list: Option<&LoadBalancingPolicy>,
+    ) -> Result<Value, ConversionError> {
         let Some(list) = list else {
-            return Err(self.wrong(field, "must be set: a list of policies"));
+            return Err(self.invalid(field, "must be set: a list of policies"));
         };
         let path = self.path.field(field);
         self.at(&path, self.depth.saturating_add(1)).list(list)
     }
 
     /// Tells what is wrong with a field of the message. It may be told of several before giving up.
-    pub fn wrong(&mut self, field: &str, text: impl Into<String>) -> NotConverted {
-        self.findings.problem(&self.path.field(field), text);
-        NotConverted::Wrong
+    pub fn invalid(&mut self, field: &str, text: impl Into<String>) -> ConversionError {
+        self.diagnostics.problem(&self.path.field(field), text);
+        ConversionError::Invalid
     }
 
     /// Tells the operator about a field of the message that is accepted.
     pub fn warn(&mut self, field: &str, text: &str) {
-        self.findings.warn(&self.path.field(field), text);
+        self.diagnostics.warn(&self.path.field(field), text);
     }
 
-    fn at<'b>(&'b mut self, path: &'b Path<'b>, depth: usize) -> Conversion<'b> {
-        Conversion {
+    fn at<'b>(&'b mut self, path: &'b FieldPath<'b>, depth: usize) -> ConversionContext<'b> {
+        ConversionContext {
             converters: self.converters,
             registry: self.registry,
             path,
             depth,
-            findings: self.findings,
+            diagnostics: self.diagnostics,
         }
     }
 
     /// Converts the list here, to a list with one entry: the first that is supported, which must be right (A52).
-    fn list(&mut self, list: &LoadBalancingPolicy) -> Result<Value, NotConverted> {
+    fn list(&mut self, list: &LoadBalancingPolicy) -> Result<Value, ConversionError> {
         if self.depth >= MAX_DEPTH {
-            self.findings
+            self.diagnostics
                 .problem(self.path, format!("lists of policies are nested more than {MAX_DEPTH} deep"));
-            return Err(NotConverted::Wrong);
+            return Err(ConversionError::Invalid);
         }
         let mut seen = Vec::new();
         for (i, entry) in list.policies.iter().enumerate() {
             match self.entry(i, entry) {
-                Ok(Converted { policy, settings }) => {
+                Ok(ConvertedPolicy { policy, settings }) => {
                     let entry = serde_json::Map::from_iter([(policy, settings)]);
                     return Ok(Value::Array(vec![Value::Object(entry)]));
                 }
-                Err(NotConverted::Unsupported(name)) => seen.push(name),
-                Err(NotConverted::Wrong) => return Err(NotConverted::Wrong),
+                Err(ConversionError::Unsupported(name)) => seen.push(name),
+                Err(ConversionError::Invalid) => return Err(ConversionError::Invalid),
             }
         }
         let text = if seen.is_empty() {
@@ -329,28 +337,28 @@ impl Conversion<'_> {
         } else {
             format!("no policy of the list is supported: {}", listed(seen.iter().map(String::as_str)))
         };
-        self.findings.problem(self.path, text);
-        Err(NotConverted::Wrong)
+        self.diagnostics.problem(self.path, text);
+        Err(ConversionError::Invalid)
     }
 
-    fn entry(&mut self, i: usize, entry: &Entry) -> Result<Converted, NotConverted> {
+    fn entry(&mut self, i: usize, entry: &Entry) -> Result<ConvertedPolicy, ConversionError> {
         let path = self.path.field("policies");
         let path = path.index(i);
         let path = path.field("typed_extension_config");
         let extension = entry.typed_extension_config.as_ref();
         let Some(any) = extension.and_then(|extension| extension.typed_config.as_ref()) else {
-            self.findings.warn(&path, "has no typed_config, so the entry is passed over");
+            self.diagnostics.warn(&path, "has no typed_config, so the entry is passed over");
             let name = extension.map_or("", |extension| &extension.name);
-            return Err(NotConverted::Unsupported(name.to_owned()));
+            return Err(ConversionError::Unsupported(name.to_owned()));
         };
         let path = path.field("typed_config");
-        let message = message_of(&any.type_url);
+        let message = message_name(&any.type_url);
         let Some(convert) = self.converters.by_message.get(message) else {
-            return Err(NotConverted::Unsupported(message.to_owned()));
+            return Err(ConversionError::Unsupported(message.to_owned()));
         };
         let converted = convert(&any.value, &mut self.at(&path, self.depth));
-        if converted == Err(NotConverted::Wrong) && self.findings.problems.is_empty() {
-            self.findings.problem(&path, "its converter refuses it and does not say why");
+        if converted == Err(ConversionError::Invalid) && self.diagnostics.problems.is_empty() {
+            self.diagnostics.problem(&path, "its converter refuses it and does not say why");
         }
         let converted = converted?;
         self.require(&converted.policy)?;
@@ -358,7 +366,7 @@ impl Conversion<'_> {
     }
 }
 
-impl fmt::Debug for Conversion<'_> {
+impl fmt::Debug for ConversionContext<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Conversion(at {})", self.path)
     }

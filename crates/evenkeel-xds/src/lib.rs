@@ -39,5 +39,5 @@ pub mod routing;
 mod text;
 mod text_matcher;
 
-pub use limits::Limits;
-pub use problems::{Path, Problem, Problems};
+pub use limits::XdsLimits;
+pub use problems::{FieldPath, ValidationError, ValidationErrors};

@@ -3,7 +3,7 @@
 /// What is accepted from a control plane. A limit that is hit spoils the resource, with the limit in the text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Limits {
+pub struct XdsLimits {
     /// The bytes of one response.
     pub response_bytes: usize,
     /// The resources of one response.
@@ -20,9 +20,9 @@ pub struct Limits {
     pub error_bytes: usize,
 }
 
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits {
+impl Default for XdsLimits {
+    fn default() -> XdsLimits {
+        XdsLimits {
             response_bytes: 64 << 20,
             resources: 100_000,
             endpoints: 1_000_000,

@@ -1,6 +1,6 @@
 //! Load reports to control planes (LRS, A27): when which stream says what.
 //!
-//! [`evenkeel_core::load::LoadStore`] keeps the counts; a [`Reporter`] turns them into messages. There is one stream per server
+//! [`evenkeel_core::load::LoadStore`] keeps the counts; a [`LrsClient`] turns them into messages. There is one stream per server
 //! that some cluster reports to, and none otherwise:
 //!
 //! ```text
@@ -31,85 +31,85 @@ use evenkeel_proto::prost::Message as _;
 use evenkeel_proto::prost_types;
 
 use crate::resource::fields;
-use crate::text::quoted_whole;
-use crate::{Path, Problems};
+use crate::text::quoted_long;
+use crate::{FieldPath, ValidationErrors};
 
 /// Says that we understand `send_all_clusters`.
-const SENDS_ALL: &str = "envoy.lrs.supports_send_all_clusters";
+const SEND_ALL_CLUSTERS_FEATURE: &str = "envoy.lrs.supports_send_all_clusters";
 
 /// A server that asks for reports more often than this gets them this often.
-const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
+const MIN_REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long a stream that has not come to reporting is kept for its last report (as in grpc-go).
-const LAST_WORD: Duration = Duration::from_secs(1);
+const FINAL_REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The reports to all servers.
 ///
-/// A driver tells it what became of streams (`handle_*`) and then asks what to do ([`Reporter::poll`]). It asks also at
-/// [`Reporter::next_deadline`], and whenever clusters may have begun or ceased to report: after a pass of a core, and
+/// A driver tells it what became of streams (`handle_*`) and then asks what to do ([`LrsClient::poll`]). It asks also at
+/// [`LrsClient::next_deadline`], and whenever clusters may have begun or ceased to report: after a pass of a core, and
 /// when a channel is gone. Asking too often is harmless.
 #[derive(Debug)]
-pub struct Reporter {
+pub struct LrsClient {
     node: Node,
     store: Arc<LoadStore>,
     rng: Rng,
     backoff: Backoff,
-    servers: BTreeMap<Arc<str>, Server>,
+    servers: BTreeMap<Arc<str>, LrsServer>,
     streams: u64,
-    effects: Vec<Effect>,
+    effects: Vec<LrsEffect>,
 }
 
 /// Names a stream. Ids are never given out twice: what is said of a stream that is gone is ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct StreamId(u64);
+pub struct LrsStreamId(u64);
 
 /// Something the driver should do.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub enum Effect {
-    /// Call `StreamLoadStats` on this server, and report [`Reporter::handle_opened`] or [`Reporter::handle_closed`].
+pub enum LrsEffect {
+    /// Call `StreamLoadStats` on this server, and report [`LrsClient::handle_opened`] or [`LrsClient::handle_closed`].
     Open {
         /// The stream.
-        stream: StreamId,
+        stream: LrsStreamId,
         /// The URI of the server.
         server: Arc<str>,
     },
     /// Send this on the stream.
     Send {
         /// The stream.
-        stream: StreamId,
+        stream: LrsStreamId,
         /// The message.
         request: Box<LoadStatsRequest>,
     },
     /// End the stream once everything that was to be sent on it has been, or give up opening it. The id is gone.
     Close {
         /// The stream.
-        stream: StreamId,
+        stream: LrsStreamId,
     },
     /// Tell the operator.
     Warn(String),
 }
 
 #[derive(Debug)]
-struct Server {
-    state: State,
+struct LrsServer {
+    state: LrsStreamState,
     /// Streams in a row that ended without a response.
     attempts: u32,
     /// When to give up on the last report, once nobody counts any more.
-    leave_at: Option<Instant>,
+    close_at: Option<Instant>,
 }
 
 #[derive(Debug)]
-enum State {
+enum LrsStreamState {
     Down { retry_at: Instant },
-    Opening(Stream),
-    Waiting(Stream),
-    Reporting(Stream, Order),
+    Opening(LrsStream),
+    Waiting(LrsStream),
+    Reporting(LrsStream, ReportSchedule),
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Stream {
-    id: StreamId,
+struct LrsStream {
+    id: LrsStreamId,
     /// When its back-off is over, should it end without a response.
     retry_at: Instant,
     /// The same, should it end after one.
@@ -118,26 +118,26 @@ struct Stream {
 
 /// What a server asked for.
 #[derive(Debug)]
-struct Order {
-    clusters: Clusters,
+struct ReportSchedule {
+    clusters: ReportedClusters,
     interval: Duration,
     /// When the last report was sent, or the first response came.
     last: Instant,
 }
 
 #[derive(Debug)]
-enum Clusters {
+enum ReportedClusters {
     All,
-    These(HashSet<String>),
+    Named(HashSet<String>),
 }
 
-impl Reporter {
+impl LrsClient {
     /// Reports what the store counts in the name of `node`.
-    pub fn new(mut node: Node, store: Arc<LoadStore>, rng: Rng) -> Reporter {
-        if !node.client_features.iter().any(|feature| feature == SENDS_ALL) {
-            node.client_features.push(SENDS_ALL.to_owned());
+    pub fn new(mut node: Node, store: Arc<LoadStore>, rng: Rng) -> LrsClient {
+        if !node.client_features.iter().any(|feature| feature == SEND_ALL_CLUSTERS_FEATURE) {
+            node.client_features.push(SEND_ALL_CLUSTERS_FEATURE.to_owned());
         }
-        Reporter {
+        LrsClient {
             node,
             store,
             rng,
@@ -149,37 +149,37 @@ impl Reporter {
     }
 
     /// The stream can be sent on.
-    pub fn handle_opened(&mut self, id: StreamId) {
+    pub fn handle_opened(&mut self, id: LrsStreamId) {
         let Some((_, server)) = find(&mut self.servers, id) else { return };
-        if let State::Opening(stream) = server.state {
-            server.state = State::Waiting(stream);
+        if let LrsStreamState::Opening(stream) = server.state {
+            server.state = LrsStreamState::Waiting(stream);
             let request = LoadStatsRequest { node: Some(self.node.clone()), cluster_stats: Vec::new() };
-            self.effects.push(Effect::Send { stream: id, request: Box::new(request) });
+            self.effects.push(LrsEffect::Send { stream: id, request: Box::new(request) });
         }
     }
 
     /// A message came on the stream. One that cannot be read changes nothing.
-    pub fn handle_message(&mut self, id: StreamId, bytes: &[u8], now: Instant) {
+    pub fn handle_message(&mut self, id: LrsStreamId, bytes: &[u8], now: Instant) {
         let Some((uri, server)) = find(&mut self.servers, id) else { return };
         let mut warn =
-            |text: String| self.effects.push(Effect::Warn(format!("load reports to {uri:?}: {text}")));
+            |text: String| self.effects.push(LrsEffect::Warn(format!("load reports to {uri:?}: {text}")));
         let response = match LoadStatsResponse::decode(bytes) {
             Ok(response) => response,
             Err(error) => return warn(format!("a response cannot be decoded and is ignored: {error}")),
         };
         let (stream, last) = match &server.state {
-            State::Waiting(stream) => (*stream, now),
-            State::Reporting(stream, order) => (*stream, order.last),
-            State::Down { .. } | State::Opening(_) => return,
+            LrsStreamState::Waiting(stream) => (*stream, now),
+            LrsStreamState::Reporting(stream, schedule) => (*stream, schedule.last),
+            LrsStreamState::Down { .. } | LrsStreamState::Opening(_) => return,
         };
-        let mut problems = Problems::new();
-        let path = Path::root();
+        let mut problems = ValidationErrors::new();
+        let path = FieldPath::root();
         let interval = response.load_reporting_interval.as_ref();
         let interval = interval.and_then(|interval| {
             fields::duration(interval, &path.field("load_reporting_interval"), &mut problems)
         });
         if !problems.is_empty() {
-            warn(format!("{problems}; every {SHORTEST_INTERVAL:?} is taken"));
+            warn(format!("{problems}; every {MIN_REPORT_INTERVAL:?} is taken"));
         }
         if response.report_endpoint_granularity {
             warn(
@@ -188,49 +188,49 @@ impl Reporter {
             );
         }
         let clusters = if response.send_all_clusters {
-            Clusters::All
+            ReportedClusters::All
         } else {
-            Clusters::These(response.clusters.into_iter().collect())
+            ReportedClusters::Named(response.clusters.into_iter().collect())
         };
-        let interval = interval.unwrap_or_default().max(SHORTEST_INTERVAL);
+        let interval = interval.unwrap_or_default().max(MIN_REPORT_INTERVAL);
         server.attempts = 0;
-        server.state = State::Reporting(stream, Order { clusters, interval, last });
+        server.state = LrsStreamState::Reporting(stream, ReportSchedule { clusters, interval, last });
     }
 
     /// The stream ended, or could not be opened.
-    pub fn handle_closed(&mut self, id: StreamId, status: &Status, now: Instant) {
+    pub fn handle_closed(&mut self, id: LrsStreamId, status: &Status, now: Instant) {
         let Some((uri, server)) = find(&mut self.servers, id) else { return };
         let retry_at = match &server.state {
-            State::Reporting(stream, _) => stream.retry_at_best.max(now),
-            State::Opening(stream) | State::Waiting(stream) => {
+            LrsStreamState::Reporting(stream, _) => stream.retry_at_best.max(now),
+            LrsStreamState::Opening(stream) | LrsStreamState::Waiting(stream) => {
                 // Said once for as long as it does not get better.
                 if server.attempts == 0 {
-                    let (code, message) = (status.code(), quoted_whole(status.message()));
+                    let (code, message) = (status.code(), quoted_long(status.message()));
                     let text = format!("the stream ended with {code:?} {message}; it is tried again");
-                    self.effects.push(Effect::Warn(format!("load reports to {uri:?}: {text}")));
+                    self.effects.push(LrsEffect::Warn(format!("load reports to {uri:?}: {text}")));
                 }
                 server.attempts = server.attempts.saturating_add(1);
                 stream.retry_at.max(now)
             }
-            State::Down { .. } => return,
+            LrsStreamState::Down { .. } => return,
         };
-        server.state = State::Down { retry_at };
+        server.state = LrsStreamState::Down { retry_at };
     }
 
     /// What to do now.
-    pub fn poll(&mut self, now: Instant) -> Vec<Effect> {
+    pub fn poll(&mut self, now: Instant) -> Vec<LrsEffect> {
         let counted: BTreeMap<Arc<str>, bool> = self.store.servers().into_iter().collect();
         for uri in counted.keys() {
-            self.servers.entry(uri.clone()).or_insert_with(|| Server {
-                state: State::Down { retry_at: now },
+            self.servers.entry(uri.clone()).or_insert_with(|| LrsServer {
+                state: LrsStreamState::Down { retry_at: now },
                 attempts: 0,
-                leave_at: None,
+                close_at: None,
             });
         }
         let mut servers = std::mem::take(&mut self.servers);
         servers.retain(|uri, server| {
             let held = counted.get(uri).copied().unwrap_or(false);
-            server.leave_at = if held { None } else { server.leave_at.or(Some(now + LAST_WORD)) };
+            server.close_at = if held { None } else { server.close_at.or(Some(now + FINAL_REPORT_TIMEOUT)) };
             self.poll_server(uri, server, now)
         });
         self.servers = servers;
@@ -239,43 +239,43 @@ impl Reporter {
 
     /// When to poll at the latest if nothing happens before.
     pub fn next_deadline(&self) -> Option<Instant> {
-        let deadline = |server: &Server| match &server.state {
-            State::Down { retry_at } => Some(*retry_at),
-            State::Opening(_) | State::Waiting(_) => server.leave_at,
-            State::Reporting(_, order) => Some(order.due()),
+        let deadline = |server: &LrsServer| match &server.state {
+            LrsStreamState::Down { retry_at } => Some(*retry_at),
+            LrsStreamState::Opening(_) | LrsStreamState::Waiting(_) => server.close_at,
+            LrsStreamState::Reporting(_, schedule) => Some(schedule.due()),
         };
         self.servers.values().filter_map(deadline).min()
     }
 
     /// Does for a server what is due; answers whether it stays.
-    fn poll_server(&mut self, uri: &Arc<str>, server: &mut Server, now: Instant) -> bool {
+    fn poll_server(&mut self, uri: &Arc<str>, server: &mut LrsServer, now: Instant) -> bool {
         match &mut server.state {
-            State::Down { retry_at } if *retry_at <= now => {
-                server.state = State::Opening(self.open(uri, server.attempts, now));
+            LrsStreamState::Down { retry_at } if *retry_at <= now => {
+                server.state = LrsStreamState::Opening(self.open(uri, server.attempts, now));
                 true
             }
-            State::Down { .. } => {
-                if server.leave_at.is_some() {
+            LrsStreamState::Down { .. } => {
+                if server.close_at.is_some() {
                     self.store.take(uri, |_| false, now);
                 }
-                server.leave_at.is_none()
+                server.close_at.is_none()
             }
-            State::Opening(stream) | State::Waiting(stream) => {
-                let stays = server.leave_at.is_none_or(|at| now < at);
+            LrsStreamState::Opening(stream) | LrsStreamState::Waiting(stream) => {
+                let stays = server.close_at.is_none_or(|at| now < at);
                 if !stays {
                     self.store.take(uri, |_| false, now);
-                    self.effects.push(Effect::Close { stream: stream.id });
+                    self.effects.push(LrsEffect::Close { stream: stream.id });
                 }
                 stays
             }
-            State::Reporting(stream, order) => {
+            LrsStreamState::Reporting(stream, schedule) => {
                 let stream = stream.id;
-                let leaves = server.leave_at.is_some();
-                if leaves || order.due() <= now {
-                    order.last = now;
-                    let wanted = |cluster: &str| match &order.clusters {
-                        Clusters::All => true,
-                        Clusters::These(names) => names.contains(cluster),
+                let is_closing = server.close_at.is_some();
+                if is_closing || schedule.due() <= now {
+                    schedule.last = now;
+                    let wanted = |cluster: &str| match &schedule.clusters {
+                        ReportedClusters::All => true,
+                        ReportedClusters::Named(names) => names.contains(cluster),
                     };
                     let stats = self.store.take(uri, wanted, now);
                     let left_out =
@@ -285,46 +285,48 @@ impl Reporter {
                         let text = format!(
                             "backends report too many named metrics; some of cluster {cluster:?} are left out"
                         );
-                        self.effects.push(Effect::Warn(format!("load reports to {uri:?}: {text}")));
+                        self.effects.push(LrsEffect::Warn(format!("load reports to {uri:?}: {text}")));
                     }
                     // A report without news is sent too, as grpc-go does: it says that we are there.
                     let cluster_stats = stats.into_iter().map(cluster_stats).collect();
                     let request = LoadStatsRequest { node: None, cluster_stats };
-                    self.effects.push(Effect::Send { stream, request: Box::new(request) });
+                    self.effects.push(LrsEffect::Send { stream, request: Box::new(request) });
                 }
-                if leaves {
-                    self.effects.push(Effect::Close { stream });
+                if is_closing {
+                    self.effects.push(LrsEffect::Close { stream });
                 }
-                !leaves
+                !is_closing
             }
         }
     }
 
-    fn open(&mut self, uri: &Arc<str>, attempts: u32, now: Instant) -> Stream {
+    fn open(&mut self, uri: &Arc<str>, attempts: u32, now: Instant) -> LrsStream {
         self.streams = self.streams.saturating_add(1);
-        let id = StreamId(self.streams);
-        self.effects.push(Effect::Open { stream: id, server: uri.clone() });
+        let id = LrsStreamId(self.streams);
+        self.effects.push(LrsEffect::Open { stream: id, server: uri.clone() });
         let mut after = |attempts| now + self.backoff.wait(attempts, &mut self.rng);
-        Stream { id, retry_at: after(attempts), retry_at_best: after(0) }
+        LrsStream { id, retry_at: after(attempts), retry_at_best: after(0) }
     }
 }
 
-impl Order {
+impl ReportSchedule {
     fn due(&self) -> Instant {
         self.last + self.interval
     }
 }
 
-impl State {
-    fn stream(&self) -> Option<StreamId> {
+impl LrsStreamState {
+    fn stream(&self) -> Option<LrsStreamId> {
         match self {
-            State::Down { .. } => None,
-            State::Opening(stream) | State::Waiting(stream) | State::Reporting(stream, _) => Some(stream.id),
+            LrsStreamState::Down { .. } => None,
+            LrsStreamState::Opening(stream)
+            | LrsStreamState::Waiting(stream)
+            | LrsStreamState::Reporting(stream, _) => Some(stream.id),
         }
     }
 }
 
-fn find(servers: &mut BTreeMap<Arc<str>, Server>, id: StreamId) -> Option<(&Arc<str>, &mut Server)> {
+fn find(servers: &mut BTreeMap<Arc<str>, LrsServer>, id: LrsStreamId) -> Option<(&Arc<str>, &mut LrsServer)> {
     servers.iter_mut().find(|(_, server)| server.state.stream() == Some(id))
 }
 

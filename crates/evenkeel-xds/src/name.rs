@@ -15,7 +15,7 @@ use std::fmt;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use crate::Limits;
+use crate::XdsLimits;
 use crate::resource::ResourceType;
 use crate::text::quoted;
 
@@ -34,7 +34,7 @@ const SCHEME: &str = "xdstp:";
 /// assert_eq!(one.to_string(), "xdstp://a.com/envoy.config.listener.v3.Listener/orders?a=1&b=2");
 /// assert_eq!(one.authority(), Some("a.com"));
 /// assert_eq!(ResourceName::parse(Listener, "orders")?.authority(), None);
-/// # Ok::<(), evenkeel_xds::name::NameError>(())
+/// # Ok::<(), evenkeel_xds::name::ResourceNameError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ResourceName {
@@ -48,16 +48,16 @@ impl ResourceName {
     /// A text that starts with `xdstp:` must be a new-style name of that type; any other text is an old-style name and
     /// stays as it is. Where a context parameter stands twice the last value counts. What stands after a `#` tells
     /// a client how to process the resource, not which one it is, and is left out.
-    pub fn parse(kind: ResourceType, text: &str) -> Result<ResourceName, NameError> {
-        let limit = Limits::default().name_bytes;
-        let fail = |problem: String| NameError { name: quoted(text), problem };
+    pub fn parse(kind: ResourceType, text: &str) -> Result<ResourceName, ResourceNameError> {
+        let limit = XdsLimits::default().name_bytes;
+        let fail = |problem: String| ResourceNameError { name: quoted(text), problem };
         if text.is_empty() {
             return Err(fail("must not be empty".to_owned()));
         }
         let name = if text.len() > limit {
             Err(format!("has {} bytes; at most {limit} are allowed", text.len()))
         } else if text.starts_with(SCHEME) {
-            new_style(kind, text)
+            parse_xdstp(kind, text)
         } else {
             Ok(ResourceName { canonical: text.into(), authority: None })
         };
@@ -92,32 +92,32 @@ impl fmt::Display for ResourceName {
 
 /// A text that is not the name of a resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NameError {
+pub struct ResourceNameError {
     name: String,
     problem: String,
 }
 
-impl NameError {
+impl ResourceNameError {
     /// What is wrong with it, without the name.
     pub fn problem(&self) -> &str {
         &self.problem
     }
 }
 
-impl fmt::Display for NameError {
+impl fmt::Display for ResourceNameError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "resource name {}: {}", self.name, self.problem)
     }
 }
 
-impl std::error::Error for NameError {}
+impl std::error::Error for ResourceNameError {}
 
 /// Whether a template makes new-style names, so that what is filled in must be percent-encoded (A47).
-pub(crate) fn is_new_style(text: &str) -> bool {
+pub(crate) fn is_xdstp(text: &str) -> bool {
     text.starts_with(SCHEME)
 }
 
-fn new_style(kind: ResourceType, text: &str) -> Result<ResourceName, String> {
+fn parse_xdstp(kind: ResourceType, text: &str) -> Result<ResourceName, String> {
     let form = "expected xdstp://AUTHORITY/TYPE/ID";
     let rest = text.strip_prefix("xdstp://").ok_or(form)?;
     let rest = rest.split_once('#').map_or(rest, |(name, _directives)| name);

@@ -5,80 +5,82 @@ use std::fmt;
 /// The place of a field in a message. It is built while walking down and costs nothing until it is written.
 ///
 /// ```
-/// use evenkeel_xds::Path;
-/// let root = Path::root();
+/// use evenkeel_xds::FieldPath;
+/// let root = FieldPath::root();
 /// let hosts = root.field("virtual_hosts");
 /// let host = hosts.index(2);
 /// assert_eq!(host.field("name").to_string(), "virtual_hosts[2].name");
 /// ```
 #[derive(Clone, Copy, Debug)]
-pub struct Path<'a> {
-    parent: Option<&'a Path<'a>>,
-    part: Part<'a>,
+pub struct FieldPath<'a> {
+    parent: Option<&'a FieldPath<'a>>,
+    segment: PathSegment<'a>,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Part<'a> {
+enum PathSegment<'a> {
     Root,
     Field(&'a str),
     Index(usize),
     Key(&'a str),
 }
 
-impl Path<'static> {
+impl FieldPath<'static> {
     /// The resource itself.
-    pub fn root() -> Path<'static> {
-        Path { parent: None, part: Part::Root }
+    pub fn root() -> FieldPath<'static> {
+        FieldPath { parent: None, segment: PathSegment::Root }
     }
 }
 
-impl<'a> Path<'a> {
+impl<'a> FieldPath<'a> {
     /// A field of the message here, as the `.proto` file spells it.
     #[must_use]
-    pub fn field(&'a self, name: &'a str) -> Path<'a> {
-        Path { parent: Some(self), part: Part::Field(name) }
+    pub fn field(&'a self, name: &'a str) -> FieldPath<'a> {
+        FieldPath { parent: Some(self), segment: PathSegment::Field(name) }
     }
 
     /// An element of the list here.
     #[must_use]
-    pub fn index(&'a self, index: usize) -> Path<'a> {
-        Path { parent: Some(self), part: Part::Index(index) }
+    pub fn index(&'a self, index: usize) -> FieldPath<'a> {
+        FieldPath { parent: Some(self), segment: PathSegment::Index(index) }
     }
 
     /// An entry of the map here.
     #[must_use]
-    pub fn key(&'a self, key: &'a str) -> Path<'a> {
-        Path { parent: Some(self), part: Part::Key(key) }
+    pub fn key(&'a self, key: &'a str) -> FieldPath<'a> {
+        FieldPath { parent: Some(self), segment: PathSegment::Key(key) }
     }
 }
 
-impl fmt::Display for Path<'_> {
+impl fmt::Display for FieldPath<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(parent) = self.parent {
             parent.fmt(f)?;
         }
-        match self.part {
-            Part::Root => Ok(()),
-            Part::Field(name) if self.parent.is_some_and(|parent| !matches!(parent.part, Part::Root)) => {
+        match self.segment {
+            PathSegment::Root => Ok(()),
+            PathSegment::Field(name)
+                if self.parent.is_some_and(|parent| !matches!(parent.segment, PathSegment::Root)) =>
+            {
                 write!(f, ".{name}")
             }
-            Part::Field(name) => f.write_str(name),
-            Part::Index(index) => write!(f, "[{index}]"),
-            Part::Key(key) => write!(f, "[{key:?}]"),
+            PathSegment::Field(name) => f.write_str(name),
+            PathSegment::Index(index) => write!(f, "[{index}]"),
+            PathSegment::Key(key) => write!(f, "[{key:?}]"),
         }
     }
 }
 
 /// One problem.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
+pub struct ValidationError {
     /// The path to the field, empty for the resource as a whole.
     pub path: String,
     /// What is wrong with it.
     pub text: String,
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for ValidationError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.path.as_str() {
             "" => f.write_str(&self.text),
@@ -88,32 +90,32 @@ impl fmt::Display for Problem {
 }
 
 /// How many problems of one resource are told apart; more are only counted.
-const KEPT: usize = 32;
+const MAX_KEPT: usize = 32;
 
 /// Every problem of one resource, in the order they were found (A40: all are reported together).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Problems {
-    kept: Vec<Problem>,
+pub struct ValidationErrors {
+    kept: Vec<ValidationError>,
     more: usize,
 }
 
-impl Problems {
+impl ValidationErrors {
     /// None yet.
-    pub fn new() -> Problems {
-        Problems::default()
+    pub fn new() -> ValidationErrors {
+        ValidationErrors::default()
     }
 
     /// One problem.
-    pub fn one(path: &Path<'_>, text: impl Into<String>) -> Problems {
-        let mut problems = Problems::new();
+    pub fn one(path: &FieldPath<'_>, text: impl Into<String>) -> ValidationErrors {
+        let mut problems = ValidationErrors::new();
         problems.add(path, text);
         problems
     }
 
     /// Adds a problem of the field at `path`.
-    pub fn add(&mut self, path: &Path<'_>, text: impl Into<String>) {
-        if self.kept.len() < KEPT {
-            self.kept.push(Problem { path: path.to_string(), text: text.into() });
+    pub fn add(&mut self, path: &FieldPath<'_>, text: impl Into<String>) {
+        if self.kept.len() < MAX_KEPT {
+            self.kept.push(ValidationError { path: path.to_string(), text: text.into() });
         } else {
             self.more = self.more.saturating_add(1);
         }
@@ -125,17 +127,17 @@ impl Problems {
     }
 
     /// The problems that are told apart.
-    pub fn iter(&self) -> impl Iterator<Item = &Problem> {
+    pub fn iter(&self) -> impl Iterator<Item = &ValidationError> {
         self.kept.iter()
     }
 
     /// `value` if there is no problem.
-    pub fn or<T>(self, value: T) -> Result<T, Problems> {
+    pub fn or<T>(self, value: T) -> Result<T, ValidationErrors> {
         if self.is_empty() { Ok(value) } else { Err(self) }
     }
 }
 
-impl fmt::Display for Problems {
+impl fmt::Display for ValidationErrors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, problem) in self.kept.iter().enumerate() {
             let between = if i == 0 { "" } else { "; " };
@@ -148,4 +150,4 @@ impl fmt::Display for Problems {
     }
 }
 
-impl std::error::Error for Problems {}
+impl std::error::Error for ValidationErrors {}

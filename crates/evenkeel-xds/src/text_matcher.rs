@@ -10,19 +10,19 @@ use regex::bytes::Regex;
 /// Two are the same if they were written the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TextMatcher {
-    Exact(String, Case),
-    Prefix(String, Case),
-    Suffix(String, Case),
+    Exact(String, CaseSensitivity),
+    Prefix(String, CaseSensitivity),
+    Suffix(String, CaseSensitivity),
     Contains(String),
     /// The text as it was written, and an expression that finds it in any case, in time that is linear.
-    ContainsInAnyCase(RegexMatcher),
+    ContainsIgnoreCase(RegexMatcher),
     Regex(RegexMatcher),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Case {
-    Heeded,
-    Ignored,
+pub(crate) enum CaseSensitivity {
+    Sensitive,
+    Insensitive,
 }
 
 /// A pattern as it was written, and as it is run.
@@ -36,31 +36,31 @@ impl TextMatcher {
     pub(crate) fn matches(&self, text: &str) -> bool {
         let bytes = text.as_bytes();
         match self {
-            TextMatcher::Exact(expected, case) => case.same(bytes, expected),
+            TextMatcher::Exact(expected, case) => case.is_equal(bytes, expected),
             TextMatcher::Prefix(expected, case) => {
-                bytes.get(..expected.len()).is_some_and(|start| case.same(start, expected))
+                bytes.get(..expected.len()).is_some_and(|start| case.is_equal(start, expected))
             }
             TextMatcher::Suffix(expected, case) => {
                 let end = bytes.len().checked_sub(expected.len()).and_then(|start| bytes.get(start..));
-                end.is_some_and(|end| case.same(end, expected))
+                end.is_some_and(|end| case.is_equal(end, expected))
             }
             TextMatcher::Contains(expected) => text.contains(expected.as_str()),
-            TextMatcher::ContainsInAnyCase(regex) | TextMatcher::Regex(regex) => {
+            TextMatcher::ContainsIgnoreCase(regex) | TextMatcher::Regex(regex) => {
                 regex.compiled.is_match(bytes)
             }
         }
     }
 }
 
-impl Case {
-    pub(crate) fn ignored_if(ignored: bool) -> Case {
-        if ignored { Case::Ignored } else { Case::Heeded }
+impl CaseSensitivity {
+    pub(crate) fn from_ignore_case(ignored: bool) -> CaseSensitivity {
+        if ignored { CaseSensitivity::Insensitive } else { CaseSensitivity::Sensitive }
     }
 
-    fn same(self, found: &[u8], expected: &str) -> bool {
+    fn is_equal(self, found: &[u8], expected: &str) -> bool {
         match self {
-            Case::Heeded => found == expected.as_bytes(),
-            Case::Ignored => found.eq_ignore_ascii_case(expected.as_bytes()),
+            CaseSensitivity::Sensitive => found == expected.as_bytes(),
+            CaseSensitivity::Insensitive => found.eq_ignore_ascii_case(expected.as_bytes()),
         }
     }
 }
@@ -79,11 +79,13 @@ impl fmt::Display for TextMatcher {
             TextMatcher::Exact(text, case) => ("exact", text.as_str(), *case),
             TextMatcher::Prefix(text, case) => ("prefix", text.as_str(), *case),
             TextMatcher::Suffix(text, case) => ("suffix", text.as_str(), *case),
-            TextMatcher::Contains(text) => ("contains", text.as_str(), Case::Heeded),
-            TextMatcher::ContainsInAnyCase(regex) => ("contains", &*regex.source, Case::Ignored),
-            TextMatcher::Regex(regex) => ("regex", &*regex.source, Case::Heeded),
+            TextMatcher::Contains(text) => ("contains", text.as_str(), CaseSensitivity::Sensitive),
+            TextMatcher::ContainsIgnoreCase(regex) => {
+                ("contains", &*regex.source, CaseSensitivity::Insensitive)
+            }
+            TextMatcher::Regex(regex) => ("regex", &*regex.source, CaseSensitivity::Sensitive),
         };
-        let any_case = if case == Case::Ignored { " in any case" } else { "" };
+        let any_case = if case == CaseSensitivity::Insensitive { " in any case" } else { "" };
         write!(f, "{kind} {text:?}{any_case}")
     }
 }

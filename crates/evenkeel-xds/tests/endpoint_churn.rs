@@ -11,9 +11,11 @@ use evenkeel_proto::envoy::service::discovery::v3::DiscoveryResponse;
 use evenkeel_proto::prost::Message as _;
 use evenkeel_proto::prost_types::Any;
 use evenkeel_xds::bootstrap::Bootstrap;
-use evenkeel_xds::client::{Changed, Client, Effect, Input, StreamId, SubscriberId, Variant};
-use evenkeel_xds::follow::{Follower, Glance, Step};
-use evenkeel_xds::resource::{Parser, ResourceType};
+use evenkeel_xds::client::{
+    AdsClient, AdsEffect, AdsEvent, AdsStreamId, ChangedResources, SubscriberId, XdsVariant,
+};
+use evenkeel_xds::follow::{EndpointsOnlyUpdate, XdsResolver, XdsResolverUpdate};
+use evenkeel_xds::resource::{ResourceParser, ResourceType};
 use testkit::resources::{any, cluster, endpoint, listener_with_rds, load_assignment, route_config};
 use testkit::{Counting, dialled};
 
@@ -36,10 +38,10 @@ const BOOTSTRAP: &str =
 
 /// Client and channel without sockets, connected to all endpoints that they know.
 struct ChurnClient {
-    client: Client,
+    client: AdsClient,
     channel: SubscriberId,
-    stream: Option<StreamId>,
-    follower: Follower,
+    stream: Option<AdsStreamId>,
+    resolver: XdsResolver,
     wanted: BTreeSet<(ResourceType, String)>,
     core: Core,
     picker: Option<RootPicker>,
@@ -48,14 +50,14 @@ struct ChurnClient {
 impl ChurnClient {
     fn new() -> ChurnClient {
         let bootstrap = Arc::new(Bootstrap::from_json(BOOTSTRAP).unwrap());
-        let parser = Parser::new(Registry::standard());
-        let mut client = Client::new(bootstrap, parser, Variant::StateOfTheWorld, Rng::fixed(1));
-        let channel = client.subscribe();
+        let parser = ResourceParser::new(Registry::standard());
+        let mut client = AdsClient::new(bootstrap, parser, XdsVariant::StateOfTheWorld, Rng::fixed(1));
+        let channel = client.add_subscriber();
         let mut churn = ChurnClient {
             client,
             channel,
             stream: None,
-            follower: Follower::new("orders", "orders", "orders", 7, Arc::new(|| ())),
+            resolver: XdsResolver::new("orders", "orders", "orders", 7, Arc::new(|| ())),
             wanted: BTreeSet::new(),
             core: Core::builder(Rng::fixed(1)).build(),
             picker: None,
@@ -68,53 +70,58 @@ impl ChurnClient {
     /// Handles a response, and runs passes until all endpoints are connected. Returns the number of dialled ones.
     fn receive(&mut self, bytes: &[u8]) -> usize {
         let stream = self.stream.unwrap();
-        self.client.handle(Input::Message { stream, bytes }, Instant::ORIGIN);
+        self.client.handle(AdsEvent::Message { stream, bytes }, Instant::ORIGIN);
         self.settle().map_or(0, |step| self.apply(step))
     }
 
     /// Carries out the effects of the client, until there is none.
-    fn settle(&mut self) -> Option<Step> {
+    fn settle(&mut self) -> Option<XdsResolverUpdate> {
         let mut last = None;
         loop {
             while let Some(effect) = self.client.poll_effect() {
                 match effect {
-                    Effect::Open { stream, .. } => {
+                    AdsEffect::Open { stream, .. } => {
                         self.stream = Some(stream);
-                        self.client.handle(Input::Opened { stream }, Instant::ORIGIN);
+                        self.client.handle(AdsEvent::Opened { stream }, Instant::ORIGIN);
                     }
-                    Effect::Send { stream, .. } => {
-                        self.client.handle(Input::Written { stream }, Instant::ORIGIN);
+                    AdsEffect::Send { stream, .. } => {
+                        self.client.handle(AdsEvent::Written { stream }, Instant::ORIGIN);
                     }
-                    Effect::Read { .. } | Effect::Close { .. } | Effect::Warn(_) | Effect::Info(_) => {}
+                    AdsEffect::Read { .. }
+                    | AdsEffect::Close { .. }
+                    | AdsEffect::Warn(_)
+                    | AdsEffect::Info(_) => {}
                 }
             }
             let Some((id, changed)) = self.client.poll_changed() else { return last };
             let step = match &changed {
-                Changed::Endpoints(names) => match self.follower.follow_endpoints(names, &self.client) {
-                    Glance::Enough(step) => step,
-                    Glance::NotEnough => self.follow(),
-                },
-                Changed::Anything => self.follow(),
+                ChangedResources::Endpoints(names) => {
+                    match self.resolver.resolve_endpoints(names, &self.client) {
+                        EndpointsOnlyUpdate::Applied(step) => step,
+                        EndpointsOnlyUpdate::NeedsFullUpdate => self.follow(),
+                    }
+                }
+                ChangedResources::Anything => self.follow(),
             };
             last = step.or(last);
             self.client.processed(id);
         }
     }
 
-    fn follow(&mut self) -> Option<Step> {
+    fn follow(&mut self) -> Option<XdsResolverUpdate> {
         let mut last = None;
         loop {
-            let followed = self.follower.follow([], &self.client);
-            last = followed.step.or(last);
+            let followed = self.resolver.resolve([], &self.client);
+            last = followed.update.or(last);
             if followed.wanted == self.wanted {
                 return last;
             }
-            self.client.want(self.channel, followed.wanted.clone(), Instant::ORIGIN);
+            self.client.watch(self.channel, followed.wanted.clone(), Instant::ORIGIN);
             self.wanted = followed.wanted;
         }
     }
 
-    fn apply(&mut self, step: Step) -> usize {
+    fn apply(&mut self, step: XdsResolverUpdate) -> usize {
         let now = Instant::ORIGIN;
         let mut count = 0;
         self.core.update(step.update);

@@ -21,7 +21,7 @@ use evenkeel_proto::envoy::extensions::load_balancing_policies::wrr_locality::v3
 use evenkeel_proto::prost::{Message, Name};
 use evenkeel_proto::prost_types::Any;
 use evenkeel_proto::xds::r#type::v3::TypedStruct;
-use evenkeel_xds::client::Variant;
+use evenkeel_xds::client::XdsVariant;
 use evenkeel_xds::resource::ResourceType;
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -170,7 +170,7 @@ proptest! {
     #[test]
     fn changed_responses_are_answered(
         kind in kinds(),
-        variant in prop::sample::select(vec![Variant::StateOfTheWorld, Variant::Delta]),
+        variant in prop::sample::select(vec![XdsVariant::StateOfTheWorld, XdsVariant::Delta]),
         changes in changes(),
     ) {
         let mut bytes = checks::response(variant, kind);
@@ -248,13 +248,13 @@ fn long_names_are_not_repeated() {
 
 /// A message around a message around a message, made from the inside out, so that a level costs what it adds.
 #[derive(Default)]
-struct Nest {
+struct NestedMessages {
     reversed: Vec<u8>,
 }
 
-impl Nest {
+impl NestedMessages {
     /// What there is so far becomes field `number` of a message that has `before` in front of it.
-    fn wrap(mut self, before: &[u8], number: u8) -> Nest {
+    fn wrap(mut self, before: &[u8], number: u8) -> NestedMessages {
         let mut head = before.to_vec();
         head.push(number << 3 | 2);
         evenkeel_proto::prost::encoding::encode_varint(self.reversed.len() as u64, &mut head);
@@ -263,12 +263,12 @@ impl Nest {
     }
 
     /// What there is so far becomes an `Any` that says it is an `M`.
-    fn any<M: Name>(self) -> Nest {
+    fn any<M: Name>(self) -> NestedMessages {
         let type_url = Any { type_url: M::type_url(), value: Vec::new() }.encode_to_vec();
         self.wrap(&type_url, 2)
     }
 
-    fn times(self, levels: usize, level: impl Fn(Nest) -> Nest) -> Nest {
+    fn times(self, levels: usize, level: impl Fn(NestedMessages) -> NestedMessages) -> NestedMessages {
         (0..levels).fold(self, |nest, _| level(nest))
     }
 
@@ -286,30 +286,33 @@ impl Nest {
 fn nested(levels: usize) -> Vec<(&'static str, ResourceType, Vec<u8>)> {
     let key_a = [0x0a, 1, b'a'];
     // A `Struct` with a field `a`, whose value is a `Struct` with a field `a`.
-    let structs = || Nest::default().times(levels, |nest| nest.wrap(&key_a, 2).wrap(&[], 1).wrap(&[], 5));
+    let structs =
+        || NestedMessages::default().times(levels, |nest| nest.wrap(&key_a, 2).wrap(&[], 1).wrap(&[], 5));
     // A `Struct` with a list of lists.
-    let lists = || Nest::default().times(levels, |nest| nest.wrap(&[], 1).wrap(&[], 6));
-    let in_struct = |value: Nest| value.wrap(&key_a, 2).wrap(&[], 1);
-    let typed_struct = |value: Nest| {
+    let lists = || NestedMessages::default().times(levels, |nest| nest.wrap(&[], 1).wrap(&[], 6));
+    let in_struct = |value: NestedMessages| value.wrap(&key_a, 2).wrap(&[], 1);
+    let typed_struct = |value: NestedMessages| {
         let type_url = TypedStruct { type_url: "x/round_robin".to_owned(), value: None }.encode_to_vec();
         in_struct(value).wrap(&type_url, 2).any::<TypedStruct>()
     };
     // Policies over policies, each in an `Any`, for which protobuf has no limit.
-    let policies = Nest::default()
+    let policies = NestedMessages::default()
         .times(levels, |nest| nest.any::<WrrLocality>().wrap(&[], 2).wrap(&[], 4).wrap(&[], 1).wrap(&[], 1))
         .any::<WrrLocality>();
     let filters = || {
-        Nest::default().times(levels, |nest| nest.any::<FilterConfig>().wrap(&[], 1)).any::<FilterConfig>()
+        NestedMessages::default()
+            .times(levels, |nest| nest.any::<FilterConfig>().wrap(&[], 1))
+            .any::<FilterConfig>()
     };
-    let anys = || Nest::default().times(levels, Nest::any::<Any>);
+    let anys = || NestedMessages::default().times(levels, NestedMessages::any::<Any>);
 
-    let any = |nest: Nest| nest.read::<Any>().expect("an Any holds bytes");
+    let any = |nest: NestedMessages| nest.read::<Any>().expect("an Any holds bytes");
     let cluster = |policy: Any| {
         let list = checks::policies([("nested", policy)]);
         Cluster { load_balancing_policy: Some(list), ..resources::cluster("a") }.encode_to_vec()
     };
     // Fields that stand last count, and messages may come in parts: what cannot be a value of ours is appended.
-    let with_metadata = |value: Nest| {
+    let with_metadata = |value: NestedMessages| {
         let metadata = in_struct(value).wrap(&key_a, 2).wrap(&[], 1).bytes();
         let mut bytes = resources::cluster("a").encode_to_vec();
         let tag = Cluster { metadata: Some(Metadata::default()), ..Cluster::default() }.encode_to_vec();

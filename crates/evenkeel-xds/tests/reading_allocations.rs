@@ -13,7 +13,7 @@ use evenkeel_proto::prost::Message;
 use evenkeel_proto::prost_types::value::Kind;
 use evenkeel_proto::prost_types::{Any, Struct, Value};
 use evenkeel_xds::bootstrap::ServerConfig;
-use evenkeel_xds::resource::{Parser, ResourceType};
+use evenkeel_xds::resource::{ResourceParser, ResourceType};
 use testkit::Counting;
 use testkit::resources::{listener_with_routes, load_assignment, route, route_config, virtual_host};
 
@@ -28,7 +28,7 @@ const TIMES: u64 = 3;
 
 /// What is wrong with the bytes, which must be told for little more memory than they take themselves.
 fn refused(kind: ResourceType, bytes: Vec<u8>) -> String {
-    let mut parser = Parser::new(Registry::standard());
+    let mut parser = ResourceParser::new(Registry::standard());
     parser.limits.endpoints = 1_000;
     parser.limits.routes = 1_000;
     let from = ServerConfig::insecure("xds.test:443");
@@ -107,7 +107,7 @@ fn lengths_that_lie_hide_nothing() {
 
 /// The allocations and bytes for each item of a resource that is accepted.
 fn each(kind: ResourceType, items: usize, bytes: Vec<u8>) -> (f64, f64) {
-    let parser = Parser::new(Registry::standard());
+    let parser = ResourceParser::new(Registry::standard());
     let from = ServerConfig::insecure("xds.test:443");
     let any = Any { type_url: kind.type_url().to_owned(), value: bytes };
     let (allocations, result) = Counting::during(|| parser.parse(kind, &any, &from));

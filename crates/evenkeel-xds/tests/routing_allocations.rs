@@ -13,8 +13,8 @@ use evenkeel_proto::envoy::config::route::v3::route_match::PathSpecifier;
 use evenkeel_proto::envoy::config::route::v3::{HeaderMatcher, Route};
 use evenkeel_proto::envoy::r#type::matcher::v3::RegexMatcher;
 use evenkeel_xds::bootstrap::ServerConfig;
-use evenkeel_xds::resource::{Parser, Resource, ResourceType, RouteSource};
-use evenkeel_xds::routing::{ActiveClusters, Selector};
+use evenkeel_xds::resource::{Resource, ResourceParser, ResourceType, RouteSource};
+use evenkeel_xds::routing::{ActiveClusters, ConfigSelector};
 use testkit::Counting;
 use testkit::resources::{any, listener_with_routes, route, route_config, virtual_host};
 
@@ -29,7 +29,7 @@ impl Headers for User {
     }
 }
 
-fn selector(routes: Vec<Route>) -> Selector {
+fn selector(routes: Vec<Route>) -> ConfigSelector {
     let config = route_config("r", "unused");
     let listener = listener_with_routes(
         "l",
@@ -39,12 +39,12 @@ fn selector(routes: Vec<Route>) -> Selector {
         },
     );
     let server = ServerConfig::insecure("xds.test:443");
-    let parser = Parser::new(Registry::standard());
+    let parser = ResourceParser::new(Registry::standard());
     let parsed = parser.parse(ResourceType::Listener, &any(&listener), &server).expect("valid");
     let Resource::Listener(listener) = parsed.resource else { panic!("not a listener") };
     let RouteSource::Inline(routes) = &listener.routes else { panic!("not inline") };
     let clusters = ActiveClusters::new(Arc::new(|| ()));
-    Selector::new(routes.virtual_host("any").expect("a host").clone(), &listener, &clusters, 7)
+    ConfigSelector::new(routes.virtual_host("any").expect("a host").clone(), &listener, &clusters, 7)
 }
 
 /// A thousand routes are tried, by path, expression and header, a cluster chosen and a header hashed: nothing is

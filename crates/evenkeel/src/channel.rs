@@ -15,7 +15,7 @@ use std::{fmt, mem};
 use evenkeel_core::{
     Address, Call, CallEnd, Code, Connectivity, Description, Headers, Pick, Status, SubchannelId, Trackers,
 };
-use evenkeel_xds::routing::{ActiveFaults, Filter, Selected};
+use evenkeel_xds::routing::{ActiveFaults, SelectedRoute, XdsHttpFilter};
 use http::uri::{Authority, PathAndQuery};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use http_body::Body as _;
@@ -259,7 +259,7 @@ struct Outgoing {
     /// Whether the headers say how much time is left.
     says_timeout: bool,
     /// Where the route leads, if there are routes.
-    selected: Option<Selected>,
+    selected: Option<SelectedRoute>,
     end: End,
     /// The snapshot whose connection turned out to be gone: another one is needed.
     outdated: Option<u64>,
@@ -417,7 +417,7 @@ impl Outgoing {
     }
 
     /// Takes the call's route. It holds for all attempts (A31).
-    fn follow(&mut self, selected: Option<Selected>) {
+    fn follow(&mut self, selected: Option<SelectedRoute>) {
         let Some(selected) = selected else { return };
         if let Some(limit) = selected.timeout(None) {
             self.says_timeout &= !self.deadline.tighten(Instant::now() + limit);
@@ -446,7 +446,8 @@ impl Outgoing {
         let Some(selected) = &self.selected else { return Ok(None) };
         for index in 0..selected.filters().len() {
             let Some(selected) = &self.selected else { break };
-            let Some(Filter::Fault(fault)) = selected.filters().get(index).map(|instance| &instance.filter)
+            let Some(XdsHttpFilter::Fault(fault)) =
+                selected.filters().get(index).map(|instance| &instance.filter)
             else {
                 continue;
             };
@@ -584,7 +585,7 @@ impl Outgoing {
         }
     }
 
-    fn look_at_routes(&self, snapshot: &Snapshot) -> Look<Option<Selected>> {
+    fn look_at_routes(&self, snapshot: &Snapshot) -> Look<Option<SelectedRoute>> {
         match &snapshot.way {
             Way::Open { selector: None, .. } => Look::Found(None),
             Way::Open { selector: Some(selector), .. } => {
@@ -675,7 +676,7 @@ impl Outgoing {
         if let Some(attempts) = self.end.previous_attempts() {
             self.headers.insert(&retry::PREVIOUS_ATTEMPTS, attempts);
         }
-        let rewrite = self.selected.as_ref().is_some_and(Selected::auto_host_rewrite);
+        let rewrite = self.selected.as_ref().is_some_and(SelectedRoute::auto_host_rewrite);
         let place = if rewrite { trackers.place() } else { None };
         let hostname = place.and_then(|place| place.hostname.as_deref());
         let hostname = hostname.filter(|name| Authority::try_from(*name).is_ok());

@@ -20,8 +20,8 @@ use evenkeel_core::{
     Backoff, CallCounters, Connectivity, Core, Effect, Endpoint, Endpoints, Event, Instant, Labels, LbConfig,
     LoadReport, Pass, Rng, RootPicker, Rubbish, Status, SubchannelId, Update,
 };
-use evenkeel_xds::follow::Step;
-use evenkeel_xds::routing::Selector;
+use evenkeel_xds::follow::XdsResolverUpdate;
+use evenkeel_xds::routing::ConfigSelector;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, yield_now};
@@ -404,7 +404,7 @@ enum Route {
     /// There are no routes; all calls go the same way.
     Direct,
     /// By the control plane's routes.
-    Selector(Arc<Selector>),
+    Selector(Arc<ConfigSelector>),
     /// There is no config that could be used.
     Failed(Status),
 }
@@ -567,7 +567,7 @@ impl Awake {
 
     fn take_in_feed(&mut self, fed: Fed) {
         match fed {
-            Fed::Step(Step { update, route }) => {
+            Fed::Step(XdsResolverUpdate { update, route }) => {
                 self.core.update(update);
                 self.route = match route {
                     Ok(selector) => Route::Selector(selector),
@@ -822,7 +822,7 @@ enum Feed {
 
 /// An update.
 enum Fed {
-    Step(Step),
+    Step(XdsResolverUpdate),
     Resolved(Update),
     Failed(Status),
 }

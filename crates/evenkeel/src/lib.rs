@@ -82,10 +82,10 @@ pub use call::ResponseBody;
 pub use channel::{AskPeer, Channel, Peer, ResponseFuture, WaitForReady};
 pub use credentials::{Credentials, CredentialsError, Tls};
 pub use evenkeel_core::{Address, Backoff, Connectivity, Description, EndpointRow, Registry};
-pub use evenkeel_xds::Limits;
+pub use evenkeel_xds::XdsLimits;
 pub use evenkeel_xds::bootstrap::{Bootstrap, BootstrapError};
-pub use evenkeel_xds::client::{Tally, Variant};
-pub use evenkeel_xds::lb::Converters;
+pub use evenkeel_xds::client::{ServerStats, XdsVariant};
+pub use evenkeel_xds::lb::LbPolicyConverters;
 pub use http2::Http2Implementation;
 #[cfg(feature = "otel")]
 pub use metrics::{Metric, MetricLabel, OtelMetrics, OtelMetricsBuilder};

@@ -52,13 +52,13 @@ impl RetryPolicy {
     }
 }
 
-impl From<&routing::RetryPolicy> for RetryPolicy {
-    fn from(policy: &routing::RetryPolicy) -> RetryPolicy {
+impl From<&routing::XdsRetryPolicy> for RetryPolicy {
+    fn from(policy: &routing::XdsRetryPolicy) -> RetryPolicy {
         RetryPolicy {
             max_attempts: policy.max_attempts.min(MAX_ATTEMPTS),
             initial_backoff: policy.base_interval,
             max_backoff: policy.max_interval,
-            multiplier: f64::from(routing::RetryPolicy::MULTIPLIER),
+            multiplier: f64::from(routing::XdsRetryPolicy::MULTIPLIER),
             codes: policy.retry_on.iter().copied().collect(),
         }
     }
@@ -464,7 +464,7 @@ mod tests {
     /// A44: the route's intervals, codes and attempts, and a multiplier of 2.
     #[test]
     fn policies_of_routes_are_taken() {
-        let route = routing::RetryPolicy {
+        let route = routing::XdsRetryPolicy {
             retry_on: vec![Code::Cancelled, Code::Unavailable],
             max_attempts: 4,
             base_interval: ms(25),

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use evenkeel_core::{Code, LbConfig, Registry};
 use evenkeel_proto::prost_types;
-use evenkeel_xds::{Path, Problems};
+use evenkeel_xds::{FieldPath, ValidationErrors};
 use serde_json::{Map, Value, json};
 
 use crate::retry::{Codes, MAX_ATTEMPTS, RetryPolicy, Throttling};
@@ -53,7 +53,7 @@ impl ServiceConfig {
         let config = match serde_json::from_str(json) {
             Ok(value) => notes.service_config(&value, registry),
             Err(error) => {
-                notes.problems.add(&Path::root(), format!("cannot be read as JSON: {error}"));
+                notes.problems.add(&FieldPath::root(), format!("cannot be read as JSON: {error}"));
                 None
             }
         };
@@ -89,7 +89,7 @@ impl ServiceConfig {
 /// A service config that cannot be used. Whoever wrote it can fix it: the text lists every problem with the path to its
 /// field.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ServiceConfigError(Problems);
+pub struct ServiceConfigError(ValidationErrors);
 
 impl fmt::Display for ServiceConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -103,13 +103,13 @@ impl std::error::Error for ServiceConfigError {}
 /// is not there or is wrong.
 #[derive(Default)]
 struct Notes {
-    problems: Problems,
+    problems: ValidationErrors,
     warnings: Vec<String>,
 }
 
 impl Notes {
     fn service_config(&mut self, value: &Value, registry: &Registry) -> Option<ServiceConfig> {
-        let config = self.object(value, Path::root())?;
+        let config = self.object(value, FieldPath::root())?;
         let policy = self.policy(&config, registry);
         let methods = self.methods(&config);
         let throttling = self.throttling(&config);
@@ -128,7 +128,7 @@ impl Notes {
         if let Some(list) = config.value("loadBalancingConfig") {
             // The error has the path already.
             let policy = registry.parse(list);
-            return policy.map_err(|error| self.problems.add(&Path::root(), error.to_string())).ok();
+            return policy.map_err(|error| self.problems.add(&FieldPath::root(), error.to_string())).ok();
         }
         let field = "loadBalancingPolicy";
         let name = match config.value(field) {
@@ -162,7 +162,7 @@ impl Notes {
             for (place, name) in self.names(&object) {
                 if let Some((other, _)) = methods.get(&name) {
                     let problem = format!("expected a name of its own, found the one of {other}");
-                    self.problems.add(&Path::root().field(&place), problem);
+                    self.problems.add(&FieldPath::root().field(&place), problem);
                 } else {
                     methods.insert(name, (place, method.clone()));
                 }
@@ -270,7 +270,7 @@ impl Notes {
         Some(Throttling { max_tokens: max_tokens?, token_ratio: token_ratio? })
     }
 
-    fn object<'a>(&mut self, value: &'a Value, path: Path<'a>) -> Option<Object<'a>> {
+    fn object<'a>(&mut self, value: &'a Value, path: FieldPath<'a>) -> Option<Object<'a>> {
         let map = value.as_object();
         if map.is_none() {
             self.problems.add(&path, expected("an object", value));
@@ -308,7 +308,7 @@ impl Notes {
         self.read(object, field, what, read)
     }
 
-    fn warn(&mut self, path: &Path<'_>, text: &str) {
+    fn warn(&mut self, path: &FieldPath<'_>, text: &str) {
         self.warnings.push(format!("service config: {path}: {text}"));
     }
 }
@@ -316,7 +316,7 @@ impl Notes {
 /// An object and its place.
 struct Object<'a> {
     map: &'a Map<String, Value>,
-    path: Path<'a>,
+    path: FieldPath<'a>,
 }
 
 impl<'a> Object<'a> {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use arc_swap::{ArcSwap, Guard};
 use evenkeel_core::{Connectivity, Pages, RootPicker, Status, SubchannelId};
-use evenkeel_xds::routing::Selector;
+use evenkeel_xds::routing::ConfigSelector;
 use tokio::sync::{Notify, watch};
 
 use crate::connection::Connection;
@@ -34,7 +34,7 @@ pub(crate) enum Way {
     /// Calls are routed, if there are routes, and picked for.
     Open {
         /// How; `None` if every call goes the same way.
-        selector: Option<Arc<Selector>>,
+        selector: Option<Arc<ConfigSelector>>,
         /// Where to.
         picker: RootPicker,
     },

@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::str::FromStr;
 use std::time::Duration;
 
-use evenkeel::Variant;
+use evenkeel::XdsVariant;
 use tonic::Code;
 
 use super::call::Sizes;
@@ -30,7 +30,7 @@ pub struct Settings {
     pub(crate) expect_status: Code,
     pub(crate) secure_mode: bool,
     /// A flag of our own: the delta variant of ADS.
-    pub(crate) variant: Variant,
+    pub(crate) variant: XdsVariant,
 }
 
 impl Settings {
@@ -59,7 +59,7 @@ impl Settings {
             print_response: flags.yes("print_response")?,
             expect_status: flags.read("expect_status", "OK", code)?,
             secure_mode: flags.yes("secure_mode")?,
-            variant: if flags.yes("delta")? { Variant::Delta } else { Variant::StateOfTheWorld },
+            variant: if flags.yes("delta")? { XdsVariant::Delta } else { XdsVariant::StateOfTheWorld },
         })
     }
 }

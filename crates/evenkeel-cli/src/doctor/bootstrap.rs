@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 
 use evenkeel::{Bootstrap, Credentials};
-use evenkeel_xds::bootstrap::{ChannelCredentials, FILE_VARIABLE, ServerConfig, TEXT_VARIABLE};
+use evenkeel_xds::bootstrap::{BOOTSTRAP_CONFIG_ENV, BOOTSTRAP_FILE_ENV, ChannelCredentials, ServerConfig};
 
 use super::report::Diagnosis;
 use crate::ui::{self, CliExit};
@@ -12,10 +12,12 @@ use crate::ui::{self, CliExit};
 /// The bootstrap, and where it came from.
 pub(super) fn read(file: Option<&str>) -> Result<(Bootstrap, String), Diagnosis> {
     let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
-    let (text, origin) = match (file, variable(FILE_VARIABLE), variable(TEXT_VARIABLE)) {
+    let (text, origin) = match (file, variable(BOOTSTRAP_FILE_ENV), variable(BOOTSTRAP_CONFIG_ENV)) {
         (Some(file), _, _) => (read_file(file, "--bootstrap")?, format!("{file} (--bootstrap)")),
-        (None, Some(file), _) => (read_file(&file, FILE_VARIABLE)?, format!("{file} ({FILE_VARIABLE})")),
-        (None, None, Some(text)) => (text, format!("the text in {TEXT_VARIABLE}")),
+        (None, Some(file), _) => {
+            (read_file(&file, BOOTSTRAP_FILE_ENV)?, format!("{file} ({BOOTSTRAP_FILE_ENV})"))
+        }
+        (None, None, Some(text)) => (text, format!("the text in {BOOTSTRAP_CONFIG_ENV}")),
         (None, None, None) => return Err(unset()),
     };
     let bootstrap = Bootstrap::from_json(&text).map_err(|error| invalid(&error.to_string(), &origin))?;
@@ -28,11 +30,13 @@ fn bootstrap_diagnosis(found: impl Into<String>) -> Diagnosis {
 
 fn unset() -> Diagnosis {
     bootstrap_diagnosis(format!(
-        "neither {FILE_VARIABLE} nor {TEXT_VARIABLE} is set, and there is no --bootstrap"
+        "neither {BOOTSTRAP_FILE_ENV} nor {BOOTSTRAP_CONFIG_ENV} is set, and there is no --bootstrap"
     ))
     .expected("a bootstrap: it says where the control plane is")
     .likely("the variable is set for the service, but not in this shell")
-    .next(format!("{FILE_VARIABLE}=/path/to/bootstrap.json evenkeel doctor ..., or use --bootstrap FILE"))
+    .next(format!(
+        "{BOOTSTRAP_FILE_ENV}=/path/to/bootstrap.json evenkeel doctor ..., or use --bootstrap FILE"
+    ))
 }
 
 fn read_file(file: &str, named_by: &str) -> Result<String, Diagnosis> {

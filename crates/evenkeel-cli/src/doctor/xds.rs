@@ -16,8 +16,8 @@ use evenkeel_proto::envoy::config::endpoint::v3::{ClusterLoadAssignment, LbEndpo
 use evenkeel_proto::envoy::service::status::v3::client_config::GenericXdsConfig;
 use evenkeel_proto::prost::Message as _;
 use evenkeel_proto::prost_types::value::Kind as ValueKind;
-use evenkeel_xds::bootstrap::{ServerConfig, Target};
-use evenkeel_xds::resource::{Parser, Resource, ResourceType, RouteConfig, RouteSource, VirtualHost};
+use evenkeel_xds::bootstrap::{ServerConfig, XdsTarget};
+use evenkeel_xds::resource::{Resource, ResourceParser, ResourceType, RouteConfig, RouteSource, VirtualHost};
 use tokio::time::{Instant, sleep};
 
 use super::certificates::{self, CertificateReport};
@@ -66,7 +66,7 @@ pub(super) async fn run_checks(args: &DoctorArgs, report: &mut DoctorReport<'_>)
         Err(error) => return Err(report.stop(&unusable(error.to_string()))?),
     };
     channel.connect();
-    let mut parser = Parser::new(Registry::standard());
+    let mut parser = ResourceParser::new(Registry::standard());
     parser.certificate_providers = bootstrap.certificate_providers.keys().cloned().collect();
     let session = DoctorSession {
         terminal: report.terminal,
@@ -101,7 +101,7 @@ fn certificates(bootstrap: &Bootstrap, report: &mut DoctorReport<'_>) -> Result<
 fn first_step(
     args: &DoctorArgs,
     report: &mut DoctorReport<'_>,
-) -> Result<Result<(Bootstrap, Target), Diagnosis>, EarlyExit> {
+) -> Result<Result<(Bootstrap, XdsTarget), Diagnosis>, EarlyExit> {
     let (bootstrap, origin) = match bootstrap::read(args.bootstrap.as_deref()) {
         Ok(read) => read,
         Err(diagnosis) => return Ok(Err(diagnosis)),
@@ -174,7 +174,7 @@ struct DoctorSession<'a> {
     client: XdsClient,
     channel: Channel,
     server: Arc<ServerConfig>,
-    parser: Parser,
+    parser: ResourceParser,
     wait: Duration,
     /// Endpoints of clusters without security of their own are talked to by TLS.
     secured: bool,
@@ -195,7 +195,7 @@ macro_rules! found {
 }
 
 impl DoctorSession<'_> {
-    async fn run_checks(&self, named: &Target, report: &mut DoctorReport<'_>) -> StepResult<()> {
+    async fn run_checks(&self, named: &XdsTarget, report: &mut DoctorReport<'_>) -> StepResult<()> {
         found!(self.stream(report).await?);
         let listener = BTreeSet::from([named.listener.as_str().to_owned()]);
         let listener = match self.resources(ResourceType::Listener, &listener).await {
@@ -311,7 +311,7 @@ impl DoctorSession<'_> {
 
     async fn client_resources(&self, kind: ResourceType) -> Vec<GenericXdsConfig> {
         let status = self.client.status().await.unwrap_or_default();
-        let of_kind = |one: &GenericXdsConfig| ResourceType::of_type_url(&one.type_url) == Some(kind);
+        let of_kind = |one: &GenericXdsConfig| ResourceType::from_type_url(&one.type_url) == Some(kind);
         status.generic_xds_configs.into_iter().filter(of_kind).collect()
     }
 

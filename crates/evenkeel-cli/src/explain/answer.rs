@@ -16,7 +16,9 @@ use evenkeel_proto::envoy::config::endpoint::v3::{ClusterLoadAssignment, LbEndpo
 use evenkeel_proto::prost::Message;
 use evenkeel_xds::graph::XdsConfig;
 use evenkeel_xds::resource::ResourceType;
-use evenkeel_xds::routing::{Action, Explained, Forward, Outcome, RetryPolicy, WeightedCluster};
+use evenkeel_xds::routing::{
+    ExplainedRoute, ForwardAction, RouteAction, RouteOutcome, WeightedCluster, XdsRetryPolicy,
+};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -201,20 +203,20 @@ impl Explanation {
         answer
     }
 
-    fn routes(&mut self, steps: Vec<Explained>, config: &XdsConfig, call: &Call<'_>) {
+    fn routes(&mut self, steps: Vec<ExplainedRoute>, config: &XdsConfig, call: &Call<'_>) {
         let mut left = 1.0;
         for (step, route) in steps.into_iter().zip(&config.virtual_host.routes) {
             let (part, misses) = match step.outcome {
-                Outcome::Taken => (1.0, None),
-                Outcome::Share(per_million) => (f64::from(per_million) / 1e6, None),
-                Outcome::OtherPath => (0.0, Some(OTHER_PATH.to_owned())),
-                Outcome::OtherHeader(header) => (0.0, Some(header)),
+                RouteOutcome::Matched => (1.0, None),
+                RouteOutcome::FractionMatched(per_million) => (f64::from(per_million) / 1e6, None),
+                RouteOutcome::PathMismatch => (0.0, Some(OTHER_PATH.to_owned())),
+                RouteOutcome::HeaderMismatch(header) => (0.0, Some(header)),
                 other => (0.0, Some(format!("{other:?}"))),
             };
             let share = left * part;
             left -= share;
             let forward = match &route.action {
-                Action::Forward(forward) if misses.is_none() => {
+                RouteAction::Forward(forward) if misses.is_none() => {
                     Some(ForwardExplanation::new(forward, config, call))
                 }
                 _ => None,
@@ -260,7 +262,7 @@ impl Explanation {
 }
 
 impl ForwardExplanation {
-    fn new(forward: &Forward, config: &XdsConfig, call: &Call<'_>) -> ForwardExplanation {
+    fn new(forward: &ForwardAction, config: &XdsConfig, call: &Call<'_>) -> ForwardExplanation {
         let sum: f64 = forward.clusters.iter().map(|cluster| f64::from(cluster.weight)).sum();
         let part = |cluster: &WeightedCluster| NamedShare {
             name: cluster.name.to_string(),
@@ -268,7 +270,7 @@ impl ForwardExplanation {
         };
         let limit = forward.limit.effective(config.listener.max_stream_duration);
         // Two channels that agree show that the hash is of the call alone.
-        let [one, other] = [1, 2].map(|channel_id| forward.hash_of(call, channel_id));
+        let [one, other] = [1, 2].map(|channel_id| forward.hash(call, channel_id));
         let filters = config.listener.filters.iter();
         ForwardExplanation {
             clusters: forward.clusters.iter().map(part).collect(),
@@ -290,7 +292,7 @@ impl ForwardExplanation {
 }
 
 impl RetryExplanation {
-    fn new(retry: &RetryPolicy) -> RetryExplanation {
+    fn new(retry: &XdsRetryPolicy) -> RetryExplanation {
         RetryExplanation {
             max_attempts: retry.max_attempts,
             on: retry.retry_on.iter().map(|code| format!("{code:?}")).collect(),

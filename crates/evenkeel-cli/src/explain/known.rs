@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use evenkeel_core::{Registry, Status};
 use evenkeel_proto::prost_types::Any;
 use evenkeel_xds::bootstrap::ServerConfig;
-use evenkeel_xds::client::Seen;
-use evenkeel_xds::graph::View;
-use evenkeel_xds::resource::{Parsed, Parser, Rejected, ResourceType};
+use evenkeel_xds::client::ResourceState;
+use evenkeel_xds::graph::ResourceView;
+use evenkeel_xds::resource::{ParsedResource, RejectedResource, ResourceParser, ResourceType};
 
 /// What a client makes of every resource.
 #[derive(Debug, Default)]
@@ -20,7 +20,7 @@ pub(crate) struct LocalResources {
 #[derive(Debug)]
 pub(crate) struct LocalResource {
     pub(crate) raw: Any,
-    pub(crate) read: Result<Parsed, Rejected>,
+    pub(crate) read: Result<ParsedResource, RejectedResource>,
 }
 
 impl LocalResources {
@@ -30,7 +30,7 @@ impl LocalResources {
     ) -> LocalResources {
         LocalResources::parse_as(
             resources,
-            &Parser::new(Registry::standard()),
+            &ResourceParser::new(Registry::standard()),
             &ServerConfig::insecure("mesh"),
         )
     }
@@ -38,12 +38,12 @@ impl LocalResources {
     /// As [`LocalResources::parse`], by a client with this parser, from this control plane.
     pub(crate) fn parse_as<'a>(
         resources: impl IntoIterator<Item = (&'a str, &'a str, &'a Any)>,
-        parser: &Parser,
+        parser: &ResourceParser,
         server: &ServerConfig,
     ) -> LocalResources {
         let mut known = LocalResources::default();
         for (type_url, name, any) in resources {
-            let Some(kind) = ResourceType::of_type_url(type_url) else { continue };
+            let Some(kind) = ResourceType::from_type_url(type_url) else { continue };
             let read = LocalResource { raw: any.clone(), read: parser.parse(kind, any, server) };
             known.resources.insert((kind, name.to_owned()), read);
         }
@@ -60,14 +60,14 @@ impl LocalResources {
     }
 }
 
-impl View for LocalResources {
+impl ResourceView for LocalResources {
     /// Nothing is on its way: what is not there does not exist.
-    fn look(&self, kind: ResourceType, name: &str) -> Seen {
+    fn resource_state(&self, kind: ResourceType, name: &str) -> ResourceState {
         let value = match self.find(kind, name).map(|found| &found.read) {
             None => Err(Status::unavailable(format!("{kind} {name:?} does not exist"))),
             Some(Err(rejected)) => Err(Status::unavailable(format!("{kind} {rejected}"))),
             Some(Ok(parsed)) => Ok(parsed.resource.clone()),
         };
-        Seen { value: Some(value), ambient: None }
+        ResourceState { value: Some(value), ambient: None }
     }
 }

@@ -9,9 +9,9 @@ use evenkeel_core::{
     Address, Call, CallEnd, Code, Core, Description, Effect, Event, Headers, Instant, Pick, Rng, RootPicker,
     Status,
 };
-use evenkeel_xds::follow::{Follower, Step};
+use evenkeel_xds::follow::{XdsResolver, XdsResolverUpdate};
 use evenkeel_xds::graph::XdsConfig;
-use evenkeel_xds::routing::Selector;
+use evenkeel_xds::routing::ConfigSelector;
 
 use super::known::LocalResources;
 
@@ -23,11 +23,11 @@ const PICKS: u64 = 20_000;
 
 /// A channel that has come as far as it can.
 pub(crate) struct ClientSimulation {
-    follower: Follower,
+    follower: XdsResolver,
     core: Core,
     picker: Option<RootPicker>,
     /// How calls are routed, or why they fail.
-    pub(crate) route: Result<Arc<Selector>, Status>,
+    pub(crate) route: Result<Arc<ConfigSelector>, Status>,
     /// The DNS names that it would look up.
     pub(crate) hosts: BTreeSet<Arc<str>>,
 }
@@ -45,7 +45,7 @@ impl ClientSimulation {
         authority: &str,
         node_id: &str,
     ) -> ClientSimulation {
-        let follower = Follower::new(listener, authority, node_id, 1, Arc::new(|| ()));
+        let follower = XdsResolver::new(listener, authority, node_id, 1, Arc::new(|| ()));
         let mut walk = ClientSimulation {
             follower,
             core: Core::builder(Rng::fixed(1)).build(),
@@ -66,8 +66,8 @@ impl ClientSimulation {
     /// Looks at what is known, and says whether that led on: to another config, or to a name.
     fn follow(&mut self, known: &LocalResources) -> bool {
         let dynamic: Vec<_> = self.core.wanted_clusters().cloned().collect();
-        let followed = self.follower.follow(&dynamic, known);
-        let mut is_news = followed.step.is_some();
+        let followed = self.follower.resolve(&dynamic, known);
+        let mut is_news = followed.update.is_some();
         for host in followed.hosts {
             if self.hosts.insert(host.clone()) {
                 // The name stands for its addresses: one endpoint, however many they are (A37).
@@ -75,7 +75,7 @@ impl ClientSimulation {
                 is_news = true;
             }
         }
-        if let Some(Step { update, route }) = followed.step {
+        if let Some(XdsResolverUpdate { update, route }) = followed.update {
             self.core.update(update);
             self.route = route;
             self.run_to_stable();

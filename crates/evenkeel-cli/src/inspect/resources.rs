@@ -54,7 +54,7 @@ fn client(client: &ClientConfig, now: SystemTime) -> TreeNode {
     let resources = &client.generic_xds_configs;
     let mut places = HashMap::new();
     for (i, resource) in resources.iter().enumerate() {
-        if let Some(kind) = ResourceType::of_type_url(&resource.type_url) {
+        if let Some(kind) = ResourceType::from_type_url(&resource.type_url) {
             places.entry((kind, resource.name.as_str())).or_insert(i);
         }
     }
@@ -62,7 +62,7 @@ fn client(client: &ClientConfig, now: SystemTime) -> TreeNode {
     // Those that lead to others first, so that the others find their place below.
     for kind in ResourceType::ALL {
         for (i, resource) in resources.iter().enumerate() {
-            if ResourceType::of_type_url(&resource.type_url) == Some(kind) {
+            if ResourceType::from_type_url(&resource.type_url) == Some(kind) {
                 walk.show(&mut top, i, 0);
             }
         }
@@ -103,7 +103,7 @@ impl ResourceTreeBuilder<'_> {
             return;
         }
         let resource = &self.resources[i];
-        let kind = ResourceType::of_type_url(&resource.type_url);
+        let kind = ResourceType::from_type_url(&resource.type_url);
         let mut branch = self.head(resource, kind);
         if let Some(trouble) = self.error_node(resource) {
             branch.push(trouble);

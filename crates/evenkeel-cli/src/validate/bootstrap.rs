@@ -3,7 +3,7 @@
 use std::error::Error as _;
 use std::path::Path;
 
-use evenkeel_xds::Problems;
+use evenkeel_xds::ValidationErrors;
 use evenkeel_xds::bootstrap::Bootstrap;
 
 use super::locate::locate;
@@ -25,7 +25,7 @@ pub(super) fn verdict(file: &Path, text: &str) -> ValidationReport {
             ValidationReport { subject, findings, summary: Some(summary(&bootstrap)) }
         }
         Err(error) => {
-            let findings = match error.source().and_then(|source| source.downcast_ref::<Problems>()) {
+            let findings = match error.source().and_then(|source| source.downcast_ref::<ValidationErrors>()) {
                 Some(problems) => problems
                     .iter()
                     .map(|problem| {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use evenkeel::{Address, Bootstrap, Channel, Connector, Io, Registry, XdsClient};
 use evenkeel_proto::envoy::admin::v3::ClientResourceStatus;
 use evenkeel_proto::envoy::service::status::v3::client_config::GenericXdsConfig;
-use evenkeel_xds::resource::{Parser, ResourceType};
+use evenkeel_xds::resource::{ResourceParser, ResourceType};
 use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -126,7 +126,7 @@ fn resource_status(resource: &GenericXdsConfig) -> ClientResourceStatus {
 }
 
 fn kind(resource: &GenericXdsConfig) -> String {
-    let kind = ResourceType::of_type_url(&resource.type_url);
+    let kind = ResourceType::from_type_url(&resource.type_url);
     kind.map_or_else(|| resource.type_url.clone(), |kind| kind.to_string())
 }
 
@@ -155,7 +155,7 @@ fn target_findings(bootstrap: &Bootstrap, target: &str, resources: &[GenericXdsC
     let authority = named.listener.authority().and_then(|name| bootstrap.authorities.get(name));
     let servers = authority.map_or(&bootstrap.servers, |authority| &authority.servers);
     let Some(server) = servers.first() else { return Vec::new() };
-    let mut parser = Parser::new(Registry::standard());
+    let mut parser = ResourceParser::new(Registry::standard());
     parser.certificate_providers = bootstrap.certificate_providers.keys().cloned().collect();
     let accepted =
         resources.iter().filter(|resource| resource_status(resource) == ClientResourceStatus::Acked);

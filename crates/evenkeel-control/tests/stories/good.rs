@@ -22,7 +22,7 @@ use evenkeel_proto::prost::{Message, Name};
 use evenkeel_proto::prost_types::Any;
 use evenkeel_proto::xds::r#type::v3::TypedStruct;
 use evenkeel_xds::bootstrap::ServerConfig;
-use evenkeel_xds::resource::{Parser, ResourceType};
+use evenkeel_xds::resource::{ResourceParser, ResourceType};
 use serde_json::json;
 use testkit::resources;
 
@@ -34,10 +34,10 @@ fn read(yaml: &str) -> Mesh {
 }
 
 fn accept(mesh: &Mesh) {
-    let parser = Parser::new(evenkeel::Registry::standard());
+    let parser = ResourceParser::new(evenkeel::Registry::standard());
     let from = ServerConfig::insecure("control.test:443");
     for (type_url, name, any) in mesh.resources().iter() {
-        let kind = ResourceType::of_type_url(type_url).expect("a type that clients ask for");
+        let kind = ResourceType::from_type_url(type_url).expect("a type that clients ask for");
         match parser.parse(kind, any, &from) {
             Ok(parsed) => {
                 assert_eq!(parsed.name, name);

@@ -27,7 +27,7 @@ struct ServingFixture {
 }
 
 impl ServingFixture {
-    async fn start(variant: evenkeel::Variant) -> ServingFixture {
+    async fn start(variant: evenkeel::XdsVariant) -> ServingFixture {
         let control =
             ControlPlane::builder().lrs_interval(Duration::from_millis(50)).serve().await.expect("a port");
         let backends = [Backend::start().await, Backend::start().await];
@@ -71,7 +71,7 @@ impl ServingFixture {
 }
 
 /// Weights that are edited are weights that hold, in both variants; the record says who has accepted what.
-async fn weights_are_edited(speaks: evenkeel::Variant, variant: ProtocolVariant) {
+async fn weights_are_edited(speaks: evenkeel::XdsVariant, variant: ProtocolVariant) {
     let fixture = ServingFixture::start(speaks).await;
     let mut events = fixture.control.events();
     fixture.until_shared(4, 4).await;
@@ -92,18 +92,18 @@ async fn weights_are_edited(speaks: evenkeel::Variant, variant: ProtocolVariant)
 
 #[tokio::test]
 async fn weights_are_edited_in_the_state_of_the_world() {
-    weights_are_edited(evenkeel::Variant::StateOfTheWorld, ProtocolVariant::StateOfTheWorld).await;
+    weights_are_edited(evenkeel::XdsVariant::StateOfTheWorld, ProtocolVariant::StateOfTheWorld).await;
 }
 
 #[tokio::test]
 async fn weights_are_edited_in_delta() {
-    weights_are_edited(evenkeel::Variant::Delta, ProtocolVariant::Delta).await;
+    weights_are_edited(evenkeel::XdsVariant::Delta, ProtocolVariant::Delta).await;
 }
 
 /// A resource that clients reject is recorded with what they say of it, while the last good one serves.
 #[tokio::test]
 async fn a_rejected_resource_changes_nothing() {
-    let fixture = ServingFixture::start(evenkeel::Variant::StateOfTheWorld).await;
+    let fixture = ServingFixture::start(evenkeel::XdsVariant::StateOfTheWorld).await;
     fixture.call().await.expect("an answer");
     soon("an ACK", fixture.control.wait_acked::<Cds>()).await;
     let garbage = Any { type_url: Cds::type_url(), value: vec![0xff] };
@@ -121,7 +121,7 @@ async fn a_rejected_resource_changes_nothing() {
 /// What clients did comes back by LRS, and adds up.
 #[tokio::test]
 async fn load_adds_up() {
-    let fixture = ServingFixture::start(evenkeel::Variant::StateOfTheWorld).await;
+    let fixture = ServingFixture::start(evenkeel::XdsVariant::StateOfTheWorld).await;
     let issued = |cache: &evenkeel_control::SnapshotCache| {
         cache.load_reports().iter().map(|report| report.total.issued).sum::<u64>()
     };
@@ -156,7 +156,7 @@ async fn load_adds_up() {
 #[tokio::test]
 async fn a_restart_is_survived() {
     let ServingFixture { control, backends, channel } =
-        ServingFixture::start(evenkeel::Variant::StateOfTheWorld).await;
+        ServingFixture::start(evenkeel::XdsVariant::StateOfTheWorld).await;
     let fixture = |control| ServingFixture { control, backends, channel };
     let (address, cache) = (control.address(), control.cache().clone());
     let fixture = fixture(control);

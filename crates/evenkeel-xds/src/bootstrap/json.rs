@@ -10,22 +10,26 @@ use evenkeel_proto::prost_types::{self, ListValue, Struct};
 use serde_json::{Map, Value};
 
 use crate::text::{quoted, short};
-use crate::{Path, Problems};
+use crate::{FieldPath, ValidationErrors};
 
 /// An object and its place.
-pub(super) struct Object<'a> {
+pub(super) struct BootstrapObject<'a> {
     pub(super) map: &'a Map<String, Value>,
-    pub(super) path: Path<'a>,
+    pub(super) path: FieldPath<'a>,
 }
 
-impl<'a> Object<'a> {
+impl<'a> BootstrapObject<'a> {
     /// `value` as an object.
-    pub(super) fn of(value: &'a Value, path: &Path<'a>, problems: &mut Problems) -> Option<Object<'a>> {
+    pub(super) fn of(
+        value: &'a Value,
+        path: &FieldPath<'a>,
+        problems: &mut ValidationErrors,
+    ) -> Option<BootstrapObject<'a>> {
         let map = value.as_object();
         if map.is_none() {
             problems.add(path, expected("an object", value));
         }
-        map.map(|map| Object { map, path: *path })
+        map.map(|map| BootstrapObject { map, path: *path })
     }
 
     /// Whether a field is there, of whatever type.
@@ -41,24 +45,29 @@ impl<'a> Object<'a> {
         self.map.iter()
     }
 
-    pub(super) fn text(&self, name: &str, problems: &mut Problems) -> Option<&'a str> {
+    pub(super) fn text(&self, name: &str, problems: &mut ValidationErrors) -> Option<&'a str> {
         self.read(name, "a string", problems, Value::as_str)
     }
 
     /// A string that must be there.
-    pub(super) fn required_text(&self, name: &str, problems: &mut Problems) -> Option<&'a str> {
+    pub(super) fn required_text(&self, name: &str, problems: &mut ValidationErrors) -> Option<&'a str> {
         if !self.has(name) {
             problems.add(&self.path.field(name), "is required: a string that is not empty");
         }
         self.text(name, problems)
     }
 
-    pub(super) fn list(&self, name: &str, problems: &mut Problems) -> Option<&'a [Value]> {
+    pub(super) fn list(&self, name: &str, problems: &mut ValidationErrors) -> Option<&'a [Value]> {
         self.read(name, "a list", problems, |value| value.as_array().map(Vec::as_slice))
     }
 
     /// A list that must be there and hold something; empty if it does not.
-    pub(super) fn required_list(&self, name: &str, what: &str, problems: &mut Problems) -> &'a [Value] {
+    pub(super) fn required_list(
+        &self,
+        name: &str,
+        what: &str,
+        problems: &mut ValidationErrors,
+    ) -> &'a [Value] {
         let list = self.list(name, problems);
         if !self.has(name) || list.is_some_and(<[Value]>::is_empty) {
             problems.add(&self.path.field(name), format!("is required: {what}"));
@@ -66,13 +75,17 @@ impl<'a> Object<'a> {
         list.unwrap_or_default()
     }
 
-    pub(super) fn object<'b>(&'b self, name: &'b str, problems: &mut Problems) -> Option<Object<'b>> {
+    pub(super) fn object<'b>(
+        &'b self,
+        name: &'b str,
+        problems: &mut ValidationErrors,
+    ) -> Option<BootstrapObject<'b>> {
         let map = self.read(name, "an object", problems, Value::as_object);
-        map.map(|map| Object { map, path: self.path.field(name) })
+        map.map(|map| BootstrapObject { map, path: self.path.field(name) })
     }
 
     /// A duration above zero, as protobuf writes it in JSON.
-    pub(super) fn duration(&self, name: &str, problems: &mut Problems) -> Option<Duration> {
+    pub(super) fn duration(&self, name: &str, problems: &mut ValidationErrors) -> Option<Duration> {
         self.read(name, "a duration above zero such as \"600s\" or \"0.5s\"", problems, |value| {
             value.as_str().and_then(duration).filter(|wait| *wait > Duration::ZERO)
         })
@@ -86,7 +99,7 @@ impl<'a> Object<'a> {
         &self,
         name: &str,
         what: &str,
-        problems: &mut Problems,
+        problems: &mut ValidationErrors,
         read: impl FnOnce(&'a Value) -> Option<T>,
     ) -> Option<T> {
         let value = self.value(name)?;
@@ -140,26 +153,26 @@ fn to_value(value: &Value) -> prost_types::Value {
 }
 
 /// How many fields that stand twice are told apart.
-const TWICE: usize = 8;
+const MAX_DUPLICATES: usize = 8;
 
 /// Notes fields that stand twice in one object of a text that is known to be JSON. `serde_json` keeps the last of them,
 /// and whoever wrote the first would wonder.
-pub(super) fn duplicates(text: &str, problems: &mut Problems) {
-    let mut open: Vec<Open> = Vec::new();
+pub(super) fn report_duplicate_keys(text: &str, problems: &mut ValidationErrors) {
+    let mut open: Vec<OpenContainer> = Vec::new();
     let mut found = 0;
     let mut at = 0;
     let bytes = text.as_bytes();
-    while let Some(byte) = bytes.get(at).filter(|_| found < TWICE) {
+    while let Some(byte) = bytes.get(at).filter(|_| found < MAX_DUPLICATES) {
         let from = at;
         at = at.saturating_add(1);
         match byte {
-            b'{' => open.push(Open::Object { seen: BTreeSet::new(), key: String::new() }),
-            b'[' => open.push(Open::List(0)),
+            b'{' => open.push(OpenContainer::Object { seen: BTreeSet::new(), key: String::new() }),
+            b'[' => open.push(OpenContainer::List(0)),
             b'}' | b']' => {
                 open.pop();
             }
             b',' => {
-                if let Some(Open::List(index)) = open.last_mut() {
+                if let Some(OpenContainer::List(index)) = open.last_mut() {
                     *index = index.saturating_add(1);
                 }
             }
@@ -173,13 +186,13 @@ pub(super) fn duplicates(text: &str, problems: &mut Problems) {
                 // Two spellings of one key are one key.
                 let string = string.and_then(|string| serde_json::from_str::<String>(string).ok());
                 if let Some(string) = string
-                    && let Some(Open::Object { seen, key }) = open.last_mut()
+                    && let Some(OpenContainer::Object { seen, key }) = open.last_mut()
                 {
                     key.clone_from(&string);
                     if !seen.insert(string) {
                         found = found.saturating_add(1);
-                        let path: String = open.iter().map(Open::to_string).collect();
-                        let root = Path::root();
+                        let path: String = open.iter().map(OpenContainer::to_string).collect();
+                        let root = FieldPath::root();
                         problems.add(&root.field(path.trim_start_matches('.')), "stands twice in its object");
                     }
                 }
@@ -190,19 +203,21 @@ pub(super) fn duplicates(text: &str, problems: &mut Problems) {
 }
 
 /// What is open at a place of a text, and where in it.
-enum Open {
+enum OpenContainer {
     List(usize),
     Object { seen: BTreeSet<String>, key: String },
 }
 
-impl fmt::Display for Open {
+impl fmt::Display for OpenContainer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Open::List(index) => write!(f, "[{index}]"),
-            Open::Object { key, .. } if key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') => {
+            OpenContainer::List(index) => write!(f, "[{index}]"),
+            OpenContainer::Object { key, .. }
+                if key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') =>
+            {
                 write!(f, ".{}", short(key))
             }
-            Open::Object { key, .. } => write!(f, "[{:?}]", short(key)),
+            OpenContainer::Object { key, .. } => write!(f, "[{:?}]", short(key)),
         }
     }
 }

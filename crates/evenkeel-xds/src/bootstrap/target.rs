@@ -3,13 +3,13 @@
 use std::fmt;
 
 use crate::bootstrap::Bootstrap;
-use crate::name::{ResourceName, decoded, encode_authority, encode_path, is_new_style};
+use crate::name::{ResourceName, decoded, encode_authority, encode_path, is_xdstp};
 use crate::resource::ResourceType;
 use crate::text::{listed, quoted};
 
 /// What a channel asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Target {
+pub struct XdsTarget {
     /// The listener. If its name has an authority, the bootstrap knows it.
     pub listener: ResourceName,
     /// The authority of the channel's calls, by which the virtual host is chosen: the path of the target, whatever
@@ -19,19 +19,19 @@ pub struct Target {
 
 /// A target that leads nowhere. The text says whether the target or the bootstrap must change.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TargetError {
+pub struct XdsTargetError {
     what: &'static str,
     given: String,
     problem: String,
 }
 
-impl fmt::Display for TargetError {
+impl fmt::Display for XdsTargetError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}: {}", self.what, self.given, self.problem)
     }
 }
 
-impl std::error::Error for TargetError {}
+impl std::error::Error for XdsTargetError {}
 
 impl Bootstrap {
     /// The listener that a channel to `target` asks for, and the authority of its calls.
@@ -55,8 +55,8 @@ impl Bootstrap {
     /// assert_eq!(target.authority, "orders:80");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn listener_name(&self, target: &str) -> Result<Target, TargetError> {
-        let fail = |problem| TargetError { what: "target", given: quoted(target), problem };
+    pub fn listener_name(&self, target: &str) -> Result<XdsTarget, XdsTargetError> {
+        let fail = |problem| XdsTargetError { what: "target", given: quoted(target), problem };
         let (authority, path) = split(target).map_err(fail)?;
         let (template, field) = match &authority {
             None => (
@@ -68,26 +68,26 @@ impl Bootstrap {
                     &authority.client_listener_resource_name_template,
                     "client_listener_resource_name_template",
                 ),
-                None => return Err(fail(self.unknown(name))),
+                None => return Err(fail(self.unknown_authority(name))),
             },
         };
-        let listener = self.fill(template, field, &path).map_err(fail)?;
-        Ok(Target { listener, authority: encode_authority(&path) })
+        let listener = self.fill_template(template, field, &path).map_err(fail)?;
+        Ok(XdsTarget { listener, authority: encode_authority(&path) })
     }
 
     /// The listener that a server on `address` (`0.0.0.0:8080`) asks for (A36). There is no default for how it is called:
     /// a bootstrap that does not say is no bootstrap for servers.
-    pub fn server_listener_name(&self, address: &str) -> Result<ResourceName, TargetError> {
-        let fail = |problem| TargetError { what: "server", given: quoted(address), problem };
+    pub fn server_listener_name(&self, address: &str) -> Result<ResourceName, XdsTargetError> {
+        let fail = |problem| XdsTargetError { what: "server", given: quoted(address), problem };
         let field = "server_listener_resource_name_template";
         let Some(template) = &self.server_listener_resource_name_template else {
             return Err(fail(format!("{field} is not set in the bootstrap")));
         };
-        self.fill(template, field, address).map_err(fail)
+        self.fill_template(template, field, address).map_err(fail)
     }
 
-    fn fill(&self, template: &str, field: &str, with: &str) -> Result<ResourceName, String> {
-        let text = if is_new_style(template) {
+    fn fill_template(&self, template: &str, field: &str, with: &str) -> Result<ResourceName, String> {
+        let text = if is_xdstp(template) {
             template.replace("%s", &encode_path(with))
         } else {
             template.replace("%s", with)
@@ -96,13 +96,13 @@ impl Bootstrap {
             .map_err(|error| format!("{error} (from {field} of the bootstrap)"))?;
         match listener.authority() {
             Some(name) if !self.authorities.contains_key(name) => {
-                Err(format!("{} (from {field} of the bootstrap)", self.unknown(name)))
+                Err(format!("{} (from {field} of the bootstrap)", self.unknown_authority(name)))
             }
             _ => Ok(listener),
         }
     }
 
-    fn unknown(&self, authority: &str) -> String {
+    fn unknown_authority(&self, authority: &str) -> String {
         let known = listed(self.authorities.keys().map(String::as_str));
         let known = if known.is_empty() { "none" } else { &known };
         let authority = quoted(authority);

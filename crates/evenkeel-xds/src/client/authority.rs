@@ -8,12 +8,12 @@ use std::sync::Arc;
 
 use evenkeel_core::Status;
 
-use super::server::Server;
+use super::server::AdsServer;
 use crate::bootstrap::ServerConfig;
 
 /// An authority, with the servers by their index.
 #[derive(Debug)]
-pub(super) struct Authority {
+pub(super) struct AuthorityState {
     /// `None` for names without an authority.
     pub(super) name: Option<Arc<str>>,
     servers: Vec<usize>,
@@ -23,25 +23,25 @@ pub(super) struct Authority {
     pub(super) failure: Option<Status>,
 }
 
-impl Authority {
+impl AuthorityState {
     /// An authority with servers of these configs. Equal configs are one server, whichever authorities name them (FED-4).
     pub(super) fn new(
         name: Option<Arc<str>>,
         configs: &[Arc<ServerConfig>],
-        all: &mut Vec<Server>,
-    ) -> Authority {
+        all: &mut Vec<AdsServer>,
+    ) -> AuthorityState {
         let mut servers = Vec::new();
         for config in configs {
             let known = all.iter().position(|server| server.config == *config);
             let index = known.unwrap_or_else(|| {
-                all.push(Server::new(Arc::clone(config)));
+                all.push(AdsServer::new(Arc::clone(config)));
                 all.len().saturating_sub(1)
             });
             if !servers.contains(&index) {
                 servers.push(index);
             }
         }
-        Authority { name, servers, active: 0, failure: None }
+        AuthorityState { name, servers, active: 0, failure: None }
     }
 
     /// All servers, in use or not.
@@ -59,7 +59,7 @@ impl Authority {
     }
 
     /// What is wrong, if every server in use fails; subscribers do not hear of fewer (FB-2).
-    pub(super) fn join(&self, servers: &[Server]) -> Option<Status> {
+    pub(super) fn combined_failure(&self, servers: &[AdsServer]) -> Option<Status> {
         if self.servers.is_empty() {
             return Some(Status::unavailable("the bootstrap names no xDS server"));
         }

@@ -19,23 +19,23 @@ use std::collections::BTreeSet;
 use evenkeel_core::{Instant, Status};
 use evenkeel_proto::prost_types::Any;
 
-use super::{Seen, SubscriberId};
+use super::{ResourceState, SubscriberId};
 use crate::resource::Resource;
 
 /// One resource that somebody wants.
 #[derive(Debug, Default)]
-pub(super) struct Entry {
+pub(super) struct ResourceEntry {
     /// Who wants it. An entry that nobody wants stays until the control plane has been told.
     pub(super) subscribers: BTreeSet<SubscriberId>,
-    good: Option<Good>,
-    trouble: Option<Trouble>,
+    cached: Option<CachedResource>,
+    error: Option<ResourceError>,
     /// End of the grace period of a resource that was deleted and is in use.
     held_until: Option<Instant>,
 }
 
 /// A resource in use.
 #[derive(Debug)]
-pub(super) struct Good {
+pub(super) struct CachedResource {
     pub(super) resource: Resource,
     /// As it was received, for CSDS and to recognise it when it comes again.
     pub(super) raw: Any,
@@ -47,8 +47,8 @@ pub(super) struct Good {
 
 /// What went wrong.
 #[derive(Debug)]
-pub(super) struct Trouble {
-    pub(super) kind: TroubleKind,
+pub(super) struct ResourceError {
+    pub(super) kind: ResourceErrorKind,
     pub(super) status: Status,
     /// The version that was rejected, if there is one.
     pub(super) version: String,
@@ -56,7 +56,7 @@ pub(super) struct Trouble {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum TroubleKind {
+pub(super) enum ResourceErrorKind {
     DoesNotExist,
     Nacked,
     /// The control plane said why it does not send the resource (TP3).
@@ -69,7 +69,7 @@ pub(super) enum TroubleKind {
 
 /// What a resource that came changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum News {
+pub(super) enum CacheChange {
     None,
     /// It is the one in use, and the trouble with it is over.
     Recovered,
@@ -78,7 +78,7 @@ pub(super) enum News {
 
 /// Whether a resource in use survives trouble with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Old {
+pub(super) enum CacheRetention {
     Keep,
     /// It stays in use until then, unless a deadline was set before.
     Hold {
@@ -87,57 +87,57 @@ pub(super) enum Old {
     Drop,
 }
 
-impl Entry {
+impl ResourceEntry {
     /// Takes in a resource. The same bytes from the same server are the same resource, which then keeps its identity
     /// (ADS-10).
-    pub(super) fn accept(&mut self, new: Good) -> News {
-        let recovered = self.trouble.take().is_some();
+    pub(super) fn accept(&mut self, new: CachedResource) -> CacheChange {
+        let recovered = self.error.take().is_some();
         self.held_until = None;
-        match &mut self.good {
+        match &mut self.cached {
             Some(old) if old.raw == new.raw && old.from == new.from => {
                 old.version = new.version;
                 old.at = new.at;
-                if recovered { News::Recovered } else { News::None }
+                if recovered { CacheChange::Recovered } else { CacheChange::None }
             }
-            good => {
-                *good = Some(new);
-                News::Resource
+            cached => {
+                *cached = Some(new);
+                CacheChange::Resource
             }
         }
     }
 
     /// Takes in trouble; tells whether that changes anything.
-    pub(super) fn suffer(&mut self, trouble: Trouble, old: Old) -> bool {
-        let dropped = old == Old::Drop && self.good.take().is_some();
+    pub(super) fn record_error(&mut self, error: ResourceError, old: CacheRetention) -> bool {
+        let dropped = old == CacheRetention::Drop && self.cached.take().is_some();
         self.held_until = match old {
             // State of the world repeats a deletion with every response, which must not extend the grace period.
-            Old::Hold { until } => self.good.as_ref().map(|_| self.held_until.unwrap_or(until)),
+            CacheRetention::Hold { until } => self.cached.as_ref().map(|_| self.held_until.unwrap_or(until)),
             // An invalid version is a version, so it ends the deletion.
-            Old::Keep if trouble.kind == TroubleKind::Nacked => None,
-            Old::Keep => self.held_until,
-            Old::Drop => None,
+            CacheRetention::Keep if error.kind == ResourceErrorKind::Nacked => None,
+            CacheRetention::Keep => self.held_until,
+            CacheRetention::Drop => None,
         };
         let repeated =
-            self.trouble.as_ref().is_some_and(|old| old.kind == trouble.kind && old.status == trouble.status);
-        self.trouble = Some(trouble);
+            self.error.as_ref().is_some_and(|old| old.kind == error.kind && old.status == error.status);
+        self.error = Some(error);
         dropped || !repeated
     }
 
     /// What a subscriber sees while the servers stand as `failure` says (A88).
-    pub(super) fn seen(&self, failure: Option<&Status>) -> Seen {
-        let wrong = self.trouble.as_ref().map(|trouble| &trouble.status).or(failure).cloned();
-        match &self.good {
-            Some(good) => Seen { value: Some(Ok(good.resource.clone())), ambient: wrong },
-            None => Seen { value: wrong.map(Err), ambient: None },
+    pub(super) fn state(&self, failure: Option<&Status>) -> ResourceState {
+        let error = self.error.as_ref().map(|error| &error.status).or(failure).cloned();
+        match &self.cached {
+            Some(cached) => ResourceState { value: Some(Ok(cached.resource.clone())), ambient: error },
+            None => ResourceState { value: error.map(Err), ambient: None },
         }
     }
 
-    pub(super) fn good(&self) -> Option<&Good> {
-        self.good.as_ref()
+    pub(super) fn cached(&self) -> Option<&CachedResource> {
+        self.cached.as_ref()
     }
 
-    pub(super) fn trouble(&self) -> Option<&Trouble> {
-        self.trouble.as_ref()
+    pub(super) fn error(&self) -> Option<&ResourceError> {
+        self.error.as_ref()
     }
 
     /// Returns the end of the grace period, if the resource was deleted and is in use for it.
@@ -145,30 +145,30 @@ impl Entry {
         self.held_until
     }
 
-    pub(super) fn is_wanted(&self) -> bool {
+    pub(super) fn is_watched(&self) -> bool {
         !self.subscribers.is_empty()
     }
 
     /// Whether nothing at all was heard about it: the state REQUESTED.
-    pub(super) fn is_unanswered(&self) -> bool {
-        self.good.is_none() && self.trouble.is_none()
+    pub(super) fn is_requested(&self) -> bool {
+        self.cached.is_none() && self.error.is_none()
     }
 
     /// Whether there is neither a resource nor the knowledge that there is none (A71).
     pub(super) fn is_missing(&self) -> bool {
-        let known_absent = self.trouble.as_ref().is_some_and(|trouble| {
+        let known_absent = self.error.as_ref().is_some_and(|error| {
             matches!(
-                trouble.kind,
-                TroubleKind::DoesNotExist | TroubleKind::ReceivedError { about_data: true }
+                error.kind,
+                ResourceErrorKind::DoesNotExist | ResourceErrorKind::ReceivedError { about_data: true }
             )
         });
-        self.good.is_none() && !known_absent
+        self.cached.is_none() && !known_absent
     }
 
     /// Returns true if the control plane deleted the resource and it stays in use without a limit.
-    pub(super) fn outlives_deletion(&self) -> bool {
-        self.good.is_some()
+    pub(super) fn is_deletion_ignored(&self) -> bool {
+        self.cached.is_some()
             && self.held_until.is_none()
-            && self.trouble.as_ref().is_some_and(|trouble| trouble.kind == TroubleKind::DoesNotExist)
+            && self.error.as_ref().is_some_and(|error| error.kind == ResourceErrorKind::DoesNotExist)
     }
 }

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::Client;
-use super::cache::{Entry, TroubleKind};
+use super::AdsClient;
+use super::cache::{ResourceEntry, ResourceErrorKind};
 use crate::resource::ResourceType;
 
 /// Resources that somebody wants and that are alike in authority, type and state; at least one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Census {
+pub struct ResourceCounts {
     /// The authority; `None` for names without one, which metrics call `#old`.
     pub authority: Option<Arc<str>>,
     /// The type.
@@ -44,17 +44,17 @@ pub enum CacheState {
 }
 
 impl CacheState {
-    fn of(entry: &Entry) -> CacheState {
-        match (entry.trouble().map(|trouble| trouble.kind), entry.good().is_some()) {
+    fn of(entry: &ResourceEntry) -> CacheState {
+        match (entry.error().map(|error| error.kind), entry.cached().is_some()) {
             (None, false) => CacheState::Requested,
             (None, true) => CacheState::Acked,
-            (Some(TroubleKind::DoesNotExist), false) => CacheState::DoesNotExist,
-            (Some(TroubleKind::DoesNotExist), true) => CacheState::DoesNotExistButCached,
-            (Some(TroubleKind::Nacked), false) => CacheState::Nacked,
-            (Some(TroubleKind::Nacked), true) => CacheState::NackedButCached,
-            (Some(TroubleKind::ReceivedError { .. }), false) => CacheState::ReceivedError,
-            (Some(TroubleKind::ReceivedError { .. }), true) => CacheState::ReceivedErrorButCached,
-            (Some(TroubleKind::Timeout), _) => CacheState::Timeout,
+            (Some(ResourceErrorKind::DoesNotExist), false) => CacheState::DoesNotExist,
+            (Some(ResourceErrorKind::DoesNotExist), true) => CacheState::DoesNotExistButCached,
+            (Some(ResourceErrorKind::Nacked), false) => CacheState::Nacked,
+            (Some(ResourceErrorKind::Nacked), true) => CacheState::NackedButCached,
+            (Some(ResourceErrorKind::ReceivedError { .. }), false) => CacheState::ReceivedError,
+            (Some(ResourceErrorKind::ReceivedError { .. }), true) => CacheState::ReceivedErrorButCached,
+            (Some(ResourceErrorKind::Timeout), _) => CacheState::Timeout,
         }
     }
 
@@ -74,17 +74,17 @@ impl CacheState {
     }
 }
 
-impl Client {
+impl AdsClient {
     /// The resources that somebody wants, counted. Looks at all of them: meant for now and then.
-    pub fn census(&self) -> Vec<Census> {
+    pub fn resource_counts(&self) -> Vec<ResourceCounts> {
         let mut counts = BTreeMap::<_, u64>::new();
-        for (key, entry) in self.cache.iter().filter(|(_, entry)| entry.is_wanted()) {
+        for (key, entry) in self.cache.iter().filter(|(_, entry)| entry.is_watched()) {
             let count = counts.entry((key.authority, key.kind, CacheState::of(entry))).or_default();
             *count = count.saturating_add(1);
         }
         let census = |((authority, kind, state), count): ((usize, _, _), _)| {
             let authority = self.authorities.get(authority).and_then(|authority| authority.name.clone());
-            Census { authority, kind, state, count }
+            ResourceCounts { authority, kind, state, count }
         };
         counts.into_iter().map(census).collect()
     }

@@ -6,45 +6,46 @@ use evenkeel_proto::envoy::service::status::v3::client_config::GenericXdsConfig;
 use evenkeel_proto::envoy::service::status::v3::{ClientConfig, ClientStatusRequest, ClientStatusResponse};
 use evenkeel_proto::prost_types::Timestamp;
 
-use super::Client;
-use super::cache::{Entry, TroubleKind};
-use super::key::Key;
+use super::AdsClient;
+use super::cache::{ResourceEntry, ResourceErrorKind};
+use super::key::ResourceKey;
 
 /// Answers a request for the status of some clients, each with its scope: the target that it serves, or `#server` (A71).
 ///
 /// Requests for certain nodes are refused: there is one here, and nothing to choose from.
-pub fn answer<'a>(
+pub fn client_status<'a>(
     request: &ClientStatusRequest,
-    clients: impl IntoIterator<Item = (&'a str, &'a Client)>,
+    clients: impl IntoIterator<Item = (&'a str, &'a AdsClient)>,
     wall: impl Fn(Instant) -> Timestamp,
 ) -> Result<ClientStatusResponse, Status> {
     if !request.node_matchers.is_empty() {
         return Err(Status::new(Code::InvalidArgument, "node_matchers are not supported; leave them out"));
     }
-    let contents = if request.exclude_resource_contents { Contents::LeftOut } else { Contents::Shown };
+    let contents =
+        if request.exclude_resource_contents { DumpContents::Excluded } else { DumpContents::Included };
     let config = clients.into_iter().map(|(scope, client)| client.describe(scope, &wall, contents)).collect();
     Ok(ClientStatusResponse { config })
 }
 
 #[derive(Clone, Copy)]
-enum Contents {
-    Shown,
-    LeftOut,
+enum DumpContents {
+    Included,
+    Excluded,
 }
 
-impl Client {
+impl AdsClient {
     /// Every resource that somebody wants, with the bytes as they were received. `wall` turns the driver's time into a date.
     pub fn dump(&self, scope: &str, wall: impl Fn(Instant) -> Timestamp) -> ClientConfig {
-        self.describe(scope, &wall, Contents::Shown)
+        self.describe(scope, &wall, DumpContents::Included)
     }
 
     fn describe(
         &self,
         scope: &str,
         wall: &impl Fn(Instant) -> Timestamp,
-        contents: Contents,
+        contents: DumpContents,
     ) -> ClientConfig {
-        let wanted = self.cache.iter().filter(|(_, entry)| entry.is_wanted());
+        let wanted = self.cache.iter().filter(|(_, entry)| entry.is_watched());
         ClientConfig {
             node: Some(self.bootstrap.node.clone()),
             generic_xds_configs: wanted.map(|(key, entry)| describe(key, entry, wall, contents)).collect(),
@@ -54,27 +55,27 @@ impl Client {
 }
 
 fn describe(
-    key: &Key,
-    entry: &Entry,
+    key: &ResourceKey,
+    entry: &ResourceEntry,
     wall: &impl Fn(Instant) -> Timestamp,
-    contents: Contents,
+    contents: DumpContents,
 ) -> GenericXdsConfig {
-    let good = entry.good();
-    let error_state = entry.trouble().map(|trouble| UpdateFailureState {
+    let cached = entry.cached();
+    let error_state = entry.error().map(|error| UpdateFailureState {
         failed_configuration: None,
-        last_update_attempt: Some(wall(trouble.at)),
-        details: trouble.status.message().to_owned(),
-        version_info: trouble.version.clone(),
+        last_update_attempt: Some(wall(error.at)),
+        details: error.status.message().to_owned(),
+        version_info: error.version.clone(),
     });
     GenericXdsConfig {
         type_url: key.kind.type_url().to_owned(),
         name: key.name.as_ref().to_owned(),
-        version_info: good.map(|good| good.version.clone()).unwrap_or_default(),
+        version_info: cached.map(|cached| cached.version.clone()).unwrap_or_default(),
         xds_config: match contents {
-            Contents::Shown => good.map(|good| good.raw.clone()),
-            Contents::LeftOut => None,
+            DumpContents::Included => cached.map(|cached| cached.raw.clone()),
+            DumpContents::Excluded => None,
         },
-        last_updated: good.map(|good| wall(good.at)),
+        last_updated: cached.map(|cached| wall(cached.at)),
         client_status: status(entry).into(),
         error_state,
         ..GenericXdsConfig::default()
@@ -82,13 +83,13 @@ fn describe(
 }
 
 /// The states of A88.
-fn status(entry: &Entry) -> ClientResourceStatus {
-    match (entry.trouble().map(|trouble| trouble.kind), entry.good()) {
+fn status(entry: &ResourceEntry) -> ClientResourceStatus {
+    match (entry.error().map(|error| error.kind), entry.cached()) {
         (None, None) => ClientResourceStatus::Requested,
         (None, Some(_)) => ClientResourceStatus::Acked,
-        (Some(TroubleKind::DoesNotExist), _) => ClientResourceStatus::DoesNotExist,
-        (Some(TroubleKind::Nacked), _) => ClientResourceStatus::Nacked,
-        (Some(TroubleKind::ReceivedError { .. }), _) => ClientResourceStatus::ReceivedError,
-        (Some(TroubleKind::Timeout), _) => ClientResourceStatus::Timeout,
+        (Some(ResourceErrorKind::DoesNotExist), _) => ClientResourceStatus::DoesNotExist,
+        (Some(ResourceErrorKind::Nacked), _) => ClientResourceStatus::Nacked,
+        (Some(ResourceErrorKind::ReceivedError { .. }), _) => ClientResourceStatus::ReceivedError,
+        (Some(ResourceErrorKind::Timeout), _) => ClientResourceStatus::Timeout,
     }
 }

@@ -7,7 +7,7 @@ use crate::resource::ResourceType;
 
 /// The place of a resource in the cache (A47: authority, then type, then name).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Key {
+pub(super) struct ResourceKey {
     /// The index of the authority.
     pub(super) authority: usize,
     pub(super) kind: ResourceType,

@@ -6,24 +6,24 @@ use evenkeel_proto::envoy::service::discovery::v3::{
 use evenkeel_proto::prost::{DecodeError, Message as _, Name as _};
 use evenkeel_proto::prost_types::Any;
 
-use super::cache::Good;
-use super::{Parse, Variant, key};
+use super::cache::CachedResource;
+use super::{ParseResource, XdsVariant, key};
 use crate::bootstrap::ServerConfig;
-use crate::resource::{Parsed, Resource, ResourceType, message_of, name_within};
-use crate::text::quoted_whole;
+use crate::resource::{ParsedResource, Resource, ResourceType, message_name, name_within};
+use crate::text::quoted_long;
 
 /// A response.
-pub(super) struct Response {
+pub(super) struct AdsResponse {
     pub(super) type_url: String,
     pub(super) version: String,
     pub(super) nonce: String,
-    pub(super) items: Vec<Item>,
+    pub(super) items: Vec<ResponseItem>,
     pub(super) removed: Vec<String>,
     pub(super) errors: Vec<ResourceError>,
 }
 
 /// One resource of a response, out of its wrapper.
-pub(super) struct Item {
+pub(super) struct ResponseItem {
     /// The name on the wrapper.
     name: Option<String>,
     version: String,
@@ -32,7 +32,7 @@ pub(super) struct Item {
 }
 
 /// A resource that can be used.
-pub(super) struct Received {
+pub(super) struct ReceivedResource {
     pub(super) name: String,
     pub(super) resource: Resource,
     pub(super) warnings: Vec<String>,
@@ -42,29 +42,29 @@ pub(super) struct Received {
 }
 
 /// A resource that cannot be used.
-pub(super) struct Spoiled {
+pub(super) struct InvalidResource {
     /// Its name, if it could be read.
     pub(super) name: Option<String>,
     pub(super) why: String,
     pub(super) version: String,
 }
 
-impl Response {
-    pub(super) fn decode(variant: Variant, bytes: &[u8]) -> Result<Response, DecodeError> {
+impl AdsResponse {
+    pub(super) fn decode(variant: XdsVariant, bytes: &[u8]) -> Result<AdsResponse, DecodeError> {
         match variant {
-            Variant::StateOfTheWorld => DiscoveryResponse::decode(bytes).map(Response::from),
-            Variant::Delta => DeltaDiscoveryResponse::decode(bytes).map(Response::from),
+            XdsVariant::StateOfTheWorld => DiscoveryResponse::decode(bytes).map(AdsResponse::from),
+            XdsVariant::Delta => DeltaDiscoveryResponse::decode(bytes).map(AdsResponse::from),
         }
     }
 }
 
-impl From<DiscoveryResponse> for Response {
-    fn from(response: DiscoveryResponse) -> Response {
+impl From<DiscoveryResponse> for AdsResponse {
+    fn from(response: DiscoveryResponse) -> AdsResponse {
         let version = response.version_info;
-        Response {
+        AdsResponse {
             type_url: response.type_url,
             nonce: response.nonce,
-            items: response.resources.into_iter().map(|any| Item::of_any(any, &version)).collect(),
+            items: response.resources.into_iter().map(|any| ResponseItem::of_any(any, &version)).collect(),
             removed: Vec::new(),
             errors: response.resource_errors,
             version,
@@ -72,36 +72,36 @@ impl From<DiscoveryResponse> for Response {
     }
 }
 
-impl From<DeltaDiscoveryResponse> for Response {
-    fn from(response: DeltaDiscoveryResponse) -> Response {
-        Response {
+impl From<DeltaDiscoveryResponse> for AdsResponse {
+    fn from(response: DeltaDiscoveryResponse) -> AdsResponse {
+        AdsResponse {
             type_url: response.type_url,
             version: response.system_version_info,
             nonce: response.nonce,
-            items: response.resources.into_iter().map(Item::of_wrapper).collect(),
+            items: response.resources.into_iter().map(ResponseItem::of_wrapper).collect(),
             removed: response.removed_resources,
             errors: response.resource_errors,
         }
     }
 }
 
-impl Item {
+impl ResponseItem {
     /// Resources of the state of the world may be wrapped, and then carry a name outside too.
-    fn of_any(any: Any, version: &str) -> Item {
-        if message_of(&any.type_url) != Wrapper::full_name() {
-            return Item { name: None, version: version.to_owned(), body: Ok(any) };
+    fn of_any(any: Any, version: &str) -> ResponseItem {
+        if message_name(&any.type_url) != Wrapper::full_name() {
+            return ResponseItem { name: None, version: version.to_owned(), body: Ok(any) };
         }
         match Wrapper::decode(&*any.value) {
-            Ok(wrapper) => Item { version: version.to_owned(), ..Item::of_wrapper(wrapper) },
+            Ok(wrapper) => ResponseItem { version: version.to_owned(), ..ResponseItem::of_wrapper(wrapper) },
             Err(error) => {
                 let why = format!("the wrapper cannot be decoded: {error}");
-                Item { name: None, version: version.to_owned(), body: Err(why) }
+                ResponseItem { name: None, version: version.to_owned(), body: Err(why) }
             }
         }
     }
 
-    fn of_wrapper(wrapper: Wrapper) -> Item {
-        Item {
+    fn of_wrapper(wrapper: Wrapper) -> ResponseItem {
+        ResponseItem {
             name: Some(wrapper.name).filter(|name| !name.is_empty()),
             version: wrapper.version,
             body: wrapper.resource.ok_or_else(|| "the wrapper holds no resource".to_owned()),
@@ -109,7 +109,7 @@ impl Item {
     }
 
     /// The name before the resource is parsed, of those that have many parts, of which most stay the same.
-    pub(super) fn name_of_parts(&self, kind: ResourceType) -> Option<&str> {
+    pub(super) fn endpoints_name(&self, kind: ResourceType) -> Option<&str> {
         if kind != ResourceType::Endpoints {
             return None;
         }
@@ -119,32 +119,32 @@ impl Item {
     /// The resource, if it is one and the names on wrapper and resource agree (ADS-8). `before` is the one in use.
     pub(super) fn parse(
         self,
-        parser: &dyn Parse,
+        parser: &dyn ParseResource,
         kind: ResourceType,
         from: &ServerConfig,
-        before: Option<&Good>,
-    ) -> Result<Received, Spoiled> {
-        let Item { name, version, body } = self;
-        let spoiled = |name, why| Spoiled { name, why, version: version.clone() };
+        before: Option<&CachedResource>,
+    ) -> Result<ReceivedResource, InvalidResource> {
+        let ResponseItem { name, version, body } = self;
+        let invalid = |name, why| InvalidResource { name, why, version: version.clone() };
         let raw = match body {
             Ok(raw) => raw,
-            Err(why) => return Err(spoiled(name, why)),
+            Err(why) => return Err(invalid(name, why)),
         };
         let parsed = match before {
-            Some(before) => parser.parse_after((&before.raw, &before.resource), kind, &raw, from),
+            Some(before) => parser.parse_incremental((&before.raw, &before.resource), kind, &raw, from),
             None => parser.parse(kind, &raw, from),
         };
         let parsed = match parsed {
             Ok(parsed) => parsed,
-            Err(rejected) => return Err(spoiled(name.or(rejected.name), rejected.problems.to_string())),
+            Err(rejected) => return Err(invalid(name.or(rejected.name), rejected.problems.to_string())),
         };
         if let Some(name) = &name
             && !key::is_same(kind, name, &parsed.name)
         {
-            let why = format!("holds the resource {}", quoted_whole(&parsed.name));
-            return Err(spoiled(Some(name.clone()), why));
+            let why = format!("holds the resource {}", quoted_long(&parsed.name));
+            return Err(invalid(Some(name.clone()), why));
         }
-        let Parsed { name, resource, warnings } = parsed;
-        Ok(Received { name, resource, warnings, raw, version })
+        let ParsedResource { name, resource, warnings } = parsed;
+        Ok(ReceivedResource { name, resource, warnings, raw, version })
     }
 }

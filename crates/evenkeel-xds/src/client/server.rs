@@ -6,7 +6,7 @@
 //!                        ^  |                  |
 //!                    due |  | failed, late     | closed before a response, or nonsense received,
 //!                        |  v                  | or closed soon after a response, repeatedly
-//!                       Waiting <--------------+
+//!                    BackingOff <--------------+
 //! ```
 //!
 //! From anywhere back to Idle when no authority uses it any more. A server *fails* from its first failure to its next
@@ -33,8 +33,8 @@ use std::time::Duration;
 
 use evenkeel_core::{Backoff, Instant, Rng, Status};
 
-use super::StreamId;
-use super::stream::Stream;
+use super::AdsStreamId;
+use super::stream::AdsStream;
 use crate::bootstrap::ServerConfig;
 use crate::resource::ResourceType;
 
@@ -48,13 +48,13 @@ const REOPEN_JITTER: f64 = 0.2;
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The probe interval is the time since the first failure, divided by this.
-const PROBE_SHARE: u32 = 60;
+const PROBE_INTERVAL_DIVISOR: u32 = 60;
 
 /// A control plane.
 #[derive(Debug)]
-pub(super) struct Server {
+pub(super) struct AdsServer {
     pub(super) config: Arc<ServerConfig>,
-    pub(super) link: Link,
+    pub(super) stream_state: AdsStreamState,
     /// Streams in a row that ended without a response.
     attempts: u32,
     /// True once the server sent a response.
@@ -69,22 +69,22 @@ pub(super) struct Server {
     pub(super) failure: Option<Status>,
     /// The version of each type that was accepted last. It outlives the stream.
     pub(super) versions: BTreeMap<ResourceType, String>,
-    pub(super) tally: Tally,
-    said: BTreeMap<Topic, String>,
+    pub(super) stats: ServerStats,
+    last_warnings: BTreeMap<WarningKind, String>,
 }
 
 /// How far the stream is.
 #[derive(Debug)]
-pub(super) enum Link {
+pub(super) enum AdsStreamState {
     Idle,
-    Opening { stream: StreamId, until: Instant },
-    Open(Box<Stream>),
-    Waiting { until: Instant },
+    Opening { stream: AdsStreamId, until: Instant },
+    Open(Box<AdsStream>),
+    BackingOff { until: Instant },
 }
 
 /// Kind of a failed attempt, which determines the delay before the next one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum AttemptFailure {
+pub(super) enum AdsStreamFailure {
     /// The connection was refused or lost before the stream opened.
     Unreachable,
     /// The server accepted the connection or the stream and did not respond, or sent an invalid response.
@@ -93,7 +93,7 @@ pub(super) enum AttemptFailure {
 
 /// What operators are told about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Topic {
+pub(super) enum WarningKind {
     Failure,
     UnknownType,
     Rejected(ResourceType),
@@ -101,7 +101,7 @@ pub(super) enum Topic {
 
 /// What happened with one control plane since the client was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tally {
+pub struct ServerStats {
     /// The control plane.
     pub server: Arc<ServerConfig>,
     /// Whether somebody needs it. One that nobody needs is neither well nor failing.
@@ -116,9 +116,9 @@ pub struct Tally {
     pub invalid: BTreeMap<ResourceType, u64>,
 }
 
-impl Server {
-    pub(super) fn new(config: Arc<ServerConfig>) -> Server {
-        let tally = Tally {
+impl AdsServer {
+    pub(super) fn new(config: Arc<ServerConfig>) -> AdsServer {
+        let stats = ServerStats {
             server: Arc::clone(&config),
             in_use: false,
             connected: false,
@@ -126,9 +126,9 @@ impl Server {
             valid: BTreeMap::new(),
             invalid: BTreeMap::new(),
         };
-        Server {
+        AdsServer {
             config,
-            link: Link::Idle,
+            stream_state: AdsStreamState::Idle,
             attempts: 0,
             has_responded: false,
             lost_at: None,
@@ -136,29 +136,29 @@ impl Server {
             reopened_early: false,
             failure: None,
             versions: BTreeMap::new(),
-            tally,
-            said: BTreeMap::new(),
+            stats,
+            last_warnings: BTreeMap::new(),
         }
     }
 
-    pub(super) fn stream_id(&self) -> Option<StreamId> {
-        match &self.link {
-            Link::Opening { stream, .. } => Some(*stream),
-            Link::Open(stream) => Some(stream.id),
-            Link::Idle | Link::Waiting { .. } => None,
+    pub(super) fn stream_id(&self) -> Option<AdsStreamId> {
+        match &self.stream_state {
+            AdsStreamState::Opening { stream, .. } => Some(*stream),
+            AdsStreamState::Open(stream) => Some(stream.id),
+            AdsStreamState::Idle | AdsStreamState::BackingOff { .. } => None,
         }
     }
 
-    pub(super) fn stream(&self) -> Option<&Stream> {
-        match &self.link {
-            Link::Open(stream) => Some(stream),
+    pub(super) fn stream(&self) -> Option<&AdsStream> {
+        match &self.stream_state {
+            AdsStreamState::Open(stream) => Some(stream),
             _ => None,
         }
     }
 
-    pub(super) fn stream_mut(&mut self) -> Option<&mut Stream> {
-        match &mut self.link {
-            Link::Open(stream) => Some(stream),
+    pub(super) fn stream_mut(&mut self) -> Option<&mut AdsStream> {
+        match &mut self.stream_state {
+            AdsStreamState::Open(stream) => Some(stream),
             _ => None,
         }
     }
@@ -169,33 +169,33 @@ impl Server {
         self.has_responded = true;
         self.lost_at = None;
         self.failure = None;
-        self.tally.connected = true;
-        self.said.remove(&Topic::Failure);
+        self.stats.connected = true;
+        self.last_warnings.remove(&WarningKind::Failure);
     }
 
     /// A response was accepted as a whole. Were it spoiled again in the same way, that would be news.
-    pub(super) fn accepted(&mut self, kind: ResourceType, version: String) {
+    pub(super) fn handle_accepted(&mut self, kind: ResourceType, version: String) {
         self.versions.insert(kind, version);
-        self.said.remove(&Topic::Rejected(kind));
+        self.last_warnings.remove(&WarningKind::Rejected(kind));
     }
 
     /// Nobody needs it any more.
-    pub(super) fn rest(&mut self) {
-        self.link = Link::Idle;
+    pub(super) fn enter_idle(&mut self) {
+        self.stream_state = AdsStreamState::Idle;
         self.attempts = 0;
         self.has_responded = false;
         self.lost_at = None;
         self.reopened_early = false;
         self.failure = None;
-        self.tally.in_use = false;
-        self.tally.connected = false;
+        self.stats.in_use = false;
+        self.stats.connected = false;
     }
 
     /// Records the start of a stream.
-    pub(super) fn opening(&mut self, stream: StreamId, now: Instant, until: Instant) {
-        self.link = Link::Opening { stream, until };
+    pub(super) fn enter_opening(&mut self, stream: AdsStreamId, now: Instant, until: Instant) {
+        self.stream_state = AdsStreamState::Opening { stream, until };
         self.opened_at = Some(now);
-        self.tally.in_use = true;
+        self.stats.in_use = true;
     }
 
     /// Returns the time of the next stream after one that ended with a response received.
@@ -216,14 +216,14 @@ impl Server {
     /// Records a failed attempt and returns the time of the next one.
     pub(super) fn retry_at(
         &mut self,
-        failure: AttemptFailure,
+        failure: AdsStreamFailure,
         backoff: &Backoff,
         now: Instant,
         rng: &mut Rng,
     ) -> Instant {
         let lost_at = *self.lost_at.get_or_insert(now);
-        if failure == AttemptFailure::Unreachable && self.has_responded {
-            let share = now.since(lost_at).checked_div(PROBE_SHARE).unwrap_or_default();
+        if failure == AdsStreamFailure::Unreachable && self.has_responded {
+            let share = now.since(lost_at).checked_div(PROBE_INTERVAL_DIVISOR).unwrap_or_default();
             let interval = share.min(backoff.max).max(PROBE_INTERVAL);
             let probe = Backoff { initial: interval, multiplier: 1.0, ..backoff.clone() };
             return now + probe.wait(0, rng);
@@ -234,26 +234,26 @@ impl Server {
     }
 
     /// Whether operators were not told this last time (fault 16: the same thing is said once).
-    pub(super) fn is_news(&mut self, topic: Topic, text: &str) -> bool {
-        let said = self.said.entry(topic).or_default();
-        let news = said != text;
-        if news {
+    pub(super) fn is_new_warning(&mut self, kind: WarningKind, text: &str) -> bool {
+        let said = self.last_warnings.entry(kind).or_default();
+        let is_new = said != text;
+        if is_new {
             text.clone_into(said);
         }
-        news
+        is_new
     }
 
     /// How long it may take to send a resource (FM-3).
-    pub(super) fn patience(&self) -> Duration {
+    pub(super) fn resource_timeout(&self) -> Duration {
         Duration::from_secs(if self.config.features.resource_timer_is_transient_error { 30 } else { 15 })
     }
 
     /// When something is due here.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        match &self.link {
-            Link::Idle => None,
-            Link::Opening { until, .. } | Link::Waiting { until } => Some(*until),
-            Link::Open(stream) => stream.timers.values().min().copied(),
+        match &self.stream_state {
+            AdsStreamState::Idle => None,
+            AdsStreamState::Opening { until, .. } | AdsStreamState::BackingOff { until } => Some(*until),
+            AdsStreamState::Open(stream) => stream.timers.values().min().copied(),
         }
     }
 }

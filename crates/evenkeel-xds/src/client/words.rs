@@ -10,15 +10,15 @@ use evenkeel_core::{Code, Status};
 
 use crate::bootstrap::ServerConfig;
 use crate::resource::ResourceType;
-use crate::text::{quoted_whole, start};
+use crate::text::{quoted_long, truncated};
 
 /// A status as another side gave it.
 pub(super) fn cause(status: &Status) -> String {
-    format!("{:?}: {}", status.code(), quoted_whole(status.message()))
+    format!("{:?}: {}", status.code(), quoted_long(status.message()))
 }
 
 /// A resource of a server.
-pub(super) struct Subject<'a> {
+pub(super) struct ResourceContext<'a> {
     pub(super) kind: ResourceType,
     pub(super) name: &'a str,
     pub(super) server: &'a ServerConfig,
@@ -27,9 +27,9 @@ pub(super) struct Subject<'a> {
     pub(super) bytes: usize,
 }
 
-impl Subject<'_> {
-    pub(super) fn spoiled(&self, why: &str) -> Status {
-        let why = start(why, self.bytes);
+impl ResourceContext<'_> {
+    pub(super) fn invalid(&self, why: &str) -> Status {
+        let why = truncated(why, self.bytes);
         let text = self.text(&format!("what xDS server {:?} sent cannot be used: {why}", self.server.uri));
         Status::unavailable(text)
     }
@@ -47,7 +47,7 @@ impl Subject<'_> {
     }
 
     /// Log line for a deleted resource that is still referenced when its grace period ends.
-    pub(super) fn grace_over(&self, grace: Duration) -> String {
+    pub(super) fn grace_expired(&self, grace: Duration) -> String {
         let uri = &self.server.uri;
         self.text(&format!(
             "xDS server {uri:?} removed it {grace:?} ago and it is still referenced; calls fail"
@@ -70,7 +70,7 @@ impl Subject<'_> {
     /// The server said why it does not send it. Its code is told but not taken over (A88).
     pub(super) fn reported(&self, code: i32, message: &str) -> Status {
         let code = code_name(code);
-        let text = format!("xDS server {:?} reports {code}: {}", self.server.uri, quoted_whole(message));
+        let text = format!("xDS server {:?} reports {code}: {}", self.server.uri, quoted_long(message));
         Status::unavailable(self.text(&text))
     }
 
@@ -78,21 +78,21 @@ impl Subject<'_> {
         self.text(&format!("xDS server {:?} removed it; it stays in use", self.server.uri))
     }
 
-    pub(super) fn deletion_over(&self) -> String {
+    pub(super) fn deletion_ended(&self) -> String {
         self.text(&format!("its removal by xDS server {:?} is over", self.server.uri))
     }
 
     pub(super) fn warning(&self, warning: &str) -> String {
-        self.text(start(warning, self.bytes))
+        self.text(truncated(warning, self.bytes))
     }
 
     fn text(&self, what: &str) -> String {
-        format!("{} {}: {what}{}", self.kind, quoted_whole(self.name), node_suffix(self.node))
+        format!("{} {}: {what}{}", self.kind, quoted_long(self.name), node_suffix(self.node))
     }
 }
 
 pub(super) fn node_suffix(node: &str) -> String {
-    format!(" (xDS node id {})", quoted_whole(node))
+    format!(" (xDS node id {})", quoted_long(node))
 }
 
 fn code_name(code: i32) -> String {
@@ -131,12 +131,12 @@ pub(super) fn nack(problems: &[(String, String)], bytes: usize) -> String {
         let one = format!("{between}{label}: {why}");
         // What others left over of their shares may be used.
         let fair = share.max(i.saturating_add(1).saturating_mul(share).saturating_sub(text.len()));
-        let one = start(&one, fair);
+        let one = truncated(&one, fair);
         if text.len().saturating_add(one.len()) > room {
             let _ = write!(text, "; and {} more", problems.len().saturating_sub(i));
             break;
         }
         text.push_str(one);
     }
-    start(&text, bytes).to_owned()
+    truncated(&text, bytes).to_owned()
 }

@@ -17,28 +17,28 @@ use evenkeel_proto::udpa::r#type::v1::TypedStruct as UdpaTypedStruct;
 use evenkeel_proto::xds::r#type::v3::TypedStruct;
 use serde_json::{Map, Value, json};
 
-use crate::lb::{Conversion, Converted, Converters, EdsWeights, NotConverted};
-use crate::resource::message_of;
+use crate::lb::{ConversionContext, ConversionError, ConvertedPolicy, EdsWeights, LbPolicyConverters};
+use crate::resource::message_name;
 
 /// What A42 has the converter write where the control plane says nothing: the policy's own maximum is smaller.
 const RING_SIZES: (u64, u64) = (1024, 8 << 20);
 
 /// Whole numbers up to this are exact in JSON's floats.
-const MAX_WHOLE: f64 = 9_007_199_254_740_992.0;
+const MAX_EXACT_INTEGER: f64 = 9_007_199_254_740_992.0;
 
 /// The longest duration in protobuf, in seconds (10,000 years).
 const MAX_SECONDS: u64 = 315_576_000_000;
 
-type Settings = Map<String, Value>;
+type JsonSettings = Map<String, Value>;
 
-pub(super) fn register_all(converters: &mut Converters) {
+pub(super) fn register_all(converters: &mut LbPolicyConverters) {
     register(converters, "ring_hash_experimental", |message: RingHash, cx| {
         match HashFunction::try_from(message.hash_function) {
             // 2.2 row 4: some control planes leave it unset.
             Ok(HashFunction::DefaultHash | HashFunction::XxHash) => {}
             other => {
                 let found = other.map_or(message.hash_function.to_string(), |f| f.as_str_name().to_owned());
-                return Err(cx.wrong("hash_function", format!("expected XX_HASH, found {found}")));
+                return Err(cx.invalid("hash_function", format!("expected XX_HASH, found {found}")));
             }
         }
         let ignored = [
@@ -69,7 +69,7 @@ pub(super) fn register_all(converters: &mut Converters) {
         Ok(json!({"childPolicy": cx.child("endpoint_picking_policy", list)?}))
     });
     register(converters, "random_subsetting_experimental", |message: RandomSubsetting, cx| {
-        let mut settings = Settings::new();
+        let mut settings = JsonSettings::new();
         put(&mut settings, "subsetSize", message.subset_size);
         let list: Option<&LoadBalancingPolicy> = message.child_policy.as_ref();
         put(&mut settings, "childPolicy", Some(cx.child("child_policy", list)?));
@@ -87,7 +87,7 @@ pub(super) fn register_all(converters: &mut Converters) {
             ("locality_lb_config", message.locality_lb_config.is_some()),
         ];
         warn_ignored(ignored, cx);
-        Ok(Converted { policy: policy.to_owned(), settings: json!({}) })
+        Ok(ConvertedPolicy { policy: policy.to_owned(), settings: json!({}) })
     });
     converters.register(&TypedStruct::full_name(), |bytes, cx| {
         let TypedStruct { type_url, value } = cx.decode(bytes)?;
@@ -101,14 +101,14 @@ pub(super) fn register_all(converters: &mut Converters) {
 
 /// A converter for a message that stands for one policy.
 fn register<M: Name + Default + 'static>(
-    converters: &mut Converters,
+    converters: &mut LbPolicyConverters,
     policy: &'static str,
-    settings: impl Fn(M, &mut Conversion<'_>) -> Result<Value, NotConverted> + Send + Sync + 'static,
+    settings: impl Fn(M, &mut ConversionContext<'_>) -> Result<Value, ConversionError> + Send + Sync + 'static,
 ) {
     converters.register(&M::full_name(), move |bytes, cx| {
         cx.require(policy)?;
         let message = cx.decode(bytes)?;
-        Ok(Converted { policy: policy.to_owned(), settings: settings(message, cx)? })
+        Ok(ConvertedPolicy { policy: policy.to_owned(), settings: settings(message, cx)? })
     });
 }
 
@@ -120,7 +120,7 @@ pub(super) fn ring_hash(minimum: Option<u64>, maximum: Option<u64>) -> Value {
 
 /// The settings of `least_request_experimental`.
 pub(super) fn least_request(choice_count: Option<u32>) -> Value {
-    let mut settings = Settings::new();
+    let mut settings = JsonSettings::new();
     put(&mut settings, "choiceCount", choice_count);
     Value::Object(settings)
 }
@@ -128,11 +128,11 @@ pub(super) fn least_request(choice_count: Option<u32>) -> Value {
 /// A58: what is set is written, zero and false included, so that they differ from what is not set.
 fn weighted_round_robin(
     message: ClientSideWeightedRoundRobin,
-    cx: &mut Conversion<'_>,
-) -> Result<Value, NotConverted> {
-    let mut settings = Settings::new();
+    cx: &mut ConversionContext<'_>,
+) -> Result<Value, ConversionError> {
+    let mut settings = JsonSettings::new();
     put(&mut settings, "enableOobLoadReport", message.enable_oob_load_report);
-    let mut wrong = None;
+    let mut invalid = None;
     for (field, name, value) in [
         ("oob_reporting_period", "oobReportingPeriod", message.oob_reporting_period),
         ("blackout_period", "blackoutPeriod", message.blackout_period),
@@ -148,13 +148,13 @@ fn weighted_round_robin(
                 }
                 put(&mut settings, name, Some(text));
             }
-            Some(Err(problem)) => wrong = Some(cx.wrong(field, problem)),
+            Some(Err(problem)) => invalid = Some(cx.invalid(field, problem)),
         }
     }
     match message.error_utilization_penalty {
         Some(penalty) if !penalty.is_finite() => {
             let text = format!("expected a finite number, found {penalty}");
-            wrong = Some(cx.wrong("error_utilization_penalty", text));
+            invalid = Some(cx.invalid("error_utilization_penalty", text));
         }
         penalty => put(&mut settings, "errorUtilizationPenalty", penalty.map(f64::from)),
     }
@@ -167,21 +167,21 @@ fn weighted_round_robin(
         ("oob_reporting_config", message.oob_reporting_config.is_some()),
     ];
     warn_ignored(ignored, cx);
-    wrong.map_or(Ok(Value::Object(settings)), Err)
+    invalid.map_or(Ok(Value::Object(settings)), Err)
 }
 
 /// A policy of the user's own: its name is the type, its settings are passed on as they are.
 fn typed_struct(
     type_url: &str,
     value: Option<Struct>,
-    cx: &mut Conversion<'_>,
-) -> Result<Converted, NotConverted> {
-    let policy = message_of(type_url).to_owned();
+    cx: &mut ConversionContext<'_>,
+) -> Result<ConvertedPolicy, ConversionError> {
+    let policy = message_name(type_url).to_owned();
     cx.require(&policy)?;
     match object(value.unwrap_or_default()) {
-        Ok(settings) => Ok(Converted { policy, settings }),
+        Ok(settings) => Ok(ConvertedPolicy { policy, settings }),
         Err(number) => {
-            Err(cx.wrong("value", format!("expected numbers that JSON can write, found {number}")))
+            Err(cx.invalid("value", format!("expected numbers that JSON can write, found {number}")))
         }
     }
 }
@@ -197,7 +197,9 @@ fn json_value(value: ProtoValue) -> Result<Value, f64> {
     Ok(match value.kind {
         None | Some(Kind::NullValue(_)) => Value::Null,
         // Protobuf has only floats here; who wrote `2` wants to read `2`.
-        Some(Kind::NumberValue(n)) if n.fract() == 0.0 && n.abs() <= MAX_WHOLE => Value::from(n as i64),
+        Some(Kind::NumberValue(n)) if n.fract() == 0.0 && n.abs() <= MAX_EXACT_INTEGER => {
+            Value::from(n as i64)
+        }
         Some(Kind::NumberValue(n)) => Value::Number(serde_json::Number::from_f64(n).ok_or(n)?),
         Some(Kind::StringValue(text)) => Value::String(text),
         Some(Kind::BoolValue(yes)) => Value::Bool(yes),
@@ -225,13 +227,13 @@ fn duration(value: &Duration) -> Result<String, String> {
     })
 }
 
-fn put(settings: &mut Settings, name: &str, value: Option<impl Into<Value>>) {
+fn put(settings: &mut JsonSettings, name: &str, value: Option<impl Into<Value>>) {
     if let Some(value) = value {
         settings.insert(name.to_owned(), value.into());
     }
 }
 
-fn warn_ignored<const N: usize>(fields: [(&str, bool); N], cx: &mut Conversion<'_>) {
+fn warn_ignored<const N: usize>(fields: [(&str, bool); N], cx: &mut ConversionContext<'_>) {
     for (field, _) in fields.into_iter().filter(|(_, set)| *set) {
         cx.warn(field, "is ignored");
     }

@@ -6,49 +6,49 @@ use std::net::SocketAddr;
 use evenkeel_core::Address;
 
 /// Every address that was read so far.
-pub(super) enum Addresses {
+pub(super) enum DuplicateCheck {
     /// Whether one is there twice is asked once, when all are there: to sort them costs less than to look up each.
-    Gathered(Gathered),
+    Deferred(AddressBatch),
     /// Whether one is there twice is known at once, and so where it stands.
-    ToldApart(HashSet<SocketAddr>),
+    Immediate(HashSet<SocketAddr>),
 }
 
 /// Addresses as numbers.
 #[derive(Default)]
-pub(super) struct Gathered {
+pub(super) struct AddressBatch {
     v4: Vec<u64>,
     v6: Vec<(u128, u16)>,
 }
 
-impl Addresses {
+impl DuplicateCheck {
     /// Adds an address, and says whether it is known to have been there already.
-    pub(super) fn is_there_twice(&mut self, address: SocketAddr) -> bool {
+    pub(super) fn is_duplicate(&mut self, address: SocketAddr) -> bool {
         match self {
-            Addresses::Gathered(gathered) => {
+            DuplicateCheck::Deferred(gathered) => {
                 gathered.push(address);
                 false
             }
-            Addresses::ToldApart(all) => !all.insert(address),
+            DuplicateCheck::Immediate(all) => !all.insert(address),
         }
     }
 }
 
-impl Gathered {
+impl AddressBatch {
     pub(super) fn push(&mut self, address: SocketAddr) {
         match number(&address) {
-            Number::V4(number) => self.v4.push(number),
-            Number::V6(number) => self.v6.push(number),
+            AddressKey::V4(number) => self.v4.push(number),
+            AddressKey::V6(number) => self.v6.push(number),
         }
     }
 
     /// Whether an address was added twice, or is also one of `others`.
-    pub(super) fn has_twice<'a>(mut self, mut others: impl Iterator<Item = &'a Address>) -> bool {
+    pub(super) fn has_duplicates<'a>(mut self, mut others: impl Iterator<Item = &'a Address>) -> bool {
         self.v4.sort_unstable();
         self.v6.sort_unstable();
         let has = |other: &Address| match other {
             Address::Ip(address) => match number(address) {
-                Number::V4(number) => self.v4.binary_search(&number).is_ok(),
-                Number::V6(number) => self.v6.binary_search(&number).is_ok(),
+                AddressKey::V4(number) => self.v4.binary_search(&number).is_ok(),
+                AddressKey::V6(number) => self.v6.binary_search(&number).is_ok(),
             },
             _ => false,
         };
@@ -57,16 +57,16 @@ impl Gathered {
     }
 }
 
-enum Number {
+enum AddressKey {
     V4(u64),
     V6((u128, u16)),
 }
 
 /// An address as it comes in a resource: without a scope.
-fn number(address: &SocketAddr) -> Number {
+fn number(address: &SocketAddr) -> AddressKey {
     match address {
-        SocketAddr::V4(v4) => Number::V4(u64::from(v4.ip().to_bits()) << 16 | u64::from(v4.port())),
-        SocketAddr::V6(v6) => Number::V6((v6.ip().to_bits(), v6.port())),
+        SocketAddr::V4(v4) => AddressKey::V4(u64::from(v4.ip().to_bits()) << 16 | u64::from(v4.port())),
+        SocketAddr::V6(v6) => AddressKey::V6((v6.ip().to_bits(), v6.port())),
     }
 }
 
@@ -74,24 +74,24 @@ fn number(address: &SocketAddr) -> Number {
 mod tests {
     use super::*;
 
-    fn has_twice(all: &[&str], others: &[&str]) -> bool {
-        let mut gathered = Gathered::default();
+    fn has_duplicates(all: &[&str], others: &[&str]) -> bool {
+        let mut gathered = AddressBatch::default();
         for address in all {
             gathered.push(address.parse().unwrap());
         }
         let others: Vec<Address> = others.iter().map(|other| Address::from(*other)).collect();
-        gathered.has_twice(others.iter())
+        gathered.has_duplicates(others.iter())
     }
 
     #[test]
     fn an_address_is_found_wherever_it_stands() {
         let all =
             ["10.0.0.3:80", "[::1]:80", "10.0.0.1:80", "10.0.0.1:81", "[::ffff:10.0.0.1]:80", "[::1]:81"];
-        assert!(!has_twice(&[], &[]));
-        assert!(!has_twice(&all, &["10.0.0.2:80", "[::2]:80", "unix:/10.0.0.1:80", "name"]));
+        assert!(!has_duplicates(&[], &[]));
+        assert!(!has_duplicates(&all, &["10.0.0.2:80", "[::2]:80", "unix:/10.0.0.1:80", "name"]));
         for again in all {
-            assert!(has_twice(&[&all[..], &[again]].concat(), &[]), "{again}");
-            assert!(has_twice(&all, &["10.0.0.2:80", again]), "{again}");
+            assert!(has_duplicates(&[&all[..], &[again]].concat(), &[]), "{again}");
+            assert!(has_duplicates(&all, &["10.0.0.2:80", again]), "{again}");
         }
     }
 }

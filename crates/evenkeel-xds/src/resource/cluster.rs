@@ -20,11 +20,11 @@ use evenkeel_proto::envoy::config::core::v3::socket_address::PortSpecifier;
 use evenkeel_proto::envoy::config::endpoint::v3::lb_endpoint::HostIdentifier;
 use evenkeel_proto::envoy::extensions::clusters::aggregate::v3::ClusterConfig;
 
-use crate::Path;
+use crate::FieldPath;
 use crate::bootstrap::ServerConfig;
-use crate::resource::reader::Reader;
-use crate::resource::security::{self, ClusterSecurity, Security};
-use crate::resource::{Parsed, Parser, Rejected, Resource, fields, wire};
+use crate::resource::reader::ResourceReader;
+use crate::resource::security::{self, ClusterSecurity, SecurityConfig};
+use crate::resource::{ParsedResource, RejectedResource, Resource, ResourceParser, fields, wire};
 use crate::text::quoted;
 
 /// A cluster.
@@ -35,7 +35,7 @@ pub struct Cluster {
     /// What it is made of.
     pub kind: ClusterKind,
     /// How its connections are secured; `None` where the control plane says nothing about it.
-    pub security: Option<Arc<Security>>,
+    pub security: Option<Arc<SecurityConfig>>,
 }
 
 /// What a cluster is made of.
@@ -47,29 +47,33 @@ pub enum ClusterKind {
     Aggregate(Vec<Arc<str>>),
 }
 
-pub(super) fn parse(bytes: &[u8], parser: &Parser, from: &ServerConfig) -> Result<Parsed, Rejected> {
-    let root = Path::root();
+pub(super) fn parse(
+    bytes: &[u8],
+    parser: &ResourceParser,
+    from: &ServerConfig,
+) -> Result<ParsedResource, RejectedResource> {
+    let root = FieldPath::root();
     let assignment = root.field("load_assignment");
-    wire::check(bytes, &[33], &assignment, &wire::of_endpoints(&parser.limits))?;
+    wire::check(bytes, &[33], &assignment, &wire::endpoint_limits(&parser.limits))?;
     let message: Message = fields::decode(bytes)?;
-    let mut reader = Reader::new(parser, from);
+    let mut reader = ResourceReader::new(parser, from);
     let cluster = cluster(&message, from, &mut reader);
     reader.finish(message.name, cluster.map(|cluster| Resource::Cluster(Arc::new(cluster))))
 }
 
 /// What the members of a cluster are, before its policy is known.
-enum Members {
+enum ClusterMembers {
     Source(core::Source),
     Clusters(Vec<Arc<str>>),
 }
 
-fn cluster(message: &Message, from: &ServerConfig, reader: &mut Reader<'_>) -> Option<Cluster> {
-    let root = Path::root();
+fn cluster(message: &Message, from: &ServerConfig, reader: &mut ResourceReader<'_>) -> Option<Cluster> {
+    let root = FieldPath::root();
     reader.name(&message.name, &root.field("name"));
     let name: Arc<str> = message.name.as_str().into();
     let members = members(message, &name, reader);
     // Everything is read before anything is given up: all problems are told at once.
-    let is_aggregate = matches!(members, Some(Members::Clusters(_)));
+    let is_aggregate = matches!(members, Some(ClusterMembers::Clusters(_)));
     let lb_policy = if is_aggregate { None } else { lb_policy(message, reader) };
     let max_concurrent_requests = circuit_breakers(message.circuit_breakers.as_ref(), reader);
     let outlier_detection =
@@ -78,8 +82,8 @@ fn cluster(message: &Message, from: &ServerConfig, reader: &mut Reader<'_>) -> O
     let security = security(message, reader);
     ignored(message, is_aggregate, reader);
     let kind = match members? {
-        Members::Clusters(names) => ClusterKind::Aggregate(names),
-        Members::Source(source) => ClusterKind::Leaf(Arc::new(core::Cluster::Leaf(core::Leaf {
+        ClusterMembers::Clusters(names) => ClusterKind::Aggregate(names),
+        ClusterMembers::Source(source) => ClusterKind::Leaf(Arc::new(core::Cluster::Leaf(core::Leaf {
             name: name.clone(),
             source,
             lb_policy: lb_policy?,
@@ -92,19 +96,19 @@ fn cluster(message: &Message, from: &ServerConfig, reader: &mut Reader<'_>) -> O
     Some(Cluster { name, kind, security })
 }
 
-fn lb_policy(message: &Message, reader: &mut Reader<'_>) -> Option<LbConfig> {
-    let Parser { converters, registry, .. } = reader.parser;
-    converters.cluster_policy(message, registry, &mut reader.findings)
+fn lb_policy(message: &Message, reader: &mut ResourceReader<'_>) -> Option<LbConfig> {
+    let ResourceParser { converters, registry, .. } = reader.parser;
+    converters.cluster_policy(message, registry, &mut reader.diagnostics)
 }
 
-fn members(message: &Message, name: &Arc<str>, reader: &mut Reader<'_>) -> Option<Members> {
-    let root = Path::root();
+fn members(message: &Message, name: &Arc<str>, reader: &mut ResourceReader<'_>) -> Option<ClusterMembers> {
+    let root = FieldPath::root();
     let path = root.field("type");
     let expected = "expected EDS, LOGICAL_DNS or an aggregate cluster";
     match &message.cluster_discovery_type {
         Some(ClusterDiscoveryType::Type(kind)) => match DiscoveryType::try_from(*kind) {
-            Ok(DiscoveryType::Eds) => Some(Members::Source(eds(message, name, reader))),
-            Ok(DiscoveryType::LogicalDns) => logical_dns(message, reader).map(Members::Source),
+            Ok(DiscoveryType::Eds) => Some(ClusterMembers::Source(eds(message, name, reader))),
+            Ok(DiscoveryType::LogicalDns) => logical_dns(message, reader).map(ClusterMembers::Source),
             Ok(other) => {
                 reader.problem(&path, format!("{expected}, found {}", other.as_str_name()));
                 None
@@ -114,7 +118,9 @@ fn members(message: &Message, name: &Arc<str>, reader: &mut Reader<'_>) -> Optio
                 None
             }
         },
-        Some(ClusterDiscoveryType::ClusterType(kind)) => aggregate(kind, reader).map(Members::Clusters),
+        Some(ClusterDiscoveryType::ClusterType(kind)) => {
+            aggregate(kind, reader).map(ClusterMembers::Clusters)
+        }
         None => {
             reader.problem(&path, format!("{expected}, found nothing"));
             None
@@ -122,8 +128,8 @@ fn members(message: &Message, name: &Arc<str>, reader: &mut Reader<'_>) -> Optio
     }
 }
 
-fn eds(message: &Message, name: &Arc<str>, reader: &mut Reader<'_>) -> core::Source {
-    let root = Path::root();
+fn eds(message: &Message, name: &Arc<str>, reader: &mut ResourceReader<'_>) -> core::Source {
+    let root = FieldPath::root();
     let path = root.field("eds_cluster_config");
     let config = message.eds_cluster_config.clone().unwrap_or_default();
     let source = config.eds_config.and_then(|source| source.config_source_specifier);
@@ -143,8 +149,8 @@ fn eds(message: &Message, name: &Arc<str>, reader: &mut Reader<'_>) -> core::Sou
 }
 
 /// A37: one locality with one endpoint, whose address is the name to look up.
-fn logical_dns(message: &Message, reader: &mut Reader<'_>) -> Option<core::Source> {
-    let root = Path::root();
+fn logical_dns(message: &Message, reader: &mut ResourceReader<'_>) -> Option<core::Source> {
+    let root = FieldPath::root();
     let path = root.field("load_assignment");
     let Some(assignment) = &message.load_assignment else {
         reader.problem(&path, "must be set for a LOGICAL_DNS cluster");
@@ -177,7 +183,7 @@ fn logical_dns(message: &Message, reader: &mut Reader<'_>) -> Option<core::Sourc
         ("hostname", !endpoint.hostname.is_empty()),
         ("additional_addresses", !endpoint.additional_addresses.is_empty()),
     ];
-    reader.warn_of(&path, ignored, "is ignored in a LOGICAL_DNS cluster");
+    reader.warn_fields(&path, ignored, "is ignored in a LOGICAL_DNS cluster");
     let path = path.field("address");
     let address = endpoint.address.as_ref().and_then(|address| address.address.as_ref());
     let path = path.field("socket_address");
@@ -206,7 +212,7 @@ fn logical_dns(message: &Message, reader: &mut Reader<'_>) -> Option<core::Sourc
 }
 
 /// A host as it stands before a colon and a port.
-fn host(host: &str, path: &Path<'_>, reader: &mut Reader<'_>) -> Option<String> {
+fn host(host: &str, path: &FieldPath<'_>, reader: &mut ResourceReader<'_>) -> Option<String> {
     reader.name(host, path);
     if host.parse::<std::net::Ipv6Addr>().is_ok() {
         return Some(format!("[{host}]"));
@@ -219,8 +225,8 @@ fn host(host: &str, path: &Path<'_>, reader: &mut Reader<'_>) -> Option<String> 
     Some(host.to_owned())
 }
 
-fn aggregate(kind: &CustomClusterType, reader: &mut Reader<'_>) -> Option<Vec<Arc<str>>> {
-    let root = Path::root();
+fn aggregate(kind: &CustomClusterType, reader: &mut ResourceReader<'_>) -> Option<Vec<Arc<str>>> {
+    let root = FieldPath::root();
     let path = root.field("cluster_type");
     let path = path.field("typed_config");
     let names = reader.message::<ClusterConfig>(kind.typed_config.as_ref(), &path)?.clusters;
@@ -235,8 +241,8 @@ fn aggregate(kind: &CustomClusterType, reader: &mut Reader<'_>) -> Option<Vec<Ar
 }
 
 /// A32: `max_requests` of the first threshold for the priority that all gRPC calls have.
-fn circuit_breakers(breakers: Option<&CircuitBreakers>, reader: &mut Reader<'_>) -> Option<u32> {
-    let root = Path::root();
+fn circuit_breakers(breakers: Option<&CircuitBreakers>, reader: &mut ResourceReader<'_>) -> Option<u32> {
+    let root = FieldPath::root();
     let path = root.field("circuit_breakers");
     let breakers = breakers?;
     let per_host = path.field("per_host_thresholds");
@@ -266,8 +272,8 @@ fn circuit_breakers(breakers: Option<&CircuitBreakers>, reader: &mut Reader<'_>)
 }
 
 /// A50: success rate unless it is switched off, failure percentage only if it is switched on.
-fn outlier_detection(message: &OutlierDetection, reader: &mut Reader<'_>) -> OutlierSettings {
-    let root = Path::root();
+fn outlier_detection(message: &OutlierDetection, reader: &mut ResourceReader<'_>) -> OutlierSettings {
+    let root = FieldPath::root();
     let path = root.field("outlier_detection");
     let unset = OutlierSettings::default();
     let mut duration = |field: &str, value: &Option<_>, default| {
@@ -293,7 +299,7 @@ fn outlier_detection(message: &OutlierDetection, reader: &mut Reader<'_>) -> Out
         ("consecutive_5xx", consecutive),
         ("max_ejection_time_jitter", message.max_ejection_time_jitter.is_some()),
     ];
-    reader.warn_of(&path, ignored, "is ignored");
+    reader.warn_fields(&path, ignored, "is ignored");
     let success_rate = SuccessRateEjection::default();
     let success_rate = SuccessRateEjection {
         stdev_factor: message.success_rate_stdev_factor.unwrap_or(success_rate.stdev_factor),
@@ -322,9 +328,9 @@ fn outlier_detection(message: &OutlierDetection, reader: &mut Reader<'_>) -> Out
 fn load_reporting(
     message: &Message,
     from: &ServerConfig,
-    reader: &mut Reader<'_>,
+    reader: &mut ResourceReader<'_>,
 ) -> Option<Arc<core::LoadReporting>> {
-    let root = Path::root();
+    let root = FieldPath::root();
     let path = root.field("lrs_report_endpoint_metrics");
     let Some(server) = &message.lrs_server else {
         if !message.lrs_report_endpoint_metrics.is_empty() {
@@ -357,8 +363,8 @@ fn load_reporting(
     Some(Arc::new(core::LoadReporting { server: from.uri.clone(), metrics }))
 }
 
-fn security(message: &Message, reader: &mut Reader<'_>) -> Option<Arc<Security>> {
-    let root = Path::root();
+fn security(message: &Message, reader: &mut ResourceReader<'_>) -> Option<Arc<SecurityConfig>> {
+    let root = FieldPath::root();
     if !message.transport_socket_matches.is_empty() {
         // A29 does not support them; without them, endpoints would be called with less security than is wanted.
         reader.problem(&root.field("transport_socket_matches"), "is not supported");
@@ -369,14 +375,14 @@ fn security(message: &Message, reader: &mut Reader<'_>) -> Option<Arc<Security>>
 }
 
 /// How the core tells its connections from those of other clusters.
-fn means(cluster: &Arc<str>, security: &Arc<Security>) -> Means {
+fn means(cluster: &Arc<str>, security: &Arc<SecurityConfig>) -> Means {
     let of = ClusterSecurity { cluster: cluster.clone(), security: security.clone() };
     Means::new(of).by_host_name(security.auto_host_sni)
 }
 
 /// Says which fields have no effect although a user may expect one.
-fn ignored(message: &Message, is_aggregate: bool, reader: &mut Reader<'_>) {
-    let root = Path::root();
+fn ignored(message: &Message, is_aggregate: bool, reader: &mut ResourceReader<'_>) {
+    let root = FieldPath::root();
     let is_dns = matches!(
         message.cluster_discovery_type,
         Some(ClusterDiscoveryType::Type(kind)) if kind == DiscoveryType::LogicalDns as i32
@@ -390,7 +396,7 @@ fn ignored(message: &Message, is_aggregate: bool, reader: &mut Reader<'_>) {
         ("load_assignment", !is_dns && message.load_assignment.is_some()),
         ("common_lb_config.override_host_status", override_host.is_some()),
     ];
-    reader.warn_of(&root, ignored, "is ignored");
+    reader.warn_fields(&root, ignored, "is ignored");
     // A75: each of the clusters that it is made of goes by its own settings.
     for (field, set) in [
         ("load_balancing_policy", message.load_balancing_policy.is_some()),

@@ -20,61 +20,64 @@ use evenkeel_proto::envoy::config::endpoint::v3::{ClusterLoadAssignment, LbEndpo
 use evenkeel_proto::prost_types::value::Kind;
 
 use crate::bootstrap::ServerConfig;
-use crate::resource::addresses::{Addresses, Gathered};
-use crate::resource::endpoints_before::Before;
-use crate::resource::reader::Reader;
-use crate::resource::{Parsed, Parser, Rejected, Resource, fields, plain_endpoint, wire};
+use crate::resource::addresses::{AddressBatch, DuplicateCheck};
+use crate::resource::endpoints_before::PreviousEndpoints;
+use crate::resource::reader::ResourceReader;
+use crate::resource::{
+    ParsedResource, RejectedResource, Resource, ResourceParser, fields, plain_endpoint, wire,
+};
 use crate::text::quoted;
-use crate::{Path, Problems};
+use crate::{FieldPath, ValidationErrors};
 
 /// How many addresses one endpoint may have: far above any real host, and few enough to be compared with each other.
 const MAX_ADDRESSES: usize = 100;
 
 /// The number of `ClusterLoadAssignment.endpoints`.
-pub(super) const LOCALITIES: u32 = 2;
+pub(super) const LOCALITIES_FIELD: u32 = 2;
 
 /// The number of `LocalityLbEndpoints.lb_endpoints`.
-pub(super) const ENDPOINTS: u32 = 2;
+pub(super) const ENDPOINTS_FIELD: u32 = 2;
 
 /// Reads a resource. `before` is the version that is in use, as it came and as it was read: endpoints that are the same in
 /// both keep their allocation, and what was odd about them is not said again.
 pub(super) fn parse(
     bytes: &[u8],
-    parser: &Parser,
+    parser: &ResourceParser,
     from: &ServerConfig,
     before: Option<(&[u8], &EndpointSet)>,
-) -> Result<Parsed, Rejected> {
-    wire::check(bytes, &[], &Path::root(), &wire::of_endpoints(&parser.limits))?;
-    let Some((localities, beside)) = wire::take_apart(bytes, LOCALITIES) else {
-        let problems = Problems::one(&Path::root(), "cannot be decoded: a field has no end, or is none");
-        return Err(Rejected { name: None, problems });
+) -> Result<ParsedResource, RejectedResource> {
+    wire::check(bytes, &[], &FieldPath::root(), &wire::endpoint_limits(&parser.limits))?;
+    let Some((localities, beside)) = wire::split_field(bytes, LOCALITIES_FIELD) else {
+        let problems =
+            ValidationErrors::one(&FieldPath::root(), "cannot be decoded: a field has no end, or is none");
+        return Err(RejectedResource { name: None, problems });
     };
     let message: ClusterLoadAssignment = fields::decode(&beside)?;
-    let before = before.map(|(bytes, set)| Before::new(bytes, set)).unwrap_or_default();
+    let before = before.map(|(bytes, set)| PreviousEndpoints::new(bytes, set)).unwrap_or_default();
     // If anything is wrong it is read as a whole, and all is said that there is to say. So nothing is read more than twice.
-    Reading::quick(parser, from, before)
+    EndpointsReader::fast(parser, from, before)
         .finish(&message, &localities)
-        .or_else(|_| Reading::whole(parser, from).finish(&message, &localities))
+        .or_else(|_| EndpointsReader::thorough(parser, from).finish(&message, &localities))
 }
 
-struct Reading<'a> {
-    reader: Reader<'a>,
-    before: Before<'a>,
-    addresses: Addresses,
+struct EndpointsReader<'a> {
+    reader: ResourceReader<'a>,
+    before: PreviousEndpoints<'a>,
+    addresses: DuplicateCheck,
     /// Endpoints that were read before: no two of them have an address in common.
     known: Vec<&'a Endpoint>,
 }
 
 /// What is known about one priority while its localities are read.
 #[derive(Default)]
-struct Priority {
+struct PriorityBuilder {
     localities: HashSet<Arc<Locality>>,
-    weights: Sum,
+    weights: WeightSum,
     endpoints: Vec<Endpoint>,
 }
 
 /// What failures should say if there are localities and nobody to call in any of them.
-fn nothing_in(priorities: &BTreeMap<u32, Priority>) -> Option<Arc<str>> {
+fn no_endpoints_note(priorities: &BTreeMap<u32, PriorityBuilder>) -> Option<Arc<str>> {
     let localities = || priorities.values().flat_map(|priority| &priority.localities);
     let has_endpoints = priorities.values().any(|priority| !priority.endpoints.is_empty());
     let first = localities().min().filter(|_| !has_endpoints)?;
@@ -85,59 +88,74 @@ fn nothing_in(priorities: &BTreeMap<u32, Priority>) -> Option<Arc<str>> {
 }
 
 /// A sum of weights, which must fit into 32 bits; `None` once it does not.
-struct Sum(Option<u32>);
+struct WeightSum(Option<u32>);
 
-impl Default for Sum {
-    fn default() -> Sum {
-        Sum(Some(0))
+impl Default for WeightSum {
+    fn default() -> WeightSum {
+        WeightSum(Some(0))
     }
 }
 
-impl Sum {
+impl WeightSum {
     /// Adds a weight, and says whether it is the one that is too much.
-    fn is_burst_by(&mut self, weight: u32) -> bool {
+    fn add_overflows(&mut self, weight: u32) -> bool {
         let Some(sum) = self.0 else { return false };
         self.0 = sum.checked_add(weight);
         self.0.is_none()
     }
 }
 
-impl<'a> Reading<'a> {
+impl<'a> EndpointsReader<'a> {
     /// Reads in the fewest steps what is right. Of what is not it only says so: neither all that is wrong, nor in the words
     /// that are due.
-    fn quick(parser: &'a Parser, from: &ServerConfig, before: Before<'a>) -> Reading<'a> {
-        let addresses = Addresses::Gathered(Gathered::default());
-        Reading { reader: Reader::new(parser, from), before, addresses, known: Vec::new() }
+    fn fast(
+        parser: &'a ResourceParser,
+        from: &ServerConfig,
+        before: PreviousEndpoints<'a>,
+    ) -> EndpointsReader<'a> {
+        let addresses = DuplicateCheck::Deferred(AddressBatch::default());
+        EndpointsReader { reader: ResourceReader::new(parser, from), before, addresses, known: Vec::new() }
     }
 
     /// Reads all, and says all that is wrong.
-    fn whole(parser: &'a Parser, from: &ServerConfig) -> Reading<'a> {
-        let addresses = Addresses::ToldApart(HashSet::new());
-        Reading { reader: Reader::new(parser, from), before: Before::default(), addresses, known: Vec::new() }
+    fn thorough(parser: &'a ResourceParser, from: &ServerConfig) -> EndpointsReader<'a> {
+        let addresses = DuplicateCheck::Immediate(HashSet::new());
+        EndpointsReader {
+            reader: ResourceReader::new(parser, from),
+            before: PreviousEndpoints::default(),
+            addresses,
+            known: Vec::new(),
+        }
     }
 
-    fn finish(mut self, message: &ClusterLoadAssignment, localities: &[&[u8]]) -> Result<Parsed, Rejected> {
+    fn finish(
+        mut self,
+        message: &ClusterLoadAssignment,
+        localities: &[&[u8]],
+    ) -> Result<ParsedResource, RejectedResource> {
         let set = self.assignment(message, localities);
-        if let Addresses::Gathered(gathered) = self.addresses
-            && gathered.has_twice(self.known.iter().flat_map(|known| known.addresses().iter()))
+        if let DuplicateCheck::Deferred(gathered) = self.addresses
+            && gathered.has_duplicates(self.known.iter().flat_map(|known| known.addresses().iter()))
         {
-            self.reader
-                .problem(&Path::root().field("endpoints"), "an address is in the resource more than once");
+            self.reader.problem(
+                &FieldPath::root().field("endpoints"),
+                "an address is in the resource more than once",
+            );
         }
         self.reader.finish(message.cluster_name.clone(), Some(Resource::Endpoints(Arc::new(set))))
     }
 
     fn assignment(&mut self, message: &ClusterLoadAssignment, localities: &[&[u8]]) -> EndpointSet {
-        let root = Path::root();
+        let root = FieldPath::root();
         self.reader.name(&message.cluster_name, &root.field("cluster_name"));
         let drops = message.policy.as_ref().map(|policy| self.policy(policy)).unwrap_or_default();
         let path = root.field("endpoints");
-        let mut priorities = BTreeMap::<u32, Priority>::new();
+        let mut priorities = BTreeMap::<u32, PriorityBuilder>::new();
         for (i, bytes) in localities.iter().enumerate() {
             let path = path.index(i);
             // Endpoint by endpoint, unless that would hide where decoding gives up.
             let (endpoints, beside) =
-                wire::take_apart(bytes, ENDPOINTS).unwrap_or_else(|| (Vec::new(), bytes.to_vec()));
+                wire::split_field(bytes, ENDPOINTS_FIELD).unwrap_or_else(|| (Vec::new(), bytes.to_vec()));
             if let Some(locality) = self.reader.decode(&beside, &path) {
                 self.locality(&locality, &endpoints, &path, &mut priorities);
             }
@@ -146,20 +164,20 @@ impl<'a> Reading<'a> {
         if let Some((expected, found)) = (0..).zip(priorities.keys()).find(|(i, found)| i != *found) {
             self.reader.problem(&path, format!("there is a priority {found} but no priority {expected}"));
         }
-        let note = nothing_in(&priorities);
+        let note = no_endpoints_note(&priorities);
         // A27: an address that is there twice is a problem.
         let priorities = priorities.into_values().map(|priority| Endpoints::distinct(priority.endpoints));
         EndpointSet { priorities: priorities.collect(), drops, note }
     }
 
     fn policy(&mut self, policy: &Policy) -> Vec<DropCategory> {
-        let root = Path::root();
+        let root = FieldPath::root();
         let path = root.field("policy");
         let ignored = [
             ("overprovisioning_factor", policy.overprovisioning_factor.is_some()),
             ("endpoint_stale_after", policy.endpoint_stale_after.is_some()),
         ];
-        self.reader.warn_of(&path, ignored, "is ignored");
+        self.reader.warn_fields(&path, ignored, "is ignored");
         let path = path.field("drop_overloads");
         let mut drops = Vec::new();
         for (i, overload) in policy.drop_overloads.iter().enumerate() {
@@ -184,8 +202,8 @@ impl<'a> Reading<'a> {
         &mut self,
         message: &LocalityLbEndpoints,
         endpoints: &[&[u8]],
-        path: &Path<'_>,
-        priorities: &mut BTreeMap<u32, Priority>,
+        path: &FieldPath<'_>,
+        priorities: &mut BTreeMap<u32, PriorityBuilder>,
     ) {
         let path_of_endpoints = path.field("lb_endpoints");
         let Some(weight) = message.load_balancing_weight.filter(|weight| *weight > 0) else {
@@ -196,7 +214,7 @@ impl<'a> Reading<'a> {
             return;
         };
         let priority = priorities.entry(message.priority).or_default();
-        if priority.weights.is_burst_by(weight) {
+        if priority.weights.add_overflows(weight) {
             let text = format!(
                 "the weights of the localities in priority {} add up to more than {}",
                 message.priority,
@@ -220,23 +238,23 @@ impl<'a> Reading<'a> {
             self.reader.problem(&path.field("locality"), text);
         }
         let path = path_of_endpoints;
-        let mut weights = Sum::default();
+        let mut weights = WeightSum::default();
         priority.endpoints.reserve(endpoints.len());
         for (i, (bytes, known)) in endpoints.iter().zip(self.before.find(message, endpoints)).enumerate() {
             let path = path.index(i);
             if let Some(known) = known {
-                if weights.is_burst_by(known.weight().unwrap_or(1)) {
+                if weights.add_overflows(known.weight().unwrap_or(1)) {
                     self.reader.problem(&path, "is too heavy");
                 }
                 self.known.push(known);
                 priority.endpoints.push(known.clone());
                 continue;
             }
-            if let Addresses::Gathered(addresses) = &mut self.addresses
+            if let DuplicateCheck::Deferred(addresses) = &mut self.addresses
                 && let Some(plain) = plain_endpoint::read(bytes)
             {
                 let Some(health) = health(plain.health_status) else { continue };
-                if weights.is_burst_by(plain.weight.unwrap_or(1)) {
+                if weights.add_overflows(plain.weight.unwrap_or(1)) {
                     self.reader.problem(&path, "is too heavy");
                 }
                 addresses.push(plain.address);
@@ -246,7 +264,7 @@ impl<'a> Reading<'a> {
             }
             let Some(endpoint) = self.reader.decode::<LbEndpoint>(bytes, &path) else { continue };
             let Some(health) = health(endpoint.health_status) else { continue };
-            if weights.is_burst_by(endpoint.load_balancing_weight.unwrap_or(1)) {
+            if weights.add_overflows(endpoint.load_balancing_weight.unwrap_or(1)) {
                 let text =
                     format!("the weights of the locality's endpoints add up to more than {}", u32::MAX);
                 self.reader.problem(&path.field("load_balancing_weight"), text);
@@ -258,7 +276,7 @@ impl<'a> Reading<'a> {
         }
     }
 
-    fn endpoint(&mut self, message: &LbEndpoint, path: &Path<'_>) -> Option<Endpoint> {
+    fn endpoint(&mut self, message: &LbEndpoint, path: &FieldPath<'_>) -> Option<Endpoint> {
         if message.load_balancing_weight == Some(0) {
             self.reader.problem(&path.field("load_balancing_weight"), "must be at least 1, found 0");
         }
@@ -304,7 +322,7 @@ impl<'a> Reading<'a> {
     }
 
     /// An IP address with its port, which nobody else has.
-    fn address(&mut self, message: Option<&AddressMessage>, path: &Path<'_>) -> Option<SocketAddr> {
+    fn address(&mut self, message: Option<&AddressMessage>, path: &FieldPath<'_>) -> Option<SocketAddr> {
         let path = path.field("socket_address");
         let Some(AddressKind::SocketAddress(socket)) = message.and_then(|message| message.address.as_ref())
         else {
@@ -339,14 +357,14 @@ impl<'a> Reading<'a> {
             }
         };
         let address = SocketAddr::new(ip.ok()?, port?);
-        if self.addresses.is_there_twice(address) {
+        if self.addresses.is_duplicate(address) {
             self.reader.problem(&path, format!("the address {address} is in the resource more than once"));
         }
         Some(address)
     }
 
     /// A76: what the endpoint is hashed by, instead of its address.
-    fn hash_key(&mut self, metadata: &Metadata, path: &Path<'_>) -> Option<String> {
+    fn hash_key(&mut self, metadata: &Metadata, path: &FieldPath<'_>) -> Option<String> {
         let (namespace, key) = HASH_KEY;
         let value = metadata.filter_metadata.get(namespace)?.fields.get(key)?;
         let path = path.field("metadata");
@@ -391,16 +409,18 @@ mod tests {
         for (i, (priority, weight, endpoints)) in all.iter().enumerate() {
             let mut locality = resources::locality(&i.to_string(), *weight, *priority, &[]).encode_to_vec();
             for endpoint in endpoints {
-                encode(ENDPOINTS, endpoint, &mut locality);
+                encode(ENDPOINTS_FIELD, endpoint, &mut locality);
             }
-            encode(LOCALITIES, &locality, &mut bytes);
+            encode(LOCALITIES_FIELD, &locality, &mut bytes);
         }
         bytes
     }
 
     /// All that was read, or what is wrong.
-    fn told(read: Result<Parsed, Rejected>) -> Result<(String, Vec<Vec<Endpoint>>, String), Rejected> {
-        let Parsed { name, resource, warnings } = read?;
+    fn told(
+        read: Result<ParsedResource, RejectedResource>,
+    ) -> Result<(String, Vec<Vec<Endpoint>>, String), RejectedResource> {
+        let ParsedResource { name, resource, warnings } = read?;
         let Resource::Endpoints(set) = resource else { panic!("not endpoints: {resource:?}") };
         let EndpointSet { priorities, drops, note } = &*set;
         let endpoints = priorities.iter().map(|priority| priority.iter().cloned().collect()).collect();
@@ -422,12 +442,12 @@ mod tests {
                 1..4,
             ),
         ) {
-            let (parser, from) = (Parser::new(Registry::empty()), ServerConfig::insecure("xds.test:443"));
+            let (parser, from) = (ResourceParser::new(Registry::empty()), ServerConfig::insecure("xds.test:443"));
             let bytes = resource(&localities);
-            let (localities, beside) = wire::take_apart(&bytes, LOCALITIES).expect("they were just put together");
+            let (localities, beside) = wire::split_field(&bytes, LOCALITIES_FIELD).expect("they were just put together");
             let message = ClusterLoadAssignment::decode(&*beside).expect("a message");
-            let whole = told(Reading::whole(&parser, &from).finish(&message, &localities));
-            let quick = told(Reading::quick(&parser, &from, Before::default()).finish(&message, &localities));
+            let whole = told(EndpointsReader::thorough(&parser, &from).finish(&message, &localities));
+            let quick = told(EndpointsReader::fast(&parser, &from, PreviousEndpoints::default()).finish(&message, &localities));
             prop_assert_eq!(quick.as_ref().ok(), whole.as_ref().ok());
             prop_assert_eq!(told(parse(&bytes, &parser, &from, None)), whole);
         }

@@ -7,25 +7,25 @@ use evenkeel_proto::envoy::r#type::v3::fractional_percent::DenominatorType;
 use evenkeel_proto::prost;
 use evenkeel_proto::prost_types;
 
-use crate::resource::Rejected;
-use crate::{Path, Problems};
+use crate::resource::RejectedResource;
+use crate::{FieldPath, ValidationErrors};
 
 /// The longest duration in protobuf, in seconds (10,000 years).
 const MAX_SECONDS: i64 = 315_576_000_000;
 
 /// Decodes a message; bytes that are no such message are a problem of the resource as a whole.
-pub(crate) fn decode<M: prost::Message + Default>(bytes: &[u8]) -> Result<M, Rejected> {
-    M::decode(bytes).map_err(|error| Rejected {
+pub(crate) fn decode<M: prost::Message + Default>(bytes: &[u8]) -> Result<M, RejectedResource> {
+    M::decode(bytes).map_err(|error| RejectedResource {
         name: None,
-        problems: Problems::one(&Path::root(), format!("cannot be decoded: {error}")),
+        problems: ValidationErrors::one(&FieldPath::root(), format!("cannot be decoded: {error}")),
     })
 }
 
 /// A duration that is valid protobuf and not negative.
 pub(crate) fn duration(
     value: &prost_types::Duration,
-    path: &Path<'_>,
-    problems: &mut Problems,
+    path: &FieldPath<'_>,
+    problems: &mut ValidationErrors,
 ) -> Option<Duration> {
     let seconds = u64::try_from(value.seconds).ok().filter(|_| value.seconds <= MAX_SECONDS);
     let nanos = u32::try_from(value.nanos).ok().filter(|nanos| *nanos < 1_000_000_000);
@@ -41,7 +41,11 @@ pub(crate) fn duration(
 }
 
 /// What the numerator of a fraction counts. An unknown denominator is a problem.
-pub(crate) fn denominator(value: i32, path: &Path<'_>, problems: &mut Problems) -> Option<Denominator> {
+pub(crate) fn denominator(
+    value: i32,
+    path: &FieldPath<'_>,
+    problems: &mut ValidationErrors,
+) -> Option<Denominator> {
     match DenominatorType::try_from(value) {
         Ok(DenominatorType::Hundred) => Some(Denominator::Hundred),
         Ok(DenominatorType::TenThousand) => Some(Denominator::TenThousand),

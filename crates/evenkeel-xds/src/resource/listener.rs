@@ -9,11 +9,13 @@ use evenkeel_proto::envoy::config::listener::v3 as proto;
 use evenkeel_proto::envoy::extensions::filters::network::http_connection_manager::v3::HttpConnectionManager;
 use evenkeel_proto::envoy::extensions::filters::network::http_connection_manager::v3::http_connection_manager::RouteSpecifier;
 
-use crate::Path;
+use crate::FieldPath;
 use crate::bootstrap::ServerConfig;
-use crate::resource::reader::Reader;
+use crate::resource::reader::ResourceReader;
 use crate::resource::route::filters;
-use crate::resource::{Parsed, Parser, Rejected, Resource, RouteConfig, fields, route, wire};
+use crate::resource::{
+    ParsedResource, RejectedResource, Resource, ResourceParser, RouteConfig, fields, route, wire,
+};
 use crate::routing::FilterInstance;
 
 /// An API listener with its HTTP connection manager.
@@ -38,10 +40,14 @@ pub enum RouteSource {
     Rds(String),
 }
 
-pub(super) fn parse(bytes: &[u8], parser: &Parser, from: &ServerConfig) -> Result<Parsed, Rejected> {
+pub(super) fn parse(
+    bytes: &[u8],
+    parser: &ResourceParser,
+    from: &ServerConfig,
+) -> Result<ParsedResource, RejectedResource> {
     let message: proto::Listener = fields::decode(bytes)?;
-    let mut reader = Reader::new(parser, from);
-    let root = Path::root();
+    let mut reader = ResourceReader::new(parser, from);
+    let root = FieldPath::root();
     reader.name(&message.name, &root.field("name"));
     let outer = root.field("api_listener");
     let path = outer.field("api_listener");
@@ -58,24 +64,29 @@ pub(super) fn parse(bytes: &[u8], parser: &Parser, from: &ServerConfig) -> Resul
 /// The connection manager of an API listener.
 fn manager(
     message: &proto::Listener,
-    path: &Path<'_>,
-    reader: &mut Reader<'_>,
+    path: &FieldPath<'_>,
+    reader: &mut ResourceReader<'_>,
 ) -> Option<HttpConnectionManager> {
     let Some(api) = &message.api_listener else {
         let text = "is required: only listeners of clients are supported, not those of servers";
-        reader.problem(&Path::root().field("api_listener"), text);
+        reader.problem(&FieldPath::root().field("api_listener"), text);
         return None;
     };
     let manager = api.api_listener.as_ref();
     let bytes = manager.map_or(&[][..], |any| &any.value);
-    if let Some((field, text)) = wire::too_long(bytes, &[4], &wire::of_routes(&reader.parser.limits)) {
+    if let Some((field, text)) = wire::exceeded_limit(bytes, &[4], &wire::route_limits(&reader.parser.limits))
+    {
         reader.problem(&path.field("route_config").field(field), text);
         return None;
     }
     reader.message(manager, path)
 }
 
-fn routes(message: Option<&RouteSpecifier>, path: &Path<'_>, reader: &mut Reader<'_>) -> Option<RouteSource> {
+fn routes(
+    message: Option<&RouteSpecifier>,
+    path: &FieldPath<'_>,
+    reader: &mut ResourceReader<'_>,
+) -> Option<RouteSource> {
     match message {
         Some(RouteSpecifier::RouteConfig(message)) => {
             let config = route::read(message, &path.field("route_config"), reader);
@@ -98,7 +109,7 @@ fn routes(message: Option<&RouteSpecifier>, path: &Path<'_>, reader: &mut Reader
     }
 }
 
-fn check_source(message: Option<&ConfigSource>, path: &Path<'_>, reader: &mut Reader<'_>) {
+fn check_source(message: Option<&ConfigSource>, path: &FieldPath<'_>, reader: &mut ResourceReader<'_>) {
     let found = match message.and_then(|source| source.config_source_specifier.as_ref()) {
         Some(ConfigSourceSpecifier::Ads(_) | ConfigSourceSpecifier::Self_(_)) => return,
         Some(ConfigSourceSpecifier::PathConfigSource(_)) => "path_config_source",
@@ -108,7 +119,11 @@ fn check_source(message: Option<&ConfigSource>, path: &Path<'_>, reader: &mut Re
 }
 
 /// Checks what is said about connections; gives the default for streams.
-fn options(manager: &HttpConnectionManager, path: &Path<'_>, reader: &mut Reader<'_>) -> Option<Duration> {
+fn options(
+    manager: &HttpConnectionManager,
+    path: &FieldPath<'_>,
+    reader: &mut ResourceReader<'_>,
+) -> Option<Duration> {
     // A41: gRPC does not tell the direct peer from one that a header names.
     if manager.xff_num_trusted_hops != 0 {
         let text = format!("expected 0, found {}", manager.xff_num_trusted_hops);

@@ -1,6 +1,6 @@
 //! Resources, parsed and checked.
 //!
-//! A resource comes as bytes with a type. What [`Parser::parse`] accepts is a type that cannot be wrong; what it does not
+//! A resource comes as bytes with a type. What [`ResourceParser::parse`] accepts is a type that cannot be wrong; what it does not
 //! accept is answered with every problem at once, each with the path to its field (A40). Nothing past this door
 //! checks again.
 
@@ -26,14 +26,16 @@ use evenkeel_core::cluster::EndpointSet;
 use evenkeel_proto::prost_types::Any;
 
 use crate::bootstrap::ServerConfig;
-use crate::lb::Converters;
-use crate::text::{quoted, quoted_whole};
-use crate::{Limits, Path, Problems};
+use crate::lb::LbPolicyConverters;
+use crate::text::{quoted, quoted_long};
+use crate::{FieldPath, ValidationErrors, XdsLimits};
 
 pub use cluster::{Cluster, ClusterKind};
 pub use listener::{Listener, RouteSource};
 pub use route::{RouteConfig, VirtualHost};
-pub use security::{CertificateSource, ClusterSecurity, Roots, SanKind, SanMatcher, Security};
+pub use security::{
+    CertificateSource, ClusterSecurity, RootCertificates, SanKind, SanMatcher, SecurityConfig,
+};
 
 /// The types of resources that a client asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -74,8 +76,8 @@ impl ResourceType {
     }
 
     /// The type that a type URL names; what stands before the last slash does not matter.
-    pub fn of_type_url(type_url: &str) -> Option<ResourceType> {
-        let message = message_of(type_url);
+    pub fn from_type_url(type_url: &str) -> Option<ResourceType> {
+        let message = message_name(type_url);
         ResourceType::ALL.into_iter().find(|kind| kind.message() == message)
     }
 
@@ -99,7 +101,7 @@ impl fmt::Display for ResourceType {
 }
 
 /// The name of the message that a type URL names: what stands after its last slash.
-pub(crate) fn message_of(type_url: &str) -> &str {
+pub(crate) fn message_name(type_url: &str) -> &str {
     type_url.rsplit('/').next().unwrap_or(type_url)
 }
 
@@ -123,7 +125,7 @@ pub enum Resource {
 
 /// A resource with its name, and what is odd about it.
 #[derive(Clone, Debug)]
-pub struct Parsed {
+pub struct ParsedResource {
     /// The name.
     pub name: String,
     /// The resource.
@@ -134,65 +136,73 @@ pub struct Parsed {
 
 /// A resource that is not fit for use.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rejected {
+pub struct RejectedResource {
     /// Its name, if it could be read.
     pub name: Option<String>,
     /// What is wrong.
-    pub problems: Problems,
+    pub problems: ValidationErrors,
 }
 
-impl fmt::Display for Rejected {
+impl fmt::Display for RejectedResource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.name {
-            Some(name) => write!(f, "{}: {}", quoted_whole(name), self.problems),
+            Some(name) => write!(f, "{}: {}", quoted_long(name), self.problems),
             None => self.problems.fmt(f),
         }
     }
 }
 
-impl std::error::Error for Rejected {}
+impl std::error::Error for RejectedResource {}
 
 /// Parses resources by what this client supports.
 #[derive(Clone, Debug)]
-pub struct Parser {
+pub struct ResourceParser {
     /// The policies that clusters may use.
     pub registry: Registry,
     /// How the control plane's policies become ours.
-    pub converters: Converters,
+    pub converters: LbPolicyConverters,
     /// How much is accepted.
-    pub limits: Limits,
+    pub limits: XdsLimits,
     /// The certificate providers of the bootstrap, by instance name.
     pub certificate_providers: BTreeSet<String>,
 }
 
-impl Parser {
+impl ResourceParser {
     /// A parser with everything that is built in, for clusters that may use the policies of `registry`.
-    pub fn new(registry: Registry) -> Parser {
-        Parser {
+    pub fn new(registry: Registry) -> ResourceParser {
+        ResourceParser {
             registry,
-            converters: Converters::standard(),
-            limits: Limits::default(),
+            converters: LbPolicyConverters::standard(),
+            limits: XdsLimits::default(),
             certificate_providers: BTreeSet::new(),
         }
     }
 
     /// Parses one resource of a response of type `kind`, as `from` sent it; a `Resource` wrapper must be opened before.
-    pub fn parse(&self, kind: ResourceType, any: &Any, from: &ServerConfig) -> Result<Parsed, Rejected> {
-        self.parse_after(None, kind, any, from)
+    pub fn parse(
+        &self,
+        kind: ResourceType,
+        any: &Any,
+        from: &ServerConfig,
+    ) -> Result<ParsedResource, RejectedResource> {
+        self.parse_incremental(None, kind, any, from)
     }
 
     /// The same, for a resource of which another version is in use: as it came, and as it was read. What reads the same in
     /// both may keep its allocations, and what is odd about it is not said again.
-    pub fn parse_after(
+    pub fn parse_incremental(
         &self,
         before: Option<(&Any, &Resource)>,
         kind: ResourceType,
         any: &Any,
         from: &ServerConfig,
-    ) -> Result<Parsed, Rejected> {
-        if message_of(&any.type_url) != kind.message() {
+    ) -> Result<ParsedResource, RejectedResource> {
+        if message_name(&any.type_url) != kind.message() {
             let text = format!("expected {}, found type {}", kind.message(), quoted(&any.type_url));
-            return Err(Rejected { name: None, problems: Problems::one(&Path::root(), text) });
+            return Err(RejectedResource {
+                name: None,
+                problems: ValidationErrors::one(&FieldPath::root(), text),
+            });
         }
         match kind {
             ResourceType::Listener => listener::parse(&any.value, self, from),

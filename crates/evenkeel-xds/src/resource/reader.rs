@@ -10,58 +10,69 @@ use evenkeel_proto::prost;
 use evenkeel_proto::prost_types::{self, Any};
 use regex::bytes::Regex;
 
-use crate::Path;
+use crate::FieldPath;
 use crate::bootstrap::ServerConfig;
-use crate::findings::Findings;
-use crate::resource::regexes::Regexes;
-use crate::resource::{Parsed, Parser, Rejected, Resource, fields, message_of};
+use crate::findings::ParseDiagnostics;
+use crate::resource::regexes::RegexCache;
+use crate::resource::{ParsedResource, RejectedResource, Resource, ResourceParser, fields, message_name};
 use crate::text::quoted;
-use crate::text_matcher::{Case, RegexMatcher, TextMatcher};
+use crate::text_matcher::{CaseSensitivity, RegexMatcher, TextMatcher};
 
 /// The problems and warnings of one resource, and what it may use.
-pub(super) struct Reader<'a> {
-    pub(super) parser: &'a Parser,
+pub(super) struct ResourceReader<'a> {
+    pub(super) parser: &'a ResourceParser,
     /// Whether the control plane may choose the authority of calls (A81).
     pub(super) trusted: bool,
-    pub(super) findings: Findings,
-    regexes: Regexes,
+    pub(super) diagnostics: ParseDiagnostics,
+    regexes: RegexCache,
 }
 
-impl<'a> Reader<'a> {
-    pub(super) fn new(parser: &'a Parser, from: &ServerConfig) -> Reader<'a> {
-        Reader {
+impl<'a> ResourceReader<'a> {
+    pub(super) fn new(parser: &'a ResourceParser, from: &ServerConfig) -> ResourceReader<'a> {
+        ResourceReader {
             parser,
             trusted: from.features.trusted_xds_server,
-            findings: Findings::default(),
-            regexes: Regexes::new(parser.limits.regex_bytes),
+            diagnostics: ParseDiagnostics::default(),
+            regexes: RegexCache::new(parser.limits.regex_bytes),
         }
     }
 
     /// What the parser answers: the resource if nothing is wrong with it.
-    pub(super) fn finish(self, name: String, resource: Option<Resource>) -> Result<Parsed, Rejected> {
-        match (self.findings.warnings(), resource) {
-            (Ok(warnings), Some(resource)) => Ok(Parsed { name, resource, warnings }),
-            (result, _) => Err(Rejected { name: Some(name), problems: result.err().unwrap_or_default() }),
+    pub(super) fn finish(
+        self,
+        name: String,
+        resource: Option<Resource>,
+    ) -> Result<ParsedResource, RejectedResource> {
+        match (self.diagnostics.warnings(), resource) {
+            (Ok(warnings), Some(resource)) => Ok(ParsedResource { name, resource, warnings }),
+            (result, _) => {
+                Err(RejectedResource { name: Some(name), problems: result.err().unwrap_or_default() })
+            }
         }
     }
 
-    pub(super) fn problem(&mut self, path: &Path<'_>, text: impl Into<String>) {
-        self.findings.problem(path, text);
+    pub(super) fn problem(&mut self, path: &FieldPath<'_>, text: impl Into<String>) {
+        self.diagnostics.problem(path, text);
     }
 
-    pub(super) fn warn(&mut self, path: &Path<'_>, text: impl fmt::Display) {
-        self.findings.warn(path, text);
+    pub(super) fn warn(&mut self, path: &FieldPath<'_>, text: impl fmt::Display) {
+        self.diagnostics.warn(path, text);
     }
 
     /// Warns of each field below `path` that is set.
-    pub(super) fn warn_of<const N: usize>(&mut self, path: &Path<'_>, fields: [(&str, bool); N], text: &str) {
+    pub(super) fn warn_fields<const N: usize>(
+        &mut self,
+        path: &FieldPath<'_>,
+        fields: [(&str, bool); N],
+        text: &str,
+    ) {
         for (field, _) in fields.into_iter().filter(|(_, set)| *set) {
             self.warn(&path.field(field), text);
         }
     }
 
     /// Checks a name against the limit; an empty one is a problem too.
-    pub(super) fn name(&mut self, text: &str, path: &Path<'_>) {
+    pub(super) fn name(&mut self, text: &str, path: &FieldPath<'_>) {
         if text.is_empty() {
             self.problem(path, "must not be empty");
         } else {
@@ -70,7 +81,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Checks a text that may be empty against the limit for names.
-    pub(super) fn length(&mut self, text: &str, path: &Path<'_>) {
+    pub(super) fn length(&mut self, text: &str, path: &FieldPath<'_>) {
         let limit = self.parser.limits.name_bytes;
         if text.len() > limit {
             self.problem(path, format!("has {} bytes; at most {limit} are allowed", text.len()));
@@ -78,7 +89,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The value; it is a problem if there is none.
-    pub(super) fn required<T>(&mut self, value: Option<T>, path: &Path<'_>) -> Option<T> {
+    pub(super) fn required<T>(&mut self, value: Option<T>, path: &FieldPath<'_>) -> Option<T> {
         if value.is_none() {
             self.problem(path, "is required");
         }
@@ -89,10 +100,10 @@ impl<'a> Reader<'a> {
     pub(super) fn message<M: prost::Message + prost::Name + Default>(
         &mut self,
         any: Option<&Any>,
-        path: &Path<'_>,
+        path: &FieldPath<'_>,
     ) -> Option<M> {
         let (type_url, bytes) = any.map_or(("", &[][..]), |any| (any.type_url.as_str(), &any.value));
-        if message_of(type_url) == M::full_name() {
+        if message_name(type_url) == M::full_name() {
             return self.decode(bytes, path);
         }
         self.problem(path, format!("expected {}, found type {}", M::full_name(), quoted(type_url)));
@@ -100,7 +111,11 @@ impl<'a> Reader<'a> {
     }
 
     /// The message that these bytes are.
-    pub(super) fn decode<M: prost::Message + Default>(&mut self, bytes: &[u8], path: &Path<'_>) -> Option<M> {
+    pub(super) fn decode<M: prost::Message + Default>(
+        &mut self,
+        bytes: &[u8],
+        path: &FieldPath<'_>,
+    ) -> Option<M> {
         M::decode(bytes).map_err(|error| self.problem(path, format!("cannot be decoded: {error}"))).ok()
     }
 
@@ -108,53 +123,61 @@ impl<'a> Reader<'a> {
     pub(super) fn duration(
         &mut self,
         value: Option<&prost_types::Duration>,
-        path: &Path<'_>,
+        path: &FieldPath<'_>,
     ) -> Option<Duration> {
-        fields::duration(value?, path, &mut self.findings.problems)
+        fields::duration(value?, path, &mut self.diagnostics.problems)
     }
 
     /// A fraction as so many in a million, and what one of its units is.
-    pub(super) fn fraction(&mut self, fraction: FractionalPercent, path: &Path<'_>) -> Option<(u32, u32)> {
-        let denominator = fields::denominator(fraction.denominator, path, &mut self.findings.problems)?;
+    pub(super) fn fraction(
+        &mut self,
+        fraction: FractionalPercent,
+        path: &FieldPath<'_>,
+    ) -> Option<(u32, u32)> {
+        let denominator = fields::denominator(fraction.denominator, path, &mut self.diagnostics.problems)?;
         Some((denominator.per_million(fraction.numerator), denominator.per_million(1)))
     }
 
     /// A regular expression that a text must match as a whole.
-    pub(super) fn whole(&mut self, pattern: &str, path: &Path<'_>) -> Option<TextMatcher> {
-        let compiled = self.regexes.whole(pattern).map_err(|text| self.problem(path, text)).ok()?;
+    pub(super) fn full_match(&mut self, pattern: &str, path: &FieldPath<'_>) -> Option<TextMatcher> {
+        let compiled = self.regexes.full_match(pattern).map_err(|text| self.problem(path, text)).ok()?;
         Some(TextMatcher::Regex(RegexMatcher { source: pattern.into(), compiled }))
     }
 
     /// A regular expression that is looked for within a text.
-    pub(super) fn within(&mut self, pattern: &str, path: &Path<'_>) -> Option<Regex> {
-        self.regexes.within(pattern).map_err(|text| self.problem(path, text)).ok()
+    pub(super) fn search(&mut self, pattern: &str, path: &FieldPath<'_>) -> Option<Regex> {
+        self.regexes.search(pattern).map_err(|text| self.problem(path, text)).ok()
     }
 
     /// What a text must be like.
-    pub(super) fn text_matcher(&mut self, message: &StringMatcher, path: &Path<'_>) -> Option<TextMatcher> {
-        let case = Case::ignored_if(message.ignore_case);
+    pub(super) fn text_matcher(
+        &mut self,
+        message: &StringMatcher,
+        path: &FieldPath<'_>,
+    ) -> Option<TextMatcher> {
+        let case = CaseSensitivity::from_ignore_case(message.ignore_case);
         match &message.match_pattern {
             Some(MatchPattern::Exact(text)) => Some(TextMatcher::Exact(text.clone(), case)),
             Some(MatchPattern::Prefix(text)) => {
-                self.part(text, &path.field("prefix")).map(|text| TextMatcher::Prefix(text, case))
+                self.required_part(text, &path.field("prefix")).map(|text| TextMatcher::Prefix(text, case))
             }
             Some(MatchPattern::Suffix(text)) => {
-                self.part(text, &path.field("suffix")).map(|text| TextMatcher::Suffix(text, case))
+                self.required_part(text, &path.field("suffix")).map(|text| TextMatcher::Suffix(text, case))
             }
             Some(MatchPattern::Contains(text)) => {
                 let path = path.field("contains");
-                let text = self.part(text, &path)?;
-                if case == Case::Heeded {
+                let text = self.required_part(text, &path)?;
+                if case == CaseSensitivity::Sensitive {
                     return Some(TextMatcher::Contains(text));
                 }
-                let compiled = self.within(&format!("(?i:{})", regex::escape(&text)), &path)?;
-                Some(TextMatcher::ContainsInAnyCase(RegexMatcher { source: text.into(), compiled }))
+                let compiled = self.search(&format!("(?i:{})", regex::escape(&text)), &path)?;
+                Some(TextMatcher::ContainsIgnoreCase(RegexMatcher { source: text.into(), compiled }))
             }
             Some(MatchPattern::SafeRegex(regex)) => {
-                if case == Case::Ignored {
+                if case == CaseSensitivity::Insensitive {
                     self.warn(&path.field("ignore_case"), "is ignored: it does not apply to safe_regex");
                 }
-                self.whole(&regex.regex, &path.field("safe_regex").field("regex"))
+                self.full_match(&regex.regex, &path.field("safe_regex").field("regex"))
             }
             Some(MatchPattern::Custom(_)) => {
                 self.problem(&path.field("custom"), "is not supported");
@@ -169,7 +192,7 @@ impl<'a> Reader<'a> {
     }
 
     /// A part that a text must have. Every text has an empty one, so whoever wrote that meant something else.
-    fn part(&mut self, text: &str, path: &Path<'_>) -> Option<String> {
+    fn required_part(&mut self, text: &str, path: &FieldPath<'_>) -> Option<String> {
         if text.is_empty() {
             self.problem(path, "must not be empty");
         }

@@ -10,31 +10,31 @@ use regex::bytes::{Regex, RegexBuilder};
 use crate::text::quoted;
 
 /// How much the expressions of one resource may take together, in units of the limit for one.
-const TOGETHER: usize = 16;
+const TOTAL_SIZE_FACTOR: usize = 16;
 
 /// The first size that is tried. Most expressions are small, and are to count as such.
 const FIRST_SIZE: usize = 4 << 10;
 
 /// Compiles each expression once.
-pub(super) struct Regexes {
+pub(super) struct RegexCache {
     limit: usize,
     left: usize,
     known: BTreeMap<(bool, String), Regex>,
 }
 
-impl Regexes {
+impl RegexCache {
     /// With `limit` bytes for each expression.
-    pub(super) fn new(limit: usize) -> Regexes {
-        Regexes { limit, left: limit.saturating_mul(TOGETHER), known: BTreeMap::new() }
+    pub(super) fn new(limit: usize) -> RegexCache {
+        RegexCache { limit, left: limit.saturating_mul(TOTAL_SIZE_FACTOR), known: BTreeMap::new() }
     }
 
     /// One that matches whole texts only.
-    pub(super) fn whole(&mut self, pattern: &str) -> Result<Regex, String> {
+    pub(super) fn full_match(&mut self, pattern: &str) -> Result<Regex, String> {
         self.compile(pattern, true)
     }
 
     /// One that matches anywhere in a text.
-    pub(super) fn within(&mut self, pattern: &str) -> Result<Regex, String> {
+    pub(super) fn search(&mut self, pattern: &str) -> Result<Regex, String> {
         self.compile(pattern, false)
     }
 
@@ -73,7 +73,7 @@ impl Regexes {
 
     fn too_big(&self, pattern: &str, limit: usize) -> String {
         if limit < self.limit {
-            let together = self.limit.saturating_mul(TOGETHER);
+            let together = self.limit.saturating_mul(TOTAL_SIZE_FACTOR);
             return format!(
                 "the regular expressions of one resource may take {together} bytes together when compiled"
             );

@@ -14,14 +14,14 @@ use std::sync::Arc;
 
 use evenkeel_proto::envoy::config::route::v3 as proto;
 
-use crate::Path;
+use crate::FieldPath;
 use crate::bootstrap::ServerConfig;
-use crate::resource::reader::Reader;
-use crate::resource::{Parsed, Parser, Rejected, Resource, fields, wire};
-use crate::routing::{Action, Overrides, Route};
+use crate::resource::reader::ResourceReader;
+use crate::resource::{ParsedResource, RejectedResource, Resource, ResourceParser, fields, wire};
+use crate::routing::{FilterOverrides, Route, RouteAction};
 use crate::text::quoted;
-use action::{Around, LeftOut};
-use domains::{Domains, Odd};
+use action::{RouteContext, RouteRejection};
+use domains::{DomainError, DomainTable};
 
 /// Virtual hosts with their routes.
 #[derive(Clone, Debug)]
@@ -30,7 +30,7 @@ pub struct RouteConfig {
     pub name: String,
     /// The virtual hosts.
     pub virtual_hosts: Vec<Arc<VirtualHost>>,
-    domains: Domains,
+    domains: DomainTable,
 }
 
 /// The routes for some domains.
@@ -45,7 +45,7 @@ pub struct VirtualHost {
     /// The routes, in the order in which they are tried.
     pub routes: Vec<Route>,
     /// What it says about filters.
-    pub overrides: Overrides,
+    pub overrides: FilterOverrides,
 }
 
 impl RouteConfig {
@@ -56,23 +56,30 @@ impl RouteConfig {
     }
 }
 
-pub(super) fn parse(bytes: &[u8], parser: &Parser, from: &ServerConfig) -> Result<Parsed, Rejected> {
-    wire::check(bytes, &[], &Path::root(), &wire::of_routes(&parser.limits))?;
+pub(super) fn parse(
+    bytes: &[u8],
+    parser: &ResourceParser,
+    from: &ServerConfig,
+) -> Result<ParsedResource, RejectedResource> {
+    wire::check(bytes, &[], &FieldPath::root(), &wire::route_limits(&parser.limits))?;
     let message: proto::RouteConfiguration = fields::decode(bytes)?;
-    let mut reader = Reader::new(parser, from);
-    reader.name(&message.name, &Path::root().field("name"));
-    let config = read(&message, &Path::root(), &mut reader);
+    let mut reader = ResourceReader::new(parser, from);
+    reader.name(&message.name, &FieldPath::root().field("name"));
+    let config = read(&message, &FieldPath::root(), &mut reader);
     reader.finish(message.name, Some(Resource::RouteConfig(Arc::new(config))))
 }
 
 /// Reads a route configuration that may be a part of another resource; what is wrong is left out, and told to `reader`.
 pub(super) fn read(
     message: &proto::RouteConfiguration,
-    path: &Path<'_>,
-    reader: &mut Reader<'_>,
+    path: &FieldPath<'_>,
+    reader: &mut ResourceReader<'_>,
 ) -> RouteConfig {
-    let mut config =
-        RouteConfig { name: message.name.clone(), virtual_hosts: Vec::new(), domains: Domains::default() };
+    let mut config = RouteConfig {
+        name: message.name.clone(),
+        virtual_hosts: Vec::new(),
+        domains: DomainTable::default(),
+    };
     if message.ignore_port_in_host_matching {
         reader.warn(&path.field("ignore_port_in_host_matching"), "is ignored, as gRPC does");
     }
@@ -92,11 +99,11 @@ pub(super) fn read(
 }
 
 fn add_domains(
-    domains: &mut Domains,
+    domains: &mut DomainTable,
     host: usize,
     messages: &[String],
-    path: &Path<'_>,
-    reader: &mut Reader<'_>,
+    path: &FieldPath<'_>,
+    reader: &mut ResourceReader<'_>,
 ) {
     if messages.is_empty() {
         reader.problem(path, "expected at least one domain, found none");
@@ -109,11 +116,11 @@ fn add_domains(
         }
         match domains.add(domain, host) {
             Ok(()) => {}
-            Err(Odd::Invalid) => {
+            Err(DomainError::Invalid) => {
                 let text = format!("expected a name, *suffix, prefix* or *, found {}", quoted(domain));
                 reader.problem(&path, text);
             }
-            Err(Odd::Twice) => {
+            Err(DomainError::Duplicate) => {
                 reader.warn(&path, format!("{} stands here twice: the first one counts", quoted(domain)));
             }
         }
@@ -122,22 +129,22 @@ fn add_domains(
 
 fn virtual_host(
     message: &proto::VirtualHost,
-    path: &Path<'_>,
+    path: &FieldPath<'_>,
     plugins: &BTreeSet<&str>,
-    reader: &mut Reader<'_>,
+    reader: &mut ResourceReader<'_>,
 ) -> VirtualHost {
     let policy = message.retry_policy.as_ref();
     let retry = policy.and_then(|policy| retry::read(policy, &path.field("retry_policy"), reader));
-    let around = Around { plugins, retry };
+    let context = RouteContext { plugins, retry };
     let overrides = filters::overrides(&message.typed_per_filter_config, path, reader);
     let list = path.field("routes");
     let routes: Vec<Route> = (message.routes.iter().enumerate())
-        .filter_map(|(i, message)| route(message, &list.index(i), &around, reader))
+        .filter_map(|(i, message)| route(message, &list.index(i), &context, reader))
         .collect();
     let mut seen = BTreeSet::new();
     let mut clusters = Vec::new();
     for route in &routes {
-        let Action::Forward(forward) = &route.action else { continue };
+        let RouteAction::Forward(forward) = &route.action else { continue };
         let new = forward.clusters.iter().map(|cluster| &cluster.name).filter(|name| seen.insert(*name));
         clusters.extend(new.cloned());
     }
@@ -146,9 +153,9 @@ fn virtual_host(
 
 fn route(
     message: &proto::Route,
-    path: &Path<'_>,
-    around: &Around<'_>,
-    reader: &mut Reader<'_>,
+    path: &FieldPath<'_>,
+    context: &RouteContext<'_>,
+    reader: &mut ResourceReader<'_>,
 ) -> Option<Route> {
     let at = path.field("match");
     let matching = reader.required(message.r#match.as_ref(), &at)?;
@@ -157,8 +164,8 @@ fn route(
         return None;
     }
     let matches = matching::read(matching, &at, reader);
-    let action = action::read(message.action.as_ref(), path, around, reader);
-    if let Err(LeftOut::Skipped) = action {
+    let action = action::read(message.action.as_ref(), path, context, reader);
+    if let Err(RouteRejection::Skipped) = action {
         return None;
     }
     let overrides = filters::overrides(&message.typed_per_filter_config, path, reader);

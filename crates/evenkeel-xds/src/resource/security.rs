@@ -19,19 +19,19 @@ use evenkeel_proto::envoy::extensions::transport_sockets::tls::v3::{
 };
 use evenkeel_proto::prost::Name as _;
 
-use crate::Path;
-use crate::resource::reader::Reader;
+use crate::FieldPath;
+use crate::resource::reader::ResourceReader;
 use crate::text::quoted;
-use crate::text_matcher::{Case, TextMatcher};
+use crate::text_matcher::{CaseSensitivity, TextMatcher};
 
 /// How long a server name may be (A101).
 const MAX_SNI: usize = 255;
 
 /// How connections to a cluster are secured (A29).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Security {
+pub struct SecurityConfig {
     /// What the server's certificate is checked against.
-    pub roots: Roots,
+    pub roots: RootCertificates,
     /// Our own certificate, for servers that ask for one.
     pub identity: Option<CertificateSource>,
     /// Of these, one must match a name in the server's certificate; if there are none, every name will do.
@@ -51,7 +51,7 @@ pub struct ClusterSecurity {
     /// The name of the cluster.
     pub cluster: Arc<str>,
     /// What holds for its connections.
-    pub security: Arc<Security>,
+    pub security: Arc<SecurityConfig>,
 }
 
 impl Hash for ClusterSecurity {
@@ -62,7 +62,7 @@ impl Hash for ClusterSecurity {
 
 /// What certificates of servers are checked against.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Roots {
+pub enum RootCertificates {
     /// The roots of the system (A82).
     System,
     /// Those of a provider.
@@ -102,7 +102,10 @@ pub struct SanMatcher {
 impl SanMatcher {
     /// Matches certificates that are good for this DNS name, wildcards included.
     pub fn dns(name: &str) -> SanMatcher {
-        SanMatcher { kind: Some(SanKind::Dns), text: TextMatcher::Exact(name.to_owned(), Case::Heeded) }
+        SanMatcher {
+            kind: Some(SanKind::Dns),
+            text: TextMatcher::Exact(name.to_owned(), CaseSensitivity::Sensitive),
+        }
     }
 
     /// Whether a name of a certificate matches. An exact DNS name also matches a certificate for its wildcard.
@@ -148,7 +151,11 @@ fn is_dns_name_of(host: &str, of: &str) -> bool {
 }
 
 /// Reads a transport socket; `None` if there is something wrong with it.
-pub(super) fn read(socket: &TransportSocket, path: &Path<'_>, reader: &mut Reader<'_>) -> Option<Security> {
+pub(super) fn read(
+    socket: &TransportSocket,
+    path: &FieldPath<'_>,
+    reader: &mut ResourceReader<'_>,
+) -> Option<SecurityConfig> {
     let path = path.field("typed_config");
     let Some(ConfigType::TypedConfig(any)) = &socket.config_type else {
         reader.problem(&path, format!("must be set: {}", UpstreamTlsContext::full_name()));
@@ -166,7 +173,7 @@ pub(super) fn read(socket: &TransportSocket, path: &Path<'_>, reader: &mut Reade
     };
     let identity = identity(common, &path, reader);
     let (roots, san_matchers) = validation(common, &path, reader);
-    Some(Security {
+    Some(SecurityConfig {
         roots: roots?,
         identity,
         san_matchers,
@@ -176,7 +183,11 @@ pub(super) fn read(socket: &TransportSocket, path: &Path<'_>, reader: &mut Reade
     })
 }
 
-fn refuse<const N: usize>(path: &Path<'_>, fields: [(&str, bool); N], reader: &mut Reader<'_>) {
+fn reject_fields<const N: usize>(
+    path: &FieldPath<'_>,
+    fields: [(&str, bool); N],
+    reader: &mut ResourceReader<'_>,
+) {
     for (field, _) in fields.into_iter().filter(|(_, set)| *set) {
         reader.problem(&path.field(field), "is not supported, and ignoring it would be less secure");
     }
@@ -184,10 +195,10 @@ fn refuse<const N: usize>(path: &Path<'_>, fields: [(&str, bool); N], reader: &m
 
 fn identity(
     common: &CommonTlsContext,
-    path: &Path<'_>,
-    reader: &mut Reader<'_>,
+    path: &FieldPath<'_>,
+    reader: &mut ResourceReader<'_>,
 ) -> Option<CertificateSource> {
-    refuse(
+    reject_fields(
         path,
         [
             ("tls_params", common.tls_params.is_some()),
@@ -219,8 +230,8 @@ fn identity(
 fn source(
     instance: &str,
     certificate: &str,
-    path: &Path<'_>,
-    reader: &mut Reader<'_>,
+    path: &FieldPath<'_>,
+    reader: &mut ResourceReader<'_>,
 ) -> Option<CertificateSource> {
     if !reader.parser.certificate_providers.contains(instance) {
         let text = format!("the bootstrap has no certificate provider {}", quoted(instance));
@@ -233,9 +244,9 @@ fn source(
 /// The roots, and the names that are accepted.
 fn validation(
     common: &CommonTlsContext,
-    path: &Path<'_>,
-    reader: &mut Reader<'_>,
-) -> (Option<Roots>, Vec<SanMatcher>) {
+    path: &FieldPath<'_>,
+    reader: &mut ResourceReader<'_>,
+) -> (Option<RootCertificates>, Vec<SanMatcher>) {
     match &common.validation_context_type {
         Some(ValidationContextType::ValidationContext(context)) => {
             let path = path.field("validation_context");
@@ -253,7 +264,7 @@ fn validation(
         Some(ValidationContextType::ValidationContextCertificateProviderInstance(provider)) => {
             let path = path.field("validation_context_certificate_provider_instance");
             let source = source(&provider.instance_name, &provider.certificate_name, &path, reader);
-            (source.map(Roots::Provider), Vec::new())
+            (source.map(RootCertificates::Provider), Vec::new())
         }
         Some(ValidationContextType::ValidationContextSdsSecretConfig(_)) => {
             let path = path.field("validation_context_sds_secret_config");
@@ -270,19 +281,19 @@ fn validation(
 /// The roots of a context, or of the older field beside it, which control planes with old clients use.
 fn roots(
     context: &CertificateValidationContext,
-    path: &Path<'_>,
-    older: Option<(&CertificateProviderInstance, &Path<'_>)>,
-    reader: &mut Reader<'_>,
-) -> Option<Roots> {
+    path: &FieldPath<'_>,
+    older: Option<(&CertificateProviderInstance, &FieldPath<'_>)>,
+    reader: &mut ResourceReader<'_>,
+) -> Option<RootCertificates> {
     if let Some(provider) = &context.ca_certificate_provider_instance {
         let path = path.field("ca_certificate_provider_instance");
         let source = source(&provider.instance_name, &provider.certificate_name, &path, reader);
-        source.map(Roots::Provider)
+        source.map(RootCertificates::Provider)
     } else if context.system_root_certs.is_some() {
-        Some(Roots::System)
+        Some(RootCertificates::System)
     } else if let Some((provider, path)) = older {
         let source = source(&provider.instance_name, &provider.certificate_name, path, reader);
-        source.map(Roots::Provider)
+        source.map(RootCertificates::Provider)
     } else {
         let text = "must be set, unless system_root_certs is";
         reader.problem(&path.field("ca_certificate_provider_instance"), text);
@@ -293,11 +304,11 @@ fn roots(
 /// The names that a context accepts.
 fn names(
     context: &CertificateValidationContext,
-    path: &Path<'_>,
-    reader: &mut Reader<'_>,
+    path: &FieldPath<'_>,
+    reader: &mut ResourceReader<'_>,
 ) -> Vec<SanMatcher> {
     let transparency = context.require_signed_certificate_timestamp == Some(true);
-    refuse(
+    reject_fields(
         path,
         [
             ("verify_certificate_spki", !context.verify_certificate_spki.is_empty()),
@@ -312,7 +323,7 @@ fn names(
         ("trusted_ca", context.trusted_ca.is_some()),
         ("allow_expired_certificate", context.allow_expired_certificate),
     ];
-    reader.warn_of(path, ignored, "is ignored");
+    reader.warn_fields(path, ignored, "is ignored");
     // As in Envoy, matchers with a type take the place of those without.
     if context.match_typed_subject_alt_names.is_empty() {
         let path = path.field("match_subject_alt_names");
@@ -331,8 +342,8 @@ fn names(
 
 fn typed_name(
     matcher: &SubjectAltNameMatcher,
-    path: &Path<'_>,
-    reader: &mut Reader<'_>,
+    path: &FieldPath<'_>,
+    reader: &mut ResourceReader<'_>,
 ) -> Option<SanMatcher> {
     let kind = match SanType::try_from(matcher.san_type) {
         Ok(SanType::Dns) => Some(SanKind::Dns),

@@ -5,11 +5,11 @@
 
 use evenkeel_proto::prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 
-use crate::resource::Rejected;
-use crate::{Limits, Path, Problems};
+use crate::resource::RejectedResource;
+use crate::{FieldPath, ValidationErrors, XdsLimits};
 
 /// A list in a message, which may have so many elements in all its places together.
-pub(super) struct List {
+pub(super) struct ListLimit {
     /// What its elements are called.
     of: &'static str,
     /// The field to blame.
@@ -20,39 +20,43 @@ pub(super) struct List {
 }
 
 /// How many parts of one kind, such as header matchers, a route or an endpoint may have on average.
-const PARTS: usize = 16;
+const MAX_NESTING: usize = 16;
 
 /// The lists of a `RouteConfiguration`.
-pub(super) fn of_routes(limits: &Limits) -> [List; 5] {
+pub(super) fn route_limits(limits: &XdsLimits) -> [ListLimit; 5] {
     let (field, limit) = ("virtual_hosts", limits.routes);
-    let parts = limit.saturating_mul(PARTS);
+    let parts = limit.saturating_mul(MAX_NESTING);
     [
-        List { of: "routes", field, path: &[2, 3], limit },
-        List { of: "virtual hosts", field, path: &[2], limit },
-        List { of: "header matchers", field, path: &[2, 3, 1, 6], limit: parts },
-        List { of: "weighted clusters", field, path: &[2, 3, 2, 3, 1], limit: parts },
-        List { of: "hash policies", field, path: &[2, 3, 2, 15], limit: parts },
+        ListLimit { of: "routes", field, path: &[2, 3], limit },
+        ListLimit { of: "virtual hosts", field, path: &[2], limit },
+        ListLimit { of: "header matchers", field, path: &[2, 3, 1, 6], limit: parts },
+        ListLimit { of: "weighted clusters", field, path: &[2, 3, 2, 3, 1], limit: parts },
+        ListLimit { of: "hash policies", field, path: &[2, 3, 2, 15], limit: parts },
     ]
 }
 
 /// The lists of a `ClusterLoadAssignment`.
-pub(super) fn of_endpoints(limits: &Limits) -> [List; 4] {
+pub(super) fn endpoint_limits(limits: &XdsLimits) -> [ListLimit; 4] {
     let (field, limit) = ("endpoints", limits.endpoints);
-    let parts = limit.saturating_mul(PARTS);
+    let parts = limit.saturating_mul(MAX_NESTING);
     [
-        List { of: "endpoints", field, path: &[2, 2], limit },
-        List { of: "localities", field, path: &[2], limit },
-        List { of: "additional addresses", field, path: &[2, 2, 1, 4], limit: parts },
-        List { of: "drop categories", field: "policy", path: &[4, 2], limit },
+        ListLimit { of: "endpoints", field, path: &[2, 2], limit },
+        ListLimit { of: "localities", field, path: &[2], limit },
+        ListLimit { of: "additional addresses", field, path: &[2, 2, 1, 4], limit: parts },
+        ListLimit { of: "drop categories", field: "policy", path: &[4, 2], limit },
     ]
 }
 
 /// The first list that is too long, and what is wrong with it. The message that the lists are of stands in `within`, the
 /// fields of which lead to it from `bytes`.
-pub(super) fn too_long(bytes: &[u8], within: &[u32], lists: &[List]) -> Option<(&'static str, String)> {
+pub(super) fn exceeded_limit(
+    bytes: &[u8],
+    within: &[u32],
+    lists: &[ListLimit],
+) -> Option<(&'static str, String)> {
     // An element takes two bytes or more, so that most resources are too short for a list that is too long.
     let most = bytes.len() / 2;
-    lists.iter().filter(|list| list.limit < most).find_map(|List { of, field, path, limit }| {
+    lists.iter().filter(|list| list.limit < most).find_map(|ListLimit { of, field, path, limit }| {
         let path = [within, path].concat();
         let count = count(bytes, &path);
         (count > *limit).then(|| (*field, format!("there are {count} {of}; at most {limit} are allowed")))
@@ -60,10 +64,18 @@ pub(super) fn too_long(bytes: &[u8], within: &[u32], lists: &[List]) -> Option<(
 }
 
 /// Refuses a resource with a list that is too long, in the message at `path`. The name of a resource is its first field.
-pub(super) fn check(bytes: &[u8], within: &[u32], path: &Path<'_>, lists: &[List]) -> Result<(), Rejected> {
-    let Some((field, text)) = too_long(bytes, within, lists) else { return Ok(()) };
+pub(super) fn check(
+    bytes: &[u8],
+    within: &[u32],
+    path: &FieldPath<'_>,
+    lists: &[ListLimit],
+) -> Result<(), RejectedResource> {
+    let Some((field, text)) = exceeded_limit(bytes, within, lists) else { return Ok(()) };
     let name = first_text(bytes);
-    Err(Rejected { name: name.map(str::to_owned), problems: Problems::one(&path.field(field), text) })
+    Err(RejectedResource {
+        name: name.map(str::to_owned),
+        problems: ValidationErrors::one(&path.field(field), text),
+    })
 }
 
 /// The text in the first field: the name of a resource.
@@ -82,7 +94,7 @@ pub(super) fn count(bytes: &[u8], path: &[u32]) -> usize {
 
 /// The messages in the list `field`, and all that is beside it; `None` if decoding would give up. A long list that is
 /// decoded message by message never stands in memory as a whole.
-pub(super) fn take_apart(bytes: &[u8], field: u32) -> Option<(Vec<&[u8]>, Vec<u8>)> {
+pub(super) fn split_field(bytes: &[u8], field: u32) -> Option<(Vec<&[u8]>, Vec<u8>)> {
     let (mut list, mut beside) = (Vec::new(), Vec::new());
     let mut left = bytes;
     while !left.is_empty() {
@@ -144,14 +156,14 @@ mod tests {
     /// Two bytes each are the least that elements take: nothing may be too short for being looked at.
     #[test]
     fn a_list_of_the_shortest_elements_is_counted() {
-        let too_long = |elements: usize, endpoints: usize| {
-            let limits = Limits { endpoints, ..Limits::default() };
-            too_long(&[2 << 3 | 2, 0].repeat(elements), &[], &of_endpoints(&limits))
+        let exceeded_limit = |elements: usize, endpoints: usize| {
+            let limits = XdsLimits { endpoints, ..XdsLimits::default() };
+            exceeded_limit(&[2 << 3 | 2, 0].repeat(elements), &[], &endpoint_limits(&limits))
         };
         for limit in 0..10 {
-            assert_eq!(too_long(limit, limit), None);
+            assert_eq!(exceeded_limit(limit, limit), None);
             let text = format!("there are {} localities; at most {limit} are allowed", limit + 1);
-            assert_eq!(too_long(limit + 1, limit), Some(("endpoints", text)));
+            assert_eq!(exceeded_limit(limit + 1, limit), Some(("endpoints", text)));
         }
     }
 }

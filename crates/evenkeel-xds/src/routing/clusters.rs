@@ -4,7 +4,7 @@
 //! balancing config must hold every active cluster, so that no call loses its cluster to a change of routes:
 //!
 //! ```text
-//! new routes -> Selector::new (takes refs) -> lb_config(names()) -> balancing updated -> selector published
+//! new routes -> ConfigSelector::new (takes refs) -> lb_config(names()) -> balancing updated -> selector published
 //! old selector and its calls end -> last ref dropped -> callback -> lb_config(names()) -> balancing updated
 //! ```
 //!
@@ -20,16 +20,16 @@ use evenkeel_core::policy::{Cds, CdsConfig, ClusterManager, ClusterManagerConfig
 /// The active clusters of one channel. Clones share them.
 #[derive(Clone)]
 pub struct ActiveClusters {
-    shared: Arc<Shared>,
+    shared: Arc<ActiveClustersShared>,
 }
 
-struct Shared {
-    active: Mutex<Active>,
+struct ActiveClustersShared {
+    active: Mutex<ActiveClusterMap>,
     on_idle: Arc<dyn Fn() + Send + Sync>,
 }
 
 #[derive(Default)]
-struct Active {
+struct ActiveClusterMap {
     clusters: BTreeMap<Arc<str>, Weak<ClusterRef>>,
     /// How often a cluster came or went.
     changes: u64,
@@ -39,7 +39,7 @@ impl ActiveClusters {
     /// No cluster yet. `on_idle` is called once for each cluster whose last reference goes, by whoever dropped it and
     /// without a lock held; it should only wake a driver, who then asks for [`ActiveClusters::names`].
     pub fn new(on_idle: Arc<dyn Fn() + Send + Sync>) -> ActiveClusters {
-        ActiveClusters { shared: Arc::new(Shared { active: Mutex::default(), on_idle }) }
+        ActiveClusters { shared: Arc::new(ActiveClustersShared { active: Mutex::default(), on_idle }) }
     }
 
     /// A reference to the cluster; it is active from here on until the last one is dropped.
@@ -73,8 +73,8 @@ impl fmt::Debug for ActiveClusters {
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Active> {
+impl ActiveClustersShared {
+    fn lock(&self) -> MutexGuard<'_, ActiveClusterMap> {
         // Nothing panics while the lock is held, and the map is whole between any two statements.
         self.active.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -84,7 +84,7 @@ impl Shared {
 pub struct ClusterRef {
     name: Arc<str>,
     child: Box<str>,
-    shared: Arc<Shared>,
+    shared: Arc<ActiveClustersShared>,
 }
 
 impl ClusterRef {

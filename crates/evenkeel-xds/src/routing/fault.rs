@@ -14,20 +14,20 @@ use crate::routing::matcher::MILLION;
 /// Which faults to put in.
 #[derive(Clone, Debug)]
 pub struct FaultConfig {
-    pub(crate) delay: Option<(Delay, Share)>,
-    pub(crate) abort: Option<(Abort, Share)>,
+    pub(crate) delay: Option<(DelaySpec, FaultFraction)>,
+    pub(crate) abort: Option<(AbortSpec, FaultFraction)>,
     pub(crate) max_active: Option<u32>,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) enum Delay {
+pub(crate) enum DelaySpec {
     Fixed(Duration),
     /// As the call's headers say.
     Header,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) enum Abort {
+pub(crate) enum AbortSpec {
     Fixed(Status),
     /// As the call's headers say.
     Header,
@@ -36,7 +36,7 @@ pub(crate) enum Abort {
 /// How many of the calls, in a million, and how many millionths the control plane's unit is: a header counts in that
 /// unit.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Share {
+pub(crate) struct FaultFraction {
     pub(crate) per_million: u32,
     pub(crate) unit: u32,
 }
@@ -48,13 +48,13 @@ pub struct ActiveFaults(AtomicU32);
 /// The faults put into one call. It counts as active until it is dropped: drop it when the delay is over and there is no
 /// abort, or when the call was failed.
 #[derive(Debug)]
-pub struct Injected {
+pub struct InjectedFault {
     /// Wait this long before anything is sent.
     pub delay: Option<Duration>,
     /// Then end the call with this status, sending nothing. The status is the operator's own choice, so any code may
     /// stand here, and `OK` ends the call as if its trailers had come at once.
     pub abort: Option<Status>,
-    _active: Active,
+    _active: ActiveFaultGuard,
 }
 
 impl FaultConfig {
@@ -64,43 +64,43 @@ impl FaultConfig {
     }
 
     /// The faults to put into this call, if any. `active` is the count of the whole process.
-    pub fn decide(&self, call: &Call<'_>, active: &Arc<ActiveFaults>) -> Option<Injected> {
+    pub fn decide(&self, call: &Call<'_>, active: &Arc<ActiveFaults>) -> Option<InjectedFault> {
         // A33: each is drawn by itself.
-        let delay = self.delay.as_ref().and_then(|(delay, share)| delay.draw(*share, call));
-        let abort = self.abort.as_ref().and_then(|(abort, share)| abort.draw(*share, call));
+        let delay = self.delay.as_ref().and_then(|(delay, share)| delay.sample(*share, call));
+        let abort = self.abort.as_ref().and_then(|(abort, share)| abort.sample(*share, call));
         if delay.is_none() && abort.is_none() {
             return None;
         }
-        Some(Injected { delay, abort, _active: active.start(self.max_active)? })
+        Some(InjectedFault { delay, abort, _active: active.start(self.max_active)? })
     }
 }
 
-impl Delay {
-    fn draw(&self, share: Share, call: &Call<'_>) -> Option<Duration> {
+impl DelaySpec {
+    fn sample(&self, share: FaultFraction, call: &Call<'_>) -> Option<Duration> {
         let (delay, share) = match self {
-            Delay::Fixed(delay) => (*delay, share),
-            Delay::Header => {
+            DelaySpec::Fixed(delay) => (*delay, share),
+            DelaySpec::Header => {
                 let millis = number(call, "x-envoy-fault-delay-request")?;
                 (
                     Duration::from_millis(millis.into()),
-                    share.capping(call, "x-envoy-fault-delay-request-percentage"),
+                    share.capped_by_header(call, "x-envoy-fault-delay-request-percentage"),
                 )
             }
         };
-        (!delay.is_zero() && share.hits(call)).then_some(delay)
+        (!delay.is_zero() && share.is_sampled(call)).then_some(delay)
     }
 }
 
-impl Abort {
-    fn draw(&self, share: Share, call: &Call<'_>) -> Option<Status> {
+impl AbortSpec {
+    fn sample(&self, share: FaultFraction, call: &Call<'_>) -> Option<Status> {
         match self {
-            Abort::Fixed(status) => share.hits(call).then(|| status.clone()),
-            Abort::Header => {
-                let http = number(call, "x-envoy-fault-abort-request").and_then(code_of_http);
-                let code =
-                    http.or_else(|| number(call, "x-envoy-fault-abort-grpc-request").and_then(code_of))?;
-                let share = share.capping(call, "x-envoy-fault-abort-request-percentage");
-                share.hits(call).then(|| Abort::status(code))
+            AbortSpec::Fixed(status) => share.is_sampled(call).then(|| status.clone()),
+            AbortSpec::Header => {
+                let http = number(call, "x-envoy-fault-abort-request").and_then(code_from_http);
+                let code = http
+                    .or_else(|| number(call, "x-envoy-fault-abort-grpc-request").and_then(code_from_grpc))?;
+                let share = share.capped_by_header(call, "x-envoy-fault-abort-request-percentage");
+                share.is_sampled(call).then(|| AbortSpec::status(code))
             }
         }
     }
@@ -111,14 +111,14 @@ impl Abort {
     }
 }
 
-impl Share {
+impl FaultFraction {
     /// The share that a header asks for; the control plane's is the most it may be.
-    fn capping(self, call: &Call<'_>, header: &str) -> Share {
+    fn capped_by_header(self, call: &Call<'_>, header: &str) -> FaultFraction {
         let asked = number(call, header).map(|numerator| numerator.saturating_mul(self.unit));
-        Share { per_million: asked.unwrap_or(u32::MAX).min(self.per_million), ..self }
+        FaultFraction { per_million: asked.unwrap_or(u32::MAX).min(self.per_million), ..self }
     }
 
-    fn hits(self, call: &Call<'_>) -> bool {
+    fn is_sampled(self, call: &Call<'_>) -> bool {
         call.random_below(MILLION) < u64::from(self.per_million)
     }
 }
@@ -130,10 +130,10 @@ fn number(call: &Call<'_>, header: &str) -> Option<u32> {
 
 impl ActiveFaults {
     /// Begins a fault, unless there are `max` already.
-    fn start(self: &Arc<ActiveFaults>, max: Option<u32>) -> Option<Active> {
+    fn start(self: &Arc<ActiveFaults>, max: Option<u32>) -> Option<ActiveFaultGuard> {
         let more = |count: u32| count.checked_add(1).filter(|count| max.is_none_or(|max| *count <= max));
         self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
-        Some(Active(self.clone()))
+        Some(ActiveFaultGuard(self.clone()))
     }
 
     /// How many there are.
@@ -144,16 +144,16 @@ impl ActiveFaults {
 
 /// One fault that is going on.
 #[derive(Debug)]
-struct Active(Arc<ActiveFaults>);
+struct ActiveFaultGuard(Arc<ActiveFaults>);
 
-impl Drop for Active {
+impl Drop for ActiveFaultGuard {
     fn drop(&mut self) {
         self.0.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 /// The gRPC code of this number.
-pub(crate) fn code_of(number: u32) -> Option<Code> {
+pub(crate) fn code_from_grpc(number: u32) -> Option<Code> {
     const CODES: [Code; 17] = [
         Code::Ok,
         Code::Cancelled,
@@ -177,7 +177,7 @@ pub(crate) fn code_of(number: u32) -> Option<Code> {
 }
 
 /// The gRPC code that stands for an HTTP status without one; 200 is among those that say nothing (A33).
-pub(crate) fn code_of_http(status: u32) -> Option<Code> {
+pub(crate) fn code_from_http(status: u32) -> Option<Code> {
     match status {
         400 => Some(Code::Internal),
         401 => Some(Code::Unauthenticated),

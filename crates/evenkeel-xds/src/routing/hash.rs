@@ -19,7 +19,7 @@ pub struct HashPolicy {
 /// What is hashed.
 #[derive(Clone, Debug)]
 pub(crate) enum HashSource {
-    Header(HeaderName, Option<Rewrite>),
+    Header(HeaderName, Option<RegexRewrite>),
     /// The channel's random number, as it is.
     ChannelId,
     /// A kind that gRPC does not have; it yields nothing (A42).
@@ -28,7 +28,7 @@ pub(crate) enum HashSource {
 
 /// How a header's value is changed before it is hashed.
 #[derive(Clone, Debug)]
-pub(crate) struct Rewrite {
+pub(crate) struct RegexRewrite {
     pub(crate) pattern: Regex,
     /// In the notation of the `regex` crate.
     pub(crate) substitution: String,
@@ -56,7 +56,7 @@ impl fmt::Display for HashPolicy {
         match &self.source {
             HashSource::Header(name, None) => write!(f, "header {:?}", name.as_str())?,
             HashSource::Header(name, Some(rewrite)) => {
-                let Rewrite { pattern, substitution } = rewrite;
+                let RegexRewrite { pattern, substitution } = rewrite;
                 write!(f, "header {:?} with {:?} for {:?}", name.as_str(), substitution, pattern.as_str())?;
             }
             HashSource::ChannelId => f.write_str("the channel")?,
@@ -66,7 +66,7 @@ impl fmt::Display for HashPolicy {
     }
 }
 
-impl Rewrite {
+impl RegexRewrite {
     fn apply<'a>(&self, value: &'a [u8]) -> Cow<'a, [u8]> {
         self.pattern.replace_all(value, self.substitution.as_bytes())
     }

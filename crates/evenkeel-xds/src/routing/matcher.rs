@@ -21,7 +21,7 @@ pub struct RouteMatch {
 impl RouteMatch {
     /// Whether the route takes this call. Chance is asked last, and only if all else matches.
     pub fn matches(&self, call: &Call<'_>) -> bool {
-        self.miss(call).is_none()
+        self.mismatch(call).is_none()
             && self.per_million.is_none_or(|share| call.random_below(MILLION) < u64::from(share))
     }
 
@@ -31,11 +31,11 @@ impl RouteMatch {
     }
 
     /// The first thing about the call that does not match, chance apart.
-    pub(crate) fn miss(&self, call: &Call<'_>) -> Option<Miss<'_>> {
+    pub(crate) fn mismatch(&self, call: &Call<'_>) -> Option<RouteMismatch<'_>> {
         if !self.path.matches(call.path()) {
-            return Some(Miss::Path);
+            return Some(RouteMismatch::Path);
         }
-        self.headers.iter().find(|header| !header.matches(call)).map(Miss::Header)
+        self.headers.iter().find(|header| !header.matches(call)).map(RouteMismatch::Header)
     }
 }
 
@@ -43,7 +43,7 @@ impl RouteMatch {
 pub(crate) const MILLION: u64 = 1_000_000;
 
 /// What does not match.
-pub(crate) enum Miss<'a> {
+pub(crate) enum RouteMismatch<'a> {
     Path,
     Header(&'a HeaderMatcher),
 }
@@ -65,12 +65,12 @@ impl fmt::Display for RouteMatch {
 #[derive(Clone, Debug)]
 pub(crate) struct HeaderMatcher {
     pub(crate) name: HeaderName,
-    pub(crate) test: HeaderTest,
+    pub(crate) test: HeaderMatchKind,
     pub(crate) invert: bool,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) enum HeaderTest {
+pub(crate) enum HeaderMatchKind {
     Text(TextMatcher),
     /// A whole number from `start` up to, but not, `end`.
     Range(Range<i64>),
@@ -83,10 +83,10 @@ impl HeaderMatcher {
         // A41: inverting turns the comparison around, and a header that is absent fails every comparison but the one
         // for its presence.
         let compared = match (&self.test, self.name.value(call)) {
-            (HeaderTest::Present(expected), value) => value.is_some() == *expected,
+            (HeaderMatchKind::Present(expected), value) => value.is_some() == *expected,
             (_, None) => return false,
-            (HeaderTest::Text(text), Some(value)) => text.matches(&value),
-            (HeaderTest::Range(range), Some(value)) => {
+            (HeaderMatchKind::Text(text), Some(value)) => text.matches(&value),
+            (HeaderMatchKind::Range(range), Some(value)) => {
                 value.parse().is_ok_and(|number: i64| range.contains(&number))
             }
         };
@@ -99,10 +99,10 @@ impl fmt::Display for HeaderMatcher {
         let not = if self.invert { "not " } else { "" };
         write!(f, "header {:?} {not}", self.name.as_str())?;
         match &self.test {
-            HeaderTest::Text(text) => text.fmt(f),
-            HeaderTest::Range(range) => write!(f, "in [{}, {})", range.start, range.end),
-            HeaderTest::Present(true) => f.write_str("present"),
-            HeaderTest::Present(false) => f.write_str("absent"),
+            HeaderMatchKind::Text(text) => text.fmt(f),
+            HeaderMatchKind::Range(range) => write!(f, "in [{}, {})", range.start, range.end),
+            HeaderMatchKind::Present(true) => f.write_str("present"),
+            HeaderMatchKind::Present(false) => f.write_str("absent"),
         }
     }
 }
@@ -111,16 +111,16 @@ impl fmt::Display for HeaderMatcher {
 #[derive(Clone, Debug)]
 pub(crate) struct HeaderName {
     name: Arc<str>,
-    seen: Seen,
+    visibility: HeaderVisibility,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Seen {
+enum HeaderVisibility {
     AsIs,
     /// Present in any case: whoever routes before the transport adds the header assumes gRPC's value (A28).
     ContentType,
     /// A28: only custom metadata is looked at, and never what ends in `-bin`.
-    Never,
+    Hidden,
 }
 
 impl HeaderName {
@@ -129,12 +129,12 @@ impl HeaderName {
         let transport = name.starts_with(':')
             || name.starts_with("grpc-")
             || matches!(name.as_str(), "te" | "user-agent");
-        let seen = match name.as_str() {
-            "content-type" => Seen::ContentType,
-            text if transport || text.ends_with("-bin") => Seen::Never,
-            _ => Seen::AsIs,
+        let visibility = match name.as_str() {
+            "content-type" => HeaderVisibility::ContentType,
+            text if transport || text.ends_with("-bin") => HeaderVisibility::Hidden,
+            _ => HeaderVisibility::AsIs,
         };
-        HeaderName { name: name.into(), seen }
+        HeaderName { name: name.into(), visibility }
     }
 
     pub(crate) fn as_str(&self) -> &str {
@@ -143,10 +143,12 @@ impl HeaderName {
 
     /// The value as routing sees it; several values joined by commas.
     pub(crate) fn value<'a>(&self, call: &Call<'a>) -> Option<Cow<'a, str>> {
-        match self.seen {
-            Seen::AsIs => call.header(&self.name),
-            Seen::ContentType => call.header(&self.name).or(Some(Cow::Borrowed("application/grpc"))),
-            Seen::Never => None,
+        match self.visibility {
+            HeaderVisibility::AsIs => call.header(&self.name),
+            HeaderVisibility::ContentType => {
+                call.header(&self.name).or(Some(Cow::Borrowed("application/grpc")))
+            }
+            HeaderVisibility::Hidden => None,
         }
     }
 }

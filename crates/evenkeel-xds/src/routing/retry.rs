@@ -6,7 +6,7 @@ use evenkeel_core::Code;
 
 /// When and how often a call is tried again.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RetryPolicy {
+pub struct XdsRetryPolicy {
     /// The codes that are worth another attempt; at least one.
     pub retry_on: Vec<Code>,
     /// How many attempts there are in all, the first included: 2 to 5.
@@ -17,7 +17,7 @@ pub struct RetryPolicy {
     pub max_interval: Duration,
 }
 
-impl RetryPolicy {
+impl XdsRetryPolicy {
     /// By how much the back-off grows with each attempt.
     pub const MULTIPLIER: u32 = 2;
 

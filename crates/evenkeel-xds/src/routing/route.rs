@@ -7,7 +7,7 @@ use std::time::Duration;
 use evenkeel_core::Call;
 
 use crate::routing::hash;
-use crate::routing::{HashPolicy, Overrides, RetryPolicy, RouteMatch};
+use crate::routing::{FilterOverrides, HashPolicy, RouteMatch, XdsRetryPolicy};
 
 /// What calls it takes, and what happens to them.
 #[derive(Clone, Debug)]
@@ -17,17 +17,17 @@ pub struct Route {
     /// Which calls it takes.
     pub matches: RouteMatch,
     /// What happens to them.
-    pub action: Action,
+    pub action: RouteAction,
     /// What it says about filters.
-    pub overrides: Overrides,
+    pub overrides: FilterOverrides,
 }
 
 /// What happens to the calls of a route.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub enum Action {
+pub enum RouteAction {
     /// They go to a cluster.
-    Forward(Forward),
+    Forward(ForwardAction),
     /// They fail: this is not for clients (A36).
     Unsupported {
         /// What the control plane wants done, as its field is called.
@@ -37,13 +37,13 @@ pub enum Action {
 
 /// How calls go to a cluster.
 #[derive(Clone, Debug)]
-pub struct Forward {
+pub struct ForwardAction {
     /// The clusters, each with a weight above zero; at least one, and their sum fits 32 bits.
     pub clusters: Vec<WeightedCluster>,
     /// How long a call may take.
     pub limit: StreamLimit,
     /// When it is tried again: the route's own policy, else the virtual host's.
-    pub retry: Option<Arc<RetryPolicy>>,
+    pub retry: Option<Arc<XdsRetryPolicy>>,
     /// What its hash is made of.
     pub hash: Vec<HashPolicy>,
     /// Whether the endpoint's host name becomes the call's authority (A81).
@@ -58,7 +58,7 @@ pub struct WeightedCluster {
     /// Its weight among those of the route.
     pub weight: u32,
     /// What it says about filters.
-    pub overrides: Overrides,
+    pub overrides: FilterOverrides,
 }
 
 /// How long a call may take, as a route says it; zero is "no limit" (A31).
@@ -78,10 +78,10 @@ impl StreamLimit {
     }
 }
 
-impl Forward {
+impl ForwardAction {
     /// What the hash policies make of a call of the channel with this random number; `None` if none of them yields
     /// anything, so that the call gets a random hash (A42).
-    pub fn hash_of(&self, call: &Call<'_>, channel_id: u64) -> Option<u64> {
+    pub fn hash(&self, call: &Call<'_>, channel_id: u64) -> Option<u64> {
         hash::combined(&self.hash, call, channel_id)
     }
 }
@@ -91,8 +91,8 @@ impl fmt::Display for Route {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} -> ", self.matches)?;
         let forward = match &self.action {
-            Action::Forward(forward) => forward,
-            Action::Unsupported { kind } => return write!(f, "{kind}, which is not for clients"),
+            RouteAction::Forward(forward) => forward,
+            RouteAction::Unsupported { kind } => return write!(f, "{kind}, which is not for clients"),
         };
         if let [only] = forward.clusters.as_slice() {
             return write!(f, "cluster {:?}", only.name);

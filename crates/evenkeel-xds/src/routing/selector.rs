@@ -9,33 +9,35 @@ use evenkeel_core::{Call, Code, Status};
 use crate::resource::{Listener, VirtualHost};
 use crate::routing::filter;
 use crate::routing::hash;
-use crate::routing::matcher::Miss;
-use crate::routing::{Action, ActiveClusters, ClusterRef, FilterInstance, Forward, RetryPolicy, Route};
+use crate::routing::matcher::RouteMismatch;
+use crate::routing::{
+    ActiveClusters, ClusterRef, FilterInstance, ForwardAction, Route, RouteAction, XdsRetryPolicy,
+};
 use crate::text::quoted;
 
 /// Routes calls by one virtual host. It never changes; a change of config makes another one.
 #[derive(Debug)]
-pub struct Selector {
+pub struct ConfigSelector {
     host: Arc<VirtualHost>,
     /// For each route of the host, where its calls may go; nowhere if it does not forward.
-    targets: Vec<Targets>,
+    targets: Vec<RouteTargets>,
     channel_id: u64,
 }
 
 /// Where the calls of one route may go.
 #[derive(Debug)]
-struct Targets {
+struct RouteTargets {
     /// The sum of the weights up to and with each target.
-    upto: Vec<u64>,
-    targets: Vec<Arc<Target>>,
+    cumulative_weights: Vec<u64>,
+    targets: Vec<Arc<RouteTarget>>,
 }
 
 /// One way for calls to go, with all that is known before there is a call.
 #[derive(Debug)]
-struct Target {
+struct RouteTarget {
     cluster: Arc<ClusterRef>,
     limit: Option<Duration>,
-    retry: Option<Arc<RetryPolicy>>,
+    retry: Option<Arc<XdsRetryPolicy>>,
     auto_host_rewrite: bool,
     filters: Arc<[FilterInstance]>,
 }
@@ -43,12 +45,12 @@ struct Target {
 /// The way that was chosen for a call. It holds for all its attempts (A31), and keeps the cluster active until it is dropped:
 /// when the call is committed, or over.
 #[derive(Clone, Debug)]
-pub struct Selected {
-    target: Arc<Target>,
+pub struct SelectedRoute {
+    target: Arc<RouteTarget>,
     hash: u64,
 }
 
-impl Selector {
+impl ConfigSelector {
     /// A selector for a channel with this random number (A42). It takes references to every cluster of the host, so that
     /// [`ActiveClusters::names`] holds them; the balancing config must be updated before calls see the selector (A31).
     pub fn new(
@@ -56,9 +58,10 @@ impl Selector {
         listener: &Listener,
         clusters: &ActiveClusters,
         channel_id: u64,
-    ) -> Selector {
-        let refs: Refs<'_> = host.clusters.iter().map(|name| (&**name, clusters.acquire(name))).collect();
-        let common = Common {
+    ) -> ConfigSelector {
+        let refs: ClusterRefs<'_> =
+            host.clusters.iter().map(|name| (&**name, clusters.acquire(name))).collect();
+        let common = TargetBuilder {
             refs,
             listener,
             filters: filter::resolve(&listener.filters, &[&host.overrides]),
@@ -66,11 +69,11 @@ impl Selector {
         };
         let targets = host.routes.iter().map(|route| common.targets(route)).collect();
         drop(common);
-        Selector { host, targets, channel_id }
+        ConfigSelector { host, targets, channel_id }
     }
 
     /// The way of this call, or what it fails with. Asked once per call.
-    pub fn select(&self, call: &Call<'_>) -> Result<Selected, Status> {
+    pub fn select(&self, call: &Call<'_>) -> Result<SelectedRoute, Status> {
         // A path that is not canonical could pass rules that were written for the canonical one.
         if !call.path().starts_with('/') {
             return Err(Status::new(
@@ -80,18 +83,18 @@ impl Selector {
         }
         let mut routes = self.host.routes.iter().zip(&self.targets);
         let Some((route, targets)) = routes.find(|(route, _)| route.matches.matches(call)) else {
-            return Err(self.refuse(call, "no route matches"));
+            return Err(self.unavailable_route(call, "no route matches"));
         };
-        match (&route.action, targets.choose(call)) {
-            (Action::Forward(Forward { hash: policies, .. }), Some(target)) => {
+        match (&route.action, targets.pick(call)) {
+            (RouteAction::Forward(ForwardAction { hash: policies, .. }), Some(target)) => {
                 let hash = hash::of_call(policies, call, self.channel_id);
-                Ok(Selected { target: target.clone(), hash })
+                Ok(SelectedRoute { target: target.clone(), hash })
             }
-            _ => Err(self.refuse(call, "the route that matches is not for clients")),
+            _ => Err(self.unavailable_route(call, "the route that matches is not for clients")),
         }
     }
 
-    fn refuse(&self, call: &Call<'_>, why: &str) -> Status {
+    fn unavailable_route(&self, call: &Call<'_>, why: &str) -> Status {
         Status::unavailable(format!(
             "virtual host {}: {why} (path {})",
             quoted(&self.host.name),
@@ -101,19 +104,19 @@ impl Selector {
 
     /// Why each route takes this call or does not, in order, up to the first that takes it for certain. Chance is not
     /// asked.
-    pub fn explain(&self, call: &Call<'_>) -> Vec<Explained> {
+    pub fn explain(&self, call: &Call<'_>) -> Vec<ExplainedRoute> {
         let mut steps = Vec::new();
         for route in &self.host.routes {
-            let outcome = match route.matches.miss(call) {
-                Some(Miss::Path) => Outcome::OtherPath,
-                Some(Miss::Header(header)) => Outcome::OtherHeader(header.to_string()),
+            let outcome = match route.matches.mismatch(call) {
+                Some(RouteMismatch::Path) => RouteOutcome::PathMismatch,
+                Some(RouteMismatch::Header(header)) => RouteOutcome::HeaderMismatch(header.to_string()),
                 None => match route.matches.per_million() {
-                    Some(share) => Outcome::Share(share),
-                    None => Outcome::Taken,
+                    Some(share) => RouteOutcome::FractionMatched(share),
+                    None => RouteOutcome::Matched,
                 },
             };
-            let taken = outcome == Outcome::Taken;
-            steps.push(Explained { name: route.name.clone(), route: route.to_string(), outcome });
+            let taken = outcome == RouteOutcome::Matched;
+            steps.push(ExplainedRoute { name: route.name.clone(), route: route.to_string(), outcome });
             if taken {
                 break;
             }
@@ -124,44 +127,44 @@ impl Selector {
 
 /// Why a route takes a call or does not.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Explained {
+pub struct ExplainedRoute {
     /// The route's name, often empty.
     pub name: String,
     /// What it matches and where it goes.
     pub route: String,
     /// What became of it.
-    pub outcome: Outcome,
+    pub outcome: RouteOutcome,
 }
 
 /// What became of a route for a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Outcome {
+pub enum RouteOutcome {
     /// Its path is another.
-    OtherPath,
+    PathMismatch,
     /// The call does not have this header.
-    OtherHeader(String),
+    HeaderMismatch(String),
     /// It takes so many calls like this one in a million.
-    Share(u32),
+    FractionMatched(u32),
     /// It takes the call.
-    Taken,
+    Matched,
 }
 
-type Refs<'a> = BTreeMap<&'a str, Arc<ClusterRef>>;
+type ClusterRefs<'a> = BTreeMap<&'a str, Arc<ClusterRef>>;
 
 /// What all targets of a selector are made with.
-struct Common<'a> {
-    refs: Refs<'a>,
+struct TargetBuilder<'a> {
+    refs: ClusterRefs<'a>,
     listener: &'a Listener,
     host: &'a VirtualHost,
     /// The filters where neither the route nor the weighted cluster says anything.
     filters: Arc<[FilterInstance]>,
 }
 
-impl Common<'_> {
-    fn targets(&self, route: &Route) -> Targets {
-        let mut made = Targets { upto: Vec::new(), targets: Vec::new() };
-        let Action::Forward(forward) = &route.action else { return made };
+impl TargetBuilder<'_> {
+    fn targets(&self, route: &Route) -> RouteTargets {
+        let mut made = RouteTargets { cumulative_weights: Vec::new(), targets: Vec::new() };
+        let RouteAction::Forward(forward) = &route.action else { return made };
         let mut sum = 0_u64;
         for weighted in &forward.clusters {
             let Some(cluster) = self.refs.get(&*weighted.name) else { continue };
@@ -172,8 +175,8 @@ impl Common<'_> {
                 filter::resolve(&self.listener.filters, &levels)
             };
             sum = sum.saturating_add(u64::from(weighted.weight));
-            made.upto.push(sum);
-            made.targets.push(Arc::new(Target {
+            made.cumulative_weights.push(sum);
+            made.targets.push(Arc::new(RouteTarget {
                 cluster: cluster.clone(),
                 limit: forward.limit.effective(self.listener.max_stream_duration),
                 retry: forward.retry.clone(),
@@ -185,19 +188,19 @@ impl Common<'_> {
     }
 }
 
-impl Targets {
+impl RouteTargets {
     /// A target by its weight, whatever the state of its cluster (A31).
-    fn choose(&self, call: &Call<'_>) -> Option<&Arc<Target>> {
-        let total = match self.upto.as_slice() {
+    fn pick(&self, call: &Call<'_>) -> Option<&Arc<RouteTarget>> {
+        let total = match self.cumulative_weights.as_slice() {
             [_] => return self.targets.first(),
             sums => *sums.last()?,
         };
         let drawn = call.random_below(total);
-        self.targets.get(self.upto.partition_point(|sum| *sum <= drawn))
+        self.targets.get(self.cumulative_weights.partition_point(|sum| *sum <= drawn))
     }
 }
 
-impl Selected {
+impl SelectedRoute {
     /// The cluster; [`ClusterRef::child`] is what a pick wants to know.
     pub fn cluster(&self) -> &Arc<ClusterRef> {
         &self.target.cluster
@@ -212,7 +215,7 @@ impl Selected {
     }
 
     /// When it is tried again, if ever.
-    pub fn retry(&self) -> Option<&Arc<RetryPolicy>> {
+    pub fn retry(&self) -> Option<&Arc<XdsRetryPolicy>> {
         self.target.retry.as_ref()
     }
 

@@ -11,7 +11,7 @@ use evenkeel_proto::envoy::config::core::v3::Locality;
 use evenkeel_proto::envoy::config::core::v3::node::UserAgentVersionType;
 use evenkeel_proto::prost_types::value::Kind;
 use evenkeel_xds::bootstrap::{
-    Bootstrap, BootstrapError, CertificateFiles, CertificateProvider, ChannelCredentials, Identity,
+    Bootstrap, BootstrapError, CertificateFiles, CertificateProvider, ChannelCredentials, IdentityFiles,
     ServerFeatures,
 };
 use proptest::prelude::*;
@@ -102,7 +102,7 @@ fn a_whole_bootstrap_is_read() {
     assert_eq!(uris(&bootstrap.servers), ["dns:///xds.example.com:443", "backup:443"]);
     let files = CertificateFiles {
         ca_certificate_file: Some("/ca.pem".to_owned()),
-        identity: Some(Identity {
+        identity: Some(IdentityFiles {
             certificate_file: "/cert.pem".to_owned(),
             private_key_file: "/key.pem".to_owned(),
         }),

@@ -6,22 +6,24 @@ use evenkeel_core::Status;
 use evenkeel_proto::envoy::service::discovery::v3::{DiscoveryResponse, Resource as Wrapper};
 use evenkeel_proto::prost::Message as _;
 use evenkeel_proto::prost_types::Any;
-use evenkeel_xds::Limits;
+use evenkeel_xds::XdsLimits;
 use evenkeel_xds::bootstrap::{ServerConfig, ServerFeatures};
-use evenkeel_xds::client::{Changed, DELETION_GRACE, Effect, Input, Parse, Tally, Variant};
+use evenkeel_xds::client::{
+    AdsEffect, AdsEvent, ChangedResources, DELETION_GRACE, ParseResource, ServerStats, XdsVariant,
+};
 use evenkeel_xds::resource::ResourceType::{Cluster, Endpoints, Listener, RouteConfig};
-use evenkeel_xds::resource::{Parsed, Rejected, ResourceType};
+use evenkeel_xds::resource::{ParsedResource, RejectedResource, ResourceType};
 use testkit::{resources, secs};
 
-use crate::script::{Marks, World, bootstrap, bootstrap_with, reply};
+use crate::script::{ClientScript, MarkParser, bootstrap, bootstrap_with, reply};
 
-pub(crate) fn world() -> World {
-    World::new(bootstrap(&["one"]))
+pub(crate) fn world() -> ClientScript {
+    ClientScript::new(bootstrap(&["one"]))
 }
 
 /// A world whose server has sent these clusters on an open stream.
-pub(crate) fn with_clusters(features: ServerFeatures, clusters: &[&str]) -> World {
-    let mut world = World::new(bootstrap_with(features));
+pub(crate) fn with_clusters(features: ServerFeatures, clusters: &[&str]) -> ClientScript {
+    let mut world = ClientScript::new(bootstrap_with(features));
     let names: Vec<_> = clusters.iter().filter_map(|text| Some((Cluster, text.split_once('=')?.0))).collect();
     world.channel(&names);
     world.accepts("one");
@@ -170,8 +172,8 @@ fn one_bad_cluster_of_a_hundred_spoils_no_other() {
     assert_eq!(good, 99);
     let request = world.requests("one").remove(0);
     assert!(request.ends_with(r#" n1 !"c42": content: is bad"#), "{request}");
-    let valid: u64 = world.client.tally().map(|tally| tally.valid[&Cluster]).sum();
-    let invalid: u64 = world.client.tally().map(|tally| tally.invalid[&Cluster]).sum();
+    let valid: u64 = world.client.server_stats().map(|tally| tally.valid[&Cluster]).sum();
+    let invalid: u64 = world.client.server_stats().map(|tally| tally.invalid[&Cluster]).sum();
     assert_eq!((valid, invalid), (99, 1));
 }
 
@@ -282,7 +284,7 @@ fn reads_when_all_have_dealt_with_the_last() {
 /// ADS-9: something changes again while a subscriber is at work. It has not seen that yet.
 #[test]
 fn what_changes_meanwhile_is_not_lost() {
-    let mut world = World::new(bootstrap_with(ServerFeatures::default()));
+    let mut world = ClientScript::new(bootstrap_with(ServerFeatures::default()));
     let id = world.channel(&[(Cluster, "a"), (Cluster, "b")]);
     world.accepts("one");
     world.holds_changes = true;
@@ -290,7 +292,7 @@ fn what_changes_meanwhile_is_not_lost() {
     world.client.handle_time(world.now + secs(15));
     world.client.processed(id);
     assert!(world.client.poll_effect().is_none(), "b timed out, and that was not seen");
-    assert_eq!(world.client.poll_changed(), Some((id, Changed::Anything)));
+    assert_eq!(world.client.poll_changed(), Some((id, ChangedResources::Anything)));
     world.client.processed(id);
     assert!(world.client.poll_effect().is_some());
 }
@@ -508,17 +510,17 @@ fn old_streams_are_not_heard() {
     world.accepts("one");
     world.requests("one");
     let late = [
-        Input::Opened { stream: old },
-        Input::Written { stream: old },
-        Input::Message { stream: old, bytes: &[0xff] },
-        Input::Closed { stream: old, status: Status::unavailable("late") },
+        AdsEvent::Opened { stream: old },
+        AdsEvent::Written { stream: old },
+        AdsEvent::Message { stream: old, bytes: &[0xff] },
+        AdsEvent::Closed { stream: old, status: Status::unavailable("late") },
     ];
     for input in late {
         world.client.handle(input, world.now);
         assert!(world.client.poll_effect().is_none());
     }
     let new = world.stream("one");
-    world.client.handle(Input::Opened { stream: new }, world.now);
+    world.client.handle(AdsEvent::Opened { stream: new }, world.now);
     assert!(world.client.poll_effect().is_none(), "it is open already");
     assert_eq!(world.sees(Cluster, "a"), "1");
 }
@@ -529,7 +531,7 @@ fn messages_before_the_stream_opens_are_ignored() {
     let mut world = world();
     world.channel(&[(Cluster, "a")]);
     let stream = world.stream("one");
-    world.client.handle(Input::Message { stream, bytes: &[0xff] }, world.now);
+    world.client.handle(AdsEvent::Message { stream, bytes: &[0xff] }, world.now);
     assert!(world.client.poll_effect().is_none() && world.client.poll_changed().is_none());
     world.accepts("one");
     assert_eq!(world.requests("one"), ["cluster [a] as me"]);
@@ -546,9 +548,9 @@ fn responses_keep_changes_that_were_not_taken() {
     world.client.handle_time(world.now);
     let stream = world.stream("one");
     let unknown = DiscoveryResponse { type_url: "unknown".to_owned(), ..DiscoveryResponse::default() };
-    world.client.handle(Input::Message { stream, bytes: &unknown.encode_to_vec() }, world.now);
+    world.client.handle(AdsEvent::Message { stream, bytes: &unknown.encode_to_vec() }, world.now);
     let mut effects = std::iter::from_fn(|| world.client.poll_effect());
-    assert!(effects.any(|effect| effect == Effect::Read { stream }), "the next response is read");
+    assert!(effects.any(|effect| effect == AdsEffect::Read { stream }), "the next response is read");
     assert_eq!(world.client.poll_changed().map(|(id, _)| id), Some(waiting));
     assert_eq!(world.client.poll_changed(), None);
 }
@@ -556,7 +558,7 @@ fn responses_keep_changes_that_were_not_taken() {
 /// A program may make a bootstrap without servers, which the parser refuses: subscribers learn why they get nothing.
 #[test]
 fn a_bootstrap_without_servers_is_an_error() {
-    let mut world = World::new(bootstrap(&[]));
+    let mut world = ClientScript::new(bootstrap(&[]));
     let id = world.channel(&[(Cluster, "a")]);
     assert_eq!(world.changed(), [id]);
     assert_eq!(world.dialled(), [""; 0]);
@@ -603,8 +605,10 @@ fn one_request_is_under_way_at_a_time() {
 /// XM-1
 #[test]
 fn what_happened_is_counted() {
-    let mut world = World::new(bootstrap(&["one"]));
-    let tally = |world: &World| -> Tally { world.client.tally().next().expect("one server").clone() };
+    let mut world = ClientScript::new(bootstrap(&["one"]));
+    let tally = |world: &ClientScript| -> ServerStats {
+        world.client.server_stats().next().expect("one server").clone()
+    };
     world.channel(&[(Cluster, "a")]);
     assert_eq!((tally(&world).connected, tally(&world).failures), (false, 0));
     world.accepts("one");
@@ -630,7 +634,7 @@ fn what_happened_is_counted() {
 /// A response with more resources than are accepted is rejected as a whole.
 #[test]
 fn too_many_resources() {
-    let mut world = World::with(bootstrap(&["one"]), Few, Variant::StateOfTheWorld);
+    let mut world = ClientScript::with(bootstrap(&["one"]), Few, XdsVariant::StateOfTheWorld);
     world.channel(&[(Cluster, "a")]);
     world.accepts("one");
     world.requests("one");
@@ -646,13 +650,18 @@ fn too_many_resources() {
 #[derive(Debug)]
 struct Few;
 
-impl Parse for Few {
-    fn parse(&self, kind: ResourceType, any: &Any, from: &ServerConfig) -> Result<Parsed, Rejected> {
-        Marks.parse(kind, any, from)
+impl ParseResource for Few {
+    fn parse(
+        &self,
+        kind: ResourceType,
+        any: &Any,
+        from: &ServerConfig,
+    ) -> Result<ParsedResource, RejectedResource> {
+        MarkParser.parse(kind, any, from)
     }
 
-    fn limits(&self) -> Limits {
-        let mut limits = Limits::default();
+    fn limits(&self) -> XdsLimits {
+        let mut limits = XdsLimits::default();
         limits.resources = 2;
         limits.response_bytes = 300;
         limits

@@ -7,11 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use evenkeel_core::Instant;
-use evenkeel_xds::client::{DELETION_GRACE, SubscriberId, Variant};
+use evenkeel_xds::client::{DELETION_GRACE, SubscriberId, XdsVariant};
 use evenkeel_xds::resource::ResourceType::{self, Cluster, Endpoints};
 use proptest::prelude::*;
 
-use crate::script::{Marks, World, bootstrap, reply};
+use crate::script::{ClientScript, MarkParser, bootstrap, reply};
 
 const KINDS: [ResourceType; 2] = [Cluster, Endpoints];
 const NAMES: [&str; 3] = ["a", "b", "c"];
@@ -23,7 +23,7 @@ const LONG: Duration = Duration::from_secs(200);
 type Name = (ResourceType, String);
 
 #[derive(Clone, Debug)]
-enum Step {
+enum ModelStep {
     /// A subscriber wants these of the six names.
     Want(usize, u8),
     Leave(usize),
@@ -37,26 +37,26 @@ enum Step {
     Wait(u64),
 }
 
-fn steps(servers: usize) -> impl Strategy<Value = Vec<Step>> {
+fn steps(servers: usize) -> impl Strategy<Value = Vec<ModelStep>> {
     let server = 0..servers;
     let step = prop_oneof![
-        5 => (0..SUBSCRIBERS, 0..64u8).prop_map(|(who, what)| Step::Want(who, what)),
-        1 => (0..SUBSCRIBERS).prop_map(Step::Leave),
-        4 => server.clone().prop_map(Step::Accept),
-        1 => server.clone().prop_map(Step::Refuse),
-        1 => server.clone().prop_map(Step::End),
+        5 => (0..SUBSCRIBERS, 0..64u8).prop_map(|(who, what)| ModelStep::Want(who, what)),
+        1 => (0..SUBSCRIBERS).prop_map(ModelStep::Leave),
+        4 => server.clone().prop_map(ModelStep::Accept),
+        1 => server.clone().prop_map(ModelStep::Refuse),
+        1 => server.clone().prop_map(ModelStep::End),
         6 => (server.clone(), prop_oneof![Just(Cluster), Just(Endpoints)], 0..64u8)
-            .prop_map(|(server, kind, what)| Step::Send(server, kind, what)),
-        6 => server.prop_map(Step::Write),
-        4 => (0..SUBSCRIBERS).prop_map(Step::Process),
-        2 => prop_oneof![Just(1u64), Just(1_500), Just(14_000), Just(16_000), Just(130_000)].prop_map(Step::Wait),
+            .prop_map(|(server, kind, what)| ModelStep::Send(server, kind, what)),
+        6 => server.prop_map(ModelStep::Write),
+        4 => (0..SUBSCRIBERS).prop_map(ModelStep::Process),
+        2 => prop_oneof![Just(1u64), Just(1_500), Just(14_000), Just(16_000), Just(130_000)].prop_map(ModelStep::Wait),
     ];
     proptest::collection::vec(step, 1..60)
 }
 
 /// The client in a world that holds everything back until a step lets it go.
-struct Run {
-    world: World,
+struct ModelRun {
+    world: ClientScript,
     servers: Vec<&'static str>,
     subscribers: Vec<Option<SubscriberId>>,
     wants: Vec<BTreeSet<Name>>,
@@ -66,67 +66,67 @@ struct Run {
     held: BTreeMap<Name, Instant>,
 }
 
-impl Run {
-    fn new(variant: Variant, servers: usize) -> Run {
+impl ModelRun {
+    fn new(variant: XdsVariant, servers: usize) -> ModelRun {
         let servers = ["one", "two"][..servers].to_vec();
-        let mut world = World::with(bootstrap(&servers), Marks, variant);
+        let mut world = ClientScript::with(bootstrap(&servers), MarkParser, variant);
         world.holds_writes = true;
         world.holds_changes = true;
         let subscribers = vec![None; SUBSCRIBERS];
         let wants = vec![BTreeSet::new(); SUBSCRIBERS];
-        Run { world, servers, subscribers, wants, good: BTreeMap::new(), held: BTreeMap::new() }
+        ModelRun { world, servers, subscribers, wants, good: BTreeMap::new(), held: BTreeMap::new() }
     }
 
     fn wanted(&self) -> BTreeSet<Name> {
         self.wants.iter().flatten().cloned().collect()
     }
 
-    fn step(&mut self, step: &Step) {
+    fn step(&mut self, step: &ModelStep) {
         let world = &mut self.world;
         match *step {
-            Step::Want(who, what) => {
-                let id = *self.subscribers[who].get_or_insert_with(|| world.client.subscribe());
+            ModelStep::Want(who, what) => {
+                let id = *self.subscribers[who].get_or_insert_with(|| world.client.add_subscriber());
                 let all = KINDS.iter().flat_map(|kind| NAMES.iter().map(|name| (*kind, *name)));
                 let names: Vec<_> =
                     all.enumerate().filter(|(i, _)| what & (1 << i) != 0).map(|(_, name)| name).collect();
                 self.wants[who] = names.iter().map(|(kind, name)| (*kind, (*name).to_owned())).collect();
                 world.wants(id, &names);
             }
-            Step::Leave(who) => {
+            ModelStep::Leave(who) => {
                 if let Some(id) = self.subscribers[who].take() {
                     self.wants[who].clear();
                     world.leaves(id);
                 }
             }
-            Step::Accept(i) => {
+            ModelStep::Accept(i) => {
                 let server = self.servers[i];
                 if world.streams().contains(&server) && !world.is_open(server) {
                     world.accepts(server);
                 }
             }
-            Step::Refuse(i) => {
+            ModelStep::Refuse(i) => {
                 let server = self.servers[i];
                 if world.streams().contains(&server) && !world.is_open(server) {
                     world.refuses(server);
                 }
             }
-            Step::End(i) => {
+            ModelStep::End(i) => {
                 if world.is_open(self.servers[i]) {
                     world.ends(self.servers[i], "gone");
                 }
             }
-            Step::Send(i, kind, what) => self.send(self.servers[i], kind, what),
-            Step::Write(i) => {
+            ModelStep::Send(i, kind, what) => self.send(self.servers[i], kind, what),
+            ModelStep::Write(i) => {
                 if world.is_writing(self.servers[i]) {
                     world.write(self.servers[i]);
                 }
             }
-            Step::Process(who) => {
+            ModelStep::Process(who) => {
                 if let Some(id) = self.subscribers[who].filter(|id| world.unprocessed().contains(id)) {
                     world.process(id);
                 }
             }
-            Step::Wait(millis) => world.passes(Duration::from_millis(millis)),
+            ModelStep::Wait(millis) => world.passes(Duration::from_millis(millis)),
         }
     }
 
@@ -150,8 +150,8 @@ impl Run {
             }
         }
         let removes = match self.world.variant {
-            Variant::StateOfTheWorld => kind == Cluster,
-            Variant::Delta => what & 1 == 0,
+            XdsVariant::StateOfTheWorld => kind == Cluster,
+            XdsVariant::Delta => what & 1 == 0,
         };
         let held = self.held();
         for item in &items {
@@ -166,7 +166,7 @@ impl Run {
             // A name whose going is under way is not deleted by a response that does not list it, should it come back.
             let stays = self.world.will_be_told(server);
             for name in left_out.iter().map(|name| (kind, (*name).to_owned())) {
-                let is_deleted = self.world.variant == Variant::Delta || stays.contains(&name);
+                let is_deleted = self.world.variant == XdsVariant::Delta || stays.contains(&name);
                 if is_deleted && self.good.contains_key(&name) {
                     self.held.entry(name).or_insert(self.world.now + DELETION_GRACE);
                 }
@@ -258,8 +258,8 @@ impl Run {
     }
 }
 
-fn run(variant: Variant, servers: usize, steps: &[Step]) {
-    let mut run = Run::new(variant, servers);
+fn run(variant: XdsVariant, servers: usize, steps: &[ModelStep]) {
+    let mut run = ModelRun::new(variant, servers);
     for step in steps {
         run.step(step);
         run.check();
@@ -273,24 +273,24 @@ proptest! {
     /// Faults 17 and 37, ADS-2, ADS-3, ADS-9
     #[test]
     fn one_server_state_of_the_world(steps in steps(1)) {
-        run(Variant::StateOfTheWorld, 1, &steps);
+        run(XdsVariant::StateOfTheWorld, 1, &steps);
     }
 
     /// Faults 17 and 37, ADS-12
     #[test]
     fn one_server_delta(steps in steps(1)) {
-        run(Variant::Delta, 1, &steps);
+        run(XdsVariant::Delta, 1, &steps);
     }
 
     /// Faults 12 and 37, FB-2, FB-3
     #[test]
     fn two_servers_state_of_the_world(steps in steps(2)) {
-        run(Variant::StateOfTheWorld, 2, &steps);
+        run(XdsVariant::StateOfTheWorld, 2, &steps);
     }
 
     /// Faults 12 and 37, FB-2, FB-3
     #[test]
     fn two_servers_delta(steps in steps(2)) {
-        run(Variant::Delta, 2, &steps);
+        run(XdsVariant::Delta, 2, &steps);
     }
 }

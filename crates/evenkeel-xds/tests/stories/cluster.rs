@@ -37,29 +37,29 @@ use evenkeel_proto::envoy::extensions::load_balancing_policies::least_request::v
 use evenkeel_proto::prost::Message as _;
 use evenkeel_proto::prost_types::{self, Any};
 use evenkeel_xds::bootstrap::ServerConfig;
-use evenkeel_xds::lb::{Converters, EdsWeights};
+use evenkeel_xds::lb::{EdsWeights, LbPolicyConverters};
 use evenkeel_xds::resource::{
-    Cluster as Known, ClusterKind, Parsed, Parser, Rejected, Resource, ResourceType,
+    Cluster as Known, ClusterKind, ParsedResource, RejectedResource, Resource, ResourceParser, ResourceType,
 };
 use proptest::prelude::*;
 use testkit::resources::{ads, aggregate_cluster, any, cluster, dns_cluster, load_assignment};
 
 use crate::lb::{custom, list, round_robin};
 
-fn parse_any(any: &Any, parser: &Parser) -> Result<Parsed, Rejected> {
+fn parse_any(any: &Any, parser: &ResourceParser) -> Result<ParsedResource, RejectedResource> {
     let from = ServerConfig::insecure("xds.example:443");
     parser.parse(ResourceType::Cluster, any, &from)
 }
 
-fn parser() -> Parser {
-    let mut parser = Parser::new(Registry::standard());
+fn parser() -> ResourceParser {
+    let mut parser = ResourceParser::new(Registry::standard());
     parser.certificate_providers = ["roots", "own"].map(str::to_owned).into();
     parser
 }
 
-fn parse_with(message: &Cluster, parser: &Parser) -> Result<(Arc<Known>, Vec<String>), String> {
+fn parse_with(message: &Cluster, parser: &ResourceParser) -> Result<(Arc<Known>, Vec<String>), String> {
     match parse_any(&any(message), parser) {
-        Ok(Parsed { name, resource: Resource::Cluster(known), warnings }) => {
+        Ok(ParsedResource { name, resource: Resource::Cluster(known), warnings }) => {
             assert_eq!((&name, &*known.name), (&message.name, &*message.name));
             Ok((known, warnings))
         }
@@ -338,18 +338,18 @@ fn child(config: &LbConfig) -> LbConfig {
 /// EDF-10, VAL-C2: the enum uses EDS weights unless that is switched off.
 #[test]
 fn the_enum_round_robin() {
-    let policy = |converters: Converters| {
-        let parser = Parser { converters, ..parser() };
+    let policy = |converters: LbPolicyConverters| {
+        let parser = ResourceParser { converters, ..parser() };
         let (known, _) = parse_with(&enumerated(LbPolicy::RoundRobin, None), &parser).unwrap();
         child(&leaf(&known).lb_policy).policy().to_owned()
     };
-    assert_eq!(policy(Converters::standard()), "edf_weighted_round_robin");
-    assert_eq!(policy(Converters::empty()), "edf_weighted_round_robin");
+    assert_eq!(policy(LbPolicyConverters::standard()), "edf_weighted_round_robin");
+    assert_eq!(policy(LbPolicyConverters::empty()), "edf_weighted_round_robin");
     assert_eq!(
-        policy(Converters::standard().with_eds_weights(EdsWeights::EnumAndMessage)),
+        policy(LbPolicyConverters::standard().with_eds_weights(EdsWeights::EnumAndMessage)),
         "edf_weighted_round_robin"
     );
-    assert_eq!(policy(Converters::standard().with_eds_weights(EdsWeights::Unused)), "round_robin");
+    assert_eq!(policy(LbPolicyConverters::standard().with_eds_weights(EdsWeights::Unused)), "round_robin");
     let slow = RoundRobinLbConfig { slow_start_config: Some(SlowStartConfig::default()) };
     let message = enumerated(LbPolicy::RoundRobin, Some(LegacyConfig::RoundRobinLbConfig(slow)));
     assert_eq!(warnings(&message), ["round_robin_lb_config.slow_start_config: is ignored"]);

@@ -10,21 +10,21 @@ use evenkeel_proto::envoy::service::status::v3::ClientStatusRequest;
 use evenkeel_proto::envoy::r#type::matcher::v3::NodeMatcher;
 use evenkeel_proto::prost_types::{Any, Timestamp};
 use evenkeel_xds::bootstrap::{Bootstrap, ServerFeatures};
-use evenkeel_xds::client::{CacheState, Census, answer};
+use evenkeel_xds::client::{CacheState, ResourceCounts, client_status};
 use evenkeel_xds::resource::ResourceType::{self, Cluster, Endpoints, Listener};
 use testkit::secs;
 
-use crate::script::{World, authority, bootstrap, bootstrap_with, reply, resource};
+use crate::script::{ClientScript, authority, bootstrap, bootstrap_with, reply, resource};
 
 fn wall(at: Instant) -> Timestamp {
     Timestamp { seconds: 1_000 + (at.as_nanos() / 1_000_000_000).cast_signed(), nanos: 0 }
 }
 
 /// One line per resource: type, name, state, version and time of what is in use, version, time and text of the error.
-fn lines(world: &World) -> Vec<String> {
+fn lines(world: &ClientScript) -> Vec<String> {
     let config = world.client.dump("target", wall);
     let configs = config.generic_xds_configs.into_iter().map(|config| {
-        let kind = ResourceType::of_type_url(&config.type_url).expect("a known type");
+        let kind = ResourceType::from_type_url(&config.type_url).expect("a known type");
         let status = ClientResourceStatus::try_from(config.client_status).expect("a status");
         let mut line = format!("{kind} {} {}", config.name, status.as_str_name());
         if let Some(at) = config.last_updated {
@@ -42,7 +42,7 @@ fn lines(world: &World) -> Vec<String> {
 /// CSDS-4, CSDS-5: the example of A40, read as A46 has it.
 #[test]
 fn a_bad_update_shows_where_it_is_bad() {
-    let mut world = World::new(bootstrap(&["one"]));
+    let mut world = ClientScript::new(bootstrap(&["one"]));
     world.channel(&[(Endpoints, "A"), (Endpoints, "B"), (Endpoints, "C")]);
     world.accepts("one");
     world.sends("one", reply(Endpoints, "1", &["A=1", "B=1", "C=1"]));
@@ -65,8 +65,8 @@ fn every_state_has_its_word() {
     let ignore = ServerFeatures { ignore_resource_deletion: true, ..none };
     let fail = ServerFeatures { fail_on_data_errors: true, ..none };
     let slow = ServerFeatures { resource_timer_is_transient_error: true, ..none };
-    let state = |features: ServerFeatures, story: &dyn Fn(&mut World)| -> String {
-        let mut world = World::new(bootstrap_with(features));
+    let state = |features: ServerFeatures, story: &dyn Fn(&mut ClientScript)| -> String {
+        let mut world = ClientScript::new(bootstrap_with(features));
         world.channel(&[(Cluster, "a")]);
         world.accepts("one");
         story(&mut world);
@@ -75,21 +75,21 @@ fn every_state_has_its_word() {
         line.trim_start_matches("cluster a ").to_owned()
     };
     let sends = |replies: &'static [&'static [&'static str]]| {
-        move |world: &mut World| {
+        move |world: &mut ClientScript| {
             for (i, items) in replies.iter().enumerate() {
                 world.sends("one", reply(Cluster, &i.to_string(), items));
             }
         }
     };
-    let denies = |world: &mut World| {
+    let denies = |world: &mut ClientScript| {
         world.sends("one", reply(Cluster, "0", &[]).error("a", 7, "no"));
     };
-    let sends_and_denies = |world: &mut World| {
+    let sends_and_denies = |world: &mut ClientScript| {
         world.sends("one", reply(Cluster, "0", &["a=1"]));
         denies(world);
     };
-    let waits = |world: &mut World| world.passes(secs(30));
-    let deletes_and_waits = |world: &mut World| {
+    let waits = |world: &mut ClientScript| world.passes(secs(30));
+    let deletes_and_waits = |world: &mut ClientScript| {
         sends(&[&["a=1"], &[]])(world);
         waits(world);
     };
@@ -134,7 +134,7 @@ fn resources_are_counted_by_state() {
         (fail, &["a=1", "deny"], "received_error"),
     ];
     for (features, events, word) in stories {
-        let mut world = World::new(bootstrap_with(*features));
+        let mut world = ClientScript::new(bootstrap_with(*features));
         world.channel(&[(Cluster, "a")]);
         world.accepts("one");
         for event in *events {
@@ -148,8 +148,8 @@ fn resources_are_counted_by_state() {
                 item => world.sends("one", reply(Cluster, "1", &[item])),
             };
         }
-        let census: Vec<_> = world.client.census();
-        let [Census { authority: None, kind: Cluster, state, count: 1 }] = census[..] else {
+        let census: Vec<_> = world.client.resource_counts();
+        let [ResourceCounts { authority: None, kind: Cluster, state, count: 1 }] = census[..] else {
             panic!("{features:?} {events:?}: {census:?}");
         };
         assert_eq!(state.as_str(), *word, "{features:?} {events:?}");
@@ -160,13 +160,13 @@ fn resources_are_counted_by_state() {
 #[test]
 fn resources_are_counted_by_authority_and_type() {
     let authorities = [("far".to_owned(), authority(&["two"]))].into();
-    let mut world = World::new(Bootstrap { authorities, ..bootstrap(&["one"]) });
+    let mut world = ClientScript::new(Bootstrap { authorities, ..bootstrap(&["one"]) });
     let far = "xdstp://far/envoy.config.cluster.v3.Cluster/a";
     let id = world.channel(&[(Cluster, "a"), (Cluster, "b"), (Listener, "l"), (Cluster, far)]);
     world.accepts("one");
     world.accepts("two");
     world.sends("one", reply(Cluster, "1", &["a=1", "b=1"]));
-    let census = |authority: Option<&str>, kind, state, count| Census {
+    let census = |authority: Option<&str>, kind, state, count| ResourceCounts {
         authority: authority.map(Into::into),
         kind,
         state,
@@ -174,7 +174,7 @@ fn resources_are_counted_by_authority_and_type() {
     };
     let requested = |authority, kind| census(authority, kind, CacheState::Requested, 1);
     assert_eq!(
-        world.client.census(),
+        world.client.resource_counts(),
         [
             requested(None, Listener),
             census(None, Cluster, CacheState::Acked, 2),
@@ -183,13 +183,13 @@ fn resources_are_counted_by_authority_and_type() {
     );
     world.holds_writes = true;
     world.wants(id, &[(Cluster, "b")]);
-    assert_eq!(world.client.census(), [census(None, Cluster, CacheState::Acked, 1)]);
+    assert_eq!(world.client.resource_counts(), [census(None, Cluster, CacheState::Acked, 1)]);
 }
 
 /// CSDS-3: the bytes as they came, fields that nobody here knows included.
 #[test]
 fn resources_are_shown_as_they_came() {
-    let mut world = World::new(bootstrap(&["one"]));
+    let mut world = ClientScript::new(bootstrap(&["one"]));
     world.channel(&[(Cluster, "a"), (Listener, "l")]);
     world.accepts("one");
     let mut raw = resource(Cluster, "a=1");
@@ -213,7 +213,7 @@ fn answers_for_several_clients() {
         ..Node::default()
     };
     let worlds = ["one", "two"].map(|server| {
-        let mut world = World::new(Bootstrap { node: node.clone(), ..bootstrap(&[server]) });
+        let mut world = ClientScript::new(Bootstrap { node: node.clone(), ..bootstrap(&[server]) });
         world.channel(&[(Cluster, "a")]);
         world.accepts(server);
         world.sends(server, reply(Cluster, "1", &["a=1"]));
@@ -221,12 +221,12 @@ fn answers_for_several_clients() {
     });
     let clients = || ["xds:///orders", "#server"].into_iter().zip(worlds.iter().map(|world| &world.client));
     let request = ClientStatusRequest::default();
-    let response = answer(&request, clients(), wall).expect("an answer");
+    let response = client_status(&request, clients(), wall).expect("an answer");
     let scopes: Vec<&str> = response.config.iter().map(|config| config.client_scope.as_str()).collect();
     assert_eq!(scopes, ["xds:///orders", "#server"]);
     assert!(response.config.iter().all(|config| config.node.as_ref() == Some(&node)));
     let shown = |request: &ClientStatusRequest| -> Vec<bool> {
-        let response = answer(request, clients(), wall).expect("an answer");
+        let response = client_status(request, clients(), wall).expect("an answer");
         let configs = response.config.into_iter().flat_map(|config| config.generic_xds_configs);
         configs.map(|config| config.xds_config.is_some()).collect()
     };
@@ -234,7 +234,7 @@ fn answers_for_several_clients() {
     let without = ClientStatusRequest { exclude_resource_contents: true, ..request.clone() };
     assert_eq!(shown(&without), [false, false]);
     let matching = ClientStatusRequest { node_matchers: vec![NodeMatcher::default()], ..request };
-    let refused = answer(&matching, clients(), wall).expect_err("node matchers");
+    let refused = client_status(&matching, clients(), wall).expect_err("node matchers");
     assert_eq!(refused.code(), Code::InvalidArgument);
     assert_eq!(refused.message(), "node_matchers are not supported; leave them out");
 }
@@ -242,7 +242,7 @@ fn answers_for_several_clients() {
 /// CSDS-3: what nobody wants is not shown.
 #[test]
 fn what_nobody_wants_is_not_shown() {
-    let mut world = World::new(bootstrap(&["one"]));
+    let mut world = ClientScript::new(bootstrap(&["one"]));
     let id = world.channel(&[(Cluster, "a"), (Cluster, "b")]);
     world.accepts("one");
     world.holds_writes = true;

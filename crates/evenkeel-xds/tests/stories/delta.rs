@@ -4,12 +4,12 @@ use evenkeel_xds::bootstrap::ServerFeatures;
 use evenkeel_xds::resource::ResourceType::{self, Cluster, Endpoints};
 use testkit::secs;
 
-use crate::script::{World, bootstrap, bootstrap_with, reply};
+use crate::script::{ClientScript, bootstrap, bootstrap_with, reply};
 
 /// ADS-12: names as they come and go, answers by nonce.
 #[test]
 fn asks_and_answers() {
-    let mut world = World::delta(bootstrap(&["one"]));
+    let mut world = ClientScript::delta(bootstrap(&["one"]));
     let id = world.channel(&[(Cluster, "a"), (Cluster, "b"), (Endpoints, "e")]);
     world.accepts("one");
     assert_eq!(world.requests("one"), ["cluster +a b as me", "endpoints +e"]);
@@ -32,7 +32,7 @@ fn asks_and_answers() {
 /// ADS-7, ADS-12: a new stream is told the versions that are in use.
 #[test]
 fn a_new_stream_says_what_is_known() {
-    let mut world = World::delta(bootstrap(&["one"]));
+    let mut world = ClientScript::delta(bootstrap(&["one"]));
     world.channel(&[(Cluster, "a"), (Cluster, "b"), (Cluster, "c"), (Endpoints, "e")]);
     world.accepts("one");
     world.sends("one", reply(Cluster, "1", &["a=1"]));
@@ -52,7 +52,7 @@ fn a_new_stream_says_what_is_known() {
 /// FB-2, ADS-12: versions are those of one server.
 #[test]
 fn a_server_is_not_told_the_versions_of_another() {
-    let mut world = World::delta(bootstrap(&["one", "two"]));
+    let mut world = ClientScript::delta(bootstrap(&["one", "two"]));
     world.channel(&[(Cluster, "a")]);
     world.refuses("one");
     world.accepts("two");
@@ -68,7 +68,7 @@ fn removed_resources() {
     let keeps = ServerFeatures { ignore_resource_deletion: true, ..ServerFeatures::default() };
     for kind in ResourceType::ALL {
         for (features, known) in [(ServerFeatures::default(), "!NotFound: "), (keeps, "1 ~NotFound: ")] {
-            let mut world = World::delta(bootstrap_with(features));
+            let mut world = ClientScript::delta(bootstrap_with(features));
             let id = world.channel(&[(kind, "a"), (kind, "b")]);
             world.accepts("one");
             world.sends("one", reply(kind, "1", &["a=1"]));
@@ -91,7 +91,7 @@ fn removed_resources() {
 /// ADS-8, ADS-12
 #[test]
 fn names_inside_and_outside_must_agree() {
-    let mut world = World::delta(bootstrap(&["one"]));
+    let mut world = ClientScript::delta(bootstrap(&["one"]));
     world.channel(&[(Cluster, "a")]);
     world.accepts("one");
     world.requests("one");
@@ -103,7 +103,7 @@ fn names_inside_and_outside_must_agree() {
 /// DE-5, ADS-12
 #[test]
 fn a_server_says_why_it_does_not_send() {
-    let mut world = World::delta(bootstrap(&["one"]));
+    let mut world = ClientScript::delta(bootstrap(&["one"]));
     world.channel(&[(Cluster, "a")]);
     world.accepts("one");
     world.sends("one", reply(Cluster, "1", &[]).error("a", 5, "gone"));
@@ -114,7 +114,7 @@ fn a_server_says_why_it_does_not_send() {
 /// fault 17, ADS-12: the answer goes alone and first, and a name that comes back is asked for again.
 #[test]
 fn answers_and_names_do_not_mix() {
-    let mut world = World::delta(bootstrap(&["one"]));
+    let mut world = ClientScript::delta(bootstrap(&["one"]));
     let id = world.channel(&[(Cluster, "a")]);
     world.accepts("one");
     world.holds_writes = true;

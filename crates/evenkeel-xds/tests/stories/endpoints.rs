@@ -16,18 +16,18 @@ use evenkeel_proto::envoy::r#type::v3::FractionalPercent;
 use evenkeel_proto::prost::Message as _;
 use evenkeel_proto::prost_types::{Any, Duration, Struct, Value};
 use evenkeel_xds::bootstrap::ServerConfig;
-use evenkeel_xds::resource::{Parsed, Parser, Rejected, Resource, ResourceType};
+use evenkeel_xds::resource::{ParsedResource, RejectedResource, Resource, ResourceParser, ResourceType};
 use proptest::prelude::*;
 use testkit::resources::{address, any, endpoint, load_assignment, locality};
 
-fn parse_any(any: &Any, parser: &Parser) -> Result<Parsed, Rejected> {
+fn parse_any(any: &Any, parser: &ResourceParser) -> Result<ParsedResource, RejectedResource> {
     let from = ServerConfig::insecure("xds.example:443");
     parser.parse(ResourceType::Endpoints, any, &from)
 }
 
 fn parse(message: &ClusterLoadAssignment) -> Result<(Arc<EndpointSet>, Vec<String>), String> {
-    match parse_any(&any(message), &Parser::new(Registry::empty())) {
-        Ok(Parsed { name, resource: Resource::Endpoints(set), warnings }) => {
+    match parse_any(&any(message), &ResourceParser::new(Registry::empty())) {
+        Ok(ParsedResource { name, resource: Resource::Endpoints(set), warnings }) => {
             assert_eq!(name, message.cluster_name);
             Ok((set, warnings))
         }
@@ -452,7 +452,7 @@ fn what_has_no_effect_is_said() {
 
 #[test]
 fn limits_hold() {
-    let mut parser = Parser::new(Registry::empty());
+    let mut parser = ResourceParser::new(Registry::empty());
     parser.limits.endpoints = 3;
     parser.limits.name_bytes = 8;
     let check = |message: &ClusterLoadAssignment| {
@@ -562,7 +562,7 @@ proptest! {
         }
         bytes.truncate(cut % (length * 4));
         let any = Any { value: bytes, ..any(&message) };
-        let _ = parse_any(&any, &Parser::new(Registry::empty()));
+        let _ = parse_any(&any, &ResourceParser::new(Registry::empty()));
     }
 }
 
@@ -570,7 +570,7 @@ proptest! {
 /// order of fields is free, since localities are read apart from what stands beside them.
 #[test]
 fn bytes_are_taken_apart() {
-    let parser = Parser::new(Registry::empty());
+    let parser = ResourceParser::new(Registry::empty());
     let parse = |value: Vec<u8>| {
         let type_url = ResourceType::Endpoints.type_url().to_owned();
         parse_any(&Any { type_url, value }, &parser).map_err(|rejected| rejected.to_string())
@@ -596,17 +596,17 @@ fn bytes_are_taken_apart() {
 }
 
 /// Reads `message` after `before` was accepted.
-fn parse_after(
+fn parse_incremental(
     message: &ClusterLoadAssignment,
     before: &ClusterLoadAssignment,
     set: &Arc<EndpointSet>,
 ) -> Result<Arc<EndpointSet>, String> {
     let from = ServerConfig::insecure("xds.example:443");
     let before = (any(before), Resource::Endpoints(set.clone()));
-    let parser = Parser::new(Registry::empty());
+    let parser = ResourceParser::new(Registry::empty());
     let before = Some((&before.0, &before.1));
-    match parser.parse_after(before, ResourceType::Endpoints, &any(message), &from) {
-        Ok(Parsed { resource: Resource::Endpoints(set), .. }) => Ok(set),
+    match parser.parse_incremental(before, ResourceType::Endpoints, &any(message), &from) {
+        Ok(ParsedResource { resource: Resource::Endpoints(set), .. }) => Ok(set),
         Ok(other) => panic!("not endpoints: {other:?}"),
         Err(rejected) => Err(rejected.problems.to_string()),
     }
@@ -637,13 +637,13 @@ fn endpoints_that_did_not_change_stay_the_same() {
     ];
     for (addresses, expected) in cases {
         let message = first(addresses);
-        let new = parse_after(&message, &before, &set).expect("a good resource");
+        let new = parse_incremental(&message, &before, &set).expect("a good resource");
         assert_eq!(shown(&new), shown(&accepted(&message)));
         assert_eq!(kept(&new, &set), [expected, &[true, true]].concat(), "{addresses:?}");
     }
     let mut heavier = before.clone();
     heavier.endpoints[0].load_balancing_weight = Some(2);
-    let new = parse_after(&heavier, &before, &set).expect("a good resource");
+    let new = parse_incremental(&heavier, &before, &set).expect("a good resource");
     assert_eq!(shown(&new), shown(&accepted(&heavier)));
     assert_eq!(
         kept(&new, &set),
@@ -668,12 +668,12 @@ fn what_was_read_before_counts() {
         let endpoints = &mut message.endpoints[0].lb_endpoints;
         endpoints.extend((0..with_new).map(|port| endpoint("10.0.0.2", 1 + port)));
         endpoints.insert(at, weighing(3, 17));
-        let problem = parse_after(&message, &before, &set).expect_err("a bad resource");
+        let problem = parse_incremental(&message, &before, &set).expect_err("a bad resource");
         assert_eq!(problem, refused(&message), "the problem is named as if nothing had been read");
     }
     let mut twice = before.clone();
     twice.endpoints[0].lb_endpoints.push(endpoint("10.0.0.1", 5));
-    assert_eq!(parse_after(&twice, &before, &set).expect_err("a bad resource"), refused(&twice));
+    assert_eq!(parse_incremental(&twice, &before, &set).expect_err("a bad resource"), refused(&twice));
 }
 
 /// VAL-E6: weights of endpoints that did not change count towards the limit of their locality.
@@ -684,14 +684,14 @@ fn unchanged_weights_count_towards_the_limit() {
     for position in 0..=2 {
         let mut message = before.clone();
         message.endpoints[0].lb_endpoints.insert(position, weighing(1, 82));
-        let problem = parse_after(&message, &before, &set).expect_err("the sum is too large");
+        let problem = parse_incremental(&message, &before, &set).expect_err("the sum is too large");
         assert!(problem.contains("add up to more than 4294967295"), "{problem}");
         assert_eq!(problem, refused(&message), "the problem is the same without the version before");
     }
 }
 
 /// A locality's priority, and the port, health and weight of its endpoints.
-type Group = (u32, Vec<(u16, i32, u32)>);
+type LocalitySpec = (u32, Vec<(u16, i32, u32)>);
 
 proptest! {
     /// Reading a version after another one leads to the same as reading it alone.
@@ -702,8 +702,8 @@ proptest! {
             2..4,
         ),
     ) {
-        let message = |version: &[Group]| {
-            let locality = |(i, (priority, ports)): (usize, &Group)| {
+        let message = |version: &[LocalitySpec]| {
+            let locality = |(i, (priority, ports)): (usize, &LocalitySpec)| {
                 let one = |(port, health, weight): &(u16, i32, u32)| LbEndpoint {
                     health_status: *health,
                     load_balancing_weight: Some(*weight).filter(|weight| *weight > 0),
@@ -719,7 +719,7 @@ proptest! {
             let message = message(version);
             let alone = parse(&message).map(|(set, _)| set);
             let after = match &before {
-                Some((before, set)) => parse_after(&message, before, set),
+                Some((before, set)) => parse_incremental(&message, before, set),
                 None => alone.clone(),
             };
             prop_assert_eq!(after.as_ref().map(|set| shown(set)), alone.as_ref().map(|set| shown(set)));

@@ -13,11 +13,13 @@ use evenkeel_proto::google::rpc;
 use evenkeel_proto::prost::Message as _;
 use evenkeel_proto::prost_types::{Any, Duration};
 use evenkeel_xds::bootstrap::{Bootstrap, ServerFeatures};
-use evenkeel_xds::client::{Changed, Client, Effect, Input, StreamId, SubscriberId, Variant};
-use evenkeel_xds::follow::{Follower, Glance, Step};
+use evenkeel_xds::client::{
+    AdsClient, AdsEffect, AdsEvent, AdsStreamId, ChangedResources, SubscriberId, XdsVariant,
+};
+use evenkeel_xds::follow::{EndpointsOnlyUpdate, XdsResolver, XdsResolverUpdate};
 use evenkeel_xds::graph::XdsConfig;
-use evenkeel_xds::resource::{Parser, ResourceType};
-use evenkeel_xds::routing::{Selected, Selector};
+use evenkeel_xds::resource::{ResourceParser, ResourceType};
+use evenkeel_xds::routing::{ConfigSelector, SelectedRoute};
 use proptest::prelude::*;
 use testkit::resources::{
     aggregate_cluster, any as packed, cluster, dns_cluster, listener_with_rds, load_assignment, route,
@@ -61,7 +63,7 @@ fn cluster_of(letter: char) -> Cluster {
 
 /// One thing that happens.
 #[derive(Clone, Debug)]
-enum Happening {
+enum TestEvent {
     Routes(Vec<char>),
     /// A cluster comes, or is sent again with another timeout, which makes it another one.
     Cluster(char, i64),
@@ -82,7 +84,7 @@ enum Happening {
     CallEnds,
 }
 
-fn happenings() -> impl Strategy<Value = Vec<Happening>> {
+fn happenings() -> impl Strategy<Value = Vec<TestEvent>> {
     let letter = || prop::sample::select(CLUSTERS.chars().collect::<Vec<_>>());
     let resource = || {
         let clusters = letter().prop_map(|letter| (Cds, letter.to_string()));
@@ -92,38 +94,38 @@ fn happenings() -> impl Strategy<Value = Vec<Happening>> {
     };
     let code = prop::sample::select(vec![5, 14]);
     let one = prop_oneof![
-        2 => prop::collection::vec(letter(), 1..4).prop_map(Happening::Routes),
-        2 => (letter(), 0..2_i64).prop_map(|(letter, seconds)| Happening::Cluster(letter, seconds)),
-        2 => resource().prop_map(|(kind, name)| Happening::Spoiled(kind, name)),
-        2 => (resource(), code).prop_map(|((kind, name), code)| Happening::Refused(kind, name, code)),
-        1 => resource().prop_map(|(kind, name)| Happening::Deleted(kind, name)),
-        12 => prop::collection::vec((0..ENDPOINTS.len(), 0..4_usize), 1..3).prop_map(Happening::Endpoints),
-        1 => any::<bool>().prop_map(Happening::Resolved),
-        1 => prop::collection::vec(letter(), 0..2).prop_map(Happening::Dynamic),
-        1 => any::<bool>().prop_map(Happening::Ends),
-        1 => (0..20_u64).prop_map(Happening::Later),
-        1 => Just(Happening::CallBegins),
-        1 => Just(Happening::CallEnds),
+        2 => prop::collection::vec(letter(), 1..4).prop_map(TestEvent::Routes),
+        2 => (letter(), 0..2_i64).prop_map(|(letter, seconds)| TestEvent::Cluster(letter, seconds)),
+        2 => resource().prop_map(|(kind, name)| TestEvent::Spoiled(kind, name)),
+        2 => (resource(), code).prop_map(|((kind, name), code)| TestEvent::Refused(kind, name, code)),
+        1 => resource().prop_map(|(kind, name)| TestEvent::Deleted(kind, name)),
+        12 => prop::collection::vec((0..ENDPOINTS.len(), 0..4_usize), 1..3).prop_map(TestEvent::Endpoints),
+        1 => any::<bool>().prop_map(TestEvent::Resolved),
+        1 => prop::collection::vec(letter(), 0..2).prop_map(TestEvent::Dynamic),
+        1 => any::<bool>().prop_map(TestEvent::Ends),
+        1 => (0..20_u64).prop_map(TestEvent::Later),
+        1 => Just(TestEvent::CallBegins),
+        1 => Just(TestEvent::CallEnds),
     ];
     prop::collection::vec(one, 0..60)
 }
 
 /// One channel.
-struct Channel {
+struct TestChannel {
     id: SubscriberId,
-    follower: Follower,
+    resolver: XdsResolver,
     wanted: BTreeSet<(ResourceType, String)>,
     hosts: BTreeSet<Arc<str>>,
-    route: Option<Result<Arc<Selector>, Status>>,
+    route: Option<Result<Arc<ConfigSelector>, Status>>,
     /// The last step, as text.
     step: Option<String>,
 }
 
-impl Channel {
-    fn new(client: &mut Client) -> Channel {
-        Channel {
-            id: client.subscribe(),
-            follower: Follower::new("orders", "orders", "me", 7, Arc::new(|| ())),
+impl TestChannel {
+    fn new(client: &mut AdsClient) -> TestChannel {
+        TestChannel {
+            id: client.add_subscriber(),
+            resolver: XdsResolver::new("orders", "orders", "me", 7, Arc::new(|| ())),
             wanted: BTreeSet::new(),
             hosts: BTreeSet::new(),
             route: None,
@@ -131,57 +133,59 @@ impl Channel {
         }
     }
 
-    fn take(&mut self, step: Option<Step>) {
-        let Some(Step { update, route }) = step else { return };
+    fn take(&mut self, step: Option<XdsResolverUpdate>) {
+        let Some(XdsResolverUpdate { update, route }) = step else { return };
         self.step = Some(format!("{update:?} {:?}", route.as_ref().err()));
         self.route = Some(route);
     }
 
     /// Looks at everything until that leads to nothing new.
-    fn follow(&mut self, dynamic: &[Arc<str>], client: &mut Client, now: Instant) {
+    fn follow(&mut self, dynamic: &[Arc<str>], client: &mut AdsClient, now: Instant) {
         loop {
-            let followed = self.follower.follow(dynamic, client);
-            self.take(followed.step);
+            let followed = self.resolver.resolve(dynamic, client);
+            self.take(followed.update);
             self.hosts = followed.hosts;
             if followed.wanted == self.wanted {
                 return;
             }
-            client.want(self.id, followed.wanted.clone(), now);
+            client.watch(self.id, followed.wanted.clone(), now);
             self.wanted = followed.wanted;
         }
     }
 
     /// Looks at endpoints alone, if that does.
-    fn glance(&mut self, changed: &Changed, client: &Client) -> bool {
-        let Changed::Endpoints(names) = changed else { return false };
-        let Glance::Enough(step) = self.follower.follow_endpoints(names, client) else { return false };
+    fn glance(&mut self, changed: &ChangedResources, client: &AdsClient) -> bool {
+        let ChangedResources::Endpoints(names) = changed else { return false };
+        let EndpointsOnlyUpdate::Applied(step) = self.resolver.resolve_endpoints(names, client) else {
+            return false;
+        };
         self.take(step);
         true
     }
 
-    fn looks(&self) -> Looks {
+    fn looks(&self) -> RetainedViews {
         let route = self.route.as_ref().and_then(|route| route.as_ref().ok());
-        Looks(self.follower.config().cloned(), route.cloned())
+        RetainedViews(self.resolver.config().cloned(), route.cloned())
     }
 
-    fn select(&self) -> Option<Selected> {
+    fn select(&self) -> Option<SelectedRoute> {
         self.route.as_ref()?.as_ref().ok()?.select(&Call::new("/s/m", 7)).ok()
     }
 }
 
 /// How a channel balances and routes.
-struct Looks(Option<Arc<XdsConfig>>, Option<Arc<Selector>>);
+struct RetainedViews(Option<Arc<XdsConfig>>, Option<Arc<ConfigSelector>>);
 
 /// One client with a channel that looks at everything and one that takes the short way.
 struct Story {
-    client: Client,
+    client: AdsClient,
     now: Instant,
-    stream: Option<StreamId>,
+    stream: Option<AdsStreamId>,
     is_up: bool,
-    whole: Channel,
-    short: Channel,
+    whole: TestChannel,
+    short: TestChannel,
     dynamic: Vec<Arc<str>>,
-    calls: Vec<[Option<Selected>; 2]>,
+    calls: Vec<[Option<SelectedRoute>; 2]>,
     sent: u64,
     /// How often the short way was taken.
     glances: usize,
@@ -191,9 +195,9 @@ impl Story {
     fn new(features: ServerFeatures) -> Story {
         let authorities = [("far".to_owned(), authority(&["one"]))].into();
         let bootstrap = Arc::new(Bootstrap { authorities, ..bootstrap_with(features) });
-        let parser = Parser::new(Registry::standard());
-        let mut client = Client::new(bootstrap, parser, Variant::Delta, Rng::fixed(1));
-        let (whole, short) = (Channel::new(&mut client), Channel::new(&mut client));
+        let parser = ResourceParser::new(Registry::standard());
+        let mut client = AdsClient::new(bootstrap, parser, XdsVariant::Delta, Rng::fixed(1));
+        let (whole, short) = (TestChannel::new(&mut client), TestChannel::new(&mut client));
         let mut story = Story {
             client,
             now: Instant::ORIGIN,
@@ -213,11 +217,11 @@ impl Story {
             &[],
             &[],
         );
-        story.happens(&Happening::Routes(vec!['a', 'b', 't']));
+        story.happens(&TestEvent::Routes(vec!['a', 'b', 't']));
         for letter in CLUSTERS.chars() {
-            story.happens(&Happening::Cluster(letter, 0));
+            story.happens(&TestEvent::Cluster(letter, 0));
         }
-        story.happens(&Happening::Endpoints(vec![(0, 1), (1, 1), (2, 1)]));
+        story.happens(&TestEvent::Endpoints(vec![(0, 1), (1, 1), (2, 1)]));
         story
     }
 
@@ -249,27 +253,29 @@ impl Story {
             nonce: version.clone(),
             ..DeltaDiscoveryResponse::default()
         };
-        self.client.handle(Input::Message { stream, bytes: &response.encode_to_vec() }, self.now);
+        self.client.handle(AdsEvent::Message { stream, bytes: &response.encode_to_vec() }, self.now);
         self.follow(false);
     }
 
     /// The driver: both channels look until nothing is left to do.
     fn follow(&mut self, at_everything: bool) {
-        let mut changed = at_everything.then_some(Changed::Anything);
+        let mut changed = at_everything.then_some(ChangedResources::Anything);
         loop {
             while let Some(effect) = self.client.poll_effect() {
                 match effect {
-                    Effect::Open { stream, .. } if self.is_up => {
+                    AdsEffect::Open { stream, .. } if self.is_up => {
                         self.stream = Some(stream);
-                        self.client.handle(Input::Opened { stream }, self.now);
+                        self.client.handle(AdsEvent::Opened { stream }, self.now);
                     }
-                    Effect::Open { stream, .. } => {
+                    AdsEffect::Open { stream, .. } => {
                         let status = Status::unavailable("refused");
-                        self.client.handle(Input::Closed { stream, status }, self.now);
+                        self.client.handle(AdsEvent::Closed { stream, status }, self.now);
                     }
-                    Effect::Send { stream, .. } => self.client.handle(Input::Written { stream }, self.now),
-                    Effect::Close { .. } => self.stream = None,
-                    Effect::Read { .. } | Effect::Warn(_) | Effect::Info(_) => {}
+                    AdsEffect::Send { stream, .. } => {
+                        self.client.handle(AdsEvent::Written { stream }, self.now)
+                    }
+                    AdsEffect::Close { .. } => self.stream = None,
+                    AdsEffect::Read { .. } | AdsEffect::Warn(_) | AdsEffect::Info(_) => {}
                 }
             }
             while let Some((id, what)) = self.client.poll_changed() {
@@ -292,9 +298,9 @@ impl Story {
         }
     }
 
-    fn happens(&mut self, happening: &Happening) {
+    fn happens(&mut self, happening: &TestEvent) {
         match happening {
-            Happening::Routes(letters) => {
+            TestEvent::Routes(letters) => {
                 let mut table = route_config("routes", "");
                 let routes = letters.iter().map(|c| route("", &c.to_string())).collect();
                 table.virtual_hosts = vec![virtual_host("*", routes)];
@@ -302,18 +308,18 @@ impl Story {
                 self.send(Lds, vec![("orders".to_owned(), listener)], &[], &[]);
                 self.send(Rds, vec![("routes".to_owned(), packed(&table))], &[], &[]);
             }
-            Happening::Cluster(letter, seconds) => {
+            TestEvent::Cluster(letter, seconds) => {
                 let mut cluster = cluster_of(*letter);
                 cluster.connect_timeout = Some(Duration { seconds: *seconds, nanos: 0 });
                 self.send(Cds, vec![(letter.to_string(), packed(&cluster))], &[], &[]);
             }
-            Happening::Spoiled(kind, name) => {
+            TestEvent::Spoiled(kind, name) => {
                 let nonsense = Any { type_url: kind.type_url().to_owned(), value: vec![0xff] };
                 self.send(*kind, vec![(name.clone(), nonsense)], &[], &[]);
             }
-            Happening::Refused(kind, name, code) => self.send(*kind, vec![], &[], &[(name, *code)]),
-            Happening::Deleted(kind, name) => self.send(*kind, vec![], &[name], &[]),
-            Happening::Endpoints(lists) => {
+            TestEvent::Refused(kind, name, code) => self.send(*kind, vec![], &[], &[(name, *code)]),
+            TestEvent::Deleted(kind, name) => self.send(*kind, vec![], &[name], &[]),
+            TestEvent::Endpoints(lists) => {
                 let lists = lists.iter().map(|(which, n)| {
                     let list: Vec<String> = (0..*n).map(|i| format!("10.0.{which}.{i}:80")).collect();
                     let list: Vec<&str> = list.iter().map(String::as_str).collect();
@@ -322,39 +328,39 @@ impl Story {
                 });
                 self.send(Eds, lists.collect(), &[], &[]);
             }
-            Happening::Resolved(is_well) => {
+            TestEvent::Resolved(is_well) => {
                 for channel in [&mut self.whole, &mut self.short] {
                     let answer = if *is_well {
                         Ok(vec!["10.1.0.1:443".into()])
                     } else {
                         Err(Status::unavailable("no"))
                     };
-                    channel.follower.handle_resolved("d.example:443", answer);
+                    channel.resolver.handle_resolved("d.example:443", answer);
                 }
                 self.follow(true);
             }
-            Happening::Dynamic(letters) => {
+            TestEvent::Dynamic(letters) => {
                 self.dynamic = letters.iter().map(|letter| letter.to_string().into()).collect();
                 self.follow(true);
             }
-            Happening::Ends(comes_back) => {
+            TestEvent::Ends(comes_back) => {
                 self.is_up = *comes_back;
                 if let Some(stream) = self.stream.take() {
                     let status = Status::unavailable("ends");
-                    self.client.handle(Input::Closed { stream, status }, self.now);
+                    self.client.handle(AdsEvent::Closed { stream, status }, self.now);
                 }
                 self.follow(false);
                 self.is_up = true;
             }
-            Happening::Later(seconds) => {
+            TestEvent::Later(seconds) => {
                 self.now += secs(*seconds);
                 self.client.handle_time(self.now);
                 self.follow(false);
             }
-            Happening::CallBegins => self.calls.push([self.whole.select(), self.short.select()]),
+            TestEvent::CallBegins => self.calls.push([self.whole.select(), self.short.select()]),
             // Nobody is told: a look at endpoints has to see that there is more to look at.
-            Happening::CallEnds if !self.calls.is_empty() => drop(self.calls.remove(0)),
-            Happening::CallEnds => {}
+            TestEvent::CallEnds if !self.calls.is_empty() => drop(self.calls.remove(0)),
+            TestEvent::CallEnds => {}
         }
     }
 }
@@ -371,8 +377,10 @@ fn shown(config: &XdsConfig) -> Vec<String> {
 }
 
 /// Which of the parts that two allocations may stand for are the ones of before.
-fn kept(before: &Looks, after: &Looks) -> Option<Vec<String>> {
-    let (Looks(Some(before), old_route), Looks(Some(after), route)) = (before, after) else { return None };
+fn kept(before: &RetainedViews, after: &RetainedViews) -> Option<Vec<String>> {
+    let (RetainedViews(Some(before), old_route), RetainedViews(Some(after), route)) = (before, after) else {
+        return None;
+    };
     let (old, new) = (&before.clusters, &after.clusters);
     let same_route = old_route.as_ref().map(Arc::as_ptr) == route.as_ref().map(Arc::as_ptr);
     let whole = [same_route, Arc::ptr_eq(before, after), Arc::ptr_eq(old, new)];
@@ -405,7 +413,7 @@ proptest! {
     fn a_look_at_endpoints_alone_is_as_good(features in features(), happenings in happenings()) {
         let mut story = Story::new(features);
         for happening in &happenings {
-            let before = [&story.whole, &story.short].map(Channel::looks);
+            let before = [&story.whole, &story.short].map(TestChannel::looks);
             story.happens(happening);
             let (whole, short) = (&mut story.whole, &mut story.short);
             prop_assert_eq!(&whole.wanted, &short.wanted);
@@ -425,16 +433,16 @@ proptest! {
 fn the_short_way_is_taken() {
     let mut story = Story::new(ServerFeatures::default());
     // A channel that took new routes has old clusters to let go of, and looks at everything once more.
-    story.happens(&Happening::Endpoints(vec![(0, 2)]));
+    story.happens(&TestEvent::Endpoints(vec![(0, 2)]));
     for (which, name) in ENDPOINTS.iter().enumerate() {
         let before = story.glances;
-        story.happens(&Happening::Endpoints(vec![(which, 3)]));
+        story.happens(&TestEvent::Endpoints(vec![(which, 3)]));
         assert_eq!(story.glances, before + 1, "{name}");
     }
     let before = story.glances;
-    story.happens(&Happening::Deleted(Eds, "a".to_owned()));
-    story.happens(&Happening::Spoiled(Eds, "shared".to_owned()));
+    story.happens(&TestEvent::Deleted(Eds, "a".to_owned()));
+    story.happens(&TestEvent::Spoiled(Eds, "shared".to_owned()));
     assert_eq!(story.glances, before + 2, "trouble with endpoints too");
-    story.happens(&Happening::Cluster('a', 1));
+    story.happens(&TestEvent::Cluster('a', 1));
     assert_eq!(story.glances, before + 2, "a cluster leads elsewhere");
 }

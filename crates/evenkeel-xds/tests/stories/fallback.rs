@@ -6,12 +6,12 @@ use evenkeel_xds::bootstrap::{Bootstrap, ServerFeatures};
 use evenkeel_xds::resource::ResourceType::{Cluster, Endpoints};
 use testkit::secs;
 
-use crate::script::{World, authority, bootstrap, reply, server};
+use crate::script::{ClientScript, authority, bootstrap, reply, server};
 
 /// FB-1, FB-2, fault 9: the first server is down from the start.
 #[test]
 fn falls_back_and_returns() {
-    let mut world = World::new(bootstrap(&["one", "two"]));
+    let mut world = ClientScript::new(bootstrap(&["one", "two"]));
     let id = world.channel(&[(Cluster, "a"), (Endpoints, "e")]);
     assert_eq!(world.dialled(), ["one"]);
     world.refuses("one");
@@ -44,9 +44,9 @@ fn falls_back_and_returns() {
 /// XM-1: a fallback server counts while it is in use; that a server is not needed is no failure.
 #[test]
 fn servers_count_while_they_are_in_use() {
-    let mut world = World::new(bootstrap(&["one", "two"]));
-    let tally = |world: &World| -> Vec<(bool, bool, u64)> {
-        world.client.tally().map(|tally| (tally.in_use, tally.connected, tally.failures)).collect()
+    let mut world = ClientScript::new(bootstrap(&["one", "two"]));
+    let tally = |world: &ClientScript| -> Vec<(bool, bool, u64)> {
+        world.client.server_stats().map(|tally| (tally.in_use, tally.connected, tally.failures)).collect()
     };
     let unused = (false, false, 0);
     assert_eq!(tally(&world), [unused, unused]);
@@ -65,7 +65,7 @@ fn servers_count_while_they_are_in_use() {
 /// FB-3: the same bytes from another server are another resource: "the server that sent this" is part of what they say.
 #[test]
 fn the_sender_is_part_of_a_resource() {
-    let mut world = World::new(bootstrap(&["one", "two"]));
+    let mut world = ClientScript::new(bootstrap(&["one", "two"]));
     let id = world.channel(&[(Cluster, "a")]);
     world.refuses("one");
     world.accepts("two");
@@ -82,7 +82,7 @@ fn the_sender_is_part_of_a_resource() {
 /// FM-3: only the server that gives the resources can fail to give one.
 #[test]
 fn a_silent_server_above_does_not_declare_anything_absent() {
-    let mut world = World::new(bootstrap(&["one", "two"]));
+    let mut world = ClientScript::new(bootstrap(&["one", "two"]));
     let id = world.channel(&[(Cluster, "a")]);
     world.refuses("one");
     world.accepts("two");
@@ -102,7 +102,7 @@ fn a_silent_server_above_does_not_declare_anything_absent() {
 /// FB-1, fault 11: everything is cached, or known to be absent.
 #[test]
 fn stays_when_nothing_is_missing() {
-    let mut world = World::new(bootstrap(&["one", "two"]));
+    let mut world = ClientScript::new(bootstrap(&["one", "two"]));
     let id = world.channel(&[(Cluster, "a"), (Cluster, "b")]);
     world.accepts("one");
     world.sends("one", reply(Cluster, "1", &["a=1"]));
@@ -134,7 +134,7 @@ fn stays_when_nothing_is_missing() {
 fn what_is_missing_makes_it_fall_back() {
     let slow = ServerFeatures { resource_timer_is_transient_error: true, ..ServerFeatures::default() };
     let servers = vec![server("one", slow), server("two", slow)];
-    let mut world = World::new(Bootstrap { servers, ..bootstrap(&[]) });
+    let mut world = ClientScript::new(Bootstrap { servers, ..bootstrap(&[]) });
     let id = world.channel(&[(Cluster, "a")]);
     world.accepts("one");
     world.sends("one", reply(Cluster, "1", &["a=bad"]));
@@ -155,7 +155,7 @@ fn what_is_missing_makes_it_fall_back() {
 /// FB-2: subscribers hear of it when every server failed.
 #[test]
 fn every_server_fails() {
-    let mut world = World::new(bootstrap(&["one", "two"]));
+    let mut world = ClientScript::new(bootstrap(&["one", "two"]));
     let id = world.channel(&[(Cluster, "a")]);
     world.refuses("one");
     world.accepts("two");
@@ -175,7 +175,7 @@ fn every_server_fails() {
 /// FB-3, fault 13: three servers, one level at a time.
 #[test]
 fn returns_level_by_level() {
-    let mut world = World::new(bootstrap(&["one", "two", "three"]));
+    let mut world = ClientScript::new(bootstrap(&["one", "two", "three"]));
     world.channel(&[(Cluster, "a")]);
     world.refuses("one");
     world.refuses("two");
@@ -204,7 +204,7 @@ fn returns_level_by_level() {
 /// fault 12: the first server comes and goes; there is one switch per response, and never two streams to a server.
 #[test]
 fn a_first_server_that_flaps() {
-    let mut world = World::new(bootstrap(&["one", "two"]));
+    let mut world = ClientScript::new(bootstrap(&["one", "two"]));
     world.channel(&[(Cluster, "a"), (Cluster, "b")]);
     let mut responses = 0;
     for round in 0..300 {
@@ -234,7 +234,7 @@ fn a_first_server_that_flaps() {
 #[test]
 fn skips_a_server_that_is_known_to_fail() {
     let authorities = [("other".to_owned(), authority(&["two"]))].into();
-    let mut world = World::new(Bootstrap { authorities, ..bootstrap(&["one", "two", "three"]) });
+    let mut world = ClientScript::new(Bootstrap { authorities, ..bootstrap(&["one", "two", "three"]) });
     let other = "xdstp://other/envoy.config.cluster.v3.Cluster/x";
     world.channel(&[(Cluster, other)]);
     world.refuses("two");
@@ -246,10 +246,10 @@ fn skips_a_server_that_is_known_to_fail() {
 const EAST_A: &str = "xdstp://east/envoy.config.cluster.v3.Cluster/a";
 const WEST_A: &str = "xdstp://west/envoy.config.cluster.v3.Cluster/a";
 
-fn federated() -> World {
+fn federated() -> ClientScript {
     let authorities =
         [("east".to_owned(), authority(&["one"])), ("west".to_owned(), authority(&["three", "one"]))].into();
-    World::new(Bootstrap { authorities, ..bootstrap(&["one", "two"]) })
+    ClientScript::new(Bootstrap { authorities, ..bootstrap(&["one", "two"]) })
 }
 
 /// FED-4: one stream for the server of two authorities, and each name goes where it belongs.
@@ -327,7 +327,7 @@ fn unknown_authorities() {
 /// FB-4: a client of its own falls back on its own.
 #[test]
 fn clients_do_not_move_each_other() {
-    let mut worlds = [0, 1].map(|_| World::new(bootstrap(&["one", "two"])));
+    let mut worlds = [0, 1].map(|_| ClientScript::new(bootstrap(&["one", "two"])));
     for world in &mut worlds {
         world.channel(&[(Cluster, "a")]);
         world.accepts("one");

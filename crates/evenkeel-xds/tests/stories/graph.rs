@@ -7,9 +7,9 @@ use evenkeel_core::cluster::{Cluster, EndpointSet, Source};
 use evenkeel_core::{Code, Registry, Status};
 use evenkeel_proto::prost::Name;
 use evenkeel_xds::bootstrap::ServerConfig;
-use evenkeel_xds::client::Seen;
-use evenkeel_xds::graph::{Graph, Outcome, Resolution, XdsConfig};
-use evenkeel_xds::resource::{Parser, ResourceType};
+use evenkeel_xds::client::ResourceState;
+use evenkeel_xds::graph::{DependencyManager, DependencyOutcome, DependencyUpdate, XdsConfig};
+use evenkeel_xds::resource::{ResourceParser, ResourceType};
 use testkit::resources::{
     aggregate_cluster, any, cluster, dns_cluster, listener_with_rds, listener_with_routes, load_assignment,
     route, route_config, virtual_host,
@@ -19,18 +19,18 @@ use ResourceType::{Cluster as Cds, Endpoints as Eds, Listener as Lds, RouteConfi
 
 /// A channel to `orders` over what a control plane would have sent.
 struct Story {
-    graph: Graph,
-    parser: Parser,
+    graph: DependencyManager,
+    parser: ResourceParser,
     server: ServerConfig,
-    known: BTreeMap<(ResourceType, String), Seen>,
+    known: BTreeMap<(ResourceType, String), ResourceState>,
     held: Vec<Arc<str>>,
 }
 
 impl Story {
     fn new() -> Story {
         Story {
-            graph: Graph::new("orders", "orders"),
-            parser: Parser::new(Registry::standard()),
+            graph: DependencyManager::new("orders", "orders"),
+            parser: ResourceParser::new(Registry::standard()),
             server: ServerConfig::insecure("control:443"),
             known: BTreeMap::new(),
             held: Vec::new(),
@@ -47,12 +47,12 @@ impl Story {
 
     fn know<M: Name>(&mut self, kind: ResourceType, message: &M) {
         let parsed = self.parser.parse(kind, &any(message), &self.server).expect("it is valid");
-        let seen = Seen { value: Some(Ok(parsed.resource)), ambient: None };
+        let seen = ResourceState { value: Some(Ok(parsed.resource)), ambient: None };
         self.known.insert((kind, parsed.name), seen);
     }
 
     fn fail(&mut self, kind: ResourceType, name: &str, text: &str) {
-        let seen = Seen { value: Some(Err(Status::unavailable(text))), ambient: None };
+        let seen = ResourceState { value: Some(Err(Status::unavailable(text))), ambient: None };
         self.known.insert((kind, name.to_owned()), seen);
     }
 
@@ -61,7 +61,7 @@ impl Story {
         seen.ambient = text.map(Status::unavailable);
     }
 
-    fn resolve(&mut self) -> Resolution {
+    fn resolve(&mut self) -> DependencyUpdate {
         let known = &self.known;
         let view =
             |kind: ResourceType, name: &str| known.get(&(kind, name.to_owned())).cloned().unwrap_or_default();
@@ -70,20 +70,20 @@ impl Story {
 
     fn config(&mut self) -> Arc<XdsConfig> {
         match self.resolve().outcome {
-            Outcome::Config(config) => config,
+            DependencyOutcome::Config(config) => config,
             other => panic!("no config: {other:?}"),
         }
     }
 
     fn failure(&mut self) -> Status {
         match self.resolve().outcome {
-            Outcome::Failed(status) => status,
+            DependencyOutcome::Failed(status) => status,
             other => panic!("no failure: {other:?}"),
         }
     }
 
     fn is_waiting(&mut self) -> bool {
-        matches!(self.resolve().outcome, Outcome::Waiting)
+        matches!(self.resolve().outcome, DependencyOutcome::Waiting)
     }
 
     /// What is wanted, as in `cluster a`.

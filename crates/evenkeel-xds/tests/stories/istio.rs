@@ -14,19 +14,20 @@ use std::time::Duration;
 use evenkeel_core::{Call, Code, Core, Endpoints, Headers, Registry, Rng};
 use evenkeel_proto::prost_types::Any;
 use evenkeel_xds::bootstrap::{Bootstrap, CertificateProvider};
-use evenkeel_xds::client::{SubscriberId, Variant};
-use evenkeel_xds::follow::{Follower, Step};
+use evenkeel_xds::client::{SubscriberId, XdsVariant};
+use evenkeel_xds::follow::{XdsResolver, XdsResolverUpdate};
 use evenkeel_xds::resource::{
-    CertificateSource, Cluster, ClusterKind, Parser, Resource, ResourceType, Roots, SanKind,
+    CertificateSource, Cluster, ClusterKind, Resource, ResourceParser, ResourceType, RootCertificates,
+    SanKind,
 };
-use evenkeel_xds::routing::{ActiveFaults, Filter, Selected, Selector};
+use evenkeel_xds::routing::{ActiveFaults, ConfigSelector, SelectedRoute, XdsHttpFilter};
 use serde_json::json;
 use testkit::{Picked, World as Backends};
 
 use self::generator::{
     EndpointSpec, FaultSpec, PathMatch, PolicySpec, RetrySpec, RouteSpec, ServiceSpec, TextMatch,
 };
-use crate::script::{World as Plane, bootstrap, reply};
+use crate::script::{ClientScript as Plane, bootstrap, reply};
 
 /// The order in which istiod pushes.
 const PUSH_ORDER: [ResourceType; 4] =
@@ -38,9 +39,9 @@ const METHOD: &str = "/shop.Orders/Get";
 struct MeshChannel {
     plane: Plane,
     id: SubscriberId,
-    follower: Follower,
+    resolver: XdsResolver,
     backends: Backends,
-    route: Option<Result<Arc<Selector>, String>>,
+    route: Option<Result<Arc<ConfigSelector>, String>>,
     service: ServiceSpec,
     /// Resources that the control plane sent last, by type.
     sent: BTreeMap<ResourceType, Vec<(String, Any)>>,
@@ -50,8 +51,8 @@ struct MeshChannel {
 
 impl MeshChannel {
     /// Opens a channel from `eu/eu-1/a` and pushes until the client asks for nothing more.
-    fn open(variant: Variant, service: ServiceSpec) -> MeshChannel {
-        let mut parser = Parser::new(Registry::standard());
+    fn open(variant: XdsVariant, service: ServiceSpec) -> MeshChannel {
+        let mut parser = ResourceParser::new(Registry::standard());
         parser.certificate_providers = BTreeSet::from(["default".to_owned()]);
         let mut plane = Plane::with(bootstrap(&["istiod"]), parser, variant);
         let id = plane.channel(&[]);
@@ -61,7 +62,7 @@ impl MeshChannel {
         let mut channel = MeshChannel {
             plane,
             id,
-            follower: Follower::new(target.clone(), target, "me", 7, Arc::new(|| ())),
+            resolver: XdsResolver::new(target.clone(), target, "me", 7, Arc::new(|| ())),
             backends: Backends::with(core, Registry::standard(), &nothing, Endpoints::none()).all_up(),
             route: None,
             service,
@@ -114,8 +115,8 @@ impl MeshChannel {
     fn follow(&mut self) {
         loop {
             let dynamic: Vec<_> = self.backends.core().wanted_clusters().cloned().collect();
-            let followed = self.follower.follow(&dynamic, &self.plane.client);
-            if let Some(Step { update, route }) = followed.step {
+            let followed = self.resolver.resolve(&dynamic, &self.plane.client);
+            if let Some(XdsResolverUpdate { update, route }) = followed.update {
                 self.backends.take(update);
                 self.route = Some(route.map_err(|status| status.to_string()));
             }
@@ -128,7 +129,7 @@ impl MeshChannel {
         }
     }
 
-    fn select(&mut self, path: &str, headers: &[(&str, &str)]) -> Selected {
+    fn select(&mut self, path: &str, headers: &[(&str, &str)]) -> SelectedRoute {
         let headers = SentHeaders(headers);
         let call = Call::new(path, self.backends.entropy()).with_headers(&headers);
         let selector = self.route.as_ref().expect("a complete config").as_ref().expect("a route config");
@@ -159,7 +160,7 @@ impl MeshChannel {
     }
 
     fn cluster(&self, subset: &str) -> Arc<Cluster> {
-        match self.plane.client.look(ResourceType::Cluster, &self.service.key(subset)).value {
+        match self.plane.client.resource_state(ResourceType::Cluster, &self.service.key(subset)).value {
             Some(Ok(Resource::Cluster(cluster))) => cluster,
             other => panic!("expected a cluster, found {other:?}"),
         }
@@ -181,7 +182,7 @@ fn check(service: &ServiceSpec, story: impl Fn(&mut MeshChannel)) {
 
 /// Runs a story in both variants of the protocol, with a warning about each of these fields and no other.
 fn check_warned(service: &ServiceSpec, ignored: &[&str], story: impl Fn(&mut MeshChannel)) {
-    for variant in [Variant::StateOfTheWorld, Variant::Delta] {
+    for variant in [XdsVariant::StateOfTheWorld, XdsVariant::Delta] {
         let mut channel = MeshChannel::open(variant, service.clone());
         story(&mut channel);
         let warnings: Vec<_> = channel.warnings.into_iter().collect();
@@ -434,7 +435,7 @@ fn faults_are_injected_by_route() {
                 let selected = channel.select(path, &[]);
                 let call = Call::new(path, channel.backends.entropy());
                 let [instance] = selected.filters() else { panic!("one filter") };
-                let Filter::Fault(fault) = &instance.filter else { panic!("the fault filter") };
+                let XdsHttpFilter::Fault(fault) = &instance.filter else { panic!("the fault filter") };
                 let injected = fault.decide(&call, &active);
                 let delay = injected.as_ref().and_then(|injected| injected.delay);
                 let abort = injected.and_then(|injected| injected.abort).map(|status| status.code());
@@ -465,7 +466,7 @@ fn istio_mutual_names_providers_and_identities() {
             instance: "default".to_owned(),
             certificate: certificate.to_owned(),
         };
-        assert_eq!(security.roots, Roots::Provider(source("ROOTCA")));
+        assert_eq!(security.roots, RootCertificates::Provider(source("ROOTCA")));
         assert_eq!(security.identity, Some(source("default")));
         let [matcher] = &security.san_matchers[..] else { panic!("one identity") };
         assert!(matcher.matches(SanKind::Uri, identity));

@@ -22,7 +22,7 @@ use evenkeel_proto::prost_types::value::Kind;
 use evenkeel_proto::prost_types::{Any, Duration, ListValue, Struct, Value as ProtoValue};
 use evenkeel_proto::udpa::r#type::v1::TypedStruct as UdpaTypedStruct;
 use evenkeel_proto::xds::r#type::v3::TypedStruct;
-use evenkeel_xds::lb::{Converted, Converters, EdsWeights, NotConverted};
+use evenkeel_xds::lb::{ConversionError, ConvertedPolicy, EdsWeights, LbPolicyConverters};
 use serde_json::{Value, json};
 use testkit::resources::any;
 
@@ -63,7 +63,7 @@ fn parsed(config: &Value, registry: &Registry) -> Result<String, ConfigError> {
 }
 
 fn convert(policies: &LoadBalancingPolicy) -> Result<(Value, Vec<String>), String> {
-    Converters::standard().convert(policies, &registry()).map_err(|problems| problems.to_string())
+    LbPolicyConverters::standard().convert(policies, &registry()).map_err(|problems| problems.to_string())
 }
 
 fn check(entries: impl IntoIterator<Item = Any>, expected: &Value) {
@@ -163,8 +163,9 @@ fn nothing_supported() {
 fn what_is_not_registered_is_not_supported() {
     let entries = [wrr_locality([any(&ClientSideWeightedRoundRobin::default()), round_robin()])];
     let mut registry = registry();
-    let config =
-        |registry: &Registry| Converters::standard().convert(&list(entries.clone()), registry).unwrap().0;
+    let config = |registry: &Registry| {
+        LbPolicyConverters::standard().convert(&list(entries.clone()), registry).unwrap().0
+    };
     let tree = |child: &str| json!([{"xds_wrr_locality_experimental": {"childPolicy": [{child: {}}]}}]);
     assert_eq!(config(&registry), tree("weighted_round_robin"));
     registry.remove("weighted_round_robin");
@@ -176,7 +177,8 @@ fn what_is_not_registered_is_not_supported() {
         ("random_subsetting_experimental", any(&RandomSubsetting::default())),
     ] {
         registry.remove(policy);
-        let (config, _) = Converters::standard().convert(&list([wrong, round_robin()]), &registry).unwrap();
+        let (config, _) =
+            LbPolicyConverters::standard().convert(&list([wrong, round_robin()]), &registry).unwrap();
         assert_eq!(config, json!([{"round_robin": {}}]), "{policy}");
     }
 }
@@ -249,7 +251,7 @@ fn type_urls_are_known_by_their_end() {
 /// REG-9, REG-5: users add policies and converters, and take away what is there.
 #[test]
 fn users_add_converters() {
-    let mut converters = Converters::standard();
+    let mut converters = LbPolicyConverters::standard();
     let mut registry = Registry::standard();
     registry.register::<CorePolicy>("myorg.Nearest");
     converters.register("type.googleapis.com/myorg.NearestConfig", |bytes, conversion| {
@@ -257,7 +259,7 @@ fn users_add_converters() {
         let message: WrrLocality = conversion.decode(bytes)?;
         let child = conversion.child("endpoint_picking_policy", message.endpoint_picking_policy.as_ref())?;
         conversion.warn("zone", "is a guess");
-        Ok(Converted { policy: "myorg.Nearest".to_owned(), settings: json!({"childPolicy": child}) })
+        Ok(ConvertedPolicy { policy: "myorg.Nearest".to_owned(), settings: json!({"childPolicy": child}) })
     });
     let mut entry = wrr_locality([round_robin()]);
     entry.type_url = "type.googleapis.com/myorg.NearestConfig".to_owned();
@@ -275,27 +277,27 @@ fn users_add_converters() {
         converters.convert(&both, &registry).unwrap().0,
         json!([{"pick_first": {"shuffleAddressList": false}}])
     );
-    assert!(Converters::empty().convert(&both, &registry).is_err());
-    assert_eq!(Converters::empty().messages().count(), 0);
+    assert!(LbPolicyConverters::empty().convert(&both, &registry).is_err());
+    assert_eq!(LbPolicyConverters::empty().messages().count(), 0);
 }
 
 /// REG-2, VAL-X1: a converter may tell of several problems; one that was told counts, whatever the converter answers.
 #[test]
 fn a_converter_tells_all_problems() {
-    let mut converters = Converters::empty();
+    let mut converters = LbPolicyConverters::empty();
     converters.register("myorg.Two", |_, conversion| {
-        let _ = conversion.wrong("a", "is bad");
-        Err(conversion.wrong("b", "is worse"))
+        let _ = conversion.invalid("a", "is bad");
+        Err(conversion.invalid("b", "is worse"))
     });
     converters.register("myorg.Sloppy", |_, conversion| {
-        let _ = conversion.wrong("a", "is bad");
-        Ok(Converted { policy: "round_robin".to_owned(), settings: json!({}) })
+        let _ = conversion.invalid("a", "is bad");
+        Ok(ConvertedPolicy { policy: "round_robin".to_owned(), settings: json!({}) })
     });
-    converters.register("myorg.Absent", |_, _| Err(NotConverted::Unsupported("myorg.Late".to_owned())));
+    converters.register("myorg.Absent", |_, _| Err(ConversionError::Unsupported("myorg.Late".to_owned())));
     converters.register("myorg.Careless", |_, _| {
-        Ok(Converted { policy: "myorg.Missing".to_owned(), settings: json!({}) })
+        Ok(ConvertedPolicy { policy: "myorg.Missing".to_owned(), settings: json!({}) })
     });
-    converters.register("myorg.Silent", |_, _| Err(NotConverted::Wrong));
+    converters.register("myorg.Silent", |_, _| Err(ConversionError::Invalid));
     let told = |name: &str| converters.convert(&list([unknown(name)]), &registry()).unwrap_err().to_string();
     let at = "policies[0].typed_extension_config.typed_config";
     assert_eq!(told("myorg.Silent"), format!("{at}: its converter refuses it and does not say why"));
@@ -382,7 +384,7 @@ fn pick_first() {
 #[test]
 fn round_robin_message() {
     let policy = |eds_weights| {
-        let converters = Converters::standard().with_eds_weights(eds_weights);
+        let converters = LbPolicyConverters::standard().with_eds_weights(eds_weights);
         converters.convert(&list([round_robin()]), &registry()).unwrap().0
     };
     assert_eq!(policy(EdsWeights::Unused), json!([{"round_robin": {}}]));

@@ -21,8 +21,8 @@ use evenkeel_proto::envoy::extensions::filters::network::http_connection_manager
 };
 use evenkeel_proto::envoy::r#type::v3::FractionalPercent;
 use evenkeel_proto::prost_types::Any;
-use evenkeel_xds::resource::{self, Parsed, Resource, ResourceType, RouteSource};
-use evenkeel_xds::routing::Filter;
+use evenkeel_xds::resource::{self, ParsedResource, Resource, ResourceType, RouteSource};
+use evenkeel_xds::routing::XdsHttpFilter;
 use testkit::resources::{
     ads, any, filter, listener, listener_with_rds, listener_with_routes, manager, route_config,
 };
@@ -32,7 +32,7 @@ use crate::route::{parse_with, seconds, told, typed_structs, unknown_filter};
 /// The listener and the warnings of a resource that is fine.
 pub(crate) fn accepted(message: &Listener) -> (Arc<resource::Listener>, Vec<String>) {
     match parse_with(ResourceType::Listener, message, false, |_| ()).expect("a good resource") {
-        Parsed { resource: Resource::Listener(listener), warnings, .. } => (listener, warnings),
+        ParsedResource { resource: Resource::Listener(listener), warnings, .. } => (listener, warnings),
         other => panic!("not a listener: {other:?}"),
     }
 }
@@ -153,10 +153,10 @@ fn check(filters: Vec<HttpFilter>, expected: Result<&[&str], &[&str]>) {
     let shown = format!("{filters:?}");
     let message = listener("l", &changed(|manager| manager.http_filters = filters));
     let found = match parse_with(ResourceType::Listener, &message, false, |_| ()) {
-        Ok(Parsed { resource: Resource::Listener(listener), .. }) => {
+        Ok(ParsedResource { resource: Resource::Listener(listener), .. }) => {
             let show = |filter: &evenkeel_xds::routing::FilterInstance| match &filter.filter {
-                Filter::Router => format!("{} router", filter.name),
-                Filter::Fault(_) => format!("{} fault", filter.name),
+                XdsHttpFilter::Router => format!("{} router", filter.name),
+                XdsHttpFilter::Fault(_) => format!("{} fault", filter.name),
                 other => panic!("{other:?}"),
             };
             Ok(listener.filters.iter().map(show).collect::<Vec<_>>())

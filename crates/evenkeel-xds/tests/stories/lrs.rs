@@ -12,7 +12,7 @@ use evenkeel_proto::envoy::config::endpoint::v3::{ClusterStats, UpstreamLocality
 use evenkeel_proto::envoy::service::load_stats::v3::{LoadStatsRequest, LoadStatsResponse};
 use evenkeel_proto::prost::Message as _;
 use evenkeel_proto::prost_types;
-use evenkeel_xds::lrs::{Effect, Reporter, StreamId};
+use evenkeel_xds::lrs::{LrsClient, LrsEffect, LrsStreamId};
 use proptest::prelude::*;
 use testkit::secs;
 
@@ -21,24 +21,24 @@ const NODE: &str = "send node \"me\" [\"ours\", \"envoy.lrs.supports_send_all_cl
 const FITS: &str = "a string takes all";
 
 /// A reporter, its clock, and the last stream that it opened.
-struct Lrs {
+struct LrsScript {
     store: Arc<LoadStore>,
-    reporter: Reporter,
+    reporter: LrsClient,
     now: Instant,
-    stream: Option<StreamId>,
+    stream: Option<LrsStreamId>,
 }
 
-impl Lrs {
-    fn new() -> Lrs {
+impl LrsScript {
+    fn new() -> LrsScript {
         let store = Arc::new(LoadStore::default());
         let node = Node { id: "me".to_owned(), client_features: vec!["ours".to_owned()], ..Node::default() };
-        let reporter = Reporter::new(node, store.clone(), Rng::fixed(1));
-        Lrs { store, reporter, now: Instant::ORIGIN, stream: None }
+        let reporter = LrsClient::new(node, store.clone(), Rng::fixed(1));
+        LrsScript { store, reporter, now: Instant::ORIGIN, stream: None }
     }
 
     /// With cluster "c" counting, and its stream open and asked for this.
-    fn reporting(response: &LoadStatsResponse) -> (Lrs, Arc<ClusterLoad>) {
-        let mut lrs = Lrs::new();
+    fn reporting(response: &LoadStatsResponse) -> (LrsScript, Arc<ClusterLoad>) {
+        let mut lrs = LrsScript::new();
         let load = lrs.cluster("c");
         assert_eq!(lrs.poll(), ["open lrs"]);
         assert_eq!(lrs.opened(), [NODE]);
@@ -56,19 +56,19 @@ impl Lrs {
         let mut words = Vec::new();
         for effect in effects {
             words.push(match effect {
-                Effect::Open { stream, server } => {
+                LrsEffect::Open { stream, server } => {
                     self.stream = Some(stream);
                     format!("open {server}")
                 }
-                Effect::Send { stream, request } => {
+                LrsEffect::Send { stream, request } => {
                     assert_eq!(Some(stream), self.stream);
                     format!("send {}", told(&request))
                 }
-                Effect::Close { stream } => {
+                LrsEffect::Close { stream } => {
                     assert_eq!(Some(stream), self.stream);
                     "close".to_owned()
                 }
-                Effect::Warn(text) => format!("warn {text}"),
+                LrsEffect::Warn(text) => format!("warn {text}"),
                 other => panic!("{other:?}"),
             });
         }
@@ -76,7 +76,7 @@ impl Lrs {
         words
     }
 
-    fn stream(&self) -> StreamId {
+    fn stream(&self) -> LrsStreamId {
         self.stream.expect("a stream was opened")
     }
 
@@ -203,7 +203,7 @@ fn at(seconds: u64, words: &str) -> (Duration, String) {
 /// LRS-1, LRS-2: a stream is opened once a cluster reports to the server; it says who we are and waits.
 #[test]
 fn says_who_we_are_and_waits() {
-    let mut lrs = Lrs::new();
+    let mut lrs = LrsScript::new();
     assert_eq!(lrs.poll(), [""; 0]);
     assert_eq!(lrs.reporter.next_deadline(), None);
     let load = lrs.cluster("c");
@@ -223,12 +223,12 @@ fn a_feature_that_is_there_is_not_added() {
     let features = vec!["envoy.lrs.supports_send_all_clusters".to_owned()];
     let node = Node { client_features: features.clone(), ..Node::default() };
     let store = Arc::new(LoadStore::default());
-    let mut reporter = Reporter::new(node, store.clone(), Rng::fixed(1));
+    let mut reporter = LrsClient::new(node, store.clone(), Rng::fixed(1));
     let _load = store.cluster("lrs", "c", None, Instant::ORIGIN);
-    let [Effect::Open { stream, .. }] = reporter.poll(Instant::ORIGIN)[..] else { panic!() };
+    let [LrsEffect::Open { stream, .. }] = reporter.poll(Instant::ORIGIN)[..] else { panic!() };
     reporter.handle_opened(stream);
     let effects = reporter.poll(Instant::ORIGIN);
-    let [Effect::Send { request, .. }] = &effects[..] else { panic!("{effects:?}") };
+    let [LrsEffect::Send { request, .. }] = &effects[..] else { panic!("{effects:?}") };
     assert_eq!(request.node.as_ref().unwrap().client_features, features);
 }
 
@@ -247,7 +247,7 @@ fn intervals_are_held_to_a_second() {
         (interval(i64::MAX, 0), 1_000, true),
         (interval(1, i32::MAX), 1_000, true),
     ] {
-        let mut lrs = Lrs::new();
+        let mut lrs = LrsScript::new();
         let _load = lrs.cluster("c");
         lrs.poll();
         lrs.opened();
@@ -260,14 +260,14 @@ fn intervals_are_held_to_a_second() {
         assert_eq!(lrs.advance(Duration::from_millis(expected)).len(), 1);
     }
     // The longest that protobuf knows is far away, and no more than that.
-    let (lrs, _load) = Lrs::reporting(&all(315_576_000_000));
+    let (lrs, _load) = LrsScript::reporting(&all(315_576_000_000));
     assert!(lrs.reporter.next_deadline() > Some(Instant::ORIGIN + secs(1 << 33)));
 }
 
 /// LRS-3: reports are for the clusters that were asked for, and another answer counts at once.
 #[test]
 fn only_clusters_that_are_asked_for_are_reported() {
-    let (mut lrs, c) = Lrs::reporting(&only(&["c", "absent"], 10));
+    let (mut lrs, c) = LrsScript::reporting(&only(&["c", "absent"], 10));
     let d = lrs.cluster("d");
     ok(&c);
     ok(&d);
@@ -291,7 +291,7 @@ fn only_clusters_that_are_asked_for_are_reported() {
 /// LRS-3: the same answer again, however often, neither delays nor hurries reports.
 #[test]
 fn answers_without_news_change_nothing() {
-    let (mut lrs, _load) = Lrs::reporting(&all(10));
+    let (mut lrs, _load) = LrsScript::reporting(&all(10));
     for second in 1..10 {
         assert_eq!(lrs.advance(secs(1)), [], "{second}");
         assert_eq!(lrs.response(&all(10)), [""; 0]);
@@ -302,7 +302,7 @@ fn answers_without_news_change_nothing() {
 /// LRS-4, LRS-5, LRS-6, LRS-10, LRS-12: everything that a report can say.
 #[test]
 fn a_report_in_full() {
-    let (mut lrs, c) = Lrs::reporting(&all(10));
+    let (mut lrs, c) = LrsScript::reporting(&all(10));
     let eds = lrs.store.cluster("lrs", "c", Some("eds"), lrs.now);
     let some = BackendMetrics {
         cpu_utilization: true,
@@ -348,7 +348,7 @@ fn a_report_in_full() {
 #[test]
 fn a_stream_that_fails_is_opened_again() {
     for status in [Status::unavailable("gone"), Status::new(Code::Unimplemented, "no such service")] {
-        let mut lrs = Lrs::new();
+        let mut lrs = LrsScript::new();
         let load = lrs.cluster("c");
         assert_eq!(lrs.poll(), ["open lrs"]);
         let mut nominal = 1.0;
@@ -383,7 +383,7 @@ fn a_stream_that_fails_is_opened_again() {
 /// LRS-7: the warning names the server and what it said, cut and escaped.
 #[test]
 fn the_first_failure_is_said() {
-    let mut lrs = Lrs::new();
+    let mut lrs = LrsScript::new();
     let _load = lrs.cluster("c");
     lrs.poll();
     let words = lrs.closed(&Status::unavailable(format!("\u{1b}[31m{}", "x".repeat(10_000))));
@@ -396,7 +396,7 @@ fn the_first_failure_is_said() {
 /// LRS-7: a server that answers and hangs up is not called in a loop.
 #[test]
 fn a_server_that_answers_and_hangs_up_is_called_once_a_second() {
-    let mut lrs = Lrs::new();
+    let mut lrs = LrsScript::new();
     let _load = lrs.cluster("c");
     let mut opened = lrs.poll().len();
     while lrs.now < Instant::ORIGIN + secs(100) {
@@ -412,7 +412,7 @@ fn a_server_that_answers_and_hangs_up_is_called_once_a_second() {
 /// LRS-8: the last report is sent at once, and the stream closed after it.
 #[test]
 fn the_last_report_and_the_end() {
-    let (mut lrs, load) = Lrs::reporting(&all(10));
+    let (mut lrs, load) = LrsScript::reporting(&all(10));
     let other = lrs.cluster("d");
     lrs.now += secs(3);
     ok(&load);
@@ -439,9 +439,9 @@ fn the_last_report_and_the_end() {
 /// LRS-8: a stream that is not up yet is given a second for the last report; one that is down is not waited for.
 #[test]
 fn the_last_report_is_tried_not_forced() {
-    let counted = |lrs: &mut Lrs| ok(&lrs.cluster("c"));
+    let counted = |lrs: &mut LrsScript| ok(&lrs.cluster("c"));
     // Nobody counts any more before the stream was even opened.
-    let mut lrs = Lrs::new();
+    let mut lrs = LrsScript::new();
     counted(&mut lrs);
     assert_eq!(lrs.poll(), ["open lrs"]);
     assert_eq!(lrs.opened(), [NODE]);
@@ -449,20 +449,20 @@ fn the_last_report_is_tried_not_forced() {
     let last = "send c/ 900ms .z.: 1 issued 1 ok 0 failed 0 open";
     assert_eq!(lrs.response(&all(10)), [last, "close"]);
     // Nothing is heard in time.
-    let mut lrs = Lrs::new();
+    let mut lrs = LrsScript::new();
     counted(&mut lrs);
     lrs.poll();
     lrs.opened();
     assert_eq!(lrs.advance(secs(1)), [at(1, "close")]);
     assert_eq!((lrs.reporter.next_deadline(), lrs.store.servers()), (None, vec![]));
     // The server is down.
-    let mut lrs = Lrs::new();
+    let mut lrs = LrsScript::new();
     counted(&mut lrs);
     lrs.poll();
     assert_eq!(lrs.closed(&Status::unavailable("gone")).len(), 1);
     assert_eq!((lrs.reporter.next_deadline(), lrs.store.servers()), (None, vec![]));
     // Somebody counts again in time.
-    let mut lrs = Lrs::new();
+    let mut lrs = LrsScript::new();
     counted(&mut lrs);
     lrs.poll();
     let load = lrs.cluster("c");
@@ -474,13 +474,13 @@ fn the_last_report_is_tried_not_forced() {
 #[test]
 fn every_server_has_its_stream() {
     let store = Arc::new(LoadStore::default());
-    let mut reporter = Reporter::new(Node::default(), store.clone(), Rng::fixed(1));
+    let mut reporter = LrsClient::new(Node::default(), store.clone(), Rng::fixed(1));
     let _loads = ["one", "two"].map(|server| store.cluster(server, "c", None, Instant::ORIGIN));
     let opened: Vec<_> = reporter
         .poll(Instant::ORIGIN)
         .into_iter()
         .map(|effect| match effect {
-            Effect::Open { stream, server } => (stream, server.to_string()),
+            LrsEffect::Open { stream, server } => (stream, server.to_string()),
             other => panic!("{other:?}"),
         })
         .collect();
@@ -492,13 +492,13 @@ fn every_server_has_its_stream() {
     reporter.handle_message(opened[1].0, &all(3).encode_to_vec(), Instant::ORIGIN);
     assert_eq!(reporter.poll(Instant::ORIGIN).len(), 2);
     let sent = reporter.poll(Instant::ORIGIN + secs(3));
-    assert!(matches!(&sent[..], [Effect::Send { stream, .. }] if *stream == opened[1].0), "{sent:?}");
+    assert!(matches!(&sent[..], [LrsEffect::Send { stream, .. }] if *stream == opened[1].0), "{sent:?}");
 }
 
 /// LRS-3: messages that make no sense change nothing and are said; nor does one before its time count.
 #[test]
 fn messages_that_make_no_sense() {
-    let (mut lrs, _load) = Lrs::reporting(&all(10));
+    let (mut lrs, _load) = LrsScript::reporting(&all(10));
     let words = lrs.message(&[0xff; 3]);
     assert!(
         words[0].starts_with("warn load reports to \"lrs\": a response cannot be decoded and is ignored: ")
@@ -508,7 +508,7 @@ fn messages_that_make_no_sense() {
     let words = "warn load reports to \"lrs\": load per endpoint is asked for and not reported: \
         localities are the smallest unit";
     assert_eq!(lrs.response(&response), [words]);
-    let mut lrs = Lrs::new();
+    let mut lrs = LrsScript::new();
     let _load = lrs.cluster("c");
     lrs.poll();
     assert_eq!(lrs.response(&all(1)), [""; 0]);
@@ -518,7 +518,7 @@ fn messages_that_make_no_sense() {
 /// fault 76: names of metrics beyond what is kept are said to be missing.
 #[test]
 fn metrics_that_are_left_out_are_said() {
-    let (mut lrs, load) = Lrs::reporting(&all(10));
+    let (mut lrs, load) = LrsScript::reporting(&all(10));
     let every = BackendMetrics { all_named: true, ..BackendMetrics::default() };
     for i in 0..10_000 {
         let named_metrics = vec![(format!("key{i}"), 1.0)];
@@ -537,7 +537,7 @@ proptest! {
     /// No bytes from a server make the reporter panic, and it goes on reporting.
     #[test]
     fn any_response_is_survived(messages in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 1..10)) {
-        let (mut lrs, _load) = Lrs::reporting(&all(10));
+        let (mut lrs, _load) = LrsScript::reporting(&all(10));
         for message in messages {
             lrs.message(&message);
             let due = lrs.reporter.next_deadline().unwrap();

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use evenkeel_core::{Instant, Rng};
-use evenkeel_xds::client::{Client, Variant};
+use evenkeel_xds::client::{AdsClient, XdsVariant};
 use evenkeel_xds::resource::ResourceType::Cluster;
 use testkit::secs;
 
-use crate::script::{Marks, World, bootstrap, reply};
+use crate::script::{ClientScript, MarkParser, bootstrap, reply};
 
 const CLIENTS: usize = 1_000;
 
@@ -27,8 +27,9 @@ struct ReconnectSchedule {
 /// Returns the attempts of a client with this seed whose server is down for `outage`.
 fn reconnects(seed: u64, outage: Duration) -> ReconnectSchedule {
     let bootstrap = bootstrap(&["one"]);
-    let mut world = World::new(bootstrap.clone());
-    world.client = Client::new(Arc::new(bootstrap), Marks, Variant::StateOfTheWorld, Rng::fixed(seed));
+    let mut world = ClientScript::new(bootstrap.clone());
+    world.client =
+        AdsClient::new(Arc::new(bootstrap), MarkParser, XdsVariant::StateOfTheWorld, Rng::fixed(seed));
     world.channel(&[(Cluster, "a")]);
     world.accepts("one");
     world.sends("one", reply(Cluster, "1", &["a=1"]));

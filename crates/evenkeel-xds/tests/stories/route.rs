@@ -28,10 +28,12 @@ use evenkeel_proto::envoy::r#type::v3::{FractionalPercent, Int64Range};
 use evenkeel_proto::prost::{Message as _, Name};
 use evenkeel_proto::prost_types::{Any, Duration as ProtoDuration};
 use evenkeel_proto::{udpa, xds};
-use evenkeel_xds::Problems;
+use evenkeel_xds::ValidationErrors;
 use evenkeel_xds::bootstrap::{ServerConfig, ServerFeatures};
-use evenkeel_xds::resource::{Parsed, Parser, Rejected, Resource, ResourceType, RouteConfig, VirtualHost};
-use evenkeel_xds::routing::{Action as Kept, Override, RetryPolicy as Retry};
+use evenkeel_xds::resource::{
+    ParsedResource, RejectedResource, Resource, ResourceParser, ResourceType, RouteConfig, VirtualHost,
+};
+use evenkeel_xds::routing::{FilterOverride, RouteAction as Kept, XdsRetryPolicy as Retry};
 use proptest::prelude::*;
 use testkit::resources::{any, route, route_config, virtual_host};
 
@@ -40,8 +42,8 @@ pub(crate) fn parse_with<M: Name>(
     kind: ResourceType,
     message: &M,
     trusted: bool,
-    change: impl FnOnce(&mut Parser),
-) -> Result<Parsed, Rejected> {
+    change: impl FnOnce(&mut ResourceParser),
+) -> Result<ParsedResource, RejectedResource> {
     parse_any(kind, &any(message), trusted, change)
 }
 
@@ -49,31 +51,31 @@ pub(crate) fn parse_any(
     kind: ResourceType,
     any: &Any,
     trusted: bool,
-    change: impl FnOnce(&mut Parser),
-) -> Result<Parsed, Rejected> {
+    change: impl FnOnce(&mut ResourceParser),
+) -> Result<ParsedResource, RejectedResource> {
     let features = ServerFeatures { trusted_xds_server: trusted, ..ServerFeatures::default() };
     let server = ServerConfig { features, ..ServerConfig::insecure("xds.test:443") };
-    let mut parser = Parser::new(Registry::standard());
+    let mut parser = ResourceParser::new(Registry::standard());
     change(&mut parser);
     parser.parse(kind, any, &server)
 }
 
-fn parse(config: &RouteConfiguration) -> Result<Parsed, Rejected> {
+fn parse(config: &RouteConfiguration) -> Result<ParsedResource, RejectedResource> {
     parse_with(ResourceType::RouteConfig, config, false, |_| ())
 }
 
 /// The config and the warnings of a resource that is fine.
 pub(crate) fn accepted(config: &RouteConfiguration) -> (Arc<RouteConfig>, Vec<String>) {
     match parse(config).expect("a good resource") {
-        Parsed { resource: Resource::RouteConfig(config), warnings, .. } => (config, warnings),
+        ParsedResource { resource: Resource::RouteConfig(config), warnings, .. } => (config, warnings),
         other => panic!("not a route configuration: {other:?}"),
     }
 }
 
 /// What is wrong with a resource, line by line; nothing if it is fine.
-pub(crate) fn told(result: Result<Parsed, Rejected>) -> Vec<String> {
+pub(crate) fn told(result: Result<ParsedResource, RejectedResource>) -> Vec<String> {
     let problems = result.err().map(|rejected| rejected.problems);
-    problems.iter().flat_map(Problems::iter).map(ToString::to_string).collect()
+    problems.iter().flat_map(ValidationErrors::iter).map(ToString::to_string).collect()
 }
 
 fn problems(config: &RouteConfiguration) -> Vec<String> {
@@ -559,10 +561,10 @@ fn overrides_of_filters() {
         config_.virtual_hosts[0].routes[0].typed_per_filter_config.insert("f".to_owned(), config.clone());
         let found = match parse(&config_) {
             Err(rejected) => Err(rejected.problems.to_string()),
-            Ok(Parsed { resource: Resource::RouteConfig(parsed), .. }) => {
+            Ok(ParsedResource { resource: Resource::RouteConfig(parsed), .. }) => {
                 Ok(match parsed.virtual_hosts[0].routes[0].overrides.get("f") {
-                    Some(Override::Use(_)) => "use",
-                    Some(Override::Off) => "off",
+                    Some(FilterOverride::Use(_)) => "use",
+                    Some(FilterOverride::Off) => "off",
                     None => "none",
                     other => panic!("{other:?}"),
                 })
@@ -761,7 +763,7 @@ fn hash_policies_are_described() {
             panic!("not forwarded")
         };
         assert_eq!(forward.hash.iter().map(ToString::to_string).collect::<Vec<_>>(), [expected]);
-        assert_eq!(forward.hash_of(&Call::new("/s/m", 1), 7), hash, "{expected}");
+        assert_eq!(forward.hash(&Call::new("/s/m", 1), 7), hash, "{expected}");
     }
 }
 

@@ -28,7 +28,7 @@ use evenkeel_proto::envoy::extensions::filters::network::http_connection_manager
 use evenkeel_proto::envoy::r#type::matcher::v3::RegexMatchAndSubstitute;
 use evenkeel_proto::prost_types::Any;
 use evenkeel_xds::resource::{Listener, Resource, ResourceType, RouteSource};
-use evenkeel_xds::routing::{ActiveClusters, Explained, Filter, Outcome, Selected, Selector};
+use evenkeel_xds::routing::{ActiveClusters, ExplainedRoute, XdsHttpFilter, RouteOutcome, SelectedRoute, ConfigSelector};
 use testkit::resources::{any, filter, listener, manager, route};
 
 use crate::listener::accepted;
@@ -60,7 +60,7 @@ fn selector_with(
     filters: Vec<HttpFilter>,
     default: Option<i64>,
     clusters: &ActiveClusters,
-) -> Selector {
+) -> ConfigSelector {
     let mut manager = manager(RouteSpecifier::RouteConfig(config));
     manager.http_filters.splice(0..0, filters);
     manager.common_http_protocol_options = default.map(|default| HttpProtocolOptions {
@@ -71,24 +71,29 @@ fn selector_with(
     selector_of(&listener, clusters)
 }
 
-fn selector_of(listener: &Listener, clusters: &ActiveClusters) -> Selector {
+fn selector_of(listener: &Listener, clusters: &ActiveClusters) -> ConfigSelector {
     let RouteSource::Inline(config) = &listener.routes else { panic!("not inline") };
     let host = config.virtual_host("any").expect("a host for every domain");
-    Selector::new(host.clone(), listener, clusters, CHANNEL_ID)
+    ConfigSelector::new(host.clone(), listener, clusters, CHANNEL_ID)
 }
 
-fn selector(list: impl IntoIterator<Item = Route>) -> Selector {
+fn selector(list: impl IntoIterator<Item = Route>) -> ConfigSelector {
     selector_with(routes(list), vec![], None, &quiet())
 }
 
 /// Where a call goes, or its status.
-fn way(selector: &Selector, path: &str, headers: &[(&str, &str)], entropy: u64) -> Result<String, Status> {
+fn way(
+    selector: &ConfigSelector,
+    path: &str,
+    headers: &[(&str, &str)],
+    entropy: u64,
+) -> Result<String, Status> {
     let headers = Sent(headers);
     let call = Call::new(path, entropy).with_headers(&headers);
     selector.select(&call).map(|selected| selected.cluster().name().to_string())
 }
 
-fn select(selector: &Selector, headers: &[(&str, &str)]) -> Selected {
+fn select(selector: &ConfigSelector, headers: &[(&str, &str)]) -> SelectedRoute {
     let headers = Sent(headers);
     selector.select(&Call::new("/s/m", 1).with_headers(&headers)).expect("a route")
 }
@@ -240,7 +245,7 @@ fn by_state(key: &str) -> PolicySpecifier {
     PolicySpecifier::FilterState(hash_policy::FilterState { key: key.to_owned() })
 }
 
-fn hashing(policies: Vec<(PolicySpecifier, bool)>) -> Selector {
+fn hashing(policies: Vec<(PolicySpecifier, bool)>) -> ConfigSelector {
     selector([acting(|action| {
         let policy = |(specifier, terminal)| HashPolicy { policy_specifier: Some(specifier), terminal };
         action.hash_policy = policies.into_iter().map(policy).collect();
@@ -330,9 +335,9 @@ fn fault(mark: u32) -> Any {
 }
 
 /// The marks of the filters that a call meets.
-fn marks(selected: &Selected) -> Vec<String> {
+fn marks(selected: &SelectedRoute) -> Vec<String> {
     let mark = |instance: &evenkeel_xds::routing::FilterInstance| match &instance.filter {
-        Filter::Fault(config) => format!("{} {}", instance.name, config.max_active().expect("marked")),
+        XdsHttpFilter::Fault(config) => format!("{} {}", instance.name, config.max_active().expect("marked")),
         other => panic!("not to be run: {other:?}"),
     };
     selected.filters().iter().map(mark).collect()
@@ -411,16 +416,20 @@ fn every_step_can_be_explained() {
     ]);
     let told = selector.explain(&Call::new("/s/m", 0));
     let expected = [
-        ("login", "path prefix \"/auth.\" -> cluster \"auth\"", Outcome::OtherPath),
+        ("login", "path prefix \"/auth.\" -> cluster \"auth\"", RouteOutcome::PathMismatch),
         (
             "",
             "path prefix \"/\" and header \"x-canary\" exact \"yes\" -> cluster \"c\"",
-            Outcome::OtherHeader("header \"x-canary\" exact \"yes\"".to_owned()),
+            RouteOutcome::HeaderMismatch("header \"x-canary\" exact \"yes\"".to_owned()),
         ),
-        ("", "path prefix \"/\" and 50000 in a million -> cluster \"c\"", Outcome::Share(50_000)),
-        ("", "path prefix \"/\" -> cluster \"a\" (1), cluster \"b\" (3)", Outcome::Taken),
+        (
+            "",
+            "path prefix \"/\" and 50000 in a million -> cluster \"c\"",
+            RouteOutcome::FractionMatched(50_000),
+        ),
+        ("", "path prefix \"/\" -> cluster \"a\" (1), cluster \"b\" (3)", RouteOutcome::Matched),
     ];
-    let expected = expected.map(|(name, route, outcome)| Explained {
+    let expected = expected.map(|(name, route, outcome)| ExplainedRoute {
         name: name.to_owned(),
         route: route.to_owned(),
         outcome,

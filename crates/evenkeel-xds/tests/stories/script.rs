@@ -1,7 +1,7 @@
 //! A scripted control plane and the driver between it and a client.
 //!
-//! A story says what servers do ([`World::accepts`], [`World::sends`], [`World::ends`], ...) and what subscribers want, and
-//! reads what the client said ([`World::requests`]) and what subscribers see ([`World::sees`]). Everything is text:
+//! A story says what servers do ([`ClientScript::accepts`], [`ClientScript::sends`], [`ClientScript::ends`], ...) and what subscribers want, and
+//! reads what the client said ([`ClientScript::requests`]) and what subscribers see ([`ClientScript::sees`]). Everything is text:
 //!
 //! ```text
 //! "a=1"                              the resource a with the content 1; content that starts with "bad" is rejected
@@ -36,22 +36,22 @@ use evenkeel_proto::envoy::service::discovery::v3::{
 use evenkeel_proto::google::rpc;
 use evenkeel_proto::prost::Message;
 use evenkeel_proto::prost_types::Any;
-use evenkeel_xds::bootstrap::{Authority, Bootstrap, ServerConfig, ServerFeatures};
-use evenkeel_xds::client::{Client, Effect, Input, Parse, Request, StreamId, SubscriberId, Variant};
-use evenkeel_xds::resource::{Parsed, Rejected, Resource, ResourceType};
-use evenkeel_xds::{Path, Problems};
+use evenkeel_xds::bootstrap::{AuthorityConfig, Bootstrap, ServerConfig, ServerFeatures};
+use evenkeel_xds::client::{AdsClient, AdsEffect, AdsEvent, ParseResource, AdsRequest, AdsStreamId, SubscriberId, XdsVariant};
+use evenkeel_xds::resource::{ParsedResource, RejectedResource, Resource, ResourceType};
+use evenkeel_xds::{FieldPath, ValidationErrors};
 use testkit::resources;
 
 /// A client, its driver and its control planes.
-pub(crate) struct World {
-    pub(crate) client: Client,
+pub(crate) struct ClientScript {
+    pub(crate) client: AdsClient,
     pub(crate) now: Instant,
-    pub(crate) variant: Variant,
-    /// Requests stay under way until [`World::write`].
+    pub(crate) variant: XdsVariant,
+    /// Requests stay under way until [`ClientScript::write`].
     pub(crate) holds_writes: bool,
-    /// Subscribers do not deal with changes until [`World::process`].
+    /// Subscribers do not deal with changes until [`ClientScript::process`].
     pub(crate) holds_changes: bool,
-    links: BTreeMap<String, Link>,
+    links: BTreeMap<String, ScriptStream>,
     requests: BTreeMap<String, Vec<String>>,
     opened: Vec<String>,
     log: Vec<String>,
@@ -62,11 +62,11 @@ pub(crate) struct World {
 
 /// What the driver keeps of a stream.
 #[derive(Debug)]
-struct Link {
-    stream: StreamId,
+struct ScriptStream {
+    stream: AdsStreamId,
     open: bool,
     reads: bool,
-    under_way: Option<Box<Request>>,
+    in_flight: Option<Box<AdsRequest>>,
     /// What the server believes that the client wants.
     told: BTreeSet<(ResourceType, String)>,
 }
@@ -95,8 +95,8 @@ pub(crate) fn bootstrap_with(features: ServerFeatures) -> Bootstrap {
 }
 
 /// An authority with servers of its own.
-pub(crate) fn authority(servers: &[&str]) -> Authority {
-    Authority {
+pub(crate) fn authority(servers: &[&str]) -> AuthorityConfig {
+    AuthorityConfig {
         servers: servers.iter().map(|uri| server(uri, ServerFeatures::default())).collect(),
         client_listener_resource_name_template: String::new(),
     }
@@ -127,14 +127,19 @@ pub(crate) fn resource(kind: ResourceType, text: &str) -> Any {
 
 /// Reads what [`resource`] makes: the name, and the content as the note of an endpoint set, whatever the type.
 #[derive(Debug)]
-pub(crate) struct Marks;
+pub(crate) struct MarkParser;
 
-impl Parse for Marks {
-    fn parse(&self, kind: ResourceType, any: &Any, _: &ServerConfig) -> Result<Parsed, Rejected> {
-        fn read<M: Message + Default>(any: &Any) -> Result<M, Rejected> {
-            M::decode(&*any.value).map_err(|_| Rejected {
+impl ParseResource for MarkParser {
+    fn parse(
+        &self,
+        kind: ResourceType,
+        any: &Any,
+        _: &ServerConfig,
+    ) -> Result<ParsedResource, RejectedResource> {
+        fn read<M: Message + Default>(any: &Any) -> Result<M, RejectedResource> {
+            M::decode(&*any.value).map_err(|_| RejectedResource {
                 name: None,
-                problems: Problems::one(&Path::root(), "cannot be decoded"),
+                problems: ValidationErrors::one(&FieldPath::root(), "cannot be decoded"),
             })
         }
         let (name, content) = match kind {
@@ -169,20 +174,21 @@ impl Parse for Marks {
             }
         };
         if content.starts_with("bad") {
-            let problems = Problems::one(&Path::root().field("content"), format!("is {content}"));
-            return Err(Rejected { name: Some(name), problems });
+            let problems =
+                ValidationErrors::one(&FieldPath::root().field("content"), format!("is {content}"));
+            return Err(RejectedResource { name: Some(name), problems });
         }
         let odd = content.split_whitespace().filter(|word| word.starts_with("odd"));
         let warnings = odd.map(|word| format!("content: {word} is ignored")).collect();
         let note = Some(content.as_str().into());
         let resource = Resource::Endpoints(Arc::new(EndpointSet { note, ..EndpointSet::default() }));
-        Ok(Parsed { name, resource, warnings })
+        Ok(ParsedResource { name, resource, warnings })
     }
 }
 
 /// A response of either variant, built step by step.
 #[derive(Debug)]
-pub(crate) struct Reply {
+pub(crate) struct ScriptResponse {
     type_url: String,
     version: String,
     items: Vec<(String, Any)>,
@@ -191,9 +197,9 @@ pub(crate) struct Reply {
 }
 
 /// A response with resources, each as `name=content`.
-pub(crate) fn reply(kind: ResourceType, version: &str, items: &[&str]) -> Reply {
+pub(crate) fn reply(kind: ResourceType, version: &str, items: &[&str]) -> ScriptResponse {
     let named = |text: &&str| (text.split('=').next().unwrap_or(text).to_owned(), resource(kind, text));
-    Reply {
+    ScriptResponse {
         type_url: kind.type_url().to_owned(),
         version: version.to_owned(),
         items: items.iter().map(named).collect(),
@@ -202,15 +208,15 @@ pub(crate) fn reply(kind: ResourceType, version: &str, items: &[&str]) -> Reply 
     }
 }
 
-impl Reply {
+impl ScriptResponse {
     /// Adds a resource that is anything.
-    pub(crate) fn with(mut self, name: &str, any: Any) -> Reply {
+    pub(crate) fn with(mut self, name: &str, any: Any) -> ScriptResponse {
         self.items.push((name.to_owned(), any));
         self
     }
 
     /// Puts every resource into a wrapper with this name.
-    pub(crate) fn wrapped_as(mut self, name: &str) -> Reply {
+    pub(crate) fn wrapped_as(mut self, name: &str) -> ScriptResponse {
         for (_, any) in &mut self.items {
             let wrapper =
                 Wrapper { name: name.to_owned(), resource: Some(any.clone()), ..Wrapper::default() };
@@ -220,13 +226,13 @@ impl Reply {
     }
 
     /// Removes resources; only the delta variant says so.
-    pub(crate) fn removing(mut self, names: &[&str]) -> Reply {
+    pub(crate) fn removing(mut self, names: &[&str]) -> ScriptResponse {
         self.removed = names.iter().map(|name| (*name).to_owned()).collect();
         self
     }
 
     /// Says why a resource is not sent.
-    pub(crate) fn error(mut self, name: &str, code: i32, message: &str) -> Reply {
+    pub(crate) fn error(mut self, name: &str, code: i32, message: &str) -> ScriptResponse {
         self.errors.push(ResourceError {
             resource_name: Some(ResourceName { name: name.to_owned() }),
             error_detail: Some(rpc::Status { code, message: message.to_owned(), details: Vec::new() }),
@@ -235,15 +241,15 @@ impl Reply {
     }
 
     /// Is of another type than its resources.
-    pub(crate) fn of_type(mut self, type_url: &str) -> Reply {
+    pub(crate) fn of_type(mut self, type_url: &str) -> ScriptResponse {
         type_url.clone_into(&mut self.type_url);
         self
     }
 
-    fn encode(self, variant: Variant, nonce: String) -> Vec<u8> {
-        let Reply { type_url, version, items, removed, errors } = self;
+    fn encode(self, variant: XdsVariant, nonce: String) -> Vec<u8> {
+        let ScriptResponse { type_url, version, items, removed, errors } = self;
         match variant {
-            Variant::StateOfTheWorld => DiscoveryResponse {
+            XdsVariant::StateOfTheWorld => DiscoveryResponse {
                 version_info: version,
                 resources: items.into_iter().map(|(_, any)| any).collect(),
                 type_url,
@@ -252,7 +258,7 @@ impl Reply {
                 ..DiscoveryResponse::default()
             }
             .encode_to_vec(),
-            Variant::Delta => {
+            XdsVariant::Delta => {
                 let wrap = |(name, any): (String, Any)| Wrapper {
                     name,
                     version: version.clone(),
@@ -275,33 +281,34 @@ impl Reply {
 }
 
 /// What happens in the world.
-impl World {
-    /// A client that speaks the state of the world and knows [`Marks`].
-    pub(crate) fn new(bootstrap: Bootstrap) -> World {
-        World::with(bootstrap, Marks, Variant::StateOfTheWorld)
+impl ClientScript {
+    /// A client that speaks the state of the world and knows [`MarkParser`].
+    pub(crate) fn new(bootstrap: Bootstrap) -> ClientScript {
+        ClientScript::with(bootstrap, MarkParser, XdsVariant::StateOfTheWorld)
     }
 
     /// A client of the other variant.
-    pub(crate) fn delta(bootstrap: Bootstrap) -> World {
-        World::with(bootstrap, Marks, Variant::Delta)
+    pub(crate) fn delta(bootstrap: Bootstrap) -> ClientScript {
+        ClientScript::with(bootstrap, MarkParser, XdsVariant::Delta)
     }
 
     /// A client of these servers with randomness of its own.
-    pub(crate) fn seeded(seed: u64, servers: &[&str]) -> World {
-        let mut world = World::new(bootstrap(servers));
+    pub(crate) fn seeded(seed: u64, servers: &[&str]) -> ClientScript {
+        let mut world = ClientScript::new(bootstrap(servers));
         let rng = Rng::fixed(seed);
-        world.client = Client::new(Arc::new(bootstrap(servers)), Marks, Variant::StateOfTheWorld, rng);
+        world.client =
+            AdsClient::new(Arc::new(bootstrap(servers)), MarkParser, XdsVariant::StateOfTheWorld, rng);
         world
     }
 
     /// Any client.
     pub(crate) fn with(
         bootstrap: Bootstrap,
-        parser: impl Parse + Send + Sync + 'static,
-        variant: Variant,
-    ) -> World {
-        World {
-            client: Client::new(Arc::new(bootstrap), parser, variant, Rng::fixed(1)),
+        parser: impl ParseResource + Send + Sync + 'static,
+        variant: XdsVariant,
+    ) -> ClientScript {
+        ClientScript {
+            client: AdsClient::new(Arc::new(bootstrap), parser, variant, Rng::fixed(1)),
             now: Instant::ORIGIN,
             variant,
             holds_writes: false,
@@ -317,26 +324,26 @@ impl World {
     }
 
     /// The same client with another grace period for deleted resources.
-    pub(crate) fn deletion_grace(mut self, grace: Duration) -> World {
+    pub(crate) fn deletion_grace(mut self, grace: Duration) -> ClientScript {
         self.client = self.client.with_deletion_grace(grace);
         self
     }
 
     /// A subscriber that wants these.
     pub(crate) fn channel(&mut self, names: &[(ResourceType, &str)]) -> SubscriberId {
-        let id = self.client.subscribe();
+        let id = self.client.add_subscriber();
         self.wants(id, names);
         id
     }
 
     pub(crate) fn wants(&mut self, id: SubscriberId, names: &[(ResourceType, &str)]) {
         let names = names.iter().map(|(kind, name)| (*kind, (*name).to_owned())).collect();
-        self.client.want(id, names, self.now);
+        self.client.watch(id, names, self.now);
         self.run();
     }
 
     pub(crate) fn leaves(&mut self, id: SubscriberId) {
-        self.client.leave(id, self.now);
+        self.client.remove_subscriber(id, self.now);
         self.unprocessed.remove(&id);
         self.changed.remove(&id);
         self.run();
@@ -348,7 +355,7 @@ impl World {
         assert!(!link.open, "{server} has accepted already");
         link.open = true;
         let stream = link.stream;
-        self.client.handle(Input::Opened { stream }, self.now);
+        self.client.handle(AdsEvent::Opened { stream }, self.now);
         self.run();
     }
 
@@ -361,12 +368,12 @@ impl World {
     /// The stream ends.
     pub(crate) fn ends(&mut self, server: &str, message: &str) {
         let stream = self.links.remove(server).expect("a stream").stream;
-        self.client.handle(Input::Closed { stream, status: Status::unavailable(message) }, self.now);
+        self.client.handle(AdsEvent::Closed { stream, status: Status::unavailable(message) }, self.now);
         self.run();
     }
 
     /// The server sends a response; answers its nonce.
-    pub(crate) fn sends(&mut self, server: &str, reply: Reply) -> String {
+    pub(crate) fn sends(&mut self, server: &str, reply: ScriptResponse) -> String {
         self.nonces += 1;
         let nonce = format!("n{}", self.nonces);
         let bytes = reply.encode(self.variant, nonce.clone());
@@ -380,24 +387,24 @@ impl World {
         assert!(link.reads, "the client does not read from {server}");
         link.reads = false;
         let stream = link.stream;
-        self.client.handle(Input::Message { stream, bytes }, self.now);
+        self.client.handle(AdsEvent::Message { stream, bytes }, self.now);
         self.run();
     }
 
     /// The driver does not take in what the server sends.
     pub(crate) fn refuses_response(&mut self, server: &str, why: &str) {
         let stream = self.links.get(server).expect("a stream").stream;
-        self.client.handle(Input::Nonsense { stream, why }, self.now);
+        self.client.handle(AdsEvent::ProtocolError { stream, why }, self.now);
         self.run();
     }
 
     /// What was under way is on the wire.
     pub(crate) fn write(&mut self, server: &str) {
         let link = self.links.get_mut(server).expect("a stream");
-        let request = link.under_way.take().unwrap_or_else(|| panic!("nothing is under way to {server}"));
+        let request = link.in_flight.take().unwrap_or_else(|| panic!("nothing is under way to {server}"));
         link.hear(&request);
         let stream = link.stream;
-        self.client.handle(Input::Written { stream }, self.now);
+        self.client.handle(AdsEvent::Written { stream }, self.now);
         self.run();
     }
 
@@ -440,7 +447,7 @@ impl World {
             while let Some(effect) = self.client.poll_effect() {
                 self.carry_out(effect);
             }
-            let ready = self.links.iter().find(|(_, link)| link.under_way.is_some() && !self.holds_writes);
+            let ready = self.links.iter().find(|(_, link)| link.in_flight.is_some() && !self.holds_writes);
             if let Some((server, _)) = ready {
                 let server = server.clone();
                 self.write(&server);
@@ -455,48 +462,54 @@ impl World {
         }
     }
 
-    fn carry_out(&mut self, effect: Effect) {
+    fn carry_out(&mut self, effect: AdsEffect) {
         match effect {
-            Effect::Open { stream, server, variant } => {
+            AdsEffect::Open { stream, server, variant } => {
                 assert_eq!(variant, self.variant);
                 let uri = server.uri.as_ref().to_owned();
-                let link = Link { stream, open: false, reads: false, under_way: None, told: BTreeSet::new() };
+                let link = ScriptStream {
+                    stream,
+                    open: false,
+                    reads: false,
+                    in_flight: None,
+                    told: BTreeSet::new(),
+                };
                 assert!(self.links.insert(uri.clone(), link).is_none(), "two streams to {uri}");
                 self.opened.push(uri);
             }
-            Effect::Send { stream, request } => {
+            AdsEffect::Send { stream, request } => {
                 let (uri, link) = self.link_of(stream);
-                assert!(link.open && link.under_way.is_none(), "{link:?}");
+                assert!(link.open && link.in_flight.is_none(), "{link:?}");
                 let (uri, text) = (uri.clone(), show(&request));
-                link.under_way = Some(request);
+                link.in_flight = Some(request);
                 self.requests.entry(uri).or_default().push(text);
             }
-            Effect::Read { stream } => {
+            AdsEffect::Read { stream } => {
                 let (_, link) = self.link_of(stream);
                 assert!(link.open && !link.reads, "{link:?}");
                 link.reads = true;
             }
-            Effect::Close { stream } => {
+            AdsEffect::Close { stream } => {
                 let uri = self.link_of(stream).0.clone();
                 self.links.remove(&uri);
                 self.log.push(format!("closes {uri}"));
             }
-            Effect::Warn(text) => self.log.push(format!("warning: {text}")),
-            Effect::Info(text) => self.log.push(format!("info: {text}")),
+            AdsEffect::Warn(text) => self.log.push(format!("warning: {text}")),
+            AdsEffect::Info(text) => self.log.push(format!("info: {text}")),
         }
     }
 
-    fn link_of(&mut self, stream: StreamId) -> (&String, &mut Link) {
+    fn link_of(&mut self, stream: AdsStreamId) -> (&String, &mut ScriptStream) {
         self.links.iter_mut().find(|(_, link)| link.stream == stream).expect("a stream that is known")
     }
 
-    fn link(&self, server: &str) -> &Link {
+    fn link(&self, server: &str) -> &ScriptStream {
         self.links.get(server).unwrap_or_else(|| panic!("no stream to {server}"))
     }
 }
 
 /// What can be seen of it.
-impl World {
+impl ClientScript {
     /// The requests that a server got since this was last asked.
     pub(crate) fn requests(&mut self, server: &str) -> Vec<String> {
         self.requests.remove(server).unwrap_or_default()
@@ -534,7 +547,7 @@ impl World {
 
     /// Whether a request to this server is not on the wire yet.
     pub(crate) fn is_writing(&self, server: &str) -> bool {
-        self.links.get(server).is_some_and(|link| link.under_way.is_some())
+        self.links.get(server).is_some_and(|link| link.in_flight.is_some())
     }
 
     /// What a server believes that the client wants.
@@ -545,8 +558,8 @@ impl World {
     /// The same once it has heard what is under way.
     pub(crate) fn will_be_told(&self, server: &str) -> BTreeSet<(ResourceType, String)> {
         let Some(link) = self.links.get(server) else { return BTreeSet::new() };
-        let mut copy = Link { under_way: None, told: link.told.clone(), ..*link };
-        if let Some(request) = &link.under_way {
+        let mut copy = ScriptStream { in_flight: None, told: link.told.clone(), ..*link };
+        if let Some(request) = &link.in_flight {
             copy.hear(request);
         }
         copy.told
@@ -558,13 +571,13 @@ impl World {
     }
 
     /// The stream to a server, for what a driver would do wrong.
-    pub(crate) fn stream(&self, server: &str) -> StreamId {
+    pub(crate) fn stream(&self, server: &str) -> AdsStreamId {
         self.link(server).stream
     }
 
     /// How a resource stands.
     pub(crate) fn sees(&self, kind: ResourceType, name: &str) -> String {
-        let seen = self.client.look(kind, name);
+        let seen = self.client.resource_state(kind, name);
         let value = match seen.value {
             None => String::new(),
             Some(Ok(Resource::Endpoints(set))) => set.note.as_deref().unwrap_or_default().to_owned(),
@@ -575,17 +588,17 @@ impl World {
     }
 }
 
-impl Link {
+impl ScriptStream {
     /// A request has arrived.
-    fn hear(&mut self, request: &Request) {
+    fn hear(&mut self, request: &AdsRequest) {
         match request {
-            Request::Sotw(request) => {
-                let kind = ResourceType::of_type_url(&request.type_url).expect("a known type");
+            AdsRequest::Sotw(request) => {
+                let kind = ResourceType::from_type_url(&request.type_url).expect("a known type");
                 self.told.retain(|(told, _)| *told != kind);
                 self.told.extend(request.resource_names.iter().map(|name| (kind, name.clone())));
             }
-            Request::Delta(request) => {
-                let kind = ResourceType::of_type_url(&request.type_url).expect("a known type");
+            AdsRequest::Delta(request) => {
+                let kind = ResourceType::from_type_url(&request.type_url).expect("a known type");
                 for name in &request.resource_names_unsubscribe {
                     assert!(self.told.remove(&(kind, name.clone())), "{name} was not asked for");
                 }
@@ -597,18 +610,18 @@ impl Link {
     }
 }
 
-fn show(request: &Request) -> String {
+fn show(request: &AdsRequest) -> String {
     let list = |names: &[String]| names.join(" ");
     let mut text;
     let (node, nonce, error) = match request {
-        Request::Sotw(request) => {
+        AdsRequest::Sotw(request) => {
             text = format!("{} [{}]", short(&request.type_url), list(&request.resource_names));
             if !request.version_info.is_empty() {
                 let _ = write!(text, " v{}", request.version_info);
             }
             (&request.node, &request.response_nonce, &request.error_detail)
         }
-        Request::Delta(request) => {
+        AdsRequest::Delta(request) => {
             text = short(&request.type_url);
             for (sign, names) in
                 [('+', &request.resource_names_subscribe), ('-', &request.resource_names_unsubscribe)]
@@ -639,5 +652,5 @@ fn show(request: &Request) -> String {
 }
 
 fn short(type_url: &str) -> String {
-    ResourceType::of_type_url(type_url).expect("a known type").to_string()
+    ResourceType::from_type_url(type_url).expect("a known type").to_string()
 }

@@ -15,13 +15,13 @@ use evenkeel_proto::envoy::extensions::filters::network::http_connection_manager
 };
 use evenkeel_proto::prost_types::Any;
 use evenkeel_xds::bootstrap::ServerConfig;
-use evenkeel_xds::resource::{Parsed, Parser, Rejected, ResourceType};
+use evenkeel_xds::resource::{ParsedResource, ResourceParser, RejectedResource, ResourceType};
 use testkit::resources::{ads, any, cluster, filter, listener, manager};
 
 const FILTER: &str = "type.googleapis.com/envoy.extensions.filters.http.stateful_session.v3.StatefulSession";
 
-fn parse(kind: ResourceType, resource: &Any) -> Result<Parsed, Rejected> {
-    Parser::new(Registry::standard()).parse(kind, resource, &ServerConfig::insecure("one"))
+fn parse(kind: ResourceType, resource: &Any) -> Result<ParsedResource, RejectedResource> {
+    ResourceParser::new(Registry::standard()).parse(kind, resource, &ServerConfig::insecure("one"))
 }
 
 /// Listener with a session filter before the router.

@@ -17,7 +17,7 @@ use evenkeel_proto::envoy::extensions::load_balancing_policies::wrr_locality::v3
 use evenkeel_proto::prost_types::{Any, Struct, Value as ProtoValue, value::Kind};
 use evenkeel_proto::xds::r#type::v3::TypedStruct;
 use evenkeel_xds::bootstrap::ServerConfig;
-use evenkeel_xds::resource::{ClusterKind, Parser, Resource, ResourceType};
+use evenkeel_xds::resource::{ClusterKind, Resource, ResourceParser, ResourceType};
 use serde_json::{Value, json};
 use testkit::resources::{any, cluster, locality};
 
@@ -98,7 +98,7 @@ fn policies(configs: &[(&str, Any)]) -> LoadBalancingPolicy {
 
 /// Takes the example over the wire and through the policies.
 fn run(registry: Registry) -> Stages {
-    let parser = Parser::new(registry);
+    let parser = ResourceParser::new(registry);
     let server = ServerConfig::insecure("control:443");
     let parse = |kind, message: &Any| parser.parse(kind, message, &server).expect("it is valid").resource;
     let Resource::Cluster(cluster) = parse(ResourceType::Cluster, &any(&example())) else {

@@ -8,7 +8,7 @@ use evenkeel_xds::resource::ResourceType::{Cluster, Endpoints};
 use testkit::secs;
 
 use crate::client::{with_clusters, world};
-use crate::script::{Reply, World, bootstrap, bootstrap_with, reply};
+use crate::script::{ClientScript, ScriptResponse, bootstrap, bootstrap_with, reply};
 
 /// FM-1: before a response it is an error, after one it is not, and is not waited for.
 #[test]
@@ -91,7 +91,7 @@ fn streams_that_end_after_a_response_have_a_floor() {
         assert!((1.0..=1.25).contains(&apart), "{apart} s between two streams");
     }
     assert!(world.changed().is_empty() && world.log().is_empty(), "none of this is a failure");
-    assert!(world.client.tally().all(|tally| tally.connected && tally.failures == 0));
+    assert!(world.client.server_stats().all(|tally| tally.connected && tally.failures == 0));
 
     world.redials("one");
     world.dialled();
@@ -152,7 +152,7 @@ fn attempts_grow_rare_while_a_server_stays_away() {
 fn a_herd_is_spread() {
     let mut delays = Vec::new();
     for seed in 0..200 {
-        let mut world = World::seeded(seed, &["one"]);
+        let mut world = ClientScript::seeded(seed, &["one"]);
         world.channel(&[(Cluster, "a")]);
         world.accepts("one");
         world.sends("one", reply(Cluster, "1", &["a=1"]));
@@ -226,7 +226,7 @@ fn a_resource_that_does_not_come() {
     let late =
         r#"!Unavailable: cluster "a": no response from xDS server "one" within 30s (xDS node id "me")"#;
     for (features, seconds, text) in [(ServerFeatures::default(), 15, absent), (transient, 30, late)] {
-        let mut world = World::new(bootstrap_with(features));
+        let mut world = ClientScript::new(bootstrap_with(features));
         let id = world.channel(&[(Cluster, "a")]);
         world.accepts("one");
         world.nearly_passes(secs(seconds));
@@ -312,7 +312,7 @@ fn what_is_cached_is_not_declared_missing() {
 /// fault 5, FB-1: a server that accepts the connection and never answers is given 20 seconds; then the next one takes over.
 #[test]
 fn a_second_server_takes_over_within_20_seconds() {
-    let mut world = World::new(bootstrap(&["one", "two"]));
+    let mut world = ClientScript::new(bootstrap(&["one", "two"]));
     let id = world.channel(&[(Cluster, "a")]);
     world.dialled();
     world.nearly_passes(secs(20));
@@ -373,11 +373,11 @@ fn what_trouble_does_to_a_cached_resource() {
     let fail = ServerFeatures { fail_on_data_errors: true, ..none };
     let slow = ServerFeatures { resource_timer_is_transient_error: true, ..none };
     let both = ServerFeatures { ignore_resource_deletion: true, ..fail };
-    let nack: fn() -> Reply = || reply(Cluster, "2", &["a=bad"]);
-    let deletion: fn() -> Reply = || reply(Cluster, "2", &[]);
-    let not_found: fn() -> Reply = || reply(Cluster, "2", &[]).error("a", 5, "no such thing");
-    let denied: fn() -> Reply = || reply(Cluster, "2", &[]).error("a", 7, "not for you");
-    let overload: fn() -> Reply = || reply(Cluster, "2", &[]).error("a", 8, "later");
+    let nack: fn() -> ScriptResponse = || reply(Cluster, "2", &["a=bad"]);
+    let deletion: fn() -> ScriptResponse = || reply(Cluster, "2", &[]);
+    let not_found: fn() -> ScriptResponse = || reply(Cluster, "2", &[]).error("a", 5, "no such thing");
+    let denied: fn() -> ScriptResponse = || reply(Cluster, "2", &[]).error("a", 7, "not for you");
+    let overload: fn() -> ScriptResponse = || reply(Cluster, "2", &[]).error("a", 8, "later");
     let cases = [
         (nack, [(none, "kept"), (ignore, "kept"), (fail, "dropped"), (slow, "kept"), (both, "dropped")]),
         (deletion, [(none, "held"), (ignore, "kept"), (fail, "dropped"), (slow, "kept"), (both, "dropped")]),
@@ -457,7 +457,7 @@ fn an_ignored_deletion_is_logged() {
 #[test]
 fn an_ignored_deletion_ends_with_the_subscription() {
     let features = ServerFeatures { ignore_resource_deletion: true, ..ServerFeatures::default() };
-    let mut world = World::new(bootstrap_with(features));
+    let mut world = ClientScript::new(bootstrap_with(features));
     let id = world.channel(&[(Cluster, "a"), (Cluster, "b")]);
     world.accepts("one");
     world.sends("one", reply(Cluster, "1", &["a=1"]));

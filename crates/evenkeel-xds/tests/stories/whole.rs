@@ -11,10 +11,10 @@ use evenkeel_proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
 use evenkeel_proto::prost::Name;
 use evenkeel_proto::prost_types::Any;
 use evenkeel_xds::bootstrap::{Bootstrap, ServerFeatures};
-use evenkeel_xds::client::{SubscriberId, Variant};
-use evenkeel_xds::follow::{Follower, Step};
-use evenkeel_xds::resource::{Parser, ResourceType};
-use evenkeel_xds::routing::{Selected, Selector};
+use evenkeel_xds::client::{SubscriberId, XdsVariant};
+use evenkeel_xds::follow::{XdsResolver, XdsResolverUpdate};
+use evenkeel_xds::resource::{ResourceParser, ResourceType};
+use evenkeel_xds::routing::{ConfigSelector, SelectedRoute};
 use proptest::prelude::*;
 use serde_json::json;
 use testkit::resources::{
@@ -25,27 +25,27 @@ use testkit::{World as Backends, secs};
 
 use ResourceType::{Cluster as Cds, Endpoints as Eds, Listener as Lds, RouteConfig as Rds};
 
-use crate::script::{World as Plane, bootstrap, bootstrap_with, reply};
+use crate::script::{ClientScript as Plane, bootstrap, bootstrap_with, reply};
 
 /// One channel to `orders`.
-struct Mesh {
+struct TestMesh {
     plane: Plane,
     id: SubscriberId,
-    follower: Follower,
+    resolver: XdsResolver,
     backends: Backends,
-    route: Option<Result<Arc<Selector>, String>>,
+    route: Option<Result<Arc<ConfigSelector>, String>>,
     steps: usize,
     idle: Arc<AtomicUsize>,
     version: usize,
 }
 
-impl Mesh {
-    fn new() -> Mesh {
-        Mesh::with(bootstrap(&["one"]), Variant::StateOfTheWorld)
+impl TestMesh {
+    fn new() -> TestMesh {
+        TestMesh::with(bootstrap(&["one"]), XdsVariant::StateOfTheWorld)
     }
 
-    fn with(bootstrap: Bootstrap, variant: Variant) -> Mesh {
-        let mut plane = Plane::with(bootstrap, Parser::new(Registry::standard()), variant);
+    fn with(bootstrap: Bootstrap, variant: XdsVariant) -> TestMesh {
+        let mut plane = Plane::with(bootstrap, ResourceParser::new(Registry::standard()), variant);
         let id = plane.channel(&[]);
         let idle = Arc::<AtomicUsize>::default();
         let count = idle.clone();
@@ -54,10 +54,10 @@ impl Mesh {
         });
         let core = Core::builder(Rng::fixed(1)).build();
         let nothing = json!([{"xds_cluster_manager_experimental": {"children": {}}}]);
-        let mut mesh = Mesh {
+        let mut mesh = TestMesh {
             plane,
             id,
-            follower: Follower::new("orders", "orders", "me", 7, on_idle),
+            resolver: XdsResolver::new("orders", "orders", "me", 7, on_idle),
             backends: Backends::with(core, Registry::standard(), &nothing, Endpoints::none()).all_up(),
             route: None,
             steps: 0,
@@ -70,11 +70,11 @@ impl Mesh {
     }
 
     /// Everything that leads to the endpoints of the cluster `a`.
-    fn serving() -> Mesh {
-        Mesh::new().with_all_of_a()
+    fn serving() -> TestMesh {
+        TestMesh::new().with_all_of_a()
     }
 
-    fn with_all_of_a(mut self) -> Mesh {
+    fn with_all_of_a(mut self) -> TestMesh {
         self.send(Lds, &[("orders", packed(&listener_with_rds("orders", "routes")))]);
         self.send(Rds, &[("routes", packed(&route_config("routes", "a")))]);
         self.send(Cds, &[("a", packed(&cluster("a")))]);
@@ -100,8 +100,8 @@ impl Mesh {
     fn follow(&mut self) {
         loop {
             let dynamic: Vec<_> = self.backends.core().wanted_clusters().cloned().collect();
-            let followed = self.follower.follow(&dynamic, &self.plane.client);
-            if let Some(Step { update, route }) = followed.step {
+            let followed = self.resolver.resolve(&dynamic, &self.plane.client);
+            if let Some(XdsResolverUpdate { update, route }) = followed.update {
                 self.steps += 1;
                 self.backends.take(update);
                 self.route = Some(route.map_err(|status| status.to_string()));
@@ -115,7 +115,7 @@ impl Mesh {
         }
     }
 
-    fn select(&mut self, path: &str) -> Result<Selected, String> {
+    fn select(&mut self, path: &str) -> Result<SelectedRoute, String> {
         let entropy = self.backends.entropy();
         match self.route.as_ref() {
             None => Err("waits".to_owned()),
@@ -134,7 +134,7 @@ impl Mesh {
         }
     }
 
-    fn pick(&mut self, selected: &Selected) -> String {
+    fn pick(&mut self, selected: &SelectedRoute) -> String {
         let entropy = self.backends.entropy();
         let call =
             Call::new("/s/m", entropy).with_cluster(selected.cluster().child()).with_hash(selected.hash());
@@ -154,8 +154,8 @@ impl Mesh {
 /// The whole way: each answer leads to the next question, and the endpoints' weights decide in exact order (EDF-1).
 #[test]
 fn from_bytes_to_picks() {
-    for variant in [Variant::StateOfTheWorld, Variant::Delta] {
-        let mut mesh = Mesh::with(bootstrap(&["one"]), variant);
+    for variant in [XdsVariant::StateOfTheWorld, XdsVariant::Delta] {
+        let mut mesh = TestMesh::with(bootstrap(&["one"]), variant);
         assert_eq!(mesh.call("/s/m"), "waits");
         mesh.send_one(Lds, "orders", &listener_with_rds("orders", "routes"));
         mesh.send_one(Rds, "routes", &route_config("routes", "a"));
@@ -172,7 +172,7 @@ fn from_bytes_to_picks() {
 /// fault 3, ADS-7: a server that ends the stream after each response is not in trouble, and nothing happens below.
 #[test]
 fn streams_that_end_after_a_response_change_nothing() {
-    let mut mesh = Mesh::serving();
+    let mut mesh = TestMesh::serving();
     let (steps, published) = (mesh.steps, mesh.backends.published());
     assert!(published > 0);
     for _ in 0..100 {
@@ -189,7 +189,7 @@ fn streams_that_end_after_a_response_change_nothing() {
 /// fault 8: a server that comes back and does not repeat itself is believed to have nothing new.
 #[test]
 fn a_server_that_does_not_resend_deletes_nothing() {
-    let mut mesh = Mesh::serving();
+    let mut mesh = TestMesh::serving();
     mesh.plane.ends("one", "restarts");
     mesh.plane.redials("one");
     mesh.plane.accepts("one");
@@ -202,7 +202,7 @@ fn a_server_that_does_not_resend_deletes_nothing() {
 /// one is there, and stays for the calls that chose it.
 #[test]
 fn routes_change_without_a_gap() {
-    let mut mesh = Mesh::serving();
+    let mut mesh = TestMesh::serving();
     let early = mesh.select("/s/m").expect("a route");
     mesh.send_one(Rds, "routes", &route_config("routes", "b"));
     assert_eq!(mesh.call("/s/m"), "10.0.0.1:80");
@@ -225,7 +225,7 @@ fn routes_change_without_a_gap() {
 fn one_bad_cluster_spoils_itself_only() {
     let names: Vec<String> = (0..100).map(|i| format!("c{i:02}")).collect();
     let routes = names.iter().map(|name| route(&format!("/{name}/"), name)).collect();
-    let mut mesh = Mesh::new();
+    let mut mesh = TestMesh::new();
     mesh.send_one(Lds, "orders", &listener_with_rds("orders", "routes"));
     let mut table = route_config("routes", "");
     table.virtual_hosts = vec![virtual_host("*", routes)];
@@ -257,7 +257,7 @@ fn one_bad_cluster_spoils_itself_only() {
 /// VAL-E9, FM-5: a bad update leaves the endpoints before it in use; so does a control plane that is gone.
 #[test]
 fn bad_updates_and_lost_servers_leave_what_works() {
-    let mut mesh = Mesh::serving();
+    let mut mesh = TestMesh::serving();
     let bad = load_assignment("a", &["10.0.0.9:80", "10.0.0.9:80"]);
     mesh.send_one(Eds, "a", &bad);
     assert_eq!(mesh.call("/s/m"), "10.0.0.1:80");
@@ -273,9 +273,9 @@ fn bad_updates_and_lost_servers_leave_what_works() {
 /// fault 2: a failure of all calls begins with the target of their channel. Repeating it changes nothing.
 #[test]
 fn failures_of_all_calls_name_the_target() {
-    let mut mesh = Mesh::new();
+    let mut mesh = TestMesh::new();
     let on_idle = Arc::new(|| ());
-    mesh.follower = Follower::new("orders", "orders", "me", 7, on_idle).for_target("xds:///or\nders");
+    mesh.resolver = XdsResolver::new("orders", "orders", "me", 7, on_idle).for_target("xds:///or\nders");
     mesh.plane.ends("one", "connection refused");
     mesh.follow();
     let Some(Err(failure)) = &mesh.route else { panic!("calls can be routed") };
@@ -297,7 +297,7 @@ fn without_healthy_endpoints_calls_fail_at_once() {
     }
     let none = ClusterLoadAssignment { cluster_name: "a".to_owned(), ..ClusterLoadAssignment::default() };
     for nothing in [unhealthy, none] {
-        let mut mesh = Mesh::serving();
+        let mut mesh = TestMesh::serving();
         mesh.send_one(Eds, "a", &nothing);
         let failure = mesh.call("/s/m");
         assert!(failure.starts_with("fail Unavailable"), "{failure}");
@@ -311,7 +311,7 @@ fn without_healthy_endpoints_calls_fail_at_once() {
 /// the bootstrap says so it is kept.
 #[test]
 fn a_deleted_cluster_comes_back() {
-    let mut mesh = Mesh::serving();
+    let mut mesh = TestMesh::serving();
     mesh.send(Cds, &[]);
     mesh.plane.passes(secs(1));
     mesh.follow();
@@ -328,7 +328,7 @@ fn a_deleted_cluster_comes_back() {
     assert!(!failure.contains("does not exist"), "no stale note: {failure}");
 
     let keeps = ServerFeatures { ignore_resource_deletion: true, ..ServerFeatures::default() };
-    let mut mesh = Mesh::with(bootstrap_with(keeps), Variant::StateOfTheWorld).with_all_of_a();
+    let mut mesh = TestMesh::with(bootstrap_with(keeps), XdsVariant::StateOfTheWorld).with_all_of_a();
     mesh.send(Cds, &[]);
     assert_eq!(mesh.call("/s/m"), "10.0.0.1:80");
 }
@@ -337,7 +337,7 @@ fn a_deleted_cluster_comes_back() {
 /// a cluster before go on.
 #[test]
 fn a_deleted_listener_fails_new_calls() {
-    let mut mesh = Mesh::serving();
+    let mut mesh = TestMesh::serving();
     let early = mesh.select("/s/m").expect("a route");
     mesh.send(Lds, &[]);
     let failure = mesh.call("/s/m");
@@ -354,7 +354,7 @@ fn a_deleted_listener_fails_new_calls() {
 /// CDS-5, CDS-8, CDS-10, CDS-12: an aggregate over a cluster of the control plane and a DNS name.
 #[test]
 fn an_aggregate_falls_over_to_dns() {
-    let mut mesh = Mesh::new();
+    let mut mesh = TestMesh::new();
     mesh.send_one(Lds, "orders", &listener_with_rds("orders", "routes"));
     mesh.send_one(Rds, "routes", &route_config("routes", "all"));
     let all = [
@@ -368,7 +368,7 @@ fn an_aggregate_falls_over_to_dns() {
     main.endpoints.push(locality("far", 1, 1, &["10.0.0.2:80"]));
     mesh.send_one(Eds, "main", &main);
     assert_eq!(mesh.call("/s/m"), "waits");
-    mesh.follower.handle_resolved("spare.example:443", Ok(vec!["10.0.0.3:443".into()]));
+    mesh.resolver.handle_resolved("spare.example:443", Ok(vec!["10.0.0.3:443".into()]));
     mesh.follow();
     assert_eq!(mesh.call("/s/m"), "10.0.0.1:80");
     mesh.backends.down("10.0.0.1:80");
@@ -383,7 +383,7 @@ fn an_aggregate_falls_over_to_dns() {
 
 /// One thing that happens to the channel of the story below.
 #[derive(Clone, Debug)]
-enum Happening {
+enum TestEvent {
     /// A listener, or none.
     Listener(Option<&'static str>),
     /// Routes to these clusters, each by a path of its own and the first by every other; without any, they are refused.
@@ -425,29 +425,29 @@ fn routes_to(name: &str, letters: &[char]) -> Any {
     packed(&table)
 }
 
-fn happenings() -> impl Strategy<Value = Vec<Happening>> {
+fn happenings() -> impl Strategy<Value = Vec<TestEvent>> {
     let letter = || prop::sample::select(vec!['a', 'b', 'c', 'd', 'x']);
     let table = || prop::sample::select(vec!["one", "two"]);
     let one = prop_oneof![
-        1 => prop::option::of(table()).prop_map(Happening::Listener),
-        3 => (table(), prop::collection::vec(letter(), 0..3)).prop_map(|(t, c)| Happening::Routes(t, c)),
+        1 => prop::option::of(table()).prop_map(TestEvent::Listener),
+        3 => (table(), prop::collection::vec(letter(), 0..3)).prop_map(|(t, c)| TestEvent::Routes(t, c)),
         4 => (prop::option::weighted(0.2, letter()), prop::option::weighted(0.2, letter()))
-            .prop_map(|(spoiled, left_out)| Happening::Clusters { spoiled, left_out }),
-        4 => (letter(), prop::option::weighted(0.9, 0..4_usize)).prop_map(|(c, n)| Happening::Endpoints(c, n)),
-        1 => any::<bool>().prop_map(Happening::Resolved),
-        1 => Just(Happening::StreamEnds),
-        1 => Just(Happening::Refused),
-        4 => Just(Happening::Accepted),
-        1 => (0..20_u64).prop_map(Happening::Later),
-        1 => (0..4_usize).prop_map(Happening::BackendDown),
-        1 => (0..4_usize).prop_map(Happening::BackendUp),
-        2 => Just(Happening::Begins),
-        2 => Just(Happening::Ends),
+            .prop_map(|(spoiled, left_out)| TestEvent::Clusters { spoiled, left_out }),
+        4 => (letter(), prop::option::weighted(0.9, 0..4_usize)).prop_map(|(c, n)| TestEvent::Endpoints(c, n)),
+        1 => any::<bool>().prop_map(TestEvent::Resolved),
+        1 => Just(TestEvent::StreamEnds),
+        1 => Just(TestEvent::Refused),
+        4 => Just(TestEvent::Accepted),
+        1 => (0..20_u64).prop_map(TestEvent::Later),
+        1 => (0..4_usize).prop_map(TestEvent::BackendDown),
+        1 => (0..4_usize).prop_map(TestEvent::BackendUp),
+        2 => Just(TestEvent::Begins),
+        2 => Just(TestEvent::Ends),
     ];
     prop::collection::vec(one, 0..40)
 }
 
-impl Mesh {
+impl TestMesh {
     /// A server that waits to be accepted is, one that is not dialled yet is waited for.
     fn reconnect(&mut self) {
         self.plane.redials("one");
@@ -457,17 +457,17 @@ impl Mesh {
         self.follow();
     }
 
-    fn happens(&mut self, happening: &Happening, held: &mut Vec<Selected>) {
+    fn happens(&mut self, happening: &TestEvent, held: &mut Vec<SelectedRoute>) {
         let is_open = self.plane.streams().contains(&"one") && self.plane.is_open("one");
         match happening {
-            Happening::Listener(table) if is_open => {
+            TestEvent::Listener(table) if is_open => {
                 let listener = table.map(|table| ("orders", packed(&listener_with_rds("orders", table))));
                 self.send(Lds, listener.as_slice());
             }
-            Happening::Routes(name, letters) if is_open => {
+            TestEvent::Routes(name, letters) if is_open => {
                 self.send(Rds, &[(*name, routes_to(name, letters))]);
             }
-            Happening::Clusters { spoiled, left_out } if is_open => {
+            TestEvent::Clusters { spoiled, left_out } if is_open => {
                 let wanted = self.plane.told("one").into_iter().filter(|(kind, _)| *kind == Cds);
                 let names: Vec<String> = wanted.map(|(_, name)| name).collect();
                 let letters = names.iter().filter_map(|name| Some((name.as_str(), name.chars().next()?)));
@@ -480,32 +480,32 @@ impl Mesh {
                 });
                 self.send(Cds, &sent.collect::<Vec<_>>());
             }
-            Happening::Endpoints(letter, n) if is_open => {
+            TestEvent::Endpoints(letter, n) if is_open => {
                 let list: Vec<String> = (0..n.unwrap_or(0)).map(|i| format!("10.0.0.{i}:80")).collect();
                 let list: Vec<&str> = list.iter().map(String::as_str).collect();
                 let list = if n.is_some() { &list[..] } else { &["10.0.0.7:80", "10.0.0.7:80"][..] };
                 let name = letter.to_string();
                 self.send(Eds, &[(&name, packed(&load_assignment(&name, list)))]);
             }
-            Happening::Resolved(is_well) => {
+            TestEvent::Resolved(is_well) => {
                 let answer =
                     if *is_well { Ok(vec!["10.0.0.3:443".into()]) } else { Err(Status::unavailable("no")) };
-                self.follower.handle_resolved("d.example:443", answer);
+                self.resolver.handle_resolved("d.example:443", answer);
                 self.follow();
             }
-            Happening::StreamEnds if is_open => self.plane.ends("one", "ends"),
-            Happening::Refused if !is_open && self.plane.streams().contains(&"one") => {
+            TestEvent::StreamEnds if is_open => self.plane.ends("one", "ends"),
+            TestEvent::Refused if !is_open && self.plane.streams().contains(&"one") => {
                 self.plane.refuses("one");
             }
-            Happening::Accepted if !is_open => self.reconnect(),
-            Happening::Later(seconds) => {
+            TestEvent::Accepted if !is_open => self.reconnect(),
+            TestEvent::Later(seconds) => {
                 self.plane.passes(secs(*seconds));
                 self.backends.advance(secs(*seconds));
             }
-            Happening::BackendDown(i) => self.backends.down(&format!("10.0.0.{i}:80")),
-            Happening::BackendUp(i) => self.backends.up(&format!("10.0.0.{i}:80")),
-            Happening::Begins => held.extend(self.select("/s/m")),
-            Happening::Ends if !held.is_empty() => drop(held.remove(0)),
+            TestEvent::BackendDown(i) => self.backends.down(&format!("10.0.0.{i}:80")),
+            TestEvent::BackendUp(i) => self.backends.up(&format!("10.0.0.{i}:80")),
+            TestEvent::Begins => held.extend(self.select("/s/m")),
+            TestEvent::Ends if !held.is_empty() => drop(held.remove(0)),
             _ => {}
         }
         self.follow();
@@ -541,7 +541,7 @@ impl Mesh {
             })
             .collect();
         self.send(Eds, &all);
-        self.follower.handle_resolved("d.example:443", Ok(vec!["10.0.0.3:443".into()]));
+        self.resolver.handle_resolved("d.example:443", Ok(vec!["10.0.0.3:443".into()]));
         self.follow();
         self.backends.advance(secs(300));
     }
@@ -554,8 +554,8 @@ proptest! {
     /// sends everything at last is followed to the letter.
     #[test]
     fn whatever_happens_the_last_word_counts(happenings in happenings(), delta in any::<bool>()) {
-        let variant = if delta { Variant::Delta } else { Variant::StateOfTheWorld };
-        let mut mesh = Mesh::with(bootstrap(&["one"]), variant);
+        let variant = if delta { XdsVariant::Delta } else { XdsVariant::StateOfTheWorld };
+        let mut mesh = TestMesh::with(bootstrap(&["one"]), variant);
         let mut held = Vec::new();
         for happening in &happenings {
             mesh.happens(happening, &mut held);

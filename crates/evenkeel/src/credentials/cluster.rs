@@ -8,7 +8,9 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use evenkeel_core::Means;
-use evenkeel_xds::resource::{CertificateSource, ClusterSecurity, Roots, SanMatcher, Security};
+use evenkeel_xds::resource::{
+    CertificateSource, ClusterSecurity, RootCertificates, SanMatcher, SecurityConfig,
+};
 use rustls::client::Resumption;
 use rustls::pki_types::ServerName;
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
@@ -50,7 +52,7 @@ impl ClusterTls {
 
     async fn made_for(
         &self,
-        security: &Arc<Security>,
+        security: &Arc<SecurityConfig>,
     ) -> Result<(Arc<ClientConfig>, ServerName<'static>), CredentialsError> {
         let roots = self.roots(&security.roots).await?;
         let identity = match &security.identity {
@@ -68,10 +70,10 @@ impl ClusterTls {
         Ok((Arc::new(config), name))
     }
 
-    async fn roots(&self, roots: &Roots) -> Result<Arc<RootCertStore>, CredentialsError> {
+    async fn roots(&self, roots: &RootCertificates) -> Result<Arc<RootCertStore>, CredentialsError> {
         match roots {
-            Roots::Provider(source) => self.providers.named(&source.instance)?.roots().await,
-            Roots::System => task::spawn_blocking(system_roots)
+            RootCertificates::Provider(source) => self.providers.named(&source.instance)?.roots().await,
+            RootCertificates::System => task::spawn_blocking(system_roots)
                 .await
                 .unwrap_or_else(|_| Err(CredentialsError::new("system roots: the runtime ends"))),
         }
@@ -82,14 +84,14 @@ impl ClusterTls {
     }
 
     /// The server name to send (A101): the endpoint's own if that is wanted, else the cluster's.
-    fn sni<'a>(&'a self, security: &'a Security) -> Option<&'a str> {
+    fn sni<'a>(&'a self, security: &'a SecurityConfig) -> Option<&'a str> {
         let host_name = self.means.host_name().filter(|_| security.auto_host_sni);
         host_name.map(|name| without_port(name)).or(security.sni.as_deref())
     }
 }
 
 fn config(
-    security: &Arc<Security>,
+    security: &Arc<SecurityConfig>,
     sni: Option<&str>,
     roots: Arc<RootCertStore>,
     identity: Option<Arc<CertifiedKey>>,

@@ -564,7 +564,7 @@ fn name_of(host: &str) -> Result<ServerName<'static>, CredentialsError> {
 pub(crate) mod tests {
     use std::process::Command;
 
-    use evenkeel_xds::bootstrap::{CertificateFiles, Identity};
+    use evenkeel_xds::bootstrap::{CertificateFiles, IdentityFiles};
     use rcgen::{
         BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
     };
@@ -785,7 +785,7 @@ pub(crate) mod tests {
         };
         let files = CertificateFiles {
             ca_certificate_file: Some(file("ca", ca.pem())),
-            identity: Some(Identity {
+            identity: Some(IdentityFiles {
                 certificate_file: file("chain", leaf.chain_pem()),
                 private_key_file: file("key", leaf.key_pem()),
             }),

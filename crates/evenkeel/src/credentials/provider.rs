@@ -182,7 +182,7 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
-    use evenkeel_xds::bootstrap::Identity;
+    use evenkeel_xds::bootstrap::IdentityFiles;
     use testkit::Log;
     use tokio::time::advance;
 
@@ -191,7 +191,7 @@ mod tests {
 
     fn files(folder: &Path) -> CertificateFiles {
         let at = |name: &str| folder.join(name).to_str().unwrap().to_owned();
-        let identity = Identity { certificate_file: at("tls.crt"), private_key_file: at("tls.key") };
+        let identity = IdentityFiles { certificate_file: at("tls.crt"), private_key_file: at("tls.key") };
         CertificateFiles {
             ca_certificate_file: Some(at("ca.pem")),
             identity: Some(identity),

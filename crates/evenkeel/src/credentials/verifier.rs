@@ -7,7 +7,7 @@ use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
 
-use evenkeel_xds::resource::{SanKind, SanMatcher, Security};
+use evenkeel_xds::resource::{SanKind, SanMatcher, SecurityConfig};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::verify_server_cert_signed_by_trust_anchor;
 use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature};
@@ -25,7 +25,7 @@ const SHOWN_CHARS: usize = 80;
 #[derive(Debug)]
 pub(super) struct Verifier {
     pub(super) roots: Arc<RootCertStore>,
-    pub(super) security: Arc<Security>,
+    pub(super) security: Arc<SecurityConfig>,
     /// In place of the cluster's matchers.
     pub(super) only: Option<SanMatcher>,
     pub(super) algorithms: WebPkiSupportedAlgorithms,
@@ -134,7 +134,7 @@ mod tests {
 
     use super::super::tests::{Authority, Leaf, cryptography};
     use super::*;
-    use evenkeel_xds::resource::Roots;
+    use evenkeel_xds::resource::RootCertificates;
 
     /// One that trusts these authorities, and accepts one name if it is given.
     fn verifier(trusted: &[&Authority], only: Option<&str>) -> Verifier {
@@ -142,8 +142,8 @@ mod tests {
         for authority in trusted {
             roots.add(CertificateDer::from_pem_slice(authority.pem().as_bytes()).unwrap()).unwrap();
         }
-        let security = Security {
-            roots: Roots::System,
+        let security = SecurityConfig {
+            roots: RootCertificates::System,
             identity: None,
             san_matchers: Vec::new(),
             sni: None,

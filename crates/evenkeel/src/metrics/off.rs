@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use evenkeel_core::{Code, Labels, Measurement, Place};
 use evenkeel_orca::Ignored;
-use evenkeel_xds::client::Client;
+use evenkeel_xds::client::AdsClient;
 
 use super::{DisconnectReason, SecurityLevel};
 
@@ -89,5 +89,5 @@ impl ConnectionMeter {
 pub(crate) struct XdsMeter(());
 
 impl XdsMeter {
-    pub(crate) fn publish(&self, _: &Client) {}
+    pub(crate) fn publish(&self, _: &AdsClient) {}
 }

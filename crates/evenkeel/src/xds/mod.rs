@@ -31,13 +31,13 @@ use std::time::Duration;
 use evenkeel_core::load::LoadStore;
 use evenkeel_core::{Registry, Rng};
 use evenkeel_proto::envoy::service::status::v3::{ClientConfig, ClientStatusRequest, ClientStatusResponse};
-use evenkeel_xds::Limits;
-use evenkeel_xds::bootstrap::{Bootstrap, BootstrapError, Target, TargetError};
-use evenkeel_xds::client::{Client, DELETION_GRACE, Tally, Variant};
-use evenkeel_xds::follow::Step;
-use evenkeel_xds::lb::Converters;
-use evenkeel_xds::lrs::Reporter;
-use evenkeel_xds::resource::Parser;
+use evenkeel_xds::XdsLimits;
+use evenkeel_xds::bootstrap::{Bootstrap, BootstrapError, XdsTarget, XdsTargetError};
+use evenkeel_xds::client::{AdsClient, DELETION_GRACE, ServerStats, XdsVariant};
+use evenkeel_xds::follow::XdsResolverUpdate;
+use evenkeel_xds::lb::LbPolicyConverters;
+use evenkeel_xds::lrs::LrsClient;
+use evenkeel_xds::resource::ResourceParser;
 use tokio::runtime;
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -91,7 +91,7 @@ struct Shared {
 /// What the thread and the handles show each other.
 #[derive(Default)]
 struct Board {
-    tally: Mutex<Vec<Tally>>,
+    tally: Mutex<Vec<ServerStats>>,
     /// Whether the thread was told to look at the load and has not done it yet.
     load_is_due: AtomicBool,
 }
@@ -124,9 +124,9 @@ impl XdsClient {
         XdsClientBuilder {
             bootstrap,
             registry: Registry::standard(),
-            converters: Converters::standard(),
-            limits: Limits::default(),
-            variant: Variant::StateOfTheWorld,
+            converters: LbPolicyConverters::standard(),
+            limits: XdsLimits::default(),
+            variant: XdsVariant::StateOfTheWorld,
             keepalive: KEEPALIVE,
             deletion_grace: DELETION_GRACE,
             http2: Http2Implementation::default(),
@@ -161,7 +161,7 @@ impl XdsClient {
         self.named(target).map(drop)
     }
 
-    fn named(&self, target: &str) -> Result<Target, XdsError> {
+    fn named(&self, target: &str) -> Result<XdsTarget, XdsError> {
         self.shared.bootstrap.listener_name(target).map_err(|error| XdsError { kind: Kind::Target(error) })
     }
 
@@ -213,7 +213,7 @@ impl XdsClient {
     }
 
     /// How each control plane stands, and what happened with it so far.
-    pub fn tally(&self) -> Vec<Tally> {
+    pub fn tally(&self) -> Vec<ServerStats> {
         lock(&self.shared.board.tally).clone()
     }
 
@@ -248,9 +248,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub struct XdsClientBuilder {
     bootstrap: Bootstrap,
     registry: Registry,
-    converters: Converters,
-    limits: Limits,
-    variant: Variant,
+    converters: LbPolicyConverters,
+    limits: XdsLimits,
+    variant: XdsVariant,
     keepalive: Keepalive,
     deletion_grace: Duration,
     http2: Http2Implementation,
@@ -265,19 +265,19 @@ impl XdsClientBuilder {
     }
 
     /// How policies of the control plane become policies of the registry; those that are built in unless given.
-    pub fn converters(mut self, converters: Converters) -> XdsClientBuilder {
+    pub fn converters(mut self, converters: LbPolicyConverters) -> XdsClientBuilder {
         self.converters = converters;
         self
     }
 
     /// How much a control plane may ask of us.
-    pub fn limits(mut self, limits: Limits) -> XdsClientBuilder {
+    pub fn limits(mut self, limits: XdsLimits) -> XdsClientBuilder {
         self.limits = limits;
         self
     }
 
     /// How control planes are spoken to; by the state of the world unless given.
-    pub fn variant(mut self, variant: Variant) -> XdsClientBuilder {
+    pub fn variant(mut self, variant: XdsVariant) -> XdsClientBuilder {
         self.variant = variant;
         self
     }
@@ -347,14 +347,14 @@ impl XdsClientBuilder {
         let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
         let rng = || Rng::from_entropy(entropy::fresh());
         let response_bytes = self.limits.response_bytes;
-        let parser = Parser {
+        let parser = ResourceParser {
             registry: self.registry,
             converters: self.converters,
             limits: self.limits,
             certificate_providers: bootstrap.certificate_providers.keys().cloned().collect(),
         };
-        let reporter = Reporter::new(bootstrap.node.clone(), load, rng());
-        let client = Client::new(bootstrap.clone(), parser, self.variant, rng())
+        let reporter = LrsClient::new(bootstrap.node.clone(), load, rng());
+        let client = AdsClient::new(bootstrap.clone(), parser, self.variant, rng())
             .with_deletion_grace(self.deletion_grace);
         let http2 = Http2 { implementation: self.http2, keepalive: Some(self.keepalive), ..Http2::default() };
         let dialer = Dialer::new(self.connector, http2);
@@ -380,7 +380,7 @@ pub(crate) struct Following {
     /// The authority of the channel's calls.
     pub(crate) authority: String,
     key: u64,
-    steps: watch::Receiver<Option<Step>>,
+    steps: watch::Receiver<Option<XdsResolverUpdate>>,
     /// What was wanted last.
     dynamic: BTreeSet<Arc<str>>,
     client: XdsClient,
@@ -389,7 +389,7 @@ pub(crate) struct Following {
 impl Following {
     /// The next step, once there is one: the last of those that came meanwhile. `None` if the client is gone. Nothing is
     /// lost if the future is dropped.
-    pub(crate) async fn changed(&mut self) -> Option<Step> {
+    pub(crate) async fn changed(&mut self) -> Option<XdsResolverUpdate> {
         self.steps.changed().await.ok()?;
         self.steps.borrow_and_update().clone()
     }
@@ -434,7 +434,7 @@ pub struct XdsError {
 #[derive(Debug)]
 enum Kind {
     Bootstrap(BootstrapError),
-    Target(TargetError),
+    Target(XdsTargetError),
     Gone,
 }
 

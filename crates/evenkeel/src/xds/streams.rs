@@ -52,9 +52,9 @@ const PREFIX: usize = 5;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Key {
     /// ADS.
-    Resources(client::StreamId),
+    Resources(client::AdsStreamId),
     /// LRS.
-    Load(lrs::StreamId),
+    Load(lrs::LrsStreamId),
 }
 
 /// What happened on a stream.
@@ -687,14 +687,14 @@ mod tests {
     }
 
     /// Any id: only a reporter makes them.
-    fn lrs_stream() -> lrs::StreamId {
+    fn lrs_stream() -> lrs::LrsStreamId {
         let store = Arc::new(evenkeel_core::load::LoadStore::default());
         let now = evenkeel_core::Instant::ORIGIN;
         let _load = store.cluster("server", "cluster", None, now);
         let node = evenkeel_proto::envoy::config::core::v3::Node::default();
-        let mut reporter = lrs::Reporter::new(node, store, evenkeel_core::Rng::fixed(1));
+        let mut reporter = lrs::LrsClient::new(node, store, evenkeel_core::Rng::fixed(1));
         match &reporter.poll(now)[..] {
-            [lrs::Effect::Open { stream, .. }] => *stream,
+            [lrs::LrsEffect::Open { stream, .. }] => *stream,
             other => panic!("{other:?}"),
         }
     }

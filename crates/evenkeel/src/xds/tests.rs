@@ -15,9 +15,9 @@ use evenkeel_proto::envoy::config::listener::v3::Listener;
 use evenkeel_proto::envoy::service::status::v3::ClientStatusRequest;
 use evenkeel_proto::envoy::r#type::matcher::v3::NodeMatcher;
 use evenkeel_proto::prost::{Message as _, Name as _};
-use evenkeel_xds::Limits;
+use evenkeel_xds::XdsLimits;
 use evenkeel_xds::bootstrap::Bootstrap;
-use evenkeel_xds::client::{Tally, Variant};
+use evenkeel_xds::client::{ServerStats, XdsVariant};
 use serde_json::{Value, json};
 use testkit::net::certs::Ca;
 use testkit::net::control::ControlPlane;
@@ -76,7 +76,7 @@ async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     timeout(LONG, wait).await.unwrap_or_else(|_| panic!("never: {what}"));
 }
 
-fn first(client: &XdsClient) -> Tally {
+fn first(client: &XdsClient) -> ServerStats {
     client.tally().into_iter().next().expect("a server")
 }
 
@@ -152,7 +152,7 @@ impl Channel {
 /// changes lead to further steps, and who leaves is gone from the control plane.
 #[tokio::test]
 async fn from_a_target_to_steps() {
-    for variant in [Variant::StateOfTheWorld, Variant::Delta] {
+    for variant in [XdsVariant::StateOfTheWorld, XdsVariant::Delta] {
         let control = serving().await;
         let client = XdsClient::builder(bootstrap(&[control.address()])).variant(variant).build();
         let mut orders = Channel::to(&client, "xds:///orders");
@@ -316,7 +316,7 @@ async fn a_large_response() {
 #[tokio::test]
 async fn a_response_that_is_too_long() {
     let control = serving().await;
-    let mut limits = Limits::default();
+    let mut limits = XdsLimits::default();
     limits.response_bytes = 10_000;
     let client = XdsClient::builder(bootstrap(&[control.address()])).limits(limits).build();
     let mut orders = Channel::to(&client, "xds:///orders");

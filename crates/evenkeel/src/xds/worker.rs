@@ -14,9 +14,11 @@ use evenkeel_core::{Address, Code, Instant, Rng, Status};
 use evenkeel_proto::envoy::service::status::v3::{ClientStatusRequest, ClientStatusResponse};
 use evenkeel_proto::prost_types::Timestamp;
 use evenkeel_xds::bootstrap::{Bootstrap, ServerConfig};
-use evenkeel_xds::client::{self, Changed, Client, Input, Request, SubscriberId, Variant};
-use evenkeel_xds::follow::{Follower, Glance, Step};
-use evenkeel_xds::lrs::{self, Reporter};
+use evenkeel_xds::client::{
+    self, AdsClient, AdsEvent, AdsRequest, ChangedResources, SubscriberId, XdsVariant,
+};
+use evenkeel_xds::follow::{EndpointsOnlyUpdate, XdsResolver, XdsResolverUpdate};
+use evenkeel_xds::lrs::{self, LrsClient};
 use evenkeel_xds::resource::ResourceType;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{sleep_until, timeout};
@@ -44,7 +46,7 @@ pub(super) enum Command {
         authority: String,
         channel_id: u64,
         meter: XdsMeter,
-        steps: watch::Sender<Option<Step>>,
+        steps: watch::Sender<Option<XdsResolverUpdate>>,
     },
     Want {
         key: u64,
@@ -75,15 +77,15 @@ pub(super) enum Event {
 
 pub(super) struct Worker {
     bootstrap: Arc<Bootstrap>,
-    client: Client,
-    reporter: Reporter,
+    client: AdsClient,
+    reporter: LrsClient,
     names: Names,
     streams: Streams,
     channels: BTreeMap<u64, Channel>,
     /// The channels by the client's ids.
     owners: BTreeMap<SubscriberId, u64>,
     /// Channels that have something to look at, and what that is.
-    dirty: BTreeMap<u64, Changed>,
+    dirty: BTreeMap<u64, ChangedResources>,
     load_is_due: bool,
     board: Arc<Board>,
     wall: Wall,
@@ -94,11 +96,11 @@ pub(super) struct Worker {
 struct Channel {
     id: SubscriberId,
     target: String,
-    follower: Follower,
+    follower: XdsResolver,
     /// The clusters that its policies ask for.
     dynamic: BTreeSet<Arc<str>>,
     wanted: BTreeSet<(ResourceType, String)>,
-    steps: watch::Sender<Option<Step>>,
+    steps: watch::Sender<Option<XdsResolverUpdate>>,
     meter: XdsMeter,
     /// Whether an [`Event::Idle`] is on its way.
     is_idle_told: Arc<AtomicBool>,
@@ -107,8 +109,8 @@ struct Channel {
 impl Worker {
     pub(super) fn new(
         bootstrap: Arc<Bootstrap>,
-        client: Client,
-        reporter: Reporter,
+        client: AdsClient,
+        reporter: LrsClient,
         board: Arc<Board>,
         dialer: Dialer,
         response_bytes: usize,
@@ -225,8 +227,8 @@ impl Worker {
             channel.meter.publish(&self.client);
         }
         let mut shown = lock(&self.board.tally);
-        if !self.client.tally().eq(shown.iter()) {
-            *shown = self.client.tally().cloned().collect();
+        if !self.client.server_stats().eq(shown.iter()) {
+            *shown = self.client.server_stats().cloned().collect();
         }
     }
 }
@@ -245,9 +247,9 @@ impl Worker {
                     }
                 });
                 let node = &self.bootstrap.node.id;
-                let follower = Follower::new(listener, authority, node, channel_id, on_idle);
+                let follower = XdsResolver::new(listener, authority, node, channel_id, on_idle);
                 let channel = Channel {
-                    id: self.client.subscribe(),
+                    id: self.client.add_subscriber(),
                     follower: follower.for_target(&target),
                     target,
                     dynamic: BTreeSet::new(),
@@ -258,19 +260,19 @@ impl Worker {
                 };
                 self.owners.insert(channel.id, key);
                 self.channels.insert(key, channel);
-                self.dirty.insert(key, Changed::Anything);
+                self.dirty.insert(key, ChangedResources::Anything);
             }
             Command::Want { key, dynamic } => {
                 if let Some(channel) = self.channels.get_mut(&key) {
                     channel.dynamic = dynamic;
-                    self.dirty.insert(key, Changed::Anything);
+                    self.dirty.insert(key, ChangedResources::Anything);
                 }
             }
             Command::Reresolve { key } => self.names.ask_again(key, clock::now()),
             Command::Leave { key } => {
                 if let Some(channel) = self.channels.remove(&key) {
                     self.owners.remove(&channel.id);
-                    self.client.leave(channel.id, clock::now());
+                    self.client.remove_subscriber(channel.id, clock::now());
                     self.names.want(key, &BTreeSet::new());
                     self.load_is_due = true;
                 }
@@ -284,10 +286,11 @@ impl Worker {
     }
 
     /// Lets a channel look at what changed, or at all that is known until that leads to nothing new.
-    fn follow(&mut self, key: u64, changed: &Changed) {
+    fn follow(&mut self, key: u64, changed: &ChangedResources) {
         let Some(channel) = self.channels.get_mut(&key) else { return };
-        if let Changed::Endpoints(names) = changed
-            && let Glance::Enough(step) = channel.follower.follow_endpoints(names, &self.client)
+        if let ChangedResources::Endpoints(names) = changed
+            && let EndpointsOnlyUpdate::Applied(step) =
+                channel.follower.resolve_endpoints(names, &self.client)
         {
             if let Some(step) = step {
                 channel.steps.send_replace(Some(step));
@@ -295,8 +298,8 @@ impl Worker {
             return self.client.processed(channel.id);
         }
         loop {
-            let followed = channel.follower.follow(&channel.dynamic, &self.client);
-            if let Some(step) = followed.step {
+            let followed = channel.follower.resolve(&channel.dynamic, &self.client);
+            if let Some(step) = followed.update {
                 channel.steps.send_replace(Some(step));
             }
             let known = self.names.want(key, &followed.hosts);
@@ -306,7 +309,7 @@ impl Worker {
                 channel.follower.handle_resolved(&host, answer);
             }
             if followed.wanted != channel.wanted {
-                self.client.want(channel.id, followed.wanted.clone(), clock::now());
+                self.client.watch(channel.id, followed.wanted.clone(), clock::now());
                 channel.wanted = followed.wanted;
             }
             if is_done {
@@ -335,7 +338,7 @@ impl Worker {
         let targets: BTreeSet<&str> = self.channels.values().map(|channel| channel.target.as_str()).collect();
         let scope = targets.into_iter().collect::<Vec<_>>().join(",");
         self.wall.look();
-        client::answer(request, [(scope.as_str(), &self.client)], |at| self.wall.date(at))
+        client::client_status(request, [(scope.as_str(), &self.client)], |at| self.wall.date(at))
     }
 }
 
@@ -350,31 +353,31 @@ impl Worker {
                 for key in self.names.handle(&host, &answer, now) {
                     if let Some(channel) = self.channels.get_mut(&key) {
                         channel.follower.handle_resolved(&host, answer.clone());
-                        self.dirty.insert(key, Changed::Anything);
+                        self.dirty.insert(key, ChangedResources::Anything);
                     }
                 }
             }
             Event::Idle(key) => {
                 if let Some(channel) = self.channels.get(&key) {
                     channel.is_idle_told.store(false, Ordering::Release);
-                    self.dirty.insert(key, Changed::Anything);
+                    self.dirty.insert(key, ChangedResources::Anything);
                 }
             }
         }
     }
 
-    fn handle_news(&mut self, stream: client::StreamId, news: News, now: Instant) {
+    fn handle_news(&mut self, stream: client::AdsStreamId, news: News, now: Instant) {
         self.streams.note(Key::Resources(stream), &news);
         match news {
-            News::Opened => self.client.handle(Input::Opened { stream }, now),
-            News::Written => self.client.handle(Input::Written { stream }, now),
-            News::Message(bytes) => self.client.handle(Input::Message { stream, bytes: &bytes }, now),
-            News::Nonsense(why) => self.client.handle(Input::Nonsense { stream, why: &why }, now),
-            News::Closed(status) => self.client.handle(Input::Closed { stream, status }, now),
+            News::Opened => self.client.handle(AdsEvent::Opened { stream }, now),
+            News::Written => self.client.handle(AdsEvent::Written { stream }, now),
+            News::Message(bytes) => self.client.handle(AdsEvent::Message { stream, bytes: &bytes }, now),
+            News::Nonsense(why) => self.client.handle(AdsEvent::ProtocolError { stream, why: &why }, now),
+            News::Closed(status) => self.client.handle(AdsEvent::Closed { stream, status }, now),
         }
     }
 
-    fn handle_news_of_load(&mut self, stream: lrs::StreamId, news: News, now: Instant) {
+    fn handle_news_of_load(&mut self, stream: lrs::LrsStreamId, news: News, now: Instant) {
         let key = Key::Load(stream);
         self.streams.note(key, &news);
         match news {
@@ -396,33 +399,33 @@ impl Worker {
         self.load_is_due = true;
     }
 
-    fn carry_out(&mut self, effect: client::Effect) {
+    fn carry_out(&mut self, effect: client::AdsEffect) {
         match effect {
-            client::Effect::Open { stream, server, variant } => {
+            client::AdsEffect::Open { stream, server, variant } => {
                 let method = match variant {
-                    Variant::StateOfTheWorld => STATE_OF_THE_WORLD,
-                    Variant::Delta => DELTA,
+                    XdsVariant::StateOfTheWorld => STATE_OF_THE_WORLD,
+                    XdsVariant::Delta => DELTA,
                 };
                 // The client itself gives up after a while.
                 self.streams.open(Key::Resources(stream), server, method, None);
             }
-            client::Effect::Send { stream, request } => {
+            client::AdsEffect::Send { stream, request } => {
                 let message = match *request {
-                    Request::Sotw(request) => framed(&request),
-                    Request::Delta(request) => framed(&request),
+                    AdsRequest::Sotw(request) => framed(&request),
+                    AdsRequest::Delta(request) => framed(&request),
                 };
                 self.streams.send(Key::Resources(stream), message);
             }
-            client::Effect::Read { stream } => self.streams.read(Key::Resources(stream)),
-            client::Effect::Close { stream } => self.streams.cancel(Key::Resources(stream)),
-            client::Effect::Warn(text) => tracing::warn!(node = self.bootstrap.node.id, "{text}"),
-            client::Effect::Info(text) => tracing::info!(node = self.bootstrap.node.id, "{text}"),
+            client::AdsEffect::Read { stream } => self.streams.read(Key::Resources(stream)),
+            client::AdsEffect::Close { stream } => self.streams.cancel(Key::Resources(stream)),
+            client::AdsEffect::Warn(text) => tracing::warn!(node = self.bootstrap.node.id, "{text}"),
+            client::AdsEffect::Info(text) => tracing::info!(node = self.bootstrap.node.id, "{text}"),
         }
     }
 
-    fn carry_out_report(&mut self, effect: lrs::Effect) {
+    fn carry_out_report(&mut self, effect: lrs::LrsEffect) {
         match effect {
-            lrs::Effect::Open { stream, server } => {
+            lrs::LrsEffect::Open { stream, server } => {
                 if let Some(config) = self.server(&server) {
                     let patience = evenkeel_core::Backoff::default().min_connect_timeout;
                     self.streams.open(Key::Load(stream), config, LOAD_STATS, Some(patience));
@@ -431,9 +434,11 @@ impl Worker {
                     self.reporter.handle_closed(stream, &status, clock::now());
                 }
             }
-            lrs::Effect::Send { stream, request } => self.streams.send(Key::Load(stream), framed(&*request)),
-            lrs::Effect::Close { stream } => self.streams.finish(Key::Load(stream)),
-            lrs::Effect::Warn(text) => tracing::warn!(node = self.bootstrap.node.id, "{text}"),
+            lrs::LrsEffect::Send { stream, request } => {
+                self.streams.send(Key::Load(stream), framed(&*request))
+            }
+            lrs::LrsEffect::Close { stream } => self.streams.finish(Key::Load(stream)),
+            lrs::LrsEffect::Warn(text) => tracing::warn!(node = self.bootstrap.node.id, "{text}"),
             other => tracing::error!(effect = ?other, "an effect of load reports that is not known here"),
         }
     }

@@ -11,37 +11,37 @@ use evenkeel_proto::envoy::r#type::matcher::v3::RegexMatchAndSubstitute;
 use evenkeel_proto::prost_types::Duration;
 
 use super::{filters, retry};
-use crate::Path;
-use crate::resource::message_of;
-use crate::resource::reader::Reader;
+use crate::FieldPath;
+use crate::resource::message_name;
+use crate::resource::reader::ResourceReader;
 use crate::routing::{
-    Action, Forward, HashPolicy, HashSource, HeaderName, Overrides, RetryPolicy, Rewrite, StreamLimit,
-    WeightedCluster,
+    FilterOverrides, ForwardAction, HashPolicy, HashSource, HeaderName, RegexRewrite, RouteAction,
+    StreamLimit, WeightedCluster, XdsRetryPolicy,
 };
 use crate::text::quoted;
 
 /// Why a route is left out.
-pub(super) enum LeftOut {
+pub(super) enum RouteRejection {
     /// gRPC cannot serve it; the warnings say more.
     Skipped,
     /// It is wrong; the problems say more.
-    Wrong,
+    Invalid,
 }
 
 /// What routes take from what is around them.
-pub(super) struct Around<'a> {
+pub(super) struct RouteContext<'a> {
     /// The names of cluster specifier plugins.
     pub(super) plugins: &'a BTreeSet<&'a str>,
     /// The virtual host's retry policy.
-    pub(super) retry: Option<Arc<RetryPolicy>>,
+    pub(super) retry: Option<Arc<XdsRetryPolicy>>,
 }
 
 /// The names of the cluster specifier plugins. This client has none, so each must be optional, and routes to it are
 /// skipped.
 pub(super) fn plugins<'a>(
     messages: &'a [proto::ClusterSpecifierPlugin],
-    path: &Path<'_>,
-    reader: &mut Reader<'_>,
+    path: &FieldPath<'_>,
+    reader: &mut ResourceReader<'_>,
 ) -> BTreeSet<&'a str> {
     let mut names = BTreeSet::new();
     for (i, plugin) in messages.iter().enumerate() {
@@ -51,7 +51,7 @@ pub(super) fn plugins<'a>(
             let text = format!(
                 "cluster specifier plugin {} has the unknown type {}",
                 quoted(&extension.name),
-                quoted(message_of(&type_url))
+                quoted(message_name(&type_url))
             );
             reader.problem(&path.index(i), text);
         }
@@ -62,13 +62,13 @@ pub(super) fn plugins<'a>(
 
 pub(super) fn read(
     message: Option<&ActionKind>,
-    path: &Path<'_>,
-    around: &Around<'_>,
-    reader: &mut Reader<'_>,
-) -> Result<Action, LeftOut> {
+    path: &FieldPath<'_>,
+    context: &RouteContext<'_>,
+    reader: &mut ResourceReader<'_>,
+) -> Result<RouteAction, RouteRejection> {
     let kind = match message {
         Some(ActionKind::Route(message)) => {
-            return forward(message, &path.field("route"), around, reader).map(Action::Forward);
+            return forward(message, &path.field("route"), context, reader).map(RouteAction::Forward);
         }
         Some(ActionKind::NonForwardingAction(_)) => "non_forwarding_action",
         Some(ActionKind::Redirect(_)) => "redirect",
@@ -76,24 +76,24 @@ pub(super) fn read(
         None => "no action that this client knows",
     };
     reader.warn(path, format!("has {kind}: calls that it matches fail (A36)"));
-    Ok(Action::Unsupported { kind })
+    Ok(RouteAction::Unsupported { kind })
 }
 
 fn forward(
     message: &proto::RouteAction,
-    path: &Path<'_>,
-    around: &Around<'_>,
-    reader: &mut Reader<'_>,
-) -> Result<Forward, LeftOut> {
-    let clusters = clusters(message, path, around, reader);
-    if let Err(LeftOut::Skipped) = clusters {
-        return Err(LeftOut::Skipped);
+    path: &FieldPath<'_>,
+    context: &RouteContext<'_>,
+    reader: &mut ResourceReader<'_>,
+) -> Result<ForwardAction, RouteRejection> {
+    let clusters = clusters(message, path, context, reader);
+    if let Err(RouteRejection::Skipped) = clusters {
+        return Err(RouteRejection::Skipped);
     }
     let limit = limit(message, path, reader);
     let retry = match &message.retry_policy {
         // A policy that retries nothing stands against the virtual host's all the same.
         Some(policy) => retry::read(policy, &path.field("retry_policy"), reader),
-        None => around.retry.clone(),
+        None => context.retry.clone(),
     };
     let hash = (message.hash_policy.iter().enumerate())
         .filter_map(|(i, policy)| hash_policy(policy, &path.field("hash_policy").index(i), reader))
@@ -105,49 +105,49 @@ fn forward(
         reader.warn(&path.field("auto_host_rewrite"), text);
     }
     let auto_host_rewrite = auto_host_rewrite && reader.trusted;
-    Ok(Forward { clusters: clusters?, limit, retry, hash, auto_host_rewrite })
+    Ok(ForwardAction { clusters: clusters?, limit, retry, hash, auto_host_rewrite })
 }
 
 fn clusters(
     message: &proto::RouteAction,
-    path: &Path<'_>,
-    around: &Around<'_>,
-    reader: &mut Reader<'_>,
-) -> Result<Vec<WeightedCluster>, LeftOut> {
+    path: &FieldPath<'_>,
+    context: &RouteContext<'_>,
+    reader: &mut ResourceReader<'_>,
+) -> Result<Vec<WeightedCluster>, RouteRejection> {
     match &message.cluster_specifier {
         Some(ClusterSpecifier::Cluster(name)) => {
             reader.name(name, &path.field("cluster"));
             let name = name.as_str().into();
-            Ok(vec![WeightedCluster { name, weight: 1, overrides: Overrides::new() }])
+            Ok(vec![WeightedCluster { name, weight: 1, overrides: FilterOverrides::new() }])
         }
         Some(ClusterSpecifier::WeightedClusters(message)) => {
             weighted_clusters(message, &path.field("weighted_clusters"), reader)
         }
         Some(ClusterSpecifier::ClusterSpecifierPlugin(name)) => {
             let path = path.field("cluster_specifier_plugin");
-            if around.plugins.contains(name.as_str()) {
+            if context.plugins.contains(name.as_str()) {
                 reader.warn(&path, format!("{} is of an unknown type: the route is skipped", quoted(name)));
-                return Err(LeftOut::Skipped);
+                return Err(RouteRejection::Skipped);
             }
             reader.problem(&path, format!("{} is not among cluster_specifier_plugins", quoted(name)));
-            Err(LeftOut::Wrong)
+            Err(RouteRejection::Invalid)
         }
         Some(ClusterSpecifier::ClusterHeader(_)) => {
             reader.warn(&path.field("cluster_header"), "is not supported: the route is skipped");
-            Err(LeftOut::Skipped)
+            Err(RouteRejection::Skipped)
         }
         None => {
             reader.warn(path, "has no cluster specifier that this client knows: the route is skipped");
-            Err(LeftOut::Skipped)
+            Err(RouteRejection::Skipped)
         }
     }
 }
 
 fn weighted_clusters(
     message: &proto::WeightedCluster,
-    path: &Path<'_>,
-    reader: &mut Reader<'_>,
-) -> Result<Vec<WeightedCluster>, LeftOut> {
+    path: &FieldPath<'_>,
+    reader: &mut ResourceReader<'_>,
+) -> Result<Vec<WeightedCluster>, RouteRejection> {
     let mut clusters = Vec::new();
     let mut sum = 0u64;
     for (i, cluster) in message.clusters.iter().enumerate() {
@@ -168,11 +168,11 @@ fn weighted_clusters(
     }
     if sum > u32::MAX.into() {
         reader.problem(path, format!("the weights sum up to {sum}; at most {} is allowed", u32::MAX));
-        return Err(LeftOut::Wrong);
+        return Err(RouteRejection::Invalid);
     }
     if clusters.is_empty() {
         reader.problem(path, "expected at least one cluster with a weight above 0, found none");
-        return Err(LeftOut::Wrong);
+        return Err(RouteRejection::Invalid);
     }
     if message.total_weight.is_some_and(|total| u64::from(total) != sum) {
         reader.warn(&path.field("total_weight"), "is ignored: shares go by the sum of the weights");
@@ -180,7 +180,7 @@ fn weighted_clusters(
     Ok(clusters)
 }
 
-fn limit(message: &proto::RouteAction, path: &Path<'_>, reader: &mut Reader<'_>) -> StreamLimit {
+fn limit(message: &proto::RouteAction, path: &FieldPath<'_>, reader: &mut ResourceReader<'_>) -> StreamLimit {
     // A31: their clocks start at points that gRPC does not have.
     for (name, value) in [("timeout", &message.timeout), ("max_grpc_timeout", &message.max_grpc_timeout)] {
         if value.as_ref().is_some_and(|value| *value != Duration::default()) {
@@ -199,8 +199,8 @@ fn limit(message: &proto::RouteAction, path: &Path<'_>, reader: &mut Reader<'_>)
 
 fn hash_policy(
     message: &proto::route_action::HashPolicy,
-    path: &Path<'_>,
-    reader: &mut Reader<'_>,
+    path: &FieldPath<'_>,
+    reader: &mut ResourceReader<'_>,
 ) -> Option<HashPolicy> {
     let source = match &message.policy_specifier {
         Some(PolicySpecifier::Header(header)) => {
@@ -225,9 +225,13 @@ fn hash_policy(
     Some(HashPolicy { source, terminal: message.terminal })
 }
 
-fn rewrite(message: &RegexMatchAndSubstitute, path: &Path<'_>, reader: &mut Reader<'_>) -> Option<Rewrite> {
+fn rewrite(
+    message: &RegexMatchAndSubstitute,
+    path: &FieldPath<'_>,
+    reader: &mut ResourceReader<'_>,
+) -> Option<RegexRewrite> {
     let pattern = reader.required(message.pattern.as_ref(), &path.field("pattern"))?;
-    let pattern = reader.within(&pattern.regex, &path.field("pattern").field("regex"))?;
+    let pattern = reader.search(&pattern.regex, &path.field("pattern").field("regex"))?;
     let substitution = substitution(&message.substitution, pattern.captures_len());
     if substitution.is_none() {
         let text = format!(
@@ -237,7 +241,7 @@ fn rewrite(message: &RegexMatchAndSubstitute, path: &Path<'_>, reader: &mut Read
         );
         reader.problem(&path.field("substitution"), text);
     }
-    Some(Rewrite { pattern, substitution: substitution? })
+    Some(RegexRewrite { pattern, substitution: substitution? })
 }
 
 /// A substitution in RE2's notation (`\1`) as one in the notation of the `regex` crate (`${1}`), for a pattern with so many

@@ -4,32 +4,32 @@ use std::collections::BTreeMap;
 
 /// Domains to the indices of virtual hosts. Case does not matter; of two equal domains the first counts.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Domains {
+pub(super) struct DomainTable {
     exact: BTreeMap<String, usize>,
     /// What comes after the asterisk.
-    suffixes: Wildcards,
+    suffixes: WildcardDomains,
     /// What comes before the asterisk.
-    prefixes: Wildcards,
+    prefixes: WildcardDomains,
     any: Option<usize>,
 }
 
 /// Parts of names by their length, so that the longest can be found first.
-type Wildcards = BTreeMap<usize, BTreeMap<String, usize>>;
+type WildcardDomains = BTreeMap<usize, BTreeMap<String, usize>>;
 
 /// Why a domain was not added as it is.
-pub(super) enum Odd {
+pub(super) enum DomainError {
     /// An asterisk in the middle.
     Invalid,
     /// It was there before.
-    Twice,
+    Duplicate,
 }
 
-impl Domains {
-    pub(super) fn add(&mut self, domain: &str, host: usize) -> Result<(), Odd> {
+impl DomainTable {
+    pub(super) fn add(&mut self, domain: &str, host: usize) -> Result<(), DomainError> {
         let domain = domain.to_ascii_lowercase();
         if domain == "*" {
             if self.any.is_some() {
-                return Err(Odd::Twice);
+                return Err(DomainError::Duplicate);
             }
             self.any = Some(host);
             return Ok(());
@@ -42,10 +42,10 @@ impl Domains {
             (&mut self.exact, domain.as_str())
         };
         if part.is_empty() || part.contains('*') {
-            return Err(Odd::Invalid);
+            return Err(DomainError::Invalid);
         }
         if map.contains_key(part) {
-            return Err(Odd::Twice);
+            return Err(DomainError::Duplicate);
         }
         map.insert(part.to_owned(), host);
         Ok(())

@@ -16,19 +16,20 @@ use evenkeel_proto::prost::Name;
 use evenkeel_proto::prost_types::Any;
 use evenkeel_proto::{udpa, xds};
 
-use crate::Path;
-use crate::resource::message_of;
-use crate::resource::reader::Reader;
+use crate::FieldPath;
+use crate::resource::message_name;
+use crate::resource::reader::ResourceReader;
 use crate::routing::{
-    Abort, Delay, FaultConfig, Filter, FilterInstance, Override, Overrides, Share, code_of, code_of_http,
+    AbortSpec, DelaySpec, FaultConfig, FaultFraction, FilterInstance, FilterOverride, FilterOverrides,
+    XdsHttpFilter, code_from_grpc, code_from_http,
 };
 use crate::text::quoted;
 
 /// The filters of a listener.
 pub(in crate::resource) fn chain(
     messages: &[HttpFilter],
-    path: &Path<'_>,
-    reader: &mut Reader<'_>,
+    path: &FieldPath<'_>,
+    reader: &mut ResourceReader<'_>,
 ) -> Vec<FilterInstance> {
     if messages.is_empty() {
         reader.problem(path, "expected at least one filter, found none");
@@ -68,14 +69,18 @@ pub(in crate::resource) fn chain(
 }
 
 /// A filter, unless it is unknown; that is a problem if it is not optional.
-fn filter(message: &HttpFilter, path: &Path<'_>, reader: &mut Reader<'_>) -> Option<Filter> {
+fn filter(
+    message: &HttpFilter,
+    path: &FieldPath<'_>,
+    reader: &mut ResourceReader<'_>,
+) -> Option<XdsHttpFilter> {
     let (found, path) = match &message.config_type {
         Some(ConfigType::TypedConfig(any)) => {
             let path = path.field("typed_config");
-            match known(any, &path, reader)? {
-                Known::Router => return Some(Filter::Router),
-                Known::Fault(fault) => return Some(Filter::Fault(fault)),
-                Known::Not(found) => (found, path),
+            match filter_kind(any, &path, reader)? {
+                HttpFilterKind::Router => return Some(XdsHttpFilter::Router),
+                HttpFilterKind::Fault(fault) => return Some(XdsHttpFilter::Fault(fault)),
+                HttpFilterKind::Unknown(found) => (found, path),
             }
         }
         Some(ConfigType::ConfigDiscovery(_)) => {
@@ -83,11 +88,11 @@ fn filter(message: &HttpFilter, path: &Path<'_>, reader: &mut Reader<'_>) -> Opt
         }
         None => ("is required".to_owned(), path.field("typed_config")),
     };
-    leave_out(message.is_optional, &found, &path, reader);
+    report_unsupported(message.is_optional, &found, &path, reader);
     None
 }
 
-fn leave_out(optional: bool, found: &str, path: &Path<'_>, reader: &mut Reader<'_>) {
+fn report_unsupported(optional: bool, found: &str, path: &FieldPath<'_>, reader: &mut ResourceReader<'_>) {
     if optional {
         reader.warn(path, format!("{found}: left out, for it is optional"));
     } else {
@@ -98,9 +103,9 @@ fn leave_out(optional: bool, found: &str, path: &Path<'_>, reader: &mut Reader<'
 /// The overrides in the field `typed_per_filter_config` of the message at `path`.
 pub(super) fn overrides(
     messages: &BTreeMap<String, Any>,
-    path: &Path<'_>,
-    reader: &mut Reader<'_>,
-) -> Overrides {
+    path: &FieldPath<'_>,
+    reader: &mut ResourceReader<'_>,
+) -> FilterOverrides {
     let path = path.field("typed_per_filter_config");
     let read = messages
         .iter()
@@ -108,46 +113,51 @@ pub(super) fn overrides(
     read.collect()
 }
 
-fn read_override(any: &Any, path: &Path<'_>, reader: &mut Reader<'_>) -> Option<Override> {
+fn read_override(any: &Any, path: &FieldPath<'_>, reader: &mut ResourceReader<'_>) -> Option<FilterOverride> {
     if !is::<FilterConfig>(any) {
         return override_config(any, false, path, reader);
     }
     let wrapper: FilterConfig = reader.decode(&any.value, path)?;
     if wrapper.disabled {
-        return Some(Override::Off);
+        return Some(FilterOverride::Off);
     }
     let path = path.field("config");
     if wrapper.config.is_none() {
-        leave_out(wrapper.is_optional, "is required", &path, reader);
+        report_unsupported(wrapper.is_optional, "is required", &path, reader);
     }
     override_config(&wrapper.config?, wrapper.is_optional, &path, reader)
 }
 
-fn override_config(any: &Any, optional: bool, path: &Path<'_>, reader: &mut Reader<'_>) -> Option<Override> {
-    match known(any, path, reader)? {
-        Known::Fault(fault) => return Some(Override::Use(Filter::Fault(fault))),
-        Known::Router => reader.problem(path, "the router has no overrides"),
-        Known::Not(found) => leave_out(optional, &found, path, reader),
+fn override_config(
+    any: &Any,
+    optional: bool,
+    path: &FieldPath<'_>,
+    reader: &mut ResourceReader<'_>,
+) -> Option<FilterOverride> {
+    match filter_kind(any, path, reader)? {
+        HttpFilterKind::Fault(fault) => return Some(FilterOverride::Use(XdsHttpFilter::Fault(fault))),
+        HttpFilterKind::Router => reader.problem(path, "the router has no overrides"),
+        HttpFilterKind::Unknown(found) => report_unsupported(optional, &found, path, reader),
     }
     None
 }
 
 /// A filter's config by its type.
-enum Known {
+enum HttpFilterKind {
     Router,
     Fault(Arc<FaultConfig>),
     /// A type that this client does not know, as a message says it.
-    Not(String),
+    Unknown(String),
 }
 
-fn known(any: &Any, path: &Path<'_>, reader: &mut Reader<'_>) -> Option<Known> {
+fn filter_kind(any: &Any, path: &FieldPath<'_>, reader: &mut ResourceReader<'_>) -> Option<HttpFilterKind> {
     if is::<Router>(any) {
         // A39: none of its fields is used.
-        return reader.decode::<Router>(&any.value, path).map(|_| Known::Router);
+        return reader.decode::<Router>(&any.value, path).map(|_| HttpFilterKind::Router);
     }
     if is::<HttpFault>(any) {
         let message = reader.decode(&any.value, path)?;
-        return Some(Known::Fault(Arc::new(fault(&message, path, reader))));
+        return Some(HttpFilterKind::Fault(Arc::new(fault(&message, path, reader))));
     }
     let inner = if is::<xds::r#type::v3::TypedStruct>(any) {
         Some(reader.decode::<xds::r#type::v3::TypedStruct>(&any.value, path)?.type_url)
@@ -156,17 +166,17 @@ fn known(any: &Any, path: &Path<'_>, reader: &mut Reader<'_>) -> Option<Known> {
     } else {
         None
     };
-    Some(Known::Not(match inner {
-        Some(inner) => format!("has the unknown type {} (in a TypedStruct)", quoted(message_of(&inner))),
-        None => format!("has the unknown type {}", quoted(message_of(&any.type_url))),
+    Some(HttpFilterKind::Unknown(match inner {
+        Some(inner) => format!("has the unknown type {} (in a TypedStruct)", quoted(message_name(&inner))),
+        None => format!("has the unknown type {}", quoted(message_name(&any.type_url))),
     }))
 }
 
 fn is<M: Name>(any: &Any) -> bool {
-    message_of(&any.type_url) == M::full_name()
+    message_name(&any.type_url) == M::full_name()
 }
 
-fn fault(message: &HttpFault, path: &Path<'_>, reader: &mut Reader<'_>) -> FaultConfig {
+fn fault(message: &HttpFault, path: &FieldPath<'_>, reader: &mut ResourceReader<'_>) -> FaultConfig {
     for (name, count) in
         [("headers", message.headers.len()), ("downstream_nodes", message.downstream_nodes.len())]
     {
@@ -181,13 +191,17 @@ fn fault(message: &HttpFault, path: &Path<'_>, reader: &mut Reader<'_>) -> Fault
     }
 }
 
-fn delay(message: FaultDelay, path: &Path<'_>, reader: &mut Reader<'_>) -> Option<(Delay, Share)> {
+fn delay(
+    message: FaultDelay,
+    path: &FieldPath<'_>,
+    reader: &mut ResourceReader<'_>,
+) -> Option<(DelaySpec, FaultFraction)> {
     let share = share(message.percentage, path, reader);
     let delay = match message.fault_delay_secifier {
         Some(FaultDelaySecifier::FixedDelay(value)) => {
-            Delay::Fixed(reader.duration(Some(&value), &path.field("fixed_delay"))?)
+            DelaySpec::Fixed(reader.duration(Some(&value), &path.field("fixed_delay"))?)
         }
-        Some(FaultDelaySecifier::HeaderDelay(_)) => Delay::Header,
+        Some(FaultDelaySecifier::HeaderDelay(_)) => DelaySpec::Header,
         None => {
             reader.warn(path, "has neither fixed_delay nor header_delay: nothing is delayed");
             return None;
@@ -196,12 +210,16 @@ fn delay(message: FaultDelay, path: &Path<'_>, reader: &mut Reader<'_>) -> Optio
     Some((delay, share?))
 }
 
-fn abort(message: FaultAbort, path: &Path<'_>, reader: &mut Reader<'_>) -> Option<(Abort, Share)> {
+fn abort(
+    message: FaultAbort,
+    path: &FieldPath<'_>,
+    reader: &mut ResourceReader<'_>,
+) -> Option<(AbortSpec, FaultFraction)> {
     let share = share(message.percentage, path, reader);
     let (code, field, expected, found) = match message.error_type {
-        Some(ErrorType::HttpStatus(status)) => (code_of_http(status), "http_status", "200 to 599", status),
-        Some(ErrorType::GrpcStatus(code)) => (code_of(code), "grpc_status", "0 to 16", code),
-        Some(ErrorType::HeaderAbort(_)) => return Some((Abort::Header, share?)),
+        Some(ErrorType::HttpStatus(status)) => (code_from_http(status), "http_status", "200 to 599", status),
+        Some(ErrorType::GrpcStatus(code)) => (code_from_grpc(code), "grpc_status", "0 to 16", code),
+        Some(ErrorType::HeaderAbort(_)) => return Some((AbortSpec::Header, share?)),
         None => {
             reader.warn(path, "has none of http_status, grpc_status and header_abort: nothing is aborted");
             return None;
@@ -210,15 +228,19 @@ fn abort(message: FaultAbort, path: &Path<'_>, reader: &mut Reader<'_>) -> Optio
     if code.is_none() {
         reader.problem(&path.field(field), format!("expected {expected}, found {found}"));
     }
-    Some((Abort::Fixed(Abort::status(code?)), share?))
+    Some((AbortSpec::Fixed(AbortSpec::status(code?)), share?))
 }
 
-fn share(message: Option<FractionalPercent>, path: &Path<'_>, reader: &mut Reader<'_>) -> Option<Share> {
+fn share(
+    message: Option<FractionalPercent>,
+    path: &FieldPath<'_>,
+    reader: &mut ResourceReader<'_>,
+) -> Option<FaultFraction> {
     let path = path.field("percentage");
     let Some(fraction) = message else {
         reader.warn(&path, "is unset, which is 0: no call is touched");
-        return Some(Share { per_million: 0, unit: 0 });
+        return Some(FaultFraction { per_million: 0, unit: 0 });
     };
     let (per_million, unit) = reader.fraction(fraction, &path)?;
-    Some(Share { per_million, unit })
+    Some(FaultFraction { per_million, unit })
 }

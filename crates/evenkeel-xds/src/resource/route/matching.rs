@@ -5,15 +5,15 @@ use evenkeel_proto::envoy::config::route::v3 as proto;
 use evenkeel_proto::envoy::config::route::v3::header_matcher::HeaderMatchSpecifier;
 use evenkeel_proto::envoy::config::route::v3::route_match::PathSpecifier;
 
-use crate::Path;
-use crate::resource::reader::Reader;
-use crate::routing::{HeaderMatcher, HeaderName, HeaderTest, RouteMatch};
-use crate::text_matcher::{Case, TextMatcher};
+use crate::FieldPath;
+use crate::resource::reader::ResourceReader;
+use crate::routing::{HeaderMatchKind, HeaderMatcher, HeaderName, RouteMatch};
+use crate::text_matcher::{CaseSensitivity, TextMatcher};
 
 pub(super) fn read(
     message: &proto::RouteMatch,
-    path: &Path<'_>,
-    reader: &mut Reader<'_>,
+    path: &FieldPath<'_>,
+    reader: &mut ResourceReader<'_>,
 ) -> Option<RouteMatch> {
     let matcher = path_matcher(message, path, reader);
     let headers = (message.headers.iter().enumerate())
@@ -27,15 +27,15 @@ pub(super) fn read(
 
 fn path_matcher(
     message: &proto::RouteMatch,
-    path: &Path<'_>,
-    reader: &mut Reader<'_>,
+    path: &FieldPath<'_>,
+    reader: &mut ResourceReader<'_>,
 ) -> Option<TextMatcher> {
-    let case = Case::ignored_if(message.case_sensitive == Some(false));
+    let case = CaseSensitivity::from_ignore_case(message.case_sensitive == Some(false));
     let found = match &message.path_specifier {
         Some(PathSpecifier::Prefix(text)) => return Some(TextMatcher::Prefix(text.clone(), case)),
         Some(PathSpecifier::Path(text)) => return Some(TextMatcher::Exact(text.clone(), case)),
         Some(PathSpecifier::SafeRegex(regex)) => {
-            return reader.whole(&regex.regex, &path.field("safe_regex").field("regex"));
+            return reader.full_match(&regex.regex, &path.field("safe_regex").field("regex"));
         }
         Some(PathSpecifier::ConnectMatcher(_)) => "connect_matcher",
         Some(PathSpecifier::PathSeparatedPrefix(_)) => "path_separated_prefix",
@@ -45,7 +45,11 @@ fn path_matcher(
     None
 }
 
-fn per_million(message: &RuntimeFractionalPercent, path: &Path<'_>, reader: &mut Reader<'_>) -> Option<u32> {
+fn per_million(
+    message: &RuntimeFractionalPercent,
+    path: &FieldPath<'_>,
+    reader: &mut ResourceReader<'_>,
+) -> Option<u32> {
     let path = path.field("default_value");
     let fraction = reader.required(message.default_value, &path)?;
     reader.fraction(fraction, &path).map(|(per_million, _)| per_million)
@@ -53,29 +57,29 @@ fn per_million(message: &RuntimeFractionalPercent, path: &Path<'_>, reader: &mut
 
 fn header_matcher(
     message: &proto::HeaderMatcher,
-    path: &Path<'_>,
-    reader: &mut Reader<'_>,
+    path: &FieldPath<'_>,
+    reader: &mut ResourceReader<'_>,
 ) -> Option<HeaderMatcher> {
     reader.name(&message.name, &path.field("name"));
     if message.treat_missing_header_as_empty {
         reader.warn(&path.field("treat_missing_header_as_empty"), "is ignored, as gRPC does");
     }
-    let heeded = |text: &String, make: fn(String, Case) -> TextMatcher| {
-        Some(HeaderTest::Text(make(text.clone(), Case::Heeded)))
+    let case_sensitive = |text: &String, make: fn(String, CaseSensitivity) -> TextMatcher| {
+        Some(HeaderMatchKind::Text(make(text.clone(), CaseSensitivity::Sensitive)))
     };
     let test = match &message.header_match_specifier {
-        Some(HeaderMatchSpecifier::ExactMatch(text)) => heeded(text, TextMatcher::Exact),
-        Some(HeaderMatchSpecifier::PrefixMatch(text)) => heeded(text, TextMatcher::Prefix),
-        Some(HeaderMatchSpecifier::SuffixMatch(text)) => heeded(text, TextMatcher::Suffix),
+        Some(HeaderMatchSpecifier::ExactMatch(text)) => case_sensitive(text, TextMatcher::Exact),
+        Some(HeaderMatchSpecifier::PrefixMatch(text)) => case_sensitive(text, TextMatcher::Prefix),
+        Some(HeaderMatchSpecifier::SuffixMatch(text)) => case_sensitive(text, TextMatcher::Suffix),
         Some(HeaderMatchSpecifier::ContainsMatch(text)) => {
-            Some(HeaderTest::Text(TextMatcher::Contains(text.clone())))
+            Some(HeaderMatchKind::Text(TextMatcher::Contains(text.clone())))
         }
         Some(HeaderMatchSpecifier::SafeRegexMatch(regex)) => {
             let path = path.field("safe_regex_match");
-            reader.whole(&regex.regex, &path.field("regex")).map(HeaderTest::Text)
+            reader.full_match(&regex.regex, &path.field("regex")).map(HeaderMatchKind::Text)
         }
         Some(HeaderMatchSpecifier::StringMatch(text)) => {
-            reader.text_matcher(text, &path.field("string_match")).map(HeaderTest::Text)
+            reader.text_matcher(text, &path.field("string_match")).map(HeaderMatchKind::Text)
         }
         Some(HeaderMatchSpecifier::RangeMatch(range)) => {
             let (start, end) = (range.start, range.end);
@@ -83,9 +87,9 @@ fn header_matcher(
                 let text = format!("no number is in [{start}, {end}): end is exclusive");
                 reader.warn(&path.field("range_match"), text);
             }
-            Some(HeaderTest::Range(start..end))
+            Some(HeaderMatchKind::Range(start..end))
         }
-        Some(HeaderMatchSpecifier::PresentMatch(present)) => Some(HeaderTest::Present(*present)),
+        Some(HeaderMatchSpecifier::PresentMatch(present)) => Some(HeaderMatchKind::Present(*present)),
         None => {
             reader.problem(
                 path,

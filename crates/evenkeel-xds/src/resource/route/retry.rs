@@ -7,9 +7,9 @@ use evenkeel_core::Code;
 use evenkeel_proto::envoy::config::route::v3 as proto;
 use evenkeel_proto::prost_types;
 
-use crate::Path;
-use crate::resource::reader::Reader;
-use crate::routing::RetryPolicy;
+use crate::FieldPath;
+use crate::resource::reader::ResourceReader;
+use crate::routing::XdsRetryPolicy;
 
 /// The conditions of gRPC; all others are about HTTP and ignored.
 const CONDITIONS: [(&str, Code); 5] = [
@@ -24,17 +24,17 @@ const CONDITIONS: [(&str, Code); 5] = [
 const MAX_ATTEMPTS: u32 = 5;
 
 /// The first back-off where none is given.
-const BASE: Duration = Duration::from_millis(25);
+const DEFAULT_BASE_INTERVAL: Duration = Duration::from_millis(25);
 
 /// Back-offs below this count as this.
-const LEAST: Duration = Duration::from_millis(1);
+const MIN_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The policy, if it retries anything.
 pub(super) fn read(
     message: &proto::RetryPolicy,
-    path: &Path<'_>,
-    reader: &mut Reader<'_>,
-) -> Option<Arc<RetryPolicy>> {
+    path: &FieldPath<'_>,
+    reader: &mut ResourceReader<'_>,
+) -> Option<Arc<XdsRetryPolicy>> {
     let num_retries = message.num_retries.unwrap_or(1);
     if num_retries == 0 {
         reader.problem(&path.field("num_retries"), "expected 1 or more, found 0");
@@ -53,15 +53,17 @@ pub(super) fn read(
         return None;
     }
     let max_attempts = num_retries.saturating_add(1).min(MAX_ATTEMPTS);
-    Some(Arc::new(RetryPolicy { retry_on, max_attempts, base_interval, max_interval }))
+    Some(Arc::new(XdsRetryPolicy { retry_on, max_attempts, base_interval, max_interval }))
 }
 
 fn back_off(
     message: &proto::RetryPolicy,
-    path: &Path<'_>,
-    reader: &mut Reader<'_>,
+    path: &FieldPath<'_>,
+    reader: &mut ResourceReader<'_>,
 ) -> Option<(Duration, Duration)> {
-    let Some(message) = &message.retry_back_off else { return Some((BASE, BASE.saturating_mul(10))) };
+    let Some(message) = &message.retry_back_off else {
+        return Some((DEFAULT_BASE_INTERVAL, DEFAULT_BASE_INTERVAL.saturating_mul(10)));
+    };
     let (at_base, at_max) = (path.field("base_interval"), path.field("max_interval"));
     let base = reader.required(message.base_interval.as_ref(), &at_base);
     let base = positive(base, &at_base, reader);
@@ -71,14 +73,14 @@ fn back_off(
         reader.problem(&at_max, "must not be below base_interval");
         return None;
     }
-    let base = base.max(LEAST);
-    Some((base, max.unwrap_or(base.saturating_mul(10)).max(LEAST)))
+    let base = base.max(MIN_INTERVAL);
+    Some((base, max.unwrap_or(base.saturating_mul(10)).max(MIN_INTERVAL)))
 }
 
 fn positive(
     value: Option<&prost_types::Duration>,
-    path: &Path<'_>,
-    reader: &mut Reader<'_>,
+    path: &FieldPath<'_>,
+    reader: &mut ResourceReader<'_>,
 ) -> Option<Duration> {
     let value = reader.duration(value, path)?;
     if value.is_zero() {

@@ -18,7 +18,9 @@ use evenkeel_proto::envoy::r#type::matcher::v3::string_matcher::MatchPattern;
 use evenkeel_proto::envoy::r#type::matcher::v3::{RegexMatcher, StringMatcher};
 use evenkeel_proto::prost_types::Any;
 use evenkeel_proto::xds::core::v3::TypedExtensionConfig as XdsExtension;
-use evenkeel_xds::resource::{CertificateSource, ClusterSecurity, Roots, SanKind, SanMatcher, Security};
+use evenkeel_xds::resource::{
+    CertificateSource, ClusterSecurity, RootCertificates, SanKind, SanMatcher, SecurityConfig,
+};
 use testkit::resources::any;
 
 use super::{accepted, changed, parse, parse_with, parser, refused};
@@ -85,13 +87,13 @@ fn combined(combined: CombinedCertificateValidationContext) -> Cluster {
     with_common(CommonTlsContext { validation_context_type: Some(kind), ..CommonTlsContext::default() })
 }
 
-fn security(message: &Cluster) -> Security {
+fn security(message: &Cluster) -> SecurityConfig {
     let known = accepted(message);
-    Security::clone(known.security.as_ref().expect("a cluster that is secured"))
+    SecurityConfig::clone(known.security.as_ref().expect("a cluster that is secured"))
 }
 
-fn plain(roots: Roots) -> Security {
-    Security {
+fn plain(roots: RootCertificates) -> SecurityConfig {
+    SecurityConfig {
         roots,
         identity: None,
         san_matchers: Vec::new(),
@@ -134,7 +136,7 @@ fn matchers_are_shown_as_they_were_meant() {
 /// VAL-C5: certificates come from providers of the bootstrap, roots perhaps from the system; older fields work, too.
 #[test]
 fn where_certificates_come_from() {
-    let given = plain(Roots::Provider(source("roots", "ca")));
+    let given = plain(RootCertificates::Provider(source("roots", "ca")));
     let system = CertificateValidationContext {
         system_root_certs: Some(SystemRootCerts {}),
         ..CertificateValidationContext::default()
@@ -150,12 +152,12 @@ fn where_certificates_come_from() {
     };
     for (message, expected) in [
         (secured(&context()), given.clone()),
-        (with_validation(system.clone()), plain(Roots::System)),
+        (with_validation(system.clone()), plain(RootCertificates::System)),
         (with_validation(both), given.clone()),
         (combine(Some(validation()), None), given.clone()),
         (combine(Some(validation()), Some(older("own", ""))), given.clone()),
         (combine(None, Some(older("roots", "ca"))), given.clone()),
-        (combine(Some(system), Some(older("roots", "ca"))), plain(Roots::System)),
+        (combine(Some(system), Some(older("roots", "ca"))), plain(RootCertificates::System)),
         (
             with_common(CommonTlsContext {
                 validation_context_type: Some(instance),
@@ -170,14 +172,14 @@ fn where_certificates_come_from() {
                 tls_certificates: vec![TlsCertificate::default()],
                 ..common(validation())
             }),
-            Security { identity: Some(source("own", "me")), ..given.clone() },
+            SecurityConfig { identity: Some(source("own", "me")), ..given.clone() },
         ),
         (
             with_common(CommonTlsContext {
                 tls_certificate_certificate_provider_instance: Some(older("own", "")),
                 ..common(validation())
             }),
-            Security { identity: Some(source("own", "")), ..given.clone() },
+            SecurityConfig { identity: Some(source("own", "")), ..given.clone() },
         ),
         (
             secured(&UpstreamTlsContext {
@@ -188,7 +190,7 @@ fn where_certificates_come_from() {
                 max_session_keys: Some(0),
                 ..context()
             }),
-            Security {
+            SecurityConfig {
                 sni: Some("a".repeat(255)),
                 auto_host_sni: true,
                 auto_sni_san_validation: true,

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use evenkeel_core::Call;
 use evenkeel_core::LbConfig;
 use evenkeel_core::policy::ClusterManagerConfig;
-use evenkeel_xds::routing::{ActiveClusters, Selector, lb_config};
+use evenkeel_xds::routing::{ActiveClusters, ConfigSelector, lb_config};
 use serde_json::json;
 use testkit::resources::route;
 
@@ -27,7 +27,7 @@ fn names(clusters: &ActiveClusters) -> Vec<String> {
     clusters.names().iter().map(ToString::to_string).collect()
 }
 
-fn to(cluster: &str, clusters: &ActiveClusters) -> Selector {
+fn to(cluster: &str, clusters: &ActiveClusters) -> ConfigSelector {
     selector_with(routes([route("/", cluster)]), vec![], None, clusters)
 }
 

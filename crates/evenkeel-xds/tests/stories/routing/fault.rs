@@ -11,7 +11,7 @@ use evenkeel_proto::envoy::extensions::filters::common::fault::v3::fault_delay::
 use evenkeel_proto::envoy::extensions::filters::http::fault::v3::fault_abort::{ErrorType, HeaderAbort};
 use evenkeel_proto::envoy::extensions::filters::http::fault::v3::{FaultAbort, HttpFault};
 use evenkeel_proto::envoy::r#type::v3::FractionalPercent;
-use evenkeel_xds::routing::{ActiveFaults, FaultConfig, Filter};
+use evenkeel_xds::routing::{ActiveFaults, FaultConfig, XdsHttpFilter};
 use testkit::resources::{any, filter, route};
 
 use super::{Sent, quiet, select, selector_with};
@@ -23,7 +23,7 @@ const MILLION: i32 = 2;
 fn parsed(config: &HttpFault) -> Arc<FaultConfig> {
     let selector = selector_with(routes([route("/", "c")]), vec![filter("f", any(config))], None, &quiet());
     match &select(&selector, &[]).filters()[0].filter {
-        Filter::Fault(config) => config.clone(),
+        XdsHttpFilter::Fault(config) => config.clone(),
         other => panic!("{other:?}"),
     }
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, RwLock};
 
 use evenkeel_core::Call;
 use evenkeel_xds::resource::Listener;
-use evenkeel_xds::routing::{ActiveClusters, Selector};
+use evenkeel_xds::routing::{ActiveClusters, ConfigSelector};
 use testkit::resources::{listener_with_routes, route};
 
 use super::{quiet, selector_of};
@@ -38,7 +38,7 @@ fn no_call_loses_its_cluster() {
     let names = || -> BTreeSet<Arc<str>> { clusters.names().into_iter().collect() };
     let first = Arc::new(selector_of(&listeners[0], &clusters));
     let balancing = RwLock::new(names());
-    let published: RwLock<Arc<Selector>> = RwLock::new(first);
+    let published: RwLock<Arc<ConfigSelector>> = RwLock::new(first);
     let (stop, calls) = (AtomicBool::new(false), AtomicUsize::new(0));
     std::thread::scope(|scope| {
         for thread in 0..3u64 {

@@ -9,15 +9,15 @@ use evenkeel_xds::client::CacheState;
 
 use super::*;
 
-const VARIANTS: [Variant; 2] = [Variant::StateOfTheWorld, Variant::Delta];
+const VARIANTS: [XdsVariant; 2] = [XdsVariant::StateOfTheWorld, XdsVariant::Delta];
 
 const REMOVED: &str =
     r#"drop Unavailable: cluster "a": does not exist: xDS server "one" removed it (xDS node id "me")"#;
 
-impl Mesh {
+impl TestMesh {
     /// The cluster `a` serves calls, in this variant.
-    fn serving_in(variant: Variant) -> Mesh {
-        let mut mesh = Mesh::with(bootstrap(&["one"]), variant).with_all_of_a();
+    fn serving_in(variant: XdsVariant) -> TestMesh {
+        let mut mesh = TestMesh::with(bootstrap(&["one"]), variant).with_all_of_a();
         assert_eq!(mesh.call("/s/m"), "10.0.0.1:80");
         mesh.plane.log();
         mesh
@@ -48,7 +48,7 @@ impl Mesh {
 #[test]
 fn a_cluster_deleted_before_the_routes_move() {
     for variant in VARIANTS {
-        let mut mesh = Mesh::serving_in(variant);
+        let mut mesh = TestMesh::serving_in(variant);
         mesh.delete(Cds, "a");
         mesh.delete(Eds, "a");
         for _ in 0..20 {
@@ -73,7 +73,7 @@ fn a_cluster_deleted_before_the_routes_move() {
 #[test]
 fn a_deleted_cluster_fails_after_the_grace_period() {
     for variant in VARIANTS {
-        let mut mesh = Mesh::serving_in(variant);
+        let mut mesh = TestMesh::serving_in(variant);
         mesh.delete(Cds, "a");
         mesh.passes(Duration::from_millis(600));
         // State of the world repeats the deletion with every response.
@@ -100,7 +100,7 @@ fn a_deleted_cluster_fails_after_the_grace_period() {
 #[test]
 fn a_deleted_cluster_that_returns_in_time() {
     for variant in VARIANTS {
-        let mut mesh = Mesh::serving_in(variant);
+        let mut mesh = TestMesh::serving_in(variant);
         for _ in 0..3 {
             mesh.delete(Cds, "a");
             mesh.passes(Duration::from_millis(900));
@@ -121,7 +121,7 @@ fn a_deleted_cluster_that_returns_in_time() {
 fn deleted_endpoints_and_routes_have_a_grace_period() {
     for kind in [Eds, Rds] {
         let name = if kind == Eds { "a" } else { "routes" };
-        let mut mesh = Mesh::serving_in(Variant::Delta);
+        let mut mesh = TestMesh::serving_in(XdsVariant::Delta);
         mesh.delete(kind, name);
         mesh.plane.nearly_passes(secs(1));
         mesh.follow();
@@ -136,18 +136,19 @@ fn deleted_endpoints_and_routes_have_a_grace_period() {
 /// period is zero.
 #[test]
 fn deletions_without_a_grace_period() {
-    let mut mesh = Mesh::serving();
+    let mut mesh = TestMesh::serving();
     mesh.delete(Lds, "orders");
     assert!(mesh.call("/s/m").starts_with("Unavailable: listener \"orders\""));
 
     let fails = ServerFeatures { fail_on_data_errors: true, ..ServerFeatures::default() };
-    let mut mesh = Mesh::with(bootstrap_with(fails), Variant::StateOfTheWorld).with_all_of_a();
+    let mut mesh = TestMesh::with(bootstrap_with(fails), XdsVariant::StateOfTheWorld).with_all_of_a();
     mesh.delete(Cds, "a");
     assert_eq!(mesh.call("/s/m"), REMOVED);
 
-    let mut mesh = Mesh::new();
-    let parser = Parser::new(Registry::standard());
-    mesh.plane = Plane::with(bootstrap(&["one"]), parser, Variant::StateOfTheWorld).deletion_grace(secs(0));
+    let mut mesh = TestMesh::new();
+    let parser = ResourceParser::new(Registry::standard());
+    mesh.plane =
+        Plane::with(bootstrap(&["one"]), parser, XdsVariant::StateOfTheWorld).deletion_grace(secs(0));
     mesh.id = mesh.plane.channel(&[]);
     mesh.follow();
     mesh.plane.accepts("one");
@@ -159,10 +160,10 @@ fn deletions_without_a_grace_period() {
 /// DE-6: CSDS and the metrics show that the cluster is deleted, and that it is in use for as long as it is.
 #[test]
 fn csds_shows_a_deletion_in_its_grace_period() {
-    let mut mesh = Mesh::serving();
+    let mut mesh = TestMesh::serving();
     mesh.delete(Cds, "a");
-    let state = |mesh: &Mesh| {
-        let census = mesh.plane.client.census();
+    let state = |mesh: &TestMesh| {
+        let census = mesh.plane.client.resource_counts();
         census.into_iter().find(|census| census.kind == Cds).map(|census| census.state)
     };
     let shown = mesh.shown();
@@ -185,7 +186,7 @@ fn csds_shows_a_deletion_in_its_grace_period() {
 /// DE-2: an invalid version is a version, so the cluster exists again and the one before it stays in use.
 #[test]
 fn an_invalid_version_ends_a_grace_period() {
-    let mut mesh = Mesh::serving();
+    let mut mesh = TestMesh::serving();
     mesh.delete(Cds, "a");
     let mut invalid = cluster("a");
     invalid.eds_cluster_config = None;

@@ -15,8 +15,8 @@ use evenkeel_proto::envoy::config::cluster::v3::Cluster;
 use evenkeel_proto::envoy::service::discovery::v3::DiscoveryResponse;
 use evenkeel_proto::prost::Message as _;
 use evenkeel_xds::bootstrap::Bootstrap;
-use evenkeel_xds::client::{Client, Effect, Input, Variant};
-use evenkeel_xds::resource::{Parser, ResourceType};
+use evenkeel_xds::client::{AdsClient, AdsEffect, AdsEvent, XdsVariant};
+use evenkeel_xds::resource::{ResourceParser, ResourceType};
 use opentelemetry::KeyValue;
 use opentelemetry_sdk::metrics::data::{AggregatedMetrics, MetricData, ResourceMetrics, ScopeMetrics};
 use opentelemetry_sdk::metrics::{InMemoryMetricExporter, PeriodicReader, SdkMeterProvider};
@@ -326,7 +326,7 @@ async fn each_metric_is_a_choice() {
 }
 
 /// Everything that can be measured, once.
-async fn feed(metrics: &Metrics) -> (super::XdsMeter, Client) {
+async fn feed(metrics: &Metrics) -> (super::XdsMeter, AdsClient) {
     busy_call(metrics).await;
     metrics.connect_failed(&at());
     drop(metrics.connected(at(), SecurityLevel::None));
@@ -541,7 +541,7 @@ fn ejections() {
 }
 
 /// A client that was sent one good and one bad cluster by its server, and has not heard of an old-style listener.
-fn client() -> Client {
+fn client() -> AdsClient {
     let creds = r#""channel_creds": [{"type": "insecure"}]"#;
     let bootstrap = format!(
         r#"{{"xds_servers": [{{"server_uri": "xds.one:443", {creds}}}, {{"server_uri": "xds.two:443", {creds}}}],
@@ -549,16 +549,16 @@ fn client() -> Client {
     );
     let bootstrap = Bootstrap::from_json(&bootstrap).unwrap();
     let now = Instant::ORIGIN;
-    let parser = Parser::new(Registry::standard());
-    let mut client = Client::new(Arc::new(bootstrap), parser, Variant::StateOfTheWorld, Rng::fixed(1));
-    let id = client.subscribe();
+    let parser = ResourceParser::new(Registry::standard());
+    let mut client = AdsClient::new(Arc::new(bootstrap), parser, XdsVariant::StateOfTheWorld, Rng::fixed(1));
+    let id = client.add_subscriber();
     let cluster = |name: &str| format!("xdstp://far/envoy.config.cluster.v3.Cluster/{name}");
     let wanted = [
         (ResourceType::Listener, "orders".to_owned()),
         (ResourceType::Cluster, cluster("good")),
         (ResourceType::Cluster, cluster("bad")),
     ];
-    client.want(id, wanted.into(), now);
+    client.watch(id, wanted.into(), now);
     let mut good = resources::cluster(&cluster("good"));
     "orders".clone_into(&mut good.eds_cluster_config.as_mut().unwrap().service_name);
     let bad = Cluster { eds_cluster_config: None, ..resources::cluster(&cluster("bad")) };
@@ -573,14 +573,14 @@ fn client() -> Client {
     for answered in [false, true] {
         while let Some(effect) = client.poll_effect() {
             match effect {
-                Effect::Open { stream, .. } => client.handle(Input::Opened { stream }, now),
-                Effect::Send { stream, .. } => client.handle(Input::Written { stream }, now),
-                Effect::Read { stream } => reading = Some(stream),
+                AdsEffect::Open { stream, .. } => client.handle(AdsEvent::Opened { stream }, now),
+                AdsEffect::Send { stream, .. } => client.handle(AdsEvent::Written { stream }, now),
+                AdsEffect::Read { stream } => reading = Some(stream),
                 _ => {}
             }
         }
         if let Some(stream) = reading.take().filter(|_| !answered) {
-            client.handle(Input::Message { stream, bytes: &response }, now);
+            client.handle(AdsEvent::Message { stream, bytes: &response }, now);
         }
     }
     client

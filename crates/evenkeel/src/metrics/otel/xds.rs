@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, Weak};
 
-use evenkeel_xds::client::{Census, Client, Tally};
+use evenkeel_xds::client::{AdsClient, ResourceCounts, ServerStats};
 use evenkeel_xds::resource::ResourceType;
 use opentelemetry::KeyValue;
 use opentelemetry::metrics::Meter;
@@ -28,8 +28,8 @@ pub(super) struct Clients {
 #[derive(Debug)]
 struct Standing {
     target: Arc<str>,
-    servers: Mutex<Vec<Tally>>,
-    resources: Mutex<Vec<Census>>,
+    servers: Mutex<Vec<ServerStats>>,
+    resources: Mutex<Vec<ResourceCounts>>,
 }
 
 impl Clients {
@@ -95,7 +95,7 @@ impl Clients {
     }
 
     /// All servers, with the labels of each.
-    fn each_server(&self, mut each: impl FnMut(&Tally, &[KeyValue])) {
+    fn each_server(&self, mut each: impl FnMut(&ServerStats, &[KeyValue])) {
         for standing in self.living() {
             for tally in lock(&standing.servers).iter() {
                 let server = KeyValue::new("grpc.xds.server", text(tally.server.uri.clone()));
@@ -104,7 +104,7 @@ impl Clients {
         }
     }
 
-    fn each_resource(&self, mut each: impl FnMut(&Census, &[KeyValue])) {
+    fn each_resource(&self, mut each: impl FnMut(&ResourceCounts, &[KeyValue])) {
         for standing in self.living() {
             for census in lock(&standing.resources).iter() {
                 let authority = census.authority.clone().unwrap_or_else(|| "#old".into());
@@ -127,7 +127,7 @@ impl Clients {
 }
 
 /// Which of a server's counts an instrument reports.
-type Updates = fn(&Tally) -> &BTreeMap<ResourceType, u64>;
+type Updates = fn(&ServerStats) -> &BTreeMap<ResourceType, u64>;
 
 fn resource_type(kind: ResourceType) -> KeyValue {
     KeyValue::new("grpc.xds.resource_type", kind.message())
@@ -153,11 +153,11 @@ impl XdsMeter {
 
     /// Says how things stand with the client. To be called when there is nothing to do for it, not after each step: it may
     /// look at every resource.
-    pub(crate) fn publish(&self, client: &Client) {
+    pub(crate) fn publish(&self, client: &AdsClient) {
         let Some((clients, standing)) = &self.0 else { return };
-        *lock(&standing.servers) = client.tally().cloned().collect();
+        *lock(&standing.servers) = client.server_stats().cloned().collect();
         if clients.counts_resources {
-            *lock(&standing.resources) = client.census();
+            *lock(&standing.resources) = client.resource_counts();
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use evenkeel::{Bootstrap, Channel, Connectivity, Description, Variant, XdsClient};
+use evenkeel::{Bootstrap, Channel, Connectivity, Description, XdsClient, XdsVariant};
 use evenkeel_proto::envoy::admin::v3::ClientResourceStatus;
 use evenkeel_proto::envoy::config::cluster::v3::Cluster;
 use evenkeel_proto::envoy::config::cluster::v3::cluster::LbPolicy;
@@ -240,7 +240,7 @@ async fn deletions_are_ignored_where_the_bootstrap_says_so() {
 /// fault 24: as istiod does it, the cluster of a subset is deleted 20 ms before the routes move to another one. No call fails.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_subset_deleted_before_the_routes_move() {
-    for variant in [Variant::StateOfTheWorld, Variant::Delta] {
+    for variant in [XdsVariant::StateOfTheWorld, XdsVariant::Delta] {
         let (control, backends) = (ControlPlane::start().await, start(2).await);
         let subset = |i: usize| ["v1", "v2"][i % 2];
         let serve = |i: usize| {
