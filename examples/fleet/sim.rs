@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BinaryHeap};
 use std::time::Duration;
 
 use evenkeel_core::{
-    Address, Call, CallEnd, Code, Core, Description, Effect, Endpoint, Endpoints, Event, Instant, LoadReport,
-    Pick, Registry, Rng, RootPicker, Status, SubchannelId, Trackers, Update,
+    Address, CallOutcome, CallTrackers, Code, Core, Description, Endpoint, Endpoints, Instant, LbEffect,
+    LbEvent, LbUpdate, LoadReport, PickArgs, PickResult, Registry, Rng, RootPicker, Status, SubchannelId,
 };
 use serde_json::Value;
 
@@ -160,7 +160,7 @@ impl Window {
 /// Plays a scene: as it should be, with the fault, and after it.
 pub(crate) fn play(scene: &Scene) -> Result<Vec<Act>, Box<dyn std::error::Error>> {
     let config = Registry::standard().parse(&scene.policy)?;
-    let mut client = Client::new(Update::new(config, Fleet::unequal().endpoints(scene.weighted)));
+    let mut client = Client::new(LbUpdate::new(config, Fleet::unequal().endpoints(scene.weighted)));
     client.run(WARM_UP);
     let steady = client.act("steady");
     client.set_fault(&scene.fault, true);
@@ -200,11 +200,11 @@ struct Pending {
     number: u64,
     started: Instant,
     backend: &'static str,
-    trackers: Trackers,
+    trackers: CallTrackers,
 }
 
 impl Client {
-    fn new(update: Update) -> Client {
+    fn new(update: LbUpdate) -> Client {
         let mut core = Core::builder(Rng::fixed(1)).build();
         core.update(update);
         let mut client = Client {
@@ -269,19 +269,19 @@ impl Client {
         self.tally.calls += 1;
         let user = self.rng.below(USERS);
         let hash = user.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let call = Call::new("/shop.Orders/Get", self.rng.next_u64()).with_hash(hash);
-        let picked = self.picker.as_ref().map_or(Pick::QUEUE, |picker| picker.pick(&call));
+        let call = PickArgs::new("/shop.Orders/Get", self.rng.next_u64()).with_hash(hash);
+        let picked = self.picker.as_ref().map_or(PickResult::QUEUE, |picker| picker.pick(&call));
         let (id, trackers) = match picked {
-            Pick::To(id, trackers) => (id, trackers),
-            Pick::Queue { connect } => {
+            PickResult::Complete(id, trackers) => (id, trackers),
+            PickResult::Queue { connect } => {
                 // A channel would let the call wait; here the next call of the same user takes its place.
                 if let Some(id) = connect {
-                    self.core.handle(Event::Connect(id), self.now);
+                    self.core.handle(LbEvent::Connect(id), self.now);
                     self.pass();
                 }
                 return;
             }
-            Pick::Fail(_) | Pick::Drop(_) => {
+            PickResult::Fail(_) | PickResult::Drop(_) => {
                 self.tally.failed += 1;
                 return;
             }
@@ -306,7 +306,7 @@ impl Client {
             () => Code::Ok,
         };
         let report = (code != Code::Unavailable).then(|| backend.report(call.done));
-        call.trackers.finish(&CallEnd::Finished { code, at: call.done, load: report.as_ref() });
+        call.trackers.finish(&CallOutcome::Finished { code, at: call.done, load: report.as_ref() });
         self.tally.failed += u64::from(code != Code::Ok);
         self.tally.latencies.push(latency);
     }
@@ -320,15 +320,15 @@ impl Client {
             let mut answered = false;
             for effect in pass.effects {
                 match effect {
-                    Effect::Dial { id, address, .. } => {
+                    LbEffect::Connect { id, address, .. } => {
                         let up = self.fleet.by_name(&address.to_string()).is_some_and(|backend| backend.up);
                         self.dialled.insert(id, address);
                         let refused = || Status::unavailable("connection refused");
                         let event =
-                            if up { Event::Connected(id) } else { Event::ConnectFailed(id, refused()) };
+                            if up { LbEvent::Connected(id) } else { LbEvent::ConnectFailed(id, refused()) };
                         answered |= self.core.handle(event, self.now);
                     }
-                    Effect::Close { id } => {
+                    LbEffect::Close { id } => {
                         self.dialled.remove(&id);
                     }
                     _ => {}
@@ -355,7 +355,7 @@ impl Client {
         };
         let lost: Vec<SubchannelId> = self.dialled.iter().filter_map(is_down).collect();
         for id in lost {
-            self.core.handle(Event::Disconnected(id, Status::unavailable("connection reset")), self.now);
+            self.core.handle(LbEvent::Disconnected(id, Status::unavailable("connection reset")), self.now);
         }
         self.pass();
     }

@@ -5,22 +5,22 @@
 //! `crates/evenkeel-core/examples/custom_policy` and the policies of evenkeel-core itself.
 
 use evenkeel_core::{
-    Call, ConfigError, Connectivity, Cx, Description, Eagerness, Endpoints, Fields, Fleet, LbState, Look,
-    Pick, Picker, Policy, Shown, Status, SubchannelId,
+    CachedState, ConfigError, ConfigFields, ConnectMode, ConnectivityState, Cx, DescribeCx, Description,
+    EndpointList, Endpoints, LbState, PickArgs, PickResult, Picker, Policy, Status, SubchannelId,
 };
 
 #[derive(Default)]
 pub(crate) struct Favourite {
     /// A connection to every endpoint, kept for as long as the endpoint is there.
-    fleet: Fleet<()>,
+    fleet: EndpointList<()>,
     /// The last answer: while nothing changed for calls, the picker stays the same.
-    shown: Shown<Seen>,
+    shown: CachedState<Seen>,
 }
 
 /// All that a picker depends on.
 #[derive(PartialEq)]
 struct Seen {
-    connectivity: Connectivity,
+    connectivity: ConnectivityState,
     ready: Vec<SubchannelId>,
     percent: u32,
     failure: Option<Status>,
@@ -29,7 +29,7 @@ struct Seen {
 impl Policy for Favourite {
     type Config = u32;
 
-    fn parse(fields: &Fields<'_>) -> Result<u32, ConfigError> {
+    fn parse(fields: &ConfigFields<'_>) -> Result<u32, ConfigError> {
         match fields.u32("percent")? {
             Some(percent) if percent <= 100 => Ok(percent),
             Some(percent) => Err(fields.error("percent", format!("expected 0 to 100, found {percent}"))),
@@ -38,15 +38,15 @@ impl Policy for Favourite {
     }
 
     fn reconcile(&mut self, percent: &u32, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
-        self.fleet.reconcile(endpoints, Eagerness::Eager, cx);
+        self.fleet.reconcile(endpoints, ConnectMode::Eager, cx);
         let connectivity = self.fleet.connectivity();
         let seen = Seen {
             connectivity,
             ready: self.fleet.ready().map(|(_, id)| id).collect(),
             percent: *percent,
-            failure: (connectivity == Connectivity::TransientFailure).then(|| self.fleet.failure(cx)),
+            failure: (connectivity == ConnectivityState::TransientFailure).then(|| self.fleet.failure(cx)),
         };
-        self.shown.show(seen, |seen| match &seen.failure {
+        self.shown.get_or_build(seen, |seen| match &seen.failure {
             Some(failure) => LbState::failing(failure.clone()),
             None if seen.ready.is_empty() => LbState::connecting(),
             None => {
@@ -55,7 +55,7 @@ impl Policy for Favourite {
         })
     }
 
-    fn describe(&self, look: &Look<'_>) -> Description {
+    fn describe(&self, look: &DescribeCx<'_>) -> Description {
         let mut description = Description::new();
         self.fleet.describe(&mut description, look, |_, _, _| {});
         description
@@ -69,22 +69,22 @@ struct Favouring {
 }
 
 impl Picker for Favouring {
-    fn pick(&self, call: &Call<'_>) -> Pick {
+    fn pick(&self, call: &PickArgs<'_>) -> PickResult {
         match self.ready.as_slice() {
-            [] => Pick::QUEUE,
-            [only] => Pick::to(*only),
+            [] => PickResult::QUEUE,
+            [only] => PickResult::complete(*only),
             [first, others @ ..] if call.random_below(100) >= u64::from(self.percent) => {
                 let other = others.get(call.random_below(others.len() as u64) as usize);
-                Pick::to(*other.unwrap_or(first))
+                PickResult::complete(*other.unwrap_or(first))
             }
-            [first, ..] => Pick::to(*first),
+            [first, ..] => PickResult::complete(*first),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use evenkeel_core::{Core, Effect, Endpoint, Event, Instant, Registry, Rng, RootPicker, Update};
+    use evenkeel_core::{Core, Endpoint, Instant, LbEffect, LbEvent, LbUpdate, Registry, Rng, RootPicker};
 
     use super::*;
 
@@ -95,10 +95,10 @@ mod tests {
         let config = registry.parse_json(config).unwrap();
         let mut core = Core::builder(Rng::fixed(7)).build();
         let endpoints = ["10.0.0.1:443", "10.0.0.2:443"].map(Endpoint::at);
-        core.update(Update::new(config, Endpoints::list(endpoints)));
+        core.update(LbUpdate::new(config, Endpoints::list(endpoints)));
         for effect in core.reconcile(Instant::ORIGIN).effects {
-            if let Effect::Dial { id, .. } = effect {
-                core.handle(Event::Connected(id), Instant::ORIGIN);
+            if let LbEffect::Connect { id, .. } = effect {
+                core.handle(LbEvent::Connected(id), Instant::ORIGIN);
             }
         }
         let picker = core.reconcile(Instant::ORIGIN).picker.unwrap();
@@ -109,7 +109,10 @@ mod tests {
     fn the_favourite_gets_its_share() {
         let (core, picker) = connected(r#"[{"example.Favourite": {"percent": 80}}]"#);
         let favoured = (0..1_000).filter(|entropy| {
-            let Pick::To(id, _) = picker.pick(&Call::new("/shop.Orders/Get", *entropy)) else { return false };
+            let PickResult::Complete(id, _) = picker.pick(&PickArgs::new("/shop.Orders/Get", *entropy))
+            else {
+                return false;
+            };
             core.subchannel(id).unwrap().address().to_string() == "10.0.0.1:443"
         });
         let favoured = favoured.count();

@@ -14,7 +14,7 @@ mod tally;
 use std::time::Duration;
 
 pub use backend::{Backend, Tls};
-use evenkeel::{Channel, Connectivity, Description, EndpointRow};
+use evenkeel::{Channel, ConnectivityState, Description, EndpointRow};
 pub use tally::{Load, Tally};
 
 /// What the examples end with.
@@ -23,7 +23,7 @@ pub type Outcome = Result<(), Box<dyn std::error::Error>>;
 /// Waits until the channel is connected to so many endpoints, so that shares can be counted from the first call on. Applications
 /// have no need of it: calls wait by themselves.
 pub async fn connected(channel: &Channel, count: usize) {
-    let is_ready = |row: &&EndpointRow| row.state == Connectivity::Ready && row.unused.is_none();
+    let is_ready = |row: &&EndpointRow| row.state == ConnectivityState::Ready && row.unused.is_none();
     until(channel, |endpoints| endpoints.iter().filter(is_ready).count() == count).await;
 }
 

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
-use evenkeel::{Connectivity, Description, EndpointRow, ServerStats, XdsClient};
+use evenkeel::{ConnectivityState, Description, EndpointRow, ServerStats, XdsClient};
 use tonic::{Request, Response, Status};
 
 use crate::proto::channelz as wire;
@@ -244,7 +244,7 @@ fn gather(description: &Description, endpoints: &mut Vec<EndpointRow>) {
     for row in &description.endpoints {
         match endpoints.iter_mut().find(|known| known.addresses == row.addresses) {
             None => endpoints.push(row.clone()),
-            Some(known) if row.state == Connectivity::Ready => known.state = row.state,
+            Some(known) if row.state == ConnectivityState::Ready => known.state = row.state,
             Some(_) => {}
         }
     }
@@ -271,9 +271,9 @@ fn subchannel(id: i64, row: &EndpointRow, sockets: &[Arc<Socket>]) -> wire::Subc
 /// The stream to a control plane: one call that is under way while it is well, and one that failed for every failure.
 fn control_plane(id: i64, uri: String, tally: &ServerStats) -> wire::Channel {
     let connectivity = match tally {
-        ServerStats { connected: true, .. } => Connectivity::Ready,
-        ServerStats { failures: 0, .. } => Connectivity::Connecting,
-        _ => Connectivity::TransientFailure,
+        ServerStats { connected: true, .. } => ConnectivityState::Ready,
+        ServerStats { failures: 0, .. } => ConnectivityState::Connecting,
+        _ => ConnectivityState::TransientFailure,
     };
     let failures = i64::try_from(tally.failures).unwrap_or(i64::MAX);
     let data = wire::ChannelData {
@@ -321,13 +321,13 @@ fn socket(socket: &Socket) -> wire::Socket {
     }
 }
 
-fn state(connectivity: Connectivity) -> wire::ChannelConnectivityState {
+fn state(connectivity: ConnectivityState) -> wire::ChannelConnectivityState {
     use wire::channel_connectivity_state::State;
     let state = match connectivity {
-        Connectivity::Idle => State::Idle,
-        Connectivity::Connecting => State::Connecting,
-        Connectivity::Ready => State::Ready,
-        Connectivity::TransientFailure => State::TransientFailure,
+        ConnectivityState::Idle => State::Idle,
+        ConnectivityState::Connecting => State::Connecting,
+        ConnectivityState::Ready => State::Ready,
+        ConnectivityState::TransientFailure => State::TransientFailure,
     };
     wire::ChannelConnectivityState { state: state.into() }
 }

@@ -1,6 +1,6 @@
 //! The virtual world that evenkeel's tests run in.
 //!
-//! [`World`] drives a [`Core`](evenkeel_core::Core) as a channel would, on virtual time: it carries out effects against
+//! [`CoreSim`] drives a [`Core`](evenkeel_core::Core) as a channel would, on virtual time: it carries out effects against
 //! scripted backends, keeps the picker that was published last, and holds every policy to the rule that a pass with
 //! nothing new changes nothing. A test is a story: what happens, and what is dialled, picked and reported.
 //! [`Counting`] counts allocations, [`Log`] keeps what is logged. [`resources`] makes what a control plane would send.
@@ -16,4 +16,4 @@ mod world;
 
 pub use alloc::{Allocations, Counting};
 pub use log::Log;
-pub use world::{Picked, World, dialled, endpoints, secs, weighted};
+pub use world::{CoreSim, Picked, dialled, endpoints, secs, weighted};

@@ -4,26 +4,26 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use evenkeel_core::cluster::Clusters;
+use evenkeel_core::cluster::ClusterMap;
 use evenkeel_core::{
-    Address, Call, CallEnd, Code, Connectivity, Core, Description, Effect, Endpoint, Endpoints, Event,
-    Instant, Labels, LbConfig, LoadReport, Measurement, Pass, Pick, Registry, Rng, RootPicker, Status,
-    SubchannelId, Trackers, Update,
+    Address, CallOutcome, CallTrackers, Code, ConnectivityState, Core, Description, Endpoint, Endpoints,
+    Instant, LbConfig, LbEffect, LbEvent, LbLabels, LbUpdate, LoadReport, Measurement, PassResult, PickArgs,
+    PickResult, Registry, Rng, RootPicker, Status, SubchannelId,
 };
 use serde_json::Value;
 
 /// A virtual world around one core.
-pub struct World {
+pub struct CoreSim {
     core: Core,
     registry: Registry,
     now: Instant,
     picker: Option<RootPicker>,
-    connectivity: Connectivity,
+    connectivity: ConnectivityState,
     wake_at: Option<Instant>,
     config: LbConfig,
     endpoints: Endpoints,
     note: Option<String>,
-    clusters: Option<Arc<Clusters>>,
+    clusters: Option<Arc<ClusterMap>>,
     rng: Rng,
     up: HashSet<Address>,
     down: HashSet<Address>,
@@ -45,9 +45,9 @@ pub fn secs(seconds: u64) -> Duration {
 }
 
 /// The subchannels that a pass had connected.
-pub fn dialled(pass: &Pass) -> Vec<SubchannelId> {
-    let dialled = |effect: &Effect| match effect {
-        Effect::Dial { id, .. } => Some(*id),
+pub fn dialled(pass: &PassResult) -> Vec<SubchannelId> {
+    let dialled = |effect: &LbEffect| match effect {
+        LbEffect::Connect { id, .. } => Some(*id),
         _ => None,
     };
     pass.effects.iter().filter_map(dialled).collect()
@@ -63,37 +63,37 @@ pub fn weighted<const N: usize>(addresses: [(&str, u32); N]) -> Endpoints {
     Endpoints::list(addresses.map(|(address, weight)| Endpoint::at(address).with_weight(weight)))
 }
 
-impl World {
+impl CoreSim {
     /// A world whose core has this `loadBalancingConfig` and these endpoints, after its first pass. Nothing answers
     /// until the story says so.
     ///
     /// # Panics
     /// Panics if the config does not parse.
-    pub fn new(config: &Value, endpoints: Endpoints) -> World {
-        World::with(Core::builder(Rng::fixed(1)).build(), Registry::standard(), config, endpoints)
+    pub fn new(config: &Value, endpoints: Endpoints) -> CoreSim {
+        CoreSim::with(Core::builder(Rng::fixed(1)).build(), Registry::standard(), config, endpoints)
     }
 
     /// The same with a core that measures.
     ///
     /// # Panics
     /// Panics if the config does not parse.
-    pub fn measuring(config: &Value, endpoints: Endpoints) -> World {
+    pub fn measuring(config: &Value, endpoints: Endpoints) -> CoreSim {
         let core = Core::builder(Rng::fixed(1)).measure(true).build();
-        World::with(core, Registry::standard(), config, endpoints)
+        CoreSim::with(core, Registry::standard(), config, endpoints)
     }
 
     /// The same with a core and a registry of the test's own.
     ///
     /// # Panics
     /// Panics if the config does not parse.
-    pub fn with(core: Core, registry: Registry, config: &Value, endpoints: Endpoints) -> World {
+    pub fn with(core: Core, registry: Registry, config: &Value, endpoints: Endpoints) -> CoreSim {
         let config = registry.parse(config).expect("the story's config parses");
-        let mut world = World {
+        let mut world = CoreSim {
             core,
             registry,
             now: Instant::ORIGIN,
             picker: None,
-            connectivity: Connectivity::Idle,
+            connectivity: ConnectivityState::Idle,
             wake_at: None,
             config,
             endpoints,
@@ -119,7 +119,7 @@ impl World {
 
     /// Every backend answers at once, from now on and for those that are being dialled.
     #[must_use]
-    pub fn all_up(mut self) -> World {
+    pub fn all_up(mut self) -> CoreSim {
         self.all_up = true;
         self.answer_pending();
         self
@@ -157,20 +157,20 @@ impl World {
     }
 
     /// Gives the core other clusters.
-    pub fn clusters(&mut self, clusters: &Clusters) {
+    pub fn clusters(&mut self, clusters: &ClusterMap) {
         self.clusters = Some(Arc::new(clusters.clone()));
         self.send_update();
     }
 
     /// Gives the core a whole update as it is. Later steps that change a part start from what the world was given
     /// before, not from this.
-    pub fn take(&mut self, update: Update) {
+    pub fn take(&mut self, update: LbUpdate) {
         self.core.update(update);
         self.settle();
     }
 
     fn send_update(&mut self) {
-        let update = Update::new(self.config.clone(), self.endpoints.clone());
+        let update = LbUpdate::new(self.config.clone(), self.endpoints.clone());
         let update = match &self.clusters {
             Some(clusters) => update.with_clusters(clusters.clone()),
             None => update,
@@ -194,7 +194,7 @@ impl World {
     pub fn down(&mut self, address: &str) {
         self.up.remove(&address.into());
         self.down.insert(address.into());
-        if self.state_of(address) == Some(Connectivity::Ready) {
+        if self.state_of(address) == Some(ConnectivityState::Ready) {
             self.lose(address);
         }
         self.answer_pending();
@@ -206,7 +206,7 @@ impl World {
     /// Panics if there is no subchannel for it.
     pub fn ready(&mut self, address: &str) {
         let id = self.id(address);
-        self.handle(Event::Connected(id));
+        self.handle(LbEvent::Connected(id));
     }
 
     /// The attempt at this address fails with "ADDRESS refused".
@@ -215,7 +215,7 @@ impl World {
     /// Panics if there is no subchannel for it.
     pub fn fail(&mut self, address: &str) {
         let id = self.id(address);
-        self.handle(Event::ConnectFailed(id, Status::unavailable(format!("{address} refused"))));
+        self.handle(LbEvent::ConnectFailed(id, Status::unavailable(format!("{address} refused"))));
     }
 
     /// The connection to this address is lost.
@@ -224,7 +224,7 @@ impl World {
     /// Panics if there is no subchannel for it.
     pub fn lose(&mut self, address: &str) {
         let id = self.id(address);
-        self.handle(Event::Disconnected(id, Status::unavailable(format!("{address} went away"))));
+        self.handle(LbEvent::Disconnected(id, Status::unavailable(format!("{address} went away"))));
     }
 
     /// An out-of-band load report comes from this address.
@@ -233,11 +233,11 @@ impl World {
     /// Panics if there is no subchannel for it.
     pub fn load(&mut self, address: &str, report: LoadReport) {
         let id = self.id(address);
-        self.handle(Event::Load(id, report));
+        self.handle(LbEvent::Load(id, report));
     }
 
     /// Any event; then a pass. Answers whether the core took it as news.
-    pub fn handle(&mut self, event: Event) -> bool {
+    pub fn handle(&mut self, event: LbEvent) -> bool {
         let news = self.core.handle(event, self.now);
         self.settle();
         news
@@ -277,12 +277,12 @@ impl World {
     }
 
     /// The state that the core reports.
-    pub fn state(&self) -> Connectivity {
+    pub fn state(&self) -> ConnectivityState {
         self.connectivity
     }
 
     /// The state of the subchannel at this address, if there is one.
-    pub fn state_of(&self, address: &str) -> Option<Connectivity> {
+    pub fn state_of(&self, address: &str) -> Option<ConnectivityState> {
         self.core.subchannel(self.find(address)?).map(evenkeel_core::Subchannel::connectivity)
     }
 
@@ -306,7 +306,7 @@ impl World {
         std::mem::take(&mut self.warnings)
     }
 
-    /// What was measured since this was last asked; nothing unless the core was built to measure ([`World::measuring`]).
+    /// What was measured since this was last asked; nothing unless the core was built to measure ([`CoreSim::measuring`]).
     pub fn measurements(&mut self) -> Vec<Measurement> {
         std::mem::take(&mut self.measurements)
     }
@@ -315,7 +315,7 @@ impl World {
     ///
     /// # Panics
     /// Panics if there is no subchannel for it.
-    pub fn labels(&self, address: &str) -> Labels {
+    pub fn labels(&self, address: &str) -> LbLabels {
         self.core.labels(self.id(address))
     }
 
@@ -366,15 +366,15 @@ impl World {
     }
 
     /// One pick of a call that the test completes. A queued call's wish to connect is passed on at once.
-    pub fn pick_with(&mut self, complete: impl for<'a> FnOnce(Call<'a>) -> Call<'a>) -> Picked {
+    pub fn pick_with(&mut self, complete: impl for<'a> FnOnce(PickArgs<'a>) -> PickArgs<'a>) -> Picked {
         let entropy = self.entropy();
-        self.pick_call(&complete(Call::new("/test.Service/Method", entropy)))
+        self.pick_call(&complete(PickArgs::new("/test.Service/Method", entropy)))
     }
 
     /// One pick of a call that waits where others fail.
     pub fn pick_waiting(&mut self) -> Picked {
         let entropy = self.entropy();
-        self.pick_call(&Call::new("/test.Service/Method", entropy).wait_for_ready())
+        self.pick_call(&PickArgs::new("/test.Service/Method", entropy).wait_for_ready())
     }
 
     /// Fresh entropy for a call of the test's own.
@@ -383,23 +383,23 @@ impl World {
     }
 
     /// One pick of this call.
-    pub fn pick_call(&mut self, call: &Call<'_>) -> Picked {
+    pub fn pick_call(&mut self, call: &PickArgs<'_>) -> Picked {
         match self.picker().pick(call) {
-            Pick::To(id, trackers) => {
+            PickResult::Complete(id, trackers) => {
                 let address = self.known.get(&id).map_or_else(|| format!("{id:?}"), ToString::to_string);
                 if let Some(id) = trackers.to_wake() {
-                    self.handle(Event::Connect(id));
+                    self.handle(LbEvent::Connect(id));
                 }
                 Picked::To { address, id, trackers, now: self.now }
             }
-            Pick::Queue { connect } => {
+            PickResult::Queue { connect } => {
                 if let Some(id) = connect {
-                    self.handle(Event::Connect(id));
+                    self.handle(LbEvent::Connect(id));
                 }
                 Picked::Queued
             }
-            Pick::Fail(status) => Picked::Failed(status),
-            Pick::Drop(status) => Picked::Dropped(status),
+            PickResult::Fail(status) => Picked::Failed(status),
+            PickResult::Drop(status) => Picked::Dropped(status),
         }
     }
 
@@ -457,24 +457,24 @@ impl World {
         let mut dialled = Vec::new();
         for effect in pass.effects {
             match effect {
-                Effect::Dial { id, address, .. } => {
+                LbEffect::Connect { id, address, .. } => {
                     self.dialled.push(address.to_string());
                     self.known.insert(id, address);
                     dialled.push(id);
                 }
-                Effect::Close { id } => {
+                LbEffect::Close { id } => {
                     let address =
                         self.known.remove(&id).map_or_else(String::new, |address| address.to_string());
                     self.watches.remove(&address);
                     self.closed.push(address);
                 }
-                Effect::WatchLoad { id, every } => {
+                LbEffect::WatchLoad { id, every } => {
                     let address = self.core.subchannel(id).map(|subchannel| subchannel.address().to_string());
                     self.watch(address.unwrap_or_default(), every);
                 }
-                Effect::Reresolve => self.reresolutions += 1,
-                Effect::Warn(text) => self.warnings.push(text),
-                Effect::Measure(measurement) => self.measurements.push(*measurement),
+                LbEffect::Reresolve => self.reresolutions += 1,
+                LbEffect::Warn(text) => self.warnings.push(text),
+                LbEffect::Measure(measurement) => self.measurements.push(*measurement),
                 other => panic!("the world does not know {other:?}"),
             }
         }
@@ -496,9 +496,9 @@ impl World {
         let Some(address) = self.known.get(&id) else { return false };
         if self.down.contains(address) {
             let error = Status::unavailable(format!("{address} refused"));
-            self.core.handle(Event::ConnectFailed(id, error), self.now)
+            self.core.handle(LbEvent::ConnectFailed(id, error), self.now)
         } else if self.all_up || self.up.contains(address) {
-            self.core.handle(Event::Connected(id), self.now)
+            self.core.handle(LbEvent::Connected(id), self.now)
         } else {
             false
         }
@@ -524,7 +524,7 @@ pub enum Picked {
         /// The subchannel.
         id: SubchannelId,
         /// Those who want to know how it ended.
-        trackers: Trackers,
+        trackers: CallTrackers,
         /// When it was picked.
         now: Instant,
     },
@@ -564,7 +564,7 @@ impl Picked {
     pub fn finish(self, code: Code, load: Option<&LoadReport>) -> String {
         let outcome = self.outcome();
         if let Picked::To { trackers, now, .. } = self {
-            trackers.finish(&CallEnd::Finished { code, at: now, load });
+            trackers.finish(&CallOutcome::Finished { code, at: now, load });
         }
         outcome
     }
@@ -572,7 +572,7 @@ impl Picked {
     /// Ends the call before anything of it was sent.
     pub fn unsent(self) {
         if let Picked::To { trackers, .. } = self {
-            trackers.finish(&CallEnd::Unsent);
+            trackers.finish(&CallOutcome::Unsent);
         }
     }
 }

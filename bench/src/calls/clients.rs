@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use evenkeel::{Channel, Connectivity, Description, EndpointRow};
+use evenkeel::{Channel, ConnectivityState, Description, EndpointRow};
 use tonic::transport::{Channel as TonicChannel, Endpoint};
 
 use crate::Error;
@@ -79,6 +79,6 @@ async fn connected(target: &str) -> Result<Channel, Error> {
 }
 
 fn is_connecting(tree: &Description) -> bool {
-    let is_connecting_to = |row: &EndpointRow| row.state == Connectivity::Connecting;
+    let is_connecting_to = |row: &EndpointRow| row.state == ConnectivityState::Connecting;
     tree.endpoints.iter().any(is_connecting_to) || tree.children.iter().any(|(_, child)| is_connecting(child))
 }

@@ -63,6 +63,6 @@ pub(crate) async fn channel(control: SocketAddr) -> Result<Channel, Error> {
 
 /// Whether every endpoint is connected.
 fn is_connected(tree: &evenkeel::Description) -> bool {
-    let is_ready = |row: &evenkeel::EndpointRow| row.state == evenkeel::Connectivity::Ready;
+    let is_ready = |row: &evenkeel::EndpointRow| row.state == evenkeel::ConnectivityState::Ready;
     tree.endpoints.iter().all(is_ready) && tree.children.iter().all(|(_, child)| is_connected(child))
 }

@@ -20,7 +20,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use evenkeel::{Bootstrap, Channel, Connectivity, Description, XdsClient, XdsVariant};
+use evenkeel::{Bootstrap, Channel, ConnectivityState, Description, XdsClient, XdsVariant};
 use testkit::net::echo::EchoRequest;
 use testkit::net::echo::echo_client::EchoClient;
 use tokio::sync::{Notify, mpsc};
@@ -255,7 +255,7 @@ impl Shared {
         tokio::spawn(async move {
             // CONNECTING may be too short to be seen.
             while connectivity.changed().await.is_ok() {
-                if *connectivity.borrow() == Connectivity::Ready {
+                if *connectivity.borrow() == ConnectivityState::Ready {
                     let mut seen = shared.seen();
                     if seen.generation == generation {
                         seen.ready = Some(now());
@@ -316,7 +316,7 @@ fn ready(tree: &Description, wanted: u8) -> usize {
     let own = tree
         .endpoints
         .iter()
-        .filter(|row| row.state == Connectivity::Ready && row.addresses.iter().any(is_wanted))
+        .filter(|row| row.state == ConnectivityState::Ready && row.addresses.iter().any(is_wanted))
         .count();
     own + tree.children.iter().map(|(_, child)| ready(child, wanted)).sum::<usize>()
 }

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use evenkeel_core::{Core, Event, Instant, Registry, Rng, RootPicker};
+use evenkeel_core::{Core, Instant, LbEvent, Registry, Rng, RootPicker};
 use evenkeel_proto::envoy::service::discovery::v3::{DeltaDiscoveryResponse, Resource};
 use evenkeel_xds::bootstrap::Bootstrap;
 use evenkeel_xds::client::{
@@ -265,7 +265,7 @@ impl World {
                 return;
             }
             for id in dialled {
-                self.core.handle(Event::Connected(id), now);
+                self.core.handle(LbEvent::Connected(id), now);
             }
         }
     }

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use evenkeel_core::{
-    Call, CallEnd, Code, Core, Effect, Endpoint, Endpoints, Event, Instant, LbConfig, LoadReport, Locality,
-    Pick, Registry, Rng, RootPicker, Status, SubchannelId, Update,
+    CallOutcome, Code, Core, Endpoint, Endpoints, Instant, LbConfig, LbEffect, LbEvent, LbUpdate, LoadReport,
+    Locality, PickArgs, PickResult, Registry, Rng, RootPicker, Status, SubchannelId,
 };
 use serde_json::{Value, json};
 
@@ -61,7 +61,7 @@ pub(crate) struct Bed {
     n: usize,
     reports: Vec<LoadReport>,
     /// What passes asked for that nobody has done.
-    asked: Vec<Effect>,
+    asked: Vec<LbEffect>,
 }
 
 impl Bed {
@@ -74,7 +74,7 @@ impl Bed {
         };
         let config = Registry::standard().parse(&config)?;
         let mut core = Core::builder(Rng::fixed(1)).build();
-        core.update(Update::new(config.clone(), endpoints(tree, n, 0, None)));
+        core.update(LbUpdate::new(config.clone(), endpoints(tree, n, 0, None)));
         let now = Instant::ORIGIN;
         let pass = core.reconcile(now);
         let picker = pass.picker.ok_or("the core has no picker after its first pass")?;
@@ -90,7 +90,7 @@ impl Bed {
     fn connect_lazy(&mut self, picks: u64) {
         loop {
             let asked = (0..picks).filter_map(|i| match self.picker.pick(&call(i)) {
-                Pick::Queue { connect } => connect,
+                PickResult::Queue { connect } => connect,
                 _ => None,
             });
             let asked: BTreeSet<_> = asked.collect();
@@ -98,7 +98,7 @@ impl Bed {
                 break;
             }
             for id in asked {
-                self.core.handle(Event::Connect(id), self.now);
+                self.core.handle(LbEvent::Connect(id), self.now);
             }
             self.reconcile();
             self.connect();
@@ -138,8 +138,8 @@ impl Bed {
     pub(super) fn connect(&mut self) {
         while !self.asked.is_empty() {
             for effect in std::mem::take(&mut self.asked) {
-                if let Effect::Dial { id, .. } = effect {
-                    self.core.handle(Event::Connected(id), self.now);
+                if let LbEffect::Connect { id, .. } = effect {
+                    self.core.handle(LbEvent::Connected(id), self.now);
                     self.ids.push(id);
                 }
             }
@@ -149,7 +149,7 @@ impl Bed {
 
     pub(super) fn lose_one(&mut self) {
         if let Some(id) = self.one() {
-            self.core.handle(Event::Disconnected(id, Status::unavailable("gone")), self.now);
+            self.core.handle(LbEvent::Disconnected(id, Status::unavailable("gone")), self.now);
         }
     }
 
@@ -159,11 +159,11 @@ impl Bed {
     }
 
     /// An update with the endpoints of this generation, all of them, or one.
-    pub(super) fn next(&self, all: usize, one: Option<usize>) -> Update {
-        Update::new(self.config.clone(), endpoints(self.tree, self.n, all, one))
+    pub(super) fn next(&self, all: usize, one: Option<usize>) -> LbUpdate {
+        LbUpdate::new(self.config.clone(), endpoints(self.tree, self.n, all, one))
     }
 
-    pub(super) fn update(&mut self, update: Update) {
+    pub(super) fn update(&mut self, update: LbUpdate) {
         self.core.update(update);
     }
 }
@@ -180,42 +180,42 @@ impl Picks<'_> {
     /// All that [`Picks::pick`] does but to pick and to tell how the call ended.
     pub(crate) fn around(&self, i: u64) -> bool {
         let load = self.reports.get(i as usize % REPORTS);
-        black_box((call(i), CallEnd::Finished { code: Code::Ok, at: self.now, load }));
+        black_box((call(i), CallOutcome::Finished { code: Code::Ok, at: self.now, load }));
         true
     }
 
     /// A pick whose call goes on.
-    pub(super) fn begin(&self, i: u64) -> Pick {
+    pub(super) fn begin(&self, i: u64) -> PickResult {
         self.picker.pick(&call(i))
     }
 
     /// The end of such a call. Answers whether it went as it should.
-    pub(super) fn end(&self, pick: Pick) -> bool {
+    pub(super) fn end(&self, pick: PickResult) -> bool {
         match pick {
-            Pick::To(_, trackers) => {
-                trackers.finish(&CallEnd::Finished {
+            PickResult::Complete(_, trackers) => {
+                trackers.finish(&CallOutcome::Finished {
                     code: Code::Ok,
                     at: self.now,
                     load: self.reports.first(),
                 });
                 true
             }
-            Pick::Drop(_) => true,
-            Pick::Queue { .. } | Pick::Fail(_) => false,
+            PickResult::Drop(_) => true,
+            PickResult::Queue { .. } | PickResult::Fail(_) => false,
         }
     }
 
     /// A pick and the end of its call. Answers whether it went as it should; one in a million is shed.
     pub(crate) fn pick(&self, i: u64) -> bool {
         match self.picker.pick(&call(i)) {
-            Pick::To(id, trackers) => {
+            PickResult::Complete(id, trackers) => {
                 black_box(id);
                 let load = self.reports.get(i as usize % REPORTS);
-                trackers.finish(&CallEnd::Finished { code: Code::Ok, at: self.now, load });
+                trackers.finish(&CallOutcome::Finished { code: Code::Ok, at: self.now, load });
                 true
             }
-            Pick::Drop(_) => true,
-            Pick::Queue { .. } | Pick::Fail(_) => false,
+            PickResult::Drop(_) => true,
+            PickResult::Queue { .. } | PickResult::Fail(_) => false,
         }
     }
 }
@@ -246,9 +246,9 @@ fn whole_tree(policy: &Value) -> Value {
 }
 
 /// Its numbers lie all over the ring.
-fn call<'a>(i: u64) -> Call<'a> {
+fn call<'a>(i: u64) -> PickArgs<'a> {
     let entropy = i.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    Call::new("/shop.Orders/Get", entropy).with_cluster("cluster:orders").with_hash(entropy)
+    PickArgs::new("/shop.Orders/Get", entropy).with_cluster("cluster:orders").with_hash(entropy)
 }
 
 /// Two localities, three weights. One endpoint may be of another generation than all.

@@ -9,7 +9,7 @@ use std::hint::black_box;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-use evenkeel_core::schedule::{Rule, Schedule};
+use evenkeel_core::schedule::{Schedule, ScheduleRule};
 
 use super::{Args, Padded, add, pass};
 use crate::Error;
@@ -24,7 +24,8 @@ type Weights = fn(u32) -> Vec<u32>;
 
 /// Varied small weights, and the hardest case: one endpoint owns half.
 const SETS: [(&str, Weights); 2] = [("mix", mix), ("half", half)];
-const RULES: [(&str, Rule); 2] = [("edf", Rule::Literal), ("weighted_round_robin", Rule::Eligible)];
+const RULES: [(&str, ScheduleRule); 2] =
+    [("edf", ScheduleRule::Literal), ("weighted_round_robin", ScheduleRule::Eligible)];
 
 pub(super) fn table(args: &Args) -> Result<Table, Error> {
     let columns = [
@@ -66,7 +67,7 @@ pub(super) fn table(args: &Args) -> Result<Table, Error> {
 }
 
 /// What a pick from the order costs, in additions.
-fn pick(weights: &[u32], rule: Rule, threads: u64, args: &Args) -> Result<f64, Error> {
+fn pick(weights: &[u32], rule: ScheduleRule, threads: u64, args: &Args) -> Result<f64, Error> {
     let identity: Vec<_> = (0..weights.len() as u32).map(Some).collect();
     let mut schedule = Schedule::new(weights, rule).ok_or("no order of these weights")?;
     let counter = Padded(AtomicU64::new(0));
@@ -82,8 +83,8 @@ fn pick(weights: &[u32], rule: Rule, threads: u64, args: &Args) -> Result<f64, E
         if round > 0 {
             ratios.push(picks.as_secs_f64() / additions.as_secs_f64());
         }
-        if round == 0 || schedule.is_worn() {
-            schedule = schedule.succeed(weights, rule, &identity).ok_or("no order of these weights")?;
+        if round == 0 || schedule.is_depleted() {
+            schedule = schedule.successor(weights, rule, &identity).ok_or("no order of these weights")?;
         }
     }
     Ok(Spread::of(ratios).ok_or("no rounds")?.median)
@@ -96,7 +97,7 @@ struct Figures {
     slot: f64,
 }
 
-fn rebuild(base: &[u32], rule: Rule, rounds: u32) -> Result<Figures, Error> {
+fn rebuild(base: &[u32], rule: ScheduleRule, rounds: u32) -> Result<Figures, Error> {
     let n = base.len();
     let identity: Vec<_> = (0..n as u32).map(Some).collect();
     let mut random = Lcg(5);
@@ -119,18 +120,18 @@ fn rebuild(base: &[u32], rule: Rule, rounds: u32) -> Result<Figures, Error> {
         let without = |i: &usize| *i != gone || n == 1;
         let from: Vec<_> = (0..n).filter(without).map(|i| Some(i as u32)).collect();
         let rest: Vec<_> = (0..n).filter(without).map(|i| now[i]).collect();
-        let changed = Rebuild::of(|| schedule.succeed(&next, rule, &identity))?;
+        let changed = Rebuild::of(|| schedule.successor(&next, rule, &identity))?;
         to_heap.push(changed.took.as_secs_f64() / heap_took.as_secs_f64());
         slots.push(changed.block.as_secs_f64() * 1e9 / f64::from(BLOCK));
         let others = [
-            Rebuild::of(|| schedule.succeed(&rest, rule, &from))?,
-            Rebuild::of(|| schedule.succeed(&now, rule, &identity))?,
+            Rebuild::of(|| schedule.successor(&rest, rule, &from))?,
+            Rebuild::of(|| schedule.successor(&now, rule, &identity))?,
             Rebuild::of(|| Schedule::new(&next, rule))?,
         ];
         for (figures, one) in us.iter_mut().zip([changed].into_iter().chain(others)) {
             figures.push(one.took.as_secs_f64() * 1e6);
         }
-        schedule = schedule.succeed(&next, rule, &identity).ok_or("no order of these weights")?;
+        schedule = schedule.successor(&next, rule, &identity).ok_or("no order of these weights")?;
     }
     let median = |figures| Spread::of(figures).map_or(f64::NAN, |spread| spread.median);
     let to_heap = Spread::of(to_heap).ok_or("no rounds")?;
@@ -144,10 +145,11 @@ pub(crate) fn one_replaced(n: usize, rounds: u32) -> Result<f64, Error> {
     if let Some(one) = from.get_mut(n / 2) {
         *one = None;
     }
-    let schedule = Schedule::new(&weights, Rule::Literal).ok_or("no order of these weights")?;
+    let schedule = Schedule::new(&weights, ScheduleRule::Literal).ok_or("no order of these weights")?;
     let figures: Result<Vec<_>, Error> = (0..rounds)
         .map(|_| {
-            Ok(Rebuild::of(|| schedule.succeed(&weights, Rule::Literal, &from))?.took.as_secs_f64() * 1e6)
+            Ok(Rebuild::of(|| schedule.successor(&weights, ScheduleRule::Literal, &from))?.took.as_secs_f64()
+                * 1e6)
         })
         .collect();
     Ok(Spread::of(figures?).ok_or("no rounds")?.median)

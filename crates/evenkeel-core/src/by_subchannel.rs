@@ -1,24 +1,24 @@
 //! Values by subchannel, for pickers: what a policy wants to know of calls to each endpoint.
 //!
-//! Clones of a table share what did not change, and a pick finds its value by index. An endpoint's subchannels are remembered with it ([`Known`]), so that they are looked up by address only when they
+//! Clones of a table share what did not change, and a pick finds its value by index. An endpoint's subchannels are remembered with it ([`KnownSubchannels`]), so that they are looked up by address only when they
 //! come.
 
 use std::sync::Arc;
 
-use crate::few::Few;
-use crate::{Cx, Endpoint, Endpoints, Pages, SubchannelId};
+use crate::few::InlineVec;
+use crate::{Cx, Endpoint, Endpoints, PersistentVec, SubchannelId};
 
 /// Values by subchannel. Clones share.
 #[derive(Debug)]
 pub(crate) struct BySubchannel<V> {
-    values: Pages<(SubchannelId, Arc<V>)>,
+    values: PersistentVec<(SubchannelId, Arc<V>)>,
     /// Endpoints may have addresses in common: what is known of one may stand in the table for another.
     overlap: bool,
 }
 
 impl<V> Default for BySubchannel<V> {
     fn default() -> BySubchannel<V> {
-        BySubchannel { values: Pages::default(), overlap: false }
+        BySubchannel { values: PersistentVec::default(), overlap: false }
     }
 }
 
@@ -40,7 +40,7 @@ impl<V> BySubchannel<V> {
     /// that have an address in common the first counts.
     pub(crate) fn refresh<'r>(
         &mut self,
-        rows: impl Iterator<Item = Row<'r, V>>,
+        rows: impl Iterator<Item = SubchannelRow<'r, V>>,
         endpoints: &Endpoints,
         cx: &Cx<'_>,
     ) -> bool
@@ -51,9 +51,9 @@ impl<V> BySubchannel<V> {
         if !overlap && !self.overlap {
             return rows.fold(false, |changed, row| row.refresh(self, cx) | changed);
         }
-        let old = std::mem::replace(self, BySubchannel { values: Pages::default(), overlap });
-        for Row { endpoint, value, known } in rows {
-            *known = Known::look_up(endpoint, cx);
+        let old = std::mem::replace(self, BySubchannel { values: PersistentVec::default(), overlap });
+        for SubchannelRow { endpoint, value, known } in rows {
+            *known = KnownSubchannels::look_up(endpoint, cx);
             for id in known.0.iter() {
                 if self.get(*id).is_none() {
                     self.insert(*id, value);
@@ -68,7 +68,7 @@ impl<V> BySubchannel<V> {
     }
 
     /// Removes what is known of an endpoint that is gone, or whose value is another.
-    pub(crate) fn remove(&mut self, known: &mut Known) {
+    pub(crate) fn remove(&mut self, known: &mut KnownSubchannels) {
         for id in std::mem::take(known).0.iter() {
             if self.get(*id).is_some() {
                 self.values.take(id.index());
@@ -86,19 +86,19 @@ impl<V> BySubchannel<V> {
 }
 
 /// An endpoint, its value, and what is known of its subchannels.
-pub(crate) struct Row<'r, V> {
+pub(crate) struct SubchannelRow<'r, V> {
     pub(crate) endpoint: &'r Endpoint,
     pub(crate) value: &'r Arc<V>,
-    pub(crate) known: &'r mut Known,
+    pub(crate) known: &'r mut KnownSubchannels,
 }
 
-impl<V> Row<'_, V> {
+impl<V> SubchannelRow<'_, V> {
     fn refresh(self, table: &mut BySubchannel<V>, cx: &Cx<'_>) -> bool {
-        let Row { endpoint, value, known } = self;
-        if known.is_whole(endpoint, cx) {
+        let SubchannelRow { endpoint, value, known } = self;
+        if known.is_complete(endpoint, cx) {
             return false;
         }
-        let now = Known::look_up(endpoint, cx);
+        let now = KnownSubchannels::look_up(endpoint, cx);
         if now.0.iter().eq(known.0.iter()) {
             return false;
         }
@@ -113,21 +113,23 @@ impl<V> Row<'_, V> {
 
 /// The subchannels of one endpoint, as they were last looked up.
 #[derive(Debug, Default)]
-pub(crate) struct Known(Few<SubchannelId>);
+pub(crate) struct KnownSubchannels(InlineVec<SubchannelId>);
 
-impl Known {
-    fn look_up(endpoint: &Endpoint, cx: &Cx<'_>) -> Known {
-        let mut known = Few::default();
+impl KnownSubchannels {
+    fn look_up(endpoint: &Endpoint, cx: &Cx<'_>) -> KnownSubchannels {
+        let mut known = InlineVec::default();
         for subchannel in endpoint.addresses().iter().filter_map(|address| cx.find(address)) {
             known.push(subchannel.id());
         }
-        Known(known)
+        KnownSubchannels(known)
     }
 
     /// Whether every address has a subchannel that is still there.
-    fn is_whole(&self, endpoint: &Endpoint, cx: &Cx<'_>) -> bool {
+    fn is_complete(&self, endpoint: &Endpoint, cx: &Cx<'_>) -> bool {
         let is_there = |id: &SubchannelId| {
-            cx.look(*id).is_some_and(|subchannel| !cx.heeds_means() || cx.is_by_our_means(subchannel))
+            cx.peek(*id).is_some_and(|subchannel| {
+                !cx.has_per_cluster_transport() || cx.has_same_transport(subchannel)
+            })
         };
         self.0.iter().all(is_there) && self.0.len() == endpoint.addresses().len()
     }

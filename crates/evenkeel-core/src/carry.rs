@@ -4,14 +4,14 @@
 //! are therefore walked side by side and compared by identity; only endpoints that stand in one of them alone are
 //! looked at, and looked up by their addresses. What stays, stays in its place, unmoved if it can.
 
-use crate::fast_map::{FastMap, FastSet, Seed};
+use crate::fast_map::{FastHashSeed, FastMap, FastSet};
 use crate::{Endpoint, EndpointKey, Endpoints};
 
 /// How far ahead the walk looks for where the two lists agree again.
-const AHEAD: usize = 8;
+const LOOKAHEAD: usize = 8;
 
 /// Something that is kept about an endpoint for as long as the endpoint stays.
-pub(crate) trait Kept {
+pub(crate) trait PerEndpoint {
     /// What is kept about an endpoint that was not there before.
     fn new(endpoint: &Endpoint) -> Self;
 
@@ -19,10 +19,10 @@ pub(crate) trait Kept {
     fn endpoint(&self) -> &Endpoint;
 
     /// Takes in the same endpoint with other attributes.
-    fn renew(&mut self, endpoint: &Endpoint);
+    fn update(&mut self, endpoint: &Endpoint);
 
     /// Whether an endpoint is kept at all; one without addresses never is.
-    fn is_for(endpoint: &Endpoint) -> bool {
+    fn accepts(endpoint: &Endpoint) -> bool {
         let _ = endpoint;
         true
     }
@@ -30,27 +30,30 @@ pub(crate) trait Kept {
 
 /// Brings what is kept over to other endpoints, in their order. Of several with the same addresses the first counts. Answers
 /// what is kept no longer.
-pub(crate) fn carry_over<K: Kept>(kept: &mut Vec<K>, endpoints: &Endpoints) -> Vec<K> {
+pub(crate) fn apply_diff<K: PerEndpoint>(kept: &mut Vec<K>, endpoints: &Endpoints) -> Vec<K> {
     match endpoints.as_distinct_list() {
-        Some(list) => carry_over_distinct(kept, list),
-        None => carry_over_any(kept, endpoints.iter().filter(|endpoint| is_kept::<K>(endpoint))),
+        Some(list) => apply_diff_by_position(kept, list),
+        None => apply_diff_by_key(kept, endpoints.iter().filter(|endpoint| is_kept::<K>(endpoint))),
     }
 }
 
-fn is_kept<K: Kept>(endpoint: &Endpoint) -> bool {
-    !endpoint.addresses().is_empty() && K::is_for(endpoint)
+fn is_kept<K: PerEndpoint>(endpoint: &Endpoint) -> bool {
+    !endpoint.addresses().is_empty() && K::accepts(endpoint)
 }
 
 /// The way for endpoints of which nothing is known: every one is looked up.
-fn carry_over_any<'e, K: Kept>(kept: &mut Vec<K>, endpoints: impl Iterator<Item = &'e Endpoint>) -> Vec<K> {
+fn apply_diff_by_key<'e, K: PerEndpoint>(
+    kept: &mut Vec<K>,
+    endpoints: impl Iterator<Item = &'e Endpoint>,
+) -> Vec<K> {
     let mut old: FastMap<_, _> = kept.drain(..).map(|one| (one.endpoint().key(), one)).collect();
     let (_, count) = endpoints.size_hint();
-    let mut seen = FastSet::with_capacity_and_hasher(count.unwrap_or(0), Seed::default());
+    let mut seen = FastSet::with_capacity_and_hasher(count.unwrap_or(0), FastHashSeed::default());
     for endpoint in endpoints {
         let key = endpoint.key();
         let one = old.remove(&key);
         if seen.insert(key) {
-            kept.push(renewed(one, endpoint));
+            kept.push(updated_or_new(one, endpoint));
         }
     }
     kept.shrink_to_fit();
@@ -58,22 +61,22 @@ fn carry_over_any<'e, K: Kept>(kept: &mut Vec<K>, endpoints: impl Iterator<Item 
 }
 
 /// The way for endpoints that share no address: only those that stand in one list alone are looked up.
-fn carry_over_distinct<K: Kept>(kept: &mut Vec<K>, list: &[Endpoint]) -> Vec<K> {
-    let stretches = compare(kept, list);
-    renew_in_place(kept, list, &stretches).unwrap_or_else(|| merge(kept, list, &stretches))
+fn apply_diff_by_position<K: PerEndpoint>(kept: &mut Vec<K>, list: &[Endpoint]) -> Vec<K> {
+    let segments = compare(kept, list);
+    update_in_place(kept, list, &segments).unwrap_or_else(|| merge(kept, list, &segments))
 }
 
-/// Part of two lists side by side: `same` endpoints that stand in both, then `gone` of the old and `come` of the new one.
+/// Part of two lists side by side: `same` endpoints that stand in both, then `removed` of the old and `added` of the new one.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Stretch {
+struct DiffSegment {
     same: usize,
-    gone: usize,
-    come: usize,
+    removed: usize,
+    added: usize,
 }
 
 /// Compares the lists by identity. Where they do not agree again soon, all that follows has gone and come.
-fn compare<K: Kept>(kept: &[K], list: &[Endpoint]) -> Vec<Stretch> {
-    let mut stretches = Vec::new();
+fn compare<K: PerEndpoint>(kept: &[K], list: &[Endpoint]) -> Vec<DiffSegment> {
+    let mut segments = Vec::new();
     let (mut old, mut new) = (kept, list);
     loop {
         let pairs = old.iter().zip(new);
@@ -81,36 +84,42 @@ fn compare<K: Kept>(kept: &[K], list: &[Endpoint]) -> Vec<Stretch> {
         (old, new) = (&old[same..], &new[same..]);
         if old.is_empty() && new.is_empty() {
             if same > 0 {
-                stretches.push(Stretch { same, ..Stretch::default() });
+                segments.push(DiffSegment { same, ..DiffSegment::default() });
             }
-            return stretches;
+            return segments;
         }
-        let (gone, come) = agreement(old, new).unwrap_or((old.len(), new.len()));
-        stretches.push(Stretch { same, gone, come });
-        (old, new) = (&old[gone..], &new[come..]);
+        let (removed, added) = next_match(old, new).unwrap_or((old.len(), new.len()));
+        segments.push(DiffSegment { same, removed, added });
+        (old, new) = (&old[removed..], &new[added..]);
     }
 }
 
 /// How many of each list to pass over until they agree again, the fewest together.
-fn agreement<K: Kept>(old: &[K], new: &[Endpoint]) -> Option<(usize, usize)> {
-    let agree = |gone: usize, come: usize| match (old.get(gone), new.get(come)) {
+fn next_match<K: PerEndpoint>(old: &[K], new: &[Endpoint]) -> Option<(usize, usize)> {
+    let agree = |removed: usize, added: usize| match (old.get(removed), new.get(added)) {
         (Some(old), Some(new)) => old.endpoint().is_same(new),
         _ => false,
     };
-    (1..=AHEAD).flat_map(|both| (0..=both).map(move |gone| (gone, both - gone))).find(|(o, n)| agree(*o, *n))
+    (1..=LOOKAHEAD)
+        .flat_map(|both| (0..=both).map(move |removed| (removed, both - removed)))
+        .find(|(o, n)| agree(*o, *n))
 }
 
 /// Renews what is kept without moving any of it, and answers what has gone; `None` if not each endpoint that comes stands where
 /// one went.
-fn renew_in_place<K: Kept>(kept: &mut [K], list: &[Endpoint], stretches: &[Stretch]) -> Option<Vec<K>> {
+fn update_in_place<K: PerEndpoint>(
+    kept: &mut [K],
+    list: &[Endpoint],
+    segments: &[DiffSegment],
+) -> Option<Vec<K>> {
     let mut changed = Vec::new();
     let mut at = 0;
-    for Stretch { same, gone, come } in stretches {
-        if gone != come {
+    for DiffSegment { same, removed, added } in segments {
+        if removed != added {
             return None;
         }
-        changed.extend(at + same..at + same + gone);
-        at += same + gone;
+        changed.extend(at + same..at + same + removed);
+        at += same + removed;
     }
     let is_there = |kept: &[K], at: usize| kept[at].endpoint().key() == list[at].key();
     let is_plain = match changed[..] {
@@ -121,79 +130,80 @@ fn renew_in_place<K: Kept>(kept: &mut [K], list: &[Endpoint], stretches: &[Stret
     if !is_plain {
         return None;
     }
-    let mut gone = Vec::new();
+    let mut removed = Vec::new();
     for at in changed {
         if is_there(kept, at) {
-            kept[at].renew(&list[at]);
+            kept[at].update(&list[at]);
         } else {
-            gone.push(std::mem::replace(&mut kept[at], K::new(&list[at])));
+            removed.push(std::mem::replace(&mut kept[at], K::new(&list[at])));
         }
     }
-    Some(gone)
+    Some(removed)
 }
 
 /// Puts together what stays and what comes, in the order of the new list; answers what has gone.
-fn merge<K: Kept>(kept: &mut Vec<K>, list: &[Endpoint], stretches: &[Stretch]) -> Vec<K> {
-    let gone = take_out(kept, stretches);
-    if stretches.iter().all(|stretch| stretch.come == 0) {
-        return gone;
+fn merge<K: PerEndpoint>(kept: &mut Vec<K>, list: &[Endpoint], segments: &[DiffSegment]) -> Vec<K> {
+    let removed = extract_removed(kept, segments);
+    if segments.iter().all(|segment| segment.added == 0) {
+        return removed;
     }
-    let mut gone = Gone::new(gone);
+    let mut removed = RemovedEntries::new(removed);
     let stay = std::mem::replace(kept, Vec::with_capacity(list.len()));
     let (mut stay, mut rest) = (stay.into_iter(), list);
-    for stretch in stretches {
-        kept.extend(stay.by_ref().take(stretch.same));
-        let come;
-        (come, rest) = rest[stretch.same..].split_at(stretch.come);
-        for endpoint in come.iter().filter(|endpoint| is_kept::<K>(endpoint)) {
-            kept.push(renewed(gone.back(endpoint), endpoint));
+    for segment in segments {
+        kept.extend(stay.by_ref().take(segment.same));
+        let added;
+        (added, rest) = rest[segment.same..].split_at(segment.added);
+        for endpoint in added.iter().filter(|endpoint| is_kept::<K>(endpoint)) {
+            kept.push(updated_or_new(removed.take(endpoint), endpoint));
         }
     }
-    gone.all
+    removed.all
 }
 
 /// Takes out what has gone.
-fn take_out<K: Kept>(kept: &mut Vec<K>, stretches: &[Stretch]) -> Vec<K> {
-    if let [Stretch { same: 0, .. }] = stretches {
+fn extract_removed<K: PerEndpoint>(kept: &mut Vec<K>, segments: &[DiffSegment]) -> Vec<K> {
+    if let [DiffSegment { same: 0, .. }] = segments {
         return std::mem::take(kept);
     }
-    let stays = stretches.iter().flat_map(|Stretch { same, gone, .. }| [(true, *same), (false, *gone)]);
+    let stays =
+        segments.iter().flat_map(|DiffSegment { same, removed, .. }| [(true, *same), (false, *removed)]);
     let mut stays = stays.flat_map(|(stays, count)| std::iter::repeat_n(stays, count));
     kept.extract_if(.., |_| stays.next() == Some(false)).collect()
 }
 
 /// What has gone, with its places by key: it may have gone to another place. Where all has gone and other comes, nothing is
 /// moved.
-struct Gone<K> {
+struct RemovedEntries<K> {
     all: Vec<K>,
-    places: FastMap<EndpointKey, usize>,
+    index_by_key: FastMap<EndpointKey, usize>,
 }
 
-impl<K: Kept> Gone<K> {
-    fn new(all: Vec<K>) -> Gone<K> {
-        let mut places = FastMap::with_capacity_and_hasher(all.len(), Seed::default());
-        places.extend(all.iter().enumerate().map(|(at, one)| (one.endpoint().key(), at)));
-        Gone { all, places }
+impl<K: PerEndpoint> RemovedEntries<K> {
+    fn new(all: Vec<K>) -> RemovedEntries<K> {
+        let mut index_by_key = FastMap::with_capacity_and_hasher(all.len(), FastHashSeed::default());
+        index_by_key.extend(all.iter().enumerate().map(|(at, one)| (one.endpoint().key(), at)));
+        RemovedEntries { all, index_by_key }
     }
 
     /// What was kept about this endpoint, if it went.
-    fn back(&mut self, endpoint: &Endpoint) -> Option<K> {
-        if self.places.is_empty() {
+    fn take(&mut self, endpoint: &Endpoint) -> Option<K> {
+        if self.index_by_key.is_empty() {
             return None;
         }
-        let at = self.places.remove(&endpoint.key()).filter(|at| *at < self.all.len())?;
+        let at = self.index_by_key.remove(&endpoint.key()).filter(|at| *at < self.all.len())?;
         let one = self.all.swap_remove(at);
         if let Some(moved) = self.all.get(at) {
-            self.places.insert(moved.endpoint().key(), at);
+            self.index_by_key.insert(moved.endpoint().key(), at);
         }
         Some(one)
     }
 }
 
-fn renewed<K: Kept>(kept: Option<K>, endpoint: &Endpoint) -> K {
+fn updated_or_new<K: PerEndpoint>(kept: Option<K>, endpoint: &Endpoint) -> K {
     match kept {
         Some(mut kept) => {
-            kept.renew(endpoint);
+            kept.update(endpoint);
             kept
         }
         None => K::new(endpoint),
@@ -208,7 +218,7 @@ mod tests {
     #[derive(Debug)]
     struct Numbered(Endpoint, usize);
 
-    impl Kept for Numbered {
+    impl PerEndpoint for Numbered {
         fn new(endpoint: &Endpoint) -> Numbered {
             Numbered(endpoint.clone(), usize::MAX)
         }
@@ -217,11 +227,11 @@ mod tests {
             &self.0
         }
 
-        fn renew(&mut self, endpoint: &Endpoint) {
+        fn update(&mut self, endpoint: &Endpoint) {
             self.0 = endpoint.clone();
         }
 
-        fn is_for(endpoint: &Endpoint) -> bool {
+        fn accepts(endpoint: &Endpoint) -> bool {
             endpoint.weight() != Some(13)
         }
     }
@@ -252,15 +262,15 @@ mod tests {
             }
             list.truncate(80);
             let mut thorough: Vec<Numbered> = kept.iter().map(|one| Numbered(one.0.clone(), one.1)).collect();
-            let mut gone = carry_over(&mut thorough, &Endpoints::list(list.iter().cloned()));
-            let mut gone_too = carry_over(&mut kept, &Endpoints::distinct(list.iter().cloned()));
-            gone.sort_by_key(|one| one.1);
-            gone_too.sort_by_key(|one| one.1);
+            let mut removed = apply_diff(&mut thorough, &Endpoints::list(list.iter().cloned()));
+            let mut removed_too = apply_diff(&mut kept, &Endpoints::distinct(list.iter().cloned()));
+            removed.sort_by_key(|one| one.1);
+            removed_too.sort_by_key(|one| one.1);
             let shown = |kept: &[Numbered]| -> Vec<_> {
                 kept.iter().map(|one| (one.1, format!("{:?}", one.0))).collect()
             };
             assert_eq!(shown(&kept), shown(&thorough), "round {round}");
-            assert_eq!(shown(&gone_too), shown(&gone), "round {round}");
+            assert_eq!(shown(&removed_too), shown(&removed), "round {round}");
             for one in kept.iter_mut().filter(|one| one.1 == usize::MAX) {
                 one.1 = number;
                 number += 1;
@@ -277,8 +287,8 @@ mod tests {
         list.remove(10);
         list.insert(50, Endpoint::at("new"));
         list[80] = Endpoint::at("other");
-        let stretch = |same, gone, come| Stretch { same, gone, come };
-        let expected = [stretch(10, 1, 0), stretch(40, 0, 1), stretch(29, 1, 1), stretch(19, 0, 0)];
+        let segment = |same, removed, added| DiffSegment { same, removed, added };
+        let expected = [segment(10, 1, 0), segment(40, 0, 1), segment(29, 1, 1), segment(19, 0, 0)];
         assert_eq!(compare(&kept, &list), expected);
     }
 }

@@ -1,25 +1,25 @@
 //! Holding a child policy: running it when it must be run, and switching gracefully when its policy changes.
 
 use crate::config::LbConfig;
-use crate::cx::{Cx, Scope};
-use crate::describe::{Description, Look};
+use crate::cx::{Cx, PolicyScope};
+use crate::describe::{DescribeCx, Description};
 use crate::policy::{AnyPolicy, LbState};
-use crate::tree::{NodeId, Tree};
-use crate::{Connectivity, Endpoints};
+use crate::tree::{NodeId, PolicyTree};
+use crate::{ConnectivityState, Endpoints};
 
-/// A child policy. It is made by its first [`Child::reconcile`] and let go when its parent runs without
+/// A child policy. It is made by its first [`ChildPolicy::reconcile`] and let go when its parent runs without
 /// reconciling it.
 ///
 /// When the config names another policy, the old one serves, without further updates, until the new one leaves
 /// CONNECTING or the old one leaves READY.
 #[derive(Debug, Default)]
-pub struct Child {
-    current: Option<Slot>,
-    pending: Option<Slot>,
+pub struct ChildPolicy {
+    current: Option<ChildSlot>,
+    pending: Option<ChildSlot>,
 }
 
 #[derive(Debug)]
-struct Slot {
+struct ChildSlot {
     node: Option<NodeId>,
     config: LbConfig,
     endpoints: Endpoints,
@@ -27,10 +27,10 @@ struct Slot {
     state: LbState,
 }
 
-impl Child {
+impl ChildPolicy {
     /// A child that has not run yet.
-    pub fn new() -> Child {
-        Child::default()
+    pub fn new() -> ChildPolicy {
+        ChildPolicy::default()
     }
 
     /// Runs the child if anything changed for it, and answers its state. The same picker means that nothing did.
@@ -42,29 +42,29 @@ impl Child {
     /// The same, below another scope.
     pub fn reconcile_in(
         &mut self,
-        scope: Scope,
+        scope: PolicyScope,
         config: &LbConfig,
         endpoints: &Endpoints,
         cx: &mut Cx<'_>,
     ) -> LbState {
         let runs_already =
-            |slot: &Option<Slot>| slot.as_ref().is_some_and(|s| s.config.policy() == config.policy());
+            |slot: &Option<ChildSlot>| slot.as_ref().is_some_and(|s| s.config.policy() == config.policy());
         if self.current.is_none() || runs_already(&self.current) {
             if let Some(pending) = self.pending.take() {
                 pending.remove(cx.tree);
             }
-            let current = self.current.get_or_insert_with(|| Slot::new(config, endpoints));
+            let current = self.current.get_or_insert_with(|| ChildSlot::new(config, endpoints));
             return current.reconcile(scope, config, endpoints, cx);
         }
         if !runs_already(&self.pending)
-            && let Some(pending) = self.pending.replace(Slot::new(config, endpoints))
+            && let Some(pending) = self.pending.replace(ChildSlot::new(config, endpoints))
         {
             pending.remove(cx.tree);
         }
         let old = self.keep_current(scope.clone(), cx);
         let Some(pending) = &mut self.pending else { return old };
         let new = pending.reconcile(scope, config, endpoints, cx);
-        if new.connectivity == Connectivity::Connecting && old.connectivity == Connectivity::Ready {
+        if new.connectivity == ConnectivityState::Connecting && old.connectivity == ConnectivityState::Ready {
             return old;
         }
         if let Some(current) = std::mem::replace(&mut self.current, self.pending.take()) {
@@ -75,21 +75,21 @@ impl Child {
 
     /// Runs the child with what it was last given, if anything happened to it. Answers whether its state is the same as before;
     /// `false` too if that takes its parent.
-    fn run_again(&mut self, tree: &mut Tree) -> bool {
+    fn rerun(&mut self, tree: &mut PolicyTree) -> bool {
         match (&mut self.current, &self.pending) {
-            (Some(current), None) => current.run_again(tree),
+            (Some(current), None) => current.rerun(tree),
             (current, pending) => current.is_none() && pending.is_none(),
         }
     }
 
     /// Says where the parent keeps the child, for [`Cx::keep_children`].
-    pub(crate) fn set_place(&self, place: usize, cx: &mut Cx<'_>) {
+    pub(crate) fn set_index(&self, place: usize, cx: &mut Cx<'_>) {
         for node in self.current.iter().chain(&self.pending).filter_map(|slot| slot.node) {
-            cx.tree.set_place(node, place);
+            cx.tree.set_index(node, place);
         }
     }
 
-    /// Keeps a child that [`Child::reconcile`] would not run: it was given the same before, below the same scope, and nothing
+    /// Keeps a child that [`ChildPolicy::reconcile`] would not run: it was given the same before, below the same scope, and nothing
     /// happened to it since. Answers whether that is so; its state is then the same too. The cheapest way.
     pub(crate) fn keep_unchanged(
         &mut self,
@@ -104,7 +104,7 @@ impl Child {
             && !cx.tree.is_dirty(id)
             && cx.tree.node(id).is_some_and(|node| node.scope == cx.scope);
         if is_same {
-            cx.tree.ask(Some(id), cx.node);
+            cx.tree.visit(Some(id), cx.node);
         }
         is_same
     }
@@ -133,8 +133,8 @@ impl Child {
     }
 
     /// The child and all below it, as data.
-    pub fn describe(&self, look: &Look<'_>) -> Option<Description> {
-        let mut description = self.current.as_ref()?.describe(look);
+    pub fn describe(&self, cx: &DescribeCx<'_>) -> Option<Description> {
+        let mut description = self.current.as_ref()?.describe(cx);
         if let Some(pending) = &self.pending {
             let note = format!(
                 "switching to {}, which is {:?}",
@@ -146,12 +146,12 @@ impl Child {
         Some(description)
     }
 
-    pub(crate) fn is_dirty(&self, tree: &Tree) -> bool {
+    pub(crate) fn is_dirty(&self, tree: &PolicyTree) -> bool {
         let mut slots = self.current.iter().chain(&self.pending);
         slots.any(|slot| slot.node.is_some_and(|node| tree.is_dirty(node)))
     }
 
-    fn keep_current(&mut self, scope: Scope, cx: &mut Cx<'_>) -> LbState {
+    fn keep_current(&mut self, scope: PolicyScope, cx: &mut Cx<'_>) -> LbState {
         match &mut self.current {
             Some(current) => {
                 let (config, endpoints) = (current.config.clone(), current.endpoints.clone());
@@ -162,9 +162,9 @@ impl Child {
     }
 }
 
-impl Slot {
-    fn new(config: &LbConfig, endpoints: &Endpoints) -> Slot {
-        Slot {
+impl ChildSlot {
+    fn new(config: &LbConfig, endpoints: &Endpoints) -> ChildSlot {
+        ChildSlot {
             node: None,
             config: config.clone(),
             endpoints: endpoints.clone(),
@@ -175,18 +175,18 @@ impl Slot {
 
     fn reconcile(
         &mut self,
-        scope: Scope,
+        scope: PolicyScope,
         config: &LbConfig,
         endpoints: &Endpoints,
         cx: &mut Cx<'_>,
     ) -> LbState {
         let scope = scope.within(cx.scope());
-        let node = cx.tree.ask(self.node, cx.node);
+        let node = cx.tree.visit(self.node, cx.node);
         self.node = Some(node);
         let same_inputs = self.config.is_same(config)
             && self.endpoints.is_same(endpoints)
             && cx.tree.node(node).is_some_and(|node| node.has_run() && node.scope == scope);
-        if same_inputs && (!cx.tree.is_dirty(node) || self.run_below(node, cx.tree)) {
+        if same_inputs && (!cx.tree.is_dirty(node) || self.run_descendants(node, cx.tree)) {
             return self.state.clone();
         }
         self.config = config.clone();
@@ -196,9 +196,9 @@ impl Slot {
     }
 
     /// Runs it with what it was last given, if anything happened to it. Answers whether its state is the same as before.
-    fn run_again(&mut self, tree: &mut Tree) -> bool {
+    fn rerun(&mut self, tree: &mut PolicyTree) -> bool {
         let Some(node) = self.node.filter(|node| tree.is_dirty(*node)) else { return true };
-        if self.run_below(node, tree) {
+        if self.run_descendants(node, tree) {
             return true;
         }
         let Some(scope) = tree.node(node).map(|node| node.scope.clone()) else { return false };
@@ -209,43 +209,43 @@ impl Slot {
 
     /// Where nothing happened but below it: lets those below run. Answers whether that is all, since the state of none of its
     /// children is another, so that its own is not either.
-    fn run_below(&mut self, node: NodeId, tree: &mut Tree) -> bool {
-        if !tree.begin_below(node) {
+    fn run_descendants(&mut self, node: NodeId, tree: &mut PolicyTree) -> bool {
+        if !tree.begin_descendants(node) {
             return false;
         }
         let made = tree.subchannels.made();
-        let (mut children, mut stand) = (0, true);
+        let (mut children, mut unchanged) = (0, true);
         self.policy.each_child(&mut |child| {
             children += 1;
-            stand &= child.run_again(tree);
+            unchanged &= child.rerun(tree);
         });
         // Who looks at subchannels that others hold has to look at new ones.
-        let is_all = children > 0 && stand && made == tree.subchannels.made();
+        let is_all = children > 0 && unchanged && made == tree.subchannels.made();
         if is_all {
-            tree.end_below(node);
+            tree.end_descendants(node);
         }
         is_all
     }
 
-    fn run(&mut self, node: NodeId, scope: Scope, is_given_same: bool, tree: &mut Tree) {
+    fn run(&mut self, node: NodeId, scope: PolicyScope, inputs_unchanged: bool, tree: &mut PolicyTree) {
         let before = tree.begin(node, scope.clone());
-        let mut cx = Cx { tree: &mut *tree, node: Some(node), scope, is_given_same };
+        let mut cx = Cx { tree: &mut *tree, node: Some(node), scope, inputs_unchanged };
         self.state = self.policy.reconcile(&self.config, &self.endpoints, &mut cx);
         tree.end(node, &before);
     }
 
-    fn describe(&self, look: &Look<'_>) -> Description {
-        let mut description = self.policy.describe(look);
+    fn describe(&self, cx: &DescribeCx<'_>) -> Description {
+        let mut description = self.policy.describe(cx);
         self.config.policy().clone_into(&mut description.policy);
         description.state = Some(self.state.connectivity);
         description.warnings.extend_from_slice(self.config.warnings());
-        if let Some(node) = self.node.and_then(|id| look.tree.node(id)) {
+        if let Some(node) = self.node.and_then(|id| cx.tree.node(id)) {
             description.warnings.extend_from_slice(&node.warnings);
         }
         description
     }
 
-    fn remove(self, tree: &mut Tree) {
+    fn remove(self, tree: &mut PolicyTree) {
         if let Some(node) = self.node {
             tree.remove(node);
         }

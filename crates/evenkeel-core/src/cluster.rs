@@ -1,6 +1,6 @@
 //! Clusters as policies see them: what discovery found, in the core's own words.
 //!
-//! A driver that discovers clusters gives one [`Clusters`] value with each [`Update`](crate::Update); `cds_experimental`
+//! A driver that discovers clusters gives one [`ClusterMap`] value with each [`LbUpdate`](crate::LbUpdate); `cds_experimental`
 //! and `xds_cluster_resolver_experimental` look up in it what their configs name. The value is replaced, never changed,
 //! and parts that did not change keep their allocation: identity is the change signal here as everywhere.
 
@@ -10,37 +10,37 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::config::{ConfigError, Fields, LbConfig};
+use crate::config::{ConfigError, ConfigFields, LbConfig};
 use crate::policy::{
     ClusterResolver, ClusterResolverConfig, DropCategory, OutlierSettings, Policy, WrrLocalityConfig,
 };
-use crate::{Address, Endpoints, Locality, Means, Status};
+use crate::{Address, Endpoints, Locality, Status, TransportParams};
 
-pub use crate::table::Table;
+pub use crate::table::PersistentMap;
 
 const SERVER: &str = "lrsLoadReportingServer";
 const METRICS: &str = "lrsReportEndpointMetrics";
 
 /// Everything that is known about clusters at one time.
 #[derive(Clone, Debug, Default)]
-pub struct Clusters {
+pub struct ClusterMap {
     /// Clusters by name, or why a cluster cannot be used; the message need not name the cluster.
-    pub clusters: Table<Arc<str>, Result<Arc<Cluster>, Status>>,
+    pub clusters: PersistentMap<Arc<str>, Result<Arc<Cluster>, Status>>,
     /// Endpoints by where they come from.
-    pub endpoints: Table<Source, Arc<EndpointSet>>,
+    pub endpoints: PersistentMap<EndpointSource, Arc<EndpointSet>>,
 }
 
-impl Clusters {
+impl ClusterMap {
     /// Whether both say the same: the same clusters and endpoints, by identity, and failures that are equal.
-    pub fn is_same(&self, other: &Clusters) -> bool {
-        let (clusters, endpoints) = self.differing(other);
+    pub fn is_same(&self, other: &ClusterMap) -> bool {
+        let (clusters, endpoints) = self.diff(other);
         clusters.is_empty() && endpoints.is_empty()
     }
 
     /// The names of the clusters and the sources of the endpoints of which both do not say the same.
-    pub(crate) fn differing<'c>(&'c self, other: &'c Clusters) -> (Vec<&'c Arc<str>>, Vec<&'c Source>) {
-        let clusters = self.clusters.differing(&other.clusters, is_same_cluster);
-        (clusters, self.endpoints.differing(&other.endpoints, Arc::ptr_eq))
+    pub(crate) fn diff<'c>(&'c self, other: &'c ClusterMap) -> (Vec<&'c Arc<str>>, Vec<&'c EndpointSource>) {
+        let clusters = self.clusters.diff(&other.clusters, is_same_cluster);
+        (clusters, self.endpoints.diff(&other.endpoints, Arc::ptr_eq))
     }
 
     /// The locality of the endpoint at this address, if the cluster has one with a locality.
@@ -64,7 +64,7 @@ pub(crate) fn is_same_cluster(a: &Result<Arc<Cluster>, Status>, b: &Result<Arc<C
 #[derive(Clone, Debug)]
 pub enum Cluster {
     /// One with endpoints of its own.
-    Leaf(Leaf),
+    Leaf(LeafCluster),
     /// One made of others.
     Aggregate {
         /// The names of its leaf clusters, highest priority first, each once (A37).
@@ -74,11 +74,11 @@ pub enum Cluster {
 
 /// A cluster with endpoints of its own.
 #[derive(Clone, Debug)]
-pub struct Leaf {
+pub struct LeafCluster {
     /// Its name.
     pub name: Arc<str>,
     /// Where its endpoints come from.
-    pub source: Source,
+    pub source: EndpointSource,
     /// The policy that picks localities and endpoints.
     pub lb_policy: LbConfig,
     /// How many calls may be in flight to it, if limited otherwise than by default (A32).
@@ -88,12 +88,12 @@ pub struct Leaf {
     /// Where its load is reported to, if anywhere.
     pub load_reporting: Option<Arc<LoadReporting>>,
     /// By what means its connections are made, if it has its own. Not part of the JSON form.
-    pub means: Option<Means>,
+    pub transport: Option<TransportParams>,
 }
 
 /// Where the endpoints of a cluster come from.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Source {
+pub enum EndpointSource {
     /// From a control plane.
     Eds {
         /// The name of the cluster, under which they are asked for unless there is a name of their own.
@@ -147,7 +147,7 @@ pub struct BackendMetrics {
 
 impl Cluster {
     /// Where its endpoints come from, if it has endpoints of its own.
-    pub fn source(&self) -> Option<&Source> {
+    pub fn source(&self) -> Option<&EndpointSource> {
         match self {
             Cluster::Leaf(leaf) => Some(&leaf.source),
             Cluster::Aggregate { .. } => None,
@@ -185,12 +185,12 @@ impl BackendMetrics {
     }
 }
 
-impl Source {
+impl EndpointSource {
     /// The name that endpoints are asked for under: an EDS resource or a host.
     pub fn name(&self) -> &Arc<str> {
         match self {
-            Source::Eds { cluster, service_name } => service_name.as_ref().unwrap_or(cluster),
-            Source::LogicalDns { hostname } => hostname,
+            EndpointSource::Eds { cluster, service_name } => service_name.as_ref().unwrap_or(cluster),
+            EndpointSource::LogicalDns { hostname } => hostname,
         }
     }
 }
@@ -205,7 +205,7 @@ impl EndpointSet {
 impl LoadReporting {
     /// The `lrsLoadReportingServer` of a policy's config, as the bootstrap describes a server or its URI alone, and the
     /// metrics to pass on, as A85 spells them.
-    pub(crate) fn parse(fields: &Fields<'_>) -> Result<Option<LoadReporting>, ConfigError> {
+    pub(crate) fn parse(fields: &ConfigFields<'_>) -> Result<Option<LoadReporting>, ConfigError> {
         let server: Arc<str> = match fields.value(SERVER) {
             None => return Ok(None),
             Some(Value::String(uri)) => uri.as_str().into(),
@@ -242,7 +242,7 @@ impl LoadReporting {
 /// policies themselves run with.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub struct Stages {
+pub struct LbConfigStages {
     /// The list of policies that the cluster asks for: what the control plane's was converted to.
     pub lb_policy_config: Value,
     /// `xds_cluster_resolver_experimental`, as `cds_experimental` configures it.
@@ -255,10 +255,10 @@ pub struct Stages {
 }
 
 /// The configs for a cluster with these endpoints, from what the control plane asked for down to the localities (A52).
-pub fn stages(leaf: &Leaf, set: &EndpointSet) -> Stages {
+pub fn stages(leaf: &LeafCluster, set: &EndpointSet) -> LbConfigStages {
     let first = set.priorities.first().cloned().unwrap_or_else(Endpoints::none);
     let localities = leaf.lb_policy.settings::<WrrLocalityConfig>().map(|policy| policy.targets(&first));
-    Stages {
+    LbConfigStages {
         lb_policy_config: json!([leaf.lb_policy.to_json()]),
         cluster_resolver: ClusterResolver::to_json(&ClusterResolverConfig::of_leaf(leaf)),
         priority: ClusterResolverConfig::priorities(leaf, set).settings_to_json(),
@@ -266,11 +266,11 @@ pub fn stages(leaf: &Leaf, set: &EndpointSet) -> Stages {
     }
 }
 
-impl fmt::Display for Source {
+impl fmt::Display for EndpointSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Source::Eds { .. } => write!(f, "EDS resource {:?}", self.name()),
-            Source::LogicalDns { hostname } => write!(f, "DNS name {hostname:?}"),
+            EndpointSource::Eds { .. } => write!(f, "EDS resource {:?}", self.name()),
+            EndpointSource::LogicalDns { hostname } => write!(f, "DNS name {hostname:?}"),
         }
     }
 }

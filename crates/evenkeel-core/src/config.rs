@@ -1,6 +1,6 @@
 //! Policy configuration: gRPC service-config JSON, parsed at the door.
 //!
-//! [`Fields`] reads one JSON object with the rules of proto3 JSON (both spellings of a name, `null` is unset, numbers
+//! [`ConfigFields`] reads one JSON object with the rules of proto3 JSON (both spellings of a name, `null` is unset, numbers
 //! may be strings, durations are `"1.5s"`), and every error names the policy, the path to the field, what was expected
 //! and what was found. Unknown fields are ignored (A24).
 
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use crate::policy::{AnyPolicy, Erased, Policy};
+use crate::policy::{AnyPolicy, ErasedPolicy, Policy};
 use crate::registry::Registry;
 
 /// How deep policies may nest in a config; far above any real tree, far below a stack's end.
@@ -25,37 +25,37 @@ const MAX_SECONDS: u64 = 315_576_000_000;
 /// A parsed policy configuration: which policy, and its own settings. Cheap to clone; the same allocation means
 /// that nothing changed.
 #[derive(Clone)]
-pub struct LbConfig(Arc<Inner>);
+pub struct LbConfig(Arc<LbConfigInner>);
 
-struct Inner {
+struct LbConfigInner {
     name: Arc<str>,
-    settings: Settings,
-    json: Json,
-    build: Build,
+    settings: PolicySettings,
+    json: SettingsJson,
+    build: PolicyFactory,
     warnings: Vec<String>,
 }
 
 /// Settings whose type only their policy knows.
-pub(crate) type Settings = Box<dyn Any + Send + Sync>;
+pub(crate) type PolicySettings = Box<dyn Any + Send + Sync>;
 
 /// The settings as JSON.
-enum Json {
+enum SettingsJson {
     /// What they were parsed from.
     Read(Value),
     /// They were made in code; their policy writes them.
-    Written(fn(&Settings) -> Value),
+    Written(fn(&PolicySettings) -> Value),
 }
 
-pub(crate) type Build = Arc<dyn Fn() -> Box<dyn AnyPolicy> + Send + Sync>;
+pub(crate) type PolicyFactory = Arc<dyn Fn() -> Box<dyn AnyPolicy> + Send + Sync>;
 
 impl LbConfig {
     /// A configuration made in code, for a policy that builds its child's settings itself.
     pub fn new<P: Policy + Default>(name: impl Into<Arc<str>>, settings: P::Config) -> LbConfig {
-        let build: Build = Arc::new(|| Box::new(Erased(P::default())));
-        LbConfig(Arc::new(Inner {
+        let build: PolicyFactory = Arc::new(|| Box::new(ErasedPolicy(P::default())));
+        LbConfig(Arc::new(LbConfigInner {
             name: name.into(),
             settings: Box::new(settings),
-            json: Json::Written(write::<P>),
+            json: SettingsJson::Written(write::<P>),
             build,
             warnings: Vec::new(),
         }))
@@ -63,12 +63,12 @@ impl LbConfig {
 
     pub(crate) fn parsed(
         name: Arc<str>,
-        settings: Settings,
+        settings: PolicySettings,
         json: Value,
-        build: Build,
+        build: PolicyFactory,
         warnings: Vec<String>,
     ) -> LbConfig {
-        LbConfig(Arc::new(Inner { name, settings, json: Json::Read(json), build, warnings }))
+        LbConfig(Arc::new(LbConfigInner { name, settings, json: SettingsJson::Read(json), build, warnings }))
     }
 
     /// The canonical name of the policy.
@@ -103,9 +103,9 @@ impl LbConfig {
     /// The settings without the name of the policy.
     pub(crate) fn settings_to_json(&self) -> Value {
         match &self.0.json {
-            Json::Read(Value::Null) => json!({}),
-            Json::Read(value) => value.clone(),
-            Json::Written(write) => write(&self.0.settings),
+            SettingsJson::Read(Value::Null) => json!({}),
+            SettingsJson::Read(value) => value.clone(),
+            SettingsJson::Written(write) => write(&self.0.settings),
         }
     }
 
@@ -125,7 +125,7 @@ impl fmt::Debug for LbConfig {
     }
 }
 
-fn write<P: Policy>(settings: &Settings) -> Value {
+fn write<P: Policy>(settings: &PolicySettings) -> Value {
     let settings =
         settings.downcast_ref().expect("a config writes with the policy that its settings belong to");
     P::to_json(settings)
@@ -168,7 +168,7 @@ impl fmt::Display for ConfigError {
 impl std::error::Error for ConfigError {}
 
 /// One JSON object of a policy's settings, with its place in the whole config.
-pub struct Fields<'a> {
+pub struct ConfigFields<'a> {
     object: Cow<'a, Map<String, Value>>,
     path: String,
     policy: Arc<str>,
@@ -177,7 +177,7 @@ pub struct Fields<'a> {
     warnings: &'a RefCell<Vec<String>>,
 }
 
-impl<'a> Fields<'a> {
+impl<'a> ConfigFields<'a> {
     pub(crate) fn of_policy(
         policy: Arc<str>,
         value: &'a Value,
@@ -185,13 +185,13 @@ impl<'a> Fields<'a> {
         registry: &'a Registry,
         depth: usize,
         warnings: &'a RefCell<Vec<String>>,
-    ) -> Result<Fields<'a>, ConfigError> {
+    ) -> Result<ConfigFields<'a>, ConfigError> {
         let object = match value {
             Value::Object(map) => Cow::Borrowed(map),
             Value::Null => Cow::Owned(Map::new()),
             other => return Err(ConfigError::new(Some(policy), path, expected("an object", other))),
         };
-        Ok(Fields { object, path, policy, registry, depth, warnings })
+        Ok(ConfigFields { object, path, policy, registry, depth, warnings })
     }
 
     /// An error about the field called `name` (in camel case).
@@ -207,7 +207,10 @@ impl<'a> Fields<'a> {
 
     /// The raw value of a field given in camel case; the snake-case spelling is found too, `null` is unset.
     pub fn value(&self, name: &str) -> Option<&Value> {
-        self.object.get(name).or_else(|| self.object.get(&snake(name))).filter(|value| !value.is_null())
+        self.object
+            .get(name)
+            .or_else(|| self.object.get(&to_snake_case(name)))
+            .filter(|value| !value.is_null())
     }
 
     /// A boolean.
@@ -218,14 +221,14 @@ impl<'a> Fields<'a> {
     /// A whole number from 0 to 2^32-1.
     pub fn u32(&self, name: &str) -> Result<Option<u32>, ConfigError> {
         let number = self.read(name, "a whole number from 0 to 4294967295", |value| {
-            whole(value).and_then(|n| u32::try_from(n).ok())
+            parse_integer(value).and_then(|n| u32::try_from(n).ok())
         })?;
         Ok(number)
     }
 
     /// A whole number from 0 to 2^64-1.
     pub fn u64(&self, name: &str) -> Result<Option<u64>, ConfigError> {
-        self.read(name, "a whole number, not negative", whole)
+        self.read(name, "a whole number, not negative", parse_integer)
     }
 
     /// A finite number.
@@ -279,18 +282,18 @@ impl<'a> Fields<'a> {
     }
 
     /// A nested object.
-    pub fn object(&self, name: &str) -> Result<Option<Fields<'_>>, ConfigError> {
+    pub fn object(&self, name: &str) -> Result<Option<ConfigFields<'_>>, ConfigError> {
         self.value(name).map(|value| self.nested(value, format!("{}.{name}", self.path))).transpose()
     }
 
     /// A list of nested objects; empty when unset.
-    pub fn objects(&self, name: &str) -> Result<Vec<Fields<'_>>, ConfigError> {
+    pub fn objects(&self, name: &str) -> Result<Vec<ConfigFields<'_>>, ConfigError> {
         let nested = |(i, value)| self.nested(value, format!("{}.{name}[{i}]", self.path));
         self.array(name)?.iter().enumerate().map(nested).collect()
     }
 
     /// A map from names to nested objects, in the order of the names; empty when unset.
-    pub fn map(&self, name: &str) -> Result<Vec<(&str, Fields<'_>)>, ConfigError> {
+    pub fn map(&self, name: &str) -> Result<Vec<(&str, ConfigFields<'_>)>, ConfigError> {
         match self.value(name) {
             None => Ok(Vec::new()),
             Some(Value::Object(map)) => {
@@ -317,9 +320,9 @@ impl<'a> Fields<'a> {
         }
     }
 
-    fn nested<'b>(&'b self, value: &'b Value, path: String) -> Result<Fields<'b>, ConfigError> {
+    fn nested<'b>(&'b self, value: &'b Value, path: String) -> Result<ConfigFields<'b>, ConfigError> {
         let (policy, depth) = (self.policy.clone(), self.depth);
-        Fields::of_policy(policy, value, path, self.registry, depth, self.warnings)
+        ConfigFields::of_policy(policy, value, path, self.registry, depth, self.warnings)
     }
 
     fn array(&self, name: &str) -> Result<&[Value], ConfigError> {
@@ -341,7 +344,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-impl fmt::Debug for Fields<'_> {
+impl fmt::Debug for ConfigFields<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Fields({} at {})", self.policy, self.path)
     }
@@ -374,7 +377,7 @@ pub(crate) fn duration_to_json(wait: Duration) -> String {
     format!("{}{}s", wait.as_secs(), decimals.trim_end_matches('0').trim_end_matches('.'))
 }
 
-fn snake(camel: &str) -> String {
+fn to_snake_case(camel: &str) -> String {
     let mut out = String::with_capacity(camel.len() + 4);
     for c in camel.chars() {
         if c.is_ascii_uppercase() {
@@ -386,7 +389,7 @@ fn snake(camel: &str) -> String {
 }
 
 /// A whole number as proto3 JSON writes it: a number (also `4.0`) or a string.
-fn whole(value: &Value) -> Option<u64> {
+fn parse_integer(value: &Value) -> Option<u64> {
     match value {
         Value::String(text) => text.parse().ok(),
         // 2^53 bounds what a JSON float can say exactly.

@@ -20,15 +20,15 @@
 
 use std::sync::Arc;
 
-use crate::few::Few;
-use crate::{Address, Connectivity, Cx, Instant, Subchannel, SubchannelId};
+use crate::few::InlineVec;
+use crate::{Address, ConnectivityState, Cx, Instant, Subchannel, SubchannelId};
 
 /// The connection of one endpoint.
 #[derive(Debug, Default)]
-pub struct Conn {
-    phase: Phase,
+pub struct EndpointConnection {
+    phase: ConnectionPhase,
     /// The only subchannel that its state depends on, if there is one: while nothing happens to it, nothing happens here.
-    sole: Option<SubchannelId>,
+    only_subchannel: Option<SubchannelId>,
     /// Failed, and not ready since.
     failed: bool,
     /// Ready at some time, if only between two looks.
@@ -36,20 +36,20 @@ pub struct Conn {
 }
 
 #[derive(Debug, Default)]
-enum Phase {
+enum ConnectionPhase {
     #[default]
     Idle,
     /// Idle since the connection of this subchannel was lost.
     Lost(SubchannelId),
-    Trying(Box<Attempts>),
+    Trying(Box<AddressAttempts>),
     Ready(SubchannelId),
 }
 
 #[derive(Debug)]
-struct Attempts {
+struct AddressAttempts {
     addresses: Arc<[Address]>,
     /// Subchannels tried so far, in the order of the addresses, each with its failure count when the pass began.
-    tried: Few<(SubchannelId, u32)>,
+    tried: InlineVec<(SubchannelId, u32)>,
     /// When the next address joins although the last one has not failed.
     next_at: Option<Instant>,
     /// Every address has failed once.
@@ -62,16 +62,16 @@ struct Attempts {
 
 /// How an endpoint is connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ConnState {
+pub struct EndpointConnectionState {
     /// The state; an endpoint without addresses is in TRANSIENT_FAILURE.
-    pub connectivity: Connectivity,
+    pub connectivity: ConnectivityState,
     /// Ready: the one to use. Idle: the one to wake. Failed: the one that failed last. Connecting: one that tries.
     pub subchannel: Option<SubchannelId>,
 }
 
 /// Whether to leave IDLE without being asked by a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Eagerness {
+pub enum ConnectMode {
     /// Connect at once, and again whenever the connection is lost.
     Eager,
     /// Wait for a call or for the application.
@@ -80,21 +80,25 @@ pub enum Eagerness {
     OnCall,
 }
 
-impl Conn {
+impl EndpointConnection {
     /// Looks at the subchannels of the endpoint, starts what should be started, and answers the state.
     pub fn reconcile(
         &mut self,
         addresses: &Arc<[Address]>,
-        eagerness: Eagerness,
+        connect_mode: ConnectMode,
         cx: &mut Cx<'_>,
-    ) -> ConnState {
+    ) -> EndpointConnectionState {
         let Some(first) = addresses.first() else {
-            *self = Conn { failed: true, ..Conn::default() };
-            return ConnState { connectivity: Connectivity::TransientFailure, subchannel: None };
+            *self = EndpointConnection { failed: true, ..EndpointConnection::default() };
+            return EndpointConnectionState {
+                connectivity: ConnectivityState::TransientFailure,
+                subchannel: None,
+            };
         };
         let mut lost = None;
         let attempts = match std::mem::take(&mut self.phase) {
-            Phase::Ready(id) => match cx.look(id).filter(|chosen| is_one_of(chosen, addresses, cx)) {
+            ConnectionPhase::Ready(id) => match cx.peek(id).filter(|chosen| is_one_of(chosen, addresses, cx))
+            {
                 Some(chosen) if chosen.is_ready() => return self.ready(id, cx),
                 Some(_) => {
                     cx.reresolve();
@@ -103,9 +107,9 @@ impl Conn {
                 }
                 // The address left the list with its connection in use, or is to be reached by other means: start over
                 // with the new list at once.
-                None => Some(Box::new(Attempts::new(addresses))),
+                None => Some(Box::new(AddressAttempts::new(addresses))),
             },
-            Phase::Trying(attempts) if attempts.are_for(addresses, cx) => {
+            ConnectionPhase::Trying(attempts) if attempts.matches_addresses(addresses, cx) => {
                 lost = attempts.lost_since(cx);
                 if lost.is_some() {
                     cx.reresolve();
@@ -113,40 +117,44 @@ impl Conn {
                 }
                 lost.is_none().then_some(attempts)
             }
-            Phase::Lost(id) => {
+            ConnectionPhase::Lost(id) => {
                 lost = Some(id);
                 None
             }
-            Phase::Trying(_) => Some(Box::new(Attempts::new(addresses))),
-            Phase::Idle => None,
+            ConnectionPhase::Trying(_) => Some(Box::new(AddressAttempts::new(addresses))),
+            ConnectionPhase::Idle => None,
         };
-        let lost = lost.filter(|id| cx.look(*id).is_some_and(|lost| is_one_of(lost, addresses, cx)));
-        let waits = match eagerness {
-            Eagerness::Eager => false,
-            Eagerness::Lazy => !cx.exit_idle(),
-            Eagerness::OnCall => true,
+        let lost = lost.filter(|id| cx.peek(*id).is_some_and(|lost| is_one_of(lost, addresses, cx)));
+        let is_lazy = match connect_mode {
+            ConnectMode::Eager => false,
+            ConnectMode::Lazy => !cx.exit_idle(),
+            ConnectMode::OnCall => true,
         };
-        let is_idle = |cx: &Cx<'_>| cx.find(first).is_none_or(|s| s.connectivity() == Connectivity::Idle);
-        if attempts.is_none() && waits && is_idle(cx) {
+        let is_idle =
+            |cx: &Cx<'_>| cx.find(first).is_none_or(|s| s.connectivity() == ConnectivityState::Idle);
+        if attempts.is_none() && is_lazy && is_idle(cx) {
             let first = cx.subchannel(first).id();
             let other = lost.filter(|lost| *lost != first && keep_idle(*lost, cx));
-            self.phase = other.map_or(Phase::Idle, Phase::Lost);
-            self.sole = Some(first).filter(|_| other.is_none());
-            return ConnState { connectivity: Connectivity::Idle, subchannel: Some(first) };
+            self.phase = other.map_or(ConnectionPhase::Idle, ConnectionPhase::Lost);
+            self.only_subchannel = Some(first).filter(|_| other.is_none());
+            return EndpointConnectionState {
+                connectivity: ConnectivityState::Idle,
+                subchannel: Some(first),
+            };
         }
-        let mut attempts = attempts.unwrap_or_else(|| Box::new(Attempts::new(addresses)));
+        let mut attempts = attempts.unwrap_or_else(|| Box::new(AddressAttempts::new(addresses)));
         attempts.lost = lost.or(attempts.lost);
         self.attempt(attempts, cx)
     }
 
     /// The subchannel that its state depends on, if it depends on nothing else but what it was given.
-    pub(crate) fn sole(&self) -> Option<SubchannelId> {
-        self.sole
+    pub(crate) fn only_subchannel(&self) -> Option<SubchannelId> {
+        self.only_subchannel
     }
 
     /// Whether it was never looked at.
     pub(crate) fn is_new(&self) -> bool {
-        matches!(self.phase, Phase::Idle) && self.sole.is_none() && !self.failed
+        matches!(self.phase, ConnectionPhase::Idle) && self.only_subchannel.is_none() && !self.failed
     }
 
     /// Whether it was ever ready since there are addresses.
@@ -154,39 +162,47 @@ impl Conn {
         self.was_ready
     }
 
-    fn ready(&mut self, id: SubchannelId, cx: &mut Cx<'_>) -> ConnState {
-        *self = Conn { phase: Phase::Ready(id), sole: Some(id), failed: false, was_ready: true };
+    fn ready(&mut self, id: SubchannelId, cx: &mut Cx<'_>) -> EndpointConnectionState {
+        *self = EndpointConnection {
+            phase: ConnectionPhase::Ready(id),
+            only_subchannel: Some(id),
+            failed: false,
+            was_ready: true,
+        };
         cx.keep(id);
-        ConnState { connectivity: Connectivity::Ready, subchannel: Some(id) }
+        EndpointConnectionState { connectivity: ConnectivityState::Ready, subchannel: Some(id) }
     }
 
-    fn attempt(&mut self, mut attempts: Box<Attempts>, cx: &mut Cx<'_>) -> ConnState {
+    fn attempt(&mut self, mut attempts: Box<AddressAttempts>, cx: &mut Cx<'_>) -> EndpointConnectionState {
         if let Some(id) = attempts.reconcile(cx) {
             return self.ready(id, cx);
         }
         attempts.lost = attempts.lost.filter(|lost| keep_idle(*lost, cx));
         self.failed |= attempts.passed;
         let state = {
-            let mut tried = attempts.tried.iter().filter_map(|(id, _)| cx.look(*id));
+            let mut tried = attempts.tried.iter().filter_map(|(id, _)| cx.peek(*id));
             if self.failed {
                 let last = tried.max_by_key(|subchannel| subchannel.failure_order()).map(Subchannel::id);
-                ConnState { connectivity: Connectivity::TransientFailure, subchannel: last }
+                EndpointConnectionState {
+                    connectivity: ConnectivityState::TransientFailure,
+                    subchannel: last,
+                }
             } else {
                 let last = tried.next_back().map(Subchannel::id);
-                ConnState { connectivity: Connectivity::Connecting, subchannel: last }
+                EndpointConnectionState { connectivity: ConnectivityState::Connecting, subchannel: last }
             }
         };
-        self.sole = attempts.sole();
-        self.phase = Phase::Trying(attempts);
+        self.only_subchannel = attempts.only_subchannel();
+        self.phase = ConnectionPhase::Trying(attempts);
         state
     }
 }
 
-impl Attempts {
-    fn new(addresses: &Arc<[Address]>) -> Attempts {
-        Attempts {
+impl AddressAttempts {
+    fn new(addresses: &Arc<[Address]>) -> AddressAttempts {
+        AddressAttempts {
             addresses: addresses.clone(),
-            tried: Few::default(),
+            tried: InlineVec::default(),
             next_at: None,
             passed: false,
             reported: 0,
@@ -195,21 +211,21 @@ impl Attempts {
     }
 
     /// The only subchannel that there is to try; with it no time has to pass.
-    fn sole(&self) -> Option<SubchannelId> {
+    fn only_subchannel(&self) -> Option<SubchannelId> {
         let (id, _) = self.tried.get(0).filter(|_| self.addresses.len() == 1)?;
         Some(*id)
     }
 
     /// Whether these addresses are tried, by the means that hold.
-    fn are_for(&self, addresses: &Arc<[Address]>, cx: &Cx<'_>) -> bool {
-        let is_by_other_means = |id| cx.look(id).is_some_and(|tried| !cx.is_by_our_means(tried));
-        self.addresses == *addresses && !self.tried.iter().any(|tried| is_by_other_means(tried.0))
+    fn matches_addresses(&self, addresses: &Arc<[Address]>, cx: &Cx<'_>) -> bool {
+        let has_other_transport = |id| cx.peek(id).is_some_and(|tried| !cx.has_same_transport(tried));
+        self.addresses == *addresses && !self.tried.iter().any(|tried| has_other_transport(tried.0))
     }
 
     /// The subchannel whose connection was made and lost since the last look: an attempt leaves IDLE and comes back to it only by a
     /// failure, which is counted, or so. After the pass idle ones are connected in any case.
     fn lost_since(&self, cx: &Cx<'_>) -> Option<SubchannelId> {
-        let is_idle = |id| cx.look(id).is_some_and(|tried| tried.connectivity() == Connectivity::Idle);
+        let is_idle = |id| cx.peek(id).is_some_and(|tried| tried.connectivity() == ConnectivityState::Idle);
         let lost = self.tried.iter().find(|tried| is_idle(tried.0) && !has_failed(tried, cx));
         lost.filter(|_| !self.passed).map(|(id, _)| *id)
     }
@@ -222,7 +238,7 @@ impl Attempts {
             let known = self.addresses.iter().filter_map(|address| cx.find(address));
             known.filter(|subchannel| subchannel.is_ready()).map(Subchannel::id).next()
         } else {
-            let tried = self.tried.iter().filter_map(|(id, _)| cx.look(*id));
+            let tried = self.tried.iter().filter_map(|(id, _)| cx.peek(*id));
             tried.filter(|subchannel| subchannel.is_ready()).map(Subchannel::id).next()
         };
         if ready.is_some() {
@@ -231,9 +247,9 @@ impl Attempts {
         let before = self.tried.len();
         while let Some(address) = self.next_to_try(cx) {
             match cx.find(&address).map(|known| (known.id(), known.connectivity(), known.failures())) {
-                Some((id, Connectivity::Ready, _)) => return Some(id),
+                Some((id, ConnectivityState::Ready, _)) => return Some(id),
                 // It is backing off: it has failed for this pass too.
-                Some((id, Connectivity::TransientFailure, failures)) => {
+                Some((id, ConnectivityState::TransientFailure, failures)) => {
                     self.tried.push((id, failures.wrapping_sub(1)));
                     cx.keep(id);
                 }
@@ -286,22 +302,22 @@ impl Attempts {
     }
 
     fn failures(&self, cx: &Cx<'_>) -> u32 {
-        let each = self.tried.iter().filter_map(|(id, _)| cx.look(*id)).map(Subchannel::failures);
+        let each = self.tried.iter().filter_map(|(id, _)| cx.peek(*id)).map(Subchannel::failures);
         each.fold(0, u32::wrapping_add)
     }
 }
 
 /// Whether a subchannel is for one of the addresses, by the means that hold.
 fn is_one_of(subchannel: &Subchannel, addresses: &[Address], cx: &Cx<'_>) -> bool {
-    addresses.contains(subchannel.address()) && cx.is_by_our_means(subchannel)
+    addresses.contains(subchannel.address()) && cx.has_same_transport(subchannel)
 }
 
 fn has_failed((id, before): &(SubchannelId, u32), cx: &Cx<'_>) -> bool {
-    cx.look(*id).is_none_or(|subchannel| subchannel.failures() != *before)
+    cx.peek(*id).is_none_or(|subchannel| subchannel.failures() != *before)
 }
 
 /// Keeps a subchannel that is idle; returns true if it is. One that connects is kept by the attempts, or is not wanted.
 fn keep_idle(id: SubchannelId, cx: &mut Cx<'_>) -> bool {
-    let is_idle = cx.look(id).is_some_and(|lost| lost.connectivity() == Connectivity::Idle);
+    let is_idle = cx.peek(id).is_some_and(|lost| lost.connectivity() == ConnectivityState::Idle);
     is_idle && cx.keep(id).is_some()
 }

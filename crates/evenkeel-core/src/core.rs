@@ -5,20 +5,22 @@ use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::child::Child;
-use crate::cluster::Clusters;
+use crate::child::ChildPolicy;
+use crate::cluster::ClusterMap;
 use crate::config::LbConfig;
 use crate::counters::CallCounters;
-use crate::cx::{Cx, Scope};
-use crate::describe::{Description, Look};
+use crate::cx::{Cx, PolicyScope};
+use crate::describe::{DescribeCx, Description};
 use crate::load::LoadStore;
-use crate::measure::{Labels, Measurement};
+use crate::measure::{LbLabels, Measurement};
 use crate::pick::RootPicker;
 use crate::policy::LbState;
-use crate::rubbish::Rubbish;
+use crate::rubbish::DeferredDrop;
 use crate::subchannel::Backoff;
-use crate::tree::Tree;
-use crate::{Address, Connectivity, Endpoints, Instant, LoadReport, Rng, Status, Subchannel, SubchannelId};
+use crate::tree::PolicyTree;
+use crate::{
+    Address, ConnectivityState, Endpoints, Instant, LoadReport, Rng, Status, Subchannel, SubchannelId,
+};
 
 /// The longest chain of policies that can wake each other in one pass is far below this; a policy that never comes
 /// to rest is cut off here and goes on in the next pass.
@@ -27,7 +29,7 @@ const MAX_ROUNDS: usize = 16;
 /// A tree of policies over its subchannels.
 ///
 /// A driver tells it what happened ([`Core::update`], [`Core::handle`]) and then asks for one pass
-/// ([`Core::reconcile`]), whose [`Pass`] says what to do. The core does nothing by itself.
+/// ([`Core::reconcile`]), whose [`PassResult`] says what to do. The core does nothing by itself.
 ///
 /// ```
 /// use evenkeel_core::{Call, Connectivity, Core, Effect, Endpoint, Endpoints, Event, Instant, Pick, Registry, Rng, Update};
@@ -51,55 +53,55 @@ const MAX_ROUNDS: usize = 16;
 /// ```
 #[derive(Debug)]
 pub struct Core {
-    tree: Tree,
-    root: Child,
-    update: Option<Update>,
-    shown: Option<LbState>,
+    tree: PolicyTree,
+    root: ChildPolicy,
+    update: Option<LbUpdate>,
+    published: Option<LbState>,
 }
 
 /// What the resolver says: the config, the endpoints, and a note to attach to failures.
 #[derive(Clone, Debug)]
-pub struct Update {
+pub struct LbUpdate {
     config: LbConfig,
     endpoints: Endpoints,
     note: Option<Arc<str>>,
-    clusters: Option<Arc<Clusters>>,
+    clusters: Option<Arc<ClusterMap>>,
 }
 
-impl Update {
+impl LbUpdate {
     /// A config and the endpoints for it.
-    pub fn new(config: LbConfig, endpoints: Endpoints) -> Update {
-        Update { config, endpoints, note: None, clusters: None }
+    pub fn new(config: LbConfig, endpoints: Endpoints) -> LbUpdate {
+        LbUpdate { config, endpoints, note: None, clusters: None }
     }
 
     /// Adds a note that failures carry: an ambient error, or who to ask (the xDS node id).
     #[must_use]
-    pub fn with_note(self, note: impl Into<Arc<str>>) -> Update {
-        Update { note: Some(note.into()), ..self }
+    pub fn with_note(self, note: impl Into<Arc<str>>) -> LbUpdate {
+        LbUpdate { note: Some(note.into()), ..self }
     }
 
     /// Adds what discovery found, for policies that name clusters.
     #[must_use]
-    pub fn with_clusters(self, clusters: Arc<Clusters>) -> Update {
-        Update { clusters: Some(clusters), ..self }
+    pub fn with_clusters(self, clusters: Arc<ClusterMap>) -> LbUpdate {
+        LbUpdate { clusters: Some(clusters), ..self }
     }
 }
 
 /// Something that happened to a subchannel or to the channel.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub enum Event {
+pub enum LbEvent {
     /// The attempt succeeded, and the peer has sent its settings.
     Connected(SubchannelId),
     /// The attempt failed.
     ConnectFailed(SubchannelId, Status),
-    /// A call was answered on the connection. To be told before [`Event::Disconnected`], if at all: a connection that ends soon
+    /// A call was answered on the connection. To be told before [`LbEvent::Disconnected`], if at all: a connection that ends soon
     /// and answered nothing makes the next attempt wait ([`Backoff`]).
-    Answered(SubchannelId),
+    ResponseReceived(SubchannelId),
     /// The connection is gone, or takes no more calls.
     Disconnected(SubchannelId, Status),
-    /// A call waits for this subchannel to connect ([`Pick::Queue`](crate::Pick::Queue)), or its pick asks for it
-    /// ([`Trackers::to_wake`](crate::Trackers::to_wake)). The policies that hold a ready subchannel look again.
+    /// A call waits for this subchannel to connect ([`PickResult::Queue`](crate::PickResult::Queue)), or its pick asks for it
+    /// ([`CallTrackers::to_wake`](crate::CallTrackers::to_wake)). The policies that hold a ready subchannel look again.
     Connect(SubchannelId),
     /// An out-of-band load report came.
     Load(SubchannelId, LoadReport),
@@ -110,10 +112,10 @@ pub enum Event {
 /// Something the driver should do.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub enum Effect {
-    /// Open a connection, and report [`Event::Connected`] or [`Event::ConnectFailed`]; give up at the deadline. If the
-    /// subchannel has [means](Subchannel::means) of its own, it is opened by those.
-    Dial {
+pub enum LbEffect {
+    /// Open a connection, and report [`LbEvent::Connected`] or [`LbEvent::ConnectFailed`]; give up at the deadline. If the
+    /// subchannel has [means](Subchannel::transport) of its own, it is opened by those.
+    Connect {
         /// The subchannel.
         id: SubchannelId,
         /// Where to.
@@ -137,68 +139,68 @@ pub enum Effect {
     Reresolve,
     /// Tell the operator.
     Warn(String),
-    /// Count something; only from a core that was built to [measure](Builder::measure).
+    /// Count something; only from a core that was built to [measure](CoreBuilder::measure).
     Measure(Box<Measurement>),
 }
 
 /// What came of a pass.
 #[derive(Debug)]
 #[non_exhaustive]
-pub struct Pass {
+pub struct PassResult {
     /// What to do, in order.
-    pub effects: Vec<Effect>,
+    pub effects: Vec<LbEffect>,
     /// The state of the channel.
-    pub connectivity: Connectivity,
+    pub connectivity: ConnectivityState,
     /// The picker to use from now on; `None` if it has not changed.
     pub picker: Option<RootPicker>,
     /// When the next pass is due if nothing happens before.
     pub wake_at: Option<Instant>,
     /// What nobody needs any more. A driver that has better things to do drops it later.
-    pub rubbish: Rubbish,
+    pub deferred_drop: DeferredDrop,
 }
 
 impl Core {
     /// Settings for a new core. Production passes [`Rng::from_entropy`], so that clients do not start in step; tests and
     /// simulations [`Rng::fixed`].
-    pub fn builder(rng: Rng) -> Builder {
-        Builder {
+    pub fn builder(rng: Rng) -> CoreBuilder {
+        CoreBuilder {
             rng,
             backoff: Backoff::default(),
             attempt_delay: Duration::from_millis(250),
             counters: Arc::default(),
             load_store: Arc::default(),
             measure: false,
-            heed_means: false,
+            per_cluster_transport: false,
         }
     }
 
     /// Takes in a new config and endpoints; they count from the next pass on.
-    pub fn update(&mut self, update: Update) {
-        self.tree.discover(update.clusters.as_ref());
+    pub fn update(&mut self, update: LbUpdate) {
+        self.tree.update_clusters(update.clusters.as_ref());
         self.update = Some(update);
     }
 
     /// Takes in something that happened. Answers whether it was news: events about subchannels that are gone, or
     /// that do not fit their state, are ignored.
-    pub fn handle(&mut self, event: Event, now: Instant) -> bool {
+    pub fn handle(&mut self, event: LbEvent, now: Instant) -> bool {
         self.advance(now);
         let tree = &mut self.tree;
         match event {
-            Event::Connected(id) => {
+            LbEvent::Connected(id) => {
                 let now = tree.now;
                 tree.change(id, |subchannel| subchannel.connected(now))
             }
-            Event::Answered(id) => tree.subchannels.get_mut(id).is_some_and(Subchannel::answered),
-            Event::ConnectFailed(id, error) => tree.failed(id, error),
-            Event::Disconnected(id, error) => tree.disconnected(id, error),
-            Event::Load(id, report) => {
+            LbEvent::ResponseReceived(id) => tree.subchannels.get_mut(id).is_some_and(Subchannel::answered),
+            LbEvent::ConnectFailed(id, error) => tree.failed(id, error),
+            LbEvent::Disconnected(id, error) => tree.disconnected(id, error),
+            LbEvent::Load(id, report) => {
                 let now = tree.now;
                 tree.change(id, |subchannel| {
                     subchannel.report(now, report);
                     true
                 })
             }
-            Event::Connect(id) => {
+            LbEvent::Connect(id) => {
                 let Some(subchannel) = tree.subchannels.get(id) else { return false };
                 if subchannel.is_ready() {
                     tree.mark_holders(id, None);
@@ -207,7 +209,7 @@ impl Core {
                 }
                 true
             }
-            Event::ExitIdle => {
+            LbEvent::ExitIdle => {
                 tree.exit_idle = true;
                 tree.mark_all();
                 true
@@ -216,54 +218,55 @@ impl Core {
     }
 
     /// Runs one pass. A second pass with nothing in between changes nothing, unless this one says that it is due at once
-    /// ([`Pass::wake_at`]): much is done in parts.
-    pub fn reconcile(&mut self, now: Instant) -> Pass {
+    /// ([`PassResult::wake_at`]): much is done in parts.
+    pub fn reconcile(&mut self, now: Instant) -> PassResult {
         self.advance(now);
-        self.tree.fire();
-        let mut state = self.shown.clone().unwrap_or_else(LbState::connecting);
-        if let Some(Update { config, endpoints, note, .. }) = &self.update {
-            let scope = Scope::default().with_note(note.clone());
+        self.tree.fire_timers();
+        let mut state = self.published.clone().unwrap_or_else(LbState::connecting);
+        if let Some(LbUpdate { config, endpoints, note, .. }) = &self.update {
+            let scope = PolicyScope::default().with_note(note.clone());
             for _ in 0..MAX_ROUNDS {
                 let tree = &mut self.tree;
-                let mut cx = Cx { tree, node: None, scope: scope.clone(), is_given_same: false };
+                let mut cx = Cx { tree, node: None, scope: scope.clone(), inputs_unchanged: false };
                 let next = self.root.reconcile(config, endpoints, &mut cx);
-                let at_rest = next.is_same(&state);
+                let is_stable = next.is_same(&state);
                 state = next;
-                if at_rest && !self.root.is_dirty(&self.tree) {
+                if is_stable && !self.root.is_dirty(&self.tree) {
                     break;
                 }
             }
         }
         // Who asks before there is anything to connect to means what comes.
         self.tree.exit_idle &= self.update.is_none();
-        self.tree.thorough = false;
-        self.tree.settle();
-        let changed = self.shown.as_ref().is_none_or(|shown| !shown.is_same(&state));
+        self.tree.run_all = false;
+        self.tree.finish_pass();
+        let changed = self.published.as_ref().is_none_or(|published| !published.is_same(&state));
         let picker = changed.then(|| RootPicker::new(state.picker.clone()));
         let connectivity = state.connectivity;
-        self.shown = Some(state);
-        let goes_on = self.root.is_dirty(&self.tree) || self.tree.has_loose();
-        let wake_at = if goes_on { Some(self.tree.now) } else { self.tree.next_wake() };
-        let (effects, rubbish) = (mem::take(&mut self.tree.effects), mem::take(&mut self.tree.rubbish));
-        Pass { effects, connectivity, picker, wake_at, rubbish }
+        self.published = Some(state);
+        let is_pending = self.root.is_dirty(&self.tree) || self.tree.has_unreferenced();
+        let wake_at = if is_pending { Some(self.tree.now) } else { self.tree.next_wake() };
+        let (effects, deferred_drop) =
+            (mem::take(&mut self.tree.effects), mem::take(&mut self.tree.deferred_drop));
+        PassResult { effects, connectivity, picker, wake_at, deferred_drop }
     }
 
     /// Runs a pass in which every policy looks again, changed or not. By the rule of [`Core::reconcile`] this changes
     /// nothing; tests use it to hold policies to that rule.
-    pub fn reconcile_all(&mut self, now: Instant) -> Pass {
+    pub fn reconcile_all(&mut self, now: Instant) -> PassResult {
         self.tree.mark_all();
         self.reconcile(now)
     }
 
     /// The whole tree as data, as of the last pass; `None` before the first update.
     pub fn describe(&self) -> Option<Description> {
-        self.root.describe(&Look { tree: &self.tree })
+        self.root.describe(&DescribeCx { tree: &self.tree })
     }
 
     /// The clusters that policies want to be discovered although no route names them, as of the last pass (A74): each
-    /// holds its own for as long as it runs. Once found, they are part of [`Update::with_clusters`].
-    pub fn wanted_clusters(&self) -> impl Iterator<Item = &Arc<str>> {
-        self.tree.wanted_clusters()
+    /// holds its own for as long as it runs. Once found, they are part of [`LbUpdate::with_clusters`].
+    pub fn subscribed_clusters(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.tree.subscribed_clusters()
     }
 
     /// A subchannel, if it exists.
@@ -273,8 +276,8 @@ impl Core {
 
     /// Where a subchannel stands, in the words of metrics (A94); of one that stands in several places, the first that asked
     /// for it. Meant to be asked when it is dialled: the answer is looked up each time.
-    pub fn labels(&self, id: SubchannelId) -> Labels {
-        let Some(subchannel) = self.tree.subchannels.get(id) else { return Labels::default() };
+    pub fn labels(&self, id: SubchannelId) -> LbLabels {
+        let Some(subchannel) = self.tree.subchannels.get(id) else { return LbLabels::default() };
         let holder = subchannel.holders.get(0).and_then(|holder| self.tree.node(*holder));
         let labels = holder.map(|holder| holder.scope.labels()).unwrap_or_default();
         let locality = labels.locality.or_else(|| {
@@ -282,7 +285,7 @@ impl Core {
             let locality = self.tree.clusters.as_ref()?.locality(cluster, subchannel.address())?;
             Some(locality.to_string().into())
         });
-        Labels { locality, ..labels }
+        LbLabels { locality, ..labels }
     }
 
     /// How many subchannels there are.
@@ -298,66 +301,67 @@ impl Core {
 
 /// Settings of a core that do not change.
 #[derive(Clone)]
-pub struct Builder {
+pub struct CoreBuilder {
     rng: Rng,
     backoff: Backoff,
     attempt_delay: Duration,
     counters: Arc<CallCounters>,
     load_store: Arc<LoadStore>,
     measure: bool,
-    heed_means: bool,
+    per_cluster_transport: bool,
 }
 
-impl Builder {
+impl CoreBuilder {
     /// The back-off between connection attempts.
     #[must_use]
-    pub fn backoff(self, backoff: Backoff) -> Builder {
-        Builder { backoff, ..self }
+    pub fn backoff(self, backoff: Backoff) -> CoreBuilder {
+        CoreBuilder { backoff, ..self }
     }
 
     /// The delay between parallel connection attempts (Happy Eyeballs): 250 ms unless set, held to 100 ms..2 s (A61).
     #[must_use]
-    pub fn attempt_delay(self, delay: Duration) -> Builder {
-        Builder { attempt_delay: delay.clamp(Duration::from_millis(100), Duration::from_secs(2)), ..self }
+    pub fn attempt_delay(self, delay: Duration) -> CoreBuilder {
+        CoreBuilder { attempt_delay: delay.clamp(Duration::from_millis(100), Duration::from_secs(2)), ..self }
     }
 
     /// Counters of calls in flight, to be shared by all cores of a process (A32).
     #[must_use]
-    pub fn counters(self, counters: Arc<CallCounters>) -> Builder {
-        Builder { counters, ..self }
+    pub fn counters(self, counters: Arc<CallCounters>) -> CoreBuilder {
+        CoreBuilder { counters, ..self }
     }
 
     /// Counts for load reports, to be shared by all cores whose load one reporter reports. They must share one clock too.
     #[must_use]
-    pub fn load_store(self, load_store: Arc<LoadStore>) -> Builder {
-        Builder { load_store, ..self }
+    pub fn load_store(self, load_store: Arc<LoadStore>) -> CoreBuilder {
+        CoreBuilder { load_store, ..self }
     }
 
-    /// Whether passes give measurements ([`Effect::Measure`]); if not, which is so unless set, nothing is collected.
+    /// Whether passes give measurements ([`LbEffect::Measure`]); if not, which is so unless set, nothing is collected.
     #[must_use]
-    pub fn measure(self, measure: bool) -> Builder {
-        Builder { measure, ..self }
+    pub fn measure(self, measure: bool) -> CoreBuilder {
+        CoreBuilder { measure, ..self }
     }
 
-    /// Whether connections are made by the [means](crate::Means) of their clusters, and so are never shared with clusters
+    /// Whether connections are made by the [means](crate::TransportParams) of their clusters, and so are never shared with clusters
     /// of other means. If not, which is so unless set, means are passed over.
     #[must_use]
-    pub fn heed_means(self, heed_means: bool) -> Builder {
-        Builder { heed_means, ..self }
+    pub fn per_cluster_transport(self, per_cluster_transport: bool) -> CoreBuilder {
+        CoreBuilder { per_cluster_transport, ..self }
     }
 
     /// The core.
     pub fn build(self) -> Core {
-        let Builder { rng, backoff, attempt_delay, counters, load_store, measure, heed_means } = self;
-        let mut tree = Tree::new(rng, backoff, attempt_delay, counters, load_store);
+        let CoreBuilder { rng, backoff, attempt_delay, counters, load_store, measure, per_cluster_transport } =
+            self;
+        let mut tree = PolicyTree::new(rng, backoff, attempt_delay, counters, load_store);
         tree.measure = measure;
-        tree.heed_means = heed_means;
-        Core { tree, root: Child::new(), update: None, shown: None }
+        tree.per_cluster_transport = per_cluster_transport;
+        Core { tree, root: ChildPolicy::new(), update: None, published: None }
     }
 }
 
-impl fmt::Debug for Builder {
+impl fmt::Debug for CoreBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Builder").field("backoff", &self.backoff).finish_non_exhaustive()
+        f.debug_struct("CoreBuilder").field("backoff", &self.backoff).finish_non_exhaustive()
     }
 }

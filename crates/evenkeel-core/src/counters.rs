@@ -9,17 +9,17 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 /// circuit breakers see all calls of the process; it is a value, so that tests and simulations have their own.
 #[derive(Default)]
 pub struct CallCounters {
-    all: Mutex<HashMap<Key, Weak<InFlight>>>,
+    all: Mutex<HashMap<CounterKey, Weak<InFlightCounter>>>,
 }
 
-type Key = (Arc<str>, Arc<str>);
+type CounterKey = (Arc<str>, Arc<str>);
 
 /// The number of calls in flight to one cluster, on a cache line of its own.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-pub struct InFlight(AtomicU64);
+pub struct InFlightCounter(AtomicU64);
 
-impl InFlight {
+impl InFlightCounter {
     /// How many calls are in flight.
     pub fn count(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
@@ -34,7 +34,7 @@ impl InFlight {
         self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, up).is_ok()
     }
 
-    /// Takes back what [`InFlight::try_start`] counted.
+    /// Takes back what [`InFlightCounter::try_start`] counted.
     pub(crate) fn end(&self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -42,7 +42,7 @@ impl InFlight {
 
 impl CallCounters {
     /// The counter of a cluster, shared by all who ask for it while anybody holds it.
-    pub fn counter(&self, cluster: &str, eds_service_name: &str) -> Arc<InFlight> {
+    pub fn counter(&self, cluster: &str, eds_service_name: &str) -> Arc<InFlightCounter> {
         // A thread that panicked while it held the lock left a valid map behind.
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (Arc::from(cluster), Arc::from(eds_service_name));
@@ -50,7 +50,7 @@ impl CallCounters {
             return counter;
         }
         all.retain(|_, counter| counter.strong_count() > 0);
-        let counter = Arc::<InFlight>::default();
+        let counter = Arc::<InFlightCounter>::default();
         all.insert(key, Arc::downgrade(&counter));
         counter
     }

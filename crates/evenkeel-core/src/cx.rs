@@ -5,13 +5,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::cluster::{Cluster, EndpointSet, Source};
-use crate::core::Effect;
+use crate::cluster::{Cluster, EndpointSet, EndpointSource};
+use crate::core::LbEffect;
 use crate::counters::CallCounters;
 use crate::load::LoadStore;
-use crate::measure::{Labels, Measurement};
-use crate::tree::{Looked, NodeId, Tree};
-use crate::{Address, ClusterMeans, Instant, Means, Rng, Status, Subchannel, SubchannelId};
+use crate::measure::{LbLabels, Measurement};
+use crate::tree::{Dependency, NodeId, PolicyTree};
+use crate::{Address, ClusterTransport, Instant, Rng, Status, Subchannel, SubchannelId, TransportParams};
 
 /// The world as a policy sees it in one pass, and what it may ask for.
 ///
@@ -19,11 +19,11 @@ use crate::{Address, ClusterMeans, Instant, Means, Rng, Status, Subchannel, Subc
 /// run is let go. Asking twice is harmless.
 #[derive(Debug)]
 pub struct Cx<'a> {
-    pub(crate) tree: &'a mut Tree,
+    pub(crate) tree: &'a mut PolicyTree,
     pub(crate) node: Option<NodeId>,
-    pub(crate) scope: Scope,
+    pub(crate) scope: PolicyScope,
     /// Whether this run was given the same config, endpoints and scope as the one before.
-    pub(crate) is_given_same: bool,
+    pub(crate) inputs_unchanged: bool,
 }
 
 impl Cx<'_> {
@@ -33,17 +33,17 @@ impl Cx<'_> {
     }
 
     /// The subchannel for an address, made if there is none, and kept until this policy's next run. Where the cluster has
-    /// [means](Means) of its own for connections, it is another one than elsewhere.
+    /// [means](TransportParams) of its own for connections, it is another one than elsewhere.
     pub fn subchannel(&mut self, address: &Address) -> &Subchannel {
-        let means = self.tree.means_in(&self.scope, address).cloned();
-        let id = self.tree.subchannels.find_or_create(address, means.as_ref());
+        let transport = self.tree.transport_in(&self.scope, address).cloned();
+        let id = self.tree.subchannels.find_or_create(address, transport.as_ref());
         self.keep(id).expect("it was found or made just now")
     }
 
     /// The subchannel with this id if it still exists, kept until this policy's next run. Cheaper than by address. One whose
-    /// connections are made by other [means](Means) than those that hold here is not kept.
+    /// connections are made by other [means](TransportParams) than those that hold here is not kept.
     pub fn keep(&mut self, id: SubchannelId) -> Option<&Subchannel> {
-        if !self.look(id).is_some_and(|subchannel| self.is_by_our_means(subchannel)) {
+        if !self.peek(id).is_some_and(|subchannel| self.has_same_transport(subchannel)) {
             return None;
         }
         if let Some(node) = self.node {
@@ -55,14 +55,14 @@ impl Cx<'_> {
     /// Keeps a subchannel that this policy kept in the run before, if nothing happened to it since there were so many
     /// [changes](Cx::changes); answers whether that is so. The cheapest way.
     pub(crate) fn keep_unchanged(&mut self, id: SubchannelId, since: u32) -> bool {
-        !self.tree.thorough && self.node.is_some_and(|node| self.tree.hold_on(node, id, since))
+        !self.tree.run_all && self.node.is_some_and(|node| self.tree.hold_on(node, id, since))
     }
 
     /// Keeps all children of this policy, where all of them would be given the same as in the run before, and answers which of
-    /// them have to run, by the places that their parent [gave](crate::Child::set_place) them in its last run without this.
+    /// them have to run, by the places that their parent [gave](crate::ChildPolicy::set_index) them in its last run without this.
     /// `None` if each has to be asked.
     pub(crate) fn keep_children(&mut self) -> Option<Vec<usize>> {
-        let node = self.node.filter(|_| self.is_given_same && !self.tree.thorough)?;
+        let node = self.node.filter(|_| self.inputs_unchanged && !self.tree.run_all)?;
         Some(self.tree.keep_children(node))
     }
 
@@ -78,22 +78,22 @@ impl Cx<'_> {
 
     /// The subchannel for an address if somebody keeps one; looking does not keep it.
     pub fn find(&self, address: &Address) -> Option<&Subchannel> {
-        let means = self.tree.means_in(&self.scope, address);
-        self.tree.subchannels.get(self.tree.subchannels.find(address, means)?)
+        let transport = self.tree.transport_in(&self.scope, address);
+        self.tree.subchannels.get(self.tree.subchannels.find(address, transport)?)
     }
 
     /// Whether means tell subchannels apart.
-    pub(crate) fn heeds_means(&self) -> bool {
-        self.tree.heed_means
+    pub(crate) fn has_per_cluster_transport(&self) -> bool {
+        self.tree.per_cluster_transport
     }
 
     /// Whether the connections of a subchannel are made by the means that hold here.
-    pub(crate) fn is_by_our_means(&self, subchannel: &Subchannel) -> bool {
-        subchannel.means() == self.tree.means_in(&self.scope, subchannel.address())
+    pub(crate) fn has_same_transport(&self, subchannel: &Subchannel) -> bool {
+        subchannel.transport() == self.tree.transport_in(&self.scope, subchannel.address())
     }
 
     /// The subchannel with this id if it still exists; looking does not keep it.
-    pub fn look(&self, id: SubchannelId) -> Option<&Subchannel> {
+    pub fn peek(&self, id: SubchannelId) -> Option<&Subchannel> {
         self.tree.subchannels.get(id)
     }
 
@@ -125,10 +125,10 @@ impl Cx<'_> {
     /// Whether policies that are idle should start in this pass: the application asked the channel to connect, or a
     /// policy above does not let those below it idle.
     pub fn exit_idle(&self) -> bool {
-        match self.scope.idling {
-            Idling::UntilAsked => self.tree.exit_idle,
-            Idling::Never => true,
-            Idling::Asleep => false,
+        match self.scope.idle_mode {
+            IdleMode::UntilRequested => self.tree.exit_idle,
+            IdleMode::Never => true,
+            IdleMode::Deactivated => false,
         }
     }
 
@@ -151,25 +151,25 @@ impl Cx<'_> {
     /// update that says something else runs this policy again.
     pub fn cluster(&mut self, name: &Arc<str>) -> Option<Result<Arc<Cluster>, Status>> {
         let found = self.tree.clusters.as_ref().and_then(|all| all.clusters.get(name)).cloned();
-        self.remember(Looked::AtCluster(name.clone(), found.clone()));
+        self.add_dependency(Dependency::Cluster(name.clone(), found.clone()));
         found
     }
 
     /// The endpoints that come from `source`, if they are known yet. An update with others runs this policy again.
-    pub fn endpoint_set(&mut self, source: &Source) -> Option<Arc<EndpointSet>> {
+    pub fn endpoint_set(&mut self, source: &EndpointSource) -> Option<Arc<EndpointSet>> {
         let found = self.tree.clusters.as_ref().and_then(|all| all.endpoints.get(source)).cloned();
-        self.remember(Looked::AtEndpoints(source.clone(), found.clone()));
+        self.add_dependency(Dependency::Endpoints(source.clone(), found.clone()));
         found
     }
 
-    fn remember(&mut self, looked: Looked) {
+    fn add_dependency(&mut self, dependency: Dependency) {
         if let Some(node) = self.node.and_then(|id| self.tree.node_mut(id)) {
-            node.looks.push(looked);
+            node.dependencies.push(dependency);
         }
     }
 
     /// Wants a cluster to be discovered although no route names it (A74), until this policy's next run.
-    pub fn want_cluster(&mut self, name: &Arc<str>) {
+    pub fn subscribe_cluster(&mut self, name: &Arc<str>) {
         if let Some(node) = self.node.and_then(|id| self.tree.node_mut(id)) {
             node.wanted.push(name.clone());
         }
@@ -181,15 +181,15 @@ impl Cx<'_> {
     }
 
     /// Gives a measurement to the driver. It is not made if nobody measures.
-    pub fn measure(&mut self, measurement: impl FnOnce(&Scope) -> Measurement) {
+    pub fn measure(&mut self, measurement: impl FnOnce(&PolicyScope) -> Measurement) {
         if self.tree.measure {
-            self.tree.effects.push(Effect::Measure(Box::new(measurement(&self.scope))));
+            self.tree.effects.push(LbEffect::Measure(Box::new(measurement(&self.scope))));
         }
     }
 
     /// Has these dropped when there is time for it.
     pub(crate) fn discard<T: Send + 'static>(&mut self, gone: Vec<T>) {
-        self.tree.rubbish.add(gone);
+        self.tree.deferred_drop.add(gone);
     }
 
     /// How many subchannels were ever made: while it stands still, no address has another subchannel than before.
@@ -198,7 +198,7 @@ impl Cx<'_> {
     }
 
     /// What the policies above say about the place of this one.
-    pub fn scope(&self) -> &Scope {
+    pub fn scope(&self) -> &PolicyScope {
         &self.scope
     }
 
@@ -220,26 +220,26 @@ impl Cx<'_> {
 
 /// What a policy passes down to the policies below it besides config and endpoints.
 #[derive(Clone, Debug, Default)]
-pub struct Scope {
+pub struct PolicyScope {
     note: Option<Arc<str>>,
     locality: Option<Arc<str>>,
     backend_service: Option<Arc<str>>,
-    means: Option<Arc<ClusterMeans>>,
+    transport: Option<Arc<ClusterTransport>>,
     ejected: Option<Arc<HashSet<Address>>>,
     ignore_reresolution: bool,
-    idling: Idling,
+    idle_mode: IdleMode,
 }
 
-impl Scope {
+impl PolicyScope {
     /// Adds the resolution note: what the resolver wants said with every failure (A88).
     #[must_use]
-    pub fn with_note(self, note: Option<Arc<str>>) -> Scope {
-        Scope { note, ..self }
+    pub fn with_note(self, note: Option<Arc<str>>) -> PolicyScope {
+        PolicyScope { note, ..self }
     }
 
     /// Puts a note in front of the one that is there, unless it says that too.
     #[must_use]
-    pub fn and_note(self, note: &Arc<str>) -> Scope {
+    pub fn and_note(self, note: &Arc<str>) -> PolicyScope {
         let note = match &self.note {
             Some(outer) if !note.contains(&**outer) => format!("{note}; {outer}").into(),
             _ => note.clone(),
@@ -249,52 +249,52 @@ impl Scope {
 
     /// Names the locality below, for labels (A78).
     #[must_use]
-    pub fn with_locality(self, name: Arc<str>) -> Scope {
-        Scope { locality: Some(name), ..self }
+    pub fn with_locality(self, name: Arc<str>) -> PolicyScope {
+        PolicyScope { locality: Some(name), ..self }
     }
 
     /// Names the cluster below, for labels (A89).
     #[must_use]
-    pub fn with_backend_service(self, name: Arc<str>) -> Scope {
-        Scope { backend_service: Some(name), ..self }
+    pub fn with_backend_service(self, name: Arc<str>) -> PolicyScope {
+        PolicyScope { backend_service: Some(name), ..self }
     }
 
     /// Has the connections below made by these means. A core that was not built to
-    /// [heed](crate::Builder::heed_means) means passes over them.
+    /// [heed](crate::CoreBuilder::per_cluster_transport) means passes over them.
     #[must_use]
-    pub fn with_means(self, means: Arc<ClusterMeans>) -> Scope {
-        Scope { means: Some(means), ..self }
+    pub fn with_transport(self, transport: Arc<ClusterTransport>) -> PolicyScope {
+        PolicyScope { transport: Some(transport), ..self }
     }
 
     /// With the means of the scope around it, unless it has its own: no policy leaves them out by mistake.
-    pub(crate) fn within(self, outer: &Scope) -> Scope {
-        let means = self.means.or_else(|| outer.means.clone());
-        Scope { means, ..self }
+    pub(crate) fn within(self, outer: &PolicyScope) -> PolicyScope {
+        let transport = self.transport.or_else(|| outer.transport.clone());
+        PolicyScope { transport, ..self }
     }
 
     /// Shows the endpoints at these addresses as failed to the policies below (A50). Their connections are kept.
     /// Replaces what policies above said.
     #[must_use]
-    pub fn with_ejected(self, addresses: Arc<HashSet<Address>>) -> Scope {
-        Scope { ejected: Some(addresses), ..self }
+    pub fn with_ejected(self, addresses: Arc<HashSet<Address>>) -> PolicyScope {
+        PolicyScope { ejected: Some(addresses), ..self }
     }
 
     /// Swallows requests for re-resolution from below (A37).
     #[must_use]
-    pub fn without_reresolution(self) -> Scope {
-        Scope { ignore_reresolution: true, ..self }
+    pub fn without_reresolution(self) -> PolicyScope {
+        PolicyScope { ignore_reresolution: true, ..self }
     }
 
     /// Keeps the policies below from being idle: [`Cx::exit_idle`] holds in each of their runs.
     #[must_use]
-    pub fn without_idling(self) -> Scope {
-        Scope { idling: Idling::Never, ..self }
+    pub fn without_idle(self) -> PolicyScope {
+        PolicyScope { idle_mode: IdleMode::Never, ..self }
     }
 
     /// Leaves the policies below alone when the application asks the channel to connect: they are not in use.
     #[must_use]
-    pub fn asleep(self) -> Scope {
-        Scope { idling: Idling::Asleep, ..self }
+    pub fn deactivated(self) -> PolicyScope {
+        PolicyScope { idle_mode: IdleMode::Deactivated, ..self }
     }
 
     /// The locality, as its label says it.
@@ -308,13 +308,13 @@ impl Scope {
     }
 
     /// The locality and the cluster.
-    pub fn labels(&self) -> Labels {
-        Labels { backend_service: self.backend_service.clone(), locality: self.locality.clone() }
+    pub fn labels(&self) -> LbLabels {
+        LbLabels { backend_service: self.backend_service.clone(), locality: self.locality.clone() }
     }
 
     /// By what means connections to an address are made, if any are said.
-    pub(crate) fn means(&self, address: &Address) -> Option<&Means> {
-        self.means.as_ref().map(|means| means.of(address))
+    pub(crate) fn transport(&self, address: &Address) -> Option<&TransportParams> {
+        self.transport.as_ref().map(|transport| transport.of(address))
     }
 
     /// Whether the endpoint at this address is ejected.
@@ -325,29 +325,29 @@ impl Scope {
 
 /// When a policy that is idle starts connecting without a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Idling {
+enum IdleMode {
     /// When the application asks for it.
     #[default]
-    UntilAsked,
+    UntilRequested,
     /// At once, always.
     Never,
     /// Not even when asked.
-    Asleep,
+    Deactivated,
 }
 
-impl PartialEq for Scope {
+impl PartialEq for PolicyScope {
     /// Ejections and means are compared by identity: they are replaced, never changed. Text mostly is the same allocation, too.
-    fn eq(&self, other: &Scope) -> bool {
+    fn eq(&self, other: &PolicyScope) -> bool {
         let is_same = |a: &Option<Arc<str>>, b: &Option<Arc<str>>| match (a, b) {
             (Some(a), Some(b)) => Arc::ptr_eq(a, b) || a == b,
             (a, b) => a.is_none() && b.is_none(),
         };
         self.ejected.as_ref().map(Arc::as_ptr) == other.ejected.as_ref().map(Arc::as_ptr)
-            && self.means.as_ref().map(Arc::as_ptr) == other.means.as_ref().map(Arc::as_ptr)
+            && self.transport.as_ref().map(Arc::as_ptr) == other.transport.as_ref().map(Arc::as_ptr)
             && is_same(&self.note, &other.note)
             && is_same(&self.locality, &other.locality)
             && is_same(&self.backend_service, &other.backend_service)
             && self.ignore_reresolution == other.ignore_reresolution
-            && self.idling == other.idling
+            && self.idle_mode == other.idle_mode
     }
 }

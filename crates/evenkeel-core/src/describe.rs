@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::tree::Tree;
-use crate::{Connectivity, Endpoint, Instant, Subchannel, SubchannelId};
+use crate::tree::PolicyTree;
+use crate::{ConnectivityState, Endpoint, Instant, Subchannel, SubchannelId};
 
 /// A policy and everything below it, at one moment.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -13,7 +13,7 @@ pub struct Description {
     /// The policy's name.
     pub policy: String,
     /// The state that it reports to its parent.
-    pub state: Option<Connectivity>,
+    pub state: Option<ConnectivityState>,
     /// What is particular to the policy, as name and value.
     pub details: Map<String, Value>,
     /// The endpoints that it balances over itself.
@@ -38,7 +38,7 @@ pub struct EndpointRow {
     /// Its locality, if known.
     pub locality: Option<String>,
     /// The state of its connection as the policy counts it.
-    pub state: Connectivity,
+    pub state: ConnectivityState,
     /// The weight in force, if the policy weighs.
     pub weight: Option<f64>,
     /// The share of calls that it is meant to get among its peers, if that is fixed.
@@ -51,7 +51,7 @@ pub struct EndpointRow {
 
 impl EndpointRow {
     /// A row for an endpoint in this state, with nothing said about weights and picks.
-    pub fn new(endpoint: &Endpoint, state: Connectivity) -> EndpointRow {
+    pub fn new(endpoint: &Endpoint, state: ConnectivityState) -> EndpointRow {
         EndpointRow {
             addresses: endpoint.addresses().iter().map(ToString::to_string).collect(),
             hostname: endpoint.hostname().map(str::to_owned),
@@ -99,11 +99,11 @@ impl Description {
 
 /// What a policy may look at while it describes itself.
 #[derive(Debug)]
-pub struct Look<'a> {
-    pub(crate) tree: &'a Tree,
+pub struct DescribeCx<'a> {
+    pub(crate) tree: &'a PolicyTree,
 }
 
-impl Look<'_> {
+impl DescribeCx<'_> {
     /// The subchannel with this id, if it exists.
     pub fn subchannel(&self, id: SubchannelId) -> Option<&Subchannel> {
         self.tree.subchannels.get(id)

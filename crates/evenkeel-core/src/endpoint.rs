@@ -18,26 +18,26 @@ pub const HASH_KEY: (&str, &str) = ("envoy.lb", "hash_key");
 
 /// One backend: an unordered set of addresses and what is known about it. Clones share.
 #[derive(Clone)]
-pub struct Endpoint(Arc<Known>);
+pub struct Endpoint(Arc<EndpointData>);
 
 #[derive(Clone, PartialEq)]
-struct Known {
+struct EndpointData {
     addresses: Arc<[Address]>,
     hostname: Option<Arc<str>>,
     locality: Option<Arc<Locality>>,
-    metadata: Option<Arc<Metadata>>,
+    metadata: Option<Arc<EndpointMetadata>>,
     weight: Option<NonZeroU32>,
     locality_weight: Option<NonZeroU32>,
-    health: Health,
+    health: EndpointHealthStatus,
 }
 
 /// Namespaces, each with its keys and values: the shape of xDS filter metadata.
-pub type Metadata = BTreeMap<String, BTreeMap<String, Value>>;
+pub type EndpointMetadata = BTreeMap<String, BTreeMap<String, Value>>;
 
 /// What the control plane says about an endpoint's health.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Health {
+pub enum EndpointHealthStatus {
     /// Nothing is known; the endpoint is used.
     #[default]
     Unknown,
@@ -60,14 +60,14 @@ impl Endpoint {
     }
 
     fn with_addresses(addresses: Arc<[Address]>) -> Endpoint {
-        Endpoint(Arc::new(Known {
+        Endpoint(Arc::new(EndpointData {
             addresses,
             hostname: None,
             locality: None,
             metadata: None,
             weight: None,
             locality_weight: None,
-            health: Health::Unknown,
+            health: EndpointHealthStatus::Unknown,
         }))
     }
 
@@ -82,9 +82,9 @@ impl Endpoint {
         (locality, locality_weight): (Arc<Locality>, u32),
         address: impl Into<Address>,
         weight: u32,
-        health: Health,
+        health: EndpointHealthStatus,
     ) -> Endpoint {
-        Endpoint(Arc::new(Known {
+        Endpoint(Arc::new(EndpointData {
             addresses: Arc::new([address.into()]),
             hostname: None,
             locality: Some(locality),
@@ -105,15 +105,15 @@ impl Endpoint {
     /// Sets the locality, and the weight of that locality among its peers (0 means unset).
     #[must_use]
     pub fn with_locality(mut self, locality: Arc<Locality>, weight: u32) -> Endpoint {
-        let known = Arc::make_mut(&mut self.0);
-        known.locality = Some(locality);
-        known.locality_weight = NonZeroU32::new(weight);
+        let data = Arc::make_mut(&mut self.0);
+        data.locality = Some(locality);
+        data.locality_weight = NonZeroU32::new(weight);
         self
     }
 
     /// Sets the health.
     #[must_use]
-    pub fn with_health(mut self, health: Health) -> Endpoint {
+    pub fn with_health(mut self, health: EndpointHealthStatus) -> Endpoint {
         Arc::make_mut(&mut self.0).health = health;
         self
     }
@@ -154,7 +154,7 @@ impl Endpoint {
     }
 
     /// What the control plane says about its health.
-    pub fn health(&self) -> Health {
+    pub fn health(&self) -> EndpointHealthStatus {
         self.0.health
     }
 
@@ -233,19 +233,19 @@ impl fmt::Display for Locality {
 
 /// What a policy balances over: a list of endpoints, or named groups of them.
 #[derive(Clone)]
-pub struct Endpoints(Kind);
+pub struct Endpoints(EndpointsRepr);
 
 #[derive(Clone)]
-enum Kind {
+enum EndpointsRepr {
     List(Arc<[Endpoint]>),
     /// The same, and no two of them have an address in common.
     Distinct(Arc<[Endpoint]>),
-    Groups(Arc<[Group]>),
+    Groups(Arc<[EndpointGroup]>),
 }
 
 /// A named part of [`Endpoints`], meant for the child policy of the same name.
 #[derive(Clone, Debug)]
-pub struct Group {
+pub struct EndpointGroup {
     /// The name of the child policy that it is for.
     pub name: Arc<str>,
     /// Its weight among the groups, if it was given one; policies that need a number take an absent one as 1.
@@ -257,14 +257,14 @@ pub struct Group {
 impl Endpoints {
     /// A plain list. Endpoints without an address are kept here and skipped by the policies.
     pub fn list(endpoints: impl IntoIterator<Item = Endpoint>) -> Endpoints {
-        Endpoints(Kind::List(endpoints.into_iter().collect()))
+        Endpoints(EndpointsRepr::List(endpoints.into_iter().collect()))
     }
 
     /// A plain list of endpoints that have no address in common, as those of an EDS resource (A27). Policies take the caller's
     /// word for it, and so need not look at each of thousands when one changes; an address that is there twice after all
     /// may get calls for two.
     pub fn distinct(endpoints: impl IntoIterator<Item = Endpoint>) -> Endpoints {
-        Endpoints(Kind::Distinct(endpoints.into_iter().collect()))
+        Endpoints(EndpointsRepr::Distinct(endpoints.into_iter().collect()))
     }
 
     /// Named groups, in order.
@@ -276,7 +276,7 @@ impl Endpoints {
     pub fn weighted_groups<N: Into<Arc<str>>>(
         groups: impl IntoIterator<Item = (N, u32, Endpoints)>,
     ) -> Endpoints {
-        let group = |(name, weight, endpoints): (N, u32, Endpoints)| Group {
+        let group = |(name, weight, endpoints): (N, u32, Endpoints)| EndpointGroup {
             name: name.into(),
             weight: NonZeroU32::new(weight),
             endpoints,
@@ -293,41 +293,41 @@ impl Endpoints {
     #[must_use]
     pub fn group(&self, name: &str) -> Endpoints {
         let found = match &self.0 {
-            Kind::Groups(groups) => groups.iter().find(|group| &*group.name == name),
-            Kind::List(_) | Kind::Distinct(_) => None,
+            EndpointsRepr::Groups(groups) => groups.iter().find(|group| &*group.name == name),
+            EndpointsRepr::List(_) | EndpointsRepr::Distinct(_) => None,
         };
         found.map_or_else(Endpoints::none, |group| group.endpoints.clone())
     }
 
     /// The groups, if there are any.
-    pub fn as_groups(&self) -> &[Group] {
+    pub fn as_groups(&self) -> &[EndpointGroup] {
         match &self.0 {
-            Kind::Groups(groups) => groups,
-            Kind::List(_) | Kind::Distinct(_) => &[],
+            EndpointsRepr::Groups(groups) => groups,
+            EndpointsRepr::List(_) | EndpointsRepr::Distinct(_) => &[],
         }
     }
 
     /// The endpoints, if they are a plain list.
     pub(crate) fn as_list(&self) -> Option<&[Endpoint]> {
         match &self.0 {
-            Kind::List(list) | Kind::Distinct(list) => Some(list),
-            Kind::Groups(_) => None,
+            EndpointsRepr::List(list) | EndpointsRepr::Distinct(list) => Some(list),
+            EndpointsRepr::Groups(_) => None,
         }
     }
 
     /// The endpoints, if they are a plain list and known to have no address in common.
     pub(crate) fn as_distinct_list(&self) -> Option<&[Endpoint]> {
         match &self.0 {
-            Kind::Distinct(list) => Some(list),
-            Kind::List(_) | Kind::Groups(_) => None,
+            EndpointsRepr::Distinct(list) => Some(list),
+            EndpointsRepr::List(_) | EndpointsRepr::Groups(_) => None,
         }
     }
 
     /// Some of these endpoints as a plain list.
     pub(crate) fn part(&self, endpoints: impl IntoIterator<Item = Endpoint>) -> Endpoints {
         match &self.0 {
-            Kind::Distinct(_) => Endpoints::distinct(endpoints),
-            Kind::List(_) | Kind::Groups(_) => Endpoints::list(endpoints),
+            EndpointsRepr::Distinct(_) => Endpoints::distinct(endpoints),
+            EndpointsRepr::List(_) | EndpointsRepr::Groups(_) => Endpoints::list(endpoints),
         }
     }
 
@@ -367,7 +367,7 @@ impl Endpoints {
     /// Whether both are the same value in memory, so that nothing can have changed.
     pub fn is_same(&self, other: &Endpoints) -> bool {
         match (&self.0, &other.0) {
-            (Kind::Groups(a), Kind::Groups(b)) => Arc::ptr_eq(a, b),
+            (EndpointsRepr::Groups(a), EndpointsRepr::Groups(b)) => Arc::ptr_eq(a, b),
             _ => match (self.as_list(), other.as_list()) {
                 (Some(a), Some(b)) => std::ptr::eq(a, b) || (a.is_empty() && b.is_empty()),
                 _ => false,
@@ -376,18 +376,18 @@ impl Endpoints {
     }
 }
 
-impl FromIterator<Group> for Endpoints {
+impl FromIterator<EndpointGroup> for Endpoints {
     /// Groups as they are, in order.
-    fn from_iter<I: IntoIterator<Item = Group>>(groups: I) -> Endpoints {
-        Endpoints(Kind::Groups(groups.into_iter().collect()))
+    fn from_iter<I: IntoIterator<Item = EndpointGroup>>(groups: I) -> Endpoints {
+        Endpoints(EndpointsRepr::Groups(groups.into_iter().collect()))
     }
 }
 
 impl fmt::Debug for Endpoints {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Kind::List(list) | Kind::Distinct(list) => list.fmt(f),
-            Kind::Groups(groups) => {
+            EndpointsRepr::List(list) | EndpointsRepr::Distinct(list) => list.fmt(f),
+            EndpointsRepr::Groups(groups) => {
                 f.debug_map().entries(groups.iter().map(|g| (&g.name, &g.endpoints))).finish()
             }
         }
@@ -402,7 +402,7 @@ mod tests {
     #[test]
     fn an_endpoint_is_known_by_its_addresses_alone() {
         let one = Endpoint::new(["b", "a", "b"]).with_weight(3).with_hostname("one");
-        let other = Endpoint::new(["a", "b"]).with_health(Health::Healthy);
+        let other = Endpoint::new(["a", "b"]).with_health(EndpointHealthStatus::Healthy);
         assert_eq!(one.key(), other.key());
         assert_ne!(one.key(), Endpoint::at("a").key());
         assert_eq!(**one.addresses(), ["b".into(), "a".into()]);
@@ -414,10 +414,13 @@ mod tests {
         for (weight, locality_weight) in [(0, 0), (3, 7)] {
             let in_steps = Endpoint::at("10.0.0.1:80")
                 .with_weight(weight)
-                .with_health(Health::Healthy)
+                .with_health(EndpointHealthStatus::Healthy)
                 .with_locality(locality.clone(), locality_weight);
             let place = (locality.clone(), locality_weight);
-            assert_eq!(Endpoint::in_locality(place, "10.0.0.1:80", weight, Health::Healthy), in_steps);
+            assert_eq!(
+                Endpoint::in_locality(place, "10.0.0.1:80", weight, EndpointHealthStatus::Healthy),
+                in_steps
+            );
         }
     }
 
@@ -432,7 +435,7 @@ mod tests {
         let changed = endpoint.clone().with_weight(0);
         assert_eq!((endpoint.weight(), changed.weight()), (Some(u32::MAX), None));
         assert_eq!((endpoint.locality(), endpoint.locality_weight()), (Some(&locality), Some(7)));
-        assert_eq!((endpoint.hostname(), endpoint.health()), (Some("host"), Health::Unknown));
+        assert_eq!((endpoint.hostname(), endpoint.health()), (Some("host"), EndpointHealthStatus::Unknown));
         assert_eq!(endpoint.metadata(HASH_KEY), Some(&Value::from("k")));
         assert_eq!(endpoint.metadata(("envoy.lb", "other")), None);
         assert_eq!(

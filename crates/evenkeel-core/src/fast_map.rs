@@ -8,31 +8,31 @@ use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, Hasher, RandomState};
 
 /// A map with quick hashing. Its order of iteration is random: do not show it.
-pub(crate) type FastMap<K, V> = HashMap<K, V, Seed>;
+pub(crate) type FastMap<K, V> = HashMap<K, V, FastHashSeed>;
 
 /// A set with quick hashing.
-pub(crate) type FastSet<K> = HashSet<K, Seed>;
+pub(crate) type FastSet<K> = HashSet<K, FastHashSeed>;
 
 #[derive(Clone, Debug)]
-pub(crate) struct Seed(u64);
+pub(crate) struct FastHashSeed(u64);
 
-impl Default for Seed {
-    fn default() -> Seed {
-        Seed(RandomState::new().hash_one(0u64))
+impl Default for FastHashSeed {
+    fn default() -> FastHashSeed {
+        FastHashSeed(RandomState::new().hash_one(0u64))
     }
 }
 
-impl BuildHasher for Seed {
-    type Hasher = Fold;
+impl BuildHasher for FastHashSeed {
+    type Hasher = FastHasher;
 
-    fn build_hasher(&self) -> Fold {
-        Fold(self.0)
+    fn build_hasher(&self) -> FastHasher {
+        FastHasher(self.0)
     }
 }
 
-pub(crate) struct Fold(u64);
+pub(crate) struct FastHasher(u64);
 
-impl Fold {
+impl FastHasher {
     fn mix(&mut self, word: u64) {
         // 2^64 divided by the golden ratio; adding the upper half of the product spreads every bit over the whole word.
         let product = u128::from(self.0 ^ word) * 0x9e37_79b9_7f4a_7c15;
@@ -40,7 +40,7 @@ impl Fold {
     }
 }
 
-impl Hasher for Fold {
+impl Hasher for FastHasher {
     fn write(&mut self, bytes: &[u8]) {
         let (words, rest) = bytes.as_chunks::<8>();
         for word in words {
@@ -87,7 +87,7 @@ mod tests {
     /// Ten thousand addresses as a subnet has them spread over the buckets like random numbers would.
     #[test]
     fn neighbours_do_not_crowd() {
-        let seed = Seed(7);
+        let seed = FastHashSeed(7);
         let mut buckets = vec![0u32; 1 << 14];
         for i in 0..10_000u32 {
             let address = Address::from(&*format!("10.0.{}.{}:443", i / 256, i % 256));

@@ -2,18 +2,18 @@
 
 /// Items in the order in which they were pushed, until one is removed.
 #[derive(Debug)]
-pub(crate) struct Few<T> {
+pub(crate) struct InlineVec<T> {
     first: Option<T>,
     more: Vec<T>,
 }
 
-impl<T> Default for Few<T> {
-    fn default() -> Few<T> {
-        Few { first: None, more: Vec::new() }
+impl<T> Default for InlineVec<T> {
+    fn default() -> InlineVec<T> {
+        InlineVec { first: None, more: Vec::new() }
     }
 }
 
-impl<T: PartialEq> Few<T> {
+impl<T: PartialEq> InlineVec<T> {
     pub(crate) fn push(&mut self, item: T) {
         match self.first {
             None => self.first = Some(item),
@@ -58,7 +58,7 @@ mod tests {
     /// It is a list; what is removed is gone, and nothing else.
     #[test]
     fn a_list() {
-        let mut few = Few::default();
+        let mut few = InlineVec::default();
         assert!(few.is_empty() && few.last().is_none() && few.get(0).is_none());
         for item in [3, 1, 4, 1, 5] {
             few.push(item);

@@ -2,7 +2,7 @@
 //!
 //! The rules that need no route: how a header is hashed, and how the hashes of several policies become one. Whoever
 //! routes knows the policies, rewrites header values where they say so, and gives the result to
-//! [`Call::with_hash`](crate::Call::with_hash).
+//! [`PickArgs::with_hash`](crate::PickArgs::with_hash).
 //!
 //! ```
 //! use evenkeel_core::hash;
@@ -52,7 +52,7 @@ pub fn combine(policies: impl IntoIterator<Item = (Option<u64>, bool)>) -> Optio
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Headers;
+    use crate::RequestMetadata;
 
     /// RH-3: XXH64, seed 0 (the reference's own vectors).
     #[test]

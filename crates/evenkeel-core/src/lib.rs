@@ -2,15 +2,15 @@
 //!
 //! This crate decides where calls go. It knows endpoints, subchannel states and back-off, policies, pickers and
 //! schedulers; it reads no clock, opens no socket, spawns nothing and keeps no global. A driver tells a [`Core`] what
-//! happened, asks it for one pass, carries out the [`Effect`]s and publishes the picker. That makes every decision
+//! happened, asks it for one pass, carries out the [`LbEffect`]s and publishes the picker. That makes every decision
 //! testable on virtual time, and usable from a channel, a simulator or another transport alike.
 //!
 //! | where | what |
 //! |---|---|
 //! | [`Core`] | takes events, runs passes, gives effects |
-//! | [`Policy`], [`Cx`], [`Child`], [`Fleet`] | writing a policy |
+//! | [`Policy`], [`Cx`], [`ChildPolicy`], [`EndpointList`] | writing a policy |
 //! | [`Registry`], [`LbConfig`] | configs and which policies they may name |
-//! | [`Picker`], [`Call`], [`Pick`], [`Trackers`] | the request path |
+//! | [`Picker`], [`PickArgs`], [`PickResult`], [`CallTrackers`] | the request path |
 //! | [`cluster`] | what discovery found |
 //! | [`load`] | load reports, and counts of calls for them |
 //! | [`hash`] | request hashes |
@@ -54,24 +54,30 @@ mod tree;
 mod weights;
 
 pub use address::Address;
-pub use child::Child;
-pub use config::{ConfigError, Fields, LbConfig};
-pub use conn::{Conn, ConnState, Eagerness};
-pub use core::{Builder, Core, Effect, Event, Pass, Update};
-pub use counters::{CallCounters, InFlight};
-pub use cx::{Cx, Scope};
-pub use describe::{Description, EndpointRow, Look};
-pub use endpoint::{Endpoint, EndpointKey, Endpoints, Group, HASH_KEY, Health, Locality, Metadata};
-pub use fleet::{Fleet, Member};
+pub use child::ChildPolicy;
+pub use config::{ConfigError, ConfigFields, LbConfig};
+pub use conn::{ConnectMode, EndpointConnection, EndpointConnectionState};
+pub use core::{Core, CoreBuilder, LbEffect, LbEvent, LbUpdate, PassResult};
+pub use counters::{CallCounters, InFlightCounter};
+pub use cx::{Cx, PolicyScope};
+pub use describe::{DescribeCx, Description, EndpointRow};
+pub use endpoint::{
+    Endpoint, EndpointGroup, EndpointHealthStatus, EndpointKey, EndpointMetadata, Endpoints, HASH_KEY,
+    Locality,
+};
+pub use fleet::{EndpointEntry, EndpointList};
 pub use load::LoadReport;
-pub use means::{ClusterMeans, Means};
-pub use measure::{DetectionMethod, Labels, Measurement, Outliers, UnenforcedReason, Weighed};
-pub use pages::Pages;
-pub use pick::{Call, CallEnd, Headers, Pick, PickHeaders, Picker, Place, RootPicker, Tracker, Trackers};
-pub use policy::{LbState, Policy, Shown};
+pub use means::{ClusterTransport, TransportParams};
+pub use measure::{DetectionMethod, LbLabels, Measurement, OutlierCounts, UnenforcedReason, WeightUpdate};
+pub use pages::PersistentVec;
+pub use pick::{
+    BackendLabels, CallOutcome, CallTracker, CallTrackers, PickArgs, PickHeaders, PickResult, Picker,
+    RequestMetadata, RootPicker,
+};
+pub use policy::{CachedState, LbState, Policy};
 pub use registry::Registry;
 pub use rng::Rng;
-pub use rubbish::Rubbish;
+pub use rubbish::DeferredDrop;
 pub use status::{Code, Status};
-pub use subchannel::{Backoff, Connectivity, Subchannel, SubchannelId};
+pub use subchannel::{Backoff, ConnectivityState, Subchannel, SubchannelId};
 pub use time::Instant;

@@ -22,31 +22,35 @@ use crate::{Address, Endpoint};
 /// assert_eq!(means.get::<&str>(), Some(&"by carrier pigeon"));
 /// ```
 #[derive(Clone)]
-pub struct Means(Arc<Inner>);
+pub struct TransportParams(Arc<TransportParamsInner>);
 
 #[derive(Clone)]
-struct Inner {
-    what: Arc<dyn What>,
+struct TransportParamsInner {
+    params: Arc<dyn DynParams>,
     by_host_name: bool,
     host_name: Option<Arc<str>>,
 }
 
-impl Means {
+impl TransportParams {
     /// Means that hold for all endpoints of a cluster alike. Connections of clusters with equal means are shared.
-    pub fn new(what: impl Hash + Eq + fmt::Debug + Send + Sync + 'static) -> Means {
-        Means(Arc::new(Inner { what: Arc::new(what), by_host_name: false, host_name: None }))
+    pub fn new(params: impl Hash + Eq + fmt::Debug + Send + Sync + 'static) -> TransportParams {
+        TransportParams(Arc::new(TransportParamsInner {
+            params: Arc::new(params),
+            by_host_name: false,
+            host_name: None,
+        }))
     }
 
     /// Whether an endpoint's host name, if it has one, matters to how connections to it are made.
     #[must_use]
-    pub fn by_host_name(mut self, matters: bool) -> Means {
+    pub fn by_host_name(mut self, matters: bool) -> TransportParams {
         Arc::make_mut(&mut self.0).by_host_name = matters;
         self
     }
 
     /// What was given, if it is of this type.
     pub fn get<T: 'static>(&self) -> Option<&T> {
-        self.0.what.as_any().downcast_ref()
+        self.0.params.as_any().downcast_ref()
     }
 
     /// The host name of the endpoint that the subchannel is for, where it matters.
@@ -54,33 +58,36 @@ impl Means {
         self.0.host_name.as_ref()
     }
 
-    fn at(&self, host_name: &Arc<str>) -> Means {
-        Means(Arc::new(Inner { host_name: Some(host_name.clone()), ..(*self.0).clone() }))
+    fn at(&self, host_name: &Arc<str>) -> TransportParams {
+        TransportParams(Arc::new(TransportParamsInner {
+            host_name: Some(host_name.clone()),
+            ..(*self.0).clone()
+        }))
     }
 }
 
-impl PartialEq for Means {
-    fn eq(&self, other: &Means) -> bool {
+impl PartialEq for TransportParams {
+    fn eq(&self, other: &TransportParams) -> bool {
         let (a, b) = (&*self.0, &*other.0);
         Arc::ptr_eq(&self.0, &other.0)
             || a.host_name == b.host_name
                 && a.by_host_name == b.by_host_name
-                && (Arc::ptr_eq(&a.what, &b.what) || a.what.is_equal(b.what.as_any()))
+                && (Arc::ptr_eq(&a.params, &b.params) || a.params.dyn_eq(b.params.as_any()))
     }
 }
 
-impl Eq for Means {}
+impl Eq for TransportParams {}
 
-impl Hash for Means {
+impl Hash for TransportParams {
     fn hash<H: Hasher>(&self, mut state: &mut H) {
-        self.0.what.add_to(&mut state);
+        self.0.params.hash_into(&mut state);
         self.0.host_name.hash(state);
     }
 }
 
-impl fmt::Debug for Means {
+impl fmt::Debug for TransportParams {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.what.fmt(f)?;
+        self.0.params.fmt(f)?;
         match &self.0.host_name {
             Some(name) => write!(f, " at {name:?}"),
             None => Ok(()),
@@ -89,60 +96,63 @@ impl fmt::Debug for Means {
 }
 
 /// Anything that can be compared, hashed and shown.
-trait What: fmt::Debug + Send + Sync {
+trait DynParams: fmt::Debug + Send + Sync {
     fn as_any(&self) -> &dyn Any;
-    fn is_equal(&self, other: &dyn Any) -> bool;
-    fn add_to(&self, state: &mut dyn Hasher);
+    fn dyn_eq(&self, other: &dyn Any) -> bool;
+    fn hash_into(&self, state: &mut dyn Hasher);
 }
 
-impl<T: Hash + Eq + fmt::Debug + Send + Sync + 'static> What for T {
+impl<T: Hash + Eq + fmt::Debug + Send + Sync + 'static> DynParams for T {
     fn as_any(&self) -> &dyn Any {
         self
     }
 
-    fn is_equal(&self, other: &dyn Any) -> bool {
+    fn dyn_eq(&self, other: &dyn Any) -> bool {
         other.downcast_ref() == Some(self)
     }
 
-    fn add_to(&self, mut state: &mut dyn Hasher) {
+    fn hash_into(&self, mut state: &mut dyn Hasher) {
         self.hash(&mut state);
     }
 }
 
 /// The means of a cluster: the same for all its addresses, unless host names matter.
 #[derive(Debug)]
-pub struct ClusterMeans {
+pub struct ClusterTransport {
     /// Of endpoints without a host name, and of all if names do not matter.
-    common: Means,
-    named: FastMap<Address, Means>,
+    common: TransportParams,
+    named: FastMap<Address, TransportParams>,
 }
 
-impl ClusterMeans {
+impl ClusterTransport {
     /// The means of a cluster with these endpoints. Of several endpoints with the same address the first counts.
-    pub fn new<'e>(means: Means, endpoints: impl IntoIterator<Item = &'e Endpoint>) -> ClusterMeans {
+    pub fn new<'e>(
+        transport: TransportParams,
+        endpoints: impl IntoIterator<Item = &'e Endpoint>,
+    ) -> ClusterTransport {
         let mut named = FastMap::default();
-        if means.0.by_host_name {
+        if transport.0.by_host_name {
             let mut by_name = FastMap::default();
             for endpoint in endpoints {
-                let means = match endpoint.shared_hostname() {
-                    Some(name) => by_name.entry(name.clone()).or_insert_with(|| means.at(name)),
-                    None => &means,
+                let transport = match endpoint.shared_hostname() {
+                    Some(name) => by_name.entry(name.clone()).or_insert_with(|| transport.at(name)),
+                    None => &transport,
                 };
                 for address in endpoint.addresses().iter() {
-                    named.entry(address.clone()).or_insert_with(|| means.clone());
+                    named.entry(address.clone()).or_insert_with(|| transport.clone());
                 }
             }
         }
-        ClusterMeans { common: means, named }
+        ClusterTransport { common: transport, named }
     }
 
     /// Whether they are of these means and do not depend on endpoints.
-    pub(crate) fn are_always(&self, means: &Means) -> bool {
-        self.common == *means && !means.0.by_host_name
+    pub(crate) fn is_fixed(&self, transport: &TransportParams) -> bool {
+        self.common == *transport && !transport.0.by_host_name
     }
 
     /// The means for an address.
-    pub fn of(&self, address: &Address) -> &Means {
+    pub fn of(&self, address: &Address) -> &TransportParams {
         self.named.get(address).unwrap_or(&self.common)
     }
 }
@@ -153,10 +163,10 @@ mod tests {
 
     #[test]
     fn means_are_what_they_hold() {
-        let one = Means::new(("pay", 1));
-        assert_eq!(one, Means::new(("pay", 1)));
-        assert_ne!(one, Means::new(("pay", 2)));
-        assert_ne!(one, Means::new("pay"));
+        let one = TransportParams::new(("pay", 1));
+        assert_eq!(one, TransportParams::new(("pay", 1)));
+        assert_ne!(one, TransportParams::new(("pay", 2)));
+        assert_ne!(one, TransportParams::new("pay"));
         assert_ne!(one, one.clone().by_host_name(true));
         assert_eq!(one.get::<(&str, i32)>(), Some(&("pay", 1)));
         assert_eq!(one.get::<&str>(), None);
@@ -171,16 +181,17 @@ mod tests {
             Endpoint::new(["4", "1"]),
             Endpoint::at("5").with_hostname(""),
         ];
-        let names = |means: &ClusterMeans| {
-            ["1", "2", "3", "4", "5", "6"].map(|at| means.of(&at.into()).host_name().map(ToString::to_string))
+        let names = |transport: &ClusterTransport| {
+            ["1", "2", "3", "4", "5", "6"]
+                .map(|at| transport.of(&at.into()).host_name().map(ToString::to_string))
         };
-        let means = Means::new("pay");
-        let alike = ClusterMeans::new(means.clone(), &endpoints);
+        let transport = TransportParams::new("pay");
+        let alike = ClusterTransport::new(transport.clone(), &endpoints);
         assert_eq!(names(&alike), [const { None }; 6]);
-        assert!(alike.are_always(&means));
-        let apart = ClusterMeans::new(means.clone().by_host_name(true), &endpoints);
+        assert!(alike.is_fixed(&transport));
+        let apart = ClusterTransport::new(transport.clone().by_host_name(true), &endpoints);
         let [a, b] = ["a", "b"].map(|name| Some(name.to_owned()));
         assert_eq!(names(&apart), [a.clone(), a, b, None, None, None]);
-        assert!(!apart.are_always(&means.by_host_name(true)));
+        assert!(!apart.is_fixed(&transport.by_host_name(true)));
     }
 }

@@ -1,6 +1,6 @@
 //! What metrics are made of, as values (A78, A91).
 //!
-//! A core that was built to [measure](crate::Builder::measure) gives these as [`Effect::Measure`](crate::Effect::Measure);
+//! A core that was built to [measure](crate::CoreBuilder::measure) gives these as [`LbEffect::Measure`](crate::LbEffect::Measure);
 //! another one collects nothing. Instruments, their names and who exports them are somebody else's business.
 
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use std::sync::Arc;
 #[non_exhaustive]
 pub enum Measurement {
     /// `weighted_round_robin` looked its weights up.
-    Weighed(Weighed),
+    WeightUpdate(WeightUpdate),
     /// `outlier_detection` found outliers.
-    Outliers(Outliers),
+    OutlierCounts(OutlierCounts),
 }
 
 /// Where in the tree something was measured.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Labels {
+pub struct LbLabels {
     /// The name of the cluster: the label `grpc.lb.backend_service` (A89).
     pub backend_service: Option<Arc<str>>,
     /// The locality, as the label `grpc.lb.locality` says it (A78).
@@ -26,9 +26,9 @@ pub struct Labels {
 
 /// One update of the scheduler of `weighted_round_robin` (A78). There is none while fewer than two endpoints are ready.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Weighed {
+pub struct WeightUpdate {
     /// Where.
-    pub labels: Labels,
+    pub labels: LbLabels,
     /// Whether fewer than two weights were usable.
     pub rr_fallback: bool,
     /// Endpoints that have not reported, or not for long enough.
@@ -41,7 +41,7 @@ pub struct Weighed {
 
 /// What became of the outliers of one sweep that were found by one method (A91).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Outliers {
+pub struct OutlierCounts {
     /// The name of the cluster: the label `grpc.lb.backend_service` (A89).
     pub backend_service: Option<Arc<str>>,
     /// How they were found.

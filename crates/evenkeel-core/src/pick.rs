@@ -1,7 +1,7 @@
 //! The request path's view of balancing: a call asks a picker, and what it was told is told the outcome.
 //!
-//! A [`Picker`] is an immutable snapshot that any number of threads may ask at once. A [`Pick`] that names a
-//! subchannel may carry [`Trackers`]; each is told exactly once how the call ended, also when the call is dropped.
+//! A [`Picker`] is an immutable snapshot that any number of threads may ask at once. A [`PickResult`] that names a
+//! subchannel may carry [`CallTrackers`]; each is told exactly once how the call ended, also when the call is dropped.
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -15,13 +15,13 @@ use crate::{Code, Instant, LoadReport, Status, SubchannelId};
 /// Chooses an endpoint for a call, without waiting and without side effects other than counting.
 pub trait Picker: Send + Sync {
     /// Where this call should go.
-    fn pick(&self, call: &Call<'_>) -> Pick;
+    fn pick(&self, call: &PickArgs<'_>) -> PickResult;
 }
 
 /// What a picker knows about a call.
-pub struct Call<'a> {
+pub struct PickArgs<'a> {
     path: &'a str,
-    headers: &'a dyn Headers,
+    headers: &'a dyn RequestMetadata,
     cluster: Option<&'a str>,
     hash: Option<u64>,
     wait_for_ready: bool,
@@ -29,11 +29,11 @@ pub struct Call<'a> {
     backend_service: Cell<Option<Arc<str>>>,
 }
 
-impl<'a> Call<'a> {
+impl<'a> PickArgs<'a> {
     /// A call to the method at `path` (`/package.Service/Method`). `entropy` feeds every random choice made for it.
-    pub fn new(path: &'a str, entropy: u64) -> Call<'a> {
+    pub fn new(path: &'a str, entropy: u64) -> PickArgs<'a> {
         let entropy = Cell::new(entropy);
-        Call {
+        PickArgs {
             path,
             headers: &(),
             cluster: None,
@@ -46,26 +46,26 @@ impl<'a> Call<'a> {
 
     /// Gives the request headers.
     #[must_use]
-    pub fn with_headers(self, headers: &'a dyn Headers) -> Call<'a> {
-        Call { headers, ..self }
+    pub fn with_headers(self, headers: &'a dyn RequestMetadata) -> PickArgs<'a> {
+        PickArgs { headers, ..self }
     }
 
     /// Gives the name of the cluster child that routing chose.
     #[must_use]
-    pub fn with_cluster(self, cluster: &'a str) -> Call<'a> {
-        Call { cluster: Some(cluster), ..self }
+    pub fn with_cluster(self, cluster: &'a str) -> PickArgs<'a> {
+        PickArgs { cluster: Some(cluster), ..self }
     }
 
     /// Gives the request hash that the route's hash policies computed.
     #[must_use]
-    pub fn with_hash(self, hash: u64) -> Call<'a> {
-        Call { hash: Some(hash), ..self }
+    pub fn with_hash(self, hash: u64) -> PickArgs<'a> {
+        PickArgs { hash: Some(hash), ..self }
     }
 
     /// Marks the call as wait-for-ready: it queues where others fail.
     #[must_use]
-    pub fn wait_for_ready(self) -> Call<'a> {
-        Call { wait_for_ready: true, ..self }
+    pub fn wait_for_ready(self) -> PickArgs<'a> {
+        PickArgs { wait_for_ready: true, ..self }
     }
 
     /// The path of the method.
@@ -95,7 +95,7 @@ impl<'a> Call<'a> {
 
     /// The backend service that the last pick which gave no subchannel came to, for the label
     /// `grpc.lb.backend_service` of an attempt that failed or waits (A89). A pick that gave one says it in
-    /// [`Trackers::place`].
+    /// [`CallTrackers::backend_labels`].
     pub fn backend_service(&self) -> Option<Arc<str>> {
         let name = self.backend_service.take();
         self.backend_service.set(name.clone());
@@ -121,9 +121,9 @@ impl<'a> Call<'a> {
     }
 }
 
-impl fmt::Debug for Call<'_> {
+impl fmt::Debug for PickArgs<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Call")
+        f.debug_struct("PickArgs")
             .field("path", &self.path)
             .field("cluster", &self.cluster)
             .finish_non_exhaustive()
@@ -131,18 +131,18 @@ impl fmt::Debug for Call<'_> {
 }
 
 /// Request headers, as a picker may look at them.
-pub trait Headers {
+pub trait RequestMetadata {
     /// The value of the header; several values joined by commas, `None` if absent. `name` is lower case.
     fn value(&self, name: &str) -> Option<Cow<'_, str>>;
 }
 
-impl Headers for () {
+impl RequestMetadata for () {
     fn value(&self, _: &str) -> Option<Cow<'_, str>> {
         None
     }
 }
 
-impl<const N: usize> Headers for [(&str, &str); N] {
+impl<const N: usize> RequestMetadata for [(&str, &str); N] {
     fn value(&self, name: &str) -> Option<Cow<'_, str>> {
         let mut values = self.iter().filter(|(key, _)| *key == name).map(|(_, value)| *value);
         let first = values.next()?;
@@ -153,10 +153,10 @@ impl<const N: usize> Headers for [(&str, &str); N] {
 
 /// What a picker answers.
 #[derive(Debug)]
-pub enum Pick {
+pub enum PickResult {
     /// Send it on this subchannel's connection; the trackers are told how it ended. They may also ask for an idle
-    /// subchannel to be connected beside it ([`Trackers::to_wake`]).
-    To(SubchannelId, Trackers),
+    /// subchannel to be connected beside it ([`CallTrackers::to_wake`]).
+    Complete(SubchannelId, CallTrackers),
     /// Wait for the next picker. If a subchannel is named, it should be asked to connect.
     Queue {
         /// An idle subchannel to wake.
@@ -168,35 +168,35 @@ pub enum Pick {
     Drop(Status),
 }
 
-impl Pick {
+impl PickResult {
     /// A pick with nobody to tell.
-    pub fn to(id: SubchannelId) -> Pick {
-        Pick::To(id, Trackers::none())
+    pub fn complete(id: SubchannelId) -> PickResult {
+        PickResult::Complete(id, CallTrackers::none())
     }
 
     /// Wait for the next picker.
-    pub const QUEUE: Pick = Pick::Queue { connect: None };
+    pub const QUEUE: PickResult = PickResult::Queue { connect: None };
 }
 
 /// Somebody who wants to know how a call ended.
-pub trait Tracker: Send + Sync {
+pub trait CallTracker: Send + Sync {
     /// Told exactly once per call.
-    fn finished(&self, end: &CallEnd<'_>);
+    fn finished(&self, end: &CallOutcome<'_>);
 
     /// Whether it reads load reports; if nobody does, they are not parsed.
-    fn wants_load(&self) -> bool {
+    fn needs_load_report(&self) -> bool {
         false
     }
 
     /// The place that the call goes to, if this one knows it.
-    fn place(&self) -> Option<&Place> {
+    fn backend_labels(&self) -> Option<&BackendLabels> {
         None
     }
 }
 
 /// The place that a call goes to, in the words of metrics and headers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct BackendLabels {
     /// The name of the cluster: the label `grpc.lb.backend_service` (A89).
     pub backend_service: Arc<str>,
     /// The locality of the chosen endpoint: the label `grpc.lb.locality` (A78). Empty if it is not known, as the label is.
@@ -210,7 +210,7 @@ pub struct Place {
 /// How a call ended.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
-pub enum CallEnd<'a> {
+pub enum CallOutcome<'a> {
     /// With a status, from the peer or from the client's own side (a deadline, a broken connection).
     Finished {
         /// The status code.
@@ -229,43 +229,43 @@ pub enum CallEnd<'a> {
 /// How many trackers fit without an allocation: one each for the cluster, outlier detection and the endpoint's load.
 const INLINE: usize = 3;
 
-/// The trackers of one call. Dropping them means that the caller went away ([`CallEnd::Cancelled`]).
+/// The trackers of one call. Dropping them means that the caller went away ([`CallOutcome::Cancelled`]).
 #[derive(Default)]
-pub struct Trackers {
-    inline: [Option<Arc<dyn Tracker>>; INLINE],
-    more: Vec<Arc<dyn Tracker>>,
+pub struct CallTrackers {
+    inline: [Option<Arc<dyn CallTracker>>; INLINE],
+    more: Vec<Arc<dyn CallTracker>>,
     wake: Option<SubchannelId>,
     headers: Option<PickHeaders>,
 }
 
-impl Trackers {
+impl CallTrackers {
     /// Nobody.
-    pub fn none() -> Trackers {
-        Trackers::default()
+    pub fn none() -> CallTrackers {
+        CallTrackers::default()
     }
 
     /// One tracker.
-    pub fn one(tracker: Arc<dyn Tracker>) -> Trackers {
-        let mut trackers = Trackers::none();
+    pub fn one(tracker: Arc<dyn CallTracker>) -> CallTrackers {
+        let mut trackers = CallTrackers::none();
         trackers.inline[0] = Some(tracker);
         trackers
     }
 
     /// Adds a tracker; it is told after those that are there.
-    pub fn push(&mut self, tracker: Arc<dyn Tracker>) {
+    pub fn push(&mut self, tracker: Arc<dyn CallTracker>) {
         match self.inline.iter_mut().find(|slot| slot.is_none()) {
             Some(slot) => *slot = Some(tracker),
             None => self.more.push(tracker),
         }
     }
 
-    /// Has the driver hand a subchannel to [`Event::Connect`](crate::Event::Connect) beside this call: an idle one is connected,
+    /// Has the driver hand a subchannel to [`LbEvent::Connect`](crate::LbEvent::Connect) beside this call: an idle one is connected,
     /// for calls to come (A76); the policies that hold a ready one look again.
     pub fn wake(&mut self, id: SubchannelId) {
         self.wake = Some(id);
     }
 
-    /// The subchannel for [`Event::Connect`](crate::Event::Connect), although this call may go elsewhere.
+    /// The subchannel for [`LbEvent::Connect`](crate::LbEvent::Connect), although this call may go elsewhere.
     pub fn to_wake(&self) -> Option<SubchannelId> {
         self.wake
     }
@@ -284,13 +284,13 @@ impl Trackers {
     }
 
     /// Whether anybody reads load reports.
-    pub fn want_load(&self) -> bool {
-        self.inline.iter().flatten().chain(&self.more).any(|tracker| tracker.wants_load())
+    pub fn needs_load_report(&self) -> bool {
+        self.inline.iter().flatten().chain(&self.more).any(|tracker| tracker.needs_load_report())
     }
 
     /// The place that the call goes to, if anybody knows it.
-    pub fn place(&self) -> Option<&Place> {
-        self.inline.iter().flatten().chain(&self.more).find_map(|tracker| tracker.place())
+    pub fn backend_labels(&self) -> Option<&BackendLabels> {
+        self.inline.iter().flatten().chain(&self.more).find_map(|tracker| tracker.backend_labels())
     }
 
     /// Whether there is nobody to tell.
@@ -299,34 +299,34 @@ impl Trackers {
     }
 
     /// Tells everybody how the call ended.
-    pub fn finish(mut self, end: &CallEnd<'_>) {
-        self.tell(end);
+    pub fn finish(mut self, end: &CallOutcome<'_>) {
+        self.notify_all(end);
     }
 
     /// One may be the application's own. If it panics, the others are told all the same, and the panic goes on after.
-    fn tell(&mut self, end: &CallEnd<'_>) {
+    fn notify_all(&mut self, end: &CallOutcome<'_>) {
         let mut panicked = None;
-        let mut tell = |tracker: Arc<dyn Tracker>| {
-            let told = catch_unwind(AssertUnwindSafe(|| tracker.finished(end)));
-            panicked = panicked.take().or(told.err());
+        let mut notify = |tracker: Arc<dyn CallTracker>| {
+            let result = catch_unwind(AssertUnwindSafe(|| tracker.finished(end)));
+            panicked = panicked.take().or(result.err());
         };
-        self.inline.iter_mut().filter_map(Option::take).for_each(&mut tell);
-        self.more.drain(..).for_each(&mut tell);
+        self.inline.iter_mut().filter_map(Option::take).for_each(&mut notify);
+        self.more.drain(..).for_each(&mut notify);
         if let Some(panic) = panicked {
             resume_unwind(panic);
         }
     }
 }
 
-impl Drop for Trackers {
+impl Drop for CallTrackers {
     fn drop(&mut self) {
         if !self.is_empty() {
-            self.tell(&CallEnd::Cancelled);
+            self.notify_all(&CallOutcome::Cancelled);
         }
     }
 }
 
-impl fmt::Debug for Trackers {
+impl fmt::Debug for CallTrackers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} trackers", self.inline.iter().flatten().count() + self.more.len())
     }
@@ -374,11 +374,11 @@ impl RootPicker {
 
     /// Where this call should go. Reserved status codes become `INTERNAL` (A54); a wait-for-ready call queues
     /// where others fail.
-    pub fn pick(&self, call: &Call<'_>) -> Pick {
+    pub fn pick(&self, call: &PickArgs<'_>) -> PickResult {
         match self.0.pick(call) {
-            Pick::Fail(_) if call.is_wait_for_ready() => Pick::QUEUE,
-            Pick::Fail(status) => Pick::Fail(status.for_call()),
-            Pick::Drop(status) => Pick::Drop(status.for_call()),
+            PickResult::Fail(_) if call.is_wait_for_ready() => PickResult::QUEUE,
+            PickResult::Fail(status) => PickResult::Fail(status.for_call()),
+            PickResult::Drop(status) => PickResult::Drop(status.for_call()),
             pick => pick,
         }
     }

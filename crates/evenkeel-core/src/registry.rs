@@ -9,8 +9,10 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::config::{Build, ConfigError, Fields, LbConfig, Settings, check_depth, expected};
-use crate::policy::{self, Erased, Policy};
+use crate::config::{
+    ConfigError, ConfigFields, LbConfig, PolicyFactory, PolicySettings, check_depth, expected,
+};
+use crate::policy::{self, ErasedPolicy, Policy};
 
 /// How many names an error lists.
 const NAMES_SHOWN: usize = 16;
@@ -28,14 +30,14 @@ const NAME_SHOWN: usize = 120;
 /// ```
 #[derive(Clone)]
 pub struct Registry {
-    entries: BTreeMap<Arc<str>, Entry>,
+    entries: BTreeMap<Arc<str>, RegistryEntry>,
 }
 
 #[derive(Clone)]
-struct Entry {
+struct RegistryEntry {
     name: Arc<str>,
-    parse: fn(&Fields<'_>) -> Result<Settings, ConfigError>,
-    build: Build,
+    parse: fn(&ConfigFields<'_>) -> Result<PolicySettings, ConfigError>,
+    build: PolicyFactory,
 }
 
 impl Registry {
@@ -59,8 +61,8 @@ impl Registry {
     /// Adds a policy whose instances are made by `make`, for policies that carry something of their user's.
     pub fn register_with<P: Policy>(&mut self, name: &str, make: impl Fn() -> P + Send + Sync + 'static) {
         let name: Arc<str> = name.into();
-        let build: Build = Arc::new(move || Box::new(Erased(make())));
-        let entry = Entry { name: name.clone(), parse: parse_settings::<P>, build };
+        let build: PolicyFactory = Arc::new(move || Box::new(ErasedPolicy(make())));
+        let entry = RegistryEntry { name: name.clone(), parse: parse_settings::<P>, build };
         self.entries.insert(name, entry);
     }
 
@@ -150,7 +152,7 @@ impl Registry {
             };
             let warnings = RefCell::new(Vec::new());
             let path = format!("{path}[{i}].{name}");
-            let fields = Fields::of_policy(entry.name.clone(), settings, path, self, depth, &warnings)?;
+            let fields = ConfigFields::of_policy(entry.name.clone(), settings, path, self, depth, &warnings)?;
             let parsed = (entry.parse)(&fields)?;
             drop(fields);
             return Ok(LbConfig::parsed(
@@ -195,7 +197,7 @@ fn listed(names: &[&str]) -> String {
     }
 }
 
-fn parse_settings<P: Policy>(fields: &Fields<'_>) -> Result<Settings, ConfigError> {
+fn parse_settings<P: Policy>(fields: &ConfigFields<'_>) -> Result<PolicySettings, ConfigError> {
     Ok(Box::new(P::parse(fields)?))
 }
 

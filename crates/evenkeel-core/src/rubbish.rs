@@ -7,32 +7,32 @@ use std::fmt;
 use std::vec::IntoIter;
 
 /// Fewer than this are dropped where they are.
-const MANY: usize = 64;
+const MIN_BATCH: usize = 64;
 
 /// From so many passes it is kept.
-const HEAPS: usize = 16;
+const MAX_BATCHES: usize = 16;
 
 /// How many are dropped at once.
-const SOME: usize = 256;
+const BATCH_SIZE: usize = 256;
 
-/// What passes let go of. It may be dropped at any time; where it is much, that takes a while, and [`Rubbish::drop_some`] does it bit
+/// What passes let go of. It may be dropped at any time; where it is much, that takes a while, and [`DeferredDrop::drop_some`] does it bit
 /// by bit.
 #[derive(Default)]
-pub struct Rubbish(Vec<Box<dyn Heap>>);
+pub struct DeferredDrop(Vec<Box<dyn DropBatch>>);
 
-trait Heap: Send {
+trait DropBatch: Send {
     /// Drops some; answers whether there are more.
     fn drop_some(&mut self) -> bool;
 }
 
-impl<T: Send> Heap for IntoIter<T> {
+impl<T: Send> DropBatch for IntoIter<T> {
     fn drop_some(&mut self) -> bool {
-        self.by_ref().take(SOME).for_each(drop);
+        self.by_ref().take(BATCH_SIZE).for_each(drop);
         self.len() > 0
     }
 }
 
-impl Rubbish {
+impl DeferredDrop {
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -40,30 +40,30 @@ impl Rubbish {
 
     /// Drops a part of it that takes little time.
     pub fn drop_some(&mut self) {
-        if let Some(heap) = self.0.last_mut()
-            && !heap.drop_some()
+        if let Some(batch) = self.0.last_mut()
+            && !batch.drop_some()
         {
             self.0.pop();
         }
     }
 
     /// Takes in more of it. What has gathered for too long is dropped here.
-    pub fn append(&mut self, mut other: Rubbish) {
+    pub fn append(&mut self, mut other: DeferredDrop) {
         self.0.append(&mut other.0);
-        self.0.drain(..self.0.len().saturating_sub(HEAPS));
+        self.0.drain(..self.0.len().saturating_sub(MAX_BATCHES));
     }
 
     /// Keeps these for later if they are many.
-    pub(crate) fn add<T: Send + 'static>(&mut self, gone: Vec<T>) {
-        if gone.len() >= MANY {
-            self.0.push(Box::new(gone.into_iter()));
+    pub(crate) fn add<T: Send + 'static>(&mut self, items: Vec<T>) {
+        if items.len() >= MIN_BATCH {
+            self.0.push(Box::new(items.into_iter()));
         }
     }
 }
 
-impl fmt::Debug for Rubbish {
+impl fmt::Debug for DeferredDrop {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Rubbish({})", self.0.len())
+        write!(f, "DeferredDrop({})", self.0.len())
     }
 }
 
@@ -77,25 +77,25 @@ mod tests {
     #[test]
     fn what_is_put_off_is_dropped_bit_by_bit() {
         let one = Arc::new(());
-        let mut rubbish = Rubbish::default();
-        rubbish.add(vec![one.clone(); MANY - 1]);
+        let mut rubbish = DeferredDrop::default();
+        rubbish.add(vec![one.clone(); MIN_BATCH - 1]);
         assert!(rubbish.is_empty());
-        rubbish.add(vec![one.clone(); SOME + 1]);
-        let mut more = Rubbish::default();
-        more.add(vec![one.clone(); MANY]);
+        rubbish.add(vec![one.clone(); BATCH_SIZE + 1]);
+        let mut more = DeferredDrop::default();
+        more.add(vec![one.clone(); MIN_BATCH]);
         rubbish.append(more);
-        for left in [SOME + 1, 1, 0] {
+        for left in [BATCH_SIZE + 1, 1, 0] {
             rubbish.drop_some();
             assert_eq!(Arc::strong_count(&one) - 1, left);
         }
         assert!(rubbish.is_empty());
         rubbish.drop_some();
-        for _ in 0..2 * HEAPS {
-            let mut more = Rubbish::default();
-            more.add(vec![one.clone(); MANY]);
+        for _ in 0..2 * MAX_BATCHES {
+            let mut more = DeferredDrop::default();
+            more.add(vec![one.clone(); MIN_BATCH]);
             rubbish.append(more);
         }
-        assert_eq!(Arc::strong_count(&one) - 1, HEAPS * MANY, "it does not grow without end");
+        assert_eq!(Arc::strong_count(&one) - 1, MAX_BATCHES * MIN_BATCH, "it does not grow without end");
         drop(rubbish);
         assert_eq!(Arc::strong_count(&one), 1);
     }

@@ -25,14 +25,14 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::fast_map::FastMap;
-use crate::few::Few;
+use crate::few::InlineVec;
 use crate::tree::NodeId;
-use crate::{Address, Instant, LoadReport, Means, Rng, Status};
+use crate::{Address, Instant, LoadReport, Rng, Status, TransportParams};
 
 /// How well a subchannel, a policy or the whole channel is connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
-pub enum Connectivity {
+pub enum ConnectivityState {
     /// Not connected and not trying.
     Idle,
     /// Trying.
@@ -69,10 +69,10 @@ pub struct Subchannel {
     id: SubchannelId,
     address: Address,
     /// By what its connections are made beside that, if anything matters.
-    means: Option<Means>,
-    state: State,
+    transport: Option<TransportParams>,
+    state: SubchannelState,
     attempts: u32,
-    dialled: bool,
+    was_connected: bool,
     /// True once a call was answered on the last connection.
     was_answered: bool,
     /// Number of fruitless connections in a row.
@@ -82,14 +82,14 @@ pub struct Subchannel {
     failure_order: u64,
     error: Option<Status>,
     /// Which nodes of the policy tree hold it; a node that holds it twice is listed twice.
-    pub(crate) holders: Few<NodeId>,
+    pub(crate) holders: InlineVec<NodeId>,
     /// Out-of-band load reports; most subchannels have none.
-    out_of_band: Option<Box<OutOfBand>>,
+    out_of_band: Option<Box<OobLoadState>>,
 }
 
 /// Who wants out-of-band load reports, and what came.
 #[derive(Debug, Default)]
-pub(crate) struct OutOfBand {
+pub(crate) struct OobLoadState {
     /// Which nodes want them, and how often.
     pub(crate) watchers: Vec<(NodeId, Duration)>,
     /// What the driver was last told.
@@ -99,7 +99,7 @@ pub(crate) struct OutOfBand {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum State {
+enum SubchannelState {
     /// `opened_at` is when its last connection was opened, if nothing but its loss has happened since.
     Idle {
         opened_at: Option<Instant>,
@@ -122,7 +122,7 @@ enum State {
 
 /// Result of asking a subchannel to connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Connecting {
+pub(crate) enum ConnectStart {
     /// The attempt begins at once; the driver gives it up at `deadline`.
     Started { deadline: Instant },
     /// The attempt is paced and begins at `until`.
@@ -141,29 +141,31 @@ impl Subchannel {
     }
 
     /// By what means its connections are made, if it is not by those of the whole channel.
-    pub fn means(&self) -> Option<&Means> {
-        self.means.as_ref()
+    pub fn transport(&self) -> Option<&TransportParams> {
+        self.transport.as_ref()
     }
 
     /// How it is connected.
-    pub fn connectivity(&self) -> Connectivity {
+    pub fn connectivity(&self) -> ConnectivityState {
         match self.state {
-            State::Idle { .. } => Connectivity::Idle,
-            State::Paced { .. } | State::Connecting { .. } => Connectivity::Connecting,
-            State::Ready { .. } => Connectivity::Ready,
-            State::BackingOff { .. } => Connectivity::TransientFailure,
+            SubchannelState::Idle { .. } => ConnectivityState::Idle,
+            SubchannelState::Paced { .. } | SubchannelState::Connecting { .. } => {
+                ConnectivityState::Connecting
+            }
+            SubchannelState::Ready { .. } => ConnectivityState::Ready,
+            SubchannelState::BackingOff { .. } => ConnectivityState::TransientFailure,
         }
     }
 
     /// Whether calls can be sent on it.
     pub fn is_ready(&self) -> bool {
-        matches!(self.state, State::Ready { .. })
+        matches!(self.state, SubchannelState::Ready { .. })
     }
 
     /// When its back-off ends, while it is backing off.
     pub fn retry_at(&self) -> Option<Instant> {
         match self.state {
-            State::BackingOff { until } => Some(until),
+            SubchannelState::BackingOff { until } => Some(until),
             _ => None,
         }
     }
@@ -171,7 +173,7 @@ impl Subchannel {
     /// When time alone changes its state: the end of its back-off, or the start of a paced attempt.
     pub(crate) fn due_at(&self) -> Option<Instant> {
         match self.state {
-            State::BackingOff { until } | State::Paced { until } => Some(until),
+            SubchannelState::BackingOff { until } | SubchannelState::Paced { until } => Some(until),
             _ => None,
         }
     }
@@ -207,36 +209,37 @@ impl Subchannel {
         self.out_of_band.as_ref().map_or(0, |out_of_band| out_of_band.count)
     }
 
-    pub(crate) fn out_of_band(&mut self) -> &mut OutOfBand {
+    pub(crate) fn out_of_band(&mut self) -> &mut OobLoadState {
         self.out_of_band.get_or_insert_default()
     }
 
     /// Whether the driver was ever told of it.
     pub(crate) fn is_known_to_driver(&self) -> bool {
-        self.dialled || self.out_of_band.as_ref().is_some_and(|out_of_band| out_of_band.watching.is_some())
+        self.was_connected
+            || self.out_of_band.as_ref().is_some_and(|out_of_band| out_of_band.watching.is_some())
     }
 
     /// Starts an attempt if idle, or paces it. Returns `None` if it is not idle.
-    pub(crate) fn connect(&mut self, now: Instant, backoff: &Backoff, rng: &mut Rng) -> Option<Connecting> {
-        let State::Idle { opened_at } = self.state else { return None };
+    pub(crate) fn connect(&mut self, now: Instant, backoff: &Backoff, rng: &mut Rng) -> Option<ConnectStart> {
+        let SubchannelState::Idle { opened_at } = self.state else { return None };
         if let Some(opened_at) = opened_at
             && self.fruitless > 1
         {
             let until = opened_at + backoff.pace(rng);
             if until > now {
-                self.state = State::Paced { until };
-                return Some(Connecting::Paced { until });
+                self.state = SubchannelState::Paced { until };
+                return Some(ConnectStart::Paced { until });
             }
         }
         Some(self.start(now, backoff, rng))
     }
 
-    fn start(&mut self, now: Instant, backoff: &Backoff, rng: &mut Rng) -> Connecting {
+    fn start(&mut self, now: Instant, backoff: &Backoff, rng: &mut Rng) -> ConnectStart {
         let wait = backoff.wait(self.attempts, rng);
         self.attempts = self.attempts.saturating_add(1);
-        self.dialled = true;
-        self.state = State::Connecting { retry_at: now + wait };
-        Connecting::Started { deadline: now + wait.max(backoff.min_connect_timeout) }
+        self.was_connected = true;
+        self.state = SubchannelState::Connecting { retry_at: now + wait };
+        ConnectStart::Started { deadline: now + wait.max(backoff.min_connect_timeout) }
     }
 
     /// Starts a paced attempt that is due.
@@ -245,16 +248,16 @@ impl Subchannel {
         now: Instant,
         backoff: &Backoff,
         rng: &mut Rng,
-    ) -> Option<Connecting> {
-        let is_due = matches!(self.state, State::Paced { until } if until <= now);
+    ) -> Option<ConnectStart> {
+        let is_due = matches!(self.state, SubchannelState::Paced { until } if until <= now);
         is_due.then(|| self.start(now, backoff, rng))
     }
 
     /// The attempt succeeded. Answers whether that was news.
     pub(crate) fn connected(&mut self, now: Instant) -> bool {
-        let expected = matches!(self.state, State::Connecting { .. });
+        let expected = matches!(self.state, SubchannelState::Connecting { .. });
         if expected {
-            self.state = State::Ready { opened_at: now };
+            self.state = SubchannelState::Ready { opened_at: now };
             self.attempts = 0;
             self.was_answered = false;
         }
@@ -269,9 +272,9 @@ impl Subchannel {
 
     /// The attempt failed. Answers when the back-off ends, if that was news.
     pub(crate) fn failed(&mut self, now: Instant, error: Status, order: u64) -> Option<Instant> {
-        let State::Connecting { retry_at } = self.state else { return None };
+        let SubchannelState::Connecting { retry_at } = self.state else { return None };
         let until = retry_at.max(now);
-        self.state = State::BackingOff { until };
+        self.state = SubchannelState::BackingOff { until };
         self.failures = self.failures.wrapping_add(1);
         self.failure_order = order;
         self.error = Some(error);
@@ -280,10 +283,10 @@ impl Subchannel {
 
     /// The connection was lost. Answers whether that was news.
     pub(crate) fn disconnected(&mut self, now: Instant, error: Status, backoff: &Backoff) -> bool {
-        let State::Ready { opened_at } = self.state else { return false };
+        let SubchannelState::Ready { opened_at } = self.state else { return false };
         let is_fruitless = !self.was_answered && now < opened_at + backoff.initial;
         self.fruitless = if is_fruitless { self.fruitless.saturating_add(1) } else { 0 };
-        self.state = State::Idle { opened_at: Some(opened_at) };
+        self.state = SubchannelState::Idle { opened_at: Some(opened_at) };
         self.disconnects = self.disconnects.wrapping_add(1);
         self.error = Some(error);
         true
@@ -291,9 +294,9 @@ impl Subchannel {
 
     /// Ends the back-off if it is due. Answers whether it did.
     pub(crate) fn end_back_off(&mut self, now: Instant) -> bool {
-        let due = matches!(self.state, State::BackingOff { until } if until <= now);
+        let due = matches!(self.state, SubchannelState::BackingOff { until } if until <= now);
         if due {
-            self.state = State::Idle { opened_at: None };
+            self.state = SubchannelState::Idle { opened_at: None };
         }
         due
     }
@@ -353,12 +356,12 @@ impl Backoff {
 
 /// All subchannels of a core, by id, and by address and means.
 #[derive(Debug, Default)]
-pub(crate) struct Subchannels {
-    slots: Vec<Slot>,
+pub(crate) struct SubchannelMap {
+    slots: Vec<SubchannelSlot>,
     free: Vec<u32>,
     /// Those without means of their own.
     by_address: FastMap<Address, SubchannelId>,
-    by_means: FastMap<Means, FastMap<Address, SubchannelId>>,
+    by_transport: FastMap<TransportParams, FastMap<Address, SubchannelId>>,
     failures: u64,
     made: u64,
     /// How many changes there were, in any of them. It may begin again from 0.
@@ -367,28 +370,36 @@ pub(crate) struct Subchannels {
 
 /// Beside the subchannel, what is asked of ten thousand in a pass stands here, where it is near.
 #[derive(Debug)]
-struct Slot {
+struct SubchannelSlot {
     generation: u32,
     /// The number of its last change.
     changed: u32,
     subchannel: Option<Box<Subchannel>>,
 }
 
-impl Subchannels {
-    pub(crate) fn find(&self, address: &Address, means: Option<&Means>) -> Option<SubchannelId> {
-        let by_address = match means {
+impl SubchannelMap {
+    pub(crate) fn find(
+        &self,
+        address: &Address,
+        transport: Option<&TransportParams>,
+    ) -> Option<SubchannelId> {
+        let by_address = match transport {
             None => &self.by_address,
-            Some(means) => self.by_means.get(means)?,
+            Some(transport) => self.by_transport.get(transport)?,
         };
         by_address.get(address).copied()
     }
 
-    pub(crate) fn find_or_create(&mut self, address: &Address, means: Option<&Means>) -> SubchannelId {
-        if let Some(id) = self.find(address, means) {
+    pub(crate) fn find_or_create(
+        &mut self,
+        address: &Address,
+        transport: Option<&TransportParams>,
+    ) -> SubchannelId {
+        if let Some(id) = self.find(address, transport) {
             return id;
         }
         let index = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Slot { generation: 0, changed: 0, subchannel: None });
+            self.slots.push(SubchannelSlot { generation: 0, changed: 0, subchannel: None });
             (self.slots.len() - 1) as u32
         });
         self.changes = self.changes.wrapping_add(1);
@@ -398,22 +409,22 @@ impl Subchannels {
         slot.subchannel = Some(Box::new(Subchannel {
             id,
             address: address.clone(),
-            means: means.cloned(),
-            state: State::Idle { opened_at: None },
+            transport: transport.cloned(),
+            state: SubchannelState::Idle { opened_at: None },
             attempts: 0,
-            dialled: false,
+            was_connected: false,
             was_answered: false,
             fruitless: 0,
             failures: 0,
             disconnects: 0,
             failure_order: 0,
             error: None,
-            holders: Few::default(),
+            holders: InlineVec::default(),
             out_of_band: None,
         }));
-        let by_address = match means {
+        let by_address = match transport {
             None => &mut self.by_address,
-            Some(means) => self.by_means.entry(means.clone()).or_default(),
+            Some(transport) => self.by_transport.entry(transport.clone()).or_default(),
         };
         by_address.insert(address.clone(), id);
         self.made += 1;
@@ -454,13 +465,13 @@ impl Subchannels {
     pub(crate) fn remove(&mut self, id: SubchannelId) -> Option<Box<Subchannel>> {
         let slot = self.slots.get_mut(id.index()).filter(|slot| slot.generation == id.generation)?;
         let subchannel = slot.subchannel.take()?;
-        match &subchannel.means {
+        match &subchannel.transport {
             None => drop(self.by_address.remove(&subchannel.address)),
-            Some(means) => {
-                if let Some(by_address) = self.by_means.get_mut(means) {
+            Some(transport) => {
+                if let Some(by_address) = self.by_transport.get_mut(transport) {
                     by_address.remove(&subchannel.address);
                     if by_address.is_empty() {
-                        self.by_means.remove(means);
+                        self.by_transport.remove(transport);
                     }
                 }
             }

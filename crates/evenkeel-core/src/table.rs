@@ -6,7 +6,7 @@ use std::hash::Hash;
 use std::ops::Index;
 use std::sync::Arc;
 
-use crate::Pages;
+use crate::PersistentVec;
 use crate::fast_map::FastMap;
 
 /// A map, in the order in which its keys came. Cloning it and changing a value takes a small part of what it takes to make it
@@ -20,20 +20,20 @@ use crate::fast_map::FastMap;
 /// after.insert("users", 3);
 /// assert_eq!(before.differing(&after, u32::eq), [&"users"]);
 /// ```
-pub struct Table<K, V> {
-    keys: Arc<Keys<K>>,
+pub struct PersistentMap<K, V> {
+    keys: Arc<MapKeys<K>>,
     /// By the places of their keys.
-    values: Pages<V>,
+    values: PersistentVec<V>,
 }
 
 #[derive(Clone)]
-struct Keys<K> {
+struct MapKeys<K> {
     list: Vec<K>,
     /// Where in the list each of them is.
     places: FastMap<K, usize>,
 }
 
-impl<K: Hash + Eq + Clone, V: Clone> Table<K, V> {
+impl<K: Hash + Eq + Clone, V: Clone> PersistentMap<K, V> {
     /// How many entries there are.
     pub fn len(&self) -> usize {
         self.keys.list.len()
@@ -91,9 +91,13 @@ impl<K: Hash + Eq + Clone, V: Clone> Table<K, V> {
     }
 
     /// The keys that stand in one of both maps only, or with something else in the other. What both share is passed over.
-    pub fn differing<'m>(&'m self, other: &'m Table<K, V>, is_same: impl Fn(&V, &V) -> bool) -> Vec<&'m K> {
+    pub fn diff<'m>(
+        &'m self,
+        other: &'m PersistentMap<K, V>,
+        is_same: impl Fn(&V, &V) -> bool,
+    ) -> Vec<&'m K> {
         if Arc::ptr_eq(&self.keys, &other.keys) {
-            let places = self.values.differing(&other.values, is_same).into_iter();
+            let places = self.values.diff(&other.values, is_same).into_iter();
             return places.map(|place| &self.keys.list[place]).collect();
         }
         let is_other = |(key, value): &(&K, &V)| other.get(*key).is_none_or(|other| !is_same(value, other));
@@ -102,22 +106,22 @@ impl<K: Hash + Eq + Clone, V: Clone> Table<K, V> {
     }
 }
 
-impl<K, V> Clone for Table<K, V> {
-    fn clone(&self) -> Table<K, V> {
-        Table { keys: self.keys.clone(), values: self.values.clone() }
+impl<K, V> Clone for PersistentMap<K, V> {
+    fn clone(&self) -> PersistentMap<K, V> {
+        PersistentMap { keys: self.keys.clone(), values: self.values.clone() }
     }
 }
 
-impl<K, V> Default for Table<K, V> {
-    fn default() -> Table<K, V> {
-        let keys = Keys { list: Vec::new(), places: FastMap::default() };
-        Table { keys: Arc::new(keys), values: Pages::default() }
+impl<K, V> Default for PersistentMap<K, V> {
+    fn default() -> PersistentMap<K, V> {
+        let keys = MapKeys { list: Vec::new(), places: FastMap::default() };
+        PersistentMap { keys: Arc::new(keys), values: PersistentVec::default() }
     }
 }
 
-impl<K: Hash + Eq + Clone, V: Clone> FromIterator<(K, V)> for Table<K, V> {
-    fn from_iter<I: IntoIterator<Item = (K, V)>>(entries: I) -> Table<K, V> {
-        let mut table = Table::default();
+impl<K: Hash + Eq + Clone, V: Clone> FromIterator<(K, V)> for PersistentMap<K, V> {
+    fn from_iter<I: IntoIterator<Item = (K, V)>>(entries: I) -> PersistentMap<K, V> {
+        let mut table = PersistentMap::default();
         for (key, value) in entries {
             table.insert(key, value);
         }
@@ -125,7 +129,7 @@ impl<K: Hash + Eq + Clone, V: Clone> FromIterator<(K, V)> for Table<K, V> {
     }
 }
 
-impl<K: Hash + Eq + Clone + Borrow<Q>, V: Clone, Q: Hash + Eq + ?Sized> Index<&Q> for Table<K, V> {
+impl<K: Hash + Eq + Clone + Borrow<Q>, V: Clone, Q: Hash + Eq + ?Sized> Index<&Q> for PersistentMap<K, V> {
     type Output = V;
 
     /// # Panics
@@ -136,7 +140,7 @@ impl<K: Hash + Eq + Clone + Borrow<Q>, V: Clone, Q: Hash + Eq + ?Sized> Index<&Q
     }
 }
 
-impl<K: Hash + Eq + Clone + fmt::Debug, V: Clone + fmt::Debug> fmt::Debug for Table<K, V> {
+impl<K: Hash + Eq + Clone + fmt::Debug, V: Clone + fmt::Debug> fmt::Debug for PersistentMap<K, V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_map().entries(self.iter()).finish()
     }
@@ -167,7 +171,7 @@ mod tests {
         proptest::collection::vec(change, 0..most)
     }
 
-    fn apply(changes: &[Change], table: &mut Table<u16, u8>, plain: &mut BTreeMap<u16, u8>) {
+    fn apply(changes: &[Change], table: &mut PersistentMap<u16, u8>, plain: &mut BTreeMap<u16, u8>) {
         for change in changes {
             match *change {
                 Change::Insert(key, value) => {
@@ -186,7 +190,7 @@ mod tests {
         /// A table holds what a standard map holds, and two versions differ where the standard ones do.
         #[test]
         fn is_a_map(first in changes(300), then in changes(10)) {
-            let (mut table, mut plain) = (Table::default(), BTreeMap::new());
+            let (mut table, mut plain) = (PersistentMap::default(), BTreeMap::new());
             apply(&first, &mut table, &mut plain);
             let (before, before_plain) = (table.clone(), plain.clone());
             apply(&then, &mut table, &mut plain);
@@ -199,17 +203,17 @@ mod tests {
                     prop_assert_eq!(table.contains_key(&key), plain.contains_key(&key));
                 }
             }
-            let differing: Vec<u16> = (0..KEYS).filter(|key| plain.get(key) != before_plain.get(key)).collect();
-            let mut found: Vec<u16> = before.differing(&table, u8::eq).into_iter().copied().collect();
+            let diff: Vec<u16> = (0..KEYS).filter(|key| plain.get(key) != before_plain.get(key)).collect();
+            let mut found: Vec<u16> = before.diff(&table, u8::eq).into_iter().copied().collect();
             found.sort_unstable();
-            prop_assert_eq!(found, differing);
+            prop_assert_eq!(found, diff);
         }
     }
 
     /// A change shares the keys and nearly all values, which a comparison passes over.
     #[test]
     fn what_did_not_change_is_shared() {
-        let before: Table<u32, u32> = (0..10_000).map(|key| (key, key)).collect();
+        let before: PersistentMap<u32, u32> = (0..10_000).map(|key| (key, key)).collect();
         let mut after = before.clone();
         after.insert(5_000, 0);
         let compared = Cell::new(0);
@@ -217,7 +221,7 @@ mod tests {
             compared.set(compared.get() + 1);
             a == b
         };
-        assert_eq!(before.differing(&after, is_same), [&5_000]);
+        assert_eq!(before.diff(&after, is_same), [&5_000]);
         assert!(compared.get() <= 64, "{} entries were compared", compared.get());
         assert!(Arc::ptr_eq(&before.keys, &after.keys));
     }

@@ -13,20 +13,20 @@ use std::collections::{BTreeMap, BinaryHeap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::cluster::{Cluster, Clusters, EndpointSet, Source, is_same_cluster};
-use crate::core::Effect;
+use crate::cluster::{Cluster, ClusterMap, EndpointSet, EndpointSource, is_same_cluster};
+use crate::core::LbEffect;
 use crate::counters::CallCounters;
-use crate::cx::Scope;
+use crate::cx::PolicyScope;
 use crate::fast_map::FastMap;
-use crate::few::Few;
+use crate::few::InlineVec;
 use crate::load::LoadStore;
-use crate::rubbish::Rubbish;
-use crate::subchannel::{Backoff, Connecting, Subchannel, Subchannels};
-use crate::{Address, Instant, Means, Rng, Status, SubchannelId};
+use crate::rubbish::DeferredDrop;
+use crate::subchannel::{Backoff, ConnectStart, Subchannel, SubchannelMap};
+use crate::{Address, Instant, Rng, Status, SubchannelId, TransportParams};
 
 /// So many subchannels are closed at the end of one pass. Others follow with passes of their own: where thousands are replaced,
 /// those that come need not wait for the end of those that went.
-const CLOSED_AT_ONCE: usize = 256;
+const MAX_CLOSES_PER_PASS: usize = 256;
 
 /// Names a node. Stale ones name nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -37,11 +37,11 @@ pub(crate) struct NodeId {
 
 /// What one node holds, and what it ran with.
 #[derive(Debug, Default)]
-pub(crate) struct Node {
+pub(crate) struct PolicyTreeNode {
     parent: Option<NodeId>,
     dirty: bool,
     /// It is dirty for a reason of its own, and not only because a node below it is.
-    is_due_itself: bool,
+    is_self_dirty: bool,
     /// The children that were marked since this node's latest run began.
     marked: Vec<NodeId>,
     /// The children that were marked when it began.
@@ -53,68 +53,70 @@ pub(crate) struct Node {
     /// Number of the run before that.
     previous: u64,
     /// Number of the run in which children were last asked for one by one, and of the one before that.
-    asking: u64,
-    asking_before: u64,
+    visit_run: u64,
+    visit_run_before: u64,
     /// Number of the parent's run in which this node was last asked for.
-    asked_in: u64,
+    visited_in: u64,
     wake: Option<Instant>,
     /// The timer in the heap that stands for `wake`.
     armed: Option<Instant>,
-    pub(crate) scope: Scope,
+    pub(crate) scope: PolicyScope,
     held: Vec<SubchannelId>,
     watches: Vec<(SubchannelId, Duration)>,
     children: Vec<NodeId>,
     /// The children before the run that is under way.
     children_before: Vec<NodeId>,
-    pub(crate) looks: Vec<Looked>,
+    pub(crate) dependencies: Vec<Dependency>,
     pub(crate) wanted: Vec<Arc<str>>,
     pub(crate) warnings: Vec<String>,
 }
 
 /// A look at what discovery found, and what was seen.
 #[derive(Debug)]
-pub(crate) enum Looked {
-    AtCluster(Arc<str>, Option<Result<Arc<Cluster>, Status>>),
-    AtEndpoints(Source, Option<Arc<EndpointSet>>),
+pub(crate) enum Dependency {
+    Cluster(Arc<str>, Option<Result<Arc<Cluster>, Status>>),
+    Endpoints(EndpointSource, Option<Arc<EndpointSet>>),
 }
 
 /// What a look is at.
 #[derive(Debug, PartialEq, Eq, Hash)]
-enum Place {
+enum DependencyKey {
     Cluster(Arc<str>),
-    Endpoints(Source),
+    Endpoints(EndpointSource),
 }
 
-impl Node {
+impl PolicyTreeNode {
     pub(crate) fn has_run(&self) -> bool {
         self.run > 0
     }
 }
 
-impl Looked {
-    fn place(&self) -> Place {
+impl Dependency {
+    fn key(&self) -> DependencyKey {
         match self {
-            Looked::AtCluster(name, _) => Place::Cluster(name.clone()),
-            Looked::AtEndpoints(source, _) => Place::Endpoints(source.clone()),
+            Dependency::Cluster(name, _) => DependencyKey::Cluster(name.clone()),
+            Dependency::Endpoints(source, _) => DependencyKey::Endpoints(source.clone()),
         }
     }
 
-    fn is_at_place_of(&self, other: &Looked) -> bool {
+    fn has_same_key(&self, other: &Dependency) -> bool {
         match (self, other) {
-            (Looked::AtCluster(a, _), Looked::AtCluster(b, _)) => a == b,
-            (Looked::AtEndpoints(a, _), Looked::AtEndpoints(b, _)) => a == b,
+            (Dependency::Cluster(a, _), Dependency::Cluster(b, _)) => a == b,
+            (Dependency::Endpoints(a, _), Dependency::Endpoints(b, _)) => a == b,
             _ => false,
         }
     }
 
     /// Whether the same look would see the same.
-    fn holds(&self, clusters: Option<&Clusters>) -> bool {
+    fn is_current(&self, clusters: Option<&ClusterMap>) -> bool {
         match self {
-            Looked::AtCluster(name, seen) => match (seen, clusters.and_then(|all| all.clusters.get(name))) {
-                (Some(seen), Some(is)) => is_same_cluster(seen, is),
-                (seen, is) => seen.is_none() && is.is_none(),
-            },
-            Looked::AtEndpoints(source, seen) => {
+            Dependency::Cluster(name, seen) => {
+                match (seen, clusters.and_then(|all| all.clusters.get(name))) {
+                    (Some(seen), Some(is)) => is_same_cluster(seen, is),
+                    (seen, is) => seen.is_none() && is.is_none(),
+                }
+            }
+            Dependency::Endpoints(source, seen) => {
                 let is = clusters.and_then(|all| all.endpoints.get(source));
                 seen.as_ref().map(Arc::as_ptr) == is.map(Arc::as_ptr)
             }
@@ -125,7 +127,7 @@ impl Looked {
 /// Everything that policies share: the state of a core without the policies themselves.
 #[expect(clippy::struct_excessive_bools, reason = "two are settings, two are asked for in a pass")]
 #[derive(Debug)]
-pub(crate) struct Tree {
+pub(crate) struct PolicyTree {
     pub(crate) now: Instant,
     pub(crate) rng: Rng,
     pub(crate) backoff: Backoff,
@@ -135,63 +137,63 @@ pub(crate) struct Tree {
     /// Whether measurements are wanted.
     pub(crate) measure: bool,
     /// Whether means tell subchannels apart.
-    pub(crate) heed_means: bool,
-    pub(crate) subchannels: Subchannels,
+    pub(crate) per_cluster_transport: bool,
+    pub(crate) subchannels: SubchannelMap,
     /// What discovery found, if there is any.
-    pub(crate) clusters: Option<Arc<Clusters>>,
-    pub(crate) effects: Vec<Effect>,
-    pub(crate) rubbish: Rubbish,
+    pub(crate) clusters: Option<Arc<ClusterMap>>,
+    pub(crate) effects: Vec<LbEffect>,
+    pub(crate) deferred_drop: DeferredDrop,
     /// Somebody asked for fresh addresses in this pass.
     pub(crate) reresolve: bool,
     /// Somebody asked the whole channel to connect: policies that are idle start.
     pub(crate) exit_idle: bool,
     /// In this pass everything is looked at, changed or not.
-    pub(crate) thorough: bool,
-    nodes: Vec<Slot>,
+    pub(crate) run_all: bool,
+    nodes: Vec<NodeSlot>,
     free: Vec<u32>,
-    timers: BinaryHeap<Reverse<(Instant, Whose)>>,
+    timers: BinaryHeap<Reverse<(Instant, TimerTarget)>>,
     /// Subchannels that lost a holder, and may have lost their last.
-    loose: Vec<SubchannelId>,
+    unreferenced: Vec<SubchannelId>,
     /// Subchannels whose load watchers changed in this pass.
     rewatched: Vec<SubchannelId>,
     /// The clusters that nodes want, each with how many times it is wanted.
     wanted: BTreeMap<Arc<str>, usize>,
     /// The nodes that looked at a place in their last run.
-    lookers: FastMap<Place, Few<NodeId>>,
+    dependents: FastMap<DependencyKey, InlineVec<NodeId>>,
     runs: u64,
 }
 
 #[derive(Debug)]
-struct Slot {
+struct NodeSlot {
     generation: u32,
-    node: Option<Node>,
+    node: Option<PolicyTreeNode>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Whose {
+enum TimerTarget {
     Subchannel(SubchannelId),
     Node(NodeId),
 }
 
 /// What a node held before the run that is under way.
 #[derive(Default)]
-pub(crate) struct Before {
+pub(crate) struct PreviousRun {
     held: Vec<SubchannelId>,
     watches: Vec<(SubchannelId, Duration)>,
-    looks: Vec<Looked>,
+    dependencies: Vec<Dependency>,
     wanted: Vec<Arc<str>>,
     warnings: Vec<String>,
 }
 
-impl Tree {
+impl PolicyTree {
     pub(crate) fn new(
         rng: Rng,
         backoff: Backoff,
         attempt_delay: Duration,
         counters: Arc<CallCounters>,
         load_store: Arc<LoadStore>,
-    ) -> Tree {
-        Tree {
+    ) -> PolicyTree {
+        PolicyTree {
             now: Instant::ORIGIN,
             rng,
             backoff,
@@ -199,47 +201,51 @@ impl Tree {
             counters,
             load_store,
             measure: false,
-            heed_means: false,
-            subchannels: Subchannels::default(),
+            per_cluster_transport: false,
+            subchannels: SubchannelMap::default(),
             clusters: None,
             effects: Vec::new(),
-            rubbish: Rubbish::default(),
+            deferred_drop: DeferredDrop::default(),
             reresolve: false,
             exit_idle: false,
-            thorough: false,
+            run_all: false,
             nodes: Vec::new(),
             free: Vec::new(),
             timers: BinaryHeap::new(),
-            loose: Vec::new(),
+            unreferenced: Vec::new(),
             rewatched: Vec::new(),
             wanted: BTreeMap::new(),
-            lookers: FastMap::default(),
+            dependents: FastMap::default(),
             runs: 0,
         }
     }
 
     /// By what means connections to an address are made in this scope, if any matter.
-    pub(crate) fn means_in<'s>(&self, scope: &'s Scope, address: &Address) -> Option<&'s Means> {
-        scope.means(address).filter(|_| self.heed_means)
+    pub(crate) fn transport_in<'s>(
+        &self,
+        scope: &'s PolicyScope,
+        address: &Address,
+    ) -> Option<&'s TransportParams> {
+        scope.transport(address).filter(|_| self.per_cluster_transport)
     }
 
-    pub(crate) fn node(&self, id: NodeId) -> Option<&Node> {
+    pub(crate) fn node(&self, id: NodeId) -> Option<&PolicyTreeNode> {
         let slot = self.nodes.get(id.index as usize)?;
         slot.node.as_ref().filter(|_| slot.generation == id.generation)
     }
 
-    pub(crate) fn node_mut(&mut self, id: NodeId) -> Option<&mut Node> {
+    pub(crate) fn node_mut(&mut self, id: NodeId) -> Option<&mut PolicyTreeNode> {
         let slot = self.nodes.get_mut(id.index as usize)?;
         slot.node.as_mut().filter(|_| slot.generation == id.generation)
     }
 
     /// Makes sure that `id` is a node below `parent`, asked for in the parent's present run. A new one is dirty.
-    pub(crate) fn ask(&mut self, id: Option<NodeId>, parent: Option<NodeId>) -> NodeId {
+    pub(crate) fn visit(&mut self, id: Option<NodeId>, parent: Option<NodeId>) -> NodeId {
         let id = id.filter(|id| self.node(*id).is_some()).unwrap_or_else(|| self.create(parent));
         if let Some(parent) = parent
-            && let Some(run) = self.node(parent).map(|node| node.asking)
+            && let Some(run) = self.node(parent).map(|node| node.visit_run)
             && let Some(node) = self.node_mut(id)
-            && std::mem::replace(&mut node.asked_in, run) != run
+            && std::mem::replace(&mut node.visited_in, run) != run
             && let Some(parent) = self.node_mut(parent)
         {
             parent.children.push(id);
@@ -248,9 +254,9 @@ impl Tree {
     }
 
     fn create(&mut self, parent: Option<NodeId>) -> NodeId {
-        let node = Node { parent, dirty: true, is_due_itself: true, ..Node::default() };
+        let node = PolicyTreeNode { parent, dirty: true, is_self_dirty: true, ..PolicyTreeNode::default() };
         let index = self.free.pop().unwrap_or_else(|| {
-            self.nodes.push(Slot { generation: 0, node: None });
+            self.nodes.push(NodeSlot { generation: 0, node: None });
             (self.nodes.len() - 1) as u32
         });
         let slot = &mut self.nodes[index as usize];
@@ -272,10 +278,10 @@ impl Tree {
             self.remove(child);
         }
         self.unwatch(id, &node.watches);
-        self.unwant(&node.wanted);
-        self.unlook(id, &node.looks);
-        self.let_go(id, &node.held);
-        self.loose.extend(node.held);
+        self.unsubscribe(&node.wanted);
+        self.remove_dependencies(id, &node.dependencies);
+        self.release(id, &node.held);
+        self.unreferenced.extend(node.held);
     }
 
     pub(crate) fn is_dirty(&self, id: NodeId) -> bool {
@@ -285,7 +291,7 @@ impl Tree {
     /// Marks a node and its ancestors: the next pass runs them.
     pub(crate) fn mark(&mut self, id: NodeId) {
         if let Some(node) = self.node_mut(id) {
-            node.is_due_itself = true;
+            node.is_self_dirty = true;
         }
         let mut id = id;
         while let Some(node) = self.node_mut(id).filter(|node| !node.dirty) {
@@ -300,27 +306,29 @@ impl Tree {
 
     /// Marks everything, so that the next pass runs every node.
     pub(crate) fn mark_all(&mut self) {
-        self.thorough = true;
+        self.run_all = true;
         for node in self.nodes.iter_mut().filter_map(|slot| slot.node.as_mut()) {
-            (node.dirty, node.is_due_itself) = (true, true);
+            (node.dirty, node.is_self_dirty) = (true, true);
         }
     }
 
     /// Takes in what discovery found: nodes that looked at something that is another now look again.
-    pub(crate) fn discover(&mut self, clusters: Option<&Arc<Clusters>>) {
+    pub(crate) fn update_clusters(&mut self, clusters: Option<&Arc<ClusterMap>>) {
         if self.clusters.as_ref().map(Arc::as_ptr) == clusters.map(Arc::as_ptr) {
             return;
         }
         let before = std::mem::replace(&mut self.clusters, clusters.cloned()).unwrap_or_default();
         let clusters = clusters.map(|clusters| &**clusters);
-        let nothing = Clusters::default();
-        let (of_clusters, of_endpoints) = before.differing(clusters.unwrap_or(&nothing));
-        let of_clusters = of_clusters.into_iter().cloned().map(Place::Cluster);
-        for place in of_clusters.chain(of_endpoints.into_iter().cloned().map(Place::Endpoints)) {
-            let lookers: Vec<NodeId> =
-                self.lookers.get(&place).into_iter().flat_map(Few::iter).copied().collect();
-            for id in lookers {
-                let is_stale = |node: &Node| node.looks.iter().any(|looked| !looked.holds(clusters));
+        let nothing = ClusterMap::default();
+        let (of_clusters, of_endpoints) = before.diff(clusters.unwrap_or(&nothing));
+        let of_clusters = of_clusters.into_iter().cloned().map(DependencyKey::Cluster);
+        for place in of_clusters.chain(of_endpoints.into_iter().cloned().map(DependencyKey::Endpoints)) {
+            let dependents: Vec<NodeId> =
+                self.dependents.get(&place).into_iter().flat_map(InlineVec::iter).copied().collect();
+            for id in dependents {
+                let is_stale = |node: &PolicyTreeNode| {
+                    node.dependencies.iter().any(|dependency| !dependency.is_current(clusters))
+                };
                 if self.node(id).is_some_and(is_stale) {
                     self.mark(id);
                 }
@@ -334,7 +342,7 @@ impl Tree {
         let Some(node) = self.node_mut(id) else { return Vec::new() };
         std::mem::swap(&mut node.children, &mut node.children_before);
         node.children_before.clear();
-        node.asking = node.asking_before;
+        node.visit_run = node.visit_run_before;
         let due = std::mem::take(&mut node.due);
         let mut places: Vec<usize> = due.iter().filter_map(|child| Some(self.node(*child)?.place)).collect();
         places.sort_unstable();
@@ -343,28 +351,28 @@ impl Tree {
     }
 
     /// Begins to look below a node that is dirty only because nodes below it are: they may come to rest without it.
-    pub(crate) fn begin_below(&mut self, id: NodeId) -> bool {
-        let Some(node) = self.node_mut(id).filter(|node| !node.is_due_itself) else { return false };
+    pub(crate) fn begin_descendants(&mut self, id: NodeId) -> bool {
+        let Some(node) = self.node_mut(id).filter(|node| !node.is_self_dirty) else { return false };
         node.dirty = false;
         true
     }
 
     /// Ends a look below a node that need not run.
-    pub(crate) fn end_below(&mut self, id: NodeId) {
+    pub(crate) fn end_descendants(&mut self, id: NodeId) {
         if let Some(node) = self.node_mut(id) {
             node.marked.clear();
         }
     }
 
     /// Says where the parent of a node keeps it.
-    pub(crate) fn set_place(&mut self, id: NodeId, place: usize) {
+    pub(crate) fn set_index(&mut self, id: NodeId, place: usize) {
         if let Some(node) = self.node_mut(id) {
             node.place = place;
         }
     }
 
     /// The clusters that nodes want, by name.
-    pub(crate) fn wanted_clusters(&self) -> impl Iterator<Item = &Arc<str>> {
+    pub(crate) fn subscribed_clusters(&self) -> impl Iterator<Item = &Arc<str>> {
         self.wanted.keys()
     }
 
@@ -382,54 +390,54 @@ impl Tree {
     }
 
     /// Begins a run of `id`, which asks anew for what it held. What nobody asks for again is closed when the pass ends.
-    pub(crate) fn begin(&mut self, id: NodeId, scope: Scope) -> Before {
+    pub(crate) fn begin(&mut self, id: NodeId, scope: PolicyScope) -> PreviousRun {
         self.runs += 1;
         let run = self.runs;
-        let Some(node) = self.node_mut(id) else { return Before::default() };
-        (node.dirty, node.is_due_itself) = (false, false);
+        let Some(node) = self.node_mut(id) else { return PreviousRun::default() };
+        (node.dirty, node.is_self_dirty) = (false, false);
         std::mem::swap(&mut node.marked, &mut node.due);
         node.marked.clear();
         node.wake = None;
         node.scope = scope;
         node.previous = std::mem::replace(&mut node.run, run);
-        node.asking_before = std::mem::replace(&mut node.asking, run);
+        node.visit_run_before = std::mem::replace(&mut node.visit_run, run);
         std::mem::swap(&mut node.children, &mut node.children_before);
         node.children.clear();
         let room = node.held.len();
-        Before {
+        PreviousRun {
             held: std::mem::replace(&mut node.held, Vec::with_capacity(room)),
             watches: std::mem::take(&mut node.watches),
-            looks: std::mem::take(&mut node.looks),
+            dependencies: std::mem::take(&mut node.dependencies),
             wanted: std::mem::take(&mut node.wanted),
             warnings: std::mem::take(&mut node.warnings),
         }
     }
 
     /// Ends a run: lets go of what was held before and not asked for again.
-    pub(crate) fn end(&mut self, id: NodeId, before: &Before) {
+    pub(crate) fn end(&mut self, id: NodeId, before: &PreviousRun) {
         let Some(node) = self.node_mut(id) else { return };
-        let (asking, wake) = (node.asking, node.wake);
+        let (visit_run, wake) = (node.visit_run, node.wake);
         let children_before = std::mem::take(&mut node.children_before);
         let arm = wake.filter(|_| node.armed != wake);
         node.armed = wake;
         let (watches, wanted) = (node.watches.clone(), node.wanted.clone());
-        let news: Vec<Effect> = node
+        let news: Vec<LbEffect> = node
             .warnings
             .iter()
             .filter(|warning| !before.warnings.contains(warning))
-            .map(|warning| Effect::Warn(warning.clone()))
+            .map(|warning| LbEffect::Warn(warning.clone()))
             .collect();
         self.effects.extend(news);
-        self.relook(id, &before.looks);
+        self.update_dependencies(id, &before.dependencies);
         for name in wanted {
             *self.wanted.entry(name).or_default() += 1;
         }
-        self.unwant(&before.wanted);
+        self.unsubscribe(&before.wanted);
         if let Some(at) = arm {
-            self.timers.push(Reverse((at, Whose::Node(id))));
+            self.timers.push(Reverse((at, TimerTarget::Node(id))));
         }
         for child in children_before {
-            if self.node(child).is_some_and(|node| node.asked_in != asking) {
+            if self.node(child).is_some_and(|node| node.visited_in != visit_run) {
                 self.remove(child);
             }
         }
@@ -443,9 +451,9 @@ impl Tree {
             }
         }
         if let Some(node) = self.node(id) {
-            let gone = left_out(&before.held, &node.held);
-            self.let_go(id, &gone);
-            self.loose.extend(gone);
+            let gone = released(&before.held, &node.held);
+            self.release(id, &gone);
+            self.unreferenced.extend(gone);
         }
     }
 
@@ -491,11 +499,13 @@ impl Tree {
     pub(crate) fn connect(&mut self, id: SubchannelId, by: Option<NodeId>) {
         let Some(subchannel) = self.subchannels.change(id) else { return };
         match subchannel.connect(self.now, &self.backoff, &mut self.rng) {
-            Some(Connecting::Started { deadline }) => {
+            Some(ConnectStart::Started { deadline }) => {
                 let address = subchannel.address().clone();
-                self.effects.push(Effect::Dial { id, address, deadline });
+                self.effects.push(LbEffect::Connect { id, address, deadline });
             }
-            Some(Connecting::Paced { until }) => self.timers.push(Reverse((until, Whose::Subchannel(id)))),
+            Some(ConnectStart::Paced { until }) => {
+                self.timers.push(Reverse((until, TimerTarget::Subchannel(id))))
+            }
             None => return,
         }
         self.mark_holders(id, by);
@@ -505,9 +515,9 @@ impl Tree {
     fn start_paced(&mut self, id: SubchannelId) {
         let Some(subchannel) = self.subchannels.get_mut(id) else { return };
         let started = subchannel.start_paced(self.now, &self.backoff, &mut self.rng);
-        if let Some(Connecting::Started { deadline }) = started {
+        if let Some(ConnectStart::Started { deadline }) = started {
             let address = subchannel.address().clone();
-            self.effects.push(Effect::Dial { id, address, deadline });
+            self.effects.push(LbEffect::Connect { id, address, deadline });
         }
     }
 
@@ -537,27 +547,27 @@ impl Tree {
         let Some(until) = self.subchannels.change(id).and_then(|s| s.failed(now, error, order)) else {
             return false;
         };
-        self.timers.push(Reverse((until, Whose::Subchannel(id))));
+        self.timers.push(Reverse((until, TimerTarget::Subchannel(id))));
         self.mark_holders(id, None);
         true
     }
 
     /// Lets every timer that is due take effect.
-    pub(crate) fn fire(&mut self) {
-        while let Some(Reverse((at, whose))) = self.timers.peek().copied() {
+    pub(crate) fn fire_timers(&mut self) {
+        while let Some(Reverse((at, target))) = self.timers.peek().copied() {
             if at > self.now {
                 return;
             }
             self.timers.pop();
-            match whose {
-                Whose::Subchannel(id) => {
+            match target {
+                TimerTarget::Subchannel(id) => {
                     let now = self.now;
                     self.start_paced(id);
                     if self.subchannels.change(id).is_some_and(|subchannel| subchannel.end_back_off(now)) {
                         self.mark_holders(id, None);
                     }
                 }
-                Whose::Node(id) => {
+                TimerTarget::Node(id) => {
                     let Some(node) = self.node_mut(id) else { continue };
                     if node.armed == Some(at) {
                         node.armed = None;
@@ -572,10 +582,12 @@ impl Tree {
 
     /// When the next timer is due.
     pub(crate) fn next_wake(&mut self) -> Option<Instant> {
-        while let Some(Reverse((at, whose))) = self.timers.peek().copied() {
-            let live = match whose {
-                Whose::Subchannel(id) => self.subchannels.get(id).and_then(Subchannel::due_at) == Some(at),
-                Whose::Node(id) => self.node(id).is_some_and(|node| node.wake == Some(at)),
+        while let Some(Reverse((at, target))) = self.timers.peek().copied() {
+            let live = match target {
+                TimerTarget::Subchannel(id) => {
+                    self.subchannels.get(id).and_then(Subchannel::due_at) == Some(at)
+                }
+                TimerTarget::Node(id) => self.node(id).is_some_and(|node| node.wake == Some(at)),
             };
             if live {
                 return Some(at);
@@ -586,34 +598,34 @@ impl Tree {
     }
 
     /// Whether there are subchannels left that nobody may hold, for the next pass.
-    pub(crate) fn has_loose(&self) -> bool {
-        !self.loose.is_empty()
+    pub(crate) fn has_unreferenced(&self) -> bool {
+        !self.unreferenced.is_empty()
     }
 
     /// Ends a pass: subchannels that nobody holds are closed, so many of them, and load watches that changed are told.
-    pub(crate) fn settle(&mut self) {
+    pub(crate) fn finish_pass(&mut self) {
         for id in std::mem::take(&mut self.rewatched) {
             let Some(subchannel) = self.subchannels.get_mut(id) else { continue };
             let out_of_band = subchannel.out_of_band();
             let wanted = out_of_band.watchers.iter().map(|(_, every)| *every).min();
             if wanted != std::mem::replace(&mut out_of_band.watching, wanted) {
-                self.effects.push(Effect::WatchLoad { id, every: wanted });
+                self.effects.push(LbEffect::WatchLoad { id, every: wanted });
             }
         }
         let mut gone = Vec::new();
-        let later = self.loose.split_off(self.loose.len().min(CLOSED_AT_ONCE));
-        for id in std::mem::replace(&mut self.loose, later) {
+        let later = self.unreferenced.split_off(self.unreferenced.len().min(MAX_CLOSES_PER_PASS));
+        for id in std::mem::replace(&mut self.unreferenced, later) {
             let Some(subchannel) = self.subchannels.get(id).filter(|s| s.holders.is_empty()) else {
                 continue;
             };
             if subchannel.is_known_to_driver() {
-                self.effects.push(Effect::Close { id });
+                self.effects.push(LbEffect::Close { id });
             }
             gone.extend(self.subchannels.remove(id));
         }
-        self.rubbish.add(gone);
+        self.deferred_drop.add(gone);
         if std::mem::take(&mut self.reresolve) {
-            self.effects.push(Effect::Reresolve);
+            self.effects.push(LbEffect::Reresolve);
         }
     }
 
@@ -626,7 +638,7 @@ impl Tree {
         }
     }
 
-    fn unwant(&mut self, names: &[Arc<str>]) {
+    fn unsubscribe(&mut self, names: &[Arc<str>]) {
         for name in names {
             if let Some(count) = self.wanted.get_mut(name) {
                 *count -= 1;
@@ -638,32 +650,32 @@ impl Tree {
     }
 
     /// Remembers by place where a node looked in the run that ends, and no longer where it looked before.
-    fn relook(&mut self, id: NodeId, before: &[Looked]) {
+    fn update_dependencies(&mut self, id: NodeId, before: &[Dependency]) {
         let Some(node) = self.node(id) else { return };
-        let mut pairs = node.looks.iter().zip(before);
-        if node.looks.len() == before.len() && pairs.all(|(new, old)| new.is_at_place_of(old)) {
+        let mut pairs = node.dependencies.iter().zip(before);
+        if node.dependencies.len() == before.len() && pairs.all(|(new, old)| new.has_same_key(old)) {
             return;
         }
-        let places: Vec<Place> = node.looks.iter().map(Looked::place).collect();
-        self.unlook(id, before);
+        let places: Vec<DependencyKey> = node.dependencies.iter().map(Dependency::key).collect();
+        self.remove_dependencies(id, before);
         for place in places {
-            self.lookers.entry(place).or_default().push(id);
+            self.dependents.entry(place).or_default().push(id);
         }
     }
 
-    fn unlook(&mut self, node: NodeId, looks: &[Looked]) {
-        for looked in looks {
-            let place = looked.place();
-            if let Some(lookers) = self.lookers.get_mut(&place) {
-                lookers.remove(&node);
-                if lookers.get(0).is_none() {
-                    self.lookers.remove(&place);
+    fn remove_dependencies(&mut self, node: NodeId, dependencies: &[Dependency]) {
+        for dependency in dependencies {
+            let place = dependency.key();
+            if let Some(dependents) = self.dependents.get_mut(&place) {
+                dependents.remove(&node);
+                if dependents.get(0).is_none() {
+                    self.dependents.remove(&place);
                 }
             }
         }
     }
 
-    fn let_go(&mut self, node: NodeId, held: &[SubchannelId]) {
+    fn release(&mut self, node: NodeId, held: &[SubchannelId]) {
         for id in held {
             if let Some(subchannel) = self.subchannels.get_mut(*id) {
                 subchannel.holders.remove(&node);
@@ -673,7 +685,7 @@ impl Tree {
 }
 
 /// Those of the subchannels that were held which are not held again. Most often nearly all are, in the same order.
-fn left_out(before: &[SubchannelId], held: &[SubchannelId]) -> Vec<SubchannelId> {
+fn released(before: &[SubchannelId], held: &[SubchannelId]) -> Vec<SubchannelId> {
     let mut gone = Vec::new();
     let mut rest = held;
     for id in before {

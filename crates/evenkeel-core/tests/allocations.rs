@@ -3,8 +3,8 @@
 use std::sync::{Arc, LazyLock};
 
 use evenkeel_core::{
-    Call, CallEnd, Code, Core, Effect, Endpoint, Endpoints, Event, Instant, LoadReport, Locality, Pick,
-    Registry, Rng, RootPicker, Update,
+    CallOutcome, Code, Core, Endpoint, Endpoints, Instant, LbEffect, LbEvent, LbUpdate, LoadReport, Locality,
+    PickArgs, PickResult, Registry, Rng, RootPicker,
 };
 use serde_json::{Value, json};
 use testkit::Counting;
@@ -54,7 +54,7 @@ fn connected(config: &Value, endpoints: Endpoints) -> (Core, RootPicker) {
     let now = Instant::ORIGIN;
     let config = Registry::standard().parse(config).expect("valid");
     let mut core = Core::builder(Rng::fixed(1)).build();
-    core.update(Update::new(config, endpoints));
+    core.update(LbUpdate::new(config, endpoints));
     let mut picker = None;
     let mut left = 3;
     while left > 0 {
@@ -62,16 +62,16 @@ fn connected(config: &Value, endpoints: Endpoints) -> (Core, RootPicker) {
         left -= u32::from(pass.wake_at != Some(now));
         picker = pass.picker.or(picker);
         for effect in pass.effects {
-            if let Effect::Dial { id, .. } = effect {
-                core.handle(Event::Connected(id), now);
+            if let LbEffect::Connect { id, .. } = effect {
+                core.handle(LbEvent::Connected(id), now);
             }
         }
     }
     (core, picker.expect("a first picker"))
 }
 
-fn call<'a>(entropy: u64) -> Call<'a> {
-    Call::new("/shop.Orders/Get", entropy)
+fn call<'a>(entropy: u64) -> PickArgs<'a> {
+    PickArgs::new("/shop.Orders/Get", entropy)
         .with_cluster("orders")
         .with_hash(entropy.wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
@@ -129,13 +129,13 @@ fn what_is_replaced_is_freed() {
         let mut churn = |updates: usize| {
             for i in 0..updates {
                 let now = Instant::from_nanos(i as u64 * 100_000_000);
-                core.update(Update::new(config.clone(), groups(if i % 2 == 0 { 7 } else { 10 })));
+                core.update(LbUpdate::new(config.clone(), groups(if i % 2 == 0 { 7 } else { 10 })));
                 for _ in 0..2 {
                     let pass = core.reconcile(now);
                     picker = pass.picker.unwrap_or(picker.clone());
                     for effect in pass.effects {
-                        if let Effect::Dial { id, .. } = effect {
-                            core.handle(Event::Connected(id), now);
+                        if let LbEffect::Connect { id, .. } = effect {
+                            core.handle(LbEvent::Connected(id), now);
                         }
                     }
                 }
@@ -155,10 +155,10 @@ fn warm(core: &mut Core, picker: &mut RootPicker) {
     let now = Instant::ORIGIN;
     for i in 0..5_000 {
         match picker.pick(&call(i)) {
-            Pick::Queue { connect: Some(id) } => {
-                core.handle(Event::Connect(id), now);
+            PickResult::Queue { connect: Some(id) } => {
+                core.handle(LbEvent::Connect(id), now);
                 core.reconcile(now);
-                core.handle(Event::Connected(id), now);
+                core.handle(LbEvent::Connected(id), now);
                 *picker = core.reconcile(now).picker.unwrap_or(picker.clone());
             }
             pick => {
@@ -168,8 +168,8 @@ fn warm(core: &mut Core, picker: &mut RootPicker) {
     }
 }
 
-fn finish(pick: Pick) -> bool {
-    let Pick::To(_, trackers) = pick else { return false };
-    trackers.finish(&CallEnd::Finished { code: Code::Ok, at: Instant::ORIGIN, load: Some(&REPORT) });
+fn finish(pick: PickResult) -> bool {
+    let PickResult::Complete(_, trackers) = pick else { return false };
+    trackers.finish(&CallOutcome::Finished { code: Code::Ok, at: Instant::ORIGIN, load: Some(&REPORT) });
     true
 }

@@ -40,12 +40,12 @@ mod sync {
 use loom::sync::Arc;
 use loom::thread;
 
-use cell::{Cell, Source};
+use cell::{ScheduleCell, SlotSource};
 
 /// 0, 1, 2, …
 struct Count(u32);
 
-impl Source for Count {
+impl SlotSource for Count {
     fn next(&mut self) -> u32 {
         self.0 += 1;
         self.0 - 1
@@ -90,9 +90,10 @@ fn check<const BLOCK: usize>(
     then: u32,
 ) {
     explore(bound, move || {
-        let cell = Arc::new(Cell::<_, BLOCK>::new(Count(0), slots, cyclic, start));
+        let cell = Arc::new(ScheduleCell::<_, BLOCK>::new(Count(0), slots, cyclic, start));
         cell.prefill(ready);
-        let draw = |cell: &Cell<Count, BLOCK>, n: usize| (0..n).map(|_| cell.pick()).collect::<Vec<_>>();
+        let draw =
+            |cell: &ScheduleCell<Count, BLOCK>, n: usize| (0..n).map(|_| cell.pick()).collect::<Vec<_>>();
         let others: Vec<_> = picks[1..]
             .iter()
             .map(|&n| {
@@ -159,7 +160,7 @@ fn the_tail_goes_on_where_the_run_ends() {
 #[test]
 fn producing_ahead_does_not_disturb() {
     explore(BOUND, || {
-        let cell = Arc::new(Cell::<_, 2>::new(Count(0), 4, true, 0));
+        let cell = Arc::new(ScheduleCell::<_, 2>::new(Count(0), 4, true, 0));
         let ahead = Arc::clone(&cell);
         let ahead = thread::spawn(move || ahead.prefill(4));
         let other = Arc::clone(&cell);

@@ -8,13 +8,13 @@ use std::collections::BinaryHeap;
 use std::sync::Arc;
 use std::thread;
 
-use evenkeel_core::schedule::{Rule, Schedule, scale};
+use evenkeel_core::schedule::{Schedule, ScheduleRule, scale};
 use proptest::prelude::*;
 use sets::{Lcg, SETS, half, mix, tri};
 
-const RULES: [Rule; 2] = [Rule::Literal, Rule::Eligible];
+const RULES: [ScheduleRule; 2] = [ScheduleRule::Literal, ScheduleRule::Eligible];
 
-fn schedule(weights: &[u32], rule: Rule) -> Schedule {
+fn schedule(weights: &[u32], rule: ScheduleRule) -> Schedule {
     Schedule::new(weights, rule).expect("some weights")
 }
 
@@ -176,9 +176,9 @@ fn the_seed_strings() {
 /// EDF-3, EDF-4: ties that doubles miss.
 #[test]
 fn ties_go_to_the_first_in_the_list() {
-    assert_eq!(letters(&schedule(&[1, 2, 3], Rule::Literal), 14), "cbcabccbcabccb");
-    assert_eq!(letters(&schedule(&[1, 10], Rule::Literal), 12), "bbbbbbbbbabb");
-    assert_eq!(letters(&schedule(&[10, 1], Rule::Literal), 12), "aaaaaaaaaaba");
+    assert_eq!(letters(&schedule(&[1, 2, 3], ScheduleRule::Literal), 14), "cbcabccbcabccb");
+    assert_eq!(letters(&schedule(&[1, 10], ScheduleRule::Literal), 12), "bbbbbbbbbabb");
+    assert_eq!(letters(&schedule(&[10, 1], ScheduleRule::Literal), 12), "aaaaaaaaaaba");
 }
 
 /// EDF-2
@@ -200,7 +200,7 @@ fn equal_weights_rotate_in_list_order() {
 fn no_weights_make_no_schedule() {
     for rule in RULES {
         assert!(Schedule::new(&[], rule).is_none());
-        assert!(schedule(&[1, 2], rule).succeed(&[], rule, &[]).is_none());
+        assert!(schedule(&[1, 2], rule).successor(&[], rule, &[]).is_none());
     }
 }
 
@@ -260,7 +260,7 @@ fn windows_are_exact_far_out() {
     let mut random = Lcg(1);
     for _ in 0..5 {
         let place = random.below(1 << 31) << 33;
-        let far = schedule(&weights, Rule::Literal).at_random_phase(place);
+        let far = schedule(&weights, ScheduleRule::Literal).at_random_phase(place);
         let picks = take(&far, 50_000);
         let mut reference = Reference::new(&weights);
         // Bring the reference to the same place: the turns before it follow from the moment it starts at.
@@ -305,7 +305,7 @@ fn a_weight_change_acts_on_the_next_pick() {
     for rule in RULES {
         let before = schedule(&[1, 1], rule);
         assert_eq!(letters(&before, 4), "abab");
-        let after = before.succeed(&[1, 1_000_000], before.rule(), &identity(2)).expect("two endpoints");
+        let after = before.successor(&[1, 1_000_000], before.rule(), &identity(2)).expect("two endpoints");
         assert_eq!(letters(&after, 3), "bbb");
         let counts = tally(&take(&after, 997), 2);
         assert!(counts[0] <= 1, "{counts:?}");
@@ -318,12 +318,12 @@ fn who_stays_keeps_the_order() {
     let weights = [1, 2, 3, 2, 1, 6, 3];
     for gone in 0..weights.len() {
         for done in 0..40 {
-            let before = schedule(&weights, Rule::Literal);
+            let before = schedule(&weights, ScheduleRule::Literal);
             take(&before, done);
             let stay: Vec<_> = (0..weights.len()).filter(|&i| i != gone).collect();
             let from: Vec<_> = stay.iter().map(|&i| Some(i as u32)).collect();
             let kept: Vec<_> = stay.iter().map(|&i| weights[i]).collect();
-            let after = before.succeed(&kept, before.rule(), &from).expect("six endpoints");
+            let after = before.successor(&kept, before.rule(), &from).expect("six endpoints");
             let after: Vec<_> = take(&after, 100).into_iter().map(|i| stay[i]).collect();
             let want: Vec<_> = take(&before, 300).into_iter().filter(|&i| i != gone).take(100).collect();
             assert_eq!(after, want, "without {gone} after {done}");
@@ -338,7 +338,7 @@ fn a_rotation_goes_on_where_it_was() {
         let before = schedule(&[5; 4], rule);
         assert_eq!(letters(&before, 5), "abcda");
         let after =
-            before.succeed(&[5; 3], before.rule(), &[Some(0), Some(2), Some(3)]).expect("three endpoints");
+            before.successor(&[5; 3], before.rule(), &[Some(0), Some(2), Some(3)]).expect("three endpoints");
         assert_eq!(letters(&after, 6), "bcabca");
     }
 }
@@ -358,7 +358,7 @@ fn an_idle_rebuild_changes_nothing() {
                 if random.below(2) == 0 {
                     now.prefill();
                 }
-                now = now.succeed(&weights, now.rule(), &identity(weights.len())).expect("same endpoints");
+                now = now.successor(&weights, now.rule(), &identity(weights.len())).expect("same endpoints");
             }
             assert_eq!(picks[..whole.len()], whole, "{rule:?} {weights:?}");
             assert_eq!(now.picks(), tally(&picks, weights.len()));
@@ -372,7 +372,7 @@ fn eligible_orders_are_within_one_pick() {
     for (name, set) in SETS {
         for n in [2, 10, 100, 1_000] {
             let weights = set(n);
-            let picks = take(&schedule(&weights, Rule::Eligible), 100_000);
+            let picks = take(&schedule(&weights, ScheduleRule::Eligible), 100_000);
             let worst = deviation(&weights, &picks);
             assert!(worst < 1.0, "{name} {n}: {worst}");
             if period(&weights) <= picks.len() {
@@ -385,11 +385,11 @@ fn eligible_orders_are_within_one_pick() {
 /// WRR-11: no burst longer than the share needs; shares within 1 % in the long run.
 #[test]
 fn eligible_orders_do_not_burst() {
-    let picks = take(&schedule(&half(100), Rule::Eligible), 19_800);
+    let picks = take(&schedule(&half(100), ScheduleRule::Eligible), 19_800);
     assert!(picks.windows(3).all(|three| three != [0, 0, 0]));
     assert_eq!(tally(&picks, 100)[0], 9_900);
     // The literal rule does, and is meant to.
-    assert_eq!(take(&schedule(&half(100), Rule::Literal), 98), vec![0; 98]);
+    assert_eq!(take(&schedule(&half(100), ScheduleRule::Literal), 98), vec![0; 98]);
 }
 
 /// WRR-12: weights that change at every rebuild do not make anybody drift.
@@ -402,12 +402,12 @@ fn jittering_weights_do_not_drift() {
 
 fn assert_jitter(base: &[u32], picks: usize) {
     let mut random = Lcg(11);
-    let mut now = schedule(base, Rule::Eligible);
+    let mut now = schedule(base, ScheduleRule::Eligible);
     let (mut share, mut count) = (vec![0.0; base.len()], vec![0.0_f64; base.len()]);
     let mut worst = 0.0_f64;
     for _ in 0..2_000 {
         let weights: Vec<_> = base.iter().map(|&w| w * (900 + random.below(201) as u32)).collect();
-        now = now.succeed(&weights, now.rule(), &identity(base.len())).expect("same endpoints");
+        now = now.successor(&weights, now.rule(), &identity(base.len())).expect("same endpoints");
         let total = sum(&weights) as f64;
         for slot in 0..picks {
             let i = now.pick();
@@ -442,9 +442,9 @@ fn churn_keeps_the_shares() {
                 from.insert(at, None);
                 weights.push(1 + random.below(100) as u32);
             }
-            now = now.succeed(&weights, now.rule(), &from).expect("some endpoints");
+            now = now.successor(&weights, now.rule(), &from).expect("some endpoints");
             let picks = take(&now, 500);
-            if rule == Rule::Eligible {
+            if rule == ScheduleRule::Eligible {
                 let worst = deviation(&weights, &picks);
                 assert!(worst < 2.5, "round {round}: {worst}");
             }
@@ -458,9 +458,9 @@ fn churn_keeps_the_shares() {
 /// WRR-10: picks on a schedule that has a successor still work.
 #[test]
 fn the_old_schedule_goes_on() {
-    let old = schedule(&[1, 2, 3], Rule::Literal);
+    let old = schedule(&[1, 2, 3], ScheduleRule::Literal);
     take(&old, 4);
-    let new = old.succeed(&[1, 2, 3], old.rule(), &identity(3)).expect("three endpoints");
+    let new = old.successor(&[1, 2, 3], old.rule(), &identity(3)).expect("three endpoints");
     assert_eq!(take(&old, 50), take(&new, 50));
 }
 
@@ -468,9 +468,9 @@ fn the_old_schedule_goes_on() {
 #[test]
 fn a_changed_weight_keeps_the_waited_part() {
     // `a` has waited 9/10 of its turn when its weight falls to a tenth: a tenth of the longer turn remains.
-    let before = schedule(&[100, 1_000], Rule::Literal);
+    let before = schedule(&[100, 1_000], ScheduleRule::Literal);
     assert_eq!(letters(&before, 9), "bbbbbbbbb");
-    let after = before.succeed(&[10, 1_000], before.rule(), &identity(2)).expect("two endpoints");
+    let after = before.successor(&[10, 1_000], before.rule(), &identity(2)).expect("two endpoints");
     let picks = letters(&after, 120);
     assert_eq!(picks.find('a'), Some(9));
     assert_eq!(picks[10..].find('a'), Some(100));
@@ -483,7 +483,7 @@ fn a_new_endpoint_starts_level() {
         let before = schedule(&[1, 1], rule);
         take(&before, 10_000);
         let after =
-            before.succeed(&[1, 1, 1], before.rule(), &[Some(0), Some(1), None]).expect("three endpoints");
+            before.successor(&[1, 1, 1], before.rule(), &[Some(0), Some(1), None]).expect("three endpoints");
         assert_eq!(letters(&after, 6), "abcabc");
         assert_eq!(after.picks(), [5_002, 5_002, 2]);
     }
@@ -521,18 +521,18 @@ fn the_largest_weights_do_not_overflow() {
     for rule in RULES {
         let large = schedule(&weights, rule);
         let picks = take(&large, 20_000);
-        if rule == Rule::Literal {
+        if rule == ScheduleRule::Literal {
             assert_eq!(picks[..5_000], Reference::new(&weights).take(5_000));
         }
         assert!(deviation(&weights, &picks) < 2.0);
         let mut now = large.at_random_phase(u64::MAX);
         for _ in 0..20 {
-            now = now.succeed(&weights, now.rule(), &identity(1_000)).expect("same endpoints");
+            now = now.successor(&weights, now.rule(), &identity(1_000)).expect("same endpoints");
             let picks = take(&now, 1_000);
             assert!(tally(&picks, 1_000).iter().all(|&count| count <= 2));
         }
     }
-    let uneven = schedule(&[u32::MAX, 1], Rule::Eligible);
+    let uneven = schedule(&[u32::MAX, 1], ScheduleRule::Eligible);
     assert_eq!(tally(&take(&uneven, 1_000), 2)[0], 1_000);
 }
 
@@ -540,7 +540,7 @@ fn the_largest_weights_do_not_overflow() {
 #[test]
 fn large_literal_orders_equal_a_heap() {
     for weights in large_sets() {
-        let picks = take(&schedule(&weights, Rule::Literal), 30_000);
+        let picks = take(&schedule(&weights, ScheduleRule::Literal), 30_000);
         assert!(picks == heap_order(&weights, 30_000), "{:?}…", &weights[..8]);
     }
 }
@@ -550,7 +550,7 @@ fn large_literal_orders_equal_a_heap() {
 fn large_eligible_orders_equal_a_scan() {
     for weights in large_sets() {
         let weights = &weights[..weights.len().min(1_500)];
-        let picks = take(&schedule(weights, Rule::Eligible), 3_000);
+        let picks = take(&schedule(weights, ScheduleRule::Eligible), 3_000);
         assert!(picks == eligible_order(weights, 3_000), "{:?}…", &weights[..8]);
     }
 }
@@ -565,14 +565,14 @@ fn large_orders_are_carried_over() {
             let mut now = schedule(&weights, rule);
             for done in [0, 1, n / 3, 700, n, 5] {
                 assert!(take(&now, done) == take(&whole, done), "{rule:?} {:?}…", &weights[..8]);
-                now = now.succeed(&weights, rule, &identity(n)).expect("same endpoints");
+                now = now.successor(&weights, rule, &identity(n)).expect("same endpoints");
             }
             assert_eq!(now.picks(), whole.picks());
-            if rule == Rule::Literal {
+            if rule == ScheduleRule::Literal {
                 let stay: Vec<_> = (0..n).filter(|i| i % 3 != 1).collect();
                 let kept: Vec<_> = stay.iter().map(|&i| weights[i]).collect();
                 let from: Vec<_> = stay.iter().map(|&i| Some(i as u32)).collect();
-                let after = now.succeed(&kept, rule, &from).expect("some stay");
+                let after = now.successor(&kept, rule, &from).expect("some stay");
                 let after: Vec<_> = take(&after, n).into_iter().map(|i| stay[i]).collect();
                 let want: Vec<_> = take(&whole, 4 * n).into_iter().filter(|i| i % 3 != 1).take(n).collect();
                 assert!(after[..want.len()] == want, "{:?}…", &weights[..8]);
@@ -589,14 +589,14 @@ fn the_base_of_time_moves_along() {
     for rule in RULES {
         let long = schedule(&weights, rule);
         let picks = take(&long, n);
-        let want = if rule == Rule::Literal {
+        let want = if rule == ScheduleRule::Literal {
             heap_order(&weights, n + 50)
         } else {
             eligible_order(&weights, n + 50)
         };
         assert!(picks == want[..n], "{rule:?}");
         assert_eq!(long.picks(), tally(&picks, 4));
-        let next = long.succeed(&weights, rule, &identity(4)).expect("same endpoints");
+        let next = long.successor(&weights, rule, &identity(4)).expect("same endpoints");
         assert_eq!(take(&next, 50), want[n..]);
     }
 }
@@ -611,9 +611,9 @@ fn worn_runs_are_exact() {
         let (mut renewals, mut worn) = (0, false);
         for _ in 0..2_000 {
             let picks = take(&tailed, 100);
-            worn |= tailed.is_worn();
-            if renewed.is_worn() {
-                renewed = renewed.succeed(&weights, renewed.rule(), &identity(4)).expect("same endpoints");
+            worn |= tailed.is_depleted();
+            if renewed.is_depleted() {
+                renewed = renewed.successor(&weights, renewed.rule(), &identity(4)).expect("same endpoints");
                 renewed.prefill();
                 renewals += 1;
             }
@@ -621,7 +621,7 @@ fn worn_runs_are_exact() {
         }
         assert!(worn && renewals > 1);
         assert_eq!(tailed.picks(), renewed.picks());
-        let carried = tailed.succeed(&weights, tailed.rule(), &identity(4)).expect("same endpoints");
+        let carried = tailed.successor(&weights, tailed.rule(), &identity(4)).expect("same endpoints");
         assert_eq!(take(&carried, 1_000), take(&renewed, 1_000));
     }
 }
@@ -653,15 +653,15 @@ fn a_random_phase_is_another_place_in_the_same_order() {
         let started = schedule(&long, rule).at_random_phase(u64::MAX / 3);
         let picks = take(&started, 100_000);
         assert_eq!(started.picks(), tally(&picks, 3));
-        let carried = started.succeed(&long, started.rule(), &identity(3)).expect("same endpoints");
+        let carried = started.successor(&long, started.rule(), &identity(3)).expect("same endpoints");
         assert_eq!(take(&carried, 1_000), take(&started, 1_000));
     }
 }
 
 #[test]
 fn shares_and_weights_are_shown() {
-    let shown = schedule(&[2, 4, 2], Rule::Eligible);
-    assert_eq!((shown.len(), shown.rule()), (3, Rule::Eligible));
+    let shown = schedule(&[2, 4, 2], ScheduleRule::Eligible);
+    assert_eq!((shown.len(), shown.rule()), (3, ScheduleRule::Eligible));
     assert!((shown.share(1) - 0.5).abs() < 1e-12);
     assert!(shown.share(3).abs() < 1e-12);
     assert_eq!(format!("{shown:?}"), "Schedule { rule: Eligible, weights: [2, 4, 2], .. }");
@@ -695,14 +695,14 @@ proptest! {
     /// EDF-3, EDF-4, EDF-12: pick by pick the order of exact fractions.
     #[test]
     fn literal_equals_the_reference(weights in weights()) {
-        let picks = take(&schedule(&weights, Rule::Literal), 700);
+        let picks = take(&schedule(&weights, ScheduleRule::Literal), 700);
         prop_assert_eq!(picks, Reference::new(&weights).take(700));
     }
 
     /// WRR-11: within one pick on every prefix, whatever the weights.
     #[test]
     fn eligible_stays_within_one_pick(weights in weights()) {
-        let picks = take(&schedule(&weights, Rule::Eligible), 2_000);
+        let picks = take(&schedule(&weights, ScheduleRule::Eligible), 2_000);
         let worst = deviation(&weights, &picks);
         prop_assert!(worst < 1.0, "{}", worst);
     }
@@ -717,14 +717,14 @@ proptest! {
         gone: [bool; 8],
     ) {
         let n = weights.len();
-        let first = schedule(&weights, Rule::Literal);
+        let first = schedule(&weights, ScheduleRule::Literal);
         take(&first, done);
-        let second = first.succeed(&other[..n], first.rule(), &identity(n)).expect("same endpoints");
+        let second = first.successor(&other[..n], first.rule(), &identity(n)).expect("same endpoints");
         take(&second, more);
         let stay: Vec<_> = (0..n).filter(|&i| !gone[i]).collect();
         let kept: Vec<_> = stay.iter().map(|&i| other[i]).collect();
         let from: Vec<_> = stay.iter().map(|&i| Some(i as u32)).collect();
-        let Some(third) = second.succeed(&kept, second.rule(), &from) else { return Ok(()) };
+        let Some(third) = second.successor(&kept, second.rule(), &from) else { return Ok(()) };
         let picks: Vec<_> = take(&third, 100).into_iter().map(|i| stay[i]).collect();
         let want: Vec<_> = take(&second, 20_000).into_iter().filter(|i| !gone[*i]).take(100).collect();
         prop_assert_eq!(picks, want);
@@ -742,7 +742,7 @@ proptest! {
         let before = schedule(&weights, rule);
         take(&before, done);
         let (weights, from): (Vec<_>, Vec<_>) = next.into_iter().unzip();
-        let after = before.succeed(&weights, before.rule(), &from).expect("some endpoints");
+        let after = before.successor(&weights, before.rule(), &from).expect("some endpoints");
         let picks = take(&after, 1_500);
         assert_windows(&weights, &picks);
         prop_assert!(!eligible || deviation(&weights, &picks) < 2.0);
@@ -755,7 +755,7 @@ proptest! {
         if let Some(scaled) = scale(&weights) {
             prop_assert!(scaled.iter().all(|weight| (1..=1 << 20).contains(weight)));
             prop_assert!(scaled.contains(&(1 << 20)));
-            let scaled = schedule(&scaled, Rule::Eligible);
+            let scaled = schedule(&scaled, ScheduleRule::Eligible);
             let shares: f64 = (0..scaled.len()).map(|i| scaled.share(i)).sum();
             prop_assert!((shares - 1.0).abs() < 1e-9);
         }
@@ -778,13 +778,15 @@ fn weights() -> impl Strategy<Value = Vec<u32>> {
 /// shares of both orders together are right.
 #[test]
 fn a_change_of_rule_carries_places_over() {
-    for (from, to) in [(Rule::Literal, Rule::Eligible), (Rule::Eligible, Rule::Literal)] {
+    for (from, to) in
+        [(ScheduleRule::Literal, ScheduleRule::Eligible), (ScheduleRule::Eligible, ScheduleRule::Literal)]
+    {
         let weights = [1, 2, 3, 10];
         for picks in 0..32 {
             let before = schedule(&weights, from);
             let mut counts = [0_i64; 4];
             (0..picks).for_each(|_| counts[before.pick()] += 1);
-            let after = before.succeed(&weights, to, &identity(4)).expect("same endpoints");
+            let after = before.successor(&weights, to, &identity(4)).expect("same endpoints");
             assert_eq!(after.rule(), to);
             (0..32 - picks).for_each(|_| counts[after.pick()] += 1);
             for (count, share) in counts.into_iter().zip([2, 4, 6, 20]) {

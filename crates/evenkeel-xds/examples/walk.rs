@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use evenkeel_core::cluster::{Cluster, stages};
 use evenkeel_core::{
-    Call, CallEnd, Code, Core, Effect as CoreEffect, Event, Instant, Pick, Registry, Rng, RootPicker,
+    CallOutcome, Code, Core, Instant, LbEffect as CoreEffect, LbEvent, PickArgs, PickResult, Registry, Rng,
+    RootPicker,
 };
 use evenkeel_proto::envoy::service::discovery::v3::DiscoveryResponse;
 use evenkeel_proto::prost::{Message, Name};
@@ -134,8 +135,8 @@ impl ExampleChannel {
     fn connect(&mut self) {
         let now = Instant::ORIGIN;
         for effect in self.core.reconcile(now).effects {
-            if let CoreEffect::Dial { id, .. } = effect {
-                self.core.handle(Event::Connected(id), now);
+            if let CoreEffect::Connect { id, .. } = effect {
+                self.core.handle(LbEvent::Connected(id), now);
             }
         }
         self.picker = self.core.reconcile(now).picker.or(self.picker.take());
@@ -145,14 +146,18 @@ impl ExampleChannel {
         let (Some(selector), Some(picker)) = (&self.selector, &self.picker) else { return "wait".to_owned() };
         let mut went = String::new();
         for entropy in 0..n {
-            let call = Call::new("/shop.Orders/Get", entropy);
+            let call = PickArgs::new("/shop.Orders/Get", entropy);
             let Ok(selected) = selector.select(&call) else { return "no route".to_owned() };
             match picker.pick(&call.with_cluster(selected.cluster().child()).with_hash(selected.hash())) {
-                Pick::To(id, trackers) => {
+                PickResult::Complete(id, trackers) => {
                     let address = self.core.subchannel(id).map(|subchannel| subchannel.address().to_string());
                     let last = address.unwrap_or_default();
                     went.push_str(if last.starts_with("10.0.0.1:") { "1" } else { "2" });
-                    trackers.finish(&CallEnd::Finished { code: Code::Ok, at: Instant::ORIGIN, load: None });
+                    trackers.finish(&CallOutcome::Finished {
+                        code: Code::Ok,
+                        at: Instant::ORIGIN,
+                        load: None,
+                    });
                 }
                 other => return format!("{other:?}"),
             }

@@ -24,8 +24,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use evenkeel_core::cluster::Clusters;
-use evenkeel_core::{Address, Endpoints, LbConfig, Status, Update};
+use evenkeel_core::cluster::ClusterMap;
+use evenkeel_core::{Address, Endpoints, LbConfig, LbUpdate, Status};
 
 use crate::graph::{DependencyManager, DependencyOutcome, ResourceView, XdsConfig};
 use crate::resource::ResourceType;
@@ -47,7 +47,7 @@ pub struct XdsResolver {
     /// How calls are routed.
     route: Option<Result<Arc<ConfigSelector>, Status>>,
     lb_config: Option<LbConfig>,
-    clusters: Arc<Clusters>,
+    clusters: Arc<ClusterMap>,
     /// How often a cluster had come or gone when everything was last looked at.
     cluster_changes: u64,
 }
@@ -67,7 +67,7 @@ pub struct XdsResolverOutput {
 #[derive(Clone, Debug)]
 pub struct XdsResolverUpdate {
     /// For the core. While the channel fails it holds what calls under way still need.
-    pub update: Update,
+    pub update: LbUpdate,
     /// For calls that begin from then on: how they are routed, or what they fail with.
     pub route: Result<Arc<ConfigSelector>, Status>,
 }
@@ -119,7 +119,7 @@ impl XdsResolver {
     }
 
     /// Looks at what is known. `dynamic` are the clusters that policies ask for beside the routes
-    /// ([`Core::wanted_clusters`](evenkeel_core::Core::wanted_clusters)).
+    /// ([`Core::subscribed_clusters`](evenkeel_core::Core::subscribed_clusters)).
     pub fn resolve<'d>(
         &mut self,
         dynamic: impl IntoIterator<Item = &'d Arc<str>>,
@@ -218,10 +218,10 @@ impl XdsResolver {
         Some(XdsResolverUpdate { update: self.build_update(lb_config), route })
     }
 
-    fn build_update(&self, lb_config: LbConfig) -> Update {
+    fn build_update(&self, lb_config: LbConfig) -> LbUpdate {
         // A88: what is wrong although all can be used, else whom to ask about.
         let ambient = self.config.as_ref().and_then(|config| config.note.clone());
-        Update::new(lb_config, Endpoints::none())
+        LbUpdate::new(lb_config, Endpoints::none())
             .with_clusters(self.clusters.clone())
             .with_note(ambient.unwrap_or_else(|| self.node.clone()))
     }

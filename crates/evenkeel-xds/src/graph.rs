@@ -15,7 +15,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use evenkeel_core::cluster::{self as core, Clusters, EndpointSet, Source};
+use evenkeel_core::cluster::{self as core, ClusterMap, EndpointSet, EndpointSource};
 use evenkeel_core::{Address, Endpoint, Endpoints, Locality, Status};
 
 use crate::client::{AdsClient, ResourceState};
@@ -55,7 +55,7 @@ pub struct XdsConfig {
     /// The virtual host for the channel's authority.
     pub virtual_host: Arc<VirtualHost>,
     /// What the policies are given: every cluster that the routes, an aggregate cluster or a call refers to.
-    pub clusters: Arc<Clusters>,
+    pub clusters: Arc<ClusterMap>,
     /// The clusters as the control plane described them, by name, where they could be had.
     pub resources: Arc<BTreeMap<Arc<str>, Arc<Cluster>>>,
     /// What is wrong with the listener or the routes although they can be used (A88); failures should say it.
@@ -94,10 +94,10 @@ pub struct DependencyManager {
     /// The config that was complete last.
     current: Option<Arc<XdsConfig>>,
     /// Endpoint sets that were made here, with what they were made from.
-    built: HashMap<Source, BuiltEndpoints>,
+    built: HashMap<EndpointSource, BuiltEndpoints>,
     /// Where endpoints of the config that is shown come from, by the name of the resource in its canonical spelling; `None`
     /// if the last walk did not show one, or would find something else now.
-    eds_sources: Option<HashMap<Arc<str>, Vec<Source>>>,
+    eds_sources: Option<HashMap<Arc<str>, Vec<EndpointSource>>>,
 }
 
 /// What DNS said about a name.
@@ -201,7 +201,7 @@ impl DependencyManager {
         if updated.is_empty() {
             return Some(current.clone());
         }
-        let mut clusters = Clusters::clone(&current.clusters);
+        let mut clusters = ClusterMap::clone(&current.clusters);
         for (source, made) in updated {
             clusters.endpoints.insert(source.clone(), made.set.clone());
             self.built.insert(source, made);
@@ -236,11 +236,11 @@ impl DependencyManager {
     fn collect(
         &mut self,
         walk: &DependencyWalk<'_, impl ResourceView>,
-    ) -> (Clusters, BTreeMap<Arc<str>, Arc<Cluster>>) {
-        let mut clusters = Clusters::default();
+    ) -> (ClusterMap, BTreeMap<Arc<str>, Arc<Cluster>>) {
+        let mut clusters = ClusterMap::default();
         let mut resources = BTreeMap::new();
         let mut made = HashMap::new();
-        let mut eds_sources = HashMap::<_, Vec<Source>>::new();
+        let mut eds_sources = HashMap::<_, Vec<EndpointSource>>::new();
         for (name, node) in &walk.nodes {
             let (resource, ambient) = match node {
                 ClusterNode::Waiting => continue,
@@ -258,7 +258,7 @@ impl DependencyManager {
                         let entry = found.build(ambient.as_ref(), self.built.get(source));
                         clusters.endpoints.insert(source.clone(), entry.set.clone());
                         if made.insert(source.clone(), entry).is_none()
-                            && let Source::Eds { .. } = source
+                            && let EndpointSource::Eds { .. } = source
                             && let Ok(name) = ResourceName::parse(ResourceType::Endpoints, source.name())
                         {
                             eds_sources.entry(name.into_canonical()).or_default().push(source.clone());
@@ -354,7 +354,7 @@ struct DependencyWalk<'a, V> {
     /// What is below each of them.
     subtrees: BTreeMap<Arc<str>, ClusterSubtree>,
     /// The endpoints that are known.
-    endpoints: BTreeMap<Source, EndpointsResult>,
+    endpoints: BTreeMap<EndpointSource, EndpointsResult>,
 }
 
 /// A cluster that the walk came by.
@@ -544,14 +544,14 @@ impl<'a, V: ResourceView> DependencyWalk<'a, V> {
     }
 
     /// Looks at the endpoints from a source.
-    fn resolve_source(&mut self, source: &Source) {
+    fn resolve_source(&mut self, source: &EndpointSource) {
         let found = match source {
-            Source::Eds { .. } => {
+            EndpointSource::Eds { .. } => {
                 self.wanted.insert((ResourceType::Endpoints, source.name().as_ref().to_owned()));
                 let Some(found) = EndpointsResult::from_view(source, self.view) else { return };
                 found
             }
-            Source::LogicalDns { hostname } => {
+            EndpointSource::LogicalDns { hostname } => {
                 self.hosts.insert(hostname.clone());
                 let Some(answer) = self.dns_results.get(hostname) else { return };
                 match (&answer.found, &answer.error) {
@@ -577,7 +577,7 @@ enum EndpointsResult {
 
 impl EndpointsResult {
     /// The endpoints that a control plane gave, if it said anything.
-    fn from_view(source: &Source, view: &impl ResourceView) -> Option<EndpointsResult> {
+    fn from_view(source: &EndpointSource, view: &impl ResourceView) -> Option<EndpointsResult> {
         let seen = view.resource_state(ResourceType::Endpoints, source.name());
         match seen.value? {
             Ok(Resource::Endpoints(set)) => Some(EndpointsResult::Set(set, seen.ambient)),

@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use evenkeel_core::load::{ClusterStats, LoadStore, LocalityStats, Sum};
+use evenkeel_core::load::{ClusterStats, LoadStore, LocalityStats, MetricSum};
 use evenkeel_core::{Backoff, Instant, Rng, Status};
 use evenkeel_proto::envoy::config::core::v3::{Locality, Node};
 use evenkeel_proto::envoy::config::endpoint::v3::cluster_stats::DroppedRequests;
@@ -279,7 +279,7 @@ impl LrsClient {
                     };
                     let stats = self.store.take(uri, wanted, now);
                     let left_out =
-                        |stats: &ClusterStats| stats.localities.iter().any(|l| l.metrics_left_out > 0);
+                        |stats: &ClusterStats| stats.localities.iter().any(|l| l.dropped_metrics > 0);
                     for stats in stats.iter().filter(|stats| left_out(stats)) {
                         let cluster = &stats.cluster;
                         let text = format!(
@@ -346,13 +346,13 @@ fn cluster_stats(stats: ClusterStats) -> wire::ClusterStats {
 }
 
 fn locality_stats(stats: LocalityStats) -> UpstreamLocalityStats {
-    let unnamed = |Sum { count, total }: Sum| {
+    let unnamed = |MetricSum { count, total }: MetricSum| {
         (count > 0).then_some(UnnamedEndpointLoadMetricStats {
             num_requests_finished_with_metric: count,
             total_metric_value: total,
         })
     };
-    let named = |(name, Sum { count, total }): (String, Sum)| EndpointLoadMetricStats {
+    let named = |(name, MetricSum { count, total }): (String, MetricSum)| EndpointLoadMetricStats {
         metric_name: format!("named_metrics.{name}"),
         num_requests_finished_with_metric: count,
         total_metric_value: total,

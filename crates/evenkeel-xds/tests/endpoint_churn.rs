@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use evenkeel_core::{Core, Event, Instant, Registry, Rng, RootPicker};
+use evenkeel_core::{Core, Instant, LbEvent, Registry, Rng, RootPicker};
 use evenkeel_proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
 use evenkeel_proto::envoy::service::discovery::v3::DiscoveryResponse;
 use evenkeel_proto::prost::Message as _;
@@ -134,7 +134,7 @@ impl ChurnClient {
             }
             count += dialled.len();
             for id in dialled {
-                self.core.handle(Event::Connected(id), now);
+                self.core.handle(LbEvent::Connected(id), now);
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use evenkeel_core::{Call, Headers, Registry};
+use evenkeel_core::{PickArgs, Registry, RequestMetadata};
 use evenkeel_proto::envoy::config::route::v3::RouteAction;
 use evenkeel_proto::envoy::config::route::v3::header_matcher::HeaderMatchSpecifier;
 use evenkeel_proto::envoy::config::route::v3::route::Action;
@@ -23,7 +23,7 @@ static ALLOCATOR: Counting = Counting;
 
 struct User;
 
-impl Headers for User {
+impl RequestMetadata for User {
     fn value(&self, name: &str) -> Option<Cow<'_, str>> {
         (name == "x-user").then_some(Cow::Borrowed("ann"))
     }
@@ -74,7 +74,7 @@ fn a_choice_allocates_nothing() {
     routes.push(last);
     let selector = selector(routes);
     let choose = |entropy| {
-        let call = Call::new("/shop.Orders/Get", entropy).with_headers(&User);
+        let call = PickArgs::new("/shop.Orders/Get", entropy).with_headers(&User);
         let selected = selector.select(&call).expect("a route");
         selected.cluster().child() == "cluster:orders"
     };

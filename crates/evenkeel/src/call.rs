@@ -14,7 +14,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use evenkeel_core::{CallEnd, Code, Trackers};
+use evenkeel_core::{CallOutcome, CallTrackers, Code};
 use evenkeel_orca::read_trailers;
 use http::{HeaderMap, HeaderValue};
 use http_body::{Body as _, Frame, SizeHint};
@@ -451,14 +451,14 @@ pub(crate) struct Failure {
 /// Tells those who track an attempt how it ended, once, also if it is dropped.
 pub(crate) struct Attempt {
     /// `None` once they are told.
-    trackers: Option<Trackers>,
+    trackers: Option<CallTrackers>,
     turn: Turn,
     meter: Option<AttemptMeter>,
     counted: Counted,
 }
 
 impl Attempt {
-    pub(crate) fn new(trackers: Trackers, turn: Turn, meter: Option<AttemptMeter>) -> Attempt {
+    pub(crate) fn new(trackers: CallTrackers, turn: Turn, meter: Option<AttemptMeter>) -> Attempt {
         let counted = turn.link().tally().begin();
         Attempt { trackers: Some(trackers), turn, meter, counted }
     }
@@ -476,7 +476,7 @@ impl Attempt {
         let tally = self.turn.link().tally();
         tally.end(mem::take(&mut self.counted), Some(code));
         let trackers = self.trackers.take().filter(|trackers| !trackers.is_empty());
-        let want_load = trackers.as_ref().is_some_and(Trackers::want_load) || tally.wants_load();
+        let want_load = trackers.as_ref().is_some_and(CallTrackers::needs_load_report) || tally.wants_load();
         let load = trailers.filter(|_| want_load).and_then(|trailers| {
             let ignored = |why| meter.iter().for_each(|meter| meter.load_ignored(why));
             load::usable(read_trailers(trailers), ignored)
@@ -486,7 +486,7 @@ impl Attempt {
         }
         let Some(trackers) = trackers else { return };
         contained(|| {
-            trackers.finish(&CallEnd::Finished { code, at: clock::now(), load: load.as_ref() });
+            trackers.finish(&CallOutcome::Finished { code, at: clock::now(), load: load.as_ref() });
         });
     }
 

@@ -13,7 +13,8 @@ use std::task::{Context, Poll, ready};
 use std::{fmt, mem};
 
 use evenkeel_core::{
-    Address, Call, CallEnd, Code, Connectivity, Description, Headers, Pick, Status, SubchannelId, Trackers,
+    Address, CallOutcome, CallTrackers, Code, ConnectivityState, Description, PickArgs, PickResult,
+    RequestMetadata, Status, SubchannelId,
 };
 use evenkeel_xds::routing::{ActiveFaults, SelectedRoute, XdsHttpFilter};
 use http::uri::{Authority, PathAndQuery};
@@ -120,12 +121,12 @@ impl Channel {
     }
 
     /// How well the channel is connected at the moment.
-    pub fn connectivity(&self) -> Connectivity {
+    pub fn connectivity(&self) -> ConnectivityState {
         *self.inner.published.connectivity().borrow()
     }
 
     /// Follows how well the channel is connected. States that last shorter than a look at them may be skipped.
-    pub fn watch_connectivity(&self) -> watch::Receiver<Connectivity> {
+    pub fn watch_connectivity(&self) -> watch::Receiver<ConnectivityState> {
         self.inner.published.connectivity().subscribe()
     }
 
@@ -144,7 +145,7 @@ impl Channel {
         let mut connectivity = self.watch_connectivity();
         self.connect();
         loop {
-            if *connectivity.borrow_and_update() == Connectivity::Ready {
+            if *connectivity.borrow_and_update() == ConnectivityState::Ready {
                 return Ok(());
             }
             let is_closed = matches!(self.inner.published.load().way, Way::Closed);
@@ -278,7 +279,7 @@ enum Stage {
     /// Its route has filters.
     Faults,
     /// It needs an endpoint.
-    Pick,
+    PickResult,
     /// Its endpoint takes no more calls at the moment.
     Queue(Picked),
     /// An attempt is on its way.
@@ -292,7 +293,7 @@ enum Stage {
 /// Where an attempt goes.
 struct Picked {
     turn: Turn,
-    trackers: Trackers,
+    trackers: CallTrackers,
     serial: u64,
 }
 
@@ -352,7 +353,7 @@ impl Outgoing {
         self.meter = self.end.attempt();
         match self.look_for_endpoint(snapshot) {
             Look::Found(picked) => self.take_turn(picked),
-            Look::Wait(_) => self.stage = Stage::Pick,
+            Look::Wait(_) => self.stage = Stage::PickResult,
             Look::Fail(status) => self.stage = Stage::Failed(self.unplaced(status::to_tonic(&status))),
         }
     }
@@ -390,9 +391,9 @@ impl Outgoing {
                 if let Some(response) = self.inject_faults().await.map_err(Err)? {
                     return Err(Ok(response));
                 }
-                self.stage = Stage::Pick;
+                self.stage = Stage::PickResult;
             }
-            Stage::Pick => {
+            Stage::PickResult => {
                 self.meter = self.meter.take().or_else(|| self.end.attempt());
                 match self.wait(Outgoing::look_for_endpoint).await {
                     Ok(picked) => self.take_turn(picked),
@@ -486,9 +487,9 @@ impl Outgoing {
                 Ok(())
             }
             Some(false) => {
-                picked.trackers.finish(&CallEnd::Unsent);
+                picked.trackers.finish(&CallOutcome::Unsent);
                 self.outdated = Some(picked.serial);
-                self.stage = Stage::Pick;
+                self.stage = Stage::PickResult;
                 Ok(())
             }
             None => {
@@ -510,14 +511,14 @@ impl Outgoing {
                 }
                 let meter = self.meter.take();
                 if let Some(meter) = &meter {
-                    meter.placed(|| trackers.place());
+                    meter.placed(|| trackers.backend_labels());
                 }
                 let attempt = Attempt::new(trackers, turn, meter);
                 self.stage =
                     Stage::Sent(Flight::new(sent, body, attempt).asking_peer(self.asks_peer.is_some()));
             }
             Err(error) => {
-                trackers.finish(&CallEnd::Unsent);
+                trackers.finish(&CallOutcome::Unsent);
                 // The request is to blame; or else the connection is gone.
                 if matches!(error, Error::Unsendable(_) | Error::HeaderListTooLarge { .. }) {
                     let status = tonic::Status::internal(format!("the request cannot be sent: {error}"));
@@ -532,7 +533,7 @@ impl Outgoing {
 
     /// Makes the call what it was before an attempt.
     fn repeat(&mut self, body: Replay) {
-        self.stage = Stage::Pick;
+        self.stage = Stage::PickResult;
         self.body = Some(body);
         self.says_timeout = false;
     }
@@ -614,20 +615,20 @@ impl Outgoing {
             ));
         };
         match pick {
-            Pick::To(id, trackers) => {
+            PickResult::Complete(id, trackers) => {
                 let Some(connection) = snapshot.connections.get(id) else {
-                    trackers.finish(&CallEnd::Unsent);
+                    trackers.finish(&CallOutcome::Unsent);
                     return Look::Wait("the connection that was chosen is gone");
                 };
                 Look::Found(Picked { turn: connection.turn(), trackers, serial: snapshot.serial })
             }
-            Pick::Queue { connect } => {
+            PickResult::Queue { connect } => {
                 if let Some(id) = connect {
                     let _ = self.channel.commands.send(Command::Connect(id));
                 }
                 Look::Wait("no endpoint is connected")
             }
-            Pick::Fail(status) | Pick::Drop(status) => {
+            PickResult::Fail(status) | PickResult::Drop(status) => {
                 self.backend_service.set(call.backend_service());
                 Look::Fail(status)
             }
@@ -653,8 +654,8 @@ impl Outgoing {
     }
 
     /// The call as routes and pickers see it.
-    fn describe<'a>(&'a self, headers: &'a HeadersOf<'a>) -> Call<'a> {
-        let mut call = Call::new(self.path.path(), self.channel.entropy.next()).with_headers(headers);
+    fn describe<'a>(&'a self, headers: &'a HeadersOf<'a>) -> PickArgs<'a> {
+        let mut call = PickArgs::new(self.path.path(), self.channel.entropy.next()).with_headers(headers);
         if let Some(selected) = &self.selected {
             call = call.with_cluster(selected.cluster().child()).with_hash(selected.hash());
         }
@@ -665,7 +666,7 @@ impl Outgoing {
     fn send_head(
         &mut self,
         turn: &Turn,
-        trackers: &Trackers,
+        trackers: &CallTrackers,
         ends: bool,
     ) -> Result<(RequestStream, ResponseStream), Error> {
         if !self.says_timeout
@@ -677,7 +678,7 @@ impl Outgoing {
             self.headers.insert(&retry::PREVIOUS_ATTEMPTS, attempts);
         }
         let rewrite = self.selected.as_ref().is_some_and(SelectedRoute::auto_host_rewrite);
-        let place = if rewrite { trackers.place() } else { None };
+        let place = if rewrite { trackers.backend_labels() } else { None };
         let hostname = place.and_then(|place| place.hostname.as_deref());
         let hostname = hostname.filter(|name| Authority::try_from(*name).is_ok());
         let head = &self.channel.head;
@@ -720,7 +721,7 @@ impl Head {
 /// Request headers, as routes and policies look at them.
 struct HeadersOf<'a>(&'a HeaderMap);
 
-impl Headers for HeadersOf<'_> {
+impl RequestMetadata for HeadersOf<'_> {
     fn value(&self, name: &str) -> Option<Cow<'_, str>> {
         let mut values = self.0.get_all(name).iter().map(|value| String::from_utf8_lossy(value.as_bytes()));
         let first = values.next()?;

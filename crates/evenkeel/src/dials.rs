@@ -189,7 +189,7 @@ mod tests {
     use std::future::pending;
     use std::net::SocketAddr;
 
-    use evenkeel_core::{Core, Effect, Endpoint, Endpoints, Registry, Rng, Update};
+    use evenkeel_core::{Core, Endpoint, Endpoints, LbEffect, LbUpdate, Registry, Rng};
     use tokio::task::JoinHandle;
 
     use super::*;
@@ -201,7 +201,7 @@ mod tests {
         let mut core = Core::builder(Rng::fixed(1)).build();
         let endpoints = (0..count).map(|port| Endpoint::at(SocketAddr::from(([127, 0, 0, 1], port + 1))));
         let config = Registry::standard().parse_json(r#"[{"round_robin": {}}]"#).unwrap();
-        core.update(Update::new(config, Endpoints::list(endpoints)));
+        core.update(LbUpdate::new(config, Endpoints::list(endpoints)));
         let mut dials = Dials::new(1);
         // Many are begun in parts.
         let mut is_due = true;
@@ -209,7 +209,7 @@ mod tests {
             let pass = core.reconcile(NOW);
             is_due = pass.wake_at == Some(NOW);
             for effect in pass.effects {
-                if let Effect::Dial { id, address, deadline } = effect {
+                if let LbEffect::Connect { id, address, deadline } = effect {
                     dials.want(Wanted { id, address, deadline });
                 }
             }

@@ -17,8 +17,8 @@ use std::time::Duration;
 use std::{future, mem};
 
 use evenkeel_core::{
-    Backoff, CallCounters, Connectivity, Core, Effect, Endpoint, Endpoints, Event, Instant, Labels, LbConfig,
-    LoadReport, Pass, Rng, RootPicker, Rubbish, Status, SubchannelId, Update,
+    Backoff, CallCounters, ConnectivityState, Core, DeferredDrop, Endpoint, Endpoints, Instant, LbConfig,
+    LbEffect, LbEvent, LbLabels, LbUpdate, LoadReport, PassResult, Rng, RootPicker, Status, SubchannelId,
 };
 use evenkeel_xds::follow::XdsResolverUpdate;
 use evenkeel_xds::routing::ConfigSelector;
@@ -224,12 +224,12 @@ impl Driver {
             Happened::Command(Some(Command::Wake)) => self.wake().pacer.record(PassUrgency::Immediate),
             Happened::Command(Some(Command::ExitIdle)) => {
                 let awake = self.wake();
-                awake.core.handle(Event::ExitIdle, clock::now());
+                awake.core.handle(LbEvent::ExitIdle, clock::now());
                 awake.pacer.record(PassUrgency::Immediate);
             }
             Happened::Command(Some(Command::Connect(id))) => {
                 if let Some(awake) = &mut self.awake {
-                    awake.core.handle(Event::Connect(id), clock::now());
+                    awake.core.handle(LbEvent::Connect(id), clock::now());
                     awake.pacer.record(PassUrgency::Prompt);
                 }
             }
@@ -288,7 +288,7 @@ impl Driver {
         tracing::info!("the channel rests: no calls for {timeout:?}");
         self.awake = None;
         self.published.publish(Way::Idle, Connections::default());
-        self.published.show_connectivity(Connectivity::Idle);
+        self.published.show_connectivity(ConnectivityState::Idle);
         // A call may have begun between the look and the publication: it then saw the old way, or wakes the channel.
     }
 
@@ -307,10 +307,10 @@ impl Driver {
             self.awake = Some(fresh);
             return;
         };
-        let Pass { effects, connectivity, picker, wake_at, rubbish, .. } = pass;
+        let PassResult { effects, connectivity, picker, wake_at, deferred_drop, .. } = pass;
         awake.wake_at = wake_at;
-        awake.is_ready = connectivity == Connectivity::Ready;
-        awake.rubbish.append(rubbish);
+        awake.is_ready = connectivity == ConnectivityState::Ready;
+        awake.deferred_drop.append(deferred_drop);
         if let Some(picker) = picker {
             awake.picker = Some(picker);
             awake.is_new = true;
@@ -319,7 +319,7 @@ impl Driver {
         let is_storm = effects.len() >= STORM;
         for effect in effects {
             match effect {
-                Effect::Close { id } if is_storm => {
+                LbEffect::Close { id } if is_storm => {
                     awake.dials.give_up(id);
                     awake.closes.push(id);
                 }
@@ -351,7 +351,7 @@ impl Driver {
         }
         let at_once = if is_beside_calls { CLOSED_BESIDE_CALLS } else { LET_GO_AT_ONCE };
         awake.let_go.truncate(awake.let_go.len().saturating_sub(at_once));
-        awake.rubbish.drop_some();
+        awake.deferred_drop.drop_some();
     }
 }
 
@@ -359,7 +359,7 @@ impl Drop for Driver {
     /// Also when the runtime ends under it: nobody should wait for a driver that is gone.
     fn drop(&mut self) {
         self.published.publish(Way::Closed, Connections::default());
-        self.published.connectivity().send_replace(Connectivity::Idle);
+        self.published.connectivity().send_replace(ConnectivityState::Idle);
     }
 }
 
@@ -382,7 +382,7 @@ struct Awake {
     /// Time at which the driver closes more connections, if it pauses.
     close_at: Option<Instant>,
     /// What the policies do not need any more.
-    rubbish: Rubbish,
+    deferred_drop: DeferredDrop,
     load: LoadWatches,
     metrics: Metrics,
     meters: IdMap<ConnectionMeter>,
@@ -417,7 +417,7 @@ impl Awake {
             .backoff(settings.backoff.clone())
             .attempt_delay(settings.attempt_delay)
             .measure(settings.metrics.measures())
-            .heed_means(settings.providers.is_some())
+            .per_cluster_transport(settings.providers.is_some())
             .counters(settings.counters.clone());
         if let Source::Xds { client, .. } = &settings.source {
             core = core.load_store(client.load_store().clone());
@@ -439,7 +439,7 @@ impl Awake {
             closes: Vec::new(),
             let_go: Vec::new(),
             close_at: None,
-            rubbish: Rubbish::default(),
+            deferred_drop: DeferredDrop::default(),
             is_new: true,
             is_ready: false,
             pacer: PassPacer::default(),
@@ -450,7 +450,7 @@ impl Awake {
         };
         match &settings.source {
             Source::Fixed { endpoints, config } => {
-                awake.core.update(Update::new(config.clone(), endpoints.clone()));
+                awake.core.update(LbUpdate::new(config.clone(), endpoints.clone()));
                 awake.route = Route::Direct;
             }
             Source::Dns { host, port, config } => {
@@ -470,7 +470,7 @@ impl Awake {
 
     /// Whether there is something left to be dropped.
     fn has_leftovers(&self) -> bool {
-        !(self.closes.is_empty() && self.let_go.is_empty() && self.rubbish.is_empty())
+        !(self.closes.is_empty() && self.let_go.is_empty() && self.deferred_drop.is_empty())
     }
 
     /// Returns the time at which the driver has something to do without an event.
@@ -505,7 +505,7 @@ impl Awake {
             Report::Connected(id, connection, spent) => {
                 self.dials.ended(id, spent);
                 // One that nobody wants any more is let go by dropping it.
-                if self.core.handle(Event::Connected(id), now) {
+                if self.core.handle(LbEvent::Connected(id), now) {
                     let is_first = !self.is_ready;
                     self.pacer.record(if is_first {
                         PassUrgency::Immediate
@@ -529,7 +529,7 @@ impl Awake {
                 tracing::debug!(error = status.message(), "a connection attempt failed");
                 let labels = self.labels(id);
                 // An attempt that nobody waits for any more counts as neither (A94).
-                if self.core.handle(Event::ConnectFailed(id, status), now) {
+                if self.core.handle(LbEvent::ConnectFailed(id, status), now) {
                     self.pacer.record(PassUrgency::Background);
                     self.metrics.connect_failed(&labels);
                 }
@@ -539,7 +539,7 @@ impl Awake {
                 if let Some(connection) = self.connections.get(id) {
                     connection.shared().tally().load(&report);
                 }
-                if self.core.handle(Event::Load(id, report), now) {
+                if self.core.handle(LbEvent::Load(id, report), now) {
                     self.pacer.record(PassUrgency::Background);
                 }
                 false
@@ -551,13 +551,13 @@ impl Awake {
                 }
                 if let Some(connection) = self.connections.remove(id) {
                     if connection.shared().was_useful() {
-                        self.core.handle(Event::Answered(id), now);
+                        self.core.handle(LbEvent::ResponseReceived(id), now);
                     }
                     tracing::info!(reason = ?loss.reason, error = loss.status.message(), "a connection is lost");
                     self.is_new = true;
                     self.pacer.record(PassUrgency::Prompt);
                 }
-                if self.core.handle(Event::Disconnected(id, loss.status), now) {
+                if self.core.handle(LbEvent::Disconnected(id, loss.status), now) {
                     self.pacer.record(PassUrgency::Prompt);
                 }
                 loss.too_many_pings
@@ -600,7 +600,7 @@ impl Awake {
                 continue;
             };
             let mut dialling = Dialling::new(settings, id, &self.reporter);
-            if let (Some(means), Some(providers)) = (subchannel.means(), &settings.providers) {
+            if let (Some(means), Some(providers)) = (subchannel.transport(), &settings.providers) {
                 dialling.cluster = Some(ClusterTls::new(means.clone(), providers.clone()));
             }
             let task = tokio::spawn(dial(wanted, dialling));
@@ -608,18 +608,18 @@ impl Awake {
         }
     }
 
-    fn carry_out(&mut self, effect: Effect, now: Instant, settings: &Settings) {
+    fn carry_out(&mut self, effect: LbEffect, now: Instant, settings: &Settings) {
         match effect {
-            Effect::Dial { id, address, deadline } => {
+            LbEffect::Connect { id, address, deadline } => {
                 self.dials.want(Wanted { id, address, deadline });
                 // The first are on their way while the others are taken in.
                 self.dial_some(now, settings);
             }
-            Effect::Close { id } => self.close(id),
-            Effect::WatchLoad { id, every } => self.load.watch(id, every, self.connections.get(id)),
-            Effect::Reresolve => self.feed.reresolve(),
-            Effect::Measure(measurement) => self.metrics.measured(&measurement),
-            Effect::Warn(text) => tracing::warn!("{text}"),
+            LbEffect::Close { id } => self.close(id),
+            LbEffect::WatchLoad { id, every } => self.load.watch(id, every, self.connections.get(id)),
+            LbEffect::Reresolve => self.feed.reresolve(),
+            LbEffect::Measure(measurement) => self.metrics.measured(&measurement),
+            LbEffect::Warn(text) => tracing::warn!("{text}"),
             // The core may learn to want more than this version can do.
             other => tracing::warn!(effect = ?other, "not carried out"),
         }
@@ -636,8 +636,8 @@ impl Awake {
     }
 
     /// Where a subchannel stands, if metrics say it.
-    fn labels(&self, id: SubchannelId) -> Labels {
-        if self.metrics.wants_labels() { self.core.labels(id) } else { Labels::default() }
+    fn labels(&self, id: SubchannelId) -> LbLabels {
+        if self.metrics.wants_labels() { self.core.labels(id) } else { LbLabels::default() }
     }
 
     /// What calls should see.
@@ -654,10 +654,10 @@ impl Awake {
         }
     }
 
-    fn connectivity(&self, of_core: Connectivity) -> Connectivity {
+    fn connectivity(&self, of_core: ConnectivityState) -> ConnectivityState {
         match self.route {
-            Route::Unknown => Connectivity::Connecting,
-            Route::Failed(_) => Connectivity::TransientFailure,
+            Route::Unknown => ConnectivityState::Connecting,
+            Route::Failed(_) => ConnectivityState::TransientFailure,
             Route::Direct | Route::Selector(_) => of_core,
         }
     }
@@ -823,7 +823,7 @@ enum Feed {
 /// An update.
 enum Fed {
     Step(XdsResolverUpdate),
-    Resolved(Update),
+    Resolved(LbUpdate),
     Failed(Status),
 }
 
@@ -851,7 +851,7 @@ impl Feed {
     /// A pass is over: policies may want other clusters, and count other load.
     fn passed(&mut self, core: &Core) {
         if let Feed::Xds { client, following } = self {
-            following.want(core.wanted_clusters().cloned().collect());
+            following.want(core.subscribed_clusters().cloned().collect());
             client.pass_done();
         }
     }
@@ -890,7 +890,7 @@ impl Lookup {
             Ok(addresses) => {
                 self.refresh.resolved(clock::now());
                 let endpoints = Endpoints::list(addresses.into_iter().map(Endpoint::at));
-                Fed::Resolved(Update::new(self.config.clone(), endpoints))
+                Fed::Resolved(LbUpdate::new(self.config.clone(), endpoints))
             }
             Err(status) => {
                 self.refresh.failed(clock::now(), &mut self.rng);

@@ -81,7 +81,7 @@ pub use builder::{BuildError, Builder};
 pub use call::ResponseBody;
 pub use channel::{AskPeer, Channel, Peer, ResponseFuture, WaitForReady};
 pub use credentials::{Credentials, CredentialsError, Tls};
-pub use evenkeel_core::{Address, Backoff, Connectivity, Description, EndpointRow, Registry};
+pub use evenkeel_core::{Address, Backoff, ConnectivityState, Description, EndpointRow, Registry};
 pub use evenkeel_xds::XdsLimits;
 pub use evenkeel_xds::bootstrap::{Bootstrap, BootstrapError};
 pub use evenkeel_xds::client::{ServerStats, XdsVariant};

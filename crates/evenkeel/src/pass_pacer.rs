@@ -86,7 +86,8 @@ mod tests {
     use std::net::SocketAddr;
 
     use evenkeel_core::{
-        Connectivity, Core, Effect, Endpoint, Endpoints, Event, Registry, Rng, SubchannelId, Update,
+        ConnectivityState, Core, Endpoint, Endpoints, LbEffect, LbEvent, LbUpdate, Registry, Rng,
+        SubchannelId,
     };
 
     use super::*;
@@ -148,7 +149,7 @@ mod tests {
             Registry::standard().parse_json(r#"[{"weighted_round_robin": {}}]"#).expect("a valid config");
         let mut core = Core::builder(Rng::fixed(1)).build();
         let endpoint = |port| Endpoint::at(SocketAddr::from(([127, 0, 0, 1], port)));
-        core.update(Update::new(config, Endpoints::list((1..=ENDPOINTS).map(endpoint))));
+        core.update(LbUpdate::new(config, Endpoints::list((1..=ENDPOINTS).map(endpoint))));
         let (mut now, mut is_ready) = (at(1), false);
         let mut pacer = PassPacer::default();
         pacer.record(PassUrgency::Immediate);
@@ -159,7 +160,7 @@ mod tests {
             for id in batch {
                 dialled.remove(&id);
                 connected += 1;
-                assert!(core.handle(Event::Connected(id), now));
+                assert!(core.handle(LbEvent::Connected(id), now));
                 pacer.record(if is_ready { PassUrgency::Background } else { PassUrgency::Immediate });
             }
             let least = if is_ready { PassUrgency::Background } else { PassUrgency::Prompt };
@@ -167,14 +168,14 @@ mod tests {
                 let pass = core.reconcile(now);
                 passes += 1;
                 schedules += u32::from(pass.picker.is_some());
-                is_ready = pass.connectivity == Connectivity::Ready;
+                is_ready = pass.connectivity == ConnectivityState::Ready;
                 if is_ready {
                     // The first batch of reports is in force with the very next pass.
                     first_ready.get_or_insert((connected, now));
                 }
                 let effects = pass.effects.into_iter();
                 dialled.extend(effects.filter_map(|effect| match effect {
-                    Effect::Dial { id, .. } => Some(id),
+                    LbEffect::Connect { id, .. } => Some(id),
                     _ => None,
                 }));
                 // With two endpoints that are ready, the policy wants to look up weights each second.

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use arc_swap::{ArcSwap, Guard};
-use evenkeel_core::{Connectivity, Pages, RootPicker, Status, SubchannelId};
+use evenkeel_core::{ConnectivityState, PersistentVec, RootPicker, Status, SubchannelId};
 use evenkeel_xds::routing::ConfigSelector;
 use tokio::sync::{Notify, watch};
 
@@ -49,7 +49,7 @@ pub(crate) struct Published {
     changed: watch::Sender<()>,
     /// Wakes the driver when a call begins to wait: a pass that was put off runs sooner.
     waiting: Notify,
-    connectivity: watch::Sender<Connectivity>,
+    connectivity: watch::Sender<ConnectivityState>,
 }
 
 impl Published {
@@ -59,7 +59,7 @@ impl Published {
             latest: ArcSwap::from_pointee(first),
             changed: watch::Sender::new(()),
             waiting: Notify::new(),
-            connectivity: watch::Sender::new(Connectivity::Idle),
+            connectivity: watch::Sender::new(ConnectivityState::Idle),
         }
     }
 
@@ -93,11 +93,11 @@ impl Published {
     }
 
     /// How well the channel is connected.
-    pub(crate) fn connectivity(&self) -> &watch::Sender<Connectivity> {
+    pub(crate) fn connectivity(&self) -> &watch::Sender<ConnectivityState> {
         &self.connectivity
     }
 
-    pub(crate) fn show_connectivity(&self, connectivity: Connectivity) {
+    pub(crate) fn show_connectivity(&self, connectivity: ConnectivityState) {
         self.connectivity.send_if_modified(|shown| std::mem::replace(shown, connectivity) != connectivity);
     }
 }
@@ -105,7 +105,7 @@ impl Published {
 /// The connections that calls can be sent on, by subchannel.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Connections {
-    all: Pages<(SubchannelId, Arc<Connection>)>,
+    all: PersistentVec<(SubchannelId, Arc<Connection>)>,
 }
 
 impl Connections {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use evenkeel::admin::{Admin, History, Level, State, Watch};
-use evenkeel::{Bootstrap, Channel, Connectivity, XdsClient};
+use evenkeel::{Bootstrap, Channel, ConnectivityState, XdsClient};
 use evenkeel_proto::envoy::config::cluster::v3::Cluster;
 use evenkeel_proto::envoy::service::status::v3::ClientStatusRequest;
 use http_body_util::BodyExt;
@@ -106,7 +106,7 @@ async fn the_state_follows_the_process() {
     let state = mesh.until("shares 1:3", |state| is_about(&shares_of(state), [0.25, 0.75])).await;
     let channel =
         state.channels.iter().find(|channel| channel.target == "xds:///orders").expect("it is there");
-    assert_eq!((channel.state, &*state.title), (Connectivity::Ready, "stage"));
+    assert_eq!((channel.state, &*state.title), (ConnectivityState::Ready, "stage"));
     assert!(channel.traffic.rate > 0.0 && channel.traffic.p99_ms.is_some() && channel.tree.is_some());
     assert_eq!(channel.endpoints[1].weight, Some(3.0));
     let client =

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use evenkeel_core::policy::RoundRobin;
 use evenkeel_core::{
-    Call, Child, ConfigError, Cx, Description, Endpoints, Fields, LbConfig, LbState, Look, Pick, PickHeaders,
-    Picker, Policy, Shown,
+    CachedState, ChildPolicy, ConfigError, ConfigFields, Cx, DescribeCx, Description, Endpoints, LbConfig,
+    LbState, PickArgs, PickHeaders, PickResult, Picker, Policy,
 };
 
 /// What configs call it.
@@ -20,8 +20,8 @@ const HEADER: &str = "rpc-behavior";
 /// The policy.
 #[derive(Default)]
 pub(crate) struct RpcBehavior {
-    child: Child,
-    shown: Shown<Seen>,
+    child: ChildPolicy,
+    shown: CachedState<Seen>,
 }
 
 /// Its settings.
@@ -39,7 +39,7 @@ struct Seen {
 impl Policy for RpcBehavior {
     type Config = RpcBehaviorConfig;
 
-    fn parse(fields: &Fields<'_>) -> Result<RpcBehaviorConfig, ConfigError> {
+    fn parse(fields: &ConfigFields<'_>) -> Result<RpcBehaviorConfig, ConfigError> {
         const FIELD: &str = "rpcBehavior";
         let behavior =
             fields.str(FIELD)?.ok_or_else(|| fields.error(FIELD, "is required: the header's value"))?;
@@ -50,13 +50,13 @@ impl Policy for RpcBehavior {
 
     fn reconcile(&mut self, config: &RpcBehaviorConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
         let child = self.child.reconcile(&config.round_robin, endpoints, cx);
-        self.shown.show(Seen { child, headers: config.headers.clone() }, |seen| {
+        self.shown.get_or_build(Seen { child, headers: config.headers.clone() }, |seen| {
             let picker = Marking { child: seen.child.picker.clone(), headers: seen.headers.clone() };
             LbState::new(seen.child.connectivity, picker)
         })
     }
 
-    fn describe(&self, look: &Look<'_>) -> Description {
+    fn describe(&self, look: &DescribeCx<'_>) -> Description {
         Description::new().child("round_robin", self.child.describe(look))
     }
 }
@@ -73,11 +73,11 @@ struct Marking {
 }
 
 impl Picker for Marking {
-    fn pick(&self, call: &Call<'_>) -> Pick {
+    fn pick(&self, call: &PickArgs<'_>) -> PickResult {
         match self.child.pick(call) {
-            Pick::To(id, mut trackers) => {
+            PickResult::Complete(id, mut trackers) => {
                 trackers.add_headers(&self.headers);
-                Pick::To(id, trackers)
+                PickResult::Complete(id, trackers)
             }
             other => other,
         }

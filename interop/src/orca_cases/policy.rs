@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use evenkeel::Registry;
 use evenkeel_core::{
-    Call, CallEnd, ConfigError, Connectivity, Cx, Description, Eagerness, Endpoints, Fields, Fleet, LbState,
-    LoadReport, Look, Pick, Picker, Policy, Shown, Status, SubchannelId, Tracker, Trackers,
+    CachedState, CallOutcome, CallTracker, CallTrackers, ConfigError, ConfigFields, ConnectMode,
+    ConnectivityState, Cx, DescribeCx, Description, EndpointList, Endpoints, LbState, LoadReport, PickArgs,
+    PickResult, Picker, Policy, Status, SubchannelId,
 };
 
 /// Its published name.
@@ -51,14 +52,14 @@ impl Reports {
     }
 }
 
-impl Tracker for Reports {
-    fn finished(&self, end: &CallEnd<'_>) {
-        if let CallEnd::Finished { load, .. } = end {
+impl CallTracker for Reports {
+    fn finished(&self, end: &CallOutcome<'_>) {
+        if let CallOutcome::Finished { load, .. } = end {
             self.with(|told| told.calls.push(load.cloned()));
         }
     }
 
-    fn wants_load(&self) -> bool {
+    fn needs_load_report(&self) -> bool {
         true
     }
 }
@@ -68,14 +69,14 @@ impl Tracker for Reports {
 struct Telling {
     reports: Reports,
     /// How many reports of an endpoint were seen.
-    fleet: Fleet<u32>,
-    shown: Shown<Seen>,
+    fleet: EndpointList<u32>,
+    shown: CachedState<Seen>,
 }
 
 /// What a picker is made from.
 #[derive(PartialEq)]
 struct Seen {
-    connectivity: Connectivity,
+    connectivity: ConnectivityState,
     first: Option<SubchannelId>,
     failure: Option<Status>,
 }
@@ -83,35 +84,35 @@ struct Seen {
 impl Policy for Telling {
     type Config = ();
 
-    fn parse(_: &Fields<'_>) -> Result<(), ConfigError> {
+    fn parse(_: &ConfigFields<'_>) -> Result<(), ConfigError> {
         Ok(())
     }
 
     fn reconcile(&mut self, (): &(), endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
-        self.fleet.reconcile(endpoints, Eagerness::Eager, cx);
-        for member in self.fleet.members_mut() {
+        self.fleet.reconcile(endpoints, ConnectMode::Eager, cx);
+        for member in self.fleet.entries_mut() {
             let Some(id) = member.ready() else { continue };
             cx.watch_load(id, PERIOD);
-            let Some(subchannel) = cx.look(id).filter(|subchannel| subchannel.loads() != member.own) else {
+            let Some(subchannel) = cx.peek(id).filter(|subchannel| subchannel.loads() != member.data) else {
                 continue;
             };
-            member.own = subchannel.loads();
+            member.data = subchannel.loads();
             self.reports.with(|told| told.out_of_band = subchannel.load().map(|(_, load)| load.clone()));
         }
         let connectivity = self.fleet.connectivity();
         let seen = Seen {
             connectivity,
             first: self.fleet.ready().next().map(|(_, id)| id),
-            failure: (connectivity == Connectivity::TransientFailure).then(|| self.fleet.failure(cx)),
+            failure: (connectivity == ConnectivityState::TransientFailure).then(|| self.fleet.failure(cx)),
         };
-        self.shown.show(seen, |seen| match (&seen.failure, seen.first) {
+        self.shown.get_or_build(seen, |seen| match (&seen.failure, seen.first) {
             (Some(failure), _) => LbState::failing(failure.clone()),
             (None, None) => LbState::connecting(),
             (None, Some(id)) => LbState::new(connectivity, ToFirst(id, Arc::new(self.reports.clone()))),
         })
     }
 
-    fn describe(&self, look: &Look<'_>) -> Description {
+    fn describe(&self, look: &DescribeCx<'_>) -> Description {
         let mut description = Description::new();
         self.fleet.describe(&mut description, look, |_, _, _| {});
         description
@@ -121,7 +122,7 @@ impl Policy for Telling {
 struct ToFirst(SubchannelId, Arc<Reports>);
 
 impl Picker for ToFirst {
-    fn pick(&self, _: &Call<'_>) -> Pick {
-        Pick::To(self.0, Trackers::one(self.1.clone()))
+    fn pick(&self, _: &PickArgs<'_>) -> PickResult {
+        PickResult::Complete(self.0, CallTrackers::one(self.1.clone()))
     }
 }

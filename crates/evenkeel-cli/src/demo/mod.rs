@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use evenkeel::admin::{Admin, State, Watch};
-use evenkeel::{Backoff, Bootstrap, Channel, Connectivity};
+use evenkeel::{Backoff, Bootstrap, Channel, ConnectivityState};
 use evenkeel_control::{ControlPlane, Mesh, MeshErrors, MeshWatchGuard};
 use tokio::time::Instant;
 
@@ -290,7 +290,7 @@ impl DemoRunner<'_> {
         for (backend, utilization_samples) in self.environment.backends.iter().zip(utilization_samples) {
             let address = backend.address.to_string();
             let endpoint = channel.endpoints.iter().find(|endpoint| endpoint.address == address);
-            let ready = endpoint.filter(|endpoint| endpoint.state == Connectivity::Ready);
+            let ready = endpoint.filter(|endpoint| endpoint.state == ConnectivityState::Ready);
             utilization_samples.extend(ready.and_then(|endpoint| endpoint.utilization));
         }
     }

@@ -1,6 +1,6 @@
 //! What a person sees while the demo runs: a picture that is drawn in place, or a few lines where nobody watches.
 
-use evenkeel::Connectivity;
+use evenkeel::ConnectivityState;
 use evenkeel::admin::{EndpointState, State};
 
 use super::acts::ACTS;
@@ -118,16 +118,16 @@ fn row(name: &str, capacity: u32, endpoint: Option<&EndpointState>) -> Vec<Table
     let head = [TableCell::new(name), TableCell::right(capacity.to_string())];
     let Some(endpoint) = endpoint else { return head.into_iter().chain([TableCell::new("-")]).collect() };
     let (state, style) = match endpoint.state {
-        Connectivity::Ready => ("ready", TextStyle::Good),
-        Connectivity::Connecting => ("trying", TextStyle::Warn),
-        Connectivity::TransientFailure => ("down", TextStyle::Bad),
-        Connectivity::Idle => ("idle", TextStyle::Faint),
+        ConnectivityState::Ready => ("ready", TextStyle::Good),
+        ConnectivityState::Connecting => ("trying", TextStyle::Warn),
+        ConnectivityState::TransientFailure => ("down", TextStyle::Bad),
+        ConnectivityState::Idle => ("idle", TextStyle::Faint),
     };
     let share = |share: Option<f64>| {
         TableCell::right(share.map_or_else(|| "-".to_owned(), |share| format!("{:.1}%", share * 100.0)))
     };
     // What a backend said last is old news once it is gone.
-    let busy = endpoint.utilization.filter(|_| endpoint.state == Connectivity::Ready);
+    let busy = endpoint.utilization.filter(|_| endpoint.state == ConnectivityState::Ready);
     let is_full = busy.is_some_and(|busy| busy >= 0.95);
     let busy_style = if is_full { TextStyle::Bad } else { TextStyle::Good };
     let mark = if is_full { "!" } else { "" };

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 use std::{io, path::Path};
 
-use evenkeel::{Channel, Connectivity, Credentials};
+use evenkeel::{Channel, ConnectivityState, Credentials};
 use http::uri::PathAndQuery;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, lookup_host};
@@ -191,7 +191,7 @@ async fn check_http2(
         .progress()
         .during(&format!("waiting for {}", role.name()), wait_settled(&channel, wait))
         .await;
-    if connectivity == Some(Connectivity::Ready) {
+    if connectivity == Some(ConnectivityState::Ready) {
         let found = if is_tls { "the certificate is trusted; HTTP/2 is spoken" } else { "is spoken" };
         report.passed(step, found)?;
         return Ok(Ok(()));
@@ -205,10 +205,12 @@ async fn check_http2(
 }
 
 /// Waits until a channel is connected or has failed to be.
-pub(super) async fn wait_settled(channel: &Channel, wait: Duration) -> Option<Connectivity> {
+pub(super) async fn wait_settled(channel: &Channel, wait: Duration) -> Option<ConnectivityState> {
     let mut states = channel.watch_connectivity();
     channel.connect();
-    let end = |state: &Connectivity| matches!(state, Connectivity::Ready | Connectivity::TransientFailure);
+    let end = |state: &ConnectivityState| {
+        matches!(state, ConnectivityState::Ready | ConnectivityState::TransientFailure)
+    };
     let settled = timeout(wait, states.wait_for(end)).await;
     settled.ok()?.ok().map(|state| *state)
 }

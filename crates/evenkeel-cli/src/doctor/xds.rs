@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use evenkeel::{Bootstrap, Channel, Connectivity, Credentials, Description, Registry, XdsClient};
+use evenkeel::{Bootstrap, Channel, ConnectivityState, Credentials, Description, Registry, XdsClient};
 use evenkeel_proto::envoy::admin::v3::ClientResourceStatus;
 use evenkeel_proto::envoy::config::core::v3::{HealthStatus, Node};
 use evenkeel_proto::envoy::config::endpoint::v3::{ClusterLoadAssignment, LbEndpoint};
@@ -389,16 +389,16 @@ impl DoctorSession<'_> {
         let tree = self.channel.tree().await;
         let rows = tree.as_ref().map(rows).unwrap_or_default();
         match state {
-            Some(Connectivity::Ready) => {
-                let ready = rows.iter().filter(|row| row.state == Connectivity::Ready).count();
+            Some(ConnectivityState::Ready) => {
+                let ready = rows.iter().filter(|row| row.state == ConnectivityState::Ready).count();
                 report.passed("connect", &format!("{ready} of {} endpoints connected", rows.len()))?;
-                for row in rows.iter().filter(|row| row.state == Connectivity::TransientFailure) {
+                for row in rows.iter().filter(|row| row.state == ConnectivityState::TransientFailure) {
                     let why = row.why.clone().unwrap_or_else(|| "it cannot be reached".to_owned());
                     report.warn(&format!("{}: {why}", row.address))?;
                 }
                 Ok(Ok(()))
             }
-            None if self.channel.connectivity() == Connectivity::Idle => {
+            None if self.channel.connectivity() == ConnectivityState::Idle => {
                 report.skipped("connect", "the policy connects with the first call")?;
                 Ok(Ok(()))
             }
@@ -563,7 +563,7 @@ fn no_endpoints(name: &str, health: &[HealthStatus]) -> Diagnosis {
 /// An endpoint of the tree.
 struct EndpointStatus {
     address: String,
-    state: Connectivity,
+    state: ConnectivityState,
     why: Option<String>,
 }
 

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use evenkeel_core::cluster::{Cluster, Clusters, EndpointSet, Leaf, Source, stages};
+use evenkeel_core::cluster::{Cluster, ClusterMap, EndpointSet, EndpointSource, LeafCluster, stages};
 use evenkeel_core::policy::DropCategory;
-use evenkeel_core::{Call, Headers};
+use evenkeel_core::{PickArgs, RequestMetadata};
 use evenkeel_proto::envoy::config::core::v3::HealthStatus;
 use evenkeel_proto::envoy::config::core::v3::address::Address as AddressKind;
 use evenkeel_proto::envoy::config::core::v3::socket_address::PortSpecifier;
@@ -45,7 +45,7 @@ pub(crate) struct ExplainRequest {
 #[derive(Debug, Default)]
 pub(crate) struct CallHeaders(pub(crate) Vec<(String, String)>);
 
-impl Headers for CallHeaders {
+impl RequestMetadata for CallHeaders {
     fn value(&self, name: &str) -> Option<Cow<'_, str>> {
         let mut values = self.0.iter().filter(|(key, _)| key == name).map(|(_, value)| value.as_str());
         let first = values.next()?;
@@ -191,7 +191,7 @@ impl Explanation {
             (Ok(_), None) => return answer,
         };
         answer.virtual_host = Some(config.virtual_host.name.clone());
-        let call = Call::new(&question.path, 0).with_headers(&question.headers);
+        let call = PickArgs::new(&question.path, 0).with_headers(&question.headers);
         if let Err(status) = selector.select(&call)
             && !question.path.starts_with('/')
         {
@@ -203,7 +203,7 @@ impl Explanation {
         answer
     }
 
-    fn routes(&mut self, steps: Vec<ExplainedRoute>, config: &XdsConfig, call: &Call<'_>) {
+    fn routes(&mut self, steps: Vec<ExplainedRoute>, config: &XdsConfig, call: &PickArgs<'_>) {
         let mut left = 1.0;
         for (step, route) in steps.into_iter().zip(&config.virtual_host.routes) {
             let (part, misses) = match step.outcome {
@@ -262,7 +262,7 @@ impl Explanation {
 }
 
 impl ForwardExplanation {
-    fn new(forward: &ForwardAction, config: &XdsConfig, call: &Call<'_>) -> ForwardExplanation {
+    fn new(forward: &ForwardAction, config: &XdsConfig, call: &PickArgs<'_>) -> ForwardExplanation {
         let sum: f64 = forward.clusters.iter().map(|cluster| f64::from(cluster.weight)).sum();
         let part = |cluster: &WeightedCluster| NamedShare {
             name: cluster.name.to_string(),
@@ -314,7 +314,7 @@ impl ClusterExplanation {
     ) -> ClusterExplanation {
         let clusters = &config.clusters;
         let child = format!("cluster:{name}");
-        let call = (question.path.as_str(), &question.headers as &dyn Headers);
+        let call = (question.path.as_str(), &question.headers as &dyn RequestMetadata);
         let picked = walk.pick(call, &child, hash.unwrap_or_default());
         let tree = walk.tree().and_then(|root| {
             let (_, description) = root.children.iter().find(|(found, _)| *found == child)?;
@@ -361,7 +361,7 @@ fn is_by_hash(tree: &PolicyNode) -> bool {
 }
 
 /// The leaves of a cluster: itself, or those that it is made of.
-fn leaves(name: &str, clusters: &Clusters) -> impl Iterator<Item = Arc<str>> {
+fn leaves(name: &str, clusters: &ClusterMap) -> impl Iterator<Item = Arc<str>> {
     let names = match clusters.clusters.get(name).map(|cluster| cluster.as_deref()) {
         Some(Ok(Cluster::Aggregate { leaves })) => leaves.clone(),
         _ => vec![name.into()],
@@ -370,7 +370,7 @@ fn leaves(name: &str, clusters: &Clusters) -> impl Iterator<Item = Arc<str>> {
 }
 
 impl LeafExplanation {
-    fn new(name: &str, clusters: &Clusters, known: &LocalResources) -> LeafExplanation {
+    fn new(name: &str, clusters: &ClusterMap, known: &LocalResources) -> LeafExplanation {
         let Some(leaf) = tree::leaf(name, clusters) else {
             return LeafExplanation {
                 name: name.to_owned(),
@@ -392,7 +392,7 @@ impl LeafExplanation {
         LeafExplanation {
             name: name.to_owned(),
             source: Some(leaf.source.to_string()),
-            is_dns: matches!(leaf.source, Source::LogicalDns { .. }),
+            is_dns: matches!(leaf.source, EndpointSource::LogicalDns { .. }),
             drops: set.drops.iter().map(drop).collect(),
             max_concurrent_requests: leaf.max_concurrent_requests,
             has_outlier_detection: leaf.outlier_detection.is_some(),
@@ -403,7 +403,7 @@ impl LeafExplanation {
     }
 }
 
-fn stages_of(leaf: &Leaf, set: &EndpointSet) -> Vec<ConfigStage> {
+fn stages_of(leaf: &LeafCluster, set: &EndpointSet) -> Vec<ConfigStage> {
     let stages = stages(leaf, set);
     let all = [
         ("lb_policy_config", Some(stages.lb_policy_config)),
@@ -416,8 +416,8 @@ fn stages_of(leaf: &Leaf, set: &EndpointSet) -> Vec<ConfigStage> {
 
 /// The endpoints that the control plane lists and clients pass over: those that are not healthy, and localities without a
 /// weight (A27).
-fn left_out(leaf: &Leaf, known: &LocalResources) -> Vec<ExcludedEndpoint> {
-    let Source::Eds { .. } = &leaf.source else { return Vec::new() };
+fn left_out(leaf: &LeafCluster, known: &LocalResources) -> Vec<ExcludedEndpoint> {
+    let EndpointSource::Eds { .. } = &leaf.source else { return Vec::new() };
     let raw = known.find(ResourceType::Endpoints, leaf.source.name()).map(|found| &found.raw.value[..]);
     let Some(Ok(message)) = raw.map(ClusterLoadAssignment::decode) else { return Vec::new() };
     let mut found = Vec::new();

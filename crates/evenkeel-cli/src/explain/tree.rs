@@ -3,7 +3,7 @@
 //! Shares multiply on the way down: a priority passes all of them to one child, a weighted target splits them, drops take
 //! some away. Where a policy decides by what happens at run time there is no share to tell, and `None` says so.
 
-use evenkeel_core::cluster::{Cluster, Clusters, Leaf};
+use evenkeel_core::cluster::{Cluster, ClusterMap, LeafCluster};
 use evenkeel_core::{Description, Endpoint, EndpointRow};
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -37,11 +37,11 @@ pub(crate) struct EndpointShare {
 
 impl PolicyNode {
     /// The tree of one cluster, to which all of its calls come.
-    pub(crate) fn of(description: &Description, clusters: &Clusters) -> PolicyNode {
+    pub(crate) fn of(description: &Description, clusters: &ClusterMap) -> PolicyNode {
         PolicyNode::new(String::new(), description, Some(1.0), clusters)
     }
 
-    fn new(name: String, description: &Description, share: Option<f64>, clusters: &Clusters) -> PolicyNode {
+    fn new(name: String, description: &Description, share: Option<f64>, clusters: &ClusterMap) -> PolicyNode {
         let child = |(name, child): &(String, Description)| {
             let share = share.zip(part(description, name, clusters)).map(|(whole, part)| whole * part);
             // A name tells siblings apart; of an only child it tells nothing.
@@ -109,7 +109,7 @@ impl EndpointShare {
 }
 
 /// What part of a policy's calls goes to the child of this name, if that is fixed.
-fn part(parent: &Description, child: &str, clusters: &Clusters) -> Option<f64> {
+fn part(parent: &Description, child: &str, clusters: &ClusterMap) -> Option<f64> {
     match parent.policy.as_str() {
         "priority_experimental" => {
             let chosen = parent.details.get("chosen").and_then(Value::as_str);
@@ -128,13 +128,13 @@ fn part(parent: &Description, child: &str, clusters: &Clusters) -> Option<f64> {
 }
 
 /// The part of a cluster's calls that is not dropped.
-pub(crate) fn passing(leaf: &Leaf, clusters: &Clusters) -> f64 {
+pub(crate) fn passing(leaf: &LeafCluster, clusters: &ClusterMap) -> f64 {
     let drops = clusters.endpoints.get(&leaf.source).map_or(&[][..], |set| &set.drops);
     drops.iter().map(|drop| 1.0 - f64::from(drop.requests_per_million) / 1e6).product()
 }
 
 /// The cluster of this name, if it has endpoints of its own.
-pub(crate) fn leaf<'a>(name: &str, clusters: &'a Clusters) -> Option<&'a Leaf> {
+pub(crate) fn leaf<'a>(name: &str, clusters: &'a ClusterMap) -> Option<&'a LeafCluster> {
     match clusters.clusters.get(name)?.as_deref() {
         Ok(Cluster::Leaf(leaf)) => Some(leaf),
         _ => None,
@@ -148,7 +148,7 @@ fn is_named(parent: &Description) -> bool {
 }
 
 /// The priorities that the priority policy has no child for: those behind the one that serves.
-fn standing_by(resolver: &Description, priorities: &PolicyNode, clusters: &Clusters) -> Vec<PolicyNode> {
+fn standing_by(resolver: &Description, priorities: &PolicyNode, clusters: &ClusterMap) -> Vec<PolicyNode> {
     let mut found = Vec::new();
     let mechanisms = resolver.details.get("mechanisms").and_then(Value::as_object);
     for (cluster, mechanism) in mechanisms.into_iter().flatten() {

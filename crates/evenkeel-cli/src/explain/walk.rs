@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use evenkeel_core::{
-    Address, Call, CallEnd, Code, Core, Description, Effect, Event, Headers, Instant, Pick, Rng, RootPicker,
-    Status,
+    Address, CallOutcome, Code, Core, Description, Instant, LbEffect, LbEvent, PickArgs, PickResult,
+    RequestMetadata, Rng, RootPicker, Status,
 };
 use evenkeel_xds::follow::{XdsResolver, XdsResolverUpdate};
 use evenkeel_xds::graph::XdsConfig;
@@ -58,14 +58,14 @@ impl ClientSimulation {
                 break;
             }
         }
-        walk.core.handle(Event::ExitIdle, Instant::ORIGIN);
+        walk.core.handle(LbEvent::ExitIdle, Instant::ORIGIN);
         walk.run_to_stable();
         walk
     }
 
     /// Looks at what is known, and says whether that led on: to another config, or to a name.
     fn follow(&mut self, known: &LocalResources) -> bool {
-        let dynamic: Vec<_> = self.core.wanted_clusters().cloned().collect();
+        let dynamic: Vec<_> = self.core.subscribed_clusters().cloned().collect();
         let followed = self.follower.resolve(&dynamic, known);
         let mut is_news = followed.update.is_some();
         for host in followed.hosts {
@@ -90,8 +90,8 @@ impl ClientSimulation {
             self.picker = pass.picker.or(self.picker.take());
             let mut is_still = true;
             for effect in pass.effects {
-                if let Effect::Dial { id, .. } = effect {
-                    self.core.handle(Event::Connected(id), Instant::ORIGIN);
+                if let LbEffect::Connect { id, .. } = effect {
+                    self.core.handle(LbEvent::Connected(id), Instant::ORIGIN);
                     is_still = false;
                 }
             }
@@ -115,7 +115,7 @@ impl ClientSimulation {
     /// `None` if they wait.
     pub(crate) fn pick(
         &mut self,
-        (path, headers): (&str, &dyn Headers),
+        (path, headers): (&str, &dyn RequestMetadata),
         child: &str,
         hash: u64,
     ) -> Result<Option<Address>, Status> {
@@ -123,23 +123,27 @@ impl ClientSimulation {
         let mut dropped = None;
         for entropy in 0..PICKS {
             let Some(picker) = &self.picker else { return Ok(None) };
-            let call = Call::new(path, entropy).with_headers(headers).with_cluster(child).with_hash(hash);
+            let call = PickArgs::new(path, entropy).with_headers(headers).with_cluster(child).with_hash(hash);
             match picker.pick(&call) {
-                Pick::To(id, trackers) => {
-                    trackers.finish(&CallEnd::Finished { code: Code::Ok, at: Instant::ORIGIN, load: None });
+                PickResult::Complete(id, trackers) => {
+                    trackers.finish(&CallOutcome::Finished {
+                        code: Code::Ok,
+                        at: Instant::ORIGIN,
+                        load: None,
+                    });
                     return Ok(self.core.subchannel(id).map(|subchannel| subchannel.address().clone()));
                 }
-                Pick::Queue { .. } if waits == TRIES => return Ok(None),
-                Pick::Queue { connect } => {
+                PickResult::Queue { .. } if waits == TRIES => return Ok(None),
+                PickResult::Queue { connect } => {
                     waits += 1;
                     if let Some(id) = connect {
-                        self.core.handle(Event::Connect(id), Instant::ORIGIN);
+                        self.core.handle(LbEvent::Connect(id), Instant::ORIGIN);
                     }
                     self.run_to_stable();
                 }
-                Pick::Fail(status) => return Err(status),
+                PickResult::Fail(status) => return Err(status),
                 // Chance may spare the next one.
-                Pick::Drop(status) => dropped = Some(status),
+                PickResult::Drop(status) => dropped = Some(status),
             }
         }
         dropped.map_or(Ok(None), Err)

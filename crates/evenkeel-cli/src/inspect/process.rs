@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 
 use evenkeel::admin::{ChannelState, EndpointState, State};
-use evenkeel::{Connectivity, Description};
+use evenkeel::{ConnectivityState, Description};
 use serde_json::Value;
 
 use super::draw::{self, TreeNode, grouped};
@@ -13,7 +13,7 @@ use crate::ui::{self, TerminalOutput, TextStyle};
 
 /// Whether a channel or an endpoint is in TRANSIENT_FAILURE.
 pub(super) fn is_bad(state: &State) -> bool {
-    let failed = |state| state == Connectivity::TransientFailure;
+    let failed = |state| state == ConnectivityState::TransientFailure;
     state.channels.iter().any(|channel| {
         failed(channel.state) || channel.endpoints.iter().any(|endpoint| failed(endpoint.state))
     })
@@ -225,20 +225,20 @@ fn decimals(number: f64) -> String {
     }
 }
 
-fn name(state: Connectivity) -> &'static str {
+fn name(state: ConnectivityState) -> &'static str {
     match state {
-        Connectivity::Idle => "IDLE",
-        Connectivity::Connecting => "CONNECTING",
-        Connectivity::Ready => "READY",
-        Connectivity::TransientFailure => "TRANSIENT_FAILURE",
+        ConnectivityState::Idle => "IDLE",
+        ConnectivityState::Connecting => "CONNECTING",
+        ConnectivityState::Ready => "READY",
+        ConnectivityState::TransientFailure => "TRANSIENT_FAILURE",
     }
 }
 
-fn style(state: Connectivity) -> TextStyle {
+fn style(state: ConnectivityState) -> TextStyle {
     match state {
-        Connectivity::Ready => TextStyle::Good,
-        Connectivity::Idle => TextStyle::Faint,
-        Connectivity::Connecting => TextStyle::Warn,
-        Connectivity::TransientFailure => TextStyle::Bad,
+        ConnectivityState::Ready => TextStyle::Good,
+        ConnectivityState::Idle => TextStyle::Faint,
+        ConnectivityState::Connecting => TextStyle::Warn,
+        ConnectivityState::TransientFailure => TextStyle::Bad,
     }
 }

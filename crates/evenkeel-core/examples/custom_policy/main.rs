@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use evenkeel_core::{
-    Call, CallEnd, Code, Core, Effect, Endpoint, Endpoints, Event, Instant, LoadReport, Locality, Pick,
-    Registry, Rng, Update,
+    CallOutcome, Code, Core, Endpoint, Endpoints, Instant, LbEffect, LbEvent, LbUpdate, LoadReport, Locality,
+    PickArgs, PickResult, Registry, Rng,
 };
 use nearest::Nearest;
 
@@ -25,12 +25,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Endpoint::at("10.0.1.2:443").with_locality(zone("b"), 1),
     ]);
     let mut core = Core::builder(Rng::fixed(7)).build();
-    core.update(Update::new(config, endpoints));
+    core.update(LbUpdate::new(config, endpoints));
     let now = Instant::ORIGIN;
     let mut dialled = Vec::new();
     for effect in core.reconcile(now).effects {
-        if let Effect::Dial { id, .. } = effect {
-            core.handle(Event::Connected(id), now);
+        if let LbEffect::Connect { id, .. } = effect {
+            core.handle(LbEvent::Connected(id), now);
             dialled.push(id);
         }
     }
@@ -41,15 +41,18 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         [(0.3, "zone a has room"), (0.9, "zone a is busy"), (0.5, "zone a has room again")]
     {
         // What a driver does with an out-of-band report. The endpoint dialled first is the one in zone a.
-        core.handle(Event::Load(dialled[0], busy(utilization)), now);
+        core.handle(LbEvent::Load(dialled[0], busy(utilization)), now);
         core.reconcile(now);
         let mut counts = BTreeMap::new();
         for entropy in 0..1_000 {
-            let Pick::To(id, trackers) = picker.pick(&Call::new("/demo.Demo/Get", entropy)) else { continue };
+            let PickResult::Complete(id, trackers) = picker.pick(&PickArgs::new("/demo.Demo/Get", entropy))
+            else {
+                continue;
+            };
             let address = core.subchannel(id).map(|subchannel| subchannel.address().to_string());
             *counts.entry(address.unwrap_or_default()).or_insert(0) += 1;
             let load = busy(if id == dialled[0] { utilization } else { 0.2 });
-            trackers.finish(&CallEnd::Finished { code: Code::Ok, at: now, load: Some(&load) });
+            trackers.finish(&CallOutcome::Finished { code: Code::Ok, at: now, load: Some(&load) });
         }
         println!("{say:22} {counts:?}");
     }

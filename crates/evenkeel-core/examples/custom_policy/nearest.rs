@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use evenkeel_core::{
-    Call, CallEnd, ConfigError, Connectivity, Cx, Description, Eagerness, Endpoint, Endpoints, Fields, Fleet,
-    LbState, Look, Member, Pick, Picker, Policy, Shown, Status, SubchannelId, Tracker, Trackers,
+    CachedState, CallOutcome, CallTracker, CallTrackers, ConfigError, ConfigFields, ConnectMode,
+    ConnectivityState, Cx, DescribeCx, Description, Endpoint, EndpointEntry, EndpointList, Endpoints,
+    LbState, PickArgs, PickResult, Picker, Policy, Status, SubchannelId,
 };
 
 /// Metadata under which an operator can set an endpoint aside: `{"example": {"aside": true}}`.
@@ -19,8 +20,8 @@ pub(crate) const ASIDE: (&str, &str) = ("example", "aside");
 /// The policy.
 #[derive(Default)]
 pub(crate) struct Nearest {
-    fleet: Fleet<Known>,
-    shown: Shown<Seen>,
+    fleet: EndpointList<Known>,
+    shown: CachedState<Seen>,
 }
 
 /// What it remembers about an endpoint.
@@ -40,7 +41,7 @@ pub(crate) struct NearestConfig {
 /// What a picker is made from; while it stays equal, so does the picker.
 #[derive(PartialEq)]
 struct Seen {
-    connectivity: Connectivity,
+    connectivity: ConnectivityState,
     near: Vec<(SubchannelId, u32)>,
     far: Vec<(SubchannelId, u32)>,
     max_utilization: f64,
@@ -50,7 +51,7 @@ struct Seen {
 impl Policy for Nearest {
     type Config = NearestConfig;
 
-    fn parse(fields: &Fields<'_>) -> Result<NearestConfig, ConfigError> {
+    fn parse(fields: &ConfigFields<'_>) -> Result<NearestConfig, ConfigError> {
         let zone =
             fields.str("zone")?.ok_or_else(|| fields.error("zone", "is required: the zone to stay in"))?;
         let max_utilization = fields.f64("maxUtilization")?.unwrap_or(0.8);
@@ -61,8 +62,8 @@ impl Policy for Nearest {
     }
 
     fn reconcile(&mut self, config: &NearestConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
-        self.fleet.reconcile(endpoints, Eagerness::Eager, cx);
-        for member in self.fleet.members_mut() {
+        self.fleet.reconcile(endpoints, ConnectMode::Eager, cx);
+        for member in self.fleet.entries_mut() {
             read_load(member, cx);
         }
         let (mut near, mut far) = (Vec::new(), Vec::new());
@@ -72,20 +73,21 @@ impl Policy for Nearest {
             side.push((id, member.endpoint.weight().unwrap_or(1)));
         }
         let connectivity = self.fleet.connectivity();
-        let failing = connectivity == Connectivity::TransientFailure;
+        let failing = connectivity == ConnectivityState::TransientFailure;
         let failure = failing.then(|| self.fleet.failure(cx));
         let max_utilization = config.max_utilization;
         let fleet = &self.fleet;
-        self.shown.show(Seen { connectivity, near, far, max_utilization, failure }, |seen| {
-            match &seen.failure {
+        self.shown.get_or_build(
+            Seen { connectivity, near, far, max_utilization, failure },
+            |seen| match &seen.failure {
                 Some(failure) => LbState::failing(failure.clone()),
                 None if seen.near.is_empty() && seen.far.is_empty() => LbState::connecting(),
                 None => LbState::new(connectivity, NearestPicker::new(seen, fleet)),
-            }
-        })
+            },
+        )
     }
 
-    fn describe(&self, look: &Look<'_>) -> Description {
+    fn describe(&self, look: &DescribeCx<'_>) -> Description {
         let mut description = Description::new();
         self.fleet.describe(&mut description, look, |_, member, row| {
             row.weight = member.endpoint.weight().map(f64::from);
@@ -98,13 +100,13 @@ impl Policy for Nearest {
 }
 
 /// Asks for out-of-band reports, and takes in the one that came since the last pass.
-fn read_load(member: &mut Member<Known>, cx: &mut Cx<'_>) {
+fn read_load(member: &mut EndpointEntry<Known>, cx: &mut Cx<'_>) {
     let Some(id) = member.ready() else { return };
     cx.watch_load(id, Duration::from_secs(1));
-    let Some(subchannel) = cx.look(id) else { return };
-    if let Some((_, load)) = subchannel.load().filter(|_| subchannel.loads() != member.own.reports) {
-        member.own.reports = subchannel.loads();
-        member.own.utilization.set(load.cpu_utilization);
+    let Some(subchannel) = cx.peek(id) else { return };
+    if let Some((_, load)) = subchannel.load().filter(|_| subchannel.loads() != member.data.reports) {
+        member.data.reports = subchannel.loads();
+        member.data.utilization.set(load.cpu_utilization);
     }
 }
 
@@ -126,14 +128,14 @@ impl Utilization {
     }
 }
 
-impl Tracker for Utilization {
-    fn finished(&self, end: &CallEnd<'_>) {
-        if let CallEnd::Finished { load: Some(load), .. } = end {
+impl CallTracker for Utilization {
+    fn finished(&self, end: &CallOutcome<'_>) {
+        if let CallOutcome::Finished { load: Some(load), .. } = end {
             self.set(load.cpu_utilization);
         }
     }
 
-    fn wants_load(&self) -> bool {
+    fn needs_load_report(&self) -> bool {
         true
     }
 }
@@ -151,12 +153,12 @@ struct Candidate {
 }
 
 impl NearestPicker {
-    fn new(seen: &Seen, fleet: &Fleet<Known>) -> NearestPicker {
+    fn new(seen: &Seen, fleet: &EndpointList<Known>) -> NearestPicker {
         let load_of = |id| {
             fleet
                 .ready()
                 .find(|(_, ready)| *ready == id)
-                .map(|(member, _): (&Member<_>, _)| member.own.utilization.clone())
+                .map(|(member, _): (&EndpointEntry<_>, _)| member.data.utilization.clone())
         };
         let candidates = |side: &[(SubchannelId, u32)]| {
             let candidate = |&(id, weight): &(SubchannelId, u32)| {
@@ -173,21 +175,21 @@ impl NearestPicker {
 }
 
 impl Picker for NearestPicker {
-    fn pick(&self, call: &Call<'_>) -> Pick {
+    fn pick(&self, call: &PickArgs<'_>) -> PickResult {
         let has_room = |candidate: &&Candidate| candidate.utilization.get() < self.max_utilization;
         let sides = [
             self.near.iter().filter(has_room).collect::<Vec<_>>(),
             self.far.iter().collect(),
             self.near.iter().collect(),
         ];
-        let Some(side) = sides.into_iter().find(|side| !side.is_empty()) else { return Pick::QUEUE };
+        let Some(side) = sides.into_iter().find(|side| !side.is_empty()) else { return PickResult::QUEUE };
         let mut point = call.random_below(side.iter().map(|candidate| candidate.weight).sum());
         for candidate in side {
             if point < candidate.weight {
-                return Pick::To(candidate.id, Trackers::one(candidate.utilization.clone()));
+                return PickResult::Complete(candidate.id, CallTrackers::one(candidate.utilization.clone()));
             }
             point -= candidate.weight;
         }
-        Pick::QUEUE
+        PickResult::QUEUE
     }
 }

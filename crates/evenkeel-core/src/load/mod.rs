@@ -4,7 +4,7 @@ mod store;
 mod sums;
 
 pub use store::{ClusterLoad, ClusterStats, DropCount, LoadStore, LocalityLoad, LocalityStats};
-pub use sums::Sum;
+pub use sums::MetricSum;
 
 /// One load report, per call or out of band. Utilisations are shares of capacity, rates are per second; what was not
 /// reported is 0 or absent, as on the wire.

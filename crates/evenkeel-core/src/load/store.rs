@@ -19,23 +19,23 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::cluster::BackendMetrics;
-use crate::load::Sum;
-use crate::load::sums::Sums;
-use crate::{CallEnd, Code, Instant, Locality};
+use crate::load::MetricSum;
+use crate::load::sums::MetricSums;
+use crate::{CallOutcome, Code, Instant, Locality};
 
 /// How many counters of one kind may wait to be reported while nobody holds them; where names come and go and no
 /// report gets through, those beyond are forgotten.
-const ROOM: usize = 1_000;
+const MAX_UNHELD: usize = 1_000;
 
 /// Everything that is counted for load reports. Made once per xDS client and given to every core of it; it is a
 /// value, so that tests and simulations have their own.
 #[derive(Default)]
 pub struct LoadStore {
-    servers: Mutex<BTreeMap<Arc<str>, Ledger<Key, ClusterLoad>>>,
+    servers: Mutex<BTreeMap<Arc<str>, CounterMap<LoadKey, ClusterLoad>>>,
 }
 
 /// A cluster and the name under which its endpoints are asked for, if it has one.
-type Key = (Arc<str>, Option<Arc<str>>);
+type LoadKey = (Arc<str>, Option<Arc<str>>);
 
 impl LoadStore {
     /// The counts of a cluster that reports to `server`. They are shared by all who ask for the same while anybody
@@ -49,16 +49,16 @@ impl LoadStore {
     ) -> Arc<ClusterLoad> {
         let mut servers = lock(&self.servers);
         if !servers.contains_key(server) {
-            servers.insert(server.into(), Ledger::default());
+            servers.insert(server.into(), CounterMap::default());
         }
-        let ledger = servers.get_mut(server).expect("it was found or made just now");
-        ledger.entry((cluster.into(), eds_service_name.map(Into::into)), || ClusterLoad::new(now))
+        let counters = servers.get_mut(server).expect("it was found or made just now");
+        counters.entry((cluster.into(), eds_service_name.map(Into::into)), || ClusterLoad::new(now))
     }
 
     /// The servers that there is something to report to, each with whether anybody counts for it still.
     pub fn servers(&self) -> Vec<(Arc<str>, bool)> {
         let mut servers = lock(&self.servers);
-        servers.iter_mut().map(|(server, ledger)| (server.clone(), ledger.is_held())).collect()
+        servers.iter_mut().map(|(server, counters)| (server.clone(), counters.is_held())).collect()
     }
 
     /// What happened since the last time for the clusters that report to `server` and whose names are `wanted`,
@@ -66,14 +66,14 @@ impl LoadStore {
     /// are forgotten, wanted or not.
     pub fn take(&self, server: &str, wanted: impl Fn(&str) -> bool, now: Instant) -> Vec<ClusterStats> {
         let mut servers = lock(&self.servers);
-        let Some(ledger) = servers.get_mut(server) else { return Vec::new() };
+        let Some(counters) = servers.get_mut(server) else { return Vec::new() };
         let mut all = Vec::new();
-        ledger.take(|(cluster, eds_service_name), load| {
+        counters.take(|(cluster, eds_service_name), load| {
             if wanted(cluster) {
                 all.push(load.take(cluster, eds_service_name.as_ref(), now));
             }
         });
-        if ledger.all.is_empty() {
+        if counters.all.is_empty() {
             servers.remove(server);
         }
         all.retain(|stats| !stats.is_empty());
@@ -90,10 +90,10 @@ impl fmt::Debug for LoadStore {
 /// What is counted for one cluster.
 #[derive(Debug)]
 pub struct ClusterLoad {
-    drops: Mutex<Ledger<Arc<str>, DropCount>>,
+    drops: Mutex<CounterMap<Arc<str>, DropCount>>,
     /// Drops without a category.
     shed: DropCount,
-    localities: Mutex<Ledger<(Arc<Locality>, BackendMetrics), LocalityLoad>>,
+    localities: Mutex<CounterMap<(Arc<Locality>, BackendMetrics), LocalityLoad>>,
     taken_at: Mutex<Instant>,
 }
 
@@ -173,15 +173,15 @@ impl DropCount {
 /// What is counted for one locality of a cluster.
 #[derive(Debug)]
 pub struct LocalityLoad {
-    calls: Calls,
-    sums: Sums,
-    taken: Mutex<Totals>,
+    calls: AtomicCallTotals,
+    sums: MetricSums,
+    taken: Mutex<CallTotals>,
 }
 
 /// Totals of calls, on a cache line of their own.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct Calls {
+struct AtomicCallTotals {
     issued: AtomicU64,
     succeeded: AtomicU64,
     failed: AtomicU64,
@@ -189,7 +189,7 @@ struct Calls {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Totals {
+struct CallTotals {
     issued: u64,
     succeeded: u64,
     failed: u64,
@@ -198,7 +198,11 @@ struct Totals {
 
 impl LocalityLoad {
     fn new(metrics: &BackendMetrics) -> LocalityLoad {
-        LocalityLoad { calls: Calls::default(), sums: Sums::new(metrics), taken: Mutex::default() }
+        LocalityLoad {
+            calls: AtomicCallTotals::default(),
+            sums: MetricSums::new(metrics),
+            taken: Mutex::default(),
+        }
     }
 
     /// Counts a call that starts; it must be finished once.
@@ -208,13 +212,13 @@ impl LocalityLoad {
 
     /// Counts how a call ended. One that was not sent counts as never issued. Of the load report only the metrics that
     /// are wanted count.
-    pub fn finish(&self, end: &CallEnd<'_>) {
+    pub fn finish(&self, end: &CallOutcome<'_>) {
         // Release, so that who sees the end sees the start too.
         let add = |total: &AtomicU64| total.fetch_add(1, Ordering::Release);
         match end {
-            CallEnd::Unsent => drop(add(&self.calls.unsent)),
-            CallEnd::Cancelled => drop(add(&self.calls.failed)),
-            CallEnd::Finished { code, load, .. } => {
+            CallOutcome::Unsent => drop(add(&self.calls.unsent)),
+            CallOutcome::Cancelled => drop(add(&self.calls.failed)),
+            CallOutcome::Finished { code, load, .. } => {
                 let ok = *code == Code::Ok;
                 let turn = add(if ok { &self.calls.succeeded } else { &self.calls.failed });
                 if let Some(report) = load {
@@ -225,13 +229,13 @@ impl LocalityLoad {
     }
 
     /// Whether load reports are read at all.
-    pub fn wants_load(&self) -> bool {
-        self.sums.are_wanted()
+    pub fn needs_load_report(&self) -> bool {
+        self.sums.is_enabled()
     }
 
     /// Calls since it exists, unaffected by reports: issued, succeeded, failed, in progress.
     pub fn totals(&self) -> [u64; 4] {
-        let Totals { issued, succeeded, failed, in_progress } = self.calls.totals();
+        let CallTotals { issued, succeeded, failed, in_progress } = self.calls.totals();
         [issued, succeeded, failed, in_progress]
     }
 
@@ -251,24 +255,24 @@ impl LocalityLoad {
             mem_utilization: sums.mem_utilization,
             application_utilization: sums.application_utilization,
             named_metrics: sums.named,
-            metrics_left_out: sums.left_out,
+            dropped_metrics: sums.dropped,
         };
-        *taken = Totals { issued, ..totals };
+        *taken = CallTotals { issued, ..totals };
         stats
     }
 }
 
-impl Calls {
+impl AtomicCallTotals {
     /// Ends are read before starts, so that no end is seen without its start. Between the two, calls may start and end; so that
     /// those do not count as in progress, ends are read once more.
-    fn totals(&self) -> Totals {
+    fn totals(&self) -> CallTotals {
         let ends =
             || [&self.unsent, &self.succeeded, &self.failed].map(|total| total.load(Ordering::Acquire));
         let [unsent, succeeded, failed] = ends();
         // Acquire, so that the ends below are read after it.
         let started = self.issued.load(Ordering::Acquire);
         let in_progress = started.saturating_sub(ends().iter().sum());
-        Totals { issued: started - unsent, succeeded, failed, in_progress }
+        CallTotals { issued: started - unsent, succeeded, failed, in_progress }
     }
 }
 
@@ -309,21 +313,21 @@ pub struct LocalityStats {
     /// Calls that had not ended when this was taken.
     pub in_progress: u64,
     /// `cpu_utilization`, over the calls that came with it.
-    pub cpu_utilization: Sum,
+    pub cpu_utilization: MetricSum,
     /// `mem_utilization`, over the calls that came with it.
-    pub mem_utilization: Sum,
+    pub mem_utilization: MetricSum,
     /// `application_utilization`, over the calls that came with it.
-    pub application_utilization: Sum,
+    pub application_utilization: MetricSum,
     /// `named_metrics` by key.
-    pub named_metrics: BTreeMap<String, Sum>,
+    pub named_metrics: BTreeMap<String, MetricSum>,
     /// Values of named metrics that were not counted because there were too many names.
-    pub metrics_left_out: u64,
+    pub dropped_metrics: u64,
 }
 
 impl LocalityStats {
     /// A call's report may be counted after its end was taken: then there are metrics without a call.
     fn is_empty(&self) -> bool {
-        let calls = [self.issued, self.succeeded, self.failed, self.in_progress, self.metrics_left_out];
+        let calls = [self.issued, self.succeeded, self.failed, self.in_progress, self.dropped_metrics];
         let sums = [self.cpu_utilization, self.mem_utilization, self.application_utilization];
         calls == [0; 5] && sums.iter().all(|sum| sum.count == 0) && self.named_metrics.is_empty()
     }
@@ -331,26 +335,26 @@ impl LocalityStats {
 
 /// Counters by key. Those that nobody holds stay until they are taken, or until there are too many.
 #[derive(Debug)]
-struct Ledger<K, V> {
+struct CounterMap<K, V> {
     all: BTreeMap<K, Arc<V>>,
     /// How many there may be before those that nobody holds are looked for.
-    room: usize,
+    capacity: usize,
 }
 
-impl<K, V> Default for Ledger<K, V> {
-    fn default() -> Ledger<K, V> {
-        Ledger { all: BTreeMap::new(), room: ROOM }
+impl<K, V> Default for CounterMap<K, V> {
+    fn default() -> CounterMap<K, V> {
+        CounterMap { all: BTreeMap::new(), capacity: MAX_UNHELD }
     }
 }
 
-impl<K: Ord, V> Ledger<K, V> {
+impl<K: Ord, V> CounterMap<K, V> {
     fn entry(&mut self, key: K, make: impl FnOnce() -> V) -> Arc<V> {
         if let Some(found) = self.all.get(&key) {
             return found.clone();
         }
-        if self.all.len() >= self.room {
+        if self.all.len() >= self.capacity {
             self.all.retain(|_, value| is_held(value));
-            self.room = ROOM.max(2 * self.all.len());
+            self.capacity = MAX_UNHELD.max(2 * self.all.len());
         }
         let value = Arc::new(make());
         self.all.insert(key, value.clone());

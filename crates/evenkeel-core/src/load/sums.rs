@@ -15,26 +15,26 @@ const SHARDS: usize = 8;
 
 /// How many named metrics a shard tells apart. Names come from backends, and the next report to the control plane may be
 /// long in coming.
-const NAMES: usize = 1_000;
+const MAX_NAMES: usize = 1_000;
 
 /// A metric over several calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Sum {
+pub struct MetricSum {
     /// How many calls came with the metric.
     pub count: u64,
     /// The sum of their values; finite.
     pub total: f64,
 }
 
-impl Sum {
+impl MetricSum {
     /// A value that is not finite would spoil the sum for all others, so it does not count.
     fn add(&mut self, value: f64) {
         if value.is_finite() {
-            self.merge(Sum { count: 1, total: value });
+            self.merge(MetricSum { count: 1, total: value });
         }
     }
 
-    fn merge(&mut self, other: Sum) {
+    fn merge(&mut self, other: MetricSum) {
         self.count += other.count;
         self.total = (self.total + other.total).clamp(f64::MIN, f64::MAX);
     }
@@ -49,38 +49,38 @@ impl Sum {
 
 /// The sums of one locality.
 #[derive(Debug)]
-pub(super) struct Sums {
+pub(super) struct MetricSums {
     metrics: BackendMetrics,
     /// None if no metric is wanted.
-    shards: Box<[Mutex<Shard>]>,
+    shards: Box<[Mutex<SumShard>]>,
 }
 
 #[derive(Debug, Default)]
-struct Shard {
-    cpu_utilization: Sum,
-    mem_utilization: Sum,
-    application_utilization: Sum,
-    named: FastMap<String, Sum>,
-    left_out: u64,
+struct SumShard {
+    cpu_utilization: MetricSum,
+    mem_utilization: MetricSum,
+    application_utilization: MetricSum,
+    named: FastMap<String, MetricSum>,
+    dropped: u64,
 }
 
 /// What was added up since the last time.
 #[derive(Debug, Default)]
-pub(super) struct Taken {
-    pub(super) cpu_utilization: Sum,
-    pub(super) mem_utilization: Sum,
-    pub(super) application_utilization: Sum,
-    pub(super) named: BTreeMap<String, Sum>,
-    pub(super) left_out: u64,
+pub(super) struct DrainedSums {
+    pub(super) cpu_utilization: MetricSum,
+    pub(super) mem_utilization: MetricSum,
+    pub(super) application_utilization: MetricSum,
+    pub(super) named: BTreeMap<String, MetricSum>,
+    pub(super) dropped: u64,
 }
 
-impl Sums {
-    pub(super) fn new(metrics: &BackendMetrics) -> Sums {
+impl MetricSums {
+    pub(super) fn new(metrics: &BackendMetrics) -> MetricSums {
         let shards = if *metrics == BackendMetrics::default() { 0 } else { SHARDS };
-        Sums { metrics: metrics.clone(), shards: (0..shards).map(|_| Mutex::default()).collect() }
+        MetricSums { metrics: metrics.clone(), shards: (0..shards).map(|_| Mutex::default()).collect() }
     }
 
-    pub(super) fn are_wanted(&self) -> bool {
+    pub(super) fn is_enabled(&self) -> bool {
         !self.shards.is_empty()
     }
 
@@ -103,22 +103,22 @@ impl Sums {
             }
             if let Some(sum) = shard.named.get_mut(name) {
                 sum.add(*value);
-            } else if shard.named.len() < NAMES {
+            } else if shard.named.len() < MAX_NAMES {
                 shard.named.entry(name.clone()).or_default().add(*value);
             } else {
-                shard.left_out += 1;
+                shard.dropped += 1;
             }
         }
     }
 
-    pub(super) fn take(&self) -> Taken {
-        let mut taken = Taken::default();
+    pub(super) fn take(&self) -> DrainedSums {
+        let mut taken = DrainedSums::default();
         for shard in &self.shards {
             let shard = &mut *shard.lock().unwrap_or_else(PoisonError::into_inner);
             taken.cpu_utilization.merge(std::mem::take(&mut shard.cpu_utilization));
             taken.mem_utilization.merge(std::mem::take(&mut shard.mem_utilization));
             taken.application_utilization.merge(std::mem::take(&mut shard.application_utilization));
-            taken.left_out += std::mem::take(&mut shard.left_out);
+            taken.dropped += std::mem::take(&mut shard.dropped);
             // Names that came stay for the next interval, so that calls find their place made.
             shard.named.retain(|name, sum| {
                 let sum = std::mem::take(sum);

@@ -12,20 +12,20 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::cluster::{Cluster, is_same_cluster};
-use crate::config::{ConfigError, Fields, LbConfig, object};
-use crate::describe::{Description, Look};
-use crate::policy::cluster_resolver::{self, ClusterResolver, ClusterResolverConfig, Mechanism};
-use crate::policy::{LbState, Policy, Shown};
-use crate::{Child, Cx, Endpoints, Status};
+use crate::config::{ConfigError, ConfigFields, LbConfig, object};
+use crate::describe::{DescribeCx, Description};
+use crate::policy::cluster_resolver::{self, ClusterResolver, ClusterResolverConfig, DiscoveryMechanism};
+use crate::policy::{CachedState, LbState, Policy};
+use crate::{ChildPolicy, Cx, Endpoints, Status};
 
 /// The policy.
 #[derive(Debug, Default)]
 pub struct Cds {
     cluster: Option<Arc<str>>,
-    last: Option<Outcome>,
-    child: Child,
-    failing: Shown<Status>,
-    waiting: Shown<()>,
+    last: Option<CdsResult>,
+    child: ChildPolicy,
+    failing: CachedState<Status>,
+    waiting: CachedState<()>,
 }
 
 /// Settings of `cds_experimental`.
@@ -40,7 +40,7 @@ pub struct CdsConfig {
 impl Policy for Cds {
     type Config = CdsConfig;
 
-    fn parse(fields: &Fields<'_>) -> Result<CdsConfig, ConfigError> {
+    fn parse(fields: &ConfigFields<'_>) -> Result<CdsConfig, ConfigError> {
         let cluster = fields.str("cluster")?.filter(|name| !name.is_empty());
         let cluster =
             cluster.ok_or_else(|| fields.error("cluster", "is required: the name of the cluster"))?;
@@ -61,14 +61,14 @@ impl Policy for Cds {
             self.last = None;
         }
         if config.is_dynamic {
-            cx.want_cluster(&config.cluster);
+            cx.subscribe_cluster(&config.cluster);
         }
-        let found = Found::look(&config.cluster, cx);
+        let found = CdsLookup::lookup(&config.cluster, cx);
         // A74: updates that say nothing yet of a cluster that was asked for are passed over.
         if !(config.is_dynamic && found.cluster.is_none()) {
             self.last = match self.last.take() {
                 Some(last) if last.found == found => Some(last),
-                _ => Some(Outcome { config: found.resolver_config(), found }),
+                _ => Some(CdsResult { config: found.resolver_config(), found }),
             };
         }
         let outcome = self.last.as_ref().map(|last| &last.config);
@@ -77,97 +77,100 @@ impl Policy for Cds {
         }
         std::mem::take(&mut self.child).release(cx);
         match outcome {
-            Some(Ok(_)) | None => self.waiting.show((), |()| LbState::connecting()),
+            Some(Ok(_)) | None => self.waiting.get_or_build((), |()| LbState::connecting()),
             Some(Err(reason)) => {
                 let status = reason.status(&config.cluster, cx);
-                self.failing.show(status, |status| LbState::dropping(status.clone()))
+                self.failing.get_or_build(status, |status| LbState::dropping(status.clone()))
             }
         }
     }
 
-    fn each_child(&mut self, visit: &mut dyn FnMut(&mut Child)) {
+    fn each_child(&mut self, visit: &mut dyn FnMut(&mut ChildPolicy)) {
         visit(&mut self.child);
     }
 
-    fn describe(&self, look: &Look<'_>) -> Description {
+    fn describe(&self, cx: &DescribeCx<'_>) -> Description {
         let mut description = Description::new().detail("cluster", self.cluster.as_deref());
         if let Some(found) = self.last.as_ref().map(|last| &last.found).filter(|found| found.is_aggregate()) {
             let leaves: Vec<&str> = found.leaves.iter().map(|(name, _)| &**name).collect();
             description = description.detail("leaves", leaves);
         }
-        description.child("cluster_resolver", self.child.describe(look))
+        description.child("cluster_resolver", self.child.describe(cx))
     }
 }
 
 /// What was found, and what it means: the config of the child, or why there is none.
 #[derive(Debug)]
-struct Outcome {
-    found: Found,
-    config: Result<LbConfig, Unusable>,
+struct CdsResult {
+    found: CdsLookup,
+    config: Result<LbConfig, UnusableCluster>,
 }
 
 /// Why a cluster cannot be used.
 #[derive(Debug)]
-enum Unusable {
+enum UnusableCluster {
     /// Discovery says why, and of which cluster.
-    Told(Status),
+    Reported(Status),
     /// What discovery found does not do.
-    Seen(String),
+    Invalid(String),
 }
 
-impl Unusable {
+impl UnusableCluster {
     fn status(&self, cluster: &str, cx: &Cx<'_>) -> Status {
         match self {
-            Unusable::Told(status) => Status::unavailable(status.message()),
-            Unusable::Seen(reason) => cx.unavailable(format_args!("cluster {cluster:?}: {reason}")),
+            UnusableCluster::Reported(status) => Status::unavailable(status.message()),
+            UnusableCluster::Invalid(reason) => cx.unavailable(format_args!("cluster {cluster:?}: {reason}")),
         }
     }
 }
 
 /// What discovery says of a cluster.
-type Seen = Option<Result<Arc<Cluster>, Status>>;
+type ClusterLookup = Option<Result<Arc<Cluster>, Status>>;
 
 /// What discovery says of the cluster, and of its leaves if it is an aggregate.
 #[derive(Debug)]
-struct Found {
-    cluster: Seen,
-    leaves: Vec<(Arc<str>, Seen)>,
+struct CdsLookup {
+    cluster: ClusterLookup,
+    leaves: Vec<(Arc<str>, ClusterLookup)>,
 }
 
-impl Found {
-    fn look(name: &Arc<str>, cx: &mut Cx<'_>) -> Found {
+impl CdsLookup {
+    fn lookup(name: &Arc<str>, cx: &mut Cx<'_>) -> CdsLookup {
         let cluster = cx.cluster(name);
-        let leaves = match cluster.as_ref().and_then(|seen| seen.as_deref().ok()) {
+        let leaves = match cluster.as_ref().and_then(|found| found.as_deref().ok()) {
             Some(Cluster::Aggregate { leaves }) => {
                 leaves.iter().map(|leaf| (leaf.clone(), cx.cluster(leaf))).collect()
             }
             Some(Cluster::Leaf(_)) | None => Vec::new(),
         };
-        Found { cluster, leaves }
+        CdsLookup { cluster, leaves }
     }
 
     fn is_aggregate(&self) -> bool {
-        matches!(self.cluster.as_ref().and_then(|seen| seen.as_deref().ok()), Some(Cluster::Aggregate { .. }))
+        matches!(
+            self.cluster.as_ref().and_then(|found| found.as_deref().ok()),
+            Some(Cluster::Aggregate { .. })
+        )
     }
 
-    fn resolver_config(&self) -> Result<LbConfig, Unusable> {
+    fn resolver_config(&self) -> Result<LbConfig, UnusableCluster> {
         let settings = match usable(&self.cluster)? {
             Cluster::Leaf(leaf) => ClusterResolverConfig::of_leaf(leaf),
             Cluster::Aggregate { .. } => {
-                let mechanisms = self.leaves.iter().map(|(name, seen)| mechanism(name, seen)).collect();
+                let mechanisms = self.leaves.iter().map(|(name, found)| mechanism(name, found)).collect();
                 ClusterResolverConfig { mechanisms }
             }
         };
         if settings.mechanisms.iter().all(|mechanism| mechanism.leaf().is_none()) {
-            return Err(Unusable::Seen(none_usable(&settings.mechanisms)));
+            return Err(UnusableCluster::Invalid(none_usable(&settings.mechanisms)));
         }
         Ok(LbConfig::new::<ClusterResolver>(cluster_resolver::NAME, settings))
     }
 }
 
-impl PartialEq for Found {
-    fn eq(&self, other: &Found) -> bool {
-        let same = |a: &Seen, b: &Seen| match (a, b) {
+impl PartialEq for CdsLookup {
+    fn eq(&self, other: &CdsLookup) -> bool {
+        let same = |a: &ClusterLookup, b: &ClusterLookup| match (a, b) {
             (Some(a), Some(b)) => is_same_cluster(a, b),
             (a, b) => a.is_none() && b.is_none(),
         };
@@ -178,33 +181,33 @@ impl PartialEq for Found {
 }
 
 /// The cluster, or why it cannot be used.
-fn usable(seen: &Seen) -> Result<&Cluster, Unusable> {
-    match seen {
+fn usable(found: &ClusterLookup) -> Result<&Cluster, UnusableCluster> {
+    match found {
         Some(Ok(cluster)) => Ok(cluster),
-        Some(Err(status)) => Err(Unusable::Told(status.clone())),
-        None => Err(Unusable::Seen("discovery knows nothing of it".to_owned())),
+        Some(Err(status)) => Err(UnusableCluster::Reported(status.clone())),
+        None => Err(UnusableCluster::Invalid("discovery knows nothing of it".to_owned())),
     }
 }
 
-fn mechanism(name: &Arc<str>, seen: &Seen) -> Mechanism {
-    let reason = match usable(seen) {
-        Ok(Cluster::Leaf(leaf)) => return Mechanism::Leaf(Box::new(leaf.clone())),
+fn mechanism(name: &Arc<str>, found: &ClusterLookup) -> DiscoveryMechanism {
+    let reason = match usable(found) {
+        Ok(Cluster::Leaf(leaf)) => return DiscoveryMechanism::Leaf(Box::new(leaf.clone())),
         Ok(Cluster::Aggregate { .. }) => {
-            Unusable::Seen("it is an aggregate where a leaf cluster was expected".to_owned())
+            UnusableCluster::Invalid("it is an aggregate where a leaf cluster was expected".to_owned())
         }
         Err(reason) => reason,
     };
     let reason = match reason {
-        Unusable::Told(status) => status,
-        Unusable::Seen(reason) => Status::unavailable(format!("cluster {name:?}: {reason}")),
+        UnusableCluster::Reported(status) => status,
+        UnusableCluster::Invalid(reason) => Status::unavailable(format!("cluster {name:?}: {reason}")),
     };
-    Mechanism::Unusable { cluster: name.clone(), reason }
+    DiscoveryMechanism::Unusable { cluster: name.clone(), reason }
 }
 
-fn none_usable(mechanisms: &[Mechanism]) -> String {
+fn none_usable(mechanisms: &[DiscoveryMechanism]) -> String {
     let first = mechanisms.iter().find_map(|mechanism| match mechanism {
-        Mechanism::Unusable { reason, .. } => Some(reason),
-        Mechanism::Leaf(_) => None,
+        DiscoveryMechanism::Unusable { reason, .. } => Some(reason),
+        DiscoveryMechanism::Leaf(_) => None,
     });
     match first {
         Some(reason) => {

@@ -7,32 +7,32 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::cx::Scope;
-use crate::describe::{Description, Look};
+use crate::cx::PolicyScope;
+use crate::describe::{DescribeCx, Description};
 use crate::policy::LbState;
-use crate::{Child, Connectivity, Cx, Endpoints, Instant, LbConfig};
+use crate::{ChildPolicy, ConnectivityState, Cx, Endpoints, Instant, LbConfig};
 
 /// Child policies by name, in the order of the names they were last given.
 #[derive(Debug, Default)]
-pub(crate) struct Children {
-    named: Vec<Named>,
+pub(crate) struct NamedChildren {
+    named: Vec<NamedChild>,
     /// No longer named, each with the moment when it is let go.
-    leaving: Vec<(Named, Instant)>,
+    leaving: Vec<(NamedChild, Instant)>,
     source: Option<Endpoints>,
 }
 
 /// One child.
 #[derive(Debug)]
-pub(crate) struct Named {
+pub(crate) struct NamedChild {
     name: Arc<str>,
-    child: Child,
+    child: ChildPolicy,
     endpoints: Endpoints,
     state: LbState,
     /// Failed, and not ready since.
     failed: bool,
 }
 
-impl Children {
+impl NamedChildren {
     /// Takes in which children there should be, and gives each its group of the endpoints; the caller then runs each
     /// of them. Those that are no longer named are kept `retention` long. Answers whether the names are others than
     /// before.
@@ -64,8 +64,8 @@ impl Children {
     }
 
     /// Keeps all children where nothing but what happened to some of them can have changed since the last run, and answers
-    /// which those are; they are to be [run](Children::at). `None` if all have to be: [`Children::update`] comes first then, and
-    /// [`Children::set_places`] at the end.
+    /// which those are; they are to be [run](NamedChildren::at). `None` if all have to be: [`NamedChildren::update`] comes first then, and
+    /// [`NamedChildren::set_indices`] at the end.
     pub(crate) fn keep(&self, cx: &mut Cx<'_>) -> Option<Vec<usize>> {
         if !self.leaving.is_empty() {
             return None;
@@ -74,14 +74,14 @@ impl Children {
     }
 
     /// The child at a place, to be run.
-    pub(crate) fn at(&mut self, place: usize) -> &mut Named {
+    pub(crate) fn at(&mut self, place: usize) -> &mut NamedChild {
         &mut self.named[place]
     }
 
-    /// Has children found by [`Children::keep`].
-    pub(crate) fn set_places(&self, cx: &mut Cx<'_>) {
+    /// Has children found by [`NamedChildren::keep`].
+    pub(crate) fn set_indices(&self, cx: &mut Cx<'_>) {
         for (place, named) in self.named.iter().enumerate() {
-            named.child.set_place(place, cx);
+            named.child.set_index(place, cx);
         }
     }
 
@@ -89,8 +89,9 @@ impl Children {
         let present = std::mem::take(&mut self.named).into_iter().map(|named| (named, leave_at));
         let all = present.chain(std::mem::take(&mut self.leaving));
         let mut old: BTreeMap<_, _> = all.map(|(named, at)| (named.name.clone(), (named, at))).collect();
-        self.named =
-            names.map(|name| old.remove(name).map_or_else(|| Named::new(name), |(named, _)| named)).collect();
+        self.named = names
+            .map(|name| old.remove(name).map_or_else(|| NamedChild::new(name), |(named, _)| named))
+            .collect();
         self.leaving = old.into_values().collect();
     }
 
@@ -106,24 +107,24 @@ impl Children {
     }
 
     /// Shows every child, those that are leaving too.
-    pub(crate) fn each(&mut self, visit: &mut dyn FnMut(&mut Child)) {
+    pub(crate) fn each(&mut self, visit: &mut dyn FnMut(&mut ChildPolicy)) {
         for named in self.named.iter_mut().chain(self.leaving.iter_mut().map(|(named, _)| named)) {
             visit(&mut named.child);
         }
     }
 
     /// The children that are named, in order.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Named> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &NamedChild> {
         self.named.iter()
     }
 
     /// The children that are named, in order, to be run.
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Named> {
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut NamedChild> {
         self.named.iter_mut()
     }
 
     /// The child, if only one is named.
-    pub(crate) fn only(&self) -> Option<&Named> {
+    pub(crate) fn only(&self) -> Option<&NamedChild> {
         match &self.named[..] {
             [only] => Some(only),
             _ => None,
@@ -131,29 +132,30 @@ impl Children {
     }
 
     /// The children that are kept although no longer named, with the moment when each is let go.
-    pub(crate) fn leaving(&self) -> impl Iterator<Item = (&Named, Instant)> {
+    pub(crate) fn leaving(&self) -> impl Iterator<Item = (&NamedChild, Instant)> {
         self.leaving.iter().map(|(named, at)| (named, *at))
     }
 
     /// READY if any child is, else CONNECTING if any is, else IDLE if any is, else TRANSIENT_FAILURE.
-    pub(crate) fn connectivity(&self) -> Connectivity {
-        let is_any = |state: &Connectivity| self.named.iter().any(|named| named.connectivity() == *state);
-        let order = [Connectivity::Ready, Connectivity::Connecting, Connectivity::Idle];
-        order.into_iter().find(is_any).unwrap_or(Connectivity::TransientFailure)
+    pub(crate) fn connectivity(&self) -> ConnectivityState {
+        let is_any =
+            |state: &ConnectivityState| self.named.iter().any(|named| named.connectivity() == *state);
+        let order = [ConnectivityState::Ready, ConnectivityState::Connecting, ConnectivityState::Idle];
+        order.into_iter().find(is_any).unwrap_or(ConnectivityState::TransientFailure)
     }
 
     /// Adds the children to a description, those that are leaving too: they hold connections.
-    pub(crate) fn describe(&self, description: Description, look: &Look<'_>) -> Description {
+    pub(crate) fn describe(&self, description: Description, cx: &DescribeCx<'_>) -> Description {
         let all = self.named.iter().chain(self.leaving.iter().map(|(named, _)| named));
-        all.fold(description, |all, named| all.child(&*named.name, named.child.describe(look)))
+        all.fold(description, |all, named| all.child(&*named.name, named.child.describe(cx)))
     }
 }
 
-impl Named {
-    fn new(name: &Arc<str>) -> Named {
-        Named {
+impl NamedChild {
+    fn new(name: &Arc<str>) -> NamedChild {
+        NamedChild {
             name: name.clone(),
-            child: Child::new(),
+            child: ChildPolicy::new(),
             endpoints: Endpoints::none(),
             state: LbState::connecting(),
             failed: false,
@@ -161,7 +163,7 @@ impl Named {
     }
 
     /// Runs the child with its group of the endpoints.
-    pub(crate) fn reconcile(&mut self, scope: Scope, config: &LbConfig, cx: &mut Cx<'_>) {
+    pub(crate) fn reconcile(&mut self, scope: PolicyScope, config: &LbConfig, cx: &mut Cx<'_>) {
         self.state = self.child.reconcile_in(scope, config, &self.endpoints, cx);
         self.remember_failure();
     }
@@ -186,9 +188,9 @@ impl Named {
 
     fn remember_failure(&mut self) {
         match self.state.connectivity {
-            Connectivity::TransientFailure => self.failed = true,
-            Connectivity::Ready => self.failed = false,
-            Connectivity::Connecting | Connectivity::Idle => {}
+            ConnectivityState::TransientFailure => self.failed = true,
+            ConnectivityState::Ready => self.failed = false,
+            ConnectivityState::Connecting | ConnectivityState::Idle => {}
         }
     }
 
@@ -204,7 +206,7 @@ impl Named {
 
     /// How the child counts: once failed it counts as failed until it is ready, so that a child which only ever
     /// tries again does not hold the whole in CONNECTING.
-    pub(crate) fn connectivity(&self) -> Connectivity {
-        if self.failed { Connectivity::TransientFailure } else { self.state.connectivity }
+    pub(crate) fn connectivity(&self) -> ConnectivityState {
+        if self.failed { ConnectivityState::TransientFailure } else { self.state.connectivity }
     }
 }

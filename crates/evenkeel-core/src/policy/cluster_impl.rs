@@ -7,27 +7,27 @@
 //! out once, however it ends.
 //!
 //! What happens to calls is also counted for load reports, if the control plane wants any, by the locality of the chosen
-//! endpoint (A42); and the attempt is told where it goes ([`Place`]: A78, A81, A89). All that hangs on one value per
-//! locality and host name, the [`Tally`], which a pick finds by the id of the subchannel and clones.
+//! endpoint (A42); and the attempt is told where it goes ([`BackendLabels`]: A78, A81, A89). All that hangs on one value per
+//! locality and host name, the [`ClusterCallTracker`], which a pick finds by the id of the subchannel and clones.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use serde_json::{Map, Value, json};
 
-use crate::by_subchannel::{BySubchannel, Known, Row};
-use crate::carry::{Kept, carry_over};
-use crate::child::Child;
+use crate::by_subchannel::{BySubchannel, KnownSubchannels, SubchannelRow};
+use crate::carry::{PerEndpoint, apply_diff};
+use crate::child::ChildPolicy;
 use crate::cluster::LoadReporting;
-use crate::config::{ConfigError, Fields, LbConfig, object};
-use crate::counters::InFlight;
-use crate::describe::{Description, Look};
+use crate::config::{ConfigError, ConfigFields, LbConfig, object};
+use crate::counters::InFlightCounter;
+use crate::describe::{DescribeCx, Description};
 use crate::fast_map::FastMap;
 use crate::load::{ClusterLoad, DropCount, LocalityLoad};
 use crate::policy::{LbState, Policy};
 use crate::{
-    Call, CallEnd, Connectivity, Cx, Endpoint, Endpoints, Locality, Pick, Picker, Place, Status,
-    SubchannelId, Tracker,
+    BackendLabels, CallOutcome, CallTracker, ConnectivityState, Cx, Endpoint, Endpoints, Locality, PickArgs,
+    PickResult, Picker, Status, SubchannelId,
 };
 
 /// The name under which the policy is registered, and under which others run it.
@@ -41,14 +41,14 @@ const MILLION: u32 = 1_000_000;
 /// The policy.
 #[derive(Debug, Default)]
 pub struct ClusterImpl {
-    child: Child,
-    roll: Option<Roll>,
-    shown: Option<Shown>,
+    child: ChildPolicy,
+    cluster_trackers: Option<ClusterTrackers>,
+    cached: Option<CachedClusterState>,
 }
 
 /// The last state, and what it was made from.
 #[derive(Debug)]
-struct Shown {
+struct CachedClusterState {
     child: LbState,
     state: LbState,
 }
@@ -110,7 +110,7 @@ impl Denominator {
 impl Policy for ClusterImpl {
     type Config = ClusterImplConfig;
 
-    fn parse(fields: &Fields<'_>) -> Result<ClusterImplConfig, ConfigError> {
+    fn parse(fields: &ConfigFields<'_>) -> Result<ClusterImplConfig, ConfigError> {
         let cluster = fields.str("cluster")?.filter(|name| !name.is_empty());
         let cluster =
             cluster.ok_or_else(|| fields.error("cluster", "is required: the name of the cluster"))?;
@@ -146,40 +146,50 @@ impl Policy for ClusterImpl {
     }
 
     fn reconcile(&mut self, config: &ClusterImplConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
-        let roll = match self.roll.take() {
-            Some(roll) if roll.gate.is_for(config) => roll,
-            old => Roll::new(Gate::new(config, old.as_ref().map(|old| &*old.gate), cx)),
+        let cluster_trackers = match self.cluster_trackers.take() {
+            Some(cluster_trackers) if cluster_trackers.admission.matches_config(config) => cluster_trackers,
+            old => ClusterTrackers::new(AdmissionControl::new(
+                config,
+                old.as_ref().map(|old| &*old.admission),
+                cx,
+            )),
         };
-        let roll = self.roll.insert(roll);
+        let cluster_trackers = self.cluster_trackers.insert(cluster_trackers);
         let scope = cx.scope().clone().with_backend_service(config.cluster.clone());
         let child = self.child.reconcile_in(scope, &config.child_policy, endpoints, cx);
-        if let Some(shown) =
-            self.shown.as_ref().filter(|shown| shown.child.is_same(&child) && roll.is_of(endpoints))
+        if let Some(cached) = self
+            .cached
+            .as_ref()
+            .filter(|cached| cached.child.is_same(&child) && cluster_trackers.is_for(endpoints))
         {
-            return shown.state.clone();
+            return cached.state.clone();
         }
-        roll.reconcile(endpoints, cx);
-        let picker = ClusterPicker { tallies: roll.tallies(), gate: roll.gate.clone(), child: child.clone() };
+        cluster_trackers.reconcile(endpoints, cx);
+        let picker = ClusterImplPicker {
+            call_trackers: cluster_trackers.call_trackers(),
+            admission: cluster_trackers.admission.clone(),
+            child: child.clone(),
+        };
         let state = LbState::new(child.connectivity, picker);
-        self.shown = Some(Shown { child, state: state.clone() });
+        self.cached = Some(CachedClusterState { child, state: state.clone() });
         state
     }
 
-    fn each_child(&mut self, visit: &mut dyn FnMut(&mut Child)) {
+    fn each_child(&mut self, visit: &mut dyn FnMut(&mut ChildPolicy)) {
         visit(&mut self.child);
     }
 
-    fn describe(&self, look: &Look<'_>) -> Description {
-        let description = match &self.roll {
-            Some(roll) => roll.gate.describe(),
+    fn describe(&self, cx: &DescribeCx<'_>) -> Description {
+        let description = match &self.cluster_trackers {
+            Some(cluster_trackers) => cluster_trackers.admission.describe(),
             None => Description::new(),
         };
-        description.child("childPolicy", self.child.describe(look))
+        description.child("childPolicy", self.child.describe(cx))
     }
 }
 
 impl DropCategory {
-    fn parse(fields: &Fields<'_>) -> Result<DropCategory, ConfigError> {
+    fn parse(fields: &ConfigFields<'_>) -> Result<DropCategory, ConfigError> {
         let category = fields.str("category")?.filter(|name| !name.is_empty());
         let category =
             category.ok_or_else(|| fields.error("category", "is required: a name that is not empty"))?;
@@ -196,44 +206,44 @@ impl DropCategory {
 
 /// What calls have to pass, with what it stopped so far.
 #[derive(Debug)]
-struct Gate {
+struct AdmissionControl {
     cluster: Arc<str>,
     eds_service_name: Arc<str>,
     limit: u32,
-    rules: Vec<Rule>,
+    rules: Vec<DropRule>,
     /// What the circuit breaker answers.
     full: Status,
     /// How many calls the circuit breaker dropped.
     shed: Arc<AtomicU64>,
-    in_flight: Arc<InFlight>,
-    load: Option<Load>,
+    in_flight: Arc<InFlightCounter>,
+    load: Option<ClusterLoadTarget>,
 }
 
 /// Where load is reported to, and the counts for it.
 #[derive(Debug)]
-struct Load {
+struct ClusterLoadTarget {
     reporting: Arc<LoadReporting>,
     cluster: Arc<ClusterLoad>,
 }
 
 #[derive(Debug)]
-struct Rule {
+struct DropRule {
     drop: DropCategory,
     status: Status,
     dropped: Arc<AtomicU64>,
     reported: Option<Arc<DropCount>>,
 }
 
-impl Gate {
+impl AdmissionControl {
     /// Counts go on from those of the gate before.
-    fn new(config: &ClusterImplConfig, old: Option<&Gate>, cx: &Cx<'_>) -> Gate {
+    fn new(config: &ClusterImplConfig, old: Option<&AdmissionControl>, cx: &Cx<'_>) -> AdmissionControl {
         let ClusterImplConfig { cluster, eds_service_name, max_concurrent_requests: limit, .. } = config;
         let load = config.load_reporting.as_ref().map(|reporting| {
             let service = Some(&**eds_service_name).filter(|name| !name.is_empty());
             let cluster = cx.load_store().cluster(&reporting.server, cluster, service, cx.now());
-            Load { reporting: reporting.clone(), cluster }
+            ClusterLoadTarget { reporting: reporting.clone(), cluster }
         });
-        let mut rules: Vec<Rule> = Vec::new();
+        let mut rules: Vec<DropRule> = Vec::new();
         for drop in &config.drop_categories {
             // A category that is named twice is rolled twice and counted as one.
             let counted = dropped(&rules, &drop.category);
@@ -243,9 +253,9 @@ impl Gate {
                 drop.category
             ));
             let reported = load.as_ref().map(|load| load.cluster.drops(&drop.category));
-            rules.push(Rule { drop: drop.clone(), status, dropped: counted, reported });
+            rules.push(DropRule { drop: drop.clone(), status, dropped: counted, reported });
         }
-        Gate {
+        AdmissionControl {
             cluster: cluster.clone(),
             eds_service_name: eds_service_name.clone(),
             limit: *limit,
@@ -259,7 +269,7 @@ impl Gate {
         }
     }
 
-    fn is_for(&self, config: &ClusterImplConfig) -> bool {
+    fn matches_config(&self, config: &ClusterImplConfig) -> bool {
         self.cluster == config.cluster
             && self.eds_service_name == config.eds_service_name
             && self.limit == config.max_concurrent_requests
@@ -267,31 +277,32 @@ impl Gate {
             && self.rules.iter().map(|rule| &rule.drop).eq(&config.drop_categories)
     }
 
-    fn roll(&self, call: &Call<'_>) -> Option<Pick> {
-        let hit =
-            |rule: &&Rule| call.random_below(u64::from(MILLION)) < u64::from(rule.drop.requests_per_million);
+    fn sample_drop(&self, call: &PickArgs<'_>) -> Option<PickResult> {
+        let hit = |rule: &&DropRule| {
+            call.random_below(u64::from(MILLION)) < u64::from(rule.drop.requests_per_million)
+        };
         let rule = self.rules.iter().find(hit)?;
         rule.dropped.fetch_add(1, Ordering::Relaxed);
         if let Some(reported) = &rule.reported {
             reported.count();
         }
-        Some(Pick::Drop(rule.status.clone()))
+        Some(PickResult::Drop(rule.status.clone()))
     }
 
     fn is_full(&self) -> bool {
         self.in_flight.count() >= u64::from(self.limit)
     }
 
-    fn shed(&self) -> Pick {
+    fn shed(&self) -> PickResult {
         self.shed.fetch_add(1, Ordering::Relaxed);
         if let Some(load) = &self.load {
             load.cluster.shed().count();
         }
-        Pick::Drop(self.full.clone())
+        PickResult::Drop(self.full.clone())
     }
 
     fn describe(&self) -> Description {
-        let dropped = |rule: &Rule| {
+        let dropped = |rule: &DropRule| {
             let count = rule.dropped.load(Ordering::Relaxed);
             (rule.drop.category.to_string(), Value::from(count))
         };
@@ -305,19 +316,19 @@ impl Gate {
         match &self.load {
             Some(load) => description
                 .detail("lrsLoadReportingServer", &*load.reporting.server)
-                .detail("load", load.cluster.localities().iter().map(shown_load).collect::<Vec<_>>()),
+                .detail("load", load.cluster.localities().iter().map(describe_load).collect::<Vec<_>>()),
             None => description,
         }
     }
 }
 
-fn dropped(rules: &[Rule], category: &str) -> Option<Arc<AtomicU64>> {
+fn dropped(rules: &[DropRule], category: &str) -> Option<Arc<AtomicU64>> {
     let rule = rules.iter().find(|rule| &*rule.drop.category == category)?;
     Some(rule.dropped.clone())
 }
 
 /// A locality's calls since they are counted, over the whole process.
-fn shown_load((locality, load): &(Arc<Locality>, Arc<LocalityLoad>)) -> Value {
+fn describe_load((locality, load): &(Arc<Locality>, Arc<LocalityLoad>)) -> Value {
     let [issued, succeeded, failed, in_progress] = load.totals();
     json!({
         "locality": locality.to_string(),
@@ -331,26 +342,30 @@ fn shown_load((locality, load): &(Arc<Locality>, Arc<LocalityLoad>)) -> Value {
 /// Told of the end of every call that was counted in flight, for the circuit breaker and for load reports; and says where
 /// the call goes.
 #[derive(Debug)]
-struct Tally {
-    place: Place,
-    in_flight: Arc<InFlight>,
+struct ClusterCallTracker {
+    labels: BackendLabels,
+    in_flight: Arc<InFlightCounter>,
     load: Option<(Arc<LocalityLoad>, Arc<ClusterLoad>)>,
 }
 
-impl Tally {
-    fn new(gate: &Gate, locality: Option<&Arc<Locality>>, hostname: Option<&Arc<str>>) -> Tally {
+impl ClusterCallTracker {
+    fn new(
+        admission: &AdmissionControl,
+        locality: Option<&Arc<Locality>>,
+        hostname: Option<&Arc<str>>,
+    ) -> ClusterCallTracker {
         let label = locality.map(ToString::to_string).unwrap_or_default();
         // A call in flight holds the counts of its cluster too: they are reported until it has ended.
-        let load = gate.load.as_ref().map(|Load { reporting, cluster }| {
+        let load = admission.load.as_ref().map(|ClusterLoadTarget { reporting, cluster }| {
             (cluster.locality(locality, &reporting.metrics), cluster.clone())
         });
-        Tally {
-            place: Place {
-                backend_service: gate.cluster.clone(),
+        ClusterCallTracker {
+            labels: BackendLabels {
+                backend_service: admission.cluster.clone(),
                 locality: label.into(),
                 hostname: hostname.cloned(),
             },
-            in_flight: gate.in_flight.clone(),
+            in_flight: admission.in_flight.clone(),
             load,
         }
     }
@@ -362,20 +377,20 @@ impl Tally {
     }
 }
 
-impl Tracker for Tally {
-    fn finished(&self, end: &CallEnd<'_>) {
+impl CallTracker for ClusterCallTracker {
+    fn finished(&self, end: &CallOutcome<'_>) {
         self.in_flight.end();
         if let Some((load, _)) = &self.load {
             load.finish(end);
         }
     }
 
-    fn wants_load(&self) -> bool {
-        self.load.as_ref().is_some_and(|(load, _)| load.wants_load())
+    fn needs_load_report(&self) -> bool {
+        self.load.as_ref().is_some_and(|(load, _)| load.needs_load_report())
     }
 
-    fn place(&self) -> Option<&Place> {
-        Some(&self.place)
+    fn backend_labels(&self) -> Option<&BackendLabels> {
+        Some(&self.labels)
     }
 }
 
@@ -385,78 +400,82 @@ impl Tracker for Tally {
 /// picker and there are subchannels that were not there before. A pass in which connections only come and go does not
 /// look at it.
 #[derive(Debug)]
-struct Roll {
-    gate: Arc<Gate>,
+struct ClusterTrackers {
+    admission: Arc<AdmissionControl>,
     endpoints: Option<Endpoints>,
-    entries: Vec<Entry>,
+    entries: Vec<ClusterEndpoint>,
     /// The tallies that are in use, and perhaps some that were.
-    places: FastMap<Spot, Weak<Tally>>,
+    trackers_by_key: FastMap<TrackerKey, Weak<ClusterCallTracker>>,
     /// The tally of all endpoints, if all are in one place.
-    only: Option<Arc<Tally>>,
-    by_subchannel: BySubchannel<Tally>,
+    only: Option<Arc<ClusterCallTracker>>,
+    by_subchannel: BySubchannel<ClusterCallTracker>,
     /// How many subchannels had been made.
     made: u64,
     /// For subchannels of no endpoint that is known.
-    rest: Option<Arc<Tally>>,
+    rest: Option<Arc<ClusterCallTracker>>,
 }
 
 /// A place as endpoints give it: locality and host name.
-type Spot = (Option<Arc<Locality>>, Option<Arc<str>>);
-type SpotRef<'e> = (Option<&'e Arc<Locality>>, Option<&'e Arc<str>>);
+type TrackerKey = (Option<Arc<Locality>>, Option<Arc<str>>);
+type TrackerKeyRef<'e> = (Option<&'e Arc<Locality>>, Option<&'e Arc<str>>);
 
 /// One endpoint, with the tally of its place.
 #[derive(Debug)]
-struct Entry {
+struct ClusterEndpoint {
     endpoint: Endpoint,
-    tally: Option<Arc<Tally>>,
-    known: Known,
+    tracker: Option<Arc<ClusterCallTracker>>,
+    known: KnownSubchannels,
 }
 
-impl Kept for Entry {
-    fn new(endpoint: &Endpoint) -> Entry {
-        Entry { endpoint: endpoint.clone(), tally: None, known: Known::default() }
+impl PerEndpoint for ClusterEndpoint {
+    fn new(endpoint: &Endpoint) -> ClusterEndpoint {
+        ClusterEndpoint { endpoint: endpoint.clone(), tracker: None, known: KnownSubchannels::default() }
     }
 
     fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
 
-    fn renew(&mut self, endpoint: &Endpoint) {
-        if spot(&self.endpoint) != spot(endpoint) {
-            self.tally = None;
+    fn update(&mut self, endpoint: &Endpoint) {
+        if tracker_key(&self.endpoint) != tracker_key(endpoint) {
+            self.tracker = None;
         }
         self.endpoint = endpoint.clone();
     }
 }
 
-impl Entry {
-    fn row(&mut self) -> Option<Row<'_, Tally>> {
-        Some(Row { endpoint: &self.endpoint, value: self.tally.as_ref()?, known: &mut self.known })
+impl ClusterEndpoint {
+    fn row(&mut self) -> Option<SubchannelRow<'_, ClusterCallTracker>> {
+        Some(SubchannelRow {
+            endpoint: &self.endpoint,
+            value: self.tracker.as_ref()?,
+            known: &mut self.known,
+        })
     }
 }
 
-fn spot(endpoint: &Endpoint) -> SpotRef<'_> {
+fn tracker_key(endpoint: &Endpoint) -> TrackerKeyRef<'_> {
     (endpoint.locality(), endpoint.shared_hostname())
 }
 
 /// The place of all endpoints, if they are in one. Neighbours mostly share what says so.
-fn only_spot(endpoints: &Endpoints) -> Option<SpotRef<'_>> {
-    let mut spots = endpoints.iter().map(spot);
-    let only = spots.next()?;
+fn only_tracker_key(endpoints: &Endpoints) -> Option<TrackerKeyRef<'_>> {
+    let mut tracker_keys = endpoints.iter().map(tracker_key);
+    let only = tracker_keys.next()?;
     let is_same = |a: Option<&Arc<Locality>>, b: Option<&Arc<Locality>>| match (a, b) {
         (Some(a), Some(b)) => Arc::ptr_eq(a, b) || a == b,
         (a, b) => a.is_none() && b.is_none(),
     };
-    spots.all(|spot| is_same(spot.0, only.0) && spot.1 == only.1).then_some(only)
+    tracker_keys.all(|tracker_key| is_same(tracker_key.0, only.0) && tracker_key.1 == only.1).then_some(only)
 }
 
-impl Roll {
-    fn new(gate: Gate) -> Roll {
-        Roll {
-            gate: Arc::new(gate),
+impl ClusterTrackers {
+    fn new(admission: AdmissionControl) -> ClusterTrackers {
+        ClusterTrackers {
+            admission: Arc::new(admission),
             endpoints: None,
             entries: Vec::new(),
-            places: FastMap::default(),
+            trackers_by_key: FastMap::default(),
             only: None,
             by_subchannel: BySubchannel::default(),
             made: 0,
@@ -464,126 +483,128 @@ impl Roll {
         }
     }
 
-    fn is_of(&self, endpoints: &Endpoints) -> bool {
+    fn is_for(&self, endpoints: &Endpoints) -> bool {
         self.endpoints.as_ref().is_some_and(|known| known.is_same(endpoints))
     }
 
     fn reconcile(&mut self, endpoints: &Endpoints, cx: &Cx<'_>) {
-        let others = !self.is_of(endpoints);
+        let others = !self.is_for(endpoints);
         if others {
             self.replace(endpoints);
         }
         let made = cx.subchannels_made();
-        if self.only.is_some() || (made == self.made && !others && !cx.heeds_means()) {
+        if self.only.is_some() || (made == self.made && !others && !cx.has_per_cluster_transport()) {
             return;
         }
         self.made = made;
-        self.by_subchannel.refresh(self.entries.iter_mut().filter_map(Entry::row), endpoints, cx);
+        self.by_subchannel.refresh(self.entries.iter_mut().filter_map(ClusterEndpoint::row), endpoints, cx);
     }
 
     fn replace(&mut self, endpoints: &Endpoints) {
         self.endpoints = Some(endpoints.clone());
-        self.only = only_spot(endpoints).map(|spot| self.tally_of(spot));
-        self.forget_places(endpoints.iter().count());
+        self.only = only_tracker_key(endpoints).map(|tracker_key| self.tracker_for(tracker_key));
+        self.prune_trackers(endpoints.iter().count());
         if self.only.is_some() {
             (self.entries, self.by_subchannel, self.rest) = (Vec::new(), BySubchannel::default(), None);
             return;
         }
-        for mut gone in carry_over(&mut self.entries, endpoints) {
+        for mut gone in apply_diff(&mut self.entries, endpoints) {
             self.by_subchannel.remove(&mut gone.known);
         }
         for i in 0..self.entries.len() {
-            if self.entries[i].tally.is_none() {
-                let tally = self.tally_of_entry(i);
+            if self.entries[i].tracker.is_none() {
+                let tracker = self.tracker_for_entry(i);
                 let entry = &mut self.entries[i];
                 self.by_subchannel.remove(&mut entry.known);
-                entry.tally = Some(tally);
+                entry.tracker = Some(tracker);
             }
         }
     }
 
     /// Forgets places that nobody is in, once they are more than there are endpoints.
-    fn forget_places(&mut self, endpoints: usize) {
-        if self.places.len() > 2 * endpoints + 8 {
-            self.places.retain(|_, tally| tally.strong_count() > 0);
+    fn prune_trackers(&mut self, endpoints: usize) {
+        if self.trackers_by_key.len() > 2 * endpoints + 8 {
+            self.trackers_by_key.retain(|_, tracker| tracker.strong_count() > 0);
         }
     }
 
     /// The tally of an endpoint's place: of its neighbour, if they share it.
-    fn tally_of_entry(&mut self, i: usize) -> Arc<Tally> {
+    fn tracker_for_entry(&mut self, i: usize) -> Arc<ClusterCallTracker> {
         let endpoint = &self.entries[i].endpoint;
         let before = i.checked_sub(1).map(|i| &self.entries[i]);
-        let before = before.filter(|before| spot(&before.endpoint) == spot(endpoint));
-        if let Some(tally) = before.and_then(|before| before.tally.as_ref()) {
-            return tally.clone();
+        let before = before.filter(|before| tracker_key(&before.endpoint) == tracker_key(endpoint));
+        if let Some(tracker) = before.and_then(|before| before.tracker.as_ref()) {
+            return tracker.clone();
         }
         let endpoint = endpoint.clone();
-        self.tally_of(spot(&endpoint))
+        self.tracker_for(tracker_key(&endpoint))
     }
 
-    fn tally_of(&mut self, (locality, hostname): SpotRef<'_>) -> Arc<Tally> {
-        let place = self.places.entry((locality.cloned(), hostname.cloned())).or_default();
+    fn tracker_for(&mut self, (locality, hostname): TrackerKeyRef<'_>) -> Arc<ClusterCallTracker> {
+        let place = self.trackers_by_key.entry((locality.cloned(), hostname.cloned())).or_default();
         place.upgrade().unwrap_or_else(|| {
-            let tally = Arc::new(Tally::new(&self.gate, locality, hostname));
-            *place = Arc::downgrade(&tally);
-            tally
+            let tracker = Arc::new(ClusterCallTracker::new(&self.admission, locality, hostname));
+            *place = Arc::downgrade(&tracker);
+            tracker
         })
     }
 
     /// What a picker needs of it.
-    fn tallies(&mut self) -> Tallies {
+    fn call_trackers(&mut self) -> SubchannelTrackers {
         if let Some(only) = &self.only {
-            return Tallies { by_subchannel: BySubchannel::default(), rest: only.clone() };
+            return SubchannelTrackers { by_subchannel: BySubchannel::default(), rest: only.clone() };
         }
-        let rest = self.rest.get_or_insert_with(|| Arc::new(Tally::new(&self.gate, None, None)));
-        Tallies { by_subchannel: self.by_subchannel.clone(), rest: rest.clone() }
+        let rest =
+            self.rest.get_or_insert_with(|| Arc::new(ClusterCallTracker::new(&self.admission, None, None)));
+        SubchannelTrackers { by_subchannel: self.by_subchannel.clone(), rest: rest.clone() }
     }
 }
 
 /// The tally of every subchannel.
-struct Tallies {
-    by_subchannel: BySubchannel<Tally>,
+struct SubchannelTrackers {
+    by_subchannel: BySubchannel<ClusterCallTracker>,
     /// For all others: of the only place, or of no place that is known.
-    rest: Arc<Tally>,
+    rest: Arc<ClusterCallTracker>,
 }
 
-impl Tallies {
-    fn of(&self, id: SubchannelId) -> &Arc<Tally> {
+impl SubchannelTrackers {
+    fn of(&self, id: SubchannelId) -> &Arc<ClusterCallTracker> {
         self.by_subchannel.get(id).unwrap_or(&self.rest)
     }
 }
 
-struct ClusterPicker {
-    gate: Arc<Gate>,
-    tallies: Tallies,
+struct ClusterImplPicker {
+    admission: Arc<AdmissionControl>,
+    call_trackers: SubchannelTrackers,
     child: LbState,
 }
 
-impl Picker for ClusterPicker {
-    fn pick(&self, call: &Call<'_>) -> Pick {
-        let gate = &self.gate;
-        if self.child.connectivity == Connectivity::Ready {
-            let dropped = gate.roll(call).or_else(|| gate.is_full().then(|| gate.shed()));
+impl Picker for ClusterImplPicker {
+    fn pick(&self, call: &PickArgs<'_>) -> PickResult {
+        let admission = &self.admission;
+        if self.child.connectivity == ConnectivityState::Ready {
+            let dropped =
+                admission.sample_drop(call).or_else(|| admission.is_full().then(|| admission.shed()));
             if let Some(dropped) = dropped {
-                call.note_backend_service(&gate.cluster);
+                call.note_backend_service(&admission.cluster);
                 return dropped;
             }
         }
         match self.child.picker.pick(call) {
-            Pick::To(id, mut trackers) => {
+            PickResult::Complete(id, mut trackers) => {
                 // The last place may have gone to another call since the look above.
-                if !gate.in_flight.try_start(u64::from(gate.limit)) {
-                    trackers.finish(&CallEnd::Unsent);
-                    call.note_backend_service(&gate.cluster);
-                    return gate.shed();
+                if !admission.in_flight.try_start(u64::from(admission.limit)) {
+                    trackers.finish(&CallOutcome::Unsent);
+                    call.note_backend_service(&admission.cluster);
+                    return admission.shed();
                 }
-                let tally = self.tallies.of(id);
-                tally.start();
-                trackers.push(tally.clone());
-                Pick::To(id, trackers)
+                let tracker = self.call_trackers.of(id);
+                tracker.start();
+                trackers.push(tracker.clone());
+                PickResult::Complete(id, trackers)
             }
             other => {
-                call.note_backend_service(&gate.cluster);
+                call.note_backend_service(&admission.cluster);
                 other
             }
         }

@@ -10,23 +10,23 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use crate::config::{ConfigError, Fields, LbConfig};
-use crate::describe::{Description, Look};
+use crate::config::{ConfigError, ConfigFields, LbConfig};
+use crate::describe::{DescribeCx, Description};
 use crate::fast_map::FastMap;
-use crate::policy::children::Children;
+use crate::policy::children::NamedChildren;
 use crate::policy::{LbState, Policy};
-use crate::{Call, Code, Cx, Endpoints, Pages, Pick, Picker, Status};
+use crate::{Code, Cx, Endpoints, PersistentVec, PickArgs, PickResult, Picker, Status};
 
 /// The policy.
 #[derive(Debug, Default)]
 pub struct ClusterManager {
-    children: Children,
+    children: NamedChildren,
     /// Where each child stands among them, by name.
     positions: Arc<FastMap<Arc<str>, usize>>,
     /// The picker of each child, as last shown.
-    pickers: Pages<Arc<dyn Picker>>,
+    pickers: PersistentVec<Arc<dyn Picker>>,
     /// The last state; another one is made when the children are others, or one of them has another state.
-    shown: Option<LbState>,
+    cached: Option<LbState>,
 }
 
 /// Settings of `xds_cluster_manager_experimental`.
@@ -40,8 +40,8 @@ pub struct ClusterManagerConfig {
 impl Policy for ClusterManager {
     type Config = ClusterManagerConfig;
 
-    fn parse(fields: &Fields<'_>) -> Result<ClusterManagerConfig, ConfigError> {
-        let child = |(name, child): (&str, Fields<'_>)| Ok((name.into(), child.child("childPolicy")?));
+    fn parse(fields: &ConfigFields<'_>) -> Result<ClusterManagerConfig, ConfigError> {
+        let child = |(name, child): (&str, ConfigFields<'_>)| Ok((name.into(), child.child("childPolicy")?));
         let children = fields.map("children")?.into_iter().map(child).collect::<Result<_, _>>()?;
         Ok(ClusterManagerConfig { children })
     }
@@ -63,21 +63,23 @@ impl Policy for ClusterManager {
             Some(due) => self.run_some(config, &due, cx),
             None => self.run_all(config, endpoints, cx),
         };
-        if let Some(shown) = self.shown.as_ref().filter(|_| !is_new) {
-            return shown.clone();
+        if let Some(cached) = self.cached.as_ref().filter(|_| !is_new) {
+            return cached.clone();
         }
         let state = if let Some(only) = self.children.only() {
-            let picker = OnlyPicker { name: only.name().clone(), picker: only.state().picker.clone() };
+            let picker =
+                SingleClusterPicker { name: only.name().clone(), picker: only.state().picker.clone() };
             LbState::new(only.connectivity(), picker)
         } else {
-            let picker = ClusterPicker { positions: self.positions.clone(), pickers: self.pickers.clone() };
+            let picker =
+                ClusterManagerPicker { positions: self.positions.clone(), pickers: self.pickers.clone() };
             LbState::new(self.children.connectivity(), picker)
         };
-        self.shown.insert(state).clone()
+        self.cached.insert(state).clone()
     }
 
-    fn describe(&self, look: &Look<'_>) -> Description {
-        self.children.describe(Description::new(), look)
+    fn describe(&self, cx: &DescribeCx<'_>) -> Description {
+        self.children.describe(Description::new(), cx)
     }
 }
 
@@ -106,7 +108,7 @@ impl ClusterManager {
         for (child, policy) in self.children.iter_mut().zip(config.children.values()) {
             is_new |= child.reconcile_here(policy, cx);
         }
-        self.children.set_places(cx);
+        self.children.set_indices(cx);
         if is_new {
             self.pickers = self.children.iter().map(|child| child.state().picker.clone()).collect();
         }
@@ -115,13 +117,13 @@ impl ClusterManager {
 }
 
 /// Where there is only one child: comparing its name is quicker than looking it up.
-struct OnlyPicker {
+struct SingleClusterPicker {
     name: Arc<str>,
     picker: Arc<dyn Picker>,
 }
 
-impl Picker for OnlyPicker {
-    fn pick(&self, call: &Call<'_>) -> Pick {
+impl Picker for SingleClusterPicker {
+    fn pick(&self, call: &PickArgs<'_>) -> PickResult {
         match call.cluster() {
             Some(cluster) if *cluster == *self.name => self.picker.pick(call),
             cluster => fail(cluster),
@@ -130,14 +132,14 @@ impl Picker for OnlyPicker {
 }
 
 /// Sends each call to the child that its route named.
-struct ClusterPicker {
+struct ClusterManagerPicker {
     /// Made once per set of names and shared by the pickers.
     positions: Arc<FastMap<Arc<str>, usize>>,
-    pickers: Pages<Arc<dyn Picker>>,
+    pickers: PersistentVec<Arc<dyn Picker>>,
 }
 
-impl Picker for ClusterPicker {
-    fn pick(&self, call: &Call<'_>) -> Pick {
+impl Picker for ClusterManagerPicker {
+    fn pick(&self, call: &PickArgs<'_>) -> PickResult {
         let cluster = call.cluster();
         let position = cluster.and_then(|cluster| self.positions.get(cluster));
         match position.and_then(|position| self.pickers.get(*position)) {
@@ -149,10 +151,10 @@ impl Picker for ClusterPicker {
 
 /// What becomes of a call for which there is no child.
 #[cold]
-fn fail(cluster: Option<&str>) -> Pick {
+fn fail(cluster: Option<&str>) -> PickResult {
     let problem = match cluster {
         Some(name) => format!("the call's route names the cluster \"{name}\", which is not configured"),
         None => "the call's route names no cluster".to_owned(),
     };
-    Pick::Fail(Status::new(Code::Internal, problem))
+    PickResult::Fail(Status::new(Code::Internal, problem))
 }

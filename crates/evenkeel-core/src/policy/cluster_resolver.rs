@@ -18,14 +18,14 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
-use crate::cluster::{EndpointSet, Leaf, LoadReporting, Source};
-use crate::config::{ConfigError, Fields, LbConfig, object};
-use crate::describe::{Description, Look};
+use crate::cluster::{EndpointSet, EndpointSource, LeafCluster, LoadReporting};
+use crate::config::{ConfigError, ConfigFields, LbConfig, object};
+use crate::describe::{DescribeCx, Description};
 use crate::policy::cluster_impl::{self, ClusterImpl, ClusterImplConfig};
 use crate::policy::outlier_detection::{self, OutlierDetection, OutlierDetectionConfig, OutlierSettings};
 use crate::policy::priority::{self, Priority, PriorityChild, PriorityConfig};
-use crate::policy::{DropCategory, LbState, PickFirst, PickFirstConfig, Policy, PriorityNames, Shown};
-use crate::{Child, ClusterMeans, Cx, Endpoint, Endpoints, Locality, Status};
+use crate::policy::{CachedState, DropCategory, LbState, PickFirst, PickFirstConfig, Policy, PriorityNames};
+use crate::{ChildPolicy, ClusterTransport, Cx, Endpoint, Endpoints, Locality, Status};
 
 /// The name under which the policy is registered, and under which others run it.
 pub(crate) const NAME: &str = "xds_cluster_resolver_experimental";
@@ -34,24 +34,24 @@ pub(crate) const NAME: &str = "xds_cluster_resolver_experimental";
 #[derive(Debug, Default)]
 pub struct ClusterResolver {
     /// What each mechanism contributes, in order.
-    parts: Vec<Part>,
-    plan: Option<Plan>,
-    child: Child,
-    waiting: Shown<()>,
+    parts: Vec<MechanismState>,
+    plan: Option<PriorityPlan>,
+    child: ChildPolicy,
+    waiting: CachedState<()>,
 }
 
 /// Settings of `xds_cluster_resolver_experimental`.
 #[derive(Clone, Debug)]
 pub struct ClusterResolverConfig {
     /// The clusters, each once, highest priority first.
-    pub mechanisms: Vec<Mechanism>,
+    pub mechanisms: Vec<DiscoveryMechanism>,
 }
 
 /// One cluster, and so where endpoints come from.
 #[derive(Clone, Debug)]
-pub enum Mechanism {
+pub enum DiscoveryMechanism {
     /// A cluster with endpoints, under its own policy (A75). Boxed, since the other kind is small.
-    Leaf(Box<Leaf>),
+    Leaf(Box<LeafCluster>),
     /// A cluster of an aggregate that cannot be used, and why: one priority that fails (A74).
     Unusable {
         /// Its name.
@@ -64,7 +64,7 @@ pub enum Mechanism {
 impl Policy for ClusterResolver {
     type Config = ClusterResolverConfig;
 
-    fn parse(fields: &Fields<'_>) -> Result<ClusterResolverConfig, ConfigError> {
+    fn parse(fields: &ConfigFields<'_>) -> Result<ClusterResolverConfig, ConfigError> {
         let lb_policy = fields.child("xdsLbPolicy")?;
         let mut mechanisms = Vec::new();
         let mut names = BTreeSet::new();
@@ -75,7 +75,7 @@ impl Policy for ClusterResolver {
                     format!("{:?} is listed twice; a cluster has one discovery mechanism", leaf.name);
                 return Err(mechanism.error("cluster", problem));
             }
-            mechanisms.push(Mechanism::Leaf(Box::new(leaf)));
+            mechanisms.push(DiscoveryMechanism::Leaf(Box::new(leaf)));
         }
         if mechanisms.is_empty() {
             return Err(fields.error("discoveryMechanisms", "is required: a list of at least one"));
@@ -86,7 +86,7 @@ impl Policy for ClusterResolver {
     /// The policy of the first cluster is `xdsLbPolicy`; a cluster with another one carries it itself, which has no
     /// counterpart in gRPC's config.
     fn to_json(config: &ClusterResolverConfig) -> Value {
-        let leaves = config.mechanisms.iter().filter_map(Mechanism::leaf);
+        let leaves = config.mechanisms.iter().filter_map(DiscoveryMechanism::leaf);
         let common = leaves.clone().next().map(|leaf| &leaf.lb_policy);
         let mechanisms: Vec<Value> = config.mechanisms.iter().map(|each| each.to_json(common)).collect();
         let fields = [
@@ -104,24 +104,24 @@ impl Policy for ClusterResolver {
                 let scope = if plan.uses_dns { scope } else { scope.without_reresolution() };
                 self.child.reconcile_in(scope, &plan.config, &plan.groups, cx)
             }
-            None => self.waiting.show((), |()| LbState::connecting()),
+            None => self.waiting.get_or_build((), |()| LbState::connecting()),
         }
     }
 
-    fn each_child(&mut self, visit: &mut dyn FnMut(&mut Child)) {
+    fn each_child(&mut self, visit: &mut dyn FnMut(&mut ChildPolicy)) {
         visit(&mut self.child);
     }
 
-    fn describe(&self, look: &Look<'_>) -> Description {
+    fn describe(&self, cx: &DescribeCx<'_>) -> Description {
         let mechanisms: Map<String, Value> =
             self.parts.iter().map(|part| (part.mechanism.cluster().to_string(), part.describe())).collect();
-        Description::new().detail("mechanisms", mechanisms).child("priority", self.child.describe(look))
+        Description::new().detail("mechanisms", mechanisms).child("priority", self.child.describe(cx))
     }
 }
 
 impl ClusterResolver {
     /// Brings the plan up to date, if the endpoints of all mechanisms are known.
-    fn resolve(&mut self, mechanisms: &[Mechanism], cx: &mut Cx<'_>) {
+    fn resolve(&mut self, mechanisms: &[DiscoveryMechanism], cx: &mut Cx<'_>) {
         let sets: Vec<_> = mechanisms.iter().map(|mechanism| self.set_of(mechanism, cx)).collect();
         let Some(sets) = sets.into_iter().collect::<Option<Vec<_>>>() else { return };
         let is_same = self.parts.len() == sets.len()
@@ -134,24 +134,28 @@ impl ClusterResolver {
         let old = std::mem::take(&mut self.parts).into_iter();
         let mut old: BTreeMap<_, _> = old.map(|part| (part.mechanism.cluster().clone(), part)).collect();
         let each = mechanisms.iter().zip(sets);
-        let part = |(mechanism, set): (&Mechanism, Arc<EndpointSet>)| {
+        let part = |(mechanism, set): (&DiscoveryMechanism, Arc<EndpointSet>)| {
             let old = old.remove(mechanism.cluster());
-            let means = if cx.heeds_means() { means_of(mechanism, &set, old.as_ref()) } else { None };
-            Part { means, ..Part::new(mechanism, set, old) }
+            let transport = if cx.has_per_cluster_transport() {
+                transport_of(mechanism, &set, old.as_ref())
+            } else {
+                None
+            };
+            MechanismState { transport, ..MechanismState::new(mechanism, set, old) }
         };
         self.parts = each.map(part).collect();
-        self.plan = Some(Plan::new(&self.parts, self.plan.take()));
+        self.plan = Some(PriorityPlan::new(&self.parts, self.plan.take()));
     }
 
     /// The endpoints of a mechanism; those of before if an update says nothing of them (A74).
-    fn set_of(&self, mechanism: &Mechanism, cx: &mut Cx<'_>) -> Option<Arc<EndpointSet>> {
+    fn set_of(&self, mechanism: &DiscoveryMechanism, cx: &mut Cx<'_>) -> Option<Arc<EndpointSet>> {
         let last = self.parts.iter().find(|part| part.mechanism.cluster() == mechanism.cluster());
         match mechanism {
-            Mechanism::Leaf(leaf) => {
+            DiscoveryMechanism::Leaf(leaf) => {
                 let last = last.filter(|last| last.mechanism.leaf().is_some_and(|l| l.source == leaf.source));
                 cx.endpoint_set(&leaf.source).or_else(|| last.map(|last| last.set.clone()))
             }
-            Mechanism::Unusable { reason, .. } => {
+            DiscoveryMechanism::Unusable { reason, .. } => {
                 let last = last.filter(|last| last.mechanism.is_same(mechanism));
                 let set = || Arc::new(EndpointSet::unreachable(reason.message()));
                 Some(last.map_or_else(set, |last| last.set.clone()))
@@ -162,48 +166,48 @@ impl ClusterResolver {
 
 impl ClusterResolverConfig {
     /// The settings for a cluster that is used by itself.
-    pub(crate) fn of_leaf(leaf: &Leaf) -> ClusterResolverConfig {
-        ClusterResolverConfig { mechanisms: vec![Mechanism::Leaf(Box::new(leaf.clone()))] }
+    pub(crate) fn of_leaf(leaf: &LeafCluster) -> ClusterResolverConfig {
+        ClusterResolverConfig { mechanisms: vec![DiscoveryMechanism::Leaf(Box::new(leaf.clone()))] }
     }
 
     /// The config of priority for a cluster that is used by itself.
-    pub(crate) fn priorities(leaf: &Leaf, set: &EndpointSet) -> LbConfig {
-        let mechanism = Mechanism::Leaf(Box::new(leaf.clone()));
-        Plan::new(&[Part::new(&mechanism, Arc::new(set.clone()), None)], None).config
+    pub(crate) fn priorities(leaf: &LeafCluster, set: &EndpointSet) -> LbConfig {
+        let mechanism = DiscoveryMechanism::Leaf(Box::new(leaf.clone()));
+        PriorityPlan::new(&[MechanismState::new(&mechanism, Arc::new(set.clone()), None)], None).config
     }
 }
 
-impl Mechanism {
+impl DiscoveryMechanism {
     /// The name of the cluster.
     pub fn cluster(&self) -> &Arc<str> {
         match self {
-            Mechanism::Leaf(leaf) => &leaf.name,
-            Mechanism::Unusable { cluster, .. } => cluster,
+            DiscoveryMechanism::Leaf(leaf) => &leaf.name,
+            DiscoveryMechanism::Unusable { cluster, .. } => cluster,
         }
     }
 
     /// The cluster, if it can be used.
-    pub fn leaf(&self) -> Option<&Leaf> {
+    pub fn leaf(&self) -> Option<&LeafCluster> {
         match self {
-            Mechanism::Leaf(leaf) => Some(leaf),
-            Mechanism::Unusable { .. } => None,
+            DiscoveryMechanism::Leaf(leaf) => Some(leaf),
+            DiscoveryMechanism::Unusable { .. } => None,
         }
     }
 
-    fn is_same(&self, other: &Mechanism) -> bool {
+    fn is_same(&self, other: &DiscoveryMechanism) -> bool {
         match (self, other) {
-            (Mechanism::Leaf(a), Mechanism::Leaf(b)) => {
+            (DiscoveryMechanism::Leaf(a), DiscoveryMechanism::Leaf(b)) => {
                 a.name == b.name
                     && a.source == b.source
                     && a.lb_policy.is_same(&b.lb_policy)
                     && a.max_concurrent_requests == b.max_concurrent_requests
                     && a.outlier_detection == b.outlier_detection
                     && a.load_reporting == b.load_reporting
-                    && a.means == b.means
+                    && a.transport == b.transport
             }
             (
-                Mechanism::Unusable { cluster: a, reason: because },
-                Mechanism::Unusable { cluster: b, reason },
+                DiscoveryMechanism::Unusable { cluster: a, reason: because },
+                DiscoveryMechanism::Unusable { cluster: b, reason },
             ) => a == b && because == reason,
             _ => false,
         }
@@ -211,14 +215,14 @@ impl Mechanism {
 
     fn to_json(&self, common: Option<&LbConfig>) -> Value {
         let leaf = match self {
-            Mechanism::Leaf(leaf) => leaf,
-            Mechanism::Unusable { cluster, reason } => {
+            DiscoveryMechanism::Leaf(leaf) => leaf,
+            DiscoveryMechanism::Unusable { cluster, reason } => {
                 return json!({ "cluster": cluster, "unusable": reason.message() });
             }
         };
         let (kind, service, hostname) = match &leaf.source {
-            Source::Eds { service_name, .. } => ("EDS", service_name.as_deref(), None),
-            Source::LogicalDns { hostname } => ("LOGICAL_DNS", None, Some(&**hostname)),
+            EndpointSource::Eds { service_name, .. } => ("EDS", service_name.as_deref(), None),
+            EndpointSource::LogicalDns { hostname } => ("LOGICAL_DNS", None, Some(&**hostname)),
         };
         let policy =
             Some(&leaf.lb_policy).filter(|policy| !common.is_some_and(|common| common.is_same(policy)));
@@ -239,15 +243,15 @@ impl Mechanism {
     }
 }
 
-fn parse_leaf(fields: &Fields<'_>, lb_policy: &LbConfig) -> Result<Leaf, ConfigError> {
+fn parse_leaf(fields: &ConfigFields<'_>, lb_policy: &LbConfig) -> Result<LeafCluster, ConfigError> {
     let text = |name| Ok(fields.str(name)?.filter(|text| !text.is_empty()).map(Arc::<str>::from));
     let required = |name, what| text(name)?.ok_or_else(|| fields.error(name, format!("is required: {what}")));
     let name = required("cluster", "the name of the cluster")?;
     let source = match fields.value("type").map(|kind| kind.as_str().ok_or(kind)) {
         None | Some(Ok("EDS")) => {
-            Source::Eds { cluster: name.clone(), service_name: text("edsServiceName")? }
+            EndpointSource::Eds { cluster: name.clone(), service_name: text("edsServiceName")? }
         }
-        Some(Ok("LOGICAL_DNS")) => Source::LogicalDns {
+        Some(Ok("LOGICAL_DNS")) => EndpointSource::LogicalDns {
             hostname: required("dnsHostname", "a name and a port, \"example.com:443\"")?,
         },
         Some(Ok(other)) => {
@@ -262,32 +266,36 @@ fn parse_leaf(fields: &Fields<'_>, lb_policy: &LbConfig) -> Result<Leaf, ConfigE
         Some(_) => fields.child("xdsLbPolicy")?,
         None => lb_policy.clone(),
     };
-    Ok(Leaf {
+    Ok(LeafCluster {
         name,
         source,
         lb_policy,
         max_concurrent_requests: fields.u32("maxConcurrentRequests")?,
         outlier_detection: outlier_detection.as_ref().map(OutlierSettings::parse).transpose()?,
         load_reporting: LoadReporting::parse(fields)?.map(Arc::new),
-        means: None,
+        transport: None,
     })
 }
 
 /// What one mechanism contributes, and what it was made from.
 #[derive(Debug)]
-struct Part {
-    mechanism: Mechanism,
+struct MechanismState {
+    mechanism: DiscoveryMechanism,
     set: Arc<EndpointSet>,
     names: PriorityNames<Arc<Locality>>,
     /// The policy of each priority.
     config: LbConfig,
     /// The means of its connections, if they matter.
-    means: Option<Arc<ClusterMeans>>,
+    transport: Option<Arc<ClusterTransport>>,
     priorities: Vec<(Arc<str>, Endpoints)>,
 }
 
-impl Part {
-    fn new(mechanism: &Mechanism, set: Arc<EndpointSet>, old: Option<Part>) -> Part {
+impl MechanismState {
+    fn new(
+        mechanism: &DiscoveryMechanism,
+        set: Arc<EndpointSet>,
+        old: Option<MechanismState>,
+    ) -> MechanismState {
         let config = match &old {
             Some(old) if old.mechanism.is_same(mechanism) && old.set.drops == set.drops => old.config.clone(),
             _ => policy_of(mechanism, &set.drops),
@@ -307,13 +315,13 @@ impl Part {
             (name, same.unwrap_or_else(|| endpoints.clone()))
         });
         let priorities = priorities.collect();
-        Part { mechanism: mechanism.clone(), config, means: None, priorities, names, set }
+        MechanismState { mechanism: mechanism.clone(), config, transport: None, priorities, names, set }
     }
 
     /// Whether its endpoints come from DNS. Fresh addresses can be had from there only; endpoints from a control plane
     /// come when they come (A37).
     fn uses_dns(&self) -> bool {
-        matches!(self.mechanism.leaf().map(|leaf| &leaf.source), Some(Source::LogicalDns { .. }))
+        matches!(self.mechanism.leaf().map(|leaf| &leaf.source), Some(EndpointSource::LogicalDns { .. }))
     }
 
     /// The children of priority. `beside_dns` says whether other parts use DNS: only then must the requests of this one be
@@ -324,7 +332,7 @@ impl Part {
             ignore_reresolution_requests: beside_dns && !self.uses_dns(),
             note: self.set.note.clone(),
             backend_service: Some(self.mechanism.cluster().clone()),
-            means: self.means.clone(),
+            transport: self.transport.clone(),
         };
         self.priorities.iter().map(move |(name, _)| (name, child.clone()))
     }
@@ -337,28 +345,32 @@ impl Part {
 }
 
 /// The means of a mechanism; those of before if they are the same.
-fn means_of(mechanism: &Mechanism, set: &Arc<EndpointSet>, old: Option<&Part>) -> Option<Arc<ClusterMeans>> {
-    let means = mechanism.leaf()?.means.as_ref()?;
-    let is_same = |last: &&Arc<ClusterMeans>| {
+fn transport_of(
+    mechanism: &DiscoveryMechanism,
+    set: &Arc<EndpointSet>,
+    old: Option<&MechanismState>,
+) -> Option<Arc<ClusterTransport>> {
+    let transport = mechanism.leaf()?.transport.as_ref()?;
+    let is_same = |last: &&Arc<ClusterTransport>| {
         let same_set =
             || old.is_some_and(|old| Arc::ptr_eq(&old.set, set) && old.mechanism.is_same(mechanism));
-        last.are_always(means) || same_set()
+        last.is_fixed(transport) || same_set()
     };
-    if let Some(last) = old.and_then(|old| old.means.as_ref()).filter(is_same) {
+    if let Some(last) = old.and_then(|old| old.transport.as_ref()).filter(is_same) {
         return Some(last.clone());
     }
-    Some(Arc::new(ClusterMeans::new(means.clone(), set.priorities.iter().flat_map(Endpoints::iter))))
+    Some(Arc::new(ClusterTransport::new(transport.clone(), set.priorities.iter().flat_map(Endpoints::iter))))
 }
 
 /// The policy of every priority of a mechanism.
-fn policy_of(mechanism: &Mechanism, drops: &[DropCategory]) -> LbConfig {
-    let Mechanism::Leaf(leaf) = mechanism else {
+fn policy_of(mechanism: &DiscoveryMechanism, drops: &[DropCategory]) -> LbConfig {
+    let DiscoveryMechanism::Leaf(leaf) = mechanism else {
         // It has no endpoints, and so fails with the note that says why.
         return LbConfig::new::<PickFirst>("pick_first", PickFirstConfig::default());
     };
     let eds_service_name = match &leaf.source {
-        Source::Eds { service_name, .. } => service_name.clone(),
-        Source::LogicalDns { .. } => None,
+        EndpointSource::Eds { service_name, .. } => service_name.clone(),
+        EndpointSource::LogicalDns { .. } => None,
     };
     let settings = ClusterImplConfig {
         cluster: leaf.name.clone(),
@@ -398,16 +410,16 @@ fn localities(endpoints: &Endpoints) -> Vec<Arc<Locality>> {
 
 /// What priority is given.
 #[derive(Debug)]
-struct Plan {
+struct PriorityPlan {
     config: LbConfig,
     groups: Endpoints,
     /// Whether any of the endpoints come from DNS; otherwise nobody below can be helped by re-resolution.
     uses_dns: bool,
 }
 
-impl Plan {
-    fn new(parts: &[Part], old: Option<Plan>) -> Plan {
-        let uses_dns = parts.iter().any(Part::uses_dns);
+impl PriorityPlan {
+    fn new(parts: &[MechanismState], old: Option<PriorityPlan>) -> PriorityPlan {
+        let uses_dns = parts.iter().any(MechanismState::uses_dns);
         let children = || parts.iter().flat_map(|part| part.children(uses_dns));
         let settings = PriorityConfig {
             children: children().map(|(name, child)| (name.clone(), child)).collect(),
@@ -429,7 +441,7 @@ impl Plan {
             Some(last) => last,
             None => LbConfig::new::<Priority>(priority::NAME, settings),
         };
-        Plan { config, groups, uses_dns }
+        PriorityPlan { config, groups, uses_dns }
     }
 }
 
@@ -438,7 +450,7 @@ fn are_same(a: &PriorityConfig, b: &PriorityConfig) -> bool {
         a.config.is_same(&b.config)
             && a.note == b.note
             && a.backend_service == b.backend_service
-            && a.means.as_ref().map(Arc::as_ptr) == b.means.as_ref().map(Arc::as_ptr)
+            && a.transport.as_ref().map(Arc::as_ptr) == b.transport.as_ref().map(Arc::as_ptr)
             && a.ignore_reresolution_requests == b.ignore_reresolution_requests
     };
     // Every child has a priority, so the same priorities mean children of the same names.

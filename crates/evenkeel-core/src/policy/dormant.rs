@@ -2,34 +2,34 @@
 //!
 //! Policies that take turns compute weights and slots ahead of picks, by a timer. Without picks nothing is used up, and no call
 //! sees the result. A dormant policy therefore sets no such timer, and shows a picker whose picks ask for a pass
-//! ([`Trackers::wake`]). In that pass the policy finds that its order was used, and sets its timers again. The picker in use
+//! ([`CallTrackers::wake`]). In that pass the policy finds that its order was used, and sets its timers again. The picker in use
 //! otherwise is not involved: its picks cost the same.
 //!
-//! [`Trackers::wake`]: crate::Trackers::wake
+//! [`CallTrackers::wake`]: crate::Trackers::wake
 
 use std::sync::Arc;
 
 use crate::policy::LbState;
-use crate::{Call, Connectivity, Pick, Picker};
+use crate::{ConnectivityState, PickArgs, PickResult, Picker};
 
 /// State that a dormant policy shows, with the state that it stands for.
 #[derive(Debug, Default)]
 pub(super) struct DormantState {
-    shown: Option<(LbState, LbState)>,
+    cached: Option<(LbState, LbState)>,
 }
 
 impl DormantState {
     /// Returns the state itself, or one whose picker wakes a dormant policy. The same state leads to the same picker.
-    pub(super) fn show(&mut self, state: LbState, is_dormant: bool) -> LbState {
-        if !is_dormant || state.connectivity != Connectivity::Ready {
-            self.shown = None;
+    pub(super) fn get_or_build(&mut self, state: LbState, is_dormant: bool) -> LbState {
+        if !is_dormant || state.connectivity != ConnectivityState::Ready {
+            self.cached = None;
             return state;
         }
-        if let Some((_, dormant)) = self.shown.as_ref().filter(|(of, _)| of.is_same(&state)) {
+        if let Some((_, dormant)) = self.cached.as_ref().filter(|(of, _)| of.is_same(&state)) {
             return dormant.clone();
         }
         let dormant = LbState::new(state.connectivity, DormantPicker(state.picker.clone()));
-        self.shown.insert((state, dormant)).1.clone()
+        self.cached.insert((state, dormant)).1.clone()
     }
 }
 
@@ -37,9 +37,9 @@ impl DormantState {
 struct DormantPicker(Arc<dyn Picker>);
 
 impl Picker for DormantPicker {
-    fn pick(&self, call: &Call<'_>) -> Pick {
+    fn pick(&self, call: &PickArgs<'_>) -> PickResult {
         let mut pick = self.0.pick(call);
-        if let Pick::To(id, trackers) = &mut pick {
+        if let PickResult::Complete(id, trackers) = &mut pick {
             trackers.wake(*id);
         }
         pick

@@ -7,31 +7,31 @@
 //!
 //! The order starts at a random place. A new weight acts on the next pick, and the others keep their turns.
 
-use crate::config::{ConfigError, Fields};
-use crate::describe::{Description, Look};
-use crate::policy::rota::Rotation;
+use crate::config::{ConfigError, ConfigFields};
+use crate::describe::{DescribeCx, Description};
+use crate::policy::rota::StaticWrr;
 use crate::policy::{LbState, Policy};
 use crate::{Cx, Endpoint, Endpoints};
 
 /// The policy.
 #[derive(Debug, Default)]
 pub struct EdfWeightedRoundRobin {
-    rotation: Rotation,
+    wrr: StaticWrr,
 }
 
 impl Policy for EdfWeightedRoundRobin {
     type Config = ();
 
-    fn parse(_: &Fields<'_>) -> Result<(), ConfigError> {
+    fn parse(_: &ConfigFields<'_>) -> Result<(), ConfigError> {
         Ok(())
     }
 
     fn reconcile(&mut self, (): &(), endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
-        self.rotation.reconcile(endpoints, eds_weight, cx)
+        self.wrr.reconcile(endpoints, eds_weight, cx)
     }
 
-    fn describe(&self, look: &Look<'_>) -> Description {
-        self.rotation.describe(look, |endpoint, row| row.weight = Some(f64::from(eds_weight(endpoint))))
+    fn describe(&self, cx: &DescribeCx<'_>) -> Description {
+        self.wrr.describe(cx, |endpoint, row| row.weight = Some(f64::from(eds_weight(endpoint))))
     }
 }
 

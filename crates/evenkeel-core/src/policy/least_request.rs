@@ -8,12 +8,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::{Map, Value};
 
-use crate::config::{ConfigError, Fields};
-use crate::conn::Eagerness;
-use crate::describe::{Description, Look};
-use crate::policy::{LbState, Policy, Shown};
+use crate::config::{ConfigError, ConfigFields};
+use crate::conn::ConnectMode;
+use crate::describe::{DescribeCx, Description};
+use crate::policy::{CachedState, LbState, Policy};
 use crate::{
-    Call, CallEnd, Connectivity, Cx, Endpoints, Fleet, Pick, Picker, Status, SubchannelId, Tracker, Trackers,
+    CallOutcome, CallTracker, CallTrackers, ConnectivityState, Cx, EndpointList, Endpoints, PickArgs,
+    PickResult, Picker, Status, SubchannelId,
 };
 
 /// The most endpoints that are drawn for a call (A48): more would cost and hardly help.
@@ -22,9 +23,9 @@ const MAX_CHOICES: usize = 10;
 /// The policy.
 #[derive(Debug, Default)]
 pub struct LeastRequest {
-    fleet: Fleet<Arc<Outstanding>>,
+    list: EndpointList<Arc<OutstandingCalls>>,
     config: LeastRequestConfig,
-    shown: Shown<Seen>,
+    cached: CachedState<LeastRequestInputs>,
 }
 
 /// Settings of `least_request_experimental`.
@@ -46,7 +47,7 @@ impl Default for LeastRequestConfig {
 impl Policy for LeastRequest {
     type Config = LeastRequestConfig;
 
-    fn parse(fields: &Fields<'_>) -> Result<LeastRequestConfig, ConfigError> {
+    fn parse(fields: &ConfigFields<'_>) -> Result<LeastRequestConfig, ConfigError> {
         let default = LeastRequestConfig::default();
         let choice_count = match fields.u32("choiceCount")?.map(|n| n as usize) {
             None => default.choice_count,
@@ -60,34 +61,35 @@ impl Policy for LeastRequest {
     }
 
     fn reconcile(&mut self, config: &LeastRequestConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
-        self.fleet.reconcile(endpoints, Eagerness::Eager, cx);
+        self.list.reconcile(endpoints, ConnectMode::Eager, cx);
         self.config.clone_from(config);
-        let connectivity = self.fleet.connectivity();
-        let ready = self.fleet.ready().map(|(member, id)| Seat { id, calls: member.own.clone() });
-        let seen = Seen {
+        let connectivity = self.list.connectivity();
+        let ready =
+            self.list.ready().map(|(member, id)| LeastRequestEndpoint { id, calls: member.data.clone() });
+        let inputs = LeastRequestInputs {
             connectivity,
             ready: ready.collect(),
-            failure: (connectivity == Connectivity::TransientFailure).then(|| self.fleet.failure(cx)),
+            failure: (connectivity == ConnectivityState::TransientFailure).then(|| self.list.failure(cx)),
             config: config.clone(),
         };
-        self.shown.show(seen, |seen| match &seen.failure {
+        self.cached.get_or_build(inputs, |inputs| match &inputs.failure {
             Some(failure) => LbState::failing(failure.clone()),
-            None if seen.ready.is_empty() => LbState::connecting(),
-            None => LbState::new(connectivity, LeastRequestPicker::new(seen)),
+            None if inputs.ready.is_empty() => LbState::connecting(),
+            None => LbState::new(connectivity, LeastRequestPicker::new(inputs)),
         })
     }
 
-    fn describe(&self, look: &Look<'_>) -> Description {
-        let outstanding = self.fleet.members().iter().map(|member| {
+    fn describe(&self, cx: &DescribeCx<'_>) -> Description {
+        let outstanding = self.list.entries().iter().map(|member| {
             let name = member.endpoint.addresses().first().map(ToString::to_string).unwrap_or_default();
-            (name, Value::from(member.own.active()))
+            (name, Value::from(member.data.active()))
         });
         let mut description = Description::new()
             .detail("choiceCount", self.config.choice_count)
             .detail("distinctSamples", self.config.distinct_samples)
             .detail("outstanding", outstanding.collect::<Map<_, _>>());
-        self.fleet.describe(&mut description, look, |_, member, row| {
-            row.picks = member.own.started.load(Ordering::Relaxed);
+        self.list.describe(&mut description, cx, |_, member, row| {
+            row.picks = member.data.started.load(Ordering::Relaxed);
         });
         description
     }
@@ -95,22 +97,22 @@ impl Policy for LeastRequest {
 
 /// What pickers are made from.
 #[derive(Debug, PartialEq)]
-struct Seen {
-    connectivity: Connectivity,
-    ready: Arc<[Seat]>,
+struct LeastRequestInputs {
+    connectivity: ConnectivityState,
+    ready: Arc<[LeastRequestEndpoint]>,
     failure: Option<Status>,
     config: LeastRequestConfig,
 }
 
 /// One endpoint as a picker sees it.
 #[derive(Debug)]
-struct Seat {
+struct LeastRequestEndpoint {
     id: SubchannelId,
-    calls: Arc<Outstanding>,
+    calls: Arc<OutstandingCalls>,
 }
 
-impl PartialEq for Seat {
-    fn eq(&self, other: &Seat) -> bool {
+impl PartialEq for LeastRequestEndpoint {
+    fn eq(&self, other: &LeastRequestEndpoint) -> bool {
         self.id == other.id && Arc::ptr_eq(&self.calls, &other.calls)
     }
 }
@@ -119,12 +121,12 @@ impl PartialEq for Seat {
 /// in flight.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct Outstanding {
+struct OutstandingCalls {
     started: AtomicU64,
     finished: AtomicU64,
 }
 
-impl Outstanding {
+impl OutstandingCalls {
     fn active(&self) -> u64 {
         // Every end that is seen here comes with the start before it, so that the difference is never negative.
         let finished = self.finished.load(Ordering::Acquire);
@@ -132,48 +134,48 @@ impl Outstanding {
     }
 }
 
-impl Tracker for Outstanding {
-    fn finished(&self, _: &CallEnd<'_>) {
+impl CallTracker for OutstandingCalls {
+    fn finished(&self, _: &CallOutcome<'_>) {
         self.finished.fetch_add(1, Ordering::Release);
     }
 }
 
 struct LeastRequestPicker {
-    ready: Arc<[Seat]>,
+    ready: Arc<[LeastRequestEndpoint]>,
     choices: usize,
     distinct: bool,
 }
 
 impl LeastRequestPicker {
-    fn new(seen: &Seen) -> LeastRequestPicker {
-        let LeastRequestConfig { choice_count, distinct_samples } = seen.config;
+    fn new(inputs: &LeastRequestInputs) -> LeastRequestPicker {
+        let LeastRequestConfig { choice_count, distinct_samples } = inputs.config;
         let choices = choice_count.clamp(2, MAX_CHOICES);
-        LeastRequestPicker { ready: seen.ready.clone(), choices, distinct: distinct_samples }
+        LeastRequestPicker { ready: inputs.ready.clone(), choices, distinct: distinct_samples }
     }
 
     /// A48: of the endpoints drawn, the first one with the fewest calls in flight.
-    fn least(&self, samples: impl Iterator<Item = usize>) -> Option<&Seat> {
+    fn least(&self, samples: impl Iterator<Item = usize>) -> Option<&LeastRequestEndpoint> {
         // `min_by_key` keeps the first of equals.
-        samples.filter_map(|i| self.ready.get(i)).min_by_key(|seat| seat.calls.active())
+        samples.filter_map(|i| self.ready.get(i)).min_by_key(|candidate| candidate.calls.active())
     }
 }
 
 impl Picker for LeastRequestPicker {
-    fn pick(&self, call: &Call<'_>) -> Pick {
+    fn pick(&self, call: &PickArgs<'_>) -> PickResult {
         let count = self.ready.len();
-        let seat = if self.distinct {
+        let candidate = if self.distinct {
             self.least(distinct(call, count, self.choices))
         } else {
             self.least((0..self.choices).map(|_| call.random_below(count as u64) as usize))
         };
-        let Some(seat) = seat else { return Pick::QUEUE };
-        seat.calls.started.fetch_add(1, Ordering::Relaxed);
-        Pick::To(seat.id, Trackers::one(seat.calls.clone()))
+        let Some(candidate) = candidate else { return PickResult::QUEUE };
+        candidate.calls.started.fetch_add(1, Ordering::Relaxed);
+        PickResult::Complete(candidate.id, CallTrackers::one(candidate.calls.clone()))
     }
 }
 
 /// Draws up to `choices` different numbers below `count`, every order of them equally likely.
-fn distinct(call: &Call<'_>, count: usize, choices: usize) -> impl Iterator<Item = usize> {
+fn distinct(call: &PickArgs<'_>, count: usize, choices: usize) -> impl Iterator<Item = usize> {
     let mut drawn = [0; MAX_CHOICES];
     (0..choices.min(count)).map(move |n| {
         // The n-th is drawn among those that are left; passing those that are gone, in order, finds which one it is.

@@ -25,17 +25,17 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::config::{ConfigError, Fields, LbConfig};
+use crate::config::{ConfigError, ConfigFields, LbConfig};
 use crate::cx::Cx;
-use crate::describe::{Description, Look};
-use crate::pick::{Call, Pick, Picker};
+use crate::describe::{DescribeCx, Description};
+use crate::pick::{PickArgs, PickResult, Picker};
 use crate::registry::Registry;
-use crate::{Child, Connectivity, Endpoints, Status, SubchannelId};
+use crate::{ChildPolicy, ConnectivityState, Endpoints, Status, SubchannelId};
 
 pub use cds::{Cds, CdsConfig};
 pub use cluster_impl::{ClusterImpl, ClusterImplConfig, Denominator, DropCategory};
 pub use cluster_manager::{ClusterManager, ClusterManagerConfig};
-pub use cluster_resolver::{ClusterResolver, ClusterResolverConfig, Mechanism};
+pub use cluster_resolver::{ClusterResolver, ClusterResolverConfig, DiscoveryMechanism};
 pub use edf_weighted_round_robin::EdfWeightedRoundRobin;
 pub use least_request::{LeastRequest, LeastRequestConfig};
 pub use outlier_detection::{
@@ -48,21 +48,21 @@ pub use random_subsetting::{RandomSubsetting, RandomSubsettingConfig};
 pub use ring_hash::{RingHash, RingHashConfig};
 pub use round_robin::RoundRobin;
 pub use weighted_round_robin::{WeightedRoundRobin, WeightedRoundRobinConfig};
-pub use weighted_target::{Target, WeightedTarget, WeightedTargetConfig};
+pub use weighted_target::{WeightedTarget, WeightedTargetChild, WeightedTargetConfig};
 pub use wrr_locality::{WrrLocality, WrrLocalityConfig};
 
 /// A load-balancing policy.
 ///
 /// A policy looks at the present (its config, its endpoints, the subchannels, the time) and answers its state;
 /// run again with nothing changed, it must ask for the same things and answer the same picker. See [`Cx`] for what it
-/// may ask for, [`Child`] for running policies below it, and [`Fleet`](crate::Fleet) for the common case of
+/// may ask for, [`ChildPolicy`] for running policies below it, and [`EndpointList`](crate::EndpointList) for the common case of
 /// connecting to every endpoint.
 pub trait Policy: Send + 'static {
     /// The policy's settings, parsed once.
     type Config: Send + Sync + 'static;
 
-    /// Reads the settings; errors come from [`Fields`], which knows where in the config it is.
-    fn parse(fields: &Fields<'_>) -> Result<Self::Config, ConfigError>;
+    /// Reads the settings; errors come from [`ConfigFields`], which knows where in the config it is.
+    fn parse(fields: &ConfigFields<'_>) -> Result<Self::Config, ConfigError>;
 
     /// Writes the settings as [`Policy::parse`] would read them, leaving out what is unset or the default. Asked for
     /// configs that were made in code ([`LbConfig::new`]); a policy that nobody configures in code need not write any.
@@ -78,47 +78,47 @@ pub trait Policy: Send + 'static {
     /// that led to no other state of any child. It is for policies that answer the same again when all their children do,
     /// whatever is below those; time passes for them only by [`Cx::wake_at`]. Others, unless they say otherwise, are run
     /// whenever something below them is.
-    fn each_child(&mut self, visit: &mut dyn FnMut(&mut Child)) {
+    fn each_child(&mut self, visit: &mut dyn FnMut(&mut ChildPolicy)) {
         let _ = visit;
     }
 
     /// Describes the policy and what is below it.
-    fn describe(&self, look: &Look<'_>) -> Description;
+    fn describe(&self, cx: &DescribeCx<'_>) -> Description;
 }
 
 /// What a policy answers: how well it is connected, and how to pick.
 #[derive(Clone)]
 pub struct LbState {
     /// How well the policy is connected.
-    pub connectivity: Connectivity,
+    pub connectivity: ConnectivityState,
     /// How to pick. Its identity is the change signal: keep it for as long as nothing changed for those who pick.
     pub picker: Arc<dyn Picker>,
 }
 
 impl LbState {
     /// A state with its picker.
-    pub fn new(connectivity: Connectivity, picker: impl Picker + 'static) -> LbState {
+    pub fn new(connectivity: ConnectivityState, picker: impl Picker + 'static) -> LbState {
         LbState { connectivity, picker: Arc::new(picker) }
     }
 
     /// CONNECTING: calls wait.
     pub fn connecting() -> LbState {
-        LbState::new(Connectivity::Connecting, Queueing)
+        LbState::new(ConnectivityState::Connecting, QueuePicker)
     }
 
     /// IDLE: the first call wakes a subchannel and waits.
     pub fn idle(wake: SubchannelId) -> LbState {
-        LbState::new(Connectivity::Idle, Waking(wake))
+        LbState::new(ConnectivityState::Idle, WakePicker(wake))
     }
 
     /// TRANSIENT_FAILURE: calls fail with this status.
     pub fn failing(status: Status) -> LbState {
-        LbState::new(Connectivity::TransientFailure, Failing(status))
+        LbState::new(ConnectivityState::TransientFailure, FailPicker(status))
     }
 
     /// TRANSIENT_FAILURE: calls fail with this status, those that wait for ready too.
     pub fn dropping(status: Status) -> LbState {
-        LbState::new(Connectivity::TransientFailure, Dropping(status))
+        LbState::new(ConnectivityState::TransientFailure, DropPicker(status))
     }
 
     /// Whether both carry the same picker: nothing changed for those who pick.
@@ -136,19 +136,19 @@ impl fmt::Debug for LbState {
 
 /// The state that a policy last answered, with what it was made from: gives the same picker again until that differs.
 #[derive(Debug)]
-pub struct Shown<K> {
+pub struct CachedState<K> {
     last: Option<(K, LbState)>,
 }
 
-impl<K> Default for Shown<K> {
-    fn default() -> Shown<K> {
-        Shown { last: None }
+impl<K> Default for CachedState<K> {
+    fn default() -> CachedState<K> {
+        CachedState { last: None }
     }
 }
 
-impl<K: PartialEq> Shown<K> {
+impl<K: PartialEq> CachedState<K> {
     /// The last state if it was made from an equal key, else a new one.
-    pub fn show(&mut self, key: K, make: impl FnOnce(&K) -> LbState) -> LbState {
+    pub fn get_or_build(&mut self, key: K, make: impl FnOnce(&K) -> LbState) -> LbState {
         if let Some((_, state)) = self.last.as_ref().filter(|(last, _)| *last == key) {
             return state.clone();
         }
@@ -157,43 +157,43 @@ impl<K: PartialEq> Shown<K> {
     }
 }
 
-struct Queueing;
+struct QueuePicker;
 
-impl Picker for Queueing {
-    fn pick(&self, _: &Call<'_>) -> Pick {
-        Pick::QUEUE
+impl Picker for QueuePicker {
+    fn pick(&self, _: &PickArgs<'_>) -> PickResult {
+        PickResult::QUEUE
     }
 }
 
-struct Waking(SubchannelId);
+struct WakePicker(SubchannelId);
 
-impl Picker for Waking {
-    fn pick(&self, _: &Call<'_>) -> Pick {
-        Pick::Queue { connect: Some(self.0) }
+impl Picker for WakePicker {
+    fn pick(&self, _: &PickArgs<'_>) -> PickResult {
+        PickResult::Queue { connect: Some(self.0) }
     }
 }
 
-struct Failing(Status);
+struct FailPicker(Status);
 
-impl Picker for Failing {
-    fn pick(&self, _: &Call<'_>) -> Pick {
-        Pick::Fail(self.0.clone())
+impl Picker for FailPicker {
+    fn pick(&self, _: &PickArgs<'_>) -> PickResult {
+        PickResult::Fail(self.0.clone())
     }
 }
 
-struct Dropping(Status);
+struct DropPicker(Status);
 
-impl Picker for Dropping {
-    fn pick(&self, _: &Call<'_>) -> Pick {
-        Pick::Drop(self.0.clone())
+impl Picker for DropPicker {
+    fn pick(&self, _: &PickArgs<'_>) -> PickResult {
+        PickResult::Drop(self.0.clone())
     }
 }
 
 /// A policy whose config type is known only to itself.
 pub(crate) trait AnyPolicy: Send {
     fn reconcile(&mut self, config: &LbConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState;
-    fn each_child(&mut self, visit: &mut dyn FnMut(&mut Child));
-    fn describe(&self, look: &Look<'_>) -> Description;
+    fn each_child(&mut self, visit: &mut dyn FnMut(&mut ChildPolicy));
+    fn describe(&self, cx: &DescribeCx<'_>) -> Description;
 }
 
 impl fmt::Debug for dyn AnyPolicy {
@@ -202,20 +202,20 @@ impl fmt::Debug for dyn AnyPolicy {
     }
 }
 
-pub(crate) struct Erased<P>(pub(crate) P);
+pub(crate) struct ErasedPolicy<P>(pub(crate) P);
 
-impl<P: Policy> AnyPolicy for Erased<P> {
+impl<P: Policy> AnyPolicy for ErasedPolicy<P> {
     fn reconcile(&mut self, config: &LbConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
         let settings = config.settings().expect("a config builds the policy that its settings belong to");
         self.0.reconcile(settings, endpoints, cx)
     }
 
-    fn each_child(&mut self, visit: &mut dyn FnMut(&mut Child)) {
+    fn each_child(&mut self, visit: &mut dyn FnMut(&mut ChildPolicy)) {
         self.0.each_child(visit);
     }
 
-    fn describe(&self, look: &Look<'_>) -> Description {
-        self.0.describe(look)
+    fn describe(&self, cx: &DescribeCx<'_>) -> Description {
+        self.0.describe(cx)
     }
 }
 

@@ -20,15 +20,15 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use crate::by_subchannel::{BySubchannel, Known, Row};
-use crate::carry::{Kept, carry_over};
-use crate::child::Child;
-use crate::config::{ConfigError, Fields, LbConfig, duration_to_json, object};
-use crate::describe::{Description, Look};
+use crate::by_subchannel::{BySubchannel, KnownSubchannels, SubchannelRow};
+use crate::carry::{PerEndpoint, apply_diff};
+use crate::child::ChildPolicy;
+use crate::config::{ConfigError, ConfigFields, LbConfig, duration_to_json, object};
+use crate::describe::{DescribeCx, Description};
 use crate::policy::{LbState, Policy};
 use crate::{
-    Address, Call, CallEnd, Code, Cx, DetectionMethod, Endpoint, Endpoints, Instant, Measurement, Outliers,
-    Pick, Picker, Rng, Tracker, UnenforcedReason,
+    Address, CallOutcome, CallTracker, Code, Cx, DetectionMethod, Endpoint, Endpoints, Instant, Measurement,
+    OutlierCounts, PickArgs, PickResult, Picker, Rng, UnenforcedReason,
 };
 
 /// The name under which the policy is registered, and under which others run it.
@@ -40,17 +40,17 @@ const MIN_INTERVAL: Duration = Duration::from_millis(1);
 /// The policy.
 #[derive(Debug, Default)]
 pub struct OutlierDetection {
-    child: Child,
+    child: ChildPolicy,
     settings: Option<OutlierSettings>,
-    hosts: Vec<Host>,
+    hosts: Vec<OutlierHost>,
     source: Option<Endpoints>,
     /// When the interval under way began; `None` while nothing is counted.
     began: Option<Instant>,
     /// The addresses of all ejected endpoints, the same allocation for as long as they are the same.
     ejected: Option<Arc<HashSet<Address>>>,
-    tally: Tally,
-    counters: BySubchannel<Counter>,
-    shown: Option<Shown>,
+    stats: EjectionStats,
+    counters: BySubchannel<CallResultCounter>,
+    cached: Option<CachedOutlierState>,
 }
 
 /// Settings of `outlier_detection_experimental`.
@@ -94,7 +94,7 @@ impl Default for OutlierSettings {
 }
 
 impl OutlierSettings {
-    pub(crate) fn parse(fields: &Fields<'_>) -> Result<OutlierSettings, ConfigError> {
+    pub(crate) fn parse(fields: &ConfigFields<'_>) -> Result<OutlierSettings, ConfigError> {
         let unset = OutlierSettings::default();
         let interval = fields.duration("interval")?.unwrap_or(unset.interval);
         if interval < MIN_INTERVAL {
@@ -196,7 +196,7 @@ impl Default for FailurePercentageEjection {
 impl Policy for OutlierDetection {
     type Config = OutlierDetectionConfig;
 
-    fn parse(fields: &Fields<'_>) -> Result<OutlierDetectionConfig, ConfigError> {
+    fn parse(fields: &ConfigFields<'_>) -> Result<OutlierDetectionConfig, ConfigError> {
         let settings = OutlierSettings::parse(fields)?;
         Ok(OutlierDetectionConfig { settings, child_policy: fields.child("childPolicy")? })
     }
@@ -229,27 +229,27 @@ impl Policy for OutlierDetection {
             None => cx.scope().clone(),
         };
         let child = self.child.reconcile_in(scope, &config.child_policy, endpoints, cx);
-        self.show(child, others, cx)
+        self.get_or_build(child, others, cx)
     }
 
-    fn describe(&self, look: &Look<'_>) -> Description {
+    fn describe(&self, cx: &DescribeCx<'_>) -> Description {
         let mut description = Description::new();
         if let Some(settings) = &self.settings {
             description = describe_settings(description, settings)
                 .detail("ejected", self.hosts.iter().filter(|host| host.ejected_at.is_some()).count())
-                .detail("ejections", self.tally.describe());
-            let hosts = self.hosts.iter().map(|host| host.describe(settings, look.now()));
+                .detail("ejections", self.stats.describe());
+            let hosts = self.hosts.iter().map(|host| host.describe(settings, cx.now()));
             description = description.detail("endpoints", hosts.collect::<Vec<_>>());
         }
-        description.child("childPolicy", self.child.describe(look))
+        description.child("childPolicy", self.child.describe(cx))
     }
 }
 
 impl OutlierDetection {
     /// Takes in other endpoints: those that stay, by their sets of addresses, keep counts and ejections.
     fn replace(&mut self, endpoints: &Endpoints) {
-        for mut gone in carry_over(&mut self.hosts, endpoints) {
-            self.counters.remove(&mut gone.known);
+        for mut removed in apply_diff(&mut self.hosts, endpoints) {
+            self.counters.remove(&mut removed.known);
         }
         self.source = Some(endpoints.clone());
         self.list_ejected();
@@ -263,17 +263,17 @@ impl OutlierDetection {
             None => {
                 for host in &mut self.hosts {
                     host.counter.take();
-                    host.last = Counts::default();
+                    host.last = CallResultCounts::default();
                 }
                 now
             }
             Some(began) if began + interval <= now => {
-                let mut tally = Tally::default();
+                let mut stats = EjectionStats::default();
                 let hosts = &mut self.hosts;
-                Sweep { settings, now, hosts, tally: &mut tally, rng: cx.rng(), ejected: 0 }.run();
+                EjectionSweep { settings, now, hosts, stats: &mut stats, rng: cx.rng(), ejected: 0 }.run();
                 self.list_ejected();
-                self.tally.add(&tally);
-                tally.measure(cx);
+                self.stats.add(&stats);
+                stats.measure(cx);
                 now
             }
             Some(began) => began,
@@ -302,25 +302,26 @@ impl OutlierDetection {
         }
     }
 
-    fn show(&mut self, child: LbState, others: bool, cx: &Cx<'_>) -> LbState {
+    fn get_or_build(&mut self, child: LbState, others: bool, cx: &Cx<'_>) -> LbState {
         if self.began.is_none() {
-            self.shown = None;
+            self.cached = None;
             return child;
         }
-        let last = self.shown.as_ref().filter(|shown| shown.child.is_same(&child));
-        if let Some(shown) = last.filter(|_| !others) {
-            return shown.state.clone();
+        let last = self.cached.as_ref().filter(|cached| cached.child.is_same(&child));
+        if let Some(cached) = last.filter(|_| !others) {
+            return cached.state.clone();
         }
         let made = cx.subchannels_made();
-        let is_known = self.shown.as_ref().is_some_and(|shown| shown.made == made) && !cx.heeds_means();
+        let is_known =
+            self.cached.as_ref().is_some_and(|cached| cached.made == made) && !cx.has_per_cluster_transport();
         let changed = (others || !is_known) && self.count_by_subchannel(cx);
-        if let Some(shown) = self.shown.as_mut().filter(|shown| !changed && shown.child.is_same(&child)) {
-            shown.made = made;
-            return shown.state.clone();
+        if let Some(cached) = self.cached.as_mut().filter(|cached| !changed && cached.child.is_same(&child)) {
+            cached.made = made;
+            return cached.state.clone();
         }
         let picker = CountingPicker { child: child.picker.clone(), counters: self.counters.clone() };
         let state = LbState::new(child.connectivity, picker);
-        self.shown = Some(Shown { child, made, state: state.clone() });
+        self.cached = Some(CachedOutlierState { child, made, state: state.clone() });
         state
     }
 
@@ -328,7 +329,7 @@ impl OutlierDetection {
     /// address of two endpoints counts for the first.
     fn count_by_subchannel(&mut self, cx: &Cx<'_>) -> bool {
         let Some(endpoints) = &self.source else { return false };
-        let rows = self.hosts.iter_mut().map(|Host { endpoint, counter, known, .. }| Row {
+        let rows = self.hosts.iter_mut().map(|OutlierHost { endpoint, counter, known, .. }| SubchannelRow {
             endpoint,
             value: counter,
             known,
@@ -338,7 +339,7 @@ impl OutlierDetection {
 }
 
 impl SuccessRateEjection {
-    fn parse(fields: &Fields<'_>) -> Result<SuccessRateEjection, ConfigError> {
+    fn parse(fields: &ConfigFields<'_>) -> Result<SuccessRateEjection, ConfigError> {
         let unset = SuccessRateEjection::default();
         Ok(SuccessRateEjection {
             stdev_factor: fields.u32("stdevFactor")?.unwrap_or(unset.stdev_factor),
@@ -362,7 +363,7 @@ impl SuccessRateEjection {
 }
 
 impl FailurePercentageEjection {
-    fn parse(fields: &Fields<'_>) -> Result<FailurePercentageEjection, ConfigError> {
+    fn parse(fields: &ConfigFields<'_>) -> Result<FailurePercentageEjection, ConfigError> {
         let unset = FailurePercentageEjection::default();
         Ok(FailurePercentageEjection {
             threshold: percent(fields, "threshold")?.unwrap_or(unset.threshold),
@@ -390,7 +391,7 @@ fn number(is: u32, unset: u32) -> Option<Value> {
     (is != unset).then(|| is.into())
 }
 
-fn percent(fields: &Fields<'_>, name: &str) -> Result<Option<u32>, ConfigError> {
+fn percent(fields: &ConfigFields<'_>, name: &str) -> Result<Option<u32>, ConfigError> {
     match fields.u32(name)? {
         Some(number) if number > 100 => {
             Err(fields.error(name, format!("expected a percentage from 0 to 100, found {number}")))
@@ -401,23 +402,23 @@ fn percent(fields: &Fields<'_>, name: &str) -> Result<Option<u32>, ConfigError> 
 
 /// One endpoint, whatever its attributes.
 #[derive(Debug)]
-struct Host {
+struct OutlierHost {
     endpoint: Endpoint,
-    known: Known,
-    counter: Arc<Counter>,
+    known: KnownSubchannels,
+    counter: Arc<CallResultCounter>,
     /// What the last sweep took from the counter.
-    last: Counts,
+    last: CallResultCounts,
     ejected_at: Option<Instant>,
     multiplier: u32,
 }
 
-impl Kept for Host {
-    fn new(endpoint: &Endpoint) -> Host {
-        Host {
+impl PerEndpoint for OutlierHost {
+    fn new(endpoint: &Endpoint) -> OutlierHost {
+        OutlierHost {
             endpoint: endpoint.clone(),
-            known: Known::default(),
+            known: KnownSubchannels::default(),
             counter: Arc::default(),
-            last: Counts::default(),
+            last: CallResultCounts::default(),
             ejected_at: None,
             multiplier: 0,
         }
@@ -427,12 +428,12 @@ impl Kept for Host {
         &self.endpoint
     }
 
-    fn renew(&mut self, endpoint: &Endpoint) {
+    fn update(&mut self, endpoint: &Endpoint) {
         self.endpoint = endpoint.clone();
     }
 }
 
-impl Host {
+impl OutlierHost {
     fn describe(&self, settings: &OutlierSettings, now: Instant) -> Value {
         let addresses: Vec<_> = self.endpoint.addresses().iter().map(ToString::to_string).collect();
         let left = self.ejected_at.map(|at| (at + settings.ejection_time(self.multiplier)).since(now));
@@ -447,42 +448,44 @@ impl Host {
 }
 
 /// How calls to one endpoint ended since the last sweep. Of A50's two buckets this is the active one; the other is
-/// [`Host::last`]. Each number is taken and zeroed in one step, so a call that finishes during a sweep is counted
+/// [`OutlierHost::last`]. Each number is taken and zeroed in one step, so a call that finishes during a sweep is counted
 /// once, on one side or the other.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct Counter {
+struct CallResultCounter {
     successes: AtomicU64,
     failures: AtomicU64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Counts {
+struct CallResultCounts {
     successes: u64,
     failures: u64,
 }
 
-impl Counter {
-    fn take(&self) -> Counts {
-        Counts {
+impl CallResultCounter {
+    fn take(&self) -> CallResultCounts {
+        CallResultCounts {
             successes: self.successes.swap(0, Ordering::Relaxed),
             failures: self.failures.swap(0, Ordering::Relaxed),
         }
     }
 }
 
-impl Tracker for Counter {
-    fn finished(&self, end: &CallEnd<'_>) {
+impl CallTracker for CallResultCounter {
+    fn finished(&self, end: &CallOutcome<'_>) {
         match end {
-            CallEnd::Finished { code: Code::Ok, .. } => self.successes.fetch_add(1, Ordering::Relaxed),
+            CallOutcome::Finished { code: Code::Ok, .. } => self.successes.fetch_add(1, Ordering::Relaxed),
             // A caller that goes away ends its call with CANCELLED, which is not OK.
-            CallEnd::Finished { .. } | CallEnd::Cancelled => self.failures.fetch_add(1, Ordering::Relaxed),
-            CallEnd::Unsent => return,
+            CallOutcome::Finished { .. } | CallOutcome::Cancelled => {
+                self.failures.fetch_add(1, Ordering::Relaxed)
+            }
+            CallOutcome::Unsent => return,
         };
     }
 }
 
-impl Counts {
+impl CallResultCounts {
     /// Calls that finished, if there were so many and any at all.
     fn volume(self, at_least: u32) -> Option<f64> {
         let all = self.successes + self.failures;
@@ -499,27 +502,27 @@ impl Counts {
 }
 
 /// One sweep over all endpoints, in their order.
-struct Sweep<'a> {
+struct EjectionSweep<'a> {
     settings: &'a OutlierSettings,
     now: Instant,
-    hosts: &'a mut [Host],
-    tally: &'a mut Tally,
+    hosts: &'a mut [OutlierHost],
+    stats: &'a mut EjectionStats,
     rng: &'a mut Rng,
     /// How many endpoints are ejected.
     ejected: usize,
 }
 
-impl Sweep<'_> {
+impl EjectionSweep<'_> {
     fn run(mut self) {
         for host in self.hosts.iter_mut() {
             host.last = host.counter.take();
             self.ejected += usize::from(host.ejected_at.is_some());
         }
         if let Some(rule) = &self.settings.success_rate_ejection {
-            self.judge_success_rates(rule);
+            self.check_success_rates(rule);
         }
         if let Some(rule) = &self.settings.failure_percentage_ejection {
-            self.judge_failure_percentages(rule);
+            self.check_failure_percentages(rule);
         }
         for host in self.hosts.iter_mut() {
             match host.ejected_at {
@@ -534,8 +537,8 @@ impl Sweep<'_> {
         }
     }
 
-    fn judge_success_rates(&mut self, rule: &SuccessRateEjection) {
-        let rate = |(i, host): (usize, &Host)| Some((i, host.last.success_rate(rule.request_volume)?));
+    fn check_success_rates(&mut self, rule: &SuccessRateEjection) {
+        let rate = |(i, host): (usize, &OutlierHost)| Some((i, host.last.success_rate(rule.request_volume)?));
         let rates: Vec<_> = self.hosts.iter().enumerate().filter_map(rate).collect();
         if rates.len() < rule.minimum_hosts as usize {
             return;
@@ -546,9 +549,9 @@ impl Sweep<'_> {
         }
     }
 
-    fn judge_failure_percentages(&mut self, rule: &FailurePercentageEjection) {
+    fn check_failure_percentages(&mut self, rule: &FailurePercentageEjection) {
         let failed =
-            |(i, host): (usize, &Host)| Some((i, host.last.failure_percentage(rule.request_volume)?));
+            |(i, host): (usize, &OutlierHost)| Some((i, host.last.failure_percentage(rule.request_volume)?));
         let failed: Vec<_> = self.hosts.iter().enumerate().filter_map(failed).collect();
         if failed.len() < rule.minimum_hosts as usize {
             return;
@@ -561,14 +564,14 @@ impl Sweep<'_> {
     /// Ejects an outlier, unless enough are ejected or chance spares it. One that is ejected already, and failed
     /// calls that began before, is ejected anew (A50).
     fn eject(&mut self, i: usize, method: DetectionMethod, enforcement_percentage: u32) {
-        let tally = self.tally.of(method);
+        let stats = self.stats.of(method);
         let limit = self.settings.max_ejection_percent as usize * self.hosts.len();
         if self.ejected > 0 && self.ejected * 100 >= limit {
-            tally.overflow += 1;
+            stats.overflow += 1;
         } else if self.rng.below(100) >= u64::from(enforcement_percentage) {
-            tally.spared += 1;
+            stats.not_enforced += 1;
         } else {
-            tally.enforced += 1;
+            stats.enforced += 1;
             let host = &mut self.hosts[i];
             self.ejected += usize::from(host.ejected_at.replace(self.now).is_none());
             host.multiplier = host.multiplier.saturating_add(1);
@@ -588,51 +591,51 @@ fn lowest_usual(rates: &[(usize, f64)], factor: f64) -> f64 {
 
 /// What became of the outliers that were found (A91), in one sweep or in all.
 #[derive(Debug, Default)]
-struct Tally {
-    success_rate: MethodTally,
-    failure_percentage: MethodTally,
+struct EjectionStats {
+    success_rate: MethodStats,
+    failure_percentage: MethodStats,
 }
 
 #[derive(Debug, Default)]
-struct MethodTally {
+struct MethodStats {
     enforced: u64,
     /// Not ejected by chance.
-    spared: u64,
+    not_enforced: u64,
     /// Not ejected since enough were.
     overflow: u64,
 }
 
-impl MethodTally {
-    fn add(&mut self, more: &MethodTally) {
+impl MethodStats {
+    fn add(&mut self, more: &MethodStats) {
         self.enforced += more.enforced;
-        self.spared += more.spared;
+        self.not_enforced += more.not_enforced;
         self.overflow += more.overflow;
     }
 
     fn measure(&self, method: DetectionMethod, cx: &mut Cx<'_>) {
         let outcomes = [
             (None, self.enforced),
-            (Some(UnenforcedReason::EnforcementPercentage), self.spared),
+            (Some(UnenforcedReason::EnforcementPercentage), self.not_enforced),
             (Some(UnenforcedReason::MaxEjectionOverflow), self.overflow),
         ];
         for (unenforced, count) in outcomes.into_iter().filter(|(_, count)| *count > 0) {
             cx.measure(|scope| {
                 let backend_service = scope.backend_service().cloned();
-                Measurement::Outliers(Outliers { backend_service, method, unenforced, count })
+                Measurement::OutlierCounts(OutlierCounts { backend_service, method, unenforced, count })
             });
         }
     }
 }
 
-impl Tally {
-    fn of(&mut self, method: DetectionMethod) -> &mut MethodTally {
+impl EjectionStats {
+    fn of(&mut self, method: DetectionMethod) -> &mut MethodStats {
         match method {
             DetectionMethod::SuccessRate => &mut self.success_rate,
             DetectionMethod::FailurePercentage => &mut self.failure_percentage,
         }
     }
 
-    fn add(&mut self, more: &Tally) {
+    fn add(&mut self, more: &EjectionStats) {
         self.success_rate.add(&more.success_rate);
         self.failure_percentage.add(&more.failure_percentage);
     }
@@ -643,12 +646,12 @@ impl Tally {
     }
 
     fn describe(&self) -> Value {
-        let describe = |tally: &MethodTally| {
+        let describe = |stats: &MethodStats| {
             json!({
-                "enforced": tally.enforced,
+                "enforced": stats.enforced,
                 "unenforced": {
-                    "enforcement_percentage": tally.spared,
-                    "max_ejection_overflow": tally.overflow,
+                    "enforcement_percentage": stats.not_enforced,
+                    "max_ejection_overflow": stats.overflow,
                 },
             })
         };
@@ -690,7 +693,7 @@ fn describe_settings(description: Description, settings: &OutlierSettings) -> De
 
 /// The last state, and what it was made from.
 #[derive(Debug)]
-struct Shown {
+struct CachedOutlierState {
     child: LbState,
     /// How many subchannels had been made.
     made: u64,
@@ -699,13 +702,13 @@ struct Shown {
 
 struct CountingPicker {
     child: Arc<dyn Picker>,
-    counters: BySubchannel<Counter>,
+    counters: BySubchannel<CallResultCounter>,
 }
 
 impl Picker for CountingPicker {
-    fn pick(&self, call: &Call<'_>) -> Pick {
+    fn pick(&self, call: &PickArgs<'_>) -> PickResult {
         let mut pick = self.child.pick(call);
-        if let Pick::To(id, trackers) = &mut pick
+        if let PickResult::Complete(id, trackers) = &mut pick
             && let Some(counter) = self.counters.get(*id)
         {
             trackers.push(counter.clone());

@@ -1,20 +1,21 @@
 //! `pick_first`: one connection, to the first address that answers.
 //!
 //! A61 (address list handling, Happy Eyeballs), A62 (shuffling, sticky TRANSIENT_FAILURE), A113 (weighted shuffling).
-//! The connecting itself is [`Conn`]'s; here the address list is made: endpoints shuffled if asked for, flattened in
+//! The connecting itself is [`EndpointConnection`]'s; here the address list is made: endpoints shuffled if asked for, flattened in
 //! order, address families interleaved.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::config::{ConfigError, Fields};
-use crate::conn::{Conn, ConnState, Eagerness};
-use crate::describe::{Description, EndpointRow, Look};
-use crate::policy::{LbState, Policy, Shown};
+use crate::config::{ConfigError, ConfigFields};
+use crate::conn::{ConnectMode, EndpointConnection, EndpointConnectionState};
+use crate::describe::{DescribeCx, Description, EndpointRow};
+use crate::policy::{CachedState, LbState, Policy};
 use crate::weights::spread;
 use crate::{
-    Address, Call, Connectivity, Cx, Endpoint, Endpoints, Health, Pick, Picker, Rng, Status, SubchannelId,
+    Address, ConnectivityState, Cx, Endpoint, EndpointHealthStatus, Endpoints, PickArgs, PickResult, Picker,
+    Rng, Status, SubchannelId,
 };
 
 /// The policy.
@@ -22,9 +23,9 @@ use crate::{
 pub struct PickFirst {
     source: Option<(Endpoints, bool)>,
     addresses: Arc<[Address]>,
-    conn: Conn,
-    shown: Shown<(ConnState, Option<Status>)>,
-    state: Option<ConnState>,
+    connection: EndpointConnection,
+    cached: CachedState<(EndpointConnectionState, Option<Status>)>,
+    state: Option<EndpointConnectionState>,
     picks: Arc<AtomicU64>,
 }
 
@@ -38,7 +39,7 @@ pub struct PickFirstConfig {
 impl Policy for PickFirst {
     type Config = PickFirstConfig;
 
-    fn parse(fields: &Fields<'_>) -> Result<PickFirstConfig, ConfigError> {
+    fn parse(fields: &ConfigFields<'_>) -> Result<PickFirstConfig, ConfigError> {
         Ok(PickFirstConfig { shuffle_address_list: fields.bool("shuffleAddressList")?.unwrap_or(false) })
     }
 
@@ -50,31 +51,33 @@ impl Policy for PickFirst {
             self.source = Some((endpoints.clone(), shuffle));
         }
         // Connected once, it waits to be asked.
-        let eagerness = if self.conn.was_ready() { Eagerness::Lazy } else { Eagerness::Eager };
-        let state = self.conn.reconcile(&self.addresses, eagerness, cx);
-        let failing = state.connectivity == Connectivity::TransientFailure;
+        let connect_mode = if self.connection.was_ready() { ConnectMode::Lazy } else { ConnectMode::Eager };
+        let state = self.connection.reconcile(&self.addresses, connect_mode, cx);
+        let failing = state.connectivity == ConnectivityState::TransientFailure;
         let failure = failing.then(|| self.failure(state, cx));
         self.state = Some(state);
-        self.shown.show((state, failure), |(state, failure)| match (state.connectivity, state.subchannel) {
-            (Connectivity::Ready, Some(id)) => {
-                LbState::new(Connectivity::Ready, PickFirstPicker { id, picks: self.picks.clone() })
+        self.cached.get_or_build((state, failure), |(state, failure)| {
+            match (state.connectivity, state.subchannel) {
+                (ConnectivityState::Ready, Some(id)) => {
+                    LbState::new(ConnectivityState::Ready, PickFirstPicker { id, picks: self.picks.clone() })
+                }
+                (ConnectivityState::Idle, Some(id)) => LbState::idle(id),
+                (ConnectivityState::TransientFailure, _) => {
+                    LbState::failing(failure.clone().unwrap_or_else(|| Status::unavailable("no addresses")))
+                }
+                _ => LbState::connecting(),
             }
-            (Connectivity::Idle, Some(id)) => LbState::idle(id),
-            (Connectivity::TransientFailure, _) => {
-                LbState::failing(failure.clone().unwrap_or_else(|| Status::unavailable("no addresses")))
-            }
-            _ => LbState::connecting(),
         })
     }
 
-    fn describe(&self, look: &Look<'_>) -> Description {
+    fn describe(&self, cx: &DescribeCx<'_>) -> Description {
         let mut description = Description::new();
-        let chosen = self.state.and_then(|state| look.subchannel(state.subchannel?));
+        let chosen = self.state.and_then(|state| cx.subchannel(state.subchannel?));
         for address in self.addresses.iter() {
             let is_chosen = chosen.is_some_and(|subchannel| subchannel.address() == address);
-            let state = self.state.map_or(Connectivity::Idle, |state| state.connectivity);
-            let state = if is_chosen { state } else { Connectivity::Idle };
-            let used = is_chosen && state == Connectivity::Ready;
+            let state = self.state.map_or(ConnectivityState::Idle, |state| state.connectivity);
+            let state = if is_chosen { state } else { ConnectivityState::Idle };
+            let used = is_chosen && state == ConnectivityState::Ready;
             let error = chosen.filter(|_| is_chosen).and_then(|subchannel| subchannel.error());
             description.endpoint(EndpointRow {
                 addresses: vec![address.to_string()],
@@ -93,8 +96,8 @@ impl Policy for PickFirst {
 }
 
 impl PickFirst {
-    fn failure(&self, state: ConnState, cx: &Cx<'_>) -> Status {
-        let last = state.subchannel.and_then(|id| cx.look(id));
+    fn failure(&self, state: EndpointConnectionState, cx: &Cx<'_>) -> Status {
+        let last = state.subchannel.and_then(|id| cx.peek(id));
         match (last, last.and_then(|subchannel| subchannel.error())) {
             (Some(last), Some(error)) => {
                 let count = self.addresses.len();
@@ -114,15 +117,16 @@ struct PickFirstPicker {
 }
 
 impl Picker for PickFirstPicker {
-    fn pick(&self, _: &Call<'_>) -> Pick {
+    fn pick(&self, _: &PickArgs<'_>) -> PickResult {
         self.picks.fetch_add(1, Ordering::Relaxed);
-        Pick::to(self.id)
+        PickResult::complete(self.id)
     }
 }
 
 /// The order in which addresses are tried: shuffled by endpoint, flattened, without duplicates, interleaved.
 fn address_list(endpoints: &Endpoints, shuffle: bool, rng: &mut Rng) -> Arc<[Address]> {
-    let mut endpoints: Vec<&Endpoint> = endpoints.iter().filter(|e| e.health() != Health::Draining).collect();
+    let mut endpoints: Vec<&Endpoint> =
+        endpoints.iter().filter(|e| e.health() != EndpointHealthStatus::Draining).collect();
     if shuffle {
         shuffle_by_weight(&mut endpoints, rng);
     }

@@ -19,10 +19,10 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use crate::config::{ConfigError, Fields};
-use crate::describe::{Description, Look};
-use crate::policy::{LbState, Policy, Shown};
-use crate::{Child, ClusterMeans, Connectivity, Cx, Endpoints, Instant, LbConfig, Status};
+use crate::config::{ConfigError, ConfigFields};
+use crate::describe::{DescribeCx, Description};
+use crate::policy::{CachedState, LbState, Policy};
+use crate::{ChildPolicy, ClusterTransport, ConnectivityState, Cx, Endpoints, Instant, LbConfig, Status};
 
 /// The name under which the policy is registered, and under which others run it.
 pub(crate) const NAME: &str = "priority_experimental";
@@ -37,10 +37,10 @@ const RETENTION: Duration = Duration::from_secs(15 * 60);
 #[derive(Debug, Default)]
 pub struct Priority {
     /// The children that exist, by name.
-    branches: BTreeMap<Arc<str>, Branch>,
+    child_states: BTreeMap<Arc<str>, PriorityChildState>,
     priorities: Vec<Arc<str>>,
     chosen: Option<Arc<str>>,
-    nothing: Shown<Status>,
+    nothing: CachedState<Status>,
 }
 
 /// Settings of `priority_experimental`.
@@ -64,13 +64,13 @@ pub struct PriorityChild {
     /// The cluster that it serves, for the labels of what is measured below it (A91). Not part of the JSON form.
     pub backend_service: Option<Arc<str>>,
     /// By what means connections below it are made, if by others than elsewhere. Not part of the JSON form.
-    pub means: Option<Arc<ClusterMeans>>,
+    pub transport: Option<Arc<ClusterTransport>>,
 }
 
 impl Policy for Priority {
     type Config = PriorityConfig;
 
-    fn parse(fields: &Fields<'_>) -> Result<PriorityConfig, ConfigError> {
+    fn parse(fields: &ConfigFields<'_>) -> Result<PriorityConfig, ConfigError> {
         let mut children = BTreeMap::new();
         for (name, child) in fields.map("children")? {
             let ignore = child.bool("ignoreReresolutionRequests")?.unwrap_or(false);
@@ -79,7 +79,7 @@ impl Policy for Priority {
                 ignore_reresolution_requests: ignore,
                 note: None,
                 backend_service: None,
-                means: None,
+                transport: None,
             };
             children.insert(Arc::from(name), child);
         }
@@ -117,28 +117,28 @@ impl Policy for Priority {
         self.chosen = self.choose(config, endpoints, cx);
         self.expire(cx);
         self.priorities.clone_from(&config.priorities);
-        if let Some(chosen) = self.chosen.as_ref().and_then(|name| self.branches.get(name)) {
+        if let Some(chosen) = self.chosen.as_ref().and_then(|name| self.child_states.get(name)) {
             return chosen.state.clone();
         }
         let status = cx.unavailable("the list of priorities is empty");
-        self.nothing.show(status, |status| LbState::failing(status.clone()))
+        self.nothing.get_or_build(status, |status| LbState::failing(status.clone()))
     }
 
-    fn each_child(&mut self, visit: &mut dyn FnMut(&mut Child)) {
-        for branch in self.branches.values_mut() {
-            visit(&mut branch.child);
+    fn each_child(&mut self, visit: &mut dyn FnMut(&mut ChildPolicy)) {
+        for child_state in self.child_states.values_mut() {
+            visit(&mut child_state.child);
         }
     }
 
-    fn describe(&self, look: &Look<'_>) -> Description {
+    fn describe(&self, cx: &DescribeCx<'_>) -> Description {
         let mut description = Description::new()
             .detail("priorities", self.priorities.iter().map(|name| &**name).collect::<Vec<_>>())
             .detail("chosen", self.chosen.as_deref().map(Value::from))
-            .detail("failoverIn", self.remaining(look, |branch| branch.failover_at))
-            .detail("removedIn", self.remaining(look, |branch| branch.remove_at));
-        let unlisted = self.branches.keys().filter(|name| !self.priorities.contains(name));
+            .detail("failoverIn", self.remaining(cx, |child_state| child_state.failover_at))
+            .detail("removedIn", self.remaining(cx, |child_state| child_state.remove_at));
+        let unlisted = self.child_states.keys().filter(|name| !self.priorities.contains(name));
         for name in self.priorities.iter().chain(unlisted) {
-            let child = self.branches.get(name).and_then(|branch| branch.child.describe(look));
+            let child = self.child_states.get(name).and_then(|child_state| child_state.child.describe(cx));
             description = description.child(&**name, child);
         }
         description
@@ -149,9 +149,9 @@ impl Priority {
     /// Brings every child that exists up to date, deactivated ones too, before anything is chosen. A child that left
     /// the config is let go at once (A115).
     fn update(&mut self, config: &PriorityConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) {
-        self.branches.retain(|name, branch| {
+        self.child_states.retain(|name, child_state| {
             let Some(settings) = config.children.get(name) else { return false };
-            branch.reconcile(settings, &endpoints.group(name), cx);
+            child_state.reconcile(settings, &endpoints.group(name), cx);
             true
         });
     }
@@ -165,33 +165,34 @@ impl Priority {
     ) -> Option<Arc<str>> {
         for (i, name) in config.priorities.iter().enumerate() {
             let Some(settings) = config.children.get(name) else { continue };
-            let branch = self.branches.entry(name.clone()).or_insert_with(|| {
-                let mut branch = Branch::new(cx.now());
-                branch.reconcile(settings, &endpoints.group(name), cx);
-                branch
+            let child_state = self.child_states.entry(name.clone()).or_insert_with(|| {
+                let mut child_state = PriorityChildState::new(cx.now());
+                child_state.reconcile(settings, &endpoints.group(name), cx);
+                child_state
             });
-            branch.remove_at = None;
-            if matches!(branch.state.connectivity, Connectivity::Ready | Connectivity::Idle) {
+            child_state.remove_at = None;
+            if matches!(child_state.state.connectivity, ConnectivityState::Ready | ConnectivityState::Idle) {
                 self.deactivate_all_but(&config.priorities[..=i], cx.now());
                 return Some(name.clone());
             }
-            if let Some(at) = branch.failover_at.filter(|at| cx.now() < *at) {
+            if let Some(at) = child_state.failover_at.filter(|at| cx.now() < *at) {
                 cx.wake_at(at);
                 return Some(name.clone());
             }
         }
         let is_connecting = |name: &&Arc<str>| {
-            let branch = self.branches.get(*name);
-            branch.is_some_and(|branch| branch.state.connectivity == Connectivity::Connecting)
+            let child_state = self.child_states.get(*name);
+            child_state
+                .is_some_and(|child_state| child_state.state.connectivity == ConnectivityState::Connecting)
         };
-        let mut tried = config.priorities.iter().filter(|name| self.branches.contains_key(*name));
+        let mut tried = config.priorities.iter().filter(|name| self.child_states.contains_key(*name));
         tried.clone().find(is_connecting).or_else(|| tried.next_back()).cloned()
     }
 
     fn deactivate_all_but(&mut self, needed: &[Arc<str>], now: Instant) {
-        for (name, branch) in &mut self.branches {
+        for (name, child_state) in &mut self.child_states {
             if !needed.contains(name) {
-                branch.remove_at.get_or_insert(now + RETENTION);
+                child_state.remove_at.get_or_insert(now + RETENTION);
             }
         }
     }
@@ -199,13 +200,13 @@ impl Priority {
     /// Lets go of children that have been deactivated for long. This comes after the choice: a child that is needed
     /// at the moment its time is over is still there.
     fn expire(&mut self, cx: &mut Cx<'_>) {
-        self.branches.retain(|_, branch| {
-            let Some(at) = branch.remove_at else { return true };
+        self.child_states.retain(|_, child_state| {
+            let Some(at) = child_state.remove_at else { return true };
             let keep = cx.now() < at;
             if keep {
                 cx.wake_at(at);
             } else {
-                std::mem::take(&mut branch.child).release(cx);
+                std::mem::take(&mut child_state.child).release(cx);
             }
             keep
         });
@@ -214,21 +215,21 @@ impl Priority {
     /// The deadlines that lie ahead, as `{"child": "7.5s"}`.
     fn remaining(
         &self,
-        look: &Look<'_>,
-        deadline: impl Fn(&Branch) -> Option<Instant>,
+        cx: &DescribeCx<'_>,
+        deadline: impl Fn(&PriorityChildState) -> Option<Instant>,
     ) -> Map<String, Value> {
-        let ahead = |(name, branch): (&Arc<str>, &Branch)| {
-            let wait = deadline(branch)?.since(look.now());
+        let ahead = |(name, child_state): (&Arc<str>, &PriorityChildState)| {
+            let wait = deadline(child_state)?.since(cx.now());
             (wait > Duration::ZERO).then(|| (name.to_string(), Value::from(format!("{wait:.1?}"))))
         };
-        self.branches.iter().filter_map(ahead).collect()
+        self.child_states.iter().filter_map(ahead).collect()
     }
 }
 
 /// A child that exists.
 #[derive(Debug)]
-struct Branch {
-    child: Child,
+struct PriorityChildState {
+    child: ChildPolicy,
     state: LbState,
     /// It is given until then to connect; `None` once it was READY, IDLE or TRANSIENT_FAILURE.
     failover_at: Option<Instant>,
@@ -238,10 +239,10 @@ struct Branch {
     remove_at: Option<Instant>,
 }
 
-impl Branch {
-    fn new(now: Instant) -> Branch {
-        Branch {
-            child: Child::new(),
+impl PriorityChildState {
+    fn new(now: Instant) -> PriorityChildState {
+        PriorityChildState {
+            child: ChildPolicy::new(),
             state: LbState::connecting(),
             failover_at: Some(now + FAILOVER),
             was_up: false,
@@ -260,28 +261,28 @@ impl Branch {
         if let Some(name) = &settings.backend_service {
             scope = scope.with_backend_service(name.clone());
         }
-        if let Some(means) = &settings.means {
-            scope = scope.with_means(means.clone());
+        if let Some(transport) = &settings.transport {
+            scope = scope.with_transport(transport.clone());
         }
         if self.remove_at.is_some() {
-            scope = scope.asleep();
+            scope = scope.deactivated();
         }
         let before = self.state.connectivity;
         self.state = self.child.reconcile_in(scope, &settings.config, endpoints, cx);
         match self.state.connectivity {
-            Connectivity::Ready | Connectivity::Idle => {
+            ConnectivityState::Ready | ConnectivityState::Idle => {
                 self.failover_at = None;
                 self.was_up = true;
             }
-            Connectivity::TransientFailure => {
+            ConnectivityState::TransientFailure => {
                 self.failover_at = None;
                 self.was_up = false;
             }
             // A56: only what worked is given time again; what failed last is not waited for.
-            Connectivity::Connecting if before != Connectivity::Connecting && self.was_up => {
+            ConnectivityState::Connecting if before != ConnectivityState::Connecting && self.was_up => {
                 self.failover_at = Some(cx.now() + FAILOVER);
             }
-            Connectivity::Connecting => {}
+            ConnectivityState::Connecting => {}
         }
     }
 }

@@ -7,19 +7,19 @@ use std::collections::HashMap;
 
 use xxhash_rust::xxh64;
 
-use crate::child::Child;
-use crate::config::{ConfigError, Fields, LbConfig};
-use crate::describe::{Description, Look};
+use crate::child::ChildPolicy;
+use crate::config::{ConfigError, ConfigFields, LbConfig};
+use crate::describe::{DescribeCx, Description};
 use crate::policy::{LbState, Policy};
-use crate::{Cx, Endpoint, EndpointKey, Endpoints, Group, Health};
+use crate::{Cx, Endpoint, EndpointGroup, EndpointHealthStatus, EndpointKey, Endpoints};
 
 /// The policy.
 #[derive(Debug, Default)]
 pub struct RandomSubsetting {
     /// Drawn in the first run, kept for life.
     seed: Option<u64>,
-    subset: Option<Subset>,
-    child: Child,
+    subset: Option<EndpointSubset>,
+    child: ChildPolicy,
 }
 
 /// Settings of `random_subsetting_experimental`.
@@ -33,7 +33,7 @@ pub struct RandomSubsettingConfig {
 
 /// What was chosen, and from what.
 #[derive(Debug)]
-struct Subset {
+struct EndpointSubset {
     source: Endpoints,
     /// How many endpoints there are to choose from.
     count: usize,
@@ -44,7 +44,7 @@ struct Subset {
 impl Policy for RandomSubsetting {
     type Config = RandomSubsettingConfig;
 
-    fn parse(fields: &Fields<'_>) -> Result<RandomSubsettingConfig, ConfigError> {
+    fn parse(fields: &ConfigFields<'_>) -> Result<RandomSubsettingConfig, ConfigError> {
         let subset_size = match fields.u32("subsetSize")? {
             Some(size @ 1..) => size,
             Some(0) => return Err(fields.error("subsetSize", "must be at least 1, found 0")),
@@ -61,31 +61,31 @@ impl Policy for RandomSubsetting {
     ) -> LbState {
         let seed = *self.seed.get_or_insert_with(|| cx.rng().next_u64());
         let size = config.subset_size;
-        let is_current = |last: &Subset| last.size == size && last.source.is_same(endpoints);
+        let is_current = |last: &EndpointSubset| last.size == size && last.source.is_same(endpoints);
         let last = self.subset.take().filter(is_current);
-        let subset = last.unwrap_or_else(|| Subset::choose(endpoints, size, seed));
+        let subset = last.unwrap_or_else(|| EndpointSubset::choose(endpoints, size, seed));
         let subset = self.subset.insert(subset);
         self.child.reconcile(&config.child, &subset.chosen, cx)
     }
 
-    fn each_child(&mut self, visit: &mut dyn FnMut(&mut Child)) {
+    fn each_child(&mut self, visit: &mut dyn FnMut(&mut ChildPolicy)) {
         visit(&mut self.child);
     }
 
-    fn describe(&self, look: &Look<'_>) -> Description {
+    fn describe(&self, cx: &DescribeCx<'_>) -> Description {
         let (size, count) = self.subset.as_ref().map_or((0, 0), |subset| (subset.size, subset.count));
         Description::new()
             .detail("subsetSize", size)
             .detail("chosen", count.min(size as usize))
             .detail("of", count)
             .detail("seed", self.seed)
-            .child("child", self.child.describe(look))
+            .child("child", self.child.describe(cx))
     }
 }
 
-impl Subset {
+impl EndpointSubset {
     /// The endpoints that the seed ranks first; all of them if there are no more than `size`.
-    fn choose(source: &Endpoints, size: u32, seed: u64) -> Subset {
+    fn choose(source: &Endpoints, size: u32, seed: u64) -> EndpointSubset {
         let mut ranks = HashMap::new();
         for endpoint in source.iter().filter(|endpoint| counts(endpoint)) {
             ranks.entry(endpoint.key()).or_insert_with(|| rank(endpoint, seed));
@@ -101,7 +101,7 @@ impl Subset {
             let places = ranked.into_iter().enumerate().map(|(place, (_, key))| (key, place)).collect();
             keep(source, &places)
         };
-        Subset { source: source.clone(), count, size, chosen }
+        EndpointSubset { source: source.clone(), count, size, chosen }
     }
 }
 
@@ -109,11 +109,14 @@ impl Subset {
 /// they still have.
 fn keep(source: &Endpoints, places: &HashMap<EndpointKey, usize>) -> Endpoints {
     if !source.as_groups().is_empty() {
-        let kept = |group: &Group| Group { endpoints: keep(&group.endpoints, places), ..group.clone() };
+        let kept = |group: &EndpointGroup| EndpointGroup {
+            endpoints: keep(&group.endpoints, places),
+            ..group.clone()
+        };
         return source.as_groups().iter().map(kept).filter(|group| !group.endpoints.is_empty()).collect();
     }
     let place = |endpoint: &Endpoint| match endpoint.health() {
-        Health::Draining => Some(usize::MAX),
+        EndpointHealthStatus::Draining => Some(usize::MAX),
         _ => places.get(&endpoint.key()).copied(),
     };
     let mut kept: Vec<(usize, &Endpoint)> = source.iter().filter_map(|e| Some((place(e)?, e))).collect();
@@ -128,7 +131,7 @@ fn rank(endpoint: &Endpoint, seed: u64) -> u64 {
 
 /// Whether an endpoint takes one of the places: one that cannot be called does not.
 fn counts(endpoint: &Endpoint) -> bool {
-    !endpoint.addresses().is_empty() && endpoint.health() != Health::Draining
+    !endpoint.addresses().is_empty() && endpoint.health() != EndpointHealthStatus::Draining
 }
 
 #[cfg(test)]
@@ -140,13 +143,13 @@ mod tests {
     #[test]
     fn groups_stay_groups() {
         let endpoint = |name: String| Endpoint::at(name.as_str());
-        let draining = |name: &str| Endpoint::at(name).with_health(Health::Draining);
+        let draining = |name: &str| Endpoint::at(name).with_health(EndpointHealthStatus::Draining);
         let zone = |i: usize| [draining("old"), endpoint(format!("e{i}")), endpoint(format!("f{i}"))];
         let mut groups: Vec<_> =
             (0..8).map(|i| (format!("zone-{i}"), 5, Endpoints::list(zone(i).into_iter().skip(1)))).collect();
         groups[0].2 = Endpoints::list(zone(0));
         let source = Endpoints::weighted_groups(groups);
-        let Subset { chosen, count, .. } = Subset::choose(&source, 3, 7);
+        let EndpointSubset { chosen, count, .. } = EndpointSubset::choose(&source, 3, 7);
         assert_eq!((count, chosen.iter().filter(|e| counts(e)).count()), (16, 3));
         assert!((1..=4).contains(&chosen.as_groups().len()));
         for group in chosen.as_groups() {

@@ -11,15 +11,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::Value;
 
-use crate::config::{ConfigError, Fields};
-use crate::conn::Eagerness;
-use crate::describe::{Description, Look};
-use crate::fleet::{Fleet, Member};
-use crate::policy::{LbState, Policy, Shown};
+use crate::config::{ConfigError, ConfigFields};
+use crate::conn::ConnectMode;
+use crate::describe::{DescribeCx, Description};
+use crate::fleet::{EndpointEntry, EndpointList};
+use crate::policy::{CachedState, LbState, Policy};
 use crate::weights::spread;
 use crate::{
-    Call, Code, Connectivity, Cx, Endpoint, Endpoints, HASH_KEY, Pick, Picker, Status, SubchannelId,
-    Trackers, hash,
+    CallTrackers, Code, ConnectivityState, Cx, Endpoint, Endpoints, HASH_KEY, PickArgs, PickResult, Picker,
+    Status, SubchannelId, hash,
 };
 
 /// The greatest ring that a config may ask for, as in Envoy.
@@ -33,12 +33,12 @@ const DEFAULT_CAP: u64 = 4096;
 #[derive(Debug)]
 pub struct RingHash {
     cap: u64,
-    fleet: Fleet<Arc<Picks>>,
-    plan: Plan,
-    ring: Arc<Ring>,
+    list: EndpointList<Arc<PickCounter>>,
+    plan: RingPlan,
+    ring: Arc<HashRing>,
     warnings: Vec<String>,
     header: Option<Arc<str>>,
-    shown: Shown<RingPicker>,
+    cached: CachedState<RingPicker>,
 }
 
 /// Settings of `ring_hash_experimental`.
@@ -75,12 +75,12 @@ impl RingHash {
     pub fn with_cap(cap: u64) -> RingHash {
         RingHash {
             cap: cap.clamp(1, MAX_SIZE),
-            fleet: Fleet::default(),
-            plan: Plan::default(),
+            list: EndpointList::default(),
+            plan: RingPlan::default(),
             ring: Arc::default(),
             warnings: Vec::new(),
             header: None,
-            shown: Shown::default(),
+            cached: CachedState::default(),
         }
     }
 }
@@ -88,7 +88,7 @@ impl RingHash {
 impl Policy for RingHash {
     type Config = RingHashConfig;
 
-    fn parse(fields: &Fields<'_>) -> Result<RingHashConfig, ConfigError> {
+    fn parse(fields: &ConfigFields<'_>) -> Result<RingHashConfig, ConfigError> {
         let size = |name: &str, default: u64| match fields.u64(name)?.unwrap_or(default) {
             size @ 1..=MAX_SIZE => Ok(size),
             size => Err(fields.error(name, format!("must be from 1 to {MAX_SIZE}, found {size}"))),
@@ -117,25 +117,25 @@ impl Policy for RingHash {
     }
 
     fn reconcile(&mut self, config: &RingHashConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
-        let changed = self.fleet.reconcile(endpoints, Eagerness::OnCall, cx);
+        let changed = self.list.reconcile(endpoints, ConnectMode::OnCall, cx);
         let sizes = (config.min_ring_size.clamp(1, self.cap), config.max_ring_size.clamp(1, self.cap));
         if changed || sizes != self.plan.sizes {
-            self.arrange(Plan::new(sizes, self.fleet.members()));
+            self.arrange(RingPlan::new(sizes, self.list.entries()));
         }
         if let Some(id) = self.next_to_connect(cx) {
             cx.connect(id);
             // The member that was chosen is connecting from here on; all others are as they were.
-            self.fleet.reconcile(endpoints, Eagerness::OnCall, cx);
+            self.list.reconcile(endpoints, ConnectMode::OnCall, cx);
         }
         for warning in &self.warnings {
             cx.warn(warning.clone());
         }
         self.header.clone_from(&config.request_hash_header);
         let picker = self.picker(cx);
-        self.shown.show(picker, |picker| LbState::new(picker.connectivity, picker.clone()))
+        self.cached.get_or_build(picker, |picker| LbState::new(picker.connectivity, picker.clone()))
     }
 
-    fn describe(&self, look: &Look<'_>) -> Description {
+    fn describe(&self, cx: &DescribeCx<'_>) -> Description {
         let (min, max) = self.plan.sizes;
         let mut description = Description::new()
             .detail("minRingSize", min)
@@ -143,10 +143,10 @@ impl Policy for RingHash {
             .detail("ringSize", self.ring.entries.len())
             .detail("requestHashHeader", self.header.as_deref());
         let arcs = self.ring.arcs();
-        self.fleet.describe(&mut description, look, |i, member, row| {
+        self.list.describe(&mut description, cx, |i, member, row| {
             row.weight = self.plan.keys.get(i).map(|(_, weight)| f64::from(*weight) / f64::from(1u32 << 31));
             row.share = arcs.get(i).copied();
-            row.picks = member.own.0.load(Ordering::Relaxed);
+            row.picks = member.data.0.load(Ordering::Relaxed);
             if !self.ring.has(i) {
                 row.unused = Some("it has no entry on the ring".to_owned());
             }
@@ -157,11 +157,11 @@ impl Policy for RingHash {
 
 impl RingHash {
     /// Makes the ring that a plan asks for, unless it is the plan in force.
-    fn arrange(&mut self, plan: Plan) {
+    fn arrange(&mut self, plan: RingPlan) {
         if plan == self.plan {
             return;
         }
-        self.ring = Arc::new(Ring::new(&plan));
+        self.ring = Arc::new(HashRing::new(&plan));
         self.warnings.clear();
         let left_out = (0..plan.keys.len()).filter(|i| !self.ring.has(*i)).count();
         if left_out > 0 {
@@ -180,27 +180,27 @@ impl RingHash {
     }
 
     /// The members that calls can reach.
-    fn on_ring(&self) -> impl Iterator<Item = &Member<Arc<Picks>>> {
-        let members = self.fleet.members().iter().enumerate();
+    fn on_ring(&self) -> impl Iterator<Item = &EndpointEntry<Arc<PickCounter>>> {
+        let members = self.list.entries().iter().enumerate();
         members.filter(|(i, _)| self.ring.has(*i)).map(|(_, member)| member)
     }
 
-    fn connectivity(&self) -> Connectivity {
-        aggregate(self.on_ring().map(Member::connectivity))
+    fn connectivity(&self) -> ConnectivityState {
+        aggregate(self.on_ring().map(EndpointEntry::connectivity))
     }
 
     /// A61: failing or connecting with nobody on the way, one idle endpoint is connected without a call. Which one is
     /// free; clients should not all take the same. Idle, one is connected if the application asks for it.
     fn next_to_connect(&self, cx: &mut Cx<'_>) -> Option<SubchannelId> {
         let wanted = match self.connectivity() {
-            Connectivity::TransientFailure | Connectivity::Connecting => true,
-            Connectivity::Idle => cx.exit_idle(),
-            Connectivity::Ready => false,
+            ConnectivityState::TransientFailure | ConnectivityState::Connecting => true,
+            ConnectivityState::Idle => cx.exit_idle(),
+            ConnectivityState::Ready => false,
         };
-        if !wanted || self.on_ring().any(|member| member.connectivity() == Connectivity::Connecting) {
+        if !wanted || self.on_ring().any(|member| member.connectivity() == ConnectivityState::Connecting) {
             return None;
         }
-        let idle = || self.on_ring().filter(|member| member.connectivity() == Connectivity::Idle);
+        let idle = || self.on_ring().filter(|member| member.connectivity() == ConnectivityState::Idle);
         let count = idle().count();
         if count == 0 {
             return None;
@@ -210,8 +210,8 @@ impl RingHash {
     }
 
     fn picker(&self, cx: &Cx<'_>) -> RingPicker {
-        let members = self.fleet.members();
-        let failed = |member: &Member<_>| member.connectivity() == Connectivity::TransientFailure;
+        let members = self.list.entries();
+        let failed = |member: &EndpointEntry<_>| member.connectivity() == ConnectivityState::TransientFailure;
         // Only the last resort of a pick reads these, so they are not made while there is another one.
         let failures = if members.is_empty() {
             [cx.unavailable("no endpoints")].into()
@@ -223,8 +223,10 @@ impl RingHash {
         RingPicker {
             connectivity: self.connectivity(),
             ring: self.ring.clone(),
-            places: members.iter().map(Place::of).collect(),
-            is_connecting: self.on_ring().any(|member| member.connectivity() == Connectivity::Connecting),
+            places: members.iter().map(RingEndpoint::of).collect(),
+            is_connecting: self
+                .on_ring()
+                .any(|member| member.connectivity() == ConnectivityState::Connecting),
             failures,
             header: self.header.clone(),
         }
@@ -233,35 +235,35 @@ impl RingHash {
 
 /// A42: the state to report. One failed endpoint says little while there are others to try; two are enough to let
 /// `priority` move on.
-fn aggregate(states: impl Iterator<Item = Connectivity>) -> Connectivity {
+fn aggregate(states: impl Iterator<Item = ConnectivityState>) -> ConnectivityState {
     let (mut all, mut failed, mut connecting, mut idle) = (0, 0, 0, 0);
     for state in states {
         all += 1;
         match state {
-            Connectivity::Ready => return Connectivity::Ready,
-            Connectivity::TransientFailure => failed += 1,
-            Connectivity::Connecting => connecting += 1,
-            Connectivity::Idle => idle += 1,
+            ConnectivityState::Ready => return ConnectivityState::Ready,
+            ConnectivityState::TransientFailure => failed += 1,
+            ConnectivityState::Connecting => connecting += 1,
+            ConnectivityState::Idle => idle += 1,
         }
     }
     if failed >= 2 {
-        Connectivity::TransientFailure
+        ConnectivityState::TransientFailure
     } else if connecting > 0 || (failed == 1 && all > 1) {
-        Connectivity::Connecting
+        ConnectivityState::Connecting
     } else if idle > 0 {
-        Connectivity::Idle
+        ConnectivityState::Idle
     } else {
-        Connectivity::TransientFailure
+        ConnectivityState::TransientFailure
     }
 }
 
 /// The ring and how its endpoints are. Equal ones pick alike, so that a picker stays until another differs from it.
 #[derive(Clone, Debug, PartialEq)]
 struct RingPicker {
-    connectivity: Connectivity,
-    ring: Arc<Ring>,
+    connectivity: ConnectivityState,
+    ring: Arc<HashRing>,
     /// By member.
-    places: Arc<[Place]>,
+    places: Arc<[RingEndpoint]>,
     is_connecting: bool,
     /// By member, if all have failed; without members, why calls fail; else empty.
     failures: Arc<[Status]>,
@@ -270,13 +272,13 @@ struct RingPicker {
 
 /// One endpoint as a picker sees it.
 #[derive(Debug)]
-struct Place {
-    way: Way,
-    picks: Arc<Picks>,
+struct RingEndpoint {
+    state: RingEndpointState,
+    picks: Arc<PickCounter>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum RingEndpointState {
     Ready(SubchannelId),
     Idle(SubchannelId),
     Connecting,
@@ -286,121 +288,121 @@ enum Way {
 /// How many calls went to an endpoint, on a cache line of its own.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct Picks(AtomicU64);
+struct PickCounter(AtomicU64);
 
-impl Place {
-    fn of(member: &Member<Arc<Picks>>) -> Place {
-        let way = match (member.connectivity(), member.subchannel()) {
-            (Connectivity::Ready, Some(id)) => Way::Ready(id),
-            (Connectivity::Idle, Some(id)) => Way::Idle(id),
-            (Connectivity::Connecting, _) => Way::Connecting,
-            _ => Way::Failed,
+impl RingEndpoint {
+    fn of(member: &EndpointEntry<Arc<PickCounter>>) -> RingEndpoint {
+        let state = match (member.connectivity(), member.subchannel()) {
+            (ConnectivityState::Ready, Some(id)) => RingEndpointState::Ready(id),
+            (ConnectivityState::Idle, Some(id)) => RingEndpointState::Idle(id),
+            (ConnectivityState::Connecting, _) => RingEndpointState::Connecting,
+            _ => RingEndpointState::Failed,
         };
-        Place { way, picks: member.own.clone() }
+        RingEndpoint { state, picks: member.data.clone() }
     }
 }
 
-impl PartialEq for Place {
-    fn eq(&self, other: &Place) -> bool {
-        self.way == other.way && Arc::ptr_eq(&self.picks, &other.picks)
+impl PartialEq for RingEndpoint {
+    fn eq(&self, other: &RingEndpoint) -> bool {
+        self.state == other.state && Arc::ptr_eq(&self.picks, &other.picks)
     }
 }
 
 impl Picker for RingPicker {
-    fn pick(&self, call: &Call<'_>) -> Pick {
+    fn pick(&self, call: &PickArgs<'_>) -> PickResult {
         let Some((hash, origin)) = self.request_hash(call) else {
             let problem = "ring_hash: the call has no request hash; give its route a hash policy, or set requestHashHeader";
-            return Pick::Fail(Status::new(Code::Internal, problem));
+            return PickResult::Fail(Status::new(Code::Internal, problem));
         };
         let first = self.ring.find(hash);
         let member = self.ring.entries.get(first).map_or(0, |entry| entry.member as usize);
         match (self.failures.get(member), origin) {
-            (Some(failure), _) => Pick::Fail(failure.clone()),
-            (None, Origin::Call) => self.pick_at(first),
-            (None, Origin::Chance) => self.pick_any(first),
+            (Some(failure), _) => PickResult::Fail(failure.clone()),
+            (None, HashOrigin::Request) => self.pick_at(first),
+            (None, HashOrigin::Random) => self.pick_any(first),
         }
     }
 }
 
 /// Where a request hash comes from.
-enum Origin {
+enum HashOrigin {
     /// From the call: it names an endpoint.
-    Call,
+    Request,
     /// Drawn for want of a header: any endpoint will do.
-    Chance,
+    Random,
 }
 
 impl RingPicker {
-    fn request_hash(&self, call: &Call<'_>) -> Option<(u64, Origin)> {
-        let Some(name) = &self.header else { return call.hash().map(|hash| (hash, Origin::Call)) };
+    fn request_hash(&self, call: &PickArgs<'_>) -> Option<(u64, HashOrigin)> {
+        let Some(name) = &self.header else { return call.hash().map(|hash| (hash, HashOrigin::Request)) };
         match call.header(name).filter(|value| !value.is_empty()) {
-            Some(value) => Some((hash::of_bytes(value.as_bytes()), Origin::Call)),
-            None => Some((call.random(), Origin::Chance)),
+            Some(value) => Some((hash::of_bytes(value.as_bytes()), HashOrigin::Request)),
+            None => Some((call.random(), HashOrigin::Random)),
         }
     }
 
     /// A61: the first endpoint from here on that has not failed.
-    fn pick_at(&self, first: usize) -> Pick {
+    fn pick_at(&self, first: usize) -> PickResult {
         for place in self.walk(first) {
-            match place.way {
-                Way::Ready(id) => return place.pick(id, None),
-                Way::Idle(id) => return Pick::Queue { connect: Some(id) },
-                Way::Connecting => return Pick::QUEUE,
-                Way::Failed => {}
+            match place.state {
+                RingEndpointState::Ready(id) => return place.pick(id, None),
+                RingEndpointState::Idle(id) => return PickResult::Queue { connect: Some(id) },
+                RingEndpointState::Connecting => return PickResult::QUEUE,
+                RingEndpointState::Failed => {}
             }
         }
-        Pick::QUEUE
+        PickResult::QUEUE
     }
 
     /// A76: the first endpoint from here on that is ready; on the way, one that is idle is connected, unless one is
     /// connecting.
-    fn pick_any(&self, first: usize) -> Pick {
+    fn pick_any(&self, first: usize) -> PickResult {
         let mut wake = None;
         for place in self.walk(first) {
-            match place.way {
-                Way::Ready(id) => return place.pick(id, wake),
-                Way::Idle(id) if !self.is_connecting => wake = wake.or(Some(id)),
-                Way::Idle(_) | Way::Connecting | Way::Failed => {}
+            match place.state {
+                RingEndpointState::Ready(id) => return place.pick(id, wake),
+                RingEndpointState::Idle(id) if !self.is_connecting => wake = wake.or(Some(id)),
+                RingEndpointState::Idle(_) | RingEndpointState::Connecting | RingEndpointState::Failed => {}
             }
             // Where nobody is ready, the rest of the ring has nothing more to say.
-            if self.connectivity != Connectivity::Ready && (self.is_connecting || wake.is_some()) {
+            if self.connectivity != ConnectivityState::Ready && (self.is_connecting || wake.is_some()) {
                 break;
             }
         }
-        Pick::Queue { connect: wake }
+        PickResult::Queue { connect: wake }
     }
 
     /// Once around the ring. Entries of an endpoint that was passed are passed again, at the cost of a look; a ring on
     /// which all have failed is not walked at all.
-    fn walk(&self, first: usize) -> impl Iterator<Item = &Place> {
+    fn walk(&self, first: usize) -> impl Iterator<Item = &RingEndpoint> {
         let (before, from) = self.ring.entries.split_at(first.min(self.ring.entries.len()));
         from.iter().chain(before).filter_map(|entry| self.places.get(entry.member as usize))
     }
 }
 
-impl Place {
-    fn pick(&self, id: SubchannelId, wake: Option<SubchannelId>) -> Pick {
+impl RingEndpoint {
+    fn pick(&self, id: SubchannelId, wake: Option<SubchannelId>) -> PickResult {
         self.picks.0.fetch_add(1, Ordering::Relaxed);
-        let mut trackers = Trackers::none();
+        let mut trackers = CallTrackers::none();
         if let Some(idle) = wake {
             trackers.wake(idle);
         }
-        Pick::To(id, trackers)
+        PickResult::Complete(id, trackers)
     }
 }
 
 /// What a ring is made from: sizes, and key and weight of each member.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Plan {
+struct RingPlan {
     sizes: (u64, u64),
     keys: Vec<(String, u32)>,
 }
 
-impl Plan {
-    fn new<T>(sizes: (u64, u64), members: &[Member<T>]) -> Plan {
+impl RingPlan {
+    fn new<T>(sizes: (u64, u64), members: &[EndpointEntry<T>]) -> RingPlan {
         let endpoints: Vec<&Endpoint> = members.iter().map(|member| &member.endpoint).collect();
         let keys = endpoints.iter().map(|endpoint| hash_key(endpoint)).zip(spread(&endpoints)).collect();
-        Plan { sizes, keys }
+        RingPlan { sizes, keys }
     }
 
     /// The members in an order that is the same for every client.
@@ -450,31 +452,31 @@ fn hash_key(endpoint: &Endpoint) -> String {
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Ring {
+struct HashRing {
     /// In the order of their hashes.
-    entries: Box<[Entry]>,
+    entries: Box<[RingEntry]>,
     /// How many entries each member has.
     shares: Vec<u32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Entry {
+struct RingEntry {
     hash: u64,
     member: u32,
 }
 
-impl Ring {
-    fn new(plan: &Plan) -> Ring {
+impl HashRing {
+    fn new(plan: &RingPlan) -> HashRing {
         let shares = plan.shares(&plan.order());
         let mut entries = Vec::with_capacity(shares.iter().map(|n| *n as usize).sum());
         for (member, ((key, _), share)) in plan.keys.iter().zip(&shares).enumerate() {
-            entries.extend((0..*share).map(|n| Entry {
+            entries.extend((0..*share).map(|n| RingEntry {
                 hash: hash::of_bytes(format!("{key}_{n}").as_bytes()),
                 member: member as u32,
             }));
         }
         entries.sort_unstable();
-        Ring { entries: entries.into(), shares }
+        HashRing { entries: entries.into(), shares }
     }
 
     /// The entry at or after a hash; the first one after the last.
@@ -519,17 +521,17 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::cx::Scope;
+    use crate::cx::PolicyScope;
     use crate::subchannel::Backoff;
-    use crate::tree::Tree;
+    use crate::tree::PolicyTree;
     use crate::{Locality, Rng};
 
-    fn plan(sizes: (u64, u64), members: impl IntoIterator<Item = (impl ToString, u32)>) -> Plan {
-        Plan { sizes, keys: members.into_iter().map(|(key, weight)| (key.to_string(), weight)).collect() }
+    fn plan(sizes: (u64, u64), members: impl IntoIterator<Item = (impl ToString, u32)>) -> RingPlan {
+        RingPlan { sizes, keys: members.into_iter().map(|(key, weight)| (key.to_string(), weight)).collect() }
     }
 
     fn shares(sizes: (u64, u64), weights: &[u32]) -> Vec<u32> {
-        Ring::new(&plan(sizes, weights.iter().copied().enumerate())).shares
+        HashRing::new(&plan(sizes, weights.iter().copied().enumerate())).shares
     }
 
     /// RH-4
@@ -572,10 +574,10 @@ mod tests {
     #[test]
     fn states_by_rule() {
         let state = |letter| match letter {
-            'R' => Connectivity::Ready,
-            'F' => Connectivity::TransientFailure,
-            'C' => Connectivity::Connecting,
-            _ => Connectivity::Idle,
+            'R' => ConnectivityState::Ready,
+            'F' => ConnectivityState::TransientFailure,
+            'C' => ConnectivityState::Connecting,
+            _ => ConnectivityState::Idle,
         };
         let table = [
             ("", 'F'),
@@ -601,8 +603,8 @@ mod tests {
         }
     }
 
-    fn tree() -> Tree {
-        Tree::new(
+    fn tree() -> PolicyTree {
+        PolicyTree::new(
             Rng::fixed(1),
             Backoff::default(),
             std::time::Duration::ZERO,
@@ -612,11 +614,11 @@ mod tests {
     }
 
     /// One run of the policy as the root of a tree.
-    fn run(policy: &mut RingHash, endpoints: &Endpoints, tree: &mut Tree) -> LbState {
+    fn run(policy: &mut RingHash, endpoints: &Endpoints, tree: &mut PolicyTree) -> LbState {
         let config = RingHashConfig::default();
-        let node = tree.ask(None, None);
-        let before = tree.begin(node, Scope::default());
-        let mut cx = Cx { tree, node: Some(node), scope: Scope::default(), is_given_same: false };
+        let node = tree.visit(None, None);
+        let before = tree.begin(node, PolicyScope::default());
+        let mut cx = Cx { tree, node: Some(node), scope: PolicyScope::default(), inputs_unchanged: false };
         let state = policy.reconcile(&config, endpoints, &mut cx);
         tree.end(node, &before);
         state
@@ -631,11 +633,14 @@ mod tests {
         let ring = policy.ring.clone();
 
         // A state change: another picker, the same ring.
-        let id = policy.fleet.members()[0].subchannel().unwrap();
+        let id = policy.list.entries()[0].subchannel().unwrap();
         tree.connect(id, None);
         tree.change(id, |subchannel| subchannel.connected(crate::Instant::ORIGIN));
         let ready = run(&mut policy, &list(), &mut tree);
-        assert_eq!((idle.connectivity, ready.connectivity), (Connectivity::Idle, Connectivity::Ready));
+        assert_eq!(
+            (idle.connectivity, ready.connectivity),
+            (ConnectivityState::Idle, ConnectivityState::Ready)
+        );
         assert!(Arc::ptr_eq(&ring, &policy.ring));
 
         let keyed =
@@ -661,7 +666,7 @@ mod tests {
     #[test]
     fn shares_of_the_hash_space_sum_to_one() {
         for n in [1, 2, 10] {
-            let ring = Ring::new(&plan((1024, 4096), (0..n).map(|i| (i, 1))));
+            let ring = HashRing::new(&plan((1024, 4096), (0..n).map(|i| (i, 1))));
             let arcs = ring.arcs();
             assert!((arcs.iter().sum::<f64>() - 1.0).abs() < 1e-9);
             assert!(arcs.iter().all(|arc| (arc * f64::from(n) - 1.0).abs() < 0.25), "{arcs:?}");
@@ -676,7 +681,7 @@ mod tests {
             min in 1u64..64,
             hashes in prop::collection::vec(any::<u64>(), 20),
         ) {
-            let ring = Ring::new(&plan((min, 4096), weights.into_iter().enumerate()));
+            let ring = HashRing::new(&plan((min, 4096), weights.into_iter().enumerate()));
             let exact = ring.entries.iter().flat_map(|e| [e.hash.wrapping_sub(1), e.hash, e.hash.wrapping_add(1)]);
             for hash in hashes.into_iter().chain(exact).chain([0, u64::MAX]) {
                 let above = ring.entries.iter().filter(|entry| entry.hash >= hash).min();
@@ -712,9 +717,9 @@ mod tests {
             hashes in prop::collection::vec(any::<u64>(), 200),
         ) {
             let gone = gone.index(n);
-            let full = Ring::new(&plan((min, 4096), (0..n).map(|i| (i, 1))));
+            let full = HashRing::new(&plan((min, 4096), (0..n).map(|i| (i, 1))));
             let rest: Vec<usize> = (0..n).filter(|i| *i != gone).collect();
-            let less = Ring::new(&plan((min, 4096), rest.iter().map(|i| (*i, 1))));
+            let less = HashRing::new(&plan((min, 4096), rest.iter().map(|i| (*i, 1))));
             let grown: Vec<u64> = rest.iter().zip(&less.shares).flat_map(|(i, share)| {
                 (full.shares[*i]..*share).map(move |n| hash::of_bytes(format!("{i}_{n}").as_bytes()))
             }).collect();
@@ -736,7 +741,7 @@ mod tests {
             let mut turned = members.clone();
             turned.rotate_left(turn.index(members.len()));
             let on_ring = |members: &[(String, u32)]| -> Vec<(u64, String)> {
-                let ring = Ring::new(&plan((64, 128), members.iter().cloned()));
+                let ring = HashRing::new(&plan((64, 128), members.iter().cloned()));
                 ring.entries.iter().map(|e| (e.hash, members[e.member as usize].0.clone())).collect()
             };
             prop_assert_eq!(on_ring(&members), on_ring(&turned));

@@ -2,30 +2,30 @@
 //!
 //! The turn starts at a random endpoint, and goes on where it was when endpoints come and go.
 
-use crate::config::{ConfigError, Fields};
-use crate::describe::{Description, Look};
-use crate::policy::rota::Rotation;
+use crate::config::{ConfigError, ConfigFields};
+use crate::describe::{DescribeCx, Description};
+use crate::policy::rota::StaticWrr;
 use crate::policy::{LbState, Policy};
 use crate::{Cx, Endpoints};
 
 /// The policy.
 #[derive(Debug, Default)]
 pub struct RoundRobin {
-    rotation: Rotation,
+    wrr: StaticWrr,
 }
 
 impl Policy for RoundRobin {
     type Config = ();
 
-    fn parse(_: &Fields<'_>) -> Result<(), ConfigError> {
+    fn parse(_: &ConfigFields<'_>) -> Result<(), ConfigError> {
         Ok(())
     }
 
     fn reconcile(&mut self, (): &(), endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
-        self.rotation.reconcile(endpoints, |_| 1, cx)
+        self.wrr.reconcile(endpoints, |_| 1, cx)
     }
 
-    fn describe(&self, look: &Look<'_>) -> Description {
-        self.rotation.describe(look, |_, _| {})
+    fn describe(&self, cx: &DescribeCx<'_>) -> Description {
+        self.wrr.describe(cx, |_, _| {})
     }
 }

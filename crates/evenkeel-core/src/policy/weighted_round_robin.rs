@@ -14,17 +14,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::config::{ConfigError, Fields};
-use crate::conn::Eagerness;
-use crate::describe::{Description, Look};
+use crate::config::{ConfigError, ConfigFields};
+use crate::conn::ConnectMode;
+use crate::describe::{DescribeCx, Description};
 use crate::policy::dormant::DormantState;
 use crate::policy::edf_weighted_round_robin::eds_weight;
-use crate::policy::rota::{Order, Place, Position, Rota, Seen};
-use crate::policy::{LbState, Policy, Shown};
-use crate::schedule::{Rule, scale};
+use crate::policy::rota::{
+    SchedulePosition, ScheduledPicker, SchedulerInputs, SchedulerSlot, WeightedScheduler,
+};
+use crate::policy::{CachedState, LbState, Policy};
+use crate::schedule::{ScheduleRule, scale};
 use crate::{
-    Call, CallEnd, Connectivity, Cx, Endpoints, Fleet, Instant, LoadReport, Measurement, Member, Pick,
-    Picker, Scope, SubchannelId, Tracker, Trackers, Weighed,
+    CallOutcome, CallTracker, CallTrackers, ConnectivityState, Cx, EndpointEntry, EndpointList, Endpoints,
+    Instant, LoadReport, Measurement, PickArgs, PickResult, Picker, PolicyScope, SubchannelId, WeightUpdate,
 };
 
 /// At how many moments of an update period policies look up weights: their first update comes by a part of it sooner.
@@ -33,21 +35,21 @@ const PHASES: u64 = 20;
 /// The policy.
 #[derive(Debug, Default)]
 pub struct WeightedRoundRobin {
-    fleet: Fleet<Own>,
-    rota: Rota,
-    shown: Shown<(Seen, u64)>,
+    list: EndpointList<WrrEndpointData>,
+    scheduler: WeightedScheduler,
+    cached: CachedState<(SchedulerInputs, u64)>,
     config: Option<WeightedRoundRobinConfig>,
-    formula: Arc<Formula>,
-    weighing: Weighing,
+    formula: Arc<WeightFormula>,
+    weight_table: WeightTable,
     /// When weights are looked up next; only while there are two to compare.
     update_at: Option<Instant>,
     /// A moment at which weights are looked up while calls are picked; the others are whole periods away.
     phase: Option<Instant>,
     /// Position in the order at the last look-up. The same at the next one means that no call was picked.
-    weighed_at: Option<Position>,
+    weighed_at: Option<SchedulePosition>,
     is_dormant: bool,
     dormant: DormantState,
-    counts: Counts,
+    counts: WeightCounts,
 }
 
 /// Settings of `weighted_round_robin`.
@@ -91,7 +93,7 @@ impl Default for WeightedRoundRobinConfig {
 impl Policy for WeightedRoundRobin {
     type Config = WeightedRoundRobinConfig;
 
-    fn parse(fields: &Fields<'_>) -> Result<WeightedRoundRobinConfig, ConfigError> {
+    fn parse(fields: &ConfigFields<'_>) -> Result<WeightedRoundRobinConfig, ConfigError> {
         WeightedRoundRobinConfig::parse(fields)
     }
 
@@ -101,13 +103,13 @@ impl Policy for WeightedRoundRobin {
         endpoints: &Endpoints,
         cx: &mut Cx<'_>,
     ) -> LbState {
-        let endpoints_changed = self.fleet.reconcile(endpoints, Eagerness::Eager, cx);
+        let endpoints_changed = self.list.reconcile(endpoints, ConnectMode::Eager, cx);
         let config_changed = self.adopt(config);
         // What comes with calls is read by whoever reads it already.
         let is_settled = !config_changed && !config.enable_oob_load_report;
         let mut restarted = false;
         for member in
-            self.fleet.members_mut().iter_mut().filter(|member| !(is_settled && member.is_unchanged()))
+            self.list.entries_mut().iter_mut().filter(|member| !(is_settled && member.is_unchanged()))
         {
             restarted |= note_connection(member, cx);
             read_load(member, config, &self.formula, cx);
@@ -117,7 +119,7 @@ impl Policy for WeightedRoundRobin {
             let at = cx.now() + Duration::from_nanos(1);
             self.update_at = self.phase.map(|phase| first_in_phase(phase, config.update_period(), at));
         }
-        let position = self.rota.position();
+        let position = self.scheduler.position();
         let is_used = position != self.weighed_at;
         let wakes = self.is_dormant && is_used;
         if wakes {
@@ -127,45 +129,49 @@ impl Policy for WeightedRoundRobin {
         if is_due {
             self.is_dormant = !is_used;
         }
-        let has_changed = endpoints_changed || config_changed || !self.rota.is_over(&self.fleet);
-        let weighs = has_changed || is_due;
-        if weighs {
+        let has_changed = endpoints_changed || config_changed || !self.scheduler.covers_ready(&self.list);
+        let updates_weights = has_changed || is_due;
+        if updates_weights {
             // The pick that ends a silence finds the weights of the last update in it, had there been any.
             let at = if wakes && !has_changed { self.last_update(config, cx.now()) } else { cx.now() };
-            self.weigh(config, at, cx);
+            self.update_weights(config, at, cx);
         }
-        let Weighing { weights, rule, .. } = &self.weighing;
-        self.rota.reconcile(&mut self.fleet, weights, *rule, self.is_dormant, cx);
+        let WeightTable { weights, rule, .. } = &self.weight_table;
+        self.scheduler.reconcile(&mut self.list, weights, *rule, self.is_dormant, cx);
         // The picks that wake the policy are used at its next update too: without more of them it is dormant after that one.
-        if weighs && !wakes {
+        if updates_weights && !wakes {
             // Picks that came during the look-up count as after it. Of an order that begins here there are none.
-            let after = self.rota.position();
+            let after = self.scheduler.position();
             let same = position.zip(after).is_some_and(|(before, after)| before.is_in_order_of(after));
             self.weighed_at = if same { position } else { after };
         }
-        self.update_at = self.next_update(config.update_period(), weighs, cx.now());
+        self.update_at = self.next_update(config.update_period(), updates_weights, cx.now());
         if let Some(at) = self.update_at {
             cx.wake_at(at);
         }
-        let state = self.rota.show(&self.fleet, &mut self.shown, self.formula.number, cx, |order| {
-            let mut reporters = Vec::with_capacity(self.fleet.members().len());
-            reporters.extend(self.fleet.ready().filter_map(|(member, _)| member.own.reporter.clone()));
-            LbState::new(Connectivity::Ready, WrrPicker { order, reporters: reporters.into() })
-        });
-        self.dormant.show(state, self.is_dormant)
+        let state =
+            self.scheduler.get_or_build(&self.list, &mut self.cached, self.formula.number, cx, |order| {
+                let mut trackers = Vec::with_capacity(self.list.entries().len());
+                trackers.extend(self.list.ready().filter_map(|(member, _)| member.data.tracker.clone()));
+                LbState::new(ConnectivityState::Ready, WrrPicker { order, trackers: trackers.into() })
+            });
+        self.dormant.get_or_build(state, self.is_dormant)
     }
 
-    fn describe(&self, look: &Look<'_>) -> Description {
+    fn describe(&self, cx: &DescribeCx<'_>) -> Description {
         let mut description = Description::new()
-            .detail("weights_from", if self.weighing.rule == Rule::Eligible { "load" } else { "EDS" })
+            .detail(
+                "weights_from",
+                if self.weight_table.rule == ScheduleRule::Eligible { "load" } else { "EDS" },
+            )
             .detail("rr_fallback", self.counts.fallbacks)
             .detail("endpoint_weight_not_yet_usable", self.counts.not_yet_usable)
             .detail("endpoint_weight_stale", self.counts.stale);
         if let Some(config) = &self.config {
             description = config.describe(description);
         }
-        self.rota.describe(&self.fleet, &mut description, look, |member, row| {
-            row.weight = member.own.standing.map(|standing| standing.usable().unwrap_or(0.0));
+        self.scheduler.describe(&self.list, &mut description, cx, |member, row| {
+            row.weight = member.data.status.map(|status| status.usable().unwrap_or(0.0));
         });
         description
     }
@@ -178,10 +184,10 @@ impl WeightedRoundRobin {
             return false;
         }
         let old = self.config.replace(config.clone());
-        if old.as_ref().is_none_or(|old| !old.reads_like(config)) {
+        if old.as_ref().is_none_or(|old| !old.has_same_formula(config)) {
             // Calls under way report by rules that are no longer in force, perhaps out of band by now.
-            self.formula.muted.store(true, Ordering::Relaxed);
-            self.formula = Arc::new(Formula::new(config, self.formula.number + 1));
+            self.formula.is_retired.store(true, Ordering::Relaxed);
+            self.formula = Arc::new(WeightFormula::new(config, self.formula.number + 1));
         }
         if old.is_none_or(|old| old.update_period() != config.update_period()) {
             (self.update_at, self.phase) = (None, None);
@@ -190,30 +196,30 @@ impl WeightedRoundRobin {
     }
 
     /// Looks up every ready endpoint's weight as of `now`. Changes the order only if the integers come out different.
-    fn weigh(&mut self, config: &WeightedRoundRobinConfig, now: Instant, cx: &mut Cx<'_>) {
-        let mut known = Vec::with_capacity(self.fleet.members().len());
+    fn update_weights(&mut self, config: &WeightedRoundRobinConfig, now: Instant, cx: &mut Cx<'_>) {
+        let mut known = Vec::with_capacity(self.list.entries().len());
         let mut changes_at: Option<Instant> = None;
-        for member in self.fleet.members_mut() {
-            member.own.standing = member.ready().map(|_| member.own.weight().look_up(config, now));
-            known.extend(member.own.standing);
-            if self.is_dormant && member.own.standing.is_some() {
-                let next = member.own.weight().changes_at(config, now);
+        for member in self.list.entries_mut() {
+            member.data.status = member.ready().map(|_| member.data.weight().look_up(config, now));
+            known.extend(member.data.status);
+            if self.is_dormant && member.data.status.is_some() {
+                let next = member.data.weight().changes_at(config, now);
                 changes_at = changes_at.into_iter().chain(next).min();
             }
         }
         // A58: fewer than two are as good as none.
-        let are_usable = known.iter().filter(|standing| standing.usable().is_some()).nth(1).is_some();
+        let are_usable = known.iter().filter(|status| status.usable().is_some()).nth(1).is_some();
         let scaled = if are_usable { scale(&capped(&known, config.weight_cap_ratio)) } else { None };
         if known.len() > 1 {
-            let counts = Counts::of(&known, scaled.is_none());
+            let counts = WeightCounts::of(&known, scaled.is_none());
             self.counts.add(&counts);
-            cx.measure(|scope| Measurement::Weighed(counts.measurement(&known, scope)));
+            cx.measure(|scope| Measurement::WeightUpdate(counts.measurement(&known, scope)));
         }
-        self.weighing = match scaled {
-            Some(weights) => Weighing { weights, rule: Rule::Eligible, changes_at },
-            None => Weighing {
-                weights: self.fleet.ready().map(|(member, _)| eds_weight(&member.endpoint)).collect(),
-                rule: Rule::Literal,
+        self.weight_table = match scaled {
+            Some(weights) => WeightTable { weights, rule: ScheduleRule::Eligible, changes_at },
+            None => WeightTable {
+                weights: self.list.ready().map(|(member, _)| eds_weight(&member.endpoint)).collect(),
+                rule: ScheduleRule::Literal,
                 changes_at,
             },
         };
@@ -230,12 +236,12 @@ impl WeightedRoundRobin {
     /// Updates keep their phase; after a pause there is one, and those that were missed are skipped. A dormant policy
     /// updates when time alone changes a weight, in phase too: timers would have led to the same order.
     fn next_update(&mut self, period: Duration, was_weighed: bool, now: Instant) -> Option<Instant> {
-        if self.fleet.ready().nth(1).is_none() {
+        if self.list.ready().nth(1).is_none() {
             self.phase = None;
             return None;
         }
         if self.is_dormant {
-            let changes_at = self.weighing.changes_at.filter(|_| was_weighed);
+            let changes_at = self.weight_table.changes_at.filter(|_| was_weighed);
             let in_phase = |at| self.phase.map_or(at, |phase| first_in_phase(phase, period, at));
             return if was_weighed { changes_at.map(in_phase) } else { self.update_at };
         }
@@ -265,7 +271,7 @@ fn in_step(moment: Instant, period: Duration) -> Instant {
 }
 
 impl WeightedRoundRobinConfig {
-    fn parse(fields: &Fields<'_>) -> Result<WeightedRoundRobinConfig, ConfigError> {
+    fn parse(fields: &ConfigFields<'_>) -> Result<WeightedRoundRobinConfig, ConfigError> {
         let or = WeightedRoundRobinConfig::default();
         let config = WeightedRoundRobinConfig {
             enable_oob_load_report: fields.bool("enableOobLoadReport")?.unwrap_or(or.enable_oob_load_report),
@@ -297,7 +303,7 @@ impl WeightedRoundRobinConfig {
     }
 
     /// Whether reports are read the same way under both.
-    fn reads_like(&self, other: &WeightedRoundRobinConfig) -> bool {
+    fn has_same_formula(&self, other: &WeightedRoundRobinConfig) -> bool {
         let how = |config: &WeightedRoundRobinConfig| {
             (config.enable_oob_load_report, config.error_utilization_penalty)
         };
@@ -327,7 +333,7 @@ impl WeightedRoundRobinConfig {
     }
 }
 
-fn metric_names(fields: &Fields<'_>) -> Result<Vec<String>, ConfigError> {
+fn metric_names(fields: &ConfigFields<'_>) -> Result<Vec<String>, ConfigError> {
     let field = "metricNamesForComputingUtilization";
     let mut names = fields.strings(field)?;
     names.retain(|name| {
@@ -347,37 +353,37 @@ fn metric_names(fields: &Fields<'_>) -> Result<Vec<String>, ConfigError> {
 
 /// A58: an endpoint that becomes ready starts its blackout over.
 /// Returns true if the blackout was restarted.
-fn note_connection(member: &mut Member<Own>, cx: &Cx<'_>) -> bool {
-    let connection = member.ready().and_then(|id| Some((id, cx.look(id)?.disconnects())));
-    let is_new = connection.is_some() && connection != member.own.connection;
+fn note_connection(member: &mut EndpointEntry<WrrEndpointData>, cx: &Cx<'_>) -> bool {
+    let connection = member.ready().and_then(|id| Some((id, cx.peek(id)?.disconnects())));
+    let is_new = connection.is_some() && connection != member.data.connection;
     if is_new {
-        member.own.weight().restart_blackout();
+        member.data.weight().restart_blackout();
     }
-    member.own.connection = connection;
+    member.data.connection = connection;
     is_new
 }
 
 /// Sees to it that the endpoint's reports are read, one way or the other.
 fn read_load(
-    member: &mut Member<Own>,
+    member: &mut EndpointEntry<WrrEndpointData>,
     config: &WeightedRoundRobinConfig,
-    formula: &Arc<Formula>,
+    formula: &Arc<WeightFormula>,
     cx: &mut Cx<'_>,
 ) {
     let (id, is_ready) = (member.subchannel(), member.ready().is_some());
-    let own = &mut member.own;
+    let own = &mut member.data;
     if !config.enable_oob_load_report {
         own.reports = None;
         // Only who is called reports.
-        if is_ready && own.reporter.as_ref().is_none_or(|reporter| !Arc::ptr_eq(&reporter.formula, formula)) {
+        if is_ready && own.tracker.as_ref().is_none_or(|tracker| !Arc::ptr_eq(&tracker.formula, formula)) {
             let weight = own.weight().clone();
-            own.reporter = Some(Arc::new(Reporter { formula: formula.clone(), weight }));
+            own.tracker = Some(Arc::new(WrrLoadTracker { formula: formula.clone(), weight }));
         }
         return;
     }
-    own.reporter = None;
+    own.tracker = None;
     // An ejected endpoint is still connected and goes on reporting.
-    let Some(subchannel) = id.and_then(|id| cx.look(id)).filter(|subchannel| subchannel.is_ready()) else {
+    let Some(subchannel) = id.and_then(|id| cx.peek(id)).filter(|subchannel| subchannel.is_ready()) else {
         own.reports = None;
         return;
     };
@@ -392,56 +398,56 @@ fn read_load(
 
 /// What the policy remembers about an endpoint for as long as it stays in the list.
 #[derive(Debug, Default)]
-struct Own {
-    place: Place,
+struct WrrEndpointData {
+    slot: SchedulerSlot,
     /// Unset until it is ready for the first time.
-    weight: Option<Arc<Weight>>,
+    weight: Option<Arc<EndpointWeight>>,
     /// Reads the reports that come with calls; `None` while they come out of band.
-    reporter: Option<Arc<Reporter>>,
+    tracker: Option<Arc<WrrLoadTracker>>,
     /// The connection it was ready on: the subchannel, and how often that had been lost before.
     connection: Option<(SubchannelId, u32)>,
     /// Out-of-band reports seen so far, and from which subchannel.
     reports: Option<(SubchannelId, u32)>,
     /// What came of the last look-up, if it was ready then.
-    standing: Option<Standing>,
+    status: Option<WeightStatus>,
 }
 
-impl Own {
-    fn weight(&mut self) -> &Arc<Weight> {
+impl WrrEndpointData {
+    fn weight(&mut self) -> &Arc<EndpointWeight> {
         self.weight.get_or_insert_default()
     }
 }
 
-impl AsRef<Place> for Own {
-    fn as_ref(&self) -> &Place {
-        &self.place
+impl AsRef<SchedulerSlot> for WrrEndpointData {
+    fn as_ref(&self) -> &SchedulerSlot {
+        &self.slot
     }
 }
 
-impl AsMut<Place> for Own {
-    fn as_mut(&mut self) -> &mut Place {
-        &mut self.place
+impl AsMut<SchedulerSlot> for WrrEndpointData {
+    fn as_mut(&mut self) -> &mut SchedulerSlot {
+        &mut self.slot
     }
 }
 
 /// What the order is made from.
 #[derive(Debug)]
-struct Weighing {
+struct WeightTable {
     weights: Vec<u32>,
-    rule: Rule,
+    rule: ScheduleRule,
     /// When the next blackout or weight ends, if nothing is reported before. Computed by a dormant policy only.
     changes_at: Option<Instant>,
 }
 
-impl Default for Weighing {
-    fn default() -> Weighing {
-        Weighing { weights: Vec::new(), rule: Rule::Literal, changes_at: None }
+impl Default for WeightTable {
+    fn default() -> WeightTable {
+        WeightTable { weights: Vec::new(), rule: ScheduleRule::Literal, changes_at: None }
     }
 }
 
 /// What A78 counts, of one update or of all since the policy exists.
 #[derive(Debug, Default)]
-struct Counts {
+struct WeightCounts {
     /// Updates with fewer than two usable weights.
     fallbacks: u64,
     /// Endpoints, summed over updates, that had not reported for long enough.
@@ -450,37 +456,37 @@ struct Counts {
     stale: u64,
 }
 
-impl Counts {
+impl WeightCounts {
     /// The counts of one update.
-    fn of(known: &[Standing], is_fallback: bool) -> Counts {
-        let count = |standing| known.iter().filter(|known| **known == standing).count() as u64;
-        Counts {
+    fn of(known: &[WeightStatus], is_fallback: bool) -> WeightCounts {
+        let count = |status| known.iter().filter(|known| **known == status).count() as u64;
+        WeightCounts {
             fallbacks: u64::from(is_fallback),
-            not_yet_usable: count(Standing::NotYetUsable),
-            stale: count(Standing::Stale),
+            not_yet_usable: count(WeightStatus::NotYetUsable),
+            stale: count(WeightStatus::Stale),
         }
     }
 
-    fn add(&mut self, more: &Counts) {
+    fn add(&mut self, more: &WeightCounts) {
         self.fallbacks += more.fallbacks;
         self.not_yet_usable += more.not_yet_usable;
         self.stale += more.stale;
     }
 
-    fn measurement(&self, known: &[Standing], scope: &Scope) -> Weighed {
-        Weighed {
+    fn measurement(&self, known: &[WeightStatus], scope: &PolicyScope) -> WeightUpdate {
+        WeightUpdate {
             labels: scope.labels(),
             rr_fallback: self.fallbacks > 0,
             not_yet_usable: self.not_yet_usable,
             stale: self.stale,
-            weights: known.iter().map(|standing| standing.usable().unwrap_or(0.0)).collect(),
+            weights: known.iter().map(|status| status.usable().unwrap_or(0.0)).collect(),
         }
     }
 }
 
 /// What a look-up says about an endpoint's weight.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Standing {
+enum WeightStatus {
     /// Nothing reported yet, or not for long enough.
     NotYetUsable,
     /// Nothing reported for too long.
@@ -488,18 +494,18 @@ enum Standing {
     Usable(f64),
 }
 
-impl Standing {
+impl WeightStatus {
     fn usable(self) -> Option<f64> {
         match self {
-            Standing::Usable(weight) => Some(weight),
-            Standing::NotYetUsable | Standing::Stale => None,
+            WeightStatus::Usable(weight) => Some(weight),
+            WeightStatus::NotYetUsable | WeightStatus::Stale => None,
         }
     }
 }
 
 /// The usable weights, none of them above `ratio` times their mean.
-fn capped(known: &[Standing], ratio: Option<f64>) -> Vec<Option<f64>> {
-    let weights = || known.iter().map(|standing| standing.usable());
+fn capped(known: &[WeightStatus], ratio: Option<f64>) -> Vec<Option<f64>> {
+    let weights = || known.iter().map(|status| status.usable());
     let Some(ratio) = ratio else { return weights().collect() };
     // Parts of the largest: their sum is finite where that of the weights is not.
     let largest = weights().flatten().fold(f64::MIN_POSITIVE, f64::max);
@@ -513,7 +519,7 @@ fn capped(known: &[Standing], ratio: Option<f64>) -> Vec<Option<f64>> {
 /// The three fields are not one transaction. A look-up between two of the writes sees a fresh weight with stamps that
 /// are one report older, or the other way round; the next one sees all.
 #[derive(Debug)]
-struct Weight {
+struct EndpointWeight {
     /// The bits of a number above 0, or 0 before the first report.
     value: AtomicU64,
     /// When the last report came, in nanoseconds.
@@ -524,9 +530,9 @@ struct Weight {
 
 const NEVER: u64 = u64::MAX;
 
-impl Default for Weight {
-    fn default() -> Weight {
-        Weight {
+impl Default for EndpointWeight {
+    fn default() -> EndpointWeight {
+        EndpointWeight {
             value: AtomicU64::new(0),
             last_updated: AtomicU64::new(0),
             non_empty_since: AtomicU64::new(NEVER),
@@ -534,7 +540,7 @@ impl Default for Weight {
     }
 }
 
-impl Weight {
+impl EndpointWeight {
     /// Takes in a weight, if the report had one.
     fn update(&self, weight: Option<f64>, at: Instant) {
         let Some(weight) = weight else { return };
@@ -550,21 +556,21 @@ impl Weight {
     }
 
     /// A58: enforces expiration and blackout; what has expired starts its blackout over.
-    fn look_up(&self, config: &WeightedRoundRobinConfig, now: Instant) -> Standing {
+    fn look_up(&self, config: &WeightedRoundRobinConfig, now: Instant) -> WeightStatus {
         let value = self.value.load(Ordering::Relaxed);
         if value == 0 {
-            return Standing::NotYetUsable;
+            return WeightStatus::NotYetUsable;
         }
         let last_updated = Instant::from_nanos(self.last_updated.load(Ordering::Relaxed));
         if now.since(last_updated) >= config.weight_expiration_period {
             self.restart_blackout();
-            return Standing::Stale;
+            return WeightStatus::Stale;
         }
         let non_empty_since = Instant::from_nanos(self.non_empty_since.load(Ordering::Relaxed));
         if now.since(non_empty_since) < config.blackout_period {
-            return Standing::NotYetUsable;
+            return WeightStatus::NotYetUsable;
         }
-        Standing::Usable(f64::from_bits(value))
+        WeightStatus::Usable(f64::from_bits(value))
     }
 
     /// Returns the time after `now` at which a look-up has another result although nothing was reported in between.
@@ -584,21 +590,21 @@ impl Weight {
 
 /// How a report becomes a weight.
 #[derive(Debug, Default)]
-struct Formula {
+struct WeightFormula {
     number: u64,
     penalty: f64,
     metric_names: Vec<String>,
     /// Another one is in force: calls under way are not to be read any more.
-    muted: AtomicBool,
+    is_retired: AtomicBool,
 }
 
-impl Formula {
-    fn new(config: &WeightedRoundRobinConfig, number: u64) -> Formula {
-        Formula {
+impl WeightFormula {
+    fn new(config: &WeightedRoundRobinConfig, number: u64) -> WeightFormula {
+        WeightFormula {
             number,
             penalty: config.error_utilization_penalty,
             metric_names: config.metric_names_for_computing_utilization.clone(),
-            muted: AtomicBool::new(false),
+            is_retired: AtomicBool::new(false),
         }
     }
 
@@ -624,37 +630,37 @@ impl Formula {
 
 /// Reads the reports of an endpoint's calls.
 #[derive(Debug)]
-struct Reporter {
-    formula: Arc<Formula>,
-    weight: Arc<Weight>,
+struct WrrLoadTracker {
+    formula: Arc<WeightFormula>,
+    weight: Arc<EndpointWeight>,
 }
 
-impl Tracker for Reporter {
-    fn finished(&self, end: &CallEnd<'_>) {
-        if let CallEnd::Finished { at, load: Some(report), .. } = end
-            && !self.formula.muted.load(Ordering::Relaxed)
+impl CallTracker for WrrLoadTracker {
+    fn finished(&self, end: &CallOutcome<'_>) {
+        if let CallOutcome::Finished { at, load: Some(report), .. } = end
+            && !self.formula.is_retired.load(Ordering::Relaxed)
         {
             self.weight.update(self.formula.weight(report), *at);
         }
     }
 
-    fn wants_load(&self) -> bool {
+    fn needs_load_report(&self) -> bool {
         true
     }
 }
 
 struct WrrPicker {
-    order: Arc<Order>,
+    order: Arc<ScheduledPicker>,
     /// By index in the order; empty while reports come out of band.
-    reporters: Box<[Arc<Reporter>]>,
+    trackers: Box<[Arc<WrrLoadTracker>]>,
 }
 
 impl Picker for WrrPicker {
-    fn pick(&self, _: &Call<'_>) -> Pick {
+    fn pick(&self, _: &PickArgs<'_>) -> PickResult {
         let (index, id) = self.order.next();
-        match self.reporters.get(index) {
-            Some(reporter) => Pick::To(id, Trackers::one(reporter.clone())),
-            None => Pick::to(id),
+        match self.trackers.get(index) {
+            Some(tracker) => PickResult::Complete(id, CallTrackers::one(tracker.clone())),
+            None => PickResult::complete(id),
         }
     }
 }

@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use crate::config::{ConfigError, Fields, LbConfig};
-use crate::describe::{Description, Look};
-use crate::policy::children::{Children, Named};
-use crate::policy::{LbState, Policy, Shown};
-use crate::{Call, Child, Connectivity, Cx, Endpoints, Pick, Picker, Status};
+use crate::config::{ConfigError, ConfigFields, LbConfig};
+use crate::describe::{DescribeCx, Description};
+use crate::policy::children::{NamedChild, NamedChildren};
+use crate::policy::{CachedState, LbState, Policy};
+use crate::{ChildPolicy, ConnectivityState, Cx, Endpoints, PickArgs, PickResult, Picker, Status};
 
 /// The name under which the policy is registered, and under which others run it.
 pub(crate) const NAME: &str = "weighted_target_experimental";
@@ -26,15 +26,15 @@ const RETENTION: Duration = Duration::from_secs(15 * 60);
 /// The policy.
 #[derive(Debug, Default)]
 pub struct WeightedTarget {
-    children: Children,
+    children: NamedChildren,
     weights: Vec<NonZeroU32>,
-    shown: Shown<Seen>,
+    cached: CachedState<WeightedTargetInputs>,
 }
 
 #[derive(Debug, PartialEq)]
-struct Seen {
-    connectivity: Connectivity,
-    choices: Vec<Choice>,
+struct WeightedTargetInputs {
+    connectivity: ConnectivityState,
+    choices: Vec<TargetChoice>,
     /// Why calls fail if there are no targets.
     failure: Option<Status>,
 }
@@ -44,12 +44,12 @@ struct Seen {
 pub struct WeightedTargetConfig {
     /// The children by name. The name decides which child is which across updates, and which group of the endpoints
     /// it is given.
-    pub targets: BTreeMap<Arc<str>, Target>,
+    pub targets: BTreeMap<Arc<str>, WeightedTargetChild>,
 }
 
 /// One child of `weighted_target_experimental`.
 #[derive(Clone, Debug)]
-pub struct Target {
+pub struct WeightedTargetChild {
     /// The child's part of the calls, in relation to the other weights.
     pub weight: NonZeroU32,
     /// The child's policy.
@@ -59,19 +59,22 @@ pub struct Target {
 impl Policy for WeightedTarget {
     type Config = WeightedTargetConfig;
 
-    fn parse(fields: &Fields<'_>) -> Result<WeightedTargetConfig, ConfigError> {
+    fn parse(fields: &ConfigFields<'_>) -> Result<WeightedTargetConfig, ConfigError> {
         let mut targets = BTreeMap::new();
         for (name, target) in fields.map("targets")? {
             let weight = target.u32("weight")?.and_then(NonZeroU32::new);
             let weight =
                 weight.ok_or_else(|| target.error("weight", "must be a whole number of at least 1"))?;
-            targets.insert(name.into(), Target { weight, child_policy: target.child("childPolicy")? });
+            targets.insert(
+                name.into(),
+                WeightedTargetChild { weight, child_policy: target.child("childPolicy")? },
+            );
         }
         Ok(WeightedTargetConfig { targets })
     }
 
     fn to_json(WeightedTargetConfig { targets }: &WeightedTargetConfig) -> Value {
-        let target = |(name, target): (&Arc<str>, &Target)| {
+        let target = |(name, target): (&Arc<str>, &WeightedTargetChild)| {
             let json =
                 json!({ "weight": target.weight.get(), "childPolicy": [target.child_policy.to_json()] });
             (name.to_string(), json)
@@ -88,7 +91,7 @@ impl Policy for WeightedTarget {
         self.children.update(targets.keys(), endpoints, RETENTION, cx);
         for (child, target) in self.children.iter_mut().zip(targets.values()) {
             // An idle child gets no calls while another is ready, so no call would ever wake it.
-            let scope = cx.scope().clone().with_locality(child.name().clone()).without_idling();
+            let scope = cx.scope().clone().with_locality(child.name().clone()).without_idle();
             child.reconcile(scope, &target.child_policy, cx);
         }
         self.weights.clear();
@@ -98,28 +101,30 @@ impl Policy for WeightedTarget {
             Some(cluster) => cx.unavailable(format!("cluster \"{cluster}\": no targets to send calls to")),
             None => cx.unavailable("no targets to send calls to"),
         });
-        let seen = Seen { connectivity, choices: self.choices(connectivity), failure };
-        self.shown.show(seen, |Seen { choices, failure, .. }| match (failure, connectivity, &choices[..]) {
-            (Some(failure), ..) => LbState::failing(failure.clone()),
-            (None, Connectivity::Connecting, _) => LbState::connecting(),
-            (None, _, [only]) => LbState { connectivity, picker: only.state.picker.clone() },
-            (None, _, _) if choices.iter().all(|choice| choice.weight == choices[0].weight) => {
-                LbState::new(connectivity, EvenPicker::new(choices))
+        let inputs = WeightedTargetInputs { connectivity, choices: self.choices(connectivity), failure };
+        self.cached.get_or_build(inputs, |WeightedTargetInputs { choices, failure, .. }| {
+            match (failure, connectivity, &choices[..]) {
+                (Some(failure), ..) => LbState::failing(failure.clone()),
+                (None, ConnectivityState::Connecting, _) => LbState::connecting(),
+                (None, _, [only]) => LbState { connectivity, picker: only.state.picker.clone() },
+                (None, _, _) if choices.iter().all(|choice| choice.weight == choices[0].weight) => {
+                    LbState::new(connectivity, UniformPicker::new(choices))
+                }
+                (None, ..) => LbState::new(connectivity, WeightedPicker::new(choices)),
             }
-            (None, ..) => LbState::new(connectivity, WeightedPicker::new(choices)),
         })
     }
 
-    fn each_child(&mut self, visit: &mut dyn FnMut(&mut Child)) {
+    fn each_child(&mut self, visit: &mut dyn FnMut(&mut ChildPolicy)) {
         self.children.each(visit);
     }
 
-    fn describe(&self, look: &Look<'_>) -> Description {
-        let is_used = |state| state == Connectivity::Ready;
+    fn describe(&self, cx: &DescribeCx<'_>) -> Description {
+        let is_used = |state| state == ConnectivityState::Ready;
         let each = || self.children.iter().zip(&self.weights);
         let used = each().filter(|(child, _)| is_used(child.connectivity()));
         let sum: u64 = used.map(|(_, weight)| u64::from(weight.get())).sum();
-        let target = |(child, weight): (&Named, &NonZeroU32)| {
+        let target = |(child, weight): (&NamedChild, &NonZeroU32)| {
             let state = child.connectivity();
             let share = is_used(state).then(|| f64::from(weight.get()) / sum as f64);
             (child.name().to_string(), json!({ "weight": weight.get(), "state": state, "share": share }))
@@ -129,51 +134,51 @@ impl Policy for WeightedTarget {
         let leaving: Map<String, Value> = self
             .children
             .leaving()
-            .map(|(child, at)| (child.name().to_string(), format!("in {:.0?}", at.since(look.now())).into()))
+            .map(|(child, at)| (child.name().to_string(), format!("in {:.0?}", at.since(cx.now())).into()))
             .collect();
         if !leaving.is_empty() {
             description = description.detail("leaving", leaving);
         }
-        self.children.describe(description, look)
+        self.children.describe(description, cx)
     }
 }
 
 impl WeightedTarget {
     /// The children among which a call is spread: those whose state is the state of the whole.
-    fn choices(&self, connectivity: Connectivity) -> Vec<Choice> {
+    fn choices(&self, connectivity: ConnectivityState) -> Vec<TargetChoice> {
         let each = self.children.iter().zip(&self.weights);
         each.filter(|(child, _)| child.connectivity() == connectivity)
-            .map(|(child, weight)| Choice { weight: *weight, state: child.state().clone() })
+            .map(|(child, weight)| TargetChoice { weight: *weight, state: child.state().clone() })
             .collect()
     }
 }
 
 /// A child as the picker sees it.
 #[derive(Debug)]
-struct Choice {
+struct TargetChoice {
     weight: NonZeroU32,
     state: LbState,
 }
 
-impl PartialEq for Choice {
-    fn eq(&self, other: &Choice) -> bool {
+impl PartialEq for TargetChoice {
+    fn eq(&self, other: &TargetChoice) -> bool {
         self.weight == other.weight && self.state.is_same(&other.state)
     }
 }
 
 /// Spreads calls over children of equal weight.
-struct EvenPicker {
+struct UniformPicker {
     pickers: Box<[Arc<dyn Picker>]>,
 }
 
-impl EvenPicker {
-    fn new(choices: &[Choice]) -> EvenPicker {
-        EvenPicker { pickers: choices.iter().map(|choice| choice.state.picker.clone()).collect() }
+impl UniformPicker {
+    fn new(choices: &[TargetChoice]) -> UniformPicker {
+        UniformPicker { pickers: choices.iter().map(|choice| choice.state.picker.clone()).collect() }
     }
 }
 
-impl Picker for EvenPicker {
-    fn pick(&self, call: &Call<'_>) -> Pick {
+impl Picker for UniformPicker {
+    fn pick(&self, call: &PickArgs<'_>) -> PickResult {
         self.pickers[call.random_below(self.pickers.len() as u64) as usize].pick(call)
     }
 }
@@ -188,19 +193,19 @@ struct WeightedPicker {
 }
 
 impl WeightedPicker {
-    fn new(choices: &[Choice]) -> WeightedPicker {
+    fn new(choices: &[TargetChoice]) -> WeightedPicker {
         let mut total = 0;
         let ends = choices.iter().map(|choice| {
             total += u64::from(choice.weight.get());
             total
         });
         let ends = ends.collect();
-        WeightedPicker { ends, pickers: EvenPicker::new(choices).pickers, total }
+        WeightedPicker { ends, pickers: UniformPicker::new(choices).pickers, total }
     }
 }
 
 impl Picker for WeightedPicker {
-    fn pick(&self, call: &Call<'_>) -> Pick {
+    fn pick(&self, call: &PickArgs<'_>) -> PickResult {
         let at = call.random_below(self.total);
         // `at` lies below the last end, so the index is that of a child.
         self.pickers[self.ends.partition_point(|end| *end <= at)].pick(call)

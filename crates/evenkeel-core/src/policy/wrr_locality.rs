@@ -10,17 +10,17 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::config::{ConfigError, Fields, LbConfig};
-use crate::describe::{Description, Look};
-use crate::policy::weighted_target::{self, Target, WeightedTarget, WeightedTargetConfig};
+use crate::config::{ConfigError, ConfigFields, LbConfig};
+use crate::describe::{DescribeCx, Description};
+use crate::policy::weighted_target::{self, WeightedTarget, WeightedTargetChild, WeightedTargetConfig};
 use crate::policy::{LbState, Policy};
-use crate::{Child, Cx, Endpoint, Endpoints, Locality};
+use crate::{ChildPolicy, Cx, Endpoint, Endpoints, Locality};
 
 /// The policy.
 #[derive(Debug, Default)]
 pub struct WrrLocality {
-    split: Option<Split>,
-    child: Child,
+    split: Option<LocalitySplit>,
+    child: ChildPolicy,
 }
 
 /// Settings of `xds_wrr_locality_experimental`.
@@ -33,7 +33,7 @@ pub struct WrrLocalityConfig {
 impl Policy for WrrLocality {
     type Config = WrrLocalityConfig;
 
-    fn parse(fields: &Fields<'_>) -> Result<WrrLocalityConfig, ConfigError> {
+    fn parse(fields: &ConfigFields<'_>) -> Result<WrrLocalityConfig, ConfigError> {
         Ok(WrrLocalityConfig { child_policy: fields.child("childPolicy")? })
     }
 
@@ -45,7 +45,7 @@ impl Policy for WrrLocality {
         let child_policy = &config.child_policy;
         let split = match self.split.take() {
             Some(split) if split.is_of(child_policy, endpoints) => split,
-            old => Split::new(child_policy, endpoints, old.as_ref()),
+            old => LocalitySplit::new(child_policy, endpoints, old.as_ref()),
         };
         let split = self.split.insert(split);
         for warning in &split.warnings {
@@ -54,25 +54,25 @@ impl Policy for WrrLocality {
         self.child.reconcile(&split.config, &split.groups, cx)
     }
 
-    fn each_child(&mut self, visit: &mut dyn FnMut(&mut Child)) {
+    fn each_child(&mut self, visit: &mut dyn FnMut(&mut ChildPolicy)) {
         visit(&mut self.child);
     }
 
-    fn describe(&self, look: &Look<'_>) -> Description {
-        Description::new().child("weighted_target", self.child.describe(look))
+    fn describe(&self, cx: &DescribeCx<'_>) -> Description {
+        Description::new().child("weighted_target", self.child.describe(cx))
     }
 }
 
 impl WrrLocalityConfig {
     /// The config of weighted_target for these endpoints.
     pub(crate) fn targets(&self, endpoints: &Endpoints) -> LbConfig {
-        Split::new(&self.child_policy, endpoints, None).config
+        LocalitySplit::new(&self.child_policy, endpoints, None).config
     }
 }
 
 /// What weighted_target is given, and what it was made from.
 #[derive(Debug)]
-struct Split {
+struct LocalitySplit {
     child_policy: LbConfig,
     endpoints: Endpoints,
     config: LbConfig,
@@ -80,19 +80,19 @@ struct Split {
     warnings: Vec<String>,
 }
 
-impl Split {
-    fn new(child_policy: &LbConfig, endpoints: &Endpoints, old: Option<&Split>) -> Split {
+impl LocalitySplit {
+    fn new(child_policy: &LbConfig, endpoints: &Endpoints, old: Option<&LocalitySplit>) -> LocalitySplit {
         let parts = parts(endpoints);
         let warnings = parts.iter().filter_map(|(name, part)| part.warning(name)).collect();
-        let target = |(name, part): (&Arc<str>, &Part<'_>)| {
-            (name.clone(), Target { weight: part.weight, child_policy: child_policy.clone() })
+        let target = |(name, part): (&Arc<str>, &LocalityPart<'_>)| {
+            (name.clone(), WeightedTargetChild { weight: part.weight, child_policy: child_policy.clone() })
         };
         let targets = parts.iter().map(target).collect();
         let groups = parts.into_iter().map(|(name, part)| {
             let group = part.group(endpoints, old.map(|old| old.groups.group(&name)));
             (name, group)
         });
-        Split {
+        LocalitySplit {
             child_policy: child_policy.clone(),
             endpoints: endpoints.clone(),
             config: LbConfig::new::<WeightedTarget>(weighted_target::NAME, WeightedTargetConfig { targets }),
@@ -107,16 +107,16 @@ impl Split {
 }
 
 /// The endpoints of one locality: stretches of a list.
-struct Part<'e> {
+struct LocalityPart<'e> {
     weight: NonZeroU32,
     /// Another weight that came later.
     ignored: Option<NonZeroU32>,
-    stretches: Vec<&'e [Endpoint]>,
+    slices: Vec<&'e [Endpoint]>,
 }
 
 /// Sorts the endpoints by locality. Localities are told apart by name, since the name is what names the child; those
 /// without one are in the empty locality.
-fn parts(endpoints: &Endpoints) -> BTreeMap<Arc<str>, Part<'_>> {
+fn parts(endpoints: &Endpoints) -> BTreeMap<Arc<str>, LocalityPart<'_>> {
     let mut parts = BTreeMap::new();
     for group in endpoints.as_groups() {
         for list in group.endpoints.lists() {
@@ -129,38 +129,38 @@ fn parts(endpoints: &Endpoints) -> BTreeMap<Arc<str>, Part<'_>> {
     let mut names: HashMap<Option<&Locality>, Arc<str>> = HashMap::new();
     // Those of one locality stand together, and most often share it.
     let place = |endpoint: &Endpoint| (endpoint.locality().map(Arc::as_ptr), endpoint.locality_weight());
-    let stretches = endpoints.lists().flat_map(|list| list.chunk_by(|a, b| place(a) == place(b)));
-    for stretch in stretches {
-        let Some(first) = stretch.first() else { continue };
+    let slices = endpoints.lists().flat_map(|list| list.chunk_by(|a, b| place(a) == place(b)));
+    for slice in slices {
+        let Some(first) = slice.first() else { continue };
         let locality = first.locality().map(Arc::as_ref);
         let name = names
             .entry(locality)
             .or_insert_with(|| locality.unwrap_or(&Locality::default()).to_string().into());
-        add(&mut parts, name, first.locality_weight().and_then(NonZeroU32::new), stretch);
+        add(&mut parts, name, first.locality_weight().and_then(NonZeroU32::new), slice);
     }
     parts
 }
 
 fn add<'e>(
-    parts: &mut BTreeMap<Arc<str>, Part<'e>>,
+    parts: &mut BTreeMap<Arc<str>, LocalityPart<'e>>,
     name: &Arc<str>,
     weight: Option<NonZeroU32>,
-    stretch: &'e [Endpoint],
+    slice: &'e [Endpoint],
 ) {
-    if stretch.is_empty() {
+    if slice.is_empty() {
         return;
     }
     let weight = weight.unwrap_or(NonZeroU32::MIN);
-    let part = parts.entry(name.clone()).or_insert_with(|| Part::new(weight));
+    let part = parts.entry(name.clone()).or_insert_with(|| LocalityPart::new(weight));
     if part.weight != weight {
         part.ignored.get_or_insert(weight);
     }
-    part.stretches.push(stretch);
+    part.slices.push(slice);
 }
 
-impl Part<'_> {
+impl LocalityPart<'_> {
     fn new(weight: NonZeroU32) -> Self {
-        Part { weight, ignored: None, stretches: Vec::new() }
+        LocalityPart { weight, ignored: None, slices: Vec::new() }
     }
 
     fn warning(&self, name: &str) -> Option<String> {
@@ -171,8 +171,8 @@ impl Part<'_> {
     /// The endpoints to hand down: the list of last time if it reads the same, so that the policy of a locality in
     /// which nothing changed need not run.
     fn group(&self, whole: &Endpoints, old: Option<Endpoints>) -> Endpoints {
-        let endpoints = || self.stretches.iter().copied().flatten();
-        match (old, &self.stretches[..]) {
+        let endpoints = || self.slices.iter().copied().flatten();
+        match (old, &self.slices[..]) {
             (Some(old), _) if old.iter().eq(endpoints()) => old,
             (_, [only]) if whole.as_list().is_some_and(|list| list.len() == only.len()) => whole.clone(),
             _ => whole.part(endpoints().cloned()),

@@ -16,14 +16,14 @@
 use super::sync::{AtomicU32, AtomicU64, AtomicUsize, Mutex, MutexGuard, OnceLock, Ordering, PoisonError};
 
 /// Where the order comes from; asked under the lock, once for each slot, in order.
-pub(super) trait Source {
+pub(super) trait SlotSource {
     /// The index at the next slot.
     fn next(&mut self) -> u32;
 }
 
 /// A run of slots over `S`, produced in blocks of `BLOCK` slots.
-pub(super) struct Cell<S, const BLOCK: usize> {
-    counter: Line<AtomicU64>,
+pub(super) struct ScheduleCell<S, const BLOCK: usize> {
+    counter: CacheAligned<AtomicU64>,
     /// Allocated for the first pick: many cells of a storm of updates never see one.
     run: OnceLock<Box<[AtomicU32]>>,
     /// The watermark: slots below it are final.
@@ -31,11 +31,11 @@ pub(super) struct Cell<S, const BLOCK: usize> {
     slots: usize,
     cyclic: bool,
     start: usize,
-    filling: Mutex<Filling<S>>,
+    filling: Mutex<FillState<S>>,
 }
 
 /// How far a cell has come. Picks that race with the question may or may not be counted.
-pub(super) struct Progress {
+pub(super) struct CellProgress {
     /// Whole laps before the present one.
     pub(super) laps: u64,
     /// Slots of the present lap that were handed out, the skipped ones before the start included.
@@ -46,18 +46,18 @@ pub(super) struct Progress {
     pub(super) tail: u64,
 }
 
-impl<S: Source, const BLOCK: usize> Cell<S, BLOCK> {
+impl<S: SlotSource, const BLOCK: usize> ScheduleCell<S, BLOCK> {
     /// A run of `slots` slots (at least 1, at most 2^20) whose first pick takes slot `start`. Nothing is
     /// produced yet.
     pub(super) fn new(source: S, slots: usize, cyclic: bool, start: usize) -> Self {
         Self {
-            counter: Line(AtomicU64::new(start as u64)),
+            counter: CacheAligned(AtomicU64::new(start as u64)),
             run: OnceLock::new(),
             produced: AtomicUsize::new(0),
             slots,
             cyclic,
             start,
-            filling: Mutex::new(Filling { source, produced: 0, tail: 0 }),
+            filling: Mutex::new(FillState { source, produced: 0, tail: 0 }),
         }
     }
 
@@ -67,7 +67,7 @@ impl<S: Source, const BLOCK: usize> Cell<S, BLOCK> {
         let slot = (self.counter.0.fetch_add(1, Ordering::Relaxed) & POSITION) as usize;
         match self.read(slot) {
             Some(index) => index,
-            None => self.pick_late(slot),
+            None => self.pick_unproduced(slot),
         }
     }
 
@@ -82,7 +82,7 @@ impl<S: Source, const BLOCK: usize> Cell<S, BLOCK> {
     /// A slot past the end of the run, or one that nobody has produced.
     #[cold]
     #[inline(never)]
-    fn pick_late(&self, mut slot: usize) -> u32 {
+    fn pick_unproduced(&self, mut slot: usize) -> u32 {
         if slot >= self.slots {
             if !self.cyclic {
                 return self.pick_tail();
@@ -125,7 +125,7 @@ impl<S: Source, const BLOCK: usize> Cell<S, BLOCK> {
         }
     }
 
-    fn produce(&self, filling: &mut Filling<S>, slots: usize) {
+    fn produce(&self, filling: &mut FillState<S>, slots: usize) {
         let run = self.run.get_or_init(|| (0..self.slots).map(|_| AtomicU32::new(0)).collect());
         while filling.produced < slots {
             let end = self.slots.min(filling.produced + BLOCK);
@@ -141,7 +141,7 @@ impl<S: Source, const BLOCK: usize> Cell<S, BLOCK> {
     }
 
     /// Looks at the source while nobody can produce. Everything handed out has been produced by then.
-    pub(super) fn inspect<R>(&self, look: impl FnOnce(&S, Progress) -> R) -> R {
+    pub(super) fn inspect<R>(&self, look: impl FnOnce(&S, CellProgress) -> R) -> R {
         let mut filling = self.lock();
         let mut progress = self.progress(&filling);
         self.produce(&mut filling, progress.taken);
@@ -149,7 +149,7 @@ impl<S: Source, const BLOCK: usize> Cell<S, BLOCK> {
         look(&filling.source, progress)
     }
 
-    fn progress(&self, filling: &Filling<S>) -> Progress {
+    fn progress(&self, filling: &FillState<S>) -> CellProgress {
         let word = self.counter.0.load(Ordering::Relaxed);
         let (mut laps, mut taken) = (0, (word & POSITION) as usize);
         if self.cyclic && word > 0 {
@@ -158,7 +158,7 @@ impl<S: Source, const BLOCK: usize> Cell<S, BLOCK> {
             laps = word / LAP + (before / self.slots) as u64;
             taken = before % self.slots + 1;
         }
-        Progress { laps, taken: taken.min(self.slots), produced: filling.produced, tail: filling.tail }
+        CellProgress { laps, taken: taken.min(self.slots), produced: filling.produced, tail: filling.tail }
     }
 
     /// Slots `from..to` as far as they exist.
@@ -196,12 +196,12 @@ impl<S: Source, const BLOCK: usize> Cell<S, BLOCK> {
     }
 
     /// A source that panicked half-way left an order that is odd but whole; picks go on.
-    fn lock(&self) -> MutexGuard<'_, Filling<S>> {
+    fn lock(&self) -> MutexGuard<'_, FillState<S>> {
         self.filling.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-struct Filling<S> {
+struct FillState<S> {
     source: S,
     produced: usize,
     tail: u64,
@@ -210,7 +210,7 @@ struct Filling<S> {
 /// Keeps the counter, which every pick writes, off the line of what every pick only reads. Two lines, since
 /// processors fetch them in pairs.
 #[repr(align(128))]
-struct Line<T>(T);
+struct CacheAligned<T>(T);
 
 /// Positions have 28 bits: a run has at most 2^20 slots, and 255 threads may be held up between drawing a
 /// multiple of the length and taking it off before a position would touch the laps.

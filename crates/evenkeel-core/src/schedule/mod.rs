@@ -5,7 +5,7 @@
 //! integers, ahead of need, and a cell from which any number of threads draw it at the price of one atomic
 //! addition, the same for ten and ten thousand endpoints and for any weights.
 //!
-//! A schedule never changes its weights. When they change, [`Schedule::succeed`] builds the next one from
+//! A schedule never changes its weights. When they change, [`Schedule::successor`] builds the next one from
 //! where this one stands, so that frequent updates do not restart the sequence. The policy that owns it
 //! decides when, and calls [`Schedule::prefill`] so that picks find their slots ready.
 
@@ -16,12 +16,12 @@ mod queue;
 use std::fmt;
 use std::sync::Arc;
 
-use cell::{Cell, Progress};
-use producer::{Positions, Producer, TURN, turns};
+use cell::{CellProgress, ScheduleCell};
+use producer::{SlotProducer, TURN, TurnPositions, turns};
 
 /// Which endpoint comes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rule {
+pub enum ScheduleRule {
     /// The earliest deadline first, ties by position in the list: the order of the EDF proposal. An
     /// endpoint that outweighs the others together is picked many times in a row.
     Literal,
@@ -39,8 +39,8 @@ pub enum Rule {
 /// assert_eq!(picks, [1, 0, 1, 1, 0, 1]);
 /// ```
 pub struct Schedule {
-    cell: Cell<Producer, BLOCK>,
-    rule: Rule,
+    cell: ScheduleCell<SlotProducer, BLOCK>,
+    rule: ScheduleRule,
     weights: Arc<[u32]>,
     /// Picks by the schedules this one succeeded, by index in this one.
     inherited: Box<[u64]>,
@@ -50,9 +50,9 @@ pub struct Schedule {
 
 impl Schedule {
     /// A schedule at the beginning of its order. A weight of 0 counts as 1. `None` without endpoints.
-    pub fn new(weights: &[u32], rule: Rule) -> Option<Self> {
+    pub fn new(weights: &[u32], rule: ScheduleRule) -> Option<Self> {
         let weights = positive(weights);
-        let positions = Positions::fresh(&weights);
+        let positions = TurnPositions::fresh(&weights);
         let inherited = vec![0; weights.len()].into();
         Self::build(weights, rule, positions, inherited, 0, 0)
     }
@@ -65,17 +65,17 @@ impl Schedule {
     #[must_use]
     pub fn at_random_phase(mut self, random: u64) -> Self {
         let below = |bound: u64| ((u128::from(random) * u128::from(bound)) >> 64) as u64;
-        let shape = Shape::new(&self.weights, self.expected);
+        let shape = ScheduleShape::new(&self.weights, self.expected);
         let (positions, start) = match self.rule {
-            Rule::Literal => (Positions::after_turn(&self.weights, below(shape.total)), 0),
-            Rule::Eligible => {
+            ScheduleRule::Literal => (TurnPositions::after_turn(&self.weights, below(shape.total)), 0),
+            ScheduleRule::Eligible => {
                 let bound =
                     if shape.divisor.is_some() { shape.slots } else { 2 * self.len().min(shape.slots / 8) };
-                (Positions::fresh(&self.weights), below(bound as u64) as usize)
+                (TurnPositions::fresh(&self.weights), below(bound as u64) as usize)
             }
         };
-        let producer = Producer::new(self.rule, Arc::clone(&self.weights), positions, shape.divisor);
-        self.cell = Cell::new(producer, shape.slots, shape.divisor.is_some(), start);
+        let producer = SlotProducer::new(self.rule, Arc::clone(&self.weights), positions, shape.divisor);
+        self.cell = ScheduleCell::new(producer, shape.slots, shape.divisor.is_some(), start);
         self
     }
 
@@ -87,7 +87,7 @@ impl Schedule {
     /// continues the very same sequence. One with another weight keeps the part of a turn it had
     /// waited. A new one starts level. Slots produced but not picked here count as not served; picks that
     /// race with this call, or follow it, are not carried over.
-    pub fn succeed(&self, weights: &[u32], rule: Rule, from: &[Option<u32>]) -> Option<Self> {
+    pub fn successor(&self, weights: &[u32], rule: ScheduleRule, from: &[Option<u32>]) -> Option<Self> {
         let weights = positive(weights);
         let n = self.len();
         let same_list =
@@ -122,8 +122,8 @@ impl Schedule {
 
     fn build(
         weights: Arc<[u32]>,
-        rule: Rule,
-        positions: Positions,
+        rule: ScheduleRule,
+        positions: TurnPositions,
         inherited: Box<[u64]>,
         expected: usize,
         start: usize,
@@ -131,9 +131,9 @@ impl Schedule {
         if weights.is_empty() {
             return None;
         }
-        let shape = Shape::new(&weights, expected);
-        let producer = Producer::new(rule, Arc::clone(&weights), positions, shape.divisor);
-        let cell = Cell::new(producer, shape.slots, shape.divisor.is_some(), start);
+        let shape = ScheduleShape::new(&weights, expected);
+        let producer = SlotProducer::new(rule, Arc::clone(&weights), positions, shape.divisor);
+        let cell = ScheduleCell::new(producer, shape.slots, shape.divisor.is_some(), start);
         Some(Self { cell, rule, weights, inherited, expected })
     }
 
@@ -153,14 +153,14 @@ impl Schedule {
     }
 
     /// Whether the order is one table that repeats for ever. If not, it must be looked after: see
-    /// [`is_worn`](Self::is_worn).
+    /// [`is_depleted`](Self::is_depleted).
     pub fn is_cyclic(&self) -> bool {
         self.cell.is_cyclic()
     }
 
     /// Whether more than half of a run that does not repeat has been used. Past its end picks remain exact
-    /// but take a lock, so [`succeed`](Self::succeed) it with the same weights before.
-    pub fn is_worn(&self) -> bool {
+    /// but take a lock, so [`successor`](Self::successor) it with the same weights before.
+    pub fn is_depleted(&self) -> bool {
         !self.cell.is_cyclic() && self.cell.taken() > self.cell.len() / 2
     }
 
@@ -196,13 +196,13 @@ impl Schedule {
     }
 
     /// The rule the order follows.
-    pub fn rule(&self) -> Rule {
+    pub fn rule(&self) -> ScheduleRule {
         self.rule
     }
 
     /// Where everybody's next turn was to start when the slots taken of the present lap had been taken.
-    fn starts(&self, producer: &Producer, progress: &Progress) -> Vec<i64> {
-        let Progress { taken, produced, tail, .. } = *progress;
+    fn starts(&self, producer: &SlotProducer, progress: &CellProgress) -> Vec<i64> {
+        let CellProgress { taken, produced, tail, .. } = *progress;
         if tail == 0 && taken < produced / 2 {
             let mut starts = producer.first().to_vec();
             for index in self.cell.slots(0, taken) {
@@ -221,7 +221,7 @@ impl Schedule {
         starts
     }
 
-    fn totals(&self, producer: &Producer, progress: &Progress, starts: &[i64]) -> Vec<u64> {
+    fn totals(&self, producer: &SlotProducer, progress: &CellProgress, starts: &[i64]) -> Vec<u64> {
         let here = producer.first().iter().zip(starts).map(|(&first, &start)| turns(first, start));
         let totals = self.inherited.iter().zip(here).map(|(&before, here)| before.wrapping_add(here));
         let mut totals: Vec<_> = totals.collect();
@@ -269,14 +269,14 @@ pub fn scale(weights: &[Option<f64>]) -> Option<Vec<u32>> {
 }
 
 /// What the run of a list of weights looks like.
-struct Shape {
+struct ScheduleShape {
     total: u64,
     slots: usize,
     /// The weights' divisor, if the run is cyclic.
     divisor: Option<u64>,
 }
 
-impl Shape {
+impl ScheduleShape {
     fn new(weights: &[u32], expected: usize) -> Self {
         let total = weights.iter().map(|&weight| u64::from(weight)).sum::<u64>().max(1);
         let divisor = u64::from(divisor(weights));

@@ -3,7 +3,7 @@
 //! Time is virtual. In one cycle of it an endpoint of weight `w` has `w` turns, so its k-th turn is due at
 //! `k/w`, whatever the other weights are. An endpoint's moments are whole numbers of its own parts, 2^32 to
 //! the turn, counted from a base that all share: a turn is one addition, nothing is rounded, and two moments
-//! compare by cross-multiplication, of which [`Queue`] spares us most. A tick is 2^-32 of a cycle and `w` parts
+//! compare by cross-multiplication, of which [`TurnQueue`] spares us most. A tick is 2^-32 of a cycle and `w` parts
 //! for everybody. Since the other weights do not enter, a rebuild carries the moments of unchanged endpoints over as they are.
 //!
 //! | rule | a turn may be taken | so |
@@ -14,13 +14,13 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::Rule;
-use super::cell::Source;
-use super::queue::{Place, Queue, Turn, Wheel};
+use super::ScheduleRule;
+use super::cell::SlotSource;
+use super::queue::{QueueEntry, QueuedTurn, TimingWheel, TurnQueue};
 
 /// The state of an order: for each endpoint the moment at which its next turn starts.
-pub(super) struct Producer {
-    rule: Rule,
+pub(super) struct SlotProducer {
+    rule: ScheduleRule,
     weights: Arc<[u32]>,
     /// Their sum.
     total: i64,
@@ -28,37 +28,42 @@ pub(super) struct Producer {
     first: Vec<i64>,
     /// Where the next turn of each endpoint starts. Made, with the queues, for the first turn: many schedules
     /// of a storm of updates never see one.
-    places: Vec<Place>,
+    entries: Vec<QueueEntry>,
     /// Turns that may be taken, by due moment.
-    ready: Queue,
+    ready: TurnQueue,
     /// Turns of the eligible rule that may not be taken yet, by starting moment.
-    waiting: Wheel,
+    waiting: TimingWheel,
     /// All endpoints, in order, when all weights are equal: then both rules are a rotation.
     ring: VecDeque<u32>,
-    clock: Clock,
+    clock: VirtualClock,
     divisor: Option<u64>,
     /// Periods begun, if there is a divisor.
     periods: u64,
     latest: Option<u32>,
     /// The present before the first turn.
-    since: Now,
+    since: VirtualTime,
 }
 
-impl Producer {
+impl SlotProducer {
     /// The order from given positions on. With a divisor of the weights every endpoint is held to its exact
     /// number of turns in each period, which makes the order repeat also from a carried-over state in which a
     /// tie, or a lag, stands across the period's end.
-    pub(super) fn new(rule: Rule, weights: Arc<[u32]>, positions: Positions, divisor: Option<u64>) -> Self {
+    pub(super) fn new(
+        rule: ScheduleRule,
+        weights: Arc<[u32]>,
+        positions: TurnPositions,
+        divisor: Option<u64>,
+    ) -> Self {
         Self {
             rule,
             total: weights.iter().map(|&weight| i64::from(weight)).sum(),
             weights,
             first: positions.starts,
-            places: Vec::new(),
-            ready: Queue::default(),
-            waiting: Wheel::default(),
+            entries: Vec::new(),
+            ready: TurnQueue::default(),
+            waiting: TimingWheel::default(),
             ring: VecDeque::new(),
-            clock: Clock::default(),
+            clock: VirtualClock::default(),
             divisor,
             periods: 0,
             latest: None,
@@ -78,40 +83,40 @@ impl Producer {
 
     /// Where the next turn of each endpoint starts.
     pub(super) fn next_starts(&self) -> Vec<i64> {
-        if self.places.is_empty() {
+        if self.entries.is_empty() {
             return self.first.clone();
         }
-        self.places.iter().map(|place| place.start).collect()
+        self.entries.iter().map(|entry| entry.start).collect()
     }
 
     /// Turns taken, by index.
     pub(super) fn served(&self) -> impl Iterator<Item = u64> {
-        self.places.iter().zip(&self.first).map(|(place, &first)| turns(first, place.start))
+        self.entries.iter().zip(&self.first).map(|(entry, &first)| turns(first, entry.start))
     }
 
     /// The positions when the next turns were to start at `starts` and `latest` had the last one.
-    pub(super) fn positions(&self, starts: Vec<i64>, latest: Option<u32>) -> Positions {
+    pub(super) fn positions(&self, starts: Vec<i64>, latest: Option<u32>) -> TurnPositions {
         let now = match (self.rule, latest.map(|latest| latest as usize)) {
-            (Rule::Eligible, _) => Clock::new(starts.iter().copied(), self.total).now(),
+            (ScheduleRule::Eligible, _) => VirtualClock::new(starts.iter().copied(), self.total).now(),
             // The turn that follows the latest one starts when that one was due.
-            (Rule::Literal, Some(latest)) => match (starts.get(latest), self.weights.get(latest)) {
-                (Some(&start), Some(&weight)) => Now::at(start, weight.into()),
+            (ScheduleRule::Literal, Some(latest)) => match (starts.get(latest), self.weights.get(latest)) {
+                (Some(&start), Some(&weight)) => VirtualTime::at(start, weight.into()),
                 _ => self.since,
             },
-            (Rule::Literal, None) => self.since,
+            (ScheduleRule::Literal, None) => self.since,
         };
-        Positions { starts, now }
+        TurnPositions { starts, now }
     }
 
     fn next_by_ring(&mut self) -> Option<u32> {
         let index = self.ring.pop_front()?;
         self.ring.push_back(index);
-        self.places.get_mut(index as usize)?.start += TURN;
+        self.entries.get_mut(index as usize)?.start += TURN;
         Some(index)
     }
 
     fn next_by_queue(&mut self) -> Option<u32> {
-        if self.rule == Rule::Eligible {
+        if self.rule == ScheduleRule::Eligible {
             self.release();
             self.clock.tick();
         }
@@ -120,9 +125,9 @@ impl Producer {
 
     /// Queues all endpoints, at the beginning and after each period.
     fn enqueue(&mut self) {
-        if self.places.is_empty() {
-            let places = self.first.iter().zip(&*self.weights);
-            self.places = places.map(|(&start, &weight)| Place::new(start, weight)).collect();
+        if self.entries.is_empty() {
+            let entries = self.first.iter().zip(&*self.weights);
+            self.entries = entries.map(|(&start, &weight)| QueueEntry::new(start, weight)).collect();
             if self.weights.windows(2).all(|pair| matches!(pair, [a, b] if a == b)) {
                 let mut order: Vec<_> = self.first.iter().zip(0..).collect();
                 // Stable for its speed on runs that are sorted already, as after a rotation was cut short.
@@ -132,26 +137,26 @@ impl Producer {
             }
         }
         self.periods += 1;
-        self.line_up();
+        self.enqueue_all();
     }
 
     /// Puts every endpoint into the queue where it belongs.
-    fn line_up(&mut self) {
-        let (n, rate) = (self.places.len(), self.total as f64 / TURN as f64);
-        let mut ready = Wheel::new(TURN, n, rate, READY_WIDTH);
-        if self.rule == Rule::Literal {
-            for (index, place) in (0..).zip(&mut self.places) {
-                ready.push(index, place);
+    fn enqueue_all(&mut self) {
+        let (n, rate) = (self.entries.len(), self.total as f64 / TURN as f64);
+        let mut ready = TimingWheel::new(TURN, n, rate, READY_WIDTH);
+        if self.rule == ScheduleRule::Literal {
+            for (index, entry) in (0..).zip(&mut self.entries) {
+                ready.push(index, entry);
             }
             self.ready = ready.into();
             return;
         }
-        self.clock = Clock::new(self.places.iter().map(|place| place.start), self.total);
+        self.clock = VirtualClock::new(self.entries.iter().map(|entry| entry.start), self.total);
         // Chosen by number, not by a branch that would be hard to predict.
-        let mut wheels = [Wheel::new(0, n, rate, WAITING_WIDTH), ready];
-        for (index, place) in (0..).zip(&mut self.places) {
-            let is_ready = self.clock.has_passed(place.start, place.weight);
-            wheels[usize::from(is_ready)].push(index, place);
+        let mut wheels = [TimingWheel::new(0, n, rate, WAITING_WIDTH), ready];
+        for (index, entry) in (0..).zip(&mut self.entries) {
+            let is_ready = self.clock.has_passed(entry.start, entry.weight);
+            wheels[usize::from(is_ready)].push(index, entry);
         }
         let [waiting, ready] = wheels;
         (self.waiting, self.ready) = (waiting, ready.into());
@@ -159,34 +164,34 @@ impl Producer {
 
     /// Makes the turns ready that start in the present slot.
     fn release(&mut self) {
-        self.waiting.approach(self.clock.ticks(), &mut self.places);
+        self.waiting.approach(self.clock.ticks(), &mut self.entries);
         let mut at = 0;
         while let Some(turn) = self.waiting.near.get(at) {
             if !self.clock.has_passed(turn.at, turn.weight) {
                 at += 1;
                 continue;
             }
-            let Turn { index, .. } = self.waiting.near.swap_remove(at);
-            if let Some(place) = self.places.get_mut(index as usize) {
-                self.ready.push(index, place);
+            let QueuedTurn { index, .. } = self.waiting.near.swap_remove(at);
+            if let Some(entry) = self.entries.get_mut(index as usize) {
+                self.ready.push(index, entry);
             }
         }
     }
 
     /// Takes the turn that is due first; the endpoint's next one starts when this one was due.
     fn take(&mut self) -> Option<u32> {
-        let turn = self.ready.peek(&mut self.places)?;
-        let Turn { at, weight, index, .. } = turn;
+        let turn = self.ready.peek(&mut self.entries)?;
+        let QueuedTurn { at, weight, index, .. } = turn;
         let is_last = self.divisor.is_some_and(|divisor| self.is_last(at, weight, index, divisor));
-        let place = self.places.get_mut(index as usize)?;
-        place.start = at;
+        let entry = self.entries.get_mut(index as usize)?;
+        entry.start = at;
         if is_last {
             self.ready.pop(turn);
-        } else if self.rule == Rule::Literal {
-            self.ready.again(turn, place);
+        } else if self.rule == ScheduleRule::Literal {
+            self.ready.again(turn, entry);
         } else {
             self.ready.pop(turn);
-            self.waiting.push(index, place);
+            self.waiting.push(index, entry);
         }
         if at > FAR_OUT || self.clock.parts > CLOCK_FAR_OUT {
             self.rebase(at / i64::from(weight));
@@ -203,17 +208,17 @@ impl Producer {
     /// Moves the base of all moments by some ticks, so that the moments stay small.
     #[cold]
     fn rebase(&mut self, ticks: i64) {
-        for (place, first) in self.places.iter_mut().zip(&mut self.first) {
-            let parts = ticks.wrapping_mul(i64::from(place.weight));
-            place.start = place.start.wrapping_sub(parts);
+        for (entry, first) in self.entries.iter_mut().zip(&mut self.first) {
+            let parts = ticks.wrapping_mul(i64::from(entry.weight));
+            entry.start = entry.start.wrapping_sub(parts);
             *first = first.wrapping_sub(parts);
         }
         self.since.ticks = self.since.ticks.wrapping_sub(ticks);
-        self.line_up();
+        self.enqueue_all();
     }
 }
 
-impl Source for Producer {
+impl SlotSource for SlotProducer {
     fn next(&mut self) -> u32 {
         loop {
             let index = if self.ring.is_empty() { self.next_by_queue() } else { self.next_by_ring() };
@@ -231,17 +236,17 @@ impl Source for Producer {
 }
 
 /// Where all endpoints stand: what a rebuild carries over.
-pub(super) struct Positions {
+pub(super) struct TurnPositions {
     /// The moment at which the next turn of each endpoint starts.
     starts: Vec<i64>,
     /// The present.
-    now: Now,
+    now: VirtualTime,
 }
 
-impl Positions {
+impl TurnPositions {
     /// Everybody's first turn starts at the present.
     pub(super) fn fresh(weights: &[u32]) -> Self {
-        Self { starts: vec![0; weights.len()], now: Now::default() }
+        Self { starts: vec![0; weights.len()], now: VirtualTime::default() }
     }
 
     /// The literal order just after its `nth` turn, counted endpoint by endpoint, not in time: every turn of
@@ -260,7 +265,8 @@ impl Positions {
         };
         let turn = nth + 1;
         let (ticks, rest) = ((turn << 32) / u64::from(whole), (turn << 32) % u64::from(whole));
-        let now = Now { ticks: ticks.cast_signed(), ..Now::at(rest.cast_signed(), whole.into()) };
+        let now =
+            VirtualTime { ticks: ticks.cast_signed(), ..VirtualTime::at(rest.cast_signed(), whole.into()) };
         let start = |(index, &weight): (usize, &u32)| {
             // Turns due up to the present are over; of those due right now, the ones that come first in the
             // list.
@@ -271,7 +277,7 @@ impl Positions {
             (done << 32).cast_signed().wrapping_sub(now.ticks.wrapping_mul(i64::from(weight)))
         };
         let starts = weights.iter().enumerate().map(start).collect();
-        Self { starts, now: Now { ticks: 0, ..now } }
+        Self { starts, now: VirtualTime { ticks: 0, ..now } }
     }
 
     /// The same positions, of endpoints with weights that `were`, under other weights, and in another list if
@@ -282,21 +288,21 @@ impl Positions {
     /// neither.
     pub(super) fn carried(
         self,
-        (was, were): (Rule, &[u32]),
-        (rule, weights): (Rule, &[u32]),
+        (was, were): (ScheduleRule, &[u32]),
+        (rule, weights): (ScheduleRule, &[u32]),
         from: Option<&[Option<u32>]>,
     ) -> Self {
         let Self { mut starts, now: then } = self;
-        let now = Now { ticks: 0, ..then };
+        let now = VirtualTime { ticks: 0, ..then };
         let is_due = |(&start, &weight): (&i64, &u32)| then.lead(start, weight) <= 1 - TURN;
         let (least, most) = match rule {
-            Rule::Eligible => (-FAR, FAR),
+            ScheduleRule::Eligible => (-FAR, FAR),
             // No turn starts after the present, and none is due before it. One may be due right now and not
             // taken, as others of that moment came first; then nobody else may start right now, or, being
             // later in the list, it would be taken before that endpoint's next turn in one cycle and after it
             // in another.
-            Rule::Literal if starts.iter().zip(were).any(is_due) => (1 - TURN, -1),
-            Rule::Literal => (1 - TURN, 0),
+            ScheduleRule::Literal if starts.iter().zip(were).any(is_due) => (1 - TURN, -1),
+            ScheduleRule::Literal => (1 - TURN, 0),
         };
         let carry = |start: i64, before: u32, weight: u32| {
             if was == rule && before == weight {
@@ -326,12 +332,12 @@ impl Positions {
 /// The end of the present slot, `parts/total` ticks after the base. One slot is one cycle over the sum of the
 /// weights; the clock stands at the mean of the starts by weight, where leads and lags cancel out.
 #[derive(Default)]
-struct Clock {
+struct VirtualClock {
     parts: i64,
     total: i64,
 }
 
-impl Clock {
+impl VirtualClock {
     fn new(starts: impl Iterator<Item = i64>, total: i64) -> Self {
         Self { parts: starts.sum::<i64>() + TURN, total }
     }
@@ -347,8 +353,8 @@ impl Clock {
     }
 
     /// The beginning of the slot.
-    fn now(&self) -> Now {
-        Now::at(self.parts - TURN, self.total)
+    fn now(&self) -> VirtualTime {
+        VirtualTime::at(self.parts - TURN, self.total)
     }
 
     /// A little more than its ticks, whatever was rounded.
@@ -360,12 +366,12 @@ impl Clock {
 
 /// The present, to 2^-64 of a cycle.
 #[derive(Clone, Copy, Default)]
-struct Now {
+struct VirtualTime {
     ticks: i64,
     fraction: u32,
 }
 
-impl Now {
+impl VirtualTime {
     /// The moment `parts/weight`.
     fn at(parts: i64, weight: i64) -> Self {
         let rest = i128::from(parts.rem_euclid(weight)) << 32;

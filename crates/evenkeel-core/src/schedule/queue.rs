@@ -6,15 +6,15 @@
 //!
 //! | type | far turns | near turns |
 //! |---|---|---|
-//! | [`Wheel`] | in buckets, in no order within one | in no order |
-//! | [`Queue`] | the same | in a heap, which stays small however many endpoints there are |
+//! | [`TimingWheel`] | in buckets, in no order within one | in no order |
+//! | [`TurnQueue`] | the same | in a heap, which stays small however many endpoints there are |
 
 use std::cmp::Ordering;
 use std::mem;
 
 /// An endpoint in the producer's list.
 #[derive(Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct QueueEntry {
     /// Where its next turn starts, in its parts.
     pub(super) start: i64,
     pub(super) weight: u32,
@@ -22,7 +22,7 @@ pub(super) struct Place {
     next: u32,
 }
 
-impl Place {
+impl QueueEntry {
     pub(super) fn new(start: i64, weight: u32) -> Self {
         Self { start, weight, next: NONE }
     }
@@ -30,10 +30,10 @@ impl Place {
 
 /// Endpoints by the moment that lies `after` the start of their next turn: bucket by bucket of equal width.
 #[derive(Default)]
-pub(super) struct Wheel {
+pub(super) struct TimingWheel {
     after: i64,
     /// Turns of the buckets before `bound`.
-    pub(super) near: Vec<Turn>,
+    pub(super) near: Vec<QueuedTurn>,
     /// The first endpoint of each bucket from `bound` on; the rounds of the wheel share its buckets.
     heads: Box<[u32]>,
     bound: i64,
@@ -43,7 +43,7 @@ pub(super) struct Wheel {
     rate: f64,
 }
 
-impl Wheel {
+impl TimingWheel {
     /// For some endpoints that have `rate` turns in each tick, all together, of which `width` go to a bucket.
     pub(super) fn new(after: i64, endpoints: usize, rate: f64, width: usize) -> Self {
         let buckets = (2 * endpoints / width).next_power_of_two();
@@ -57,47 +57,47 @@ impl Wheel {
     }
 
     #[inline]
-    pub(super) fn push(&mut self, index: u32, place: &mut Place) {
-        if let Some(turn) = self.push_far(index, place) {
+    pub(super) fn push(&mut self, index: u32, entry: &mut QueueEntry) {
+        if let Some(turn) = self.push_far(index, entry) {
             self.near.push(turn);
         }
     }
 
     /// Takes an endpoint's turn up, or gives it back if it is a near one.
     #[inline]
-    fn push_far(&mut self, index: u32, place: &mut Place) -> Option<Turn> {
-        let turn = Turn::new(index, place, self.after);
+    fn push_far(&mut self, index: u32, entry: &mut QueueEntry) -> Option<QueuedTurn> {
+        let turn = QueuedTurn::new(index, entry, self.after);
         let bucket = turn.bucket(self.rate);
         if bucket < self.bound {
             return Some(turn);
         }
         self.far += 1;
-        self.chain(bucket, index, place);
+        self.chain(bucket, index, entry);
         None
     }
 
     #[inline]
-    fn chain(&mut self, bucket: i64, index: u32, place: &mut Place) {
+    fn chain(&mut self, bucket: i64, index: u32, entry: &mut QueueEntry) {
         let mask = self.heads.len().wrapping_sub(1);
         if let Some(head) = self.heads.get_mut(bucket as usize & mask) {
-            place.next = mem::replace(head, index);
+            entry.next = mem::replace(head, index);
         }
     }
 
     /// Brings everything near that lies before a moment in ticks, and perhaps a little more.
-    pub(super) fn approach(&mut self, ticks: f64, places: &mut [Place]) {
+    pub(super) fn approach(&mut self, ticks: f64, entries: &mut [QueueEntry]) {
         let last = (ticks * self.rate) as i64;
         while self.bound <= last && self.far > 0 {
-            self.drain(places);
+            self.drain(entries);
         }
         self.bound = self.bound.max(last.saturating_add(1));
     }
 
     /// Brings the first bucket near that is not empty, if there is one.
-    fn approach_first(&mut self, places: &mut [Place]) {
+    fn approach_first(&mut self, entries: &mut [QueueEntry]) {
         let (mut looked, mut nearest) = (0, None);
         while self.near.is_empty() && self.far > 0 {
-            nearest = nearest.into_iter().chain(self.drain(places)).min();
+            nearest = nearest.into_iter().chain(self.drain(entries)).min();
             looked += 1;
             if looked == self.heads.len() && self.near.is_empty() {
                 // Nothing in this round: on to the round of the nearest, however many lie between.
@@ -108,22 +108,22 @@ impl Wheel {
     }
 
     /// Brings the next bucket near. Gives the least bucket of those that only share its place, if any.
-    fn drain(&mut self, places: &mut [Place]) -> Option<i64> {
+    fn drain(&mut self, entries: &mut [QueueEntry]) -> Option<i64> {
         let bucket = self.bound;
         self.bound = bucket.saturating_add(1);
         let mask = self.heads.len().wrapping_sub(1);
         let mut next = mem::replace(self.heads.get_mut(bucket as usize & mask)?, NONE);
         let mut later = None;
-        while let Some(place) = places.get_mut(next as usize) {
-            let turn = Turn::new(next, place, self.after);
-            next = place.next;
+        while let Some(entry) = entries.get_mut(next as usize) {
+            let turn = QueuedTurn::new(next, entry, self.after);
+            next = entry.next;
             let own = turn.bucket(self.rate);
             if own == bucket {
                 self.far -= 1;
                 self.near.push(turn);
             } else {
                 later = Some(later.map_or(own, |later: i64| later.min(own)));
-                self.chain(own, turn.index, place);
+                self.chain(own, turn.index, entry);
             }
         }
         later
@@ -133,24 +133,24 @@ impl Wheel {
 /// A wheel whose near turns are in order: those of a bucket in a run, latest first, and those that came to
 /// them in a heap, in which nobody is before its parent and four have the same one.
 #[derive(Default)]
-pub(super) struct Queue {
-    run: Vec<Turn>,
-    wheel: Wheel,
+pub(super) struct TurnQueue {
+    run: Vec<QueuedTurn>,
+    wheel: TimingWheel,
 }
 
-impl Queue {
+impl TurnQueue {
     #[inline]
-    pub(super) fn push(&mut self, index: u32, place: &mut Place) {
-        if let Some(turn) = self.wheel.push_far(index, place) {
+    pub(super) fn push(&mut self, index: u32, entry: &mut QueueEntry) {
+        if let Some(turn) = self.wheel.push_far(index, entry) {
             self.push_near(turn);
         }
     }
 
     /// The earliest turn.
     #[inline]
-    pub(super) fn peek(&mut self, places: &mut [Place]) -> Option<Turn> {
+    pub(super) fn peek(&mut self, entries: &mut [QueueEntry]) -> Option<QueuedTurn> {
         if self.run.is_empty() && self.wheel.near.is_empty() && self.wheel.far > 0 {
-            self.wheel.approach_first(places);
+            self.wheel.approach_first(entries);
             self.order();
         }
         match (self.run.last(), self.wheel.near.first()) {
@@ -161,7 +161,7 @@ impl Queue {
 
     /// Takes the turn away that was peeked.
     #[inline]
-    pub(super) fn pop(&mut self, turn: Turn) {
+    pub(super) fn pop(&mut self, turn: QueuedTurn) {
         if !self.pop_run(turn)
             && let Some(last) = self.wheel.near.pop()
             && !self.wheel.near.is_empty()
@@ -171,14 +171,14 @@ impl Queue {
     }
 
     #[inline]
-    fn pop_run(&mut self, turn: Turn) -> bool {
+    fn pop_run(&mut self, turn: QueuedTurn) -> bool {
         self.run.pop_if(|last| last.index == turn.index).is_some()
     }
 
     /// As `pop`, and `push` of the same endpoint.
     #[inline]
-    pub(super) fn again(&mut self, turn: Turn, place: &mut Place) {
-        match self.wheel.push_far(turn.index, place) {
+    pub(super) fn again(&mut self, turn: QueuedTurn, entry: &mut QueueEntry) {
+        match self.wheel.push_far(turn.index, entry) {
             None => self.pop(turn),
             Some(next) if self.pop_run(turn) => self.push_near(next),
             Some(next) => self.sift_down(0, next),
@@ -203,7 +203,7 @@ impl Queue {
         }
     }
 
-    fn push_near(&mut self, turn: Turn) {
+    fn push_near(&mut self, turn: QueuedTurn) {
         let mut at = self.wheel.near.len();
         self.wheel.near.push(turn);
         while at > 0 {
@@ -218,7 +218,7 @@ impl Queue {
     }
 
     /// Puts a turn at a place of the heap or below.
-    fn sift_down(&mut self, mut at: usize, turn: Turn) {
+    fn sift_down(&mut self, mut at: usize, turn: QueuedTurn) {
         loop {
             let first = 4 * at + 1;
             let children = self.wheel.near.get(first..).unwrap_or_default();
@@ -238,15 +238,15 @@ impl Queue {
     }
 
     #[inline]
-    fn set(&mut self, at: usize, turn: Turn) {
+    fn set(&mut self, at: usize, turn: QueuedTurn) {
         if let Some(slot) = self.wheel.near.get_mut(at) {
             *slot = turn;
         }
     }
 }
 
-impl From<Wheel> for Queue {
-    fn from(wheel: Wheel) -> Self {
+impl From<TimingWheel> for TurnQueue {
+    fn from(wheel: TimingWheel) -> Self {
         let mut queue = Self { run: Vec::new(), wheel };
         queue.order();
         queue
@@ -255,7 +255,7 @@ impl From<Wheel> for Queue {
 
 /// An endpoint's turn at `at/weight` ticks after the base.
 #[derive(Clone, Copy)]
-pub(super) struct Turn {
+pub(super) struct QueuedTurn {
     /// `at/weight`, rounded.
     ticks: f64,
     pub(super) at: i64,
@@ -263,11 +263,11 @@ pub(super) struct Turn {
     pub(super) index: u32,
 }
 
-impl Turn {
+impl QueuedTurn {
     #[inline]
-    fn new(index: u32, place: &Place, after: i64) -> Self {
-        let at = place.start + after;
-        Self { ticks: at as f64 / f64::from(place.weight), at, weight: place.weight, index }
+    fn new(index: u32, entry: &QueueEntry, after: i64) -> Self {
+        let at = entry.start + after;
+        Self { ticks: at as f64 / f64::from(entry.weight), at, weight: entry.weight, index }
     }
 
     #[inline]

@@ -1,9 +1,11 @@
 //! Input that nobody should give: defined behaviour, never a panic.
 
-use evenkeel_core::{Core, Endpoint, Endpoints, Event, Instant, LoadReport, Registry, Rng, Status, Update};
+use evenkeel_core::{
+    Core, Endpoint, Endpoints, Instant, LbEvent, LbUpdate, LoadReport, Registry, Rng, Status,
+};
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
-use testkit::{World, endpoints, secs};
+use testkit::{CoreSim, endpoints, secs};
 
 /// Names that configs use, so that arbitrary JSON gets past the door now and then.
 fn word() -> impl Strategy<Value = String> + Clone {
@@ -90,7 +92,7 @@ proptest! {
             Err(error) => prop_assert!(error.path().starts_with("loadBalancingConfig"), "{error}"),
             Ok(config) => {
                 let mut core = Core::builder(Rng::fixed(1)).build();
-                core.update(Update::new(config, endpoints(["a", "b"])));
+                core.update(LbUpdate::new(config, endpoints(["a", "b"])));
                 core.reconcile(Instant::ORIGIN);
                 core.reconcile(Instant::ORIGIN + secs(1_000));
                 let description = core.describe();
@@ -130,7 +132,7 @@ const LEAVES: [&str; 6] = [
 #[test]
 fn no_endpoints_fail_calls_at_once() {
     for policy in LEAVES {
-        let mut world = World::new(&json!([{policy: {}}]), Endpoints::none());
+        let mut world = CoreSim::new(&json!([{policy: {}}]), Endpoints::none());
         assert_eq!(world.pick_with(|call| call.with_hash(1)).outcome(), "fail", "{policy}");
         world.endpoints(Endpoints::list([Endpoint::new([] as [&str; 0])]));
         assert_eq!(world.pick_with(|call| call.with_hash(1)).outcome(), "fail", "{policy}");
@@ -141,7 +143,7 @@ fn no_endpoints_fail_calls_at_once() {
 fn duplicate_addresses_make_one_connection() {
     for policy in LEAVES {
         let list = Endpoints::list([Endpoint::new(["a", "a"]), Endpoint::at("a").with_weight(9)]);
-        let mut world = World::new(&json!([{policy: {}}]), list).all_up();
+        let mut world = CoreSim::new(&json!([{policy: {}}]), list).all_up();
         for _ in 0..2 {
             world.pick_with(|call| call.with_hash(1)).finish_ok();
         }
@@ -158,7 +160,7 @@ fn extreme_weights_are_weights() {
             Endpoint::at("b").with_weight(0),
             Endpoint::at("c").with_weight(u32::MAX),
         ]);
-        let mut world = World::new(&json!([{policy: {}}]), list).all_up();
+        let mut world = CoreSim::new(&json!([{policy: {}}]), list).all_up();
         let mut addresses: Vec<String> = Vec::new();
         for hash in 0..64_u64 {
             let hash = hash.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -171,7 +173,7 @@ fn extreme_weights_are_weights() {
 #[test]
 fn time_that_goes_backwards_stands_still() {
     for policy in LEAVES {
-        let mut world = World::new(&json!([{policy: {}}]), endpoints(["a", "b"]));
+        let mut world = CoreSim::new(&json!([{policy: {}}]), endpoints(["a", "b"]));
         world.pick_with(|call| call.with_hash(1));
         world.advance(secs(100));
         if world.find("a").is_some() {
@@ -190,24 +192,24 @@ fn time_that_goes_backwards_stands_still() {
 
 #[test]
 fn events_about_subchannels_that_are_gone_are_ignored() {
-    let mut world = World::new(&json!([{"round_robin": {}}]), endpoints(["a", "b"])).all_up();
+    let mut world = CoreSim::new(&json!([{"round_robin": {}}]), endpoints(["a", "b"])).all_up();
     let gone = world.find("b").expect("b was dialled");
     world.endpoints(endpoints(["a"]));
     world.dialled();
     let error = Status::unavailable("late");
-    assert!(!world.handle(Event::Connected(gone)));
-    assert!(!world.handle(Event::ConnectFailed(gone, error.clone())));
-    assert!(!world.handle(Event::Disconnected(gone, error.clone())));
-    assert!(!world.handle(Event::Connect(gone)));
-    assert!(!world.handle(Event::Load(gone, LoadReport::default())));
+    assert!(!world.handle(LbEvent::Connected(gone)));
+    assert!(!world.handle(LbEvent::ConnectFailed(gone, error.clone())));
+    assert!(!world.handle(LbEvent::Disconnected(gone, error.clone())));
+    assert!(!world.handle(LbEvent::Connect(gone)));
+    assert!(!world.handle(LbEvent::Load(gone, LoadReport::default())));
     world.endpoints(endpoints(["a", "c"]));
     assert_ne!(world.find("c"), Some(gone), "ids do not come back");
-    assert!(!world.handle(Event::Disconnected(gone, error.clone())));
+    assert!(!world.handle(LbEvent::Disconnected(gone, error.clone())));
     assert_eq!(world.picks(2).len(), 2);
 
     // Events that do not fit the state are ignored too.
     let ready = world.find("a").expect("a is there");
-    assert!(!world.handle(Event::Connected(ready)));
-    assert!(!world.handle(Event::ConnectFailed(ready, error)));
-    assert_eq!(world.state_of("a"), Some(evenkeel_core::Connectivity::Ready));
+    assert!(!world.handle(LbEvent::Connected(ready)));
+    assert!(!world.handle(LbEvent::ConnectFailed(ready, error)));
+    assert_eq!(world.state_of("a"), Some(evenkeel_core::ConnectivityState::Ready));
 }

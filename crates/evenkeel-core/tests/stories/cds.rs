@@ -4,17 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use evenkeel_core::cluster::{BackendMetrics, Cluster, Leaf, LoadReporting, stages};
+use evenkeel_core::cluster::{BackendMetrics, Cluster, LeafCluster, LoadReporting, stages};
 use evenkeel_core::policy::{
     Cds, CdsConfig, ClusterManager, ClusterManagerConfig, FailurePercentageEjection, OutlierSettings,
 };
 use evenkeel_core::{
-    Call, ConfigError, Connectivity, Core, Cx, Description, Endpoints, Fields, Instant, LbConfig, LbState,
-    Look, Policy, Registry, Rng, Shown, Update,
+    CachedState, ConfigError, ConfigFields, ConnectivityState, Core, Cx, DescribeCx, Description, Endpoints,
+    Instant, LbConfig, LbState, LbUpdate, PickArgs, Policy, Registry, Rng,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use testkit::{Picked, World, secs};
+use testkit::{CoreSim, Picked, secs};
 
 use crate::discovered::{Discovered, dns, eds, find_all, lb_policy, set, spine};
 
@@ -23,20 +23,20 @@ fn cds(cluster: &str) -> Value {
 }
 
 /// A world in which every backend answers, given these clusters.
-fn world(config: &Value, discovered: &Discovered) -> World {
-    let mut world = World::new(config, Endpoints::none()).all_up();
+fn world(config: &Value, discovered: &Discovered) -> CoreSim {
+    let mut world = CoreSim::new(config, Endpoints::none()).all_up();
     world.clusters(&discovered.0);
     world.published();
     world
 }
 
-fn failure(world: &mut World) -> String {
+fn failure(world: &mut CoreSim) -> String {
     world.pick().status().map(ToString::to_string).expect("the call fails")
 }
 
-fn pick_for(world: &mut World, cluster: &str) -> Picked {
+fn pick_for(world: &mut CoreSim, cluster: &str) -> Picked {
     let entropy = world.entropy();
-    world.pick_call(&Call::new("/test.Service/Method", entropy).with_cluster(cluster))
+    world.pick_call(&PickArgs::new("/test.Service/Method", entropy).with_cluster(cluster))
 }
 
 /// CDS-12: the tree of decision 3, with outlier detection only where it is configured.
@@ -45,8 +45,8 @@ fn a_cluster_has_the_whole_tree() {
     let policy = lb_policy(
         &json!([{"xds_wrr_locality_experimental": {"childPolicy": [{"edf_weighted_round_robin": {}}]}}]),
     );
-    let plain = Leaf { lb_policy: policy, ..eds("orders") };
-    let watched = Leaf { outlier_detection: Some(OutlierSettings::default()), ..plain.clone() };
+    let plain = LeafCluster { lb_policy: policy, ..eds("orders") };
+    let watched = LeafCluster { outlier_detection: Some(OutlierSettings::default()), ..plain.clone() };
     let above = ["cds_experimental", "xds_cluster_resolver_experimental", "priority_experimental"];
     let below = [
         "xds_cluster_impl_experimental",
@@ -78,7 +78,7 @@ fn a_deleted_cluster_fails_its_calls() {
     assert_eq!(failure(&mut world), "Unavailable: the control plane deleted it");
     assert_eq!(world.pick().outcome(), "drop");
     assert_eq!(world.pick_waiting().outcome(), "drop");
-    assert_eq!((world.state(), world.closed()), (Connectivity::TransientFailure, vec!["a".to_owned()]));
+    assert_eq!((world.state(), world.closed()), (ConnectivityState::TransientFailure, vec!["a".to_owned()]));
     assert!(world.describe().children.is_empty(), "nothing runs below");
     world.note("node n1");
     assert_eq!(
@@ -97,12 +97,12 @@ fn an_unknown_cluster_is_an_error_unless_dynamic() {
     let mut static_one = world(&cds("orders"), &none);
     assert_eq!(static_one.pick_waiting().outcome(), "drop");
     assert_eq!(failure(&mut static_one), r#"Unavailable: cluster "orders": discovery knows nothing of it"#);
-    assert_eq!(static_one.core().wanted_clusters().count(), 0);
+    assert_eq!(static_one.core().subscribed_clusters().count(), 0);
 
     let dynamic = json!([{"cds_experimental": {"cluster": "orders", "is_dynamic": true}}]);
     let mut world = world(&dynamic, &none);
     let wanted =
-        |world: &mut World| world.core().wanted_clusters().map(ToString::to_string).collect::<Vec<_>>();
+        |world: &mut CoreSim| world.core().subscribed_clusters().map(ToString::to_string).collect::<Vec<_>>();
     assert_eq!((wanted(&mut world), world.pick().outcome()), (vec!["orders".to_owned()], "queue".to_owned()));
     world.clusters(&none.clone().with("stock", "s").0);
     assert_eq!((world.published(), world.pick().outcome()), (0, "queue".to_owned()));
@@ -132,10 +132,10 @@ fn a_cluster_is_wanted_until_the_last_one_lets_go() {
             names.iter().map(|name| (name.to_string(), json!({"childPolicy": dynamic}))).collect();
         json!([{"xds_cluster_manager_experimental": {"children": children}}])
     };
-    let mut world = World::new(&children(&["one", "two"]), Endpoints::none());
+    let mut world = CoreSim::new(&children(&["one", "two"]), Endpoints::none());
     for (names, wanted) in [(&["one", "two"][..], 1), (&["two"], 1), (&["two", "three"], 1), (&[], 0)] {
         world.config(&children(names));
-        assert_eq!(world.core().wanted_clusters().count(), wanted, "{names:?}");
+        assert_eq!(world.core().subscribed_clusters().count(), wanted, "{names:?}");
     }
 }
 
@@ -180,7 +180,7 @@ fn each_leaf_has_its_own_settings() {
         ..OutlierSettings::default()
     };
     let load = LoadReporting { server: "lrs.example:443".into(), metrics: BackendMetrics::default() };
-    let main = Leaf {
+    let main = LeafCluster {
         lb_policy: lb_policy(&json!([{"pick_first": {}}])),
         max_concurrent_requests: Some(1),
         outlier_detection: Some(ejection),
@@ -258,7 +258,7 @@ fn a_missing_leaf_is_passed_over() {
     let tree = world.describe();
     let priority = find_all(&tree, "priority_experimental")["priority"];
     let states: Vec<_> = priority.children.iter().map(|(name, child)| (name.as_str(), child.state)).collect();
-    let (failed, ready) = (Some(Connectivity::TransientFailure), Some(Connectivity::Ready));
+    let (failed, ready) = (Some(ConnectivityState::TransientFailure), Some(ConnectivityState::Ready));
     assert_eq!(states, [("a/priority-0", failed), ("b/priority-0", ready)], "the third was not needed");
     // With every other priority down, the last one answers. Those that wait may still wait for the second.
     world.down("b");
@@ -298,7 +298,7 @@ fn a_missing_leaf_is_passed_over() {
 /// CDS-13: calls in flight are counted per cluster, however it is reached.
 #[test]
 fn a_cluster_alone_and_in_an_aggregate_shares_its_circuit_breaker() {
-    let limited = Leaf { max_concurrent_requests: Some(2), ..eds("orders") };
+    let limited = LeafCluster { max_concurrent_requests: Some(2), ..eds("orders") };
     let discovered =
         Discovered::default().with_leaf(limited, set("a | b")).with_aggregate("all", &["orders"]);
     let config = json!([{"xds_cluster_manager_experimental": {"children": {
@@ -381,21 +381,21 @@ fn the_second_config_of_the_walk_through_works() {
 
 /// Counts its runs.
 #[derive(Default)]
-struct Counted(Arc<AtomicUsize>, Shown<()>);
+struct Counted(Arc<AtomicUsize>, CachedState<()>);
 
 impl Policy for Counted {
     type Config = ();
 
-    fn parse(_: &Fields<'_>) -> Result<(), ConfigError> {
+    fn parse(_: &ConfigFields<'_>) -> Result<(), ConfigError> {
         Ok(())
     }
 
     fn reconcile(&mut self, (): &(), _: &Endpoints, _: &mut Cx<'_>) -> LbState {
         self.0.fetch_add(1, Ordering::Relaxed);
-        self.1.show((), |()| LbState::connecting())
+        self.1.get_or_build((), |()| LbState::connecting())
     }
 
-    fn describe(&self, _: &Look<'_>) -> Description {
+    fn describe(&self, _: &DescribeCx<'_>) -> Description {
         Description::new()
     }
 }
@@ -407,11 +407,11 @@ fn only_the_cluster_that_changed_runs() {
     let runs = Arc::new(AtomicUsize::new(0));
     let mut registry = Registry::standard();
     let shared = runs.clone();
-    registry.register_with("counted", move || Counted(shared.clone(), Shown::default()));
+    registry.register_with("counted", move || Counted(shared.clone(), CachedState::default()));
     let counted = registry.parse(&json!([{"counted": {}}])).expect("it is registered");
     let leaf = |i: usize| {
         let lb_policy = counted.clone();
-        Leaf { lb_policy, ..eds(&format!("c{i}")) }
+        LeafCluster { lb_policy, ..eds(&format!("c{i}")) }
     };
     let mut discovered = Discovered::default();
     for i in 0..ALL {
@@ -426,7 +426,7 @@ fn only_the_cluster_that_changed_runs() {
     let mut core = Core::builder(Rng::fixed(1)).build();
     let now = Instant::ORIGIN;
     let mut expect = |discovered: &Discovered, expected: usize, what: &str| {
-        let update = Update::new(config.clone(), Endpoints::none());
+        let update = LbUpdate::new(config.clone(), Endpoints::none());
         core.update(update.with_clusters(Arc::new(discovered.0.clone())));
         core.reconcile(now);
         assert_eq!(runs.swap(0, Ordering::Relaxed), expected, "{what}");
@@ -436,7 +436,7 @@ fn only_the_cluster_that_changed_runs() {
     let more = discovered.clone().with_endpoints("c7", set("a b d | c"));
     expect(&more, 1, "other endpoints");
     expect(&more.clone().with_endpoints("c7", set("a b d | c e")), 0, "in a priority that does not run");
-    let fewer = Leaf { max_concurrent_requests: Some(7), ..leaf(8) };
+    let fewer = LeafCluster { max_concurrent_requests: Some(7), ..leaf(8) };
     let fewer = discovered.clone().with_endpoints("c7", set("a b d | c e")).with_leaf(fewer, set("a b | c"));
     expect(&fewer, 0, "a limit above the policy, and endpoints that read the same");
     expect(&fewer.clone().with("other", "x").without("other2"), 0, "a cluster that nobody looks at");
@@ -444,12 +444,12 @@ fn only_the_cluster_that_changed_runs() {
 }
 
 /// Looks at the cluster that its config names, and at its endpoints; counts its runs.
-struct Looking(Arc<AtomicUsize>, Shown<()>);
+struct Looking(Arc<AtomicUsize>, CachedState<()>);
 
 impl Policy for Looking {
     type Config = Arc<str>;
 
-    fn parse(fields: &Fields<'_>) -> Result<Arc<str>, ConfigError> {
+    fn parse(fields: &ConfigFields<'_>) -> Result<Arc<str>, ConfigError> {
         Ok(fields.str("at")?.unwrap_or_default().into())
     }
 
@@ -457,10 +457,10 @@ impl Policy for Looking {
         self.0.fetch_add(1, Ordering::Relaxed);
         cx.cluster(name);
         cx.endpoint_set(&eds(name).source);
-        self.1.show((), |()| LbState::connecting())
+        self.1.get_or_build((), |()| LbState::connecting())
     }
 
-    fn describe(&self, _: &Look<'_>) -> Description {
+    fn describe(&self, _: &DescribeCx<'_>) -> Description {
         Description::new()
     }
 }
@@ -471,12 +471,12 @@ fn a_look_is_repeated_when_it_would_see_something_else() {
     let runs = Arc::new(AtomicUsize::new(0));
     let mut registry = Registry::standard();
     let shared = runs.clone();
-    registry.register_with("looking", move || Looking(shared.clone(), Shown::default()));
+    registry.register_with("looking", move || Looking(shared.clone(), CachedState::default()));
     let at = |name: &str| registry.parse(&json!([{"looking": {"at": name}}])).expect("it is registered");
     let (at_one, at_two) = (at("one"), at("two"));
     let mut core = Core::builder(Rng::fixed(1)).build();
     let mut expect = |config: &LbConfig, discovered: Option<&Discovered>, expected: usize, what: &str| {
-        let update = Update::new(config.clone(), Endpoints::none());
+        let update = LbUpdate::new(config.clone(), Endpoints::none());
         core.update(match discovered {
             Some(discovered) => update.with_clusters(Arc::new(discovered.0.clone())),
             None => update,
@@ -574,7 +574,7 @@ proptest! {
     /// never changes anything, which the world checks after each step.
     #[test]
     fn the_present_decides_and_not_the_past(updates in prop::collection::vec(leaves(), 1..6)) {
-        let mut world = World::new(&cds("all"), Endpoints::none()).all_up();
+        let mut world = CoreSim::new(&cds("all"), Endpoints::none()).all_up();
         for leaves in updates {
             world.clusters(&discovered(&leaves).0);
             let picked: BTreeSet<String> = world.picks(12).into_iter().collect();

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use evenkeel_core::{
-    Code, Connectivity, Core, Endpoint, Endpoints, Event, LoadReport, Locality, Registry, Rng,
+    Code, ConnectivityState, Core, Endpoint, Endpoints, LbEvent, LoadReport, Locality, Registry, Rng,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use testkit::{Picked, World, secs};
+use testkit::{CoreSim, Picked, secs};
 
 const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
 
@@ -24,7 +24,7 @@ enum Step {
     Down(usize),
     Lose(usize),
     /// Starts a call.
-    Call(u64),
+    PickArgs(u64),
     /// Ends the oldest call that is under way.
     End(Code),
     /// Drops the oldest call that is under way.
@@ -45,7 +45,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         3 => address().prop_map(Step::Up),
         3 => address().prop_map(Step::Down),
         1 => address().prop_map(Step::Lose),
-        8 => any::<u64>().prop_map(Step::Call),
+        8 => any::<u64>().prop_map(Step::PickArgs),
         5 => code.prop_map(Step::End),
         2 => Just(Step::Cancel),
         1 => Just(Step::ExitIdle),
@@ -108,7 +108,7 @@ fn groups(one: &[(usize, u32)], two: &[(usize, u32)]) -> Endpoints {
     Endpoints::groups([("one", list(one)), ("two", list(two))])
 }
 
-fn call(world: &mut World, entropy: u64) -> Picked {
+fn call(world: &mut CoreSim, entropy: u64) -> Picked {
     let cluster = if entropy.is_multiple_of(2) { "one" } else { "two" };
     world.pick_with(|call| call.with_cluster(cluster).with_hash(entropy))
 }
@@ -127,7 +127,7 @@ proptest! {
         let configs = configs();
         let core = Core::builder(Rng::from_entropy(seed)).build();
         let start = groups(&[(0, 1), (1, 2), (2, 3)], &[(3, 1), (4, 1)]);
-        let mut world = World::with(core, Registry::standard(), &configs[first], start);
+        let mut world = CoreSim::with(core, Registry::standard(), &configs[first], start);
         let mut config = first;
         let mut under_way: Vec<Picked> = Vec::new();
         for (i, step) in steps.into_iter().enumerate() {
@@ -140,15 +140,15 @@ proptest! {
                 Step::Up(n) => world.up(NAMES[n]),
                 Step::Down(n) => world.down(NAMES[n]),
                 Step::Lose(n) => {
-                    if world.state_of(NAMES[n]) == Some(Connectivity::Ready) {
+                    if world.state_of(NAMES[n]) == Some(ConnectivityState::Ready) {
                         world.lose(NAMES[n]);
                     }
                 }
-                Step::Call(entropy) => {
+                Step::PickArgs(entropy) => {
                     let picked = call(&mut world, entropy);
                     if let Picked::To { address, .. } = &picked {
                         let state = world.state_of(address);
-                        prop_assert_eq!(state, Some(Connectivity::Ready), "{} was picked", address);
+                        prop_assert_eq!(state, Some(ConnectivityState::Ready), "{} was picked", address);
                     }
                     under_way.push(picked);
                 }
@@ -158,7 +158,7 @@ proptest! {
                 Step::Cancel if !under_way.is_empty() => drop(under_way.remove(0)),
                 Step::End(_) | Step::Cancel => {}
                 Step::ExitIdle => {
-                    world.handle(Event::ExitIdle);
+                    world.handle(LbEvent::ExitIdle);
                 }
                 Step::Wait(millis) => world.advance(Duration::from_millis(millis)),
                 Step::Sleep(millis) => world.sleep_through(Duration::from_millis(millis)),

@@ -5,11 +5,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use evenkeel_core::policy::Denominator;
 use evenkeel_core::{
-    Call, CallCounters, CallEnd, Code, ConfigError, Connectivity, Core, Cx, Description, Endpoints, Fields,
-    LbState, Look, Pick, Picker, Policy, Registry, Rng, SubchannelId, Tracker, Trackers,
+    CallCounters, CallOutcome, CallTracker, CallTrackers, Code, ConfigError, ConfigFields, ConnectivityState,
+    Core, Cx, DescribeCx, Description, Endpoints, LbState, PickArgs, PickResult, Picker, Policy, Registry,
+    Rng, SubchannelId,
 };
 use serde_json::{Value, json};
-use testkit::{Picked, World, endpoints};
+use testkit::{CoreSim, Picked, endpoints};
 
 /// The config of cluster "c" over round robin, with these settings besides.
 fn cluster(settings: &Value) -> Value {
@@ -29,19 +30,20 @@ fn drops(rates: &[(&str, u32)]) -> Value {
     cluster(&json!({"dropCategories": rates.iter().map(drop).collect::<Vec<_>>()}))
 }
 
-fn detail(world: &World, name: &str) -> Value {
+fn detail(world: &CoreSim, name: &str) -> Value {
     world.describe().details[name].clone()
 }
 
-fn with_counters(counters: &Arc<CallCounters>, config: &Value, endpoints: Endpoints) -> World {
+fn with_counters(counters: &Arc<CallCounters>, config: &Value, endpoints: Endpoints) -> CoreSim {
     let core = Core::builder(Rng::fixed(1)).counters(counters.clone()).build();
-    World::with(core, Registry::standard(), config, endpoints)
+    CoreSim::with(core, Registry::standard(), config, endpoints)
 }
 
 /// CI-1: one number for both categories would never drop a call for the second.
 #[test]
 fn each_category_rolls_its_own_number_in_order() {
-    let mut world = World::new(&drops(&[("lb", 500_000), ("throttle", 500_000)]), endpoints(["a"])).all_up();
+    let mut world =
+        CoreSim::new(&drops(&[("lb", 500_000), ("throttle", 500_000)]), endpoints(["a"])).all_up();
     let passed = world.shares(40_000)["a"] as u64;
     let dropped = |category: &str| detail(&world, "drops")[category].as_u64().unwrap();
     assert_eq!(passed + dropped("lb") + dropped("throttle"), 40_000);
@@ -54,7 +56,7 @@ fn each_category_rolls_its_own_number_in_order() {
 #[test]
 fn rates_hold() {
     for rate in [0, 1_000, 50_000, 333_333, 1_000_000] {
-        let mut world = World::new(&drops(&[("lb", rate)]), endpoints(["a"])).all_up();
+        let mut world = CoreSim::new(&drops(&[("lb", rate)]), endpoints(["a"])).all_up();
         world.picks(50_000);
         assert_near(detail(&world, "drops")["lb"].as_u64().unwrap(), 50_000, f64::from(rate) / 1e6);
     }
@@ -70,8 +72,9 @@ fn assert_near(count: u64, calls: u32, share: f64) {
 /// CI-1: a drop fails calls that wait for ready too, and the child is not asked.
 #[test]
 fn a_drop_comes_before_the_pick_and_names_its_category() {
-    let mut world = World::new(&drops(&[("none", 0), ("maintenance", 1_000_000)]), endpoints(["a"])).all_up();
-    let picked = world.pick_call(&Call::new("/s/m", 1).wait_for_ready());
+    let mut world =
+        CoreSim::new(&drops(&[("none", 0), ("maintenance", 1_000_000)]), endpoints(["a"])).all_up();
+    let picked = world.pick_call(&PickArgs::new("/s/m", 1).wait_for_ready());
     let Picked::Dropped(status) = &picked else { panic!("{picked:?}") };
     assert_eq!(status.code(), Code::Unavailable);
     assert_eq!(
@@ -100,7 +103,7 @@ fn rates_are_scaled_to_a_million_and_capped() {
     ] {
         assert_eq!(denominator.per_million(numerator), expected, "{numerator} per {denominator:?}");
     }
-    let mut world = World::new(&drops(&[("lb", 4_000_000_000)]), endpoints(["a"])).all_up();
+    let mut world = CoreSim::new(&drops(&[("lb", 4_000_000_000)]), endpoints(["a"])).all_up();
     assert_eq!(world.shares(100), [("drop".to_owned(), 100)].into());
     assert!(world.describe().warnings[0].contains("counts as a million"));
 }
@@ -108,7 +111,7 @@ fn rates_are_scaled_to_a_million_and_capped() {
 /// CI-3
 #[test]
 fn calls_that_wait_or_fail_anyway_are_not_rolled() {
-    let mut world = World::new(&drops(&[("lb", 900_000)]), endpoints(["a"]));
+    let mut world = CoreSim::new(&drops(&[("lb", 900_000)]), endpoints(["a"]));
     assert_eq!(world.shares(100), [("queue".to_owned(), 100)].into());
     world.fail("a");
     assert_eq!(world.shares(100), [("fail".to_owned(), 100)].into());
@@ -131,8 +134,8 @@ fn a_child_that_picks_without_being_ready() {
         "dropCategories": [{"category": "lb", "requestsPerMillion": 1_000_000}],
     });
     let config = cluster_over(&settings, &json!([{"stubborn": {}}]));
-    let mut world = World::with(Core::builder(Rng::fixed(1)).build(), registry, &config, endpoints(["a"]));
-    assert_eq!(world.state(), Connectivity::Connecting);
+    let mut world = CoreSim::with(Core::builder(Rng::fixed(1)).build(), registry, &config, endpoints(["a"]));
+    assert_eq!(world.state(), ConnectivityState::Connecting);
     let first = world.pick();
     assert!(matches!(first, Picked::To { .. }));
     assert_eq!(world.pick().outcome(), "drop");
@@ -147,10 +150,10 @@ fn a_child_that_picks_without_being_ready() {
 #[test]
 fn the_circuit_breaker_drops_above_its_limit() {
     let config = cluster(&json!({"maxConcurrentRequests": 2}));
-    let mut world = World::new(&config, endpoints(["a", "b"])).all_up();
+    let mut world = CoreSim::new(&config, endpoints(["a", "b"])).all_up();
     let (first, second) = (world.pick(), world.pick());
     assert_eq!((first.outcome(), second.outcome()), ("a".to_owned(), "b".to_owned()));
-    let third = world.pick_call(&Call::new("/s/m", 1).wait_for_ready());
+    let third = world.pick_call(&PickArgs::new("/s/m", 1).wait_for_ready());
     let status = third.status().unwrap();
     assert_eq!(status.code(), Code::Unavailable);
     assert_eq!(
@@ -170,14 +173,14 @@ fn the_circuit_breaker_drops_above_its_limit() {
 /// CI-4: a limit of nothing lets nothing pass.
 #[test]
 fn a_limit_of_zero_drops_all() {
-    let mut world = World::new(&cluster(&json!({"max_concurrent_requests": 0})), endpoints(["a"])).all_up();
+    let mut world = CoreSim::new(&cluster(&json!({"max_concurrent_requests": 0})), endpoints(["a"])).all_up();
     assert_eq!(world.picks(2), ["drop", "drop"]);
 }
 
 /// CI-5
 #[test]
 fn the_limit_is_1024_unless_set() {
-    let mut world = World::new(&cluster(&json!({})), endpoints(["a"])).all_up();
+    let mut world = CoreSim::new(&cluster(&json!({})), endpoints(["a"])).all_up();
     let held: Vec<_> = (0..1024).map(|_| world.pick()).collect();
     assert!(held.iter().all(|picked| picked.outcome() == "a"));
     assert_eq!(world.pick().outcome(), "drop");
@@ -186,7 +189,7 @@ fn the_limit_is_1024_unless_set() {
 /// CI-6: A32's own example, a limit lowered below what is in flight.
 #[test]
 fn lowering_the_limit_keeps_what_is_in_flight() {
-    let mut world = World::new(&cluster(&json!({"maxConcurrentRequests": 105})), endpoints(["a"])).all_up();
+    let mut world = CoreSim::new(&cluster(&json!({"maxConcurrentRequests": 105})), endpoints(["a"])).all_up();
     let mut held: Vec<_> = (0..105).map(|_| world.pick()).collect();
     world.config(&cluster(&json!({"maxConcurrentRequests": 100})));
     for _ in 0..6 {
@@ -220,7 +223,7 @@ fn channels_of_a_process_share_the_count_of_a_cluster() {
 /// CI-6
 #[test]
 fn every_end_counts_the_call_out_once() {
-    let mut world = World::new(&cluster(&json!({})), endpoints(["a"])).all_up();
+    let mut world = CoreSim::new(&cluster(&json!({})), endpoints(["a"])).all_up();
     let ends: [fn(Picked); 4] = [
         |picked| assert_eq!(picked.finish_ok(), "a"),
         |picked| assert_eq!(picked.finish(Code::Internal, None), "a"),
@@ -253,13 +256,13 @@ fn the_limit_is_exact_and_nothing_leaks() {
             let (picker, counter, admitted, shed) = (&picker, &counter, &admitted, &shed);
             scope.spawn(move || {
                 let mut rng = Rng::fixed(seed);
-                let mut held: Vec<Trackers> = Vec::new();
-                let end = |trackers: Trackers, how| {
+                let mut held: Vec<CallTrackers> = Vec::new();
+                let end = |trackers: CallTrackers, how| {
                     admitted.fetch_sub(1, Ordering::SeqCst);
                     match how {
                         0 => drop(trackers),
-                        1 => trackers.finish(&CallEnd::Unsent),
-                        _ => trackers.finish(&CallEnd::Finished {
+                        1 => trackers.finish(&CallOutcome::Unsent),
+                        _ => trackers.finish(&CallOutcome::Finished {
                             code: if how == 2 { Code::Unavailable } else { Code::Ok },
                             at: evenkeel_core::Instant::ORIGIN,
                             load: None,
@@ -267,12 +270,12 @@ fn the_limit_is_exact_and_nothing_leaks() {
                     }
                 };
                 for _ in 0..20_000 {
-                    match picker.pick(&Call::new("/s/m", rng.next_u64())) {
-                        Pick::To(_, trackers) => {
+                    match picker.pick(&PickArgs::new("/s/m", rng.next_u64())) {
+                        PickResult::Complete(_, trackers) => {
                             assert!(admitted.fetch_add(1, Ordering::SeqCst) < LIMIT);
                             held.push(trackers);
                         }
-                        Pick::Drop(_) => drop(shed.fetch_add(1, Ordering::Relaxed)),
+                        PickResult::Drop(_) => drop(shed.fetch_add(1, Ordering::Relaxed)),
                         other => panic!("{other:?}"),
                     }
                     assert!(counter.count() <= LIMIT);
@@ -300,14 +303,14 @@ fn the_cluster_is_named_below() {
     let mut registry = Registry::standard();
     registry.register::<Stubborn>("stubborn");
     let config = cluster_over(&json!({}), &json!([{"stubborn": {}}]));
-    let world = World::with(Core::builder(Rng::fixed(1)).build(), registry, &config, endpoints(["a"]));
+    let world = CoreSim::with(Core::builder(Rng::fixed(1)).build(), registry, &config, endpoints(["a"]));
     assert_eq!(world.describe().children[0].1.details["backendService"], "c");
 }
 
 /// CI-1
 #[test]
 fn counts_of_a_category_go_on_while_it_stays() {
-    let mut world = World::new(&drops(&[("lb", 1_000_000)]), endpoints(["a"])).all_up();
+    let mut world = CoreSim::new(&drops(&[("lb", 1_000_000)]), endpoints(["a"])).all_up();
     world.picks(3);
     world.config(&drops(&[("new", 0), ("lb", 1_000_000), ("lb", 1_000_000)]));
     world.picks(1);
@@ -320,7 +323,7 @@ fn counts_of_a_category_go_on_while_it_stays() {
 #[test]
 fn the_picker_stays_until_something_differs() {
     let endpoints = endpoints(["a"]);
-    let mut world = World::new(&cluster(&json!({})), endpoints.clone()).all_up();
+    let mut world = CoreSim::new(&cluster(&json!({})), endpoints.clone()).all_up();
     world.published();
     world.update(&cluster(&json!({})), endpoints);
     assert_eq!(world.published(), 0);
@@ -330,8 +333,8 @@ fn the_picker_stays_until_something_differs() {
 
 #[test]
 fn no_endpoints_is_the_child_s_to_say() {
-    let mut world = World::new(&drops(&[("lb", 1_000_000)]), Endpoints::none());
-    assert_eq!(world.state(), Connectivity::TransientFailure);
+    let mut world = CoreSim::new(&drops(&[("lb", 1_000_000)]), Endpoints::none());
+    assert_eq!(world.state(), ConnectivityState::TransientFailure);
     assert_eq!(world.pick().status().unwrap().message(), "no endpoints");
 }
 
@@ -384,7 +387,7 @@ struct StubbornPicker(SubchannelId, Arc<Ends>);
 impl Policy for Stubborn {
     type Config = ();
 
-    fn parse(_: &Fields<'_>) -> Result<(), ConfigError> {
+    fn parse(_: &ConfigFields<'_>) -> Result<(), ConfigError> {
         Ok(())
     }
 
@@ -394,24 +397,24 @@ impl Policy for Stubborn {
             return LbState::connecting();
         };
         let id = cx.subchannel(&address).id();
-        let picker = || LbState::new(Connectivity::Connecting, StubbornPicker(id, self.ends.clone()));
+        let picker = || LbState::new(ConnectivityState::Connecting, StubbornPicker(id, self.ends.clone()));
         self.state.get_or_insert_with(picker).clone()
     }
 
-    fn describe(&self, _: &Look<'_>) -> Description {
+    fn describe(&self, _: &DescribeCx<'_>) -> Description {
         Description::new().detail("backendService", self.backend_service.as_deref())
     }
 }
 
 impl Picker for StubbornPicker {
-    fn pick(&self, _: &Call<'_>) -> Pick {
-        Pick::To(self.0, Trackers::one(self.1.clone()))
+    fn pick(&self, _: &PickArgs<'_>) -> PickResult {
+        PickResult::Complete(self.0, CallTrackers::one(self.1.clone()))
     }
 }
 
-impl Tracker for Ends {
-    fn finished(&self, end: &CallEnd<'_>) {
-        let count = if let CallEnd::Unsent = end { &self.unsent } else { &self.finished };
+impl CallTracker for Ends {
+    fn finished(&self, end: &CallOutcome<'_>) {
+        let count = if let CallOutcome::Unsent = end { &self.unsent } else { &self.finished };
         count.fetch_add(1, Ordering::Relaxed);
     }
 }

@@ -1,14 +1,14 @@
 //! `xds_cluster_manager_experimental`: one child per cluster; routing has chosen which.
 
-use evenkeel_core::Connectivity::{self, Connecting, Idle, Ready, TransientFailure};
+use evenkeel_core::ConnectivityState::{self, Connecting, Idle, Ready, TransientFailure};
 use evenkeel_core::policy::RoundRobin;
 use evenkeel_core::{
-    Call, Child, Code, ConfigError, Core, Cx, Description, Endpoints, Event, Fields, Instant, LbConfig,
-    LbState, Look, Pass, Pick, Policy, Registry, Rng, Update,
+    ChildPolicy, Code, ConfigError, ConfigFields, Core, Cx, DescribeCx, Description, Endpoints, Instant,
+    LbConfig, LbEvent, LbState, LbUpdate, PassResult, PickArgs, PickResult, Policy, Registry, Rng,
 };
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
-use testkit::{World, dialled, endpoints, secs};
+use testkit::{CoreSim, dialled, endpoints, secs};
 
 use crate::scripted::{self, said, scripted};
 
@@ -29,14 +29,14 @@ fn alone<'a>(names: impl IntoIterator<Item = &'a str>) -> Endpoints {
 }
 
 /// Where a call routed to this cluster goes.
-fn pick(world: &mut World, cluster: &'static str) -> String {
+fn pick(world: &mut CoreSim, cluster: &'static str) -> String {
     world.pick_with(|call| call.with_cluster(cluster)).finish_ok()
 }
 
 /// CM-1, LBX-7: each cluster has its own endpoints and its own state; a call meets those of its cluster.
 #[test]
 fn a_call_goes_to_the_cluster_that_routing_chose() {
-    let mut world = World::new(&round_robin(["a", "b", "c"]), alone(["a", "b", "c"]));
+    let mut world = CoreSim::new(&round_robin(["a", "b", "c"]), alone(["a", "b", "c"]));
     world.up("a");
     world.down("b");
     assert_eq!(world.state(), Ready);
@@ -52,7 +52,7 @@ fn a_call_goes_to_the_cluster_that_routing_chose() {
 #[test]
 fn an_idle_cluster_waits_for_its_call() {
     let child = || json!([{"pick_first": {}}]);
-    let mut world = World::new(&clusters([("a", child()), ("b", child())]), alone(["a", "b"]));
+    let mut world = CoreSim::new(&clusters([("a", child()), ("b", child())]), alone(["a", "b"]));
     world.ready("a");
     world.ready("b");
     world.dialled();
@@ -67,7 +67,7 @@ fn an_idle_cluster_waits_for_its_call() {
 fn an_unknown_cluster_is_internal() {
     for known in [&[][..], &["a"], &["a", "b", "c"]] {
         let mut world =
-            World::new(&round_robin(known.iter().copied()), alone(known.iter().copied())).all_up();
+            CoreSim::new(&round_robin(known.iter().copied()), alone(known.iter().copied())).all_up();
         for unknown in ["x", "", "aa", "A"] {
             let status =
                 world.pick_with(|call| call.with_cluster(unknown)).status().cloned().expect("it fails");
@@ -84,7 +84,7 @@ fn an_unknown_cluster_is_internal() {
 /// CM-3: every combination of the states of two children, and of none.
 #[test]
 fn states_are_summed_up() {
-    assert_eq!(World::new(&clusters([]), Endpoints::none()).state(), TransientFailure);
+    assert_eq!(CoreSim::new(&clusters([]), Endpoints::none()).state(), TransientFailure);
     let states = [Ready, Connecting, Idle, TransientFailure];
     for (i, a) in states.into_iter().enumerate() {
         for (j, b) in states.into_iter().enumerate() {
@@ -102,7 +102,7 @@ fn states_are_summed_up() {
 /// CM-3, LBX-4: a child that failed counts as failed until it is ready.
 #[test]
 fn failure_sticks_until_ready() {
-    let one = |state: Connectivity| clusters([("a", scripted("a", state))]);
+    let one = |state: ConnectivityState| clusters([("a", scripted("a", state))]);
     let mut world = scripted::world(&one(TransientFailure), Endpoints::none());
     for (given, expected) in
         [(Connecting, TransientFailure), (Idle, TransientFailure), (Ready, Ready), (Idle, Idle)]
@@ -115,7 +115,7 @@ fn failure_sticks_until_ready() {
 /// CM-1, LBX-11: clusters come and go without touching the others, and go at once.
 #[test]
 fn clusters_come_and_go() {
-    let mut world = World::new(&round_robin(["a", "b"]), alone(["a", "b"])).all_up();
+    let mut world = CoreSim::new(&round_robin(["a", "b"]), alone(["a", "b"])).all_up();
     assert_eq!(world.dialled(), ["a", "b"]);
     world.published();
     world.update(&round_robin(["b", "c"]), alone(["b", "c"]));
@@ -132,7 +132,7 @@ fn clusters_come_and_go() {
 /// CM-1: the endpoints of a cluster may be there before its config is.
 #[test]
 fn a_cluster_joins_by_config_alone() {
-    let mut world = World::new(&round_robin(["a"]), alone(["a", "b"])).all_up();
+    let mut world = CoreSim::new(&round_robin(["a"]), alone(["a", "b"])).all_up();
     assert_eq!(["a", "b"].map(|name| pick(&mut world, name)), ["a", "fail"]);
     world.config(&round_robin(["a", "b"]));
     assert_eq!(["a", "b"].map(|name| pick(&mut world, name)), ["a", "b"]);
@@ -152,7 +152,7 @@ fn groups_are_handed_down_level_by_level() {
         ("b", endpoints(["b"])),
         ("c", endpoints(["c"])),
     ]);
-    let mut world = World::new(&config, groups).all_up();
+    let mut world = CoreSim::new(&config, groups).all_up();
     let mut seen = [pick(&mut world, "a"), pick(&mut world, "a")];
     seen.sort();
     assert_eq!(seen, ["a.x.1", "a.x.2"]);
@@ -163,7 +163,7 @@ fn groups_are_handed_down_level_by_level() {
 /// LBX-12: another policy takes over in one cluster without a gap.
 #[test]
 fn a_cluster_changes_its_policy() {
-    let mut world = World::new(&round_robin(["a", "b"]), alone(["a", "b"])).all_up();
+    let mut world = CoreSim::new(&round_robin(["a", "b"]), alone(["a", "b"])).all_up();
     world.config(&clusters([("a", json!([{"pick_first": {}}])), ("b", json!([{"round_robin": {}}]))]));
     assert_eq!(world.describe().children[0].1.policy, "pick_first");
     assert_eq!(["a", "b"].map(|name| pick(&mut world, name)), ["a", "b"]);
@@ -201,7 +201,7 @@ fn bad_configs_say_where() {
 /// Stands for the policy that a cluster's config would bring: round_robin over whatever endpoints it is given.
 #[derive(Default)]
 struct Cds {
-    child: Child,
+    child: ChildPolicy,
     made: Option<LbConfig>,
     runs: usize,
 }
@@ -209,7 +209,7 @@ struct Cds {
 impl Policy for Cds {
     type Config = String;
 
-    fn parse(fields: &Fields<'_>) -> Result<String, ConfigError> {
+    fn parse(fields: &ConfigFields<'_>) -> Result<String, ConfigError> {
         fields.str("cluster")?.map(ToOwned::to_owned).ok_or_else(|| fields.error("cluster", "is required"))
     }
 
@@ -219,7 +219,7 @@ impl Policy for Cds {
         self.child.reconcile(config, endpoints, cx)
     }
 
-    fn describe(&self, look: &Look<'_>) -> Description {
+    fn describe(&self, look: &DescribeCx<'_>) -> Description {
         Description::new().detail("runs", self.runs).child("round_robin", self.child.describe(look))
     }
 }
@@ -234,29 +234,29 @@ fn one_cluster_of_many_runs_alone() {
     let config = clusters(names.iter().map(|name| (name.as_str(), cds(name))));
     let config = registry.parse(&config).expect("the config parses");
     let mut core = evenkeel_core::Core::builder(Rng::fixed(1)).build();
-    core.update(Update::new(config, alone(names.iter().map(String::as_str))));
+    core.update(LbUpdate::new(config, alone(names.iter().map(String::as_str))));
     let dialled = dialled(&core.reconcile(now));
     assert_eq!(dialled.len(), names.len());
     let runs = |core: &Core| -> Vec<u64> {
         let tree = core.describe().expect("it ran");
         tree.children.iter().map(|(_, child)| child.details["runs"].as_u64().expect("a count")).collect()
     };
-    let pick = |pass: &Pass, cluster: &str| {
+    let pick = |pass: &PassResult, cluster: &str| {
         let picker = pass.picker.as_ref().expect("it is another");
-        picker.pick(&Call::new("/test.Service/Method", 0).with_cluster(cluster))
+        picker.pick(&PickArgs::new("/test.Service/Method", 0).with_cluster(cluster))
     };
     for (i, id) in dialled.into_iter().enumerate() {
         let before = runs(&core);
-        core.handle(Event::Connected(id), now);
+        core.handle(LbEvent::Connected(id), now);
         let pass = core.reconcile(now);
         let after = runs(&core);
         let ran: Vec<usize> = (0..names.len()).filter(|&i| after[i] != before[i]).collect();
         assert_eq!(ran, [i]);
         for name in [&names[0], &names[i]] {
-            assert!(matches!(pick(&pass, name), Pick::To(..)), "{name} after {i}");
+            assert!(matches!(pick(&pass, name), PickResult::Complete(..)), "{name} after {i}");
         }
         if let Some(next) = names.get(i + 1) {
-            assert!(matches!(pick(&pass, next), Pick::Queue { .. }), "{next} after {i}");
+            assert!(matches!(pick(&pass, next), PickResult::Queue { .. }), "{next} after {i}");
         }
     }
 }
@@ -266,13 +266,13 @@ fn cds(cluster: &str) -> Value {
 }
 
 /// A world for a service config with `cds_experimental`.
-fn service(config: &Value, endpoints: Endpoints) -> World {
+fn service(config: &Value, endpoints: Endpoints) -> CoreSim {
     let mut registry = Registry::standard();
     registry.register::<Cds>("cds_experimental");
     let parsed = registry.parse_service_config(&config.to_string()).expect("the service config parses");
     assert_eq!(parsed.policy(), "xds_cluster_manager_experimental");
     let core = evenkeel_core::Core::builder(Rng::fixed(1)).build();
-    World::with(core, registry, &config["loadBalancingConfig"], endpoints).all_up()
+    CoreSim::with(core, registry, &config["loadBalancingConfig"], endpoints).all_up()
 }
 
 /// CM-9: the first service config of the walk-through: one plain cluster and two weighted splits.
@@ -329,7 +329,7 @@ proptest! {
         let mut world = scripted::world(&config, Endpoints::none());
         for name in names.iter().chain(&others) {
             let entropy = world.entropy();
-            let call = evenkeel_core::Call::new("/test.Service/Method", entropy).with_cluster(name);
+            let call = evenkeel_core::PickArgs::new("/test.Service/Method", entropy).with_cluster(name);
             let picked = world.pick_call(&call);
             let code = if names.contains(name) { Code::Unavailable } else { Code::Internal };
             prop_assert_eq!(picked.status().map(evenkeel_core::Status::code), Some(code));

@@ -4,17 +4,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use evenkeel_core::cluster::{BackendMetrics, EndpointSet, Leaf, LoadReporting, stages};
+use evenkeel_core::cluster::{BackendMetrics, EndpointSet, LeafCluster, LoadReporting, stages};
 use evenkeel_core::policy::{
-    Cds, CdsConfig, ClusterResolver, ClusterResolverConfig, DropCategory, FailurePercentageEjection,
-    Mechanism, OutlierSettings, SuccessRateEjection,
+    Cds, CdsConfig, ClusterResolver, ClusterResolverConfig, DiscoveryMechanism, DropCategory,
+    FailurePercentageEjection, OutlierSettings, SuccessRateEjection,
 };
 use evenkeel_core::{
-    Code, ConfigError, Connectivity, Core, Cx, Description, Endpoint, Endpoints, Fields, LbConfig, LbState,
-    Look, Policy, Registry, Rng, Shown, Status,
+    CachedState, Code, ConfigError, ConfigFields, ConnectivityState, Core, Cx, DescribeCx, Description,
+    Endpoint, Endpoints, LbConfig, LbState, Policy, Registry, Rng, Status,
 };
 use serde_json::{Value, json};
-use testkit::{World, secs};
+use testkit::{CoreSim, secs};
 
 use crate::discovered::{Discovered, dns, eds, find_all, lb_policy, set, spine};
 
@@ -30,18 +30,18 @@ fn orders() -> Value {
     config(&json!([{"cluster": "orders", "type": "EDS"}]))
 }
 
-fn world(config: &Value, discovered: &Discovered) -> World {
-    let mut world = World::new(config, Endpoints::none()).all_up();
+fn world(config: &Value, discovered: &Discovered) -> CoreSim {
+    let mut world = CoreSim::new(config, Endpoints::none()).all_up();
     world.clusters(&discovered.0);
     world.published();
     world
 }
 
-fn failure(world: &mut World) -> String {
+fn failure(world: &mut CoreSim) -> String {
     world.pick().status().map(ToString::to_string).expect("the call fails")
 }
 
-fn priorities(world: &World) -> Vec<String> {
+fn priorities(world: &CoreSim) -> Vec<String> {
     let tree = world.describe();
     let names = &find_all(&tree, "priority_experimental")["priority"].details["priorities"];
     names.as_array().expect("a list").iter().map(|name| name.as_str().expect("a name").to_owned()).collect()
@@ -60,7 +60,8 @@ fn priorities_of_the_mechanisms_follow_each_other() {
     }}]);
     let mut discovered = Discovered::default();
     let service = Some("orders-v2".into());
-    let source = evenkeel_core::cluster::Source::Eds { cluster: "orders".into(), service_name: service };
+    let source =
+        evenkeel_core::cluster::EndpointSource::Eds { cluster: "orders".into(), service_name: service };
     discovered.0.endpoints.insert(source, Arc::new(set("a | b")));
     discovered.0.endpoints.insert(dns("spare", "spare.example:443").source, Arc::new(set("c")));
     let mut world = world(&config, &discovered);
@@ -85,7 +86,7 @@ fn priorities_of_the_mechanisms_follow_each_other() {
 #[test]
 fn unknown_endpoints_are_waited_for_and_none_fail() {
     let mut world = world(&orders(), &Discovered::default());
-    assert_eq!((world.state(), world.pick().outcome()), (Connectivity::Connecting, "queue".to_owned()));
+    assert_eq!((world.state(), world.pick().outcome()), (ConnectivityState::Connecting, "queue".to_owned()));
     let empty = Discovered::default().with_leaf(eds("orders"), EndpointSet::default());
     world.clusters(&empty.0);
     assert_eq!(priorities(&world), ["orders/priority-0"]);
@@ -130,17 +131,17 @@ fn settings_that_change_count_at_once() {
     let reporting = |server: &str| {
         Some(Arc::new(LoadReporting { server: server.into(), metrics: BackendMetrics::default() }))
     };
-    let first = Leaf {
+    let first = LeafCluster {
         max_concurrent_requests: Some(5),
         outlier_detection: detection(secs(1)),
         load_reporting: reporting("lrs:1"),
         ..eds("orders")
     };
-    let of = |leaf: &Leaf| Discovered::default().with_leaf(leaf.clone(), set("a b"));
+    let of = |leaf: &LeafCluster| Discovered::default().with_leaf(leaf.clone(), set("a b"));
     let config = json!([{"cds_experimental": {"cluster": "orders"}}]);
     let mut world = world(&config, &of(&first));
     assert_eq!(world.dialled().len(), 2);
-    let mut expect = |leaf: &Leaf, expected: [&str; 4]| {
+    let mut expect = |leaf: &LeafCluster, expected: [&str; 4]| {
         world.clusters(&of(leaf).0);
         assert!(world.dialled().is_empty());
         let tree = world.describe();
@@ -156,15 +157,15 @@ fn settings_that_change_count_at_once() {
         assert_eq!([limit, server, interval, policy], expected.map(str::to_owned));
     };
     expect(&first, ["5", "\"lrs:1\"", "\"1s\"", "round_robin"]);
-    let limit = Leaf { max_concurrent_requests: Some(6), ..first };
+    let limit = LeafCluster { max_concurrent_requests: Some(6), ..first };
     expect(&limit, ["6", "\"lrs:1\"", "\"1s\"", "round_robin"]);
-    let server = Leaf { load_reporting: reporting("lrs:2"), ..limit };
+    let server = LeafCluster { load_reporting: reporting("lrs:2"), ..limit };
     expect(&server, ["6", "\"lrs:2\"", "\"1s\"", "round_robin"]);
-    let interval = Leaf { outlier_detection: detection(secs(2)), ..server };
+    let interval = LeafCluster { outlier_detection: detection(secs(2)), ..server };
     expect(&interval, ["6", "\"lrs:2\"", "\"2s\"", "round_robin"]);
-    let policy = Leaf { lb_policy: lb_policy(&json!([{"pick_first": {}}])), ..interval };
+    let policy = LeafCluster { lb_policy: lb_policy(&json!([{"pick_first": {}}])), ..interval };
     expect(&policy, ["6", "\"lrs:2\"", "\"2s\"", "pick_first"]);
-    let none = Leaf { outlier_detection: None, ..policy };
+    let none = LeafCluster { outlier_detection: None, ..policy };
     expect(&none, ["6", "\"lrs:2\"", "", "pick_first"]);
 }
 
@@ -183,7 +184,7 @@ fn a_locality_that_moves_keeps_its_child_and_its_connections() {
     world.clusters(&found("c@CC | d@DD e@EE").0);
     assert_eq!(priorities(&world), names(&[1, 2]));
     assert_eq!((world.letters(2), world.dialled()), ("cc".to_owned(), vec![]));
-    assert_eq!(world.state_of("c"), Some(Connectivity::Ready));
+    assert_eq!(world.state_of("c"), Some(ConnectivityState::Ready));
     let mut closed = world.closed();
     closed.sort_unstable();
     assert_eq!(closed, ["a", "b", "d"], "the second priority is not needed, and nobody holds its endpoints");
@@ -316,12 +317,12 @@ fn drops_are_those_of_the_endpoints() {
 }
 
 /// Connects to nothing; counts its runs under its first endpoint's address.
-struct Counted(Arc<[AtomicUsize; 3]>, Shown<()>);
+struct Counted(Arc<[AtomicUsize; 3]>, CachedState<()>);
 
 impl Policy for Counted {
     type Config = ();
 
-    fn parse(_: &Fields<'_>) -> Result<(), ConfigError> {
+    fn parse(_: &ConfigFields<'_>) -> Result<(), ConfigError> {
         Ok(())
     }
 
@@ -330,10 +331,10 @@ impl Policy for Counted {
         let index = ["a", "b", "c"].iter().position(|address| Some(*address) == first.as_deref());
         self.0[index.expect("one of three")].fetch_add(1, Ordering::Relaxed);
         let status = cx.unavailable("scripted");
-        self.1.show((), |()| LbState::failing(status))
+        self.1.get_or_build((), |()| LbState::failing(status))
     }
 
-    fn describe(&self, _: &Look<'_>) -> Description {
+    fn describe(&self, _: &DescribeCx<'_>) -> Description {
         Description::new()
     }
 }
@@ -344,7 +345,7 @@ fn only_the_priority_that_changed_runs() {
     let runs: Arc<[AtomicUsize; 3]> = Arc::default();
     let shared = runs.clone();
     let mut registry = Registry::standard();
-    registry.register_with("counted", move || Counted(shared.clone(), Shown::default()));
+    registry.register_with("counted", move || Counted(shared.clone(), CachedState::default()));
     let config = json!([{"xds_cluster_resolver_experimental": {
         "discoveryMechanisms": [{"cluster": "one"}, {"cluster": "two"}], "xdsLbPolicy": [{"counted": {}}],
     }}]);
@@ -352,7 +353,7 @@ fn only_the_priority_that_changed_runs() {
     let mut core = Core::builder(Rng::fixed(1)).build();
     let mut expect = |one: &str, two: EndpointSet, expected: [usize; 3]| {
         let discovered = Discovered::default().with("one", one).with_leaf(eds("two"), two);
-        let update = evenkeel_core::Update::new(config.clone(), Endpoints::none());
+        let update = evenkeel_core::LbUpdate::new(config.clone(), Endpoints::none());
         core.update(update.with_clusters(Arc::new(discovered.0)));
         core.reconcile(evenkeel_core::Instant::ORIGIN);
         let counted = [0, 1, 2].map(|i| runs[i].swap(0, Ordering::Relaxed));
@@ -444,8 +445,9 @@ fn mechanisms_are_read_as_they_are() {
         {"cluster": "b", "lrsLoadReportingServer": "lrs:2", "outlierDetection": {}},
         {"cluster": "c", "xdsLbPolicy": [{"pick_first": {}}]},
     ]));
-    let leaves: Vec<Leaf> = parsed(&config).mechanisms.iter().filter_map(Mechanism::leaf).cloned().collect();
-    let server = |leaf: &Leaf| leaf.load_reporting.as_ref().map(|load| load.server.to_string());
+    let leaves: Vec<LeafCluster> =
+        parsed(&config).mechanisms.iter().filter_map(DiscoveryMechanism::leaf).cloned().collect();
+    let server = |leaf: &LeafCluster| leaf.load_reporting.as_ref().map(|load| load.server.to_string());
     assert_eq!(
         leaves.iter().map(server).collect::<Vec<_>>(),
         [Some("lrs:1".into()), Some("lrs:2".into()), None]
@@ -470,7 +472,7 @@ const METRICS: [&str; 6] = [
 ];
 
 /// A cluster with every setting.
-fn full() -> Leaf {
+fn full() -> LeafCluster {
     let outlier_detection = OutlierSettings {
         interval: secs(5),
         base_ejection_time: std::time::Duration::from_millis(1_500),
@@ -493,8 +495,8 @@ fn full() -> Leaf {
     let mut metrics = BackendMetrics::default();
     assert!(METRICS.iter().all(|name| metrics.add(name)));
     let load = LoadReporting { server: "lrs:1".into(), metrics };
-    Leaf {
-        source: evenkeel_core::cluster::Source::Eds { cluster: "orders".into(), service_name },
+    LeafCluster {
+        source: evenkeel_core::cluster::EndpointSource::Eds { cluster: "orders".into(), service_name },
         lb_policy: lb_policy(&json!([{"least_request_experimental": {"choiceCount": 3}}])),
         max_concurrent_requests: Some(7),
         outlier_detection: Some(outlier_detection),
@@ -506,9 +508,13 @@ fn full() -> Leaf {
 /// What is made in code is written as it would be read, and read again as it was.
 #[test]
 fn configs_made_in_code_can_be_written_and_read_again() {
-    let gone = Mechanism::Unusable { cluster: "gone".into(), reason: Status::unavailable("deleted") };
-    let all = [Mechanism::Leaf(Box::new(full())), Mechanism::Leaf(Box::new(dns("spare", "spare:1")))];
-    let made = |mechanisms: Vec<Mechanism>| {
+    let gone =
+        DiscoveryMechanism::Unusable { cluster: "gone".into(), reason: Status::unavailable("deleted") };
+    let all = [
+        DiscoveryMechanism::Leaf(Box::new(full())),
+        DiscoveryMechanism::Leaf(Box::new(dns("spare", "spare:1"))),
+    ];
+    let made = |mechanisms: Vec<DiscoveryMechanism>| {
         let settings = ClusterResolverConfig { mechanisms };
         LbConfig::new::<ClusterResolver>("xds_cluster_resolver_experimental", settings).to_json()
     };
@@ -597,7 +603,7 @@ struct MyCustomLeastRequest(evenkeel_core::policy::RoundRobin);
 impl Policy for MyCustomLeastRequest {
     type Config = u32;
 
-    fn parse(fields: &Fields<'_>) -> Result<u32, ConfigError> {
+    fn parse(fields: &ConfigFields<'_>) -> Result<u32, ConfigError> {
         fields.u32("choiceCount")?.ok_or_else(|| fields.error("choiceCount", "is required"))
     }
 
@@ -605,7 +611,7 @@ impl Policy for MyCustomLeastRequest {
         self.0.reconcile(&Default::default(), endpoints, cx)
     }
 
-    fn describe(&self, look: &Look<'_>) -> Description {
+    fn describe(&self, look: &DescribeCx<'_>) -> Description {
         self.0.describe(look)
     }
 }
@@ -619,7 +625,7 @@ fn the_worked_example_stage_by_stage() {
     let custom = json!([{"myorg.MyCustomLeastRequestPolicy": {"choiceCount": 2}}]);
     let wrr_locality = json!([{"xds_wrr_locality_experimental": {"childPolicy": custom}}]);
     let lb_policy = registry.parse(&wrr_locality).expect("it is registered");
-    let leaf = Leaf { lb_policy, ..eds("ClusterName") };
+    let leaf = LeafCluster { lb_policy, ..eds("ClusterName") };
     let endpoints = set("a@A:1 b@B:2");
     let stages = stages(&leaf, &endpoints);
     assert_eq!(stages.lb_policy_config, wrr_locality);
@@ -659,7 +665,7 @@ fn the_worked_example_stage_by_stage() {
     let discovered = Discovered::default().with_leaf(leaf, endpoints.clone());
     let config = json!([{"cds_experimental": {"cluster": "ClusterName"}}]);
     let core = Core::builder(Rng::fixed(1)).build();
-    let mut world = World::with(core, registry, &config, Endpoints::none()).all_up();
+    let mut world = CoreSim::with(core, registry, &config, Endpoints::none()).all_up();
     world.clusters(&discovered.0);
     let shares = world.shares(9_000);
     // The standard deviation is 45.
@@ -669,8 +675,11 @@ fn the_worked_example_stage_by_stage() {
     let either = json!([custom[0], {"round_robin": {}}]);
     let fallback = lb_policy_of_locality(&either);
     assert_eq!(
-        evenkeel_core::cluster::stages(&Leaf { lb_policy: fallback, ..eds("ClusterName") }, &set("a@A"))
-            .weighted_target,
+        evenkeel_core::cluster::stages(
+            &LeafCluster { lb_policy: fallback, ..eds("ClusterName") },
+            &set("a@A")
+        )
+        .weighted_target,
         Some(json!({"targets": {"{region=\"\", zone=\"A\", sub_zone=\"\"}": {
             "weight": 1, "childPolicy": [{"round_robin": {}}],
         }}}))
@@ -685,7 +694,8 @@ fn lb_policy_of_locality(child: &Value) -> LbConfig {
 #[test]
 fn stages_of_other_clusters() {
     assert_eq!(stages(&eds("orders"), &set("a")).weighted_target, None);
-    let leaf = Leaf { lb_policy: lb_policy_of_locality(&json!([{"round_robin": {}}])), ..eds("orders") };
+    let leaf =
+        LeafCluster { lb_policy: lb_policy_of_locality(&json!([{"round_robin": {}}])), ..eds("orders") };
     let none = stages(&leaf, &EndpointSet::default());
     assert_eq!(none.weighted_target, Some(json!({"targets": {}})));
     assert_eq!(none.priority["priorities"], json!(["orders/priority-0"]));

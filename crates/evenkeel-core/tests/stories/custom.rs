@@ -7,15 +7,15 @@ use std::sync::Arc;
 
 use evenkeel_core::{Code, Core, Endpoint, Endpoints, LoadReport, Locality, Registry, Rng};
 use serde_json::json;
-use testkit::World;
+use testkit::CoreSim;
 
 use nearest::{ASIDE, Nearest};
 
-fn world(endpoints: Endpoints) -> World {
+fn world(endpoints: Endpoints) -> CoreSim {
     let mut registry = Registry::standard();
     registry.register::<Nearest>("example.Nearest");
     let config = json!([{"not.Known": {}}, {"example.Nearest": {"zone": "a", "max_utilization": 0.7}}]);
-    World::with(Core::builder(Rng::fixed(1)).build(), registry, &config, endpoints).all_up()
+    CoreSim::with(Core::builder(Rng::fixed(1)).build(), registry, &config, endpoints).all_up()
 }
 
 fn in_zone(address: &str, zone: &str) -> Endpoint {

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use evenkeel_core::cluster::{Cluster, Clusters, EndpointSet, Leaf, Source};
+use evenkeel_core::cluster::{Cluster, ClusterMap, EndpointSet, EndpointSource, LeafCluster};
 use evenkeel_core::{Description, Endpoint, Endpoints, LbConfig, Locality, Registry, Status};
 use serde_json::{Value, json};
 
 /// Clusters, to be given to a world.
 #[derive(Clone, Default)]
-pub(crate) struct Discovered(pub(crate) Clusters);
+pub(crate) struct Discovered(pub(crate) ClusterMap);
 
 impl Discovered {
     /// A cluster with round_robin over these priorities (see [`priorities`]).
@@ -18,7 +18,7 @@ impl Discovered {
     }
 
     /// A cluster with these settings and endpoints.
-    pub(crate) fn with_leaf(mut self, leaf: Leaf, set: EndpointSet) -> Discovered {
+    pub(crate) fn with_leaf(mut self, leaf: LeafCluster, set: EndpointSet) -> Discovered {
         self.0.endpoints.insert(leaf.source.clone(), Arc::new(set));
         self.with_cluster(&leaf.name.clone(), Ok(Cluster::Leaf(leaf)))
     }
@@ -53,21 +53,21 @@ impl Discovered {
 }
 
 /// A cluster of endpoints from a control plane, with round_robin.
-pub(crate) fn eds(name: &str) -> Leaf {
-    Leaf {
+pub(crate) fn eds(name: &str) -> LeafCluster {
+    LeafCluster {
         name: name.into(),
-        source: Source::Eds { cluster: name.into(), service_name: None },
+        source: EndpointSource::Eds { cluster: name.into(), service_name: None },
         lb_policy: lb_policy(&json!([{"round_robin": {}}])),
         max_concurrent_requests: None,
         outlier_detection: None,
         load_reporting: None,
-        means: None,
+        transport: None,
     }
 }
 
 /// A cluster of endpoints from DNS, with round_robin.
-pub(crate) fn dns(name: &str, hostname: &str) -> Leaf {
-    Leaf { source: Source::LogicalDns { hostname: hostname.into() }, ..eds(name) }
+pub(crate) fn dns(name: &str, hostname: &str) -> LeafCluster {
+    LeafCluster { source: EndpointSource::LogicalDns { hostname: hostname.into() }, ..eds(name) }
 }
 
 /// A policy.

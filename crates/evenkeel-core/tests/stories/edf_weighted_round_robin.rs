@@ -3,17 +3,17 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use evenkeel_core::schedule::{Rule, Schedule};
+use evenkeel_core::schedule::{Schedule, ScheduleRule};
 use evenkeel_core::{Core, Endpoint, Endpoints, Locality, Registry, Rng};
 use serde_json::{Value, json};
-use testkit::{World, endpoints, secs, weighted};
+use testkit::{CoreSim, endpoints, secs, weighted};
 
 fn edf() -> Value {
     json!([{"edf_weighted_round_robin": {}}])
 }
 
 fn check<const N: usize>(list: [(&str, u32); N], picks: &str) {
-    let mut world = World::new(&edf(), weighted(list)).all_up();
+    let mut world = CoreSim::new(&edf(), weighted(list)).all_up();
     assert_eq!(world.letters(picks.len()), picks);
 }
 
@@ -36,7 +36,7 @@ fn equal_weights_are_a_rotation() {
 #[test]
 fn a_missing_weight_is_one() {
     let list = || Endpoints::list([Endpoint::at("a"), Endpoint::at("b").with_weight(3)]);
-    let mut world = World::new(&edf(), list()).all_up();
+    let mut world = CoreSim::new(&edf(), list()).all_up();
     assert_eq!(world.shares(400).into_values().collect::<Vec<_>>(), [100, 300]);
     let rows = world.describe().endpoints;
     let rows: Vec<_> = rows.iter().map(|row| (row.weight, row.share, row.picks)).collect();
@@ -46,7 +46,7 @@ fn a_missing_weight_is_one() {
 /// EDF-7
 #[test]
 fn a_new_weight_acts_on_the_next_pick() {
-    let mut world = World::new(&edf(), weighted([("a", 1), ("b", 1)])).all_up();
+    let mut world = CoreSim::new(&edf(), weighted([("a", 1), ("b", 1)])).all_up();
     assert_eq!(world.letters(3), "aba");
     world.dialled();
     world.endpoints(weighted([("a", 1), ("b", 100)]));
@@ -61,12 +61,12 @@ fn a_new_weight_acts_on_the_next_pick() {
 fn who_is_lost_leaves_and_the_others_keep_their_order() {
     let list = [("a", 3), ("b", 5), ("c", 7), ("d", 11)];
     for n in 0..60 {
-        let mut world = World::new(&edf(), weighted(list));
+        let mut world = CoreSim::new(&edf(), weighted(list));
         assert_eq!(world.letters(1), "queue");
         for (address, _) in list {
             world.ready(address);
         }
-        let whole = World::new(&edf(), weighted(list)).all_up().letters(n + 200);
+        let whole = CoreSim::new(&edf(), weighted(list)).all_up().letters(n + 200);
         assert_eq!(world.letters(n), whole[..n]);
         world.lose("c");
         let rest = whole[n..].replace('c', "");
@@ -82,14 +82,14 @@ fn localities_are_not_weighed_here() {
         Endpoint::at(address).with_locality(Arc::new(locality), weight)
     };
     let list = Endpoints::list([at("a", "north", 90), at("b", "south", 10)]);
-    assert_eq!(World::new(&edf(), list).all_up().letters(6), "ababab");
+    assert_eq!(CoreSim::new(&edf(), list).all_up().letters(6), "ababab");
 }
 
 /// EDF-10
 #[test]
 fn the_config_is_empty_and_may_have_anything_in_it() {
     let config = json!([{"edf_weighted_round_robin": {"slowStart": {"window": "1s"}}}]);
-    let mut world = World::new(&config, weighted([("a", 2), ("b", 4)])).all_up();
+    let mut world = CoreSim::new(&config, weighted([("a", 2), ("b", 4)])).all_up();
     assert_eq!(world.letters(6), "babbab");
     let error = Registry::standard().parse(&json!([{"edf_weighted_round_robin": 1}])).unwrap_err();
     assert_eq!(
@@ -105,7 +105,7 @@ fn the_first_pick_is_anybodys() {
     let picks = |seed| {
         let core = Core::builder(Rng::from_entropy(seed)).build();
         let list = weighted([("a", 1), ("b", 2), ("c", 3)]);
-        World::with(core, Registry::standard(), &edf(), list).all_up().letters(6)
+        CoreSim::with(core, Registry::standard(), &edf(), list).all_up().letters(6)
     };
     let starts: BTreeSet<String> = (0..100).map(picks).collect();
     let order = "cbcabccbcabc";
@@ -117,8 +117,8 @@ fn the_first_pick_is_anybodys() {
 fn an_order_too_long_to_be_tabled_is_renewed_while_it_runs() {
     let weights = [u32::MAX, 3_000_000_019, 77_777];
     let mut world =
-        World::new(&edf(), weighted([("a", weights[0]), ("b", weights[1]), ("c", weights[2])])).all_up();
-    let whole = Schedule::new(&weights, Rule::Literal).unwrap();
+        CoreSim::new(&edf(), weighted([("a", weights[0]), ("b", weights[1]), ("c", weights[2])])).all_up();
+    let whole = Schedule::new(&weights, ScheduleRule::Literal).unwrap();
     world.published();
     let mut renewed = 0;
     for _ in 0..12 {
@@ -137,7 +137,7 @@ fn an_order_too_long_to_be_tabled_is_renewed_while_it_runs() {
 #[test]
 fn a_long_order_needs_no_care_without_picks() {
     let list = weighted([("a", u32::MAX), ("b", 3_000_000_019), ("c", 77_777)]);
-    let mut world = World::new(&edf(), list).all_up();
+    let mut world = CoreSim::new(&edf(), list).all_up();
     world.advance(secs(10));
     assert_eq!(world.wake_at(), None);
     for _ in 0..3 {
@@ -153,7 +153,7 @@ fn a_long_order_needs_no_care_without_picks() {
 /// Nothing to pick from is said, not waited for.
 #[test]
 fn no_endpoints() {
-    let mut world = World::new(&edf(), Endpoints::none());
+    let mut world = CoreSim::new(&edf(), Endpoints::none());
     assert_eq!(world.pick().status().unwrap().message(), "no endpoints");
     world.endpoints(weighted([("a", 5)]));
     world.ready("a");

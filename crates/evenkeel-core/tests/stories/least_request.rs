@@ -3,34 +3,34 @@
 use std::collections::BTreeMap;
 
 use evenkeel_core::{
-    Call, Child, Code, ConfigError, Connectivity, Core, Cx, Description, Endpoint, Endpoints, Fields,
-    LbConfig, LbState, Look, Pick, Picker, Policy, Registry, Rng,
+    ChildPolicy, Code, ConfigError, ConfigFields, ConnectivityState, Core, Cx, DescribeCx, Description,
+    Endpoint, Endpoints, LbConfig, LbState, PickArgs, PickResult, Picker, Policy, Registry, Rng,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use testkit::{Picked, World, endpoints, secs, weighted};
+use testkit::{CoreSim, Picked, endpoints, secs, weighted};
 
 fn config(settings: &Value) -> Value {
     json!([{"least_request_experimental": settings}])
 }
 
-fn world<const N: usize>(settings: &Value, addresses: [&str; N]) -> World {
-    World::new(&config(settings), endpoints(addresses)).all_up()
+fn world<const N: usize>(settings: &Value, addresses: [&str; N]) -> CoreSim {
+    CoreSim::new(&config(settings), endpoints(addresses)).all_up()
 }
 
 /// Calls in flight by endpoint, as the policy counts them.
-fn outstanding(world: &World) -> BTreeMap<String, u64> {
+fn outstanding(world: &CoreSim) -> BTreeMap<String, u64> {
     let details = world.describe().details;
     let counts = details["outstanding"].as_object().into_iter().flatten();
     counts.filter_map(|(address, count)| Some((address.clone(), count.as_u64()?))).collect()
 }
 
-fn total(world: &World) -> u64 {
+fn total(world: &CoreSim) -> u64 {
     outstanding(world).values().sum()
 }
 
 /// Picks until a call goes to this endpoint, and keeps that call; the others are dropped.
-fn call_to(world: &mut World, address: &str) -> Picked {
+fn call_to(world: &mut CoreSim, address: &str) -> Picked {
     let mut calls = std::iter::repeat_with(|| world.pick()).take(1000);
     calls.find(|picked| picked.outcome() == address).expect("one of many calls goes there")
 }
@@ -89,7 +89,7 @@ fn a_call_counts_until_it_ends_however_it_ends() {
 /// LR-4: what is not picked does not count.
 #[test]
 fn queued_and_failed_calls_do_not_count() {
-    let mut world = World::new(&config(&json!({})), endpoints(["a", "b"]));
+    let mut world = CoreSim::new(&config(&json!({})), endpoints(["a", "b"]));
     assert_eq!(world.picks(3), ["queue"; 3]);
     world.fail("a");
     world.fail("b");
@@ -103,7 +103,7 @@ fn counts_stay_with_the_endpoint() {
     let mut world = world(&json!({}), ["a", "b"]);
     let mut held: Vec<Picked> = (0..5).map(|_| call_to(&mut world, "a")).collect();
     held.push(call_to(&mut world, "b"));
-    let count_of = |world: &World, address: &str| outstanding(world).get(address).copied();
+    let count_of = |world: &CoreSim, address: &str| outstanding(world).get(address).copied();
     world.endpoints(endpoints(["c", "a"]));
     assert_eq!(
         (count_of(&world, "a"), count_of(&world, "b"), count_of(&world, "c")),
@@ -142,7 +142,7 @@ fn counts_are_not_shared_between_policies() {
     let core = Core::builder(Rng::fixed(1)).build();
     let child = config(&json!({"distinctSamples": true}));
     let mut world =
-        World::with(core, registry, &json!([{"pair": {"child": child}}]), endpoints(["a", "b"])).all_up();
+        CoreSim::with(core, registry, &json!([{"pair": {"child": child}}]), endpoints(["a", "b"])).all_up();
     assert_eq!(world.subchannel_count(), 2);
     let mut calls = (0..1000).map(|_| world.pick_with(|call| call.with_cluster("left")));
     let _held = calls.find(|picked| picked.outcome() == "a").expect("one of many calls goes there");
@@ -159,7 +159,7 @@ fn counts_are_not_shared_between_policies() {
 /// Two policies over the same endpoints; calls name theirs.
 #[derive(Default)]
 struct Pair {
-    children: [Child; 2],
+    children: [ChildPolicy; 2],
     shown: Option<(LbState, [LbState; 2])>,
 }
 
@@ -168,7 +168,7 @@ struct PairPicker([LbState; 2]);
 impl Policy for Pair {
     type Config = LbConfig;
 
-    fn parse(fields: &Fields<'_>) -> Result<LbConfig, ConfigError> {
+    fn parse(fields: &ConfigFields<'_>) -> Result<LbConfig, ConfigError> {
         fields.child("child")
     }
 
@@ -183,13 +183,13 @@ impl Policy for Pair {
         }
     }
 
-    fn describe(&self, _: &Look<'_>) -> Description {
+    fn describe(&self, _: &DescribeCx<'_>) -> Description {
         Description::new()
     }
 }
 
 impl Picker for PairPicker {
-    fn pick(&self, call: &Call<'_>) -> Pick {
+    fn pick(&self, call: &PickArgs<'_>) -> PickResult {
         self.0[usize::from(call.cluster() == Some("right"))].picker.pick(call)
     }
 }
@@ -197,20 +197,20 @@ impl Picker for PairPicker {
 /// LR-6, LBX-4, LBX-5: states as in round_robin; duplicates and weights do not count.
 #[test]
 fn states_are_those_of_round_robin() {
-    let mut world = World::new(&config(&json!({})), weighted([("a", 1), ("b", 100), ("a", 50)]));
+    let mut world = CoreSim::new(&config(&json!({})), weighted([("a", 1), ("b", 100), ("a", 50)]));
     assert_eq!(
         (world.dialled(), world.state()),
-        (vec!["a".to_owned(), "b".to_owned()], Connectivity::Connecting)
+        (vec!["a".to_owned(), "b".to_owned()], ConnectivityState::Connecting)
     );
     world.fail("a");
-    assert_eq!(world.state(), Connectivity::Connecting);
+    assert_eq!(world.state(), ConnectivityState::Connecting);
     world.fail("b");
-    assert_eq!(world.state(), Connectivity::TransientFailure);
+    assert_eq!(world.state(), ConnectivityState::TransientFailure);
     assert_eq!(world.pick().status().unwrap().message(), "b: b refused");
     world.advance(secs(2));
-    assert_eq!(world.state(), Connectivity::TransientFailure);
+    assert_eq!(world.state(), ConnectivityState::TransientFailure);
     world.ready("a");
-    assert_eq!((world.state(), world.picks(3)), (Connectivity::Ready, vec!["a".to_owned(); 3]));
+    assert_eq!((world.state(), world.picks(3)), (ConnectivityState::Ready, vec!["a".to_owned(); 3]));
     world.ready("b");
     world.dialled();
     world.lose("a");
@@ -219,8 +219,11 @@ fn states_are_those_of_round_robin() {
     let shares = world.shares(2000);
     assert!(shares.values().all(|n| (850..1150).contains(n)), "{shares:?}");
 
-    let mut world = World::new(&config(&json!({})), endpoints([]));
-    assert_eq!((world.state(), world.picks(1)), (Connectivity::TransientFailure, vec!["fail".to_owned()]));
+    let mut world = CoreSim::new(&config(&json!({})), endpoints([]));
+    assert_eq!(
+        (world.state(), world.picks(1)),
+        (ConnectivityState::TransientFailure, vec!["fail".to_owned()])
+    );
     world.endpoints(Endpoints::list([Endpoint::new([""; 0])]));
     assert_eq!(world.pick().status().unwrap().message(), "no endpoints");
 }
@@ -275,11 +278,11 @@ proptest! {
     ) {
         let names = ["a", "b", "c", "d", "e"];
         let list = Endpoints::list(names[..count].iter().map(|name| Endpoint::at(*name)));
-        let mut world = World::new(&config(&json!({"choiceCount": choices})), list).all_up();
+        let mut world = CoreSim::new(&config(&json!({"choiceCount": choices})), list).all_up();
         let mut model = vec![0; count];
         let mut held = Vec::new();
         for (entropy, keep) in steps {
-            let draws = Call::new("/a/b", entropy);
+            let draws = PickArgs::new("/a/b", entropy);
             let mut candidate: Option<usize> = None;
             for _ in 0..choices {
                 let sampled = draws.random_below(count as u64) as usize;
@@ -288,7 +291,7 @@ proptest! {
                 }
             }
             let expected = candidate.unwrap();
-            let picked = world.pick_call(&Call::new("/a/b", entropy));
+            let picked = world.pick_call(&PickArgs::new("/a/b", entropy));
             prop_assert_eq!(picked.outcome(), names[expected]);
             if keep {
                 model[expected] += 1;
@@ -301,7 +304,7 @@ proptest! {
 mod threads {
     #![expect(clippy::disallowed_methods, reason = "counters are for many threads at once")]
 
-    use evenkeel_core::{CallEnd, Trackers};
+    use evenkeel_core::{CallOutcome, CallTrackers};
 
     use super::*;
 
@@ -312,7 +315,7 @@ mod threads {
         const CALLS: u64 = 250_000;
         let mut world = world(&json!({}), ["a", "b", "c"]);
         let picker = world.picker();
-        let late: Vec<Trackers> = std::thread::scope(|scope| {
+        let late: Vec<CallTrackers> = std::thread::scope(|scope| {
             let picker = &picker;
             let threads = [1, 2, 3, 4].map(|seed| scope.spawn(move || many_calls(picker, seed, CALLS)));
             threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
@@ -326,21 +329,21 @@ mod threads {
         assert_eq!(outstanding(&world).into_values().collect::<Vec<_>>(), [0, 0, 0]);
     }
 
-    fn many_calls(picker: &evenkeel_core::RootPicker, seed: u64, calls: u64) -> Vec<Trackers> {
+    fn many_calls(picker: &evenkeel_core::RootPicker, seed: u64, calls: u64) -> Vec<CallTrackers> {
         let mut rng = Rng::fixed(seed);
-        let mut in_flight: Vec<Trackers> = Vec::new();
+        let mut in_flight: Vec<CallTrackers> = Vec::new();
         for _ in 0..calls {
-            if let Pick::To(_, trackers) = picker.pick(&Call::new("/a/b", rng.next_u64())) {
+            if let PickResult::Complete(_, trackers) = picker.pick(&PickArgs::new("/a/b", rng.next_u64())) {
                 in_flight.push(trackers);
             }
             if in_flight.len() > 100 {
                 let ended = in_flight.swap_remove(rng.below(100) as usize);
                 match rng.below(3) {
                     0 => drop(ended),
-                    1 => ended.finish(&CallEnd::Unsent),
+                    1 => ended.finish(&CallOutcome::Unsent),
                     _ => {
                         let (code, at, load) = (Code::Ok, evenkeel_core::Instant::ORIGIN, None);
-                        ended.finish(&CallEnd::Finished { code, at, load });
+                        ended.finish(&CallOutcome::Finished { code, at, load });
                     }
                 }
             }
@@ -357,5 +360,8 @@ fn settings_of_other_implementations_are_ignored() {
     }}]);
     let ours = json!([{"least_request_experimental": {"choiceCount": 3}}]);
     let list = || endpoints(["a", "b", "c", "d"]);
-    assert_eq!(World::new(&theirs, list()).all_up().picks(50), World::new(&ours, list()).all_up().picks(50));
+    assert_eq!(
+        CoreSim::new(&theirs, list()).all_up().picks(50),
+        CoreSim::new(&ours, list()).all_up().picks(50)
+    );
 }

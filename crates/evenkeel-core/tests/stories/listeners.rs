@@ -4,23 +4,23 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use evenkeel_core::{
-    ConfigError, Core, Cx, Description, Endpoints, Fields, LbConfig, LbState, LoadReport, Look, Policy,
-    Registry, Rng,
+    ConfigError, ConfigFields, Core, Cx, DescribeCx, Description, Endpoints, LbConfig, LbState, LoadReport,
+    Policy, Registry, Rng,
 };
 use serde_json::{Value, json};
-use testkit::{World, endpoints};
+use testkit::{CoreSim, endpoints};
 
 /// A policy above others that listens to what their endpoints report. Those below know nothing of it.
 #[derive(Default)]
 struct Listener {
-    child: evenkeel_core::Child,
+    child: evenkeel_core::ChildPolicy,
     heard: BTreeMap<String, (u32, f64)>,
 }
 
 impl Policy for Listener {
     type Config = (Option<Duration>, LbConfig);
 
-    fn parse(fields: &Fields<'_>) -> Result<Self::Config, ConfigError> {
+    fn parse(fields: &ConfigFields<'_>) -> Result<Self::Config, ConfigError> {
         Ok((fields.duration("every")?, fields.child("child")?))
     }
 
@@ -43,7 +43,7 @@ impl Policy for Listener {
         state
     }
 
-    fn describe(&self, look: &Look<'_>) -> Description {
+    fn describe(&self, look: &DescribeCx<'_>) -> Description {
         let heard: BTreeMap<_, _> =
             self.heard.iter().map(|(from, heard)| (from.clone(), json!(heard))).collect();
         Description::new().detail("heard", json!(heard)).child("child", self.child.describe(look))
@@ -65,10 +65,10 @@ fn busy(cpu_utilization: f64) -> LoadReport {
     LoadReport { cpu_utilization, requests_per_second: 100.0, ..LoadReport::default() }
 }
 
-fn world(config: &Value) -> World {
+fn world(config: &Value) -> CoreSim {
     let mut registry = Registry::standard();
     registry.register::<Listener>("listener");
-    World::with(Core::builder(Rng::fixed(1)).build(), registry, config, endpoints(["a", "b"])).all_up()
+    CoreSim::with(Core::builder(Rng::fixed(1)).build(), registry, config, endpoints(["a", "b"])).all_up()
 }
 
 /// ORCA-11: a policy above one that knows nothing of reports gets them, and so does another above it.

@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use evenkeel_core::cluster::BackendMetrics;
-use evenkeel_core::load::{ClusterStats, LoadStore, LocalityStats, Sum};
+use evenkeel_core::load::{ClusterStats, LoadStore, LocalityStats, MetricSum};
 use evenkeel_core::{
-    Address, Call, CallEnd, Code, Core, Endpoint, Endpoints, Instant, LoadReport, Locality, Pick, Place,
-    Registry, Rng,
+    Address, BackendLabels, CallOutcome, Code, Core, Endpoint, Endpoints, Instant, LoadReport, Locality,
+    PickArgs, PickResult, Registry, Rng,
 };
 use serde_json::{Value, json};
-use testkit::{Picked, World, secs};
+use testkit::{CoreSim, Picked, secs};
 
 /// Cluster "c" over round robin, reporting load to "lrs", with these settings besides.
 fn cluster(settings: &Value) -> Value {
@@ -31,9 +31,9 @@ fn metrics(names: &[&str]) -> Value {
     cluster(&json!({"lrsReportEndpointMetrics": names}))
 }
 
-fn world(store: &Arc<LoadStore>, config: &Value, endpoints: Endpoints) -> World {
+fn world(store: &Arc<LoadStore>, config: &Value, endpoints: Endpoints) -> CoreSim {
     let core = Core::builder(Rng::fixed(1)).load_store(store.clone()).build();
-    World::with(core, Registry::standard(), config, endpoints).all_up()
+    CoreSim::with(core, Registry::standard(), config, endpoints).all_up()
 }
 
 fn zone(name: &str) -> Arc<Locality> {
@@ -45,7 +45,7 @@ fn in_zone(address: impl Into<Address>, name: &str) -> Endpoint {
 }
 
 /// One call to a cluster with one endpoint, ended like this.
-fn call(world: &mut World, code: Code, load: Option<&LoadReport>) {
+fn call(world: &mut CoreSim, code: Code, load: Option<&LoadReport>) {
     world.pick().finish(code, load);
 }
 
@@ -71,8 +71,8 @@ fn counts(stats: &[LocalityStats]) -> BTreeMap<String, [u64; 4]> {
     stats.iter().map(of).collect()
 }
 
-fn sum(count: u64, total: f64) -> Sum {
-    Sum { count, total }
+fn sum(count: u64, total: f64) -> MetricSum {
+    MetricSum { count, total }
 }
 
 /// CI-7: each call counts for the locality of the endpoint that it went to, and for the empty one if that is not known.
@@ -113,7 +113,7 @@ fn later_connections_are_found() {
     let other = Endpoint::new(["b1", "b2"]).with_locality(zone("y"), 1);
     let core = Core::builder(Rng::fixed(1)).load_store(store.clone()).build();
     let endpoints = Endpoints::list([in_zone("a", "x"), other]);
-    let mut world = World::with(core, Registry::standard(), &cluster(&json!({})), endpoints);
+    let mut world = CoreSim::with(core, Registry::standard(), &cluster(&json!({})), endpoints);
     world.ready("a");
     world.fail("b1");
     world.ready("b2");
@@ -128,19 +128,19 @@ fn later_connections_are_found() {
 /// CI-8, CI-9: the attempt knows cluster, locality and host name.
 #[test]
 fn an_attempt_is_told_its_place() {
-    let place = |locality: &str, hostname: Option<&str>| Place {
+    let backend_labels = |locality: &str, hostname: Option<&str>| BackendLabels {
         backend_service: "c".into(),
         locality: locality.into(),
         hostname: hostname.map(Into::into),
     };
     let x = r#"{region="", zone="x", sub_zone=""}"#;
     let cases = [
-        (vec![Endpoint::at("a")], vec![place("", None)]),
-        (vec![in_zone("a", "x")], vec![place(x, None)]),
-        (vec![in_zone("a", "x").with_hostname("")], vec![place(x, None)]),
+        (vec![Endpoint::at("a")], vec![backend_labels("", None)]),
+        (vec![in_zone("a", "x")], vec![backend_labels(x, None)]),
+        (vec![in_zone("a", "x").with_hostname("")], vec![backend_labels(x, None)]),
         (
             vec![in_zone("a", "x"), in_zone("b", "x").with_hostname("b.example"), Endpoint::at("c")],
-            vec![place(x, None), place(x, Some("b.example")), place("", None)],
+            vec![backend_labels(x, None), backend_labels(x, Some("b.example")), backend_labels("", None)],
         ),
     ];
     for (endpoints, expected) in cases {
@@ -148,7 +148,7 @@ fn an_attempt_is_told_its_place() {
             let config = cluster(&json!({"lrsLoadReportingServer": load_reporting}));
             let mut world = world(&Arc::default(), &config, Endpoints::list(endpoints.clone()));
             let places = expected.iter().map(|_| match world.pick() {
-                Picked::To { trackers, .. } => trackers.place().cloned().unwrap(),
+                Picked::To { trackers, .. } => trackers.backend_labels().cloned().unwrap(),
                 other => panic!("{other:?}"),
             });
             assert_eq!(places.collect::<Vec<_>>(), expected);
@@ -159,13 +159,13 @@ fn an_attempt_is_told_its_place() {
 /// CI-8: also an attempt that waits, fails or is dropped knows the cluster; one that was sent says it in its place.
 #[test]
 fn an_attempt_that_was_not_sent_knows_its_cluster() {
-    let picked = |world: &mut World| {
-        let call = Call::new("/s/m", 1);
+    let picked = |world: &mut CoreSim| {
+        let call = PickArgs::new("/s/m", 1);
         let outcome = world.pick_call(&call).outcome();
         (outcome, call.backend_service())
     };
     let config = cluster(&json!({"maxConcurrentRequests": 1}));
-    let mut world = World::new(&config, testkit::endpoints(["a"]));
+    let mut world = CoreSim::new(&config, testkit::endpoints(["a"]));
     let cluster_c = Some(Arc::from("c"));
     assert_eq!(picked(&mut world), ("queue".to_owned(), cluster_c.clone()));
     world.fail("a");
@@ -179,7 +179,7 @@ fn an_attempt_that_was_not_sent_knows_its_cluster() {
     let all = json!({"dropCategories": [{"category": "lb", "requestsPerMillion": 1_000_000}]});
     world.config(&cluster(&all));
     assert_eq!(picked(&mut world), ("drop".to_owned(), cluster_c));
-    let call = Call::new("/s/m", 1);
+    let call = PickArgs::new("/s/m", 1);
     call.note_backend_service(&"one".into());
     call.note_backend_service(&"two".into());
     assert_eq!([call.backend_service(), call.backend_service()], [Some("two".into()), Some("two".into())]);
@@ -319,14 +319,14 @@ fn only_metrics_that_are_asked_for_count() {
         // Reports are parsed only if somebody reads them.
         let Picked::To { trackers, .. } = world.pick() else { panic!() };
         let wanted = names.iter().any(|name| BackendMetrics::default().add(name));
-        assert_eq!(trackers.want_load(), wanted, "{names:?}");
+        assert_eq!(trackers.needs_load_report(), wanted, "{names:?}");
     }
 }
 
 /// LRS-10: the operator hears of metrics that are not known.
 #[test]
 fn unknown_metrics_are_ignored_and_said() {
-    let world = World::new(&metrics(&["named_metrics.k", "rps"]), testkit::endpoints(["a"]));
+    let world = CoreSim::new(&metrics(&["named_metrics.k", "rps"]), testkit::endpoints(["a"]));
     let warnings = world.describe().warnings;
     assert_eq!(warnings.len(), 1);
     assert!(
@@ -359,12 +359,12 @@ fn names_of_metrics_are_bounded() {
         call(&mut world, Code::Ok, Some(&named(&[(&format!("key{i}"), 1.0)])));
     }
     let [stats] = &take_localities(&store)[..] else { panic!() };
-    assert_eq!((stats.named_metrics.len(), stats.metrics_left_out), (8_000, 12_000));
+    assert_eq!((stats.named_metrics.len(), stats.dropped_metrics), (8_000, 12_000));
     call(&mut world, Code::Ok, Some(&named(&[("key0", 1.0)])));
     take_localities(&store);
     call(&mut world, Code::Ok, Some(&named(&[("new", 1.0)])));
     let [stats] = &take_localities(&store)[..] else { panic!() };
-    assert_eq!((stats.named_metrics["new"], stats.metrics_left_out), (sum(1, 1.0), 0), "room is made again");
+    assert_eq!((stats.named_metrics["new"], stats.dropped_metrics), (sum(1, 1.0), 0), "room is made again");
 }
 
 /// LRS-8: what was counted before the last holder went is reported once more, and then forgotten.
@@ -410,7 +410,7 @@ fn what_is_gone_is_bounded() {
         kept.drops(&format!("gone{i}").into()).count();
         let locality = kept.locality(Some(&zone(&format!("gone{i}"))), &BackendMetrics::default());
         locality.start();
-        locality.finish(&CallEnd::Cancelled);
+        locality.finish(&CallOutcome::Cancelled);
     }
     let stats = store.take("lrs", |_| true, Instant::ORIGIN);
     assert!((1..=1_000).contains(&stats.len()), "{}", stats.len());
@@ -466,14 +466,14 @@ fn no_call_is_lost_or_counted_twice() {
                 scope.spawn(move || {
                     let mut rng = Rng::fixed(seed);
                     let (mut sent, mut held) = ([0; 4], Vec::new());
-                    let finish = |trackers: evenkeel_core::Trackers, how| {
+                    let finish = |trackers: evenkeel_core::CallTrackers, how| {
                         let code = if how < 4 { Code::Ok } else { Code::Unavailable };
                         match how {
-                            6 => trackers.finish(&CallEnd::Unsent),
+                            6 => trackers.finish(&CallOutcome::Unsent),
                             7 => drop(trackers),
                             _ => {
                                 let at = Instant::ORIGIN;
-                                trackers.finish(&CallEnd::Finished { code, at, load: Some(report) });
+                                trackers.finish(&CallOutcome::Finished { code, at, load: Some(report) });
                             }
                         }
                         match how {
@@ -483,9 +483,9 @@ fn no_call_is_lost_or_counted_twice() {
                         }
                     };
                     for _ in 0..CALLS {
-                        match picker.pick(&Call::new("/s/m", rng.next_u64())) {
-                            Pick::To(_, trackers) => held.push(trackers),
-                            Pick::Drop(_) => sent[3] += 1,
+                        match picker.pick(&PickArgs::new("/s/m", rng.next_u64())) {
+                            PickResult::Complete(_, trackers) => held.push(trackers),
+                            PickResult::Drop(_) => sent[3] += 1,
                             other => panic!("{other:?}"),
                         }
                         if held.len() as u64 > rng.below(6) {
@@ -519,7 +519,7 @@ fn no_call_is_lost_or_counted_twice() {
     let (k, l) = each().fold((sum(0, 0.0), sum(0, 0.0)), |(mut k, mut l), stats| {
         for (key, sum) in &stats.named_metrics {
             let all = if key == "k" { &mut k } else { &mut l };
-            *all = Sum { count: all.count + sum.count, total: all.total + sum.total };
+            *all = MetricSum { count: all.count + sum.count, total: all.total + sum.total };
         }
         (k, l)
     });
@@ -546,7 +546,7 @@ fn the_description_shows_the_server_and_the_counts() {
 #[test]
 fn the_picker_stays_while_reporting_does() {
     let endpoints = Endpoints::list([in_zone("a", "x"), in_zone("b", "y")]);
-    let mut world = World::new(&metrics(&["cpu_utilization"]), endpoints.clone()).all_up();
+    let mut world = CoreSim::new(&metrics(&["cpu_utilization"]), endpoints.clone()).all_up();
     for (config, published) in [
         (metrics(&["cpu_utilization"]), 0),
         (metrics(&[]), 1),
@@ -570,7 +570,7 @@ fn connections_of_others_do_not_matter() {
     let config = json!([{"xds_cluster_manager_experimental": {"children": {"one": child("one"), "two": child("two")}}}]);
     let two = |first, second| Endpoints::list([in_zone(first, "x"), in_zone(second, "y")]);
     let endpoints = Endpoints::groups([("one", two("a", "b")), ("two", two("c", "d"))]);
-    let mut world = World::new(&config, endpoints).all_up();
+    let mut world = CoreSim::new(&config, endpoints).all_up();
     assert_eq!(world.pick_with(|call| call.with_cluster("two")).finish_ok(), "c");
 }
 

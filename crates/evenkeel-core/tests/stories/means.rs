@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use evenkeel_core::cluster::Leaf;
+use evenkeel_core::cluster::LeafCluster;
 use evenkeel_core::{
-    Call, Child, ConfigError, Core, Cx, Description, Effect, Endpoint, Endpoints, Event, Fields, Instant,
-    LbConfig, LbState, Locality, Look, Means, Pass, Pick, Policy, Registry, Rng, RootPicker, Scope,
-    Subchannel, SubchannelId, Update,
+    ChildPolicy, ConfigError, ConfigFields, Core, Cx, DescribeCx, Description, Endpoint, Endpoints, Instant,
+    LbConfig, LbEffect, LbEvent, LbState, LbUpdate, Locality, PassResult, PickArgs, PickResult, Policy,
+    PolicyScope, Registry, Rng, RootPicker, Subchannel, SubchannelId, TransportParams,
 };
 use serde_json::{Value, json};
 
@@ -25,7 +25,7 @@ struct Run {
 
 impl Run {
     fn new(clusters: &[&str], discovered: &Discovered) -> Run {
-        Run::of(Core::builder(Rng::fixed(1)).heed_means(true).build(), clusters, discovered)
+        Run::of(Core::builder(Rng::fixed(1)).per_cluster_transport(true).build(), clusters, discovered)
     }
 
     /// A cluster manager over these clusters.
@@ -44,25 +44,26 @@ impl Run {
 
     fn take(&mut self, discovered: &Discovered) {
         let clusters = Arc::new(discovered.0.clone());
-        let update = Update::new(lb_policy(&self.config), Endpoints::none()).with_clusters(clusters);
+        let update = LbUpdate::new(lb_policy(&self.config), Endpoints::none()).with_clusters(clusters);
         self.core.update(update);
         self.pass();
-        self.core.handle(Event::ExitIdle, Instant::ORIGIN);
+        self.core.handle(LbEvent::ExitIdle, Instant::ORIGIN);
         self.pass();
     }
 
     fn pass(&mut self) {
-        let Pass { effects, picker, .. } = self.core.reconcile(Instant::ORIGIN);
+        let PassResult { effects, picker, .. } = self.core.reconcile(Instant::ORIGIN);
         self.picker = picker.or(self.picker.take());
         for effect in effects {
             match effect {
-                Effect::Dial { id, address, .. } => {
-                    let means = self.core.subchannel(id).and_then(|dialled| dialled.means().cloned());
-                    let shown = means.map_or(address.to_string(), |means| format!("{address} {means:?}"));
+                LbEffect::Connect { id, address, .. } => {
+                    let transport = self.core.subchannel(id).and_then(|dialled| dialled.transport().cloned());
+                    let shown =
+                        transport.map_or(address.to_string(), |transport| format!("{address} {transport:?}"));
                     self.live.insert(id, shown.clone());
                     self.dialled.push(shown);
                 }
-                Effect::Close { id } => self.closed.extend(self.live.remove(&id)),
+                LbEffect::Close { id } => self.closed.extend(self.live.remove(&id)),
                 _ => {}
             }
         }
@@ -71,7 +72,7 @@ impl Run {
     /// Everything that is dialled answers.
     fn all_up(&mut self) {
         for id in self.live.keys() {
-            self.core.handle(Event::Connected(*id), Instant::ORIGIN);
+            self.core.handle(LbEvent::Connected(*id), Instant::ORIGIN);
         }
         self.pass();
     }
@@ -90,9 +91,9 @@ impl Run {
     fn picks(&self, cluster: &str) -> Vec<&str> {
         let mut places: Vec<&str> = (0..64)
             .filter_map(|n| {
-                let call = Call::new("/a/b", n << 58 | n).with_cluster(cluster).with_hash(n << 58);
+                let call = PickArgs::new("/a/b", n << 58 | n).with_cluster(cluster).with_hash(n << 58);
                 match self.picker.as_ref()?.pick(&call) {
-                    Pick::To(id, _) => Some(self.live[&id].as_str()),
+                    PickResult::Complete(id, _) => Some(self.live[&id].as_str()),
                     _ => None,
                 }
             })
@@ -103,8 +104,8 @@ impl Run {
     }
 }
 
-fn by(name: &str, means: &'static str) -> Leaf {
-    Leaf { means: Some(Means::new(means)), ..eds(name) }
+fn by(name: &str, transport: &'static str) -> LeafCluster {
+    LeafCluster { transport: Some(TransportParams::new(transport)), ..eds(name) }
 }
 
 /// Means that change mean other connections, whatever the policy: calls wait for those and never take the old ones. Means
@@ -119,8 +120,9 @@ fn other_means_are_other_connections() {
         "ring_hash_experimental",
         "pick_first",
     ] {
-        let leaf = |means| Leaf { lb_policy: lb_policy(&json!([{policy: {}}])), ..by("pay", means) };
-        let of = |leaf: Leaf| Discovered::default().with_leaf(leaf, set("a"));
+        let leaf =
+            |transport| LeafCluster { lb_policy: lb_policy(&json!([{policy: {}}])), ..by("pay", transport) };
+        let of = |leaf: LeafCluster| Discovered::default().with_leaf(leaf, set("a"));
         let mut run = Run::new(&["pay"], &of(leaf("plain")));
         run.all_up();
         assert_eq!(
@@ -128,7 +130,7 @@ fn other_means_are_other_connections() {
             (vec![r#"a "plain""#.to_owned()], vec![r#"a "plain""#])
         );
 
-        run.take(&of(Leaf { max_concurrent_requests: Some(5), ..leaf("plain") }));
+        run.take(&of(LeafCluster { max_concurrent_requests: Some(5), ..leaf("plain") }));
         assert!(run.dialled().is_empty() && run.closed().is_empty(), "{policy}: the means are the same");
         assert_eq!(run.picks("pay"), [r#"a "plain""#]);
 
@@ -140,7 +142,7 @@ fn other_means_are_other_connections() {
         assert_eq!((run.dialled(), run.closed()), (vec![r#"a "mtls""#.into()], vec![r#"a "tls""#.into()]));
         run.all_up();
         assert_eq!(run.picks("pay"), [r#"a "mtls""#], "{policy}");
-        run.take(&of(Leaf { means: None, ..leaf("") }));
+        run.take(&of(LeafCluster { transport: None, ..leaf("") }));
         run.all_up();
         assert_eq!((run.closed(), run.picks("pay")), (vec![r#"a "mtls""#.into()], vec!["a"]), "{policy}");
         assert_eq!(run.core.subchannel_count(), 1);
@@ -181,9 +183,9 @@ fn an_address_in_several_clusters() {
 /// Each leaf of an aggregate cluster has its own means; those of one that change leave the other's connections alone.
 #[test]
 fn the_leaves_of_an_aggregate() {
-    let of = |means| {
+    let of = |transport| {
         Discovered::default()
-            .with_leaf(by("main", means), set("a"))
+            .with_leaf(by("main", transport), set("a"))
             .with_leaf(by("spare", "spare's"), set("a"))
             .with_aggregate("all", &["main", "spare"])
     };
@@ -191,7 +193,7 @@ fn the_leaves_of_an_aggregate() {
     assert_eq!(run.dialled(), [r#"a "main's""#]);
     for (id, _) in run.live.clone() {
         let failed = evenkeel_core::Status::unavailable("no");
-        run.core.handle(Event::ConnectFailed(id, failed), Instant::ORIGIN);
+        run.core.handle(LbEvent::ConnectFailed(id, failed), Instant::ORIGIN);
     }
     run.pass();
     assert_eq!(run.dialled(), [r#"a "spare's""#]);
@@ -215,8 +217,9 @@ fn host_names_that_matter() {
         set
     };
     let of = |matters: bool, names: &[(&str, &str)]| {
-        let means = Means::new("tls").by_host_name(matters);
-        Discovered::default().with_leaf(Leaf { means: Some(means), ..eds("pay") }, named(names))
+        let transport = TransportParams::new("tls").by_host_name(matters);
+        Discovered::default()
+            .with_leaf(LeafCluster { transport: Some(transport), ..eds("pay") }, named(names))
     };
     let mut run = Run::new(&["pay"], &of(true, &[("1", "a"), ("2", "b")]));
     run.all_up();
@@ -235,14 +238,14 @@ fn host_names_that_matter() {
 /// A policy that knows nothing of scopes, and sticks to the first subchannel that it was ever given.
 #[derive(Debug, Default)]
 struct Stubborn {
-    child: Child,
+    child: ChildPolicy,
     first: Option<SubchannelId>,
 }
 
 impl Policy for Stubborn {
     type Config = LbConfig;
 
-    fn parse(fields: &Fields<'_>) -> Result<LbConfig, ConfigError> {
+    fn parse(fields: &ConfigFields<'_>) -> Result<LbConfig, ConfigError> {
         fields.child("childPolicy")
     }
 
@@ -254,10 +257,10 @@ impl Policy for Stubborn {
         if let Some(first) = self.first {
             let _ = cx.keep(first);
         }
-        self.child.reconcile_in(Scope::default(), config, endpoints, cx)
+        self.child.reconcile_in(PolicyScope::default(), config, endpoints, cx)
     }
 
-    fn describe(&self, look: &Look<'_>) -> Description {
+    fn describe(&self, look: &DescribeCx<'_>) -> Description {
         Description::new().child("childPolicy", self.child.describe(look))
     }
 }
@@ -268,8 +271,8 @@ fn policies_cannot_leave_means_out() {
     let mut registry = Registry::standard();
     registry.register::<Stubborn>("stubborn");
     let policy = registry.parse(&json!([{"stubborn": {"childPolicy": [{"round_robin": {}}]}}])).unwrap();
-    let of = |means| {
-        let leaf = Leaf { lb_policy: policy.clone(), ..by("pay", means) };
+    let of = |transport| {
+        let leaf = LeafCluster { lb_policy: policy.clone(), ..by("pay", transport) };
         Discovered::default().with_leaf(leaf, set("a"))
     };
     let mut run = Run::new(&["pay"], &of("plain"));

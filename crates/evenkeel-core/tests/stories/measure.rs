@@ -1,12 +1,13 @@
 //! What a core measures, and where it says that it was.
 
-use evenkeel_core::cluster::Leaf;
+use evenkeel_core::cluster::LeafCluster;
 use evenkeel_core::policy::{FailurePercentageEjection, OutlierSettings, SuccessRateEjection};
 use evenkeel_core::{
-    Code, DetectionMethod, Endpoints, Labels, LoadReport, Measurement, Outliers, UnenforcedReason, Weighed,
+    Code, DetectionMethod, Endpoints, LbLabels, LoadReport, Measurement, OutlierCounts, UnenforcedReason,
+    WeightUpdate,
 };
 use serde_json::{Value, json};
-use testkit::{World, endpoints, secs};
+use testkit::{CoreSim, endpoints, secs};
 
 use crate::discovered::{Discovered, eds, lb_policy, set};
 
@@ -19,15 +20,15 @@ fn cds(cluster: &str) -> Value {
 }
 
 /// A world that measures, in which every backend answers, given these clusters.
-fn world(cluster: &str, discovered: &Discovered) -> World {
-    let mut world = World::measuring(&cds(cluster), Endpoints::none()).all_up();
+fn world(cluster: &str, discovered: &Discovered) -> CoreSim {
+    let mut world = CoreSim::measuring(&cds(cluster), Endpoints::none()).all_up();
     world.clusters(&discovered.0);
     world
 }
 
-fn weighed(all: Vec<Measurement>) -> Vec<Weighed> {
+fn weighed(all: Vec<Measurement>) -> Vec<WeightUpdate> {
     let weighed = |measurement| match measurement {
-        Measurement::Weighed(weighed) => weighed,
+        Measurement::WeightUpdate(weighed) => weighed,
         other => panic!("not a weighing: {other:?}"),
     };
     all.into_iter().map(weighed).collect()
@@ -36,17 +37,17 @@ fn weighed(all: Vec<Measurement>) -> Vec<Weighed> {
 /// Outliers by method, what became of them, and how many.
 type Expected<'a> = &'a [(DetectionMethod, Option<UnenforcedReason>, u64)];
 
-fn labels(backend_service: &str, locality: &str) -> Labels {
-    Labels { backend_service: Some(backend_service.into()), locality: Some(locality.into()) }
+fn labels(backend_service: &str, locality: &str) -> LbLabels {
+    LbLabels { backend_service: Some(backend_service.into()), locality: Some(locality.into()) }
 }
 
 /// WRR-17: each scheduler update is one measurement, with a weight of 0 for who has none that is usable.
 #[test]
 fn updates_of_the_scheduler_are_measured() {
-    let mut world = World::measuring(&wrr(), endpoints(["a", "b", "c"]));
-    let taken = |world: &mut World| -> Vec<(bool, u64, u64, Vec<f64>)> {
+    let mut world = CoreSim::measuring(&wrr(), endpoints(["a", "b", "c"]));
+    let taken = |world: &mut CoreSim| -> Vec<(bool, u64, u64, Vec<f64>)> {
         let all = weighed(world.measurements()).into_iter();
-        all.inspect(|one| assert_eq!(one.labels, Labels::default()))
+        all.inspect(|one| assert_eq!(one.labels, LbLabels::default()))
             .map(|one| (one.rr_fallback, one.not_yet_usable, one.stale, one.weights))
             .collect()
     };
@@ -86,14 +87,14 @@ fn updates_of_the_scheduler_are_measured() {
 #[test]
 fn updates_say_where() {
     let policy = json!([{"xds_wrr_locality_experimental": {"childPolicy": wrr()}}]);
-    let leaf = |name: &str| Leaf { lb_policy: lb_policy(&policy), ..eds(name) };
+    let leaf = |name: &str| LeafCluster { lb_policy: lb_policy(&policy), ..eds(name) };
     let discovered = Discovered::default()
         .with_leaf(leaf("orders"), set("a@x b@x c@y d@y"))
         .with_leaf(leaf("spare"), set("e@z f@z"))
         .with_aggregate("all", &["orders", "spare"]);
     let mut world = world("all", &discovered);
     let zone = |zone: &str| format!("{{region=\"\", zone=\"{zone}\", sub_zone=\"\"}}");
-    let mut places: Vec<Labels> = Vec::new();
+    let mut places: Vec<LbLabels> = Vec::new();
     for one in weighed(world.measurements()) {
         if !places.contains(&one.labels) {
             places.push(one.labels);
@@ -148,7 +149,7 @@ fn outliers_are_measured() {
             failure_percentage_ejection: failures.map(by_failures),
             ..OutlierSettings::default()
         };
-        let leaf = Leaf { outlier_detection: Some(settings), ..eds("orders") };
+        let leaf = LeafCluster { outlier_detection: Some(settings), ..eds("orders") };
         let discovered = Discovered::default()
             .with_leaf(leaf, set("a b c d"))
             .with("spare", "s")
@@ -166,7 +167,7 @@ fn outliers_are_measured() {
             .map(|(method, unenforced, count)| {
                 let (method, unenforced, count) = (*method, *unenforced, *count);
                 let backend_service = Some("orders".into());
-                Measurement::Outliers(Outliers { backend_service, method, unenforced, count })
+                Measurement::OutlierCounts(OutlierCounts { backend_service, method, unenforced, count })
             })
             .collect();
         assert_eq!(world.measurements(), expected);
@@ -183,16 +184,16 @@ fn a_core_measures_only_if_asked() {
         "childPolicy": wrr(),
     }}]);
     for (mut world, measures) in [
-        (World::new(&config, endpoints(["a", "b"])).all_up(), false),
-        (World::measuring(&config, endpoints(["a", "b"])).all_up(), true),
+        (CoreSim::new(&config, endpoints(["a", "b"])).all_up(), false),
+        (CoreSim::measuring(&config, endpoints(["a", "b"])).all_up(), true),
     ] {
         for _ in 0..4 {
             world.pick().finish(Code::Internal, None);
         }
         world.advance(secs(10));
         let all = world.measurements();
-        assert_eq!(all.iter().any(|one| matches!(one, Measurement::Weighed(_))), measures);
-        assert_eq!(all.iter().any(|one| matches!(one, Measurement::Outliers(_))), measures);
+        assert_eq!(all.iter().any(|one| matches!(one, Measurement::WeightUpdate(_))), measures);
+        assert_eq!(all.iter().any(|one| matches!(one, Measurement::OutlierCounts(_))), measures);
     }
 }
 
@@ -202,15 +203,15 @@ fn subchannels_say_where_they_stand() {
     let zone = |zone: &str| format!("{{region=\"\", zone=\"{zone}\", sub_zone=\"\"}}");
     let by_locality = json!([{"xds_wrr_locality_experimental": {"childPolicy": [{"round_robin": {}}]}}]);
     for policy in [by_locality, json!([{"round_robin": {}}])] {
-        let leaf = Leaf { lb_policy: lb_policy(&policy), ..eds("orders") };
+        let leaf = LeafCluster { lb_policy: lb_policy(&policy), ..eds("orders") };
         let discovered = Discovered::default().with_leaf(leaf, set("a@x b@y"));
         let mut world = world("orders", &discovered);
         assert_eq!(world.labels("a"), labels("orders", &zone("x")));
         assert_eq!(world.labels("b"), labels("orders", &zone("y")));
         let id = world.find("b").expect("it was dialled");
         world.clusters(&discovered.with_error("orders", "it was deleted").0);
-        assert_eq!(world.core().labels(id), Labels::default(), "it is gone");
+        assert_eq!(world.core().labels(id), LbLabels::default(), "it is gone");
     }
-    let world = World::new(&json!([{"round_robin": {}}]), endpoints(["a"]));
-    assert_eq!(world.labels("a"), Labels::default());
+    let world = CoreSim::new(&json!([{"round_robin": {}}]), endpoints(["a"]));
+    assert_eq!(world.labels("a"), LbLabels::default());
 }

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use evenkeel_core::policy::{FailurePercentageEjection, OutlierDetectionConfig, SuccessRateEjection};
 use evenkeel_core::{
-    Call, Code, ConfigError, Connectivity, Core, Cx, Description, Endpoint, Endpoints, Fields, Instant,
-    LbState, Look, Pick, Picker, Policy, Registry, Rng, Shown, SubchannelId,
+    CachedState, Code, ConfigError, ConfigFields, ConnectivityState, Core, Cx, DescribeCx, Description,
+    Endpoint, Endpoints, Instant, LbState, PickArgs, PickResult, Picker, Policy, Registry, Rng, SubchannelId,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use testkit::{Picked, World, endpoints, secs, weighted};
+use testkit::{CoreSim, Picked, endpoints, secs, weighted};
 
 const TEN: [&str; 10] = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"];
 
@@ -39,7 +39,7 @@ fn with(settings: &Value, more: &Value) -> Value {
 }
 
 /// So many calls; those to one of `failing` fail.
-fn calls(world: &mut World, count: usize, failing: &[&str]) {
+fn calls(world: &mut CoreSim, count: usize, failing: &[&str]) {
     for _ in 0..count {
         let picked = world.pick();
         let code = if failing.contains(&picked.outcome().as_str()) { Code::Unavailable } else { Code::Ok };
@@ -48,7 +48,7 @@ fn calls(world: &mut World, count: usize, failing: &[&str]) {
 }
 
 /// The first addresses of the endpoints that are ejected.
-fn ejected(world: &World) -> Vec<String> {
+fn ejected(world: &CoreSim) -> Vec<String> {
     rows(world)
         .into_iter()
         .filter(|row| !row["ejectedForAnother"].is_null())
@@ -56,11 +56,11 @@ fn ejected(world: &World) -> Vec<String> {
         .collect()
 }
 
-fn multiplier(world: &World, i: usize) -> Value {
+fn multiplier(world: &CoreSim, i: usize) -> Value {
     rows(world)[i]["multiplier"].clone()
 }
 
-fn rows(world: &World) -> Vec<Value> {
+fn rows(world: &CoreSim) -> Vec<Value> {
     world.describe().details["endpoints"].as_array().cloned().unwrap_or_default()
 }
 
@@ -134,7 +134,7 @@ fn bad_configs_say_what_is_wrong() {
 #[test]
 fn an_interval_of_zero_is_a_millisecond() {
     let config = detection(&with(&strict(), &json!({"interval": "0s"})));
-    let mut world = World::new(&config, endpoints(["a", "b"])).all_up();
+    let mut world = CoreSim::new(&config, endpoints(["a", "b"])).all_up();
     assert!(world.describe().warnings[0].contains("counts as that"));
     calls(&mut world, 2, &["a"]);
     world.advance(Duration::from_millis(1));
@@ -144,7 +144,7 @@ fn an_interval_of_zero_is_a_millisecond() {
 /// OD-3 (no settings at all), OD-13
 #[test]
 fn without_an_algorithm_nothing_is_counted() {
-    let mut world = World::new(&detection(&json!({})), endpoints(["a", "b"])).all_up();
+    let mut world = CoreSim::new(&detection(&json!({})), endpoints(["a", "b"])).all_up();
     let picked = world.pick();
     assert!(matches!(&picked, Picked::To { trackers, .. } if trackers.is_empty()));
     drop(picked);
@@ -159,14 +159,14 @@ fn without_an_algorithm_nothing_is_counted() {
 #[test]
 fn calls_that_finished_since_the_last_sweep_count() {
     let config = detection(&json!({"successRateEjection": {}}));
-    let mut world = World::new(&config, endpoints(["a"])).all_up();
+    let mut world = CoreSim::new(&config, endpoints(["a"])).all_up();
     world.pick().finish_ok();
     world.pick().finish(Code::NotFound, None);
     world.pick().finish(Code::Cancelled, None);
     drop(world.pick());
     world.pick().unsent();
     let open = world.pick();
-    let last = |world: &World| {
+    let last = |world: &CoreSim| {
         let row = &rows(world)[0];
         (row["lastSuccesses"].as_u64().unwrap(), row["lastFailures"].as_u64().unwrap())
     };
@@ -193,7 +193,7 @@ fn a_success_rate_far_below_the_mean_ejects() {
         (json!({"stdevFactor": 1999}), 100, vec!["c"]),
         (json!({"stdevFactor": 2001}), 100, vec![]),
     ] {
-        let mut world = World::new(&detection(&json!({"successRateEjection": rule})), five()).all_up();
+        let mut world = CoreSim::new(&detection(&json!({"successRateEjection": rule})), five()).all_up();
         calls(&mut world, per_endpoint * 5, &["c"]);
         world.advance(secs(10));
         assert_eq!(ejected(&world), expected, "{rule}");
@@ -246,7 +246,7 @@ fn no_more_than_the_allowed_share_is_ejected() {
     let half = &TEN[..5];
     for (percent, expected) in [(0, 1), (9, 1), (10, 1), (11, 2), (30, 3), (50, 5), (100, 5)] {
         let settings = with(&strict(), &json!({"maxEjectionPercent": percent, "baseEjectionTime": "60s"}));
-        let mut world = World::new(&detection(&settings), endpoints(TEN)).all_up();
+        let mut world = CoreSim::new(&detection(&settings), endpoints(TEN)).all_up();
         for _ in 0..5 {
             calls(&mut world, 100, half);
             world.advance(secs(10));
@@ -287,7 +287,7 @@ fn enforcement_is_a_matter_of_chance() {
 /// OD-9
 #[test]
 fn ejections_grow_longer_and_are_forgotten() {
-    let mut world = World::new(&detection(&strict()), endpoints(["a", "b"])).all_up();
+    let mut world = CoreSim::new(&detection(&strict()), endpoints(["a", "b"])).all_up();
     let mut log = Vec::new();
     for sweep in 1..=17 {
         calls(&mut world, 4, if sweep <= 8 { &["a"] } else { &[] });
@@ -332,7 +332,7 @@ fn ejections_have_a_longest() {
 #[test]
 fn another_interval_counts_from_the_last_sweep() {
     let interval = |interval: &str| detection(&with(&strict(), &json!({"interval": interval})));
-    let mut world = World::new(&interval("10s"), endpoints(["a", "b"])).all_up();
+    let mut world = CoreSim::new(&interval("10s"), endpoints(["a", "b"])).all_up();
     world.advance(secs(16));
     calls(&mut world, 2, &["a"]);
     assert_eq!(world.wake_at(), Some(at(20)));
@@ -349,7 +349,7 @@ fn another_interval_counts_from_the_last_sweep() {
 /// OD-10, OD-13
 #[test]
 fn without_algorithms_everybody_is_back() {
-    let mut world = World::new(&detection(&strict()), endpoints(["a", "b"])).all_up();
+    let mut world = CoreSim::new(&detection(&strict()), endpoints(["a", "b"])).all_up();
     calls(&mut world, 2, &["a"]);
     world.advance(secs(10));
     assert_eq!(world.picks(2), ["b", "b"]);
@@ -397,13 +397,13 @@ fn an_endpoint_is_all_its_addresses() {
 #[test]
 fn both_addresses_are_ejected_and_the_connection_is_kept() {
     let two = Endpoints::list([Endpoint::new(["a", "b"]), Endpoint::at("c")]);
-    let mut world = World::new(&detection(&strict()), two).all_up();
+    let mut world = CoreSim::new(&detection(&strict()), two).all_up();
     calls(&mut world, 2, &["a"]);
     world.advance(secs(10));
     assert_eq!(world.picks(2), ["c", "c"]);
-    assert_eq!(world.state_of("a"), Some(Connectivity::Ready));
+    assert_eq!(world.state_of("a"), Some(ConnectivityState::Ready));
     let row = &world.describe().children[0].1.endpoints[0];
-    assert_eq!(row.state, Connectivity::TransientFailure);
+    assert_eq!(row.state, ConnectivityState::TransientFailure);
     assert_eq!(row.unused.as_deref(), Some("ejected by outlier detection"));
     world.dialled();
     // Its connection goes to the other address meanwhile: that one is ejected as well.
@@ -420,7 +420,7 @@ fn both_addresses_are_ejected_and_the_connection_is_kept() {
 /// OD-11: an update of attributes keeps ejections, counts and connections.
 #[test]
 fn attributes_are_no_part_of_identity() {
-    let mut world = World::new(&detection(&strict()), weighted([("a", 1), ("b", 1), ("c", 1)])).all_up();
+    let mut world = CoreSim::new(&detection(&strict()), weighted([("a", 1), ("b", 1), ("c", 1)])).all_up();
     calls(&mut world, 3, &["a"]);
     world.advance(secs(10));
     let half_counted = ["b"];
@@ -437,21 +437,21 @@ fn attributes_are_no_part_of_identity() {
 /// OD-12, PF-13: as the top policy, pick_first does not watch health.
 #[test]
 fn pick_first_alone_takes_no_notice() {
-    let mut world = World::new(&detection_over("pick_first", &strict()), endpoints(["a", "b"])).all_up();
+    let mut world = CoreSim::new(&detection_over("pick_first", &strict()), endpoints(["a", "b"])).all_up();
     calls(&mut world, 10, &["a"]);
     world.advance(secs(10));
     assert_eq!(ejected(&world), ["a"]);
     assert_eq!(world.picks(2), ["a", "a"]);
-    assert_eq!(world.state(), Connectivity::Ready);
+    assert_eq!(world.state(), ConnectivityState::Ready);
 }
 
 /// Everybody ejected is TRANSIENT_FAILURE, and says why.
 #[test]
 fn all_ejected_fails_calls() {
-    let mut world = World::new(&detection(&strict()), endpoints(["a"])).all_up();
+    let mut world = CoreSim::new(&detection(&strict()), endpoints(["a"])).all_up();
     calls(&mut world, 1, &["a"]);
     world.advance(secs(10));
-    assert_eq!(world.state(), Connectivity::TransientFailure);
+    assert_eq!(world.state(), ConnectivityState::TransientFailure);
     assert_eq!(world.pick().status().unwrap().message(), "a: ejected by outlier detection");
     world.advance(secs(30));
     assert_eq!(world.picks(1), ["a"]);
@@ -462,7 +462,7 @@ fn all_ejected_fails_calls() {
 #[test]
 fn a_pause_is_one_sweep() {
     let settings = json!({"successRateEjection": {}, "failurePercentageEjection": {}});
-    let mut world = World::new(&detection(&settings), endpoints(TEN)).all_up();
+    let mut world = CoreSim::new(&detection(&settings), endpoints(TEN)).all_up();
     world.advance(secs(3));
     world.published();
     let open: Vec<_> = (0..1000).map(|_| world.pick()).collect();
@@ -484,7 +484,7 @@ fn a_pause_is_one_sweep() {
 /// fault 68
 #[test]
 fn a_clock_that_jumps_back_sweeps_nothing_twice() {
-    let mut world = World::new(&detection(&strict()), endpoints(["a", "b"])).all_up();
+    let mut world = CoreSim::new(&detection(&strict()), endpoints(["a", "b"])).all_up();
     calls(&mut world, 2, &["a"]);
     world.advance(secs(10));
     world.published();
@@ -499,7 +499,7 @@ fn a_clock_that_jumps_back_sweeps_nothing_twice() {
 /// Sweeps that change nothing publish nothing, and so do updates that change nothing.
 #[test]
 fn a_quiet_fleet_keeps_its_picker() {
-    let mut world = World::new(&detection(&strict()), endpoints(["a", "b"])).all_up();
+    let mut world = CoreSim::new(&detection(&strict()), endpoints(["a", "b"])).all_up();
     world.published();
     for _ in 0..5 {
         calls(&mut world, 10, &[]);
@@ -513,7 +513,7 @@ fn a_quiet_fleet_keeps_its_picker() {
 /// A reconnected endpoint has another subchannel state but the same count; one that is new is counted too.
 #[test]
 fn calls_are_counted_across_reconnects_and_updates() {
-    let mut world = World::new(&detection(&strict()), endpoints(["a"])).all_up();
+    let mut world = CoreSim::new(&detection(&strict()), endpoints(["a"])).all_up();
     calls(&mut world, 1, &["a"]);
     world.lose("a");
     calls(&mut world, 1, &["a"]);
@@ -534,7 +534,7 @@ fn works_over_a_cluster() {
         "childPolicy": [{"round_robin": {}}],
     }}]);
     let settings = with(&strict(), &json!({"childPolicy": cluster}));
-    let mut world = World::new(&detection(&settings), endpoints(["a", "b"])).all_up();
+    let mut world = CoreSim::new(&detection(&settings), endpoints(["a", "b"])).all_up();
     calls(&mut world, 100, &["a"]);
     world.advance(secs(10));
     assert_eq!(ejected(&world), ["a"]);
@@ -546,7 +546,7 @@ fn works_over_a_cluster() {
 
 #[test]
 fn no_endpoints_and_duplicates() {
-    let mut world = World::new(&detection(&strict()), Endpoints::none());
+    let mut world = CoreSim::new(&detection(&strict()), Endpoints::none());
     world.advance(secs(30));
     assert_eq!(world.pick().status().unwrap().message(), "no endpoints");
     let none: [&str; 0] = [];
@@ -557,7 +557,7 @@ fn no_endpoints_and_duplicates() {
 
 #[test]
 fn the_description_says_what_is_in_force() {
-    let mut world = World::new(&detection(&strict()), endpoints(["a", "b"])).all_up();
+    let mut world = CoreSim::new(&detection(&strict()), endpoints(["a", "b"])).all_up();
     calls(&mut world, 2, &["a"]);
     world.advance(secs(12));
     let details = Value::from(world.describe().details);
@@ -575,18 +575,18 @@ fn the_description_says_what_is_in_force() {
 }
 
 /// A world over [`Pointed`], in which a test says which endpoint a call goes to, ejected or not.
-fn pointed(settings: &Value, addresses: &[&str]) -> World {
+fn pointed(settings: &Value, addresses: &[&str]) -> CoreSim {
     let mut registry = Registry::standard();
     registry.register::<Pointed>("pointed");
     let endpoints = Endpoints::list(addresses.iter().copied().map(Endpoint::at));
     let core = Core::builder(Rng::fixed(1)).build();
-    World::with(core, registry, &detection_over("pointed", settings), endpoints)
+    CoreSim::with(core, registry, &detection_over("pointed", settings), endpoints)
 }
 
-fn call(world: &mut World, address: &str, successes: usize, failures: usize) {
+fn call(world: &mut CoreSim, address: &str, successes: usize, failures: usize) {
     for n in 0..successes + failures {
         let entropy = world.entropy();
-        let picked = world.pick_call(&Call::new("/s/m", entropy).with_cluster(address));
+        let picked = world.pick_call(&PickArgs::new("/s/m", entropy).with_cluster(address));
         picked.finish(if n < successes { Code::Ok } else { Code::Internal }, None);
     }
 }
@@ -594,7 +594,7 @@ fn call(world: &mut World, address: &str, successes: usize, failures: usize) {
 /// Sends a call to the address that its cluster names.
 #[derive(Default)]
 struct Pointed {
-    shown: Shown<Vec<(String, SubchannelId)>>,
+    shown: CachedState<Vec<(String, SubchannelId)>>,
 }
 
 struct PointedPicker(Vec<(String, SubchannelId)>);
@@ -602,7 +602,7 @@ struct PointedPicker(Vec<(String, SubchannelId)>);
 impl Policy for Pointed {
     type Config = ();
 
-    fn parse(_: &Fields<'_>) -> Result<(), ConfigError> {
+    fn parse(_: &ConfigFields<'_>) -> Result<(), ConfigError> {
         Ok(())
     }
 
@@ -610,18 +610,19 @@ impl Policy for Pointed {
         let addresses = endpoints.iter().flat_map(|endpoint| endpoint.addresses().iter());
         let table: Vec<_> =
             addresses.map(|address| (address.to_string(), cx.subchannel(address).id())).collect();
-        self.shown.show(table, |table| LbState::new(Connectivity::Ready, PointedPicker(table.clone())))
+        self.shown
+            .get_or_build(table, |table| LbState::new(ConnectivityState::Ready, PointedPicker(table.clone())))
     }
 
-    fn describe(&self, _: &Look<'_>) -> Description {
+    fn describe(&self, _: &DescribeCx<'_>) -> Description {
         Description::new()
     }
 }
 
 impl Picker for PointedPicker {
-    fn pick(&self, call: &Call<'_>) -> Pick {
+    fn pick(&self, call: &PickArgs<'_>) -> PickResult {
         let found = self.0.iter().find(|(address, _)| Some(address.as_str()) == call.cluster());
-        found.map_or(Pick::QUEUE, |(_, id)| Pick::to(*id))
+        found.map_or(PickResult::QUEUE, |(_, id)| PickResult::complete(*id))
     }
 }
 

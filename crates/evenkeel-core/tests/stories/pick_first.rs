@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use evenkeel_core::{
-    Backoff, Code, Connectivity, Core, Effect, Endpoint, Endpoints, Event, Instant, Locality, Registry, Rng,
-    Status, Update,
+    Backoff, Code, ConnectivityState, Core, Endpoint, Endpoints, Instant, LbEffect, LbEvent, LbUpdate,
+    Locality, Registry, Rng, Status,
 };
 use serde_json::{Value, json};
-use testkit::{World, endpoints, secs};
+use testkit::{CoreSim, endpoints, secs};
 
 fn pick_first() -> Value {
     json!([{"pick_first": {}}])
@@ -25,7 +25,7 @@ fn millis(ms: u64) -> Duration {
 /// What is dialled first, address by address, when every attempt fails at once.
 fn order(config: &Value, endpoints: Endpoints, seed: u64) -> Vec<String> {
     let core = Core::builder(Rng::from_entropy(seed)).build();
-    let mut world = World::with(core, Registry::standard(), config, endpoints);
+    let mut world = CoreSim::with(core, Registry::standard(), config, endpoints);
     let mut order = Vec::new();
     while let [address] = &world.dialled()[..] {
         order.push(address.clone());
@@ -80,7 +80,7 @@ fn shuffling_keeps_the_addresses_of_an_endpoint_in_order() {
 /// answer wins and the others are let go.
 #[test]
 fn happy_eyeballs() {
-    let mut world = World::new(&pick_first(), endpoints(["a", "b", "c"]));
+    let mut world = CoreSim::new(&pick_first(), endpoints(["a", "b", "c"]));
     assert_eq!(world.dialled(), ["a"]);
     world.advance(millis(249));
     assert!(world.dialled().is_empty());
@@ -90,7 +90,7 @@ fn happy_eyeballs() {
     assert_eq!(world.dialled(), ["c"], "a failure does not wait for the timer");
     world.advance(millis(600));
     assert!(world.dialled().is_empty());
-    assert_eq!(world.state(), Connectivity::Connecting, "a and c are still trying");
+    assert_eq!(world.state(), ConnectivityState::Connecting, "a and c are still trying");
     world.ready("a");
     let mut closed = world.closed();
     closed.sort();
@@ -104,7 +104,7 @@ fn happy_eyeballs() {
 fn the_attempt_delay_can_be_set_within_limits() {
     for (set, used) in [(1, 100), (700, 700), (60_000, 2_000)] {
         let core = Core::builder(Rng::fixed(1)).attempt_delay(millis(set)).build();
-        let world = World::with(core, Registry::standard(), &pick_first(), endpoints(["a", "b"]));
+        let world = CoreSim::with(core, Registry::standard(), &pick_first(), endpoints(["a", "b"]));
         assert_eq!(world.wake_at(), Some(Instant::ORIGIN + millis(used)));
     }
 }
@@ -113,12 +113,12 @@ fn the_attempt_delay_can_be_set_within_limits() {
 /// back-off, and addresses are asked for again whenever the failures reach the number of addresses.
 #[test]
 fn fails_after_a_whole_pass_and_keeps_trying() {
-    let mut world = World::new(&pick_first(), endpoints(["a", "b"]));
+    let mut world = CoreSim::new(&pick_first(), endpoints(["a", "b"]));
     world.fail("a");
-    assert_eq!(world.state(), Connectivity::Connecting);
+    assert_eq!(world.state(), ConnectivityState::Connecting);
     assert_eq!((world.reresolutions(), world.dialled()), (0, vec!["a".to_owned(), "b".to_owned()]));
     world.fail("b");
-    assert_eq!(world.state(), Connectivity::TransientFailure);
+    assert_eq!(world.state(), ConnectivityState::TransientFailure);
     assert_eq!(world.reresolutions(), 1);
     let status = world.pick().status().cloned().expect("the pick fails");
     assert_eq!(status.code(), Code::Unavailable);
@@ -132,7 +132,7 @@ fn fails_after_a_whole_pass_and_keeps_trying() {
     world.advance(secs(2));
     world.fail("a");
     assert_eq!(world.reresolutions(), 1, "two failures, if of the same address");
-    assert_eq!(world.state(), Connectivity::TransientFailure);
+    assert_eq!(world.state(), ConnectivityState::TransientFailure);
     world.ready("b");
     assert_eq!(world.picks(1), ["b"]);
 }
@@ -141,26 +141,26 @@ fn fails_after_a_whole_pass_and_keeps_trying() {
 /// started; and what has failed stays failed until it is ready.
 #[test]
 fn a_new_list_starts_a_new_pass() {
-    let mut world = World::new(&pick_first(), endpoints(["a", "b"]));
+    let mut world = CoreSim::new(&pick_first(), endpoints(["a", "b"]));
     world.fail("a");
     world.fail("b");
     world.dialled();
     world.endpoints(endpoints(["b", "c", "d"]));
     assert_eq!(world.dialled(), ["c"], "b is backing off: on to the next");
     assert_eq!(world.closed(), ["a"]);
-    assert_eq!(world.state(), Connectivity::TransientFailure);
+    assert_eq!(world.state(), ConnectivityState::TransientFailure);
     world.endpoints(endpoints(["c", "e"]));
     assert!(world.dialled().is_empty(), "c is connecting: nothing to start");
     world.advance(millis(250));
     assert_eq!(world.dialled(), ["e"]);
     world.ready("e");
-    assert_eq!(world.state(), Connectivity::Ready);
+    assert_eq!(world.state(), ConnectivityState::Ready);
 }
 
 /// PF-7: a connection in use stays in use while its address stays in the list.
 #[test]
 fn a_ready_address_that_stays_is_kept() {
-    let mut world = World::new(&pick_first(), endpoints(["a", "b"])).all_up();
+    let mut world = CoreSim::new(&pick_first(), endpoints(["a", "b"])).all_up();
     world.dialled();
     world.endpoints(endpoints(["c", "a"]));
     assert_eq!((world.dialled().len(), world.closed().len()), (0, 0));
@@ -173,12 +173,12 @@ fn a_ready_address_that_stays_is_kept() {
 /// PF-8
 #[test]
 fn a_lost_connection_waits_for_a_call() {
-    let mut world = World::new(&pick_first(), endpoints(["a", "b"]));
+    let mut world = CoreSim::new(&pick_first(), endpoints(["a", "b"]));
     assert_eq!(world.dialled(), ["a"]);
     world.ready("a");
     assert_eq!(world.picks(2), ["a", "a"]);
     world.lose("a");
-    assert_eq!(world.state(), Connectivity::Idle);
+    assert_eq!(world.state(), ConnectivityState::Idle);
     assert_eq!(world.reresolutions(), 1);
     world.advance(secs(100));
     assert!(world.dialled().is_empty());
@@ -194,18 +194,18 @@ fn a_lost_connection_waits_for_a_call() {
 /// would be without end.
 #[test]
 fn a_short_connection_is_made_again_once() {
-    let mut world = World::new(&pick_first(), endpoints(["a", "b"]));
+    let mut world = CoreSim::new(&pick_first(), endpoints(["a", "b"]));
     for dialled in [&["a"][..], &["a"], &[]] {
         assert_eq!(world.dialled(), dialled);
         let now = world.now();
         if let (Some(id), false) = (world.find("a"), dialled.is_empty()) {
-            assert!(world.core().handle(Event::Connected(id), now));
+            assert!(world.core().handle(LbEvent::Connected(id), now));
             // One that answers nothing would be paced.
-            assert!(world.core().handle(Event::Answered(id), now));
+            assert!(world.core().handle(LbEvent::ResponseReceived(id), now));
             world.lose("a");
         }
     }
-    assert_eq!(world.state(), Connectivity::Idle);
+    assert_eq!(world.state(), ConnectivityState::Idle);
     world.pick();
     assert_eq!(world.dialled(), ["a"]);
     world.ready("a");
@@ -215,18 +215,18 @@ fn a_short_connection_is_made_again_once() {
 /// PF-8: the application may ask for the connection instead of a call.
 #[test]
 fn an_idle_channel_connects_when_asked() {
-    let mut world = World::new(&pick_first(), endpoints(["a"])).all_up();
+    let mut world = CoreSim::new(&pick_first(), endpoints(["a"])).all_up();
     world.down("a");
     world.dialled();
-    world.handle(Event::ExitIdle);
+    world.handle(LbEvent::ExitIdle);
     assert_eq!(world.dialled(), ["a"]);
 }
 
 /// PF-9: and addresses that come later are connected without a call.
 #[test]
 fn no_addresses_fail_at_once() {
-    let mut world = World::new(&pick_first(), Endpoints::none());
-    assert_eq!(world.state(), Connectivity::TransientFailure);
+    let mut world = CoreSim::new(&pick_first(), Endpoints::none());
+    assert_eq!(world.state(), ConnectivityState::TransientFailure);
     assert_eq!(world.pick().status().map(Status::code), Some(Code::Unavailable));
     world.endpoints(Endpoints::list([Endpoint::new([] as [&str; 0])]));
     assert_eq!(world.picks(1), ["fail"]);
@@ -234,7 +234,7 @@ fn no_addresses_fail_at_once() {
     world.endpoints(endpoints(["a"]));
     assert_eq!(world.picks(1), ["a"]);
     world.endpoints(Endpoints::none());
-    assert_eq!((world.state(), world.closed()), (Connectivity::TransientFailure, vec!["a".to_owned()]));
+    assert_eq!((world.state(), world.closed()), (ConnectivityState::TransientFailure, vec!["a".to_owned()]));
 }
 
 /// PF-10: waits of 1 s, times 1.6, at most 120 s, each up to 20 % off; an attempt is given 20 s or its wait.
@@ -243,18 +243,18 @@ fn attempts_back_off() {
     let config = Registry::standard().parse(&pick_first()).expect("valid");
     for seed in 0..50 {
         let mut core = Core::builder(Rng::fixed(seed)).build();
-        core.update(Update::new(config.clone(), endpoints(["a"])));
+        core.update(LbUpdate::new(config.clone(), endpoints(["a"])));
         let mut now = Instant::ORIGIN;
         for nominal in
             [1.0, 1.6, 2.56, 4.096, 6.5536, 10.48576, 16.777_216, 26.84, 42.95, 68.7, 109.95, 120.0, 120.0]
         {
             let pass = core.reconcile(now);
-            let Some(Effect::Dial { id, deadline, .. }) =
-                pass.effects.into_iter().find(|effect| matches!(effect, Effect::Dial { .. }))
+            let Some(LbEffect::Connect { id, deadline, .. }) =
+                pass.effects.into_iter().find(|effect| matches!(effect, LbEffect::Connect { .. }))
             else {
                 panic!("an attempt is due at {now:?}");
             };
-            core.handle(Event::ConnectFailed(id, Status::unavailable("refused")), now);
+            core.handle(LbEvent::ConnectFailed(id, Status::unavailable("refused")), now);
             let next = core.reconcile(now).wake_at.expect("a back-off ends");
             let wait = next.since(now).as_secs_f64();
             assert!((nominal * 0.799..=nominal * 1.201).contains(&wait), "{wait} instead of {nominal}");
@@ -269,7 +269,7 @@ fn attempts_back_off() {
 fn a_slow_attempt_is_repeated_at_once() {
     let backoff = Backoff { jitter: 0.0, ..Backoff::default() };
     let core = Core::builder(Rng::fixed(1)).backoff(backoff).build();
-    let mut world = World::with(core, Registry::standard(), &pick_first(), endpoints(["a"]));
+    let mut world = CoreSim::with(core, Registry::standard(), &pick_first(), endpoints(["a"]));
     world.advance(secs(20));
     world.dialled();
     world.fail("a");

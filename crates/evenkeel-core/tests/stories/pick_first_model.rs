@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use evenkeel_core::{Backoff, Connectivity, Core, Endpoint, Endpoints, Event, Registry, Rng};
+use evenkeel_core::{Backoff, ConnectivityState, Core, Endpoint, Endpoints, LbEvent, Registry, Rng};
 use proptest::prelude::*;
 use serde_json::json;
-use testkit::World;
+use testkit::CoreSim;
 
 const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
 const DELAY: u64 = 250;
@@ -16,7 +16,7 @@ enum Step {
     Ready(usize),
     Fail(usize),
     Lose(usize),
-    Call,
+    PickArgs,
     Wait(u64),
     List(Vec<usize>),
 }
@@ -29,7 +29,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => address.clone().prop_map(Step::Ready),
         6 => address.clone().prop_map(Step::Fail),
         1 => address.prop_map(Step::Lose),
-        2 => Just(Step::Call),
+        2 => Just(Step::PickArgs),
         4 => prop_oneof![Just(1), Just(DELAY), Just(1_000), Just(5_000), Just(130_000)].prop_map(Step::Wait),
         1 => list.prop_map(Step::List),
     ];
@@ -68,7 +68,7 @@ impl Address {
 enum Mode {
     Idle,
     /// The last address started, and when the next one joins.
-    Pass(usize, u64),
+    PassResult(usize, u64),
     Retry,
     Ready(usize),
 }
@@ -119,7 +119,7 @@ impl Model {
         let unstarted = self.list.clone();
         self.start(0);
         // Whatever the pass has not reached is not kept.
-        if let Mode::Pass(last, _) = self.mode {
+        if let Mode::PassResult(last, _) = self.mode {
             self.addresses.retain(|address, _| unstarted[..=last].contains(address));
         }
     }
@@ -127,7 +127,7 @@ impl Model {
     /// Tries the address at this place; one that is backing off counts as failed.
     fn start(&mut self, place: usize) {
         let now = self.now;
-        self.mode = Mode::Pass(place, now + DELAY);
+        self.mode = Mode::PassResult(place, now + DELAY);
         let address = self.addresses.entry(self.list[place]).or_default();
         if address.backing_off_until.is_some() {
             address.failed_in_pass = true;
@@ -138,7 +138,7 @@ impl Model {
     }
 
     fn after_failure(&mut self, which: usize) {
-        let Mode::Pass(last, _) = self.mode else { return };
+        let Mode::PassResult(last, _) = self.mode else { return };
         if self.list[last] == which && last + 1 < self.list.len() {
             self.start(last + 1);
         } else if last + 1 == self.list.len() && self.list.iter().all(|a| self.addresses[a].failed_in_pass) {
@@ -193,7 +193,7 @@ impl Model {
                 }
             }
             match self.mode {
-                Mode::Pass(last, next) if next <= self.now && last + 1 < self.list.len() => {
+                Mode::PassResult(last, next) if next <= self.now && last + 1 < self.list.len() => {
                     self.start(last + 1);
                 }
                 Mode::Retry => self.retry_idle(),
@@ -202,13 +202,13 @@ impl Model {
         }
     }
 
-    fn state(&self) -> Connectivity {
+    fn state(&self) -> ConnectivityState {
         match self.mode {
-            Mode::Ready(_) => Connectivity::Ready,
-            _ if self.list.is_empty() => Connectivity::TransientFailure,
-            Mode::Idle => Connectivity::Idle,
-            _ if self.sticky => Connectivity::TransientFailure,
-            _ => Connectivity::Connecting,
+            Mode::Ready(_) => ConnectivityState::Ready,
+            _ if self.list.is_empty() => ConnectivityState::TransientFailure,
+            Mode::Idle => ConnectivityState::Idle,
+            _ if self.sticky => ConnectivityState::TransientFailure,
+            _ => ConnectivityState::Connecting,
         }
     }
 
@@ -222,7 +222,7 @@ fn endpoints(list: &[usize]) -> Endpoints {
     Endpoints::list(list.iter().map(|which| Endpoint::at(NAMES[*which])))
 }
 
-fn is_in(world: &World, which: usize, state: Connectivity) -> bool {
+fn is_in(world: &CoreSim, which: usize, state: ConnectivityState) -> bool {
     world.state_of(NAMES[which]) == Some(state)
 }
 
@@ -236,26 +236,26 @@ proptest! {
         // Back-offs in whole milliseconds, as the model counts.
         let backoff = Backoff { jitter: 0.0, ..Backoff::default() };
         let core = Core::builder(Rng::fixed(1)).backoff(backoff).build();
-        let mut world = World::with(core, Registry::standard(), &json!([{"pick_first": {}}]), endpoints(&start));
+        let mut world = CoreSim::with(core, Registry::standard(), &json!([{"pick_first": {}}]), endpoints(&start));
         let mut model = Model::new(start);
         for step in steps {
             match &step {
-                Step::Ready(which) if is_in(&world, *which, Connectivity::Connecting) => {
+                Step::Ready(which) if is_in(&world, *which, ConnectivityState::Connecting) => {
                     world.ready(NAMES[*which]);
                     // Pacing has stories of its own.
                     let id = world.find(NAMES[*which]).expect("it is ready");
-                    world.handle(Event::Answered(id));
+                    world.handle(LbEvent::ResponseReceived(id));
                     model.ready(*which);
                 }
-                Step::Fail(which) if is_in(&world, *which, Connectivity::Connecting) => {
+                Step::Fail(which) if is_in(&world, *which, ConnectivityState::Connecting) => {
                     world.fail(NAMES[*which]);
                     model.fail(*which);
                 }
-                Step::Lose(which) if is_in(&world, *which, Connectivity::Ready) => {
+                Step::Lose(which) if is_in(&world, *which, ConnectivityState::Ready) => {
                     world.lose(NAMES[*which]);
                     model.mode = Mode::Idle;
                 }
-                Step::Call => {
+                Step::PickArgs => {
                     let outcome = world.pick().outcome();
                     match model.mode {
                         Mode::Ready(chosen) => prop_assert_eq!(outcome, NAMES[chosen]),
@@ -276,7 +276,7 @@ proptest! {
             prop_assert_eq!(world.state(), model.state(), "after {:?}", &step);
             let all = NAMES.iter().enumerate();
             let connecting: Vec<_> =
-                all.filter(|(i, _)| is_in(&world, *i, Connectivity::Connecting)).map(|(_, name)| *name).collect();
+                all.filter(|(i, _)| is_in(&world, *i, ConnectivityState::Connecting)).map(|(_, name)| *name).collect();
             prop_assert_eq!(connecting, model.connecting(), "after {:?}", step);
         }
     }

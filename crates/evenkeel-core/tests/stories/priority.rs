@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use evenkeel_core::policy::{Priority, PriorityChild, PriorityConfig};
 use evenkeel_core::{
-    Code, Connectivity, Core, Effect, Endpoint, Endpoints, Event, Instant, LbConfig, Registry, Status, Update,
+    Code, ConnectivityState, Core, Endpoint, Endpoints, Instant, LbConfig, LbEffect, LbEvent, LbUpdate,
+    Registry, Status,
 };
 use serde_json::{Value, json};
-use testkit::{World, endpoints, secs};
+use testkit::{CoreSim, endpoints, secs};
 
 /// Priorities from the top: the name of the child, its policy, and its endpoints, one letter each.
 type Priorities<'a> = &'a [(&'a str, &'a str, &'a str)];
@@ -35,11 +36,11 @@ fn groups(priorities: Priorities<'_>) -> Endpoints {
     Endpoints::groups(priorities.iter().map(|(name, _, group)| (*name, letters(group))))
 }
 
-fn world(priorities: Priorities<'_>) -> World {
-    World::new(&config(priorities), groups(priorities))
+fn world(priorities: Priorities<'_>) -> CoreSim {
+    CoreSim::new(&config(priorities), groups(priorities))
 }
 
-fn update(world: &mut World, priorities: Priorities<'_>) {
+fn update(world: &mut CoreSim, priorities: Priorities<'_>) {
     world.update(&config(priorities), groups(priorities));
 }
 
@@ -47,20 +48,20 @@ fn update(world: &mut World, priorities: Priorities<'_>) {
 const ABC: Priorities<'_> =
     &[("p0", "round_robin", "a"), ("p1", "round_robin", "b"), ("p2", "round_robin", "c")];
 
-fn chosen(world: &World) -> Option<String> {
+fn chosen(world: &CoreSim) -> Option<String> {
     world.describe().details["chosen"].as_str().map(str::to_owned)
 }
 
-fn existing(world: &World) -> Vec<String> {
+fn existing(world: &CoreSim) -> Vec<String> {
     world.describe().children.into_iter().map(|(name, _)| name).collect()
 }
 
-fn deactivated(world: &World) -> Vec<String> {
+fn deactivated(world: &CoreSim) -> Vec<String> {
     let details = world.describe().details;
     details["removedIn"].as_object().expect("a map").keys().cloned().collect()
 }
 
-fn failure(world: &mut World) -> String {
+fn failure(world: &mut CoreSim) -> String {
     world.pick().status().map(ToString::to_string).expect("the call fails")
 }
 
@@ -121,7 +122,7 @@ fn a_lost_connection_gets_its_ten_seconds() {
     world.ready("a");
     world.advance(secs(100));
     world.lose("a");
-    assert_eq!((world.state(), world.picks(1)), (Connectivity::Connecting, vec!["queue".to_owned()]));
+    assert_eq!((world.state(), world.picks(1)), (ConnectivityState::Connecting, vec!["queue".to_owned()]));
     world.advance(secs(9));
     assert_eq!(existing(&world), ["p0"]);
     world.advance(secs(1));
@@ -138,14 +139,14 @@ fn a_lost_connection_gets_its_ten_seconds() {
 fn with_nothing_ready_the_first_that_connects_or_the_last() {
     let mut world = world(ABC);
     world.advance(secs(30));
-    assert_eq!((chosen(&world).as_deref(), world.state()), (Some("p0"), Connectivity::Connecting));
+    assert_eq!((chosen(&world).as_deref(), world.state()), (Some("p0"), ConnectivityState::Connecting));
     world.fail("a");
-    assert_eq!((chosen(&world).as_deref(), world.state()), (Some("p1"), Connectivity::Connecting));
+    assert_eq!((chosen(&world).as_deref(), world.state()), (Some("p1"), ConnectivityState::Connecting));
     world.fail("c");
     assert_eq!(chosen(&world).as_deref(), Some("p1"));
     assert_eq!(world.picks(1), ["queue"]);
     world.fail("b");
-    assert_eq!((chosen(&world).as_deref(), world.state()), (Some("p2"), Connectivity::TransientFailure));
+    assert_eq!((chosen(&world).as_deref(), world.state()), (Some("p2"), ConnectivityState::TransientFailure));
     assert_eq!(failure(&mut world), "Unavailable: c: c refused");
     assert!(deactivated(&world).is_empty());
 }
@@ -159,7 +160,7 @@ fn an_idle_priority_is_used_and_woken_by_a_call() {
     world.ready("b");
     world.ready("a");
     world.lose("a");
-    assert_eq!((chosen(&world).as_deref(), world.state()), (Some("p0"), Connectivity::Idle));
+    assert_eq!((chosen(&world).as_deref(), world.state()), (Some("p0"), ConnectivityState::Idle));
     assert_eq!(deactivated(&world), ["p1"]);
     world.dialled();
     world.advance(secs(60));
@@ -181,7 +182,7 @@ fn asking_for_a_connection_wakes_the_chosen_child_only() {
         "children": {"p0": {"config": [{"pick_first": {}}]}, "p1": {"config": [{"pick_first": {}}]}},
     }}]);
     let groups = Endpoints::groups([("p0", endpoints(["a"])), ("p1", endpoints(["b"]))]);
-    let mut world = World::new(&config, groups);
+    let mut world = CoreSim::new(&config, groups);
     world.fail("a");
     world.ready("b");
     world.advance(secs(2));
@@ -189,7 +190,7 @@ fn asking_for_a_connection_wakes_the_chosen_child_only() {
     world.lose("b");
     world.lose("a");
     world.dialled();
-    world.handle(Event::ExitIdle);
+    world.handle(LbEvent::ExitIdle);
     assert_eq!(world.dialled(), ["a"], "b is kept, but not in use");
 }
 
@@ -304,8 +305,8 @@ fn a_child_that_lost_its_priority_is_deactivated() {
 #[test]
 fn an_empty_list_fails_calls() {
     for empty in [json!({}), json!({"children": {}, "priorities": []}), json!({"priorities": null})] {
-        let mut world = World::new(&json!([{"priority_experimental": empty}]), Endpoints::none());
-        assert_eq!(world.state(), Connectivity::TransientFailure);
+        let mut world = CoreSim::new(&json!([{"priority_experimental": empty}]), Endpoints::none());
+        assert_eq!(world.state(), ConnectivityState::TransientFailure);
         assert_eq!(world.pick().status().map(Status::code), Some(Code::Unavailable));
         world.note("node n1");
         assert_eq!(failure(&mut world), "Unavailable: the list of priorities is empty (node n1)");
@@ -326,7 +327,7 @@ fn re_resolution_requests_are_swallowed_where_the_config_says_so() {
     for ignore in [false, true] {
         let mut edited = config(ABC);
         ignore_p0(&mut edited, ignore);
-        let mut world = World::new(&edited, groups(ABC));
+        let mut world = CoreSim::new(&edited, groups(ABC));
         for address in ["a", "b"] {
             world.up(address);
         }
@@ -434,7 +435,7 @@ fn connecting_on_request_wakes_an_idle_priority() {
     world.ready("a");
     world.lose("a");
     world.dialled();
-    world.handle(Event::ExitIdle);
+    world.handle(LbEvent::ExitIdle);
     assert_eq!(world.dialled(), ["a"]);
     assert_eq!(existing(&world), ["p0"]);
 }
@@ -511,7 +512,7 @@ fn careless_settings_made_in_code_do_no_harm() {
         ignore_reresolution_requests: false,
         note: None,
         backend_service: None,
-        means: None,
+        transport: None,
     };
     for (list, dialled) in
         [(&["x", "p0", "p1", "p0"][..], &["a"][..]), (&["x", "y"], &[]), (&["p1", "p1"], &["b"])]
@@ -522,16 +523,19 @@ fn careless_settings_made_in_code_do_no_harm() {
         };
         let mut core = Core::builder(evenkeel_core::Rng::fixed(1)).build();
         let config = LbConfig::new::<Priority>("priority_experimental", settings);
-        core.update(Update::new(config, groups(ABC)));
+        core.update(LbUpdate::new(config, groups(ABC)));
         let mut dials = Vec::new();
         for effect in core.reconcile(Instant::ORIGIN).effects {
-            let Effect::Dial { id, address, .. } = effect else { panic!("{effect:?}") };
+            let LbEffect::Connect { id, address, .. } = effect else { panic!("{effect:?}") };
             dials.push(address.to_string());
-            core.handle(Event::Connected(id), Instant::ORIGIN);
+            core.handle(LbEvent::Connected(id), Instant::ORIGIN);
         }
         assert_eq!(dials, dialled);
         let pass = core.reconcile(Instant::ORIGIN);
-        assert_eq!((pass.connectivity == Connectivity::Ready, pass.wake_at), (!dialled.is_empty(), None));
+        assert_eq!(
+            (pass.connectivity == ConnectivityState::Ready, pass.wake_at),
+            (!dialled.is_empty(), None)
+        );
         let again = core.reconcile_all(Instant::ORIGIN + secs(60));
         assert!(again.picker.is_none() && again.effects.is_empty() && again.wake_at.is_none());
     }
@@ -555,5 +559,5 @@ fn the_description_says_what_is_used_and_what_is_kept_for_how_long() {
     });
     assert_eq!(Value::from(description.details), expected);
     let states: Vec<_> = description.children.iter().map(|(name, child)| (&**name, child.state)).collect();
-    assert_eq!(states, [("p0", Some(Connectivity::Connecting)), ("p1", Some(Connectivity::Ready))]);
+    assert_eq!(states, [("p0", Some(ConnectivityState::Connecting)), ("p1", Some(ConnectivityState::Ready))]);
 }

@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use evenkeel_core::{Connectivity, Core, Endpoint, Endpoints, Health, Registry, Rng};
+use evenkeel_core::{ConnectivityState, Core, Endpoint, EndpointHealthStatus, Endpoints, Registry, Rng};
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use testkit::{World, endpoints};
+use testkit::{CoreSim, endpoints};
 use xxhash_rust::xxh64::xxh64;
 
 fn config(size: u32) -> Value {
@@ -20,13 +20,13 @@ fn names(count: usize) -> Vec<String> {
     (0..count).map(|i| format!("10.0.0.{i}:80")).collect()
 }
 
-fn client(seed: u64, size: u32, endpoints: Endpoints) -> World {
+fn client(seed: u64, size: u32, endpoints: Endpoints) -> CoreSim {
     let core = Core::builder(Rng::fixed(seed)).build();
-    World::with(core, Registry::standard(), &config(size), endpoints).all_up()
+    CoreSim::with(core, Registry::standard(), &config(size), endpoints).all_up()
 }
 
 /// The endpoints that the policy below balances over.
-fn chosen(world: &World) -> Vec<String> {
+fn chosen(world: &CoreSim) -> Vec<String> {
     let (_, child) = &world.describe().children[0];
     child.endpoints.iter().map(|row| row.addresses[0].clone()).collect()
 }
@@ -95,13 +95,13 @@ fn all_are_taken_when_there_are_no_more() {
 /// RS-6: recomputed on every update of endpoints or config; states and pickers pass through.
 #[test]
 fn states_and_pickers_are_those_of_the_child() {
-    let mut world = World::new(&config(2), endpoints(["a", "b", "c"]));
-    assert_eq!(world.state(), Connectivity::Connecting);
+    let mut world = CoreSim::new(&config(2), endpoints(["a", "b", "c"]));
+    assert_eq!(world.state(), ConnectivityState::Connecting);
     let both = world.dialled();
     assert_eq!((both.len(), world.picks(1)), (2, vec!["queue".to_owned()]));
     world.fail(&both[0]);
     world.ready(&both[1]);
-    assert_eq!((world.state(), world.picks(2)), (Connectivity::Ready, vec![both[1].clone(); 2]));
+    assert_eq!((world.state(), world.picks(2)), (ConnectivityState::Ready, vec![both[1].clone(); 2]));
     assert_eq!(world.reresolutions(), 1);
 
     world.published();
@@ -115,7 +115,10 @@ fn states_and_pickers_are_those_of_the_child() {
     world.endpoints(endpoints(["a", "b", "c"]));
     assert_eq!((world.dialled(), world.published()), (vec![], 0));
     world.endpoints(endpoints([]));
-    assert_eq!((world.state(), world.picks(1)), (Connectivity::TransientFailure, vec!["fail".to_owned()]));
+    assert_eq!(
+        (world.state(), world.picks(1)),
+        (ConnectivityState::TransientFailure, vec!["fail".to_owned()])
+    );
     world.endpoints(endpoints(["d"]));
     assert_eq!(chosen(&world), ["d"]);
 }
@@ -135,7 +138,7 @@ fn the_child_can_change() {
 #[test]
 fn only_endpoints_that_can_be_called_take_a_place() {
     let nobody = || Endpoint::new([""; 0]);
-    let drained = |name: &str| Endpoint::at(name).with_health(Health::Draining);
+    let drained = |name: &str| Endpoint::at(name).with_health(EndpointHealthStatus::Draining);
     let mut world = client(1, 3, Endpoints::list([nobody(), nobody(), Endpoint::at("a"), Endpoint::at("b")]));
     assert_eq!(chosen(&world), ["a", "b"]);
     let crowd = || vec![nobody(), Endpoint::at("a"), Endpoint::at("a"), Endpoint::at("b"), Endpoint::at("c")];

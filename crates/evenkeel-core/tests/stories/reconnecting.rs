@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use evenkeel_core::{Connectivity, Core, Event, Registry, Rng};
+use evenkeel_core::{ConnectivityState, Core, LbEvent, Registry, Rng};
 use serde_json::{Value, json};
-use testkit::{World, endpoints, secs};
+use testkit::{CoreSim, endpoints, secs};
 
 fn round_robin() -> Value {
     json!([{"round_robin": {}}])
@@ -15,17 +15,17 @@ fn millis(ms: u64) -> Duration {
 }
 
 /// A world whose only backend accepts every connection; it is connected.
-fn connected(config: &Value) -> World {
-    let mut world = World::new(config, endpoints(["a"]));
+fn connected(config: &Value) -> CoreSim {
+    let mut world = CoreSim::new(config, endpoints(["a"]));
     world.up("a");
     world.pick();
-    assert_eq!(world.state(), Connectivity::Ready);
+    assert_eq!(world.state(), ConnectivityState::Ready);
     world.dialled();
     world
 }
 
 /// Ends the connection to `a`, as GOAWAY does, and returns the number of attempts that begin at once.
-fn lose(world: &mut World) -> usize {
+fn lose(world: &mut CoreSim) -> usize {
     world.lose("a");
     world.dialled().len()
 }
@@ -36,17 +36,20 @@ fn lose(world: &mut World) -> usize {
 fn connections_that_end_at_once_are_paced() {
     let mut world = connected(&round_robin());
     assert_eq!(lose(&mut world), 1, "the first time at once");
-    assert_eq!(world.state(), Connectivity::Ready);
+    assert_eq!(world.state(), ConnectivityState::Ready);
     let mut gaps = Vec::new();
     for _ in 0..20 {
         let opened = world.now();
         assert_eq!(lose(&mut world), 0, "no attempt begins");
-        assert_eq!((world.state(), world.pick().outcome()), (Connectivity::Connecting, "queue".to_owned()));
+        assert_eq!(
+            (world.state(), world.pick().outcome()),
+            (ConnectivityState::Connecting, "queue".to_owned())
+        );
         world.advance(millis(999));
         assert_eq!(world.dialled(), [""; 0], "no sooner than a second after the last one was opened");
         let due = world.wake_at().expect("it reconnects by itself");
         world.advance(due.since(world.now()));
-        assert_eq!((world.dialled(), world.state()), (vec!["a".to_owned()], Connectivity::Ready));
+        assert_eq!((world.dialled(), world.state()), (vec!["a".to_owned()], ConnectivityState::Ready));
         gaps.push(world.now().since(opened));
     }
     assert!(gaps.iter().all(|gap| (secs(1)..millis(1201)).contains(gap)), "{gaps:?}");
@@ -77,21 +80,24 @@ fn connections_that_answered_are_replaced_at_once() {
     let mut world = connected(&round_robin());
     for _ in 0..100 {
         let id = world.find("a").expect("it is connected");
-        assert!(world.handle(Event::Answered(id)));
+        assert!(world.handle(LbEvent::ResponseReceived(id)));
         assert_eq!(lose(&mut world), 1);
     }
     assert_eq!((lose(&mut world), lose(&mut world)), (1, 0), "and of those that answered nothing, the first");
     let id = world.find("a").expect("it reconnects");
-    assert!(!world.handle(Event::Answered(id)), "there is no connection");
+    assert!(!world.handle(LbEvent::ResponseReceived(id)), "there is no connection");
 }
 
 /// With another endpoint no call waits.
 #[test]
 fn other_endpoints_take_the_calls() {
-    let mut world = World::new(&round_robin(), endpoints(["a", "b"])).all_up();
+    let mut world = CoreSim::new(&round_robin(), endpoints(["a", "b"])).all_up();
     for _ in 0..50 {
         world.lose("a");
-        assert_eq!((world.state(), world.picks(2).contains(&"b".to_owned())), (Connectivity::Ready, true));
+        assert_eq!(
+            (world.state(), world.picks(2).contains(&"b".to_owned())),
+            (ConnectivityState::Ready, true)
+        );
         world.advance(millis(100));
     }
     let dialled = world.dialled().iter().filter(|address| *address == "a").count();
@@ -104,7 +110,7 @@ fn other_endpoints_take_the_calls() {
 fn pick_first_is_paced_when_a_call_wakes_it() {
     let pick_first = json!([{"pick_first": {}}]);
     let mut world = connected(&pick_first);
-    assert_eq!((lose(&mut world), world.state()), (0, Connectivity::Idle));
+    assert_eq!((lose(&mut world), world.state()), (0, ConnectivityState::Idle));
     assert_eq!((world.pick().outcome(), world.dialled()), ("queue".to_owned(), vec!["a".to_owned()]));
     assert_eq!(lose(&mut world), 0);
     for _ in 0..5 {
@@ -124,14 +130,14 @@ fn pick_first_is_paced_when_a_call_wakes_it() {
 /// The history of an address survives attempts at those before it: behind one that refuses, it is paced as well.
 #[test]
 fn an_address_behind_one_that_refuses_is_paced() {
-    let mut world = World::new(&json!([{"pick_first": {}}]), endpoints(["dead", "a"]));
+    let mut world = CoreSim::new(&json!([{"pick_first": {}}]), endpoints(["dead", "a"]));
     world.down("dead");
     world.up("a");
     let mut opened = 0;
     for _ in 0..500 {
         world.pick();
         opened += world.dialled().iter().filter(|address| *address == "a").count();
-        if world.state_of("a") == Some(Connectivity::Ready) {
+        if world.state_of("a") == Some(ConnectivityState::Ready) {
             world.lose("a");
         }
         world.advance(millis(10));
@@ -146,7 +152,7 @@ fn failures_and_removals_are_as_ever() {
     assert_eq!((lose(&mut world), lose(&mut world)), (1, 0));
     world.down("a");
     world.advance(millis(1300));
-    assert_eq!((world.dialled(), world.state()), (vec!["a".to_owned()], Connectivity::TransientFailure));
+    assert_eq!((world.dialled(), world.state()), (vec!["a".to_owned()], ConnectivityState::TransientFailure));
     assert_eq!(world.pick().outcome(), "fail");
     world.up("a");
     let retry = world.wake_at().expect("its back-off ends");
@@ -164,7 +170,7 @@ fn clients_do_not_come_back_together() {
     let mut due: Vec<Duration> = (0..20)
         .map(|seed| {
             let core = Core::builder(Rng::from_entropy(seed)).build();
-            let mut world = World::with(core, Registry::standard(), &round_robin(), endpoints(["a"]));
+            let mut world = CoreSim::with(core, Registry::standard(), &round_robin(), endpoints(["a"]));
             world.up("a");
             world.lose("a");
             world.lose("a");

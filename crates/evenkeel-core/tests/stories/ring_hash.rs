@@ -2,17 +2,18 @@
 
 use evenkeel_core::policy::RingHash;
 use evenkeel_core::{
-    Call, Code, Connectivity, Core, Endpoint, Endpoints, Event, HASH_KEY, Instant, Pick, Registry, Rng, hash,
+    Code, ConnectivityState, Core, Endpoint, Endpoints, HASH_KEY, Instant, LbEvent, PickArgs, PickResult,
+    Registry, Rng, hash,
 };
 use serde_json::{Value, json};
-use testkit::{Picked, World, endpoints, secs, weighted};
+use testkit::{CoreSim, Picked, endpoints, secs, weighted};
 
 fn config(settings: &Value) -> Value {
     json!([{"ring_hash_experimental": settings}])
 }
 
-fn ring<const N: usize>(addresses: [&str; N]) -> World {
-    World::new(&config(&json!({})), endpoints(addresses))
+fn ring<const N: usize>(addresses: [&str; N]) -> CoreSim {
+    CoreSim::new(&config(&json!({})), endpoints(addresses))
 }
 
 /// A hash that falls on the first entry of this endpoint.
@@ -21,13 +22,13 @@ fn entry_of(key: &str) -> u64 {
 }
 
 /// The outcome of a call that hashes to the endpoint with this key.
-fn call(world: &mut World, key: &str) -> String {
+fn call(world: &mut CoreSim, key: &str) -> String {
     world.pick_with(|call| call.with_hash(entry_of(key))).finish_ok()
 }
 
-fn call_with_header(world: &mut World, headers: &[(&'static str, &'static str); 1]) -> Picked {
+fn call_with_header(world: &mut CoreSim, headers: &[(&'static str, &'static str); 1]) -> Picked {
     let entropy = world.entropy();
-    world.pick_call(&Call::new("/test.Service/Method", entropy).with_headers(headers))
+    world.pick_call(&PickArgs::new("/test.Service/Method", entropy).with_headers(headers))
 }
 
 /// RH-1, RH-13
@@ -75,7 +76,7 @@ fn bad_settings_are_named() {
 fn sizes_are_lowered_to_the_cap() {
     let sizes = |registry: Registry, settings: Value| {
         let core = Core::builder(Rng::fixed(1)).build();
-        let mut world = World::with(core, registry, &config(&settings), endpoints(["a"]));
+        let mut world = CoreSim::with(core, registry, &config(&settings), endpoints(["a"]));
         assert_eq!(world.warnings(), [""; 0]);
         let details = world.describe().details;
         ["minRingSize", "maxRingSize", "ringSize"].map(|name| details[name].as_u64().unwrap())
@@ -99,16 +100,16 @@ fn sizes_are_lowered_to_the_cap() {
 #[test]
 fn endpoints_are_connected_by_the_calls_that_hash_to_them() {
     let mut world = ring(["a", "b", "c"]);
-    assert_eq!((world.state(), world.dialled()), (Connectivity::Idle, vec![]));
+    assert_eq!((world.state(), world.dialled()), (ConnectivityState::Idle, vec![]));
     world.advance(secs(1000));
     assert!(world.dialled().is_empty());
 
     assert_eq!(call(&mut world, "b"), "queue");
-    assert_eq!((world.state(), world.dialled()), (Connectivity::Connecting, vec!["b".to_owned()]));
+    assert_eq!((world.state(), world.dialled()), (ConnectivityState::Connecting, vec!["b".to_owned()]));
     assert_eq!(call(&mut world, "b"), "queue");
     assert!(world.dialled().is_empty());
     world.ready("b");
-    assert_eq!(world.state(), Connectivity::Ready);
+    assert_eq!(world.state(), ConnectivityState::Ready);
     assert_eq!(call(&mut world, "b"), "b");
 
     // Another hash waits for its own endpoint although one is ready.
@@ -119,14 +120,14 @@ fn endpoints_are_connected_by_the_calls_that_hash_to_them() {
 
     // A connection that is lost waits for a call again, alone or with the others.
     world.lose("b");
-    assert_eq!((world.state(), world.dialled()), (Connectivity::Ready, vec![]));
+    assert_eq!((world.state(), world.dialled()), (ConnectivityState::Ready, vec![]));
     assert_eq!(call(&mut world, "b"), "queue");
     assert_eq!(world.dialled(), ["b"]);
     world.ready("b");
     world.lose("b");
     world.lose("c");
     world.advance(secs(1000));
-    assert_eq!((world.state(), world.dialled()), (Connectivity::Idle, vec![]));
+    assert_eq!((world.state(), world.dialled()), (ConnectivityState::Idle, vec![]));
     assert_eq!(call(&mut world, "c"), "queue");
     assert_eq!(world.dialled(), ["c"]);
 }
@@ -135,7 +136,7 @@ fn endpoints_are_connected_by_the_calls_that_hash_to_them() {
 #[test]
 fn a_hash_goes_to_the_entry_at_or_after_it() {
     let settings = json!({"minRingSize": 1, "maxRingSize": 3});
-    let mut world = World::new(&config(&settings), endpoints(["a", "b", "c"])).all_up();
+    let mut world = CoreSim::new(&config(&settings), endpoints(["a", "b", "c"])).all_up();
     let mut places: Vec<(u64, &str)> = ["a", "b", "c"].map(|key| (entry_of(key), key)).into();
     places.sort_unstable();
     for (i, (place, key)) in places.iter().enumerate() {
@@ -156,17 +157,17 @@ fn failing_it_tries_one_idle_endpoint_after_the_other() {
     assert_eq!(call(&mut world, "d"), "queue");
     assert_eq!(world.dialled(), ["d"]);
     world.fail("d");
-    assert_eq!((world.state(), world.dialled()), (Connectivity::Connecting, vec!["a".to_owned()]));
+    assert_eq!((world.state(), world.dialled()), (ConnectivityState::Connecting, vec!["a".to_owned()]));
     world.fail("a");
-    assert_eq!((world.state(), world.dialled()), (Connectivity::TransientFailure, vec!["b".to_owned()]));
+    assert_eq!((world.state(), world.dialled()), (ConnectivityState::TransientFailure, vec!["b".to_owned()]));
     // Those that failed try again, and count as failed meanwhile; `b` is still on its way.
     world.advance(secs(3));
-    assert_eq!(world.state(), Connectivity::TransientFailure);
+    assert_eq!(world.state(), ConnectivityState::TransientFailure);
     let mut again = world.dialled();
     again.sort_unstable();
     assert_eq!(again, ["a", "d"]);
     world.ready("b");
-    assert_eq!((world.state(), world.dialled()), (Connectivity::Ready, vec![]));
+    assert_eq!((world.state(), world.dialled()), (ConnectivityState::Ready, vec![]));
     assert_eq!(call(&mut world, "b"), "b");
 }
 
@@ -174,7 +175,7 @@ fn failing_it_tries_one_idle_endpoint_after_the_other() {
 #[test]
 fn calls_pass_over_failed_endpoints_and_fail_when_all_have() {
     let settings = json!({"minRingSize": 1, "maxRingSize": 3});
-    let mut world = World::new(&config(&settings), endpoints(["a", "b", "c"]));
+    let mut world = CoreSim::new(&config(&settings), endpoints(["a", "b", "c"]));
     let mut order = ["a", "b", "c"];
     order.sort_unstable_by_key(|key| entry_of(key));
     let [first, second, third] = order;
@@ -195,7 +196,7 @@ fn calls_pass_over_failed_endpoints_and_fail_when_all_have() {
         world.down(key);
         call(&mut world, key);
     }
-    assert_eq!(world.state(), Connectivity::TransientFailure);
+    assert_eq!(world.state(), ConnectivityState::TransientFailure);
     for key in [third, first, second] {
         let failed = world.pick_with(|call| call.with_hash(entry_of(key)));
         let message = failed.status().unwrap().message().to_owned();
@@ -212,17 +213,17 @@ fn calls_pass_over_failed_endpoints_and_fail_when_all_have() {
 #[test]
 fn a_large_ring_that_failed_answers_at_once() {
     let settings = json!({"minRingSize": 4096});
-    let mut world = World::new(&config(&settings), endpoints(["a", "b", "c"]));
+    let mut world = CoreSim::new(&config(&settings), endpoints(["a", "b", "c"]));
     for key in ["a", "b", "c"] {
         world.down(key);
     }
     assert_eq!(call(&mut world, "a"), "queue");
-    assert_eq!(world.state(), Connectivity::TransientFailure);
+    assert_eq!(world.state(), ConnectivityState::TransientFailure);
     assert_eq!(world.dialled(), ["a", "b", "c"]);
     let picker = world.picker();
     for hash in 0..100_000 {
         let hash = hash::of_bytes(&u64::to_le_bytes(hash));
-        assert!(matches!(picker.pick(&Call::new("/a/b", 1).with_hash(hash)), Pick::Fail(_)));
+        assert!(matches!(picker.pick(&PickArgs::new("/a/b", 1).with_hash(hash)), PickResult::Fail(_)));
     }
 }
 
@@ -241,26 +242,26 @@ fn an_update_that_removes_the_one_on_its_way_starts_another() {
 #[test]
 fn one_endpoint_is_connected_when_the_application_asks() {
     let mut world = ring(["a", "b", "c"]);
-    world.handle(Event::ExitIdle);
+    world.handle(LbEvent::ExitIdle);
     assert_eq!(world.dialled(), ["a"]);
     world.ready("a");
-    world.handle(Event::ExitIdle);
+    world.handle(LbEvent::ExitIdle);
     assert!(world.dialled().is_empty());
 
     let mut world = ring(["a"]);
-    world.handle(Event::ExitIdle);
+    world.handle(LbEvent::ExitIdle);
     world.fail("a");
-    assert_eq!(world.state(), Connectivity::TransientFailure);
+    assert_eq!(world.state(), ConnectivityState::TransientFailure);
 }
 
 /// An application may ask before anything is known: it counts once there are endpoints, and only then.
 #[test]
 fn asking_to_connect_before_there_is_a_config_is_not_forgotten() {
     let mut core = Core::builder(Rng::fixed(1)).build();
-    core.handle(Event::ExitIdle, Instant::ORIGIN);
+    core.handle(LbEvent::ExitIdle, Instant::ORIGIN);
     core.reconcile(Instant::ORIGIN);
     let settings = config(&json!({}));
-    let mut world = World::with(core, Registry::standard(), &settings, endpoints(["a", "b", "c"]));
+    let mut world = CoreSim::with(core, Registry::standard(), &settings, endpoints(["a", "b", "c"]));
     assert_eq!(world.dialled(), ["a"]);
     world.ready("a");
     world.lose("a");
@@ -271,7 +272,7 @@ fn asking_to_connect_before_there_is_a_config_is_not_forgotten() {
 #[test]
 fn the_request_header_is_hashed() {
     let settings = json!({"requestHashHeader": "X-User"});
-    let mut world = World::new(&config(&settings), endpoints(["a", "b", "c"])).all_up();
+    let mut world = CoreSim::new(&config(&settings), endpoints(["a", "b", "c"])).all_up();
     for key in ["a_0", "b_0", "c_0"] {
         call_with_header(&mut world, &[("x-user", key)]);
     }
@@ -280,7 +281,7 @@ fn the_request_header_is_hashed() {
     // Several values are joined by commas; the route's hash does not count.
     world.endpoints(Endpoints::list([Endpoint::at("a").with_metadata(HASH_KEY, "x,y"), Endpoint::at("b")]));
     let headers = [("x-user", "x"), ("x-user", "y_0")];
-    let call = Call::new("/a/b", 1).with_headers(&headers).with_hash(entry_of("b"));
+    let call = PickArgs::new("/a/b", 1).with_headers(&headers).with_hash(entry_of("b"));
     assert_eq!(world.pick_call(&call).outcome(), "a");
 }
 
@@ -289,7 +290,7 @@ fn the_request_header_is_hashed() {
 #[test]
 fn without_the_header_calls_spread_and_wake_one_endpoint_at_a_time() {
     let settings = json!({"request_hash_header": "x-user"});
-    let mut world = World::new(&config(&settings), endpoints(["a", "b", "c", "d"]));
+    let mut world = CoreSim::new(&config(&settings), endpoints(["a", "b", "c", "d"]));
     assert_eq!(world.picks(1), ["queue"]);
     let first = world.dialled();
     assert_eq!(first.len(), 1);
@@ -301,7 +302,7 @@ fn without_the_header_calls_spread_and_wake_one_endpoint_at_a_time() {
     world.ready(&first[0]);
     let mut ready = first;
     for _ in 0..3 {
-        let woken = |world: &mut World| {
+        let woken = |world: &mut CoreSim| {
             assert!(ready.contains(&world.pick().finish_ok()));
             Some(world.dialled()).filter(|dialled| !dialled.is_empty())
         };
@@ -325,11 +326,11 @@ fn without_the_header_calls_spread_and_wake_one_endpoint_at_a_time() {
 #[test]
 fn without_the_header_calls_fail_when_all_have() {
     let settings = json!({"requestHashHeader": "x-user"});
-    let mut world = World::new(&config(&settings), endpoints(["a", "b"]));
+    let mut world = CoreSim::new(&config(&settings), endpoints(["a", "b"]));
     world.down("a");
     world.down("b");
     assert_eq!(world.picks(2), ["queue", "fail"]);
-    assert_eq!(world.state(), Connectivity::TransientFailure);
+    assert_eq!(world.state(), ConnectivityState::TransientFailure);
 }
 
 /// RH-14
@@ -352,7 +353,7 @@ fn the_hash_key_places_an_endpoint() {
             Endpoint::at("c"),
         ])
     };
-    let mut world = World::new(&config(&json!({})), keyed(json!("pod-0"))).all_up();
+    let mut world = CoreSim::new(&config(&json!({})), keyed(json!("pod-0"))).all_up();
     let mut placed = |key: Value, expected: &[(&str, &str)]| {
         world.endpoints(keyed(key));
         for (key, address) in expected {
@@ -377,8 +378,8 @@ fn removing_an_endpoint_moves_only_its_calls() {
         let kept = names.iter().enumerate().filter(|(i, _)| Some(*i) != skip);
         Endpoints::list(kept.map(|(_, name)| Endpoint::at(name.as_str())).collect::<Vec<_>>())
     };
-    let mut world = World::new(&config(&json!({"minRingSize": 10})), list(None)).all_up();
-    let where_all_go = |world: &mut World| -> Vec<String> {
+    let mut world = CoreSim::new(&config(&json!({"minRingSize": 10})), list(None)).all_up();
+    let where_all_go = |world: &mut CoreSim| -> Vec<String> {
         let hashes = (0..500u64).map(|i| hash::of_bytes(&i.to_le_bytes()));
         hashes
             .map(|hash| {
@@ -400,7 +401,7 @@ fn removing_an_endpoint_moves_only_its_calls() {
 #[test]
 fn the_ring_shows_weights_and_picks() {
     let settings = json!({"minRingSize": 6});
-    let mut world = World::new(&config(&settings), weighted([("a", 3), ("b", 3), ("c", 4), ("a", 100)]));
+    let mut world = CoreSim::new(&config(&settings), weighted([("a", 3), ("b", 3), ("c", 4), ("a", 100)]));
     world.published();
     call(&mut world, "a");
     assert_eq!(world.published(), 1);
@@ -425,7 +426,7 @@ fn the_ring_shows_weights_and_picks() {
 #[test]
 fn endpoints_that_no_call_can_reach_are_warned_of() {
     let settings = json!({"minRingSize": 1, "maxRingSize": 2});
-    let mut world = World::new(&config(&settings), endpoints(["a", "b", "c", "d"]));
+    let mut world = CoreSim::new(&config(&settings), endpoints(["a", "b", "c", "d"]));
     assert_eq!(
         world.warnings(),
         [
@@ -436,12 +437,12 @@ fn endpoints_that_no_call_can_reach_are_warned_of() {
         world.down(key);
     }
     call(&mut world, "a");
-    assert_eq!((world.state(), world.dialled().len()), (Connectivity::TransientFailure, 2));
+    assert_eq!((world.state(), world.dialled().len()), (ConnectivityState::TransientFailure, 2));
     let unused: Vec<_> = world.describe().endpoints.into_iter().filter_map(|row| row.unused).collect();
     assert_eq!(unused.iter().filter(|why| *why == "it has no entry on the ring").count(), 2);
 
     let twins = ["a", "b"].map(|address| Endpoint::at(address).with_metadata(HASH_KEY, "pod"));
-    let mut world = World::new(&config(&json!({})), Endpoints::list(twins)).all_up();
+    let mut world = CoreSim::new(&config(&json!({})), Endpoints::list(twins)).all_up();
     assert_eq!(
         world.warnings(),
         ["several endpoints have the hash key \"pod\": the first gets all their calls"]
@@ -454,14 +455,15 @@ fn endpoints_that_no_call_can_reach_are_warned_of() {
 #[test]
 fn without_endpoints_calls_fail() {
     let mut world = ring([]);
-    assert_eq!(world.state(), Connectivity::TransientFailure);
-    let message =
-        |world: &mut World| world.pick_with(|call| call.with_hash(7)).status().unwrap().message().to_owned();
+    assert_eq!(world.state(), ConnectivityState::TransientFailure);
+    let message = |world: &mut CoreSim| {
+        world.pick_with(|call| call.with_hash(7)).status().unwrap().message().to_owned()
+    };
     assert_eq!(message(&mut world), "no endpoints");
     world.note("node n1");
     assert_eq!(message(&mut world), "no endpoints (node n1)");
     world.endpoints(Endpoints::list([Endpoint::new([""; 0]), Endpoint::at("a")]));
-    assert_eq!(world.state(), Connectivity::Idle);
+    assert_eq!(world.state(), ConnectivityState::Idle);
     world.endpoints(endpoints([]));
     assert_eq!(call(&mut world, "a"), "fail");
 }
@@ -470,7 +472,7 @@ fn without_endpoints_calls_fail() {
 #[test]
 fn an_endpoint_with_several_addresses_is_one_place() {
     let list = |first, second| Endpoints::list([Endpoint::new([first, second]), Endpoint::at("b")]);
-    let mut world = World::new(&config(&json!({})), list("a", "a2"));
+    let mut world = CoreSim::new(&config(&json!({})), list("a", "a2"));
     call(&mut world, "a");
     world.fail("a");
     assert_eq!(world.dialled(), ["a", "a2"]);

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use evenkeel_core::{
-    Call, CallEnd, Child, Code, ConfigError, Connectivity, Core, Cx, Description, Effect, Endpoint,
-    Endpoints, Event, Fields, Instant, LbConfig, LbState, Look, Pass, Pick, Picker, Policy, Registry, Rng,
-    Shown, Status, Tracker, Trackers, Update,
+    CachedState, CallOutcome, CallTracker, CallTrackers, ChildPolicy, Code, ConfigError, ConfigFields,
+    ConnectivityState, Core, Cx, DescribeCx, Description, Endpoint, Endpoints, Instant, LbConfig, LbEffect,
+    LbEvent, LbState, LbUpdate, PassResult, PickArgs, PickResult, Picker, Policy, Registry, Rng, Status,
 };
 use serde_json::{Value, json};
-use testkit::{World, dialled, endpoints, secs};
+use testkit::{CoreSim, dialled, endpoints, secs};
 
 fn round_robin() -> Value {
     json!([{"round_robin": {}}])
@@ -87,19 +87,19 @@ fn service_configs_name_a_policy_in_two_ways() {
 /// LBX-3, LBX-4: any READY wins, then CONNECTING; what failed counts as failed until it is ready.
 #[test]
 fn states_are_summed_up() {
-    let mut world = World::new(&round_robin(), endpoints(["a", "b"]));
-    assert_eq!(world.state(), Connectivity::Connecting);
+    let mut world = CoreSim::new(&round_robin(), endpoints(["a", "b"]));
+    assert_eq!(world.state(), ConnectivityState::Connecting);
     world.fail("a");
-    assert_eq!(world.state(), Connectivity::Connecting);
+    assert_eq!(world.state(), ConnectivityState::Connecting);
     world.fail("b");
-    assert_eq!(world.state(), Connectivity::TransientFailure);
+    assert_eq!(world.state(), ConnectivityState::TransientFailure);
     world.advance(secs(2));
-    assert_eq!(world.state_of("a"), Some(Connectivity::Connecting));
-    assert_eq!(world.state(), Connectivity::TransientFailure);
+    assert_eq!(world.state_of("a"), Some(ConnectivityState::Connecting));
+    assert_eq!(world.state(), ConnectivityState::TransientFailure);
     world.ready("b");
-    assert_eq!(world.state(), Connectivity::Ready);
+    assert_eq!(world.state(), ConnectivityState::Ready);
     world.lose("b");
-    assert_eq!(world.state(), Connectivity::Connecting, "b was ready: it may connect again");
+    assert_eq!(world.state(), ConnectivityState::Connecting, "b was ready: it may connect again");
 }
 
 /// LBX-5: what is idle is connected at once.
@@ -108,7 +108,7 @@ fn idle_endpoints_are_connected_at_once() {
     for policy in
         ["round_robin", "weighted_round_robin", "edf_weighted_round_robin", "least_request_experimental"]
     {
-        let mut world = World::new(&json!([{policy: {}}]), endpoints(["a", "b"])).all_up();
+        let mut world = CoreSim::new(&json!([{policy: {}}]), endpoints(["a", "b"])).all_up();
         assert_eq!(world.dialled(), ["a", "b"], "{policy}");
         world.lose("b");
         assert_eq!(world.dialled(), ["b"], "{policy}");
@@ -119,7 +119,7 @@ fn idle_endpoints_are_connected_at_once() {
 #[test]
 fn an_endpoint_is_its_set_of_addresses() {
     let list = |addresses: [&str; 2]| Endpoints::list([Endpoint::new(addresses).with_weight(1)]);
-    let mut world = World::new(&round_robin(), list(["a", "b"]));
+    let mut world = CoreSim::new(&round_robin(), list(["a", "b"]));
     world.ready("a");
     world.dialled();
     world.endpoints(list(["b", "a"]));
@@ -147,7 +147,9 @@ fn reserved_codes_do_not_reach_calls() {
     ];
     for (code, drop) in reserved.into_iter().chain(allowed).flat_map(|code| [(code, false), (code, true)]) {
         let mut world = scripted(Script {
-            answer: move || if drop { Pick::Drop(status(code)) } else { Pick::Fail(status(code)) },
+            answer: move || {
+                if drop { PickResult::Drop(status(code)) } else { PickResult::Fail(status(code)) }
+            },
         });
         let seen = world.pick().status().cloned().expect("it fails");
         if reserved.contains(&code) {
@@ -166,7 +168,7 @@ fn reserved_codes_do_not_reach_calls() {
 #[test]
 fn failures_carry_the_resolution_note() {
     for policy in ["pick_first", "round_robin"] {
-        let mut world = World::new(&json!([{policy: {}}]), endpoints(["a"]));
+        let mut world = CoreSim::new(&json!([{policy: {}}]), endpoints(["a"]));
         world.fail("a");
         world.note("xDS node id: n1");
         let message = world.pick().status().map(|status| status.message().to_owned()).unwrap_or_default();
@@ -180,17 +182,17 @@ fn failures_carry_the_resolution_note() {
 /// LBX-10
 #[test]
 fn waiting_calls_queue_where_others_fail_but_drops_hit_all() {
-    let mut failing = World::new(&round_robin(), Endpoints::none());
+    let mut failing = CoreSim::new(&round_robin(), Endpoints::none());
     assert_eq!(failing.pick().outcome(), "fail");
     assert_eq!(failing.pick_waiting().outcome(), "queue");
-    let mut dropping = scripted(Script { answer: || Pick::Drop(status(Code::Unavailable)) });
+    let mut dropping = scripted(Script { answer: || PickResult::Drop(status(Code::Unavailable)) });
     assert_eq!(dropping.pick_waiting().outcome(), "drop");
 }
 
 /// LBX-11: however many children change, one picker is published.
 #[test]
 fn one_update_publishes_one_picker() {
-    let mut world = World::new(&round_robin(), endpoints(["a", "b", "c"])).all_up();
+    let mut world = CoreSim::new(&round_robin(), endpoints(["a", "b", "c"])).all_up();
     world.published();
     world.endpoints(endpoints(["b", "c", "d", "e"]));
     assert_eq!(world.published(), 2, "one without a, one with d and e, which answered after the first pass");
@@ -201,8 +203,8 @@ fn one_update_publishes_one_picker() {
 /// LBX-12: the old policy serves until the new one leaves CONNECTING.
 #[test]
 fn a_change_of_policy_is_graceful() {
-    let mut world = World::new(&json!([{"pick_first": {}}]), endpoints(["a"])).all_up();
-    let mut other = World::new(&json!([{"pick_first": {}}]), endpoints(["a"]));
+    let mut world = CoreSim::new(&json!([{"pick_first": {}}]), endpoints(["a"])).all_up();
+    let mut other = CoreSim::new(&json!([{"pick_first": {}}]), endpoints(["a"]));
     other.ready("a");
     other.update(&round_robin(), endpoints(["b", "c"]));
     assert_eq!(other.picks(2), ["a", "a"], "b and c are connecting");
@@ -219,13 +221,13 @@ fn a_change_of_policy_is_graceful() {
 /// LBX-12: or until the old one leaves READY; a second change replaces the one that waits.
 #[test]
 fn a_lost_connection_ends_the_wait_for_the_new_policy() {
-    let mut world = World::new(&json!([{"pick_first": {}}]), endpoints(["a"]));
+    let mut world = CoreSim::new(&json!([{"pick_first": {}}]), endpoints(["a"]));
     world.ready("a");
     world.update(&round_robin(), endpoints(["b"]));
     world.update(&json!([{"edf_weighted_round_robin": {}}]), endpoints(["c"]));
     assert_eq!(world.closed(), ["b"]);
     world.lose("a");
-    assert_eq!(world.state(), Connectivity::Connecting);
+    assert_eq!(world.state(), ConnectivityState::Connecting);
     assert_eq!(world.describe().policy, "edf_weighted_round_robin");
     world.ready("c");
     assert_eq!(world.picks(1), ["c"]);
@@ -236,11 +238,11 @@ fn a_lost_connection_ends_the_wait_for_the_new_policy() {
 fn trackers_are_told_exactly_once() {
     #[derive(Default)]
     struct Told(AtomicUsize, AtomicUsize, AtomicUsize);
-    impl Tracker for Told {
-        fn finished(&self, end: &CallEnd<'_>) {
+    impl CallTracker for Told {
+        fn finished(&self, end: &CallOutcome<'_>) {
             let count = match end {
-                CallEnd::Finished { .. } => &self.0,
-                CallEnd::Cancelled => &self.1,
+                CallOutcome::Finished { .. } => &self.0,
+                CallOutcome::Cancelled => &self.1,
                 _ => &self.2,
             };
             count.fetch_add(1, Ordering::Relaxed);
@@ -248,16 +250,16 @@ fn trackers_are_told_exactly_once() {
     }
     let told: Vec<Arc<Told>> = (0..5).map(|_| Arc::default()).collect();
     let trackers = || {
-        let mut trackers = Trackers::none();
+        let mut trackers = CallTrackers::none();
         for told in &told {
             trackers.push(told.clone());
         }
         trackers
     };
-    let end = CallEnd::Finished { code: Code::Ok, at: evenkeel_core::Instant::ORIGIN, load: None };
+    let end = CallOutcome::Finished { code: Code::Ok, at: evenkeel_core::Instant::ORIGIN, load: None };
     trackers().finish(&end);
     drop(trackers());
-    trackers().finish(&CallEnd::Unsent);
+    trackers().finish(&CallOutcome::Unsent);
     for told in &told {
         let counts = [&told.0, &told.1, &told.2].map(|count| count.load(Ordering::Relaxed));
         assert_eq!((counts, Arc::strong_count(told)), ([1, 1, 1], 1));
@@ -268,11 +270,11 @@ fn trackers_are_told_exactly_once() {
 #[test]
 fn only_what_changed_runs() {
     #[derive(Default)]
-    struct Counted(Arc<AtomicUsize>, Shown<()>);
+    struct Counted(Arc<AtomicUsize>, CachedState<()>);
     impl Policy for Counted {
         type Config = ();
 
-        fn parse(_: &Fields<'_>) -> Result<(), ConfigError> {
+        fn parse(_: &ConfigFields<'_>) -> Result<(), ConfigError> {
             Ok(())
         }
 
@@ -282,17 +284,17 @@ fn only_what_changed_runs() {
                 let id = cx.subchannel(&endpoint.addresses()[0]).id();
                 cx.connect(id);
             }
-            self.1.show((), |()| LbState::connecting())
+            self.1.get_or_build((), |()| LbState::connecting())
         }
 
-        fn describe(&self, _: &Look<'_>) -> Description {
+        fn describe(&self, _: &DescribeCx<'_>) -> Description {
             Description::new()
         }
     }
     let runs: [Arc<AtomicUsize>; 2] = Default::default();
     let mut registry = Registry::standard();
     for (name, runs) in ["one", "two"].into_iter().zip(runs.clone()) {
-        registry.register_with(name, move || Counted(runs.clone(), Shown::default()));
+        registry.register_with(name, move || Counted(runs.clone(), CachedState::default()));
     }
     let config = json!([{"xds_cluster_manager_experimental": {"children": {
         "one": {"childPolicy": [{"one": {}}]}, "two": {"childPolicy": [{"two": {}}]},
@@ -301,7 +303,7 @@ fn only_what_changed_runs() {
     let groups = Endpoints::groups([("one", endpoints(["a", "b"])), ("two", endpoints(["c"]))]);
     let mut core = Core::builder(Rng::fixed(1)).build();
     let now = evenkeel_core::Instant::ORIGIN;
-    let update = Update::new(config, groups);
+    let update = LbUpdate::new(config, groups);
     core.update(update.clone());
     let dialled: Vec<_> = core.reconcile(now).effects.into_iter().collect();
     let expect = |core: &mut Core, one: usize, two: usize| {
@@ -312,8 +314,8 @@ fn only_what_changed_runs() {
     expect(&mut core, 0, 0);
     core.update(update);
     expect(&mut core, 0, 0);
-    let [Effect::Dial { id, .. }, ..] = dialled[..] else { panic!("{dialled:?}") };
-    core.handle(Event::Connected(id), now);
+    let [LbEffect::Connect { id, .. }, ..] = dialled[..] else { panic!("{dialled:?}") };
+    core.handle(LbEvent::Connected(id), now);
     expect(&mut core, 1, 0);
     core.reconcile_all(now);
     expect(&mut core, 1, 1);
@@ -325,7 +327,7 @@ fn a_core_can_move_and_pickers_can_be_shared() {
     fn moves<T: Send + 'static>() {}
     fn is_shared<T: Clone + Send + Sync + 'static>() {}
     moves::<Core>();
-    moves::<Trackers>();
+    moves::<CallTrackers>();
     is_shared::<evenkeel_core::RootPicker>();
     is_shared::<Registry>();
     is_shared::<evenkeel_core::LbConfig>();
@@ -344,36 +346,44 @@ struct Script<F> {
 
 struct Scripted<F> {
     script: Script<F>,
-    shown: Shown<()>,
+    shown: CachedState<()>,
 }
 
-impl<F: Fn() -> Pick + Clone + Send + Sync + 'static> Policy for Scripted<F> {
+impl<F: Fn() -> PickResult + Clone + Send + Sync + 'static> Policy for Scripted<F> {
     type Config = ();
 
-    fn parse(_: &Fields<'_>) -> Result<(), ConfigError> {
+    fn parse(_: &ConfigFields<'_>) -> Result<(), ConfigError> {
         Ok(())
     }
 
     fn reconcile(&mut self, (): &(), _: &Endpoints, _: &mut Cx<'_>) -> LbState {
         let script = self.script.clone();
-        self.shown.show((), |()| LbState::new(Connectivity::TransientFailure, script))
+        self.shown.get_or_build((), |()| LbState::new(ConnectivityState::TransientFailure, script))
     }
 
-    fn describe(&self, _: &Look<'_>) -> Description {
+    fn describe(&self, _: &DescribeCx<'_>) -> Description {
         Description::new()
     }
 }
 
-impl<F: Fn() -> Pick + Send + Sync> Picker for Script<F> {
-    fn pick(&self, _: &Call<'_>) -> Pick {
+impl<F: Fn() -> PickResult + Send + Sync> Picker for Script<F> {
+    fn pick(&self, _: &PickArgs<'_>) -> PickResult {
         (self.answer)()
     }
 }
 
-fn scripted<F: Fn() -> Pick + Clone + Send + Sync + 'static>(script: Script<F>) -> World {
+fn scripted<F: Fn() -> PickResult + Clone + Send + Sync + 'static>(script: Script<F>) -> CoreSim {
     let mut registry = Registry::standard();
-    registry.register_with("scripted", move || Scripted { script: script.clone(), shown: Shown::default() });
-    World::with(Core::builder(Rng::fixed(1)).build(), registry, &json!([{"scripted": {}}]), Endpoints::none())
+    registry.register_with("scripted", move || Scripted {
+        script: script.clone(),
+        shown: CachedState::default(),
+    });
+    CoreSim::with(
+        Core::builder(Rng::fixed(1)).build(),
+        registry,
+        &json!([{"scripted": {}}]),
+        Endpoints::none(),
+    )
 }
 
 /// Where many endpoints come at once, some connections are begun at a time: a pass says that the next is due right away, and
@@ -384,22 +394,22 @@ fn many_connections_are_begun_in_parts() {
     let config = Registry::standard().parse(&json!([{"round_robin": {}}])).expect("valid");
     let mut core = Core::builder(Rng::fixed(1)).build();
     let now = evenkeel_core::Instant::ORIGIN;
-    core.update(Update::new(config, Endpoints::distinct(names.iter().map(|name| Endpoint::at(&**name)))));
+    core.update(LbUpdate::new(config, Endpoints::distinct(names.iter().map(|name| Endpoint::at(&**name)))));
     let mut dialled = BTreeSet::new();
     let mut passes = 0;
     loop {
         let pass = core.reconcile(now);
         passes += 1;
         for effect in pass.effects {
-            let Effect::Dial { id, address, .. } = effect else {
+            let LbEffect::Connect { id, address, .. } = effect else {
                 panic!("expected a dial, found {effect:?}")
             };
             assert!(dialled.insert(address.to_string()), "once each");
             if passes == 1 {
-                core.handle(Event::Connected(id), now);
+                core.handle(LbEvent::Connected(id), now);
             }
         }
-        let expected = if passes == 1 { Connectivity::Connecting } else { Connectivity::Ready };
+        let expected = if passes == 1 { ConnectivityState::Connecting } else { ConnectivityState::Ready };
         assert_eq!(pass.connectivity, expected);
         if pass.wake_at != Some(now) {
             break;
@@ -416,30 +426,30 @@ fn what_went_is_closed_in_parts() {
     let names: Vec<String> = (0..1_000).map(|i| format!("e{i}")).collect();
     let list = |names: &[String]| Endpoints::distinct(names.iter().map(|name| Endpoint::at(&**name)));
     let mut core = Core::builder(Rng::fixed(1)).build();
-    core.update(Update::new(config.clone(), list(&names)));
+    core.update(LbUpdate::new(config.clone(), list(&names)));
     let mut ids = Vec::new();
     while ids.len() < names.len() {
         let new = dialled(&core.reconcile(now));
         for id in &new {
-            core.handle(Event::Connected(*id), now);
+            core.handle(LbEvent::Connected(*id), now);
         }
         ids.extend(new);
     }
     while core.reconcile(now).wake_at == Some(now) {}
-    let closed = |pass: &Pass| -> Vec<_> {
-        let closed = |effect: &Effect| match effect {
-            Effect::Close { id } => Some(*id),
+    let closed = |pass: &PassResult| -> Vec<_> {
+        let closed = |effect: &LbEffect| match effect {
+            LbEffect::Close { id } => Some(*id),
             _ => None,
         };
         pass.effects.iter().filter_map(closed).collect()
     };
-    core.update(Update::new(config.clone(), list(&names[..1])));
+    core.update(LbUpdate::new(config.clone(), list(&names[..1])));
     let pass = core.reconcile(now);
     let mut gone = closed(&pass);
     assert_eq!((gone.len(), pass.wake_at), (256, Some(now)));
     assert_eq!(core.subchannel_count(), names.len() - gone.len());
     let back = [names[0].clone(), names[999].clone()];
-    core.update(Update::new(config, list(&back)));
+    core.update(LbUpdate::new(config, list(&back)));
     loop {
         let pass = core.reconcile(now);
         assert_eq!(dialled(&pass), [], "its connection is there");
@@ -462,24 +472,24 @@ fn what_went_is_closed_in_parts() {
 fn connections_that_are_there_are_taken_over_at_once() {
     let names: Vec<String> = (0..1_000).map(|i| format!("e{i}")).collect();
     let list = Endpoints::distinct(names.iter().map(|name| Endpoint::at(&**name)));
-    let mut world = World::new(&json!([{"round_robin": {}}]), list).all_up();
+    let mut world = CoreSim::new(&json!([{"round_robin": {}}]), list).all_up();
     assert_eq!(world.dialled().len(), names.len());
     world.config(&json!([{"least_request_experimental": {}}]));
     assert_eq!((world.dialled().len(), world.closed().len()), (0, 0));
-    assert_eq!(world.state(), Connectivity::Ready);
+    assert_eq!(world.state(), ConnectivityState::Ready);
 }
 
 /// Wraps a policy, shows it or not, and counts how often it is run itself.
 #[derive(Default)]
 struct Above<const SHOWS: bool> {
-    child: Child,
+    child: ChildPolicy,
     runs: usize,
 }
 
 impl<const SHOWS: bool> Policy for Above<SHOWS> {
     type Config = LbConfig;
 
-    fn parse(fields: &Fields<'_>) -> Result<LbConfig, ConfigError> {
+    fn parse(fields: &ConfigFields<'_>) -> Result<LbConfig, ConfigError> {
         fields.child("childPolicy")
     }
 
@@ -488,13 +498,13 @@ impl<const SHOWS: bool> Policy for Above<SHOWS> {
         self.child.reconcile(config, endpoints, cx)
     }
 
-    fn each_child(&mut self, visit: &mut dyn FnMut(&mut Child)) {
+    fn each_child(&mut self, visit: &mut dyn FnMut(&mut ChildPolicy)) {
         if SHOWS {
             visit(&mut self.child);
         }
     }
 
-    fn describe(&self, look: &Look<'_>) -> Description {
+    fn describe(&self, look: &DescribeCx<'_>) -> Description {
         Description::new().detail("runs", self.runs).child("child", self.child.describe(look))
     }
 }
@@ -510,13 +520,13 @@ fn what_changes_nothing_for_those_above_does_not_run_them() {
         let config = registry.parse(&config).expect("the config parses");
         let mut core = Core::builder(Rng::fixed(1)).build();
         let mut now = Instant::ORIGIN;
-        core.update(Update::new(config, endpoints(["a", "b"])));
+        core.update(LbUpdate::new(config, endpoints(["a", "b"])));
         let dialled = dialled(&core.reconcile(now));
         for id in &dialled {
-            core.handle(Event::Connected(*id), now);
+            core.handle(LbEvent::Connected(*id), now);
         }
         let pass = core.reconcile(now);
-        assert_eq!(pass.connectivity, Connectivity::Ready);
+        assert_eq!(pass.connectivity, ConnectivityState::Ready);
         let picker = pass.picker.expect("there is something to pick from");
         let look = |core: &Core| {
             let tree = core.describe().expect("it ran");
@@ -527,13 +537,13 @@ fn what_changes_nothing_for_those_above_does_not_run_them() {
         for _ in 0..3 {
             let (runs, updates) = look(&core);
             // Weights are looked up while calls are picked.
-            drop(picker.pick(&evenkeel_core::Call::new("/test.Service/Method", 0)));
+            drop(picker.pick(&evenkeel_core::PickArgs::new("/test.Service/Method", 0)));
             now += secs(1);
             assert!(core.reconcile(now).picker.is_none());
             assert_eq!(look(&core), (runs + runs_each_second, updates + 1), "{name}");
         }
         let (runs, _) = look(&core);
-        core.handle(Event::Disconnected(dialled[0], Status::unavailable("gone")), now);
+        core.handle(LbEvent::Disconnected(dialled[0], Status::unavailable("gone")), now);
         assert!(core.reconcile(now).picker.is_some());
         assert_eq!(look(&core).0, runs + 1, "{name}");
     }

@@ -3,11 +3,11 @@
 //! endpoints came.
 
 use evenkeel_core::{
-    Call, ConfigError, Connectivity, Cx, Description, Endpoints, Fields, LbState, Look, Pick, Picker, Policy,
-    Registry, Status,
+    ConfigError, ConfigFields, ConnectivityState, Cx, DescribeCx, Description, Endpoints, LbState, PickArgs,
+    PickResult, Picker, Policy, Registry, Status,
 };
 use serde_json::{Value, json};
-use testkit::{Picked, World};
+use testkit::{CoreSim, Picked};
 
 /// The policy; registered as `scripted`.
 #[derive(Default)]
@@ -19,14 +19,14 @@ pub(crate) struct Scripted {
 }
 
 impl Policy for Scripted {
-    type Config = (String, Connectivity);
+    type Config = (String, ConnectivityState);
 
-    fn parse(fields: &Fields<'_>) -> Result<Self::Config, ConfigError> {
+    fn parse(fields: &ConfigFields<'_>) -> Result<Self::Config, ConfigError> {
         let state = match fields.str("state")? {
-            Some("READY") => Connectivity::Ready,
-            Some("CONNECTING") => Connectivity::Connecting,
-            Some("IDLE") => Connectivity::Idle,
-            _ => Connectivity::TransientFailure,
+            Some("READY") => ConnectivityState::Ready,
+            Some("CONNECTING") => ConnectivityState::Connecting,
+            Some("IDLE") => ConnectivityState::Idle,
+            _ => ConnectivityState::TransientFailure,
         };
         Ok((fields.str("name")?.unwrap_or_default().to_owned(), state))
     }
@@ -46,7 +46,7 @@ impl Policy for Scripted {
         }
     }
 
-    fn describe(&self, _: &Look<'_>) -> Description {
+    fn describe(&self, _: &DescribeCx<'_>) -> Description {
         let endpoints = self.endpoints.iter().flat_map(Endpoints::iter);
         let addresses: Vec<String> = endpoints.map(|endpoint| endpoint.addresses()[0].to_string()).collect();
         Description::new()
@@ -59,8 +59,8 @@ impl Policy for Scripted {
 struct Saying(Status);
 
 impl Picker for Saying {
-    fn pick(&self, _: &Call<'_>) -> Pick {
-        Pick::Fail(self.0.clone())
+    fn pick(&self, _: &PickArgs<'_>) -> PickResult {
+        PickResult::Fail(self.0.clone())
     }
 }
 
@@ -72,13 +72,13 @@ pub(crate) fn registry() -> Registry {
 }
 
 /// A world with this one among its policies.
-pub(crate) fn world(config: &Value, endpoints: Endpoints) -> World {
+pub(crate) fn world(config: &Value, endpoints: Endpoints) -> CoreSim {
     let core = evenkeel_core::Core::builder(evenkeel_core::Rng::fixed(1)).build();
-    World::with(core, registry(), config, endpoints)
+    CoreSim::with(core, registry(), config, endpoints)
 }
 
 /// The policy in a state.
-pub(crate) fn scripted(name: &str, state: Connectivity) -> Value {
+pub(crate) fn scripted(name: &str, state: ConnectivityState) -> Value {
     json!([{"scripted": {"name": name, "state": state}}])
 }
 

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use evenkeel_core::{
-    Backoff, Connectivity, Core, Effect, Event, Instant, LoadReport, Registry, Rng, Status, SubchannelId,
-    Update,
+    Backoff, ConnectivityState, Core, Instant, LbEffect, LbEvent, LbUpdate, LoadReport, Registry, Rng,
+    Status, SubchannelId,
 };
 use proptest::prelude::*;
 use serde_json::json;
@@ -37,7 +37,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 /// The states as gRPC's connection back-off document has them, with one policy that always wants a connection.
 #[derive(Debug)]
 struct Model {
-    state: Connectivity,
+    state: ConnectivityState,
     started: u64,
     failures_in_row: i32,
     until: u64,
@@ -51,12 +51,12 @@ struct Model {
 
 impl Model {
     fn connect(&mut self, now: u64) {
-        self.state = Connectivity::Connecting;
+        self.state = ConnectivityState::Connecting;
         self.started = now;
     }
 
     fn is_under_way(&self) -> bool {
-        self.state == Connectivity::Connecting && self.paced_until.is_none()
+        self.state == ConnectivityState::Connecting && self.paced_until.is_none()
     }
 
     fn lose(&mut self, now: u64) {
@@ -70,7 +70,7 @@ impl Model {
         let wait = (1e9 * 1.6_f64.powi(self.failures_in_row)).min(120e9);
         self.failures_in_row += 1;
         self.until = (self.started + wait as u64).max(now);
-        self.state = Connectivity::TransientFailure;
+        self.state = ConnectivityState::TransientFailure;
         self.tick(now);
     }
 
@@ -81,7 +81,7 @@ impl Model {
             self.paced_until = None;
             self.connect(now);
         }
-        if self.state == Connectivity::TransientFailure && self.until <= now {
+        if self.state == ConnectivityState::TransientFailure && self.until <= now {
             self.connect(now);
         }
     }
@@ -96,10 +96,10 @@ proptest! {
         let backoff = Backoff { jitter: 0.0, ..Backoff::default() };
         let mut core = Core::builder(Rng::fixed(1)).backoff(backoff).build();
         let config = Registry::standard().parse(&json!([{"round_robin": {}}])).expect("valid");
-        core.update(Update::new(config, endpoints(["a"])));
+        core.update(LbUpdate::new(config, endpoints(["a"])));
         let mut now = 0;
         let mut model = Model {
-            state: Connectivity::Connecting, started: 0, failures_in_row: 0, until: 0,
+            state: ConnectivityState::Connecting, started: 0, failures_in_row: 0, until: 0,
             opened: 0, answered: false, fruitless: 0, paced_until: None,
         };
         let id = pass(&mut core, now).expect("a is dialled at once");
@@ -107,12 +107,12 @@ proptest! {
             let at = Instant::from_nanos(now);
             let error = Status::unavailable("x");
             let (news, expected) = match step {
-                Step::Connected => (core.handle(Event::Connected(id), at), model.is_under_way()),
-                Step::Failed => (core.handle(Event::ConnectFailed(id, error), at), model.is_under_way()),
-                Step::Answered => (core.handle(Event::Answered(id), at), model.state == Connectivity::Ready),
-                Step::Lost => (core.handle(Event::Disconnected(id, error), at), model.state == Connectivity::Ready),
-                Step::Wanted => (core.handle(Event::Connect(id), at), true),
-                Step::Load => (core.handle(Event::Load(id, LoadReport::default()), at), true),
+                Step::Connected => (core.handle(LbEvent::Connected(id), at), model.is_under_way()),
+                Step::Failed => (core.handle(LbEvent::ConnectFailed(id, error), at), model.is_under_way()),
+                Step::Answered => (core.handle(LbEvent::ResponseReceived(id), at), model.state == ConnectivityState::Ready),
+                Step::Lost => (core.handle(LbEvent::Disconnected(id, error), at), model.state == ConnectivityState::Ready),
+                Step::Wanted => (core.handle(LbEvent::Connect(id), at), true),
+                Step::Load => (core.handle(LbEvent::Load(id, LoadReport::default()), at), true),
                 Step::Wait(millis) => {
                     now += Duration::from_millis(millis).as_nanos() as u64;
                     (true, true)
@@ -121,7 +121,7 @@ proptest! {
             prop_assert_eq!(news, expected, "{:?} in {:?}", step, &model);
             match (step, expected) {
                 (Step::Connected, true) => {
-                    model.state = Connectivity::Ready;
+                    model.state = ConnectivityState::Ready;
                     model.failures_in_row = 0;
                     (model.opened, model.answered) = (now, false);
                 }
@@ -134,7 +134,7 @@ proptest! {
             pass(&mut core, now);
             let subchannel = core.subchannel(id).expect("its endpoint stays");
             prop_assert_eq!(subchannel.connectivity(), model.state, "after {:?} at {}", step, now);
-            if model.state == Connectivity::TransientFailure {
+            if model.state == ConnectivityState::TransientFailure {
                 let off = subchannel.retry_at().map_or(0, Instant::as_nanos).abs_diff(model.until);
                 prop_assert!(off < 1_000, "retry is {off} ns off");
             }
@@ -146,7 +146,7 @@ proptest! {
 fn pass(core: &mut Core, now: u64) -> Option<SubchannelId> {
     let effects = core.reconcile(Instant::from_nanos(now)).effects;
     effects.iter().find_map(|effect| match effect {
-        Effect::Dial { id, .. } => Some(*id),
+        LbEffect::Connect { id, .. } => Some(*id),
         _ => None,
     })
 }

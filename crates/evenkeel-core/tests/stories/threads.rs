@@ -6,9 +6,9 @@ use std::collections::HashSet;
 use std::sync::RwLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use evenkeel_core::{Call, CallEnd, Code, Instant, LoadReport, Pick, RootPicker, SubchannelId};
+use evenkeel_core::{CallOutcome, Code, Instant, LoadReport, PickArgs, PickResult, RootPicker, SubchannelId};
 use serde_json::json;
-use testkit::{World, secs, weighted};
+use testkit::{CoreSim, secs, weighted};
 
 /// fault 67: pickers are swapped while 64 threads pick, ten million times in all. Every pick is one that the picker may
 /// give, and everything that was started is told its end.
@@ -20,7 +20,7 @@ fn pickers_are_swapped_under_64_threads() {
     let policy = json!([{"xds_cluster_impl_experimental": {
         "cluster": "c", "maxConcurrentRequests": 1_000_000, "childPolicy": [{"weighted_round_robin": {"blackoutPeriod": "0s"}}],
     }}]);
-    let mut world = World::new(&policy, weighted([("a", 1), ("b", 2), ("c", 3), ("d", 4)])).all_up();
+    let mut world = CoreSim::new(&policy, weighted([("a", 1), ("b", 2), ("c", 3), ("d", 4)])).all_up();
     let current = RwLock::new(world.picker());
     let (stop, picks) = (AtomicBool::new(false), AtomicU64::new(0));
     let load = LoadReport { cpu_utilization: 0.5, requests_per_second: 10.0, ..LoadReport::default() };
@@ -34,10 +34,10 @@ fn pickers_are_swapped_under_64_threads() {
                     let picker: RootPicker = current.read().expect("no thread panics").clone();
                     for _ in 0..100 {
                         entropy += THREADS;
-                        match picker.pick(&Call::new("/a/b", entropy)) {
-                            Pick::To(id, trackers) => {
+                        match picker.pick(&PickArgs::new("/a/b", entropy)) {
+                            PickResult::Complete(id, trackers) => {
                                 seen.insert(id);
-                                let end = CallEnd::Finished {
+                                let end = CallOutcome::Finished {
                                     code: Code::Ok,
                                     at: Instant::ORIGIN,
                                     load: Some(load),
@@ -57,7 +57,7 @@ fn pickers_are_swapped_under_64_threads() {
             swaps += 1;
             world.endpoints(weighted([("a", 1 + swaps % 7), ("b", 2), ("c", 3), ("d", 4)]));
             // The other threads still pick from the order before. An unused order would be dormant, and wake between two passes.
-            assert!(matches!(world.picker().pick(&Call::new("/a/b", 0)), Pick::To(..)));
+            assert!(matches!(world.picker().pick(&PickArgs::new("/a/b", 0)), PickResult::Complete(..)));
             world.advance(secs(1));
             *current.write().expect("no thread panics") = world.picker();
             std::thread::yield_now();

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use evenkeel_core::{Code, Connectivity, Description, Endpoint, Endpoints, Locality};
+use evenkeel_core::{Code, ConnectivityState, Description, Endpoint, Endpoints, Locality};
 use serde_json::{Value, json};
-use testkit::{World, secs};
+use testkit::{CoreSim, secs};
 
 /// Two priorities; each is outlier detection over drops and circuit breaker over localities over EDF.
 fn config() -> Value {
@@ -39,7 +39,7 @@ fn endpoints() -> Endpoints {
     Endpoints::groups([("cluster:orders", Endpoints::groups([("p0", p0), ("p1", p1)]))])
 }
 
-fn pick(world: &mut World) -> String {
+fn pick(world: &mut CoreSim) -> String {
     world.pick_with(|call| call.with_cluster("cluster:orders")).finish_ok()
 }
 
@@ -52,7 +52,7 @@ fn names(description: &Description) -> Vec<String> {
 /// EDF-9: localities share by their weight, endpoints share inside their locality, in exact EDF order.
 #[test]
 fn shares_are_split_level_by_level() {
-    let mut world = World::new(&config(), endpoints()).all_up();
+    let mut world = CoreSim::new(&config(), endpoints()).all_up();
     let picks: Vec<String> = (0..8_000).map(|_| pick(&mut world)).collect();
     let count = |address: &str| picks.iter().filter(|pick| *pick == address).count();
     // 8,000 draws between localities 3:1: the standard deviation is 39.
@@ -65,7 +65,7 @@ fn shares_are_split_level_by_level() {
 
 #[test]
 fn the_tree_shows_itself() {
-    let mut world = World::new(&config(), endpoints()).all_up();
+    let mut world = CoreSim::new(&config(), endpoints()).all_up();
     for _ in 0..400 {
         pick(&mut world);
     }
@@ -82,7 +82,7 @@ fn the_tree_shows_itself() {
             "edf_weighted_round_robin",
         ]
     );
-    assert_eq!((tree.state, tree.picks()), (Some(Connectivity::Ready), 400));
+    assert_eq!((tree.state, tree.picks()), (Some(ConnectivityState::Ready), 400));
     let json = serde_json::to_string(&tree).expect("a description is plain data");
     assert!(json.contains(r#""share":0.6666666666666666"#), "{json}");
 }
@@ -90,7 +90,7 @@ fn the_tree_shows_itself() {
 /// PR-11, OD-11: a priority that dies hands over; one that returns takes back; an endpoint that errs is set aside.
 #[test]
 fn failover_and_ejection_work_together() {
-    let mut world = World::new(&config(), endpoints()).all_up();
+    let mut world = CoreSim::new(&config(), endpoints()).all_up();
     for address in ["a", "b", "c"] {
         world.down(address);
     }
@@ -107,13 +107,13 @@ fn failover_and_ejection_work_together() {
     }
     world.advance(secs(1));
     assert!((0..200).all(|_| pick(&mut world) != "c"));
-    assert_eq!(world.state_of("c"), Some(Connectivity::Ready), "its connection is kept");
+    assert_eq!(world.state_of("c"), Some(ConnectivityState::Ready), "its connection is kept");
 }
 
 /// Re-resolution requests from below a priority that ignores them stay there.
 #[test]
 fn reresolution_is_swallowed_where_configured() {
-    let mut world = World::new(&config(), endpoints()).all_up();
+    let mut world = CoreSim::new(&config(), endpoints()).all_up();
     world.reresolutions();
     world.down("a");
     assert_eq!(world.reresolutions(), 0);

@@ -7,7 +7,7 @@ use evenkeel_core::policy::WeightedRoundRobinConfig;
 use evenkeel_core::{Code, Core, Endpoint, Endpoints, Instant, LoadReport, Registry, Rng};
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use testkit::{Picked, World, endpoints, secs, weighted};
+use testkit::{CoreSim, Picked, endpoints, secs, weighted};
 
 fn wrr(settings: &Value) -> Value {
     json!([{"weighted_round_robin": settings}])
@@ -24,14 +24,14 @@ fn load(weight: f64) -> LoadReport {
 }
 
 /// A world in which every endpoint answers and has reported this weight, if any, with a call just now.
-fn reported<const N: usize>(config: &Value, weights: [(&str, f64); N]) -> World {
-    let mut world = World::new(config, endpoints(weights.map(|(address, _)| address))).all_up();
+fn reported<const N: usize>(config: &Value, weights: [(&str, f64); N]) -> CoreSim {
+    let mut world = CoreSim::new(config, endpoints(weights.map(|(address, _)| address))).all_up();
     report(&mut world, weights.map(|(address, weight)| (address, load(weight))));
     world
 }
 
 /// Calls until every address has answered one with its report.
-fn report<const N: usize>(world: &mut World, loads: [(&str, LoadReport); N]) {
+fn report<const N: usize>(world: &mut CoreSim, loads: [(&str, LoadReport); N]) {
     let mut open = BTreeMap::from(loads.map(|(address, load)| (address.to_owned(), load)));
     for _ in 0..10_000 {
         let picked = world.pick();
@@ -45,17 +45,17 @@ fn report<const N: usize>(world: &mut World, loads: [(&str, LoadReport); N]) {
 }
 
 /// The weight in force, if there is a usable one.
-fn weight(world: &World, address: &str) -> Option<f64> {
+fn weight(world: &CoreSim, address: &str) -> Option<f64> {
     let rows = world.describe().endpoints;
     let row = rows.iter().find(|row| row.addresses == [address])?;
     row.weight.filter(|weight| *weight > 0.0)
 }
 
-fn count(world: &World, detail: &str) -> u64 {
+fn count(world: &CoreSim, detail: &str) -> u64 {
     world.describe().details[detail].as_u64().expect("a count")
 }
 
-fn shares(world: &mut World, n: usize) -> Vec<usize> {
+fn shares(world: &mut CoreSim, n: usize) -> Vec<usize> {
     world.shares(n).into_values().collect()
 }
 
@@ -121,7 +121,8 @@ fn bad_settings_are_named() {
 #[test]
 fn updates_are_at_least_100_ms_apart() {
     for (period, expected) in [("0.099s", 100), ("0s", 100), ("-3s", 100), ("0.101s", 101), ("2.5s", 2500)] {
-        let world = World::new(&wrr(&json!({"weightUpdatePeriod": period})), endpoints(["a", "b"])).all_up();
+        let world =
+            CoreSim::new(&wrr(&json!({"weightUpdatePeriod": period})), endpoints(["a", "b"])).all_up();
         assert_eq!(world.wake_at(), Some(Instant::ORIGIN + millis(expected)), "{period}");
     }
 }
@@ -148,7 +149,7 @@ fn the_weight_is_rate_per_utilisation() {
         (1.0, report(100.0, 0.5, f64::NAN, 0.0), 200.0),
     ] {
         let config = wrr(&json!({"blackoutPeriod": "0s", "errorUtilizationPenalty": penalty}));
-        let mut world = World::new(&config, endpoints(["a", "b"])).all_up();
+        let mut world = CoreSim::new(&config, endpoints(["a", "b"])).all_up();
         self::report(&mut world, [("a", of_a.clone()), ("b", load(1.0))]);
         world.advance(secs(1));
         let weight = weight(&world, "a").unwrap();
@@ -191,7 +192,7 @@ fn reports_without_sense_change_nothing() {
         world.advance(secs(1));
         assert_eq!((weight(&world, "a"), weight(&world, "b")), (None, Some(7.0)), "{bad:?}");
         // Nor when the blackout began.
-        let mut world = World::new(&wrr(&json!({})), endpoints(["a", "b"])).all_up();
+        let mut world = CoreSim::new(&wrr(&json!({})), endpoints(["a", "b"])).all_up();
         report(&mut world, [("a", bad.clone()), ("b", load(7.0))]);
         world.advance(secs(5));
         report(&mut world, [("a", load(5.0)), ("b", load(7.0))]);
@@ -231,7 +232,7 @@ fn named_metrics_make_the_utilisation() {
         let config = wrr(&json!({
             "blackoutPeriod": "0s", "metricNamesForComputingUtilization": names,
         }));
-        let mut world = World::new(&config, endpoints(["a", "b"])).all_up();
+        let mut world = CoreSim::new(&config, endpoints(["a", "b"])).all_up();
         report(&mut world, [("a", report_a.clone()), ("b", load(1.0))]);
         world.advance(secs(1));
         let expected = utilisation.map(|utilisation| 100.0 / utilisation);
@@ -253,7 +254,7 @@ fn named_metrics_make_the_utilisation() {
 #[test]
 fn blackout_expiration_and_return() {
     let mut world = reported(&wrr(&json!({})), [("a", 1.0), ("b", 3.0)]);
-    let is_weighted = |world: &mut World| match &shares(world, 40)[..] {
+    let is_weighted = |world: &mut CoreSim| match &shares(world, 40)[..] {
         [10, 30] => true,
         [20, 20] => false,
         other => panic!("{other:?}"),
@@ -297,7 +298,7 @@ fn blackout_and_expiration_may_be_off() {
 #[test]
 fn a_new_connection_starts_the_blackout_over() {
     let list = [("a", 100.0), ("b", 200.0), ("c", 300.0)];
-    let mut world = World::new(&wrr(&json!({})), endpoints(list.map(|(address, _)| address)));
+    let mut world = CoreSim::new(&wrr(&json!({})), endpoints(list.map(|(address, _)| address)));
     for (address, weight) in list {
         world.ready(address);
         report(&mut world, [(address, load(weight))]);
@@ -326,9 +327,9 @@ fn a_new_connection_starts_the_blackout_over() {
     let id = world.find("b").unwrap();
     let now = world.now();
     let gone = evenkeel_core::Status::unavailable("gone");
-    world.core().handle(evenkeel_core::Event::Disconnected(id, gone), now);
-    world.core().handle(evenkeel_core::Event::Connect(id), now);
-    world.handle(evenkeel_core::Event::Connected(id));
+    world.core().handle(evenkeel_core::LbEvent::Disconnected(id, gone), now);
+    world.core().handle(evenkeel_core::LbEvent::Connect(id), now);
+    world.handle(evenkeel_core::LbEvent::Connected(id));
     world.advance(secs(1));
     assert_eq!(weight(&world, "b"), None);
 }
@@ -336,7 +337,7 @@ fn a_new_connection_starts_the_blackout_over() {
 /// WRR-9
 #[test]
 fn who_has_no_weight_gets_the_mean() {
-    let mut world = World::new(&at_once(), endpoints(["a", "b", "c"])).all_up();
+    let mut world = CoreSim::new(&at_once(), endpoints(["a", "b", "c"])).all_up();
     report(&mut world, [("a", load(100.0))]);
     world.advance(secs(1));
     assert_eq!(world.describe().details["weights_from"], "EDS");
@@ -352,7 +353,7 @@ fn who_has_no_weight_gets_the_mean() {
 /// WRR-9, WRR-20
 #[test]
 fn without_reports_the_weights_of_the_control_plane_hold() {
-    let mut world = World::new(&at_once(), weighted([("a", 2), ("b", 4)])).all_up();
+    let mut world = CoreSim::new(&at_once(), weighted([("a", 2), ("b", 4)])).all_up();
     assert_eq!(world.letters(14), "babbabbabbabba");
     report(&mut world, [("a", load(1.0)), ("b", load(1.0))]);
     world.advance(secs(1));
@@ -361,12 +362,12 @@ fn without_reports_the_weights_of_the_control_plane_hold() {
     assert_eq!(shares(&mut world, 60), [20, 40]);
     world.endpoints(weighted([("a", 5), ("b", 1)]));
     assert_eq!(shares(&mut world, 60), [50, 10], "on the next pick");
-    let mut world = World::new(&at_once(), endpoints(["a", "b", "c"])).all_up();
+    let mut world = CoreSim::new(&at_once(), endpoints(["a", "b", "c"])).all_up();
     assert_eq!(world.letters(6), "abcabc");
 }
 
 /// Lets time go by and returns the number of times that the core asked to run in it.
-fn wake_ups(world: &mut World, by: Duration) -> usize {
+fn wake_ups(world: &mut CoreSim, by: Duration) -> usize {
     let (end, mut count) = (world.now() + by, 0);
     while let Some(at) = world.wake_at().filter(|at| *at <= end) {
         let now = world.now();
@@ -381,7 +382,7 @@ fn wake_ups(world: &mut World, by: Duration) -> usize {
 /// WRR-10: without picks there is no timer but for the end of blackouts and weights, and none after those.
 #[test]
 fn without_picks_nothing_is_looked_up() {
-    let mut world = World::new(&wrr(&json!({})), endpoints(["a", "b", "c"])).all_up();
+    let mut world = CoreSim::new(&wrr(&json!({})), endpoints(["a", "b", "c"])).all_up();
     assert_eq!(wake_ups(&mut world, secs(3_600)), 1, "the first look-up finds that there are no picks");
     assert_eq!(world.wake_at(), None);
     // Reports with the calls of a moment: the look-up of the next second, the end of the blackouts, that of the weights.
@@ -402,7 +403,7 @@ fn without_picks_nothing_is_looked_up() {
 /// WRR-6, WRR-10: the first pick after a silence leads to a look-up at once, so that the next one goes by what is known.
 #[test]
 fn the_first_pick_after_a_silence_leads_to_a_look_up() {
-    let mut world = World::new(&at_once(), endpoints(["a", "b"])).all_up();
+    let mut world = CoreSim::new(&at_once(), endpoints(["a", "b"])).all_up();
     let calls = [world.pick(), world.pick()];
     wake_ups(&mut world, secs(100));
     assert_eq!(world.wake_at(), None, "without reports nothing expires");
@@ -438,7 +439,7 @@ fn the_first_pick_after_a_silence_leads_to_a_look_up() {
 #[test]
 fn out_of_band_reports_lead_to_no_look_ups_without_picks() {
     let config = wrr(&json!({"enableOobLoadReport": true, "blackoutPeriod": "0s"}));
-    let mut world = World::new(&config, endpoints(["a", "b"])).all_up();
+    let mut world = CoreSim::new(&config, endpoints(["a", "b"])).all_up();
     wake_ups(&mut world, secs(10));
     let before = count(&world, "rr_fallback");
     for _ in 0..100 {
@@ -454,7 +455,7 @@ fn out_of_band_reports_lead_to_no_look_ups_without_picks() {
 /// WRR-10: endpoints that come and go without picks set no timer, and each change is in force at once.
 #[test]
 fn endpoints_come_and_go_without_picks() {
-    let mut world = World::new(&at_once(), endpoints(["a", "b", "c"]));
+    let mut world = CoreSim::new(&at_once(), endpoints(["a", "b", "c"]));
     for address in ["a", "b"] {
         world.ready(address);
     }
@@ -470,7 +471,7 @@ fn endpoints_come_and_go_without_picks() {
 /// WRR-10: updates keep their phase, whatever else happens; a picker in use goes on working.
 #[test]
 fn weights_are_looked_up_on_the_second_and_when_something_changes() {
-    let mut world = World::new(&at_once(), endpoints(["a", "b", "c"]));
+    let mut world = CoreSim::new(&at_once(), endpoints(["a", "b", "c"]));
     world.ready("a");
     world.ready("b");
     report(&mut world, [("a", load(1.0)), ("b", load(3.0))]);
@@ -487,8 +488,8 @@ fn weights_are_looked_up_on_the_second_and_when_something_changes() {
     world.config(&wrr(&json!({"blackoutPeriod": "0s", "weightUpdatePeriod": "0.4s"})));
     assert_eq!(world.wake_at(), Some(Instant::ORIGIN + millis(800)));
     for _ in 0..10 {
-        let call = evenkeel_core::Call::new("/test.Service/Method", 0);
-        assert!(matches!(old.pick(&call), evenkeel_core::Pick::To(..)));
+        let call = evenkeel_core::PickArgs::new("/test.Service/Method", 0);
+        assert!(matches!(old.pick(&call), evenkeel_core::PickResult::Complete(..)));
     }
 }
 
@@ -500,7 +501,7 @@ fn many_clusters_are_updated_in_few_passes() {
     let children: serde_json::Map<_, _> = names.iter().map(|name| child(name)).collect();
     let config = json!([{"xds_cluster_manager_experimental": { "children": children }}]);
     let pair = |name: &str| Endpoints::list(["1", "2"].map(|n| Endpoint::at(format!("{name}{n}").as_str())));
-    let mut world = World::new(&config, Endpoints::groups(names.map(|name| (name, pair(name)))));
+    let mut world = CoreSim::new(&config, Endpoints::groups(names.map(|name| (name, pair(name)))));
     world.advance(millis(50));
     for name in names {
         world.ready(&format!("{name}1"));
@@ -508,7 +509,7 @@ fn many_clusters_are_updated_in_few_passes() {
         world.advance(millis(12));
     }
     assert_eq!(world.wake_at(), Some(Instant::ORIGIN + millis(1_050)));
-    let updates = |world: &World| -> Vec<u64> {
+    let updates = |world: &CoreSim| -> Vec<u64> {
         let tree = world.describe();
         tree.children
             .iter()
@@ -516,7 +517,7 @@ fn many_clusters_are_updated_in_few_passes() {
             .collect()
     };
     for name in names {
-        let _ = world.pick_call(&evenkeel_core::Call::new("/test.Service/Method", 0).with_cluster(name));
+        let _ = world.pick_call(&evenkeel_core::PickArgs::new("/test.Service/Method", 0).with_cluster(name));
     }
     let before = updates(&world);
     world.advance(millis(1_050 - 98));
@@ -543,9 +544,9 @@ fn the_same_weights_keep_the_picker() {
 /// fault 68
 #[test]
 fn a_pause_gives_one_update() {
-    let mut world = World::new(&at_once(), endpoints(["a", "b"])).all_up();
+    let mut world = CoreSim::new(&at_once(), endpoints(["a", "b"])).all_up();
     // A call each second.
-    let advance = |world: &mut World, seconds: usize| {
+    let advance = |world: &mut CoreSim, seconds: usize| {
         for _ in 0..seconds {
             world.letters(1);
             world.advance(secs(1));
@@ -568,7 +569,7 @@ fn a_pause_gives_one_update() {
 /// WRR-11, WRR-12
 #[test]
 fn shares_are_exact_on_every_prefix_and_over_every_update() {
-    let mut world = World::new(&at_once(), endpoints(["a", "b", "c", "d", "e"])).all_up();
+    let mut world = CoreSim::new(&at_once(), endpoints(["a", "b", "c", "d", "e"])).all_up();
     let mut rng = Rng::fixed(7);
     let names = ["a", "b", "c", "d", "e"];
     let mut weights = [1.0; 5];
@@ -624,7 +625,7 @@ fn the_sequence_goes_on_over_new_pickers() {
 #[test]
 fn calls_carry_reports_unless_they_come_out_of_band() {
     let wants = |picked: &Picked| match picked {
-        Picked::To { trackers, .. } => trackers.want_load(),
+        Picked::To { trackers, .. } => trackers.needs_load_report(),
         other => panic!("{other:?}"),
     };
     let mut world = reported(&at_once(), [("a", 1.0), ("b", 3.0)]);
@@ -668,7 +669,7 @@ fn out_of_band_reports_are_watched_as_configured() {
         let settings = json!({"enableOobLoadReport": true, "oobReportingPeriod": period});
         wrr(&settings)
     };
-    let mut world = World::new(&wrr(&json!({})), endpoints(["a", "b"])).all_up();
+    let mut world = CoreSim::new(&wrr(&json!({})), endpoints(["a", "b"])).all_up();
     world.dialled();
     assert!(world.watches().is_empty());
     world.config(&wrr(&json!({"enableOobLoadReport": true})));
@@ -716,7 +717,7 @@ fn weights_survive_an_endpoint_update() {
 /// WRR-16
 #[test]
 fn one_endpoint_needs_no_timer() {
-    let mut world = World::new(&at_once(), endpoints(["a", "a"])).all_up();
+    let mut world = CoreSim::new(&at_once(), endpoints(["a", "a"])).all_up();
     assert_eq!(world.wake_at(), None);
     assert_eq!(world.letters(5), "aaaaa");
     let row = &world.describe().endpoints[0];
@@ -738,12 +739,12 @@ fn one_endpoint_needs_no_timer() {
 /// What A78 counts.
 #[test]
 fn updates_are_counted() {
-    let counts = |world: &World| {
+    let counts = |world: &CoreSim| {
         ["rr_fallback", "endpoint_weight_not_yet_usable", "endpoint_weight_stale"]
             .map(|name| count(world, name))
     };
     let settings = json!({"blackoutPeriod": "2s", "weightExpirationPeriod": "5s"});
-    let mut world = World::new(&wrr(&settings), endpoints(["a", "b", "c"]));
+    let mut world = CoreSim::new(&wrr(&settings), endpoints(["a", "b", "c"]));
     world.ready("a");
     assert_eq!(counts(&world), [0, 0, 0], "one endpoint has no updates");
     world.ready("b");
@@ -778,7 +779,7 @@ fn a_cap_is_an_option() {
 /// Three machines of unequal size end up equally used.
 #[test]
 fn capacities_of_1_2_4_settle_at_that_split() {
-    let mut world = World::new(&wrr(&json!({})), endpoints(["a", "b", "c"])).all_up();
+    let mut world = CoreSim::new(&wrr(&json!({})), endpoints(["a", "b", "c"])).all_up();
     let capacity = BTreeMap::from([("a", 100.0), ("b", 200.0), ("c", 400.0)]);
     let mut recent: BTreeMap<String, VecDeque<Instant>> = BTreeMap::new();
     let mut had: BTreeMap<String, usize> = BTreeMap::new();
@@ -814,7 +815,7 @@ fn the_first_pick_is_anybodys() {
     let picks = |seed| {
         let core = Core::builder(Rng::from_entropy(seed)).build();
         let list = weighted([("a", 1), ("b", 2), ("c", 3)]);
-        World::with(core, Registry::standard(), &at_once(), list).all_up().letters(1)
+        CoreSim::with(core, Registry::standard(), &at_once(), list).all_up().letters(1)
     };
     let firsts: std::collections::BTreeSet<String> = (0..40).map(picks).collect();
     assert_eq!(firsts.len(), 3);
@@ -823,7 +824,7 @@ fn the_first_pick_is_anybodys() {
 /// Bad input is an answer, not a panic.
 #[test]
 fn no_endpoints() {
-    let mut world = World::new(&at_once(), Endpoints::none());
+    let mut world = CoreSim::new(&at_once(), Endpoints::none());
     assert_eq!(world.pick().status().unwrap().message(), "no endpoints");
     assert_eq!(world.wake_at(), None);
 }
@@ -865,7 +866,7 @@ proptest! {
         cap in prop_oneof![Just(json!(null)), Just(json!(1)), Just(json!(10.0)), Just(json!(1e300))],
     ) {
         let config = wrr(&json!({"blackoutPeriod": "0s", "weightCapRatio": cap}));
-        let mut world = World::new(&config, endpoints(["a", "b", "c", "d"])).all_up();
+        let mut world = CoreSim::new(&config, endpoints(["a", "b", "c", "d"])).all_up();
         for some in reports.chunks(50) {
             for report in some {
                 world.pick().finish(Code::Ok, Some(report));
@@ -890,7 +891,7 @@ enum Step {
     Down(usize),
     /// These endpoints, by number and weight.
     List(Vec<(usize, u32)>),
-    Call(usize, f64),
+    PickArgs(usize, f64),
     Advance(u64),
     Configure(usize),
 }
@@ -901,7 +902,7 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (0..5_usize).prop_map(Step::Up),
         2 => (0..5_usize).prop_map(Step::Down),
         1 => prop::collection::vec((0..5_usize, weight), 0..7).prop_map(Step::List),
-        5 => (1..40_usize, 0.1..1000.0_f64).prop_map(|(calls, load)| Step::Call(calls, load)),
+        5 => (1..40_usize, 0.1..1000.0_f64).prop_map(|(calls, load)| Step::PickArgs(calls, load)),
         3 => (1..4_000_u64).prop_map(Step::Advance),
         1 => (0..4_usize).prop_map(Step::Configure),
     ]
@@ -921,7 +922,7 @@ proptest! {
             json!([{"edf_weighted_round_robin": {}}]),
             json!([{"round_robin": {}}]),
         ];
-        let mut world = World::new(&configs[first], endpoints(names));
+        let mut world = CoreSim::new(&configs[first], endpoints(names));
         let mut policy = first;
         let mut listed = names.to_vec();
         let mut picks: BTreeMap<&str, u64> = BTreeMap::new();
@@ -944,8 +945,8 @@ proptest! {
                     listed = list.iter().map(|(i, _)| names[*i]).collect();
                     picks.retain(|name, _| listed.contains(name));
                 }
-                Step::Call(calls, rate) => {
-                    let ready = |name: &&&str| world.state_of(name) == Some(evenkeel_core::Connectivity::Ready);
+                Step::PickArgs(calls, rate) => {
+                    let ready = |name: &&&str| world.state_of(name) == Some(evenkeel_core::ConnectivityState::Ready);
                     let ready: Vec<&str> = listed.iter().filter(ready).copied().collect();
                     for _ in 0..calls {
                         let outcome = world.pick().finish(Code::Ok, Some(&load(rate)));
@@ -976,7 +977,7 @@ mod threads {
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::thread;
 
-    use evenkeel_core::{Call, CallEnd, Pick};
+    use evenkeel_core::{CallOutcome, PickArgs, PickResult};
 
     use super::*;
 
@@ -998,12 +999,14 @@ mod threads {
                     for _ in 0..threads {
                         scope.spawn(|| {
                             for n in 0..per_thread {
-                                let call = Call::new("/test.Service/Method", n);
-                                let Pick::To(id, trackers) = picker.pick(&call) else { panic!("no pick") };
+                                let call = PickArgs::new("/test.Service/Method", n);
+                                let PickResult::Complete(id, trackers) = picker.pick(&call) else {
+                                    panic!("no pick")
+                                };
                                 let i = ids.iter().position(|known| *known == id).unwrap();
                                 counts[i].fetch_add(1, Ordering::Relaxed);
                                 let report = load(list[i].1);
-                                trackers.finish(&CallEnd::Finished {
+                                trackers.finish(&CallOutcome::Finished {
                                     code: Code::Ok,
                                     at,
                                     load: Some(&report),

@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use evenkeel_core::Connectivity::{self, Connecting, Idle, Ready, TransientFailure};
+use evenkeel_core::ConnectivityState::{self, Connecting, Idle, Ready, TransientFailure};
 use evenkeel_core::{Code, Endpoints, Registry};
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use testkit::{World, endpoints, secs};
+use testkit::{CoreSim, endpoints, secs};
 
 use crate::scripted::{self, said, scripted};
 
@@ -36,7 +36,7 @@ pub(crate) fn tolerance(n: usize, p: f64) -> f64 {
 }
 
 /// Checks that `n` calls are spread by weight.
-pub(crate) fn check_shares(world: &mut World, n: usize, weights: &[(&str, u32)]) {
+pub(crate) fn check_shares(world: &mut CoreSim, n: usize, weights: &[(&str, u32)]) {
     let shares = world.shares(n);
     let sum: f64 = weights.iter().map(|(_, weight)| f64::from(*weight)).sum();
     for (name, weight) in weights {
@@ -51,7 +51,7 @@ pub(crate) fn check_shares(world: &mut World, n: usize, weights: &[(&str, u32)])
 /// WT-1, WT-2: a weight change reaches the picks at once and touches no connection.
 #[test]
 fn calls_follow_the_weights() {
-    let mut world = World::new(&spread([("a", 75), ("b", 25)]), alone(["a", "b"])).all_up();
+    let mut world = CoreSim::new(&spread([("a", 75), ("b", 25)]), alone(["a", "b"])).all_up();
     check_shares(&mut world, 100_000, &[("a", 75), ("b", 25)]);
     assert_eq!(world.dialled(), ["a", "b"]);
     world.published();
@@ -67,14 +67,14 @@ fn calls_follow_the_weights() {
 #[test]
 fn the_greatest_weights_do_not_overflow() {
     let weights = [("a", u32::MAX), ("b", u32::MAX), ("c", u32::MAX), ("d", u32::MAX - 1), ("e", 1 << 31)];
-    let mut world = World::new(&spread(weights), alone(weights.map(|(name, _)| name))).all_up();
+    let mut world = CoreSim::new(&spread(weights), alone(weights.map(|(name, _)| name))).all_up();
     check_shares(&mut world, 100_000, &weights);
 }
 
 /// WT-2: no call goes to a child that is not ready, and its part is split by weight among the others.
 #[test]
 fn only_ready_children_get_calls() {
-    let mut world = World::new(&spread([("a", 5), ("b", 3), ("c", 2)]), alone(["a", "b", "c"]));
+    let mut world = CoreSim::new(&spread([("a", 5), ("b", 3), ("c", 2)]), alone(["a", "b", "c"]));
     assert_eq!(world.picks(2), ["queue", "queue"]);
     world.up("a");
     assert_eq!(world.shares(100), [("a".to_owned(), 100)].into());
@@ -121,7 +121,7 @@ fn states_are_summed_up() {
 /// WT-3: when all have failed, a call hears from one of them, by weight.
 #[test]
 fn failures_are_told_by_weight() {
-    let mut world = World::new(&spread([("a", 9), ("b", 1)]), alone(["a", "b"]));
+    let mut world = CoreSim::new(&spread([("a", 9), ("b", 1)]), alone(["a", "b"]));
     world.fail("a");
     assert_eq!(world.state(), Connecting);
     world.fail("b");
@@ -141,7 +141,7 @@ fn failures_are_told_by_weight() {
 fn failure_sticks_until_ready() {
     let one = |state| targets([("a", 1, scripted("a", state)), ("b", 1, scripted("b", TransientFailure))]);
     let mut world = scripted::world(&one(Connecting), Endpoints::none());
-    let steps: [(Connectivity, Connectivity); 9] = [
+    let steps: [(ConnectivityState, ConnectivityState); 9] = [
         (Connecting, Connecting),
         (Idle, Idle),
         (Connecting, Connecting),
@@ -163,7 +163,7 @@ fn failure_sticks_until_ready() {
 fn an_idle_child_connects_again_by_itself() {
     let pick_first = || json!([{"pick_first": {}}]);
     let config = targets([("a", 1, pick_first()), ("b", 1, pick_first())]);
-    let mut world = World::new(&config, alone(["a", "b"]));
+    let mut world = CoreSim::new(&config, alone(["a", "b"]));
     world.ready("a");
     world.ready("b");
     world.dialled();
@@ -178,7 +178,7 @@ fn an_idle_child_connects_again_by_itself() {
 #[test]
 fn a_removed_child_is_kept_for_fifteen_minutes() {
     let (both, one) = (spread([("a", 1), ("b", 1)]), spread([("a", 1)]));
-    let mut world = World::new(&both, alone(["a", "b"])).all_up();
+    let mut world = CoreSim::new(&both, alone(["a", "b"])).all_up();
     assert_eq!(world.dialled(), ["a", "b"]);
 
     world.update(&one, alone(["a"]));
@@ -209,7 +209,7 @@ fn a_removed_child_is_kept_for_fifteen_minutes() {
 #[test]
 fn retention_runs_from_the_removal() {
     let (both, one) = (spread([("a", 1), ("b", 1)]), spread([("a", 1)]));
-    let mut world = World::new(&both, alone(["a", "b"])).all_up();
+    let mut world = CoreSim::new(&both, alone(["a", "b"])).all_up();
     world.update(&one, alone(["a"]));
     for _ in 0..14 {
         world.advance(secs(60));
@@ -221,7 +221,7 @@ fn retention_runs_from_the_removal() {
     world.advance(secs(60));
     assert_eq!(world.closed(), ["b"]);
 
-    let mut world = World::new(&both, alone(["a", "b"])).all_up();
+    let mut world = CoreSim::new(&both, alone(["a", "b"])).all_up();
     world.update(&one, alone(["a"]));
     world.dialled();
     world.sleep_through(secs(20 * 60));
@@ -234,7 +234,7 @@ fn retention_runs_from_the_removal() {
 #[test]
 fn leaving_children_do_not_count() {
     let both = spread([("a", 1), ("b", 1)]);
-    let mut world = World::new(&both, alone(["a", "b"])).all_up();
+    let mut world = CoreSim::new(&both, alone(["a", "b"])).all_up();
     world.update(&spread([("a", 1)]), alone(["a"]));
     world.published();
     world.down("b");
@@ -253,7 +253,7 @@ fn leaving_children_do_not_count() {
 #[test]
 fn without_targets_calls_fail() {
     for config in [json!([{"weighted_target_experimental": {}}]), spread([])] {
-        let mut world = World::new(&config, alone(["a"]));
+        let mut world = CoreSim::new(&config, alone(["a"]));
         assert_eq!(world.state(), TransientFailure);
         let status = world.pick().status().cloned().expect("the call fails");
         assert_eq!((status.code(), status.message()), (Code::Unavailable, "no targets to send calls to"));
@@ -300,7 +300,7 @@ fn an_update_publishes_one_picker() {
     };
     let config = spread([("a", 1), ("b", 2), ("c", 3)]);
     let groups = |n| Endpoints::groups([group("a", n), group("b", n), group("c", n)]);
-    let mut world = World::new(&config, groups(3)).all_up();
+    let mut world = CoreSim::new(&config, groups(3)).all_up();
     world.published();
     world.update(&spread([("a", 3), ("b", 3), ("c", 3)]), groups(2));
     assert_eq!(world.published(), 1);
@@ -311,7 +311,7 @@ fn an_update_publishes_one_picker() {
 /// LBX-12 below a target: another policy takes over without a gap.
 #[test]
 fn a_target_changes_its_policy() {
-    let mut world = World::new(&spread([("a", 1), ("b", 1)]), alone(["a", "b"])).all_up();
+    let mut world = CoreSim::new(&spread([("a", 1), ("b", 1)]), alone(["a", "b"])).all_up();
     world.dialled();
     let pick_first = |name| (name, 1, json!([{"pick_first": {}}]));
     world.config(&targets([pick_first("a"), pick_first("b")]));
@@ -321,7 +321,7 @@ fn a_target_changes_its_policy() {
 
 #[test]
 fn the_tree_shows_weights_and_shares() {
-    let mut world = World::new(&spread([("a", 3), ("b", 1), ("c", 4)]), alone(["a", "b", "c"]));
+    let mut world = CoreSim::new(&spread([("a", 3), ("b", 1), ("c", 4)]), alone(["a", "b", "c"]));
     world.up("a");
     world.up("b");
     assert_eq!(
@@ -381,7 +381,7 @@ proptest! {
     fn shares_follow_any_weights(weights in prop::collection::vec(any_weight(), 1..8)) {
         let names = ["a", "b", "c", "d", "e", "f", "g"];
         let weights: Vec<(&str, u32)> = names.into_iter().zip(weights).collect();
-        let mut world = World::new(&spread(weights.clone()), alone(weights.iter().map(|(name, _)| *name)));
+        let mut world = CoreSim::new(&spread(weights.clone()), alone(weights.iter().map(|(name, _)| *name)));
         world = world.all_up();
         check_shares(&mut world, 4_000, &weights);
     }

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use evenkeel_core::Connectivity::TransientFailure;
+use evenkeel_core::ConnectivityState::TransientFailure;
 use evenkeel_core::{Code, Endpoint, Endpoints, Locality, Registry};
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use testkit::{World, endpoints, secs};
+use testkit::{CoreSim, endpoints, secs};
 
 use crate::scripted;
 use crate::weighted_target::check_shares;
@@ -61,7 +61,7 @@ fn a_target_per_locality() {
 #[test]
 fn calls_follow_the_locality_weights() {
     let mut world =
-        World::new(&config(), zoned([("a", "a", 6), ("b", "b", 2), ("c", "b", 2), ("d", "d", 4)])).all_up();
+        CoreSim::new(&config(), zoned([("a", "a", 6), ("b", "b", 2), ("c", "b", 2), ("d", "d", 4)])).all_up();
     check_shares(&mut world, 100_000, &[("a", 6), ("b", 1), ("c", 1), ("d", 4)]);
     world.endpoints(zoned([("a", "a", u32::MAX), ("b", "b", u32::MAX), ("d", "d", 1)]));
     check_shares(&mut world, 20_000, &[("a", u32::MAX), ("b", u32::MAX), ("d", 1)]);
@@ -72,7 +72,7 @@ fn calls_follow_the_locality_weights() {
 fn endpoints_without_a_locality_are_in_the_empty_one() {
     let empty = Endpoint::at("b").with_locality(Arc::default(), 1);
     let all = [Endpoint::at("a"), empty, Endpoint::at("c").with_locality(locality("c"), 4)];
-    let mut world = World::new(&config(), Endpoints::list(all)).all_up();
+    let mut world = CoreSim::new(&config(), Endpoints::list(all)).all_up();
     check_shares(&mut world, 10_000, &[("a", 1), ("b", 1), ("c", 8)]);
     let names: Vec<_> =
         world.describe().children[0].1.children.iter().map(|(name, _)| name.clone()).collect();
@@ -84,7 +84,7 @@ fn endpoints_without_a_locality_are_in_the_empty_one() {
 #[test]
 fn of_two_weights_the_first_counts() {
     let mut world =
-        World::new(&config(), zoned([("a", "a", 3), ("b", "b", 1), ("c", "a", 5), ("d", "a", 7)])).all_up();
+        CoreSim::new(&config(), zoned([("a", "a", 3), ("b", "b", 1), ("c", "a", 5), ("d", "a", 7)])).all_up();
     let warning = format!("locality {} has two weights: 3 came first and counts, 5 is ignored", label("a"));
     assert_eq!(world.describe().warnings, world.warnings());
     assert_eq!(world.describe().warnings, [warning]);
@@ -105,7 +105,7 @@ fn localities_that_read_the_same_are_one() {
     let (one, other) = (tricky("r\", zone=\"s", "t"), tricky("r", "s\", zone=\"t"));
     assert_eq!(one.to_string(), other.to_string());
     let all = [Endpoint::at("a").with_locality(one, 1), Endpoint::at("b").with_locality(other, 2)];
-    let mut world = World::new(&config(), Endpoints::list(all)).all_up();
+    let mut world = CoreSim::new(&config(), Endpoints::list(all)).all_up();
     assert_eq!(world.warnings().len(), 1);
     check_shares(&mut world, 1_000, &[("a", 1), ("b", 1)]);
 }
@@ -113,7 +113,7 @@ fn localities_that_read_the_same_are_one() {
 /// WL-4, LBX-11, fault 66
 #[test]
 fn a_weight_change_reconnects_nothing_and_splits_anew_at_once() {
-    let mut world = World::new(&config(), zoned([("a", "a", 1), ("b", "b", 1)])).all_up();
+    let mut world = CoreSim::new(&config(), zoned([("a", "a", 1), ("b", "b", 1)])).all_up();
     assert_eq!(world.dialled(), ["a", "b"]);
     world.endpoints(zoned([("a", "a", 9), ("b", "b", 1)]));
     check_shares(&mut world, 50_000, &[("a", 9), ("b", 1)]);
@@ -133,7 +133,7 @@ fn an_update_touches_only_what_changed() {
     let config =
         json!([{"xds_wrr_locality_experimental": {"childPolicy": [{"scripted": {"state": "READY"}}]}}]);
     let mut world = scripted::world(&config, zoned([("a", "a", 1), ("b", "b", 1)]));
-    let updates = |world: &World| {
+    let updates = |world: &CoreSim| {
         let tree = world.describe();
         let children = &tree.children[0].1.children;
         [0, 1].map(|i| children[i].1.details["updates"].as_u64())
@@ -153,7 +153,7 @@ fn an_update_touches_only_what_changed() {
 #[test]
 fn a_locality_that_empties_leaves() {
     let both = || zoned([("a", "a", 1), ("b", "b", 1)]);
-    let mut world = World::new(&config(), both()).all_up();
+    let mut world = CoreSim::new(&config(), both()).all_up();
     world.endpoints(zoned([("a", "a", 1)]));
     assert_eq!(world.shares(50), [("a".to_owned(), 50)].into());
     let targets = &world.describe().children[0].1.details["targets"];
@@ -170,7 +170,7 @@ fn a_locality_that_empties_leaves() {
 /// WL-2: an endpoint that moves to another locality keeps its connection.
 #[test]
 fn an_endpoint_moves() {
-    let mut world = World::new(&config(), zoned([("a", "a", 1), ("b", "b", 1)])).all_up();
+    let mut world = CoreSim::new(&config(), zoned([("a", "a", 1), ("b", "b", 1)])).all_up();
     world.endpoints(zoned([("a", "a", 1), ("b", "c", 3)]));
     check_shares(&mut world, 10_000, &[("a", 1), ("b", 3)]);
     assert_eq!(world.dialled(), ["a", "b"]);
@@ -181,7 +181,7 @@ fn an_endpoint_moves() {
 /// WL-5, WT-5, fault 25
 #[test]
 fn without_endpoints_calls_fail_at_once() {
-    let mut world = World::new(&config(), Endpoints::none());
+    let mut world = CoreSim::new(&config(), Endpoints::none());
     assert_eq!(world.state(), TransientFailure);
     let status = world.pick().status().cloned().expect("the call fails");
     assert_eq!((status.code(), status.message()), (Code::Unavailable, "no targets to send calls to"));
@@ -195,7 +195,7 @@ fn without_endpoints_calls_fail_at_once() {
 /// LBX-12: another policy inside takes over in every locality without a gap.
 #[test]
 fn the_policy_inside_changes() {
-    let mut world = World::new(&config(), zoned([("a", "a", 1), ("b", "b", 1)])).all_up();
+    let mut world = CoreSim::new(&config(), zoned([("a", "a", 1), ("b", "b", 1)])).all_up();
     world.config(&json!([{"xds_wrr_locality_experimental": {"childPolicy": [{"pick_first": {}}]}}]));
     assert_eq!(world.describe().children[0].1.children[1].1.policy, "pick_first");
     check_shares(&mut world, 1_000, &[("a", 1), ("b", 1)]);
@@ -205,7 +205,7 @@ fn the_policy_inside_changes() {
 /// The same endpoint twice, and once more in another locality, is one connection.
 #[test]
 fn duplicates_share_a_connection() {
-    let mut world = World::new(&config(), zoned([("a", "a", 1), ("a", "a", 1), ("a", "b", 1)])).all_up();
+    let mut world = CoreSim::new(&config(), zoned([("a", "a", 1), ("a", "a", 1), ("a", "b", 1)])).all_up();
     assert_eq!(world.picks(2), ["a", "a"]);
     assert_eq!(world.dialled(), ["a"]);
     world.endpoints(endpoints([]));
@@ -238,7 +238,7 @@ proptest! {
         updates in prop::collection::vec(prop::collection::vec(0u32..5, 4), 1..6),
     ) {
         let names = ["a", "b", "c", "d"];
-        let mut world = World::new(&config(), Endpoints::none()).all_up();
+        let mut world = CoreSim::new(&config(), Endpoints::none()).all_up();
         let mut dialled = Vec::new();
         for weights in updates {
             // Weight 0 stands for a locality that is absent.
@@ -264,7 +264,7 @@ fn named_groups_are_localities() {
     let groups = |near, far| {
         Endpoints::weighted_groups([("near", near, endpoints(["a", "b"])), ("far", far, endpoints(["c"]))])
     };
-    let mut world = World::new(&config(), groups(3, 1)).all_up();
+    let mut world = CoreSim::new(&config(), groups(3, 1)).all_up();
     let far = world.shares(8_000)["c"];
     assert!((1_840..=2_160).contains(&far), "{far} of 8,000 instead of a quarter");
     world.dialled();

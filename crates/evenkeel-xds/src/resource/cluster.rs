@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use evenkeel_core::cluster as core;
 use evenkeel_core::policy::{FailurePercentageEjection, OutlierSettings, SuccessRateEjection};
-use evenkeel_core::{LbConfig, Means};
+use evenkeel_core::{LbConfig, TransportParams};
 use evenkeel_proto::envoy::config::cluster::v3::circuit_breakers::Thresholds;
 use evenkeel_proto::envoy::config::cluster::v3::cluster::{
     ClusterDiscoveryType, CustomClusterType, DiscoveryType, DnsLookupFamily,
@@ -63,7 +63,7 @@ pub(super) fn parse(
 
 /// What the members of a cluster are, before its policy is known.
 enum ClusterMembers {
-    Source(core::Source),
+    Source(core::EndpointSource),
     Clusters(Vec<Arc<str>>),
 }
 
@@ -83,15 +83,17 @@ fn cluster(message: &Message, from: &ServerConfig, reader: &mut ResourceReader<'
     ignored(message, is_aggregate, reader);
     let kind = match members? {
         ClusterMembers::Clusters(names) => ClusterKind::Aggregate(names),
-        ClusterMembers::Source(source) => ClusterKind::Leaf(Arc::new(core::Cluster::Leaf(core::Leaf {
-            name: name.clone(),
-            source,
-            lb_policy: lb_policy?,
-            max_concurrent_requests,
-            outlier_detection,
-            load_reporting,
-            means: security.as_ref().map(|security| means(&name, security)),
-        }))),
+        ClusterMembers::Source(source) => {
+            ClusterKind::Leaf(Arc::new(core::Cluster::Leaf(core::LeafCluster {
+                name: name.clone(),
+                source,
+                lb_policy: lb_policy?,
+                max_concurrent_requests,
+                outlier_detection,
+                load_reporting,
+                transport: security.as_ref().map(|security| means(&name, security)),
+            })))
+        }
     };
     Some(Cluster { name, kind, security })
 }
@@ -128,7 +130,7 @@ fn members(message: &Message, name: &Arc<str>, reader: &mut ResourceReader<'_>) 
     }
 }
 
-fn eds(message: &Message, name: &Arc<str>, reader: &mut ResourceReader<'_>) -> core::Source {
+fn eds(message: &Message, name: &Arc<str>, reader: &mut ResourceReader<'_>) -> core::EndpointSource {
     let root = FieldPath::root();
     let path = root.field("eds_cluster_config");
     let config = message.eds_cluster_config.clone().unwrap_or_default();
@@ -142,14 +144,14 @@ fn eds(message: &Message, name: &Arc<str>, reader: &mut ResourceReader<'_>) -> c
         if name.starts_with("xdstp:") {
             reader.problem(&path, "must be set for a cluster with an xdstp name");
         }
-        return core::Source::Eds { cluster: name.clone(), service_name: None };
+        return core::EndpointSource::Eds { cluster: name.clone(), service_name: None };
     }
     reader.name(&config.service_name, &path);
-    core::Source::Eds { cluster: name.clone(), service_name: Some(config.service_name.into()) }
+    core::EndpointSource::Eds { cluster: name.clone(), service_name: Some(config.service_name.into()) }
 }
 
 /// A37: one locality with one endpoint, whose address is the name to look up.
-fn logical_dns(message: &Message, reader: &mut ResourceReader<'_>) -> Option<core::Source> {
+fn logical_dns(message: &Message, reader: &mut ResourceReader<'_>) -> Option<core::EndpointSource> {
     let root = FieldPath::root();
     let path = root.field("load_assignment");
     let Some(assignment) = &message.load_assignment else {
@@ -208,7 +210,7 @@ fn logical_dns(message: &Message, reader: &mut ResourceReader<'_>) -> Option<cor
         }
     };
     let host = host(&address.address, &path.field("address"), reader);
-    Some(core::Source::LogicalDns { hostname: format!("{}:{}", host?, port?).into() })
+    Some(core::EndpointSource::LogicalDns { hostname: format!("{}:{}", host?, port?).into() })
 }
 
 /// A host as it stands before a colon and a port.
@@ -375,9 +377,9 @@ fn security(message: &Message, reader: &mut ResourceReader<'_>) -> Option<Arc<Se
 }
 
 /// How the core tells its connections from those of other clusters.
-fn means(cluster: &Arc<str>, security: &Arc<SecurityConfig>) -> Means {
+fn means(cluster: &Arc<str>, security: &Arc<SecurityConfig>) -> TransportParams {
     let of = ClusterSecurity { cluster: cluster.clone(), security: security.clone() };
-    Means::new(of).by_host_name(security.auto_host_sni)
+    TransportParams::new(of).by_host_name(security.auto_host_sni)
 }
 
 /// Says which fields have no effect although a user may expect one.

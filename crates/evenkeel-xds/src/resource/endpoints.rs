@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use evenkeel_core::cluster::EndpointSet;
 use evenkeel_core::policy::DropCategory;
-use evenkeel_core::{Endpoint, Endpoints, HASH_KEY, Health, Locality};
+use evenkeel_core::{Endpoint, EndpointHealthStatus, Endpoints, HASH_KEY, Locality};
 use evenkeel_proto::envoy::config::core::v3::address::Address as AddressKind;
 use evenkeel_proto::envoy::config::core::v3::socket_address::{PortSpecifier, Protocol};
 use evenkeel_proto::envoy::config::core::v3::{Address as AddressMessage, HealthStatus, Metadata};
@@ -382,10 +382,10 @@ impl<'a> EndpointsReader<'a> {
 
 /// The health of an endpoint that may be called. One that is draining would be for sessions that it already has (A55),
 /// of which there are none here.
-pub(super) fn health(status: i32) -> Option<Health> {
+pub(super) fn health(status: i32) -> Option<EndpointHealthStatus> {
     match HealthStatus::try_from(status) {
-        Ok(HealthStatus::Unknown) => Some(Health::Unknown),
-        Ok(HealthStatus::Healthy) => Some(Health::Healthy),
+        Ok(HealthStatus::Unknown) => Some(EndpointHealthStatus::Unknown),
+        Ok(HealthStatus::Healthy) => Some(EndpointHealthStatus::Healthy),
         _ => None,
     }
 }

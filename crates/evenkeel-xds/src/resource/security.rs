@@ -44,7 +44,7 @@ pub struct SecurityConfig {
     pub auto_sni_san_validation: bool,
 }
 
-/// The security of a cluster, with its name: the [means](evenkeel_core::Means) by which its connections are made. Two
+/// The security of a cluster, with its name: the [means](evenkeel_core::TransportParams) by which its connections are made. Two
 /// clusters never have the same, so that none relies on what was checked for another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterSecurity {

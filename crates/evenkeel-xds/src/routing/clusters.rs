@@ -93,7 +93,7 @@ impl ClusterRef {
         &self.name
     }
 
-    /// What the balancing config calls it: what [`Call::with_cluster`](evenkeel_core::Call::with_cluster) wants.
+    /// What the balancing config calls it: what [`PickArgs::with_cluster`](evenkeel_core::PickArgs::with_cluster) wants.
     pub fn child(&self) -> &str {
         &self.child
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use evenkeel_core::{Call, Code, Status};
+use evenkeel_core::{Code, PickArgs, Status};
 
 use crate::routing::matcher::MILLION;
 
@@ -64,7 +64,7 @@ impl FaultConfig {
     }
 
     /// The faults to put into this call, if any. `active` is the count of the whole process.
-    pub fn decide(&self, call: &Call<'_>, active: &Arc<ActiveFaults>) -> Option<InjectedFault> {
+    pub fn decide(&self, call: &PickArgs<'_>, active: &Arc<ActiveFaults>) -> Option<InjectedFault> {
         // A33: each is drawn by itself.
         let delay = self.delay.as_ref().and_then(|(delay, share)| delay.sample(*share, call));
         let abort = self.abort.as_ref().and_then(|(abort, share)| abort.sample(*share, call));
@@ -76,7 +76,7 @@ impl FaultConfig {
 }
 
 impl DelaySpec {
-    fn sample(&self, share: FaultFraction, call: &Call<'_>) -> Option<Duration> {
+    fn sample(&self, share: FaultFraction, call: &PickArgs<'_>) -> Option<Duration> {
         let (delay, share) = match self {
             DelaySpec::Fixed(delay) => (*delay, share),
             DelaySpec::Header => {
@@ -92,7 +92,7 @@ impl DelaySpec {
 }
 
 impl AbortSpec {
-    fn sample(&self, share: FaultFraction, call: &Call<'_>) -> Option<Status> {
+    fn sample(&self, share: FaultFraction, call: &PickArgs<'_>) -> Option<Status> {
         match self {
             AbortSpec::Fixed(status) => share.is_sampled(call).then(|| status.clone()),
             AbortSpec::Header => {
@@ -113,18 +113,18 @@ impl AbortSpec {
 
 impl FaultFraction {
     /// The share that a header asks for; the control plane's is the most it may be.
-    fn capped_by_header(self, call: &Call<'_>, header: &str) -> FaultFraction {
+    fn capped_by_header(self, call: &PickArgs<'_>, header: &str) -> FaultFraction {
         let asked = number(call, header).map(|numerator| numerator.saturating_mul(self.unit));
         FaultFraction { per_million: asked.unwrap_or(u32::MAX).min(self.per_million), ..self }
     }
 
-    fn is_sampled(self, call: &Call<'_>) -> bool {
+    fn is_sampled(self, call: &PickArgs<'_>) -> bool {
         call.random_below(MILLION) < u64::from(self.per_million)
     }
 }
 
 /// The number in a header; what is no number counts as absent. Of several values the last one counts.
-fn number(call: &Call<'_>, header: &str) -> Option<u32> {
+fn number(call: &PickArgs<'_>, header: &str) -> Option<u32> {
     call.header(header)?.rsplit(',').next()?.trim().parse().ok()
 }
 

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use evenkeel_core::{Call, hash};
+use evenkeel_core::{PickArgs, hash};
 use regex::bytes::Regex;
 
 use crate::routing::HeaderName;
@@ -35,7 +35,7 @@ pub(crate) struct RegexRewrite {
 }
 
 impl HashPolicy {
-    fn hash(&self, call: &Call<'_>, channel_id: u64) -> Option<u64> {
+    fn hash(&self, call: &PickArgs<'_>, channel_id: u64) -> Option<u64> {
         match &self.source {
             HashSource::Header(name, rewrite) => {
                 let value = name.value(call)?;
@@ -73,11 +73,11 @@ impl RegexRewrite {
 }
 
 /// What the policies make of a call; a random number if none of them yields anything.
-pub(crate) fn of_call(policies: &[HashPolicy], call: &Call<'_>, channel_id: u64) -> u64 {
+pub(crate) fn of_call(policies: &[HashPolicy], call: &PickArgs<'_>, channel_id: u64) -> u64 {
     combined(policies, call, channel_id).unwrap_or_else(|| call.random())
 }
 
 /// What the policies make of a call, if any of them yields anything.
-pub(crate) fn combined(policies: &[HashPolicy], call: &Call<'_>, channel_id: u64) -> Option<u64> {
+pub(crate) fn combined(policies: &[HashPolicy], call: &PickArgs<'_>, channel_id: u64) -> Option<u64> {
     hash::combine(policies.iter().map(|policy| (policy.hash(call, channel_id), policy.terminal)))
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use evenkeel_core::Call;
+use evenkeel_core::PickArgs;
 
 use crate::text_matcher::TextMatcher;
 
@@ -20,7 +20,7 @@ pub struct RouteMatch {
 
 impl RouteMatch {
     /// Whether the route takes this call. Chance is asked last, and only if all else matches.
-    pub fn matches(&self, call: &Call<'_>) -> bool {
+    pub fn matches(&self, call: &PickArgs<'_>) -> bool {
         self.mismatch(call).is_none()
             && self.per_million.is_none_or(|share| call.random_below(MILLION) < u64::from(share))
     }
@@ -31,7 +31,7 @@ impl RouteMatch {
     }
 
     /// The first thing about the call that does not match, chance apart.
-    pub(crate) fn mismatch(&self, call: &Call<'_>) -> Option<RouteMismatch<'_>> {
+    pub(crate) fn mismatch(&self, call: &PickArgs<'_>) -> Option<RouteMismatch<'_>> {
         if !self.path.matches(call.path()) {
             return Some(RouteMismatch::Path);
         }
@@ -79,7 +79,7 @@ pub(crate) enum HeaderMatchKind {
 }
 
 impl HeaderMatcher {
-    fn matches(&self, call: &Call<'_>) -> bool {
+    fn matches(&self, call: &PickArgs<'_>) -> bool {
         // A41: inverting turns the comparison around, and a header that is absent fails every comparison but the one
         // for its presence.
         let compared = match (&self.test, self.name.value(call)) {
@@ -142,7 +142,7 @@ impl HeaderName {
     }
 
     /// The value as routing sees it; several values joined by commas.
-    pub(crate) fn value<'a>(&self, call: &Call<'a>) -> Option<Cow<'a, str>> {
+    pub(crate) fn value<'a>(&self, call: &PickArgs<'a>) -> Option<Cow<'a, str>> {
         match self.visibility {
             HeaderVisibility::AsIs => call.header(&self.name),
             HeaderVisibility::ContentType => {

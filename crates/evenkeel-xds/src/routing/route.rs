@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use evenkeel_core::Call;
+use evenkeel_core::PickArgs;
 
 use crate::routing::hash;
 use crate::routing::{FilterOverrides, HashPolicy, RouteMatch, XdsRetryPolicy};
@@ -81,7 +81,7 @@ impl StreamLimit {
 impl ForwardAction {
     /// What the hash policies make of a call of the channel with this random number; `None` if none of them yields
     /// anything, so that the call gets a random hash (A42).
-    pub fn hash(&self, call: &Call<'_>, channel_id: u64) -> Option<u64> {
+    pub fn hash(&self, call: &PickArgs<'_>, channel_id: u64) -> Option<u64> {
         hash::combined(&self.hash, call, channel_id)
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use evenkeel_core::{Call, Code, Status};
+use evenkeel_core::{Code, PickArgs, Status};
 
 use crate::resource::{Listener, VirtualHost};
 use crate::routing::filter;
@@ -73,7 +73,7 @@ impl ConfigSelector {
     }
 
     /// The way of this call, or what it fails with. Asked once per call.
-    pub fn select(&self, call: &Call<'_>) -> Result<SelectedRoute, Status> {
+    pub fn select(&self, call: &PickArgs<'_>) -> Result<SelectedRoute, Status> {
         // A path that is not canonical could pass rules that were written for the canonical one.
         if !call.path().starts_with('/') {
             return Err(Status::new(
@@ -94,7 +94,7 @@ impl ConfigSelector {
         }
     }
 
-    fn unavailable_route(&self, call: &Call<'_>, why: &str) -> Status {
+    fn unavailable_route(&self, call: &PickArgs<'_>, why: &str) -> Status {
         Status::unavailable(format!(
             "virtual host {}: {why} (path {})",
             quoted(&self.host.name),
@@ -104,7 +104,7 @@ impl ConfigSelector {
 
     /// Why each route takes this call or does not, in order, up to the first that takes it for certain. Chance is not
     /// asked.
-    pub fn explain(&self, call: &Call<'_>) -> Vec<ExplainedRoute> {
+    pub fn explain(&self, call: &PickArgs<'_>) -> Vec<ExplainedRoute> {
         let mut steps = Vec::new();
         for route in &self.host.routes {
             let outcome = match route.matches.mismatch(call) {
@@ -190,7 +190,7 @@ impl TargetBuilder<'_> {
 
 impl RouteTargets {
     /// A target by its weight, whatever the state of its cluster (A31).
-    fn pick(&self, call: &Call<'_>) -> Option<&Arc<RouteTarget>> {
+    fn pick(&self, call: &PickArgs<'_>) -> Option<&Arc<RouteTarget>> {
         let total = match self.cumulative_weights.as_slice() {
             [_] => return self.targets.first(),
             sums => *sums.last()?,

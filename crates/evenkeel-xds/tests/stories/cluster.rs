@@ -6,7 +6,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use evenkeel_core::cluster::{BackendMetrics, Cluster as CoreCluster, Leaf, LoadReporting, Source};
+use evenkeel_core::cluster::{
+    BackendMetrics, Cluster as CoreCluster, EndpointSource, LeafCluster, LoadReporting,
+};
 use evenkeel_core::policy::{
     FailurePercentageEjection, LeastRequestConfig, OutlierSettings, RingHashConfig, SuccessRateEjection,
     WrrLocalityConfig,
@@ -89,7 +91,7 @@ fn warnings(message: &Cluster) -> Vec<String> {
     parse(message).expect("a good resource").1
 }
 
-fn leaf(known: &Known) -> &Leaf {
+fn leaf(known: &Known) -> &LeafCluster {
     match &known.kind {
         ClusterKind::Leaf(cluster) => match &**cluster {
             CoreCluster::Leaf(leaf) => leaf,
@@ -131,7 +133,7 @@ fn a_cluster_as_most_are() {
     let known = accepted(&cluster("c"));
     let leaf = leaf(&known);
     assert_eq!(&*leaf.name, "c");
-    assert_eq!(leaf.source, Source::Eds { cluster: "c".into(), service_name: None });
+    assert_eq!(leaf.source, EndpointSource::Eds { cluster: "c".into(), service_name: None });
     assert_eq!(leaf.max_concurrent_requests, None);
     assert_eq!((&leaf.outlier_detection, &leaf.load_reporting, &known.security), (&None, &None, &None));
 }
@@ -256,7 +258,7 @@ fn endpoints_from_dns() {
         ("_svc.a-b", 1, "_svc.a-b:1"),
     ] {
         let known = accepted(&dns_cluster("c", host, port));
-        assert_eq!(leaf(&known).source, Source::LogicalDns { hostname: expected.into() });
+        assert_eq!(leaf(&known).source, EndpointSource::LogicalDns { hostname: expected.into() });
     }
     let with = |endpoints: Vec<LocalityLbEndpoints>| Cluster {
         load_assignment: Some(ClusterLoadAssignment { endpoints, ..ClusterLoadAssignment::default() }),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use evenkeel_core::cluster::EndpointSet;
-use evenkeel_core::{Endpoint, Endpoints, HASH_KEY, Health, Locality, Registry};
+use evenkeel_core::{Endpoint, EndpointHealthStatus, Endpoints, HASH_KEY, Locality, Registry};
 use evenkeel_proto::envoy::config::core::v3::address::Address as AddressKind;
 use evenkeel_proto::envoy::config::core::v3::socket_address::{PortSpecifier, Protocol};
 use evenkeel_proto::envoy::config::core::v3::{Address, HealthStatus, Metadata, Pipe, SocketAddress};
@@ -365,7 +365,10 @@ fn only_endpoints_that_are_well_are_used() {
     endpoints.push(LbEndpoint { health_status: 77, ..endpoint("10.0.0.1", 99) });
     let set = accepted(&with(endpoints));
     let well: Vec<_> = set.priorities[0].iter().map(|e| (e.addresses()[0].to_string(), e.health())).collect();
-    let expected = [("10.0.0.1:1".to_owned(), Health::Unknown), ("10.0.0.1:2".to_owned(), Health::Healthy)];
+    let expected = [
+        ("10.0.0.1:1".to_owned(), EndpointHealthStatus::Unknown),
+        ("10.0.0.1:2".to_owned(), EndpointHealthStatus::Healthy),
+    ];
     assert_eq!(well, expected);
 
     let sick = [Unhealthy, Draining].map(|status| being(status, 80));

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use evenkeel_core::{Call, Instant, Registry, Rng, Status};
+use evenkeel_core::{Instant, PickArgs, Registry, Rng, Status};
 use evenkeel_proto::envoy::config::cluster::v3::Cluster;
 use evenkeel_proto::envoy::service::discovery::v3::{
     DeltaDiscoveryResponse, Resource as Wrapper, ResourceError, ResourceName,
@@ -169,7 +169,7 @@ impl TestChannel {
     }
 
     fn select(&self) -> Option<SelectedRoute> {
-        self.route.as_ref()?.as_ref().ok()?.select(&Call::new("/s/m", 7)).ok()
+        self.route.as_ref()?.as_ref().ok()?.select(&PickArgs::new("/s/m", 7)).ok()
     }
 }
 

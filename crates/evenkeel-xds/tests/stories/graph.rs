@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use evenkeel_core::cluster::{Cluster, EndpointSet, Source};
+use evenkeel_core::cluster::{Cluster, EndpointSet, EndpointSource};
 use evenkeel_core::{Code, Registry, Status};
 use evenkeel_proto::prost::Name;
 use evenkeel_xds::bootstrap::ServerConfig;
@@ -111,7 +111,7 @@ impl Story {
 
     fn endpoints(&mut self, cluster: &str) -> Arc<EndpointSet> {
         let config = self.config();
-        let source = Source::Eds { cluster: cluster.into(), service_name: None };
+        let source = EndpointSource::Eds { cluster: cluster.into(), service_name: None };
         config.clusters.endpoints[&source].clone()
     }
 }
@@ -349,7 +349,7 @@ fn dns_names_are_resolved_by_the_driver() {
     story.graph.handle_resolved("two.example:80", Err(Status::unavailable("no such host")));
     let config = story.config();
     let of = |config: &XdsConfig, hostname: &str| {
-        config.clusters.endpoints[&Source::LogicalDns { hostname: hostname.into() }].clone()
+        config.clusters.endpoints[&EndpointSource::LogicalDns { hostname: hostname.into() }].clone()
     };
     let one = of(&config, "one.example:443");
     assert_eq!(addresses(&one), ["10.0.0.1:443", "10.0.0.2:443"]);

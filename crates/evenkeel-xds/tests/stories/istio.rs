@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use evenkeel_core::{Call, Code, Core, Endpoints, Headers, Registry, Rng};
+use evenkeel_core::{Code, Core, Endpoints, PickArgs, Registry, RequestMetadata, Rng};
 use evenkeel_proto::prost_types::Any;
 use evenkeel_xds::bootstrap::{Bootstrap, CertificateProvider};
 use evenkeel_xds::client::{SubscriberId, XdsVariant};
@@ -22,7 +22,7 @@ use evenkeel_xds::resource::{
 };
 use evenkeel_xds::routing::{ActiveFaults, ConfigSelector, SelectedRoute, XdsHttpFilter};
 use serde_json::json;
-use testkit::{Picked, World as Backends};
+use testkit::{CoreSim as Backends, Picked};
 
 use self::generator::{
     EndpointSpec, FaultSpec, PathMatch, PolicySpec, RetrySpec, RouteSpec, ServiceSpec, TextMatch,
@@ -114,7 +114,7 @@ impl MeshChannel {
 
     fn follow(&mut self) {
         loop {
-            let dynamic: Vec<_> = self.backends.core().wanted_clusters().cloned().collect();
+            let dynamic: Vec<_> = self.backends.core().subscribed_clusters().cloned().collect();
             let followed = self.resolver.resolve(&dynamic, &self.plane.client);
             if let Some(XdsResolverUpdate { update, route }) = followed.update {
                 self.backends.take(update);
@@ -131,7 +131,7 @@ impl MeshChannel {
 
     fn select(&mut self, path: &str, headers: &[(&str, &str)]) -> SelectedRoute {
         let headers = SentHeaders(headers);
-        let call = Call::new(path, self.backends.entropy()).with_headers(&headers);
+        let call = PickArgs::new(path, self.backends.entropy()).with_headers(&headers);
         let selector = self.route.as_ref().expect("a complete config").as_ref().expect("a route config");
         selector.select(&call).expect("a route")
     }
@@ -145,8 +145,9 @@ impl MeshChannel {
     fn pick(&mut self, headers: &[(&str, &str)]) -> Picked {
         let selected = self.select(METHOD, headers);
         let entropy = self.backends.entropy();
-        let call =
-            Call::new(METHOD, entropy).with_cluster(selected.cluster().child()).with_hash(selected.hash());
+        let call = PickArgs::new(METHOD, entropy)
+            .with_cluster(selected.cluster().child())
+            .with_hash(selected.hash());
         self.backends.pick_call(&call)
     }
 
@@ -169,7 +170,7 @@ impl MeshChannel {
 
 struct SentHeaders<'a>(&'a [(&'a str, &'a str)]);
 
-impl Headers for SentHeaders<'_> {
+impl RequestMetadata for SentHeaders<'_> {
     fn value(&self, name: &str) -> Option<Cow<'_, str>> {
         self.0.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).into())
     }
@@ -433,7 +434,7 @@ fn faults_are_injected_by_route() {
         for path in ["/shop.Bad/Get", METHOD] {
             for _ in 0..1_000 {
                 let selected = channel.select(path, &[]);
-                let call = Call::new(path, channel.backends.entropy());
+                let call = PickArgs::new(path, channel.backends.entropy());
                 let [instance] = selected.filters() else { panic!("one filter") };
                 let XdsHttpFilter::Fault(fault) = &instance.filter else { panic!("the fault filter") };
                 let injected = fault.decide(&call, &active);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use evenkeel_core::cluster::BackendMetrics;
 use evenkeel_core::load::{ClusterLoad, LoadStore};
-use evenkeel_core::{CallEnd, Code, Instant, LoadReport, Locality, Rng, Status};
+use evenkeel_core::{CallOutcome, Code, Instant, LoadReport, Locality, Rng, Status};
 use evenkeel_proto::envoy::config::core::v3::Node;
 use evenkeel_proto::envoy::config::endpoint::v3::{ClusterStats, UpstreamLocalityStats};
 use evenkeel_proto::envoy::service::load_stats::v3::{LoadStatsRequest, LoadStatsResponse};
@@ -189,7 +189,7 @@ fn call(load: &ClusterLoad, zone: &str, metrics: &BackendMetrics, code: Code, re
     let locality = Arc::new(Locality { zone: zone.to_owned(), ..Locality::default() });
     let load = load.locality(Some(&locality), metrics);
     load.start();
-    load.finish(&CallEnd::Finished { code, at: Instant::ORIGIN, load: report });
+    load.finish(&CallOutcome::Finished { code, at: Instant::ORIGIN, load: report });
 }
 
 fn ok(load: &ClusterLoad) {
@@ -340,7 +340,7 @@ fn a_report_in_full() {
     // A report that comes late says so, and covers all of the time since the last.
     lrs.now += Duration::from_millis(10_500);
     assert_eq!(lrs.poll(), ["send c/eds 10.75s ..: 0 issued 0 ok 0 failed 1 open"]);
-    open.finish(&CallEnd::Unsent);
+    open.finish(&CallOutcome::Unsent);
     assert_eq!(lrs.advance(secs(10)), [(Duration::from_millis(30_750), "send nothing".to_owned())]);
 }
 

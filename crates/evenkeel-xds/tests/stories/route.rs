@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use evenkeel_core::{Call, Code, Registry};
+use evenkeel_core::{Code, PickArgs, Registry};
 use evenkeel_proto::envoy::config::core::v3::{RuntimeFractionalPercent, TypedExtensionConfig};
 use evenkeel_proto::envoy::config::route::v3::header_matcher::HeaderMatchSpecifier;
 use evenkeel_proto::envoy::config::route::v3::retry_policy::RetryBackOff;
@@ -763,7 +763,7 @@ fn hash_policies_are_described() {
             panic!("not forwarded")
         };
         assert_eq!(forward.hash.iter().map(ToString::to_string).collect::<Vec<_>>(), [expected]);
-        assert_eq!(forward.hash(&Call::new("/s/m", 1), 7), hash, "{expected}");
+        assert_eq!(forward.hash(&PickArgs::new("/s/m", 1), 7), hash, "{expected}");
     }
 }
 

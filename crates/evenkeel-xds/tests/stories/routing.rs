@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use evenkeel_core::{Call, Code, Headers, Status, hash};
+use evenkeel_core::{PickArgs, Code, RequestMetadata, Status, hash};
 use evenkeel_proto::envoy::config::core::v3::HttpProtocolOptions;
 use evenkeel_proto::envoy::config::route::v3::route::Action;
 use evenkeel_proto::envoy::config::route::v3::route_action::hash_policy::{self, PolicySpecifier};
@@ -42,7 +42,7 @@ const CHANNEL_ID: u64 = 0xc0ff_ee00;
 #[derive(Clone, Copy)]
 struct Sent<'a>(&'a [(&'a str, &'a str)]);
 
-impl Headers for Sent<'_> {
+impl RequestMetadata for Sent<'_> {
     fn value(&self, name: &str) -> Option<Cow<'_, str>> {
         let values: Vec<&str> =
             self.0.iter().filter(|(key, _)| *key == name).map(|(_, value)| *value).collect();
@@ -89,13 +89,13 @@ fn way(
     entropy: u64,
 ) -> Result<String, Status> {
     let headers = Sent(headers);
-    let call = Call::new(path, entropy).with_headers(&headers);
+    let call = PickArgs::new(path, entropy).with_headers(&headers);
     selector.select(&call).map(|selected| selected.cluster().name().to_string())
 }
 
 fn select(selector: &ConfigSelector, headers: &[(&str, &str)]) -> SelectedRoute {
     let headers = Sent(headers);
-    selector.select(&Call::new("/s/m", 1).with_headers(&headers)).expect("a route")
+    selector.select(&PickArgs::new("/s/m", 1).with_headers(&headers)).expect("a route")
 }
 
 /// A28: the first route that matches, not the best one.
@@ -105,7 +105,7 @@ fn the_first_route_wins() {
     for (path, cluster) in [("/s/ab", "one"), ("/s/a", "one"), ("/s/b", "three")] {
         assert_eq!(way(&selector, path, &[], 0).unwrap(), cluster);
     }
-    let selected = selector.select(&Call::new("/s/b", 0)).unwrap();
+    let selected = selector.select(&PickArgs::new("/s/b", 0)).unwrap();
     assert_eq!(selected.cluster().child(), "cluster:three");
 }
 
@@ -166,7 +166,7 @@ fn weighted_clusters_share_the_calls() {
 #[test]
 fn a_choice_is_kept() {
     let selector = selector([to_weighted(&[("a", 1), ("b", 1)])]);
-    let call = Call::new("/s/m", 7);
+    let call = PickArgs::new("/s/m", 7);
     let first = selector.select(&call).unwrap();
     let kept = first.clone();
     let others: Vec<_> = (0..64).map(|_| selector.select(&call).unwrap().cluster().name().clone()).collect();
@@ -306,7 +306,7 @@ fn hashes_are_combined_in_order() {
 #[test]
 fn without_a_policy_chance_decides() {
     for selector in [hashing(vec![]), hashing(vec![(by_header("absent", None), false)])] {
-        let hash = |entropy| selector.select(&Call::new("/s/m", entropy)).unwrap().hash();
+        let hash = |entropy| selector.select(&PickArgs::new("/s/m", entropy)).unwrap().hash();
         assert_ne!(hash(1), hash(2));
         assert_eq!(hash(1), hash(1));
     }
@@ -324,7 +324,7 @@ fn the_authority_is_rewritten_for_one_route() {
         let parsed = parse_with(ResourceType::Listener, &message, trusted, |_| ()).unwrap();
         let Resource::Listener(listener) = parsed.resource else { panic!("not a listener") };
         let selector = selector_of(&listener, &quiet());
-        let rewrites = |path| selector.select(&Call::new(path, 1)).unwrap().auto_host_rewrite();
+        let rewrites = |path| selector.select(&PickArgs::new(path, 1)).unwrap().auto_host_rewrite();
         assert_eq!((rewrites("/s/a"), rewrites("/s/b")), (trusted, false));
     }
 }
@@ -414,7 +414,7 @@ fn every_step_can_be_explained() {
         to_weighted(&[("a", 1), ("b", 3)]),
         route("/", "never"),
     ]);
-    let told = selector.explain(&Call::new("/s/m", 0));
+    let told = selector.explain(&PickArgs::new("/s/m", 0));
     let expected = [
         ("login", "path prefix \"/auth.\" -> cluster \"auth\"", RouteOutcome::PathMismatch),
         (

@@ -6,7 +6,7 @@
 //! words, and nothing else.
 
 use evenkeel_core::Registry;
-use evenkeel_core::cluster::{Cluster, Stages, stages};
+use evenkeel_core::cluster::{Cluster, LbConfigStages, stages};
 use evenkeel_core::policy::LeastRequest;
 use evenkeel_proto::envoy::config::cluster::v3::load_balancing_policy::Policy;
 use evenkeel_proto::envoy::config::cluster::v3::{Cluster as ClusterMessage, LoadBalancingPolicy};
@@ -97,7 +97,7 @@ fn policies(configs: &[(&str, Any)]) -> LoadBalancingPolicy {
 }
 
 /// Takes the example over the wire and through the policies.
-fn run(registry: Registry) -> Stages {
+fn run(registry: Registry) -> LbConfigStages {
     let parser = ResourceParser::new(registry);
     let server = ServerConfig::insecure("control:443");
     let parse = |kind, message: &Any| parser.parse(kind, message, &server).expect("it is valid").resource;
@@ -117,8 +117,8 @@ fn run(registry: Registry) -> Stages {
     stages(leaf, &set)
 }
 
-fn in_order(stages: Stages) -> [Value; 4] {
-    let Stages { lb_policy_config, cluster_resolver, priority, weighted_target, .. } = stages;
+fn in_order(stages: LbConfigStages) -> [Value; 4] {
+    let LbConfigStages { lb_policy_config, cluster_resolver, priority, weighted_target, .. } = stages;
     [lb_policy_config, cluster_resolver, priority, weighted_target.expect("localities are split by weight")]
 }
 

@@ -5,7 +5,7 @@ mod deletion;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use evenkeel_core::{Call, Core, Endpoints, Registry, Rng, Status};
+use evenkeel_core::{Core, Endpoints, PickArgs, Registry, Rng, Status};
 use evenkeel_proto::envoy::config::core::v3::HealthStatus;
 use evenkeel_proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
 use evenkeel_proto::prost::Name;
@@ -21,7 +21,7 @@ use testkit::resources::{
     aggregate_cluster, any as packed, cluster, dns_cluster, listener_with_rds, load_assignment, locality,
     route, route_config, virtual_host, weighted,
 };
-use testkit::{World as Backends, secs};
+use testkit::{CoreSim as Backends, secs};
 
 use ResourceType::{Cluster as Cds, Endpoints as Eds, Listener as Lds, RouteConfig as Rds};
 
@@ -99,7 +99,7 @@ impl TestMesh {
     /// The driver of the channel: until nothing more is wanted than before.
     fn follow(&mut self) {
         loop {
-            let dynamic: Vec<_> = self.backends.core().wanted_clusters().cloned().collect();
+            let dynamic: Vec<_> = self.backends.core().subscribed_clusters().cloned().collect();
             let followed = self.resolver.resolve(&dynamic, &self.plane.client);
             if let Some(XdsResolverUpdate { update, route }) = followed.update {
                 self.steps += 1;
@@ -121,7 +121,7 @@ impl TestMesh {
             None => Err("waits".to_owned()),
             Some(Err(status)) => Err(status.clone()),
             Some(Ok(selector)) => {
-                selector.select(&Call::new(path, entropy)).map_err(|status| status.to_string())
+                selector.select(&PickArgs::new(path, entropy)).map_err(|status| status.to_string())
             }
         }
     }
@@ -136,8 +136,9 @@ impl TestMesh {
 
     fn pick(&mut self, selected: &SelectedRoute) -> String {
         let entropy = self.backends.entropy();
-        let call =
-            Call::new("/s/m", entropy).with_cluster(selected.cluster().child()).with_hash(selected.hash());
+        let call = PickArgs::new("/s/m", entropy)
+            .with_cluster(selected.cluster().child())
+            .with_hash(selected.hash());
         let picked = self.backends.pick_call(&call);
         let outcome = picked.outcome();
         match picked.status() {

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use evenkeel_core::{Address, Connectivity, Description};
+use evenkeel_core::{Address, ConnectivityState, Description};
 use evenkeel_proto::envoy::admin::v3::ClientResourceStatus;
 use evenkeel_proto::envoy::service::status::v3::ClientConfig;
 use evenkeel_proto::prost_types::Timestamp;
@@ -36,7 +36,7 @@ pub(super) struct Seen {
 pub(super) struct SeenChannel {
     pub(super) id: u64,
     pub(super) target: String,
-    pub(super) state: Connectivity,
+    pub(super) state: ConnectivityState,
     pub(super) tree: Option<Description>,
     pub(super) calls: Counts,
     pub(super) endpoints: Vec<SeenEndpoint>,

@@ -2,7 +2,7 @@
 //!
 //! Times are milliseconds since 1970; rates, got shares and latencies are those of the last second or so, totals those since the channel began.
 
-use evenkeel_core::{Connectivity, Description};
+use evenkeel_core::{ConnectivityState, Description};
 use serde::{Deserialize, Serialize};
 
 /// A process at one moment.
@@ -38,7 +38,7 @@ pub struct ChannelState {
     /// What it was built for.
     pub target: String,
     /// How well it is connected.
-    pub state: Connectivity,
+    pub state: ConnectivityState,
     /// Its calls.
     pub traffic: Traffic,
     /// Every endpoint of the tree, in its order.
@@ -62,7 +62,7 @@ pub struct EndpointState {
     /// Of which locality it is.
     pub locality: Option<String>,
     /// The state of its connection, as its policy counts it.
-    pub state: Connectivity,
+    pub state: ConnectivityState,
     /// Why it gets no calls, if it gets none.
     pub unused: Option<String>,
     /// The weight in force, if its policy weighs.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use evenkeel_core::{Connectivity, Description};
+use evenkeel_core::{ConnectivityState, Description};
 use serde_json::Value;
 
 /// An endpoint and its place in the tree.
@@ -13,7 +13,7 @@ pub(super) struct Placed {
     pub(super) cluster: Option<String>,
     pub(super) priority: Option<u32>,
     pub(super) locality: Option<String>,
-    pub(super) state: Connectivity,
+    pub(super) state: ConnectivityState,
     pub(super) unused: Option<String>,
     pub(super) weight: Option<f64>,
     pub(super) want: Option<f64>,

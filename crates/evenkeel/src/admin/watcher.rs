@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use evenkeel_core::Connectivity;
+use evenkeel_core::ConnectivityState;
 
 use super::look::{Seen, SeenChannel, SeenEndpoint};
 use super::state::{
@@ -118,10 +118,10 @@ impl Watcher {
             self.compare_endpoints(at, channel, was);
             if was.state != channel.state {
                 let (level, text) = match channel.state {
-                    Connectivity::Ready => (Level::Info, "calls can be sent"),
-                    Connectivity::TransientFailure => (Level::Error, "no endpoint can be reached"),
-                    Connectivity::Connecting => (Level::Info, "connecting"),
-                    Connectivity::Idle => (Level::Info, "at rest"),
+                    ConnectivityState::Ready => (Level::Info, "calls can be sent"),
+                    ConnectivityState::TransientFailure => (Level::Error, "no endpoint can be reached"),
+                    ConnectivityState::Connecting => (Level::Info, "connecting"),
+                    ConnectivityState::Idle => (Level::Info, "at rest"),
                 };
                 self.happened(at, level, &channel.target, text.to_owned());
             }
@@ -321,16 +321,20 @@ fn label(endpoint: &EndpointState) -> String {
 
 fn changes(before: &EndpointState, now: &EndpointState) -> impl Iterator<Item = (Level, String)> {
     let state = (before.state != now.state).then(|| match (before.state, now.state) {
-        (_, Connectivity::Ready) => Some((Level::Info, "connected".to_owned())),
-        (Connectivity::Ready, Connectivity::Idle) => Some((Level::Info, "connection closed".to_owned())),
-        (Connectivity::Ready, _) => Some((Level::Error, "connection lost".to_owned())),
-        (_, Connectivity::TransientFailure) => Some((Level::Warning, "cannot be reached".to_owned())),
+        (_, ConnectivityState::Ready) => Some((Level::Info, "connected".to_owned())),
+        (ConnectivityState::Ready, ConnectivityState::Idle) => {
+            Some((Level::Info, "connection closed".to_owned()))
+        }
+        (ConnectivityState::Ready, _) => Some((Level::Error, "connection lost".to_owned())),
+        (_, ConnectivityState::TransientFailure) => Some((Level::Warning, "cannot be reached".to_owned())),
         _ => None,
     });
     let aside =
-        (before.unused != now.unused && now.state == Connectivity::Ready).then(|| match &now.unused {
+        (before.unused != now.unused && now.state == ConnectivityState::Ready).then(|| match &now.unused {
             Some(why) => Some((Level::Warning, format!("gets no calls: {why}"))),
-            None if before.state == Connectivity::Ready => Some((Level::Info, "gets calls again".to_owned())),
+            None if before.state == ConnectivityState::Ready => {
+                Some((Level::Info, "gets calls again".to_owned()))
+            }
             None => None,
         });
     [state, aside].into_iter().flatten().flatten()
@@ -509,7 +513,7 @@ mod tests {
     use super::super::view::Placed;
     use super::*;
 
-    fn endpoint(address: &str, state: Connectivity, counts: Counts) -> SeenEndpoint {
+    fn endpoint(address: &str, state: ConnectivityState, counts: Counts) -> SeenEndpoint {
         let placed = Placed {
             addresses: vec![address.to_owned()],
             name: None,
@@ -529,7 +533,7 @@ mod tests {
         let channel = SeenChannel {
             id: 7,
             target: "xds:///orders".to_owned(),
-            state: Connectivity::Ready,
+            state: ConnectivityState::Ready,
             tree: Some(Description::new()),
             calls: calls(started),
             endpoints,
@@ -551,7 +555,7 @@ mod tests {
     fn figures_are_those_of_the_last_two_looks() {
         let mut watcher = Watcher::new("test".to_owned(), 0);
         let two = |a: u64, b: u64| {
-            let ready = Connectivity::Ready;
+            let ready = ConnectivityState::Ready;
             seen(vec![endpoint("a", ready, calls(a)), endpoint("b", ready, calls(b))])
         };
         let first = watcher.take_in(two(1000, 0), 1000);
@@ -574,9 +578,9 @@ mod tests {
 
     #[test]
     fn what_changes_between_two_looks_is_an_event() {
-        use Connectivity::{Connecting, Ready, TransientFailure};
+        use ConnectivityState::{Connecting, Ready, TransientFailure};
         let mut watcher = Watcher::new("test".to_owned(), 0);
-        let look = |states: &[(&str, Connectivity)]| {
+        let look = |states: &[(&str, ConnectivityState)]| {
             seen(states.iter().map(|(name, state)| endpoint(name, *state, calls(0))).collect())
         };
         assert_eq!(told(&watcher.take_in(look(&[("a", Ready), ("b", Connecting)]), 1)), []);
@@ -601,7 +605,8 @@ mod tests {
     fn a_storm_is_told_of_in_sums() {
         let mut watcher = Watcher::new("test".to_owned(), 0);
         let many = |from: usize| {
-            let of = (from..from + 100).map(|i| endpoint(&format!("{i}"), Connectivity::Ready, calls(0)));
+            let of =
+                (from..from + 100).map(|i| endpoint(&format!("{i}"), ConnectivityState::Ready, calls(0)));
             seen(of.collect())
         };
         watcher.take_in(many(0), 1);
@@ -651,7 +656,7 @@ mod tests {
         let mut watcher = Watcher::new("test".to_owned(), 0);
         for at in 0..KEPT as u64 + 10 {
             let names: &[&str] = if at < 5 { &["old"] } else { &["new"] };
-            let of = names.iter().map(|name| endpoint(name, Connectivity::Ready, calls(at)));
+            let of = names.iter().map(|name| endpoint(name, ConnectivityState::Ready, calls(at)));
             watcher.take_in(seen(of.collect()), at * 1000);
             let [history] = &watcher.histories()[..] else { panic!("one channel") };
             let lengths = history.endpoints.iter().map(|(_, series)| series.rate.len());

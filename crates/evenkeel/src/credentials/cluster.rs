@@ -7,7 +7,7 @@
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
-use evenkeel_core::Means;
+use evenkeel_core::TransportParams;
 use evenkeel_xds::resource::{
     CertificateSource, ClusterSecurity, RootCertificates, SanMatcher, SecurityConfig,
 };
@@ -23,13 +23,13 @@ use super::{CredentialsError, H2, provider, system_roots};
 
 /// How connections to an endpoint of a cluster are secured.
 pub(crate) struct ClusterTls {
-    means: Means,
+    means: TransportParams,
     providers: Arc<Providers>,
 }
 
 impl ClusterTls {
     /// By the means that the core has for a subchannel.
-    pub(crate) fn new(means: Means, providers: Arc<Providers>) -> ClusterTls {
+    pub(crate) fn new(means: TransportParams, providers: Arc<Providers>) -> ClusterTls {
         ClusterTls { means, providers }
     }
 

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use evenkeel_core::{Code, Labels, Measurement, Place};
+use evenkeel_core::{BackendLabels, Code, LbLabels, Measurement};
 use evenkeel_orca::Ignored;
 use evenkeel_xds::client::AdsClient;
 
@@ -31,11 +31,11 @@ impl Metrics {
         CallMeter(())
     }
 
-    pub(crate) fn connected(&self, _: Labels, _: SecurityLevel) -> ConnectionMeter {
+    pub(crate) fn connected(&self, _: LbLabels, _: SecurityLevel) -> ConnectionMeter {
         ConnectionMeter(())
     }
 
-    pub(crate) fn connect_failed(&self, _: &Labels) {}
+    pub(crate) fn connect_failed(&self, _: &LbLabels) {}
 
     pub(crate) fn load_ignored(&self, _: Ignored) {}
 
@@ -65,7 +65,7 @@ impl CallMeter {
 pub(crate) struct AttemptMeter(());
 
 impl AttemptMeter {
-    pub(crate) fn placed<'p>(&self, _: impl FnOnce() -> Option<&'p Place>) {}
+    pub(crate) fn placed<'p>(&self, _: impl FnOnce() -> Option<&'p BackendLabels>) {}
 
     pub(crate) fn unplaced(&self, _: Option<Arc<str>>) {}
 

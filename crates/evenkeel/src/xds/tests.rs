@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use evenkeel_core::cluster::BackendMetrics;
-use evenkeel_core::{Core, Effect, Rng, SubchannelId};
+use evenkeel_core::{Core, LbEffect, Rng, SubchannelId};
 use evenkeel_proto::envoy::admin::v3::ClientResourceStatus;
 use evenkeel_proto::envoy::config::cluster::v3::Cluster;
 use evenkeel_proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
@@ -112,17 +112,17 @@ impl Channel {
         let mut done = Vec::new();
         for effect in self.core.reconcile(clock::now()).effects {
             match effect {
-                Effect::Dial { id, address, .. } => {
+                LbEffect::Connect { id, address, .. } => {
                     done.push(format!("dials {address}"));
                     self.addresses.insert(id, address.to_string());
                 }
-                Effect::Close { id } => {
+                LbEffect::Close { id } => {
                     done.push(format!("closes {}", self.addresses.remove(&id).expect("it was dialled")));
                 }
                 _ => {}
             }
         }
-        self.following.want(self.core.wanted_clusters().cloned().collect());
+        self.following.want(self.core.subscribed_clusters().cloned().collect());
         step.route.map(|_| done).map_err(|status| status.to_string())
     }
 

@@ -21,7 +21,7 @@ mod waiting;
 use std::panic::Location;
 use std::time::Duration;
 
-use evenkeel::{Backoff, Builder, Channel, Connectivity};
+use evenkeel::{Backoff, Builder, Channel, ConnectivityState};
 use testkit::net::Backend;
 use testkit::net::echo::EchoRequest;
 use testkit::net::echo::echo_client::EchoClient;
@@ -77,7 +77,7 @@ async fn connected(channel: &Channel, count: usize) {
     let ready = async {
         loop {
             let tree = channel.tree().await.unwrap_or_default();
-            let ready = tree.endpoints.iter().filter(|row| row.state == Connectivity::Ready).count();
+            let ready = tree.endpoints.iter().filter(|row| row.state == ConnectivityState::Ready).count();
             if ready == count {
                 return;
             }
@@ -98,7 +98,7 @@ async fn until(is_so: impl Fn() -> bool) {
 }
 
 /// Waits until the channel is in this state.
-async fn becomes(channel: &Channel, state: Connectivity) {
+async fn becomes(channel: &Channel, state: ConnectivityState) {
     let mut states = channel.watch_connectivity();
     within(states.wait_for(|now| *now == state)).await.unwrap();
 }

@@ -526,7 +526,7 @@ async fn a_peer_without_settings_is_not_ready() {
     while conn.next_frame().await.is_some() {}
     let mut conn = accept(&peer).await;
     let ready = async {
-        while *connectivity.borrow_and_update() != evenkeel::Connectivity::Ready {
+        while *connectivity.borrow_and_update() != evenkeel::ConnectivityState::Ready {
             connectivity.changed().await.unwrap();
         }
     };

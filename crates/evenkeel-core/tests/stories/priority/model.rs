@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use evenkeel_core::policy::Policy;
 use evenkeel_core::{
-    Call, ConfigError, Connectivity, Core, Cx, Description, Endpoint, Endpoints, Event, Fields, Instant,
-    LbState, Look, Pick, Picker, Registry, Rng, Shown, Status,
+    CachedState, ConfigError, ConfigFields, ConnectivityState, Core, Cx, DescribeCx, Description, Endpoint,
+    Endpoints, Instant, LbEvent, LbState, PickArgs, PickResult, Picker, Registry, Rng, Status,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use testkit::World;
+use testkit::CoreSim;
 
 use super::{chosen, deactivated, existing, secs};
 
@@ -22,7 +22,7 @@ const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
 struct Model {
     now: Duration,
     /// What each child reports when it is asked; for those that do not exist, what they will report once made.
-    reports: BTreeMap<&'static str, Connectivity>,
+    reports: BTreeMap<&'static str, ConnectivityState>,
     configured: Vec<&'static str>,
     priorities: Vec<&'static str>,
     children: BTreeMap<&'static str, ModelChild>,
@@ -30,7 +30,7 @@ struct Model {
 }
 
 struct ModelChild {
-    state: Connectivity,
+    state: ConnectivityState,
     failover_timer: Option<Duration>,
     deactivation_timer: Option<Duration>,
     ready_or_idle_since_failure: bool,
@@ -42,16 +42,16 @@ impl Model {
         let failover_at = self.now + secs(10);
         let Some(child) = self.children.get_mut(name) else { return };
         match state {
-            Connectivity::Ready | Connectivity::Idle => {
+            ConnectivityState::Ready | ConnectivityState::Idle => {
                 child.failover_timer = None;
                 child.ready_or_idle_since_failure = true;
             }
-            Connectivity::TransientFailure => {
+            ConnectivityState::TransientFailure => {
                 child.failover_timer = None;
                 child.ready_or_idle_since_failure = false;
             }
-            Connectivity::Connecting => {
-                if child.state != Connectivity::Connecting && child.ready_or_idle_since_failure {
+            ConnectivityState::Connecting => {
+                if child.state != ConnectivityState::Connecting && child.ready_or_idle_since_failure {
                     child.failover_timer = Some(failover_at);
                 }
             }
@@ -61,7 +61,7 @@ impl Model {
 
     fn create(&mut self, name: &'static str) {
         let child = ModelChild {
-            state: Connectivity::Connecting,
+            state: ConnectivityState::Connecting,
             failover_timer: Some(self.now + secs(10)),
             deactivation_timer: None,
             ready_or_idle_since_failure: false,
@@ -79,14 +79,14 @@ impl Model {
             }
             let child = self.children.get_mut(name).expect("it was made");
             child.deactivation_timer = None;
-            if matches!(child.state, Connectivity::Ready | Connectivity::Idle) {
+            if matches!(child.state, ConnectivityState::Ready | ConnectivityState::Idle) {
                 return self.set_current_priority(priority, true);
             }
             if child.failover_timer.is_some() {
                 return self.set_current_priority(priority, false);
             }
         }
-        let is_connecting = |name: &&str| self.children[*name].state == Connectivity::Connecting;
+        let is_connecting = |name: &&str| self.children[*name].state == ConnectivityState::Connecting;
         match self.priorities.iter().position(is_connecting) {
             Some(priority) => self.set_current_priority(priority, false),
             None if self.priorities.is_empty() => {}
@@ -141,8 +141,8 @@ impl Model {
         self.now = end;
     }
 
-    fn state(&self) -> Connectivity {
-        self.current.map_or(Connectivity::TransientFailure, |name| self.children[name].state)
+    fn state(&self) -> ConnectivityState {
+        self.current.map_or(ConnectivityState::TransientFailure, |name| self.children[name].state)
     }
 
     fn existing(&self) -> BTreeSet<String> {
@@ -163,7 +163,7 @@ impl Model {
         json!([{"priority_experimental": {"children": children, "priorities": self.priorities}}])
     }
 
-    fn agrees_with(&self, world: &World) -> Result<(), TestCaseError> {
+    fn agrees_with(&self, world: &CoreSim) -> Result<(), TestCaseError> {
         prop_assert_eq!(chosen(world), self.current.map(str::to_owned));
         prop_assert_eq!(world.state(), self.state());
         prop_assert_eq!(existing(world).into_iter().collect::<BTreeSet<_>>(), self.existing());
@@ -190,7 +190,7 @@ fn any_wait() -> impl Strategy<Value = Duration> {
 struct Scripted {
     stage: Stage,
     name: String,
-    shown: Shown<Connectivity>,
+    shown: CachedState<ConnectivityState>,
 }
 
 #[derive(Clone, Default)]
@@ -198,7 +198,7 @@ struct Stage(Arc<Mutex<Script>>);
 
 #[derive(Default)]
 struct Script {
-    states: BTreeMap<String, Connectivity>,
+    states: BTreeMap<String, ConnectivityState>,
     /// Those that exist.
     playing: BTreeSet<String>,
 }
@@ -212,15 +212,15 @@ impl Stage {
 struct Named(String);
 
 impl Picker for Named {
-    fn pick(&self, _: &Call<'_>) -> Pick {
-        Pick::Fail(Status::unavailable(self.0.as_str()))
+    fn pick(&self, _: &PickArgs<'_>) -> PickResult {
+        PickResult::Fail(Status::unavailable(self.0.as_str()))
     }
 }
 
 impl Policy for Scripted {
     type Config = String;
 
-    fn parse(fields: &Fields<'_>) -> Result<String, ConfigError> {
+    fn parse(fields: &ConfigFields<'_>) -> Result<String, ConfigError> {
         Ok(fields.str("name")?.unwrap_or_default().to_owned())
     }
 
@@ -230,10 +230,10 @@ impl Policy for Scripted {
             script.playing.insert(name.clone());
             script.states[name]
         });
-        self.shown.show(state, |state| LbState::new(*state, Named(name.clone())))
+        self.shown.get_or_build(state, |state| LbState::new(*state, Named(name.clone())))
     }
 
-    fn describe(&self, _: &Look<'_>) -> Description {
+    fn describe(&self, _: &DescribeCx<'_>) -> Description {
         Description::new()
     }
 }
@@ -246,7 +246,7 @@ impl Drop for Scripted {
 
 #[derive(Clone, Debug)]
 enum Cue {
-    Report(&'static str, Connectivity),
+    Report(&'static str, ConnectivityState),
     Config(Vec<&'static str>, Vec<&'static str>),
     Advance(Duration),
     Sleep(Duration),
@@ -254,11 +254,11 @@ enum Cue {
 
 fn any_cue() -> impl Strategy<Value = Cue> {
     let states = vec![
-        Connectivity::Idle,
-        Connectivity::Connecting,
-        Connectivity::Connecting,
-        Connectivity::Ready,
-        Connectivity::TransientFailure,
+        ConnectivityState::Idle,
+        ConnectivityState::Connecting,
+        ConnectivityState::Connecting,
+        ConnectivityState::Ready,
+        ConnectivityState::TransientFailure,
     ];
     prop_oneof![
         8 => (prop::sample::select(NAMES.to_vec()), prop::sample::select(states))
@@ -279,17 +279,17 @@ proptest! {
         cues in prop::collection::vec(any_cue(), 1..60),
     ) {
         let stage = Stage::default();
-        let mut model = Model { reports: NAMES.map(|name| (name, Connectivity::Connecting)).into(), ..Model::default() };
-        stage.with(|script| script.states = NAMES.map(|name| (name.to_owned(), Connectivity::Connecting)).into());
+        let mut model = Model { reports: NAMES.map(|name| (name, ConnectivityState::Connecting)).into(), ..Model::default() };
+        stage.with(|script| script.states = NAMES.map(|name| (name.to_owned(), ConnectivityState::Connecting)).into());
         let policy = |name: &str| json!({"scripted": {"name": name}});
         model.handle_config(first.0, first.1);
         let mut registry = Registry::standard();
         let make = stage.clone();
         registry.register_with("scripted", move || {
-            Scripted { stage: make.clone(), name: String::new(), shown: Shown::default() }
+            Scripted { stage: make.clone(), name: String::new(), shown: CachedState::default() }
         });
         let core = Core::builder(Rng::fixed(1)).build();
-        let mut world = World::with(core, registry, &model.config(policy), Endpoints::none());
+        let mut world = CoreSim::with(core, registry, &model.config(policy), Endpoints::none());
         model.agrees_with(&world)?;
         for cue in cues {
             match cue {
@@ -297,7 +297,7 @@ proptest! {
                     model.reports.insert(name, state);
                     stage.with(|script| script.states.insert(name.to_owned(), state));
                     // Every policy looks again.
-                    world.handle(Event::ExitIdle);
+                    world.handle(LbEvent::ExitIdle);
                     model.handle_report(name);
                 }
                 Cue::Config(configured, priorities) => {
@@ -327,7 +327,7 @@ proptest! {
 enum Happening {
     Up(&'static str),
     Down(&'static str),
-    Call,
+    PickArgs,
     Config(Vec<&'static str>, Vec<&'static str>),
     Advance(Duration),
 }
@@ -337,7 +337,7 @@ fn any_happening() -> impl Strategy<Value = Happening> {
     prop_oneof![
         4 => name().prop_map(Happening::Up),
         4 => name().prop_map(Happening::Down),
-        2 => Just(Happening::Call),
+        2 => Just(Happening::PickArgs),
         2 => any_config().prop_map(|(configured, priorities)| Happening::Config(configured, priorities)),
         4 => any_wait().prop_map(Happening::Advance),
     ]
@@ -345,7 +345,7 @@ fn any_happening() -> impl Strategy<Value = Happening> {
 
 impl Model {
     /// Takes over what the leaves report, as one update.
-    fn observe(&mut self, world: &World) {
+    fn observe(&mut self, world: &CoreSim) {
         let described = world.describe().children;
         self.reports = NAMES
             .into_iter()
@@ -376,19 +376,19 @@ proptest! {
         let policy = |name: &str| if "bd".contains(name) { json!({"pick_first": {}}) } else { json!({"round_robin": {}}) };
         let mut model = Model { configured: first.0, priorities: first.1, ..Model::default() };
         let endpoints = Endpoints::groups(NAMES.map(|name| (name, Endpoints::list([Endpoint::at(name)]))));
-        let mut world = World::new(&model.config(policy), endpoints);
+        let mut world = CoreSim::new(&model.config(policy), endpoints);
         model.observe(&world);
         model.agrees_with(&world)?;
         for happening in happenings {
             match happening {
                 Happening::Up(name) => world.up(name),
                 Happening::Down(name) => world.down(name),
-                Happening::Call => {
+                Happening::PickArgs => {
                     let outcome = world.pick().finish_ok();
                     match model.state() {
-                        Connectivity::Ready => prop_assert_eq!(Some(outcome.as_str()), model.current),
-                        Connectivity::TransientFailure => prop_assert_eq!(outcome, "fail"),
-                        Connectivity::Idle | Connectivity::Connecting => prop_assert_eq!(outcome, "queue"),
+                        ConnectivityState::Ready => prop_assert_eq!(Some(outcome.as_str()), model.current),
+                        ConnectivityState::TransientFailure => prop_assert_eq!(outcome, "fail"),
+                        ConnectivityState::Idle | ConnectivityState::Connecting => prop_assert_eq!(outcome, "queue"),
                     }
                 }
                 Happening::Config(configured, priorities) => {
@@ -415,7 +415,7 @@ proptest! {
 
 impl Model {
     /// Reports that came at this time come before timers that fire at this time.
-    fn observe_at(&mut self, world: &World) {
+    fn observe_at(&mut self, world: &CoreSim) {
         let now = world.now().since(Instant::ORIGIN);
         let due = |timer: &mut Option<Duration>| *timer = timer.filter(|at| *at > now);
         self.now = now;

@@ -107,7 +107,7 @@ fn plain(roots: RootCertificates) -> SecurityConfig {
 /// keeps its connections.
 #[test]
 fn security_tells_connections_apart() {
-    let means = |message: &Cluster| super::leaf(&accepted(message)).means.clone();
+    let means = |message: &Cluster| super::leaf(&accepted(message)).transport.clone();
     let plain = changed(|_| {});
     let secure = secured(&context());
     let named = |name: &str| Cluster { name: name.to_owned(), ..secure.clone() };

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use evenkeel_core::Call;
 use evenkeel_core::LbConfig;
+use evenkeel_core::PickArgs;
 use evenkeel_core::policy::ClusterManagerConfig;
 use evenkeel_xds::routing::{ActiveClusters, ConfigSelector, lb_config};
 use serde_json::json;
@@ -48,7 +48,7 @@ fn a_cluster_stays_until_its_last_call_ends() {
     let (clusters, gone) = counted();
     let gone = || gone.load(Ordering::Relaxed);
     let old = to("old", &clusters);
-    let first = old.select(&Call::new("/s/m", 1)).unwrap();
+    let first = old.select(&PickArgs::new("/s/m", 1)).unwrap();
     let second = first.clone();
     let new = to("new", &clusters);
     drop(old);
@@ -71,11 +71,11 @@ fn a_cluster_stays_until_its_last_call_ends() {
 fn a_cluster_that_stays_in_the_routes_never_goes() {
     let (clusters, gone) = counted();
     let mut current = to("a", &clusters);
-    let before = current.select(&Call::new("/s/m", 1)).unwrap();
+    let before = current.select(&PickArgs::new("/s/m", 1)).unwrap();
     for _ in 0..10 {
         current = to("a", &clusters);
     }
-    let after = current.select(&Call::new("/s/m", 1)).unwrap();
+    let after = current.select(&PickArgs::new("/s/m", 1)).unwrap();
     assert!(Arc::ptr_eq(before.cluster(), after.cluster()), "one and the same");
     assert_eq!((names(&clusters), gone.load(Ordering::Relaxed)), (vec!["a".to_owned()], 0));
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use evenkeel_core::{Call, Code};
+use evenkeel_core::{Code, PickArgs};
 use evenkeel_proto::envoy::extensions::filters::common::fault::v3::FaultDelay;
 use evenkeel_proto::envoy::extensions::filters::common::fault::v3::fault_delay::{
     FaultDelaySecifier, HeaderDelay,
@@ -53,7 +53,7 @@ fn decide(
     entropy: u64,
 ) -> Option<(Option<u128>, Option<Code>)> {
     let (headers, active) = (Sent(headers), Arc::new(ActiveFaults::default()));
-    let injected = config.decide(&Call::new("/s/m", entropy).with_headers(&headers), &active)?;
+    let injected = config.decide(&PickArgs::new("/s/m", entropy).with_headers(&headers), &active)?;
     Some((injected.delay.map(|delay| delay.as_millis()), injected.abort.map(|status| status.code())))
 }
 
@@ -87,7 +87,7 @@ fn codes() {
         assert_eq!(code(ErrorType::GrpcStatus(number)).map(|code| code as u32), Some(number));
     }
     let ok = parsed(&abort(ErrorType::GrpcStatus(0), share(100, HUNDRED)));
-    let injected = ok.decide(&Call::new("/s/m", 0), &Arc::default()).expect("a fault");
+    let injected = ok.decide(&PickArgs::new("/s/m", 0), &Arc::default()).expect("a fault");
     assert_eq!(injected.abort.map(|status| status.to_string()).unwrap(), "Ok: ended by fault injection");
 }
 
@@ -195,7 +195,7 @@ fn active_faults_are_counted() {
     };
     let (two, three, any_number, none) = (config(Some(2)), config(Some(3)), config(None), config(Some(0)));
     let active = Arc::new(ActiveFaults::default());
-    let call = Call::new("/s/m", 0);
+    let call = PickArgs::new("/s/m", 0);
     let first = two.decide(&call, &active).expect("one");
     assert_eq!(first.delay, Some(Duration::from_secs(1)));
     let second = any_number.decide(&call, &active).expect("two");

@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, RwLock};
 
-use evenkeel_core::Call;
+use evenkeel_core::PickArgs;
 use evenkeel_xds::resource::Listener;
 use evenkeel_xds::routing::{ActiveClusters, ConfigSelector};
 use testkit::resources::{listener_with_routes, route};
@@ -50,7 +50,7 @@ fn no_call_loses_its_cluster() {
                     entropy += 1;
                     let selector = published.read().unwrap().clone();
                     let path = if entropy % 3 == 0 { "/a" } else { "/b" };
-                    let selected = selector.select(&Call::new(path, entropy)).expect("a route");
+                    let selected = selector.select(&PickArgs::new(path, entropy)).expect("a route");
                     drop(selector);
                     held.push_back(selected);
                     if held.len() > HELD {

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use evenkeel_core::{Code, Labels, Place};
+use evenkeel_core::{BackendLabels, Code, LbLabels};
 use evenkeel_orca::Ignored;
 use opentelemetry::KeyValue;
 use tokio::time::Instant;
@@ -138,7 +138,7 @@ pub(crate) struct AttemptMeter(Option<Arc<OpenAttempt>>);
 struct OpenAttempt {
     whose: Whose,
     began: Instant,
-    labels: Mutex<Labels>,
+    labels: Mutex<LbLabels>,
     sent: Mutex<Framing>,
     received: Mutex<Framing>,
     finished: AtomicBool,
@@ -146,9 +146,9 @@ struct OpenAttempt {
 
 impl AttemptMeter {
     /// An endpoint was picked, in this place if it is known.
-    pub(crate) fn placed<'p>(&self, place: impl FnOnce() -> Option<&'p Place>) {
+    pub(crate) fn placed<'p>(&self, place: impl FnOnce() -> Option<&'p BackendLabels>) {
         if let Some((attempt, place)) = self.0.as_ref().and_then(|attempt| Some((attempt, place()?))) {
-            attempt.label(|| Labels {
+            attempt.label(|| LbLabels {
                 backend_service: Some(place.backend_service.clone()),
                 locality: Some(place.locality.clone()),
             });
@@ -158,7 +158,7 @@ impl AttemptMeter {
     /// A pick gave no endpoint, but came to this backend service (A89).
     pub(crate) fn unplaced(&self, backend_service: Option<Arc<str>>) {
         if let Some(attempt) = &self.0 {
-            attempt.label(|| Labels { backend_service, locality: None });
+            attempt.label(|| LbLabels { backend_service, locality: None });
         }
     }
 
@@ -199,7 +199,7 @@ impl OpenAttempt {
         self.whose.instruments()
     }
 
-    fn label(&self, labels: impl FnOnce() -> Labels) {
+    fn label(&self, labels: impl FnOnce() -> LbLabels) {
         if self.instruments().wants_labels() {
             *lock(&self.labels) = labels();
         }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use evenkeel_core::{Labels, Measurement, Outliers, Weighed};
+use evenkeel_core::{LbLabels, Measurement, OutlierCounts, WeightUpdate};
 use evenkeel_orca::Ignored;
 use opentelemetry::KeyValue;
 
@@ -36,7 +36,7 @@ impl Metrics {
         Metrics(self.0.clone().map(|measured| Measured { target, ..measured }))
     }
 
-    /// Whether the core should measure ([`evenkeel_core::Builder::measure`]).
+    /// Whether the core should measure ([`evenkeel_core::CoreBuilder::measure`]).
     pub(crate) fn measures(&self) -> bool {
         self.0.as_ref().is_some_and(|measured| measured.instruments.measure_policies())
     }
@@ -52,7 +52,7 @@ impl Metrics {
     }
 
     /// A connection attempt succeeded.
-    pub(crate) fn connected(&self, labels: Labels, security: SecurityLevel) -> ConnectionMeter {
+    pub(crate) fn connected(&self, labels: LbLabels, security: SecurityLevel) -> ConnectionMeter {
         let Some(measured) = &self.0 else { return ConnectionMeter(None) };
         let connection = OpenConnection { channel: measured.clone(), labels, security };
         if let Some(succeeded) = &measured.instruments.attempts_succeeded {
@@ -63,7 +63,7 @@ impl Metrics {
     }
 
     /// A connection attempt failed. One that was given up since nobody needs it any more has not (A94).
-    pub(crate) fn connect_failed(&self, labels: &Labels) {
+    pub(crate) fn connect_failed(&self, labels: &LbLabels) {
         if let Some(measured) = &self.0
             && let Some(failed) = &measured.instruments.attempts_failed
         {
@@ -82,8 +82,8 @@ impl Metrics {
     pub(crate) fn measured(&self, measurement: &Measurement) {
         let Some(measured) = &self.0 else { return };
         match measurement {
-            Measurement::Weighed(weighed) => measured.weighed(weighed),
-            Measurement::Outliers(outliers) => measured.outliers(outliers),
+            Measurement::WeightUpdate(weighed) => measured.weighed(weighed),
+            Measurement::OutlierCounts(outliers) => measured.outliers(outliers),
             _ => {}
         }
     }
@@ -95,7 +95,7 @@ impl Metrics {
 }
 
 impl Measured {
-    fn attributes(&self, labels: &Labels) -> Vec<KeyValue> {
+    fn attributes(&self, labels: &LbLabels) -> Vec<KeyValue> {
         let mut attributes = Vec::with_capacity(4);
         attributes.push(target(&self.target));
         self.instruments.push_labels(&mut attributes, labels);
@@ -108,7 +108,7 @@ impl Measured {
         }
     }
 
-    fn weighed(&self, weighed: &Weighed) {
+    fn weighed(&self, weighed: &WeightUpdate) {
         let attributes = self.attributes(&weighed.labels);
         let counts = [
             (&self.instruments.wrr_rr_fallback, u64::from(weighed.rr_fallback)),
@@ -127,8 +127,8 @@ impl Measured {
         }
     }
 
-    fn outliers(&self, outliers: &Outliers) {
-        let Outliers { backend_service, method, unenforced, count } = outliers;
+    fn outliers(&self, outliers: &OutlierCounts) {
+        let OutlierCounts { backend_service, method, unenforced, count } = outliers;
         let counter = match unenforced {
             None => &self.instruments.outliers_enforced,
             Some(_) => &self.instruments.outliers_unenforced,
@@ -156,7 +156,7 @@ pub(crate) struct ConnectionMeter(Option<OpenConnection>);
 #[derive(Debug)]
 struct OpenConnection {
     channel: Measured,
-    labels: Labels,
+    labels: LbLabels,
     security: SecurityLevel,
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
-use evenkeel_core::Labels;
+use evenkeel_core::LbLabels;
 use opentelemetry::metrics::{Counter, Histogram, HistogramBuilder, InstrumentBuilder, Meter, UpDownCounter};
 use opentelemetry::{KeyValue, Value};
 
@@ -126,7 +126,7 @@ impl Instruments {
     }
 
     /// Adds those of the optional labels about the place that are on; unknown is empty (A78, A89).
-    pub(super) fn push_labels(&self, attributes: &mut Vec<KeyValue>, labels: &Labels) {
+    pub(super) fn push_labels(&self, attributes: &mut Vec<KeyValue>, labels: &LbLabels) {
         for (label, value) in [
             (MetricLabel::Locality, &labels.locality),
             (MetricLabel::BackendService, &labels.backend_service),

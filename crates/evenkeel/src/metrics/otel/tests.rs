@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use evenkeel_core::{
-    Code, DetectionMethod, Instant, Labels, Measurement, Outliers, Place, Registry, Rng, UnenforcedReason,
-    Weighed,
+    BackendLabels, Code, DetectionMethod, Instant, LbLabels, Measurement, OutlierCounts, Registry, Rng,
+    UnenforcedReason, WeightUpdate,
 };
 use evenkeel_http2::Reason;
 use evenkeel_orca::Ignored;
@@ -146,12 +146,12 @@ fn one(labels: &str, value: &str) -> Vec<(String, String)> {
     vec![(labels.to_owned(), value.to_owned())]
 }
 
-fn place() -> Place {
-    Place { backend_service: "pay".into(), locality: LOCALITY.into(), hostname: None }
+fn place() -> BackendLabels {
+    BackendLabels { backend_service: "pay".into(), locality: LOCALITY.into(), hostname: None }
 }
 
-fn at() -> Labels {
-    Labels { backend_service: Some("pay".into()), locality: Some(LOCALITY.into()) }
+fn at() -> LbLabels {
+    LbLabels { backend_service: Some("pay".into()), locality: Some(LOCALITY.into()) }
 }
 
 const LOCALITY: &str = "{region=\"r\", zone=\"z\", sub_zone=\"\"}";
@@ -448,7 +448,7 @@ async fn unknown_places_are_empty() {
     attempt.finish(Code::Ok);
     let labels = "lb.backend_service= lb.locality= method=a/B status=OK target=xds:///orders";
     assert_eq!(exported.series(Metric::AttemptDuration), one(labels, "1/0"));
-    metrics.connect_failed(&Labels::default());
+    metrics.connect_failed(&LbLabels::default());
     let labels = "lb.backend_service= lb.locality= target=xds:///orders";
     assert_eq!(exported.series(Metric::SubchannelConnectionAttemptsFailed), one(labels, "1"));
 }
@@ -488,7 +488,7 @@ fn connections() {
 }
 
 fn weighed() -> Measurement {
-    Measurement::Weighed(Weighed {
+    Measurement::WeightUpdate(WeightUpdate {
         labels: at(),
         rr_fallback: true,
         not_yet_usable: 2,
@@ -499,7 +499,7 @@ fn weighed() -> Measurement {
 
 fn outliers(unenforced: Option<UnenforcedReason>) -> Measurement {
     let (backend_service, method) = (Some("pay".into()), DetectionMethod::SuccessRate);
-    Measurement::Outliers(Outliers { backend_service, method, unenforced, count: 2 })
+    Measurement::OutlierCounts(OutlierCounts { backend_service, method, unenforced, count: 2 })
 }
 
 /// WRR-17, WRR-18

@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use evenkeel::{Connectivity, WaitForReady};
+use evenkeel::{ConnectivityState, WaitForReady};
 use testkit::net::Backend;
 use testkit::net::echo::EchoRequest;
 use testkit::net::proxy::Proxy;
@@ -59,7 +59,7 @@ async fn servers_are_told() {
         assert!((timeout / 2..=timeout).contains(&told), "{told:?} of {timeout:?}");
     }
     backend.kill();
-    becomes(&channel, Connectivity::Idle).await;
+    becomes(&channel, ConnectivityState::Idle).await;
     let mut call = timed(request(""), ALL);
     call.extensions_mut().insert(WaitForReady(true));
     let mut waiting = client.clone();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use evenkeel::Connectivity::{self, Connecting, Idle, Ready, TransientFailure};
+use evenkeel::ConnectivityState::{self, Connecting, Idle, Ready, TransientFailure};
 use testkit::net::Backend;
 use testkit::net::echo::echo_client::EchoClient;
 use tokio_stream::StreamExt as _;
@@ -79,7 +79,7 @@ async fn the_tree_is_shown() {
     }
     backends[0].kill();
     within(async {
-        while channel.tree().await.unwrap().endpoints[0].state == Connectivity::Ready {
+        while channel.tree().await.unwrap().endpoints[0].state == ConnectivityState::Ready {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     })

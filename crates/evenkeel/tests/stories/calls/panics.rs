@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use evenkeel::{Address, Channel, Connector, Io, Registry};
 use evenkeel_core::{
-    Call, CallEnd, Code as CoreCode, ConfigError, Connectivity, Cx, Description, Eagerness, Endpoints,
-    Fields, Fleet, LbState, Look, Pick, Picker, Policy, Shown, Status, SubchannelId, Tracker, Trackers,
+    CachedState, CallOutcome, CallTracker, CallTrackers, Code as CoreCode, ConfigError, ConfigFields,
+    ConnectMode, ConnectivityState, Cx, DescribeCx, Description, EndpointList, Endpoints, LbState, PickArgs,
+    PickResult, Picker, Policy, Status, SubchannelId,
 };
 use testkit::net::Backend;
 use testkit::net::echo::echo_client::EchoClient;
@@ -49,29 +50,29 @@ fn panic_if(wrong: &AtomicBool, place: &str) {
 /// A policy of the application: the first endpoint that is ready.
 struct Own {
     wrongs: Arc<Wrongs>,
-    fleet: Fleet<()>,
-    shown: Shown<Option<SubchannelId>>,
+    fleet: EndpointList<()>,
+    shown: CachedState<Option<SubchannelId>>,
 }
 
 impl Policy for Own {
     type Config = ();
 
-    fn parse(_: &Fields<'_>) -> Result<(), ConfigError> {
+    fn parse(_: &ConfigFields<'_>) -> Result<(), ConfigError> {
         Ok(())
     }
 
     fn reconcile(&mut self, (): &(), endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
         panic_if(&self.wrongs.pass, "a pass");
-        self.fleet.reconcile(endpoints, Eagerness::Eager, cx);
+        self.fleet.reconcile(endpoints, ConnectMode::Eager, cx);
         let ready = self.fleet.ready().map(|(_, id)| id).next();
         let wrongs = &self.wrongs;
-        self.shown.show(ready, |ready| match ready {
+        self.shown.get_or_build(ready, |ready| match ready {
             None => LbState::connecting(),
-            Some(id) => LbState::new(Connectivity::Ready, OwnPicker { wrongs: wrongs.clone(), id: *id }),
+            Some(id) => LbState::new(ConnectivityState::Ready, OwnPicker { wrongs: wrongs.clone(), id: *id }),
         })
     }
 
-    fn describe(&self, _: &Look<'_>) -> Description {
+    fn describe(&self, _: &DescribeCx<'_>) -> Description {
         panic_if(&self.wrongs.describe, "a description");
         Description::new()
     }
@@ -86,19 +87,19 @@ struct OwnPicker {
 }
 
 impl Picker for OwnPicker {
-    fn pick(&self, _: &Call<'_>) -> Pick {
+    fn pick(&self, _: &PickArgs<'_>) -> PickResult {
         panic_if(&self.wrongs.pick, "a pick");
         match self.wrongs.code.load(Ordering::SeqCst) {
             0 => {
                 self.wrongs.picks.fetch_add(1, Ordering::SeqCst);
-                let mut trackers = Trackers::none();
+                let mut trackers = CallTrackers::none();
                 for _ in 0..TRACKERS {
                     trackers.push(Arc::new(OwnTracker(self.wrongs.clone())));
                 }
-                Pick::To(self.id, trackers)
+                PickResult::Complete(self.id, trackers)
             }
-            5 => Pick::Fail(Status::new(CoreCode::NotFound, "no such shard")),
-            7 => Pick::Drop(Status::new(CoreCode::PermissionDenied, "not for you")),
+            5 => PickResult::Fail(Status::new(CoreCode::NotFound, "no such shard")),
+            7 => PickResult::Drop(Status::new(CoreCode::PermissionDenied, "not for you")),
             code => panic!("no code for {code}"),
         }
     }
@@ -106,8 +107,8 @@ impl Picker for OwnPicker {
 
 struct OwnTracker(Arc<Wrongs>);
 
-impl Tracker for OwnTracker {
-    fn finished(&self, _: &CallEnd<'_>) {
+impl CallTracker for OwnTracker {
+    fn finished(&self, _: &CallOutcome<'_>) {
         self.0.ends.fetch_add(1, Ordering::SeqCst);
         panic_if(&self.0.finish, "a tracker");
     }
@@ -119,8 +120,8 @@ pub(super) fn channel(backend: &Backend) -> (Channel, Arc<Wrongs>) {
     let given = wrongs.clone();
     registry.register_with("own", move || Own {
         wrongs: given.clone(),
-        fleet: Fleet::default(),
-        shown: Shown::default(),
+        fleet: EndpointList::default(),
+        shown: CachedState::default(),
     });
     (to([backend]).registry(registry).service_config(policy("own")).build().unwrap(), wrongs)
 }
@@ -212,7 +213,7 @@ async fn policies_may_panic() {
         for _ in 0..10 {
             within(client.unary(request(""))).await.unwrap();
         }
-        assert_eq!((channel.connectivity(), backend.connections()), (Connectivity::Ready, restarts + 1));
+        assert_eq!((channel.connectivity(), backend.connections()), (ConnectivityState::Ready, restarts + 1));
     }
     wrongs.all_were_told();
     within(channel.close()).await;

@@ -4,8 +4,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use evenkeel::Registry;
 use evenkeel_core::{
-    Call, ConfigError, Connectivity, Cx, Description, Eagerness, Endpoints, Fields, Fleet, LbState, Look,
-    Pick, PickHeaders, Picker, Policy, Shown, SubchannelId, Trackers,
+    CachedState, CallTrackers, ConfigError, ConfigFields, ConnectMode, ConnectivityState, Cx, DescribeCx,
+    Description, EndpointList, Endpoints, LbState, PickArgs, PickHeaders, PickResult, Picker, Policy,
+    SubchannelId,
 };
 use tonic::{Code, Status};
 
@@ -15,29 +16,29 @@ use super::{Client, request, within};
 /// The first endpoint that is ready; every pick is numbered in a header.
 #[derive(Default)]
 struct Numbering {
-    fleet: Fleet<()>,
-    shown: Shown<Option<SubchannelId>>,
+    fleet: EndpointList<()>,
+    shown: CachedState<Option<SubchannelId>>,
 }
 
 impl Policy for Numbering {
     type Config = ();
 
-    fn parse(_: &Fields<'_>) -> Result<(), ConfigError> {
+    fn parse(_: &ConfigFields<'_>) -> Result<(), ConfigError> {
         Ok(())
     }
 
     fn reconcile(&mut self, (): &(), endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
-        self.fleet.reconcile(endpoints, Eagerness::Eager, cx);
+        self.fleet.reconcile(endpoints, ConnectMode::Eager, cx);
         let ready = self.fleet.ready().map(|(_, id)| id).next();
-        self.shown.show(ready, |ready| match ready {
+        self.shown.get_or_build(ready, |ready| match ready {
             None => LbState::connecting(),
             Some(id) => {
-                LbState::new(Connectivity::Ready, NumberingPicker { id: *id, next: AtomicU32::new(1) })
+                LbState::new(ConnectivityState::Ready, NumberingPicker { id: *id, next: AtomicU32::new(1) })
             }
         })
     }
 
-    fn describe(&self, _: &Look<'_>) -> Description {
+    fn describe(&self, _: &DescribeCx<'_>) -> Description {
         Description::new()
     }
 }
@@ -48,12 +49,12 @@ struct NumberingPicker {
 }
 
 impl Picker for NumberingPicker {
-    fn pick(&self, _: &Call<'_>) -> Pick {
+    fn pick(&self, _: &PickArgs<'_>) -> PickResult {
         let number = self.next.fetch_add(1, Ordering::SeqCst).to_string();
-        let mut trackers = Trackers::none();
+        let mut trackers = CallTrackers::none();
         trackers.add_headers(&PickHeaders::new([("pick", number.as_str())]).unwrap());
         trackers.add_headers(&PickHeaders::new([("said", "by the policy")]).unwrap());
-        Pick::To(self.id, trackers)
+        PickResult::Complete(self.id, trackers)
     }
 }
 

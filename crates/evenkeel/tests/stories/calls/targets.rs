@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use evenkeel::{Connectivity, TargetError};
+use evenkeel::{ConnectivityState, TargetError};
 use testkit::net::Backend;
 use testkit::net::echo::echo_client::EchoClient;
 use tokio::net::UnixListener;
@@ -51,7 +51,7 @@ async fn unknown_names_say_so() {
     assert_eq!(status.code(), tonic::Code::Unavailable);
     let text = r#"dns name "nobody.invalid": cannot be resolved"#;
     assert!(status.message().starts_with(text), "{status}");
-    assert_eq!(channel.connectivity(), Connectivity::TransientFailure);
+    assert_eq!(channel.connectivity(), ConnectivityState::TransientFailure);
 }
 
 /// A unix socket.

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use evenkeel::{Connectivity, WaitForReady};
+use evenkeel::{ConnectivityState, WaitForReady};
 use testkit::net::Backend;
 use testkit::net::echo::EchoRequest;
 use testkit::net::echo::echo_client::EchoClient;
@@ -44,7 +44,7 @@ async fn all_backends_down() {
         }
         // The stories do not assert on wall time; the criterion is 10 ms for 99 of 100.
         println!("{name}: the slowest of 200 failures took {slowest:?}");
-        becomes(&channel, Connectivity::TransientFailure).await;
+        becomes(&channel, ConnectivityState::TransientFailure).await;
         assert!(waiting.try_join_next().is_none(), "{name}: a call that should wait ended");
         let start = Instant::now();
         backends[1].restart().await;
@@ -52,7 +52,7 @@ async fn all_backends_down() {
             assert_eq!(answer.unwrap().unwrap().into_inner().payload, b"waited");
         }
         println!("{name}: 50 queued calls were answered {:?} after the backend's return", start.elapsed());
-        becomes(&channel, Connectivity::Ready).await;
+        becomes(&channel, ConnectivityState::Ready).await;
         within(EchoClient::new(channel).unary(request(""))).await.unwrap();
     }
 }
@@ -69,7 +69,7 @@ async fn connecting_is_no_failure() {
         let mut client = EchoClient::new(channel.clone());
         calls.spawn(async move { client.unary(request("")).await });
     }
-    becomes(&channel, Connectivity::Connecting).await;
+    becomes(&channel, ConnectivityState::Connecting).await;
     proxy.accept_only(false);
     for answer in within(calls.join_all()).await {
         answer.unwrap();
@@ -89,7 +89,7 @@ async fn who_waits_may_leave() {
         waiting.abort();
         let _ = waiting.await;
     }
-    becomes(&channel, Connectivity::TransientFailure).await;
+    becomes(&channel, ConnectivityState::TransientFailure).await;
     backend.restart().await;
     within(EchoClient::new(channel.clone()).unary(patient(""))).await.unwrap();
     assert_eq!(backend.calls(), 1, "only the last one was sent");

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use evenkeel::{Connectivity, XdsClient};
+use evenkeel::{ConnectivityState, XdsClient};
 use evenkeel_proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
 use testkit::net::{Backend, ControlPlane};
 
@@ -84,7 +84,7 @@ async fn a_channel_that_rests() {
         control.set_endpoints("pay", &[backend.address()]);
         assert_eq!(call(&channel).await.unwrap(), backend.name());
         let mut connectivity = channel.watch_connectivity();
-        let rests = connectivity.wait_for(|connectivity| *connectivity == Connectivity::Idle);
+        let rests = connectivity.wait_for(|connectivity| *connectivity == ConnectivityState::Idle);
         tokio::time::timeout(LONG, rests).await.unwrap().unwrap();
         backend.wait_until(|backend| backend.open_connections() == 0).await;
         control.wait_until(|control| control.open_streams() == 0).await;

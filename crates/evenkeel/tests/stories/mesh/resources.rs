@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use evenkeel::{Bootstrap, Channel, Connectivity, Description, XdsClient, XdsVariant};
+use evenkeel::{Bootstrap, Channel, ConnectivityState, Description, XdsClient, XdsVariant};
 use evenkeel_proto::envoy::admin::v3::ClientResourceStatus;
 use evenkeel_proto::envoy::config::cluster::v3::Cluster;
 use evenkeel_proto::envoy::config::cluster::v3::cluster::LbPolicy;
@@ -196,7 +196,7 @@ async fn one_bad_cluster_among_many() {
     );
 
     let ready = |tree: &Description| {
-        tree.children.iter().filter(|(_, child)| child.state == Some(Connectivity::Ready)).count()
+        tree.children.iter().filter(|(_, child)| child.state == Some(ConnectivityState::Ready)).count()
     };
     until_tree(&mesh.channel, "the others are ready", |tree| ready(tree) == 99).await;
     mesh.control.set(resources::route_config("orders", "shard-41"));
