@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use evenkeel::admin::Admin;
+use evenkeel::admin::AdminServer;
 use evenkeel::{Bootstrap, Channel};
 use evenkeel_control::{Cluster, ControlPlane, Endpoint, Mesh, Service};
 use examples::{Backend, Load, Outcome, connected};
@@ -15,7 +15,7 @@ use examples::{Backend, Load, Outcome, connected};
 #[tokio::main]
 async fn main() -> Outcome {
     // Before the calls that it is to count; on loopback unless told otherwise.
-    let admin = Admin::builder().start().await?;
+    let admin = AdminServer::builder().start().await?;
     println!("the page: http://{}/", admin.address());
 
     let servers = [Backend::start("a").await?, Backend::start("b").await?, Backend::start("c").await?];

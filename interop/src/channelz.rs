@@ -146,7 +146,7 @@ impl Channelz {
     fn control_planes(&self) -> Vec<Look> {
         let clients = lock(&self.shared.clients).clone();
         let in_use: Vec<ServerStats> =
-            clients.iter().flat_map(XdsClient::tally).filter(|tally| tally.in_use).collect();
+            clients.iter().flat_map(XdsClient::server_stats).filter(|tally| tally.in_use).collect();
         let mut ids = lock(&self.shared.control_planes);
         ids.retain(|uri, _| in_use.iter().any(|tally| *tally.server.uri == **uri));
         let mut look = |tally: &ServerStats| {

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use common::{MAX_WAIT, RunningCommand, evenkeel, first_line};
-use evenkeel::admin::{Admin, Watch};
+use evenkeel::admin::{AdminServer, AdminWatch};
 use evenkeel::{Bootstrap, Channel, XdsClient};
 use evenkeel_proto::envoy::config::core::v3::HealthStatus;
 use evenkeel_proto::envoy::config::listener::v3::Listener;
@@ -283,8 +283,8 @@ async fn an_evenkeel_process() {
     let (alive, dead) = (Backend::start().await, Backend::start().await);
     dead.kill();
     control.serve("admin-orders", "pay", &[alive.address(), dead.address()]);
-    let watch = Watch::start("orders-7", Duration::from_millis(50)).await;
-    let admin = Admin::builder().watch(watch).listen(SocketAddr::from(([127, 0, 0, 1], 0))).start();
+    let watch = AdminWatch::start("orders-7", Duration::from_millis(50)).await;
+    let admin = AdminServer::builder().watch(watch).listen(SocketAddr::from(([127, 0, 0, 1], 0))).start();
     let admin = admin.await.expect("an admin server");
     let bootstrap = Bootstrap::from_json(&control.bootstrap("node-7")).expect("a bootstrap");
     let channel = Channel::builder("xds:///admin-orders").bootstrap(bootstrap).build().expect("a channel");

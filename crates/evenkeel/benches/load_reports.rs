@@ -154,11 +154,12 @@ fn compare(scale: &Scale) -> Result<(), Error> {
         "per unary call of 16 bytes, {CONCURRENCY} at a time; {} times {} turns of {} calls for throughput",
         scale.times, scale.turns, scale.calls
     );
-    let servers: Vec<Subject<'_>> = SERVERS.map(Subject::Server).into();
+    let servers: Vec<BenchClient<'_>> = SERVERS.map(BenchClient::Server).into();
     let table = measure("server", &servers, scale)?;
     println!("{}\n", table.compare("the layer", "layer", "without"));
-    let fleet = Fleet::start()?;
-    let clients: Vec<Subject<'_>> = CLIENTS.iter().map(|(name, ..)| Subject::Client(name, &fleet)).collect();
+    let fleet = BackendFleet::start()?;
+    let clients: Vec<BenchClient<'_>> =
+        CLIENTS.iter().map(|(name, ..)| BenchClient::Client(name, &fleet)).collect();
     let table = measure("client", &clients, scale)?;
     println!("{}", table.compare("reading", "read", "unread"));
     println!("{}", table.compare("reading those of calls' own", "read-own", "unread-own"));
@@ -166,10 +167,10 @@ fn compare(scale: &Scale) -> Result<(), Error> {
 }
 
 fn profile(name: &str) -> Result<(), Error> {
-    let fleet = Fleet::start()?;
+    let fleet = BackendFleet::start()?;
     let subject = match SERVERS.iter().find(|server| **server == name) {
-        Some(server) => Subject::Server(server),
-        None => Subject::Client(name, &fleet),
+        Some(server) => BenchClient::Server(server),
+        None => BenchClient::Client(name, &fleet),
     };
     let callgrind = Callgrind::new()?;
     let [few, many] = FULL
@@ -181,28 +182,28 @@ fn profile(name: &str) -> Result<(), Error> {
 
 /// What is under test.
 #[derive(Clone, Copy)]
-enum Subject<'a> {
+enum BenchClient<'a> {
     Server(&'a str),
-    Client(&'a str, &'a Fleet),
+    Client(&'a str, &'a BackendFleet),
 }
 
-impl Subject<'_> {
+impl BenchClient<'_> {
     fn name(&self) -> &str {
         match self {
-            Subject::Server(name) | Subject::Client(name, _) => name,
+            BenchClient::Server(name) | BenchClient::Client(name, _) => name,
         }
     }
 
     /// A process under test; ready for calls.
     fn start(&self, mut command: Command, window: &str) -> Result<Running, Error> {
         match self {
-            Subject::Server(variant) => {
+            BenchClient::Server(variant) => {
                 let process = Server::run(command.args(["server", variant, window]))?;
                 let runtime = runtime()?;
                 let connections = runtime.block_on(connect(&process, variant))?;
                 Ok(Running { process, calls: Calls::Ours(runtime, connections) })
             }
-            Subject::Client(name, fleet) => {
+            BenchClient::Client(name, fleet) => {
                 let control = fleet.controls.get(name).ok_or_else(|| format!("unknown variant {name:?}"))?;
                 let process = Server::run(command.arg("client").args(&control.addresses))?;
                 Ok(Running { process, calls: Calls::Theirs })
@@ -313,13 +314,13 @@ fn place(names: &[&str], name: &str) -> Result<usize, Error> {
 }
 
 /// Backends that send reports and such that do not, and control planes that have channels read them or not.
-struct Fleet {
+struct BackendFleet {
     controls: HashMap<&'static str, Server>,
     _backends: Vec<Server>,
 }
 
-impl Fleet {
-    fn start() -> Result<Fleet, Error> {
+impl BackendFleet {
+    fn start() -> Result<BackendFleet, Error> {
         let mut backends = HashMap::new();
         let mut controls = HashMap::new();
         for (name, reports, mode) in CLIENTS {
@@ -331,12 +332,12 @@ impl Fleet {
             arguments.extend(backends[reports].addresses.iter().cloned());
             controls.insert(name, Server::start(&arguments)?);
         }
-        Ok(Fleet { controls, _backends: backends.into_values().collect() })
+        Ok(BackendFleet { controls, _backends: backends.into_values().collect() })
     }
 }
 
 /// Measures every subject and prints a row for each.
-fn measure(title: &str, subjects: &[Subject<'_>], scale: &Scale) -> Result<Table, Error> {
+fn measure(title: &str, subjects: &[BenchClient<'_>], scale: &Scale) -> Result<Table, Error> {
     let callgrind = if is_valgrind_installed() { Some(Callgrind::new()?) } else { None };
     let mut rows: Vec<Row> = Vec::new();
     let again = subjects.first().map(|first| ("again", *first));
@@ -393,7 +394,8 @@ impl Table {
         );
         for row in &self.rows {
             let Some(first) = self.rows.first() else { return };
-            let Against { instructions, throughput: [low, middle, high], cpu } = row.against(first);
+            let BaselineComparison { instructions, throughput: [low, middle, high], cpu } =
+                row.against(first);
             let busy = row.times.iter().flatten().filter_map(|turn| Some(turn.cpu? / turn.elapsed));
             let busy = median(busy.collect());
             println!(
@@ -418,7 +420,7 @@ impl Table {
     fn compare(&self, what: &str, name: &str, base: &str) -> String {
         let row = |name: &str| self.rows.iter().find(|row| row.name == name);
         let (Some(row), Some(base)) = (row(name), row(base)) else { return String::new() };
-        let Against { instructions, throughput: [low, middle, high], cpu } = row.against(base);
+        let BaselineComparison { instructions, throughput: [low, middle, high], cpu } = row.against(base);
         let instructions = self.counted(format!(
             "{:+.0} instructions ({:+.1} %)",
             row.cost.instructions - base.cost.instructions,
@@ -434,14 +436,14 @@ impl Table {
 }
 
 /// A row's ratios to another one. Throughput is the median between the least and the greatest of the times.
-struct Against {
+struct BaselineComparison {
     instructions: f64,
     throughput: [f64; 3],
     cpu: Option<f64>,
 }
 
 impl Row {
-    fn against(&self, base: &Row) -> Against {
+    fn against(&self, base: &Row) -> BaselineComparison {
         let times = self.times.iter().zip(&base.times);
         let throughput: Vec<Vec<f64>> = times
             .map(|(turns, base)| {
@@ -451,7 +453,7 @@ impl Row {
         let cpu = self.times.iter().flatten().zip(base.times.iter().flatten());
         let cpu = cpu.filter_map(|(turn, base)| Some(turn.cpu? / base.cpu?)).collect();
         let each: Vec<f64> = throughput.iter().cloned().filter_map(median).collect();
-        Against {
+        BaselineComparison {
             instructions: self.cost.instructions / base.cost.instructions,
             throughput: [
                 each.iter().copied().fold(f64::NAN, f64::min),

@@ -12,19 +12,19 @@ use http::HeaderValue;
 use http::uri::Authority;
 use tokio::sync::mpsc;
 
-use crate::call::Calls;
-use crate::channel::{Channel, Head, Inner};
-use crate::connection::{Http2, Keepalive};
-use crate::credentials::{Credentials, Providers};
-use crate::driver::{Driver, Settings, Source};
+use crate::call::InFlightCalls;
+use crate::channel::{Channel, ChannelInner, DefaultHeaders};
+use crate::connection::{Http2Config, KeepaliveParams};
+use crate::credentials::{CertificateProviders, Credentials};
+use crate::driver::{ChannelDriver, DriverConfig, ResolverConfig};
 use crate::entropy::{self, Entropy};
 use crate::http2::Http2Implementation;
-use crate::metrics::Metrics;
-use crate::retry::Throttle;
+use crate::metrics::ChannelMetrics;
+use crate::retry::RetryThrottle;
 use crate::service_config::ServiceConfig;
-use crate::snapshot::Published;
-use crate::target::{Kind, Target};
-use crate::transport::{Connector, Sockets};
+use crate::snapshot::SnapshotPublisher;
+use crate::target::{ChannelTarget, TargetKind};
+use crate::transport::{Connector, SocketConnector};
 use crate::xds::XdsClient;
 
 /// Calls in flight per cluster, over all channels of the process (A32).
@@ -56,7 +56,7 @@ const MAX_WINDOW: u32 = (1 << 31) - 1;
 /// ```
 #[derive(Clone)]
 #[must_use = "a builder does nothing until `build`"]
-pub struct Builder {
+pub struct ChannelBuilder {
     target: String,
     service_config: Option<String>,
     xds: XdsSource,
@@ -65,13 +65,13 @@ pub struct Builder {
     connector: Arc<dyn Connector>,
     authority: Option<String>,
     user_agent: Option<String>,
-    http2: Http2,
+    http2: Http2Config,
     keepalive_without_calls: bool,
     backoff: Backoff,
     attempt_delay: Duration,
     idle_timeout: Option<Duration>,
     seed: Option<u64>,
-    metrics: Metrics,
+    metrics: ChannelMetrics,
 }
 
 /// Where the xDS client comes from.
@@ -83,114 +83,114 @@ enum XdsSource {
     Client(XdsClient),
 }
 
-impl Builder {
-    pub(crate) fn new(target: String) -> Builder {
-        Builder {
+impl ChannelBuilder {
+    pub(crate) fn new(target: String) -> ChannelBuilder {
+        ChannelBuilder {
             target,
             service_config: None,
             xds: XdsSource::Environment,
             registry: None,
             credentials: Credentials::insecure(),
-            connector: Arc::new(Sockets),
+            connector: Arc::new(SocketConnector),
             authority: None,
             user_agent: None,
-            http2: Http2::default(),
+            http2: Http2Config::default(),
             keepalive_without_calls: false,
             backoff: Backoff::default(),
             attempt_delay: Duration::from_millis(250),
             idle_timeout: Some(IDLE_TIMEOUT),
             seed: None,
-            metrics: Metrics::default(),
+            metrics: ChannelMetrics::default(),
         }
     }
 
     /// gRPC's service config, as JSON: the policy that balances, timeouts, retries. For targets without a control plane; with
     /// one, its routes and clusters say all that, and this is an error. Without it the policy is `pick_first`, as gRPC has it.
-    pub fn service_config(mut self, json: impl Into<String>) -> Builder {
+    pub fn service_config(mut self, json: impl Into<String>) -> ChannelBuilder {
         self.service_config = Some(json.into());
         self
     }
 
     /// The bootstrap of xDS targets, instead of the one in the environment. Channels with equal bootstraps share one xDS client.
-    pub fn bootstrap(mut self, bootstrap: Bootstrap) -> Builder {
+    pub fn bootstrap(mut self, bootstrap: Bootstrap) -> ChannelBuilder {
         self.xds = XdsSource::Bootstrap(Box::new(bootstrap));
         self
     }
 
     /// The file of the bootstrap of xDS targets, instead of the one that the environment names.
-    pub fn bootstrap_file(mut self, file: impl Into<PathBuf>) -> Builder {
+    pub fn bootstrap_file(mut self, file: impl Into<PathBuf>) -> ChannelBuilder {
         self.xds = XdsSource::File(file.into());
         self
     }
 
     /// The xDS client for xDS targets: one that this channel has for itself, or that has settings of its own.
-    pub fn xds_client(mut self, client: XdsClient) -> Builder {
+    pub fn xds_client(mut self, client: XdsClient) -> ChannelBuilder {
         self.xds = XdsSource::Client(client);
         self
     }
 
     /// The policies that configs may name, with those of the application. An xDS target then has an xDS client of its own,
-    /// unless [`Builder::xds_client`] gives it one.
-    pub fn registry(mut self, registry: Registry) -> Builder {
+    /// unless [`ChannelBuilder::xds_client`] gives it one.
+    pub fn registry(mut self, registry: Registry) -> ChannelBuilder {
         self.registry = Some(registry);
         self
     }
 
     /// How endpoints are talked to; in the clear unless set. What a control plane says about the security of its clusters
     /// counts with [`Credentials::xds`] only.
-    pub fn credentials(mut self, credentials: Credentials) -> Builder {
+    pub fn credentials(mut self, credentials: Credentials) -> ChannelBuilder {
         self.credentials = credentials;
         self
     }
 
     /// Opens connections in another way than by the sockets of the operating system.
-    pub fn connector(mut self, connector: impl Connector) -> Builder {
+    pub fn connector(mut self, connector: impl Connector) -> ChannelBuilder {
         self.connector = Arc::new(connector);
         self
     }
 
     /// The `:authority` of calls, and with TLS the name that certificates must be valid for; what the target says unless set.
     /// With a control plane it also chooses the virtual host.
-    pub fn authority(mut self, authority: impl Into<String>) -> Builder {
+    pub fn authority(mut self, authority: impl Into<String>) -> ChannelBuilder {
         self.authority = Some(authority.into());
         self
     }
 
     /// Stands before our own name in the `user-agent` header.
-    pub fn user_agent(mut self, name: impl Into<String>) -> Builder {
+    pub fn user_agent(mut self, name: impl Into<String>) -> ChannelBuilder {
         self.user_agent = Some(name.into());
         self
     }
 
     /// How long an attempt to connect may take, up to the peer's HTTP/2 settings; 20 s unless set. Later attempts may take as
     /// long as their back-off.
-    pub fn connect_timeout(mut self, timeout: Duration) -> Builder {
+    pub fn connect_timeout(mut self, timeout: Duration) -> ChannelBuilder {
         self.backoff.min_connect_timeout = timeout;
         self
     }
 
     /// How long to wait between attempts to connect to an endpoint; gRPC's unless set: 1 s, times 1.6, at most 120 s.
-    pub fn backoff(mut self, backoff: Backoff) -> Builder {
+    pub fn backoff(mut self, backoff: Backoff) -> ChannelBuilder {
         self.backoff = backoff;
         self
     }
 
     /// The delay between attempts to connect to several addresses of one endpoint (Happy Eyeballs, A61): 250 ms unless set, held
     /// to 100 ms..2 s.
-    pub fn attempt_delay(mut self, delay: Duration) -> Builder {
+    pub fn attempt_delay(mut self, delay: Duration) -> ChannelBuilder {
         self.attempt_delay = delay;
         self
     }
 
     /// Asks a peer that was silent for `time` whether it is there, and gives it up after `timeout` (A8). Off unless set;
     /// servers may object to pings more often than every 5 minutes.
-    pub fn keepalive(mut self, time: Duration, timeout: Duration) -> Builder {
-        self.http2.keepalive = Some(Keepalive { time, timeout, without_calls: false });
+    pub fn keepalive(mut self, time: Duration, timeout: Duration) -> ChannelBuilder {
+        self.http2.keepalive = Some(KeepaliveParams { time, timeout, without_calls: false });
         self
     }
 
-    /// Whether [`Builder::keepalive`] also asks while there are no calls; it does not unless set.
-    pub fn keepalive_without_calls(mut self, also: bool) -> Builder {
+    /// Whether [`ChannelBuilder::keepalive`] also asks while there are no calls; it does not unless set.
+    pub fn keepalive_without_calls(mut self, also: bool) -> ChannelBuilder {
         self.keepalive_without_calls = also;
         self
     }
@@ -207,51 +207,51 @@ impl Builder {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn http2(mut self, implementation: Http2Implementation) -> Builder {
+    pub fn http2(mut self, implementation: Http2Implementation) -> ChannelBuilder {
         self.http2.implementation = implementation;
         self
     }
 
     /// How many bytes an endpoint may send on one call before they are read; 2 MiB unless set.
-    pub fn stream_window(mut self, bytes: u32) -> Builder {
+    pub fn stream_window(mut self, bytes: u32) -> ChannelBuilder {
         self.http2.settings.stream_window = bytes;
         self
     }
 
     /// Maximum number of bytes in flight from an endpoint on all calls of a connection; 5 MiB unless set. They are returned on
-    /// receipt, so that calls that are not read do not stop the others. Memory is bounded by [`Builder::stream_window`].
-    pub fn connection_window(mut self, bytes: u32) -> Builder {
+    /// receipt, so that calls that are not read do not stop the others. Memory is bounded by [`ChannelBuilder::stream_window`].
+    pub fn connection_window(mut self, bytes: u32) -> ChannelBuilder {
         self.http2.settings.connection_window = bytes;
         self
     }
 
     /// The largest HTTP/2 frame that endpoints may send: 16,384 (unless set) to 16,777,215 bytes.
-    pub fn max_frame_size(mut self, bytes: u32) -> Builder {
+    pub fn max_frame_size(mut self, bytes: u32) -> ChannelBuilder {
         self.http2.settings.max_frame_size = bytes;
         self
     }
 
     /// The most bytes of headers or trailers that an endpoint may send; 16 KiB unless set.
-    pub fn max_header_list_size(mut self, bytes: u32) -> Builder {
+    pub fn max_header_list_size(mut self, bytes: u32) -> ChannelBuilder {
         self.http2.settings.max_header_list_size = bytes;
         self
     }
 
     /// How long a channel without calls keeps its connections; 30 minutes unless set (A62), `None` for ever.
-    pub fn idle_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Builder {
+    pub fn idle_timeout(mut self, timeout: impl Into<Option<Duration>>) -> ChannelBuilder {
         self.idle_timeout = timeout.into();
         self
     }
 
     /// Records what happens with these instruments.
     #[cfg(feature = "otel")]
-    pub fn metrics(mut self, metrics: &crate::OtelMetrics) -> Builder {
+    pub fn metrics(mut self, metrics: &crate::OtelMetrics) -> ChannelBuilder {
         self.metrics = metrics.into();
         self
     }
 
     /// Makes every random choice from this seed, and starts weighted orders at their beginning: for tests.
-    pub fn seed(mut self, seed: u64) -> Builder {
+    pub fn seed(mut self, seed: u64) -> ChannelBuilder {
         self.seed = Some(seed);
         self
     }
@@ -266,7 +266,7 @@ impl Builder {
         let runtime = tokio::runtime::Handle::try_current().map_err(|_| {
             BuildError::new("a channel is made within a tokio runtime, and there is none here")
         })?;
-        let target = Target::parse(&self.target).map_err(BuildError::from_error)?;
+        let target = ChannelTarget::parse(&self.target).map_err(BuildError::from_error)?;
         self.check_http2()?;
         let service_config = self.read_service_config(&target)?;
         let source = self.source(&target, &service_config)?;
@@ -276,19 +276,19 @@ impl Builder {
             None => target.authority().map_err(BuildError::from_error)?,
         };
         let providers = match &source {
-            Source::Xds { client, .. } if self.credentials.are_by_cluster() => {
-                Some(Arc::new(Providers::of(client.bootstrap())))
+            ResolverConfig::Xds { client, .. } if self.credentials.is_per_cluster() => {
+                Some(Arc::new(CertificateProviders::from_bootstrap(client.bootstrap())))
             }
             _ => None,
         };
-        let head = Head::new(authority.clone(), self.user_agent_header()?);
+        let default_headers = DefaultHeaders::new(authority.clone(), self.user_agent_header()?);
         let metrics = self.metrics.for_target(self.target.as_str().into());
-        let settings = Settings {
+        let settings = DriverConfig {
             source,
             credentials: self.credentials,
             providers,
             connector: self.connector,
-            head: head.clone(),
+            default_headers: default_headers.clone(),
             metrics: metrics.clone(),
             host: if self.authority.is_some() { authority.host().into() } else { target.host().into() },
             http2: self.http2,
@@ -299,16 +299,16 @@ impl Builder {
             seed: self.seed,
         };
         let (commands, received) = mpsc::unbounded_channel();
-        let published = Arc::new(Published::new());
-        let calls = Arc::<Calls>::default();
-        runtime.spawn(Driver::new(settings, published.clone(), calls.clone(), received).run());
-        let throttle = service_config.throttling().map(|settings| Arc::new(Throttle::new(settings)));
-        let inner = Inner {
+        let published = Arc::new(SnapshotPublisher::new());
+        let calls = Arc::<InFlightCalls>::default();
+        runtime.spawn(ChannelDriver::new(settings, published.clone(), calls.clone(), received).run());
+        let throttle = service_config.throttling().map(|settings| Arc::new(RetryThrottle::new(settings)));
+        let inner = ChannelInner {
             target: self.target.into(),
             published,
             calls,
             commands,
-            head,
+            default_headers,
             service_config: Arc::new(service_config),
             throttle,
             faults: FAULTS.clone(),
@@ -317,7 +317,7 @@ impl Builder {
         };
         let inner = Arc::new(inner);
         #[cfg(feature = "admin")]
-        crate::admin::made(&inner);
+        crate::admin::register_channel(&inner);
         Ok(Channel { inner })
     }
 
@@ -340,8 +340,8 @@ impl Builder {
         Ok(())
     }
 
-    fn read_service_config(&self, target: &Target) -> Result<ServiceConfig, BuildError> {
-        if let (Kind::Xds { .. }, Some(_)) = (target.kind(), &self.service_config) {
+    fn read_service_config(&self, target: &ChannelTarget) -> Result<ServiceConfig, BuildError> {
+        if let (TargetKind::Xds { .. }, Some(_)) = (target.kind(), &self.service_config) {
             return Err(BuildError::new(format!(
                 "target {:?}: with a control plane there is no service config; its routes and clusters say what holds",
                 self.target
@@ -356,26 +356,30 @@ impl Builder {
         Ok(config)
     }
 
-    fn source(&mut self, target: &Target, service_config: &ServiceConfig) -> Result<Source, BuildError> {
+    fn source(
+        &mut self,
+        target: &ChannelTarget,
+        service_config: &ServiceConfig,
+    ) -> Result<ResolverConfig, BuildError> {
         Ok(match target.kind() {
-            Kind::Xds { .. } => {
+            TargetKind::Xds { .. } => {
                 let channel_id = self.seed.unwrap_or_else(entropy::fresh);
                 let client = self.client()?;
                 // What is wrong with the target or its authority is said now.
                 client.check(&self.target).map_err(BuildError::from_error)?;
-                Source::Xds {
+                ResolverConfig::Xds {
                     client,
                     target: self.target.as_str().into(),
                     authority: self.authority.as_deref().map(Into::into),
                     channel_id,
                 }
             }
-            Kind::Dns { host, port } => Source::Dns {
+            TargetKind::Dns { host, port } => ResolverConfig::Dns {
                 host: host.as_str().into(),
                 port: *port,
                 config: service_config.policy().clone(),
             },
-            Kind::Fixed(addresses) => Source::Fixed {
+            TargetKind::Fixed(addresses) => ResolverConfig::Fixed {
                 endpoints: Endpoints::list(addresses.iter().cloned().map(Endpoint::at)),
                 config: service_config.policy().clone(),
             },
@@ -411,7 +415,7 @@ impl Builder {
     }
 }
 
-impl fmt::Debug for Builder {
+impl fmt::Debug for ChannelBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Builder").field("target", &self.target).finish_non_exhaustive()
     }

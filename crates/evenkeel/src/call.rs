@@ -23,117 +23,127 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, Sleep, sleep_until};
 use tonic::body::Body;
 
-use crate::channel::Peer;
-use crate::connection::{Turn, cause};
-use crate::http2::{Error, Head, Reason, RequestStream, ResponseStream};
+use crate::channel::PeerAddress;
+use crate::connection::{StreamPermit, describe_error};
+use crate::http2::{Error, Head, HttpRecvStream, HttpSendStream, Reason};
 use crate::metrics::{AttemptMeter, CallMeter};
-use crate::retry::{Pushback, Retries, RetryPolicy, Throttle};
-use crate::traffic::{Counted, Tallies};
+use crate::retry::{RetryPolicy, RetryPushback, RetryState, RetryThrottle};
+use crate::traffic::{CallTimer, ChannelStats};
 use crate::{clock, load, status};
 
 /// What is kept of a request body for another attempt; a call that sent more is not repeated (gRPC's default).
-const MAX_KEPT: usize = 256 << 10;
+const MAX_BUFFERED_BYTES: usize = 256 << 10;
 
 /// The calls of a channel.
 #[derive(Debug, Default)]
-pub(crate) struct Calls {
+pub(crate) struct InFlightCalls {
     /// In the low half those under way, in the high half how many there ever were; it may wrap.
     counts: AtomicU64,
     closing: AtomicBool,
-    none_left: Notify,
-    tallies: Tallies,
+    all_finished: Notify,
+    channel_stats: ChannelStats,
 }
 
 /// A call that counts as under way until this is dropped.
 #[derive(Debug)]
-pub(crate) struct UnderWay {
-    calls: Arc<Calls>,
-    counted: Counted,
+pub(crate) struct InFlightGuard {
+    calls: Arc<InFlightCalls>,
+    timer: CallTimer,
 }
 
-impl Calls {
-    pub(crate) fn begin(self: &Arc<Calls>) -> UnderWay {
+impl InFlightCalls {
+    pub(crate) fn start(self: &Arc<InFlightCalls>) -> InFlightGuard {
         self.counts.fetch_add((1 << 32) | 1, Ordering::Relaxed);
-        UnderWay { calls: self.clone(), counted: self.tallies.begin() }
+        InFlightGuard { calls: self.clone(), timer: self.channel_stats.start() }
     }
 
     /// Counts them for those who look inside.
-    pub(crate) fn tallies(&self) -> &Tallies {
-        &self.tallies
+    pub(crate) fn channel_stats(&self) -> &ChannelStats {
+        &self.channel_stats
     }
 
     /// How many are under way.
-    pub(crate) fn under_way(&self) -> u32 {
+    pub(crate) fn in_flight(&self) -> u32 {
         self.counts.load(Ordering::Acquire) as u32
     }
 
     /// A number that is another one after a call began.
-    pub(crate) fn begun(&self) -> u32 {
+    pub(crate) fn started(&self) -> u32 {
         (self.counts.load(Ordering::Relaxed) >> 32) as u32
     }
 
     /// Waits until no call is under way.
-    pub(crate) async fn finished(&self) {
+    pub(crate) async fn wait_finished(&self) {
         self.closing.store(true, Ordering::SeqCst);
         loop {
-            let mut none_left = std::pin::pin!(self.none_left.notified());
+            let mut all_finished = std::pin::pin!(self.all_finished.notified());
             // From here on the last call's end is not missed.
-            none_left.as_mut().enable();
+            all_finished.as_mut().enable();
             if self.counts.load(Ordering::SeqCst) as u32 == 0 {
                 return;
             }
-            none_left.await;
+            all_finished.await;
         }
     }
 }
 
-impl UnderWay {
-    fn over(&mut self, code: Option<Code>) {
-        self.calls.tallies.end(mem::take(&mut self.counted), code);
+impl InFlightGuard {
+    fn finish(&mut self, code: Option<Code>) {
+        self.calls.channel_stats.finish(mem::take(&mut self.timer), code);
     }
 }
 
-impl Drop for UnderWay {
+impl Drop for InFlightGuard {
     fn drop(&mut self) {
-        self.over(None);
+        self.finish(None);
         let before = self.calls.counts.fetch_sub(1, Ordering::SeqCst);
         if before as u32 == 1 && self.calls.closing.load(Ordering::SeqCst) {
-            self.calls.none_left.notify_waiters();
+            self.calls.all_finished.notify_waiters();
         }
     }
 }
 
 /// What a call does at its end, and whether there is one yet: it counts as under way, and its attempts count for retries.
 #[derive(Debug)]
-pub(crate) struct End {
-    under_way: Option<UnderWay>,
-    retries: Retries,
-    throttle: Option<Arc<Throttle>>,
+pub(crate) struct CallObserver {
+    in_flight: Option<InFlightGuard>,
+    retries: RetryState,
+    throttle: Option<Arc<RetryThrottle>>,
     meter: Option<CallMeter>,
 }
 
-impl End {
+impl CallObserver {
     pub(crate) fn new(
-        under_way: UnderWay,
+        in_flight: InFlightGuard,
         policy: Option<RetryPolicy>,
-        throttle: Option<Arc<Throttle>>,
+        throttle: Option<Arc<RetryThrottle>>,
         meter: CallMeter,
-    ) -> End {
-        End { under_way: Some(under_way), retries: Retries::new(policy), throttle, meter: Some(meter) }
+    ) -> CallObserver {
+        CallObserver {
+            in_flight: Some(in_flight),
+            retries: RetryState::new(policy),
+            throttle,
+            meter: Some(meter),
+        }
     }
 
     /// Of a stream that is the channel's own and not a call.
-    pub(crate) fn untold() -> End {
-        End { under_way: None, retries: Retries::default(), throttle: None, meter: None }
+    pub(crate) fn unobserved() -> CallObserver {
+        CallObserver { in_flight: None, retries: RetryState::default(), throttle: None, meter: None }
     }
 
     /// The policy by which the call is tried again.
-    pub(crate) fn retry_by(&mut self, policy: RetryPolicy) {
-        self.retries = Retries::new(policy);
+    pub(crate) fn replace_retry_policy(&mut self, policy: RetryPolicy) {
+        self.retries = RetryState::new(policy);
     }
 
     /// An attempt failed that could be repeated: how long to wait before the next one, if there is one.
-    pub(crate) fn failed(&mut self, code: Code, pushback: Option<Pushback>, random: f64) -> Option<Duration> {
+    pub(crate) fn next_retry_delay(
+        &mut self,
+        code: Code,
+        pushback: Option<RetryPushback>,
+        random: f64,
+    ) -> Option<Duration> {
         let delay = self.retries.next(code, pushback, false, self.throttle.as_deref(), random)?;
         if let Some(meter) = &mut self.meter {
             meter.retried(delay);
@@ -142,21 +152,21 @@ impl End {
     }
 
     /// An attempt is repeated that the peer did not process.
-    pub(crate) fn refused(&mut self) {
+    pub(crate) fn record_transparent_retry(&mut self) {
         if let Some(meter) = &mut self.meter {
             meter.transparently_retried();
         }
     }
 
     /// Another attempt begins.
-    pub(crate) fn attempt(&self) -> Option<AttemptMeter> {
-        self.meter.as_ref().map(CallMeter::attempt)
+    pub(crate) fn start_attempt(&self) -> Option<AttemptMeter> {
+        self.meter.as_ref().map(CallMeter::start_attempt)
     }
 
     /// The call is over.
-    pub(crate) fn over(&mut self, code: Code) {
-        if let Some(under_way) = &mut self.under_way {
-            under_way.over(Some(code));
+    pub(crate) fn finish(&mut self, code: Code) {
+        if let Some(in_flight) = &mut self.in_flight {
+            in_flight.finish(Some(code));
         }
         if let Some(mut meter) = self.meter.take() {
             meter.finish(code);
@@ -164,7 +174,7 @@ impl End {
     }
 
     /// An attempt ended that is not repeated in any case.
-    pub(crate) fn committed(&mut self, code: Code) {
+    pub(crate) fn commit(&mut self, code: Code) {
         self.retries.next(code, None, true, self.throttle.as_deref(), 0.0);
     }
 
@@ -174,9 +184,9 @@ impl End {
     }
 
     /// Hands the duty on to the answer's body.
-    fn hand_on(&mut self) -> End {
-        End {
-            under_way: self.under_way.take(),
+    fn take(&mut self) -> CallObserver {
+        CallObserver {
+            in_flight: self.in_flight.take(),
             retries: mem::take(&mut self.retries),
             throttle: self.throttle.take(),
             meter: self.meter.take(),
@@ -186,15 +196,15 @@ impl End {
 
 /// Until when a call may take.
 #[derive(Debug, Default)]
-pub(crate) struct Deadline(Option<Pin<Box<Sleep>>>);
+pub(crate) struct CallDeadline(Option<Pin<Box<Sleep>>>);
 
-impl Deadline {
-    pub(crate) fn at(at: Option<Instant>) -> Deadline {
-        Deadline(at.map(|at| Box::pin(sleep_until(at))))
+impl CallDeadline {
+    pub(crate) fn at(at: Option<Instant>) -> CallDeadline {
+        CallDeadline(at.map(|at| Box::pin(sleep_until(at))))
     }
 
     /// How much time is left; `None` is without end.
-    pub(crate) fn left(&self) -> Option<Duration> {
+    pub(crate) fn remaining(&self) -> Option<Duration> {
         self.0.as_ref().map(|sleep| sleep.deadline().saturating_duration_since(Instant::now()))
     }
 
@@ -208,12 +218,12 @@ impl Deadline {
         true
     }
 
-    pub(crate) fn has_passed(&self) -> bool {
-        self.left().is_some_and(|left| left.is_zero())
+    pub(crate) fn is_expired(&self) -> bool {
+        self.remaining().is_some_and(|left| left.is_zero())
     }
 
     /// Ready when it has passed.
-    pub(crate) fn poll_passed(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    pub(crate) fn poll_expired(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         match &mut self.0 {
             Some(sleep) => sleep.as_mut().poll(cx),
             None => Poll::Pending,
@@ -225,46 +235,46 @@ impl Deadline {
         let mut work = std::pin::pin!(work);
         poll_fn(|cx| match work.as_mut().poll(cx) {
             Poll::Ready(done) => Poll::Ready(Some(done)),
-            Poll::Pending => self.poll_passed(cx).map(|()| None),
+            Poll::Pending => self.poll_expired(cx).map(|()| None),
         })
         .await
     }
 }
 
 /// A request body that can be sent again.
-pub(crate) struct Replay {
+pub(crate) struct RequestBuffer {
     body: Body,
     ended: bool,
     /// What was read of the body so far; of most calls it is one piece.
     first: Option<Bytes>,
     more: Vec<Bytes>,
-    kept: usize,
+    buffered_bytes: usize,
     /// Whether nothing was thrown away that another attempt would need.
-    whole: bool,
+    is_replayable: bool,
 }
 
-impl Replay {
-    pub(crate) fn new(body: Body) -> Replay {
+impl RequestBuffer {
+    pub(crate) fn new(body: Body) -> RequestBuffer {
         let ended = body.is_end_stream();
-        Replay { body, ended, first: None, more: Vec::new(), kept: 0, whole: true }
+        RequestBuffer { body, ended, first: None, more: Vec::new(), buffered_bytes: 0, is_replayable: true }
     }
 
     /// Whether all of it can be sent again.
-    pub(crate) fn is_whole(&self) -> bool {
-        self.whole
+    pub(crate) fn is_replayable(&self) -> bool {
+        self.is_replayable
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.ended && self.kept == 0
+        self.ended && self.buffered_bytes == 0
     }
 
-    fn keep(&mut self, data: &Bytes) {
-        if !self.whole {
+    fn push(&mut self, data: &Bytes) {
+        if !self.is_replayable {
             return;
         }
-        self.kept += data.len();
-        if self.kept > MAX_KEPT {
-            self.forget();
+        self.buffered_bytes += data.len();
+        if self.buffered_bytes > MAX_BUFFERED_BYTES {
+            self.discard();
         } else if self.first.is_none() {
             self.first = Some(data.clone());
         } else {
@@ -273,13 +283,13 @@ impl Replay {
     }
 
     /// Keeps nothing any more: the call will not be repeated.
-    fn forget(&mut self) {
-        self.whole = false;
+    fn discard(&mut self) {
+        self.is_replayable = false;
         self.first = None;
         self.more = Vec::new();
     }
 
-    fn sent_before(&self, position: usize) -> Option<&Bytes> {
+    fn sent_chunk(&self, position: usize) -> Option<&Bytes> {
         match position {
             0 => self.first.as_ref(),
             _ => self.more.get(position - 1),
@@ -288,99 +298,102 @@ impl Replay {
 }
 
 /// A request body on its way.
-struct Upload {
-    replay: Replay,
-    stream: RequestStream,
+struct RequestSender {
+    buffer: RequestBuffer,
+    stream: HttpSendStream,
     /// How many pieces this attempt has come to: those that were sent before, then those of the body.
-    taken: usize,
+    chunks_taken: usize,
     /// A piece that is not sent yet: it may turn out to be the last one.
-    held: Option<Bytes>,
+    pending_chunk: Option<Bytes>,
     /// Whether this attempt is the last one.
     is_committed: bool,
     meter: Option<AttemptMeter>,
 }
 
 /// What became of an upload that is over.
-enum Uploaded {
+enum RequestSendResult {
     /// All was sent, or the peer wants no more.
     Done,
     /// The application's body failed.
     Failed(tonic::Status),
 }
 
-impl Upload {
-    fn new(replay: Replay, stream: RequestStream, meter: Option<AttemptMeter>) -> Upload {
-        Upload { replay, stream, taken: 0, held: None, is_committed: false, meter }
+impl RequestSender {
+    fn new(buffer: RequestBuffer, stream: HttpSendStream, meter: Option<AttemptMeter>) -> RequestSender {
+        RequestSender { buffer, stream, chunks_taken: 0, pending_chunk: None, is_committed: false, meter }
     }
 
     /// Sends what there is. The next piece is asked for only when there is room for it on the wire, except that the first one
     /// does not wait.
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Uploaded> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<RequestSendResult> {
         loop {
-            if self.held.is_some() && self.taken > 1 && ready!(self.stream.poll_room(cx)).is_none() {
-                return Poll::Ready(Uploaded::Done);
+            if self.pending_chunk.is_some()
+                && self.chunks_taken > 1
+                && ready!(self.stream.poll_room(cx)).is_none()
+            {
+                return Poll::Ready(RequestSendResult::Done);
             }
-            match self.poll_piece(cx) {
-                Poll::Ready(Some(Ok(piece))) => {
-                    if let Some(held) = self.held.replace(piece)
-                        && self.stream.send(held, false).is_none()
+            match self.poll_chunk(cx) {
+                Poll::Ready(Some(Ok(chunk))) => {
+                    if let Some(pending_chunk) = self.pending_chunk.replace(chunk)
+                        && self.stream.send(pending_chunk, false).is_none()
                     {
-                        return Poll::Ready(Uploaded::Done);
+                        return Poll::Ready(RequestSendResult::Done);
                     }
                 }
                 Poll::Ready(Some(Err(status))) => {
                     self.stream.reset(Reason::CANCEL);
-                    return Poll::Ready(Uploaded::Failed(status));
+                    return Poll::Ready(RequestSendResult::Failed(status));
                 }
                 Poll::Ready(None) => {
-                    self.stream.send(self.held.take().unwrap_or_default(), true);
-                    return Poll::Ready(Uploaded::Done);
+                    self.stream.send(self.pending_chunk.take().unwrap_or_default(), true);
+                    return Poll::Ready(RequestSendResult::Done);
                 }
                 Poll::Pending => {
-                    if let Some(held) = self.held.take()
-                        && self.stream.send(held, false).is_none()
+                    if let Some(pending_chunk) = self.pending_chunk.take()
+                        && self.stream.send(pending_chunk, false).is_none()
                     {
-                        return Poll::Ready(Uploaded::Done);
+                        return Poll::Ready(RequestSendResult::Done);
                     }
-                    return self.stream.poll_unwanted(cx).map(|()| Uploaded::Done);
+                    return self.stream.poll_unwanted(cx).map(|()| RequestSendResult::Done);
                 }
             }
         }
     }
 
     /// The next piece of data: one that was sent before, or one of the body.
-    fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, tonic::Status>>> {
-        let piece = ready!(self.poll_unmeasured(cx));
-        if let (Some(meter), Some(Ok(piece))) = (&self.meter, &piece) {
-            meter.sent(piece);
+    fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, tonic::Status>>> {
+        let chunk = ready!(self.poll_next_chunk(cx));
+        if let (Some(meter), Some(Ok(chunk))) = (&self.meter, &chunk) {
+            meter.sent(chunk);
         }
-        Poll::Ready(piece)
+        Poll::Ready(chunk)
     }
 
-    fn poll_unmeasured(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, tonic::Status>>> {
-        if let Some(piece) = self.replay.sent_before(self.taken) {
-            self.taken += 1;
-            return Poll::Ready(Some(Ok(piece.clone())));
+    fn poll_next_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, tonic::Status>>> {
+        if let Some(chunk) = self.buffer.sent_chunk(self.chunks_taken) {
+            self.chunks_taken += 1;
+            return Poll::Ready(Some(Ok(chunk.clone())));
         }
         if self.is_committed {
-            self.replay.forget();
+            self.buffer.discard();
         }
-        if self.replay.ended {
+        if self.buffer.ended {
             return Poll::Ready(None);
         }
         loop {
-            match ready!(Pin::new(&mut self.replay.body).poll_frame(cx)) {
+            match ready!(Pin::new(&mut self.buffer.body).poll_frame(cx)) {
                 // Requests of gRPC have no trailers.
                 Some(Ok(frame)) => {
                     if let Ok(data) = frame.into_data() {
-                        self.replay.keep(&data);
-                        self.taken += 1;
+                        self.buffer.push(&data);
+                        self.chunks_taken += 1;
                         return Poll::Ready(Some(Ok(data)));
                     }
                 }
                 Some(Err(error)) => return Poll::Ready(Some(Err(error))),
                 None => {
-                    self.replay.ended = true;
+                    self.buffer.ended = true;
                     return Poll::Ready(None);
                 }
             }
@@ -389,83 +402,87 @@ impl Upload {
 }
 
 /// An upload in a task of its own, since the application may read and write at its own pace.
-struct UploadTask {
+struct RequestSendTask {
     task: AbortHandle,
     /// For an attempt that failed: how to get the body back. Dropped when the call is committed, by which the task knows to
     /// keep nothing.
-    back: Option<WayBack>,
+    back: Option<BufferReturn>,
 }
 
 /// How to stop an upload, and where its body comes back to.
-type WayBack = (oneshot::Sender<()>, oneshot::Receiver<Result<Replay, tonic::Status>>);
+type BufferReturn = (oneshot::Sender<()>, oneshot::Receiver<Result<RequestBuffer, tonic::Status>>);
 
-impl UploadTask {
-    fn spawn(mut upload: Upload) -> UploadTask {
-        let (give_back, back) = oneshot::channel();
+impl RequestSendTask {
+    fn spawn(mut sender: RequestSender) -> RequestSendTask {
+        let (return_buffer, back) = oneshot::channel();
         let (stop, mut stopped) = oneshot::channel();
         let task = tokio::spawn(async move {
-            let uploaded = poll_fn(|cx| {
-                if !upload.is_committed {
+            let send_result = poll_fn(|cx| {
+                if !sender.is_committed {
                     match Pin::new(&mut stopped).poll(cx) {
-                        Poll::Ready(Ok(())) => return Poll::Ready(Uploaded::Done),
+                        Poll::Ready(Ok(())) => return Poll::Ready(RequestSendResult::Done),
                         // Nobody will stop it any more.
-                        Poll::Ready(Err(_)) => upload.is_committed = true,
+                        Poll::Ready(Err(_)) => sender.is_committed = true,
                         Poll::Pending => {}
                     }
                 }
-                upload.poll(cx)
+                sender.poll(cx)
             })
             .await;
-            let _ = give_back.send(match uploaded {
-                Uploaded::Done => Ok(upload.replay),
-                Uploaded::Failed(status) => Err(status),
+            let _ = return_buffer.send(match send_result {
+                RequestSendResult::Done => Ok(sender.buffer),
+                RequestSendResult::Failed(status) => Err(status),
             });
         });
-        UploadTask { task: task.abort_handle(), back: Some((stop, back)) }
+        RequestSendTask { task: task.abort_handle(), back: Some((stop, back)) }
     }
 
     /// Stops the upload. The body comes back, or what it failed with.
-    async fn stop(mut self) -> Result<Option<Replay>, tonic::Status> {
+    async fn stop(mut self) -> Result<Option<RequestBuffer>, tonic::Status> {
         let Some((stop, back)) = self.back.take() else { return Ok(None) };
         let _ = stop.send(());
         back.await.ok().transpose()
     }
 }
 
-impl Drop for UploadTask {
+impl Drop for RequestSendTask {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
 /// An attempt that failed.
-pub(crate) struct Failure {
+pub(crate) struct AttemptOutcome {
     pub(crate) code: Code,
     pub(crate) outcome: Result<http::Response<ResponseBody>, tonic::Status>,
     /// Whether the peer promised that it did nothing with it.
     pub(crate) is_unprocessed: bool,
     /// The body, if it can be sent again.
-    pub(crate) replay: Option<Replay>,
+    pub(crate) buffer: Option<RequestBuffer>,
 }
 
 /// Tells those who track an attempt how it ended, once, also if it is dropped.
-pub(crate) struct Attempt {
+pub(crate) struct AttemptObserver {
     /// `None` once they are told.
     trackers: Option<CallTrackers>,
-    turn: Turn,
+    permit: StreamPermit,
     meter: Option<AttemptMeter>,
-    counted: Counted,
+    timer: CallTimer,
 }
 
-impl Attempt {
-    pub(crate) fn new(trackers: CallTrackers, turn: Turn, meter: Option<AttemptMeter>) -> Attempt {
-        let counted = turn.link().tally().begin();
-        Attempt { trackers: Some(trackers), turn, meter, counted }
+impl AttemptObserver {
+    pub(crate) fn new(
+        trackers: CallTrackers,
+        permit: StreamPermit,
+        meter: Option<AttemptMeter>,
+    ) -> AttemptObserver {
+        let timer = permit.transport_state().stats().start();
+        AttemptObserver { trackers: Some(trackers), permit, meter, timer }
     }
 
     /// Of a stream that is the channel's own and not a call.
-    pub(crate) fn untold(turn: Turn) -> Attempt {
-        Attempt { trackers: None, turn, meter: None, counted: Counted::default() }
+    pub(crate) fn unobserved(permit: StreamPermit) -> AttemptObserver {
+        AttemptObserver { trackers: None, permit, meter: None, timer: CallTimer::default() }
     }
 
     pub(crate) fn finish(mut self, code: Code, trailers: Option<&HeaderMap>) {
@@ -473,75 +490,76 @@ impl Attempt {
         if let Some(meter) = &meter {
             meter.finish(code);
         }
-        let tally = self.turn.link().tally();
-        tally.end(mem::take(&mut self.counted), Some(code));
+        let stats = self.permit.transport_state().stats();
+        stats.finish(mem::take(&mut self.timer), Some(code));
         let trackers = self.trackers.take().filter(|trackers| !trackers.is_empty());
-        let want_load = trackers.as_ref().is_some_and(CallTrackers::needs_load_report) || tally.wants_load();
+        let want_load =
+            trackers.as_ref().is_some_and(CallTrackers::needs_load_report) || stats.records_load();
         let load = trailers.filter(|_| want_load).and_then(|trailers| {
             let ignored = |why| meter.iter().for_each(|meter| meter.load_ignored(why));
             load::usable(read_trailers(trailers), ignored)
         });
         if let Some(load) = &load {
-            tally.load(load);
+            stats.load(load);
         }
         let Some(trackers) = trackers else { return };
-        contained(|| {
+        catch_panic(|| {
             trackers.finish(&CallOutcome::Finished { code, at: clock::now(), load: load.as_ref() });
         });
     }
 
     /// What a call says whose time is over before it had an answer.
-    fn unanswered(&self) -> tonic::Status {
-        late(&format!("endpoint {} has not answered", self.turn.link().address()))
+    fn no_response_status(&self) -> tonic::Status {
+        deadline_exceeded(&format!("endpoint {} has not answered", self.permit.transport_state().address()))
     }
 
     /// What a stream that was cut short means, with the reason of the connection's end where there is one.
-    fn failure(&self, error: &Error) -> tonic::Status {
+    fn error_status(&self, error: &Error) -> tonic::Status {
         let code = status::code_of_error(error);
-        let why = match self.turn.link().loss() {
-            Some(loss) if matches!(error, Error::Io(_) | Error::Closed | Error::Exhausted) => {
-                loss.status.message().to_owned()
+        let why = match self.permit.transport_state().disconnected() {
+            Some(disconnect) if matches!(error, Error::Io(_) | Error::Closed | Error::Exhausted) => {
+                disconnect.status.message().to_owned()
             }
-            _ => format!("endpoint {}: {}", self.turn.link().address(), cause(error)),
+            _ => format!("endpoint {}: {}", self.permit.transport_state().address(), describe_error(error)),
         };
         tonic::Status::new(tonic::Code::from(code as i32), why)
     }
 }
 
-impl Drop for Attempt {
+impl Drop for AttemptObserver {
     fn drop(&mut self) {
-        self.turn.link().tally().end(mem::take(&mut self.counted), None);
+        self.permit.transport_state().stats().finish(mem::take(&mut self.timer), None);
         if let Some(trackers) = self.trackers.take() {
-            contained(|| drop(trackers));
+            catch_panic(|| drop(trackers));
         }
     }
 }
 
 /// Tells trackers. One may be the application's own; if it panics, that is not the caller's trouble.
-fn contained(tell: impl FnOnce()) {
-    if catch_unwind(AssertUnwindSafe(tell)).is_err() {
+fn catch_panic(callback: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(callback)).is_err() {
         tracing::error!("a load balancing policy panicked while it was told how a call ended");
     }
 }
 
 /// An attempt on its way: sent, or being sent, and not answered yet.
-pub(crate) struct Flight {
+pub(crate) struct Attempt {
     /// Given to the answer's body.
-    response: Option<ResponseStream>,
+    response: Option<HttpRecvStream>,
     /// The request body, while it is here.
-    upload: Option<Upload>,
-    progress: Progress,
+    sender: Option<RequestSender>,
+    progress: SendProgress,
     /// `None` once there is an answer.
-    attempt: Option<Attempt>,
-    asks_peer: bool,
+    observer: Option<AttemptObserver>,
+    captures_peer: bool,
 }
 
 /// How far the request body is.
-enum Progress {
+enum SendProgress {
     /// It is sent by whoever waits for the answer.
-    InPlace,
+    Inline,
     /// It takes its time, in a task of its own.
-    Apart(UploadTask),
+    Spawned(RequestSendTask),
     /// All of it was sent, or the peer wants no more.
     Done,
     /// It failed.
@@ -549,169 +567,180 @@ enum Progress {
 }
 
 /// The head of an answer; `None` if there is none because the request body failed or the deadline passed.
-type Landed = Option<Result<Head, Error>>;
+type HeadResult = Option<Result<Head, Error>>;
 
-impl Flight {
+impl Attempt {
     /// An attempt whose head is sent.
     pub(crate) fn new(
-        (stream, response): (RequestStream, ResponseStream),
-        replay: Replay,
-        attempt: Attempt,
-    ) -> Flight {
-        let upload = Some(Upload::new(replay, stream, attempt.meter.clone()));
-        Flight {
+        (stream, response): (HttpSendStream, HttpRecvStream),
+        buffer: RequestBuffer,
+        observer: AttemptObserver,
+    ) -> Attempt {
+        let sender = Some(RequestSender::new(buffer, stream, observer.meter.clone()));
+        Attempt {
             response: Some(response),
-            upload,
-            progress: Progress::InPlace,
-            attempt: Some(attempt),
-            asks_peer: false,
+            sender,
+            progress: SendProgress::Inline,
+            observer: Some(observer),
+            captures_peer: false,
         }
     }
 
     /// Whether the answer tells who gave it.
-    pub(crate) fn asking_peer(self, asks_peer: bool) -> Flight {
-        Flight { asks_peer, ..self }
+    pub(crate) fn capture_peer(self, captures_peer: bool) -> Attempt {
+        Attempt { captures_peer, ..self }
     }
 
     /// Sends, and waits for the head of the answer.
-    pub(crate) fn poll_head(&mut self, cx: &mut Context<'_>, deadline: &mut Deadline) -> Poll<Landed> {
-        if let (Progress::InPlace, Some(upload)) = (&self.progress, &mut self.upload) {
-            self.progress = match upload.poll(cx) {
-                Poll::Ready(Uploaded::Done) => Progress::Done,
-                Poll::Ready(Uploaded::Failed(status)) => Progress::Failed(status),
-                Poll::Pending => self
-                    .upload
-                    .take()
-                    .map_or(Progress::Done, |upload| Progress::Apart(UploadTask::spawn(upload))),
+    pub(crate) fn poll_head(
+        &mut self,
+        cx: &mut Context<'_>,
+        deadline: &mut CallDeadline,
+    ) -> Poll<HeadResult> {
+        if let (SendProgress::Inline, Some(sender)) = (&self.progress, &mut self.sender) {
+            self.progress = match sender.poll(cx) {
+                Poll::Ready(RequestSendResult::Done) => SendProgress::Done,
+                Poll::Ready(RequestSendResult::Failed(status)) => SendProgress::Failed(status),
+                Poll::Pending => self.sender.take().map_or(SendProgress::Done, |sender| {
+                    SendProgress::Spawned(RequestSendTask::spawn(sender))
+                }),
             };
         }
-        if let Progress::Failed(_) = self.progress {
+        if let SendProgress::Failed(_) = self.progress {
             return Poll::Ready(None);
         }
         let Some(response) = &mut self.response else { return Poll::Ready(None) };
         match response.poll_head(cx) {
             Poll::Ready(head) => Poll::Ready(Some(head)),
-            Poll::Pending => deadline.poll_passed(cx).map(|()| None),
+            Poll::Pending => deadline.poll_expired(cx).map(|()| None),
         }
     }
 
     /// Makes an answer of the head, or a failure.
-    pub(crate) fn land(
+    pub(crate) fn handle_head(
         &mut self,
-        head: Landed,
-        deadline: &mut Deadline,
-        end: &mut End,
-    ) -> Result<http::Response<ResponseBody>, Box<Fallen>> {
-        let Some(attempt) = self.attempt.take() else {
-            return Err(self.fall(Err(tonic::Status::internal("an attempt was answered twice")), None));
+        head: HeadResult,
+        deadline: &mut CallDeadline,
+        call_observer: &mut CallObserver,
+    ) -> Result<http::Response<ResponseBody>, Box<FailedAttempt>> {
+        let Some(observer) = self.observer.take() else {
+            return Err(
+                self.fail_attempt(Err(tonic::Status::internal("an attempt was answered twice")), None)
+            );
         };
         match head {
-            Some(Ok(head)) => self.answered(head, attempt, deadline, end),
+            Some(Ok(head)) => self.handle_response(head, observer, deadline, call_observer),
             Some(Err(error)) => {
-                let mut status = attempt.failure(&error);
+                let mut status = observer.error_status(&error);
                 // A peer that keeps the same deadline may notice first, and cancels the call.
-                if status.code() == tonic::Code::Cancelled && deadline.has_passed() {
-                    status = attempt.unanswered();
+                if status.code() == tonic::Code::Cancelled && deadline.is_expired() {
+                    status = observer.no_response_status();
                 }
-                let mut fallen = self.fall(Err(status), Some(attempt));
-                fallen.is_unprocessed = status::is_unprocessed(&error);
-                Err(fallen)
+                let mut failure = self.fail_attempt(Err(status), Some(observer));
+                failure.is_unprocessed = status::is_unprocessed(&error);
+                Err(failure)
             }
-            None => Err(self.fall(Err(attempt.unanswered()), Some(attempt))),
+            None => Err(self.fail_attempt(Err(observer.no_response_status()), Some(observer))),
         }
     }
 
     /// The answer, if its head is not the end of it.
-    fn answered(
+    fn handle_response(
         &mut self,
         head: Head,
-        attempt: Attempt,
-        deadline: &mut Deadline,
-        end: &mut End,
-    ) -> Result<http::Response<ResponseBody>, Box<Fallen>> {
+        observer: AttemptObserver,
+        deadline: &mut CallDeadline,
+        call_observer: &mut CallObserver,
+    ) -> Result<http::Response<ResponseBody>, Box<FailedAttempt>> {
         let Head { status, headers, ends } = head;
         let (mut parts, ()) = http::Response::new(()).into_parts();
         (parts.status, parts.headers, parts.version) = (status, headers, http::Version::HTTP_2);
-        if self.asks_peer {
-            parts.extensions.insert(Peer(attempt.turn.link().address().clone()));
+        if self.captures_peer {
+            parts.extensions.insert(PeerAddress(observer.permit.transport_state().address().clone()));
         }
         let code = match status::read_head(&parts) {
             Ok(code) => code,
             Err(found) => {
                 let code = tonic::Code::from(status::code_of_http(parts.status) as i32);
-                let address = attempt.turn.link().address();
+                let address = observer.permit.transport_state().address();
                 let text = format!("endpoint {address}: expected a gRPC answer, found {found}");
-                return Err(self.fall(Err(tonic::Status::new(code, text)), Some(attempt)));
+                return Err(self.fail_attempt(Err(tonic::Status::new(code, text)), Some(observer)));
             }
         };
-        if code == Some(Code::Cancelled) && deadline.has_passed() {
-            return Err(self.fall(Err(attempt.unanswered()), Some(attempt)));
+        if code == Some(Code::Cancelled) && deadline.is_expired() {
+            return Err(self.fail_attempt(Err(observer.no_response_status()), Some(observer)));
         }
         // A failure in the head is the whole answer, also if the stream has not ended: a server that answers before it has
         // the whole request resets it behind its answer.
         if let Some(code) = code.filter(|code| *code != Code::Ok || ends) {
             if code != Code::Ok {
-                return Err(self.fall(Ok((code, parts)), Some(attempt)));
+                return Err(self.fail_attempt(Ok((code, parts)), Some(observer)));
             }
-            attempt.finish(code, Some(&parts.headers));
-            end.committed(code);
-            end.over(code);
+            observer.finish(code, Some(&parts.headers));
+            call_observer.commit(code);
+            call_observer.finish(code);
             return Ok(http::Response::from_parts(parts, ResponseBody::empty()));
         }
-        let upload = match mem::replace(&mut self.progress, Progress::Done) {
-            Progress::Apart(mut task) => {
+        let sender = match mem::replace(&mut self.progress, SendProgress::Done) {
+            SendProgress::Spawned(mut task) => {
                 task.back = None;
                 Some(task)
             }
             _ => None,
         };
         let Some(stream) = self.response.take() else {
-            return Err(
-                self.fall(Err(tonic::Status::internal("an attempt was answered twice")), Some(attempt))
-            );
+            return Err(self.fail_attempt(
+                Err(tonic::Status::internal("an attempt was answered twice")),
+                Some(observer),
+            ));
         };
-        let live =
-            Live { stream, attempt, _upload: upload, deadline: mem::take(deadline), end: end.hand_on() };
-        Ok(http::Response::from_parts(parts, ResponseBody(Some(live))))
+        let response = ResponseStream {
+            stream,
+            observer,
+            _sender: sender,
+            deadline: mem::take(deadline),
+            call_observer: call_observer.take(),
+        };
+        Ok(http::Response::from_parts(parts, ResponseBody(Some(response))))
     }
 
-    fn fall(
+    fn fail_attempt(
         &mut self,
         why: Result<(Code, http::response::Parts), tonic::Status>,
-        attempt: Option<Attempt>,
-    ) -> Box<Fallen> {
-        let progress = mem::replace(&mut self.progress, Progress::Done);
-        Box::new(Fallen { upload: self.upload.take(), progress, attempt, why, is_unprocessed: false })
+        observer: Option<AttemptObserver>,
+    ) -> Box<FailedAttempt> {
+        let progress = mem::replace(&mut self.progress, SendProgress::Done);
+        Box::new(FailedAttempt { sender: self.sender.take(), progress, observer, why, is_unprocessed: false })
     }
 }
 
 /// An attempt that failed before there was anything of an answer but a status.
-pub(crate) struct Fallen {
-    upload: Option<Upload>,
-    progress: Progress,
-    attempt: Option<Attempt>,
+pub(crate) struct FailedAttempt {
+    sender: Option<RequestSender>,
+    progress: SendProgress,
+    observer: Option<AttemptObserver>,
     /// The peer's answer, or what went wrong.
     why: Result<(Code, http::response::Parts), tonic::Status>,
     is_unprocessed: bool,
 }
 
-impl Fallen {
+impl FailedAttempt {
     /// Gets the body back, so that it can be sent again. If the body itself failed, that is what the call failed with.
-    pub(crate) async fn body_back(self: Box<Fallen>) -> Failure {
-        let Fallen { upload, progress, attempt, why, is_unprocessed } = *self;
+    pub(crate) async fn recover_body(self: Box<FailedAttempt>) -> AttemptOutcome {
+        let FailedAttempt { sender, progress, observer, why, is_unprocessed } = *self;
         let back = match progress {
-            Progress::InPlace | Progress::Done => Ok(upload.map(|upload| upload.replay)),
+            SendProgress::Inline | SendProgress::Done => Ok(sender.map(|sender| sender.buffer)),
             // It ends when it is told to, whatever becomes of the stream.
-            Progress::Apart(task) => task.stop().await,
-            Progress::Failed(status) => Err(status),
+            SendProgress::Spawned(task) => task.stop().await,
+            SendProgress::Failed(status) => Err(status),
         };
-        let (why, replay) = match (why, back) {
+        let (why, buffer) = match (why, back) {
             (Err(_), Err(status)) => (Err(status), None),
-            (why, back) => (why, back.unwrap_or(None).filter(Replay::is_whole)),
+            (why, back) => (why, back.unwrap_or(None).filter(RequestBuffer::is_replayable)),
         };
         let finish = |code, headers: Option<&HeaderMap>| {
-            if let Some(attempt) = attempt {
-                attempt.finish(code, headers);
+            if let Some(observer) = observer {
+                observer.finish(code, headers);
             }
         };
         let (code, outcome) = match why {
@@ -725,12 +754,12 @@ impl Fallen {
                 (code, Err(status))
             }
         };
-        Failure { code, outcome, is_unprocessed, replay }
+        AttemptOutcome { code, outcome, is_unprocessed, buffer }
     }
 }
 
 /// What a call says whose time is over.
-pub(crate) fn late(waiting_for: &str) -> tonic::Status {
+pub(crate) fn deadline_exceeded(waiting_for: &str) -> tonic::Status {
     tonic::Status::deadline_exceeded(format!("the deadline passed: {waiting_for}"))
 }
 
@@ -738,15 +767,15 @@ pub(crate) fn late(waiting_for: &str) -> tonic::Status {
 ///
 /// The default is an empty one, as interceptors of generated clients want it for the calls that they refuse.
 #[derive(Default)]
-pub struct ResponseBody(Option<Live>);
+pub struct ResponseBody(Option<ResponseStream>);
 
 /// An answer that is not over.
-struct Live {
-    stream: ResponseStream,
-    attempt: Attempt,
-    _upload: Option<UploadTask>,
-    deadline: Deadline,
-    end: End,
+struct ResponseStream {
+    stream: HttpRecvStream,
+    observer: AttemptObserver,
+    _sender: Option<RequestSendTask>,
+    deadline: CallDeadline,
+    call_observer: CallObserver,
 }
 
 impl ResponseBody {
@@ -755,10 +784,10 @@ impl ResponseBody {
     }
 
     fn finish(&mut self, code: Code, trailers: Option<&HeaderMap>) {
-        if let Some(mut live) = self.0.take() {
-            live.attempt.finish(code, trailers);
-            live.end.committed(code);
-            live.end.over(code);
+        if let Some(mut response) = self.0.take() {
+            response.observer.finish(code, trailers);
+            response.call_observer.commit(code);
+            response.call_observer.finish(code);
         }
     }
 }
@@ -771,21 +800,21 @@ impl http_body::Body for ResponseBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, tonic::Status>>> {
-        let Some(live) = &mut self.0 else { return Poll::Ready(None) };
-        let error = match live.stream.poll_data(cx) {
+        let Some(response) = &mut self.0 else { return Poll::Ready(None) };
+        let error = match response.stream.poll_data(cx) {
             // However much there is to read: the caller may be slow.
-            Poll::Ready(Some(Ok(_))) if live.deadline.has_passed() => {
-                let status = live.unfinished();
+            Poll::Ready(Some(Ok(_))) if response.deadline.is_expired() => {
+                let status = response.incomplete_response_status();
                 return Poll::Ready(Some(self.fail(status)));
             }
             Poll::Ready(Some(Ok(data))) => {
-                if let Some(meter) = &live.attempt.meter {
+                if let Some(meter) = &response.observer.meter {
                     meter.received(&data);
                 }
                 return Poll::Ready(Some(Ok(Frame::data(data))));
             }
             Poll::Ready(Some(Err(error))) => error,
-            Poll::Ready(None) => match live.stream.poll_trailers(cx) {
+            Poll::Ready(None) => match response.stream.poll_trailers(cx) {
                 Poll::Ready(Ok(Some(trailers))) => {
                     let code = status::code_of(&trailers).unwrap_or(Code::Unknown);
                     self.finish(code, Some(&trailers));
@@ -796,13 +825,13 @@ impl http_body::Body for ResponseBody {
                     return Poll::Ready(None);
                 }
                 Poll::Ready(Err(error)) => error,
-                Poll::Pending => return live.poll_late(cx).map(|status| Some(self.fail(status))),
+                Poll::Pending => return response.poll_deadline(cx).map(|status| Some(self.fail(status))),
             },
-            Poll::Pending => return live.poll_late(cx).map(|status| Some(self.fail(status))),
+            Poll::Pending => return response.poll_deadline(cx).map(|status| Some(self.fail(status))),
         };
-        let mut status = live.attempt.failure(&error);
-        if status.code() == tonic::Code::Cancelled && live.deadline.has_passed() {
-            status = live.unfinished();
+        let mut status = response.observer.error_status(&error);
+        if status.code() == tonic::Code::Cancelled && response.deadline.is_expired() {
+            status = response.incomplete_response_status();
         }
         Poll::Ready(Some(self.fail(status)))
     }
@@ -823,14 +852,17 @@ impl ResponseBody {
     }
 }
 
-impl Live {
-    fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<tonic::Status> {
-        ready!(self.deadline.poll_passed(cx));
-        Poll::Ready(self.unfinished())
+impl ResponseStream {
+    fn poll_deadline(&mut self, cx: &mut Context<'_>) -> Poll<tonic::Status> {
+        ready!(self.deadline.poll_expired(cx));
+        Poll::Ready(self.incomplete_response_status())
     }
 
-    fn unfinished(&self) -> tonic::Status {
-        late(&format!("endpoint {} has not finished its answer", self.attempt.turn.link().address()))
+    fn incomplete_response_status(&self) -> tonic::Status {
+        deadline_exceeded(&format!(
+            "endpoint {} has not finished its answer",
+            self.observer.permit.transport_state().address()
+        ))
     }
 }
 

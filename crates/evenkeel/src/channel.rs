@@ -1,6 +1,6 @@
 //! The channel: what a generated client is given, and the way of a call through it.
 //!
-//! [`Outgoing::start`] and [`Outgoing::advance`] are that way: route, pick, send, and again where the call may be repeated. Everything it looks at is in the latest
+//! [`ClientCall::start`] and [`ClientCall::advance`] are that way: route, pick, send, and again where the call may be repeated. Everything it looks at is in the latest
 //! snapshot; it waits for the driver only if there is nobody to send to.
 
 use std::borrow::Cow;
@@ -25,15 +25,18 @@ use tokio::task::coop;
 use tokio::time::{Instant, sleep};
 use tonic::body::Body;
 
-use crate::builder::Builder;
-use crate::call::{Attempt, Calls, Deadline, End, Failure, Fallen, Flight, Replay, ResponseBody, late};
-use crate::connection::Turn;
+use crate::builder::ChannelBuilder;
+use crate::call::{
+    Attempt, AttemptObserver, AttemptOutcome, CallDeadline, CallObserver, FailedAttempt, InFlightCalls,
+    RequestBuffer, ResponseBody, deadline_exceeded,
+};
+use crate::connection::StreamPermit;
 use crate::entropy::Entropy;
-use crate::http2::{Error, Request, RequestStream, ResponseStream};
-use crate::metrics::{AttemptMeter, Metrics};
-use crate::retry::{self, RetryPolicy, Throttle};
+use crate::http2::{Error, HttpRecvStream, HttpSendStream, Request};
+use crate::metrics::{AttemptMeter, ChannelMetrics};
+use crate::retry::{self, RetryPolicy, RetryThrottle};
 use crate::service_config::ServiceConfig;
-use crate::snapshot::{Published, Snapshot, Way};
+use crate::snapshot::{ChannelSnapshot, ChannelState, SnapshotPublisher};
 use crate::{status, timeout};
 
 /// A channel to a service: any generated client takes it in the place of tonic's own.
@@ -43,26 +46,26 @@ use crate::{status, timeout};
 /// else ends.
 #[derive(Clone)]
 pub struct Channel {
-    pub(crate) inner: Arc<Inner>,
+    pub(crate) inner: Arc<ChannelInner>,
 }
 
 /// What the clones of a channel share.
-pub(crate) struct Inner {
+pub(crate) struct ChannelInner {
     pub(crate) target: Arc<str>,
-    pub(crate) published: Arc<Published>,
-    pub(crate) calls: Arc<Calls>,
-    pub(crate) commands: mpsc::UnboundedSender<Command>,
-    pub(crate) head: Head,
+    pub(crate) published: Arc<SnapshotPublisher>,
+    pub(crate) calls: Arc<InFlightCalls>,
+    pub(crate) commands: mpsc::UnboundedSender<ChannelCommand>,
+    pub(crate) default_headers: DefaultHeaders,
     pub(crate) service_config: Arc<ServiceConfig>,
-    pub(crate) throttle: Option<Arc<Throttle>>,
+    pub(crate) throttle: Option<Arc<RetryThrottle>>,
     pub(crate) faults: Arc<ActiveFaults>,
     pub(crate) entropy: Entropy,
-    pub(crate) metrics: Metrics,
+    pub(crate) metrics: ChannelMetrics,
 }
 
 /// What every request says beside what its caller says.
 #[derive(Clone, Debug)]
-pub(crate) struct Head {
+pub(crate) struct DefaultHeaders {
     pub(crate) authority: Authority,
     /// Said unless the caller says another.
     pub(crate) user_agent: [(HeaderName, HeaderValue); 1],
@@ -70,7 +73,7 @@ pub(crate) struct Head {
 
 /// What calls and the application tell the driver.
 #[derive(Debug)]
-pub(crate) enum Command {
+pub(crate) enum ChannelCommand {
     /// A call came upon a channel at rest.
     Wake,
     /// A call waits for this subchannel.
@@ -93,7 +96,7 @@ pub(crate) enum Command {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitForReady(pub bool);
 
-/// Put this into a request's extensions to be told who answered: the response has a [`Peer`] in its own.
+/// Put this into a request's extensions to be told who answered: the response has a [`PeerAddress`] in its own.
 ///
 /// ```
 /// # fn example(response: tonic::Response<()>) {
@@ -106,18 +109,18 @@ pub struct WaitForReady(pub bool);
 /// # }
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AskPeer;
+pub struct CapturePeer;
 
-/// The address of the server that answered, in the extensions of a response whose request had [`AskPeer`]. A call that fails
+/// The address of the server that answered, in the extensions of a response whose request had [`CapturePeer`]. A call that fails
 /// has none; where an endpoint was to blame, its status names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Peer(pub Address);
+pub struct PeerAddress(pub Address);
 
 impl Channel {
     /// Settings for a channel to a target: `xds:///orders`, `dns:///orders.prod:50051`, `ipv4:10.0.0.1:50051,10.0.0.2:50051`,
-    /// `unix:/run/orders.sock`. See [`Builder`].
-    pub fn builder(target: impl Into<String>) -> Builder {
-        Builder::new(target.into())
+    /// `unix:/run/orders.sock`. See [`ChannelBuilder`].
+    pub fn builder(target: impl Into<String>) -> ChannelBuilder {
+        ChannelBuilder::new(target.into())
     }
 
     /// How well the channel is connected at the moment.
@@ -132,7 +135,7 @@ impl Channel {
 
     /// Starts connecting, as the first call would.
     pub fn connect(&self) {
-        let _ = self.inner.commands.send(Command::ExitIdle);
+        let _ = self.inner.commands.send(ChannelCommand::ExitIdle);
     }
 
     /// Connects, and waits until calls can be sent. Give it a time limit if it should have one; why it takes long is in
@@ -148,11 +151,11 @@ impl Channel {
             if *connectivity.borrow_and_update() == ConnectivityState::Ready {
                 return Ok(());
             }
-            let is_closed = matches!(self.inner.published.load().way, Way::Closed);
+            let is_closed = matches!(self.inner.published.load().state, ChannelState::Closed);
             if is_closed || connectivity.changed().await.is_err() {
                 // As with calls: a caller that asks again at once must not starve other tasks.
                 coop::consume_budget().await;
-                return Err(closed(&self.inner.target));
+                return Err(closed_status(&self.inner.target));
             }
         }
     }
@@ -161,7 +164,7 @@ impl Channel {
     /// nothing is known yet.
     pub async fn tree(&self) -> Option<Description> {
         let (answer, described) = oneshot::channel();
-        self.inner.commands.send(Command::Describe(answer)).ok()?;
+        self.inner.commands.send(ChannelCommand::Describe(answer)).ok()?;
         described.await.ok().flatten()
     }
 
@@ -169,14 +172,14 @@ impl Channel {
     /// until those that were sent have finished.
     pub async fn close(self) {
         let mut changes = self.inner.published.subscribe();
-        let _ = self.inner.commands.send(Command::Close);
+        let _ = self.inner.commands.send(ChannelCommand::Close);
         // Until calls can see it, more of them may begin.
-        while !matches!(self.inner.published.load().way, Way::Closed) {
+        while !matches!(self.inner.published.load().state, ChannelState::Closed) {
             if changes.changed().await.is_err() {
                 break;
             }
         }
-        self.inner.calls.finished().await;
+        self.inner.calls.wait_finished().await;
     }
 }
 
@@ -191,7 +194,7 @@ impl tower_service::Service<http::Request<Body>> for Channel {
 
     fn call(&mut self, request: http::Request<Body>) -> ResponseFuture {
         let mut future =
-            ResponseFuture { call: Some(Outgoing::new(self.inner.clone(), request)), boxed: None };
+            ResponseFuture { call: Some(ClientCall::new(self.inner.clone(), request)), boxed: None };
         if let Some(call) = &mut future.call {
             call.start(&self.inner.published.load());
         }
@@ -204,27 +207,27 @@ impl tower_service::Service<http::Request<Body>> for Channel {
 /// Most calls are sent at once and answered well, and need no allocation for that. Whatever else happens to a call happens in
 /// a box.
 pub struct ResponseFuture {
-    call: Option<Outgoing>,
-    boxed: Option<Pin<Box<dyn Future<Output = Outcome> + Send>>>,
+    call: Option<ClientCall>,
+    boxed: Option<Pin<Box<dyn Future<Output = CallResult> + Send>>>,
 }
 
-type Outcome = Result<http::Response<ResponseBody>, tonic::Status>;
+type CallResult = Result<http::Response<ResponseBody>, tonic::Status>;
 
 impl Future for ResponseFuture {
-    type Output = Outcome;
+    type Output = CallResult;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<CallResult> {
         let this = &mut *self;
-        if let Some(Outgoing { stage, deadline, end, .. }) = &mut this.call
-            && let Stage::Sent(flight) = stage
+        if let Some(ClientCall { state, deadline, observer, .. }) = &mut this.call
+            && let CallState::Sent(attempt) = state
         {
-            let head = ready!(flight.poll_head(cx, deadline));
-            match flight.land(head, deadline, end) {
+            let head = ready!(attempt.poll_head(cx, deadline));
+            match attempt.handle_head(head, deadline, observer) {
                 Ok(response) => {
                     this.call = None;
                     return Poll::Ready(Ok(response));
                 }
-                Err(fallen) => *stage = Stage::Fallen(fallen),
+                Err(failure) => *state = CallState::FailedAttempt(failure),
             }
         }
         if let Some(call) = this.call.take() {
@@ -246,24 +249,24 @@ impl fmt::Debug for ResponseFuture {
 }
 
 /// A call on its way out.
-struct Outgoing {
-    channel: Arc<Inner>,
-    stage: Stage,
+struct ClientCall {
+    channel: Arc<ChannelInner>,
+    state: CallState,
     method: Method,
     path: PathAndQuery,
     headers: HeaderMap,
     /// Given to each attempt, and back if it can be repeated.
-    body: Option<Replay>,
+    body: Option<RequestBuffer>,
     wait_for_ready: bool,
-    asks_peer: Option<AskPeer>,
-    deadline: Deadline,
+    captures_peer: Option<CapturePeer>,
+    deadline: CallDeadline,
     /// Whether the headers say how much time is left.
-    says_timeout: bool,
+    header_is_current: bool,
     /// Where the route leads, if there are routes.
     selected: Option<SelectedRoute>,
-    end: End,
+    observer: CallObserver,
     /// The snapshot whose connection turned out to be gone: another one is needed.
-    outdated: Option<u64>,
+    stale_serial: Option<u64>,
     refused: bool,
     /// Of the attempt that is about to be made.
     meter: Option<AttemptMeter>,
@@ -273,62 +276,62 @@ struct Outgoing {
 
 /// How far a call is.
 #[expect(clippy::large_enum_variant, reason = "the large one is the common one")]
-enum Stage {
+enum CallState {
     /// It needs a route. Every call begins here.
     Route,
     /// Its route has filters.
     Faults,
     /// It needs an endpoint.
-    PickResult,
+    Picking,
     /// Its endpoint takes no more calls at the moment.
-    Queue(Picked),
+    Queue(PickedConnection),
     /// An attempt is on its way.
-    Sent(Flight),
+    Sent(Attempt),
     /// An attempt failed.
-    Fallen(Box<Fallen>),
+    FailedAttempt(Box<FailedAttempt>),
     /// It cannot go on.
     Failed(tonic::Status),
 }
 
 /// Where an attempt goes.
-struct Picked {
-    turn: Turn,
+struct PickedConnection {
+    permit: StreamPermit,
     trackers: CallTrackers,
     serial: u64,
 }
 
 /// What one look at the channel led to.
-enum Look<T> {
+enum SelectionResult<T> {
     Found(T),
     Wait(&'static str),
     Fail(Status),
 }
 
-impl Outgoing {
-    fn new(channel: Arc<Inner>, request: http::Request<Body>) -> Outgoing {
+impl ClientCall {
+    fn new(channel: Arc<ChannelInner>, request: http::Request<Body>) -> ClientCall {
         let (request, body) = request.into_parts();
-        let said = status::find(&request.headers, &timeout::NAME).and_then(timeout::parse);
+        let header_timeout = status::find(&request.headers, &timeout::NAME).and_then(timeout::parse);
         let path = request.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
         let method = channel.service_config.method(path.path());
-        let own = request.extensions.get::<WaitForReady>().map(|WaitForReady(wait)| *wait);
-        let asks_peer = request.extensions.get().copied();
-        let wait_for_ready = own.or(method.and_then(|method| method.wait_for_ready)).unwrap_or(false);
-        let limit = said.into_iter().chain(method.and_then(|method| method.timeout)).min();
+        let per_call = request.extensions.get::<WaitForReady>().map(|WaitForReady(wait)| *wait);
+        let captures_peer = request.extensions.get().copied();
+        let wait_for_ready = per_call.or(method.and_then(|method| method.wait_for_ready)).unwrap_or(false);
+        let limit = header_timeout.into_iter().chain(method.and_then(|method| method.timeout)).min();
         let policy = method.and_then(|method| method.retry);
         let meter = channel.metrics.call(path.path());
-        Outgoing {
-            stage: Stage::Route,
+        ClientCall {
+            state: CallState::Route,
             method: request.method,
             path,
             headers: request.headers,
-            body: Some(Replay::new(body)),
-            asks_peer,
+            body: Some(RequestBuffer::new(body)),
+            captures_peer,
             wait_for_ready,
-            deadline: Deadline::at(limit.map(|limit| Instant::now() + limit)),
-            says_timeout: said.is_some() && said == limit,
+            deadline: CallDeadline::at(limit.map(|limit| Instant::now() + limit)),
+            header_is_current: header_timeout.is_some() && header_timeout == limit,
             selected: None,
-            end: End::new(channel.calls.begin(), policy, channel.throttle.clone(), meter),
-            outdated: None,
+            observer: CallObserver::new(channel.calls.start(), policy, channel.throttle.clone(), meter),
+            stale_serial: None,
             refused: false,
             meter: None,
             backend_service: Cell::default(),
@@ -337,38 +340,40 @@ impl Outgoing {
     }
 
     /// The way of most calls: everything that they need is in the snapshot. Goes as far as that is enough.
-    fn start(&mut self, snapshot: &Snapshot) {
-        match self.look_at_routes(snapshot) {
-            Look::Found(selected) => self.follow(selected),
-            Look::Wait(_) => return,
-            Look::Fail(status) => {
-                self.stage = Stage::Failed(status::to_tonic(&status));
+    fn start(&mut self, snapshot: &ChannelSnapshot) {
+        match self.select_route(snapshot) {
+            SelectionResult::Found(selected) => self.apply_route(selected),
+            SelectionResult::Wait(_) => return,
+            SelectionResult::Fail(status) => {
+                self.state = CallState::Failed(status::to_tonic(&status));
                 return;
             }
         }
         if self.has_filters() {
-            self.stage = Stage::Faults;
+            self.state = CallState::Faults;
             return;
         }
-        self.meter = self.end.attempt();
-        match self.look_for_endpoint(snapshot) {
-            Look::Found(picked) => self.take_turn(picked),
-            Look::Wait(_) => self.stage = Stage::PickResult,
-            Look::Fail(status) => self.stage = Stage::Failed(self.unplaced(status::to_tonic(&status))),
+        self.meter = self.observer.start_attempt();
+        match self.pick_connection(snapshot) {
+            SelectionResult::Found(picked) => self.acquire_stream(picked),
+            SelectionResult::Wait(_) => self.state = CallState::Picking,
+            SelectionResult::Fail(status) => {
+                self.state = CallState::Failed(self.record_unpicked(status::to_tonic(&status)))
+            }
         }
     }
 
     /// The way of the others. Notes how the call ended, too.
-    async fn run(mut self) -> Outcome {
+    async fn run(mut self) -> CallResult {
         let outcome = loop {
             if let Err(outcome) = self.advance().await {
                 break outcome;
             }
         };
         match &outcome {
-            Err(status) => self.end.over(status::code(status.code() as i32)),
+            Err(status) => self.observer.finish(status::code(status.code() as i32)),
             Ok(response) if response.body().is_end_stream() => {
-                self.end.over(status::code_of(response.headers()).unwrap_or(Code::Unknown));
+                self.observer.finish(status::code_of(response.headers()).unwrap_or(Code::Unknown));
             }
             // The end of an answer that goes on is the business of its body.
             Ok(_) => return outcome,
@@ -380,59 +385,59 @@ impl Outgoing {
     }
 
     /// Goes one stage further. `Err` is the end of the call, good or bad.
-    async fn advance(&mut self) -> Result<(), Outcome> {
-        match mem::replace(&mut self.stage, Stage::Route) {
-            Stage::Route => {
-                let selected = self.wait(Outgoing::look_at_routes).await.map_err(Err)?;
-                self.follow(selected);
-                self.stage = Stage::Faults;
+    async fn advance(&mut self) -> Result<(), CallResult> {
+        match mem::replace(&mut self.state, CallState::Route) {
+            CallState::Route => {
+                let selected = self.wait_for(ClientCall::select_route).await.map_err(Err)?;
+                self.apply_route(selected);
+                self.state = CallState::Faults;
             }
-            Stage::Faults => {
+            CallState::Faults => {
                 if let Some(response) = self.inject_faults().await.map_err(Err)? {
                     return Err(Ok(response));
                 }
-                self.stage = Stage::PickResult;
+                self.state = CallState::Picking;
             }
-            Stage::PickResult => {
-                self.meter = self.meter.take().or_else(|| self.end.attempt());
-                match self.wait(Outgoing::look_for_endpoint).await {
-                    Ok(picked) => self.take_turn(picked),
-                    Err(status) => return Err(Err(self.unplaced(status))),
+            CallState::Picking => {
+                self.meter = self.meter.take().or_else(|| self.observer.start_attempt());
+                match self.wait_for(ClientCall::pick_connection).await {
+                    Ok(picked) => self.acquire_stream(picked),
+                    Err(status) => return Err(Err(self.record_unpicked(status))),
                 }
             }
-            Stage::Queue(picked) => self.queue(picked).await.map_err(Err)?,
-            Stage::Sent(mut flight) => {
-                let head = poll_fn(|cx| flight.poll_head(cx, &mut self.deadline)).await;
-                match flight.land(head, &mut self.deadline, &mut self.end) {
+            CallState::Queue(picked) => self.wait_for_stream(picked).await.map_err(Err)?,
+            CallState::Sent(mut attempt) => {
+                let head = poll_fn(|cx| attempt.poll_head(cx, &mut self.deadline)).await;
+                match attempt.handle_head(head, &mut self.deadline, &mut self.observer) {
                     Ok(response) => return Err(Ok(response)),
-                    Err(fallen) => self.stage = Stage::Fallen(fallen),
+                    Err(failure) => self.state = CallState::FailedAttempt(failure),
                 }
             }
-            Stage::Fallen(fallen) => {
-                let body = self.again(fallen.body_back().await).await?;
-                self.repeat(body);
+            CallState::FailedAttempt(failure) => {
+                let body = self.wait_for_retry(failure.recover_body().await).await?;
+                self.restart(body);
             }
-            Stage::Failed(status) => return Err(Err(status)),
+            CallState::Failed(status) => return Err(Err(status)),
         }
         Ok(())
     }
 
     /// Takes the call's route. It holds for all attempts (A31).
-    fn follow(&mut self, selected: Option<SelectedRoute>) {
+    fn apply_route(&mut self, selected: Option<SelectedRoute>) {
         let Some(selected) = selected else { return };
         if let Some(limit) = selected.timeout(None) {
-            self.says_timeout &= !self.deadline.tighten(Instant::now() + limit);
+            self.header_is_current &= !self.deadline.tighten(Instant::now() + limit);
         }
         if let Some(policy) = selected.retry() {
-            self.end.retry_by(RetryPolicy::from(&**policy));
+            self.observer.replace_retry_policy(RetryPolicy::from(&**policy));
         }
         self.selected = Some(selected);
     }
 
     /// Notes that there is no endpoint for the attempt.
-    fn unplaced(&mut self, status: tonic::Status) -> tonic::Status {
+    fn record_unpicked(&mut self, status: tonic::Status) -> tonic::Status {
         if let Some(meter) = self.meter.take() {
-            meter.unplaced(self.backend_service.take());
+            meter.record_unpicked(self.backend_service.take());
             meter.finish(status::code(status.code() as i32));
         }
         status
@@ -457,14 +462,14 @@ impl Outgoing {
                 fault.decide(&self.describe(&headers), &self.channel.faults)
             };
             let Some(injected) = injected else { continue };
-            self.says_timeout &= injected.delay.is_none();
+            self.header_is_current &= injected.delay.is_none();
             if let Some(delay) = injected.delay
                 && self.deadline.race(sleep(delay)).await.is_none()
             {
-                return Err(late("delayed by fault injection"));
+                return Err(deadline_exceeded("delayed by fault injection"));
             }
             match &injected.abort {
-                Some(status) if status.code() == Code::Ok => return Ok(Some(empty_answer())),
+                Some(status) if status.code() == Code::Ok => return Ok(Some(empty_response())),
                 Some(status) => return Err(status::to_tonic(status)),
                 None => {}
             }
@@ -473,103 +478,110 @@ impl Outgoing {
     }
 
     /// Sends the request, unless it has to wait for its turn.
-    fn take_turn(&mut self, mut picked: Picked) {
-        if picked.turn.is_now() { self.send(picked) } else { self.stage = Stage::Queue(picked) }
+    fn acquire_stream(&mut self, mut picked: PickedConnection) {
+        if picked.permit.try_acquire() { self.send(picked) } else { self.state = CallState::Queue(picked) }
     }
 
     /// Waits while the peer takes no more calls at once.
-    async fn queue(&mut self, mut picked: Picked) -> Result<(), tonic::Status> {
+    async fn wait_for_stream(&mut self, mut picked: PickedConnection) -> Result<(), tonic::Status> {
         // It has less time left by then than its headers say.
-        self.says_timeout = false;
-        match self.deadline.race(picked.turn.comes()).await {
+        self.header_is_current = false;
+        match self.deadline.race(picked.permit.acquire()).await {
             Some(true) => {
                 self.send(picked);
                 Ok(())
             }
             Some(false) => {
                 picked.trackers.finish(&CallOutcome::Unsent);
-                self.outdated = Some(picked.serial);
-                self.stage = Stage::PickResult;
+                self.stale_serial = Some(picked.serial);
+                self.state = CallState::Picking;
                 Ok(())
             }
             None => {
-                let Picked { turn, trackers, .. } = picked;
-                let why = format!("endpoint {} takes no more calls at once", turn.link().address());
-                Attempt::new(trackers, turn, self.meter.take()).finish(Code::DeadlineExceeded, None);
-                Err(late(&why))
+                let PickedConnection { permit, trackers, .. } = picked;
+                let why =
+                    format!("endpoint {} takes no more calls at once", permit.transport_state().address());
+                AttemptObserver::new(trackers, permit, self.meter.take())
+                    .finish(Code::DeadlineExceeded, None);
+                Err(deadline_exceeded(&why))
             }
         }
     }
 
     /// Sends the request where the pick says. A request that never left because its connection is gone needs another pick.
-    fn send(&mut self, Picked { turn, trackers, serial }: Picked) {
-        let body = self.body.take().unwrap_or_else(|| Replay::new(Body::empty()));
-        match self.send_head(&turn, &trackers, body.is_empty()) {
+    fn send(&mut self, PickedConnection { permit, trackers, serial }: PickedConnection) {
+        let body = self.body.take().unwrap_or_else(|| RequestBuffer::new(Body::empty()));
+        match self.send_headers(&permit, &trackers, body.is_empty()) {
             Ok(sent) => {
                 if let Some(id) = trackers.to_wake() {
-                    let _ = self.channel.commands.send(Command::Connect(id));
+                    let _ = self.channel.commands.send(ChannelCommand::Connect(id));
                 }
                 let meter = self.meter.take();
                 if let Some(meter) = &meter {
-                    meter.placed(|| trackers.backend_labels());
+                    meter.record_picked(|| trackers.backend_labels());
                 }
-                let attempt = Attempt::new(trackers, turn, meter);
-                self.stage =
-                    Stage::Sent(Flight::new(sent, body, attempt).asking_peer(self.asks_peer.is_some()));
+                let observer = AttemptObserver::new(trackers, permit, meter);
+                self.state = CallState::Sent(
+                    Attempt::new(sent, body, observer).capture_peer(self.captures_peer.is_some()),
+                );
             }
             Err(error) => {
                 trackers.finish(&CallOutcome::Unsent);
                 // The request is to blame; or else the connection is gone.
                 if matches!(error, Error::Unsendable(_) | Error::HeaderListTooLarge { .. }) {
                     let status = tonic::Status::internal(format!("the request cannot be sent: {error}"));
-                    self.stage = Stage::Failed(self.unplaced(status));
+                    self.state = CallState::Failed(self.record_unpicked(status));
                     return;
                 }
-                self.outdated = Some(serial);
-                self.repeat(body);
+                self.stale_serial = Some(serial);
+                self.restart(body);
             }
         }
     }
 
     /// Makes the call what it was before an attempt.
-    fn repeat(&mut self, body: Replay) {
-        self.stage = Stage::PickResult;
+    fn restart(&mut self, body: RequestBuffer) {
+        self.state = CallState::Picking;
         self.body = Some(body);
-        self.says_timeout = false;
+        self.header_is_current = false;
     }
 
     /// Whether the call is tried again after a failure, and when (A6): at once if the peer did nothing with it, for the first
     /// time; else as the retry policy says. `Err` is what the caller gets.
-    async fn again(&mut self, failure: Failure) -> Result<Replay, Outcome> {
-        let Failure { code, outcome, is_unprocessed, replay } = failure;
+    async fn wait_for_retry(&mut self, attempt_outcome: AttemptOutcome) -> Result<RequestBuffer, CallResult> {
+        let AttemptOutcome { code, outcome, is_unprocessed, buffer } = attempt_outcome;
         let is_first_refusal = is_unprocessed && !mem::replace(&mut self.refused, is_unprocessed);
-        let Some(body) = replay else {
-            self.end.committed(code);
+        let Some(body) = buffer else {
+            self.observer.commit(code);
             return Err(outcome);
         };
         if is_first_refusal {
-            self.end.refused();
+            self.observer.record_transparent_retry();
             return Ok(body);
         }
-        let pushback = outcome.as_ref().ok().and_then(|response| retry::Pushback::read(response.headers()));
-        let Some(delay) = self.end.failed(code, pushback, self.channel.entropy.unit()) else {
+        let pushback =
+            outcome.as_ref().ok().and_then(|response| retry::RetryPushback::read(response.headers()));
+        let Some(delay) = self.observer.next_retry_delay(code, pushback, self.channel.entropy.unit()) else {
             return Err(outcome);
         };
         match self.deadline.race(sleep(delay)).await {
             Some(()) => Ok(body),
-            None => Err(Err(late("waiting to try again"))),
+            None => Err(Err(deadline_exceeded("waiting to try again"))),
         }
     }
 
     /// Looks until there is something to go by.
-    async fn wait<T>(&mut self, look: impl Fn(&Outgoing, &Snapshot) -> Look<T>) -> Result<T, tonic::Status> {
+    async fn wait_for<T>(
+        &mut self,
+        select: impl Fn(&ClientCall, &ChannelSnapshot) -> SelectionResult<T>,
+    ) -> Result<T, tonic::Status> {
         let mut changes = None;
         loop {
-            let looked = look(self, &self.channel.published.load());
-            let why = match looked {
-                Look::Found(found) => return Ok(found),
-                Look::Fail(status) => return Err(status::to_tonic(&status)),
-                Look::Wait(why) => why,
+            let result = select(self, &self.channel.published.load());
+            let why = match result {
+                SelectionResult::Found(found) => return Ok(found),
+                SelectionResult::Fail(status) => return Err(status::to_tonic(&status)),
+                SelectionResult::Wait(why) => why,
             };
             let Some(changes) = &mut changes else {
                 // What is published between this look and the next is seen by the next.
@@ -577,39 +589,41 @@ impl Outgoing {
                 continue;
             };
             // Time passes: less is left than the application said.
-            self.says_timeout = false;
+            self.header_is_current = false;
             match self.deadline.race(changes.changed()).await {
                 Some(Ok(())) => {}
-                Some(Err(_)) => return Err(closed(&self.channel.target)),
-                None => return Err(late(why)),
+                Some(Err(_)) => return Err(closed_status(&self.channel.target)),
+                None => return Err(deadline_exceeded(why)),
             }
         }
     }
 
-    fn look_at_routes(&self, snapshot: &Snapshot) -> Look<Option<SelectedRoute>> {
-        match &snapshot.way {
-            Way::Open { selector: None, .. } => Look::Found(None),
-            Way::Open { selector: Some(selector), .. } => {
+    fn select_route(&self, snapshot: &ChannelSnapshot) -> SelectionResult<Option<SelectedRoute>> {
+        match &snapshot.state {
+            ChannelState::Active { selector: None, .. } => SelectionResult::Found(None),
+            ChannelState::Active { selector: Some(selector), .. } => {
                 let headers = self.headers();
                 match selector.select(&self.describe(&headers)) {
-                    Ok(selected) => Look::Found(Some(selected)),
-                    Err(status) => Look::Fail(status.for_call()),
+                    Ok(selected) => SelectionResult::Found(Some(selected)),
+                    Err(status) => SelectionResult::Fail(status.for_call()),
                 }
             }
-            way => self.look_elsewhere(way),
+            state => self.inactive_result(state),
         }
     }
 
-    fn look_for_endpoint(&self, snapshot: &Snapshot) -> Look<Picked> {
-        let Way::Open { picker, .. } = &snapshot.way else { return self.look_elsewhere(&snapshot.way) };
-        if self.outdated == Some(snapshot.serial) {
-            return Look::Wait("the connection that was chosen is gone");
+    fn pick_connection(&self, snapshot: &ChannelSnapshot) -> SelectionResult<PickedConnection> {
+        let ChannelState::Active { picker, .. } = &snapshot.state else {
+            return self.inactive_result(&snapshot.state);
+        };
+        if self.stale_serial == Some(snapshot.serial) {
+            return SelectionResult::Wait("the connection that was chosen is gone");
         }
         let headers = self.headers();
         let call = self.describe(&headers);
         // A picker may be the application's own. If it panics, this call fails and the channel lives.
         let Ok(pick) = catch_unwind(AssertUnwindSafe(|| picker.pick(&call))) else {
-            return Look::Fail(Status::new(
+            return SelectionResult::Fail(Status::new(
                 Code::Internal,
                 "the load balancing policy panicked while it picked",
             ));
@@ -618,43 +632,51 @@ impl Outgoing {
             PickResult::Complete(id, trackers) => {
                 let Some(connection) = snapshot.connections.get(id) else {
                     trackers.finish(&CallOutcome::Unsent);
-                    return Look::Wait("the connection that was chosen is gone");
+                    return SelectionResult::Wait("the connection that was chosen is gone");
                 };
-                Look::Found(Picked { turn: connection.turn(), trackers, serial: snapshot.serial })
+                SelectionResult::Found(PickedConnection {
+                    permit: connection.permit(),
+                    trackers,
+                    serial: snapshot.serial,
+                })
             }
             PickResult::Queue { connect } => {
                 if let Some(id) = connect {
-                    let _ = self.channel.commands.send(Command::Connect(id));
+                    let _ = self.channel.commands.send(ChannelCommand::Connect(id));
                 }
-                Look::Wait("no endpoint is connected")
+                SelectionResult::Wait("no endpoint is connected")
             }
             PickResult::Fail(status) | PickResult::Drop(status) => {
                 self.backend_service.set(call.backend_service());
-                Look::Fail(status)
+                SelectionResult::Fail(status)
             }
         }
     }
 
     /// What a call does that finds no config.
-    fn look_elsewhere<T>(&self, way: &Way) -> Look<T> {
-        match way {
-            Way::Idle => {
-                let _ = self.channel.commands.send(Command::Wake);
-                Look::Wait("the channel has no config yet")
+    fn inactive_result<T>(&self, state: &ChannelState) -> SelectionResult<T> {
+        match state {
+            ChannelState::Idle => {
+                let _ = self.channel.commands.send(ChannelCommand::Wake);
+                SelectionResult::Wait("the channel has no config yet")
             }
-            Way::Failed(status) if !self.wait_for_ready => Look::Fail(status.clone()),
-            Way::Failed(_) => Look::Wait("the channel has no config"),
-            Way::Closed => Look::Fail(Status::unavailable(closed_text(&self.channel.target))),
-            Way::Waiting | Way::Open { .. } => Look::Wait("the channel has no config yet"),
+            ChannelState::Failed(status) if !self.wait_for_ready => SelectionResult::Fail(status.clone()),
+            ChannelState::Failed(_) => SelectionResult::Wait("the channel has no config"),
+            ChannelState::Closed => {
+                SelectionResult::Fail(Status::unavailable(closed_message(&self.channel.target)))
+            }
+            ChannelState::Resolving | ChannelState::Active { .. } => {
+                SelectionResult::Wait("the channel has no config yet")
+            }
         }
     }
 
-    fn headers(&self) -> HeadersOf<'_> {
-        HeadersOf(&self.headers)
+    fn headers(&self) -> RequestHeaders<'_> {
+        RequestHeaders(&self.headers)
     }
 
     /// The call as routes and pickers see it.
-    fn describe<'a>(&'a self, headers: &'a HeadersOf<'a>) -> PickArgs<'a> {
+    fn describe<'a>(&'a self, headers: &'a RequestHeaders<'a>) -> PickArgs<'a> {
         let mut call = PickArgs::new(self.path.path(), self.channel.entropy.next()).with_headers(headers);
         if let Some(selected) = &self.selected {
             call = call.with_cluster(selected.cluster().child()).with_hash(selected.hash());
@@ -663,31 +685,35 @@ impl Outgoing {
     }
 
     /// Sends the head of an attempt's request.
-    fn send_head(
+    fn send_headers(
         &mut self,
-        turn: &Turn,
+        permit: &StreamPermit,
         trackers: &CallTrackers,
         ends: bool,
-    ) -> Result<(RequestStream, ResponseStream), Error> {
-        if !self.says_timeout
-            && let Some(left) = self.deadline.left()
+    ) -> Result<(HttpSendStream, HttpRecvStream), Error> {
+        if !self.header_is_current
+            && let Some(left) = self.deadline.remaining()
         {
             self.headers.insert(&timeout::NAME, timeout::format(left));
         }
-        if let Some(attempts) = self.end.previous_attempts() {
+        if let Some(attempts) = self.observer.previous_attempts() {
             self.headers.insert(&retry::PREVIOUS_ATTEMPTS, attempts);
         }
         let rewrite = self.selected.as_ref().is_some_and(SelectedRoute::auto_host_rewrite);
         let place = if rewrite { trackers.backend_labels() } else { None };
         let hostname = place.and_then(|place| place.hostname.as_deref());
         let hostname = hostname.filter(|name| Authority::try_from(*name).is_ok());
-        let head = &self.channel.head;
-        let mut of_pick = trackers.headers().peekable();
-        let more = head.more(&self.headers);
-        let more = if of_pick.peek().is_none() { Cow::Borrowed(more) } else { with_pick(more, of_pick) };
-        turn.connection().sender().send(&Request {
+        let head = &self.channel.default_headers;
+        let mut pick_headers = trackers.headers().peekable();
+        let more = head.extra_headers(&self.headers);
+        let more = if pick_headers.peek().is_none() {
+            Cow::Borrowed(more)
+        } else {
+            with_pick_headers(more, pick_headers)
+        };
+        permit.connection().sender().send(&Request {
             method: &self.method,
-            is_https: turn.link().is_https(),
+            is_https: permit.transport_state().is_https(),
             authority: hostname.unwrap_or(head.authority.as_str()),
             path: self.path.as_str(),
             more: &more,
@@ -698,30 +724,31 @@ impl Outgoing {
 }
 
 /// What a pick has to say, behind what every request says.
-fn with_pick<'a>(
+fn with_pick_headers<'a>(
     more: &[(HeaderName, HeaderValue)],
-    of_pick: impl Iterator<Item = (&'a str, &'a str)>,
+    pick_headers: impl Iterator<Item = (&'a str, &'a str)>,
 ) -> Cow<'static, [(HeaderName, HeaderValue)]> {
     // What a pick's headers may be is narrower than what HTTP takes.
-    let of_pick = of_pick.filter_map(|(name, value)| Some((name.try_into().ok()?, value.try_into().ok()?)));
-    Cow::Owned(more.iter().cloned().chain(of_pick).collect())
+    let pick_headers =
+        pick_headers.filter_map(|(name, value)| Some((name.try_into().ok()?, value.try_into().ok()?)));
+    Cow::Owned(more.iter().cloned().chain(pick_headers).collect())
 }
 
-impl Head {
-    pub(crate) fn new(authority: Authority, user_agent: HeaderValue) -> Head {
-        Head { authority, user_agent: [(header::USER_AGENT, user_agent)] }
+impl DefaultHeaders {
+    pub(crate) fn new(authority: Authority, user_agent: HeaderValue) -> DefaultHeaders {
+        DefaultHeaders { authority, user_agent: [(header::USER_AGENT, user_agent)] }
     }
 
     /// What a request says beside these headers.
-    pub(crate) fn more(&self, headers: &HeaderMap) -> &[(HeaderName, HeaderValue)] {
+    pub(crate) fn extra_headers(&self, headers: &HeaderMap) -> &[(HeaderName, HeaderValue)] {
         if status::find(headers, &header::USER_AGENT).is_some() { &[] } else { &self.user_agent }
     }
 }
 
 /// Request headers, as routes and policies look at them.
-struct HeadersOf<'a>(&'a HeaderMap);
+struct RequestHeaders<'a>(&'a HeaderMap);
 
-impl RequestMetadata for HeadersOf<'_> {
+impl RequestMetadata for RequestHeaders<'_> {
     fn value(&self, name: &str) -> Option<Cow<'_, str>> {
         let mut values = self.0.get_all(name).iter().map(|value| String::from_utf8_lossy(value.as_bytes()));
         let first = values.next()?;
@@ -730,18 +757,18 @@ impl RequestMetadata for HeadersOf<'_> {
 }
 
 /// The answer of a call that fault injection ends well.
-fn empty_answer() -> http::Response<ResponseBody> {
+fn empty_response() -> http::Response<ResponseBody> {
     let mut response = http::Response::new(ResponseBody::empty());
     response.headers_mut().insert("grpc-status", HeaderValue::from_static("0"));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     response
 }
 
-fn closed(target: &str) -> tonic::Status {
-    tonic::Status::unavailable(closed_text(target))
+fn closed_status(target: &str) -> tonic::Status {
+    tonic::Status::unavailable(closed_message(target))
 }
 
-fn closed_text(target: &str) -> String {
+fn closed_message(target: &str) -> String {
     format!("the channel to {target:?} is closed")
 }
 

@@ -26,9 +26,9 @@ use tokio::sync::Notify;
 use tokio::time::{Sleep, sleep, sleep_until};
 
 use crate::clock;
-use crate::http2::{Error, Http2Implementation, HttpTransport, Reason, RequestSender, Settings};
+use crate::http2::{Error, Http2Implementation, HttpSender, HttpTransport, Reason, Settings};
 use crate::metrics::{DisconnectReason, SecurityLevel};
-use crate::traffic::Link;
+use crate::traffic::EndpointStats;
 use crate::transport::{self, Io};
 
 /// Maximum time for sending the last frames and shutting down a connection without open streams; as in grpc-go.
@@ -36,15 +36,15 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How HTTP/2 is spoken.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Http2 {
+pub(crate) struct Http2Config {
     pub(crate) implementation: Http2Implementation,
     pub(crate) settings: Settings,
-    pub(crate) keepalive: Option<Keepalive>,
+    pub(crate) keepalive: Option<KeepaliveParams>,
 }
 
 /// When to ask a silent peer whether it is there (A8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Keepalive {
+pub(crate) struct KeepaliveParams {
     /// After this long without a byte from it.
     pub(crate) time: Duration,
     /// It has this long to answer.
@@ -55,30 +55,30 @@ pub(crate) struct Keepalive {
 
 /// A connection that calls can be sent on. When the last handle is dropped the connection is let go.
 pub(crate) struct Connection {
-    sender: RequestSender,
-    shared: Arc<Shared>,
+    sender: HttpSender,
+    shared: Arc<TransportState>,
 }
 
 /// What the handle, the task and the calls know together.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct TransportState {
     address: Address,
     security: SecurityLevel,
     /// For the calls that the peer takes at once.
-    room: Room,
-    lost: OnceLock<Loss>,
+    quota: StreamQuota,
+    lost: OnceLock<Disconnect>,
     /// Whether it turned out that the peer does not report load out of band (A51).
-    reports_no_load: AtomicBool,
+    load_reports_disabled: AtomicBool,
     /// True once the peer has answered a call, or processes one after its GOAWAY.
-    was_useful: AtomicBool,
+    has_served_calls: AtomicBool,
     /// True once the handle was dropped.
     is_released: AtomicBool,
-    tally: Link,
+    stats: EndpointStats,
 }
 
 /// Why a connection takes no more calls.
 #[derive(Clone, Debug)]
-pub(crate) struct Loss {
+pub(crate) struct Disconnect {
     pub(crate) reason: DisconnectReason,
     pub(crate) status: Status,
     /// Whether the peer complained of our keepalive pings (A8).
@@ -86,21 +86,21 @@ pub(crate) struct Loss {
 }
 
 impl Connection {
-    pub(crate) fn sender(&self) -> &RequestSender {
+    pub(crate) fn sender(&self) -> &HttpSender {
         &self.sender
     }
 
-    pub(crate) fn shared(&self) -> &Shared {
+    pub(crate) fn transport_state(&self) -> &TransportState {
         &self.shared
     }
 
     /// A call, from the moment that it wants to be sent.
-    pub(crate) fn turn(self: &Arc<Connection>) -> Turn {
-        Turn { connection: self.clone(), is_taken: false }
+    pub(crate) fn permit(self: &Arc<Connection>) -> StreamPermit {
+        StreamPermit { connection: self.clone(), is_held: false }
     }
 }
 
-impl Shared {
+impl TransportState {
     pub(crate) fn address(&self) -> &Address {
         &self.address
     }
@@ -119,37 +119,37 @@ impl Shared {
     }
 
     /// Where calls are counted for those who look inside.
-    pub(crate) fn tally(&self) -> &Link {
-        &self.tally
+    pub(crate) fn stats(&self) -> &EndpointStats {
+        &self.stats
     }
 
     /// Whether calls are under way on it, or wait for their turn.
     pub(crate) fn is_in_use(&self) -> bool {
-        self.room.taken.load(Ordering::Relaxed) > 0 || self.room.waiting.load(Ordering::Relaxed) > 0
+        self.quota.in_use.load(Ordering::Relaxed) > 0 || self.quota.waiting.load(Ordering::Relaxed) > 0
     }
 
     /// Whether the peer takes a second call while one is under way.
-    pub(crate) fn takes_two_calls(&self) -> bool {
-        self.room.limit.load(Ordering::Relaxed) >= 2
+    pub(crate) fn allows_two_streams(&self) -> bool {
+        self.quota.limit.load(Ordering::Relaxed) >= 2
     }
 
     /// Whether the peer may be asked for load out of band.
-    pub(crate) fn may_report_load(&self) -> bool {
-        !self.reports_no_load.load(Ordering::Relaxed)
+    pub(crate) fn supports_load_reports(&self) -> bool {
+        !self.load_reports_disabled.load(Ordering::Relaxed)
     }
 
     /// The peer is not asked again.
-    pub(crate) fn reports_no_load(&self) {
-        self.reports_no_load.store(true, Ordering::Relaxed);
+    pub(crate) fn disable_load_reports(&self) {
+        self.load_reports_disabled.store(true, Ordering::Relaxed);
     }
 
     /// Returns true if the connection was of use to a call.
-    pub(crate) fn was_useful(&self) -> bool {
-        self.was_useful.load(Ordering::Relaxed)
+    pub(crate) fn has_served_calls(&self) -> bool {
+        self.has_served_calls.load(Ordering::Relaxed)
     }
 
     /// Why it takes no more calls, once it does not.
-    pub(crate) fn loss(&self) -> Option<&Loss> {
+    pub(crate) fn disconnected(&self) -> Option<&Disconnect> {
         self.lost.get()
     }
 }
@@ -157,38 +157,38 @@ impl Shared {
 /// A call's place among those that the peer takes at once, once it has one; given back when dropped. It holds the
 /// connection.
 #[derive(Debug)]
-pub(crate) struct Turn {
+pub(crate) struct StreamPermit {
     connection: Arc<Connection>,
-    is_taken: bool,
+    is_held: bool,
 }
 
-impl Turn {
+impl StreamPermit {
     pub(crate) fn connection(&self) -> &Connection {
         &self.connection
     }
 
-    pub(crate) fn link(&self) -> &Shared {
+    pub(crate) fn transport_state(&self) -> &TransportState {
         &self.connection.shared
     }
 
     /// Takes a place if there is one and nobody waits for it.
-    pub(crate) fn is_now(&mut self) -> bool {
-        let room = &self.link().room;
-        self.is_taken = room.waiting.load(Ordering::SeqCst) == 0 && room.take();
-        self.is_taken
+    pub(crate) fn try_acquire(&mut self) -> bool {
+        let quota = &self.transport_state().quota;
+        self.is_held = quota.waiting.load(Ordering::SeqCst) == 0 && quota.try_acquire();
+        self.is_held
     }
 
     /// Waits for a place; `false` if the connection takes no more calls.
-    pub(crate) async fn comes(&mut self) -> bool {
-        self.is_taken = self.link().room.wait().await;
-        self.is_taken
+    pub(crate) async fn acquire(&mut self) -> bool {
+        self.is_held = self.transport_state().quota.acquire().await;
+        self.is_held
     }
 }
 
-impl Drop for Turn {
+impl Drop for StreamPermit {
     fn drop(&mut self) {
-        if self.is_taken {
-            self.link().room.give_back();
+        if self.is_held {
+            self.transport_state().quota.release();
         }
     }
 }
@@ -199,38 +199,38 @@ impl Drop for Turn {
 /// Where there is room, a place costs an atomic step to take and one to give back. Who waits says so before a last look,
 /// and who gives back looks for those who wait afterwards, so that none of them is missed.
 #[derive(Debug, Default)]
-struct Room {
-    taken: AtomicUsize,
+struct StreamQuota {
+    in_use: AtomicUsize,
     limit: AtomicUsize,
     waiting: AtomicUsize,
     changed: Notify,
     is_closed: AtomicBool,
 }
 
-impl Room {
-    fn take(&self) -> bool {
+impl StreamQuota {
+    fn try_acquire(&self) -> bool {
         let limit = self.limit.load(Ordering::SeqCst);
-        let more = |taken: usize| (taken < limit).then_some(taken + 1);
-        self.taken.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
+        let more = |in_use: usize| (in_use < limit).then_some(in_use + 1);
+        self.in_use.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
     }
 
-    fn give_back(&self) {
-        self.taken.fetch_sub(1, Ordering::SeqCst);
+    fn release(&self) {
+        self.in_use.fetch_sub(1, Ordering::SeqCst);
         if self.waiting.load(Ordering::SeqCst) > 0 {
             self.changed.notify_one();
         }
     }
 
     /// Waits for a place; `false` if there will be none.
-    async fn wait(&self) -> bool {
-        let _waiting = Waiting::new(&self.waiting);
+    async fn acquire(&self) -> bool {
+        let _waiting = QuotaWaiter::new(&self.waiting);
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
             if self.is_closed.load(Ordering::SeqCst) {
                 return false;
             }
-            if self.take() {
+            if self.try_acquire() {
                 return true;
             }
             changed.await;
@@ -251,16 +251,16 @@ impl Room {
 }
 
 /// Counts as waiting until it is dropped.
-struct Waiting<'r>(&'r AtomicUsize);
+struct QuotaWaiter<'r>(&'r AtomicUsize);
 
-impl Waiting<'_> {
-    fn new(waiting: &AtomicUsize) -> Waiting<'_> {
+impl QuotaWaiter<'_> {
+    fn new(waiting: &AtomicUsize) -> QuotaWaiter<'_> {
         waiting.fetch_add(1, Ordering::SeqCst);
-        Waiting(waiting)
+        QuotaWaiter(waiting)
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for QuotaWaiter<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
@@ -279,11 +279,11 @@ impl fmt::Debug for Connection {
     }
 }
 
-/// The part that reads and writes. It must be [run](Task::run), or nothing moves.
-pub(crate) struct Task {
+/// The part that reads and writes. It must be [run](ConnectionTask::run), or nothing moves.
+pub(crate) struct ConnectionTask {
     transport: HttpTransport,
-    alive: Option<Alive>,
-    shared: Arc<Shared>,
+    keepalive_state: Option<KeepaliveState>,
+    shared: Arc<TransportState>,
     /// How many calls the peer takes at once, as far as we have heard.
     limit: Option<usize>,
     /// Ends [`CLOSE_TIMEOUT`] after the connection had nothing left to do but to close.
@@ -294,77 +294,81 @@ pub(crate) struct Task {
 pub(crate) async fn handshake(
     io: Box<dyn Io>,
     (address, security): (Address, SecurityLevel),
-    settings: &Http2,
-) -> Result<(Connection, Task), Status> {
-    let shared = Arc::new(Shared {
+    settings: &Http2Config,
+) -> Result<(Connection, ConnectionTask), Status> {
+    let shared = Arc::new(TransportState {
         address,
         security,
-        room: Room::default(),
+        quota: StreamQuota::default(),
         lost: OnceLock::new(),
-        reports_no_load: AtomicBool::new(false),
-        was_useful: AtomicBool::new(false),
+        load_reports_disabled: AtomicBool::new(false),
+        has_served_calls: AtomicBool::new(false),
         is_released: AtomicBool::new(false),
-        tally: Link::default(),
+        stats: EndpointStats::default(),
     });
-    let alive = settings.keepalive.map(Alive::new);
+    let keepalive_state = settings.keepalive.map(KeepaliveState::new);
     let failed = |why: &str| Status::unavailable(format!("HTTP/2 handshake with {}: {why}", shared.address));
     let started = HttpTransport::start(io, settings.implementation, settings.settings).await;
-    let (sender, mut transport) = started.map_err(|error| failed(&cause(&error)))?;
+    let (sender, mut transport) = started.map_err(|error| failed(&describe_error(&error)))?;
     // Until the peer's SETTINGS are there it has shown nothing but an open port.
     let settled = poll_fn(|cx| match transport.poll(cx) {
         Poll::Ready(Err(Error::Closed)) => {
             Poll::Ready(Err(failed("the peer closed the connection before its SETTINGS")))
         }
-        Poll::Ready(Err(error)) => Poll::Ready(Err(failed(&cause(&error)))),
+        Poll::Ready(Err(error)) => Poll::Ready(Err(failed(&describe_error(&error)))),
         _ if transport.max_streams().is_some() => Poll::Ready(Ok(())),
         Poll::Ready(Ok(())) => Poll::Ready(Err(failed("the connection ended before the peer's SETTINGS"))),
         Poll::Pending => Poll::Pending,
     });
     settled.await?;
-    let mut task = Task { transport, alive, shared: shared.clone(), limit: None, closing: None };
-    task.follow_limit();
+    let mut task =
+        ConnectionTask { transport, keepalive_state, shared: shared.clone(), limit: None, closing: None };
+    task.update_stream_limit();
     Ok((Connection { sender, shared }, task))
 }
 
-impl Task {
+impl ConnectionTask {
     /// Reads and writes until the connection is over. `lost` is told once, when it takes no more calls.
-    pub(crate) async fn run(mut self, lost: impl FnOnce(Loss)) {
+    pub(crate) async fn run(mut self, lost: impl FnOnce(Disconnect)) {
         let mut lost = Some(lost);
-        let mut tell = |shared: &Shared, loss: Loss| {
+        let mut report = |shared: &TransportState, disconnect: Disconnect| {
             if let Some(lost) = lost.take() {
-                let _ = shared.lost.set(loss.clone());
-                shared.room.close();
-                lost(loss);
+                let _ = shared.lost.set(disconnect.clone());
+                shared.quota.close();
+                lost(disconnect);
             }
         };
         poll_fn(|cx| {
-            let over = self.transport.poll(cx);
-            self.follow_limit();
+            let finished = self.transport.poll(cx);
+            self.update_stream_limit();
             // What the peer said last comes before that it is gone.
             if let Some(refusal) = self.transport.refusal() {
                 // Calls may not have seen their answers yet, so that the transport has to be asked.
-                if self.shared.loss().is_none() && self.transport.was_useful() {
-                    self.shared.was_useful.store(true, Ordering::Relaxed);
+                if self.shared.disconnected().is_none() && self.transport.has_served_calls() {
+                    self.shared.has_served_calls.store(true, Ordering::Relaxed);
                 }
-                tell(&self.shared, Loss::of(&self.shared.address, refusal));
+                report(&self.shared, Disconnect::from_error(&self.shared.address, refusal));
             }
-            if let Poll::Ready(result) = over {
+            if let Poll::Ready(result) = finished {
                 let why = match result {
-                    Err(error) => Loss::of(&self.shared.address, &error),
-                    Ok(()) => Loss::shutdown(&self.shared.address),
+                    Err(error) => Disconnect::from_error(&self.shared.address, &error),
+                    Ok(()) => Disconnect::shutdown(&self.shared.address),
                 };
-                tell(&self.shared, why);
+                report(&self.shared, why);
                 return Poll::Ready(());
             }
             if self.poll_close_timeout(cx).is_ready() {
                 tracing::debug!(address = %self.shared.address, "connection closed: the peer does not read");
-                tell(&self.shared, Loss::shutdown(&self.shared.address));
+                report(&self.shared, Disconnect::shutdown(&self.shared.address));
                 return Poll::Ready(());
             }
-            if let Some(alive) = &mut self.alive
-                && alive.poll_dead(&mut self.transport, &self.shared, cx).is_ready()
+            if let Some(keepalive_state) = &mut self.keepalive_state
+                && keepalive_state.poll_timeout(&mut self.transport, &self.shared, cx).is_ready()
             {
-                tell(&self.shared, Loss::silent(&self.shared.address, alive.keepalive.timeout));
+                report(
+                    &self.shared,
+                    Disconnect::keepalive_timeout(&self.shared.address, keepalive_state.keepalive.timeout),
+                );
                 return Poll::Ready(());
             }
             Poll::Pending
@@ -386,24 +390,24 @@ impl Task {
     }
 
     /// Makes room as the peer's last SETTINGS say.
-    fn follow_limit(&mut self) {
+    fn update_stream_limit(&mut self) {
         let limit = self.transport.max_streams();
         if limit != self.limit {
             self.limit = limit;
-            self.shared.room.set_limit(limit.unwrap_or(0));
+            self.shared.quota.set_limit(limit.unwrap_or(0));
         }
     }
 }
 
-impl Drop for Task {
+impl Drop for ConnectionTask {
     /// Also when the runtime ends under it: nobody should wait for a connection that is gone.
     fn drop(&mut self) {
-        self.shared.room.close();
+        self.shared.quota.close();
     }
 }
 
-impl Loss {
-    fn of(address: &Address, error: &Error) -> Loss {
+impl Disconnect {
+    fn from_error(address: &Address, error: &Error) -> Disconnect {
         let reason = match error {
             Error::GoAway(reason, _) => DisconnectReason::GoAway(*reason),
             Error::Io(io) => match io.kind() {
@@ -415,81 +419,81 @@ impl Loss {
             Error::Closed => DisconnectReason::Socket,
             _ => DisconnectReason::Unknown,
         };
-        let status = Status::unavailable(format!("connection to {address}: {}", cause(error)));
+        let status = Status::unavailable(format!("connection to {address}: {}", describe_error(error)));
         let too_many_pings =
             matches!(error, Error::GoAway(Reason::ENHANCE_YOUR_CALM, words) if *words == "too_many_pings");
-        Loss { reason, status, too_many_pings }
+        Disconnect { reason, status, too_many_pings }
     }
 
-    fn shutdown(address: &Address) -> Loss {
+    fn shutdown(address: &Address) -> Disconnect {
         let status = Status::unavailable(format!("connection to {address}: closed"));
-        Loss { reason: DisconnectReason::Shutdown, status, too_many_pings: false }
+        Disconnect { reason: DisconnectReason::Shutdown, status, too_many_pings: false }
     }
 
-    fn silent(address: &Address, timeout: Duration) -> Loss {
+    fn keepalive_timeout(address: &Address, timeout: Duration) -> Disconnect {
         let status = Status::unavailable(format!(
             "connection to {address}: no answer to a keepalive ping within {timeout:?}"
         ));
-        Loss { reason: DisconnectReason::TimedOut, status, too_many_pings: false }
+        Disconnect { reason: DisconnectReason::TimedOut, status, too_many_pings: false }
     }
 }
 
 /// What went wrong, in words.
-pub(crate) fn cause(error: &Error) -> String {
+pub(crate) fn describe_error(error: &Error) -> String {
     match error {
         Error::Io(io) if io.kind() == io::ErrorKind::BrokenPipe => Error::Closed.to_string(),
-        Error::Io(io) => transport::in_words(io),
+        Error::Io(io) => transport::describe_io_error(io),
         _ => error.to_string(),
     }
 }
 
 /// Watches over a connection by its keepalive.
-struct Alive {
-    keepalive: Keepalive,
+struct KeepaliveState {
+    keepalive: KeepaliveParams,
     timer: Pin<Box<Sleep>>,
     /// When the peer was last heard of, and how many bytes had come by then.
-    heard: (evenkeel_core::Instant, u64),
+    last_read: (evenkeel_core::Instant, u64),
     /// When the ping was sent that has not been answered.
-    asked_at: Option<evenkeel_core::Instant>,
+    ping_sent_at: Option<evenkeel_core::Instant>,
 }
 
-impl Alive {
-    fn new(keepalive: Keepalive) -> Alive {
+impl KeepaliveState {
+    fn new(keepalive: KeepaliveParams) -> KeepaliveState {
         let now = clock::now();
         let timer = Box::pin(sleep_until(clock::sleep_until(now + keepalive.time)));
-        Alive { keepalive, timer, heard: (now, 0), asked_at: None }
+        KeepaliveState { keepalive, timer, last_read: (now, 0), ping_sent_at: None }
     }
 
     /// Ready when the peer has given no sign of life for too long.
-    fn poll_dead(
+    fn poll_timeout(
         &mut self,
         transport: &mut HttpTransport,
-        shared: &Shared,
+        shared: &TransportState,
         cx: &mut Context<'_>,
     ) -> Poll<()> {
-        if transport.bytes_read() != self.heard.1 {
-            self.heard = (clock::now(), transport.bytes_read());
+        if transport.bytes_read() != self.last_read.1 {
+            self.last_read = (clock::now(), transport.bytes_read());
         }
-        let heard_at = self.heard.0;
+        let last_read_at = self.last_read.0;
         loop {
             ready!(self.timer.as_mut().poll(cx));
-            let quiet_until = heard_at + self.keepalive.time;
+            let ping_due_at = last_read_at + self.keepalive.time;
             let now = clock::now();
-            let next = match self.asked_at {
-                Some(asked_at) if heard_at < asked_at => return Poll::Ready(()),
-                _ if now < quiet_until => {
-                    self.asked_at = None;
-                    quiet_until
+            let next = match self.ping_sent_at {
+                Some(ping_sent_at) if last_read_at < ping_sent_at => return Poll::Ready(()),
+                _ if now < ping_due_at => {
+                    self.ping_sent_at = None;
+                    ping_due_at
                 }
                 _ if !self.keepalive.without_calls && !shared.is_in_use() => {
-                    self.asked_at = None;
+                    self.ping_sent_at = None;
                     now + self.keepalive.time
                 }
                 _ => {
                     transport.ping();
                     // It goes out with the next look.
                     cx.waker().wake_by_ref();
-                    self.asked_at = Some(now);
+                    self.ping_sent_at = Some(now);
                     now + self.keepalive.timeout
                 }
             };
@@ -511,38 +515,38 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
     async fn a_crowd_goes_through_few_places() {
         const PLACES: usize = 3;
-        let room = Arc::new(Room::default());
-        room.set_limit(PLACES);
+        let quota = Arc::new(StreamQuota::default());
+        quota.set_limit(PLACES);
         let inside = Arc::new(AtomicUsize::new(0));
         let mut crowd = JoinSet::new();
         for one in 0..64 {
-            let (room, inside) = (room.clone(), inside.clone());
+            let (quota, inside) = (quota.clone(), inside.clone());
             crowd.spawn(async move {
-                for turn in 0..200 {
-                    if (one + turn) % 5 == 0 {
+                for permit in 0..200 {
+                    if (one + permit) % 5 == 0 {
                         // It looks once, waits at most until others had their turn, and gives up.
                         tokio::select! {
                             biased;
-                            true = room.wait() => room.give_back(),
+                            true = quota.acquire() => quota.release(),
                             () = yield_now() => {}
                         }
                         continue;
                     }
-                    assert!(room.wait().await, "it was never closed");
+                    assert!(quota.acquire().await, "it was never closed");
                     assert!(inside.fetch_add(1, Ordering::SeqCst) < PLACES, "more inside than places");
                     yield_now().await;
                     inside.fetch_sub(1, Ordering::SeqCst);
-                    room.give_back();
+                    quota.release();
                     if one == 0 {
-                        room.set_limit(turn % PLACES + 1);
+                        quota.set_limit(permit % PLACES + 1);
                     }
                 }
             });
         }
         let all = tokio::time::timeout(Duration::from_secs(60), crowd.join_all());
         all.await.expect("somebody waits for ever");
-        assert_eq!(room.taken.load(Ordering::SeqCst) + room.waiting.load(Ordering::SeqCst), 0);
-        room.close();
-        assert!(!room.wait().await, "it is closed");
+        assert_eq!(quota.in_use.load(Ordering::SeqCst) + quota.waiting.load(Ordering::SeqCst), 0);
+        quota.close();
+        assert!(!quota.acquire().await, "it is closed");
     }
 }

@@ -1,6 +1,6 @@
 //! From names to addresses, with the resolver of the system.
 //!
-//! [`resolve`] asks once. [`Refresh`] knows when a name may be asked for again; it reads no clock, and whoever follows a
+//! [`resolve`] asks once. [`DnsRefresh`] knows when a name may be asked for again; it reads no clock, and whoever follows a
 //! name keeps one, waits until it is due and tells it how that went.
 
 use std::collections::HashSet;
@@ -23,7 +23,7 @@ pub(crate) async fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, St
     }
     let found = lookup_host((host, port)).await;
     let found = found.map_err(|error| unavailable(host, &format!("cannot be resolved: {error}")))?;
-    let found = distinct(found);
+    let found = deduplicated(found);
     if found.is_empty() { Err(unavailable(host, "has no addresses")) } else { Ok(found) }
 }
 
@@ -31,7 +31,7 @@ fn unavailable(host: &str, problem: &str) -> Status {
     Status::unavailable(format!("dns name {}: {problem}", quoted(host)))
 }
 
-fn distinct(addresses: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> {
+fn deduplicated(addresses: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> {
     let mut seen = HashSet::new();
     addresses.filter(|address| seen.insert(*address)).collect()
 }
@@ -46,7 +46,7 @@ fn distinct(addresses: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> {
 ///
 /// What is asked for while a look-up is due or under way is answered by that look-up.
 #[derive(Debug)]
-pub(crate) struct Refresh {
+pub(crate) struct DnsRefresh {
     due: Option<Instant>,
     /// Until when the addresses are too fresh to be asked for again.
     fresh_until: Instant,
@@ -54,20 +54,20 @@ pub(crate) struct Refresh {
     failures: u32,
 }
 
-impl Refresh {
+impl DnsRefresh {
     /// A name that was never resolved: due at once.
-    pub(crate) fn new() -> Refresh {
-        Refresh { due: Some(Instant::ORIGIN), fresh_until: Instant::ORIGIN, failures: 0 }
+    pub(crate) fn new() -> DnsRefresh {
+        DnsRefresh { due: Some(Instant::ORIGIN), fresh_until: Instant::ORIGIN, failures: 0 }
     }
 
     /// Somebody wants the addresses again, most likely as those that we have do not work.
-    pub(crate) fn asked(&mut self, now: Instant) {
+    pub(crate) fn request(&mut self, now: Instant) {
         self.due.get_or_insert(now.max(self.fresh_until));
     }
 
     /// The name was resolved.
     pub(crate) fn resolved(&mut self, now: Instant) {
-        *self = Refresh { due: None, fresh_until: now + MIN_INTERVAL, failures: 0 };
+        *self = DnsRefresh { due: None, fresh_until: now + MIN_INTERVAL, failures: 0 };
     }
 
     /// The name could not be resolved.
@@ -104,7 +104,7 @@ mod tests {
         let found = resolve("localhost", 80).await.unwrap();
         assert!(!found.is_empty());
         assert!(found.iter().all(|address| address.ip().is_loopback() && address.port() == 80), "{found:?}");
-        assert_eq!(distinct(found.iter().copied()), found);
+        assert_eq!(deduplicated(found.iter().copied()), found);
     }
 
     #[tokio::test]
@@ -120,31 +120,31 @@ mod tests {
         let addresses = ["[::1]:80", "10.0.0.2:80", "10.0.0.1:80", "10.0.0.2:80", "10.0.0.2:81", "[::1]:80"];
         let addresses = addresses.map(|address| address.parse::<SocketAddr>().unwrap());
         let [six, two, one, _, port, _] = addresses;
-        assert_eq!(distinct(addresses.into_iter()), [six, two, one, port]);
+        assert_eq!(deduplicated(addresses.into_iter()), [six, two, one, port]);
     }
 
     #[test]
     fn a_name_is_resolved_at_once_and_then_when_asked_but_not_too_often() {
-        let mut refresh = Refresh::new();
+        let mut refresh = DnsRefresh::new();
         assert_eq!(refresh.due(), Some(Instant::ORIGIN));
-        refresh.asked(at(1.0));
+        refresh.request(at(1.0));
         assert_eq!(refresh.due(), Some(Instant::ORIGIN));
         refresh.resolved(at(2.0));
         assert_eq!(refresh.due(), None);
-        refresh.asked(at(3.0));
+        refresh.request(at(3.0));
         assert_eq!(refresh.due(), Some(at(32.0)));
-        refresh.asked(at(31.0));
+        refresh.request(at(31.0));
         assert_eq!(refresh.due(), Some(at(32.0)));
         refresh.resolved(at(33.0));
         assert_eq!(refresh.due(), None);
-        refresh.asked(at(100.0));
+        refresh.request(at(100.0));
         assert_eq!(refresh.due(), Some(at(100.0)));
     }
 
     #[test]
     fn failures_are_repeated_with_growing_waits() {
         let mut rng = Rng::fixed(1);
-        let mut refresh = Refresh::new();
+        let mut refresh = DnsRefresh::new();
         let mut now = at(1000.0);
         for nominal in [1.0, 1.6, 2.56, 4.096] {
             refresh.failed(now, &mut rng);
@@ -152,7 +152,7 @@ mod tests {
             let share = due.since(now).as_secs_f64() / nominal;
             assert!((0.8..=1.2).contains(&share), "{nominal} s: {share}");
             // Asking does not shorten the wait.
-            refresh.asked(now);
+            refresh.request(now);
             assert_eq!(refresh.due(), Some(due));
             now = due;
         }
@@ -162,7 +162,7 @@ mod tests {
         let wait = refresh.due().unwrap().since(now).as_secs_f64();
         assert!((96.0..=144.0).contains(&wait), "{wait}");
         refresh.resolved(now);
-        refresh.asked(now);
+        refresh.request(now);
         refresh.failed(now, &mut rng);
         let wait = refresh.due().unwrap().since(now).as_secs_f64();
         assert!((0.8..=1.2).contains(&wait), "a success starts the waits again: {wait}");

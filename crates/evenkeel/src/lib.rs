@@ -22,10 +22,10 @@
 //!
 //! | where | what |
 //! |---|---|
-//! | [`Channel`], [`Builder`] | what applications use |
+//! | [`Channel`], [`ChannelBuilder`] | what applications use |
 //! | [`Credentials`] | TLS and mTLS, with files that are read again when they change |
 //! | [`WaitForReady`] | a call that waits where others fail |
-//! | [`AskPeer`], [`Peer`] | who answered |
+//! | [`CapturePeer`], [`PeerAddress`] | who answered |
 //! | [`XdsClient`], [`csds`] | the xDS client of the process, and its status as a service |
 //! | [`Registry`] | policies, those of the application included |
 //! | [`Connector`] | other ways to open connections |
@@ -77,10 +77,10 @@ mod traffic;
 mod transport;
 mod xds;
 
-pub use builder::{BuildError, Builder};
+pub use builder::{BuildError, ChannelBuilder};
 pub use call::ResponseBody;
-pub use channel::{AskPeer, Channel, Peer, ResponseFuture, WaitForReady};
-pub use credentials::{Credentials, CredentialsError, Tls};
+pub use channel::{CapturePeer, Channel, PeerAddress, ResponseFuture, WaitForReady};
+pub use credentials::{Credentials, CredentialsError, TlsCredentialsBuilder};
 pub use evenkeel_core::{Address, Backoff, ConnectivityState, Description, EndpointRow, Registry};
 pub use evenkeel_xds::XdsLimits;
 pub use evenkeel_xds::bootstrap::{Bootstrap, BootstrapError};
@@ -96,11 +96,11 @@ pub use xds::{XdsClient, XdsClientBuilder, XdsError, csds};
 
 /// A channel with default settings: plain text, and for xDS targets the bootstrap of the environment.
 ///
-/// It is the short form of [`Channel::builder`] and [`Builder::build`].
+/// It is the short form of [`Channel::builder`] and [`ChannelBuilder::build`].
 ///
 /// # Errors
 ///
-/// Those of [`Builder::build`].
+/// Those of [`ChannelBuilder::build`].
 pub fn channel(target: impl Into<String>) -> Result<Channel, BuildError> {
     Channel::builder(target).build()
 }

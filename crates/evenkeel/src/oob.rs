@@ -24,43 +24,50 @@ use tonic::codec::{Codec, DecodeBuf, Decoder};
 use tonic::{Code, Request, Status};
 use tonic_prost::ProstCodec;
 
-use crate::call::{Attempt, Deadline, End, Flight, Replay, ResponseBody};
-use crate::channel::Head;
+use crate::call::{Attempt, AttemptObserver, CallDeadline, CallObserver, RequestBuffer, ResponseBody};
+use crate::channel::DefaultHeaders;
 use crate::connection::Connection;
-use crate::metrics::Metrics;
+use crate::metrics::ChannelMetrics;
 use crate::{entropy, http2, load};
 
 /// What a stream needs beside its connection.
 #[derive(Clone)]
-pub(crate) struct Asking {
-    pub(crate) head: Head,
-    pub(crate) metrics: Metrics,
+pub(crate) struct LoadStreamConfig {
+    pub(crate) default_headers: DefaultHeaders,
+    pub(crate) metrics: ChannelMetrics,
     /// How often reports are wanted.
     pub(crate) every: Duration,
 }
 
 /// Asks the backend at the other end for reports, and hands on each that comes. It ends only if the backend has none to
 /// give.
-pub(crate) async fn watch(connection: Arc<Connection>, asking: Asking, report: impl Fn(LoadReport)) {
-    let link = connection.shared();
-    let address = link.address();
-    if !link.may_report_load() {
+pub(crate) async fn watch(
+    connection: Arc<Connection>,
+    config: LoadStreamConfig,
+    report: impl Fn(LoadReport),
+) {
+    let transport = connection.transport_state();
+    let address = transport.address();
+    if !transport.supports_load_reports() {
         return;
     }
-    if !link.takes_two_calls() {
-        link.reports_no_load();
+    if !transport.allows_two_streams() {
+        transport.disable_load_reports();
         tracing::error!(%address, "the backend takes one call at a time; it is not asked for load out of band");
         return;
     }
     let backoff = Backoff::default();
     let mut rng = Rng::from_entropy(entropy::fresh());
     let mut attempts = 0;
-    let mut client = Grpc::new(Direct { connection: connection.clone(), head: asking.head.clone() });
+    let mut client = Grpc::new(ConnectionService {
+        connection: connection.clone(),
+        default_headers: config.default_headers.clone(),
+    });
     loop {
         let began = Instant::now();
-        let (has_reported, error) = listen(&mut client, &asking, &report).await;
+        let (has_reported, error) = read_reports(&mut client, &config, &report).await;
         if error.code() == Code::Unimplemented {
-            link.reports_no_load();
+            transport.disable_load_reports();
             tracing::error!(%address, "the backend reports no load out of band; it is not asked again on this connection");
             return;
         }
@@ -77,11 +84,15 @@ pub(crate) async fn watch(connection: Arc<Connection>, asking: Asking, report: i
 }
 
 /// Hands on reports until the stream ends; answers whether there were messages, and why it ended.
-async fn listen(client: &mut Grpc<Direct>, asking: &Asking, report: impl Fn(LoadReport)) -> (bool, Status) {
-    let every = prost_types::Duration::try_from(asking.every).ok();
+async fn read_reports(
+    client: &mut Grpc<ConnectionService>,
+    config: &LoadStreamConfig,
+    report: impl Fn(LoadReport),
+) -> (bool, Status) {
+    let every = prost_types::Duration::try_from(config.every).ok();
     let request = OrcaLoadReportRequest { report_interval: every, ..OrcaLoadReportRequest::default() };
     let method = PathAndQuery::from_static(METHOD);
-    let mut reports = match client.server_streaming(Request::new(request), method, Reports).await {
+    let mut reports = match client.server_streaming(Request::new(request), method, OrcaReportCodec).await {
         Ok(answer) => answer.into_inner(),
         Err(status) => return (false, status),
     };
@@ -90,7 +101,7 @@ async fn listen(client: &mut Grpc<Direct>, asking: &Asking, report: impl Fn(Load
         match reports.message().await {
             Ok(Some(bytes)) => {
                 has_reported = true;
-                if let Some(load) = load::usable(read(&bytes), |why| asking.metrics.load_ignored(why)) {
+                if let Some(load) = load::usable(read(&bytes), |why| config.metrics.load_ignored(why)) {
                     report(load);
                 }
             }
@@ -102,24 +113,24 @@ async fn listen(client: &mut Grpc<Direct>, asking: &Asking, report: impl Fn(Load
 
 /// Reports as they are on the wire: they are parsed as those on calls are.
 #[derive(Debug, Default)]
-struct Reports;
+struct OrcaReportCodec;
 
-impl Codec for Reports {
+impl Codec for OrcaReportCodec {
     type Encode = OrcaLoadReportRequest;
     type Decode = Bytes;
     type Encoder = <ProstCodec<OrcaLoadReportRequest, OrcaLoadReportRequest> as Codec>::Encoder;
-    type Decoder = Reports;
+    type Decoder = OrcaReportCodec;
 
     fn encoder(&mut self) -> Self::Encoder {
         ProstCodec::<OrcaLoadReportRequest, OrcaLoadReportRequest>::default().encoder()
     }
 
-    fn decoder(&mut self) -> Reports {
-        Reports
+    fn decoder(&mut self) -> OrcaReportCodec {
+        OrcaReportCodec
     }
 }
 
-impl Decoder for Reports {
+impl Decoder for OrcaReportCodec {
     type Item = Bytes;
     type Error = Status;
 
@@ -129,12 +140,12 @@ impl Decoder for Reports {
 }
 
 /// Sends requests on one connection, whatever balancing says.
-struct Direct {
+struct ConnectionService {
     connection: Arc<Connection>,
-    head: Head,
+    default_headers: DefaultHeaders,
 }
 
-impl tower_service::Service<http::Request<Body>> for Direct {
+impl tower_service::Service<http::Request<Body>> for ConnectionService {
     type Response = http::Response<ResponseBody>;
     type Error = Status;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Status>> + Send>>;
@@ -145,27 +156,27 @@ impl tower_service::Service<http::Request<Body>> for Direct {
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         let (request, body) = request.into_parts();
-        let (connection, head) = (self.connection.clone(), self.head.clone());
+        let (connection, head) = (self.connection.clone(), self.default_headers.clone());
         Box::pin(async move {
-            let mut turn = connection.turn();
-            turn.comes().await;
+            let mut permit = connection.permit();
+            permit.acquire().await;
             let sent = connection.sender().send(&http2::Request {
                 method: &request.method,
-                is_https: connection.shared().is_https(),
+                is_https: connection.transport_state().is_https(),
                 authority: head.authority.as_str(),
                 path: request.uri.path(),
-                more: head.more(&request.headers),
+                more: head.extra_headers(&request.headers),
                 headers: &request.headers,
                 ends: false,
             });
             let sent = sent.map_err(|error| Status::unavailable(error.to_string()))?;
-            let attempt = Attempt::untold(turn);
-            let mut flight = Flight::new(sent, Replay::new(body), attempt);
-            let mut deadline = Deadline::default();
-            let head = poll_fn(|cx| flight.poll_head(cx, &mut deadline)).await;
-            match flight.land(head, &mut deadline, &mut End::untold()) {
+            let observer = AttemptObserver::unobserved(permit);
+            let mut attempt = Attempt::new(sent, RequestBuffer::new(body), observer);
+            let mut deadline = CallDeadline::default();
+            let head = poll_fn(|cx| attempt.poll_head(cx, &mut deadline)).await;
+            match attempt.handle_head(head, &mut deadline, &mut CallObserver::unobserved()) {
                 Ok(response) => Ok(response),
-                Err(fallen) => fallen.body_back().await.outcome,
+                Err(failure) => failure.recover_body().await.outcome,
             }
         })
     }

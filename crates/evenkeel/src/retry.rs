@@ -1,6 +1,6 @@
 //! Whether a call that failed is tried again, and when (A6, A44).
 //!
-//! Pure decisions: no clock, no randomness of its own, no wire. Whoever makes the attempts tells [`Retries`] how each one
+//! Pure decisions: no clock, no randomness of its own, no wire. Whoever makes the attempts tells [`RetryState`] how each one
 //! ended and waits as long as it says. Attempts that the peer provably did not see are repeated elsewhere and are not
 //! told here: they count neither as attempts nor as failures.
 
@@ -23,7 +23,7 @@ pub(crate) const MAX_ATTEMPTS: u32 = 5;
 /// How far a back-off may lie from its nominal length, as a share of it (A6).
 const JITTER: f64 = 0.2;
 
-/// One token of a [`Throttle`], which counts in thousandths.
+/// One token of a [`RetryThrottle`], which counts in thousandths.
 const TOKEN: u32 = 1_000;
 
 /// When and how often a call is tried again.
@@ -38,7 +38,7 @@ pub(crate) struct RetryPolicy {
     /// How much longer each back-off is than the one before; above zero.
     pub(crate) multiplier: f64,
     /// The codes that are worth another attempt.
-    pub(crate) codes: Codes,
+    pub(crate) codes: CodeSet,
 }
 
 impl RetryPolicy {
@@ -66,46 +66,48 @@ impl From<&routing::XdsRetryPolicy> for RetryPolicy {
 
 /// A set of status codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Codes(u32);
+pub(crate) struct CodeSet(u32);
 
-impl Codes {
+impl CodeSet {
     pub(crate) fn contains(self, code: Code) -> bool {
         self.0 & 1 << code as u8 != 0
     }
 }
 
-impl FromIterator<Code> for Codes {
-    fn from_iter<I: IntoIterator<Item = Code>>(codes: I) -> Codes {
-        Codes(codes.into_iter().fold(0, |all, code| all | 1 << code as u8))
+impl FromIterator<Code> for CodeSet {
+    fn from_iter<I: IntoIterator<Item = Code>>(codes: I) -> CodeSet {
+        CodeSet(codes.into_iter().fold(0, |all, code| all | 1 << code as u8))
     }
 }
 
 /// What a server says about the next attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Pushback {
+pub(crate) enum RetryPushback {
     /// Try again after exactly this long.
     After(Duration),
     /// Do not try again.
     Never,
 }
 
-impl Pushback {
+impl RetryPushback {
     /// Reads the headers of a response that is nothing but an error. A number that is negative, or none at all, means
     /// never (A6), and so do several numbers, as nobody knows which of them counts.
-    pub(crate) fn read(headers: &HeaderMap) -> Option<Pushback> {
+    pub(crate) fn read(headers: &HeaderMap) -> Option<RetryPushback> {
         let mut values = headers.get_all(&PUSHBACK).iter();
         let value = values.next()?;
         let millis = value.to_str().ok().and_then(|text| text.parse::<i32>().ok());
         match millis.and_then(|millis| u64::try_from(millis).ok()) {
-            Some(millis) if values.next().is_none() => Some(Pushback::After(Duration::from_millis(millis))),
-            _ => Some(Pushback::Never),
+            Some(millis) if values.next().is_none() => {
+                Some(RetryPushback::After(Duration::from_millis(millis)))
+            }
+            _ => Some(RetryPushback::Never),
         }
     }
 }
 
 /// The attempts of one call.
 #[derive(Debug, Default)]
-pub(crate) struct Retries {
+pub(crate) struct RetryState {
     /// `None` if it has one attempt. Most calls do, and are moved a lot.
     policy: Option<Box<RetryPolicy>>,
     /// How many attempts were followed by another one.
@@ -114,10 +116,10 @@ pub(crate) struct Retries {
     since_pushback: u32,
 }
 
-impl Retries {
+impl RetryState {
     /// A call whose first attempt is about to be made.
-    pub(crate) fn new(policy: impl Into<Option<RetryPolicy>>) -> Retries {
-        Retries { policy: policy.into().map(Box::new), retried: 0, since_pushback: 0 }
+    pub(crate) fn new(policy: impl Into<Option<RetryPolicy>>) -> RetryState {
+        RetryState { policy: policy.into().map(Box::new), retried: 0, since_pushback: 0 }
     }
 
     /// An attempt ended, and this is how: its code, what the server said about the next attempt, and whether the call
@@ -129,28 +131,28 @@ impl Retries {
     pub(crate) fn next(
         &mut self,
         code: Code,
-        pushback: Option<Pushback>,
+        pushback: Option<RetryPushback>,
         committed: bool,
-        throttle: Option<&Throttle>,
+        throttle: Option<&RetryThrottle>,
         random: f64,
     ) -> Option<Duration> {
         if code == Code::Ok {
             if let Some(throttle) = throttle {
-                throttle.succeeded();
+                throttle.record_success();
             }
             return None;
         }
         let retryable = self.policy.as_ref().is_some_and(|policy| policy.codes.contains(code));
         // A failure counts whether or not the call could be tried again; others are the caller's own (A6).
-        let counts = retryable || pushback == Some(Pushback::Never);
-        let allowed = throttle.filter(|_| counts).is_none_or(Throttle::failed);
+        let counts = retryable || pushback == Some(RetryPushback::Never);
+        let allowed = throttle.filter(|_| counts).is_none_or(RetryThrottle::record_failure);
         let policy = self.policy.as_ref().filter(|_| retryable && allowed && !committed)?;
         if self.retried + 1 >= policy.max_attempts {
             return None;
         }
         let wait = match pushback {
-            Some(Pushback::Never) => return None,
-            Some(Pushback::After(wait)) => {
+            Some(RetryPushback::Never) => return None,
+            Some(RetryPushback::After(wait)) => {
                 self.since_pushback = 0;
                 wait
             }
@@ -170,9 +172,9 @@ impl Retries {
     }
 }
 
-/// How a [`Throttle`] is set up, in thousandths of a token.
+/// How a [`RetryThrottle`] is set up, in thousandths of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Throttling {
+pub(crate) struct RetryThrottlingConfig {
     /// How many tokens there are at first and at most: above 0, at most 1,000,000 (1000 tokens).
     pub(crate) max_tokens: u32,
     /// How much a success gives back; above 0.
@@ -182,19 +184,19 @@ pub(crate) struct Throttling {
 /// Keeps retries from making a bad day of a server worse: failures take tokens, successes give them back, and calls are
 /// tried again only while more than half of the tokens are there (A6). One for all calls of a channel; never waits.
 #[derive(Debug)]
-pub(crate) struct Throttle {
-    settings: Throttling,
+pub(crate) struct RetryThrottle {
+    settings: RetryThrottlingConfig,
     tokens: AtomicU32,
 }
 
-impl Throttle {
+impl RetryThrottle {
     /// A throttle with all its tokens.
-    pub(crate) fn new(settings: Throttling) -> Throttle {
-        Throttle { settings, tokens: AtomicU32::new(settings.max_tokens) }
+    pub(crate) fn new(settings: RetryThrottlingConfig) -> RetryThrottle {
+        RetryThrottle { settings, tokens: AtomicU32::new(settings.max_tokens) }
     }
 
     /// Takes a token for a failure. Returns whether calls may be tried again.
-    fn failed(&self) -> bool {
+    fn record_failure(&self) -> bool {
         let take = |tokens: u32| tokens.saturating_sub(TOKEN);
         let before =
             self.tokens.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |tokens| Some(take(tokens)));
@@ -203,8 +205,8 @@ impl Throttle {
     }
 
     /// Gives back what a success is worth. On a good day all tokens are there, and nothing is written.
-    fn succeeded(&self) {
-        let Throttling { max_tokens, token_ratio } = self.settings;
+    fn record_success(&self) {
+        let RetryThrottlingConfig { max_tokens, token_ratio } = self.settings;
         let _ = self.tokens.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |tokens| {
             (tokens < max_tokens).then(|| tokens.saturating_add(token_ratio).min(max_tokens))
         });
@@ -226,23 +228,23 @@ mod tests {
         max_backoff: Duration::from_millis(300),
         multiplier: 2.0,
         // UNAVAILABLE and INTERNAL.
-        codes: Codes(1 << 14 | 1 << 13),
+        codes: CodeSet(1 << 14 | 1 << 13),
     };
 
     const fn ms(millis: u64) -> Duration {
         Duration::from_millis(millis)
     }
 
-    fn tokens(max_tokens: u32, token_ratio: u32) -> Throttle {
-        Throttle::new(Throttling { max_tokens, token_ratio })
+    fn tokens(max_tokens: u32, token_ratio: u32) -> RetryThrottle {
+        RetryThrottle::new(RetryThrottlingConfig { max_tokens, token_ratio })
     }
 
     /// How a call goes whose attempts end like this.
     fn waits(
         policy: impl Into<Option<RetryPolicy>>,
-        ends: &[(Code, Option<Pushback>)],
+        ends: &[(Code, Option<RetryPushback>)],
     ) -> Vec<Option<Duration>> {
-        let mut retries = Retries::new(policy);
+        let mut retries = RetryState::new(policy);
         ends.iter().map(|(code, pushback)| retries.next(*code, *pushback, false, None, MIDDLE)).collect()
     }
 
@@ -267,7 +269,7 @@ mod tests {
     #[test]
     fn jitter_is_a_fifth_either_way() {
         for (random, wait) in [(0.0, 80), (0.25, 90), (0.5, 100), (0.75, 110), (1.0, 120)] {
-            let mut retries = Retries::new(POLICY);
+            let mut retries = RetryState::new(POLICY);
             assert_eq!(
                 retries.next(Code::Unavailable, None, false, None, random),
                 Some(ms(wait)),
@@ -275,7 +277,7 @@ mod tests {
             );
         }
         // Also beyond the longest: it comes after the bound (A6).
-        let mut retries = Retries::new(RetryPolicy { max_backoff: ms(100), ..POLICY });
+        let mut retries = RetryState::new(RetryPolicy { max_backoff: ms(100), ..POLICY });
         assert_eq!(retries.next(Code::Unavailable, None, false, None, 1.0), Some(ms(120)));
         assert_eq!(retries.next(Code::Unavailable, None, false, None, 1.0), Some(ms(120)));
     }
@@ -287,10 +289,10 @@ mod tests {
         for code in [Code::Ok, Cancelled, Unknown, Unauthenticated, Code::DeadlineExceeded] {
             assert_eq!(waits(POLICY, &[(code, None)]), [None], "{code:?}");
             // Not even if the server says when.
-            assert_eq!(waits(POLICY, &[(code, Some(Pushback::After(ms(5))))]), [None], "{code:?}");
+            assert_eq!(waits(POLICY, &[(code, Some(RetryPushback::After(ms(5))))]), [None], "{code:?}");
         }
         let all = [Cancelled, Unknown, Unauthenticated];
-        let codes: Codes = all.into_iter().collect();
+        let codes: CodeSet = all.into_iter().collect();
         assert!(all.into_iter().all(|code| codes.contains(code)));
         assert!(!codes.contains(Code::Ok) && !codes.contains(Unavailable));
     }
@@ -298,8 +300,8 @@ mod tests {
     #[test]
     fn servers_say_when_and_the_backoffs_start_again() {
         let failed = (Code::Unavailable, None);
-        let after = |millis| (Code::Unavailable, Some(Pushback::After(ms(millis))));
-        let never = (Code::Unavailable, Some(Pushback::Never));
+        let after = |millis| (Code::Unavailable, Some(RetryPushback::After(ms(millis))));
+        let never = (Code::Unavailable, Some(RetryPushback::Never));
         let cases: [(&[_], &[Option<u64>]); 5] = [
             (&[failed, failed, after(7), failed, failed], &[Some(100), Some(200), Some(7), Some(100), None]),
             (&[after(5000), after(0), failed], &[Some(5000), Some(0), Some(100)]),
@@ -320,7 +322,7 @@ mod tests {
     #[test]
     fn a_committed_call_is_not_tried_again_but_counts() {
         let throttle = tokens(10_000, 100);
-        let mut retries = Retries::new(POLICY);
+        let mut retries = RetryState::new(POLICY);
         assert_eq!(retries.next(Code::Unavailable, None, true, Some(&throttle), MIDDLE), None);
         assert_eq!(throttle.tokens.load(Ordering::Relaxed), 9_000);
         assert_eq!(retries.previous_attempts(), None);
@@ -328,8 +330,8 @@ mod tests {
 
     #[test]
     fn pushback_is_read_from_headers() {
-        let after = |millis| Some(Pushback::After(ms(millis)));
-        let never = Some(Pushback::Never);
+        let after = |millis| Some(RetryPushback::After(ms(millis)));
+        let never = Some(RetryPushback::Never);
         for (text, pushback) in [
             ("0", after(0)),
             ("15", after(15)),
@@ -347,21 +349,21 @@ mod tests {
         ] {
             let mut headers = HeaderMap::new();
             headers.insert("grpc-retry-pushback-ms", HeaderValue::from_str(text).unwrap());
-            assert_eq!(Pushback::read(&headers), pushback, "{text}");
+            assert_eq!(RetryPushback::read(&headers), pushback, "{text}");
         }
         let mut headers = HeaderMap::new();
-        assert_eq!(Pushback::read(&headers), None);
+        assert_eq!(RetryPushback::read(&headers), None);
         headers.append("grpc-retry-pushback-ms", HeaderValue::from_bytes(b"\xff").unwrap());
-        assert_eq!(Pushback::read(&headers), never);
+        assert_eq!(RetryPushback::read(&headers), never);
         let mut headers = HeaderMap::new();
         headers.append("grpc-retry-pushback-ms", HeaderValue::from_static("1"));
         headers.append("grpc-retry-pushback-ms", HeaderValue::from_static("1"));
-        assert_eq!(Pushback::read(&headers), never);
+        assert_eq!(RetryPushback::read(&headers), never);
     }
 
     #[test]
     fn attempts_say_how_many_were_before_them() {
-        let mut retries = Retries::new(POLICY);
+        let mut retries = RetryState::new(POLICY);
         assert_eq!(retries.previous_attempts(), None);
         for previous in ["1", "2", "3", "4"] {
             retries.next(Code::Unavailable, None, false, None, MIDDLE);
@@ -373,8 +375,8 @@ mod tests {
     /// What is left in the throttle after each end, in thousandths, and whether the call was tried again.
     #[test]
     fn tokens_are_taken_and_given_back() {
-        let after = Some(Pushback::After(ms(1)));
-        let never = Some(Pushback::Never);
+        let after = Some(RetryPushback::After(ms(1)));
+        let never = Some(RetryPushback::Never);
         let throttle = tokens(4_000, 546);
         for (i, (code, pushback, left, retried)) in [
             // At most so many.
@@ -403,7 +405,7 @@ mod tests {
         .into_iter()
         .enumerate()
         {
-            let wait = Retries::new(POLICY).next(code, pushback, false, Some(&throttle), MIDDLE);
+            let wait = RetryState::new(POLICY).next(code, pushback, false, Some(&throttle), MIDDLE);
             assert_eq!(wait.is_some(), retried, "{i}: {code:?} {pushback:?}");
             assert_eq!(throttle.tokens.load(Ordering::Relaxed), left, "{i}: {code:?} {pushback:?}");
         }
@@ -415,7 +417,7 @@ mod tests {
         for (max, start, retried) in [(4_000, 3_000, false), (4_000, 3_001, true), (3_000, 3_000, true)] {
             let throttle = tokens(max, 1);
             throttle.tokens.store(start, Ordering::Relaxed);
-            let wait = Retries::new(POLICY).next(Code::Unavailable, None, false, Some(&throttle), MIDDLE);
+            let wait = RetryState::new(POLICY).next(Code::Unavailable, None, false, Some(&throttle), MIDDLE);
             assert_eq!(wait.is_some(), retried, "{start} of {max}");
         }
     }
@@ -424,11 +426,11 @@ mod tests {
     fn calls_without_a_policy_feed_the_throttle_too() {
         let throttle = tokens(10_000, 500);
         let end = |code, pushback| {
-            Retries::default().next(code, pushback, false, Some(&throttle), MIDDLE);
+            RetryState::default().next(code, pushback, false, Some(&throttle), MIDDLE);
             throttle.tokens.load(Ordering::Relaxed)
         };
         assert_eq!(end(Code::Unavailable, None), 10_000);
-        assert_eq!(end(Code::Unavailable, Some(Pushback::Never)), 9_000);
+        assert_eq!(end(Code::Unavailable, Some(RetryPushback::Never)), 9_000);
         assert_eq!(end(Code::Ok, None), 9_500);
     }
 
@@ -439,7 +441,7 @@ mod tests {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..200 {
-                        throttle.failed();
+                        throttle.record_failure();
                     }
                 });
             }
@@ -449,15 +451,15 @@ mod tests {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..100 {
-                        throttle.succeeded();
+                        throttle.record_success();
                     }
                 });
             }
         });
         assert_eq!(throttle.tokens.load(Ordering::Relaxed), 600_000);
         let tiny = tokens(1, u32::MAX);
-        assert!(!tiny.failed());
-        tiny.succeeded();
+        assert!(!tiny.record_failure());
+        tiny.record_success();
         assert_eq!(tiny.tokens.load(Ordering::Relaxed), 1);
     }
 

@@ -16,7 +16,7 @@ use evenkeel_proto::prost_types;
 use evenkeel_xds::{FieldPath, ValidationErrors};
 use serde_json::{Map, Value, json};
 
-use crate::retry::{Codes, MAX_ATTEMPTS, RetryPolicy, Throttling};
+use crate::retry::{CodeSet, MAX_ATTEMPTS, RetryPolicy, RetryThrottlingConfig};
 use crate::text::quoted;
 
 /// The longest duration of protobuf, in seconds: 10,000 years.
@@ -31,7 +31,7 @@ pub(crate) struct ServiceConfig {
     policy: LbConfig,
     /// By `/service/method`, by `/service/` for all methods of a service, and by nothing for all others.
     methods: HashMap<Box<str>, Arc<MethodConfig>>,
-    throttling: Option<Throttling>,
+    throttling: Option<RetryThrottlingConfig>,
     warnings: Vec<String>,
 }
 
@@ -49,7 +49,7 @@ pub(crate) struct MethodConfig {
 impl ServiceConfig {
     /// Reads a service config; `registry` has the policies that it may name.
     pub(crate) fn parse(json: &str, registry: &Registry) -> Result<ServiceConfig, ServiceConfigError> {
-        let mut notes = Notes::default();
+        let mut notes = ServiceConfigParser::default();
         let config = match serde_json::from_str(json) {
             Ok(value) => notes.service_config(&value, registry),
             Err(error) => {
@@ -76,7 +76,7 @@ impl ServiceConfig {
     }
 
     /// How retries are throttled, if they are; for all calls of a channel together.
-    pub(crate) fn throttling(&self) -> Option<Throttling> {
+    pub(crate) fn throttling(&self) -> Option<RetryThrottlingConfig> {
         self.throttling
     }
 
@@ -102,12 +102,12 @@ impl std::error::Error for ServiceConfigError {}
 /// What is learnt while reading. Each method reads one part and notes what is wrong with it; `None` stands for a part that
 /// is not there or is wrong.
 #[derive(Default)]
-struct Notes {
+struct ServiceConfigParser {
     problems: ValidationErrors,
     warnings: Vec<String>,
 }
 
-impl Notes {
+impl ServiceConfigParser {
     fn service_config(&mut self, value: &Value, registry: &Registry) -> Option<ServiceConfig> {
         let config = self.object(value, FieldPath::root())?;
         let policy = self.policy(&config, registry);
@@ -124,7 +124,7 @@ impl Notes {
     }
 
     /// `loadBalancingConfig` if it is there, else the policy that the older `loadBalancingPolicy` names, else pick_first.
-    fn policy(&mut self, config: &Object<'_>, registry: &Registry) -> Option<LbConfig> {
+    fn policy(&mut self, config: &ConfigObject<'_>, registry: &Registry) -> Option<LbConfig> {
         if let Some(list) = config.value("loadBalancingConfig") {
             // The error has the path already.
             let policy = registry.parse(list);
@@ -150,7 +150,7 @@ impl Notes {
         policy.ok()
     }
 
-    fn methods(&mut self, config: &Object<'_>) -> HashMap<Box<str>, Arc<MethodConfig>> {
+    fn methods(&mut self, config: &ConfigObject<'_>) -> HashMap<Box<str>, Arc<MethodConfig>> {
         // With the place of the name, for those who say it twice.
         let mut methods: HashMap<Box<str>, (String, Arc<MethodConfig>)> = HashMap::new();
         let list = self.read(config, "methodConfig", "a list", Value::as_array);
@@ -172,7 +172,7 @@ impl Notes {
     }
 
     /// The keys of the calls that an entry is for, each with its place.
-    fn names(&mut self, entry: &Object<'_>) -> Vec<(String, Box<str>)> {
+    fn names(&mut self, entry: &ConfigObject<'_>) -> Vec<(String, Box<str>)> {
         let list = self.read(entry, "name", "a list", Value::as_array);
         let path = entry.path.field("name");
         if entry.value("name").is_none() || list.is_some_and(Vec::is_empty) {
@@ -197,7 +197,7 @@ impl Notes {
         names
     }
 
-    fn method(&mut self, entry: &Object<'_>) -> MethodConfig {
+    fn method(&mut self, entry: &ConfigObject<'_>) -> MethodConfig {
         if entry.value("hedgingPolicy").is_some() {
             let problem = "hedging is not supported; expected retryPolicy or nothing";
             self.problems.add(&entry.path.field("hedgingPolicy"), problem);
@@ -219,7 +219,7 @@ impl Notes {
         }
     }
 
-    fn retry_policy(&mut self, entry: &Object<'_>) -> Option<RetryPolicy> {
+    fn retry_policy(&mut self, entry: &ConfigObject<'_>) -> Option<RetryPolicy> {
         let value = entry.value("retryPolicy")?;
         let policy = self.object(value, entry.path.field("retryPolicy"))?;
         let attempts = self.required(&policy, "maxAttempts", "a whole number of 2 or more", |value| {
@@ -239,7 +239,7 @@ impl Notes {
         })
     }
 
-    fn codes(&mut self, policy: &Object<'_>) -> Option<Codes> {
+    fn codes(&mut self, policy: &ConfigObject<'_>) -> Option<CodeSet> {
         let field = "retryableStatusCodes";
         let list = self.required(policy, field, "a list of at least one status code", |value| {
             value.as_array().filter(|list| !list.is_empty())
@@ -257,7 +257,7 @@ impl Notes {
         codes.collect::<Vec<_>>().into_iter().collect()
     }
 
-    fn throttling(&mut self, config: &Object<'_>) -> Option<Throttling> {
+    fn throttling(&mut self, config: &ConfigObject<'_>) -> Option<RetryThrottlingConfig> {
         let value = config.value("retryThrottling")?;
         let throttling = self.object(value, config.path.field("retryThrottling"))?;
         let what = "a number from 0.001 to 1000";
@@ -267,21 +267,21 @@ impl Notes {
         let what = "a number of 0.001 or more";
         let token_ratio =
             self.required(&throttling, "tokenRatio", what, |value| above_zero(value).and_then(thousandths));
-        Some(Throttling { max_tokens: max_tokens?, token_ratio: token_ratio? })
+        Some(RetryThrottlingConfig { max_tokens: max_tokens?, token_ratio: token_ratio? })
     }
 
-    fn object<'a>(&mut self, value: &'a Value, path: FieldPath<'a>) -> Option<Object<'a>> {
+    fn object<'a>(&mut self, value: &'a Value, path: FieldPath<'a>) -> Option<ConfigObject<'a>> {
         let map = value.as_object();
         if map.is_none() {
             self.problems.add(&path, expected("an object", value));
         }
-        map.map(|map| Object { map, path })
+        map.map(|map| ConfigObject { map, path })
     }
 
     /// A field that may be there.
     fn read<'a, T>(
         &mut self,
-        object: &Object<'a>,
+        object: &ConfigObject<'a>,
         field: &str,
         what: &str,
         read: impl FnOnce(&'a Value) -> Option<T>,
@@ -297,7 +297,7 @@ impl Notes {
     /// A field that must be there.
     fn required<'a, T>(
         &mut self,
-        object: &Object<'a>,
+        object: &ConfigObject<'a>,
         field: &str,
         what: &str,
         read: impl FnOnce(&'a Value) -> Option<T>,
@@ -314,12 +314,12 @@ impl Notes {
 }
 
 /// An object and its place.
-struct Object<'a> {
+struct ConfigObject<'a> {
     map: &'a Map<String, Value>,
     path: FieldPath<'a>,
 }
 
-impl<'a> Object<'a> {
+impl<'a> ConfigObject<'a> {
     /// A field by its name in camel case; protobuf's JSON allows the other spelling too, and `null` is unset.
     fn value(&self, name: &str) -> Option<&'a Value> {
         self.map.get(name).or_else(|| self.map.get(&snake(name))).filter(|value| !value.is_null())
@@ -690,7 +690,7 @@ mod tests {
             (json!(1), json!(2), 1_000, 2_000),
             (json!(1), json!(1e300), 1_000, u32::MAX),
         ] {
-            let expected = Throttling { max_tokens, token_ratio };
+            let expected = RetryThrottlingConfig { max_tokens, token_ratio };
             assert_eq!(throttling(max.clone(), ratio.clone()), Ok(Some(expected)), "{max} {ratio}");
         }
         let (tokens, least) = ("a number from 0.001 to 1000", "a number of 0.001 or more");

@@ -1,6 +1,6 @@
 //! What calls see: routes, picker and connections, published together.
 //!
-//! The driver makes a [`Snapshot`] after a pass and [publishes](Published::publish) it; a call [looks](Published::load)
+//! The driver makes a [`ChannelSnapshot`] after a pass and [publishes](SnapshotPublisher::publish) it; a call [looks](SnapshotPublisher::load)
 //! at the latest one and never waits for the driver, unless it has to wait anyway. A snapshot is replaced, never changed.
 //! Connections stand in a table of which a new snapshot shares what did not change.
 
@@ -15,24 +15,24 @@ use crate::connection::Connection;
 
 /// One moment of a channel.
 #[derive(Debug)]
-pub(crate) struct Snapshot {
+pub(crate) struct ChannelSnapshot {
     /// Grows with every snapshot: a call knows by it that what did not work has changed.
     pub(crate) serial: u64,
-    pub(crate) way: Way,
-    pub(crate) connections: Connections,
+    pub(crate) state: ChannelState,
+    pub(crate) connections: ConnectionMap,
 }
 
 /// What becomes of calls.
 #[derive(Debug)]
-pub(crate) enum Way {
+pub(crate) enum ChannelState {
     /// The channel rests; a call wakes it.
     Idle,
     /// Nothing is known yet; calls wait.
-    Waiting,
+    Resolving,
     /// There is no config to go by: calls fail, unless they wait for better days.
     Failed(Status),
     /// Calls are routed, if there are routes, and picked for.
-    Open {
+    Active {
         /// How; `None` if every call goes the same way.
         selector: Option<Arc<ConfigSelector>>,
         /// Where to.
@@ -44,18 +44,19 @@ pub(crate) enum Way {
 
 /// The latest snapshot, and who waits for the next one.
 #[derive(Debug)]
-pub(crate) struct Published {
-    latest: ArcSwap<Snapshot>,
+pub(crate) struct SnapshotPublisher {
+    latest: ArcSwap<ChannelSnapshot>,
     changed: watch::Sender<()>,
     /// Wakes the driver when a call begins to wait: a pass that was put off runs sooner.
     waiting: Notify,
     connectivity: watch::Sender<ConnectivityState>,
 }
 
-impl Published {
-    pub(crate) fn new() -> Published {
-        let first = Snapshot { serial: 0, way: Way::Idle, connections: Connections::default() };
-        Published {
+impl SnapshotPublisher {
+    pub(crate) fn new() -> SnapshotPublisher {
+        let first =
+            ChannelSnapshot { serial: 0, state: ChannelState::Idle, connections: ConnectionMap::default() };
+        SnapshotPublisher {
             latest: ArcSwap::from_pointee(first),
             changed: watch::Sender::new(()),
             waiting: Notify::new(),
@@ -64,7 +65,7 @@ impl Published {
     }
 
     /// The latest snapshot.
-    pub(crate) fn load(&self) -> Guard<Arc<Snapshot>> {
+    pub(crate) fn load(&self) -> Guard<Arc<ChannelSnapshot>> {
         self.latest.load()
     }
 
@@ -76,19 +77,19 @@ impl Published {
     }
 
     /// Returns true if a call waits for the next snapshot.
-    pub(crate) fn has_waiting(&self) -> bool {
+    pub(crate) fn has_waiters(&self) -> bool {
         self.changed.receiver_count() > 0
     }
 
     /// Waits until a call begins to wait. It may return early.
-    pub(crate) async fn wait_for_waiting(&self) {
+    pub(crate) async fn wait_for_waiter(&self) {
         self.waiting.notified().await;
     }
 
     /// Puts a snapshot in the place of the last one, and tells those who wait. Only the driver does.
-    pub(crate) fn publish(&self, way: Way, connections: Connections) {
+    pub(crate) fn publish(&self, state: ChannelState, connections: ConnectionMap) {
         let serial = self.latest.load().serial + 1;
-        self.latest.store(Arc::new(Snapshot { serial, way, connections }));
+        self.latest.store(Arc::new(ChannelSnapshot { serial, state, connections }));
         self.changed.send_replace(());
     }
 
@@ -97,18 +98,18 @@ impl Published {
         &self.connectivity
     }
 
-    pub(crate) fn show_connectivity(&self, connectivity: ConnectivityState) {
+    pub(crate) fn update_connectivity(&self, connectivity: ConnectivityState) {
         self.connectivity.send_if_modified(|shown| std::mem::replace(shown, connectivity) != connectivity);
     }
 }
 
 /// The connections that calls can be sent on, by subchannel.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Connections {
+pub(crate) struct ConnectionMap {
     all: PersistentVec<(SubchannelId, Arc<Connection>)>,
 }
 
-impl Connections {
+impl ConnectionMap {
     /// The connection of this subchannel, if it has one.
     pub(crate) fn get(&self, id: SubchannelId) -> Option<&Arc<Connection>> {
         let (of, connection) = self.all.get(id.index())?;

@@ -34,8 +34,8 @@ const SCHEMES: &str = "xds:///name, dns:///host:port, ipv4:address:port, ipv6:[a
 
 /// A target that can be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Target {
-    kind: Kind,
+pub(crate) struct ChannelTarget {
+    kind: TargetKind,
     /// The default `:authority`, as gRPC makes it.
     authority: String,
     /// Whom certificates must name.
@@ -44,7 +44,7 @@ pub(crate) struct Target {
 
 /// Where a target leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum TargetKind {
     /// To what a control plane says. `text` is the whole target, for `Bootstrap::listener_name`.
     Xds { text: String },
     /// To the addresses of a name, or to an IP address (without brackets).
@@ -53,26 +53,26 @@ pub(crate) enum Kind {
     Fixed(Vec<Address>),
 }
 
-impl Target {
+impl ChannelTarget {
     /// Reads the target of a channel.
-    pub(crate) fn parse(text: &str) -> Result<Target, TargetError> {
+    pub(crate) fn parse(text: &str) -> Result<ChannelTarget, TargetError> {
         read(text).map_err(|problem| TargetError { what: "target", given: quoted(text), problem })
     }
 
     /// Reads where a control plane is: any target but one that takes a control plane to find.
-    pub(crate) fn parse_server_uri(text: &str) -> Result<Target, TargetError> {
+    pub(crate) fn parse_server_uri(text: &str) -> Result<ChannelTarget, TargetError> {
         let target = read(text).and_then(|target| match target.kind {
-            Kind::Xds { .. } => {
+            TargetKind::Xds { .. } => {
                 Err("expected a place such as dns:///host:port, found a target that needs a control plane"
                     .to_owned())
             }
-            Kind::Dns { .. } | Kind::Fixed(_) => Ok(target),
+            TargetKind::Dns { .. } | TargetKind::Fixed(_) => Ok(target),
         });
         target.map_err(|problem| TargetError { what: "server_uri", given: quoted(text), problem })
     }
 
     /// Where it leads.
-    pub(crate) fn kind(&self) -> &Kind {
+    pub(crate) fn kind(&self) -> &TargetKind {
         &self.kind
     }
 
@@ -113,7 +113,7 @@ impl fmt::Display for TargetError {
 
 impl std::error::Error for TargetError {}
 
-fn read(text: &str) -> Result<Target, String> {
+fn read(text: &str) -> Result<ChannelTarget, String> {
     if text.is_empty() {
         return Err(format!("expected {SCHEMES}"));
     }
@@ -157,7 +157,7 @@ fn path<'a>(scheme: &str, what: &str, rest: &'a str) -> Result<&'a str, String> 
     }
 }
 
-fn xds(text: &str, rest: &str) -> Result<Target, String> {
+fn xds(text: &str, rest: &str) -> Result<ChannelTarget, String> {
     let path = match rest.strip_prefix("//") {
         Some(rest) => rest.split_once('/').map_or("", |(_authority, path)| path),
         None => rest.strip_prefix('/').unwrap_or(rest),
@@ -172,10 +172,10 @@ fn xds(text: &str, rest: &str) -> Result<Target, String> {
         _ => &path,
     };
     let host = host.to_owned();
-    Ok(Target { kind: Kind::Xds { text: text.to_owned() }, authority: encoded(&path), host })
+    Ok(ChannelTarget { kind: TargetKind::Xds { text: text.to_owned() }, authority: encoded(&path), host })
 }
 
-fn dns(path: &str) -> Result<Target, String> {
+fn dns(path: &str) -> Result<ChannelTarget, String> {
     let path = decoded(path)?;
     let (host, port) = split_port(&path)?;
     let port = port.unwrap_or(DEFAULT_PORT);
@@ -188,11 +188,19 @@ fn dns(path: &str) -> Result<Target, String> {
     let name = name.unwrap_or(host).to_owned();
     // An address of version 6 without a port may stand without brackets here, but not in an authority.
     let authority = if path == host && ip && host.contains(':') { format!("[{host}]") } else { path.clone() };
-    Ok(Target { kind: Kind::Dns { host: host.to_owned(), port }, authority: encoded(&authority), host: name })
+    Ok(ChannelTarget {
+        kind: TargetKind::Dns { host: host.to_owned(), port },
+        authority: encoded(&authority),
+        host: name,
+    })
 }
 
 /// Addresses between commas. `read` reads one without its port, with its scope, which is 0 unless it is a link's.
-fn fixed(path: &str, what: &str, read: impl Fn(&str) -> Option<(IpAddr, u32)>) -> Result<Target, String> {
+fn fixed(
+    path: &str,
+    what: &str,
+    read: impl Fn(&str) -> Option<(IpAddr, u32)>,
+) -> Result<ChannelTarget, String> {
     let path = decoded(path)?;
     let mut addresses = Vec::new();
     for text in path.split(',') {
@@ -208,10 +216,10 @@ fn fixed(path: &str, what: &str, read: impl Fn(&str) -> Option<(IpAddr, u32)>) -
     }
     // Splitting gives at least one part.
     let Some(first) = addresses.first() else { return Err(format!("expected {what}")) };
-    Ok(Target {
+    Ok(ChannelTarget {
         authority: encoded(&first.to_string()),
         host: first.ip().to_string(),
-        kind: Kind::Fixed(addresses.into_iter().map(Address::Ip).collect()),
+        kind: TargetKind::Fixed(addresses.into_iter().map(Address::Ip).collect()),
     })
 }
 
@@ -221,7 +229,7 @@ fn scoped(text: &str) -> Option<(IpAddr, u32)> {
     Some((IpAddr::V6(ip.parse().ok()?), scope.parse().ok()?))
 }
 
-fn unix(rest: &str) -> Result<Target, String> {
+fn unix(rest: &str) -> Result<ChannelTarget, String> {
     let path = match rest.strip_prefix("//") {
         Some(path) if !path.starts_with('/') => {
             return Err("expected an absolute path behind unix://, as in unix:///path".to_owned());
@@ -231,8 +239,8 @@ fn unix(rest: &str) -> Result<Target, String> {
     };
     let path = decoded(path)?;
     check_socket(&path)?;
-    Ok(Target {
-        kind: Kind::Fixed(vec![Address::Unix(path.into())]),
+    Ok(ChannelTarget {
+        kind: TargetKind::Fixed(vec![Address::Unix(path.into())]),
         authority: "localhost".to_owned(),
         host: "localhost".to_owned(),
     })
@@ -362,11 +370,11 @@ mod tests {
 
     /// What becomes of a target, in short: where it leads, its authority, and the host for TLS.
     fn shown(text: &str) -> Result<(String, String, String), String> {
-        let target = Target::parse(text).map_err(|error| error.to_string())?;
+        let target = ChannelTarget::parse(text).map_err(|error| error.to_string())?;
         let kind = match target.kind() {
-            Kind::Xds { text } => format!("xds {text}"),
-            Kind::Dns { host, port } => format!("dns {host} {port}"),
-            Kind::Fixed(addresses) => format!("fixed {addresses:?}"),
+            TargetKind::Xds { text } => format!("xds {text}"),
+            TargetKind::Dns { host, port } => format!("dns {host} {port}"),
+            TargetKind::Fixed(addresses) => format!("fixed {addresses:?}"),
         };
         let authority = target.authority().map(|authority| authority.to_string());
         let authority = authority.unwrap_or_else(|error| error.to_string());
@@ -488,16 +496,16 @@ mod tests {
     #[test]
     fn control_planes_are_no_names_of_control_planes() {
         let uri = |text| {
-            Target::parse_server_uri(text).map(|target| target.kind).map_err(|error| error.to_string())
+            ChannelTarget::parse_server_uri(text).map(|target| target.kind).map_err(|error| error.to_string())
         };
         assert_eq!(
             uri("xds.example.com:443"),
-            Ok(Kind::Dns { host: "xds.example.com".to_owned(), port: 443 })
+            Ok(TargetKind::Dns { host: "xds.example.com".to_owned(), port: 443 })
         );
         #[cfg(unix)]
         assert_eq!(
             uri("unix:///etc/istio/proxy/XDS"),
-            Ok(Kind::Fixed(vec!["unix:/etc/istio/proxy/XDS".into()]))
+            Ok(TargetKind::Fixed(vec!["unix:/etc/istio/proxy/XDS".into()]))
         );
         let problem = "expected a place such as dns:///host:port, found a target that needs a control plane";
         assert_eq!(uri("xds:///orders"), Err(format!("server_uri \"xds:///orders\": {problem}")));
@@ -592,7 +600,7 @@ mod tests {
     #[cfg(unix)]
     #[test]
     fn unix_sockets_that_cannot_be() {
-        let problem = |text: &str| Target::parse(text).map_err(|error| error.problem);
+        let problem = |text: &str| ChannelTarget::parse(text).map_err(|error| error.problem);
         let path = "expected the path of a socket, as in unix:/path";
         assert_eq!(problem("unix:"), Err(path.to_owned()));
         assert_eq!(
@@ -627,13 +635,13 @@ mod tests {
             ("[".repeat(1000), "expected a host name"),
             (":".repeat(1000), "expected host:port"),
         ] {
-            let error = Target::parse(&text).unwrap_err().to_string();
+            let error = ChannelTarget::parse(&text).unwrap_err().to_string();
             assert!(error.contains(problem) && error.len() < 600, "{error}");
         }
         // A list may be long.
         let list = vec!["10.0.0.1:80"; 10_000].join(",");
-        let target = Target::parse(&format!("ipv4:{list}")).unwrap();
-        assert!(matches!(target.kind(), Kind::Fixed(addresses) if addresses.len() == 10_000));
+        let target = ChannelTarget::parse(&format!("ipv4:{list}")).unwrap();
+        assert!(matches!(target.kind(), TargetKind::Fixed(addresses) if addresses.len() == 10_000));
     }
 
     /// Every text of up to four pieces that mean something somewhere: read or refused, never a panic, and what is read
@@ -649,10 +657,11 @@ mod tests {
             let longer = texts.iter().flat_map(|text| pieces.map(|piece| format!("{text}{piece}")));
             texts = longer.collect();
             for text in &texts {
-                match Target::parse(text) {
+                match ChannelTarget::parse(text) {
                     Ok(target) => {
                         assert!(!target.host().is_empty(), "{text:?}");
-                        let known = matches!(target.kind(), Kind::Xds { .. }) || target.authority().is_ok();
+                        let known =
+                            matches!(target.kind(), TargetKind::Xds { .. }) || target.authority().is_ok();
                         assert!(known, "{text:?}: {target:?}");
                     }
                     Err(error) => assert!(!error.to_string().contains('\0'), "{text:?}"),

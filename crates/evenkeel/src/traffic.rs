@@ -1,6 +1,6 @@
 //! Calls counted for those who look inside: how many, how they ended, how long they took, what endpoints said of their load.
 //!
-//! Nothing is counted, and no clock is read, until somebody [watches](watch). Without the feature `admin` nobody can, and the
+//! Nothing is counted, and no clock is read, until somebody [watches](enable). Without the feature `admin` nobody can, and the
 //! same types are empty and do nothing, so that the request path need not care.
 
 #[cfg(not(feature = "admin"))]
@@ -9,6 +9,6 @@ mod off;
 mod on;
 
 #[cfg(not(feature = "admin"))]
-pub(crate) use off::{Counted, Link, Tallies};
+pub(crate) use off::{CallTimer, ChannelStats, EndpointStats};
 #[cfg(feature = "admin")]
-pub(crate) use on::{Counted, Counts, Link, Tallies, Tally, watch};
+pub(crate) use on::{CallStats, CallStatsSnapshot, CallTimer, ChannelStats, EndpointStats, enable};

@@ -42,9 +42,9 @@ pub trait Connector: Send + Sync + 'static {
 
 /// The sockets of the operating system. The name of a unix socket that starts with a zero byte is in Linux's abstract
 /// namespace.
-pub(crate) struct Sockets;
+pub(crate) struct SocketConnector;
 
-impl Connector for Sockets {
+impl Connector for SocketConnector {
     fn connect(
         &self,
         address: &Address,
@@ -75,7 +75,7 @@ impl Connector for Sockets {
 /// valid for: a DNS name or an IP address, without a port.
 ///
 /// With TLS 1.3 a server judges our certificate after the handshake has ended for us. Its refusal then comes with the first
-/// read; [`Secured`] sees to it that it is heard.
+/// read; [`TlsSocket`] sees to it that it is heard.
 pub(crate) async fn connect(
     connector: &dyn Connector,
     address: &Address,
@@ -83,10 +83,10 @@ pub(crate) async fn connect(
     host: &str,
 ) -> Result<Box<dyn Io>, ConnectError> {
     let io = open(connector, address).await?;
-    let Some(tls) = credentials.live() else { return Ok(io) };
+    let Some(tls) = credentials.tls_config_source() else { return Ok(io) };
     let failed = |name: &str, cause| ConnectError {
         address: address.clone(),
-        whom: Some(format!("as {name:?}")),
+        server: Some(format!("as {name:?}")),
         cause,
     };
     let name = tls.server_name(host).map_err(|error| failed(host, error.to_string()))?;
@@ -101,16 +101,21 @@ pub(crate) async fn connect_by_cluster(
     address: &Address,
     cluster: &ClusterTls,
 ) -> Result<Box<dyn Io>, ConnectError> {
-    let failed = |whom, cause| ConnectError { address: address.clone(), whom, cause };
-    let (config, name) = cluster.handshake().await.map_err(|error| failed(None, line(&error.to_string())))?;
+    let failed = |server, cause| ConnectError { address: address.clone(), server, cause };
+    let (config, name) =
+        cluster.handshake().await.map_err(|error| failed(None, sanitize(&error.to_string())))?;
     let io = open(connector, address).await?;
-    let whom = || Some(format!("of cluster {:?}", cluster.cluster()));
-    handshake(io, config, name).await.map_err(|cause| failed(whom(), cause))
+    let server = || Some(format!("of cluster {:?}", cluster.cluster()));
+    handshake(io, config, name).await.map_err(|cause| failed(server(), cause))
 }
 
 async fn open(connector: &dyn Connector, address: &Address) -> Result<Box<dyn Io>, ConnectError> {
     let opened = connector.connect(address).await;
-    opened.map_err(|error| ConnectError { address: address.clone(), whom: None, cause: plain(&error) })
+    opened.map_err(|error| ConnectError {
+        address: address.clone(),
+        server: None,
+        cause: plain_message(&error),
+    })
 }
 
 async fn handshake(
@@ -118,9 +123,10 @@ async fn handshake(
     config: Arc<ClientConfig>,
     name: ServerName<'static>,
 ) -> Result<Box<dyn Io>, String> {
-    let stream = TlsConnector::from(config).connect(name, io).await.map_err(|error| in_words(&error))?;
+    let stream =
+        TlsConnector::from(config).connect(name, io).await.map_err(|error| describe_io_error(&error))?;
     match stream.get_ref().1.alpn_protocol() {
-        Some(H2) => Ok(Box::new(Secured { stream, failed: None })),
+        Some(H2) => Ok(Box::new(TlsSocket { stream, failed: None })),
         _ => Err("the server does not confirm \"h2\" (ALPN), which gRPC needs".to_owned()),
     }
 }
@@ -129,13 +135,13 @@ async fn handshake(
 ///
 /// A server that refuses our certificate says so and closes. The write that fails then is not the news; what waits to be
 /// read is.
-struct Secured {
+struct TlsSocket {
     stream: TlsStream<Box<dyn Io>>,
     /// What a write failed with, while there is still something to be read.
     failed: Option<io::Error>,
 }
 
-impl Secured {
+impl TlsSocket {
     /// Writes; if that fails because the server has closed, the error is what the server said before.
     fn poll_written<T>(
         &mut self,
@@ -146,12 +152,14 @@ impl Secured {
             Some(failed) => failed,
             None => match ready!(write(Pin::new(&mut self.stream), cx)) {
                 Err(error) if is_closed(&error) => error,
-                written => return Poll::Ready(written.map_err(worded)),
+                written => return Poll::Ready(written.map_err(with_description)),
             },
         };
         let mut scrap = [0; 64];
         match Pin::new(&mut self.stream).poll_read(cx, &mut ReadBuf::new(&mut scrap)) {
-            Poll::Ready(Err(said)) if is_tls(&said) => Poll::Ready(Err(worded(said))),
+            Poll::Ready(Err(read_error)) if is_tls(&read_error) => {
+                Poll::Ready(Err(with_description(read_error)))
+            }
             Poll::Ready(_) => Poll::Ready(Err(error)),
             Poll::Pending => {
                 self.failed = Some(error);
@@ -161,17 +169,17 @@ impl Secured {
     }
 }
 
-impl AsyncRead for Secured {
+impl AsyncRead for TlsSocket {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf).map_err(worded)
+        Pin::new(&mut self.stream).poll_read(cx, buf).map_err(with_description)
     }
 }
 
-impl AsyncWrite for Secured {
+impl AsyncWrite for TlsSocket {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         self.poll_written(cx, |stream, cx| stream.poll_write(cx, buf))
     }
@@ -205,8 +213,8 @@ fn is_tls(error: &io::Error) -> bool {
     error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()).is_some()
 }
 
-fn worded(error: io::Error) -> io::Error {
-    if is_tls(&error) { io::Error::new(error.kind(), in_words(&error)) } else { error }
+fn with_description(error: io::Error) -> io::Error {
+    if is_tls(&error) { io::Error::new(error.kind(), describe_io_error(&error)) } else { error }
 }
 
 /// Why there is no stream.
@@ -214,17 +222,17 @@ fn worded(error: io::Error) -> io::Error {
 pub(crate) struct ConnectError {
     address: Address,
     /// Whom the server was expected to be, if it came to TLS.
-    whom: Option<String>,
+    server: Option<String>,
     cause: String,
 }
 
 impl fmt::Display for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // An abstract unix socket has a zero byte in its name.
-        let address = line(&self.address.to_string());
-        match &self.whom {
+        let address = sanitize(&self.address.to_string());
+        match &self.server {
             None => write!(f, "connecting to {address}: {}", self.cause),
-            Some(whom) => write!(f, "TLS handshake with {address} {whom}: {}", self.cause),
+            Some(server) => write!(f, "TLS handshake with {address} {server}: {}", self.cause),
         }
     }
 }
@@ -238,20 +246,20 @@ impl From<ConnectError> for Status {
 }
 
 /// An error of a stream as a user can read it: what the system says, and for TLS what it means.
-pub(crate) fn in_words(error: &io::Error) -> String {
+pub(crate) fn describe_io_error(error: &io::Error) -> String {
     let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
     match tls {
-        Some(tls) => line(&tls_in_words(tls)),
+        Some(tls) => sanitize(&describe_tls_error(tls)),
         None if error.kind() == io::ErrorKind::UnexpectedEof => "the server closed the connection".to_owned(),
-        None => plain(error),
+        None => plain_message(error),
     }
 }
 
-fn plain(error: &io::Error) -> String {
-    line(&uncapitalised(&error.to_string()))
+fn plain_message(error: &io::Error) -> String {
+    sanitize(&uncapitalised(&error.to_string()))
 }
 
-fn tls_in_words(error: &rustls::Error) -> String {
+fn describe_tls_error(error: &rustls::Error) -> String {
     match error {
         rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer) => {
             "invalid peer certificate: it is not signed by a trusted CA (UnknownIssuer)".to_owned()
@@ -264,14 +272,14 @@ fn tls_in_words(error: &rustls::Error) -> String {
             "the server does not take \"h2\" (ALPN), which gRPC needs".to_owned()
         }
         rustls::Error::AlertReceived(alert) => {
-            format!("the server refused: {}", separated(&format!("{alert:?}")))
+            format!("the server refused: {}", split_camel_case(&format!("{alert:?}")))
         }
         error => error.to_string(),
     }
 }
 
 /// `CertificateRequired` as `certificate required`.
-fn separated(name: &str) -> String {
+fn split_camel_case(name: &str) -> String {
     let mut words = String::new();
     let mut after_lower = false;
     for c in name.chars() {
@@ -296,11 +304,11 @@ fn uncapitalised(text: &str) -> String {
 }
 
 /// Text that a server may have had a hand in, as with the names in its certificate: on one line, and cut if it is long.
-fn line(text: &str) -> String {
-    const TOLD: usize = 512;
+fn sanitize(text: &str) -> String {
+    const MAX_CHARS: usize = 512;
     let mut line = String::new();
     for (i, c) in text.chars().enumerate() {
-        if i == TOLD {
+        if i == MAX_CHARS {
             line.push_str("...");
             break;
         }
@@ -336,13 +344,13 @@ mod tests {
 
     use super::*;
     use crate::credentials::tests::{Authority, Leaf, cryptography, within};
-    use crate::{CredentialsError, Tls};
+    use crate::{CredentialsError, TlsCredentialsBuilder};
 
     const GREETING: &[u8] = b"hello";
 
     #[test]
     fn text_of_servers_stays_on_one_line_and_in_its_direction() {
-        assert_eq!(line("a\r\n\x1b\u{9b}\u{202e}\u{2028}é"), "a\\r\\n\\u{1b}\\u{9b}\\u{202e}\\u{2028}é");
+        assert_eq!(sanitize("a\r\n\x1b\u{9b}\u{202e}\u{2028}é"), "a\\r\\n\\u{1b}\\u{9b}\\u{202e}\\u{2028}é");
     }
 
     /// A TLS server to be. It greets whoever it accepts, and then sends back what it gets.
@@ -424,7 +432,7 @@ mod tests {
         credentials: &Credentials,
         host: &str,
     ) -> Result<Box<dyn Io>, String> {
-        let stream = within(connect(&Sockets, &to.into(), credentials, host)).await;
+        let stream = within(connect(&SocketConnector, &to.into(), credentials, host)).await;
         stream.map_err(|error| error.to_string())
     }
 
@@ -436,7 +444,7 @@ mod tests {
     ) -> Result<Box<dyn Io>, String> {
         let mut stream = open(to, credentials, host).await?;
         let mut greeting = [0; GREETING.len()];
-        within(stream.read_exact(&mut greeting)).await.map_err(|error| in_words(&error))?;
+        within(stream.read_exact(&mut greeting)).await.map_err(|error| describe_io_error(&error))?;
         assert_eq!(greeting, GREETING);
         Ok(stream)
     }
@@ -445,11 +453,11 @@ mod tests {
         outcome.err().unwrap_or_else(|| "nothing went wrong".to_owned())
     }
 
-    fn trusting(authority: &Authority) -> Tls {
+    fn trusting(authority: &Authority) -> TlsCredentialsBuilder {
         Credentials::tls().ca_pem(authority.pem())
     }
 
-    fn built(tls: Tls) -> Credentials {
+    fn built(tls: TlsCredentialsBuilder) -> Credentials {
         tls.build().unwrap()
     }
 
@@ -460,7 +468,7 @@ mod tests {
         let both = || trusting(&other).ca_pem(ours.pem());
         let in_one = [other.pem(), ours.pem()].concat();
         // What is asked for, with which credentials, and the name that the server is told.
-        let rows: &[(&str, Tls, Option<&str>)] = &[
+        let rows: &[(&str, TlsCredentialsBuilder, Option<&str>)] = &[
             ("orders", trusting(&ours), Some("orders")),
             ("orders", both(), Some("orders")),
             ("orders", Credentials::tls().ca_pem(&in_one), Some("orders")),
@@ -751,8 +759,8 @@ mod tests {
                 .env(SERVER, server.address.to_string())
                 .output()
                 .unwrap();
-            let said = String::from_utf8_lossy(&child.stdout);
-            assert!(said.contains(expected), "{name}: expected {expected:?}: {said}");
+            let read_error = String::from_utf8_lossy(&child.stdout);
+            assert!(read_error.contains(expected), "{name}: expected {expected:?}: {read_error}");
         }
     }
 
@@ -842,7 +850,7 @@ mod tests {
                 address: &Address,
             ) -> Pin<Box<dyn Future<Output = io::Result<Box<dyn Io>>> + Send + '_>> {
                 assert_eq!(*address, Address::from("backend-1"));
-                Box::pin(async { Sockets.connect(&Address::Ip(self.0)).await })
+                Box::pin(async { SocketConnector.connect(&Address::Ip(self.0)).await })
             }
         }
         let ours = Authority::new("ours");

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use evenkeel::admin::{Admin, History, Level, State, Watch};
+use evenkeel::admin::{AdminServer, AdminState, AdminWatch, ChannelHistory, EventLevel};
 use evenkeel::{Bootstrap, Channel, ConnectivityState, XdsClient};
 use evenkeel_proto::envoy::config::cluster::v3::Cluster;
 use evenkeel_proto::envoy::service::status::v3::ClientStatusRequest;
@@ -19,17 +19,17 @@ use testkit::resources;
 use tokio::net::TcpStream;
 
 /// A control plane, two backends of weights 1 and 3, a channel that is called all the time, and the server.
-struct Stage {
+struct AdminFixture {
     control: ControlPlane,
     backends: [Backend; 2],
-    admin: Admin,
-    watch: Watch,
+    admin: AdminServer,
+    watch: AdminWatch,
     _channel: Channel,
     ended: Arc<AtomicBool>,
 }
 
-impl Stage {
-    async fn new(service: &str) -> Stage {
+impl AdminFixture {
+    async fn new(service: &str) -> AdminFixture {
         let backends = [Backend::start().await, Backend::start().await];
         let control = ControlPlane::start().await;
         let addresses = backends.each_ref().map(Backend::address);
@@ -50,13 +50,13 @@ impl Stage {
                 }
             });
         }
-        let watch = Watch::start("stage", Duration::from_millis(50)).await;
-        let admin = Admin::builder().watch(watch.clone()).start().await.expect("an admin server");
-        Stage { control, backends, admin, watch, _channel: channel, ended }
+        let watch = AdminWatch::start("stage", Duration::from_millis(50)).await;
+        let admin = AdminServer::builder().watch(watch.clone()).start().await.expect("an admin server");
+        AdminFixture { control, backends, admin, watch, _channel: channel, ended }
     }
 
     /// Looks until it is as wanted.
-    async fn until(&mut self, what: &str, is: impl Fn(&State) -> bool) -> Arc<State> {
+    async fn until(&mut self, what: &str, is: impl Fn(&AdminState) -> bool) -> Arc<AdminState> {
         let looks = async {
             loop {
                 let state = self.watch.changed().await;
@@ -70,7 +70,7 @@ impl Stage {
     }
 }
 
-impl Drop for Stage {
+impl Drop for AdminFixture {
     fn drop(&mut self) {
         self.ended.store(true, Ordering::Relaxed);
     }
@@ -83,7 +83,7 @@ fn set_weights(control: &ControlPlane, cluster: &str, backends: &[Backend; 2], w
 }
 
 /// The shares that the channel to this service wants and gives, by endpoint.
-fn shares(state: &State, service: &str) -> Vec<(f64, f64)> {
+fn shares(state: &AdminState, service: &str) -> Vec<(f64, f64)> {
     let target = format!("xds:///{service}");
     let channel = state.channels.iter().find(|channel| channel.target == target);
     let of = channel.iter().flat_map(|channel| &channel.endpoints);
@@ -101,8 +101,8 @@ fn is_about(found: &[(f64, f64)], wanted: [f64; 2]) -> bool {
 /// CSDS-9: what a process does can be followed from outside: shares, a new weight, a death, a rejected update.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_state_follows_the_process() {
-    let mut mesh = Stage::new("orders").await;
-    let shares_of = |state: &State| shares(state, "orders");
+    let mut mesh = AdminFixture::new("orders").await;
+    let shares_of = |state: &AdminState| shares(state, "orders");
     let state = mesh.until("shares 1:3", |state| is_about(&shares_of(state), [0.25, 0.75])).await;
     let channel =
         state.channels.iter().find(|channel| channel.target == "xds:///orders").expect("it is there");
@@ -134,8 +134,10 @@ async fn the_state_follows_the_process() {
     let state = mesh
         .until("a rejected cluster", |state| state.hints.iter().any(|hint| hint.contains("rejected")))
         .await;
-    let rejected =
-        state.events.iter().find(|event| event.level == Level::Error && event.subject == "Cluster orders");
+    let rejected = state
+        .events
+        .iter()
+        .find(|event| event.level == EventLevel::Error && event.subject == "Cluster orders");
     assert!(rejected.is_some_and(|event| event.text.contains("rejected")), "{:?}", state.events);
     assert!(is_about(&shares_of(&state), [0.5, 0.5]), "the last good one serves");
 }
@@ -143,16 +145,16 @@ async fn the_state_follows_the_process() {
 /// What browsers and tools are answered on the wire.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_answers_those_who_may_ask() {
-    let mut mesh = Stage::new("payments").await;
+    let mut mesh = AdminFixture::new("payments").await;
     mesh.until("shares", |state| is_about(&shares(state, "payments"), [0.25, 0.75])).await;
     let address = mesh.admin.address().to_string();
 
     let (status, headers, body) = get(&address, "/api/state", &[("host", &address)]).await;
     assert_eq!((status, headers["content-type"].as_bytes()), (200, &b"application/json"[..]));
-    let state: State = serde_json::from_slice(&body).expect("a state");
+    let state: AdminState = serde_json::from_slice(&body).expect("a state");
     assert_eq!(shares(&state, "payments").len(), 2);
     let (_, _, body) = get(&address, "/api/history", &[("host", &address)]).await;
-    let histories: Vec<History> = serde_json::from_slice(&body).expect("histories");
+    let histories: Vec<ChannelHistory> = serde_json::from_slice(&body).expect("histories");
     assert!(histories.iter().any(|history| history.endpoints.len() == 2 && history.at.len() >= 2));
 
     let (status, headers, body) = get(&address, "/", &[("host", &address)]).await;
@@ -180,8 +182,8 @@ async fn it_answers_those_who_may_ask() {
 /// Events go on until the server is gone, and then nothing is left of it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn events_end_with_the_server() {
-    let watch = Watch::start("short", Duration::from_millis(20)).await;
-    let admin = Admin::builder().watch(watch.clone()).start().await.expect("an admin server");
+    let watch = AdminWatch::start("short", Duration::from_millis(20)).await;
+    let admin = AdminServer::builder().watch(watch.clone()).start().await.expect("an admin server");
     let address = admin.address().to_string();
     let (status, _, mut body) = ask(&address, "/api/events", &[("host", &address)]).await;
     assert_eq!(status, 200);
@@ -227,7 +229,7 @@ async fn ask(
 /// Pages elsewhere cannot read the port: browsers are told so, and requests on behalf of such pages are refused.
 #[tokio::test]
 async fn pages_of_other_sites_are_refused() {
-    let admin = Admin::builder().start().await.expect("an admin server");
+    let admin = AdminServer::builder().start().await.expect("an admin server");
     let address = admin.address().to_string();
     for (site, expected) in
         [("none", 200), ("same-origin", 200), ("same-site", 403), ("cross-site", 403), ("other", 200)]
@@ -259,8 +261,8 @@ async fn read_to_end(mut stream: TcpStream) -> String {
 #[tokio::test(start_paused = true)]
 async fn slow_heads_are_cut_off() {
     use tokio::io::AsyncWriteExt;
-    let watch = Watch::start("slow", Duration::from_secs(1)).await;
-    let admin = Admin::builder().watch(watch).start().await.expect("an admin server");
+    let watch = AdminWatch::start("slow", Duration::from_secs(1)).await;
+    let admin = AdminServer::builder().watch(watch).start().await.expect("an admin server");
     let address = admin.address().to_string();
     let connect = async || TcpStream::connect(&address).await.expect("a connection");
     assert_eq!(read_to_end(connect().await).await, "");
@@ -295,8 +297,8 @@ async fn slow_heads_are_cut_off() {
 /// Connections and streams of events have a maximum, which leaves the others alone; CSDS is served beside them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_are_limited() {
-    let watch = Watch::start("many", Duration::from_millis(20)).await;
-    let admin = Admin::builder().watch(watch).start().await.expect("an admin server");
+    let watch = AdminWatch::start("many", Duration::from_millis(20)).await;
+    let admin = AdminServer::builder().watch(watch).start().await.expect("an admin server");
     let address = admin.address().to_string();
     let own = evenkeel::channel(format!("ipv4:{address}")).expect("a channel");
     let mut csds = ClientStatusDiscoveryServiceClient::new(own);
@@ -329,7 +331,7 @@ async fn connections_are_limited() {
 #[tokio::test]
 async fn large_requests_are_refused() {
     use tokio::io::AsyncWriteExt;
-    let admin = Admin::builder().start().await.expect("an admin server");
+    let admin = AdminServer::builder().start().await.expect("an admin server");
     let address = admin.address().to_string();
     for (length, expected) in [(1 << 20, "405"), ((1 << 20) + 1, "413")] {
         let mut stream = TcpStream::connect(&address).await.expect("a connection");

@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use evenkeel::{Backoff, Bootstrap, Builder, Channel, XdsClient};
+use evenkeel::{Backoff, Bootstrap, Channel, ChannelBuilder, XdsClient};
 use evenkeel_proto::envoy::config::cluster::v3::Cluster;
 use evenkeel_proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
 use testkit::net::echo::EchoRequest;
@@ -95,7 +95,7 @@ fn addresses(backends: &[Backend]) -> Vec<SocketAddr> {
 }
 
 /// Settings of a channel over these addresses that reconnects soon.
-fn over(addresses: impl IntoIterator<Item = SocketAddr>) -> Builder {
+fn over(addresses: impl IntoIterator<Item = SocketAddr>) -> ChannelBuilder {
     let addresses: Vec<_> = addresses.into_iter().map(|address| address.to_string()).collect();
     Channel::builder(format!("ipv4:{}", addresses.join(",")))
         .service_config(r#"{"loadBalancingConfig": [{"round_robin": {}}]}"#)
@@ -103,7 +103,7 @@ fn over(addresses: impl IntoIterator<Item = SocketAddr>) -> Builder {
 }
 
 /// Settings of a channel to the service `orders` of a control plane.
-fn mesh(control: &ControlPlane) -> Builder {
+fn mesh(control: &ControlPlane) -> ChannelBuilder {
     Channel::builder("xds:///orders")
         .bootstrap(Bootstrap::from_json(&control.bootstrap("node-7")).unwrap())
         .backoff(short_backoff())

@@ -59,7 +59,7 @@ async fn threads_end_with_their_clients() {
     let own: Vec<_> = (0..5).map(|_| XdsClient::builder(bootstrap.clone()).build()).collect();
     let channel = Channel::builder("xds:///orders").xds_client(own[0].clone()).build().unwrap();
     channel.connect();
-    while own[0].tally().first().is_none_or(|server| server.failures == 0) {
+    while own[0].server_stats().first().is_none_or(|server| server.failures == 0) {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     settle_at(5).await;

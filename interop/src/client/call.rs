@@ -3,7 +3,7 @@
 //! tonic's generated clients put headers and trailers of an answer into one map. Drivers ask which was which, so the calls
 //! are made as streams of one message, which on the wire is the same.
 
-use evenkeel::{Address, AskPeer, Channel, Peer};
+use evenkeel::{Address, CapturePeer, Channel, PeerAddress};
 use http::uri::PathAndQuery;
 use prost::Message;
 use tonic::client::Grpc;
@@ -65,7 +65,7 @@ where
     A: Message + Default + 'static,
 {
     let mut request = Request::new(message);
-    request.extensions_mut().insert(AskPeer);
+    request.extensions_mut().insert(CapturePeer);
     *request.metadata_mut() = planned.metadata.clone();
     if let Some(timeout) = planned.timeout {
         request.set_timeout(timeout);
@@ -78,6 +78,6 @@ where
     let message = message.ok_or_else(|| Status::internal("the server answered OK without a message"))?;
     let peer = initial.get("hostname").and_then(|name| name.to_str().ok()).map(str::to_owned);
     let peer = peer.filter(|name| !name.is_empty());
-    let address = extensions.get().map(|Peer(address)| address.clone());
+    let address = extensions.get().map(|PeerAddress(address)| address.clone());
     Ok((Answer { peer, address, initial, trailing }, message))
 }

@@ -15,7 +15,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use evenkeel::admin::{Admin, State, Watch};
+use evenkeel::admin::{AdminServer, AdminState, AdminWatch};
 use evenkeel::{Backoff, Bootstrap, Channel, ConnectivityState};
 use evenkeel_control::{ControlPlane, Mesh, MeshErrors, MeshWatchGuard};
 use tokio::time::Instant;
@@ -107,8 +107,8 @@ struct DemoEnvironment {
     _folder: tempfile::TempDir,
     _mesh_watch: MeshWatchGuard,
     _control: ControlPlane,
-    watch: Watch,
-    admin: Option<Admin>,
+    watch: AdminWatch,
+    admin: Option<AdminServer>,
     load: LoadGenerator,
 }
 
@@ -127,7 +127,7 @@ impl DemoEnvironment {
             return Err(CliError::usage("the story begins without a mesh"));
         };
         write_mesh(&mesh, &acts::mesh(first, &backends))?;
-        let watch = Watch::start("evenkeel demo", SAMPLE_INTERVAL).await;
+        let watch = AdminWatch::start("evenkeel demo", SAMPLE_INTERVAL).await;
         let control = ControlPlane::builder()
             .serve()
             .await
@@ -189,8 +189,8 @@ fn backoff() -> Backoff {
     backoff
 }
 
-async fn serve_page(address: Option<SocketAddr>, watch: Watch) -> Result<Admin, CliError> {
-    let mut admin = Admin::builder().watch(watch);
+async fn serve_page(address: Option<SocketAddr>, watch: AdminWatch) -> Result<AdminServer, CliError> {
+    let mut admin = AdminServer::builder().watch(watch);
     if let Some(address) = address {
         admin = admin.listen(address);
     }
@@ -285,7 +285,7 @@ impl DemoRunner<'_> {
     }
 
     /// Notes how busy the backends that are there say they are.
-    fn record_utilization(&self, state: &State, utilization_samples: &mut [Vec<f64>]) {
+    fn record_utilization(&self, state: &AdminState, utilization_samples: &mut [Vec<f64>]) {
         let Some(channel) = state.channels.first() else { return };
         for (backend, utilization_samples) in self.environment.backends.iter().zip(utilization_samples) {
             let address = backend.address.to_string();
@@ -295,7 +295,7 @@ impl DemoRunner<'_> {
         }
     }
 
-    fn draw(&mut self, act: usize, progress: f64, state: &State) -> Result<(), CliError> {
+    fn draw(&mut self, act: usize, progress: f64, state: &AdminState) -> Result<(), CliError> {
         let page = self.page();
         let OutputMode::Live(screen) = &mut self.show else { return Ok(()) };
         let frame = ScreenFrame { act, progress, last: &self.last, page: page.as_deref() };

@@ -1,7 +1,7 @@
 //! What a person sees while the demo runs: a picture that is drawn in place, or a few lines where nobody watches.
 
 use evenkeel::ConnectivityState;
-use evenkeel::admin::{EndpointState, State};
+use evenkeel::admin::{AdminState, EndpointInfo};
 
 use super::acts::ACTS;
 use super::fleet::DemoBackend;
@@ -35,7 +35,7 @@ impl DemoScreen<'_> {
     pub(super) fn draw(
         &mut self,
         frame: &ScreenFrame<'_>,
-        state: &State,
+        state: &AdminState,
         backends: &[DemoBackend],
     ) -> Result<(), CliError> {
         let picture = render(self.terminal, frame, state, backends);
@@ -67,7 +67,7 @@ const BAR: usize = 5;
 fn render(
     terminal: &TerminalOutput,
     frame: &ScreenFrame<'_>,
-    state: &State,
+    state: &AdminState,
     backends: &[DemoBackend],
 ) -> String {
     let act = &ACTS[frame.act];
@@ -94,7 +94,7 @@ fn render(
     lines.join("\n")
 }
 
-fn rows(terminal: &TerminalOutput, state: &State, backends: &[DemoBackend]) -> String {
+fn rows(terminal: &TerminalOutput, state: &AdminState, backends: &[DemoBackend]) -> String {
     let heads = ["backend", "max/s", "state", "want", "got", "calls/s", "busy", "", "p99", "fail/s"];
     let head = |(i, head): (usize, &str)| {
         let cell = if matches!(i, 0 | 2 | 7) { TableCell::new(head) } else { TableCell::right(head) };
@@ -114,7 +114,7 @@ fn millis(value: Option<f64>) -> String {
     value.map_or_else(|| "-".to_owned(), |ms| format!("{ms:.0} ms"))
 }
 
-fn row(name: &str, capacity: u32, endpoint: Option<&EndpointState>) -> Vec<TableCell> {
+fn row(name: &str, capacity: u32, endpoint: Option<&EndpointInfo>) -> Vec<TableCell> {
     let head = [TableCell::new(name), TableCell::right(capacity.to_string())];
     let Some(endpoint) = endpoint else { return head.into_iter().chain([TableCell::new("-")]).collect() };
     let (state, style) = match endpoint.state {
@@ -176,7 +176,7 @@ mod tests {
                         "want": 1.0, "got": 1.0, "utilization": 1.0, "traffic": traffic })
             })
             .collect();
-        let state: State = serde_json::from_value(json!({
+        let state: AdminState = serde_json::from_value(json!({
             "title": "", "version": "", "pid": 1, "since": 0, "at": 0, "xds": [], "events": [], "hints": [],
             "channels": [{ "id": 1, "target": "", "state": "READY", "traffic": traffic, "endpoints": endpoints, "tree": null }],
         }))

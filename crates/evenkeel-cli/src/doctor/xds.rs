@@ -226,7 +226,7 @@ impl DoctorSession<'_> {
         let opened = async {
             let mut open_since = None;
             loop {
-                let tally = self.client.tally();
+                let tally = self.client.server_stats();
                 if tally.iter().any(|tally| !tally.valid.is_empty() || !tally.invalid.is_empty()) {
                     return Ok("open");
                 }
@@ -252,7 +252,7 @@ impl DoctorSession<'_> {
 
     /// Why there is no stream, if there was one that failed and there is no other.
     async fn stream_failure(&self) -> Option<Diagnosis> {
-        let tally = self.client.tally();
+        let tally = self.client.server_stats();
         let is_connected = tally.iter().any(|tally| tally.connected);
         let failed = tally.iter().any(|tally| tally.failures > 0);
         if is_connected || !failed {

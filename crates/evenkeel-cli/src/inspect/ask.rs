@@ -8,7 +8,7 @@ use std::io;
 use std::str::FromStr;
 use std::time::Duration;
 
-use evenkeel::admin::State;
+use evenkeel::admin::AdminState;
 use evenkeel_proto::envoy::service::status::v3::{ClientStatusRequest, ClientStatusResponse};
 use http::uri::{Authority, PathAndQuery};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -61,7 +61,7 @@ impl fmt::Display for InspectTarget {
 #[derive(Debug)]
 pub(super) struct InspectData {
     pub(super) csds: Option<ClientStatusResponse>,
-    pub(super) state: Option<State>,
+    pub(super) state: Option<AdminState>,
 }
 
 /// Asks both. The failure says what was tried, and the likely cause.
@@ -154,7 +154,7 @@ fn chain(error: &dyn Error) -> String {
     text
 }
 
-async fn state(peer: &InspectTarget) -> Result<State, String> {
+async fn state(peer: &InspectTarget) -> Result<AdminState, String> {
     let body = timeout(RESPONSE_TIMEOUT, get(peer, "/api/state")).await;
     let body = body.map_err(|_| format!("no answer within {} s", RESPONSE_TIMEOUT.as_secs()))??;
     serde_json::from_slice(&body).map_err(|error| format!("not the state of an evenkeel process: {error}"))

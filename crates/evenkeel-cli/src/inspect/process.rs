@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt::Write as _;
 
-use evenkeel::admin::{ChannelState, EndpointState, State};
+use evenkeel::admin::{AdminState, ChannelInfo, EndpointInfo};
 use evenkeel::{ConnectivityState, Description};
 use serde_json::Value;
 
@@ -12,7 +12,7 @@ use crate::table::{TableCell, table};
 use crate::ui::{self, TerminalOutput, TextStyle};
 
 /// Whether a channel or an endpoint is in TRANSIENT_FAILURE.
-pub(super) fn is_bad(state: &State) -> bool {
+pub(super) fn is_bad(state: &AdminState) -> bool {
     let failed = |state| state == ConnectivityState::TransientFailure;
     state.channels.iter().any(|channel| {
         failed(channel.state) || channel.endpoints.iter().any(|endpoint| failed(endpoint.state))
@@ -20,7 +20,7 @@ pub(super) fn is_bad(state: &State) -> bool {
 }
 
 /// The process, channel by channel.
-pub(super) fn text(state: &State, terminal: &TerminalOutput, width: Option<usize>) -> String {
+pub(super) fn text(state: &AdminState, terminal: &TerminalOutput, width: Option<usize>) -> String {
     let mut out = String::new();
     let about = format!("evenkeel {}, process {}", state.version, state.pid);
     let head = TreeNode::styled(TextStyle::Title, &state.title).with(TextStyle::Faint, about);
@@ -48,7 +48,7 @@ pub(super) fn text(state: &State, terminal: &TerminalOutput, width: Option<usize
     out
 }
 
-fn channel(channel: &ChannelState, terminal: &TerminalOutput, width: Option<usize>) -> String {
+fn channel(channel: &ChannelInfo, terminal: &TerminalOutput, width: Option<usize>) -> String {
     let traffic = &channel.traffic;
     let mut numbers = format!("{} calls/s", decimals(traffic.rate));
     if let Some(p99) = traffic.p99_ms {
@@ -121,7 +121,7 @@ fn detail(value: &Value) -> Option<String> {
     }
 }
 
-fn endpoints(channel: &ChannelState, terminal: &TerminalOutput, width: Option<usize>) -> String {
+fn endpoints(channel: &ChannelInfo, terminal: &TerminalOutput, width: Option<usize>) -> String {
     let mut picks = HashMap::new();
     if let Some(tree) = &channel.tree {
         collect(tree, &mut picks);
@@ -163,7 +163,7 @@ fn endpoints(channel: &ChannelState, terminal: &TerminalOutput, width: Option<us
 }
 
 /// What stands in the columns; empty where there is nothing to say.
-fn texts(endpoint: &EndpointState, picks: Option<u64>) -> [String; 8] {
+fn texts(endpoint: &EndpointInfo, picks: Option<u64>) -> [String; 8] {
     let percent =
         |share: Option<f64>| share.map(|share| format!("{:.1}%", share * 100.0)).unwrap_or_default();
     let failed = endpoint.traffic.failed;
@@ -179,7 +179,7 @@ fn texts(endpoint: &EndpointState, picks: Option<u64>) -> [String; 8] {
     ]
 }
 
-fn row(endpoint: &EndpointState, texts: &[String; 8]) -> Vec<TableCell> {
+fn row(endpoint: &EndpointInfo, texts: &[String; 8]) -> Vec<TableCell> {
     let [address, state, weight, want, got, picks, busy, failed] = texts;
     vec![
         TableCell::new(address),
@@ -193,7 +193,7 @@ fn row(endpoint: &EndpointState, texts: &[String; 8]) -> Vec<TableCell> {
     ]
 }
 
-fn note(endpoint: &EndpointState, why: &str) -> String {
+fn note(endpoint: &EndpointInfo, why: &str) -> String {
     let place = match (&endpoint.cluster, endpoint.priority) {
         (Some(cluster), Some(priority)) if priority > 0 => format!(" ({cluster}, priority {priority})"),
         _ => String::new(),

@@ -82,7 +82,7 @@ async fn wait_settled(
     loop {
         let status = client.status().await.map_err(|error| CliError::unreachable(error.to_string()))?;
         let resources = status.generic_xds_configs;
-        let tally = client.tally();
+        let tally = client.server_stats();
         let in_use = || tally.iter().filter(|tally| tally.in_use);
         let is_answered = in_use().any(|tally| tally.connected);
         let is_failing = in_use().count() > 0 && in_use().all(|tally| tally.failures > 0);

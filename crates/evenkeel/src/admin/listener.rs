@@ -75,14 +75,14 @@ impl Listener for AdminListener {
 pub(super) struct RequestGauge {
     active: Arc<AtomicUsize>,
     /// Number of requests so far.
-    begun: Arc<AtomicUsize>,
+    started: Arc<AtomicUsize>,
 }
 
 impl RequestGauge {
     /// Counts a request until the guard is dropped.
-    pub(super) fn begin(&self) -> ActiveRequest {
+    pub(super) fn start(&self) -> ActiveRequest {
         self.active.fetch_add(1, Ordering::AcqRel);
-        self.begun.fetch_add(1, Ordering::AcqRel);
+        self.started.fetch_add(1, Ordering::AcqRel);
         ActiveRequest { gauge: self.clone() }
     }
 
@@ -115,7 +115,7 @@ pub(super) struct AdminSocket {
     gauge: RequestGauge,
     head: IoDeadline,
     /// Number of requests at the last read. A request may begin and end between two reads.
-    begun: usize,
+    started: usize,
     write: IoDeadline,
     _slot: OwnedSemaphorePermit,
 }
@@ -123,7 +123,7 @@ pub(super) struct AdminSocket {
 impl AdminSocket {
     fn new(stream: TcpStream, slot: OwnedSemaphorePermit) -> AdminSocket {
         let (head, write) = (IoDeadline::new(HEAD_TIMEOUT), IoDeadline::new(WRITE_TIMEOUT));
-        AdminSocket { stream, gauge: RequestGauge::default(), head, begun: 0, write, _slot: slot }
+        AdminSocket { stream, gauge: RequestGauge::default(), head, started: 0, write, _slot: slot }
     }
 
     /// Runs a write, and fails it if none makes progress in time.
@@ -149,8 +149,8 @@ impl AsyncRead for AdminSocket {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
-        let begun = this.gauge.begun.load(Ordering::Acquire);
-        if std::mem::replace(&mut this.begun, begun) != begun {
+        let started = this.gauge.started.load(Ordering::Acquire);
+        if std::mem::replace(&mut this.started, started) != started {
             this.head.clear();
         }
         if this.gauge.is_idle() {

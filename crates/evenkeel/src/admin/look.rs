@@ -9,17 +9,17 @@ use evenkeel_proto::envoy::admin::v3::ClientResourceStatus;
 use evenkeel_proto::envoy::service::status::v3::ClientConfig;
 use evenkeel_proto::prost_types::Timestamp;
 
-use super::state::{ClientState, ResourceError, ResourceState, ServerState};
-use super::view::{self, Placed};
-use crate::channel::{Channel, Inner};
-use crate::traffic::{Counts, Tally};
+use super::state::{XdsClientInfo, XdsResourceError, XdsResourceInfo, XdsServerInfo};
+use super::view::{self, EndpointPosition};
+use crate::channel::{Channel, ChannelInner};
+use crate::traffic::{CallStats, CallStatsSnapshot};
 use crate::xds::XdsClient;
 
-static CHANNELS: Mutex<Vec<(u64, Weak<Inner>)>> = Mutex::new(Vec::new());
+static CHANNELS: Mutex<Vec<(u64, Weak<ChannelInner>)>> = Mutex::new(Vec::new());
 static IDS: AtomicU64 = AtomicU64::new(1);
 
 /// A channel was made: it can be seen for as long as it lives.
-pub(crate) fn made(channel: &Arc<Inner>) {
+pub(crate) fn register_channel(channel: &Arc<ChannelInner>) {
     let mut channels = CHANNELS.lock().unwrap_or_else(PoisonError::into_inner);
     channels.retain(|(_, channel)| channel.strong_count() > 0);
     channels.push((IDS.fetch_add(1, Ordering::Relaxed), Arc::downgrade(channel)));
@@ -27,37 +27,37 @@ pub(crate) fn made(channel: &Arc<Inner>) {
 
 /// All of it at one moment.
 #[derive(Debug, Default)]
-pub(super) struct Seen {
-    pub(super) channels: Vec<SeenChannel>,
-    pub(super) xds: Vec<ClientState>,
+pub(super) struct AdminSample {
+    pub(super) channels: Vec<ChannelSample>,
+    pub(super) xds: Vec<XdsClientInfo>,
 }
 
 #[derive(Debug)]
-pub(super) struct SeenChannel {
+pub(super) struct ChannelSample {
     pub(super) id: u64,
     pub(super) target: String,
     pub(super) state: ConnectivityState,
     pub(super) tree: Option<Description>,
-    pub(super) calls: Counts,
-    pub(super) endpoints: Vec<SeenEndpoint>,
+    pub(super) calls: CallStatsSnapshot,
+    pub(super) endpoints: Vec<EndpointSample>,
 }
 
 #[derive(Debug)]
-pub(super) struct SeenEndpoint {
-    pub(super) placed: Placed,
-    pub(super) counts: Counts,
+pub(super) struct EndpointSample {
+    pub(super) position: EndpointPosition,
+    pub(super) counts: CallStatsSnapshot,
     /// Held, so that an endpoint whose connection is lost goes on where it stopped.
-    pub(super) _tallies: Vec<Arc<Tally>>,
+    pub(super) _stats: Vec<Arc<CallStats>>,
 }
 
-pub(super) async fn around() -> Seen {
+pub(super) async fn collect_sample() -> AdminSample {
     let channels: Vec<_> = {
         let channels = CHANNELS.lock().unwrap_or_else(PoisonError::into_inner);
         channels.iter().filter_map(|(id, channel)| Some((*id, channel.upgrade()?))).collect()
     };
-    let mut seen = Seen::default();
+    let mut seen = AdminSample::default();
     for (id, inner) in channels {
-        seen.channels.push(look_at(id, Channel { inner }).await);
+        seen.channels.push(sample_channel(id, Channel { inner }).await);
     }
     for client in XdsClient::all() {
         if let Ok(status) = client.status().await {
@@ -67,40 +67,47 @@ pub(super) async fn around() -> Seen {
     seen
 }
 
-async fn look_at(id: u64, channel: Channel) -> SeenChannel {
+async fn sample_channel(id: u64, channel: Channel) -> ChannelSample {
     let tree = channel.tree().await;
-    let tallies = channel.inner.calls.tallies();
+    let channel_stats = channel.inner.calls.channel_stats();
     let endpoints = tree.as_ref().map(view::endpoints).unwrap_or_default();
-    let endpoints = endpoints.into_iter().map(|placed| {
-        let of_addresses: Vec<_> =
-            placed.addresses.iter().map(|address| tallies.of(&Address::from(address.as_str()))).collect();
-        let counts = of_addresses.iter().map(|tally| tally.counts()).reduce(Counts::and).unwrap_or_default();
-        SeenEndpoint { placed, counts, _tallies: of_addresses }
+    let endpoints = endpoints.into_iter().map(|position| {
+        let of_addresses: Vec<_> = position
+            .addresses
+            .iter()
+            .map(|address| channel_stats.for_address(&Address::from(address.as_str())))
+            .collect();
+        let counts = of_addresses
+            .iter()
+            .map(|tally| tally.snapshot())
+            .reduce(CallStatsSnapshot::merge)
+            .unwrap_or_default();
+        EndpointSample { position, counts, _stats: of_addresses }
     });
-    SeenChannel {
+    ChannelSample {
         id,
         target: channel.inner.target.to_string(),
         state: channel.connectivity(),
         endpoints: endpoints.collect(),
-        calls: tallies.calls().counts(),
+        calls: channel_stats.calls().snapshot(),
         tree,
     }
 }
 
-fn client_state(client: &XdsClient, config: ClientConfig) -> ClientState {
+fn client_state(client: &XdsClient, config: ClientConfig) -> XdsClientInfo {
     let servers = client
-        .tally()
+        .server_stats()
         .into_iter()
         .filter(|tally| tally.in_use)
-        .map(|tally| ServerState { uri: tally.server.uri.to_string(), connected: tally.connected });
-    let resources = config.generic_xds_configs.into_iter().map(|resource| ResourceState {
+        .map(|tally| XdsServerInfo { uri: tally.server.uri.to_string(), connected: tally.connected });
+    let resources = config.generic_xds_configs.into_iter().map(|resource| XdsResourceInfo {
         kind: kind(&resource.type_url),
         status: ClientResourceStatus::try_from(resource.client_status)
             .unwrap_or(ClientResourceStatus::Unknown)
             .as_str_name()
             .to_owned(),
         updated: resource.last_updated.as_ref().and_then(millis),
-        error: resource.error_state.map(|error| ResourceError {
+        error: resource.error_state.map(|error| XdsResourceError {
             version: error.version_info,
             details: error.details,
             at: error.last_update_attempt.as_ref().and_then(millis),
@@ -108,7 +115,7 @@ fn client_state(client: &XdsClient, config: ClientConfig) -> ClientState {
         name: resource.name,
         version: resource.version_info,
     });
-    ClientState {
+    XdsClientInfo {
         scope: config.client_scope,
         node: config.node.map(|node| node.id).unwrap_or_default(),
         servers: servers.collect(),

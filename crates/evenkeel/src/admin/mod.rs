@@ -15,9 +15,9 @@
 //! | path | what |
 //! |---|---|
 //! | `/` | the page |
-//! | `/api/state` | a [`State`] as JSON |
+//! | `/api/state` | a [`AdminState`] as JSON |
 //! | `/api/events` | the same, again and again, as server-sent events |
-//! | `/api/history` | a list of [`History`], one for each channel, as JSON |
+//! | `/api/history` | a list of [`ChannelHistory`], one for each channel, as JSON |
 //! | gRPC `ClientStatusDiscoveryService` | what [`Csds`](crate::csds::Csds) tells |
 //!
 //! The server has limits: 64 connections, 64 event streams, 30 s for a request head and for a peer that does not read, 1 MiB
@@ -46,48 +46,48 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{MissedTickBehavior, interval};
 
-pub(crate) use look::made;
+pub(crate) use look::register_channel;
 pub use state::*;
-use watcher::Watcher;
+use watcher::StateWatcher;
 
 /// Looks at the process again and again, until its last clone is dropped.
 #[derive(Clone)]
-pub struct Watch {
-    shared: Arc<Shared>,
-    latest: watch::Receiver<Latest>,
+pub struct AdminWatch {
+    shared: Arc<AdminWatchInner>,
+    latest: watch::Receiver<LatestState>,
 }
 
-struct Shared {
-    watcher: Arc<Mutex<Watcher>>,
-    looking: AbortHandle,
+struct AdminWatchInner {
+    watcher: Arc<Mutex<StateWatcher>>,
+    sampler: AbortHandle,
 }
 
 /// The last look, ready to be sent.
 #[derive(Clone)]
-struct Latest {
+struct LatestState {
     state: Bytes,
     history: Bytes,
-    seen: Arc<State>,
+    seen: Arc<AdminState>,
 }
 
-impl Watch {
+impl AdminWatch {
     /// Begins to look, this often. `title` is what the process is called.
-    pub async fn start(title: impl Into<String>, every: Duration) -> Watch {
-        crate::traffic::watch();
-        let watcher = Arc::new(Mutex::new(Watcher::new(title.into(), look::now())));
-        let (sender, latest) = watch::channel(look_once(&watcher).await);
+    pub async fn start(title: impl Into<String>, every: Duration) -> AdminWatch {
+        crate::traffic::enable();
+        let watcher = Arc::new(Mutex::new(StateWatcher::new(title.into(), look::now())));
+        let (sender, latest) = watch::channel(sample_once(&watcher).await);
         let every = every.max(Duration::from_millis(10));
-        let looking = tokio::spawn(look_again(watcher.clone(), sender, every)).abort_handle();
-        Watch { shared: Arc::new(Shared { watcher, looking }), latest }
+        let sampler = tokio::spawn(sample_periodically(watcher.clone(), sender, every)).abort_handle();
+        AdminWatch { shared: Arc::new(AdminWatchInner { watcher, sampler }), latest }
     }
 
     /// The last look.
-    pub fn state(&self) -> Arc<State> {
+    pub fn state(&self) -> Arc<AdminState> {
         self.latest.borrow().seen.clone()
     }
 
     /// The next look.
-    pub async fn changed(&mut self) -> Arc<State> {
+    pub async fn changed(&mut self) -> Arc<AdminState> {
         // It goes on for as long as this lives.
         let _ = self.latest.changed().await;
         self.latest.borrow_and_update().seen.clone()
@@ -99,13 +99,13 @@ impl Watch {
     }
 }
 
-impl Drop for Shared {
+impl Drop for AdminWatchInner {
     fn drop(&mut self) {
-        self.looking.abort();
+        self.sampler.abort();
     }
 }
 
-impl fmt::Debug for Watch {
+impl fmt::Debug for AdminWatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Watch").finish_non_exhaustive()
     }
@@ -113,17 +113,21 @@ impl fmt::Debug for Watch {
 
 /// A running server. It ends when this is dropped.
 #[derive(Debug)]
-pub struct Admin {
+pub struct AdminServer {
     address: SocketAddr,
-    watch: Watch,
+    watch: AdminWatch,
     /// Dropped: the server ends.
     _serving: watch::Sender<()>,
 }
 
-impl Admin {
-    /// Settings; [`Builder::start`] starts it.
-    pub fn builder() -> Builder {
-        Builder { listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), watch: None, names: Vec::new() }
+impl AdminServer {
+    /// Settings; [`AdminServerBuilder::start`] starts it.
+    pub fn builder() -> AdminServerBuilder {
+        AdminServerBuilder {
+            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+            watch: None,
+            names: Vec::new(),
+        }
     }
 
     /// Where it listens.
@@ -132,37 +136,37 @@ impl Admin {
     }
 
     /// What it shows.
-    pub fn watch(&self) -> &Watch {
+    pub fn watch(&self) -> &AdminWatch {
         &self.watch
     }
 }
 
-/// Settings of an [`Admin`] server.
+/// Settings of an [`AdminServer`] server.
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until `start`"]
-pub struct Builder {
+pub struct AdminServerBuilder {
     listen: SocketAddr,
-    watch: Option<Watch>,
+    watch: Option<AdminWatch>,
     names: Vec<String>,
 }
 
-impl Builder {
+impl AdminServerBuilder {
     /// Where to listen; on a free port of 127.0.0.1 unless set. Whoever can reach it sees everything: what to let through is
     /// then your network's business.
-    pub fn listen(mut self, address: SocketAddr) -> Builder {
+    pub fn listen(mut self, address: SocketAddr) -> AdminServerBuilder {
         self.listen = address;
         self
     }
 
-    /// What to show; unless set, a [`Watch`] with the name of the program that looks every second.
-    pub fn watch(mut self, watch: Watch) -> Builder {
+    /// What to show; unless set, a [`AdminWatch`] with the name of the program that looks every second.
+    pub fn watch(mut self, watch: AdminWatch) -> AdminServerBuilder {
         self.watch = Some(watch);
         self
     }
 
     /// A name that browsers may know the server by, beside addresses and `localhost`. Other names are refused, since they may
     /// have been made to lead here.
-    pub fn allow_host(mut self, name: impl Into<String>) -> Builder {
+    pub fn allow_host(mut self, name: impl Into<String>) -> AdminServerBuilder {
         self.names.push(name.into());
         self
     }
@@ -172,7 +176,7 @@ impl Builder {
     /// # Errors
     ///
     /// The address cannot be listened on.
-    pub async fn start(self) -> io::Result<Admin> {
+    pub async fn start(self) -> io::Result<AdminServer> {
         let listener = TcpListener::bind(self.listen).await.map_err(|error| {
             io::Error::new(
                 error.kind(),
@@ -182,12 +186,13 @@ impl Builder {
         let address = listener.local_addr()?;
         let watch = match self.watch {
             Some(watch) => watch,
-            None => Watch::start(program(), Duration::from_secs(1)).await,
+            None => AdminWatch::start(program_name(), Duration::from_secs(1)).await,
         };
         let (serving, mut ended) = watch::channel(());
         let event_streams = Arc::new(Semaphore::new(server::MAX_EVENT_STREAMS));
-        let shown = server::Served { latest: watch.latest.clone(), ended: ended.clone(), event_streams };
-        let router = server::router(shown, self.names.into());
+        let router_state =
+            server::RouterState { latest: watch.latest.clone(), ended: ended.clone(), event_streams };
+        let router = server::router(router_state, self.names.into());
         let listener = listener::AdminListener::new(listener);
         let service = router.into_make_service_with_connect_info::<listener::RequestGauge>();
         let serve = axum::serve(listener, service).with_graceful_shutdown(async move {
@@ -198,42 +203,46 @@ impl Builder {
                 tracing::error!(%error, "the admin server ended");
             }
         });
-        Ok(Admin { address, watch, _serving: serving })
+        Ok(AdminServer { address, watch, _serving: serving })
     }
 }
 
-async fn look_again(watcher: Arc<Mutex<Watcher>>, sender: watch::Sender<Latest>, every: Duration) {
+async fn sample_periodically(
+    watcher: Arc<Mutex<StateWatcher>>,
+    sender: watch::Sender<LatestState>,
+    every: Duration,
+) {
     let mut ticks = interval(every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks.tick().await;
     loop {
         ticks.tick().await;
-        sender.send_replace(look_once(&watcher).await);
+        sender.send_replace(sample_once(&watcher).await);
     }
 }
 
-async fn look_once(watcher: &Mutex<Watcher>) -> Latest {
-    let seen = look::around().await;
+async fn sample_once(watcher: &Mutex<StateWatcher>) -> LatestState {
+    let seen = look::collect_sample().await;
     let (state, history) = {
         let mut watcher = lock(watcher);
-        (watcher.take_in(seen, look::now()), watcher.histories())
+        (watcher.handle_sample(seen, look::now()), watcher.histories())
     };
     // Neither can fail: all keys are text.
     let json = |text: Result<Vec<u8>, serde_json::Error>| text.map(Bytes::from).unwrap_or_default();
-    Latest {
+    LatestState {
         state: json(serde_json::to_vec(&state)),
         history: json(serde_json::to_vec(&history)),
         seen: Arc::new(state),
     }
 }
 
-fn program() -> String {
+fn program_name() -> String {
     let program = std::env::args_os().next();
     let name = program.as_deref().map(std::path::Path::new).and_then(std::path::Path::file_name);
     name.map_or_else(|| "evenkeel".to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
 /// Nothing panics while it is held.
-fn lock(watcher: &Mutex<Watcher>) -> std::sync::MutexGuard<'_, Watcher> {
+fn lock(watcher: &Mutex<StateWatcher>) -> std::sync::MutexGuard<'_, StateWatcher> {
     watcher.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -24,13 +24,13 @@ use http::{HeaderMap, HeaderValue, StatusCode, Uri};
 use tokio::sync::{Semaphore, mpsc, watch};
 use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
 
-use super::Latest;
+use super::LatestState;
 use super::listener::{ActiveRequest, RequestGauge};
 use super::page::{FILES, POLICY};
 use crate::xds::csds::Csds;
 
 /// The names under which we may be asked, beside addresses and `localhost`.
-pub(super) type Names = Arc<[String]>;
+pub(super) type AllowedHosts = Arc<[String]>;
 
 const JSON: &str = "application/json";
 
@@ -42,8 +42,8 @@ const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// What requests are answered from.
 #[derive(Clone)]
-pub(super) struct Served {
-    pub(super) latest: watch::Receiver<Latest>,
+pub(super) struct RouterState {
+    pub(super) latest: watch::Receiver<LatestState>,
     /// Its sender is gone: the server ends.
     pub(super) ended: watch::Receiver<()>,
     /// One permit for each stream of events that may be open.
@@ -56,20 +56,20 @@ pub(super) const MAX_EVENT_STREAMS: usize = 64;
 /// Maximum size of a request in bytes. Those for the page have none, and those of CSDS are small.
 const MAX_REQUEST_BYTES: u64 = 1 << 20;
 
-pub(super) fn router(served: Served, names: Names) -> Router {
+pub(super) fn router(router_state: RouterState, names: AllowedHosts) -> Router {
     let page = FILES.iter().fold(Router::new(), |router, file| {
         router.route(file.path, get(async || typed(file.kind, file.body)))
     });
     page.route("/api/state", get(state))
         .route("/api/history", get(history))
         .route("/api/events", get(events))
-        .with_state(served)
+        .with_state(router_state)
         .route(
             "/envoy.service.status.v3.ClientStatusDiscoveryService/{method}",
             on_service(MethodFilter::POST, Csds::new()),
         )
         .layer(middleware::map_response(harden))
-        .layer(middleware::from_fn_with_state(names, refuse_strangers))
+        .layer(middleware::from_fn_with_state(names, reject_foreign_requests))
         .layer(middleware::from_fn(count_request))
 }
 
@@ -77,16 +77,18 @@ fn typed(kind: &'static str, body: impl IntoResponse) -> Response {
     ([(CONTENT_TYPE, HeaderValue::from_static(kind))], body).into_response()
 }
 
-async fn state(Extracted(served): Extracted<Served>) -> Response {
-    typed(JSON, served.latest.borrow().state.clone())
+async fn state(Extracted(router_state): Extracted<RouterState>) -> Response {
+    typed(JSON, router_state.latest.borrow().state.clone())
 }
 
-async fn history(Extracted(served): Extracted<Served>) -> Response {
-    typed(JSON, served.latest.borrow().history.clone())
+async fn history(Extracted(router_state): Extracted<RouterState>) -> Response {
+    typed(JSON, router_state.latest.borrow().history.clone())
 }
 
 /// Every state from now on, the present one first. Who reads slowly gets the latest, not all of them.
-async fn events(Extracted(Served { mut latest, mut ended, event_streams }): Extracted<Served>) -> Response {
+async fn events(
+    Extracted(RouterState { mut latest, mut ended, event_streams }): Extracted<RouterState>,
+) -> Response {
     let Ok(permit) = event_streams.try_acquire_owned() else {
         let text = format!("at most {MAX_EVENT_STREAMS} streams of events are served at a time\n");
         return (StatusCode::SERVICE_UNAVAILABLE, text).into_response();
@@ -133,7 +135,7 @@ async fn count_request(
     request: Request,
     next: Next,
 ) -> Response {
-    let active = gauge.begin();
+    let active = gauge.start();
     next.run(request).await.map(|body| Body::new(CountedBody { body, _active: active }))
 }
 
@@ -163,20 +165,24 @@ impl http_body::Body for CountedBody {
     }
 }
 
-async fn refuse_strangers(Extracted(names): Extracted<Names>, request: Request, next: Next) -> Response {
+async fn reject_foreign_requests(
+    Extracted(names): Extracted<AllowedHosts>,
+    request: Request,
+    next: Next,
+) -> Response {
     let length = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
     if length.is_some_and(|length: u64| length > MAX_REQUEST_BYTES) {
         let text = format!("a request has at most {MAX_REQUEST_BYTES} bytes\n");
         return (StatusCode::PAYLOAD_TOO_LARGE, text).into_response();
     }
-    match stranger(request.uri(), request.headers(), &names) {
+    match rejection_reason(request.uri(), request.headers(), &names) {
         None => next.run(request).await,
         Some(why) => (StatusCode::FORBIDDEN, format!("{why}\n")).into_response(),
     }
 }
 
 /// What is wrong with where a request comes from, if anything is.
-fn stranger(uri: &Uri, headers: &HeaderMap, names: &[String]) -> Option<String> {
+fn rejection_reason(uri: &Uri, headers: &HeaderMap, names: &[String]) -> Option<String> {
     let host = match (uri.authority(), headers.get(HOST)) {
         (Some(authority), _) => authority.clone(),
         (None, Some(host)) => match Authority::try_from(host.as_bytes()) {
@@ -185,7 +191,7 @@ fn stranger(uri: &Uri, headers: &HeaderMap, names: &[String]) -> Option<String> 
         },
         (None, None) => return Some("a Host header is needed".to_owned()),
     };
-    if !is_ours(host.host(), names) {
+    if !is_allowed_host(host.host(), names) {
         return Some(format!(
             "host {:?} is not known here: use an address or localhost, or allow the name where the admin server is built",
             host.host()
@@ -205,7 +211,7 @@ fn stranger(uri: &Uri, headers: &HeaderMap, names: &[String]) -> Option<String> 
 }
 
 /// A name that somebody made to lead here is none of these; an address is what it says.
-fn is_ours(host: &str, names: &[String]) -> bool {
+fn is_allowed_host(host: &str, names: &[String]) -> bool {
     let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     bare.parse::<IpAddr>().is_ok()
         || host.eq_ignore_ascii_case("localhost")
@@ -241,10 +247,11 @@ mod tests {
             let value = |text: &str| HeaderValue::from_str(text).expect("a header");
             headers.extend(host.map(|host| (HOST, value(host))));
             headers.extend(origin.map(|origin| (ORIGIN, value(origin))));
-            let refused = stranger(&Uri::from_static("/"), &headers, &names);
+            let refused = rejection_reason(&Uri::from_static("/"), &headers, &names);
             assert_eq!(refused.is_none(), expected, "{host:?} {origin:?}: {refused:?}");
         }
-        let by_authority = |uri: &'static str| stranger(&Uri::from_static(uri), &HeaderMap::new(), &names);
+        let by_authority =
+            |uri: &'static str| rejection_reason(&Uri::from_static(uri), &HeaderMap::new(), &names);
         assert_eq!(by_authority("http://127.0.0.1:1/"), None);
         assert!(by_authority("http://evil.example/").is_some());
     }

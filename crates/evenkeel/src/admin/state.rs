@@ -1,4 +1,4 @@
-//! What the page shows, as data: the same that `/api/state` answers and that [`State`] reads back.
+//! What the page shows, as data: the same that `/api/state` answers and that [`AdminState`] reads back.
 //!
 //! Times are milliseconds since 1970; rates, got shares and latencies are those of the last second or so, totals those since the channel began.
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// A process at one moment.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
-pub struct State {
+pub struct AdminState {
     /// What the process calls itself.
     pub title: String,
     /// The version of evenkeel.
@@ -20,11 +20,11 @@ pub struct State {
     /// When this was seen.
     pub at: u64,
     /// Its channels, the oldest first.
-    pub channels: Vec<ChannelState>,
+    pub channels: Vec<ChannelInfo>,
     /// Its xDS clients.
-    pub xds: Vec<ClientState>,
+    pub xds: Vec<XdsClientInfo>,
     /// What happened, the oldest first; the last few hundred.
-    pub events: Vec<Event>,
+    pub events: Vec<AdminEvent>,
     /// What its operator may want to look at.
     pub hints: Vec<String>,
 }
@@ -32,7 +32,7 @@ pub struct State {
 /// A channel at one moment.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
-pub struct ChannelState {
+pub struct ChannelInfo {
     /// Stays the same while the channel lives, and is no other channel's.
     pub id: u64,
     /// What it was built for.
@@ -40,9 +40,9 @@ pub struct ChannelState {
     /// How well it is connected.
     pub state: ConnectivityState,
     /// Its calls.
-    pub traffic: Traffic,
+    pub traffic: TrafficStats,
     /// Every endpoint of the tree, in its order.
-    pub endpoints: Vec<EndpointState>,
+    pub endpoints: Vec<EndpointInfo>,
     /// Its policies; none while the channel rests.
     pub tree: Option<Description>,
 }
@@ -50,7 +50,7 @@ pub struct ChannelState {
 /// An endpoint at one moment.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
-pub struct EndpointState {
+pub struct EndpointInfo {
     /// Where it is; the first address if it has several.
     pub address: String,
     /// What the control plane calls it.
@@ -74,13 +74,13 @@ pub struct EndpointState {
     /// How busy it says it is (ORCA); 1 is all that it can do.
     pub utilization: Option<f64>,
     /// Its calls.
-    pub traffic: Traffic,
+    pub traffic: TrafficStats,
 }
 
 /// Calls of a channel or an endpoint.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
-pub struct Traffic {
+pub struct TrafficStats {
     /// How many began.
     pub started: u64,
     /// How many ended well.
@@ -102,21 +102,21 @@ pub struct Traffic {
 /// An xDS client at one moment.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
-pub struct ClientState {
+pub struct XdsClientInfo {
     /// What it is called among the clients of the process (CSDS).
     pub scope: String,
     /// The node that it says it is.
     pub node: String,
     /// The control planes that it has talked to, and whether it is connected.
-    pub servers: Vec<ServerState>,
+    pub servers: Vec<XdsServerInfo>,
     /// Every resource that it wants.
-    pub resources: Vec<ResourceState>,
+    pub resources: Vec<XdsResourceInfo>,
 }
 
 /// A control plane as a client sees it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
-pub struct ServerState {
+pub struct XdsServerInfo {
     /// Where it is.
     pub uri: String,
     /// Whether there is a working stream.
@@ -126,7 +126,7 @@ pub struct ServerState {
 /// A resource as a client sees it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
-pub struct ResourceState {
+pub struct XdsResourceInfo {
     /// `Listener`, `RouteConfiguration`, `Cluster`, `ClusterLoadAssignment`.
     pub kind: String,
     /// Its name.
@@ -138,13 +138,13 @@ pub struct ResourceState {
     /// When the version in use came.
     pub updated: Option<u64>,
     /// What is wrong with what came since.
-    pub error: Option<ResourceError>,
+    pub error: Option<XdsResourceError>,
 }
 
 /// Why a resource was not taken.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
-pub struct ResourceError {
+pub struct XdsResourceError {
     /// The version that was not taken.
     pub version: String,
     /// Every problem with it.
@@ -156,13 +156,13 @@ pub struct ResourceError {
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
-pub struct Event {
+pub struct AdminEvent {
     /// Counts up; no two events of a process have the same.
     pub number: u64,
     /// When it was seen.
     pub at: u64,
     /// How bad it is.
-    pub level: Level,
+    pub level: EventLevel,
     /// What it is about: a channel's target, an endpoint, a resource; empty for the process itself.
     pub subject: String,
     /// What happened, in a few words.
@@ -172,7 +172,7 @@ pub struct Event {
 /// How bad an event is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Level {
+pub enum EventLevel {
     /// Something was marked by the application: an act of a story, a deployment.
     Mark,
     /// Good to know.
@@ -188,21 +188,21 @@ pub enum Level {
 /// All lists are as long as `at`, the oldest first, one entry for each look (a second apart).
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[non_exhaustive]
-pub struct History {
+pub struct ChannelHistory {
     /// The channel.
     pub id: u64,
     /// When each look was.
     pub at: Vec<u64>,
     /// Of the whole channel.
-    pub total: Series,
+    pub total: MetricSeries,
     /// By address.
-    pub endpoints: Vec<(String, Series)>,
+    pub endpoints: Vec<(String, MetricSeries)>,
 }
 
 /// One line of charts. An endpoint that was not there has `null`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[non_exhaustive]
-pub struct Series {
+pub struct MetricSeries {
     /// Calls per second.
     pub rate: Vec<Option<f64>>,
     /// Failures per second.

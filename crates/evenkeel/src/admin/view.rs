@@ -7,7 +7,7 @@ use serde_json::Value;
 
 /// An endpoint and its place in the tree.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Placed {
+pub(super) struct EndpointPosition {
     pub(super) addresses: Vec<String>,
     pub(super) name: Option<String>,
     pub(super) cluster: Option<String>,
@@ -20,25 +20,25 @@ pub(super) struct Placed {
 }
 
 /// All endpoints of a tree, in its order.
-pub(super) fn endpoints(tree: &Description) -> Vec<Placed> {
+pub(super) fn endpoints(tree: &Description) -> Vec<EndpointPosition> {
     let mut all = Vec::new();
-    walk(tree, &Place { cluster: None, priority: None, share: 1.0 }, &mut all);
+    walk(tree, &TreePosition { cluster: None, priority: None, share: 1.0 }, &mut all);
     all
 }
 
 /// By cluster, the priority in use.
-pub(super) type Priorities = BTreeMap<String, Option<u32>>;
+pub(super) type ClusterPriorities = BTreeMap<String, Option<u32>>;
 
 /// The chosen priority of every cluster that has several.
-pub(super) fn priorities(tree: &Description) -> Priorities {
-    fn walk(tree: &Description, cluster: &str, all: &mut Priorities) {
+pub(super) fn priorities(tree: &Description) -> ClusterPriorities {
+    fn walk(tree: &Description, cluster: &str, all: &mut ClusterPriorities) {
         let cluster = text(tree, "cluster").unwrap_or(cluster);
         if tree.policy == PRIORITY && names(tree).count() > 1 {
             all.insert(cluster.to_owned(), text(tree, "chosen").and_then(|chosen| rank(tree, chosen)));
         }
         tree.children.iter().for_each(|(_, child)| walk(child, cluster, all));
     }
-    let mut all = Priorities::new();
+    let mut all = ClusterPriorities::new();
     walk(tree, "", &mut all);
     all
 }
@@ -48,23 +48,24 @@ const MANAGER: &str = "xds_cluster_manager_experimental";
 const TARGETS: &str = "weighted_target_experimental";
 
 /// Where a policy stands: what the policies above it say of the endpoints below.
-struct Place {
+struct TreePosition {
     cluster: Option<String>,
     priority: Option<u32>,
     /// Of the cluster's calls.
     share: f64,
 }
 
-fn walk(tree: &Description, place: &Place, all: &mut Vec<Placed>) {
-    let cluster = text(tree, "cluster").map(str::to_owned).or_else(|| place.cluster.clone());
+fn walk(tree: &Description, position: &TreePosition, all: &mut Vec<EndpointPosition>) {
+    let cluster = text(tree, "cluster").map(str::to_owned).or_else(|| position.cluster.clone());
     for row in &tree.endpoints {
         // Nobody below a policy that gets nothing gets anything, whatever its own policy would say.
-        let want = if place.share == 0.0 { Some(0.0) } else { row.share.map(|share| share * place.share) };
-        all.push(Placed {
+        let want =
+            if position.share == 0.0 { Some(0.0) } else { row.share.map(|share| share * position.share) };
+        all.push(EndpointPosition {
             addresses: row.addresses.clone(),
             name: row.hostname.clone().filter(|name| !name.is_empty()),
             cluster: cluster.clone(),
-            priority: place.priority,
+            priority: position.priority,
             locality: row.locality.clone(),
             state: row.state,
             unused: row.unused.clone(),
@@ -78,15 +79,15 @@ fn walk(tree: &Description, place: &Place, all: &mut Vec<Placed>) {
             MANAGER => (None, 1.0),
             PRIORITY => {
                 let is_chosen = text(tree, "chosen") == Some(name);
-                (rank(tree, name), if is_chosen { place.share } else { 0.0 })
+                (rank(tree, name), if is_chosen { position.share } else { 0.0 })
             }
             TARGETS => {
                 let share = tree.details.get("targets").and_then(|targets| targets[name]["share"].as_f64());
-                (place.priority, place.share * share.unwrap_or(0.0))
+                (position.priority, position.share * share.unwrap_or(0.0))
             }
-            _ => (place.priority, place.share),
+            _ => (position.priority, position.share),
         };
-        walk(child, &Place { cluster: cluster.clone(), priority, share }, all);
+        walk(child, &TreePosition { cluster: cluster.clone(), priority, share }, all);
     }
 }
 

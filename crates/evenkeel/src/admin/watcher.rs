@@ -7,40 +7,41 @@ use std::collections::{BTreeMap, VecDeque};
 
 use evenkeel_core::ConnectivityState;
 
-use super::look::{Seen, SeenChannel, SeenEndpoint};
+use super::look::{AdminSample, ChannelSample, EndpointSample};
 use super::state::{
-    ChannelState, ClientState, EndpointState, Event, History, Level, ResourceState, Series, State, Traffic,
+    AdminEvent, AdminState, ChannelHistory, ChannelInfo, EndpointInfo, EventLevel, MetricSeries,
+    TrafficStats, XdsClientInfo, XdsResourceInfo,
 };
-use super::view::{self, Priorities};
-use crate::traffic::Counts;
+use super::view::{self, ClusterPriorities};
+use crate::traffic::CallStatsSnapshot;
 
 /// So many looks back figures begin.
-const BACK: usize = 2;
+const SAMPLES_BACK: usize = 2;
 /// So many looks the charts go back.
-const KEPT: usize = 120;
-const EVENTS: usize = 300;
+const MAX_POINTS: usize = 120;
+const MAX_EVENTS: usize = 300;
 /// More endpoints than this that come, go or change in one look are told of together.
-const ONE_BY_ONE: usize = 8;
+const MAX_SINGLE_EVENTS: usize = 8;
 
 /// What a channel's endpoints add up to, and each by its address.
-type Figures = BTreeMap<u64, (Counts, BTreeMap<String, Counts>)>;
+type CallCounts = BTreeMap<u64, (CallStatsSnapshot, BTreeMap<String, CallStatsSnapshot>)>;
 
-pub(super) struct Watcher {
+pub(super) struct StateWatcher {
     title: String,
     since: u64,
-    looks: VecDeque<(u64, Figures)>,
-    before: Option<State>,
-    events: VecDeque<Event>,
+    samples: VecDeque<(u64, CallCounts)>,
+    before: Option<AdminState>,
+    events: VecDeque<AdminEvent>,
     numbers: u64,
-    charts: BTreeMap<u64, Chart>,
+    charts: BTreeMap<u64, ChannelChart>,
 }
 
-impl Watcher {
-    pub(super) fn new(title: String, at: u64) -> Watcher {
-        Watcher {
+impl StateWatcher {
+    pub(super) fn new(title: String, at: u64) -> StateWatcher {
+        StateWatcher {
             title,
             since: at,
-            looks: VecDeque::new(),
+            samples: VecDeque::new(),
             before: None,
             events: VecDeque::new(),
             numbers: 0,
@@ -50,31 +51,31 @@ impl Watcher {
 
     /// Something happened that only the application knows of.
     pub(super) fn mark(&mut self, at: u64, text: String) {
-        self.happened(at, Level::Mark, "", text);
+        self.record_event(at, EventLevel::Mark, "", text);
     }
 
     /// A look, and what it comes to.
-    pub(super) fn take_in(&mut self, seen: Seen, at: u64) -> State {
+    pub(super) fn handle_sample(&mut self, seen: AdminSample, at: u64) -> AdminState {
         let priorities: Vec<_> =
             seen.channels.iter().map(|channel| channel.tree.as_ref().map(view::priorities)).collect();
-        let figures = figures(&seen);
+        let call_counts = call_counts(&seen);
         let channels = {
-            let (then, before) = match self.looks.front() {
+            let (then, before) = match self.samples.front() {
                 Some((then, before)) => (*then, Some(before)),
                 None => (at, None),
             };
             let seconds = at.saturating_sub(then) as f64 / 1e3;
-            let state = |channel: SeenChannel| {
+            let state = |channel: ChannelSample| {
                 let before = before.and_then(|before| before.get(&channel.id));
                 channel_state(channel, before, seconds)
             };
             seen.channels.into_iter().map(state).collect()
         };
-        self.looks.push_back((at, figures));
-        if self.looks.len() > BACK {
-            self.looks.pop_front();
+        self.samples.push_back((at, call_counts));
+        if self.samples.len() > SAMPLES_BACK {
+            self.samples.pop_front();
         }
-        let mut state = State {
+        let mut state = AdminState {
             title: self.title.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
@@ -95,40 +96,46 @@ impl Watcher {
     }
 
     /// The charts as they are.
-    pub(super) fn histories(&self) -> Vec<History> {
+    pub(super) fn histories(&self) -> Vec<ChannelHistory> {
         self.charts.iter().map(|(id, chart)| chart.history(*id)).collect()
     }
 
-    fn happened(&mut self, at: u64, level: Level, subject: &str, text: String) {
+    fn record_event(&mut self, at: u64, level: EventLevel, subject: &str, text: String) {
         self.numbers += 1;
-        if self.events.len() == EVENTS {
+        if self.events.len() == MAX_EVENTS {
             self.events.pop_front();
         }
-        self.events.push_back(Event { number: self.numbers, at, level, subject: subject.to_owned(), text });
+        self.events.push_back(AdminEvent {
+            number: self.numbers,
+            at,
+            level,
+            subject: subject.to_owned(),
+            text,
+        });
     }
 
-    fn compare(&mut self, now: &State) {
+    fn compare(&mut self, now: &AdminState) {
         let Some(before) = self.before.take() else { return };
         let at = now.at;
         for channel in &now.channels {
             let Some(was) = before.channels.iter().find(|was| was.id == channel.id) else {
-                self.happened(at, Level::Info, &channel.target, "channel made".to_owned());
+                self.record_event(at, EventLevel::Info, &channel.target, "channel made".to_owned());
                 continue;
             };
             self.compare_endpoints(at, channel, was);
             if was.state != channel.state {
                 let (level, text) = match channel.state {
-                    ConnectivityState::Ready => (Level::Info, "calls can be sent"),
-                    ConnectivityState::TransientFailure => (Level::Error, "no endpoint can be reached"),
-                    ConnectivityState::Connecting => (Level::Info, "connecting"),
-                    ConnectivityState::Idle => (Level::Info, "at rest"),
+                    ConnectivityState::Ready => (EventLevel::Info, "calls can be sent"),
+                    ConnectivityState::TransientFailure => (EventLevel::Error, "no endpoint can be reached"),
+                    ConnectivityState::Connecting => (EventLevel::Info, "connecting"),
+                    ConnectivityState::Idle => (EventLevel::Info, "at rest"),
                 };
-                self.happened(at, level, &channel.target, text.to_owned());
+                self.record_event(at, level, &channel.target, text.to_owned());
             }
         }
         for was in &before.channels {
             if now.channels.iter().all(|channel| channel.id != was.id) {
-                self.happened(at, Level::Info, &was.target, "channel gone".to_owned());
+                self.record_event(at, EventLevel::Info, &was.target, "channel gone".to_owned());
             }
         }
         for client in &now.xds {
@@ -140,8 +147,8 @@ impl Watcher {
         }
     }
 
-    fn compare_endpoints(&mut self, at: u64, channel: &ChannelState, was: &ChannelState) {
-        let by_address = |channel: &'_ ChannelState| -> BTreeMap<String, EndpointState> {
+    fn compare_endpoints(&mut self, at: u64, channel: &ChannelInfo, was: &ChannelInfo) {
+        let by_address = |channel: &'_ ChannelInfo| -> BTreeMap<String, EndpointInfo> {
             let of = channel.endpoints.iter();
             of.map(|endpoint| (endpoint.address.clone(), endpoint.clone())).collect()
         };
@@ -150,12 +157,12 @@ impl Watcher {
             return;
         }
         let (now, before) = (by_address(channel), by_address(was));
-        let mut told = Vec::new();
+        let mut found = Vec::new();
         for (address, endpoint) in &now {
             match before.get(address) {
-                None => told.push((Level::Info, label(endpoint), "endpoint joined".to_owned())),
+                None => found.push((EventLevel::Info, label(endpoint), "endpoint joined".to_owned())),
                 Some(before) => {
-                    told.extend(
+                    found.extend(
                         changes(before, endpoint).map(|(level, text)| (level, label(endpoint), text)),
                     );
                 }
@@ -163,33 +170,33 @@ impl Watcher {
         }
         for (address, endpoint) in &before {
             if !now.contains_key(address) {
-                told.push((Level::Info, label(endpoint), "endpoint left".to_owned()));
+                found.push((EventLevel::Info, label(endpoint), "endpoint left".to_owned()));
             }
         }
-        if told.len() > ONE_BY_ONE {
-            let mut sums = BTreeMap::<String, (Level, usize)>::new();
-            for (level, _, text) in told {
+        if found.len() > MAX_SINGLE_EVENTS {
+            let mut sums = BTreeMap::<String, (EventLevel, usize)>::new();
+            for (level, _, text) in found {
                 let text = text.split(':').next().unwrap_or_default().to_owned();
                 sums.entry(text).or_insert((level, 0)).1 += 1;
             }
             for (text, (level, count)) in sums {
-                self.happened(at, level, &channel.target, format!("{text} ({count} endpoints)"));
+                self.record_event(at, level, &channel.target, format!("{text} ({count} endpoints)"));
             }
             return;
         }
-        for (level, subject, text) in told {
-            self.happened(at, level, &subject, text);
+        for (level, subject, text) in found {
+            self.record_event(at, level, &subject, text);
         }
     }
 
-    fn compare_client(&mut self, at: u64, client: &ClientState, was: &ClientState) {
+    fn compare_client(&mut self, at: u64, client: &XdsClientInfo, was: &XdsClientInfo) {
         for server in &client.servers {
             let before = was.servers.iter().find(|before| before.uri == server.uri);
             let was_connected = before.is_some_and(|before| before.connected);
             if server.connected && !was_connected {
-                self.happened(at, Level::Info, &server.uri, "control plane connected".to_owned());
+                self.record_event(at, EventLevel::Info, &server.uri, "control plane connected".to_owned());
             } else if !server.connected && was_connected {
-                self.happened(at, Level::Warning, &server.uri, "control plane lost".to_owned());
+                self.record_event(at, EventLevel::Warning, &server.uri, "control plane lost".to_owned());
             }
         }
         for resource in &client.resources {
@@ -197,19 +204,25 @@ impl Watcher {
             let subject = format!("{} {}", resource.kind, resource.name);
             if before.is_none_or(|before| before.version != resource.version) && !resource.version.is_empty()
             {
-                self.happened(at, Level::Info, &subject, format!("version {} in use", resource.version));
+                self.record_event(
+                    at,
+                    EventLevel::Info,
+                    &subject,
+                    format!("version {} in use", resource.version),
+                );
             }
-            let was_wrong = before.and_then(|before| before.error.as_ref());
+            let previous_error = before.and_then(|before| before.error.as_ref());
             if let Some(error) = &resource.error
-                && was_wrong.is_none_or(|before| (&before.version, before.at) != (&error.version, error.at))
+                && previous_error
+                    .is_none_or(|before| (&before.version, before.at) != (&error.version, error.at))
             {
                 let text = format!("version {} rejected: {}", error.version, error.details);
-                self.happened(at, Level::Error, &subject, text);
+                self.record_event(at, EventLevel::Error, &subject, text);
             }
         }
     }
 
-    fn compare_priorities(&mut self, now: &State, priorities: Vec<Option<Priorities>>) {
+    fn compare_priorities(&mut self, now: &AdminState, priorities: Vec<Option<ClusterPriorities>>) {
         for (channel, priorities) in now.channels.iter().zip(priorities) {
             let chart = self.charts.entry(channel.id).or_default();
             let Some(priorities) = priorities else { continue };
@@ -223,39 +236,47 @@ impl Watcher {
                 })
                 .collect();
             for (cluster, before, chosen) in moved {
-                let (level, word) =
-                    if chosen > before { (Level::Warning, "fails over") } else { (Level::Info, "returns") };
-                self.happened(now.at, level, &cluster, format!("{word} from priority {before} to {chosen}"));
+                let (level, word) = if chosen > before {
+                    (EventLevel::Warning, "fails over")
+                } else {
+                    (EventLevel::Info, "returns")
+                };
+                self.record_event(
+                    now.at,
+                    level,
+                    &cluster,
+                    format!("{word} from priority {before} to {chosen}"),
+                );
             }
         }
     }
 
-    fn chart(&mut self, state: &State) {
+    fn chart(&mut self, state: &AdminState) {
         self.charts.retain(|id, _| state.channels.iter().any(|channel| channel.id == *id));
         for channel in &state.channels {
-            self.charts.entry(channel.id).or_default().take_in(state.at, channel);
+            self.charts.entry(channel.id).or_default().handle_sample(state.at, channel);
         }
     }
 }
 
-fn figures(seen: &Seen) -> Figures {
-    let of = |channel: &SeenChannel| {
+fn call_counts(seen: &AdminSample) -> CallCounts {
+    let of = |channel: &ChannelSample| {
         let endpoints = channel.endpoints.iter().map(|seen| (address(seen), seen.counts.clone())).collect();
         (channel.id, (channel.calls.clone(), endpoints))
     };
     seen.channels.iter().map(of).collect()
 }
 
-fn address(seen: &SeenEndpoint) -> String {
-    seen.placed.addresses.first().cloned().unwrap_or_default()
+fn address(seen: &EndpointSample) -> String {
+    seen.position.addresses.first().cloned().unwrap_or_default()
 }
 
 fn channel_state(
-    channel: SeenChannel,
-    before: Option<&(Counts, BTreeMap<String, Counts>)>,
+    channel: ChannelSample,
+    before: Option<&(CallStatsSnapshot, BTreeMap<String, CallStatsSnapshot>)>,
     seconds: f64,
-) -> ChannelState {
-    let none = Counts::default();
+) -> ChannelInfo {
+    let none = CallStatsSnapshot::default();
     let endpoints_before = before.map(|(_, endpoints)| endpoints);
     let mut endpoints: Vec<_> = channel
         .endpoints
@@ -263,17 +284,17 @@ fn channel_state(
         .map(|seen| {
             let address = address(&seen);
             let before = endpoints_before.and_then(|before| before.get(&address)).unwrap_or(&none);
-            let placed = seen.placed;
-            EndpointState {
+            let position = seen.position;
+            EndpointInfo {
                 address,
-                name: placed.name,
-                cluster: placed.cluster,
-                priority: placed.priority,
-                locality: placed.locality,
-                state: placed.state,
-                unused: placed.unused,
-                weight: placed.weight,
-                want: placed.want,
+                name: position.name,
+                cluster: position.cluster,
+                priority: position.priority,
+                locality: position.locality,
+                state: position.state,
+                unused: position.unused,
+                weight: position.weight,
+                want: position.want,
                 got: None,
                 utilization: seen.counts.utilization,
                 traffic: traffic(&seen.counts, before, seconds),
@@ -288,7 +309,7 @@ fn channel_state(
         let all = by_cluster.get(&endpoint.cluster).copied().unwrap_or_default();
         endpoint.got = (all > 0.0).then(|| endpoint.traffic.rate / all);
     }
-    ChannelState {
+    ChannelInfo {
         id: channel.id,
         target: channel.target,
         state: channel.state,
@@ -298,12 +319,12 @@ fn channel_state(
     }
 }
 
-fn traffic(now: &Counts, before: &Counts, seconds: f64) -> Traffic {
+fn traffic(now: &CallStatsSnapshot, before: &CallStatsSnapshot, seconds: f64) -> TrafficStats {
     let per_second = |now: u64, before: u64| {
         if seconds > 0.0 { now.saturating_sub(before) as f64 / seconds } else { 0.0 }
     };
     let [p50_ms, p99_ms] = now.quantiles(before, [0.5, 0.99]);
-    Traffic {
+    TrafficStats {
         started: now.started,
         succeeded: now.succeeded,
         failed: now.failed,
@@ -315,44 +336,46 @@ fn traffic(now: &Counts, before: &Counts, seconds: f64) -> Traffic {
     }
 }
 
-fn label(endpoint: &EndpointState) -> String {
+fn label(endpoint: &EndpointInfo) -> String {
     endpoint.name.clone().unwrap_or_else(|| endpoint.address.clone())
 }
 
-fn changes(before: &EndpointState, now: &EndpointState) -> impl Iterator<Item = (Level, String)> {
+fn changes(before: &EndpointInfo, now: &EndpointInfo) -> impl Iterator<Item = (EventLevel, String)> {
     let state = (before.state != now.state).then(|| match (before.state, now.state) {
-        (_, ConnectivityState::Ready) => Some((Level::Info, "connected".to_owned())),
+        (_, ConnectivityState::Ready) => Some((EventLevel::Info, "connected".to_owned())),
         (ConnectivityState::Ready, ConnectivityState::Idle) => {
-            Some((Level::Info, "connection closed".to_owned()))
+            Some((EventLevel::Info, "connection closed".to_owned()))
         }
-        (ConnectivityState::Ready, _) => Some((Level::Error, "connection lost".to_owned())),
-        (_, ConnectivityState::TransientFailure) => Some((Level::Warning, "cannot be reached".to_owned())),
+        (ConnectivityState::Ready, _) => Some((EventLevel::Error, "connection lost".to_owned())),
+        (_, ConnectivityState::TransientFailure) => {
+            Some((EventLevel::Warning, "cannot be reached".to_owned()))
+        }
         _ => None,
     });
     let aside =
         (before.unused != now.unused && now.state == ConnectivityState::Ready).then(|| match &now.unused {
-            Some(why) => Some((Level::Warning, format!("gets no calls: {why}"))),
+            Some(why) => Some((EventLevel::Warning, format!("gets no calls: {why}"))),
             None if before.state == ConnectivityState::Ready => {
-                Some((Level::Info, "gets calls again".to_owned()))
+                Some((EventLevel::Info, "gets calls again".to_owned()))
             }
             None => None,
         });
     [state, aside].into_iter().flatten().flatten()
 }
 
-fn is_same(one: &ResourceState, other: &ResourceState) -> bool {
+fn is_same(one: &XdsResourceInfo, other: &XdsResourceInfo) -> bool {
     one.kind == other.kind && one.name == other.name
 }
 
 /// An endpoint that is busier than this has nothing left.
-const FULL: f64 = 0.95;
+const FULL_UTILIZATION: f64 = 0.95;
 /// An endpoint whose share is off by more than this is not balanced as it should be.
-const OFF: f64 = 0.1;
+const MAX_SHARE_ERROR: f64 = 0.1;
 /// Of fewer calls per second shares are noise.
-const ENOUGH: f64 = 20.0;
+const MIN_CALL_RATE: f64 = 20.0;
 
-impl Watcher {
-    fn hints(&self, state: &State) -> Vec<String> {
+impl StateWatcher {
+    fn hints(&self, state: &AdminState) -> Vec<String> {
         let mut hints = Vec::new();
         for client in &state.xds {
             for server in client.servers.iter().filter(|server| !server.connected) {
@@ -377,12 +400,12 @@ impl Watcher {
         }
         for channel in &state.channels {
             for endpoint in &channel.endpoints {
-                if endpoint.utilization.is_some_and(|utilization| utilization >= FULL) {
+                if endpoint.utilization.is_some_and(|utilization| utilization >= FULL_UTILIZATION) {
                     hints.push(format!("{} has nothing left", label(endpoint)));
                 }
                 if let (Some(want), Some(got)) = (endpoint.want, endpoint.got)
-                    && (want - got).abs() > OFF
-                    && channel.traffic.rate >= ENOUGH
+                    && (want - got).abs() > MAX_SHARE_ERROR
+                    && channel.traffic.rate >= MIN_CALL_RATE
                     && self.is_settled(channel.id, endpoint)
                 {
                     hints.push(format!(
@@ -403,33 +426,33 @@ impl Watcher {
     }
 
     /// Whether a share that is off now may be blamed on anybody: it has been wanted for as long as figures go back.
-    fn is_settled(&self, channel: u64, endpoint: &EndpointState) -> bool {
+    fn is_settled(&self, channel: u64, endpoint: &EndpointInfo) -> bool {
         let lines = self.charts.get(&channel).and_then(|chart| chart.endpoints.get(&endpoint.address));
-        let looks = || lines.iter().flat_map(|lines| lines.0.iter().rev().take(BACK + 1));
-        let is_same = |point: &Point| match (point.want, endpoint.want) {
-            (Some(then), Some(now)) => (then - now).abs() < OFF / 2.0,
+        let samples = || lines.iter().flat_map(|lines| lines.0.iter().rev().take(SAMPLES_BACK + 1));
+        let is_same = |point: &ChartPoint| match (point.want, endpoint.want) {
+            (Some(then), Some(now)) => (then - now).abs() < MAX_SHARE_ERROR / 2.0,
             _ => false,
         };
-        looks().count() > BACK && looks().all(is_same)
+        samples().count() > SAMPLES_BACK && samples().all(is_same)
     }
 }
 
 /// The lines of one channel's charts.
 #[derive(Default)]
-struct Chart {
+struct ChannelChart {
     at: VecDeque<u64>,
-    total: Lines,
-    endpoints: BTreeMap<String, Lines>,
+    total: ChartLine,
+    endpoints: BTreeMap<String, ChartLine>,
     /// Which priority each cluster uses.
-    priorities: Priorities,
+    priorities: ClusterPriorities,
 }
 
 /// One look after the other.
 #[derive(Default)]
-struct Lines(VecDeque<Point>);
+struct ChartLine(VecDeque<ChartPoint>);
 
 #[derive(Clone, Copy, Default)]
-struct Point {
+struct ChartPoint {
     rate: Option<f64>,
     failures: Option<f64>,
     p99_ms: Option<f64>,
@@ -438,37 +461,37 @@ struct Point {
     utilization: Option<f64>,
 }
 
-impl Point {
-    fn of(traffic: &Traffic) -> Point {
-        Point {
+impl ChartPoint {
+    fn from_traffic(traffic: &TrafficStats) -> ChartPoint {
+        ChartPoint {
             rate: Some(traffic.rate),
             failures: Some(traffic.failures),
             p99_ms: traffic.p99_ms,
-            ..Point::default()
+            ..ChartPoint::default()
         }
     }
 }
 
-impl Chart {
-    fn take_in(&mut self, at: u64, channel: &ChannelState) {
+impl ChannelChart {
+    fn handle_sample(&mut self, at: u64, channel: &ChannelInfo) {
         let length = self.at.len();
         self.at.push_back(at);
-        self.total.0.push_back(Point::of(&channel.traffic));
+        self.total.0.push_back(ChartPoint::from_traffic(&channel.traffic));
         for endpoint in &channel.endpoints {
             let lines = self.endpoints.entry(endpoint.address.clone()).or_default();
             // One that was not there before has nothing to show for it; one that stands twice is shown once.
-            lines.0.resize(length, Point::default());
-            lines.0.push_back(Point {
+            lines.0.resize(length, ChartPoint::default());
+            lines.0.push_back(ChartPoint {
                 want: endpoint.want,
                 got: endpoint.got,
                 utilization: endpoint.utilization,
-                ..Point::of(&endpoint.traffic)
+                ..ChartPoint::from_traffic(&endpoint.traffic)
             });
         }
         for lines in self.endpoints.values_mut() {
-            lines.0.resize(length + 1, Point::default());
+            lines.0.resize(length + 1, ChartPoint::default());
         }
-        if self.at.len() > KEPT {
+        if self.at.len() > MAX_POINTS {
             self.at.pop_front();
             self.total.0.pop_front();
             for lines in self.endpoints.values_mut() {
@@ -478,8 +501,8 @@ impl Chart {
         }
     }
 
-    fn history(&self, id: u64) -> History {
-        History {
+    fn history(&self, id: u64) -> ChannelHistory {
+        ChannelHistory {
             id,
             at: self.at.iter().copied().collect(),
             total: self.total.series(),
@@ -492,10 +515,10 @@ impl Chart {
     }
 }
 
-impl Lines {
-    fn series(&self) -> Series {
-        let each = |line: fn(&Point) -> Option<f64>| self.0.iter().map(line).collect();
-        Series {
+impl ChartLine {
+    fn series(&self) -> MetricSeries {
+        let each = |line: fn(&ChartPoint) -> Option<f64>| self.0.iter().map(line).collect();
+        MetricSeries {
             rate: each(|point| point.rate),
             failures: each(|point| point.failures),
             p99_ms: each(|point| point.p99_ms),
@@ -509,12 +532,12 @@ impl Lines {
 mod tests {
     use evenkeel_core::Description;
 
-    use super::super::state::ResourceError;
-    use super::super::view::Placed;
+    use super::super::state::XdsResourceError;
+    use super::super::view::EndpointPosition;
     use super::*;
 
-    fn endpoint(address: &str, state: ConnectivityState, counts: Counts) -> SeenEndpoint {
-        let placed = Placed {
+    fn endpoint(address: &str, state: ConnectivityState, counts: CallStatsSnapshot) -> EndpointSample {
+        let position = EndpointPosition {
             addresses: vec![address.to_owned()],
             name: None,
             cluster: Some("orders".to_owned()),
@@ -525,12 +548,12 @@ mod tests {
             weight: None,
             want: Some(0.5),
         };
-        SeenEndpoint { placed, counts, _tallies: Vec::new() }
+        EndpointSample { position, counts, _stats: Vec::new() }
     }
 
-    fn seen(endpoints: Vec<SeenEndpoint>) -> Seen {
+    fn seen(endpoints: Vec<EndpointSample>) -> AdminSample {
         let started = endpoints.iter().map(|endpoint| endpoint.counts.started).sum();
-        let channel = SeenChannel {
+        let channel = ChannelSample {
             id: 7,
             target: "xds:///orders".to_owned(),
             state: ConnectivityState::Ready,
@@ -538,31 +561,31 @@ mod tests {
             calls: calls(started),
             endpoints,
         };
-        Seen { channels: vec![channel], xds: Vec::new() }
+        AdminSample { channels: vec![channel], xds: Vec::new() }
     }
 
-    fn calls(started: u64) -> Counts {
-        let mut counts = Counts::default();
+    fn calls(started: u64) -> CallStatsSnapshot {
+        let mut counts = CallStatsSnapshot::default();
         (counts.started, counts.succeeded) = (started, started);
         counts
     }
 
-    fn told(state: &State) -> Vec<(Level, &str, &str)> {
+    fn found(state: &AdminState) -> Vec<(EventLevel, &str, &str)> {
         state.events.iter().map(|event| (event.level, &*event.subject, &*event.text)).collect()
     }
 
     #[test]
     fn figures_are_those_of_the_last_two_looks() {
-        let mut watcher = Watcher::new("test".to_owned(), 0);
+        let mut watcher = StateWatcher::new("test".to_owned(), 0);
         let two = |a: u64, b: u64| {
             let ready = ConnectivityState::Ready;
             seen(vec![endpoint("a", ready, calls(a)), endpoint("b", ready, calls(b))])
         };
-        let first = watcher.take_in(two(1000, 0), 1000);
+        let first = watcher.handle_sample(two(1000, 0), 1000);
         // What was before the first look took nobody knows how long.
         assert_eq!((first.channels[0].traffic.rate, first.channels[0].endpoints[0].got), (0.0, None));
-        watcher.take_in(two(1100, 300), 2000);
-        let third = watcher.take_in(two(1200, 600), 3000);
+        watcher.handle_sample(two(1100, 300), 2000);
+        let third = watcher.handle_sample(two(1200, 600), 3000);
         let [a, b] = &third.channels[0].endpoints[..] else { panic!("two endpoints") };
         assert_eq!((a.traffic.rate, b.traffic.rate, third.channels[0].traffic.rate), (100.0, 300.0, 400.0));
         assert_eq!((a.got, b.got, a.traffic.started), (Some(0.25), Some(0.75), 1200));
@@ -572,30 +595,30 @@ mod tests {
         );
         assert!(first.hints.is_empty(), "{:?}", first.hints);
         // The first look is out of the figures by now.
-        let fourth = watcher.take_in(two(1200, 1000), 4000);
+        let fourth = watcher.handle_sample(two(1200, 1000), 4000);
         assert_eq!(fourth.channels[0].endpoints[0].got, Some(0.125));
     }
 
     #[test]
     fn what_changes_between_two_looks_is_an_event() {
         use ConnectivityState::{Connecting, Ready, TransientFailure};
-        let mut watcher = Watcher::new("test".to_owned(), 0);
+        let mut watcher = StateWatcher::new("test".to_owned(), 0);
         let look = |states: &[(&str, ConnectivityState)]| {
             seen(states.iter().map(|(name, state)| endpoint(name, *state, calls(0))).collect())
         };
-        assert_eq!(told(&watcher.take_in(look(&[("a", Ready), ("b", Connecting)]), 1)), []);
+        assert_eq!(found(&watcher.handle_sample(look(&[("a", Ready), ("b", Connecting)]), 1)), []);
         watcher.mark(2, "act 2".to_owned());
-        watcher.take_in(look(&[("a", TransientFailure), ("b", Ready)]), 3);
-        let state = watcher.take_in(look(&[("b", TransientFailure), ("c", Connecting)]), 4);
+        watcher.handle_sample(look(&[("a", TransientFailure), ("b", Ready)]), 3);
+        let state = watcher.handle_sample(look(&[("b", TransientFailure), ("c", Connecting)]), 4);
         assert_eq!(
-            told(&state),
+            found(&state),
             [
-                (Level::Mark, "", "act 2"),
-                (Level::Error, "a", "connection lost"),
-                (Level::Info, "b", "connected"),
-                (Level::Error, "b", "connection lost"),
-                (Level::Info, "c", "endpoint joined"),
-                (Level::Info, "a", "endpoint left"),
+                (EventLevel::Mark, "", "act 2"),
+                (EventLevel::Error, "a", "connection lost"),
+                (EventLevel::Info, "b", "connected"),
+                (EventLevel::Error, "b", "connection lost"),
+                (EventLevel::Info, "c", "endpoint joined"),
+                (EventLevel::Info, "a", "endpoint left"),
             ]
         );
         assert!(state.events.windows(2).all(|pair| pair[0].number < pair[1].number));
@@ -603,35 +626,35 @@ mod tests {
 
     #[test]
     fn a_storm_is_told_of_in_sums() {
-        let mut watcher = Watcher::new("test".to_owned(), 0);
+        let mut watcher = StateWatcher::new("test".to_owned(), 0);
         let many = |from: usize| {
             let of =
                 (from..from + 100).map(|i| endpoint(&format!("{i}"), ConnectivityState::Ready, calls(0)));
             seen(of.collect())
         };
-        watcher.take_in(many(0), 1);
-        let state = watcher.take_in(many(90), 2);
+        watcher.handle_sample(many(0), 1);
+        let state = watcher.handle_sample(many(90), 2);
         let (joined, left) = ("endpoint joined (90 endpoints)", "endpoint left (90 endpoints)");
         let target = "xds:///orders";
-        assert_eq!(told(&state), [(Level::Info, target, joined), (Level::Info, target, left)]);
+        assert_eq!(found(&state), [(EventLevel::Info, target, joined), (EventLevel::Info, target, left)]);
     }
 
     #[test]
     fn a_rejected_resource_is_an_error_and_a_hint() {
-        let mut watcher = Watcher::new("test".to_owned(), 0);
+        let mut watcher = StateWatcher::new("test".to_owned(), 0);
         let resource = |version: &str, error: Option<&str>| {
             let mut seen = seen(Vec::new());
-            seen.xds.push(ClientState {
+            seen.xds.push(XdsClientInfo {
                 scope: String::new(),
                 node: "node".to_owned(),
                 servers: Vec::new(),
-                resources: vec![ResourceState {
+                resources: vec![XdsResourceInfo {
                     kind: "Cluster".to_owned(),
                     name: "orders".to_owned(),
                     version: version.to_owned(),
                     status: "ACKED".to_owned(),
                     updated: None,
-                    error: error.map(|details| ResourceError {
+                    error: error.map(|details| XdsResourceError {
                         version: "3".to_owned(),
                         details: details.to_owned(),
                         at: Some(1),
@@ -640,30 +663,33 @@ mod tests {
             });
             seen
         };
-        watcher.take_in(resource("1", None), 1);
+        watcher.handle_sample(resource("1", None), 1);
         assert_eq!(
-            told(&watcher.take_in(resource("2", None), 2)),
-            [(Level::Info, "Cluster orders", "version 2 in use")]
+            found(&watcher.handle_sample(resource("2", None), 2)),
+            [(EventLevel::Info, "Cluster orders", "version 2 in use")]
         );
-        watcher.take_in(resource("2", Some("no policy")), 3);
-        let state = watcher.take_in(resource("2", Some("no policy")), 4);
-        assert_eq!(told(&state)[1..], [(Level::Error, "Cluster orders", "version 3 rejected: no policy")]);
+        watcher.handle_sample(resource("2", Some("no policy")), 3);
+        let state = watcher.handle_sample(resource("2", Some("no policy")), 4);
+        assert_eq!(
+            found(&state)[1..],
+            [(EventLevel::Error, "Cluster orders", "version 3 rejected: no policy")]
+        );
         assert_eq!(state.hints, ["Cluster orders: the last update was rejected, version 2 stays in use"]);
     }
 
     #[test]
     fn charts_end_after_a_while_and_forget_who_is_gone() {
-        let mut watcher = Watcher::new("test".to_owned(), 0);
-        for at in 0..KEPT as u64 + 10 {
+        let mut watcher = StateWatcher::new("test".to_owned(), 0);
+        for at in 0..MAX_POINTS as u64 + 10 {
             let names: &[&str] = if at < 5 { &["old"] } else { &["new"] };
             let of = names.iter().map(|name| endpoint(name, ConnectivityState::Ready, calls(at)));
-            watcher.take_in(seen(of.collect()), at * 1000);
+            watcher.handle_sample(seen(of.collect()), at * 1000);
             let [history] = &watcher.histories()[..] else { panic!("one channel") };
             let lengths = history.endpoints.iter().map(|(_, series)| series.rate.len());
             assert!(lengths.chain([history.total.p99_ms.len()]).all(|length| length == history.at.len()));
         }
         let [history] = &watcher.histories()[..] else { panic!("one channel") };
-        assert_eq!(history.at.len(), KEPT);
+        assert_eq!(history.at.len(), MAX_POINTS);
         assert_eq!(history.endpoints.iter().map(|(address, _)| &**address).collect::<Vec<_>>(), ["new"]);
     }
 }

@@ -17,19 +17,19 @@ use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{ClientConfig, RootCertStore};
 use tokio::task;
 
-use super::provider::Providers;
-use super::verifier::Verifier;
+use super::provider::CertificateProviders;
+use super::verifier::SanVerifier;
 use super::{CredentialsError, H2, provider, system_roots};
 
 /// How connections to an endpoint of a cluster are secured.
 pub(crate) struct ClusterTls {
     means: TransportParams,
-    providers: Arc<Providers>,
+    providers: Arc<CertificateProviders>,
 }
 
 impl ClusterTls {
     /// By the means that the core has for a subchannel.
-    pub(crate) fn new(means: TransportParams, providers: Arc<Providers>) -> ClusterTls {
+    pub(crate) fn new(means: TransportParams, providers: Arc<CertificateProviders>) -> ClusterTls {
         ClusterTls { means, providers }
     }
 
@@ -47,7 +47,7 @@ impl ClusterTls {
             return Err(CredentialsError::new("how the cluster is secured is not understood"));
         };
         let made = self.made_for(security).await;
-        made.map_err(|error| CredentialsError::because(format!("cluster {cluster:?}"), error))
+        made.map_err(|error| CredentialsError::with_cause(format!("cluster {cluster:?}"), error))
     }
 
     async fn made_for(
@@ -97,7 +97,7 @@ fn config(
     identity: Option<Arc<CertifiedKey>>,
 ) -> Result<ClientConfig, CredentialsError> {
     let provider = provider()?;
-    let verifier = Verifier {
+    let verifier = SanVerifier {
         roots,
         security: security.clone(),
         only: sni.filter(|_| security.auto_sni_san_validation).map(SanMatcher::dns),
@@ -105,7 +105,7 @@ fn config(
     };
     let builder = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
-        .map_err(|error| CredentialsError::because("TLS cannot be set up".to_owned(), error))?
+        .map_err(|error| CredentialsError::with_cause("TLS cannot be set up".to_owned(), error))?
         // What is dangerous about it is that the judge is ours.
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(verifier));

@@ -2,7 +2,7 @@
 //!
 //! [`Credentials`] are built once and shared by all connections. What stands in files is read again as time passes, so that
 //! certificates rotate while connections live: each handshake asks for the configuration of that moment
-//! ([`Live::config`]). Only a handshake looks at the clock; there is no task behind credentials and so none to leak.
+//! ([`TlsConfigSource::config`]). Only a handshake looks at the clock; there is no task behind credentials and so none to leak.
 //!
 //! Nothing here falls back to less: what cannot be read the first time is an error, and what cannot be read again leaves
 //! the last good one in force. The handshake itself is the transport's.
@@ -34,7 +34,7 @@ use tokio::task;
 use tokio::time::Instant;
 
 pub(crate) use self::cluster::ClusterTls;
-pub(crate) use self::provider::Providers;
+pub(crate) use self::provider::CertificateProviders;
 use crate::metrics::SecurityLevel;
 
 /// How often files are read again unless the user says otherwise; the same as for control planes (A65).
@@ -61,15 +61,15 @@ pub(crate) const H2: &[u8] = b"h2";
 #[derive(Clone)]
 pub struct Credentials {
     /// `None`: in the clear.
-    tls: Option<Arc<Live>>,
+    tls: Option<Arc<TlsConfigSource>>,
     /// Whether what a cluster says comes before that.
-    by_cluster: bool,
+    per_cluster: bool,
 }
 
 impl Credentials {
     /// In the clear: nobody is who they say they are. For loopback, tests, and networks that secure themselves.
     pub fn insecure() -> Credentials {
-        Credentials { tls: None, by_cluster: false }
+        Credentials { tls: None, per_cluster: false }
     }
 
     /// For `xds:` targets: as the control plane says for each cluster (A29). Endpoints of a cluster of which it says nothing
@@ -90,17 +90,22 @@ impl Credentials {
     /// # }
     /// ```
     pub fn xds(fallback: Credentials) -> Credentials {
-        Credentials { by_cluster: true, ..fallback }
+        Credentials { per_cluster: true, ..fallback }
     }
 
     /// TLS: trusts the roots of the system and has no certificate of its own, unless told otherwise.
-    pub fn tls() -> Tls {
-        Tls { roots: Vec::new(), identity: None, server_name: None, refresh_every: REFRESH_EVERY }
+    pub fn tls() -> TlsCredentialsBuilder {
+        TlsCredentialsBuilder {
+            roots: Vec::new(),
+            identity: None,
+            server_name: None,
+            refresh_every: REFRESH_EVERY,
+        }
     }
 
     /// What the bootstrap says about a control plane (A27, A65). Files that are not there yet are an error like any other;
     /// the caller may try again when it connects again.
-    pub(crate) fn of_server(credentials: &ChannelCredentials) -> Result<Credentials, CredentialsError> {
+    pub(crate) fn for_xds_server(credentials: &ChannelCredentials) -> Result<Credentials, CredentialsError> {
         match credentials {
             ChannelCredentials::Insecure => Ok(Credentials::insecure()),
             ChannelCredentials::Tls(files) => {
@@ -124,8 +129,8 @@ impl Credentials {
     }
 
     /// Whether clusters have a say.
-    pub(crate) fn are_by_cluster(&self) -> bool {
-        self.by_cluster
+    pub(crate) fn is_per_cluster(&self) -> bool {
+        self.per_cluster
     }
 
     /// How connections are protected where no cluster says otherwise.
@@ -137,63 +142,74 @@ impl Credentials {
     }
 
     /// What handshakes are made from; `None` if there are none, since connections are in the clear.
-    pub(crate) fn live(&self) -> Option<&Arc<Live>> {
+    pub(crate) fn tls_config_source(&self) -> Option<&Arc<TlsConfigSource>> {
         self.tls.as_ref()
     }
 }
 
 impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.by_cluster {
+        if self.per_cluster {
             f.write_str("by cluster, else ")?;
         }
         match &self.tls {
             None => f.write_str("Insecure"),
-            Some(live) => live.sources.fmt(f),
+            Some(source) => source.sources.fmt(f),
         }
     }
 }
 
-/// TLS credentials that are being described; [`Tls::build`] reads what they name.
+/// TLS credentials that are being described; [`TlsCredentialsBuilder::build`] reads what they name.
 #[derive(Clone, Debug)]
 #[must_use = "it is a description; `build` makes credentials of it"]
-pub struct Tls {
-    roots: Vec<Source>,
-    identity: Option<Pair>,
+pub struct TlsCredentialsBuilder {
+    roots: Vec<PemSource>,
+    identity: Option<IdentitySource>,
     server_name: Option<String>,
     refresh_every: Duration,
 }
 
-impl Tls {
+impl TlsCredentialsBuilder {
     /// Trusts the certificates in this PEM text instead of the system's roots. May be called several times, also beside
-    /// [`Tls::ca_file`]: all of them are trusted.
-    pub fn ca_pem(mut self, pem: impl AsRef<[u8]>) -> Tls {
-        self.roots.push(Source::pem(pem));
+    /// [`TlsCredentialsBuilder::ca_file`]: all of them are trusted.
+    pub fn ca_pem(mut self, pem: impl AsRef<[u8]>) -> TlsCredentialsBuilder {
+        self.roots.push(PemSource::pem(pem));
         self
     }
 
-    /// As [`Tls::ca_pem`], from a file that is read again every now and then ([`Tls::refresh_every`]).
-    pub fn ca_file(mut self, file: impl Into<PathBuf>) -> Tls {
-        self.roots.push(Source::File(file.into()));
+    /// As [`TlsCredentialsBuilder::ca_pem`], from a file that is read again every now and then ([`TlsCredentialsBuilder::refresh_every`]).
+    pub fn ca_file(mut self, file: impl Into<PathBuf>) -> TlsCredentialsBuilder {
+        self.roots.push(PemSource::File(file.into()));
         self
     }
 
     /// Shows servers that ask for it this certificate (mTLS): PEM texts of the certificate, followed by those between it
     /// and the root if there are any, and of its private key. The last identity that is given counts.
-    pub fn identity_pem(mut self, cert_chain: impl AsRef<[u8]>, key: impl AsRef<[u8]>) -> Tls {
-        self.identity = Some(Pair { chain: Source::pem(cert_chain), key: Source::pem(key) });
+    pub fn identity_pem(
+        mut self,
+        cert_chain: impl AsRef<[u8]>,
+        key: impl AsRef<[u8]>,
+    ) -> TlsCredentialsBuilder {
+        self.identity = Some(IdentitySource { chain: PemSource::pem(cert_chain), key: PemSource::pem(key) });
         self
     }
 
-    /// As [`Tls::identity_pem`], from files that are read again every now and then ([`Tls::refresh_every`]).
-    pub fn identity_files(mut self, cert_chain: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Tls {
-        self.identity = Some(Pair { chain: Source::File(cert_chain.into()), key: Source::File(key.into()) });
+    /// As [`TlsCredentialsBuilder::identity_pem`], from files that are read again every now and then ([`TlsCredentialsBuilder::refresh_every`]).
+    pub fn identity_files(
+        mut self,
+        cert_chain: impl Into<PathBuf>,
+        key: impl Into<PathBuf>,
+    ) -> TlsCredentialsBuilder {
+        self.identity = Some(IdentitySource {
+            chain: PemSource::File(cert_chain.into()),
+            key: PemSource::File(key.into()),
+        });
         self
     }
 
     /// The name that certificates must be valid for, and that servers are told (SNI), in place of the target's. A DNS name
     /// or an IP address.
-    pub fn server_name(mut self, name: impl Into<String>) -> Tls {
+    pub fn server_name(mut self, name: impl Into<String>) -> TlsCredentialsBuilder {
         self.server_name = Some(name.into());
         self
     }
@@ -204,7 +220,7 @@ impl Tls {
     /// Links are followed each time, so swapping one works as well as writing files. What cannot be used (a half-written
     /// file, a key of another certificate) leaves the last good roots or pair in force and is logged once. Connections that
     /// exist are left alone.
-    pub fn refresh_every(mut self, interval: Duration) -> Tls {
+    pub fn refresh_every(mut self, interval: Duration) -> TlsCredentialsBuilder {
         self.refresh_every = interval;
         self
     }
@@ -213,23 +229,23 @@ impl Tls {
     ///
     /// Reads files (the system's roots once per process), so it blocks for some milliseconds.
     pub fn build(self) -> Result<Credentials, CredentialsError> {
-        let server_name = self.server_name.as_deref().map(name_of).transpose()?;
-        let sources = Sources { roots: self.roots, identity: self.identity };
+        let server_name = self.server_name.as_deref().map(parse_server_name).transpose()?;
+        let sources = TlsSources { roots: self.roots, identity: self.identity };
         let provider = provider()?;
-        let parts = Parts {
-            roots: Part::new(sources.read_roots()?),
-            identity: Part::new(sources.read_identity(&provider)?),
+        let material = TlsMaterial {
+            roots: ReloadedValue::new(sources.read_roots()?),
+            identity: ReloadedValue::new(sources.read_identity(&provider)?),
             read_at: Instant::now(),
         };
-        let config = config(&provider, &parts)?;
+        let config = config(&provider, &material)?;
         Ok(Credentials {
-            by_cluster: false,
-            tls: Some(Arc::new(Live {
+            per_cluster: false,
+            tls: Some(Arc::new(TlsConfigSource {
                 sources,
                 refresh_every: self.refresh_every,
                 server_name,
                 provider,
-                parts: Arc::new(Mutex::new(parts)),
+                material: Arc::new(Mutex::new(material)),
                 config: ArcSwap::new(config),
             })),
         })
@@ -249,7 +265,7 @@ impl CredentialsError {
         CredentialsError { what: what.into(), cause: None }
     }
 
-    fn because(what: String, cause: impl Into<Box<dyn Error + Send + Sync>>) -> CredentialsError {
+    fn with_cause(what: String, cause: impl Into<Box<dyn Error + Send + Sync>>) -> CredentialsError {
         CredentialsError { what, cause: Some(cause.into()) }
     }
 }
@@ -270,52 +286,52 @@ impl Error for CredentialsError {
 }
 
 /// TLS credentials in use.
-pub(crate) struct Live {
-    sources: Sources,
+pub(crate) struct TlsConfigSource {
+    sources: TlsSources,
     refresh_every: Duration,
     server_name: Option<ServerName<'static>>,
     provider: Arc<CryptoProvider>,
     /// What was read last. Held while files are read.
-    parts: Arc<Mutex<Parts>>,
+    material: Arc<Mutex<TlsMaterial>>,
     /// Made of the parts.
     config: ArcSwap<ClientConfig>,
 }
 
-impl Live {
+impl TlsConfigSource {
     /// The name that a server is checked against and told: the one of these credentials, or else the host's.
     pub(crate) fn server_name(&self, host: &str) -> Result<ServerName<'static>, CredentialsError> {
         match &self.server_name {
             Some(name) => Ok(name.clone()),
-            None => name_of(host),
+            None => parse_server_name(host),
         }
     }
 
     /// What the handshake that starts next uses. Reads the files again if it is time to.
     ///
     /// A disk that hangs holds up the one handshake that reads; the others go on with what is known.
-    pub(crate) async fn config(self: &Arc<Live>) -> Arc<ClientConfig> {
+    pub(crate) async fn config(self: &Arc<TlsConfigSource>) -> Arc<ClientConfig> {
         if self.sources.has_files()
-            && let Ok(mut parts) = self.parts.clone().try_lock_owned()
-            && parts.read_at.elapsed() >= self.due_after(&parts)
+            && let Ok(mut material) = self.material.clone().try_lock_owned()
+            && material.read_at.elapsed() >= self.reload_interval(&material)
         {
-            let live = self.clone();
+            let source = self.clone();
             // Fails only if the runtime ends, and this handshake with it.
-            let _ = task::spawn_blocking(move || live.read_again(&mut parts)).await;
+            let _ = task::spawn_blocking(move || source.reload(&mut material)).await;
         }
         self.config.load_full()
     }
 
-    fn due_after(&self, parts: &Parts) -> Duration {
-        let broken = parts.roots.complaint.is_some() || parts.identity.complaint.is_some();
+    fn reload_interval(&self, material: &TlsMaterial) -> Duration {
+        let broken = material.roots.last_error.is_some() || material.identity.last_error.is_some();
         if broken { self.refresh_every.min(RETRY_AFTER) } else { self.refresh_every }
     }
 
     /// Roots and identity stand for themselves: a broken CA file must not keep an identity in use until it expires.
-    fn read_again(&self, parts: &mut Parts) {
-        parts.read_at = Instant::now();
-        parts.roots.replace(self.sources.read_roots());
-        parts.identity.replace(self.sources.read_identity(&self.provider));
-        match config(&self.provider, parts) {
+    fn reload(&self, material: &mut TlsMaterial) {
+        material.read_at = Instant::now();
+        material.roots.replace(self.sources.read_roots());
+        material.identity.replace(self.sources.read_identity(&self.provider));
+        match config(&self.provider, material) {
             Ok(config) => self.config.store(config),
             Err(error) => tracing::warn!(%error, "TLS cannot be set up again; connections go on as before"),
         }
@@ -323,68 +339,68 @@ impl Live {
 }
 
 /// What was read, and when.
-struct Parts {
-    roots: Part<Arc<RootCertStore>>,
-    identity: Part<Option<Arc<CertifiedKey>>>,
+struct TlsMaterial {
+    roots: ReloadedValue<Arc<RootCertStore>>,
+    identity: ReloadedValue<Option<Arc<CertifiedKey>>>,
     read_at: Instant,
 }
 
 /// The last good value of something that is read again and again.
-struct Part<T> {
+struct ReloadedValue<T> {
     value: T,
     /// Why the last reading gave nothing, as it was logged.
-    complaint: Option<String>,
+    last_error: Option<String>,
 }
 
-impl<T> Part<T> {
-    fn new(value: T) -> Part<T> {
-        Part { value, complaint: None }
+impl<T> ReloadedValue<T> {
+    fn new(value: T) -> ReloadedValue<T> {
+        ReloadedValue { value, last_error: None }
     }
 
     fn replace(&mut self, read: Result<T, CredentialsError>) {
-        let complaint = match read {
+        let last_error = match read {
             Ok(value) => {
                 self.value = value;
                 None
             }
             Err(error) => Some(error.to_string()),
         };
-        if let Some(complaint) = &complaint
-            && self.complaint.as_ref() != Some(complaint)
+        if let Some(last_error) = &last_error
+            && self.last_error.as_ref() != Some(last_error)
         {
             tracing::warn!(
-                error = complaint,
+                error = last_error,
                 "certificates cannot be read; the last good ones, if there were any, stay in use"
             );
         }
-        self.complaint = complaint;
+        self.last_error = last_error;
     }
 }
 
 /// Where certificates come from.
 #[derive(Debug)]
-struct Sources {
+struct TlsSources {
     /// The system's, if empty.
-    roots: Vec<Source>,
-    identity: Option<Pair>,
+    roots: Vec<PemSource>,
+    identity: Option<IdentitySource>,
 }
 
 #[derive(Clone, Debug)]
-struct Pair {
-    chain: Source,
-    key: Source,
+struct IdentitySource {
+    chain: PemSource,
+    key: PemSource,
 }
 
 #[derive(Clone)]
-enum Source {
+enum PemSource {
     Pem(Vec<u8>),
     File(PathBuf),
 }
 
-impl Sources {
+impl TlsSources {
     fn has_files(&self) -> bool {
         let pair = self.identity.iter().flat_map(|pair| [&pair.chain, &pair.key]);
-        self.roots.iter().chain(pair).any(|source| matches!(source, Source::File(_)))
+        self.roots.iter().chain(pair).any(|source| matches!(source, PemSource::File(_)))
     }
 
     fn read_roots(&self) -> Result<Arc<RootCertStore>, CredentialsError> {
@@ -396,7 +412,10 @@ impl Sources {
             let name = source.name("CA");
             for (i, certificate) in source.certificates(&name)?.into_iter().enumerate() {
                 roots.add(certificate).map_err(|error| {
-                    CredentialsError::because(format!("{name}: certificate {} cannot be used", i + 1), error)
+                    CredentialsError::with_cause(
+                        format!("{name}: certificate {} cannot be used", i + 1),
+                        error,
+                    )
                 })?;
             }
         }
@@ -407,12 +426,12 @@ impl Sources {
         &self,
         provider: &CryptoProvider,
     ) -> Result<Option<Arc<CertifiedKey>>, CredentialsError> {
-        let Some(Pair { chain, key }) = &self.identity else { return Ok(None) };
+        let Some(IdentitySource { chain, key }) = &self.identity else { return Ok(None) };
         let (chain_name, key_name) = (chain.name("client certificate"), key.name("client key"));
         let certificates = chain.certificates(&chain_name)?;
         let key = key.private_key(&key_name)?;
         let key = provider.key_provider.load_private_key(key).map_err(|error| {
-            CredentialsError::because(format!("{key_name}: the private key cannot be used"), error)
+            CredentialsError::with_cause(format!("{key_name}: the private key cannot be used"), error)
         })?;
         let pair = CertifiedKey::new(certificates, key);
         match pair.keys_match() {
@@ -423,22 +442,23 @@ impl Sources {
             Err(rustls::Error::InconsistentKeys(_)) => Err(CredentialsError::new(format!(
                 "{key_name}: the private key does not belong to the first certificate of the {chain_name}"
             ))),
-            Err(error) => {
-                Err(CredentialsError::because(format!("{chain_name}: certificate 1 cannot be used"), error))
-            }
+            Err(error) => Err(CredentialsError::with_cause(
+                format!("{chain_name}: certificate 1 cannot be used"),
+                error,
+            )),
         }
     }
 }
 
-impl Source {
-    fn pem(pem: impl AsRef<[u8]>) -> Source {
-        Source::Pem(pem.as_ref().to_vec())
+impl PemSource {
+    fn pem(pem: impl AsRef<[u8]>) -> PemSource {
+        PemSource::Pem(pem.as_ref().to_vec())
     }
 
     fn name(&self, part: &str) -> String {
         match self {
-            Source::Pem(_) => format!("{part} PEM"),
-            Source::File(file) => format!("{part} file {:?}", file.display().to_string()),
+            PemSource::Pem(_) => format!("{part} PEM"),
+            PemSource::File(file) => format!("{part} file {:?}", file.display().to_string()),
         }
     }
 
@@ -446,7 +466,7 @@ impl Source {
         let pem = self.read(name)?;
         let certificates = CertificateDer::pem_slice_iter(&pem)
             .collect::<Result<Vec<_>, _>>()
-            .map_err(|error| broken_pem(name, &error))?;
+            .map_err(|error| pem_error(name, &error))?;
         if certificates.is_empty() {
             return Err(CredentialsError::new(format!(
                 "{name}: has no certificate (-----BEGIN CERTIFICATE-----)"
@@ -460,31 +480,31 @@ impl Source {
             pem::Error::NoItemsFound => CredentialsError::new(format!(
                 "{name}: has no private key (PKCS#8, PKCS#1 or SEC1, and not encrypted)"
             )),
-            error => broken_pem(name, &error),
+            error => pem_error(name, &error),
         })
     }
 
     fn read(&self, name: &str) -> Result<Vec<u8>, CredentialsError> {
         match self {
-            Source::Pem(pem) => Ok(pem.clone()),
-            Source::File(file) => fs::read(file)
-                .map_err(|error| CredentialsError::because(format!("{name}: cannot be read"), error)),
+            PemSource::Pem(pem) => Ok(pem.clone()),
+            PemSource::File(file) => fs::read(file)
+                .map_err(|error| CredentialsError::with_cause(format!("{name}: cannot be read"), error)),
         }
     }
 }
 
 /// Never the text: it may be a key.
-impl fmt::Debug for Source {
+impl fmt::Debug for PemSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Source::Pem(_) => f.write_str("PEM"),
-            Source::File(file) => file.fmt(f),
+            PemSource::Pem(_) => f.write_str("PEM"),
+            PemSource::File(file) => file.fmt(f),
         }
     }
 }
 
 /// The parser's own words show the text, which may be that of a key.
-fn broken_pem(name: &str, error: &pem::Error) -> CredentialsError {
+fn pem_error(name: &str, error: &pem::Error) -> CredentialsError {
     let problem = match error {
         pem::Error::MissingSectionEnd { .. } => "a section has no -----END line; is the file whole?",
         pem::Error::IllegalSectionStart { .. } => "a -----BEGIN line is broken",
@@ -512,7 +532,7 @@ fn system_roots() -> Result<Arc<RootCertStore>, CredentialsError> {
         };
         let advice = "install the system's CA certificates, or give a CA";
         return Err(match found.errors.into_iter().next() {
-            Some(error) => CredentialsError::because(format!("{what}; {advice}"), error),
+            Some(error) => CredentialsError::with_cause(format!("{what}; {advice}"), error),
             None => CredentialsError::new(format!("{what}; {advice}")),
         });
     }
@@ -520,12 +540,15 @@ fn system_roots() -> Result<Arc<RootCertStore>, CredentialsError> {
 }
 
 /// Everything about a handshake except the name of the server.
-fn config(provider: &Arc<CryptoProvider>, parts: &Parts) -> Result<Arc<ClientConfig>, CredentialsError> {
+fn config(
+    provider: &Arc<CryptoProvider>,
+    material: &TlsMaterial,
+) -> Result<Arc<ClientConfig>, CredentialsError> {
     let builder = ClientConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()
-        .map_err(|error| CredentialsError::because("TLS cannot be set up".to_owned(), error))?
-        .with_root_certificates(parts.roots.value.clone());
-    let mut config = match &parts.identity.value {
+        .map_err(|error| CredentialsError::with_cause("TLS cannot be set up".to_owned(), error))?
+        .with_root_certificates(material.roots.value.clone());
+    let mut config = match &material.identity.value {
         Some(pair) => builder.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(pair.clone()))),
         None => builder.with_no_client_auth(),
     };
@@ -551,7 +574,7 @@ fn provider() -> Result<Arc<CryptoProvider>, CredentialsError> {
 }
 
 /// A host as TLS names it: a DNS name or an IP address, which may stand in the brackets of a URI.
-fn name_of(host: &str) -> Result<ServerName<'static>, CredentialsError> {
+fn parse_server_name(host: &str) -> Result<ServerName<'static>, CredentialsError> {
     let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
     ServerName::try_from(bare.to_owned()).map_err(|_| {
         CredentialsError::new(format!(
@@ -791,8 +814,8 @@ pub(crate) mod tests {
             }),
             refresh_interval: Duration::from_secs(7),
         };
-        let of = Credentials::of_server;
-        assert!(of(&ChannelCredentials::Insecure).unwrap().live().is_none());
+        let of = Credentials::for_xds_server;
+        assert!(of(&ChannelCredentials::Insecure).unwrap().tls_config_source().is_none());
         let error = error_of(of(&ChannelCredentials::GoogleDefault));
         assert!(
             error.starts_with("google_default credentials of an xds server are not supported"),
@@ -800,15 +823,15 @@ pub(crate) mod tests {
         );
 
         let both = of(&ChannelCredentials::Tls(files.clone())).unwrap();
-        let live = both.live().unwrap();
-        assert_eq!(live.refresh_every, Duration::from_secs(7));
-        let parts = live.parts.try_lock().unwrap();
-        assert_eq!(parts.roots.value.len(), 1);
-        assert_eq!(parts.identity.value.as_ref().unwrap().cert, [leaf.der()]);
+        let source = both.tls_config_source().unwrap();
+        assert_eq!(source.refresh_every, Duration::from_secs(7));
+        let material = source.material.try_lock().unwrap();
+        assert_eq!(material.roots.value.len(), 1);
+        assert_eq!(material.identity.value.as_ref().unwrap().cert, [leaf.der()]);
 
         let only_ca =
             of(&ChannelCredentials::Tls(CertificateFiles { identity: None, ..files.clone() })).unwrap();
-        assert!(only_ca.live().unwrap().parts.try_lock().unwrap().identity.value.is_none());
+        assert!(only_ca.tls_config_source().unwrap().material.try_lock().unwrap().identity.value.is_none());
 
         let gone = CertificateFiles { ca_certificate_file: Some("/no/such/ca".to_owned()), ..files };
         let error = error_of(of(&ChannelCredentials::Tls(gone)));
@@ -849,14 +872,14 @@ pub(crate) mod tests {
             fs::write(self.path(), text).unwrap();
         }
 
-        fn live(&self) -> &Arc<Live> {
-            self.credentials.live().unwrap()
+        fn tls_config_source(&self) -> &Arc<TlsConfigSource> {
+            self.credentials.tls_config_source().unwrap()
         }
 
         /// How many roots the next handshake trusts.
         async fn trusted(&self) -> usize {
-            self.live().config().await;
-            self.live().parts.try_lock().unwrap().roots.value.len()
+            self.tls_config_source().config().await;
+            self.tls_config_source().material.try_lock().unwrap().roots.value.len()
         }
     }
 
@@ -882,11 +905,11 @@ pub(crate) mod tests {
         for (i, (text, seconds, expected)) in steps.into_iter().enumerate() {
             roots.write(text);
             advance(secs(seconds)).await;
-            let before = roots.live().config.load_full();
+            let before = roots.tls_config_source().config.load_full();
             assert_eq!(roots.trusted().await, expected, "step {i}");
             // What handshakes use changes with it.
             assert_eq!(
-                Arc::ptr_eq(&before, &*roots.live().config.load()),
+                Arc::ptr_eq(&before, &*roots.tls_config_source().config.load()),
                 !matches!(i, 1 | 3 | 5 | 7),
                 "step {i}"
             );
@@ -900,12 +923,12 @@ pub(crate) mod tests {
         fs::remove_file(roots.path()).unwrap();
         // Reading from a pipe waits for somebody to write.
         assert!(Command::new("mkfifo").arg(roots.path()).status().unwrap().success());
-        let live = roots.live().clone();
-        let first = tokio::spawn(async move { live.config().await });
-        while roots.live().parts.try_lock().is_ok() {
+        let source = roots.tls_config_source().clone();
+        let first = tokio::spawn(async move { source.config().await });
+        while roots.tls_config_source().material.try_lock().is_ok() {
             tokio::task::yield_now().await;
         }
-        let others = within(roots.live().config()).await;
+        let others = within(roots.tls_config_source().config()).await;
         assert!(!first.is_finished());
         let text = [Authority::new("a").pem(), Authority::new("b").pem()].concat();
         let path = roots.path();
@@ -921,10 +944,10 @@ pub(crate) mod tests {
         let good = Authority::new("a");
         let log = Log::default();
         tracing::subscriber::with_default(log.clone(), || {
-            let mut parts = roots.live().parts.try_lock().unwrap();
+            let mut material = roots.tls_config_source().material.try_lock().unwrap();
             for text in ["", "", good.pem(), "", "", &good.pem()[..100], &good.pem()[..100], good.pem()] {
                 roots.write(text);
-                roots.live().read_again(&mut parts);
+                roots.tls_config_source().reload(&mut material);
             }
         });
         let said = log.lines();

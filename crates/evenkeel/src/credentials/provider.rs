@@ -17,17 +17,17 @@ use tokio::sync::Mutex;
 use tokio::task;
 use tokio::time::Instant;
 
-use super::{CredentialsError, Pair, Part, RETRY_AFTER, Source, Sources, provider};
+use super::{CredentialsError, IdentitySource, PemSource, RETRY_AFTER, ReloadedValue, TlsSources, provider};
 
 /// Every provider of the process that is in use.
-static ALL: StdMutex<Vec<Weak<Provider>>> = StdMutex::new(Vec::new());
+static ALL: StdMutex<Vec<Weak<FileWatcherProvider>>> = StdMutex::new(Vec::new());
 
 /// The providers of a bootstrap, by name.
-pub(crate) struct Providers(BTreeMap<String, Arc<Provider>>);
+pub(crate) struct CertificateProviders(BTreeMap<String, Arc<FileWatcherProvider>>);
 
-impl Providers {
+impl CertificateProviders {
     /// Reads nothing yet.
-    pub(crate) fn of(bootstrap: &Bootstrap) -> Providers {
+    pub(crate) fn from_bootstrap(bootstrap: &Bootstrap) -> CertificateProviders {
         let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
         let mut by_name = BTreeMap::new();
         for (name, known) in &bootstrap.certificate_providers {
@@ -36,10 +36,10 @@ impl Providers {
                 by_name.insert(name.clone(), shared(name, files, &mut all));
             }
         }
-        Providers(by_name)
+        CertificateProviders(by_name)
     }
 
-    pub(super) fn named(&self, name: &str) -> Result<&Arc<Provider>, CredentialsError> {
+    pub(super) fn named(&self, name: &str) -> Result<&Arc<FileWatcherProvider>, CredentialsError> {
         self.0.get(name).ok_or_else(|| {
             CredentialsError::new(format!(
                 "the bootstrap has no certificate provider {name:?} that is supported"
@@ -49,52 +49,62 @@ impl Providers {
 }
 
 /// The process's provider of this name with these files.
-fn shared(name: &str, files: &CertificateFiles, all: &mut Vec<Weak<Provider>>) -> Arc<Provider> {
-    let same = |provider: &Arc<Provider>| provider.name == name && provider.files == *files;
+fn shared(
+    name: &str,
+    files: &CertificateFiles,
+    all: &mut Vec<Weak<FileWatcherProvider>>,
+) -> Arc<FileWatcherProvider> {
+    let same = |provider: &Arc<FileWatcherProvider>| provider.name == name && provider.files == *files;
     if let Some(provider) = all.iter().filter_map(Weak::upgrade).find(same) {
         return provider;
     }
-    let provider = Arc::new(Provider::new(name, files));
+    let provider = Arc::new(FileWatcherProvider::new(name, files));
     all.retain(|provider| provider.strong_count() > 0);
     all.push(Arc::downgrade(&provider));
     provider
 }
 
 /// Certificates from files.
-pub(super) struct Provider {
+pub(super) struct FileWatcherProvider {
     name: String,
     files: CertificateFiles,
-    sources: Sources,
+    sources: TlsSources,
     /// Held while files are read.
-    readings: Arc<Mutex<Readings>>,
+    readings: Arc<Mutex<CertificateReadings>>,
     /// What handshakes use; nothing before the first reading.
-    known: ArcSwapOption<Known>,
+    known: ArcSwapOption<ProviderCertificates>,
 }
 
 /// What was read last, and when.
-struct Readings {
-    roots: Part<Option<Arc<RootCertStore>>>,
-    identity: Part<Option<Arc<CertifiedKey>>>,
+struct CertificateReadings {
+    roots: ReloadedValue<Option<Arc<RootCertStore>>>,
+    identity: ReloadedValue<Option<Arc<CertifiedKey>>>,
     at: Option<Instant>,
 }
 
 /// The last good of each, or why there is none.
-struct Known {
+struct ProviderCertificates {
     roots: Result<Arc<RootCertStore>, String>,
     identity: Result<Arc<CertifiedKey>, String>,
 }
 
-impl Provider {
-    fn new(name: &str, files: &CertificateFiles) -> Provider {
-        let file = |path: &String| Source::File(path.into());
+impl FileWatcherProvider {
+    fn new(name: &str, files: &CertificateFiles) -> FileWatcherProvider {
+        let file = |path: &String| PemSource::File(path.into());
         let identity = files.identity.as_ref();
-        let sources = Sources {
+        let sources = TlsSources {
             roots: files.ca_certificate_file.iter().map(file).collect(),
-            identity: identity
-                .map(|pair| Pair { chain: file(&pair.certificate_file), key: file(&pair.private_key_file) }),
+            identity: identity.map(|pair| IdentitySource {
+                chain: file(&pair.certificate_file),
+                key: file(&pair.private_key_file),
+            }),
         };
-        let readings = Readings { roots: Part::new(None), identity: Part::new(None), at: None };
-        Provider {
+        let readings = CertificateReadings {
+            roots: ReloadedValue::new(None),
+            identity: ReloadedValue::new(None),
+            at: None,
+        };
+        FileWatcherProvider {
             name: name.to_owned(),
             files: files.clone(),
             sources,
@@ -104,18 +114,22 @@ impl Provider {
     }
 
     /// What servers' certificates are checked against.
-    pub(super) async fn roots(self: &Arc<Provider>) -> Result<Arc<RootCertStore>, CredentialsError> {
+    pub(super) async fn roots(
+        self: &Arc<FileWatcherProvider>,
+    ) -> Result<Arc<RootCertStore>, CredentialsError> {
         let known = self.known().await;
-        self.answer(known.as_ref().map(|known| &known.roots))
+        self.certificate(known.as_ref().map(|known| &known.roots))
     }
 
     /// Our certificate and its key.
-    pub(super) async fn identity(self: &Arc<Provider>) -> Result<Arc<CertifiedKey>, CredentialsError> {
+    pub(super) async fn identity(
+        self: &Arc<FileWatcherProvider>,
+    ) -> Result<Arc<CertifiedKey>, CredentialsError> {
         let known = self.known().await;
-        self.answer(known.as_ref().map(|known| &known.identity))
+        self.certificate(known.as_ref().map(|known| &known.identity))
     }
 
-    fn answer<T: Clone>(&self, known: Option<&Result<T, String>>) -> Result<T, CredentialsError> {
+    fn certificate<T: Clone>(&self, known: Option<&Result<T, String>>) -> Result<T, CredentialsError> {
         let why = match known {
             Some(Ok(value)) => return Ok(value.clone()),
             Some(Err(why)) => why,
@@ -127,7 +141,7 @@ impl Provider {
     /// What the handshake that starts next uses. Reads the files again if it is time to.
     ///
     /// A disk that hangs holds up the one handshake that reads, and those that have nothing to go on with.
-    async fn known(self: &Arc<Provider>) -> Option<Arc<Known>> {
+    async fn known(self: &Arc<FileWatcherProvider>) -> Option<Arc<ProviderCertificates>> {
         let readings = self.readings.clone();
         let mut readings = match readings.try_lock_owned() {
             Ok(readings) => readings,
@@ -136,21 +150,21 @@ impl Provider {
                 None => self.readings.clone().lock_owned().await,
             },
         };
-        if readings.at.is_none_or(|at| at.elapsed() >= self.due_after(&readings)) {
+        if readings.at.is_none_or(|at| at.elapsed() >= self.reload_interval(&readings)) {
             let provider = self.clone();
             // Fails only if the runtime ends, and this handshake with it.
-            let _ = task::spawn_blocking(move || provider.read_again(&mut readings)).await;
+            let _ = task::spawn_blocking(move || provider.reload(&mut readings)).await;
         }
         self.known.load_full()
     }
 
-    fn due_after(&self, readings: &Readings) -> Duration {
+    fn reload_interval(&self, readings: &CertificateReadings) -> Duration {
         let every = self.files.refresh_interval;
-        let broken = readings.roots.complaint.is_some() || readings.identity.complaint.is_some();
+        let broken = readings.roots.last_error.is_some() || readings.identity.last_error.is_some();
         if broken { every.min(RETRY_AFTER) } else { every }
     }
 
-    fn read_again(&self, readings: &mut Readings) {
+    fn reload(&self, readings: &mut CertificateReadings) {
         readings.at = Some(Instant::now());
         if self.files.ca_certificate_file.is_some() {
             readings.roots.replace(self.sources.read_roots().map(Some));
@@ -159,19 +173,19 @@ impl Provider {
             let read = provider().and_then(|provider| self.sources.read_identity(&provider));
             readings.identity.replace(read);
         }
-        self.known.store(Some(Arc::new(Known {
+        self.known.store(Some(Arc::new(ProviderCertificates {
             roots: readings.roots.known("ca_certificate_file"),
             identity: readings.identity.known("certificate_file and private_key_file"),
         })));
     }
 }
 
-impl<T: Clone> Part<Option<T>> {
+impl<T: Clone> ReloadedValue<Option<T>> {
     /// The last good one. `field` is where the bootstrap would name its files.
     fn known(&self, field: &str) -> Result<T, String> {
-        match (&self.value, &self.complaint) {
+        match (&self.value, &self.last_error) {
             (Some(value), _) => Ok(value.clone()),
-            (None, Some(complaint)) => Err(complaint.clone()),
+            (None, Some(last_error)) => Err(last_error.clone()),
             (None, None) => Err(format!("the bootstrap gives it no {field}")),
         }
     }
@@ -214,9 +228,10 @@ mod tests {
     fn providers_are_shared() {
         let folder = tempfile::tempdir().unwrap();
         let (same, other) = (files(folder.path()), files(&folder.path().join("other")));
-        let [one, two] = [(); 2].map(|()| Providers::of(&bootstrap(&[("a", &same), ("b", &same)])));
-        let three = Providers::of(&bootstrap(&[("a", &other)]));
-        let named = |providers: &Providers, name: &str| providers.named(name).unwrap().clone();
+        let [one, two] =
+            [(); 2].map(|()| CertificateProviders::from_bootstrap(&bootstrap(&[("a", &same), ("b", &same)])));
+        let three = CertificateProviders::from_bootstrap(&bootstrap(&[("a", &other)]));
+        let named = |providers: &CertificateProviders, name: &str| providers.named(name).unwrap().clone();
         assert!(Arc::ptr_eq(&named(&one, "a"), &named(&two, "a")));
         assert!(!Arc::ptr_eq(&named(&one, "a"), &named(&one, "b")), "errors show the name");
         assert!(!Arc::ptr_eq(&named(&one, "a"), &named(&three, "a")));
@@ -235,7 +250,7 @@ mod tests {
         let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
         let [a, b] = ["a", "b"].map(Authority::new);
         let [first, second] = [(); 2].map(|()| a.leaf(&["me"]));
-        let provider = Arc::new(Provider::new("own", &files(folder.path())));
+        let provider = Arc::new(FileWatcherProvider::new("own", &files(folder.path())));
         let roots = || async { provider.roots().await.map(|roots| roots.len()).map_err(|e| e.to_string()) };
         let shown = || async {
             provider.identity().await.map(|pair| pair.cert[0].clone()).map_err(|e| e.to_string())
@@ -275,7 +290,7 @@ mod tests {
         let fifo = folder.path().join("ca.pem");
         assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
         let only_ca = CertificateFiles { identity: None, ..files(folder.path()) };
-        let provider = Arc::new(Provider::new("own", &only_ca));
+        let provider = Arc::new(FileWatcherProvider::new("own", &only_ca));
         let asking: Vec<_> = (0..8)
             .map(|_| {
                 let provider = provider.clone();
@@ -299,12 +314,13 @@ mod tests {
     #[test]
     fn what_is_broken_is_logged_once() {
         let folder = tempfile::tempdir().unwrap();
-        let provider = Provider::new("own", &CertificateFiles { identity: None, ..files(folder.path()) });
+        let provider =
+            FileWatcherProvider::new("own", &CertificateFiles { identity: None, ..files(folder.path()) });
         let log = Log::default();
         tracing::subscriber::with_default(log.clone(), || {
             let mut readings = provider.readings.try_lock().unwrap();
             for _ in 0..3 {
-                provider.read_again(&mut readings);
+                provider.reload(&mut readings);
             }
         });
         let said = log.lines();

@@ -32,8 +32,8 @@ const NO_NAMES: &[u8] = &[SEQUENCE, 0];
 /// The names of a certificate that can be matched, in its order; `None` if they cannot be read. Names with other
 /// characters than names have are left out: they match nothing.
 pub(super) fn names(certificate: &[u8]) -> Option<Vec<(SanKind, String)>> {
-    let mut all = Reader(alt_names(certificate)?);
-    let mut each = Reader(all.take(SEQUENCE)?);
+    let mut all = DerReader(alt_names(certificate)?);
+    let mut each = DerReader(all.take(SEQUENCE)?);
     if !all.is_empty() {
         return None;
     }
@@ -63,8 +63,8 @@ fn name(tag: u8, content: &[u8]) -> Option<(SanKind, String)> {
 
 /// The value of the extension: an empty list if there is none, `None` if the certificate is broken.
 fn alt_names(certificate: &[u8]) -> Option<&[u8]> {
-    let mut certificate = Reader(Reader(certificate).take(SEQUENCE)?);
-    let mut signed = Reader(certificate.take(SEQUENCE)?);
+    let mut certificate = DerReader(DerReader(certificate).take(SEQUENCE)?);
+    let mut signed = DerReader(certificate.take(SEQUENCE)?);
     if signed.peek() == Some(VERSION) {
         signed.next()?;
     }
@@ -79,10 +79,10 @@ fn alt_names(certificate: &[u8]) -> Option<&[u8]> {
     if signed.is_empty() {
         return Some(NO_NAMES);
     }
-    let mut extensions = Reader(Reader(signed.take(EXTENSIONS)?).take(SEQUENCE)?);
+    let mut extensions = DerReader(DerReader(signed.take(EXTENSIONS)?).take(SEQUENCE)?);
     let mut found = None;
     while !extensions.is_empty() {
-        let mut extension = Reader(extensions.take(SEQUENCE)?);
+        let mut extension = DerReader(extensions.take(SEQUENCE)?);
         let id = extension.take(OBJECT_ID)?;
         if extension.peek() == Some(BOOLEAN) {
             extension.next()?;
@@ -97,9 +97,9 @@ fn alt_names(certificate: &[u8]) -> Option<&[u8]> {
 }
 
 /// What is left to be read of DER: a tag, a length, a content, and so on.
-struct Reader<'a>(&'a [u8]);
+struct DerReader<'a>(&'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> DerReader<'a> {
     fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

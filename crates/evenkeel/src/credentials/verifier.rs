@@ -23,7 +23,7 @@ const SHOWN_CHARS: usize = 80;
 
 /// The judge for one cluster.
 #[derive(Debug)]
-pub(super) struct Verifier {
+pub(super) struct SanVerifier {
     pub(super) roots: Arc<RootCertStore>,
     pub(super) security: Arc<SecurityConfig>,
     /// In place of the cluster's matchers.
@@ -31,7 +31,7 @@ pub(super) struct Verifier {
     pub(super) algorithms: WebPkiSupportedAlgorithms,
 }
 
-impl Verifier {
+impl SanVerifier {
     /// Of these, one must match; if there are none, every name will do.
     fn matchers(&self) -> &[SanMatcher] {
         match &self.only {
@@ -52,11 +52,11 @@ impl Verifier {
         }
         let found: Vec<String> = names.iter().map(|(kind, name)| format!("{kind} {name:?}")).collect();
         let accepted: Vec<String> = matchers.iter().map(ToString::to_string).collect();
-        Err(CertificateError::Other(OtherError(Arc::new(NotAccepted { found, accepted }))))
+        Err(CertificateError::Other(OtherError(Arc::new(SanMismatch { found, accepted }))))
     }
 }
 
-impl ServerCertVerifier for Verifier {
+impl ServerCertVerifier for SanVerifier {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -97,12 +97,12 @@ impl ServerCertVerifier for Verifier {
 
 /// A certificate that is good, but not for this cluster.
 #[derive(Debug)]
-struct NotAccepted {
+struct SanMismatch {
     found: Vec<String>,
     accepted: Vec<String>,
 }
 
-impl fmt::Display for NotAccepted {
+impl fmt::Display for SanMismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let accepted = listed(&self.accepted);
         match &self.found[..] {
@@ -112,7 +112,7 @@ impl fmt::Display for NotAccepted {
     }
 }
 
-impl Error for NotAccepted {}
+impl Error for SanMismatch {}
 
 fn listed(all: &[String]) -> String {
     let cut = |text: &String| match text.char_indices().nth(SHOWN_CHARS) {
@@ -137,7 +137,7 @@ mod tests {
     use evenkeel_xds::resource::RootCertificates;
 
     /// One that trusts these authorities, and accepts one name if it is given.
-    fn verifier(trusted: &[&Authority], only: Option<&str>) -> Verifier {
+    fn verifier(trusted: &[&Authority], only: Option<&str>) -> SanVerifier {
         let mut roots = RootCertStore::empty();
         for authority in trusted {
             roots.add(CertificateDer::from_pem_slice(authority.pem().as_bytes()).unwrap()).unwrap();
@@ -150,7 +150,7 @@ mod tests {
             auto_host_sni: false,
             auto_sni_san_validation: false,
         };
-        Verifier {
+        SanVerifier {
             roots: Arc::new(roots),
             security: Arc::new(security),
             only: only.map(SanMatcher::dns),
@@ -158,7 +158,11 @@ mod tests {
         }
     }
 
-    fn verify(verifier: &Verifier, der: &CertificateDer<'_>, between: &[&Authority]) -> Result<(), String> {
+    fn verify(
+        verifier: &SanVerifier,
+        der: &CertificateDer<'_>,
+        between: &[&Authority],
+    ) -> Result<(), String> {
         let between: Vec<_> = between
             .iter()
             .map(|authority| CertificateDer::from_pem_slice(authority.pem().as_bytes()).unwrap())
@@ -298,7 +302,7 @@ mod tests {
     fn what_is_not_accepted_is_told_in_short() {
         let not_accepted = |found: &[&str], accepted: &[&str]| {
             let owned = |all: &[&str]| all.iter().map(|name| (*name).to_owned()).collect();
-            NotAccepted { found: owned(found), accepted: owned(accepted) }.to_string()
+            SanMismatch { found: owned(found), accepted: owned(accepted) }.to_string()
         };
         assert_eq!(not_accepted(&[], &["a"]), "it has no name (SAN); the cluster accepts a");
         assert_eq!(

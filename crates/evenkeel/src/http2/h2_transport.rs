@@ -285,7 +285,7 @@ impl H2Transport {
             self.probe = None;
         }
         let polled = Pin::new(&mut self.connection).poll(cx);
-        if self.read.is_foreign.load(Ordering::Relaxed) {
+        if self.read.is_not_http2.load(Ordering::Relaxed) {
             return Poll::Ready(Err(self.refuse(Error::Broken(Reason::PROTOCOL_ERROR))));
         }
         if self.read.has_settings.load(Ordering::Relaxed) {
@@ -335,7 +335,7 @@ impl H2Transport {
     }
 
     /// Requests without an answer do not count: `h2` does not tell which of them the peer's GOAWAY leaves out.
-    pub(super) fn was_useful(&self) -> bool {
+    pub(super) fn has_served_calls(&self) -> bool {
         self.shared.has_answered.load(Ordering::Relaxed)
     }
 
@@ -354,7 +354,7 @@ struct BytesRead {
     /// True once the peer's first SETTINGS are complete.
     has_settings: AtomicBool,
     /// True if the peer began with another frame. RFC 9113, section 3.4, wants SETTINGS.
-    is_foreign: AtomicBool,
+    is_not_http2: AtomicBool,
 }
 
 /// A byte stream that counts what is read from it and follows the peer's first frame.
@@ -365,7 +365,7 @@ struct ByteTap {
 }
 
 impl ByteTap {
-    fn note(&mut self, bytes: &[u8]) {
+    fn observe(&mut self, bytes: &[u8]) {
         let before = self.read.count.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         if self.read.has_settings.load(Ordering::Relaxed) {
             return;
@@ -377,7 +377,7 @@ impl ByteTap {
         let [a, b, c, kind, ..] = self.head;
         let count = before + bytes.len() as u64;
         if count >= FRAME_HEAD as u64 {
-            self.read.is_foreign.store(kind != SETTINGS, Ordering::Relaxed);
+            self.read.is_not_http2.store(kind != SETTINGS, Ordering::Relaxed);
             let len = u64::from(u32::from_be_bytes([0, a, b, c]));
             self.read.has_settings.store(count >= FRAME_HEAD as u64 + len, Ordering::Relaxed);
         }
@@ -392,7 +392,7 @@ impl AsyncRead for ByteTap {
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         ready!(Pin::new(&mut self.io).poll_read(cx, buffer))?;
-        self.note(&buffer.filled()[before..]);
+        self.observe(&buffer.filled()[before..]);
         Poll::Ready(Ok(()))
     }
 }
@@ -498,11 +498,11 @@ mod tests {
                 let mut count = 0;
                 for bytes in frame.chunks(piece) {
                     assert!(!read.has_settings.load(Ordering::Relaxed), "after {count} bytes");
-                    tap.note(bytes);
+                    tap.observe(bytes);
                     count += bytes.len();
                 }
                 assert!(read.has_settings.load(Ordering::Relaxed));
-                assert_eq!(read.is_foreign.load(Ordering::Relaxed), kind != SETTINGS);
+                assert_eq!(read.is_not_http2.load(Ordering::Relaxed), kind != SETTINGS);
                 assert_eq!(read.count.load(Ordering::Relaxed), frame.len() as u64);
             }
         }

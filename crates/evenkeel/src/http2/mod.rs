@@ -1,6 +1,6 @@
 //! The HTTP/2 implementation under a connection: `evenkeel-http2`, or the crate `h2` where the application selects it.
 //!
-//! This is the whole seam. Calls open streams by [`RequestSender::send`]; [`RequestStream`] and [`ResponseStream`] are the two halves of a
+//! This is the whole seam. Calls open streams by [`HttpSender::send`]; [`HttpSendStream`] and [`HttpRecvStream`] are the two halves of a
 //! stream; the connection's task polls the [`HttpTransport`], which owns the byte stream. Requests, response heads, error codes and
 //! errors are those of `evenkeel-http2` with both, so that nothing above knows which one runs. Dispatch is by enums: without
 //! the feature `h2` they have one variant and cost nothing.
@@ -24,7 +24,7 @@ use crate::transport::Io;
 /// channel's tests run over both.
 ///
 /// Behaviour is the same with both: deadlines, retries, statuses, keepalive, limits and every setting of the
-/// [builder](crate::Builder). A call costs more instructions and a connection more memory with `h2`.
+/// [builder](crate::ChannelBuilder). A call costs more instructions and a connection more memory with `h2`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Http2Implementation {
@@ -47,37 +47,37 @@ macro_rules! dispatch {
 }
 
 /// Opens streams. When it is dropped, the connection ends as soon as its streams have.
-pub(crate) enum RequestSender {
+pub(crate) enum HttpSender {
     Evenkeel(evenkeel_http2::Sender),
     #[cfg(feature = "h2")]
     H2(h2_transport::H2Sender),
 }
 
-impl RequestSender {
+impl HttpSender {
     /// Opens a stream. It never waits: the caller keeps to the [maximum](HttpTransport::max_streams) of the peer.
-    pub(crate) fn send(&self, request: &Request<'_>) -> Result<(RequestStream, ResponseStream), Error> {
+    pub(crate) fn send(&self, request: &Request<'_>) -> Result<(HttpSendStream, HttpRecvStream), Error> {
         match self {
-            RequestSender::Evenkeel(sender) => {
+            HttpSender::Evenkeel(sender) => {
                 let (send, receive) = sender.send(request)?;
-                Ok((RequestStream::Evenkeel(send), ResponseStream::Evenkeel(receive)))
+                Ok((HttpSendStream::Evenkeel(send), HttpRecvStream::Evenkeel(receive)))
             }
             #[cfg(feature = "h2")]
-            RequestSender::H2(sender) => {
+            HttpSender::H2(sender) => {
                 let (send, receive) = sender.send(request)?;
-                Ok((RequestStream::H2(send), ResponseStream::H2(Box::new(receive))))
+                Ok((HttpSendStream::H2(send), HttpRecvStream::H2(Box::new(receive))))
             }
         }
     }
 }
 
 /// The request half of a stream. Dropped before its end it leaves the request incomplete.
-pub(crate) enum RequestStream {
+pub(crate) enum HttpSendStream {
     Evenkeel(evenkeel_http2::SendStream),
     #[cfg(feature = "h2")]
     H2(h2_transport::H2SendStream),
 }
 
-impl RequestStream {
+impl HttpSendStream {
     /// Sends data, or queues it until the flow-control window has room. Returns `None` if the stream takes no more data; the other
     /// half has the reason.
     pub(crate) fn send(&mut self, data: Bytes, ends: bool) -> Option<()> {
@@ -101,13 +101,13 @@ impl RequestStream {
 }
 
 /// The response half of a stream. Dropped before its end it cancels the stream.
-pub(crate) enum ResponseStream {
+pub(crate) enum HttpRecvStream {
     Evenkeel(evenkeel_http2::RecvStream),
     #[cfg(feature = "h2")]
     H2(Box<h2_transport::H2RecvStream>),
 }
 
-impl ResponseStream {
+impl HttpRecvStream {
     /// Ready with the head of the response, once.
     pub(crate) fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<Result<Head, Error>> {
         dispatch!(self, stream => stream.poll_head(cx))
@@ -127,7 +127,7 @@ impl ResponseStream {
 /// The part of a connection that reads and writes. It must be polled, or nothing moves.
 #[cfg_attr(feature = "h2", expect(clippy::large_enum_variant, reason = "the large one is the default"))]
 pub(crate) enum HttpTransport {
-    Evenkeel(OwnTransport),
+    Evenkeel(EvenkeelTransport),
     #[cfg(feature = "h2")]
     H2(Box<h2_transport::H2Transport>),
 }
@@ -139,16 +139,16 @@ impl HttpTransport {
         io: Box<dyn Io>,
         implementation: Http2Implementation,
         settings: Settings,
-    ) -> Result<(RequestSender, HttpTransport), Error> {
+    ) -> Result<(HttpSender, HttpTransport), Error> {
         match implementation {
             Http2Implementation::Evenkeel => {
                 let (sender, driver) = evenkeel_http2::client(settings);
-                Ok((RequestSender::Evenkeel(sender), HttpTransport::Evenkeel(OwnTransport { driver, io })))
+                Ok((HttpSender::Evenkeel(sender), HttpTransport::Evenkeel(EvenkeelTransport { driver, io })))
             }
             #[cfg(feature = "h2")]
             Http2Implementation::H2 => {
                 let (sender, transport) = h2_transport::start(io, settings).await?;
-                Ok((RequestSender::H2(sender), HttpTransport::H2(Box::new(transport))))
+                Ok((HttpSender::H2(sender), HttpTransport::H2(Box::new(transport))))
             }
         }
     }
@@ -180,8 +180,8 @@ impl HttpTransport {
     }
 
     /// Returns true if the peer has answered a request, or processes one after its GOAWAY.
-    pub(crate) fn was_useful(&self) -> bool {
-        dispatch!(self, transport => transport.was_useful())
+    pub(crate) fn has_served_calls(&self) -> bool {
+        dispatch!(self, transport => transport.has_served_calls())
     }
 
     /// Sends PING with the next poll.
@@ -191,12 +191,12 @@ impl HttpTransport {
 }
 
 /// The default implementation with its byte stream.
-pub(crate) struct OwnTransport {
+pub(crate) struct EvenkeelTransport {
     driver: evenkeel_http2::Driver,
     io: Box<dyn Io>,
 }
 
-impl OwnTransport {
+impl EvenkeelTransport {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
         self.driver.poll(&mut self.io, cx)
     }
@@ -217,7 +217,7 @@ impl OwnTransport {
         self.driver.has_open_streams()
     }
 
-    fn was_useful(&self) -> bool {
+    fn has_served_calls(&self) -> bool {
         self.driver.has_answered() || self.driver.has_open_streams()
     }
 

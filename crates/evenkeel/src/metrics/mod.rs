@@ -1,7 +1,7 @@
 //! Metrics with gRPC's names, for OpenTelemetry (A66, A78, A79, A89, A91, A94, A96).
 //!
-//! The request path, the driver and the xDS thread tell [`Metrics`] what happens; nobody else knows about instruments. A
-//! channel without metrics has `Metrics::default()`, in which every meter is `None`. Without the feature `otel` the same
+//! The request path, the driver and the xDS thread tell [`ChannelMetrics`] what happens; nobody else knows about instruments. A
+//! channel without metrics has `ChannelMetrics::default()`, in which every meter is `None`. Without the feature `otel` the same
 //! types are empty and do nothing, so that callers need not care which of the two they have.
 //!
 //! | meter | begins | ends |
@@ -21,9 +21,9 @@ mod off;
 mod otel;
 
 #[cfg(not(feature = "otel"))]
-pub(crate) use off::{AttemptMeter, CallMeter, ConnectionMeter, Metrics, XdsMeter};
+pub(crate) use off::{AttemptMeter, CallMeter, ChannelMetrics, ConnectionMeter, XdsMeter};
 #[cfg(feature = "otel")]
-pub(crate) use otel::{AttemptMeter, CallMeter, ConnectionMeter, Metrics, XdsMeter};
+pub(crate) use otel::{AttemptMeter, CallMeter, ChannelMetrics, ConnectionMeter, XdsMeter};
 #[cfg(feature = "otel")]
 pub use otel::{Metric, MetricLabel, OtelMetrics, OtelMetricsBuilder};
 
@@ -127,13 +127,16 @@ mod tests {
     /// What is not measured costs nothing.
     #[test]
     fn without_metrics_nothing_is_kept() {
-        let metrics = Metrics::default().for_target("dns:///a".into());
-        assert!(!metrics.measures() && !metrics.wants_labels());
+        let metrics = ChannelMetrics::default().for_target("dns:///a".into());
+        assert!(!metrics.records_policies() && !metrics.needs_labels());
         let call = metrics.call("/a.B/C");
-        let attempt = call.attempt();
+        let attempt = call.start_attempt();
         assert!(size_of_val(&call) <= size_of::<usize>() && size_of_val(&attempt) <= size_of::<usize>());
         if cfg!(not(feature = "otel")) {
-            assert_eq!((size_of::<Metrics>(), size_of::<CallMeter>(), size_of::<AttemptMeter>()), (0, 0, 0));
+            assert_eq!(
+                (size_of::<ChannelMetrics>(), size_of::<CallMeter>(), size_of::<AttemptMeter>()),
+                (0, 0, 0)
+            );
             assert_eq!((size_of::<ConnectionMeter>(), size_of::<XdsMeter>()), (0, 0));
         }
     }

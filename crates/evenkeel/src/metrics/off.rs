@@ -12,18 +12,18 @@ use evenkeel_xds::client::AdsClient;
 use super::{DisconnectReason, SecurityLevel};
 
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Metrics(());
+pub(crate) struct ChannelMetrics(());
 
-impl Metrics {
-    pub(crate) fn for_target(&self, _: Arc<str>) -> Metrics {
-        Metrics(())
+impl ChannelMetrics {
+    pub(crate) fn for_target(&self, _: Arc<str>) -> ChannelMetrics {
+        ChannelMetrics(())
     }
 
-    pub(crate) fn measures(&self) -> bool {
+    pub(crate) fn records_policies(&self) -> bool {
         false
     }
 
-    pub(crate) fn wants_labels(&self) -> bool {
+    pub(crate) fn needs_labels(&self) -> bool {
         false
     }
 
@@ -39,7 +39,7 @@ impl Metrics {
 
     pub(crate) fn load_ignored(&self, _: Ignored) {}
 
-    pub(crate) fn measured(&self, _: &Measurement) {}
+    pub(crate) fn record_measurement(&self, _: &Measurement) {}
 
     pub(crate) fn xds(&self) -> XdsMeter {
         XdsMeter(())
@@ -50,7 +50,7 @@ impl Metrics {
 pub(crate) struct CallMeter(());
 
 impl CallMeter {
-    pub(crate) fn attempt(&self) -> AttemptMeter {
+    pub(crate) fn start_attempt(&self) -> AttemptMeter {
         AttemptMeter(())
     }
 
@@ -65,9 +65,9 @@ impl CallMeter {
 pub(crate) struct AttemptMeter(());
 
 impl AttemptMeter {
-    pub(crate) fn placed<'p>(&self, _: impl FnOnce() -> Option<&'p BackendLabels>) {}
+    pub(crate) fn record_picked<'p>(&self, _: impl FnOnce() -> Option<&'p BackendLabels>) {}
 
-    pub(crate) fn unplaced(&self, _: Option<Arc<str>>) {}
+    pub(crate) fn record_unpicked(&self, _: Option<Arc<str>>) {}
 
     pub(crate) fn sent(&self, _: &[u8]) {}
 

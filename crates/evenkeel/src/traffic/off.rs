@@ -5,29 +5,29 @@
 use evenkeel_core::{Address, Code, LoadReport};
 
 #[derive(Debug, Default)]
-pub(crate) struct Tallies(());
+pub(crate) struct ChannelStats(());
 
-impl Tallies {
-    pub(crate) fn begin(&self) -> Counted {
-        Counted(())
+impl ChannelStats {
+    pub(crate) fn start(&self) -> CallTimer {
+        CallTimer(())
     }
 
-    pub(crate) fn end(&self, _: Counted, _: Option<Code>) {}
+    pub(crate) fn finish(&self, _: CallTimer, _: Option<Code>) {}
 
-    pub(crate) fn link(&self, _: &Address, _: &Link) {}
+    pub(crate) fn attach(&self, _: &Address, _: &EndpointStats) {}
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Link(());
+pub(crate) struct EndpointStats(());
 
-impl Link {
-    pub(crate) fn begin(&self) -> Counted {
-        Counted(())
+impl EndpointStats {
+    pub(crate) fn start(&self) -> CallTimer {
+        CallTimer(())
     }
 
-    pub(crate) fn end(&self, _: Counted, _: Option<Code>) {}
+    pub(crate) fn finish(&self, _: CallTimer, _: Option<Code>) {}
 
-    pub(crate) fn wants_load(&self) -> bool {
+    pub(crate) fn records_load(&self) -> bool {
         false
     }
 
@@ -35,4 +35,4 @@ impl Link {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Counted(());
+pub(crate) struct CallTimer(());

@@ -11,93 +11,93 @@ use std::time::{Duration, Instant};
 
 use evenkeel_core::{Address, Code, LoadReport};
 
-static WATCHED: AtomicBool = AtomicBool::new(false);
+static ENABLED: AtomicBool = AtomicBool::new(false);
 
 /// Counts from here on, in all channels of the process. It does not end: who looks once looks again.
-pub(crate) fn watch() {
-    WATCHED.store(true, Ordering::Relaxed);
+pub(crate) fn enable() {
+    ENABLED.store(true, Ordering::Relaxed);
 }
 
 /// The counters of a channel: of its calls, and of the attempts at each address.
 #[derive(Debug, Default)]
-pub(crate) struct Tallies {
-    calls: Tally,
+pub(crate) struct ChannelStats {
+    calls: CallStats,
     /// An address is counted for as long as a connection or a watcher holds its counters.
-    endpoints: Mutex<BTreeMap<Address, Weak<Tally>>>,
+    endpoints: Mutex<BTreeMap<Address, Weak<CallStats>>>,
 }
 
-impl Tallies {
+impl ChannelStats {
     /// A call begins.
-    pub(crate) fn begin(&self) -> Counted {
-        self.calls.begin()
+    pub(crate) fn start(&self) -> CallTimer {
+        self.calls.start()
     }
 
     /// A call ends; without a code it was given up.
-    pub(crate) fn end(&self, counted: Counted, code: Option<Code>) {
-        self.calls.end(counted, code);
+    pub(crate) fn finish(&self, timer: CallTimer, code: Option<Code>) {
+        self.calls.finish(timer, code);
     }
 
     /// Has the calls on a connection to this address counted.
-    pub(crate) fn link(&self, address: &Address, link: &Link) {
-        let _ = link.0.set(self.of(address));
+    pub(crate) fn attach(&self, address: &Address, endpoint: &EndpointStats) {
+        let _ = endpoint.0.set(self.for_address(address));
     }
 
     /// The counters of all calls.
-    pub(crate) fn calls(&self) -> &Tally {
+    pub(crate) fn calls(&self) -> &CallStats {
         &self.calls
     }
 
     /// The counters of an address.
-    pub(crate) fn of(&self, address: &Address) -> Arc<Tally> {
+    pub(crate) fn for_address(&self, address: &Address) -> Arc<CallStats> {
         let mut endpoints = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(tally) = endpoints.get(address).and_then(Weak::upgrade) {
-            return tally;
+        if let Some(stats) = endpoints.get(address).and_then(Weak::upgrade) {
+            return stats;
         }
         // Addresses come and go: those that are gone are forgotten whenever the table would grow over a power of two.
         if endpoints.len().is_power_of_two() {
-            endpoints.retain(|_, tally| tally.strong_count() > 0);
+            endpoints.retain(|_, stats| stats.strong_count() > 0);
         }
-        let tally = Arc::<Tally>::default();
-        endpoints.insert(address.clone(), Arc::downgrade(&tally));
-        tally
+        let stats = Arc::<CallStats>::default();
+        endpoints.insert(address.clone(), Arc::downgrade(&stats));
+        stats
     }
 }
 
 /// Where the calls on one connection are counted.
 #[derive(Debug, Default)]
-pub(crate) struct Link(OnceLock<Arc<Tally>>);
+pub(crate) struct EndpointStats(OnceLock<Arc<CallStats>>);
 
-impl Link {
-    pub(crate) fn begin(&self) -> Counted {
-        self.0.get().map_or_else(Counted::default, |tally| tally.begin())
+impl EndpointStats {
+    pub(crate) fn start(&self) -> CallTimer {
+        self.0.get().map_or_else(CallTimer::default, |stats| stats.start())
     }
 
-    pub(crate) fn end(&self, counted: Counted, code: Option<Code>) {
-        if let Some(tally) = self.0.get() {
-            tally.end(counted, code);
+    pub(crate) fn finish(&self, timer: CallTimer, code: Option<Code>) {
+        if let Some(stats) = self.0.get() {
+            stats.finish(timer, code);
         }
     }
 
     /// Whether somebody wants to know what the endpoint says of its load.
-    pub(crate) fn wants_load(&self) -> bool {
-        self.0.get().is_some() && WATCHED.load(Ordering::Relaxed)
+    pub(crate) fn records_load(&self) -> bool {
+        self.0.get().is_some() && ENABLED.load(Ordering::Relaxed)
     }
 
     /// The endpoint said how busy it is.
     pub(crate) fn load(&self, report: &LoadReport) {
-        if let Some(tally) = self.0.get() {
-            tally.load(report);
+        if let Some(stats) = self.0.get() {
+            stats.load(report);
         }
     }
 }
 
 /// When a call began, if it is counted.
 #[derive(Debug, Default)]
-pub(crate) struct Counted(Option<Instant>);
+pub(crate) struct CallTimer(Option<Instant>);
 
 /// Counters of calls.
 #[derive(Debug)]
-pub(crate) struct Tally {
+pub(crate) struct CallStats {
     started: AtomicU64,
     succeeded: AtomicU64,
     failed: AtomicU64,
@@ -108,9 +108,9 @@ pub(crate) struct Tally {
     latencies: OnceLock<Box<[AtomicU32; BUCKETS]>>,
 }
 
-impl Default for Tally {
-    fn default() -> Tally {
-        Tally {
+impl Default for CallStats {
+    fn default() -> CallStats {
+        CallStats {
             started: AtomicU64::new(0),
             succeeded: AtomicU64::new(0),
             failed: AtomicU64::new(0),
@@ -121,16 +121,16 @@ impl Default for Tally {
     }
 }
 
-impl Tally {
-    fn begin(&self) -> Counted {
-        if !WATCHED.load(Ordering::Relaxed) {
-            return Counted(None);
+impl CallStats {
+    fn start(&self) -> CallTimer {
+        if !ENABLED.load(Ordering::Relaxed) {
+            return CallTimer(None);
         }
         self.started.fetch_add(1, Ordering::Relaxed);
-        Counted(Some(Instant::now()))
+        CallTimer(Some(Instant::now()))
     }
 
-    fn end(&self, Counted(began): Counted, code: Option<Code>) {
+    fn finish(&self, CallTimer(began): CallTimer, code: Option<Code>) {
         let Some(began) = began else { return };
         let ended = match code {
             Some(Code::Ok) => &self.succeeded,
@@ -146,19 +146,19 @@ impl Tally {
 
     /// Application utilisation comes before CPU, as weights have it (A58).
     fn load(&self, report: &LoadReport) {
-        let said = [report.application_utilization, report.cpu_utilization];
-        let utilization = said.into_iter().find(|value| *value > 0.0).unwrap_or(0.0);
+        let reported = [report.application_utilization, report.cpu_utilization];
+        let utilization = reported.into_iter().find(|value| *value > 0.0).unwrap_or(0.0);
         self.utilization.store(utilization.to_bits(), Ordering::Relaxed);
     }
 
     /// What was counted so far.
-    pub(crate) fn counts(&self) -> Counts {
+    pub(crate) fn snapshot(&self) -> CallStatsSnapshot {
         // What ended first: a call that begins and ends in between is not counted as ended only.
         let succeeded = self.succeeded.load(Ordering::Relaxed);
         let failed = self.failed.load(Ordering::Relaxed);
         let abandoned = self.abandoned.load(Ordering::Relaxed);
         let utilization = f64::from_bits(self.utilization.load(Ordering::Relaxed));
-        Counts {
+        CallStatsSnapshot {
             started: self.started.load(Ordering::Relaxed),
             succeeded,
             failed,
@@ -172,9 +172,9 @@ impl Tally {
     }
 }
 
-/// What a [`Tally`] came to at one time.
+/// What a [`CallStats`] came to at one time.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Counts {
+pub(crate) struct CallStatsSnapshot {
     pub(crate) started: u64,
     pub(crate) succeeded: u64,
     pub(crate) failed: u64,
@@ -183,10 +183,10 @@ pub(crate) struct Counts {
     latencies: Option<Box<[u32; BUCKETS]>>,
 }
 
-impl Counts {
+impl CallStatsSnapshot {
     /// Those of both; of what was said, the last.
     #[must_use]
-    pub(crate) fn and(self, other: Counts) -> Counts {
+    pub(crate) fn merge(self, other: CallStatsSnapshot) -> CallStatsSnapshot {
         let latencies = match (self.latencies, other.latencies) {
             (Some(mut own), Some(more)) => {
                 own.iter_mut().zip(*more).for_each(|(own, more)| *own = own.wrapping_add(more));
@@ -194,7 +194,7 @@ impl Counts {
             }
             (own, more) => own.or(more),
         };
-        Counts {
+        CallStatsSnapshot {
             started: self.started + other.started,
             succeeded: self.succeeded + other.succeeded,
             failed: self.failed + other.failed,
@@ -205,7 +205,11 @@ impl Counts {
     }
 
     /// How long the given share of the calls took at most that ended since `before`, in milliseconds.
-    pub(crate) fn quantiles<const N: usize>(&self, before: &Counts, shares: [f64; N]) -> [Option<f64>; N] {
+    pub(crate) fn quantiles<const N: usize>(
+        &self,
+        before: &CallStatsSnapshot,
+        shares: [f64; N],
+    ) -> [Option<f64>; N] {
         let Some(now) = &self.latencies else { return [None; N] };
         // Counters may wrap; what is between two looks does not.
         let since = |i: usize| match &before.latencies {
@@ -220,7 +224,7 @@ impl Counts {
                 below += u64::from(since(*i));
                 below >= rank
             });
-            found.filter(|_| total > 0).map(middle_ms)
+            found.filter(|_| total > 0).map(midpoint_ms)
         })
     }
 }
@@ -239,7 +243,7 @@ fn bucket(took: Duration) -> usize {
 }
 
 /// The middle of a bucket, in milliseconds.
-fn middle_ms(bucket: usize) -> f64 {
+fn midpoint_ms(bucket: usize) -> f64 {
     if bucket < 8 {
         return (bucket as f64 + 0.5) / 1e3;
     }
@@ -254,7 +258,7 @@ mod tests {
     #[test]
     fn a_bucket_is_off_by_little() {
         for micros in (1..2000).chain((2000..60_000_000).step_by(7919)) {
-            let found = middle_ms(bucket(Duration::from_micros(micros))) * 1e3;
+            let found = midpoint_ms(bucket(Duration::from_micros(micros))) * 1e3;
             let off = (found - micros as f64).abs();
             assert!(off <= 0.5 || off / micros as f64 <= 0.0626, "{micros} µs: {found}");
         }
@@ -266,30 +270,30 @@ mod tests {
 
     #[test]
     fn quantiles_are_those_between_two_looks() {
-        let counts = |took: &[(u64, u32)]| {
+        let snapshot = |took: &[(u64, u32)]| {
             let mut latencies = Box::new([0; BUCKETS]);
             for (millis, calls) in took {
                 latencies[bucket(Duration::from_millis(*millis))] = *calls;
             }
-            Counts { latencies: Some(latencies), ..Counts::default() }
+            CallStatsSnapshot { latencies: Some(latencies), ..CallStatsSnapshot::default() }
         };
-        let before = counts(&[(1, 1000), (500, u32::MAX)]);
-        let now = counts(&[(1, 1000), (10, 98), (500, 1)]);
+        let before = snapshot(&[(1, 1000), (500, u32::MAX)]);
+        let now = snapshot(&[(1, 1000), (10, 98), (500, 1)]);
         let [half, most] = now.quantiles(&before, [0.5, 0.99]).map(|ms| ms.expect("calls ended"));
         assert!((9.4..10.7).contains(&half), "{half}");
         assert!((470.0..532.0).contains(&most), "{most}");
         assert_eq!(now.quantiles(&now, [0.5]), [None]);
-        assert_eq!(Counts::default().quantiles(&Counts::default(), [0.5]), [None]);
+        assert_eq!(CallStatsSnapshot::default().quantiles(&CallStatsSnapshot::default(), [0.5]), [None]);
     }
 
     #[test]
     fn addresses_that_are_gone_are_forgotten() {
-        let tallies = Tallies::default();
-        let kept = tallies.of(&Address::from("kept:1"));
+        let channel_stats = ChannelStats::default();
+        let kept = channel_stats.for_address(&Address::from("kept:1"));
         for i in 0..10_000 {
-            tallies.of(&Address::from(format!("gone:{i}").as_str()));
+            channel_stats.for_address(&Address::from(format!("gone:{i}").as_str()));
         }
-        assert!(tallies.endpoints.lock().expect("no panic").len() < 10);
-        assert!(Arc::ptr_eq(&kept, &tallies.of(&Address::from("kept:1"))));
+        assert!(channel_stats.endpoints.lock().expect("no panic").len() < 10);
+        assert!(Arc::ptr_eq(&kept, &channel_stats.for_address(&Address::from("kept:1"))));
     }
 }

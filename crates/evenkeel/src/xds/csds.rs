@@ -50,7 +50,7 @@ impl Csds {
         Csds { clients: Some(clients.into_iter().collect()) }
     }
 
-    async fn answer(self, request: ClientStatusRequest) -> Result<ClientStatusResponse, Status> {
+    async fn handle_request(self, request: ClientStatusRequest) -> Result<ClientStatusResponse, Status> {
         let clients = match &self.clients {
             Some(clients) => clients.to_vec(),
             None => XdsClient::all(),
@@ -58,8 +58,8 @@ impl Csds {
         let mut all = ClientStatusResponse::default();
         for client in clients {
             // A client that ends just now has nothing to say.
-            if let Some(answer) = client.ask(request.clone()).await {
-                all.config.extend(answer.map_err(|status| status::to_tonic(&status))?.config);
+            if let Some(response) = client.client_status(request.clone()).await {
+                all.config.extend(response.map_err(|status| status::to_tonic(&status))?.config);
             }
         }
         Ok(all)
@@ -90,8 +90,8 @@ where
             let method =
                 request.uri().path().strip_prefix('/').and_then(|path| path.strip_prefix(Csds::NAME));
             Ok(match method {
-                Some("/FetchClientStatus") => grpc.unary(Methods(csds), request).await,
-                Some("/StreamClientStatus") => grpc.streaming(Methods(csds), request).await,
+                Some("/FetchClientStatus") => grpc.unary(CsdsMethods(csds), request).await,
+                Some("/StreamClientStatus") => grpc.streaming(CsdsMethods(csds), request).await,
                 _ => Status::unimplemented("CSDS has FetchClientStatus and StreamClientStatus").into_http(),
             })
         })
@@ -99,48 +99,51 @@ where
 }
 
 /// The methods of the service.
-struct Methods(Csds);
+struct CsdsMethods(Csds);
 
-impl UnaryService<ClientStatusRequest> for Methods {
+impl UnaryService<ClientStatusRequest> for CsdsMethods {
     type Response = ClientStatusResponse;
     type Future = BoxFuture<Response<ClientStatusResponse>, Status>;
 
     fn call(&mut self, request: Request<ClientStatusRequest>) -> Self::Future {
         let csds = self.0.clone();
-        Box::pin(async move { csds.answer(request.into_inner()).await.map(Response::new) })
+        Box::pin(async move { csds.handle_request(request.into_inner()).await.map(Response::new) })
     }
 }
 
-impl StreamingService<ClientStatusRequest> for Methods {
+impl StreamingService<ClientStatusRequest> for CsdsMethods {
     type Response = ClientStatusResponse;
-    type ResponseStream = Answers;
-    type Future = std::future::Ready<Result<Response<Answers>, Status>>;
+    type ResponseStream = CsdsResponses;
+    type Future = std::future::Ready<Result<Response<CsdsResponses>, Status>>;
 
     fn call(&mut self, request: Request<Streaming<ClientStatusRequest>>) -> Self::Future {
-        let answers = Answers { csds: self.0.clone(), requests: request.into_inner(), under_way: None };
-        std::future::ready(Ok(Response::new(answers)))
+        let responses =
+            CsdsResponses { csds: self.0.clone(), requests: request.into_inner(), in_flight: None };
+        std::future::ready(Ok(Response::new(responses)))
     }
 }
 
 /// One answer for each request.
-struct Answers {
+struct CsdsResponses {
     csds: Csds,
     requests: Streaming<ClientStatusRequest>,
-    under_way: Option<BoxFuture<ClientStatusResponse, Status>>,
+    in_flight: Option<BoxFuture<ClientStatusResponse, Status>>,
 }
 
-impl Stream for Answers {
+impl Stream for CsdsResponses {
     type Item = Result<ClientStatusResponse, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         loop {
-            if let Some(answer) = &mut self.under_way {
-                let answer = ready!(answer.as_mut().poll(cx));
-                self.under_way = None;
-                return Poll::Ready(Some(answer));
+            if let Some(response) = &mut self.in_flight {
+                let response = ready!(response.as_mut().poll(cx));
+                self.in_flight = None;
+                return Poll::Ready(Some(response));
             }
             match ready!(Pin::new(&mut self.requests).poll_next(cx)) {
-                Some(Ok(request)) => self.under_way = Some(Box::pin(self.csds.clone().answer(request))),
+                Some(Ok(request)) => {
+                    self.in_flight = Some(Box::pin(self.csds.clone().handle_request(request)))
+                }
                 Some(Err(status)) => return Poll::Ready(Some(Err(status))),
                 None => return Poll::Ready(None),
             }

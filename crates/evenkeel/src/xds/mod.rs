@@ -2,7 +2,7 @@
 //!
 //! What it decides is in [`evenkeel_xds`]; here are its thread, its streams and its handles. It runs on a thread of its own, so
 //! that neither a blocked nor an ended runtime of the application stops it, and a large resource blocks none of the
-//! application's workers. Channels [follow](XdsClient::follow) their targets and get one complete step after the other.
+//! application's workers. Channels [follow](XdsClient::watch_target) their targets and get one complete step after the other.
 //!
 //! ```text
 //!   Following ── commands ──▶ worker ──▶ Client, Reporter, Names (no sockets)
@@ -41,20 +41,23 @@ use evenkeel_xds::resource::ResourceParser;
 use tokio::runtime;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use self::streams::Dialer;
-use self::worker::{Command, Worker};
-use crate::connection::{Http2, Keepalive};
+use self::streams::XdsDialer;
+use self::worker::{WorkerCommand, XdsWorker};
+use crate::connection::{Http2Config, KeepaliveParams};
 use crate::entropy;
 use crate::http2::Http2Implementation;
 use crate::metrics::XdsMeter;
-use crate::transport::{Connector, Sockets};
+use crate::transport::{Connector, SocketConnector};
 
 /// When a silent control plane is asked whether it is there, and how long it has to answer (as in C-core, Java and Go).
-const KEEPALIVE: Keepalive =
-    Keepalive { time: Duration::from_secs(5 * 60), timeout: Duration::from_secs(20), without_calls: true };
+const KEEPALIVE: KeepaliveParams = KeepaliveParams {
+    time: Duration::from_secs(5 * 60),
+    timeout: Duration::from_secs(20),
+    without_calls: true,
+};
 
 /// Every client of the process that is in use.
-static CLIENTS: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
+static CLIENTS: Mutex<Vec<Weak<XdsClientInner>>> = Mutex::new(Vec::new());
 
 /// A client of control planes. Cheap to clone; clones are the same client.
 ///
@@ -74,24 +77,24 @@ static CLIENTS: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
 /// ```
 #[derive(Clone)]
 pub struct XdsClient {
-    shared: Arc<Shared>,
+    shared: Arc<XdsClientInner>,
 }
 
 /// What all handles know. The thread does not hold it: it ends when this is gone.
-struct Shared {
+struct XdsClientInner {
     bootstrap: Arc<Bootstrap>,
-    commands: mpsc::UnboundedSender<Command>,
+    commands: mpsc::UnboundedSender<WorkerCommand>,
     load: Arc<LoadStore>,
-    board: Arc<Board>,
+    worker_status: Arc<WorkerStatus>,
     /// Whether everybody with this bootstrap uses it.
-    is_common: bool,
-    followings: AtomicU64,
+    is_shared: bool,
+    next_key: AtomicU64,
 }
 
 /// What the thread and the handles show each other.
 #[derive(Default)]
-struct Board {
-    tally: Mutex<Vec<ServerStats>>,
+struct WorkerStatus {
+    server_stats: Mutex<Vec<ServerStats>>,
     /// Whether the thread was told to look at the load and has not done it yet.
     load_is_due: AtomicBool,
 }
@@ -102,7 +105,7 @@ impl XdsClient {
     pub fn from_env() -> Result<XdsClient, XdsError> {
         let bootstrap =
             Bootstrap::load(|name| std::env::var(name).ok(), |file| std::fs::read_to_string(file))
-                .map_err(|error| XdsError { kind: Kind::Bootstrap(error) })?;
+                .map_err(|error| XdsError { kind: XdsErrorKind::Bootstrap(error) })?;
         Ok(XdsClient::shared(bootstrap))
     }
 
@@ -111,7 +114,7 @@ impl XdsClient {
         let mut clients = clients();
         let usable = |client: &XdsClient| {
             let shared = &client.shared;
-            shared.is_common && *shared.bootstrap == bootstrap && !shared.commands.is_closed()
+            shared.is_shared && *shared.bootstrap == bootstrap && !shared.commands.is_closed()
         };
         if let Some(client) = live(&clients).find(usable) {
             return client;
@@ -130,7 +133,7 @@ impl XdsClient {
             keepalive: KEEPALIVE,
             deletion_grace: DELETION_GRACE,
             http2: Http2Implementation::default(),
-            connector: Arc::new(Sockets),
+            connector: Arc::new(SocketConnector),
         }
     }
 
@@ -141,18 +144,18 @@ impl XdsClient {
 
     /// Every resource that somebody wants, as it was received, and how it stands: what CSDS tells (A40).
     pub async fn status(&self) -> Result<ClientConfig, XdsError> {
-        let answered = self.ask(ClientStatusRequest::default()).await;
+        let answered = self.client_status(ClientStatusRequest::default()).await;
         let config = answered.and_then(|answer| answer.ok()?.config.pop());
-        config.ok_or(XdsError { kind: Kind::Gone })
+        config.ok_or(XdsError { kind: XdsErrorKind::Gone })
     }
 
     /// What a request for the status of clients gets from this one; `None` if its thread is gone.
-    async fn ask(
+    async fn client_status(
         &self,
         request: ClientStatusRequest,
     ) -> Option<Result<ClientStatusResponse, evenkeel_core::Status>> {
         let (reply, answer) = oneshot::channel();
-        self.shared.commands.send(Command::Describe { request, reply }).ok()?;
+        self.shared.commands.send(WorkerCommand::Describe { request, reply }).ok()?;
         answer.await.ok()
     }
 
@@ -162,24 +165,27 @@ impl XdsClient {
     }
 
     fn named(&self, target: &str) -> Result<XdsTarget, XdsError> {
-        self.shared.bootstrap.listener_name(target).map_err(|error| XdsError { kind: Kind::Target(error) })
+        self.shared
+            .bootstrap
+            .listener_name(target)
+            .map_err(|error| XdsError { kind: XdsErrorKind::Target(error) })
     }
 
     /// Follows what a channel to `target` needs. Its calls are for `authority`, or for the target's unless given: by that the
     /// virtual host is chosen. `channel_id` is the channel's random number for hash policies (A42).
-    pub(crate) fn follow(
+    pub(crate) fn watch_target(
         &self,
         target: &str,
         authority: Option<&str>,
         channel_id: u64,
         meter: XdsMeter,
-    ) -> Result<Following, XdsError> {
+    ) -> Result<XdsSubscription, XdsError> {
         let shared = &self.shared;
         let named = self.named(target)?;
         let authority = authority.map_or(named.authority, str::to_owned);
         let (sender, steps) = watch::channel(None);
-        let key = shared.followings.fetch_add(1, Ordering::Relaxed);
-        let join = Command::Join {
+        let key = shared.next_key.fetch_add(1, Ordering::Relaxed);
+        let join = WorkerCommand::Subscribe {
             key,
             target: target.to_owned(),
             listener: named.listener.as_str().to_owned(),
@@ -188,9 +194,9 @@ impl XdsClient {
             meter,
             steps: sender,
         };
-        shared.commands.send(join).map_err(|_| XdsError { kind: Kind::Gone })?;
+        shared.commands.send(join).map_err(|_| XdsError { kind: XdsErrorKind::Gone })?;
         let dynamic = BTreeSet::new();
-        Ok(Following { authority, key, steps, dynamic, client: self.clone() })
+        Ok(XdsSubscription { authority, key, steps, dynamic, client: self.clone() })
     }
 
     /// Where the calls of all its channels are counted.
@@ -206,15 +212,15 @@ impl XdsClient {
     /// A core ran a pass, or is gone: there may be more or fewer clusters to report load of. Cheap.
     ///
     /// Who lets go of a core does so before it lets go of its client, or else the last report of its clusters is lost.
-    pub(crate) fn pass_done(&self) {
-        if !self.shared.board.load_is_due.swap(true, Ordering::AcqRel) {
-            let _ = self.shared.commands.send(Command::LookAtLoad);
+    pub(crate) fn notify_pass(&self) {
+        if !self.shared.worker_status.load_is_due.swap(true, Ordering::AcqRel) {
+            let _ = self.shared.commands.send(WorkerCommand::PollLoadReports);
         }
     }
 
     /// How each control plane stands, and what happened with it so far.
-    pub fn tally(&self) -> Vec<ServerStats> {
-        lock(&self.shared.board.tally).clone()
+    pub fn server_stats(&self) -> Vec<ServerStats> {
+        lock(&self.shared.worker_status.server_stats).clone()
     }
 
     /// Every client of the process, whoever made it.
@@ -230,11 +236,11 @@ impl fmt::Debug for XdsClient {
     }
 }
 
-fn clients() -> MutexGuard<'static, Vec<Weak<Shared>>> {
+fn clients() -> MutexGuard<'static, Vec<Weak<XdsClientInner>>> {
     lock(&CLIENTS)
 }
 
-fn live(clients: &[Weak<Shared>]) -> impl Iterator<Item = XdsClient> {
+fn live(clients: &[Weak<XdsClientInner>]) -> impl Iterator<Item = XdsClient> {
     clients.iter().filter_map(Weak::upgrade).map(|shared| XdsClient { shared })
 }
 
@@ -251,7 +257,7 @@ pub struct XdsClientBuilder {
     converters: LbPolicyConverters,
     limits: XdsLimits,
     variant: XdsVariant,
-    keepalive: Keepalive,
+    keepalive: KeepaliveParams,
     deletion_grace: Duration,
     http2: Http2Implementation,
     connector: Arc<dyn Connector>,
@@ -285,7 +291,7 @@ impl XdsClientBuilder {
     /// A control plane that was silent for `time` is asked whether it is there, and has `timeout` to answer; 5 minutes and
     /// 20 seconds unless given.
     pub fn keepalive(mut self, time: Duration, timeout: Duration) -> XdsClientBuilder {
-        self.keepalive = Keepalive { time, timeout, ..self.keepalive };
+        self.keepalive = KeepaliveParams { time, timeout, ..self.keepalive };
         self
     }
 
@@ -317,20 +323,21 @@ impl XdsClientBuilder {
         self.start(false, &mut clients())
     }
 
-    fn start(self, is_common: bool, clients: &mut Vec<Weak<Shared>>) -> XdsClient {
+    fn start(self, is_shared: bool, clients: &mut Vec<Weak<XdsClientInner>>) -> XdsClient {
         for warning in self.bootstrap.warnings() {
             tracing::warn!(node = self.bootstrap.node.id, "bootstrap: {warning}");
         }
         let (commands, received) = mpsc::unbounded_channel();
         let bootstrap = Arc::new(self.bootstrap.clone());
         let load = Arc::<LoadStore>::default();
-        let board = Arc::<Board>::default();
-        if let Err(error) = self.spawn(bootstrap.clone(), load.clone(), board.clone(), received) {
+        let worker_status = Arc::<WorkerStatus>::default();
+        if let Err(error) = self.spawn(bootstrap.clone(), load.clone(), worker_status.clone(), received) {
             // Who follows is told that the client is gone.
             tracing::error!(%error, "the thread of the xDS client cannot be started");
         }
-        let followings = AtomicU64::new(0);
-        let shared = Arc::new(Shared { bootstrap, commands, load, board, is_common, followings });
+        let next_key = AtomicU64::new(0);
+        let shared =
+            Arc::new(XdsClientInner { bootstrap, commands, load, worker_status, is_shared, next_key });
         clients.retain(|client| client.strong_count() > 0);
         clients.push(Arc::downgrade(&shared));
         XdsClient { shared }
@@ -341,8 +348,8 @@ impl XdsClientBuilder {
         self,
         bootstrap: Arc<Bootstrap>,
         load: Arc<LoadStore>,
-        board: Arc<Board>,
-        commands: mpsc::UnboundedReceiver<Command>,
+        worker_status: Arc<WorkerStatus>,
+        commands: mpsc::UnboundedReceiver<WorkerCommand>,
     ) -> io::Result<()> {
         let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
         let rng = || Rng::from_entropy(entropy::fresh());
@@ -356,11 +363,16 @@ impl XdsClientBuilder {
         let reporter = LrsClient::new(bootstrap.node.clone(), load, rng());
         let client = AdsClient::new(bootstrap.clone(), parser, self.variant, rng())
             .with_deletion_grace(self.deletion_grace);
-        let http2 = Http2 { implementation: self.http2, keepalive: Some(self.keepalive), ..Http2::default() };
-        let dialer = Dialer::new(self.connector, http2);
+        let http2 = Http2Config {
+            implementation: self.http2,
+            keepalive: Some(self.keepalive),
+            ..Http2Config::default()
+        };
+        let dialer = XdsDialer::new(self.connector, http2);
         let worker = move || {
             runtime.block_on(
-                Worker::new(bootstrap, client, reporter, board, dialer, response_bytes).run(commands),
+                XdsWorker::new(bootstrap, client, reporter, worker_status, dialer, response_bytes)
+                    .run(commands),
             );
             // A look-up of a name that hangs must not keep the thread.
             runtime.shutdown_background();
@@ -376,7 +388,7 @@ impl fmt::Debug for XdsClientBuilder {
 }
 
 /// What one channel follows. Dropping it ends that.
-pub(crate) struct Following {
+pub(crate) struct XdsSubscription {
     /// The authority of the channel's calls.
     pub(crate) authority: String,
     key: u64,
@@ -386,7 +398,7 @@ pub(crate) struct Following {
     client: XdsClient,
 }
 
-impl Following {
+impl XdsSubscription {
     /// The next step, once there is one: the last of those that came meanwhile. `None` if the client is gone. Nothing is
     /// lost if the future is dropped.
     pub(crate) async fn changed(&mut self) -> Option<XdsResolverUpdate> {
@@ -395,31 +407,31 @@ impl Following {
     }
 
     /// Policies ask for these clusters beside the routes, and no others. Cheap if they are the same as before.
-    pub(crate) fn want(&mut self, dynamic: BTreeSet<Arc<str>>) {
+    pub(crate) fn watch_clusters(&mut self, dynamic: BTreeSet<Arc<str>>) {
         if dynamic != self.dynamic {
             self.dynamic.clone_from(&dynamic);
-            self.send(Command::Want { key: self.key, dynamic });
+            self.send(WorkerCommand::WatchClusters { key: self.key, dynamic });
         }
     }
 
     /// The addresses of DNS names do not work: the names are resolved again, though not too often.
     pub(crate) fn reresolve(&self) {
-        self.send(Command::Reresolve { key: self.key });
+        self.send(WorkerCommand::Reresolve { key: self.key });
     }
 
-    /// One that cannot be sent is not missed: the client is gone, and [`Following::changed`] says so.
-    fn send(&self, command: Command) {
+    /// One that cannot be sent is not missed: the client is gone, and [`XdsSubscription::changed`] says so.
+    fn send(&self, command: WorkerCommand) {
         let _ = self.client.shared.commands.send(command);
     }
 }
 
-impl Drop for Following {
+impl Drop for XdsSubscription {
     fn drop(&mut self) {
-        self.send(Command::Leave { key: self.key });
+        self.send(WorkerCommand::Unsubscribe { key: self.key });
     }
 }
 
-impl fmt::Debug for Following {
+impl fmt::Debug for XdsSubscription {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Following").field("authority", &self.authority).finish_non_exhaustive()
     }
@@ -428,11 +440,11 @@ impl fmt::Debug for Following {
 /// Why there is no xDS for a channel. The text says whether the bootstrap or the target must change.
 #[derive(Debug)]
 pub struct XdsError {
-    kind: Kind,
+    kind: XdsErrorKind,
 }
 
 #[derive(Debug)]
-enum Kind {
+enum XdsErrorKind {
     Bootstrap(BootstrapError),
     Target(XdsTargetError),
     Gone,
@@ -441,16 +453,16 @@ enum Kind {
 impl XdsError {
     /// Whether there is no bootstrap at all, so that a program may do without one.
     pub fn is_unset(&self) -> bool {
-        matches!(&self.kind, Kind::Bootstrap(error) if error.is_unset())
+        matches!(&self.kind, XdsErrorKind::Bootstrap(error) if error.is_unset())
     }
 }
 
 impl fmt::Display for XdsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.kind {
-            Kind::Bootstrap(error) => error.fmt(f),
-            Kind::Target(error) => error.fmt(f),
-            Kind::Gone => f.write_str("the thread of the xDS client is not running"),
+            XdsErrorKind::Bootstrap(error) => error.fmt(f),
+            XdsErrorKind::Target(error) => error.fmt(f),
+            XdsErrorKind::Gone => f.write_str("the thread of the xDS client is not running"),
         }
     }
 }
@@ -458,9 +470,9 @@ impl fmt::Display for XdsError {
 impl std::error::Error for XdsError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match &self.kind {
-            Kind::Bootstrap(error) => Some(error),
-            Kind::Target(error) => Some(error),
-            Kind::Gone => None,
+            XdsErrorKind::Bootstrap(error) => Some(error),
+            XdsErrorKind::Target(error) => Some(error),
+            XdsErrorKind::Gone => None,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Streams to control planes: gRPC over HTTP/2, one task each.
 //!
 //! A stream connects if need be, sends what it is given in that order, and reads one message whenever it is asked to, so
-//! that a client which takes its time slows the server down. What happens on it is told as [`News`]; why it ended is told in
+//! that a client which takes its time slows the server down. What happens on it is told as [`StreamEvent`]; why it ended is told in
 //! words. Streams to the same server share one connection, which is let go when no stream needs it.
 
 use std::collections::BTreeMap;
@@ -22,17 +22,17 @@ use tokio::task::{self, AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::lock;
-use super::worker::Event;
-use crate::connection::{self, Connection, Http2};
+use super::worker::WorkerEvent;
+use crate::connection::{self, Connection, Http2Config};
 use crate::credentials::Credentials;
-use crate::http2::{Error, Head, Request, RequestStream, ResponseStream};
-use crate::target::{Kind, Target};
+use crate::http2::{Error, Head, HttpRecvStream, HttpSendStream, Request};
+use crate::target::{ChannelTarget, TargetKind};
 use crate::text::quoted;
 use crate::transport::{self, Connector};
 use crate::{dns, status};
 
 /// How long one address has a head start over the next (as with Happy Eyeballs, RFC 8305).
-const HEAD_START: Duration = Duration::from_millis(250);
+const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 
 /// Minimum time between two lookups of a control plane's name.
 const LOOKUP_INTERVAL: Duration = Duration::from_secs(5);
@@ -41,7 +41,7 @@ const LOOKUP_INTERVAL: Duration = Duration::from_secs(5);
 const MAX_WAITING: usize = 8;
 
 /// How long a server has to end a stream that we ended.
-const GOODBYE: Duration = Duration::from_secs(2);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 const USER_AGENT: &str = concat!("evenkeel/", env!("CARGO_PKG_VERSION"));
 
@@ -50,7 +50,7 @@ const PREFIX: usize = 5;
 
 /// Names a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Key {
+pub(super) enum StreamKey {
     /// ADS.
     Resources(client::AdsStreamId),
     /// LRS.
@@ -59,7 +59,7 @@ pub(super) enum Key {
 
 /// What happened on a stream.
 #[derive(Debug)]
-pub(super) enum News {
+pub(super) enum StreamEvent {
     /// It can be sent on.
     Opened,
     /// One message went to the wire.
@@ -67,13 +67,13 @@ pub(super) enum News {
     /// A message came that was asked for.
     Message(Bytes),
     /// The server did something that no message can be made of: this. The stream is over.
-    Nonsense(String),
+    InvalidMessage(String),
     /// It ended, or could not be opened.
     Closed(Status),
 }
 
 /// A message with what comes before it on the wire.
-pub(super) fn framed(message: &impl Message) -> Bytes {
+pub(super) fn encode_frame(message: &impl Message) -> Bytes {
     let len = message.encoded_len();
     let mut bytes = BytesMut::with_capacity(PREFIX + len);
     bytes.put_u8(0);
@@ -83,16 +83,16 @@ pub(super) fn framed(message: &impl Message) -> Bytes {
 }
 
 /// All streams, and the connections under them.
-pub(super) struct Streams {
-    dialer: Arc<Dialer>,
+pub(super) struct StreamSet {
+    dialer: Arc<XdsDialer>,
     response_bytes: usize,
-    open: BTreeMap<Key, Stream>,
-    links: BTreeMap<Arc<ServerConfig>, Arc<Link>>,
-    events: mpsc::UnboundedSender<Event>,
+    open: BTreeMap<StreamKey, StreamHandle>,
+    links: BTreeMap<Arc<ServerConfig>, Arc<ServerConnection>>,
+    events: mpsc::UnboundedSender<WorkerEvent>,
     ended: mpsc::Receiver<Infallible>,
 }
 
-struct Stream {
+struct StreamHandle {
     server: Arc<ServerConfig>,
     writes: mpsc::UnboundedSender<Bytes>,
     reads: mpsc::UnboundedSender<()>,
@@ -102,67 +102,70 @@ struct Stream {
     waiting: usize,
 }
 
-impl Streams {
+impl StreamSet {
     /// `response_bytes` is the longest message that is taken in.
     pub(super) fn new(
-        dialer: Dialer,
+        dialer: XdsDialer,
         response_bytes: usize,
-        events: mpsc::UnboundedSender<Event>,
-    ) -> Streams {
+        events: mpsc::UnboundedSender<WorkerEvent>,
+    ) -> StreamSet {
         let (alive, ended) = mpsc::channel(1);
-        let dialer = Arc::new(Dialer { alive: Some(alive), ..dialer });
-        Streams { dialer, response_bytes, open: BTreeMap::new(), links: BTreeMap::new(), events, ended }
+        let dialer = Arc::new(XdsDialer { alive: Some(alive), ..dialer });
+        StreamSet { dialer, response_bytes, open: BTreeMap::new(), links: BTreeMap::new(), events, ended }
     }
 
-    /// Starts a stream. It ends if it takes longer than `patience` to open.
+    /// Starts a stream. It ends if it takes longer than `connect_timeout` to open.
     pub(super) fn open(
         &mut self,
-        key: Key,
+        key: StreamKey,
         server: Arc<ServerConfig>,
         method: &'static str,
-        patience: Option<Duration>,
+        connect_timeout: Option<Duration>,
     ) {
         tracing::debug!(server = &*server.uri, method, ?key, "xDS stream opens");
-        let link = self.links.entry(server.clone()).or_insert_with(|| Arc::new(Link::new(server.clone())));
+        let link = self
+            .links
+            .entry(server.clone())
+            .or_insert_with(|| Arc::new(ServerConnection::new(server.clone())));
         let (writes, to_write) = mpsc::unbounded_channel();
         let (reads, to_read) = mpsc::unbounded_channel();
-        let stream = Talk {
+        let stream = StreamTask {
             dialer: self.dialer.clone(),
             link: link.clone(),
             method,
             response_bytes: self.response_bytes,
             to_write,
             to_read,
-            told: Told { key, events: self.events.clone() },
+            event_sender: StreamEventSender { key, events: self.events.clone() },
         };
-        let task = tokio::spawn(stream.run(patience)).abort_handle();
-        self.open.insert(key, Stream { server, writes, reads, task, is_open: false, waiting: 0 });
+        let task = tokio::spawn(stream.run(connect_timeout)).abort_handle();
+        self.open.insert(key, StreamHandle { server, writes, reads, task, is_open: false, waiting: 0 });
     }
 
     /// Takes note of what happened on a stream, before others do.
-    pub(super) fn note(&mut self, key: Key, news: &News) {
+    pub(super) fn record(&mut self, key: StreamKey, event: &StreamEvent) {
         let Some(stream) = self.open.get_mut(&key) else { return };
         let server = &*stream.server.uri;
-        match news {
-            News::Opened => stream.is_open = true,
-            News::Written => stream.waiting = stream.waiting.saturating_sub(1),
-            News::Message(bytes) => tracing::debug!(server, ?key, bytes = bytes.len(), "xDS response"),
-            News::Nonsense(_) | News::Closed(_) => {
-                tracing::debug!(server, ?key, ?news, "xDS stream ended");
+        match event {
+            StreamEvent::Opened => stream.is_open = true,
+            StreamEvent::Written => stream.waiting = stream.waiting.saturating_sub(1),
+            StreamEvent::Message(bytes) => tracing::debug!(server, ?key, bytes = bytes.len(), "xDS response"),
+            StreamEvent::InvalidMessage(_) | StreamEvent::Closed(_) => {
+                tracing::debug!(server, ?key, news = ?event, "xDS stream ended");
                 self.open.remove(&key);
             }
         }
     }
 
     /// Sends a message after those before it.
-    pub(super) fn send(&mut self, key: Key, message: Bytes) {
+    pub(super) fn send(&mut self, key: StreamKey, message: Bytes) {
         let Some(stream) = self.open.get_mut(&key) else { return };
         stream.waiting += 1;
         if stream.waiting > MAX_WAITING {
             stream.task.abort();
             let text = format!("the server does not read: {MAX_WAITING} messages wait to be sent");
-            let closed = News::Closed(Status::new(Code::ResourceExhausted, text));
-            let _ = self.events.send(Event::Stream(key, closed));
+            let closed = StreamEvent::Closed(Status::new(Code::ResourceExhausted, text));
+            let _ = self.events.send(WorkerEvent::StreamEvent(key, closed));
             return;
         }
         // A stream that has just ended is told as such.
@@ -170,14 +173,14 @@ impl Streams {
     }
 
     /// Reads one message.
-    pub(super) fn read(&mut self, key: Key) {
+    pub(super) fn read(&mut self, key: StreamKey) {
         if let Some(stream) = self.open.get(&key) {
             let _ = stream.reads.send(());
         }
     }
 
     /// Ends a stream at once. Nothing is told of it any more.
-    pub(super) fn cancel(&mut self, key: Key) {
+    pub(super) fn cancel(&mut self, key: StreamKey) {
         if let Some(stream) = self.open.remove(&key) {
             tracing::debug!(server = &*stream.server.uri, ?key, "xDS stream closed");
             stream.task.abort();
@@ -185,7 +188,7 @@ impl Streams {
     }
 
     /// Ends a stream after what there is to send; at once if it did not open yet.
-    pub(super) fn finish(&mut self, key: Key) {
+    pub(super) fn finish(&mut self, key: StreamKey) {
         if self.open.get(&key).is_some_and(|stream| !stream.is_open) {
             return self.cancel(key);
         }
@@ -194,7 +197,7 @@ impl Streams {
     }
 
     /// Lets go of connections that no stream needs.
-    pub(super) fn let_go(&mut self) {
+    pub(super) fn drop_unused(&mut self) {
         self.links.retain(|server, _| self.open.values().any(|stream| stream.server == *server));
     }
 
@@ -210,63 +213,63 @@ impl Streams {
 }
 
 /// One stream, as its task sees it.
-struct Talk {
-    dialer: Arc<Dialer>,
-    link: Arc<Link>,
+struct StreamTask {
+    dialer: Arc<XdsDialer>,
+    link: Arc<ServerConnection>,
     method: &'static str,
     response_bytes: usize,
     to_write: mpsc::UnboundedReceiver<Bytes>,
     to_read: mpsc::UnboundedReceiver<()>,
-    told: Told,
+    event_sender: StreamEventSender,
 }
 
 #[derive(Clone)]
-struct Told {
-    key: Key,
-    events: mpsc::UnboundedSender<Event>,
+struct StreamEventSender {
+    key: StreamKey,
+    events: mpsc::UnboundedSender<WorkerEvent>,
 }
 
-impl Told {
-    fn tell(&self, news: News) {
+impl StreamEventSender {
+    fn send(&self, event: StreamEvent) {
         // Nobody listens any more if the client is gone.
-        let _ = self.events.send(Event::Stream(self.key, news));
+        let _ = self.events.send(WorkerEvent::StreamEvent(self.key, event));
     }
 }
 
 /// An open stream.
-struct Call {
+struct OpenedStream {
     connection: Arc<Connection>,
-    send: RequestStream,
-    response: ResponseStream,
+    send: HttpSendStream,
+    response: HttpRecvStream,
 }
 
-impl Talk {
-    async fn run(self, patience: Option<Duration>) {
-        let told = self.told.clone();
+impl StreamTask {
+    async fn run(self, connect_timeout: Option<Duration>) {
+        let event_sender = self.event_sender.clone();
         let opened = self.link.open(&self.dialer, self.method);
-        let opened = match patience {
+        let opened = match connect_timeout {
             None => opened.await,
-            Some(patience) => timeout(patience, opened).await.unwrap_or_else(|_| {
-                Err(Status::unavailable(format!("did not accept a connection within {patience:?}")))
+            Some(connect_timeout) => timeout(connect_timeout, opened).await.unwrap_or_else(|_| {
+                Err(Status::unavailable(format!("did not accept a connection within {connect_timeout:?}")))
             }),
         };
         let end = match opened {
-            Err(status) => News::Closed(status),
+            Err(status) => StreamEvent::Closed(status),
             Ok(call) => {
-                told.tell(News::Opened);
-                self.talk(call).await
+                event_sender.send(StreamEvent::Opened);
+                self.exchange(call).await
             }
         };
-        told.tell(end);
+        event_sender.send(end);
     }
 
     /// Writes and reads until the stream ends; answers how it did.
-    async fn talk(self, Call { connection, mut send, response }: Call) -> News {
-        let Talk { mut to_write, to_read, told, response_bytes, dialer: _dialer, .. } = self;
+    async fn exchange(self, OpenedStream { connection, mut send, response }: OpenedStream) -> StreamEvent {
+        let StreamTask { mut to_write, to_read, event_sender, response_bytes, dialer: _dialer, .. } = self;
         let written = async {
             while let Some(message) = to_write.recv().await {
                 match write(&mut send, message).await {
-                    Some(()) => told.tell(News::Written),
+                    Some(()) => event_sender.send(StreamEvent::Written),
                     // Whoever reads learns why.
                     None => return pending().await,
                 }
@@ -276,13 +279,13 @@ impl Talk {
         };
         tokio::select! {
             never = written => match never {},
-            Err(end) = read(&connection, response, response_bytes, to_read, &told) => end,
+            Err(end) = read(&connection, response, response_bytes, to_read, &event_sender) => end,
         }
     }
 }
 
 /// Hands a message to HTTP/2 as fast as the server takes it. `None` if it takes no more.
-async fn write(send: &mut RequestStream, message: Bytes) -> Option<()> {
+async fn write(send: &mut HttpSendStream, message: Bytes) -> Option<()> {
     poll_fn(|cx| send.poll_room(cx)).await?;
     send.send(message, false)
 }
@@ -290,17 +293,17 @@ async fn write(send: &mut RequestStream, message: Bytes) -> Option<()> {
 /// Reads a message whenever it is asked for, until the stream ends.
 async fn read(
     connection: &Connection,
-    mut body: ResponseStream,
+    mut body: HttpRecvStream,
     response_bytes: usize,
     mut to_read: mpsc::UnboundedReceiver<()>,
-    told: &Told,
-) -> Result<Infallible, News> {
+    event_sender: &StreamEventSender,
+) -> Result<Infallible, StreamEvent> {
     let head = poll_fn(|cx| body.poll_head(cx)).await;
-    let head = head.map_err(|error| News::Closed(broken(connection, &error)))?;
-    accepted(&head).map_err(News::Closed)?;
-    let mut messages = Messages { connection, body, buffer: BytesMut::new(), response_bytes };
+    let head = head.map_err(|error| StreamEvent::Closed(transport_error(connection, &error)))?;
+    check_head(&head).map_err(StreamEvent::Closed)?;
+    let mut messages = MessageReader { connection, body, buffer: BytesMut::new(), response_bytes };
     while to_read.recv().await.is_some() {
-        told.tell(News::Message(messages.next().await?));
+        event_sender.send(StreamEvent::Message(messages.next().await?));
     }
     // Nobody asks any more: we ended it, and the server should too. Until it does, what we said may be on its way.
     let end = async {
@@ -308,14 +311,14 @@ async fn read(
             messages.next().await?;
         }
     };
-    let late = || News::Closed(Status::new(Code::Cancelled, "the server did not end the stream"));
-    timeout(GOODBYE, end).await.unwrap_or_else(|_| Err(late()))
+    let late = || StreamEvent::Closed(Status::new(Code::Cancelled, "the server did not end the stream"));
+    timeout(CLOSE_TIMEOUT, end).await.unwrap_or_else(|_| Err(late()))
 }
 
 /// Whether an answer is one of gRPC and good.
-fn accepted(head: &Head) -> Result<(), Status> {
+fn check_head(head: &Head) -> Result<(), Status> {
     if let Some(status) = tonic::Status::from_header_map(&head.headers) {
-        return Err(sent(&status));
+        return Err(from_tonic(&status));
     }
     if head.status != http::StatusCode::OK {
         let text = format!("expected an answer of gRPC, found HTTP status {}", head.status.as_u16());
@@ -331,7 +334,7 @@ fn accepted(head: &Head) -> Result<(), Status> {
 }
 
 /// What the server ended a stream with.
-fn sent(status: &tonic::Status) -> Status {
+fn from_tonic(status: &tonic::Status) -> Status {
     let code = status::code(status.code() as i32);
     match status.message() {
         "" => Status::new(code, "the server ended the stream"),
@@ -340,35 +343,40 @@ fn sent(status: &tonic::Status) -> Status {
 }
 
 /// Why a stream was cut: the connection's reason, if it is over, or else the stream's.
-fn broken(connection: &Connection, error: &Error) -> Status {
-    match connection.shared().loss() {
-        Some(loss) if !matches!(error, Error::Reset(_)) => loss.status.clone(),
+fn transport_error(connection: &Connection, error: &Error) -> Status {
+    match connection.transport_state().disconnected() {
+        Some(disconnect) if !matches!(error, Error::Reset(_)) => disconnect.status.clone(),
         _ => {
-            let (address, cause) = (connection.shared().address(), connection::cause(error));
+            let (address, cause) =
+                (connection.transport_state().address(), connection::describe_error(error));
             Status::new(status::code_of_error(error), format!("stream to {address}: {cause}"))
         }
     }
 }
 
 /// The messages of a stream, put together from its DATA frames.
-struct Messages<'a> {
+struct MessageReader<'a> {
     connection: &'a Connection,
-    body: ResponseStream,
+    body: HttpRecvStream,
     buffer: BytesMut,
     response_bytes: usize,
 }
 
-impl Messages<'_> {
-    async fn next(&mut self) -> Result<Bytes, News> {
+impl MessageReader<'_> {
+    async fn next(&mut self) -> Result<Bytes, StreamEvent> {
         loop {
-            if let Some(message) = take(&mut self.buffer, self.response_bytes).map_err(News::Nonsense)? {
+            if let Some(message) =
+                take(&mut self.buffer, self.response_bytes).map_err(StreamEvent::InvalidMessage)?
+            {
                 return Ok(message);
             }
             match poll_fn(|cx| self.body.poll_data(cx)).await {
                 // It grows by what came, never by what was announced.
                 Some(Ok(data)) => self.buffer.extend_from_slice(&data),
-                Some(Err(error)) => return Err(News::Closed(broken(self.connection, &error))),
-                None => return Err(News::Closed(self.end().await)),
+                Some(Err(error)) => {
+                    return Err(StreamEvent::Closed(transport_error(self.connection, &error)));
+                }
+                None => return Err(StreamEvent::Closed(self.end().await)),
             }
         }
     }
@@ -376,14 +384,14 @@ impl Messages<'_> {
     async fn end(&mut self) -> Status {
         let status = match poll_fn(|cx| self.body.poll_trailers(cx)).await {
             Ok(trailers) => trailers.as_ref().and_then(tonic::Status::from_header_map),
-            Err(error) => return broken(self.connection, &error),
+            Err(error) => return transport_error(self.connection, &error),
         };
         match status {
-            Some(status) if status.code() != tonic::Code::Ok => sent(&status),
+            Some(status) if status.code() != tonic::Code::Ok => from_tonic(&status),
             _ if !self.buffer.is_empty() => {
                 Status::new(Code::Internal, "the server ended the stream in the middle of a message")
             }
-            Some(status) => sent(&status),
+            Some(status) => from_tonic(&status),
             None => Status::new(Code::Internal, "the server ended the stream without a status"),
         }
     }
@@ -418,18 +426,18 @@ struct NameLookup {
 }
 
 /// How connections are made.
-pub(super) struct Dialer {
+pub(super) struct XdsDialer {
     connector: Arc<dyn Connector>,
-    http2: Http2,
+    http2: Http2Config,
     /// Lookups of control planes by host and port.
     resolved: sync::Mutex<BTreeMap<(String, u16), NameLookup>>,
     /// Held by every task, so that the end of all of them can be seen.
     alive: Option<mpsc::Sender<Infallible>>,
 }
 
-impl Dialer {
-    pub(super) fn new(connector: Arc<dyn Connector>, http2: Http2) -> Dialer {
-        Dialer { connector, http2, resolved: sync::Mutex::default(), alive: None }
+impl XdsDialer {
+    pub(super) fn new(connector: Arc<dyn Connector>, http2: Http2Config) -> XdsDialer {
+        XdsDialer { connector, http2, resolved: sync::Mutex::default(), alive: None }
     }
 
     /// Returns the addresses of a control plane, from a lookup that is at most [`LOOKUP_INTERVAL`] old.
@@ -451,25 +459,25 @@ impl Dialer {
 }
 
 /// What streams to one server share.
-struct Link {
+struct ServerConnection {
     server: Arc<ServerConfig>,
     /// Held while connecting: the other streams wait for the outcome.
-    state: Mutex<State>,
+    state: Mutex<ServerConnectionState>,
 }
 
 #[derive(Default)]
-struct State {
+struct ServerConnectionState {
     credentials: Option<Credentials>,
     connection: Option<Arc<Connection>>,
 }
 
-impl Link {
-    fn new(server: Arc<ServerConfig>) -> Link {
-        Link { server, state: Mutex::default() }
+impl ServerConnection {
+    fn new(server: Arc<ServerConfig>) -> ServerConnection {
+        ServerConnection { server, state: Mutex::default() }
     }
 
-    async fn open(&self, dialer: &Arc<Dialer>, method: &'static str) -> Result<Call, Status> {
-        let target = Target::parse_server_uri(&self.server.uri);
+    async fn open(&self, dialer: &Arc<XdsDialer>, method: &'static str) -> Result<OpenedStream, Status> {
+        let target = ChannelTarget::parse_server_uri(&self.server.uri);
         let target = target.map_err(|error| Status::unavailable(error.to_string()))?;
         let authority = target.authority().map_err(|error| Status::unavailable(error.to_string()))?;
         let connection = self.connection(dialer, &target).await?;
@@ -488,15 +496,19 @@ impl Link {
                 ]),
                 ends: false,
             })
-            .map_err(|error| broken(&connection, &error))?;
-        Ok(Call { connection, send, response })
+            .map_err(|error| transport_error(&connection, &error))?;
+        Ok(OpenedStream { connection, send, response })
     }
 
     /// The connection that there is, or a new one.
-    async fn connection(&self, dialer: &Arc<Dialer>, target: &Target) -> Result<Arc<Connection>, Status> {
+    async fn connection(
+        &self,
+        dialer: &Arc<XdsDialer>,
+        target: &ChannelTarget,
+    ) -> Result<Arc<Connection>, Status> {
         let mut state = self.state.lock().await;
         if let Some(connection) = &state.connection
-            && connection.shared().loss().is_none()
+            && connection.transport_state().disconnected().is_none()
         {
             return Ok(connection.clone());
         }
@@ -506,9 +518,11 @@ impl Link {
             None => state.credentials.insert(self.credentials().await?).clone(),
         };
         let addresses = match target.kind() {
-            Kind::Fixed(addresses) => addresses.clone(),
-            Kind::Dns { host, port } => dialer.resolve(host, *port).await?,
-            Kind::Xds { .. } => return Err(Status::unavailable("a control plane cannot be found by xDS")),
+            TargetKind::Fixed(addresses) => addresses.clone(),
+            TargetKind::Dns { host, port } => dialer.resolve(host, *port).await?,
+            TargetKind::Xds { .. } => {
+                return Err(Status::unavailable("a control plane cannot be found by xDS"));
+            }
         };
         let connection = Arc::new(dial(dialer, addresses, &credentials, target.host()).await?);
         state.connection = Some(connection.clone());
@@ -518,7 +532,7 @@ impl Link {
     /// Reads files, which may take a while.
     async fn credentials(&self) -> Result<Credentials, Status> {
         let server = self.server.clone();
-        let read = task::spawn_blocking(move || Credentials::of_server(&server.credentials)).await;
+        let read = task::spawn_blocking(move || Credentials::for_xds_server(&server.credentials)).await;
         match read {
             Ok(Ok(credentials)) => Ok(credentials),
             Ok(Err(error)) => Err(Status::unavailable(error.to_string())),
@@ -529,7 +543,7 @@ impl Link {
 
 /// Connects to the first address that answers. Each has a head start over the next.
 async fn dial(
-    dialer: &Arc<Dialer>,
+    dialer: &Arc<XdsDialer>,
     addresses: Vec<Address>,
     credentials: &Credentials,
     host: &str,
@@ -548,7 +562,7 @@ async fn dial(
                 Ok(Ok((connection, task))) => {
                     let alive = dialer.alive.clone();
                     tokio::spawn(async move {
-                        task.run(|loss| tracing::debug!(status = %loss.status, "xDS connection ends")).await;
+                        task.run(|disconnect| tracing::debug!(status = %disconnect.status, "xDS connection ends")).await;
                         drop(alive);
                     });
                     return Ok(connection);
@@ -556,17 +570,17 @@ async fn dial(
                 Ok(Err(status)) => failures.push(status.message().to_owned()),
                 Err(error) => failures.push(error.to_string()),
             },
-            () = sleep(HEAD_START), if addresses.len() > 0 => {}
+            () = sleep(ATTEMPT_DELAY), if addresses.len() > 0 => {}
         }
     }
 }
 
 async fn attempt(
-    dialer: Arc<Dialer>,
+    dialer: Arc<XdsDialer>,
     address: Address,
     credentials: Credentials,
     host: String,
-) -> Result<(Connection, connection::Task), Status> {
+) -> Result<(Connection, connection::ConnectionTask), Status> {
     let io = transport::connect(&*dialer.connector, &address, &credentials, &host).await?;
     let peer = (address, credentials.level());
     connection::handshake(io, peer, &dialer.http2).await
@@ -577,7 +591,7 @@ mod tests {
     use testkit::net::frames::{Conn, Peer, kind, setting};
 
     use super::*;
-    use crate::transport::Sockets;
+    use crate::transport::SocketConnector;
 
     /// Messages come out whole, whatever the pieces; what is compressed or too long does not.
     #[test]
@@ -600,28 +614,31 @@ mod tests {
 
     #[test]
     fn messages_have_their_length_before_them() {
-        assert_eq!(framed(&"ab".to_owned()), &b"\0\0\0\0\x04\x0a\x02ab"[..]);
+        assert_eq!(encode_frame(&"ab".to_owned()), &b"\0\0\0\0\x04\x0a\x02ab"[..]);
     }
 
     /// A stream to a server that a test plays, with its SETTINGS sent and the stream open.
-    async fn opened(settings: &[(u16, u32)]) -> (Streams, Key, Conn, mpsc::UnboundedReceiver<Event>) {
+    async fn opened(
+        settings: &[(u16, u32)],
+    ) -> (StreamSet, StreamKey, Conn, mpsc::UnboundedReceiver<WorkerEvent>) {
         let peer = Peer::bind().await;
         let (events, mut happened) = mpsc::unbounded_channel();
-        let mut streams = Streams::new(Dialer::new(Arc::new(Sockets), Http2::default()), 1024, events);
-        let key = Key::Load(lrs_stream());
+        let mut streams =
+            StreamSet::new(XdsDialer::new(Arc::new(SocketConnector), Http2Config::default()), 1024, events);
+        let key = StreamKey::Load(lrs_stream());
         let server = Arc::new(ServerConfig::insecure(&peer.address().to_string()));
         streams.open(key, server, "/s/m", None);
         let mut conn = peer.accept().await;
         conn.settings(settings).await.unwrap();
-        let news = next(&mut happened).await;
-        assert!(matches!(news, News::Opened), "{news:?}");
-        streams.note(key, &news);
+        let event = next(&mut happened).await;
+        assert!(matches!(event, StreamEvent::Opened), "{event:?}");
+        streams.record(key, &event);
         (streams, key, conn, happened)
     }
 
-    async fn next(happened: &mut mpsc::UnboundedReceiver<Event>) -> News {
+    async fn next(happened: &mut mpsc::UnboundedReceiver<WorkerEvent>) -> StreamEvent {
         match timeout(Duration::from_secs(30), happened.recv()).await {
-            Ok(Some(Event::Stream(_, news))) => news,
+            Ok(Some(WorkerEvent::StreamEvent(_, event))) => event,
             _ => panic!("no news"),
         }
     }
@@ -633,11 +650,11 @@ mod tests {
         for _ in 0..=MAX_WAITING {
             streams.send(key, Bytes::from_static(b"report"));
         }
-        let news = next(&mut happened).await;
-        streams.note(key, &news);
+        let event = next(&mut happened).await;
+        streams.record(key, &event);
         assert!(
-            matches!(&news, News::Closed(status) if status.message().contains("does not read")),
-            "{news:?}"
+            matches!(&event, StreamEvent::Closed(status) if status.message().contains("does not read")),
+            "{event:?}"
         );
         assert!(streams.is_empty());
     }
@@ -653,26 +670,29 @@ mod tests {
         }
         for message in [b"one", b"two"] {
             streams.read(key);
-            let news = next(&mut happened).await;
-            assert!(matches!(&news, News::Message(bytes) if bytes == &message[..]), "{news:?}");
+            let event = next(&mut happened).await;
+            assert!(matches!(&event, StreamEvent::Message(bytes) if bytes == &message[..]), "{event:?}");
         }
         for _ in 0..3 {
             streams.send(key, Bytes::from_static(b"request"));
-            let news = next(&mut happened).await;
-            assert!(matches!(news, News::Written), "{news:?}");
+            let event = next(&mut happened).await;
+            assert!(matches!(event, StreamEvent::Written), "{event:?}");
         }
         conn.respond_trailers(1, 14, &[("grpc-message", "later")]).await.unwrap();
         streams.read(key);
-        assert!(matches!(next(&mut happened).await, News::Message(bytes) if bytes == "six"));
+        assert!(matches!(next(&mut happened).await, StreamEvent::Message(bytes) if bytes == "six"));
         streams.read(key);
-        let news = next(&mut happened).await;
-        assert!(matches!(&news, News::Closed(status) if *status == Status::unavailable("later")), "{news:?}");
+        let event = next(&mut happened).await;
+        assert!(
+            matches!(&event, StreamEvent::Closed(status) if *status == Status::unavailable("later")),
+            "{event:?}"
+        );
     }
 
     /// Attempts that follow each other share a lookup.
     #[tokio::test(start_paused = true)]
     async fn names_are_looked_up_at_most_every_five_seconds() {
-        let dialer = Dialer::new(Arc::new(Sockets), Http2::default());
+        let dialer = XdsDialer::new(Arc::new(SocketConnector), Http2Config::default());
         let found = dialer.resolve("localhost", 80).await.unwrap();
         let marked = vec![Address::Ip(([10, 0, 0, 1], 80).into())];
         let lookup = NameLookup { at: Instant::now(), addresses: marked.clone() };

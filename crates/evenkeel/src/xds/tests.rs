@@ -31,9 +31,9 @@ use tokio::time::{sleep, timeout};
 use tonic::transport::server::TcpIncoming;
 
 use super::csds::Csds;
-use super::{Following, XdsClient};
+use super::{XdsClient, XdsSubscription};
 use crate::clock;
-use crate::metrics::Metrics;
+use crate::metrics::ChannelMetrics;
 
 /// Only a failure waits this long.
 const LONG: Duration = Duration::from_secs(30);
@@ -77,7 +77,7 @@ async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 fn first(client: &XdsClient) -> ServerStats {
-    client.tally().into_iter().next().expect("a server")
+    client.server_stats().into_iter().next().expect("a server")
 }
 
 /// The requests of this type that accept a response.
@@ -93,21 +93,21 @@ fn acks<M: evenkeel_proto::prost::Name>(control: &ControlPlane) -> usize {
 
 /// A channel without connections: it follows, and its core says what it would dial and close.
 struct Channel {
-    following: Following,
+    subscription: XdsSubscription,
     core: Core,
     addresses: BTreeMap<SubchannelId, String>,
 }
 
 impl Channel {
     fn to(client: &XdsClient, target: &str) -> Channel {
-        let following = client.follow(target, None, 7, Metrics::default().xds()).unwrap();
+        let subscription = client.watch_target(target, None, 7, ChannelMetrics::default().xds()).unwrap();
         let core = Core::builder(Rng::fixed(1)).load_store(client.load_store().clone()).build();
-        Channel { following, core, addresses: BTreeMap::new() }
+        Channel { subscription, core, addresses: BTreeMap::new() }
     }
 
     /// The next step: what the core does for it, or what calls fail with.
     async fn step(&mut self) -> Result<Vec<String>, String> {
-        let step = timeout(LONG, self.following.changed()).await.expect("a step").expect("a client");
+        let step = timeout(LONG, self.subscription.changed()).await.expect("a step").expect("a client");
         self.core.update(step.update);
         let mut done = Vec::new();
         for effect in self.core.reconcile(clock::now()).effects {
@@ -122,13 +122,13 @@ impl Channel {
                 _ => {}
             }
         }
-        self.following.want(self.core.subscribed_clusters().cloned().collect());
+        self.subscription.watch_clusters(self.core.subscribed_clusters().cloned().collect());
         step.route.map(|_| done).map_err(|status| status.to_string())
     }
 
     /// Whether no step is there that was not looked at.
     fn is_quiet(&self) -> bool {
-        !self.following.steps.has_changed().unwrap()
+        !self.subscription.steps.has_changed().unwrap()
     }
 
     /// Takes steps until the core has these endpoints and no others.
@@ -156,7 +156,7 @@ async fn from_a_target_to_steps() {
         let control = serving().await;
         let client = XdsClient::builder(bootstrap(&[control.address()])).variant(variant).build();
         let mut orders = Channel::to(&client, "xds:///orders");
-        assert_eq!(orders.following.authority, "orders");
+        assert_eq!(orders.subscription.authority, "orders");
         assert_eq!(orders.step().await.unwrap(), ["dials 10.0.0.1:80"], "one complete step");
         control.wait_acked::<ClusterLoadAssignment>().await;
         control.set_endpoints("a", &[at(2)]);
@@ -522,7 +522,7 @@ async fn endpoints_from_dns() {
     for _ in 0..2 {
         let mut orders = Channel::to(&client, "xds:///orders");
         orders.reaches(&["127.0.0.1:8080".parse().unwrap()]).await;
-        orders.following.reresolve();
+        orders.subscription.reresolve();
     }
 }
 
@@ -535,12 +535,12 @@ async fn load_is_reported() {
     let mut orders = Channel::to(&client, "xds:///orders");
     orders.reaches(&[at(1)]).await;
     // There is nothing to report yet. An answer shows that this was seen.
-    client.pass_done();
+    client.notify_pass();
     client.status().await.unwrap();
     let count = |client: &XdsClient| {
         let load = client.load_store().cluster(&control.address().to_string(), "a", None, clock::now());
         load.locality(None, &BackendMetrics::default()).start();
-        client.pass_done();
+        client.notify_pass();
         load
     };
     let issued = || -> u64 {
@@ -570,7 +570,7 @@ async fn load_that_nobody_takes_harms_nobody() {
     let mut orders = Channel::to(&client, "xds:///orders");
     orders.reaches(&[at(1)]).await;
     let _load = client.load_store().cluster(&control.address().to_string(), "a", None, clock::now());
-    client.pass_done();
+    client.notify_pass();
     control.wait_until(|control| control.lrs_streams() > 0).await;
     control.set_endpoints("a", &[at(2)]);
     orders.reaches(&[at(2)]).await;
@@ -702,7 +702,7 @@ fn the_runtime_of_the_application_does_not_matter() {
 fn targets_are_checked() {
     let client = XdsClient::builder(bootstrap(&[at(1)])).build();
     assert!(client.check("xds:///orders").is_ok());
-    let error = client.follow("xds://eu/orders", None, 1, Metrics::default().xds()).unwrap_err();
+    let error = client.watch_target("xds://eu/orders", None, 1, ChannelMetrics::default().xds()).unwrap_err();
     assert_eq!(
         error.to_string(),
         r#"target "xds://eu/orders": authority "eu" is not in authorities of the bootstrap, which has none"#

@@ -1,7 +1,7 @@
 //! The loop of an xDS client: the one place where it waits.
 //!
 //! Commands come from handles, events from the tasks around it. Both only change what is known; then the loop
-//! [settles](Worker::settle): effects are carried out, channels that have something to look at follow, and new steps are
+//! [settles](XdsWorker::process_effects): effects are carried out, channels that have something to look at follow, and new steps are
 //! published. How often something was said makes no difference.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,9 +23,9 @@ use evenkeel_xds::resource::ResourceType;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{sleep_until, timeout};
 
-use super::names::{Answer, Names};
-use super::streams::{Dialer, Key, News, Streams, framed};
-use super::{Board, lock};
+use super::names::{DnsCache, DnsResult};
+use super::streams::{StreamEvent, StreamKey, StreamSet, XdsDialer, encode_frame};
+use super::{WorkerStatus, lock};
 use crate::metrics::XdsMeter;
 use crate::{clock, dns, entropy};
 
@@ -35,11 +35,11 @@ const DELTA: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/Delt
 const LOAD_STATS: &str = "/envoy.service.load_stats.v3.LoadReportingService/StreamLoadStats";
 
 /// How long the thread goes on for the last load reports when nobody needs the client any more.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What handles ask for. Channels are known by their keys.
-pub(super) enum Command {
-    Join {
+pub(super) enum WorkerCommand {
+    Subscribe {
         key: u64,
         target: String,
         listener: String,
@@ -48,17 +48,17 @@ pub(super) enum Command {
         meter: XdsMeter,
         steps: watch::Sender<Option<XdsResolverUpdate>>,
     },
-    Want {
+    WatchClusters {
         key: u64,
         dynamic: BTreeSet<Arc<str>>,
     },
     Reresolve {
         key: u64,
     },
-    Leave {
+    Unsubscribe {
         key: u64,
     },
-    LookAtLoad,
+    PollLoadReports,
     Describe {
         request: ClientStatusRequest,
         reply: oneshot::Sender<Result<ClientStatusResponse, Status>>,
@@ -66,34 +66,34 @@ pub(super) enum Command {
 }
 
 /// What happened around the loop.
-pub(super) enum Event {
+pub(super) enum WorkerEvent {
     /// On a stream.
-    Stream(Key, News),
+    StreamEvent(StreamKey, StreamEvent),
     /// A name was looked up.
-    Resolved(Arc<str>, Answer),
+    Resolved(Arc<str>, DnsResult),
     /// A cluster of this channel is no longer needed by any call.
     Idle(u64),
 }
 
-pub(super) struct Worker {
+pub(super) struct XdsWorker {
     bootstrap: Arc<Bootstrap>,
     client: AdsClient,
     reporter: LrsClient,
-    names: Names,
-    streams: Streams,
-    channels: BTreeMap<u64, Channel>,
+    names: DnsCache,
+    streams: StreamSet,
+    channels: BTreeMap<u64, WatchedChannel>,
     /// The channels by the client's ids.
     owners: BTreeMap<SubscriberId, u64>,
     /// Channels that have something to look at, and what that is.
     dirty: BTreeMap<u64, ChangedResources>,
     load_is_due: bool,
-    board: Arc<Board>,
-    wall: Wall,
-    events: mpsc::UnboundedSender<Event>,
-    happened: mpsc::UnboundedReceiver<Event>,
+    worker_status: Arc<WorkerStatus>,
+    wall: WallClock,
+    events: mpsc::UnboundedSender<WorkerEvent>,
+    received: mpsc::UnboundedReceiver<WorkerEvent>,
 }
 
-struct Channel {
+struct WatchedChannel {
     id: SubscriberId,
     target: String,
     follower: XdsResolver,
@@ -102,41 +102,41 @@ struct Channel {
     wanted: BTreeSet<(ResourceType, String)>,
     steps: watch::Sender<Option<XdsResolverUpdate>>,
     meter: XdsMeter,
-    /// Whether an [`Event::Idle`] is on its way.
-    is_idle_told: Arc<AtomicBool>,
+    /// Whether an [`WorkerEvent::Idle`] is on its way.
+    idle_event_sent: Arc<AtomicBool>,
 }
 
-impl Worker {
+impl XdsWorker {
     pub(super) fn new(
         bootstrap: Arc<Bootstrap>,
         client: AdsClient,
         reporter: LrsClient,
-        board: Arc<Board>,
-        dialer: Dialer,
+        worker_status: Arc<WorkerStatus>,
+        dialer: XdsDialer,
         response_bytes: usize,
-    ) -> Worker {
-        let (events, happened) = mpsc::unbounded_channel();
-        Worker {
+    ) -> XdsWorker {
+        let (events, received) = mpsc::unbounded_channel();
+        XdsWorker {
             bootstrap,
             client,
             reporter,
-            names: Names::new(Rng::from_entropy(entropy::fresh())),
-            streams: Streams::new(dialer, response_bytes, events.clone()),
+            names: DnsCache::new(Rng::from_entropy(entropy::fresh())),
+            streams: StreamSet::new(dialer, response_bytes, events.clone()),
             channels: BTreeMap::new(),
             owners: BTreeMap::new(),
             dirty: BTreeMap::new(),
             load_is_due: false,
-            board,
-            wall: Wall::new(),
+            worker_status,
+            wall: WallClock::new(),
             events,
-            happened,
+            received,
         }
     }
 
     /// Works until nobody can send commands any more.
-    pub(super) async fn run(mut self, mut commands: mpsc::UnboundedReceiver<Command>) {
+    pub(super) async fn run(mut self, mut commands: mpsc::UnboundedReceiver<WorkerCommand>) {
         loop {
-            self.settle();
+            self.process_effects();
             tokio::select! {
                 command = commands.recv() => {
                     let Some(command) = command else { break };
@@ -145,26 +145,26 @@ impl Worker {
                         self.handle_command(command);
                     }
                 }
-                () = self.something_else() => {}
+                () = self.wait_for_event() => {}
             }
         }
         // Best effort: a server that does not read must not keep the thread.
-        let _ = timeout(LAST_WORDS, self.end()).await;
+        let _ = timeout(SHUTDOWN_TIMEOUT, self.end()).await;
     }
 
     /// Nobody counts any more: sends the last load reports, and waits for connections to be closed in order.
     async fn end(mut self) {
         self.load_is_due = true;
-        self.settle();
+        self.process_effects();
         while self.reporter.next_deadline().is_some() || !self.streams.is_empty() {
-            self.something_else().await;
-            self.settle();
+            self.wait_for_event().await;
+            self.process_effects();
         }
         self.streams.closed().await;
     }
 
     /// Waits for an event, or until something is due, and takes it in.
-    async fn something_else(&mut self) {
+    async fn wait_for_event(&mut self) {
         let due = self.next_deadline();
         let due = async {
             match due {
@@ -174,9 +174,9 @@ impl Worker {
         };
         tokio::select! {
             // The loop holds a sender of its own.
-            Some(event) = self.happened.recv() => {
+            Some(event) = self.received.recv() => {
                 self.handle_event(event);
-                while let Ok(event) = self.happened.try_recv() {
+                while let Ok(event) = self.received.try_recv() {
                     self.handle_event(event);
                 }
             }
@@ -198,10 +198,10 @@ impl Worker {
     }
 
     /// Until there is nothing to do: effects, channels, names, load, and what others may see.
-    fn settle(&mut self) {
+    fn process_effects(&mut self) {
         loop {
             while let Some(effect) = self.client.poll_effect() {
-                self.carry_out(effect);
+                self.apply_effect(effect);
             }
             while let Some((id, changed)) = self.client.poll_changed() {
                 let Some(key) = self.owners.get(&id) else { continue };
@@ -211,22 +211,22 @@ impl Worker {
                 }
             }
             let Some((key, changed)) = self.dirty.pop_first() else { break };
-            self.follow(key, &changed);
+            self.update_channel(key, &changed);
         }
         for host in self.names.poll(clock::now()) {
             self.look_up(host);
         }
         if std::mem::take(&mut self.load_is_due) {
-            self.board.load_is_due.store(false, Ordering::Release);
+            self.worker_status.load_is_due.store(false, Ordering::Release);
             for effect in self.reporter.poll(clock::now()) {
-                self.carry_out_report(effect);
+                self.apply_lrs_effect(effect);
             }
         }
-        self.streams.let_go();
+        self.streams.drop_unused();
         for channel in self.channels.values() {
             channel.meter.publish(&self.client);
         }
-        let mut shown = lock(&self.board.tally);
+        let mut shown = lock(&self.worker_status.server_stats);
         if !self.client.server_stats().eq(shown.iter()) {
             *shown = self.client.server_stats().cloned().collect();
         }
@@ -234,21 +234,21 @@ impl Worker {
 }
 
 /// Channels.
-impl Worker {
-    fn handle_command(&mut self, command: Command) {
+impl XdsWorker {
+    fn handle_command(&mut self, command: WorkerCommand) {
         match command {
-            Command::Join { key, target, listener, authority, channel_id, meter, steps } => {
-                let is_idle_told = Arc::new(AtomicBool::new(false));
-                let (told, events) = (is_idle_told.clone(), self.events.clone());
+            WorkerCommand::Subscribe { key, target, listener, authority, channel_id, meter, steps } => {
+                let idle_event_sent = Arc::new(AtomicBool::new(false));
+                let (sent, events) = (idle_event_sent.clone(), self.events.clone());
                 // Called by whoever drops the last reference, which may be this loop itself.
                 let on_idle = Arc::new(move || {
-                    if !told.swap(true, Ordering::AcqRel) {
-                        let _ = events.send(Event::Idle(key));
+                    if !sent.swap(true, Ordering::AcqRel) {
+                        let _ = events.send(WorkerEvent::Idle(key));
                     }
                 });
                 let node = &self.bootstrap.node.id;
                 let follower = XdsResolver::new(listener, authority, node, channel_id, on_idle);
-                let channel = Channel {
+                let channel = WatchedChannel {
                     id: self.client.add_subscriber(),
                     follower: follower.for_target(&target),
                     target,
@@ -256,29 +256,29 @@ impl Worker {
                     wanted: BTreeSet::new(),
                     steps,
                     meter,
-                    is_idle_told,
+                    idle_event_sent,
                 };
                 self.owners.insert(channel.id, key);
                 self.channels.insert(key, channel);
                 self.dirty.insert(key, ChangedResources::Anything);
             }
-            Command::Want { key, dynamic } => {
+            WorkerCommand::WatchClusters { key, dynamic } => {
                 if let Some(channel) = self.channels.get_mut(&key) {
                     channel.dynamic = dynamic;
                     self.dirty.insert(key, ChangedResources::Anything);
                 }
             }
-            Command::Reresolve { key } => self.names.ask_again(key, clock::now()),
-            Command::Leave { key } => {
+            WorkerCommand::Reresolve { key } => self.names.request_reresolution(key, clock::now()),
+            WorkerCommand::Unsubscribe { key } => {
                 if let Some(channel) = self.channels.remove(&key) {
                     self.owners.remove(&channel.id);
                     self.client.remove_subscriber(channel.id, clock::now());
-                    self.names.want(key, &BTreeSet::new());
+                    self.names.watch(key, &BTreeSet::new());
                     self.load_is_due = true;
                 }
             }
-            Command::LookAtLoad => self.load_is_due = true,
-            Command::Describe { request, reply } => {
+            WorkerCommand::PollLoadReports => self.load_is_due = true,
+            WorkerCommand::Describe { request, reply } => {
                 // Who asked may have gone away.
                 let _ = reply.send(self.describe(&request));
             }
@@ -286,7 +286,7 @@ impl Worker {
     }
 
     /// Lets a channel look at what changed, or at all that is known until that leads to nothing new.
-    fn follow(&mut self, key: u64, changed: &ChangedResources) {
+    fn update_channel(&mut self, key: u64, changed: &ChangedResources) {
         let Some(channel) = self.channels.get_mut(&key) else { return };
         if let ChangedResources::Endpoints(names) = changed
             && let EndpointsOnlyUpdate::Applied(step) =
@@ -302,7 +302,7 @@ impl Worker {
             if let Some(step) = followed.update {
                 channel.steps.send_replace(Some(step));
             }
-            let known = self.names.want(key, &followed.hosts);
+            let known = self.names.watch(key, &followed.hosts);
             // What it wants in addition may be known already, since others want it too.
             let is_done = followed.wanted == channel.wanted && known.is_empty();
             for (host, answer) in known {
@@ -328,7 +328,7 @@ impl Worker {
                 None => Err(Status::unavailable(format!("dns name {host:?}: expected host:port"))),
             };
             let answer = found.map(|all| all.into_iter().map(Address::Ip).collect());
-            let _ = events.send(Event::Resolved(host, answer));
+            let _ = events.send(WorkerEvent::Resolved(host, answer));
         });
     }
 
@@ -337,19 +337,23 @@ impl Worker {
         // for each of them would make the dump as many times as long: so it has all of their names.
         let targets: BTreeSet<&str> = self.channels.values().map(|channel| channel.target.as_str()).collect();
         let scope = targets.into_iter().collect::<Vec<_>>().join(",");
-        self.wall.look();
+        self.wall.update();
         client::client_status(request, [(scope.as_str(), &self.client)], |at| self.wall.date(at))
     }
 }
 
 /// Streams.
-impl Worker {
-    fn handle_event(&mut self, event: Event) {
+impl XdsWorker {
+    fn handle_event(&mut self, event: WorkerEvent) {
         let now = clock::now();
         match event {
-            Event::Stream(Key::Resources(stream), news) => self.handle_news(stream, news, now),
-            Event::Stream(Key::Load(stream), news) => self.handle_news_of_load(stream, news, now),
-            Event::Resolved(host, answer) => {
+            WorkerEvent::StreamEvent(StreamKey::Resources(stream), event) => {
+                self.handle_ads_event(stream, event, now)
+            }
+            WorkerEvent::StreamEvent(StreamKey::Load(stream), event) => {
+                self.handle_lrs_event(stream, event, now)
+            }
+            WorkerEvent::Resolved(host, answer) => {
                 for key in self.names.handle(&host, &answer, now) {
                     if let Some(channel) = self.channels.get_mut(&key) {
                         channel.follower.handle_resolved(&host, answer.clone());
@@ -357,49 +361,53 @@ impl Worker {
                     }
                 }
             }
-            Event::Idle(key) => {
+            WorkerEvent::Idle(key) => {
                 if let Some(channel) = self.channels.get(&key) {
-                    channel.is_idle_told.store(false, Ordering::Release);
+                    channel.idle_event_sent.store(false, Ordering::Release);
                     self.dirty.insert(key, ChangedResources::Anything);
                 }
             }
         }
     }
 
-    fn handle_news(&mut self, stream: client::AdsStreamId, news: News, now: Instant) {
-        self.streams.note(Key::Resources(stream), &news);
-        match news {
-            News::Opened => self.client.handle(AdsEvent::Opened { stream }, now),
-            News::Written => self.client.handle(AdsEvent::Written { stream }, now),
-            News::Message(bytes) => self.client.handle(AdsEvent::Message { stream, bytes: &bytes }, now),
-            News::Nonsense(why) => self.client.handle(AdsEvent::ProtocolError { stream, why: &why }, now),
-            News::Closed(status) => self.client.handle(AdsEvent::Closed { stream, status }, now),
+    fn handle_ads_event(&mut self, stream: client::AdsStreamId, event: StreamEvent, now: Instant) {
+        self.streams.record(StreamKey::Resources(stream), &event);
+        match event {
+            StreamEvent::Opened => self.client.handle(AdsEvent::Opened { stream }, now),
+            StreamEvent::Written => self.client.handle(AdsEvent::Written { stream }, now),
+            StreamEvent::Message(bytes) => {
+                self.client.handle(AdsEvent::Message { stream, bytes: &bytes }, now)
+            }
+            StreamEvent::InvalidMessage(why) => {
+                self.client.handle(AdsEvent::ProtocolError { stream, why: &why }, now)
+            }
+            StreamEvent::Closed(status) => self.client.handle(AdsEvent::Closed { stream, status }, now),
         }
     }
 
-    fn handle_news_of_load(&mut self, stream: lrs::LrsStreamId, news: News, now: Instant) {
-        let key = Key::Load(stream);
-        self.streams.note(key, &news);
-        match news {
-            News::Opened => {
+    fn handle_lrs_event(&mut self, stream: lrs::LrsStreamId, event: StreamEvent, now: Instant) {
+        let key = StreamKey::Load(stream);
+        self.streams.record(key, &event);
+        match event {
+            StreamEvent::Opened => {
                 self.reporter.handle_opened(stream);
                 self.streams.read(key);
             }
-            News::Written => {}
-            News::Message(bytes) => {
+            StreamEvent::Written => {}
+            StreamEvent::Message(bytes) => {
                 self.reporter.handle_message(stream, &bytes, now);
                 self.streams.read(key);
             }
-            News::Nonsense(why) => {
+            StreamEvent::InvalidMessage(why) => {
                 let status = Status::new(Code::Internal, format!("the server {why}"));
                 self.reporter.handle_closed(stream, &status, now);
             }
-            News::Closed(status) => self.reporter.handle_closed(stream, &status, now),
+            StreamEvent::Closed(status) => self.reporter.handle_closed(stream, &status, now),
         }
         self.load_is_due = true;
     }
 
-    fn carry_out(&mut self, effect: client::AdsEffect) {
+    fn apply_effect(&mut self, effect: client::AdsEffect) {
         match effect {
             client::AdsEffect::Open { stream, server, variant } => {
                 let method = match variant {
@@ -407,37 +415,37 @@ impl Worker {
                     XdsVariant::Delta => DELTA,
                 };
                 // The client itself gives up after a while.
-                self.streams.open(Key::Resources(stream), server, method, None);
+                self.streams.open(StreamKey::Resources(stream), server, method, None);
             }
             client::AdsEffect::Send { stream, request } => {
                 let message = match *request {
-                    AdsRequest::Sotw(request) => framed(&request),
-                    AdsRequest::Delta(request) => framed(&request),
+                    AdsRequest::Sotw(request) => encode_frame(&request),
+                    AdsRequest::Delta(request) => encode_frame(&request),
                 };
-                self.streams.send(Key::Resources(stream), message);
+                self.streams.send(StreamKey::Resources(stream), message);
             }
-            client::AdsEffect::Read { stream } => self.streams.read(Key::Resources(stream)),
-            client::AdsEffect::Close { stream } => self.streams.cancel(Key::Resources(stream)),
+            client::AdsEffect::Read { stream } => self.streams.read(StreamKey::Resources(stream)),
+            client::AdsEffect::Close { stream } => self.streams.cancel(StreamKey::Resources(stream)),
             client::AdsEffect::Warn(text) => tracing::warn!(node = self.bootstrap.node.id, "{text}"),
             client::AdsEffect::Info(text) => tracing::info!(node = self.bootstrap.node.id, "{text}"),
         }
     }
 
-    fn carry_out_report(&mut self, effect: lrs::LrsEffect) {
+    fn apply_lrs_effect(&mut self, effect: lrs::LrsEffect) {
         match effect {
             lrs::LrsEffect::Open { stream, server } => {
                 if let Some(config) = self.server(&server) {
-                    let patience = evenkeel_core::Backoff::default().min_connect_timeout;
-                    self.streams.open(Key::Load(stream), config, LOAD_STATS, Some(patience));
+                    let connect_timeout = evenkeel_core::Backoff::default().min_connect_timeout;
+                    self.streams.open(StreamKey::Load(stream), config, LOAD_STATS, Some(connect_timeout));
                 } else {
                     let status = Status::new(Code::NotFound, "the bootstrap has no such server");
                     self.reporter.handle_closed(stream, &status, clock::now());
                 }
             }
             lrs::LrsEffect::Send { stream, request } => {
-                self.streams.send(Key::Load(stream), framed(&*request))
+                self.streams.send(StreamKey::Load(stream), encode_frame(&*request))
             }
-            lrs::LrsEffect::Close { stream } => self.streams.finish(Key::Load(stream)),
+            lrs::LrsEffect::Close { stream } => self.streams.finish(StreamKey::Load(stream)),
             lrs::LrsEffect::Warn(text) => tracing::warn!(node = self.bootstrap.node.id, "{text}"),
             other => tracing::error!(effect = ?other, "an effect of load reports that is not known here"),
         }
@@ -451,22 +459,23 @@ impl Worker {
 }
 
 /// What our clock means in dates. The same moment has the same date each time, unless the wall's clock was set.
-struct Wall {
+struct WallClock {
     /// The date of our clock's origin.
     origin: SystemTime,
 }
 
-impl Wall {
-    fn new() -> Wall {
+impl WallClock {
+    fn new() -> WallClock {
         let since = clock::now().since(Instant::ORIGIN);
-        Wall { origin: SystemTime::now().checked_sub(since).unwrap_or(SystemTime::UNIX_EPOCH) }
+        WallClock { origin: SystemTime::now().checked_sub(since).unwrap_or(SystemTime::UNIX_EPOCH) }
     }
 
     /// Sees whether the wall's clock was set, or this machine slept.
-    fn look(&mut self) {
+    fn update(&mut self) {
         const SET: Duration = Duration::from_secs(1);
-        let now = Wall::new();
-        let apart = |from: &Wall, to: &Wall| to.origin.duration_since(from.origin).unwrap_or_default();
+        let now = WallClock::new();
+        let apart =
+            |from: &WallClock, to: &WallClock| to.origin.duration_since(from.origin).unwrap_or_default();
         if apart(self, &now) > SET || apart(&now, self) > SET {
             *self = now;
         }

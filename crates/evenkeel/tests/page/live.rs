@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use evenkeel::admin::{Admin, Watch};
+use evenkeel::admin::{AdminServer, AdminWatch};
 use evenkeel::{Bootstrap, Channel, XdsClient};
 use evenkeel_proto::envoy::config::cluster::v3::Cluster;
 use testkit::browser::{Browser, Page, Theme};
@@ -29,8 +29,8 @@ async fn the_page_follows_the_process() {
     let channel = Channel::builder("xds:///orders").xds_client(client).build().expect("a channel");
     channel.ready().await.expect("an open channel");
     let ended = call_steadily(&channel);
-    let watch = Watch::start("live", Duration::from_millis(250)).await;
-    let admin = Admin::builder().watch(watch.clone()).start().await.expect("an admin server");
+    let watch = AdminWatch::start("live", Duration::from_millis(250)).await;
+    let admin = AdminServer::builder().watch(watch.clone()).start().await.expect("an admin server");
 
     let page = open(&browser, &format!("http://{}/", admin.address()), 1280, 800, Theme::Light).await;
     wait_for_shares(&page, &backends, [0.25, 0.75]).await;

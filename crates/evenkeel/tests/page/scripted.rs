@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use evenkeel::admin::{History, State};
+use evenkeel::admin::{AdminState, ChannelHistory};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
@@ -18,11 +18,11 @@ pub(crate) const START: u64 = 1_700_000_000_000;
 
 pub(crate) struct Script {
     url: String,
-    said: Arc<watch::Sender<Said>>,
+    said: Arc<watch::Sender<ScriptedState>>,
 }
 
 #[derive(Clone, Default)]
-struct Said {
+struct ScriptedState {
     state: String,
     history: String,
     /// Whether those who ask for the history must wait.
@@ -35,7 +35,10 @@ impl Script {
     pub(crate) async fn start(state: Value) -> Script {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let url = format!("http://{}/", listener.local_addr().expect("an address"));
-        let said = Arc::new(watch::Sender::new(Said { history: "[]".to_owned(), ..Said::default() }));
+        let said = Arc::new(watch::Sender::new(ScriptedState {
+            history: "[]".to_owned(),
+            ..ScriptedState::default()
+        }));
         let script = Script { url, said: Arc::clone(&said) };
         script.say(state);
         tokio::spawn(async move {
@@ -53,13 +56,13 @@ impl Script {
     /// The state from now on.
     pub(crate) fn say(&self, state: Value) {
         // It must be one that a process could send.
-        let state: State = serde_json::from_value(state).expect("a state");
+        let state: AdminState = serde_json::from_value(state).expect("a state");
         self.said.send_modify(|said| said.state = serde_json::to_string(&state).expect("JSON"));
     }
 
     /// What the server remembers.
     pub(crate) fn remember(&self, history: Value) {
-        let history: Vec<History> = serde_json::from_value(history).expect("a history");
+        let history: Vec<ChannelHistory> = serde_json::from_value(history).expect("a history");
         self.said.send_modify(|said| said.history = serde_json::to_string(&history).expect("JSON"));
     }
 
@@ -74,7 +77,7 @@ impl Script {
     }
 }
 
-async fn answer(mut stream: TcpStream, mut said: watch::Receiver<Said>) {
+async fn answer(mut stream: TcpStream, mut said: watch::Receiver<ScriptedState>) {
     let (reader, mut writer) = stream.split();
     let mut lines = BufReader::new(reader).lines();
     let Ok(Some(request)) = lines.next_line().await else { return };
@@ -100,7 +103,7 @@ async fn answer(mut stream: TcpStream, mut said: watch::Receiver<Said>) {
     writer.write_all(format!("{head}{body}").as_bytes()).await.ok();
 }
 
-async fn tell(mut writer: tokio::net::tcp::WriteHalf<'_>, mut said: watch::Receiver<Said>) {
+async fn tell(mut writer: tokio::net::tcp::WriteHalf<'_>, mut said: watch::Receiver<ScriptedState>) {
     let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n";
     let mut text = head.to_owned();
     loop {

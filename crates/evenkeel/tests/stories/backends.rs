@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use evenkeel::{Address, Backoff, Builder, Channel, Connector, Io, WaitForReady};
+use evenkeel::{Address, Backoff, Channel, ChannelBuilder, Connector, Io, WaitForReady};
 use testkit::net::Backend;
 use testkit::net::echo::EchoRequest;
 use testkit::net::echo::echo_client::EchoClient;
@@ -42,7 +42,7 @@ fn target(addresses: impl IntoIterator<Item = SocketAddr>) -> String {
 }
 
 /// `round_robin` over these, with a back-off that a test can wait for.
-fn over(addresses: impl IntoIterator<Item = SocketAddr>) -> Builder {
+fn over(addresses: impl IntoIterator<Item = SocketAddr>) -> ChannelBuilder {
     crate::builder(target(addresses)).service_config(ROUND_ROBIN).backoff(short_backoff())
 }
 
@@ -119,7 +119,7 @@ async fn a_killed_endpoint_fails_what_was_on_it_and_nothing_else() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dead_endpoint_is_tried_at_back_off_steps_and_used_when_it_returns() {
     let backends = backends(10).await;
-    let dials = Dials::default();
+    let dials = RecordingConnector::default();
     let jittered = Backoff { jitter: 0.2, ..short_backoff() };
     let channel = over(backends.iter().map(Backend::address))
         .backoff(jittered)
@@ -154,7 +154,7 @@ async fn a_dead_endpoint_is_tried_at_back_off_steps_and_used_when_it_returns() {
     victim.restart().await;
     let (returned, total) = (Instant::now(), load.ok());
     victim.wait_until(|backend| backend.calls() > calls).await;
-    let after: Vec<Dial> =
+    let after: Vec<RecordedConnect> =
         dials.to(victim.address()).into_iter().filter(|dial| dial.at >= returned).collect();
     assert!(
         after.len() <= 1 && after.iter().all(|dial| dial.outcome == Some(true)),
@@ -345,7 +345,7 @@ async fn endpoints_that_never_answer_are_not_waited_for() {
     silent.accept_only(true);
     let mut addresses: Vec<SocketAddr> = backends.iter().map(Backend::address).collect();
     addresses[9] = silent.address();
-    let dials = Dials::default();
+    let dials = RecordingConnector::default();
     for address in &addresses[..3] {
         dials.hang(*address);
     }
@@ -391,7 +391,7 @@ async fn a_port_that_is_open_is_not_yet_an_endpoint() {
 async fn the_next_address_is_tried_after_a_delay() {
     let backend = Backend::start().await;
     let dead: [SocketAddr; 2] = ["127.0.0.2:9", "127.0.0.3:9"].map(|address| address.parse().unwrap());
-    let dials = Dials::default();
+    let dials = RecordingConnector::default();
     for address in dead {
         dials.hang(address);
     }
@@ -424,7 +424,7 @@ async fn the_next_address_is_tried_after_a_delay() {
 async fn no_call_is_sent_to_who_is_connecting() {
     let served = serve(|_| Answer::Ok(Vec::new().into()));
     let addresses: Vec<SocketAddr> = (0..40).map(|i| served.address(i)).collect();
-    let dials = Dials::default();
+    let dials = RecordingConnector::default();
     for (i, address) in addresses.iter().enumerate() {
         dials.delay(*address, Duration::from_millis(20 * i as u64));
     }
@@ -538,18 +538,18 @@ async fn in_a_process_with_64_descriptors() {
 
 /// Sockets that are watched, and may be held up.
 #[derive(Clone, Default)]
-struct Dials(Arc<Mutex<State>>);
+struct RecordingConnector(Arc<Mutex<RecordedConnects>>);
 
 #[derive(Default)]
-struct State {
-    dials: Vec<Dial>,
+struct RecordedConnects {
+    dials: Vec<RecordedConnect>,
     hanging: HashSet<SocketAddr>,
     delays: Vec<(SocketAddr, Duration)>,
 }
 
 /// One attempt to connect.
 #[derive(Clone, Copy, Debug)]
-struct Dial {
+struct RecordedConnect {
     to: SocketAddr,
     at: Instant,
     over_at: Option<Instant>,
@@ -557,8 +557,8 @@ struct Dial {
     outcome: Option<bool>,
 }
 
-impl Dials {
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+impl RecordingConnector {
+    fn state(&self) -> std::sync::MutexGuard<'_, RecordedConnects> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -571,11 +571,11 @@ impl Dials {
         self.state().delays.push((address, delay));
     }
 
-    fn all(&self) -> Vec<Dial> {
+    fn all(&self) -> Vec<RecordedConnect> {
         self.state().dials.clone()
     }
 
-    fn to(&self, address: SocketAddr) -> Vec<Dial> {
+    fn to(&self, address: SocketAddr) -> Vec<RecordedConnect> {
         self.all().into_iter().filter(|dial| dial.to == address).collect()
     }
 
@@ -584,7 +584,7 @@ impl Dials {
     }
 }
 
-impl Connector for Dials {
+impl Connector for RecordingConnector {
     fn connect(
         &self,
         address: &Address,
@@ -592,8 +592,8 @@ impl Connector for Dials {
         let Address::Ip(to) = *address else { panic!("{address} is not an IP address") };
         let mut state = self.state();
         // It counts from here, whether or not it is ever polled.
-        let dialling = Dialling { dials: self.clone(), index: state.dials.len(), outcome: None };
-        state.dials.push(Dial { to, at: Instant::now(), over_at: None, outcome: None });
+        let dialling = ConnectGuard { dials: self.clone(), index: state.dials.len(), outcome: None };
+        state.dials.push(RecordedConnect { to, at: Instant::now(), over_at: None, outcome: None });
         let hangs = state.hanging.contains(&to);
         let delay = state.delays.iter().find(|(address, _)| *address == to).map(|(_, delay)| *delay);
         Box::pin(async move {
@@ -609,19 +609,19 @@ impl Connector for Dials {
 }
 
 /// Notes the end of an attempt, also of one that is given up.
-struct Dialling {
-    dials: Dials,
+struct ConnectGuard {
+    dials: RecordingConnector,
     index: usize,
     outcome: Option<bool>,
 }
 
-impl Dialling {
+impl ConnectGuard {
     fn ended(mut self, well: bool) {
         self.outcome = Some(well);
     }
 }
 
-impl Drop for Dialling {
+impl Drop for ConnectGuard {
     fn drop(&mut self) {
         let mut state = self.dials.state();
         let dial = &mut state.dials[self.index];

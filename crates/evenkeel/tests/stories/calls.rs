@@ -21,7 +21,7 @@ mod waiting;
 use std::panic::Location;
 use std::time::Duration;
 
-use evenkeel::{Backoff, Builder, Channel, ConnectivityState};
+use evenkeel::{Backoff, Channel, ChannelBuilder, ConnectivityState};
 use testkit::net::Backend;
 use testkit::net::echo::EchoRequest;
 use testkit::net::echo::echo_client::EchoClient;
@@ -51,7 +51,7 @@ fn endless(repeat: u32) -> EchoRequest {
 }
 
 /// Settings for a channel to these backends. It comes back to a backend within milliseconds.
-fn to<'a>(backends: impl IntoIterator<Item = &'a Backend>) -> Builder {
+fn to<'a>(backends: impl IntoIterator<Item = &'a Backend>) -> ChannelBuilder {
     let addresses: Vec<_> = backends.into_iter().map(|backend| backend.address().to_string()).collect();
     crate::builder(format!("ipv4:{}", addresses.join(","))).backoff(quick())
 }

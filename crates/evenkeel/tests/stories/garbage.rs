@@ -16,15 +16,15 @@ use testkit::net::echo::echo_client::EchoClient;
 use tokio::time::{sleep, timeout};
 
 /// A channel to one backend that weighs by reports, and what it counts.
-struct Counted {
+struct CountingBackend {
     backend: Backend,
     channel: Channel,
     provider: SdkMeterProvider,
     exporter: InMemoryMetricExporter,
 }
 
-impl Counted {
-    async fn start(settings: &str) -> Counted {
+impl CountingBackend {
+    async fn start(settings: &str) -> CountingBackend {
         let exporter = InMemoryMetricExporter::default();
         let reader = PeriodicReader::builder(exporter.clone()).build();
         let provider = SdkMeterProvider::builder().with_reader(reader).build();
@@ -37,7 +37,7 @@ impl Counted {
             .metrics(&OtelMetrics::new(&provider))
             .build()
             .expect("a channel");
-        Counted { backend, channel, provider, exporter }
+        CountingBackend { backend, channel, provider, exporter }
     }
 
     /// How many reports were ignored, by reason.
@@ -79,7 +79,7 @@ fn cpu(value: f64) -> Vec<u8> {
 /// fault 57, fault 58: what is no report, is too long, or says what cannot be, is counted by reason; the calls are answered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn garbage_on_calls_is_counted() {
-    let counted = Counted::start("{}").await;
+    let counted = CountingBackend::start("{}").await;
     let megabyte =
         OrcaLoadReport { named_metrics: [("x".repeat(1 << 20), 1.0)].into(), ..OrcaLoadReport::default() };
     let names = (0..2_000).map(|i| (i.to_string(), 1.0)).collect();
@@ -109,7 +109,8 @@ async fn garbage_on_calls_is_counted() {
 /// fault 58: out of band likewise.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn garbage_out_of_band_is_counted() {
-    let counted = Counted::start(r#"{"enableOobLoadReport": true, "oobReportingPeriod": "0.05s"}"#).await;
+    let counted =
+        CountingBackend::start(r#"{"enableOobLoadReport": true, "oobReportingPeriod": "0.05s"}"#).await;
     counted.backend.set_load(Some(OrcaLoadReport { eps: f64::NAN, ..OrcaLoadReport::default() }));
     counted.call().await;
     let seen = async {

@@ -10,7 +10,7 @@ mod out_of_band;
 mod over_h2;
 mod wire;
 
-use evenkeel::{Builder, Channel};
+use evenkeel::{Channel, ChannelBuilder};
 
 /// The environment variable that selects the HTTP/2 implementation of a run.
 const HTTP2_VARIABLE: &str = "EVENKEEL_STORIES_HTTP2";
@@ -21,7 +21,7 @@ fn is_over_h2() -> bool {
 }
 
 /// Settings for a channel, over the HTTP/2 implementation that this run of the stories is for.
-fn builder(target: impl Into<String>) -> Builder {
+fn builder(target: impl Into<String>) -> ChannelBuilder {
     let builder = Channel::builder(target);
     #[cfg(feature = "h2")]
     let builder = if is_over_h2() { builder.http2(evenkeel::Http2Implementation::H2) } else { builder };

@@ -16,7 +16,7 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use evenkeel::{Backoff, Bootstrap, Builder, Channel, Description, EndpointRow, WaitForReady};
+use evenkeel::{Backoff, Bootstrap, Channel, ChannelBuilder, Description, EndpointRow, WaitForReady};
 use testkit::net::echo::EchoRequest;
 use testkit::net::echo::echo_client::EchoClient;
 use testkit::net::{Backend, ControlPlane};
@@ -67,16 +67,16 @@ async fn start(backends: usize) -> Vec<Backend> {
 }
 
 /// A channel of the node `node-7`. It goes back to an endpoint soon.
-fn channel(control: &ControlPlane) -> Builder {
+fn channel(control: &ControlPlane) -> ChannelBuilder {
     channel_by(&control.bootstrap("node-7"))
 }
 
 /// The same, whose control plane has these features in the bootstrap.
-fn channel_with(control: &ControlPlane, features: &str) -> Builder {
+fn channel_with(control: &ControlPlane, features: &str) -> ChannelBuilder {
     channel_by(&control.bootstrap("node-7").replace("\"xds_v3\"", features))
 }
 
-fn channel_by(bootstrap: &str) -> Builder {
+fn channel_by(bootstrap: &str) -> ChannelBuilder {
     let soon = Duration::from_millis(50);
     let backoff = Backoff { initial: soon, max: soon, ..Backoff::default() };
     crate::builder("xds:///orders")

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use evenkeel::{Backoff, Builder, Channel};
+use evenkeel::{Backoff, Channel, ChannelBuilder};
 use testkit::net::echo::echo_client::EchoClient;
 use testkit::net::echo::{EchoRequest, EchoResponse};
 use testkit::net::frames::{Answer, Conn, Frame, Peer, Request as Received, block, code, flag, kind, serve};
@@ -31,7 +31,7 @@ const ROUND_ROBIN: &str = r#"{"loadBalancingConfig": [{"round_robin": {}}]}"#;
 const RETRIES: &str = r#"{"methodConfig": [{"name": [{}], "retryPolicy": {"maxAttempts": 4, "initialBackoff": "0.001s",
     "maxBackoff": "0.001s", "backoffMultiplier": 1, "retryableStatusCodes": ["UNAVAILABLE"]}}]}"#;
 
-fn to(address: SocketAddr) -> Builder {
+fn to(address: SocketAddr) -> ChannelBuilder {
     let backoff =
         Backoff { initial: Duration::from_millis(20), max: Duration::from_millis(100), ..Backoff::default() };
     crate::builder(format!("ipv4:{address}")).backoff(backoff)

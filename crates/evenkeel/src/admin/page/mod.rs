@@ -5,7 +5,7 @@
 //! files and the API beside them, so that [`POLICY`] can forbid everything else.
 
 /// One file of the page.
-pub(super) struct File {
+pub(super) struct PageFile {
     /// Where it is asked for.
     pub(super) path: &'static str,
     /// Its `content-type`.
@@ -23,18 +23,18 @@ const CSS: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
 /// Every file.
-pub(super) const FILES: [File; 11] = [
-    File { path: "/", kind: HTML, body: include_str!("index.html") },
-    File { path: "/style.css", kind: CSS, body: include_str!("style.css") },
-    File { path: "/app.js", kind: SCRIPT, body: include_str!("app.js") },
-    File { path: "/format.js", kind: SCRIPT, body: include_str!("format.js") },
-    File { path: "/verdict.js", kind: SCRIPT, body: include_str!("verdict.js") },
-    File { path: "/endpoints.js", kind: SCRIPT, body: include_str!("endpoints.js") },
-    File { path: "/history.js", kind: SCRIPT, body: include_str!("history.js") },
-    File { path: "/charts.js", kind: SCRIPT, body: include_str!("charts.js") },
-    File { path: "/tree.js", kind: SCRIPT, body: include_str!("tree.js") },
-    File { path: "/news.js", kind: SCRIPT, body: include_str!("news.js") },
-    File { path: "/icon.svg", kind: "image/svg+xml", body: include_str!("icon.svg") },
+pub(super) const FILES: [PageFile; 11] = [
+    PageFile { path: "/", kind: HTML, body: include_str!("index.html") },
+    PageFile { path: "/style.css", kind: CSS, body: include_str!("style.css") },
+    PageFile { path: "/app.js", kind: SCRIPT, body: include_str!("app.js") },
+    PageFile { path: "/format.js", kind: SCRIPT, body: include_str!("format.js") },
+    PageFile { path: "/verdict.js", kind: SCRIPT, body: include_str!("verdict.js") },
+    PageFile { path: "/endpoints.js", kind: SCRIPT, body: include_str!("endpoints.js") },
+    PageFile { path: "/history.js", kind: SCRIPT, body: include_str!("history.js") },
+    PageFile { path: "/charts.js", kind: SCRIPT, body: include_str!("charts.js") },
+    PageFile { path: "/tree.js", kind: SCRIPT, body: include_str!("tree.js") },
+    PageFile { path: "/news.js", kind: SCRIPT, body: include_str!("news.js") },
+    PageFile { path: "/icon.svg", kind: "image/svg+xml", body: include_str!("icon.svg") },
 ];
 
 #[cfg(test)]

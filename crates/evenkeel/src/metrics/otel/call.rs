@@ -9,9 +9,9 @@ use evenkeel_orca::Ignored;
 use opentelemetry::KeyValue;
 use tokio::time::Instant;
 
-use super::channel::Measured;
-use super::framing::Framing;
-use super::instruments::{Instruments, target, text};
+use super::channel::ChannelInstruments;
+use super::framing::MessageByteCounter;
+use super::instruments::{OtelInstruments, target, text};
 
 /// Measures one call. Finishes once; a call that is dropped before was cancelled.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub(crate) struct CallMeter(Option<Box<OpenCall>>);
 
 #[derive(Debug)]
 struct OpenCall {
-    whose: Whose,
+    context: MethodContext,
     began: Instant,
     retries: u64,
     transparent_retries: u64,
@@ -28,13 +28,13 @@ struct OpenCall {
 
 /// What a call and its attempts have in common.
 #[derive(Clone, Debug)]
-struct Whose {
-    channel: Measured,
+struct MethodContext {
+    channel: ChannelInstruments,
     method: Arc<str>,
 }
 
-impl Whose {
-    fn instruments(&self) -> &Instruments {
+impl MethodContext {
+    fn instruments(&self) -> &OtelInstruments {
         &self.channel.instruments
     }
 
@@ -50,18 +50,18 @@ impl Whose {
 
 impl CallMeter {
     /// A call to the method at this path begins.
-    pub(super) fn begin(channel: Option<&Measured>, path: &str) -> CallMeter {
+    pub(super) fn begin(channel: Option<&ChannelInstruments>, path: &str) -> CallMeter {
         let Some(channel) = channel.filter(|channel| channel.instruments.measure_calls()) else {
             return CallMeter(None);
         };
         let method = path.strip_prefix('/').unwrap_or(path);
         let is_recorded =
-            channel.instruments.choice.method_filter.as_ref().is_none_or(|filter| filter(method));
+            channel.instruments.selection.method_filter.as_ref().is_none_or(|filter| filter(method));
         let method = if is_recorded { method } else { "other" }.into();
-        let whose = Whose { channel: channel.clone(), method };
+        let context = MethodContext { channel: channel.clone(), method };
         let (retries, transparent_retries, delay) = (0, 0, Duration::ZERO);
         CallMeter(Some(Box::new(OpenCall {
-            whose,
+            context,
             began: Instant::now(),
             retries,
             transparent_retries,
@@ -70,13 +70,13 @@ impl CallMeter {
     }
 
     /// An attempt begins; its endpoint is not chosen yet.
-    pub(crate) fn attempt(&self) -> AttemptMeter {
+    pub(crate) fn start_attempt(&self) -> AttemptMeter {
         AttemptMeter(self.0.as_ref().map(|call| {
-            if let Some(started) = &call.whose.instruments().attempt_started {
-                started.add(1, &call.whose.attributes());
+            if let Some(started) = &call.context.instruments().attempt_started {
+                started.add(1, &call.context.attributes());
             }
             Arc::new(OpenAttempt {
-                whose: call.whose.clone(),
+                context: call.context.clone(),
                 began: Instant::now(),
                 labels: Mutex::default(),
                 sent: Mutex::default(),
@@ -104,21 +104,21 @@ impl CallMeter {
     /// The call is over. Only the first end counts.
     pub(crate) fn finish(&mut self, code: Code) {
         let Some(call) = self.0.take() else { return };
-        let instruments = call.whose.instruments();
+        let instruments = call.context.instruments();
         if let Some(duration) = &instruments.call_duration {
-            duration.record(call.began.elapsed().as_secs_f64(), &call.whose.attributes_with(code));
+            duration.record(call.began.elapsed().as_secs_f64(), &call.context.attributes_with(code));
         }
         // A96: what did not happen is not reported.
         if let Some(retries) = instruments.call_retries.as_ref().filter(|_| call.retries > 0) {
-            retries.record(call.retries, &call.whose.attributes());
+            retries.record(call.retries, &call.context.attributes());
         }
         if let Some(retries) =
             instruments.call_transparent_retries.as_ref().filter(|_| call.transparent_retries > 0)
         {
-            retries.record(call.transparent_retries, &call.whose.attributes());
+            retries.record(call.transparent_retries, &call.context.attributes());
         }
         if let Some(delay) = instruments.call_retry_delay.as_ref().filter(|_| call.delay > Duration::ZERO) {
-            delay.record(call.delay.as_secs_f64(), &call.whose.attributes());
+            delay.record(call.delay.as_secs_f64(), &call.context.attributes());
         }
     }
 }
@@ -136,17 +136,17 @@ pub(crate) struct AttemptMeter(Option<Arc<OpenAttempt>>);
 
 #[derive(Debug)]
 struct OpenAttempt {
-    whose: Whose,
+    context: MethodContext,
     began: Instant,
     labels: Mutex<LbLabels>,
-    sent: Mutex<Framing>,
-    received: Mutex<Framing>,
+    sent: Mutex<MessageByteCounter>,
+    received: Mutex<MessageByteCounter>,
     finished: AtomicBool,
 }
 
 impl AttemptMeter {
     /// An endpoint was picked, in this place if it is known.
-    pub(crate) fn placed<'p>(&self, place: impl FnOnce() -> Option<&'p BackendLabels>) {
+    pub(crate) fn record_picked<'p>(&self, place: impl FnOnce() -> Option<&'p BackendLabels>) {
         if let Some((attempt, place)) = self.0.as_ref().and_then(|attempt| Some((attempt, place()?))) {
             attempt.label(|| LbLabels {
                 backend_service: Some(place.backend_service.clone()),
@@ -156,33 +156,33 @@ impl AttemptMeter {
     }
 
     /// A pick gave no endpoint, but came to this backend service (A89).
-    pub(crate) fn unplaced(&self, backend_service: Option<Arc<str>>) {
+    pub(crate) fn record_unpicked(&self, backend_service: Option<Arc<str>>) {
         if let Some(attempt) = &self.0 {
             attempt.label(|| LbLabels { backend_service, locality: None });
         }
     }
 
     /// A piece of the request body was sent: messages with their framing, cut anywhere.
-    pub(crate) fn sent(&self, piece: &[u8]) {
+    pub(crate) fn sent(&self, chunk: &[u8]) {
         if let Some(attempt) = self.0.as_ref().filter(|attempt| attempt.instruments().attempt_sent.is_some())
         {
-            lock(&attempt.sent).take(piece);
+            lock(&attempt.sent).take(chunk);
         }
     }
 
     /// A piece of the response body came: messages with their framing, cut anywhere.
-    pub(crate) fn received(&self, piece: &[u8]) {
+    pub(crate) fn received(&self, chunk: &[u8]) {
         if let Some(attempt) =
             self.0.as_ref().filter(|attempt| attempt.instruments().attempt_received.is_some())
         {
-            lock(&attempt.received).take(piece);
+            lock(&attempt.received).take(chunk);
         }
     }
 
     /// The load report that came with the attempt's end, or something of it, is of no use.
     pub(crate) fn load_ignored(&self, why: Ignored) {
         if let Some(attempt) = &self.0 {
-            attempt.whose.channel.load_ignored(why);
+            attempt.context.channel.load_ignored(why);
         }
     }
 
@@ -195,12 +195,12 @@ impl AttemptMeter {
 }
 
 impl OpenAttempt {
-    fn instruments(&self) -> &Instruments {
-        self.whose.instruments()
+    fn instruments(&self) -> &OtelInstruments {
+        self.context.instruments()
     }
 
     fn label(&self, labels: impl FnOnce() -> LbLabels) {
-        if self.instruments().wants_labels() {
+        if self.instruments().needs_labels() {
             *lock(&self.labels) = labels();
         }
     }
@@ -211,7 +211,7 @@ impl OpenAttempt {
         }
         let instruments = self.instruments();
         let mut attributes = Vec::with_capacity(5);
-        attributes.extend(self.whose.attributes_with(code));
+        attributes.extend(self.context.attributes_with(code));
         instruments.push_labels(&mut attributes, &lock(&self.labels));
         if let Some(duration) = &instruments.attempt_duration {
             duration.record(self.began.elapsed().as_secs_f64(), &attributes);

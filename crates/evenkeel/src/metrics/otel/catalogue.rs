@@ -82,7 +82,7 @@ impl MetricLabel {
 
 /// How a histogram is divided (A66, A96).
 #[derive(Clone, Copy)]
-pub(super) enum Buckets {
+pub(super) enum HistogramBuckets {
     Latency,
     Size,
     /// From 1 to 5.
@@ -93,21 +93,21 @@ pub(super) enum Buckets {
     Default,
 }
 
-impl Buckets {
+impl HistogramBuckets {
     pub(super) fn bounds(self) -> Option<Vec<f64>> {
         match self {
-            Buckets::Latency => Some(vec![
+            HistogramBuckets::Latency => Some(vec![
                 0.0, 0.00001, 0.00005, 0.0001, 0.0003, 0.0006, 0.0008, 0.001, 0.002, 0.003, 0.004, 0.005,
                 0.006, 0.008, 0.01, 0.013, 0.016, 0.02, 0.025, 0.03, 0.04, 0.05, 0.065, 0.08, 0.1, 0.13,
                 0.16, 0.2, 0.25, 0.3, 0.4, 0.5, 0.65, 0.8, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0,
             ]),
-            Buckets::Size => {
+            HistogramBuckets::Size => {
                 let powers = [10, 11, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32];
                 Some([0.0].into_iter().chain(powers.map(|power| 2_f64.powi(power))).collect())
             }
-            Buckets::Few => Some(vec![1.0, 2.0, 3.0, 4.0, 5.0]),
-            Buckets::FewAndTen => Some(vec![1.0, 2.0, 3.0, 4.0, 5.0, 10.0]),
-            Buckets::Default => None,
+            HistogramBuckets::Few => Some(vec![1.0, 2.0, 3.0, 4.0, 5.0]),
+            HistogramBuckets::FewAndTen => Some(vec![1.0, 2.0, 3.0, 4.0, 5.0, 10.0]),
+            HistogramBuckets::Default => None,
         }
     }
 }
@@ -251,13 +251,15 @@ impl Metric {
         )
     }
 
-    pub(super) fn buckets(self) -> Buckets {
+    pub(super) fn buckets(self) -> HistogramBuckets {
         match self {
-            Metric::AttemptDuration | Metric::CallDuration | Metric::CallRetryDelay => Buckets::Latency,
-            Metric::AttemptSentSize | Metric::AttemptReceivedSize => Buckets::Size,
-            Metric::CallRetries => Buckets::Few,
-            Metric::CallTransparentRetries => Buckets::FewAndTen,
-            _ => Buckets::Default,
+            Metric::AttemptDuration | Metric::CallDuration | Metric::CallRetryDelay => {
+                HistogramBuckets::Latency
+            }
+            Metric::AttemptSentSize | Metric::AttemptReceivedSize => HistogramBuckets::Size,
+            Metric::CallRetries => HistogramBuckets::Few,
+            Metric::CallTransparentRetries => HistogramBuckets::FewAndTen,
+            _ => HistogramBuckets::Default,
         }
     }
 }

@@ -9,41 +9,41 @@ use opentelemetry::KeyValue;
 use super::OtelMetrics;
 use super::call::CallMeter;
 use super::catalogue::MetricLabel;
-use super::instruments::{Instruments, target, text};
+use super::instruments::{OtelInstruments, target, text};
 use super::xds::XdsMeter;
 use crate::metrics::{DisconnectReason, SecurityLevel};
 
 /// The metrics of one channel; by default none.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Metrics(Option<Measured>);
+pub(crate) struct ChannelMetrics(Option<ChannelInstruments>);
 
 /// A channel that is measured.
 #[derive(Clone, Debug)]
-pub(super) struct Measured {
-    pub(super) instruments: Arc<Instruments>,
+pub(super) struct ChannelInstruments {
+    pub(super) instruments: Arc<OtelInstruments>,
     pub(super) target: Arc<str>,
 }
 
-impl From<&OtelMetrics> for Metrics {
-    fn from(metrics: &OtelMetrics) -> Metrics {
-        Metrics(Some(Measured { instruments: metrics.0.clone(), target: Arc::default() }))
+impl From<&OtelMetrics> for ChannelMetrics {
+    fn from(metrics: &OtelMetrics) -> ChannelMetrics {
+        ChannelMetrics(Some(ChannelInstruments { instruments: metrics.0.clone(), target: Arc::default() }))
     }
 }
 
-impl Metrics {
+impl ChannelMetrics {
     /// The same for the channel with this target, in its canonical form (A66).
-    pub(crate) fn for_target(&self, target: Arc<str>) -> Metrics {
-        Metrics(self.0.clone().map(|measured| Measured { target, ..measured }))
+    pub(crate) fn for_target(&self, target: Arc<str>) -> ChannelMetrics {
+        ChannelMetrics(self.0.clone().map(|channel| ChannelInstruments { target, ..channel }))
     }
 
     /// Whether the core should measure ([`evenkeel_core::CoreBuilder::measure`]).
-    pub(crate) fn measures(&self) -> bool {
-        self.0.as_ref().is_some_and(|measured| measured.instruments.measure_policies())
+    pub(crate) fn records_policies(&self) -> bool {
+        self.0.as_ref().is_some_and(|channel| channel.instruments.measure_policies())
     }
 
     /// Whether it matters where a subchannel stands ([`evenkeel_core::Core::labels`]); if not, nobody need look it up.
-    pub(crate) fn wants_labels(&self) -> bool {
-        self.0.as_ref().is_some_and(|measured| measured.instruments.wants_labels())
+    pub(crate) fn needs_labels(&self) -> bool {
+        self.0.as_ref().is_some_and(|channel| channel.instruments.needs_labels())
     }
 
     /// A call to the method at this path begins.
@@ -53,10 +53,10 @@ impl Metrics {
 
     /// A connection attempt succeeded.
     pub(crate) fn connected(&self, labels: LbLabels, security: SecurityLevel) -> ConnectionMeter {
-        let Some(measured) = &self.0 else { return ConnectionMeter(None) };
-        let connection = OpenConnection { channel: measured.clone(), labels, security };
-        if let Some(succeeded) = &measured.instruments.attempts_succeeded {
-            succeeded.add(1, &measured.attributes(&connection.labels));
+        let Some(channel) = &self.0 else { return ConnectionMeter(None) };
+        let connection = OpenConnection { channel: channel.clone(), labels, security };
+        if let Some(succeeded) = &channel.instruments.attempts_succeeded {
+            succeeded.add(1, &channel.attributes(&connection.labels));
         }
         connection.count(1);
         ConnectionMeter(Some(connection))
@@ -64,26 +64,26 @@ impl Metrics {
 
     /// A connection attempt failed. One that was given up since nobody needs it any more has not (A94).
     pub(crate) fn connect_failed(&self, labels: &LbLabels) {
-        if let Some(measured) = &self.0
-            && let Some(failed) = &measured.instruments.attempts_failed
+        if let Some(channel) = &self.0
+            && let Some(failed) = &channel.instruments.attempts_failed
         {
-            failed.add(1, &measured.attributes(labels));
+            failed.add(1, &channel.attributes(labels));
         }
     }
 
     /// A load report that came out of band, or something of it, is of no use.
     pub(crate) fn load_ignored(&self, why: Ignored) {
-        if let Some(measured) = &self.0 {
-            measured.load_ignored(why);
+        if let Some(channel) = &self.0 {
+            channel.load_ignored(why);
         }
     }
 
     /// A pass of the core measured something.
-    pub(crate) fn measured(&self, measurement: &Measurement) {
-        let Some(measured) = &self.0 else { return };
+    pub(crate) fn record_measurement(&self, measurement: &Measurement) {
+        let Some(channel) = &self.0 else { return };
         match measurement {
-            Measurement::WeightUpdate(weighed) => measured.weighed(weighed),
-            Measurement::OutlierCounts(outliers) => measured.outliers(outliers),
+            Measurement::WeightUpdate(weighed) => channel.weighed(weighed),
+            Measurement::OutlierCounts(outliers) => channel.outliers(outliers),
             _ => {}
         }
     }
@@ -94,7 +94,7 @@ impl Metrics {
     }
 }
 
-impl Measured {
+impl ChannelInstruments {
     fn attributes(&self, labels: &LbLabels) -> Vec<KeyValue> {
         let mut attributes = Vec::with_capacity(4);
         attributes.push(target(&self.target));
@@ -155,7 +155,7 @@ pub(crate) struct ConnectionMeter(Option<OpenConnection>);
 
 #[derive(Debug)]
 struct OpenConnection {
-    channel: Measured,
+    channel: ChannelInstruments,
     labels: LbLabels,
     security: SecurityLevel,
 }

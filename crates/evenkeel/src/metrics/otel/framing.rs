@@ -4,24 +4,24 @@
 
 /// How far a body has been read.
 #[derive(Debug, Default)]
-pub(super) struct Framing {
+pub(super) struct MessageByteCounter {
     /// The bytes of the frame's head that were read, the first `head` of them.
-    head_bytes: [u8; HEAD],
+    head_bytes: [u8; PREFIX_LEN],
     head: usize,
     /// What is left of the message.
     left: usize,
     messages: u64,
 }
 
-const HEAD: usize = 5;
+const PREFIX_LEN: usize = 5;
 
-impl Framing {
+impl MessageByteCounter {
     /// Takes in the next piece.
-    pub(super) fn take(&mut self, mut piece: &[u8]) {
-        while !piece.is_empty() {
-            let wanted = if self.left > 0 { self.left } else { HEAD - self.head };
-            let (now, rest) = piece.split_at(wanted.min(piece.len()));
-            piece = rest;
+    pub(super) fn take(&mut self, mut chunk: &[u8]) {
+        while !chunk.is_empty() {
+            let wanted = if self.left > 0 { self.left } else { PREFIX_LEN - self.head };
+            let (now, rest) = chunk.split_at(wanted.min(chunk.len()));
+            chunk = rest;
             if self.left > 0 {
                 self.left -= now.len();
                 self.messages += now.len() as u64;
@@ -31,8 +31,8 @@ impl Framing {
             if let Some(space) = self.head_bytes.get_mut(self.head..until) {
                 space.copy_from_slice(now);
             }
-            self.head = until % HEAD;
-            if until == HEAD {
+            self.head = until % PREFIX_LEN;
+            if until == PREFIX_LEN {
                 let [_, length @ ..] = self.head_bytes;
                 self.left = u32::from_be_bytes(length) as usize;
             }
@@ -63,8 +63,8 @@ mod tests {
         for lengths in [&[][..], &[0], &[1], &[0, 0, 7], &[300, 0, 2, 1000]] {
             let body = framed(lengths);
             for size in [1, 2, 3, 4, 5, 6, 7, 64, 4096] {
-                let mut framing = Framing::default();
-                body.chunks(size).for_each(|piece| framing.take(piece));
+                let mut framing = MessageByteCounter::default();
+                body.chunks(size).for_each(|chunk| framing.take(chunk));
                 assert_eq!(framing.messages(), lengths.iter().sum::<usize>() as u64, "{lengths:?} by {size}");
             }
         }
@@ -72,10 +72,10 @@ mod tests {
 
     #[test]
     fn what_is_cut_off_counts_as_far_as_it_came() {
-        let mut framing = Framing::default();
+        let mut framing = MessageByteCounter::default();
         framing.take(&framed(&[10])[..9]);
         assert_eq!(framing.messages(), 4);
-        let mut framing = Framing::default();
+        let mut framing = MessageByteCounter::default();
         framing.take(&[0, 0xff, 0xff, 0xff, 0xff, 1, 2]);
         assert_eq!(framing.messages(), 2);
     }

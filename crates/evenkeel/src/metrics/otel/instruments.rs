@@ -9,10 +9,10 @@ use opentelemetry::metrics::{Counter, Histogram, HistogramBuilder, InstrumentBui
 use opentelemetry::{KeyValue, Value};
 
 use super::catalogue::{Metric, MetricLabel};
-use super::xds::Clients;
+use super::xds::XdsClientRegistry;
 
 /// What the user chose.
-pub(super) struct Choice {
+pub(super) struct MetricSelection {
     pub(super) metrics: BTreeSet<Metric>,
     pub(super) labels: BTreeSet<MetricLabel>,
     pub(super) method_filter: Option<MethodFilter>,
@@ -20,17 +20,17 @@ pub(super) struct Choice {
 
 pub(super) type MethodFilter = Box<dyn Fn(&str) -> bool + Send + Sync>;
 
-impl fmt::Debug for Choice {
+impl fmt::Debug for MetricSelection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Choice { metrics, labels, .. } = self;
+        let MetricSelection { metrics, labels, .. } = self;
         f.debug_struct("Choice").field("metrics", metrics).field("labels", labels).finish_non_exhaustive()
     }
 }
 
 /// One instrument per metric that is enabled; those of the xDS client are read when they are exported.
 #[derive(Debug)]
-pub(super) struct Instruments {
-    pub(super) choice: Choice,
+pub(super) struct OtelInstruments {
+    pub(super) selection: MetricSelection,
     pub(super) attempt_started: Option<Counter<u64>>,
     pub(super) attempt_duration: Option<Histogram<f64>>,
     pub(super) attempt_sent: Option<Histogram<u64>>,
@@ -50,22 +50,22 @@ pub(super) struct Instruments {
     pub(super) attempts_failed: Option<Counter<u64>>,
     pub(super) open_connections: Option<UpDownCounter<i64>>,
     pub(super) load_ignored: Option<Counter<u64>>,
-    pub(super) xds_clients: Option<Arc<Clients>>,
+    pub(super) xds_clients: Option<Arc<XdsClientRegistry>>,
 }
 
-impl Instruments {
-    pub(super) fn new(meter: &Meter, choice: Choice) -> Instruments {
-        let is_on = |metric: Metric| choice.metrics.contains(&metric);
+impl OtelInstruments {
+    pub(super) fn new(meter: &Meter, selection: MetricSelection) -> OtelInstruments {
+        let is_on = |metric: Metric| selection.metrics.contains(&metric);
         let counter = |metric: Metric| {
-            is_on(metric).then(|| described(meter.u64_counter(metric.name()), metric).build())
+            is_on(metric).then(|| with_metadata(meter.u64_counter(metric.name()), metric).build())
         };
         let seconds = |metric: Metric| {
-            is_on(metric).then(|| divided(meter.f64_histogram(metric.name()), metric).build())
+            is_on(metric).then(|| with_buckets(meter.f64_histogram(metric.name()), metric).build())
         };
         let numbers = |metric: Metric| {
-            is_on(metric).then(|| divided(meter.u64_histogram(metric.name()), metric).build())
+            is_on(metric).then(|| with_buckets(meter.u64_histogram(metric.name()), metric).build())
         };
-        Instruments {
+        OtelInstruments {
             attempt_started: counter(Metric::AttemptStarted),
             attempt_duration: seconds(Metric::AttemptDuration),
             attempt_sent: numbers(Metric::AttemptSentSize),
@@ -85,20 +85,20 @@ impl Instruments {
             attempts_failed: counter(Metric::SubchannelConnectionAttemptsFailed),
             open_connections: is_on(Metric::SubchannelOpenConnections).then(|| {
                 let metric = Metric::SubchannelOpenConnections;
-                described(meter.i64_up_down_counter(metric.name()), metric).build()
+                with_metadata(meter.i64_up_down_counter(metric.name()), metric).build()
             }),
             load_ignored: counter(Metric::LoadReportsIgnored),
-            xds_clients: Clients::observed(meter, &choice.metrics),
-            choice,
+            xds_clients: XdsClientRegistry::register(meter, &selection.metrics),
+            selection,
         }
     }
 
     pub(super) fn has_label(&self, label: MetricLabel) -> bool {
-        self.choice.labels.contains(&label)
+        self.selection.labels.contains(&label)
     }
 
     /// Whether it is of interest where something happens.
-    pub(super) fn wants_labels(&self) -> bool {
+    pub(super) fn needs_labels(&self) -> bool {
         self.has_label(MetricLabel::Locality) || self.has_label(MetricLabel::BackendService)
     }
 
@@ -148,11 +148,11 @@ pub(super) fn text(text: Arc<str>) -> Value {
     Value::String(text.into())
 }
 
-fn described<T>(builder: InstrumentBuilder<'_, T>, metric: Metric) -> InstrumentBuilder<'_, T> {
+fn with_metadata<T>(builder: InstrumentBuilder<'_, T>, metric: Metric) -> InstrumentBuilder<'_, T> {
     builder.with_unit(metric.unit()).with_description(metric.description())
 }
 
-fn divided<T>(builder: HistogramBuilder<'_, T>, metric: Metric) -> HistogramBuilder<'_, T> {
+fn with_buckets<T>(builder: HistogramBuilder<'_, T>, metric: Metric) -> HistogramBuilder<'_, T> {
     let builder = builder.with_unit(metric.unit()).with_description(metric.description());
     match metric.buckets().bounds() {
         Some(bounds) => builder.with_boundaries(bounds),

@@ -19,10 +19,10 @@ use opentelemetry::metrics::{Meter, MeterProvider};
 
 pub(crate) use call::{AttemptMeter, CallMeter};
 pub use catalogue::{Metric, MetricLabel};
-pub(crate) use channel::{ConnectionMeter, Metrics};
+pub(crate) use channel::{ChannelMetrics, ConnectionMeter};
 pub(crate) use xds::XdsMeter;
 
-use instruments::{Choice, Instruments};
+use instruments::{MetricSelection, OtelInstruments};
 
 /// Metrics with gRPC's names, for OpenTelemetry. Give it to the builders of the channels that are to be measured.
 ///
@@ -32,7 +32,7 @@ use instruments::{Choice, Instruments};
 /// Cloning is cheap, and clones are the same. Make one for each provider: two would count the same things into the same
 /// instruments.
 #[derive(Clone, Debug)]
-pub struct OtelMetrics(Arc<Instruments>);
+pub struct OtelMetrics(Arc<OtelInstruments>);
 
 impl OtelMetrics {
     /// What is on by default.
@@ -55,22 +55,22 @@ impl OtelMetrics {
     pub fn builder(provider: &dyn MeterProvider) -> OtelMetricsBuilder {
         let scope = InstrumentationScope::builder("evenkeel").with_version(env!("CARGO_PKG_VERSION")).build();
         let on = Metric::ALL.into_iter().filter(|metric| metric.is_on_by_default()).collect();
-        let choice = Choice { metrics: on, labels: BTreeSet::new(), method_filter: None };
-        OtelMetricsBuilder { meter: provider.meter_with_scope(scope), choice }
+        let selection = MetricSelection { metrics: on, labels: BTreeSet::new(), method_filter: None };
+        OtelMetricsBuilder { meter: provider.meter_with_scope(scope), selection }
     }
 }
 
 /// Settings of [`OtelMetrics`].
 pub struct OtelMetricsBuilder {
     meter: Meter,
-    choice: Choice,
+    selection: MetricSelection,
 }
 
 impl OtelMetricsBuilder {
     /// Turns metrics on.
     #[must_use]
     pub fn enable(mut self, metrics: impl IntoIterator<Item = Metric>) -> OtelMetricsBuilder {
-        self.choice.metrics.extend(metrics);
+        self.selection.metrics.extend(metrics);
         self
     }
 
@@ -78,7 +78,7 @@ impl OtelMetricsBuilder {
     #[must_use]
     pub fn disable(mut self, metrics: impl IntoIterator<Item = Metric>) -> OtelMetricsBuilder {
         for metric in metrics {
-            self.choice.metrics.remove(&metric);
+            self.selection.metrics.remove(&metric);
         }
         self
     }
@@ -86,7 +86,7 @@ impl OtelMetricsBuilder {
     /// Adds an optional label to all metrics that can have it. Each value that it takes is a further series.
     #[must_use]
     pub fn label(mut self, label: MetricLabel) -> OtelMetricsBuilder {
-        self.choice.labels.insert(label);
+        self.selection.labels.insert(label);
         self
     }
 
@@ -97,19 +97,19 @@ impl OtelMetricsBuilder {
         mut self,
         is_recorded: impl Fn(&str) -> bool + Send + Sync + 'static,
     ) -> OtelMetricsBuilder {
-        self.choice.method_filter = Some(Box::new(is_recorded));
+        self.selection.method_filter = Some(Box::new(is_recorded));
         self
     }
 
     /// Makes the instruments.
     pub fn build(self) -> OtelMetrics {
-        OtelMetrics(Arc::new(Instruments::new(&self.meter, self.choice)))
+        OtelMetrics(Arc::new(OtelInstruments::new(&self.meter, self.selection)))
     }
 }
 
 impl fmt::Debug for OtelMetricsBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OtelMetricsBuilder").field("choice", &self.choice).finish_non_exhaustive()
+        f.debug_struct("OtelMetricsBuilder").field("choice", &self.selection).finish_non_exhaustive()
     }
 }
 

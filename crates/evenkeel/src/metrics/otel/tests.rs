@@ -23,7 +23,7 @@ use opentelemetry_sdk::metrics::{InMemoryMetricExporter, PeriodicReader, SdkMete
 
 use testkit::resources;
 
-use super::{Metric, MetricLabel, Metrics, OtelMetrics, OtelMetricsBuilder};
+use super::{ChannelMetrics, Metric, MetricLabel, OtelMetrics, OtelMetricsBuilder};
 use crate::metrics::{DisconnectReason, SecurityLevel};
 
 const TARGET: &str = "xds:///orders";
@@ -52,13 +52,13 @@ impl Exported {
     }
 
     /// The metrics of a channel, with these settings.
-    fn metrics(&self, choose: impl FnOnce(OtelMetricsBuilder) -> OtelMetricsBuilder) -> Metrics {
+    fn metrics(&self, choose: impl FnOnce(OtelMetricsBuilder) -> OtelMetricsBuilder) -> ChannelMetrics {
         let metrics = choose(OtelMetrics::builder(&self.provider)).build();
-        Metrics::from(&metrics).for_target(TARGET.into())
+        ChannelMetrics::from(&metrics).for_target(TARGET.into())
     }
 
     /// The metrics of a channel, with everything on.
-    fn all(&self) -> Metrics {
+    fn all(&self) -> ChannelMetrics {
         self.metrics(everything)
     }
 
@@ -162,23 +162,23 @@ fn message(length: u8) -> Vec<u8> {
 }
 
 /// A call that used everything there is.
-async fn busy_call(metrics: &Metrics) {
+async fn busy_call(metrics: &ChannelMetrics) {
     let place = place();
     let mut call = metrics.call("/shop.Orders/Get");
-    let first = call.attempt();
-    first.unplaced(Some("pay".into()));
+    let first = call.start_attempt();
+    first.record_unpicked(Some("pay".into()));
     tokio::time::advance(Duration::from_secs(1)).await;
     first.finish(Code::Unavailable);
     call.transparently_retried();
-    let second = call.attempt();
-    second.placed(|| Some(&place));
+    let second = call.start_attempt();
+    second.record_picked(|| Some(&place));
     second.sent(&message(100));
     tokio::time::advance(Duration::from_secs(2)).await;
     second.finish(Code::Unavailable);
     tokio::time::advance(Duration::from_millis(500)).await;
     call.retried(Duration::from_millis(500));
-    let third = call.attempt();
-    third.placed(|| Some(&place));
+    let third = call.start_attempt();
+    third.record_picked(|| Some(&place));
     let body = third.clone();
     tokio::spawn(async move {
         body.sent(&message(100)[..50]);
@@ -233,7 +233,7 @@ async fn calls_that_are_dropped_were_cancelled() {
     let exported = Exported::new();
     let metrics = exported.metrics(|builder| builder.enable(Metric::ALL));
     let call = metrics.call("/shop.Orders/Get");
-    let attempt = call.attempt();
+    let attempt = call.start_attempt();
     let body = attempt.clone();
     tokio::time::advance(Duration::from_secs(1)).await;
     drop((call, attempt));
@@ -288,7 +288,7 @@ async fn every_code_has_its_name() {
 async fn what_is_experimental_is_off_by_default() {
     let exported = Exported::new();
     let metrics = exported.metrics(|builder| builder);
-    assert!(!metrics.measures() && !metrics.wants_labels());
+    assert!(!metrics.records_policies() && !metrics.needs_labels());
     feed(&metrics).await;
     let seen = exported.seen();
     let names: Vec<&str> = seen.keys().map(String::as_str).collect();
@@ -326,14 +326,14 @@ async fn each_metric_is_a_choice() {
 }
 
 /// Everything that can be measured, once.
-async fn feed(metrics: &Metrics) -> (super::XdsMeter, AdsClient) {
+async fn feed(metrics: &ChannelMetrics) -> (super::XdsMeter, AdsClient) {
     busy_call(metrics).await;
     metrics.connect_failed(&at());
     drop(metrics.connected(at(), SecurityLevel::None));
     metrics.load_ignored(Ignored::BadValue);
-    metrics.measured(&weighed());
-    metrics.measured(&outliers(None));
-    metrics.measured(&outliers(Some(UnenforcedReason::MaxEjectionOverflow)));
+    metrics.record_measurement(&weighed());
+    metrics.record_measurement(&outliers(None));
+    metrics.record_measurement(&outliers(Some(UnenforcedReason::MaxEjectionOverflow)));
     let (meter, client) = (metrics.xds(), client());
     meter.publish(&client);
     (meter, client)
@@ -413,8 +413,8 @@ async fn every_instrument_is_as_its_grfc_has_it() {
 async fn load_reports_of_no_use_are_counted() {
     let exported = Exported::new();
     let metrics = exported.metrics(|builder| builder);
-    metrics.call("/shop.Orders/Get").attempt().load_ignored(Ignored::Repeated);
-    metrics.call("/shop.Orders/Put").attempt().load_ignored(Ignored::BadValue);
+    metrics.call("/shop.Orders/Get").start_attempt().load_ignored(Ignored::Repeated);
+    metrics.call("/shop.Orders/Put").start_attempt().load_ignored(Ignored::BadValue);
     metrics.load_ignored(Ignored::BadValue);
     let series = |reason: &str, count: &str| {
         (format!("evenkeel.reason={reason} target=xds:///orders"), count.to_owned())
@@ -429,7 +429,7 @@ async fn methods_can_be_left_out() {
     let exported = Exported::new();
     let metrics = exported.metrics(|builder| builder.method_filter(|method| method == "shop.Orders/Get"));
     for path in ["/shop.Orders/Get", "/shop.Orders/Put", "/x"] {
-        metrics.call(path).attempt().finish(Code::Ok);
+        metrics.call(path).start_attempt().finish(Code::Ok);
     }
     let series =
         |method: &str, count: &str| (format!("method={method} target=xds:///orders"), count.to_owned());
@@ -443,8 +443,8 @@ async fn methods_can_be_left_out() {
 async fn unknown_places_are_empty() {
     let exported = Exported::new();
     let metrics = exported.all();
-    let attempt = metrics.call("a/B").attempt();
-    attempt.placed(|| None);
+    let attempt = metrics.call("a/B").start_attempt();
+    attempt.record_picked(|| None);
     attempt.finish(Code::Ok);
     let labels = "lb.backend_service= lb.locality= method=a/B status=OK target=xds:///orders";
     assert_eq!(exported.series(Metric::AttemptDuration), one(labels, "1/0"));
@@ -507,9 +507,9 @@ fn outliers(unenforced: Option<UnenforcedReason>) -> Measurement {
 fn weights() {
     let exported = Exported::new();
     let metrics = exported.all();
-    assert!(metrics.measures());
-    metrics.measured(&weighed());
-    metrics.measured(&weighed());
+    assert!(metrics.records_policies());
+    metrics.record_measurement(&weighed());
+    metrics.record_measurement(&weighed());
     let labels =
         "lb.backend_service=pay lb.locality={region=\"r\", zone=\"z\", sub_zone=\"\"} target=xds:///orders";
     assert_eq!(exported.series(Metric::WrrRrFallback), one(labels, "2"));
@@ -523,10 +523,10 @@ fn weights() {
 fn ejections() {
     let exported = Exported::new();
     let metrics = exported.all();
-    metrics.measured(&outliers(None));
-    metrics.measured(&outliers(Some(UnenforcedReason::EnforcementPercentage)));
-    metrics.measured(&outliers(Some(UnenforcedReason::MaxEjectionOverflow)));
-    metrics.measured(&outliers(Some(UnenforcedReason::MaxEjectionOverflow)));
+    metrics.record_measurement(&outliers(None));
+    metrics.record_measurement(&outliers(Some(UnenforcedReason::EnforcementPercentage)));
+    metrics.record_measurement(&outliers(Some(UnenforcedReason::MaxEjectionOverflow)));
+    metrics.record_measurement(&outliers(Some(UnenforcedReason::MaxEjectionOverflow)));
     let method = "lb.backend_service=pay lb.outlier_detection.detection_method=success_rate";
     let enforced = format!("{method} target=xds:///orders");
     assert_eq!(exported.series(Metric::OutlierEjectionsEnforced), one(&enforced, "2"));

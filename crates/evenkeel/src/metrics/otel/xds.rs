@@ -13,31 +13,33 @@ use opentelemetry::metrics::Meter;
 
 use super::call::lock;
 use super::catalogue::Metric;
-use super::channel::Measured;
+use super::channel::ChannelInstruments;
 use super::instruments::{target, text};
 
 /// The clients that there are.
 #[derive(Debug, Default)]
-pub(super) struct Clients {
-    known: Mutex<Vec<Weak<Standing>>>,
+pub(super) struct XdsClientRegistry {
+    known: Mutex<Vec<Weak<XdsClientStats>>>,
     /// Whether resources are counted by state; that takes a look at all of them.
     counts_resources: bool,
 }
 
 /// How things stand with one client.
 #[derive(Debug)]
-struct Standing {
+struct XdsClientStats {
     target: Arc<str>,
     servers: Mutex<Vec<ServerStats>>,
     resources: Mutex<Vec<ResourceCounts>>,
 }
 
-impl Clients {
+impl XdsClientRegistry {
     /// Makes the instruments that are enabled, if there are any.
-    pub(super) fn observed(meter: &Meter, enabled: &BTreeSet<Metric>) -> Option<Arc<Clients>> {
+    pub(super) fn register(meter: &Meter, enabled: &BTreeSet<Metric>) -> Option<Arc<XdsClientRegistry>> {
         let is_on = |metric| enabled.contains(&metric);
-        let clients =
-            Arc::new(Clients { known: Mutex::default(), counts_resources: is_on(Metric::XdsResources) });
+        let clients = Arc::new(XdsClientRegistry {
+            known: Mutex::default(),
+            counts_resources: is_on(Metric::XdsResources),
+        });
         if is_on(Metric::XdsConnected) {
             let (metric, clients) = (Metric::XdsConnected, clients.clone());
             let gauge = meter.u64_observable_gauge(metric.name()).with_unit(metric.unit());
@@ -59,7 +61,7 @@ impl Clients {
             });
             counter.build();
         }
-        let updates: [(Metric, Updates); 2] = [
+        let updates: [(Metric, UpdateCounts); 2] = [
             (Metric::XdsResourceUpdatesValid, |tally| &tally.valid),
             (Metric::XdsResourceUpdatesInvalid, |tally| &tally.invalid),
         ];
@@ -96,20 +98,20 @@ impl Clients {
 
     /// All servers, with the labels of each.
     fn each_server(&self, mut each: impl FnMut(&ServerStats, &[KeyValue])) {
-        for standing in self.living() {
-            for tally in lock(&standing.servers).iter() {
+        for client_stats in self.live_clients() {
+            for tally in lock(&client_stats.servers).iter() {
                 let server = KeyValue::new("grpc.xds.server", text(tally.server.uri.clone()));
-                each(tally, &[target(&standing.target), server]);
+                each(tally, &[target(&client_stats.target), server]);
             }
         }
     }
 
     fn each_resource(&self, mut each: impl FnMut(&ResourceCounts, &[KeyValue])) {
-        for standing in self.living() {
-            for census in lock(&standing.resources).iter() {
+        for client_stats in self.live_clients() {
+            for census in lock(&client_stats.resources).iter() {
                 let authority = census.authority.clone().unwrap_or_else(|| "#old".into());
                 let attributes = [
-                    target(&standing.target),
+                    target(&client_stats.target),
                     KeyValue::new("grpc.xds.authority", text(authority)),
                     KeyValue::new("grpc.xds.cache_state", census.state.as_str()),
                     resource_type(census.kind),
@@ -119,15 +121,15 @@ impl Clients {
         }
     }
 
-    fn living(&self) -> Vec<Arc<Standing>> {
+    fn live_clients(&self) -> Vec<Arc<XdsClientStats>> {
         let mut known = lock(&self.known);
-        known.retain(|standing| standing.strong_count() > 0);
+        known.retain(|client_stats| client_stats.strong_count() > 0);
         known.iter().filter_map(Weak::upgrade).collect()
     }
 }
 
 /// Which of a server's counts an instrument reports.
-type Updates = fn(&ServerStats) -> &BTreeMap<ResourceType, u64>;
+type UpdateCounts = fn(&ServerStats) -> &BTreeMap<ResourceType, u64>;
 
 fn resource_type(kind: ResourceType) -> KeyValue {
     KeyValue::new("grpc.xds.resource_type", kind.message())
@@ -135,29 +137,29 @@ fn resource_type(kind: ResourceType) -> KeyValue {
 
 /// Measures one xDS client, for as long as it lives.
 #[derive(Debug)]
-pub(crate) struct XdsMeter(Option<(Arc<Clients>, Arc<Standing>)>);
+pub(crate) struct XdsMeter(Option<(Arc<XdsClientRegistry>, Arc<XdsClientStats>)>);
 
 impl XdsMeter {
-    pub(super) fn begin(channel: Option<&Measured>) -> XdsMeter {
+    pub(super) fn begin(channel: Option<&ChannelInstruments>) -> XdsMeter {
         XdsMeter(channel.and_then(|channel| {
             let clients = channel.instruments.xds_clients.clone()?;
-            let standing = Arc::new(Standing {
+            let client_stats = Arc::new(XdsClientStats {
                 target: channel.target.clone(),
                 servers: Mutex::default(),
                 resources: Mutex::default(),
             });
-            lock(&clients.known).push(Arc::downgrade(&standing));
-            Some((clients, standing))
+            lock(&clients.known).push(Arc::downgrade(&client_stats));
+            Some((clients, client_stats))
         }))
     }
 
     /// Says how things stand with the client. To be called when there is nothing to do for it, not after each step: it may
     /// look at every resource.
     pub(crate) fn publish(&self, client: &AdsClient) {
-        let Some((clients, standing)) = &self.0 else { return };
-        *lock(&standing.servers) = client.server_stats().cloned().collect();
+        let Some((clients, client_stats)) = &self.0 else { return };
+        *lock(&client_stats.servers) = client.server_stats().cloned().collect();
         if clients.counts_resources {
-            *lock(&standing.resources) = client.resource_counts();
+            *lock(&client_stats.resources) = client.resource_counts();
         }
     }
 }

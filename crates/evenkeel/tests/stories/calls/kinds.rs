@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
-use evenkeel::{Address, AskPeer, Peer};
+use evenkeel::{Address, CapturePeer, PeerAddress};
 use testkit::net::Backend;
 use testkit::net::echo::echo_client::EchoClient;
 use testkit::net::echo::{EchoRequest, EchoResponse};
@@ -263,7 +263,7 @@ async fn who_answered() {
     let mut client = Client::new(to(&backends).service_config(policy("round_robin")).build().unwrap());
     let asking = || {
         let mut request = Request::new(EchoRequest { repeat: 1, ..request("one") });
-        request.extensions_mut().insert(AskPeer);
+        request.extensions_mut().insert(CapturePeer);
         request
     };
     for _ in 0..4 {
@@ -273,11 +273,11 @@ async fn who_answered() {
         let first = within(stream.into_inner().next()).await;
         let name = |of: &EchoResponse| {
             let backend = backends.iter().find(|backend| backend.name() == of.backend).unwrap();
-            Peer(Address::Ip(backend.address()))
+            PeerAddress(Address::Ip(backend.address()))
         };
         assert_eq!(answer.extensions().get(), Some(&name(answer.get_ref())));
         assert_eq!(answered, first.map(|first| name(&first.unwrap())));
     }
     let answer = within(client.unary(request("one"))).await.unwrap();
-    assert_eq!(answer.extensions().get::<Peer>(), None);
+    assert_eq!(answer.extensions().get::<PeerAddress>(), None);
 }

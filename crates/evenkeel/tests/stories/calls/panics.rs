@@ -20,7 +20,7 @@ use super::{panicked, policy, request, to, within};
 
 /// What goes wrong in the policy.
 #[derive(Default)]
-pub(super) struct Wrongs {
+pub(super) struct PanicSwitches {
     pass: AtomicBool,
     describe: AtomicBool,
     pick: AtomicBool,
@@ -31,7 +31,7 @@ pub(super) struct Wrongs {
     ends: AtomicUsize,
 }
 
-impl Wrongs {
+impl PanicSwitches {
     /// Fails picks from here on: 5 with a reserved status, 7 as drops, 0 not at all.
     pub(super) fn fail_picks(&self, code: usize) {
         self.code.store(code, Ordering::SeqCst);
@@ -48,13 +48,13 @@ fn panic_if(wrong: &AtomicBool, place: &str) {
 }
 
 /// A policy of the application: the first endpoint that is ready.
-struct Own {
-    wrongs: Arc<Wrongs>,
+struct PanickingPolicy {
+    wrongs: Arc<PanicSwitches>,
     fleet: EndpointList<()>,
     shown: CachedState<Option<SubchannelId>>,
 }
 
-impl Policy for Own {
+impl Policy for PanickingPolicy {
     type Config = ();
 
     fn parse(_: &ConfigFields<'_>) -> Result<(), ConfigError> {
@@ -68,7 +68,9 @@ impl Policy for Own {
         let wrongs = &self.wrongs;
         self.shown.get_or_build(ready, |ready| match ready {
             None => LbState::connecting(),
-            Some(id) => LbState::new(ConnectivityState::Ready, OwnPicker { wrongs: wrongs.clone(), id: *id }),
+            Some(id) => {
+                LbState::new(ConnectivityState::Ready, PanickingPicker { wrongs: wrongs.clone(), id: *id })
+            }
         })
     }
 
@@ -81,12 +83,12 @@ impl Policy for Own {
 /// More than one: if one panics, the others are told all the same.
 const TRACKERS: usize = 5;
 
-struct OwnPicker {
-    wrongs: Arc<Wrongs>,
+struct PanickingPicker {
+    wrongs: Arc<PanicSwitches>,
     id: SubchannelId,
 }
 
-impl Picker for OwnPicker {
+impl Picker for PanickingPicker {
     fn pick(&self, _: &PickArgs<'_>) -> PickResult {
         panic_if(&self.wrongs.pick, "a pick");
         match self.wrongs.code.load(Ordering::SeqCst) {
@@ -94,7 +96,7 @@ impl Picker for OwnPicker {
                 self.wrongs.picks.fetch_add(1, Ordering::SeqCst);
                 let mut trackers = CallTrackers::none();
                 for _ in 0..TRACKERS {
-                    trackers.push(Arc::new(OwnTracker(self.wrongs.clone())));
+                    trackers.push(Arc::new(PanickingTracker(self.wrongs.clone())));
                 }
                 PickResult::Complete(self.id, trackers)
             }
@@ -105,20 +107,20 @@ impl Picker for OwnPicker {
     }
 }
 
-struct OwnTracker(Arc<Wrongs>);
+struct PanickingTracker(Arc<PanicSwitches>);
 
-impl CallTracker for OwnTracker {
+impl CallTracker for PanickingTracker {
     fn finished(&self, _: &CallOutcome<'_>) {
         self.0.ends.fetch_add(1, Ordering::SeqCst);
         panic_if(&self.0.finish, "a tracker");
     }
 }
 
-pub(super) fn channel(backend: &Backend) -> (Channel, Arc<Wrongs>) {
-    let wrongs = Arc::<Wrongs>::default();
+pub(super) fn channel(backend: &Backend) -> (Channel, Arc<PanicSwitches>) {
+    let wrongs = Arc::<PanicSwitches>::default();
     let mut registry = Registry::standard();
     let given = wrongs.clone();
-    registry.register_with("own", move || Own {
+    registry.register_with("own", move || PanickingPolicy {
         wrongs: given.clone(),
         fleet: EndpointList::default(),
         shown: CachedState::default(),
@@ -220,12 +222,12 @@ async fn policies_may_panic() {
 }
 
 /// A connector that panics every so often: before it has a future, or in it.
-struct Shaky {
+struct PanickingConnector {
     attempts: Arc<AtomicUsize>,
     bad: usize,
 }
 
-impl Connector for Shaky {
+impl Connector for PanickingConnector {
     fn connect(
         &self,
         address: &Address,
@@ -249,7 +251,7 @@ async fn connectors_may_panic() {
     let attempts = Arc::<AtomicUsize>::default();
     let wait = std::time::Duration::from_micros(10);
     let channel = to([&backend])
-        .connector(Shaky { attempts: attempts.clone(), bad: BAD })
+        .connector(PanickingConnector { attempts: attempts.clone(), bad: BAD })
         .backoff(evenkeel::Backoff { initial: wait, max: wait, ..super::quick() })
         .build()
         .unwrap();

@@ -15,12 +15,12 @@ use super::{Client, request, within};
 
 /// The first endpoint that is ready; every pick is numbered in a header.
 #[derive(Default)]
-struct Numbering {
+struct NumberingPolicy {
     fleet: EndpointList<()>,
     shown: CachedState<Option<SubchannelId>>,
 }
 
-impl Policy for Numbering {
+impl Policy for NumberingPolicy {
     type Config = ();
 
     fn parse(_: &ConfigFields<'_>) -> Result<(), ConfigError> {
@@ -71,7 +71,7 @@ async fn come_with_every_attempt() {
     };
     let server = Server::start(first_fails).await;
     let mut registry = Registry::standard();
-    registry.register::<Numbering>("numbering");
+    registry.register::<NumberingPolicy>("numbering");
     let channel = crate::builder(server.target()).registry(registry).service_config(config).build().unwrap();
     let mut request = tonic::Request::new(request("hello"));
     request.metadata_mut().insert("said", "by the caller".parse().unwrap());

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
-use evenkeel::{Credentials, Tls};
+use evenkeel::{Credentials, TlsCredentialsBuilder};
 use testkit::net::certs::{Ca, Cert};
 use testkit::net::echo::echo_client::EchoClient;
 use testkit::net::{Backend, Tls as ServerTls};
@@ -16,7 +16,7 @@ fn serving(cert: &Cert, clients: Option<&Ca>) -> ServerTls {
 }
 
 /// What a call over a channel with these credentials comes to.
-async fn call(backend: &Backend, credentials: Tls) -> Result<String, Status> {
+async fn call(backend: &Backend, credentials: TlsCredentialsBuilder) -> Result<String, Status> {
     let channel = to([backend]).credentials(credentials.build().unwrap()).build().unwrap();
     let answer = within(EchoClient::new(channel).unary(request("secret"))).await?.into_inner();
     assert_eq!(answer.payload, b"secret");

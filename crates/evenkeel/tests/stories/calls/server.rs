@@ -79,7 +79,7 @@ struct Scripted<F> {
     script: F,
 }
 
-type Answers = Pin<Box<dyn Stream<Item = Result<EchoResponse, Status>> + Send>>;
+type EchoStream = Pin<Box<dyn Stream<Item = Result<EchoResponse, Status>> + Send>>;
 
 impl<F: Fn(usize) -> Step> Scripted<F> {
     fn step<T>(&self, request: &Request<T>) -> Step {
@@ -91,8 +91,8 @@ impl<F: Fn(usize) -> Step> Scripted<F> {
 
 #[tonic::async_trait]
 impl<F: Fn(usize) -> Step + Send + Sync + 'static> Echo for Scripted<F> {
-    type ServerStreamStream = Answers;
-    type BidiStream = Answers;
+    type ServerStreamStream = EchoStream;
+    type BidiStream = EchoStream;
 
     async fn unary(&self, request: Request<EchoRequest>) -> Result<Response<EchoResponse>, Status> {
         match self.step(&request) {
@@ -106,7 +106,7 @@ impl<F: Fn(usize) -> Step + Send + Sync + 'static> Echo for Scripted<F> {
         }
     }
 
-    async fn server_stream(&self, request: Request<EchoRequest>) -> Result<Response<Answers>, Status> {
+    async fn server_stream(&self, request: Request<EchoRequest>) -> Result<Response<EchoStream>, Status> {
         answers(self.step(&request), tokio_stream::once(Ok(request.into_inner())))
     }
 
@@ -126,7 +126,7 @@ impl<F: Fn(usize) -> Step + Send + Sync + 'static> Echo for Scripted<F> {
         Ok(Response::new(EchoResponse { payload, ..EchoResponse::default() }))
     }
 
-    async fn bidi(&self, request: Request<Streaming<EchoRequest>>) -> Result<Response<Answers>, Status> {
+    async fn bidi(&self, request: Request<Streaming<EchoRequest>>) -> Result<Response<EchoStream>, Status> {
         match self.step(&request) {
             Step::Fail { after, status } => Err(fail(request.into_inner(), after, status).await),
             step => answers(step, request.into_inner()),
@@ -144,7 +144,7 @@ async fn fail(mut requests: Streaming<EchoRequest>, after: usize, status: Status
 fn answers(
     step: Step,
     requests: impl Stream<Item = Result<EchoRequest, Status>> + Send + 'static,
-) -> Result<Response<Answers>, Status> {
+) -> Result<Response<EchoStream>, Status> {
     Ok(Response::new(match step {
         Step::Echo => Box::pin(requests.map(|request| request.map(answer))),
         Step::Fail { status, .. } => return Err(status),

@@ -120,7 +120,7 @@ async fn requests_that_fail() {
         let request = http::Request::post("/evenkeel.test.Echo/ClientStream")
             .header("content-type", "application/grpc")
             .header("te", "trailers")
-            .body(Body::new(Broken { pieces }))
+            .body(Body::new(FailingBody { pieces }))
             .unwrap();
         let status = within(channel.call(request)).await.unwrap_err();
         assert_eq!((status.code(), status.message()), (Code::DataLoss, "the disk is gone"));
@@ -129,11 +129,11 @@ async fn requests_that_fail() {
 }
 
 /// A body that fails after some messages.
-struct Broken {
+struct FailingBody {
     pieces: usize,
 }
 
-impl http_body::Body for Broken {
+impl http_body::Body for FailingBody {
     type Data = Bytes;
     type Error = Status;
 

@@ -50,7 +50,7 @@ async fn the_control_plane_dies_and_returns() {
 
     let client = XdsClient::shared(mesh.bootstrap());
     // The gauge `grpc.xds_client.connected`.
-    let connected = || client.tally().iter().all(|tally| tally.connected);
+    let connected = || client.server_stats().iter().all(|tally| tally.connected);
     assert!(connected());
     mesh.control.kill();
     until("the loss is seen", || async { !connected() }).await;
@@ -62,7 +62,7 @@ async fn the_control_plane_dies_and_returns() {
     mesh.control.restart().await;
     accepted_again(&mesh.control, before).await;
     until("it is connected again", || async { connected() }).await;
-    assert_eq!(client.tally().iter().map(|tally| tally.failures).collect::<Vec<_>>(), [1]);
+    assert_eq!(client.server_stats().iter().map(|tally| tally.failures).collect::<Vec<_>>(), [1]);
     load.further(31).await;
     assert_eq!(mesh.connections(), [1; 4], "the same resources, and yet new connections");
 

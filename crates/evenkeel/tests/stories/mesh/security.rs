@@ -8,7 +8,7 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use evenkeel::{Builder, Channel, Credentials};
+use evenkeel::{Channel, ChannelBuilder, Credentials};
 use evenkeel_proto::envoy::config::cluster::v3::Cluster;
 use evenkeel_proto::envoy::config::core::v3::TransportSocket;
 use evenkeel_proto::envoy::config::core::v3::transport_socket::ConfigType;
@@ -24,7 +24,7 @@ use testkit::net::{Backend, ControlPlane, Tls};
 use testkit::resources::{self, any};
 use tonic::{Code, Status};
 
-use self::front::{Came, Front};
+use self::front::{Front, FrontConnection};
 use super::{call, channel_by, request};
 
 /// A folder of certificates, as the bootstrap names it: the provider `own` has all of it, `roots` only the CA, `me` only our
@@ -118,7 +118,7 @@ fn pay(context: &UpstreamTlsContext) -> Cluster {
 }
 
 /// A channel by the control plane's security, else in the clear.
-fn by_cluster(control: &ControlPlane, folder: &Folder) -> Builder {
+fn by_cluster(control: &ControlPlane, folder: &Folder) -> ChannelBuilder {
     channel_by(&folder.bootstrap(control)).credentials(Credentials::xds(Credentials::insecure()))
 }
 
@@ -210,7 +210,10 @@ async fn both_sides_prove_who_they_are() {
         match expected {
             Ok(client) => {
                 assert_eq!(scheme(&channel).await.unwrap(), "https");
-                assert_eq!(front.seen().pop(), Some(Came::Tls { sni: None, client: Some(client) }));
+                assert_eq!(
+                    front.seen().pop(),
+                    Some(FrontConnection::Tls { sni: None, client: Some(client) })
+                );
             }
             Err(why) => {
                 let status = call(&channel).await.unwrap_err();
@@ -219,7 +222,7 @@ async fn both_sides_prove_who_they_are() {
             }
         }
     }
-    assert!(!front.seen().contains(&Came::Plain));
+    assert!(!front.seen().contains(&FrontConnection::Plain));
 }
 
 /// A29: who does not use these credentials is not told by the control plane how to secure connections, and does not lose
@@ -236,7 +239,7 @@ async fn other_credentials_go_their_own_way() {
         control.wait_acked::<Cluster>().await;
         call(&channel).await.unwrap();
     }
-    assert_eq!(front.seen(), [Came::Plain]);
+    assert_eq!(front.seen(), [FrontConnection::Plain]);
 }
 
 /// fault 81, RT-4: without certificates nothing is connected to, neither in the clear nor by the fallback, which would do. The
@@ -284,5 +287,5 @@ async fn without_certificates_there_is_no_connection() {
     parts.folder.write("tls.key", &parts.me.key_pem);
     let request = super::patient(request());
     EchoClient::new(channel.clone()).unary(request).await.unwrap();
-    assert_eq!(front.seen(), [Came::Tls { sni: None, client: Some(der(&parts.me)) }]);
+    assert_eq!(front.seen(), [FrontConnection::Tls { sni: None, client: Some(der(&parts.me)) }]);
 }

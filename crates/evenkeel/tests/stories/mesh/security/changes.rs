@@ -14,12 +14,12 @@ use testkit::resources;
 use tokio_stream::StreamExt as _;
 
 use super::super::until;
-use super::front::{Came, Front};
+use super::front::{Front, FrontConnection};
 use super::{Folder, Parts, call, der, mutual, pay, secured, service, serving, tls};
 use crate::load::Load;
 
-fn is_tls(came: &Came) -> bool {
-    matches!(came, Came::Tls { .. })
+fn is_tls(came: &FrontConnection) -> bool {
+    matches!(came, FrontConnection::Tls { .. })
 }
 
 /// fault 82, RT-4: a cluster goes from the clear to mTLS and back. Its connections are made anew each time and the old ones
@@ -31,11 +31,11 @@ async fn a_cluster_becomes_secure_and_insecure() {
     let (control, channel) = service(resources::cluster("pay"), &[front.address()], &parts.folder).await;
     let load = Load::start(&channel, 8);
     load.further(6).await;
-    assert_eq!(front.seen(), [Came::Plain]);
+    assert_eq!(front.seen(), [FrontConnection::Plain]);
 
     control.set(pay(&mutual()));
     let came = front.one_inside("there is TLS only", is_tls).await;
-    assert_eq!(came, Came::Tls { sni: None, client: Some(der(&parts.me)) });
+    assert_eq!(came, FrontConnection::Tls { sni: None, client: Some(der(&parts.me)) });
     load.further(6).await;
     let mut other = pay(&mutual());
     other.lb_policy = LbPolicy::LeastRequest.into();
@@ -48,7 +48,7 @@ async fn a_cluster_becomes_secure_and_insecure() {
     until("it is connected anew", || async { front.seen().len() == 3 }).await;
     front.one_inside("there is one", is_tls).await;
     control.set(resources::cluster("pay"));
-    front.one_inside("there is plain only", |came| *came == Came::Plain).await;
+    front.one_inside("there is plain only", |came| *came == FrontConnection::Plain).await;
     load.further(6).await;
     let counts = load.stop().await;
     println!("{} ok, slowest {:?}", counts.ok, counts.slowest);
@@ -100,8 +100,11 @@ async fn the_leaves_of_an_aggregate() {
     })
     .await;
     call(&channel).await.unwrap();
-    assert_eq!((stranger.seen().first(), spare.seen()), (Some(&Came::NotIn), vec![Came::Plain]));
-    assert!(!stranger.seen().contains(&Came::Plain));
+    assert_eq!(
+        (stranger.seen().first(), spare.seen()),
+        (Some(&FrontConnection::NotIn), vec![FrontConnection::Plain])
+    );
+    assert!(!stranger.seen().contains(&FrontConnection::Plain));
 }
 
 /// A folder as Kubernetes mounts secrets: files link into a folder that a link names, and that link is swapped.
@@ -154,7 +157,7 @@ async fn our_certificate_rotates() {
         let addresses: Vec<_> = fronts.iter().map(Front::address).collect();
         control.set_endpoints("pay", &addresses);
         let came = fronts[i + 1].one_inside(what, is_tls).await;
-        assert_eq!(came, Came::Tls { sni: None, client: Some(der(expected)) }, "{what}");
+        assert_eq!(came, FrontConnection::Tls { sni: None, client: Some(der(expected)) }, "{what}");
         load.further(3).await;
     }
     for name in ["tls.crt", "tls.key", "ca.pem"] {
@@ -164,10 +167,10 @@ async fn our_certificate_rotates() {
     let addresses: Vec<_> = fronts.iter().map(Front::address).collect();
     control.set_endpoints("pay", &addresses);
     let came = fronts[steps.len() + 1].one_inside("no files", is_tls).await;
-    assert_eq!(came, Came::Tls { sni: None, client: Some(der(&third)) });
+    assert_eq!(came, FrontConnection::Tls { sni: None, client: Some(der(&third)) });
     load.further(3).await;
     load.stop().await.expect_none_failed();
-    let expected = Came::Tls { sni: None, client: Some(der(&first)) };
+    let expected = FrontConnection::Tls { sni: None, client: Some(der(&first)) };
     assert_eq!(fronts[0].seen(), [expected], "the first connection stays");
     assert!(fronts.iter().all(|front| front.seen().len() == 1));
 }
@@ -193,7 +196,10 @@ async fn the_authority_rotates() {
     control.set_endpoints("pay", &[b]);
     until("the old one is let go", || async { old[0].inside().is_empty() }).await;
     control.set_endpoints("pay", &[a, b]);
-    until("the old one is not let in again", || async { old[0].seen().last() == Some(&Came::NotIn) }).await;
+    until("the old one is not let in again", || async {
+        old[0].seen().last() == Some(&FrontConnection::NotIn)
+    })
+    .await;
     load.further(6).await;
     load.stop().await.expect_none_failed();
     assert_eq!((old[0].seen().len() > 1, new[0].seen().len()), (true, 1));

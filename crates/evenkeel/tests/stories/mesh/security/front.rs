@@ -14,7 +14,7 @@ use super::super::until;
 
 /// How somebody came.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Came {
+pub(super) enum FrontConnection {
     /// In the clear.
     Plain,
     /// By TLS: the server name that was sent, and the certificate that was shown.
@@ -31,7 +31,7 @@ pub(super) struct Front {
 }
 
 struct Visit {
-    came: Came,
+    came: FrontConnection,
     is_open: bool,
 }
 
@@ -56,22 +56,26 @@ impl Front {
     }
 
     /// Everybody who came, in order.
-    pub(super) fn seen(&self) -> Vec<Came> {
+    pub(super) fn seen(&self) -> Vec<FrontConnection> {
         self.look(|_| true)
     }
 
     /// Those who are there.
-    pub(super) fn inside(&self) -> Vec<Came> {
+    pub(super) fn inside(&self) -> Vec<FrontConnection> {
         self.look(|visit| visit.is_open)
     }
 
-    fn look(&self, filter: impl Fn(&Visit) -> bool) -> Vec<Came> {
+    fn look(&self, filter: impl Fn(&Visit) -> bool) -> Vec<FrontConnection> {
         let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.iter().filter(|visit| filter(visit)).map(|visit| visit.came.clone()).collect()
     }
 
     /// Waits until exactly one is there, who came as described, and answers how.
-    pub(super) async fn one_inside(&self, what: &str, is_so: impl Fn(&Came) -> bool) -> Came {
+    pub(super) async fn one_inside(
+        &self,
+        what: &str,
+        is_so: impl Fn(&FrontConnection) -> bool,
+    ) -> FrontConnection {
         let is_so = &is_so;
         until(what, || async move { matches!(&self.inside()[..], [only] if is_so(only)) }).await;
         self.inside().remove(0)
@@ -99,20 +103,20 @@ impl Door {
             return;
         }
         if first != [22] {
-            return self.pass(Came::Plain, socket).await;
+            return self.pass(FrontConnection::Plain, socket).await;
         }
         match self.tls.clone().accept(socket).await {
             Ok(stream) => {
                 let connection = stream.get_ref().1;
                 let sni = connection.server_name().map(str::to_owned);
                 let client = connection.peer_certificates().map(|chain| chain[0].to_vec());
-                self.pass(Came::Tls { sni, client }, stream).await;
+                self.pass(FrontConnection::Tls { sni, client }, stream).await;
             }
-            Err(_) => drop(self.note(Came::NotIn, false)),
+            Err(_) => drop(self.note(FrontConnection::NotIn, false)),
         }
     }
 
-    async fn pass(self, came: Came, mut stream: impl AsyncRead + AsyncWrite + Unpin) {
+    async fn pass(self, came: FrontConnection, mut stream: impl AsyncRead + AsyncWrite + Unpin) {
         let visit = self.note(came, true);
         if let Ok(mut backend) = TcpStream::connect(self.backend).await {
             let _ = copy_bidirectional(&mut stream, &mut backend).await;
@@ -120,7 +124,7 @@ impl Door {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)[visit].is_open = false;
     }
 
-    fn note(&self, came: Came, is_open: bool) -> usize {
+    fn note(&self, came: FrontConnection, is_open: bool) -> usize {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.push(Visit { came, is_open });
         seen.len() - 1

@@ -17,7 +17,7 @@ use testkit::resources;
 use tonic::Code;
 
 use super::super::until;
-use super::front::{Came, Front};
+use super::front::{Front, FrontConnection};
 use super::{Folder, Parts, call, pay, provider, secured, service, serving, with_validation};
 
 fn text(pattern: MatchPattern) -> StringMatcher {
@@ -107,7 +107,7 @@ async fn names_that_are_accepted_and_not() {
         // The front records a refused handshake after the client has reported it.
         until("the front has seen the handshake", || async { front.seen().len() > before }).await;
         let came = front.seen().split_off(before);
-        assert!(came.iter().all(|came| (*came == Came::NotIn) == refused.is_some()), "{came:?}");
+        assert!(came.iter().all(|came| (*came == FrontConnection::NotIn) == refused.is_some()), "{came:?}");
     }
     assert!(parts.backend.calls() > 0);
 }
@@ -158,7 +158,9 @@ async fn the_name_that_is_sent() {
         .await;
         match (call(&channel).await, expected) {
             (Ok(_), Ok(sent)) => {
-                let Some(Came::Tls { sni, .. }) = front.seen().pop() else { panic!("{:?}", front.seen()) };
+                let Some(FrontConnection::Tls { sni, .. }) = front.seen().pop() else {
+                    panic!("{:?}", front.seen())
+                };
                 assert_eq!(sni.as_deref(), sent, "{host}");
             }
             (Err(status), Err(why)) => assert!(status.message().contains(why), "{why}: {status}"),
@@ -169,7 +171,7 @@ async fn the_name_that_is_sent() {
     let dns = resources::dns_cluster("pay", "localhost", front.address().port());
     let (_control, channel) = service(secured(dns, &context("", true, true)), &[], &parts.folder).await;
     call(&channel).await.unwrap();
-    let Some(Came::Tls { sni, .. }) = front.seen().pop() else { panic!("{:?}", front.seen()) };
+    let Some(FrontConnection::Tls { sni, .. }) = front.seen().pop() else { panic!("{:?}", front.seen()) };
     assert_eq!(sni.as_deref(), Some("localhost"));
 }
 
