@@ -7,7 +7,7 @@ use crate::table::Table;
 pub(crate) struct Measured {
     pub(crate) tables: Vec<Table>,
     /// What had to be reached.
-    pub(crate) bars: Vec<Reach>,
+    pub(crate) thresholds: Vec<ThresholdResult>,
     /// The peers that are not this program.
     pub(crate) versions: Vec<(&'static str, String)>,
 }
@@ -20,44 +20,48 @@ impl Measured {
 
 /// Where a figure has to be.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Bar {
+pub(crate) enum Threshold {
     AtMost(f64),
     AtLeast(f64),
 }
 
-impl Bar {
+impl Threshold {
     fn is_reached(self, value: f64) -> bool {
         match self {
-            Bar::AtMost(bar) => value <= bar,
-            Bar::AtLeast(bar) => value >= bar,
+            Threshold::AtMost(bar) => value <= bar,
+            Threshold::AtLeast(bar) => value >= bar,
         }
     }
 
-    fn words(self) -> String {
+    fn describe(self) -> String {
         match self {
-            Bar::AtMost(bar) => format!("at most {bar}"),
-            Bar::AtLeast(bar) => format!("at least {bar}"),
+            Threshold::AtMost(bar) => format!("at most {bar}"),
+            Threshold::AtLeast(bar) => format!("at least {bar}"),
         }
     }
 }
 
 /// A figure that has to be somewhere.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Reach {
+pub(crate) struct ThresholdResult {
     what: String,
-    bar: Bar,
+    bar: Threshold,
     /// The figure, and how it is shown. `None` if this run did not measure it.
     measured: Option<(f64, String)>,
 }
 
-impl Reach {
-    pub(crate) fn new(what: impl Into<String>, bar: Bar, measured: Option<(f64, String)>) -> Reach {
-        Reach { what: what.into(), bar, measured }
+impl ThresholdResult {
+    pub(crate) fn new(
+        what: impl Into<String>,
+        bar: Threshold,
+        measured: Option<(f64, String)>,
+    ) -> ThresholdResult {
+        ThresholdResult { what: what.into(), bar, measured }
     }
 
     /// With a figure that is shown with two digits.
-    pub(crate) fn figure(what: impl Into<String>, bar: Bar, measured: Option<f64>) -> Reach {
-        Reach::new(what, bar, measured.map(|value| (value, format!("{value:.2}"))))
+    pub(crate) fn figure(what: impl Into<String>, bar: Threshold, measured: Option<f64>) -> ThresholdResult {
+        ThresholdResult::new(what, bar, measured.map(|value| (value, format!("{value:.2}"))))
     }
 
     fn row(&self) -> Vec<String> {
@@ -65,17 +69,17 @@ impl Reach {
             Some((value, shown)) => (shown.clone(), if self.bar.is_reached(*value) { "yes" } else { "no" }),
             None => ("-".to_owned(), "-"),
         };
-        vec![self.what.clone(), self.bar.words(), measured, reached.to_owned()]
+        vec![self.what.clone(), self.bar.describe(), measured, reached.to_owned()]
     }
 }
 
 /// What a run did not measure is `-`.
-pub(crate) fn table(bars: &[Reach]) -> Table {
+pub(crate) fn table(thresholds: &[ThresholdResult]) -> Table {
     let mut table = Table::new("what had to be reached", &["figure", "to reach", "measured", "reached"]).note(
         "evenkeel through xDS with weighted_round_robin and a load report with every answer, unary calls of 16 B, 64 at a \
          time, 10 backends, unless said otherwise. Ratios of time are medians of the rounds, with the least and the greatest.",
     );
-    for bar in bars {
+    for bar in thresholds {
         table.row(bar.row());
     }
     table
@@ -87,11 +91,11 @@ mod tests {
 
     #[test]
     fn a_bar_is_reached_or_not_or_unknown() {
-        let last = |bar, value: Option<f64>| Reach::figure("", bar, value).row().pop();
-        assert_eq!(last(Bar::AtMost(0.9), Some(0.9)).as_deref(), Some("yes"));
-        assert_eq!(last(Bar::AtMost(0.9), Some(0.91)).as_deref(), Some("no"));
-        assert_eq!(last(Bar::AtLeast(1.5), Some(1.4)).as_deref(), Some("no"));
-        assert_eq!(last(Bar::AtLeast(1.5), Some(1.6)).as_deref(), Some("yes"));
-        assert_eq!(last(Bar::AtLeast(1.5), None).as_deref(), Some("-"));
+        let last = |bar, value: Option<f64>| ThresholdResult::figure("", bar, value).row().pop();
+        assert_eq!(last(Threshold::AtMost(0.9), Some(0.9)).as_deref(), Some("yes"));
+        assert_eq!(last(Threshold::AtMost(0.9), Some(0.91)).as_deref(), Some("no"));
+        assert_eq!(last(Threshold::AtLeast(1.5), Some(1.4)).as_deref(), Some("no"));
+        assert_eq!(last(Threshold::AtLeast(1.5), Some(1.6)).as_deref(), Some("yes"));
+        assert_eq!(last(Threshold::AtLeast(1.5), None).as_deref(), Some("-"));
     }
 }

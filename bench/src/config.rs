@@ -91,20 +91,20 @@ pub(crate) fn run(args: &Args) -> Result<Measured, Error> {
         if !args.parts.is_empty() && !args.parts.contains(part) {
             continue;
         }
-        let (table, bars) = match part {
+        let (table, thresholds) = match part {
             Part::Swap => swap::table(args)?,
             Part::Idle => (idle::table(args)?, Vec::new()),
             Part::One => one::table(args)?,
             Part::Cold => cold::table(args)?,
             Part::Storm => {
-                let (windows, summary, bars) = storm::tables(args)?;
+                let (windows, summary, thresholds) = storm::tables(args)?;
                 measured.tables.push(windows);
-                (summary, bars)
+                (summary, thresholds)
             }
             Part::IdleCost => idle_cost::table(args)?,
         };
         measured.tables.push(table);
-        measured.bars.extend(bars);
+        measured.thresholds.extend(thresholds);
     }
     Ok(measured)
 }

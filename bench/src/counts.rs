@@ -13,9 +13,9 @@ mod updates;
 use std::path::PathBuf;
 
 pub(crate) use self::clients::addresses;
-use self::clients::{Bed, CLIENTS, Cost, Endpoints};
+use self::clients::{CLIENTS, Cost, Endpoints, Harness};
 use crate::Error;
-use crate::bars::{Bar, Measured, Reach};
+use crate::bars::{Measured, Threshold, ThresholdResult};
 use crate::common::profile::{Places, is_valgrind_installed, print_profile};
 use crate::common::rounds::CONCURRENCY;
 use crate::table::Table;
@@ -94,13 +94,13 @@ pub(crate) fn run(args: &Args) -> Result<Measured, Error> {
     if !is_valgrind_installed() {
         eprintln!("\nVALGRIND IS NOT INSTALLED: INSTRUCTIONS ARE NOT COUNTED, only allocations\n");
     }
-    let bed = Bed::new()?;
-    let (calls, mut bars) = calls(&bed, args)?;
+    let bed = Harness::new()?;
+    let (calls, mut thresholds) = calls(&bed, args)?;
     let (growth, bar) = growth(&bed, args)?;
-    bars.extend(bar);
+    thresholds.extend(bar);
     let (updates, bar) = updates::table()?;
-    bars.extend(bar);
-    Ok(Measured { bars, ..Measured::tables(vec![calls, growth, picks::table(&args.sizes)?, updates]) })
+    thresholds.extend(bar);
+    Ok(Measured { thresholds, ..Measured::tables(vec![calls, growth, picks::table(&args.sizes)?, updates]) })
 }
 
 /// A figure that may be unknown.
@@ -108,7 +108,7 @@ fn cell(figure: Option<f64>, digits: usize) -> String {
     figure.map_or_else(|| "-".to_owned(), |figure| format!("{figure:.digits$}"))
 }
 
-fn calls(bed: &Bed, args: &Args) -> Result<(Table, Vec<Reach>), Error> {
+fn calls(bed: &Harness, args: &Args) -> Result<(Table, Vec<ThresholdResult>), Error> {
     let endpoints = args.sizes.first().copied().unwrap_or(10);
     let columns = ["client", "instructions", "to hyper", "allocations", "held, B"];
     let mut table = Table::new("A unary call, counted", &columns).note(format!(
@@ -117,25 +117,33 @@ fn calls(bed: &Bed, args: &Args) -> Result<(Table, Vec<Reach>), Error> {
         args.calls
     ));
     let mut first = None;
-    let mut bars = Vec::new();
+    let mut thresholds = Vec::new();
     for client in CLIENTS {
         let Cost { instructions, allocations, held } = bed.per_call(client, endpoints.into(), args.calls)?;
         first = first.or(instructions);
         let ratio = instructions.zip(first).map(|(this, first)| this / first);
         if client == "evenkeel" {
-            bars.push(Reach::figure("instructions of a call beside hyper", Bar::AtMost(0.8), ratio));
-            bars.push(Reach::figure("allocations of a call", Bar::AtMost(20.0), Some(allocations)));
+            thresholds.push(ThresholdResult::figure(
+                "instructions of a call beside hyper",
+                Threshold::AtMost(0.8),
+                ratio,
+            ));
+            thresholds.push(ThresholdResult::figure(
+                "allocations of a call",
+                Threshold::AtMost(20.0),
+                Some(allocations),
+            ));
         }
         let figures =
             [cell(instructions, 0), cell(ratio, 3), cell(Some(allocations), 2), cell(Some(held), 2)];
         table.row([client.to_owned()].into_iter().chain(figures).collect());
     }
-    Ok((table, bars))
+    Ok((table, thresholds))
 }
 
 /// Whether a call costs more when there are more endpoints: with as many connections, and with a connection to each. In that case
 /// fewer answers come at once on each, which costs hyper more than us: what is beyond that is ours.
-fn growth(bed: &Bed, args: &Args) -> Result<(Table, Option<Reach>), Error> {
+fn growth(bed: &Harness, args: &Args) -> Result<(Table, Option<ThresholdResult>), Error> {
     let columns = ["endpoints", "connections", "hyper", "evenkeel", "growth, %", "allocations"];
     let mut table = Table::new("A unary call by the number of endpoints, counted", &columns).note(
         "Instructions of a call. Where there are fewer connections than endpoints, the others stand by in a second priority. \
@@ -161,7 +169,7 @@ fn growth(bed: &Bed, args: &Args) -> Result<(Table, Option<Reach>), Error> {
                 let what = format!(
                     "growth of a call's instructions, {few} to {total} endpoints, {called} connections, %"
                 );
-                bar = Some(Reach::figure(what, Bar::AtMost(3.0), growth));
+                bar = Some(ThresholdResult::figure(what, Threshold::AtMost(3.0), growth));
             }
             let figures = [cell(hyper.instructions, 0), cell(ours.instructions, 0), cell(growth, 1)];
             let names = [total.to_string(), called.to_string()].into_iter();
@@ -172,7 +180,7 @@ fn growth(bed: &Bed, args: &Args) -> Result<(Table, Option<Reach>), Error> {
 }
 
 fn profile(client: &str, args: &Args) -> Result<(), Error> {
-    let bed = Bed::new()?;
+    let bed = Harness::new()?;
     let endpoints = args.sizes.first().copied().unwrap_or(10);
     let places = bed.places(client, endpoints.into(), args.calls)?;
     print_profile(client, &Places::new(), &places, args.calls as usize);

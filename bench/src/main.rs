@@ -76,9 +76,9 @@ fn main() -> ExitCode {
         );
     }
     match run(cli.command) {
-        Ok(Measured { tables, bars, .. }) => {
-            let bars = (!bars.is_empty()).then(|| bars::table(&bars));
-            for table in tables.into_iter().chain(bars) {
+        Ok(Measured { tables, thresholds, .. }) => {
+            let thresholds = (!thresholds.is_empty()).then(|| bars::table(&thresholds));
+            for table in tables.into_iter().chain(thresholds) {
                 println!("{}", table.text());
             }
             ExitCode::SUCCESS

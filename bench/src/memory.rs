@@ -15,7 +15,7 @@ use evenkeel_control::{Cluster, ControlPlane, Endpoint as MeshEndpoint, Mesh, Se
 use tonic::transport::{Channel as TonicChannel, Endpoint};
 
 use crate::Error;
-use crate::bars::{Bar, Measured, Reach};
+use crate::bars::{Measured, Threshold, ThresholdResult};
 use crate::common::allocator::Totals;
 use crate::common::generated::EchoClient;
 use crate::common::ours;
@@ -99,13 +99,17 @@ pub(crate) fn run(args: &Args) -> Result<Measured, Error> {
         args.endpoints
     ));
     let backends = Server::start(&["counts-worker".to_owned(), "serve".to_owned()])?;
-    let mut bars = Vec::new();
+    let mut thresholds = Vec::new();
     for client in Client::ALL {
         let each = |total: i64| total as f64 / f64::from(args.endpoints);
         let Cost { held, resident, allocations } = measure(client, port(&backends)?, args.endpoints)?;
         let heap = each(held) / 1024.0;
         if client == Client::Evenkeel {
-            bars.push(Reach::figure("heap of a connected endpoint, KiB", Bar::AtMost(31.0), Some(heap)));
+            thresholds.push(ThresholdResult::figure(
+                "heap of a connected endpoint, KiB",
+                Threshold::AtMost(31.0),
+                Some(heap),
+            ));
         }
         table.row(vec![
             client.name().to_owned(),
@@ -114,7 +118,7 @@ pub(crate) fn run(args: &Args) -> Result<Measured, Error> {
             format!("{:.1}", each(allocations)),
         ]);
     }
-    Ok(Measured { bars, ..Measured::tables(vec![table]) })
+    Ok(Measured { thresholds, ..Measured::tables(vec![table]) })
 }
 
 /// What all endpoints together take: live bytes, resident KiB, and how often memory was asked for.

@@ -14,10 +14,10 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-pub(crate) use self::bed::{Bed, POLICIES, Picks, Policy, Tree};
+pub(crate) use self::bed::{Harness, POLICIES, Picks, Policy, Tree};
 pub(crate) use self::rebuild::one_replaced;
 use crate::Error;
-use crate::bars::{Bar, Measured, Reach};
+use crate::bars::{Measured, Threshold, ThresholdResult};
 use crate::common::allocator::Totals;
 use crate::spread::Spread;
 use crate::table::Table;
@@ -38,30 +38,30 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<Measured, Error> {
     let (alone, _) = picks(Tree::Alone, args)?;
-    let (whole, Bars { additions, allocations }) = picks(Tree::Whole, args)?;
+    let (whole, PickThresholds { additions, allocations }) = picks(Tree::Whole, args)?;
     let what = "a pick through the whole tree";
-    let bars = vec![
-        Reach::new(format!("{what}, in atomic additions"), Bar::AtMost(40.0), additions),
-        Reach::figure(
+    let thresholds = vec![
+        ThresholdResult::new(format!("{what}, in atomic additions"), Threshold::AtMost(40.0), additions),
+        ThresholdResult::figure(
             format!("{what}, allocations, of the dearest policy"),
-            Bar::AtMost(1.0),
+            Threshold::AtMost(1.0),
             Some(allocations),
         ),
     ];
     let tables = vec![alone, whole, passes::table(args)?, rebuild::table(args)?];
-    Ok(Measured { bars, ..Measured::tables(tables) })
+    Ok(Measured { thresholds, ..Measured::tables(tables) })
 }
 
 /// What bars are held to.
 #[derive(Default)]
-struct Bars {
+struct PickThresholds {
     /// Of weighted_round_robin over the fewest endpoints, of one thread.
     additions: Option<(f64, String)>,
     /// Of whatever allocates most.
     allocations: f64,
 }
 
-fn picks(tree: Tree, args: &Args) -> Result<(Table, Bars), Error> {
+fn picks(tree: Tree, args: &Args) -> Result<(Table, PickThresholds), Error> {
     let title = match tree {
         Tree::Alone => "A pick of a policy alone",
         Tree::Whole => "A pick through the whole tree",
@@ -83,18 +83,18 @@ fn picks(tree: Tree, args: &Args) -> Result<(Table, Bars), Error> {
          picks.",
         args.rounds, args.picks
     ));
-    let mut bars = Bars::default();
+    let mut thresholds = PickThresholds::default();
     for policy in POLICIES {
         for &n in &args.sizes {
-            let mut bed = Bed::new(policy, tree, n, 2 * args.picks)?;
+            let mut bed = Harness::new(policy, tree, n, 2 * args.picks)?;
             let [one, two] = [1, 2].map(|threads| timed(&mut bed, threads, args));
             let (one, two) = (one?, two?);
             let allocations = allocations(&mut bed, args.picks)?;
             let alone = alone(&mut bed, args)?;
-            if policy.name == "weighted_round_robin" && bars.additions.is_none() {
-                bars.additions = Some((alone.ratio.median, format!("{:.1}", alone.ratio)));
+            if policy.name == "weighted_round_robin" && thresholds.additions.is_none() {
+                thresholds.additions = Some((alone.ratio.median, format!("{:.1}", alone.ratio)));
             }
-            bars.allocations = bars.allocations.max(allocations);
+            thresholds.allocations = thresholds.allocations.max(allocations);
             table.row(vec![
                 policy.name.to_owned(),
                 n.to_string(),
@@ -108,7 +108,7 @@ fn picks(tree: Tree, args: &Args) -> Result<(Table, Bars), Error> {
             ]);
         }
     }
-    Ok((table, bars))
+    Ok((table, thresholds))
 }
 
 struct Figure {
@@ -119,7 +119,7 @@ struct Figure {
 }
 
 /// Picks, the ends of whose calls are told when the clock stands still.
-fn alone(bed: &mut Bed, args: &Args) -> Result<Figure, Error> {
+fn alone(bed: &mut Harness, args: &Args) -> Result<Figure, Error> {
     let counter = Padded(AtomicU64::new(0));
     let (mut times, mut ratios) = (Vec::new(), Vec::new());
     let mut held = Vec::with_capacity(HELD as usize);
@@ -149,7 +149,7 @@ fn alone(bed: &mut Bed, args: &Args) -> Result<Figure, Error> {
 /// does not show.
 const HELD: u64 = 64;
 
-fn timed(bed: &mut Bed, threads: u64, args: &Args) -> Result<Figure, Error> {
+fn timed(bed: &mut Harness, threads: u64, args: &Args) -> Result<Figure, Error> {
     let counter = Padded(AtomicU64::new(0));
     let (mut times, mut ratios) = (Vec::new(), Vec::new());
     // The first round only tells the orders how much is used.
@@ -173,7 +173,7 @@ impl Figure {
     }
 }
 
-fn allocations(bed: &mut Bed, picks: u64) -> Result<f64, Error> {
+fn allocations(bed: &mut Harness, picks: u64) -> Result<f64, Error> {
     bed.a_second_later();
     let picker = bed.picker();
     let (before, _) = Totals::now();
@@ -235,9 +235,9 @@ mod tests {
     /// The suite as it is run, small.
     #[test]
     fn every_policy_is_picked_from_alone_and_below_the_whole_tree() {
-        let Measured { tables, bars, .. } =
+        let Measured { tables, thresholds, .. } =
             run(&Args { sizes: vec![3, 10], rounds: 2, picks: 50 }).expect("the suite runs");
-        assert_eq!(bars.len(), 2);
+        assert_eq!(thresholds.len(), 2);
         let text = |i: usize| tables[i].text();
         assert_eq!(tables.len(), 4);
         for policy in POLICIES {

@@ -61,9 +61,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
             Suite::Memory => ("Memory", memory::run(&defaults()?)?),
             Suite::Config => ("Config", config::run(&defaults()?)?),
         };
-        let Measured { tables, bars, versions } = measured;
+        let Measured { tables, thresholds, versions } = measured;
         sections.push((heading, tables));
-        reached.extend(bars);
+        reached.extend(thresholds);
         peers.extend(versions);
     }
     let first = [("The machine", vec![machine(&peers)]), ("Bars", vec![bars::table(&reached)])];

@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
-use evenkeel_http2::{Request, Settings, client};
+use evenkeel_http2::{Http2Settings, RequestHeaders, client};
 use http::{HeaderMap, Method};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
@@ -54,17 +54,20 @@ impl AsyncWrite for Script<'_> {
 /// call learns how it ended, and little is written. Answers how many calls got the head of an answer.
 pub fn check_connection(bytes: &[u8], piece: usize) -> usize {
     let mut cx = Context::from_waker(Waker::noop());
-    let (sender, mut driver) =
-        client(Settings { stream_window: 1 << 16, connection_window: 1 << 17, ..Settings::default() });
+    let (sender, mut driver) = client(Http2Settings {
+        stream_window: 1 << 16,
+        connection_window: 1 << 17,
+        ..Http2Settings::default()
+    });
     let headers = HeaderMap::new();
-    let request = Request {
+    let request = RequestHeaders {
         method: &Method::POST,
         is_https: false,
         authority: "a",
         path: "/s/m",
-        more: &[],
+        extra_headers: &[],
         headers: &headers,
-        ends: false,
+        end_stream: false,
     };
     let mut streams: Vec<_> = (0..3).map(|_| sender.send(&request).expect("it is new")).collect();
     for (i, (send, _)) in streams.iter_mut().enumerate() {
@@ -212,20 +215,20 @@ impl GrantedWindows {
 /// much is unread, the server may always send to a stream that is read, and data arrives unchanged.
 pub fn check_unread_streams(bytes: &[u8]) {
     let mut cx = Context::from_waker(Waker::noop());
-    let (sender, mut driver) = client(Settings {
+    let (sender, mut driver) = client(Http2Settings {
         stream_window: STREAM_WINDOW,
         connection_window: CONNECTION_WINDOW,
-        ..Settings::default()
+        ..Http2Settings::default()
     });
     let headers = HeaderMap::new();
-    let request = Request {
+    let request = RequestHeaders {
         method: &Method::POST,
         is_https: false,
         authority: "a",
         path: "/s/m",
-        more: &[],
+        extra_headers: &[],
         headers: &headers,
-        ends: true,
+        end_stream: true,
     };
     let mut pipe = Pipe::default();
     let mut streams: Vec<_> =

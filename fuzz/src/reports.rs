@@ -1,6 +1,6 @@
 //! The check of the target `load_report`.
 
-use evenkeel_orca::{Reading, TRAILER, read, read_trailers};
+use evenkeel_orca::{ParsedReport, TRAILER, read, read_trailers};
 use http::{HeaderMap, HeaderValue};
 
 /// Reads bytes as a load report, and as the trailer of a call. Whatever they are, what is used of them can be computed
@@ -12,7 +12,7 @@ pub fn check_load_report(bytes: &[u8]) {
     }
 }
 
-fn check(reading: &Reading) {
+fn check(reading: &ParsedReport) {
     let Some(report) = &reading.report else {
         let why = reading.ignored.expect("a reason").to_string();
         assert!(!why.is_empty() && why.len() <= 200, "{why}");

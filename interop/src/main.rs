@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use interop::driver;
 use interop::istio::{IstioReport, with_section};
-use interop::matrix::{Matrix, Wishes};
+use interop::matrix::{Matrix, MatrixFilter};
 use interop::peers::{self, NoPeer};
 
 /// The exit code if no case failed and a peer could not be installed although its toolchain is here.
@@ -76,7 +76,7 @@ async fn main() -> ExitCode {
                 return ExitCode::FAILURE;
             }
             let within = within.map(Duration::from_secs);
-            matrix(Wishes { only, cases: case, jobs, within }, check).await
+            matrix(MatrixFilter { only, cases: case, jobs, within }, check).await
         }
         Job::Istio { case, jobs, check, built } => {
             if let Some(name) =
@@ -103,7 +103,7 @@ async fn main() -> ExitCode {
     }
 }
 
-async fn matrix(wishes: Wishes, check: bool) -> ExitCode {
+async fn matrix(wishes: MatrixFilter, check: bool) -> ExitCode {
     let in_part = !wishes.only.is_empty() || !wishes.cases.is_empty();
     let matrix = Matrix::run(&wishes, |line| println!("{line}")).await;
     let (passed, failed, does_not_fit) = matrix.counts();

@@ -21,7 +21,7 @@ const PSM: &str = include_str!("../docs/psm.md");
 
 /// What is run, and how.
 #[derive(Clone, Debug, Default)]
-pub struct Wishes {
+pub struct MatrixFilter {
     /// Only lineups with one of these in their description; all if there are none.
     pub only: Vec<String>,
     /// Only these cases; all if there are none.
@@ -61,7 +61,7 @@ pub struct Matrix {
 
 impl Matrix {
     /// Installs the peers and runs all that is wished. `tell` is given a line for each thing that ended.
-    pub async fn run(wishes: &Wishes, tell: impl Fn(String)) -> Matrix {
+    pub async fn run(wishes: &MatrixFilter, tell: impl Fn(String)) -> Matrix {
         let end = wishes.within.map(|time| Instant::now() + time);
         let (peers, absent) = install(end, &tell).await;
         let lineups = lineups(&peers).into_iter().filter(|lineup| wished(&wishes.only, &lineup.to_string()));

@@ -1,57 +1,57 @@
 //! What had to be reached by calls, beside what was.
 
-use crate::bars::{Bar, Reach};
+use crate::bars::{Threshold, ThresholdResult};
 use crate::calls::bed::Figures;
 use crate::calls::ratio::Ratio;
 use crate::calls::results::Results;
 use crate::calls::scenario::{BASE, ONE_BACKEND, Scenario};
 use crate::calls::shares::Shares;
-use crate::calls::subjects::{EVENKEEL, EVENKEEL_EDF, GRPC_GO, HYPER, Subject, TONIC, TONIC_BALANCE};
+use crate::calls::subjects::{BenchClient, EVENKEEL, EVENKEEL_EDF, GRPC_GO, HYPER, TONIC, TONIC_BALANCE};
 
 /// A ratio of evenkeel to another client.
-struct Beside {
+struct RatioThreshold {
     what: &'static str,
     scenario: Scenario,
-    base: Subject,
+    base: BenchClient,
     figure: fn(&Figures) -> f64,
-    bar: Bar,
+    bar: Threshold,
 }
 
-const BARS: [Beside; 5] = [
-    Beside {
+const THRESHOLDS: [RatioThreshold; 5] = [
+    RatioThreshold {
         what: "CPU per call beside hyper",
         scenario: BASE,
         base: HYPER,
         figure: Figures::cpu_per_call,
-        bar: Bar::AtMost(0.90),
+        bar: Threshold::AtMost(0.90),
     },
-    Beside {
+    RatioThreshold {
         what: "CPU per call beside tonic's balance_list",
         scenario: BASE,
         base: TONIC_BALANCE,
         figure: Figures::cpu_per_call,
-        bar: Bar::AtMost(0.72),
+        bar: Threshold::AtMost(0.72),
     },
-    Beside {
+    RatioThreshold {
         what: "calls per second beside tonic's balance_list",
         scenario: BASE,
         base: TONIC_BALANCE,
         figure: Figures::throughput,
-        bar: Bar::AtLeast(1.3),
+        bar: Threshold::AtLeast(1.3),
     },
-    Beside {
+    RatioThreshold {
         what: "CPU per call beside tonic's channel, one backend each",
         scenario: ONE_BACKEND,
         base: TONIC,
         figure: Figures::cpu_per_call,
-        bar: Bar::AtMost(0.90),
+        bar: Threshold::AtMost(0.90),
     },
-    Beside {
+    RatioThreshold {
         what: "calls per second of CPU beside grpc-go",
         scenario: BASE,
         base: GRPC_GO,
         figure: calls_per_cpu,
-        bar: Bar::AtLeast(1.5),
+        bar: Threshold::AtLeast(1.5),
     },
 ];
 
@@ -59,13 +59,17 @@ fn calls_per_cpu(figures: &Figures) -> f64 {
     if figures.cpu > 0.0 { figures.calls / figures.cpu } else { 0.0 }
 }
 
-pub(super) fn bars(results: &[Results], shares: &Shares) -> Vec<Reach> {
-    let reach = |Beside { what, scenario, base, figure, bar }: Beside| {
+pub(super) fn thresholds(results: &[Results], shares: &Shares) -> Vec<ThresholdResult> {
+    let reach = |RatioThreshold { what, scenario, base, figure, bar }: RatioThreshold| {
         let results = results.iter().find(|results| results.scenario == scenario);
         let ratio = results.and_then(|results| results.ratio(EVENKEEL, base, figure));
-        Reach::new(what, bar, ratio.map(|ratio: Ratio| (ratio.middle, ratio.to_string())))
+        ThresholdResult::new(what, bar, ratio.map(|ratio: Ratio| (ratio.middle, ratio.to_string())))
     };
     let error = shares.error_of(EVENKEEL_EDF).map(|error| (error * 100.0, format!("{:.3}", error * 100.0)));
-    let share = Reach::new("largest error of a share, weights 1 to 10, in %", Bar::AtMost(0.1), error);
-    BARS.into_iter().map(reach).chain([share]).collect()
+    let share = ThresholdResult::new(
+        "largest error of a share, weights 1 to 10, in %",
+        Threshold::AtMost(0.1),
+        error,
+    );
+    THRESHOLDS.into_iter().map(reach).chain([share]).collect()
 }

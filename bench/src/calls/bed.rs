@@ -14,14 +14,14 @@ use crate::Error;
 use crate::calls::clients::Kind;
 use crate::calls::peers::{Peers, bootstrap};
 use crate::calls::scenario::Payload;
-use crate::calls::subjects::{Program, Subject, Target};
+use crate::calls::subjects::{BenchClient, Program, Target};
 use crate::common::process::Server;
 
 /// Beyond what was asked for, a client has this long for starting, connecting and ending.
 const GRACE: Duration = Duration::from_secs(20);
 
 /// Backends and a control plane that serves every policy over them.
-pub(crate) struct Bed {
+pub(crate) struct Harness {
     backends: Server,
     control: Server,
 }
@@ -53,19 +53,19 @@ pub(crate) struct Figures {
     pub(crate) p999: f64,
 }
 
-impl Bed {
-    pub(crate) fn start(backends: usize) -> Result<Bed, Error> {
+impl Harness {
+    pub(crate) fn start(backends: usize) -> Result<Harness, Error> {
         let backends = Server::start(&["backends".to_owned(), backends.to_string()])?;
         let mut arguments = vec!["control".to_owned()];
         arguments.extend(backends.addresses.iter().cloned());
         let control = Server::start(&arguments)?;
-        Ok(Bed { backends, control })
+        Ok(Harness { backends, control })
     }
 
     /// Runs one client to its end: its figures, and how many of the measured calls each backend had.
     pub(crate) async fn run(
         &mut self,
-        subject: &Subject,
+        subject: &BenchClient,
         task: Task,
         peers: &Peers,
     ) -> Result<(Figures, Vec<u64>), Error> {
@@ -90,7 +90,7 @@ impl Bed {
         }
     }
 
-    fn command(&self, subject: &Subject, task: Task, peers: &Peers) -> Result<Command, Error> {
+    fn command(&self, subject: &BenchClient, task: Task, peers: &Peers) -> Result<Command, Error> {
         let mut command = match subject.program {
             Program::Own(kind) => {
                 let mut command = Command::new(std::env::current_exe()?);

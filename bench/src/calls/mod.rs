@@ -23,11 +23,11 @@ use std::time::Duration;
 
 use crate::Error;
 use crate::bars::Measured;
-use crate::calls::bed::{Bed, Span, Task};
+use crate::calls::bed::{Harness, Span, Task};
 use crate::calls::peers::Peers;
 use crate::calls::results::Results;
 use crate::calls::scenario::{Payload, Scenario, chosen};
-use crate::calls::subjects::Subject;
+use crate::calls::subjects::BenchClient;
 use crate::client::args::ClientArgs;
 use crate::common::allocator::Totals;
 use crate::common::process::runtime;
@@ -37,8 +37,8 @@ use crate::table::Table;
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Only these clients, in every scenario.
-    #[arg(long, value_delimiter = ',', value_parser = Subject::parse, value_name = "NAMES")]
-    clients: Vec<Subject>,
+    #[arg(long, value_delimiter = ',', value_parser = BenchClient::parse, value_name = "NAMES")]
+    clients: Vec<BenchClient>,
     /// What is sent.
     #[arg(long, value_delimiter = ',')]
     payload: Vec<Payload>,
@@ -119,26 +119,32 @@ async fn measure(args: &Args) -> Result<Measured, Error> {
     for (scenario, clients) in &chosen {
         let bed = match beds.entry(scenario.backends) {
             std::collections::btree_map::Entry::Occupied(bed) => bed.into_mut(),
-            std::collections::btree_map::Entry::Vacant(place) => place.insert(Bed::start(scenario.backends)?),
+            std::collections::btree_map::Entry::Vacant(place) => {
+                place.insert(Harness::start(scenario.backends)?)
+            }
         };
         results.push(rounds(*scenario, clients, args, &peers, bed).await);
     }
     let shares = shares::measure(&chosen, args, &peers).await?;
     let mut tables: Vec<Table> = results.iter().map(Results::table).collect();
     tables.extend(shares.table());
-    Ok(Measured { bars: bars::bars(&results, &shares), tables, versions: peers.versions().collect() })
+    Ok(Measured {
+        thresholds: bars::thresholds(&results, &shares),
+        tables,
+        versions: peers.versions().collect(),
+    })
 }
 
 /// Every client of a scenario in every round.
 async fn rounds(
     scenario: Scenario,
-    clients: &[Subject],
+    clients: &[BenchClient],
     args: &Args,
     peers: &Peers,
-    bed: &mut Bed,
+    bed: &mut Harness,
 ) -> Results {
     let mut results = Results::new(scenario, clients, args.threads.get(), peers.left_out(clients));
-    let clients: Vec<Subject> = clients.iter().filter(|client| peers.have(client)).copied().collect();
+    let clients: Vec<BenchClient> = clients.iter().filter(|client| peers.have(client)).copied().collect();
     let task = Task {
         payload: scenario.payload,
         concurrency: scenario.concurrency,

@@ -15,7 +15,7 @@ use tokio::process::Command;
 use tokio::time::timeout;
 
 use crate::Error;
-use crate::calls::subjects::{Program, Subject, TONIC_XDS};
+use crate::calls::subjects::{BenchClient, Program, TONIC_XDS};
 
 /// A script that takes longer has failed. The first time it builds everything that the peer stands on.
 const LIMIT: Duration = Duration::from_secs(1_800);
@@ -36,7 +36,7 @@ struct Peer {
 
 impl Peers {
     /// Installs those that these clients need.
-    pub(crate) async fn install(subjects: impl IntoIterator<Item = Subject>) -> Peers {
+    pub(crate) async fn install(subjects: impl IntoIterator<Item = BenchClient>) -> Peers {
         let mut peers = Peers::default();
         for subject in subjects {
             let Program::Peer(name) = subject.program else { continue };
@@ -63,7 +63,7 @@ impl Peers {
     }
 
     /// Whether it can be run.
-    pub(crate) fn have(&self, subject: &Subject) -> bool {
+    pub(crate) fn have(&self, subject: &BenchClient) -> bool {
         match subject.program {
             Program::Own(_) => true,
             Program::Peer(name) => self.client(name).is_ok(),
@@ -76,8 +76,8 @@ impl Peers {
     }
 
     /// What of these is left out, and why; empty if nothing is.
-    pub(crate) fn left_out(&self, subjects: &[Subject]) -> String {
-        let of_subject = |subject: &Subject| {
+    pub(crate) fn left_out(&self, subjects: &[BenchClient]) -> String {
+        let of_subject = |subject: &BenchClient| {
             let (_, why) =
                 self.missing.iter().find(|(missing, _)| subject.program == Program::Peer(missing))?;
             Some(format!("{} is left out: {why}.", subject.name))

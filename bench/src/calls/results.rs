@@ -6,7 +6,7 @@ use crate::Error;
 use crate::calls::bed::Figures;
 use crate::calls::ratio::{Ratio, median};
 use crate::calls::scenario::Scenario;
-use crate::calls::subjects::{HYPER, Subject};
+use crate::calls::subjects::{BenchClient, HYPER};
 use crate::table::Table;
 
 /// What every client did in every round.
@@ -18,25 +18,30 @@ pub(crate) struct Results {
 }
 
 struct Row {
-    subject: Subject,
+    subject: BenchClient,
     /// With the number of the round: one may have failed.
     rounds: Vec<(usize, Figures)>,
     failure: Option<String>,
 }
 
 impl Results {
-    pub(crate) fn new(scenario: Scenario, subjects: &[Subject], threads: usize, left_out: String) -> Results {
-        let row = |subject: &Subject| Row { subject: *subject, rounds: Vec::new(), failure: None };
+    pub(crate) fn new(
+        scenario: Scenario,
+        subjects: &[BenchClient],
+        threads: usize,
+        left_out: String,
+    ) -> Results {
+        let row = |subject: &BenchClient| Row { subject: *subject, rounds: Vec::new(), failure: None };
         Results { scenario, threads, rows: subjects.iter().map(row).collect(), left_out }
     }
 
-    pub(crate) fn add(&mut self, round: usize, subject: Subject, figures: Figures) {
+    pub(crate) fn add(&mut self, round: usize, subject: BenchClient, figures: Figures) {
         if let Some(row) = self.rows.iter_mut().find(|row| row.subject == subject) {
             row.rounds.push((round, figures));
         }
     }
 
-    pub(crate) fn fail(&mut self, subject: Subject, error: &Error) {
+    pub(crate) fn fail(&mut self, subject: BenchClient, error: &Error) {
         if let Some(row) = self.rows.iter_mut().find(|row| row.subject == subject) {
             let first = error.to_string().lines().next().unwrap_or_default().to_owned();
             row.failure.get_or_insert(first);
@@ -46,8 +51,8 @@ impl Results {
     /// One client's figure divided by another's, round by round.
     pub(crate) fn ratio(
         &self,
-        subject: Subject,
-        base: Subject,
+        subject: BenchClient,
+        base: BenchClient,
         figure: impl Fn(&Figures) -> f64,
     ) -> Option<Ratio> {
         let row = |subject| self.rows.iter().find(|row| row.subject == subject);

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::calls::Args;
-use crate::calls::subjects::{ALL, MAIN, Subject, TONIC};
+use crate::calls::subjects::{ALL, BenchClient, MAIN, TONIC};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Payload {
@@ -73,7 +73,7 @@ impl fmt::Display for Scenario {
 }
 
 /// The scenarios that were asked for, each with its clients.
-pub(crate) fn chosen(args: &Args) -> Vec<(Scenario, Vec<Subject>)> {
+pub(crate) fn chosen(args: &Args) -> Vec<(Scenario, Vec<BenchClient>)> {
     let is_grid =
         !(args.payload.is_empty() && args.concurrency.is_empty() && args.backends.is_empty()) || args.full;
     let scenarios = if is_grid { grid(args) } else { one_at_a_time() };
@@ -131,7 +131,7 @@ mod tests {
         args: Args,
     }
 
-    fn asked(line: &str) -> Vec<(Scenario, Vec<Subject>)> {
+    fn asked(line: &str) -> Vec<(Scenario, Vec<BenchClient>)> {
         chosen(&Cli::parse_from(std::iter::once("calls").chain(line.split_whitespace())).args)
     }
 

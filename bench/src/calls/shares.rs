@@ -4,11 +4,11 @@ use std::num::NonZeroUsize;
 
 use crate::Error;
 use crate::calls::Args;
-use crate::calls::bed::{Bed, Span, Task};
+use crate::calls::bed::{Harness, Span, Task};
 use crate::calls::control::GREATEST_WEIGHT;
 use crate::calls::peers::Peers;
 use crate::calls::scenario::{BASE, Scenario};
-use crate::calls::subjects::{EVENKEEL_EDF, GRPC_GO, Subject, TONIC_XDS};
+use crate::calls::subjects::{BenchClient, EVENKEEL_EDF, GRPC_GO, TONIC_XDS};
 use crate::calls::warm_up;
 use crate::table::Table;
 
@@ -17,11 +17,11 @@ const CALLS: u64 = 364 * 55;
 
 /// The largest error of any endpoint's share, by client.
 pub(crate) struct Shares {
-    rows: Vec<(Subject, Result<f64, String>)>,
+    rows: Vec<(BenchClient, Result<f64, String>)>,
 }
 
 impl Shares {
-    pub(crate) fn error_of(&self, subject: Subject) -> Option<f64> {
+    pub(crate) fn error_of(&self, subject: BenchClient) -> Option<f64> {
         self.rows.iter().find(|(of, _)| of.name == subject.name)?.1.as_ref().ok().copied()
     }
 
@@ -49,18 +49,18 @@ impl Shares {
 
 /// For those of these clients that take weights from a control plane.
 pub(crate) async fn measure(
-    chosen: &[(Scenario, Vec<Subject>)],
+    chosen: &[(Scenario, Vec<BenchClient>)],
     args: &Args,
     peers: &Peers,
 ) -> Result<Shares, Error> {
-    let is_chosen = |subject: &Subject| chosen.iter().any(|(_, clients)| clients.contains(subject));
+    let is_chosen = |subject: &BenchClient| chosen.iter().any(|(_, clients)| clients.contains(subject));
     let subjects = [EVENKEEL_EDF, TONIC_XDS, GRPC_GO].into_iter().filter(is_chosen);
-    let subjects: Vec<Subject> = subjects.filter(|subject| peers.have(subject)).collect();
+    let subjects: Vec<BenchClient> = subjects.filter(|subject| peers.have(subject)).collect();
     let mut rows = Vec::new();
     if subjects.is_empty() {
         return Ok(Shares { rows });
     }
-    let mut bed = Bed::start(GREATEST_WEIGHT as usize)?;
+    let mut bed = Harness::start(GREATEST_WEIGHT as usize)?;
     let task = Task {
         payload: BASE.payload,
         concurrency: BASE.concurrency,

@@ -60,17 +60,17 @@ impl<C: Client> Caller<C> {
         for _ in 0..self.concurrency {
             tasks.spawn(calls(self.client.clone(), self.ask.clone(), shared.clone()));
         }
-        let before = Moment::now(&shared)?;
+        let before = DriveSnapshot::now(&shared)?;
         let mut after = None;
         if let Span::Time(time) = span {
             tokio::time::sleep(time).await;
-            after = Some(Moment::now(&shared)?);
+            after = Some(DriveSnapshot::now(&shared)?);
             shared.is_over.store(true, Ordering::Relaxed);
         }
         while let Some(ended) = tasks.join_next().await {
             ended??;
         }
-        let after = after.map_or_else(|| Moment::now(&shared), Ok)?;
+        let after = after.map_or_else(|| DriveSnapshot::now(&shared), Ok)?;
         Ok(Figures::between(&before, &after, &shared.latencies))
     }
 }
@@ -122,15 +122,19 @@ async fn calls(mut client: impl Client, ask: Arc<Ask>, shared: Arc<Shared>) -> R
     Ok(())
 }
 
-struct Moment {
+struct DriveSnapshot {
     at: Instant,
     cpu: Duration,
     ended: u64,
 }
 
-impl Moment {
-    fn now(shared: &Shared) -> Result<Moment, Error> {
-        Ok(Moment { at: Instant::now(), cpu: cpu_time()?, ended: shared.ended.load(Ordering::Relaxed) })
+impl DriveSnapshot {
+    fn now(shared: &Shared) -> Result<DriveSnapshot, Error> {
+        Ok(DriveSnapshot {
+            at: Instant::now(),
+            cpu: cpu_time()?,
+            ended: shared.ended.load(Ordering::Relaxed),
+        })
     }
 }
 
@@ -151,7 +155,7 @@ struct Figures {
 }
 
 impl Figures {
-    fn between(before: &Moment, after: &Moment, latencies: &Histogram) -> Figures {
+    fn between(before: &DriveSnapshot, after: &DriveSnapshot, latencies: &Histogram) -> Figures {
         let quantile = |part| latencies.quantile(part).map_or(0.0, |nanos| nanos as f64 / 1e9);
         Figures {
             calls: after.ended - before.ended,

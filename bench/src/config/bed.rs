@@ -37,25 +37,25 @@ pub(crate) enum Shape {
     ClustersOfTen { routed: usize },
 }
 
-pub(super) struct Bed {
+pub(super) struct Harness {
     runtime: Runtime,
     control: ControlPlane,
     backends: Process,
     port: u16,
 }
 
-impl Bed {
-    pub(super) fn new() -> Result<Bed, Error> {
+impl Harness {
+    pub(super) fn new() -> Result<Harness, Error> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let control = runtime.block_on(ControlPlane::builder().serve())?;
         let (backends, port) = backends()?;
-        Ok(Bed { runtime, control, backends, port })
+        Ok(Harness { runtime, control, backends, port })
     }
 
     /// Other backends, and the end of those that there were; they are still there while `change` goes on.
     pub(super) fn replace_backends(
         &mut self,
-        change: impl FnOnce(&mut Bed) -> Result<(), Error>,
+        change: impl FnOnce(&mut Harness) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let (next, port) = backends()?;
         let old = std::mem::replace(&mut self.backends, next);

@@ -10,16 +10,16 @@ use std::process::{Command, Stdio};
 use evenkeel::XdsVariant;
 
 use super::backends::PAYLOAD;
-use super::bed::{Bed, FIRST, Shape, client, resources};
+use super::bed::{FIRST, Harness, Shape, client, resources};
 use super::{Args, VARIANTS, affordable, ms, now};
 use crate::Error;
-use crate::bars::{Bar, Reach};
+use crate::bars::{Threshold, ThresholdResult};
 use crate::calls::peers::{bootstrap, out_folder};
 use crate::calls::subjects::TONIC_XDS;
 use crate::spread::Spread;
 use crate::table::Table;
 
-pub(super) fn table(args: &Args) -> Result<(Table, Vec<Reach>), Error> {
+pub(super) fn table(args: &Args) -> Result<(Table, Vec<ThresholdResult>), Error> {
     let columns = ["client", "endpoints", "first answer, ms", "all connected, ms"];
     let mut table = Table::new("From the start of a process to its first answer", &columns).note(format!(
         "Median and quartiles of {} starts, in turn. The config is one cluster, weighted_round_robin.",
@@ -29,10 +29,10 @@ pub(super) fn table(args: &Args) -> Result<(Table, Vec<Reach>), Error> {
     if !peer.exists() {
         eprintln!("\ntonic-xds IS LEFT OUT: there is no {}\n", peer.display());
     }
-    let mut bars = Vec::new();
+    let mut thresholds = Vec::new();
     for &size in &args.sizes {
         let count = affordable(size, 1)?;
-        let mut bed = Bed::new()?;
+        let mut bed = Harness::new()?;
         bed.send(resources(Shape::OneCluster, &bed.endpoints(FIRST, count)?));
         let mut ours = [const { [const { Vec::new() }; 2] }; 2];
         let mut theirs = Vec::new();
@@ -56,7 +56,7 @@ pub(super) fn table(args: &Args) -> Result<(Table, Vec<Reach>), Error> {
             let slower = ours.iter().filter_map(|[first, _]| median(first)).reduce(f64::max);
             let ratio = slower.zip(median(&theirs)).map(|(ours, theirs)| ours / theirs);
             let what = format!("a process starts, {count} endpoints: its first answer beside tonic-xds");
-            bars.push(Reach::figure(what, Bar::AtMost(1.0), ratio));
+            thresholds.push(ThresholdResult::figure(what, Threshold::AtMost(1.0), ratio));
         }
         let show = |figures: Vec<f64>| {
             Spread::of(figures).map_or_else(|| "-".to_owned(), |spread| format!("{spread:.1}"))
@@ -69,17 +69,17 @@ pub(super) fn table(args: &Args) -> Result<(Table, Vec<Reach>), Error> {
             table.row(vec!["tonic-xds".to_owned(), count.to_string(), show(theirs)]);
         }
     }
-    Ok((table, bars))
+    Ok((table, thresholds))
 }
 
-fn start(bed: &Bed, variant: XdsVariant, count: usize) -> Result<[f64; 2], Error> {
+fn start(bed: &Harness, variant: XdsVariant, count: usize) -> Result<[f64; 2], Error> {
     let began = now();
     let (mut client, first) = client(bed.control().address(), variant, None)?;
     let [all] = client.numbers(&format!("connected {count}"))?;
     Ok([ms(began, first), ms(began, all)])
 }
 
-fn start_peer(bed: &Bed, client: &Path) -> Result<f64, Error> {
+fn start_peer(bed: &Harness, client: &Path) -> Result<f64, Error> {
     let size = PAYLOAD.to_string();
     let mut command = Command::new(client);
     command.args(["--target", "xds:///bench", "--size", &size, "--messages", "0", "--concurrency", "1"]);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::bed::{Bed, FIRST, Shape, client, resources};
+use super::bed::{FIRST, Harness, Shape, client, resources};
 use super::{Args, VARIANTS, affordable};
 use crate::Error;
 use crate::table::Table;
@@ -19,7 +19,7 @@ pub(super) fn table(args: &Args) -> Result<Table, Error> {
     for (name, variant) in VARIANTS {
         for &size in &args.sizes {
             let count = affordable(size, 2)?;
-            let mut bed = Bed::new()?;
+            let mut bed = Harness::new()?;
             bed.send(resources(Shape::OneCluster, &bed.endpoints(FIRST, count)?));
             let (mut client, _) = client(bed.control().address(), variant, None)?;
             client.ask(&format!("connected {count}"))?;

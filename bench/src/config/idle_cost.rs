@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use evenkeel::XdsVariant;
 
-use super::bed::{Bed, FIRST, Shape, TEN, client_with, resources_with};
+use super::bed::{FIRST, Harness, Shape, TEN, client_with, resources_with};
 use super::{Args, ms, now};
 use crate::Error;
-use crate::bars::{Bar, Reach};
+use crate::bars::{Threshold, ThresholdResult};
 use crate::table::Table;
 
 /// Time without calls before the measurement. It lets start-up finish.
@@ -17,14 +17,14 @@ const SETTLING: Duration = Duration::from_secs(5);
 /// Time over which processor time and wake-ups are counted.
 const MEASURED: Duration = Duration::from_secs(10);
 
-pub(super) fn table(args: &Args) -> Result<(Table, Vec<Reach>), Error> {
+pub(super) fn table(args: &Args) -> Result<(Table, Vec<ThresholdResult>), Error> {
     let columns = ["policy", "channels", "CPU, ms/s", "wake-ups/s"];
     let mut table = Table::new("Channels without calls", &columns).note(format!(
         "One process, {TEN} connected endpoints for each channel. Wake-ups: voluntary context switches of all threads."
     ));
-    let mut bars = Vec::new();
+    let mut thresholds = Vec::new();
     for policy in ["round_robin", "weighted_round_robin"] {
-        let mut bed = Bed::new()?;
+        let mut bed = Harness::new()?;
         bed.send(resources_with(Shape::OneCluster, &bed.endpoints(FIRST, TEN)?, &policy.into()));
         let channels = format!("--channels={}", args.channels);
         let address = bed.control().address();
@@ -46,7 +46,7 @@ pub(super) fn table(args: &Args) -> Result<(Table, Vec<Reach>), Error> {
             format!("{wake_ups:.1}"),
         ]);
         let what = format!("{} channels with {policy} without calls: CPU, ms/s", args.channels);
-        bars.push(Reach::figure(what, Bar::AtMost(0.1), Some(cpu)));
+        thresholds.push(ThresholdResult::figure(what, Threshold::AtMost(0.1), Some(cpu)));
     }
-    Ok((table, bars))
+    Ok((table, thresholds))
 }

@@ -11,11 +11,11 @@ use evenkeel_control::ClusterPolicy;
 use evenkeel_proto::envoy::config::cluster::v3::Cluster;
 use serde_json::json;
 
-use super::bed::{Bed, FIRST, Shape, TEN, client, resources, resources_with};
+use super::bed::{FIRST, Harness, Shape, TEN, client, resources, resources_with};
 use super::relay::Relay;
 use super::{Args, affordable};
 use crate::Error;
-use crate::bars::{Bar, Reach};
+use crate::bars::{Threshold, ThresholdResult};
 use crate::picks::one_replaced;
 use crate::table::Table;
 
@@ -29,9 +29,9 @@ const REST: Duration = Duration::from_secs(2);
 const PACE: Duration = Duration::from_millis(40);
 
 /// What an update may take beside one of the fewest endpoints and still count as the same.
-const FLAT: Bar = Bar::AtMost(1.1);
+const FLAT: Threshold = Threshold::AtMost(1.1);
 
-pub(super) fn table(args: &Args) -> Result<(Table, Vec<Reach>), Error> {
+pub(super) fn table(args: &Args) -> Result<(Table, Vec<ThresholdResult>), Error> {
     let columns = [
         "endpoints",
         "in clusters of",
@@ -52,7 +52,7 @@ pub(super) fn table(args: &Args) -> Result<(Table, Vec<Reach>), Error> {
         args.changes,
         PACE.as_millis()
     ));
-    let mut bars = Vec::new();
+    let mut thresholds = Vec::new();
     // One more than there are, while a connection ends.
     let counts = args.sizes.iter().map(|&size| affordable(size, 1)).collect::<Result<Vec<_>, _>>()?;
     let most = counts.iter().copied().max().unwrap_or_default();
@@ -78,14 +78,14 @@ pub(super) fn table(args: &Args) -> Result<(Table, Vec<Reach>), Error> {
                 let what = format!(
                     "one of {count} endpoints in clusters of ten replaced, delta, beside the fewest: bytes"
                 );
-                bars.push(Reach::figure(what, FLAT, Some(ratio)));
+                thresholds.push(ThresholdResult::figure(what, FLAT, Some(ratio)));
             }
         }
         let names = [count.to_string(), each.to_string(), replaced.to_string()].into_iter();
         let figures = [received, sent, cpu].map(|figure| format!("{figure:.0}"));
         table.row(names.chain(figures).chain([format!("{order:.1}"), format!("{rest:.0}")]).collect());
     }
-    Ok((table, bars))
+    Ok((table, thresholds))
 }
 
 /// The client asks for the first `count` of the endpoints that are there.
@@ -136,7 +136,7 @@ struct Cost {
 
 fn changes(row: Row, changes: u32) -> Result<Cost, Error> {
     let Row { shape, count, there, replaced } = row;
-    let mut bed = Bed::new()?;
+    let mut bed = Harness::new()?;
     let mut endpoints = bed.endpoints(FIRST, there)?;
     bed.send(resources(shape, &endpoints));
     let relay = bed.runtime().block_on(Relay::start(bed.control().address()))?;

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use evenkeel::XdsVariant;
 
-use super::bed::{Bed, FIRST, Process, Shape, client_with, resources};
+use super::bed::{FIRST, Harness, Process, Shape, client_with, resources};
 use super::client::WINDOW_NANOS;
 use super::{Args, affordable, ms, now};
 use crate::Error;
-use crate::bars::{Bar, Reach};
+use crate::bars::{Threshold, ThresholdResult};
 use crate::table::Table;
 
 /// Time of undisturbed calls, before a replacement and after a start.
@@ -21,7 +21,7 @@ const CALM: Duration = Duration::from_secs(3);
 /// Number of undisturbed windows that the others are compared with.
 const CALM_WINDOWS: usize = 4;
 
-pub(super) fn tables(args: &Args) -> Result<(Table, Table, Vec<Reach>), Error> {
+pub(super) fn tables(args: &Args) -> Result<(Table, Table, Vec<ThresholdResult>), Error> {
     let columns = ["storm", "from, s", "calls/s", "of the calm", "p50, ms", "p99, ms"];
     let mut windows = Table::new("Calls while thousands of connections are made, per half second", &columns)
         .note(
@@ -41,7 +41,7 @@ pub(super) fn tables(args: &Args) -> Result<(Table, Table, Vec<Reach>), Error> {
     let mut summary = Table::new("Calls while thousands of connections are made", &columns).note(
         "Schedules: computed by the policy until all were connected. Client CPU: of all threads until then, calls included.",
     );
-    let mut bars = Vec::new();
+    let mut thresholds = Vec::new();
     let size = args.sizes.iter().copied().max().unwrap_or(0);
     let count = affordable(size, 2)?;
     for (name, storm) in [("replaced", replace(count)?), ("start", start(count)?)] {
@@ -69,14 +69,14 @@ pub(super) fn tables(args: &Args) -> Result<(Table, Table, Vec<Reach>), Error> {
             storm.failed.to_string(),
         ]);
         let what = format!("{count} endpoints, one worker, {name}");
-        bars.push(Reach::figure(
+        thresholds.push(ThresholdResult::figure(
             format!("{what}: calls of a half second, of the calm"),
-            Bar::AtLeast(0.5),
+            Threshold::AtLeast(0.5),
             least,
         ));
-        bars.push(Reach::figure(format!("{what}: p99, ms"), Bar::AtMost(5.0), p99));
+        thresholds.push(ThresholdResult::figure(format!("{what}: p99, ms"), Threshold::AtMost(5.0), p99));
     }
-    Ok((windows, summary, bars))
+    Ok((windows, summary, thresholds))
 }
 
 /// Figures of one storm.
@@ -100,7 +100,7 @@ struct Window {
 }
 
 fn replace(count: usize) -> Result<Storm, Error> {
-    let mut bed = Bed::new()?;
+    let mut bed = Harness::new()?;
     bed.send(resources(Shape::OneCluster, &bed.endpoints(FIRST, count)?));
     let mut client = start_client(&bed)?;
     bed.accepted_in_all(count as u64)?;
@@ -135,7 +135,7 @@ fn replace(count: usize) -> Result<Storm, Error> {
 }
 
 fn start(count: usize) -> Result<Storm, Error> {
-    let mut bed = Bed::new()?;
+    let mut bed = Harness::new()?;
     bed.send(resources(Shape::OneCluster, &bed.endpoints(FIRST, count)?));
     let started = now();
     let mut client = start_client(&bed)?;
@@ -205,7 +205,7 @@ impl Totals {
     }
 }
 
-fn start_client(bed: &Bed) -> Result<Process, Error> {
+fn start_client(bed: &Harness) -> Result<Process, Error> {
     let address = bed.control().address();
     let (client, _) = client_with(address, XdsVariant::StateOfTheWorld, Some(0), &["--workers=1"])?;
     Ok(client)

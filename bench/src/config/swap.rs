@@ -4,17 +4,17 @@ use std::time::Duration;
 
 use evenkeel::XdsVariant;
 
-use super::bed::{Bed, FIRST, Shape, client, resources};
+use super::bed::{FIRST, Harness, Shape, client, resources};
 use super::{Args, VARIANTS, affordable, ms};
 use crate::Error;
-use crate::bars::{Bar, Reach};
+use crate::bars::{Threshold, ThresholdResult};
 use crate::spread::Spread;
 use crate::table::Table;
 
 /// How calls go: milliseconds between them.
 const RATES: [(&str, u64); 2] = [("20/s", 50), ("all it can", 0)];
 
-pub(super) fn table(args: &Args) -> Result<(Table, Vec<Reach>), Error> {
+pub(super) fn table(args: &Args) -> Result<(Table, Vec<ThresholdResult>), Error> {
     let columns = [
         "variant",
         "endpoints",
@@ -34,7 +34,7 @@ pub(super) fn table(args: &Args) -> Result<(Table, Vec<Reach>), Error> {
          asked for.",
         args.swaps
     ));
-    let mut bars = Vec::new();
+    let mut thresholds = Vec::new();
     for (name, variant) in VARIANTS {
         for &size in &args.sizes {
             let count = affordable(size, 2)?;
@@ -44,15 +44,15 @@ pub(super) fn table(args: &Args) -> Result<(Table, Vec<Reach>), Error> {
                     let what = format!("{count} endpoints replaced, {name}, calls {rate}");
                     let ratio = figures.ratio()?;
                     let in_force = Some((ratio.median, format!("{ratio:.1}")));
-                    bars.push(Reach::new(
+                    thresholds.push(ThresholdResult::new(
                         format!("{what}: in force, times the ACK"),
-                        Bar::AtMost(3.0),
+                        Threshold::AtMost(3.0),
                         in_force,
                     ));
                     let lost = f64::from(figures.late + figures.failed);
-                    bars.push(Reach::figure(
+                    thresholds.push(ThresholdResult::figure(
                         format!("{what}: calls failed or late"),
-                        Bar::AtMost(0.0),
+                        Threshold::AtMost(0.0),
                         Some(lost),
                     ));
                 }
@@ -61,7 +61,7 @@ pub(super) fn table(args: &Args) -> Result<(Table, Vec<Reach>), Error> {
             }
         }
     }
-    Ok((table, bars))
+    Ok((table, thresholds))
 }
 
 #[derive(Default)]
@@ -99,7 +99,7 @@ impl Figures {
 }
 
 fn swaps(variant: XdsVariant, count: usize, every: u64, swaps: u32) -> Result<Figures, Error> {
-    let mut bed = Bed::new()?;
+    let mut bed = Harness::new()?;
     bed.send(resources(Shape::OneCluster, &bed.endpoints(FIRST, count)?));
     let (mut client, _) = client(bed.control().address(), variant, Some(every))?;
     client.ask(&format!("connected {count}"))?;

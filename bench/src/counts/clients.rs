@@ -40,7 +40,7 @@ pub(super) const CLIENTS: [&str; 6] = ["hyper", "h2", "no-channel", "tonic", "to
 const WARM_UP: usize = 1_000;
 
 /// The backends that clients call, and a place for callgrind's files.
-pub(super) struct Bed {
+pub(super) struct Harness {
     backends: Server,
     sections: Option<Sections>,
 }
@@ -68,7 +68,7 @@ impl From<u16> for Endpoints {
     }
 }
 
-impl Bed {
+impl Harness {
     /// Instructions are counted if valgrind is there.
     pub(super) fn new() -> Result<Self, Error> {
         let backends = Server::start(&["counts-worker".to_owned(), "serve".to_owned()])?;

@@ -8,7 +8,7 @@ use super::cell;
 use super::marks::{self, mark};
 use crate::Error;
 use crate::common::allocator::Totals;
-use crate::picks::{Bed, POLICIES, Picks, Policy, Tree};
+use crate::picks::{Harness, POLICIES, Picks, Policy, Tree};
 use crate::table::Table;
 
 /// So many are counted of each kind.
@@ -52,7 +52,7 @@ fn kinds(sizes: &[usize]) -> Vec<Kind> {
 /// The process: prints the allocations of each kind, and marks where its picks begin and end.
 pub(super) fn work(picks: u64, sizes: &[usize]) -> Result<(), Error> {
     for (kind, is_first) in kinds(sizes).into_iter().zip([true].into_iter().chain(std::iter::repeat(false))) {
-        let mut bed = Bed::new(kind.policy, kind.tree, kind.endpoints, picks)?;
+        let mut bed = Harness::new(kind.policy, kind.tree, kind.endpoints, picks)?;
         // Tells the order how much is used, so that it is made ahead.
         all(picks, bed.picker())?;
         bed.a_second_later();

@@ -24,7 +24,7 @@ use testkit::dialled;
 use super::cell;
 use super::marks::{self, mark};
 use crate::Error;
-use crate::bars::{Bar, Reach};
+use crate::bars::{Threshold, ThresholdResult};
 use crate::common::allocator::Totals;
 use crate::config::{Shape, resources};
 use crate::table::Table;
@@ -36,7 +36,7 @@ const UPDATES: u32 = 50;
 const SIZES: [usize; 4] = [10, 100, 1_000, 10_000];
 
 /// What an update may cost beside one of the fewest endpoints and still count as the same.
-const FLAT: Bar = Bar::AtMost(1.1);
+const FLAT: Threshold = Threshold::AtMost(1.1);
 
 const BOOTSTRAP: &str = r#"{"xds_servers": [{"server_uri": "control:1", "channel_creds": [{"type": "insecure"}]}], "node": {"id": "bench"}}"#;
 
@@ -48,7 +48,7 @@ pub(super) struct Counted {
     pub(super) allocations: f64,
 }
 
-pub(super) fn table() -> Result<(Table, Option<Reach>), Error> {
+pub(super) fn table() -> Result<(Table, Option<ThresholdResult>), Error> {
     let columns = ["endpoints", "instructions", "beside the fewest", "allocations"];
     let mut table = Table::new("One endpoint replaced, counted", &columns).note(format!(
         "From the control plane's message (delta) to the new picker, of {UPDATES} updates. All are in clusters of ten, the same ten \
@@ -67,7 +67,7 @@ pub(super) fn table() -> Result<(Table, Option<Reach>), Error> {
         let what = format!(
             "one of {endpoints} endpoints in clusters of ten replaced, delta, beside the fewest: instructions"
         );
-        bar = Some(Reach::figure(what, FLAT, ratio));
+        bar = Some(ThresholdResult::figure(what, FLAT, ratio));
     }
     Ok((table, bar))
 }

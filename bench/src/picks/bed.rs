@@ -51,7 +51,7 @@ pub(crate) enum Tree {
 }
 
 /// A core with every endpoint connected that picks ask for, and what is needed to disturb it.
-pub(crate) struct Bed {
+pub(crate) struct Harness {
     core: Core,
     picker: RootPicker,
     ids: Vec<SubchannelId>,
@@ -64,9 +64,9 @@ pub(crate) struct Bed {
     asked: Vec<LbEffect>,
 }
 
-impl Bed {
+impl Harness {
     /// Ready for so many picks.
-    pub(crate) fn new(policy: Policy, tree: Tree, n: usize, picks: u64) -> Result<Bed, Error> {
+    pub(crate) fn new(policy: Policy, tree: Tree, n: usize, picks: u64) -> Result<Harness, Error> {
         let policy = json!([serde_json::from_str::<Value>(policy.config)?]);
         let config = match tree {
             Tree::Alone => policy,
@@ -79,7 +79,7 @@ impl Bed {
         let pass = core.reconcile(now);
         let picker = pass.picker.ok_or("the core has no picker after its first pass")?;
         let (ids, asked) = (Vec::new(), pass.effects);
-        let mut bed = Bed { core, picker, ids, config, tree, now, n, reports: reports(), asked };
+        let mut bed = Harness { core, picker, ids, config, tree, now, n, reports: reports(), asked };
         bed.connect();
         bed.connect_lazy(picks);
         bed.report_all();
@@ -125,7 +125,7 @@ impl Bed {
         self.reconcile();
     }
 
-    /// A pass, as a driver runs it; connections are left to [`Bed::connect`].
+    /// A pass, as a driver runs it; connections are left to [`Harness::connect`].
     pub(super) fn reconcile(&mut self) {
         let pass = self.core.reconcile(self.now);
         if let Some(picker) = pass.picker {
@@ -282,7 +282,7 @@ mod tests {
     fn weighted_round_robin_goes_by_load() {
         let policy = Policy::named("weighted_round_robin").expect("known");
         for tree in [Tree::Alone, Tree::Whole] {
-            let bed = Bed::new(policy, tree, 20, 100).expect("a bed");
+            let bed = Harness::new(policy, tree, 20, 100).expect("a bed");
             let described = format!("{:?}", bed.core.describe());
             assert!(described.contains("load") && !described.contains("EDS"), "{described}");
         }

@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use super::Args;
-use super::bed::{Bed, Policy, Tree};
+use super::bed::{Harness, Policy, Tree};
 use crate::Error;
 use crate::spread::Spread;
 use crate::table::Table;
@@ -21,7 +21,7 @@ pub(super) fn table(args: &Args) -> Result<Table, Error> {
         args.rounds
     ));
     for &n in &args.sizes {
-        let mut bed = Bed::new(Policy::named("weighted_round_robin")?, Tree::Whole, n, 1)?;
+        let mut bed = Harness::new(Policy::named("weighted_round_robin")?, Tree::Whole, n, 1)?;
         let idle = median(args.rounds, || {
             let start = Instant::now();
             for _ in 0..IDLE {
@@ -54,7 +54,7 @@ pub(super) fn table(args: &Args) -> Result<Table, Error> {
     Ok(table)
 }
 
-fn replace(bed: &mut Bed, all: usize, one: Option<usize>) -> Duration {
+fn replace(bed: &mut Harness, all: usize, one: Option<usize>) -> Duration {
     let update = bed.next(all, one);
     let took = timed(|| {
         bed.update(update);

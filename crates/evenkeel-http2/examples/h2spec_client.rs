@@ -8,7 +8,7 @@
 use std::future::poll_fn;
 use std::time::Duration;
 
-use evenkeel_http2::{Error, RecvStream, Request, Settings, client};
+use evenkeel_http2::{Error, Http2Settings, RecvStream, RequestHeaders, client};
 use http::{HeaderMap, Method};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -30,15 +30,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 async fn run(authority: &str) -> Result<(), Box<dyn std::error::Error>> {
     let mut io = TcpStream::connect(authority).await?;
     io.set_nodelay(true)?;
-    let (sender, mut driver) = client(Settings::default());
-    let (_send, recv) = sender.send(&Request {
+    let (sender, mut driver) = client(Http2Settings::default());
+    let (_send, recv) = sender.send(&RequestHeaders {
         method: &Method::GET,
         is_https: false,
         authority,
         path: "/",
         headers: &HeaderMap::new(),
-        more: &[],
-        ends: true,
+        extra_headers: &[],
+        end_stream: true,
     })?;
     let connection = async {
         let closed = poll_fn(|cx| driver.poll(&mut io, cx)).await;

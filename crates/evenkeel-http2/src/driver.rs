@@ -12,20 +12,20 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
 
 use crate::error::{Error, Reason};
 use crate::frame::{self, DEFAULT_MAX_SIZE};
-use crate::outbox::Outbox;
-use crate::reader::{Read, Reader};
-use crate::recv_buffer::READ;
-use crate::state::State;
-use crate::stream::{Sender, Shared};
+use crate::outbox::WriteBuffer;
+use crate::reader::{FrameReader, ReadChunk};
+use crate::recv_buffer::READ_BUFFER_SIZE;
+use crate::state::ConnectionState;
+use crate::stream::{SendRequest, SharedConnection};
 
 /// From so much at once on, the next read is expected to be as large.
-const BULK: usize = 16 << 10;
+const BULK_READ: usize = 16 << 10;
 
 /// After so many reads others have their turn.
 const MAX_READS: usize = 16;
 
 /// Number of events and wakers that an idle connection keeps room for.
-const KEPT: usize = 32;
+const MAX_IDLE_CAPACITY: usize = 32;
 
 thread_local! {
     /// Where the connections of a thread read to. An idle connection needs no buffer of its own.
@@ -34,7 +34,7 @@ thread_local! {
 
 /// What we tell the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct Http2Settings {
     /// Bytes that the peer may send on a stream before they are read. Memory for unread responses is bounded by this, times the
     /// number of streams that are not read.
     pub stream_window: u32,
@@ -48,9 +48,9 @@ pub struct Settings {
 }
 
 /// Windows as hyper has them for clients; 16 KiB of headers.
-impl Default for Settings {
-    fn default() -> Settings {
-        Settings {
+impl Default for Http2Settings {
+    fn default() -> Http2Settings {
+        Http2Settings {
             stream_window: 2 << 20,
             connection_window: 5 << 20,
             max_frame_size: DEFAULT_MAX_SIZE as u32,
@@ -60,38 +60,38 @@ impl Default for Settings {
 }
 
 /// A connection as a client has it. What the sender sends moves when the driver is polled with the byte stream.
-pub fn client(settings: Settings) -> (Sender, Driver) {
-    let shared = Arc::new(Shared::new(State::new(settings)));
-    let driver = Driver {
+pub fn client(settings: Http2Settings) -> (SendRequest, ConnectionDriver) {
+    let shared = Arc::new(SharedConnection::new(ConnectionState::new(settings)));
+    let driver = ConnectionDriver {
         shared: shared.clone(),
-        writing: Outbox::default(),
-        reader: Reader::new(settings.max_frame_size as usize, settings.max_header_list_size as usize),
+        writing: WriteBuffer::default(),
+        reader: FrameReader::new(settings.max_frame_size as usize, settings.max_header_list_size as usize),
         wake: Vec::new(),
         max_streams: None,
-        refusal: None,
+        close_reason: None,
         bytes_read: 0,
         is_bulk: false,
-        is_ending: false,
+        is_closing: false,
     };
-    (Sender::new(shared), driver)
+    (SendRequest::new(shared), driver)
 }
 
 /// Reads and writes. It must be polled, or nothing moves.
-pub struct Driver {
-    shared: Arc<Shared>,
+pub struct ConnectionDriver {
+    shared: Arc<SharedConnection>,
     /// What is on its way to the byte stream.
-    writing: Outbox,
-    reader: Reader,
+    writing: WriteBuffer,
+    reader: FrameReader,
     wake: Vec<Waker>,
     max_streams: Option<usize>,
-    refusal: Option<Error>,
+    close_reason: Option<Error>,
     bytes_read: u64,
     is_bulk: bool,
     /// Whether the last words are on their way.
-    is_ending: bool,
+    is_closing: bool,
 }
 
-impl Driver {
+impl ConnectionDriver {
     /// Moves bytes in both directions for as long as there are any. Ready when the connection is over: `Ok` if it ended because
     /// nobody needs it any more, or because the peer said goodbye and all streams are done.
     pub fn poll<I: AsyncRead + AsyncWrite + Unpin>(
@@ -99,7 +99,7 @@ impl Driver {
         io: &mut I,
         cx: &mut Context<'_>,
     ) -> Poll<Result<(), Error>> {
-        let moved = self.poll_move(io, cx);
+        let moved = self.poll_io(io, cx);
         for waker in self.wake.drain(..) {
             waker.wake();
         }
@@ -115,8 +115,8 @@ impl Driver {
     }
 
     /// Why no more requests are taken, once they are not.
-    pub fn refusal(&self) -> Option<&Error> {
-        self.refusal.as_ref()
+    pub fn close_reason(&self) -> Option<&Error> {
+        self.close_reason.as_ref()
     }
 
     /// How many bytes were read so far: a sign of life.
@@ -130,8 +130,8 @@ impl Driver {
     }
 
     /// Returns true if the peer has sent the head of a response, on any stream.
-    pub fn has_answered(&self) -> bool {
-        self.shared.lock().has_answered
+    pub fn has_received_response(&self) -> bool {
+        self.shared.lock().has_received_response
     }
 
     /// Asks the peer for a sign of life. It goes out when the driver is polled next.
@@ -141,15 +141,15 @@ impl Driver {
 
     /// Releases buffers that a burst needed.
     fn shrink(&mut self) {
-        if self.reader.events.capacity() > KEPT {
+        if self.reader.events.capacity() > MAX_IDLE_CAPACITY {
             self.reader.events = Vec::new();
         }
-        if self.wake.capacity() > KEPT {
+        if self.wake.capacity() > MAX_IDLE_CAPACITY {
             self.wake = Vec::new();
         }
     }
 
-    fn poll_move<I: AsyncRead + AsyncWrite + Unpin>(
+    fn poll_io<I: AsyncRead + AsyncWrite + Unpin>(
         &mut self,
         io: &mut I,
         cx: &mut Context<'_>,
@@ -158,8 +158,8 @@ impl Driver {
             if let Err(error) = self.write(io, cx) {
                 return self.fail(error, io, cx);
             }
-            if self.is_ending {
-                return self.poll_end(io, cx);
+            if self.is_closing {
+                return self.poll_close(io, cx);
             }
             match ready!(self.poll_read(io, cx)) {
                 Ok(()) => {}
@@ -175,13 +175,13 @@ impl Driver {
         loop {
             if self.writing.is_empty() {
                 let mut state = self.shared.lock();
-                state.fill(&mut self.wake);
-                if look(&mut state, &mut self.refusal) {
-                    self.is_ending = true;
+                state.fill_write_buffer(&mut self.wake);
+                if check_closing(&mut state, &mut self.close_reason) {
+                    self.is_closing = true;
                 }
                 if state.out.is_empty() {
                     state.written();
-                    state.sleep(cx);
+                    state.register_driver(cx);
                     drop(state);
                     // What is written goes out, also through a byte stream that gathers.
                     return match Pin::new(io).poll_flush(cx) {
@@ -199,7 +199,7 @@ impl Driver {
                 Poll::Ready(Ok(written)) => self.writing.advance(written),
                 Poll::Ready(Err(error)) => return Err(error.into()),
                 Poll::Pending => {
-                    self.shared.lock().sleep(cx);
+                    self.shared.lock().register_driver(cx);
                     return Ok(());
                 }
             }
@@ -215,12 +215,12 @@ impl Driver {
             return self.poll_read_bulk(io, cx);
         }
         let mut buffer = BUFFER.try_with(Cell::take).unwrap_or_default();
-        buffer.resize(READ, 0);
+        buffer.resize(READ_BUFFER_SIZE, 0);
         let mut read = ReadBuf::new(&mut buffer);
         let taken = match Pin::new(io).poll_read(cx, &mut read) {
             Poll::Pending => Poll::Pending,
             Poll::Ready(Err(error)) => Poll::Ready(Err(error.into())),
-            Poll::Ready(Ok(())) => Poll::Ready(self.take(Read { rest: read.filled(), shared: None })),
+            Poll::Ready(Ok(())) => Poll::Ready(self.take(ReadChunk { rest: read.filled(), shared: None })),
         };
         let _ = BUFFER.try_with(|kept| kept.set(buffer));
         taken
@@ -232,29 +232,29 @@ impl Driver {
         io: &mut I,
         cx: &mut Context<'_>,
     ) -> Poll<Result<(), Error>> {
-        let mut buffer = BytesMut::with_capacity(READ);
+        let mut buffer = BytesMut::with_capacity(READ_BUFFER_SIZE);
         ready!(pin!(io.read_buf(&mut buffer)).poll(cx))?;
         let read = buffer.freeze();
-        Poll::Ready(self.take(Read { rest: &read, shared: Some(&read) }))
+        Poll::Ready(self.take(ReadChunk { rest: &read, shared: Some(&read) }))
     }
 
     /// Takes in what was read.
-    fn take(&mut self, read: Read<'_>) -> Result<(), Error> {
+    fn take(&mut self, read: ReadChunk<'_>) -> Result<(), Error> {
         let len = read.rest.len();
         if len == 0 {
             return Err(Error::Closed);
         }
-        self.is_bulk = len >= BULK;
+        self.is_bulk = len >= BULK_READ;
         self.bytes_read += len as u64;
         let read = self.reader.read(read);
         let mut state = self.shared.lock();
         // What came before an error counts.
         for event in self.reader.events.drain(..) {
-            state.apply(event, &mut self.wake).map_err(Error::Broken)?;
+            state.apply(event, &mut self.wake).map_err(Error::ConnectionError)?;
         }
         self.max_streams = state.max_streams;
-        self.refusal.clone_from(&state.refusal);
-        read.map_err(Error::Broken)
+        self.close_reason.clone_from(&state.close_reason);
+        read.map_err(Error::ConnectionError)
     }
 
     /// The connection is over: streams learn why, and so does the peer if it is its fault.
@@ -266,9 +266,9 @@ impl Driver {
     ) -> Poll<Result<(), Error>> {
         let mut state = self.shared.lock();
         state.fail(&error, &mut self.wake);
-        self.refusal.clone_from(&state.refusal);
-        if let Error::Broken(reason) = error {
-            state.has_left = true;
+        self.close_reason.clone_from(&state.close_reason);
+        if let Error::ConnectionError(reason) = error {
+            state.has_sent_goaway = true;
             frame::goaway(state.out.tail(), reason);
             drop(state);
             // It is told if it listens; nobody waits for that.
@@ -278,7 +278,7 @@ impl Driver {
     }
 
     /// Closes once the last words are out. A peer that is gone does not need them.
-    fn poll_end<I: AsyncWrite + Unpin>(
+    fn poll_close<I: AsyncWrite + Unpin>(
         &mut self,
         io: &mut I,
         cx: &mut Context<'_>,
@@ -292,27 +292,29 @@ impl Driver {
 }
 
 /// Looks whether the connection takes no more requests and has nothing left to do. If so, the peer is told goodbye.
-fn look(state: &mut State, refusal: &mut Option<Error>) -> bool {
-    if refusal.is_none() {
-        refusal.clone_from(&state.refusal);
+fn check_closing(state: &mut ConnectionState, close_reason: &mut Option<Error>) -> bool {
+    if close_reason.is_none() {
+        close_reason.clone_from(&state.close_reason);
     }
     let is_over = state.is_over();
-    if is_over && !state.has_left {
-        state.has_left = true;
+    if is_over && !state.has_sent_goaway {
+        state.has_sent_goaway = true;
         frame::goaway(state.out.tail(), Reason::NO_ERROR);
     }
     is_over
 }
 
 /// Leaves out buffers: they hold headers and messages of calls.
-impl fmt::Debug for Driver {
+impl fmt::Debug for ConnectionDriver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = f.debug_struct("Driver");
-        text.field("bytes_read", &self.bytes_read).field("refusal", &self.refusal).finish_non_exhaustive()
+        text.field("bytes_read", &self.bytes_read)
+            .field("refusal", &self.close_reason)
+            .finish_non_exhaustive()
     }
 }
 
-impl Drop for Driver {
+impl Drop for ConnectionDriver {
     /// Also when the runtime ends under it: nobody should wait for a connection that is gone.
     fn drop(&mut self) {
         self.shared.lock().fail(&Error::Exhausted, &mut self.wake);

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http::HeaderName;
 
 /// How much of a peer's last words is shown.
-const MAX_WORDS: usize = 200;
+const MAX_DEBUG_DATA: usize = 200;
 
 /// A code of RFC 9113, section 7. Peers may send any number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -74,17 +74,17 @@ pub enum Error {
     /// The peer reset the stream.
     Reset(Reason),
     /// The peer broke the protocol or a limit of ours in this stream; we reset it.
-    Malformed(Reason),
+    StreamError(Reason),
     /// The peer said goodbye, with these words beside the code. As the error of a stream: the peer did nothing with it.
     GoAway(Reason, Bytes),
     /// The peer broke the protocol or a limit of ours; we ended the connection.
-    Broken(Reason),
+    ConnectionError(Reason),
     /// The peer closed the connection.
     Closed,
     /// Reading or writing failed.
     Io(Arc<io::Error>),
     /// The request has this header, which HTTP/2 does not carry. Nothing was sent.
-    Unsendable(HeaderName),
+    InvalidHeader(HeaderName),
     /// The request's header list is larger than the peer's SETTINGS_MAX_HEADER_LIST_SIZE. Nothing was sent.
     HeaderListTooLarge {
         /// Size of the header list, as the setting counts it.
@@ -100,17 +100,18 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Reset(reason) => write!(f, "RST_STREAM {reason:?}"),
-            Error::GoAway(reason, words) if words.is_empty() => write!(f, "GOAWAY {reason:?}"),
-            Error::GoAway(reason, words) => {
-                let words: String = words.escape_ascii().map(char::from).take(MAX_WORDS).collect();
-                write!(f, "GOAWAY {reason:?}, \"{words}\"")
+            Error::GoAway(reason, debug_data) if debug_data.is_empty() => write!(f, "GOAWAY {reason:?}"),
+            Error::GoAway(reason, debug_data) => {
+                let debug_data: String =
+                    debug_data.escape_ascii().map(char::from).take(MAX_DEBUG_DATA).collect();
+                write!(f, "GOAWAY {reason:?}, \"{debug_data}\"")
             }
-            Error::Malformed(reason) | Error::Broken(reason) => {
+            Error::StreamError(reason) | Error::ConnectionError(reason) => {
                 write!(f, "the peer broke HTTP/2 or a limit ({reason:?})")
             }
             Error::Closed => f.write_str("closed by the peer"),
             Error::Io(error) => error.fmt(f),
-            Error::Unsendable(name) => write!(f, "HTTP/2 carries no header {name:?}"),
+            Error::InvalidHeader(name) => write!(f, "HTTP/2 carries no header {name:?}"),
             Error::HeaderListTooLarge { size, limit } => {
                 write!(
                     f,

@@ -13,7 +13,7 @@ pub(crate) const LARGEST_MAX_SIZE: usize = (1 << 24) - 1;
 pub(crate) const DEFAULT_WINDOW: u32 = (1 << 16) - 1;
 pub(crate) const MAX_WINDOW: i64 = (1 << 31) - 1;
 
-pub(crate) const HEAD: usize = 9;
+pub(crate) const FRAME_HEADER_LEN: usize = 9;
 
 /// The kinds that there are. Others are to be ignored.
 pub(crate) mod kind {
@@ -48,17 +48,17 @@ pub(crate) mod setting {
 
 /// The head of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Head {
+pub(crate) struct FrameHeader {
     pub(crate) len: usize,
     pub(crate) kind: u8,
     pub(crate) flags: u8,
     pub(crate) stream: u32,
 }
 
-impl Head {
-    pub(crate) fn read(bytes: &[u8; HEAD]) -> Head {
+impl FrameHeader {
+    pub(crate) fn read(bytes: &[u8; FRAME_HEADER_LEN]) -> FrameHeader {
         let [a, b, c, kind, flags, stream @ ..] = *bytes;
-        Head {
+        FrameHeader {
             len: u32::from_be_bytes([0, a, b, c]) as usize,
             kind,
             flags,
@@ -66,12 +66,12 @@ impl Head {
         }
     }
 
-    pub(crate) fn is(self, flag: u8) -> bool {
+    pub(crate) fn has_flag(self, flag: u8) -> bool {
         self.flags & flag != 0
     }
 
-    pub(crate) fn bytes(self) -> [u8; HEAD] {
-        let mut bytes = [0; HEAD];
+    pub(crate) fn bytes(self) -> [u8; FRAME_HEADER_LEN] {
+        let mut bytes = [0; FRAME_HEADER_LEN];
         bytes[..3].copy_from_slice(&(self.len as u32).to_be_bytes()[1..]);
         (bytes[3], bytes[4]) = (self.kind, self.flags);
         bytes[5..].copy_from_slice(&self.stream.to_be_bytes());
@@ -84,29 +84,29 @@ impl Head {
 }
 
 pub(crate) fn reset(out: &mut Vec<u8>, stream: u32, reason: Reason) {
-    Head { len: 4, kind: kind::RST_STREAM, flags: 0, stream }.write(out);
+    FrameHeader { len: 4, kind: kind::RST_STREAM, flags: 0, stream }.write(out);
     out.extend_from_slice(&u32::from(reason).to_be_bytes());
 }
 
-pub(crate) fn window_update(out: &mut Vec<u8>, stream: u32, by: u32) {
-    Head { len: 4, kind: kind::WINDOW_UPDATE, flags: 0, stream }.write(out);
-    out.extend_from_slice(&by.to_be_bytes());
+pub(crate) fn window_update(out: &mut Vec<u8>, stream: u32, increment: u32) {
+    FrameHeader { len: 4, kind: kind::WINDOW_UPDATE, flags: 0, stream }.write(out);
+    out.extend_from_slice(&increment.to_be_bytes());
 }
 
 pub(crate) fn ping(out: &mut Vec<u8>, flags: u8, payload: [u8; 8]) {
-    Head { len: 8, kind: kind::PING, flags, stream: 0 }.write(out);
+    FrameHeader { len: 8, kind: kind::PING, flags, stream: 0 }.write(out);
     out.extend_from_slice(&payload);
 }
 
 /// A server opens no streams here, so that there is nothing to say of the last one.
 pub(crate) fn goaway(out: &mut Vec<u8>, reason: Reason) {
-    Head { len: 8, kind: kind::GOAWAY, flags: 0, stream: 0 }.write(out);
+    FrameHeader { len: 8, kind: kind::GOAWAY, flags: 0, stream: 0 }.write(out);
     out.extend_from_slice(&[0; 4]);
     out.extend_from_slice(&u32::from(reason).to_be_bytes());
 }
 
 pub(crate) fn settings(out: &mut Vec<u8>, settings: &[(u16, u32)]) {
-    Head { len: settings.len() * 6, kind: kind::SETTINGS, flags: 0, stream: 0 }.write(out);
+    FrameHeader { len: settings.len() * 6, kind: kind::SETTINGS, flags: 0, stream: 0 }.write(out);
     for (name, value) in settings {
         out.extend_from_slice(&name.to_be_bytes());
         out.extend_from_slice(&value.to_be_bytes());
@@ -114,12 +114,12 @@ pub(crate) fn settings(out: &mut Vec<u8>, settings: &[(u16, u32)]) {
 }
 
 pub(crate) fn settings_ack(out: &mut Vec<u8>) {
-    Head { len: 0, kind: kind::SETTINGS, flags: flag::ACK, stream: 0 }.write(out);
+    FrameHeader { len: 0, kind: kind::SETTINGS, flags: flag::ACK, stream: 0 }.write(out);
 }
 
 /// The payload without its padding. `None` if there is more padding than payload.
-pub(crate) fn unpadded(head: Head, payload: &[u8]) -> Option<&[u8]> {
-    if !head.is(flag::PADDED) {
+pub(crate) fn strip_padding(head: FrameHeader, payload: &[u8]) -> Option<&[u8]> {
+    if !head.has_flag(flag::PADDED) {
         return Some(payload);
     }
     let (&padding, rest) = payload.split_first()?;

@@ -6,19 +6,19 @@
 //!        ◀── RecvStream       │ what is to be written  │
 //! ```
 //!
-//! A call writes its frames into the connection's buffer itself and wakes the task that [drives](Driver) the connection, once for
+//! A call writes its frames into the connection's buffer itself and wakes the task that [drives](ConnectionDriver) the connection, once for
 //! all calls that come together; the task writes what there is, reads what came, and hands it out under one lock. Nothing is
 //! allocated for a stream that has a predecessor: slots and their queues are used again. An idle connection holds no
 //! buffers: what is read goes through one that the thread's connections share.
 //!
 //! It is a client and no more: no push, no priorities, no CONNECT, no request trailers. Headers are not Huffman-coded when
 //! they are sent; names and values that are said again and again are indexed. How many streams the peer takes at once is
-//! [told](Driver::max_streams) and for the user to keep. Time does not exist here: keepalive is the user's, by
-//! [`Driver::ping`].
+//! [told](ConnectionDriver::max_streams) and for the user to keep. Time does not exist here: keepalive is the user's, by
+//! [`ConnectionDriver::ping`].
 //!
 //! The window of the connection is returned to the peer on receipt, that of a stream as its data is read. So a stream that is
 //! read makes progress, whatever other streams leave unread. Memory for unread data is at most
-//! [`stream_window`](Settings::stream_window) for each stream that is not read.
+//! [`stream_window`](Http2Settings::stream_window) for each stream that is not read.
 //!
 //! What a peer can do wrong ends the stream or the connection with the error that RFC 9113 names; nothing of it panics or
 //! makes memory grow beyond the windows, the header limit and a bounded number of answers that wait to be written.
@@ -41,6 +41,6 @@ mod stream;
 mod streams;
 mod waiting;
 
-pub use driver::{Driver, Settings, client};
+pub use driver::{ConnectionDriver, Http2Settings, client};
 pub use error::{Error, Reason};
-pub use stream::{Head, RecvStream, Request, SendStream, Sender};
+pub use stream::{RecvStream, RequestHeaders, ResponseHeaders, SendRequest, SendStream};

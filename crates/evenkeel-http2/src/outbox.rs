@@ -10,13 +10,13 @@ use bytes::{Buf as _, Bytes};
 const LARGE: usize = 2048;
 
 /// A buffer is kept for the next frames up to this size, and given back beyond.
-const KEPT: usize = 4096;
+const MAX_IDLE_CAPACITY: usize = 4096;
 
 /// The most slices that are written at once.
 const SLICES: usize = 32;
 
 #[derive(Debug, Default)]
-pub(crate) struct Outbox {
+pub(crate) struct WriteBuffer {
     /// Written first; empty unless there were large pieces.
     before: VecDeque<Bytes>,
     tail: Vec<u8>,
@@ -25,7 +25,7 @@ pub(crate) struct Outbox {
     before_len: usize,
 }
 
-impl Outbox {
+impl WriteBuffer {
     pub(crate) fn len(&self) -> usize {
         self.before_len + self.tail.len() - self.written
     }
@@ -39,9 +39,9 @@ impl Outbox {
         &mut self.tail
     }
 
-    pub(crate) fn push(&mut self, piece: Bytes) {
-        if piece.len() < LARGE {
-            self.tail.extend_from_slice(&piece);
+    pub(crate) fn push(&mut self, chunk: Bytes) {
+        if chunk.len() < LARGE {
+            self.tail.extend_from_slice(&chunk);
             return;
         }
         if self.tail.len() > self.written {
@@ -50,8 +50,8 @@ impl Outbox {
             self.before_len += tail.len();
             self.before.push_back(tail);
         }
-        self.before_len += piece.len();
-        self.before.push_back(piece);
+        self.before_len += chunk.len();
+        self.before.push_back(chunk);
     }
 
     /// Hands the slices to be written next to `write`; answers with what it answers.
@@ -62,8 +62,8 @@ impl Outbox {
         }
         let mut slices = [IoSlice::new(&[]); SLICES];
         let mut len = 0;
-        for (slot, piece) in slices.iter_mut().zip(&self.before) {
-            *slot = IoSlice::new(piece);
+        for (slot, chunk) in slices.iter_mut().zip(&self.before) {
+            *slot = IoSlice::new(chunk);
             len += 1;
         }
         if len < SLICES {
@@ -89,7 +89,7 @@ impl Outbox {
         if self.written == self.tail.len() {
             self.written = 0;
             self.tail.clear();
-            if self.tail.capacity() > KEPT {
+            if self.tail.capacity() > MAX_IDLE_CAPACITY {
                 self.tail = Vec::new();
             }
             if self.before.capacity() > SLICES {
@@ -107,37 +107,37 @@ mod tests {
     #[test]
     fn pieces_come_out_in_order() {
         for step in [1, 7, 1_000, 5_000, 100_000] {
-            let mut outbox = Outbox::default();
+            let mut write_buffer = WriteBuffer::default();
             let mut expected = Vec::new();
             let mut found = Vec::new();
             for round in 0..60_u8 {
                 let small = vec![round; usize::from(round)];
-                outbox.tail().extend_from_slice(&small);
+                write_buffer.tail().extend_from_slice(&small);
                 expected.extend_from_slice(&small);
                 if round % 3 == 0 {
                     let large = Bytes::from(vec![round; LARGE + usize::from(round)]);
                     expected.extend_from_slice(&large);
-                    outbox.push(large);
+                    write_buffer.push(large);
                 }
                 if round % 10 == 9 {
-                    take(&mut outbox, step, &mut found);
+                    take(&mut write_buffer, step, &mut found);
                 }
             }
-            while !outbox.is_empty() {
-                take(&mut outbox, step, &mut found);
+            while !write_buffer.is_empty() {
+                take(&mut write_buffer, step, &mut found);
             }
             assert_eq!(found, expected, "{step}");
-            assert_eq!(outbox.len(), 0);
+            assert_eq!(write_buffer.len(), 0);
         }
     }
 
-    fn take(outbox: &mut Outbox, most: usize, into: &mut Vec<u8>) {
-        let len = outbox.with_slices(|slices| {
+    fn take(write_buffer: &mut WriteBuffer, most: usize, into: &mut Vec<u8>) {
+        let len = write_buffer.with_slices(|slices| {
             let all: Vec<u8> = slices.iter().flat_map(|slice| slice.to_vec()).collect();
             let len = all.len().min(most);
             into.extend_from_slice(&all[..len]);
             len
         });
-        outbox.advance(len);
+        write_buffer.advance(len);
     }
 }

@@ -8,60 +8,60 @@ use std::mem;
 use bytes::Bytes;
 
 use crate::error::Reason;
-use crate::frame::{HEAD, Head, flag, kind, unpadded};
-use crate::hpack::Decoder;
-use crate::recv_buffer::{LARGE, MIN_SHARED, Piece};
-use crate::state::Event;
+use crate::frame::{FRAME_HEADER_LEN, FrameHeader, flag, kind, strip_padding};
+use crate::hpack::HpackDecoder;
+use crate::recv_buffer::{Chunk, LARGE, MIN_SHARED};
+use crate::state::FrameEvent;
 
 /// A block of headers has at most this many frames.
 const MAX_CONTINUATIONS: usize = 256;
 
 /// How much is kept of what a peer says when it leaves.
-const MAX_WORDS: usize = 1024;
+const MAX_DEBUG_DATA: usize = 1024;
 
 #[derive(Debug)]
-pub(crate) struct Reader {
+pub(crate) struct FrameReader {
     /// The beginning of a frame.
     buffer: Vec<u8>,
-    decoder: Decoder,
+    decoder: HpackDecoder,
     /// Headers whose end has not come.
-    block: Option<Block>,
+    block: Option<PartialHeaderBlock>,
     /// Data whose end has not come.
-    data: Option<Data>,
+    data: Option<PartialData>,
     has_settings: bool,
     max_frame_size: usize,
     max_header_list_size: usize,
     /// What was read and not taken yet.
-    pub(crate) events: Vec<Event>,
+    pub(crate) events: Vec<FrameEvent>,
 }
 
 /// Bytes that were read, and what they are a part of if that can be kept.
 #[derive(Debug)]
-pub(crate) struct Read<'a> {
+pub(crate) struct ReadChunk<'a> {
     pub(crate) rest: &'a [u8],
     pub(crate) shared: Option<&'a Bytes>,
 }
 
 #[derive(Debug)]
-struct Block {
+struct PartialHeaderBlock {
     stream: u32,
-    ends: bool,
+    end_stream: bool,
     bytes: Vec<u8>,
     frames: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Data {
+struct PartialData {
     stream: u32,
-    ends: bool,
+    end_stream: bool,
     left: usize,
 }
 
-impl Reader {
-    pub(crate) fn new(max_frame_size: usize, max_header_list_size: usize) -> Reader {
-        Reader {
+impl FrameReader {
+    pub(crate) fn new(max_frame_size: usize, max_header_list_size: usize) -> FrameReader {
+        FrameReader {
             buffer: Vec::new(),
-            decoder: Decoder::default(),
+            decoder: HpackDecoder::default(),
             block: None,
             data: None,
             has_settings: false,
@@ -72,7 +72,7 @@ impl Reader {
     }
 
     /// Takes in the next bytes. An error is one of the connection; what came before it is among the events.
-    pub(crate) fn read(&mut self, mut bytes: Read<'_>) -> Result<(), Reason> {
+    pub(crate) fn read(&mut self, mut bytes: ReadChunk<'_>) -> Result<(), Reason> {
         // A frame that has begun is completed first, and no more than that is copied.
         while !self.buffer.is_empty() && !bytes.rest.is_empty() {
             let missing = missing(&self.buffer).min(bytes.rest.len());
@@ -80,7 +80,7 @@ impl Reader {
             bytes.rest = later;
             let mut buffer = mem::take(&mut self.buffer);
             buffer.extend_from_slice(now);
-            let mut begun = Read { rest: &buffer, shared: None };
+            let mut begun = ReadChunk { rest: &buffer, shared: None };
             self.frames(&mut begun)?;
             let read = buffer.len() - begun.rest.len();
             if read == 0 {
@@ -89,7 +89,7 @@ impl Reader {
         }
         let read = self.frames(&mut bytes);
         if bytes.shared.is_some() {
-            self.settle_shared();
+            self.unshare_small_chunks();
         }
         read?;
         self.buffer.extend_from_slice(bytes.rest);
@@ -98,10 +98,10 @@ impl Reader {
 
     /// Decides whether the pieces of a read keep its buffer. They do if they are of one stream and most of the buffer. Otherwise a
     /// piece would hold the whole buffer when the others are read and it is not, so each becomes a copy.
-    fn settle_shared(&mut self) {
+    fn unshare_small_chunks(&mut self) {
         let (mut of, mut total, mut is_one_stream) = (None, 0, true);
         for event in &mut self.events.iter_mut().rev() {
-            if let Event::Data { stream, piece: Piece::Shared { data, in_buffer }, .. } = event {
+            if let FrameEvent::Data { stream, chunk: Chunk::Shared { data, in_buffer }, .. } = event {
                 is_one_stream &= of.replace(*stream).is_none_or(|of| of == *stream);
                 total += data.len();
                 *in_buffer = total;
@@ -111,30 +111,32 @@ impl Reader {
             return;
         }
         for event in &mut self.events {
-            if let Event::Data { piece, .. } = event
-                && let Piece::Shared { data, .. } = piece
+            if let FrameEvent::Data { chunk, .. } = event
+                && let Chunk::Shared { data, .. } = chunk
             {
-                *piece = Piece::Own(data.to_vec());
+                *chunk = Chunk::Owned(data.to_vec());
             }
         }
     }
 
     /// Takes frames off the front for as long as they are whole.
-    fn frames(&mut self, bytes: &mut Read<'_>) -> Result<(), Reason> {
+    fn frames(&mut self, bytes: &mut ReadChunk<'_>) -> Result<(), Reason> {
         loop {
             if let Some(data) = self.data.take() {
-                self.more_data(data, bytes);
+                self.continue_data(data, bytes);
                 if self.data.is_some() {
                     return Ok(());
                 }
             }
-            let Some((head, rest)) = bytes.rest.split_first_chunk::<HEAD>() else { return Ok(()) };
-            let head = Head::read(head);
+            let Some((head, rest)) = bytes.rest.split_first_chunk::<FRAME_HEADER_LEN>() else {
+                return Ok(());
+            };
+            let head = FrameHeader::read(head);
             self.check(head)?;
-            if head.kind == kind::DATA && !head.is(flag::PADDED) {
+            if head.kind == kind::DATA && !head.has_flag(flag::PADDED) {
                 bytes.rest = rest;
-                let ends = head.is(flag::END_STREAM);
-                self.data = Some(Data { stream: head.stream, ends, left: head.len });
+                let end_stream = head.has_flag(flag::END_STREAM);
+                self.data = Some(PartialData { stream: head.stream, end_stream, left: head.len });
                 continue;
             }
             let Some((payload, rest)) = rest.split_at_checked(head.len) else { return Ok(()) };
@@ -144,11 +146,11 @@ impl Reader {
     }
 
     /// Whether a frame may come here.
-    fn check(&mut self, head: Head) -> Result<(), Reason> {
+    fn check(&mut self, head: FrameHeader) -> Result<(), Reason> {
         if head.len > self.max_frame_size {
             return Err(Reason::FRAME_SIZE_ERROR);
         }
-        if !self.has_settings && (head.kind != kind::SETTINGS || head.is(flag::ACK)) {
+        if !self.has_settings && (head.kind != kind::SETTINGS || head.has_flag(flag::ACK)) {
             return Err(Reason::PROTOCOL_ERROR);
         }
         let is_continuation = head.kind == kind::CONTINUATION;
@@ -165,38 +167,38 @@ impl Reader {
         if is_of_stream == (head.stream != 0) { Ok(()) } else { Err(Reason::PROTOCOL_ERROR) }
     }
 
-    fn frame(&mut self, head: Head, payload: &[u8]) -> Result<(), Reason> {
-        let Head { stream, .. } = head;
+    fn frame(&mut self, head: FrameHeader, payload: &[u8]) -> Result<(), Reason> {
+        let FrameHeader { stream, .. } = head;
         match head.kind {
             kind::DATA => {
-                let data = unpadded(head, payload).ok_or(Reason::PROTOCOL_ERROR)?;
-                self.on_data(stream, data, payload.len(), head.is(flag::END_STREAM));
+                let data = strip_padding(head, payload).ok_or(Reason::PROTOCOL_ERROR)?;
+                self.handle_data(stream, data, payload.len(), head.has_flag(flag::END_STREAM));
             }
-            kind::HEADERS => self.on_headers(head, payload)?,
-            kind::CONTINUATION => self.on_continuation(head, payload)?,
+            kind::HEADERS => self.handle_headers(head, payload)?,
+            kind::CONTINUATION => self.handle_continuation(head, payload)?,
             kind::RST_STREAM => {
-                let reason = Reason::from(number(payload)?);
-                self.events.push(Event::Reset { stream, reason });
+                let reason = Reason::from(read_u32(payload)?);
+                self.events.push(FrameEvent::Reset { stream, reason });
             }
-            kind::SETTINGS => self.on_settings(head, payload)?,
+            kind::SETTINGS => self.handle_settings(head, payload)?,
             kind::PING => {
                 let payload = <[u8; 8]>::try_from(payload).map_err(|_| Reason::FRAME_SIZE_ERROR)?;
-                if !head.is(flag::ACK) {
-                    self.events.push(Event::Ping(payload));
+                if !head.has_flag(flag::ACK) {
+                    self.events.push(FrameEvent::Ping(payload));
                 }
             }
             kind::GOAWAY => {
                 let (last, rest) = payload.split_at_checked(4).ok_or(Reason::FRAME_SIZE_ERROR)?;
-                let (reason, words) = rest.split_at_checked(4).ok_or(Reason::FRAME_SIZE_ERROR)?;
-                self.events.push(Event::GoAway {
-                    last: number(last)? & (u32::MAX >> 1),
-                    reason: Reason::from(number(reason)?),
-                    words: Bytes::copy_from_slice(&words[..words.len().min(MAX_WORDS)]),
+                let (reason, debug_data) = rest.split_at_checked(4).ok_or(Reason::FRAME_SIZE_ERROR)?;
+                self.events.push(FrameEvent::GoAway {
+                    last: read_u32(last)? & (u32::MAX >> 1),
+                    reason: Reason::from(read_u32(reason)?),
+                    debug_data: Bytes::copy_from_slice(&debug_data[..debug_data.len().min(MAX_DEBUG_DATA)]),
                 });
             }
             kind::WINDOW_UPDATE => {
-                let by = number(payload)? & (u32::MAX >> 1);
-                self.events.push(Event::WindowUpdate { stream, by });
+                let increment = read_u32(payload)? & (u32::MAX >> 1);
+                self.events.push(FrameEvent::WindowUpdate { stream, increment });
             }
             kind::PRIORITY if payload.len() != 5 => return Err(Reason::FRAME_SIZE_ERROR),
             _ => {}
@@ -204,7 +206,7 @@ impl Reader {
         Ok(())
     }
 
-    fn more_data(&mut self, data: Data, bytes: &mut Read<'_>) {
+    fn continue_data(&mut self, data: PartialData, bytes: &mut ReadChunk<'_>) {
         let (part, rest) = bytes.rest.split_at(data.left.min(bytes.rest.len()));
         bytes.rest = rest;
         let left = data.left - part.len();
@@ -212,47 +214,62 @@ impl Reader {
             self.data = Some(data);
             return;
         }
-        let ends = data.ends && left == 0;
-        self.data = (left > 0).then_some(Data { left, ..data });
+        let end_stream = data.end_stream && left == 0;
+        self.data = (left > 0).then_some(PartialData { left, ..data });
         match bytes.shared {
             Some(shared) if part.len() >= LARGE => {
-                let piece = Piece::Shared { data: shared.slice_ref(part), in_buffer: 0 };
-                self.events.push(Event::Data { stream: data.stream, piece, flow: part.len(), ends });
+                let chunk = Chunk::Shared { data: shared.slice_ref(part), in_buffer: 0 };
+                self.events.push(FrameEvent::Data {
+                    stream: data.stream,
+                    chunk,
+                    flow: part.len(),
+                    end_stream,
+                });
             }
-            _ => self.on_data(data.stream, part, part.len(), ends),
+            _ => self.handle_data(data.stream, part, part.len(), end_stream),
         }
     }
 
-    fn on_data(&mut self, stream: u32, data: &[u8], flow: usize, ends: bool) {
-        if let Some(Event::Data { stream: before, piece: Piece::Own(gathered), flow: sum, ends: is_over }) =
-            self.events.last_mut()
+    fn handle_data(&mut self, stream: u32, data: &[u8], flow: usize, end_stream: bool) {
+        if let Some(FrameEvent::Data {
+            stream: before,
+            chunk: Chunk::Owned(gathered),
+            flow: sum,
+            end_stream: is_over,
+        }) = self.events.last_mut()
             && *before == stream
             && !*is_over
             && gathered.len() + data.len() <= LARGE
         {
             gathered.extend_from_slice(data);
             *sum += flow;
-            *is_over = ends;
+            *is_over = end_stream;
         } else {
             // An empty frame is reported too: on an idle stream it is an error (RFC 9113, section 5.1).
-            self.events.push(Event::Data { stream, piece: Piece::Own(data.to_vec()), flow, ends });
+            self.events.push(FrameEvent::Data {
+                stream,
+                chunk: Chunk::Owned(data.to_vec()),
+                flow,
+                end_stream,
+            });
         }
     }
 
-    fn on_headers(&mut self, head: Head, payload: &[u8]) -> Result<(), Reason> {
-        let mut bytes = unpadded(head, payload).ok_or(Reason::PROTOCOL_ERROR)?;
-        if head.is(flag::PRIORITY) {
+    fn handle_headers(&mut self, head: FrameHeader, payload: &[u8]) -> Result<(), Reason> {
+        let mut bytes = strip_padding(head, payload).ok_or(Reason::PROTOCOL_ERROR)?;
+        if head.has_flag(flag::PRIORITY) {
             bytes = bytes.get(5..).ok_or(Reason::FRAME_SIZE_ERROR)?;
         }
-        let ends = head.is(flag::END_STREAM);
-        if head.is(flag::END_HEADERS) {
-            return self.decode(head.stream, bytes, ends);
+        let end_stream = head.has_flag(flag::END_STREAM);
+        if head.has_flag(flag::END_HEADERS) {
+            return self.decode(head.stream, bytes, end_stream);
         }
-        self.block = Some(Block { stream: head.stream, ends, bytes: bytes.to_vec(), frames: 1 });
+        self.block =
+            Some(PartialHeaderBlock { stream: head.stream, end_stream, bytes: bytes.to_vec(), frames: 1 });
         Ok(())
     }
 
-    fn on_continuation(&mut self, head: Head, payload: &[u8]) -> Result<(), Reason> {
+    fn handle_continuation(&mut self, head: FrameHeader, payload: &[u8]) -> Result<(), Reason> {
         let Some(mut block) = self.block.take() else { return Err(Reason::PROTOCOL_ERROR) };
         block.bytes.extend_from_slice(payload);
         block.frames += 1;
@@ -262,44 +279,46 @@ impl Reader {
         {
             return Err(Reason::ENHANCE_YOUR_CALM);
         }
-        if head.is(flag::END_HEADERS) {
-            return self.decode(block.stream, &block.bytes, block.ends);
+        if head.has_flag(flag::END_HEADERS) {
+            return self.decode(block.stream, &block.bytes, block.end_stream);
         }
         self.block = Some(block);
         Ok(())
     }
 
-    fn decode(&mut self, stream: u32, bytes: &[u8], ends: bool) -> Result<(), Reason> {
+    fn decode(&mut self, stream: u32, bytes: &[u8], end_stream: bool) -> Result<(), Reason> {
         let block = self.decoder.decode(bytes, self.max_header_list_size);
         let block = block.ok_or(Reason::COMPRESSION_ERROR)?;
-        self.events.push(Event::Headers { stream, block, ends });
+        self.events.push(FrameEvent::Headers { stream, block, end_stream });
         Ok(())
     }
 
-    fn on_settings(&mut self, head: Head, payload: &[u8]) -> Result<(), Reason> {
+    fn handle_settings(&mut self, head: FrameHeader, payload: &[u8]) -> Result<(), Reason> {
         let (settings, rest) = payload.as_chunks::<6>();
-        if !rest.is_empty() || head.is(flag::ACK) && !settings.is_empty() {
+        if !rest.is_empty() || head.has_flag(flag::ACK) && !settings.is_empty() {
             return Err(Reason::FRAME_SIZE_ERROR);
         }
-        if head.is(flag::ACK) {
+        if head.has_flag(flag::ACK) {
             return Ok(());
         }
         self.has_settings = true;
         let settings = settings
             .iter()
             .map(|&[a, b, c, d, e, f]| (u16::from_be_bytes([a, b]), u32::from_be_bytes([c, d, e, f])));
-        self.events.push(Event::Settings(settings.collect()));
+        self.events.push(FrameEvent::Settings(settings.collect()));
         Ok(())
     }
 }
 
 /// How many bytes are missing to the beginning of a frame: those of its head, or of its payload.
 fn missing(begun: &[u8]) -> usize {
-    let whole = begun.first_chunk::<HEAD>().map_or(HEAD, |head| HEAD + Head::read(head).len);
+    let whole = begun
+        .first_chunk::<FRAME_HEADER_LEN>()
+        .map_or(FRAME_HEADER_LEN, |head| FRAME_HEADER_LEN + FrameHeader::read(head).len);
     whole.saturating_sub(begun.len()).max(1)
 }
 
 /// A frame of four bytes.
-fn number(payload: &[u8]) -> Result<u32, Reason> {
+fn read_u32(payload: &[u8]) -> Result<u32, Reason> {
     <[u8; 4]>::try_from(payload).map(u32::from_be_bytes).map_err(|_| Reason::FRAME_SIZE_ERROR)
 }

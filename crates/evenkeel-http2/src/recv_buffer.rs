@@ -10,10 +10,10 @@ use std::mem;
 use bytes::Bytes;
 
 /// Bytes of a read buffer.
-pub(crate) const READ: usize = 64 << 10;
+pub(crate) const READ_BUFFER_SIZE: usize = 64 << 10;
 
 /// A read buffer is kept while one stream has at least this much unread data in it.
-pub(crate) const MIN_SHARED: usize = READ / 16 * 9;
+pub(crate) const MIN_SHARED: usize = READ_BUFFER_SIZE / 16 * 9;
 
 /// Data from this size on is neither copied if it need not be, nor gathered.
 pub(crate) const LARGE: usize = 4096;
@@ -22,12 +22,12 @@ pub(crate) const LARGE: usize = 4096;
 const MAX_GATHERED: usize = 16 << 10;
 
 /// Number of pieces that an empty buffer keeps room for.
-const KEPT: usize = 16;
+const MAX_IDLE_CAPACITY: usize = 16;
 
 /// Data of a stream: its own, or a part of what was read.
 #[derive(Debug)]
-pub(crate) enum Piece {
-    Own(Vec<u8>),
+pub(crate) enum Chunk {
+    Owned(Vec<u8>),
     /// `in_buffer` is the length of this piece and of all later ones of the same stream in the same read buffer.
     Shared {
         data: Bytes,
@@ -35,27 +35,27 @@ pub(crate) enum Piece {
     },
 }
 
-impl Piece {
+impl Chunk {
     pub(crate) fn len(&self) -> usize {
         match self {
-            Piece::Own(data) => data.len(),
-            Piece::Shared { data, .. } => data.len(),
+            Chunk::Owned(data) => data.len(),
+            Chunk::Shared { data, .. } => data.len(),
         }
     }
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct RecvBuffer {
-    chunks: VecDeque<Chunk>,
+    chunks: VecDeque<BufferedChunk>,
     /// Small pieces behind `chunks`.
     gathered: Vec<u8>,
     len: usize,
 }
 
 #[derive(Debug)]
-struct Chunk {
+struct BufferedChunk {
     data: Bytes,
-    /// As in [`Piece::Shared`]; 0 for data with memory of its own.
+    /// As in [`Chunk::Shared`]; 0 for data with memory of its own.
     in_buffer: usize,
 }
 
@@ -66,38 +66,38 @@ impl RecvBuffer {
     }
 
     /// Returns true if there is no more than one piece to be read.
-    pub(crate) fn is_one_piece(&self) -> bool {
+    pub(crate) fn is_one_chunk(&self) -> bool {
         self.chunks.len() + usize::from(!self.gathered.is_empty()) <= 1
     }
 
-    pub(crate) fn push(&mut self, piece: Piece) {
+    pub(crate) fn push(&mut self, chunk: Chunk) {
         let is_behind = self.len > 0;
-        self.len += piece.len();
-        match piece {
-            Piece::Own(data) if !is_behind => {
-                self.chunks.push_back(Chunk { data: data.into(), in_buffer: 0 });
+        self.len += chunk.len();
+        match chunk {
+            Chunk::Owned(data) if !is_behind => {
+                self.chunks.push_back(BufferedChunk { data: data.into(), in_buffer: 0 });
             }
-            Piece::Own(data) if data.len() < LARGE => {
+            Chunk::Owned(data) if data.len() < LARGE => {
                 if self.gathered.len() + data.len() > MAX_GATHERED {
                     self.seal();
                 }
                 self.gathered.extend_from_slice(&data);
             }
-            Piece::Own(mut data) => {
+            Chunk::Owned(mut data) => {
                 self.seal();
                 data.shrink_to_fit();
-                self.chunks.push_back(Chunk { data: data.into(), in_buffer: 0 });
+                self.chunks.push_back(BufferedChunk { data: data.into(), in_buffer: 0 });
             }
-            Piece::Shared { data, in_buffer } => {
+            Chunk::Shared { data, in_buffer } => {
                 self.seal();
-                self.chunks.push_back(Chunk { data, in_buffer });
+                self.chunks.push_back(BufferedChunk { data, in_buffer });
             }
         }
     }
 
     pub(crate) fn pop(&mut self) -> Option<Bytes> {
         let data = match self.chunks.pop_front() {
-            Some(Chunk { data, in_buffer }) => {
+            Some(BufferedChunk { data, in_buffer }) => {
                 if in_buffer > 0 {
                     self.keep_buffer(in_buffer - data.len());
                 }
@@ -117,7 +117,7 @@ impl RecvBuffer {
             self.gathered = Vec::new();
             self.len = 0;
         }
-        if self.chunks.capacity() > KEPT {
+        if self.chunks.capacity() > MAX_IDLE_CAPACITY {
             self.chunks = VecDeque::new();
         }
     }
@@ -126,7 +126,7 @@ impl RecvBuffer {
     fn seal(&mut self) {
         if !self.gathered.is_empty() {
             let data = mem::take(&mut self.gathered).into_boxed_slice();
-            self.chunks.push_back(Chunk { data: data.into(), in_buffer: 0 });
+            self.chunks.push_back(BufferedChunk { data: data.into(), in_buffer: 0 });
         }
     }
 
@@ -142,7 +142,7 @@ impl RecvBuffer {
             }
             if chunk.in_buffer > 0 {
                 left = left.saturating_sub(chunk.data.len());
-                *chunk = Chunk { data: Bytes::copy_from_slice(&chunk.data), in_buffer: 0 };
+                *chunk = BufferedChunk { data: Bytes::copy_from_slice(&chunk.data), in_buffer: 0 };
             }
         }
     }
@@ -155,44 +155,45 @@ mod tests {
     /// Whatever the sizes and the order, what comes out is what was put in.
     #[test]
     fn data_comes_out_as_it_was_put_in() {
-        let bytes = Bytes::from((0..READ).map(|at| (at / 7) as u8).collect::<Vec<u8>>());
+        let bytes = Bytes::from((0..READ_BUFFER_SIZE).map(|at| (at / 7) as u8).collect::<Vec<u8>>());
         for pops in 1..5 {
             let mut buffer = RecvBuffer::default();
             let (mut expected, mut found) = (Vec::new(), Vec::new());
             for round in 0..200 {
-                let at = (round * 777) % (READ / 2);
+                let at = (round * 777) % (READ_BUFFER_SIZE / 2);
                 match round % 5 {
                     // Two parts of a read, with a small piece between.
                     0 => {
-                        let (first, second) = (bytes.slice(at..READ / 2), bytes.slice(READ / 2..));
+                        let (first, second) =
+                            (bytes.slice(at..READ_BUFFER_SIZE / 2), bytes.slice(READ_BUFFER_SIZE / 2..));
                         let in_buffer = first.len() + second.len();
                         expected.extend([&first[..], &[1], &second].concat());
-                        buffer.push(Piece::Shared { data: first, in_buffer });
-                        buffer.push(Piece::Own(vec![1]));
-                        buffer.push(Piece::Shared { in_buffer: second.len(), data: second });
+                        buffer.push(Chunk::Shared { data: first, in_buffer });
+                        buffer.push(Chunk::Owned(vec![1]));
+                        buffer.push(Chunk::Shared { in_buffer: second.len(), data: second });
                     }
                     1 => {
                         expected.extend_from_slice(&bytes[at..]);
-                        buffer.push(Piece::Own(bytes[at..].to_vec()));
+                        buffer.push(Chunk::Owned(bytes[at..].to_vec()));
                     }
                     _ => {
                         let small = &bytes[..at % LARGE];
                         expected.extend_from_slice(small);
-                        buffer.push(Piece::Own(small.to_vec()));
+                        buffer.push(Chunk::Owned(small.to_vec()));
                     }
                 }
                 if round % 3 == 0 {
-                    for piece in (0..pops).map_while(|_| buffer.pop()) {
-                        found.extend_from_slice(&piece);
+                    for chunk in (0..pops).map_while(|_| buffer.pop()) {
+                        found.extend_from_slice(&chunk);
                     }
                 }
                 assert_eq!(buffer.len(), expected.len() - found.len());
             }
-            while let Some(piece) = buffer.pop() {
-                found.extend_from_slice(&piece);
+            while let Some(chunk) = buffer.pop() {
+                found.extend_from_slice(&chunk);
             }
             assert!(found == expected, "{pops}");
-            assert!(buffer.len() == 0 && buffer.is_one_piece());
+            assert!(buffer.len() == 0 && buffer.is_one_chunk());
         }
     }
 }

@@ -8,12 +8,12 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 
 use crate::error::{Error, Reason};
-use crate::state::State;
-use crate::streams::Key;
+use crate::state::ConnectionState;
+use crate::streams::StreamIndex;
 
 /// The head of a request, as it goes to the wire. It is borrowed, so that it can be sent again.
 #[derive(Clone, Copy, Debug)]
-pub struct Request<'a> {
+pub struct RequestHeaders<'a> {
     /// The method; gRPC's is POST.
     pub method: &'a Method,
     /// Whether the scheme is https.
@@ -25,54 +25,54 @@ pub struct Request<'a> {
     /// Header fields of the request.
     pub headers: &'a HeaderMap,
     /// More headers, behind the others.
-    pub more: &'a [(HeaderName, HeaderValue)],
+    pub extra_headers: &'a [(HeaderName, HeaderValue)],
     /// Whether there is no body.
-    pub ends: bool,
+    pub end_stream: bool,
 }
 
 /// The head of an answer.
 #[derive(Debug)]
-pub struct Head {
+pub struct ResponseHeaders {
     /// The status of HTTP.
     pub status: StatusCode,
     /// Header fields of the response.
     pub headers: HeaderMap,
     /// Whether it is the whole answer.
-    pub ends: bool,
+    pub end_stream: bool,
 }
 
 /// What is left of an answer that came as a whole.
 #[derive(Default)]
-pub(crate) struct Whole {
+pub(crate) struct BufferedResponse {
     pub(crate) data: Option<Bytes>,
     pub(crate) trailers: Option<HeaderMap>,
 }
 
-pub(crate) struct Shared(Mutex<State>);
+pub(crate) struct SharedConnection(Mutex<ConnectionState>);
 
 /// Leaves the state out: it holds request headers that wait to be written, tokens among them.
-impl fmt::Debug for Shared {
+impl fmt::Debug for SharedConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shared").finish_non_exhaustive()
     }
 }
 
-impl Shared {
-    pub(crate) fn new(state: State) -> Shared {
-        Shared(Mutex::new(state))
+impl SharedConnection {
+    pub(crate) fn new(state: ConnectionState) -> SharedConnection {
+        SharedConnection(Mutex::new(state))
     }
 
     /// Nothing that is done under the lock can be left half done.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, ConnectionState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Does something that may leave frames to be written, and wakes the driver if it does.
-    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    fn change<T>(&self, change: impl FnOnce(&mut ConnectionState) -> T) -> T {
         let (done, driver) = {
             let mut state = self.lock();
             let done = change(&mut state);
-            let driver = if state.has_work() { state.stir() } else { None };
+            let driver = if state.has_work() { state.take_driver_waker() } else { None };
             (done, driver)
         };
         wake([driver]);
@@ -88,37 +88,42 @@ fn wake(waiting: impl IntoIterator<Item = Option<Waker>>) {
 
 /// Sends requests on a connection. When it is dropped, the connection ends as soon as its streams have.
 #[derive(Debug)]
-pub struct Sender {
-    shared: Arc<Shared>,
+pub struct SendRequest {
+    shared: Arc<SharedConnection>,
 }
 
-impl Sender {
-    pub(crate) fn new(shared: Arc<Shared>) -> Sender {
-        Sender { shared }
+impl SendRequest {
+    pub(crate) fn new(shared: Arc<SharedConnection>) -> SendRequest {
+        SendRequest { shared }
     }
 
     /// Opens a stream. It never waits: how many streams the peer takes at once is the caller's to keep.
     ///
     /// If the peer does not read, the request is queued. Cancelled before it was sent, it leaves no frames behind.
-    pub fn send(&self, request: &Request<'_>) -> Result<(SendStream, RecvStream), Error> {
+    pub fn send(&self, request: &RequestHeaders<'_>) -> Result<(SendStream, RecvStream), Error> {
         let (key, _) = self.shared.change(|state| state.send(request))?;
-        let send = SendStream { shared: self.shared.clone(), key, is_done: request.ends };
-        let recv = RecvStream { shared: self.shared.clone(), key, is_done: false, whole: Whole::default() };
+        let send = SendStream { shared: self.shared.clone(), key, is_done: request.end_stream };
+        let recv = RecvStream {
+            shared: self.shared.clone(),
+            key,
+            is_done: false,
+            buffered: BufferedResponse::default(),
+        };
         Ok((send, recv))
     }
 
     /// Why no more requests are taken, once they are not.
-    pub fn refusal(&self) -> Option<Error> {
-        self.shared.lock().refusal.clone()
+    pub fn close_reason(&self) -> Option<Error> {
+        self.shared.lock().close_reason.clone()
     }
 }
 
-impl Drop for Sender {
+impl Drop for SendRequest {
     fn drop(&mut self) {
         let driver = {
             let mut state = self.shared.lock();
-            state.is_let_go = true;
-            state.stir()
+            state.is_sender_dropped = true;
+            state.take_driver_waker()
         };
         wake([driver]);
     }
@@ -128,42 +133,42 @@ impl Drop for Sender {
 /// end.
 #[derive(Debug)]
 pub struct SendStream {
-    shared: Arc<Shared>,
-    key: Key,
+    shared: Arc<SharedConnection>,
+    key: StreamIndex,
     /// Whether the end was sent: the slot may be another stream's by now.
     is_done: bool,
 }
 
 impl SendStream {
     /// Sends data, or has it wait for the window. `None` if the stream takes no more: its [`RecvStream`] says why.
-    pub fn send(&mut self, data: Bytes, ends: bool) -> Option<()> {
+    pub fn send(&mut self, data: Bytes, end_stream: bool) -> Option<()> {
         if self.is_done {
             return None;
         }
-        self.is_done = ends;
+        self.is_done = end_stream;
         self.shared.change(|state| {
-            let sent = state.send_data(self.key, data, ends);
-            if ends {
-                state.stop_writing(self.key);
+            let sent = state.send_data(self.key, data, end_stream);
+            if end_stream {
+                state.drop_send_half(self.key);
             }
             sent
         })
     }
 
     /// Waits until data would go out at once, at least in part. `None` if the stream takes no more.
-    pub fn poll_room(&mut self, cx: &Context<'_>) -> Poll<Option<()>> {
+    pub fn poll_capacity(&mut self, cx: &Context<'_>) -> Poll<Option<()>> {
         if self.is_done {
             return Poll::Ready(None);
         }
-        self.shared.lock().poll_room(self.key, cx)
+        self.shared.lock().poll_capacity(self.key, cx)
     }
 
     /// Waits until the stream takes no more data.
-    pub fn poll_unwanted(&mut self, cx: &Context<'_>) -> Poll<()> {
+    pub fn poll_closed(&mut self, cx: &Context<'_>) -> Poll<()> {
         if self.is_done {
             return Poll::Ready(());
         }
-        self.shared.lock().poll_unwanted(self.key, cx)
+        self.shared.lock().poll_closed(self.key, cx)
     }
 
     /// Ends the stream, whatever became of it.
@@ -172,7 +177,7 @@ impl SendStream {
             self.is_done = true;
             let waiting = self.shared.change(|state| {
                 let waiting = state.cancel(self.key, reason);
-                state.stop_writing(self.key);
+                state.drop_send_half(self.key);
                 waiting
             });
             wake(waiting);
@@ -183,23 +188,23 @@ impl SendStream {
 impl Drop for SendStream {
     fn drop(&mut self) {
         if !self.is_done {
-            self.shared.change(|state| state.stop_writing(self.key));
+            self.shared.change(|state| state.drop_send_half(self.key));
         }
     }
 }
 
 /// An answer. Dropped before its end it cancels the stream.
 pub struct RecvStream {
-    shared: Arc<Shared>,
-    key: Key,
+    shared: Arc<SharedConnection>,
+    key: StreamIndex,
     /// Whether the rest of it is here: the slot may be another stream's by now.
     is_done: bool,
-    whole: Whole,
+    buffered: BufferedResponse,
 }
 
 impl RecvStream {
     /// Waits for the head. It comes once.
-    pub fn poll_head(&mut self, cx: &Context<'_>) -> Poll<Result<Head, Error>> {
+    pub fn poll_head(&mut self, cx: &Context<'_>) -> Poll<Result<ResponseHeaders, Error>> {
         if self.is_done {
             return Poll::Ready(Err(Error::Exhausted));
         }
@@ -209,7 +214,7 @@ impl RecvStream {
     /// Waits for data. `None` is the end of it.
     pub fn poll_data(&mut self, cx: &Context<'_>) -> Poll<Option<Result<Bytes, Error>>> {
         if self.is_done {
-            return Poll::Ready(self.whole.data.take().map(Ok));
+            return Poll::Ready(self.buffered.data.take().map(Ok));
         }
         self.take(|state, key| state.poll_data(key, cx))
     }
@@ -217,20 +222,20 @@ impl RecvStream {
     /// Waits for the trailers, behind the data.
     pub fn poll_trailers(&mut self, cx: &Context<'_>) -> Poll<Result<Option<HeaderMap>, Error>> {
         if self.is_done {
-            return Poll::Ready(Ok(self.whole.trailers.take()));
+            return Poll::Ready(Ok(self.buffered.trailers.take()));
         }
         self.shared.lock().poll_trailers(self.key, cx)
     }
 
     /// Takes something of the answer, and with it the rest if that is small and there is no more to come.
-    fn take<T>(&mut self, take: impl FnOnce(&mut State, Key) -> Poll<T>) -> Poll<T> {
-        let RecvStream { shared, key, is_done, whole } = self;
+    fn take<T>(&mut self, take: impl FnOnce(&mut ConnectionState, StreamIndex) -> Poll<T>) -> Poll<T> {
+        let RecvStream { shared, key, is_done, buffered } = self;
         shared.change(|state| {
             let taken = take(state, *key);
             if taken.is_ready()
-                && let Some(rest) = state.take_whole(*key)
+                && let Some(rest) = state.take_buffered(*key)
             {
-                *whole = rest;
+                *buffered = rest;
                 *is_done = true;
             }
             taken
@@ -248,7 +253,7 @@ impl fmt::Debug for RecvStream {
 impl Drop for RecvStream {
     fn drop(&mut self) {
         if !self.is_done {
-            wake(self.shared.change(|state| state.leave(self.key)));
+            wake(self.shared.change(|state| state.drop_recv_half(self.key)));
         }
     }
 }

@@ -9,25 +9,25 @@ use http::{HeaderMap, StatusCode};
 
 use crate::error::Error;
 use crate::recv_buffer::RecvBuffer;
-use crate::stream::Head;
+use crate::stream::ResponseHeaders;
 
 /// A queue is kept for the slot's next stream up to this many pieces.
-const KEPT: usize = 16;
+const MAX_IDLE_CAPACITY: usize = 16;
 
 /// How far the peer's answer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
+pub(crate) enum RecvState {
     /// Its head is to come.
-    Awaited,
+    AwaitingHeaders,
     /// Data or trailers are to come.
-    Begun,
+    Open,
     /// All of it came.
-    Ended,
+    Closed,
 }
 
 /// How far the request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Asked {
+pub(crate) enum SendState {
     /// More is to come from the caller.
     Open,
     /// The last of it waits to be sent.
@@ -58,25 +58,25 @@ impl ContentLength {
     }
 
     /// Counts content. Returns false if there is more than was stated, or less at the end.
-    pub(crate) fn count(&mut self, len: usize, ends: bool) -> bool {
+    pub(crate) fn count(&mut self, len: usize, end_stream: bool) -> bool {
         let ContentLength::Left(left) = self else { return true };
         let Some(rest) = left.checked_sub(len as u64) else { return false };
         *left = rest;
-        !ends || rest == 0
+        !end_stream || rest == 0
     }
 }
 
 /// One request and its answer.
 #[derive(Debug)]
-pub(crate) struct Stream {
+pub(crate) struct Http2Stream {
     /// 0 while the slot is free.
     pub(crate) id: u32,
-    pub(crate) asked: Asked,
-    pub(crate) answer: Answer,
+    pub(crate) send_state: SendState,
+    pub(crate) recv_state: RecvState,
     /// Why it ended early.
     pub(crate) error: Option<Error>,
 
-    pub(crate) head: Option<Head>,
+    pub(crate) head: Option<ResponseHeaders>,
     pub(crate) content: ContentLength,
     pub(crate) data: RecvBuffer,
     pub(crate) trailers: Option<HeaderMap>,
@@ -93,7 +93,7 @@ pub(crate) struct Stream {
     /// Position in the list of streams that wait for their send window.
     blocked_at: Option<usize>,
     /// Whether it stands in the line of those who want to send.
-    pub(crate) is_in_line: bool,
+    pub(crate) is_send_queued: bool,
     /// Who waits for room.
     pub(crate) writer: Option<Waker>,
 
@@ -103,32 +103,32 @@ pub(crate) struct Stream {
 }
 
 /// Where a stream is.
-pub(crate) type Key = u32;
+pub(crate) type StreamIndex = u32;
 
 #[derive(Debug, Default)]
-pub(crate) struct Streams {
-    slots: Vec<Stream>,
-    free: Vec<Key>,
+pub(crate) struct StreamStore {
+    slots: Vec<Http2Stream>,
+    free: Vec<StreamIndex>,
     /// Those that frames may still come for or go out for.
-    open: HashMap<u32, Key, BuildHasherDefault<IdHasher>>,
+    open: HashMap<u32, StreamIndex, BuildHasherDefault<IdHasher>>,
     /// Open streams that wait for their send window, in any order.
-    blocked: Vec<Key>,
+    blocked: Vec<StreamIndex>,
     /// Number of streams looked at, for tests that bound the work.
     #[cfg(test)]
     pub(crate) visits: std::cell::Cell<usize>,
 }
 
-impl Streams {
+impl StreamStore {
     /// Opens a stream. A free slot comes with empty queues.
-    pub(crate) fn open(&mut self, id: u32, recv_window: i64, is_head: bool) -> Key {
+    pub(crate) fn open(&mut self, id: u32, recv_window: i64, is_head: bool) -> StreamIndex {
         let key = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Stream::free());
-            (self.slots.len() - 1) as Key
+            self.slots.push(Http2Stream::free());
+            (self.slots.len() - 1) as StreamIndex
         });
         let stream = &mut self.slots[key as usize];
         stream.id = id;
-        stream.asked = Asked::Open;
-        stream.answer = Answer::Awaited;
+        stream.send_state = SendState::Open;
+        stream.recv_state = RecvState::AwaitingHeaders;
         stream.content = if is_head { ContentLength::Ignored } else { ContentLength::Unknown };
         stream.recv_window = recv_window;
         stream.released = 0;
@@ -139,13 +139,13 @@ impl Streams {
         key
     }
 
-    pub(crate) fn get(&mut self, key: Key) -> &mut Stream {
+    pub(crate) fn get(&mut self, key: StreamIndex) -> &mut Http2Stream {
         #[cfg(test)]
         self.visit(1);
         &mut self.slots[key as usize]
     }
 
-    pub(crate) fn find(&self, id: u32) -> Option<Key> {
+    pub(crate) fn find(&self, id: u32) -> Option<StreamIndex> {
         self.open.get(&id).copied()
     }
 
@@ -160,7 +160,7 @@ impl Streams {
     /// Open streams whose ids are above `last` and below `next`.
     ///
     /// Ids or open streams are walked, whichever are fewer. In sum over decreasing `last` that is no more than there were ids.
-    pub(crate) fn open_between(&self, last: u32, next: u32) -> Vec<Key> {
+    pub(crate) fn open_between(&self, last: u32, next: u32) -> Vec<StreamIndex> {
         // Ids of a client's streams are odd.
         let first = last.saturating_add(1) | 1;
         let ids = next.saturating_sub(first).div_ceil(2) as usize;
@@ -182,7 +182,7 @@ impl Streams {
     }
 
     /// Adds an open stream to those that wait for their send window.
-    pub(crate) fn block(&mut self, key: Key) {
+    pub(crate) fn block(&mut self, key: StreamIndex) {
         let stream = &mut self.slots[key as usize];
         if stream.blocked_at.is_none() {
             stream.blocked_at = Some(self.blocked.len());
@@ -190,7 +190,7 @@ impl Streams {
         }
     }
 
-    pub(crate) fn unblock(&mut self, key: Key) {
+    pub(crate) fn unblock(&mut self, key: StreamIndex) {
         let Some(at) = self.slots[key as usize].blocked_at.take() else { return };
         self.blocked.swap_remove(at);
         if let Some(moved) = self.blocked.get(at) {
@@ -199,7 +199,7 @@ impl Streams {
     }
 
     /// The stream at this position of the list of those that wait for their send window.
-    pub(crate) fn blocked_at(&self, at: usize) -> Option<Key> {
+    pub(crate) fn blocked_at(&self, at: usize) -> Option<StreamIndex> {
         self.blocked.get(at).copied()
     }
 
@@ -209,7 +209,7 @@ impl Streams {
     }
 
     /// Forgets a stream that is not open any more. Its slot is free once nobody holds it.
-    pub(crate) fn close(&mut self, key: Key) {
+    pub(crate) fn close(&mut self, key: StreamIndex) {
         let stream = &self.slots[key as usize];
         if !stream.is_open() {
             let is_blocked = stream.blocked_at.is_some();
@@ -222,9 +222,14 @@ impl Streams {
         }
     }
 
-    pub(crate) fn free_if_unused(&mut self, key: Key) {
+    pub(crate) fn free_if_unused(&mut self, key: StreamIndex) {
         let stream = &mut self.slots[key as usize];
-        if stream.has_reader || stream.has_writer || stream.is_in_line || stream.is_open() || stream.id == 0 {
+        if stream.has_reader
+            || stream.has_writer
+            || stream.is_send_queued
+            || stream.is_open()
+            || stream.id == 0
+        {
             return;
         }
         stream.clear();
@@ -234,18 +239,18 @@ impl Streams {
     /// Gives back what a burst of calls needed and nobody needs any more.
     pub(crate) fn shrink(&mut self) {
         // The list of blocked streams is empty with the last open stream, and goes with the slots.
-        if self.free.len() == self.slots.len() && self.slots.len() > KEPT {
-            *self = Streams::default();
+        if self.free.len() == self.slots.len() && self.slots.len() > MAX_IDLE_CAPACITY {
+            *self = StreamStore::default();
         }
     }
 }
 
-impl Stream {
-    fn free() -> Stream {
-        Stream {
+impl Http2Stream {
+    fn free() -> Http2Stream {
+        Http2Stream {
             id: 0,
-            asked: Asked::Closed,
-            answer: Answer::Ended,
+            send_state: SendState::Closed,
+            recv_state: RecvState::Closed,
             error: None,
             head: None,
             content: ContentLength::Unknown,
@@ -257,7 +262,7 @@ impl Stream {
             queue: VecDeque::new(),
             send_offset: 0,
             blocked_at: None,
-            is_in_line: false,
+            is_send_queued: false,
             writer: None,
             has_reader: false,
             has_writer: false,
@@ -266,13 +271,13 @@ impl Stream {
 
     /// Whether frames may still go or come.
     pub(crate) fn is_open(&self) -> bool {
-        self.asked != Asked::Closed || self.answer != Answer::Ended && self.error.is_none()
+        self.send_state != SendState::Closed || self.recv_state != RecvState::Closed && self.error.is_none()
     }
 
     fn clear(&mut self) {
         self.id = 0;
-        self.asked = Asked::Closed;
-        self.answer = Answer::Ended;
+        self.send_state = SendState::Closed;
+        self.recv_state = RecvState::Closed;
         self.error = None;
         self.head = None;
         self.trailers = None;
@@ -280,7 +285,7 @@ impl Stream {
         self.writer = None;
         self.data.clear();
         self.queue.clear();
-        if self.queue.capacity() > KEPT {
+        if self.queue.capacity() > MAX_IDLE_CAPACITY {
             self.queue = VecDeque::new();
         }
     }

@@ -7,45 +7,45 @@ use std::collections::BTreeMap;
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 
-use crate::stream::Request;
+use crate::stream::RequestHeaders;
 
 /// Waiting requests by the ids of their streams, which is the order in which streams must be opened.
-pub(crate) type WaitingRequests = BTreeMap<u32, Box<WaitingRequest>>;
+pub(crate) type PendingRequests = BTreeMap<u32, Box<PendingRequest>>;
 
-/// Copy of a [`Request`].
+/// Copy of a [`RequestHeaders`].
 #[derive(Debug)]
-pub(crate) struct WaitingRequest {
+pub(crate) struct PendingRequest {
     method: Method,
     is_https: bool,
     authority: Box<str>,
     path: Box<str>,
     headers: HeaderMap,
-    more: Box<[(HeaderName, HeaderValue)]>,
-    ends: bool,
+    extra_headers: Box<[(HeaderName, HeaderValue)]>,
+    end_stream: bool,
 }
 
-impl WaitingRequest {
-    pub(crate) fn new(request: &Request<'_>) -> WaitingRequest {
-        WaitingRequest {
+impl PendingRequest {
+    pub(crate) fn new(request: &RequestHeaders<'_>) -> PendingRequest {
+        PendingRequest {
             method: request.method.clone(),
             is_https: request.is_https,
             authority: request.authority.into(),
             path: request.path.into(),
             headers: request.headers.clone(),
-            more: request.more.into(),
-            ends: request.ends,
+            extra_headers: request.extra_headers.into(),
+            end_stream: request.end_stream,
         }
     }
 
-    pub(crate) fn as_request(&self) -> Request<'_> {
-        Request {
+    pub(crate) fn as_request(&self) -> RequestHeaders<'_> {
+        RequestHeaders {
             method: &self.method,
             is_https: self.is_https,
             authority: &self.authority,
             path: &self.path,
             headers: &self.headers,
-            more: &self.more,
-            ends: self.ends,
+            extra_headers: &self.extra_headers,
+            end_stream: self.end_stream,
         }
     }
 }

@@ -16,7 +16,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
-use evenkeel_http2::{Error, RecvStream, Request, SendStream, Sender, Settings, client};
+use evenkeel_http2::{Error, Http2Settings, RecvStream, RequestHeaders, SendRequest, SendStream, client};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response};
 use proptest::prelude::*;
 use tokio::io::DuplexStream;
@@ -297,15 +297,15 @@ async fn respond_to(
     out.send_trailers(HeaderMap::from_iter([(name("received"), HeaderValue::from(received))]))
 }
 
-fn open(sender: &Sender, index: usize, call: &CallPlan) -> Result<(SendStream, RecvStream), Error> {
-    sender.send(&Request {
+fn open(sender: &SendRequest, index: usize, call: &CallPlan) -> Result<(SendStream, RecvStream), Error> {
+    sender.send(&RequestHeaders {
         method: &Method::POST,
         is_https: false,
         authority: "model",
         path: "/model.Flow/Run",
         headers: &request_headers(index, call),
-        more: &[],
-        ends: false,
+        extra_headers: &[],
+        end_stream: false,
     })
 }
 
@@ -313,7 +313,7 @@ fn open(sender: &Sender, index: usize, call: &CallPlan) -> Result<(SendStream, R
 async fn upload(mut stream: SendStream, index: usize, call: CallPlan) {
     let mut sent = 0;
     while sent < call.upload_len {
-        if call.waits_for_room && poll_fn(|cx| stream.poll_room(cx)).await.is_none() {
+        if call.waits_for_room && poll_fn(|cx| stream.poll_capacity(cx)).await.is_none() {
             return;
         }
         let end = call.upload_len.min(sent + call.upload_piece);
@@ -412,10 +412,10 @@ async fn join<T>(what: &str, tasks: Vec<JoinHandle<T>>) -> Vec<T> {
 async fn run(plan: RunPlan) {
     let (ours, theirs) = tokio::io::duplex(plan.pipe);
     let server = tokio::spawn(serve(plan.clone(), theirs));
-    let (sender, mut driver) = client(Settings {
+    let (sender, mut driver) = client(Http2Settings {
         stream_window: plan.stream_window,
         connection_window: plan.connection_window,
-        ..Settings::default()
+        ..Http2Settings::default()
     });
     let mut io = ours;
     let connection = tokio::spawn(async move { poll_fn(|cx| driver.poll(&mut io, cx)).await });

@@ -12,7 +12,7 @@ use std::process::Command;
 use std::task::{Context, Waker};
 
 use bytes::Bytes;
-use evenkeel_http2::{Request, Settings, client};
+use evenkeel_http2::{Http2Settings, RequestHeaders, client};
 use http::{HeaderMap, Method};
 
 use self::scripted_io::ScriptedIo;
@@ -83,16 +83,16 @@ fn flood(frames: &[u8]) -> Vec<u8> {
 /// Opens the streams, and sends the flood. None of it ends the connection, so all of it is counted.
 fn run(name: &str, frames: &[u8]) {
     let mut cx = Context::from_waker(Waker::noop());
-    let (sender, mut driver) = client(Settings::default());
+    let (sender, mut driver) = client(Http2Settings::default());
     let headers = HeaderMap::new();
-    let request = Request {
+    let request = RequestHeaders {
         method: &Method::POST,
         is_https: false,
         authority: "a",
         path: "/s/m",
-        more: &[],
+        extra_headers: &[],
         headers: &headers,
-        ends: false,
+        end_stream: false,
     };
     let mut streams = Vec::new();
     for _ in 0..STREAMS {

@@ -19,11 +19,11 @@ static VALUES: [u8; 256] = {
 };
 
 /// The most bytes that a text of this length stands for.
-pub(crate) fn longest(text: usize) -> usize {
+pub(crate) fn max_decoded_len(text: usize) -> usize {
     text.div_ceil(4) * 3
 }
 
-/// Decodes into `bytes`, which has room for the [`longest`]; answers how many there are, or `None` if the text is none of ours.
+/// Decodes into `bytes`, which has room for the [`max_decoded_len`]; answers how many there are, or `None` if the text is none of ours.
 pub(crate) fn decode(text: &[u8], bytes: &mut [u8]) -> Option<usize> {
     let text = match text {
         [rest @ .., b'=', b'='] | [rest @ .., b'='] if text.len().is_multiple_of(4) => rest,
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     fn decoded(text: &[u8]) -> Option<Vec<u8>> {
-        let mut bytes = vec![0; longest(text.len())];
+        let mut bytes = vec![0; max_decoded_len(text.len())];
         let length = decode(text, &mut bytes)?;
         bytes.truncate(length);
         Some(bytes)

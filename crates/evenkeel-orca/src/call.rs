@@ -3,7 +3,7 @@
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::values::{Range, Values};
+use crate::values::{MetricValues, ValueRange};
 use crate::watch::current_load;
 
 /// Records what one call costs, or what the server's load was while it ran. It is sent with the end of the call, also if
@@ -26,7 +26,7 @@ use crate::watch::current_load;
 /// }
 /// ```
 #[derive(Clone, Debug, Default)]
-pub struct CallLoad(Arc<Mutex<Values>>);
+pub struct CallLoad(Arc<Mutex<MetricValues>>);
 
 impl CallLoad {
     /// That of the call that is handled here: by an interceptor, or an async handler at any depth until it answers. `None`
@@ -37,50 +37,50 @@ impl CallLoad {
 
     /// What the call used of something that has a name, in whatever unit: any number.
     pub fn record_request_cost(&self, name: &str, value: f64) -> bool {
-        Range::Number.put(&mut self.values().cost, name, value)
+        ValueRange::Finite.insert(&mut self.values().cost, name, value)
     }
 
     /// How far something that has a name is used, from 0 to 1.
     pub fn record_utilization(&self, name: &str, value: f64) -> bool {
-        Range::Share.put(&mut self.values().utilization, name, value)
+        ValueRange::Fraction.insert(&mut self.values().utilization, name, value)
     }
 
     /// Something that has a name and a meaning of the application's own: any number.
     pub fn record_named_metric(&self, name: &str, value: f64) -> bool {
-        Range::Number.put(&mut self.values().named, name, value)
+        ValueRange::Finite.insert(&mut self.values().named, name, value)
     }
 
     /// The share of the CPU that is used, from 0 on; above 1 is beyond a soft limit.
     pub fn record_cpu_utilization(&self, value: f64) -> bool {
-        Range::Amount.set(&mut self.values().cpu, value)
+        ValueRange::NonNegative.set(&mut self.values().cpu, value)
     }
 
     /// The share of the memory that is used, from 0 to 1.
     pub fn record_memory_utilization(&self, value: f64) -> bool {
-        Range::Share.set(&mut self.values().memory, value)
+        ValueRange::Fraction.set(&mut self.values().memory, value)
     }
 
     /// The application's own view of its utilisation, from 0 on; clients prefer it to the CPU's.
     pub fn record_application_utilization(&self, value: f64) -> bool {
-        Range::Amount.set(&mut self.values().application, value)
+        ValueRange::NonNegative.set(&mut self.values().application, value)
     }
 
     /// Requests per second, from 0 on.
     pub fn record_qps(&self, value: f64) -> bool {
-        Range::Amount.set(&mut self.values().requests, value)
+        ValueRange::NonNegative.set(&mut self.values().requests, value)
     }
 
     /// Errors per second, from 0 on.
     pub fn record_eps(&self, value: f64) -> bool {
-        Range::Amount.set(&mut self.values().errors, value)
+        ValueRange::NonNegative.set(&mut self.values().errors, value)
     }
 
     /// What was recorded; it is over then.
-    pub(crate) fn take(&self) -> Values {
+    pub(crate) fn take(&self) -> MetricValues {
         mem::take(&mut self.values())
     }
 
-    fn values(&self) -> MutexGuard<'_, Values> {
+    fn values(&self) -> MutexGuard<'_, MetricValues> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -58,7 +58,7 @@ impl<F: FnMut(Duration) -> Option<f64> + Send + 'static> CpuMeter for F {
 pub struct KernelCounters {
     /// What the kernel's files are under: `/`, except in tests.
     root: PathBuf,
-    last: Option<Counts>,
+    last: Option<CpuCounters>,
     warned: bool,
 }
 
@@ -86,23 +86,23 @@ impl KernelCounters {
         utilization(&last?, self.last.as_ref()?, elapsed)
     }
 
-    fn counts(&self, process: Option<Duration>) -> Result<Counts, String> {
+    fn counts(&self, process: Option<Duration>) -> Result<CpuCounters, String> {
         let quota = self.quota();
         let used = match &quota {
             Some(quota) => group_time(&quota.group)?,
             None => process.ok_or("this system does not tell the CPU time of a process")?,
         };
-        Ok(Counts { quota, used, idle: self.idle()? })
+        Ok(CpuCounters { quota, used, idle: self.idle()? })
     }
 
     /// The tightest quota that applies.
-    fn quota(&self) -> Option<Quota> {
+    fn quota(&self) -> Option<CpuQuota> {
         let (mount, own) = self.group()?;
         own.ancestors()
             .filter_map(|group| {
                 let group = mount.join(group);
                 let cpus = cpu_max(&read(&group.join("cpu.max")).ok()?)?;
-                Some(Quota { group, cpus })
+                Some(CpuQuota { group, cpus })
             })
             .reduce(|inner, outer| if outer.cpus <= inner.cpus { outer } else { inner })
     }
@@ -122,7 +122,7 @@ impl KernelCounters {
     }
 
     /// The idle time of the CPUs that this process may run on, or `None` where the kernel does not count it.
-    fn idle(&self) -> Result<Option<Idle>, String> {
+    fn idle(&self) -> Result<Option<IdleTime>, String> {
         let path = self.root.join("proc/stat");
         if matches!(path.try_exists(), Ok(false)) {
             return Ok(None);
@@ -141,7 +141,7 @@ impl KernelCounters {
             .lines()
             .find_map(|line| cpu_list(line.strip_prefix("Cpus_allowed_list:")?))
             .ok_or_else(|| format!("{}: expected a line such as `Cpus_allowed_list: 0-3`", path.display()))?;
-        let mut idle = Idle { cpus: Vec::new(), time: Duration::ZERO };
+        let mut idle = IdleTime { cpus: Vec::new(), time: Duration::ZERO };
         for (cpu, time) in cpus {
             if allowed.iter().any(|range| range.contains(&cpu)) {
                 idle.cpus.push(cpu);
@@ -172,14 +172,14 @@ impl Default for KernelCounters {
 
 /// What the kernel has counted up to a moment.
 #[derive(Debug)]
-struct Counts {
-    quota: Option<Quota>,
+struct CpuCounters {
+    quota: Option<CpuQuota>,
     /// The CPU time of the quota's cgroup, or of this process if there is no quota.
     used: Duration,
-    idle: Option<Idle>,
+    idle: Option<IdleTime>,
 }
 
-impl Counts {
+impl CpuCounters {
     /// The cgroup whose time `used` is, if it is not this process'.
     fn group(&self) -> Option<&Path> {
         self.quota.as_ref().map(|quota| quota.group.as_path())
@@ -187,7 +187,7 @@ impl Counts {
 }
 
 #[derive(Debug)]
-struct Quota {
+struct CpuQuota {
     /// The directory of the cgroup that has it.
     group: PathBuf,
     /// How many CPUs' time may be used; more than none.
@@ -196,12 +196,12 @@ struct Quota {
 
 /// Idle time, with the CPUs whose it is: sums over different CPUs cannot be compared.
 #[derive(Debug)]
-struct Idle {
+struct IdleTime {
     cpus: Vec<u32>,
     time: Duration,
 }
 
-fn utilization(last: &Counts, counts: &Counts, elapsed: Duration) -> Option<f64> {
+fn utilization(last: &CpuCounters, counts: &CpuCounters, elapsed: Duration) -> Option<f64> {
     if last.group() != counts.group() {
         return None;
     }

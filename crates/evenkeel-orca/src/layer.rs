@@ -13,7 +13,7 @@ use tower_service::Service;
 
 use crate::server::ServerLoad;
 use crate::service;
-use crate::watch::Watch;
+use crate::watch::ServerCallGuard;
 
 /// Measures a server's calls and sends its load with the end of each, in the trailer
 /// [`endpoint-load-metrics-bin`](crate::TRAILER): also of calls that fail, also of streams. Handlers say more about a call with
@@ -49,21 +49,21 @@ impl LoadLayer {
 }
 
 impl<S> Layer<S> for LoadLayer {
-    type Service = Reporting<S>;
+    type Service = ReportingService<S>;
 
-    fn layer(&self, inner: S) -> Reporting<S> {
-        Reporting { inner, load: self.0.clone() }
+    fn layer(&self, inner: S) -> ReportingService<S> {
+        ReportingService { inner, load: self.0.clone() }
     }
 }
 
 /// A service behind a [`LoadLayer`].
 #[derive(Clone, Debug)]
-pub struct Reporting<S> {
+pub struct ReportingService<S> {
     inner: S,
     load: ServerLoad,
 }
 
-impl<S, In, Out> Service<http::Request<In>> for Reporting<S>
+impl<S, In, Out> Service<http::Request<In>> for ReportingService<S>
 where
     S: Service<http::Request<In>, Response = http::Response<Out>>,
 {
@@ -77,18 +77,22 @@ where
 
     fn call(&mut self, request: http::Request<In>) -> Self::Future {
         let counts = request.uri().path() != service::METHOD;
-        let mut watch = if counts { Watch::new(self.load.shared().clone()) } else { Watch::default() };
-        let inner = watch.within(|| self.inner.call(request));
-        ReportingFuture { inner, watch }
+        let mut guard = if counts {
+            ServerCallGuard::new(self.load.shared().clone())
+        } else {
+            ServerCallGuard::default()
+        };
+        let inner = guard.enter(|| self.inner.call(request));
+        ReportingFuture { inner, guard }
     }
 }
 
 pin_project! {
-    /// The future of a [`Reporting`] service.
+    /// The future of a [`ReportingService`] service.
     pub struct ReportingFuture<F> {
         #[pin]
         inner: F,
-        watch: Watch,
+        guard: ServerCallGuard,
     }
 }
 
@@ -100,28 +104,28 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
-        let mut response = match ready!(this.watch.within(|| this.inner.poll(cx))) {
+        let mut response = match ready!(this.guard.enter(|| this.inner.poll(cx))) {
             Ok(response) => response,
             Err(error) => {
-                this.watch.over(Some(Code::Unknown));
+                this.guard.finish(Some(Code::Unknown));
                 return Poll::Ready(Err(error));
             }
         };
         // A status in the head is the end of the call: there is nothing but the head (Trailers-Only).
         if response.headers().keys().any(|name| *name == tonic::Status::GRPC_STATUS) {
-            this.watch.end(response.headers_mut());
+            this.guard.finish_with_trailers(response.headers_mut());
         }
-        let watch = mem::take(this.watch);
-        Poll::Ready(Ok(response.map(|inner| ReportingBody { inner, watch })))
+        let guard = mem::take(this.guard);
+        Poll::Ready(Ok(response.map(|inner| ReportingBody { inner, guard })))
     }
 }
 
 pin_project! {
-    /// The answer of a [`Reporting`] service.
+    /// The answer of a [`ReportingService`] service.
     pub struct ReportingBody<B> {
         #[pin]
         inner: B,
-        watch: Watch,
+        guard: ServerCallGuard,
     }
 }
 
@@ -138,11 +142,11 @@ impl<B: http_body::Body> http_body::Body for ReportingBody<B> {
         match &mut frame {
             Some(Ok(frame)) => {
                 if let Some(trailers) = frame.trailers_mut() {
-                    this.watch.end(trailers);
+                    this.guard.finish_with_trailers(trailers);
                 }
             }
-            Some(Err(_)) => this.watch.over(Some(Code::Unknown)),
-            None => this.watch.over(None),
+            Some(Err(_)) => this.guard.finish(Some(Code::Unknown)),
+            None => this.guard.finish(None),
         }
         Poll::Ready(frame)
     }
@@ -158,6 +162,6 @@ impl<B: http_body::Body> http_body::Body for ReportingBody<B> {
 
 impl<B: Default> Default for ReportingBody<B> {
     fn default() -> ReportingBody<B> {
-        ReportingBody { inner: B::default(), watch: Watch::default() }
+        ReportingBody { inner: B::default(), guard: ServerCallGuard::default() }
     }
 }

@@ -27,7 +27,7 @@ mod watch;
 
 pub use call::CallLoad;
 pub use evenkeel_proto::xds::data::orca::v3::OrcaLoadReport;
-pub use layer::{LoadLayer, Reporting, ReportingBody, ReportingFuture};
-pub use report::{Ignored, Named, Reading, Report, TRAILER, read, read_trailers};
-pub use server::{Builder, ServerLoad};
+pub use layer::{LoadLayer, ReportingBody, ReportingFuture, ReportingService};
+pub use report::{IgnoredReason, NamedMetric, OrcaReport, ParsedReport, TRAILER, read, read_trailers};
+pub use server::{ServerLoad, ServerLoadBuilder};
 pub use service::{LoadService, METHOD};

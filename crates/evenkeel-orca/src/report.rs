@@ -1,7 +1,7 @@
 //! Reading load reports, as a client does.
 //!
 //! A backend sends them in the trailer [`TRAILER`] of an answer, or out of band. They come from outside and say
-//! anything. What cannot be used is ignored, and [`Reading::ignored`] says why, for whoever counts such things; the call
+//! anything. What cannot be used is ignored, and [`ParsedReport::ignored`] says why, for whoever counts such things; the call
 //! that it came with is none the worse.
 
 use std::fmt;
@@ -27,11 +27,11 @@ const SHORT: usize = 128;
 
 /// What came of reading a report.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Reading {
+pub struct ParsedReport {
     /// What can be used. A value that no server may report is left out, as if it had not been reported.
-    pub report: Option<Report>,
+    pub report: Option<OrcaReport>,
     /// Why something was left out, if it was: one reason of perhaps several.
-    pub ignored: Option<Ignored>,
+    pub ignored: Option<IgnoredReason>,
 }
 
 /// A report as it was read: the message [`OrcaLoadReport`](crate::OrcaLoadReport) with lists for maps, which cost nothing where they are
@@ -39,7 +39,7 @@ pub struct Reading {
 /// whole-number `rps` is not for anybody's use (ORCA-2).
 #[derive(Clone, PartialEq, prost::Message)]
 #[prost(prost_path = "evenkeel_proto::prost")]
-pub struct Report {
+pub struct OrcaReport {
     /// CPU utilisation; may exceed 1 above a soft limit.
     #[prost(double, tag = "1")]
     pub cpu_utilization: f64,
@@ -48,10 +48,10 @@ pub struct Report {
     pub mem_utilization: f64,
     /// Named costs of the request, each name once.
     #[prost(message, repeated, tag = "4")]
-    pub request_cost: Vec<Named>,
+    pub request_cost: Vec<NamedMetric>,
     /// Named utilisations, each name once.
     #[prost(message, repeated, tag = "5")]
-    pub utilization: Vec<Named>,
+    pub utilization: Vec<NamedMetric>,
     /// Requests per second.
     #[prost(double, tag = "6")]
     pub rps_fractional: f64,
@@ -60,7 +60,7 @@ pub struct Report {
     pub eps: f64,
     /// Named metrics of any meaning, each name once.
     #[prost(message, repeated, tag = "8")]
-    pub named_metrics: Vec<Named>,
+    pub named_metrics: Vec<NamedMetric>,
     /// The application's own view of its utilisation.
     #[prost(double, tag = "9")]
     pub application_utilization: f64,
@@ -69,7 +69,7 @@ pub struct Report {
 /// An entry of a map, as it is on the wire.
 #[derive(Clone, PartialEq, prost::Message)]
 #[prost(prost_path = "evenkeel_proto::prost")]
-pub struct Named {
+pub struct NamedMetric {
     /// The name.
     #[prost(string, tag = "1")]
     pub name: String,
@@ -81,7 +81,7 @@ pub struct Named {
 /// Why a report, or some of it, is ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Ignored {
+pub enum IgnoredReason {
     /// There are several in the trailers of one call, and none of them is better than the others.
     Repeated,
     /// It has more bytes than are read.
@@ -91,57 +91,57 @@ pub enum Ignored {
     /// It is no report.
     Malformed,
     /// A value is not a number, infinite, or below zero where there is nothing below zero. The other values are used.
-    BadValue,
+    InvalidValue,
 }
 
 /// The report in the trailers of a call, if there is one.
-pub fn read_trailers(trailers: &HeaderMap) -> Reading {
+pub fn read_trailers(trailers: &HeaderMap) -> ParsedReport {
     let mut found: Option<&[u8]> = None;
     for (_, value) in trailers.iter().filter(|(name, _)| **name == TRAILER_NAME) {
         if found.replace(value.as_bytes()).is_some() {
-            return Reading::none(Ignored::Repeated);
+            return ParsedReport::none(IgnoredReason::Repeated);
         }
     }
-    let Some(text) = found else { return Reading::default() };
+    let Some(text) = found else { return ParsedReport::default() };
     let mut short = [0; SHORT];
-    if let Some(room) = short.get_mut(..base64::longest(text.len())) {
+    if let Some(room) = short.get_mut(..base64::max_decoded_len(text.len())) {
         return read_text(text, room);
     }
     if text.len() > MAX_BYTES.div_ceil(3) * 4 {
-        return Reading::none(Ignored::TooLong);
+        return ParsedReport::none(IgnoredReason::TooLong);
     }
-    read_text(text, &mut vec![0; base64::longest(text.len())])
+    read_text(text, &mut vec![0; base64::max_decoded_len(text.len())])
 }
 
 /// A report from its text, decoded into `room`.
-fn read_text(text: &[u8], room: &mut [u8]) -> Reading {
+fn read_text(text: &[u8], room: &mut [u8]) -> ParsedReport {
     match base64::decode(text, room) {
         Some(length) => read(&room[..length]),
         // A list in one line is the same as several lines; a comma is no letter of the code.
-        None if text.contains(&b',') => Reading::none(Ignored::Repeated),
-        None => Reading::none(Ignored::Malformed),
+        None if text.contains(&b',') => ParsedReport::none(IgnoredReason::Repeated),
+        None => ParsedReport::none(IgnoredReason::Malformed),
     }
 }
 
 /// A report from its bytes, as they come out of band.
-pub fn read(bytes: &[u8]) -> Reading {
+pub fn read(bytes: &[u8]) -> ParsedReport {
     if bytes.len() > MAX_BYTES {
-        return Reading::none(Ignored::TooLong);
+        return ParsedReport::none(IgnoredReason::TooLong);
     }
-    let Ok(mut report) = Report::decode(bytes) else {
-        return Reading::none(Ignored::Malformed);
+    let Ok(mut report) = OrcaReport::decode(bytes) else {
+        return ParsedReport::none(IgnoredReason::Malformed);
     };
     if report.utilization.len() + report.named_metrics.len() + report.request_cost.len() > MAX_NAMES {
-        return Reading::none(Ignored::TooManyNames);
+        return ParsedReport::none(IgnoredReason::TooManyNames);
     }
-    let is_sound = report.leave_out_bad();
-    Reading { report: Some(report), ignored: (!is_sound).then_some(Ignored::BadValue) }
+    let is_valid = report.remove_invalid();
+    ParsedReport { report: Some(report), ignored: (!is_valid).then_some(IgnoredReason::InvalidValue) }
 }
 
-impl Report {
+impl OrcaReport {
     /// Takes out what no server may report; answers whether there was nothing of it.
-    fn leave_out_bad(&mut self) -> bool {
-        let mut is_sound = true;
+    fn remove_invalid(&mut self) -> bool {
+        let mut is_valid = true;
         for value in [
             &mut self.cpu_utilization,
             &mut self.mem_utilization,
@@ -149,20 +149,20 @@ impl Report {
             &mut self.rps_fractional,
             &mut self.eps,
         ] {
-            if !is_amount(*value) {
+            if !is_non_negative(*value) {
                 *value = 0.0;
-                is_sound = false;
+                is_valid = false;
             }
         }
-        is_sound &= keep(&mut self.utilization, is_amount);
-        is_sound &= keep(&mut self.named_metrics, f64::is_finite);
-        is_sound &= keep(&mut self.request_cost, f64::is_finite);
-        is_sound
+        is_valid &= retain_valid(&mut self.utilization, is_non_negative);
+        is_valid &= retain_valid(&mut self.named_metrics, f64::is_finite);
+        is_valid &= retain_valid(&mut self.request_cost, f64::is_finite);
+        is_valid
     }
 }
 
 /// Keeps the last value of each name, if it is good; answers whether all were.
-fn keep(list: &mut Vec<Named>, is_good: fn(f64) -> bool) -> bool {
+fn retain_valid(list: &mut Vec<NamedMetric>, is_good: fn(f64) -> bool) -> bool {
     if list.is_empty() {
         return true;
     }
@@ -177,37 +177,37 @@ fn keep(list: &mut Vec<Named>, is_good: fn(f64) -> bool) -> bool {
 }
 
 /// Whether this can be a share or a rate.
-pub(crate) fn is_amount(value: f64) -> bool {
+pub(crate) fn is_non_negative(value: f64) -> bool {
     value >= 0.0 && value.is_finite()
 }
 
-impl Reading {
-    fn none(why: Ignored) -> Reading {
-        Reading { report: None, ignored: Some(why) }
+impl ParsedReport {
+    fn none(why: IgnoredReason) -> ParsedReport {
+        ParsedReport { report: None, ignored: Some(why) }
     }
 }
 
-impl Ignored {
+impl IgnoredReason {
     /// One word, as for a label of a metric.
     pub fn as_str(self) -> &'static str {
         match self {
-            Ignored::Repeated => "repeated",
-            Ignored::TooLong => "too_long",
-            Ignored::TooManyNames => "too_many_names",
-            Ignored::Malformed => "malformed",
-            Ignored::BadValue => "bad_value",
+            IgnoredReason::Repeated => "repeated",
+            IgnoredReason::TooLong => "too_long",
+            IgnoredReason::TooManyNames => "too_many_names",
+            IgnoredReason::Malformed => "malformed",
+            IgnoredReason::InvalidValue => "bad_value",
         }
     }
 }
 
-impl fmt::Display for Ignored {
+impl fmt::Display for IgnoredReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Ignored::Repeated => f.write_str("several load reports on one call; none is used"),
-            Ignored::TooLong => write!(f, "a load report of more than {MAX_BYTES} bytes; it is not used"),
-            Ignored::TooManyNames => write!(f, "a load report with more than {MAX_NAMES} names; it is not used"),
-            Ignored::Malformed => f.write_str("a load report that cannot be decoded; it is not used"),
-            Ignored::BadValue => f.write_str(
+            IgnoredReason::Repeated => f.write_str("several load reports on one call; none is used"),
+            IgnoredReason::TooLong => write!(f, "a load report of more than {MAX_BYTES} bytes; it is not used"),
+            IgnoredReason::TooManyNames => write!(f, "a load report with more than {MAX_NAMES} names; it is not used"),
+            IgnoredReason::Malformed => f.write_str("a load report that cannot be decoded; it is not used"),
+            IgnoredReason::InvalidValue => f.write_str(
                 "a load report with a value that is not finite, or negative where nothing is; the value is not used",
             ),
         }

@@ -21,7 +21,7 @@ use tonic::Code;
 use crate::cpu::{CpuMeter, KernelCounters};
 use crate::layer::LoadLayer;
 use crate::service::LoadService;
-use crate::values::{Range, Values};
+use crate::values::{MetricValues, ValueRange};
 
 /// How long a window lasts at least.
 const WINDOW: Duration = Duration::from_secs(1);
@@ -49,16 +49,16 @@ const WINDOW: Duration = Duration::from_secs(1);
 ///
 /// Clones are the same. A request counts when it ends, however it does; one that the client gave up is no error.
 #[derive(Clone, Debug)]
-pub struct ServerLoad(Arc<Shared>);
+pub struct ServerLoad(Arc<ServerLoadInner>);
 
 /// Settings of a [`ServerLoad`].
-pub struct Builder {
+pub struct ServerLoadBuilder {
     cpu: Option<Box<dyn CpuMeter>>,
     window: Duration,
     is_error: Box<dyn Fn(Code) -> bool + Send + Sync>,
 }
 
-pub(crate) struct Shared {
+pub(crate) struct ServerLoadInner {
     requests: AtomicU64,
     errors: AtomicU64,
     is_error: Box<dyn Fn(Code) -> bool + Send + Sync>,
@@ -66,14 +66,14 @@ pub(crate) struct Shared {
     ends_at: AtomicU64,
     began: Instant,
     window: Duration,
-    gauge: Mutex<Gauge>,
+    gauge: Mutex<MeasuredWindow>,
     /// For those who change it.
-    state: Mutex<State>,
-    current: ArcSwap<Current>,
+    state: Mutex<MetricSources>,
+    current: ArcSwap<PublishedMetrics>,
 }
 
 /// Where the last window ended.
-struct Gauge {
+struct MeasuredWindow {
     at: Instant,
     requests: u64,
     errors: u64,
@@ -81,15 +81,15 @@ struct Gauge {
 }
 
 #[derive(Default)]
-struct State {
-    set: Values,
-    measured: Values,
+struct MetricSources {
+    set: MetricValues,
+    measured: MetricValues,
 }
 
 /// What is sent.
 #[derive(Default)]
-struct Current {
-    values: Values,
+struct PublishedMetrics {
+    values: MetricValues,
     /// The same as it stands in trailers.
     trailer: Option<HeaderValue>,
 }
@@ -107,11 +107,11 @@ impl ServerLoad {
     }
 
     /// For other settings.
-    pub fn builder() -> Builder {
-        Builder {
+    pub fn builder() -> ServerLoadBuilder {
+        ServerLoadBuilder {
             cpu: Some(Box::new(KernelCounters::new())),
             window: WINDOW,
-            is_error: Box::new(is_servers_fault),
+            is_error: Box::new(is_server_error),
         }
     }
 
@@ -132,7 +132,7 @@ impl ServerLoad {
 
     /// The share of the CPU that is used, from 0 on; above 1 is beyond a soft limit.
     pub fn set_cpu_utilization(&self, value: f64) -> bool {
-        self.change(|set| Range::Amount.set(&mut set.cpu, value))
+        self.change(|set| ValueRange::NonNegative.set(&mut set.cpu, value))
     }
 
     /// Back to what is measured.
@@ -142,7 +142,7 @@ impl ServerLoad {
 
     /// The share of the memory that is used, from 0 to 1.
     pub fn set_memory_utilization(&self, value: f64) -> bool {
-        self.change(|set| Range::Share.set(&mut set.memory, value))
+        self.change(|set| ValueRange::Fraction.set(&mut set.memory, value))
     }
 
     /// Not reported any more.
@@ -152,7 +152,7 @@ impl ServerLoad {
 
     /// The application's own view of its utilisation, from 0 on; clients prefer it to the CPU's.
     pub fn set_application_utilization(&self, value: f64) -> bool {
-        self.change(|set| Range::Amount.set(&mut set.application, value))
+        self.change(|set| ValueRange::NonNegative.set(&mut set.application, value))
     }
 
     /// Not reported any more.
@@ -162,7 +162,7 @@ impl ServerLoad {
 
     /// Requests per second, from 0 on.
     pub fn set_qps(&self, value: f64) -> bool {
-        self.change(|set| Range::Amount.set(&mut set.requests, value))
+        self.change(|set| ValueRange::NonNegative.set(&mut set.requests, value))
     }
 
     /// Back to what is measured.
@@ -172,7 +172,7 @@ impl ServerLoad {
 
     /// Errors per second, from 0 on.
     pub fn set_eps(&self, value: f64) -> bool {
-        self.change(|set| Range::Amount.set(&mut set.errors, value))
+        self.change(|set| ValueRange::NonNegative.set(&mut set.errors, value))
     }
 
     /// Back to what is measured.
@@ -182,12 +182,12 @@ impl ServerLoad {
 
     /// How far something that has a name is used, from 0 to 1.
     pub fn set_utilization(&self, name: &str, value: f64) -> bool {
-        self.change(|set| Range::Share.put(&mut set.utilization, name, value))
+        self.change(|set| ValueRange::Fraction.insert(&mut set.utilization, name, value))
     }
 
     /// Replaces all that [`ServerLoad::set_utilization`] set. Answers whether all were taken.
     pub fn set_all_utilization<N: Into<String>>(&self, values: impl IntoIterator<Item = (N, f64)>) -> bool {
-        self.change(|set| Range::Share.put_all(&mut set.utilization, values))
+        self.change(|set| ValueRange::Fraction.replace_all(&mut set.utilization, values))
     }
 
     /// Not reported any more.
@@ -197,12 +197,12 @@ impl ServerLoad {
 
     /// Something that has a name and a meaning of the application's own: any number.
     pub fn set_named_metric(&self, name: &str, value: f64) -> bool {
-        self.change(|set| Range::Number.put(&mut set.named, name, value))
+        self.change(|set| ValueRange::Finite.insert(&mut set.named, name, value))
     }
 
     /// Replaces all that [`ServerLoad::set_named_metric`] set. Answers whether all were taken.
     pub fn set_all_named_metrics<N: Into<String>>(&self, values: impl IntoIterator<Item = (N, f64)>) -> bool {
-        self.change(|set| Range::Number.put_all(&mut set.named, values))
+        self.change(|set| ValueRange::Finite.replace_all(&mut set.named, values))
     }
 
     /// Not reported any more.
@@ -210,36 +210,36 @@ impl ServerLoad {
         self.change(|set| set.named.remove(name));
     }
 
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
+    pub(crate) fn shared(&self) -> &Arc<ServerLoadInner> {
         &self.0
     }
 
-    fn change<T>(&self, change: impl FnOnce(&mut Values) -> T) -> T {
-        let mut state = locked(&self.0.state);
+    fn change<T>(&self, change: impl FnOnce(&mut MetricValues) -> T) -> T {
+        let mut state = lock(&self.0.state);
         let answer = change(&mut state.set);
         self.0.publish(&state);
         answer
     }
 }
 
-impl Builder {
+impl ServerLoadBuilder {
     /// Takes the CPU's utilisation from there.
     #[must_use]
-    pub fn cpu(mut self, meter: impl CpuMeter) -> Builder {
+    pub fn cpu(mut self, meter: impl CpuMeter) -> ServerLoadBuilder {
         self.cpu = Some(Box::new(meter));
         self
     }
 
     /// Does not measure the CPU's utilisation.
     #[must_use]
-    pub fn without_cpu(mut self) -> Builder {
+    pub fn without_cpu(mut self) -> ServerLoadBuilder {
         self.cpu = None;
         self
     }
 
     /// How long it is measured at least before the result is reported; 1 s unless set.
     #[must_use]
-    pub fn window(mut self, window: Duration) -> Builder {
+    pub fn window(mut self, window: Duration) -> ServerLoadBuilder {
         self.window = window;
         self
     }
@@ -247,7 +247,7 @@ impl Builder {
     /// Which ends count as errors. Unless set these are the server's own: UNKNOWN, DEADLINE_EXCEEDED,
     /// RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE, DATA_LOSS.
     #[must_use]
-    pub fn errors(mut self, is_error: impl Fn(Code) -> bool + Send + Sync + 'static) -> Builder {
+    pub fn errors(mut self, is_error: impl Fn(Code) -> bool + Send + Sync + 'static) -> ServerLoadBuilder {
         self.is_error = Box::new(is_error);
         self
     }
@@ -258,14 +258,14 @@ impl Builder {
         if let Some(cpu) = &mut self.cpu {
             cpu.utilization(Duration::ZERO);
         }
-        ServerLoad(Arc::new(Shared {
+        ServerLoad(Arc::new(ServerLoadInner {
             requests: AtomicU64::new(0),
             errors: AtomicU64::new(0),
             is_error: self.is_error,
             ends_at: AtomicU64::new(nanos(self.window)),
             began,
             window: self.window,
-            gauge: Mutex::new(Gauge { at: began, requests: 0, errors: 0, cpu: self.cpu }),
+            gauge: Mutex::new(MeasuredWindow { at: began, requests: 0, errors: 0, cpu: self.cpu }),
             state: Mutex::default(),
             current: ArcSwap::default(),
         }))
@@ -273,7 +273,7 @@ impl Builder {
 }
 
 /// Ends that say something about this server, and not about the request alone.
-fn is_servers_fault(code: Code) -> bool {
+fn is_server_error(code: Code) -> bool {
     matches!(
         code,
         Code::Unknown
@@ -286,9 +286,9 @@ fn is_servers_fault(code: Code) -> bool {
     )
 }
 
-impl Shared {
+impl ServerLoadInner {
     /// A request ended: with a code, or unfinished.
-    pub(crate) fn ended(self: &Arc<Shared>, code: Option<Code>) {
+    pub(crate) fn record_call(self: &Arc<ServerLoadInner>, code: Option<Code>) {
         if code.is_some_and(|code| (self.is_error)(code)) {
             self.errors.fetch_add(1, Ordering::Relaxed);
         }
@@ -302,18 +302,18 @@ impl Shared {
     }
 
     /// The trailer of a call that recorded this.
-    pub(crate) fn trailer_with(&self, call: Values) -> Option<HeaderValue> {
+    pub(crate) fn trailer_with(&self, call: MetricValues) -> Option<HeaderValue> {
         if call.is_empty() {
             return self.trailer();
         }
-        let mut trailer = call.over(&self.current.load().values).into_trailer()?;
+        let mut trailer = call.merge(&self.current.load().values).into_trailer()?;
         // It does not come again: HTTP/2 need not remember it, and forget for it what does.
         trailer.set_sensitive(true);
         Some(trailer)
     }
 
     /// Ends the window if it is long enough. That reads files, so it happens aside; whoever wants to may wait for it.
-    pub(crate) fn measure_if_due(self: &Arc<Shared>) -> Option<JoinHandle<()>> {
+    pub(crate) fn measure_if_due(self: &Arc<ServerLoadInner>) -> Option<JoinHandle<()>> {
         let now = nanos(self.began.elapsed());
         let ends_at = self.ends_at.load(Ordering::Relaxed);
         if now < ends_at {
@@ -332,7 +332,7 @@ impl Shared {
     }
 
     fn measure(&self, now: Instant) {
-        let mut gauge = locked(&self.gauge);
+        let mut gauge = lock(&self.gauge);
         let elapsed = now.saturating_duration_since(gauge.at);
         let seconds = elapsed.as_secs_f64();
         if seconds <= 0.0 {
@@ -340,27 +340,27 @@ impl Shared {
         }
         let errors = self.errors.load(Ordering::Relaxed);
         let requests = self.requests.load(Ordering::Relaxed);
-        let measured = Values {
+        let measured = MetricValues {
             cpu: gauge
                 .cpu
                 .as_mut()
                 .and_then(|cpu| cpu.utilization(elapsed))
-                .filter(|cpu| Range::Amount.has(*cpu)),
+                .filter(|cpu| ValueRange::NonNegative.contains(*cpu)),
             requests: Some(requests.wrapping_sub(gauge.requests) as f64 / seconds),
             errors: Some(errors.wrapping_sub(gauge.errors) as f64 / seconds),
-            ..Values::default()
+            ..MetricValues::default()
         };
         (gauge.at, gauge.requests, gauge.errors) = (now, requests, errors);
         drop(gauge);
-        let mut state = locked(&self.state);
+        let mut state = lock(&self.state);
         state.measured = measured;
         self.publish(&state);
     }
 
-    fn publish(&self, state: &State) {
-        let values = state.set.clone().over(&state.measured);
+    fn publish(&self, state: &MetricSources) {
+        let values = state.set.clone().merge(&state.measured);
         let trailer = values.clone().into_trailer();
-        self.current.store(Arc::new(Current { values, trailer }));
+        self.current.store(Arc::new(PublishedMetrics { values, trailer }));
     }
 }
 
@@ -370,19 +370,19 @@ fn nanos(duration: Duration) -> u64 {
 }
 
 /// Locks, also after a panic of somebody who had the lock: every change under it is whole or leaves the old.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for ServerLoadInner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ServerLoad").field("current", &self.current.load().values).finish_non_exhaustive()
     }
 }
 
-impl fmt::Debug for Builder {
+impl fmt::Debug for ServerLoadBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Builder { cpu, window, .. } = self;
+        let ServerLoadBuilder { cpu, window, .. } = self;
         f.debug_struct("Builder").field("cpu", &cpu.is_some()).field("window", window).finish_non_exhaustive()
     }
 }

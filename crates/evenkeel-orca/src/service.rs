@@ -54,12 +54,12 @@ impl LoadService {
         self
     }
 
-    fn reports(&self, request: &OrcaLoadReportRequest) -> Reports {
+    fn reports(&self, request: &OrcaLoadReportRequest) -> ReportStream {
         // What is missing or no duration, as a negative one, counts as zero.
         let asked = request.report_interval.and_then(|interval| Duration::try_from(interval).ok());
         let mut ticks = interval(asked.unwrap_or_default().max(self.min_interval).min(MAX_INTERVAL));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Reports { load: self.load.clone(), ticks, measuring: None }
+        ReportStream { load: self.load.clone(), ticks, measuring: None }
     }
 }
 
@@ -96,8 +96,8 @@ struct StreamCoreMetrics(LoadService);
 
 impl ServerStreamingService<OrcaLoadReportRequest> for StreamCoreMetrics {
     type Response = OrcaLoadReport;
-    type ResponseStream = Reports;
-    type Future = std::future::Ready<Result<Response<Reports>, Status>>;
+    type ResponseStream = ReportStream;
+    type Future = std::future::Ready<Result<Response<ReportStream>, Status>>;
 
     fn call(&mut self, request: Request<OrcaLoadReportRequest>) -> Self::Future {
         std::future::ready(Ok(Response::new(self.0.reports(request.get_ref()))))
@@ -105,14 +105,14 @@ impl ServerStreamingService<OrcaLoadReportRequest> for StreamCoreMetrics {
 }
 
 /// The reports of one stream.
-struct Reports {
+struct ReportStream {
     load: ServerLoad,
     ticks: Interval,
     /// Waits for what is measured now.
     measuring: Option<JoinHandle<()>>,
 }
 
-impl Stream for Reports {
+impl Stream for ReportStream {
     type Item = Result<OrcaLoadReport, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {

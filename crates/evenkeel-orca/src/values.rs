@@ -8,11 +8,11 @@ use evenkeel_proto::xds::data::orca::v3::OrcaLoadReport;
 use http::HeaderValue;
 
 use crate::base64;
-use crate::report::is_amount;
+use crate::report::is_non_negative;
 
 /// Metrics that were recorded; the others are unset.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Values {
+pub(crate) struct MetricValues {
     pub(crate) cpu: Option<f64>,
     pub(crate) memory: Option<f64>,
     pub(crate) application: Option<f64>,
@@ -25,27 +25,27 @@ pub(crate) struct Values {
 
 /// What a value may be (A51).
 #[derive(Clone, Copy)]
-pub(crate) enum Range {
+pub(crate) enum ValueRange {
     /// From 0 on.
-    Amount,
+    NonNegative,
     /// From 0 to 1.
-    Share,
+    Fraction,
     /// Any number.
-    Number,
+    Finite,
 }
 
-impl Range {
-    pub(crate) fn has(self, value: f64) -> bool {
+impl ValueRange {
+    pub(crate) fn contains(self, value: f64) -> bool {
         match self {
-            Range::Amount => is_amount(value),
-            Range::Share => (0.0..=1.0).contains(&value),
-            Range::Number => value.is_finite(),
+            ValueRange::NonNegative => is_non_negative(value),
+            ValueRange::Fraction => (0.0..=1.0).contains(&value),
+            ValueRange::Finite => value.is_finite(),
         }
     }
 
     /// Records a value if it lies in the range; answers whether it did.
     pub(crate) fn set(self, slot: &mut Option<f64>, value: f64) -> bool {
-        let is_in = self.has(value);
+        let is_in = self.contains(value);
         if is_in {
             *slot = Some(value);
         }
@@ -53,8 +53,8 @@ impl Range {
     }
 
     /// Records a value under a name if it lies in the range; answers whether it did.
-    pub(crate) fn put(self, map: &mut BTreeMap<String, f64>, name: &str, value: f64) -> bool {
-        let is_in = self.has(value);
+    pub(crate) fn insert(self, map: &mut BTreeMap<String, f64>, name: &str, value: f64) -> bool {
+        let is_in = self.contains(value);
         if is_in {
             map.insert(name.to_owned(), value);
         }
@@ -62,7 +62,7 @@ impl Range {
     }
 
     /// Replaces all values under names by those that lie in the range; answers whether all did.
-    pub(crate) fn put_all<N: Into<String>>(
+    pub(crate) fn replace_all<N: Into<String>>(
         self,
         map: &mut BTreeMap<String, f64>,
         values: impl IntoIterator<Item = (N, f64)>,
@@ -70,7 +70,7 @@ impl Range {
         let mut are_in = true;
         map.clear();
         for (name, value) in values {
-            if self.has(value) {
+            if self.contains(value) {
                 map.insert(name.into(), value);
             } else {
                 are_in = false;
@@ -80,24 +80,24 @@ impl Range {
     }
 }
 
-impl Values {
+impl MetricValues {
     pub(crate) fn is_empty(&self) -> bool {
-        let Values { cpu, memory, application, requests, errors, utilization, named, cost } = self;
+        let MetricValues { cpu, memory, application, requests, errors, utilization, named, cost } = self;
         [cpu, memory, application, requests, errors].iter().all(|value| value.is_none())
             && [utilization, named, cost].iter().all(|map| map.is_empty())
     }
 
     /// These, and where they are unset the others.
-    pub(crate) fn over(self, others: &Values) -> Values {
-        Values {
+    pub(crate) fn merge(self, others: &MetricValues) -> MetricValues {
+        MetricValues {
             cpu: self.cpu.or(others.cpu),
             memory: self.memory.or(others.memory),
             application: self.application.or(others.application),
             requests: self.requests.or(others.requests),
             errors: self.errors.or(others.errors),
-            utilization: over(self.utilization, &others.utilization),
-            named: over(self.named, &others.named),
-            cost: over(self.cost, &others.cost),
+            utilization: merge(self.utilization, &others.utilization),
+            named: merge(self.named, &others.named),
+            cost: merge(self.cost, &others.cost),
         }
     }
 
@@ -126,7 +126,7 @@ impl Values {
     }
 }
 
-fn over(mut these: BTreeMap<String, f64>, others: &BTreeMap<String, f64>) -> BTreeMap<String, f64> {
+fn merge(mut these: BTreeMap<String, f64>, others: &BTreeMap<String, f64>) -> BTreeMap<String, f64> {
     if these.is_empty() {
         return others.clone();
     }

@@ -14,38 +14,38 @@ use tonic::{Code, Status};
 
 use crate::call::CallLoad;
 use crate::report::TRAILER_NAME;
-use crate::server::Shared;
+use crate::server::ServerLoadInner;
 
 thread_local! {
-    static CURRENT: Cell<Current> = const { Cell::new(Current::Nobody) };
+    static CURRENT: Cell<CurrentCall> = const { Cell::new(CurrentCall::Idle) };
 }
 
 /// Whose work is done on a thread.
 #[derive(Default)]
-enum Current {
+enum CurrentCall {
     /// That of no call.
     #[default]
-    Nobody,
+    Idle,
     /// That of a call, with what it records with once its handler has asked.
     Call(Option<CallLoad>),
 }
 
 /// Watches a call to its end. One that is dropped before was given up by the client.
 #[derive(Default)]
-pub(crate) struct Watch {
+pub(crate) struct ServerCallGuard {
     /// `None` if the call is over, or none that counts.
-    server: Option<Arc<Shared>>,
+    server: Option<Arc<ServerLoadInner>>,
     /// What the call records with, once its handler has asked.
     load: Option<CallLoad>,
 }
 
-impl Watch {
-    pub(crate) fn new(server: Arc<Shared>) -> Watch {
-        Watch { server: Some(server), load: None }
+impl ServerCallGuard {
+    pub(crate) fn new(server: Arc<ServerLoadInner>) -> ServerCallGuard {
+        ServerCallGuard { server: Some(server), load: None }
     }
 
     /// The call ends with these trailers: reports in them.
-    pub(crate) fn end(&mut self, trailers: &mut HeaderMap) {
+    pub(crate) fn finish_with_trailers(&mut self, trailers: &mut HeaderMap) {
         let Some(server) = self.server.take() else { return };
         let report = match self.load.take() {
             Some(load) => server.trailer_with(load.take()),
@@ -60,29 +60,29 @@ impl Watch {
         {
             let _ = place.try_insert(report);
         }
-        server.ended(code);
+        server.record_call(code);
     }
 
     /// The call has ended, with a code or without one. Only the first end counts.
-    pub(crate) fn over(&mut self, code: Option<Code>) {
+    pub(crate) fn finish(&mut self, code: Option<Code>) {
         if let Some(server) = self.server.take() {
-            server.ended(code);
+            server.record_call(code);
         }
     }
 
     /// Does some of the call's work; its handler finds what to record with.
     #[inline]
-    pub(crate) fn within<T>(&mut self, work: impl FnOnce() -> T) -> T {
+    pub(crate) fn enter<T>(&mut self, work: impl FnOnce() -> T) -> T {
         /// Puts everything back, also if the work panics.
-        struct Within<'w> {
-            watch: &'w mut Watch,
-            outer: Current,
+        struct CurrentCallGuard<'w> {
+            watch: &'w mut ServerCallGuard,
+            outer: CurrentCall,
         }
 
-        impl Drop for Within<'_> {
+        impl Drop for CurrentCallGuard<'_> {
             #[inline]
             fn drop(&mut self) {
-                if let Current::Call(load) = CURRENT.replace(mem::take(&mut self.outer)) {
+                if let CurrentCall::Call(load) = CURRENT.replace(mem::take(&mut self.outer)) {
                     self.watch.load = load;
                 }
             }
@@ -91,24 +91,24 @@ impl Watch {
         if self.server.is_none() {
             return work();
         }
-        let outer = CURRENT.replace(Current::Call(self.load.take()));
-        let _within = Within { watch: self, outer };
+        let outer = CURRENT.replace(CurrentCall::Call(self.load.take()));
+        let _guard = CurrentCallGuard { watch: self, outer };
         work()
     }
 }
 
-impl Drop for Watch {
+impl Drop for ServerCallGuard {
     fn drop(&mut self) {
         if self.server.is_some() {
-            self.over(thread::panicking().then_some(Code::Unknown));
+            self.finish(thread::panicking().then_some(Code::Unknown));
         }
     }
 }
 
 /// What the call records with whose work is done here.
 pub(crate) fn current_load() -> Option<CallLoad> {
-    let Current::Call(mut load) = CURRENT.take() else { return None };
+    let CurrentCall::Call(mut load) = CURRENT.take() else { return None };
     let found = load.get_or_insert_default().clone();
-    CURRENT.set(Current::Call(load));
+    CURRENT.set(CurrentCall::Call(load));
     Some(found)
 }

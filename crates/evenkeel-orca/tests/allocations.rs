@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
-use evenkeel_orca::{CallLoad, OrcaLoadReport, Reading, ServerLoad, TRAILER, read_trailers};
+use evenkeel_orca::{CallLoad, OrcaLoadReport, ParsedReport, ServerLoad, TRAILER, read_trailers};
 use evenkeel_proto::prost::Message as _;
 use http::{HeaderMap, Request, Response};
 use http_body::{Body, Frame};
@@ -82,7 +82,7 @@ where
 }
 
 /// The message that was read.
-fn in_full(reading: Reading) -> Option<OrcaLoadReport> {
+fn in_full(reading: ParsedReport) -> Option<OrcaLoadReport> {
     assert_eq!(reading.ignored, None);
     reading.report.map(|report| OrcaLoadReport::decode(&*report.encode_to_vec()).expect("the same message"))
 }

@@ -25,7 +25,7 @@ use tonic::body::Body;
 
 use crate::channel::PeerAddress;
 use crate::connection::{StreamPermit, describe_error};
-use crate::http2::{Error, Head, HttpRecvStream, HttpSendStream, Reason};
+use crate::http2::{Error, HttpRecvStream, HttpSendStream, Reason, ResponseHeaders};
 use crate::metrics::{AttemptMeter, CallMeter};
 use crate::retry::{RetryPolicy, RetryPushback, RetryState, RetryThrottle};
 use crate::traffic::{CallTimer, ChannelStats};
@@ -329,7 +329,7 @@ impl RequestSender {
         loop {
             if self.pending_chunk.is_some()
                 && self.chunks_taken > 1
-                && ready!(self.stream.poll_room(cx)).is_none()
+                && ready!(self.stream.poll_capacity(cx)).is_none()
             {
                 return Poll::Ready(RequestSendResult::Done);
             }
@@ -355,7 +355,7 @@ impl RequestSender {
                     {
                         return Poll::Ready(RequestSendResult::Done);
                     }
-                    return self.stream.poll_unwanted(cx).map(|()| RequestSendResult::Done);
+                    return self.stream.poll_closed(cx).map(|()| RequestSendResult::Done);
                 }
             }
         }
@@ -567,7 +567,7 @@ enum SendProgress {
 }
 
 /// The head of an answer; `None` if there is none because the request body failed or the deadline passed.
-type HeadResult = Option<Result<Head, Error>>;
+type HeadResult = Option<Result<ResponseHeaders, Error>>;
 
 impl Attempt {
     /// An attempt whose head is sent.
@@ -647,12 +647,12 @@ impl Attempt {
     /// The answer, if its head is not the end of it.
     fn handle_response(
         &mut self,
-        head: Head,
+        head: ResponseHeaders,
         observer: AttemptObserver,
         deadline: &mut CallDeadline,
         call_observer: &mut CallObserver,
     ) -> Result<http::Response<ResponseBody>, Box<FailedAttempt>> {
-        let Head { status, headers, ends } = head;
+        let ResponseHeaders { status, headers, end_stream } = head;
         let (mut parts, ()) = http::Response::new(()).into_parts();
         (parts.status, parts.headers, parts.version) = (status, headers, http::Version::HTTP_2);
         if self.captures_peer {
@@ -672,7 +672,7 @@ impl Attempt {
         }
         // A failure in the head is the whole answer, also if the stream has not ended: a server that answers before it has
         // the whole request resets it behind its answer.
-        if let Some(code) = code.filter(|code| *code != Code::Ok || ends) {
+        if let Some(code) = code.filter(|code| *code != Code::Ok || end_stream) {
             if code != Code::Ok {
                 return Err(self.fail_attempt(Ok((code, parts)), Some(observer)));
             }

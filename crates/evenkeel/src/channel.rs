@@ -32,7 +32,7 @@ use crate::call::{
 };
 use crate::connection::StreamPermit;
 use crate::entropy::Entropy;
-use crate::http2::{Error, HttpRecvStream, HttpSendStream, Request};
+use crate::http2::{Error, HttpRecvStream, HttpSendStream, RequestHeaders};
 use crate::metrics::{AttemptMeter, ChannelMetrics};
 use crate::retry::{self, RetryPolicy, RetryThrottle};
 use crate::service_config::ServiceConfig;
@@ -528,7 +528,7 @@ impl ClientCall {
             Err(error) => {
                 trackers.finish(&CallOutcome::Unsent);
                 // The request is to blame; or else the connection is gone.
-                if matches!(error, Error::Unsendable(_) | Error::HeaderListTooLarge { .. }) {
+                if matches!(error, Error::InvalidHeader(_) | Error::HeaderListTooLarge { .. }) {
                     let status = tonic::Status::internal(format!("the request cannot be sent: {error}"));
                     self.state = CallState::Failed(self.record_unpicked(status));
                     return;
@@ -671,12 +671,12 @@ impl ClientCall {
         }
     }
 
-    fn headers(&self) -> RequestHeaders<'_> {
-        RequestHeaders(&self.headers)
+    fn headers(&self) -> MetadataView<'_> {
+        MetadataView(&self.headers)
     }
 
     /// The call as routes and pickers see it.
-    fn describe<'a>(&'a self, headers: &'a RequestHeaders<'a>) -> PickArgs<'a> {
+    fn describe<'a>(&'a self, headers: &'a MetadataView<'a>) -> PickArgs<'a> {
         let mut call = PickArgs::new(self.path.path(), self.channel.entropy.next()).with_headers(headers);
         if let Some(selected) = &self.selected {
             call = call.with_cluster(selected.cluster().child()).with_hash(selected.hash());
@@ -689,7 +689,7 @@ impl ClientCall {
         &mut self,
         permit: &StreamPermit,
         trackers: &CallTrackers,
-        ends: bool,
+        end_stream: bool,
     ) -> Result<(HttpSendStream, HttpRecvStream), Error> {
         if !self.header_is_current
             && let Some(left) = self.deadline.remaining()
@@ -705,33 +705,33 @@ impl ClientCall {
         let hostname = hostname.filter(|name| Authority::try_from(*name).is_ok());
         let head = &self.channel.default_headers;
         let mut pick_headers = trackers.headers().peekable();
-        let more = head.extra_headers(&self.headers);
-        let more = if pick_headers.peek().is_none() {
-            Cow::Borrowed(more)
+        let extra_headers = head.extra_headers(&self.headers);
+        let extra_headers = if pick_headers.peek().is_none() {
+            Cow::Borrowed(extra_headers)
         } else {
-            with_pick_headers(more, pick_headers)
+            with_pick_headers(extra_headers, pick_headers)
         };
-        permit.connection().sender().send(&Request {
+        permit.connection().sender().send(&RequestHeaders {
             method: &self.method,
             is_https: permit.transport_state().is_https(),
             authority: hostname.unwrap_or(head.authority.as_str()),
             path: self.path.as_str(),
-            more: &more,
+            extra_headers: &extra_headers,
             headers: &self.headers,
-            ends,
+            end_stream,
         })
     }
 }
 
 /// What a pick has to say, behind what every request says.
 fn with_pick_headers<'a>(
-    more: &[(HeaderName, HeaderValue)],
+    extra_headers: &[(HeaderName, HeaderValue)],
     pick_headers: impl Iterator<Item = (&'a str, &'a str)>,
 ) -> Cow<'static, [(HeaderName, HeaderValue)]> {
     // What a pick's headers may be is narrower than what HTTP takes.
     let pick_headers =
         pick_headers.filter_map(|(name, value)| Some((name.try_into().ok()?, value.try_into().ok()?)));
-    Cow::Owned(more.iter().cloned().chain(pick_headers).collect())
+    Cow::Owned(extra_headers.iter().cloned().chain(pick_headers).collect())
 }
 
 impl DefaultHeaders {
@@ -746,9 +746,9 @@ impl DefaultHeaders {
 }
 
 /// Request headers, as routes and policies look at them.
-struct RequestHeaders<'a>(&'a HeaderMap);
+struct MetadataView<'a>(&'a HeaderMap);
 
-impl RequestMetadata for RequestHeaders<'_> {
+impl RequestMetadata for MetadataView<'_> {
     fn value(&self, name: &str) -> Option<Cow<'_, str>> {
         let mut values = self.0.get_all(name).iter().map(|value| String::from_utf8_lossy(value.as_bytes()));
         let first = values.next()?;

@@ -26,7 +26,7 @@ use tokio::sync::Notify;
 use tokio::time::{Sleep, sleep, sleep_until};
 
 use crate::clock;
-use crate::http2::{Error, Http2Implementation, HttpSender, HttpTransport, Reason, Settings};
+use crate::http2::{Error, Http2Implementation, Http2Settings, HttpSender, HttpTransport, Reason};
 use crate::metrics::{DisconnectReason, SecurityLevel};
 use crate::traffic::EndpointStats;
 use crate::transport::{self, Io};
@@ -38,7 +38,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Http2Config {
     pub(crate) implementation: Http2Implementation,
-    pub(crate) settings: Settings,
+    pub(crate) settings: Http2Settings,
     pub(crate) keepalive: Option<KeepaliveParams>,
 }
 
@@ -342,12 +342,12 @@ impl ConnectionTask {
             let finished = self.transport.poll(cx);
             self.update_stream_limit();
             // What the peer said last comes before that it is gone.
-            if let Some(refusal) = self.transport.refusal() {
+            if let Some(close_reason) = self.transport.close_reason() {
                 // Calls may not have seen their answers yet, so that the transport has to be asked.
                 if self.shared.disconnected().is_none() && self.transport.has_served_calls() {
                     self.shared.has_served_calls.store(true, Ordering::Relaxed);
                 }
-                report(&self.shared, Disconnect::from_error(&self.shared.address, refusal));
+                report(&self.shared, Disconnect::from_error(&self.shared.address, close_reason));
             }
             if let Poll::Ready(result) = finished {
                 let why = match result {
@@ -381,7 +381,7 @@ impl ConnectionTask {
     fn poll_close_timeout(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if self.closing.is_none() {
             let takes_calls =
-                self.transport.refusal().is_none() && !self.shared.is_released.load(Ordering::Acquire);
+                self.transport.close_reason().is_none() && !self.shared.is_released.load(Ordering::Acquire);
             if takes_calls || self.transport.has_open_streams() {
                 return Poll::Pending;
             }

@@ -1,10 +1,10 @@
 //! Load reports of backends, from what came over the wire to what policies compute with.
 
 use evenkeel_core::LoadReport;
-use evenkeel_orca::{Ignored, Named, Reading, Report};
+use evenkeel_orca::{IgnoredReason, NamedMetric, OrcaReport, ParsedReport};
 
 /// What can be used of a report. What cannot is told, and nothing else comes of it.
-pub(crate) fn usable(reading: Reading, ignored: impl FnOnce(Ignored)) -> Option<LoadReport> {
+pub(crate) fn usable(reading: ParsedReport, ignored: impl FnOnce(IgnoredReason)) -> Option<LoadReport> {
     if let Some(why) = reading.ignored {
         tracing::debug!("{why}");
         ignored(why);
@@ -12,7 +12,7 @@ pub(crate) fn usable(reading: Reading, ignored: impl FnOnce(Ignored)) -> Option<
     reading.report.map(for_policies)
 }
 
-fn for_policies(report: Report) -> LoadReport {
+fn for_policies(report: OrcaReport) -> LoadReport {
     LoadReport {
         cpu_utilization: report.cpu_utilization,
         mem_utilization: report.mem_utilization,
@@ -25,7 +25,7 @@ fn for_policies(report: Report) -> LoadReport {
     }
 }
 
-fn pairs(list: Vec<Named>) -> Vec<(String, f64)> {
+fn pairs(list: Vec<NamedMetric>) -> Vec<(String, f64)> {
     list.into_iter().map(|named| (named.name, named.value)).collect()
 }
 

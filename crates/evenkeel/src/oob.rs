@@ -160,14 +160,14 @@ impl tower_service::Service<http::Request<Body>> for ConnectionService {
         Box::pin(async move {
             let mut permit = connection.permit();
             permit.acquire().await;
-            let sent = connection.sender().send(&http2::Request {
+            let sent = connection.sender().send(&http2::RequestHeaders {
                 method: &request.method,
                 is_https: connection.transport_state().is_https(),
                 authority: head.authority.as_str(),
                 path: request.uri.path(),
-                more: head.extra_headers(&request.headers),
+                extra_headers: head.extra_headers(&request.headers),
                 headers: &request.headers,
-                ends: false,
+                end_stream: false,
             });
             let sent = sent.map_err(|error| Status::unavailable(error.to_string()))?;
             let observer = AttemptObserver::unobserved(permit);

@@ -98,7 +98,7 @@ pub(crate) fn read_head(answer: &http::response::Parts) -> Result<Option<Code>, 
 
 /// What a stream that was cut short means for its call (gRPC over HTTP/2, "Errors").
 pub(crate) fn code_of_error(error: &Error) -> Code {
-    let (Error::Reset(reason) | Error::Malformed(reason)) = error else { return Code::Unavailable };
+    let (Error::Reset(reason) | Error::StreamError(reason)) = error else { return Code::Unavailable };
     match *reason {
         Reason::REFUSED_STREAM => Code::Unavailable,
         Reason::CANCEL => Code::Cancelled,
@@ -153,7 +153,7 @@ mod tests {
         for (reason, code) in table {
             assert_eq!(code_of_error(&Error::Reset(reason)), code, "{reason:?}");
         }
-        assert!(!is_unprocessed(&Error::Malformed(Reason::REFUSED_STREAM)), "only the peer can refuse");
+        assert!(!is_unprocessed(&Error::StreamError(Reason::REFUSED_STREAM)), "only the peer can refuse");
         assert_eq!(code_of_http(http::StatusCode::BAD_GATEWAY), Code::Unavailable);
         assert_eq!(code_of_http(http::StatusCode::OK), Code::Unknown);
     }

@@ -51,7 +51,8 @@ impl Policy for RpcBehavior {
     fn reconcile(&mut self, config: &RpcBehaviorConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
         let child = self.child.reconcile(&config.round_robin, endpoints, cx);
         self.shown.get_or_build(Seen { child, headers: config.headers.clone() }, |seen| {
-            let picker = Marking { child: seen.child.picker.clone(), headers: seen.headers.clone() };
+            let picker =
+                PickHeadersPicker { child: seen.child.picker.clone(), headers: seen.headers.clone() };
             LbState::new(seen.child.connectivity, picker)
         })
     }
@@ -67,12 +68,12 @@ impl PartialEq for Seen {
     }
 }
 
-struct Marking {
+struct PickHeadersPicker {
     child: Arc<dyn Picker>,
     headers: PickHeaders,
 }
 
-impl Picker for Marking {
+impl Picker for PickHeadersPicker {
     fn pick(&self, call: &PickArgs<'_>) -> PickResult {
         match self.child.pick(call) {
             PickResult::Complete(id, mut trackers) => {

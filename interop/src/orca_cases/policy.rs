@@ -19,10 +19,10 @@ const PERIOD: Duration = Duration::from_secs(1);
 
 /// What the policy was told. Clones are the same.
 #[derive(Clone, Default)]
-pub(super) struct Reports(Arc<Mutex<Told>>);
+pub(super) struct Reports(Arc<Mutex<ObservedReports>>);
 
 #[derive(Default)]
-struct Told {
+struct ObservedReports {
     /// One for each call that ended.
     calls: Vec<Option<LoadReport>>,
     out_of_band: Option<LoadReport>,
@@ -33,7 +33,10 @@ impl Reports {
     pub(super) fn registry(&self) -> Registry {
         let mut registry = Registry::standard();
         let reports = self.clone();
-        registry.register_with(NAME, move || Telling { reports: reports.clone(), ..Telling::default() });
+        registry.register_with(NAME, move || LoadReportPolicy {
+            reports: reports.clone(),
+            ..LoadReportPolicy::default()
+        });
         registry
     }
 
@@ -47,7 +50,7 @@ impl Reports {
         self.with(|told| told.out_of_band.clone())
     }
 
-    fn with<T>(&self, look: impl FnOnce(&mut Told) -> T) -> T {
+    fn with<T>(&self, look: impl FnOnce(&mut ObservedReports) -> T) -> T {
         look(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -66,7 +69,7 @@ impl CallTracker for Reports {
 
 /// The policy.
 #[derive(Default)]
-struct Telling {
+struct LoadReportPolicy {
     reports: Reports,
     /// How many reports of an endpoint were seen.
     fleet: EndpointList<u32>,
@@ -81,7 +84,7 @@ struct Seen {
     failure: Option<Status>,
 }
 
-impl Policy for Telling {
+impl Policy for LoadReportPolicy {
     type Config = ();
 
     fn parse(_: &ConfigFields<'_>) -> Result<(), ConfigError> {

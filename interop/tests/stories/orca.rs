@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use crate::programs::{Server, end_of, soon};
-use evenkeel_orca::{METHOD, OrcaLoadReport, Report, read_trailers};
+use evenkeel_orca::{METHOD, OrcaLoadReport, OrcaReport, read_trailers};
 use evenkeel_proto::xds::service::orca::v3::OrcaLoadReportRequest;
 use http::uri::PathAndQuery;
 use interop::proto::testing::test_service_client::TestServiceClient;
@@ -87,7 +87,7 @@ async fn a_server_that_is_not_there_fails_the_case() {
 }
 
 /// What came with the end of a call.
-async fn reported(channel: &Channel, report: Option<TestOrcaReport>) -> Option<Report> {
+async fn reported(channel: &Channel, report: Option<TestOrcaReport>) -> Option<OrcaReport> {
     let request = SimpleRequest { orca_per_query_report: report, ..SimpleRequest::default() };
     let answer = soon(TestServiceClient::new(channel.clone()).unary_call(request)).await.expect("an answer");
     let reading = read_trailers(&answer.metadata().clone().into_headers());
@@ -146,7 +146,7 @@ async fn nothing_is_reported_that_was_not_asked_for() {
 async fn flags_say_what_the_load_is() {
     let server = Server::start(&["--load_utilization=0.5", "--load_qps", "100"]).await;
     let channel = server.channel();
-    let on_call = Report { application_utilization: 0.5, rps_fractional: 100.0, ..Report::default() };
+    let on_call = OrcaReport { application_utilization: 0.5, rps_fractional: 100.0, ..OrcaReport::default() };
     for _ in 0..3 {
         assert_eq!(reported(&channel, None).await, Some(on_call.clone()));
     }
@@ -158,7 +158,7 @@ async fn flags_say_what_the_load_is() {
     }
     // What a request asks for comes on top.
     let asked = TestOrcaReport { cpu_utilization: 0.1, ..TestOrcaReport::default() };
-    assert_eq!(reported(&channel, Some(asked)).await, Some(Report { cpu_utilization: 0.1, ..on_call }));
+    assert_eq!(reported(&channel, Some(asked)).await, Some(OrcaReport { cpu_utilization: 0.1, ..on_call }));
 }
 
 /// A stream that says what is reported out of band.

@@ -40,11 +40,11 @@ pub struct Backend {
     host: Host,
     state: Arc<State>,
     max_concurrent_streams: Option<u32>,
-    around: Option<Box<Around>>,
+    around: Option<Box<RouteWrapper>>,
 }
 
 /// What a test puts around the echo service.
-type Around = dyn Fn(Routes) -> Routes + Send + Sync;
+type RouteWrapper = dyn Fn(Routes) -> Routes + Send + Sync;
 
 impl Backend {
     /// A backend on a free port of 127.0.0.1, named after its address.
@@ -192,7 +192,7 @@ pub struct Builder {
     at: Option<SocketAddr>,
     max_concurrent_streams: Option<u32>,
     tls: Option<Tls>,
-    around: Option<Box<Around>>,
+    around: Option<Box<RouteWrapper>>,
 }
 
 impl Builder {
@@ -247,7 +247,7 @@ impl Builder {
             load_streams: AtomicUsize::new(0),
             open_load_streams: AtomicUsize::new(0),
             changed,
-            knobs: watch::Sender::new(Knobs::default()),
+            knobs: watch::Sender::new(BackendControls::default()),
         };
         let backend = Backend {
             host,
@@ -267,11 +267,11 @@ struct State {
     load_streams: AtomicUsize,
     open_load_streams: AtomicUsize,
     changed: Arc<Notify>,
-    knobs: watch::Sender<Knobs>,
+    knobs: watch::Sender<BackendControls>,
 }
 
 #[derive(Default)]
-struct Knobs {
+struct BackendControls {
     delay: Duration,
     fail_with: Option<Code>,
     load: Option<OrcaLoadReport>,

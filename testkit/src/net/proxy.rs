@@ -37,7 +37,7 @@ pub struct Proxy {
     /// Bound and never listening: while the proxy refuses, nobody else is given its port.
     _port: TcpSocket,
     listening: Mutex<Option<JoinHandle<()>>>,
-    knobs: watch::Sender<Knobs>,
+    knobs: watch::Sender<ProxyControls>,
     counts: Arc<Counts>,
 }
 
@@ -155,7 +155,7 @@ impl Drop for Proxy {
 
 /// What holds at the moment. The counters make an order a value: a connection compares them with those of its birth.
 #[derive(Clone, Copy, Default)]
-struct Knobs {
+struct ProxyControls {
     accept_only: bool,
     black_hole: bool,
     delay: Duration,
@@ -228,7 +228,7 @@ fn bound(address: SocketAddr) -> io::Result<TcpSocket> {
 async fn accept(
     listener: TcpListener,
     upstream: SocketAddr,
-    knobs: watch::Receiver<Knobs>,
+    knobs: watch::Receiver<ProxyControls>,
     counts: Arc<Counts>,
 ) {
     loop {
@@ -245,7 +245,7 @@ async fn accept(
 async fn connection(
     mut client: TcpStream,
     upstream: SocketAddr,
-    mut knobs: watch::Receiver<Knobs>,
+    mut knobs: watch::Receiver<ProxyControls>,
     open: Open,
 ) {
     let born = *knobs.borrow_and_update();
@@ -263,8 +263,8 @@ async fn connection(
 }
 
 /// Waits for the end that the test orders, or for the end of the proxy.
-async fn ordered(mut knobs: watch::Receiver<Knobs>, born: Knobs) -> End {
-    let differs = |now: &Knobs| (now.resets, now.closes) != (born.resets, born.closes);
+async fn ordered(mut knobs: watch::Receiver<ProxyControls>, born: ProxyControls) -> End {
+    let differs = |now: &ProxyControls| (now.resets, now.closes) != (born.resets, born.closes);
     match knobs.wait_for(differs).await {
         Ok(now) if now.resets != born.resets => End::Reset,
         _ => End::Close,
@@ -274,8 +274,8 @@ async fn ordered(mut knobs: watch::Receiver<Knobs>, born: Knobs) -> End {
 async fn forward(
     client: &mut TcpStream,
     upstream: SocketAddr,
-    mut knobs: watch::Receiver<Knobs>,
-    born: Knobs,
+    mut knobs: watch::Receiver<ProxyControls>,
+    born: ProxyControls,
 ) -> Result<(), End> {
     let early = hold(client, &mut knobs).await?;
     let mut server = TcpStream::connect(upstream).await?;
@@ -284,14 +284,14 @@ async fn forward(
     server.set_nodelay(true)?;
     let (from_client, to_client) = client.split();
     let (from_server, to_server) = server.split();
-    let there = Way { early, ..Way::new(knobs.clone(), born, false) };
-    let back = Way::new(knobs, born, true);
+    let there = ProxyDirection { early, ..ProxyDirection::new(knobs.clone(), born, false) };
+    let back = ProxyDirection::new(knobs, born, true);
     tokio::try_join!(there.pump(from_client, to_server), back.pump(from_server, to_client))?;
     Ok(())
 }
 
 /// Keeps a client waiting while the proxy only accepts. It is read meanwhile, so that its leaving is seen.
-async fn hold(client: &mut TcpStream, knobs: &mut watch::Receiver<Knobs>) -> Result<Bytes, End> {
+async fn hold(client: &mut TcpStream, knobs: &mut watch::Receiver<ProxyControls>) -> Result<Bytes, End> {
     let mut early = BytesMut::new();
     while knobs.borrow_and_update().accept_only {
         tokio::select! {
@@ -308,9 +308,9 @@ async fn hold(client: &mut TcpStream, knobs: &mut watch::Receiver<Knobs>) -> Res
 }
 
 /// One way of a connection.
-struct Way {
-    knobs: watch::Receiver<Knobs>,
-    born: Knobs,
+struct ProxyDirection {
+    knobs: watch::Receiver<ProxyControls>,
+    born: ProxyControls,
     to_client: bool,
     early: Bytes,
     /// What was read and not yet written, with the time of its reading.
@@ -320,8 +320,8 @@ struct Way {
     last_write: Option<(Instant, usize)>,
 }
 
-impl Way {
-    fn new(knobs: watch::Receiver<Knobs>, born: Knobs, to_client: bool) -> Self {
+impl ProxyDirection {
+    fn new(knobs: watch::Receiver<ProxyControls>, born: ProxyControls, to_client: bool) -> Self {
         let (early, held, held_bytes, sent, last_write) = Default::default();
         Self { knobs, born, to_client, early, held, held_bytes, sent, last_write }
     }
@@ -358,7 +358,7 @@ impl Way {
     }
 
     /// What may be written next, and when.
-    fn next(&self, now: &Knobs) -> (Bytes, Instant) {
+    fn next(&self, now: &ProxyControls) -> (Bytes, Instant) {
         let Some((read_at, chunk)) = self.held.front() else { return (Bytes::new(), Instant::now()) };
         let mut due = *read_at + now.delay;
         let mut most = u64::MAX;

@@ -130,11 +130,11 @@ struct Stream {
     window: i64,
     request: BytesMut,
     /// Once the request is whole.
-    answer: Option<Answer>,
+    answer: Option<PendingResponse>,
 }
 
 /// What is sent, and how much of it was.
-struct Answer {
+struct PendingResponse {
     bytes: Bytes,
     sent: usize,
     is_ok: bool,
@@ -248,7 +248,7 @@ impl<'a> Connection<'a> {
     fn handle_request(&mut self, id: u32) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         self.calls.fetch_add(1, Ordering::Relaxed);
-        stream.answer = Some(Answer::to(std::mem::take(&mut stream.request).freeze()));
+        stream.answer = Some(PendingResponse::to(std::mem::take(&mut stream.request).freeze()));
         self.waiting.push_back(id);
         let at = self.out.len();
         self.put_head(0, HEADERS, END_HEADERS, id);
@@ -301,10 +301,10 @@ impl<'a> Connection<'a> {
     }
 }
 
-impl Answer {
+impl PendingResponse {
     /// An answer is a request without its second field, which a unary call does not have: its bytes go back as they are. Messages
     /// of a stream leave together, as servers send what is ready; h2 takes many small frames for an attack.
-    fn to(request: Bytes) -> Answer {
+    fn to(request: Bytes) -> PendingResponse {
         let message = request.get(5..).map(|_| request.slice(5..));
         let bytes = match message.map(EchoRequest::decode) {
             Some(Ok(EchoRequest { messages: 0, .. })) => Some(request),
@@ -315,7 +315,7 @@ impl Answer {
             }
             _ => None,
         };
-        Answer { is_ok: bytes.is_some(), bytes: bytes.unwrap_or_default(), sent: 0 }
+        PendingResponse { is_ok: bytes.is_some(), bytes: bytes.unwrap_or_default(), sent: 0 }
     }
 }
 

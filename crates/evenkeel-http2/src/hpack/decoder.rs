@@ -5,15 +5,15 @@ use std::sync::LazyLock;
 
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 
-use super::table::STATIC;
-use super::{OVERHEAD, TABLE_SIZE, huffman, integer};
+use super::table::STATIC_TABLE;
+use super::{DEFAULT_TABLE_SIZE, ENTRY_OVERHEAD, huffman, integer};
 
 /// Bytes that the buffer for decoded strings keeps for the next block.
-const KEPT_TEXT: usize = 1024;
+const MAX_IDLE_TEXT: usize = 1024;
 
 /// The decoded fields of a block.
 #[derive(Debug, Default)]
-pub(crate) struct Block {
+pub(crate) struct HeaderBlock {
     pub(crate) status: Option<StatusCode>,
     pub(crate) headers: HeaderMap,
     /// The value of `content-length`.
@@ -26,19 +26,19 @@ pub(crate) struct Block {
 
 /// The name of a field.
 #[derive(Clone, Debug)]
-enum Name {
+enum FieldName {
     Status,
     ContentLength,
     Te,
     Header(HeaderName),
     /// One that no answer has: a request's, one of a connection of HTTP/1 (RFC 9113, section 8.2.2), or no name at all. It takes its
     /// place in the table all the same.
-    Bad,
+    Invalid,
 }
 
 #[derive(Clone, Debug)]
-struct Field {
-    name: Name,
+struct HeaderField {
+    name: FieldName,
     name_len: usize,
     /// `None` if it is invalid. The name stays valid: later fields may refer to it alone (RFC 7541, section 6.2).
     value: Option<HeaderValue>,
@@ -46,59 +46,59 @@ struct Field {
     len: usize,
 }
 
-static FIELDS: LazyLock<Vec<Field>> = LazyLock::new(|| {
-    STATIC
+static STATIC_FIELDS: LazyLock<Vec<HeaderField>> = LazyLock::new(|| {
+    STATIC_TABLE
         .iter()
-        .map(|(name, value)| Field::new(Name::read(name.as_bytes()), value.as_bytes(), name.len()))
+        .map(|(name, value)| HeaderField::new(FieldName::read(name.as_bytes()), value.as_bytes(), name.len()))
         .collect()
 });
 
 /// The peer's table.
 #[derive(Debug)]
-pub(crate) struct Decoder {
+pub(crate) struct HpackDecoder {
     /// The newest first.
-    fields: VecDeque<Field>,
+    fields: VecDeque<HeaderField>,
     size: usize,
     max_size: usize,
     /// Where strings are decoded.
     text: Vec<u8>,
 }
 
-impl Name {
-    fn read(bytes: &[u8]) -> Name {
+impl FieldName {
+    fn read(bytes: &[u8]) -> FieldName {
         // By length first, so that most names are compared with none of these.
         match (bytes.len(), bytes) {
-            (2, b"te") => Name::Te,
-            (7, b":status") => Name::Status,
-            (14, b"content-length") => Name::ContentLength,
+            (2, b"te") => FieldName::Te,
+            (7, b":status") => FieldName::Status,
+            (14, b"content-length") => FieldName::ContentLength,
             (7, b"upgrade")
             | (10, b"connection" | b"keep-alive")
             | (16, b"proxy-connection")
-            | (17, b"transfer-encoding") => Name::Bad,
+            | (17, b"transfer-encoding") => FieldName::Invalid,
             // Upper case is no name of HTTP/2.
-            _ => HeaderName::from_lowercase(bytes).map_or(Name::Bad, Name::Header),
+            _ => HeaderName::from_lowercase(bytes).map_or(FieldName::Invalid, FieldName::Header),
         }
     }
 }
 
-impl Field {
-    fn new(name: Name, value: &[u8], name_len: usize) -> Field {
+impl HeaderField {
+    fn new(name: FieldName, value: &[u8], name_len: usize) -> HeaderField {
         let len = name_len + value.len();
-        Field { name, name_len, value: HeaderValue::from_bytes(value).ok(), len }
+        HeaderField { name, name_len, value: HeaderValue::from_bytes(value).ok(), len }
     }
 }
 
-impl Default for Decoder {
-    fn default() -> Decoder {
-        Decoder { fields: VecDeque::new(), size: 0, max_size: TABLE_SIZE, text: Vec::new() }
+impl Default for HpackDecoder {
+    fn default() -> HpackDecoder {
+        HpackDecoder { fields: VecDeque::new(), size: 0, max_size: DEFAULT_TABLE_SIZE, text: Vec::new() }
     }
 }
 
-impl Decoder {
+impl HpackDecoder {
     /// Reads a whole block. `None` if it is none; the tables have parted then. Of what it says at most `limit` bytes are
     /// kept, counted as SETTINGS_MAX_HEADER_LIST_SIZE counts them.
-    pub(crate) fn decode(&mut self, mut from: &[u8], limit: usize) -> Option<Block> {
-        let mut block = Block::default();
+    pub(crate) fn decode(&mut self, mut from: &[u8], limit: usize) -> Option<HeaderBlock> {
+        let mut block = HeaderBlock::default();
         let mut left = limit;
         while let Some(&first) = from.first() {
             let field = match first {
@@ -117,7 +117,7 @@ impl Decoder {
                     let size = integer::read(&mut from, 5)?;
                     // The size of the table changes before the first field only (RFC 7541, section 4.2). A field takes of the limit.
                     let has_fields = left < limit || block.is_too_long;
-                    if size > TABLE_SIZE || has_fields {
+                    if size > DEFAULT_TABLE_SIZE || has_fields {
                         return None;
                     }
                     self.max_size = size;
@@ -128,25 +128,25 @@ impl Decoder {
             };
             block.add(&field, &mut left);
         }
-        if self.text.capacity() > KEPT_TEXT {
+        if self.text.capacity() > MAX_IDLE_TEXT {
             self.text = Vec::new();
         }
         Some(block)
     }
 
-    fn field(&self, index: usize) -> Option<&Field> {
+    fn field(&self, index: usize) -> Option<&HeaderField> {
         let index = index.checked_sub(1)?;
-        match index.checked_sub(STATIC.len()) {
-            None => FIELDS.get(index),
+        match index.checked_sub(STATIC_TABLE.len()) {
+            None => STATIC_FIELDS.get(index),
             Some(index) => self.fields.get(index),
         }
     }
 
-    fn literal(&mut self, from: &mut &[u8], prefix: u32) -> Option<Field> {
+    fn literal(&mut self, from: &mut &[u8], prefix: u32) -> Option<HeaderField> {
         let (name, name_len) = match integer::read(from, prefix)? {
             0 => {
                 let text = read_string(from, &mut self.text)?;
-                (Name::read(text), text.len())
+                (FieldName::read(text), text.len())
             }
             index => {
                 let field = self.field(index)?;
@@ -154,11 +154,11 @@ impl Decoder {
             }
         };
         let value = read_string(from, &mut self.text)?;
-        Some(Field::new(name, value, name_len))
+        Some(HeaderField::new(name, value, name_len))
     }
 
-    fn insert(&mut self, field: Field) {
-        let size = field.len + OVERHEAD;
+    fn insert(&mut self, field: HeaderField) {
+        let size = field.len + ENTRY_OVERHEAD;
         self.evict(size);
         if size <= self.max_size {
             self.size += size;
@@ -170,32 +170,32 @@ impl Decoder {
     fn evict(&mut self, more: usize) {
         while self.size + more > self.max_size {
             let Some(oldest) = self.fields.pop_back() else { return };
-            self.size -= oldest.len + OVERHEAD;
+            self.size -= oldest.len + ENTRY_OVERHEAD;
         }
     }
 }
 
-impl Block {
-    fn add(&mut self, field: &Field, left: &mut usize) {
-        let Some(rest) = left.checked_sub(field.len + OVERHEAD) else {
+impl HeaderBlock {
+    fn add(&mut self, field: &HeaderField, left: &mut usize) {
+        let Some(rest) = left.checked_sub(field.len + ENTRY_OVERHEAD) else {
             self.is_too_long = true;
             return;
         };
         *left = rest;
         match (&field.name, &field.value) {
-            (Name::Header(name), Some(value)) => self.append(name.clone(), value),
-            (Name::ContentLength, Some(value)) => {
+            (FieldName::Header(name), Some(value)) => self.append(name.clone(), value),
+            (FieldName::ContentLength, Some(value)) => {
                 let length = read_length(value.as_bytes());
                 self.is_malformed |= length.is_none() || self.content_length.is_some();
                 self.content_length = length;
                 self.append(header::CONTENT_LENGTH, value);
             }
-            (Name::Te, Some(value)) => {
+            (FieldName::Te, Some(value)) => {
                 self.is_malformed |= value != "trailers";
                 self.append(header::TE, value);
             }
             // Once, and before the others.
-            (Name::Status, Some(value)) if self.status.is_none() && self.headers.is_empty() => {
+            (FieldName::Status, Some(value)) if self.status.is_none() && self.headers.is_empty() => {
                 self.status = StatusCode::from_bytes(value.as_bytes()).ok();
                 self.is_malformed |= self.status.is_none();
             }

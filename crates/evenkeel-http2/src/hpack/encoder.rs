@@ -8,13 +8,13 @@ use std::collections::VecDeque;
 
 use http::{HeaderName, HeaderValue, Method, header};
 
-use super::table::STATIC;
-use super::{OVERHEAD, TABLE_SIZE, integer};
+use super::table::STATIC_TABLE;
+use super::{DEFAULT_TABLE_SIZE, ENTRY_OVERHEAD, integer};
 
 /// A literal that is put into the table, one that is not, and one that must never be.
-const INDEXED: (u8, u32) = (0x40, 6);
-const PLAIN: (u8, u32) = (0x00, 4);
-const NEVER: (u8, u32) = (0x10, 4);
+const INCREMENTAL_INDEXING: (u8, u32) = (0x40, 6);
+const WITHOUT_INDEXING: (u8, u32) = (0x00, 4);
+const NEVER_INDEXED: (u8, u32) = (0x10, 4);
 
 /// Indices of the static table.
 const AUTHORITY: usize = 1;
@@ -32,9 +32,9 @@ const HINTS: usize = 64;
 
 /// Our table at the peer.
 #[derive(Debug)]
-pub(crate) struct Encoder {
+pub(crate) struct HpackEncoder {
     /// The newest first.
-    fields: VecDeque<Entry>,
+    fields: VecDeque<DynamicTableEntry>,
     size: usize,
     max_size: usize,
     /// Size of the current block's header list, as SETTINGS_MAX_HEADER_LIST_SIZE counts it.
@@ -46,46 +46,46 @@ pub(crate) struct Encoder {
     /// Which entry was found last for a mark, by its number: a first guess.
     hints: Box<[u64; HINTS]>,
     /// Marks of fields that were said once.
-    seen: Box<[u32; HINTS]>,
+    recent: Box<[u32; HINTS]>,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct DynamicTableEntry {
     /// Name and value.
     text: Box<[u8]>,
     name_len: usize,
 }
 
-impl Entry {
-    fn is(&self, name: &[u8], value: &[u8]) -> bool {
+impl DynamicTableEntry {
+    fn matches(&self, name: &[u8], value: &[u8]) -> bool {
         self.text.len() == name.len() + value.len()
             && self.text.split_at_checked(self.name_len) == Some((name, value))
     }
 
     fn size(&self) -> usize {
-        self.text.len() + OVERHEAD
+        self.text.len() + ENTRY_OVERHEAD
     }
 }
 
-impl Default for Encoder {
-    fn default() -> Encoder {
-        Encoder {
+impl Default for HpackEncoder {
+    fn default() -> HpackEncoder {
+        HpackEncoder {
             fields: VecDeque::new(),
             size: 0,
-            max_size: TABLE_SIZE,
+            max_size: DEFAULT_TABLE_SIZE,
             list_size: 0,
             inserted: 0,
             resized: None,
             hints: Box::new([0; HINTS]),
-            seen: Box::new([0; HINTS]),
+            recent: Box::new([0; HINTS]),
         }
     }
 }
 
-impl Encoder {
+impl HpackEncoder {
     /// The peer keeps a table of at most this size.
     pub(crate) fn set_max_size(&mut self, size: usize) {
-        let size = size.min(TABLE_SIZE);
+        let size = size.min(DEFAULT_TABLE_SIZE);
         if size != self.max_size {
             self.resized = Some(self.resized.unwrap_or(size).min(size));
             self.max_size = size;
@@ -108,14 +108,14 @@ impl Encoder {
                 integer::write(out, 0x20, 5, self.max_size);
             }
         }
-        self.list_size = ":scheme".len() + "http".len() + usize::from(is_https) + OVERHEAD;
+        self.list_size = ":scheme".len() + "http".len() + usize::from(is_https) + ENTRY_OVERHEAD;
         match *method {
             Method::GET => out.push(0x80 | METHOD as u8),
             Method::POST => out.push(0x80 | (METHOD + 1) as u8),
             _ => self.field(out, b":method", method.as_str().as_bytes(), METHOD, true),
         }
         if matches!(*method, Method::GET | Method::POST) {
-            self.list_size += ":method".len() + method.as_str().len() + OVERHEAD;
+            self.list_size += ":method".len() + method.as_str().len() + ENTRY_OVERHEAD;
         }
         out.push(0x80 | (SCHEME + usize::from(is_https)) as u8);
         self.field(out, b":path", path.as_bytes(), PATH, true);
@@ -125,7 +125,7 @@ impl Encoder {
     /// Encodes a header. `None` if it concerns a connection of HTTP/1, which HTTP/2 does not carry (RFC 9113, section 8.2.2).
     pub(crate) fn header(&mut self, out: &mut Vec<u8>, name: &HeaderName, value: &HeaderValue) -> Option<()> {
         let text = name.as_str().as_bytes();
-        let (index, at_once, is_secret) = match *name {
+        let (index, index_at_once, is_secret) = match *name {
             header::CONTENT_TYPE => (CONTENT_TYPE, true, false),
             header::USER_AGENT => (USER_AGENT, true, false),
             header::TE => (0, true, false),
@@ -139,15 +139,15 @@ impl Encoder {
             _ => (0, false, false),
         };
         if is_secret || value.is_sensitive() {
-            self.list_size += text.len() + value.len() + OVERHEAD;
-            literal(out, NEVER, text, value.as_bytes(), index);
+            self.list_size += text.len() + value.len() + ENTRY_OVERHEAD;
+            literal(out, NEVER_INDEXED, text, value.as_bytes(), index);
         } else {
-            self.field(out, text, value.as_bytes(), index, at_once);
+            self.field(out, text, value.as_bytes(), index, index_at_once);
         }
         Some(())
     }
 
-    /// Size of the header list that was encoded since [`begin`](Encoder::begin).
+    /// Size of the header list that was encoded since [`begin`](HpackEncoder::begin).
     pub(crate) fn list_size(&self) -> usize {
         self.list_size
     }
@@ -161,27 +161,28 @@ impl Encoder {
     }
 
     /// One field. `index` is that of its name in the static table, 0 if there is none.
-    fn field(&mut self, out: &mut Vec<u8>, name: &[u8], value: &[u8], index: usize, at_once: bool) {
-        let size = name.len() + value.len() + OVERHEAD;
+    fn field(&mut self, out: &mut Vec<u8>, name: &[u8], value: &[u8], index: usize, index_at_once: bool) {
+        let size = name.len() + value.len() + ENTRY_OVERHEAD;
         self.list_size += size;
-        let mark = mark(name, value);
-        let slot = mark as usize % HINTS;
+        let fingerprint = fingerprint(name, value);
+        let slot = fingerprint as usize % HINTS;
         if let Some(number) = self.find(self.hints[slot], name, value) {
             self.hints[slot] = number;
-            integer::write(out, 0x80, 7, STATIC.len() + (self.inserted - number) as usize + 1);
+            integer::write(out, 0x80, 7, STATIC_TABLE.len() + (self.inserted - number) as usize + 1);
             return;
         }
         // One that takes up a good part of the table pushes out more than it saves.
         let fits = size <= self.max_size / 4;
-        let is_said_again = std::mem::replace(&mut self.seen[slot], mark) == mark;
-        if !fits || !(at_once || is_said_again) {
-            literal(out, PLAIN, name, value, index);
+        let is_repeated = std::mem::replace(&mut self.recent[slot], fingerprint) == fingerprint;
+        if !fits || !(index_at_once || is_repeated) {
+            literal(out, WITHOUT_INDEXING, name, value, index);
             return;
         }
-        literal(out, INDEXED, name, value, index);
+        literal(out, INCREMENTAL_INDEXING, name, value, index);
         self.evict(size);
         self.size += size;
-        self.fields.push_front(Entry { text: [name, value].concat().into(), name_len: name.len() });
+        self.fields
+            .push_front(DynamicTableEntry { text: [name, value].concat().into(), name_len: name.len() });
         self.inserted += 1;
         self.hints[slot] = self.inserted;
     }
@@ -189,10 +190,13 @@ impl Encoder {
     /// The number of the entry that is this field, if there is one.
     fn find(&self, guess: u64, name: &[u8], value: &[u8]) -> Option<u64> {
         let place = |number: u64| usize::try_from(self.inserted.checked_sub(number)?).ok();
-        if place(guess).and_then(|place| self.fields.get(place)).is_some_and(|entry| entry.is(name, value)) {
+        if place(guess)
+            .and_then(|place| self.fields.get(place))
+            .is_some_and(|entry| entry.matches(name, value))
+        {
             return Some(guess);
         }
-        let place = self.fields.iter().position(|entry| entry.is(name, value))?;
+        let place = self.fields.iter().position(|entry| entry.matches(name, value))?;
         Some(self.inserted - place as u64)
     }
 
@@ -205,7 +209,7 @@ impl Encoder {
 }
 
 /// A number for a field, made of its lengths and last bytes: where fields differ, they mostly differ there.
-fn mark(name: &[u8], value: &[u8]) -> u32 {
+fn fingerprint(name: &[u8], value: &[u8]) -> u32 {
     let tail = |text: &[u8]| match text.last_chunk::<8>() {
         Some(last) => u64::from_le_bytes(*last),
         None => text.iter().fold(0, |all, &byte| all << 8 | u64::from(byte)),

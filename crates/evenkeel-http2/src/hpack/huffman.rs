@@ -21,9 +21,9 @@ const LENGTHS: [u8; 256] = [
 const SHORT: u32 = 8;
 const LONGEST: u32 = 30;
 
-static CODE: LazyLock<Code> = LazyLock::new(Code::new);
+static CODE: LazyLock<HuffmanTable> = LazyLock::new(HuffmanTable::new);
 
-struct Code {
+struct HuffmanTable {
     /// For the next eight bits, the byte that they begin with and its length; a length of 0 is a longer code.
     short: [(u8, u8); 1 << SHORT],
     /// For each length: the first code that is longer than this, aligned to 32 bits, and which of `sorted` the code 0 of
@@ -33,8 +33,8 @@ struct Code {
     sorted: Vec<u8>,
 }
 
-impl Code {
-    fn new() -> Code {
+impl HuffmanTable {
+    fn new() -> HuffmanTable {
         let mut sorted: Vec<u8> = (0..=u8::MAX).collect();
         sorted.sort_by_key(|&byte| LENGTHS[usize::from(byte)]);
         let mut short = [(0, 0); 1 << SHORT];
@@ -56,7 +56,7 @@ impl Code {
             }
             long[length as usize] = (code << (32 - length), first);
         }
-        Code { short, long, sorted }
+        HuffmanTable { short, long, sorted }
     }
 }
 
@@ -90,7 +90,7 @@ pub(super) fn decode(coded: &[u8], out: &mut Vec<u8>) -> Option<()> {
     }
 }
 
-impl Code {
+impl HuffmanTable {
     /// The byte whose code these bits begin with, and its length. `None` is the code of the end, which is never sent.
     fn find(&self, bits: u32) -> Option<(u8, u32)> {
         for length in SHORT + 1..=LONGEST {

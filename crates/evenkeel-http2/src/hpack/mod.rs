@@ -9,14 +9,14 @@ mod huffman;
 mod integer;
 mod table;
 
-pub(crate) use decoder::{Block, Decoder};
-pub(crate) use encoder::Encoder;
+pub(crate) use decoder::{HeaderBlock, HpackDecoder};
+pub(crate) use encoder::HpackEncoder;
 
 /// The size of a table unless it is said otherwise, and the most that we keep for either side.
-pub(crate) const TABLE_SIZE: usize = 4096;
+pub(crate) const DEFAULT_TABLE_SIZE: usize = 4096;
 
 /// What a field costs in a table beside its bytes.
-const OVERHEAD: usize = 32;
+const ENTRY_OVERHEAD: usize = 32;
 
 #[cfg(test)]
 mod tests;

@@ -2,7 +2,7 @@
 
 /// Their names and values; the first has the index 1.
 #[rustfmt::skip]
-pub(super) const STATIC: [(&str, &str); 61] = [
+pub(super) const STATIC_TABLE: [(&str, &str); 61] = [
     (":authority", ""), (":method", "GET"), (":method", "POST"), (":path", "/"), (":path", "/index.html"),
     (":scheme", "http"), (":scheme", "https"), (":status", "200"), (":status", "204"), (":status", "206"),
     (":status", "304"), (":status", "400"), (":status", "404"), (":status", "500"), ("accept-charset", ""),

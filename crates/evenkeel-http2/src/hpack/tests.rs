@@ -1,7 +1,7 @@
 use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use proptest::prelude::*;
 
-use super::{Block, Decoder, Encoder, huffman, integer};
+use super::{HeaderBlock, HpackDecoder, HpackEncoder, huffman, integer};
 
 fn bytes(hex: &str) -> Vec<u8> {
     let digits: Vec<u8> =
@@ -9,7 +9,7 @@ fn bytes(hex: &str) -> Vec<u8> {
     digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect()
 }
 
-fn said(block: &Block) -> String {
+fn said(block: &HeaderBlock) -> String {
     let status = block.status.map(|status| format!(":status {}\n", status.as_u16())).unwrap_or_default();
     let fields = block.headers.iter().map(|(name, value)| format!("{name} {}\n", value.to_str().unwrap()));
     status + &fields.collect::<String>()
@@ -18,7 +18,7 @@ fn said(block: &Block) -> String {
 /// The responses of RFC 7541, appendix C.6: Huffman code, and a table of 256 bytes that has to let go.
 #[test]
 fn the_examples_of_the_rfc_are_read() {
-    let mut decoder = Decoder::default();
+    let mut decoder = HpackDecoder::default();
     decoder.decode(&bytes("3fe101"), 1 << 14).unwrap();
     let first = "4882 6402 5885 aec3 771a 4b61 96d0 7abe 9410 54d4 44a8 2005 9504 0b81 66e0 82a6 2d1b ff6e 919d 29ad 1718 63c7
                  8f0b 97c8 e9ae 82ae 43d3";
@@ -84,14 +84,14 @@ fn integers_of_any_size() {
 #[test]
 fn blocks_that_are_none_are_refused() {
     for block in ["80", "be", "ff80808080 01", "40", "4003", "0085f2b24a84ff", "3fe21f"] {
-        assert!(Decoder::default().decode(&bytes(block), 1 << 14).is_none(), "{block}");
+        assert!(HpackDecoder::default().decode(&bytes(block), 1 << 14).is_none(), "{block}");
     }
 }
 
 /// What no answer says marks the block, and keeps its place in the table so that those behind it stay in theirs.
 #[test]
 fn nonsense_is_noted_and_keeps_its_place() {
-    let mut decoder = Decoder::default();
+    let mut decoder = HpackDecoder::default();
     // An upper-case name, a value with a line break, a request's pseudo-header; then a good one.
     for (text, name) in
         [("4001 41 01 61", "upper case"), ("4001 61 01 0a", "line break"), ("41 01 61", ":authority")]
@@ -103,14 +103,17 @@ fn nonsense_is_noted_and_keeps_its_place() {
     assert_eq!(said(&block), "b c\n");
     assert!(decoder.decode(&bytes("bf"), 1 << 14).unwrap().is_malformed, "the one before it");
     for text in ["88 88", "4001 62 01 63 88", "48 01 61"] {
-        assert!(Decoder::default().decode(&bytes(text), 1 << 14).unwrap().is_malformed, "status: {text}");
+        assert!(
+            HpackDecoder::default().decode(&bytes(text), 1 << 14).unwrap().is_malformed,
+            "status: {text}"
+        );
     }
 }
 
 /// An invalid value does not make later uses of its name invalid, nor of a status; an invalid name stays invalid.
 #[test]
 fn invalid_values_do_not_spread() {
-    let mut decoder = Decoder::default();
+    let mut decoder = HpackDecoder::default();
     let mut decode = |text: &str| {
         let block = decoder.decode(&bytes(text), 1 << 14).unwrap();
         (block.is_malformed, said(&block))
@@ -133,7 +136,7 @@ fn invalid_values_do_not_spread() {
 /// A list that is longer than the limit is not kept; the table is.
 #[test]
 fn long_lists_are_cut() {
-    let mut decoder = Decoder::default();
+    let mut decoder = HpackDecoder::default();
     let block = decoder.decode(&bytes("4001 62 01 63 4001 64 01 65"), 40).unwrap();
     assert!(block.is_too_long);
     assert_eq!(said(&block), "b c\n");
@@ -148,11 +151,11 @@ fn more_names_than_can_be_kept_are_too_many() {
         let name = format!("{number:05}");
         block.extend_from_slice(&[&[0, 5][..], name.as_bytes(), &[0]].concat());
     }
-    let block = Decoder::default().decode(&block, usize::MAX).unwrap();
+    let block = HpackDecoder::default().decode(&block, usize::MAX).unwrap();
     assert!(block.is_too_long && !block.headers.is_empty());
 }
 
-fn encode(encoder: &mut Encoder, headers: &HeaderMap) -> Vec<u8> {
+fn encode(encoder: &mut HpackEncoder, headers: &HeaderMap) -> Vec<u8> {
     let mut out = Vec::new();
     encoder.begin(&mut out, &Method::POST, false, "orders", "/shop.Orders/Get");
     for (name, value) in headers {
@@ -164,7 +167,7 @@ fn encode(encoder: &mut Encoder, headers: &HeaderMap) -> Vec<u8> {
 /// What every request says is a byte each from the second time on; what changes with each is never put into the table.
 #[test]
 fn what_is_said_again_is_short() {
-    let mut encoder = Encoder::default();
+    let mut encoder = HpackEncoder::default();
     let request = |id: usize| {
         HeaderMap::from_iter([
             (http::header::TE, HeaderValue::from_static("trailers")),
@@ -183,7 +186,7 @@ fn what_is_said_again_is_short() {
 /// Values marked as sensitive, and credentials in any case, are literals that are never indexed (RFC 7541, section 7.1.3).
 #[test]
 fn secrets_are_never_indexed() {
-    let mut encoder = Encoder::default();
+    let mut encoder = HpackEncoder::default();
     let mut token = HeaderValue::from_static("secret");
     let credentials = [header::AUTHORIZATION, header::COOKIE, header::PROXY_AUTHORIZATION];
     for name in [&credentials[..], &[HeaderName::from_static("token"), header::CONTENT_TYPE]].concat() {
@@ -195,7 +198,7 @@ fn secrets_are_never_indexed() {
             // The name is in the static table, at an index of two bytes; or it is written in full.
             let first = if name == "token" { place - 1 - "token".len() - 2 } else { place - 1 - 2 };
             assert_eq!(out[first] & 0xf0, 0x10, "{name}: literal, never indexed");
-            let block = Decoder::default().decode(&out[first..], 1 << 14).unwrap();
+            let block = HpackDecoder::default().decode(&out[first..], 1 << 14).unwrap();
             assert_eq!(said(&block), format!("{name} secret\n"));
         }
     }
@@ -213,7 +216,7 @@ fn table_size_changes_at_the_start_of_a_block_only() {
         ("0001 62 01 63 3fe101", false),
         ("20 88 3fe101", false),
     ] {
-        assert_eq!(Decoder::default().decode(&bytes(text), 1 << 14).is_some(), is_block, "{text}");
+        assert_eq!(HpackDecoder::default().decode(&bytes(text), 1 << 14).is_some(), is_block, "{text}");
     }
 }
 
@@ -232,7 +235,7 @@ fn connection_specific_fields_are_malformed() {
     ] {
         let lens = [name.len() as u8, value.len() as u8];
         let field = [&[0x40, lens[0]], name.as_bytes(), &[lens[1]], value.as_bytes()].concat();
-        let mut decoder = Decoder::default();
+        let mut decoder = HpackDecoder::default();
         for block in [&field[..], &[0xbe]] {
             let block = decoder.decode(block, 1 << 14).unwrap();
             assert_eq!(block.is_malformed, is_malformed, "{name}: {value}");
@@ -253,7 +256,7 @@ proptest! {
             1..30,
         )
     ) {
-        let (mut encoder, mut decoder) = (Encoder::default(), Decoder::default());
+        let (mut encoder, mut decoder) = (HpackEncoder::default(), HpackDecoder::default());
         for (fields, size, is_sent) in requests {
             if let Some(size) = size {
                 encoder.set_max_size(size);
@@ -279,7 +282,7 @@ proptest! {
     /// Nothing that a peer can send makes a decoder panic.
     #[test]
     fn garbage_is_survived(blocks in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..200), 1..10)) {
-        let mut decoder = Decoder::default();
+        let mut decoder = HpackDecoder::default();
         for block in blocks {
             let _ = decoder.decode(&block, 1 << 10);
         }

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
-use evenkeel_http2::{Error, RecvStream, Request, SendStream, Settings, client};
+use evenkeel_http2::{Error, Http2Settings, RecvStream, RequestHeaders, SendStream, client};
 use http::{HeaderMap, Method};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
@@ -170,23 +170,23 @@ fn settle(io: &ScriptIo, client: &mut impl ScriptedClient, cx: &mut Context<'_>)
 /// Runs a script with our client.
 pub(crate) fn run_ours(script: &ServerScript) -> Vec<CallOutcome> {
     let io = ScriptIo(Rc::new(RefCell::new(Inner { bytes: script.bytes.clone(), ..Inner::default() })));
-    let (sender, driver) = client(Settings {
+    let (sender, driver) = client(Http2Settings {
         stream_window: STREAM_WINDOW,
         connection_window: CONNECTION_WINDOW,
         max_header_list_size: MAX_HEADER_LIST,
-        ..Settings::default()
+        ..Http2Settings::default()
     });
     let headers = HeaderMap::new();
     let mut streams = Vec::new();
     for body in &script.calls {
-        let request = Request {
+        let request = RequestHeaders {
             method: &Method::POST,
             is_https: false,
             authority: "a",
             path: "/s/m",
-            more: &[],
+            extra_headers: &[],
             headers: &headers,
-            ends: *body == RequestBody::Absent,
+            end_stream: *body == RequestBody::Absent,
         };
         let (mut send, recv) = sender.send(&request).expect("the connection is new");
         if *body != RequestBody::Absent {
@@ -201,7 +201,7 @@ pub(crate) fn run_ours(script: &ServerScript) -> Vec<CallOutcome> {
 }
 
 struct OurClient {
-    driver: evenkeel_http2::Driver,
+    driver: evenkeel_http2::ConnectionDriver,
     io: ScriptIo,
     streams: Vec<(SendStream, RecvStream)>,
     is_ended: bool,
@@ -246,8 +246,8 @@ impl ScriptedClient for OurClient {
 fn our_end(error: &Error) -> CallEnd {
     match error {
         Error::Reset(reason) => CallEnd::PeerReset((*reason).into()),
-        Error::Malformed(reason) => CallEnd::StreamError((*reason).into()),
-        Error::Broken(reason) => CallEnd::ConnectionError((*reason).into()),
+        Error::StreamError(reason) => CallEnd::StreamError((*reason).into()),
+        Error::ConnectionError(reason) => CallEnd::ConnectionError((*reason).into()),
         Error::GoAway(reason, _) => CallEnd::GoAway((*reason).into()),
         Error::Closed | Error::Io(_) => CallEnd::Closed,
         _ => panic!("not an end of a call: {error}"),

@@ -3,7 +3,7 @@
 use std::future::poll_fn;
 
 use bytes::Bytes;
-use evenkeel_http2::{Request, Settings, client};
+use evenkeel_http2::{Http2Settings, RequestHeaders, client};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response};
 use proptest::prelude::*;
 
@@ -60,18 +60,19 @@ async fn serve(io: tokio::io::DuplexStream, table_size: u32) {
 async fn run(requests: Vec<RequestPlan>, table_size: u32) {
     let (mut ours, theirs) = tokio::io::duplex(1 << 16);
     let server = tokio::spawn(serve(theirs, table_size));
-    let (sender, mut driver) = client(Settings { max_header_list_size: 1 << 20, ..Settings::default() });
+    let (sender, mut driver) =
+        client(Http2Settings { max_header_list_size: 1 << 20, ..Http2Settings::default() });
     let connection = tokio::spawn(async move { poll_fn(|cx| driver.poll(&mut ours, cx)).await });
     for plan in &requests {
         let headers = header_map(plan);
-        let request = Request {
+        let request = RequestHeaders {
             method: &Method::POST,
             is_https: true,
             authority: "orders.example.com",
             path: &plan.path,
             headers: &headers,
-            more: &[],
-            ends: true,
+            extra_headers: &[],
+            end_stream: true,
         };
         // The first request goes out before the server's table size is known, the others after.
         let (_send, mut recv) = sender.send(&request).expect("the connection is open");

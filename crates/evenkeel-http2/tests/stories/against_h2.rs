@@ -55,13 +55,13 @@ pub(super) async fn echo(
 
 #[tokio::test]
 async fn a_call_is_answered() {
-    let client = Client::connect(serve(h2::server::Builder::new()).await, Settings::default()).await;
+    let client = Client::connect(serve(h2::server::Builder::new()).await, Http2Settings::default()).await;
     let (head, mut recv) = client.ask("hello").await.unwrap();
     assert_eq!(
         (head.status.as_u16(), &head.headers["path"]),
         (200, &HeaderValue::from_static("/shop.Orders/Get"))
     );
-    assert!(!head.ends);
+    assert!(!head.end_stream);
     let (body, trailers) = rest(&mut recv).await.unwrap();
     assert_eq!((&body[..], trailers.map(|trailers| trailers.len())), (&b"hello"[..], Some(0)));
     client.end().await.unwrap();
@@ -70,7 +70,7 @@ async fn a_call_is_answered() {
 /// Hundreds at a time, each with what is its own: nothing goes to another, and the tables of both sides stay the same.
 #[tokio::test]
 async fn many_calls_at_once_keep_apart() {
-    let client = Client::connect(serve(h2::server::Builder::new()).await, Settings::default()).await;
+    let client = Client::connect(serve(h2::server::Builder::new()).await, Http2Settings::default()).await;
     let client = std::sync::Arc::new(client);
     let mut calls = tokio::task::JoinSet::new();
     for task in 0..100_u32 {
@@ -102,7 +102,8 @@ async fn many_calls_at_once_keep_apart() {
 async fn large_bodies_go_through_small_windows() {
     let mut server = h2::server::Builder::new();
     server.initial_window_size(10_000).initial_connection_window_size(70_000).max_frame_size(20_000);
-    let settings = Settings { stream_window: 9_000, connection_window: 65_535, ..Settings::default() };
+    let settings =
+        Http2Settings { stream_window: 9_000, connection_window: 65_535, ..Http2Settings::default() };
     let client = Client::connect(serve(server).await, settings).await;
     let body: Vec<u8> = (0..3_000_000_u32).map(|i| (i / 7) as u8).collect();
     let call = || async {
@@ -117,7 +118,7 @@ async fn large_bodies_go_through_small_windows() {
 
 #[tokio::test]
 async fn resets_tell_why() {
-    let client = Client::connect(serve(h2::server::Builder::new()).await, Settings::default()).await;
+    let client = Client::connect(serve(h2::server::Builder::new()).await, Http2Settings::default()).await;
     for reason in [Reason::REFUSED_STREAM, Reason::CANCEL, Reason::INTERNAL_ERROR] {
         let (_send, mut recv) =
             client.send(&format!("/{}", u32::from(reason)), &HeaderMap::new(), true).unwrap();
@@ -131,7 +132,7 @@ async fn resets_tell_why() {
 /// Calls that are given up at any point cost nobody anything: the next ones have the windows for themselves.
 #[tokio::test]
 async fn calls_that_are_given_up_leave_nothing_behind() {
-    let settings = Settings { connection_window: 65_535, ..Settings::default() };
+    let settings = Http2Settings { connection_window: 65_535, ..Http2Settings::default() };
     let client = Client::connect(serve(h2::server::Builder::new()).await, settings).await;
     for round in 0..50 {
         let body = vec![round; 20_000];
@@ -153,7 +154,7 @@ async fn calls_that_are_given_up_leave_nothing_behind() {
 #[tokio::test]
 async fn paused_readers_do_not_stop_other_streams() {
     for (paused, size) in [(2, 1_400_000), (4, 1_900_000)] {
-        let client = Client::connect(serve(h2::server::Builder::new()).await, Settings::default()).await;
+        let client = Client::connect(serve(h2::server::Builder::new()).await, Http2Settings::default()).await;
         let mut unread = Vec::new();
         for _ in 0..paused {
             unread.push(client.ask(vec![1; size]).await.unwrap().1);
@@ -175,7 +176,7 @@ async fn paused_readers_do_not_stop_other_streams() {
 async fn refused_requests_leave_header_tables_the_same() {
     let mut server = h2::server::Builder::new();
     server.max_header_list_size(2_000);
-    let client = Client::connect(serve(server).await, Settings::default()).await;
+    let client = Client::connect(serve(server).await, Http2Settings::default()).await;
     // The limit holds from the server's settings on.
     client.ask("first").await.unwrap();
     for round in 0..100_u32 {

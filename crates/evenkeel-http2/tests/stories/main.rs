@@ -13,7 +13,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytes::Bytes;
-use evenkeel_http2::{Error, Head, RecvStream, Request, SendStream, Sender, Settings, client};
+use evenkeel_http2::{
+    Error, Http2Settings, RecvStream, RequestHeaders, ResponseHeaders, SendRequest, SendStream, client,
+};
 use http::{HeaderMap, HeaderValue, Method};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
@@ -27,12 +29,12 @@ async fn within<T>(work: impl Future<Output = T>) -> T {
 
 /// A connection, and what it came to.
 struct Client {
-    sender: Sender,
+    sender: SendRequest,
     task: JoinHandle<Result<(), Error>>,
 }
 
 impl Client {
-    async fn connect(address: SocketAddr, settings: Settings) -> Client {
+    async fn connect(address: SocketAddr, settings: Http2Settings) -> Client {
         let mut io = TcpStream::connect(address).await.expect("a server");
         io.set_nodelay(true).expect("a socket");
         let (sender, mut driver) = client(settings);
@@ -40,15 +42,27 @@ impl Client {
         Client { sender, task }
     }
 
-    fn send(&self, path: &str, headers: &HeaderMap, ends: bool) -> Result<(SendStream, RecvStream), Error> {
+    fn send(
+        &self,
+        path: &str,
+        headers: &HeaderMap,
+        end_stream: bool,
+    ) -> Result<(SendStream, RecvStream), Error> {
         let method = &Method::POST;
-        let request =
-            Request { method, is_https: false, authority: "orders", path, more: &[], headers, ends };
+        let request = RequestHeaders {
+            method,
+            is_https: false,
+            authority: "orders",
+            path,
+            extra_headers: &[],
+            headers,
+            end_stream,
+        };
         self.sender.send(&request)
     }
 
     /// A request with a body, up to the head of its answer.
-    async fn ask(&self, body: impl Into<Bytes>) -> Result<(Head, RecvStream), Error> {
+    async fn ask(&self, body: impl Into<Bytes>) -> Result<(ResponseHeaders, RecvStream), Error> {
         let headers = HeaderMap::from_iter([(http::header::TE, HeaderValue::from_static("trailers"))]);
         let (mut send, mut recv) = self.send("/shop.Orders/Get", &headers, false)?;
         send.send(body.into(), true).expect("the stream is open");
@@ -62,7 +76,7 @@ impl Client {
     }
 }
 
-async fn head(recv: &mut RecvStream) -> Result<Head, Error> {
+async fn head(recv: &mut RecvStream) -> Result<ResponseHeaders, Error> {
     within(poll_fn(|cx| recv.poll_head(cx))).await
 }
 

@@ -2,7 +2,7 @@
 
 use std::task::{Context, Poll, Waker};
 
-use evenkeel_http2::{Driver, RecvStream, SendStream, client};
+use evenkeel_http2::{ConnectionDriver, RecvStream, SendStream, client};
 use testkit::Counting;
 
 use super::scripted_io::ScriptedIo;
@@ -22,23 +22,23 @@ fn data_frame(stream: usize, len: usize) -> Vec<u8> {
 
 /// A connection with open streams that have a response each, and have sent and received nothing else.
 struct Connection {
-    driver: Driver,
+    driver: ConnectionDriver,
     streams: Vec<(SendStream, RecvStream)>,
-    _sender: Sender,
+    _sender: SendRequest,
 }
 
 impl Connection {
     fn open(count: usize) -> Connection {
-        let (sender, driver) = client(Settings::default());
+        let (sender, driver) = client(Http2Settings::default());
         let headers = HeaderMap::new();
-        let request = Request {
+        let request = RequestHeaders {
             method: &Method::POST,
             is_https: false,
             authority: "orders",
             path: "/s/m",
             headers: &headers,
-            more: &[],
-            ends: true,
+            extra_headers: &[],
+            end_stream: true,
         };
         let streams = (0..count).map(|_| sender.send(&request).expect("a connection that is open")).collect();
         let mut connection = Connection { driver, streams, _sender: sender };

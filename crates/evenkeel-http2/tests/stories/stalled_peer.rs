@@ -2,7 +2,7 @@
 
 use std::task::{Context, Waker};
 
-use evenkeel_http2::{Driver, Reason, client};
+use evenkeel_http2::{ConnectionDriver, Reason, client};
 use testkit::Counting;
 use tokio::io::DuplexStream;
 
@@ -16,9 +16,17 @@ const CALLS: usize = 100_000;
 /// Maximum number of bytes held. Two buffers of 64 KiB and a frame, each with unused capacity.
 const MAX_HELD: i64 = 300 << 10;
 
-fn send(sender: &Sender, headers: &HeaderMap, ends: bool) -> (SendStream, RecvStream) {
-    let (method, more) = (&Method::POST, &[]);
-    let request = Request { method, is_https: false, authority: "orders", path: "/s/m", more, headers, ends };
+fn send(sender: &SendRequest, headers: &HeaderMap, end_stream: bool) -> (SendStream, RecvStream) {
+    let (method, extra_headers) = (&Method::POST, &[]);
+    let request = RequestHeaders {
+        method,
+        is_https: false,
+        authority: "orders",
+        path: "/s/m",
+        extra_headers,
+        headers,
+        end_stream,
+    };
     sender.send(&request).expect("the connection is open")
 }
 
@@ -29,7 +37,7 @@ fn secret_headers() -> HeaderMap {
 }
 
 /// Begins and cancels a call, in one of several ways.
-fn cancel_one(sender: &Sender, headers: &HeaderMap, way: usize) {
+fn cancel_one(sender: &SendRequest, headers: &HeaderMap, way: usize) {
     let (mut send, recv) = send(sender, headers, way == 0);
     match way {
         0 => drop(recv),
@@ -46,14 +54,14 @@ fn cancel_one(sender: &Sender, headers: &HeaderMap, way: usize) {
             drop(recv);
         }
         _ => {
-            let _ = send.poll_room(&Context::from_waker(Waker::noop()));
+            let _ = send.poll_capacity(&Context::from_waker(Waker::noop()));
             send.reset(Reason::CANCEL);
             drop(recv);
         }
     }
 }
 
-fn poll(driver: &mut Driver, is_stalled: bool) {
+fn poll(driver: &mut ConnectionDriver, is_stalled: bool) {
     let mut io = ScriptedIo { unread: &[], is_stalled };
     let polled = driver.poll(&mut io, &mut Context::from_waker(Waker::noop()));
     assert!(polled.is_pending(), "{polled:?}");
@@ -64,10 +72,10 @@ fn poll(driver: &mut Driver, is_stalled: bool) {
 fn cancelled_calls_leave_nothing_in_the_write_buffer() {
     let headers = secret_headers();
     // The thread's read buffer is allocated here.
-    let (_sender, mut idle) = client(Settings::default());
+    let (_sender, mut idle) = client(Http2Settings::default());
     poll(&mut idle, false);
     for way in 0..5 {
-        let (sender, mut driver) = client(Settings::default());
+        let (sender, mut driver) = client(Http2Settings::default());
         let (held, ()) = Counting::during(|| {
             for call in 0..CALLS {
                 cancel_one(&sender, &headers, way);
@@ -89,7 +97,7 @@ fn cancelled_calls_leave_nothing_in_the_write_buffer() {
 fn cancelled_calls_leave_no_streams_that_wait_for_the_window() {
     let headers = HeaderMap::new();
     for way in [1, 2, 4] {
-        let (sender, mut driver) = client(Settings::default());
+        let (sender, mut driver) = client(Http2Settings::default());
         let (mut first, _recv) = send(&sender, &headers, false);
         first.send(vec![0; 100_000].into(), true).expect("the stream is open");
         poll(&mut driver, false);
@@ -106,7 +114,7 @@ fn cancelled_calls_leave_no_streams_that_wait_for_the_window() {
 /// A connection to a peer that does not read yet, and the peer's end.
 fn stalled() -> (Client, DuplexStream) {
     let (mut io, peer) = tokio::io::duplex(100);
-    let (sender, mut driver) = client(Settings::default());
+    let (sender, mut driver) = client(Http2Settings::default());
     let task = tokio::spawn(async move { poll_fn(|cx| driver.poll(&mut io, cx)).await });
     (Client { sender, task }, peer)
 }

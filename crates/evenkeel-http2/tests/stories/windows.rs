@@ -5,7 +5,7 @@ use testkit::net::frames::{Conn, Frame, Peer, flag, kind, setting};
 
 use super::*;
 
-pub(super) async fn pair(settings: Settings, theirs: &[(u16, u32)]) -> (Client, Conn) {
+pub(super) async fn pair(settings: Http2Settings, theirs: &[(u16, u32)]) -> (Client, Conn) {
     let peer = Peer::bind().await;
     let client = Client::connect(peer.address(), settings).await;
     let mut conn = within(peer.accept()).await;
@@ -34,7 +34,7 @@ fn update(stream: u32, by: u32) -> Frame {
 /// Data waits for the windows of its stream and of the connection, and goes on when both are open.
 #[tokio::test]
 async fn data_waits_for_both_windows() {
-    let (client, mut conn) = pair(Settings::default(), &[(setting::INITIAL_WINDOW_SIZE, 10)]).await;
+    let (client, mut conn) = pair(Http2Settings::default(), &[(setting::INITIAL_WINDOW_SIZE, 10)]).await;
     let (mut send, _recv) = client.send("/s/m", &HeaderMap::new(), false).unwrap();
     send.send(Bytes::from(vec![7; 25]), true).unwrap();
     assert_eq!(next(&mut conn, kind::DATA).await.payload.len(), 10);
@@ -54,13 +54,13 @@ async fn data_waits_for_both_windows() {
 /// Whoever writes is told when there is room, and when nobody wants it any more.
 #[tokio::test]
 async fn writers_wait_for_room() {
-    let (client, mut conn) = pair(Settings::default(), &[(setting::INITIAL_WINDOW_SIZE, 4)]).await;
+    let (client, mut conn) = pair(Http2Settings::default(), &[(setting::INITIAL_WINDOW_SIZE, 4)]).await;
     let (mut send, _recv) = client.send("/s/m", &HeaderMap::new(), false).unwrap();
-    within(poll_fn(|cx| send.poll_room(cx))).await.unwrap();
+    within(poll_fn(|cx| send.poll_capacity(cx))).await.unwrap();
     send.send("12345".into(), false).unwrap();
     next(&mut conn, kind::DATA).await;
     let waiting = tokio::spawn(async move {
-        let room = poll_fn(|cx| send.poll_room(cx)).await;
+        let room = poll_fn(|cx| send.poll_capacity(cx)).await;
         (send, room)
     });
     conn.send(update(1, 1)).await.unwrap();
@@ -70,7 +70,7 @@ async fn writers_wait_for_room() {
     let (mut send, room) = within(waiting).await.unwrap();
     assert_eq!(room, Some(()));
     send.send("6".into(), false).unwrap();
-    let waiting = tokio::spawn(async move { poll_fn(|cx| send.poll_room(cx)).await });
+    let waiting = tokio::spawn(async move { poll_fn(|cx| send.poll_capacity(cx)).await });
     conn.reset(1, 8).await.unwrap();
     assert_eq!(within(waiting).await.unwrap(), None);
 }
@@ -78,7 +78,7 @@ async fn writers_wait_for_room() {
 /// The peer is told of what was read, in large steps, and not of what was not.
 #[tokio::test]
 async fn what_is_read_may_be_sent_again() {
-    let settings = Settings { stream_window: 1_000, ..Settings::default() };
+    let settings = Http2Settings { stream_window: 1_000, ..Http2Settings::default() };
     let (client, mut conn) = pair(settings, &[]).await;
     let (_send, mut recv) = client.send("/s/m", &HeaderMap::new(), true).unwrap();
     conn.respond_headers(1, &[]).await.unwrap();
@@ -99,7 +99,7 @@ async fn what_is_read_may_be_sent_again() {
 /// A peer that sends more than it may is at fault: on a stream that one ends, on all of them the connection does.
 #[tokio::test]
 async fn more_than_the_window_is_refused() {
-    let settings = Settings { stream_window: 10, ..Settings::default() };
+    let settings = Http2Settings { stream_window: 10, ..Http2Settings::default() };
     let (client, mut conn) = pair(settings, &[]).await;
     let (_send, mut recv) = client.send("/s/m", &HeaderMap::new(), true).unwrap();
     conn.respond_headers(1, &[]).await.unwrap();
@@ -108,7 +108,7 @@ async fn more_than_the_window_is_refused() {
     assert_eq!(conn.resets(), [(1, 3)]);
     head(&mut recv).await.unwrap();
     let error = data(&mut recv).await.unwrap().unwrap_err();
-    assert!(matches!(error, Error::Malformed(Reason::FLOW_CONTROL_ERROR)), "{error:?}");
+    assert!(matches!(error, Error::StreamError(Reason::FLOW_CONTROL_ERROR)), "{error:?}");
     for _ in 0..6 * 64 {
         if conn.send(Frame::new(kind::DATA, 0, 1, vec![0; 16_384])).await.is_err() {
             break;
@@ -119,13 +119,17 @@ async fn more_than_the_window_is_refused() {
     let grown = update(0, u32::MAX >> 1);
     conn.send(grown).await.unwrap();
     assert_eq!(within(conn.closed()).await, Some(3), "the window of the connection cannot grow so far");
-    assert!(matches!(within(client.task).await.unwrap(), Err(Error::Broken(Reason::FLOW_CONTROL_ERROR))));
+    assert!(matches!(
+        within(client.task).await.unwrap(),
+        Err(Error::ConnectionError(Reason::FLOW_CONTROL_ERROR))
+    ));
 }
 
 /// Data that is only padding takes of the windows and is given back.
 #[tokio::test]
 async fn padding_is_given_back() {
-    let settings = Settings { stream_window: 4_000, connection_window: 65_535, ..Settings::default() };
+    let settings =
+        Http2Settings { stream_window: 4_000, connection_window: 65_535, ..Http2Settings::default() };
     let (client, mut conn) = pair(settings, &[]).await;
     let (_send, mut recv) = client.send("/s/m", &HeaderMap::new(), true).unwrap();
     conn.respond_headers(1, &[]).await.unwrap();
@@ -144,7 +148,7 @@ async fn padding_is_given_back() {
 async fn connection_window_counts_every_byte_once() {
     const WINDOW: usize = 65_535;
     let settings =
-        Settings { stream_window: 30_000, connection_window: WINDOW as u32, ..Settings::default() };
+        Http2Settings { stream_window: 30_000, connection_window: WINDOW as u32, ..Http2Settings::default() };
     let (client, mut conn) = pair(settings, &[]).await;
     let streams: Vec<_> = (0..4).map(|_| client.send("/s/m", &HeaderMap::new(), true).unwrap()).collect();
     for stream in [1, 3, 5, 7] {
@@ -189,7 +193,7 @@ async fn end_of_request_needs_no_window() {
     for (stream_window, len, update) in [(10, 25, update(1, 15)), (1 << 20, CONNECTION + 100, update(0, 100))]
     {
         let (client, mut conn) =
-            pair(Settings::default(), &[(setting::INITIAL_WINDOW_SIZE, stream_window)]).await;
+            pair(Http2Settings::default(), &[(setting::INITIAL_WINDOW_SIZE, stream_window)]).await;
         let (mut send, _recv) = client.send("/s/m", &HeaderMap::new(), false).unwrap();
         send.send(Bytes::from(vec![7; len]), false).unwrap();
         send.send(Bytes::new(), true).unwrap();

@@ -53,14 +53,14 @@ async fn what_breaks_the_protocol_ends_the_connection() {
         ("a block that is none", Frame::new(kind::HEADERS, all, 1, vec![0x80]), code::COMPRESSION_ERROR),
     ];
     for (what, frame, expected) in rows {
-        let (client, mut conn) = pair(Settings::default(), &[]).await;
+        let (client, mut conn) = pair(Http2Settings::default(), &[]).await;
         let (_send, mut recv) = client.send("/s/m", &HeaderMap::new(), true).unwrap();
         within(conn.next_request()).await.unwrap();
         conn.send(frame.clone()).await.unwrap();
         assert_eq!(within(conn.closed()).await, Some(*expected), "{what}");
         let error = head(&mut recv).await.unwrap_err();
         assert!(
-            matches!(error, Error::Broken(reason) if u32::from(reason) == *expected),
+            matches!(error, Error::ConnectionError(reason) if u32::from(reason) == *expected),
             "{what}: {error:?}"
         );
         assert!(client.send("/s/m", &HeaderMap::new(), true).is_err(), "{what}");
@@ -135,7 +135,7 @@ async fn what_is_wrong_with_a_stream_ends_that_stream() {
         ("too large a length", &[says("18446744073709551616")], code::PROTOCOL_ERROR),
     ];
     for (what, frames, expected) in rows.iter().chain(lengths) {
-        let (client, mut conn) = pair(Settings::default(), &[]).await;
+        let (client, mut conn) = pair(Http2Settings::default(), &[]).await;
         let (_send, mut bad) = client.send("/s/m", &HeaderMap::new(), false).unwrap();
         let (_send, mut good) = client.send("/s/m", &HeaderMap::new(), true).unwrap();
         for frame in *frames {
@@ -145,13 +145,13 @@ async fn what_is_wrong_with_a_stream_ends_that_stream() {
         assert_eq!(conn.resets(), [(1, *expected)], "{what}");
         let error = match head(&mut bad).await {
             Ok(head) => {
-                assert!(!head.ends, "{what}");
+                assert!(!head.end_stream, "{what}");
                 rest(&mut bad).await.unwrap_err()
             }
             Err(error) => error,
         };
         assert!(
-            matches!(error, Error::Malformed(reason) if u32::from(reason) == *expected),
+            matches!(error, Error::StreamError(reason) if u32::from(reason) == *expected),
             "{what}: {error:?}"
         );
         conn.respond(3, b"fine", 0).await.unwrap();
@@ -162,7 +162,7 @@ async fn what_is_wrong_with_a_stream_ends_that_stream() {
 /// What is strange and allowed: unknown frames and settings, first answers, priorities, headers in pieces, frames in pieces.
 #[tokio::test]
 async fn what_is_strange_and_allowed() {
-    let (client, mut conn) = pair(Settings::default(), &[(0x99, 7)]).await;
+    let (client, mut conn) = pair(Http2Settings::default(), &[(0x99, 7)]).await;
     let (_send, mut recv) = client.send("/s/m", &HeaderMap::new(), true).unwrap();
     within(conn.next_request()).await.unwrap();
     conn.send(Frame::new(0x77, 0xff, 1, "what")).await.unwrap();
@@ -195,12 +195,12 @@ async fn a_server_that_is_none() {
         b"\0\0\0\x04\x01\0\0\0\0",
     ] {
         let peer = Peer::bind().await;
-        let client = Client::connect(peer.address(), Settings::default()).await;
+        let client = Client::connect(peer.address(), Http2Settings::default()).await;
         let mut conn = within(peer.accept()).await;
         conn.send_bytes(said).await.unwrap();
         let error = within(client.task).await.unwrap().unwrap_err();
         assert!(
-            matches!(error, Error::Broken(Reason::PROTOCOL_ERROR | Reason::FRAME_SIZE_ERROR)),
+            matches!(error, Error::ConnectionError(Reason::PROTOCOL_ERROR | Reason::FRAME_SIZE_ERROR)),
             "{error:?}"
         );
     }
@@ -209,7 +209,7 @@ async fn a_server_that_is_none() {
 /// A goodbye names the last stream that was looked at: those behind it may go elsewhere, those before are answered.
 #[tokio::test]
 async fn a_goodbye() {
-    let (client, mut conn) = pair(Settings::default(), &[]).await;
+    let (client, mut conn) = pair(Http2Settings::default(), &[]).await;
     let (_a, mut answered) = client.send("/s/m", &HeaderMap::new(), true).unwrap();
     let (_b, mut cut) = client.send("/s/m", &HeaderMap::new(), true).unwrap();
     let (_c, mut unseen) = client.send("/s/m", &HeaderMap::new(), true).unwrap();
@@ -229,7 +229,7 @@ async fn a_goodbye() {
 /// With its last stream a connection that was told goodbye ends, from our side.
 #[tokio::test]
 async fn the_last_stream_of_a_connection() {
-    let (client, mut conn) = pair(Settings::default(), &[]).await;
+    let (client, mut conn) = pair(Http2Settings::default(), &[]).await;
     let (_send, mut recv) = client.send("/s/m", &HeaderMap::new(), true).unwrap();
     conn.go_away(1, code::NO_ERROR, b"").await.unwrap();
     conn.respond(1, b"fine", 0).await.unwrap();
@@ -241,11 +241,11 @@ async fn the_last_stream_of_a_connection() {
 /// An answer that is whole counts, whatever is said of the stream afterwards.
 #[tokio::test]
 async fn an_early_answer_counts() {
-    let (client, mut conn) = pair(Settings::default(), &[]).await;
+    let (client, mut conn) = pair(Http2Settings::default(), &[]).await;
     let (mut send, mut recv) = client.send("/s/m", &HeaderMap::new(), false).unwrap();
     conn.respond(1, b"enough", 8).await.unwrap();
     conn.reset(1, code::NO_ERROR).await.unwrap();
-    within(poll_fn(|cx| send.poll_unwanted(cx))).await;
+    within(poll_fn(|cx| send.poll_closed(cx))).await;
     assert_eq!(send.send("more".into(), false), None);
     assert_eq!(head(&mut recv).await.unwrap().status, 200);
     let (body, trailers) = rest(&mut recv).await.unwrap();
@@ -258,7 +258,7 @@ async fn an_early_answer_counts() {
 /// What is read stays good when the connection breaks; what was to come does not come.
 #[tokio::test]
 async fn a_connection_that_breaks() {
-    let (client, mut conn) = pair(Settings::default(), &[]).await;
+    let (client, mut conn) = pair(Http2Settings::default(), &[]).await;
     let (_send, mut recv) = client.send("/s/m", &HeaderMap::new(), true).unwrap();
     conn.respond_headers(1, &[]).await.unwrap();
     conn.send(Frame::new(kind::DATA, 0, 1, "some")).await.unwrap();
@@ -273,7 +273,7 @@ async fn a_connection_that_breaks() {
 /// A peer that asks without end and reads no answers is ended; so is one whose headers have no end.
 #[tokio::test]
 async fn floods_are_ended() {
-    let (client, mut conn) = pair(Settings::default(), &[]).await;
+    let (client, mut conn) = pair(Http2Settings::default(), &[]).await;
     let pings: Vec<u8> = b"\0\0\x08\x06\0\0\0\0\x0012345678".repeat(1_000);
     // It stops when the client has hung up.
     within(async { while conn.send_bytes(&pings).await.is_ok() {} }).await;
@@ -281,21 +281,21 @@ async fn floods_are_ended() {
     assert!(!matches!(error, Error::Closed), "{error:?}");
 
     for piece in ["", &"x".repeat(1_000)[..]] {
-        let (client, mut conn) = pair(Settings::default(), &[]).await;
+        let (client, mut conn) = pair(Http2Settings::default(), &[]).await;
         let (_send, _recv) = client.send("/s/m", &HeaderMap::new(), true).unwrap();
         within(conn.next_request()).await.unwrap();
         conn.send(Frame::new(kind::HEADERS, 0, 1, piece.to_owned())).await.unwrap();
         let more = Frame::new(kind::CONTINUATION, 0, 1, piece.to_owned());
         within(async { while conn.send(more.clone()).await.is_ok() {} }).await;
         let error = within(client.task).await.unwrap().unwrap_err();
-        assert!(matches!(error, Error::Broken(Reason::ENHANCE_YOUR_CALM)), "{error:?}");
+        assert!(matches!(error, Error::ConnectionError(Reason::ENHANCE_YOUR_CALM)), "{error:?}");
     }
 }
 
 /// A byte at a time costs no more than a few bytes each, however slow the reader is.
 #[tokio::test]
 async fn tiny_pieces_are_put_together() {
-    let (client, mut conn) = pair(Settings::default(), &[]).await;
+    let (client, mut conn) = pair(Http2Settings::default(), &[]).await;
     let (_send, mut recv) = client.send("/s/m", &HeaderMap::new(), true).unwrap();
     conn.respond_headers(1, &[]).await.unwrap();
     for _ in 0..500 {
@@ -316,7 +316,7 @@ async fn tiny_pieces_are_put_together() {
 /// A request that HTTP/2 cannot carry is refused before anything is sent; headers of any length go in several frames.
 #[tokio::test]
 async fn odd_requests() {
-    let (client, mut conn) = pair(Settings::default(), &[]).await;
+    let (client, mut conn) = pair(Http2Settings::default(), &[]).await;
     for name in ["connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade"] {
         let odd = HeaderMap::from_iter([(HeaderName::from_static(name), HeaderValue::from_static("x"))]);
         let error = client.send("/s/m", &odd, true).unwrap_err();
@@ -333,7 +333,7 @@ async fn odd_requests() {
 /// A header with an invalid value fails its stream only: its name stays usable in the dynamic table.
 #[tokio::test]
 async fn invalid_header_value_fails_one_stream() {
-    let (client, mut conn) = pair(Settings::default(), &[]).await;
+    let (client, mut conn) = pair(Http2Settings::default(), &[]).await;
     let mut streams: Vec<_> = (0..4).map(|_| client.send("/s/m", &HeaderMap::new(), true).unwrap()).collect();
     let end = flag::END_HEADERS | flag::END_STREAM;
     // `note` with a line break is indexed; then its name is used with a valid value, the entry itself, and the valid entry.
@@ -348,7 +348,7 @@ async fn invalid_header_value_fails_one_stream() {
         match expected {
             Some(value) => assert_eq!(found.unwrap().headers["note"], value, "stream {at}"),
             None => assert!(
-                matches!(found, Err(Error::Malformed(Reason::PROTOCOL_ERROR))),
+                matches!(found, Err(Error::StreamError(Reason::PROTOCOL_ERROR))),
                 "stream {at}: {found:?}"
             ),
         }
@@ -369,15 +369,15 @@ async fn content_length_that_fits() {
         (Method::POST, "304", "5", None),
         (Method::HEAD, "200", "5", None),
     ] {
-        let (client, mut conn) = pair(Settings::default(), &[]).await;
-        let request = Request {
+        let (client, mut conn) = pair(Http2Settings::default(), &[]).await;
+        let request = RequestHeaders {
             method: &method,
             is_https: false,
             authority: "orders",
             path: "/",
             headers: &HeaderMap::new(),
-            more: &[],
-            ends: true,
+            extra_headers: &[],
+            end_stream: true,
         };
         let (_send, mut recv) = client.sender.send(&request).unwrap();
         let flags = if content.is_some() { flag::END_HEADERS } else { end };
@@ -404,7 +404,7 @@ async fn requests_fit_the_header_list_of_the_peer() {
     const PSEUDO: usize = 43 + 43 + 41 + 48;
     let limit = PSEUDO + 36 + 100;
     let (client, mut conn) =
-        pair(Settings::default(), &[(setting::MAX_HEADER_LIST_SIZE, limit as u32)]).await;
+        pair(Http2Settings::default(), &[(setting::MAX_HEADER_LIST_SIZE, limit as u32)]).await;
     let long = |len| {
         let value = HeaderValue::try_from("x".repeat(len)).unwrap();
         HeaderMap::from_iter([(HeaderName::from_static("long"), value)])
@@ -429,17 +429,17 @@ async fn requests_fit_the_header_list_of_the_peer() {
 /// Debug output of a connection has neither headers nor messages of its calls, which may be secrets.
 #[tokio::test]
 async fn debug_output_has_no_secrets() {
-    let (sender, driver) = client(Settings::default());
+    let (sender, driver) = client(Http2Settings::default());
     let headers =
         HeaderMap::from_iter([(http::header::AUTHORIZATION, HeaderValue::from_static("token-1234"))]);
-    let request = Request {
+    let request = RequestHeaders {
         method: &Method::POST,
         is_https: false,
         authority: "orders",
         path: "/shop.Orders/Get",
         headers: &headers,
-        more: &[],
-        ends: false,
+        extra_headers: &[],
+        end_stream: false,
     };
     let (mut send, recv) = sender.send(&request).expect("the connection is open");
     send.send(Bytes::from_static(b"card-5678"), false).expect("the stream is open");

@@ -13,7 +13,7 @@ mod windows;
 
 use std::sync::Arc;
 
-use evenkeel_orca::{CallLoad, OrcaLoadReport, Reading, ServerLoad, read_trailers};
+use evenkeel_orca::{CallLoad, OrcaLoadReport, ParsedReport, ServerLoad, read_trailers};
 use evenkeel_proto::prost::Message as _;
 use testkit::net::Backend;
 use testkit::net::echo::echo_client::EchoClient;
@@ -57,7 +57,7 @@ fn channel(backend: &Backend) -> Channel {
 
 /// The report among the trailers of a call.
 fn report(trailers: impl Into<tonic::metadata::MetadataMap>) -> Option<OrcaLoadReport> {
-    let Reading { report, ignored } = read_trailers(&trailers.into().into_headers());
+    let ParsedReport { report, ignored } = read_trailers(&trailers.into().into_headers());
     assert_eq!(ignored, None);
     report.map(|report| OrcaLoadReport::decode(&*report.encode_to_vec()).expect("the same message"))
 }

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
-use evenkeel_orca::{Ignored, Named, OrcaLoadReport, Reading, Report, TRAILER, read, read_trailers};
+use evenkeel_orca::{
+    IgnoredReason, NamedMetric, OrcaLoadReport, OrcaReport, ParsedReport, TRAILER, read, read_trailers,
+};
 use evenkeel_proto::prost::Message as _;
 use http::{HeaderMap, HeaderValue};
 use proptest::prelude::*;
@@ -28,30 +30,33 @@ fn entry(number: u8, key: &str, value: f64) -> Vec<u8> {
 }
 
 /// What is read of a report that is sound.
-fn sound(report: &OrcaLoadReport) -> Report {
-    Report::decode(&*report.encode_to_vec()).expect("the same message")
+fn sound(report: &OrcaLoadReport) -> OrcaReport {
+    OrcaReport::decode(&*report.encode_to_vec()).expect("the same message")
 }
 
 /// ORCA-2: every field by its number.
 #[test]
 fn fields_by_number() {
-    let named = |value| vec![Named { name: "k".to_owned(), value }];
-    let none = Report::default;
+    let named = |value| vec![NamedMetric { name: "k".to_owned(), value }];
+    let none = OrcaReport::default;
     for (bytes, expected) in [
         (vec![], none()),
-        (double(1, 0.5), Report { cpu_utilization: 0.5, ..none() }),
-        (double(2, 0.5), Report { mem_utilization: 0.5, ..none() }),
+        (double(1, 0.5), OrcaReport { cpu_utilization: 0.5, ..none() }),
+        (double(2, 0.5), OrcaReport { mem_utilization: 0.5, ..none() }),
         (vec![3 << 3, 7], none()),
-        (entry(4, "k", 1.0), Report { request_cost: named(1.0), ..none() }),
-        (entry(5, "k", 2.0), Report { utilization: named(2.0), ..none() }),
-        (double(6, 100.0), Report { rps_fractional: 100.0, ..none() }),
-        (double(7, 3.0), Report { eps: 3.0, ..none() }),
-        (entry(8, "k", 4.0), Report { named_metrics: named(4.0), ..none() }),
-        (double(9, 1.5), Report { application_utilization: 1.5, ..none() }),
+        (entry(4, "k", 1.0), OrcaReport { request_cost: named(1.0), ..none() }),
+        (entry(5, "k", 2.0), OrcaReport { utilization: named(2.0), ..none() }),
+        (double(6, 100.0), OrcaReport { rps_fractional: 100.0, ..none() }),
+        (double(7, 3.0), OrcaReport { eps: 3.0, ..none() }),
+        (entry(8, "k", 4.0), OrcaReport { named_metrics: named(4.0), ..none() }),
+        (double(9, 1.5), OrcaReport { application_utilization: 1.5, ..none() }),
         (double(15, 1.0), none()),
-        ([entry(8, "k", 4.0), entry(8, "k", 5.0)].concat(), Report { named_metrics: named(5.0), ..none() }),
+        (
+            [entry(8, "k", 4.0), entry(8, "k", 5.0)].concat(),
+            OrcaReport { named_metrics: named(5.0), ..none() },
+        ),
     ] {
-        let expected = Reading { report: Some(expected), ignored: None };
+        let expected = ParsedReport { report: Some(expected), ignored: None };
         assert_eq!(read(&bytes), expected, "{bytes:?}");
         for code in [STANDARD, STANDARD_NO_PAD] {
             assert_eq!(read_trailers(&trailers(&[&code.encode(&bytes)])), expected, "{bytes:?}");
@@ -72,12 +77,12 @@ fn trailers(values: &[&str]) -> HeaderMap {
 #[test]
 fn one_report_per_call() {
     assert_eq!(TRAILER, "endpoint-load-metrics-bin");
-    assert_eq!(read_trailers(&HeaderMap::new()), Reading::default());
-    assert_eq!(read_trailers(&trailers(&[])), Reading::default());
+    assert_eq!(read_trailers(&HeaderMap::new()), ParsedReport::default());
+    assert_eq!(read_trailers(&trailers(&[])), ParsedReport::default());
     let half = STANDARD_NO_PAD.encode(double(1, 0.5));
     let expected = OrcaLoadReport { cpu_utilization: 0.5, ..OrcaLoadReport::default() };
     assert_eq!(read_trailers(&trailers(&[&half])).report, Some(sound(&expected)));
-    let repeated = Reading { report: None, ignored: Some(Ignored::Repeated) };
+    let repeated = ParsedReport { report: None, ignored: Some(IgnoredReason::Repeated) };
     assert_eq!(read_trailers(&trailers(&[&half, &half])), repeated);
     assert_eq!(read_trailers(&trailers(&[&format!("{half},{half}")])), repeated);
 }
@@ -95,31 +100,31 @@ fn what_is_no_report_is_ignored() {
     for (bytes, why, label, text) in [
         (
             more.encode_to_vec(),
-            Ignored::TooManyNames,
+            IgnoredReason::TooManyNames,
             "too_many_names",
             "a load report with more than 1000 names; it is not used",
         ),
         (
             long.encode_to_vec(),
-            Ignored::TooLong,
+            IgnoredReason::TooLong,
             "too_long",
             "a load report of more than 65536 bytes; it is not used",
         ),
         (
             vec![0; 1 << 20],
-            Ignored::TooLong,
+            IgnoredReason::TooLong,
             "too_long",
             "a load report of more than 65536 bytes; it is not used",
         ),
-        (cut, Ignored::Malformed, "malformed", "a load report that cannot be decoded; it is not used"),
+        (cut, IgnoredReason::Malformed, "malformed", "a load report that cannot be decoded; it is not used"),
     ] {
-        let expected = Reading { report: None, ignored: Some(why) };
+        let expected = ParsedReport { report: None, ignored: Some(why) };
         assert_eq!(read(&bytes), expected);
         assert_eq!(read_trailers(&trailers(&[&STANDARD.encode(&bytes)])), expected);
         assert_eq!((why.as_str(), why.to_string().as_str()), (label, text));
     }
     for no_code in ["%%%", "a", "AAAA=AAA", &"!".repeat(1_000)] {
-        let expected = Reading { report: None, ignored: Some(Ignored::Malformed) };
+        let expected = ParsedReport { report: None, ignored: Some(IgnoredReason::Malformed) };
         assert_eq!(read_trailers(&trailers(&[no_code])), expected, "{no_code}");
     }
 }
@@ -141,7 +146,8 @@ fn values_of_no_use_are_left_out() {
         ] {
             let said = OrcaLoadReport { request_cost: map(&[("cost", -2.0)]), ..said };
             let kept = OrcaLoadReport { request_cost: map(&[("cost", -2.0)]), ..kept };
-            let expected = Reading { report: Some(sound(&kept)), ignored: Some(Ignored::BadValue) };
+            let expected =
+                ParsedReport { report: Some(sound(&kept)), ignored: Some(IgnoredReason::InvalidValue) };
             assert_eq!(read(&said.encode_to_vec()), expected, "{said:?}");
         }
     }
@@ -153,7 +159,7 @@ fn values_of_no_use_are_left_out() {
     let kept = OrcaLoadReport { named_metrics: map(&[("heat", -2.0)]), ..none() };
     assert_eq!(
         read(&named.encode_to_vec()),
-        Reading { report: Some(sound(&kept)), ignored: Some(Ignored::BadValue) }
+        ParsedReport { report: Some(sound(&kept)), ignored: Some(IgnoredReason::InvalidValue) }
     );
 }
 

@@ -13,7 +13,7 @@ use std::task::{Context, Poll, Waker, ready};
 use ::h2::client::{Builder, Connection, ResponseFuture, SendRequest};
 use ::h2::{Ping, PingPong};
 use bytes::Bytes;
-use evenkeel_http2::{Error, Head, Reason, Request, Settings};
+use evenkeel_http2::{Error, Http2Settings, Reason, RequestHeaders, ResponseHeaders};
 use http::{HeaderMap, HeaderName, HeaderValue, Uri, Version, header};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
@@ -41,7 +41,10 @@ const CONNECTION_SPECIFIC: [HeaderName; 5] = [
 ];
 
 /// Starts HTTP/2 on a byte stream.
-pub(super) async fn start(io: Box<dyn Io>, settings: Settings) -> Result<(H2Sender, H2Transport), Error> {
+pub(super) async fn start(
+    io: Box<dyn Io>,
+    settings: Http2Settings,
+) -> Result<(H2Sender, H2Transport), Error> {
     let read = Arc::<BytesRead>::default();
     let tap = ByteTap { io, head: [0; FRAME_HEAD], read: read.clone() };
     let mut builder = Builder::new();
@@ -64,7 +67,7 @@ pub(super) async fn start(io: Box<dyn Io>, settings: Settings) -> Result<(H2Send
         probe: Some(requests.clone()),
         shared: shared.clone(),
         read,
-        refusal: None,
+        close_reason: None,
         max_streams: None,
     };
     Ok((H2Sender { requests, shared }, transport))
@@ -80,7 +83,7 @@ struct H2Shared {
     /// Number of streams of which a half is held.
     streams: AtomicUsize,
     /// True once the head of a response was read.
-    has_answered: AtomicBool,
+    has_received_response: AtomicBool,
 }
 
 impl H2Shared {
@@ -103,31 +106,31 @@ pub(crate) struct H2Sender {
 }
 
 impl H2Sender {
-    pub(super) fn send(&self, request: &Request<'_>) -> Result<(H2SendStream, H2RecvStream), Error> {
+    pub(super) fn send(&self, request: &RequestHeaders<'_>) -> Result<(H2SendStream, H2RecvStream), Error> {
         let mut headers = request.headers.clone();
-        headers.extend(request.more.iter().cloned());
+        headers.extend(request.extra_headers.iter().cloned());
         let is_unsendable = |name: &HeaderName, value: &HeaderValue| {
             CONNECTION_SPECIFIC.contains(name) || *name == header::TE && value != "trailers"
         };
         if let Some((name, _)) = headers.iter().find(|(name, value)| is_unsendable(name, value)) {
-            return Err(Error::Unsendable(name.clone()));
+            return Err(Error::InvalidHeader(name.clone()));
         }
         let uri = Uri::builder()
             .scheme(if request.is_https { "https" } else { "http" })
             .authority(request.authority)
             .path_and_query(request.path)
             .build()
-            .map_err(|_| Error::Unsendable(header::HOST))?;
+            .map_err(|_| Error::InvalidHeader(header::HOST))?;
         let mut head = http::Request::new(());
         (*head.method_mut(), *head.uri_mut(), *head.version_mut(), *head.headers_mut()) =
             (request.method.clone(), uri, Version::HTTP_2, headers);
         // A clone has no stream of its own that waits to be opened, for which it would refuse this one.
-        let opened = self.requests.clone().send_request(head, request.ends);
+        let opened = self.requests.clone().send_request(head, request.end_stream);
         let (response, send) = opened.map_err(|error| from_h2(&error))?;
         self.shared.streams.fetch_add(1, Ordering::SeqCst);
         let stream = Arc::new(H2Stream { send: Mutex::new(send), shared: self.shared.clone() });
-        let send = H2SendStream { stream: stream.clone(), is_done: request.ends };
-        Ok((send, H2RecvStream { stream, part: ResponsePart::Head(response) }))
+        let send = H2SendStream { stream: stream.clone(), is_done: request.end_stream };
+        Ok((send, H2RecvStream { stream, part: ResponsePart::ResponseHeaders(response) }))
     }
 }
 
@@ -158,15 +161,15 @@ pub(crate) struct H2SendStream {
 }
 
 impl H2SendStream {
-    pub(super) fn send(&mut self, data: Bytes, ends: bool) -> Option<()> {
+    pub(super) fn send(&mut self, data: Bytes, end_stream: bool) -> Option<()> {
         if self.is_done {
             return None;
         }
-        self.is_done = ends;
-        lock(&self.stream.send).send_data(data, ends).ok()
+        self.is_done = end_stream;
+        lock(&self.stream.send).send_data(data, end_stream).ok()
     }
 
-    pub(super) fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Option<()>> {
+    pub(super) fn poll_capacity(&mut self, cx: &mut Context<'_>) -> Poll<Option<()>> {
         if self.is_done {
             return Poll::Ready(None);
         }
@@ -181,7 +184,7 @@ impl H2SendStream {
         Poll::Ready(Some(()))
     }
 
-    pub(super) fn poll_unwanted(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    pub(super) fn poll_closed(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if self.is_done {
             return Poll::Ready(());
         }
@@ -204,24 +207,24 @@ pub(crate) struct H2RecvStream {
 
 /// The part of a response that comes next.
 enum ResponsePart {
-    Head(ResponseFuture),
+    ResponseHeaders(ResponseFuture),
     Body(::h2::RecvStream),
     /// It has ended, with an error or without.
     Ended,
 }
 
 impl H2RecvStream {
-    pub(super) fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<Result<Head, Error>> {
-        let ResponsePart::Head(response) = &mut self.part else {
+    pub(super) fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<Result<ResponseHeaders, Error>> {
+        let ResponsePart::ResponseHeaders(response) = &mut self.part else {
             return Poll::Ready(Err(Error::Exhausted));
         };
         let response = ready!(Pin::new(response).poll(cx)).map_err(|error| self.end(&error));
         Poll::Ready(response.map(|response| {
             let (head, body) = response.into_parts();
-            let ends = body.is_end_stream();
+            let end_stream = body.is_end_stream();
             self.part = ResponsePart::Body(body);
-            self.stream.shared.has_answered.store(true, Ordering::Relaxed);
-            Head { status: head.status, headers: head.headers, ends }
+            self.stream.shared.has_received_response.store(true, Ordering::Relaxed);
+            ResponseHeaders { status: head.status, headers: head.headers, end_stream }
         }))
     }
 
@@ -256,7 +259,7 @@ impl Drop for H2RecvStream {
     /// `h2` would wait for the other half.
     fn drop(&mut self) {
         let has_ended = match &self.part {
-            ResponsePart::Head(_) => false,
+            ResponsePart::ResponseHeaders(_) => false,
             ResponsePart::Body(body) => body.is_end_stream(),
             ResponsePart::Ended => true,
         };
@@ -274,7 +277,7 @@ pub(crate) struct H2Transport {
     pings: Option<PingPong>,
     shared: Arc<H2Shared>,
     read: Arc<BytesRead>,
-    refusal: Option<Error>,
+    close_reason: Option<Error>,
     max_streams: Option<usize>,
 }
 
@@ -286,7 +289,7 @@ impl H2Transport {
         }
         let polled = Pin::new(&mut self.connection).poll(cx);
         if self.read.is_not_http2.load(Ordering::Relaxed) {
-            return Poll::Ready(Err(self.refuse(Error::Broken(Reason::PROTOCOL_ERROR))));
+            return Poll::Ready(Err(self.refuse(Error::ConnectionError(Reason::PROTOCOL_ERROR))));
         }
         if self.read.has_settings.load(Ordering::Relaxed) {
             self.max_streams = Some(self.connection.max_concurrent_send_streams());
@@ -298,23 +301,23 @@ impl H2Transport {
             let _ = pings.poll_pong(cx);
         }
         if let Some(probe) = &mut self.probe
-            && self.refusal.is_none()
+            && self.close_reason.is_none()
             && let Poll::Ready(Err(error)) = probe.poll_ready(cx)
         {
-            self.refusal = Some(from_h2(&error));
+            self.close_reason = Some(from_h2(&error));
         }
         match ready!(polled) {
             Ok(()) if self.probe.is_none() => Poll::Ready(Ok(())),
             // An end that the peer announced is not an error, whatever the reason of its GOAWAY. A channel whose connection ends so
             // right after the peer's SETTINGS was connected: the attempt did not fail.
-            _ if matches!(self.refusal, Some(Error::GoAway(..))) => Poll::Ready(Ok(())),
+            _ if matches!(self.close_reason, Some(Error::GoAway(..))) => Poll::Ready(Ok(())),
             Ok(()) => Poll::Ready(Err(self.refuse(Error::Closed))),
             Err(error) => Poll::Ready(Err(self.refuse(from_h2(&error)))),
         }
     }
 
     fn refuse(&mut self, error: Error) -> Error {
-        self.refusal.get_or_insert_with(|| error.clone());
+        self.close_reason.get_or_insert_with(|| error.clone());
         error
     }
 
@@ -322,8 +325,8 @@ impl H2Transport {
         self.max_streams
     }
 
-    pub(super) fn refusal(&self) -> Option<&Error> {
-        self.refusal.as_ref()
+    pub(super) fn close_reason(&self) -> Option<&Error> {
+        self.close_reason.as_ref()
     }
 
     pub(super) fn bytes_read(&self) -> u64 {
@@ -336,7 +339,7 @@ impl H2Transport {
 
     /// Requests without an answer do not count: `h2` does not tell which of them the peer's GOAWAY leaves out.
     pub(super) fn has_served_calls(&self) -> bool {
-        self.shared.has_answered.load(Ordering::Relaxed)
+        self.shared.has_received_response.load(Ordering::Relaxed)
     }
 
     pub(super) fn ping(&mut self) {
@@ -436,9 +439,9 @@ fn from_h2(error: &::h2::Error) -> Error {
     let reason = Reason::from(u32::from(reason));
     match (error.is_go_away(), error.is_remote()) {
         (true, true) => Error::GoAway(reason, debug_data(error)),
-        (true, false) => Error::Broken(reason),
+        (true, false) => Error::ConnectionError(reason),
         (false, true) => Error::Reset(reason),
-        (false, false) => Error::Malformed(reason),
+        (false, false) => Error::StreamError(reason),
     }
 }
 

@@ -11,7 +11,7 @@ mod h2_transport;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-pub(crate) use evenkeel_http2::{Error, Head, Reason, Request, Settings};
+pub(crate) use evenkeel_http2::{Error, Http2Settings, Reason, RequestHeaders, ResponseHeaders};
 use http::HeaderMap;
 
 use crate::transport::Io;
@@ -48,14 +48,17 @@ macro_rules! dispatch {
 
 /// Opens streams. When it is dropped, the connection ends as soon as its streams have.
 pub(crate) enum HttpSender {
-    Evenkeel(evenkeel_http2::Sender),
+    Evenkeel(evenkeel_http2::SendRequest),
     #[cfg(feature = "h2")]
     H2(h2_transport::H2Sender),
 }
 
 impl HttpSender {
     /// Opens a stream. It never waits: the caller keeps to the [maximum](HttpTransport::max_streams) of the peer.
-    pub(crate) fn send(&self, request: &Request<'_>) -> Result<(HttpSendStream, HttpRecvStream), Error> {
+    pub(crate) fn send(
+        &self,
+        request: &RequestHeaders<'_>,
+    ) -> Result<(HttpSendStream, HttpRecvStream), Error> {
         match self {
             HttpSender::Evenkeel(sender) => {
                 let (send, receive) = sender.send(request)?;
@@ -80,18 +83,18 @@ pub(crate) enum HttpSendStream {
 impl HttpSendStream {
     /// Sends data, or queues it until the flow-control window has room. Returns `None` if the stream takes no more data; the other
     /// half has the reason.
-    pub(crate) fn send(&mut self, data: Bytes, ends: bool) -> Option<()> {
-        dispatch!(self, stream => stream.send(data, ends))
+    pub(crate) fn send(&mut self, data: Bytes, end_stream: bool) -> Option<()> {
+        dispatch!(self, stream => stream.send(data, end_stream))
     }
 
     /// Ready when data would be sent at once, at least in part. `None` if the stream takes no more data.
-    pub(crate) fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Option<()>> {
-        dispatch!(self, stream => stream.poll_room(cx))
+    pub(crate) fn poll_capacity(&mut self, cx: &mut Context<'_>) -> Poll<Option<()>> {
+        dispatch!(self, stream => stream.poll_capacity(cx))
     }
 
     /// Ready when the stream takes no more data.
-    pub(crate) fn poll_unwanted(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        dispatch!(self, stream => stream.poll_unwanted(cx))
+    pub(crate) fn poll_closed(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        dispatch!(self, stream => stream.poll_closed(cx))
     }
 
     /// Resets the stream, and reports the reason to the peer.
@@ -109,7 +112,7 @@ pub(crate) enum HttpRecvStream {
 
 impl HttpRecvStream {
     /// Ready with the head of the response, once.
-    pub(crate) fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<Result<Head, Error>> {
+    pub(crate) fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<Result<ResponseHeaders, Error>> {
         dispatch!(self, stream => stream.poll_head(cx))
     }
 
@@ -138,7 +141,7 @@ impl HttpTransport {
     pub(crate) async fn start(
         io: Box<dyn Io>,
         implementation: Http2Implementation,
-        settings: Settings,
+        settings: Http2Settings,
     ) -> Result<(HttpSender, HttpTransport), Error> {
         match implementation {
             Http2Implementation::Evenkeel => {
@@ -165,8 +168,8 @@ impl HttpTransport {
     }
 
     /// The reason why the connection takes no more requests, once it does not.
-    pub(crate) fn refusal(&self) -> Option<&Error> {
-        dispatch!(self, transport => transport.refusal())
+    pub(crate) fn close_reason(&self) -> Option<&Error> {
+        dispatch!(self, transport => transport.close_reason())
     }
 
     /// Number of bytes read so far.
@@ -192,7 +195,7 @@ impl HttpTransport {
 
 /// The default implementation with its byte stream.
 pub(crate) struct EvenkeelTransport {
-    driver: evenkeel_http2::Driver,
+    driver: evenkeel_http2::ConnectionDriver,
     io: Box<dyn Io>,
 }
 
@@ -205,8 +208,8 @@ impl EvenkeelTransport {
         self.driver.max_streams()
     }
 
-    fn refusal(&self) -> Option<&Error> {
-        self.driver.refusal()
+    fn close_reason(&self) -> Option<&Error> {
+        self.driver.close_reason()
     }
 
     fn bytes_read(&self) -> u64 {
@@ -218,7 +221,7 @@ impl EvenkeelTransport {
     }
 
     fn has_served_calls(&self) -> bool {
-        self.driver.has_answered() || self.driver.has_open_streams()
+        self.driver.has_received_response() || self.driver.has_open_streams()
     }
 
     fn ping(&mut self) {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use evenkeel_core::{BackendLabels, Code, LbLabels, Measurement};
-use evenkeel_orca::Ignored;
+use evenkeel_orca::IgnoredReason;
 use evenkeel_xds::client::AdsClient;
 
 use super::{DisconnectReason, SecurityLevel};
@@ -37,7 +37,7 @@ impl ChannelMetrics {
 
     pub(crate) fn connect_failed(&self, _: &LbLabels) {}
 
-    pub(crate) fn load_ignored(&self, _: Ignored) {}
+    pub(crate) fn load_ignored(&self, _: IgnoredReason) {}
 
     pub(crate) fn record_measurement(&self, _: &Measurement) {}
 
@@ -73,7 +73,7 @@ impl AttemptMeter {
 
     pub(crate) fn received(&self, _: &[u8]) {}
 
-    pub(crate) fn load_ignored(&self, _: Ignored) {}
+    pub(crate) fn load_ignored(&self, _: IgnoredReason) {}
 
     pub(crate) fn finish(&self, _: Code) {}
 }

@@ -25,7 +25,7 @@ use super::lock;
 use super::worker::WorkerEvent;
 use crate::connection::{self, Connection, Http2Config};
 use crate::credentials::Credentials;
-use crate::http2::{Error, Head, HttpRecvStream, HttpSendStream, Request};
+use crate::http2::{Error, HttpRecvStream, HttpSendStream, RequestHeaders, ResponseHeaders};
 use crate::target::{ChannelTarget, TargetKind};
 use crate::text::quoted;
 use crate::transport::{self, Connector};
@@ -286,7 +286,7 @@ impl StreamTask {
 
 /// Hands a message to HTTP/2 as fast as the server takes it. `None` if it takes no more.
 async fn write(send: &mut HttpSendStream, message: Bytes) -> Option<()> {
-    poll_fn(|cx| send.poll_room(cx)).await?;
+    poll_fn(|cx| send.poll_capacity(cx)).await?;
     send.send(message, false)
 }
 
@@ -316,7 +316,7 @@ async fn read(
 }
 
 /// Whether an answer is one of gRPC and good.
-fn check_head(head: &Head) -> Result<(), Status> {
+fn check_head(head: &ResponseHeaders) -> Result<(), Status> {
     if let Some(status) = tonic::Status::from_header_map(&head.headers) {
         return Err(from_tonic(&status));
     }
@@ -483,18 +483,18 @@ impl ServerConnection {
         let connection = self.connection(dialer, &target).await?;
         let (send, response) = connection
             .sender()
-            .send(&Request {
+            .send(&RequestHeaders {
                 method: &Method::POST,
                 is_https: self.server.credentials != ChannelCredentials::Insecure,
                 authority: authority.as_str(),
                 path: method,
-                more: &[],
+                extra_headers: &[],
                 headers: &HeaderMap::from_iter([
                     (header::CONTENT_TYPE, HeaderValue::from_static("application/grpc")),
                     (header::TE, HeaderValue::from_static("trailers")),
                     (header::USER_AGENT, HeaderValue::from_static(USER_AGENT)),
                 ]),
-                ends: false,
+                end_stream: false,
             })
             .map_err(|error| transport_error(&connection, &error))?;
         Ok(OpenedStream { connection, send, response })

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use evenkeel_core::{BackendLabels, Code, LbLabels};
-use evenkeel_orca::Ignored;
+use evenkeel_orca::IgnoredReason;
 use opentelemetry::KeyValue;
 use tokio::time::Instant;
 
@@ -180,7 +180,7 @@ impl AttemptMeter {
     }
 
     /// The load report that came with the attempt's end, or something of it, is of no use.
-    pub(crate) fn load_ignored(&self, why: Ignored) {
+    pub(crate) fn load_ignored(&self, why: IgnoredReason) {
         if let Some(attempt) = &self.0 {
             attempt.context.channel.load_ignored(why);
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use evenkeel_core::{LbLabels, Measurement, OutlierCounts, WeightUpdate};
-use evenkeel_orca::Ignored;
+use evenkeel_orca::IgnoredReason;
 use opentelemetry::KeyValue;
 
 use super::OtelMetrics;
@@ -72,7 +72,7 @@ impl ChannelMetrics {
     }
 
     /// A load report that came out of band, or something of it, is of no use.
-    pub(crate) fn load_ignored(&self, why: Ignored) {
+    pub(crate) fn load_ignored(&self, why: IgnoredReason) {
         if let Some(channel) = &self.0 {
             channel.load_ignored(why);
         }
@@ -102,7 +102,7 @@ impl ChannelInstruments {
         attributes
     }
 
-    pub(super) fn load_ignored(&self, why: Ignored) {
+    pub(super) fn load_ignored(&self, why: IgnoredReason) {
         if let Some(ignored) = &self.instruments.load_ignored {
             ignored.add(1, &[target(&self.target), KeyValue::new("evenkeel.reason", why.as_str())]);
         }

@@ -10,7 +10,7 @@ use evenkeel_core::{
     UnenforcedReason, WeightUpdate,
 };
 use evenkeel_http2::Reason;
-use evenkeel_orca::Ignored;
+use evenkeel_orca::IgnoredReason;
 use evenkeel_proto::envoy::config::cluster::v3::Cluster;
 use evenkeel_proto::envoy::service::discovery::v3::DiscoveryResponse;
 use evenkeel_proto::prost::Message as _;
@@ -330,7 +330,7 @@ async fn feed(metrics: &ChannelMetrics) -> (super::XdsMeter, AdsClient) {
     busy_call(metrics).await;
     metrics.connect_failed(&at());
     drop(metrics.connected(at(), SecurityLevel::None));
-    metrics.load_ignored(Ignored::BadValue);
+    metrics.load_ignored(IgnoredReason::InvalidValue);
     metrics.record_measurement(&weighed());
     metrics.record_measurement(&outliers(None));
     metrics.record_measurement(&outliers(Some(UnenforcedReason::MaxEjectionOverflow)));
@@ -413,9 +413,9 @@ async fn every_instrument_is_as_its_grfc_has_it() {
 async fn load_reports_of_no_use_are_counted() {
     let exported = Exported::new();
     let metrics = exported.metrics(|builder| builder);
-    metrics.call("/shop.Orders/Get").start_attempt().load_ignored(Ignored::Repeated);
-    metrics.call("/shop.Orders/Put").start_attempt().load_ignored(Ignored::BadValue);
-    metrics.load_ignored(Ignored::BadValue);
+    metrics.call("/shop.Orders/Get").start_attempt().load_ignored(IgnoredReason::Repeated);
+    metrics.call("/shop.Orders/Put").start_attempt().load_ignored(IgnoredReason::InvalidValue);
+    metrics.load_ignored(IgnoredReason::InvalidValue);
     let series = |reason: &str, count: &str| {
         (format!("evenkeel.reason={reason} target=xds:///orders"), count.to_owned())
     };
