@@ -4,7 +4,7 @@ use std::{fs, io, path::Path};
 
 use evenkeel_fuzz::checks;
 use evenkeel_fuzz::http2::push_frame;
-use evenkeel_xds::client::XdsVariant;
+use evenkeel_xds::ads::XdsVariant;
 use evenkeel_xds::resource::ResourceType;
 
 fn main() -> io::Result<()> {

@@ -3,7 +3,7 @@
 #![no_main]
 
 use evenkeel_fuzz::checks;
-use evenkeel_xds::client::XdsVariant;
+use evenkeel_xds::ads::XdsVariant;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

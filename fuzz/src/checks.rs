@@ -17,9 +17,9 @@ use evenkeel_proto::envoy::service::discovery::v3::{DeltaDiscoveryResponse, Disc
 use evenkeel_proto::prost::{Message, Name};
 use evenkeel_proto::prost_types::{Any, Timestamp};
 use evenkeel_xds::XdsLimits;
+use evenkeel_xds::ads::{AdsClient, AdsEffect, AdsEvent, AdsRequest, XdsVariant};
 use evenkeel_xds::bootstrap::{Bootstrap, ServerConfig};
-use evenkeel_xds::client::{AdsClient, AdsEffect, AdsEvent, AdsRequest, XdsVariant};
-use evenkeel_xds::name::ResourceName;
+use evenkeel_xds::resource::name::ResourceName;
 use evenkeel_xds::resource::{ResourceParser, ResourceType};
 use testkit::resources;
 

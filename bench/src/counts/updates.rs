@@ -12,11 +12,11 @@ use std::sync::Arc;
 
 use evenkeel_core::{Core, Instant, LbEvent, Registry, Rng, RootPicker};
 use evenkeel_proto::envoy::service::discovery::v3::{DeltaDiscoveryResponse, Resource};
-use evenkeel_xds::bootstrap::Bootstrap;
-use evenkeel_xds::client::{
+use evenkeel_xds::ads::{
     AdsClient, AdsEffect, AdsEvent, AdsStreamId, ChangedResources, SubscriberId, XdsVariant,
 };
-use evenkeel_xds::follow::{EndpointsOnlyUpdate, XdsResolver, XdsResolverUpdate};
+use evenkeel_xds::bootstrap::Bootstrap;
+use evenkeel_xds::resolver::{EndpointsOnlyUpdate, XdsResolver, XdsResolverUpdate};
 use evenkeel_xds::resource::{ResourceParser, ResourceType};
 use prost::Message as _;
 use testkit::dialled;

@@ -13,14 +13,14 @@ mod follow;
 mod limits;
 mod lrs;
 mod mesh;
-mod plane;
 mod records;
 mod resources;
 mod server;
 mod service;
+mod snapshot;
+mod snapshot_cache;
 mod stream;
 mod text;
-mod world;
 
 pub use follow::{MeshWatchGuard, POLL_INTERVAL};
 pub use limits::ClientLimits;
@@ -30,9 +30,9 @@ pub use mesh::{
     MeshError, MeshErrors, OutlierDetection, RetryOn, Route, RouteHash, RouteRetry, Service, SuccessRate,
     TrafficFraction,
 };
-pub use plane::{FaultModes, SnapshotCache};
 pub use records::{ClientEvent, ClientEventKind, ClientRecord, Nack, SubscribedNames, TypeRecord};
 pub use resources::{NamedResource, ResourceSet};
 pub use server::{ControlPlane, ControlPlaneBuilder};
 pub use service::DiscoveryService;
-pub use world::ProtocolVariant;
+pub use snapshot::ProtocolVariant;
+pub use snapshot_cache::{FaultModes, SnapshotCache};

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use evenkeel_proto::envoy::config::core::v3::Node;
 use evenkeel_proto::envoy::config::core::v3::node::UserAgentVersionType;
 
-use crate::world::ProtocolVariant;
+use crate::snapshot::ProtocolVariant;
 
 /// A client with an open stream.
 ///

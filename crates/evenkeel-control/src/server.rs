@@ -19,7 +19,7 @@ use tonic::transport::Server;
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
 use crate::ClientLimits;
-use crate::plane::{FaultModes, SnapshotCache};
+use crate::snapshot_cache::{FaultModes, SnapshotCache};
 
 /// A client that is gone without a word is noticed after one interval and one timeout.
 const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(20));

@@ -31,9 +31,9 @@ use tonic_prost::ProstCodec;
 use tower_service::Service;
 
 use crate::limits::{LimitExceeded, MAX_NODE_TEXT_BYTES, check_length};
-use crate::plane::{ClientStream, SnapshotCache, StreamSlot};
+use crate::snapshot::ProtocolVariant;
+use crate::snapshot_cache::{ClientStream, SnapshotCache, StreamSlot};
 use crate::stream::WatchRequest;
-use crate::world::ProtocolVariant;
 
 /// The services of a [`SnapshotCache`], for a tonic server. Calls of others are UNIMPLEMENTED.
 #[derive(Clone)]

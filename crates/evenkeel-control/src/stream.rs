@@ -25,7 +25,7 @@ use evenkeel_proto::prost::{Name, encoding};
 use crate::ClientLimits;
 use crate::limits::{LimitExceeded, MAX_NACK_BYTES, MAX_TYPE_URL_BYTES, MAX_TYPES, check_length, truncate};
 use crate::records::{Nack, SubscribedNames, TypeRecord};
-use crate::world::{EncodedResource, ProtocolVariant, ResourceSnapshot, TypeResources};
+use crate::snapshot::{EncodedResource, ProtocolVariant, ResourceSnapshot, TypeResources};
 
 /// Stands for all resources of a type.
 const ALL: &str = "*";

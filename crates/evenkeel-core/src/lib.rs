@@ -20,64 +20,48 @@
 
 #![forbid(unsafe_code)]
 
-mod address;
-mod by_subchannel;
-mod carry;
-mod child;
-pub mod cluster;
+mod collections;
 mod config;
-mod conn;
-mod core;
-mod counters;
-mod cx;
-mod describe;
 mod endpoint;
-mod fast_map;
-mod few;
-mod fleet;
-pub mod hash;
+mod engine;
 pub mod load;
-mod means;
-mod measure;
-mod pages;
 mod pick;
 pub mod policy;
-mod registry;
 mod rng;
-mod rubbish;
 pub mod schedule;
 mod status;
 mod subchannel;
-mod table;
 mod time;
-mod tree;
-mod weights;
 
-pub use address::Address;
-pub use child::ChildPolicy;
+pub use collections::persistent_vec::PersistentVec;
+pub use config::cluster;
+pub use config::registry::Registry;
 pub use config::{ConfigError, ConfigFields, LbConfig};
-pub use conn::{ConnectMode, EndpointConnection, EndpointConnectionState};
-pub use core::{Core, CoreBuilder, LbEffect, LbEvent, LbUpdate, PassResult};
-pub use counters::{CallCounters, InFlightCounter};
-pub use cx::{Cx, PolicyScope};
-pub use describe::{DescribeCx, Description, EndpointRow};
+pub use endpoint::address::Address;
+pub use endpoint::connection::{ConnectMode, EndpointConnection, EndpointConnectionState};
+pub use endpoint::list::{EndpointEntry, EndpointList};
+pub use endpoint::transport_params::{ClusterTransport, TransportParams};
 pub use endpoint::{
     Endpoint, EndpointGroup, EndpointHealthStatus, EndpointKey, EndpointMetadata, Endpoints, HASH_KEY,
     Locality,
 };
-pub use fleet::{EndpointEntry, EndpointList};
+pub use engine::child::ChildPolicy;
+pub use engine::core::{Core, CoreBuilder, LbEffect, LbEvent, LbUpdate, PassResult};
+pub use engine::cx::{Cx, PolicyScope};
+pub use engine::deferred_drop::DeferredDrop;
+pub use engine::describe::{DescribeCx, Description, EndpointRow};
 pub use load::LoadReport;
-pub use means::{ClusterTransport, TransportParams};
-pub use measure::{DetectionMethod, LbLabels, Measurement, OutlierCounts, UnenforcedReason, WeightUpdate};
-pub use pages::PersistentVec;
+pub use load::call_counters::{CallCounters, InFlightCounter};
+pub use load::measurement::{
+    DetectionMethod, LbLabels, Measurement, OutlierCounts, UnenforcedReason, WeightUpdate,
+};
+pub use pick::hash;
 pub use pick::{
     BackendLabels, CallOutcome, CallTracker, CallTrackers, PickArgs, PickHeaders, PickResult, Picker,
     RequestMetadata, RootPicker,
 };
 pub use policy::{CachedState, LbState, Policy};
-pub use registry::Registry;
 pub use rng::Rng;
-pub use rubbish::DeferredDrop;
 pub use status::{Code, Status};
 pub use subchannel::{Backoff, ConnectivityState, Subchannel, SubchannelId};
 pub use time::Instant;

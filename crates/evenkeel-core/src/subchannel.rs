@@ -24,9 +24,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::fast_map::FastMap;
-use crate::few::InlineVec;
-use crate::tree::NodeId;
+use crate::collections::fast_map::FastMap;
+use crate::collections::inline_vec::InlineVec;
+use crate::engine::tree::NodeId;
 use crate::{Address, Instant, LoadReport, Rng, Status, TransportParams};
 
 /// How well a subchannel, a policy or the whole channel is connected.

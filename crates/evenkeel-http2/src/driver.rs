@@ -12,11 +12,11 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
 
 use crate::error::{Error, Reason};
 use crate::frame::{self, DEFAULT_MAX_SIZE};
-use crate::outbox::WriteBuffer;
 use crate::reader::{FrameReader, ReadChunk};
 use crate::recv_buffer::READ_BUFFER_SIZE;
 use crate::state::ConnectionState;
 use crate::stream::{SendRequest, SharedConnection};
+use crate::write_buffer::WriteBuffer;
 
 /// From so much at once on, the next read is expected to be as large.
 const BULK_READ: usize = 16 << 10;

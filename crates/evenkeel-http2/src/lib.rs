@@ -33,13 +33,13 @@ mod driver;
 mod error;
 mod frame;
 mod hpack;
-mod outbox;
 mod reader;
 mod recv_buffer;
 mod state;
 mod stream;
 mod streams;
 mod waiting;
+mod write_buffer;
 
 pub use driver::{ConnectionDriver, Http2Settings, client};
 pub use error::{Error, Reason};

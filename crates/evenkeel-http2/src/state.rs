@@ -15,11 +15,11 @@ use crate::frame::{
     setting,
 };
 use crate::hpack::{HeaderBlock, HpackEncoder};
-use crate::outbox::WriteBuffer;
 use crate::recv_buffer::Chunk;
 use crate::stream::{BufferedResponse, RequestHeaders, ResponseHeaders};
 use crate::streams::{Http2Stream, RecvState, SendState, StreamIndex, StreamStore};
 use crate::waiting::{PendingRequest, PendingRequests};
+use crate::write_buffer::WriteBuffer;
 
 /// While more than this waits to be written, data waits at its stream, and new streams wait to be opened.
 const MAX_OUT: usize = 64 << 10;

@@ -13,11 +13,9 @@ use evenkeel_core::{
 };
 use evenkeel_proto::envoy::service::discovery::v3::DiscoveryResponse;
 use evenkeel_proto::prost::{Message, Name};
+use evenkeel_xds::ads::{AdsClient, AdsEffect, AdsEvent, AdsRequest, AdsStreamId, SubscriberId, XdsVariant};
 use evenkeel_xds::bootstrap::Bootstrap;
-use evenkeel_xds::client::{
-    AdsClient, AdsEffect, AdsEvent, AdsRequest, AdsStreamId, SubscriberId, XdsVariant,
-};
-use evenkeel_xds::follow::{XdsResolver, XdsResolverUpdate};
+use evenkeel_xds::resolver::{XdsResolver, XdsResolverUpdate};
 use evenkeel_xds::resource::{ResourceParser, ResourceType};
 use evenkeel_xds::routing::ConfigSelector;
 use testkit::resources::{any, cluster, listener_with_rds, load_assignment, route_config, weighted};

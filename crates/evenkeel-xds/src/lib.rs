@@ -23,21 +23,17 @@
 // core's `Instant`, which saturates, are exempt (see clippy.toml).
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
-pub mod bootstrap;
 #[expect(clippy::indexing_slicing, reason = "servers and authorities are lists of its own that never shrink")]
-pub mod client;
-mod findings;
-pub mod follow;
-pub mod graph;
+pub mod ads;
+pub mod bootstrap;
+pub mod dependency_manager;
 pub mod lb;
 mod limits;
 pub mod lrs;
-pub mod name;
-mod problems;
+pub mod resolver;
 pub mod resource;
 pub mod routing;
 mod text;
-mod text_matcher;
 
 pub use limits::XdsLimits;
-pub use problems::{FieldPath, ValidationError, ValidationErrors};
+pub use resource::problems::{FieldPath, ValidationError, ValidationErrors};

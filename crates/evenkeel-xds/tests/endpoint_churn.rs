@@ -10,11 +10,11 @@ use evenkeel_proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
 use evenkeel_proto::envoy::service::discovery::v3::DiscoveryResponse;
 use evenkeel_proto::prost::Message as _;
 use evenkeel_proto::prost_types::Any;
-use evenkeel_xds::bootstrap::Bootstrap;
-use evenkeel_xds::client::{
+use evenkeel_xds::ads::{
     AdsClient, AdsEffect, AdsEvent, AdsStreamId, ChangedResources, SubscriberId, XdsVariant,
 };
-use evenkeel_xds::follow::{EndpointsOnlyUpdate, XdsResolver, XdsResolverUpdate};
+use evenkeel_xds::bootstrap::Bootstrap;
+use evenkeel_xds::resolver::{EndpointsOnlyUpdate, XdsResolver, XdsResolverUpdate};
 use evenkeel_xds::resource::{ResourceParser, ResourceType};
 use testkit::resources::{any, cluster, endpoint, listener_with_rds, load_assignment, route_config};
 use testkit::{Counting, dialled};

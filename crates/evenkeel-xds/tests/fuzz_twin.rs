@@ -21,7 +21,7 @@ use evenkeel_proto::envoy::extensions::load_balancing_policies::wrr_locality::v3
 use evenkeel_proto::prost::{Message, Name};
 use evenkeel_proto::prost_types::Any;
 use evenkeel_proto::xds::r#type::v3::TypedStruct;
-use evenkeel_xds::client::XdsVariant;
+use evenkeel_xds::ads::XdsVariant;
 use evenkeel_xds::resource::ResourceType;
 use proptest::prelude::*;
 use proptest::sample::Index;

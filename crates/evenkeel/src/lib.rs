@@ -50,49 +50,33 @@
 
 #[cfg(feature = "admin")]
 pub mod admin;
-mod builder;
 mod call;
 mod channel;
 mod clock;
-mod connection;
 mod credentials;
-mod dials;
-mod dns;
-mod driver;
 mod entropy;
-mod http2;
-mod id_map;
 mod load;
-mod metrics;
-mod oob;
-mod pass_pacer;
-mod retry;
-mod service_config;
-mod snapshot;
-mod status;
-mod target;
+mod resolver;
+mod telemetry;
 mod text;
-mod timeout;
-mod traffic;
 mod transport;
-mod xds;
 
-pub use builder::{BuildError, ChannelBuilder};
 pub use call::ResponseBody;
+pub use channel::builder::{BuildError, ChannelBuilder};
 pub use channel::{CapturePeer, Channel, PeerAddress, ResponseFuture, WaitForReady};
 pub use credentials::{Credentials, CredentialsError, TlsCredentialsBuilder};
 pub use evenkeel_core::{Address, Backoff, ConnectivityState, Description, EndpointRow, Registry};
 pub use evenkeel_xds::XdsLimits;
+pub use evenkeel_xds::ads::{ServerStats, XdsVariant};
 pub use evenkeel_xds::bootstrap::{Bootstrap, BootstrapError};
-pub use evenkeel_xds::client::{ServerStats, XdsVariant};
 pub use evenkeel_xds::lb::LbPolicyConverters;
-pub use http2::Http2Implementation;
+pub use resolver::service_config::ServiceConfigError;
+pub use resolver::target::TargetError;
+pub use resolver::xds::{XdsClient, XdsClientBuilder, XdsError, csds};
 #[cfg(feature = "otel")]
-pub use metrics::{Metric, MetricLabel, OtelMetrics, OtelMetricsBuilder};
-pub use service_config::ServiceConfigError;
-pub use target::TargetError;
+pub use telemetry::metrics::{Metric, MetricLabel, OtelMetrics, OtelMetricsBuilder};
+pub use transport::http2::Http2Implementation;
 pub use transport::{Connector, Io};
-pub use xds::{XdsClient, XdsClientBuilder, XdsError, csds};
 
 /// A channel with default settings: plain text, and for xDS targets the bootstrap of the environment.
 ///

@@ -14,7 +14,7 @@ use evenkeel_proto::envoy::config::core::v3::socket_address::PortSpecifier;
 use evenkeel_proto::envoy::config::endpoint::v3::lb_endpoint::HostIdentifier;
 use evenkeel_proto::envoy::config::endpoint::v3::{ClusterLoadAssignment, LbEndpoint};
 use evenkeel_proto::prost::Message;
-use evenkeel_xds::graph::XdsConfig;
+use evenkeel_xds::dependency_manager::XdsConfig;
 use evenkeel_xds::resource::ResourceType;
 use evenkeel_xds::routing::{
     ExplainedRoute, ForwardAction, RouteAction, RouteOutcome, WeightedCluster, XdsRetryPolicy,

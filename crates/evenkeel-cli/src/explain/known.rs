@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 
 use evenkeel_core::{Registry, Status};
 use evenkeel_proto::prost_types::Any;
+use evenkeel_xds::ads::ResourceState;
 use evenkeel_xds::bootstrap::ServerConfig;
-use evenkeel_xds::client::ResourceState;
-use evenkeel_xds::graph::ResourceView;
+use evenkeel_xds::dependency_manager::ResourceView;
 use evenkeel_xds::resource::{ParsedResource, RejectedResource, ResourceParser, ResourceType};
 
 /// What a client makes of every resource.

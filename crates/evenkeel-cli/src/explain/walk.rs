@@ -9,8 +9,8 @@ use evenkeel_core::{
     Address, CallOutcome, Code, Core, Description, Instant, LbEffect, LbEvent, PickArgs, PickResult,
     RequestMetadata, Rng, RootPicker, Status,
 };
-use evenkeel_xds::follow::{XdsResolver, XdsResolverUpdate};
-use evenkeel_xds::graph::XdsConfig;
+use evenkeel_xds::dependency_manager::XdsConfig;
+use evenkeel_xds::resolver::{XdsResolver, XdsResolverUpdate};
 use evenkeel_xds::routing::ConfigSelector;
 
 use super::known::LocalResources;

@@ -1,5 +1,7 @@
 //! Load: what a backend says about itself (ORCA), and what calls to it add up to for the control plane (LRS).
 
+pub(crate) mod call_counters;
+pub(crate) mod measurement;
 mod store;
 mod sums;
 

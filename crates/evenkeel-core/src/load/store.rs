@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::cluster::BackendMetrics;
+use crate::config::cluster::BackendMetrics;
 use crate::load::MetricSum;
 use crate::load::sums::MetricSums;
 use crate::{CallOutcome, Code, Instant, Locality};

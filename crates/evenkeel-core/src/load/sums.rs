@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use crate::LoadReport;
-use crate::cluster::BackendMetrics;
-use crate::fast_map::FastMap;
+use crate::collections::fast_map::FastMap;
+use crate::config::cluster::BackendMetrics;
 
 /// Among how many sets of sums the calls of a locality are spread.
 const SHARDS: usize = 8;

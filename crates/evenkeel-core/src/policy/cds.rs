@@ -11,9 +11,9 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::cluster::{Cluster, is_same_cluster};
+use crate::config::cluster::{Cluster, is_same_cluster};
 use crate::config::{ConfigError, ConfigFields, LbConfig, object};
-use crate::describe::{DescribeCx, Description};
+use crate::engine::describe::{DescribeCx, Description};
 use crate::policy::cluster_resolver::{self, ClusterResolver, ClusterResolverConfig, DiscoveryMechanism};
 use crate::policy::{CachedState, LbState, Policy};
 use crate::{ChildPolicy, Cx, Endpoints, Status};

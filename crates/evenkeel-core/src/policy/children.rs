@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::cx::PolicyScope;
-use crate::describe::{DescribeCx, Description};
+use crate::engine::cx::PolicyScope;
+use crate::engine::describe::{DescribeCx, Description};
 use crate::policy::LbState;
 use crate::{ChildPolicy, ConnectivityState, Cx, Endpoints, Instant, LbConfig};
 

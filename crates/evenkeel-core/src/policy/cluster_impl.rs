@@ -15,14 +15,14 @@ use std::sync::{Arc, Weak};
 
 use serde_json::{Map, Value, json};
 
-use crate::by_subchannel::{BySubchannel, KnownSubchannels, SubchannelRow};
-use crate::carry::{PerEndpoint, apply_diff};
-use crate::child::ChildPolicy;
-use crate::cluster::LoadReporting;
+use crate::collections::diff::{PerEndpoint, apply_diff};
+use crate::collections::fast_map::FastMap;
+use crate::config::cluster::LoadReporting;
 use crate::config::{ConfigError, ConfigFields, LbConfig, object};
-use crate::counters::InFlightCounter;
-use crate::describe::{DescribeCx, Description};
-use crate::fast_map::FastMap;
+use crate::engine::by_subchannel::{BySubchannel, KnownSubchannels, SubchannelRow};
+use crate::engine::child::ChildPolicy;
+use crate::engine::describe::{DescribeCx, Description};
+use crate::load::call_counters::InFlightCounter;
 use crate::load::{ClusterLoad, DropCount, LocalityLoad};
 use crate::policy::{LbState, Policy};
 use crate::{

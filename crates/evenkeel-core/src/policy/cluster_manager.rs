@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
+use crate::collections::fast_map::FastMap;
 use crate::config::{ConfigError, ConfigFields, LbConfig};
-use crate::describe::{DescribeCx, Description};
-use crate::fast_map::FastMap;
+use crate::engine::describe::{DescribeCx, Description};
 use crate::policy::children::NamedChildren;
 use crate::policy::{LbState, Policy};
 use crate::{Code, Cx, Endpoints, PersistentVec, PickArgs, PickResult, Picker, Status};

@@ -18,9 +18,9 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
-use crate::cluster::{EndpointSet, EndpointSource, LeafCluster, LoadReporting};
+use crate::config::cluster::{EndpointSet, EndpointSource, LeafCluster, LoadReporting};
 use crate::config::{ConfigError, ConfigFields, LbConfig, object};
-use crate::describe::{DescribeCx, Description};
+use crate::engine::describe::{DescribeCx, Description};
 use crate::policy::cluster_impl::{self, ClusterImpl, ClusterImplConfig};
 use crate::policy::outlier_detection::{self, OutlierDetection, OutlierDetectionConfig, OutlierSettings};
 use crate::policy::priority::{self, Priority, PriorityChild, PriorityConfig};

@@ -8,8 +8,8 @@
 //! The order starts at a random place. A new weight acts on the next pick, and the others keep their turns.
 
 use crate::config::{ConfigError, ConfigFields};
-use crate::describe::{DescribeCx, Description};
-use crate::policy::rota::StaticWrr;
+use crate::engine::describe::{DescribeCx, Description};
+use crate::policy::weighted_scheduler::StaticWrr;
 use crate::policy::{LbState, Policy};
 use crate::{Cx, Endpoint, Endpoints};
 

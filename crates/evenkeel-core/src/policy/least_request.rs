@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use serde_json::{Map, Value};
 
 use crate::config::{ConfigError, ConfigFields};
-use crate::conn::ConnectMode;
-use crate::describe::{DescribeCx, Description};
+use crate::endpoint::connection::ConnectMode;
+use crate::engine::describe::{DescribeCx, Description};
 use crate::policy::{CachedState, LbState, Policy};
 use crate::{
     CallOutcome, CallTracker, CallTrackers, ConnectivityState, Cx, EndpointList, Endpoints, PickArgs,

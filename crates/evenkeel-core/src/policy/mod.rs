@@ -14,9 +14,9 @@ mod priority;
 mod priority_names;
 mod random_subsetting;
 mod ring_hash;
-mod rota;
 mod round_robin;
 mod weighted_round_robin;
+mod weighted_scheduler;
 mod weighted_target;
 mod wrr_locality;
 
@@ -25,11 +25,11 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use crate::config::registry::Registry;
 use crate::config::{ConfigError, ConfigFields, LbConfig};
-use crate::cx::Cx;
-use crate::describe::{DescribeCx, Description};
+use crate::engine::cx::Cx;
+use crate::engine::describe::{DescribeCx, Description};
 use crate::pick::{PickArgs, PickResult, Picker};
-use crate::registry::Registry;
 use crate::{ChildPolicy, ConnectivityState, Endpoints, Status, SubchannelId};
 
 pub use cds::{Cds, CdsConfig};

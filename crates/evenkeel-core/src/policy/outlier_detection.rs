@@ -20,11 +20,11 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use crate::by_subchannel::{BySubchannel, KnownSubchannels, SubchannelRow};
-use crate::carry::{PerEndpoint, apply_diff};
-use crate::child::ChildPolicy;
+use crate::collections::diff::{PerEndpoint, apply_diff};
 use crate::config::{ConfigError, ConfigFields, LbConfig, duration_to_json, object};
-use crate::describe::{DescribeCx, Description};
+use crate::engine::by_subchannel::{BySubchannel, KnownSubchannels, SubchannelRow};
+use crate::engine::child::ChildPolicy;
+use crate::engine::describe::{DescribeCx, Description};
 use crate::policy::{LbState, Policy};
 use crate::{
     Address, CallOutcome, CallTracker, Code, Cx, DetectionMethod, Endpoint, Endpoints, Instant, Measurement,

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::config::{ConfigError, ConfigFields};
-use crate::conn::{ConnectMode, EndpointConnection, EndpointConnectionState};
-use crate::describe::{DescribeCx, Description, EndpointRow};
+use crate::endpoint::connection::{ConnectMode, EndpointConnection, EndpointConnectionState};
+use crate::endpoint::weights::spread;
+use crate::engine::describe::{DescribeCx, Description, EndpointRow};
 use crate::policy::{CachedState, LbState, Policy};
-use crate::weights::spread;
 use crate::{
     Address, ConnectivityState, Cx, Endpoint, EndpointHealthStatus, Endpoints, PickArgs, PickResult, Picker,
     Rng, Status, SubchannelId,

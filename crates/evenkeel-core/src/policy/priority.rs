@@ -20,7 +20,7 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use crate::config::{ConfigError, ConfigFields};
-use crate::describe::{DescribeCx, Description};
+use crate::engine::describe::{DescribeCx, Description};
 use crate::policy::{CachedState, LbState, Policy};
 use crate::{ChildPolicy, ClusterTransport, ConnectivityState, Cx, Endpoints, Instant, LbConfig, Status};
 

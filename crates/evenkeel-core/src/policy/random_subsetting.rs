@@ -7,9 +7,9 @@ use std::collections::HashMap;
 
 use xxhash_rust::xxh64;
 
-use crate::child::ChildPolicy;
 use crate::config::{ConfigError, ConfigFields, LbConfig};
-use crate::describe::{DescribeCx, Description};
+use crate::engine::child::ChildPolicy;
+use crate::engine::describe::{DescribeCx, Description};
 use crate::policy::{LbState, Policy};
 use crate::{Cx, Endpoint, EndpointGroup, EndpointHealthStatus, EndpointKey, Endpoints};
 

@@ -12,14 +12,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use serde_json::Value;
 
 use crate::config::{ConfigError, ConfigFields};
-use crate::conn::ConnectMode;
-use crate::describe::{DescribeCx, Description};
-use crate::fleet::{EndpointEntry, EndpointList};
+use crate::endpoint::connection::ConnectMode;
+use crate::endpoint::list::{EndpointEntry, EndpointList};
+use crate::endpoint::weights::spread;
+use crate::engine::describe::{DescribeCx, Description};
+use crate::pick::hash;
 use crate::policy::{CachedState, LbState, Policy};
-use crate::weights::spread;
 use crate::{
     CallTrackers, Code, ConnectivityState, Cx, Endpoint, Endpoints, HASH_KEY, PickArgs, PickResult, Picker,
-    Status, SubchannelId, hash,
+    Status, SubchannelId,
 };
 
 /// The greatest ring that a config may ask for, as in Envoy.
@@ -521,9 +522,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::cx::PolicyScope;
+    use crate::engine::cx::PolicyScope;
+    use crate::engine::tree::PolicyTree;
     use crate::subchannel::Backoff;
-    use crate::tree::PolicyTree;
     use crate::{Locality, Rng};
 
     fn plan(sizes: (u64, u64), members: impl IntoIterator<Item = (impl ToString, u32)>) -> RingPlan {

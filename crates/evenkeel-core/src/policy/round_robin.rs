@@ -3,8 +3,8 @@
 //! The turn starts at a random endpoint, and goes on where it was when endpoints come and go.
 
 use crate::config::{ConfigError, ConfigFields};
-use crate::describe::{DescribeCx, Description};
-use crate::policy::rota::StaticWrr;
+use crate::engine::describe::{DescribeCx, Description};
+use crate::policy::weighted_scheduler::StaticWrr;
 use crate::policy::{LbState, Policy};
 use crate::{Cx, Endpoints};
 

@@ -15,11 +15,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::config::{ConfigError, ConfigFields};
-use crate::conn::ConnectMode;
-use crate::describe::{DescribeCx, Description};
+use crate::endpoint::connection::ConnectMode;
+use crate::engine::describe::{DescribeCx, Description};
 use crate::policy::dormant::DormantState;
 use crate::policy::edf_weighted_round_robin::eds_weight;
-use crate::policy::rota::{
+use crate::policy::weighted_scheduler::{
     SchedulePosition, ScheduledPicker, SchedulerInputs, SchedulerSlot, WeightedScheduler,
 };
 use crate::policy::{CachedState, LbState, Policy};

@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use crate::config::{ConfigError, ConfigFields, LbConfig};
-use crate::describe::{DescribeCx, Description};
+use crate::engine::describe::{DescribeCx, Description};
 use crate::policy::children::{NamedChild, NamedChildren};
 use crate::policy::{CachedState, LbState, Policy};
 use crate::{ChildPolicy, ConnectivityState, Cx, Endpoints, PickArgs, PickResult, Picker, Status};

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use crate::config::{ConfigError, ConfigFields, LbConfig};
-use crate::describe::{DescribeCx, Description};
+use crate::engine::describe::{DescribeCx, Description};
 use crate::policy::weighted_target::{self, WeightedTarget, WeightedTargetChild, WeightedTargetConfig};
 use crate::policy::{LbState, Policy};
 use crate::{ChildPolicy, Cx, Endpoint, Endpoints, Locality};

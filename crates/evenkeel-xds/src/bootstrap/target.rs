@@ -3,8 +3,8 @@
 use std::fmt;
 
 use crate::bootstrap::Bootstrap;
-use crate::name::{ResourceName, decoded, encode_authority, encode_path, is_xdstp};
 use crate::resource::ResourceType;
+use crate::resource::name::{ResourceName, decoded, encode_authority, encode_path, is_xdstp};
 use crate::text::{listed, quoted};
 
 /// What a channel asks for.

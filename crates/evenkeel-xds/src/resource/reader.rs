@@ -12,11 +12,11 @@ use regex::bytes::Regex;
 
 use crate::FieldPath;
 use crate::bootstrap::ServerConfig;
-use crate::findings::ParseDiagnostics;
+use crate::resource::findings::ParseDiagnostics;
 use crate::resource::regexes::RegexCache;
 use crate::resource::{ParsedResource, RejectedResource, Resource, ResourceParser, fields, message_name};
+use crate::routing::text_matcher::{CaseSensitivity, RegexMatcher, TextMatcher};
 use crate::text::quoted;
-use crate::text_matcher::{CaseSensitivity, RegexMatcher, TextMatcher};
 
 /// The problems and warnings of one resource, and what it may use.
 pub(super) struct ResourceReader<'a> {

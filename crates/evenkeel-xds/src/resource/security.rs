@@ -21,8 +21,8 @@ use evenkeel_proto::prost::Name as _;
 
 use crate::FieldPath;
 use crate::resource::reader::ResourceReader;
+use crate::routing::text_matcher::{CaseSensitivity, TextMatcher};
 use crate::text::quoted;
-use crate::text_matcher::{CaseSensitivity, TextMatcher};
 
 /// How long a server name may be (A101).
 const MAX_SNI: usize = 255;

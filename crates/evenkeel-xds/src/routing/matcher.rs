@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use evenkeel_core::PickArgs;
 
-use crate::text_matcher::TextMatcher;
+use crate::routing::text_matcher::TextMatcher;
 
 /// What a call must be like for a route to take it.
 #[derive(Clone, Debug)]

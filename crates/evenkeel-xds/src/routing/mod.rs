@@ -21,6 +21,7 @@ mod matcher;
 mod retry;
 mod route;
 mod selector;
+pub(crate) mod text_matcher;
 
 pub use clusters::{ActiveClusters, ClusterRef, lb_config};
 pub(crate) use fault::{AbortSpec, DelaySpec, FaultFraction, code_from_grpc, code_from_http};

@@ -7,10 +7,10 @@ use evenkeel_proto::envoy::service::discovery::v3::{DiscoveryResponse, Resource 
 use evenkeel_proto::prost::Message as _;
 use evenkeel_proto::prost_types::Any;
 use evenkeel_xds::XdsLimits;
-use evenkeel_xds::bootstrap::{ServerConfig, ServerFeatures};
-use evenkeel_xds::client::{
+use evenkeel_xds::ads::{
     AdsEffect, AdsEvent, ChangedResources, DELETION_GRACE, ParseResource, ServerStats, XdsVariant,
 };
+use evenkeel_xds::bootstrap::{ServerConfig, ServerFeatures};
 use evenkeel_xds::resource::ResourceType::{Cluster, Endpoints, Listener, RouteConfig};
 use evenkeel_xds::resource::{ParsedResource, RejectedResource, ResourceType};
 use testkit::{resources, secs};

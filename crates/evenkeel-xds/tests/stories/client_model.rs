@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use evenkeel_core::Instant;
-use evenkeel_xds::client::{DELETION_GRACE, SubscriberId, XdsVariant};
+use evenkeel_xds::ads::{DELETION_GRACE, SubscriberId, XdsVariant};
 use evenkeel_xds::resource::ResourceType::{self, Cluster, Endpoints};
 use proptest::prelude::*;
 

@@ -9,8 +9,8 @@ use evenkeel_proto::envoy::config::core::v3::node::UserAgentVersionType;
 use evenkeel_proto::envoy::service::status::v3::ClientStatusRequest;
 use evenkeel_proto::envoy::r#type::matcher::v3::NodeMatcher;
 use evenkeel_proto::prost_types::{Any, Timestamp};
+use evenkeel_xds::ads::{CacheState, ResourceCounts, client_status};
 use evenkeel_xds::bootstrap::{Bootstrap, ServerFeatures};
-use evenkeel_xds::client::{CacheState, ResourceCounts, client_status};
 use evenkeel_xds::resource::ResourceType::{self, Cluster, Endpoints, Listener};
 use testkit::secs;
 

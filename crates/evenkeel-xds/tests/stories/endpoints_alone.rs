@@ -12,12 +12,12 @@ use evenkeel_proto::envoy::service::discovery::v3::{
 use evenkeel_proto::google::rpc;
 use evenkeel_proto::prost::Message as _;
 use evenkeel_proto::prost_types::{Any, Duration};
-use evenkeel_xds::bootstrap::{Bootstrap, ServerFeatures};
-use evenkeel_xds::client::{
+use evenkeel_xds::ads::{
     AdsClient, AdsEffect, AdsEvent, AdsStreamId, ChangedResources, SubscriberId, XdsVariant,
 };
-use evenkeel_xds::follow::{EndpointsOnlyUpdate, XdsResolver, XdsResolverUpdate};
-use evenkeel_xds::graph::XdsConfig;
+use evenkeel_xds::bootstrap::{Bootstrap, ServerFeatures};
+use evenkeel_xds::dependency_manager::XdsConfig;
+use evenkeel_xds::resolver::{EndpointsOnlyUpdate, XdsResolver, XdsResolverUpdate};
 use evenkeel_xds::resource::{ResourceParser, ResourceType};
 use evenkeel_xds::routing::{ConfigSelector, SelectedRoute};
 use proptest::prelude::*;

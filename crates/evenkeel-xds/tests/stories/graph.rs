@@ -6,9 +6,9 @@ use std::sync::Arc;
 use evenkeel_core::cluster::{Cluster, EndpointSet, EndpointSource};
 use evenkeel_core::{Code, Registry, Status};
 use evenkeel_proto::prost::Name;
+use evenkeel_xds::ads::ResourceState;
 use evenkeel_xds::bootstrap::ServerConfig;
-use evenkeel_xds::client::ResourceState;
-use evenkeel_xds::graph::{DependencyManager, DependencyOutcome, DependencyUpdate, XdsConfig};
+use evenkeel_xds::dependency_manager::{DependencyManager, DependencyOutcome, DependencyUpdate, XdsConfig};
 use evenkeel_xds::resource::{ResourceParser, ResourceType};
 use testkit::resources::{
     aggregate_cluster, any, cluster, dns_cluster, listener_with_rds, listener_with_routes, load_assignment,

@@ -13,9 +13,9 @@ use std::time::Duration;
 
 use evenkeel_core::{Code, Core, Endpoints, PickArgs, Registry, RequestMetadata, Rng};
 use evenkeel_proto::prost_types::Any;
+use evenkeel_xds::ads::{SubscriberId, XdsVariant};
 use evenkeel_xds::bootstrap::{Bootstrap, CertificateProvider};
-use evenkeel_xds::client::{SubscriberId, XdsVariant};
-use evenkeel_xds::follow::{XdsResolver, XdsResolverUpdate};
+use evenkeel_xds::resolver::{XdsResolver, XdsResolverUpdate};
 use evenkeel_xds::resource::{
     CertificateSource, Cluster, ClusterKind, Resource, ResourceParser, ResourceType, RootCertificates,
     SanKind,

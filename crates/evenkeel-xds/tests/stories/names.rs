@@ -1,7 +1,7 @@
 //! Names of resources: one canonical spelling for each.
 
-use evenkeel_xds::name::ResourceName;
 use evenkeel_xds::resource::ResourceType;
+use evenkeel_xds::resource::name::ResourceName;
 use proptest::prelude::*;
 
 /// What a text is as the name of a listener: its canonical spelling and authority, or what is wrong.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use evenkeel_core::{Instant, Rng};
-use evenkeel_xds::client::{AdsClient, XdsVariant};
+use evenkeel_xds::ads::{AdsClient, XdsVariant};
 use evenkeel_xds::resource::ResourceType::Cluster;
 use testkit::secs;
 

@@ -37,7 +37,7 @@ use evenkeel_proto::google::rpc;
 use evenkeel_proto::prost::Message;
 use evenkeel_proto::prost_types::Any;
 use evenkeel_xds::bootstrap::{AuthorityConfig, Bootstrap, ServerConfig, ServerFeatures};
-use evenkeel_xds::client::{AdsClient, AdsEffect, AdsEvent, ParseResource, AdsRequest, AdsStreamId, SubscriberId, XdsVariant};
+use evenkeel_xds::ads::{AdsClient, AdsEffect, AdsEvent, ParseResource, AdsRequest, AdsStreamId, SubscriberId, XdsVariant};
 use evenkeel_xds::resource::{ParsedResource, RejectedResource, Resource, ResourceType};
 use evenkeel_xds::{FieldPath, ValidationErrors};
 use testkit::resources;

@@ -12,8 +12,8 @@ use evenkeel_proto::prost_types::Timestamp;
 use super::state::{XdsClientInfo, XdsResourceError, XdsResourceInfo, XdsServerInfo};
 use super::view::{self, EndpointPosition};
 use crate::channel::{Channel, ChannelInner};
-use crate::traffic::{CallStats, CallStatsSnapshot};
-use crate::xds::XdsClient;
+use crate::resolver::xds::XdsClient;
+use crate::telemetry::traffic::{CallStats, CallStatsSnapshot};
 
 static CHANNELS: Mutex<Vec<(u64, Weak<ChannelInner>)>> = Mutex::new(Vec::new());
 static IDS: AtomicU64 = AtomicU64::new(1);

@@ -73,7 +73,7 @@ struct LatestState {
 impl AdminWatch {
     /// Begins to look, this often. `title` is what the process is called.
     pub async fn start(title: impl Into<String>, every: Duration) -> AdminWatch {
-        crate::traffic::enable();
+        crate::telemetry::traffic::enable();
         let watcher = Arc::new(Mutex::new(StateWatcher::new(title.into(), look::now())));
         let (sender, latest) = watch::channel(sample_once(&watcher).await);
         let every = every.max(Duration::from_millis(10));

@@ -27,7 +27,7 @@ use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
 use super::LatestState;
 use super::listener::{ActiveRequest, RequestGauge};
 use super::page::{FILES, POLICY};
-use crate::xds::csds::Csds;
+use crate::resolver::xds::csds::Csds;
 
 /// The names under which we may be asked, beside addresses and `localhost`.
 pub(super) type AllowedHosts = Arc<[String]>;

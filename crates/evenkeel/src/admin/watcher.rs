@@ -13,7 +13,7 @@ use super::state::{
     TrafficStats, XdsClientInfo, XdsResourceInfo,
 };
 use super::view::{self, ClusterPriorities};
-use crate::traffic::CallStatsSnapshot;
+use crate::telemetry::traffic::CallStatsSnapshot;
 
 /// So many looks back figures begin.
 const SAMPLES_BACK: usize = 2;

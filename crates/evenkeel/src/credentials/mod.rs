@@ -35,7 +35,7 @@ use tokio::time::Instant;
 
 pub(crate) use self::cluster::ClusterTls;
 pub(crate) use self::provider::CertificateProviders;
-use crate::metrics::SecurityLevel;
+use crate::telemetry::metrics::SecurityLevel;
 
 /// How often files are read again unless the user says otherwise; the same as for control planes (A65).
 const REFRESH_EVERY: Duration = Duration::from_secs(600);

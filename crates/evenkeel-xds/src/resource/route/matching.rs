@@ -7,8 +7,8 @@ use evenkeel_proto::envoy::config::route::v3::route_match::PathSpecifier;
 
 use crate::FieldPath;
 use crate::resource::reader::ResourceReader;
+use crate::routing::text_matcher::{CaseSensitivity, TextMatcher};
 use crate::routing::{HeaderMatchKind, HeaderMatcher, HeaderName, RouteMatch};
-use crate::text_matcher::{CaseSensitivity, TextMatcher};
 
 pub(super) fn read(
     message: &proto::RouteMatch,

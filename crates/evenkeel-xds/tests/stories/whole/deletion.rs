@@ -5,7 +5,7 @@ use std::time::Duration;
 use evenkeel_proto::envoy::admin::v3::ClientResourceStatus;
 use evenkeel_proto::envoy::service::status::v3::client_config::GenericXdsConfig;
 use evenkeel_proto::prost_types::Timestamp;
-use evenkeel_xds::client::CacheState;
+use evenkeel_xds::ads::CacheState;
 
 use super::*;
 

@@ -1,0 +1,448 @@
+//! Policy configuration: gRPC service-config JSON, parsed at the door.
+//!
+//! [`ConfigFields`] reads one JSON object with the rules of proto3 JSON (both spellings of a name, `null` is unset, numbers
+//! may be strings, durations are `"1.5s"`), and every error names the policy, the path to the field, what was expected
+//! and what was found. Unknown fields are ignored (A24).
+
+pub mod cluster;
+pub(crate) mod registry;
+
+use std::any::Any;
+use std::borrow::Cow;
+use std::cell::RefCell;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+
+use crate::config::registry::Registry;
+use crate::policy::{AnyPolicy, ErasedPolicy, Policy};
+
+/// How deep policies may nest in a config; far above any real tree, far below a stack's end.
+const MAX_DEPTH: usize = 64;
+
+/// The longest duration in proto3 JSON, in seconds (10,000 years).
+const MAX_SECONDS: u64 = 315_576_000_000;
+
+/// A parsed policy configuration: which policy, and its own settings. Cheap to clone; the same allocation means
+/// that nothing changed.
+#[derive(Clone)]
+pub struct LbConfig(Arc<LbConfigInner>);
+
+struct LbConfigInner {
+    name: Arc<str>,
+    settings: PolicySettings,
+    json: SettingsJson,
+    build: PolicyFactory,
+    warnings: Vec<String>,
+}
+
+/// Settings whose type only their policy knows.
+pub(crate) type PolicySettings = Box<dyn Any + Send + Sync>;
+
+/// The settings as JSON.
+enum SettingsJson {
+    /// What they were parsed from.
+    Read(Value),
+    /// They were made in code; their policy writes them.
+    Written(fn(&PolicySettings) -> Value),
+}
+
+pub(crate) type PolicyFactory = Arc<dyn Fn() -> Box<dyn AnyPolicy> + Send + Sync>;
+
+impl LbConfig {
+    /// A configuration made in code, for a policy that builds its child's settings itself.
+    pub fn new<P: Policy + Default>(name: impl Into<Arc<str>>, settings: P::Config) -> LbConfig {
+        let build: PolicyFactory = Arc::new(|| Box::new(ErasedPolicy(P::default())));
+        LbConfig(Arc::new(LbConfigInner {
+            name: name.into(),
+            settings: Box::new(settings),
+            json: SettingsJson::Written(write::<P>),
+            build,
+            warnings: Vec::new(),
+        }))
+    }
+
+    pub(crate) fn parsed(
+        name: Arc<str>,
+        settings: PolicySettings,
+        json: Value,
+        build: PolicyFactory,
+        warnings: Vec<String>,
+    ) -> LbConfig {
+        LbConfig(Arc::new(LbConfigInner { name, settings, json: SettingsJson::Read(json), build, warnings }))
+    }
+
+    /// The canonical name of the policy.
+    pub fn policy(&self) -> &str {
+        &self.0.name
+    }
+
+    /// What the parser accepted but wants the operator to know.
+    pub fn warnings(&self) -> &[String] {
+        &self.0.warnings
+    }
+
+    /// Whether both are the same value in memory.
+    pub fn is_same(&self, other: &LbConfig) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// The config as one entry of a `loadBalancingConfig` list: `{"policy_name": {settings}}`. What was parsed reads as
+    /// it was written; what was made in code is written by its policy ([`Policy::to_json`]).
+    ///
+    /// ```
+    /// use evenkeel_core::Registry;
+    /// use serde_json::json;
+    /// let config = Registry::standard().parse_json(r#"[{"pick_first": {"shuffleAddressList": true}}]"#)?;
+    /// assert_eq!(config.to_json(), json!({"pick_first": {"shuffleAddressList": true}}));
+    /// # Ok::<(), evenkeel_core::ConfigError>(())
+    /// ```
+    pub fn to_json(&self) -> Value {
+        json!({ self.policy(): self.settings_to_json() })
+    }
+
+    /// The settings without the name of the policy.
+    pub(crate) fn settings_to_json(&self) -> Value {
+        match &self.0.json {
+            SettingsJson::Read(Value::Null) => json!({}),
+            SettingsJson::Read(value) => value.clone(),
+            SettingsJson::Written(write) => write(&self.0.settings),
+        }
+    }
+
+    pub(crate) fn build(&self) -> Box<dyn AnyPolicy> {
+        (self.0.build)()
+    }
+
+    /// The settings, if they are of this type.
+    pub fn settings<C: 'static>(&self) -> Option<&C> {
+        self.0.settings.downcast_ref()
+    }
+}
+
+impl fmt::Debug for LbConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LbConfig({})", self.0.name)
+    }
+}
+
+fn write<P: Policy>(settings: &PolicySettings) -> Value {
+    let settings =
+        settings.downcast_ref().expect("a config writes with the policy that its settings belong to");
+    P::to_json(settings)
+}
+
+/// What is wrong with a configuration, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigError {
+    policy: Option<Arc<str>>,
+    path: String,
+    problem: String,
+}
+
+impl ConfigError {
+    /// A problem with the thing at `path`.
+    pub(crate) fn new(policy: Option<Arc<str>>, path: String, problem: impl Into<String>) -> ConfigError {
+        ConfigError { policy, path, problem: problem.into() }
+    }
+
+    /// The policy whose settings are at fault, if it is known.
+    pub fn policy(&self) -> Option<&str> {
+        self.policy.as_deref()
+    }
+
+    /// The path to the field, as in `loadBalancingConfig[0].ring_hash_experimental.minRingSize`.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(policy) = &self.policy {
+            write!(f, "policy \"{policy}\": ")?;
+        }
+        write!(f, "{}: {}", self.path, self.problem)
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+/// One JSON object of a policy's settings, with its place in the whole config.
+pub struct ConfigFields<'a> {
+    object: Cow<'a, Map<String, Value>>,
+    path: String,
+    policy: Arc<str>,
+    registry: &'a Registry,
+    depth: usize,
+    warnings: &'a RefCell<Vec<String>>,
+}
+
+impl<'a> ConfigFields<'a> {
+    pub(crate) fn of_policy(
+        policy: Arc<str>,
+        value: &'a Value,
+        path: String,
+        registry: &'a Registry,
+        depth: usize,
+        warnings: &'a RefCell<Vec<String>>,
+    ) -> Result<ConfigFields<'a>, ConfigError> {
+        let object = match value {
+            Value::Object(map) => Cow::Borrowed(map),
+            Value::Null => Cow::Owned(Map::new()),
+            other => return Err(ConfigError::new(Some(policy), path, expected("an object", other))),
+        };
+        Ok(ConfigFields { object, path, policy, registry, depth, warnings })
+    }
+
+    /// An error about the field called `name` (in camel case).
+    pub fn error(&self, name: &str, problem: impl Into<String>) -> ConfigError {
+        ConfigError::new(Some(self.policy.clone()), format!("{}.{name}", self.path), problem)
+    }
+
+    /// Notes something that is accepted but that the operator should see.
+    pub fn warn(&self, name: &str, text: &str) {
+        let line = format!("policy \"{}\": {}.{name}: {text}", self.policy, self.path);
+        self.warnings.borrow_mut().push(line);
+    }
+
+    /// The raw value of a field given in camel case; the snake-case spelling is found too, `null` is unset.
+    pub fn value(&self, name: &str) -> Option<&Value> {
+        self.object
+            .get(name)
+            .or_else(|| self.object.get(&to_snake_case(name)))
+            .filter(|value| !value.is_null())
+    }
+
+    /// A boolean.
+    pub fn bool(&self, name: &str) -> Result<Option<bool>, ConfigError> {
+        self.read(name, "true or false", Value::as_bool)
+    }
+
+    /// A whole number from 0 to 2^32-1.
+    pub fn u32(&self, name: &str) -> Result<Option<u32>, ConfigError> {
+        let number = self.read(name, "a whole number from 0 to 4294967295", |value| {
+            parse_integer(value).and_then(|n| u32::try_from(n).ok())
+        })?;
+        Ok(number)
+    }
+
+    /// A whole number from 0 to 2^64-1.
+    pub fn u64(&self, name: &str) -> Result<Option<u64>, ConfigError> {
+        self.read(name, "a whole number, not negative", parse_integer)
+    }
+
+    /// A finite number.
+    pub fn f64(&self, name: &str) -> Result<Option<f64>, ConfigError> {
+        self.read(name, "a finite number", |value| {
+            let number = match value {
+                Value::String(text) => text.parse().ok(),
+                other => other.as_f64(),
+            };
+            number.filter(|n| n.is_finite())
+        })
+    }
+
+    /// A string.
+    pub fn str(&self, name: &str) -> Result<Option<&str>, ConfigError> {
+        match self.value(name) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(other) => Err(self.error(name, expected("a string", other))),
+        }
+    }
+
+    /// A list of strings; empty when unset.
+    pub fn strings(&self, name: &str) -> Result<Vec<String>, ConfigError> {
+        let mut all = Vec::new();
+        for (i, value) in self.array(name)?.iter().enumerate() {
+            match value {
+                Value::String(text) => all.push(text.clone()),
+                other => return Err(self.error(&format!("{name}[{i}]"), expected("a string", other))),
+            }
+        }
+        Ok(all)
+    }
+
+    /// A duration that is not negative.
+    pub fn duration(&self, name: &str) -> Result<Option<Duration>, ConfigError> {
+        match self.signed_duration(name)? {
+            Some((wait, true)) if wait > Duration::ZERO => Err(self.error(name, "must not be negative")),
+            other => Ok(other.map(|(wait, _)| wait)),
+        }
+    }
+
+    /// A duration whose negative values count as zero (A58: blackout periods at or below zero are off).
+    pub fn duration_or_zero(&self, name: &str) -> Result<Option<Duration>, ConfigError> {
+        let signed = self.signed_duration(name)?;
+        Ok(signed.map(|(wait, negative)| if negative { Duration::ZERO } else { wait }))
+    }
+
+    fn signed_duration(&self, name: &str) -> Result<Option<(Duration, bool)>, ConfigError> {
+        self.read(name, "a duration such as \"10s\" or \"0.25s\"", |value| value.as_str().and_then(duration))
+    }
+
+    /// A nested object.
+    pub fn object(&self, name: &str) -> Result<Option<ConfigFields<'_>>, ConfigError> {
+        self.value(name).map(|value| self.nested(value, format!("{}.{name}", self.path))).transpose()
+    }
+
+    /// A list of nested objects; empty when unset.
+    pub fn objects(&self, name: &str) -> Result<Vec<ConfigFields<'_>>, ConfigError> {
+        let nested = |(i, value)| self.nested(value, format!("{}.{name}[{i}]", self.path));
+        self.array(name)?.iter().enumerate().map(nested).collect()
+    }
+
+    /// A map from names to nested objects, in the order of the names; empty when unset.
+    pub fn map(&self, name: &str) -> Result<Vec<(&str, ConfigFields<'_>)>, ConfigError> {
+        match self.value(name) {
+            None => Ok(Vec::new()),
+            Some(Value::Object(map)) => {
+                let nested = |(key, value)| {
+                    let fields = self.nested(value, format!("{}.{name}[{key:?}]", self.path))?;
+                    Ok((String::as_str(key), fields))
+                };
+                map.iter().map(nested).collect()
+            }
+            Some(other) => Err(self.error(name, expected("an object", other))),
+        }
+    }
+
+    /// The config of a child policy: a list of candidates, of which the first registered one counts. Required.
+    pub fn child(&self, name: &str) -> Result<LbConfig, ConfigError> {
+        match self.value(name) {
+            None => Err(self.error(name, "is required: a list such as [{\"round_robin\": {}}]")),
+            Some(value) => {
+                let path = format!("{}.{name}", self.path);
+                let config = self.registry.parse_at(value, path, self.depth + 1)?;
+                self.warnings.borrow_mut().extend_from_slice(config.warnings());
+                Ok(config)
+            }
+        }
+    }
+
+    fn nested<'b>(&'b self, value: &'b Value, path: String) -> Result<ConfigFields<'b>, ConfigError> {
+        let (policy, depth) = (self.policy.clone(), self.depth);
+        ConfigFields::of_policy(policy, value, path, self.registry, depth, self.warnings)
+    }
+
+    fn array(&self, name: &str) -> Result<&[Value], ConfigError> {
+        match self.value(name) {
+            None => Ok(&[]),
+            Some(Value::Array(values)) => Ok(values),
+            Some(other) => Err(self.error(name, expected("a list", other))),
+        }
+    }
+
+    fn read<T>(
+        &self,
+        name: &str,
+        what: &str,
+        read: impl Fn(&Value) -> Option<T>,
+    ) -> Result<Option<T>, ConfigError> {
+        let Some(value) = self.value(name) else { return Ok(None) };
+        read(value).map(Some).ok_or_else(|| self.error(name, expected(what, value)))
+    }
+}
+
+impl fmt::Debug for ConfigFields<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Fields({} at {})", self.policy, self.path)
+    }
+}
+
+/// Fails on configs nested so deep that only malice explains them.
+pub(crate) fn check_depth(path: &str, depth: usize) -> Result<(), ConfigError> {
+    if depth <= MAX_DEPTH {
+        return Ok(());
+    }
+    Err(ConfigError::new(None, path.to_owned(), format!("policies are nested more than {MAX_DEPTH} deep")))
+}
+
+/// `expected X, found Y`, with long values cut.
+pub(crate) fn expected(what: &str, found: &Value) -> String {
+    let text = found.to_string();
+    let shown: String = text.chars().take(80).collect();
+    let dots = if shown.len() < text.len() { "..." } else { "" };
+    format!("expected {what}, found {shown}{dots}")
+}
+
+/// A JSON object of the fields that have a value.
+pub(crate) fn object<const N: usize>(fields: [(&str, Option<Value>); N]) -> Map<String, Value> {
+    fields.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
+}
+
+/// A duration in proto3 JSON: seconds, with no more decimals than it needs.
+pub(crate) fn duration_to_json(wait: Duration) -> String {
+    let decimals = format!(".{:09}", wait.subsec_nanos());
+    format!("{}{}s", wait.as_secs(), decimals.trim_end_matches('0').trim_end_matches('.'))
+}
+
+fn to_snake_case(camel: &str) -> String {
+    let mut out = String::with_capacity(camel.len() + 4);
+    for c in camel.chars() {
+        if c.is_ascii_uppercase() {
+            out.push('_');
+        }
+        out.push(c.to_ascii_lowercase());
+    }
+    out
+}
+
+/// A whole number as proto3 JSON writes it: a number (also `4.0`) or a string.
+fn parse_integer(value: &Value) -> Option<u64> {
+    match value {
+        Value::String(text) => text.parse().ok(),
+        // 2^53 bounds what a JSON float can say exactly.
+        Value::Number(n) => n.as_u64().or_else(|| {
+            let float = n.as_f64()?;
+            (float >= 0.0 && float.fract() == 0.0 && float <= 9_007_199_254_740_992.0).then_some(float as u64)
+        }),
+        _ => None,
+    }
+}
+
+/// A proto3 JSON duration: seconds with at most nine decimals and an `s`; the flag says whether it is negative.
+fn duration(text: &str) -> Option<(Duration, bool)> {
+    let number = text.strip_suffix('s')?;
+    let (number, negative) = number.strip_prefix('-').map_or((number, false), |rest| (rest, true));
+    let (seconds, decimals) = number.split_once('.').unwrap_or((number, "0"));
+    let all_digits = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+    if !all_digits(seconds) || !all_digits(decimals) || decimals.len() > 9 {
+        return None;
+    }
+    let seconds = seconds.parse().ok().filter(|s| *s <= MAX_SECONDS)?;
+    let nanos = format!("{decimals:0<9}").parse().ok()?;
+    Some((Duration::new(seconds, nanos), negative))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_follow_proto3_json() {
+        assert_eq!(duration("10s"), Some((Duration::from_secs(10), false)));
+        assert_eq!(duration("0.25s"), Some((Duration::from_millis(250), false)));
+        assert_eq!(duration("-1.000000001s"), Some((Duration::new(1, 1), true)));
+        for bad in [
+            "",
+            "s",
+            "10",
+            "1.s",
+            ".5s",
+            "1e3s",
+            "+1s",
+            "1.0000000001s",
+            "315576000001s",
+            "99999999999999999999s",
+        ] {
+            assert_eq!(duration(bad), None, "{bad}");
+        }
+        for same in ["0s", "10s", "0.25s", "1.000000001s", "315576000000s"] {
+            assert_eq!(duration(same).map(|(wait, _)| duration_to_json(wait)).as_deref(), Some(same));
+        }
+    }
+}

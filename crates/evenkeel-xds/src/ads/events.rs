@@ -1,0 +1,123 @@
+//! What happens to streams, and what that means for the resources on them (A57).
+
+use std::collections::BTreeSet;
+use std::mem;
+
+use evenkeel_core::{Instant, Status};
+
+use super::cache::{CacheRetention, ResourceEntry, ResourceError, ResourceErrorKind};
+use super::key::ResourceKey;
+use super::server::{AdsStreamFailure, AdsStreamState, WarningKind};
+use super::stream::AdsStream;
+use super::{AdsClient, AdsEffect, AdsStreamId, messages};
+
+impl AdsClient {
+    pub(super) fn handle_opened(&mut self, server: usize, id: AdsStreamId) {
+        let server = &mut self.servers[server];
+        if matches!(server.stream_state, AdsStreamState::Opening { .. }) {
+            server.stream_state = AdsStreamState::Open(Box::new(AdsStream::new(id)));
+            server.stats.connected = server.failure.is_none();
+            self.effects.push_back(AdsEffect::Read { stream: id });
+        }
+    }
+
+    pub(super) fn handle_written(&mut self, server: usize, now: Instant) {
+        if let Some(stream) = self.servers[server].stream_mut() {
+            let added = stream.handle_written();
+            self.start_resource_timers(server, added, now);
+        }
+    }
+
+    /// From here on the server has so long to send these (FM-3). What is cached, or known otherwise, need not come. What
+    /// nobody wants at the moment is awaited too: it may be wanted again before the server hears of it.
+    pub(super) fn start_resource_timers(&mut self, index: usize, keys: BTreeSet<ResourceKey>, now: Instant) {
+        let server = &mut self.servers[index];
+        let until = now + server.resource_timeout();
+        let Some(stream) = server.stream_mut() else { return };
+        for key in keys {
+            if self.cache.get(&key).is_some_and(ResourceEntry::is_requested) {
+                stream.timers.insert(key, until);
+            }
+        }
+    }
+
+    /// A resource did not come in time (DE-4). That counts only for the server that gives the resources.
+    pub(super) fn handle_resource_timeout(&mut self, server: usize, key: &ResourceKey, now: Instant) {
+        let unanswered = self.cache.get(key).is_some_and(ResourceEntry::is_requested);
+        if !unanswered || !self.authorities[key.authority].is_active(server) {
+            return;
+        }
+        let within = self.servers[server].resource_timeout();
+        let context = self.resource_context(server, key);
+        let (kind, status) = if context.server.features.resource_timer_is_transient_error {
+            (ResourceErrorKind::Timeout, context.no_response(within))
+        } else {
+            (ResourceErrorKind::DoesNotExist, context.not_sent(within))
+        };
+        self.record_error(
+            server,
+            key,
+            ResourceError { kind, status, version: String::new(), at: now },
+            CacheRetention::Keep,
+        );
+    }
+
+    /// A stream that ends after a response is no failure (A57): servers balance load that way. It is reopened at once, unless
+    /// streams end soon after each response.
+    pub(super) fn handle_closed(&mut self, server: usize, status: &Status, now: Instant) {
+        let cause = messages::cause(status);
+        match self.servers[server].stream() {
+            None => {
+                let why = format!("cannot be reached: {cause}");
+                self.fail(server, &why, AdsStreamFailure::Unreachable, now);
+            }
+            Some(stream) if !stream.responded => {
+                let why = format!("ended the stream before a response: {cause}");
+                self.fail(server, &why, AdsStreamFailure::NoResponse, now);
+            }
+            Some(_) => {
+                let until = self.servers[server].reopen_at(now, &mut self.rng);
+                if until > now {
+                    self.servers[server].stream_state = AdsStreamState::BackingOff { until };
+                } else {
+                    self.open(server, now);
+                }
+            }
+        }
+    }
+
+    pub(super) fn fail(&mut self, index: usize, why: &str, failure: AdsStreamFailure, now: Instant) {
+        let node = messages::node_suffix(&self.bootstrap.node.id);
+        let server = &mut self.servers[index];
+        let text = format!("xDS server {:?} {why}{node}", server.config.uri);
+        let until = server.retry_at(failure, &self.backoff, now, &mut self.rng);
+        server.stream_state = AdsStreamState::BackingOff { until };
+        server.stats.connected = false;
+        if server.failure.is_none() {
+            server.stats.failures = server.stats.failures.saturating_add(1);
+        }
+        if server.is_new_warning(WarningKind::Failure, &text) {
+            self.effects.push_back(AdsEffect::Warn(text.clone()));
+        }
+        server.failure = Some(Status::unavailable(text));
+    }
+
+    /// Takes in a response. The next one is read when all whom this one changed something for have dealt with it.
+    pub(super) fn handle_message(&mut self, server: usize, id: AdsStreamId, bytes: &[u8], now: Instant) {
+        if self.servers[server].stream().is_none() {
+            return;
+        }
+        let before = mem::take(&mut self.changed);
+        self.handle_response(server, bytes, now);
+        self.reconcile(now);
+        if let Some(stream) = self.servers[server].stream_mut().filter(|stream| stream.id == id) {
+            stream.pending = self.changed.keys().copied().collect();
+            if stream.pending.is_empty() {
+                self.effects.push_back(AdsEffect::Read { stream: id });
+            }
+        }
+        for (subscriber, changed) in before {
+            self.notify([subscriber], &changed);
+        }
+    }
+}

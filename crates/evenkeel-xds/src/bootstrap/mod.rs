@@ -1,0 +1,566 @@
+//! The bootstrap: which control planes there are, who we are, and how names are made.
+//!
+//! It is JSON that whoever runs the process writes (A27), so an error is for them: it lists every problem with the
+//! path to its field, what was expected and what was found. Fields that we do not know are ignored, as A27 asks; what
+//! we know and cannot honour is in [`Bootstrap::warnings`]. Nothing here reads a file or the environment: the caller
+//! hands in both.
+
+mod json;
+mod target;
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use std::{fmt, io};
+
+use evenkeel_proto::envoy::config::core::v3::node::UserAgentVersionType;
+use evenkeel_proto::envoy::config::core::v3::{Locality, Node};
+use serde_json::Value;
+
+use crate::resource::name::{decoded, encode_authority};
+use crate::text::{listed, quoted, short};
+use crate::{FieldPath, ValidationErrors};
+
+use json::{BootstrapObject, report_duplicate_keys, to_struct};
+pub use target::{XdsTarget, XdsTargetError};
+
+/// The variable that names the bootstrap's file.
+pub const BOOTSTRAP_FILE_ENV: &str = "GRPC_XDS_BOOTSTRAP";
+
+/// The variable that holds the bootstrap itself.
+pub const BOOTSTRAP_CONFIG_ENV: &str = "GRPC_XDS_BOOTSTRAP_CONFIG";
+
+/// The longest bootstrap that is read, in bytes.
+const MAX_BYTES: usize = 1 << 20;
+
+/// The most control planes of one list. Authorities may have the bootstrap's list each, so that it must not be long.
+const MAX_SERVERS: usize = 64;
+
+/// How often files of certificates are read again where the bootstrap does not say (A65).
+const REFRESH_INTERVAL: Duration = Duration::from_secs(600);
+
+/// The kinds of credentials for control planes that we have, as errors list them.
+const CREDENTIALS: &str = "insecure, google_default or tls";
+
+/// The accepted forms of `server_uri`, as errors list them.
+const SERVER_ADDRESS: &str = "the address of a control plane: HOST:PORT, dns:///HOST:PORT or unix:/path";
+
+/// A bootstrap that can be used.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Bootstrap {
+    /// The control planes for names without an authority of their own, in order of preference; at least one.
+    pub servers: Vec<Arc<ServerConfig>>,
+    /// Who we are, as control planes are told.
+    pub node: Node,
+    /// Authorities by name (A47).
+    pub authorities: BTreeMap<String, AuthorityConfig>,
+    /// Certificate providers by instance name (A29). One whose plugin we do not have is not here, so that a resource
+    /// which asks for it is refused.
+    pub certificate_providers: BTreeMap<String, CertificateProvider>,
+    /// How targets without an authority become listener names; `%s` unless set.
+    pub client_default_listener_resource_name_template: String,
+    /// How servers make their listener names (A36).
+    pub server_listener_resource_name_template: Option<String>,
+    /// What the text asked for and we cannot honour, as [`Bootstrap::warnings`] says it; empty for one that is made otherwise.
+    pub ignored: Vec<String>,
+}
+
+/// A control plane. Two that are equal share one channel and one stream (A47).
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ServerConfig {
+    /// Where it is, as gRPC writes targets.
+    pub uri: Arc<str>,
+    /// How to talk to it.
+    pub credentials: ChannelCredentials,
+    /// What is special about it.
+    pub features: ServerFeatures,
+}
+
+impl ServerConfig {
+    /// A server that is talked to in the clear and has nothing special about it.
+    pub fn insecure(uri: &str) -> ServerConfig {
+        ServerConfig {
+            uri: uri.into(),
+            credentials: ChannelCredentials::Insecure,
+            features: ServerFeatures::default(),
+        }
+    }
+}
+
+/// How to talk to a control plane.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum ChannelCredentials {
+    /// In the clear.
+    Insecure,
+    /// TLS with Google's roots and the machine's identity (A27).
+    GoogleDefault,
+    /// TLS, perhaps with a certificate of our own; the system's roots if no file has others (A65).
+    Tls(CertificateFiles),
+}
+
+/// Files of certificates, read again and again since they are replaced while we run (A29, A65).
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CertificateFiles {
+    /// The file of roots.
+    pub ca_certificate_file: Option<String>,
+    /// Our certificate.
+    pub identity: Option<IdentityFiles>,
+    /// How often the files are read again; never zero.
+    pub refresh_interval: Duration,
+}
+
+/// The files of a certificate and its key.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct IdentityFiles {
+    /// The certificate, or its chain.
+    pub certificate_file: String,
+    /// The key.
+    pub private_key_file: String,
+}
+
+/// What is special about a control plane.
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own in the bootstrap")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ServerFeatures {
+    /// A resource that it deletes is kept (A53).
+    pub ignore_resource_deletion: bool,
+    /// It may choose the authority of calls (A81).
+    pub trusted_xds_server: bool,
+    /// A resource that it spoils or deletes is dropped (A88).
+    pub fail_on_data_errors: bool,
+    /// A resource that it does not send in time is unavailable, not absent (A88).
+    pub resource_timer_is_transient_error: bool,
+}
+
+/// An authority for names (A47).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AuthorityConfig {
+    /// The control planes for its names, in order of preference; those of the bootstrap if it has none of its own.
+    pub servers: Vec<Arc<ServerConfig>>,
+    /// How targets of this authority become listener names.
+    pub client_listener_resource_name_template: String,
+}
+
+/// Where certificates come from (A29).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CertificateProvider {
+    /// `file_watcher`: from files, of which at least one is given.
+    FileWatcher(CertificateFiles),
+}
+
+impl Bootstrap {
+    /// Reads the bootstrap that the process was given: the file that [`BOOTSTRAP_FILE_ENV`] names, or else the text in
+    /// [`BOOTSTRAP_CONFIG_ENV`]. An empty variable counts as unset.
+    ///
+    /// ```no_run
+    /// use evenkeel_xds::bootstrap::Bootstrap;
+    /// let bootstrap = Bootstrap::load(|name| std::env::var(name).ok(), |file| std::fs::read_to_string(file))?;
+    /// # Ok::<(), evenkeel_xds::bootstrap::BootstrapError>(())
+    /// ```
+    pub fn load(
+        variable: impl Fn(&str) -> Option<String>,
+        read: impl Fn(&str) -> io::Result<String>,
+    ) -> Result<Bootstrap, BootstrapError> {
+        let variable = |name| variable(name).filter(|value| !value.is_empty());
+        if let Some(file) = variable(BOOTSTRAP_FILE_ENV) {
+            let source = BootstrapSource::File(file.clone());
+            return match read(&file) {
+                Ok(text) => read_text(&text, source),
+                Err(error) => Err(BootstrapError { source, kind: BootstrapErrorKind::Unreadable(error) }),
+            };
+        }
+        match variable(BOOTSTRAP_CONFIG_ENV) {
+            Some(text) => read_text(&text, BootstrapSource::Variable),
+            None => Err(BootstrapError { source: BootstrapSource::Text, kind: BootstrapErrorKind::Unset }),
+        }
+    }
+
+    /// Reads a bootstrap from its text.
+    ///
+    /// ```
+    /// use evenkeel_xds::bootstrap::Bootstrap;
+    /// let text = r#"{"xds_servers": [{"server_uri": "localhost:18000", "channel_creds": [{"type": "none"}]}]}"#;
+    /// let error = Bootstrap::from_json(text).unwrap_err();
+    /// assert_eq!(
+    ///     error.to_string(),
+    ///     "bootstrap: xds_servers[0].channel_creds: expected insecure, google_default or tls, found \"none\"",
+    /// );
+    /// ```
+    pub fn from_json(text: &str) -> Result<Bootstrap, BootstrapError> {
+        read_text(text, BootstrapSource::Text)
+    }
+
+    /// What works but whoever wrote the bootstrap should know.
+    pub fn warnings(&self) -> Vec<String> {
+        let of_authorities = self.authorities.values().flat_map(|authority| &authority.servers);
+        let mut exposed: Vec<_> = self
+            .servers
+            .iter()
+            .chain(of_authorities)
+            .filter(|server| server.credentials == ChannelCredentials::Insecure && !is_local(&server.uri))
+            .map(|server| &server.uri)
+            .collect();
+        exposed.sort();
+        exposed.dedup();
+        let exposed = exposed.into_iter().map(|uri| {
+            let uri = quoted(uri);
+            format!("xds server {uri}: insecure credentials to another machine; who is in between can steer all calls")
+        });
+        exposed.chain(self.ignored.iter().cloned()).collect()
+    }
+}
+
+/// A bootstrap that cannot be used. Whoever runs the process can fix it.
+#[derive(Debug)]
+pub struct BootstrapError {
+    source: BootstrapSource,
+    kind: BootstrapErrorKind,
+}
+
+/// Where the text came from.
+#[derive(Debug)]
+enum BootstrapSource {
+    Text,
+    File(String),
+    Variable,
+}
+
+#[derive(Debug)]
+enum BootstrapErrorKind {
+    Unset,
+    Unreadable(io::Error),
+    Invalid(ValidationErrors),
+}
+
+impl BootstrapError {
+    /// Whether there is no bootstrap at all, so that a program may do without one.
+    pub fn is_unset(&self) -> bool {
+        matches!(self.kind, BootstrapErrorKind::Unset)
+    }
+}
+
+impl fmt::Display for BootstrapError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("bootstrap: ")?;
+        match &self.source {
+            BootstrapSource::Text => {}
+            BootstrapSource::File(file) => write!(f, "file {} ({BOOTSTRAP_FILE_ENV}): ", quoted(file))?,
+            BootstrapSource::Variable => write!(f, "{BOOTSTRAP_CONFIG_ENV}: ")?,
+        }
+        match &self.kind {
+            BootstrapErrorKind::Unset => {
+                write!(
+                    f,
+                    "set {BOOTSTRAP_FILE_ENV} to the name of a file, or {BOOTSTRAP_CONFIG_ENV} to the JSON itself"
+                )
+            }
+            BootstrapErrorKind::Unreadable(error) => write!(f, "cannot be read: {error}"),
+            BootstrapErrorKind::Invalid(problems) => problems.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for BootstrapError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match &self.kind {
+            BootstrapErrorKind::Unset => None,
+            BootstrapErrorKind::Unreadable(error) => Some(error),
+            BootstrapErrorKind::Invalid(problems) => Some(problems),
+        }
+    }
+}
+
+fn read_text(text: &str, source: BootstrapSource) -> Result<Bootstrap, BootstrapError> {
+    let root = FieldPath::root();
+    let invalid = |problem| ValidationErrors::one(&root, problem);
+    let bootstrap = if text.len() > MAX_BYTES {
+        Err(invalid(format!("has {} bytes; at most {MAX_BYTES} are allowed", text.len())))
+    } else {
+        serde_json::from_str(text)
+            .map_err(|error| invalid(format!("cannot be read as JSON: {error}")))
+            .and_then(|value| {
+                let mut reader = BootstrapReader::default();
+                report_duplicate_keys(text, &mut reader.problems);
+                let bootstrap = reader.bootstrap(&value);
+                bootstrap.ok_or(reader.problems)
+            })
+    };
+    bootstrap.map_err(|problems| BootstrapError { source, kind: BootstrapErrorKind::Invalid(problems) })
+}
+
+/// What is learnt while reading: problems, and what is ignored. Each method reads one part and notes what is wrong
+/// with it; `None` stands for a part that is not there or is wrong.
+#[derive(Default)]
+struct BootstrapReader {
+    problems: ValidationErrors,
+    ignored: Vec<String>,
+}
+
+impl BootstrapReader {
+    fn bootstrap(&mut self, value: &Value) -> Option<Bootstrap> {
+        let root = FieldPath::root();
+        let bootstrap = BootstrapObject::of(value, &root, &mut self.problems)?;
+        let what = "a list with at least one control plane";
+        let servers = bootstrap.required_list("xds_servers", what, &mut self.problems);
+        let servers = self.servers(servers, &root.field("xds_servers"));
+        let node = bootstrap.object("node", &mut self.problems);
+        let node = self.node(node.as_ref());
+        let authorities = self.authorities(&bootstrap, &servers);
+        let certificate_providers = self.certificate_providers(&bootstrap);
+        let template = "client_default_listener_resource_name_template";
+        let template = bootstrap.text(template, &mut self.problems).unwrap_or("%s");
+        let of_servers = "server_listener_resource_name_template";
+        let of_servers = bootstrap.text(of_servers, &mut self.problems);
+        self.problems.is_empty().then(|| Bootstrap {
+            servers,
+            node,
+            authorities,
+            certificate_providers,
+            client_default_listener_resource_name_template: template.to_owned(),
+            server_listener_resource_name_template: of_servers.map(str::to_owned),
+            ignored: std::mem::take(&mut self.ignored),
+        })
+    }
+
+    fn servers(&mut self, servers: &[Value], path: &FieldPath<'_>) -> Vec<Arc<ServerConfig>> {
+        if servers.len() > MAX_SERVERS {
+            self.problems
+                .add(path, format!("has {} entries; at most {MAX_SERVERS} are allowed", servers.len()));
+            return Vec::new();
+        }
+        let servers = servers.iter().enumerate();
+        servers.filter_map(|(i, server)| self.server(server, &path.index(i)).map(Arc::new)).collect()
+    }
+
+    fn server(&mut self, value: &Value, path: &FieldPath<'_>) -> Option<ServerConfig> {
+        let server = BootstrapObject::of(value, path, &mut self.problems)?;
+        let uri = server.required_text("server_uri", &mut self.problems);
+        // Resolving an xDS target takes a control plane, so this one would be needed to find itself.
+        if let Some(uri) = uri.filter(|uri| is_xds_target(uri)) {
+            let text = format!("{} is an xDS target itself; expected {SERVER_ADDRESS}", quoted(uri));
+            self.problems.add(&path.field("server_uri"), text);
+        }
+        let credentials = self.credentials(&server);
+        let features = server.list("server_features", &mut self.problems).unwrap_or_default();
+        let has = |feature: &str| features.iter().any(|value| value.as_str() == Some(feature));
+        if server.list("call_creds", &mut self.problems).is_some_and(|list| !list.is_empty()) {
+            self.ignore(&path.field("call_creds"), "call credentials (A97) are not supported and not sent");
+        }
+        Some(ServerConfig {
+            uri: uri?.into(),
+            credentials: credentials?,
+            features: ServerFeatures {
+                ignore_resource_deletion: has("ignore_resource_deletion"),
+                trusted_xds_server: has("trusted_xds_server"),
+                fail_on_data_errors: has("fail_on_data_errors"),
+                resource_timer_is_transient_error: has("resource_timer_is_transient_error"),
+            },
+        })
+    }
+
+    /// The first credentials of a kind that we have (A27).
+    fn credentials(&mut self, server: &BootstrapObject<'_>) -> Option<ChannelCredentials> {
+        let path = server.path.field("channel_creds");
+        let what = format!("a list with {CREDENTIALS}");
+        let list = server.required_list("channel_creds", &what, &mut self.problems);
+        let mut entries = Vec::new();
+        for (i, value) in list.iter().enumerate() {
+            if let Some(entry) = BootstrapObject::of(value, &path.index(i), &mut self.problems)
+                && let Some(kind) = entry.required_text("type", &mut self.problems)
+            {
+                entries.push((kind, entry));
+            }
+        }
+        for (kind, entry) in &entries {
+            match *kind {
+                "insecure" => return Some(ChannelCredentials::Insecure),
+                "google_default" => return Some(ChannelCredentials::GoogleDefault),
+                "tls" => {
+                    let config = entry.object("config", &mut self.problems);
+                    return self.files(config.as_ref()).map(ChannelCredentials::Tls);
+                }
+                _ => {}
+            }
+        }
+        if !entries.is_empty() && entries.len() == list.len() {
+            let found = listed(entries.iter().map(|(kind, _)| *kind));
+            self.problems.add(&path, format!("expected {CREDENTIALS}, found {found}"));
+        }
+        None
+    }
+
+    /// Files of certificates, perhaps none (A65).
+    fn files(&mut self, config: Option<&BootstrapObject<'_>>) -> Option<CertificateFiles> {
+        let Some(config) = config else {
+            let refresh_interval = REFRESH_INTERVAL;
+            return Some(CertificateFiles { ca_certificate_file: None, identity: None, refresh_interval });
+        };
+        let problems = &mut self.problems;
+        let mut text = |name| config.text(name, problems).map(str::to_owned);
+        let (ca, certificate, key) =
+            (text("ca_certificate_file"), text("certificate_file"), text("private_key_file"));
+        let identity = match (certificate, key) {
+            (Some(certificate_file), Some(private_key_file)) => {
+                Some(IdentityFiles { certificate_file, private_key_file })
+            }
+            (None, None) => None,
+            (certificate, _) => {
+                let [given, missing] = match certificate {
+                    Some(_) => ["certificate_file", "private_key_file"],
+                    None => ["private_key_file", "certificate_file"],
+                };
+                // A field of the wrong type has its own problem already.
+                if !config.has(missing) {
+                    problems.add(&config.path.field(missing), format!("is required beside {given}"));
+                }
+                return None;
+            }
+        };
+        let refresh_interval = config.duration("refresh_interval", problems);
+        if config.has("spiffe_trust_bundle_map_file") {
+            let path = config.path.field("spiffe_trust_bundle_map_file");
+            self.ignore(&path, "SPIFFE bundle maps (A87) are not supported; the CA file alone counts");
+        }
+        Some(CertificateFiles {
+            ca_certificate_file: ca,
+            identity,
+            refresh_interval: refresh_interval.unwrap_or(REFRESH_INTERVAL),
+        })
+    }
+
+    fn certificate_providers(
+        &mut self,
+        bootstrap: &BootstrapObject<'_>,
+    ) -> BTreeMap<String, CertificateProvider> {
+        let mut all = BTreeMap::new();
+        let Some(providers) = bootstrap.object("certificate_providers", &mut self.problems) else {
+            return all;
+        };
+        for (name, value) in providers.iter() {
+            let path = providers.path.key(short(name));
+            let Some(provider) = BootstrapObject::of(value, &path, &mut self.problems) else { continue };
+            let Some(plugin) = provider.required_text("plugin_name", &mut self.problems) else { continue };
+            let config = provider.object("config", &mut self.problems);
+            if plugin != "file_watcher" {
+                let text =
+                    format!("expected file_watcher, found {}; resources cannot use it", quoted(plugin));
+                self.ignore(&path.field("plugin_name"), &text);
+                continue;
+            }
+            let Some(files) = self.files(config.as_ref()) else { continue };
+            let given = |name| config.as_ref().is_some_and(|config| config.has(name));
+            if !given("ca_certificate_file") && !given("certificate_file") {
+                let text =
+                    "expected ca_certificate_file, or certificate_file and private_key_file, or all three";
+                self.problems.add(&path.field("config"), text);
+            }
+            all.insert(name.clone(), CertificateProvider::FileWatcher(files));
+        }
+        all
+    }
+
+    fn authorities(
+        &mut self,
+        bootstrap: &BootstrapObject<'_>,
+        servers: &[Arc<ServerConfig>],
+    ) -> BTreeMap<String, AuthorityConfig> {
+        let mut all = BTreeMap::new();
+        let Some(authorities) = bootstrap.object("authorities", &mut self.problems) else { return all };
+        for (name, value) in authorities.iter() {
+            let path = authorities.path.key(short(name));
+            let Some(authority) = BootstrapObject::of(value, &path, &mut self.problems) else { continue };
+            let own = authority.list("xds_servers", &mut self.problems).unwrap_or_default();
+            let own = self.servers(own, &path.field("xds_servers"));
+            let prefix = format!("xdstp://{}/", encode_authority(name));
+            let field = "client_listener_resource_name_template";
+            let template = authority.text(field, &mut self.problems);
+            if let Some(template) = template.filter(|template| !template.starts_with(&prefix)) {
+                let text = format!("expected {} first, found {}", quoted(&prefix), quoted(template));
+                self.problems.add(&path.field(field), text);
+            }
+            if authority.is_true("fallback_on_reachability_only") {
+                let path = path.field("fallback_on_reachability_only");
+                self.ignore(
+                    &path,
+                    "is not supported (A95): cached resources are not asked of the next server",
+                );
+            }
+            let template = template
+                .map_or_else(|| format!("{prefix}envoy.config.listener.v3.Listener/%s"), str::to_owned);
+            let servers = if own.is_empty() { servers.to_vec() } else { own };
+            all.insert(
+                name.clone(),
+                AuthorityConfig { servers, client_listener_resource_name_template: template },
+            );
+        }
+        all
+    }
+
+    /// Who we are. What the client says of itself is not for the bootstrap to say (A27).
+    fn node(&mut self, node: Option<&BootstrapObject<'_>>) -> Node {
+        let mut all = Node {
+            user_agent_name: "evenkeel".to_owned(),
+            user_agent_version_type: Some(UserAgentVersionType::UserAgentVersion(
+                env!("CARGO_PKG_VERSION").to_owned(),
+            )),
+            client_features: vec![
+                "envoy.lb.does_not_support_overprovisioning".to_owned(),
+                "xds.config.resource-in-sotw".to_owned(),
+            ],
+            ..Node::default()
+        };
+        let Some(node) = node else { return all };
+        let problems = &mut self.problems;
+        let mut text =
+            |object: &BootstrapObject<'_>, name| object.text(name, problems).unwrap_or_default().to_owned();
+        all.id = text(node, "id");
+        all.cluster = text(node, "cluster");
+        all.metadata = node.object("metadata", &mut self.problems).map(|metadata| to_struct(metadata.map));
+        if let Some(locality) = node.object("locality", &mut self.problems) {
+            let mut text = |name| locality.text(name, &mut self.problems).map(str::to_owned);
+            // Protobuf's JSON allows both spellings.
+            let sub_zone = text("sub_zone").or_else(|| text("subZone")).unwrap_or_default();
+            let [region, zone] = ["region", "zone"].map(|name| text(name).unwrap_or_default());
+            let locality = Locality { region, zone, sub_zone };
+            all.locality = Some(locality).filter(|locality| *locality != Locality::default());
+        }
+        all
+    }
+
+    fn ignore(&mut self, path: &FieldPath<'_>, text: &str) {
+        self.ignored.push(format!("{path}: {text}"));
+    }
+}
+
+/// Returns true if the target has the scheme `xds`. As in gRPC, `xds:18000` has it too, and `dns:///xds:18000` is the host.
+fn is_xds_target(uri: &str) -> bool {
+    uri.split_once(':').is_some_and(|(scheme, _)| scheme.eq_ignore_ascii_case("xds"))
+}
+
+/// Whether a target stays on this machine, as far as its text tells.
+fn is_local(uri: &str) -> bool {
+    let (scheme, rest) = uri.split_once(':').unwrap_or(("", uri));
+    let rest = match scheme {
+        "unix" | "unix-abstract" => return true,
+        "dns" | "ipv4" | "ipv6" | "passthrough" => rest,
+        _ => uri,
+    };
+    // An authority between `//` and `/` is the name server's, not the host's.
+    let rest = rest.strip_prefix("//").and_then(|rest| rest.split_once('/')).map_or(rest, |(_, host)| host);
+    // gRPC asks for the brackets of IPv6 addresses to be percent-encoded.
+    let rest = decoded(rest).unwrap_or_else(|_| rest.to_owned());
+    rest.split(',').all(|address| {
+        let host = match address.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+            Some((host, _port)) => host,
+            None if address.parse::<IpAddr>().is_ok() => address,
+            None => address.rsplit_once(':').map_or(address, |(host, _port)| host),
+        };
+        let host = host.to_ascii_lowercase();
+        host == "localhost"
+            || host.ends_with(".localhost")
+            || host.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback())
+    })
+}

@@ -1,0 +1,160 @@
+//! Statuses: from the core's to tonic's, and from what HTTP/2 says to what gRPC says.
+
+use evenkeel_core::{Code, Status};
+use http::{HeaderMap, HeaderName, HeaderValue, header};
+
+use crate::transport::http2::{Error, Reason};
+
+/// The status of a call, in tonic's type.
+pub(crate) fn to_tonic(status: &Status) -> tonic::Status {
+    tonic::Status::new(tonic::Code::from(status.code() as i32), status.message())
+}
+
+/// The trailer that says how a call ended.
+static GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+
+/// The first value of a header. Answers have few, and a look at each is cheaper than the hash of a name.
+pub(crate) fn find<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Option<&'h HeaderValue> {
+    let [value] = find_each(headers, [name]);
+    value
+}
+
+/// The first value of each of these headers.
+fn find_each<'h, const N: usize>(
+    headers: &'h HeaderMap,
+    names: [&HeaderName; N],
+) -> [Option<&'h HeaderValue>; N] {
+    let mut values = [None; N];
+    for (found, value) in headers {
+        for (name, slot) in names.iter().zip(&mut values) {
+            if found == *name {
+                slot.get_or_insert(value);
+            }
+        }
+    }
+    values
+}
+
+/// The code that a peer sent.
+pub(crate) fn code_of(headers: &HeaderMap) -> Option<Code> {
+    find(headers, &GRPC_STATUS).map(code_in)
+}
+
+fn code_in(value: &HeaderValue) -> Code {
+    match value.as_bytes() {
+        b"0" => Code::Ok,
+        text => std::str::from_utf8(text).ok().and_then(|text| text.parse().ok()).map_or(Code::Unknown, code),
+    }
+}
+
+/// The code of this number; what is no code is unknown.
+pub(crate) fn code(number: i32) -> Code {
+    match number {
+        0 => Code::Ok,
+        1 => Code::Cancelled,
+        3 => Code::InvalidArgument,
+        4 => Code::DeadlineExceeded,
+        5 => Code::NotFound,
+        6 => Code::AlreadyExists,
+        7 => Code::PermissionDenied,
+        8 => Code::ResourceExhausted,
+        9 => Code::FailedPrecondition,
+        10 => Code::Aborted,
+        11 => Code::OutOfRange,
+        12 => Code::Unimplemented,
+        13 => Code::Internal,
+        14 => Code::Unavailable,
+        15 => Code::DataLoss,
+        16 => Code::Unauthenticated,
+        _ => Code::Unknown,
+    }
+}
+
+/// The code of an answer without a gRPC status, by its HTTP status (gRPC's table).
+pub(crate) fn code_of_http(status: http::StatusCode) -> Code {
+    match status.as_u16() {
+        400 => Code::Internal,
+        401 => Code::Unauthenticated,
+        403 => Code::PermissionDenied,
+        404 => Code::Unimplemented,
+        429 | 502..=504 => Code::Unavailable,
+        _ => Code::Unknown,
+    }
+}
+
+/// The code in the head of an answer, if it says one there. `Err` is what an answer is that is none of gRPC's, such as a
+/// proxy's page of an error. One that says a gRPC status is taken by its word.
+pub(crate) fn read_head(answer: &http::response::Parts) -> Result<Option<Code>, String> {
+    let [kind, code] = find_each(&answer.headers, [&header::CONTENT_TYPE, &GRPC_STATUS]);
+    let is_grpc = kind.is_none_or(|kind| kind.as_bytes().starts_with(b"application/grpc"));
+    if answer.status == http::StatusCode::OK && is_grpc || code.is_some() {
+        return Ok(code.map(code_in));
+    }
+    let status = answer.status;
+    let Some(kind) = kind else { return Err(format!("HTTP status {status}")) };
+    let kind: String = String::from_utf8_lossy(kind.as_bytes()).chars().take(100).collect();
+    Err(format!("HTTP status {status} and content type {kind:?}"))
+}
+
+/// What a stream that was cut short means for its call (gRPC over HTTP/2, "Errors").
+pub(crate) fn code_of_error(error: &Error) -> Code {
+    let (Error::Reset(reason) | Error::StreamError(reason)) = error else { return Code::Unavailable };
+    match *reason {
+        Reason::REFUSED_STREAM => Code::Unavailable,
+        Reason::CANCEL => Code::Cancelled,
+        Reason::ENHANCE_YOUR_CALM => Code::ResourceExhausted,
+        Reason::INADEQUATE_SECURITY => Code::PermissionDenied,
+        _ => Code::Internal,
+    }
+}
+
+/// Whether the peer promised that it did nothing with the stream: it refused it, or said goodbye before it (RFC 9113, 8.7).
+pub(crate) fn is_unprocessed(error: &Error) -> bool {
+    matches!(error, Error::Reset(Reason::REFUSED_STREAM) | Error::GoAway(..))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every code survives the way from one type to the other, and what is no code is unknown.
+    #[test]
+    fn codes_are_the_same_numbers() {
+        for number in 0..=16 {
+            let core = code(number);
+            assert_eq!(core as i32, number);
+            assert_eq!(to_tonic(&Status::new(core, "why")).code() as i32, number);
+        }
+        assert_eq!(code(17), Code::Unknown);
+        let sent = |value: &'static str| {
+            code_of(&HeaderMap::from_iter([(
+                http::HeaderName::from_static("grpc-status"),
+                value.parse().unwrap(),
+            )]))
+        };
+        assert_eq!(
+            [sent("14"), sent("no"), sent("-1")],
+            [Code::Unavailable, Code::Unknown, Code::Unknown].map(Some)
+        );
+        assert_eq!(code_of(&HeaderMap::new()), None);
+    }
+
+    /// Resets mean what gRPC's table says.
+    #[test]
+    fn resets_have_codes() {
+        let table = [
+            (Reason::NO_ERROR, Code::Internal),
+            (Reason::PROTOCOL_ERROR, Code::Internal),
+            (Reason::REFUSED_STREAM, Code::Unavailable),
+            (Reason::CANCEL, Code::Cancelled),
+            (Reason::ENHANCE_YOUR_CALM, Code::ResourceExhausted),
+            (Reason::INADEQUATE_SECURITY, Code::PermissionDenied),
+        ];
+        for (reason, code) in table {
+            assert_eq!(code_of_error(&Error::Reset(reason)), code, "{reason:?}");
+        }
+        assert!(!is_unprocessed(&Error::StreamError(Reason::REFUSED_STREAM)), "only the peer can refuse");
+        assert_eq!(code_of_http(http::StatusCode::BAD_GATEWAY), Code::Unavailable);
+        assert_eq!(code_of_http(http::StatusCode::OK), Code::Unknown);
+    }
+}

@@ -1,0 +1,184 @@
+//! Load that a backend reports out of band (A51): one stream on the connection that its calls use.
+//!
+//! The stream goes on while somebody listens and the connection takes calls; the driver starts it, and stops it by dropping its
+//! task. A backend that does not know the service is asked once per connection, and one that takes a single call at a time
+//! not at all: the stream would take its place. Any other end is followed by another attempt: at once if a message came,
+//! but a second after the last attempt at the soonest; otherwise after a back-off that grows.
+
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::{Buf as _, Bytes};
+use evenkeel_core::{Backoff, LoadReport, Rng};
+use evenkeel_orca::{METHOD, read};
+use evenkeel_proto::prost_types;
+use evenkeel_proto::xds::service::orca::v3::OrcaLoadReportRequest;
+use http::uri::PathAndQuery;
+use tokio::time::{Instant, sleep_until};
+use tonic::body::Body;
+use tonic::client::Grpc;
+use tonic::codec::{Codec, DecodeBuf, Decoder};
+use tonic::{Code, Request, Status};
+use tonic_prost::ProstCodec;
+
+use crate::call::{Attempt, AttemptObserver, CallDeadline, CallObserver, RequestBuffer, ResponseBody};
+use crate::channel::DefaultHeaders;
+use crate::telemetry::metrics::ChannelMetrics;
+use crate::transport::connection::Connection;
+use crate::transport::http2;
+use crate::{entropy, load};
+
+/// What a stream needs beside its connection.
+#[derive(Clone)]
+pub(crate) struct LoadStreamConfig {
+    pub(crate) default_headers: DefaultHeaders,
+    pub(crate) metrics: ChannelMetrics,
+    /// How often reports are wanted.
+    pub(crate) every: Duration,
+}
+
+/// Asks the backend at the other end for reports, and hands on each that comes. It ends only if the backend has none to
+/// give.
+pub(crate) async fn watch(
+    connection: Arc<Connection>,
+    config: LoadStreamConfig,
+    report: impl Fn(LoadReport),
+) {
+    let transport = connection.transport_state();
+    let address = transport.address();
+    if !transport.supports_load_reports() {
+        return;
+    }
+    if !transport.allows_two_streams() {
+        transport.disable_load_reports();
+        tracing::error!(%address, "the backend takes one call at a time; it is not asked for load out of band");
+        return;
+    }
+    let backoff = Backoff::default();
+    let mut rng = Rng::from_entropy(entropy::fresh());
+    let mut attempts = 0;
+    let mut client = Grpc::new(ConnectionService {
+        connection: connection.clone(),
+        default_headers: config.default_headers.clone(),
+    });
+    loop {
+        let began = Instant::now();
+        let (has_reported, error) = read_reports(&mut client, &config, &report).await;
+        if error.code() == Code::Unimplemented {
+            transport.disable_load_reports();
+            tracing::error!(%address, "the backend reports no load out of band; it is not asked again on this connection");
+            return;
+        }
+        tracing::debug!(%address, %error, "out-of-band load reports ended");
+        if has_reported {
+            // A51 wants the next attempt at once. A backend that ends each stream after a report would never rest.
+            attempts = 0;
+            sleep_until(began + backoff.initial).await;
+        } else {
+            sleep_until(Instant::now() + backoff.wait(attempts, &mut rng)).await;
+            attempts = attempts.saturating_add(1);
+        }
+    }
+}
+
+/// Hands on reports until the stream ends; answers whether there were messages, and why it ended.
+async fn read_reports(
+    client: &mut Grpc<ConnectionService>,
+    config: &LoadStreamConfig,
+    report: impl Fn(LoadReport),
+) -> (bool, Status) {
+    let every = prost_types::Duration::try_from(config.every).ok();
+    let request = OrcaLoadReportRequest { report_interval: every, ..OrcaLoadReportRequest::default() };
+    let method = PathAndQuery::from_static(METHOD);
+    let mut reports = match client.server_streaming(Request::new(request), method, OrcaReportCodec).await {
+        Ok(answer) => answer.into_inner(),
+        Err(status) => return (false, status),
+    };
+    let mut has_reported = false;
+    loop {
+        match reports.message().await {
+            Ok(Some(bytes)) => {
+                has_reported = true;
+                if let Some(load) = load::usable(read(&bytes), |why| config.metrics.load_ignored(why)) {
+                    report(load);
+                }
+            }
+            Ok(None) => return (has_reported, Status::unavailable("the backend ended the stream")),
+            Err(status) => return (has_reported, status),
+        }
+    }
+}
+
+/// Reports as they are on the wire: they are parsed as those on calls are.
+#[derive(Debug, Default)]
+struct OrcaReportCodec;
+
+impl Codec for OrcaReportCodec {
+    type Encode = OrcaLoadReportRequest;
+    type Decode = Bytes;
+    type Encoder = <ProstCodec<OrcaLoadReportRequest, OrcaLoadReportRequest> as Codec>::Encoder;
+    type Decoder = OrcaReportCodec;
+
+    fn encoder(&mut self) -> Self::Encoder {
+        ProstCodec::<OrcaLoadReportRequest, OrcaLoadReportRequest>::default().encoder()
+    }
+
+    fn decoder(&mut self) -> OrcaReportCodec {
+        OrcaReportCodec
+    }
+}
+
+impl Decoder for OrcaReportCodec {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
+        Ok(Some(from.copy_to_bytes(from.remaining())))
+    }
+}
+
+/// Sends requests on one connection, whatever balancing says.
+struct ConnectionService {
+    connection: Arc<Connection>,
+    default_headers: DefaultHeaders,
+}
+
+impl tower_service::Service<http::Request<Body>> for ConnectionService {
+    type Response = http::Response<ResponseBody>;
+    type Error = Status;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Status>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Status>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let (request, body) = request.into_parts();
+        let (connection, head) = (self.connection.clone(), self.default_headers.clone());
+        Box::pin(async move {
+            let mut permit = connection.permit();
+            permit.acquire().await;
+            let sent = connection.sender().send(&http2::RequestHeaders {
+                method: &request.method,
+                is_https: connection.transport_state().is_https(),
+                authority: head.authority.as_str(),
+                path: request.uri.path(),
+                extra_headers: head.extra_headers(&request.headers),
+                headers: &request.headers,
+                end_stream: false,
+            });
+            let sent = sent.map_err(|error| Status::unavailable(error.to_string()))?;
+            let observer = AttemptObserver::unobserved(permit);
+            let mut attempt = Attempt::new(sent, RequestBuffer::new(body), observer);
+            let mut deadline = CallDeadline::default();
+            let head = poll_fn(|cx| attempt.poll_head(cx, &mut deadline)).await;
+            match attempt.handle_head(head, &mut deadline, &mut CallObserver::unobserved()) {
+                Ok(response) => Ok(response),
+                Err(failure) => failure.recover_body().await.outcome,
+            }
+        })
+    }
+}

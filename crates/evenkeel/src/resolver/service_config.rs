@@ -1,0 +1,778 @@
+//! gRPC's service config: how calls are balanced, how long they may take and when they are tried again, said by the user
+//! of a channel instead of a control plane.
+//!
+//! It is the JSON that gRPC documents (service_config.md, A6, A24). An error lists every problem with the path to its
+//! field, what was expected and what was found. Fields that we do not know are ignored, as gRPC asks; what we know and do
+//! not honour is in [`ServiceConfig::warnings`], or an error where ignoring it would change what calls do. What is read is
+//! carried out by others.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use evenkeel_core::{Code, LbConfig, Registry};
+use evenkeel_proto::prost_types;
+use evenkeel_xds::{FieldPath, ValidationErrors};
+use serde_json::{Map, Value, json};
+
+use crate::call::retry::{CodeSet, MAX_ATTEMPTS, RetryPolicy, RetryThrottlingConfig};
+use crate::text::quoted;
+
+/// The longest duration of protobuf, in seconds: 10,000 years.
+const MAX_SECONDS: u64 = 315_576_000_000;
+
+/// What a duration has to look like.
+const DURATION: &str = "a duration above zero such as \"1.5s\"";
+
+/// A service config that can be used.
+#[derive(Clone, Debug)]
+pub(crate) struct ServiceConfig {
+    policy: LbConfig,
+    /// By `/service/method`, by `/service/` for all methods of a service, and by nothing for all others.
+    methods: HashMap<Box<str>, Arc<MethodConfig>>,
+    throttling: Option<RetryThrottlingConfig>,
+    warnings: Vec<String>,
+}
+
+/// What holds for the calls of a method.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct MethodConfig {
+    /// The longest that a call may take; above zero. A deadline of the application that is earlier counts instead.
+    pub(crate) timeout: Option<Duration>,
+    /// Whether calls wait for an endpoint unless the application says otherwise.
+    pub(crate) wait_for_ready: Option<bool>,
+    /// When calls are tried again.
+    pub(crate) retry: Option<RetryPolicy>,
+}
+
+impl ServiceConfig {
+    /// Reads a service config; `registry` has the policies that it may name.
+    pub(crate) fn parse(json: &str, registry: &Registry) -> Result<ServiceConfig, ServiceConfigError> {
+        let mut notes = ServiceConfigParser::default();
+        let config = match serde_json::from_str(json) {
+            Ok(value) => notes.service_config(&value, registry),
+            Err(error) => {
+                notes.problems.add(&FieldPath::root(), format!("cannot be read as JSON: {error}"));
+                None
+            }
+        };
+        config.ok_or(ServiceConfigError(notes.problems))
+    }
+
+    /// How calls are balanced.
+    pub(crate) fn policy(&self) -> &LbConfig {
+        &self.policy
+    }
+
+    /// What holds for a call, by its path, `/package.Service/Method`: what is said of the method, else of its service, else
+    /// of all calls. Allocates nothing.
+    pub(crate) fn method(&self, path: &str) -> Option<&Arc<MethodConfig>> {
+        if self.methods.is_empty() {
+            return None;
+        }
+        let service = path.rfind('/').and_then(|slash| path.get(..=slash)).unwrap_or_default();
+        [path, service, ""].into_iter().find_map(|name| self.methods.get(name))
+    }
+
+    /// How retries are throttled, if they are; for all calls of a channel together.
+    pub(crate) fn throttling(&self) -> Option<RetryThrottlingConfig> {
+        self.throttling
+    }
+
+    /// What works but whoever wrote the config should know.
+    pub(crate) fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+}
+
+/// A service config that cannot be used. Whoever wrote it can fix it: the text lists every problem with the path to its
+/// field.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceConfigError(ValidationErrors);
+
+impl fmt::Display for ServiceConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "service config: {}", self.0)
+    }
+}
+
+impl std::error::Error for ServiceConfigError {}
+
+/// What is learnt while reading. Each method reads one part and notes what is wrong with it; `None` stands for a part that
+/// is not there or is wrong.
+#[derive(Default)]
+struct ServiceConfigParser {
+    problems: ValidationErrors,
+    warnings: Vec<String>,
+}
+
+impl ServiceConfigParser {
+    fn service_config(&mut self, value: &Value, registry: &Registry) -> Option<ServiceConfig> {
+        let config = self.object(value, FieldPath::root())?;
+        let policy = self.policy(&config, registry);
+        let methods = self.methods(&config);
+        let throttling = self.throttling(&config);
+        if config.value("healthCheckConfig").is_some() {
+            let text =
+                "health checks by the client (A17) are not supported; an endpoint is healthy once connected";
+            self.warn(&config.path.field("healthCheckConfig"), text);
+        }
+        let policy = policy.filter(|_| self.problems.is_empty())?;
+        self.warnings.extend_from_slice(policy.warnings());
+        Some(ServiceConfig { policy, methods, throttling, warnings: std::mem::take(&mut self.warnings) })
+    }
+
+    /// `loadBalancingConfig` if it is there, else the policy that the older `loadBalancingPolicy` names, else pick_first.
+    fn policy(&mut self, config: &ConfigObject<'_>, registry: &Registry) -> Option<LbConfig> {
+        if let Some(list) = config.value("loadBalancingConfig") {
+            // The error has the path already.
+            let policy = registry.parse(list);
+            return policy.map_err(|error| self.problems.add(&FieldPath::root(), error.to_string())).ok();
+        }
+        let field = "loadBalancingPolicy";
+        let name = match config.value(field) {
+            None => "pick_first",
+            Some(_) => self.read(config, field, "the name of a policy", Value::as_str)?,
+        };
+        // As gRPC has it: `ROUND_ROBIN` is `round_robin`.
+        let lower = name.to_ascii_lowercase();
+        let Some(known) = [name, &lower].into_iter().find(|name| registry.contains(name)) else {
+            let problem = format!("expected the name of a registered policy, found {}", quoted(name));
+            self.problems.add(&config.path.field(field), problem);
+            return None;
+        };
+        let policy = registry.parse(&json!([{ known: {} }]));
+        let policy = policy.map_err(|error| {
+            let problem = format!("{known} needs settings; use loadBalancingConfig instead ({error})");
+            self.problems.add(&config.path.field(field), problem);
+        });
+        policy.ok()
+    }
+
+    fn methods(&mut self, config: &ConfigObject<'_>) -> HashMap<Box<str>, Arc<MethodConfig>> {
+        // With the place of the name, for those who say it twice.
+        let mut methods: HashMap<Box<str>, (String, Arc<MethodConfig>)> = HashMap::new();
+        let list = self.read(config, "methodConfig", "a list", Value::as_array);
+        let path = config.path.field("methodConfig");
+        for (i, value) in list.into_iter().flatten().enumerate() {
+            let path = path.index(i);
+            let Some(object) = self.object(value, path) else { continue };
+            let method = Arc::new(self.method(&object));
+            for (place, name) in self.names(&object) {
+                if let Some((other, _)) = methods.get(&name) {
+                    let problem = format!("expected a name of its own, found the one of {other}");
+                    self.problems.add(&FieldPath::root().field(&place), problem);
+                } else {
+                    methods.insert(name, (place, method.clone()));
+                }
+            }
+        }
+        methods.into_iter().map(|(name, (_, method))| (name, method)).collect()
+    }
+
+    /// The keys of the calls that an entry is for, each with its place.
+    fn names(&mut self, entry: &ConfigObject<'_>) -> Vec<(String, Box<str>)> {
+        let list = self.read(entry, "name", "a list", Value::as_array);
+        let path = entry.path.field("name");
+        if entry.value("name").is_none() || list.is_some_and(Vec::is_empty) {
+            self.warn(&path, "names no calls, so that the entry has no effect");
+        }
+        let mut names = Vec::new();
+        for (i, value) in list.into_iter().flatten().enumerate() {
+            let path = path.index(i);
+            let Some(name) = self.object(value, path) else { continue };
+            let mut text = |field| self.read(&name, field, "a string", Value::as_str).unwrap_or_default();
+            let name: Box<str> = match (text("service"), text("method")) {
+                ("", "") => "".into(),
+                ("", method) => {
+                    let problem = format!("is required beside method {}", quoted(method));
+                    self.problems.add(&path.field("service"), problem);
+                    continue;
+                }
+                (service, method) => format!("/{service}/{method}").into(),
+            };
+            names.push((path.to_string(), name));
+        }
+        names
+    }
+
+    fn method(&mut self, entry: &ConfigObject<'_>) -> MethodConfig {
+        if entry.value("hedgingPolicy").is_some() {
+            let problem = "hedging is not supported; expected retryPolicy or nothing";
+            self.problems.add(&entry.path.field("hedgingPolicy"), problem);
+        }
+        let limits = [
+            ("maxRequestMessageBytes", "max_encoding_message_size"),
+            ("maxResponseMessageBytes", "max_decoding_message_size"),
+        ];
+        for (field, method) in limits {
+            if entry.value(field).is_some() {
+                let text = format!("is not applied; call {method} of the generated client instead");
+                self.warn(&entry.path.field(field), &text);
+            }
+        }
+        MethodConfig {
+            timeout: self.read(entry, "timeout", DURATION, duration),
+            wait_for_ready: self.read(entry, "waitForReady", "true or false", Value::as_bool),
+            retry: self.retry_policy(entry),
+        }
+    }
+
+    fn retry_policy(&mut self, entry: &ConfigObject<'_>) -> Option<RetryPolicy> {
+        let value = entry.value("retryPolicy")?;
+        let policy = self.object(value, entry.path.field("retryPolicy"))?;
+        let attempts = self.required(&policy, "maxAttempts", "a whole number of 2 or more", |value| {
+            value.as_u64().filter(|attempts| *attempts >= 2)
+        });
+        let initial_backoff = self.required(&policy, "initialBackoff", DURATION, duration);
+        let max_backoff = self.required(&policy, "maxBackoff", DURATION, duration);
+        let multiplier = self.required(&policy, "backoffMultiplier", "a number above 0", above_zero);
+        let codes = self.codes(&policy);
+        Some(RetryPolicy {
+            // At most five, which fit.
+            max_attempts: attempts?.min(u64::from(MAX_ATTEMPTS)) as u32,
+            initial_backoff: initial_backoff?,
+            max_backoff: max_backoff?,
+            multiplier: multiplier?,
+            codes: codes?,
+        })
+    }
+
+    fn codes(&mut self, policy: &ConfigObject<'_>) -> Option<CodeSet> {
+        let field = "retryableStatusCodes";
+        let list = self.required(policy, field, "a list of at least one status code", |value| {
+            value.as_array().filter(|list| !list.is_empty())
+        })?;
+        let path = policy.path.field(field);
+        let codes = list.iter().enumerate().map(|(i, value)| {
+            let code = code(value);
+            if code.is_none() {
+                let problem = expected("a status code such as \"UNAVAILABLE\" or 14, but not OK", value);
+                self.problems.add(&path.index(i), problem);
+            }
+            code
+        });
+        // All of them are read before any is missed.
+        codes.collect::<Vec<_>>().into_iter().collect()
+    }
+
+    fn throttling(&mut self, config: &ConfigObject<'_>) -> Option<RetryThrottlingConfig> {
+        let value = config.value("retryThrottling")?;
+        let throttling = self.object(value, config.path.field("retryThrottling"))?;
+        let what = "a number from 0.001 to 1000";
+        let max_tokens = self.required(&throttling, "maxTokens", what, |value| {
+            above_zero(value).filter(|tokens| *tokens <= 1000.0).and_then(thousandths)
+        });
+        let what = "a number of 0.001 or more";
+        let token_ratio =
+            self.required(&throttling, "tokenRatio", what, |value| above_zero(value).and_then(thousandths));
+        Some(RetryThrottlingConfig { max_tokens: max_tokens?, token_ratio: token_ratio? })
+    }
+
+    fn object<'a>(&mut self, value: &'a Value, path: FieldPath<'a>) -> Option<ConfigObject<'a>> {
+        let map = value.as_object();
+        if map.is_none() {
+            self.problems.add(&path, expected("an object", value));
+        }
+        map.map(|map| ConfigObject { map, path })
+    }
+
+    /// A field that may be there.
+    fn read<'a, T>(
+        &mut self,
+        object: &ConfigObject<'a>,
+        field: &str,
+        what: &str,
+        read: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Option<T> {
+        let value = object.value(field)?;
+        let read = read(value);
+        if read.is_none() {
+            self.problems.add(&object.path.field(field), expected(what, value));
+        }
+        read
+    }
+
+    /// A field that must be there.
+    fn required<'a, T>(
+        &mut self,
+        object: &ConfigObject<'a>,
+        field: &str,
+        what: &str,
+        read: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Option<T> {
+        if object.value(field).is_none() {
+            self.problems.add(&object.path.field(field), format!("is required: {what}"));
+        }
+        self.read(object, field, what, read)
+    }
+
+    fn warn(&mut self, path: &FieldPath<'_>, text: &str) {
+        self.warnings.push(format!("service config: {path}: {text}"));
+    }
+}
+
+/// An object and its place.
+struct ConfigObject<'a> {
+    map: &'a Map<String, Value>,
+    path: FieldPath<'a>,
+}
+
+impl<'a> ConfigObject<'a> {
+    /// A field by its name in camel case; protobuf's JSON allows the other spelling too, and `null` is unset.
+    fn value(&self, name: &str) -> Option<&'a Value> {
+        self.map.get(name).or_else(|| self.map.get(&snake(name))).filter(|value| !value.is_null())
+    }
+}
+
+fn snake(camel: &str) -> String {
+    let mut out = String::with_capacity(camel.len() + 4);
+    for c in camel.chars() {
+        if c.is_ascii_uppercase() {
+            out.push('_');
+        }
+        out.push(c.to_ascii_lowercase());
+    }
+    out
+}
+
+fn expected(what: &str, found: &Value) -> String {
+    let found = match found {
+        Value::String(text) => quoted(text),
+        Value::Array(list) if list.is_empty() => "an empty list".to_owned(),
+        Value::Array(_) => "a list".to_owned(),
+        Value::Object(_) => "an object".to_owned(),
+        other => other.to_string(),
+    };
+    format!("expected {what}, found {found}")
+}
+
+/// A duration above zero, as protobuf writes it in JSON.
+fn duration(value: &Value) -> Option<Duration> {
+    let duration: prost_types::Duration = value.as_str()?.parse().ok()?;
+    let duration = Duration::try_from(duration).ok()?;
+    (duration > Duration::ZERO && duration.as_secs() <= MAX_SECONDS).then_some(duration)
+}
+
+fn above_zero(value: &Value) -> Option<f64> {
+    value.as_f64().filter(|number| *number > 0.0)
+}
+
+/// A number above zero in thousandths, more decimals ignored (A6); `None` if nothing is left.
+fn thousandths(number: f64) -> Option<u32> {
+    // By its digits: 0.57 times 1000 is a little less than 570.
+    let text = number.to_string();
+    let (whole, decimals) = text.split_once('.').unwrap_or((&text, ""));
+    let digits: String = whole.chars().chain(decimals.chars().chain("000".chars()).take(3)).collect();
+    // There are never so many tokens that more would matter.
+    Some(digits.parse().unwrap_or(u32::MAX)).filter(|thousandths| *thousandths > 0)
+}
+
+/// A status code by its name in any case or its number; not OK, which is no failure.
+fn code(value: &Value) -> Option<Code> {
+    const CODES: [(&str, Code); 16] = [
+        ("CANCELLED", Code::Cancelled),
+        ("UNKNOWN", Code::Unknown),
+        ("INVALID_ARGUMENT", Code::InvalidArgument),
+        ("DEADLINE_EXCEEDED", Code::DeadlineExceeded),
+        ("NOT_FOUND", Code::NotFound),
+        ("ALREADY_EXISTS", Code::AlreadyExists),
+        ("PERMISSION_DENIED", Code::PermissionDenied),
+        ("RESOURCE_EXHAUSTED", Code::ResourceExhausted),
+        ("FAILED_PRECONDITION", Code::FailedPrecondition),
+        ("ABORTED", Code::Aborted),
+        ("OUT_OF_RANGE", Code::OutOfRange),
+        ("UNIMPLEMENTED", Code::Unimplemented),
+        ("INTERNAL", Code::Internal),
+        ("UNAVAILABLE", Code::Unavailable),
+        ("DATA_LOSS", Code::DataLoss),
+        ("UNAUTHENTICATED", Code::Unauthenticated),
+    ];
+    let (_, code) = CODES.into_iter().find(|(name, code)| match value {
+        Value::String(text) => text.eq_ignore_ascii_case(name),
+        other => other.as_u64() == Some(*code as u64),
+    })?;
+    Some(code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(config: &Value) -> Result<ServiceConfig, String> {
+        let config = ServiceConfig::parse(&config.to_string(), &Registry::standard());
+        config.map_err(|error| error.to_string())
+    }
+
+    /// A config with this retry policy for all calls.
+    fn with_retries(policy: &Value) -> Value {
+        json!({"methodConfig": [{"name": [{}], "retryPolicy": policy}]})
+    }
+
+    fn retry_policy() -> Value {
+        json!({
+            "maxAttempts": 4,
+            "initialBackoff": "0.1s",
+            "maxBackoff": "1s",
+            "backoffMultiplier": 2,
+            "retryableStatusCodes": ["UNAVAILABLE"],
+        })
+    }
+
+    /// `object` with another value in place of one of its fields, or without the field.
+    fn but(mut object: Value, field: &str, value: Value) -> Value {
+        let map = object.as_object_mut().unwrap();
+        if value.is_null() {
+            map.remove(field);
+        } else {
+            map.insert(field.to_owned(), value);
+        }
+        object
+    }
+
+    #[test]
+    fn policies_are_chosen() {
+        for (config, policy) in [
+            (json!({}), json!({"pick_first": {}})),
+            (json!({"loadBalancingConfig": null, "loadBalancingPolicy": null}), json!({"pick_first": {}})),
+            (json!({"loadBalancingPolicy": "round_robin"}), json!({"round_robin": {}})),
+            (json!({"loadBalancingPolicy": "ROUND_ROBIN"}), json!({"round_robin": {}})),
+            (json!({"loadBalancingPolicy": "Round_Robin"}), json!({"round_robin": {}})),
+            (
+                json!({"loadBalancingConfig": [{"newest": {}}, {"round_robin": {}}, {"pick_first": {}}]}),
+                json!({"round_robin": {}}),
+            ),
+            (
+                json!({"loadBalancingPolicy": "pick_first", "loadBalancingConfig": [{"round_robin": {}}]}),
+                json!({"round_robin": {}}),
+            ),
+            (
+                json!({"load_balancing_config": [{"pick_first": {"shuffleAddressList": true}}]}),
+                json!({"pick_first": {"shuffleAddressList": true}}),
+            ),
+        ] {
+            assert_eq!(read(&config).map(|config| config.policy().to_json()), Ok(policy), "{config}");
+        }
+    }
+
+    #[test]
+    fn policies_of_users_may_have_capitals() {
+        let mut registry = Registry::standard();
+        registry.alias("Mine", "round_robin");
+        let config = ServiceConfig::parse(r#"{"loadBalancingPolicy": "Mine"}"#, &registry).unwrap();
+        assert_eq!(config.policy().policy(), "round_robin");
+    }
+
+    #[test]
+    fn policies_that_cannot_be_had_say_why() {
+        for (config, problem) in [
+            (
+                json!({"loadBalancingPolicy": "fastest"}),
+                "loadBalancingPolicy: expected the name of a registered policy, found \"fastest\"",
+            ),
+            (
+                json!({"loadBalancingPolicy": 1}),
+                "loadBalancingPolicy: expected the name of a policy, found 1",
+            ),
+            (
+                json!({"loadBalancingPolicy": "weighted_target_experimental", "loadBalancingConfig": {}}),
+                "loadBalancingConfig: expected a list of policies, found {}",
+            ),
+            (
+                json!({"loadBalancingConfig": [{"fastest": {}}]}),
+                "loadBalancingConfig: no policy of the list is known: \"fastest\"; register it or name a known one",
+            ),
+            (
+                json!({"loadBalancingConfig": [{"pick_first": {"shuffleAddressList": 1}}]}),
+                "policy \"pick_first\": loadBalancingConfig[0].pick_first.shuffleAddressList: expected true or false, found 1",
+            ),
+        ] {
+            assert_eq!(read(&config).err(), Some(format!("service config: {problem}")), "{config}");
+        }
+        let error = read(&json!({"loadBalancingPolicy": "outlier_detection_experimental"})).unwrap_err();
+        let start = "service config: loadBalancingPolicy: outlier_detection_experimental needs settings; \
+                     use loadBalancingConfig instead (";
+        assert!(error.starts_with(start), "{error}");
+    }
+
+    /// RT-1: the timeout of a method.
+    #[test]
+    fn methods_are_found_by_name_then_by_service_then_by_default() {
+        let config = json!({"methodConfig": [
+            {"name": [{}], "timeout": "1s"},
+            {"name": [{"service": "shop.Orders"}, {"service": "shop.Stock", "method": ""}], "timeout": "2s"},
+            {"name": [{"service": "shop.Orders", "method": "Place"}], "timeout": "3.5s", "waitForReady": true},
+            {"name": [{"service": "shop.Orders", "method": "List"}], "waitForReady": false},
+        ]});
+        let config = read(&config).unwrap();
+        for (path, timeout, wait_for_ready) in [
+            ("/shop.Orders/Place", Some(3500), Some(true)),
+            ("/shop.Orders/List", None, Some(false)),
+            ("/shop.Orders/Cancel", Some(2000), None),
+            ("/shop.Orders/", Some(2000), None),
+            ("/shop.Stock/Count", Some(2000), None),
+            ("/shop.Order/Place", Some(1000), None),
+            ("/Place", Some(1000), None),
+            ("shop.Orders/Place", Some(1000), None),
+            ("", Some(1000), None),
+            ("/", Some(1000), None),
+            ("/shop.Orders/Pl\u{e4}ce", Some(2000), None),
+        ] {
+            let method = config.method(path).unwrap();
+            let timeout = timeout.map(Duration::from_millis);
+            assert_eq!((method.timeout, method.wait_for_ready), (timeout, wait_for_ready), "{path}");
+        }
+        assert_eq!(config.warnings(), [""; 0]);
+
+        let config =
+            json!({"methodConfig": [{"name": [{"service": "a.B", "method": "C"}], "timeout": "1s"}]});
+        let config = read(&config).unwrap();
+        assert!(config.method("/a.B/C").is_some());
+        for path in ["/a.B/D", "/a.B/", "/a.C/C", "", "/"] {
+            assert_eq!(config.method(path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn retry_policies_are_read() {
+        let policy = |policy: &Value| {
+            let config = read(&with_retries(policy)).unwrap();
+            config.method("/a.B/C").unwrap().retry.unwrap()
+        };
+        assert_eq!(
+            policy(&retry_policy()),
+            RetryPolicy {
+                max_attempts: 4,
+                initial_backoff: Duration::from_millis(100),
+                max_backoff: Duration::from_secs(1),
+                multiplier: 2.0,
+                codes: [Code::Unavailable].into_iter().collect(),
+            }
+        );
+        for (given, attempts) in [(json!(2), 2), (json!(5), 5), (json!(6), 5), (json!(u64::MAX), 5)] {
+            assert_eq!(policy(&but(retry_policy(), "maxAttempts", given)).max_attempts, attempts);
+        }
+        let multiplier = policy(&but(retry_policy(), "backoffMultiplier", json!(0.25))).multiplier;
+        assert!((multiplier - 0.25).abs() < f64::EPSILON);
+        let given = json!(["unavailable", "Data_Loss", 1, 16, "CANCELLED"]);
+        let codes = policy(&but(retry_policy(), "retryableStatusCodes", given)).codes;
+        let expected = [Code::Unavailable, Code::DataLoss, Code::Cancelled, Code::Unauthenticated];
+        assert_eq!(codes, expected.into_iter().collect());
+        let every = json!((1..=16).collect::<Vec<_>>());
+        let codes = policy(&but(retry_policy(), "retryableStatusCodes", every)).codes;
+        let names = json!([
+            "CANCELLED",
+            "UNKNOWN",
+            "INVALID_ARGUMENT",
+            "DEADLINE_EXCEEDED",
+            "NOT_FOUND",
+            "ALREADY_EXISTS",
+            "PERMISSION_DENIED",
+            "RESOURCE_EXHAUSTED",
+            "FAILED_PRECONDITION",
+            "ABORTED",
+            "OUT_OF_RANGE",
+            "UNIMPLEMENTED",
+            "INTERNAL",
+            "UNAVAILABLE",
+            "DATA_LOSS",
+            "UNAUTHENTICATED"
+        ]);
+        assert_eq!(policy(&but(retry_policy(), "retryableStatusCodes", names)).codes, codes);
+    }
+
+    #[test]
+    fn retry_policies_that_cannot_be_say_why() {
+        let attempts = "a whole number of 2 or more";
+        let list = "a list of at least one status code";
+        let one = "a status code such as \"UNAVAILABLE\" or 14, but not OK";
+        for (field, value, problem) in [
+            ("maxAttempts", json!(1), format!(": expected {attempts}, found 1")),
+            ("maxAttempts", json!(-1), format!(": expected {attempts}, found -1")),
+            ("maxAttempts", json!(2.5), format!(": expected {attempts}, found 2.5")),
+            ("maxAttempts", json!("4"), format!(": expected {attempts}, found \"4\"")),
+            ("maxAttempts", Value::Null, format!(": is required: {attempts}")),
+            ("initialBackoff", json!("0s"), format!(": expected {DURATION}, found \"0s\"")),
+            ("initialBackoff", json!("-1s"), format!(": expected {DURATION}, found \"-1s\"")),
+            ("initialBackoff", json!("1m"), format!(": expected {DURATION}, found \"1m\"")),
+            ("initialBackoff", json!("s"), format!(": expected {DURATION}, found \"s\"")),
+            ("initialBackoff", json!("1"), format!(": expected {DURATION}, found \"1\"")),
+            ("initialBackoff", json!("\u{e9}s"), format!(": expected {DURATION}, found \"\u{e9}s\"")),
+            (
+                "initialBackoff",
+                json!("315576000001s"),
+                format!(": expected {DURATION}, found \"315576000001s\""),
+            ),
+            ("maxBackoff", json!(1), format!(": expected {DURATION}, found 1")),
+            ("maxBackoff", Value::Null, format!(": is required: {DURATION}")),
+            ("backoffMultiplier", json!(0), ": expected a number above 0, found 0".to_owned()),
+            ("backoffMultiplier", json!(-1.5), ": expected a number above 0, found -1.5".to_owned()),
+            ("backoffMultiplier", json!("2"), ": expected a number above 0, found \"2\"".to_owned()),
+            ("retryableStatusCodes", json!([]), format!(": expected {list}, found an empty list")),
+            ("retryableStatusCodes", json!({}), format!(": expected {list}, found an object")),
+            ("retryableStatusCodes", Value::Null, format!(": is required: {list}")),
+            ("retryableStatusCodes", json!(["OK"]), format!("[0]: expected {one}, found \"OK\"")),
+            ("retryableStatusCodes", json!([14, 0]), format!("[1]: expected {one}, found 0")),
+            ("retryableStatusCodes", json!([17]), format!("[0]: expected {one}, found 17")),
+            ("retryableStatusCodes", json!(["GONE"]), format!("[0]: expected {one}, found \"GONE\"")),
+            ("retryableStatusCodes", json!([["OK"]]), format!("[0]: expected {one}, found a list")),
+        ] {
+            let error = read(&with_retries(&but(retry_policy(), field, value.clone()))).err();
+            let expected = format!("service config: methodConfig[0].retryPolicy.{field}{problem}");
+            assert_eq!(error, Some(expected), "{field} {value}");
+        }
+        let two = read(&with_retries(&but(retry_policy(), "retryableStatusCodes", json!([0, 14, 17]))))
+            .unwrap_err();
+        assert!(
+            two.contains("Codes[0]: ") && two.contains("Codes[2]: ") && !two.contains("Codes[1]: "),
+            "{two}"
+        );
+        let error = "service config: methodConfig[0].retryPolicy: expected an object, found true";
+        assert_eq!(read(&with_retries(&json!(true))).err().as_deref(), Some(error));
+    }
+
+    #[test]
+    fn method_configs_that_cannot_be_say_why() {
+        let name = json!([{"service": "a.B"}]);
+        for (methods, problem) in [
+            (json!({}), "methodConfig: expected a list, found an object"),
+            (json!([1]), "methodConfig[0]: expected an object, found 1"),
+            (json!([{"name": {}}]), "methodConfig[0].name: expected a list, found an object"),
+            (json!([{"name": ["a"]}]), "methodConfig[0].name[0]: expected an object, found \"a\""),
+            (
+                json!([{"name": [{"service": 1}]}]),
+                "methodConfig[0].name[0].service: expected a string, found 1",
+            ),
+            (
+                json!([{"name": [{}, {"method": "C"}]}]),
+                "methodConfig[0].name[1].service: is required beside method \"C\"",
+            ),
+            (
+                json!([{"name": name}, {"name": [{"service": "c"}, {"service": "a.B", "method": null}]}]),
+                "methodConfig[1].name[1]: expected a name of its own, found the one of methodConfig[0].name[0]",
+            ),
+            (
+                json!([{"name": [{}, {"service": ""}]}]),
+                "methodConfig[0].name[1]: expected a name of its own, found the one of methodConfig[0].name[0]",
+            ),
+            (
+                json!([{"name": name, "timeout": "0s"}]),
+                "methodConfig[0].timeout: expected a duration above zero such as \"1.5s\", found \"0s\"",
+            ),
+            (
+                json!([{"name": name, "waitForReady": "yes"}]),
+                "methodConfig[0].waitForReady: expected true or false, found \"yes\"",
+            ),
+            (
+                json!([{"name": name, "hedgingPolicy": {"maxAttempts": 2}}]),
+                "methodConfig[0].hedgingPolicy: hedging is not supported; expected retryPolicy or nothing",
+            ),
+        ] {
+            let error = read(&json!({"methodConfig": methods})).err();
+            assert_eq!(error, Some(format!("service config: {problem}")), "{methods}");
+        }
+    }
+
+    #[test]
+    fn throttling_is_read() {
+        let throttling = |max: Value, ratio: Value| {
+            let config = json!({"retryThrottling": {"maxTokens": max, "tokenRatio": ratio}});
+            read(&config).map(|config| config.throttling())
+        };
+        assert_eq!(read(&json!({})).unwrap().throttling(), None);
+        for (max, ratio, max_tokens, token_ratio) in [
+            (json!(10), json!(0.1), 10_000, 100),
+            (json!(1000), json!(0.5466), 1_000_000, 546),
+            (json!(0.001), json!(0.57), 1, 570),
+            (json!(10.5), json!(0.0019), 10_500, 1),
+            (json!(1), json!(4.35), 1_000, 4_350),
+            (json!(1), json!(2), 1_000, 2_000),
+            (json!(1), json!(1e300), 1_000, u32::MAX),
+        ] {
+            let expected = RetryThrottlingConfig { max_tokens, token_ratio };
+            assert_eq!(throttling(max.clone(), ratio.clone()), Ok(Some(expected)), "{max} {ratio}");
+        }
+        let (tokens, least) = ("a number from 0.001 to 1000", "a number of 0.001 or more");
+        for (max, ratio, problem) in [
+            (json!(0), json!(1), format!("maxTokens: expected {tokens}, found 0")),
+            (json!(-1), json!(1), format!("maxTokens: expected {tokens}, found -1")),
+            (json!(1000.0001), json!(1), format!("maxTokens: expected {tokens}, found 1000.0001")),
+            (json!(0.0001), json!(1), format!("maxTokens: expected {tokens}, found 0.0001")),
+            (Value::Null, json!(1), format!("maxTokens: is required: {tokens}")),
+            (json!(1), json!(0), format!("tokenRatio: expected {least}, found 0")),
+            (json!(1), json!(0.0009), format!("tokenRatio: expected {least}, found 0.0009")),
+            (json!(1), json!(1e-300), format!("tokenRatio: expected {least}, found 1e-300")),
+            (json!(1), json!("1"), format!("tokenRatio: expected {least}, found \"1\"")),
+            (json!(1), Value::Null, format!("tokenRatio: is required: {least}")),
+        ] {
+            let error = throttling(max, ratio).err();
+            assert_eq!(error, Some(format!("service config: retryThrottling.{problem}")));
+        }
+    }
+
+    #[test]
+    fn what_is_not_honoured_is_said() {
+        let config = json!({
+            "healthCheckConfig": {"serviceName": "a"},
+            "methodConfig": [
+                {"name": [{}], "maxRequestMessageBytes": 10, "max_response_message_bytes": 20},
+                {"timeout": "1s"},
+                {"name": []},
+            ],
+            "someday": {"maxAttempts": "x"},
+        });
+        let config = read(&config).unwrap();
+        assert_eq!(
+            config.warnings(),
+            [
+                "service config: methodConfig[0].maxRequestMessageBytes: is not applied; \
+                 call max_encoding_message_size of the generated client instead",
+                "service config: methodConfig[0].maxResponseMessageBytes: is not applied; \
+                 call max_decoding_message_size of the generated client instead",
+                "service config: methodConfig[1].name: names no calls, so that the entry has no effect",
+                "service config: methodConfig[2].name: names no calls, so that the entry has no effect",
+                "service config: healthCheckConfig: health checks by the client (A17) are not supported; \
+                 an endpoint is healthy once connected",
+            ]
+        );
+    }
+
+    #[test]
+    fn every_problem_is_listed() {
+        let config = json!({
+            "loadBalancingPolicy": "fastest",
+            "methodConfig": [{"name": [{}], "timeout": 1, "retryPolicy": {"maxAttempts": 1}}],
+            "retryThrottling": [],
+        });
+        assert_eq!(
+            read(&config).err().unwrap().split("; ").collect::<Vec<_>>(),
+            [
+                "service config: loadBalancingPolicy: expected the name of a registered policy, found \"fastest\"",
+                "methodConfig[0].timeout: expected a duration above zero such as \"1.5s\", found 1",
+                "methodConfig[0].retryPolicy.maxAttempts: expected a whole number of 2 or more, found 1",
+                "methodConfig[0].retryPolicy.initialBackoff: is required: a duration above zero such as \"1.5s\"",
+                "methodConfig[0].retryPolicy.maxBackoff: is required: a duration above zero such as \"1.5s\"",
+                "methodConfig[0].retryPolicy.backoffMultiplier: is required: a number above 0",
+                "methodConfig[0].retryPolicy.retryableStatusCodes: is required: a list of at least one status code",
+                "retryThrottling: expected an object, found an empty list",
+            ]
+        );
+    }
+
+    #[test]
+    fn what_is_no_json_says_where() {
+        for (text, problem) in [
+            ("", "cannot be read as JSON: EOF while parsing a value at line 1 column 0"),
+            ("{", "cannot be read as JSON: EOF while parsing an object at line 1 column 1"),
+            ("[]", "expected an object, found an empty list"),
+            ("null", "expected an object, found null"),
+        ] {
+            let error = ServiceConfig::parse(text, &Registry::standard()).unwrap_err();
+            assert_eq!(error.to_string(), format!("service config: {problem}"));
+        }
+        let deep = "[".repeat(100_000);
+        let error = ServiceConfig::parse(&deep, &Registry::standard()).unwrap_err().to_string();
+        assert!(error.starts_with("service config: cannot be read as JSON: recursion limit"), "{error}");
+    }
+}

@@ -1,0 +1,486 @@
+//! The loop of an xDS client: the one place where it waits.
+//!
+//! Commands come from handles, events from the tasks around it. Both only change what is known; then the loop
+//! [settles](XdsWorker::process_effects): effects are carried out, channels that have something to look at follow, and new steps are
+//! published. How often something was said makes no difference.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::pending;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime};
+
+use evenkeel_core::{Address, Code, Instant, Rng, Status};
+use evenkeel_proto::envoy::service::status::v3::{ClientStatusRequest, ClientStatusResponse};
+use evenkeel_proto::prost_types::Timestamp;
+use evenkeel_xds::ads::{self, AdsClient, AdsEvent, AdsRequest, ChangedResources, SubscriberId, XdsVariant};
+use evenkeel_xds::bootstrap::{Bootstrap, ServerConfig};
+use evenkeel_xds::lrs::{self, LrsClient};
+use evenkeel_xds::resolver::{EndpointsOnlyUpdate, XdsResolver, XdsResolverUpdate};
+use evenkeel_xds::resource::ResourceType;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{sleep_until, timeout};
+
+use super::names::{DnsCache, DnsResult};
+use super::streams::{StreamEvent, StreamKey, StreamSet, XdsDialer, encode_frame};
+use super::{WorkerStatus, lock};
+use crate::resolver::dns;
+use crate::telemetry::metrics::XdsMeter;
+use crate::{clock, entropy};
+
+const STATE_OF_THE_WORLD: &str =
+    "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
+const DELTA: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
+const LOAD_STATS: &str = "/envoy.service.load_stats.v3.LoadReportingService/StreamLoadStats";
+
+/// How long the thread goes on for the last load reports when nobody needs the client any more.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What handles ask for. Channels are known by their keys.
+pub(super) enum WorkerCommand {
+    Subscribe {
+        key: u64,
+        target: String,
+        listener: String,
+        authority: String,
+        channel_id: u64,
+        meter: XdsMeter,
+        steps: watch::Sender<Option<XdsResolverUpdate>>,
+    },
+    WatchClusters {
+        key: u64,
+        dynamic: BTreeSet<Arc<str>>,
+    },
+    Reresolve {
+        key: u64,
+    },
+    Unsubscribe {
+        key: u64,
+    },
+    PollLoadReports,
+    Describe {
+        request: ClientStatusRequest,
+        reply: oneshot::Sender<Result<ClientStatusResponse, Status>>,
+    },
+}
+
+/// What happened around the loop.
+pub(super) enum WorkerEvent {
+    /// On a stream.
+    StreamEvent(StreamKey, StreamEvent),
+    /// A name was looked up.
+    Resolved(Arc<str>, DnsResult),
+    /// A cluster of this channel is no longer needed by any call.
+    Idle(u64),
+}
+
+pub(super) struct XdsWorker {
+    bootstrap: Arc<Bootstrap>,
+    client: AdsClient,
+    reporter: LrsClient,
+    names: DnsCache,
+    streams: StreamSet,
+    channels: BTreeMap<u64, WatchedChannel>,
+    /// The channels by the client's ids.
+    owners: BTreeMap<SubscriberId, u64>,
+    /// Channels that have something to look at, and what that is.
+    dirty: BTreeMap<u64, ChangedResources>,
+    load_is_due: bool,
+    worker_status: Arc<WorkerStatus>,
+    wall: WallClock,
+    events: mpsc::UnboundedSender<WorkerEvent>,
+    received: mpsc::UnboundedReceiver<WorkerEvent>,
+}
+
+struct WatchedChannel {
+    id: SubscriberId,
+    target: String,
+    follower: XdsResolver,
+    /// The clusters that its policies ask for.
+    dynamic: BTreeSet<Arc<str>>,
+    wanted: BTreeSet<(ResourceType, String)>,
+    steps: watch::Sender<Option<XdsResolverUpdate>>,
+    meter: XdsMeter,
+    /// Whether an [`WorkerEvent::Idle`] is on its way.
+    idle_event_sent: Arc<AtomicBool>,
+}
+
+impl XdsWorker {
+    pub(super) fn new(
+        bootstrap: Arc<Bootstrap>,
+        client: AdsClient,
+        reporter: LrsClient,
+        worker_status: Arc<WorkerStatus>,
+        dialer: XdsDialer,
+        response_bytes: usize,
+    ) -> XdsWorker {
+        let (events, received) = mpsc::unbounded_channel();
+        XdsWorker {
+            bootstrap,
+            client,
+            reporter,
+            names: DnsCache::new(Rng::from_entropy(entropy::fresh())),
+            streams: StreamSet::new(dialer, response_bytes, events.clone()),
+            channels: BTreeMap::new(),
+            owners: BTreeMap::new(),
+            dirty: BTreeMap::new(),
+            load_is_due: false,
+            worker_status,
+            wall: WallClock::new(),
+            events,
+            received,
+        }
+    }
+
+    /// Works until nobody can send commands any more.
+    pub(super) async fn run(mut self, mut commands: mpsc::UnboundedReceiver<WorkerCommand>) {
+        loop {
+            self.process_effects();
+            tokio::select! {
+                command = commands.recv() => {
+                    let Some(command) = command else { break };
+                    self.handle_command(command);
+                    while let Ok(command) = commands.try_recv() {
+                        self.handle_command(command);
+                    }
+                }
+                () = self.wait_for_event() => {}
+            }
+        }
+        // Best effort: a server that does not read must not keep the thread.
+        let _ = timeout(SHUTDOWN_TIMEOUT, self.end()).await;
+    }
+
+    /// Nobody counts any more: sends the last load reports, and waits for connections to be closed in order.
+    async fn end(mut self) {
+        self.load_is_due = true;
+        self.process_effects();
+        while self.reporter.next_deadline().is_some() || !self.streams.is_empty() {
+            self.wait_for_event().await;
+            self.process_effects();
+        }
+        self.streams.closed().await;
+    }
+
+    /// Waits for an event, or until something is due, and takes it in.
+    async fn wait_for_event(&mut self) {
+        let due = self.next_deadline();
+        let due = async {
+            match due {
+                Some(at) => sleep_until(clock::sleep_until(at)).await,
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            // The loop holds a sender of its own.
+            Some(event) = self.received.recv() => {
+                self.handle_event(event);
+                while let Ok(event) = self.received.try_recv() {
+                    self.handle_event(event);
+                }
+            }
+            () = due => self.handle_time(),
+        }
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        let all = [self.client.next_deadline(), self.reporter.next_deadline(), self.names.next_deadline()];
+        all.into_iter().flatten().min()
+    }
+
+    fn handle_time(&mut self) {
+        let now = clock::now();
+        if self.client.next_deadline().is_some_and(|at| at <= now) {
+            self.client.handle_time(now);
+        }
+        self.load_is_due |= self.reporter.next_deadline().is_some_and(|at| at <= now);
+    }
+
+    /// Until there is nothing to do: effects, channels, names, load, and what others may see.
+    fn process_effects(&mut self) {
+        loop {
+            while let Some(effect) = self.client.poll_effect() {
+                self.apply_effect(effect);
+            }
+            while let Some((id, changed)) = self.client.poll_changed() {
+                let Some(key) = self.owners.get(&id) else { continue };
+                match self.dirty.get_mut(key) {
+                    Some(dirty) => dirty.add(changed),
+                    None => drop(self.dirty.insert(*key, changed)),
+                }
+            }
+            let Some((key, changed)) = self.dirty.pop_first() else { break };
+            self.update_channel(key, &changed);
+        }
+        for host in self.names.poll(clock::now()) {
+            self.look_up(host);
+        }
+        if std::mem::take(&mut self.load_is_due) {
+            self.worker_status.load_is_due.store(false, Ordering::Release);
+            for effect in self.reporter.poll(clock::now()) {
+                self.apply_lrs_effect(effect);
+            }
+        }
+        self.streams.drop_unused();
+        for channel in self.channels.values() {
+            channel.meter.publish(&self.client);
+        }
+        let mut shown = lock(&self.worker_status.server_stats);
+        if !self.client.server_stats().eq(shown.iter()) {
+            *shown = self.client.server_stats().cloned().collect();
+        }
+    }
+}
+
+/// Channels.
+impl XdsWorker {
+    fn handle_command(&mut self, command: WorkerCommand) {
+        match command {
+            WorkerCommand::Subscribe { key, target, listener, authority, channel_id, meter, steps } => {
+                let idle_event_sent = Arc::new(AtomicBool::new(false));
+                let (sent, events) = (idle_event_sent.clone(), self.events.clone());
+                // Called by whoever drops the last reference, which may be this loop itself.
+                let on_idle = Arc::new(move || {
+                    if !sent.swap(true, Ordering::AcqRel) {
+                        let _ = events.send(WorkerEvent::Idle(key));
+                    }
+                });
+                let node = &self.bootstrap.node.id;
+                let follower = XdsResolver::new(listener, authority, node, channel_id, on_idle);
+                let channel = WatchedChannel {
+                    id: self.client.add_subscriber(),
+                    follower: follower.for_target(&target),
+                    target,
+                    dynamic: BTreeSet::new(),
+                    wanted: BTreeSet::new(),
+                    steps,
+                    meter,
+                    idle_event_sent,
+                };
+                self.owners.insert(channel.id, key);
+                self.channels.insert(key, channel);
+                self.dirty.insert(key, ChangedResources::Anything);
+            }
+            WorkerCommand::WatchClusters { key, dynamic } => {
+                if let Some(channel) = self.channels.get_mut(&key) {
+                    channel.dynamic = dynamic;
+                    self.dirty.insert(key, ChangedResources::Anything);
+                }
+            }
+            WorkerCommand::Reresolve { key } => self.names.request_reresolution(key, clock::now()),
+            WorkerCommand::Unsubscribe { key } => {
+                if let Some(channel) = self.channels.remove(&key) {
+                    self.owners.remove(&channel.id);
+                    self.client.remove_subscriber(channel.id, clock::now());
+                    self.names.watch(key, &BTreeSet::new());
+                    self.load_is_due = true;
+                }
+            }
+            WorkerCommand::PollLoadReports => self.load_is_due = true,
+            WorkerCommand::Describe { request, reply } => {
+                // Who asked may have gone away.
+                let _ = reply.send(self.describe(&request));
+            }
+        }
+    }
+
+    /// Lets a channel look at what changed, or at all that is known until that leads to nothing new.
+    fn update_channel(&mut self, key: u64, changed: &ChangedResources) {
+        let Some(channel) = self.channels.get_mut(&key) else { return };
+        if let ChangedResources::Endpoints(names) = changed
+            && let EndpointsOnlyUpdate::Applied(step) =
+                channel.follower.resolve_endpoints(names, &self.client)
+        {
+            if let Some(step) = step {
+                channel.steps.send_replace(Some(step));
+            }
+            return self.client.processed(channel.id);
+        }
+        loop {
+            let followed = channel.follower.resolve(&channel.dynamic, &self.client);
+            if let Some(step) = followed.update {
+                channel.steps.send_replace(Some(step));
+            }
+            let known = self.names.watch(key, &followed.hosts);
+            // What it wants in addition may be known already, since others want it too.
+            let is_done = followed.wanted == channel.wanted && known.is_empty();
+            for (host, answer) in known {
+                channel.follower.handle_resolved(&host, answer);
+            }
+            if followed.wanted != channel.wanted {
+                self.client.watch(channel.id, followed.wanted.clone(), clock::now());
+                channel.wanted = followed.wanted;
+            }
+            if is_done {
+                break;
+            }
+        }
+        self.client.processed(channel.id);
+    }
+
+    fn look_up(&self, host: Arc<str>) {
+        let events = self.events.clone();
+        tokio::spawn(async move {
+            let found = match host.rsplit_once(':').and_then(|(name, port)| Some((name, port.parse().ok()?)))
+            {
+                Some((name, port)) => dns::resolve(name, port).await,
+                None => Err(Status::unavailable(format!("dns name {host:?}: expected host:port"))),
+            };
+            let answer = found.map(|all| all.into_iter().map(Address::Ip).collect());
+            let _ = events.send(WorkerEvent::Resolved(host, answer));
+        });
+    }
+
+    fn describe(&mut self, request: &ClientStatusRequest) -> Result<ClientStatusResponse, Status> {
+        // A71 has a client for each target and names it by that. Ours serves all targets with what they share, and to repeat it
+        // for each of them would make the dump as many times as long: so it has all of their names.
+        let targets: BTreeSet<&str> = self.channels.values().map(|channel| channel.target.as_str()).collect();
+        let scope = targets.into_iter().collect::<Vec<_>>().join(",");
+        self.wall.update();
+        ads::client_status(request, [(scope.as_str(), &self.client)], |at| self.wall.date(at))
+    }
+}
+
+/// Streams.
+impl XdsWorker {
+    fn handle_event(&mut self, event: WorkerEvent) {
+        let now = clock::now();
+        match event {
+            WorkerEvent::StreamEvent(StreamKey::Resources(stream), event) => {
+                self.handle_ads_event(stream, event, now)
+            }
+            WorkerEvent::StreamEvent(StreamKey::Load(stream), event) => {
+                self.handle_lrs_event(stream, event, now)
+            }
+            WorkerEvent::Resolved(host, answer) => {
+                for key in self.names.handle(&host, &answer, now) {
+                    if let Some(channel) = self.channels.get_mut(&key) {
+                        channel.follower.handle_resolved(&host, answer.clone());
+                        self.dirty.insert(key, ChangedResources::Anything);
+                    }
+                }
+            }
+            WorkerEvent::Idle(key) => {
+                if let Some(channel) = self.channels.get(&key) {
+                    channel.idle_event_sent.store(false, Ordering::Release);
+                    self.dirty.insert(key, ChangedResources::Anything);
+                }
+            }
+        }
+    }
+
+    fn handle_ads_event(&mut self, stream: ads::AdsStreamId, event: StreamEvent, now: Instant) {
+        self.streams.record(StreamKey::Resources(stream), &event);
+        match event {
+            StreamEvent::Opened => self.client.handle(AdsEvent::Opened { stream }, now),
+            StreamEvent::Written => self.client.handle(AdsEvent::Written { stream }, now),
+            StreamEvent::Message(bytes) => {
+                self.client.handle(AdsEvent::Message { stream, bytes: &bytes }, now)
+            }
+            StreamEvent::InvalidMessage(why) => {
+                self.client.handle(AdsEvent::ProtocolError { stream, why: &why }, now)
+            }
+            StreamEvent::Closed(status) => self.client.handle(AdsEvent::Closed { stream, status }, now),
+        }
+    }
+
+    fn handle_lrs_event(&mut self, stream: lrs::LrsStreamId, event: StreamEvent, now: Instant) {
+        let key = StreamKey::Load(stream);
+        self.streams.record(key, &event);
+        match event {
+            StreamEvent::Opened => {
+                self.reporter.handle_opened(stream);
+                self.streams.read(key);
+            }
+            StreamEvent::Written => {}
+            StreamEvent::Message(bytes) => {
+                self.reporter.handle_message(stream, &bytes, now);
+                self.streams.read(key);
+            }
+            StreamEvent::InvalidMessage(why) => {
+                let status = Status::new(Code::Internal, format!("the server {why}"));
+                self.reporter.handle_closed(stream, &status, now);
+            }
+            StreamEvent::Closed(status) => self.reporter.handle_closed(stream, &status, now),
+        }
+        self.load_is_due = true;
+    }
+
+    fn apply_effect(&mut self, effect: ads::AdsEffect) {
+        match effect {
+            ads::AdsEffect::Open { stream, server, variant } => {
+                let method = match variant {
+                    XdsVariant::StateOfTheWorld => STATE_OF_THE_WORLD,
+                    XdsVariant::Delta => DELTA,
+                };
+                // The client itself gives up after a while.
+                self.streams.open(StreamKey::Resources(stream), server, method, None);
+            }
+            ads::AdsEffect::Send { stream, request } => {
+                let message = match *request {
+                    AdsRequest::Sotw(request) => encode_frame(&request),
+                    AdsRequest::Delta(request) => encode_frame(&request),
+                };
+                self.streams.send(StreamKey::Resources(stream), message);
+            }
+            ads::AdsEffect::Read { stream } => self.streams.read(StreamKey::Resources(stream)),
+            ads::AdsEffect::Close { stream } => self.streams.cancel(StreamKey::Resources(stream)),
+            ads::AdsEffect::Warn(text) => tracing::warn!(node = self.bootstrap.node.id, "{text}"),
+            ads::AdsEffect::Info(text) => tracing::info!(node = self.bootstrap.node.id, "{text}"),
+        }
+    }
+
+    fn apply_lrs_effect(&mut self, effect: lrs::LrsEffect) {
+        match effect {
+            lrs::LrsEffect::Open { stream, server } => {
+                if let Some(config) = self.server(&server) {
+                    let connect_timeout = evenkeel_core::Backoff::default().min_connect_timeout;
+                    self.streams.open(StreamKey::Load(stream), config, LOAD_STATS, Some(connect_timeout));
+                } else {
+                    let status = Status::new(Code::NotFound, "the bootstrap has no such server");
+                    self.reporter.handle_closed(stream, &status, clock::now());
+                }
+            }
+            lrs::LrsEffect::Send { stream, request } => {
+                self.streams.send(StreamKey::Load(stream), encode_frame(&*request))
+            }
+            lrs::LrsEffect::Close { stream } => self.streams.finish(StreamKey::Load(stream)),
+            lrs::LrsEffect::Warn(text) => tracing::warn!(node = self.bootstrap.node.id, "{text}"),
+            other => tracing::error!(effect = ?other, "an effect of load reports that is not known here"),
+        }
+    }
+
+    /// The control plane at this place.
+    fn server(&self, uri: &str) -> Option<Arc<ServerConfig>> {
+        let of_authorities = self.bootstrap.authorities.values().flat_map(|authority| &authority.servers);
+        self.bootstrap.servers.iter().chain(of_authorities).find(|server| &*server.uri == uri).cloned()
+    }
+}
+
+/// What our clock means in dates. The same moment has the same date each time, unless the wall's clock was set.
+struct WallClock {
+    /// The date of our clock's origin.
+    origin: SystemTime,
+}
+
+impl WallClock {
+    fn new() -> WallClock {
+        let since = clock::now().since(Instant::ORIGIN);
+        WallClock { origin: SystemTime::now().checked_sub(since).unwrap_or(SystemTime::UNIX_EPOCH) }
+    }
+
+    /// Sees whether the wall's clock was set, or this machine slept.
+    fn update(&mut self) {
+        const SET: Duration = Duration::from_secs(1);
+        let now = WallClock::new();
+        let apart =
+            |from: &WallClock, to: &WallClock| to.origin.duration_since(from.origin).unwrap_or_default();
+        if apart(self, &now) > SET || apart(&now, self) > SET {
+            *self = now;
+        }
+    }
+
+    fn date(&self, at: Instant) -> Timestamp {
+        Timestamp::from(self.origin.checked_add(at.since(Instant::ORIGIN)).unwrap_or(SystemTime::UNIX_EPOCH))
+    }
+}
