@@ -80,6 +80,28 @@ fn arrows_point_down() {
     assert_none(&faults);
 }
 
+/// A plain `cargo build` or `cargo test` leaves `tools/` out, and no crate needs a tool, not even for its tests.
+#[test]
+fn default_build_leaves_the_tools_out() {
+    let workspace = Workspace::load();
+    let (tools, others): (Vec<_>, Vec<_>) =
+        workspace.packages.iter().partition(|package| package.dir.starts_with(workspace.root.join("tools")));
+    assert!(!tools.is_empty(), "tools/ has members of the workspace");
+    let mut faults = Vec::new();
+    for tool in &tools {
+        if tool.is_default {
+            faults.push(format!("{}: a tool is not a default member", tool.name));
+        }
+        for package in others.iter().filter(|package| package.dependencies.contains(&tool.name)) {
+            faults.push(format!("{}: may not depend on the tool {}", package.name, tool.name));
+        }
+    }
+    for package in others.iter().filter(|package| !package.is_default) {
+        faults.push(format!("{}: `cargo test` leaves it out; add it to default-members", package.name));
+    }
+    assert_none(&faults);
+}
+
 /// The core depends on three small crates of others, features and build scripts included.
 #[test]
 fn core_stands_on_little() {
@@ -228,13 +250,18 @@ struct Package {
     facts: BTreeMap<&'static str, Option<String>>,
     /// Normal and build dependencies, optional ones too, by their real names.
     shipped: Vec<String>,
+    /// The same and those of tests.
+    dependencies: Vec<String>,
+    /// Whether cargo builds it without `-p` or `--workspace`.
+    is_default: bool,
 }
 
 impl Workspace {
     fn load() -> Self {
         let output = Command::new(env!("CARGO"))
             .args(["metadata", "--no-deps", "--offline", "--format-version", "1", "--manifest-path"])
-            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml"))
+            // The workspace's manifest: asked about a member's, cargo lists that member alone as default.
+            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml"))
             .output()
             .expect("cargo runs, since it runs this test");
         assert!(output.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&output.stderr));
@@ -242,7 +269,7 @@ impl Workspace {
         let packages = metadata["packages"].as_array().expect("metadata lists packages");
         Self {
             root: PathBuf::from(text(&metadata["workspace_root"])),
-            packages: packages.iter().map(Package::read).collect(),
+            packages: packages.iter().map(|package| Package::read(package, &metadata)).collect(),
         }
     }
 
@@ -256,8 +283,10 @@ impl Workspace {
 }
 
 impl Package {
-    fn read(metadata: &Value) -> Self {
+    fn read(metadata: &Value, workspace: &Value) -> Self {
         let manifest = PathBuf::from(text(&metadata["manifest_path"]));
+        let defaults =
+            workspace["workspace_default_members"].as_array().expect("metadata lists default members");
         let fact = |key: &str| metadata[key].as_str().map(str::to_owned);
         let dependencies = metadata["dependencies"].as_array().expect("a package lists dependencies");
         Self {
@@ -274,6 +303,11 @@ impl Package {
                 .filter(|dependency| dependency["kind"] != "dev")
                 .map(|dependency| text(&dependency["name"]).to_owned())
                 .collect(),
+            dependencies: dependencies
+                .iter()
+                .map(|dependency| text(&dependency["name"]).to_owned())
+                .collect(),
+            is_default: defaults.contains(&metadata["id"]),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The checks of the fuzz target, on generated cases with every test run: frames of all kinds in any order, a good answer
 //! with some of its bytes changed, and bytes of no kind.
 
-#[path = "../../../fuzz/src/http2.rs"]
+#[path = "../../../tools/fuzz/src/http2.rs"]
 pub mod http2;
 
 use http2::{check_connection, check_frames, check_header_blocks, check_unread_streams};

@@ -7,7 +7,7 @@
     reason = "nesting is tried on a stack of known size, which only a thread has"
 )]
 
-#[path = "../../../fuzz/src/checks.rs"]
+#[path = "../../../tools/fuzz/src/checks.rs"]
 pub mod checks;
 
 use std::sync::LazyLock;

@@ -36,29 +36,29 @@
 //! `-- serve own 4`, `-- control calls 127.0.0.1:1` and `-- client 127.0.0.1:2` are the processes; a client makes as many calls as the next
 //! line of its stdin says.
 
-#[path = "../../../bench/src/common/allocator.rs"]
+#[path = "../../../tools/bench/src/common/allocator.rs"]
 mod allocator;
-#[path = "../../../bench/src/common/backend.rs"]
+#[path = "../../../tools/bench/src/common/backend.rs"]
 mod backend;
-#[path = "../../../bench/src/common/callgrind.rs"]
+#[path = "../../../tools/bench/src/common/callgrind.rs"]
 mod callgrind;
-#[path = "../../../bench/src/common/generated.rs"]
+#[path = "../../../tools/bench/src/common/generated.rs"]
 mod generated;
-#[path = "../../../bench/src/common/ours.rs"]
+#[path = "../../../tools/bench/src/common/ours.rs"]
 mod ours;
-#[path = "../../../bench/src/common/process.rs"]
+#[path = "../../../tools/bench/src/common/process.rs"]
 mod process;
-#[path = "../../../bench/src/common/profile.rs"]
+#[path = "../../../tools/bench/src/common/profile.rs"]
 mod profile;
-#[path = "../../../bench/src/common/raw.rs"]
+#[path = "../../../tools/bench/src/common/raw.rs"]
 mod raw;
-#[path = "../../../bench/src/common/raw_h2.rs"]
+#[path = "../../../tools/bench/src/common/raw_h2.rs"]
 mod raw_h2;
-#[path = "../../../bench/src/common/rounds.rs"]
+#[path = "../../../tools/bench/src/common/rounds.rs"]
 mod rounds;
-#[path = "../../../bench/src/common/tonic_server.rs"]
+#[path = "../../../tools/bench/src/common/tonic_server.rs"]
 mod tonic_server;
-#[path = "../../../bench/src/common/wire.rs"]
+#[path = "../../../tools/bench/src/common/wire.rs"]
 mod wire;
 
 use std::collections::{BTreeMap, HashMap};

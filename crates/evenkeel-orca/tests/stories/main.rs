@@ -2,7 +2,7 @@
 
 #![expect(clippy::float_cmp, reason = "what was recorded is to come out bit by bit")]
 
-#[path = "../../../../fuzz/src/reports.rs"]
+#[path = "../../../../tools/fuzz/src/reports.rs"]
 pub mod reports;
 
 mod out_of_band;

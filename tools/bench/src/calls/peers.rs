@@ -1,0 +1,132 @@
+//! Clients that are not this program: each a folder of `tools/bench/peers` with a script `install`, which leaves an executable
+//! `client` and a file `versions` below cargo's target folder.
+//!
+//! A peer that cannot be installed here is left out of the run, and said so, in the run and in its tables.
+
+use std::env;
+use std::fmt::Display;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::process::Command;
+use tokio::time::timeout;
+
+use crate::Error;
+use crate::calls::subjects::{BenchClient, Program, TONIC_XDS};
+
+/// A script that takes longer has failed. The first time it builds everything that the peer stands on.
+const LIMIT: Duration = Duration::from_secs(1_800);
+
+/// What was installed, and what was not.
+#[derive(Default)]
+pub(crate) struct Peers {
+    installed: Vec<Peer>,
+    /// With the reasons.
+    missing: Vec<(&'static str, String)>,
+}
+
+struct Peer {
+    name: &'static str,
+    client: PathBuf,
+    versions: Vec<String>,
+}
+
+impl Peers {
+    /// Installs those that these clients need.
+    pub(crate) async fn install(subjects: impl IntoIterator<Item = BenchClient>) -> Peers {
+        let mut peers = Peers::default();
+        for subject in subjects {
+            let Program::Peer(name) = subject.program else { continue };
+            if peers.is_known(name) {
+                continue;
+            }
+            eprintln!("installing {name}");
+            match install(name).await {
+                Ok(peer) => peers.installed.push(peer),
+                Err(error) => {
+                    eprintln!("\n{name} CANNOT BE INSTALLED AND IS LEFT OUT: {error}\n");
+                    // A table has room for a line.
+                    let first = error.to_string().lines().next().unwrap_or_default().to_owned();
+                    peers.missing.push((name, first));
+                }
+            }
+        }
+        peers
+    }
+
+    fn is_known(&self, name: &str) -> bool {
+        self.installed.iter().any(|peer| peer.name == name)
+            || self.missing.iter().any(|(missing, _)| *missing == name)
+    }
+
+    /// Whether it can be run.
+    pub(crate) fn have(&self, subject: &BenchClient) -> bool {
+        match subject.program {
+            Program::Own(_) => true,
+            Program::Peer(name) => self.client(name).is_ok(),
+        }
+    }
+
+    pub(crate) fn client(&self, name: &str) -> Result<&Path, Error> {
+        let peer = self.installed.iter().find(|peer| peer.name == name);
+        Ok(&peer.ok_or_else(|| format!("{name} is not installed"))?.client)
+    }
+
+    /// What of these is left out, and why; empty if nothing is.
+    pub(crate) fn left_out(&self, subjects: &[BenchClient]) -> String {
+        let of_subject = |subject: &BenchClient| {
+            let (_, why) =
+                self.missing.iter().find(|(missing, _)| subject.program == Program::Peer(missing))?;
+            Some(format!("{} is left out: {why}.", subject.name))
+        };
+        subjects.iter().filter_map(of_subject).collect::<Vec<_>>().join(" ")
+    }
+
+    /// The packages of every peer that was installed.
+    pub(crate) fn versions(&self) -> impl Iterator<Item = (&'static str, String)> {
+        self.installed.iter().map(|peer| (peer.name, peer.versions.join(", ")))
+    }
+}
+
+/// What a client of this control plane is told. tonic-xds wants a scheme where there is no TLS; others do not know the scheme.
+pub(crate) fn bootstrap(program: Program, control: impl Display) -> String {
+    let scheme = if program == TONIC_XDS.program { "http://" } else { "" };
+    let bootstrap = json!({
+        "xds_servers": [{
+            "server_uri": format!("{scheme}{control}"),
+            "channel_creds": [{"type": "insecure"}],
+            "server_features": ["xds_v3"],
+        }],
+        "node": {"id": "bench"},
+    });
+    bootstrap.to_string()
+}
+
+async fn install(name: &'static str) -> Result<Peer, Error> {
+    let out = out_folder().join(name);
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers").join(name).join("install");
+    let mut command = Command::new(&script);
+    command.arg(&out).stdin(Stdio::null()).kill_on_drop(true);
+    let output = timeout(LIMIT, command.output())
+        .await
+        .map_err(|_| format!("its install took more than {} s", LIMIT.as_secs()))?
+        .map_err(|error| format!("{}: {error}", script.display()))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        return Err(if said.is_empty() { "its install failed without a word".into() } else { said.into() });
+    }
+    let versions = fs::read_to_string(out.join("versions"))
+        .map_err(|error| format!("its install left no versions: {error}"))?;
+    let versions = versions.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned);
+    Ok(Peer { name, client: out.join("client"), versions: versions.collect() })
+}
+
+/// Below cargo's target folder, two above the program that runs.
+pub(crate) fn out_folder() -> PathBuf {
+    let here = env::current_exe().ok();
+    let target = here.as_deref().and_then(|file| file.ancestors().nth(2));
+    target.map_or_else(|| Path::new("target").to_owned(), Path::to_owned).join("bench")
+}

@@ -1,0 +1,79 @@
+//! The clients that are compared: their names, the programs that they are, and what they call.
+
+use crate::calls::clients::Kind;
+
+/// A client of the comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BenchClient {
+    pub(crate) name: &'static str,
+    pub(crate) program: Program,
+    pub(crate) target: Target,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Program {
+    /// This program.
+    Own(Kind),
+    /// A folder of `tools/bench/peers`.
+    Peer(&'static str),
+}
+
+/// What is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    AllBackends,
+    FirstBackend,
+    /// A name that the control plane serves.
+    Xds(&'static str),
+}
+
+const fn subject(name: &'static str, program: Program, target: Target) -> BenchClient {
+    BenchClient { name, program, target }
+}
+
+const fn ours(name: &'static str, policy: &'static str) -> BenchClient {
+    subject(name, Program::Own(Kind::Evenkeel), Target::Xds(policy))
+}
+
+pub(crate) const HYPER: BenchClient = subject("hyper", Program::Own(Kind::Hyper), Target::AllBackends);
+pub(crate) const TONIC: BenchClient = subject("tonic", Program::Own(Kind::Tonic), Target::FirstBackend);
+pub(crate) const TONIC_BALANCE: BenchClient =
+    subject("tonic-balance", Program::Own(Kind::TonicBalance), Target::AllBackends);
+pub(crate) const TONIC_XDS: BenchClient =
+    subject("tonic-xds", Program::Peer("tonic-xds"), Target::Xds("round_robin"));
+pub(crate) const EVENKEEL: BenchClient = ours("evenkeel-weighted_round_robin", "weighted_round_robin");
+pub(crate) const EVENKEEL_EDF: BenchClient = ours("evenkeel-edf", "edf");
+pub(crate) const GRPC_GO: BenchClient =
+    subject("grpc-go", Program::Peer("go"), Target::Xds("weighted_round_robin"));
+
+pub(crate) const ALL: [BenchClient; 11] = [
+    HYPER,
+    subject("h2", Program::Own(Kind::H2), Target::AllBackends),
+    TONIC,
+    TONIC_BALANCE,
+    TONIC_XDS,
+    ours("evenkeel-round_robin", "round_robin"),
+    EVENKEEL_EDF,
+    EVENKEEL,
+    ours("evenkeel-ring_hash", "ring_hash"),
+    ours("evenkeel-least_request", "least_request"),
+    GRPC_GO,
+];
+
+/// Those that are compared where not all are.
+pub(crate) const MAIN: [BenchClient; 6] = [HYPER, TONIC, TONIC_BALANCE, TONIC_XDS, EVENKEEL, GRPC_GO];
+
+impl BenchClient {
+    /// As it is named on the command line.
+    pub(crate) fn parse(name: &str) -> Result<BenchClient, String> {
+        ALL.into_iter().find(|subject| subject.name == name).ok_or_else(|| {
+            let names: Vec<&str> = ALL.iter().map(|subject| subject.name).collect();
+            format!("expected one of {}", names.join(", "))
+        })
+    }
+
+    /// The same, calling another name of the control plane.
+    pub(crate) fn with_target(self, name: &'static str) -> BenchClient {
+        BenchClient { target: Target::Xds(name), ..self }
+    }
+}

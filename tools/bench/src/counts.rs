@@ -1,0 +1,188 @@
+//! What calls, picks and updates cost, counted: user-space instructions by callgrind, and allocations. Nothing is timed, so that a busy
+//! machine gives the same figures, and a change that loses them can be told from noise.
+//!
+//! A process marks where counting begins and ends, and callgrind writes what lies between; what happens once is left out.
+//! Only [`check`](guard::check) judges: by the counts of the build that tests use, which are in `tools/bench/counts.json`.
+
+mod clients;
+mod guard;
+mod marks;
+mod picks;
+mod updates;
+
+use std::path::PathBuf;
+
+pub(crate) use self::clients::addresses;
+use self::clients::{CLIENTS, Cost, Endpoints, Harness};
+use crate::Error;
+use crate::bars::{Measured, Threshold, ThresholdResult};
+use crate::common::profile::{Places, is_valgrind_installed, print_profile};
+use crate::common::rounds::CONCURRENCY;
+use crate::table::Table;
+
+/// Instructions and allocations of calls, picks and updates, which do not depend on the clock.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Numbers of endpoints between which growth is measured.
+    #[arg(long, value_delimiter = ',', num_args = 1, default_value = "10,1000")]
+    sizes: Vec<u16>,
+    /// Calls that are counted, of each client.
+    #[arg(long, default_value_t = 4_000, value_parser = clap::value_parser!(u32).range(1..))]
+    calls: u32,
+    /// Print where a client's instructions are spent instead; by the crate of the source too if the build has line tables.
+    #[arg(long, value_name = "CLIENT", value_parser = CLIENTS)]
+    profile: Option<String>,
+    /// Compare with the committed counts instead, and fail if there are more.
+    #[arg(long, conflicts_with = "profile")]
+    check: bool,
+    /// Write the counts to the file instead: they are as they should be.
+    #[arg(long, conflicts_with_all = ["profile", "check"])]
+    accept: bool,
+    /// The file of committed counts.
+    #[arg(long, default_value = "tools/bench/counts.json")]
+    file: PathBuf,
+}
+
+impl Args {
+    /// Whether it is about the committed counts.
+    pub(crate) fn is_check(&self) -> bool {
+        self.check || self.accept
+    }
+}
+
+/// The processes that are counted or called.
+#[derive(clap::Args)]
+pub(crate) struct Worker {
+    #[command(subcommand)]
+    work: Work,
+}
+
+#[derive(clap::Subcommand)]
+enum Work {
+    /// Backends: one listener behind every loopback address.
+    Serve,
+    /// A control plane over so many endpoints at this port, and so many more in a second priority.
+    Control { port: u16, endpoints: u16, standing_by: u16 },
+    /// A client of the endpoints at this port, or of the control plane at that port.
+    Client { client: String, port: u16, endpoints: u16, calls: u32 },
+    /// Picks of all policies, alone and below the whole tree.
+    Picks { picks: u64, sizes: Vec<usize> },
+    /// One endpoint replaced again and again, among so many.
+    Updates { updates: u32, sizes: Vec<usize> },
+}
+
+pub(crate) fn work(worker: &Worker) -> Result<(), Error> {
+    match &worker.work {
+        Work::Serve => clients::serve(),
+        Work::Control { port, endpoints, standing_by } => clients::control(*port, *endpoints, *standing_by),
+        Work::Client { client, port, endpoints, calls } => clients::client(client, *port, *endpoints, *calls),
+        Work::Picks { picks, sizes } => picks::work(*picks, sizes),
+        Work::Updates { updates, sizes } => updates::work(*updates, sizes),
+    }
+}
+
+pub(crate) fn run(args: &Args) -> Result<Measured, Error> {
+    if let Some(client) = &args.profile {
+        return profile(client, args).map(|()| Measured::default());
+    }
+    if args.check {
+        return guard::check(&args.file).map(|table| Measured::tables(vec![table]));
+    }
+    if args.accept {
+        return guard::accept(&args.file).map(|()| Measured::default());
+    }
+    if !is_valgrind_installed() {
+        eprintln!("\nVALGRIND IS NOT INSTALLED: INSTRUCTIONS ARE NOT COUNTED, only allocations\n");
+    }
+    let bed = Harness::new()?;
+    let (calls, mut thresholds) = calls(&bed, args)?;
+    let (growth, bar) = growth(&bed, args)?;
+    thresholds.extend(bar);
+    let (updates, bar) = updates::table()?;
+    thresholds.extend(bar);
+    Ok(Measured { thresholds, ..Measured::tables(vec![calls, growth, picks::table(&args.sizes)?, updates]) })
+}
+
+/// A figure that may be unknown.
+fn cell(figure: Option<f64>, digits: usize) -> String {
+    figure.map_or_else(|| "-".to_owned(), |figure| format!("{figure:.digits$}"))
+}
+
+fn calls(bed: &Harness, args: &Args) -> Result<(Table, Vec<ThresholdResult>), Error> {
+    let endpoints = args.sizes.first().copied().unwrap_or(10);
+    let columns = ["client", "instructions", "to hyper", "allocations", "held, B"];
+    let mut table = Table::new("A unary call, counted", &columns).note(format!(
+        "16 bytes each way, {endpoints} backends (tonic: one), {CONCURRENCY} calls at a time, one thread, {} calls. \
+         Instructions of the client process in user space; held: by how much its heap grew.",
+        args.calls
+    ));
+    let mut first = None;
+    let mut thresholds = Vec::new();
+    for client in CLIENTS {
+        let Cost { instructions, allocations, held } = bed.per_call(client, endpoints.into(), args.calls)?;
+        first = first.or(instructions);
+        let ratio = instructions.zip(first).map(|(this, first)| this / first);
+        if client == "evenkeel" {
+            thresholds.push(ThresholdResult::figure(
+                "instructions of a call beside hyper",
+                Threshold::AtMost(0.8),
+                ratio,
+            ));
+            thresholds.push(ThresholdResult::figure(
+                "allocations of a call",
+                Threshold::AtMost(20.0),
+                Some(allocations),
+            ));
+        }
+        let figures =
+            [cell(instructions, 0), cell(ratio, 3), cell(Some(allocations), 2), cell(Some(held), 2)];
+        table.row([client.to_owned()].into_iter().chain(figures).collect());
+    }
+    Ok((table, thresholds))
+}
+
+/// Whether a call costs more when there are more endpoints: with as many connections, and with a connection to each. In that case
+/// fewer answers come at once on each, which costs hyper more than us: what is beyond that is ours.
+fn growth(bed: &Harness, args: &Args) -> Result<(Table, Option<ThresholdResult>), Error> {
+    let columns = ["endpoints", "connections", "hyper", "evenkeel", "growth, %", "allocations"];
+    let mut table = Table::new("A unary call by the number of endpoints, counted", &columns).note(
+        "Instructions of a call. Where there are fewer connections than endpoints, the others stand by in a second priority. \
+         Growth: of evenkeel's, since the first row.",
+    );
+    let few = args.sizes.first().copied().unwrap_or(10);
+    let mut first = None;
+    let mut bar = None;
+    for &endpoints in &args.sizes {
+        let standing_by = Endpoints { called: few, standing_by: endpoints.saturating_sub(few) };
+        let all = Endpoints::from(endpoints);
+        for endpoints in if endpoints > few { vec![standing_by, all] } else { vec![all] } {
+            let hyper = bed.per_call("hyper", endpoints.called.into(), args.calls)?;
+            let ours = bed.per_call("evenkeel", endpoints, args.calls)?;
+            first = first.or(ours.instructions);
+            let growth = ours
+                .instructions
+                .zip(first)
+                .map(|(instructions, first)| 100.0 * (instructions / first - 1.0));
+            let Endpoints { called, standing_by } = endpoints;
+            let total = u32::from(called) + u32::from(standing_by);
+            if standing_by > 0 {
+                let what = format!(
+                    "growth of a call's instructions, {few} to {total} endpoints, {called} connections, %"
+                );
+                bar = Some(ThresholdResult::figure(what, Threshold::AtMost(3.0), growth));
+            }
+            let figures = [cell(hyper.instructions, 0), cell(ours.instructions, 0), cell(growth, 1)];
+            let names = [total.to_string(), called.to_string()].into_iter();
+            table.row(names.chain(figures).chain([cell(Some(ours.allocations), 2)]).collect());
+        }
+    }
+    Ok((table, bar))
+}
+
+fn profile(client: &str, args: &Args) -> Result<(), Error> {
+    let bed = Harness::new()?;
+    let endpoints = args.sizes.first().copied().unwrap_or(10);
+    let places = bed.places(client, endpoints.into(), args.calls)?;
+    print_profile(client, &Places::new(), &places, args.calls as usize);
+    Ok(())
+}
