@@ -37,7 +37,7 @@
 //!
 //! | feature | what it adds |
 //! |---|---|
-//! | `ring` (default), `aws-lc-rs` | the cryptography behind TLS; without either there is no TLS |
+//! | `ring` (default), `aws-lc-rs` | the cryptography of TLS: `ring` if both are on, no TLS without either. To use `aws-lc-rs`, set `default-features = false` in every dependency on this crate |
 //! | `otel` | OpenTelemetry metrics with gRPC's names |
 //! | `h2` | the crate `h2` as another HTTP/2 implementation: [`Http2Implementation`] |
 //! | `admin` | a server with a live page of what the process does, its data as JSON, and CSDS |

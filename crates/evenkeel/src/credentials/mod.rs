@@ -559,14 +559,16 @@ fn config(
     Ok(Arc::new(config))
 }
 
-/// The cryptography behind TLS. `aws-lc-rs` wins if both are on, since the other one is on by default. Never the process's
-/// default: that one belongs to the program.
+/// Returns the cryptography provider of TLS: `ring` if that feature is on, else `aws-lc-rs`.
+///
+/// Cargo unifies features, so any crate of a program can turn `aws-lc-rs` on. That must not replace the default provider.
+/// The process default of rustls is not used: it depends on the order in which the program's parts install it.
 #[allow(clippy::unnecessary_wraps, reason = "fails in a build without either feature")]
 fn provider() -> Result<Arc<CryptoProvider>, CredentialsError> {
-    #[cfg(feature = "aws-lc-rs")]
-    return Ok(Arc::new(rustls::crypto::aws_lc_rs::default_provider()));
-    #[cfg(all(feature = "ring", not(feature = "aws-lc-rs")))]
+    #[cfg(feature = "ring")]
     return Ok(Arc::new(rustls::crypto::ring::default_provider()));
+    #[cfg(all(feature = "aws-lc-rs", not(feature = "ring")))]
+    return Ok(Arc::new(rustls::crypto::aws_lc_rs::default_provider()));
     #[cfg(not(any(feature = "ring", feature = "aws-lc-rs")))]
     return Err(CredentialsError::new(
         "evenkeel was built without TLS; turn on its feature ring or aws-lc-rs",
@@ -698,6 +700,13 @@ pub(crate) mod tests {
 
     fn error_of(outcome: Result<Credentials, CredentialsError>) -> String {
         outcome.map_or_else(|error| error.to_string(), |_| "nothing went wrong".to_owned())
+    }
+
+    /// Any crate of a program can turn `aws-lc-rs` on, and cargo then builds evenkeel with both.
+    #[cfg(feature = "ring")]
+    #[test]
+    fn ring_stays_the_provider_when_another_crate_turns_aws_lc_rs_on() {
+        assert_eq!(format!("{:?}", cryptography().key_provider), "Ring");
     }
 
     #[test]
