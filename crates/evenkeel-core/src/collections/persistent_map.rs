@@ -13,12 +13,12 @@ use crate::collections::fast_map::FastMap;
 /// anew, and what did not change is shared; another key takes as much as making it anew does.
 ///
 /// ```
-/// use evenkeel_core::cluster::Table;
+/// use evenkeel_core::cluster::PersistentMap;
 ///
-/// let before: Table<&str, u32> = [("orders", 1), ("users", 2)].into_iter().collect();
+/// let before: PersistentMap<&str, u32> = [("orders", 1), ("users", 2)].into_iter().collect();
 /// let mut after = before.clone();
 /// after.insert("users", 3);
-/// assert_eq!(before.differing(&after, u32::eq), [&"users"]);
+/// assert_eq!(before.diff(&after, u32::eq), [&"users"]);
 /// ```
 pub struct PersistentMap<K, V> {
     keys: Arc<MapKeys<K>>,

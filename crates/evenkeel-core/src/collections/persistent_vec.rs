@@ -13,9 +13,9 @@ type VecNode<V> = [Option<Arc<VecLeaf<V>>>; FANOUT];
 /// is shared. Gaps between indices take little room.
 ///
 /// ```
-/// use evenkeel_core::Pages;
+/// use evenkeel_core::PersistentVec;
 ///
-/// let mut before = Pages::default();
+/// let mut before = PersistentVec::default();
 /// before.set(7_000, "a");
 /// let mut after = before.clone();
 /// after.set(7_000, "b");

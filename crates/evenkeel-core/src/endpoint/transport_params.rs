@@ -15,11 +15,11 @@ use crate::{Address, Endpoint};
 /// How connections are made. Clones share; two are equal if what they hold is equal, and the host name is the same.
 ///
 /// ```
-/// use evenkeel_core::Means;
+/// use evenkeel_core::TransportParams;
 ///
-/// let means = Means::new("by carrier pigeon");
-/// assert_eq!(means, Means::new("by carrier pigeon"));
-/// assert_eq!(means.get::<&str>(), Some(&"by carrier pigeon"));
+/// let params = TransportParams::new("by carrier pigeon");
+/// assert_eq!(params, TransportParams::new("by carrier pigeon"));
+/// assert_eq!(params.get::<&str>(), Some(&"by carrier pigeon"));
 /// ```
 #[derive(Clone)]
 pub struct TransportParams(Arc<TransportParamsInner>);

@@ -32,23 +32,25 @@ const MAX_ROUNDS: usize = 16;
 /// ([`Core::reconcile`]), whose [`PassResult`] says what to do. The core does nothing by itself.
 ///
 /// ```
-/// use evenkeel_core::{Call, Connectivity, Core, Effect, Endpoint, Endpoints, Event, Instant, Pick, Registry, Rng, Update};
+/// use evenkeel_core::{
+///     ConnectivityState, Core, Endpoint, Endpoints, Instant, LbEffect, LbEvent, LbUpdate, PickArgs, PickResult, Registry, Rng,
+/// };
 ///
 /// let now = Instant::ORIGIN;
 /// let config = Registry::standard().parse_json(r#"[{"round_robin": {}}]"#)?;
 /// let endpoints = Endpoints::list([Endpoint::at("10.0.0.1:443"), Endpoint::at("10.0.0.2:443")]);
 /// let mut core = Core::builder(Rng::fixed(1)).build();
-/// core.update(Update::new(config, endpoints));
+/// core.update(LbUpdate::new(config, endpoints));
 ///
 /// // The pass asks for both connections; the driver dials and reports what came of it.
 /// for effect in core.reconcile(now).effects {
-///     let Effect::Dial { id, .. } = effect else { continue };
-///     core.handle(Event::Connected(id), now);
+///     let LbEffect::Connect { id, .. } = effect else { continue };
+///     core.handle(LbEvent::Connected(id), now);
 /// }
 /// let pass = core.reconcile(now);
-/// assert_eq!(pass.connectivity, Connectivity::Ready);
+/// assert_eq!(pass.connectivity, ConnectivityState::Ready);
 /// let picker = pass.picker.expect("there is something to pick from now");
-/// assert!(matches!(picker.pick(&Call::new("/orders.Orders/Get", 7)), Pick::To(..)));
+/// assert!(matches!(picker.pick(&PickArgs::new("/orders.Orders/Get", 7)), PickResult::Complete(..)));
 /// # Ok::<(), evenkeel_core::ConfigError>(())
 /// ```
 #[derive(Debug)]

@@ -33,8 +33,8 @@ pub enum ScheduleRule {
 /// An order of picks and the place reached in it, shared by all picks.
 ///
 /// ```
-/// # use evenkeel_core::schedule::{Rule, Schedule};
-/// let schedule = Schedule::new(&[2, 4], Rule::Literal).expect("two endpoints");
+/// # use evenkeel_core::schedule::{Schedule, ScheduleRule};
+/// let schedule = Schedule::new(&[2, 4], ScheduleRule::Literal).expect("two endpoints");
 /// let picks: Vec<_> = (0..6).map(|_| schedule.pick()).collect();
 /// assert_eq!(picks, [1, 0, 1, 1, 0, 1]);
 /// ```

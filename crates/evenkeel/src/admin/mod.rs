@@ -6,7 +6,7 @@
 //!
 //! ```no_run
 //! # async fn example() -> std::io::Result<()> {
-//! let admin = evenkeel::admin::Admin::builder().start().await?;
+//! let admin = evenkeel::admin::AdminServer::builder().start().await?;
 //! println!("look at http://{}/", admin.address());
 //! # Ok(())
 //! # }

@@ -108,9 +108,9 @@ pub struct WaitForReady(pub bool);
 /// ```
 /// # fn example(response: tonic::Response<()>) {
 /// let mut request = tonic::Request::new("message");
-/// request.extensions_mut().insert(evenkeel::AskPeer);
+/// request.extensions_mut().insert(evenkeel::CapturePeer);
 /// // ... and when it is answered:
-/// if let Some(evenkeel::Peer(address)) = response.extensions().get() {
+/// if let Some(evenkeel::PeerAddress(address)) = response.extensions().get() {
 ///     println!("answered by {address}");
 /// }
 /// # }

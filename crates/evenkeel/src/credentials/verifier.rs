@@ -244,9 +244,9 @@ mod tests {
                 none,
                 Err("CaUsedAsEndEntity"),
             ),
-            ("another name", ca.leaf(&["orders.example"]).der(), none, Err("NotAccepted")),
-            ("no name", ca.leaf(&[]).der(), none, Err("NotAccepted { found: []")),
-            ("the name as a URI", uris(&ca, &["pay.shop.example"]).der(), none, Err("NotAccepted")),
+            ("another name", ca.leaf(&["orders.example"]).der(), none, Err("SanMismatch")),
+            ("no name", ca.leaf(&[]).der(), none, Err("SanMismatch { found: []")),
+            ("the name as a URI", uris(&ca, &["pay.shop.example"]).der(), none, Err("SanMismatch")),
             ("names that cannot be read", broken_names.der(), none, Err("BadEncoding")),
             (
                 "outside of the CA's names",
