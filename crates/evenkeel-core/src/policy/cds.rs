@@ -1,11 +1,13 @@
-//! `cds_experimental`: one cluster, as discovery found it (A37, A74, A75).
+//! `cds_experimental`: balances over one cluster of the xDS config (A37, A74, A75).
 //!
-//! Looks its cluster up in what came with the update, and runs `xds_cluster_resolver_experimental` with one discovery
-//! mechanism for each leaf cluster: itself, or those of an aggregate in their order, each under its own policy and limits.
-//! A leaf that cannot be used is a priority that fails; the aggregate works on with the others.
+//! The policy looks up its cluster in the config of the update. It runs `xds_cluster_resolver_experimental`
+//! with one discovery mechanism per leaf cluster: the cluster itself, or the leaves of an aggregate in their
+//! order. Each leaf keeps its own policy and limits. An unusable leaf becomes a failing priority; the
+//! aggregate continues with the others.
 //!
-//! A cluster that cannot be used at all fails its calls, also those that wait for ready: a call holds on to the cluster
-//! that its route chose, so one that waited for a deleted cluster would keep it in the config for ever (A31).
+//! If the cluster itself is unusable, the policy fails calls, wait-for-ready calls included. A queued call
+//! retains the cluster that its route chose, so queuing on a deleted cluster would keep it in the config
+//! forever (A31).
 
 use std::sync::Arc;
 
@@ -18,7 +20,7 @@ use crate::policy::cluster_resolver::{self, ClusterResolver, ClusterResolverConf
 use crate::policy::{CachedState, LbState, Policy};
 use crate::{ChildPolicy, Cx, Endpoints, Status};
 
-/// The policy.
+/// Implementation of the `cds_experimental` policy.
 #[derive(Debug, Default)]
 pub struct Cds {
     cluster: Option<Arc<str>>,
@@ -28,12 +30,13 @@ pub struct Cds {
     waiting: CachedState<()>,
 }
 
-/// Settings of `cds_experimental`.
+/// Settings of the `cds_experimental` policy.
 #[derive(Clone, Debug)]
 pub struct CdsConfig {
-    /// The name of the cluster.
+    /// Name of the cluster.
     pub cluster: Arc<str>,
-    /// Whether no route names the cluster: it is asked for on behalf of this policy, and calls wait for it (A74).
+    /// True if no route names the cluster. The policy then subscribes to it, and calls wait for the result
+    /// (A74).
     pub is_dynamic: bool,
 }
 
@@ -64,7 +67,8 @@ impl Policy for Cds {
             cx.subscribe_cluster(&config.cluster);
         }
         let found = CdsLookup::lookup(&config.cluster, cx);
-        // A74: updates that say nothing yet of a cluster that was asked for are passed over.
+        // A74: an update that does not contain a dynamically subscribed cluster is ignored; the last result
+        // stays.
         if !(config.is_dynamic && found.cluster.is_none()) {
             self.last = match self.last.take() {
                 Some(last) if last.found == found => Some(last),
@@ -99,19 +103,19 @@ impl Policy for Cds {
     }
 }
 
-/// What was found, and what it means: the config of the child, or why there is none.
+/// Result of a cluster lookup, with the child config or the error derived from it.
 #[derive(Debug)]
 struct CdsResult {
     found: CdsLookup,
     config: Result<LbConfig, UnusableCluster>,
 }
 
-/// Why a cluster cannot be used.
+/// Reason why a cluster is unusable.
 #[derive(Debug)]
 enum UnusableCluster {
-    /// Discovery says why, and of which cluster.
+    /// Status that the xDS client reported for the cluster.
     Reported(Status),
-    /// What discovery found does not do.
+    /// Problem of a resource that the xDS client accepted.
     Invalid(String),
 }
 
@@ -124,10 +128,10 @@ impl UnusableCluster {
     }
 }
 
-/// What discovery says of a cluster.
+/// Lookup result for one cluster: absent, usable or failed.
 type ClusterLookup = Option<Result<Arc<Cluster>, Status>>;
 
-/// What discovery says of the cluster, and of its leaves if it is an aggregate.
+/// Lookup results for the cluster and, if it is an aggregate, for its leaves.
 #[derive(Debug)]
 struct CdsLookup {
     cluster: ClusterLookup,
@@ -174,13 +178,14 @@ impl PartialEq for CdsLookup {
             (Some(a), Some(b)) => is_same_cluster(a, b),
             (a, b) => a.is_none() && b.is_none(),
         };
-        // The same cluster has leaves of the same names.
+        // The leaf names are part of the cluster, so equal clusters have the same number of leaves in the
+        // same order.
         same(&self.cluster, &other.cluster)
             && self.leaves.iter().zip(&other.leaves).all(|((_, a), (_, b))| same(a, b))
     }
 }
 
-/// The cluster, or why it cannot be used.
+/// Returns the cluster, or the reason why it is unusable.
 fn usable(found: &ClusterLookup) -> Result<&Cluster, UnusableCluster> {
     match found {
         Some(Ok(cluster)) => Ok(cluster),

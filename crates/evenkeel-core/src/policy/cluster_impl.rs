@@ -1,14 +1,15 @@
-//! `xds_cluster_impl_experimental`: what holds for a whole cluster, whichever endpoint is picked.
+//! `xds_cluster_impl_experimental`: drops, circuit breaking and load counts of one cluster.
 //!
-//! A27 (drops ordered by the control plane) and A32 (circuit breaking). A call passes three gates in this order: the
-//! drop categories, each with a random number of its own; the circuit breaker, which holds calls in flight to a
-//! limit that all channels of the process share; the child's pick. Drops are rolled only while the child is READY, so
-//! that a call that waits for the next picker is not rolled twice. Every call that is counted in flight is counted
-//! out once, however it ends.
+//! Implements A27 (drops requested by the control plane) and A32 (circuit breaking). A pick passes three
+//! gates in order: the drop categories, each with its own random number; the circuit breaker, whose limit all
+//! channels of the process share; the child's picker. The picker samples drops only while the child is READY,
+//! so that a queued call is not sampled twice. Every call that is counted as in flight is counted as finished
+//! exactly once, however it ends.
 //!
-//! What happens to calls is also counted for load reports, if the control plane wants any, by the locality of the chosen
-//! endpoint (A42); and the attempt is told where it goes ([`BackendLabels`]: A78, A81, A89). All that hangs on one value per
-//! locality and host name, the [`ClusterCallTracker`], which a pick finds by the id of the subchannel and clones.
+//! If the control plane asks for load reports, calls are also counted by the locality of the chosen endpoint
+//! (A42). Each attempt gets the labels of its backend ([`BackendLabels`]: A78, A81, A89). One
+//! [`ClusterCallTracker`] per locality and host name does all of this; a pick finds it by subchannel id and
+//! clones it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -30,15 +31,15 @@ use crate::{
     PickResult, Picker, Status, SubchannelId,
 };
 
-/// The name under which the policy is registered, and under which others run it.
+/// Registered name of the policy; also used by the policies that create it as a child.
 pub(crate) const NAME: &str = "xds_cluster_impl_experimental";
 
-/// The limit of calls in flight where none is given (A32).
+/// Default maximum number of calls in flight (A32).
 pub(crate) const DEFAULT_LIMIT: u32 = 1024;
 
 const MILLION: u32 = 1_000_000;
 
-/// The policy.
+/// Implementation of the `xds_cluster_impl_experimental` policy.
 #[derive(Debug, Default)]
 pub struct ClusterImpl {
     child: ChildPolicy,
@@ -46,52 +47,52 @@ pub struct ClusterImpl {
     cached: Option<CachedClusterState>,
 }
 
-/// The last state, and what it was made from.
+/// Last returned state, with the child state that it was built from.
 #[derive(Debug)]
 struct CachedClusterState {
     child: LbState,
     state: LbState,
 }
 
-/// Settings of `xds_cluster_impl_experimental`.
+/// Settings of the `xds_cluster_impl_experimental` policy.
 #[derive(Clone, Debug)]
 pub struct ClusterImplConfig {
-    /// The name of the cluster.
+    /// Name of the cluster.
     pub cluster: Arc<str>,
-    /// The name under which its endpoints are asked for; empty if that is the cluster's.
+    /// EDS service name; empty if it equals the cluster name.
     pub eds_service_name: Arc<str>,
-    /// The circuit breaker's limit: how many calls may be in flight to the cluster, over the whole process.
+    /// Circuit breaker limit: maximum number of calls in flight to the cluster, over the whole process.
     pub max_concurrent_requests: u32,
-    /// Which calls to drop, tried in order.
+    /// Drop categories, sampled in order.
     pub drop_categories: Vec<DropCategory>,
-    /// Where to report load to, if anywhere.
+    /// Load reporting server and metrics; `None` disables load reports.
     pub load_reporting: Option<Arc<LoadReporting>>,
-    /// The policy below.
+    /// Config of the child policy.
     pub child_policy: LbConfig,
 }
 
-/// A share of calls that the control plane wants dropped.
+/// Share of calls that the control plane wants dropped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DropCategory {
-    /// The name that these drops are reported under; not empty.
+    /// Category under which the drops are reported; not empty.
     pub category: Arc<str>,
-    /// How many calls in a million to drop, at most a million.
+    /// Number of calls to drop per million, at most a million.
     pub requests_per_million: u32,
 }
 
-/// What the numerator of a fraction counts, as control planes write drop rates.
+/// Unit of a drop rate's numerator, as in xDS `FractionalPercent`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Denominator {
-    /// Per hundred.
+    /// Parts per hundred (percent).
     Hundred,
-    /// Per ten thousand.
+    /// Parts per ten thousand.
     TenThousand,
-    /// Per million.
+    /// Parts per one million.
     Million,
 }
 
 impl Denominator {
-    /// The fraction as so many in a million; above one it counts as one.
+    /// Converts the fraction to parts per million, capped at one million.
     ///
     /// ```
     /// use evenkeel_core::policy::Denominator;
@@ -204,22 +205,22 @@ impl DropCategory {
     }
 }
 
-/// What calls have to pass, with what it stopped so far.
+/// Drop rules and circuit breaker of a cluster, with their counters.
 #[derive(Debug)]
 struct AdmissionControl {
     cluster: Arc<str>,
     eds_service_name: Arc<str>,
     limit: u32,
     rules: Vec<DropRule>,
-    /// What the circuit breaker answers.
+    /// Status of calls that the circuit breaker drops.
     full: Status,
-    /// How many calls the circuit breaker dropped.
+    /// Number of calls that the circuit breaker dropped.
     shed: Arc<AtomicU64>,
     in_flight: Arc<InFlightCounter>,
     load: Option<ClusterLoadTarget>,
 }
 
-/// Where load is reported to, and the counts for it.
+/// Load reporting settings, with the load counters of the cluster.
 #[derive(Debug)]
 struct ClusterLoadTarget {
     reporting: Arc<LoadReporting>,
@@ -235,7 +236,7 @@ struct DropRule {
 }
 
 impl AdmissionControl {
-    /// Counts go on from those of the gate before.
+    /// Builds the gates for a config. Counters continue from `old`.
     fn new(config: &ClusterImplConfig, old: Option<&AdmissionControl>, cx: &Cx<'_>) -> AdmissionControl {
         let ClusterImplConfig { cluster, eds_service_name, max_concurrent_requests: limit, .. } = config;
         let load = config.load_reporting.as_ref().map(|reporting| {
@@ -245,7 +246,7 @@ impl AdmissionControl {
         });
         let mut rules: Vec<DropRule> = Vec::new();
         for drop in &config.drop_categories {
-            // A category that is named twice is rolled twice and counted as one.
+            // A category that is listed twice is sampled twice but shares one counter.
             let counted = dropped(&rules, &drop.category);
             let counted = counted.or_else(|| dropped(&old?.rules, &drop.category)).unwrap_or_default();
             let status = Status::unavailable(format!(
@@ -327,7 +328,7 @@ fn dropped(rules: &[DropRule], category: &str) -> Option<Arc<AtomicU64>> {
     Some(rule.dropped.clone())
 }
 
-/// A locality's calls since they are counted, over the whole process.
+/// Describes the calls of a locality: totals since counting began, over the whole process.
 fn describe_load((locality, load): &(Arc<Locality>, Arc<LocalityLoad>)) -> Value {
     let [issued, succeeded, failed, in_progress] = load.totals();
     json!({
@@ -339,8 +340,9 @@ fn describe_load((locality, load): &(Arc<Locality>, Arc<LocalityLoad>)) -> Value
     })
 }
 
-/// Told of the end of every call that was counted in flight, for the circuit breaker and for load reports; and says where
-/// the call goes.
+/// Tracker of each call that is counted as in flight.
+///
+/// Releases the circuit breaker's slot, updates the load counters and provides the backend labels.
 #[derive(Debug)]
 struct ClusterCallTracker {
     labels: BackendLabels,
@@ -355,7 +357,7 @@ impl ClusterCallTracker {
         hostname: Option<&Arc<str>>,
     ) -> ClusterCallTracker {
         let label = locality.map(ToString::to_string).unwrap_or_default();
-        // A call in flight holds the counts of its cluster too: they are reported until it has ended.
+        // A call in flight also holds its cluster's counters: they are reported until the call has ended.
         let load = admission.load.as_ref().map(|ClusterLoadTarget { reporting, cluster }| {
             (cluster.locality(locality, &reporting.metrics), cluster.clone())
         });
@@ -394,32 +396,33 @@ impl CallTracker for ClusterCallTracker {
     }
 }
 
-/// The tally of every endpoint, by its place.
+/// Trackers of all endpoints, keyed by locality and host name.
 ///
-/// It is brought up to date when the endpoints change, and, where endpoints are in several places, when the child has another
-/// picker and there are subchannels that were not there before. A pass in which connections only come and go does not
-/// look at it.
+/// Updated when the endpoints change. If the endpoints have more than one key, a changed child picker
+/// triggers an update too, provided that subchannels were created. A pass that only changes connectivity
+/// states does not touch it.
 #[derive(Debug)]
 struct ClusterTrackers {
     admission: Arc<AdmissionControl>,
     endpoints: Option<Endpoints>,
     entries: Vec<ClusterEndpoint>,
-    /// The tallies that are in use, and perhaps some that were.
+    /// Trackers in use. Entries of dropped trackers stay until [`ClusterTrackers::prune_trackers`] removes
+    /// them.
     trackers_by_key: FastMap<TrackerKey, Weak<ClusterCallTracker>>,
-    /// The tally of all endpoints, if all are in one place.
+    /// Tracker of all endpoints, if all of them have the same key.
     only: Option<Arc<ClusterCallTracker>>,
     by_subchannel: BySubchannel<ClusterCallTracker>,
-    /// How many subchannels had been made.
+    /// Number of subchannels created as of the last refresh.
     made: u64,
-    /// For subchannels of no endpoint that is known.
+    /// Fallback tracker for subchannels of unknown endpoints.
     rest: Option<Arc<ClusterCallTracker>>,
 }
 
-/// A place as endpoints give it: locality and host name.
+/// Key of a tracker: the locality and host name of an endpoint.
 type TrackerKey = (Option<Arc<Locality>>, Option<Arc<str>>);
 type TrackerKeyRef<'e> = (Option<&'e Arc<Locality>>, Option<&'e Arc<str>>);
 
-/// One endpoint, with the tally of its place.
+/// Endpoint with the tracker of its key.
 #[derive(Debug)]
 struct ClusterEndpoint {
     endpoint: Endpoint,
@@ -458,7 +461,8 @@ fn tracker_key(endpoint: &Endpoint) -> TrackerKeyRef<'_> {
     (endpoint.locality(), endpoint.shared_hostname())
 }
 
-/// The place of all endpoints, if they are in one. Neighbours mostly share what says so.
+/// Returns the key of all endpoints, if they have the same one. Adjacent endpoints usually share the
+/// locality's `Arc`.
 fn only_tracker_key(endpoints: &Endpoints) -> Option<TrackerKeyRef<'_>> {
     let mut tracker_keys = endpoints.iter().map(tracker_key);
     let only = tracker_keys.next()?;
@@ -493,6 +497,8 @@ impl ClusterTrackers {
             self.replace(endpoints);
         }
         let made = cx.subchannels_made();
+        // With a single key the picker needs no map. Otherwise the map is stale only if subchannels were
+        // created, the endpoints changed, or each cluster has transport parameters of its own.
         if self.only.is_some() || (made == self.made && !others && !cx.has_per_cluster_transport()) {
             return;
         }
@@ -515,20 +521,22 @@ impl ClusterTrackers {
             if self.entries[i].tracker.is_none() {
                 let tracker = self.tracker_for_entry(i);
                 let entry = &mut self.entries[i];
+                // The endpoint's key changed, so its subchannels must be mapped again.
                 self.by_subchannel.remove(&mut entry.known);
                 entry.tracker = Some(tracker);
             }
         }
     }
 
-    /// Forgets places that nobody is in, once they are more than there are endpoints.
+    /// Removes entries of dropped trackers once the map has grown to more than twice the number of endpoints.
     fn prune_trackers(&mut self, endpoints: usize) {
         if self.trackers_by_key.len() > 2 * endpoints + 8 {
             self.trackers_by_key.retain(|_, tracker| tracker.strong_count() > 0);
         }
     }
 
-    /// The tally of an endpoint's place: of its neighbour, if they share it.
+    /// Returns the tracker for the endpoint at `i`; reuses its predecessor's if they have the same key, to
+    /// skip the lookup.
     fn tracker_for_entry(&mut self, i: usize) -> Arc<ClusterCallTracker> {
         let endpoint = &self.entries[i].endpoint;
         let before = i.checked_sub(1).map(|i| &self.entries[i]);
@@ -549,7 +557,7 @@ impl ClusterTrackers {
         })
     }
 
-    /// What a picker needs of it.
+    /// Returns the lookup table for the picker.
     fn call_trackers(&mut self) -> SubchannelTrackers {
         if let Some(only) = &self.only {
             return SubchannelTrackers { by_subchannel: BySubchannel::default(), rest: only.clone() };
@@ -560,10 +568,10 @@ impl ClusterTrackers {
     }
 }
 
-/// The tally of every subchannel.
+/// Tracker of each subchannel.
 struct SubchannelTrackers {
     by_subchannel: BySubchannel<ClusterCallTracker>,
-    /// For all others: of the only place, or of no place that is known.
+    /// Tracker of all other subchannels: the only one, or the fallback.
     rest: Arc<ClusterCallTracker>,
 }
 
@@ -592,7 +600,8 @@ impl Picker for ClusterImplPicker {
         }
         match self.child.picker.pick(call) {
             PickResult::Complete(id, mut trackers) => {
-                // The last place may have gone to another call since the look above.
+                // Another call may have taken the last slot since `is_full` was checked. The child's trackers
+                // count the call as started, so they must be finished.
                 if !admission.in_flight.try_start(u64::from(admission.limit)) {
                     trackers.finish(&CallOutcome::Unsent);
                     call.note_backend_service(&admission.cluster);

@@ -1,8 +1,8 @@
-//! `xds_cluster_manager_experimental`: one child per cluster; routing has chosen which (A31, A28).
+//! `xds_cluster_manager_experimental`: one child per cluster, selected by the call's route (A31, A28).
 //!
-//! A call goes to the child that its route named, ready or not. A call for a cluster that is not there fails with
-//! INTERNAL: whoever routes must keep a cluster in the config until the last call that chose it is committed. A child that
-//! leaves the config is let go at once.
+//! A pick is delegated to the child that the route named, whatever the child's state. A pick for an unknown
+//! cluster fails with INTERNAL: the config selector must retain a cluster in the config until the last call
+//! that chose it is committed. A child that is removed from the config is released at once.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,23 +17,23 @@ use crate::policy::children::NamedChildren;
 use crate::policy::{LbState, Policy};
 use crate::{Code, Cx, Endpoints, PersistentVec, PickArgs, PickResult, Picker, Status};
 
-/// The policy.
+/// Implementation of the `xds_cluster_manager_experimental` policy.
 #[derive(Debug, Default)]
 pub struct ClusterManager {
     children: NamedChildren,
-    /// Where each child stands among them, by name.
+    /// Index of each child by name.
     positions: Arc<FastMap<Arc<str>, usize>>,
-    /// The picker of each child, as last shown.
+    /// Last picker of each child, by index.
     pickers: PersistentVec<Arc<dyn Picker>>,
-    /// The last state; another one is made when the children are others, or one of them has another state.
+    /// Last returned state; `None` before the first pass. Rebuilt if the set of children or a child's state
+    /// changed.
     cached: Option<LbState>,
 }
 
-/// Settings of `xds_cluster_manager_experimental`.
+/// Settings of the `xds_cluster_manager_experimental` policy.
 #[derive(Clone, Debug, Default)]
 pub struct ClusterManagerConfig {
-    /// The policy of each cluster, by the name that routing gives a call. The name also decides which group of the
-    /// endpoints the policy is given.
+    /// Policy config of each cluster, by cluster name. The name also selects the endpoint group of the child.
     pub children: BTreeMap<Arc<str>, LbConfig>,
 }
 
@@ -84,7 +84,7 @@ impl Policy for ClusterManager {
 }
 
 impl ClusterManager {
-    /// Runs those children to which something happened. Answers whether one has another state than before.
+    /// Runs the children at `due`. Returns true if a child's state changed.
     fn run_some(&mut self, config: &ClusterManagerConfig, due: &[usize], cx: &mut Cx<'_>) -> bool {
         let mut is_new = false;
         for &place in due {
@@ -98,7 +98,7 @@ impl ClusterManager {
         is_new
     }
 
-    /// Runs every child. Answers whether they are others than before, or one has another state.
+    /// Runs every child. Returns true if the set of children or a child's state changed.
     fn run_all(&mut self, config: &ClusterManagerConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> bool {
         let are_others = self.children.update(config.children.keys(), endpoints, Duration::ZERO, cx);
         if are_others {
@@ -116,7 +116,7 @@ impl ClusterManager {
     }
 }
 
-/// Where there is only one child: comparing its name is quicker than looking it up.
+/// Picker for a single child: comparing one name is faster than a map lookup.
 struct SingleClusterPicker {
     name: Arc<str>,
     picker: Arc<dyn Picker>,
@@ -131,9 +131,9 @@ impl Picker for SingleClusterPicker {
     }
 }
 
-/// Sends each call to the child that its route named.
+/// Picker that delegates to the child named by the call's route.
 struct ClusterManagerPicker {
-    /// Made once per set of names and shared by the pickers.
+    /// Shared by all pickers that were built for the same set of names.
     positions: Arc<FastMap<Arc<str>, usize>>,
     pickers: PersistentVec<Arc<dyn Picker>>,
 }
@@ -149,7 +149,7 @@ impl Picker for ClusterManagerPicker {
     }
 }
 
-/// What becomes of a call for which there is no child.
+/// Returns the pick result for a cluster without a child.
 #[cold]
 fn fail(cluster: Option<&str>) -> PickResult {
     let problem = match cluster {

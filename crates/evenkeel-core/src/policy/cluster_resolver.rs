@@ -1,7 +1,7 @@
-//! `xds_cluster_resolver_experimental`: the endpoints of clusters, as priorities (A37).
+//! `xds_cluster_resolver_experimental`: turns the endpoints of clusters into priorities (A37).
 //!
-//! Each discovery mechanism names a leaf cluster and where its endpoints come from. What discovery found there is looked up
-//! in what came with the update; the policy turns it into the config and the endpoints of `priority_experimental`:
+//! Each discovery mechanism names a leaf cluster and the source of its endpoints. The policy looks up the
+//! endpoints in the update's config and builds the config and endpoints of `priority_experimental`:
 //!
 //! ```text
 //!   priority ─┬─ orders/priority-0 ── (outlier_detection) ── xds_cluster_impl ── the policy of the cluster
@@ -9,9 +9,10 @@
 //!             └─ backup/priority-0 ── ...
 //! ```
 //!
-//! The priorities of the mechanisms follow each other. Names follow localities from update to update (A115). Whatever reads
-//! the same as before keeps its allocation, so that only what changed runs. While the endpoints of any mechanism are not
-//! known, what was there before serves, or calls wait.
+//! The priorities of all mechanisms are concatenated. Child names follow localities from update to update
+//! (A115). Parts that are equal to the previous ones keep their allocation, so that only changed children
+//! run. While the endpoints of any mechanism are unknown, the previous priorities stay in use; without any,
+//! calls are queued.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -27,36 +28,36 @@ use crate::policy::priority::{self, Priority, PriorityChild, PriorityConfig};
 use crate::policy::{CachedState, DropCategory, LbState, PickFirst, PickFirstConfig, Policy, PriorityNames};
 use crate::{ChildPolicy, ClusterTransport, Cx, Endpoint, Endpoints, Locality, Status};
 
-/// The name under which the policy is registered, and under which others run it.
+/// Registered name of the policy; also used by the policies that create it as a child.
 pub(crate) const NAME: &str = "xds_cluster_resolver_experimental";
 
-/// The policy.
+/// Implementation of the `xds_cluster_resolver_experimental` policy.
 #[derive(Debug, Default)]
 pub struct ClusterResolver {
-    /// What each mechanism contributes, in order.
+    /// State of each mechanism, in config order.
     parts: Vec<MechanismState>,
     plan: Option<PriorityPlan>,
     child: ChildPolicy,
     waiting: CachedState<()>,
 }
 
-/// Settings of `xds_cluster_resolver_experimental`.
+/// Settings of the `xds_cluster_resolver_experimental` policy.
 #[derive(Clone, Debug)]
 pub struct ClusterResolverConfig {
-    /// The clusters, each once, highest priority first.
+    /// Discovery mechanisms with distinct clusters, highest priority first.
     pub mechanisms: Vec<DiscoveryMechanism>,
 }
 
-/// One cluster, and so where endpoints come from.
+/// Cluster whose endpoints the policy uses.
 #[derive(Clone, Debug)]
 pub enum DiscoveryMechanism {
-    /// A cluster with endpoints, under its own policy (A75). Boxed, since the other kind is small.
+    /// Cluster with endpoints and its own policy (A75). Boxed because the other variant is small.
     Leaf(Box<LeafCluster>),
-    /// A cluster of an aggregate that cannot be used, and why: one priority that fails (A74).
+    /// Unusable leaf of an aggregate: becomes one failing priority (A74).
     Unusable {
-        /// Its name.
+        /// Name of the cluster.
         cluster: Arc<str>,
-        /// Why.
+        /// Status of the failing priority.
         reason: Status,
     },
 }
@@ -83,8 +84,8 @@ impl Policy for ClusterResolver {
         Ok(ClusterResolverConfig { mechanisms })
     }
 
-    /// The policy of the first cluster is `xdsLbPolicy`; a cluster with another one carries it itself, which has no
-    /// counterpart in gRPC's config.
+    /// Writes the first cluster's policy as the common `xdsLbPolicy`. A cluster with another policy carries
+    /// its own, an extension of gRPC's config.
     fn to_json(config: &ClusterResolverConfig) -> Value {
         let leaves = config.mechanisms.iter().filter_map(DiscoveryMechanism::leaf);
         let common = leaves.clone().next().map(|leaf| &leaf.lb_policy);
@@ -120,7 +121,8 @@ impl Policy for ClusterResolver {
 }
 
 impl ClusterResolver {
-    /// Brings the plan up to date, if the endpoints of all mechanisms are known.
+    /// Rebuilds the plan if a mechanism or its endpoints changed. Does nothing while any endpoints are
+    /// unknown.
     fn resolve(&mut self, mechanisms: &[DiscoveryMechanism], cx: &mut Cx<'_>) {
         let sets: Vec<_> = mechanisms.iter().map(|mechanism| self.set_of(mechanism, cx)).collect();
         let Some(sets) = sets.into_iter().collect::<Option<Vec<_>>>() else { return };
@@ -147,7 +149,7 @@ impl ClusterResolver {
         self.plan = Some(PriorityPlan::new(&self.parts, self.plan.take()));
     }
 
-    /// The endpoints of a mechanism; those of before if an update says nothing of them (A74).
+    /// Returns the endpoints of a mechanism; the previous ones if the update has none for it (A74).
     fn set_of(&self, mechanism: &DiscoveryMechanism, cx: &mut Cx<'_>) -> Option<Arc<EndpointSet>> {
         let last = self.parts.iter().find(|part| part.mechanism.cluster() == mechanism.cluster());
         match mechanism {
@@ -165,12 +167,12 @@ impl ClusterResolver {
 }
 
 impl ClusterResolverConfig {
-    /// The settings for a cluster that is used by itself.
+    /// Returns the settings for a cluster outside of any aggregate.
     pub(crate) fn of_leaf(leaf: &LeafCluster) -> ClusterResolverConfig {
         ClusterResolverConfig { mechanisms: vec![DiscoveryMechanism::Leaf(Box::new(leaf.clone()))] }
     }
 
-    /// The config of priority for a cluster that is used by itself.
+    /// Returns the `priority_experimental` config for a cluster outside of any aggregate.
     pub(crate) fn priorities(leaf: &LeafCluster, set: &EndpointSet) -> LbConfig {
         let mechanism = DiscoveryMechanism::Leaf(Box::new(leaf.clone()));
         PriorityPlan::new(&[MechanismState::new(&mechanism, Arc::new(set.clone()), None)], None).config
@@ -178,7 +180,7 @@ impl ClusterResolverConfig {
 }
 
 impl DiscoveryMechanism {
-    /// The name of the cluster.
+    /// Returns the name of the cluster.
     pub fn cluster(&self) -> &Arc<str> {
         match self {
             DiscoveryMechanism::Leaf(leaf) => &leaf.name,
@@ -186,7 +188,7 @@ impl DiscoveryMechanism {
         }
     }
 
-    /// The cluster, if it can be used.
+    /// Returns the leaf cluster, or `None` if it is unusable.
     pub fn leaf(&self) -> Option<&LeafCluster> {
         match self {
             DiscoveryMechanism::Leaf(leaf) => Some(leaf),
@@ -277,15 +279,15 @@ fn parse_leaf(fields: &ConfigFields<'_>, lb_policy: &LbConfig) -> Result<LeafClu
     })
 }
 
-/// What one mechanism contributes, and what it was made from.
+/// Priorities of one mechanism, with the inputs that they were built from.
 #[derive(Debug)]
 struct MechanismState {
     mechanism: DiscoveryMechanism,
     set: Arc<EndpointSet>,
     names: PriorityNames<Arc<Locality>>,
-    /// The policy of each priority.
+    /// Policy config of each priority.
     config: LbConfig,
-    /// The means of its connections, if they matter.
+    /// Transport parameters of the cluster, if they differ between clusters.
     transport: Option<Arc<ClusterTransport>>,
     priorities: Vec<(Arc<str>, Endpoints)>,
 }
@@ -304,12 +306,13 @@ impl MechanismState {
             Some(old) => (old.names, old.priorities),
             None => (PriorityNames::new(format!("{}/priority-", mechanism.cluster())), Vec::new()),
         };
-        // A37: no priorities are one priority without endpoints.
+        // A37: an empty list of priorities counts as one priority without endpoints.
         let nothing = [Endpoints::none()];
         let priorities = if set.priorities.is_empty() { &nothing[..] } else { &set.priorities[..] };
         let mut last: BTreeMap<_, _> = last.into_iter().collect();
         let assigned = names.assign(priorities.iter().map(localities));
         let priorities = assigned.into_iter().zip(priorities).map(|(name, endpoints)| {
+            // Reusing the equal list keeps its identity, so that the child below does not run.
             let same =
                 last.remove(&name).filter(|last| last.is_same(endpoints) || last.iter().eq(endpoints.iter()));
             (name, same.unwrap_or_else(|| endpoints.clone()))
@@ -318,14 +321,14 @@ impl MechanismState {
         MechanismState { mechanism: mechanism.clone(), config, transport: None, priorities, names, set }
     }
 
-    /// Whether its endpoints come from DNS. Fresh addresses can be had from there only; endpoints from a control plane
-    /// come when they come (A37).
+    /// Returns true if the endpoints come from DNS. Re-resolution applies to DNS only; a control plane pushes
+    /// its endpoints (A37).
     fn uses_dns(&self) -> bool {
         matches!(self.mechanism.leaf().map(|leaf| &leaf.source), Some(EndpointSource::LogicalDns { .. }))
     }
 
-    /// The children of priority. `beside_dns` says whether other parts use DNS: only then must the requests of this one be
-    /// told apart from theirs.
+    /// Returns the children of `priority_experimental`. `beside_dns` is true if any mechanism uses DNS. Only
+    /// then must the re-resolution requests of this mechanism be ignored one by one.
     fn children(&self, beside_dns: bool) -> impl Iterator<Item = (&Arc<str>, PriorityChild)> {
         let child = PriorityChild {
             config: self.config.clone(),
@@ -344,7 +347,7 @@ impl MechanismState {
     }
 }
 
-/// The means of a mechanism; those of before if they are the same.
+/// Returns the transport parameters of a mechanism; the previous ones if they are equal.
 fn transport_of(
     mechanism: &DiscoveryMechanism,
     set: &Arc<EndpointSet>,
@@ -362,10 +365,10 @@ fn transport_of(
     Some(Arc::new(ClusterTransport::new(transport.clone(), set.priorities.iter().flat_map(Endpoints::iter))))
 }
 
-/// The policy of every priority of a mechanism.
+/// Returns the policy config of every priority of a mechanism.
 fn policy_of(mechanism: &DiscoveryMechanism, drops: &[DropCategory]) -> LbConfig {
     let DiscoveryMechanism::Leaf(leaf) = mechanism else {
-        // It has no endpoints, and so fails with the note that says why.
+        // The set has no endpoints, so pick_first fails calls with the note that carries the reason.
         return LbConfig::new::<PickFirst>("pick_first", PickFirstConfig::default());
     };
     let eds_service_name = match &leaf.source {
@@ -390,11 +393,11 @@ fn policy_of(mechanism: &DiscoveryMechanism, drops: &[DropCategory]) -> LbConfig
     }
 }
 
-/// The localities of a priority, each once, in the order of its endpoints.
+/// Returns the distinct localities of a priority, in the order of its endpoints.
 fn localities(endpoints: &Endpoints) -> Vec<Arc<Locality>> {
     let mut seen = BTreeSet::new();
     let mut all = Vec::new();
-    // Those of one locality stand together and share it: it is looked at once.
+    // Adjacent endpoints of one locality share its `Arc`; comparing pointers skips most lookups.
     let mut last = None;
     for locality in endpoints.iter().map(Endpoint::locality) {
         let at = locality.map(Arc::as_ptr);
@@ -408,12 +411,12 @@ fn localities(endpoints: &Endpoints) -> Vec<Arc<Locality>> {
     all
 }
 
-/// What priority is given.
+/// Config and endpoints for `priority_experimental`.
 #[derive(Debug)]
 struct PriorityPlan {
     config: LbConfig,
     groups: Endpoints,
-    /// Whether any of the endpoints come from DNS; otherwise nobody below can be helped by re-resolution.
+    /// True if any endpoints come from DNS. If false, re-resolution is disabled for the whole subtree.
     uses_dns: bool,
 }
 
@@ -453,6 +456,6 @@ fn are_same(a: &PriorityConfig, b: &PriorityConfig) -> bool {
             && a.transport.as_ref().map(Arc::as_ptr) == b.transport.as_ref().map(Arc::as_ptr)
             && a.ignore_reresolution_requests == b.ignore_reresolution_requests
     };
-    // Every child has a priority, so the same priorities mean children of the same names.
+    // Every child has a priority, so equal priorities imply children with equal names.
     a.priorities == b.priorities && a.children.values().zip(b.children.values()).all(same_child)
 }

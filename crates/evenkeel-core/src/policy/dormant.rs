@@ -1,25 +1,27 @@
-//! Dormant policies: without picks there is no timer.
+//! Dormant policies: no timers without picks.
 //!
-//! Policies that take turns compute weights and slots ahead of picks, by a timer. Without picks nothing is used up, and no call
-//! sees the result. A dormant policy therefore sets no such timer, and shows a picker whose picks ask for a pass
-//! ([`CallTrackers::wake`]). In that pass the policy finds that its order was used, and sets its timers again. The picker in use
-//! otherwise is not involved: its picks cost the same.
+//! Policies with a weighted schedule compute weights and slots ahead of picks, on a timer. Without picks no
+//! slot is consumed, and no call sees the result. A dormant policy therefore sets no such timer. Its picker
+//! requests a pass with each pick ([`CallTrackers::wake`]). In that pass the policy sees that its schedule
+//! was used, and sets its timers again. The picker of an active policy is not wrapped, so its picks cost the
+//! same.
 //!
-//! [`CallTrackers::wake`]: crate::Trackers::wake
+//! [`CallTrackers::wake`]: crate::CallTrackers::wake
 
 use std::sync::Arc;
 
 use crate::policy::LbState;
 use crate::{ConnectivityState, PickArgs, PickResult, Picker};
 
-/// State that a dormant policy shows, with the state that it stands for.
+/// State of a dormant policy, cached with the state that it wraps.
 #[derive(Debug, Default)]
 pub(super) struct DormantState {
     cached: Option<(LbState, LbState)>,
 }
 
 impl DormantState {
-    /// Returns the state itself, or one whose picker wakes a dormant policy. The same state leads to the same picker.
+    /// Returns `state`, or a state whose picker wakes the policy if it is dormant. Equal states give the same
+    /// picker.
     pub(super) fn get_or_build(&mut self, state: LbState, is_dormant: bool) -> LbState {
         if !is_dormant || state.connectivity != ConnectivityState::Ready {
             self.cached = None;
@@ -33,7 +35,9 @@ impl DormantState {
     }
 }
 
-/// Picker of a dormant policy. Each pick asks for a pass: the request of a pick may never be sent, so one is not enough.
+/// Picker of a dormant policy.
+///
+/// Each pick requests a pass. One request would not be enough, since the call of the pick may never be sent.
 struct DormantPicker(Arc<dyn Picker>);
 
 impl Picker for DormantPicker {

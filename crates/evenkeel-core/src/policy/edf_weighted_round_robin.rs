@@ -1,11 +1,12 @@
-//! `edf_weighted_round_robin`: every ready endpoint in turn, as often as the control plane's weight says (the EDF
-//! proposal for EDS endpoint weights, grpc/proposal#202; A61 for endpoints with several addresses).
+//! `edf_weighted_round_robin`: picks ready endpoints in turn, in proportion to their EDS weights.
 //!
-//! The order is the earliest deadline first: with weight `w` an endpoint's k-th turn is due at `k/w`, ties go by
-//! position in the list. An endpoint without a weight has weight 1; equal weights are round robin. Only weights inside
-//! the list count: how calls are split among localities is decided above.
+//! Follows the EDF proposal for EDS endpoint weights (grpc/proposal#202), and A61 for endpoints with several
+//! addresses. The schedule is earliest deadline first: an endpoint of weight `w` is due for the k-th time at
+//! `k/w`. Ties are broken by list position. An endpoint without a weight has weight 1; equal weights give
+//! round robin. Only endpoint weights count; the parent policy splits calls among localities.
 //!
-//! The order starts at a random place. A new weight acts on the next pick, and the others keep their turns.
+//! The schedule starts at a random position. A changed weight applies from the next pick; the other endpoints
+//! keep their deadlines.
 
 use crate::config::{ConfigError, ConfigFields};
 use crate::engine::describe::{DescribeCx, Description};
@@ -13,7 +14,7 @@ use crate::policy::weighted_scheduler::StaticWrr;
 use crate::policy::{LbState, Policy};
 use crate::{Cx, Endpoint, Endpoints};
 
-/// The policy.
+/// Implementation of the `edf_weighted_round_robin` policy.
 #[derive(Debug, Default)]
 pub struct EdfWeightedRoundRobin {
     wrr: StaticWrr,
@@ -35,7 +36,7 @@ impl Policy for EdfWeightedRoundRobin {
     }
 }
 
-/// The weight that the control plane gave an endpoint; without one it counts as 1.
+/// Returns the EDS weight of an endpoint; 1 if it has none.
 pub(super) fn eds_weight(endpoint: &Endpoint) -> u32 {
     endpoint.weight().unwrap_or(1)
 }

@@ -1,7 +1,9 @@
-//! `least_request_experimental`: of a few endpoints drawn at random, the one with the fewest calls in flight (A48).
+//! `least_request_experimental`: samples a few endpoints and picks the one with the fewest calls in flight
+//! (A48).
 //!
-//! Calls in flight are counted per policy and endpoint, across pickers and updates, and exactly: a call is counted
-//! when it is picked and discounted when it ends, however it ends. Weights and loads of other clients do not count.
+//! Calls in flight are counted exactly, per policy and endpoint, across pickers and updates. A call is
+//! counted when it is picked and released when it ends, however it ends. Endpoint weights and the load of
+//! other clients are ignored.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,10 +19,10 @@ use crate::{
     PickResult, Picker, Status, SubchannelId,
 };
 
-/// The most endpoints that are drawn for a call (A48): more would cost and hardly help.
+/// Maximum number of endpoints sampled per call (A48).
 const MAX_CHOICES: usize = 10;
 
-/// The policy.
+/// Implementation of the `least_request_experimental` policy.
 #[derive(Debug, Default)]
 pub struct LeastRequest {
     list: EndpointList<Arc<OutstandingCalls>>,
@@ -28,13 +30,13 @@ pub struct LeastRequest {
     cached: CachedState<LeastRequestInputs>,
 }
 
-/// Settings of `least_request_experimental`.
+/// Settings of the `least_request_experimental` policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeastRequestConfig {
-    /// How many endpoints are drawn for a call: from 2 to 10, 2 unless set.
+    /// Number of endpoints sampled per call: 2 to 10, default 2.
     pub choice_count: usize,
-    /// Whether the endpoints drawn for a call are different ones. As gRPC draws them they need not be, so that even a
-    /// frozen endpoint gets about one call in n². An option of evenkeel's own, off unless set.
+    /// True to sample without replacement. An extension of evenkeel, off by default. gRPC samples with
+    /// replacement, so that even a stalled endpoint gets about one call in n².
     pub distinct_samples: bool,
 }
 
@@ -95,7 +97,7 @@ impl Policy for LeastRequest {
     }
 }
 
-/// What pickers are made from.
+/// Inputs of the picker; a changed input rebuilds it.
 #[derive(Debug, PartialEq)]
 struct LeastRequestInputs {
     connectivity: ConnectivityState,
@@ -104,7 +106,7 @@ struct LeastRequestInputs {
     config: LeastRequestConfig,
 }
 
-/// One endpoint as a picker sees it.
+/// Ready endpoint in a picker.
 #[derive(Debug)]
 struct LeastRequestEndpoint {
     id: SubchannelId,
@@ -117,8 +119,8 @@ impl PartialEq for LeastRequestEndpoint {
     }
 }
 
-/// The calls of one policy to one endpoint, on a cache line of their own. Both counters only grow; their difference is
-/// in flight.
+/// Calls of one policy to one endpoint, aligned to a cache line. Both counters only grow; their difference is
+/// the number of calls in flight.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct OutstandingCalls {
@@ -128,7 +130,8 @@ struct OutstandingCalls {
 
 impl OutstandingCalls {
     fn active(&self) -> u64 {
-        // Every end that is seen here comes with the start before it, so that the difference is never negative.
+        // Acquire pairs with the Release in `finished`: a visible end implies a visible start. The difference
+        // is therefore never negative, provided that `finished` is loaded first.
         let finished = self.finished.load(Ordering::Acquire);
         self.started.load(Ordering::Relaxed).wrapping_sub(finished)
     }
@@ -153,9 +156,9 @@ impl LeastRequestPicker {
         LeastRequestPicker { ready: inputs.ready.clone(), choices, distinct: distinct_samples }
     }
 
-    /// A48: of the endpoints drawn, the first one with the fewest calls in flight.
+    /// Returns the sampled endpoint with the fewest calls in flight; on ties the first sampled (A48).
     fn least(&self, samples: impl Iterator<Item = usize>) -> Option<&LeastRequestEndpoint> {
-        // `min_by_key` keeps the first of equals.
+        // `min_by_key` returns the first of equal elements.
         samples.filter_map(|i| self.ready.get(i)).min_by_key(|candidate| candidate.calls.active())
     }
 }
@@ -174,11 +177,12 @@ impl Picker for LeastRequestPicker {
     }
 }
 
-/// Draws up to `choices` different numbers below `count`, every order of them equally likely.
+/// Draws up to `choices` distinct numbers below `count`, in uniformly random order.
 fn distinct(call: &PickArgs<'_>, count: usize, choices: usize) -> impl Iterator<Item = usize> {
     let mut drawn = [0; MAX_CHOICES];
     (0..choices.min(count)).map(move |n| {
-        // The n-th is drawn among those that are left; passing those that are gone, in order, finds which one it is.
+        // The n-th draw is an index into the numbers that are left. Skipping drawn numbers in ascending order
+        // maps it back.
         let mut at = call.random_below((count - n) as u64) as usize;
         let mut place = 0;
         while place < n && drawn[place] <= at {

@@ -1,7 +1,8 @@
-//! `outlier_detection_experimental`: endpoints whose calls fail more than their peers' get none for a while.
+//! `outlier_detection_experimental`: ejects endpoints whose calls fail more often than those of their peers.
 //!
-//! A50, and A61 for endpoints with several addresses. Calls that finish are counted per endpoint. Once per interval
-//! a *sweep* takes the counts, ejects outliers, and returns endpoints whose time is over:
+//! Implements A50, and A61 for endpoints with several addresses. Finished calls are counted per endpoint.
+//! Once per interval a *sweep* takes the counts, ejects outliers, and unejects endpoints whose ejection time
+//! has passed:
 //!
 //! ```text
 //!              outlier, enforced, below the limit            a sweep at or after its end
@@ -9,9 +10,9 @@
 //!   multiplier - 1 per sweep                       multiplier + 1 per ejection
 //! ```
 //!
-//! Policies below see an ejected endpoint as failed while its connection is kept; `pick_first` used alone takes no
-//! notice. A sweep that is late is one sweep, however much time went by. Without an algorithm nothing is counted,
-//! and the child's picker is passed on as it is.
+//! Child policies see an ejected endpoint as TRANSIENT_FAILURE, while its connection is kept. `pick_first` as
+//! a direct child ignores ejections. A late sweep counts as one sweep, however many intervals have passed.
+//! Without an algorithm nothing is counted, and the child's picker is returned unchanged.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -31,56 +32,56 @@ use crate::{
     OutlierCounts, PickArgs, PickResult, Picker, Rng, UnenforcedReason,
 };
 
-/// The name under which the policy is registered, and under which others run it.
+/// Registered name of the policy; also used by the policies that create it as a child.
 pub(crate) const NAME: &str = "outlier_detection_experimental";
 
-/// Sweeps are at least this far apart: an interval of 0 is valid (A50), and would be a sweep without end.
+/// Minimum time between sweeps. An interval of 0 is valid (A50) but would sweep in a busy loop.
 const MIN_INTERVAL: Duration = Duration::from_millis(1);
 
-/// The policy.
+/// Implementation of the `outlier_detection_experimental` policy.
 #[derive(Debug, Default)]
 pub struct OutlierDetection {
     child: ChildPolicy,
     settings: Option<OutlierSettings>,
     hosts: Vec<OutlierHost>,
     source: Option<Endpoints>,
-    /// When the interval under way began; `None` while nothing is counted.
+    /// Start of the current interval; `None` while nothing is counted.
     began: Option<Instant>,
-    /// The addresses of all ejected endpoints, the same allocation for as long as they are the same.
+    /// Addresses of all ejected endpoints. The allocation is kept while the set is unchanged.
     ejected: Option<Arc<HashSet<Address>>>,
     stats: EjectionStats,
     counters: BySubchannel<CallResultCounter>,
     cached: Option<CachedOutlierState>,
 }
 
-/// Settings of `outlier_detection_experimental`.
+/// Settings of the `outlier_detection_experimental` policy.
 #[derive(Clone, Debug)]
 pub struct OutlierDetectionConfig {
-    /// When to eject, and for how long.
+    /// Thresholds and ejection times.
     pub settings: OutlierSettings,
-    /// The policy below.
+    /// Config of the child policy.
     pub child_policy: LbConfig,
 }
 
-/// When to eject endpoints, and for how long.
+/// Thresholds and durations of ejections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutlierSettings {
-    /// The time between sweeps; below a millisecond it counts as one.
+    /// Time between sweeps; at least one millisecond.
     pub interval: Duration,
-    /// How long the first ejection lasts; the n-th in a row lasts n times as long.
+    /// Duration of the first ejection; the n-th consecutive ejection lasts n times as long.
     pub base_ejection_time: Duration,
-    /// How long an ejection lasts at most; at least `base_ejection_time`.
+    /// Maximum duration of an ejection; at least `base_ejection_time`.
     pub max_ejection_time: Duration,
-    /// No endpoint is ejected while this many percent are; one is ejected in any case.
+    /// Maximum percentage of ejected endpoints; one endpoint may always be ejected.
     pub max_ejection_percent: u32,
-    /// Ejects endpoints whose success rate is far below that of their peers, if set.
+    /// Success-rate algorithm: ejects endpoints whose success rate is far below the mean. `None` disables it.
     pub success_rate_ejection: Option<SuccessRateEjection>,
-    /// Ejects endpoints that fail too often, whatever their peers do, if set.
+    /// Failure-percentage algorithm: ejects endpoints above a fixed failure percentage. `None` disables it.
     pub failure_percentage_ejection: Option<FailurePercentageEjection>,
 }
 
 impl Default for OutlierSettings {
-    /// The defaults of A50 with both algorithms off: nothing is ever ejected.
+    /// Returns the defaults of A50 with both algorithms disabled, so that nothing is ever ejected.
     fn default() -> OutlierSettings {
         OutlierSettings {
             interval: Duration::from_secs(10),
@@ -116,7 +117,7 @@ impl OutlierSettings {
         })
     }
 
-    /// The settings as [`OutlierSettings::parse`] reads them, without defaults.
+    /// Returns the settings in the form that [`OutlierSettings::parse`] reads, without defaults.
     pub(crate) fn to_json(&self) -> Map<String, Value> {
         let unset = OutlierSettings::default();
         let duration = |is: Duration, unset| (is != unset).then(|| Value::from(duration_to_json(is)));
@@ -138,7 +139,7 @@ impl OutlierSettings {
         self.success_rate_ejection.is_some() || self.failure_percentage_ejection.is_some()
     }
 
-    /// How long an endpoint is ejected that was ejected `multiplier` times.
+    /// Returns the ejection time of an endpoint with this ejection multiplier.
     fn ejection_time(&self, multiplier: u32) -> Duration {
         let longest = self.max_ejection_time.max(self.base_ejection_time);
         self.base_ejection_time.saturating_mul(multiplier).min(longest)
@@ -148,13 +149,13 @@ impl OutlierSettings {
 /// Settings of the success-rate algorithm.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SuccessRateEjection {
-    /// How many thousandths of a standard deviation below the mean a success rate must lie.
+    /// Outlier threshold: distance below the mean in thousandths of a standard deviation.
     pub stdev_factor: u32,
-    /// How many percent of the outliers to eject.
+    /// Percentage of detected outliers to eject.
     pub enforcement_percentage: u32,
-    /// How many endpoints must have the volume for any to be judged.
+    /// Minimum number of endpoints with enough calls; below it the algorithm does not run.
     pub minimum_hosts: u32,
-    /// How many calls must have finished in an interval for an endpoint to be judged.
+    /// Minimum number of finished calls per interval; an endpoint with fewer calls is skipped.
     pub request_volume: u32,
 }
 
@@ -172,13 +173,13 @@ impl Default for SuccessRateEjection {
 /// Settings of the failure-percentage algorithm.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FailurePercentageEjection {
-    /// The percentage of failures above which an endpoint is ejected.
+    /// Failure percentage above which an endpoint is an outlier.
     pub threshold: u32,
-    /// How many percent of the outliers to eject.
+    /// Percentage of detected outliers to eject.
     pub enforcement_percentage: u32,
-    /// How many endpoints must have the volume for any to be judged.
+    /// Minimum number of endpoints with enough calls; below it the algorithm does not run.
     pub minimum_hosts: u32,
-    /// How many calls must have finished in an interval for an endpoint to be judged.
+    /// Minimum number of finished calls per interval; an endpoint with fewer calls is skipped.
     pub request_volume: u32,
 }
 
@@ -246,7 +247,7 @@ impl Policy for OutlierDetection {
 }
 
 impl OutlierDetection {
-    /// Takes in other endpoints: those that stay, by their sets of addresses, keep counts and ejections.
+    /// Replaces the endpoints. Endpoints with the same set of addresses keep their counts and ejections.
     fn replace(&mut self, endpoints: &Endpoints) {
         for mut removed in apply_diff(&mut self.hosts, endpoints) {
             self.counters.remove(&mut removed.known);
@@ -255,12 +256,14 @@ impl OutlierDetection {
         self.list_ejected();
     }
 
-    /// Sweeps if the interval is over. A config with another interval counts from when this one began (A50).
+    /// Runs a sweep if the interval has elapsed. A changed interval is measured from the start of the current
+    /// one (A50).
     fn count_on(&mut self, settings: &OutlierSettings, cx: &mut Cx<'_>) {
         let now = cx.now();
         let interval = settings.interval.max(MIN_INTERVAL);
         let began = match self.began {
             None => {
+                // Counters may hold calls from before counting was disabled.
                 for host in &mut self.hosts {
                     host.counter.take();
                     host.last = CallResultCounts::default();
@@ -325,8 +328,8 @@ impl OutlierDetection {
         state
     }
 
-    /// Finds the counter of every subchannel that calls may be sent on; answers whether any is another than before. An
-    /// address of two endpoints counts for the first.
+    /// Maps every connected subchannel to its endpoint's counter. Returns true if the map changed. An address
+    /// shared by two endpoints counts for the first.
     fn count_by_subchannel(&mut self, cx: &Cx<'_>) -> bool {
         let Some(endpoints) = &self.source else { return false };
         let rows = self.hosts.iter_mut().map(|OutlierHost { endpoint, counter, known, .. }| SubchannelRow {
@@ -386,7 +389,7 @@ impl FailurePercentageEjection {
     }
 }
 
-/// A number to write, unless it is the default.
+/// Returns the number as JSON, or `None` if it equals the default.
 fn number(is: u32, unset: u32) -> Option<Value> {
     (is != unset).then(|| is.into())
 }
@@ -400,13 +403,13 @@ fn percent(fields: &ConfigFields<'_>, name: &str) -> Result<Option<u32>, ConfigE
     }
 }
 
-/// One endpoint, whatever its attributes.
+/// State of one endpoint, identified by its addresses and not by its attributes.
 #[derive(Debug)]
 struct OutlierHost {
     endpoint: Endpoint,
     known: KnownSubchannels,
     counter: Arc<CallResultCounter>,
-    /// What the last sweep took from the counter.
+    /// Counts that the last sweep took from the counter.
     last: CallResultCounts,
     ejected_at: Option<Instant>,
     multiplier: u32,
@@ -447,9 +450,10 @@ impl OutlierHost {
     }
 }
 
-/// How calls to one endpoint ended since the last sweep. Of A50's two buckets this is the active one; the other is
-/// [`OutlierHost::last`]. Each number is taken and zeroed in one step, so a call that finishes during a sweep is counted
-/// once, on one side or the other.
+/// Results of the calls to one endpoint since the last sweep.
+///
+/// Holds A50's active bucket; [`OutlierHost::last`] is the inactive one. Each counter is swapped with zero
+/// atomically, so a call that finishes during a sweep is counted once, in one of the two intervals.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct CallResultCounter {
@@ -476,7 +480,7 @@ impl CallTracker for CallResultCounter {
     fn finished(&self, end: &CallOutcome<'_>) {
         match end {
             CallOutcome::Finished { code: Code::Ok, .. } => self.successes.fetch_add(1, Ordering::Relaxed),
-            // A caller that goes away ends its call with CANCELLED, which is not OK.
+            // A cancelled call has the status CANCELLED, which is not OK (A50 counts it as a failure).
             CallOutcome::Finished { .. } | CallOutcome::Cancelled => {
                 self.failures.fetch_add(1, Ordering::Relaxed)
             }
@@ -486,7 +490,7 @@ impl CallTracker for CallResultCounter {
 }
 
 impl CallResultCounts {
-    /// Calls that finished, if there were so many and any at all.
+    /// Returns the number of finished calls, or `None` if it is zero or below the minimum.
     fn volume(self, at_least: u32) -> Option<f64> {
         let all = self.successes + self.failures;
         (all >= u64::from(at_least.max(1))).then_some(all as f64)
@@ -501,14 +505,14 @@ impl CallResultCounts {
     }
 }
 
-/// One sweep over all endpoints, in their order.
+/// Sweep over all endpoints, in list order.
 struct EjectionSweep<'a> {
     settings: &'a OutlierSettings,
     now: Instant,
     hosts: &'a mut [OutlierHost],
     stats: &'a mut EjectionStats,
     rng: &'a mut Rng,
-    /// How many endpoints are ejected.
+    /// Number of ejected endpoints.
     ejected: usize,
 }
 
@@ -527,8 +531,9 @@ impl EjectionSweep<'_> {
         for host in self.hosts.iter_mut() {
             match host.ejected_at {
                 None => host.multiplier = host.multiplier.saturating_sub(1),
-                // A50 says "after": sweeps of a real clock are always a little late. On virtual time they are not,
-                // and an ejection would last an interval too long.
+                // A50 requires "after" the ejection time, which holds for every sweep on a real clock. In
+                // virtual time a sweep can run exactly at its end; a strict comparison would extend the
+                // ejection by a whole interval.
                 Some(at) if at + self.settings.ejection_time(host.multiplier) <= self.now => {
                     host.ejected_at = None;
                 }
@@ -561,8 +566,9 @@ impl EjectionSweep<'_> {
         }
     }
 
-    /// Ejects an outlier, unless enough are ejected or chance spares it. One that is ejected already, and failed
-    /// calls that began before, is ejected anew (A50).
+    /// Ejects an outlier, unless the maximum is reached or the enforcement percentage spares it. An endpoint
+    /// that is already ejected can be ejected again by calls that started before, which increases its
+    /// multiplier (A50).
     fn eject(&mut self, i: usize, method: DetectionMethod, enforcement_percentage: u32) {
         let stats = self.stats.of(method);
         let limit = self.settings.max_ejection_percent as usize * self.hosts.len();
@@ -579,17 +585,18 @@ impl EjectionSweep<'_> {
     }
 }
 
-/// The success rate below which an endpoint is an outlier: `factor` standard deviations below the mean.
+/// Returns the outlier threshold: `factor` standard deviations below the mean success rate.
 fn lowest_usual(rates: &[(usize, f64)], factor: f64) -> f64 {
     let count = rates.len().max(1) as f64;
-    // Measured from one of the rates, so that equal rates have exactly that mean, and none is below it by rounding.
+    // Summing differences from the first rate makes the mean of equal rates exact. Otherwise rounding could
+    // put all of them below the threshold.
     let base = rates.first().map_or(0.0, |(_, rate)| *rate);
     let mean = base + rates.iter().map(|(_, rate)| rate - base).sum::<f64>() / count;
     let variance = rates.iter().map(|(_, rate)| (rate - mean).powi(2)).sum::<f64>() / count;
     mean - factor * variance.sqrt()
 }
 
-/// What became of the outliers that were found (A91), in one sweep or in all.
+/// Number of detected outliers by outcome (A91), for one sweep or in total.
 #[derive(Debug, Default)]
 struct EjectionStats {
     success_rate: MethodStats,
@@ -599,9 +606,9 @@ struct EjectionStats {
 #[derive(Debug, Default)]
 struct MethodStats {
     enforced: u64,
-    /// Not ejected by chance.
+    /// Number spared by the enforcement percentage.
     not_enforced: u64,
-    /// Not ejected since enough were.
+    /// Number spared because the maximum ejection percentage was reached.
     overflow: u64,
 }
 
@@ -691,11 +698,11 @@ fn describe_settings(description: Description, settings: &OutlierSettings) -> De
         .detail("failurePercentageEjection", failure_percentage)
 }
 
-/// The last state, and what it was made from.
+/// Last returned state, with the inputs that it was built from.
 #[derive(Debug)]
 struct CachedOutlierState {
     child: LbState,
-    /// How many subchannels had been made.
+    /// Number of subchannels created as of that state.
     made: u64,
     state: LbState,
 }

@@ -1,8 +1,8 @@
-//! `pick_first`: one connection, to the first address that answers.
+//! `pick_first`: one connection, to the first reachable address.
 //!
-//! A61 (address list handling, Happy Eyeballs), A62 (shuffling, sticky TRANSIENT_FAILURE), A113 (weighted shuffling).
-//! The connecting itself is [`EndpointConnection`]'s; here the address list is made: endpoints shuffled if asked for, flattened in
-//! order, address families interleaved.
+//! Implements A61 (address list, Happy Eyeballs), A62 (shuffling, sticky TRANSIENT_FAILURE) and A113
+//! (weighted shuffling). This module builds the address list: endpoints are optionally shuffled, then
+//! flattened, and address families are interleaved. [`EndpointConnection`] connects.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::{
     Rng, Status, SubchannelId,
 };
 
-/// The policy.
+/// Implementation of the `pick_first` policy.
 #[derive(Debug, Default)]
 pub struct PickFirst {
     source: Option<(Endpoints, bool)>,
@@ -29,10 +29,10 @@ pub struct PickFirst {
     picks: Arc<AtomicU64>,
 }
 
-/// Settings of `pick_first`.
+/// Settings of the `pick_first` policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PickFirstConfig {
-    /// Whether to shuffle the endpoints, by weight, on every update.
+    /// True to shuffle the endpoints by weight on every update.
     pub shuffle_address_list: bool,
 }
 
@@ -50,7 +50,7 @@ impl Policy for PickFirst {
             self.addresses = address_list(endpoints, shuffle, cx.rng());
             self.source = Some((endpoints.clone(), shuffle));
         }
-        // Connected once, it waits to be asked.
+        // After the first connection the policy goes IDLE on a disconnect and connects on the next pick.
         let connect_mode = if self.connection.was_ready() { ConnectMode::Lazy } else { ConnectMode::Eager };
         let state = self.connection.reconcile(&self.addresses, connect_mode, cx);
         let failing = state.connectivity == ConnectivityState::TransientFailure;
@@ -123,7 +123,8 @@ impl Picker for PickFirstPicker {
     }
 }
 
-/// The order in which addresses are tried: shuffled by endpoint, flattened, without duplicates, interleaved.
+/// Returns the addresses in connection order: endpoints shuffled, flattened, without duplicates, families
+/// interleaved.
 fn address_list(endpoints: &Endpoints, shuffle: bool, rng: &mut Rng) -> Arc<[Address]> {
     let mut endpoints: Vec<&Endpoint> =
         endpoints.iter().filter(|e| e.health() != EndpointHealthStatus::Draining).collect();
@@ -140,8 +141,9 @@ fn address_list(endpoints: &Endpoints, shuffle: bool, rng: &mut Rng) -> Arc<[Add
     interleave(flat).into()
 }
 
-/// A weighted random order (Efraimidis and Spirakis, A113): keys `u^(1/w)`, greatest first. Compared as `ln(u)/w`,
-/// which has the same order and does not crowd near 1 for large weights.
+/// Shuffles in weighted random order (Efraimidis and Spirakis, A113): keys `u^(1/w)`, greatest first.
+///
+/// Compares `ln(u)/w` instead. It has the same order and does not lose precision near 1 for large weights.
 fn shuffle_by_weight(endpoints: &mut Vec<&Endpoint>, rng: &mut Rng) {
     let weights = spread(endpoints);
     let mut keyed: Vec<_> = endpoints
@@ -153,7 +155,7 @@ fn shuffle_by_weight(endpoints: &mut Vec<&Endpoint>, rng: &mut Rng) {
     *endpoints = keyed.into_iter().map(|(_, endpoint)| endpoint).collect();
 }
 
-/// Takes one address of each family in turn, beginning with the family of the first (RFC 8305, A61).
+/// Interleaves the address families, starting with the family of the first address (RFC 8305, A61).
 fn interleave(addresses: Vec<Address>) -> Vec<Address> {
     let mut families: Vec<(u8, Vec<Address>)> = Vec::new();
     for address in addresses {

@@ -1,7 +1,8 @@
-//! `priority_experimental`: all calls to the highest priority that works.
+//! `priority_experimental`: sends all calls to the highest usable priority.
 //!
-//! A56 (the algorithm), A115 (a child that left the config is gone at once), A37 (requests for re-resolution that are
-//! swallowed). Each priority is a named child policy, made only when every priority above it fails or takes too long:
+//! Implements A56 (the algorithm), A115 (a child removed from the config is released at once) and A37
+//! (ignored re-resolution requests). Each priority is a named child policy. It is created only if every
+//! higher priority fails or is connecting for too long:
 //!
 //! ```text
 //!            10 s, or TRANSIENT_FAILURE above        READY or IDLE above
@@ -10,8 +11,8 @@
 //!                                               └──────── needed again ────────┘
 //! ```
 //!
-//! A deactivated child goes on running, connections and updates included, so that a priority that flaps costs
-//! nothing. Priorities do not share calls (A27): the chosen child's picker is the policy's picker.
+//! A deactivated child keeps running, with its connections and updates, so that a flapping priority costs no
+//! reconnects. Priorities do not share calls (A27): the policy returns the picker of the chosen child.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,46 +25,46 @@ use crate::engine::describe::{DescribeCx, Description};
 use crate::policy::{CachedState, LbState, Policy};
 use crate::{ChildPolicy, ClusterTransport, ConnectivityState, Cx, Endpoints, Instant, LbConfig, Status};
 
-/// The name under which the policy is registered, and under which others run it.
+/// Registered name of the policy; also used by the policies that create it as a child.
 pub(crate) const NAME: &str = "priority_experimental";
 
-/// How long a child may be connecting before the next priority is tried beside it (A56).
+/// Failover timer: maximum time in CONNECTING before the next priority is tried (A56).
 const FAILOVER: Duration = Duration::from_secs(10);
 
-/// How long a child is kept after a higher priority took over (A56).
+/// Retention time of a child after a higher priority took over (A56).
 const RETENTION: Duration = Duration::from_secs(15 * 60);
 
-/// The policy.
+/// Implementation of the `priority_experimental` policy.
 #[derive(Debug, Default)]
 pub struct Priority {
-    /// The children that exist, by name.
+    /// Existing children by name.
     child_states: BTreeMap<Arc<str>, PriorityChildState>,
     priorities: Vec<Arc<str>>,
     chosen: Option<Arc<str>>,
     nothing: CachedState<Status>,
 }
 
-/// Settings of `priority_experimental`.
+/// Settings of the `priority_experimental` policy.
 #[derive(Clone, Debug, Default)]
 pub struct PriorityConfig {
-    /// The children by name. A name keeps its child, whatever its priority becomes.
+    /// Children by name. A child is kept while its name is listed, whatever its priority.
     pub children: BTreeMap<Arc<str>, PriorityChild>,
-    /// Names of children, each once, the highest priority first. Names without a child are passed over.
+    /// Names of children without duplicates, highest priority first. Unknown names are skipped.
     pub priorities: Vec<Arc<str>>,
 }
 
 /// One child of `priority_experimental`.
 #[derive(Clone, Debug)]
 pub struct PriorityChild {
-    /// Its policy.
+    /// Config of the child policy.
     pub config: LbConfig,
-    /// Whether its requests for re-resolution are swallowed (A37).
+    /// True to ignore the child's re-resolution requests (A37).
     pub ignore_reresolution_requests: bool,
-    /// The resolution note for its failures, if it has one of its own (A88). Not part of the JSON form.
+    /// Resolution note for the child's failures, if it has a separate one (A88). Not part of the JSON form.
     pub note: Option<Arc<str>>,
-    /// The cluster that it serves, for the labels of what is measured below it (A91). Not part of the JSON form.
+    /// Name of the cluster, as a label of measurements below this child (A91). Not part of the JSON form.
     pub backend_service: Option<Arc<str>>,
-    /// By what means connections below it are made, if by others than elsewhere. Not part of the JSON form.
+    /// Transport parameters of connections below this child; `None` inherits them. Not part of the JSON form.
     pub transport: Option<Arc<ClusterTransport>>,
 }
 
@@ -146,8 +147,8 @@ impl Policy for Priority {
 }
 
 impl Priority {
-    /// Brings every child that exists up to date, deactivated ones too, before anything is chosen. A child that left
-    /// the config is let go at once (A115).
+    /// Runs every existing child, deactivated ones included, before the choice. A child that is removed from
+    /// the config is released at once (A115).
     fn update(&mut self, config: &PriorityConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) {
         self.child_states.retain(|name, child_state| {
             let Some(settings) = config.children.get(name) else { return false };
@@ -156,7 +157,8 @@ impl Priority {
         });
     }
 
-    /// A56's choice: the first that works or still has time to; else the first that is connecting; else the last.
+    /// Chooses a child as in A56: the first that is READY, IDLE or within its failover timer; else the first
+    /// that is CONNECTING; else the last.
     fn choose(
         &mut self,
         config: &PriorityConfig,
@@ -197,8 +199,8 @@ impl Priority {
         }
     }
 
-    /// Lets go of children that have been deactivated for long. This comes after the choice: a child that is needed
-    /// at the moment its time is over is still there.
+    /// Releases children whose retention time has passed. Runs after the choice, so that a child that is
+    /// needed again at that very moment is kept.
     fn expire(&mut self, cx: &mut Cx<'_>) {
         self.child_states.retain(|_, child_state| {
             let Some(at) = child_state.remove_at else { return true };
@@ -212,7 +214,7 @@ impl Priority {
         });
     }
 
-    /// The deadlines that lie ahead, as `{"child": "7.5s"}`.
+    /// Returns the pending deadlines, as `{"child": "7.5s"}`.
     fn remaining(
         &self,
         cx: &DescribeCx<'_>,
@@ -226,16 +228,16 @@ impl Priority {
     }
 }
 
-/// A child that exists.
+/// State of an existing child.
 #[derive(Debug)]
 struct PriorityChildState {
     child: ChildPolicy,
     state: LbState,
-    /// It is given until then to connect; `None` once it was READY, IDLE or TRANSIENT_FAILURE.
+    /// End of the failover timer; `None` once the child was READY, IDLE or TRANSIENT_FAILURE.
     failover_at: Option<Instant>,
-    /// It was READY or IDLE, and not TRANSIENT_FAILURE since.
+    /// True if the child was READY or IDLE after its last TRANSIENT_FAILURE.
     was_up: bool,
-    /// It is deactivated, and removed at that time.
+    /// Removal time of a deactivated child; `None` while it is active.
     remove_at: Option<Instant>,
 }
 
@@ -278,7 +280,7 @@ impl PriorityChildState {
                 self.failover_at = None;
                 self.was_up = false;
             }
-            // A56: only what worked is given time again; what failed last is not waited for.
+            // A56: the failover timer restarts only after READY or IDLE, not after TRANSIENT_FAILURE.
             ConnectivityState::Connecting if before != ConnectivityState::Connecting && self.was_up => {
                 self.failover_at = Some(cx.now() + FAILOVER);
             }

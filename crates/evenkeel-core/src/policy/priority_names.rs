@@ -1,17 +1,17 @@
 //! Names for the children of `priority_experimental` (A56, A115).
 //!
-//! A control plane numbers priorities, but a child policy should follow its localities: when they move to another
-//! priority, the child moves with them and keeps its connections.
+//! A control plane numbers priorities, but a child policy should follow its localities. When localities move
+//! to another priority, the child moves with them and keeps its connections.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Gives priorities names that follow their localities from update to update.
+/// Generator of priority names that follow localities from update to update.
 ///
-/// A priority takes the name that the first of its localities to have one had in the update before, unless a higher
-/// priority took it; otherwise it gets a new one. A name that an update does not use is never used again. The same
-/// update gives the same names. A locality may be in several priorities; a priority without localities takes after the
-/// one that had none.
+/// A priority reuses a name that one of its localities had in the previous update, unless a higher priority
+/// took it. Localities are tried in order. If no name is left, the priority gets a fresh one. A name that an
+/// update does not use is never reused. The same update gives the same names. A locality may be in several
+/// priorities. A priority without localities reuses the name of the one that had none.
 ///
 /// ```
 /// use evenkeel_core::policy::PriorityNames;
@@ -22,20 +22,21 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub struct PriorityNames<L> {
     prefix: String,
-    /// How many names have been given out.
+    /// Number of names generated.
     given: u64,
-    /// The names of the last update by locality, higher priorities first; under `None` those without localities.
+    /// Names of the last update by locality, highest priority first. `None` is the key of priorities without
+    /// localities.
     last: BTreeMap<Option<L>, Vec<Arc<str>>>,
 }
 
 impl<L: Ord> PriorityNames<L> {
-    /// Names that begin with `prefix` and end with a number. Generators whose names meet in one policy need
-    /// prefixes of their own.
+    /// Creates a generator of names made of `prefix` and a number. Generators whose names are used in one
+    /// policy need distinct prefixes.
     pub fn new(prefix: impl Into<String>) -> PriorityNames<L> {
         PriorityNames { prefix: prefix.into(), given: 0, last: BTreeMap::new() }
     }
 
-    /// The names for the priorities of an update, each given as its localities.
+    /// Returns the name of each priority of an update. A priority is given as its localities.
     pub fn assign<P: IntoIterator<Item = L>>(
         &mut self,
         priorities: impl IntoIterator<Item = P>,

@@ -1,7 +1,8 @@
-//! `random_subsetting_experimental`: a few endpoints of many, for the policy below (A68).
+//! `random_subsetting_experimental`: gives the child a random subset of the endpoints (A68).
 //!
-//! Every client keeps the endpoints that its own seed ranks first (rendezvous hashing), so that clients spread over
-//! all endpoints, and an endpoint that comes or goes changes at most one of a client's own.
+//! Each client ranks the endpoints by its own seed (rendezvous hashing) and keeps the first ones. Clients
+//! thus spread over all endpoints. Adding or removing an endpoint changes at most one endpoint of a client's
+//! subset.
 
 use std::collections::HashMap;
 
@@ -13,29 +14,29 @@ use crate::engine::describe::{DescribeCx, Description};
 use crate::policy::{LbState, Policy};
 use crate::{Cx, Endpoint, EndpointGroup, EndpointHealthStatus, EndpointKey, Endpoints};
 
-/// The policy.
+/// Implementation of the `random_subsetting_experimental` policy.
 #[derive(Debug, Default)]
 pub struct RandomSubsetting {
-    /// Drawn in the first run, kept for life.
+    /// Hash seed, drawn in the first pass and kept for the policy's lifetime.
     seed: Option<u64>,
     subset: Option<EndpointSubset>,
     child: ChildPolicy,
 }
 
-/// Settings of `random_subsetting_experimental`.
+/// Settings of the `random_subsetting_experimental` policy.
 #[derive(Clone, Debug)]
 pub struct RandomSubsettingConfig {
-    /// How many endpoints the policy below is given, at least 1.
+    /// Number of endpoints in the subset, at least 1.
     pub subset_size: u32,
-    /// The policy below.
+    /// Config of the child policy.
     pub child: LbConfig,
 }
 
-/// What was chosen, and from what.
+/// Chosen subset, with the inputs of the choice.
 #[derive(Debug)]
 struct EndpointSubset {
     source: Endpoints,
-    /// How many endpoints there are to choose from.
+    /// Number of eligible endpoints.
     count: usize,
     size: u32,
     chosen: Endpoints,
@@ -84,7 +85,7 @@ impl Policy for RandomSubsetting {
 }
 
 impl EndpointSubset {
-    /// The endpoints that the seed ranks first; all of them if there are no more than `size`.
+    /// Chooses the endpoints with the lowest ranks; all of them if there are at most `size`.
     fn choose(source: &Endpoints, size: u32, seed: u64) -> EndpointSubset {
         let mut ranks = HashMap::new();
         for endpoint in source.iter().filter(|endpoint| counts(endpoint)) {
@@ -105,8 +106,8 @@ impl EndpointSubset {
     }
 }
 
-/// Keeps those that have a place, in that order, group by group. Draining ones stay behind them, for the sessions that
-/// they still have.
+/// Retains the endpoints with a rank, in rank order, group by group. Draining endpoints follow them, for
+/// their existing sessions.
 fn keep(source: &Endpoints, places: &HashMap<EndpointKey, usize>) -> Endpoints {
     if !source.as_groups().is_empty() {
         let kept = |group: &EndpointGroup| EndpointGroup {
@@ -129,7 +130,8 @@ fn rank(endpoint: &Endpoint, seed: u64) -> u64 {
     xxh64::xxh64(first.as_bytes(), seed)
 }
 
-/// Whether an endpoint takes one of the places: one that cannot be called does not.
+/// Returns true if the endpoint is eligible for the subset; one without addresses or in draining state is
+/// not.
 fn counts(endpoint: &Endpoint) -> bool {
     !endpoint.addresses().is_empty() && endpoint.health() != EndpointHealthStatus::Draining
 }

@@ -1,10 +1,12 @@
-//! `ring_hash_experimental`: calls with the same hash go to the same endpoint (A42; A61 for endpoints; A76 for the
-//! request header and endpoint keys; A113 for weights).
+//! `ring_hash_experimental`: sends calls with the same hash to the same endpoint.
 //!
-//! Every endpoint has entries on a ring of 64-bit hashes, as many as its weight asks for; a call goes to the entry at
-//! or after its own hash. The ring is made from keys, weights and sizes alone, so clients agree on it, and it stays
-//! while they do. Connections are made lazily: when a call hashes to an endpoint, or, without calls, one endpoint
-//! after the other while the policy is failing, so that it can recover below `priority`.
+//! Implements A42, with A61 for endpoints, A76 for the request header and endpoint keys, and A113 for
+//! weights. Every endpoint has entries on a ring of 64-bit hashes, in proportion to its weight. A call goes
+//! to the first entry at or after its own hash. The ring depends on keys, weights and sizes alone, so all
+//! clients build the same ring, and it is kept while these are unchanged.
+//!
+//! Connections are lazy: an endpoint connects when a call hashes to it. While the policy fails, it also
+//! connects one endpoint after the other without calls, so that it can recover below `priority_experimental`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,14 +25,14 @@ use crate::{
     Status, SubchannelId,
 };
 
-/// The greatest ring that a config may ask for, as in Envoy.
+/// Maximum ring size that a config may set, as in Envoy.
 const MAX_SIZE: u64 = 8 * 1024 * 1024;
 
-/// The greatest ring that is built unless the user says otherwise (A42): a control plane shall not exhaust a client's
-/// memory with large rings.
+/// Default cap of the ring size (A42). Keeps a control plane from exhausting the client's memory with large
+/// rings.
 const DEFAULT_CAP: u64 = 4096;
 
-/// The policy.
+/// Implementation of the `ring_hash_experimental` policy.
 #[derive(Debug)]
 pub struct RingHash {
     cap: u64,
@@ -42,14 +44,14 @@ pub struct RingHash {
     cached: CachedState<RingPicker>,
 }
 
-/// Settings of `ring_hash_experimental`.
+/// Settings of the `ring_hash_experimental` policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RingHashConfig {
-    /// The ring has at least this many entries: 1024 unless set. Lowered to the policy's cap.
+    /// Minimum number of ring entries; 1024 by default, limited by the policy's cap.
     pub min_ring_size: u64,
-    /// The ring has at most this many entries: 4096 unless set. Lowered to the policy's cap.
+    /// Maximum number of ring entries; 4096 by default, limited by the policy's cap.
     pub max_ring_size: u64,
-    /// The request header to hash, in lower case. Without it the route's hash counts.
+    /// Name of the request header to hash, in lower case. If unset, the hash of the route is used.
     pub request_hash_header: Option<Arc<str>>,
 }
 
@@ -66,7 +68,8 @@ impl Default for RingHash {
 }
 
 impl RingHash {
-    /// A policy whose rings have at most `cap` entries, whatever its config asks for. Held to 1..=8388608.
+    /// Creates a policy whose rings have at most `cap` entries, whatever its config sets. `cap` is clamped to
+    /// 1..=8388608.
     ///
     /// ```
     /// use evenkeel_core::{Registry, policy::RingHash};
@@ -101,7 +104,8 @@ impl Policy for RingHash {
             let problem = format!("must be at least minRingSize, which is {min}, found {max}");
             return Err(fields.error("maxRingSize", problem));
         }
-        // Envoy's name for it; gRPC has one hash function, and a config that counts on another must not pass.
+        // gRPC supports XX_HASH only. A config that relies on another of Envoy's hash functions must be
+        // rejected.
         if let Some(name) =
             fields.str("hashFunction")?.filter(|name| !["XX_HASH", "DEFAULT_HASH"].contains(name))
         {
@@ -125,7 +129,8 @@ impl Policy for RingHash {
         }
         if let Some(id) = self.next_to_connect(cx) {
             cx.connect(id);
-            // The member that was chosen is connecting from here on; all others are as they were.
+            // `connect` moves the chosen endpoint to CONNECTING; a second pass over the list makes the picker
+            // see that state.
             self.list.reconcile(endpoints, ConnectMode::OnCall, cx);
         }
         for warning in &self.warnings {
@@ -157,7 +162,7 @@ impl Policy for RingHash {
 }
 
 impl RingHash {
-    /// Makes the ring that a plan asks for, unless it is the plan in force.
+    /// Rebuilds the ring if the plan changed.
     fn arrange(&mut self, plan: RingPlan) {
         if plan == self.plan {
             return;
@@ -180,7 +185,7 @@ impl RingHash {
         self.plan = plan;
     }
 
-    /// The members that calls can reach.
+    /// Returns the endpoints with at least one ring entry.
     fn on_ring(&self) -> impl Iterator<Item = &EndpointEntry<Arc<PickCounter>>> {
         let members = self.list.entries().iter().enumerate();
         members.filter(|(i, _)| self.ring.has(*i)).map(|(_, member)| member)
@@ -190,8 +195,11 @@ impl RingHash {
         aggregate(self.on_ring().map(EndpointEntry::connectivity))
     }
 
-    /// A61: failing or connecting with nobody on the way, one idle endpoint is connected without a call. Which one is
-    /// free; clients should not all take the same. Idle, one is connected if the application asks for it.
+    /// Returns the subchannel to connect without a call, if any.
+    ///
+    /// A61: while failing or connecting, exactly one endpoint should be connecting. The choice is random, so
+    /// that clients do not all choose the same endpoint. While IDLE, an endpoint connects only if the
+    /// application requests it.
     fn next_to_connect(&self, cx: &mut Cx<'_>) -> Option<SubchannelId> {
         let wanted = match self.connectivity() {
             ConnectivityState::TransientFailure | ConnectivityState::Connecting => true,
@@ -213,7 +221,8 @@ impl RingHash {
     fn picker(&self, cx: &Cx<'_>) -> RingPicker {
         let members = self.list.entries();
         let failed = |member: &EndpointEntry<_>| member.connectivity() == ConnectivityState::TransientFailure;
-        // Only the last resort of a pick reads these, so they are not made while there is another one.
+        // A pick reads these only if every endpoint has failed. Building them otherwise would waste time and
+        // change the picker.
         let failures = if members.is_empty() {
             [cx.unavailable("no endpoints")].into()
         } else if self.on_ring().all(failed) {
@@ -234,8 +243,8 @@ impl RingHash {
     }
 }
 
-/// A42: the state to report. One failed endpoint says little while there are others to try; two are enough to let
-/// `priority` move on.
+/// Aggregates the endpoint states (A42). One failed endpoint alone does not mean failure while others can be
+/// tried. Two are enough for `priority_experimental` to fail over.
 fn aggregate(states: impl Iterator<Item = ConnectivityState>) -> ConnectivityState {
     let (mut all, mut failed, mut connecting, mut idle) = (0, 0, 0, 0);
     for state in states {
@@ -258,20 +267,22 @@ fn aggregate(states: impl Iterator<Item = ConnectivityState>) -> ConnectivitySta
     }
 }
 
-/// The ring and how its endpoints are. Equal ones pick alike, so that a picker stays until another differs from it.
+/// Picker over the ring and the states of its endpoints. Equal pickers pick alike, so an equal one is not
+/// replaced.
 #[derive(Clone, Debug, PartialEq)]
 struct RingPicker {
     connectivity: ConnectivityState,
     ring: Arc<HashRing>,
-    /// By member.
+    /// Endpoints by list index.
     places: Arc<[RingEndpoint]>,
     is_connecting: bool,
-    /// By member, if all have failed; without members, why calls fail; else empty.
+    /// Failure by list index if all endpoints have failed; a single one if there are no endpoints; else
+    /// empty.
     failures: Arc<[Status]>,
     header: Option<Arc<str>>,
 }
 
-/// One endpoint as a picker sees it.
+/// State of an endpoint in a picker.
 #[derive(Debug)]
 struct RingEndpoint {
     state: RingEndpointState,
@@ -286,7 +297,7 @@ enum RingEndpointState {
     Failed,
 }
 
-/// How many calls went to an endpoint, on a cache line of its own.
+/// Number of picks of an endpoint, aligned to a cache line.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct PickCounter(AtomicU64);
@@ -325,11 +336,11 @@ impl Picker for RingPicker {
     }
 }
 
-/// Where a request hash comes from.
+/// Origin of a request hash.
 enum HashOrigin {
-    /// From the call: it names an endpoint.
+    /// Derived from the call, so it selects an endpoint.
     Request,
-    /// Drawn for want of a header: any endpoint will do.
+    /// Drawn because the header is missing, so any endpoint is suitable (A76).
     Random,
 }
 
@@ -342,7 +353,7 @@ impl RingPicker {
         }
     }
 
-    /// A61: the first endpoint from here on that has not failed.
+    /// Picks the first endpoint from `first` on that has not failed (A61).
     fn pick_at(&self, first: usize) -> PickResult {
         for place in self.walk(first) {
             match place.state {
@@ -355,8 +366,8 @@ impl RingPicker {
         PickResult::QUEUE
     }
 
-    /// A76: the first endpoint from here on that is ready; on the way, one that is idle is connected, unless one is
-    /// connecting.
+    /// Picks the first READY endpoint from `first` on (A76). Also connects the first IDLE endpoint that it
+    /// passes, unless one is connecting.
     fn pick_any(&self, first: usize) -> PickResult {
         let mut wake = None;
         for place in self.walk(first) {
@@ -365,7 +376,7 @@ impl RingPicker {
                 RingEndpointState::Idle(id) if !self.is_connecting => wake = wake.or(Some(id)),
                 RingEndpointState::Idle(_) | RingEndpointState::Connecting | RingEndpointState::Failed => {}
             }
-            // Where nobody is ready, the rest of the ring has nothing more to say.
+            // No endpoint is READY, so walking the rest of the ring cannot change the result.
             if self.connectivity != ConnectivityState::Ready && (self.is_connecting || wake.is_some()) {
                 break;
             }
@@ -373,8 +384,8 @@ impl RingPicker {
         PickResult::Queue { connect: wake }
     }
 
-    /// Once around the ring. Entries of an endpoint that was passed are passed again, at the cost of a look; a ring on
-    /// which all have failed is not walked at all.
+    /// Iterates once around the ring. Endpoints with several entries are visited several times, which is
+    /// cheap. A ring whose endpoints have all failed is not walked.
     fn walk(&self, first: usize) -> impl Iterator<Item = &RingEndpoint> {
         let (before, from) = self.ring.entries.split_at(first.min(self.ring.entries.len()));
         from.iter().chain(before).filter_map(|entry| self.places.get(entry.member as usize))
@@ -392,7 +403,7 @@ impl RingEndpoint {
     }
 }
 
-/// What a ring is made from: sizes, and key and weight of each member.
+/// Inputs of a ring: minimum and maximum size, key and weight of each endpoint.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct RingPlan {
     sizes: (u64, u64),
@@ -406,7 +417,7 @@ impl RingPlan {
         RingPlan { sizes, keys }
     }
 
-    /// The members in an order that is the same for every client.
+    /// Returns the endpoint indices in an order that is the same for every client.
     fn order(&self) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.keys.len()).collect();
         order.sort_by_key(|i| (&self.keys[*i].0, *i));
@@ -419,12 +430,12 @@ impl RingPlan {
         pairs.find(|(a, b)| a == b).map(|(key, _)| key.as_str())
     }
 
-    /// How many entries each member gets, handed out in `order`.
+    /// Returns the number of entries of each endpoint, assigned in `order`.
     ///
-    /// With the least normalised weight m, the ring's nominal size is ⌈m·min⌉/m, so that the lightest member has a
-    /// whole number of entries, or `max` if that is less. A member gets entries while there are fewer than nominal
-    /// for it and those before it. In whole numbers: of the weights' sum W and the sum P up to a member,
-    /// `up·P/down` is nominal.
+    /// With m as the smallest normalised weight, the nominal ring size is ⌈m·min⌉/m, at most `max`. The
+    /// lightest endpoint then has a whole number of entries. An endpoint gets entries while the ring holds
+    /// fewer than the nominal number for it and its predecessors. In integers: for the sum W of all weights
+    /// and the sum P up to an endpoint, `up·P/down` is nominal.
     fn shares(&self, order: &[usize]) -> Vec<u32> {
         let (min, max) = (u128::from(self.sizes.0), u128::from(self.sizes.1));
         let weight = |i: usize| u128::from(self.keys[i].1);
@@ -444,7 +455,7 @@ impl RingPlan {
     }
 }
 
-/// Where an endpoint is on the ring: by its `hash_key` (A76), else by its first address (A61).
+/// Returns the hash key of an endpoint: its `hash_key` metadata (A76), else its first address (A61).
 fn hash_key(endpoint: &Endpoint) -> String {
     match endpoint.metadata(HASH_KEY) {
         Some(Value::String(key)) if !key.is_empty() => key.clone(),
@@ -454,9 +465,9 @@ fn hash_key(endpoint: &Endpoint) -> String {
 
 #[derive(Debug, Default, PartialEq, Eq)]
 struct HashRing {
-    /// In the order of their hashes.
+    /// Entries sorted by hash.
     entries: Box<[RingEntry]>,
-    /// How many entries each member has.
+    /// Number of entries of each endpoint.
     shares: Vec<u32>,
 }
 
@@ -480,7 +491,7 @@ impl HashRing {
         HashRing { entries: entries.into(), shares }
     }
 
-    /// The entry at or after a hash; the first one after the last.
+    /// Returns the index of the first entry at or after a hash, wrapping around at the end.
     fn find(&self, hash: u64) -> usize {
         let at = self.entries.partition_point(|entry| entry.hash < hash);
         if at == self.entries.len() { 0 } else { at }
@@ -490,13 +501,13 @@ impl HashRing {
         self.shares.get(member).is_some_and(|share| *share > 0)
     }
 
-    /// The share of all hashes that falls to each member.
+    /// Returns each endpoint's share of the hash space.
     fn arcs(&self) -> Vec<f64> {
         let mut arcs = vec![0.0; self.shares.len()];
         let mut before = self.entries.last().map_or(0, |entry| entry.hash);
         for entry in &self.entries {
             let arc = entry.hash.wrapping_sub(before) as f64 / 2f64.powi(64);
-            // A single entry has the whole ring, and no distance to the one before.
+            // A single entry covers the whole ring, but its distance from itself is 0.
             arcs[entry.member as usize] += if self.entries.len() == 1 { 1.0 } else { arc };
             before = entry.hash;
         }
@@ -504,7 +515,7 @@ impl HashRing {
     }
 }
 
-/// A header name as gRPC allows it, in lower case.
+/// Returns the header name in lower case, or an error if gRPC does not allow it.
 fn header_name(name: &str) -> Result<Arc<str>, String> {
     let lower = name.to_ascii_lowercase();
     let allowed = |b: u8| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.');

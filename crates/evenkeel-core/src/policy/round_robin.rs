@@ -1,6 +1,7 @@
-//! `round_robin`: every ready endpoint in turn, in the order of the list (A61 for endpoints with several addresses).
+//! `round_robin`: picks ready endpoints in turn, in list order (A61 for endpoints with several addresses).
 //!
-//! The turn starts at a random endpoint, and goes on where it was when endpoints come and go.
+//! The first pick starts at a random endpoint. The sequence continues at its position when endpoints are
+//! added or removed.
 
 use crate::config::{ConfigError, ConfigFields};
 use crate::engine::describe::{DescribeCx, Description};
@@ -8,7 +9,7 @@ use crate::policy::weighted_scheduler::StaticWrr;
 use crate::policy::{LbState, Policy};
 use crate::{Cx, Endpoints};
 
-/// The policy.
+/// Implementation of the `round_robin` policy.
 #[derive(Debug, Default)]
 pub struct RoundRobin {
     wrr: StaticWrr,

@@ -1,14 +1,15 @@
-//! `weighted_round_robin`: every ready endpoint in turn, as often as the load that it reports says (A58; A114 for the
-//! metrics that count; A61 for endpoints with several addresses; A78 for what is counted).
+//! `weighted_round_robin`: picks ready endpoints in proportion to weights derived from their load reports.
 //!
-//! An endpoint's weight is its rate of calls per utilisation: what it could serve if it were fully used. Weights are
-//! looked up once per update period and whenever the ready endpoints or the config change; in between the order
-//! stays. A weight that is too young (blackout) or too old (expiration) counts as unknown, and an endpoint
-//! without a weight gets the mean of the others. Without picks between two look-ups the policy is dormant: its only timer is
-//! the end of the next blackout or weight, and the first pick leads to a look-up at once. While fewer than two weights are known, endpoints take turns by the
-//! weights of the control plane, which is round robin where it gave none.
+//! Implements A58, with A114 for the metrics, A61 for endpoints with several addresses, and A78 for
+//! measurements. An endpoint's weight is its request rate divided by its utilization: the rate that it could
+//! serve at full utilization. The policy computes weights once per update period, and when the ready
+//! endpoints or the config change. A weight in its blackout or expiration period is unusable; such an
+//! endpoint gets the mean of the other weights. With fewer than two usable weights the policy uses the EDS
+//! weights, which is round robin if there are none.
 //!
-//! Reports come with finished calls, or out of band if the config says so; never both.
+//! Without picks between two updates the policy is dormant. Its only timer is then the end of the next
+//! blackout or weight, and the first pick triggers an update. Reports arrive with finished calls or, if
+//! configured, out of band; never both.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -29,10 +30,11 @@ use crate::{
     Instant, LoadReport, Measurement, PickArgs, PickResult, Picker, PolicyScope, SubchannelId, WeightUpdate,
 };
 
-/// At how many moments of an update period policies look up weights: their first update comes by a part of it sooner.
+/// Number of update times per period that all policies share. The first update is moved forward to one of
+/// them.
 const PHASES: u64 = 20;
 
-/// The policy.
+/// Implementation of the `weighted_round_robin` policy.
 #[derive(Debug, Default)]
 pub struct WeightedRoundRobin {
     list: EndpointList<WrrEndpointData>,
@@ -41,41 +43,44 @@ pub struct WeightedRoundRobin {
     config: Option<WeightedRoundRobinConfig>,
     formula: Arc<WeightFormula>,
     weight_table: WeightTable,
-    /// When weights are looked up next; only while there are two to compare.
+    /// Time of the next weight update; set only if there are at least two ready endpoints.
     update_at: Option<Instant>,
-    /// A moment at which weights are looked up while calls are picked; the others are whole periods away.
+    /// Reference time of periodic updates; all of them are whole periods away from it.
     phase: Option<Instant>,
-    /// Position in the order at the last look-up. The same at the next one means that no call was picked.
+    /// Schedule position at the last update. An equal position at the next update means that there were no
+    /// picks.
     weighed_at: Option<SchedulePosition>,
     is_dormant: bool,
     dormant: DormantState,
     counts: WeightCounts,
 }
 
-/// Settings of `weighted_round_robin`.
+/// Settings of the `weighted_round_robin` policy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WeightedRoundRobinConfig {
-    /// Whether reports come out of band instead of with calls.
+    /// True to use out-of-band reports instead of per-call reports.
     pub enable_oob_load_report: bool,
-    /// How often out-of-band reports are asked for.
+    /// Interval of out-of-band reports that is requested from the endpoint.
     pub oob_reporting_period: Duration,
-    /// How long an endpoint must have reported before its weight is used; zero for at once.
+    /// Minimum time that an endpoint must have reported before its weight is used; zero disables the
+    /// blackout.
     pub blackout_period: Duration,
-    /// How long after its last report an endpoint's weight is used.
+    /// Maximum age of the last report before the weight expires.
     pub weight_expiration_period: Duration,
-    /// How often weights are looked up; less than 100 ms counts as 100 ms.
+    /// Time between weight updates; at least 100 ms.
     pub weight_update_period: Duration,
-    /// By how much a call that fails adds to the utilisation. Not negative.
+    /// Factor by which the error rate raises the utilization. Not negative.
     pub error_utilization_penalty: f64,
-    /// The metrics of which the greatest is the utilisation (A114); if none is reported, the application's own, else
-    /// that of the CPU.
+    /// Names of the metrics whose maximum is the utilization (A114). If none of them is reported, the
+    /// application utilization is used, else the CPU utilization.
     pub metric_names_for_computing_utilization: Vec<String>,
-    /// Weights above this many times their mean count as that much; unset for no bound. At least 1.
+    /// Maximum ratio of a weight to the mean weight; at least 1, `None` for no limit.
     pub weight_cap_ratio: Option<f64>,
 }
 
 impl Default for WeightedRoundRobinConfig {
-    /// What A58 says: per-call reports, 10 s blackout, 3 min expiration, an update per second, penalty 1.
+    /// Returns the defaults of A58: per-call reports, 10 s blackout, 3 min expiration, one update per second,
+    /// penalty 1.
     fn default() -> WeightedRoundRobinConfig {
         WeightedRoundRobinConfig {
             enable_oob_load_report: false,
@@ -105,7 +110,8 @@ impl Policy for WeightedRoundRobin {
     ) -> LbState {
         let endpoints_changed = self.list.reconcile(endpoints, ConnectMode::Eager, cx);
         let config_changed = self.adopt(config);
-        // What comes with calls is read by whoever reads it already.
+        // Trackers of per-call reports stay valid while the config is unchanged, so unchanged endpoints are
+        // skipped.
         let is_settled = !config_changed && !config.enable_oob_load_report;
         let mut restarted = false;
         for member in
@@ -115,7 +121,9 @@ impl Policy for WeightedRoundRobin {
             read_load(member, config, &self.formula, cx);
         }
         if restarted && self.is_dormant {
-            // A connection that came and went between two passes may leave the ready endpoints as they were.
+            // A connection that is lost and restored between two passes leaves the ready endpoints equal but
+            // restarts a blackout. The timer of a dormant policy does not know of it, so the next periodic
+            // time is used.
             let at = cx.now() + Duration::from_nanos(1);
             self.update_at = self.phase.map(|phase| first_in_phase(phase, config.update_period(), at));
         }
@@ -132,15 +140,18 @@ impl Policy for WeightedRoundRobin {
         let has_changed = endpoints_changed || config_changed || !self.scheduler.covers_ready(&self.list);
         let updates_weights = has_changed || is_due;
         if updates_weights {
-            // The pick that ends a silence finds the weights of the last update in it, had there been any.
+            // The pick that ends the dormancy must see the weights of the last periodic update, as if the
+            // timer had been running.
             let at = if wakes && !has_changed { self.last_update(config, cx.now()) } else { cx.now() };
             self.update_weights(config, at, cx);
         }
         let WeightTable { weights, rule, .. } = &self.weight_table;
         self.scheduler.reconcile(&mut self.list, weights, *rule, self.is_dormant, cx);
-        // The picks that wake the policy are used at its next update too: without more of them it is dormant after that one.
+        // The picks that woke the policy also count for its next update. If no others follow, it is dormant
+        // after that one.
         if updates_weights && !wakes {
-            // Picks that came during the look-up count as after it. Of an order that begins here there are none.
+            // Picks made during the update count as made after it. A schedule created by this update has
+            // none.
             let after = self.scheduler.position();
             let same = position.zip(after).is_some_and(|(before, after)| before.is_in_order_of(after));
             self.weighed_at = if same { position } else { after };
@@ -178,14 +189,15 @@ impl Policy for WeightedRoundRobin {
 }
 
 impl WeightedRoundRobin {
-    /// Takes in the config. Answers whether it is another than before.
+    /// Applies the config. Returns true if it changed.
     fn adopt(&mut self, config: &WeightedRoundRobinConfig) -> bool {
         if self.config.as_ref() == Some(config) {
             return false;
         }
         let old = self.config.replace(config.clone());
         if old.as_ref().is_none_or(|old| !old.has_same_formula(config)) {
-            // Calls under way report by rules that are no longer in force, perhaps out of band by now.
+            // Calls in flight hold trackers of the old formula. Their reports must not be used, since the
+            // metrics or the source of reports may have changed.
             self.formula.is_retired.store(true, Ordering::Relaxed);
             self.formula = Arc::new(WeightFormula::new(config, self.formula.number + 1));
         }
@@ -195,7 +207,8 @@ impl WeightedRoundRobin {
         true
     }
 
-    /// Looks up every ready endpoint's weight as of `now`. Changes the order only if the integers come out different.
+    /// Computes the weight of every ready endpoint as of `now`. The schedule changes only if its integer
+    /// weights do.
     fn update_weights(&mut self, config: &WeightedRoundRobinConfig, now: Instant, cx: &mut Cx<'_>) {
         let mut known = Vec::with_capacity(self.list.entries().len());
         let mut changes_at: Option<Instant> = None;
@@ -207,7 +220,7 @@ impl WeightedRoundRobin {
                 changes_at = changes_at.into_iter().chain(next).min();
             }
         }
-        // A58: fewer than two are as good as none.
+        // A58: with fewer than two usable weights, none is used.
         let are_usable = known.iter().filter(|status| status.usable().is_some()).nth(1).is_some();
         let scaled = if are_usable { scale(&capped(&known, config.weight_cap_ratio)) } else { None };
         if known.len() > 1 {
@@ -225,7 +238,7 @@ impl WeightedRoundRobin {
         };
     }
 
-    /// Returns the moment of the last update up to `now`, if updates had gone on in their phase.
+    /// Returns the time of the last periodic update up to `now`, as if updates had continued.
     fn last_update(&self, config: &WeightedRoundRobinConfig, now: Instant) -> Instant {
         let period = config.update_period();
         let Some(phase) = self.phase.filter(|phase| *phase <= now) else { return now };
@@ -233,8 +246,11 @@ impl WeightedRoundRobin {
         Instant::from_nanos(now.as_nanos() - u64::try_from(since).unwrap_or(0))
     }
 
-    /// Updates keep their phase; after a pause there is one, and those that were missed are skipped. A dormant policy
-    /// updates when time alone changes a weight, in phase too: timers would have led to the same order.
+    /// Returns the time of the next update. Updates keep their phase; after a pause the missed ones are
+    /// skipped.
+    ///
+    /// A dormant policy updates when time alone changes a weight, also in phase. The result is the same
+    /// schedule that running timers would have produced.
     fn next_update(&mut self, period: Duration, was_weighed: bool, now: Instant) -> Option<Instant> {
         if self.list.ready().nth(1).is_none() {
             self.phase = None;
@@ -256,15 +272,15 @@ impl WeightedRoundRobin {
     }
 }
 
-/// Returns the first moment from `at` on that is a number of whole periods after `phase`.
+/// Returns the first time from `at` on that is a whole number of periods after `phase`.
 fn first_in_phase(phase: Instant, period: Duration, at: Instant) -> Instant {
     let nanos = u64::try_from(period.as_nanos()).unwrap_or(u64::MAX).max(1);
     let periods = at.as_nanos().saturating_sub(phase.as_nanos()).div_ceil(nanos);
     Instant::from_nanos(phase.as_nanos().saturating_add(periods.saturating_mul(nanos)))
 }
 
-/// The last of a period's phases up to a moment. There are few, so that a thousand clusters whose endpoints came up one after
-/// the other are updated in a few passes and not in a thousand.
+/// Rounds a time down to one of the period's shared update times. They are few, so that a thousand clusters
+/// whose endpoints connect one after the other are updated in a few passes and not in a thousand.
 fn in_step(moment: Instant, period: Duration) -> Instant {
     let apart = u64::try_from(period.as_nanos()).unwrap_or(u64::MAX) / PHASES;
     Instant::from_nanos(moment.as_nanos() / apart.max(1) * apart.max(1))
@@ -302,7 +318,7 @@ impl WeightedRoundRobinConfig {
         self.weight_update_period.max(SHORTEST_UPDATE_PERIOD)
     }
 
-    /// Whether reports are read the same way under both.
+    /// Returns true if both configs derive the same weight from a report.
     fn has_same_formula(&self, other: &WeightedRoundRobinConfig) -> bool {
         let how = |config: &WeightedRoundRobinConfig| {
             (config.enable_oob_load_report, config.error_utilization_penalty)
@@ -351,8 +367,8 @@ fn metric_names(fields: &ConfigFields<'_>) -> Result<Vec<String>, ConfigError> {
     Ok(names)
 }
 
-/// A58: an endpoint that becomes ready starts its blackout over.
-/// Returns true if the blackout was restarted.
+/// Restarts the blackout if the endpoint has become ready on another connection (A58). Returns true if it
+/// has.
 fn note_connection(member: &mut EndpointEntry<WrrEndpointData>, cx: &Cx<'_>) -> bool {
     let connection = member.ready().and_then(|id| Some((id, cx.peek(id)?.disconnects())));
     let is_new = connection.is_some() && connection != member.data.connection;
@@ -363,7 +379,7 @@ fn note_connection(member: &mut EndpointEntry<WrrEndpointData>, cx: &Cx<'_>) -> 
     is_new
 }
 
-/// Sees to it that the endpoint's reports are read, one way or the other.
+/// Installs the endpoint's source of reports: a per-call tracker or an out-of-band watch.
 fn read_load(
     member: &mut EndpointEntry<WrrEndpointData>,
     config: &WeightedRoundRobinConfig,
@@ -374,7 +390,7 @@ fn read_load(
     let own = &mut member.data;
     if !config.enable_oob_load_report {
         own.reports = None;
-        // Only who is called reports.
+        // Only ready endpoints get calls, so only they need a tracker.
         if is_ready && own.tracker.as_ref().is_none_or(|tracker| !Arc::ptr_eq(&tracker.formula, formula)) {
             let weight = own.weight().clone();
             own.tracker = Some(Arc::new(WrrLoadTracker { formula: formula.clone(), weight }));
@@ -382,13 +398,13 @@ fn read_load(
         return;
     }
     own.tracker = None;
-    // An ejected endpoint is still connected and goes on reporting.
+    // An ejected endpoint is still connected and continues to report.
     let Some(subchannel) = id.and_then(|id| cx.peek(id)).filter(|subchannel| subchannel.is_ready()) else {
         own.reports = None;
         return;
     };
     let (id, now) = (subchannel.id(), (subchannel.id(), subchannel.loads()));
-    // Reports from before the watch were for somebody else.
+    // The report that is present when the watch starts may predate it and was meant for another policy.
     let is_news = own.reports.replace(now).is_some_and(|before| before.0 == id && before != now);
     if let Some((at, report)) = subchannel.load().filter(|_| is_news) {
         own.weight().update(formula.weight(report), at);
@@ -396,19 +412,19 @@ fn read_load(
     cx.watch_load(id, config.oob_reporting_period);
 }
 
-/// What the policy remembers about an endpoint for as long as it stays in the list.
+/// State of an endpoint, kept while it stays in the list.
 #[derive(Debug, Default)]
 struct WrrEndpointData {
     slot: SchedulerSlot,
-    /// Unset until it is ready for the first time.
+    /// Weight of the endpoint; `None` before it is READY for the first time.
     weight: Option<Arc<EndpointWeight>>,
-    /// Reads the reports that come with calls; `None` while they come out of band.
+    /// Reader of per-call reports; `None` while reports are out of band.
     tracker: Option<Arc<WrrLoadTracker>>,
-    /// The connection it was ready on: the subchannel, and how often that had been lost before.
+    /// Connection of the last READY state: the subchannel and its number of earlier disconnects.
     connection: Option<(SubchannelId, u32)>,
-    /// Out-of-band reports seen so far, and from which subchannel.
+    /// Subchannel of the last out-of-band report, and the number of its reports.
     reports: Option<(SubchannelId, u32)>,
-    /// What came of the last look-up, if it was ready then.
+    /// Result of the last update; `None` if the endpoint was not ready.
     status: Option<WeightStatus>,
 }
 
@@ -430,12 +446,12 @@ impl AsMut<SchedulerSlot> for WrrEndpointData {
     }
 }
 
-/// What the order is made from.
+/// Integer weights and rule of the schedule.
 #[derive(Debug)]
 struct WeightTable {
     weights: Vec<u32>,
     rule: ScheduleRule,
-    /// When the next blackout or weight ends, if nothing is reported before. Computed by a dormant policy only.
+    /// End of the next blackout or weight if no report arrives before. Computed by a dormant policy only.
     changes_at: Option<Instant>,
 }
 
@@ -445,19 +461,19 @@ impl Default for WeightTable {
     }
 }
 
-/// What A78 counts, of one update or of all since the policy exists.
+/// Counts for A78, of one update or in total.
 #[derive(Debug, Default)]
 struct WeightCounts {
-    /// Updates with fewer than two usable weights.
+    /// Number of updates with fewer than two usable weights.
     fallbacks: u64,
-    /// Endpoints, summed over updates, that had not reported for long enough.
+    /// Number of endpoints in their blackout period, summed over updates.
     not_yet_usable: u64,
-    /// Endpoints, summed over updates, that had stopped reporting.
+    /// Number of endpoints with an expired weight, summed over updates.
     stale: u64,
 }
 
 impl WeightCounts {
-    /// The counts of one update.
+    /// Returns the counts of one update.
     fn of(known: &[WeightStatus], is_fallback: bool) -> WeightCounts {
         let count = |status| known.iter().filter(|known| **known == status).count() as u64;
         WeightCounts {
@@ -484,12 +500,12 @@ impl WeightCounts {
     }
 }
 
-/// What a look-up says about an endpoint's weight.
+/// Usability of an endpoint's weight.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum WeightStatus {
-    /// Nothing reported yet, or not for long enough.
+    /// No report received, or the blackout has not ended.
     NotYetUsable,
-    /// Nothing reported for too long.
+    /// Weight expired since no report arrived in time.
     Stale,
     Usable(f64),
 }
@@ -503,28 +519,28 @@ impl WeightStatus {
     }
 }
 
-/// The usable weights, none of them above `ratio` times their mean.
+/// Returns the usable weights, each limited to `ratio` times their mean.
 fn capped(known: &[WeightStatus], ratio: Option<f64>) -> Vec<Option<f64>> {
     let weights = || known.iter().map(|status| status.usable());
     let Some(ratio) = ratio else { return weights().collect() };
-    // Parts of the largest: their sum is finite where that of the weights is not.
+    // Normalised by the largest weight, since the sum of the weights themselves could overflow to infinity.
     let largest = weights().flatten().fold(f64::MIN_POSITIVE, f64::max);
     let parts = weights().flatten().map(|weight| weight / largest).sum::<f64>();
     let cap = ratio * (parts / weights().flatten().count() as f64) * largest;
     weights().map(|weight| weight.map(|weight| weight.min(cap))).collect()
 }
 
-/// An endpoint's weight as its reports say it, written from any thread.
+/// Weight of an endpoint from its reports, written from any thread.
 ///
-/// The three fields are not one transaction. A look-up between two of the writes sees a fresh weight with stamps that
-/// are one report older, or the other way round; the next one sees all.
+/// The three fields are not updated atomically as a group. An update between two writes may combine the
+/// weight of one report with the times of another. The next update sees all of them.
 #[derive(Debug)]
 struct EndpointWeight {
-    /// The bits of a number above 0, or 0 before the first report.
+    /// Bits of a positive `f64`; 0 before the first report.
     value: AtomicU64,
-    /// When the last report came, in nanoseconds.
+    /// Time of the last report, in nanoseconds.
     last_updated: AtomicU64,
-    /// When the first report came that counts towards the blackout, in nanoseconds, or `NEVER`.
+    /// Time of the first report since the blackout restarted, in nanoseconds; `NEVER` before it.
     non_empty_since: AtomicU64,
 }
 
@@ -541,10 +557,10 @@ impl Default for EndpointWeight {
 }
 
 impl EndpointWeight {
-    /// Takes in a weight, if the report had one.
+    /// Stores the weight of a report, if it has one.
     fn update(&self, weight: Option<f64>, at: Instant) {
         let Some(weight) = weight else { return };
-        // An error means that the blackout runs already.
+        // Fails if the blackout has already begun, which is intended.
         let _ =
             self.non_empty_since.compare_exchange(NEVER, at.as_nanos(), Ordering::Relaxed, Ordering::Relaxed);
         self.last_updated.fetch_max(at.as_nanos(), Ordering::Relaxed);
@@ -555,7 +571,8 @@ impl EndpointWeight {
         self.non_empty_since.store(NEVER, Ordering::Relaxed);
     }
 
-    /// A58: enforces expiration and blackout; what has expired starts its blackout over.
+    /// Returns the weight if it is past its blackout and not expired. An expired weight restarts its blackout
+    /// (A58).
     fn look_up(&self, config: &WeightedRoundRobinConfig, now: Instant) -> WeightStatus {
         let value = self.value.load(Ordering::Relaxed);
         if value == 0 {
@@ -573,7 +590,7 @@ impl EndpointWeight {
         WeightStatus::Usable(f64::from_bits(value))
     }
 
-    /// Returns the time after `now` at which a look-up has another result although nothing was reported in between.
+    /// Returns the first time after `now` at which `look_up` returns another result without any report.
     fn changes_at(&self, config: &WeightedRoundRobinConfig, now: Instant) -> Option<Instant> {
         if self.value.load(Ordering::Relaxed) == 0 {
             return None;
@@ -582,19 +599,19 @@ impl EndpointWeight {
             Instant::from_nanos(self.last_updated.load(Ordering::Relaxed)) + config.weight_expiration_period;
         let since = self.non_empty_since.load(Ordering::Relaxed);
         let usable_at = Instant::from_nanos(since) + config.blackout_period;
-        // A blackout that has not begun ends with nothing but a report.
+        // A blackout that has not begun ends only after a report.
         let times = [expires_at, if since == NEVER { expires_at } else { usable_at }];
         times.into_iter().filter(|at| *at > now).min()
     }
 }
 
-/// How a report becomes a weight.
+/// Conversion of load reports to weights.
 #[derive(Debug, Default)]
 struct WeightFormula {
     number: u64,
     penalty: f64,
     metric_names: Vec<String>,
-    /// Another one is in force: calls under way are not to be read any more.
+    /// True once the config has replaced this formula; reports of older calls are then ignored.
     is_retired: AtomicBool,
 }
 
@@ -608,10 +625,11 @@ impl WeightFormula {
         }
     }
 
-    /// Finite and above 0, or `None`: a report without load, or one that makes no sense, changes nothing.
+    /// Returns the weight, finite and above 0. A report without load or with invalid values gives `None`.
     fn weight(&self, report: &LoadReport) -> Option<f64> {
         let (rate, utilization) = (report.requests_per_second, self.utilization(report)?);
-        // A58: errors count only if there is a penalty, whatever they are otherwise.
+        // A58: the error rate is used only if there is a penalty. Without one, even an invalid error rate is
+        // accepted.
         let errors = if self.penalty > 0.0 { report.errors_per_second } else { 0.0 };
         if rate.is_nan() || rate <= 0.0 || errors.is_nan() || errors < 0.0 {
             return None;
@@ -628,7 +646,7 @@ impl WeightFormula {
     }
 }
 
-/// Reads the reports of an endpoint's calls.
+/// Tracker that reads the load reports of an endpoint's calls.
 #[derive(Debug)]
 struct WrrLoadTracker {
     formula: Arc<WeightFormula>,
@@ -651,7 +669,7 @@ impl CallTracker for WrrLoadTracker {
 
 struct WrrPicker {
     order: Arc<ScheduledPicker>,
-    /// By index in the order; empty while reports come out of band.
+    /// Trackers by schedule index; empty while reports are out of band.
     trackers: Box<[Arc<WrrLoadTracker>]>,
 }
 
@@ -665,5 +683,5 @@ impl Picker for WrrPicker {
     }
 }
 
-/// A58: shorter update periods count as this.
+/// Minimum update period (A58).
 const SHORTEST_UPDATE_PERIOD: Duration = Duration::from_millis(100);

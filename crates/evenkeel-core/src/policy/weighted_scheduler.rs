@@ -1,9 +1,10 @@
-//! A rota: the ready members of a fleet, each in turn, as often as its weight says.
+//! Weighted scheduling over the ready endpoints of a list.
 //!
-//! What `round_robin`, `edf_weighted_round_robin` and `weighted_round_robin` have in common. An [`ScheduledPicker`] is an
-//! immutable snapshot for pickers; the [`WeightedScheduler`] replaces it when the ready members, their subchannels, their weights or
-//! the rule differ, and keeps it otherwise. The sequence goes on over replacements: who stays keeps its place. Picks are
-//! counted by the order itself, so that counting costs a call nothing.
+//! Shared by `round_robin`, `edf_weighted_round_robin` and `weighted_round_robin`. A [`ScheduledPicker`] is
+//! an immutable snapshot. The [`WeightedScheduler`] replaces it if the ready endpoints, their subchannels,
+//! their weights or the rule change, and keeps it otherwise. The pick sequence continues over replacements:
+//! endpoints that stay keep their position. Pick counts are derived from the schedule's position, so that
+//! counting costs a pick nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,13 +20,13 @@ use crate::{
     Picker, Status, SubchannelId,
 };
 
-/// A whole policy that does nothing but take turns, by weights that are known from the endpoints.
+/// Complete policy that picks endpoints in turn by weights that depend on the endpoints alone.
 #[derive(Debug, Default)]
 pub(super) struct StaticWrr {
     list: EndpointList<SchedulerSlot>,
     scheduler: WeightedScheduler,
     cached: CachedState<(SchedulerInputs, ())>,
-    /// Position in the order at the last check of how much of it is used up.
+    /// Position in the schedule at the last refill check.
     checked: Option<SchedulePosition>,
     dormant: DormantState,
 }
@@ -53,7 +54,7 @@ impl StaticWrr {
         self.dormant.get_or_build(state, is_dormant)
     }
 
-    /// Rows for all endpoints; `fill` adds what the policy has to say about weights.
+    /// Returns a row for each endpoint; `fill` adds the weights.
     pub(super) fn describe(
         &self,
         cx: &DescribeCx<'_>,
@@ -65,34 +66,34 @@ impl StaticWrr {
     }
 }
 
-/// The order in force.
+/// Owner of the current schedule.
 #[derive(Debug, Default)]
 pub(super) struct WeightedScheduler {
     order: Option<Arc<ScheduledPicker>>,
     orders: u64,
-    /// When to see how much of an open schedule is used up.
+    /// Time of the next refill check; set only for an open-ended schedule.
     check_at: Option<Instant>,
-    /// No call is picked, so that nothing is used up.
+    /// True while there are no picks, so that no slots are consumed.
     is_dormant: bool,
 }
 
-/// Number of an order and the position in it. It differs after each pick.
+/// Schedule number and position in that schedule. It differs after each pick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SchedulePosition {
     order: u64,
     drawn: u64,
 }
 
-/// What a policy remembers about a member that takes turns.
+/// Scheduler state of an endpoint.
 #[derive(Debug, Default)]
 pub(super) struct SchedulerSlot {
-    /// Its index in the order in force.
+    /// Index of the endpoint in the current schedule.
     index: Option<u32>,
-    /// Its picks by earlier orders, as far as the one in force does not count them.
+    /// Number of picks by earlier schedules that the current one does not count.
     before: u64,
 }
 
-/// What a state was made from.
+/// Inputs of a state; a changed input rebuilds it.
 #[derive(Debug, PartialEq)]
 pub(super) struct SchedulerInputs {
     connectivity: ConnectivityState,
@@ -101,8 +102,8 @@ pub(super) struct SchedulerInputs {
 }
 
 impl WeightedScheduler {
-    /// Brings the order up to date with the ready members of the fleet, whose weights are given in their order. A dormant
-    /// policy sets no timer.
+    /// Updates the schedule to the ready endpoints, whose weights are given in list order. A dormant policy
+    /// sets no timer.
     pub(super) fn reconcile<T: AsRef<SchedulerSlot> + AsMut<SchedulerSlot>>(
         &mut self,
         list: &mut EndpointList<T>,
@@ -115,6 +116,8 @@ impl WeightedScheduler {
         let stays =
             self.covers_ready(list) && self.order.as_ref().is_none_or(|order| order.has(weights, rule));
         let is_due = self.is_check_due(cx.now());
+        // A depleted schedule would make picks wait for its producer, so its successor takes over with a full
+        // queue.
         if !stays || is_due && self.order.as_ref().is_some_and(|order| order.is_depleted()) {
             self.replace(list, weights, rule, cx);
         }
@@ -134,7 +137,7 @@ impl WeightedScheduler {
         }
     }
 
-    /// Returns the position in the order in force.
+    /// Returns the position in the current schedule.
     pub(super) fn position(&self) -> Option<SchedulePosition> {
         self.order.as_ref().map(|order| SchedulePosition { order: order.number, drawn: order.drawn() })
     }
@@ -143,7 +146,8 @@ impl WeightedScheduler {
         self.check_at.is_some_and(|at| at <= now)
     }
 
-    /// Whether the order in force is over exactly the ready members, with the subchannels that they have.
+    /// Returns true if the current schedule covers exactly the ready endpoints, with their current
+    /// subchannels.
     pub(super) fn covers_ready<T: AsRef<SchedulerSlot>>(&self, list: &EndpointList<T>) -> bool {
         let listed = self.order.as_ref().map_or(&[][..], |order| &order.ready);
         let mut ready = list.ready();
@@ -155,8 +159,8 @@ impl WeightedScheduler {
         same && ready.next().is_none()
     }
 
-    /// The same state as the last time if it was made from the same, else a new one; `extra` is what the
-    /// policy's picker is made from besides the order.
+    /// Returns the cached state if its inputs are unchanged, else builds one. `extra` is the part of the
+    /// policy's inputs that is not in the schedule.
     pub(super) fn get_or_build<T, K: PartialEq>(
         &self,
         list: &EndpointList<T>,
@@ -179,7 +183,7 @@ impl WeightedScheduler {
         })
     }
 
-    /// Adds a row per endpoint with its share and picks; `fill` completes what the policy knows.
+    /// Adds a row for each endpoint with its share and picks; `fill` adds policy-specific columns.
     pub(super) fn describe<T: AsRef<SchedulerSlot>>(
         &self,
         list: &EndpointList<T>,
@@ -236,7 +240,8 @@ impl WeightedScheduler {
     }
 }
 
-/// Gives every ready member its place in a new order. Who is not carried over takes its picks along.
+/// Assigns every ready endpoint its index in the next schedule. An endpoint that the schedule does not carry
+/// over keeps its pick count in the slot.
 fn reassign_slots<T: AsRef<SchedulerSlot> + AsMut<SchedulerSlot>>(
     list: &mut EndpointList<T>,
     old: Option<&ScheduledPicker>,
@@ -245,7 +250,7 @@ fn reassign_slots<T: AsRef<SchedulerSlot> + AsMut<SchedulerSlot>>(
     let leaves = |member: &EndpointEntry<T>| {
         member.data.as_ref().index.is_some() && !(carried && member.ready().is_some())
     };
-    // Counting walks over what was handed out: only if somebody leaves.
+    // Counting picks walks the consumed slots, so it runs only if an endpoint leaves the schedule.
     let picks =
         old.filter(|_| list.entries().iter().any(leaves)).map(ScheduledPicker::picks).unwrap_or_default();
     let mut next = 0;
@@ -262,7 +267,7 @@ fn reassign_slots<T: AsRef<SchedulerSlot> + AsMut<SchedulerSlot>>(
     }
 }
 
-/// Subchannels in turn, at least one.
+/// Snapshot of the ready subchannels with their pick sequence; never empty.
 #[derive(Debug)]
 pub(super) struct ScheduledPicker {
     number: u64,
@@ -273,20 +278,20 @@ pub(super) struct ScheduledPicker {
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "one per policy, and calls should not follow another pointer")]
 enum PickSequence {
-    /// One endpoint needs no schedule (WRR-16), but its picks count.
+    /// A single endpoint needs no schedule (WRR-16), only a pick count.
     Single(AtomicU64),
     Scheduled(Schedule),
 }
 
 impl SchedulePosition {
-    /// Returns true if both are positions in the same order.
+    /// Returns true if both positions belong to the same schedule.
     pub(super) fn is_in_order_of(self, other: SchedulePosition) -> bool {
         self.order == other.order
     }
 }
 
 impl ScheduledPicker {
-    /// Whose turn it is: the index among the ready members, and the subchannel.
+    /// Returns the next index among the ready endpoints, with its subchannel.
     #[inline]
     pub(super) fn next(&self) -> (usize, SubchannelId) {
         let index = match &self.sequence {
@@ -351,5 +356,5 @@ impl AsMut<SchedulerSlot> for SchedulerSlot {
     }
 }
 
-/// How often an open schedule is looked after: often enough that picks find their slots ready.
+/// Interval of refill checks for open-ended schedules; short enough for picks to find slots ready.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);

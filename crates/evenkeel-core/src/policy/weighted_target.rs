@@ -1,8 +1,9 @@
-//! `weighted_target_experimental`: calls spread over named children at random, by weight (A28).
+//! `weighted_target_experimental`: distributes calls over named children at random, by weight (A28).
 //!
-//! Only children that are READY get calls. When none is, calls wait, or wake a child that is idle; when all have failed, a
-//! call is told so by one of them, chosen by weight. A child that left the config is kept for 15 minutes, so that a
-//! locality that comes back finds its connections. The name of a child is passed down as the locality label (A78).
+//! Only READY children get calls. If none is READY, calls are queued or connect an IDLE child. If all have
+//! failed, a call fails with the status of one of them, chosen by weight. A child that is removed from the
+//! config is retained for 15 minutes, so that a returning locality keeps its connections. Children get their
+//! name as locality label (A78).
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -17,13 +18,13 @@ use crate::policy::children::{NamedChild, NamedChildren};
 use crate::policy::{CachedState, LbState, Policy};
 use crate::{ChildPolicy, ConnectivityState, Cx, Endpoints, PickArgs, PickResult, Picker, Status};
 
-/// The name under which the policy is registered, and under which others run it.
+/// Registered name of the policy; also used by the policies that create it as a child.
 pub(crate) const NAME: &str = "weighted_target_experimental";
 
-/// How long a child that left the config is kept (A28).
+/// Retention time of a child that was removed from the config (A28).
 const RETENTION: Duration = Duration::from_secs(15 * 60);
 
-/// The policy.
+/// Implementation of the `weighted_target_experimental` policy.
 #[derive(Debug, Default)]
 pub struct WeightedTarget {
     children: NamedChildren,
@@ -35,24 +36,23 @@ pub struct WeightedTarget {
 struct WeightedTargetInputs {
     connectivity: ConnectivityState,
     choices: Vec<TargetChoice>,
-    /// Why calls fail if there are no targets.
+    /// Status of calls if there are no targets.
     failure: Option<Status>,
 }
 
-/// Settings of `weighted_target_experimental`.
+/// Settings of the `weighted_target_experimental` policy.
 #[derive(Clone, Debug, Default)]
 pub struct WeightedTargetConfig {
-    /// The children by name. The name decides which child is which across updates, and which group of the endpoints
-    /// it is given.
+    /// Children by name. The name identifies a child across updates and selects its endpoint group.
     pub targets: BTreeMap<Arc<str>, WeightedTargetChild>,
 }
 
 /// One child of `weighted_target_experimental`.
 #[derive(Clone, Debug)]
 pub struct WeightedTargetChild {
-    /// The child's part of the calls, in relation to the other weights.
+    /// Weight of the child relative to the sum of all weights.
     pub weight: NonZeroU32,
-    /// The child's policy.
+    /// Config of the child policy.
     pub child_policy: LbConfig,
 }
 
@@ -90,7 +90,7 @@ impl Policy for WeightedTarget {
     ) -> LbState {
         self.children.update(targets.keys(), endpoints, RETENTION, cx);
         for (child, target) in self.children.iter_mut().zip(targets.values()) {
-            // An idle child gets no calls while another is ready, so no call would ever wake it.
+            // An IDLE child gets no calls while another is READY, so no call would ever connect it.
             let scope = cx.scope().clone().with_locality(child.name().clone()).without_idle();
             child.reconcile(scope, &target.child_policy, cx);
         }
@@ -144,7 +144,7 @@ impl Policy for WeightedTarget {
 }
 
 impl WeightedTarget {
-    /// The children among which a call is spread: those whose state is the state of the whole.
+    /// Returns the children to pick from: those in the aggregated state.
     fn choices(&self, connectivity: ConnectivityState) -> Vec<TargetChoice> {
         let each = self.children.iter().zip(&self.weights);
         each.filter(|(child, _)| child.connectivity() == connectivity)
@@ -153,7 +153,7 @@ impl WeightedTarget {
     }
 }
 
-/// A child as the picker sees it.
+/// Child in a picker.
 #[derive(Debug)]
 struct TargetChoice {
     weight: NonZeroU32,
@@ -166,7 +166,7 @@ impl PartialEq for TargetChoice {
     }
 }
 
-/// Spreads calls over children of equal weight.
+/// Picker over children of equal weight.
 struct UniformPicker {
     pickers: Box<[Arc<dyn Picker>]>,
 }
@@ -183,10 +183,10 @@ impl Picker for UniformPicker {
     }
 }
 
-/// Spreads calls over children by weight.
+/// Picker over children of different weights.
 struct WeightedPicker {
-    /// Where the part of each child ends: the sums of the weights up to it. In 64 bits, which 32-bit weights of any
-    /// number of children that fits into memory do not overflow.
+    /// Cumulative weights, in child order. 64 bits cannot overflow: the weights have 32 bits and the children
+    /// fit into memory.
     ends: Box<[u64]>,
     pickers: Box<[Arc<dyn Picker>]>,
     total: u64,
@@ -207,7 +207,7 @@ impl WeightedPicker {
 impl Picker for WeightedPicker {
     fn pick(&self, call: &PickArgs<'_>) -> PickResult {
         let at = call.random_below(self.total);
-        // `at` lies below the last end, so the index is that of a child.
+        // `at` is below the last cumulative weight, so the index is in bounds.
         self.pickers[self.ends.partition_point(|end| *end <= at)].pick(call)
     }
 }

@@ -1,8 +1,9 @@
-//! `xds_wrr_locality_experimental`: localities by weight, the same policy inside each (A52).
+//! `xds_wrr_locality_experimental`: balances over localities by weight, with one policy config for each
+//! (A52).
 //!
-//! It runs weighted_target with one target per locality of the endpoints, named as the locality's label (A78) and
-//! weighted as the endpoints say. Endpoints carry the weight of their locality each; where they disagree, the first
-//! one counts and the operator is told. Where endpoints come in named groups, the groups are the localities.
+//! The policy runs `weighted_target_experimental` with one target per locality. A target is named by the
+//! locality's label (A78). Each endpoint carries its locality's weight; if they differ, the first one is used
+//! and a warning is reported. If the endpoints are grouped, each group is a locality.
 
 use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroU32;
@@ -16,17 +17,17 @@ use crate::policy::weighted_target::{self, WeightedTarget, WeightedTargetChild, 
 use crate::policy::{LbState, Policy};
 use crate::{ChildPolicy, Cx, Endpoint, Endpoints, Locality};
 
-/// The policy.
+/// Implementation of the `xds_wrr_locality_experimental` policy.
 #[derive(Debug, Default)]
 pub struct WrrLocality {
     split: Option<LocalitySplit>,
     child: ChildPolicy,
 }
 
-/// Settings of `xds_wrr_locality_experimental`.
+/// Settings of the `xds_wrr_locality_experimental` policy.
 #[derive(Clone, Debug)]
 pub struct WrrLocalityConfig {
-    /// The policy inside each locality.
+    /// Policy config of each locality.
     pub child_policy: LbConfig,
 }
 
@@ -64,13 +65,13 @@ impl Policy for WrrLocality {
 }
 
 impl WrrLocalityConfig {
-    /// The config of weighted_target for these endpoints.
+    /// Returns the `weighted_target_experimental` config for these endpoints.
     pub(crate) fn targets(&self, endpoints: &Endpoints) -> LbConfig {
         LocalitySplit::new(&self.child_policy, endpoints, None).config
     }
 }
 
-/// What weighted_target is given, and what it was made from.
+/// Config and endpoints for `weighted_target_experimental`, with their inputs.
 #[derive(Debug)]
 struct LocalitySplit {
     child_policy: LbConfig,
@@ -106,16 +107,16 @@ impl LocalitySplit {
     }
 }
 
-/// The endpoints of one locality: stretches of a list.
+/// Endpoints of one locality, as slices of a list.
 struct LocalityPart<'e> {
     weight: NonZeroU32,
-    /// Another weight that came later.
+    /// First weight that differs from `weight`.
     ignored: Option<NonZeroU32>,
     slices: Vec<&'e [Endpoint]>,
 }
 
-/// Sorts the endpoints by locality. Localities are told apart by name, since the name is what names the child; those
-/// without one are in the empty locality.
+/// Groups the endpoints by locality name, which is also the child name. Endpoints without a locality are in
+/// the empty one.
 fn parts(endpoints: &Endpoints) -> BTreeMap<Arc<str>, LocalityPart<'_>> {
     let mut parts = BTreeMap::new();
     for group in endpoints.as_groups() {
@@ -127,7 +128,8 @@ fn parts(endpoints: &Endpoints) -> BTreeMap<Arc<str>, LocalityPart<'_>> {
         return parts;
     }
     let mut names: HashMap<Option<&Locality>, Arc<str>> = HashMap::new();
-    // Those of one locality stand together, and most often share it.
+    // Adjacent endpoints of one locality usually share its `Arc`; comparing pointers avoids formatting each
+    // name.
     let place = |endpoint: &Endpoint| (endpoint.locality().map(Arc::as_ptr), endpoint.locality_weight());
     let slices = endpoints.lists().flat_map(|list| list.chunk_by(|a, b| place(a) == place(b)));
     for slice in slices {
@@ -168,8 +170,8 @@ impl LocalityPart<'_> {
         Some(format!("locality {name} has two weights: {weight} came first and counts, {ignored} is ignored"))
     }
 
-    /// The endpoints to hand down: the list of last time if it reads the same, so that the policy of a locality in
-    /// which nothing changed need not run.
+    /// Returns the endpoints of the locality. An equal previous list is reused, so that the child of an
+    /// unchanged locality does not run.
     fn group(&self, whole: &Endpoints, old: Option<Endpoints>) -> Endpoints {
         let endpoints = || self.slices.iter().copied().flatten();
         match (old, &self.slices[..]) {
