@@ -1,32 +1,33 @@
-//! The consumer half: many threads draw from one order without a lock, and no draw is lost or repeated.
+//! Consumer half of a schedule: threads draw from one sequence without a lock, and no draw is lost or
+//! repeated.
 //!
-//! The order is a run of slots. They are produced in blocks, under the lock, and do not change once the
-//! watermark has passed them; a pick is one `fetch_add` on the shared counter, a look at the watermark and
-//! one read. Because every thread takes its place from the same counter, the picks of all threads together
-//! are the order itself, whatever their interleaving (EDF-11).
+//! The sequence is a run of slots. Slots are produced in blocks, under the lock, and are final once the
+//! watermark has passed them. A pick is one `fetch_add` on the shared counter, one load of the watermark and
+//! one read. All threads take their position from the same counter, so their picks together are the sequence,
+//! whatever their interleaving (EDF-11).
 //!
 //! | run | slots | what follows the last slot |
 //! |---|---|---|
 //! | cyclic | whole periods of the order | the first slot again, lap after lap |
 //! | open | a stretch of a long order | the tail: exact, but under the lock, until a successor takes over |
 //!
-//! The counter holds the position in its low bits and the laps in its high bits, so that position and lap
-//! change in one step and the whole word may overflow without a jump in the order (WRR-12).
+//! The counter holds the position in its low bits and the lap in its high bits. Both change in one step, and
+//! the word may overflow without a jump in the sequence (WRR-12).
 
 use super::sync::{AtomicU32, AtomicU64, AtomicUsize, Mutex, MutexGuard, OnceLock, Ordering, PoisonError};
 
-/// Where the order comes from; asked under the lock, once for each slot, in order.
+/// Source of the sequence, called under the lock once per slot, in order.
 pub(super) trait SlotSource {
-    /// The index at the next slot.
+    /// Returns the index for the next slot.
     fn next(&mut self) -> u32;
 }
 
-/// A run of slots over `S`, produced in blocks of `BLOCK` slots.
+/// Run of slots from source `S`, produced in blocks of `BLOCK` slots.
 pub(super) struct ScheduleCell<S, const BLOCK: usize> {
     counter: CacheAligned<AtomicU64>,
-    /// Allocated for the first pick: many cells of a storm of updates never see one.
+    /// Slots, allocated on the first pick: in a burst of updates, many cells are replaced unused.
     run: OnceLock<Box<[AtomicU32]>>,
-    /// The watermark: slots below it are final.
+    /// Watermark: slots below it are final.
     produced: AtomicUsize,
     slots: usize,
     cyclic: bool,
@@ -34,21 +35,20 @@ pub(super) struct ScheduleCell<S, const BLOCK: usize> {
     filling: Mutex<FillState<S>>,
 }
 
-/// How far a cell has come. Picks that race with the question may or may not be counted.
+/// Progress of a cell. Concurrent picks may or may not be included.
 pub(super) struct CellProgress {
-    /// Whole laps before the present one.
+    /// Number of complete laps.
     pub(super) laps: u64,
-    /// Slots of the present lap that were handed out, the skipped ones before the start included.
+    /// Number of slots consumed in the current lap, including the skipped ones before the start.
     pub(super) taken: usize,
-    /// Slots that exist.
+    /// Number of slots produced.
     pub(super) produced: usize,
-    /// Picks past the end of an open run.
+    /// Number of picks past the end of an open run.
     pub(super) tail: u64,
 }
 
 impl<S: SlotSource, const BLOCK: usize> ScheduleCell<S, BLOCK> {
-    /// A run of `slots` slots (at least 1, at most 2^20) whose first pick takes slot `start`. Nothing is
-    /// produced yet.
+    /// Creates a run of `slots` slots (1 to 2^20) whose first pick takes slot `start`. Produces nothing.
     pub(super) fn new(source: S, slots: usize, cyclic: bool, start: usize) -> Self {
         Self {
             counter: CacheAligned(AtomicU64::new(start as u64)),
@@ -61,7 +61,7 @@ impl<S: SlotSource, const BLOCK: usize> ScheduleCell<S, BLOCK> {
         }
     }
 
-    /// The next index of the order.
+    /// Returns the next index of the sequence.
     #[inline]
     pub(super) fn pick(&self) -> u32 {
         let slot = (self.counter.0.fetch_add(1, Ordering::Relaxed) & POSITION) as usize;
@@ -73,13 +73,14 @@ impl<S: SlotSource, const BLOCK: usize> ScheduleCell<S, BLOCK> {
 
     #[inline]
     fn read(&self, slot: usize) -> Option<u32> {
+        // Acquire pairs with the Release in `produce`: slots below the watermark are visible.
         if slot >= self.produced.load(Ordering::Acquire) {
             return None;
         }
         Some(self.run.get()?.get(slot)?.load(Ordering::Relaxed))
     }
 
-    /// A slot past the end of the run, or one that nobody has produced.
+    /// Picks a slot past the end of the run, or one that is not produced yet.
     #[cold]
     #[inline(never)]
     fn pick_unproduced(&self, mut slot: usize) -> u32 {
@@ -87,8 +88,8 @@ impl<S: SlotSource, const BLOCK: usize> ScheduleCell<S, BLOCK> {
             if !self.cyclic {
                 return self.pick_tail();
             }
-            // Exactly one thread draws each multiple of the length; it alone takes the lap off the position.
-            // Until it has, the others see positions past the end and divide.
+            // Exactly one thread draws each multiple of the length, and it alone subtracts the lap. Until
+            // then, other threads see positions past the end and take the remainder.
             if slot.is_multiple_of(self.slots) {
                 self.counter.0.fetch_add(LAP.wrapping_sub(self.slots as u64), Ordering::Relaxed);
             }
@@ -103,16 +104,16 @@ impl<S: SlotSource, const BLOCK: usize> ScheduleCell<S, BLOCK> {
 
     fn pick_tail(&self) -> u32 {
         let mut filling = self.lock();
-        // A thread that drew one of the last slots may still be waiting for the lock.
+        // A thread that drew one of the last slots may still wait for the lock; its slots precede the tail.
         self.produce(&mut filling, self.slots);
-        // The draw was past the end; taking it back keeps the position from growing into the laps.
+        // The draw was past the end. Undoing it keeps the position from overflowing into the laps.
         self.counter.0.fetch_sub(1, Ordering::Relaxed);
         filling.tail += 1;
         filling.source.next()
     }
 
-    /// Produces ahead until `slots` slots exist, leaving the lock between blocks: a pick that needs a slot
-    /// meanwhile waits for one block, not for all.
+    /// Produces ahead until `slots` slots exist. Releases the lock between blocks, so that a concurrent pick
+    /// waits for one block only.
     pub(super) fn prefill(&self, slots: usize) {
         let slots = slots.min(self.slots);
         loop {
@@ -140,7 +141,7 @@ impl<S: SlotSource, const BLOCK: usize> ScheduleCell<S, BLOCK> {
         }
     }
 
-    /// Looks at the source while nobody can produce. Everything handed out has been produced by then.
+    /// Calls `look` with the source while the lock is held. All consumed slots are produced before.
     pub(super) fn inspect<R>(&self, look: impl FnOnce(&S, CellProgress) -> R) -> R {
         let mut filling = self.lock();
         let mut progress = self.progress(&filling);
@@ -153,7 +154,7 @@ impl<S: SlotSource, const BLOCK: usize> ScheduleCell<S, BLOCK> {
         let word = self.counter.0.load(Ordering::Relaxed);
         let (mut laps, mut taken) = (0, (word & POSITION) as usize);
         if self.cyclic && word > 0 {
-            // The end of a lap counts as its last slot, not as the next lap's start.
+            // The end of a lap counts as its last slot, not as the start of the next lap.
             let before = taken.saturating_sub(1);
             laps = word / LAP + (before / self.slots) as u64;
             taken = before % self.slots + 1;
@@ -161,41 +162,42 @@ impl<S: SlotSource, const BLOCK: usize> ScheduleCell<S, BLOCK> {
         CellProgress { laps, taken: taken.min(self.slots), produced: filling.produced, tail: filling.tail }
     }
 
-    /// Slots `from..to` as far as they exist.
+    /// Returns the slots `from..to`, as far as they are produced.
     pub(super) fn slots(&self, from: usize, to: usize) -> impl Iterator<Item = u32> {
         let to = to.min(self.produced.load(Ordering::Acquire));
         let run = self.run.get().and_then(|run| run.get(from..to)).unwrap_or_default();
         run.iter().map(|index| index.load(Ordering::Relaxed))
     }
 
-    /// Slots of one lap.
+    /// Returns the number of slots per lap.
     pub(super) fn len(&self) -> usize {
         self.slots
     }
 
-    /// Whether the run repeats.
+    /// Returns true if the run repeats.
     pub(super) fn is_cyclic(&self) -> bool {
         self.cyclic
     }
 
-    /// The slot of the first pick.
+    /// Returns the slot of the first pick.
     pub(super) fn start(&self) -> usize {
         self.start
     }
 
     /// Returns a number that differs after each pick.
     pub(super) fn position(&self) -> u64 {
-        // Picks past the end of an open run leave the counter where it is.
+        // Picks past the end of an open run leave the counter unchanged, so they are added here.
         let tail = self.lock().tail;
         self.counter.0.load(Ordering::Relaxed).wrapping_add(tail)
     }
 
-    /// Slots handed out of an open run, without waiting for the lock.
+    /// Returns the number of slots consumed of an open run, without taking the lock.
     pub(super) fn taken(&self) -> usize {
         (self.counter.0.load(Ordering::Relaxed) & POSITION) as usize
     }
 
-    /// A source that panicked half-way left an order that is odd but whole; picks go on.
+    /// Locks the producer. A poisoned lock is safe: a panicking source leaves an inexact but complete
+    /// sequence.
     fn lock(&self) -> MutexGuard<'_, FillState<S>> {
         self.filling.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -207,12 +209,12 @@ struct FillState<S> {
     tail: u64,
 }
 
-/// Keeps the counter, which every pick writes, off the line of what every pick only reads. Two lines, since
-/// processors fetch them in pairs.
+/// Separates the counter, which every pick writes, from the cache line of data that picks only read. The
+/// alignment is two lines, since processors prefetch lines in pairs.
 #[repr(align(128))]
 struct CacheAligned<T>(T);
 
-/// Positions have 28 bits: a run has at most 2^20 slots, and 255 threads may be held up between drawing a
-/// multiple of the length and taking it off before a position would touch the laps.
+/// Increment of the lap; positions have 28 bits below it. A run has at most 2^20 slots. So 255 threads may
+/// stall between drawing a multiple of the length and subtracting it before a position reaches the laps.
 const LAP: u64 = 1 << 28;
 const POSITION: u64 = LAP - 1;

@@ -1,13 +1,13 @@
-//! Weighted schedules: which endpoint is next, exactly.
+//! Weighted schedules: exact pick sequences over endpoints.
 //!
-//! A [`Schedule`] hands out indices so that each appears in proportion to its weight, in an order that is
-//! the same on every run and machine. It has two halves: a producer that computes the order in exact
-//! integers, ahead of need, and a cell from which any number of threads draw it at the price of one atomic
-//! addition, the same for ten and ten thousand endpoints and for any weights.
+//! A [`Schedule`] yields indices in proportion to their weights, in a sequence that is the same on every run
+//! and machine. It has two halves. The producer computes the sequence ahead of picks, in exact integers. The
+//! cell lets any number of threads consume it. A pick costs one atomic addition, whatever the number of
+//! endpoints and their weights.
 //!
-//! A schedule never changes its weights. When they change, [`Schedule::successor`] builds the next one from
-//! where this one stands, so that frequent updates do not restart the sequence. The policy that owns it
-//! decides when, and calls [`Schedule::prefill`] so that picks find their slots ready.
+//! The weights of a schedule are immutable. If they change, [`Schedule::successor`] builds a schedule that
+//! continues at the current position, so that frequent updates do not restart the sequence. The owning policy
+//! decides when to do so. It also calls [`Schedule::prefill`], so that picks find their slots ready.
 
 mod cell;
 mod producer;
@@ -19,18 +19,18 @@ use std::sync::Arc;
 use cell::{CellProgress, ScheduleCell};
 use producer::{SlotProducer, TURN, TurnPositions, turns};
 
-/// Which endpoint comes next.
+/// Order of the endpoints in a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScheduleRule {
-    /// The earliest deadline first, ties by position in the list: the order of the EDF proposal. An
-    /// endpoint that outweighs the others together is picked many times in a row.
+    /// Earliest deadline first, ties by list position, as in the EDF proposal. An endpoint that outweighs all
+    /// others together is picked many times in a row.
     Literal,
-    /// The same among those whose turn has started: on every prefix each endpoint is less than one pick
-    /// away from its exact share.
+    /// Earliest deadline first among the endpoints whose turn has started. On every prefix each endpoint is
+    /// less than one pick away from its exact share.
     Eligible,
 }
 
-/// An order of picks and the place reached in it, shared by all picks.
+/// Pick sequence with the current position in it, shared by all picks.
 ///
 /// ```
 /// # use evenkeel_core::schedule::{Schedule, ScheduleRule};
@@ -42,14 +42,15 @@ pub struct Schedule {
     cell: ScheduleCell<SlotProducer, BLOCK>,
     rule: ScheduleRule,
     weights: Arc<[u32]>,
-    /// Picks by the schedules this one succeeded, by index in this one.
+    /// Number of picks by predecessors, by index in this schedule.
     inherited: Box<[u64]>,
-    /// Picks by the one right before this: what to expect of this one.
+    /// Number of picks by the direct predecessor; the estimate for this one.
     expected: usize,
 }
 
 impl Schedule {
-    /// A schedule at the beginning of its order. A weight of 0 counts as 1. `None` without endpoints.
+    /// Creates a schedule at the start of its sequence. A weight of 0 counts as 1. Returns `None` without
+    /// endpoints.
     pub fn new(weights: &[u32], rule: ScheduleRule) -> Option<Self> {
         let weights = positive(weights);
         let positions = TurnPositions::fresh(&weights);
@@ -57,10 +58,10 @@ impl Schedule {
         Self::build(weights, rule, positions, inherited, 0, 0)
     }
 
-    /// The same order from another place, so that many clients that start together do not pick in step.
-    /// Meant for a schedule that has not been picked from.
+    /// Moves the start of the sequence, so that clients that start together do not pick in lockstep. Meant
+    /// for a schedule without picks.
     ///
-    /// Literal orders start anywhere in their period. So do eligible ones if the period is tabled; in longer
+    /// Literal sequences start anywhere in their period. So do eligible ones with a tabled period; in longer
     /// ones up to two rounds of picks are skipped.
     #[must_use]
     pub fn at_random_phase(mut self, random: u64) -> Self {
@@ -79,14 +80,14 @@ impl Schedule {
         self
     }
 
-    /// The schedule that takes over from this one: endpoint `j` of the new list was `from[j]` here, or is
-    /// new. `None` without endpoints.
+    /// Builds the schedule that replaces this one. Endpoint `j` of the given list was `from[j]` here; `None`
+    /// if it was not in this schedule. Returns `None` without endpoints.
     ///
-    /// Everybody keeps their place. An endpoint with the same weight keeps the exact moment of its turn, so
-    /// that those who stay keep their relative order when another leaves, and a rebuild without any change
-    /// continues the very same sequence. One with another weight keeps the part of a turn it had
-    /// waited. A new one starts level. Slots produced but not picked here count as not served; picks that
-    /// race with this call, or follow it, are not carried over.
+    /// All endpoints keep their position. An endpoint with the same weight keeps the exact time of its turn.
+    /// Remaining endpoints therefore keep their relative order when another is removed, and a rebuild without
+    /// any change continues the same sequence. An endpoint with a changed weight keeps the fraction of a turn
+    /// that it had waited. An added endpoint starts without lead or lag. Slots that were produced but not
+    /// picked count as not served. Picks concurrent with this call, or after it, are not carried over.
     pub fn successor(&self, weights: &[u32], rule: ScheduleRule, from: &[Option<u32>]) -> Option<Self> {
         let weights = positive(weights);
         let n = self.len();
@@ -97,7 +98,7 @@ impl Schedule {
             let picks = self.totals(producer, &progress, &starts);
             let used = progress.taken + progress.tail as usize;
             if same_list && rule == self.rule && *weights == *self.weights && self.cell.is_cyclic() {
-                // The same lap, from the slot that is next.
+                // The table is the same, so only the start position changes.
                 let positions = producer.positions(producer.first().to_vec(), None);
                 return (positions, picks, used, progress.taken % self.cell.len());
             }
@@ -137,40 +138,40 @@ impl Schedule {
         Some(Self { cell, rule, weights, inherited, expected })
     }
 
-    /// The index whose turn it is. Any number of threads may call this at once; together they get the order
-    /// without gap or repetition. It does not allocate or lock where the order has been produced ahead.
+    /// Returns the next index. Threads may call it concurrently; together they get the sequence without gap
+    /// or repetition. It neither allocates nor locks while slots are prefilled.
     #[inline]
     pub fn pick(&self) -> usize {
         self.cell.pick() as usize
     }
 
-    /// Produces ahead, so that picks need not: as much as the predecessor used and a little more. Takes time in
-    /// proportion; call it off the call path. Past that, picks produce a block now and then.
+    /// Produces slots ahead of picks: a quarter more than the predecessor used. The cost is proportional, so
+    /// call it off the request path. Beyond that, a pick occasionally produces a block.
     pub fn prefill(&self) {
-        // What this one has used says something too, if there was none before it.
+        // Without a predecessor, the consumption of this schedule is the estimate.
         let expected = self.expected.max(self.cell.taken());
         self.cell.prefill(self.cell.taken().saturating_add(expected + expected / 4 + BLOCK));
     }
 
-    /// Whether the order is one table that repeats for ever. If not, it must be looked after: see
+    /// Returns true if the sequence is one table that repeats forever. If false, the owner must check
     /// [`is_depleted`](Self::is_depleted).
     pub fn is_cyclic(&self) -> bool {
         self.cell.is_cyclic()
     }
 
-    /// Whether more than half of a run that does not repeat has been used. Past its end picks remain exact
-    /// but take a lock, so [`successor`](Self::successor) it with the same weights before.
+    /// Returns true if more than half of an open run is consumed. Past its end, picks stay exact but take a
+    /// lock, so build a [`successor`](Self::successor) with the same weights before that.
     pub fn is_depleted(&self) -> bool {
         !self.cell.is_cyclic() && self.cell.taken() > self.cell.len() / 2
     }
 
-    /// Returns a number that differs after each pick. It waits for a pick that produces a block.
+    /// Returns a number that differs after each pick. Blocks while a pick produces a block.
     pub(crate) fn position(&self) -> u64 {
         self.cell.position()
     }
 
-    /// How often each index was picked, by this schedule and, for endpoints that came from there, by the ones
-    /// it succeeded. Counts what was handed out by walking over it; picks pay nothing for this.
+    /// Returns the number of picks per index, predecessors included. Counts by walking the consumed slots, so
+    /// that picks pay nothing for it.
     pub fn picks(&self) -> Vec<u64> {
         self.cell.inspect(|producer, progress| {
             let starts = self.starts(producer, &progress);
@@ -178,31 +179,32 @@ impl Schedule {
         })
     }
 
-    /// How many endpoints there are; never 0.
+    /// Returns the number of endpoints; never 0.
     #[expect(clippy::len_without_is_empty, reason = "a schedule without endpoints does not exist")]
     pub fn len(&self) -> usize {
         self.weights.len()
     }
 
-    /// The weights, each at least 1.
+    /// Returns the weights, each at least 1.
     pub fn weights(&self) -> &[u32] {
         &self.weights
     }
 
-    /// The part of all picks that goes to an index; 0 for one that does not exist.
+    /// Returns the share of all picks that an index gets; 0 if out of range.
     pub fn share(&self, index: usize) -> f64 {
         let total: u64 = self.weights.iter().map(|&weight| u64::from(weight)).sum();
         self.weights.get(index).map_or(0.0, |&weight| f64::from(weight) / total as f64)
     }
 
-    /// The rule the order follows.
+    /// Returns the rule of the sequence.
     pub fn rule(&self) -> ScheduleRule {
         self.rule
     }
 
-    /// Where everybody's next turn was to start when the slots taken of the present lap had been taken.
+    /// Returns the start of each endpoint's next turn as of the last consumed slot of the current lap.
     fn starts(&self, producer: &SlotProducer, progress: &CellProgress) -> Vec<i64> {
         let CellProgress { taken, produced, tail, .. } = *progress;
+        // Replays the consumed slots or undoes the unconsumed ones, whichever are fewer.
         if tail == 0 && taken < produced / 2 {
             let mut starts = producer.first().to_vec();
             for index in self.cell.slots(0, taken) {
@@ -226,11 +228,12 @@ impl Schedule {
         let totals = self.inherited.iter().zip(here).map(|(&before, here)| before.wrapping_add(here));
         let mut totals: Vec<_> = totals.collect();
         if progress.laps > 0 {
-            // What was produced is exactly one lap.
+            // A cyclic run is produced exactly once, so the producer's count is the count of one lap.
             for (total, lap) in totals.iter_mut().zip(producer.served()) {
                 *total = total.wrapping_add(lap.wrapping_mul(progress.laps));
             }
         }
+        // Slots before the start were skipped, not picked.
         for index in self.cell.slots(0, self.cell.start()) {
             if let Some(total) = totals.get_mut(index as usize) {
                 *total = total.wrapping_sub(1);
@@ -249,9 +252,9 @@ impl fmt::Debug for Schedule {
     }
 }
 
-/// Turns measured weights into integers: the largest becomes 2^20, none becomes less than 1, and those that
-/// are missing or make no sense (not finite, or not above 0) get the mean of the others. `None` when fewer
-/// than two make sense: A58 then falls back.
+/// Scales measured weights to integers. The largest becomes 2^20, and none is less than 1. Missing or invalid
+/// weights (not finite, or not positive) become the mean of the others. Returns `None` with fewer than two
+/// valid weights, which A58 treats as fallback.
 pub fn scale(weights: &[Option<f64>]) -> Option<Vec<u32>> {
     let usable = |weight: &Option<f64>| weight.filter(|weight| weight.is_finite() && *weight > 0.0);
     let known = || weights.iter().filter_map(usable);
@@ -260,7 +263,8 @@ pub fn scale(weights: &[Option<f64>]) -> Option<Vec<u32>> {
     if count < 2 {
         return None;
     }
-    // Ratios to the largest are at most 1, so that their sum is finite where the sum of the weights is not.
+    // Ratios to the largest weight are at most 1, so their sum is finite even if the sum of the weights is
+    // not.
     let mean = known().map(|weight| weight / largest).sum::<f64>() / count as f64;
     let scaled = |ratio: f64| ((ratio * LARGEST).round() as u32).max(1);
     Some(
@@ -268,11 +272,11 @@ pub fn scale(weights: &[Option<f64>]) -> Option<Vec<u32>> {
     )
 }
 
-/// What the run of a list of weights looks like.
+/// Dimensions of the run for a list of weights.
 struct ScheduleShape {
     total: u64,
     slots: usize,
-    /// The weights' divisor, if the run is cyclic.
+    /// Greatest common divisor of the weights; `None` if the run is open.
     divisor: Option<u64>,
 }
 
@@ -290,7 +294,7 @@ impl ScheduleShape {
     }
 }
 
-/// The greatest common divisor.
+/// Returns the greatest common divisor of the weights.
 fn divisor(weights: &[u32]) -> u32 {
     let mut divisor = 0;
     for &weight in weights {
@@ -310,22 +314,22 @@ fn positive(weights: &[u32]) -> Arc<[u32]> {
     weights.iter().map(|&weight| weight.max(1)).collect()
 }
 
-/// What the cell is made of; the model in `tests/loom.rs` puts its own in its place.
+/// Synchronisation primitives of the cell. The model in `tests/loom.rs` substitutes loom's.
 mod sync {
     pub(super) use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
     pub(super) use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 }
 
-/// Slots produced at once: a pick that finds none waits for tens of microseconds at most.
-/// A shorter period is repeated up to this length, so that the end of a lap is rare.
+/// Number of slots produced at once: a pick that finds none waits for tens of microseconds at most. A shorter
+/// period is repeated up to this length, so that laps are rare.
 const BLOCK: usize = 512;
 
-/// Longer periods are not tabled as a whole.
+/// Maximum period that is tabled as a whole.
 const LONGEST_TABLE: u64 = 1 << 16;
 
-/// The room of an open run: twice what its predecessor used, within these bounds.
+/// Bounds of the length of an open run, which is twice the predecessor's use.
 const SHORTEST_RUN: usize = 1 << 14;
 const LONGEST_RUN: usize = 1 << 20;
 
-/// What the largest measured weight becomes: fine enough for any share, and sums of ten thousand stay small.
+/// Scaled value of the largest weight: precise enough for any share, small enough for sums of ten thousand.
 const LARGEST: f64 = 1_048_576.0;

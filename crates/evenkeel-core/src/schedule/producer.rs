@@ -1,10 +1,11 @@
-//! The producer half: the exact order, in integers.
+//! Producer half of a schedule: the exact sequence, in integers.
 //!
-//! Time is virtual. In one cycle of it an endpoint of weight `w` has `w` turns, so its k-th turn is due at
-//! `k/w`, whatever the other weights are. An endpoint's moments are whole numbers of its own parts, 2^32 to
-//! the turn, counted from a base that all share: a turn is one addition, nothing is rounded, and two moments
-//! compare by cross-multiplication, of which [`TurnQueue`] spares us most. A tick is 2^-32 of a cycle and `w` parts
-//! for everybody. Since the other weights do not enter, a rebuild carries the moments of unchanged endpoints over as they are.
+//! Time is virtual. In one cycle an endpoint of weight `w` has `w` turns, so its k-th turn is due at `k/w`,
+//! whatever the other weights are. An endpoint's times are integers in its own unit, the part. A turn has
+//! 2^32 parts, counted from a common base. A turn is thus one addition, and nothing is rounded. Two times
+//! compare by cross-multiplication, most of which [`TurnQueue`] avoids. A tick is 2^-32 of a cycle, or `w`
+//! parts of every endpoint. Other weights do not enter, so a rebuild carries over the times of unchanged
+//! endpoints exactly.
 //!
 //! | rule | a turn may be taken | so |
 //! |---|---|---|
@@ -18,36 +19,36 @@ use super::ScheduleRule;
 use super::cell::SlotSource;
 use super::queue::{QueueEntry, QueuedTurn, TimingWheel, TurnQueue};
 
-/// The state of an order: for each endpoint the moment at which its next turn starts.
+/// State of a sequence: the start time of each endpoint's next turn.
 pub(super) struct SlotProducer {
     rule: ScheduleRule,
     weights: Arc<[u32]>,
-    /// Their sum.
+    /// Sum of the weights.
     total: i64,
-    /// Where the first turn of each endpoint starts.
+    /// Start of the first turn of each endpoint.
     first: Vec<i64>,
-    /// Where the next turn of each endpoint starts. Made, with the queues, for the first turn: many schedules
-    /// of a storm of updates never see one.
+    /// Start of the next turn of each endpoint. Built on the first turn, like the queues: in a burst of
+    /// updates, many schedules are replaced unused.
     entries: Vec<QueueEntry>,
-    /// Turns that may be taken, by due moment.
+    /// Turns that may be taken, by due time.
     ready: TurnQueue,
-    /// Turns of the eligible rule that may not be taken yet, by starting moment.
+    /// Turns that may not be taken yet under the eligible rule, by start time.
     waiting: TimingWheel,
-    /// All endpoints, in order, when all weights are equal: then both rules are a rotation.
+    /// All endpoints in order if the weights are equal, since both rules are then a rotation.
     ring: VecDeque<u32>,
     clock: VirtualClock,
     divisor: Option<u64>,
-    /// Periods begun, if there is a divisor.
+    /// Number of periods begun; counted only with a divisor.
     periods: u64,
     latest: Option<u32>,
-    /// The present before the first turn.
+    /// Virtual time before the first turn.
     since: VirtualTime,
 }
 
 impl SlotProducer {
-    /// The order from given positions on. With a divisor of the weights every endpoint is held to its exact
-    /// number of turns in each period, which makes the order repeat also from a carried-over state in which a
-    /// tie, or a lag, stands across the period's end.
+    /// Creates a producer that continues from `positions`. With a divisor of the weights, every endpoint gets
+    /// its exact number of turns in each period. The sequence then repeats even if a carried-over tie or lag
+    /// spans the end of a period.
     pub(super) fn new(
         rule: ScheduleRule,
         weights: Arc<[u32]>,
@@ -71,17 +72,17 @@ impl SlotProducer {
         }
     }
 
-    /// Who had the last turn.
+    /// Returns the endpoint of the last turn.
     pub(super) fn latest(&self) -> Option<u32> {
         self.latest
     }
 
-    /// Where the first turn of each endpoint starts.
+    /// Returns the start of the first turn of each endpoint.
     pub(super) fn first(&self) -> &[i64] {
         &self.first
     }
 
-    /// Where the next turn of each endpoint starts.
+    /// Returns the start of the next turn of each endpoint.
     pub(super) fn next_starts(&self) -> Vec<i64> {
         if self.entries.is_empty() {
             return self.first.clone();
@@ -89,16 +90,16 @@ impl SlotProducer {
         self.entries.iter().map(|entry| entry.start).collect()
     }
 
-    /// Turns taken, by index.
+    /// Returns the number of turns taken, by index.
     pub(super) fn served(&self) -> impl Iterator<Item = u64> {
         self.entries.iter().zip(&self.first).map(|(entry, &first)| turns(first, entry.start))
     }
 
-    /// The positions when the next turns were to start at `starts` and `latest` had the last one.
+    /// Returns the positions for the given next starts and the endpoint of the last turn.
     pub(super) fn positions(&self, starts: Vec<i64>, latest: Option<u32>) -> TurnPositions {
         let now = match (self.rule, latest.map(|latest| latest as usize)) {
             (ScheduleRule::Eligible, _) => VirtualClock::new(starts.iter().copied(), self.total).now(),
-            // The turn that follows the latest one starts when that one was due.
+            // An endpoint's next turn starts when its last one was due.
             (ScheduleRule::Literal, Some(latest)) => match (starts.get(latest), self.weights.get(latest)) {
                 (Some(&start), Some(&weight)) => VirtualTime::at(start, weight.into()),
                 _ => self.since,
@@ -123,14 +124,14 @@ impl SlotProducer {
         self.take()
     }
 
-    /// Queues all endpoints, at the beginning and after each period.
+    /// Queues all endpoints, at the start and after each period.
     fn enqueue(&mut self) {
         if self.entries.is_empty() {
             let entries = self.first.iter().zip(&*self.weights);
             self.entries = entries.map(|(&start, &weight)| QueueEntry::new(start, weight)).collect();
             if self.weights.windows(2).all(|pair| matches!(pair, [a, b] if a == b)) {
                 let mut order: Vec<_> = self.first.iter().zip(0..).collect();
-                // Stable for its speed on runs that are sorted already, as after a rotation was cut short.
+                // A stable sort is fast on presorted input, which an interrupted rotation leaves.
                 order.sort();
                 self.ring = order.into_iter().map(|(_, index)| index).collect();
                 return;
@@ -140,7 +141,7 @@ impl SlotProducer {
         self.enqueue_all();
     }
 
-    /// Puts every endpoint into the queue where it belongs.
+    /// Inserts every endpoint into its queue.
     fn enqueue_all(&mut self) {
         let (n, rate) = (self.entries.len(), self.total as f64 / TURN as f64);
         let mut ready = TimingWheel::new(TURN, n, rate, READY_WIDTH);
@@ -152,7 +153,7 @@ impl SlotProducer {
             return;
         }
         self.clock = VirtualClock::new(self.entries.iter().map(|entry| entry.start), self.total);
-        // Chosen by number, not by a branch that would be hard to predict.
+        // Indexing avoids a branch that would be hard to predict.
         let mut wheels = [TimingWheel::new(0, n, rate, WAITING_WIDTH), ready];
         for (index, entry) in (0..).zip(&mut self.entries) {
             let is_ready = self.clock.has_passed(entry.start, entry.weight);
@@ -162,7 +163,7 @@ impl SlotProducer {
         (self.waiting, self.ready) = (waiting, ready.into());
     }
 
-    /// Makes the turns ready that start in the present slot.
+    /// Moves turns that start in the current slot from `waiting` to `ready`.
     fn release(&mut self) {
         self.waiting.approach(self.clock.ticks(), &mut self.entries);
         let mut at = 0;
@@ -178,7 +179,7 @@ impl SlotProducer {
         }
     }
 
-    /// Takes the turn that is due first; the endpoint's next one starts when this one was due.
+    /// Takes the turn that is due first. The endpoint's next turn starts at that due time.
     fn take(&mut self) -> Option<u32> {
         let turn = self.ready.peek(&mut self.entries)?;
         let QueuedTurn { at, weight, index, .. } = turn;
@@ -199,13 +200,13 @@ impl SlotProducer {
         Some(index)
     }
 
-    /// Whether the turn due at some moment is an endpoint's last one of the period.
+    /// Returns true if the turn due at `at` is the endpoint's last one of the period.
     fn is_last(&self, at: i64, weight: u32, index: u32, divisor: u64) -> bool {
         let served = self.first.get(index as usize).map_or(0, |&first| turns(first, at));
         served * divisor == u64::from(weight) * self.periods
     }
 
-    /// Moves the base of all moments by some ticks, so that the moments stay small.
+    /// Moves the base of all times by `ticks`, so that times stay small.
     #[cold]
     fn rebase(&mut self, ticks: i64) {
         for (entry, first) in self.entries.iter_mut().zip(&mut self.first) {
@@ -226,8 +227,8 @@ impl SlotSource for SlotProducer {
                 self.latest = Some(index);
                 return index;
             }
-            // Starts sum up to the clock, so that some turn has always started. Only at the end of a period
-            // from a carried-over state slots may pass until those that wait have their turn.
+            // The starts sum up to the clock, so some turn has always started. The exception is the end of a
+            // period after a carried-over state: slots then pass until the waiting turns start.
             if self.waiting.is_empty() {
                 self.enqueue();
             }
@@ -235,22 +236,22 @@ impl SlotSource for SlotProducer {
     }
 }
 
-/// Where all endpoints stand: what a rebuild carries over.
+/// Positions of all endpoints, carried over by a rebuild.
 pub(super) struct TurnPositions {
-    /// The moment at which the next turn of each endpoint starts.
+    /// Start of each endpoint's next turn.
     starts: Vec<i64>,
-    /// The present.
+    /// Virtual time of the positions.
     now: VirtualTime,
 }
 
 impl TurnPositions {
-    /// Everybody's first turn starts at the present.
+    /// Returns positions at which every endpoint's first turn starts at once.
     pub(super) fn fresh(weights: &[u32]) -> Self {
         Self { starts: vec![0; weights.len()], now: VirtualTime::default() }
     }
 
-    /// The literal order just after its `nth` turn, counted endpoint by endpoint, not in time: every turn of
-    /// a cycle is reached by exactly one `nth` below the sum of the weights.
+    /// Returns the literal positions after the `nth` turn. Turns are counted endpoint by endpoint, not in
+    /// time order. Each turn of a cycle corresponds to exactly one `nth` below the sum of the weights.
     pub(super) fn after_turn(weights: &[u32], nth: u64) -> Self {
         let mut nth = nth;
         let latest = weights.iter().position(|&weight| match nth.checked_sub(u64::from(weight)) {
@@ -268,23 +269,23 @@ impl TurnPositions {
         let now =
             VirtualTime { ticks: ticks.cast_signed(), ..VirtualTime::at(rest.cast_signed(), whole.into()) };
         let start = |(index, &weight): (usize, &u32)| {
-            // Turns due up to the present are over; of those due right now, the ones that come first in the
-            // list.
+            // Turns due up to this time are done. Of those due exactly at it, the ones up to `latest` in list
+            // order are done.
             let (turns, whole) = (turn * u64::from(weight), u64::from(whole));
             let done =
                 if turns.is_multiple_of(whole) && index > latest { turns / whole - 1 } else { turns / whole };
-            // Both may be large, their difference is about a turn.
+            // Both operands may wrap, but their difference is about one turn.
             (done << 32).cast_signed().wrapping_sub(now.ticks.wrapping_mul(i64::from(weight)))
         };
         let starts = weights.iter().enumerate().map(start).collect();
         Self { starts, now: VirtualTime { ticks: 0, ..now } }
     }
 
-    /// The same positions, of endpoints with weights that `were`, under other weights, and in another list if
-    /// there is a `from`: endpoint `j` was `from[j]`.
+    /// Converts the positions from the weights `were` to other weights. With a `from` the list changes too:
+    /// endpoint `j` was `from[j]`.
     ///
-    /// Under the same rule, who kept its weight keeps its exact moment, up to the common shift that makes the
-    /// present the base. Who changed it keeps the part of a turn by which it was ahead or behind; who is new is
+    /// Under the same rule, an endpoint with an unchanged weight keeps its exact time, shifted to the common
+    /// base. One with a changed weight keeps its lead or lag as a fraction of a turn. An added one has
     /// neither.
     pub(super) fn carried(
         self,
@@ -297,10 +298,10 @@ impl TurnPositions {
         let is_due = |(&start, &weight): (&i64, &u32)| then.lead(start, weight) <= 1 - TURN;
         let (least, most) = match rule {
             ScheduleRule::Eligible => (-FAR, FAR),
-            // No turn starts after the present, and none is due before it. One may be due right now and not
-            // taken, as others of that moment came first; then nobody else may start right now, or, being
-            // later in the list, it would be taken before that endpoint's next turn in one cycle and after it
-            // in another.
+            // No turn starts after the current time, and none is due before it. One may be due exactly at it
+            // and not be taken, since others due at that time came first. Then no other endpoint may start at
+            // this time. Being later in the list, it would be taken before that endpoint's next turn in one
+            // cycle and after it in another.
             ScheduleRule::Literal if starts.iter().zip(were).any(is_due) => (1 - TURN, -1),
             ScheduleRule::Literal => (1 - TURN, 0),
         };
@@ -312,7 +313,7 @@ impl TurnPositions {
             }
         };
         let Some(from) = from else {
-            // In place, as this is what every change of weights alone comes to.
+            // Updated in place, since this is the common case: only weights changed.
             for ((start, &before), &weight) in starts.iter_mut().zip(were).zip(weights) {
                 *start = carry(*start, before, weight);
             }
@@ -329,8 +330,8 @@ impl TurnPositions {
     }
 }
 
-/// The end of the present slot, `parts/total` ticks after the base. One slot is one cycle over the sum of the
-/// weights; the clock stands at the mean of the starts by weight, where leads and lags cancel out.
+/// End of the current slot, `parts/total` ticks after the base. A slot is one cycle divided by the sum of the
+/// weights. The clock is the weighted mean of the starts, where leads and lags cancel out.
 #[derive(Default)]
 struct VirtualClock {
     parts: i64,
@@ -346,25 +347,25 @@ impl VirtualClock {
         self.parts += TURN;
     }
 
-    /// Whether the slot ends after this moment.
+    /// Returns true if the slot ends after this time.
     #[inline]
     fn has_passed(&self, start: i64, weight: u32) -> bool {
         i128::from(start) * i128::from(self.total) < i128::from(self.parts) * i128::from(weight)
     }
 
-    /// The beginning of the slot.
+    /// Returns the start of the slot.
     fn now(&self) -> VirtualTime {
         VirtualTime::at(self.parts - TURN, self.total)
     }
 
-    /// A little more than its ticks, whatever was rounded.
+    /// Returns the ticks, rounded up beyond any floating-point error.
     fn ticks(&self) -> f64 {
         let ticks = self.parts as f64 / self.total as f64;
         ticks + ticks.abs() * (4.0 * f64::EPSILON)
     }
 }
 
-/// The present, to 2^-64 of a cycle.
+/// Virtual time with a resolution of 2^-64 cycles.
 #[derive(Clone, Copy, Default)]
 struct VirtualTime {
     ticks: i64,
@@ -372,42 +373,42 @@ struct VirtualTime {
 }
 
 impl VirtualTime {
-    /// The moment `parts/weight`.
+    /// Returns the time `parts/weight`.
     fn at(parts: i64, weight: i64) -> Self {
         let rest = i128::from(parts.rem_euclid(weight)) << 32;
         Self { ticks: parts.div_euclid(weight), fraction: (rest / i128::from(weight)) as u32 }
     }
 
-    /// By how much of a turn, in parts, a start lies after this: about one turn at most.
+    /// Returns the distance of a start from this time, in parts: about one turn at most.
     fn lead(self, start: i64, weight: u32) -> i64 {
         start.wrapping_sub(self.ticks.wrapping_mul(i64::from(weight))).wrapping_sub(self.fraction_of(weight))
     }
 
-    /// What a weight's share of the fraction is, in parts.
+    /// Returns the fraction of a tick in parts of an endpoint of this weight.
     fn fraction_of(self, weight: u32) -> i64 {
         ((u64::from(self.fraction) * u64::from(weight)) >> 32).cast_signed()
     }
 }
 
-/// How many turns lie between two starts: fewer than 2^32, long after which a run has found a successor.
+/// Returns the number of turns between two starts. It is below 2^32: a run is replaced long before.
 pub(super) fn turns(from: i64, to: i64) -> u64 {
     to.wrapping_sub(from).cast_unsigned() >> 32
 }
 
-/// A turn in parts: a tick is one part of a turn for each unit of weight.
+/// Number of parts per turn.
 pub(super) const TURN: i64 = 1 << 32;
 
-/// Turns do not start further off the present than this; a bound all the same, as it feeds the next state.
+/// Maximum distance of a start from the current time. Turns stay closer; the bound protects the next state.
 const FAR: i64 = 4 * TURN;
 
-/// Moments up to here, and a turn more, are exact in floating point.
+/// Maximum time in parts before a rebase. Times up to this, plus one turn, are exact in floating point.
 const FAR_OUT: i64 = 1 << 52;
 
-/// The same for the sum of all moments, which must not overflow.
+/// Maximum of the clock's sum of all times before a rebase, so that it does not overflow.
 const CLOCK_FAR_OUT: i64 = 1 << 61;
 
-/// Turns to a bucket of those that are ready: enough for few empty buckets, few enough to be sorted at once.
+/// Number of ready turns per bucket: enough for few empty buckets, few enough to sort at once.
 const READY_WIDTH: usize = 32;
 
-/// Turns to a bucket of those that wait: all of the bucket are looked at in each slot.
+/// Number of waiting turns per bucket. Each slot checks all turns of its bucket.
 const WAITING_WIDTH: usize = 2;

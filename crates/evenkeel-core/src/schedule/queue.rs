@@ -1,8 +1,8 @@
-//! Turns by moment: what the order is made from.
+//! Queues of turns by virtual time: the data structures of the producer.
 //!
-//! A moment's quotient in floating point chooses a bucket and mostly settles who is first: correctly rounded
-//! operations never turn two numbers around, so that of two turns with different quotients, or in different
-//! buckets, the lesser is the earlier. Equal ones are compared exactly.
+//! A turn's time as a floating-point quotient selects its bucket and decides most comparisons. Correctly
+//! rounded operations are monotonic: of two turns with different quotients, or in different buckets, the
+//! lesser is the earlier. Equal quotients are compared exactly.
 //!
 //! | type | far turns | near turns |
 //! |---|---|---|
@@ -12,13 +12,13 @@
 use std::cmp::Ordering;
 use std::mem;
 
-/// An endpoint in the producer's list.
+/// Endpoint in the producer's list.
 #[derive(Clone, Copy)]
 pub(super) struct QueueEntry {
-    /// Where its next turn starts, in its parts.
+    /// Start of the endpoint's next turn, in parts.
     pub(super) start: i64,
     pub(super) weight: u32,
-    /// The next one in the same bucket.
+    /// Index of the next endpoint in the same bucket.
     next: u32,
 }
 
@@ -28,26 +28,26 @@ impl QueueEntry {
     }
 }
 
-/// Endpoints by the moment that lies `after` the start of their next turn: bucket by bucket of equal width.
+/// Timing wheel: endpoints by the time `after` the start of their next turn, in buckets of equal width.
 #[derive(Default)]
 pub(super) struct TimingWheel {
     after: i64,
-    /// Turns of the buckets before `bound`.
+    /// Turns in buckets below `bound`.
     pub(super) near: Vec<QueuedTurn>,
-    /// The first endpoint of each bucket from `bound` on; the rounds of the wheel share its buckets.
+    /// First endpoint of each bucket from `bound` on. All rounds of the wheel share the buckets.
     heads: Box<[u32]>,
     bound: i64,
-    /// Turns in these buckets.
+    /// Number of turns in the buckets.
     far: usize,
-    /// Buckets to the tick.
+    /// Number of buckets per tick.
     rate: f64,
 }
 
 impl TimingWheel {
-    /// For some endpoints that have `rate` turns in each tick, all together, of which `width` go to a bucket.
+    /// Creates a wheel for endpoints with `rate` turns per tick in total, and `width` turns per bucket.
     pub(super) fn new(after: i64, endpoints: usize, rate: f64, width: usize) -> Self {
         let buckets = (2 * endpoints / width).next_power_of_two();
-        // All in one bucket if they are few.
+        // A few endpoints share a single bucket.
         let rate = if buckets > 1 { rate / width as f64 } else { 0.0 };
         Self { after, heads: vec![NONE; buckets].into(), rate, ..Self::default() }
     }
@@ -63,7 +63,7 @@ impl TimingWheel {
         }
     }
 
-    /// Takes an endpoint's turn up, or gives it back if it is a near one.
+    /// Inserts an endpoint's turn, or returns it if it is near.
     #[inline]
     fn push_far(&mut self, index: u32, entry: &mut QueueEntry) -> Option<QueuedTurn> {
         let turn = QueuedTurn::new(index, entry, self.after);
@@ -84,7 +84,7 @@ impl TimingWheel {
         }
     }
 
-    /// Brings everything near that lies before a moment in ticks, and perhaps a little more.
+    /// Moves all turns before a time in ticks to `near`, and possibly a few later ones.
     pub(super) fn approach(&mut self, ticks: f64, entries: &mut [QueueEntry]) {
         let last = (ticks * self.rate) as i64;
         while self.bound <= last && self.far > 0 {
@@ -93,21 +93,23 @@ impl TimingWheel {
         self.bound = self.bound.max(last.saturating_add(1));
     }
 
-    /// Brings the first bucket near that is not empty, if there is one.
+    /// Moves the first bucket that is not empty to `near`, if there is one.
     fn approach_first(&mut self, entries: &mut [QueueEntry]) {
         let (mut looked, mut nearest) = (0, None);
         while self.near.is_empty() && self.far > 0 {
             nearest = nearest.into_iter().chain(self.drain(entries)).min();
             looked += 1;
             if looked == self.heads.len() && self.near.is_empty() {
-                // Nothing in this round: on to the round of the nearest, however many lie between.
+                // A whole round was empty. Jumps to the round of the nearest turn, however many rounds lie
+                // between.
                 self.bound = nearest.unwrap_or(self.bound);
                 (looked, nearest) = (0, None);
             }
         }
     }
 
-    /// Brings the next bucket near. Gives the least bucket of those that only share its place, if any.
+    /// Moves the next bucket to `near`. Returns the lowest bucket of the later rounds' turns in the same
+    /// slot, if any.
     fn drain(&mut self, entries: &mut [QueueEntry]) -> Option<i64> {
         let bucket = self.bound;
         self.bound = bucket.saturating_add(1);
@@ -130,8 +132,8 @@ impl TimingWheel {
     }
 }
 
-/// A wheel whose near turns are in order: those of a bucket in a run, latest first, and those that came to
-/// them in a heap, in which nobody is before its parent and four have the same one.
+/// Timing wheel with ordered near turns. The turns of a bucket form a sorted run, latest first. Turns added
+/// to them are in a 4-ary heap.
 #[derive(Default)]
 pub(super) struct TurnQueue {
     run: Vec<QueuedTurn>,
@@ -146,7 +148,7 @@ impl TurnQueue {
         }
     }
 
-    /// The earliest turn.
+    /// Returns the earliest turn without removing it.
     #[inline]
     pub(super) fn peek(&mut self, entries: &mut [QueueEntry]) -> Option<QueuedTurn> {
         if self.run.is_empty() && self.wheel.near.is_empty() && self.wheel.far > 0 {
@@ -159,7 +161,7 @@ impl TurnQueue {
         }
     }
 
-    /// Takes the turn away that was peeked.
+    /// Removes the turn that `peek` returned.
     #[inline]
     pub(super) fn pop(&mut self, turn: QueuedTurn) {
         if !self.pop_run(turn)
@@ -175,7 +177,7 @@ impl TurnQueue {
         self.run.pop_if(|last| last.index == turn.index).is_some()
     }
 
-    /// As `pop`, and `push` of the same endpoint.
+    /// Combines `pop` with a `push` of the same endpoint, which saves a heap operation.
     #[inline]
     pub(super) fn again(&mut self, turn: QueuedTurn, entry: &mut QueueEntry) {
         match self.wheel.push_far(turn.index, entry) {
@@ -185,13 +187,13 @@ impl TurnQueue {
         }
     }
 
-    /// Puts the near turns in order.
+    /// Sorts the near turns into a run, or builds a heap of them.
     fn order(&mut self) {
         let near = &mut self.wheel.near;
         let rises = near.windows(2).filter(|pair| matches!(pair, [a, b] if a.is_before(b))).count();
         let breaks = rises.min(near.len().saturating_sub(rises));
         if near.len() <= LONGEST_RUN || breaks <= FEW {
-            // Stable for its speed on what is in order already, as turns of equal weights are.
+            // A stable sort is fast on presorted input, which turns of equal weights are.
             near.sort_by(|a, b| if b.is_before(a) { Ordering::Less } else { Ordering::Greater });
             mem::swap(&mut self.run, near);
             return;
@@ -217,7 +219,7 @@ impl TurnQueue {
         self.set(at, turn);
     }
 
-    /// Puts a turn at a place of the heap or below.
+    /// Places a turn at position `at` of the heap or below.
     fn sift_down(&mut self, mut at: usize, turn: QueuedTurn) {
         loop {
             let first = 4 * at + 1;
@@ -253,10 +255,10 @@ impl From<TimingWheel> for TurnQueue {
     }
 }
 
-/// An endpoint's turn at `at/weight` ticks after the base.
+/// Turn of an endpoint, at `at/weight` ticks after the base.
 #[derive(Clone, Copy)]
 pub(super) struct QueuedTurn {
-    /// `at/weight`, rounded.
+    /// Quotient `at/weight`, rounded to floating point.
     ticks: f64,
     pub(super) at: i64,
     pub(super) weight: u32,
@@ -281,7 +283,7 @@ impl QueuedTurn {
     }
 
     fn wins_tie(&self, other: &Self) -> bool {
-        // Of one weight, different moments have different quotients.
+        // With equal weights, different times have different quotients, so this is a true tie.
         if self.weight == other.weight {
             return self.index < other.index;
         }
@@ -291,10 +293,10 @@ impl QueuedTurn {
     }
 }
 
-/// No endpoint.
+/// Index that marks the end of a chain.
 const NONE: u32 = u32::MAX;
 
-/// More turns than this in one bucket are not sorted at once, since a pick may wait for it, unless they
-/// consist of a few stretches that are in order.
+/// Maximum number of turns in a bucket that are sorted at once, since a pick may wait for the sort. More are
+/// sorted only if they consist of a few ordered runs.
 const LONGEST_RUN: usize = 1_024;
 const FEW: usize = 4;
