@@ -1,69 +1,70 @@
-//! What metrics are made of, as values (A78, A91).
+//! Measurements for metrics, as values (A78, A91).
 //!
-//! A core that was built to [measure](crate::CoreBuilder::measure) gives these as [`LbEffect::Measure`](crate::LbEffect::Measure);
-//! another one collects nothing. Instruments, their names and who exports them are somebody else's business.
+//! A core built with [`measure`](crate::CoreBuilder::measure) returns them as
+//! [`LbEffect::Measure`](crate::LbEffect::Measure); otherwise it collects nothing. Instruments, their names
+//! and exporters are left to the driver.
 
 use std::sync::Arc;
 
-/// Something to be counted.
+/// Single measurement of a policy.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Measurement {
-    /// `weighted_round_robin` looked its weights up.
+    /// Weight update of `weighted_round_robin`.
     WeightUpdate(WeightUpdate),
-    /// `outlier_detection` found outliers.
+    /// Outliers detected by `outlier_detection_experimental`.
     OutlierCounts(OutlierCounts),
 }
 
-/// Where in the tree something was measured.
+/// Labels of a measurement: its position in the policy tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct LbLabels {
-    /// The name of the cluster: the label `grpc.lb.backend_service` (A89).
+    /// Name of the cluster: the label `grpc.lb.backend_service` (A89).
     pub backend_service: Option<Arc<str>>,
-    /// The locality, as the label `grpc.lb.locality` says it (A78).
+    /// Locality in the form of the label `grpc.lb.locality` (A78).
     pub locality: Option<Arc<str>>,
 }
 
-/// One update of the scheduler of `weighted_round_robin` (A78). There is none while fewer than two endpoints are ready.
+/// Scheduler update of `weighted_round_robin` (A78). Reported only if at least two endpoints are ready.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WeightUpdate {
-    /// Where.
+    /// Labels of the policy.
     pub labels: LbLabels,
-    /// Whether fewer than two weights were usable.
+    /// True if fewer than two weights were usable.
     pub rr_fallback: bool,
-    /// Endpoints that have not reported, or not for long enough.
+    /// Number of endpoints without a report, or in their blackout period.
     pub not_yet_usable: u64,
-    /// Endpoints that have stopped reporting.
+    /// Number of endpoints with an expired weight.
     pub stale: u64,
-    /// The weight of each ready endpoint; 0 for one without a usable weight.
+    /// Weight of each ready endpoint; 0 for an unusable weight.
     pub weights: Vec<f64>,
 }
 
-/// What became of the outliers of one sweep that were found by one method (A91).
+/// Outliers of one sweep by detection method and outcome (A91).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutlierCounts {
-    /// The name of the cluster: the label `grpc.lb.backend_service` (A89).
+    /// Name of the cluster: the label `grpc.lb.backend_service` (A89).
     pub backend_service: Option<Arc<str>>,
-    /// How they were found.
+    /// Algorithm that detected them.
     pub method: DetectionMethod,
-    /// Why they were not ejected; `None` if they were.
+    /// Reason why they were not ejected; `None` if they were.
     pub unenforced: Option<UnenforcedReason>,
-    /// How many, at least one.
+    /// Number of outliers, at least one.
     pub count: u64,
 }
 
-/// How an outlier was found.
+/// Algorithm of outlier detection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DetectionMethod {
-    /// Its success rate is far below that of its peers.
+    /// Success rate far below the mean of all endpoints.
     SuccessRate,
-    /// It fails too often, whatever its peers do.
+    /// Failure percentage above a fixed threshold.
     FailurePercentage,
 }
 
 impl DetectionMethod {
-    /// The value of the label `grpc.lb.outlier_detection.detection_method`.
+    /// Returns the value of the label `grpc.lb.outlier_detection.detection_method`.
     pub fn as_str(self) -> &'static str {
         match self {
             DetectionMethod::SuccessRate => "success_rate",
@@ -72,18 +73,18 @@ impl DetectionMethod {
     }
 }
 
-/// Why an outlier was not ejected.
+/// Reason why a detected outlier was not ejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum UnenforcedReason {
-    /// Chance spared it: only so many percent of the outliers are to be ejected.
+    /// Spared at random by the enforcement percentage.
     EnforcementPercentage,
-    /// Enough are ejected.
+    /// Spared because the maximum ejection percentage was reached.
     MaxEjectionOverflow,
 }
 
 impl UnenforcedReason {
-    /// The value of the label `grpc.lb.outlier_detection.unenforced_reason`.
+    /// Returns the value of the label `grpc.lb.outlier_detection.unenforced_reason`.
     pub fn as_str(self) -> &'static str {
         match self {
             UnenforcedReason::EnforcementPercentage => "enforcement_percentage",

@@ -1,4 +1,4 @@
-//! Load: what a backend says about itself (ORCA), and what calls to it add up to for the control plane (LRS).
+//! Load: reports from backends (ORCA), and call statistics for the control plane (LRS).
 
 pub(crate) mod call_counters;
 pub(crate) mod measurement;
@@ -8,31 +8,32 @@ mod sums;
 pub use store::{ClusterLoad, ClusterStats, DropCount, LoadStore, LocalityLoad, LocalityStats};
 pub use sums::MetricSum;
 
-/// One load report, per call or out of band. Utilisations are shares of capacity, rates are per second; what was not
-/// reported is 0 or absent, as on the wire.
+/// Load report of a backend, per call or out of band. Utilizations are fractions of capacity, rates are per
+/// second. Values that were not reported are 0 or absent, as on the wire.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LoadReport {
-    /// CPU utilisation; may exceed 1 above a soft limit.
+    /// CPU utilization; may exceed 1 above a soft limit.
     pub cpu_utilization: f64,
-    /// Memory utilisation, at most 1.
+    /// Memory utilization, at most 1.
     pub mem_utilization: f64,
-    /// The application's own view of its utilisation; beats CPU where it is above 0.
+    /// Application-specific utilization; takes precedence over CPU utilization if above 0.
     pub application_utilization: f64,
     /// Requests per second (`rps_fractional` on the wire).
     pub requests_per_second: f64,
-    /// Errors per second.
+    /// Failed requests per second (`eps` on the wire).
     pub errors_per_second: f64,
-    /// Named utilisations.
+    /// Application-specific utilizations by name.
     pub utilization: Vec<(String, f64)>,
-    /// Named metrics of any meaning.
+    /// Application-specific metrics by name.
     pub named_metrics: Vec<(String, f64)>,
-    /// Named costs of this request.
+    /// Costs of this request by name.
     pub request_cost: Vec<(String, f64)>,
 }
 
 impl LoadReport {
-    /// The value under a metric name as A114 and A85 spell it: `cpu_utilization`, `mem_utilization`,
-    /// `application_utilization`, `utilization.KEY`, `named_metrics.KEY`; the key is everything after the first dot.
+    /// Returns the value of a metric by its name in A114 and A85: `cpu_utilization`, `mem_utilization`,
+    /// `application_utilization`, `utilization.KEY` or `named_metrics.KEY`. The key is everything after the
+    /// first dot.
     pub fn metric(&self, name: &str) -> Option<f64> {
         match name {
             "cpu_utilization" => Some(self.cpu_utilization),

@@ -1,16 +1,17 @@
-//! Counts of calls for load reports to control planes (LRS: A27, A32, A64, A85).
+//! Call statistics for load reports to control planes (LRS: A27, A32, A64, A85).
 //!
-//! Calls are counted where they happen, by one atomic addition when they start and one when they end. Totals only
-//! grow; who reports takes the difference to what it took before. So nothing is lost and nothing is counted twice,
-//! however calls and reports interleave, and a control plane that cannot be reached costs no memory: a sum
-//! is as large for a day as for a second.
+//! A call is counted with one atomic addition at its start and one at its end. Totals only grow; a reporter
+//! takes the difference from its last report. Nothing is lost or counted twice, however calls and reports
+//! interleave. An unreachable control plane costs no memory: a sum has the same size after a day as after a
+//! second.
 //!
 //! ```text
 //!   LoadStore ── server ── (cluster, EDS service name) ── drop category
 //!                                                      ── (locality, metrics wanted)
 //! ```
 //!
-//! Counters are shared while anybody holds them. When the last holder goes they stay until they have been reported.
+//! Counters are shared while references to them exist. After the last one is dropped, they stay until they
+//! are reported.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,23 +24,23 @@ use crate::load::MetricSum;
 use crate::load::sums::MetricSums;
 use crate::{CallOutcome, Code, Instant, Locality};
 
-/// How many counters of one kind may wait to be reported while nobody holds them; where names come and go and no
-/// report gets through, those beyond are forgotten.
+/// Maximum number of unreferenced counters of one kind that wait to be reported. If names keep changing and
+/// no report succeeds, further ones are dropped.
 const MAX_UNHELD: usize = 1_000;
 
-/// Everything that is counted for load reports. Made once per xDS client and given to every core of it; it is a
-/// value, so that tests and simulations have their own.
+/// Counters for load reports. Created once per xDS client and passed to all of its cores. It is a value and
+/// not a global, so that tests and simulations have separate stores.
 #[derive(Default)]
 pub struct LoadStore {
     servers: Mutex<BTreeMap<Arc<str>, CounterMap<LoadKey, ClusterLoad>>>,
 }
 
-/// A cluster and the name under which its endpoints are asked for, if it has one.
+/// Key of a cluster: its name and its EDS service name, if any.
 type LoadKey = (Arc<str>, Option<Arc<str>>);
 
 impl LoadStore {
-    /// The counts of a cluster that reports to `server`. They are shared by all who ask for the same while anybody
-    /// holds them; the first report covers the time from `now` on.
+    /// Returns the counters of a cluster that reports to `server`. Calls with the same arguments share them
+    /// while references exist. The first report covers the time from `now` on.
     pub fn cluster(
         &self,
         server: &str,
@@ -55,15 +56,16 @@ impl LoadStore {
         counters.entry((cluster.into(), eds_service_name.map(Into::into)), || ClusterLoad::new(now))
     }
 
-    /// The servers that there is something to report to, each with whether anybody counts for it still.
+    /// Returns the servers with something to report. The flag is true while counters of the server are
+    /// referenced.
     pub fn servers(&self) -> Vec<(Arc<str>, bool)> {
         let mut servers = lock(&self.servers);
         servers.iter_mut().map(|(server, counters)| (server.clone(), counters.is_held())).collect()
     }
 
-    /// What happened since the last time for the clusters that report to `server` and whose names are `wanted`,
-    /// in the order of their names; clusters that nothing happened to are left out. Counts that nobody holds any more
-    /// are forgotten, wanted or not.
+    /// Takes the statistics since the last call for clusters that report to `server`, sorted by name. Only
+    /// clusters whose name is `wanted` are included, and those without any activity are skipped. Unreferenced
+    /// counters are removed, wanted or not.
     pub fn take(&self, server: &str, wanted: impl Fn(&str) -> bool, now: Instant) -> Vec<ClusterStats> {
         let mut servers = lock(&self.servers);
         let Some(counters) = servers.get_mut(server) else { return Vec::new() };
@@ -87,11 +89,11 @@ impl fmt::Debug for LoadStore {
     }
 }
 
-/// What is counted for one cluster.
+/// Counters of one cluster.
 #[derive(Debug)]
 pub struct ClusterLoad {
     drops: Mutex<CounterMap<Arc<str>, DropCount>>,
-    /// Drops without a category.
+    /// Number of drops without a category.
     shed: DropCount,
     localities: Mutex<CounterMap<(Arc<Locality>, BackendMetrics), LocalityLoad>>,
     taken_at: Mutex<Instant>,
@@ -107,25 +109,25 @@ impl ClusterLoad {
         }
     }
 
-    /// The count of drops under this category.
+    /// Returns the drop counter of a category.
     pub fn drops(&self, category: &Arc<str>) -> Arc<DropCount> {
         lock(&self.drops).entry(category.clone(), DropCount::default)
     }
 
-    /// The count of drops that have no category: those of the circuit breaker (A32).
+    /// Returns the drop counter without a category, which the circuit breaker uses (A32).
     pub fn shed(&self) -> &DropCount {
         &self.shed
     }
 
-    /// The counts of a locality, with these metrics of load reports. Other metrics make other counts of the same
-    /// locality (A85). Endpoints whose locality is not known count for the empty one (A42).
+    /// Returns the counters of a locality for these backend metrics. Other metrics use separate counters of
+    /// the same locality (A85). Endpoints of unknown locality use the empty one (A42).
     pub fn locality(&self, locality: Option<&Arc<Locality>>, metrics: &BackendMetrics) -> Arc<LocalityLoad> {
         let locality = locality.cloned().unwrap_or_default();
         let make = || LocalityLoad::new(metrics);
         lock(&self.localities).entry((locality, metrics.clone()), make)
     }
 
-    /// Every locality with its counts since they exist, unaffected by reports.
+    /// Returns every locality with its total counts; reports do not reset them.
     pub fn localities(&self) -> Vec<(Arc<Locality>, Arc<LocalityLoad>)> {
         let localities = lock(&self.localities);
         localities.all.iter().map(|((locality, _), load)| (locality.clone(), load.clone())).collect()
@@ -150,7 +152,7 @@ impl ClusterLoad {
     }
 }
 
-/// How many calls were dropped, under one category or under none.
+/// Number of dropped calls, for one category or without a category.
 #[derive(Debug, Default)]
 pub struct DropCount {
     total: AtomicU64,
@@ -158,19 +160,20 @@ pub struct DropCount {
 }
 
 impl DropCount {
-    /// Counts one more.
+    /// Counts one dropped call.
     pub fn count(&self) {
         self.total.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Only one thread takes at a time: who takes has locked what this is part of.
+    /// Returns the drops since the last call. The caller holds the lock of the owner, so only one thread
+    /// takes at a time.
     fn take(&self) -> u64 {
         let total = self.total.load(Ordering::Relaxed);
         total - self.taken.swap(total, Ordering::Relaxed)
     }
 }
 
-/// What is counted for one locality of a cluster.
+/// Counters of one locality of a cluster.
 #[derive(Debug)]
 pub struct LocalityLoad {
     calls: AtomicCallTotals,
@@ -178,7 +181,7 @@ pub struct LocalityLoad {
     taken: Mutex<CallTotals>,
 }
 
-/// Totals of calls, on a cache line of their own.
+/// Totals of calls, aligned to a cache line.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct AtomicCallTotals {
@@ -205,15 +208,15 @@ impl LocalityLoad {
         }
     }
 
-    /// Counts a call that starts; it must be finished once.
+    /// Counts the start of a call. Each must be paired with one [`LocalityLoad::finish`].
     pub fn start(&self) {
         self.calls.issued.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts how a call ended. One that was not sent counts as never issued. Of the load report only the metrics that
-    /// are wanted count.
+    /// Counts the end of a call. An unsent call counts as not issued. Only the enabled metrics of the load
+    /// report are added.
     pub fn finish(&self, end: &CallOutcome<'_>) {
-        // Release, so that who sees the end sees the start too.
+        // Release pairs with the Acquire in `totals`: a visible end implies a visible start.
         let add = |total: &AtomicU64| total.fetch_add(1, Ordering::Release);
         match end {
             CallOutcome::Unsent => drop(add(&self.calls.unsent)),
@@ -228,12 +231,13 @@ impl LocalityLoad {
         }
     }
 
-    /// Whether load reports are read at all.
+    /// Returns true if any metric of load reports is enabled.
     pub fn needs_load_report(&self) -> bool {
         self.sums.is_enabled()
     }
 
-    /// Calls since it exists, unaffected by reports: issued, succeeded, failed, in progress.
+    /// Returns the total number of calls issued, succeeded, failed and in progress; reports do not reset
+    /// them.
     pub fn totals(&self) -> [u64; 4] {
         let CallTotals { issued, succeeded, failed, in_progress } = self.calls.totals();
         [issued, succeeded, failed, in_progress]
@@ -242,7 +246,8 @@ impl LocalityLoad {
     fn take(&self, locality: &Arc<Locality>) -> LocalityStats {
         let totals = self.calls.totals();
         let mut taken = lock(&self.taken);
-        // A call that turns out to be unsent after it was reported as issued is taken off the next ones.
+        // A call may turn out unsent after it was reported as issued. It is subtracted from the next issued
+        // calls.
         let issued = totals.issued.max(taken.issued);
         let sums = self.sums.take();
         let stats = LocalityStats {
@@ -263,33 +268,33 @@ impl LocalityLoad {
 }
 
 impl AtomicCallTotals {
-    /// Ends are read before starts, so that no end is seen without its start. Between the two, calls may start and end; so that
-    /// those do not count as in progress, ends are read once more.
+    /// Reads the totals. Ends are read before starts, so that no end is seen without its start. Calls that
+    /// start and end between the two reads must not count as in progress, so the ends are read again.
     fn totals(&self) -> CallTotals {
         let ends =
             || [&self.unsent, &self.succeeded, &self.failed].map(|total| total.load(Ordering::Acquire));
         let [unsent, succeeded, failed] = ends();
-        // Acquire, so that the ends below are read after it.
+        // Acquire orders the second read of the ends after this one.
         let started = self.issued.load(Ordering::Acquire);
         let in_progress = started.saturating_sub(ends().iter().sum());
         CallTotals { issued: started - unsent, succeeded, failed, in_progress }
     }
 }
 
-/// What happened to a cluster between two reports.
+/// Statistics of a cluster between two reports.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClusterStats {
-    /// The name of the cluster.
+    /// Name of the cluster.
     pub cluster: Arc<str>,
-    /// The name under which its endpoints are asked for, if it has one.
+    /// EDS service name of the cluster, if any.
     pub eds_service_name: Option<Arc<str>>,
-    /// The time that this covers.
+    /// Time that the statistics cover.
     pub interval: Duration,
-    /// Drops by category, in the order of their names; none is 0.
+    /// Number of drops by category, sorted by name; never 0.
     pub drops: Vec<(Arc<str>, u64)>,
-    /// All drops, those without a category included.
+    /// Number of all drops, with and without a category.
     pub total_drops: u64,
-    /// What happened in localities; there may be several entries for one, with different metrics.
+    /// Statistics by locality. A locality has several entries if its backend metrics differ.
     pub localities: Vec<LocalityStats>,
 }
 
@@ -299,33 +304,34 @@ impl ClusterStats {
     }
 }
 
-/// What happened in a locality of a cluster between two reports.
+/// Statistics of a locality between two reports.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LocalityStats {
-    /// The locality; empty if it is not known.
+    /// Locality of the endpoints; empty if unknown.
     pub locality: Arc<Locality>,
-    /// Calls that were sent.
+    /// Number of calls sent.
     pub issued: u64,
-    /// Calls that ended well.
+    /// Number of calls with status OK.
     pub succeeded: u64,
-    /// Calls that ended otherwise, those that were given up included.
+    /// Number of calls with any other status, cancelled ones included.
     pub failed: u64,
-    /// Calls that had not ended when this was taken.
+    /// Number of calls in flight at the time of the report.
     pub in_progress: u64,
-    /// `cpu_utilization`, over the calls that came with it.
+    /// Sum of `cpu_utilization` over the calls that reported it.
     pub cpu_utilization: MetricSum,
-    /// `mem_utilization`, over the calls that came with it.
+    /// Sum of `mem_utilization` over the calls that reported it.
     pub mem_utilization: MetricSum,
-    /// `application_utilization`, over the calls that came with it.
+    /// Sum of `application_utilization` over the calls that reported it.
     pub application_utilization: MetricSum,
-    /// `named_metrics` by key.
+    /// Sums of `named_metrics` by key.
     pub named_metrics: BTreeMap<String, MetricSum>,
-    /// Values of named metrics that were not counted because there were too many names.
+    /// Number of named metric values that were dropped because there were too many names.
     pub dropped_metrics: u64,
 }
 
 impl LocalityStats {
-    /// A call's report may be counted after its end was taken: then there are metrics without a call.
+    /// Returns true if there is nothing to report. A call's metrics may be added after its end was taken, so
+    /// metrics without a call are possible.
     fn is_empty(&self) -> bool {
         let calls = [self.issued, self.succeeded, self.failed, self.in_progress, self.dropped_metrics];
         let sums = [self.cpu_utilization, self.mem_utilization, self.application_utilization];
@@ -333,11 +339,11 @@ impl LocalityStats {
     }
 }
 
-/// Counters by key. Those that nobody holds stay until they are taken, or until there are too many.
+/// Counters by key. Unreferenced ones stay until they are taken, or until there are too many.
 #[derive(Debug)]
 struct CounterMap<K, V> {
     all: BTreeMap<K, Arc<V>>,
-    /// How many there may be before those that nobody holds are looked for.
+    /// Number of entries at which unreferenced ones are searched for.
     capacity: usize,
 }
 
@@ -365,8 +371,8 @@ impl<K: Ord, V> CounterMap<K, V> {
         self.all.values_mut().any(is_held)
     }
 
-    /// Shows every entry; those that nobody holds are forgotten. Whether somebody does is asked first: who counts and
-    /// then lets go is seen to have counted.
+    /// Visits every entry and removes unreferenced ones. The reference check comes first: a call that counts
+    /// and then drops its reference in between is still visited.
     fn take(&mut self, mut show: impl FnMut(&K, &V)) {
         self.all.retain(|key, value| {
             let held = is_held(value);
@@ -376,12 +382,13 @@ impl<K: Ord, V> CounterMap<K, V> {
     }
 }
 
-/// Whether anybody but the ledger holds it; if not, everything that was done with it has been seen.
+/// Returns true if a reference outside of the map exists. If false, all counts made through others are
+/// visible.
 fn is_held<V>(value: &mut Arc<V>) -> bool {
     Arc::get_mut(value).is_none()
 }
 
-/// A thread that panicked while it held the lock left valid counts behind.
+/// Locks a mutex. A panic while the lock was held leaves the counts valid.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,7 +1,7 @@
-//! Sums of the metrics that backends report with their answers (A64, A85).
+//! Sums of the metrics in per-call load reports (A64, A85).
 //!
-//! A report is added under a lock that is held for as long as a few additions take. There are several such locks for
-//! each locality, and calls take them in turn, so that two calls rarely want the same one.
+//! A report is added under a lock that is held for a few additions. Each locality has several shards with one
+//! lock each. Calls alternate between the shards, so that contention is rare.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -10,24 +10,24 @@ use crate::LoadReport;
 use crate::collections::fast_map::FastMap;
 use crate::config::cluster::BackendMetrics;
 
-/// Among how many sets of sums the calls of a locality are spread.
+/// Number of shards per locality.
 const SHARDS: usize = 8;
 
-/// How many named metrics a shard tells apart. Names come from backends, and the next report to the control plane may be
-/// long in coming.
+/// Maximum number of named metrics per shard. Backends choose the names, and the next load report may be far
+/// away.
 const MAX_NAMES: usize = 1_000;
 
-/// A metric over several calls.
+/// Sum of a metric over several calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct MetricSum {
-    /// How many calls came with the metric.
+    /// Number of calls that reported the metric.
     pub count: u64,
-    /// The sum of their values; finite.
+    /// Sum of the reported values; finite.
     pub total: f64,
 }
 
 impl MetricSum {
-    /// A value that is not finite would spoil the sum for all others, so it does not count.
+    /// Adds a value. Skips values that are not finite, since they would invalidate the sum.
     fn add(&mut self, value: f64) {
         if value.is_finite() {
             self.merge(MetricSum { count: 1, total: value });
@@ -39,7 +39,7 @@ impl MetricSum {
         self.total = (self.total + other.total).clamp(f64::MIN, f64::MAX);
     }
 
-    /// A utilisation of 0 is one that was not reported: the wire does not tell the two apart.
+    /// Adds a utilization. 0 means "not reported": the wire format does not distinguish the two.
     fn add_utilization(&mut self, value: f64) {
         if value > 0.0 {
             self.add(value);
@@ -47,11 +47,11 @@ impl MetricSum {
     }
 }
 
-/// The sums of one locality.
+/// Metric sums of one locality.
 #[derive(Debug)]
 pub(super) struct MetricSums {
     metrics: BackendMetrics,
-    /// None if no metric is wanted.
+    /// Shards of the sums; empty if no metric is enabled.
     shards: Box<[Mutex<SumShard>]>,
 }
 
@@ -64,7 +64,7 @@ struct SumShard {
     dropped: u64,
 }
 
-/// What was added up since the last time.
+/// Sums since the last report.
 #[derive(Debug, Default)]
 pub(super) struct DrainedSums {
     pub(super) cpu_utilization: MetricSum,
@@ -84,7 +84,7 @@ impl MetricSums {
         !self.shards.is_empty()
     }
 
-    /// Adds the report of a call; `turn` spreads calls over the shards.
+    /// Adds the report of a call; `turn` selects the shard.
     pub(super) fn add(&self, report: &LoadReport, turn: u64) {
         let Some(shard) = self.shards.get(turn as usize % SHARDS) else { return };
         let shard = &mut *shard.lock().unwrap_or_else(PoisonError::into_inner);
@@ -119,7 +119,8 @@ impl MetricSums {
             taken.mem_utilization.merge(std::mem::take(&mut shard.mem_utilization));
             taken.application_utilization.merge(std::mem::take(&mut shard.application_utilization));
             taken.dropped += std::mem::take(&mut shard.dropped);
-            // Names that came stay for the next interval, so that calls find their place made.
+            // Names that were used are kept for the next interval, so that calls need not allocate them
+            // again.
             shard.named.retain(|name, sum| {
                 let sum = std::mem::take(sum);
                 if sum.count > 0 {

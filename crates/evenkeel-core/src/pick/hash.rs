@@ -1,25 +1,25 @@
-//! Request hashes: what the hash policies of a route make of a call (A42).
+//! Request hashes, as computed by the hash policies of a route (A42).
 //!
-//! The rules that need no route: how a header is hashed, and how the hashes of several policies become one. Whoever
-//! routes knows the policies, rewrites header values where they say so, and gives the result to
+//! Contains the rules that need no route: hashing a header, and combining the hashes of several policies. The
+//! router evaluates the policies, rewrites header values, and passes the result to
 //! [`PickArgs::with_hash`](crate::PickArgs::with_hash).
 //!
 //! ```
 //! use evenkeel_core::hash;
-//! // A header that is absent says nothing; the channel's random id is a hash as it is.
+//! // An absent header yields no hash; the random channel id is used as a hash directly.
 //! let (user, channel_id) = (hash::of_header("x-user", None), 42);
 //! assert_eq!(hash::combine([(user, true), (Some(channel_id), false)]), Some(42));
 //! ```
 
 use xxhash_rust::xxh64;
 
-/// The hash function of requests and rings: XXH64 with seed 0.
+/// Returns the hash of requests and ring entries: XXH64 with seed 0.
 pub fn of_bytes(bytes: &[u8]) -> u64 {
     xxh64::xxh64(bytes, 0)
 }
 
-/// The hash of a header's value, rewritten if the policy says so, several values joined by commas. Nothing if the
-/// header is absent or binary: names that end in `-bin` never match (A28).
+/// Returns the hash of a header's value, after any rewrite; several values are joined by commas. Returns
+/// `None` if the header is absent or binary: names that end in `-bin` never match (A28).
 pub fn of_header(name: &str, value: Option<&str>) -> Option<u64> {
     if is_binary(name) {
         return None;
@@ -27,14 +27,14 @@ pub fn of_header(name: &str, value: Option<&str>) -> Option<u64> {
     value.map(|value| of_bytes(value.as_bytes()))
 }
 
-/// Whether gRPC takes the values of this header as bytes.
+/// Returns true if gRPC treats the values of this header as bytes.
 pub(crate) fn is_binary(name: &str) -> bool {
     name.as_bytes().last_chunk().is_some_and(|end: &[u8; 4]| end.eq_ignore_ascii_case(b"-bin"))
 }
 
-/// The hash of a request: what its route's policies yield, in order, each with its `terminal` flag. A policy that is
-/// not supported, or finds nothing, yields nothing. A terminal policy ends the list once there is a hash; policies
-/// behind it are not asked. `None` if none yields: the call then gets a random hash.
+/// Combines the hashes of a route's policies, in order, each with its `terminal` flag. An unsupported policy,
+/// or one without a match, has no hash. A terminal policy stops the evaluation once there is a hash. Returns
+/// `None` if no policy has a hash; the call then gets a random one.
 pub fn combine(policies: impl IntoIterator<Item = (Option<u64>, bool)>) -> Option<u64> {
     let mut hash: Option<u64> = None;
     for (own, terminal) in policies {

@@ -1,7 +1,8 @@
-//! The request path's view of balancing: a call asks a picker, and what it was told is told the outcome.
+//! Pickers, as the request path uses them.
 //!
-//! A [`Picker`] is an immutable snapshot that any number of threads may ask at once. A [`PickResult`] that names a
-//! subchannel may carry [`CallTrackers`]; each is told exactly once how the call ended, also when the call is dropped.
+//! A [`Picker`] is an immutable snapshot that any number of threads may use concurrently. A completed
+//! [`PickResult`] may carry [`CallTrackers`]. Each tracker receives the outcome of the call exactly once,
+//! also when the call is dropped.
 
 pub mod hash;
 
@@ -14,13 +15,13 @@ use std::sync::Arc;
 use crate::rng;
 use crate::{Code, Instant, LoadReport, Status, SubchannelId};
 
-/// Chooses an endpoint for a call, without waiting and without side effects other than counting.
+/// Chooses a subchannel for a call. Picks never block and have no side effects other than counting.
 pub trait Picker: Send + Sync {
-    /// Where this call should go.
+    /// Picks a subchannel for the call.
     fn pick(&self, call: &PickArgs<'_>) -> PickResult;
 }
 
-/// What a picker knows about a call.
+/// Arguments of a pick: the properties of a call that pickers may use.
 pub struct PickArgs<'a> {
     path: &'a str,
     headers: &'a dyn RequestMetadata,
@@ -32,7 +33,8 @@ pub struct PickArgs<'a> {
 }
 
 impl<'a> PickArgs<'a> {
-    /// A call to the method at `path` (`/package.Service/Method`). `entropy` feeds every random choice made for it.
+    /// Creates the arguments for a call of the method at `path` (`/package.Service/Method`). `entropy` seeds
+    /// every random choice made for the call.
     pub fn new(path: &'a str, entropy: u64) -> PickArgs<'a> {
         let entropy = Cell::new(entropy);
         PickArgs {
@@ -46,57 +48,57 @@ impl<'a> PickArgs<'a> {
         }
     }
 
-    /// Gives the request headers.
+    /// Sets the request headers.
     #[must_use]
     pub fn with_headers(self, headers: &'a dyn RequestMetadata) -> PickArgs<'a> {
         PickArgs { headers, ..self }
     }
 
-    /// Gives the name of the cluster child that routing chose.
+    /// Sets the cluster that the route chose.
     #[must_use]
     pub fn with_cluster(self, cluster: &'a str) -> PickArgs<'a> {
         PickArgs { cluster: Some(cluster), ..self }
     }
 
-    /// Gives the request hash that the route's hash policies computed.
+    /// Sets the request hash computed by the route's hash policies.
     #[must_use]
     pub fn with_hash(self, hash: u64) -> PickArgs<'a> {
         PickArgs { hash: Some(hash), ..self }
     }
 
-    /// Marks the call as wait-for-ready: it queues where others fail.
+    /// Marks the call as wait-for-ready: it is queued where others fail.
     #[must_use]
     pub fn wait_for_ready(self) -> PickArgs<'a> {
         PickArgs { wait_for_ready: true, ..self }
     }
 
-    /// The path of the method.
+    /// Returns the path of the method.
     pub fn path(&self) -> &'a str {
         self.path
     }
 
-    /// The value of a request header; several values joined by commas.
+    /// Returns the value of a request header; several values are joined by commas.
     pub fn header(&self, name: &str) -> Option<Cow<'a, str>> {
         self.headers.value(name)
     }
 
-    /// The cluster child that routing chose, if routing took place.
+    /// Returns the cluster that the route chose; `None` without routing.
     pub fn cluster(&self) -> Option<&'a str> {
         self.cluster
     }
 
-    /// The request hash, if the route has hash policies.
+    /// Returns the request hash, if the route has hash policies.
     pub fn hash(&self) -> Option<u64> {
         self.hash
     }
 
-    /// Whether the call waits where others fail.
+    /// Returns true if the call is wait-for-ready.
     pub fn is_wait_for_ready(&self) -> bool {
         self.wait_for_ready
     }
 
-    /// The backend service that the last pick which gave no subchannel came to, for the label
-    /// `grpc.lb.backend_service` of an attempt that failed or waits (A89). A pick that gave one says it in
+    /// Returns the backend service of the last pick without a subchannel. It is the label
+    /// `grpc.lb.backend_service` of an attempt that failed or is queued (A89). A completed pick has it in
     /// [`CallTrackers::backend_labels`].
     pub fn backend_service(&self) -> Option<Arc<str>> {
         let name = self.backend_service.take();
@@ -104,12 +106,12 @@ impl<'a> PickArgs<'a> {
         name
     }
 
-    /// Says which backend service a pick that gives no subchannel came to.
+    /// Records the backend service of a pick without a subchannel.
     pub fn note_backend_service(&self, name: &Arc<str>) {
         self.backend_service.set(Some(name.clone()));
     }
 
-    /// 64 random bits; each time others.
+    /// Returns 64 random bits, different on each call.
     pub fn random(&self) -> u64 {
         let mut state = self.entropy.get();
         let bits = rng::split_mix(&mut state);
@@ -117,7 +119,7 @@ impl<'a> PickArgs<'a> {
         bits
     }
 
-    /// A random number in `0..bound`; 0 when `bound` is 0.
+    /// Returns a random number in `0..bound`; 0 if `bound` is 0.
     pub fn random_below(&self, bound: u64) -> u64 {
         rng::scale(self.random(), bound)
     }
@@ -132,9 +134,10 @@ impl fmt::Debug for PickArgs<'_> {
     }
 }
 
-/// Request headers, as a picker may look at them.
+/// Request headers in the form that pickers read.
 pub trait RequestMetadata {
-    /// The value of the header; several values joined by commas, `None` if absent. `name` is lower case.
+    /// Returns the value of the header; several values are joined by commas, `None` if absent. `name` is
+    /// lower case.
     fn value(&self, name: &str) -> Option<Cow<'_, str>>;
 }
 
@@ -153,85 +156,85 @@ impl<const N: usize> RequestMetadata for [(&str, &str); N] {
     }
 }
 
-/// What a picker answers.
+/// Result of a pick.
 #[derive(Debug)]
 pub enum PickResult {
-    /// Send it on this subchannel's connection; the trackers are told how it ended. They may also ask for an idle
-    /// subchannel to be connected beside it ([`CallTrackers::to_wake`]).
+    /// Send the call on this subchannel. The trackers receive its outcome. They may also request a connection
+    /// of another, idle subchannel ([`CallTrackers::to_wake`]).
     Complete(SubchannelId, CallTrackers),
-    /// Wait for the next picker. If a subchannel is named, it should be asked to connect.
+    /// Queue the call until the next picker. If a subchannel is given, request its connection.
     Queue {
-        /// An idle subchannel to wake.
+        /// Idle subchannel to connect.
         connect: Option<SubchannelId>,
     },
-    /// Fail the call, unless it is wait-for-ready: then it waits for the next picker.
+    /// Fail the call; a wait-for-ready call is queued until the next picker instead.
     Fail(Status),
-    /// Fail the call in any case.
+    /// Fail the call, even if it is wait-for-ready.
     Drop(Status),
 }
 
 impl PickResult {
-    /// A pick with nobody to tell.
+    /// Creates a completed pick without trackers.
     pub fn complete(id: SubchannelId) -> PickResult {
         PickResult::Complete(id, CallTrackers::none())
     }
 
-    /// Wait for the next picker.
+    /// Queues the call until the next picker.
     pub const QUEUE: PickResult = PickResult::Queue { connect: None };
 }
 
-/// Somebody who wants to know how a call ended.
+/// Receiver of a call's outcome.
 pub trait CallTracker: Send + Sync {
-    /// Told exactly once per call.
+    /// Receives the outcome of a call, exactly once per call.
     fn finished(&self, end: &CallOutcome<'_>);
 
-    /// Whether it reads load reports; if nobody does, they are not parsed.
+    /// Returns true if the tracker uses load reports. They are parsed only if a tracker of the call does.
     fn needs_load_report(&self) -> bool {
         false
     }
 
-    /// The place that the call goes to, if this one knows it.
+    /// Returns the labels of the chosen backend, if the tracker has them.
     fn backend_labels(&self) -> Option<&BackendLabels> {
         None
     }
 }
 
-/// The place that a call goes to, in the words of metrics and headers.
+/// Labels of the backend that a call is sent to, for metrics and headers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackendLabels {
-    /// The name of the cluster: the label `grpc.lb.backend_service` (A89).
+    /// Name of the cluster: the label `grpc.lb.backend_service` (A89).
     pub backend_service: Arc<str>,
-    /// The locality of the chosen endpoint: the label `grpc.lb.locality` (A78). Empty if it is not known, as the label is.
+    /// Locality of the endpoint: the label `grpc.lb.locality` (A78). Empty if unknown, as the label is.
     pub locality: Arc<str>,
-    /// The host name of the chosen endpoint, not empty. It replaces `:authority` if the call's route has
-    /// `auto_host_rewrite` (A81), and only then: here it is known whether or not the control plane may choose authorities,
-    /// and that setting is kept only from one that may.
+    /// Host name of the endpoint; not empty. Replaces `:authority` if the call's route has
+    /// `auto_host_rewrite` (A81). It is present whether or not the control plane is trusted;
+    /// `auto_host_rewrite` is accepted only from a trusted one.
     pub hostname: Option<Arc<str>>,
 }
 
-/// How a call ended.
+/// Outcome of a call.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum CallOutcome<'a> {
-    /// With a status, from the peer or from the client's own side (a deadline, a broken connection).
+    /// The call ended with a status, from the peer or local (a deadline, a disconnect).
     Finished {
-        /// The status code.
+        /// Status code of the call.
         code: Code,
-        /// When.
+        /// Time of the end.
         at: Instant,
-        /// The load report that came with it.
+        /// Load report from the trailers, if any.
         load: Option<&'a LoadReport>,
     },
-    /// The caller went away.
+    /// The caller dropped the call.
     Cancelled,
-    /// Nothing of it was sent: the pick was not used.
+    /// The pick was not used, and nothing of the call was sent.
     Unsent,
 }
 
-/// How many trackers fit without an allocation: one each for the cluster, outlier detection and the endpoint's load.
+/// Number of trackers stored inline: one each for the cluster, outlier detection and the endpoint's load.
 const INLINE: usize = 3;
 
-/// The trackers of one call. Dropping them means that the caller went away ([`CallOutcome::Cancelled`]).
+/// Trackers of one call. Dropping them reports [`CallOutcome::Cancelled`].
 #[derive(Default)]
 pub struct CallTrackers {
     inline: [Option<Arc<dyn CallTracker>>; INLINE],
@@ -241,19 +244,19 @@ pub struct CallTrackers {
 }
 
 impl CallTrackers {
-    /// Nobody.
+    /// Creates an empty set of trackers.
     pub fn none() -> CallTrackers {
         CallTrackers::default()
     }
 
-    /// One tracker.
+    /// Creates a set with a single tracker.
     pub fn one(tracker: Arc<dyn CallTracker>) -> CallTrackers {
         let mut trackers = CallTrackers::none();
         trackers.inline[0] = Some(tracker);
         trackers
     }
 
-    /// Adds a tracker; it is told after those that are there.
+    /// Adds a tracker; trackers are notified in the order of addition.
     pub fn push(&mut self, tracker: Arc<dyn CallTracker>) {
         match self.inline.iter_mut().find(|slot| slot.is_none()) {
             Some(slot) => *slot = Some(tracker),
@@ -261,18 +264,20 @@ impl CallTrackers {
         }
     }
 
-    /// Has the driver hand a subchannel to [`LbEvent::Connect`](crate::LbEvent::Connect) beside this call: an idle one is connected,
-    /// for calls to come (A76); the policies that hold a ready one look again.
+    /// Makes the driver send [`LbEvent::Connect`](crate::LbEvent::Connect) for a subchannel, besides this
+    /// call. An idle subchannel connects, for later calls (A76). The policies that hold a ready one run
+    /// again.
     pub fn wake(&mut self, id: SubchannelId) {
         self.wake = Some(id);
     }
 
-    /// The subchannel for [`LbEvent::Connect`](crate::LbEvent::Connect), although this call may go elsewhere.
+    /// Returns the subchannel for [`LbEvent::Connect`](crate::LbEvent::Connect), which may differ from the
+    /// call's.
     pub fn to_wake(&self) -> Option<SubchannelId> {
         self.wake
     }
 
-    /// Adds headers to the request, after those that are there. Each attempt of a call has those of its own pick.
+    /// Appends headers to the request. Each attempt of a call gets the headers of its own pick.
     pub fn add_headers(&mut self, headers: &PickHeaders) {
         self.headers = Some(match self.headers.take() {
             None => headers.clone(),
@@ -280,32 +285,33 @@ impl CallTrackers {
         });
     }
 
-    /// The headers that the policies add to the request, as names and values.
+    /// Returns the headers that policies add to the request, as names and values.
     pub fn headers(&self) -> impl Iterator<Item = (&str, &str)> {
         self.headers.iter().flat_map(PickHeaders::iter)
     }
 
-    /// Whether anybody reads load reports.
+    /// Returns true if any tracker uses load reports.
     pub fn needs_load_report(&self) -> bool {
         self.inline.iter().flatten().chain(&self.more).any(|tracker| tracker.needs_load_report())
     }
 
-    /// The place that the call goes to, if anybody knows it.
+    /// Returns the labels of the chosen backend, if a tracker has them.
     pub fn backend_labels(&self) -> Option<&BackendLabels> {
         self.inline.iter().flatten().chain(&self.more).find_map(|tracker| tracker.backend_labels())
     }
 
-    /// Whether there is nobody to tell.
+    /// Returns true if there are no trackers.
     pub fn is_empty(&self) -> bool {
         self.inline.iter().all(Option::is_none)
     }
 
-    /// Tells everybody how the call ended.
+    /// Reports the outcome of the call to all trackers.
     pub fn finish(mut self, end: &CallOutcome<'_>) {
         self.notify_all(end);
     }
 
-    /// One may be the application's own. If it panics, the others are told all the same, and the panic goes on after.
+    /// Notifies all trackers. An application's tracker may panic: the others are still notified, then the
+    /// panic resumes.
     fn notify_all(&mut self, end: &CallOutcome<'_>) {
         let mut panicked = None;
         let mut notify = |tracker: Arc<dyn CallTracker>| {
@@ -334,14 +340,14 @@ impl fmt::Debug for CallTrackers {
     }
 }
 
-/// Request headers that a policy adds to the calls which it places; made once, shared by all of them.
+/// Request headers that a policy adds to its calls; built once and shared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PickHeaders(Arc<[(Box<str>, Box<str>)]>);
 
 impl PickHeaders {
-    /// Headers of these names and values. A name has lower-case letters, digits, `_`, `-` and `.`, and is not one of
-    /// gRPC's own (`grpc-...`); a value is printable ASCII, in base64 if the name ends with `-bin`. The error says what is
-    /// wrong with which.
+    /// Creates headers from names and values. A name consists of lower-case letters, digits, `_`, `-` and
+    /// `.`, and does not start with `grpc-`. A value is printable ASCII, in base64 if the name ends with
+    /// `-bin`. The error names the invalid header.
     pub fn new<'a>(headers: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<PickHeaders, String> {
         let checked = headers.into_iter().map(|(name, value)| {
             let in_name = |b: u8| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'-' | b'.');
@@ -359,13 +365,13 @@ impl PickHeaders {
         Ok(PickHeaders(checked.collect::<Result<_, _>>()?))
     }
 
-    /// Names and values, in order.
+    /// Returns names and values, in order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(name, value)| (&**name, &**value))
     }
 }
 
-/// The picker at the root of the tree, as the request path uses it: it applies the rules that hold for every policy.
+/// Picker at the root of the policy tree. Applies the rules that hold for every policy.
 #[derive(Clone)]
 pub struct RootPicker(Arc<dyn Picker>);
 
@@ -374,8 +380,8 @@ impl RootPicker {
         RootPicker(picker)
     }
 
-    /// Where this call should go. Reserved status codes become `INTERNAL` (A54); a wait-for-ready call queues
-    /// where others fail.
+    /// Picks a subchannel for the call. Reserved status codes become `INTERNAL` (A54). A wait-for-ready call
+    /// is queued where others fail.
     pub fn pick(&self, call: &PickArgs<'_>) -> PickResult {
         match self.0.pick(call) {
             PickResult::Fail(_) if call.is_wait_for_ready() => PickResult::QUEUE,
