@@ -1,9 +1,9 @@
-//! The core's only source of randomness, handed in as a seed.
+//! Randomness of the core, seeded by the driver.
 //!
-//! Two ways to make one: [`Rng::fixed`] for tests and simulations, where every sequence must come out the same and
-//! schedules start at phase 0; [`Rng::from_entropy`] for production, where many clients must not open in step.
+//! [`Rng::fixed`] is for tests and simulations: every run is the same, and schedules start at phase 0.
+//! [`Rng::from_entropy`] is for production, where clients must not pick in lockstep.
 
-/// A small, fast, seedable generator (xoshiro256++). Not for secrets.
+/// Small, fast, seedable generator (xoshiro256++). Not for cryptography.
 #[derive(Clone, Debug)]
 pub struct Rng {
     state: [u64; 4],
@@ -11,12 +11,12 @@ pub struct Rng {
 }
 
 impl Rng {
-    /// A reproducible source: the same seed gives the same run, and schedules start at phase 0.
+    /// Creates a reproducible generator: the same seed gives the same run, and schedules start at phase 0.
     pub fn fixed(seed: u64) -> Rng {
         Rng::new(seed, true)
     }
 
-    /// A source for production, seeded from the operating system's entropy by the caller.
+    /// Creates a generator for production. The caller takes the seed from the operating system's entropy.
     pub fn from_entropy(seed: u64) -> Rng {
         Rng::new(seed, false)
     }
@@ -27,12 +27,12 @@ impl Rng {
         Rng { state, fixed }
     }
 
-    /// Whether this source was made by [`Rng::fixed`].
+    /// Returns true if the generator was created by [`Rng::fixed`].
     pub fn is_fixed(&self) -> bool {
         self.fixed
     }
 
-    /// The next 64 random bits.
+    /// Returns the next 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
         let [a, b, c, d] = self.state;
         let out = a.wrapping_add(d).rotate_left(23).wrapping_add(a);
@@ -41,23 +41,23 @@ impl Rng {
         out
     }
 
-    /// A number in `0..bound`; 0 when `bound` is 0.
+    /// Returns a number in `0..bound`; 0 if `bound` is 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         scale(self.next_u64(), bound)
     }
 
-    /// A number in the open interval (0, 1).
+    /// Returns a number in the open interval (0, 1).
     pub fn unit(&mut self) -> f64 {
         unit(self.next_u64())
     }
 
-    /// Where a fresh schedule starts: random bits in production, `None` (phase 0) for a fixed source.
+    /// Returns the start of a schedule: random bits in production, `None` (phase 0) for a fixed generator.
     pub fn phase(&mut self) -> Option<u64> {
         (!self.fixed).then(|| self.next_u64())
     }
 }
 
-/// One step of `SplitMix64`: every state gives a well-mixed number.
+/// Performs one step of `SplitMix64`: every state gives a well-mixed number.
 pub(crate) fn split_mix(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut z = *state;
@@ -66,7 +66,7 @@ pub(crate) fn split_mix(state: &mut u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Maps 64 random bits onto `0..bound` without a division; the bias is below `bound / 2^64`.
+/// Maps 64 random bits to `0..bound` without a division; the bias is below `bound / 2^64`.
 pub(crate) fn scale(bits: u64, bound: u64) -> u64 {
     ((u128::from(bits) * u128::from(bound)) >> 64) as u64
 }

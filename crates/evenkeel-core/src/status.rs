@@ -1,9 +1,9 @@
-//! gRPC statuses, as far as balancing needs them.
+//! gRPC statuses and their codes, as far as load balancing needs them.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// A gRPC status code.
+/// Status code of gRPC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[expect(missing_docs, reason = "the codes are gRPC's own and documented there")]
@@ -28,7 +28,7 @@ pub enum Code {
 }
 
 impl Code {
-    /// Whether a control plane or a policy may put this code on a call (A54).
+    /// Returns true if a control plane or a policy may fail a call with this code (A54).
     pub fn is_allowed_from_control_plane(self) -> bool {
         use Code::{
             Aborted, AlreadyExists, DataLoss, FailedPrecondition, InvalidArgument, NotFound, Ok, OutOfRange,
@@ -46,7 +46,7 @@ impl Code {
     }
 }
 
-/// A code and a message; cheap to clone, since a failing picker hands out the same one to every call.
+/// Status code with a message. Cheap to clone, since a failing picker returns the same one for every call.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Status {
     code: Code,
@@ -54,28 +54,28 @@ pub struct Status {
 }
 
 impl Status {
-    /// A status with this code and message.
+    /// Creates a status with this code and message.
     pub fn new(code: Code, message: impl Into<Arc<str>>) -> Status {
         Status { code, message: message.into() }
     }
 
-    /// An `UNAVAILABLE` status.
+    /// Creates a status with the code `UNAVAILABLE`.
     pub fn unavailable(message: impl Into<Arc<str>>) -> Status {
         Status::new(Code::Unavailable, message)
     }
 
-    /// The code.
+    /// Returns the status code.
     pub fn code(&self) -> Code {
         self.code
     }
 
-    /// The message.
+    /// Returns the status message.
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// The status as a call may see it: codes that only a server may send become `INTERNAL`, with the original in
-    /// the text (A54).
+    /// Converts the status for use on a call. Codes that are reserved for servers become `INTERNAL`, with the
+    /// original code in the message (A54).
     #[must_use]
     pub fn for_call(self) -> Status {
         if self.code.is_allowed_from_control_plane() {

@@ -1,23 +1,26 @@
-//! Subchannels: one connection to one address by one means, and when to try again.
+//! Subchannels: connections to one address, with back-off.
 //!
 //! ```text
-//!            connect                connected
-//!   Idle ───────────────▶ Connecting ─────────▶ Ready
-//!    ▲                        │                   │
-//!    │ back-off over          │ failed            │ disconnected
-//!    └── TransientFailure ◀───┘                   │
-//!    ▲                                            │
-//!    └────────────────────────────────────────────┘
+//!              connect                   connected
+//!    Idle ──────┬────────────▶ Connecting ──────────▶ Ready
+//!     ▲ ▲       │ connect,       ▲     │                │
+//!     │ │       │ too early      │     │ failed         │ disconnected
+//!     │ │       ▼    start_paced │     ▼                │
+//!     │ │     Paced ─────────────┘  BackingOff          │
+//!     │ │                              │                │
+//!     │ └────────── end_back_off ──────┘                │
+//!     └─────────────────────────────────────────────────┘
 //! ```
 //!
-//! Only a policy's wish or a waiting call leaves `Idle`. An attempt's back-off runs from its start: an attempt that
-//! took longer than its back-off may be repeated at once (gRPC connection back-off).
+//! `Paced` is reported as CONNECTING and `BackingOff` as TRANSIENT_FAILURE. Only a policy or a queued call
+//! leaves `Idle`. An attempt's back-off runs from its start: after an attempt that took longer, the next one
+//! may start at once (gRPC connection back-off).
 //!
-//! gRPC's back-off knows failed attempts only: a peer that accepts each connection and ends it at once would be dialled without
-//! pause. A connection is *fruitless* if it ends within [`Backoff::initial`] and no call was answered on it. The first one is
-//! followed by another attempt at once, as peers that restart deserve. After each further one in a row the attempt is *paced*:
-//! it begins no sooner than `initial`, plus jitter, after that connection was opened. A paced subchannel is CONNECTING, so
-//! that calls without another endpoint wait rather than fail, as they do during any reconnection.
+//! gRPC's back-off covers failed attempts only. A peer that accepts each connection and closes it at once
+//! would be redialled in a loop. A connection is *fruitless* if it ends within [`Backoff::initial`] without a
+//! response to any call. After the first one the next attempt starts at once, since the peer may be
+//! restarting. After each further one in a row the attempt is *paced*: it starts no sooner than `initial`,
+//! plus jitter, after that connection was opened.
 
 use std::fmt;
 use std::time::Duration;
@@ -29,21 +32,21 @@ use crate::collections::inline_vec::InlineVec;
 use crate::engine::tree::NodeId;
 use crate::{Address, Instant, LoadReport, Rng, Status, TransportParams};
 
-/// How well a subchannel, a policy or the whole channel is connected.
+/// Connectivity state of a subchannel, a policy or a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum ConnectivityState {
-    /// Not connected and not trying.
+    /// Not connected, and no attempt in progress.
     Idle,
-    /// Trying.
+    /// Connection attempt in progress or scheduled.
     Connecting,
-    /// Connected.
+    /// Connected; calls can be sent.
     Ready,
-    /// Tried and failed; waiting to try again.
+    /// Last attempt failed; waiting for the back-off.
     TransientFailure,
 }
 
-/// Names a subchannel. Ids are never given out twice: a stale one names nothing.
+/// Identifies a subchannel. An id is never reused, so a stale one refers to nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SubchannelId {
     index: u32,
@@ -51,7 +54,7 @@ pub struct SubchannelId {
 }
 
 impl SubchannelId {
-    /// A small number, unique among the subchannels that exist at one time; it may serve as a table index.
+    /// Returns a small number, unique among the existing subchannels, for use as a table index.
     pub fn index(self) -> usize {
         self.index as usize
     }
@@ -63,36 +66,36 @@ impl fmt::Debug for SubchannelId {
     }
 }
 
-/// One connection to one address.
+/// Connection to one address.
 #[derive(Debug)]
 pub struct Subchannel {
     id: SubchannelId,
     address: Address,
-    /// By what its connections are made beside that, if anything matters.
+    /// Transport parameters; `None` for those of the channel.
     transport: Option<TransportParams>,
     state: SubchannelState,
     attempts: u32,
     was_connected: bool,
-    /// True once a call was answered on the last connection.
+    /// True once the last connection has received a response.
     was_answered: bool,
-    /// Number of fruitless connections in a row.
+    /// Number of consecutive fruitless connections.
     fruitless: u8,
     failures: u32,
     disconnects: u32,
     failure_order: u64,
     error: Option<Status>,
-    /// Which nodes of the policy tree hold it; a node that holds it twice is listed twice.
+    /// Policy tree nodes that hold the subchannel; a node that holds it twice is listed twice.
     pub(crate) holders: InlineVec<NodeId>,
-    /// Out-of-band load reports; most subchannels have none.
+    /// State of out-of-band load reports; `None` for most subchannels.
     out_of_band: Option<Box<OobLoadState>>,
 }
 
-/// Who wants out-of-band load reports, and what came.
+/// Watchers of out-of-band load reports, and the last report.
 #[derive(Debug, Default)]
 pub(crate) struct OobLoadState {
-    /// Which nodes want them, and how often.
+    /// Nodes that watch the reports, with the interval of each.
     pub(crate) watchers: Vec<(NodeId, Duration)>,
-    /// What the driver was last told.
+    /// Interval of the last watch effect sent to the driver.
     pub(crate) watching: Option<Duration>,
     last: Option<(Instant, LoadReport)>,
     count: u32,
@@ -100,15 +103,15 @@ pub(crate) struct OobLoadState {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum SubchannelState {
-    /// `opened_at` is when its last connection was opened, if nothing but its loss has happened since.
+    /// `opened_at` is the opening time of the last connection, if nothing but its loss has happened since.
     Idle {
         opened_at: Option<Instant>,
     },
-    /// An attempt is wanted and begins at `until`.
+    /// An attempt is requested and starts at `until`.
     Paced {
         until: Instant,
     },
-    /// `retry_at` is when the back-off that began with this attempt is over.
+    /// `retry_at` is the end of the back-off that started with this attempt.
     Connecting {
         retry_at: Instant,
     },
@@ -120,32 +123,32 @@ enum SubchannelState {
     },
 }
 
-/// Result of asking a subchannel to connect.
+/// Result of a request to connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ConnectStart {
-    /// The attempt begins at once; the driver gives it up at `deadline`.
+    /// The attempt starts at once; the driver cancels it at `deadline`.
     Started { deadline: Instant },
-    /// The attempt is paced and begins at `until`.
+    /// The attempt is paced and starts at `until`.
     Paced { until: Instant },
 }
 
 impl Subchannel {
-    /// Its name.
+    /// Returns the id of the subchannel.
     pub fn id(&self) -> SubchannelId {
         self.id
     }
 
-    /// Where it connects to.
+    /// Returns the address that it connects to.
     pub fn address(&self) -> &Address {
         &self.address
     }
 
-    /// By what means its connections are made, if it is not by those of the whole channel.
+    /// Returns the transport parameters, if they differ from those of the channel.
     pub fn transport(&self) -> Option<&TransportParams> {
         self.transport.as_ref()
     }
 
-    /// How it is connected.
+    /// Returns the connectivity state.
     pub fn connectivity(&self) -> ConnectivityState {
         match self.state {
             SubchannelState::Idle { .. } => ConnectivityState::Idle,
@@ -157,12 +160,12 @@ impl Subchannel {
         }
     }
 
-    /// Whether calls can be sent on it.
+    /// Returns true if calls can be sent on it.
     pub fn is_ready(&self) -> bool {
         matches!(self.state, SubchannelState::Ready { .. })
     }
 
-    /// When its back-off ends, while it is backing off.
+    /// Returns the end of the back-off, while backing off.
     pub fn retry_at(&self) -> Option<Instant> {
         match self.state {
             SubchannelState::BackingOff { until } => Some(until),
@@ -170,7 +173,8 @@ impl Subchannel {
         }
     }
 
-    /// When time alone changes its state: the end of its back-off, or the start of a paced attempt.
+    /// Returns the time at which the state changes without an event: the end of a back-off or the start of a
+    /// paced attempt.
     pub(crate) fn due_at(&self) -> Option<Instant> {
         match self.state {
             SubchannelState::BackingOff { until } | SubchannelState::Paced { until } => Some(until),
@@ -178,33 +182,34 @@ impl Subchannel {
         }
     }
 
-    /// How many attempts have failed since it exists. A counter, so that an edge between two passes is not lost.
+    /// Returns the total number of failed attempts. A counter, so that a change between two passes is not
+    /// missed.
     pub fn failures(&self) -> u32 {
         self.failures
     }
 
-    /// How many times an established connection was lost.
+    /// Returns the number of times that an established connection was lost.
     pub fn disconnects(&self) -> u32 {
         self.disconnects
     }
 
-    /// Grows with every failure of any subchannel: the greatest one failed last.
+    /// Returns the global sequence number of the last failure: of all subchannels, the highest failed last.
     pub fn failure_order(&self) -> u64 {
         self.failure_order
     }
 
-    /// Why the last attempt failed or the last connection was lost.
+    /// Returns the error of the last failed attempt or lost connection.
     pub fn error(&self) -> Option<&Status> {
         self.error.as_ref()
     }
 
-    /// The last out-of-band load report and when it came.
+    /// Returns the last out-of-band load report, with its time of arrival.
     pub fn load(&self) -> Option<(Instant, &LoadReport)> {
         let (at, report) = self.out_of_band.as_ref()?.last.as_ref()?;
         Some((*at, report))
     }
 
-    /// How many out-of-band load reports have come.
+    /// Returns the number of out-of-band load reports received.
     pub fn loads(&self) -> u32 {
         self.out_of_band.as_ref().map_or(0, |out_of_band| out_of_band.count)
     }
@@ -213,13 +218,13 @@ impl Subchannel {
         self.out_of_band.get_or_insert_default()
     }
 
-    /// Whether the driver was ever told of it.
+    /// Returns true if an effect about this subchannel was ever sent to the driver.
     pub(crate) fn is_known_to_driver(&self) -> bool {
         self.was_connected
             || self.out_of_band.as_ref().is_some_and(|out_of_band| out_of_band.watching.is_some())
     }
 
-    /// Starts an attempt if idle, or paces it. Returns `None` if it is not idle.
+    /// Starts or paces an attempt if idle. Returns `None` if not idle.
     pub(crate) fn connect(&mut self, now: Instant, backoff: &Backoff, rng: &mut Rng) -> Option<ConnectStart> {
         let SubchannelState::Idle { opened_at } = self.state else { return None };
         if let Some(opened_at) = opened_at
@@ -253,7 +258,7 @@ impl Subchannel {
         is_due.then(|| self.start(now, backoff, rng))
     }
 
-    /// The attempt succeeded. Answers whether that was news.
+    /// Handles a successful attempt. Returns true if the state changed.
     pub(crate) fn connected(&mut self, now: Instant) -> bool {
         let expected = matches!(self.state, SubchannelState::Connecting { .. });
         if expected {
@@ -264,13 +269,13 @@ impl Subchannel {
         expected
     }
 
-    /// A call was answered on the connection. Returns true if there is one.
+    /// Handles a response on the connection. Returns true if there is a connection.
     pub(crate) fn answered(&mut self) -> bool {
         self.was_answered = self.is_ready();
         self.was_answered
     }
 
-    /// The attempt failed. Answers when the back-off ends, if that was news.
+    /// Handles a failed attempt. Returns the end of the back-off, or `None` if the event is stale.
     pub(crate) fn failed(&mut self, now: Instant, error: Status, order: u64) -> Option<Instant> {
         let SubchannelState::Connecting { retry_at } = self.state else { return None };
         let until = retry_at.max(now);
@@ -281,7 +286,7 @@ impl Subchannel {
         Some(until)
     }
 
-    /// The connection was lost. Answers whether that was news.
+    /// Handles the loss of the connection. Returns true if the state changed.
     pub(crate) fn disconnected(&mut self, now: Instant, error: Status, backoff: &Backoff) -> bool {
         let SubchannelState::Ready { opened_at } = self.state else { return false };
         let is_fruitless = !self.was_answered && now < opened_at + backoff.initial;
@@ -292,7 +297,7 @@ impl Subchannel {
         true
     }
 
-    /// Ends the back-off if it is due. Answers whether it did.
+    /// Ends the back-off if it is due. Returns true if it was.
     pub(crate) fn end_back_off(&mut self, now: Instant) -> bool {
         let due = matches!(self.state, SubchannelState::BackingOff { until } if until <= now);
         if due {
@@ -308,23 +313,23 @@ impl Subchannel {
     }
 }
 
-/// gRPC's connection back-off: how long to wait between attempts.
+/// Parameters of gRPC's connection back-off.
 #[derive(Clone, Debug)]
 pub struct Backoff {
-    /// The first wait.
+    /// Back-off of the first attempt.
     pub initial: Duration,
-    /// How much each wait exceeds the one before.
+    /// Factor by which the back-off grows with each attempt.
     pub multiplier: f64,
-    /// How far a wait may lie from its nominal length, as a share of it.
+    /// Maximum random deviation, as a fraction of the nominal back-off.
     pub jitter: f64,
-    /// The longest nominal wait.
+    /// Maximum nominal back-off.
     pub max: Duration,
-    /// An attempt is given at least this long.
+    /// Minimum time given to an attempt before it is cancelled.
     pub min_connect_timeout: Duration,
 }
 
 impl Default for Backoff {
-    /// 1 s, times 1.6, plus or minus 20 %, at most 120 s; 20 s per attempt.
+    /// Returns gRPC's defaults: 1 s, times 1.6, jitter 20 %, at most 120 s; 20 s per attempt.
     fn default() -> Backoff {
         Backoff {
             initial: Duration::from_secs(1),
@@ -337,7 +342,7 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// The wait that starts with the attempt after `attempts` others in a row.
+    /// Returns the back-off that starts with an attempt after `attempts` consecutive ones.
     pub fn wait(&self, attempts: u32, rng: &mut Rng) -> Duration {
         let growth = self.multiplier.max(1.0).powi(attempts.min(1_000).cast_signed());
         let nominal = (self.initial.as_secs_f64() * growth).min(self.max.as_secs_f64());
@@ -345,8 +350,8 @@ impl Backoff {
         Duration::try_from_secs_f64(nominal * jitter).unwrap_or(self.max)
     }
 
-    /// The least time between the openings of fruitless connections: `initial`, lengthened by up to its jitter. Clients whose
-    /// connections were ended together do not come back together.
+    /// Returns the minimum time between the openings of fruitless connections: `initial`, extended by up to
+    /// its jitter. The jitter keeps clients that were disconnected together from reconnecting together.
     fn pace(&self, rng: &mut Rng) -> Duration {
         let pace =
             self.initial.min(self.max).as_secs_f64() * (1.0 + self.jitter.clamp(0.0, 1.0) * rng.unit());
@@ -354,25 +359,26 @@ impl Backoff {
     }
 }
 
-/// All subchannels of a core, by id, and by address and means.
+/// All subchannels of a core, by id and by address and transport parameters.
 #[derive(Debug, Default)]
 pub(crate) struct SubchannelMap {
     slots: Vec<SubchannelSlot>,
     free: Vec<u32>,
-    /// Those without means of their own.
+    /// Subchannels with the transport parameters of the channel.
     by_address: FastMap<Address, SubchannelId>,
     by_transport: FastMap<TransportParams, FastMap<Address, SubchannelId>>,
     failures: u64,
     made: u64,
-    /// How many changes there were, in any of them. It may begin again from 0.
+    /// Number of changes to any subchannel; may wrap around.
     changes: u32,
 }
 
-/// Beside the subchannel, what is asked of ten thousand in a pass stands here, where it is near.
+/// Slot of a subchannel. The fields that a pass reads for ten thousand subchannels are outside of the box,
+/// for locality.
 #[derive(Debug)]
 struct SubchannelSlot {
     generation: u32,
-    /// The number of its last change.
+    /// Value of `changes` at the last change.
     changed: u32,
     subchannel: Option<Box<Subchannel>>,
 }
@@ -441,7 +447,7 @@ impl SubchannelMap {
         slot.subchannel.as_deref_mut().filter(|_| slot.generation == id.generation)
     }
 
-    /// The subchannel, to change what policies see of it.
+    /// Returns the subchannel for a change that policies can see.
     pub(crate) fn change(&mut self, id: SubchannelId) -> Option<&mut Subchannel> {
         let slot = self.slots.get_mut(id.index()).filter(|slot| slot.generation == id.generation)?;
         self.changes = self.changes.wrapping_add(1);
@@ -449,19 +455,19 @@ impl SubchannelMap {
         slot.subchannel.as_deref_mut()
     }
 
-    /// How many changes there were so far.
+    /// Returns the number of changes.
     pub(crate) fn changes(&self) -> u32 {
         self.changes
     }
 
-    /// Whether it is there and did not change since there were so many changes.
+    /// Returns true if the subchannel exists and has not changed after `since`.
     pub(crate) fn is_unchanged(&self, id: SubchannelId, since: u32) -> bool {
         let slot = self.slots.get(id.index()).filter(|slot| slot.generation == id.generation);
-        // The difference may have wrapped around; what is older than half of the range counts as changed.
+        // The counter may have wrapped around: a change older than half of the range counts as changed.
         slot.is_some_and(|slot| since.wrapping_sub(slot.changed).cast_signed() >= 0)
     }
 
-    /// Removes it; its id will not come back.
+    /// Removes a subchannel. Its id is never reused.
     pub(crate) fn remove(&mut self, id: SubchannelId) -> Option<Box<Subchannel>> {
         let slot = self.slots.get_mut(id.index()).filter(|slot| slot.generation == id.generation)?;
         let subchannel = slot.subchannel.take()?;
@@ -476,6 +482,7 @@ impl SubchannelMap {
                 }
             }
         }
+        // The generation makes ids of the removed subchannel stale when the slot is reused.
         slot.generation = slot.generation.wrapping_add(1);
         self.free.push(id.index);
         Some(subchannel)
@@ -486,7 +493,7 @@ impl SubchannelMap {
         self.failures
     }
 
-    /// How many there ever were.
+    /// Returns the number of subchannels ever created.
     pub(crate) fn made(&self) -> u64 {
         self.made
     }

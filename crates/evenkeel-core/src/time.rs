@@ -1,13 +1,13 @@
 //! Time as a value.
 //!
-//! The core reads no clock. Whoever drives it maps its own clock onto [`Instant`]: nanoseconds since an origin of
-//! its choice. Arithmetic saturates, so no input can make it panic.
+//! The core reads no clock. The driver maps its clock to [`Instant`]: nanoseconds since an arbitrary origin.
+//! Arithmetic saturates, so no input can make it panic.
 
 use std::fmt;
 use std::ops::{Add, AddAssign};
 use std::time::Duration;
 
-/// A moment on the driver's clock.
+/// Point in time on the driver's clock.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -21,20 +21,20 @@ use std::time::Duration;
 pub struct Instant(u64);
 
 impl Instant {
-    /// The origin of the driver's clock.
+    /// Origin of the driver's clock.
     pub const ORIGIN: Instant = Instant(0);
 
-    /// The moment `nanos` nanoseconds after the origin.
+    /// Creates the instant `nanos` nanoseconds after the origin.
     pub const fn from_nanos(nanos: u64) -> Instant {
         Instant(nanos)
     }
 
-    /// Nanoseconds since the origin.
+    /// Returns the nanoseconds since the origin.
     pub const fn as_nanos(self) -> u64 {
         self.0
     }
 
-    /// How much later this is than `earlier`; zero if it is not.
+    /// Returns the time since `earlier`; zero if `earlier` is later.
     pub const fn since(self, earlier: Instant) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
