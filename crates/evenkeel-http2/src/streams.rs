@@ -1,4 +1,28 @@
-//! The streams of a connection, in slots that are used again.
+//! Streams of a connection, in reusable slots.
+//!
+//! The states of RFC 9113, section 5.1, reduced to a client without push: `reserved` does not exist, and only
+//! the client opens streams. Transitions have the names of the functions that make them:
+//!
+//! ```text
+//!    idle ───────── send, open_pending: HEADERS ────────┐
+//!                        │                              │ with END_STREAM
+//!                        ▼                              ▼
+//!                      open ── send_data: ────▶ half-closed (local)
+//!                        │     END_STREAM               │
+//!    handle_headers,     │                              │ handle_headers,
+//!    handle_data:        │                              │ handle_data:
+//!    END_STREAM          ▼                              ▼ END_STREAM
+//!          half-closed (remote) ── send_data: ──────▶ closed
+//!                                  END_STREAM           ▲
+//!                                                       │
+//!    any ── cancel, reset_stream: RST_STREAM sent ──────┤
+//!        ── handle_reset, handle_goaway, fail ──────────┘
+//! ```
+//!
+//! A stream holds the two halves separately: [`SendState`] and [`RecvState`]. Half-closed (local) is
+//! `SendState::Closed`, half-closed (remote) is `RecvState::Closed`. `SendState::Closing` is still open on
+//! the wire: `fill_write_buffer` sends END_STREAM behind the queued data. A reset keeps the receive state and
+//! sets `error` instead; [`Http2Stream::is_open`] covers both.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -14,25 +38,25 @@ use crate::stream::ResponseHeaders;
 /// A queue is kept for the slot's next stream up to this many pieces.
 const MAX_IDLE_CAPACITY: usize = 16;
 
-/// How far the peer's answer is.
+/// Receive half of a stream: progress of the response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RecvState {
-    /// Its head is to come.
+    /// The response headers have not been received.
     AwaitingHeaders,
-    /// Data or trailers are to come.
+    /// Response headers received; data or trailers follow.
     Open,
-    /// All of it came.
+    /// END_STREAM received, the response is complete.
     Closed,
 }
 
-/// How far the request is.
+/// Send half of a stream: progress of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SendState {
-    /// More is to come from the caller.
+    /// The caller may send more data.
     Open,
-    /// The last of it waits to be sent.
+    /// The caller has finished; END_STREAM waits behind queued data.
     Closing,
-    /// All of it was sent, or will not be.
+    /// END_STREAM was sent, or the stream was reset.
     Closed,
 }
 
