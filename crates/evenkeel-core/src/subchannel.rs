@@ -322,7 +322,7 @@ pub struct Backoff {
     pub multiplier: f64,
     /// Maximum random deviation, as a fraction of the nominal back-off.
     pub jitter: f64,
-    /// Maximum nominal back-off.
+    /// Maximum back-off before jitter is applied.
     pub max: Duration,
     /// Minimum time given to an attempt before it is cancelled.
     pub min_connect_timeout: Duration,
