@@ -458,7 +458,7 @@ impl<'a, V: ResourceView> DependencyWalk<'a, V> {
                     match &resource.kind {
                         ClusterKind::Aggregate(members) => open.extend(members.iter().cloned()),
                         ClusterKind::Leaf(cluster) => {
-                            cluster.source().into_iter().for_each(|s| self.resolve_source(s))
+                            cluster.source().into_iter().for_each(|s| self.resolve_source(s));
                         }
                     }
                     ClusterNode::Known { resource, ambient: seen.ambient }

@@ -42,9 +42,9 @@ pub(crate) fn single_line(text: &str) -> String {
             break;
         }
         if c.is_control() || is_format_character(c) {
-            single_line.extend(c.escape_default())
+            single_line.extend(c.escape_default());
         } else {
-            single_line.push(c)
+            single_line.push(c);
         }
     }
     single_line

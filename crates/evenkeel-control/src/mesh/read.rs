@@ -136,7 +136,7 @@ impl MeshReader {
                 );
             }
             YamlValue::Null | YamlValue::Sequence(_) | YamlValue::Mapping(_) => {
-                self.push_expected("a text", node, at)
+                self.push_expected("a text", node, at);
             }
         }
         None

@@ -115,7 +115,7 @@ impl<T> EndpointList<T> {
             match member.state.connectivity {
                 ConnectivityState::Ready => return ConnectivityState::Ready,
                 ConnectivityState::Connecting | ConnectivityState::Idle => {
-                    sum = ConnectivityState::Connecting
+                    sum = ConnectivityState::Connecting;
                 }
                 ConnectivityState::TransientFailure => {}
             }

@@ -504,7 +504,7 @@ impl PolicyTree {
                 self.effects.push(LbEffect::Connect { id, address, deadline });
             }
             Some(ConnectStart::Paced { until }) => {
-                self.timers.push(Reverse((until, TimerTarget::Subchannel(id))))
+                self.timers.push(Reverse((until, TimerTarget::Subchannel(id))));
             }
             None => return,
         }

@@ -272,7 +272,7 @@ impl Story {
                         self.client.handle(AdsEvent::Closed { stream, status }, self.now);
                     }
                     AdsEffect::Send { stream, .. } => {
-                        self.client.handle(AdsEvent::Written { stream }, self.now)
+                        self.client.handle(AdsEvent::Written { stream }, self.now);
                     }
                     AdsEffect::Close { .. } => self.stream = None,
                     AdsEffect::Read { .. } | AdsEffect::Warn(_) | AdsEffect::Info(_) => {}

@@ -222,7 +222,7 @@ impl ChannelDriver {
                 let _ = answer.send(tree);
             }
             DriverEvent::ChannelCommand(Some(ChannelCommand::Wake)) => {
-                self.activate().pacer.record(PassUrgency::Immediate)
+                self.activate().pacer.record(PassUrgency::Immediate);
             }
             DriverEvent::ChannelCommand(Some(ChannelCommand::ExitIdle)) => {
                 let active = self.activate();

@@ -365,7 +365,7 @@ impl ClientCall {
             SelectionResult::Found(picked) => self.acquire_stream(picked),
             SelectionResult::Wait(_) => self.state = CallState::Picking,
             SelectionResult::Fail(status) => {
-                self.state = CallState::Failed(self.record_unpicked(status::to_tonic(&status)))
+                self.state = CallState::Failed(self.record_unpicked(status::to_tonic(&status)));
             }
         }
     }

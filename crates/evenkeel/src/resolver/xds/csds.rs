@@ -142,7 +142,7 @@ impl Stream for CsdsResponses {
             }
             match ready!(Pin::new(&mut self.requests).poll_next(cx)) {
                 Some(Ok(request)) => {
-                    self.in_flight = Some(Box::pin(self.csds.clone().handle_request(request)))
+                    self.in_flight = Some(Box::pin(self.csds.clone().handle_request(request)));
                 }
                 Some(Err(status)) => return Poll::Ready(Some(Err(status))),
                 None => return Poll::Ready(None),

@@ -347,10 +347,10 @@ impl XdsWorker {
         let now = clock::now();
         match event {
             WorkerEvent::StreamEvent(StreamKey::Resources(stream), event) => {
-                self.handle_ads_event(stream, event, now)
+                self.handle_ads_event(stream, event, now);
             }
             WorkerEvent::StreamEvent(StreamKey::Load(stream), event) => {
-                self.handle_lrs_event(stream, event, now)
+                self.handle_lrs_event(stream, event, now);
             }
             WorkerEvent::Resolved(host, answer) => {
                 for key in self.names.handle(&host, &answer, now) {
@@ -375,10 +375,10 @@ impl XdsWorker {
             StreamEvent::Opened => self.client.handle(AdsEvent::Opened { stream }, now),
             StreamEvent::Written => self.client.handle(AdsEvent::Written { stream }, now),
             StreamEvent::Message(bytes) => {
-                self.client.handle(AdsEvent::Message { stream, bytes: &bytes }, now)
+                self.client.handle(AdsEvent::Message { stream, bytes: &bytes }, now);
             }
             StreamEvent::InvalidMessage(why) => {
-                self.client.handle(AdsEvent::ProtocolError { stream, why: &why }, now)
+                self.client.handle(AdsEvent::ProtocolError { stream, why: &why }, now);
             }
             StreamEvent::Closed(status) => self.client.handle(AdsEvent::Closed { stream, status }, now),
         }
@@ -442,7 +442,7 @@ impl XdsWorker {
                 }
             }
             lrs::LrsEffect::Send { stream, request } => {
-                self.streams.send(StreamKey::Load(stream), encode_frame(&*request))
+                self.streams.send(StreamKey::Load(stream), encode_frame(&*request));
             }
             lrs::LrsEffect::Close { stream } => self.streams.finish(StreamKey::Load(stream)),
             lrs::LrsEffect::Warn(text) => tracing::warn!(node = self.bootstrap.node.id, "{text}"),
