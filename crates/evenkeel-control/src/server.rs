@@ -116,7 +116,7 @@ impl ControlPlaneBuilder {
             .serve_with_incoming(service, ReceiverStream::new(incoming));
         tokio::spawn(async move {
             if let Err(error) = server.await {
-                tracing::error!(%address, %error, "the control plane's server ended");
+                tracing::error!(%address, %error, "control plane server stopped");
             }
         });
         Ok(ControlPlane { cache: self.cache, address, _alive: alive })
@@ -206,7 +206,7 @@ async fn accept(
                 }
             }
             Err(error) => {
-                tracing::warn!(%error, "the control plane cannot accept a connection");
+                tracing::warn!(%error, "control plane server failed to accept a connection");
                 sleep(ACCEPT_PAUSE).await;
             }
         }

@@ -357,7 +357,7 @@ impl ClientStream {
                         type_url = escaped(&type_url),
                         version = nack.version,
                         error = escaped(&nack.error),
-                        "a client rejects resources"
+                        "client sent a NACK"
                     );
                     self.publish_event(&client, ClientEventKind::Nacked { type_url, nack });
                 }

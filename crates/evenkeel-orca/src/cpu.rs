@@ -79,7 +79,7 @@ impl KernelCounters {
             Ok(counts) => self.last = Some(counts),
             Err(problem) if !self.warned => {
                 self.warned = true;
-                tracing::warn!("the CPU utilisation cannot be found out: {problem}");
+                tracing::warn!(%problem, "CPU utilization is unavailable");
             }
             Err(_) => {}
         }

@@ -58,7 +58,7 @@ impl Listener for AdminListener {
                     return (AdminSocket::new(stream, slot), address);
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "admin server cannot accept a connection");
+                    tracing::warn!(%error, "admin server failed to accept a connection");
                     sleep(ACCEPT_PAUSE).await;
                 }
             }

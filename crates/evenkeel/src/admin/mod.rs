@@ -200,7 +200,7 @@ impl AdminServerBuilder {
         });
         tokio::spawn(async move {
             if let Err(error) = serve.await {
-                tracing::error!(%error, "the admin server ended");
+                tracing::error!(%error, "admin server stopped");
             }
         });
         Ok(AdminServer { address, watch, _serving: serving })

@@ -216,7 +216,7 @@ impl ChannelDriver {
                 let describe = || self.active.as_ref().and_then(|active| active.core.describe());
                 // A policy may be the application's own. If it panics there is nothing to see.
                 let tree = catch_unwind(AssertUnwindSafe(describe)).unwrap_or_else(|_| {
-                    tracing::error!("a load balancing policy panicked while it described itself");
+                    tracing::error!("load balancing policy panicked in describe");
                     None
                 });
                 let _ = answer.send(tree);
@@ -240,7 +240,7 @@ impl ChannelDriver {
                     let too_many_pings = active.handle_event(report);
                     if too_many_pings && let Some(keepalive) = &mut self.settings.http2.keepalive {
                         keepalive.time = keepalive.time.saturating_mul(2);
-                        tracing::warn!(time = ?keepalive.time, "a peer wants fewer keepalive pings");
+                        tracing::warn!(time = ?keepalive.time, "received GOAWAY with too_many_pings, keepalive time doubled");
                     }
                 }
             }
@@ -290,7 +290,7 @@ impl ChannelDriver {
             active.idle_at = clock::now() + timeout;
             return;
         }
-        tracing::info!("the channel rests: no calls for {timeout:?}");
+        tracing::info!(idle_timeout = ?timeout, "channel entering IDLE");
         self.active = None;
         self.published.publish(ChannelState::Idle, ConnectionMap::default());
         self.published.update_connectivity(ConnectivityState::Idle);
@@ -303,7 +303,7 @@ impl ChannelDriver {
         let began = clock::now();
         // A policy may be the application's own. If it panics the channel starts anew, and tells its calls.
         let Ok(pass) = catch_unwind(AssertUnwindSafe(|| active.core.reconcile(began))) else {
-            tracing::error!("a load balancing policy panicked; the channel starts anew");
+            tracing::error!("load balancing policy panicked in reconcile, policy tree rebuilt");
             let status = Status::new(evenkeel_core::Code::Internal, "a load balancing policy panicked");
             self.published.publish(ChannelState::Failed(status), ConnectionMap::default());
             let mut fresh = ActiveChannel::new(&self.settings, &self.calls);
@@ -518,7 +518,7 @@ impl ActiveChannel {
                     } else {
                         PassUrgency::Background
                     });
-                    tracing::debug!(address = %connection.transport_state().address(), "connected");
+                    tracing::debug!(address = %connection.transport_state().address(), "subchannel connected");
                     let transport = connection.transport_state();
                     self.calls.channel_stats().attach(transport.address(), transport.stats());
                     self.load.connected(id, &connection);
@@ -532,7 +532,7 @@ impl ActiveChannel {
             }
             ConnectionEvent::Failed(id, status, spent) => {
                 self.connect_queue.handle_finished(id, spent);
-                tracing::debug!(error = status.message(), "a connection attempt failed");
+                tracing::debug!(error = status.message(), "connection attempt failed");
                 let labels = self.labels(id);
                 // An attempt that nobody waits for any more counts as neither (A94).
                 if self.core.handle(LbEvent::ConnectFailed(id, status), now) {
@@ -559,7 +559,12 @@ impl ActiveChannel {
                     if connection.transport_state().has_served_calls() {
                         self.core.handle(LbEvent::ResponseReceived(id), now);
                     }
-                    tracing::info!(reason = ?disconnect.reason, error = disconnect.status.message(), "a connection is lost");
+                    tracing::info!(
+                    address = %connection.transport_state().address(),
+                    reason = ?disconnect.reason,
+                    error = disconnect.status.message(),
+                    "subchannel disconnected"
+                    );
                     self.is_dirty = true;
                     self.pacer.record(PassUrgency::Prompt);
                 }
@@ -587,7 +592,7 @@ impl ActiveChannel {
                 self.is_dirty = true;
             }
             ResolverUpdate::Failed(status) => {
-                tracing::warn!(error = status.message(), "the endpoints cannot be found out");
+                tracing::warn!(error = status.message(), "name resolution failed");
                 if matches!(self.route, RouteState::Unknown | RouteState::Failed(_)) {
                     self.route = RouteState::Failed(status);
                     self.is_dirty = true;
@@ -627,7 +632,7 @@ impl ActiveChannel {
             LbEffect::Measure(measurement) => self.metrics.record_measurement(&measurement),
             LbEffect::Warn(text) => tracing::warn!("{text}"),
             // The core may learn to want more than this version can do.
-            other => tracing::warn!(effect = ?other, "not carried out"),
+            other => tracing::warn!(effect = ?other, "unsupported effect ignored"),
         }
     }
 

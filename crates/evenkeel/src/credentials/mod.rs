@@ -333,7 +333,9 @@ impl TlsConfigSource {
         material.identity.replace(self.sources.read_identity(&self.provider));
         match config(&self.provider, material) {
             Ok(config) => self.config.store(config),
-            Err(error) => tracing::warn!(%error, "TLS cannot be set up again; connections go on as before"),
+            Err(error) => {
+                tracing::warn!(%error, "TLS config reload failed, the previous config stays in use")
+            }
         }
     }
 }
@@ -370,7 +372,7 @@ impl<T> ReloadedValue<T> {
         {
             tracing::warn!(
                 error = last_error,
-                "certificates cannot be read; the last good ones, if there were any, stay in use"
+                "certificate reload failed, previously loaded certificates stay in use"
             );
         }
         self.last_error = last_error;

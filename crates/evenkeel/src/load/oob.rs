@@ -54,7 +54,7 @@ pub(crate) async fn watch(
     }
     if !transport.allows_two_streams() {
         transport.disable_load_reports();
-        tracing::error!(%address, "the backend takes one call at a time; it is not asked for load out of band");
+        tracing::error!(%address, "out-of-band load reports disabled: the backend allows one concurrent stream");
         return;
     }
     let backoff = Backoff::default();
@@ -69,10 +69,10 @@ pub(crate) async fn watch(
         let (has_reported, error) = read_reports(&mut client, &config, &report).await;
         if error.code() == Code::Unimplemented {
             transport.disable_load_reports();
-            tracing::error!(%address, "the backend reports no load out of band; it is not asked again on this connection");
+            tracing::error!(%address, "out-of-band load reports disabled for this connection: the backend returned UNIMPLEMENTED");
             return;
         }
-        tracing::debug!(%address, %error, "out-of-band load reports ended");
+        tracing::debug!(%address, %error, "out-of-band load report stream ended");
         if has_reported {
             // A51 wants the next attempt at once. A backend that ends each stream after a report would never rest.
             attempts = 0;

@@ -358,7 +358,7 @@ impl ConnectionTask {
                 return Poll::Ready(());
             }
             if self.poll_close_timeout(cx).is_ready() {
-                tracing::debug!(address = %self.shared.address, "connection closed: the peer does not read");
+                tracing::debug!(address = %self.shared.address, "connection closed: the peer stopped reading");
                 report(&self.shared, Disconnect::shutdown(&self.shared.address));
                 return Poll::Ready(());
             }

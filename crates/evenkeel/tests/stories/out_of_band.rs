@@ -157,7 +157,7 @@ async fn who_does_not_know_the_service_is_asked_once() {
     assert_eq!(
         errors,
         [format!(
-            "ERROR the backend reports no load out of band; it is not asked again on this connection address={FIRST}"
+            "ERROR out-of-band load reports disabled for this connection: the backend returned UNIMPLEMENTED address={FIRST}"
         )]
     );
     drop(channel);

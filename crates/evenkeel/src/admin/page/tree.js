@@ -27,7 +27,7 @@ export class PolicyTree {
 
   show(tree) {
     hide(this.root, !tree);
-    hide($('resting'), Boolean(tree));
+    hide($('channel-idle'), Boolean(tree));
     const before = this.nodes;
     this.nodes = new Map();
     this.before = before;

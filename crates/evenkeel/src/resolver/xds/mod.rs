@@ -333,7 +333,7 @@ impl XdsClientBuilder {
         let worker_status = Arc::<WorkerStatus>::default();
         if let Err(error) = self.spawn(bootstrap.clone(), load.clone(), worker_status.clone(), received) {
             // Who follows is told that the client is gone.
-            tracing::error!(%error, "the thread of the xDS client cannot be started");
+            tracing::error!(%error, "failed to spawn the xDS client thread");
         }
         let next_key = AtomicU64::new(0);
         let shared =

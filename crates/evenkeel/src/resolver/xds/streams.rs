@@ -124,7 +124,7 @@ impl StreamSet {
         method: &'static str,
         connect_timeout: Option<Duration>,
     ) {
-        tracing::debug!(server = &*server.uri, method, ?key, "xDS stream opens");
+        tracing::debug!(server = &*server.uri, method, ?key, "opening xDS stream");
         let link = self
             .links
             .entry(server.clone())
@@ -153,7 +153,7 @@ impl StreamSet {
             StreamEvent::Written => stream.waiting = stream.waiting.saturating_sub(1),
             StreamEvent::Message(bytes) => tracing::debug!(server, ?key, bytes = bytes.len(), "xDS response"),
             StreamEvent::InvalidMessage(_) | StreamEvent::Closed(_) => {
-                tracing::debug!(server, ?key, news = ?event, "xDS stream ended");
+                tracing::debug!(server, ?key, ?event, "xDS stream ended");
                 self.open.remove(&key);
             }
         }
@@ -564,7 +564,7 @@ async fn dial(
                 Ok(Ok((connection, task))) => {
                     let alive = dialer.alive.clone();
                     tokio::spawn(async move {
-                        task.run(|disconnect| tracing::debug!(status = %disconnect.status, "xDS connection ends")).await;
+                        task.run(|disconnect| tracing::debug!(status = %disconnect.status, "xDS connection closed")).await;
                         drop(alive);
                     });
                     return Ok(connection);

@@ -446,7 +446,7 @@ impl XdsWorker {
             }
             lrs::LrsEffect::Close { stream } => self.streams.finish(StreamKey::Load(stream)),
             lrs::LrsEffect::Warn(text) => tracing::warn!(node = self.bootstrap.node.id, "{text}"),
-            other => tracing::error!(effect = ?other, "an effect of load reports that is not known here"),
+            other => tracing::error!(effect = ?other, "unsupported load reporting effect ignored"),
         }
     }
 

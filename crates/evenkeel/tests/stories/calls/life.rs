@@ -148,7 +148,7 @@ async fn closing_ends_waiting() {
 /// PF-16, fault 18: a channel without calls goes to rest and lets its connections go; the next call wakes it and succeeds,
 /// every time. A stream that is under way keeps it awake.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_channel_without_calls_rests() {
+async fn a_channel_without_calls_enters_idle() {
     const SPELL: Duration = Duration::from_millis(20);
     for name in ["pick_first", "round_robin"] {
         let backends = [Backend::start().await, Backend::start().await];
@@ -171,8 +171,8 @@ async fn a_channel_without_calls_rests() {
 
         let mut answers = within(client.server_stream(endless(1))).await.unwrap().into_inner();
         within(answers.next()).await.unwrap().unwrap();
-        let rests = tokio::time::timeout(10 * SPELL, becomes(&channel, Idle)).await;
-        assert!(rests.is_err(), "{name}: it rests while an answer is under way");
+        let idle = tokio::time::timeout(10 * SPELL, becomes(&channel, Idle)).await;
+        assert!(idle.is_err(), "{name}: it enters IDLE while a response is in progress");
         assert_eq!(backends.iter().map(Backend::in_flight).sum::<usize>(), 1);
         drop(answers);
         becomes(&channel, Idle).await;

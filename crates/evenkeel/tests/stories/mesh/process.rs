@@ -75,7 +75,7 @@ async fn one_stream_is_enough() {
 /// fault 18: a channel without calls goes to rest: connections and subscriptions are let go. The next call wakes it, and it
 /// hears what has changed meanwhile, be it everything.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_channel_that_rests() {
+async fn a_channel_that_is_idle() {
     let control = ControlPlane::start().await;
     control.serve("orders", "pay", &[]);
     let channel = channel(&control).idle_timeout(Duration::from_millis(100)).build().unwrap();
@@ -84,8 +84,8 @@ async fn a_channel_that_rests() {
         control.set_endpoints("pay", &[backend.address()]);
         assert_eq!(call(&channel).await.unwrap(), backend.name());
         let mut connectivity = channel.watch_connectivity();
-        let rests = connectivity.wait_for(|connectivity| *connectivity == ConnectivityState::Idle);
-        tokio::time::timeout(LONG, rests).await.unwrap().unwrap();
+        let idle = connectivity.wait_for(|connectivity| *connectivity == ConnectivityState::Idle);
+        tokio::time::timeout(LONG, idle).await.unwrap().unwrap();
         backend.wait_until(|backend| backend.open_connections() == 0).await;
         control.wait_until(|control| control.open_streams() == 0).await;
         assert!(channel.tree().await.is_none());
