@@ -334,7 +334,7 @@ impl TlsConfigSource {
         match config(&self.provider, material) {
             Ok(config) => self.config.store(config),
             Err(error) => {
-                tracing::warn!(%error, "TLS config reload failed, the previous config stays in use")
+                tracing::warn!(%error, "TLS config reload failed, the previous config stays in use");
             }
         }
     }
