@@ -10,10 +10,10 @@
 //! | [`bootstrap`] | which control planes there are, who we are, and how names are made |
 //! | [`resource`] | resources, parsed and checked |
 //! | [`lb`] | the policies of the control plane as policies of [`evenkeel_core`] (A52) |
-//! | [`client`] | streams, subscriptions, cache, failures and fallback |
-//! | [`graph`] | from a listener to one complete config (A74) |
+//! | [`ads`] | streams, subscriptions, cache, failures and fallback |
+//! | [`dependency_manager`] | from a listener to one complete config (A74) |
 //! | [`routing`] | which cluster a call goes to, and how |
-//! | [`follow`] | all of this for one channel |
+//! | [`resolver`] | all of this for one channel |
 //! | [`lrs`] | load reports to control planes |
 
 #![forbid(unsafe_code)]
