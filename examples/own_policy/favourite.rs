@@ -14,12 +14,12 @@ pub(crate) struct Favourite {
     /// A connection to every endpoint, kept for as long as the endpoint is there.
     fleet: EndpointList<()>,
     /// The last answer: while nothing changed for calls, the picker stays the same.
-    shown: CachedState<Seen>,
+    shown: CachedState<PickerInputs>,
 }
 
 /// All that a picker depends on.
 #[derive(PartialEq)]
-struct Seen {
+struct PickerInputs {
     connectivity: ConnectivityState,
     ready: Vec<SubchannelId>,
     percent: u32,
@@ -40,7 +40,7 @@ impl Policy for Favourite {
     fn reconcile(&mut self, percent: &u32, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
         self.fleet.reconcile(endpoints, ConnectMode::Eager, cx);
         let connectivity = self.fleet.connectivity();
-        let seen = Seen {
+        let seen = PickerInputs {
             connectivity,
             ready: self.fleet.ready().map(|(_, id)| id).collect(),
             percent: *percent,
@@ -49,9 +49,10 @@ impl Policy for Favourite {
         self.shown.get_or_build(seen, |seen| match &seen.failure {
             Some(failure) => LbState::failing(failure.clone()),
             None if seen.ready.is_empty() => LbState::connecting(),
-            None => {
-                LbState::new(connectivity, Favouring { ready: seen.ready.clone(), percent: seen.percent })
-            }
+            None => LbState::new(
+                connectivity,
+                FavouritePicker { ready: seen.ready.clone(), percent: seen.percent },
+            ),
         })
     }
 
@@ -62,13 +63,13 @@ impl Policy for Favourite {
     }
 }
 
-struct Favouring {
+struct FavouritePicker {
     /// At least one.
     ready: Vec<SubchannelId>,
     percent: u32,
 }
 
-impl Picker for Favouring {
+impl Picker for FavouritePicker {
     fn pick(&self, call: &PickArgs<'_>) -> PickResult {
         match self.ready.as_slice() {
             [] => PickResult::QUEUE,

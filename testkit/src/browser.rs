@@ -37,7 +37,7 @@ static TURN: Semaphore = Semaphore::const_new(1);
 /// A running browser.
 #[derive(Debug)]
 pub struct Browser {
-    link: Arc<Link>,
+    link: Arc<BrowserPipe>,
     child: Child,
     /// Its home; goes with it.
     profile: TempDir,
@@ -79,7 +79,7 @@ impl Browser {
         let turn = TURN.acquire().await.expect("it is never closed");
         let profile = TempDir::with_prefix("browser").expect("a directory for the profile");
         let mut child = spawn(&program, profile.path());
-        let link = Arc::new(Link::default());
+        let link = Arc::new(BrowserPipe::default());
         let (commands, outbox) = mpsc::unbounded_channel();
         *lock(&link.commands) = Some(commands);
         let input = ChildStdin::from_std(child.stdin.take().expect("it is piped")).expect("a pipe");
@@ -101,7 +101,7 @@ impl Browser {
             .as_str()
             .expect("a session")
             .to_owned();
-        let seen = Arc::new(Mutex::new(Seen::default()));
+        let seen = Arc::new(Mutex::new(PageLog::default()));
         lock(&self.link.pages).insert(session.clone(), Arc::clone(&seen));
         let page = Page { link: Arc::clone(&self.link), session, seen };
         for domain in ["Page", "Runtime", "Log", "Network", "Performance"] {
@@ -146,9 +146,9 @@ impl Drop for Browser {
 /// A page in a [`Browser`].
 #[derive(Debug)]
 pub struct Page {
-    link: Arc<Link>,
+    link: Arc<BrowserPipe>,
     session: String,
-    seen: Arc<Mutex<Seen>>,
+    seen: Arc<Mutex<PageLog>>,
 }
 
 impl Page {
@@ -332,7 +332,7 @@ async fn write(mut outbox: mpsc::UnboundedReceiver<Vec<u8>>, mut input: ChildStd
     }
 }
 
-async fn read(output: ChildStdout, link: Arc<Link>) {
+async fn read(output: ChildStdout, link: Arc<BrowserPipe>) {
     let mut output = BufReader::new(output);
     let mut message = Vec::new();
     while output.read_until(0, &mut message).await.is_ok_and(|length| length > 0) {
@@ -348,19 +348,19 @@ async fn read(output: ChildStdout, link: Arc<Link>) {
     lock(&link.waiting).clear();
 }
 
-type Answer = Result<Value, String>;
+type CommandResult = Result<Value, String>;
 
 /// The two pipes, as calls and events.
 #[derive(Debug, Default)]
-struct Link {
+struct BrowserPipe {
     commands: Mutex<Option<mpsc::UnboundedSender<Vec<u8>>>>,
-    waiting: Mutex<HashMap<u64, oneshot::Sender<Answer>>>,
-    pages: Mutex<HashMap<String, Arc<Mutex<Seen>>>>,
+    waiting: Mutex<HashMap<u64, oneshot::Sender<CommandResult>>>,
+    pages: Mutex<HashMap<String, Arc<Mutex<PageLog>>>>,
     last: AtomicU64,
 }
 
-impl Link {
-    async fn call(&self, session: Option<&str>, method: &str, params: Value) -> Answer {
+impl BrowserPipe {
+    async fn call(&self, session: Option<&str>, method: &str, params: Value) -> CommandResult {
         let id = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         let mut message = json!({ "id": id, "method": method, "params": params });
         if let Some(session) = session {
@@ -401,9 +401,9 @@ impl Link {
     }
 }
 
-/// What happened in a page.
+/// Requests and errors of one page.
 #[derive(Debug, Default)]
-struct Seen {
+struct PageLog {
     /// Where it should ask, and nowhere else.
     origin: Option<String>,
     /// What was asked for, by request.
@@ -411,7 +411,7 @@ struct Seen {
     problems: Vec<String>,
 }
 
-impl Seen {
+impl PageLog {
     fn note(&mut self, method: &str, event: &Value) {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         match method {

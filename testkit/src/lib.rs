@@ -8,12 +8,12 @@
 mod alloc;
 #[cfg(feature = "browser")]
 pub mod browser;
+mod core_sim;
 mod log;
 #[cfg(feature = "net")]
 pub mod net;
 pub mod resources;
-mod world;
 
 pub use alloc::{Allocations, Counting};
+pub use core_sim::{CoreSim, Picked, dialled, endpoints, secs, weighted};
 pub use log::Log;
-pub use world::{CoreSim, Picked, dialled, endpoints, secs, weighted};

@@ -317,12 +317,12 @@ async fn silent(stream: &mut TcpStream) {
 /// Sends back what it gets.
 struct Echo {
     address: SocketAddr,
-    seen: watch::Sender<Seen>,
+    seen: watch::Sender<ReceivedEcho>,
     accepting: JoinHandle<()>,
 }
 
 #[derive(Default)]
-struct Seen {
+struct ReceivedEcho {
     accepted: usize,
     bytes: usize,
     closes: usize,
@@ -332,7 +332,7 @@ impl Echo {
     async fn start() -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
-        let seen = watch::Sender::<Seen>::default();
+        let seen = watch::Sender::<ReceivedEcho>::default();
         let accepting = tokio::spawn({
             let seen = seen.clone();
             async move {
@@ -366,7 +366,7 @@ impl Drop for Echo {
     }
 }
 
-async fn echo(mut stream: TcpStream, seen: watch::Sender<Seen>) -> io::Result<()> {
+async fn echo(mut stream: TcpStream, seen: watch::Sender<ReceivedEcho>) -> io::Result<()> {
     let mut orders = seen.subscribe();
     let closes = orders.borrow().closes;
     let mut buffer = vec![0; 64 << 10];

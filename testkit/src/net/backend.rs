@@ -358,18 +358,18 @@ impl<S: Served> Service<http::Request<Body>> for Observed<S> {
             if response.headers().contains_key("grpc-status") {
                 call.add_load(response.headers_mut());
             }
-            Ok(response.map(|body| Body::new(Answer { body, call })))
+            Ok(response.map(|body| Body::new(ResponseBody { body, call })))
         })
     }
 }
 
 /// The body of an answer. The call lives as long as it does.
-struct Answer {
+struct ResponseBody {
     body: Body,
     call: Call,
 }
 
-impl http_body::Body for Answer {
+impl http_body::Body for ResponseBody {
     type Data = Bytes;
     type Error = Status;
 
@@ -399,19 +399,19 @@ struct EchoService {
     state: Arc<State>,
 }
 
-type Answers = Pin<Box<dyn Stream<Item = Result<EchoResponse, Status>> + Send>>;
+type EchoStream = Pin<Box<dyn Stream<Item = Result<EchoResponse, Status>> + Send>>;
 
 #[tonic::async_trait]
 impl Echo for EchoService {
-    type ServerStreamStream = Answers;
-    type BidiStream = Answers;
+    type ServerStreamStream = EchoStream;
+    type BidiStream = EchoStream;
 
     async fn unary(&self, request: Request<EchoRequest>) -> Result<Response<EchoResponse>, Status> {
         let echo = self.echo(&request);
         Ok(Response::new(echo.answer(request.into_inner()).await?))
     }
 
-    async fn server_stream(&self, request: Request<EchoRequest>) -> Result<Response<Answers>, Status> {
+    async fn server_stream(&self, request: Request<EchoRequest>) -> Result<Response<EchoStream>, Status> {
         let echo = self.echo(&request);
         let mut request = request.into_inner();
         if request.repeat == 0 {
@@ -424,7 +424,7 @@ impl Echo for EchoService {
             let (echo, request) = (echo.clone(), request.clone());
             async move { echo.answer(request).await }
         });
-        let end: Answers =
+        let end: EchoStream =
             if forever { Box::pin(tokio_stream::pending()) } else { Box::pin(tokio_stream::iter(end)) };
         Ok(Response::new(Box::pin(messages.chain(end))))
     }
@@ -442,7 +442,7 @@ impl Echo for EchoService {
         Ok(Response::new(EchoResponse { payload, ..echo.0 }))
     }
 
-    async fn bidi(&self, request: Request<Streaming<EchoRequest>>) -> Result<Response<Answers>, Status> {
+    async fn bidi(&self, request: Request<Streaming<EchoRequest>>) -> Result<Response<EchoStream>, Status> {
         let echo = self.echo(&request);
         let answers = request.into_inner().then(move |request| {
             let echo = echo.clone();

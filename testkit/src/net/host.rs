@@ -134,7 +134,7 @@ impl Host {
         }
         let (phase, phases) = watch::channel(Phase::Serving);
         let (ready, is_ready) = oneshot::channel();
-        let place = Place {
+        let place = ServerThread {
             address: self.address,
             tls: self.tls.clone(),
             connections: Arc::clone(&self.connections),
@@ -203,15 +203,15 @@ enum Phase {
     Killed,
 }
 
-/// What the thread works with.
-struct Place {
+/// State of the server thread.
+struct ServerThread {
     address: SocketAddr,
     tls: Option<TlsAcceptor>,
     connections: Arc<Connections>,
     phases: watch::Receiver<Phase>,
 }
 
-impl Place {
+impl ServerThread {
     fn run(self, server: Server, service: impl Served, ready: oneshot::Sender<io::Result<()>>) {
         let mut killed = self.phases.clone();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();

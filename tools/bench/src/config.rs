@@ -6,9 +6,9 @@
 //! are as many endpoints as the limit of open files allows: tables name the number that there were.
 
 mod backends;
-mod bed;
 mod client;
 mod cold;
+mod harness;
 mod idle;
 mod idle_cost;
 mod one;
@@ -19,9 +19,9 @@ mod swap;
 use clap::ValueEnum as _;
 use evenkeel::XdsVariant;
 
-pub(crate) use self::bed::{Shape, resources};
+pub(crate) use self::harness::{Shape, resources};
 use crate::Error;
-use crate::bars::Measured;
+use crate::thresholds::Measured;
 
 /// How soon updates are in force and what they cost: all endpoints replaced, one replaced, a process that starts.
 #[derive(clap::Args)]

@@ -15,10 +15,10 @@ use std::path::PathBuf;
 pub(crate) use self::clients::addresses;
 use self::clients::{CLIENTS, Cost, Endpoints, Harness};
 use crate::Error;
-use crate::bars::{Measured, Threshold, ThresholdResult};
 use crate::common::profile::{Places, is_valgrind_installed, print_profile};
 use crate::common::rounds::CONCURRENCY;
 use crate::table::Table;
+use crate::thresholds::{Measured, Threshold, ThresholdResult};
 
 /// Instructions and allocations of calls, picks and updates, which do not depend on the clock.
 #[derive(clap::Args)]
@@ -94,12 +94,12 @@ pub(crate) fn run(args: &Args) -> Result<Measured, Error> {
     if !is_valgrind_installed() {
         eprintln!("\nVALGRIND IS NOT INSTALLED: INSTRUCTIONS ARE NOT COUNTED, only allocations\n");
     }
-    let bed = Harness::new()?;
-    let (calls, mut thresholds) = calls(&bed, args)?;
-    let (growth, bar) = growth(&bed, args)?;
-    thresholds.extend(bar);
-    let (updates, bar) = updates::table()?;
-    thresholds.extend(bar);
+    let harness = Harness::new()?;
+    let (calls, mut thresholds) = calls(&harness, args)?;
+    let (growth, threshold) = growth(&harness, args)?;
+    thresholds.extend(threshold);
+    let (updates, threshold) = updates::table()?;
+    thresholds.extend(threshold);
     Ok(Measured { thresholds, ..Measured::tables(vec![calls, growth, picks::table(&args.sizes)?, updates]) })
 }
 
@@ -108,7 +108,7 @@ fn cell(figure: Option<f64>, digits: usize) -> String {
     figure.map_or_else(|| "-".to_owned(), |figure| format!("{figure:.digits$}"))
 }
 
-fn calls(bed: &Harness, args: &Args) -> Result<(Table, Vec<ThresholdResult>), Error> {
+fn calls(harness: &Harness, args: &Args) -> Result<(Table, Vec<ThresholdResult>), Error> {
     let endpoints = args.sizes.first().copied().unwrap_or(10);
     let columns = ["client", "instructions", "to hyper", "allocations", "held, B"];
     let mut table = Table::new("A unary call, counted", &columns).note(format!(
@@ -119,7 +119,8 @@ fn calls(bed: &Harness, args: &Args) -> Result<(Table, Vec<ThresholdResult>), Er
     let mut first = None;
     let mut thresholds = Vec::new();
     for client in CLIENTS {
-        let Cost { instructions, allocations, held } = bed.per_call(client, endpoints.into(), args.calls)?;
+        let Cost { instructions, allocations, held } =
+            harness.per_call(client, endpoints.into(), args.calls)?;
         first = first.or(instructions);
         let ratio = instructions.zip(first).map(|(this, first)| this / first);
         if client == "evenkeel" {
@@ -143,7 +144,7 @@ fn calls(bed: &Harness, args: &Args) -> Result<(Table, Vec<ThresholdResult>), Er
 
 /// Whether a call costs more when there are more endpoints: with as many connections, and with a connection to each. In that case
 /// fewer answers come at once on each, which costs hyper more than us: what is beyond that is ours.
-fn growth(bed: &Harness, args: &Args) -> Result<(Table, Option<ThresholdResult>), Error> {
+fn growth(harness: &Harness, args: &Args) -> Result<(Table, Option<ThresholdResult>), Error> {
     let columns = ["endpoints", "connections", "hyper", "evenkeel", "growth, %", "allocations"];
     let mut table = Table::new("A unary call by the number of endpoints, counted", &columns).note(
         "Instructions of a call. Where there are fewer connections than endpoints, the others stand by in a second priority. \
@@ -151,13 +152,13 @@ fn growth(bed: &Harness, args: &Args) -> Result<(Table, Option<ThresholdResult>)
     );
     let few = args.sizes.first().copied().unwrap_or(10);
     let mut first = None;
-    let mut bar = None;
+    let mut threshold = None;
     for &endpoints in &args.sizes {
         let standing_by = Endpoints { called: few, standing_by: endpoints.saturating_sub(few) };
         let all = Endpoints::from(endpoints);
         for endpoints in if endpoints > few { vec![standing_by, all] } else { vec![all] } {
-            let hyper = bed.per_call("hyper", endpoints.called.into(), args.calls)?;
-            let ours = bed.per_call("evenkeel", endpoints, args.calls)?;
+            let hyper = harness.per_call("hyper", endpoints.called.into(), args.calls)?;
+            let ours = harness.per_call("evenkeel", endpoints, args.calls)?;
             first = first.or(ours.instructions);
             let growth = ours
                 .instructions
@@ -169,20 +170,20 @@ fn growth(bed: &Harness, args: &Args) -> Result<(Table, Option<ThresholdResult>)
                 let what = format!(
                     "growth of a call's instructions, {few} to {total} endpoints, {called} connections, %"
                 );
-                bar = Some(ThresholdResult::figure(what, Threshold::AtMost(3.0), growth));
+                threshold = Some(ThresholdResult::figure(what, Threshold::AtMost(3.0), growth));
             }
             let figures = [cell(hyper.instructions, 0), cell(ours.instructions, 0), cell(growth, 1)];
             let names = [total.to_string(), called.to_string()].into_iter();
             table.row(names.chain(figures).chain([cell(Some(ours.allocations), 2)]).collect());
         }
     }
-    Ok((table, bar))
+    Ok((table, threshold))
 }
 
 fn profile(client: &str, args: &Args) -> Result<(), Error> {
-    let bed = Harness::new()?;
+    let harness = Harness::new()?;
     let endpoints = args.sizes.first().copied().unwrap_or(10);
-    let places = bed.places(client, endpoints.into(), args.calls)?;
+    let places = harness.places(client, endpoints.into(), args.calls)?;
     print_profile(client, &Places::new(), &places, args.calls as usize);
     Ok(())
 }

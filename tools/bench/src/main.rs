@@ -3,7 +3,6 @@
 //! A suite is a module with a function that measures and comes to tables. Whatever is measured as a process is this program
 //! again, started with a hidden argument. Ratios of one run are the result: machines differ and are noisy.
 
-mod bars;
 mod calls;
 mod client;
 mod common;
@@ -15,14 +14,15 @@ mod report;
 mod soak;
 mod spread;
 mod table;
+mod thresholds;
 mod worker;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::bars::Measured;
 use crate::common::allocator::Totals;
+use crate::thresholds::Measured;
 
 #[global_allocator]
 static ALLOCATOR: Totals = Totals;
@@ -77,7 +77,7 @@ fn main() -> ExitCode {
     }
     match run(cli.command) {
         Ok(Measured { tables, thresholds, .. }) => {
-            let thresholds = (!thresholds.is_empty()).then(|| bars::table(&thresholds));
+            let thresholds = (!thresholds.is_empty()).then(|| thresholds::table(&thresholds));
             for table in tables.into_iter().chain(thresholds) {
                 println!("{}", table.text());
             }

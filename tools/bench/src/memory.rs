@@ -15,7 +15,6 @@ use evenkeel_control::{Cluster, ControlPlane, Endpoint as MeshEndpoint, Mesh, Se
 use tonic::transport::{Channel as TonicChannel, Endpoint};
 
 use crate::Error;
-use crate::bars::{Measured, Threshold, ThresholdResult};
 use crate::common::allocator::Totals;
 use crate::common::generated::EchoClient;
 use crate::common::ours;
@@ -24,6 +23,7 @@ use crate::common::raw_h2::H2;
 use crate::common::raw_hyper::Hyper;
 use crate::counts::addresses;
 use crate::table::Table;
+use crate::thresholds::{Measured, Threshold, ThresholdResult};
 
 /// Whatever is not connected by then will not be.
 const LIMIT: Duration = Duration::from_secs(60);

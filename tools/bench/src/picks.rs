@@ -5,7 +5,7 @@
 //! the ratio of a round to its neighbour counts, so that whatever else the machine does meets all. Between rounds a second passes in
 //! the core's own time, in which orders are looked after as the channel does it. Allocations are counted, not timed.
 
-mod bed;
+mod harness;
 mod passes;
 mod rebuild;
 
@@ -14,13 +14,13 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-pub(crate) use self::bed::{Harness, POLICIES, Picks, Policy, Tree};
+pub(crate) use self::harness::{Harness, POLICIES, Picks, Policy, Tree};
 pub(crate) use self::rebuild::one_replaced;
 use crate::Error;
-use crate::bars::{Measured, Threshold, ThresholdResult};
 use crate::common::allocator::Totals;
 use crate::spread::Spread;
 use crate::table::Table;
+use crate::thresholds::{Measured, Threshold, ThresholdResult};
 
 /// What a pick costs, of every policy and of the whole tree, and what passes and rebuilds cost.
 #[derive(clap::Args)]
@@ -52,7 +52,7 @@ pub(crate) fn run(args: &Args) -> Result<Measured, Error> {
     Ok(Measured { thresholds, ..Measured::tables(tables) })
 }
 
-/// What bars are held to.
+/// Policy and tree of the figures with thresholds.
 #[derive(Default)]
 struct PickThresholds {
     /// Of weighted_round_robin over the fewest endpoints, of one thread.
@@ -86,11 +86,11 @@ fn picks(tree: Tree, args: &Args) -> Result<(Table, PickThresholds), Error> {
     let mut thresholds = PickThresholds::default();
     for policy in POLICIES {
         for &n in &args.sizes {
-            let mut bed = Harness::new(policy, tree, n, 2 * args.picks)?;
-            let [one, two] = [1, 2].map(|threads| timed(&mut bed, threads, args));
+            let mut harness = Harness::new(policy, tree, n, 2 * args.picks)?;
+            let [one, two] = [1, 2].map(|threads| timed(&mut harness, threads, args));
             let (one, two) = (one?, two?);
-            let allocations = allocations(&mut bed, args.picks)?;
-            let alone = alone(&mut bed, args)?;
+            let allocations = allocations(&mut harness, args.picks)?;
+            let alone = alone(&mut harness, args)?;
             if policy.name == "weighted_round_robin" && thresholds.additions.is_none() {
                 thresholds.additions = Some((alone.ratio.median, format!("{:.1}", alone.ratio)));
             }
@@ -119,13 +119,13 @@ struct Figure {
 }
 
 /// Picks, the ends of whose calls are told when the clock stands still.
-fn alone(bed: &mut Harness, args: &Args) -> Result<Figure, Error> {
+fn alone(harness: &mut Harness, args: &Args) -> Result<Figure, Error> {
     let counter = Padded(AtomicU64::new(0));
     let (mut times, mut ratios) = (Vec::new(), Vec::new());
     let mut held = Vec::with_capacity(HELD as usize);
     for round in 0..=args.rounds {
-        bed.a_second_later();
-        let picker = bed.picker();
+        harness.a_second_later();
+        let picker = harness.picker();
         let mut spent = Duration::ZERO;
         for first in (0..args.picks).step_by(HELD as usize) {
             let last = args.picks.min(first + HELD);
@@ -149,13 +149,13 @@ fn alone(bed: &mut Harness, args: &Args) -> Result<Figure, Error> {
 /// does not show.
 const HELD: u64 = 64;
 
-fn timed(bed: &mut Harness, threads: u64, args: &Args) -> Result<Figure, Error> {
+fn timed(harness: &mut Harness, threads: u64, args: &Args) -> Result<Figure, Error> {
     let counter = Padded(AtomicU64::new(0));
     let (mut times, mut ratios) = (Vec::new(), Vec::new());
     // The first round only tells the orders how much is used.
     for round in 0..=args.rounds {
-        bed.a_second_later();
-        let picker = bed.picker();
+        harness.a_second_later();
+        let picker = harness.picker();
         let pick = pass(threads, args.picks, |i| picker.pick(i))?;
         let add = add(threads, args.picks, &counter)?;
         if round > 0 {
@@ -173,9 +173,9 @@ impl Figure {
     }
 }
 
-fn allocations(bed: &mut Harness, picks: u64) -> Result<f64, Error> {
-    bed.a_second_later();
-    let picker = bed.picker();
+fn allocations(harness: &mut Harness, picks: u64) -> Result<f64, Error> {
+    harness.a_second_later();
+    let picker = harness.picker();
     let (before, _) = Totals::now();
     pass(1, picks, |i| picker.pick(i))?;
     let (after, _) = Totals::now();

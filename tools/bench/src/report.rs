@@ -11,9 +11,9 @@ use std::thread::available_parallelism;
 
 use clap::ValueEnum as _;
 
-use crate::bars::Measured;
 use crate::table::Table;
-use crate::{Error, bars, calls, config, counts, memory, picks};
+use crate::thresholds::Measured;
+use crate::{Error, calls, config, counts, memory, picks, thresholds};
 
 const INTRODUCTION: &str = include_str!("../docs/introduction.md");
 const STEPS: &str = include_str!("../docs/steps.md");
@@ -66,7 +66,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
         reached.extend(thresholds);
         peers.extend(versions);
     }
-    let first = [("The machine", vec![machine(&peers)]), ("Bars", vec![bars::table(&reached)])];
+    let first = [("The machine", vec![machine(&peers)]), ("Bars", vec![thresholds::table(&reached)])];
     sections.splice(0..0, first);
     let document = document(&sections);
     match &args.write {

@@ -20,9 +20,9 @@ use tokio::time::{Instant, interval};
 use tonic::{Request, Status};
 
 use crate::Error;
-use crate::bars::Measured;
 use crate::common::process::{Server, runtime};
 use crate::table::Table;
+use crate::thresholds::Measured;
 
 /// Deadline of a call. Only a failure reaches it.
 const DEADLINE: Duration = Duration::from_secs(30);

@@ -36,18 +36,18 @@ pub struct Channelz {
 #[derive(Default)]
 struct Shared {
     ids: Ids,
-    channels: Mutex<Vec<Arc<Known>>>,
+    channels: Mutex<Vec<Arc<ChannelEntry>>>,
     clients: Mutex<Vec<XdsClient>>,
     /// By the address of the control plane; those in use.
     control_planes: Mutex<HashMap<String, i64>>,
-    servers: Mutex<Vec<Arc<Server>>>,
+    servers: Mutex<Vec<Arc<ServerEntry>>>,
 }
 
 /// Every channel, subchannel, server and socket has another one.
 #[derive(Clone, Default)]
 struct Ids(Arc<AtomicI64>);
 
-struct Known {
+struct ChannelEntry {
     id: i64,
     target: String,
     channel: evenkeel::Channel,
@@ -57,7 +57,7 @@ struct Known {
     subchannels: Mutex<HashMap<Vec<String>, i64>>,
 }
 
-struct Server {
+struct ServerEntry {
     id: i64,
     listener: Arc<Socket>,
     sockets: Sockets,
@@ -79,7 +79,7 @@ struct Counts {
 
 /// A channel and what is below it, at one moment.
 #[derive(Default)]
-struct Look {
+struct ChannelSnapshot {
     channel: wire::Channel,
     subchannels: Vec<wire::Subchannel>,
 }
@@ -98,7 +98,7 @@ impl Channelz {
     /// Tells of this channel, which opens its connections through these sockets.
     pub fn add(&self, target: &str, channel: evenkeel::Channel, sockets: Sockets) -> Arc<Calls> {
         let calls = Arc::<Calls>::default();
-        let known = Known {
+        let known = ChannelEntry {
             id: self.shared.ids.next(),
             target: target.to_owned(),
             channel,
@@ -121,7 +121,7 @@ impl Channelz {
         let listener =
             Socket { id: ids.next(), name: listens_on.to_string(), local: Some(listens_on), remote: None };
         let sockets = Sockets::new(ids.clone());
-        let server = Server { id: ids.next(), listener: Arc::new(listener), sockets: sockets.clone() };
+        let server = ServerEntry { id: ids.next(), listener: Arc::new(listener), sockets: sockets.clone() };
         lock(&self.shared.servers).push(Arc::new(server));
         sockets
     }
@@ -132,18 +132,18 @@ impl Channelz {
     }
 
     /// Everything, by the ids of the channels.
-    async fn look(&self) -> Vec<Look> {
+    async fn look(&self) -> Vec<ChannelSnapshot> {
         let known = lock(&self.shared.channels).clone();
         let mut all = Vec::new();
         for known in known {
             all.push(known.look(&self.shared.ids).await);
         }
         all.extend(self.control_planes());
-        all.sort_by_key(Look::id);
+        all.sort_by_key(ChannelSnapshot::id);
         all
     }
 
-    fn control_planes(&self) -> Vec<Look> {
+    fn control_planes(&self) -> Vec<ChannelSnapshot> {
         let clients = lock(&self.shared.clients).clone();
         let in_use: Vec<ServerStats> =
             clients.iter().flat_map(XdsClient::server_stats).filter(|tally| tally.in_use).collect();
@@ -152,12 +152,12 @@ impl Channelz {
         let mut look = |tally: &ServerStats| {
             let uri = tally.server.uri.to_string();
             let id = *ids.entry(uri.clone()).or_insert_with(|| self.shared.ids.next());
-            Look { channel: control_plane(id, uri, tally), ..Look::default() }
+            ChannelSnapshot { channel: control_plane(id, uri, tally), ..ChannelSnapshot::default() }
         };
         in_use.iter().map(&mut look).collect()
     }
 
-    fn server(&self, id: i64) -> Result<Arc<Server>, Status> {
+    fn server(&self, id: i64) -> Result<Arc<ServerEntry>, Status> {
         let found = lock(&self.shared.servers).iter().find(|server| server.id == id).cloned();
         found.ok_or_else(|| not_found("server", id))
     }
@@ -180,7 +180,7 @@ impl Ids {
     }
 }
 
-impl Look {
+impl ChannelSnapshot {
     fn id(&self) -> i64 {
         self.channel.r#ref.as_ref().map_or(0, |channel| channel.channel_id)
     }
@@ -205,8 +205,8 @@ impl Calls {
     }
 }
 
-impl Known {
-    async fn look(&self, ids: &Ids) -> Look {
+impl ChannelEntry {
+    async fn look(&self, ids: &Ids) -> ChannelSnapshot {
         let mut endpoints = Vec::new();
         if let Some(tree) = self.channel.tree().await {
             gather(&tree, &mut endpoints);
@@ -234,7 +234,7 @@ impl Known {
             subchannel_ref: subchannels.iter().filter_map(|subchannel| subchannel.r#ref.clone()).collect(),
             ..wire::Channel::default()
         };
-        Look { channel, subchannels }
+        ChannelSnapshot { channel, subchannels }
     }
 }
 
@@ -294,7 +294,7 @@ fn socket_ref(socket: &Socket) -> wire::SocketRef {
     wire::SocketRef { socket_id: socket.id, name: socket.name.clone() }
 }
 
-fn server(server: &Server) -> wire::Server {
+fn server(server: &ServerEntry) -> wire::Server {
     wire::Server {
         r#ref: Some(wire::ServerRef { server_id: server.id, name: server.listener.name.clone() }),
         data: Some(wire::ServerData::default()),
@@ -339,7 +339,7 @@ impl Service for Channelz {
         request: Request<wire::GetTopChannelsRequest>,
     ) -> Result<Response<wire::GetTopChannelsResponse>, Status> {
         let wire::GetTopChannelsRequest { start_channel_id, max_results } = request.into_inner();
-        let (shown, end) = page(self.look().await, Look::id, start_channel_id, max_results)?;
+        let (shown, end) = page(self.look().await, ChannelSnapshot::id, start_channel_id, max_results)?;
         let channel = shown.into_iter().map(|look| look.channel).collect();
         Ok(Response::new(wire::GetTopChannelsResponse { channel, end }))
     }

@@ -20,27 +20,27 @@ pub(crate) const ASIDE: (&str, &str) = ("example", "aside");
 /// The policy.
 #[derive(Default)]
 pub(crate) struct Nearest {
-    fleet: EndpointList<Known>,
-    shown: CachedState<Seen>,
+    fleet: EndpointList<EndpointLoad>,
+    shown: CachedState<PickerInputs>,
 }
 
-/// What it remembers about an endpoint.
+/// Load state of one endpoint, kept across passes.
 #[derive(Default)]
-struct Known {
+struct EndpointLoad {
     utilization: Arc<Utilization>,
     /// Out-of-band reports seen so far.
     reports: u32,
 }
 
-/// Its settings.
+/// Settings of the policy.
 pub(crate) struct NearestConfig {
     zone: String,
     max_utilization: f64,
 }
 
-/// What a picker is made from; while it stays equal, so does the picker.
+/// Inputs of the picker. While they are equal, the policy returns the same picker.
 #[derive(PartialEq)]
-struct Seen {
+struct PickerInputs {
     connectivity: ConnectivityState,
     near: Vec<(SubchannelId, u32)>,
     far: Vec<(SubchannelId, u32)>,
@@ -77,14 +77,13 @@ impl Policy for Nearest {
         let failure = failing.then(|| self.fleet.failure(cx));
         let max_utilization = config.max_utilization;
         let fleet = &self.fleet;
-        self.shown.get_or_build(
-            Seen { connectivity, near, far, max_utilization, failure },
-            |seen| match &seen.failure {
+        self.shown.get_or_build(PickerInputs { connectivity, near, far, max_utilization, failure }, |seen| {
+            match &seen.failure {
                 Some(failure) => LbState::failing(failure.clone()),
                 None if seen.near.is_empty() && seen.far.is_empty() => LbState::connecting(),
                 None => LbState::new(connectivity, NearestPicker::new(seen, fleet)),
-            },
-        )
+            }
+        })
     }
 
     fn describe(&self, look: &DescribeCx<'_>) -> Description {
@@ -100,7 +99,7 @@ impl Policy for Nearest {
 }
 
 /// Asks for out-of-band reports, and takes in the one that came since the last pass.
-fn read_load(member: &mut EndpointEntry<Known>, cx: &mut Cx<'_>) {
+fn read_load(member: &mut EndpointEntry<EndpointLoad>, cx: &mut Cx<'_>) {
     let Some(id) = member.ready() else { return };
     cx.watch_load(id, Duration::from_secs(1));
     let Some(subchannel) = cx.peek(id) else { return };
@@ -153,7 +152,7 @@ struct Candidate {
 }
 
 impl NearestPicker {
-    fn new(seen: &Seen, fleet: &EndpointList<Known>) -> NearestPicker {
+    fn new(seen: &PickerInputs, fleet: &EndpointList<EndpointLoad>) -> NearestPicker {
         let load_of = |id| {
             fleet
                 .ready()

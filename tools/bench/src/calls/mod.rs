@@ -4,17 +4,17 @@
 //! the next one, so that what else the machine does hits all of them. The result is ratios of a round, with their spread.
 
 mod backends;
-mod bars;
-mod bed;
+pub(crate) mod bench_clients;
 mod clients;
 mod control;
+mod harness;
 pub(crate) mod peers;
 mod ratio;
 mod raw;
 mod results;
 mod scenario;
 mod shares;
-pub(crate) mod subjects;
+mod thresholds;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -22,16 +22,16 @@ use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use crate::Error;
-use crate::bars::Measured;
-use crate::calls::bed::{Harness, Span, Task};
+use crate::calls::bench_clients::BenchClient;
+use crate::calls::harness::{Harness, Span, Task};
 use crate::calls::peers::Peers;
 use crate::calls::results::Results;
 use crate::calls::scenario::{Payload, Scenario, chosen};
-use crate::calls::subjects::BenchClient;
 use crate::client::args::ClientArgs;
 use crate::common::allocator::Totals;
 use crate::common::process::runtime;
 use crate::table::Table;
+use crate::thresholds::Measured;
 
 /// Calls of evenkeel and its peers, side by side in one run.
 #[derive(Clone, Debug, clap::Args)]
@@ -114,22 +114,22 @@ async fn measure(args: &Args) -> Result<Measured, Error> {
     let chosen = chosen(args);
     let clients = chosen.iter().flat_map(|(_, clients)| clients.iter().copied());
     let peers = Peers::install(clients).await;
-    let mut beds = BTreeMap::new();
+    let mut harnesses = BTreeMap::new();
     let mut results = Vec::new();
     for (scenario, clients) in &chosen {
-        let bed = match beds.entry(scenario.backends) {
-            std::collections::btree_map::Entry::Occupied(bed) => bed.into_mut(),
+        let harness = match harnesses.entry(scenario.backends) {
+            std::collections::btree_map::Entry::Occupied(harness) => harness.into_mut(),
             std::collections::btree_map::Entry::Vacant(place) => {
                 place.insert(Harness::start(scenario.backends)?)
             }
         };
-        results.push(rounds(*scenario, clients, args, &peers, bed).await);
+        results.push(rounds(*scenario, clients, args, &peers, harness).await);
     }
     let shares = shares::measure(&chosen, args, &peers).await?;
     let mut tables: Vec<Table> = results.iter().map(Results::table).collect();
     tables.extend(shares.table());
     Ok(Measured {
-        thresholds: bars::thresholds(&results, &shares),
+        thresholds: thresholds::thresholds(&results, &shares),
         tables,
         versions: peers.versions().collect(),
     })
@@ -141,7 +141,7 @@ async fn rounds(
     clients: &[BenchClient],
     args: &Args,
     peers: &Peers,
-    bed: &mut Harness,
+    harness: &mut Harness,
 ) -> Results {
     let mut results = Results::new(scenario, clients, args.threads.get(), peers.left_out(clients));
     let clients: Vec<BenchClient> = clients.iter().filter(|client| peers.have(client)).copied().collect();
@@ -156,7 +156,7 @@ async fn rounds(
         eprintln!("{scenario}: round {} of {}", round + 1, args.rounds);
         for turn in 0..clients.len() {
             let client = clients[(round + turn) % clients.len()];
-            match bed.run(&client, task, peers).await {
+            match harness.run(&client, task, peers).await {
                 Ok((figures, _)) => results.add(round, client, figures),
                 Err(error) => {
                     eprintln!("\n{error}\n");

@@ -15,7 +15,7 @@ use tokio::process::Command;
 use tokio::time::timeout;
 
 use crate::Error;
-use crate::calls::subjects::{BenchClient, Program, TONIC_XDS};
+use crate::calls::bench_clients::{BenchClient, Program, TONIC_XDS};
 
 /// A script that takes longer has failed. The first time it builds everything that the peer stands on.
 const LIMIT: Duration = Duration::from_secs(1_800);
@@ -36,10 +36,10 @@ struct Peer {
 
 impl Peers {
     /// Installs those that these clients need.
-    pub(crate) async fn install(subjects: impl IntoIterator<Item = BenchClient>) -> Peers {
+    pub(crate) async fn install(clients: impl IntoIterator<Item = BenchClient>) -> Peers {
         let mut peers = Peers::default();
-        for subject in subjects {
-            let Program::Peer(name) = subject.program else { continue };
+        for client in clients {
+            let Program::Peer(name) = client.program else { continue };
             if peers.is_known(name) {
                 continue;
             }
@@ -63,8 +63,8 @@ impl Peers {
     }
 
     /// Whether it can be run.
-    pub(crate) fn have(&self, subject: &BenchClient) -> bool {
-        match subject.program {
+    pub(crate) fn have(&self, client: &BenchClient) -> bool {
+        match client.program {
             Program::Own(_) => true,
             Program::Peer(name) => self.client(name).is_ok(),
         }
@@ -76,13 +76,13 @@ impl Peers {
     }
 
     /// What of these is left out, and why; empty if nothing is.
-    pub(crate) fn left_out(&self, subjects: &[BenchClient]) -> String {
-        let of_subject = |subject: &BenchClient| {
+    pub(crate) fn left_out(&self, clients: &[BenchClient]) -> String {
+        let of_client = |client: &BenchClient| {
             let (_, why) =
-                self.missing.iter().find(|(missing, _)| subject.program == Program::Peer(missing))?;
-            Some(format!("{} is left out: {why}.", subject.name))
+                self.missing.iter().find(|(missing, _)| client.program == Program::Peer(missing))?;
+            Some(format!("{} is left out: {why}.", client.name))
         };
-        subjects.iter().filter_map(of_subject).collect::<Vec<_>>().join(" ")
+        clients.iter().filter_map(of_client).collect::<Vec<_>>().join(" ")
     }
 
     /// The packages of every peer that was installed.

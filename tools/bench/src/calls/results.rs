@@ -3,10 +3,10 @@
 use std::fmt::Write as _;
 
 use crate::Error;
-use crate::calls::bed::Figures;
+use crate::calls::bench_clients::{BenchClient, HYPER};
+use crate::calls::harness::Figures;
 use crate::calls::ratio::{Ratio, median};
 use crate::calls::scenario::Scenario;
-use crate::calls::subjects::{BenchClient, HYPER};
 use crate::table::Table;
 
 /// What every client did in every round.
@@ -18,7 +18,7 @@ pub(crate) struct Results {
 }
 
 struct Row {
-    subject: BenchClient,
+    client: BenchClient,
     /// With the number of the round: one may have failed.
     rounds: Vec<(usize, Figures)>,
     failure: Option<String>,
@@ -27,22 +27,22 @@ struct Row {
 impl Results {
     pub(crate) fn new(
         scenario: Scenario,
-        subjects: &[BenchClient],
+        clients: &[BenchClient],
         threads: usize,
         left_out: String,
     ) -> Results {
-        let row = |subject: &BenchClient| Row { subject: *subject, rounds: Vec::new(), failure: None };
-        Results { scenario, threads, rows: subjects.iter().map(row).collect(), left_out }
+        let row = |client: &BenchClient| Row { client: *client, rounds: Vec::new(), failure: None };
+        Results { scenario, threads, rows: clients.iter().map(row).collect(), left_out }
     }
 
-    pub(crate) fn add(&mut self, round: usize, subject: BenchClient, figures: Figures) {
-        if let Some(row) = self.rows.iter_mut().find(|row| row.subject == subject) {
+    pub(crate) fn add(&mut self, round: usize, client: BenchClient, figures: Figures) {
+        if let Some(row) = self.rows.iter_mut().find(|row| row.client == client) {
             row.rounds.push((round, figures));
         }
     }
 
-    pub(crate) fn fail(&mut self, subject: BenchClient, error: &Error) {
-        if let Some(row) = self.rows.iter_mut().find(|row| row.subject == subject) {
+    pub(crate) fn fail(&mut self, client: BenchClient, error: &Error) {
+        if let Some(row) = self.rows.iter_mut().find(|row| row.client == client) {
             let first = error.to_string().lines().next().unwrap_or_default().to_owned();
             row.failure.get_or_insert(first);
         }
@@ -51,12 +51,12 @@ impl Results {
     /// One client's figure divided by another's, round by round.
     pub(crate) fn ratio(
         &self,
-        subject: BenchClient,
+        client: BenchClient,
         base: BenchClient,
         figure: impl Fn(&Figures) -> f64,
     ) -> Option<Ratio> {
-        let row = |subject| self.rows.iter().find(|row| row.subject == subject);
-        let (row, base) = (row(subject)?, row(base)?);
+        let row = |client| self.rows.iter().find(|row| row.client == client);
+        let (row, base) = (row(client)?, row(base)?);
         Ratio::of_rounds(row.rounds.iter().filter_map(|(round, figures)| {
             let (_, base) = base.rounds.iter().find(|(of_base, _)| of_base == round)?;
             Some((figure(figures), figure(base)))
@@ -104,10 +104,10 @@ impl Results {
             median(values).map_or("-".to_owned(), |value| format!("{value:.digits$}"))
         };
         let beside = |figure: &dyn Fn(&Figures) -> f64| {
-            self.ratio(row.subject, HYPER, figure).map_or("-".to_owned(), |ratio| ratio.to_string())
+            self.ratio(row.client, HYPER, figure).map_or("-".to_owned(), |ratio| ratio.to_string())
         };
         vec![
-            row.subject.name.to_owned(),
+            row.client.name.to_owned(),
             middle(&Figures::throughput, 0),
             middle(&|figures| figures.p50 * 1e6, 0),
             middle(&|figures| figures.p99 * 1e6, 0),
@@ -123,8 +123,8 @@ impl Results {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::calls::bench_clients::{EVENKEEL, TONIC_XDS};
     use crate::calls::scenario::BASE;
-    use crate::calls::subjects::{EVENKEEL, TONIC_XDS};
 
     fn figures(calls: f64, cpu: f64) -> Figures {
         Figures { calls, elapsed: 2.0, cpu, p50: 1e-3, p99: 2e-3, p999: 3e-3 }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::calls::Args;
-use crate::calls::subjects::{ALL, BenchClient, MAIN, TONIC};
+use crate::calls::bench_clients::{ALL, BenchClient, MAIN, TONIC};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Payload {
@@ -84,7 +84,7 @@ pub(crate) fn chosen(args: &Args) -> Vec<(Scenario, Vec<BenchClient>)> {
             ALL.to_vec()
         } else {
             // One backend of many is no comparison.
-            MAIN.into_iter().filter(|subject| *subject != TONIC || scenario.backends == 1).collect()
+            MAIN.into_iter().filter(|client| *client != TONIC || scenario.backends == 1).collect()
         }
     };
     scenarios.into_iter().map(|scenario| (scenario, clients(scenario))).collect()
@@ -123,7 +123,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::calls::subjects::HYPER;
+    use crate::calls::bench_clients::HYPER;
 
     #[derive(Parser)]
     struct Cli {

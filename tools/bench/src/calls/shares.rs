@@ -4,11 +4,11 @@ use std::num::NonZeroUsize;
 
 use crate::Error;
 use crate::calls::Args;
-use crate::calls::bed::{Harness, Span, Task};
+use crate::calls::bench_clients::{BenchClient, EVENKEEL_EDF, GRPC_GO, TONIC_XDS};
 use crate::calls::control::GREATEST_WEIGHT;
+use crate::calls::harness::{Harness, Span, Task};
 use crate::calls::peers::Peers;
 use crate::calls::scenario::{BASE, Scenario};
-use crate::calls::subjects::{BenchClient, EVENKEEL_EDF, GRPC_GO, TONIC_XDS};
 use crate::calls::warm_up;
 use crate::table::Table;
 
@@ -21,8 +21,8 @@ pub(crate) struct Shares {
 }
 
 impl Shares {
-    pub(crate) fn error_of(&self, subject: BenchClient) -> Option<f64> {
-        self.rows.iter().find(|(of, _)| of.name == subject.name)?.1.as_ref().ok().copied()
+    pub(crate) fn error_of(&self, client: BenchClient) -> Option<f64> {
+        self.rows.iter().find(|(of, _)| of.name == client.name)?.1.as_ref().ok().copied()
     }
 
     /// Without clients there is no table.
@@ -36,12 +36,12 @@ impl Shares {
             BASE.concurrency
         );
         let mut table = Table::new("share of calls by weight", &["client", "largest error"]).note(note);
-        for (subject, error) in &self.rows {
+        for (client, error) in &self.rows {
             let error = match error {
                 Ok(error) => format!("{:.3} %", error * 100.0),
                 Err(why) => why.clone(),
             };
-            table.row(vec![subject.name.to_owned(), error]);
+            table.row(vec![client.name.to_owned(), error]);
         }
         Some(table)
     }
@@ -53,14 +53,14 @@ pub(crate) async fn measure(
     args: &Args,
     peers: &Peers,
 ) -> Result<Shares, Error> {
-    let is_chosen = |subject: &BenchClient| chosen.iter().any(|(_, clients)| clients.contains(subject));
-    let subjects = [EVENKEEL_EDF, TONIC_XDS, GRPC_GO].into_iter().filter(is_chosen);
-    let subjects: Vec<BenchClient> = subjects.filter(|subject| peers.have(subject)).collect();
+    let is_chosen = |client: &BenchClient| chosen.iter().any(|(_, clients)| clients.contains(client));
+    let clients = [EVENKEEL_EDF, TONIC_XDS, GRPC_GO].into_iter().filter(is_chosen);
+    let clients: Vec<BenchClient> = clients.filter(|client| peers.have(client)).collect();
     let mut rows = Vec::new();
-    if subjects.is_empty() {
+    if clients.is_empty() {
         return Ok(Shares { rows });
     }
-    let mut bed = Harness::start(GREATEST_WEIGHT as usize)?;
+    let mut harness = Harness::start(GREATEST_WEIGHT as usize)?;
     let task = Task {
         payload: BASE.payload,
         concurrency: BASE.concurrency,
@@ -68,13 +68,13 @@ pub(crate) async fn measure(
         span: Span::Calls(CALLS),
         threads: args.threads.get(),
     };
-    for subject in subjects {
-        eprintln!("share of calls by weight: {}", subject.name);
-        let error = match bed.run(&subject.with_target("edf"), task, peers).await {
+    for client in clients {
+        eprintln!("share of calls by weight: {}", client.name);
+        let error = match harness.run(&client.with_target("edf"), task, peers).await {
             Ok((_, counts)) => largest_error(&counts),
             Err(error) => Err(error.to_string()),
         };
-        rows.push((subject, error));
+        rows.push((client, error));
     }
     Ok(Shares { rows })
 }

@@ -25,7 +25,7 @@ use testkit::net::echo::EchoRequest;
 use testkit::net::echo::echo_client::EchoClient;
 use tokio::sync::{Notify, mpsc};
 
-use super::bed::{FIRST, LIMIT, generation};
+use super::harness::{FIRST, LIMIT, generation};
 use super::{nanos, now};
 use crate::Error;
 use crate::common::allocator::Totals;
@@ -118,7 +118,7 @@ fn commands() -> mpsc::UnboundedReceiver<std::io::Result<String>> {
 
 struct Shared {
     channel: Channel,
-    seen: Mutex<Seen>,
+    seen: Mutex<CallRecord>,
     changed: Notify,
     latencies: Mutex<LatencyWindows>,
 }
@@ -156,8 +156,8 @@ impl LatencyWindows {
     }
 }
 
-/// What is known of calls since `watch`.
-struct Seen {
+/// Results of the calls since `watch`.
+struct CallRecord {
     generation: u8,
     /// When the channel was READY again.
     ready: Option<u64>,
@@ -167,13 +167,13 @@ struct Seen {
     failed: u32,
 }
 
-impl Default for Seen {
-    fn default() -> Seen {
-        Seen { generation: FIRST, ready: None, first: None, late: 0, failed: 0 }
+impl Default for CallRecord {
+    fn default() -> CallRecord {
+        CallRecord { generation: FIRST, ready: None, first: None, late: 0, failed: 0 }
     }
 }
 
-impl Seen {
+impl CallRecord {
     /// A call ended at an endpoint of this generation.
     fn add(&mut self, began: u64, ended: u64, generation: u8) {
         if generation == self.generation {
@@ -185,7 +185,7 @@ impl Seen {
 }
 
 impl Shared {
-    fn seen(&self) -> MutexGuard<'_, Seen> {
+    fn seen(&self) -> MutexGuard<'_, CallRecord> {
         // Nothing panics while it holds it.
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -248,7 +248,7 @@ impl Shared {
     }
 
     fn watch(self: &Arc<Self>, generation: u8) {
-        *self.seen() = Seen { generation, ..Seen::default() };
+        *self.seen() = CallRecord { generation, ..CallRecord::default() };
         let mut connectivity = self.channel.watch_connectivity();
         connectivity.mark_unchanged();
         let shared = self.clone();
@@ -355,7 +355,7 @@ mod tests {
 
     #[test]
     fn calls_that_begin_when_new_endpoints_are_in_force_and_go_to_old_ones_are_late() {
-        let mut seen = Seen { generation: 2, ..Seen::default() };
+        let mut seen = CallRecord { generation: 2, ..CallRecord::default() };
         seen.add(10, 20, 1);
         assert_eq!((seen.first, seen.late), (None, 0));
         seen.add(30, 40, 2);

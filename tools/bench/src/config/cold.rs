@@ -10,14 +10,14 @@ use std::process::{Command, Stdio};
 use evenkeel::XdsVariant;
 
 use super::backends::PAYLOAD;
-use super::bed::{FIRST, Harness, Shape, client, resources};
+use super::harness::{FIRST, Harness, Shape, client, resources};
 use super::{Args, VARIANTS, affordable, ms, now};
 use crate::Error;
-use crate::bars::{Threshold, ThresholdResult};
+use crate::calls::bench_clients::TONIC_XDS;
 use crate::calls::peers::{bootstrap, out_folder};
-use crate::calls::subjects::TONIC_XDS;
 use crate::spread::Spread;
 use crate::table::Table;
+use crate::thresholds::{Threshold, ThresholdResult};
 
 pub(super) fn table(args: &Args) -> Result<(Table, Vec<ThresholdResult>), Error> {
     let columns = ["client", "endpoints", "first answer, ms", "all connected, ms"];
@@ -32,23 +32,23 @@ pub(super) fn table(args: &Args) -> Result<(Table, Vec<ThresholdResult>), Error>
     let mut thresholds = Vec::new();
     for &size in &args.sizes {
         let count = affordable(size, 1)?;
-        let mut bed = Harness::new()?;
-        bed.send(resources(Shape::OneCluster, &bed.endpoints(FIRST, count)?));
+        let mut harness = Harness::new()?;
+        harness.send(resources(Shape::OneCluster, &harness.endpoints(FIRST, count)?));
         let mut ours = [const { [const { Vec::new() }; 2] }; 2];
         let mut theirs = Vec::new();
         for _ in 0..args.starts {
             for ((_, variant), [first, all]) in VARIANTS.into_iter().zip(&mut ours) {
-                let [answered, connected] = start(&bed, variant, count)?;
+                let [answered, connected] = start(&harness, variant, count)?;
                 first.push(answered);
                 all.push(connected);
-                bed.open(0)?;
+                harness.open(0)?;
             }
             if peer.exists() {
-                match start_peer(&bed, &peer) {
+                match start_peer(&harness, &peer) {
                     Ok(answered) => theirs.push(answered),
                     Err(error) => eprintln!("\na start FAILED AND IS LEFT OUT: {error}\n"),
                 }
-                bed.open(0)?;
+                harness.open(0)?;
             }
         }
         let median = |figures: &[f64]| Spread::of(figures.to_vec()).map(|spread| spread.median);
@@ -72,19 +72,19 @@ pub(super) fn table(args: &Args) -> Result<(Table, Vec<ThresholdResult>), Error>
     Ok((table, thresholds))
 }
 
-fn start(bed: &Harness, variant: XdsVariant, count: usize) -> Result<[f64; 2], Error> {
+fn start(harness: &Harness, variant: XdsVariant, count: usize) -> Result<[f64; 2], Error> {
     let began = now();
-    let (mut client, first) = client(bed.control().address(), variant, None)?;
+    let (mut client, first) = client(harness.control().address(), variant, None)?;
     let [all] = client.numbers(&format!("connected {count}"))?;
     Ok([ms(began, first), ms(began, all)])
 }
 
-fn start_peer(bed: &Harness, client: &Path) -> Result<f64, Error> {
+fn start_peer(harness: &Harness, client: &Path) -> Result<f64, Error> {
     let size = PAYLOAD.to_string();
     let mut command = Command::new(client);
     command.args(["--target", "xds:///bench", "--size", &size, "--messages", "0", "--concurrency", "1"]);
     command.args(["--warm-up", "0", "--calls", "1", "--threads", "2"]);
-    let bootstrap = bootstrap(TONIC_XDS.program, bed.control().address());
+    let bootstrap = bootstrap(TONIC_XDS.program, harness.control().address());
     command.env_remove("GRPC_XDS_BOOTSTRAP").env("GRPC_XDS_BOOTSTRAP_CONFIG", bootstrap);
     let began = now();
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;

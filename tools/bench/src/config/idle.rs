@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::bed::{FIRST, Harness, Shape, client, resources};
+use super::harness::{FIRST, Harness, Shape, client, resources};
 use super::{Args, VARIANTS, affordable};
 use crate::Error;
 use crate::table::Table;
@@ -19,13 +19,13 @@ pub(super) fn table(args: &Args) -> Result<Table, Error> {
     for (name, variant) in VARIANTS {
         for &size in &args.sizes {
             let count = affordable(size, 2)?;
-            let mut bed = Harness::new()?;
-            bed.send(resources(Shape::OneCluster, &bed.endpoints(FIRST, count)?));
-            let (mut client, _) = client(bed.control().address(), variant, None)?;
+            let mut harness = Harness::new()?;
+            harness.send(resources(Shape::OneCluster, &harness.endpoints(FIRST, count)?));
+            let (mut client, _) = client(harness.control().address(), variant, None)?;
             client.ask(&format!("connected {count}"))?;
-            bed.replace_backends(|bed| {
-                bed.send(resources(Shape::OneCluster, &bed.endpoints(FIRST + 1, count)?));
-                bed.acked().map(drop)
+            harness.replace_backends(|harness| {
+                harness.send(resources(Shape::OneCluster, &harness.endpoints(FIRST + 1, count)?));
+                harness.acked().map(drop)
             })?;
             std::thread::sleep(SPELL);
             let [failed] = client.numbers(&format!("call {CALLS}"))?;

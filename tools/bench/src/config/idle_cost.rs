@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use evenkeel::XdsVariant;
 
-use super::bed::{FIRST, Harness, Shape, TEN, client_with, resources_with};
+use super::harness::{FIRST, Harness, Shape, TEN, client_with, resources_with};
 use super::{Args, ms, now};
 use crate::Error;
-use crate::bars::{Threshold, ThresholdResult};
 use crate::table::Table;
+use crate::thresholds::{Threshold, ThresholdResult};
 
 /// Time without calls before the measurement. It lets start-up finish.
 const SETTLING: Duration = Duration::from_secs(5);
@@ -24,13 +24,13 @@ pub(super) fn table(args: &Args) -> Result<(Table, Vec<ThresholdResult>), Error>
     ));
     let mut thresholds = Vec::new();
     for policy in ["round_robin", "weighted_round_robin"] {
-        let mut bed = Harness::new()?;
-        bed.send(resources_with(Shape::OneCluster, &bed.endpoints(FIRST, TEN)?, &policy.into()));
+        let mut harness = Harness::new()?;
+        harness.send(resources_with(Shape::OneCluster, &harness.endpoints(FIRST, TEN)?, &policy.into()));
         let channels = format!("--channels={}", args.channels);
-        let address = bed.control().address();
+        let address = harness.control().address();
         let (mut client, _) =
             client_with(address, XdsVariant::StateOfTheWorld, None, &["--workers=1", &channels])?;
-        bed.accepted_in_all(u64::from(args.channels) * TEN as u64)?;
+        harness.accepted_in_all(u64::from(args.channels) * TEN as u64)?;
         sleep(SETTLING);
         let (cpu, switches, began) = (client.numbers("cpu")?, client.numbers("switches")?, now());
         sleep(MEASURED);

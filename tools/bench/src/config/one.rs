@@ -11,13 +11,13 @@ use evenkeel_control::ClusterPolicy;
 use evenkeel_proto::envoy::config::cluster::v3::Cluster;
 use serde_json::json;
 
-use super::bed::{FIRST, Harness, Shape, TEN, client, resources, resources_with};
+use super::harness::{FIRST, Harness, Shape, TEN, client, resources, resources_with};
 use super::relay::Relay;
 use super::{Args, affordable};
 use crate::Error;
-use crate::bars::{Threshold, ThresholdResult};
 use crate::picks::one_replaced;
 use crate::table::Table;
+use crate::thresholds::{Threshold, ThresholdResult};
 
 /// How long the client is left alone once it is connected, and how long it is watched at rest.
 const SETTLE: Duration = Duration::from_millis(500);
@@ -136,13 +136,13 @@ struct Cost {
 
 fn changes(row: Row, changes: u32) -> Result<Cost, Error> {
     let Row { shape, count, there, replaced } = row;
-    let mut bed = Harness::new()?;
-    let mut endpoints = bed.endpoints(FIRST, there)?;
-    bed.send(resources(shape, &endpoints));
-    let relay = bed.runtime().block_on(Relay::start(bed.control().address()))?;
+    let mut harness = Harness::new()?;
+    let mut endpoints = harness.endpoints(FIRST, there)?;
+    harness.send(resources(shape, &endpoints));
+    let relay = harness.runtime().block_on(Relay::start(harness.control().address()))?;
     let (mut client, _) = client(relay.address(), XdsVariant::Delta, None)?;
     client.ask(&format!("connected {count}"))?;
-    bed.acked()?;
+    harness.acked()?;
     // What is left to do once all are connected comes before.
     std::thread::sleep(SETTLE);
     let (rested, [before]) = (Instant::now(), client.numbers("cpu")?);
@@ -151,8 +151,8 @@ fn changes(row: Row, changes: u32) -> Result<Cost, Error> {
     let rest = after.saturating_sub(before) as f64 / rest.as_secs_f64();
 
     let policy = ClusterPolicy::with("weighted_round_robin", json!({ "weight_update_period": "3600s" }));
-    bed.send(resources_with(shape, &endpoints, &policy));
-    bed.acked_all::<Cluster>()?;
+    harness.send(resources_with(shape, &endpoints, &policy));
+    harness.acked_all::<Cluster>()?;
     std::thread::sleep(SETTLE);
     let (began, [before]) = (Instant::now(), client.numbers("cpu")?);
     let [received, sent] = relay.bytes();
@@ -160,11 +160,11 @@ fn changes(row: Row, changes: u32) -> Result<Cost, Error> {
         std::thread::sleep((PACE * change).saturating_sub(began.elapsed()));
         let i = replaced.index(change, count);
         // `changes` is bounded by the generations that there are.
-        let endpoint = bed.endpoint(FIRST + change as u8, i)?;
+        let endpoint = harness.endpoint(FIRST + change as u8, i)?;
         endpoints[i] = endpoint;
-        bed.send(resources_with(shape, &endpoints, &policy));
-        bed.acked()?;
-        bed.accepted(endpoint)?;
+        harness.send(resources_with(shape, &endpoints, &policy));
+        harness.acked()?;
+        harness.accepted(endpoint)?;
     }
     let [after] = client.numbers("cpu")?;
     let [received_now, sent_now] = relay.bytes();

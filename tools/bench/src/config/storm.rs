@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use evenkeel::XdsVariant;
 
-use super::bed::{FIRST, Harness, Process, Shape, client_with, resources};
 use super::client::WINDOW_NANOS;
+use super::harness::{FIRST, Harness, Process, Shape, client_with, resources};
 use super::{Args, affordable, ms, now};
 use crate::Error;
-use crate::bars::{Threshold, ThresholdResult};
 use crate::table::Table;
+use crate::thresholds::{Threshold, ThresholdResult};
 
 /// Time of undisturbed calls, before a replacement and after a start.
 const CALM: Duration = Duration::from_secs(3);
@@ -100,22 +100,22 @@ struct Window {
 }
 
 fn replace(count: usize) -> Result<Storm, Error> {
-    let mut bed = Harness::new()?;
-    bed.send(resources(Shape::OneCluster, &bed.endpoints(FIRST, count)?));
-    let mut client = start_client(&bed)?;
-    bed.accepted_in_all(count as u64)?;
+    let mut harness = Harness::new()?;
+    harness.send(resources(Shape::OneCluster, &harness.endpoints(FIRST, count)?));
+    let mut client = start_client(&harness)?;
+    harness.accepted_in_all(count as u64)?;
     client.ask(&format!("connected {count}"))?;
     sleep(CALM);
-    let next = resources(Shape::OneCluster, &bed.endpoints(FIRST + 1, count)?);
+    let next = resources(Shape::OneCluster, &harness.endpoints(FIRST + 1, count)?);
     client.ask(&format!("watch {}", FIRST + 1))?;
     let before = Totals::of(&mut client)?;
-    let accepted = bed.accepted_so_far()?;
-    let began = bed.send(next);
-    bed.accepted_in_all(accepted + count as u64)?;
+    let accepted = harness.accepted_so_far()?;
+    let began = harness.send(next);
+    harness.accepted_in_all(accepted + count as u64)?;
     let [connected] = client.numbers(&format!("connected {count}"))?;
     let after = Totals::of(&mut client)?;
     // Old connections are closed under load too.
-    bed.open(count)?;
+    harness.open(count)?;
     let ended = now();
     sleep(Duration::from_nanos(2 * WINDOW_NANOS));
     let mut windows = windows(&mut client)?;
@@ -135,11 +135,11 @@ fn replace(count: usize) -> Result<Storm, Error> {
 }
 
 fn start(count: usize) -> Result<Storm, Error> {
-    let mut bed = Harness::new()?;
-    bed.send(resources(Shape::OneCluster, &bed.endpoints(FIRST, count)?));
+    let mut harness = Harness::new()?;
+    harness.send(resources(Shape::OneCluster, &harness.endpoints(FIRST, count)?));
     let started = now();
-    let mut client = start_client(&bed)?;
-    bed.accepted_in_all(count as u64)?;
+    let mut client = start_client(&harness)?;
+    harness.accepted_in_all(count as u64)?;
     let [connected] = client.numbers(&format!("connected {count}"))?;
     let after = Totals::of(&mut client)?;
     sleep(CALM);
@@ -205,8 +205,8 @@ impl Totals {
     }
 }
 
-fn start_client(bed: &Harness) -> Result<Process, Error> {
-    let address = bed.control().address();
+fn start_client(harness: &Harness) -> Result<Process, Error> {
+    let address = harness.control().address();
     let (client, _) = client_with(address, XdsVariant::StateOfTheWorld, Some(0), &["--workers=1"])?;
     Ok(client)
 }

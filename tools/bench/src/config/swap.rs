@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use evenkeel::XdsVariant;
 
-use super::bed::{FIRST, Harness, Shape, client, resources};
+use super::harness::{FIRST, Harness, Shape, client, resources};
 use super::{Args, VARIANTS, affordable, ms};
 use crate::Error;
-use crate::bars::{Threshold, ThresholdResult};
 use crate::spread::Spread;
 use crate::table::Table;
+use crate::thresholds::{Threshold, ThresholdResult};
 
 /// How calls go: milliseconds between them.
 const RATES: [(&str, u64); 2] = [("20/s", 50), ("all it can", 0)];
@@ -99,20 +99,20 @@ impl Figures {
 }
 
 fn swaps(variant: XdsVariant, count: usize, every: u64, swaps: u32) -> Result<Figures, Error> {
-    let mut bed = Harness::new()?;
-    bed.send(resources(Shape::OneCluster, &bed.endpoints(FIRST, count)?));
-    let (mut client, _) = client(bed.control().address(), variant, Some(every))?;
+    let mut harness = Harness::new()?;
+    harness.send(resources(Shape::OneCluster, &harness.endpoints(FIRST, count)?));
+    let (mut client, _) = client(harness.control().address(), variant, Some(every))?;
     client.ask(&format!("connected {count}"))?;
     let mut figures = Figures::default();
     for swap in 1..=swaps {
         // There are more generations than anybody waits for.
         let generation = FIRST + (swap % 200) as u8;
-        let next = resources(Shape::OneCluster, &bed.endpoints(generation, count)?);
+        let next = resources(Shape::OneCluster, &harness.endpoints(generation, count)?);
         client.ask(&format!("watch {generation}"))?;
         // Each time at another moment between two calls.
         std::thread::sleep(Duration::from_millis(every) * swap / swaps);
-        let began = bed.send(next);
-        let acked = bed.acked()?;
+        let began = harness.send(next);
+        let acked = harness.acked()?;
         let [first, ready] = client.numbers("swapped")?;
         let [all] = client.numbers(&format!("connected {count}"))?;
         let [late, failed] = client.numbers("since")?;
@@ -124,7 +124,7 @@ fn swaps(variant: XdsVariant, count: usize, every: u64, swaps: u32) -> Result<Fi
         figures.all.push(ms(began, all));
         figures.late += u32::try_from(late)?;
         figures.failed += u32::try_from(failed)?;
-        bed.open(count)?;
+        harness.open(count)?;
     }
     Ok(figures)
 }

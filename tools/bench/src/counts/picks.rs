@@ -52,14 +52,14 @@ fn kinds(sizes: &[usize]) -> Vec<Kind> {
 /// The process: prints the allocations of each kind, and marks where its picks begin and end.
 pub(super) fn work(picks: u64, sizes: &[usize]) -> Result<(), Error> {
     for (kind, is_first) in kinds(sizes).into_iter().zip([true].into_iter().chain(std::iter::repeat(false))) {
-        let mut bed = Harness::new(kind.policy, kind.tree, kind.endpoints, picks)?;
+        let mut harness = Harness::new(kind.policy, kind.tree, kind.endpoints, picks)?;
         // Tells the order how much is used, so that it is made ahead.
-        all(picks, bed.picker())?;
-        bed.a_second_later();
+        all(picks, harness.picker())?;
+        harness.a_second_later();
         if is_first {
-            count(picks, |i| bed.picker().around(i))?;
+            count(picks, |i| harness.picker().around(i))?;
         }
-        count(picks, |i| bed.picker().pick(i)).map_err(|error| format!("{kind}: {error}"))?;
+        count(picks, |i| harness.picker().pick(i)).map_err(|error| format!("{kind}: {error}"))?;
     }
     Ok(())
 }

@@ -24,10 +24,10 @@ use testkit::dialled;
 use super::cell;
 use super::marks::{self, mark};
 use crate::Error;
-use crate::bars::{Threshold, ThresholdResult};
 use crate::common::allocator::Totals;
 use crate::config::{Shape, resources};
 use crate::table::Table;
+use crate::thresholds::{Threshold, ThresholdResult};
 
 /// So many are counted of each size.
 const UPDATES: u32 = 50;
@@ -54,7 +54,7 @@ pub(super) fn table() -> Result<(Table, Option<ThresholdResult>), Error> {
         "From the control plane's message (delta) to the new picker, of {UPDATES} updates. All are in clusters of ten, the same ten \
          take turns. Sockets and threads have no part in it.",
     ));
-    let (mut first, mut bar) = (None, None);
+    let (mut first, mut threshold) = (None, None);
     for Counted { endpoints, instructions, allocations } in counted(&SIZES)? {
         first = first.or(instructions);
         let ratio = instructions.zip(first).map(|(this, first)| this / first);
@@ -67,9 +67,9 @@ pub(super) fn table() -> Result<(Table, Option<ThresholdResult>), Error> {
         let what = format!(
             "one of {endpoints} endpoints in clusters of ten replaced, delta, beside the fewest: instructions"
         );
-        bar = Some(ThresholdResult::figure(what, FLAT, ratio));
+        threshold = Some(ThresholdResult::figure(what, FLAT, ratio));
     }
-    Ok((table, bar))
+    Ok((table, threshold))
 }
 
 /// An update among each number of endpoints, counted by a process of its own.
@@ -93,7 +93,7 @@ pub(super) fn counted(sizes: &[usize]) -> Result<Vec<Counted>, Error> {
 /// The process: prints the allocations of the updates among each number of endpoints, and marks where they begin and end.
 pub(super) fn work(updates: u32, sizes: &[usize]) -> Result<(), Error> {
     for &size in sizes {
-        let mut world = World::new()?;
+        let mut world = UpdateHarness::new()?;
         let mut endpoints: Vec<SocketAddr> = (0..size).map(|i| endpoint(1, i)).collect();
         world.take_all(&endpoints)?;
         endpoints.truncate(10);
@@ -125,28 +125,28 @@ fn endpoint(generation: u8, i: usize) -> SocketAddr {
 }
 
 /// A client of a control plane and one channel of it, with everything that happens to them.
-struct World {
+struct UpdateHarness {
     client: AdsClient,
     channel: SubscriberId,
     stream: Option<AdsStreamId>,
-    follower: XdsResolver,
+    resolver: XdsResolver,
     wanted: BTreeSet<(ResourceType, String)>,
     core: Core,
     picker: Option<RootPicker>,
     sent: u64,
 }
 
-impl World {
-    fn new() -> Result<World, Error> {
+impl UpdateHarness {
+    fn new() -> Result<UpdateHarness, Error> {
         let bootstrap = Arc::new(Bootstrap::from_json(BOOTSTRAP)?);
         let parser = ResourceParser::new(Registry::standard());
         let mut client = AdsClient::new(bootstrap, parser, XdsVariant::Delta, Rng::fixed(1));
         let channel = client.add_subscriber();
-        let mut world = World {
+        let mut world = UpdateHarness {
             client,
             channel,
             stream: None,
-            follower: XdsResolver::new("bench", "bench", "bench", 7, Arc::new(|| ())),
+            resolver: XdsResolver::new("bench", "bench", "bench", 7, Arc::new(|| ())),
             wanted: BTreeSet::new(),
             core: Core::builder(Rng::fixed(1)).build(),
             picker: None,
@@ -228,7 +228,7 @@ impl World {
             let Some((id, changed)) = self.client.poll_changed() else { return last };
             let step = match &changed {
                 ChangedResources::Endpoints(names) => {
-                    match self.follower.resolve_endpoints(names, &self.client) {
+                    match self.resolver.resolve_endpoints(names, &self.client) {
                         EndpointsOnlyUpdate::Applied(step) => step,
                         EndpointsOnlyUpdate::NeedsFullUpdate => self.follow(),
                     }
@@ -243,7 +243,7 @@ impl World {
     fn follow(&mut self) -> Option<XdsResolverUpdate> {
         let mut last = None;
         loop {
-            let followed = self.follower.resolve([], &self.client);
+            let followed = self.resolver.resolve([], &self.client);
             last = followed.update.or(last);
             if followed.wanted == self.wanted {
                 return last;

@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use super::Args;
-use super::bed::{Harness, Policy, Tree};
+use super::harness::{Harness, Policy, Tree};
 use crate::Error;
 use crate::spread::Spread;
 use crate::table::Table;
@@ -21,30 +21,30 @@ pub(super) fn table(args: &Args) -> Result<Table, Error> {
         args.rounds
     ));
     for &n in &args.sizes {
-        let mut bed = Harness::new(Policy::named("weighted_round_robin")?, Tree::Whole, n, 1)?;
+        let mut harness = Harness::new(Policy::named("weighted_round_robin")?, Tree::Whole, n, 1)?;
         let idle = median(args.rounds, || {
             let start = Instant::now();
             for _ in 0..IDLE {
-                bed.reconcile();
+                harness.reconcile();
             }
             start.elapsed() / IDLE
         })?;
         let lost = median(args.rounds, || {
             let lost = timed(|| {
-                bed.lose_one();
-                bed.reconcile();
+                harness.lose_one();
+                harness.reconcile();
             });
-            bed.connect();
+            harness.connect();
             lost
         })?;
         let mut generation = 0;
         let replaced = median(args.rounds, || {
             generation += 1;
-            replace(&mut bed, 0, Some(1 + generation % 2))
+            replace(&mut harness, 0, Some(1 + generation % 2))
         })?;
         let all = median(args.rounds, || {
             generation += 1;
-            replace(&mut bed, 3 + generation % 2, None)
+            replace(&mut harness, 3 + generation % 2, None)
         })?;
         let each = lost * 1e3 / n as f64;
         let figures = [format!("{idle:.2}"), format!("{lost:.1}"), format!("{each:.1}")];
@@ -54,13 +54,13 @@ pub(super) fn table(args: &Args) -> Result<Table, Error> {
     Ok(table)
 }
 
-fn replace(bed: &mut Harness, all: usize, one: Option<usize>) -> Duration {
-    let update = bed.next(all, one);
+fn replace(harness: &mut Harness, all: usize, one: Option<usize>) -> Duration {
+    let update = harness.next(all, one);
     let took = timed(|| {
-        bed.update(update);
-        bed.reconcile();
+        harness.update(update);
+        harness.reconcile();
     });
-    bed.connect();
+    harness.connect();
     took
 }
 

@@ -21,8 +21,8 @@ pub(crate) struct Sizes {
     pub(crate) response: i32,
 }
 
-/// What came back.
-pub(crate) struct Answer {
+/// Response of one call.
+pub(crate) struct CallResponse {
     /// The host name of the server that answered, if it said one.
     pub(crate) peer: Option<String>,
     /// Where that server is.
@@ -32,7 +32,7 @@ pub(crate) struct Answer {
 }
 
 /// Makes a call.
-pub(crate) async fn call(channel: &Channel, planned: &Planned, sizes: Sizes) -> Result<Answer, Status> {
+pub(crate) async fn call(channel: &Channel, planned: &Planned, sizes: Sizes) -> Result<CallResponse, Status> {
     match planned.kind {
         Kind::Empty => {
             let path = PathAndQuery::from_static("/grpc.testing.TestService/EmptyCall");
@@ -59,7 +59,7 @@ async fn exchange<Q, A>(
     planned: &Planned,
     path: PathAndQuery,
     message: Q,
-) -> Result<(Answer, A), Status>
+) -> Result<(CallResponse, A), Status>
 where
     Q: Message + 'static,
     A: Message + Default + 'static,
@@ -79,5 +79,5 @@ where
     let peer = initial.get("hostname").and_then(|name| name.to_str().ok()).map(str::to_owned);
     let peer = peer.filter(|name| !name.is_empty());
     let address = extensions.get().map(|PeerAddress(address)| address.clone());
-    Ok((Answer { peer, address, initial, trailing }, message))
+    Ok((CallResponse { peer, address, initial, trailing }, message))
 }

@@ -23,7 +23,7 @@ use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::Server;
 use tonic::{Code, Status};
 
-use self::call::{Answer, Sizes, call};
+use self::call::{CallResponse, Sizes, call};
 use self::plan::{Kind, Planned};
 use self::rpc_behavior::RpcBehavior;
 use self::services::{ConfigureService, StatsService};
@@ -122,11 +122,11 @@ impl Caller {
         });
     }
 
-    fn is_well(&self, outcome: &Result<Answer, Status>) -> bool {
+    fn is_well(&self, outcome: &Result<CallResponse, Status>) -> bool {
         self.expected == outcome.as_ref().map_or_else(Status::code, |_| Code::Ok)
     }
 
-    fn judge(&self, kind: Kind, outcome: &Result<Answer, Status>) {
+    fn judge(&self, kind: Kind, outcome: &Result<CallResponse, Status>) {
         if self.is_well(outcome) {
             self.succeeded.store(true, Ordering::Relaxed);
         } else if let Some(fatal) = self.fatal.as_ref().filter(|_| self.succeeded.load(Ordering::Relaxed)) {
@@ -136,10 +136,10 @@ impl Caller {
     }
 
     /// For `--print_response`. The words are those that drivers look for in the output of any client.
-    fn line(&self, kind: Kind, outcome: &Result<Answer, Status>) -> String {
+    fn line(&self, kind: Kind, outcome: &Result<CallResponse, Status>) -> String {
         let name = kind.name();
         match outcome {
-            Ok(Answer { peer, address, .. }) if self.is_well(outcome) => {
+            Ok(CallResponse { peer, address, .. }) if self.is_well(outcome) => {
                 let peer = peer.as_deref().unwrap_or_default();
                 let address = address.as_ref().map(ToString::to_string).unwrap_or_default();
                 match kind {
@@ -153,7 +153,7 @@ impl Caller {
     }
 }
 
-fn told(outcome: &Result<Answer, Status>) -> String {
+fn told(outcome: &Result<CallResponse, Status>) -> String {
     match outcome {
         Ok(_) => code_name(Code::Ok).to_owned(),
         Err(status) => format!("{}: {}", code_name(status.code()), status.message()),

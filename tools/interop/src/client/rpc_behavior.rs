@@ -21,7 +21,7 @@ const HEADER: &str = "rpc-behavior";
 #[derive(Default)]
 pub(crate) struct RpcBehavior {
     child: ChildPolicy,
-    shown: CachedState<Seen>,
+    shown: CachedState<PickerInputs>,
 }
 
 /// Its settings.
@@ -30,8 +30,8 @@ pub(crate) struct RpcBehaviorConfig {
     round_robin: LbConfig,
 }
 
-/// What its picker is made from.
-struct Seen {
+/// Inputs of the picker.
+struct PickerInputs {
     child: LbState,
     headers: PickHeaders,
 }
@@ -50,7 +50,7 @@ impl Policy for RpcBehavior {
 
     fn reconcile(&mut self, config: &RpcBehaviorConfig, endpoints: &Endpoints, cx: &mut Cx<'_>) -> LbState {
         let child = self.child.reconcile(&config.round_robin, endpoints, cx);
-        self.shown.get_or_build(Seen { child, headers: config.headers.clone() }, |seen| {
+        self.shown.get_or_build(PickerInputs { child, headers: config.headers.clone() }, |seen| {
             let picker =
                 PickHeadersPicker { child: seen.child.picker.clone(), headers: seen.headers.clone() };
             LbState::new(seen.child.connectivity, picker)
@@ -62,8 +62,8 @@ impl Policy for RpcBehavior {
     }
 }
 
-impl PartialEq for Seen {
-    fn eq(&self, other: &Seen) -> bool {
+impl PartialEq for PickerInputs {
+    fn eq(&self, other: &PickerInputs) -> bool {
         self.child.is_same(&other.child) && self.headers == other.headers
     }
 }

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use tonic::metadata::{KeyAndValueRef, MetadataMap};
 use tonic::{Code, Status};
 
-use super::call::Answer;
+use super::call::CallResponse;
 use super::plan::Kind;
 use crate::proto::testing::load_balancer_accumulated_stats_response::MethodStats;
 use crate::proto::testing::load_balancer_stats_response::{MetadataEntry, MetadataType, RpcMetadata};
@@ -23,11 +23,11 @@ use crate::proto::testing::{
 /// All calls of the process.
 #[derive(Default)]
 pub(crate) struct Stats {
-    counted: Mutex<Counted>,
+    counted: Mutex<CallTotals>,
 }
 
 #[derive(Default)]
-struct Counted {
+struct CallTotals {
     totals: BTreeMap<Kind, Totals>,
     /// Those that want more calls, and how many more.
     watchers: Vec<(Weak<Watcher>, usize)>,
@@ -43,12 +43,12 @@ struct Totals {
 struct Watcher {
     wanted: usize,
     keys: Keys,
-    seen: watch::Sender<Seen>,
+    seen: watch::Sender<WatcherTotals>,
 }
 
-/// What became of the calls of a watcher so far.
+/// Results of the calls of one watcher.
 #[derive(Default)]
-struct Seen {
+struct WatcherTotals {
     ended: usize,
     answered: usize,
     told: LoadBalancerStatsResponse,
@@ -77,7 +77,7 @@ impl Stats {
     }
 
     /// A call has ended.
-    pub(crate) fn end(&self, call: Started, outcome: &Result<Answer, Status>) {
+    pub(crate) fn end(&self, call: Started, outcome: &Result<CallResponse, Status>) {
         let code = outcome.as_ref().map_or_else(Status::code, |_| Code::Ok);
         {
             let mut counted = self.counted();
@@ -124,13 +124,13 @@ impl Stats {
     }
 
     /// Nothing panics while the lock is held.
-    fn counted(&self) -> MutexGuard<'_, Counted> {
+    fn counted(&self) -> MutexGuard<'_, CallTotals> {
         self.counted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Watcher {
-    fn see(&self, kind: Kind, answer: Option<&Answer>) {
+    fn see(&self, kind: Kind, answer: Option<&CallResponse>) {
         self.seen.send_modify(|seen| {
             seen.ended += 1;
             // An answer of nobody counts as a failure, as the published description has it.
@@ -189,7 +189,7 @@ impl Keys {
         }
     }
 
-    fn chosen(&self, answer: &Answer) -> RpcMetadata {
+    fn chosen(&self, answer: &CallResponse) -> RpcMetadata {
         let parts = [(&answer.initial, MetadataType::Initial), (&answer.trailing, MetadataType::Trailing)];
         let mut metadata = Vec::new();
         for (map, kind) in parts {
@@ -230,9 +230,9 @@ mod tests {
         LoadBalancerStatsRequest { num_rpcs, timeout_sec, metadata_keys }
     }
 
-    fn answer(peer: &str) -> Answer {
+    fn answer(peer: &str) -> CallResponse {
         let peer = Some(peer.to_owned()).filter(|peer| !peer.is_empty());
-        Answer { peer, address: None, initial: MetadataMap::new(), trailing: MetadataMap::new() }
+        CallResponse { peer, address: None, initial: MetadataMap::new(), trailing: MetadataMap::new() }
     }
 
     /// A driver's question, and the work that is done while it waits.

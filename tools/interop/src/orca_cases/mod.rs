@@ -52,7 +52,7 @@ pub async fn run(args: impl IntoIterator<Item = String>) -> ExitCode {
             return ExitCode::from(USAGE);
         }
     };
-    let mut world = World { client: TestServiceClient::new(channel), reports };
+    let mut world = CaseContext { client: TestServiceClient::new(channel), reports };
     let held = timeout(LIMIT, world.run(case)).await;
     let late =
         || format!("not over after {LIMIT:?}; last report out of band: {:?}", world.reports.out_of_band());
@@ -136,13 +136,13 @@ impl Settings {
     }
 }
 
-/// What a case works with.
-struct World {
+/// Client and observed load reports of a case.
+struct CaseContext {
     client: TestServiceClient<Channel>,
     reports: Reports,
 }
 
-impl World {
+impl CaseContext {
     async fn run(&mut self, case: Case) -> Result<(), String> {
         match case {
             Case::EmptyUnary => self.empty_unary().await,

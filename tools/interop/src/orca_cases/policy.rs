@@ -73,12 +73,12 @@ struct LoadReportPolicy {
     reports: Reports,
     /// How many reports of an endpoint were seen.
     fleet: EndpointList<u32>,
-    shown: CachedState<Seen>,
+    shown: CachedState<PickerInputs>,
 }
 
-/// What a picker is made from.
+/// Inputs of the picker.
 #[derive(PartialEq)]
-struct Seen {
+struct PickerInputs {
     connectivity: ConnectivityState,
     first: Option<SubchannelId>,
     failure: Option<Status>,
@@ -103,7 +103,7 @@ impl Policy for LoadReportPolicy {
             self.reports.with(|told| told.out_of_band = subchannel.load().map(|(_, load)| load.clone()));
         }
         let connectivity = self.fleet.connectivity();
-        let seen = Seen {
+        let seen = PickerInputs {
             connectivity,
             first: self.fleet.ready().next().map(|(_, id)| id),
             failure: (connectivity == ConnectivityState::TransientFailure).then(|| self.fleet.failure(cx)),

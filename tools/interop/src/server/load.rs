@@ -80,19 +80,19 @@ impl Load {
     }
 
     /// Waits until nobody else says what is reported out of band.
-    pub(super) async fn turn(&self) -> Turn {
+    pub(super) async fn turn(&self) -> OutOfBandGuard {
         let guard = self.turn.clone().lock_owned().await;
-        Turn { load: self.out_of_band.clone(), _guard: guard }
+        OutOfBandGuard { load: self.out_of_band.clone(), _guard: guard }
     }
 }
 
 /// The right to say what is reported out of band, for as long as it is kept.
-pub(super) struct Turn {
+pub(super) struct OutOfBandGuard {
     load: ServerLoad,
     _guard: OwnedMutexGuard<()>,
 }
 
-impl Turn {
+impl OutOfBandGuard {
     /// Reports this from now on, and nothing of what was said before. Costs belong to calls and are not part of it.
     pub(super) fn report(&self, report: &TestOrcaReport) -> Result<(), Status> {
         let taken = self.load.set_cpu_utilization(report.cpu_utilization)

@@ -28,7 +28,7 @@ use self::health::Serving;
 use self::hook::{HookServer, Hooks};
 use self::listen::{Addresses, listen};
 use self::load::{Fixed, Load, Reports};
-use self::test_service::{Answering, Host};
+use self::test_service::{Host, TestServiceState};
 use self::update_health::Updating;
 use crate::channelz::Channelz;
 use crate::flags::{FlagError, Flags};
@@ -168,7 +168,8 @@ async fn serve(settings: Settings) -> Result<(), Box<dyn std::error::Error>> {
     let load = Load::new(settings.fixed);
     let serving = Serving::default();
     let updating = Updating { serving: serving.clone(), hook_server: HookServer::default() };
-    let answering = Answering { server_id: settings.server_id, host: settings.host, load: load.clone() };
+    let answering =
+        TestServiceState { server_id: settings.server_id, host: settings.host, load: load.clone() };
     let (stop, stopped) = oneshot::channel::<()>();
     let mut builder = Server::builder();
     if let Some(tls) = settings.tls {

@@ -24,8 +24,8 @@ use crate::proto::testing::{
 /// The largest payload that is made on request.
 const MAX_PAYLOAD: i32 = 64 << 20;
 
-/// Who answers.
-pub(super) struct Answering {
+/// State of the test service.
+pub(super) struct TestServiceState {
     pub(super) server_id: String,
     pub(super) host: Host,
     pub(super) load: Load,
@@ -49,7 +49,7 @@ impl Host {
 type Answers = Pin<Box<dyn Stream<Item = Result<StreamingOutputCallResponse, Status>> + Send>>;
 type Sender = mpsc::Sender<Result<StreamingOutputCallResponse, Status>>;
 
-impl Answering {
+impl TestServiceState {
     fn answer<T>(&self, message: T) -> Response<T> {
         let mut response = Response::new(message);
         response.metadata_mut().insert("hostname", self.host.header.clone());
@@ -58,7 +58,7 @@ impl Answering {
 }
 
 #[tonic::async_trait]
-impl TestService for Answering {
+impl TestService for TestServiceState {
     async fn empty_call(&self, request: Request<Empty>) -> Result<Response<Empty>, Status> {
         behavior::obey(request.metadata(), &self.host.name).await?;
         Ok(self.answer(Empty {}))

@@ -162,20 +162,20 @@ async fn flags_say_what_the_load_is() {
 }
 
 /// A stream that says what is reported out of band.
-struct Sayer {
+struct ReportingServer {
     requests: mpsc::Sender<StreamingOutputCallRequest>,
     answers: Streaming<StreamingOutputCallResponse>,
 }
 
-impl Sayer {
-    async fn new(channel: &Channel) -> Sayer {
+impl ReportingServer {
+    async fn new(channel: &Channel) -> ReportingServer {
         let (requests, received) = mpsc::channel(1);
         let mut client = TestServiceClient::new(channel.clone());
         let answers = soon(client.full_duplex_call(ReceiverStream::new(received)))
             .await
             .expect("a stream")
             .into_inner();
-        Sayer { requests, answers }
+        ReportingServer { requests, answers }
     }
 
     async fn say(&self, report: TestOrcaReport) {
@@ -208,8 +208,8 @@ async fn one_at_a_time_says_what_is_reported_out_of_band() {
         ..OrcaLoadReport::default()
     };
     let mut reports = listen(&channel).await;
-    let mut first = Sayer::new(&channel).await;
-    let mut second = Sayer::new(&channel).await;
+    let mut first = ReportingServer::new(&channel).await;
+    let mut second = ReportingServer::new(&channel).await;
     first.say(said(0.25, "disk", 0.1)).await;
     first.is_answered().await;
     comes(&mut reports, &heard(0.25, "disk", 0.1)).await;

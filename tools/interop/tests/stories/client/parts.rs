@@ -41,12 +41,12 @@ pub(crate) fn entry(kind: i32, key: &str, value: &str) -> Metadata {
 /// A test server that does what `rpc-behavior` says, as far as the stories need it.
 pub(crate) struct Backend {
     pub(crate) address: SocketAddr,
-    calls: watch::Receiver<Vec<Seen>>,
+    calls: watch::Receiver<Vec<ReceivedCall>>,
 }
 
 /// A call as a server saw it.
 #[derive(Clone)]
-pub(crate) struct Seen {
+pub(crate) struct ReceivedCall {
     pub(crate) method: &'static str,
     metadata: MetadataMap,
     pub(crate) peer: Option<SocketAddr>,
@@ -70,12 +70,12 @@ impl Backend {
     }
 
     /// The first call that comes from here on.
-    pub(crate) async fn next_call(&self) -> Seen {
+    pub(crate) async fn next_call(&self) -> ReceivedCall {
         self.call_until(|_| true).await
     }
 
     /// The first call from here on that is so.
-    pub(crate) async fn call_until(&self, is_so: impl Fn(&Seen) -> bool) -> Seen {
+    pub(crate) async fn call_until(&self, is_so: impl Fn(&ReceivedCall) -> bool) -> ReceivedCall {
         let mut calls = self.calls.clone();
         let from = calls.borrow().len();
         let calls = within(calls.wait_for(|calls| calls[from..].iter().any(&is_so))).await.unwrap();
@@ -83,7 +83,7 @@ impl Backend {
     }
 }
 
-impl Seen {
+impl ReceivedCall {
     pub(crate) fn values(&self, key: &str) -> Vec<String> {
         self.metadata.get_all(key).iter().map(|value| value.to_str().unwrap().to_owned()).collect()
     }
@@ -107,7 +107,7 @@ impl Seen {
 
 struct Answering {
     name: &'static str,
-    calls: watch::Sender<Vec<Seen>>,
+    calls: watch::Sender<Vec<ReceivedCall>>,
 }
 
 impl Answering {
@@ -119,7 +119,7 @@ impl Answering {
     ) -> Result<Response<A>, Status> {
         let (metadata, peer) = (request.metadata().clone(), request.remote_addr());
         let behavior = metadata.get("rpc-behavior").map(|value| value.to_str().unwrap().to_owned());
-        self.calls.send_modify(|calls| calls.push(Seen { method, metadata, peer }));
+        self.calls.send_modify(|calls| calls.push(ReceivedCall { method, metadata, peer }));
         match behavior.as_deref() {
             Some("keep-open") => std::future::pending().await,
             Some(behavior) if behavior.starts_with("error-code-") => {

@@ -36,7 +36,7 @@ struct Exported {
 
 /// One metric as it was exported.
 #[derive(Debug, Default, PartialEq)]
-struct Seen {
+struct RecordedMetric {
     kind: &'static str,
     unit: String,
     bounds: Vec<f64>,
@@ -63,7 +63,7 @@ impl Exported {
     }
 
     /// What there is by now, by name.
-    fn seen(&self) -> BTreeMap<String, Seen> {
+    fn seen(&self) -> BTreeMap<String, RecordedMetric> {
         self.exporter.reset();
         self.provider.force_flush().unwrap();
         let exported = self.exporter.get_finished_metrics().unwrap();
@@ -103,18 +103,18 @@ fn everything(builder: OtelMetricsBuilder) -> OtelMetricsBuilder {
     labels.into_iter().fold(builder.enable(Metric::ALL), OtelMetricsBuilder::label)
 }
 
-fn seen<T: Copy + Display>(data: &MetricData<T>) -> Seen {
+fn seen<T: Copy + Display>(data: &MetricData<T>) -> RecordedMetric {
     match data {
         MetricData::Gauge(gauge) => {
             let series =
                 gauge.data_points().map(|point| (labels(point.attributes()), point.value().to_string()));
-            Seen { kind: "gauge", series: series.collect(), ..Seen::default() }
+            RecordedMetric { kind: "gauge", series: series.collect(), ..RecordedMetric::default() }
         }
         MetricData::Sum(sum) => {
             let series =
                 sum.data_points().map(|point| (labels(point.attributes()), point.value().to_string()));
             let kind = if sum.is_monotonic() { "counter" } else { "up-down counter" };
-            Seen { kind, series: series.collect(), ..Seen::default() }
+            RecordedMetric { kind, series: series.collect(), ..RecordedMetric::default() }
         }
         MetricData::Histogram(histogram) => {
             let bounds =
@@ -122,7 +122,12 @@ fn seen<T: Copy + Display>(data: &MetricData<T>) -> Seen {
             let series = histogram
                 .data_points()
                 .map(|point| (labels(point.attributes()), format!("{}/{}", point.count(), point.sum())));
-            Seen { kind: "histogram", bounds, series: series.collect(), ..Seen::default() }
+            RecordedMetric {
+                kind: "histogram",
+                bounds,
+                series: series.collect(),
+                ..RecordedMetric::default()
+            }
         }
         MetricData::ExponentialHistogram(_) => panic!("nobody asked for one"),
     }

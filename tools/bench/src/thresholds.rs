@@ -28,15 +28,15 @@ pub(crate) enum Threshold {
 impl Threshold {
     fn is_reached(self, value: f64) -> bool {
         match self {
-            Threshold::AtMost(bar) => value <= bar,
-            Threshold::AtLeast(bar) => value >= bar,
+            Threshold::AtMost(threshold) => value <= threshold,
+            Threshold::AtLeast(threshold) => value >= threshold,
         }
     }
 
     fn describe(self) -> String {
         match self {
-            Threshold::AtMost(bar) => format!("at most {bar}"),
-            Threshold::AtLeast(bar) => format!("at least {bar}"),
+            Threshold::AtMost(threshold) => format!("at most {threshold}"),
+            Threshold::AtLeast(threshold) => format!("at least {threshold}"),
         }
     }
 }
@@ -45,7 +45,7 @@ impl Threshold {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ThresholdResult {
     what: String,
-    bar: Threshold,
+    threshold: Threshold,
     /// The figure, and how it is shown. `None` if this run did not measure it.
     measured: Option<(f64, String)>,
 }
@@ -53,23 +53,29 @@ pub(crate) struct ThresholdResult {
 impl ThresholdResult {
     pub(crate) fn new(
         what: impl Into<String>,
-        bar: Threshold,
+        threshold: Threshold,
         measured: Option<(f64, String)>,
     ) -> ThresholdResult {
-        ThresholdResult { what: what.into(), bar, measured }
+        ThresholdResult { what: what.into(), threshold, measured }
     }
 
     /// With a figure that is shown with two digits.
-    pub(crate) fn figure(what: impl Into<String>, bar: Threshold, measured: Option<f64>) -> ThresholdResult {
-        ThresholdResult::new(what, bar, measured.map(|value| (value, format!("{value:.2}"))))
+    pub(crate) fn figure(
+        what: impl Into<String>,
+        threshold: Threshold,
+        measured: Option<f64>,
+    ) -> ThresholdResult {
+        ThresholdResult::new(what, threshold, measured.map(|value| (value, format!("{value:.2}"))))
     }
 
     fn row(&self) -> Vec<String> {
         let (measured, reached) = match &self.measured {
-            Some((value, shown)) => (shown.clone(), if self.bar.is_reached(*value) { "yes" } else { "no" }),
+            Some((value, shown)) => {
+                (shown.clone(), if self.threshold.is_reached(*value) { "yes" } else { "no" })
+            }
             None => ("-".to_owned(), "-"),
         };
-        vec![self.what.clone(), self.bar.describe(), measured, reached.to_owned()]
+        vec![self.what.clone(), self.threshold.describe(), measured, reached.to_owned()]
     }
 }
 
@@ -79,8 +85,8 @@ pub(crate) fn table(thresholds: &[ThresholdResult]) -> Table {
         "evenkeel through xDS with weighted_round_robin and a load report with every answer, unary calls of 16 B, 64 at a \
          time, 10 backends, unless said otherwise. Ratios of time are medians of the rounds, with the least and the greatest.",
     );
-    for bar in thresholds {
-        table.row(bar.row());
+    for threshold in thresholds {
+        table.row(threshold.row());
     }
     table
 }
@@ -91,7 +97,7 @@ mod tests {
 
     #[test]
     fn a_bar_is_reached_or_not_or_unknown() {
-        let last = |bar, value: Option<f64>| ThresholdResult::figure("", bar, value).row().pop();
+        let last = |threshold, value: Option<f64>| ThresholdResult::figure("", threshold, value).row().pop();
         assert_eq!(last(Threshold::AtMost(0.9), Some(0.9)).as_deref(), Some("yes"));
         assert_eq!(last(Threshold::AtMost(0.9), Some(0.91)).as_deref(), Some("no"));
         assert_eq!(last(Threshold::AtLeast(1.5), Some(1.4)).as_deref(), Some("no"));

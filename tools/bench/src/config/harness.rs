@@ -162,7 +162,7 @@ fn backends() -> Result<(Process, u16), Error> {
     Ok((backends, port))
 }
 
-/// The generation of an endpoint; `None` if it is none of a bed.
+/// The generation of an endpoint; `None` if the address is not one of a harness.
 pub(super) fn generation(address: IpAddr) -> Option<u8> {
     match address {
         IpAddr::V4(address) if address.octets()[0] == 127 => Some(address.octets()[1]),

@@ -11,10 +11,10 @@ use tokio::process::Command;
 use tokio::time::timeout;
 
 use crate::Error;
+use crate::calls::bench_clients::{BenchClient, Program, Target};
 use crate::calls::clients::Kind;
 use crate::calls::peers::{Peers, bootstrap};
 use crate::calls::scenario::Payload;
-use crate::calls::subjects::{BenchClient, Program, Target};
 use crate::common::process::Server;
 
 /// Beyond what was asked for, a client has this long for starting, connecting and ending.
@@ -65,7 +65,7 @@ impl Harness {
     /// Runs one client to its end: its figures, and how many of the measured calls each backend had.
     pub(crate) async fn run(
         &mut self,
-        subject: &BenchClient,
+        client: &BenchClient,
         task: Task,
         peers: &Peers,
     ) -> Result<(Figures, Vec<u64>), Error> {
@@ -74,24 +74,24 @@ impl Harness {
             // At least a thousand calls a second.
             Span::Calls(calls) => Duration::from_millis(calls),
         };
-        let mut command = self.command(subject, task, peers)?;
+        let mut command = self.command(client, task, peers)?;
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .kill_on_drop(true)
             .spawn()
-            .map_err(|error| format!("{}: {error}", subject.name))?;
+            .map_err(|error| format!("{}: {error}", client.name))?;
         let limit = task.warm_up + span + GRACE;
         match timeout(limit, self.attend(&mut child)).await {
             Ok(Ok(done)) => Ok(done),
-            Ok(Err(error)) => Err(format!("{}: {error}", subject.name).into()),
-            Err(_) => Err(format!("{}: not done after {} s", subject.name, limit.as_secs()).into()),
+            Ok(Err(error)) => Err(format!("{}: {error}", client.name).into()),
+            Err(_) => Err(format!("{}: not done after {} s", client.name, limit.as_secs()).into()),
         }
     }
 
-    fn command(&self, subject: &BenchClient, task: Task, peers: &Peers) -> Result<Command, Error> {
-        let mut command = match subject.program {
+    fn command(&self, client: &BenchClient, task: Task, peers: &Peers) -> Result<Command, Error> {
+        let mut command = match client.program {
             Program::Own(kind) => {
                 let mut command = Command::new(std::env::current_exe()?);
                 command.args(["client", name(kind)]);
@@ -99,7 +99,7 @@ impl Harness {
             }
             Program::Peer(peer) => Command::new(peers.client(peer)?),
         };
-        let target = match subject.target {
+        let target = match client.target {
             Target::AllBackends => self.backends.addresses.join(","),
             Target::FirstBackend => self.backends.addresses.first().ok_or("no backend")?.clone(),
             Target::Xds(name) => format!("xds:///{name}"),
@@ -118,7 +118,7 @@ impl Harness {
         }
         number("--threads", &task.threads);
         let control = self.control.addresses.first().ok_or("no control plane")?;
-        let bootstrap = bootstrap(subject.program, control);
+        let bootstrap = bootstrap(client.program, control);
         command.env_remove("GRPC_XDS_BOOTSTRAP").env("GRPC_XDS_BOOTSTRAP_CONFIG", bootstrap);
         Ok(command)
     }

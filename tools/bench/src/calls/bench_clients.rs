@@ -27,28 +27,28 @@ pub(crate) enum Target {
     Xds(&'static str),
 }
 
-const fn subject(name: &'static str, program: Program, target: Target) -> BenchClient {
+const fn bench_client(name: &'static str, program: Program, target: Target) -> BenchClient {
     BenchClient { name, program, target }
 }
 
 const fn ours(name: &'static str, policy: &'static str) -> BenchClient {
-    subject(name, Program::Own(Kind::Evenkeel), Target::Xds(policy))
+    bench_client(name, Program::Own(Kind::Evenkeel), Target::Xds(policy))
 }
 
-pub(crate) const HYPER: BenchClient = subject("hyper", Program::Own(Kind::Hyper), Target::AllBackends);
-pub(crate) const TONIC: BenchClient = subject("tonic", Program::Own(Kind::Tonic), Target::FirstBackend);
+pub(crate) const HYPER: BenchClient = bench_client("hyper", Program::Own(Kind::Hyper), Target::AllBackends);
+pub(crate) const TONIC: BenchClient = bench_client("tonic", Program::Own(Kind::Tonic), Target::FirstBackend);
 pub(crate) const TONIC_BALANCE: BenchClient =
-    subject("tonic-balance", Program::Own(Kind::TonicBalance), Target::AllBackends);
+    bench_client("tonic-balance", Program::Own(Kind::TonicBalance), Target::AllBackends);
 pub(crate) const TONIC_XDS: BenchClient =
-    subject("tonic-xds", Program::Peer("tonic-xds"), Target::Xds("round_robin"));
+    bench_client("tonic-xds", Program::Peer("tonic-xds"), Target::Xds("round_robin"));
 pub(crate) const EVENKEEL: BenchClient = ours("evenkeel-weighted_round_robin", "weighted_round_robin");
 pub(crate) const EVENKEEL_EDF: BenchClient = ours("evenkeel-edf", "edf");
 pub(crate) const GRPC_GO: BenchClient =
-    subject("grpc-go", Program::Peer("go"), Target::Xds("weighted_round_robin"));
+    bench_client("grpc-go", Program::Peer("go"), Target::Xds("weighted_round_robin"));
 
 pub(crate) const ALL: [BenchClient; 11] = [
     HYPER,
-    subject("h2", Program::Own(Kind::H2), Target::AllBackends),
+    bench_client("h2", Program::Own(Kind::H2), Target::AllBackends),
     TONIC,
     TONIC_BALANCE,
     TONIC_XDS,
@@ -66,8 +66,8 @@ pub(crate) const MAIN: [BenchClient; 6] = [HYPER, TONIC, TONIC_BALANCE, TONIC_XD
 impl BenchClient {
     /// As it is named on the command line.
     pub(crate) fn parse(name: &str) -> Result<BenchClient, String> {
-        ALL.into_iter().find(|subject| subject.name == name).ok_or_else(|| {
-            let names: Vec<&str> = ALL.iter().map(|subject| subject.name).collect();
+        ALL.into_iter().find(|client| client.name == name).ok_or_else(|| {
+            let names: Vec<&str> = ALL.iter().map(|client| client.name).collect();
             format!("expected one of {}", names.join(", "))
         })
     }

@@ -1,12 +1,14 @@
 //! What had to be reached by calls, beside what was.
 
-use crate::bars::{Threshold, ThresholdResult};
-use crate::calls::bed::Figures;
+use crate::calls::bench_clients::{
+    BenchClient, EVENKEEL, EVENKEEL_EDF, GRPC_GO, HYPER, TONIC, TONIC_BALANCE,
+};
+use crate::calls::harness::Figures;
 use crate::calls::ratio::Ratio;
 use crate::calls::results::Results;
 use crate::calls::scenario::{BASE, ONE_BACKEND, Scenario};
 use crate::calls::shares::Shares;
-use crate::calls::subjects::{BenchClient, EVENKEEL, EVENKEEL_EDF, GRPC_GO, HYPER, TONIC, TONIC_BALANCE};
+use crate::thresholds::{Threshold, ThresholdResult};
 
 /// A ratio of evenkeel to another client.
 struct RatioThreshold {
@@ -14,7 +16,7 @@ struct RatioThreshold {
     scenario: Scenario,
     base: BenchClient,
     figure: fn(&Figures) -> f64,
-    bar: Threshold,
+    threshold: Threshold,
 }
 
 const THRESHOLDS: [RatioThreshold; 5] = [
@@ -23,35 +25,35 @@ const THRESHOLDS: [RatioThreshold; 5] = [
         scenario: BASE,
         base: HYPER,
         figure: Figures::cpu_per_call,
-        bar: Threshold::AtMost(0.90),
+        threshold: Threshold::AtMost(0.90),
     },
     RatioThreshold {
         what: "CPU per call beside tonic's balance_list",
         scenario: BASE,
         base: TONIC_BALANCE,
         figure: Figures::cpu_per_call,
-        bar: Threshold::AtMost(0.72),
+        threshold: Threshold::AtMost(0.72),
     },
     RatioThreshold {
         what: "calls per second beside tonic's balance_list",
         scenario: BASE,
         base: TONIC_BALANCE,
         figure: Figures::throughput,
-        bar: Threshold::AtLeast(1.3),
+        threshold: Threshold::AtLeast(1.3),
     },
     RatioThreshold {
         what: "CPU per call beside tonic's channel, one backend each",
         scenario: ONE_BACKEND,
         base: TONIC,
         figure: Figures::cpu_per_call,
-        bar: Threshold::AtMost(0.90),
+        threshold: Threshold::AtMost(0.90),
     },
     RatioThreshold {
         what: "calls per second of CPU beside grpc-go",
         scenario: BASE,
         base: GRPC_GO,
         figure: calls_per_cpu,
-        bar: Threshold::AtLeast(1.5),
+        threshold: Threshold::AtLeast(1.5),
     },
 ];
 
@@ -60,10 +62,10 @@ fn calls_per_cpu(figures: &Figures) -> f64 {
 }
 
 pub(super) fn thresholds(results: &[Results], shares: &Shares) -> Vec<ThresholdResult> {
-    let reach = |RatioThreshold { what, scenario, base, figure, bar }: RatioThreshold| {
+    let reach = |RatioThreshold { what, scenario, base, figure, threshold }: RatioThreshold| {
         let results = results.iter().find(|results| results.scenario == scenario);
         let ratio = results.and_then(|results| results.ratio(EVENKEEL, base, figure));
-        ThresholdResult::new(what, bar, ratio.map(|ratio: Ratio| (ratio.middle, ratio.to_string())))
+        ThresholdResult::new(what, threshold, ratio.map(|ratio: Ratio| (ratio.middle, ratio.to_string())))
     };
     let error = shares.error_of(EVENKEEL_EDF).map(|error| (error * 100.0, format!("{:.3}", error * 100.0)));
     let share = ThresholdResult::new(

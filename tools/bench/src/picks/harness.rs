@@ -79,11 +79,11 @@ impl Harness {
         let pass = core.reconcile(now);
         let picker = pass.picker.ok_or("the core has no picker after its first pass")?;
         let (ids, asked) = (Vec::new(), pass.effects);
-        let mut bed = Harness { core, picker, ids, config, tree, now, n, reports: reports(), asked };
-        bed.connect();
-        bed.connect_lazy(picks);
-        bed.report_all();
-        Ok(bed)
+        let mut harness = Harness { core, picker, ids, config, tree, now, n, reports: reports(), asked };
+        harness.connect();
+        harness.connect_lazy(picks);
+        harness.report_all();
+        Ok(harness)
     }
 
     /// Ring hash connects only what calls ask for: asks for everything that so many picks will.
@@ -282,8 +282,8 @@ mod tests {
     fn weighted_round_robin_goes_by_load() {
         let policy = Policy::named("weighted_round_robin").expect("known");
         for tree in [Tree::Alone, Tree::Whole] {
-            let bed = Harness::new(policy, tree, 20, 100).expect("a bed");
-            let described = format!("{:?}", bed.core.describe());
+            let harness = Harness::new(policy, tree, 20, 100).expect("a harness");
+            let described = format!("{:?}", harness.core.describe());
             assert!(described.contains("load") && !described.contains("EDS"), "{described}");
         }
     }
