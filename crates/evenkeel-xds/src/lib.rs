@@ -1,26 +1,26 @@
-//! What an xDS client decides, as values.
+//! xDS client as a state machine without I/O.
 //!
-//! Bytes from a control plane go in, and one complete config for a channel comes out. This crate reads the bootstrap,
-//! keeps the state of the streams to the control planes, turns resources into types that cannot be wrong, follows
-//! the names from listener to endpoints, and keeps the books of load reports. It opens no socket, reads no clock and
-//! spawns nothing: a driver hands in messages, times and answers, and carries out what comes back.
+//! A driver passes in bytes from control planes; one complete config per channel comes out. The crate reads the
+//! bootstrap, tracks the ADS streams, parses resources into types that cannot be invalid, resolves their dependencies
+//! and builds load reports. It opens no sockets, reads no clock and spawns no tasks. The driver passes in messages and
+//! times, and performs the effects that this crate returns.
 //!
-//! | where | what |
+//! | module | purpose |
 //! |---|---|
-//! | [`bootstrap`] | which control planes there are, who we are, and how names are made |
-//! | [`resource`] | resources, parsed and checked |
-//! | [`lb`] | the policies of the control plane as policies of [`evenkeel_core`] (A52) |
-//! | [`ads`] | streams, subscriptions, cache, failures and fallback |
+//! | [`bootstrap`] | control planes, node and name templates of the bootstrap file (A27) |
+//! | [`resource`] | resources, parsed and validated |
+//! | [`lb`] | load-balancing policies of the control plane as policies of [`evenkeel_core`] (A52) |
+//! | [`ads`] | ADS streams, subscriptions, cache, failures and fallback |
 //! | [`dependency_manager`] | from a listener to one complete config (A74) |
-//! | [`routing`] | which cluster a call goes to, and how |
-//! | [`resolver`] | all of this for one channel |
+//! | [`routing`] | route matching and cluster selection per call |
+//! | [`resolver`] | all of the above for one channel |
 //! | [`lrs`] | load reports to control planes |
 
 #![forbid(unsafe_code)]
-// What comes from outside is never a place in a list without a look whether it is one.
+// Input never indexes a list without a bounds check.
 #![warn(clippy::indexing_slicing)]
-// Arithmetic on values from outside saturates or is checked, in whatever profile the crate is built. Constants and the
-// core's `Instant`, which saturates, are exempt (see clippy.toml).
+// Arithmetic on input saturates or is checked, in every build profile. Constants and the core's `Instant`, which
+// saturates, are exempt (see clippy.toml).
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 #[expect(clippy::indexing_slicing, reason = "servers and authorities are lists of its own that never shrink")]

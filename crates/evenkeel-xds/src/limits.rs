@@ -1,22 +1,23 @@
-//! How much a control plane may ask of us.
+//! Limits on the data accepted from a control plane.
 
-/// What is accepted from a control plane. A limit that is hit spoils the resource, with the limit in the text.
+/// Limits on the data accepted from a control plane. Data above a limit is rejected with an error that states the
+/// limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct XdsLimits {
-    /// The bytes of one response.
+    /// Maximum size of one response in bytes.
     pub response_bytes: usize,
-    /// The resources of one response.
+    /// Maximum number of resources in one response.
     pub resources: usize,
-    /// The endpoints of one cluster, all localities together.
+    /// Maximum number of endpoints of one cluster, all localities together.
     pub endpoints: usize,
-    /// The routes of one route configuration, all virtual hosts together.
+    /// Maximum number of routes of one route configuration, all virtual hosts together.
     pub routes: usize,
-    /// The bytes of a name: of a resource, a cluster, a header.
+    /// Maximum length in bytes of the name of a resource, a cluster or a header.
     pub name_bytes: usize,
-    /// The memory of one compiled regular expression.
+    /// Maximum size in bytes of one compiled regular expression.
     pub regex_bytes: usize,
-    /// The bytes of the text that says what is wrong with a response.
+    /// Maximum length in bytes of the error text of a NACK.
     pub error_bytes: usize,
 }
 

@@ -1,28 +1,28 @@
-//! Text from outside, as our messages show it.
+//! Escapes and truncates text of external origin for messages.
 //!
-//! Whatever a control plane, a file or a caller wrote is escaped, so that it stays on one line and inside its quotes,
-//! and cut, so that nobody else decides how long our messages are.
+//! Text from a control plane, a file or a caller is escaped, so that it stays on one line and inside its quotes. It is
+//! also truncated, so that its author does not control the length of our messages.
 
 use std::fmt::Write as _;
 
-/// How many characters of a text are quoted.
+/// Maximum number of characters of a quoted text.
 const MAX_QUOTE: usize = 120;
 
-/// How many characters are kept of what has to be told whole if that is possible: names of resources, which may be long
-/// paths (A47), and what other sides say about their errors.
+/// Maximum number of characters of a text that should be quoted in full if possible. Examples are resource names, which
+/// may be long paths (A47), and error messages of peers.
 const MAX_LONG_QUOTE: usize = 512;
 
-/// A text in quotes, escaped, and cut if it is long.
+/// Returns the text in quotes, escaped, and truncated to [`MAX_QUOTE`] characters.
 pub(crate) fn quoted(text: &str) -> String {
     quoted_at_most(MAX_QUOTE, text)
 }
 
-/// As [`quoted`], with room for a whole name or a whole message.
+/// Returns the text in quotes, as [`quoted`], truncated to [`MAX_LONG_QUOTE`] characters.
 pub(crate) fn quoted_long(text: &str) -> String {
     quoted_at_most(MAX_LONG_QUOTE, text)
 }
 
-/// Texts in quotes, the first few of them.
+/// Returns the first 16 texts, quoted and separated by commas, and the number of the others.
 pub(crate) fn listed<'a>(texts: impl ExactSizeIterator<Item = &'a str>) -> String {
     const MAX_LISTED: usize = 16;
     let more = texts.len().saturating_sub(MAX_LISTED);
@@ -33,7 +33,7 @@ pub(crate) fn listed<'a>(texts: impl ExactSizeIterator<Item = &'a str>) -> Strin
     list
 }
 
-/// A message of another part, which may quote text from outside: on one line, and cut if it is long.
+/// Returns the text on one line, truncated to [`MAX_LONG_QUOTE`] characters. It may quote text of external origin.
 pub(crate) fn single_line(text: &str) -> String {
     let mut single_line = String::new();
     for (i, c) in text.chars().enumerate() {
@@ -50,8 +50,8 @@ pub(crate) fn single_line(text: &str) -> String {
     single_line
 }
 
-/// Returns true for line separators, direction marks and characters without a width: a log viewer may show other text than
-/// there is.
+/// Returns true for line separators, direction marks and characters without a width. They can make a log viewer show
+/// other text than the message contains.
 fn is_format_character(c: char) -> bool {
     matches!(
         c,
@@ -59,7 +59,7 @@ fn is_format_character(c: char) -> bool {
     )
 }
 
-/// The longest start of a text that has at most so many bytes.
+/// Returns the longest prefix of at most `bytes` bytes that ends at a character boundary.
 pub(crate) fn truncated(text: &str, bytes: usize) -> &str {
     let mut end = bytes.min(text.len());
     while !text.is_char_boundary(end) {
@@ -68,7 +68,7 @@ pub(crate) fn truncated(text: &str, bytes: usize) -> &str {
     text.split_at(end).0
 }
 
-/// The start of a text, as the paths to fields have it.
+/// Returns the text truncated for use in a field path.
 pub(crate) fn short(text: &str) -> &str {
     truncated(text, MAX_QUOTE)
 }

@@ -1,8 +1,8 @@
 //! Authorities and their fallback (A47, A71).
 //!
-//! An authority has a list of servers in order of preference. Those up to the *active* one are in use: the active one
-//! gives the resources, those above it keep trying. The active one moves down while it fails and something is missing
-//! that it cannot give, and up to any server above that sends a resource.
+//! An authority has a list of servers in order of preference. The servers up to the *active* one are in use. The active
+//! server delivers the resources; the servers above it keep reconnecting. A failing active server is replaced by the
+//! next one while a watched resource is missing. A server above the active one becomes active when it sends a resource.
 
 use std::sync::Arc;
 
@@ -11,20 +11,20 @@ use evenkeel_core::Status;
 use super::server::AdsServer;
 use crate::bootstrap::ServerConfig;
 
-/// An authority, with the servers by their index.
+/// Authority with the indexes of its servers in the client's list.
 #[derive(Debug)]
 pub(super) struct AuthorityState {
-    /// `None` for names without an authority.
+    /// Authority of the resource names. `None` for old-style names.
     pub(super) name: Option<Arc<str>>,
     servers: Vec<usize>,
-    /// The position of the active server.
+    /// Position of the active server in `servers`.
     active: usize,
-    /// What is wrong when every server in use fails, as subscribers were told.
+    /// Combined failure as last reported to subscribers, if every server in use fails.
     pub(super) failure: Option<Status>,
 }
 
 impl AuthorityState {
-    /// An authority with servers of these configs. Equal configs are one server, whichever authorities name them (FED-4).
+    /// Creates an authority with servers of these configs. Authorities share the servers of equal configs (FED-4).
     pub(super) fn new(
         name: Option<Arc<str>>,
         configs: &[Arc<ServerConfig>],
@@ -44,12 +44,12 @@ impl AuthorityState {
         AuthorityState { name, servers, active: 0, failure: None }
     }
 
-    /// All servers, in use or not.
+    /// Returns the indexes of all servers, in use or not.
     pub(super) fn servers(&self) -> &[usize] {
         &self.servers
     }
 
-    /// The servers in use, the active one last.
+    /// Returns the indexes of the servers in use, with the active one last.
     pub(super) fn in_use(&self) -> &[usize] {
         self.servers.get(..=self.active).unwrap_or(&self.servers)
     }
@@ -58,7 +58,8 @@ impl AuthorityState {
         self.servers.get(self.active) == Some(&server)
     }
 
-    /// What is wrong, if every server in use fails; subscribers do not hear of fewer (FB-2).
+    /// Returns the combined failure if every server in use fails. Subscribers are not notified of fewer failures
+    /// (FB-2).
     pub(super) fn combined_failure(&self, servers: &[AdsServer]) -> Option<Status> {
         if self.servers.is_empty() {
             return Some(Status::unavailable("the bootstrap names no xDS server"));
@@ -74,13 +75,13 @@ impl AuthorityState {
         }
     }
 
-    /// Starts over with the first server; nobody wants anything of this authority any more.
+    /// Makes the first server active again. Called when no resource of this authority has subscribers.
     pub(super) fn reset(&mut self) {
         self.active = 0;
         self.failure = None;
     }
 
-    /// Makes the next server active while the active one fails (FB-1); tells whether any did.
+    /// Moves on to the next server while the active one fails (FB-1). Returns true if the active server changed.
     pub(super) fn fall_back(&mut self, fails: impl Fn(usize) -> bool) -> bool {
         let before = self.active;
         let last = self.servers.len().saturating_sub(1);
@@ -90,7 +91,7 @@ impl AuthorityState {
         self.active > before
     }
 
-    /// Makes a server active that stands above the active one (FB-3); tells whether it does.
+    /// Makes a server above the active one active again (FB-3). Returns true if the active server changed.
     pub(super) fn return_to(&mut self, server: usize) -> bool {
         match self.in_use().iter().position(|one| *one == server) {
             Some(position) if position < self.active => {

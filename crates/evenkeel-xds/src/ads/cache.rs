@@ -1,18 +1,18 @@
-//! What is known about one resource.
+//! Cache entry of one resource.
 //!
-//! An entry holds the resource in use, if there is one, and the last thing that went wrong with it, if anything did
-//! since. The states of A88 follow from the two:
+//! An entry holds the cached resource, if any, and the last error since it was accepted, if any. The states of A88
+//! follow from the two:
 //!
-//! | state | resource | trouble |
+//! | state | resource | error |
 //! |---|---|---|
 //! | REQUESTED | none | none |
 //! | ACKED | yes | none |
-//! | DOES_NOT_EXIST, NACKED, RECEIVED_ERROR | perhaps kept | yes |
+//! | DOES_NOT_EXIST, NACKED, RECEIVED_ERROR | optional | yes |
 //! | TIMEOUT | none | yes |
 //!
 //! A deleted resource that stays in use for its grace period is in the state DOES_NOT_EXIST and has a deadline.
 //!
-//! That no control plane can be reached is not a matter of one resource: it stands with the authority.
+//! Connection failures are not part of the entry. They belong to the authority, as they concern all its resources.
 
 use std::collections::BTreeSet;
 
@@ -22,35 +22,35 @@ use evenkeel_proto::prost_types::Any;
 use super::{ResourceState, SubscriberId};
 use crate::resource::Resource;
 
-/// One resource that somebody wants.
+/// State of one subscribed resource.
 #[derive(Debug, Default)]
 pub(super) struct ResourceEntry {
-    /// Who wants it. An entry that nobody wants stays until the control plane has been told.
+    /// Subscribers of the resource. An entry without subscribers stays until the servers are unsubscribed from it.
     pub(super) subscribers: BTreeSet<SubscriberId>,
     cached: Option<CachedResource>,
     error: Option<ResourceError>,
-    /// End of the grace period of a resource that was deleted and is in use.
+    /// End of the grace period. Set while a deleted resource stays in use.
     held_until: Option<Instant>,
 }
 
-/// A resource in use.
+/// Resource in use, as received and as parsed.
 #[derive(Debug)]
 pub(super) struct CachedResource {
     pub(super) resource: Resource,
-    /// As it was received, for CSDS and to recognise it when it comes again.
+    /// Resource as received, for CSDS and to detect that an update contains no change.
     pub(super) raw: Any,
     pub(super) version: String,
     pub(super) at: Instant,
-    /// The index of the server that sent it.
+    /// Index of the server that sent the resource.
     pub(super) from: usize,
 }
 
-/// What went wrong.
+/// Last error of a resource.
 #[derive(Debug)]
 pub(super) struct ResourceError {
     pub(super) kind: ResourceErrorKind,
     pub(super) status: Status,
-    /// The version that was rejected, if there is one.
+    /// Rejected version. Empty if the error is not a rejection.
     pub(super) version: String,
     pub(super) at: Instant,
 }
@@ -59,28 +59,28 @@ pub(super) struct ResourceError {
 pub(super) enum ResourceErrorKind {
     DoesNotExist,
     Nacked,
-    /// The control plane said why it does not send the resource (TP3).
+    /// The control plane reported an error for the resource (TP3).
     ReceivedError {
-        /// The resource is absent or not for us, as opposed to not to be had at the moment.
+        /// True if the resource is absent or access is denied. False if the error is transient.
         about_data: bool,
     },
     Timeout,
 }
 
-/// What a resource that came changes.
+/// Effect of a received resource on the cache entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CacheChange {
     None,
-    /// It is the one in use, and the trouble with it is over.
+    /// The resource is unchanged and its error is cleared.
     Recovered,
     Resource,
 }
 
-/// Whether a resource in use survives trouble with it.
+/// Retention of the cached resource after an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CacheRetention {
     Keep,
-    /// It stays in use until then, unless a deadline was set before.
+    /// Keep the resource until this time. A deadline that is already set is not extended.
     Hold {
         until: Instant,
     },
@@ -88,8 +88,8 @@ pub(super) enum CacheRetention {
 }
 
 impl ResourceEntry {
-    /// Takes in a resource. The same bytes from the same server are the same resource, which then keeps its identity
-    /// (ADS-10).
+    /// Stores a received resource and clears the error. Equal bytes from the same server are the same resource, which
+    /// then keeps its allocation (ADS-10).
     pub(super) fn accept(&mut self, new: CachedResource) -> CacheChange {
         let recovered = self.error.take().is_some();
         self.held_until = None;
@@ -106,13 +106,13 @@ impl ResourceEntry {
         }
     }
 
-    /// Takes in trouble; tells whether that changes anything.
+    /// Records an error. Returns true if the state changed for subscribers.
     pub(super) fn record_error(&mut self, error: ResourceError, old: CacheRetention) -> bool {
         let dropped = old == CacheRetention::Drop && self.cached.take().is_some();
         self.held_until = match old {
             // State of the world repeats a deletion with every response, which must not extend the grace period.
             CacheRetention::Hold { until } => self.cached.as_ref().map(|_| self.held_until.unwrap_or(until)),
-            // An invalid version is a version, so it ends the deletion.
+            // A rejected version proves that the resource exists again, so the deletion is void.
             CacheRetention::Keep if error.kind == ResourceErrorKind::Nacked => None,
             CacheRetention::Keep => self.held_until,
             CacheRetention::Drop => None,
@@ -123,8 +123,9 @@ impl ResourceEntry {
         dropped || !repeated
     }
 
-    /// What a subscriber sees while the servers stand as `failure` says (A88).
+    /// Returns the state for subscribers. `failure` is the combined failure of the authority's servers (A88).
     pub(super) fn state(&self, failure: Option<&Status>) -> ResourceState {
+        // An error of the resource takes precedence over a failure of the servers.
         let error = self.error.as_ref().map(|error| &error.status).or(failure).cloned();
         match &self.cached {
             Some(cached) => ResourceState { value: Some(Ok(cached.resource.clone())), ambient: error },
@@ -140,7 +141,7 @@ impl ResourceEntry {
         self.error.as_ref()
     }
 
-    /// Returns the end of the grace period, if the resource was deleted and is in use for it.
+    /// Returns the end of the grace period if the resource was deleted and is still in use.
     pub(super) fn held_until(&self) -> Option<Instant> {
         self.held_until
     }
@@ -149,12 +150,12 @@ impl ResourceEntry {
         !self.subscribers.is_empty()
     }
 
-    /// Whether nothing at all was heard about it: the state REQUESTED.
+    /// Returns true in the state REQUESTED: there was no response and no error yet.
     pub(super) fn is_requested(&self) -> bool {
         self.cached.is_none() && self.error.is_none()
     }
 
-    /// Whether there is neither a resource nor the knowledge that there is none (A71).
+    /// Returns true if the resource is neither cached nor known to be absent (A71).
     pub(super) fn is_missing(&self) -> bool {
         let known_absent = self.error.as_ref().is_some_and(|error| {
             matches!(
@@ -165,7 +166,7 @@ impl ResourceEntry {
         self.cached.is_none() && !known_absent
     }
 
-    /// Returns true if the control plane deleted the resource and it stays in use without a limit.
+    /// Returns true if the control plane deleted the resource and it stays in use without a deadline.
     pub(super) fn is_deletion_ignored(&self) -> bool {
         self.cached.is_some()
             && self.held_until.is_none()

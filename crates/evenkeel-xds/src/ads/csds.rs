@@ -1,4 +1,4 @@
-//! What the client knows, for tools that ask (A40).
+//! Client Status Discovery Service: dumps of the client's resources (A40).
 
 use evenkeel_core::{Code, Instant, Status};
 use evenkeel_proto::envoy::admin::v3::{ClientResourceStatus, UpdateFailureState};
@@ -10,9 +10,10 @@ use super::AdsClient;
 use super::cache::{ResourceEntry, ResourceErrorKind};
 use super::key::ResourceKey;
 
-/// Answers a request for the status of some clients, each with its scope: the target that it serves, or `#server` (A71).
+/// Builds the response to a CSDS request. Each client comes with its scope: its target, or `#server` (A71).
 ///
-/// Requests for certain nodes are refused: there is one here, and nothing to choose from.
+/// Returns `InvalidArgument` for requests with `node_matchers`, because there is only one node to match. `wall`
+/// converts the driver's time to wall-clock time.
 pub fn client_status<'a>(
     request: &ClientStatusRequest,
     clients: impl IntoIterator<Item = (&'a str, &'a AdsClient)>,
@@ -34,7 +35,7 @@ enum DumpContents {
 }
 
 impl AdsClient {
-    /// Every resource that somebody wants, with the bytes as they were received. `wall` turns the driver's time into a date.
+    /// Returns every subscribed resource, as received. `wall` converts the driver's time to wall-clock time.
     pub fn dump(&self, scope: &str, wall: impl Fn(Instant) -> Timestamp) -> ClientConfig {
         self.describe(scope, &wall, DumpContents::Included)
     }
@@ -82,7 +83,7 @@ fn describe(
     }
 }
 
-/// The states of A88.
+/// Returns the client status of A88.
 fn status(entry: &ResourceEntry) -> ClientResourceStatus {
     match (entry.error().map(|error| error.kind), entry.cached()) {
         (None, None) => ClientResourceStatus::Requested,

@@ -1,4 +1,4 @@
-//! What happens to streams, and what that means for the resources on them (A57).
+//! Handlers of ADS stream events and their effects on resources (A57).
 
 use std::collections::BTreeSet;
 use std::mem;
@@ -28,8 +28,9 @@ impl AdsClient {
         }
     }
 
-    /// From here on the server has so long to send these (FM-3). What is cached, or known otherwise, need not come. What
-    /// nobody wants at the moment is awaited too: it may be wanted again before the server hears of it.
+    /// Starts the resource timers of these names (FM-3). Resources that are cached or have an error are skipped. Names
+    /// without subscribers are included, because they may be subscribed again before the server is unsubscribed from
+    /// them.
     pub(super) fn start_resource_timers(&mut self, index: usize, keys: BTreeSet<ResourceKey>, now: Instant) {
         let server = &mut self.servers[index];
         let until = now + server.resource_timeout();
@@ -41,7 +42,7 @@ impl AdsClient {
         }
     }
 
-    /// A resource did not come in time (DE-4). That counts only for the server that gives the resources.
+    /// Handles the expiry of a resource timer (DE-4). Only timers of the active server count.
     pub(super) fn handle_resource_timeout(&mut self, server: usize, key: &ResourceKey, now: Instant) {
         let unanswered = self.cache.get(key).is_some_and(ResourceEntry::is_requested);
         if !unanswered || !self.authorities[key.authority].is_active(server) {
@@ -62,8 +63,8 @@ impl AdsClient {
         );
     }
 
-    /// A stream that ends after a response is no failure (A57): servers balance load that way. It is reopened at once, unless
-    /// streams end soon after each response.
+    /// Handles the end of a stream. A stream that ends after a response is no failure (A57): servers balance load that
+    /// way. It is reopened at once, unless streams repeatedly end soon after a response.
     pub(super) fn handle_closed(&mut self, server: usize, status: &Status, now: Instant) {
         let cause = messages::cause(status);
         match self.servers[server].stream() {
@@ -102,11 +103,12 @@ impl AdsClient {
         server.failure = Some(Status::unavailable(text));
     }
 
-    /// Takes in a response. The next one is read when all whom this one changed something for have dealt with it.
+    /// Handles a response. The next one is read when every subscriber with changes has processed this one.
     pub(super) fn handle_message(&mut self, server: usize, id: AdsStreamId, bytes: &[u8], now: Instant) {
         if self.servers[server].stream().is_none() {
             return;
         }
+        // Set earlier changes aside, so that `pending` contains only the subscribers that this response concerns.
         let before = mem::take(&mut self.changed);
         self.handle_response(server, bytes, now);
         self.reconcile(now);

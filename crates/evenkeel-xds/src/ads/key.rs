@@ -1,21 +1,21 @@
-//! Where a resource is kept.
+//! Cache keys of resources.
 
 use std::sync::Arc;
 
 use crate::resource::ResourceType;
 use crate::resource::name::ResourceName;
 
-/// The place of a resource in the cache (A47: authority, then type, then name).
+/// Key of a resource in the cache. The order is authority, type, name (A47).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ResourceKey {
-    /// The index of the authority.
+    /// Index of the authority in the client's list.
     pub(super) authority: usize,
     pub(super) kind: ResourceType,
-    /// The canonical spelling, which is also what goes over the wire.
+    /// Canonical name, which is also the name in requests.
     pub(super) name: Arc<str>,
 }
 
-/// Whether two spellings name one resource.
+/// Returns true if two spellings have the same canonical name.
 pub(super) fn is_same(kind: ResourceType, one: &str, other: &str) -> bool {
     let name = |text| ResourceName::parse(kind, text);
     one == other || matches!((name(one), name(other)), (Ok(one), Ok(other)) if one == other)

@@ -1,7 +1,7 @@
-//! What is said to operators and callers when something is wrong.
+//! Status messages, NACK texts and log lines.
 //!
-//! Every text names the resource, the server and the node, so that one line tells where to look (A57, A88). Text that
-//! came over the wire is escaped and cut.
+//! Every text names the resource, the server and the node (A57, A88). Text that came over the wire is escaped and
+//! truncated.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -12,18 +12,18 @@ use crate::bootstrap::ServerConfig;
 use crate::resource::ResourceType;
 use crate::text::{quoted_long, truncated};
 
-/// A status as another side gave it.
+/// Formats the status of a peer.
 pub(super) fn cause(status: &Status) -> String {
     format!("{:?}: {}", status.code(), quoted_long(status.message()))
 }
 
-/// A resource of a server.
+/// Resource, server and node that a message refers to.
 pub(super) struct ResourceContext<'a> {
     pub(super) kind: ResourceType,
     pub(super) name: &'a str,
     pub(super) server: &'a ServerConfig,
     pub(super) node: &'a str,
-    /// The most that is said about one resource.
+    /// Maximum length in bytes of the error text of one resource.
     pub(super) bytes: usize,
 }
 
@@ -54,20 +54,20 @@ impl ResourceContext<'_> {
         ))
     }
 
-    /// The server did not send it in time, which most often means that there is none.
+    /// Status for a resource timer that expired. Without A88 this means that the resource does not exist.
     pub(super) fn not_sent(&self, within: Duration) -> Status {
         let uri = &self.server.uri;
         let text = format!("does not exist: xDS server {uri:?} did not send it within {within:?}");
         Status::new(Code::NotFound, self.text(&text))
     }
 
-    /// The server did not answer in time, although it would say if there were none.
+    /// Status for a resource timer that expired, from a server that would report a missing resource (A88).
     pub(super) fn no_response(&self, within: Duration) -> Status {
         let text = format!("no response from xDS server {:?} within {within:?}", self.server.uri);
         Status::unavailable(self.text(&text))
     }
 
-    /// The server said why it does not send it. Its code is told but not taken over (A88).
+    /// Status for an error that the server reported. The message contains its code; the status does not adopt it (A88).
     pub(super) fn reported(&self, code: i32, message: &str) -> Status {
         let code = code_name(code);
         let text = format!("xDS server {:?} reports {code}: {}", self.server.uri, quoted_long(message));
@@ -119,17 +119,17 @@ fn code_name(code: i32) -> String {
     name.map_or_else(|| format!("the unknown code {code}"), |name| (*name).to_owned())
 }
 
-/// What a NACK says: every resource that cannot be used, by name or else by index, in at most `bytes` bytes. A long text
-/// is cut so that each resource gets its share.
+/// Returns the error text of a NACK: every rejected resource, by name or else by index, in at most `bytes` bytes. Long
+/// texts are truncated so that each resource gets its share.
 pub(super) fn nack(problems: &[(String, String)], bytes: usize) -> String {
-    // Room for the note about those that are left out.
+    // Reserve space for the number of omitted resources.
     let room = bytes.saturating_sub(32);
     let share = room.checked_div(problems.len()).unwrap_or(room).max(64);
     let mut text = String::new();
     for (i, (label, why)) in problems.iter().enumerate() {
         let between = if i == 0 { "" } else { "; " };
         let one = format!("{between}{label}: {why}");
-        // What others left over of their shares may be used.
+        // Space that earlier resources did not use is available.
         let fair = share.max(i.saturating_add(1).saturating_mul(share).saturating_sub(text.len()));
         let one = truncated(&one, fair);
         if text.len().saturating_add(one.len()) > room {

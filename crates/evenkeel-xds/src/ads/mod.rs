@@ -1,12 +1,12 @@
-//! Streams, subscriptions, cache, failures and fallback.
+//! xDS client: ADS streams, subscriptions, resource cache, failures and fallback.
 //!
-//! A [`AdsClient`] is told what its subscribers want and what happened to its streams; it answers with [`AdsEffect`]s to carry out.
-//! Subscribers get no callbacks: [`AdsClient::poll_changed`] says for whom something changed, and they [look](AdsClient::resource_state). One
-//! client serves any number of subscribers, with one stream per control plane.
+//! The driver reports subscriptions and stream events to an [`AdsClient`] and performs the [`AdsEffect`]s that it
+//! returns. There are no callbacks. [`AdsClient::poll_changed`] returns the subscribers with changes, which then read
+//! [`AdsClient::resource_state`]. One client serves any number of subscribers, with one stream per control plane.
 //!
-//! Every call ends with the same pass: which servers are in use, which streams must open or close, what there is to
-//! say on each of them, what can be forgotten, and who hears of failures. Running it twice changes nothing, and
-//! it does not matter in which order things happened.
+//! Every method ends with the same reconcile pass. It selects the servers in use, opens and closes streams, queues
+//! requests, evicts unused resources and reports failures. The pass depends on the state alone, not on the order of
+//! events, so running it twice changes nothing.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -68,30 +68,30 @@ pub use stream::AdsRequest;
 /// Default grace period of deleted resources; see [`AdsClient::with_deletion_grace`].
 pub const DELETION_GRACE: Duration = Duration::from_secs(1);
 
-/// How a resource stands at one time.
+/// Snapshot of what is known about a resource.
 #[derive(Clone, Debug, Default)]
 pub struct ResourceState {
-    /// The resource, or why it cannot be had; `None` while nothing is known yet.
+    /// The resource, or the error that replaces it. `None` until the first response, error or timeout.
     pub value: Option<Result<Resource, Status>>,
-    /// What is wrong although there is a resource to use (A88).
+    /// Error that does not prevent use of the cached resource (A88).
     pub ambient: Option<Status>,
 }
 
-/// Someone who wants resources: a channel, most often.
+/// Subscriber to resources, usually a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SubscriberId(u64);
 
-/// What changed for a subscriber since it was last told.
+/// Changes for a subscriber since its last [`AdsClient::poll_changed`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ChangedResources {
-    /// These endpoints and nothing else, each by the canonical spelling of its name.
+    /// Only these endpoint resources changed, each by its canonical name.
     Endpoints(BTreeSet<Arc<str>>),
-    /// Anything that it looks at.
+    /// Any subscribed resource may have changed.
     Anything,
 }
 
 impl ChangedResources {
-    /// Adds what changed beside it.
+    /// Merges the changes of `other` into `self`.
     pub fn add(&mut self, other: ChangedResources) {
         match (self, other) {
             (ChangedResources::Endpoints(names), ChangedResources::Endpoints(others)) => names.extend(others),
@@ -99,7 +99,7 @@ impl ChangedResources {
         }
     }
 
-    /// What changes with this resource.
+    /// Returns the change that an update of this resource causes.
     fn of(key: &ResourceKey) -> ChangedResources {
         match key.kind {
             ResourceType::Endpoints => ChangedResources::Endpoints([key.name.clone()].into()),
@@ -110,91 +110,94 @@ impl ChangedResources {
     }
 }
 
-/// A stream to a control plane. Ids are not used twice, so what comes late from an old stream is known as such.
+/// Id of an ADS stream. Ids are never reused, so late events of an old stream are recognised and ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AdsStreamId(u64);
 
-/// The two ways to speak ADS.
+/// Variants of the ADS protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum XdsVariant {
     /// `StreamAggregatedResources`: requests and responses list all names of a type.
     StateOfTheWorld,
-    /// `DeltaAggregatedResources`: requests and responses list what changes.
+    /// `DeltaAggregatedResources`: requests and responses list the changes.
     Delta,
 }
 
-/// Something to do for the client.
+/// Action for the driver to perform.
 #[derive(Clone, Debug, PartialEq)]
 pub enum AdsEffect {
-    /// Connect to the server if need be and start a stream. Answered by [`AdsEvent::Opened`] or [`AdsEvent::Closed`].
+    /// Connect to the server if necessary and open a stream. The driver reports [`AdsEvent::Opened`] or
+    /// [`AdsEvent::Closed`].
     Open {
-        /// The stream.
+        /// Id of the stream to open.
         stream: AdsStreamId,
-        /// Where to.
+        /// Control plane to connect to.
         server: Arc<ServerConfig>,
-        /// Which method to call.
+        /// Variant, which selects the RPC method.
         variant: XdsVariant,
     },
-    /// Send a request. Answered by [`AdsEvent::Written`]; there is no other one meanwhile.
+    /// Send a request. The driver reports [`AdsEvent::Written`]; the stream has no other request in flight until then.
     Send {
-        /// The stream.
+        /// Stream to send on.
         stream: AdsStreamId,
-        /// The request.
+        /// Request to encode and send.
         request: Box<AdsRequest>,
     },
-    /// Read one message, and no more until asked again. Answered by [`AdsEvent::Message`].
+    /// Read one message, and no more until the next `Read`. The driver reports [`AdsEvent::Message`]. This gives flow
+    /// control.
     Read {
-        /// The stream.
+        /// Stream to read from.
         stream: AdsStreamId,
     },
-    /// End the stream; nothing that comes from it matters any more.
+    /// Close the stream. Later events of this stream are ignored.
     Close {
-        /// The stream.
+        /// Id of the stream to close.
         stream: AdsStreamId,
     },
-    /// Tell the operator that something is wrong. The same thing is not repeated.
+    /// Log a warning. The client suppresses repetitions of the same warning.
     Warn(String),
-    /// Tell the operator that something is well again.
+    /// Log the end of a condition that an earlier warning reported.
     Info(String),
 }
 
-/// Something that happened to a stream.
+/// Event of an ADS stream, reported by the driver.
 #[derive(Clone, Debug)]
 pub enum AdsEvent<'a> {
-    /// It is connected, and requests can be sent.
+    /// The stream is open and accepts requests.
     Opened {
-        /// The stream.
+        /// Id of the stream that opened.
         stream: AdsStreamId,
     },
-    /// The request is on the wire.
+    /// The request was written to the transport.
     Written {
-        /// The stream.
+        /// Stream of the request.
         stream: AdsStreamId,
     },
-    /// A message came.
+    /// The server sent a message.
     Message {
-        /// The stream.
+        /// Stream of the message.
         stream: AdsStreamId,
-        /// The encoded response.
+        /// Encoded response of the stream's variant.
         bytes: &'a [u8],
     },
-    /// Something came that cannot be a response, such as one that is too long to be taken in. The stream is of no use.
+    /// The server sent something that cannot be a response, for example a message above the size limit. The stream
+    /// fails.
     ProtocolError {
-        /// The stream.
+        /// Stream of the invalid message.
         stream: AdsStreamId,
-        /// What the server did, as in `sent a compressed response`.
+        /// Description of the error, as in `sent a compressed response`.
         why: &'a str,
     },
-    /// It ended, or could not be opened.
+    /// The stream ended or could not be opened.
     Closed {
-        /// The stream.
+        /// Id of the stream that closed.
         stream: AdsStreamId,
-        /// Why.
+        /// Status that the stream ended with.
         status: Status,
     },
 }
 
-/// Turns what a control plane sends into resources.
+/// Parser of the resources that a control plane sends.
 pub trait ParseResource {
     /// Parses one resource of a response of type `kind` that `from` sent.
     fn parse(
@@ -204,8 +207,8 @@ pub trait ParseResource {
         from: &ServerConfig,
     ) -> Result<ParsedResource, RejectedResource>;
 
-    /// The same, for a resource of which another version is in use: as it came, and as it was parsed. Parts that are the same in
-    /// both may keep their allocations.
+    /// Parses a new version of a cached resource. `before` is the cached version, as received and as parsed. Parts that
+    /// are equal in both versions may share their allocations.
     fn parse_incremental(
         &self,
         before: (&Any, &Resource),
@@ -217,7 +220,7 @@ pub trait ParseResource {
         self.parse(kind, any, from)
     }
 
-    /// How much is accepted.
+    /// Returns the limits on accepted data.
     fn limits(&self) -> XdsLimits {
         XdsLimits::default()
     }
@@ -248,7 +251,7 @@ impl ParseResource for ResourceParser {
     }
 }
 
-/// The state of everything between subscribers and control planes.
+/// State machine of the xDS client: subscribers, cached resources and ADS streams.
 pub struct AdsClient {
     bootstrap: Arc<Bootstrap>,
     parser: Box<dyn ParseResource + Send + Sync>,
@@ -259,7 +262,7 @@ pub struct AdsClient {
     authorities: Vec<AuthorityState>,
     servers: Vec<AdsServer>,
     cache: BTreeMap<ResourceKey, ResourceEntry>,
-    /// Entries that nobody wants and that the servers may not know about yet.
+    /// Entries without subscribers. They stay until no server has them in its subscription.
     orphans: BTreeSet<ResourceKey>,
     /// Grace period of deleted resources.
     deletion_grace: Duration,
@@ -273,7 +276,7 @@ pub struct AdsClient {
 }
 
 impl AdsClient {
-    /// A client that wants nothing yet, and so does nothing.
+    /// Creates a client without subscribers. It opens no stream until a subscriber watches a resource.
     pub fn new(
         bootstrap: Arc<Bootstrap>,
         parser: impl ParseResource + Send + Sync + 'static,
@@ -310,16 +313,17 @@ impl AdsClient {
 
     /// Sets the grace period of deleted resources, [`DELETION_GRACE`] by default. Zero drops them at once.
     ///
-    /// A deleted cluster, route configuration or endpoint resource stays in use until no subscriber wants it or the grace
-    /// period ends; then it does not exist (A53). Control planes such as istiod delete a cluster before they move the
-    /// routes away from it. Deleted listeners, and all resources of servers with `fail_on_data_errors`, are dropped at once.
+    /// A deleted cluster, route configuration or endpoint resource stays in use until no subscriber watches it or the
+    /// grace period ends. Then it does not exist (A53). Control planes such as istiod delete a cluster before they move
+    /// the routes away from it. Deleted listeners, and all resources of servers with `fail_on_data_errors`, are dropped
+    /// at once.
     #[must_use]
     pub fn with_deletion_grace(mut self, grace: Duration) -> AdsClient {
         self.deletion_grace = grace;
         self
     }
 
-    /// Adds a subscriber that wants nothing yet.
+    /// Adds a subscriber that watches no resources.
     pub fn add_subscriber(&mut self) -> SubscriberId {
         let id = SubscriberId(self.next_subscriber);
         self.next_subscriber = self.next_subscriber.saturating_add(1);
@@ -327,7 +331,7 @@ impl AdsClient {
         id
     }
 
-    /// Says what a subscriber wants from here on, all of it. What is known already can be looked at at once.
+    /// Replaces the set of resources that a subscriber watches. The state of cached resources is available at once.
     pub fn watch(&mut self, id: SubscriberId, names: BTreeSet<(ResourceType, String)>, now: Instant) {
         if !self.subscribers.contains_key(&id) {
             return;
@@ -336,7 +340,7 @@ impl AdsClient {
         self.replace(id, keys, now);
     }
 
-    /// Removes a subscriber with all that it wants.
+    /// Removes a subscriber and all its subscriptions.
     pub fn remove_subscriber(&mut self, id: SubscriberId, now: Instant) {
         self.replace(id, BTreeSet::new(), now);
         self.subscribers.remove(&id);
@@ -344,8 +348,8 @@ impl AdsClient {
         self.processed(id);
     }
 
-    /// How a resource stands. A name that no server of the bootstrap is responsible for has an error at once; one that
-    /// nobody wants is not known.
+    /// Returns the state of a resource. A malformed name, or one with an authority that is not in the bootstrap, has an
+    /// error. A resource without subscribers has the default state, as if unknown.
     pub fn resource_state(&self, kind: ResourceType, name: &str) -> ResourceState {
         match self.key(kind, name) {
             Err(error) => ResourceState { value: Some(Err(error)), ambient: None },
@@ -364,7 +368,7 @@ impl AdsClient {
         }
     }
 
-    /// Takes in what happened to a stream. What comes from a stream that is no longer used is ignored.
+    /// Handles a stream event. Events of streams that are no longer in use are ignored.
     pub fn handle(&mut self, input: AdsEvent<'_>, now: Instant) {
         let (AdsEvent::Opened { stream }
         | AdsEvent::Written { stream }
@@ -377,6 +381,7 @@ impl AdsClient {
         match input {
             AdsEvent::Opened { .. } => self.handle_opened(server, stream),
             AdsEvent::Written { .. } => self.handle_written(server, now),
+            // `handle_message` runs the reconcile pass itself, between the response and the next read.
             AdsEvent::Message { bytes, .. } => return self.handle_message(server, stream, bytes, now),
             AdsEvent::ProtocolError { why, .. } => self.fail_stream(server, why, now),
             AdsEvent::Closed { status, .. } => self.handle_closed(server, &status, now),
@@ -384,7 +389,7 @@ impl AdsClient {
         self.reconcile(now);
     }
 
-    /// Does what is due.
+    /// Handles expired deadlines: connection timeouts, backoff, resource timers and grace periods.
     pub fn handle_time(&mut self, now: Instant) {
         for server in 0..self.servers.len() {
             match &mut self.servers[server].stream_state {
@@ -409,26 +414,26 @@ impl AdsClient {
         self.reconcile(now);
     }
 
-    /// When [`AdsClient::handle_time`] is next due.
+    /// Returns the time at which [`AdsClient::handle_time`] is next due.
     pub fn next_deadline(&self) -> Option<Instant> {
         let of_servers = self.servers.iter().filter_map(AdsServer::deadline);
         let of_deleted = self.deleted.iter().filter_map(|key| self.cache.get(key)?.held_until());
         of_servers.chain(of_deleted).min()
     }
 
-    /// The next thing to do.
+    /// Returns the next effect for the driver to perform.
     pub fn poll_effect(&mut self) -> Option<AdsEffect> {
         self.effects.pop_front()
     }
 
-    /// The next subscriber for whom something changed, and what. It looks at what it wants, or at what changed of that, and
-    /// then is [processed](AdsClient::processed).
+    /// Returns the next subscriber with changes, and the changes. The subscriber reads the states of the resources that
+    /// it watches, or of the changed ones. Then the driver calls [`AdsClient::processed`].
     pub fn poll_changed(&mut self) -> Option<(SubscriberId, ChangedResources)> {
         self.changed.pop_first()
     }
 
-    /// A subscriber has dealt with what changed for it, and said what it wants by now. Only when all have is the next
-    /// response read. Where something changed again meanwhile this is not the end of it.
+    /// Records that a subscriber has applied its changes and updated its subscriptions. The next response is read when
+    /// all subscribers have done so. If the subscriber has further changes already, it remains pending.
     pub fn processed(&mut self, id: SubscriberId) {
         if self.changed.contains_key(&id) {
             return;
@@ -443,20 +448,20 @@ impl AdsClient {
         }
     }
 
-    /// What happened with each control plane so far.
+    /// Returns the statistics of each control plane.
     pub fn server_stats(&self) -> impl Iterator<Item = &ServerStats> {
         self.servers.iter().map(|server| &server.stats)
     }
 }
 
-/// Status of a resource that no server could be asked for. The failure names the servers; this adds the resource, so that
-/// the first RPC of a channel fails with the name that it waits for.
+/// Returns the status of a resource that no server could deliver. The failure names the servers; this adds the
+/// resource. The first RPC of a channel then fails with the name of the resource that it waits for.
 fn not_received(key: &ResourceKey, failure: &Status) -> Status {
     let (kind, name) = (key.kind, quoted_long(&key.name));
     Status::unavailable(format!("{kind} {name}: not received: {}", failure.message()))
 }
 
-/// Names and subscriptions.
+/// Resource keys and subscriptions.
 impl AdsClient {
     fn key(&self, kind: ResourceType, name: &str) -> Result<ResourceKey, Status> {
         let fail = |problem: String| {
@@ -494,7 +499,7 @@ impl AdsClient {
         self.reconcile(now);
     }
 
-    /// What is wanted of a type may differ from what the servers of the authority were asked.
+    /// Marks the subscription of a type as possibly different from the last request, on every stream of the authority.
     fn mark_dirty(&mut self, authority: usize, kind: ResourceType) {
         for server in self.authorities[authority].servers() {
             if let Some(stream) = self.servers[*server].stream_mut() {
@@ -503,7 +508,7 @@ impl AdsClient {
         }
     }
 
-    /// Something changed for these subscribers.
+    /// Adds the changes to the pending changes of these subscribers.
     fn notify(&mut self, subscribers: impl IntoIterator<Item = SubscriberId>, what: &ChangedResources) {
         for id in subscribers {
             match self.changed.entry(id) {
@@ -526,6 +531,7 @@ impl AdsClient {
         authority: usize,
         kind: ResourceType,
     ) -> impl Iterator<Item = (&ResourceKey, &ResourceEntry)> {
+        // Keys sort by authority, type and name, so the empty name sorts before all others of the type.
         let first = ResourceKey { authority, kind, name: "".into() };
         self.cache.range(first..).take_while(move |(key, _)| key.authority == authority && key.kind == kind)
     }

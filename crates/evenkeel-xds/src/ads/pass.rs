@@ -1,5 +1,7 @@
-//! The pass that every call ends with: which servers are in use, which streams open and close, what there is to say on
-//! them, what can be forgotten, and who hears of failures. It looks at what is, not at what happened.
+//! Reconcile pass at the end of every method of the client.
+//!
+//! The pass selects servers, opens and closes streams, queues requests, evicts unused resources and reports failures.
+//! It computes its result from the current state, not from events.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -39,7 +41,7 @@ impl AdsClient {
         }
     }
 
-    /// Chooses the servers of an authority (A71), and marks those that it uses.
+    /// Selects the servers of an authority (A71) and marks them as used.
     fn reconcile_authority(&mut self, index: usize, used: &mut [bool]) {
         if !self.is_in_use(index) {
             self.authorities[index].reset();
@@ -48,6 +50,7 @@ impl AdsClient {
         let failing: Vec<bool> = self.servers.iter().map(|server| server.failure.is_some()).collect();
         let is_missing =
             |(_, entry): (&ResourceKey, &ResourceEntry)| entry.is_watched() && entry.is_missing();
+        // Fall back only if a watched resource is missing: cached resources stay in use while the server is down (A71).
         if failing.contains(&true)
             && self.entries(index).any(is_missing)
             && self.authorities[index].fall_back(|server| failing[server])
@@ -71,7 +74,7 @@ impl AdsClient {
         self.effects.push_back(AdsEffect::Open { stream, server: Arc::clone(&server.config), variant });
     }
 
-    /// Sends the next request of a stream, if there is something to say.
+    /// Sends the next request of a stream, if one is due.
     fn send_due_requests(&mut self, server: usize) {
         while let Some(kind) = self.servers[server].stream().and_then(AdsStream::due) {
             if self.send_due_request(server, kind) {
@@ -91,7 +94,7 @@ impl AdsClient {
         true
     }
 
-    /// What there is to say about the names of a type.
+    /// Returns the subscription request of a type, if it differs from the last one or must carry an ACK.
     fn names_request(&mut self, index: usize, kind: ResourceType) -> Option<AdsRequest> {
         let names = self.watched_keys(index, kind);
         let is_first = !self.servers[index].stream()?.has_requested(kind);
@@ -100,7 +103,8 @@ impl AdsClient {
             let came_from_here = |key: &ResourceKey| {
                 self.cache.get(key).and_then(ResourceEntry::cached).is_some_and(|cached| cached.from == index)
             };
-            // A version that nothing is left of would keep the server from sending anything.
+            // Without cached resources the version must not be sent: the server would consider us up to date and send
+            // nothing.
             if !names.iter().any(came_from_here) {
                 self.servers[index].versions.remove(&kind);
             }
@@ -118,8 +122,8 @@ impl AdsClient {
         }
     }
 
-    /// The versions of what is in use, as far as this server sent it. What there is trouble with is left out: it must come
-    /// again, be it unchanged, for the trouble to end.
+    /// Returns the versions of the cached resources that this server sent. Resources with an error are omitted: the
+    /// server must send them again, even if unchanged, to clear the error.
     fn versions(&self, server: usize, names: &BTreeSet<ResourceKey>) -> BTreeMap<String, String> {
         let mut versions = BTreeMap::new();
         for key in names {
@@ -134,7 +138,7 @@ impl AdsClient {
         versions
     }
 
-    /// What a server should know that we want.
+    /// Returns the names that the server should have in its subscription.
     fn watched_keys(&self, server: usize, kind: ResourceType) -> BTreeSet<ResourceKey> {
         let authorities = self.authorities.iter().enumerate();
         let here = authorities.filter(|(_, authority)| authority.in_use().contains(&server));
@@ -142,8 +146,8 @@ impl AdsClient {
         entries.filter(|(_, entry)| entry.is_watched()).map(|(key, _)| key.clone()).collect()
     }
 
-    /// Drops what nobody wants, once every server knows: as long as one does not, wanting it again changes nothing on
-    /// the wire, and so nothing would be sent again (fault 17).
+    /// Evicts resources without subscribers once every server is unsubscribed from them. Before that, a new subscriber
+    /// would not change the request, so the server would not send the resource again (fault 17).
     fn evict_unwatched(&mut self) {
         let is_held = |key: &ResourceKey| {
             self.servers.iter().any(|server| server.stream().is_some_and(|stream| stream.is_subscribed(key)))
@@ -163,7 +167,7 @@ impl AdsClient {
         }
     }
 
-    /// Tells the subscribers of an authority when every server in use fails, and when that is over.
+    /// Notifies the subscribers of an authority when every server in use fails, and when that ends.
     fn update_failure(&mut self, index: usize) {
         let authority = &self.authorities[index];
         let failure = self.is_in_use(index).then(|| authority.combined_failure(&self.servers)).flatten();

@@ -1,4 +1,4 @@
-//! How many resources there are in which state (A78, A88).
+//! Numbers of resources by state (A78, A88).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,39 +7,39 @@ use super::AdsClient;
 use super::cache::{ResourceEntry, ResourceErrorKind};
 use crate::resource::ResourceType;
 
-/// Resources that somebody wants and that are alike in authority, type and state; at least one.
+/// Number of subscribed resources with the same authority, type and state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResourceCounts {
-    /// The authority; `None` for names without one, which metrics call `#old`.
+    /// Authority; `None` for old-style names, which metrics call `#old`.
     pub authority: Option<Arc<str>>,
-    /// The type.
+    /// Type of the resources.
     pub kind: ResourceType,
-    /// The state.
+    /// Cache state of the resources.
     pub state: CacheState,
-    /// How many.
+    /// Number of resources, at least one.
     pub count: u64,
 }
 
-/// How a resource stands. *Cached* means that an earlier version of it is in use all the same.
+/// Cache state of a resource. *ButCached* means that an earlier version is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CacheState {
-    /// Nothing was heard of it yet.
+    /// There was no response for the resource yet.
     Requested,
-    /// The control plane has none.
+    /// The resource does not exist on the control plane.
     DoesNotExist,
-    /// It is in use.
+    /// The resource was accepted and is in use.
     Acked,
-    /// What the control plane sent cannot be used.
+    /// The resource was rejected and no earlier version is cached.
     Nacked,
-    /// What the control plane sent last cannot be used.
+    /// The latest version was rejected and an earlier one is in use.
     NackedButCached,
-    /// The control plane did not send it in time.
+    /// The control plane did not send the resource in time.
     Timeout,
-    /// The control plane deleted it.
+    /// The control plane deleted the resource and it is still in use.
     DoesNotExistButCached,
-    /// The control plane said why it does not send it.
+    /// The control plane reported an error and no version is cached.
     ReceivedError,
-    /// The control plane said why it does not send it any more.
+    /// The control plane reported an error and an earlier version is in use.
     ReceivedErrorButCached,
 }
 
@@ -58,7 +58,7 @@ impl CacheState {
         }
     }
 
-    /// The value of the label `grpc.xds.cache_state`.
+    /// Returns the value of the label `grpc.xds.cache_state`.
     pub fn as_str(self) -> &'static str {
         match self {
             CacheState::Requested => "requested",
@@ -75,7 +75,7 @@ impl CacheState {
 }
 
 impl AdsClient {
-    /// The resources that somebody wants, counted. Looks at all of them: meant for now and then.
+    /// Returns the numbers of subscribed resources. Walks the whole cache, so it suits periodic metrics only.
     pub fn resource_counts(&self) -> Vec<ResourceCounts> {
         let mut counts = BTreeMap::<_, u64>::new();
         for (key, entry) in self.cache.iter().filter(|(_, entry)| entry.is_watched()) {

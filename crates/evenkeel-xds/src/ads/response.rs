@@ -1,4 +1,4 @@
-//! Responses of both variants, in one shape.
+//! Responses of both ADS variants in one type.
 
 use evenkeel_proto::envoy::service::discovery::v3::{
     DeltaDiscoveryResponse, DiscoveryResponse, Resource as Wrapper, ResourceError,
@@ -12,7 +12,7 @@ use crate::bootstrap::ServerConfig;
 use crate::resource::{ParsedResource, Resource, ResourceType, message_name, name_within};
 use crate::text::quoted_long;
 
-/// A response.
+/// Decoded response of either variant.
 pub(super) struct AdsResponse {
     pub(super) type_url: String,
     pub(super) version: String,
@@ -22,28 +22,28 @@ pub(super) struct AdsResponse {
     pub(super) errors: Vec<ResourceError>,
 }
 
-/// One resource of a response, out of its wrapper.
+/// One resource of a response, unwrapped.
 pub(super) struct ResponseItem {
-    /// The name on the wrapper.
+    /// Name on the wrapper.
     name: Option<String>,
     version: String,
-    /// The resource, or why there is none.
+    /// Encoded resource, or the reason why the wrapper contains none.
     body: Result<Any, String>,
 }
 
-/// A resource that can be used.
+/// Resource that passed validation.
 pub(super) struct ReceivedResource {
     pub(super) name: String,
     pub(super) resource: Resource,
     pub(super) warnings: Vec<String>,
-    /// As it came.
+    /// Resource as received, for the cache.
     pub(super) raw: Any,
     pub(super) version: String,
 }
 
-/// A resource that cannot be used.
+/// Resource that failed validation.
 pub(super) struct InvalidResource {
-    /// Its name, if it could be read.
+    /// Name of the resource, if it could be decoded.
     pub(super) name: Option<String>,
     pub(super) why: String,
     pub(super) version: String,
@@ -86,7 +86,7 @@ impl From<DeltaDiscoveryResponse> for AdsResponse {
 }
 
 impl ResponseItem {
-    /// Resources of the state of the world may be wrapped, and then carry a name outside too.
+    /// Unwraps a state-of-the-world resource. A wrapper is optional there and adds a second name.
     fn of_any(any: Any, version: &str) -> ResponseItem {
         if message_name(&any.type_url) != Wrapper::full_name() {
             return ResponseItem { name: None, version: version.to_owned(), body: Ok(any) };
@@ -108,7 +108,8 @@ impl ResponseItem {
         }
     }
 
-    /// The name before the resource is parsed, of those that have many parts, of which most stay the same.
+    /// Returns the name before parsing, for endpoint resources only. It finds the cached version, so that parsing is
+    /// incremental: most parts of a large endpoint resource stay the same.
     pub(super) fn endpoints_name(&self, kind: ResourceType) -> Option<&str> {
         if kind != ResourceType::Endpoints {
             return None;
@@ -116,7 +117,8 @@ impl ResponseItem {
         self.name.as_deref().or_else(|| name_within(self.body.as_ref().ok()?))
     }
 
-    /// The resource, if it is one and the names on wrapper and resource agree (ADS-8). `before` is the one in use.
+    /// Parses the resource and checks that the names on wrapper and resource agree (ADS-8). `before` is the cached
+    /// version.
     pub(super) fn parse(
         self,
         parser: &dyn ParseResource,

@@ -1,15 +1,15 @@
-//! One control plane, and how we stand with it.
+//! Connection state of one control plane.
 //!
 //! ```text
 //!            in use               opened            closed after a response
 //!   Idle ------------> Opening ------------> Open ---------------------------> Opening
 //!                        ^  |                  |
-//!                    due |  | failed, late     | closed before a response, or nonsense received,
+//!                    due |  | failed, late     | closed before a response, or invalid message received,
 //!                        |  v                  | or closed soon after a response, repeatedly
 //!                    BackingOff <--------------+
 //! ```
 //!
-//! From anywhere back to Idle when no authority uses it any more. A server *fails* from its first failure to its next
+//! Every state returns to Idle when no authority uses the server. A server *fails* from its first failure to its next
 //! response (A57).
 //!
 //! # Delay before the next attempt
@@ -17,15 +17,15 @@
 //! | the last attempt | the next one |
 //! |---|---|
 //! | a stream ended after a response | at once; after that, no sooner than [`REOPEN_FLOOR`] after the last one began |
-//! | a stream failed before a response, or a connection timed out | the back-off of A57, 1 s to 120 s |
+//! | a stream failed before a response, or a connection timed out | the backoff of A57, 1 s to 120 s |
 //! | a connection failed, and the server never responded | the same |
-//! | a connection failed, and the server responded before | [`PROBE_INTERVAL`], and a 60th of the absence after a minute |
+//! | a connection failed, and the server responded before | [`PROBE_INTERVAL`]; after a minute, 1/60 of the absence |
 //!
-//! The last row makes a short absence cheap: a restarted control plane is followed about a second after its return. It does
-//! not cause a thundering herd. Every wait is spread by 20 % in both directions, so clients that lost the server at the same
-//! moment are spread over the interval after a few attempts. A57 lets all of them open a stream at once when the server ends
-//! their streams, so probes never exceed the load of a rolling restart. A server that accepts connections without responding
-//! is overloaded rather than absent, and gets the exponential back-off.
+//! The last row makes a short absence cheap: the client reconnects about a second after a control plane restarted. It
+//! does not cause a thundering herd. Every wait has a jitter of 20 % in both directions. Clients that lost the server
+//! at the same moment are therefore spread over the interval after a few attempts. A57 lets all of them open a stream
+//! at once when the server ends their streams, so probes never exceed the load of a rolling restart. A server that
+//! accepts connections without responding is overloaded rather than absent, and gets the exponential backoff.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -41,21 +41,21 @@ use crate::resource::ResourceType;
 /// Minimum time from the start of one stream to the start of the next, once a stream was reopened at once.
 const REOPEN_FLOOR: Duration = Duration::from_secs(1);
 
-/// Largest share of [`REOPEN_FLOOR`] that is added at random.
+/// Maximum fraction of [`REOPEN_FLOOR`] that is added as jitter.
 const REOPEN_JITTER: f64 = 0.2;
 
-/// Shortest interval between connection attempts to a server that responded before.
+/// Minimum interval between connection attempts to a server that responded before.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The probe interval is the time since the first failure, divided by this.
+/// Divisor of the time since the first failure, which gives the probe interval.
 const PROBE_INTERVAL_DIVISOR: u32 = 60;
 
-/// A control plane.
+/// Control plane with its stream, versions and statistics.
 #[derive(Debug)]
 pub(super) struct AdsServer {
     pub(super) config: Arc<ServerConfig>,
     pub(super) stream_state: AdsStreamState,
-    /// Streams in a row that ended without a response.
+    /// Number of consecutive streams that ended without a response.
     attempts: u32,
     /// True once the server sent a response.
     has_responded: bool,
@@ -63,17 +63,17 @@ pub(super) struct AdsServer {
     lost_at: Option<Instant>,
     /// Start of the latest stream.
     opened_at: Option<Instant>,
-    /// True if the latest stream replaced a short one at once. Another short one has to wait.
+    /// True if the latest stream replaced a short one at once. The next short one is subject to [`REOPEN_FLOOR`].
     reopened_early: bool,
-    /// Why it fails, while it does.
+    /// Status of the failure. `None` while the server does not fail.
     pub(super) failure: Option<Status>,
-    /// The version of each type that was accepted last. It outlives the stream.
+    /// Last accepted version of each type. It outlives the stream.
     pub(super) versions: BTreeMap<ResourceType, String>,
     pub(super) stats: ServerStats,
     last_warnings: BTreeMap<WarningKind, String>,
 }
 
-/// How far the stream is.
+/// State of the stream to the server.
 #[derive(Debug)]
 pub(super) enum AdsStreamState {
     Idle,
@@ -91,7 +91,7 @@ pub(super) enum AdsStreamFailure {
     NoResponse,
 }
 
-/// What operators are told about.
+/// Kind of a warning. Repetitions are suppressed per kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum WarningKind {
     Failure,
@@ -99,20 +99,20 @@ pub(super) enum WarningKind {
     Rejected(ResourceType),
 }
 
-/// What happened with one control plane since the client was made.
+/// Statistics of one control plane since the client was created.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerStats {
-    /// The control plane.
+    /// Config of the control plane.
     pub server: Arc<ServerConfig>,
-    /// Whether somebody needs it. One that nobody needs is neither well nor failing.
+    /// True while an authority uses the server. An unused server is neither connected nor failing.
     pub in_use: bool,
-    /// Whether there is a stream and no failure since the last response.
+    /// True while there is a stream and no failure since the last response.
     pub connected: bool,
-    /// How often it went from well to failing.
+    /// Number of times that the server started to fail.
     pub failures: u64,
-    /// Resources that were received and fit for use, by type; only those that were asked for.
+    /// Number of valid resources received, by type. Only subscribed resources count.
     pub valid: BTreeMap<ResourceType, u64>,
-    /// Resources that were received and not fit for use, by type; only those that were asked for.
+    /// Number of invalid resources received, by type. Only subscribed resources count.
     pub invalid: BTreeMap<ResourceType, u64>,
 }
 
@@ -163,7 +163,7 @@ impl AdsServer {
         }
     }
 
-    /// A response came: the server is well.
+    /// Records a response, which ends a failure.
     pub(super) fn recover(&mut self) {
         self.attempts = 0;
         self.has_responded = true;
@@ -173,13 +173,13 @@ impl AdsServer {
         self.last_warnings.remove(&WarningKind::Failure);
     }
 
-    /// A response was accepted as a whole. Were it spoiled again in the same way, that would be news.
+    /// Records that a whole response was accepted. The next rejection is logged again, even with the same text.
     pub(super) fn handle_accepted(&mut self, kind: ResourceType, version: String) {
         self.versions.insert(kind, version);
         self.last_warnings.remove(&WarningKind::Rejected(kind));
     }
 
-    /// Nobody needs it any more.
+    /// Resets the state when no authority uses the server.
     pub(super) fn enter_idle(&mut self) {
         self.stream_state = AdsStreamState::Idle;
         self.attempts = 0;
@@ -200,8 +200,8 @@ impl AdsServer {
 
     /// Returns the time of the next stream after one that ended with a response received.
     ///
-    /// A short stream is replaced at once the first time. Without a floor from then on, a server that closes every stream
-    /// after its first response would get hundreds of streams per second.
+    /// A short stream is replaced at once the first time. Without a floor from then on, a server that closes every
+    /// stream after its first response would get hundreds of streams per second.
     pub(super) fn reopen_at(&mut self, now: Instant, rng: &mut Rng) -> Instant {
         let floor = REOPEN_FLOOR.mul_f64(1.0 + REOPEN_JITTER * rng.unit());
         let earliest = self.opened_at.map_or(now, |at| at + floor);
@@ -233,7 +233,7 @@ impl AdsServer {
         now + wait
     }
 
-    /// Whether operators were not told this last time (fault 16: the same thing is said once).
+    /// Returns true if the text differs from the last warning of this kind (fault 16: do not repeat a warning).
     pub(super) fn is_new_warning(&mut self, kind: WarningKind, text: &str) -> bool {
         let said = self.last_warnings.entry(kind).or_default();
         let is_new = said != text;
@@ -243,12 +243,12 @@ impl AdsServer {
         is_new
     }
 
-    /// How long it may take to send a resource (FM-3).
+    /// Returns the maximum time that the server may take to send a resource (FM-3).
     pub(super) fn resource_timeout(&self) -> Duration {
         Duration::from_secs(if self.config.features.resource_timer_is_transient_error { 30 } else { 15 })
     }
 
-    /// When something is due here.
+    /// Returns the next deadline of this server.
     pub(super) fn deadline(&self) -> Option<Instant> {
         match &self.stream_state {
             AdsStreamState::Idle => None,

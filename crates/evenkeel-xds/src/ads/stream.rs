@@ -1,19 +1,19 @@
-//! One ADS stream: what was asked on it, what must be answered, and what is awaited.
+//! State of one ADS stream: subscriptions, pending ACKs and resource timers.
 //!
-//! A stream does not follow changes of subscriptions one by one. It knows what the server was told last; when something
-//! may differ it is compared with what is wanted, and the difference is one request. At most one request is under way,
-//! so that changes meanwhile become one request too, and a server that does not read costs no memory.
+//! A stream does not send a request per subscription change. It records the names of the last request. When a type is
+//! marked as dirty, the stream compares them with the watched names and sends the difference as one request. At most
+//! one request is in flight. Changes that happen meanwhile are combined, so a server that does not read costs no
+//! memory.
 //!
 //! | | state of the world | delta |
 //! |---|---|---|
-//! | a subscription | every name of the type | the names that came and went |
-//! | an answer | names, version and nonce in one request | a request with the nonce only |
-//! | a new stream | the version accepted last | the version of each resource |
+//! | subscription | every name of the type | the added and removed names |
+//! | ACK or NACK | names, version and nonce in one request | a request with the nonce only |
+//! | first request of a stream | last accepted version | version of each resource |
 //!
-//! A server of the state of the world drops a request whose nonce is not that of its last response. If a response crossed
-//! the request that a name is not wanted any more, the server may believe that we have it, and would not send it when the name
-//! is back. Such a name is therefore left out of the answer to that response, and asked for with the next request; it has no
-//! longer to come for that.
+//! A state-of-the-world server drops a request with a stale nonce. A response and an unsubscribe request may cross. The
+//! server may then assume that we have the resource, and would not send it after a new subscription. The ACK of that
+//! response therefore omits the name, and the next request subscribes to it again. Its resource timer continues.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,49 +26,49 @@ use super::key::ResourceKey;
 use super::{AdsStreamId, SubscriberId};
 use crate::resource::ResourceType;
 
-/// A request to a control plane.
+/// Request to a control plane.
 #[derive(Clone, Debug, PartialEq)]
 pub enum AdsRequest {
-    /// Of a stream of [`XdsVariant::StateOfTheWorld`](super::XdsVariant::StateOfTheWorld).
+    /// Request of a [`XdsVariant::StateOfTheWorld`](super::XdsVariant::StateOfTheWorld) stream.
     Sotw(DiscoveryRequest),
-    /// Of a stream of [`XdsVariant::Delta`](super::XdsVariant::Delta).
+    /// Request of a [`XdsVariant::Delta`](super::XdsVariant::Delta) stream.
     Delta(DeltaDiscoveryRequest),
 }
 
-/// An open stream.
+/// Open stream to a control plane.
 #[derive(Debug)]
 pub(super) struct AdsStream {
     pub(super) id: AdsStreamId,
-    /// Whether a response came.
+    /// True once the server sent a response on this stream.
     pub(super) responded: bool,
-    /// Who has yet to deal with the last response (ADS-9); meanwhile no other is read.
+    /// Subscribers that have yet to process the last response (ADS-9). The next one is read when this is empty.
     pub(super) pending: BTreeSet<SubscriberId>,
-    /// When resources that were asked for and did not come count as absent (FM-3).
+    /// Times at which subscribed resources count as absent unless received (FM-3).
     pub(super) timers: BTreeMap<ResourceKey, Instant>,
     types: BTreeMap<ResourceType, ResourceTypeState>,
-    /// The request that is on its way to the wire.
+    /// Subscription change of the request in flight.
     in_flight: Option<SubscriptionChange>,
-    /// The type of the last request: the others come first, so that none starves.
+    /// Type of the last request. Other types take precedence, so that none starves.
     last: Option<ResourceType>,
 }
 
-/// What was said about one type.
+/// Protocol state of one resource type.
 #[derive(Debug, Default)]
 struct ResourceTypeState {
-    /// The names that the server was told.
+    /// Names in the server's subscription, including the request in flight.
     subscribed: BTreeSet<ResourceKey>,
-    /// Whether anything was ever asked: an empty list means everything before, and nothing after.
+    /// True after the first request. An empty list of names means a wildcard before that, and no resources after it.
     requested: bool,
-    /// The nonce of the last response.
+    /// Nonce of the last response.
     nonce: String,
     ack: Option<PendingAck>,
-    /// Whether what is wanted may differ from what was asked.
+    /// True if the watched names may differ from `subscribed`.
     dirty: bool,
-    /// Names that went, which the server may not have heard.
+    /// Removed names of which the server may have sent the resource before it read the request.
     unsubscribed: BTreeSet<ResourceKey>,
 }
 
-/// So many names that went are remembered, and are not wanted.
+/// Maximum number of removed names that are kept without subscribers.
 const MAX_UNSUBSCRIBED: usize = 10_000;
 
 #[derive(Debug)]
@@ -83,15 +83,15 @@ struct SubscriptionChange {
     removed: BTreeSet<ResourceKey>,
 }
 
-/// What a request is made of, besides what the stream knows.
+/// Inputs to a request that the stream does not hold.
 pub(super) struct RequestFields<'a> {
     pub(super) node: &'a Node,
     pub(super) names: BTreeSet<ResourceKey>,
-    /// Those of them that nothing was heard of.
+    /// Watched names without a response or an error.
     pub(super) unanswered: BTreeSet<ResourceKey>,
-    /// The version that was accepted last.
+    /// Last accepted version of the type.
     pub(super) version: String,
-    /// The versions of the resources that are in use, by name.
+    /// Versions of the cached resources, by name.
     pub(super) versions: BTreeMap<String, String>,
 }
 
@@ -109,43 +109,43 @@ impl AdsStream {
         }
     }
 
-    /// What is wanted of this type may differ from what was asked.
+    /// Marks the subscription of a type as possibly different from the watched names.
     pub(super) fn mark_dirty(&mut self, kind: ResourceType) {
         self.type_state(kind).dirty = true;
     }
 
-    /// A response of this type came; an answer is due. `Err` says what is wrong with it.
+    /// Records a response and queues its ACK. An `Err` verdict queues a NACK with that text.
     pub(super) fn queue_ack(&mut self, kind: ResourceType, nonce: String, verdict: Result<(), String>) {
         let type_state = self.type_state(kind);
         type_state.nonce = nonce;
         type_state.ack = Some(verdict.map_or_else(PendingAck::Nack, |()| PendingAck::Ack));
     }
 
-    /// Whether anything of this type was ever asked on this stream.
+    /// Returns true if this stream has sent a request of this type.
     pub(super) fn has_requested(&self, kind: ResourceType) -> bool {
         self.types.get(&kind).is_some_and(|type_state| type_state.requested)
     }
 
-    /// Whether the server may still believe that we want this.
+    /// Returns true if the server may still have this name in its subscription.
     pub(super) fn is_subscribed(&self, key: &ResourceKey) -> bool {
         let asked = self.types.get(&key.kind).is_some_and(|type_state| type_state.subscribed.contains(key));
         asked || self.in_flight.as_ref().is_some_and(|request| request.removed.contains(key))
     }
 
-    /// The names of this type that the server was told, as far as that is on the wire.
+    /// Returns the subscribed names of this type whose request has been written.
     pub(super) fn written(&self, kind: ResourceType) -> impl Iterator<Item = &ResourceKey> {
         let asked = self.types.get(&kind).into_iter().flat_map(|type_state| &type_state.subscribed);
         asked.filter(|key| self.in_flight.as_ref().is_none_or(|request| !request.added.contains(*key)))
     }
 
-    /// The request is on the wire; these names are new in it, and not awaited yet.
+    /// Handles the end of a write. Returns the added names without a resource timer.
     pub(super) fn handle_written(&mut self) -> BTreeSet<ResourceKey> {
         let mut added = self.in_flight.take().map(|request| request.added).unwrap_or_default();
         added.retain(|key| !self.timers.contains_key(key));
         added
     }
 
-    /// The resources that did not come in time.
+    /// Removes the expired resource timers and returns their names.
     pub(super) fn handle_time(&mut self, now: Instant) -> Vec<ResourceKey> {
         let due = self.timers.iter().filter(|(_, until)| **until <= now).map(|(key, _)| key.clone());
         let due: Vec<ResourceKey> = due.collect();
@@ -155,7 +155,7 @@ impl AdsStream {
         due
     }
 
-    /// A type about which there may be something to say, if something can be said now.
+    /// Returns a type that may need a request. Returns `None` while a request is in flight.
     pub(super) fn due(&self) -> Option<ResourceType> {
         if self.in_flight.is_some() {
             return None;
@@ -168,8 +168,8 @@ impl AdsStream {
         after_last.chain(kinds).find(is_due).copied()
     }
 
-    /// The answer to the last response of a type, alone: with names in the same request a server that finds the nonce stale
-    /// would drop those too.
+    /// Returns the ACK of the last response of a type. It carries no names: a server that considers the nonce stale
+    /// would drop them with the ACK.
     pub(super) fn delta_ack(&mut self, kind: ResourceType) -> Option<AdsRequest> {
         let type_state = self.type_state(kind);
         let error_detail = type_state.ack.take()?.error_detail();
@@ -183,7 +183,7 @@ impl AdsStream {
         Some(AdsRequest::Delta(request))
     }
 
-    /// The names of a type that came and went.
+    /// Returns the request for the added and removed names of a type. Returns `None` if there are none.
     pub(super) fn delta_subscription(
         &mut self,
         kind: ResourceType,
@@ -210,7 +210,7 @@ impl AdsStream {
         Some(AdsRequest::Delta(request))
     }
 
-    /// The names of a type, with the answer to its last response.
+    /// Returns the request with all names of a type, and with the pending ACK. Returns `None` if neither is due.
     pub(super) fn sotw(&mut self, kind: ResourceType, wanted: RequestFields<'_>) -> Option<AdsRequest> {
         let node = self.node(wanted.node);
         let type_state = self.type_state(kind);
@@ -234,13 +234,14 @@ impl AdsStream {
             response_nonce: type_state.nonce.clone(),
             error_detail: ack.and_then(PendingAck::error_detail),
         };
+        // `send` removes the timers of unsubscribed names. Names that are subscribed again keep theirs.
         let awaited: Vec<_> = resubscribed.iter().filter_map(|key| self.timers.remove_entry(key)).collect();
         self.send(kind, change);
         self.timers.extend(awaited);
         Some(AdsRequest::Sotw(request))
     }
 
-    /// Who we are; the first request of a stream says it (ADS-1).
+    /// Returns the node for the first request of a stream (ADS-1), and `None` for later ones.
     fn node(&self, node: &Node) -> Option<Node> {
         self.types.values().all(|type_state| !type_state.requested).then(|| node.clone())
     }
@@ -248,7 +249,7 @@ impl AdsStream {
     fn send(&mut self, kind: ResourceType, change: SubscriptionChange) {
         let type_state = self.type_state(kind);
         type_state.requested = true;
-        // Most often nothing went: an answer does not look at every name.
+        // Usually no name was removed, so an ACK does not visit every name.
         for key in &change.removed {
             type_state.subscribed.remove(key);
         }
@@ -264,7 +265,7 @@ impl AdsStream {
 }
 
 impl ResourceTypeState {
-    /// The names that went and are wanted again, and did not come since.
+    /// Returns the removed names that are watched again and were not received since.
     fn resubscribed(&mut self, wanted: &RequestFields<'_>) -> BTreeSet<ResourceKey> {
         self.unsubscribed.retain(|key| !wanted.names.contains(key) || wanted.unanswered.contains(key));
         if self.unsubscribed.len() > MAX_UNSUBSCRIBED {
@@ -273,7 +274,7 @@ impl ResourceTypeState {
         self.unsubscribed.intersection(&wanted.names).cloned().collect()
     }
 
-    /// How what is wanted differs from what was asked.
+    /// Returns the difference between the watched names and the subscription, and clears `dirty`.
     fn change(&mut self, wanted: &BTreeSet<ResourceKey>) -> SubscriptionChange {
         self.dirty = false;
         SubscriptionChange {

@@ -1,4 +1,4 @@
-//! What a response says about resources (A46, A53, A88).
+//! Application of a response to the cache (A46, A53, A88).
 
 use std::collections::BTreeSet;
 
@@ -33,7 +33,7 @@ impl AdsClient {
         let Some(stream) = self.servers[server].stream_mut() else { return };
         stream.responded = true;
         let kind = ResourceType::from_type_url(&response.type_url);
-        // Whether it is right cannot be said: it is neither accepted nor rejected, as what was not asked for.
+        // A type without a subscription cannot be validated, so its response gets neither ACK nor NACK.
         let Some(kind) = kind.filter(|kind| stream.has_requested(*kind)) else {
             let text = format!(
                 "xDS server {:?} sent resources of type {}, which was not asked for",
@@ -58,7 +58,7 @@ impl AdsClient {
         }
     }
 
-    /// The server speaks nonsense; whatever it said before, this is a failure.
+    /// Fails the stream after an invalid message. This is a failure even if a valid response preceded it.
     pub(super) fn fail_stream(&mut self, server: usize, why: &str, now: Instant) {
         let stream = self.servers[server].stream_id();
         self.effects.extend(stream.map(|stream| AdsEffect::Close { stream }));
@@ -71,7 +71,7 @@ impl AdsClient {
         }
     }
 
-    /// Uses what can be used (A46); `Err` names what cannot.
+    /// Applies the valid resources (A46). The error lists the invalid ones, for the NACK.
     fn apply(
         &mut self,
         server: usize,
@@ -88,6 +88,7 @@ impl AdsClient {
         let wanted = |(key, _): &&(ResourceKey, ReceivedResource)| {
             self.cache.get(key).is_some_and(ResourceEntry::is_watched)
         };
+        // Return to a preferred server before its resources are applied: those of inactive servers are ignored.
         let authorities: BTreeSet<usize> =
             valid.iter().filter(wanted).map(|(key, _)| key.authority).collect();
         for authority in authorities {
@@ -108,7 +109,7 @@ impl AdsClient {
             XdsVariant::Delta => {
                 response.removed.iter().filter_map(|name| self.key(kind, name).ok()).collect()
             }
-            // A resource whose name cannot be read may be the one that is missing.
+            // If a name could not be decoded, that resource may be the one that seems deleted.
             XdsVariant::StateOfTheWorld if kind.is_complete_in_sotw() && all_named => {
                 self.cached_keys(server, kind)
             }
@@ -131,7 +132,8 @@ impl AdsClient {
         for (i, item) in items.into_iter().enumerate() {
             let known = item.endpoints_name(kind);
             let known = known.and_then(|name| self.cache.get(&self.key(kind, name).ok()?)?.cached());
-            // What another server sent may be read in another way.
+            // Servers differ in their features, so only a version of the same server is a basis for incremental
+            // parsing.
             let item = item.parse(&*self.parser, kind, config, known.filter(|valid| valid.from == server));
             let name = match &item {
                 Ok(received) => Some(received.name.as_str()),
@@ -139,7 +141,7 @@ impl AdsClient {
             };
             sorted.all_named &= name.is_some();
             let label = name.map_or_else(|| format!("resource {i}"), quoted_long);
-            // A name without a key cannot have been asked for.
+            // A malformed name, or one of an unknown authority, cannot have been subscribed.
             let key = name.and_then(|name| self.key(kind, name).ok());
             let is_new = key.as_ref().is_none_or(|key| sorted.mentioned.insert(key.clone()));
             match (item, key) {
@@ -157,7 +159,7 @@ impl AdsClient {
         sorted
     }
 
-    /// A resource from a server above the active one makes that active again (FB-3).
+    /// Makes a server above the active one active again, because it sent a resource (FB-3).
     fn return_to(&mut self, authority: usize, server: usize, now: Instant) {
         if !self.authorities[authority].return_to(server) {
             return;
@@ -171,7 +173,7 @@ impl AdsClient {
         }
     }
 
-    /// The resources of a type that are in use and that the server should send.
+    /// Returns the cached resources of a type that the server is subscribed to send.
     fn cached_keys(&self, server: usize, kind: ResourceType) -> Vec<ResourceKey> {
         let written = self.servers[server].stream().into_iter().flat_map(|stream| stream.written(kind));
         let in_use = |key: &&ResourceKey| self.cache.get(*key).is_some_and(|entry| entry.cached().is_some());
@@ -191,14 +193,14 @@ impl AdsClient {
             cache_change = entry.accept(valid);
             cache_change != CacheChange::None
         });
-        // In one line: a control plane that sets a field for another client sets it in a hundred places.
+        // One line for all warnings: a field that is meant for another client often occurs in a hundred places.
         if cache_change == CacheChange::Resource && !warnings.is_empty() {
             let text = self.resource_context(server, key).warning(&warnings.join("; "));
             self.effects.push_back(AdsEffect::Warn(text));
         }
     }
 
-    /// A resource cannot be used (DE-2).
+    /// Records the error of an invalid resource (DE-2).
     fn reject(&mut self, server: usize, key: &ResourceKey, what: InvalidResource, now: Instant) {
         if self.is_authoritative(server, key) {
             let invalid = self.servers[server].stats.invalid.entry(key.kind).or_default();
@@ -215,7 +217,7 @@ impl AdsClient {
         }
     }
 
-    /// A server says why it does not send a resource (TP3).
+    /// Records the error that a server reported for a resource (TP3).
     fn receive_error(&mut self, server: usize, kind: ResourceType, error: &v3::ResourceError, now: Instant) {
         const NOT_FOUND: i32 = 5;
         const PERMISSION_DENIED: i32 = 7;
@@ -231,8 +233,8 @@ impl AdsClient {
         self.record_error(server, &key, ResourceError { kind, status, version: String::new(), at: now }, old);
     }
 
-    /// A server deleted a resource. By default it is gone after the grace period (A53); it is kept if the bootstrap says so,
-    /// or asks for A88 without asking to fail.
+    /// Handles the deletion of a resource. By default it is dropped after the grace period (A53). It is kept if the
+    /// bootstrap ignores deletions, or enables A88 without `fail_on_data_errors`.
     fn remove(&mut self, server: usize, key: &ResourceKey, now: Instant) {
         if !self.is_authoritative(server, key) {
             return;
@@ -252,11 +254,11 @@ impl AdsClient {
         }
     }
 
-    /// Returns the fate of a deleted resource where deletions count.
+    /// Returns the retention of a deleted resource for servers whose deletions are not ignored.
     ///
-    /// A resource that another one names is held for the grace period: istiod deletes a cluster some milliseconds before it
-    /// moves the routes away from it. Only the target names a listener, so there is no update to wait for. A bootstrap with
-    /// `fail_on_data_errors` asks for failures at once (A88).
+    /// A resource that another one references is held for the grace period. For example, istiod deletes a cluster some milliseconds
+    /// before it moves the routes away from it. A listener is referenced by the target only, so no update can follow. A
+    /// bootstrap with `fail_on_data_errors` requires failures at once (A88).
     fn after_deletion(&self, server: usize, key: &ResourceKey, now: Instant) -> CacheRetention {
         let is_in_use = self.cache.get(key).is_some_and(|entry| entry.cached().is_some());
         let fails_at_once = !is_in_use
@@ -292,7 +294,7 @@ impl AdsClient {
         }
     }
 
-    /// Whether what this server says about a resource counts: it was asked for, and no better server is active.
+    /// Returns true if the resource is in the cache and this server is the active one.
     fn is_authoritative(&self, server: usize, key: &ResourceKey) -> bool {
         self.cache.contains_key(key) && self.authorities[key.authority].is_active(server)
     }
@@ -315,7 +317,7 @@ impl AdsClient {
         self.change(server, key, |entry| entry.record_error(error, old));
     }
 
-    /// Changes an entry and marks whom that concerns. Operators hear when a deletion is ignored, and when that ends (DE-3).
+    /// Changes an entry and notifies its subscribers. Logs when a deletion is ignored, and when that ends (DE-3).
     fn change(&mut self, server: usize, key: &ResourceKey, change: impl FnOnce(&mut ResourceEntry) -> bool) {
         let Some(entry) = self.cache.get_mut(key) else { return };
         let before = entry.is_deletion_ignored();
@@ -344,13 +346,13 @@ impl AdsClient {
     }
 }
 
-/// The resources of a response, by what can be done with them.
+/// Resources of a response, sorted by validity.
 #[derive(Default)]
 struct ClassifiedItems {
     valid: Vec<(ResourceKey, ReceivedResource)>,
     invalid: Vec<(ResourceKey, InvalidResource)>,
     mentioned: BTreeSet<ResourceKey>,
-    /// What a NACK lists: name or index, and the reason.
+    /// Entries of the NACK: name or index, and the reason.
     problems: Vec<(String, String)>,
     all_named: bool,
 }
