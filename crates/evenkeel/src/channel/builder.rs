@@ -1,4 +1,7 @@
-//! Settings of a channel.
+//! [`ChannelBuilder`]: the settings of a channel, their validation, and the start of its driver.
+//!
+//! Every invalid setting is reported by [`ChannelBuilder::build`], never by a call. Counters that the gRFCs define
+//! per process (A32, A33) are statics here, shared by all channels. The work itself is left to the driver.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -33,13 +36,13 @@ static COUNTERS: LazyLock<Arc<CallCounters>> = LazyLock::new(Arc::default);
 /// Injected faults, over all channels of the process (A33).
 static FAULTS: LazyLock<Arc<ActiveFaults>> = LazyLock::new(Arc::default);
 
-/// How long a channel without calls keeps its connections (A62).
+/// Default idle timeout: time without calls after which a channel enters IDLE (A62).
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
-/// The largest window that HTTP/2 knows.
+/// Largest flow-control window that HTTP/2 allows (RFC 9113, section 6.9.1).
 const MAX_WINDOW: u32 = (1 << 31) - 1;
 
-/// Settings of a channel, made by [`Channel::builder`].
+/// Settings of a channel, created by [`Channel::builder`].
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -74,7 +77,7 @@ pub struct ChannelBuilder {
     metrics: ChannelMetrics,
 }
 
-/// Where the xDS client comes from.
+/// Source of the xDS client.
 #[derive(Clone)]
 enum XdsSource {
     Environment,
@@ -104,99 +107,103 @@ impl ChannelBuilder {
         }
     }
 
-    /// gRPC's service config, as JSON: the policy that balances, timeouts, retries. For targets without a control plane; with
-    /// one, its routes and clusters say all that, and this is an error. Without it the policy is `pick_first`, as gRPC has it.
+    /// gRPC's service config as JSON: load balancing policy, timeouts, retries. Without it, the policy is
+    /// `pick_first`, as in other gRPC implementations.
+    ///
+    /// Setting it for an xDS target is an error: there, routes and clusters of the control plane define all of this.
     pub fn service_config(mut self, json: impl Into<String>) -> ChannelBuilder {
         self.service_config = Some(json.into());
         self
     }
 
-    /// The bootstrap of xDS targets, instead of the one in the environment. Channels with equal bootstraps share one xDS client.
+    /// Bootstrap for xDS targets, in place of the one in the environment. Channels with equal bootstraps share one
+    /// xDS client.
     pub fn bootstrap(mut self, bootstrap: Bootstrap) -> ChannelBuilder {
         self.xds = XdsSource::Bootstrap(Box::new(bootstrap));
         self
     }
 
-    /// The file of the bootstrap of xDS targets, instead of the one that the environment names.
+    /// Path of the bootstrap file for xDS targets, in place of the one that the environment names.
     pub fn bootstrap_file(mut self, file: impl Into<PathBuf>) -> ChannelBuilder {
         self.xds = XdsSource::File(file.into());
         self
     }
 
-    /// The xDS client for xDS targets: one that this channel has for itself, or that has settings of its own.
+    /// xDS client for xDS targets, in place of the shared one. Use it for a private client or one with other
+    /// settings.
     pub fn xds_client(mut self, client: XdsClient) -> ChannelBuilder {
         self.xds = XdsSource::Client(client);
         self
     }
 
-    /// The policies that configs may name, with those of the application. An xDS target then has an xDS client of its own,
-    /// unless [`ChannelBuilder::xds_client`] gives it one.
+    /// Load balancing policies that configs may name, including the application's own. An xDS target then uses an xDS
+    /// client of its own, unless [`ChannelBuilder::xds_client`] sets one.
     pub fn registry(mut self, registry: Registry) -> ChannelBuilder {
         self.registry = Some(registry);
         self
     }
 
-    /// How endpoints are talked to; in the clear unless set. What a control plane says about the security of its clusters
-    /// counts with [`Credentials::xds`] only.
+    /// Credentials for connections to endpoints; plaintext unless set. Security settings of clusters apply only with
+    /// [`Credentials::xds`].
     pub fn credentials(mut self, credentials: Credentials) -> ChannelBuilder {
         self.credentials = credentials;
         self
     }
 
-    /// Opens connections in another way than by the sockets of the operating system.
+    /// Opens connections with this connector in place of the operating system's sockets.
     pub fn connector(mut self, connector: impl Connector) -> ChannelBuilder {
         self.connector = Arc::new(connector);
         self
     }
 
-    /// The `:authority` of calls, and with TLS the name that certificates must be valid for; what the target says unless set.
-    /// With a control plane it also chooses the virtual host.
+    /// `:authority` of calls; taken from the target unless set. With TLS, it is also the name that certificates must
+    /// be valid for. With a control plane, it also selects the virtual host.
     pub fn authority(mut self, authority: impl Into<String>) -> ChannelBuilder {
         self.authority = Some(authority.into());
         self
     }
 
-    /// Stands before our own name in the `user-agent` header.
+    /// Prefix of the `user-agent` header, placed before the library's own name.
     pub fn user_agent(mut self, name: impl Into<String>) -> ChannelBuilder {
         self.user_agent = Some(name.into());
         self
     }
 
-    /// How long an attempt to connect may take, up to the peer's HTTP/2 settings; 20 s unless set. Later attempts may take as
-    /// long as their back-off.
+    /// Maximum time for a connection attempt, up to receipt of the peer's HTTP/2 SETTINGS; 20 s unless set. An
+    /// attempt may take longer where its back-off is longer.
     pub fn connect_timeout(mut self, timeout: Duration) -> ChannelBuilder {
         self.backoff.min_connect_timeout = timeout;
         self
     }
 
-    /// How long to wait between attempts to connect to an endpoint; gRPC's unless set: 1 s, times 1.6, at most 120 s.
+    /// Back-off between connection attempts to an endpoint; gRPC's unless set: 1 s, times 1.6, at most 120 s.
     pub fn backoff(mut self, backoff: Backoff) -> ChannelBuilder {
         self.backoff = backoff;
         self
     }
 
-    /// The delay between attempts to connect to several addresses of one endpoint (Happy Eyeballs, A61): 250 ms unless set, held
-    /// to 100 ms..2 s.
+    /// Connection attempt delay between the addresses of one endpoint (Happy Eyeballs, A61): 250 ms unless set,
+    /// clamped to 100 ms..2 s.
     pub fn attempt_delay(mut self, delay: Duration) -> ChannelBuilder {
         self.attempt_delay = delay;
         self
     }
 
-    /// Asks a peer that was silent for `time` whether it is there, and gives it up after `timeout` (A8). Off unless set;
-    /// servers may object to pings more often than every 5 minutes.
+    /// Sends a keepalive ping after `time` without data from the peer, and closes the connection if no data follows
+    /// within `timeout` (A8). Off unless set. Servers may reject pings more frequent than one in 5 minutes.
     pub fn keepalive(mut self, time: Duration, timeout: Duration) -> ChannelBuilder {
         self.http2.keepalive = Some(KeepaliveParams { time, timeout, without_calls: false });
         self
     }
 
-    /// Whether [`ChannelBuilder::keepalive`] also asks while there are no calls; it does not unless set.
+    /// Sets whether [`ChannelBuilder::keepalive`] also sends pings while no calls are in flight; false unless set.
     pub fn keepalive_without_calls(mut self, also: bool) -> ChannelBuilder {
         self.keepalive_without_calls = also;
         self
     }
 
-    /// The HTTP/2 implementation of this channel's connections; the default unless set. Streams to a control plane have their
-    /// own: see [`XdsClientBuilder::http2`](crate::XdsClientBuilder::http2).
+    /// HTTP/2 implementation of this channel's connections. Streams to a control plane have their own setting:
+    /// [`XdsClientBuilder::http2`](crate::XdsClientBuilder::http2).
     ///
     /// ```
     /// # #[cfg(feature = "h2")]
@@ -212,56 +219,60 @@ impl ChannelBuilder {
         self
     }
 
-    /// How many bytes an endpoint may send on one call before they are read; 2 MiB unless set.
+    /// Flow-control window of a stream: maximum number of unread bytes of one call; 2 MiB unless set.
     pub fn stream_window(mut self, bytes: u32) -> ChannelBuilder {
         self.http2.settings.stream_window = bytes;
         self
     }
 
-    /// Maximum number of bytes in flight from an endpoint on all calls of a connection; 5 MiB unless set. They are returned on
-    /// receipt, so that calls that are not read do not stop the others. Memory is bounded by [`ChannelBuilder::stream_window`].
+    /// Flow-control window of a connection: maximum number of bytes in flight from an endpoint on all calls; 5 MiB
+    /// unless set.
+    ///
+    /// The window is returned on receipt, so calls that are not read do not block the others. Memory is bounded by
+    /// [`ChannelBuilder::stream_window`].
     pub fn connection_window(mut self, bytes: u32) -> ChannelBuilder {
         self.http2.settings.connection_window = bytes;
         self
     }
 
-    /// The largest HTTP/2 frame that endpoints may send: 16,384 (unless set) to 16,777,215 bytes.
+    /// Maximum size of an HTTP/2 frame that endpoints may send: 16,384 (unless set) to 16,777,215 bytes.
     pub fn max_frame_size(mut self, bytes: u32) -> ChannelBuilder {
         self.http2.settings.max_frame_size = bytes;
         self
     }
 
-    /// The most bytes of headers or trailers that an endpoint may send; 16 KiB unless set.
+    /// Maximum size of the headers or trailers that an endpoint may send; 16 KiB unless set.
     pub fn max_header_list_size(mut self, bytes: u32) -> ChannelBuilder {
         self.http2.settings.max_header_list_size = bytes;
         self
     }
 
-    /// How long a channel without calls keeps its connections; 30 minutes unless set (A62), `None` for ever.
+    /// Time without calls after which the channel closes its connections and enters IDLE (A62). 30 minutes unless
+    /// set; `None` disables it.
     pub fn idle_timeout(mut self, timeout: impl Into<Option<Duration>>) -> ChannelBuilder {
         self.idle_timeout = timeout.into();
         self
     }
 
-    /// Records what happens with these instruments.
+    /// Records the channel's metrics with these instruments.
     #[cfg(feature = "otel")]
     pub fn metrics(mut self, metrics: &crate::OtelMetrics) -> ChannelBuilder {
         self.metrics = metrics.into();
         self
     }
 
-    /// Makes every random choice from this seed, and starts weighted orders at their beginning: for tests.
+    /// Derives every random choice from this seed and starts weighted schedules at their beginning, for tests.
     pub fn seed(mut self, seed: u64) -> ChannelBuilder {
         self.seed = Some(seed);
         self
     }
 
-    /// The channel. It connects when the first call comes, or by [`Channel::connect`].
+    /// Builds the channel and starts its driver. The channel connects on its first call, or by [`Channel::connect`].
     ///
     /// # Errors
     ///
-    /// Whatever is wrong with the settings is said here, not by the first call: the target, the bootstrap, the service config.
-    /// So is a call from outside of a tokio runtime, which the channel's tasks need.
+    /// Returns an error if the target, the authority, the bootstrap, the service config or an HTTP/2 setting is
+    /// invalid. Also fails outside of a tokio runtime, which the channel's tasks need.
     pub fn build(mut self) -> Result<Channel, BuildError> {
         let runtime = tokio::runtime::Handle::try_current().map_err(|_| {
             BuildError::new("a channel is made within a tokio runtime, and there is none here")
@@ -365,7 +376,7 @@ impl ChannelBuilder {
             TargetKind::Xds { .. } => {
                 let channel_id = self.seed.unwrap_or_else(entropy::fresh);
                 let client = self.client()?;
-                // What is wrong with the target or its authority is said now.
+                // Report an invalid target or xDS authority from `build`, not from the first call.
                 client.check(&self.target).map_err(BuildError::from_error)?;
                 ResolverConfig::Xds {
                     client,
@@ -421,7 +432,7 @@ impl fmt::Debug for ChannelBuilder {
     }
 }
 
-/// Why there is no channel. Whoever wrote the settings, or the bootstrap, can fix it.
+/// Error of [`ChannelBuilder::build`]: an invalid setting or bootstrap. The author of the settings can fix it.
 #[derive(Debug)]
 pub struct BuildError {
     text: String,

@@ -1,13 +1,14 @@
-//! The driver: one task per channel that runs the core's passes and carries out their effects.
+//! The driver: one task per channel that runs the core's passes and performs their effects.
 //!
-//! It takes in everything that has happened, runs one pass, and publishes one snapshot; a storm of events is one pass. It never
-//! waits for anything but the next event, so endpoints come and go whether or not calls are made. Connections are tasks of
-//! their own that report here. A pass may want thousands of them to begin and to end: that is done a few at a time, since calls and
-//! reports want their turn too. Passes, attempts to connect and closing share the threads with calls, and each has a bound on its
+//! The driver collects all pending events, runs one pass and publishes one snapshot, so a burst of events costs one
+//! pass. It waits for nothing but the next event. Connections are tasks of their own that report here.
+//!
+//! A pass may open and close thousands of connections. The driver does this in batches, so that calls and events are
+//! served in between. Passes, connection attempts and closing share the threads with calls, and each has a bounded
 //! share of the time ([`PassPacer`], [`ConnectQueue`], [`CLOSE_PAUSE`]).
 //!
-//! A channel without calls for long goes to rest: policies, connections and subscriptions are let go, and the next call starts
-//! them again (A62).
+//! After the idle timeout without calls, the driver drops policies, connections and subscriptions. The next call
+//! starts them again (A62).
 
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -42,51 +43,51 @@ use crate::transport::connection::{self, Connection, Disconnect, Http2Config};
 use crate::transport::{self, Connector};
 use crate::{clock, entropy};
 
-/// How long calls fail after a policy panicked, before it is run again.
+/// Time for which calls fail after a policy panicked, before the policy runs again.
 const PANIC_RESTART_DELAY: Duration = Duration::from_secs(1);
 
-/// From so many effects of a pass on, what ends waits until what begins has begun.
+/// Minimum number of effects of a large pass. Its closes are deferred until its connection attempts have started.
 const LARGE_CHANGE: usize = 512;
 
-/// How many connections are let go before others have their turn.
+/// Number of connections dropped before the driver yields, while no calls are in flight.
 const RELEASE_BATCH: usize = 32;
 
-/// Number of connections closed at once while calls are in flight, and the pause after them. Closing one takes a few system
-/// calls, and calls keep most of the time.
+/// Number of connections dropped at once while calls are in flight, and the pause that follows. Dropping one takes a
+/// few system calls, and calls need most of the time.
 const RELEASE_BATCH_WITH_CALLS: usize = 4;
 const CLOSE_PAUSE: Duration = Duration::from_millis(2);
 
-/// Number of subchannels whose end is taken in at once.
+/// Number of deferred closes processed at once.
 const CLOSE_BATCH: usize = 512;
 
-/// Where a channel's endpoints come from.
+/// Source of a channel's endpoints.
 #[derive(Clone)]
 pub(crate) enum ResolverConfig {
-    /// From a control plane, with the routes.
+    /// Endpoints and routes from a control plane.
     Xds { client: XdsClient, target: Arc<str>, authority: Option<Arc<str>>, channel_id: u64 },
-    /// From DNS.
+    /// Endpoints from DNS, with the policy of the service config.
     Dns { host: Arc<str>, port: u16, config: LbConfig },
-    /// From the target itself.
+    /// Addresses that the target lists.
     Fixed { endpoints: Endpoints, config: LbConfig },
 }
 
-/// What does not change while a channel lives.
+/// Settings that are constant for the lifetime of a channel, except for the keepalive time, which may grow (A8).
 pub(crate) struct DriverConfig {
     pub(crate) source: ResolverConfig,
     pub(crate) credentials: Credentials,
-    /// Where certificates come from that clusters want used; `None` if clusters have no say.
+    /// Certificate providers for clusters with a security config; `None` if the credentials ignore such configs.
     pub(crate) providers: Option<Arc<CertificateProviders>>,
     pub(crate) connector: Arc<dyn Connector>,
     pub(crate) default_headers: DefaultHeaders,
     pub(crate) metrics: ChannelMetrics,
-    /// The name that certificates must be valid for.
+    /// Name that certificates must be valid for.
     pub(crate) host: Arc<str>,
     pub(crate) http2: Http2Config,
     pub(crate) backoff: Backoff,
     pub(crate) attempt_delay: Duration,
     pub(crate) idle_timeout: Option<Duration>,
     pub(crate) counters: Arc<CallCounters>,
-    /// The same run each time, if set.
+    /// Makes runs reproducible if set.
     pub(crate) seed: Option<u64>,
 }
 
@@ -99,7 +100,7 @@ pub(crate) struct ChannelDriver {
     active: Option<ActiveChannel>,
 }
 
-/// What a connection's task reports.
+/// Event reported by the task of a connection.
 enum ConnectionEvent {
     /// An attempt succeeded, after its polls took this long.
     Connected(SubchannelId, Arc<Connection>, Duration),
@@ -109,12 +110,12 @@ enum ConnectionEvent {
     Load(SubchannelId, LoadReport),
 }
 
-/// Something that the driver waited for.
+/// Event that the driver waits for.
 enum DriverEvent {
     ChannelCommand(Option<ChannelCommand>),
     Connection(ConnectionEvent),
     Resolver(ResolverUpdate),
-    /// A call began to wait.
+    /// A call started to wait for the next snapshot.
     CallWaiting,
     Time,
 }
@@ -129,7 +130,7 @@ impl ChannelDriver {
         ChannelDriver { settings, published, calls, commands, active: None }
     }
 
-    /// Runs until the channel is closed, or its last handle is gone.
+    /// Runs until the channel is closed or its last handle is dropped.
     pub(crate) async fn run(mut self) {
         loop {
             let Some(event) = self.next().await else {
@@ -148,7 +149,7 @@ impl ChannelDriver {
         }
     }
 
-    /// Runs a pass if it is time for one. Otherwise begins attempts for which there is room.
+    /// Runs a pass if one is due. Otherwise starts the connection attempts that the queue admits.
     fn pass_if_due(&mut self) {
         let Some(active) = &mut self.active else { return };
         let now = clock::now();
@@ -159,10 +160,13 @@ impl ChannelDriver {
         }
     }
 
-    /// The next that happens; `None` if nothing did, others had their turn, and there is something left to do.
+    /// Returns the next event. Returns `None` after yielding once while deferred work is left and no event is
+    /// pending.
     async fn next(&mut self) -> Option<DriverEvent> {
+        // Every future below is cancel-safe: `select!` drops the losers without losing an event.
         let wake_at = self.active.as_ref().map(|active| active.wake_at(&self.published));
-        // New connections come before the end of old ones, unless nothing happens but that time passes.
+        // Connection attempts come before deferred drops. A pause of the closes ends with the timer, not with a
+        // yield.
         let is_busy = self.active.as_ref().is_some_and(|active| {
             active.has_deferred_work() && active.connect_queue.due().is_none() && active.close_at.is_none()
         });
@@ -191,7 +195,7 @@ impl ChannelDriver {
         };
         Some(tokio::select! {
             command = self.commands.recv() => DriverEvent::ChannelCommand(command),
-            // Who is awake holds a sender, so there is always a next one.
+            // `ActiveChannel` holds a sender, so `recv` never returns `None` here.
             Some(report) = report => DriverEvent::Connection(report),
             update = resolver => DriverEvent::Resolver(update),
             () = self.published.wait_for_waiter(), if is_deferring => DriverEvent::CallWaiting,
@@ -200,7 +204,7 @@ impl ChannelDriver {
         })
     }
 
-    /// What else has happened already.
+    /// Returns an event that is pending already, without waiting.
     fn try_next(&mut self) -> Option<DriverEvent> {
         if let Some(report) = self.active.as_mut().and_then(|active| active.reports.try_recv().ok()) {
             return Some(DriverEvent::Connection(report));
@@ -208,13 +212,13 @@ impl ChannelDriver {
         self.commands.try_recv().ok().map(|command| DriverEvent::ChannelCommand(Some(command)))
     }
 
-    /// Takes in what happened; answers whether the channel goes on.
+    /// Applies an event. Returns false if the channel is closed.
     fn handle_event(&mut self, event: DriverEvent) -> bool {
         match event {
             DriverEvent::ChannelCommand(None | Some(ChannelCommand::Close)) => return false,
             DriverEvent::ChannelCommand(Some(ChannelCommand::Describe(answer))) => {
                 let describe = || self.active.as_ref().and_then(|active| active.core.describe());
-                // A policy may be the application's own. If it panics there is nothing to see.
+                // The policy may be the application's own. If it panics, there is no description.
                 let tree = catch_unwind(AssertUnwindSafe(describe)).unwrap_or_else(|_| {
                     tracing::error!("load balancing policy panicked in describe");
                     None
@@ -250,10 +254,10 @@ impl ChannelDriver {
                     active.pacer.record(PassUrgency::Immediate);
                 }
             }
-            // The time of the next pass depends on the calls that wait.
+            // Nothing to do: `pass_due_at` takes waiting calls into account.
             DriverEvent::CallWaiting => {}
             DriverEvent::Time => {
-                // What is begun in parts goes on before what has ended is let go.
+                // Continue work that is in progress before dropping what has been closed.
                 let now = clock::now();
                 let has_pending_work = |active: &ActiveChannel| {
                     active.wake_at.is_some_and(|at| at <= now)
@@ -272,12 +276,12 @@ impl ChannelDriver {
         true
     }
 
-    /// Starts the policies and the source of endpoints, unless they run.
+    /// Starts the policies and the resolver, unless they run already.
     fn activate(&mut self) -> &mut ActiveChannel {
         self.active.get_or_insert_with(|| ActiveChannel::new(&self.settings, &self.calls))
     }
 
-    /// Lets go of everything if there were no calls for long.
+    /// Enters IDLE if there were no calls for the idle timeout.
     fn enter_idle_if_due(&mut self) {
         let (Some(active), Some(timeout)) = (&mut self.active, self.settings.idle_timeout) else { return };
         if clock::now() < active.idle_at {
@@ -294,14 +298,15 @@ impl ChannelDriver {
         self.active = None;
         self.published.publish(ChannelState::Idle, ConnectionMap::default());
         self.published.update_connectivity(ConnectivityState::Idle);
-        // A call may have begun between the look and the publication: it then saw the old way, or wakes the channel.
+        // A call may have started since the check above. It then uses the earlier snapshot or sees `Idle` and wakes
+        // the channel.
     }
 
-    /// Runs a pass, carries out what it says, and publishes what calls should see.
+    /// Runs a pass, applies its effects and publishes a snapshot if calls should see a change.
     fn pass(&mut self) {
         let Some(active) = &mut self.active else { return };
         let began = clock::now();
-        // A policy may be the application's own. If it panics the channel starts anew, and tells its calls.
+        // The policy may be the application's own. If it panics, the channel restarts and its calls fail meanwhile.
         let Ok(pass) = catch_unwind(AssertUnwindSafe(|| active.core.reconcile(began))) else {
             tracing::error!("load balancing policy panicked in reconcile, policy tree rebuilt");
             let status = Status::new(evenkeel_core::Code::Internal, "a load balancing policy panicked");
@@ -340,10 +345,13 @@ impl ChannelDriver {
         active.pacer.finish_pass(began, clock::now());
     }
 
+    /// Processes a batch of deferred closes. If there are none, drops a batch of closed connections and retired
+    /// state.
     fn release_some(&mut self) {
         let Some(active) = &mut self.active else { return };
         let has_calls = active.calls_in_flight();
         active.close_at = has_calls.then(|| clock::now() + CLOSE_PAUSE);
+        // Calls must not see a connection that is dropped, so closes are published before anything is dropped.
         if !active.closes.is_empty() {
             let first = active.closes.len().saturating_sub(CLOSE_BATCH);
             for id in active.closes.split_off(first) {
@@ -361,39 +369,39 @@ impl ChannelDriver {
 }
 
 impl Drop for ChannelDriver {
-    /// Also when the runtime ends under it: nobody should wait for a driver that is gone.
+    /// Also runs when the runtime shuts down: calls must not wait for a driver that no longer exists.
     fn drop(&mut self) {
         self.published.publish(ChannelState::Closed, ConnectionMap::default());
         self.published.connectivity().send_replace(ConnectivityState::Idle);
     }
 }
 
-/// A channel that is not at rest.
+/// State of a channel that is not IDLE.
 struct ActiveChannel {
     core: Core,
     resolver: Resolver,
     route: RouteState,
     picker: Option<RootPicker>,
     connections: ConnectionMap,
-    /// Of this core's connections only: another core may give the same ids to others.
+    /// Events of this core's connections only: another core may assign the same ids to other subchannels.
     reports: mpsc::UnboundedReceiver<ConnectionEvent>,
     reporter: mpsc::UnboundedSender<ConnectionEvent>,
-    /// Attempts to connect that are under way.
+    /// Connection attempts that wait or are in progress.
     connect_queue: ConnectQueue,
-    /// Subchannels that are gone, of a storm: no picker leads to them.
+    /// Closed subchannels of a large pass. No picker returns them.
     closes: Vec<SubchannelId>,
-    /// Connections that calls do not see any more.
+    /// Connections that are in no snapshot, to be dropped in batches.
     released: Vec<Arc<Connection>>,
-    /// Time at which the driver closes more connections, if it pauses.
+    /// Time at which the driver drops more connections, if it pauses.
     close_at: Option<Instant>,
-    /// What the policies do not need any more.
+    /// State that the policies no longer need, to be dropped in parts.
     deferred_drop: DeferredDrop,
     load: LoadWatches,
     metrics: ChannelMetrics,
     meters: IdMap<ConnectionMeter>,
-    /// Whether calls should see something else than they do.
+    /// True if the published snapshot is out of date.
     is_dirty: bool,
-    /// The last pass led to READY.
+    /// True if the last pass resulted in READY.
     is_ready: bool,
     pacer: PassPacer,
     wake_at: Option<Instant>,
@@ -402,15 +410,15 @@ struct ActiveChannel {
     calls: Arc<InFlightCalls>,
 }
 
-/// How calls find their cluster.
+/// Routing of calls to clusters.
 enum RouteState {
-    /// It is not known yet.
+    /// No config has arrived.
     Unknown,
-    /// There are no routes; all calls go the same way.
+    /// There are no routes; all calls use the same picker.
     Direct,
-    /// By the control plane's routes.
+    /// The control plane's routes select the cluster.
     Selector(Arc<ConfigSelector>),
-    /// There is no config that could be used.
+    /// There is no usable config; calls fail with this status.
     Failed(Status),
 }
 
@@ -473,7 +481,7 @@ impl ActiveChannel {
         active
     }
 
-    /// Whether there is something left to be dropped.
+    /// Returns true if closed subchannels, connections or retired state wait to be dropped.
     fn has_deferred_work(&self) -> bool {
         !(self.closes.is_empty() && self.released.is_empty() && self.deferred_drop.is_empty())
     }
@@ -498,19 +506,21 @@ impl ActiveChannel {
         self.pacer.due_at(least, self.wake_at)
     }
 
-    /// Returns true if calls need the processor: some are in flight, and there are connections for them.
+    /// Returns true if calls compete for the processor: the channel is READY and calls are in flight.
     fn calls_in_flight(&self) -> bool {
         self.is_ready && self.calls.in_flight() > 0
     }
 
-    /// Takes in what became of a connection. Answers whether the peer complained of our pings (A8).
+    /// Applies an event of a connection. Returns true if the peer rejected our keepalive pings (`too_many_pings`,
+    /// A8).
     fn handle_event(&mut self, report: ConnectionEvent) -> bool {
         let now = clock::now();
-        // Connections and attempts that the driver closed report too. Those reports are no news and need no pass.
+        // Closed connections and cancelled attempts report as well. The core ignores those events, and they need no
+        // pass.
         match report {
             ConnectionEvent::Connected(id, connection, spent) => {
                 self.connect_queue.handle_finished(id, spent);
-                // One that nobody wants any more is let go by dropping it.
+                // If the core has closed the subchannel, dropping the handle closes the connection.
                 if self.core.handle(LbEvent::Connected(id), now) {
                     let is_first = !self.is_ready;
                     self.pacer.record(if is_first {
@@ -523,8 +533,8 @@ impl ActiveChannel {
                     self.calls.channel_stats().attach(transport.address(), transport.stats());
                     self.load.connected(id, &connection);
                     self.meters.insert(id, self.metrics.connected(self.labels(id), transport.security()));
-                    // In a storm the index is in use again before the earlier subchannel is closed. To drop its connection here
-                    // would close one for each that begins, beside calls.
+                    // In a large change, the index is reused before the earlier subchannel is closed. Dropping its
+                    // connection here would close one for each that opens, at the expense of calls.
                     self.released.extend(self.connections.insert(id, connection));
                     self.is_dirty = true;
                 }
@@ -534,7 +544,7 @@ impl ActiveChannel {
                 self.connect_queue.handle_finished(id, spent);
                 tracing::debug!(error = status.message(), "connection attempt failed");
                 let labels = self.labels(id);
-                // An attempt that nobody waits for any more counts as neither (A94).
+                // A cancelled attempt is counted neither as succeeded nor as failed (A94).
                 if self.core.handle(LbEvent::ConnectFailed(id, status), now) {
                     self.pacer.record(PassUrgency::Background);
                     self.metrics.connect_failed(&labels);
@@ -605,7 +615,8 @@ impl ActiveChannel {
         let calls_in_flight = self.calls_in_flight();
         while let Some(request) = self.connect_queue.next(now, calls_in_flight) {
             let id = request.id;
-            // One that is gone already would be dialled without what its cluster wants; it is closed next.
+            // Without the subchannel, its cluster's security config is unknown, and the attempt must not run without
+            // it.
             let Some(subchannel) = self.core.subchannel(id) else {
                 self.connect_queue.cancel(id);
                 continue;
@@ -623,7 +634,7 @@ impl ActiveChannel {
         match effect {
             LbEffect::Connect { id, address, deadline } => {
                 self.connect_queue.push(ConnectRequest { id, address, deadline });
-                // The first are on their way while the others are taken in.
+                // The first attempts run while the remaining effects are applied.
                 self.start_connects(now, settings);
             }
             LbEffect::Close { id } => self.close(id),
@@ -631,7 +642,7 @@ impl ActiveChannel {
             LbEffect::Reresolve => self.resolver.reresolve(),
             LbEffect::Measure(measurement) => self.metrics.record_measurement(&measurement),
             LbEffect::Warn(text) => tracing::warn!("{text}"),
-            // The core may learn to want more than this version can do.
+            // A later version of the core may return effects that this driver does not know.
             other => tracing::warn!(effect = ?other, "unsupported effect ignored"),
         }
     }
@@ -646,12 +657,12 @@ impl ActiveChannel {
         }
     }
 
-    /// Where a subchannel stands, if metrics say it.
+    /// Returns the metric labels of a subchannel, empty if no metric needs them.
     fn labels(&self, id: SubchannelId) -> LbLabels {
         if self.metrics.needs_labels() { self.core.labels(id) } else { LbLabels::default() }
     }
 
-    /// What calls should see.
+    /// Returns the state for the next snapshot.
     fn channel_state(&self) -> ChannelState {
         let selector = match &self.route {
             RouteState::Unknown => return ChannelState::Resolving,
@@ -674,7 +685,7 @@ impl ActiveChannel {
     }
 }
 
-/// Who is asked for out-of-band load reports, and how often; streams end when this is dropped.
+/// Subchannels with out-of-band load reports, and their intervals. Dropping it ends the streams.
 struct LoadWatches {
     default_headers: DefaultHeaders,
     metrics: ChannelMetrics,
@@ -693,8 +704,8 @@ impl LoadWatches {
         LoadWatches { default_headers, metrics, reporter, all: IdMap::default() }
     }
 
-    /// Asks this often from here on, on this connection and those after it; `None` ends it. The stream begins anew, the
-    /// connection stays (ORCA-8).
+    /// Sets the report interval for this connection and its successors; `None` ends the reports. The stream is
+    /// restarted, the connection is kept (ORCA-8).
     fn watch(&mut self, id: SubchannelId, every: Option<Duration>, connection: Option<&Arc<Connection>>) {
         self.all.remove(&id);
         let Some(every) = every else { return };
@@ -720,7 +731,7 @@ impl LoadWatches {
         watch.stream = Some(tokio::spawn(stream).abort_handle());
     }
 
-    /// The connection takes no more calls: its stream ends too (ORCA-10).
+    /// Ends the stream of a connection that takes no more calls (ORCA-10).
     fn lost(&mut self, id: SubchannelId) {
         if let Some(watch) = self.all.get_mut(&id) {
             watch.end();
@@ -742,9 +753,9 @@ impl Drop for LoadWatch {
     }
 }
 
-/// What an attempt to connect needs, and its duty to report.
+/// Inputs of a connection attempt, and a guard that reports its outcome exactly once.
 struct ConnectAttempt {
-    /// What its cluster wants, in place of the credentials.
+    /// TLS settings of the cluster, in place of the credentials.
     cluster: Option<ClusterTls>,
     credentials: Credentials,
     connector: Arc<dyn Connector>,
@@ -780,22 +791,22 @@ impl ConnectAttempt {
 }
 
 impl Drop for ConnectAttempt {
-    /// A connector may be the application's own. If it panics, the attempt has failed.
+    /// Reports a failure if the attempt has not reported. The connector may be the application's own and may panic.
     fn drop(&mut self) {
         if !self.has_reported {
-            // An attempt that was given up reports it too, and nobody listens.
+            // A cancelled attempt reports as well; the core ignores it.
             let status = Status::new(evenkeel_core::Code::Internal, "the connector panicked");
             self.report(ConnectionEvent::Failed(self.id, status, Duration::ZERO));
         }
     }
 }
 
-/// A connection from the first attempt to its end.
+/// Runs a connection from the attempt until its end.
 async fn run_connect_attempt(
     ConnectRequest { id, address, deadline }: ConnectRequest,
     mut connecting: ConnectAttempt,
 ) {
-    // Polls share the threads with calls: their time decides when other attempts begin.
+    // Polls share the threads with calls. The time spent in them paces the next attempts.
     let mut spent = Duration::ZERO;
     let attempt = async {
         let ConnectAttempt { cluster, credentials, connector, host, http2, .. } = &connecting;
@@ -831,9 +842,9 @@ async fn run_connect_attempt(
     }
 }
 
-/// Where updates come from while a channel is awake.
+/// Source of updates while a channel is not IDLE.
 enum Resolver {
-    /// There are none.
+    /// The endpoints never change.
     Fixed,
     Dns(DnsResolver),
     Xds {
@@ -842,7 +853,7 @@ enum Resolver {
     },
 }
 
-/// An update.
+/// Update of endpoints, config or routes.
 enum ResolverUpdate {
     Xds(XdsResolverUpdate),
     Resolved(LbUpdate),
@@ -850,7 +861,7 @@ enum ResolverUpdate {
 }
 
 impl Resolver {
-    /// The next update. Nothing is lost if this is dropped before it is there.
+    /// Returns the next update. Cancel-safe: no update is lost if the future is dropped.
     async fn next(&mut self) -> ResolverUpdate {
         match self {
             Resolver::Fixed => future::pending().await,
@@ -870,7 +881,7 @@ impl Resolver {
         }
     }
 
-    /// A pass is over: policies may want other clusters, and count other load.
+    /// Forwards the result of a pass: the clusters that policies subscribe to, and a hint that load reports changed.
     fn handle_pass(&mut self, core: &Core) {
         if let Resolver::Xds { client, subscription } = self {
             subscription.watch_clusters(core.subscribed_clusters().cloned().collect());
@@ -879,7 +890,7 @@ impl Resolver {
     }
 }
 
-/// A DNS name that is looked up again when a policy asks for it.
+/// A DNS name that is resolved again when a policy requests it.
 struct DnsResolver {
     host: Arc<str>,
     port: u16,
@@ -910,6 +921,7 @@ impl DnsResolver {
                 None => future::pending().await,
             }
         }
+        // The lookup stays in `running` if this future is dropped, so a cancelled `next` continues it.
         let (host, port) = (self.host.clone(), self.port);
         let resolving =
             self.running.get_or_insert_with(|| Box::pin(async move { dns::resolve(&host, port).await }));

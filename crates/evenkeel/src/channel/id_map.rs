@@ -1,4 +1,6 @@
-//! Maps by subchannel. Their ids are the core's own, so nobody can choose them to collide, and one multiplication is hash enough.
+//! Maps keyed by subchannel id, with a cheap hash.
+//!
+//! The core assigns the ids, so peers cannot choose them to collide, and one multiplication is a sufficient hash.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -18,7 +20,7 @@ impl Hasher for IdHasher {
     }
 
     fn write_u32(&mut self, n: u32) {
-        // 2^64 divided by the golden ratio.
+        // 2^64 divided by the golden ratio (Fibonacci hashing).
         self.0 = (self.0.rotate_left(32) ^ u64::from(n)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
 

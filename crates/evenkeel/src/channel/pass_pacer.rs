@@ -11,24 +11,25 @@
 //! | routine | the same events as below while no calls are in flight | 9 durations | 1/10 |
 //! | background | further connection, failed attempt, load report, timer of a policy | 19 durations | 1/20 |
 //!
-//! An event that follows a long enough silence never waits. Time is an argument; the driver owns the clock.
+//! An event after a sufficiently long pause is never delayed. Time is an argument; the driver owns the clock.
 
 use std::time::Duration;
 
 use evenkeel_core::Instant;
 
-/// Shorter pauses are skipped: timers are no finer, and passes that short are of channels with few endpoints.
+/// Minimum pause; shorter ones are skipped. Timers are no finer, and such short passes belong to channels with few
+/// endpoints.
 const MIN_PAUSE: Duration = Duration::from_millis(1);
 
-/// Longest pause. The operating system may have interrupted a pass, so that its duration says nothing about its cost.
+/// Maximum pause. The operating system may have interrupted a pass, so its duration is not a reliable cost.
 const MAX_PAUSE: Duration = Duration::from_millis(100);
 
 /// Urgency of a pass, ascending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum PassUrgency {
-    /// Calls have endpoints to go to, and some are in flight; the pass adds to the endpoints.
+    /// The channel is READY and calls are in flight. The pass adds endpoints or updates weights.
     Background,
-    /// Calls have endpoints to go to, and none is in flight.
+    /// The channel is READY and no calls are in flight.
     Routine,
     /// Calls may wait for the pass.
     Prompt,
@@ -36,7 +37,7 @@ pub(crate) enum PassUrgency {
     Immediate,
 }
 
-/// State between passes: the events that wait for the next one, and the duration of the last one.
+/// State between passes: urgency of the pending events, and duration of the last pass.
 #[derive(Debug, Default)]
 pub(crate) struct PassPacer {
     pending: Option<PassUrgency>,
@@ -50,20 +51,20 @@ impl PassPacer {
         self.pending = self.pending.max(Some(urgency));
     }
 
-    /// Returns true if an event waits for a pass that a waiting call would bring forward.
+    /// Returns true if a pending event waits for a pass that a waiting call would bring forward.
     pub(crate) fn is_deferring(&self) -> bool {
         self.pending == Some(PassUrgency::Background)
     }
 
-    /// Returns the time of the next pass, `None` if nothing needs one. No event counts as less urgent than `least`; `timer` is
-    /// the time at which the core wants to run without an event.
+    /// Returns the time of the next pass, `None` if nothing needs one. Every event counts as at least as urgent as
+    /// `least`. `timer` is the time at which the core needs a pass without an event.
     pub(crate) fn due_at(&self, least: PassUrgency, timer: Option<Instant>) -> Option<Instant> {
         let by_event = self.pending.map(|urgency| self.earliest(urgency.max(least)));
         let by_timer = timer.map(|at| at.max(self.earliest(least)));
         by_event.into_iter().chain(by_timer).min()
     }
 
-    /// Records a pass. All events before it are taken care of.
+    /// Records a pass and clears the pending events, which it has processed.
     pub(crate) fn finish_pass(&mut self, began: Instant, ended: Instant) {
         *self = PassPacer { pending: None, last_end: ended, last_duration: ended.since(began) };
     }

@@ -1,8 +1,8 @@
-//! What calls see: routes, picker and connections, published together.
+//! Snapshots of a channel: routes, picker and connections, published together.
 //!
-//! The driver makes a [`ChannelSnapshot`] after a pass and [publishes](SnapshotPublisher::publish) it; a call [looks](SnapshotPublisher::load)
-//! at the latest one and never waits for the driver, unless it has to wait anyway. A snapshot is replaced, never changed.
-//! Connections stand in a table of which a new snapshot shares what did not change.
+//! The driver [publishes](SnapshotPublisher::publish) a [`ChannelSnapshot`] after a pass, and a call
+//! [loads](SnapshotPublisher::load) the latest one. Loading never waits for the driver. A snapshot is replaced, never
+//! modified. Consecutive snapshots share the unchanged parts of their connection table.
 
 use std::sync::Arc;
 
@@ -13,41 +13,41 @@ use tokio::sync::{Notify, watch};
 
 use crate::transport::connection::Connection;
 
-/// One moment of a channel.
+/// Immutable view of a channel, as one attempt uses it.
 #[derive(Debug)]
 pub(crate) struct ChannelSnapshot {
-    /// Grows with every snapshot: a call knows by it that what did not work has changed.
+    /// Increases with every snapshot. A call compares it to detect a change since its last pick.
     pub(crate) serial: u64,
     pub(crate) state: ChannelState,
     pub(crate) connections: ConnectionMap,
 }
 
-/// What becomes of calls.
+/// Handling of calls in this snapshot.
 #[derive(Debug)]
 pub(crate) enum ChannelState {
-    /// The channel rests; a call wakes it.
+    /// The channel is IDLE; a call wakes it.
     Idle,
-    /// Nothing is known yet; calls wait.
+    /// No config and endpoints have arrived; calls wait.
     Resolving,
-    /// There is no config to go by: calls fail, unless they wait for better days.
+    /// There is no usable config. Calls fail with this status, unless they are `wait_for_ready`.
     Failed(Status),
     /// Calls are routed, if there are routes, and picked for.
     Active {
-        /// How; `None` if every call goes the same way.
+        /// The control plane's routes; `None` if all calls use the same picker.
         selector: Option<Arc<ConfigSelector>>,
-        /// Where to.
+        /// Selects a subchannel for each attempt.
         picker: RootPicker,
     },
     /// The application closed the channel.
     Closed,
 }
 
-/// The latest snapshot, and who waits for the next one.
+/// The latest snapshot, and notification of the next one.
 #[derive(Debug)]
 pub(crate) struct SnapshotPublisher {
     latest: ArcSwap<ChannelSnapshot>,
     changed: watch::Sender<()>,
-    /// Wakes the driver when a call begins to wait: a pass that was put off runs sooner.
+    /// Wakes the driver when a call starts to wait: a deferred pass then runs sooner.
     waiting: Notify,
     connectivity: watch::Sender<ConnectivityState>,
 }
@@ -64,12 +64,12 @@ impl SnapshotPublisher {
         }
     }
 
-    /// The latest snapshot.
+    /// Returns the latest snapshot without locking.
     pub(crate) fn load(&self) -> Guard<Arc<ChannelSnapshot>> {
         self.latest.load()
     }
 
-    /// Told of every snapshot that is published from now on.
+    /// Returns a receiver that is notified of every snapshot published from here on.
     pub(crate) fn subscribe(&self) -> watch::Receiver<()> {
         let receiver = self.changed.subscribe();
         self.waiting.notify_one();
@@ -81,19 +81,21 @@ impl SnapshotPublisher {
         self.changed.receiver_count() > 0
     }
 
-    /// Waits until a call begins to wait. It may return early.
+    /// Waits until a call starts to wait. It may return early.
     pub(crate) async fn wait_for_waiter(&self) {
         self.waiting.notified().await;
     }
 
-    /// Puts a snapshot in the place of the last one, and tells those who wait. Only the driver does.
+    /// Replaces the snapshot and notifies waiting calls. Only the driver calls it, so the serial needs no atomic
+    /// update.
     pub(crate) fn publish(&self, state: ChannelState, connections: ConnectionMap) {
         let serial = self.latest.load().serial + 1;
         self.latest.store(Arc::new(ChannelSnapshot { serial, state, connections }));
+        // Notify after the store, so that a call that wakes loads the stored snapshot.
         self.changed.send_replace(());
     }
 
-    /// How well the channel is connected.
+    /// The channel's connectivity state. Receivers see the latest value.
     pub(crate) fn connectivity(&self) -> &watch::Sender<ConnectivityState> {
         &self.connectivity
     }
@@ -116,8 +118,8 @@ impl ConnectionMap {
         (*of == id).then_some(connection)
     }
 
-    /// Adds the connection of this subchannel. Returns the one of an earlier subchannel with the same index, if it is still
-    /// there.
+    /// Adds the connection of this subchannel. Returns the connection of an earlier subchannel with the same index,
+    /// if it is still present.
     pub(crate) fn insert(
         &mut self,
         id: SubchannelId,
