@@ -1,12 +1,12 @@
-//! Attempts to connect: which are under way, and which wait for their turn.
+//! Queue of connection attempts: limits how many are in progress, and paces them while calls are in flight.
 //!
-//! A control plane may replace ten thousand endpoints at once, and calls need only the first that answers. So not all attempts
-//! begin together: a few do, and more as those come to an end. Endpoints that do not answer at all would hold up the
-//! others in this way; an attempt therefore counts only for a while.
+//! A control plane may replace ten thousand endpoints at once, and calls need only the first one that connects. So a
+//! few attempts start, and more as those finish. Unresponsive endpoints would block the queue, so an attempt counts
+//! against the limit only for [`COUNTED_FOR`].
 //!
-//! Attempts take processor time: system calls, HTTP/2 and TLS handshakes. While calls are in flight on a connected channel, the
-//! polls of attempts get a [`CONNECT_SHARE`] of the runtime's time. Each attempt measures its own polls, and the next ones begin
-//! as late as the mean of those measurements says.
+//! Attempts take processor time: system calls, HTTP/2 and TLS handshakes. While calls are in flight on a READY
+//! channel, polls of attempts get a [`CONNECT_SHARE`] of the runtime's time. Each attempt measures its own polls, and
+//! the mean cost determines the start of the next ones. The driver runs the attempts; time is an argument.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -17,24 +17,24 @@ use tokio::task::AbortHandle;
 
 use crate::channel::id_map::IdMap;
 
-/// How many attempts that count are under way at most: at first, and when many have come to an end.
+/// Limits on the number of counted attempts in progress: initially, and after many have finished.
 const INITIAL_LIMIT: usize = 16;
 const MAX_LIMIT: usize = 128;
 
-/// Share of the worker threads' time that attempts get while calls are in flight: a numerator and a denominator.
+/// Share of the worker threads' time for attempts while calls are in flight: numerator and denominator.
 const CONNECT_SHARE: (u32, u32) = (1, 9);
 
-/// Attempts of this length of time begin together. An attempt on its own wakes a thread of the peer and one here; a group
-/// shares them, which makes each attempt a fifth cheaper.
+/// Attempts whose cost adds up to this time start together. A single attempt wakes a thread of the peer and one here;
+/// a group shares the wake-ups, which makes each attempt a fifth cheaper.
 const CONNECT_PERIOD: Duration = Duration::from_millis(8);
 
-/// Processor time of an attempt before the first one was measured.
+/// Assumed processor time of an attempt, before the first measurement.
 const ASSUMED_COST: Duration = Duration::from_micros(100);
 
-/// For how long an attempt counts.
+/// Time for which an attempt counts against the limit.
 const COUNTED_FOR: Duration = Duration::from_millis(100);
 
-/// An attempt that somebody wants.
+/// Connection attempt requested by the core.
 #[derive(Debug)]
 pub(crate) struct ConnectRequest {
     pub(crate) id: SubchannelId,
@@ -42,22 +42,22 @@ pub(crate) struct ConnectRequest {
     pub(crate) deadline: Instant,
 }
 
-/// The attempts of a channel; those under way are given up when this is dropped.
+/// Connection attempts of a channel. Dropping the queue cancels those in progress.
 #[derive(Debug)]
 pub(crate) struct ConnectQueue {
     all: IdMap<QueuedConnect>,
-    /// Those that have not begun, with some among them that nobody wants any more.
+    /// Attempts that have not started, in order. Cancelled ones remain until they reach the front.
     waiting: VecDeque<ConnectRequest>,
-    /// When those began that may count, in order.
+    /// Start times of the attempts that may count against the limit, in order.
     started: VecDeque<(Instant, SubchannelId)>,
     in_progress: usize,
-    /// How many may count. It grows by each that ends, until none waits.
+    /// Maximum number of counted attempts. Each attempt that ends raises it; it is reset when no attempt waits.
     limit: usize,
     /// Number of worker threads that attempts run on.
     workers: u32,
-    /// Mean processor time of an attempt, of the last few.
+    /// Moving average of the processor time of an attempt.
     cost: Duration,
-    /// Time at which the attempts so far have had their share, if calls are in flight.
+    /// Time up to which the attempts started so far use the share, if calls are in flight.
     paid_at: Instant,
     /// Earliest time of the next attempt, if calls are in flight.
     next_at: Instant,
@@ -66,13 +66,13 @@ pub(crate) struct ConnectQueue {
 
 #[derive(Debug, Default)]
 struct QueuedConnect {
-    /// `None` if it waits.
+    /// `None` while the attempt waits in the queue.
     task: Option<AbortHandle>,
     counts: bool,
 }
 
 impl ConnectQueue {
-    /// Attempts on a runtime with this number of worker threads.
+    /// Returns an empty queue for a runtime with this number of worker threads.
     pub(crate) fn new(workers: usize) -> ConnectQueue {
         ConnectQueue {
             all: IdMap::default(),
@@ -93,7 +93,7 @@ impl ConnectQueue {
         self.waiting.push_back(request);
     }
 
-    /// One that is to begin now, if there is one. While calls are in flight, attempts leave them a share of the time.
+    /// Returns an attempt to start at `now`, if the limit and the share of time permit one.
     pub(crate) fn next(&mut self, now: Instant, calls_in_flight: bool) -> Option<ConnectRequest> {
         while let Some(&(at, id)) = self.started.front()
             && at + COUNTED_FOR <= now
@@ -119,14 +119,14 @@ impl ConnectQueue {
         None
     }
 
-    /// One began.
+    /// Records that the caller started an attempt returned by [`ConnectQueue::next`].
     pub(crate) fn handle_started(&mut self, id: SubchannelId, task: AbortHandle, now: Instant) {
         self.all.insert(id, QueuedConnect { task: Some(task), counts: true });
         self.started.push_back((now, id));
         self.in_progress += 1;
         if self.calls_in_flight {
             let (share, of) = CONNECT_SHARE;
-            // Timers are not exact: time that was not used is made up for, up to a period.
+            // Timers fire late: unused time is credited, up to one period.
             let earliest = Instant::ORIGIN + now.since(Instant::ORIGIN).saturating_sub(CONNECT_PERIOD);
             self.paid_at = self.paid_at.max(earliest) + self.cost * of / share / self.workers;
             if self.paid_at > now + CONNECT_PERIOD {
@@ -144,7 +144,7 @@ impl ConnectQueue {
         }
     }
 
-    /// Nobody wants it any more.
+    /// Cancels an attempt, whether it waits or is in progress.
     pub(crate) fn cancel(&mut self, id: SubchannelId) {
         if let Some(task) = self.remove(id) {
             task.abort();
@@ -158,7 +158,7 @@ impl ConnectQueue {
         task
     }
 
-    /// When the next one may begin if nothing happens before.
+    /// Returns the earliest time at which an attempt can start without another event, `None` if none waits.
     pub(crate) fn due(&self) -> Option<Instant> {
         if self.waiting.is_empty() {
             return None;
@@ -170,7 +170,7 @@ impl ConnectQueue {
         Some((*at + COUNTED_FOR).max(self.next_at))
     }
 
-    /// Returns true if attempts wait for their share of the time and for nothing else.
+    /// Returns true if attempts wait for their share of the time and not for the limit.
     pub(crate) fn is_paced(&self) -> bool {
         !self.waiting.is_empty() && self.in_progress < self.limit
     }
@@ -196,14 +196,14 @@ mod tests {
 
     const NOW: Instant = Instant::ORIGIN;
 
-    /// Attempts as a core wants them for so many endpoints.
+    /// Returns a queue with the attempts that a core requests for this number of endpoints.
     fn request(count: u16) -> ConnectQueue {
         let mut core = Core::builder(Rng::fixed(1)).build();
         let endpoints = (0..count).map(|port| Endpoint::at(SocketAddr::from(([127, 0, 0, 1], port + 1))));
         let config = Registry::standard().parse_json(r#"[{"round_robin": {}}]"#).unwrap();
         core.update(LbUpdate::new(config, Endpoints::list(endpoints)));
         let mut connect_queue = ConnectQueue::new(1);
-        // Many are begun in parts.
+        // The core requests attempts in batches.
         let mut is_due = true;
         while is_due {
             let pass = core.reconcile(NOW);
@@ -218,7 +218,7 @@ mod tests {
         connect_queue
     }
 
-    /// Begins all that may; none of them ever answers.
+    /// Starts all attempts that are permitted; none of them ever completes.
     fn begin(connect_queue: &mut ConnectQueue, now: Instant) -> Vec<(SubchannelId, JoinHandle<()>)> {
         let mut started = Vec::new();
         while let Some(request) = connect_queue.next(now, false) {
@@ -229,7 +229,7 @@ mod tests {
         started
     }
 
-    /// A few begin, and two for each that ends, well or not, until many are under way; then one for each.
+    /// A few attempts start, then two for each that ends until the maximum is reached, then one for each.
     #[tokio::test]
     async fn one_ends_and_others_begin() {
         let mut connect_queue = request(600);
@@ -245,7 +245,7 @@ mod tests {
         }
     }
 
-    /// Endpoints that do not answer hold up the others for a while only.
+    /// Unresponsive endpoints delay the others only for a limited time.
     #[tokio::test]
     async fn slow_ones_count_for_a_while() {
         let count = 40;
@@ -254,7 +254,7 @@ mod tests {
         let later = NOW + COUNTED_FOR;
         assert_eq!(begin(&mut connect_queue, NOW + COUNTED_FOR / 2).len(), 0);
         assert_eq!(begin(&mut connect_queue, later).len(), INITIAL_LIMIT);
-        // One that ends when it counts no more makes no room.
+        // An attempt that ends after it stopped counting frees no slot.
         connect_queue.handle_finished(slow[0].0, ASSUMED_COST);
         assert_eq!(begin(&mut connect_queue, later).len(), 0);
         let rest = usize::from(count);
@@ -265,7 +265,7 @@ mod tests {
         assert_eq!(connect_queue.due(), None);
     }
 
-    /// While calls are in flight, attempts take a share of the time, whatever they cost.
+    /// While calls are in flight, attempts take their share of the time, independent of their cost.
     #[tokio::test]
     async fn attempts_leave_time_for_calls() {
         const STEP: Duration = Duration::from_millis(1);
@@ -278,7 +278,7 @@ mod tests {
                     connect_queue.handle_started(id, tokio::spawn(pending::<()>()).abort_handle(), now);
                     connect_queue.handle_finished(id, cost);
                     started += 1;
-                    // The first ones are begun by an assumption.
+                    // The pace of the first attempts is based on the assumed cost.
                     measured += if step < 100 { Duration::ZERO } else { cost };
                 }
                 assert!(connect_queue.due().is_some_and(|due| due > now) && connect_queue.is_paced());
@@ -294,7 +294,7 @@ mod tests {
         }
     }
 
-    /// One that is given up ends if it is under way, and never begins if it is not.
+    /// Cancelling stops an attempt in progress and removes a waiting one.
     #[tokio::test]
     async fn nobody_wants_them_any_more() {
         let mut connect_queue = request(300);

@@ -1,16 +1,16 @@
 //! One HTTP/2 connection: a task that reads and writes, and a handle that calls are sent on.
 //!
 //! ```text
-//!  handshake ──▶ settled (the peer's SETTINGS came) ──▶ serving ──▶ lost (GOAWAY, an error, no sign of life) ──▶ over
-//!                                                          └──── let go (the handle was dropped) ────────────────┘
+//!  handshake ──▶ settled (SETTINGS received) ──▶ serving ──▶ lost (GOAWAY, error, keepalive timeout) ──▶ closed
+//!                                                   └────── released (the handle was dropped) ────────────┘
 //! ```
 //!
-//! *Lost* is told at once, so that no further call is sent on it; calls that are under way go on for as long as the peer
-//! lets them. *Let go* is the graceful end from our side: calls finish, then the peer is told goodbye. Nothing here decides
-//! when to connect; that is the core's.
+//! *Lost* is reported at once, so that no further call is sent on the connection. Calls in flight continue for as
+//! long as the peer processes them. *Released* is the graceful shutdown from our side: calls finish, then GOAWAY is
+//! sent. The core decides when to connect.
 //!
-//! Either way the last frames and the shutdown of the byte stream depend on a peer that reads. One that does not has
-//! [`CLOSE_TIMEOUT`] once the last stream is closed; then the socket is closed and the task ends.
+//! In both cases, the last frames and the shutdown of the byte stream depend on a peer that reads. Otherwise the
+//! socket is closed and the task ends [`CLOSE_TIMEOUT`] after the last stream was closed.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -34,7 +34,7 @@ use crate::transport::{self, Io};
 /// Maximum time for sending the last frames and shutting down a connection without open streams; as in grpc-go.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How HTTP/2 is spoken.
+/// HTTP/2 settings of a connection.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Http2Config {
     pub(crate) implementation: Http2Implementation,
@@ -42,46 +42,47 @@ pub(crate) struct Http2Config {
     pub(crate) keepalive: Option<KeepaliveParams>,
 }
 
-/// When to ask a silent peer whether it is there (A8).
+/// Keepalive settings of a connection (A8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KeepaliveParams {
-    /// After this long without a byte from it.
+    /// Time without data from the peer after which a ping is sent.
     pub(crate) time: Duration,
-    /// It has this long to answer.
+    /// Maximum time between a ping and the next data from the peer.
     pub(crate) timeout: Duration,
-    /// Also while there are no calls.
+    /// True if pings are also sent while no calls are in flight.
     pub(crate) without_calls: bool,
 }
 
-/// A connection that calls can be sent on. When the last handle is dropped the connection is let go.
+/// Handle of a connection that calls can be sent on. Dropping the last reference shuts the connection down
+/// gracefully.
 pub(crate) struct Connection {
     sender: HttpSender,
     shared: Arc<TransportState>,
 }
 
-/// What the handle, the task and the calls know together.
+/// State shared by the handle, the task and the calls of a connection.
 #[derive(Debug)]
 pub(crate) struct TransportState {
     address: Address,
     security: SecurityLevel,
-    /// For the calls that the peer takes at once.
+    /// Limits the calls in flight to the peer's maximum number of concurrent streams.
     quota: StreamQuota,
     lost: OnceLock<Disconnect>,
-    /// Whether it turned out that the peer does not report load out of band (A51).
+    /// True once the peer turned out not to support out-of-band load reports (A51).
     load_reports_disabled: AtomicBool,
-    /// True once the peer has answered a call, or processes one after its GOAWAY.
+    /// True once the peer has responded to a call, or processes one after its GOAWAY.
     has_served_calls: AtomicBool,
     /// True once the handle was dropped.
     is_released: AtomicBool,
     stats: EndpointStats,
 }
 
-/// Why a connection takes no more calls.
+/// Reason why a connection takes no more calls.
 #[derive(Clone, Debug)]
 pub(crate) struct Disconnect {
     pub(crate) reason: DisconnectReason,
     pub(crate) status: Status,
-    /// Whether the peer complained of our keepalive pings (A8).
+    /// True if the peer rejected our keepalive pings (A8).
     pub(crate) too_many_pings: bool,
 }
 
@@ -94,7 +95,7 @@ impl Connection {
         &self.shared
     }
 
-    /// A call, from the moment that it wants to be sent.
+    /// Returns a permit for a call, not yet held. It keeps the connection open.
     pub(crate) fn permit(self: &Arc<Connection>) -> StreamPermit {
         StreamPermit { connection: self.clone(), is_held: false }
     }
@@ -105,7 +106,7 @@ impl TransportState {
         &self.address
     }
 
-    /// Whether requests on it say that they are protected.
+    /// Returns true if the `:scheme` of requests is `https`.
     pub(crate) fn is_https(&self) -> bool {
         match self.security {
             SecurityLevel::None => false,
@@ -113,32 +114,32 @@ impl TransportState {
         }
     }
 
-    /// How it is protected.
+    /// Returns the security level of the connection.
     pub(crate) fn security(&self) -> SecurityLevel {
         self.security
     }
 
-    /// Where calls are counted for those who look inside.
+    /// Returns the statistics of the endpoint's calls for the admin interface.
     pub(crate) fn stats(&self) -> &EndpointStats {
         &self.stats
     }
 
-    /// Whether calls are under way on it, or wait for their turn.
+    /// Returns true if calls are in flight on the connection or wait for a stream.
     pub(crate) fn is_in_use(&self) -> bool {
         self.quota.in_use.load(Ordering::Relaxed) > 0 || self.quota.waiting.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether the peer takes a second call while one is under way.
+    /// Returns true if the peer allows a second call beside one in flight.
     pub(crate) fn allows_two_streams(&self) -> bool {
         self.quota.limit.load(Ordering::Relaxed) >= 2
     }
 
-    /// Whether the peer may be asked for load out of band.
+    /// Returns true unless the peer turned out not to support out-of-band load reports.
     pub(crate) fn supports_load_reports(&self) -> bool {
         !self.load_reports_disabled.load(Ordering::Relaxed)
     }
 
-    /// The peer is not asked again.
+    /// Records that the peer does not support out-of-band load reports, so no further stream is opened.
     pub(crate) fn disable_load_reports(&self) {
         self.load_reports_disabled.store(true, Ordering::Relaxed);
     }
@@ -148,14 +149,14 @@ impl TransportState {
         self.has_served_calls.load(Ordering::Relaxed)
     }
 
-    /// Why it takes no more calls, once it does not.
+    /// Returns the reason why the connection takes no more calls, `None` while it takes them.
     pub(crate) fn disconnected(&self) -> Option<&Disconnect> {
         self.lost.get()
     }
 }
 
-/// A call's place among those that the peer takes at once, once it has one; given back when dropped. It holds the
-/// connection.
+/// A call's slot among the peer's concurrent streams, once it is held. Dropping the permit returns the slot. It keeps
+/// the connection open.
 #[derive(Debug)]
 pub(crate) struct StreamPermit {
     connection: Arc<Connection>,
@@ -171,14 +172,14 @@ impl StreamPermit {
         &self.connection.shared
     }
 
-    /// Takes a place if there is one and nobody waits for it.
+    /// Takes a slot if one is free and no other call waits for it.
     pub(crate) fn try_acquire(&mut self) -> bool {
         let quota = &self.transport_state().quota;
         self.is_held = quota.waiting.load(Ordering::SeqCst) == 0 && quota.try_acquire();
         self.is_held
     }
 
-    /// Waits for a place; `false` if the connection takes no more calls.
+    /// Waits for a slot. Returns false if the connection takes no more calls.
     pub(crate) async fn acquire(&mut self) -> bool {
         self.is_held = self.transport_state().quota.acquire().await;
         self.is_held
@@ -193,11 +194,12 @@ impl Drop for StreamPermit {
     }
 }
 
-/// Places for as many calls as the peer takes at once. Those who wait here have sent nothing yet, so that one that is given up
-/// is not a request with a reset behind it, which servers take for an attack.
+/// Slots for as many calls as the peer allows concurrent streams. A waiting call has sent nothing. Cancelling it
+/// therefore sends no RST_STREAM, a pattern that servers treat as an attack (rapid reset).
 ///
-/// Where there is room, a place costs an atomic step to take and one to give back. Who waits says so before a last look,
-/// and who gives back looks for those who wait afterwards, so that none of them is missed.
+/// Without contention, a slot costs one atomic operation to take and one to return. A waiter increments `waiting`
+/// before it checks for a slot, and [`StreamQuota::release`] checks `waiting` after it returned one. Both are
+/// `SeqCst`, so no wake-up is lost.
 #[derive(Debug, Default)]
 struct StreamQuota {
     in_use: AtomicUsize,
@@ -221,10 +223,12 @@ impl StreamQuota {
         }
     }
 
-    /// Waits for a place; `false` if there will be none.
+    /// Waits for a slot. Returns false if the connection is closed. Dropping the future is safe: a notification it
+    /// received passes to the next waiter.
     async fn acquire(&self) -> bool {
         let _waiting = QuotaWaiter::new(&self.waiting);
         loop {
+            // Register for notifications before the checks, or a release between check and wait would be missed.
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
             if self.is_closed.load(Ordering::SeqCst) {
@@ -237,7 +241,7 @@ impl StreamQuota {
         }
     }
 
-    /// The peer takes so many from here on. If those are fewer, the others finish.
+    /// Sets the peer's maximum number of concurrent streams. If it shrinks, calls above it finish normally.
     fn set_limit(&self, limit: usize) {
         if self.limit.swap(limit, Ordering::SeqCst) < limit {
             self.changed.notify_waiters();
@@ -250,7 +254,7 @@ impl StreamQuota {
     }
 }
 
-/// Counts as waiting until it is dropped.
+/// Counts as a waiting call until it is dropped, also when the wait is cancelled.
 struct QuotaWaiter<'r>(&'r AtomicUsize);
 
 impl QuotaWaiter<'_> {
@@ -267,7 +271,7 @@ impl Drop for QuotaWaiter<'_> {
 }
 
 impl Drop for Connection {
-    /// Runs before the sender is dropped, which wakes the task.
+    /// Sets the flag before the sender is dropped, because dropping the sender wakes the task.
     fn drop(&mut self) {
         self.shared.is_released.store(true, Ordering::Release);
     }
@@ -279,18 +283,18 @@ impl fmt::Debug for Connection {
     }
 }
 
-/// The part that reads and writes. It must be [run](ConnectionTask::run), or nothing moves.
+/// The I/O part of a connection. It makes no progress unless it is [run](ConnectionTask::run).
 pub(crate) struct ConnectionTask {
     transport: HttpTransport,
     keepalive_state: Option<KeepaliveState>,
     shared: Arc<TransportState>,
-    /// How many calls the peer takes at once, as far as we have heard.
+    /// Maximum number of concurrent streams that was last passed to the quota.
     limit: Option<usize>,
-    /// Ends [`CLOSE_TIMEOUT`] after the connection had nothing left to do but to close.
+    /// Fires [`CLOSE_TIMEOUT`] after the connection had nothing left to do but to close.
     closing: Option<Pin<Box<Sleep>>>,
 }
 
-/// Speaks HTTP/2 over a byte stream, up to the peer's SETTINGS.
+/// Starts HTTP/2 on a byte stream and waits for the peer's SETTINGS.
 pub(crate) async fn handshake(
     io: Box<dyn Io>,
     (address, security): (Address, SecurityLevel),
@@ -310,7 +314,7 @@ pub(crate) async fn handshake(
     let failed = |why: &str| Status::unavailable(format!("HTTP/2 handshake with {}: {why}", shared.address));
     let started = HttpTransport::start(io, settings.implementation, settings.settings).await;
     let (sender, mut transport) = started.map_err(|error| failed(&describe_error(&error)))?;
-    // Until the peer's SETTINGS are there it has shown nothing but an open port.
+    // Before its SETTINGS, the peer has shown nothing but an open port.
     let settled = poll_fn(|cx| match transport.poll(cx) {
         Poll::Ready(Err(Error::Closed)) => {
             Poll::Ready(Err(failed("the peer closed the connection before its SETTINGS")))
@@ -328,7 +332,7 @@ pub(crate) async fn handshake(
 }
 
 impl ConnectionTask {
-    /// Reads and writes until the connection is over. `lost` is told once, when it takes no more calls.
+    /// Reads and writes until the connection is closed. Calls `lost` once, when the connection takes no more calls.
     pub(crate) async fn run(mut self, lost: impl FnOnce(Disconnect)) {
         let mut lost = Some(lost);
         let mut report = |shared: &TransportState, disconnect: Disconnect| {
@@ -341,9 +345,9 @@ impl ConnectionTask {
         poll_fn(|cx| {
             let finished = self.transport.poll(cx);
             self.update_stream_limit();
-            // What the peer said last comes before that it is gone.
+            // A GOAWAY received before the end of the stream is the reason to report, not the end of the stream.
             if let Some(close_reason) = self.transport.close_reason() {
-                // Calls may not have seen their answers yet, so that the transport has to be asked.
+                // Calls may not have read their responses yet, so the transport is queried as well.
                 if self.shared.disconnected().is_none() && self.transport.has_served_calls() {
                     self.shared.has_served_calls.store(true, Ordering::Relaxed);
                 }
@@ -376,8 +380,8 @@ impl ConnectionTask {
         .await;
     }
 
-    /// Ready when the connection has had no streams and taken no calls for [`CLOSE_TIMEOUT`]. Without it a peer that stops
-    /// reading would hold the socket and the task for ever.
+    /// Ready when the connection has had no streams and taken no calls for [`CLOSE_TIMEOUT`]. Without this timeout, a
+    /// peer that stops reading would hold the socket and the task forever.
     fn poll_close_timeout(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if self.closing.is_none() {
             let takes_calls =
@@ -389,7 +393,7 @@ impl ConnectionTask {
         self.closing.get_or_insert_with(|| Box::pin(sleep(CLOSE_TIMEOUT))).as_mut().poll(cx)
     }
 
-    /// Makes room as the peer's last SETTINGS say.
+    /// Applies the maximum number of concurrent streams of the peer's latest SETTINGS.
     fn update_stream_limit(&mut self) {
         let limit = self.transport.max_streams();
         if limit != self.limit {
@@ -400,7 +404,7 @@ impl ConnectionTask {
 }
 
 impl Drop for ConnectionTask {
-    /// Also when the runtime ends under it: nobody should wait for a connection that is gone.
+    /// Also runs when the runtime shuts down: calls must not wait for a connection that no longer exists.
     fn drop(&mut self) {
         self.shared.quota.close();
     }
@@ -438,7 +442,7 @@ impl Disconnect {
     }
 }
 
-/// What went wrong, in words.
+/// Returns the message for an HTTP/2 error, for use in a status.
 pub(crate) fn describe_error(error: &Error) -> String {
     match error {
         Error::Io(io) if io.kind() == io::ErrorKind::BrokenPipe => Error::Closed.to_string(),
@@ -447,13 +451,13 @@ pub(crate) fn describe_error(error: &Error) -> String {
     }
 }
 
-/// Watches over a connection by its keepalive.
+/// Keepalive timer of a connection, and its last ping.
 struct KeepaliveState {
     keepalive: KeepaliveParams,
     timer: Pin<Box<Sleep>>,
-    /// When the peer was last heard of, and how many bytes had come by then.
+    /// Time of the last data from the peer, and the number of bytes read by then.
     last_read: (evenkeel_core::Instant, u64),
-    /// When the ping was sent that has not been answered.
+    /// Time of the ping that is still unacknowledged.
     ping_sent_at: Option<evenkeel_core::Instant>,
 }
 
@@ -464,7 +468,7 @@ impl KeepaliveState {
         KeepaliveState { keepalive, timer, last_read: (now, 0), ping_sent_at: None }
     }
 
-    /// Ready when the peer has given no sign of life for too long.
+    /// Ready when the peer sent no data within the timeout after a ping.
     fn poll_timeout(
         &mut self,
         transport: &mut HttpTransport,
@@ -491,7 +495,7 @@ impl KeepaliveState {
                 }
                 _ => {
                     transport.ping();
-                    // It goes out with the next look.
+                    // The transport sends the ping on its next poll, so the task is woken for another one.
                     cx.waker().wake_by_ref();
                     self.ping_sent_at = Some(now);
                     now + self.keepalive.timeout
@@ -510,8 +514,8 @@ mod tests {
 
     use super::*;
 
-    /// A crowd goes through three places, some of it giving up while it waits: there are never more inside than places, and
-    /// nobody waits for ever, also when the places become fewer and more.
+    /// Many tasks compete for three slots, and some cancel their wait. The limit holds at all times and no task waits
+    /// forever, also while the limit changes.
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
     async fn a_crowd_goes_through_few_places() {
         const PLACES: usize = 3;
@@ -524,7 +528,7 @@ mod tests {
             crowd.spawn(async move {
                 for permit in 0..200 {
                     if (one + permit) % 5 == 0 {
-                        // It looks once, waits at most until others had their turn, and gives up.
+                        // This task polls once, waits at most until others have run, and cancels.
                         tokio::select! {
                             biased;
                             true = quota.acquire() => quota.release(),

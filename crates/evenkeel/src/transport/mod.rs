@@ -1,8 +1,8 @@
 //! Byte streams to endpoints: sockets, and TLS over them.
 //!
-//! [`connect`] gives a stream that HTTP/2 can start on, or says in words what failed. It takes everything for each
-//! connection anew, and never goes on in the clear when TLS was asked for. How long it may take is the caller's business: it
-//! drops the future.
+//! [`connect`] returns a stream that HTTP/2 can start on, or an error that states the cause. It reads credentials for
+//! every connection, so that rotated certificates apply, and it never falls back to plaintext. Timeouts are left to
+//! the caller, which drops the future.
 
 pub(crate) mod connect_queue;
 pub(crate) mod connection;
@@ -26,17 +26,18 @@ use tokio_rustls::client::TlsStream;
 
 use crate::credentials::{ClusterTls, Credentials, H2};
 
-/// A byte stream to an endpoint. Whatever reads and writes is one.
+/// Byte stream to an endpoint. Implemented for every type with the required traits.
 pub trait Io: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> Io for T {}
 
-/// Opens byte streams to addresses. TCP and unix sockets unless the user gives another, as for simulations and tunnels.
+/// Opens byte streams to addresses. The default opens TCP and unix sockets; simulations and tunnels can provide
+/// another.
 ///
-/// TLS, if the credentials ask for it, runs over the streams that a connector opens. A call that takes too long is dropped.
-/// The error's text reaches the callers of RPCs, behind the address.
+/// If the credentials require TLS, it runs over the streams that a connector opens. On timeout, the future is
+/// dropped. The error's text follows the address in the status of failed RPCs.
 pub trait Connector: Send + Sync + 'static {
-    /// Opens a stream to this address.
+    /// Opens a byte stream to this address.
     #[expect(clippy::type_complexity, reason = "an implementation has to spell it out as well")]
     fn connect(
         &self,
@@ -44,8 +45,8 @@ pub trait Connector: Send + Sync + 'static {
     ) -> Pin<Box<dyn Future<Output = io::Result<Box<dyn Io>>> + Send + '_>>;
 }
 
-/// The sockets of the operating system. The name of a unix socket that starts with a zero byte is in Linux's abstract
-/// namespace.
+/// Connector for the operating system's sockets. A unix socket name that starts with a zero byte is in Linux's
+/// abstract namespace.
 pub(crate) struct SocketConnector;
 
 impl Connector for SocketConnector {
@@ -58,7 +59,7 @@ impl Connector for SocketConnector {
             let io: Box<dyn Io> = match address {
                 Address::Ip(address) => {
                     let stream = TcpStream::connect(address).await?;
-                    // HTTP/2 gathers its frames itself; waiting for more would only delay calls.
+                    // HTTP/2 batches its own frames; Nagle's algorithm would only delay calls.
                     stream.set_nodelay(true)?;
                     Box::new(stream)
                 }
@@ -75,11 +76,11 @@ impl Connector for SocketConnector {
     }
 }
 
-/// Opens a stream to an endpoint, secured as the credentials say. `host` is the name that the endpoint's certificate must be
-/// valid for: a DNS name or an IP address, without a port.
+/// Opens a byte stream to an endpoint, secured according to the credentials. `host` is the name that the endpoint's
+/// certificate must be valid for: a DNS name or an IP address, without a port.
 ///
-/// With TLS 1.3 a server judges our certificate after the handshake has ended for us. Its refusal then comes with the first
-/// read; [`TlsSocket`] sees to it that it is heard.
+/// With TLS 1.3, a server verifies our certificate after the handshake has finished on our side. Its alert then
+/// arrives with the first read; [`TlsSocket`] makes sure that it is reported.
 pub(crate) async fn connect(
     connector: &dyn Connector,
     address: &Address,
@@ -98,8 +99,8 @@ pub(crate) async fn connect(
     handshake(io, tls.config().await, name).await.map_err(|cause| failed(&shown, cause))
 }
 
-/// Opens a stream to an endpoint, secured as its cluster wants it. Without the certificates for that, the endpoint is not
-/// even connected to.
+/// Opens a byte stream to an endpoint, secured by its cluster's security config. Without the required certificates,
+/// no connection is opened at all.
 pub(crate) async fn connect_by_cluster(
     connector: &dyn Connector,
     address: &Address,
@@ -135,18 +136,19 @@ async fn handshake(
     }
 }
 
-/// A stream under TLS whose errors are in words, since HTTP/2 keeps their text only.
+/// TLS stream whose errors carry a description, since HTTP/2 keeps only their text.
 ///
-/// A server that refuses our certificate says so and closes. The write that fails then is not the news; what waits to be
-/// read is.
+/// A server that rejects our certificate sends an alert and closes. A failed write then hides the cause; the unread
+/// alert contains it.
 struct TlsSocket {
     stream: TlsStream<Box<dyn Io>>,
-    /// What a write failed with, while there is still something to be read.
+    /// Error of a failed write, kept until the read that may return the alert completes.
     failed: Option<io::Error>,
 }
 
 impl TlsSocket {
-    /// Writes; if that fails because the server has closed, the error is what the server said before.
+    /// Runs a write. If it fails because the server has closed, returns the alert that the server sent before, if
+    /// any.
     fn poll_written<T>(
         &mut self,
         cx: &mut Context<'_>,
@@ -221,18 +223,18 @@ fn with_description(error: io::Error) -> io::Error {
     if is_tls(&error) { io::Error::new(error.kind(), describe_io_error(&error)) } else { error }
 }
 
-/// Why there is no stream.
+/// Error of opening a byte stream.
 #[derive(Debug)]
 pub(crate) struct ConnectError {
     address: Address,
-    /// Whom the server was expected to be, if it came to TLS.
+    /// Expected identity of the server, if the TLS handshake was started.
     server: Option<String>,
     cause: String,
 }
 
 impl fmt::Display for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // An abstract unix socket has a zero byte in its name.
+        // The name of an abstract unix socket contains a zero byte.
         let address = sanitize(&self.address.to_string());
         match &self.server {
             None => write!(f, "connecting to {address}: {}", self.cause),
@@ -249,7 +251,7 @@ impl From<ConnectError> for Status {
     }
 }
 
-/// An error of a stream as a user can read it: what the system says, and for TLS what it means.
+/// Returns a message for an error of a byte stream: the system's text, or an explanation for TLS errors.
 pub(crate) fn describe_io_error(error: &io::Error) -> String {
     let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
     match tls {
@@ -282,7 +284,7 @@ fn describe_tls_error(error: &rustls::Error) -> String {
     }
 }
 
-/// `CertificateRequired` as `certificate required`.
+/// Converts `CertificateRequired` to `certificate required`.
 fn split_camel_case(name: &str) -> String {
     let mut words = String::new();
     let mut after_lower = false;
@@ -296,7 +298,7 @@ fn split_camel_case(name: &str) -> String {
     words
 }
 
-/// `Connection refused` as our messages have it; `EOF` stays.
+/// Converts `Connection refused` to the lower case of our messages; keeps `EOF`.
 fn uncapitalised(text: &str) -> String {
     let mut rest = text.chars();
     match rest.next() {
@@ -307,7 +309,7 @@ fn uncapitalised(text: &str) -> String {
     }
 }
 
-/// Text that a server may have had a hand in, as with the names in its certificate: on one line, and cut if it is long.
+/// Escapes control characters and truncates text that a server may control, such as names in its certificate.
 fn sanitize(text: &str) -> String {
     const MAX_CHARS: usize = 512;
     let mut line = String::new();
@@ -316,7 +318,7 @@ fn sanitize(text: &str) -> String {
             line.push_str("...");
             break;
         }
-        // Line separators and direction marks too: a log viewer may show other text than there is.
+        // Line separators and direction marks can make a log viewer display other text.
         let is_mark = matches!(
             c,
             '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}'
@@ -357,10 +359,10 @@ mod tests {
         assert_eq!(sanitize("a\r\n\x1b\u{9b}\u{202e}\u{2028}é"), "a\\r\\n\\u{1b}\\u{9b}\\u{202e}\\u{2028}é");
     }
 
-    /// A TLS server to be. It greets whoever it accepts, and then sends back what it gets.
+    /// Settings of a TLS test server. It sends a greeting on every accepted connection, then echoes.
     struct Plan<'a> {
         leaf: Leaf,
-        /// Clients must have a certificate of this authority.
+        /// Clients must present a certificate of this authority.
         clients: Option<&'a Authority>,
         alpn: &'a [&'a [u8]],
         version: &'static SupportedProtocolVersion,
@@ -415,11 +417,11 @@ mod tests {
 
     struct Server {
         address: SocketAddr,
-        /// One for each connection; `None` if it was not accepted.
+        /// One entry for each connection; `None` if the handshake failed.
         seen: mpsc::UnboundedReceiver<Option<Seen>>,
     }
 
-    /// What a server knows about a client.
+    /// Client identity and server name seen by a server.
     struct Seen {
         client: Option<CertificateDer<'static>>,
         name: Option<String>,
@@ -440,7 +442,7 @@ mod tests {
         stream.map_err(|error| error.to_string())
     }
 
-    /// A stream on which the server has greeted us, or what went wrong.
+    /// Returns a stream after the server's greeting, or the error.
     async fn greeted(
         to: impl Into<Address>,
         credentials: &Credentials,
@@ -471,7 +473,7 @@ mod tests {
         let names = ["orders", "*.orders.internal", "127.0.0.1", "::1"];
         let both = || trusting(&other).ca_pem(ours.pem());
         let in_one = [other.pem(), ours.pem()].concat();
-        // What is asked for, with which credentials, and the name that the server is told.
+        // Host, credentials, and the server name that the server receives (SNI).
         let rows: &[(&str, TlsCredentialsBuilder, Option<&str>)] = &[
             ("orders", trusting(&ours), Some("orders")),
             ("orders", both(), Some("orders")),
@@ -495,7 +497,7 @@ mod tests {
         }
     }
 
-    /// Fault 84, as far as names and dates go.
+    /// Fault 84: names and dates of certificates.
     #[tokio::test]
     async fn servers_that_do_not_are_refused_with_the_reason() {
         let [ours, other] = ["ours", "other"].map(Authority::new);
@@ -569,7 +571,7 @@ mod tests {
         }
     }
 
-    /// Fault 81: who asks for TLS gets TLS or an error, and nothing of a call goes out in the clear.
+    /// Fault 81: TLS credentials lead to TLS or an error, and no part of a call is sent in plaintext.
     #[tokio::test]
     async fn tls_never_becomes_plaintext() {
         let ours = Authority::new("ours");
@@ -584,7 +586,7 @@ mod tests {
             let address = listener.local_addr().unwrap();
             let server = tokio::spawn(async move {
                 let (mut socket, _) = listener.accept().await.unwrap();
-                // The whole of the first message, so that closing does not reset the connection.
+                // Read the whole first message, so that closing does not reset the connection.
                 let mut header = [0; 5];
                 socket.read_exact(&mut header).await.unwrap();
                 let mut hello = vec![0; usize::from(u16::from_be_bytes([header[3], header[4]]))];
@@ -704,7 +706,7 @@ mod tests {
         let credentials = built(tls.refresh_every(Duration::ZERO));
 
         let both = [old.pem(), new.pem()].concat();
-        // Both servers, before and after; and our certificate rotates while the roots are broken.
+        // Connects to both servers at each step. Our certificate rotates while the roots are invalid.
         let steps: &[(&str, &str, &Leaf, [bool; 2])] = &[
             ("old", old.pem(), &a, [true, false]),
             ("both", &both, &a, [true, true]),
@@ -730,8 +732,8 @@ mod tests {
         }
     }
 
-    /// The roots of a process are those of its environment, so each row is a process: this test again, with a server's
-    /// address to go to.
+    /// The system roots depend on the environment of a process. So each row runs this test in a child process, with
+    /// the address of a server to connect to.
     #[test]
     fn the_systems_roots_are_trusted_by_default() {
         const NAME: &str = "transport::tests::the_systems_roots_are_trusted_by_default";
@@ -768,7 +770,7 @@ mod tests {
         }
     }
 
-    /// A system that has only this error.
+    /// Connector that always fails with this error.
     struct Failing(io::Error);
 
     impl Connector for Failing {
@@ -781,7 +783,7 @@ mod tests {
         }
     }
 
-    /// Fault 73, its text.
+    /// Fault 73: text of system errors.
     #[tokio::test]
     async fn what_the_system_says_is_kept() {
         let rows = [
@@ -844,7 +846,7 @@ mod tests {
         }
     }
 
-    /// TLS runs over whatever a connector gives.
+    /// TLS runs over every stream that a connector returns.
     #[tokio::test]
     async fn other_connectors_carry_tls_as_well() {
         struct Tunnel(SocketAddr);

@@ -1,8 +1,8 @@
-//! HTTP/2 by the crate `h2`, behind the same seam as the default.
+//! HTTP/2 by the crate `h2`, behind the same interface as the default.
 //!
-//! `h2` does not expose everything that a channel needs: a [`ByteTap`] on the byte stream counts what is read and knows when the peer's first
-//! SETTINGS are complete, and a second `SendRequest` of the connection, the *probe*, returns an error as soon as `h2` takes no
-//! more requests. Streams are counted here too.
+//! `h2` does not expose everything that a channel needs. A [`ByteTap`] on the byte stream counts the bytes read and
+//! detects the end of the peer's first SETTINGS. A second `SendRequest` of the connection, the *probe*, returns an
+//! error as soon as `h2` takes no more requests. Streams are counted here too.
 
 use std::io;
 use std::pin::Pin;
@@ -25,10 +25,10 @@ const MAX_RESET_STREAMS: usize = 1024;
 /// The flow-control window of a connection before any WINDOW_UPDATE.
 const DEFAULT_WINDOW: u32 = 65_535;
 
-/// Length of a frame's head.
+/// Length of a frame header (RFC 9113, section 4.1).
 const FRAME_HEAD: usize = 9;
 
-/// The type of SETTINGS (RFC 9113, section 6.5).
+/// Type of a SETTINGS frame (RFC 9113, section 6.5).
 const SETTINGS: u8 = 4;
 
 /// Header fields of HTTP/1 (RFC 9113, section 8.2.2).
@@ -51,11 +51,11 @@ pub(super) async fn start(
     builder
         .enable_push(false)
         .initial_window_size(settings.stream_window)
-        // The window of a connection cannot be less than what it begins with (RFC 9113, section 6.9.2).
+        // The connection's window cannot shrink below its initial size (RFC 9113, section 6.9.2).
         .initial_connection_window_size(settings.connection_window.max(DEFAULT_WINDOW))
         .max_frame_size(settings.max_frame_size)
         .max_header_list_size(settings.max_header_list_size)
-        // A client cancels as many calls as it likes. The limit of h2 on errors that it detects protects servers from clients.
+        // A client may cancel any number of calls. The limit of `h2` on local errors protects servers from clients.
         .max_concurrent_reset_streams(MAX_RESET_STREAMS)
         .max_local_error_reset_streams(None);
     let (requests, mut connection) =
@@ -76,18 +76,19 @@ pub(super) async fn start(
 /// State that the transport, the sender and the streams of a connection share.
 #[derive(Default)]
 struct H2Shared {
-    /// Wakes the transport after a change of its streams.
+    /// Waker of the transport's task, for changes of its streams.
     waker: Mutex<Option<Waker>>,
     /// True once the sender was dropped.
     is_released: AtomicBool,
-    /// Number of streams of which a half is held.
+    /// Number of streams with at least one half alive.
     streams: AtomicUsize,
-    /// True once the head of a response was read.
+    /// True once a call has read the head of a response.
     has_received_response: AtomicBool,
 }
 
 impl H2Shared {
     fn wake(&self) {
+        // Release the lock before the wake-up: the waker may run the task, which takes the lock.
         let waker = lock(&self.waker).take();
         if let Some(waker) = waker {
             waker.wake();
@@ -124,7 +125,7 @@ impl H2Sender {
         let mut head = http::Request::new(());
         (*head.method_mut(), *head.uri_mut(), *head.version_mut(), *head.headers_mut()) =
             (request.method.clone(), uri, Version::HTTP_2, headers);
-        // A clone has no stream of its own that waits to be opened, for which it would refuse this one.
+        // A fresh clone has no pending stream. `h2` would reject this request if one were pending.
         let opened = self.requests.clone().send_request(head, request.end_stream);
         let (response, send) = opened.map_err(|error| from_h2(&error))?;
         self.shared.streams.fetch_add(1, Ordering::SeqCst);
@@ -141,7 +142,7 @@ impl Drop for H2Sender {
     }
 }
 
-/// One stream, held by both of its halves. Only `h2`'s sending half can reset it.
+/// One stream, shared by its two halves. Only the sending half of `h2` can reset it.
 struct H2Stream {
     send: Mutex<::h2::SendStream<Bytes>>,
     shared: Arc<H2Shared>,
@@ -205,11 +206,11 @@ pub(crate) struct H2RecvStream {
     part: ResponsePart,
 }
 
-/// The part of a response that comes next.
+/// Part of a response that is read next.
 enum ResponsePart {
     ResponseHeaders(ResponseFuture),
     Body(::h2::RecvStream),
-    /// It has ended, with an error or without.
+    /// The response has ended, with or without an error.
     Ended,
 }
 
@@ -232,7 +233,7 @@ impl H2RecvStream {
         let ResponsePart::Body(body) = &mut self.part else { return Poll::Ready(None) };
         let data = match ready!(body.poll_data(cx)) {
             Some(Ok(data)) => {
-                // It fails for streams without a window only, which need none.
+                // It fails only for streams without a window, which need none.
                 let _ = body.flow_control().release_capacity(data.len());
                 Some(Ok(data))
             }
@@ -256,7 +257,7 @@ impl H2RecvStream {
 }
 
 impl Drop for H2RecvStream {
-    /// `h2` would wait for the other half.
+    /// Cancels the stream if the response is incomplete. Otherwise `h2` would wait until the other half is dropped.
     fn drop(&mut self) {
         let has_ended = match &self.part {
             ResponsePart::ResponseHeaders(_) => false,
@@ -269,10 +270,10 @@ impl Drop for H2RecvStream {
     }
 }
 
-/// The part that reads and writes.
+/// The I/O part of a connection over `h2`.
 pub(crate) struct H2Transport {
     connection: Connection<ByteTap, Bytes>,
-    /// Dropped with the sender: `h2` keeps a connection for as long as there is one.
+    /// Dropped with the sender: `h2` keeps a connection open while a `SendRequest` exists.
     probe: Option<SendRequest<Bytes>>,
     pings: Option<PingPong>,
     shared: Arc<H2Shared>,
@@ -283,6 +284,7 @@ pub(crate) struct H2Transport {
 
 impl H2Transport {
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        // Store the waker before reading the flag, or a sender dropped in between would not wake this task.
         *lock(&self.shared.waker) = Some(cx.waker().clone());
         if self.shared.is_released.load(Ordering::SeqCst) {
             self.probe = None;
@@ -294,7 +296,8 @@ impl H2Transport {
         if self.read.has_settings.load(Ordering::Relaxed) {
             self.max_streams = Some(self.connection.max_concurrent_send_streams());
         }
-        // There is one answer at most. As a sign of life its bytes count.
+        // At most one ping is outstanding. Its bytes count as data from the peer. The second poll registers the
+        // waker.
         if let Some(pings) = &mut self.pings
             && let Poll::Ready(Ok(_)) = pings.poll_pong(cx)
         {
@@ -308,8 +311,8 @@ impl H2Transport {
         }
         match ready!(polled) {
             Ok(()) if self.probe.is_none() => Poll::Ready(Ok(())),
-            // An end that the peer announced is not an error, whatever the reason of its GOAWAY. A channel whose connection ends so
-            // right after the peer's SETTINGS was connected: the attempt did not fail.
+            // An end that the peer announced by GOAWAY is not an error, for every reason code. If it follows the
+            // peer's SETTINGS immediately, the connection attempt still succeeded.
             _ if matches!(self.close_reason, Some(Error::GoAway(..))) => Poll::Ready(Ok(())),
             Ok(()) => Poll::Ready(Err(self.refuse(Error::Closed))),
             Err(error) => Poll::Ready(Err(self.refuse(from_h2(&error)))),
@@ -337,30 +340,30 @@ impl H2Transport {
         self.shared.streams.load(Ordering::SeqCst) > 0
     }
 
-    /// Requests without an answer do not count: `h2` does not tell which of them the peer's GOAWAY leaves out.
+    /// Requests without a response do not count: `h2` does not report which of them the peer's GOAWAY excludes.
     pub(super) fn has_served_calls(&self) -> bool {
         self.shared.has_received_response.load(Ordering::Relaxed)
     }
 
     pub(super) fn ping(&mut self) {
         if let Some(pings) = &mut self.pings {
-            // It fails if one is unanswered; that one will do.
+            // It fails if a ping is outstanding, which then serves the purpose.
             let _ = pings.send_ping(Ping::opaque());
         }
     }
 }
 
-/// Progress of reading, as [`ByteTap`] sees it.
+/// State of reading, shared by [`ByteTap`] and the transport.
 #[derive(Default)]
 struct BytesRead {
     count: AtomicU64,
     /// True once the peer's first SETTINGS are complete.
     has_settings: AtomicBool,
-    /// True if the peer began with another frame. RFC 9113, section 3.4, wants SETTINGS.
+    /// True if the peer's first frame is not SETTINGS, which RFC 9113, section 3.4, requires.
     is_not_http2: AtomicBool,
 }
 
-/// A byte stream that counts what is read from it and follows the peer's first frame.
+/// Byte stream that counts the bytes read and parses the header of the peer's first frame.
 struct ByteTap {
     io: Box<dyn Io>,
     head: [u8; FRAME_HEAD],
@@ -426,11 +429,11 @@ impl AsyncWrite for ByteTap {
     }
 }
 
-/// An error of `h2` in the seam's terms.
+/// Converts an error of `h2`.
 fn from_h2(error: &::h2::Error) -> Error {
     if let Some(io) = error.get_io() {
         return match io.kind() {
-            // So h2 names a connection that the peer closed.
+            // `h2` reports a connection closed by the peer as a broken pipe.
             io::ErrorKind::BrokenPipe => Error::Closed,
             kind => Error::Io(Arc::new(io::Error::new(kind, io.to_string()))),
         };
@@ -445,7 +448,7 @@ fn from_h2(error: &::h2::Error) -> Error {
     }
 }
 
-/// The debug data of a GOAWAY frame. `h2` gives it in its text only, as `(b"...")` with Rust's escapes.
+/// Returns the debug data of a GOAWAY frame. `h2` exposes it only in its text, as `(b"...")` with Rust's escapes.
 fn debug_data(error: &::h2::Error) -> Bytes {
     let text = error.to_string();
     let quoted = text.split_once(" (b\"").and_then(|(_, rest)| rest.strip_suffix("\")"));
@@ -478,7 +481,7 @@ fn unescape(text: &str) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    /// Debug data comes back as it was, whatever its bytes.
+    /// Debug data of arbitrary bytes is recovered.
     #[test]
     fn debug_data_is_unescaped() {
         let all = (0..=u8::MAX).collect::<Bytes>();
@@ -488,7 +491,7 @@ mod tests {
         assert_eq!(unescape(""), b"");
     }
 
-    /// The first frame is followed in pieces of any size.
+    /// The first frame is detected in chunks of any size.
     #[test]
     fn the_first_frame_is_followed() {
         for (kind, payload) in [(SETTINGS, 0), (SETTINGS, 12), (6, 8)] {

@@ -1,9 +1,11 @@
-//! The HTTP/2 implementation under a connection: `evenkeel-http2`, or the crate `h2` where the application selects it.
+//! The HTTP/2 implementation of a connection: `evenkeel-http2`, or the crate `h2` if the application selects it.
 //!
-//! This is the whole seam. Calls open streams by [`HttpSender::send`]; [`HttpSendStream`] and [`HttpRecvStream`] are the two halves of a
-//! stream; the connection's task polls the [`HttpTransport`], which owns the byte stream. Requests, response heads, error codes and
-//! errors are those of `evenkeel-http2` with both, so that nothing above knows which one runs. Dispatch is by enums: without
-//! the feature `h2` they have one variant and cost nothing.
+//! This module is the whole abstraction. Calls open streams by [`HttpSender::send`]; [`HttpSendStream`] and
+//! [`HttpRecvStream`] are the two halves of a stream. The connection's task polls the [`HttpTransport`], which owns
+//! the byte stream.
+//!
+//! Both implementations use the requests, responses, error codes and errors of `evenkeel-http2`, so callers need not
+//! distinguish them. Dispatch is by enums: without the feature `h2` they have one variant and cost nothing.
 
 #[cfg(feature = "h2")]
 mod h2_transport;
@@ -16,15 +18,14 @@ use http::HeaderMap;
 
 use crate::transport::Io;
 
-/// The HTTP/2 implementation that a channel uses.
+/// HTTP/2 implementation that a channel uses.
 ///
-/// The default is made for gRPC clients and is the one that is measured. The other one is a way out: on the day that a
-/// vulnerability or an incompatibility of the default is known and no release has a fix, an application can select `h2`, the
-/// implementation under hyper and tonic, and keep everything else. It is also the oracle of differential tests: the
-/// channel's tests run over both.
+/// The default is written for gRPC clients, and published figures refer to it. `h2`, the implementation used by hyper
+/// and tonic, is the fallback. An application can select it when a vulnerability or an incompatibility of the default
+/// has no released fix. It is also the reference of differential tests: the channel's tests run over both.
 ///
 /// Behaviour is the same with both: deadlines, retries, statuses, keepalive, limits and every setting of the
-/// [builder](crate::ChannelBuilder). A call costs more instructions and a connection more memory with `h2`.
+/// [builder](crate::ChannelBuilder). With `h2`, a call costs more instructions and a connection more memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Http2Implementation {
@@ -46,7 +47,7 @@ macro_rules! dispatch {
     };
 }
 
-/// Opens streams. When it is dropped, the connection ends as soon as its streams have.
+/// Opens streams. Dropping it closes the connection as soon as its streams are closed.
 pub(crate) enum HttpSender {
     Evenkeel(evenkeel_http2::SendRequest),
     #[cfg(feature = "h2")]
@@ -54,7 +55,7 @@ pub(crate) enum HttpSender {
 }
 
 impl HttpSender {
-    /// Opens a stream. It never waits: the caller keeps to the [maximum](HttpTransport::max_streams) of the peer.
+    /// Opens a stream without waiting. The caller must observe the peer's [maximum](HttpTransport::max_streams).
     pub(crate) fn send(
         &self,
         request: &RequestHeaders<'_>,
@@ -73,7 +74,7 @@ impl HttpSender {
     }
 }
 
-/// The request half of a stream. Dropped before its end it leaves the request incomplete.
+/// The request half of a stream. Dropping it before its end leaves the request incomplete.
 pub(crate) enum HttpSendStream {
     Evenkeel(evenkeel_http2::SendStream),
     #[cfg(feature = "h2")]
@@ -81,8 +82,8 @@ pub(crate) enum HttpSendStream {
 }
 
 impl HttpSendStream {
-    /// Sends data, or queues it until the flow-control window has room. Returns `None` if the stream takes no more data; the other
-    /// half has the reason.
+    /// Sends data, or queues it until the flow-control window has room. Returns `None` if the stream takes no more
+    /// data; the other half reports the reason.
     pub(crate) fn send(&mut self, data: Bytes, end_stream: bool) -> Option<()> {
         dispatch!(self, stream => stream.send(data, end_stream))
     }
@@ -103,7 +104,7 @@ impl HttpSendStream {
     }
 }
 
-/// The response half of a stream. Dropped before its end it cancels the stream.
+/// The response half of a stream. Dropping it before its end cancels the stream.
 pub(crate) enum HttpRecvStream {
     Evenkeel(evenkeel_http2::RecvStream),
     #[cfg(feature = "h2")]
@@ -116,18 +117,19 @@ impl HttpRecvStream {
         dispatch!(self, stream => stream.poll_head(cx))
     }
 
-    /// Ready with data, or with `None` at its end. The peer may send as much again.
+    /// Ready with data, or with `None` at the end of the data. Returned bytes are released to the flow-control
+    /// window.
     pub(crate) fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Error>>> {
         dispatch!(self, stream => stream.poll_data(cx))
     }
 
-    /// Ready with the trailers, after the data.
+    /// Ready with the trailers. Poll it after the end of the data.
     pub(crate) fn poll_trailers(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<HeaderMap>, Error>> {
         dispatch!(self, stream => stream.poll_trailers(cx))
     }
 }
 
-/// The part of a connection that reads and writes. It must be polled, or nothing moves.
+/// The I/O part of a connection. It makes no progress unless it is polled.
 #[cfg_attr(feature = "h2", expect(clippy::large_enum_variant, reason = "the large one is the default"))]
 pub(crate) enum HttpTransport {
     Evenkeel(EvenkeelTransport),
@@ -136,7 +138,7 @@ pub(crate) enum HttpTransport {
 }
 
 impl HttpTransport {
-    /// Starts HTTP/2 on a byte stream. The peer has sent nothing yet.
+    /// Starts HTTP/2 on a byte stream, without waiting for the peer.
     #[cfg_attr(not(feature = "h2"), expect(clippy::unused_async, reason = "only h2 waits"))]
     pub(crate) async fn start(
         io: Box<dyn Io>,
@@ -156,8 +158,8 @@ impl HttpTransport {
         }
     }
 
-    /// Reads and writes. Ready when the connection has ended: `Ok` if it was not needed any more, or if the peer sent GOAWAY and
-    /// all streams are closed.
+    /// Reads and writes. Ready when the connection has ended: `Ok` if the sender was dropped, or if the peer sent
+    /// GOAWAY and all streams are closed.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
         dispatch!(self, transport => transport.poll(cx))
     }
@@ -167,12 +169,12 @@ impl HttpTransport {
         dispatch!(self, transport => transport.max_streams())
     }
 
-    /// The reason why the connection takes no more requests, once it does not.
+    /// Returns the reason why the connection takes no more requests, `None` while it takes them.
     pub(crate) fn close_reason(&self) -> Option<&Error> {
         dispatch!(self, transport => transport.close_reason())
     }
 
-    /// Number of bytes read so far.
+    /// Returns the number of bytes read so far.
     pub(crate) fn bytes_read(&self) -> u64 {
         dispatch!(self, transport => transport.bytes_read())
     }
@@ -182,12 +184,12 @@ impl HttpTransport {
         dispatch!(self, transport => transport.has_open_streams())
     }
 
-    /// Returns true if the peer has answered a request, or processes one after its GOAWAY.
+    /// Returns true if the peer has responded to a request, or processes one after its GOAWAY.
     pub(crate) fn has_served_calls(&self) -> bool {
         dispatch!(self, transport => transport.has_served_calls())
     }
 
-    /// Sends PING with the next poll.
+    /// Queues a PING frame, which the next poll sends.
     pub(crate) fn ping(&mut self) {
         dispatch!(self, transport => transport.ping());
     }
