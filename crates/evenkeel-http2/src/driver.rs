@@ -1,4 +1,7 @@
-//! The part of a connection that reads and writes.
+//! I/O half of a connection: [`ConnectionDriver`] moves bytes between the byte stream and the shared state.
+//!
+//! It decides nothing about streams: [`FrameReader`] parses, and [`ConnectionState`] applies each frame under the lock.
+//! It starts no task and reads no clock. The caller polls it, and owns keepalive and timeouts.
 
 use std::cell::Cell;
 use std::fmt;
@@ -18,36 +21,36 @@ use crate::state::ConnectionState;
 use crate::stream::{SendRequest, SharedConnection};
 use crate::write_buffer::WriteBuffer;
 
-/// From so much at once on, the next read is expected to be as large.
+/// Minimum number of bytes in one read after which the next read uses a buffer of its own.
 const BULK_READ: usize = 16 << 10;
 
-/// After so many reads others have their turn.
+/// Maximum number of reads per poll, so that other tasks of the runtime can run.
 const MAX_READS: usize = 16;
 
 /// Number of events and wakers that an idle connection keeps room for.
 const MAX_IDLE_CAPACITY: usize = 32;
 
 thread_local! {
-    /// Where the connections of a thread read to. An idle connection needs no buffer of its own.
+    /// Read buffer that all connections of a thread share. An idle connection needs no buffer of its own.
     static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
-/// What we tell the peer.
+/// Settings of the client: the flow-control windows and limits that it advertises to the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Http2Settings {
-    /// Bytes that the peer may send on a stream before they are read. Memory for unread responses is bounded by this, times the
+    /// Initial flow-control window of each stream, in bytes. Memory for unread responses is bounded by this, times the
     /// number of streams that are not read.
     pub stream_window: u32,
-    /// Maximum number of bytes in flight from the peer on all streams together. They are returned on receipt, as in grpc-go. So
+    /// Flow-control window of the connection, in bytes. It is returned to the peer on receipt, as in grpc-go. So
     /// streams that are not read do not stop the others.
     pub connection_window: u32,
-    /// The largest frame that the peer may send; 16 KiB at least.
+    /// Maximum payload of a frame that the peer may send, in bytes; at least 16 KiB.
     pub max_frame_size: u32,
-    /// The most bytes of headers or trailers that are taken in.
+    /// Maximum size of a header list (headers or trailers) that is accepted, in bytes.
     pub max_header_list_size: u32,
 }
 
-/// Windows as hyper has them for clients; 16 KiB of headers.
+/// The windows are hyper's defaults for clients; header lists are limited to 16 KiB.
 impl Default for Http2Settings {
     fn default() -> Http2Settings {
         Http2Settings {
@@ -59,7 +62,9 @@ impl Default for Http2Settings {
     }
 }
 
-/// A connection as a client has it. What the sender sends moves when the driver is polled with the byte stream.
+/// Creates a client connection: a handle that opens streams, and the driver that does the I/O.
+///
+/// Frames move only while the driver is polled with the byte stream.
 pub fn client(settings: Http2Settings) -> (SendRequest, ConnectionDriver) {
     let shared = Arc::new(SharedConnection::new(ConnectionState::new(settings)));
     let driver = ConnectionDriver {
@@ -76,10 +81,10 @@ pub fn client(settings: Http2Settings) -> (SendRequest, ConnectionDriver) {
     (SendRequest::new(shared), driver)
 }
 
-/// Reads and writes. It must be polled, or nothing moves.
+/// Reads and writes the frames of a connection. Nothing moves unless it is polled.
 pub struct ConnectionDriver {
     shared: Arc<SharedConnection>,
-    /// What is on its way to the byte stream.
+    /// Frames that are being written to the byte stream.
     writing: WriteBuffer,
     reader: FrameReader,
     wake: Vec<Waker>,
@@ -87,13 +92,15 @@ pub struct ConnectionDriver {
     close_reason: Option<Error>,
     bytes_read: u64,
     is_bulk: bool,
-    /// Whether the last words are on their way.
+    /// True once the connection closes: the driver writes the remaining frames, GOAWAY last, and shuts down.
     is_closing: bool,
 }
 
 impl ConnectionDriver {
-    /// Moves bytes in both directions for as long as there are any. Ready when the connection is over: `Ok` if it ended because
-    /// nobody needs it any more, or because the peer said goodbye and all streams are done.
+    /// Moves bytes in both directions until neither can make progress.
+    ///
+    /// Ready when the connection has closed. It is `Ok` if all streams have closed after the handle was dropped, the
+    /// peer sent GOAWAY, or the stream ids were used up.
     pub fn poll<I: AsyncRead + AsyncWrite + Unpin>(
         &mut self,
         io: &mut I,
@@ -109,17 +116,18 @@ impl ConnectionDriver {
         moved
     }
 
-    /// How many streams the peer takes at once; `None` until its settings have come.
+    /// Returns the peer's SETTINGS_MAX_CONCURRENT_STREAMS, `usize::MAX` if it set none. `None` until its SETTINGS
+    /// arrive.
     pub fn max_streams(&self) -> Option<usize> {
         self.max_streams
     }
 
-    /// Why no more requests are taken, once they are not.
+    /// Returns the reason why the connection accepts no more requests, or `None` while it does.
     pub fn close_reason(&self) -> Option<&Error> {
         self.close_reason.as_ref()
     }
 
-    /// How many bytes were read so far: a sign of life.
+    /// Returns the number of bytes read so far. Keepalive takes any increase as a sign of life.
     pub fn bytes_read(&self) -> u64 {
         self.bytes_read
     }
@@ -129,17 +137,17 @@ impl ConnectionDriver {
         self.shared.lock().streams.has_open()
     }
 
-    /// Returns true if the peer has sent the head of a response, on any stream.
+    /// Returns true if the peer has sent response headers, on any stream.
     pub fn has_received_response(&self) -> bool {
         self.shared.lock().has_received_response
     }
 
-    /// Asks the peer for a sign of life. It goes out when the driver is polled next.
+    /// Queues a PING frame. The driver sends it on the next poll.
     pub fn ping(&mut self) {
         frame::ping(self.shared.lock().out.tail(), 0, *b"evenkeel");
     }
 
-    /// Releases buffers that a burst needed.
+    /// Releases the capacity that a burst needed.
     fn shrink(&mut self) {
         if self.reader.events.capacity() > MAX_IDLE_CAPACITY {
             self.reader.events = Vec::new();
@@ -166,11 +174,12 @@ impl ConnectionDriver {
                 Err(error) => return self.fail(error, io, cx),
             }
         }
+        // The byte stream may still be readable: reschedule instead of waiting for its waker.
         cx.waker().wake_by_ref();
         Poll::Pending
     }
 
-    /// Writes until there is nothing left, or no room.
+    /// Writes until the buffers are empty or the byte stream accepts no more.
     fn write<I: AsyncWrite + Unpin>(&mut self, io: &mut I, cx: &mut Context<'_>) -> Result<(), Error> {
         loop {
             if self.writing.is_empty() {
@@ -183,7 +192,7 @@ impl ConnectionDriver {
                     state.written();
                     state.register_driver(cx);
                     drop(state);
-                    // What is written goes out, also through a byte stream that gathers.
+                    // A byte stream that buffers, such as TLS, sends nothing without a flush.
                     return match Pin::new(io).poll_flush(cx) {
                         Poll::Ready(Err(error)) => Err(error.into()),
                         _ => Ok(()),
@@ -214,6 +223,8 @@ impl ConnectionDriver {
         if self.is_bulk {
             return self.poll_read_bulk(io, cx);
         }
+        // Taken, not borrowed: a byte stream that polls another connection finds an empty buffer, as does a thread that
+        // is exiting.
         let mut buffer = BUFFER.try_with(Cell::take).unwrap_or_default();
         buffer.resize(READ_BUFFER_SIZE, 0);
         let mut read = ReadBuf::new(&mut buffer);
@@ -226,7 +237,7 @@ impl ConnectionDriver {
         taken
     }
 
-    /// Reads much at once, into a buffer of its own that large pieces of data may keep.
+    /// Reads into a buffer that is not shared with other connections, so that large chunks can keep it without a copy.
     fn poll_read_bulk<I: AsyncRead + Unpin>(
         &mut self,
         io: &mut I,
@@ -238,7 +249,7 @@ impl ConnectionDriver {
         Poll::Ready(self.take(ReadChunk { rest: &read, shared: Some(&read) }))
     }
 
-    /// Takes in what was read.
+    /// Parses the bytes of one read, and applies the frames. An empty read is the end of the byte stream.
     fn take(&mut self, read: ReadChunk<'_>) -> Result<(), Error> {
         let len = read.rest.len();
         if len == 0 {
@@ -248,7 +259,7 @@ impl ConnectionDriver {
         self.bytes_read += len as u64;
         let read = self.reader.read(read);
         let mut state = self.shared.lock();
-        // What came before an error counts.
+        // Frames before an error take effect, so they are applied before the error is returned.
         for event in self.reader.events.drain(..) {
             state.apply(event, &mut self.wake).map_err(Error::ConnectionError)?;
         }
@@ -257,7 +268,7 @@ impl ConnectionDriver {
         read.map_err(Error::ConnectionError)
     }
 
-    /// The connection is over: streams learn why, and so does the peer if it is its fault.
+    /// Closes the connection: all streams fail with `error`. After a connection error the peer gets GOAWAY.
     fn fail<I: AsyncWrite + Unpin>(
         &mut self,
         error: Error,
@@ -271,13 +282,13 @@ impl ConnectionDriver {
             state.has_sent_goaway = true;
             frame::goaway(state.out.tail(), reason);
             drop(state);
-            // It is told if it listens; nobody waits for that.
+            // A best effort: the connection is closed whether the peer receives GOAWAY or not.
             let _ = self.write(io, cx);
         }
         Poll::Ready(Err(error))
     }
 
-    /// Closes once the last words are out. A peer that is gone does not need them.
+    /// Shuts the byte stream down once all frames are written. A failure does not matter any more.
     fn poll_close<I: AsyncWrite + Unpin>(
         &mut self,
         io: &mut I,
@@ -291,7 +302,7 @@ impl ConnectionDriver {
     }
 }
 
-/// Looks whether the connection takes no more requests and has nothing left to do. If so, the peer is told goodbye.
+/// Returns true if the connection accepts no more requests and has no open streams. It then queues GOAWAY, once.
 fn check_closing(state: &mut ConnectionState, close_reason: &mut Option<Error>) -> bool {
     if close_reason.is_none() {
         close_reason.clone_from(&state.close_reason);
@@ -304,7 +315,7 @@ fn check_closing(state: &mut ConnectionState, close_reason: &mut Option<Error>) 
     is_over
 }
 
-/// Leaves out buffers: they hold headers and messages of calls.
+/// Omits the buffers: they hold headers and messages of calls.
 impl fmt::Debug for ConnectionDriver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = f.debug_struct("Driver");
@@ -315,7 +326,7 @@ impl fmt::Debug for ConnectionDriver {
 }
 
 impl Drop for ConnectionDriver {
-    /// Also when the runtime ends under it: nobody should wait for a connection that is gone.
+    /// Fails all streams, also when the runtime drops the task: otherwise their wakers would never be called.
     fn drop(&mut self) {
         self.shared.lock().fail(&Error::Exhausted, &mut self.wake);
         for waker in self.wake.drain(..) {

@@ -1,4 +1,4 @@
-//! Why a stream or a connection ended.
+//! Errors of a stream or a connection, and the error codes of RFC 9113.
 
 use std::fmt;
 use std::io;
@@ -7,10 +7,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::HeaderName;
 
-/// How much of a peer's last words is shown.
+/// Maximum number of characters of a GOAWAY frame's debug data in the error message.
 const MAX_DEBUG_DATA: usize = 200;
 
-/// A code of RFC 9113, section 7. Peers may send any number.
+/// Error code of RFC 9113, section 7. Codes that the RFC does not define are kept as they are.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Reason(u32);
 
@@ -58,7 +58,7 @@ impl From<Reason> for u32 {
     }
 }
 
-/// The name in the RFC, or the number.
+/// Prints the name from the RFC, or the number in hexadecimal.
 impl fmt::Debug for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.name() {
@@ -68,31 +68,32 @@ impl fmt::Debug for Reason {
     }
 }
 
-/// Why a stream or a connection ended before it was complete.
+/// Reason why a stream or a connection ended before it was complete.
 #[derive(Clone, Debug)]
 pub enum Error {
-    /// The peer reset the stream.
+    /// The peer sent RST_STREAM with this code.
     Reset(Reason),
-    /// The peer broke the protocol or a limit of ours in this stream; we reset it.
+    /// Stream error: the peer violated the protocol or a limit on this stream, and the client reset it.
     StreamError(Reason),
-    /// The peer said goodbye, with these words beside the code. As the error of a stream: the peer did nothing with it.
+    /// The peer sent GOAWAY with this code and debug data. As the error of a stream: the peer did not process it, so it
+    /// can be retried.
     GoAway(Reason, Bytes),
-    /// The peer broke the protocol or a limit of ours; we ended the connection.
+    /// Connection error: the peer violated the protocol or a limit, and the client closed the connection.
     ConnectionError(Reason),
-    /// The peer closed the connection.
+    /// The peer closed the byte stream.
     Closed,
-    /// Reading or writing failed.
+    /// Reading or writing the byte stream failed.
     Io(Arc<io::Error>),
-    /// The request has this header, which HTTP/2 does not carry. Nothing was sent.
+    /// The request has this header field, which HTTP/2 does not allow. Nothing was sent.
     InvalidHeader(HeaderName),
     /// The request's header list is larger than the peer's SETTINGS_MAX_HEADER_LIST_SIZE. Nothing was sent.
     HeaderListTooLarge {
-        /// Size of the header list, as the setting counts it.
+        /// Size of the header list, as SETTINGS_MAX_HEADER_LIST_SIZE counts it.
         size: usize,
         /// Maximum size that the peer accepts.
         limit: usize,
     },
-    /// The connection takes no more requests: it has had as many as HTTP/2 can number, or its driver is gone.
+    /// The connection accepts no more requests: its stream ids are used up, or its driver was dropped.
     Exhausted,
 }
 

@@ -1,21 +1,24 @@
-//! Frames: nine bytes of head, then a payload (RFC 9113, section 4).
+//! Frame layout (RFC 9113, section 4): a header of nine bytes, then a payload.
+//!
+//! Contains the constants of the RFC and the writers of small frames. [`FrameReader`](crate::reader::FrameReader)
+//! parses frames, and `state` builds HEADERS and DATA.
 
 use crate::error::Reason;
 
-/// What a client says first.
+/// Connection preface that a client sends before its first frame (RFC 9113, section 3.4).
 pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// The largest payload that may be sent unless the other side says otherwise.
+/// Maximum payload of a frame until SETTINGS_MAX_FRAME_SIZE sets another.
 pub(crate) const DEFAULT_MAX_SIZE: usize = 1 << 14;
 pub(crate) const LARGEST_MAX_SIZE: usize = (1 << 24) - 1;
 
-/// The window of a stream and of the connection unless it is said otherwise.
+/// Initial flow-control window of a stream and of the connection until the peer changes it.
 pub(crate) const DEFAULT_WINDOW: u32 = (1 << 16) - 1;
 pub(crate) const MAX_WINDOW: i64 = (1 << 31) - 1;
 
 pub(crate) const FRAME_HEADER_LEN: usize = 9;
 
-/// The kinds that there are. Others are to be ignored.
+/// Frame types (RFC 9113, section 6). Frames of unknown types are ignored.
 pub(crate) mod kind {
     pub(crate) const DATA: u8 = 0;
     pub(crate) const HEADERS: u8 = 1;
@@ -46,7 +49,7 @@ pub(crate) mod setting {
     pub(crate) const MAX_HEADER_LIST_SIZE: u16 = 6;
 }
 
-/// The head of a frame.
+/// Header of a frame: length of the payload, type, flags and stream id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FrameHeader {
     pub(crate) len: usize,
@@ -98,7 +101,7 @@ pub(crate) fn ping(out: &mut Vec<u8>, flags: u8, payload: [u8; 8]) {
     out.extend_from_slice(&payload);
 }
 
-/// A server opens no streams here, so that there is nothing to say of the last one.
+/// Writes GOAWAY. Its last stream id is 0: without push, the server opens no streams.
 pub(crate) fn goaway(out: &mut Vec<u8>, reason: Reason) {
     FrameHeader { len: 8, kind: kind::GOAWAY, flags: 0, stream: 0 }.write(out);
     out.extend_from_slice(&[0; 4]);
@@ -117,7 +120,7 @@ pub(crate) fn settings_ack(out: &mut Vec<u8>) {
     FrameHeader { len: 0, kind: kind::SETTINGS, flags: flag::ACK, stream: 0 }.write(out);
 }
 
-/// The payload without its padding. `None` if there is more padding than payload.
+/// Returns the payload without its padding. `None` if the padding is longer than the payload.
 pub(crate) fn strip_padding(head: FrameHeader, payload: &[u8]) -> Option<&[u8]> {
     if !head.has_flag(flag::PADDED) {
         return Some(payload);

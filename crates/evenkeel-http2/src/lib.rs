@@ -1,30 +1,30 @@
 //! HTTP/2 for gRPC clients: one connection, many short calls, little work for each.
 //!
 //! ```text
-//!  calls ──▶ Sender::send ──▶ │ state, behind a lock:  │ ◀──▶ Driver::poll ◀──▶ socket
-//!            SendStream       │ streams, windows,      │
-//!        ◀── RecvStream       │ what is to be written  │
+//!  calls ──▶ SendRequest::send ──▶ │ state, behind a lock: │ ◀──▶ ConnectionDriver::poll ◀──▶ socket
+//!            SendStream            │ streams, windows,     │
+//!        ◀── RecvStream            │ write buffer          │
 //! ```
 //!
-//! A call writes its frames into the connection's buffer itself and wakes the task that [drives](ConnectionDriver) the connection, once for
-//! all calls that come together; the task writes what there is, reads what came, and hands it out under one lock. Nothing is
-//! allocated for a stream that has a predecessor: slots and their queues are used again. An idle connection holds no
-//! buffers: what is read goes through one that the thread's connections share.
+//! Each call writes its frames into the connection's buffer and wakes the task that polls the
+//! [driver](ConnectionDriver), once for all calls that come together. The task writes the queued frames, reads, and
+//! applies the received frames under one lock. Slots and queues of closed streams are reused, so a stream usually costs
+//! no allocation. An idle connection holds no buffers: the connections of a thread share one read buffer.
 //!
-//! It is a client and no more: no push, no priorities, no CONNECT, no request trailers. Headers are not Huffman-coded when
-//! they are sent; names and values that are said again and again are indexed. How many streams the peer takes at once is
-//! [told](ConnectionDriver::max_streams) and for the user to keep. Time does not exist here: keepalive is the user's, by
+//! The crate is a client only: no push, no priorities, no CONNECT, no request trailers. Sent headers are indexed but
+//! not Huffman-coded. The caller must respect the peer's [maximum number of concurrent
+//! streams](ConnectionDriver::max_streams). The crate reads no clock: the caller implements keepalive with
 //! [`ConnectionDriver::ping`].
 //!
-//! The window of the connection is returned to the peer on receipt, that of a stream as its data is read. So a stream that is
-//! read makes progress, whatever other streams leave unread. Memory for unread data is at most
+//! The window of the connection is returned to the peer on receipt, that of a stream as its data is read. So a stream
+//! that is read makes progress, even if other streams are not read. Memory for unread data is at most
 //! [`stream_window`](Http2Settings::stream_window) for each stream that is not read.
 //!
-//! What a peer can do wrong ends the stream or the connection with the error that RFC 9113 names; nothing of it panics or
-//! makes memory grow beyond the windows, the header limit and a bounded number of answers that wait to be written.
+//! A peer's error ends the stream or the connection with the error code of RFC 9113. No input causes a panic. Memory is
+//! bounded by the windows, the header limit and a maximum number of queued replies.
 //!
-//! While a peer does not read, requests beyond 64 KiB of frames wait without being encoded. A call that is cancelled then is
-//! never sent. So memory is bounded by the calls that are alive, however many were begun and cancelled.
+//! While a peer does not read, requests beyond 64 KiB of frames wait without being encoded. A call that is cancelled
+//! then is never sent. So memory is bounded by the calls that are alive, not by the number of calls begun.
 
 #![forbid(unsafe_code)]
 #![expect(clippy::cast_possible_wrap, reason = "what lies in memory is far shorter than 2^63")]

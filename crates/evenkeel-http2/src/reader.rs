@@ -1,7 +1,10 @@
-//! From bytes to what they say.
+//! Parses the received bytes into frame events.
 //!
-//! Data is handed on as it comes, without waiting for the rest of its frame, and small frames of the same stream that come
-//! together become one piece. Only the beginning of another frame is kept for the next read.
+//! DATA is passed on as it arrives, without waiting for the rest of its frame. Small DATA frames of one stream that
+//! arrive together become one chunk. Of other frames, the incomplete part is buffered for the next read.
+//!
+//! The reader checks frame sizes, frame order and header compression. Stream states and windows are left to
+//! [`ConnectionState`](crate::state::ConnectionState).
 
 use std::mem;
 
@@ -13,29 +16,29 @@ use crate::hpack::HpackDecoder;
 use crate::recv_buffer::{Chunk, LARGE, MIN_SHARED};
 use crate::state::FrameEvent;
 
-/// A block of headers has at most this many frames.
+/// Maximum number of frames in a header block, HEADERS included. It bounds the cost of a CONTINUATION flood.
 const MAX_CONTINUATIONS: usize = 256;
 
-/// How much is kept of what a peer says when it leaves.
+/// Maximum number of bytes kept of a GOAWAY frame's debug data.
 const MAX_DEBUG_DATA: usize = 1024;
 
 #[derive(Debug)]
 pub(crate) struct FrameReader {
-    /// The beginning of a frame.
+    /// Incomplete frame from earlier reads.
     buffer: Vec<u8>,
     decoder: HpackDecoder,
-    /// Headers whose end has not come.
+    /// Header block whose END_HEADERS has not arrived.
     block: Option<PartialHeaderBlock>,
-    /// Data whose end has not come.
+    /// DATA frame whose payload is not complete.
     data: Option<PartialData>,
     has_settings: bool,
     max_frame_size: usize,
     max_header_list_size: usize,
-    /// What was read and not taken yet.
+    /// Parsed frames that the driver has not applied yet.
     pub(crate) events: Vec<FrameEvent>,
 }
 
-/// Bytes that were read, and what they are a part of if that can be kept.
+/// Unparsed rest of one read. `shared` is the buffer of that read if chunks may keep it.
 #[derive(Debug)]
 pub(crate) struct ReadChunk<'a> {
     pub(crate) rest: &'a [u8],
@@ -71,9 +74,9 @@ impl FrameReader {
         }
     }
 
-    /// Takes in the next bytes. An error is one of the connection; what came before it is among the events.
+    /// Parses the next bytes. An error is a connection error; frames before it are among the events.
     pub(crate) fn read(&mut self, mut bytes: ReadChunk<'_>) -> Result<(), Reason> {
-        // A frame that has begun is completed first, and no more than that is copied.
+        // The buffered frame is completed first, and only its missing bytes are copied.
         while !self.buffer.is_empty() && !bytes.rest.is_empty() {
             let missing = missing(&self.buffer).min(bytes.rest.len());
             let (now, later) = bytes.rest.split_at(missing);
@@ -96,8 +99,9 @@ impl FrameReader {
         Ok(())
     }
 
-    /// Decides whether the pieces of a read keep its buffer. They do if they are of one stream and most of the buffer. Otherwise a
-    /// piece would hold the whole buffer when the others are read and it is not, so each becomes a copy.
+    /// Copies the chunks of a read out of its buffer, unless they belong to one stream and fill most of the buffer.
+    ///
+    /// Otherwise one unread chunk would retain the whole buffer after the others were read.
     fn unshare_small_chunks(&mut self) {
         let (mut of, mut total, mut is_one_stream) = (None, 0, true);
         for event in &mut self.events.iter_mut().rev() {
@@ -119,7 +123,7 @@ impl FrameReader {
         }
     }
 
-    /// Takes frames off the front for as long as they are whole.
+    /// Parses frames from the front for as long as they are complete. DATA need not be.
     fn frames(&mut self, bytes: &mut ReadChunk<'_>) -> Result<(), Reason> {
         loop {
             if let Some(data) = self.data.take() {
@@ -145,7 +149,7 @@ impl FrameReader {
         }
     }
 
-    /// Whether a frame may come here.
+    /// Checks a frame's size, its position in the sequence of frames and its stream id.
     fn check(&mut self, head: FrameHeader) -> Result<(), Reason> {
         if head.len > self.max_frame_size {
             return Err(Reason::FRAME_SIZE_ERROR);
@@ -160,7 +164,7 @@ impl FrameReader {
         let is_of_stream = match head.kind {
             kind::DATA | kind::HEADERS | kind::PRIORITY | kind::RST_STREAM | kind::CONTINUATION => true,
             kind::SETTINGS | kind::PING | kind::GOAWAY => false,
-            // We said that we take none.
+            // The client's SETTINGS disable push.
             kind::PUSH_PROMISE => return Err(Reason::PROTOCOL_ERROR),
             _ => return Ok(()),
         };
@@ -273,7 +277,7 @@ impl FrameReader {
         let Some(mut block) = self.block.take() else { return Err(Reason::PROTOCOL_ERROR) };
         block.bytes.extend_from_slice(payload);
         block.frames += 1;
-        // More than any list within the limit takes, however badly it is coded.
+        // A header list within the limit never needs this many bytes, even with the least efficient encoding.
         if block.bytes.len() > 4 * self.max_header_list_size + self.max_frame_size
             || block.frames > MAX_CONTINUATIONS
         {
@@ -310,7 +314,7 @@ impl FrameReader {
     }
 }
 
-/// How many bytes are missing to the beginning of a frame: those of its head, or of its payload.
+/// Returns the number of bytes that are missing to complete the frame header, or else the payload.
 fn missing(begun: &[u8]) -> usize {
     let whole = begun
         .first_chunk::<FRAME_HEADER_LEN>()
@@ -318,7 +322,7 @@ fn missing(begun: &[u8]) -> usize {
     whole.saturating_sub(begun.len()).max(1)
 }
 
-/// A frame of four bytes.
+/// Parses a payload of exactly four bytes.
 fn read_u32(payload: &[u8]) -> Result<u32, Reason> {
     <[u8; 4]>::try_from(payload).map(u32::from_be_bytes).map_err(|_| Reason::FRAME_SIZE_ERROR)
 }

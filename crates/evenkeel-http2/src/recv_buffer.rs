@@ -1,34 +1,34 @@
 //! Received data of a stream that waits to be read.
 //!
-//! At most two bytes of memory are held per byte of data, beside a small constant. Data that came with a large read is kept
-//! as a part of the read buffer, without a copy, for as long as the stream uses most of that buffer. Small pieces behind
-//! unread data are gathered, so that a peer cannot make a byte cost much more.
+//! At most two bytes of memory are held per byte of data, beside a small constant. Data of a large read stays in the
+//! read buffer, without a copy, while the stream uses most of that buffer. Small chunks behind unread data are merged,
+//! so that a peer cannot make a byte cost much more.
 
 use std::collections::VecDeque;
 use std::mem;
 
 use bytes::Bytes;
 
-/// Bytes of a read buffer.
+/// Size of a read buffer, in bytes.
 pub(crate) const READ_BUFFER_SIZE: usize = 64 << 10;
 
-/// A read buffer is kept while one stream has at least this much unread data in it.
+/// Minimum number of unread bytes of one stream for which a read buffer is retained.
 pub(crate) const MIN_SHARED: usize = READ_BUFFER_SIZE / 16 * 9;
 
-/// Data from this size on is neither copied if it need not be, nor gathered.
+/// Minimum size of a chunk that is passed on without being copied or merged.
 pub(crate) const LARGE: usize = 4096;
 
-/// Small pieces are gathered up to this size.
+/// Maximum size up to which small chunks are merged.
 const MAX_GATHERED: usize = 16 << 10;
 
-/// Number of pieces that an empty buffer keeps room for.
+/// Number of chunks that an empty buffer keeps room for.
 const MAX_IDLE_CAPACITY: usize = 16;
 
-/// Data of a stream: its own, or a part of what was read.
+/// Data of a stream: in memory of its own, or a part of the read buffer.
 #[derive(Debug)]
 pub(crate) enum Chunk {
     Owned(Vec<u8>),
-    /// `in_buffer` is the length of this piece and of all later ones of the same stream in the same read buffer.
+    /// `in_buffer` is the length of this chunk plus all later ones of the same stream in the same read buffer.
     Shared {
         data: Bytes,
         in_buffer: usize,
@@ -47,7 +47,7 @@ impl Chunk {
 #[derive(Debug, Default)]
 pub(crate) struct RecvBuffer {
     chunks: VecDeque<BufferedChunk>,
-    /// Small pieces behind `chunks`.
+    /// Small chunks behind `chunks`, merged.
     gathered: Vec<u8>,
     len: usize,
 }
@@ -65,7 +65,7 @@ impl RecvBuffer {
         self.len
     }
 
-    /// Returns true if there is no more than one piece to be read.
+    /// Returns true if there is at most one chunk to read.
     pub(crate) fn is_one_chunk(&self) -> bool {
         self.chunks.len() + usize::from(!self.gathered.is_empty()) <= 1
     }
@@ -111,7 +111,7 @@ impl RecvBuffer {
     }
 
     pub(crate) fn clear(&mut self) {
-        // Most are read to their end, and then `gathered` has no memory either.
+        // Most responses are read to their end, and then `gathered` has no memory either.
         if self.len > 0 {
             self.chunks.clear();
             self.gathered = Vec::new();
@@ -122,7 +122,7 @@ impl RecvBuffer {
         }
     }
 
-    /// Makes the gathered bytes a piece of their exact size.
+    /// Moves the merged bytes to `chunks`, as a chunk of their exact size.
     fn seal(&mut self) {
         if !self.gathered.is_empty() {
             let data = mem::take(&mut self.gathered).into_boxed_slice();
@@ -130,8 +130,9 @@ impl RecvBuffer {
         }
     }
 
-    /// Looks at a read buffer in which `left` bytes are unread. If they are few, they move to memory of their own: the reader may pause
-    /// here, and would hold the whole buffer for them.
+    /// Copies the rest of a read buffer in which `left` bytes are unread, unless they are most of the buffer.
+    ///
+    /// The reader may pause here, and would otherwise retain the whole buffer for a few bytes.
     fn keep_buffer(&mut self, mut left: usize) {
         if left >= MIN_SHARED {
             return;
@@ -152,7 +153,7 @@ impl RecvBuffer {
 mod tests {
     use super::*;
 
-    /// Whatever the sizes and the order, what comes out is what was put in.
+    /// Data comes out as it was put in, whatever the sizes and the order of pushes and pops.
     #[test]
     fn data_comes_out_as_it_was_put_in() {
         let bytes = Bytes::from((0..READ_BUFFER_SIZE).map(|at| (at / 7) as u8).collect::<Vec<u8>>());

@@ -1,6 +1,10 @@
-//! What the calls and the driver of a connection share: streams, windows, and what is to be written.
+//! State that the calls and the driver of a connection share: streams, flow-control windows and the write buffer.
 //!
-//! Everything here happens under one lock and never waits. Who has to be woken is collected, and woken after the lock.
+//! Every function runs under one lock and never waits. Wakers are collected and called after the lock is released.
+//! Stream errors reset the stream here; connection errors are returned as a [`Reason`], and the driver sends GOAWAY.
+//!
+//! Memory is bounded by windows and limits, whatever the peer sends. I/O and parsing are left to the driver and the
+//! reader.
 
 use std::collections::VecDeque;
 use std::task::{Context, Poll, Waker};
@@ -21,25 +25,26 @@ use crate::streams::{Http2Stream, RecvState, SendState, StreamIndex, StreamStore
 use crate::waiting::{PendingRequest, PendingRequests};
 use crate::write_buffer::WriteBuffer;
 
-/// While more than this waits to be written, data waits at its stream, and new streams wait to be opened.
+/// Maximum size of the write buffer, in bytes. Beyond it, data waits at its stream, and requests wait to open theirs.
 const MAX_OUT: usize = 64 << 10;
 
-/// An answer of up to this many bytes is handed out as a whole.
+/// Maximum size of a complete response that is handed out at once, in bytes.
 const MAX_BUFFERED_RESPONSE: usize = 16 << 10;
 
-/// So many answers to pings, settings and bad frames may wait to be written. A peer that asks for more does not read them.
+/// Maximum number of replies (PING and SETTINGS ACK, WINDOW_UPDATE, RST_STREAM) in the write buffer. A peer that causes
+/// more does not read them.
 const MAX_REPLIES: usize = 10_000;
 
-/// Number of streams in line that an idle connection keeps room for, and that may stand there after they were closed.
+/// Send queue length that an idle connection keeps room for, and beyond which closed streams are pruned.
 const MAX_IDLE_SEND_QUEUE: usize = 64;
 
-/// The last number that a stream of ours can have.
+/// Highest stream id (RFC 9113, section 5.1.1).
 const LAST_ID: u32 = u32::MAX >> 1;
 
-/// Who waits for a stream, at either end.
+/// Wakers of a stream's reader and writer.
 pub(crate) type StreamWakers = [Option<Waker>; 2];
 
-/// What came from the peer.
+/// Frame received from the peer, parsed.
 #[derive(Debug)]
 pub(crate) enum FrameEvent {
     Headers {
@@ -47,7 +52,7 @@ pub(crate) enum FrameEvent {
         block: HeaderBlock,
         end_stream: bool,
     },
-    /// `flow` is what it takes of the windows, padding included.
+    /// `flow` is the number of bytes that count for flow control, padding included.
     Data {
         stream: u32,
         chunk: Chunk,
@@ -77,44 +82,49 @@ pub(crate) struct ConnectionState {
     pub(crate) out: WriteBuffer,
     encoder: HpackEncoder,
     pub(crate) streams: StreamStore,
+    /// Id of the next stream.
     next_id: u32,
     /// Requests that wait for room in `out`. Their streams have ids and count as open.
     pending_open: PendingRequests,
     /// Streams with an open window that have something to send, or whose writers wait for room.
     send_queue: VecDeque<StreamIndex>,
+    /// Bytes of DATA that the client may send on all streams together.
     send_window: i64,
     /// Bytes of DATA that the peer may send on all streams together.
     recv_window: i64,
     /// Bytes of DATA received since the last WINDOW_UPDATE of the connection.
     received: u32,
     local_settings: Http2Settings,
+    /// Maximum payload of a frame that the peer accepts.
     max_frame_size: usize,
     /// Maximum size of a request's header list, from the peer's SETTINGS.
     max_header_list_size: usize,
+    /// The peer's SETTINGS_INITIAL_WINDOW_SIZE, the base of every stream's send window.
     initial_window: i64,
-    /// True if the initial window was raised and [`fill_write_buffer`](ConnectionState::fill_write_buffer) has not resumed the blocked streams yet.
+    /// True if the initial window was raised and [`fill_write_buffer`](ConnectionState::fill_write_buffer) has not
+    /// resumed the blocked streams yet.
     is_window_raised: bool,
     /// Upper bound of the streams' send windows, relative to the initial window.
     highest_offset: i64,
     /// The lowest last stream id of the peer's GOAWAY frames.
     last_accepted: u32,
-    /// How many streams the peer takes at once, once it said so or that it does not care.
+    /// Maximum number of concurrent streams. `None` before the peer's SETTINGS, `usize::MAX` if they set no maximum.
     pub(crate) max_streams: Option<usize>,
-    /// Frames that answer the peer's and wait to be written.
+    /// Number of replies in the write buffer, limited by [`MAX_REPLIES`].
     replies: usize,
     driver: Option<Waker>,
-    /// Why no more requests are taken.
+    /// Reason why the connection accepts no more requests.
     pub(crate) close_reason: Option<Error>,
-    /// Whether nobody will send requests any more.
+    /// True once the [`SendRequest`](crate::SendRequest) was dropped: no further requests follow.
     pub(crate) is_sender_dropped: bool,
-    /// Whether the peer was told goodbye.
+    /// True once GOAWAY was queued.
     pub(crate) has_sent_goaway: bool,
-    /// True once the peer has sent the head of a response.
+    /// True once the peer has sent response headers.
     pub(crate) has_received_response: bool,
 }
 
 impl ConnectionState {
-    /// A connection that has said its preface.
+    /// Creates the state, and queues the connection preface, SETTINGS and the first WINDOW_UPDATE.
     pub(crate) fn new(mut local_settings: Http2Settings) -> ConnectionState {
         local_settings.stream_window = local_settings.stream_window.min(MAX_WINDOW as u32);
         local_settings.connection_window =
@@ -162,46 +172,50 @@ impl ConnectionState {
         }
     }
 
-    /// The driver sleeps from here on, until somebody takes its waker.
+    /// Stores the driver's waker, for the next call that leaves frames to write.
     pub(crate) fn register_driver(&mut self, cx: &Context<'_>) {
         if !self.driver.as_ref().is_some_and(|driver| driver.will_wake(cx.waker())) {
             self.driver = Some(cx.waker().clone());
         }
     }
 
-    /// Whether there is something to write.
+    /// Returns true if there are frames to write.
     pub(crate) fn has_work(&self) -> bool {
-        // At last GOAWAY is to be written. A waiting stream that was the last leaves no other frame when it is cancelled.
+        // GOAWAY is the last frame to write. A queued request that is cancelled leaves no other frame that would wake
+        // the driver.
         !self.out.is_empty()
             || !self.send_queue.is_empty() && self.send_window > 0
             || self.is_over() && !self.has_sent_goaway
     }
 
-    /// Returns true if the connection takes no more requests and has no open streams.
+    /// Returns true if the connection accepts no more requests and has no open streams.
     pub(crate) fn is_over(&self) -> bool {
         (self.is_sender_dropped || self.close_reason.is_some()) && !self.streams.has_open()
     }
 
-    /// Returns true if the peer has to read before more requests and data are written.
+    /// Returns true if requests and data have to wait until the peer reads.
     ///
-    /// Requests that wait come first, also when `out` has just been handed over: streams are opened in the order of their ids.
+    /// Queued requests come first, also when the driver has just taken `out`: streams are opened in the order of their
+    /// ids.
     fn is_full(&self) -> bool {
         self.out.len() > MAX_OUT || !self.pending_open.is_empty()
     }
 
-    /// The driver, if it has to be woken: the first to come does.
+    /// Takes the driver's waker. Only the first caller gets it, so the driver is woken once for many changes.
     pub(crate) fn take_driver_waker(&mut self) -> Option<Waker> {
         self.driver.take()
     }
 
-    /// Sends the head of a request.
+    /// Sends the headers of a request, or queues them while the write buffer is full. Returns the slot and the id of
+    /// the stream.
     pub(crate) fn send(&mut self, request: &RequestHeaders<'_>) -> Result<(StreamIndex, u32), Error> {
         if let Some(close_reason) = &self.close_reason {
             return Err(close_reason.clone());
         }
         let id = self.next_id;
         if self.is_full() {
-            // A request that cannot be sent is refused at once. The size of a header list does not depend on the header table.
+            // A request that cannot be sent is rejected at once. The size of a header list does not depend on the
+            // dynamic table.
             encode(&mut HpackEncoder::default(), &mut Vec::new(), request, self.max_header_list_size)?;
             self.pending_open.insert(id, Box::new(PendingRequest::new(request)));
         } else {
@@ -224,11 +238,11 @@ impl ConnectionState {
         Ok((key, id))
     }
 
-    /// Writes the head of a request.
+    /// Writes the HEADERS of a request. After an error the write buffer is as before.
     fn write_head(&mut self, id: u32, request: &RequestHeaders<'_>) -> Result<(), Error> {
         let out = self.out.tail();
         let start = out.len();
-        // Its length and flags are known later.
+        // Placeholder: length and flags are known after encoding.
         out.extend_from_slice(&[0; FRAME_HEADER_LEN]);
         if let Err(error) = encode(&mut self.encoder, out, request, self.max_header_list_size) {
             out.truncate(start);
@@ -239,26 +253,26 @@ impl ConnectionState {
         Ok(())
     }
 
-    /// Opens streams that wait, for as long as the write buffer has room.
+    /// Opens the streams of queued requests while the write buffer has room.
     fn open_pending(&mut self, wake: &mut Vec<Waker>) {
         while self.out.len() <= MAX_OUT {
             let Some((id, waiting)) = self.pending_open.pop_first() else { return };
             let Some(key) = self.streams.find(id) else { continue };
             let mut request = waiting.as_request();
             let stream = self.streams.get(key);
-            // Data that waits carries END_STREAM itself.
+            // If data is queued, its last frame carries END_STREAM.
             if stream.send_state == SendState::Closing && stream.queue.is_empty() {
                 stream.send_state = SendState::Closed;
                 request.end_stream = true;
             }
-            // The peer may have lowered its limit meanwhile.
+            // The peer may have lowered SETTINGS_MAX_HEADER_LIST_SIZE meanwhile.
             if let Err(error) = self.write_head(id, &request) {
                 self.close_stream(key, error, wake);
             }
         }
     }
 
-    /// Sends data of a request, or has it wait for the window. `None` if the stream takes none any more.
+    /// Sends DATA, or queues it until the flow-control windows allow it. `None` if the stream accepts no more data.
     pub(crate) fn send_data(&mut self, key: StreamIndex, data: Bytes, end_stream: bool) -> Option<()> {
         let (room, initial) = (self.send_window, self.initial_window);
         let is_full = self.is_full();
@@ -272,7 +286,7 @@ impl ConnectionState {
         let len = data.len() as i64;
         let is_sent_at_once = stream.queue.is_empty()
             && match len {
-                // An empty frame needs no window (RFC 9113, section 6.9.1).
+                // An empty frame needs no window (RFC 9113, section 6.9.1), but must not overtake HEADERS.
                 0 => !self.pending_open.contains_key(&stream.id),
                 _ => len <= room.min(initial + stream.send_offset) && !is_full,
             };
@@ -290,7 +304,8 @@ impl ConnectionState {
         if end_stream {
             stream.send_state = SendState::Closing;
         }
-        // The last piece in the queue carries END_STREAM. An empty piece behind it would wait for a window that it does not need.
+        // The last queued chunk carries END_STREAM. An empty chunk behind it would wait for a window that it does not
+        // need.
         if !data.is_empty() {
             stream.queue.push_back(data);
             self.enqueue_send(key);
@@ -298,7 +313,7 @@ impl ConnectionState {
         Some(())
     }
 
-    /// Whether data would go out at once, at least in part.
+    /// Ready when data could be sent at once, at least in part. `None` if the stream accepts no more data.
     pub(crate) fn poll_capacity(&mut self, key: StreamIndex, cx: &Context<'_>) -> Poll<Option<()>> {
         let is_blocked = self.send_window <= 0 || self.is_full();
         let initial = self.initial_window;
@@ -314,7 +329,7 @@ impl ConnectionState {
         Poll::Pending
     }
 
-    /// Ready when the stream takes no more data.
+    /// Ready when the stream accepts no more data.
     pub(crate) fn poll_closed(&mut self, key: StreamIndex, cx: &Context<'_>) -> Poll<()> {
         let stream = self.streams.get(key);
         if stream.send_state == SendState::Closed {
@@ -324,7 +339,7 @@ impl ConnectionState {
         Poll::Pending
     }
 
-    /// Puts a stream in line to send, or among those that wait for their window if that is used up.
+    /// Adds a stream to the send queue, or to the blocked streams if its window is exhausted.
     fn enqueue_send(&mut self, key: StreamIndex) {
         let initial = self.initial_window;
         let stream = self.streams.get(key);
@@ -333,7 +348,7 @@ impl ConnectionState {
         }
         if initial + stream.send_offset > 0 {
             stream.is_send_queued = true;
-            // Closed streams leave the line when data moves, and that depends on the peer.
+            // Closed streams leave the queue only when data is sent, and that depends on the peer.
             if self.send_queue.len() > MAX_IDLE_SEND_QUEUE
                 && self.send_queue.len() > 2 * self.streams.count_open()
             {
@@ -345,7 +360,7 @@ impl ConnectionState {
         }
     }
 
-    /// Removes closed streams from the line, and frees their slots.
+    /// Removes closed streams from the send queue, and frees their slots.
     fn prune_send_queue(&mut self) {
         let ConnectionState { send_queue, streams, .. } = self;
         send_queue.retain(|&key| {
@@ -357,12 +372,13 @@ impl ConnectionState {
         });
     }
 
-    /// Moves data from streams to where it is written, a frame of each in turn, as far as the windows allow.
+    /// Moves queued data into the write buffer, one frame per stream in turn, as far as the windows allow.
     pub(crate) fn fill_write_buffer(&mut self, wake: &mut Vec<Waker>) {
         if std::mem::take(&mut self.is_window_raised) {
             self.resume_blocked(wake);
         }
-        // Afterwards none waits, or there is no room for data either. So no data overtakes the head of its request.
+        // Afterwards no request is queued, or the write buffer has no room for data either. So no DATA overtakes its
+        // HEADERS.
         if !self.pending_open.is_empty() {
             self.open_pending(wake);
         }
@@ -392,7 +408,7 @@ impl ConnectionState {
         }
     }
 
-    /// The peer's answer so far, once there is something of it.
+    /// Ready when the response headers have arrived, or the stream has failed.
     pub(crate) fn poll_head(
         &mut self,
         key: StreamIndex,
@@ -409,7 +425,7 @@ impl ConnectionState {
         }
     }
 
-    /// All that is left of an answer, if it has ended and is small. The stream is done then.
+    /// Returns the unread rest of a response that is complete and small. The receive half is closed then.
     pub(crate) fn take_buffered(&mut self, key: StreamIndex) -> Option<BufferedResponse> {
         let stream = self.streams.get(key);
         if stream.recv_state != RecvState::Closed
@@ -419,7 +435,7 @@ impl ConnectionState {
             return None;
         }
         let buffered = BufferedResponse { data: stream.data.pop(), trailers: stream.trailers.take() };
-        // Whoever writes is not waited for.
+        // The send half may stay open: a complete response does not end the request.
         self.drop_recv_half(key);
         Some(buffered)
     }
@@ -444,20 +460,20 @@ impl ConnectionState {
         Poll::Pending
     }
 
-    /// Nobody reads the answer any more.
+    /// Drops the receive half. The stream is cancelled unless the response is complete and a writer exists.
     pub(crate) fn drop_recv_half(&mut self, key: StreamIndex) -> StreamWakers {
         let stream = self.streams.get(key);
         stream.has_reader = false;
         stream.reader = None;
         stream.data.clear();
-        // Whoever still writes to a peer that has answered decides for itself.
+        // After a complete response the writer decides whether to finish the request.
         let is_over = stream.recv_state == RecvState::Closed && stream.has_writer;
         let waiting = if is_over { StreamWakers::default() } else { self.cancel(key, Reason::CANCEL) };
         self.streams.free_if_unused(key);
         waiting
     }
 
-    /// Nobody sends the request any more.
+    /// Drops the send half. The stream is cancelled if the request is incomplete and no reader exists.
     pub(crate) fn drop_send_half(&mut self, key: StreamIndex) {
         let stream = self.streams.get(key);
         stream.has_writer = false;
@@ -468,13 +484,13 @@ impl ConnectionState {
         self.streams.free_if_unused(key);
     }
 
-    /// Ends a stream from our side. Answers with who waits for it.
+    /// Cancels a stream with RST_STREAM. Returns the wakers of its reader and writer.
     pub(crate) fn cancel(&mut self, key: StreamIndex, reason: Reason) -> StreamWakers {
         let stream = self.streams.get(key);
         if !stream.is_open() {
             return StreamWakers::default();
         }
-        // The peer does not know a stream that was not opened.
+        // The peer does not know a stream whose HEADERS were not sent.
         if self.pending_open.remove(&stream.id).is_none() {
             frame::reset(self.out.tail(), stream.id, reason);
         }
@@ -488,9 +504,10 @@ impl ConnectionState {
         waiting
     }
 
-    /// Takes DATA from the connection window and returns it to the peer, a quarter of the window at a time.
+    /// Counts received DATA against the connection window, and returns it to the peer, a quarter of the window at a
+    /// time.
     ///
-    /// It does not wait for readers: streams that are not read would otherwise use up the window and stop all others.
+    /// It does not wait for readers: unread streams would otherwise exhaust the window and stop all others.
     fn consume_recv_window(&mut self, bytes: usize) -> Result<(), Reason> {
         self.recv_window -= bytes as i64;
         if self.recv_window < 0 {
@@ -505,7 +522,8 @@ impl ConnectionState {
         self.count_reply()
     }
 
-    /// Returns bytes that were read, or are not kept, to the window of their stream. Returns true if the peer gets a frame for it.
+    /// Returns bytes that were read or discarded to the window of their stream. Returns true if a WINDOW_UPDATE was
+    /// queued.
     fn release_capacity(&mut self, key: StreamIndex, bytes: usize) -> bool {
         let stream = self.streams.get(key);
         stream.released += bytes as u32;
@@ -520,14 +538,15 @@ impl ConnectionState {
         false
     }
 
-    /// Hands over the frames to be written. Replies are limited while they wait here: a connection that always has something to
-    /// write would otherwise come to the limit over time.
+    /// Hands the write buffer to the driver, and resets the number of replies.
+    ///
+    /// Otherwise a connection that always has frames to write would reach the limit over time.
     pub(crate) fn take_out(&mut self, writing: &mut WriteBuffer) {
         self.replies = 0;
         std::mem::swap(&mut self.out, writing);
     }
 
-    /// All that waited to be written is on its way.
+    /// Called when all frames are written. Releases the memory of a burst once no stream is open.
     pub(crate) fn written(&mut self) {
         self.replies = 0;
         if !self.streams.has_open() {
@@ -539,7 +558,7 @@ impl ConnectionState {
         }
     }
 
-    /// Takes in what the peer sent. An error is one of the connection.
+    /// Applies a received frame. An error is a connection error.
     pub(crate) fn apply(&mut self, event: FrameEvent, wake: &mut Vec<Waker>) -> Result<(), Reason> {
         match event {
             FrameEvent::Headers { stream, block, end_stream } => {
@@ -568,13 +587,14 @@ impl ConnectionState {
         if self.replies > MAX_REPLIES { Err(Reason::ENHANCE_YOUR_CALM) } else { Ok(()) }
     }
 
-    /// The stream of a frame, if it is still of interest. A stream that never was is an error.
+    /// Returns the slot of a frame's stream, or `None` if the stream has closed. A stream that was never opened is an
+    /// error.
     fn find(&self, id: u32) -> Result<Option<StreamIndex>, Reason> {
         let was_opened = id % 2 == 1 && id < self.next_unsent();
         if was_opened { Ok(self.streams.find(id)) } else { Err(Reason::PROTOCOL_ERROR) }
     }
 
-    /// The lowest id whose stream was not opened.
+    /// Returns the lowest stream id whose HEADERS were not sent.
     fn next_unsent(&self) -> u32 {
         self.pending_open.first_key_value().map_or(self.next_id, |(id, _)| *id)
     }
@@ -601,7 +621,7 @@ impl ConnectionState {
                 RecvState::AwaitingHeaders => {
                     block.status.is_some_and(|status| !status.is_informational() || !end_stream)
                 }
-                // Trailers are the end.
+                // Trailers must carry END_STREAM.
                 RecvState::Open => end_stream && block.status.is_none(),
                 RecvState::Closed => return self.reset_stream(key, Reason::STREAM_CLOSED, wake),
             };
@@ -659,24 +679,24 @@ impl ConnectionState {
         if end_stream {
             stream.recv_state = RecvState::Closed;
         }
-        // Padding, and data of a stream without a reader, is not kept.
+        // Padding is not kept, nor is data of a stream without a reader.
         let is_answered = self.release_capacity(key, flow - kept);
         if end_stream {
             self.streams.close(key);
         }
-        // Padding costs the peer no reader: frames for it are limited like other replies.
+        // Padding is released without a reader, so WINDOW_UPDATE frames for it are limited like other replies.
         if is_answered { self.count_reply() } else { Ok(()) }
     }
 
     fn handle_reset(&mut self, id: u32, reason: Reason, wake: &mut Vec<Waker>) -> Result<(), Reason> {
         if let Some(key) = self.find(id)? {
-            // An answer that came as a whole counts, whatever the peer thinks of the rest of the request.
+            // A response that was complete before RST_STREAM stays readable: `close_stream` sets no error then.
             self.close_stream(key, Error::Reset(reason), wake);
         }
         Ok(())
     }
 
-    /// Ends a stream in which the peer did something wrong.
+    /// Resets a stream after a stream error of the peer.
     fn reset_stream(
         &mut self,
         key: StreamIndex,
@@ -689,7 +709,7 @@ impl ConnectionState {
         self.count_reply()
     }
 
-    /// The stream is over, and what has not come will not come.
+    /// Closes both halves of a stream. Its reader gets `error` unless the response is complete.
     fn close_stream(&mut self, key: StreamIndex, error: Error, wake: &mut Vec<Waker>) {
         let stream = self.streams.get(key);
         if stream.recv_state != RecvState::Closed {
@@ -703,14 +723,15 @@ impl ConnectionState {
         self.streams.close(key);
     }
 
-    /// Every value is checked. Of the initial window only the last value takes effect, so that a frame costs one adjustment.
+    /// Applies SETTINGS. Every value is checked. Of several initial windows only the last takes effect, so that a frame
+    /// costs one adjustment.
     fn handle_settings(&mut self, settings: &[(u16, u32)]) -> Result<(), Reason> {
         let mut max_streams = self.max_streams.unwrap_or(usize::MAX);
         let mut initial_window = self.initial_window;
         for &(name, value) in settings {
             match name {
                 setting::HEADER_TABLE_SIZE => self.encoder.set_max_size(value as usize),
-                // A server has nothing to say of it.
+                // A server must not enable push (RFC 9113, section 6.5.2).
                 setting::ENABLE_PUSH if value != 0 => return Err(Reason::PROTOCOL_ERROR),
                 setting::MAX_CONCURRENT_STREAMS => max_streams = value as usize,
                 setting::INITIAL_WINDOW_SIZE => {
@@ -738,15 +759,15 @@ impl ConnectionState {
     fn set_initial_window(&mut self, window: i64) -> Result<(), Reason> {
         if window > self.initial_window {
             if window + self.highest_offset > MAX_WINDOW {
-                // The bound may be of a stream that has ended or sent since. The exact value needs a visit of every stream: it counts as
-                // many replies, so that a peer cannot have it made again and again.
+                // The bound may stem from a stream that has closed or sent data since. The exact value needs a visit of
+                // every stream. It counts as many replies, so that a peer cannot trigger it without limit.
                 self.highest_offset = self.streams.highest_offset();
                 self.replies += (self.streams.count_open() / 8).min(MAX_REPLIES / 4);
                 if window + self.highest_offset > MAX_WINDOW {
                     return Err(Reason::FLOW_CONTROL_ERROR);
                 }
             }
-            // Streams that wait are resumed with the next write, once for all frames of a read.
+            // Blocked streams are resumed with the next write, once for all frames of a read.
             self.is_window_raised = true;
         }
         self.initial_window = window;
@@ -758,7 +779,7 @@ impl ConnectionState {
         let mut at = 0;
         while let Some(key) = self.streams.blocked_at(at) {
             if self.initial_window + self.streams.get(key).send_offset > 0 {
-                // The last of the list takes its position.
+                // `resume` removes the stream, and the last of the list takes its position: `at` stays.
                 self.resume(key, wake);
             } else {
                 at += 1;
@@ -791,7 +812,7 @@ impl ConnectionState {
         Ok(())
     }
 
-    /// The window of a stream is another one.
+    /// Resumes a stream if its send window is open: queues its data, or wakes its writer.
     fn resume(&mut self, key: StreamIndex, wake: &mut Vec<Waker>) {
         let initial = self.initial_window;
         let stream = self.streams.get(key);
@@ -814,7 +835,7 @@ impl ConnectionState {
         // Streams above the last id of an earlier GOAWAY have ended.
         let next = self.next_id.min(self.last_accepted.saturating_add(1));
         self.last_accepted = last;
-        // No more streams may be opened, whatever the last stream id is.
+        // No queued request may open its stream after GOAWAY, whatever the last stream id is.
         let last_kept = last.min(self.next_unsent() - 1);
         for key in self.streams.open_between(last_kept, next) {
             self.close_stream(key, error.clone(), wake);
@@ -822,7 +843,7 @@ impl ConnectionState {
         Ok(())
     }
 
-    /// The connection is over.
+    /// Fails all open streams, and accepts no more requests. An earlier close reason is kept.
     pub(crate) fn fail(&mut self, error: &Error, wake: &mut Vec<Waker>) {
         self.close_reason.get_or_insert_with(|| error.clone());
         for key in self.streams.open_between(0, self.next_id) {
@@ -830,7 +851,7 @@ impl ConnectionState {
         }
     }
 
-    /// Trailers, once the data is read.
+    /// Ready with the trailers when the response is complete. The caller has read the data before.
     pub(crate) fn poll_trailers(
         &mut self,
         key: StreamIndex,
@@ -854,7 +875,7 @@ fn register(slot: &mut Option<Waker>, cx: &Context<'_>) {
     }
 }
 
-/// Takes what goes out next off a stream's queue; `None` if there is nothing, or no room for it.
+/// Takes the next DATA payload from a stream's queue. `None` if the queue is empty or `room` is.
 fn next_frame(stream: &mut Http2Stream, room: i64) -> Option<Bytes> {
     let first = stream.queue.front_mut()?;
     let len = (first.len() as i64).min(room);
@@ -869,7 +890,7 @@ fn next_frame(stream: &mut Http2Stream, room: i64) -> Option<Bytes> {
     Some(data)
 }
 
-/// Encodes the header block of a request. After an error the block must be abandoned: it is not complete.
+/// Encodes the header block of a request. After an error the block is incomplete and must be abandoned.
 fn encode(
     encoder: &mut HpackEncoder,
     out: &mut Vec<u8>,
@@ -891,7 +912,7 @@ fn encode(
     if size > limit { Err(Error::HeaderListTooLarge { size, limit }) } else { Ok(()) }
 }
 
-/// Completes a block of headers that begins at `start`, in as many frames as it takes.
+/// Completes the header block that begins at `start`: one HEADERS frame, and CONTINUATION frames as needed.
 fn finish_headers(out: &mut Vec<u8>, start: usize, stream: u32, end_stream: bool, max_size: usize) {
     let end_stream = if end_stream { flag::END_STREAM } else { 0 };
     let len = out.len() - start - FRAME_HEADER_LEN;
@@ -912,7 +933,7 @@ fn finish_headers(out: &mut Vec<u8>, start: usize, stream: u32, end_stream: bool
     }
 }
 
-/// Appends frames of data.
+/// Appends DATA frames, each of at most `max_size` bytes. Empty data makes one empty frame.
 fn data_frames(out: &mut WriteBuffer, stream: u32, mut data: Bytes, end_stream: bool, max_size: usize) {
     loop {
         let part = data.split_to(data.len().min(max_size));

@@ -1,4 +1,8 @@
-//! What calls hold: the sender of a connection, and the two ends of a stream.
+//! Handles that calls hold: [`SendRequest`] of a connection, and the two halves of a stream.
+//!
+//! They only lock the shared state, change it and wake the driver. Frames are read and written by
+//! [`ConnectionDriver`](crate::ConnectionDriver). Dropping a handle is always safe: it resets the stream if that is not
+//! complete.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,37 +15,37 @@ use crate::error::{Error, Reason};
 use crate::state::ConnectionState;
 use crate::streams::StreamIndex;
 
-/// The head of a request, as it goes to the wire. It is borrowed, so that it can be sent again.
+/// Headers of a request, borrowed so that a retry can send them again.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestHeaders<'a> {
-    /// The method; gRPC's is POST.
+    /// HTTP method; POST for gRPC.
     pub method: &'a Method,
-    /// Whether the scheme is https.
+    /// True if `:scheme` is `https`, false if it is `http`.
     pub is_https: bool,
-    /// Whom it is for.
+    /// Value of `:authority`: the host that the request addresses.
     pub authority: &'a str,
-    /// The path, and the query if there is one.
+    /// Value of `:path`, including the query if there is one.
     pub path: &'a str,
-    /// Header fields of the request.
+    /// Header fields of the request, without pseudo-headers.
     pub headers: &'a HeaderMap,
-    /// More headers, behind the others.
+    /// Further header fields, encoded behind `headers`.
     pub extra_headers: &'a [(HeaderName, HeaderValue)],
-    /// Whether there is no body.
+    /// True if the request has no body: HEADERS carries END_STREAM.
     pub end_stream: bool,
 }
 
-/// The head of an answer.
+/// Headers of a response.
 #[derive(Debug)]
 pub struct ResponseHeaders {
-    /// The status of HTTP.
+    /// HTTP status code, from `:status`.
     pub status: StatusCode,
     /// Header fields of the response.
     pub headers: HeaderMap,
-    /// Whether it is the whole answer.
+    /// True if the response ends with these headers.
     pub end_stream: bool,
 }
 
-/// What is left of an answer that came as a whole.
+/// Unread rest of a small response that was received completely.
 #[derive(Default)]
 pub(crate) struct BufferedResponse {
     pub(crate) data: Option<Bytes>,
@@ -50,7 +54,7 @@ pub(crate) struct BufferedResponse {
 
 pub(crate) struct SharedConnection(Mutex<ConnectionState>);
 
-/// Leaves the state out: it holds request headers that wait to be written, tokens among them.
+/// Omits the state: it holds queued request headers, which may contain tokens.
 impl fmt::Debug for SharedConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shared").finish_non_exhaustive()
@@ -62,12 +66,14 @@ impl SharedConnection {
         SharedConnection(Mutex::new(state))
     }
 
-    /// Nothing that is done under the lock can be left half done.
+    /// Locks the state. Poisoning is ignored: no operation leaves the state half changed.
     pub(crate) fn lock(&self) -> MutexGuard<'_, ConnectionState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does something that may leave frames to be written, and wakes the driver if it does.
+    /// Changes the state, and wakes the driver if there are frames to write.
+    ///
+    /// The waker runs after the lock is released: it may poll the driver at once.
     fn change<T>(&self, change: impl FnOnce(&mut ConnectionState) -> T) -> T {
         let (done, driver) = {
             let mut state = self.lock();
@@ -86,7 +92,7 @@ fn wake(waiting: impl IntoIterator<Item = Option<Waker>>) {
     }
 }
 
-/// Sends requests on a connection. When it is dropped, the connection ends as soon as its streams have.
+/// Handle that opens streams on a connection. When it is dropped, the connection closes once its streams have closed.
 #[derive(Debug)]
 pub struct SendRequest {
     shared: Arc<SharedConnection>,
@@ -97,9 +103,10 @@ impl SendRequest {
         SendRequest { shared }
     }
 
-    /// Opens a stream. It never waits: how many streams the peer takes at once is the caller's to keep.
+    /// Opens a stream without waiting. The caller must respect the peer's maximum number of concurrent streams.
     ///
-    /// If the peer does not read, the request is queued. Cancelled before it was sent, it leaves no frames behind.
+    /// If the write buffer is full, the request is queued. If it is cancelled before it was sent, no frame is written
+    /// for it.
     pub fn send(&self, request: &RequestHeaders<'_>) -> Result<(SendStream, RecvStream), Error> {
         let (key, _) = self.shared.change(|state| state.send(request))?;
         let send = SendStream { shared: self.shared.clone(), key, is_done: request.end_stream };
@@ -112,7 +119,7 @@ impl SendRequest {
         Ok((send, recv))
     }
 
-    /// Why no more requests are taken, once they are not.
+    /// Returns the reason why the connection accepts no more requests, or `None` while it does.
     pub fn close_reason(&self) -> Option<Error> {
         self.shared.lock().close_reason.clone()
     }
@@ -129,18 +136,21 @@ impl Drop for SendRequest {
     }
 }
 
-/// The body of a request. Dropped before its end it leaves the request incomplete; the stream is then cancelled with its other
-/// end.
+/// Send half of a stream: the request body.
+///
+/// Dropped before END_STREAM it leaves the request incomplete. The stream is then cancelled when its receive half is
+/// dropped.
 #[derive(Debug)]
 pub struct SendStream {
     shared: Arc<SharedConnection>,
     key: StreamIndex,
-    /// Whether the end was sent: the slot may be another stream's by now.
+    /// True once END_STREAM was queued. The slot may then belong to another stream.
     is_done: bool,
 }
 
 impl SendStream {
-    /// Sends data, or has it wait for the window. `None` if the stream takes no more: its [`RecvStream`] says why.
+    /// Sends DATA, or queues it until the flow-control window allows it. `None` if the stream accepts no more data: its
+    /// [`RecvStream`] reports the reason.
     pub fn send(&mut self, data: Bytes, end_stream: bool) -> Option<()> {
         if self.is_done {
             return None;
@@ -155,7 +165,7 @@ impl SendStream {
         })
     }
 
-    /// Waits until data would go out at once, at least in part. `None` if the stream takes no more.
+    /// Waits until data could be sent at once, at least in part. `None` if the stream accepts no more data.
     pub fn poll_capacity(&mut self, cx: &Context<'_>) -> Poll<Option<()>> {
         if self.is_done {
             return Poll::Ready(None);
@@ -163,7 +173,7 @@ impl SendStream {
         self.shared.lock().poll_capacity(self.key, cx)
     }
 
-    /// Waits until the stream takes no more data.
+    /// Waits until the stream accepts no more data.
     pub fn poll_closed(&mut self, cx: &Context<'_>) -> Poll<()> {
         if self.is_done {
             return Poll::Ready(());
@@ -171,7 +181,7 @@ impl SendStream {
         self.shared.lock().poll_closed(self.key, cx)
     }
 
-    /// Ends the stream, whatever became of it.
+    /// Cancels the stream with RST_STREAM, unless END_STREAM was sent or the stream has closed.
     pub fn reset(&mut self, reason: Reason) {
         if !self.is_done {
             self.is_done = true;
@@ -193,17 +203,17 @@ impl Drop for SendStream {
     }
 }
 
-/// An answer. Dropped before its end it cancels the stream.
+/// Receive half of a stream: the response. Dropped before the response is complete it cancels the stream.
 pub struct RecvStream {
     shared: Arc<SharedConnection>,
     key: StreamIndex,
-    /// Whether the rest of it is here: the slot may be another stream's by now.
+    /// True once `buffered` holds the rest. The slot may then belong to another stream.
     is_done: bool,
     buffered: BufferedResponse,
 }
 
 impl RecvStream {
-    /// Waits for the head. It comes once.
+    /// Waits for the response headers. They are returned once.
     pub fn poll_head(&mut self, cx: &Context<'_>) -> Poll<Result<ResponseHeaders, Error>> {
         if self.is_done {
             return Poll::Ready(Err(Error::Exhausted));
@@ -211,7 +221,7 @@ impl RecvStream {
         self.take(|state, key| state.poll_head(key, cx))
     }
 
-    /// Waits for data. `None` is the end of it.
+    /// Waits for data. `None` is the end of the data.
     pub fn poll_data(&mut self, cx: &Context<'_>) -> Poll<Option<Result<Bytes, Error>>> {
         if self.is_done {
             return Poll::Ready(self.buffered.data.take().map(Ok));
@@ -219,7 +229,7 @@ impl RecvStream {
         self.take(|state, key| state.poll_data(key, cx))
     }
 
-    /// Waits for the trailers, behind the data.
+    /// Waits for the trailers, which follow the data. They are `None` if the response has none.
     pub fn poll_trailers(&mut self, cx: &Context<'_>) -> Poll<Result<Option<HeaderMap>, Error>> {
         if self.is_done {
             return Poll::Ready(Ok(self.buffered.trailers.take()));
@@ -227,7 +237,8 @@ impl RecvStream {
         self.shared.lock().poll_trailers(self.key, cx)
     }
 
-    /// Takes something of the answer, and with it the rest if that is small and there is no more to come.
+    /// Reads a part of the response. The rest moves to `buffered` if it is complete and small, which spares further
+    /// locking.
     fn take<T>(&mut self, take: impl FnOnce(&mut ConnectionState, StreamIndex) -> Poll<T>) -> Poll<T> {
         let RecvStream { shared, key, is_done, buffered } = self;
         shared.change(|state| {
@@ -243,7 +254,7 @@ impl RecvStream {
     }
 }
 
-/// Leaves out the content of the response.
+/// Omits the content of the response.
 impl fmt::Debug for RecvStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RecvStream").field("key", &self.key).finish_non_exhaustive()

@@ -35,7 +35,7 @@ use crate::error::Error;
 use crate::recv_buffer::RecvBuffer;
 use crate::stream::ResponseHeaders;
 
-/// A queue is kept for the slot's next stream up to this many pieces.
+/// Maximum capacity, in chunks, with which a send queue is kept for the next stream in its slot.
 const MAX_IDLE_CAPACITY: usize = 16;
 
 /// Receive half of a stream: progress of the response.
@@ -65,14 +65,15 @@ pub(crate) enum SendState {
 pub(crate) enum ContentLength {
     /// No length is stated so far.
     Unknown,
-    /// The length is stated without content: the request is HEAD, or the status says so (RFC 9110, section 8.6).
+    /// The length describes content that is not sent: the request is HEAD, or the status implies it (RFC 9110, section
+    /// 8.6).
     Ignored,
-    /// Number of bytes that are missing to the stated length.
+    /// Number of bytes that are missing to reach the stated length.
     Left(u64),
 }
 
 impl ContentLength {
-    /// The same after the head of the response has stated a length.
+    /// Returns the value after the response headers have stated a length.
     pub(crate) fn stated(self, status: StatusCode, length: u64) -> ContentLength {
         match status {
             StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED => ContentLength::Ignored,
@@ -81,7 +82,7 @@ impl ContentLength {
         }
     }
 
-    /// Counts content. Returns false if there is more than was stated, or less at the end.
+    /// Counts received content. Returns false if it exceeds the stated length, or falls short of it at the end.
     pub(crate) fn count(&mut self, len: usize, end_stream: bool) -> bool {
         let ContentLength::Left(left) = self else { return true };
         let Some(rest) = left.checked_sub(len as u64) else { return false };
@@ -90,60 +91,63 @@ impl ContentLength {
     }
 }
 
-/// One request and its answer.
+/// State of one stream: a request and its response.
 #[derive(Debug)]
 pub(crate) struct Http2Stream {
-    /// 0 while the slot is free.
+    /// Stream id; 0 while the slot is free.
     pub(crate) id: u32,
     pub(crate) send_state: SendState,
     pub(crate) recv_state: RecvState,
-    /// Why it ended early.
+    /// Reason why the stream ended early. The receive state keeps its value.
     pub(crate) error: Option<Error>,
 
     pub(crate) head: Option<ResponseHeaders>,
     pub(crate) content: ContentLength,
     pub(crate) data: RecvBuffer,
     pub(crate) trailers: Option<HeaderMap>,
-    /// Who waits for more of the answer.
+    /// Task that waits for more of the response.
     pub(crate) reader: Option<Waker>,
-    /// How much the peer may send, and how much was read that it was not told of.
+    /// Number of bytes that the peer may still send on this stream.
     pub(crate) recv_window: i64,
+    /// Number of bytes that were read since the last WINDOW_UPDATE of this stream.
     pub(crate) released: u32,
 
-    /// What waits for the window.
+    /// Data that waits for the flow-control window.
     pub(crate) queue: VecDeque<Bytes>,
-    /// The send window, relative to the peer's initial window. A change of that needs no visit of every stream.
+    /// Send window, relative to the peer's initial window. So a new SETTINGS_INITIAL_WINDOW_SIZE needs no visit of
+    /// every stream.
     pub(crate) send_offset: i64,
     /// Position in the list of streams that wait for their send window.
     blocked_at: Option<usize>,
-    /// Whether it stands in the line of those who want to send.
+    /// True while the stream is in the connection's send queue.
     pub(crate) is_send_queued: bool,
-    /// Who waits for room.
+    /// Task that waits for the stream to accept more data.
     pub(crate) writer: Option<Waker>,
 
-    /// Whether somebody holds its ends.
+    /// True while the [`RecvStream`](crate::RecvStream) of this stream exists.
     pub(crate) has_reader: bool,
+    /// True while the [`SendStream`](crate::SendStream) exists and has not sent END_STREAM.
     pub(crate) has_writer: bool,
 }
 
-/// Where a stream is.
+/// Index of a stream's slot. It is valid until the slot is freed.
 pub(crate) type StreamIndex = u32;
 
 #[derive(Debug, Default)]
 pub(crate) struct StreamStore {
     slots: Vec<Http2Stream>,
     free: Vec<StreamIndex>,
-    /// Those that frames may still come for or go out for.
+    /// Slots of the open streams, by stream id. Frames of other streams are ignored.
     open: HashMap<u32, StreamIndex, BuildHasherDefault<IdHasher>>,
     /// Open streams that wait for their send window, in any order.
     blocked: Vec<StreamIndex>,
-    /// Number of streams looked at, for tests that bound the work.
+    /// Number of streams visited, for tests that bound the work.
     #[cfg(test)]
     pub(crate) visits: std::cell::Cell<usize>,
 }
 
 impl StreamStore {
-    /// Opens a stream. A free slot comes with empty queues.
+    /// Opens a stream in a free slot, whose queues are empty, or in an added one.
     pub(crate) fn open(&mut self, id: u32, recv_window: i64, is_head: bool) -> StreamIndex {
         let key = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Http2Stream::free());
@@ -181,11 +185,12 @@ impl StreamStore {
         self.open.len()
     }
 
-    /// Open streams whose ids are above `last` and below `next`.
+    /// Returns the open streams whose ids are above `last` and below `next`.
     ///
-    /// Ids or open streams are walked, whichever are fewer. In sum over decreasing `last` that is no more than there were ids.
+    /// It walks the ids or the open streams, whichever are fewer. Over all calls with decreasing `last`, that is at
+    /// most the number of ids.
     pub(crate) fn open_between(&self, last: u32, next: u32) -> Vec<StreamIndex> {
-        // Ids of a client's streams are odd.
+        // A client's stream ids are odd.
         let first = last.saturating_add(1) | 1;
         let ids = next.saturating_sub(first).div_ceil(2) as usize;
         #[cfg(test)]
@@ -197,7 +202,7 @@ impl StreamStore {
         open.map(|(_, key)| *key).collect()
     }
 
-    /// The highest send window of an open stream, relative to the initial window.
+    /// Returns the highest send window of an open stream, relative to the initial window.
     pub(crate) fn highest_offset(&self) -> i64 {
         #[cfg(test)]
         self.visit(self.open.len());
@@ -205,7 +210,7 @@ impl StreamStore {
         offsets.max().unwrap_or(0).max(0)
     }
 
-    /// Adds an open stream to those that wait for their send window.
+    /// Adds an open stream to the list of streams that wait for their send window.
     pub(crate) fn block(&mut self, key: StreamIndex) {
         let stream = &mut self.slots[key as usize];
         if stream.blocked_at.is_none() {
@@ -216,13 +221,14 @@ impl StreamStore {
 
     pub(crate) fn unblock(&mut self, key: StreamIndex) {
         let Some(at) = self.slots[key as usize].blocked_at.take() else { return };
+        // The last stream of the list takes the position, so its index changes too.
         self.blocked.swap_remove(at);
         if let Some(moved) = self.blocked.get(at) {
             self.slots[*moved as usize].blocked_at = Some(at);
         }
     }
 
-    /// The stream at this position of the list of those that wait for their send window.
+    /// Returns the stream at this position in the list of streams that wait for their send window.
     pub(crate) fn blocked_at(&self, at: usize) -> Option<StreamIndex> {
         self.blocked.get(at).copied()
     }
@@ -232,13 +238,13 @@ impl StreamStore {
         self.visits.set(self.visits.get() + streams);
     }
 
-    /// Forgets a stream that is not open any more. Its slot is free once nobody holds it.
+    /// Removes a stream from the open streams unless it is open. Frees its slot once no handle refers to it.
     pub(crate) fn close(&mut self, key: StreamIndex) {
         let stream = &self.slots[key as usize];
         if !stream.is_open() {
             let is_blocked = stream.blocked_at.is_some();
             self.open.remove(&stream.id);
-            // A key in the list must not outlive the stream: the slot may be another's next.
+            // A key in the list must not outlive the stream: its slot is reused.
             if is_blocked {
                 self.unblock(key);
             }
@@ -260,9 +266,9 @@ impl StreamStore {
         self.free.push(key);
     }
 
-    /// Gives back what a burst of calls needed and nobody needs any more.
+    /// Releases the slots of a burst of calls once all of them are free.
     pub(crate) fn shrink(&mut self) {
-        // The list of blocked streams is empty with the last open stream, and goes with the slots.
+        // The list of blocked streams is empty when no stream is open, and is replaced with the slots.
         if self.free.len() == self.slots.len() && self.slots.len() > MAX_IDLE_CAPACITY {
             *self = StreamStore::default();
         }
@@ -293,7 +299,7 @@ impl Http2Stream {
         }
     }
 
-    /// Whether frames may still go or come.
+    /// Returns true while frames may still be sent or received.
     pub(crate) fn is_open(&self) -> bool {
         self.send_state != SendState::Closed || self.recv_state != RecvState::Closed && self.error.is_none()
     }
@@ -315,7 +321,8 @@ impl Http2Stream {
     }
 }
 
-/// Ids are ours, so nobody can choose them to collide, and one multiplication is hash enough.
+/// Hasher for stream ids. The client assigns them, so a peer cannot choose colliding ones, and one multiplication is
+/// enough.
 #[derive(Debug, Default)]
 pub(crate) struct IdHasher(u64);
 

@@ -1,7 +1,7 @@
 //! Requests that wait for room in the write buffer.
 //!
-//! They are not encoded yet: an encoded header block has changed the header table, and must be sent. So a call that is
-//! cancelled while it waits costs the connection nothing.
+//! They are not encoded yet: encoding a header block changes the dynamic table, so an encoded block must be sent. A
+//! call that is cancelled while it waits costs the connection nothing.
 
 use std::collections::BTreeMap;
 
@@ -9,10 +9,10 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method};
 
 use crate::stream::RequestHeaders;
 
-/// Waiting requests by the ids of their streams, which is the order in which streams must be opened.
+/// Queued requests by stream id, because streams must be opened in the order of their ids.
 pub(crate) type PendingRequests = BTreeMap<u32, Box<PendingRequest>>;
 
-/// Copy of a [`RequestHeaders`].
+/// Owned copy of a [`RequestHeaders`].
 #[derive(Debug)]
 pub(crate) struct PendingRequest {
     method: Method,

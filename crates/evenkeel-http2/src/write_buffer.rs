@@ -1,4 +1,6 @@
-//! What is to be written, in order: small frames in one buffer, large pieces as they are.
+//! Frames to be written, in order: small ones in one contiguous buffer, large chunks without a copy.
+//!
+//! It only queues bytes. The limit on their number and the write itself belong to the state and the driver.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -6,21 +8,21 @@ use std::mem;
 
 use bytes::{Buf as _, Bytes};
 
-/// A piece from this size on is not copied.
+/// Minimum size of a chunk that is not copied.
 const LARGE: usize = 2048;
 
-/// A buffer is kept for the next frames up to this size, and given back beyond.
+/// Maximum capacity with which an empty buffer is kept for the next frames.
 const MAX_IDLE_CAPACITY: usize = 4096;
 
-/// The most slices that are written at once.
+/// Maximum number of slices in one vectored write.
 const SLICES: usize = 32;
 
 #[derive(Debug, Default)]
 pub(crate) struct WriteBuffer {
-    /// Written first; empty unless there were large pieces.
+    /// Written before `tail`; empty unless there were large chunks.
     before: VecDeque<Bytes>,
     tail: Vec<u8>,
-    /// How much of `tail` is written.
+    /// Number of bytes of `tail` that are written.
     written: usize,
     before_len: usize,
 }
@@ -34,7 +36,7 @@ impl WriteBuffer {
         self.len() == 0
     }
 
-    /// Where small frames are written.
+    /// Buffer to which small frames are appended.
     pub(crate) fn tail(&mut self) -> &mut Vec<u8> {
         &mut self.tail
     }
@@ -54,7 +56,7 @@ impl WriteBuffer {
         self.before.push_back(chunk);
     }
 
-    /// Hands the slices to be written next to `write`; answers with what it answers.
+    /// Passes the next slices to `write`, and returns its result.
     pub(crate) fn with_slices<T>(&self, write: impl FnOnce(&[IoSlice<'_>]) -> T) -> T {
         let tail = IoSlice::new(&self.tail[self.written..]);
         if self.before.is_empty() {
@@ -73,7 +75,7 @@ impl WriteBuffer {
         write(&slices[..len])
     }
 
-    /// So many bytes were written.
+    /// Removes this number of bytes from the front.
     pub(crate) fn advance(&mut self, mut written: usize) {
         while let Some(first) = self.before.front_mut() {
             let part = first.len().min(written);
@@ -103,7 +105,7 @@ impl WriteBuffer {
 mod tests {
     use super::*;
 
-    /// However it is taken off, what comes out is what was put in.
+    /// Bytes come out in order, whatever number is written at a time.
     #[test]
     fn pieces_come_out_in_order() {
         for step in [1, 7, 1_000, 5_000, 100_000] {

@@ -1,4 +1,7 @@
-//! What a peer's header block says.
+//! Decodes the header blocks of responses.
+//!
+//! A malformed field marks its block, which becomes a stream error. Only a block that cannot be decoded ends the
+//! connection: its effect on the dynamic table is unknown.
 
 use std::collections::VecDeque;
 use std::sync::LazyLock;
@@ -8,31 +11,31 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use super::table::STATIC_TABLE;
 use super::{DEFAULT_TABLE_SIZE, ENTRY_OVERHEAD, huffman, integer};
 
-/// Bytes that the buffer for decoded strings keeps for the next block.
+/// Maximum capacity with which the buffer for decoded strings is kept for the next block.
 const MAX_IDLE_TEXT: usize = 1024;
 
-/// The decoded fields of a block.
+/// Decoded fields of a header block.
 #[derive(Debug, Default)]
 pub(crate) struct HeaderBlock {
     pub(crate) status: Option<StatusCode>,
     pub(crate) headers: HeaderMap,
-    /// The value of `content-length`.
+    /// Value of `content-length`, if it is present and valid.
     pub(crate) content_length: Option<u64>,
-    /// Whether it says something that no answer may say.
+    /// True if a field is malformed, or not allowed in a response.
     pub(crate) is_malformed: bool,
-    /// Whether it was longer than the limit; what is beyond is not kept.
+    /// True if the header list exceeded the limit. Fields beyond it are not kept.
     pub(crate) is_too_long: bool,
 }
 
-/// The name of a field.
+/// Name of a field, with the names that need special treatment.
 #[derive(Clone, Debug)]
 enum FieldName {
     Status,
     ContentLength,
     Te,
     Header(HeaderName),
-    /// One that no answer has: a request's, one of a connection of HTTP/1 (RFC 9113, section 8.2.2), or no name at all. It takes its
-    /// place in the table all the same.
+    /// A name that no response may have: a pseudo-header of requests, a connection-specific field (RFC 9113, section
+    /// 8.2.2), or an invalid name. It still takes its place in the table.
     Invalid,
 }
 
@@ -42,7 +45,7 @@ struct HeaderField {
     name_len: usize,
     /// `None` if it is invalid. The name stays valid: later fields may refer to it alone (RFC 7541, section 6.2).
     value: Option<HeaderValue>,
-    /// Of name and value.
+    /// Length of name and value, in bytes.
     len: usize,
 }
 
@@ -53,20 +56,20 @@ static STATIC_FIELDS: LazyLock<Vec<HeaderField>> = LazyLock::new(|| {
         .collect()
 });
 
-/// The peer's table.
+/// Decoder with the dynamic table for the peer's header blocks.
 #[derive(Debug)]
 pub(crate) struct HpackDecoder {
-    /// The newest first.
+    /// Dynamic table, newest entry first.
     fields: VecDeque<HeaderField>,
     size: usize,
     max_size: usize,
-    /// Where strings are decoded.
+    /// Buffer into which Huffman-coded strings are decoded.
     text: Vec<u8>,
 }
 
 impl FieldName {
     fn read(bytes: &[u8]) -> FieldName {
-        // By length first, so that most names are compared with none of these.
+        // Matching the length first spares most names a comparison.
         match (bytes.len(), bytes) {
             (2, b"te") => FieldName::Te,
             (7, b":status") => FieldName::Status,
@@ -75,7 +78,7 @@ impl FieldName {
             | (10, b"connection" | b"keep-alive")
             | (16, b"proxy-connection")
             | (17, b"transfer-encoding") => FieldName::Invalid,
-            // Upper case is no name of HTTP/2.
+            // A name with upper-case letters is malformed in HTTP/2.
             _ => HeaderName::from_lowercase(bytes).map_or(FieldName::Invalid, FieldName::Header),
         }
     }
@@ -95,8 +98,9 @@ impl Default for HpackDecoder {
 }
 
 impl HpackDecoder {
-    /// Reads a whole block. `None` if it is none; the tables have parted then. Of what it says at most `limit` bytes are
-    /// kept, counted as SETTINGS_MAX_HEADER_LIST_SIZE counts them.
+    /// Decodes a complete header block. `None` is a compression error: the tables of the peers have diverged.
+    ///
+    /// At most `limit` bytes of fields are kept, counted as SETTINGS_MAX_HEADER_LIST_SIZE counts them.
     pub(crate) fn decode(&mut self, mut from: &[u8], limit: usize) -> Option<HeaderBlock> {
         let mut block = HeaderBlock::default();
         let mut left = limit;
@@ -115,7 +119,8 @@ impl HpackDecoder {
                 }
                 0x20.. => {
                     let size = integer::read(&mut from, 5)?;
-                    // The size of the table changes before the first field only (RFC 7541, section 4.2). A field takes of the limit.
+                    // The table size changes before the first field only (RFC 7541, section 4.2). Every field reduces
+                    // `left`, or sets `is_too_long`.
                     let has_fields = left < limit || block.is_too_long;
                     if size > DEFAULT_TABLE_SIZE || has_fields {
                         return None;
@@ -166,7 +171,7 @@ impl HpackDecoder {
         }
     }
 
-    /// Makes room for so many bytes.
+    /// Evicts the oldest entries until `more` bytes fit.
     fn evict(&mut self, more: usize) {
         while self.size + more > self.max_size {
             let Some(oldest) = self.fields.pop_back() else { return };
@@ -194,7 +199,7 @@ impl HeaderBlock {
                 self.is_malformed |= value != "trailers";
                 self.append(header::TE, value);
             }
-            // Once, and before the others.
+            // `:status` comes once, and before all other fields.
             (FieldName::Status, Some(value)) if self.status.is_none() && self.headers.is_empty() => {
                 self.status = StatusCode::from_bytes(value.as_bytes()).ok();
                 self.is_malformed |= self.status.is_none();
@@ -204,7 +209,7 @@ impl HeaderBlock {
     }
 
     fn append(&mut self, name: HeaderName, value: &HeaderValue) {
-        // The map has a limit of its own, which a user's larger one may come to.
+        // A `HeaderMap` has a limit of its own, which a larger configured limit can reach.
         self.is_too_long |= self.headers.try_append(name, value.clone()).is_err();
     }
 }
@@ -216,7 +221,7 @@ fn read_length(value: &[u8]) -> Option<u64> {
     digits.parse().ok()
 }
 
-/// Takes a string off the front. It is borrowed where it came from, or decoded into `text`.
+/// Reads a string from the front. It is borrowed from the block, or decoded into `text`.
 fn read_string<'t, 'f: 't>(from: &mut &'f [u8], text: &'t mut Vec<u8>) -> Option<&'t [u8]> {
     let is_coded = from.first()? & 0x80 != 0;
     let len = integer::read(from, 7)?;

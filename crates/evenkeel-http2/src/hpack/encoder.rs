@@ -1,8 +1,10 @@
-//! Header blocks of requests.
+//! Encodes the header blocks of requests.
 //!
-//! What every request of a channel says is indexed when it is first said; what else comes, when the same is said for the second time
-//! in a row of requests, so that ids and timeouts, which are never said twice, do not push out what is. Sensitive values and
-//! credentials never are (RFC 7541, section 7.1.3). Nothing is Huffman-coded: it would save bytes once, and the work is done for each.
+//! Fields that every request of a channel has are indexed on first use. Other fields are indexed when they repeat. So
+//! ids and timeouts, which never repeat, do not evict useful entries.
+//!
+//! Sensitive values and credentials are never indexed (RFC 7541, section 7.1.3). Strings are not Huffman-coded: that
+//! would cost work for every request, and save bytes only for literals.
 
 use std::collections::VecDeque;
 
@@ -11,12 +13,13 @@ use http::{HeaderName, HeaderValue, Method, header};
 use super::table::STATIC_TABLE;
 use super::{DEFAULT_TABLE_SIZE, ENTRY_OVERHEAD, integer};
 
-/// A literal that is put into the table, one that is not, and one that must never be.
+/// First byte and prefix length of literals (RFC 7541, section 6.2): added to the dynamic table, not added, and never
+/// indexed.
 const INCREMENTAL_INDEXING: (u8, u32) = (0x40, 6);
 const WITHOUT_INDEXING: (u8, u32) = (0x00, 4);
 const NEVER_INDEXED: (u8, u32) = (0x10, 4);
 
-/// Indices of the static table.
+/// Indices of the static table. A name with several values has the index of the first.
 const AUTHORITY: usize = 1;
 const PATH: usize = 4;
 const METHOD: usize = 2;
@@ -27,31 +30,32 @@ const COOKIE: usize = 32;
 const PROXY_AUTHORIZATION: usize = 49;
 const USER_AGENT: usize = 58;
 
-/// How many fields are remembered by a look at a part of them.
+/// Number of slots for fingerprints of fields.
 const HINTS: usize = 64;
 
-/// Our table at the peer.
+/// Encoder with the dynamic table that the peer keeps for the client's header blocks.
 #[derive(Debug)]
 pub(crate) struct HpackEncoder {
-    /// The newest first.
+    /// Dynamic table, newest entry first.
     fields: VecDeque<DynamicTableEntry>,
     size: usize,
     max_size: usize,
     /// Size of the current block's header list, as SETTINGS_MAX_HEADER_LIST_SIZE counts it.
     list_size: usize,
-    /// How many there ever were.
+    /// Number of entries ever inserted. It numbers the entries, starting at 1.
     inserted: u64,
-    /// The peer is to be told that the table has another size: the smallest since the last block.
+    /// Smallest size since the last block, if the size of the table has changed. The next block announces it (RFC 7541,
+    /// section 4.2).
     resized: Option<usize>,
-    /// Which entry was found last for a mark, by its number: a first guess.
+    /// Number of the entry last found for each fingerprint: a first guess.
     hints: Box<[u64; HINTS]>,
-    /// Marks of fields that were said once.
+    /// Fingerprint of the last field that was encoded as a literal, for each slot.
     recent: Box<[u32; HINTS]>,
 }
 
 #[derive(Debug)]
 struct DynamicTableEntry {
-    /// Name and value.
+    /// Name, followed by the value.
     text: Box<[u8]>,
     name_len: usize,
 }
@@ -83,7 +87,7 @@ impl Default for HpackEncoder {
 }
 
 impl HpackEncoder {
-    /// The peer keeps a table of at most this size.
+    /// Sets the peer's SETTINGS_HEADER_TABLE_SIZE, limited to the default size.
     pub(crate) fn set_max_size(&mut self, size: usize) {
         let size = size.min(DEFAULT_TABLE_SIZE);
         if size != self.max_size {
@@ -93,7 +97,7 @@ impl HpackEncoder {
         }
     }
 
-    /// What comes before the headers of a request.
+    /// Begins a header block: pending changes of the table size, then the pseudo-headers.
     pub(crate) fn begin(
         &mut self,
         out: &mut Vec<u8>,
@@ -122,7 +126,8 @@ impl HpackEncoder {
         self.field(out, b":authority", authority.as_bytes(), AUTHORITY, true);
     }
 
-    /// Encodes a header. `None` if it concerns a connection of HTTP/1, which HTTP/2 does not carry (RFC 9113, section 8.2.2).
+    /// Encodes a header field. `None` if it is connection-specific, which HTTP/2 does not allow (RFC 9113, section
+    /// 8.2.2).
     pub(crate) fn header(&mut self, out: &mut Vec<u8>, name: &HeaderName, value: &HeaderValue) -> Option<()> {
         let text = name.as_str().as_bytes();
         let (index, index_at_once, is_secret) = match *name {
@@ -152,15 +157,17 @@ impl HpackEncoder {
         self.list_size
     }
 
-    /// Forgets a block that is not sent. The peer's table has none of its entries, and still has those that they evicted: the
-    /// next block empties both tables.
+    /// Discards a block that is not sent.
+    ///
+    /// The peer's table has none of its entries, and still has the entries that they evicted. So the next block empties
+    /// both tables.
     pub(crate) fn abandon(&mut self) {
         self.fields.clear();
         self.size = 0;
         self.resized = Some(0);
     }
 
-    /// One field. `index` is that of its name in the static table, 0 if there is none.
+    /// Encodes one field. `index` is the index of its name in the static table, or 0.
     fn field(&mut self, out: &mut Vec<u8>, name: &[u8], value: &[u8], index: usize, index_at_once: bool) {
         let size = name.len() + value.len() + ENTRY_OVERHEAD;
         self.list_size += size;
@@ -171,7 +178,7 @@ impl HpackEncoder {
             integer::write(out, 0x80, 7, STATIC_TABLE.len() + (self.inserted - number) as usize + 1);
             return;
         }
-        // One that takes up a good part of the table pushes out more than it saves.
+        // An entry that fills a quarter of the table evicts more than it saves.
         let fits = size <= self.max_size / 4;
         let is_repeated = std::mem::replace(&mut self.recent[slot], fingerprint) == fingerprint;
         if !fits || !(index_at_once || is_repeated) {
@@ -187,7 +194,7 @@ impl HpackEncoder {
         self.hints[slot] = self.inserted;
     }
 
-    /// The number of the entry that is this field, if there is one.
+    /// Returns the number of the entry for this field, if the table has one.
     fn find(&self, guess: u64, name: &[u8], value: &[u8]) -> Option<u64> {
         let place = |number: u64| usize::try_from(self.inserted.checked_sub(number)?).ok();
         if place(guess)
@@ -208,7 +215,9 @@ impl HpackEncoder {
     }
 }
 
-/// A number for a field, made of its lengths and last bytes: where fields differ, they mostly differ there.
+/// Fingerprint of a field, made of the lengths and last bytes of name and value. Fields mostly differ there.
+///
+/// Different fields may share one: callers must compare the entry.
 fn fingerprint(name: &[u8], value: &[u8]) -> u32 {
     let tail = |text: &[u8]| match text.last_chunk::<8>() {
         Some(last) => u64::from_le_bytes(*last),
@@ -216,7 +225,7 @@ fn fingerprint(name: &[u8], value: &[u8]) -> u32 {
     };
     let mixed = (tail(name) ^ tail(value).rotate_left(17) ^ ((name.len() as u64) << 32) ^ value.len() as u64)
         .wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    // Never 0, which is that of nothing.
+    // Never 0, which marks an empty slot.
     (mixed >> 32) as u32 | 1 << 31
 }
 

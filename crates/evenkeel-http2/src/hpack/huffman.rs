@@ -1,11 +1,11 @@
-//! Strings in HPACK's Huffman code (RFC 7541, appendix B): decoding only.
+//! Decodes strings in HPACK's Huffman code (RFC 7541, appendix B).
 //!
-//! The code is canonical: the lengths of its codes say all of it. Codes of up to eight bits, which are nearly all that
-//! headers are made of, are looked up; longer ones are found by their length.
+//! The code is canonical: the lengths of its codes define it completely. Codes of up to eight bits, which cover nearly
+//! all header text, are looked up in a table. Longer ones are found by their length.
 
 use std::sync::LazyLock;
 
-/// How many bits each byte takes.
+/// Code length of each byte, in bits.
 #[rustfmt::skip]
 const LENGTHS: [u8; 256] = [
     13, 23, 28, 28, 28, 28, 28, 28, 28, 24, 30, 28, 28, 30, 28, 28, 28, 28, 28, 28, 28, 28, 30, 28, 28, 28, 28, 28, 28, 28, 28, 28,
@@ -24,12 +24,12 @@ const LONGEST: u32 = 30;
 static CODE: LazyLock<HuffmanTable> = LazyLock::new(HuffmanTable::new);
 
 struct HuffmanTable {
-    /// For the next eight bits, the byte that they begin with and its length; a length of 0 is a longer code.
+    /// Byte and code length for each value of the next eight bits. A length of 0 stands for a longer code.
     short: [(u8, u8); 1 << SHORT],
-    /// For each length: the first code that is longer than this, aligned to 32 bits, and which of `sorted` the code 0 of
-    /// this length would be.
+    /// Two values for each length. The first is the lowest code that is longer, aligned to 32 bits. The second is the
+    /// offset from a code of this length to its position in `sorted`.
     long: [(u64, i64); LONGEST as usize + 1],
-    /// The bytes in the order of their codes.
+    /// All bytes, in the order of their codes.
     sorted: Vec<u8>,
 }
 
@@ -60,10 +60,10 @@ impl HuffmanTable {
     }
 }
 
-/// Appends the bytes that `coded` stands for. `None` if it is no such string: the end is not padded as it must be.
+/// Appends the decoded bytes to `out`. `None` if the string is malformed: its padding is invalid, or it contains EOS.
 pub(super) fn decode(coded: &[u8], out: &mut Vec<u8>) -> Option<()> {
     let code = &*CODE;
-    // The next bits, the first of them on top.
+    // The undecoded bits, first bit on top.
     let mut bits: u64 = 0;
     let mut count: u32 = 0;
     let mut coded = coded.iter();
@@ -81,7 +81,7 @@ pub(super) fn decode(coded: &[u8], out: &mut Vec<u8>) -> Option<()> {
             _ => code.find((bits >> 32) as u32),
         };
         let Some((byte, length)) = found.filter(|(_, length)| *length <= count) else {
-            // What is left is padding: less than a byte, all ones.
+            // The rest is padding: less than a byte, all ones.
             return (count < 8 && bits >> (64 - count) == (1 << count) - 1).then_some(());
         };
         out.push(byte);
@@ -91,7 +91,7 @@ pub(super) fn decode(coded: &[u8], out: &mut Vec<u8>) -> Option<()> {
 }
 
 impl HuffmanTable {
-    /// The byte whose code these bits begin with, and its length. `None` is the code of the end, which is never sent.
+    /// Returns the byte whose code begins `bits`, and the code length. `None` for EOS, which must not be sent.
     fn find(&self, bits: u32) -> Option<(u8, u32)> {
         for length in SHORT + 1..=LONGEST {
             let (beyond, first) = self.long[length as usize];
@@ -104,7 +104,7 @@ impl HuffmanTable {
     }
 }
 
-/// For tests: what a peer would send.
+/// Encodes a string as a peer would, for tests.
 #[cfg(test)]
 pub(super) fn encode(text: &[u8]) -> Vec<u8> {
     let mut sorted: Vec<u8> = (0..=u8::MAX).collect();

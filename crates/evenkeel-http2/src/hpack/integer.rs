@@ -1,6 +1,8 @@
-//! Integers with a prefix (RFC 7541, section 5.1): small ones in the rest of a byte, larger ones in bytes of seven bits.
+//! Integers with a prefix (RFC 7541, section 5.1).
+//!
+//! Small values fit into the rest of a byte. Larger ones continue in bytes of seven bits each.
 
-/// Appends `value` with a prefix of so many bits, below the bits of `first`.
+/// Appends `value` with a prefix of `prefix` bits, below the bits of `first`.
 pub(super) fn write(out: &mut Vec<u8>, first: u8, prefix: u32, value: usize) {
     let most = (1 << prefix) - 1;
     if value < most {
@@ -16,7 +18,7 @@ pub(super) fn write(out: &mut Vec<u8>, first: u8, prefix: u32, value: usize) {
     out.push(rest as u8);
 }
 
-/// Takes an integer off the front of `from`. `None` if it does not end there, or is larger than any that makes sense.
+/// Reads an integer from the front of `from`. `None` if it is incomplete, or has more than four continuation bytes.
 pub(super) fn read(from: &mut &[u8], prefix: u32) -> Option<usize> {
     let (&first, rest) = from.split_first()?;
     *from = rest;

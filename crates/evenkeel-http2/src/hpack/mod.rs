@@ -1,7 +1,7 @@
 //! Header compression (RFC 7541).
 //!
-//! Both sides keep a table of fields that were said before. A header block must be decoded in any case, also one that nobody
-//! wants, or the tables part.
+//! Encoder and decoder each keep a dynamic table of earlier fields. Every header block must be decoded, also one of a
+//! closed stream: otherwise the tables of the two peers diverge.
 
 mod decoder;
 mod encoder;
@@ -12,10 +12,10 @@ mod table;
 pub(crate) use decoder::{HeaderBlock, HpackDecoder};
 pub(crate) use encoder::HpackEncoder;
 
-/// The size of a table unless it is said otherwise, and the most that we keep for either side.
+/// Initial size of a dynamic table, and the maximum that either side uses here.
 pub(crate) const DEFAULT_TABLE_SIZE: usize = 4096;
 
-/// What a field costs in a table beside its bytes.
+/// Size that a field has in a table beside its name and value (RFC 7541, section 4.1).
 const ENTRY_OVERHEAD: usize = 32;
 
 #[cfg(test)]

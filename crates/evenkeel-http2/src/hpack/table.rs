@@ -1,6 +1,6 @@
-//! The fields that everybody knows (RFC 7541, appendix A).
+//! Static table of HPACK (RFC 7541, appendix A).
 
-/// Their names and values; the first has the index 1.
+/// Names and values; the first entry has the index 1.
 #[rustfmt::skip]
 pub(super) const STATIC_TABLE: [(&str, &str); 61] = [
     (":authority", ""), (":method", "GET"), (":method", "POST"), (":path", "/"), (":path", "/index.html"),

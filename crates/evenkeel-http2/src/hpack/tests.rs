@@ -15,7 +15,7 @@ fn said(block: &HeaderBlock) -> String {
     status + &fields.collect::<String>()
 }
 
-/// The responses of RFC 7541, appendix C.6: Huffman code, and a table of 256 bytes that has to let go.
+/// The responses of RFC 7541, appendix C.6: Huffman code, and a table of 256 bytes that has to evict entries.
 #[test]
 fn the_examples_of_the_rfc_are_read() {
     let mut decoder = HpackDecoder::default();
@@ -54,7 +54,7 @@ fn every_byte_has_a_code() {
     }
 }
 
-/// The padding is less than a byte and all ones; the code of the end is no code.
+/// Padding is less than a byte and all ones; EOS is not a valid code.
 #[test]
 fn bad_ends_of_strings_are_refused() {
     for coded in [&b"\xff"[..], b"\x1f\xff", b"\x18", b"\xff\xff\xff\xff", b"\xff\xff\xff\xff\xff"] {
@@ -80,7 +80,7 @@ fn integers_of_any_size() {
     assert_eq!(integer::read(&mut &[0xff; 20][..], 7), None, "without end");
 }
 
-/// Blocks that are none, each after a table that is as it was at the start.
+/// Malformed blocks, each decoded with an empty dynamic table.
 #[test]
 fn blocks_that_are_none_are_refused() {
     for block in ["80", "be", "ff80808080 01", "40", "4003", "0085f2b24a84ff", "3fe21f"] {
@@ -88,11 +88,12 @@ fn blocks_that_are_none_are_refused() {
     }
 }
 
-/// What no answer says marks the block, and keeps its place in the table so that those behind it stay in theirs.
+/// A field that no response may have marks the block. It keeps its place in the table, so that later indices stay
+/// valid.
 #[test]
 fn nonsense_is_noted_and_keeps_its_place() {
     let mut decoder = HpackDecoder::default();
-    // An upper-case name, a value with a line break, a request's pseudo-header; then a good one.
+    // An upper-case name, a value with a line break, a pseudo-header of requests; then a valid field.
     for (text, name) in
         [("4001 41 01 61", "upper case"), ("4001 61 01 0a", "line break"), ("41 01 61", ":authority")]
     {
@@ -133,7 +134,7 @@ fn invalid_values_do_not_spread() {
     assert_eq!(decode("88"), (false, ":status 200\n".into()));
 }
 
-/// A list that is longer than the limit is not kept; the table is.
+/// A header list beyond the limit is not kept, but its entries are in the table.
 #[test]
 fn long_lists_are_cut() {
     let mut decoder = HpackDecoder::default();
@@ -143,7 +144,7 @@ fn long_lists_are_cut() {
     assert_eq!(said(&decoder.decode(&bytes("be bf"), 1 << 14).unwrap()), "d e\nb c\n");
 }
 
-/// However much a user allows: there are more names than a map can hold.
+/// The map has its own maximum number of names, whatever limit is configured.
 #[test]
 fn more_names_than_can_be_kept_are_too_many() {
     let mut block = Vec::new();
@@ -164,7 +165,7 @@ fn encode(encoder: &mut HpackEncoder, headers: &HeaderMap) -> Vec<u8> {
     out
 }
 
-/// What every request says is a byte each from the second time on; what changes with each is never put into the table.
+/// Fields of every request take one byte each from the second request on. Fields that always change are never indexed.
 #[test]
 fn what_is_said_again_is_short() {
     let mut encoder = HpackEncoder::default();
@@ -244,7 +245,7 @@ fn connection_specific_fields_are_malformed() {
 }
 
 proptest! {
-    /// Whatever is said, and whatever sizes the peer wants its table to have, it understands what was said.
+    /// A decoder reads all encoded fields, whatever they are and whatever table sizes the peer sets.
     #[test]
     fn what_is_written_is_read(
         requests in prop::collection::vec(
@@ -279,7 +280,7 @@ proptest! {
         }
     }
 
-    /// Nothing that a peer can send makes a decoder panic.
+    /// No input makes a decoder panic.
     #[test]
     fn garbage_is_survived(blocks in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..200), 1..10)) {
         let mut decoder = HpackDecoder::default();

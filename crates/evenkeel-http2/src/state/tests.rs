@@ -212,7 +212,7 @@ fn window_updates_for_padding_are_limited() {
     let flood = apply(&mut state, (0..10 * MAX_REPLIES).map(|_| padding()));
     assert_eq!(flood, Err(Reason::ENHANCE_YOUR_CALM));
     assert!(state.out.len() < 20 * MAX_REPLIES);
-    // With the frames written in between there is no end to it.
+    // Without limit if the frames are written in between.
     let mut state = ConnectionState::new(Http2Settings { stream_window: 100, ..Http2Settings::default() });
     open(&mut state, true);
     let head = HeaderBlock { status: Some(http::StatusCode::OK), ..HeaderBlock::default() };
@@ -223,7 +223,7 @@ fn window_updates_for_padding_are_limited() {
     }
 }
 
-/// Windows beyond what HTTP/2 allows are lowered: the peer would refuse them.
+/// Windows beyond the maximum of HTTP/2 are lowered: the peer would reject them.
 #[test]
 fn own_windows_stay_within_the_protocol() {
     let most =
