@@ -1,11 +1,12 @@
-//! Binary metadata, as gRPC writes it into headers: base64, without padding. Some peers pad, and that is read too.
+//! Base64 for binary metadata in gRPC headers, encoded without padding. Some peers add padding, so decoding accepts
+//! it.
 //!
-//! Reports are short, and one comes with every call; a loop over a table is several times faster for them than what is made
-//! for long inputs.
+//! Reports are short, and one arrives with every call. For such lengths a table lookup is several times faster than
+//! implementations that are optimised for long inputs.
 
 const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/// Not a letter of the code.
+/// Table entry of bytes outside of the alphabet. Its high bits cannot occur in a 6-bit value.
 const NONE: u8 = 0xff;
 
 static VALUES: [u8; 256] = {
@@ -18,12 +19,13 @@ static VALUES: [u8; 256] = {
     values
 };
 
-/// The most bytes that a text of this length stands for.
+/// Returns the maximum number of bytes that a text of this length decodes to.
 pub(crate) fn max_decoded_len(text: usize) -> usize {
     text.div_ceil(4) * 3
 }
 
-/// Decodes into `bytes`, which has room for the [`max_decoded_len`]; answers how many there are, or `None` if the text is none of ours.
+/// Decodes into `bytes`, which must have room for [`max_decoded_len`]. Returns the number of bytes, or `None` if the
+/// text is malformed.
 pub(crate) fn decode(text: &[u8], bytes: &mut [u8]) -> Option<usize> {
     let text = match text {
         [rest @ .., b'=', b'='] | [rest @ .., b'='] if text.len().is_multiple_of(4) => rest,
@@ -42,7 +44,7 @@ pub(crate) fn decode(text: &[u8], bytes: &mut [u8]) -> Option<usize> {
         [] => return (bad != NONE).then_some(whole.len()),
         [a, b] => (value(a), value(b), 0),
         [a, b, c] => (value(a), value(b), value(c)),
-        // One letter alone has six bits, which is no byte.
+        // A single character has six bits, less than a byte.
         _ => return None,
     };
     let count = rest.len() - 1;
@@ -50,7 +52,7 @@ pub(crate) fn decode(text: &[u8], bytes: &mut [u8]) -> Option<usize> {
     (bad | a | b | c != NONE).then_some(whole.len() + count)
 }
 
-/// Encodes, without padding.
+/// Encodes the bytes without padding.
 pub(crate) fn encode(bytes: &[u8]) -> Vec<u8> {
     let mut text = Vec::with_capacity((bytes.len() * 4).div_ceil(3));
     for group in bytes.chunks(3) {
@@ -102,14 +104,14 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 2_000, failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// The same as the code that everybody uses.
+        /// Agrees with the `base64` crate.
         #[test]
         fn as_others_have_it(bytes in prop::collection::vec(any::<u8>(), 0..100), text in "[A-Za-z0-9+/=]{0,12}|[ -~]{0,12}") {
             let ours = encode(&bytes);
             prop_assert_eq!(&ours, &STANDARD_NO_PAD.encode(&bytes).into_bytes());
             prop_assert_eq!(decoded(&ours), Some(bytes.clone()));
             prop_assert_eq!(decoded(STANDARD.encode(&bytes).as_bytes()), Some(bytes));
-            // They refuse bits behind the last byte, which we do not look at.
+            // The crate rejects non-zero trailing bits, which this decoder ignores.
             if let Ok(theirs) = STANDARD.decode(&text).or_else(|_| STANDARD_NO_PAD.decode(&text)) {
                 prop_assert_eq!(decoded(text.as_bytes()), Some(theirs));
             }

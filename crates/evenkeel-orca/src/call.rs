@@ -1,4 +1,7 @@
-//! What a handler says about the load of one call.
+//! Per-call recorder: a handler records the cost of its call here.
+//!
+//! The recorder is shared by reference count between the handler, its tasks and the layer. The layer takes the values
+//! when the call ends and merges them over the values of the server.
 
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,12 +9,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::values::{MetricValues, ValueRange};
 use crate::watch::current_load;
 
-/// Records what one call costs, or what the server's load was while it ran. It is sent with the end of the call, also if
-/// the call fails; on the call it beats what was recorded for the server ([`ServerLoad`](crate::ServerLoad)).
+/// Records the cost of one call, or the server's load as that call observed it.
 ///
-/// A handler behind a [`LoadLayer`](crate::LoadLayer) asks for it where its call is handled; the stream that it answers with, and tasks of
-/// its own, are given a clone. Clones record for the same call, until it ends. Values outside of their range are not recorded, and
-/// the answer is `false`; of several the last one counts.
+/// The report is sent in the trailers of the call, also if the call fails. On that call, a value recorded here
+/// overrides the one of the server ([`ServerLoad`](crate::ServerLoad)).
+///
+/// A handler behind a [`LoadLayer`](crate::LoadLayer) gets the recorder from [`CallLoad::current`]. It passes a clone
+/// to its response stream and to tasks that it spawns. Clones record for the same call, until the call ends. A method
+/// that records a value returns `false` if the value is out of range, and does not record it. The last valid value
+/// wins.
 ///
 /// ```
 /// use evenkeel_orca::CallLoad;
@@ -29,53 +35,55 @@ use crate::watch::current_load;
 pub struct CallLoad(Arc<Mutex<MetricValues>>);
 
 impl CallLoad {
-    /// That of the call that is handled here: by an interceptor, or an async handler at any depth until it answers. `None`
-    /// outside of that, as in a task that a handler has spawned, and if the server has no [`LoadLayer`](crate::LoadLayer).
+    /// Returns the recorder of the current call, or `None` if there is none.
+    ///
+    /// A call is current in an interceptor, and in an async handler at any depth until it returns. It is not current
+    /// in a task that the handler spawned, nor in a server without a [`LoadLayer`](crate::LoadLayer).
     pub fn current() -> Option<CallLoad> {
         current_load()
     }
 
-    /// What the call used of something that has a name, in whatever unit: any number.
+    /// Records a named cost of the call, in any unit. Any finite number is valid.
     pub fn record_request_cost(&self, name: &str, value: f64) -> bool {
         ValueRange::Finite.insert(&mut self.values().cost, name, value)
     }
 
-    /// How far something that has a name is used, from 0 to 1.
+    /// Records the utilization of a named resource, from 0 to 1.
     pub fn record_utilization(&self, name: &str, value: f64) -> bool {
         ValueRange::Fraction.insert(&mut self.values().utilization, name, value)
     }
 
-    /// Something that has a name and a meaning of the application's own: any number.
+    /// Records a named metric with an application-defined meaning. Any finite number is valid.
     pub fn record_named_metric(&self, name: &str, value: f64) -> bool {
         ValueRange::Finite.insert(&mut self.values().named, name, value)
     }
 
-    /// The share of the CPU that is used, from 0 on; above 1 is beyond a soft limit.
+    /// Records the CPU utilization, at least 0. It may exceed 1 above a soft limit.
     pub fn record_cpu_utilization(&self, value: f64) -> bool {
         ValueRange::NonNegative.set(&mut self.values().cpu, value)
     }
 
-    /// The share of the memory that is used, from 0 to 1.
+    /// Records the memory utilization, from 0 to 1.
     pub fn record_memory_utilization(&self, value: f64) -> bool {
         ValueRange::Fraction.set(&mut self.values().memory, value)
     }
 
-    /// The application's own view of its utilisation, from 0 on; clients prefer it to the CPU's.
+    /// Records the application's own utilization, at least 0. Clients prefer it to the CPU utilization.
     pub fn record_application_utilization(&self, value: f64) -> bool {
         ValueRange::NonNegative.set(&mut self.values().application, value)
     }
 
-    /// Requests per second, from 0 on.
+    /// Records the requests per second of the server, at least 0.
     pub fn record_qps(&self, value: f64) -> bool {
         ValueRange::NonNegative.set(&mut self.values().requests, value)
     }
 
-    /// Errors per second, from 0 on.
+    /// Records the errors per second of the server, at least 0.
     pub fn record_eps(&self, value: f64) -> bool {
         ValueRange::NonNegative.set(&mut self.values().errors, value)
     }
 
-    /// What was recorded; it is over then.
+    /// Takes the recorded values and leaves the recorder empty.
     pub(crate) fn take(&self) -> MetricValues {
         mem::take(&mut self.values())
     }

@@ -1,9 +1,9 @@
-//! The CPU utilisation that a server reports.
+//! CPU utilization that a server reports.
 //!
-//! Utilisation is the CPU time that was used, by the CPU time that could have been used. Clients share out calls by it, so it
-//! has to say how much more a server could take: a quota counts, and so does a neighbour that eats the same cores.
-//! [`KernelCounters`] asks the kernel; a server that knows better gives a [`CpuMeter`] of its own. Nothing here has a
-//! clock: who samples says how much time has passed.
+//! Utilization is the used CPU time divided by the available CPU time. Clients weight endpoints by it, so it has to
+//! reflect the remaining capacity of the server. Quotas therefore count, and so do other processes on the same cores.
+//! [`KernelCounters`] reads the kernel's counters. A server with a better source provides its own [`CpuMeter`]. This
+//! module reads no clock: the caller passes the elapsed time.
 
 use std::fs;
 use std::ops::RangeInclusive;
@@ -11,10 +11,10 @@ use std::path::{Component, Path, PathBuf};
 use std::thread::available_parallelism;
 use std::time::Duration;
 
-/// Where a server's CPU utilisation comes from.
+/// Source of a server's CPU utilization.
 ///
-/// It is called about once a second, always by the same owner, and should return soon: reading a few kernel files is fine,
-/// asking over a network is not. A closure will do:
+/// It is called about once a second, never concurrently, and should return quickly. Reading a few kernel files is
+/// fine, a network request is not. A closure is a meter too:
 ///
 /// ```
 /// use std::time::Duration;
@@ -23,10 +23,10 @@ use std::time::Duration;
 /// assert_eq!(meter.utilization(Duration::from_secs(1)), Some(0.25));
 /// ```
 pub trait CpuMeter: Send + 'static {
-    /// The share of the CPU time that could have been used and was, since the last call; `elapsed` is the time since then.
+    /// Returns used CPU time divided by available CPU time since the last call, which was `elapsed` ago.
     ///
-    /// It is finite and not negative; above 1 means more than was granted, as in a burst above a quota. `None` at the
-    /// first call, whose `elapsed` does not matter, and where it cannot be found out.
+    /// The value is finite and not negative. Above 1 the server used more than its share, as in a burst above a
+    /// quota. The first call returns `None` and ignores `elapsed`. `None` also means that the utilization is unknown.
     fn utilization(&mut self, elapsed: Duration) -> Option<f64>;
 }
 
@@ -36,34 +36,35 @@ impl<F: FnMut(Duration) -> Option<f64> + Send + 'static> CpuMeter for F {
     }
 }
 
-/// The CPU utilisation of this process, by the kernel's own counts.
+/// CPU utilization of this process from the kernel's counters.
 ///
-/// | where | used | available |
+/// | system | used | available |
 /// |---|---|---|
 /// | Linux, a cgroup v2 quota applies | CPU time of the cgroup with the quota | the quota, but at most used + idle |
 /// | Linux otherwise | CPU time of this process | used + idle |
-/// | no idle time is counted | as above | as above, with the time of all CPUs for used + idle |
+/// | no idle time is counted | as above | as above, with the elapsed time of all CPUs for used + idle |
 ///
-/// - The quota is the tightest `cpu.max` of the process' own cgroup and of those around it, as far as they can be seen.
-///   All that is in that cgroup shares the quota, so that all of it counts as used. Of equally tight ones it is the
-///   outermost, which more have a share in. A quota may change at any time; cgroup v1 quotas are not looked at.
-/// - Idle is the time in which the CPUs that this process may run on had nothing to do. A neighbour that keeps them busy
-///   raises the utilisation, idle cores lower it. It is counted in steps of 10 ms: windows far below a second are coarse.
-/// - Idle time is not counted on systems other than Linux, and in some sandboxes.
+/// - The quota is the lowest `cpu.max` of the process's cgroup and its visible ancestors. Everything in that cgroup
+///   shares the quota, so all of it counts as used. Of equal quotas the outermost applies, because more processes
+///   share it. A quota may change at any time. cgroup v1 quotas are not read.
+/// - Idle is the time in which the CPUs that this process may run on were idle. Other processes on them raise the
+///   utilization, idle cores lower it. The kernel counts in steps of 10 ms, so windows far below a second are
+///   imprecise.
+/// - Idle time is not available on systems other than Linux, and in some sandboxes.
 ///
-/// The utilisation is `None` at the first call, when nothing was available, and when two samples cannot be compared: a count
-/// went backwards, the quota is another cgroup's, or the process may run on other CPUs. The next call measures from there.
-/// What cannot be read is logged once, as a warning that names the file.
+/// The utilization is `None` at the first call, when no time was available, and when two samples are not comparable.
+/// That is the case if a counter decreased, the quota belongs to another cgroup, or the allowed CPUs changed. The
+/// next call measures from that sample. The first read error is logged as a warning that names the file.
 #[derive(Debug)]
 pub struct KernelCounters {
-    /// What the kernel's files are under: `/`, except in tests.
+    /// Root of the kernel's files: `/`, except in tests.
     root: PathBuf,
     last: Option<CpuCounters>,
     warned: bool,
 }
 
 impl KernelCounters {
-    /// Counters of which nothing has been read yet.
+    /// Creates counters without a first sample.
     pub fn new() -> KernelCounters {
         KernelCounters::under("/")
     }
@@ -72,7 +73,7 @@ impl KernelCounters {
         KernelCounters { root: root.into(), last: None, warned: false }
     }
 
-    /// A sample, given the CPU time that this process has used so far.
+    /// Takes a sample, given the CPU time that this process has used since its start.
     fn sample(&mut self, process: Option<Duration>, elapsed: Duration) -> Option<f64> {
         let last = self.last.take();
         match self.counts(process) {
@@ -95,7 +96,7 @@ impl KernelCounters {
         Ok(CpuCounters { quota, used, idle: self.idle()? })
     }
 
-    /// The tightest quota that applies.
+    /// Returns the lowest quota that applies.
     fn quota(&self) -> Option<CpuQuota> {
         let (mount, own) = self.group()?;
         own.ancestors()
@@ -107,21 +108,21 @@ impl KernelCounters {
             .reduce(|inner, outer| if outer.cpus <= inner.cpus { outer } else { inner })
     }
 
-    /// Where cgroup v2 is mounted, and the path of our own cgroup below that.
+    /// Returns the mount point of cgroup v2, and the path of the process's cgroup below it.
     fn group(&self) -> Option<(PathBuf, PathBuf)> {
-        // A host with cgroup v1 only has no line of the hierarchy 0.
+        // A host that has only cgroup v1 has no line for hierarchy 0.
         let groups = read(&self.root.join("proc/self/cgroup")).ok()?;
         let own = Path::new(groups.lines().find_map(|line| line.strip_prefix("0::"))?);
         let mounts = read(&self.root.join("proc/self/mountinfo")).ok()?;
         mounts.lines().filter_map(cgroup2_mount).find_map(|(top, mount)| {
             let below = own.strip_prefix(top).ok()?;
-            // `..` leads out of the cgroup namespace, to where nothing is mounted for us to see.
+            // `..` leads out of the cgroup namespace, where no mount is visible to this process.
             let visible = !below.components().any(|part| part == Component::ParentDir);
             visible.then(|| (self.root.join(mount.trim_start_matches('/')), below.to_owned()))
         })
     }
 
-    /// The idle time of the CPUs that this process may run on, or `None` where the kernel does not count it.
+    /// Returns the idle time of the CPUs that this process may run on, or `None` if the kernel does not count it.
     fn idle(&self) -> Result<Option<IdleTime>, String> {
         let path = self.root.join("proc/stat");
         if matches!(path.try_exists(), Ok(false)) {
@@ -130,7 +131,7 @@ impl KernelCounters {
         let stat = read(&path)?;
         let cpus = idle_by_cpu(&stat)
             .ok_or_else(|| format!("{}: expected lines such as `cpu0 1 2 3 4 5`", path.display()))?;
-        // A CPU has nothing to do at least while the system starts. gVisor has the file with zeros throughout.
+        // Every CPU is idle at least during boot. In gVisor the file exists, but all of its counters are zero.
         if cpus.iter().all(|(_, time)| time.is_zero()) {
             return Ok(None);
         }
@@ -170,17 +171,17 @@ impl Default for KernelCounters {
     }
 }
 
-/// What the kernel has counted up to a moment.
+/// Kernel counters at one point in time.
 #[derive(Debug)]
 struct CpuCounters {
     quota: Option<CpuQuota>,
-    /// The CPU time of the quota's cgroup, or of this process if there is no quota.
+    /// CPU time of the quota's cgroup, or of this process if there is no quota.
     used: Duration,
     idle: Option<IdleTime>,
 }
 
 impl CpuCounters {
-    /// The cgroup whose time `used` is, if it is not this process'.
+    /// Returns the cgroup that `used` belongs to, or `None` for this process.
     fn group(&self) -> Option<&Path> {
         self.quota.as_ref().map(|quota| quota.group.as_path())
     }
@@ -188,13 +189,13 @@ impl CpuCounters {
 
 #[derive(Debug)]
 struct CpuQuota {
-    /// The directory of the cgroup that has it.
+    /// Directory of the cgroup that sets the quota.
     group: PathBuf,
-    /// How many CPUs' time may be used; more than none.
+    /// Number of CPUs whose time may be used, above 0.
     cpus: f64,
 }
 
-/// Idle time, with the CPUs whose it is: sums over different CPUs cannot be compared.
+/// Idle time and the CPUs that it was summed over. Sums over different CPUs are not comparable.
 #[derive(Debug)]
 struct IdleTime {
     cpus: Vec<u32>,
@@ -202,6 +203,7 @@ struct IdleTime {
 }
 
 fn utilization(last: &CpuCounters, counts: &CpuCounters, elapsed: Duration) -> Option<f64> {
+    // Counters of different cgroups are not comparable.
     if last.group() != counts.group() {
         return None;
     }
@@ -221,7 +223,7 @@ fn utilization(last: &CpuCounters, counts: &CpuCounters, elapsed: Duration) -> O
     (available > 0.0).then(|| used / available)
 }
 
-/// The CPU time that this process has used so far.
+/// Returns the CPU time that this process has used since its start.
 #[cfg(any(target_os = "linux", target_os = "android", target_os = "macos", target_os = "freebsd"))]
 fn process_time() -> Option<Duration> {
     use rustix::time::{ClockId, clock_gettime};
@@ -233,7 +235,7 @@ fn process_time() -> Option<Duration> {
     None
 }
 
-/// The CPU time that all that is in a cgroup has used so far.
+/// Returns the CPU time that all processes of a cgroup have used.
 fn group_time(group: &Path) -> Result<Duration, String> {
     let path = group.join("cpu.stat");
     let micros = read(&path)?.lines().find_map(|line| line.strip_prefix("usage_usec ")?.trim().parse().ok());
@@ -242,15 +244,15 @@ fn group_time(group: &Path) -> Result<Duration, String> {
         .ok_or_else(|| format!("{}: expected a line such as `usage_usec 1000`", path.display()))
 }
 
-/// How many CPUs' time the text of a `cpu.max` grants; `None` if it sets no limit, or none that means anything.
+/// Parses `cpu.max` into a number of CPUs. Returns `None` if it sets no limit or is malformed.
 fn cpu_max(text: &str) -> Option<f64> {
     let (quota, period) = text.trim().split_once(' ')?;
-    // `max` is not a number.
+    // The quota is `max` if there is no limit, which does not parse.
     let (quota, period): (u64, u64) = (quota.parse().ok()?, period.parse().ok()?);
     (quota > 0 && period > 0).then(|| quota as f64 / period as f64)
 }
 
-/// The top cgroup that is seen through a mount, and the mount point, if the line of mountinfo is of cgroup v2.
+/// Returns the root cgroup and the mount point of a mountinfo line, or `None` if it is not of cgroup v2.
 fn cgroup2_mount(line: &str) -> Option<(String, String)> {
     // 36 35 0:31 /top /mount/point rw,relatime shared:1 - cgroup2 cgroup2 rw
     let (mount, filesystem) = line.split_once(" - ")?;
@@ -261,33 +263,33 @@ fn cgroup2_mount(line: &str) -> Option<(String, String)> {
     Some((fields.next()?, fields.next()?))
 }
 
-/// A path as it was before mountinfo wrote blanks and such as octal numbers. The backslash comes last, for it may stand
-/// before digits of the path's own.
+/// Reverses the octal escapes of mountinfo. The backslash is replaced last, because digits of the path may follow it.
 fn unescape(field: &str) -> String {
     [(r"\040", " "), (r"\011", "\t"), (r"\012", "\n"), (r"\043", "#"), (r"\134", r"\")]
         .iter()
         .fold(field.to_owned(), |field, (escaped, plain)| field.replace(escaped, plain))
 }
 
-/// The idle time of each CPU by the text of `/proc/stat`; `None` if that is not what it is.
+/// Parses the idle time of each CPU from `/proc/stat`. Returns `None` if the text is malformed.
 fn idle_by_cpu(stat: &str) -> Option<Vec<(u32, Duration)>> {
     let mut cpus = Vec::new();
     for line in stat.lines() {
         let mut fields = line.split_ascii_whitespace();
-        // `cpu` without a number is the sum of all.
+        // `cpu` without a number is the sum over all CPUs.
         let name = fields.next().and_then(|name| name.strip_prefix("cpu")).unwrap_or_default();
         let Ok(cpu) = name.parse() else { continue };
-        // user, nice, system, idle, iowait. A CPU whose tasks wait for a disk is free for others; and the kernel moves
-        // time between the two, so that only their sum is sure to grow.
+        // The fields are user, nice, system, idle, iowait. A CPU whose tasks wait for a disk is available to others.
+        // The kernel moves time between idle and iowait, so only their sum is monotonic.
         let mut ticks = fields.skip(3).map(str::parse::<u64>);
         let ticks = ticks.next()?.ok()?.checked_add(ticks.next()?.ok()?)?;
-        // A tick of this file is 10 ms: USER_HZ is 100 on every Linux that Rust runs on, whatever HZ the kernel has.
+        // A tick is 10 ms in this file: USER_HZ is 100 on every Linux that Rust supports, independent of the kernel's
+        // HZ.
         cpus.push((cpu, Duration::from_millis(ticks.checked_mul(10)?)));
     }
     (!cpus.is_empty()).then_some(cpus)
 }
 
-/// A list of CPUs such as `0,2-3`. Ranges are not written out: a wrong one could name billions.
+/// Parses a list of CPUs such as `0,2-3`. Ranges are not expanded, because a malformed one could cover billions.
 fn cpu_list(text: &str) -> Option<Vec<RangeInclusive<u32>>> {
     text.trim()
         .split(',')
@@ -298,7 +300,7 @@ fn cpu_list(text: &str) -> Option<Vec<RangeInclusive<u32>>> {
         .collect()
 }
 
-/// A file of the kernel. It may have names in it that are not UTF-8 (of a process, of some mount), which are not what we look for.
+/// Reads a kernel file. Names in it (of a process or a mount) may not be UTF-8, and none of them is needed.
 fn read(path: &Path) -> Result<String, String> {
     let bytes = fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
@@ -316,7 +318,7 @@ mod tests {
     const V2: &str = "31 23 0:28 / /sys/fs/cgroup rw,relatime shared:9 - cgroup2 cgroup2 rw\n";
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// A machine with four CPUs, as its kernel shows it in files.
+    /// Machine with four CPUs, represented by its kernel files.
     struct Host {
         root: tempfile::TempDir,
         meter: KernelCounters,
@@ -331,7 +333,7 @@ mod tests {
             host
         }
 
-        /// In the cgroup `own` of a host with cgroup v2.
+        /// Creates a host with cgroup v2, whose process is in the cgroup `own`.
         fn in_group(own: &str) -> Host {
             let host = Host::new();
             host.write("proc/self/mountinfo", V2);
@@ -355,14 +357,14 @@ mod tests {
             fs::write(path, content).unwrap();
         }
 
-        /// A sample a second after the last one, with the CPU time of the process and the idle ticks of each CPU so far.
+        /// Takes a sample one second after the last, with the process's CPU time and the idle ticks of each CPU.
         fn sample(&mut self, process_ms: u64, idle: [u64; 4]) -> Option<f64> {
             self.write("proc/stat", stat(idle));
             self.meter.sample(Some(Duration::from_millis(process_ms)), SECOND)
         }
     }
 
-    /// A quarter of each CPU's ticks is iowait.
+    /// Returns the text of `/proc/stat`. A quarter of each CPU's ticks is iowait.
     fn stat(idle: [u64; 4]) -> String {
         let mut text = "cpu  9 9 9 999999 9 9 9 9 9 9\n".to_owned();
         for (cpu, ticks) in idle.iter().enumerate() {
@@ -373,11 +375,11 @@ mod tests {
 
     #[test]
     fn without_a_quota_the_process_counts_against_what_was_idle() {
-        // the process used (ms), ticks of 10 ms in which each CPU was idle, the utilisation
+        // the process used (ms), ticks of 10 ms in which each CPU was idle, the utilization
         let cases = [
             (500, [50, 50, 50, 0], Some(0.25)),
             (500, [0, 0, 50, 0], Some(0.5)),
-            // Neighbours have all the rest: there is no more to have.
+            // Other processes use all the rest, so no more time is available.
             (500, [0, 0, 0, 0], Some(1.0)),
             (0, [100, 100, 100, 100], Some(0.0)),
             (0, [0, 0, 0, 0], None),
@@ -419,13 +421,13 @@ mod tests {
 
     #[test]
     fn a_quota_of_the_own_cgroup_counts_with_all_that_is_in_it() {
-        // quota, the cgroup used (ms), the utilisation; the process used 100 ms and 4 s were idle
+        // quota, CPU time of the cgroup (ms), utilization; the process used 100 ms, and 4 s were idle
         let cases = [
             ("200000 100000\n", 500, Some(0.25)),
             ("50000 100000\n", 125, Some(0.25)),
             ("50000 100000\n", 750, Some(1.5)),
             ("50000 100000\n", 0, Some(0.0)),
-            // A quota above what the machine has does not make more of it.
+            // A quota above the machine's capacity does not add capacity.
             ("6400000 100000\n", 1000, Some(0.2)),
             ("18446744073709551615 1\n", 1000, Some(0.2)),
         ];
@@ -449,7 +451,7 @@ mod tests {
 
     #[test]
     fn the_tightest_quota_counts_and_of_equals_the_outermost() {
-        // cpu.max of /, /pod, /pod/app, /pod/app/deep, which have used 800, 400, 200 and 100 ms; the utilisation
+        // cpu.max of /, /pod, /pod/app, /pod/app/deep, which have used 800, 400, 200 and 100 ms; the utilization
         let (one, two, four) = ("100000 100000", "200000 100000", "400000 100000");
         let cases = [
             (["", NO_LIMIT, two, NO_LIMIT], 0.1),
@@ -475,7 +477,7 @@ mod tests {
         }
     }
 
-    /// The quota is two CPUs and 500 ms were used wherever the cgroup is found; without it, the process' share is 0.5.
+    /// With the cgroup, the quota is two CPUs and 500 ms were used. Without it, the process's utilization is 0.5.
     #[test]
     fn the_cgroup_is_found_through_its_mount() {
         let hybrid = "32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n\
@@ -550,7 +552,7 @@ mod tests {
 
     #[test]
     fn counts_that_go_backwards_are_another_baseline() {
-        // process ms and idle ticks of the sample that goes backwards, and of the one after it
+        // process ms and idle ticks of the sample that decreases, and of the next one
         let cases = [(900, 300, 1400, 350), (1500, 100, 2000, 150), (0, 10, 500, 60)];
         for (process, idle, then_process, then_idle) in cases {
             let mut host = Host::new();
@@ -575,7 +577,7 @@ mod tests {
         assert_eq!(host.meter.sample(Some(SECOND), SECOND), None);
         assert_eq!(host.meter.sample(Some(SECOND * 2), SECOND * 4), Some(0.25 / cpus));
 
-        // A sandbox that counts nothing, and does not say which CPUs are allowed.
+        // A sandbox without counters and without a list of allowed CPUs.
         let mut host = Host::new();
         host.write("proc/self/status", "Name:\tx\n");
         host.sample(0, [0; 4]);

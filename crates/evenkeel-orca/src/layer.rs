@@ -1,4 +1,7 @@
-//! The layer that watches a server's calls to their ends, and puts the load into their trailers.
+//! Tower layer that tracks a server's calls and adds the load to their trailers.
+//!
+//! It adds the report to trailers and to Trailers-Only responses. [`ServerCallGuard`] ensures that each call is
+//! counted once. Measuring and encoding are left to [`ServerLoad`].
 
 use std::future::Future;
 use std::mem;
@@ -15,11 +18,11 @@ use crate::server::ServerLoad;
 use crate::service;
 use crate::watch::ServerCallGuard;
 
-/// Measures a server's calls and sends its load with the end of each, in the trailer
-/// [`endpoint-load-metrics-bin`](crate::TRAILER): also of calls that fail, also of streams. Handlers say more about a call with
-/// [`CallLoad`](crate::CallLoad).
+/// Measures a server's calls and sends its load in the trailer [`endpoint-load-metrics-bin`](crate::TRAILER) of each.
 ///
-/// This line is all that a server needs:
+/// That includes failed calls and streams. A handler adds values for its call with [`CallLoad`](crate::CallLoad).
+///
+/// A server needs no more than this line:
 ///
 /// ```no_run
 /// # async fn serve(orders: evenkeel_orca::LoadService) -> Result<(), Box<dyn std::error::Error>> {
@@ -32,13 +35,14 @@ use crate::watch::ServerCallGuard;
 /// # }
 /// ```
 ///
-/// A trailer that is there already, from an application that reports on its own, is left alone. Streams of load reports
-/// are not calls that count.
+/// A trailer that the application has already set is kept. Streams of the out-of-band service are not counted as
+/// calls.
 #[derive(Clone, Debug, Default)]
 pub struct LoadLayer(ServerLoad);
 
 impl LoadLayer {
-    /// Measures requests, errors and this machine's CPU. To say more than is measured, begin with a [`ServerLoad`].
+    /// Creates a layer that measures requests, errors and the machine's CPU. To report other values, create a
+    /// [`ServerLoad`] and use [`ServerLoad::layer`].
     pub fn new() -> LoadLayer {
         LoadLayer::default()
     }
@@ -56,7 +60,7 @@ impl<S> Layer<S> for LoadLayer {
     }
 }
 
-/// A service behind a [`LoadLayer`].
+/// Service wrapped by a [`LoadLayer`].
 #[derive(Clone, Debug)]
 pub struct ReportingService<S> {
     inner: S,
@@ -88,7 +92,7 @@ where
 }
 
 pin_project! {
-    /// The future of a [`ReportingService`] service.
+    /// Response future of a [`ReportingService`].
     pub struct ReportingFuture<F> {
         #[pin]
         inner: F,
@@ -111,7 +115,7 @@ where
                 return Poll::Ready(Err(error));
             }
         };
-        // A status in the head is the end of the call: there is nothing but the head (Trailers-Only).
+        // A status in the headers ends the call: this is a Trailers-Only response.
         if response.headers().keys().any(|name| *name == tonic::Status::GRPC_STATUS) {
             this.guard.finish_with_trailers(response.headers_mut());
         }
@@ -121,7 +125,7 @@ where
 }
 
 pin_project! {
-    /// The answer of a [`ReportingService`] service.
+    /// Response body of a [`ReportingService`], which adds the report to its trailers.
     pub struct ReportingBody<B> {
         #[pin]
         inner: B,

@@ -1,17 +1,17 @@
-//! Load reports (ORCA, A51): backends say how busy they are, and clients send them what they can bear.
+//! Load reports (ORCA, A51): backends report their utilization, and clients balance calls by it.
 //!
-//! | where | what |
+//! | item | purpose |
 //! |---|---|
-//! | [`LoadLayer`] | one line for a tonic server: it measures, and reports with the end of every call |
-//! | [`ServerLoad`] | the load of a server: what is measured, and what the application says |
-//! | [`CallLoad`] | the load of one call, for handlers |
-//! | [`LoadService`] | reports out of band, for clients with long calls or none |
-//! | [`cpu`] | where the CPU's utilisation comes from, and what it means |
-//! | [`read`], [`read_trailers`] | the client's side: from bytes to numbers that can be computed with |
+//! | [`LoadLayer`] | a layer for a tonic server: it measures calls and adds a report to their trailers |
+//! | [`ServerLoad`] | the load of a server: measured values, and values that the application sets |
+//! | [`CallLoad`] | the load of one call, recorded by its handler |
+//! | [`LoadService`] | out-of-band reports, for clients with long-lived streams or few calls |
+//! | [`cpu`] | the source and the definition of CPU utilization |
+//! | [`read`], [`read_trailers`] | the client's side: parse a report and drop invalid values |
 //!
-//! A client with the policy `weighted_round_robin` weighs a backend by requests per second over utilisation, less a
-//! penalty for errors (A58). Which utilisation: the application's own if it reports one, otherwise the CPU's. Any gRPC
-//! client can use these reports; the wire format is the published one.
+//! The `weighted_round_robin` policy weights an endpoint by requests per second divided by utilization, less an error
+//! penalty (A58). It uses the application's utilization if one is reported, otherwise the CPU utilization. Any gRPC
+//! client can use these reports: the wire format is the published one.
 
 #![forbid(unsafe_code)]
 

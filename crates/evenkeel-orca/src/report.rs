@@ -1,8 +1,8 @@
-//! Reading load reports, as a client does.
+//! Parses load reports on the client.
 //!
-//! A backend sends them in the trailer [`TRAILER`] of an answer, or out of band. They come from outside and say
-//! anything. What cannot be used is ignored, and [`ParsedReport::ignored`] says why, for whoever counts such things; the call
-//! that it came with is none the worse.
+//! A backend sends reports in the trailer [`TRAILER`] of a call, or out of band. They are untrusted input, so their
+//! size and number of names are limited. Unusable reports and values are dropped, and [`ParsedReport::ignored`] gives
+//! the reason, for example for a counter. The outcome of the call is not affected.
 
 use std::fmt;
 
@@ -11,90 +11,91 @@ use http::{HeaderMap, HeaderName};
 
 use crate::base64;
 
-/// The trailer that carries the report on a call; its value is binary.
+/// Name of the trailer that carries the report of a call. Its value is binary metadata.
 pub const TRAILER: &str = "endpoint-load-metrics-bin";
 
 pub(crate) static TRAILER_NAME: HeaderName = HeaderName::from_static(TRAILER);
 
-/// The longest report that is read.
+/// Maximum length of a report, in bytes after decoding.
 const MAX_BYTES: usize = 64 << 10;
 
-/// The most names in a report, over all of its lists.
+/// Maximum number of names in a report, over all of its maps.
 const MAX_NAMES: usize = 1_000;
 
-/// A report that is not longer than this is decoded without memory of its own.
+/// Maximum length of a report that is decoded on the stack.
 const SHORT: usize = 128;
 
-/// What came of reading a report.
+/// Result of parsing a report.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ParsedReport {
-    /// What can be used. A value that no server may report is left out, as if it had not been reported.
+    /// The usable values. An invalid value is dropped, as if it had not been reported.
     pub report: Option<OrcaReport>,
-    /// Why something was left out, if it was: one reason of perhaps several.
+    /// Reason why the report, or some of its values, was ignored. It names one reason even if there are several.
     pub ignored: Option<IgnoredReason>,
 }
 
-/// A report as it was read: the message [`OrcaLoadReport`](crate::OrcaLoadReport) with lists for maps, which cost nothing where they are
-/// empty. Every number is finite, and shares and rates are not negative. What was not reported is 0 or absent. The old
-/// whole-number `rps` is not for anybody's use (ORCA-2).
+/// Parsed report: the message [`OrcaLoadReport`](crate::OrcaLoadReport) with lists in place of maps.
+///
+/// An empty list does not allocate. Every number is finite, and utilizations and rates are not negative. A value that
+/// was not reported is 0 or absent. The deprecated integer field `rps` is not read (ORCA-2).
 #[derive(Clone, PartialEq, prost::Message)]
 #[prost(prost_path = "evenkeel_proto::prost")]
 pub struct OrcaReport {
-    /// CPU utilisation; may exceed 1 above a soft limit.
+    /// CPU utilization. It may exceed 1 above a soft limit.
     #[prost(double, tag = "1")]
     pub cpu_utilization: f64,
-    /// Memory utilisation.
+    /// Memory utilization of the server.
     #[prost(double, tag = "2")]
     pub mem_utilization: f64,
-    /// Named costs of the request, each name once.
+    /// Named costs of the request; each name occurs once.
     #[prost(message, repeated, tag = "4")]
     pub request_cost: Vec<NamedMetric>,
-    /// Named utilisations, each name once.
+    /// Utilizations of named resources; each name occurs once.
     #[prost(message, repeated, tag = "5")]
     pub utilization: Vec<NamedMetric>,
-    /// Requests per second.
+    /// Requests per second of the server.
     #[prost(double, tag = "6")]
     pub rps_fractional: f64,
-    /// Errors per second.
+    /// Errors per second of the server.
     #[prost(double, tag = "7")]
     pub eps: f64,
-    /// Named metrics of any meaning, each name once.
+    /// Named metrics with an application-defined meaning; each name occurs once.
     #[prost(message, repeated, tag = "8")]
     pub named_metrics: Vec<NamedMetric>,
-    /// The application's own view of its utilisation.
+    /// Utilization as the application defines it.
     #[prost(double, tag = "9")]
     pub application_utilization: f64,
 }
 
-/// An entry of a map, as it is on the wire.
+/// Map entry in its wire encoding.
 #[derive(Clone, PartialEq, prost::Message)]
 #[prost(prost_path = "evenkeel_proto::prost")]
 pub struct NamedMetric {
-    /// The name.
+    /// Key of the map entry.
     #[prost(string, tag = "1")]
     pub name: String,
-    /// The value.
+    /// Value of the map entry.
     #[prost(double, tag = "2")]
     pub value: f64,
 }
 
-/// Why a report, or some of it, is ignored.
+/// Reason why a report, or some of its values, is ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum IgnoredReason {
-    /// There are several in the trailers of one call, and none of them is better than the others.
+    /// The trailers of the call contain several reports. None of them is used.
     Repeated,
-    /// It has more bytes than are read.
+    /// The report is longer than the maximum.
     TooLong,
-    /// It has more names than are read.
+    /// The report has more names than the maximum.
     TooManyNames,
-    /// It is no report.
+    /// The value is not valid base64, or not an encoded report.
     Malformed,
-    /// A value is not a number, infinite, or below zero where there is nothing below zero. The other values are used.
+    /// A value is NaN, infinite, or negative where that is invalid. The other values are used.
     InvalidValue,
 }
 
-/// The report in the trailers of a call, if there is one.
+/// Parses the report in the trailers of a call. Without the trailer, both fields of the result are `None`.
 pub fn read_trailers(trailers: &HeaderMap) -> ParsedReport {
     let mut found: Option<&[u8]> = None;
     for (_, value) in trailers.iter().filter(|(name, _)| **name == TRAILER_NAME) {
@@ -113,17 +114,17 @@ pub fn read_trailers(trailers: &HeaderMap) -> ParsedReport {
     read_text(text, &mut vec![0; base64::max_decoded_len(text.len())])
 }
 
-/// A report from its text, decoded into `room`.
+/// Decodes the base64 `text` into `room`, and parses the report.
 fn read_text(text: &[u8], room: &mut [u8]) -> ParsedReport {
     match base64::decode(text, room) {
         Some(length) => read(&room[..length]),
-        // A list in one line is the same as several lines; a comma is no letter of the code.
+        // HTTP allows repeated fields to be joined by commas, and a comma is not in the base64 alphabet.
         None if text.contains(&b',') => ParsedReport::none(IgnoredReason::Repeated),
         None => ParsedReport::none(IgnoredReason::Malformed),
     }
 }
 
-/// A report from its bytes, as they come out of band.
+/// Parses an encoded report, as it is received out of band.
 pub fn read(bytes: &[u8]) -> ParsedReport {
     if bytes.len() > MAX_BYTES {
         return ParsedReport::none(IgnoredReason::TooLong);
@@ -139,7 +140,7 @@ pub fn read(bytes: &[u8]) -> ParsedReport {
 }
 
 impl OrcaReport {
-    /// Takes out what no server may report; answers whether there was nothing of it.
+    /// Drops invalid values. Returns true if there were none.
     fn remove_invalid(&mut self) -> bool {
         let mut is_valid = true;
         for value in [
@@ -161,12 +162,14 @@ impl OrcaReport {
     }
 }
 
-/// Keeps the last value of each name, if it is good; answers whether all were.
+/// Keeps the last value of each name and drops invalid ones. Returns true if there were none.
 fn retain_valid(list: &mut Vec<NamedMetric>, is_good: fn(f64) -> bool) -> bool {
     if list.is_empty() {
         return true;
     }
     if list.len() > 1 {
+        // The last entry of a name wins, as in a protobuf map. The sort is stable, so it comes first after the
+        // reversal.
         list.reverse();
         list.sort_by(|a, b| a.name.cmp(&b.name));
         list.dedup_by(|later, earlier| later.name == earlier.name);
@@ -176,7 +179,7 @@ fn retain_valid(list: &mut Vec<NamedMetric>, is_good: fn(f64) -> bool) -> bool {
     list.len() == before
 }
 
-/// Whether this can be a share or a rate.
+/// Returns true if the value is valid for a utilization or a rate.
 pub(crate) fn is_non_negative(value: f64) -> bool {
     value >= 0.0 && value.is_finite()
 }
@@ -188,7 +191,7 @@ impl ParsedReport {
 }
 
 impl IgnoredReason {
-    /// One word, as for a label of a metric.
+    /// Returns the reason in one word, suitable as a metric label.
     pub fn as_str(self) -> &'static str {
         match self {
             IgnoredReason::Repeated => "repeated",

@@ -1,9 +1,9 @@
-//! The load of one server: what it measures itself, and what the application says about it.
+//! Load of one server: values that it measures, and values that the application sets.
 //!
-//! Requests, errors and CPU are measured over the same windows of time, so that a client who divides one by the other
-//! gets what a request costs. A window ends with the first call, or the first report out of band, that finds it long
-//! enough; no task and no timer runs for it. What is to be sent is made when a window ends or the application says
-//! something, and calls only take it along.
+//! Requests, errors and CPU are measured over the same window, so that dividing one by another gives the cost of a
+//! request. The first call or out-of-band report after the end of a window starts the measurement. No background task
+//! and no timer runs for it. The trailer is encoded when a window ends or the application sets a value. A call only
+//! clones it.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,15 +23,16 @@ use crate::layer::LoadLayer;
 use crate::service::LoadService;
 use crate::values::{MetricValues, ValueRange};
 
-/// How long a window lasts at least.
+/// Default minimum length of a measurement window.
 const WINDOW: Duration = Duration::from_secs(1);
 
-/// The load of a server, which its clients balance by.
+/// Load of a server, used by its clients for load balancing.
 ///
-/// Requests per second, errors per second and the CPU's utilisation are measured. What the application sets beats what
-/// is measured, and stays until it is cleared; everything begins unset. [`ServerLoad::layer`] sends it with the end of
-/// every call, [`ServerLoad::service`] to those who ask for it out of band. Values outside of their range are not taken,
-/// and the answer is `false`.
+/// Requests per second, errors per second and CPU utilization are measured. A value set by the application overrides
+/// the measured one until it is cleared. All values are unset at first.
+///
+/// [`ServerLoad::layer`] sends the load in the trailers of each call. [`ServerLoad::service`] sends it out of band on
+/// request. A method that sets a value returns `false` if the value is out of range, and does not store it.
 ///
 /// ```no_run
 /// # async fn serve(orders: evenkeel_orca::LoadService) -> Result<(), Box<dyn std::error::Error>> {
@@ -47,11 +48,12 @@ const WINDOW: Duration = Duration::from_secs(1);
 /// # }
 /// ```
 ///
-/// Clones are the same. A request counts when it ends, however it does; one that the client gave up is no error.
+/// Clones share one load. A request is counted when it ends, with any status. A call that the client cancels is not
+/// counted as an error.
 #[derive(Clone, Debug)]
 pub struct ServerLoad(Arc<ServerLoadInner>);
 
-/// Settings of a [`ServerLoad`].
+/// Settings of a [`ServerLoad`], such as its CPU meter and its window.
 pub struct ServerLoadBuilder {
     cpu: Option<Box<dyn CpuMeter>>,
     window: Duration,
@@ -62,17 +64,17 @@ pub(crate) struct ServerLoadInner {
     requests: AtomicU64,
     errors: AtomicU64,
     is_error: Box<dyn Fn(Code) -> bool + Send + Sync>,
-    /// From when on the window may end, as nanoseconds after `began`.
+    /// Earliest end of the window, in nanoseconds after `began`.
     ends_at: AtomicU64,
     began: Instant,
     window: Duration,
     gauge: Mutex<MeasuredWindow>,
-    /// For those who change it.
+    /// Locked by writers only. Calls read `current`.
     state: Mutex<MetricSources>,
     current: ArcSwap<PublishedMetrics>,
 }
 
-/// Where the last window ended.
+/// Counters at the end of the last window, with the CPU meter.
 struct MeasuredWindow {
     at: Instant,
     requests: u64,
@@ -86,11 +88,11 @@ struct MetricSources {
     measured: MetricValues,
 }
 
-/// What is sent.
+/// Metrics to send, replaced as a whole on each change.
 #[derive(Default)]
 struct PublishedMetrics {
     values: MetricValues,
-    /// The same as it stands in trailers.
+    /// Encoded form for trailers, or `None` if there is nothing to report.
     trailer: Option<HeaderValue>,
 }
 
@@ -101,12 +103,12 @@ impl Default for ServerLoad {
 }
 
 impl ServerLoad {
-    /// Measures requests, errors and this machine's CPU ([`KernelCounters`]).
+    /// Creates a load that measures requests, errors and the machine's CPU ([`KernelCounters`]).
     pub fn new() -> ServerLoad {
         ServerLoad::builder().build()
     }
 
-    /// For other settings.
+    /// Returns a builder for other settings.
     pub fn builder() -> ServerLoadBuilder {
         ServerLoadBuilder {
             cpu: Some(Box::new(KernelCounters::new())),
@@ -115,97 +117,99 @@ impl ServerLoad {
         }
     }
 
-    /// Measures the server's calls, and sends its load with their ends.
+    /// Returns a layer that measures the server's calls and adds its load to their trailers.
     pub fn layer(&self) -> LoadLayer {
         LoadLayer::with(self.clone())
     }
 
-    /// Sends the server's load out of band to those who ask for it.
+    /// Returns a service that sends the server's load out of band.
     pub fn service(&self) -> LoadService {
         LoadService::new(self.clone())
     }
 
-    /// What would be sent now out of band.
+    /// Returns the report that the out-of-band service would send.
     pub fn report(&self) -> OrcaLoadReport {
         self.0.current.load().values.clone().into_report()
     }
 
-    /// The share of the CPU that is used, from 0 on; above 1 is beyond a soft limit.
+    /// Sets the CPU utilization, at least 0. It may exceed 1 above a soft limit.
     pub fn set_cpu_utilization(&self, value: f64) -> bool {
         self.change(|set| ValueRange::NonNegative.set(&mut set.cpu, value))
     }
 
-    /// Back to what is measured.
+    /// Clears the CPU utilization, so that the measured one is reported.
     pub fn clear_cpu_utilization(&self) {
         self.change(|set| set.cpu = None);
     }
 
-    /// The share of the memory that is used, from 0 to 1.
+    /// Sets the memory utilization, from 0 to 1.
     pub fn set_memory_utilization(&self, value: f64) -> bool {
         self.change(|set| ValueRange::Fraction.set(&mut set.memory, value))
     }
 
-    /// Not reported any more.
+    /// Clears the memory utilization. It is not measured, so it is no longer reported.
     pub fn clear_memory_utilization(&self) {
         self.change(|set| set.memory = None);
     }
 
-    /// The application's own view of its utilisation, from 0 on; clients prefer it to the CPU's.
+    /// Sets the application's own utilization, at least 0. Clients prefer it to the CPU utilization.
     pub fn set_application_utilization(&self, value: f64) -> bool {
         self.change(|set| ValueRange::NonNegative.set(&mut set.application, value))
     }
 
-    /// Not reported any more.
+    /// Clears the application's utilization. It is not measured, so it is no longer reported.
     pub fn clear_application_utilization(&self) {
         self.change(|set| set.application = None);
     }
 
-    /// Requests per second, from 0 on.
+    /// Sets the requests per second, at least 0.
     pub fn set_qps(&self, value: f64) -> bool {
         self.change(|set| ValueRange::NonNegative.set(&mut set.requests, value))
     }
 
-    /// Back to what is measured.
+    /// Clears the requests per second, so that the measured rate is reported.
     pub fn clear_qps(&self) {
         self.change(|set| set.requests = None);
     }
 
-    /// Errors per second, from 0 on.
+    /// Sets the errors per second, at least 0.
     pub fn set_eps(&self, value: f64) -> bool {
         self.change(|set| ValueRange::NonNegative.set(&mut set.errors, value))
     }
 
-    /// Back to what is measured.
+    /// Clears the errors per second, so that the measured rate is reported.
     pub fn clear_eps(&self) {
         self.change(|set| set.errors = None);
     }
 
-    /// How far something that has a name is used, from 0 to 1.
+    /// Sets the utilization of a named resource, from 0 to 1.
     pub fn set_utilization(&self, name: &str, value: f64) -> bool {
         self.change(|set| ValueRange::Fraction.insert(&mut set.utilization, name, value))
     }
 
-    /// Replaces all that [`ServerLoad::set_utilization`] set. Answers whether all were taken.
+    /// Replaces all utilizations set by [`ServerLoad::set_utilization`]. Returns true if all values are in range.
+    /// Values out of range are dropped.
     pub fn set_all_utilization<N: Into<String>>(&self, values: impl IntoIterator<Item = (N, f64)>) -> bool {
         self.change(|set| ValueRange::Fraction.replace_all(&mut set.utilization, values))
     }
 
-    /// Not reported any more.
+    /// Removes the utilization of a named resource from the report.
     pub fn clear_utilization(&self, name: &str) {
         self.change(|set| set.utilization.remove(name));
     }
 
-    /// Something that has a name and a meaning of the application's own: any number.
+    /// Sets a named metric with an application-defined meaning. Any finite number is valid.
     pub fn set_named_metric(&self, name: &str, value: f64) -> bool {
         self.change(|set| ValueRange::Finite.insert(&mut set.named, name, value))
     }
 
-    /// Replaces all that [`ServerLoad::set_named_metric`] set. Answers whether all were taken.
+    /// Replaces all metrics set by [`ServerLoad::set_named_metric`]. Returns true if all values are in range. Values
+    /// out of range are dropped.
     pub fn set_all_named_metrics<N: Into<String>>(&self, values: impl IntoIterator<Item = (N, f64)>) -> bool {
         self.change(|set| ValueRange::Finite.replace_all(&mut set.named, values))
     }
 
-    /// Not reported any more.
+    /// Removes a named metric from the report.
     pub fn clear_named_metric(&self, name: &str) {
         self.change(|set| set.named.remove(name));
     }
@@ -223,39 +227,42 @@ impl ServerLoad {
 }
 
 impl ServerLoadBuilder {
-    /// Takes the CPU's utilisation from there.
+    /// Measures the CPU utilization with this meter.
     #[must_use]
     pub fn cpu(mut self, meter: impl CpuMeter) -> ServerLoadBuilder {
         self.cpu = Some(Box::new(meter));
         self
     }
 
-    /// Does not measure the CPU's utilisation.
+    /// Disables the measurement of the CPU utilization.
     #[must_use]
     pub fn without_cpu(mut self) -> ServerLoadBuilder {
         self.cpu = None;
         self
     }
 
-    /// How long it is measured at least before the result is reported; 1 s unless set.
+    /// Sets the minimum length of a measurement window; the default is 1 s.
     #[must_use]
     pub fn window(mut self, window: Duration) -> ServerLoadBuilder {
         self.window = window;
         self
     }
 
-    /// Which ends count as errors. Unless set these are the server's own: UNKNOWN, DEADLINE_EXCEEDED,
-    /// RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE, DATA_LOSS.
+    /// Sets the predicate that decides which status codes count as errors.
+    ///
+    /// By default these are the codes that a server causes: UNKNOWN, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED,
+    /// UNIMPLEMENTED, INTERNAL, UNAVAILABLE, DATA_LOSS.
     #[must_use]
     pub fn errors(mut self, is_error: impl Fn(Code) -> bool + Send + Sync + 'static) -> ServerLoadBuilder {
         self.is_error = Box::new(is_error);
         self
     }
 
-    /// Begins to measure.
+    /// Starts the first measurement window.
     pub fn build(mut self) -> ServerLoad {
         let began = Instant::now();
         if let Some(cpu) = &mut self.cpu {
+            // The first sample of a meter is only the baseline for the next one.
             cpu.utilization(Duration::ZERO);
         }
         ServerLoad(Arc::new(ServerLoadInner {
@@ -272,7 +279,7 @@ impl ServerLoadBuilder {
     }
 }
 
-/// Ends that say something about this server, and not about the request alone.
+/// Returns true for status codes that are caused by the server and not by the request alone.
 fn is_server_error(code: Code) -> bool {
     matches!(
         code,
@@ -287,7 +294,7 @@ fn is_server_error(code: Code) -> bool {
 }
 
 impl ServerLoadInner {
-    /// A request ended: with a code, or unfinished.
+    /// Counts a finished request. `code` is `None` if it ended without a status.
     pub(crate) fn record_call(self: &Arc<ServerLoadInner>, code: Option<Code>) {
         if code.is_some_and(|code| (self.is_error)(code)) {
             self.errors.fetch_add(1, Ordering::Relaxed);
@@ -296,23 +303,25 @@ impl ServerLoadInner {
         self.measure_if_due();
     }
 
-    /// The trailer of a call that recorded nothing.
+    /// Returns the trailer for a call that recorded nothing.
     pub(crate) fn trailer(&self) -> Option<HeaderValue> {
         self.current.load().trailer.clone()
     }
 
-    /// The trailer of a call that recorded this.
+    /// Returns the trailer for a call that recorded these values.
     pub(crate) fn trailer_with(&self, call: MetricValues) -> Option<HeaderValue> {
         if call.is_empty() {
             return self.trailer();
         }
         let mut trailer = call.merge(&self.current.load().values).into_trailer()?;
-        // It does not come again: HTTP/2 need not remember it, and forget for it what does.
+        // The value is unique to the call. Sensitive values stay out of HPACK's dynamic table and evict nothing from
+        // it.
         trailer.set_sensitive(true);
         Some(trailer)
     }
 
-    /// Ends the window if it is long enough. That reads files, so it happens aside; whoever wants to may wait for it.
+    /// Ends the window if its minimum length has passed. Measuring reads files, so it runs on the blocking pool. The
+    /// caller may await the returned handle.
     pub(crate) fn measure_if_due(self: &Arc<ServerLoadInner>) -> Option<JoinHandle<()>> {
         let now = nanos(self.began.elapsed());
         let ends_at = self.ends_at.load(Ordering::Relaxed);
@@ -320,7 +329,7 @@ impl ServerLoadInner {
             return None;
         }
         let next = now.saturating_add(nanos(self.window));
-        // Of those who see the end of a window, one measures.
+        // Several calls may observe the end of a window. The one that advances `ends_at` measures.
         self.ends_at.compare_exchange(ends_at, next, Ordering::Relaxed, Ordering::Relaxed).ok()?;
         let shared = self.clone();
         let measure = move || shared.measure(Instant::now());
@@ -365,11 +374,11 @@ impl ServerLoadInner {
 }
 
 fn nanos(duration: Duration) -> u64 {
-    // Once per call, so not by way of 128 bits.
+    // This runs once per call, so it avoids the 128-bit arithmetic of `as_nanos`.
     duration.as_secs().saturating_mul(1_000_000_000).saturating_add(u64::from(duration.subsec_nanos()))
 }
 
-/// Locks, also after a panic of somebody who had the lock: every change under it is whole or leaves the old.
+/// Locks, and ignores poisoning: a panic under the lock leaves the previous value or a complete one.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

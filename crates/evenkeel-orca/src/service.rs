@@ -1,4 +1,6 @@
-//! The service that reports load out of band: `xds.service.orca.v3.OpenRcaService`.
+//! Out-of-band load reporting: the service `xds.service.orca.v3.OpenRcaService` (A51).
+//!
+//! Each stream has its own interval timer. The measurement is shared with the layer of the same [`ServerLoad`].
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -21,18 +23,20 @@ use tower_service::Service;
 
 use crate::server::ServerLoad;
 
-/// The path of the one method that load is reported by out of band.
+/// Path of the method that streams out-of-band reports.
 pub const METHOD: &str = "/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics";
 
-/// Reports come no more often than this, unless set (A51).
+/// Default minimum interval between two reports (A51).
 const MIN_INTERVAL: Duration = Duration::from_secs(30);
 
-/// No timer goes beyond this, and nobody waits for it.
+/// Maximum interval between two reports. It keeps the timer within its range.
 const MAX_INTERVAL: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// Sends a server's load to those who ask for it: at once, and then as often as they ask, but no more often than the
-/// minimum. Each report is the whole load, whether or not it changed. Costs of requests belong to calls and are not part
-/// of it, so a request's `request_cost_names` has no effect.
+/// Streams a server's load to clients that request it out of band.
+///
+/// The first report is sent at once, the next ones at the requested interval, but at least the minimum interval
+/// apart. Each report contains the whole load, changed or not. Request costs belong to calls, so `request_cost_names`
+/// of a request has no effect.
 ///
 /// Add it to the server beside your own services ([`ServerLoad::service`]).
 #[derive(Clone, Debug)]
@@ -46,8 +50,8 @@ impl LoadService {
         LoadService { load, min_interval: MIN_INTERVAL }
     }
 
-    /// Reports come no more often than this, 30 s unless set; who does not say how often gets them so. A millisecond is
-    /// the least.
+    /// Sets the minimum interval between two reports. The default is 30 s, and the smallest interval is 1 ms. It also
+    /// applies to requests without an interval.
     #[must_use]
     pub fn min_interval(mut self, min: Duration) -> LoadService {
         self.min_interval = min.max(Duration::from_millis(1));
@@ -55,7 +59,7 @@ impl LoadService {
     }
 
     fn reports(&self, request: &OrcaLoadReportRequest) -> ReportStream {
-        // What is missing or no duration, as a negative one, counts as zero.
+        // A missing, negative or out-of-range interval counts as zero, so the minimum applies.
         let asked = request.report_interval.and_then(|interval| Duration::try_from(interval).ok());
         let mut ticks = interval(asked.unwrap_or_default().max(self.min_interval).min(MAX_INTERVAL));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -104,11 +108,11 @@ impl ServerStreamingService<OrcaLoadReportRequest> for StreamCoreMetrics {
     }
 }
 
-/// The reports of one stream.
+/// Stream of reports for one client.
 struct ReportStream {
     load: ServerLoad,
     ticks: Interval,
-    /// Waits for what is measured now.
+    /// Pending measurement that the next report waits for.
     measuring: Option<JoinHandle<()>>,
 }
 
@@ -121,7 +125,7 @@ impl Stream for ReportStream {
             self.measuring = self.load.shared().measure_if_due();
         }
         if let Some(measuring) = &mut self.measuring {
-            // If it failed, what is known is reported.
+            // If the measurement task failed, the previous values are reported.
             let _ = ready!(Pin::new(measuring).poll(cx));
             self.measuring = None;
         }

@@ -1,4 +1,7 @@
-//! What was recorded, and what of it can be: unset is not zero, and a value outside of its range is not recorded.
+//! Recorded metric values and their valid ranges.
+//!
+//! An unset value differs from zero, and a value out of its range is not recorded. Only the wire message maps unset
+//! values to zero.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +13,7 @@ use http::HeaderValue;
 use crate::base64;
 use crate::report::is_non_negative;
 
-/// Metrics that were recorded; the others are unset.
+/// Recorded metrics. `None` and absent names are unset.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct MetricValues {
     pub(crate) cpu: Option<f64>,
@@ -23,14 +26,14 @@ pub(crate) struct MetricValues {
     pub(crate) cost: BTreeMap<String, f64>,
 }
 
-/// What a value may be (A51).
+/// Valid range of a metric value (A51).
 #[derive(Clone, Copy)]
 pub(crate) enum ValueRange {
-    /// From 0 on.
+    /// Finite and at least 0.
     NonNegative,
-    /// From 0 to 1.
+    /// Between 0 and 1, inclusive.
     Fraction,
-    /// Any number.
+    /// Any finite number, also a negative one.
     Finite,
 }
 
@@ -43,7 +46,7 @@ impl ValueRange {
         }
     }
 
-    /// Records a value if it lies in the range; answers whether it did.
+    /// Records the value if it is in range. Returns true if it is.
     pub(crate) fn set(self, slot: &mut Option<f64>, value: f64) -> bool {
         let is_in = self.contains(value);
         if is_in {
@@ -52,7 +55,7 @@ impl ValueRange {
         is_in
     }
 
-    /// Records a value under a name if it lies in the range; answers whether it did.
+    /// Records the value under a name if it is in range. Returns true if it is.
     pub(crate) fn insert(self, map: &mut BTreeMap<String, f64>, name: &str, value: f64) -> bool {
         let is_in = self.contains(value);
         if is_in {
@@ -61,7 +64,7 @@ impl ValueRange {
         is_in
     }
 
-    /// Replaces all values under names by those that lie in the range; answers whether all did.
+    /// Replaces all named values by the given ones that are in range. Returns true if all are.
     pub(crate) fn replace_all<N: Into<String>>(
         self,
         map: &mut BTreeMap<String, f64>,
@@ -87,7 +90,7 @@ impl MetricValues {
             && [utilization, named, cost].iter().all(|map| map.is_empty())
     }
 
-    /// These, and where they are unset the others.
+    /// Returns these values, with `others` where they are unset.
     pub(crate) fn merge(self, others: &MetricValues) -> MetricValues {
         MetricValues {
             cpu: self.cpu.or(others.cpu),
@@ -115,13 +118,13 @@ impl MetricValues {
         }
     }
 
-    /// The value of the trailer; `None` if there is nothing to send (ORCA-5).
+    /// Encodes the value of the trailer, or returns `None` if nothing is recorded (ORCA-5).
     pub(crate) fn into_trailer(self) -> Option<HeaderValue> {
         if self.is_empty() {
             return None;
         }
         let text = base64::encode(&self.into_report().encode_to_vec());
-        // The code's letters are fit for a header, always.
+        // The base64 alphabet consists of valid header characters, so this does not fail.
         HeaderValue::from_maybe_shared(Bytes::from(text)).ok()
     }
 }

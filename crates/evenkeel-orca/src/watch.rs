@@ -1,7 +1,7 @@
-//! A call on its way through a server, from its request to its end.
+//! Tracks a call through the server, from its request to its end.
 //!
-//! While a handler runs, its call is the thread's current one. So a handler finds what to record with, and one that does not
-//! look costs nothing.
+//! While a handler is polled, its call is the current call of the thread. A handler finds its recorder through it.
+//! The recorder is created on first use, so handlers that record nothing do not allocate.
 
 use std::cell::Cell;
 use std::mem;
@@ -20,22 +20,23 @@ thread_local! {
     static CURRENT: Cell<CurrentCall> = const { Cell::new(CurrentCall::Idle) };
 }
 
-/// Whose work is done on a thread.
+/// Call whose handler runs on the current thread.
 #[derive(Default)]
 enum CurrentCall {
-    /// That of no call.
+    /// No call is being polled.
     #[default]
     Idle,
-    /// That of a call, with what it records with once its handler has asked.
+    /// A call is being polled. The recorder exists once its handler has requested it.
     Call(Option<CallLoad>),
 }
 
-/// Watches a call to its end. One that is dropped before was given up by the client.
+/// Counts a call once, at its end. Dropping the guard earlier means that the client cancelled the call, or that the
+/// handler panicked.
 #[derive(Default)]
 pub(crate) struct ServerCallGuard {
-    /// `None` if the call is over, or none that counts.
+    /// `None` once the call has ended, and for calls that are not counted.
     server: Option<Arc<ServerLoadInner>>,
-    /// What the call records with, once its handler has asked.
+    /// Recorder of the call, once its handler has requested it.
     load: Option<CallLoad>,
 }
 
@@ -44,17 +45,17 @@ impl ServerCallGuard {
         ServerCallGuard { server: Some(server), load: None }
     }
 
-    /// The call ends with these trailers: reports in them.
+    /// Ends the call and adds the report to its trailers.
     pub(crate) fn finish_with_trailers(&mut self, trailers: &mut HeaderMap) {
         let Some(server) = self.server.take() else { return };
         let report = match self.load.take() {
             Some(load) => server.trailer_with(load.take()),
             None => server.trailer(),
         };
-        // Trailers are few, and a look at each is cheaper than the hash of a name.
+        // There are few trailers, so comparing each is cheaper than hashing a name.
         let code = trailers.iter().find(|(name, _)| **name == Status::GRPC_STATUS);
         let code = code.map(|(_, value)| Code::from_bytes(value.as_bytes()));
-        // Trailers that are full have no place for it either.
+        // A full header map has no room for the report, which is then dropped.
         if let Some(report) = report
             && let Ok(Entry::Vacant(place)) = trailers.try_entry(&TRAILER_NAME)
         {
@@ -63,17 +64,17 @@ impl ServerCallGuard {
         server.record_call(code);
     }
 
-    /// The call has ended, with a code or without one. Only the first end counts.
+    /// Ends the call with a status code, or `None` for none. Only the first end is counted.
     pub(crate) fn finish(&mut self, code: Option<Code>) {
         if let Some(server) = self.server.take() {
             server.record_call(code);
         }
     }
 
-    /// Does some of the call's work; its handler finds what to record with.
+    /// Runs `work` with this call as the thread's current call.
     #[inline]
     pub(crate) fn enter<T>(&mut self, work: impl FnOnce() -> T) -> T {
-        /// Puts everything back, also if the work panics.
+        /// Restores the outer call and keeps the recorder, also if the work panics.
         struct CurrentCallGuard<'w> {
             watch: &'w mut ServerCallGuard,
             outer: CurrentCall,
@@ -105,7 +106,7 @@ impl Drop for ServerCallGuard {
     }
 }
 
-/// What the call records with whose work is done here.
+/// Returns the recorder of the thread's current call, and creates it on first use.
 pub(crate) fn current_load() -> Option<CallLoad> {
     let CurrentCall::Call(mut load) = CURRENT.take() else { return None };
     let found = load.get_or_insert_default().clone();
